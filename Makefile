@@ -1,0 +1,50 @@
+# The commands for people. CMake does the building; see CONTRIBUTING.md.
+#   make train   set up, build, prepare the corpus, train configs/debugmodel.toml
+#   make test    set up, build, run every test
+#   make bench   set up, build, run the benchmarks (installs PyTorch into build/venv for the comparison)
+PRESET ?= release
+BUILD := build/$(if $(filter ci,$(PRESET)),release,$(PRESET))
+TESSERA := $(BUILD)/src/app/tessera
+CORPUS := data/corpus
+DATASET := data/gcide
+CONFIG ?= configs/debugmodel.toml
+ARGS ?=
+
+.PHONY: all setup build train test bench format clean
+all: build
+
+setup:
+	@scripts/setup.sh
+
+$(BUILD)/build.ninja: CMakeLists.txt CMakePresets.json | setup
+	cmake --preset $(PRESET)
+
+build: setup $(BUILD)/build.ninja
+	cmake --build $(BUILD)
+
+$(TESSERA): build
+
+$(CORPUS)/gcide.dict.dz: scripts/fetch_corpus.sh
+	scripts/fetch_corpus.sh $(CORPUS)
+
+data/tokenizer/tokenizer.model: $(CORPUS)/gcide.dict.dz
+	$(TESSERA) data tokenizer --input $< --vocab-size 2048 --output $@
+
+$(DATASET)/dataset.json: data/tokenizer/tokenizer.model
+	$(TESSERA) data prepare --input $(CORPUS)/gcide.dict.dz --tokenizer $< --output $(DATASET) --force
+
+train: build
+	@$(MAKE) --no-print-directory $(DATASET)/dataset.json PRESET=$(PRESET)
+	$(TESSERA) train $(CONFIG) $(ARGS)
+
+test: build
+	ctest --test-dir $(BUILD) --output-on-failure -j 2
+
+bench: build
+	bench/run.sh $(BUILD)
+
+format:
+	git ls-files '*.h' '*.cc' '*.cu' | xargs clang-format -i
+
+clean:
+	rm -rf build

@@ -1,0 +1,266 @@
+// `tessera data`: text to tokenizers and datasets.
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "data/dataset.h"
+#include "data/document_source.h"
+#include "data/prepare.h"
+#include "data/sentencepiece_trainer.h"
+#include "data/tokenizer.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kInputHelp =
+    "Text: files, or folders that are searched for files. NAME.jsonl, .ndjson or .json: a document per line, "
+    "{\"text\": "
+    "...}; NAME.dict or .dict.dz with NAME.index beside it: a document per entry of the dictd database; any "
+    "other file: "
+    "one document. Files may be compressed by gzip";
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void report_source(const data::SourceStatistics& source) {
+  if (source.num_repaired_documents > 0) {
+    spdlog::warn("{} documents are not UTF-8 throughout (the first: {}); U+FFFD stands for what is not",
+                 source.num_repaired_documents, source.first_repaired);
+  }
+  if (source.num_empty_documents > 0)
+    spdlog::info("{} documents without text left out", source.num_empty_documents);
+}
+
+/// Shows progress on standard error: a bar that is drawn again and again on a terminal, now and then a line
+/// elsewhere.
+class ProgressDisplay {
+ public:
+  ~ProgressDisplay() { clear(); }
+
+  void show(const data::PrepareProgress& progress) {
+    const double seconds_between = is_terminal_ ? 0.1 : 10.0;
+    if (seconds_since(shown_) < seconds_between) return;
+    shown_ = Clock::now();
+    const double part = progress.num_bytes_total == 0 ? 1.0
+                                                      : static_cast<double>(progress.num_bytes_done) /
+                                                            static_cast<double>(progress.num_bytes_total);
+    const double elapsed = seconds_since(start_);
+    const double remaining = part > 0 ? elapsed / part - elapsed : 0;
+    const std::string numbers =
+        fmt::format("{:.0f}%, {} documents, {:.1f} M tokens, {:.1f} M tokens/s, {:.0f} s to go", part * 100,
+                    progress.num_documents, static_cast<double>(progress.num_tokens) * 1e-6,
+                    static_cast<double>(progress.num_tokens) * 1e-6 / elapsed, remaining);
+    if (!is_terminal_) {
+      spdlog::info("{}", numbers);
+      return;
+    }
+    constexpr int kBarWidth = 30;
+    const int filled = static_cast<int>(part * kBarWidth);
+    fmt::print(stderr, "\r\033[K[{:=<{}}{: <{}}] {}", "", filled, "", kBarWidth - filled, numbers);
+    std::fflush(stderr);
+    drawn_ = true;
+  }
+
+  void clear() {
+    if (drawn_) fmt::print(stderr, "\r\033[K");
+    drawn_ = false;
+  }
+
+ private:
+  const bool is_terminal_ = stderr_is_terminal();
+  const Clock::time_point start_ = Clock::now();
+  Clock::time_point shown_ = start_;
+  bool drawn_ = false;
+};
+
+void print_splits(const data::Manifest& manifest) {
+  for (const auto& [name, shards] : manifest.splits) {
+    fmt::print("  {:<6} {:>14} tokens {:>12} documents {:>6} shards\n", name, data::num_tokens(shards),
+               data::num_documents(shards), shards.size());
+  }
+}
+
+void print_manifest(const data::Manifest& manifest) {
+  fmt::print("tokenizer: {}, {} pieces, BOS {}, EOS {}, checksum {:016x}\n", manifest.tokenizer_kind,
+             manifest.vocab_size, manifest.bos_id, manifest.eos_id, manifest.tokenizer_checksum);
+  fmt::print("validation: {} of the documents, seed {}\n", manifest.val_fraction, manifest.seed);
+  print_splits(manifest);
+}
+
+struct TokenizerCommand {
+  std::vector<std::string> inputs;
+  std::string output;
+  data::SentencePieceOptions options;
+  bool overwrite = false;
+
+  void run() const {
+    fs::path path(output);
+    if (path.extension() != ".model") path /= data::kTokenizerModelName;
+    require(overwrite || !fs::exists(path), "output '{}': it exists; --force replaces it", path.string());
+    const Clock::time_point start = Clock::now();
+    data::DocumentSource source({inputs.begin(), inputs.end()});
+    const std::string model = data::train_sentencepiece(source, options);
+    report_source(source.statistics());
+    std::error_code error;
+    if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+    require(!error, "cannot create folder '{}': {}", path.parent_path().string(), error.message());
+    AtomicFile file(path);
+    file.write(model);
+    file.commit();
+    spdlog::info("trained on {} documents of {} bytes in {:.1f} s", source.statistics().num_documents,
+                 source.statistics().num_text_bytes, seconds_since(start));
+    fmt::print("{}: {} pieces\n", path.string(), data::load_tokenizer(path.string())->vocab_size());
+  }
+};
+
+struct PrepareCommand {
+  std::vector<std::string> inputs;
+  data::PrepareOptions options;
+  std::string output;
+  int num_threads = 0;
+
+  void run() {
+    if (num_threads > 0) set_num_threads(num_threads);
+    options.inputs.assign(inputs.begin(), inputs.end());
+    options.output = output;
+    const Clock::time_point start = Clock::now();
+    data::PrepareResult result;
+    {
+      ProgressDisplay display;
+      options.on_progress = [&](const data::PrepareProgress& progress) { display.show(progress); };
+      result = data::prepare_dataset(options);
+    }
+    report_source(result.source);
+    if (options.val_fraction > 0 && !result.manifest.splits.contains("val")) {
+      spdlog::warn("no document fell to validation: there are only {}", result.source.num_documents);
+    }
+    spdlog::info("{} documents of {} bytes in {:.1f} s", result.source.num_documents,
+                 result.source.num_text_bytes, seconds_since(start));
+    fmt::print("{}:\n", output);
+    print_manifest(result.manifest);
+  }
+};
+
+struct InspectCommand {
+  std::string folder;
+  std::string split = "train";
+  std::uint64_t document = 0;
+  bool has_document = false;
+
+  void run() const {
+    const data::Manifest manifest = data::read_manifest(folder);
+    fmt::print("{}:\n", folder);
+    print_manifest(manifest);
+    const auto tokenizer = data::load_dataset_tokenizer(folder, manifest);
+    if (has_document) {
+      print_document(manifest, *tokenizer);
+      return;
+    }
+    for (const auto& [name, entries] : manifest.splits) {
+      const std::vector<data::Shard> shards = data::open_split(folder, manifest, name);
+      parallel_for(static_cast<std::int64_t>(shards.size()),
+                   [&](std::int64_t i) { shards[static_cast<std::size_t>(i)].verify(); });
+    }
+    fmt::print("all checksums are right\n");
+  }
+
+  void print_document(const data::Manifest& manifest, const data::Tokenizer& tokenizer) const {
+    std::uint64_t index = document;
+    for (const data::Shard& shard : data::open_split(folder, manifest, split)) {
+      if (index >= shard.num_documents()) {
+        index -= shard.num_documents();
+        continue;
+      }
+      const data::TokenRange range = shard.document(index);
+      std::vector<std::int32_t> ids(range.end - range.begin);
+      shard.read_tokens(range.begin, ids);
+      fmt::print("document {} of {}: {}, tokens {} to {}\n{}\n", document, split,
+                 shard.path().filename().string(), range.begin, range.end - 1, tokenizer.decode(ids));
+      return;
+    }
+    fail("document {}: split '{}' of dataset '{}' has {} documents, counted from 0", document, split, folder,
+         data::num_documents(manifest.splits.at(split)));
+  }
+};
+
+void add_tokenizer_command(CLI::App& parent) {
+  auto command = std::make_shared<TokenizerCommand>();
+  CLI::App* app = parent.add_subcommand("tokenizer", "Train a SentencePiece BPE tokenizer on text");
+  app->add_option("--input", command->inputs, kInputHelp)->required();
+  app->add_option("--output", command->output,
+                  "Where the model goes: NAME.model, or a folder, which then gets tokenizer.model")
+      ->required();
+  app->add_option("--vocab-size", command->options.vocab_size,
+                  "Number of pieces, with 3 control pieces and 256 byte pieces")
+      ->capture_default_str();
+  app->add_option("--sample-bytes", command->options.sample_bytes,
+                  "Train on a random sample of this many bytes of the text (memory grows with it)")
+      ->capture_default_str();
+  app->add_option("--seed", command->options.seed, "Seed of the sample")->capture_default_str();
+  app->add_flag("--force", command->overwrite, "Replace the model if it exists");
+  app->callback([command] { command->run(); });
+}
+
+void add_prepare_command(CLI::App& parent) {
+  auto command = std::make_shared<PrepareCommand>();
+  CLI::App* app =
+      parent.add_subcommand("prepare", "Turn text into a dataset: a folder of checksummed token shards");
+  data::PrepareOptions& options = command->options;
+  app->add_option("--input", command->inputs, kInputHelp)->required();
+  app->add_option("--tokenizer", options.tokenizer,
+                  "'bytes', a SentencePiece model file, or a folder with tokenizer.model")
+      ->required();
+  app->add_option("--output", command->output, "The dataset's folder; it appears when it is whole")
+      ->required();
+  app->add_option("--val-fraction", options.val_fraction,
+                  "Fraction of the documents kept for validation, below 1")
+      ->capture_default_str();
+  app->add_option("--shard-tokens", options.shard_tokens,
+                  "Tokens per shard, at most (but one document at least)")
+      ->capture_default_str();
+  app->add_option("--seed", options.seed, "Seed of the choice of validation documents")
+      ->capture_default_str();
+  app->add_option("--threads", command->num_threads,
+                  "Threads that tokenize; the result does not depend on it (default: all cores)")
+      ->check(CLI::PositiveNumber);
+  app->add_flag("--force", options.overwrite, "Replace the dataset if it exists");
+  app->callback([command] { command->run(); });
+}
+
+void add_inspect_command(CLI::App& parent) {
+  auto command = std::make_shared<InspectCommand>();
+  CLI::App* app =
+      parent.add_subcommand("inspect", "Describe a dataset, and check all of it or print a document");
+  app->add_option("DIR", command->folder, "The dataset's folder")->required();
+  CLI::Option* document = app->add_option("--document", command->document,
+                                          "Print this document's text (counted from 0) in place of checking");
+  app->add_option("--split", command->split, "The split that --document counts in: train or val")
+      ->capture_default_str();
+  app->callback([command, document] {
+    command->has_document = document->count() > 0;
+    command->run();
+  });
+}
+
+}  // namespace
+
+void add_data_commands(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("data", "Make tokenizers and datasets, and look into them");
+  command->require_subcommand(1);
+  add_tokenizer_command(*command);
+  add_prepare_command(*command);
+  add_inspect_command(*command);
+}
+
+}  // namespace tessera

@@ -1,0 +1,87 @@
+#include <csignal>
+#include <iostream>
+#include <memory>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "train/trainer.h"
+
+namespace tessera {
+namespace {
+
+volatile std::sig_atomic_t stop_signal = 0;
+
+/// The first signal asks for an orderly end, the second ends at once.
+void on_signal(int signal) {
+  stop_signal = signal;
+  std::signal(signal, SIG_DFL);
+}
+
+struct TrainOptions {
+  std::string config;
+  bool print_config = false;
+  bool list_keys = false;
+};
+
+/// What CLI11 left over, as "section.key=value" items; "--section.key value" is the same as "--section.key=value".
+std::vector<std::string> overrides_of(const std::vector<std::string>& remaining) {
+  std::vector<std::string> overrides;
+  for (const std::string& argument : remaining) {
+    if (argument.starts_with("--")) {
+      overrides.push_back(argument);
+      continue;
+    }
+    require(!overrides.empty() && overrides.back().find('=') == std::string::npos,
+            "unexpected argument '{}'; expected --section.key=value", argument);
+    overrides.back() += "=" + argument;
+  }
+  return overrides;
+}
+
+void print_keys() {
+  JobConfig config;
+  std::string section;
+  for (const auto& entry : config_table(config).describe()) {
+    const std::string this_section = entry.key.substr(0, entry.key.rfind('.'));
+    if (this_section != section) {
+      section = this_section;
+      std::cout << fmt::format("\n## [{}]\n\n| key | values | default | meaning |\n| --- | --- | --- | --- |\n", section);
+    }
+    std::cout << fmt::format("| `{}` | {} | `{}` | {} |\n", entry.key.substr(section.size() + 1), entry.type,
+                             entry.value, entry.help);
+  }
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, int& status) {
+  auto options = std::make_shared<TrainOptions>();
+  CLI::App* command = app.add_subcommand("train", "Train a model");
+  command->add_option("config", options->config, "TOML file; without one, all keys have their defaults");
+  command->add_flag("--print-config", options->print_config, "Print the whole configuration as TOML and exit");
+  command->add_flag("--list-keys", options->list_keys, "Print every key with its default and meaning, and exit");
+  command->allow_extras();
+  command->footer(
+      "Any key of the configuration can be set as --section.key=value, for example\n"
+      "  tessera train configs/debugmodel.toml --training.steps=100 --optimizer.lr=4e-4\n"
+      "A run resumes by itself from the newest checkpoint in its folder. SIGINT and SIGTERM finish the step, save\n"
+      "and exit with 130 or 143.");
+  command->callback([command, options, &status] {
+    if (options->list_keys) return print_keys();
+    const std::vector<std::string> overrides = overrides_of(command->remaining());
+    const JobConfig config = options->config.empty() ? parse_job_config("", overrides)
+                                                     : load_job_config(options->config, overrides);
+    if (options->print_config) {
+      JobConfig printed = config;
+      std::cout << config_table(printed).to_toml();
+      return;
+    }
+    std::signal(SIGINT, on_signal);
+    std::signal(SIGTERM, on_signal);
+    Trainer trainer(config);
+    const int signal = trainer.run(stop_signal);
+    if (signal != 0) status = 128 + signal;
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,255 @@
+#include "base/config_table.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <numeric>
+#define TOML_EXCEPTIONS 1
+#include <toml++/toml.h>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+using Value = ConfigTable::Value;
+
+/// Number of single-character edits between two words (Levenshtein).
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row.back();
+}
+
+std::string_view last_part(std::string_view key) { return key.substr(key.rfind('.') + 1); }
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      result += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+std::string to_text(const Value& value) {
+  struct Visitor {
+    std::string operator()(bool b) const { return b ? "true" : "false"; }
+    std::string operator()(std::int64_t i) const { return fmt::format("{}", i); }
+    std::string operator()(double d) const {
+      // The shortest text that reads back to the same number, and looks like a float to TOML.
+      std::string text = fmt::format("{}", d);
+      if (text.find_first_of(".en") == std::string::npos) text += ".0";
+      return text;
+    }
+    std::string operator()(const std::string& s) const { return quoted(s); }
+  };
+  return std::visit(Visitor{}, value);
+}
+
+/// The value of an override's text for an entry of `example`'s type; monostate-like nullopt if it does not parse.
+std::optional<Value> parse_as(const Value& example, std::string_view text) {
+  const auto whole_number = [&](auto& number) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size();
+  };
+  if (std::holds_alternative<bool>(example)) {
+    if (text == "true" || text == "True") return true;
+    if (text == "false" || text == "False") return false;
+    return std::nullopt;
+  }
+  if (std::holds_alternative<std::int64_t>(example)) {
+    std::int64_t number = 0;
+    if (whole_number(number)) return number;
+    return std::nullopt;
+  }
+  if (std::holds_alternative<double>(example)) {
+    double number = 0;
+    if (whole_number(number)) return number;
+    return std::nullopt;
+  }
+  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front()) {
+    text = text.substr(1, text.size() - 2);
+  }
+  return std::string(text);
+}
+
+}  // namespace
+
+void ConfigTable::add_entry(std::string key, std::string help, std::string type, Value example,
+                            std::function<void(const Value&)> set, std::function<Value()> get) {
+  entries_.push_back({.key = std::move(key),
+                      .help = std::move(help),
+                      .type = std::move(type),
+                      .set = std::move(set),
+                      .get = std::move(get),
+                      .example = std::move(example),
+                      .choices = {}});
+}
+
+void ConfigTable::add(std::string key, bool& target, std::string help) {
+  add_entry(
+      std::move(key), std::move(help), "boolean", false, [&target](const Value& v) { target = std::get<bool>(v); },
+      [&target] { return Value(target); });
+}
+
+void ConfigTable::add(std::string key, std::int64_t& target, std::string help) {
+  add_entry(
+      std::move(key), std::move(help), "integer", std::int64_t{0},
+      [&target](const Value& v) { target = std::get<std::int64_t>(v); }, [&target] { return Value(target); });
+}
+
+void ConfigTable::add(std::string key, double& target, std::string help) {
+  add_entry(
+      std::move(key), std::move(help), "number", 0.0, [&target](const Value& v) { target = std::get<double>(v); },
+      [&target] { return Value(target); });
+}
+
+void ConfigTable::add(std::string key, float& target, std::string help) {
+  add_entry(
+      std::move(key), std::move(help), "number", 0.0,
+      [&target](const Value& v) { target = static_cast<float>(std::get<double>(v)); },
+      // Through text, so that 0.7f prints as 0.7.
+      [&target] { return Value(std::stod(fmt::format("{}", target))); });
+}
+
+void ConfigTable::add(std::string key, std::string& target, std::string help) {
+  add_entry(
+      std::move(key), std::move(help), "string", std::string(),
+      [&target](const Value& v) { target = std::get<std::string>(v); }, [&target] { return Value(target); });
+}
+
+void ConfigTable::add_choice(std::string key, std::vector<std::string> names, std::function<void(std::size_t)> set,
+                             std::function<std::size_t()> get, std::string help) {
+  add_entry(
+      std::move(key), std::move(help), "string", std::string(),
+      [set = std::move(set), names](const Value& v) {
+        const auto found = std::find(names.begin(), names.end(), std::get<std::string>(v));
+        set(static_cast<std::size_t>(found - names.begin()));
+      },
+      [get = std::move(get), names] { return Value(names[get()]); });
+  entries_.back().choices = std::move(names);
+}
+
+const ConfigTable::Entry& ConfigTable::find(std::string_view key, const std::string& where) const {
+  const Entry* nearest = nullptr;
+  std::size_t nearest_distance = std::numeric_limits<std::size_t>::max();
+  for (const Entry& entry : entries_) {
+    if (entry.key == key) return entry;
+    // The right name in a wrong section is nearer than any misspelling.
+    const std::size_t distance =
+        last_part(entry.key) == last_part(key) ? 1 : 2 * edit_distance(entry.key, key);
+    if (distance < nearest_distance) {
+      nearest = &entry;
+      nearest_distance = distance;
+    }
+  }
+  TESSERA_CHECK(nearest != nullptr, "the table is empty");
+  fail("{}: unknown key '{}'; did you mean '{}'?", where, key, nearest->key);
+}
+
+void ConfigTable::assign(const Entry& entry, const Value& value, const std::string& where) const {
+  Value converted = value;
+  // TOML users write 1 for 1.0.
+  if (std::holds_alternative<double>(entry.example) && std::holds_alternative<std::int64_t>(value)) {
+    converted = static_cast<double>(std::get<std::int64_t>(value));
+  }
+  require(converted.index() == entry.example.index(), "{}: {} is {}; expected a value of type {}", where, entry.key,
+          to_text(value), entry.type);
+  if (!entry.choices.empty()) {
+    const auto& name = std::get<std::string>(converted);
+    require(std::find(entry.choices.begin(), entry.choices.end(), name) != entry.choices.end(),
+            "{}: {} is {}; expected one of {}", where, entry.key, to_text(converted), fmt::join(entry.choices, ", "));
+  }
+  entry.set(converted);
+}
+
+void ConfigTable::apply_toml(std::string_view text, const std::string& source) {
+  toml::table root;
+  try {
+    root = toml::parse(text, source);
+  } catch (const toml::parse_error& error) {
+    fail("{}:{}: {}", source, error.source().begin.line, error.description());
+  }
+  const std::function<void(const toml::table&, const std::string&)> visit = [&](const toml::table& table,
+                                                                                const std::string& prefix) {
+    for (const auto& [name, node] : table) {
+      const std::string key = prefix + std::string(name.str());
+      const std::string where = fmt::format("{}:{}", source, node.source().begin.line);
+      if (const toml::table* section = node.as_table()) {
+        visit(*section, key + ".");
+        continue;
+      }
+      const Entry& entry = find(key, where);
+      if (const auto boolean = node.as_boolean()) {
+        assign(entry, boolean->get(), where);
+      } else if (const auto integer = node.as_integer()) {
+        assign(entry, integer->get(), where);
+      } else if (const auto number = node.as_floating_point()) {
+        assign(entry, number->get(), where);
+      } else if (const auto string = node.as_string()) {
+        assign(entry, string->get(), where);
+      } else {
+        fail("{}: {} is an array or a date; expected a value of type {}", where, key, entry.type);
+      }
+    }
+  };
+  visit(root, "");
+}
+
+void ConfigTable::apply_override(std::string_view assignment) {
+  while (assignment.starts_with('-')) assignment.remove_prefix(1);
+  const std::size_t equals = assignment.find('=');
+  const std::string where = fmt::format("--{}", assignment);
+  const Entry& entry = find(assignment.substr(0, equals), where);
+  if (equals == std::string_view::npos) {
+    require(std::holds_alternative<bool>(entry.example), "{}: expected --{}=VALUE", where, entry.key);
+    entry.set(true);
+    return;
+  }
+  const std::string_view text = assignment.substr(equals + 1);
+  const std::optional<Value> value = parse_as(entry.example, text);
+  require(value.has_value(), "{}: '{}' is not a value of type {}", where, text, entry.type);
+  assign(entry, *value, where);
+}
+
+std::string ConfigTable::to_toml() const {
+  std::string text, section;
+  for (const Entry& entry : entries_) {
+    const std::string this_section = entry.key.substr(0, entry.key.rfind('.'));
+    if (this_section != section) {
+      text += fmt::format("{}[{}]\n", text.empty() ? "" : "\n", this_section);
+      section = this_section;
+    }
+    text += fmt::format("{} = {}\n", last_part(entry.key), to_text(entry.get()));
+  }
+  return text;
+}
+
+std::vector<ConfigTable::Description> ConfigTable::describe() const {
+  std::vector<Description> descriptions;
+  for (const Entry& entry : entries_) {
+    const std::string type = entry.choices.empty() ? entry.type : fmt::format("{}", fmt::join(entry.choices, " \\| "));
+    descriptions.push_back({.key = entry.key, .type = type, .value = to_text(entry.get()), .help = entry.help});
+  }
+  return descriptions;
+}
+
+}  // namespace tessera

@@ -1,0 +1,78 @@
+// A table of configuration keys: each is written down once, with its target, its type and its help. TOML files,
+// --section.key=value overrides, printing and the answer to an unknown key all come from the table.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace tessera {
+
+class ConfigTable {
+ public:
+  using Value = std::variant<bool, std::int64_t, double, std::string>;
+
+  /// `key` is "section.name". The targets must outlive the table.
+  void add(std::string key, bool& target, std::string help);
+  void add(std::string key, std::int64_t& target, std::string help);
+  void add(std::string key, double& target, std::string help);
+  void add(std::string key, float& target, std::string help);
+  void add(std::string key, std::string& target, std::string help);
+
+  /// A string out of a list that stands for a value.
+  template <typename Choice>
+  void add(std::string key, Choice& target, std::vector<std::pair<std::string, Choice>> choices, std::string help) {
+    std::vector<std::string> names;
+    for (const auto& [name, value] : choices) names.push_back(name);
+    add_choice(
+        std::move(key), std::move(names), [&target, choices](std::size_t i) { target = choices[i].second; },
+        [&target, choices] {
+          std::size_t i = 0;
+          while (i + 1 < choices.size() && choices[i].second != target) ++i;
+          return i;
+        },
+        std::move(help));
+  }
+
+  /// Sets every key that the TOML text holds. `source` names the text in errors, which carry the line. Throws Error for
+  /// TOML that does not parse, unknown keys (naming the nearest known one) and values of a wrong type.
+  void apply_toml(std::string_view text, const std::string& source);
+
+  /// Sets one key from "section.key=value". A boolean key alone means true.
+  void apply_override(std::string_view assignment);
+
+  /// All keys with their present values, as TOML that apply_toml reads back to the same.
+  std::string to_toml() const;
+
+  struct Description {
+    std::string key, type, value, help;
+  };
+  /// All keys in order, with their present values, for documentation.
+  std::vector<Description> describe() const;
+
+ private:
+  struct Entry {
+    std::string key;
+    std::string help;
+    std::string type;
+    std::function<void(const Value&)> set;  // the value has the entry's type
+    std::function<Value()> get;
+    Value example;                       // of the entry's type
+    std::vector<std::string> choices;    // empty: any
+  };
+
+  void add_entry(std::string key, std::string help, std::string type, Value example,
+                 std::function<void(const Value&)> set, std::function<Value()> get);
+  void add_choice(std::string key, std::vector<std::string> names, std::function<void(std::size_t)> set,
+                  std::function<std::size_t()> get, std::string help);
+  const Entry& find(std::string_view key, const std::string& where) const;
+  void assign(const Entry& entry, const Value& value, const std::string& where) const;
+
+  std::vector<Entry> entries_;
+};
+
+}  // namespace tessera

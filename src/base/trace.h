@@ -1,0 +1,60 @@
+// A recorder of what ran when, written in Chrome's trace format (chrome://tracing, Perfetto).
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <vector>
+
+namespace tessera {
+
+class TraceRecorder {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Room for this many events is made at once; what comes after them is dropped, and the file says so.
+  explicit TraceRecorder(std::size_t max_events = 1 << 18) { events_.reserve(max_events); }
+
+  void start() {
+    events_.clear();
+    recording_ = true;
+  }
+  void stop() { recording_ = false; }
+  bool recording() const { return recording_; }
+
+  /// `name` must be a literal.
+  void record(const char* name, Clock::time_point begin, Clock::time_point end) {
+    if (events_.size() < events_.capacity()) events_.push_back({name, begin, end});
+  }
+
+  /// Writes the events as {"traceEvents": [...]}, times in microseconds from the first.
+  void write(const std::filesystem::path& path) const;
+
+ private:
+  struct Event {
+    const char* name;
+    Clock::time_point begin, end;
+  };
+  std::vector<Event> events_;
+  bool recording_ = false;
+};
+
+/// Records the time from its construction to the end of the block; nothing if `recorder` is null or not recording.
+class TraceScope {
+ public:
+  TraceScope(TraceRecorder* recorder, const char* name)
+      : recorder_(recorder != nullptr && recorder->recording() ? recorder : nullptr), name_(name) {
+    if (recorder_ != nullptr) begin_ = TraceRecorder::Clock::now();
+  }
+  ~TraceScope() {
+    if (recorder_ != nullptr) recorder_->record(name_, begin_, TraceRecorder::Clock::now());
+  }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  TraceRecorder* recorder_;
+  const char* name_;
+  TraceRecorder::Clock::time_point begin_;
+};
+
+}  // namespace tessera

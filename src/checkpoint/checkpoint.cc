@@ -1,0 +1,141 @@
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kManifest = "manifest.json";
+constexpr const char* kFormat = "tessera-checkpoint";
+constexpr int kVersion = 1;
+constexpr std::string_view kPrefix = "step-";
+
+std::optional<std::int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::int64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
+  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  return step;
+}
+
+template <typename Call>
+void change_files(const char* action, const fs::path& path, Call&& call) {
+  std::error_code error;
+  call(error);
+  require(!error, "cannot {} '{}': {}", action, path.string(), error.message());
+}
+
+void remove_folder(const fs::path& path) {
+  change_files("delete", path, [&](std::error_code& error) { fs::remove_all(path, error); });
+}
+
+void rename_folder(const fs::path& from, const fs::path& to) {
+  change_files("rename", from, [&](std::error_code& error) { fs::rename(from, to, error); });
+}
+
+}  // namespace
+
+fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
+  return folder / fmt::format("{}{}", kPrefix, step);
+}
+
+void save_checkpoint(const fs::path& folder, std::int64_t step, const std::vector<CheckpointFile>& files,
+                     const nlohmann::json& state) {
+  const fs::path path = checkpoint_path(folder, step), partial = path.string() + ".partial";
+  remove_folder(partial);
+  change_files("create", partial, [&](std::error_code& error) { fs::create_directories(partial, error); });
+  try {
+    nlohmann::ordered_json manifest = {{"format", kFormat}, {"version", kVersion}, {"step", step}};
+    for (const CheckpointFile& file : files) {
+      const WrittenFile written = write_safetensors(partial / file.name, file.tensors, {{"format", "pt"}});
+      manifest["files"][file.name] = {{"bytes", written.size}, {"xxh3_64", fmt::format("{:016x}", written.checksum)}};
+    }
+    manifest["state"] = state;
+    AtomicFile manifest_file(partial / kManifest);
+    manifest_file.write(manifest.dump(2) + "\n");
+    manifest_file.commit();
+  } catch (...) {
+    std::error_code ignored;  // the first failure is the one to tell
+    fs::remove_all(partial, ignored);
+    throw;
+  }
+  if (fs::exists(path)) {
+    // Saved again after resuming from an earlier step: the old one goes only once the new one is whole.
+    const fs::path replaced = path.string() + ".replaced";
+    remove_folder(replaced);
+    rename_folder(path, replaced);
+    rename_folder(partial, path);
+    sync_directory(folder);
+    remove_folder(replaced);
+    return;
+  }
+  rename_folder(partial, path);
+  sync_directory(folder);
+}
+
+std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
+  std::vector<std::int64_t> steps;
+  std::error_code missing;
+  for (const auto& entry : fs::directory_iterator(folder, missing)) {
+    const auto step = step_of(entry.path().filename().string());
+    if (step && fs::exists(entry.path() / kManifest)) steps.push_back(*step);
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+void prune_checkpoints(const fs::path& folder, std::int64_t keep) {
+  std::error_code missing;
+  for (const auto& entry : fs::directory_iterator(folder, missing)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    if (name.ends_with(".partial") || name.ends_with(".replaced")) remove_folder(entry.path());
+  }
+  if (keep <= 0) return;
+  const std::vector<std::int64_t> steps = checkpoint_steps(folder);
+  const auto surplus = static_cast<std::int64_t>(steps.size()) - keep;
+  for (std::int64_t i = 0; i < surplus; ++i) {
+    // Renamed first, so that a deletion cut short leaves nothing that looks like a checkpoint.
+    const fs::path path = checkpoint_path(folder, steps[static_cast<std::size_t>(i)]);
+    const fs::path doomed = path.string() + ".replaced";
+    rename_folder(path, doomed);
+    remove_folder(doomed);
+  }
+}
+
+nlohmann::json verify_checkpoint(const fs::path& path) {
+  const fs::path manifest_path = path / kManifest;
+  const nlohmann::json manifest = nlohmann::json::parse(read_text_file(manifest_path), nullptr, false);
+  require(manifest.is_object() && manifest.value("format", "") == kFormat && manifest.contains("files") &&
+              manifest["files"].is_object() && manifest.contains("state") && manifest.value("version", 0) == kVersion,
+          "'{}' is no manifest of a checkpoint (version {})", manifest_path.string(), kVersion);
+  for (const auto& [name, expected] : manifest["files"].items()) {
+    const MappedFile file(path / name);
+    require(expected.is_object() && expected.value("bytes", std::uint64_t{0}) == file.bytes().size(),
+            "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint", (path / name).string(),
+            file.bytes().size(), expected.is_object() ? expected.value("bytes", std::uint64_t{0}) : 0);
+    const std::string actual = fmt::format("{:016x}", checksum(file.bytes()));
+    require(expected.value("xxh3_64", "") == actual,
+            "'{}' has the checksum {}, the manifest says {}: the file is damaged; resume from another checkpoint with "
+            "--checkpoint.load_step",
+            (path / name).string(), actual, expected.value("xxh3_64", ""));
+  }
+  return manifest["state"];
+}
+
+void load_checkpoint(const fs::path& path, const std::vector<CheckpointFile>& files) {
+  for (const CheckpointFile& expected : files) {
+    const SafetensorsFile file(path / expected.name);
+    require(file.entries().size() == expected.tensors.size(), "'{}' holds {} tensors, this model has {}",
+            (path / expected.name).string(), file.entries().size(), expected.tensors.size());
+    for (const NamedTensor& named : expected.tensors) file.read(named.name, named.tensor);
+  }
+}
+
+}  // namespace tessera

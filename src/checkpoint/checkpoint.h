@@ -1,0 +1,40 @@
+// Checkpoints: folders `step-N` with safetensors files and a manifest that says their sizes and checksums.
+// docs/checkpoints.md describes the layout. A checkpoint is written as `step-N.partial` and renamed when all of it is
+// on the disk, so that what is called `step-N` is whole, whatever happens while saving.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+
+namespace tessera {
+
+struct CheckpointFile {
+  std::string name;  // "model.safetensors"
+  std::vector<NamedTensor> tensors;
+};
+
+/// Writes `folder`/step-`step`. `state`: whatever the trainer needs besides tensors. Throws Error (disk full, ...);
+/// then the checkpoints that were there are as they were.
+void save_checkpoint(const std::filesystem::path& folder, std::int64_t step, const std::vector<CheckpointFile>& files,
+                     const nlohmann::json& state);
+
+/// Deletes all but the newest `keep` checkpoints, and what an interrupted save or deletion left. 0 keeps all.
+void prune_checkpoints(const std::filesystem::path& folder, std::int64_t keep);
+
+/// Steps of the checkpoints in `folder`, rising; empty if there is no such folder.
+std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& folder);
+
+std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::int64_t step);
+
+/// The manifest's `state`, after checking that every file has the manifest's size and checksum. Throws Error.
+nlohmann::json verify_checkpoint(const std::filesystem::path& path);
+
+/// Reads the tensors of a verified checkpoint; names, dtypes and shapes must be the same. Throws Error.
+void load_checkpoint(const std::filesystem::path& path, const std::vector<CheckpointFile>& files);
+
+}  // namespace tessera

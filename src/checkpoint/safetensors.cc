@@ -1,0 +1,159 @@
+#include "checkpoint/safetensors.h"
+
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "safetensors data is little endian");
+
+/// The format's own limit on headers.
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
+
+std::uint64_t element_bytes(const std::string& dtype) {
+  static const std::map<std::string, std::uint64_t, std::less<>> kSizes = {
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
+      {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8}};
+  const auto found = kSizes.find(dtype);
+  return found == kSizes.end() ? 0 : found->second;
+}
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "F32";
+    case DType::kBFloat16:
+      return "BF16";
+    case DType::kInt32:
+      return "I32";
+  }
+  return "";
+}
+
+std::vector<std::int64_t> dims_of(const Tensor& tensor) {
+  std::vector<std::int64_t> dims;
+  for (int i = 0; i < tensor.num_dims(); ++i) dims.push_back(tensor.dim(i));
+  return dims;
+}
+
+std::string to_string(const std::vector<std::int64_t>& dims) {
+  return nlohmann::json(dims).dump();
+}
+
+/// Product of the dims times the element size; throws Error if it is negative or does not fit.
+std::uint64_t num_bytes(const std::vector<std::int64_t>& shape, std::uint64_t element, const std::string& where) {
+  std::uint64_t product = element;
+  for (const std::int64_t dim : shape) {
+    require(dim >= 0 && !__builtin_mul_overflow(product, static_cast<std::uint64_t>(dim), &product),
+            "{}: shape {} is not possible", where, to_string(shape));
+  }
+  return product;
+}
+
+}  // namespace
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path) {
+  const std::string name = path.string();
+  const std::span<const std::byte> bytes = file_.bytes();
+  require(bytes.size() >= 8, "'{}' is {} bytes long; a safetensors file has at least 8", name, bytes.size());
+  std::uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, bytes.data(), sizeof(header_bytes));
+  require(header_bytes <= kMaxHeaderBytes && header_bytes <= bytes.size() - 8,
+          "'{}': the header is said to be {} bytes long, the file is {}: truncated, or no safetensors file", name,
+          header_bytes, bytes.size());
+  const std::string_view header_text(reinterpret_cast<const char*>(bytes.data()) + 8, header_bytes);
+  const std::span<const std::byte> data = bytes.subspan(8 + header_bytes);
+
+  const nlohmann::json header = nlohmann::json::parse(header_text, nullptr, false);
+  require(header.is_object(), "'{}': the header is no JSON object", name);
+  for (const auto& [key, value] : header.items()) {
+    if (key == "__metadata__") {
+      require(value.is_object(), "'{}': __metadata__ is no JSON object", name);
+      for (const auto& [meta_key, meta_value] : value.items()) {
+        require(meta_value.is_string(), "'{}': __metadata__.{} is no string", name, meta_key);
+        metadata_[meta_key] = meta_value.get<std::string>();
+      }
+      continue;
+    }
+    const std::string where = fmt::format("'{}', tensor '{}'", name, key);
+    const auto whole_numbers = [&](const char* field) {
+      const auto found = value.is_object() ? value.find(field) : value.end();
+      require(value.is_object() && found != value.end() && found->is_array(), "{}: no list '{}'", where, field);
+      std::vector<std::int64_t> numbers;
+      for (const auto& number : *found) {
+        require(number.is_number_integer(), "{}: '{}' holds something that is no whole number", where, field);
+        numbers.push_back(number.get<std::int64_t>());
+      }
+      return numbers;
+    };
+    SafetensorsEntry entry;
+    entry.shape = whole_numbers("shape");
+    const std::vector<std::int64_t> offsets = whole_numbers("data_offsets");
+    require(value.contains("dtype") && value["dtype"].is_string(), "{}: no 'dtype'", where);
+    entry.dtype = value["dtype"].get<std::string>();
+    const std::uint64_t element = element_bytes(entry.dtype);
+    require(element > 0, "{}: unknown dtype '{}'", where, entry.dtype);
+    require(offsets.size() == 2 && 0 <= offsets[0] && offsets[0] <= offsets[1] &&
+                static_cast<std::uint64_t>(offsets[1]) <= data.size(),
+            "{}: data_offsets {} lie outside of the file's {} bytes of data: truncated?", where, to_string(offsets),
+            data.size());
+    const auto size = static_cast<std::uint64_t>(offsets[1] - offsets[0]);
+    require(num_bytes(entry.shape, element, where) == size, "{}: shape {} of {} does not take {} bytes", where,
+            to_string(entry.shape), entry.dtype, size);
+    entry.bytes = data.subspan(static_cast<std::size_t>(offsets[0]), size);
+    entries_.emplace(key, std::move(entry));
+  }
+}
+
+const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
+  const auto found = entries_.find(name);
+  require(found != entries_.end(), "'{}' has no tensor '{}'", file_.path().string(), name);
+  return found->second;
+}
+
+void SafetensorsFile::read(const std::string& name, const Tensor& target) const {
+  const SafetensorsEntry& entry = at(name);
+  const std::vector<std::int64_t> expected = dims_of(target);
+  require(entry.dtype == dtype_name(target.dtype()) && entry.shape == expected,
+          "'{}', tensor '{}': is {} {}, expected {} {}", file_.path().string(), name, entry.dtype,
+          to_string(entry.shape), dtype_name(target.dtype()), to_string(expected));
+  TESSERA_CHECK(target.is_contiguous());
+  std::memcpy(target.raw(), entry.bytes.data(), entry.bytes.size());
+}
+
+WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
+                              const std::map<std::string, std::string>& metadata) {
+  nlohmann::ordered_json header;
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::uint64_t offset = 0;
+  for (const NamedTensor& named : tensors) {
+    TESSERA_CHECK(named.tensor.is_contiguous(), "{}", named.name);
+    header[named.name] = {{"dtype", dtype_name(named.tensor.dtype())},
+                          {"shape", dims_of(named.tensor)},
+                          {"data_offsets", {offset, offset + named.tensor.num_bytes()}}};
+    offset += named.tensor.num_bytes();
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
+
+  AtomicFile file(path);
+  Checksum sum;
+  const auto write = [&](std::span<const std::byte> bytes) {
+    file.write(bytes);
+    sum.update(bytes);
+  };
+  const std::uint64_t header_bytes = text.size();
+  write(as_bytes_of(header_bytes));
+  write(std::as_bytes(std::span(text)));
+  for (const NamedTensor& named : tensors) {
+    write({static_cast<const std::byte*>(named.tensor.raw()), named.tensor.num_bytes()});
+  }
+  file.commit();
+  return {.size = file.size(), .checksum = sum.value()};
+}
+
+}  // namespace tessera

@@ -1,0 +1,212 @@
+#include "data/dataset.h"
+
+#include <charconv>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr std::string_view kFormatName = "tessera-dataset";
+constexpr int kManifestVersion = 1;
+
+/// 64-bit checksums are written as 16 hexadecimal digits: many JSON readers keep only 53 bits of a number.
+std::string to_hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
+
+std::uint64_t checksum_of_text(std::string_view text) {
+  return checksum(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+/// A view of a JSON object that throws Errors which name the file and the field.
+class Fields {
+ public:
+  Fields(const ordered_json& object, std::string place) : object_(object), place_(std::move(place)) {
+    require(object.is_object(), "{}: expected an object, got {}", place_, object.type_name());
+  }
+
+  const ordered_json& at(const char* name) const {
+    const auto field = object_.find(name);
+    require(field != object_.end(), "{}: \"{}\" is missing", place_, name);
+    return *field;
+  }
+  std::string text(const char* name) const {
+    const ordered_json& field = at(name);
+    require(field.is_string(), "{}: \"{}\": expected a string, got {}", place_, name, field.dump());
+    return field.get<std::string>();
+  }
+  std::uint64_t count(const char* name) const {
+    const ordered_json& field = at(name);
+    require(field.is_number_unsigned(), "{}: \"{}\": expected a whole number, got {}", place_, name,
+            field.dump());
+    return field.get<std::uint64_t>();
+  }
+  std::int32_t id(const char* name) const {
+    const std::uint64_t value = count(name);
+    require(value <= static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max()),
+            "{}: \"{}\": {} is too large", place_, name, value);
+    return static_cast<std::int32_t>(value);
+  }
+  std::uint64_t hex(const char* name) const {
+    const std::string digits = text(name);
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    require(error == std::errc() && end == digits.data() + digits.size() && to_hex(value) == digits,
+            "{}: \"{}\": expected 16 hexadecimal digits in lower case, got '{}'", place_, name, digits);
+    return value;
+  }
+  double fraction(const char* name) const {
+    const ordered_json& field = at(name);
+    require(field.is_number(), "{}: \"{}\": expected a number, got {}", place_, name, field.dump());
+    return field.get<double>();
+  }
+
+ private:
+  const ordered_json& object_;
+  std::string place_;
+};
+
+}  // namespace
+
+std::uint64_t num_tokens(const std::vector<ShardEntry>& shards) {
+  std::uint64_t sum = 0;
+  for (const ShardEntry& shard : shards) sum += shard.num_tokens;
+  return sum;
+}
+
+std::uint64_t num_documents(const std::vector<ShardEntry>& shards) {
+  std::uint64_t sum = 0;
+  for (const ShardEntry& shard : shards) sum += shard.num_documents;
+  return sum;
+}
+
+std::uint64_t split_checksum(const Manifest& manifest, const std::string& split) {
+  Checksum sum;
+  sum.update(as_bytes_of(manifest.tokenizer_checksum));
+  if (const auto found = manifest.splits.find(split); found != manifest.splits.end()) {
+    for (const ShardEntry& shard : found->second) sum.update(as_bytes_of(shard.checksum));
+  }
+  return sum.value();
+}
+
+void write_manifest(const fs::path& folder, const Manifest& manifest) {
+  ordered_json json;
+  json["format"] = kFormatName;
+  json["version"] = kManifestVersion;
+  json["tokenizer"] = {{"kind", manifest.tokenizer_kind}, {"checksum", to_hex(manifest.tokenizer_checksum)}};
+  json["vocab_size"] = manifest.vocab_size;
+  json["bos_id"] = manifest.bos_id;
+  json["eos_id"] = manifest.eos_id;
+  json["val_fraction"] = manifest.val_fraction;
+  json["seed"] = manifest.seed;
+  for (const auto& [name, shards] : manifest.splits) {
+    ordered_json& split = json["splits"][name];
+    split["num_tokens"] = num_tokens(shards);
+    split["num_documents"] = num_documents(shards);
+    split["shards"] = ordered_json::array();
+    for (const ShardEntry& shard : shards) {
+      split["shards"].push_back({{"file", shard.file},
+                                 {"num_bytes", shard.num_bytes},
+                                 {"num_tokens", shard.num_tokens},
+                                 {"num_documents", shard.num_documents},
+                                 {"checksum", to_hex(shard.checksum)}});
+    }
+  }
+  json["checksum"] = to_hex(checksum_of_text(json.dump()));
+  AtomicFile file(folder / kManifestName);
+  file.write(json.dump(2) + "\n");
+  file.commit();
+}
+
+Manifest read_manifest(const fs::path& folder) {
+  const fs::path path = folder / kManifestName;
+  require(fs::is_directory(folder), "dataset '{}': no such folder", folder.string());
+  require(fs::exists(path),
+          "dataset '{}': the folder has no {}; `tessera data prepare` writes it last, when all else "
+          "is there",
+          folder.string(), kManifestName);
+  const std::string place = fmt::format("'{}'", path.string());
+  ordered_json json;
+  try {
+    json = ordered_json::parse(read_text_file(path));
+  } catch (const nlohmann::json::exception& error) {
+    fail("{}: not JSON, or damaged: {}", place, error.what());
+  }
+  const Fields fields(json, place);
+  require(fields.text("format") == kFormatName, "{}: \"format\": expected '{}', got '{}'", place, kFormatName,
+          fields.text("format"));
+  require(fields.count("version") == kManifestVersion, "{}: version {}, this program reads version {}", place,
+          fields.count("version"), kManifestVersion);
+  const std::uint64_t expected = fields.hex("checksum");
+  ordered_json rest = json;
+  rest.erase("checksum");
+  const std::uint64_t found = checksum_of_text(rest.dump());
+  require(found == expected,
+          "{}: its content has checksum {}, expected {}: it was damaged, or edited by hand", place,
+          to_hex(found), to_hex(expected));
+
+  Manifest manifest;
+  const Fields tokenizer(fields.at("tokenizer"), place + ", tokenizer");
+  manifest.tokenizer_kind = tokenizer.text("kind");
+  manifest.tokenizer_checksum = tokenizer.hex("checksum");
+  manifest.vocab_size = fields.id("vocab_size");
+  manifest.bos_id = fields.id("bos_id");
+  manifest.eos_id = fields.id("eos_id");
+  manifest.val_fraction = fields.fraction("val_fraction");
+  manifest.seed = fields.count("seed");
+  const ordered_json& splits = fields.at("splits");
+  require(splits.is_object(), "{}: \"splits\": expected an object, got {}", place, splits.type_name());
+  for (const auto& [name, split] : splits.items()) {
+    const std::string split_place = fmt::format("{}, split {}", place, name);
+    const ordered_json& shards = Fields(split, split_place).at("shards");
+    require(shards.is_array(), "{}: \"shards\": expected an array, got {}", split_place, shards.type_name());
+    for (const ordered_json& shard : shards) {
+      const Fields shard_fields(shard, split_place + ", shards");
+      manifest.splits[name].push_back({.file = shard_fields.text("file"),
+                                       .num_bytes = shard_fields.count("num_bytes"),
+                                       .num_tokens = shard_fields.count("num_tokens"),
+                                       .num_documents = shard_fields.count("num_documents"),
+                                       .checksum = shard_fields.hex("checksum")});
+    }
+  }
+  return manifest;
+}
+
+std::vector<Shard> open_split(const fs::path& folder, const Manifest& manifest, const std::string& split) {
+  const auto found = manifest.splits.find(split);
+  require(found != manifest.splits.end(), "dataset '{}': it has no documents in its split '{}'",
+          folder.string(), split);
+  std::vector<Shard> shards;
+  shards.reserve(found->second.size());
+  for (const ShardEntry& entry : found->second) {
+    const fs::path path = folder / entry.file;
+    require(fs::exists(path), "shard '{}' is missing; '{}' lists it", path.string(),
+            (folder / kManifestName).string());
+    const Shard& shard = shards.emplace_back(path);
+    require(shard.header().header_checksum == entry.checksum,
+            "shard '{}': its header has checksum {}, '{}' lists {}: it is a shard of another dataset",
+            path.string(), to_hex(shard.header().header_checksum), (folder / kManifestName).string(),
+            to_hex(entry.checksum));
+    require(shard.num_tokens() == entry.num_tokens && shard.num_documents() == entry.num_documents,
+            "shard '{}': {} tokens and {} documents, '{}' lists {} and {}", path.string(), shard.num_tokens(),
+            shard.num_documents(), (folder / kManifestName).string(), entry.num_tokens, entry.num_documents);
+  }
+  return shards;
+}
+
+std::unique_ptr<Tokenizer> load_dataset_tokenizer(const fs::path& folder, const Manifest& manifest) {
+  auto tokenizer =
+      load_tokenizer(manifest.tokenizer_kind == "bytes" ? "bytes" : (folder / kTokenizerModelName).string());
+  require(tokenizer->checksum() == manifest.tokenizer_checksum,
+          "'{}': the tokenizer has checksum {}, '{}' lists {}: it is damaged, or another one",
+          (folder / kTokenizerModelName).string(), to_hex(tokenizer->checksum()),
+          (folder / kManifestName).string(), to_hex(manifest.tokenizer_checksum));
+  return tokenizer;
+}
+
+}  // namespace tessera::data

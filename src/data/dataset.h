@@ -1,0 +1,64 @@
+// A dataset: a folder of token shards, with a manifest that is written last and a copy of the tokenizer's
+// model.
+//
+//   dataset.json        the manifest
+//   tokenizer.model     absent if the tokenizer is of bytes
+//   train-00000.tokens, train-00001.tokens, ...
+//   val-00000.tokens, ...
+//
+// Names in the manifest are relative to the folder, which can be moved. Every file's checksum is in it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/shard.h"
+
+namespace tessera::data {
+
+inline constexpr std::string_view kManifestName = "dataset.json";
+inline constexpr std::string_view kShardExtension = ".tokens";
+
+struct ShardEntry {
+  std::string file;
+  std::uint64_t num_bytes = 0;
+  std::uint64_t num_tokens = 0;
+  std::uint64_t num_documents = 0;
+  std::uint64_t checksum = 0;  // the shard's header_checksum, which vouches for the whole file
+};
+
+struct Manifest {
+  std::string tokenizer_kind;            // "bytes" or "sentencepiece"
+  std::uint64_t tokenizer_checksum = 0;  // Tokenizer::checksum
+  std::int32_t vocab_size = 0;
+  std::int32_t bos_id = 0;
+  std::int32_t eos_id = 0;
+  double val_fraction = 0;  // how the documents were split
+  std::uint64_t seed = 0;
+  std::map<std::string, std::vector<ShardEntry>> splits;  // "train", and "val" if it has documents
+};
+
+std::uint64_t num_tokens(const std::vector<ShardEntry>& shards);
+std::uint64_t num_documents(const std::vector<ShardEntry>& shards);
+
+/// Identifies the tokens of a split: of the tokenizer's and of all its shards' checksums, in order.
+std::uint64_t split_checksum(const Manifest& manifest, const std::string& split);
+
+/// Error, naming the file and the field, if there is no manifest in `folder`, or one that is damaged.
+Manifest read_manifest(const std::filesystem::path& folder);
+void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);
+
+/// Opens all shards of a split; each must be the one that the manifest lists. Error also if there is no such
+/// split.
+std::vector<Shard> open_split(const std::filesystem::path& folder, const Manifest& manifest,
+                              const std::string& split);
+
+/// The tokenizer of the dataset, from its folder. Error if it is not the one that the manifest names.
+std::unique_ptr<Tokenizer> load_dataset_tokenizer(const std::filesystem::path& folder,
+                                                  const Manifest& manifest);
+
+}  // namespace tessera::data

@@ -1,0 +1,349 @@
+#include "data/document_source.h"
+
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "data/text.h"
+
+namespace tessera::data {
+
+/// Reads the documents of one file.
+class DocumentReader {
+ public:
+  virtual ~DocumentReader() = default;
+  /// Sets `repaired` if it had to repair the text's UTF-8 itself; otherwise whoever calls does it.
+  virtual bool next(std::string& text, std::string& origin, bool& repaired) = 0;
+  virtual std::uint64_t num_bytes_done() const = 0;
+};
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The bytes of a file, decompressed if they are gzip.
+class ByteStream {
+ public:
+  explicit ByteStream(const fs::path& path) : path_(path) {
+    errno = 0;
+    file_ = ::gzopen(path.c_str(), "rbe");
+    if (file_ == nullptr) {
+      fail("cannot open '{}': {}", path.string(), errno != 0 ? std::strerror(errno) : "out of memory");
+    }
+    ::gzbuffer(file_, 1u << 18);
+    const std::string extension = path.extension().string();
+    const bool named_gzip = extension == ".gz" || extension == ".dz";
+    if (named_gzip && ::gzdirect(file_) == 1) {
+      ::gzclose(file_);
+      fail("cannot read '{}': its name says gzip, but its first bytes are not those of a gzip file",
+           path.string());
+    }
+  }
+  ~ByteStream() { ::gzclose(file_); }
+  ByteStream(const ByteStream&) = delete;
+  ByteStream& operator=(const ByteStream&) = delete;
+
+  /// Appends up to `max_bytes` bytes to `out`; false at the end of the file.
+  bool append_to(std::string& out, unsigned max_bytes) {
+    const std::size_t old_size = out.size();
+    out.resize(old_size + max_bytes);
+    const int num_read = ::gzread(file_, out.data() + old_size, max_bytes);
+    out.resize(old_size + static_cast<std::size_t>(std::max(num_read, 0)));
+    if (num_read > 0) return true;
+    // A gzip file that ends too soon gives what it has, then 0 bytes with an error set.
+    int code = Z_OK;
+    const char* reason = ::gzerror(file_, &code);
+    if (code == Z_ERRNO) fail("cannot read '{}': {}", path_.string(), std::strerror(errno));
+    if (code != Z_OK && code != Z_STREAM_END) {
+      fail("cannot read '{}': gzip data cut short or damaged near byte {} ({})", path_.string(),
+           num_bytes_done(), reason);
+    }
+    return false;
+  }
+
+  /// Bytes read from the disk so far.
+  std::uint64_t num_bytes_done() const {
+    return static_cast<std::uint64_t>(std::max<z_off_t>(::gzoffset(file_), 0));
+  }
+
+ private:
+  fs::path path_;
+  gzFile file_ = nullptr;
+};
+
+constexpr unsigned kReadBytes = 1u << 18;
+
+class PlainTextReader : public DocumentReader {
+ public:
+  explicit PlainTextReader(const fs::path& path) : path_(path), stream_(path) {}
+
+  bool next(std::string& text, std::string& origin, bool&) override {
+    if (std::exchange(done_, true)) return false;
+    origin = path_.string();
+    while (stream_.append_to(text, kReadBytes)) {
+    }
+    return true;
+  }
+  std::uint64_t num_bytes_done() const override { return stream_.num_bytes_done(); }
+
+ private:
+  fs::path path_;
+  ByteStream stream_;
+  bool done_ = false;
+};
+
+class JsonLinesReader : public DocumentReader {
+ public:
+  explicit JsonLinesReader(const fs::path& path) : path_(path), stream_(path) {}
+
+  bool next(std::string& text, std::string& origin, bool& repaired) override {
+    while (next_line()) {
+      if (line_.find_first_not_of(" \t\r") == std::string::npos) continue;
+      origin = fmt::format("{}:{}", path_.string(), line_number_);
+      // Before the text is taken out of it, because the parser refuses ill-formed UTF-8.
+      repaired = repair_utf8(line_) != 0;
+      parse(text, origin);
+      return true;
+    }
+    return false;
+  }
+  std::uint64_t num_bytes_done() const override { return stream_.num_bytes_done(); }
+
+ private:
+  bool next_line() {
+    for (;;) {
+      const std::size_t end = buffer_.find('\n', searched_);
+      if (end != std::string::npos) {
+        line_.assign(buffer_, begin_, end - begin_);
+        begin_ = searched_ = end + 1;
+        ++line_number_;
+        return true;
+      }
+      buffer_.erase(0, begin_);
+      begin_ = 0;
+      searched_ = buffer_.size();
+      if (stream_.append_to(buffer_, kReadBytes)) continue;
+      if (buffer_.empty()) return false;
+      line_ = std::move(buffer_);  // a last line without a line end
+      buffer_.clear();
+      searched_ = 0;
+      ++line_number_;
+      return true;
+    }
+  }
+
+  void parse(std::string& text, const std::string& origin) {
+    nlohmann::json object;
+    try {
+      object = nlohmann::json::parse(line_);
+    } catch (const nlohmann::json::exception& error) {
+      fail("{}: expected a JSON object on one line, got {}: {}", origin, excerpt(line_), error.what());
+    }
+    const std::string expected = "expected a JSON object with a string \"text\"";
+    require(object.is_object(), "{}: {}, got {}", origin, expected, object.type_name());
+    const auto field = object.find("text");
+    require(field != object.end(), "{}: {}, got an object without \"text\": {}", origin, expected,
+            excerpt(line_));
+    require(field->is_string(), "{}: {}, got \"text\" that is {}", origin, expected, field->type_name());
+    text = std::move(field->get_ref<std::string&>());
+  }
+
+  static std::string excerpt(const std::string& line) {
+    constexpr std::size_t kMaxBytes = 60;
+    return fmt::format("'{}{}'", line.substr(0, first_piece_size(line, kMaxBytes)),
+                       line.size() > kMaxBytes ? "..." : "");
+  }
+
+  fs::path path_;
+  ByteStream stream_;
+  std::string buffer_;
+  std::size_t begin_ = 0;     // of the next line in buffer_
+  std::size_t searched_ = 0;  // no line end in [begin_, searched_)
+  std::string line_;
+  std::uint64_t line_number_ = 0;
+};
+
+/// The path without .dict or .dict.dz; empty if it has neither.
+fs::path dictd_base(const fs::path& path) {
+  const std::string name = path.string();
+  for (const std::string_view suffix : {".dict", ".dict.dz"}) {
+    if (name.size() > suffix.size() && name.ends_with(suffix))
+      return name.substr(0, name.size() - suffix.size());
+  }
+  return {};
+}
+
+class DictdReader : public DocumentReader {
+ public:
+  explicit DictdReader(const fs::path& path) : path_(path), num_bytes_on_disk_(fs::file_size(path)) {
+    index_path_ = dictd_base(path).string() + ".index";
+    require(fs::exists(index_path_), "'{}': a dictd database needs its index '{}', which does not exist",
+            path.string(), index_path_.string());
+    ByteStream stream(path);
+    while (stream.append_to(database_, kReadBytes)) {
+    }
+    read_index();
+  }
+
+  bool next(std::string& text, std::string& origin, bool&) override {
+    if (next_entry_ == entries_.size()) return false;
+    const auto [offset, length] = entries_[next_entry_++];
+    origin = fmt::format("{}, entry at byte {}", path_.string(), offset);
+    text.assign(database_, offset, length);
+    return true;
+  }
+  std::uint64_t num_bytes_done() const override {
+    return num_bytes_on_disk_ * next_entry_ / std::max<std::size_t>(entries_.size(), 1);
+  }
+
+ private:
+  using Entry = std::pair<std::uint64_t, std::uint64_t>;  // offset, length
+
+  void read_index() {
+    const std::string index = read_text_file(index_path_);
+    std::vector<Entry> about_database;
+    std::uint64_t line_number = 0;
+    for (std::size_t begin = 0; begin < index.size();) {
+      const std::size_t end = std::min(index.find('\n', begin), index.size());
+      const std::string_view line(index.data() + begin, end - begin);
+      begin = end + 1;
+      ++line_number;
+      if (line.empty()) continue;
+      const std::size_t tab1 = line.find('\t');
+      const std::size_t tab2 = tab1 == std::string_view::npos ? tab1 : line.find('\t', tab1 + 1);
+      require(tab2 != std::string_view::npos, "{}:{}: expected 'headword TAB offset TAB length', got '{}'",
+              index_path_.string(), line_number, line);
+      // A fourth column, if any, is the headword as it is to be shown.
+      const std::size_t tab3 = std::min(line.find('\t', tab2 + 1), line.size());
+      const Entry entry{number(line.substr(tab1 + 1, tab2 - tab1 - 1), line_number),
+                        number(line.substr(tab2 + 1, tab3 - tab2 - 1), line_number)};
+      require(entry.first <= database_.size() && entry.second <= database_.size() - entry.first,
+              "{}:{}: an entry of {} bytes at byte {}, but '{}' has only {} bytes", index_path_.string(),
+              line_number, entry.second, entry.first, path_.string(), database_.size());
+      const bool is_about = line.starts_with("00-database") || line.starts_with("00database");
+      (is_about ? about_database : entries_).push_back(entry);
+    }
+    std::sort(entries_.begin(), entries_.end());
+    entries_.erase(std::unique(entries_.begin(), entries_.end()), entries_.end());
+    // Other headwords may name the same bytes as a 00-database entry does.
+    std::sort(about_database.begin(), about_database.end());
+    std::erase_if(entries_, [&](const Entry& entry) {
+      return std::binary_search(about_database.begin(), about_database.end(), entry);
+    });
+  }
+
+  std::uint64_t number(std::string_view digits, std::uint64_t line_number) const {
+    constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    constexpr std::size_t kMaxDigits = 10;  // 60 bits
+    std::uint64_t value = 0;
+    bool valid = !digits.empty() && digits.size() <= kMaxDigits;
+    for (const char digit : digits) {
+      const std::size_t at = kDigits.find(digit);
+      valid = valid && at != std::string_view::npos;
+      value = value * 64 + at;
+    }
+    require(valid, "{}:{}: expected a number in base 64, got '{}'", index_path_.string(), line_number,
+            digits);
+    return value;
+  }
+
+  fs::path path_;
+  fs::path index_path_;
+  std::uint64_t num_bytes_on_disk_;
+  std::string database_;
+  std::vector<Entry> entries_;
+  std::size_t next_entry_ = 0;
+};
+
+std::unique_ptr<DocumentReader> open_reader(const fs::path& path) {
+  if (!dictd_base(path).empty()) return std::make_unique<DictdReader>(path);
+  const fs::path uncompressed = path.extension() == ".gz" ? path.stem() : path.filename();
+  const std::string extension = uncompressed.extension().string();
+  if (extension == ".json" || extension == ".jsonl" || extension == ".ndjson") {
+    return std::make_unique<JsonLinesReader>(path);
+  }
+  return std::make_unique<PlainTextReader>(path);
+}
+
+/// Adds the regular files below `folder`, sorted by path. A link to a file counts as a file; links to folders
+/// are not followed, so there are no cycles.
+void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  auto entry = fs::recursive_directory_iterator(folder, error);
+  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
+    if (entry->path().filename().string().starts_with('.')) {
+      entry.disable_recursion_pending();
+    } else if (entry->is_regular_file()) {
+      found.push_back(entry->path());
+    }
+  }
+  require(!error, "cannot read folder '{}': {}", folder.string(), error.message());
+  std::sort(found.begin(), found.end());
+  std::set<fs::path> indices;
+  for (const fs::path& path : found) {
+    if (const fs::path base = dictd_base(path); !base.empty()) indices.insert(base.string() + ".index");
+  }
+  std::erase_if(found, [&](const fs::path& path) { return indices.contains(path); });
+  files.insert(files.end(), found.begin(), found.end());
+}
+
+}  // namespace
+
+DocumentSource::DocumentSource(const std::vector<fs::path>& inputs) {
+  for (const fs::path& input : inputs) {
+    std::error_code error;
+    const fs::file_status status = fs::status(input, error);
+    if (fs::is_directory(status)) {
+      const std::size_t num_before = files_.size();
+      list_folder(input, files_);
+      require(files_.size() > num_before, "input '{}': the folder has no files", input.string());
+    } else {
+      require(fs::exists(status), "input '{}': no such file or folder", input.string());
+      require(fs::is_regular_file(status), "input '{}': neither a regular file nor a folder", input.string());
+      files_.push_back(input);
+    }
+  }
+  require(!files_.empty(), "no input files given");
+  for (const fs::path& file : files_) num_bytes_total_ += fs::file_size(file);
+}
+
+DocumentSource::~DocumentSource() = default;
+
+bool DocumentSource::next(std::string& text) {
+  for (;;) {
+    if (reader_ == nullptr) {
+      if (next_file_ == files_.size()) return false;
+      reader_ = open_reader(files_[next_file_]);
+    }
+    text.clear();
+    bool repaired = false;
+    if (!reader_->next(text, origin_, repaired)) {
+      reader_.reset();
+      num_bytes_of_finished_files_ += fs::file_size(files_[next_file_++]);
+      continue;
+    }
+    repaired = repair_utf8(text) != 0 || repaired;
+    if (text.empty()) {
+      ++statistics_.num_empty_documents;
+      continue;
+    }
+    if (repaired && statistics_.num_repaired_documents++ == 0) statistics_.first_repaired = origin_;
+    ++statistics_.num_documents;
+    statistics_.num_text_bytes += text.size();
+    return true;
+  }
+}
+
+std::uint64_t DocumentSource::num_bytes_done() const {
+  return num_bytes_of_finished_files_ + (reader_ != nullptr ? reader_->num_bytes_done() : 0);
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,69 @@
+// Documents: what training text is made of, read one after the other from files and folders.
+//
+//   NAME.json, .jsonl, .ndjson   JSON lines: each line an object with a string "text"; a line is a document
+//   NAME.dict, NAME.dict.dz      a dictd database with NAME.index beside it: an entry is a document
+//   anything else                plain text: the file is a document
+//   a folder                     its files and those of its folders, sorted by path (hidden ones left out)
+//
+// Any of these may be compressed by gzip and named so (x.txt.gz, x.jsonl.gz); compression is told by content.
+// Text is UTF-8. Ill-formed parts become U+FFFD, and are counted. A document without text is skipped and
+// counted.
+//
+// A dictd index has lines "headword TAB offset TAB length", with numbers in base 64 (RFC 4648's alphabet as
+// digits, the most significant first). Headwords that point at the same bytes name the same entry, which is
+// given once; entries come in the order of the file; entries named 00-database-... or 00database... describe
+// the database and are left out.
+//
+// Errors (tessera::Error, with file and line): an input that does not exist or cannot be read, gzip data cut
+// short or damaged, a line that is not such an object, an index that is missing or points outside its
+// database.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera::data {
+
+struct SourceStatistics {
+  std::uint64_t num_documents = 0;
+  std::uint64_t num_text_bytes = 0;
+  std::uint64_t num_empty_documents = 0;
+  std::uint64_t num_repaired_documents = 0;  // documents with ill-formed UTF-8
+  std::string first_repaired;                // where the first of them is
+};
+
+class DocumentReader;
+
+class DocumentSource {
+ public:
+  /// Lists the files of `inputs`, in the given order. Reads none of them yet.
+  explicit DocumentSource(const std::vector<std::filesystem::path>& inputs);
+  ~DocumentSource();
+
+  /// Puts the next document into `text` and returns true; returns false after the last one. A document is
+  /// held in memory as a whole, a JSON-lines file is not, a dictd database is.
+  bool next(std::string& text);
+
+  /// Where the latest document is from, for messages: "FILE", "FILE:LINE" or "FILE, entry at byte N".
+  const std::string& origin() const { return origin_; }
+
+  /// Bytes of the files as they are on the disk, all and those behind us: for showing progress.
+  std::uint64_t num_bytes_total() const { return num_bytes_total_; }
+  std::uint64_t num_bytes_done() const;
+
+  const SourceStatistics& statistics() const { return statistics_; }
+
+ private:
+  std::vector<std::filesystem::path> files_;
+  std::size_t next_file_ = 0;
+  std::unique_ptr<DocumentReader> reader_;
+  std::uint64_t num_bytes_total_ = 0;
+  std::uint64_t num_bytes_of_finished_files_ = 0;
+  std::string origin_;
+  SourceStatistics statistics_;
+};
+
+}  // namespace tessera::data

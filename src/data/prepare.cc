@@ -1,0 +1,227 @@
+#include "data/prepare.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "tensor/parallel.h"
+#include "tensor/philox.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Documents are read one by one, tokenized together, and written in order. The bounds do not show in the
+/// result.
+constexpr std::size_t kBatchBytes = 8u << 20;
+constexpr std::size_t kBatchDocuments = 1u << 14;
+
+/// Writes the shards of one split.
+class SplitWriter {
+ public:
+  SplitWriter(fs::path folder, std::string split, const Tokenizer& tokenizer, std::uint64_t shard_tokens)
+      : folder_(std::move(folder)),
+        split_(std::move(split)),
+        tokenizer_(tokenizer),
+        shard_tokens_(shard_tokens) {}
+
+  void add(const std::vector<std::int32_t>& tokens) {
+    constexpr std::size_t kBosAndEos = 2;
+    const std::size_t size = tokens.size() + kBosAndEos;
+    if (writer_ != nullptr && writer_->num_tokens() + size > shard_tokens_) finish_shard();
+    if (writer_ == nullptr) {
+      file_ = fmt::format("{}-{:05}{}", split_, shards_.size(), kShardExtension);
+      writer_ = std::make_unique<ShardWriter>(folder_ / file_, tokenizer_);
+    }
+    writer_->add_document(tokens);
+    num_tokens_ += size;
+  }
+
+  std::uint64_t num_tokens() const { return num_tokens_; }
+
+  std::vector<ShardEntry> finish() {
+    if (writer_ != nullptr) finish_shard();
+    return std::move(shards_);
+  }
+
+ private:
+  void finish_shard() {
+    const ShardHeader header = writer_->finish();
+    writer_.reset();
+    shards_.push_back({.file = file_,
+                       .num_bytes = header.file_bytes,
+                       .num_tokens = header.num_tokens,
+                       .num_documents = header.num_documents,
+                       .checksum = header.header_checksum});
+  }
+
+  fs::path folder_;
+  std::string split_;
+  const Tokenizer& tokenizer_;
+  std::uint64_t shard_tokens_;
+  std::string file_;
+  std::unique_ptr<ShardWriter> writer_;
+  std::vector<ShardEntry> shards_;
+  std::uint64_t num_tokens_ = 0;
+};
+
+/// The first entry of `folder` that is not a dataset's; empty if there is none. Guards what is removed.
+fs::path find_foreign_entry(const fs::path& folder) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    fs::path name = entry.path().filename();
+    if (name.extension() == ".tmp") name = name.stem();  // of a writer that was killed
+    const bool known =
+        name == kManifestName || name == kTokenizerModelName || name.extension() == kShardExtension;
+    if (!known || !entry.is_regular_file()) return entry.path();
+  }
+  return {};
+}
+
+fs::path without_trailing_slash(const fs::path& path) {
+  return path.has_filename() ? path : path.parent_path();
+}
+
+/// "OUTPUT.tmp": becomes `output` on commit, or disappears.
+class TemporaryFolder {
+ public:
+  explicit TemporaryFolder(const fs::path& output) : output_(without_trailing_slash(output)), path_(output_) {
+    path_ += ".tmp";
+    if (fs::exists(path_)) {  // left by a run that was killed
+      const fs::path foreign = fs::is_directory(path_) ? find_foreign_entry(path_) : path_;
+      require(foreign.empty(), "'{}' is in the way: it is needed for the time of writing", foreign.string());
+      fs::remove_all(path_);
+    }
+    create();
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+
+  void commit(bool overwrite) {
+    check_output(output_, overwrite);  // again: hours may have passed
+    std::error_code error;
+    // The old dataset and the new one change places in one step; the destructor removes the old one.
+    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, output_.c_str(), RENAME_EXCHANGE) == 0) {
+      sync_directory(output_.parent_path());
+      return;
+    }
+    // There is none, or the file system cannot do it.
+    if (overwrite) fs::remove_all(output_, error);
+    if (!error) fs::rename(path_, output_, error);
+    require(!error, "cannot rename '{}' to '{}': {}", path_.string(), output_.string(), error.message());
+    path_.clear();
+    sync_directory(output_.parent_path());
+  }
+
+ private:
+  void create() {
+    std::error_code error;
+    fs::create_directories(path_, error);
+    require(!error, "cannot create folder '{}': {}", path_.string(), error.message());
+  }
+
+  fs::path output_;
+  fs::path path_;
+};
+
+/// Fills `texts` with the next documents; false if there were none left.
+bool read_batch(DocumentSource& source, std::vector<std::string>& texts) {
+  texts.clear();
+  std::size_t num_bytes = 0;
+  std::string text;
+  while (texts.size() < kBatchDocuments && num_bytes < kBatchBytes && source.next(text)) {
+    num_bytes += text.size();
+    texts.push_back(std::move(text));
+  }
+  return !texts.empty();
+}
+
+}  // namespace
+
+void check_output(const fs::path& output, bool overwrite) {
+  const fs::path folder = without_trailing_slash(output);
+  require(!folder.empty(), "no output folder given");
+  if (!fs::exists(folder)) return;
+  require(fs::is_directory(folder), "output '{}': expected a folder, or a name for one; it is a file",
+          folder.string());
+  if (fs::is_empty(folder)) return;
+  require(overwrite, "output '{}': there is {} already; --force replaces a dataset", folder.string(),
+          fs::exists(folder / kManifestName) ? "a dataset" : "something");
+  const fs::path foreign = find_foreign_entry(folder);
+  require(foreign.empty(), "output '{}': it holds '{}', which is not part of a dataset: not replaced",
+          folder.string(), foreign.filename().string());
+}
+
+PrepareResult prepare_dataset(const PrepareOptions& options) {
+  require(options.val_fraction >= 0 && options.val_fraction < 1,
+          "validation fraction {}, expected one in [0, 1)", options.val_fraction);
+  require(options.shard_tokens >= 1, "0 tokens per shard, expected at least 1");
+  check_output(options.output, options.overwrite);
+  const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(options.tokenizer);
+  DocumentSource source(options.inputs);
+
+  TemporaryFolder folder(options.output);
+  SplitWriter train(folder.path(), "train", *tokenizer, options.shard_tokens);
+  SplitWriter val(folder.path(), "val", *tokenizer, options.shard_tokens);
+  const Philox random(options.seed, stream_of("data.prepare.val"));
+  std::vector<std::string> texts;
+  std::vector<std::vector<std::int32_t>> tokens;
+  std::uint64_t document_idx = 0;
+  while (read_batch(source, texts)) {
+    tokens.resize(texts.size());
+    parallel_for(static_cast<std::int64_t>(texts.size()), [&](std::int64_t i) {
+      const auto at = static_cast<std::size_t>(i);
+      tokens[at] = tokenizer->encode(texts[at]);
+    });
+    for (const std::vector<std::int32_t>& document : tokens) {
+      const bool is_val = random.uniform(document_idx++) < options.val_fraction;
+      (is_val ? val : train).add(document);
+    }
+    if (options.on_progress) {
+      options.on_progress({.num_bytes_done = source.num_bytes_done(),
+                           .num_bytes_total = source.num_bytes_total(),
+                           .num_documents = document_idx,
+                           .num_tokens = train.num_tokens() + val.num_tokens()});
+    }
+  }
+  require(document_idx > 0, "no document with text in the inputs");
+  require(train.num_tokens() > 0,
+          "all {} documents fell to validation, none is left to train on: give more documents, another seed, "
+          "or a "
+          "validation fraction of 0 (it is {})",
+          document_idx, options.val_fraction);
+
+  PrepareResult result;
+  result.source = source.statistics();
+  Manifest& manifest = result.manifest;
+  manifest.tokenizer_kind = tokenizer->kind();
+  manifest.tokenizer_checksum = tokenizer->checksum();
+  manifest.vocab_size = tokenizer->vocab_size();
+  manifest.bos_id = tokenizer->bos_id();
+  manifest.eos_id = tokenizer->eos_id();
+  manifest.val_fraction = options.val_fraction;
+  manifest.seed = options.seed;
+  manifest.splits["train"] = train.finish();
+  if (val.num_tokens() > 0) manifest.splits["val"] = val.finish();
+  if (!tokenizer->model().empty()) {
+    AtomicFile model(folder.path() / kTokenizerModelName);
+    model.write(tokenizer->model());
+    model.commit();
+  }
+  write_manifest(folder.path(), manifest);
+  folder.commit(options.overwrite);
+  return result;
+}
+
+}  // namespace tessera::data

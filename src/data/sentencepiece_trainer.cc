@@ -1,0 +1,120 @@
+#include "data/sentencepiece_trainer.h"
+
+#include <sentencepiece_trainer.h>
+
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "data/text.h"
+#include "tensor/philox.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr std::size_t kPieceBytes = 4096;
+
+/// A sample of a stream of unknown length: every piece draws a random key, those with the smallest keys stay.
+class Sample {
+ public:
+  Sample(std::uint64_t max_bytes, std::uint64_t seed)
+      : max_bytes_(max_bytes), random_(seed, stream_of("data.tokenizer.sample")) {}
+
+  void add(std::string_view piece) {
+    const auto words = random_.words(num_seen_);
+    const Key key{static_cast<std::uint64_t>(words[0]) << 32 | words[1], num_seen_};
+    ++num_seen_;
+    if (key > largest_) return;
+    pieces_.emplace(key, piece);
+    num_bytes_ += piece.size();
+    while (num_bytes_ > max_bytes_ && pieces_.size() > 1) {
+      const auto last = std::prev(pieces_.end());
+      largest_ = last->first;  // from here on the room that a long piece leaves is not for larger keys
+      num_bytes_ -= last->second.size();
+      pieces_.erase(last);
+    }
+  }
+
+  std::vector<std::string> take() {
+    std::map<std::uint64_t, std::string> ordered;
+    for (auto& [key, piece] : pieces_) ordered.emplace(key.second, std::move(piece));
+    std::vector<std::string> result;
+    for (auto& [index, piece] : ordered) result.push_back(std::move(piece));
+    return result;
+  }
+
+ private:
+  using Key = std::pair<std::uint64_t, std::uint64_t>;  // random, position in the stream
+  std::uint64_t max_bytes_;
+  Philox random_;
+  std::uint64_t num_seen_ = 0;
+  std::uint64_t num_bytes_ = 0;
+  Key largest_{~std::uint64_t{0}, ~std::uint64_t{0}};
+  std::map<Key, std::string> pieces_;
+};
+
+class Sentences final : public sentencepiece::SentenceIterator {
+ public:
+  explicit Sentences(const std::vector<std::string>& sentences) : sentences_(sentences) {}
+  bool done() const override { return at_ == sentences_.size(); }
+  void Next() override { ++at_; }
+  const std::string& value() const override { return sentences_[at_]; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  const std::vector<std::string>& sentences_;
+  std::size_t at_ = 0;
+};
+
+}  // namespace
+
+std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptions& options) {
+  constexpr int kNumFixedPieces = 3 + 256;
+  require(options.vocab_size > kNumFixedPieces,
+          "vocabulary size {}: expected more than {} (control and byte pieces)", options.vocab_size,
+          kNumFixedPieces);
+  require(options.sample_bytes > 0, "sample size 0: expected at least 1 byte");
+  Sample sample(options.sample_bytes, options.seed);
+  std::string text;
+  while (source.next(text)) {
+    for (std::string_view rest = text; !rest.empty();) {
+      const std::size_t size = first_piece_size(rest, kPieceBytes);
+      sample.add(rest.substr(0, size));
+      rest.remove_prefix(size);
+    }
+  }
+  require(source.statistics().num_documents > 0, "cannot train a tokenizer: the inputs have no text");
+
+  const std::unordered_map<std::string, std::string> arguments = {
+      {"model_type", "bpe"},
+      {"vocab_size", std::to_string(options.vocab_size)},
+      {"byte_fallback", "true"},
+      // Rarer characters are left to the byte pieces.
+      {"character_coverage", "0.9995"},
+      {"unk_id", "0"},
+      {"bos_id", "1"},
+      {"eos_id", "2"},
+      {"pad_id", "-1"},
+      // Nothing of the text may be lost.
+      {"normalization_rule_name", "identity"},
+      {"add_dummy_prefix", "false"},
+      {"remove_extra_whitespaces", "false"},
+      {"allow_whitespace_only_pieces", "true"},
+      {"split_digits", "true"},
+      {"max_sentence_length", std::to_string(2 * kPieceBytes)},
+      // The order in which threads finish must not decide anything.
+      {"num_threads", "1"},
+      {"minloglevel", "2"},
+  };
+  const std::vector<std::string> sentences = sample.take();
+  Sentences iterator(sentences);
+  std::string model;
+  const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, &model);
+  require(status.ok(), "cannot train a tokenizer of {} pieces on {} bytes of text: {}", options.vocab_size,
+          source.statistics().num_text_bytes, status.ToString());
+  return model;
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,22 @@
+// UTF-8 text: repair, and cutting into pieces.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera::data {
+
+/// Puts U+FFFD in the place of every ill-formed part of `text` and returns how many there were. An ill-formed
+/// part is a maximal subpart in the sense of the Unicode Standard 15.0, section 3.9 (the practice of the web
+/// as well). Well-formed text, which is nearly all of it, is left untouched and only read once.
+std::uint64_t repair_utf8(std::string& text);
+
+/// Length in bytes of the first piece of `text` when it is cut into pieces of about `max_bytes` (at least 8).
+/// A text that is no longer is one piece. A cut falls before the last run of spaces (U+0020) that begins in
+/// the second half of the limit, so that words stay whole; without such a run, at the last character boundary.
+/// `text` must be UTF-8.
+std::size_t first_piece_size(std::string_view text, std::size_t max_bytes);
+
+}  // namespace tessera::data

@@ -1,0 +1,45 @@
+// Tokenizers: text to token ids and back.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::data {
+
+/// Ids are in [0, vocab_size()). All members may be called from many threads at once.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  /// "bytes" or "sentencepiece".
+  virtual std::string_view kind() const = 0;
+  virtual std::int32_t vocab_size() const = 0;
+  /// Begins and ends every document; encode never gives them.
+  virtual std::int32_t bos_id() const = 0;
+  virtual std::int32_t eos_id() const = 0;
+
+  /// decode(encode(text)) == text for UTF-8 text.
+  virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  /// BOS, EOS and other control tokens give no text. An id outside the vocabulary is an Error. The result is
+  /// not always UTF-8: a model may give the bytes of half a character.
+  virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
+
+  /// The model file, byte for byte; empty if the tokenizer needs none.
+  virtual std::string_view model() const = 0;
+  /// Equal for tokenizers that give the same ids: of the kind and the model file.
+  std::uint64_t checksum() const;
+};
+
+/// What a dataset's or a checkpoint's folder calls the copy of its tokenizer's model.
+inline constexpr std::string_view kTokenizerModelName = "tokenizer.model";
+
+/// `name` is "bytes", a SentencePiece model file, or a folder: one with a tokenizer.model, or a dataset of
+/// bytes.
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
+
+}  // namespace tessera::data

@@ -1,0 +1,46 @@
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values come from a latent of kv_lora_rank
+// numbers per token, queries optionally from one of q_lora_rank.
+#pragma once
+
+#include "model/layer_context.h"
+#include "ops/mla_attention.h"
+#include "ops/rope.h"
+
+namespace tessera {
+
+struct AttentionSaved {
+  // Kept under Recompute::kNone and kSelective.
+  Tensor kv_a;        // [T, kv_lora + rope]: latent before its norm | k_rope before rotation
+  Tensor kv_rstd_T;
+  Tensor q_a_TC, q_rstd_T;  // the queries' latent before its norm; only with query compression
+  Tensor o, lse_TH;
+  // Kept under kNone, else recomputed.
+  Tensor kv_latent_TC, q_latent_TC;  // after their norms
+  Tensor q, kv, k_rope;              // what the attention core reads; q without compression is always kept
+};
+
+class Attention {
+ public:
+  /// Adds the parameters `prefix`wq..., `layer` sets the initial deviation.
+  Attention(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer);
+
+  /// out_TD = MLA(y_TD). An undefined out_TD: only what the backward needs.
+  void forward(const LayerContext& context, const Tensor& y_TD, AttentionSaved& saved, const Tensor& out_TD) const;
+
+  /// d_y_TD from d_out_TD; parameters' gradients +=.
+  void backward(const LayerContext& context, const Tensor& y_TD, const AttentionSaved& saved, const Tensor& d_out_TD,
+                const Tensor& d_y_TD) const;
+
+ private:
+  MlaDims dims(const LayerContext& context) const;
+  void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;
+  void compute_recomputed(const LayerContext& context, const AttentionSaved& saved) const;
+  void rotate(const LayerContext& context, const Tensor& x, std::int64_t num_heads, RopeDirection direction,
+              const Tensor& y) const;
+
+  bool compresses_queries_;
+  ParamId wq_ = 0, wq_a_ = 0, q_norm_ = 0, wq_b_ = 0;
+  ParamId wkv_a_, kv_norm_, wkv_b_, wo_;
+};
+
+}  // namespace tessera

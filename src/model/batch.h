@@ -1,0 +1,52 @@
+// A micro-batch as the model takes it: token ids, labels, and what document masking makes of them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/config.h"
+#include "ops/context.h"
+
+namespace tessera {
+
+/// Owns the index tensors of a micro-batch of B sequences of S tokens; `fill` allocates nothing.
+///
+/// Of a row of S + 1 tokens t[0..S], t[0..S-1] are inputs and t[1..S] labels. MTP module k (from 0, the paper's depth
+/// d = k + 1) reads t[min(i + d, S)] at position i and predicts t[i + d + 1], where there is one.
+class Batch {
+ public:
+  Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len);
+
+  /// tokens: [B, S + 1], ids in [0, vocab_size). labels: [B, S], kIgnoredLabel where a position does not count; empty:
+  /// the next tokens.
+  void fill(std::span<const std::int32_t> tokens, std::span<const std::int32_t> labels = {});
+
+  std::int64_t num_seqs() const { return num_seqs_; }
+  std::int64_t seq_len() const { return seq_len_; }
+  std::int64_t num_tokens() const { return num_seqs_ * seq_len_; }
+  /// Positions whose label counts.
+  std::int64_t num_valid() const { return num_valid_; }
+
+  // int32 tensors [T] on `device`.
+  Tensor inputs(Device device) const { return view(inputs_, device); }
+  Tensor labels(Device device) const { return view(labels_, device); }
+  /// RoPE's position of a token: in its document under block_causal, else in its sequence.
+  Tensor positions(Device device) const { return view(positions_, device); }
+  /// Index in its sequence of the first token that a token attends to.
+  Tensor doc_starts(Device device) const { return view(doc_starts_, device); }
+  Tensor mtp_inputs(std::size_t module, Device device) const { return view(mtp_inputs_[module], device); }
+  Tensor mtp_labels(std::size_t module, Device device) const { return view(mtp_labels_[module], device); }
+
+ private:
+  Tensor view(const std::vector<std::int32_t>& ids, Device device) const;
+
+  std::int64_t num_seqs_, seq_len_;
+  bool mask_documents_;
+  std::int32_t eos_id_;
+  std::int64_t num_valid_ = 0;
+  std::vector<std::int32_t> inputs_, labels_, positions_, doc_starts_;
+  std::vector<std::vector<std::int32_t>> mtp_inputs_, mtp_labels_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,104 @@
+#include "model/block.h"
+
+#include "ops/elementwise.h"
+#include "ops/rmsnorm.h"
+
+namespace tessera {
+
+Block::Block(Parameters& parameters, const ModelConfig& config, bool is_moe, bool force_load_balance,
+             const std::string& prefix, std::int64_t layer)
+    : attention_norm_(parameters.add({prefix + "attention_norm.weight", {config.dim}, {}})),
+      attention_(parameters, config, prefix + "attention.", layer),
+      ffn_norm_(parameters.add({prefix + "ffn_norm.weight", {config.dim}, {}})) {
+  if (is_moe) {
+    moe_.emplace(parameters, config, force_load_balance, prefix + "moe.", layer);
+  } else {
+    feed_forward_.emplace(parameters, config.dim, config.inter_dim, prefix + "feed_forward.", layer);
+  }
+}
+
+void Block::forward(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
+                    MoeLoad* load) const {
+  const TraceScope trace(context.op.trace, "block.forward");
+  if (context.recompute != Recompute::kFull) {
+    forward_keeping(context, x_TD, saved, out_TD, load);
+    return;
+  }
+  const ArenaScope scope(*context.op.arena);
+  BlockSaved dropped;
+  forward_keeping(context, x_TD, dropped, out_TD, load);
+  saved.x_TD = x_TD;
+}
+
+void Block::backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, MoeLoad* load) const {
+  const TraceScope trace(context.op.trace, "block.backward");
+  if (context.recompute != Recompute::kFull) {
+    backward_from_saved(context, saved, d_TD);
+    return;
+  }
+  const ArenaScope scope(*context.op.arena);
+  LayerContext repeat = context;
+  repeat.repeated = true;
+  BlockSaved again;
+  forward_keeping(repeat, saved.x_TD, again, {}, load);
+  backward_from_saved(context, again, d_TD);
+}
+
+void Block::forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
+                            MoeLoad* load) const {
+  const Context& op = context.op;
+  const std::int64_t num_tokens = x_TD.dim(0), dim = x_TD.dim(1);
+  const float eps = context.config->norm_eps;
+  const bool keep_norms = context.recompute != Recompute::kSelective;
+  saved.x_TD = x_TD;
+  saved.mid_TD = context.allocate({num_tokens, dim});
+  saved.attention_rstd_T = context.allocate({num_tokens}, DType::kFloat32);
+  saved.ffn_rstd_T = context.allocate({num_tokens}, DType::kFloat32);
+  if (feed_forward_) saved.ffn_h_T2I = context.allocate({num_tokens, 2 * feed_forward_->inter_dim()});
+  if (keep_norms) {
+    saved.attention_y_TD = context.allocate({num_tokens, dim});
+    saved.ffn_y_TD = context.allocate({num_tokens, dim});
+  }
+  const Tensor y_TD = keep_norms ? saved.attention_y_TD : context.norm_TD;
+  rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, y_TD, saved.attention_rstd_T);
+  attention_.forward(context, y_TD, saved.attention, context.branch_TD);
+
+  const Tensor ffn_y_TD = keep_norms ? saved.ffn_y_TD : context.norm_TD;
+  residual_rmsnorm_forward(op, x_TD, context.branch_TD, context.weight(ffn_norm_), eps, saved.mid_TD, ffn_y_TD,
+                           saved.ffn_rstd_T);
+  const Tensor branch_TD = out_TD.defined() ? context.branch_TD : Tensor();
+  if (feed_forward_) {
+    feed_forward_->forward(context, ffn_y_TD, saved.ffn_h_T2I, branch_TD, Write::kAssign);
+  } else {
+    moe_->forward(context, ffn_y_TD, saved.moe, branch_TD, *load);
+  }
+  if (out_TD.defined()) add(op, saved.mid_TD, branch_TD, out_TD);
+}
+
+void Block::backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const {
+  const Context& op = context.op;
+  const float eps = context.config->norm_eps;
+  const bool kept_norms = context.recompute != Recompute::kSelective;
+  const ArenaScope scope(*op.arena);
+  const Tensor d_y_TD = context.allocate(d_TD.shape());
+
+  const Tensor ffn_y_TD = kept_norms ? saved.ffn_y_TD : context.norm_TD;
+  if (!kept_norms) rmsnorm_forward(op, saved.mid_TD, context.weight(ffn_norm_), eps, ffn_y_TD, saved.ffn_rstd_T);
+  if (feed_forward_) {
+    feed_forward_->backward(context, ffn_y_TD, saved.ffn_h_T2I, d_TD, d_y_TD);
+  } else {
+    moe_->backward(context, ffn_y_TD, saved.moe, d_TD, d_y_TD);
+  }
+  rmsnorm_backward(op, d_y_TD, saved.mid_TD, context.weight(ffn_norm_), saved.ffn_rstd_T, d_TD, Write::kAccumulate,
+                   context.gradient(ffn_norm_));
+
+  const Tensor attention_y_TD = kept_norms ? saved.attention_y_TD : context.norm_TD;
+  if (!kept_norms) {
+    rmsnorm_forward(op, saved.x_TD, context.weight(attention_norm_), eps, attention_y_TD, saved.attention_rstd_T);
+  }
+  attention_.backward(context, attention_y_TD, saved.attention, d_TD, d_y_TD);
+  rmsnorm_backward(op, d_y_TD, saved.x_TD, context.weight(attention_norm_), saved.attention_rstd_T, d_TD,
+                   Write::kAccumulate, context.gradient(attention_norm_));
+}
+
+}  // namespace tessera

@@ -1,0 +1,48 @@
+// A transformer block: x ← x + MLA(RMSNorm(x)); x ← x + FFN_or_MoE(RMSNorm(x)).
+#pragma once
+
+#include "model/attention.h"
+#include "model/moe.h"
+
+namespace tessera {
+
+struct BlockSaved {
+  Tensor x_TD;  // the input, always kept (it is the block before's output)
+  // Kept under Recompute::kNone and kSelective.
+  Tensor mid_TD;  // after the attention's residual connection
+  Tensor attention_rstd_T, ffn_rstd_T;
+  AttentionSaved attention;
+  Tensor ffn_h_T2I;  // dense only
+  MoeSaved moe;      // MoE only
+  // Kept under kNone, else recomputed: the norms' outputs.
+  Tensor attention_y_TD, ffn_y_TD;
+};
+
+class Block {
+ public:
+  Block(Parameters& parameters, const ModelConfig& config, bool is_moe, bool force_load_balance,
+        const std::string& prefix, std::int64_t layer);
+
+  /// Output of x_TD (which must stay as it is until the backward) into out_TD. `load` is the MoE layer's, or null.
+  void forward(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
+               MoeLoad* load) const;
+
+  /// d_TD: gradient of the output in, of the input out. Parameters' gradients +=.
+  void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, MoeLoad* load) const;
+
+  /// Null for a dense block.
+  const Moe* moe() const { return moe_ ? &*moe_ : nullptr; }
+
+ private:
+  void forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
+                       MoeLoad* load) const;
+  void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const;
+
+  ParamId attention_norm_;
+  Attention attention_;
+  ParamId ffn_norm_;
+  std::optional<FeedForward> feed_forward_;
+  std::optional<Moe> moe_;
+};
+
+}  // namespace tessera

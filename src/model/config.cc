@@ -1,0 +1,135 @@
+#include "model/config.h"
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace tessera {
+
+float ModelConfig::softmax_scale(std::int64_t seq_len) const {
+  const double scale = 1.0 / std::sqrt(static_cast<double>(qk_head_dim()));
+  if (seq_len <= original_seq_len) return static_cast<float>(scale);
+  const double m = 0.1 * mscale * std::log(static_cast<double>(rope_factor)) + 1.0;
+  return static_cast<float>(scale * m * m);
+}
+
+void ModelConfig::validate() const {
+  const auto positive = [](std::string_view key, std::int64_t value) {
+    require(value > 0, "model.args.{} is {}; expected a number above 0", key, value);
+  };
+  positive("vocab_size", vocab_size);
+  positive("dim", dim);
+  positive("inter_dim", inter_dim);
+  positive("n_layers", n_layers);
+  positive("n_heads", n_heads);
+  positive("kv_lora_rank", kv_lora_rank);
+  positive("qk_nope_head_dim", qk_nope_head_dim);
+  positive("qk_rope_head_dim", qk_rope_head_dim);
+  positive("v_head_dim", v_head_dim);
+  positive("original_seq_len", original_seq_len);
+  require(q_lora_rank >= 0, "model.args.q_lora_rank is {}; expected 0 (none) or more", q_lora_rank);
+  require(qk_rope_head_dim % 2 == 0, "model.args.qk_rope_head_dim is {}; expected an even number (RoPE turns pairs)",
+          qk_rope_head_dim);
+  require(norm_eps > 0.0f, "model.args.norm_eps is {}; expected a number above 0", norm_eps);
+  require(0 <= n_dense_layers && n_dense_layers <= n_layers,
+          "model.args.n_dense_layers is {}; expected 0 to n_layers = {}", n_dense_layers, n_layers);
+  require(num_mtp_modules >= 0, "model.args.num_mtp_modules is {}; expected 0 or more", num_mtp_modules);
+  require(-1 <= eos_id && eos_id < vocab_size, "model.args.eos_id is {}; expected -1 to vocab_size - 1 = {}", eos_id,
+          vocab_size - 1);
+  if (n_dense_layers == n_layers) return;
+
+  positive("moe_inter_dim", moe_inter_dim);
+  positive("num_experts", num_experts);
+  positive("top_k", top_k);
+  require(num_shared_experts >= 0, "model.args.num_shared_experts is {}; expected 0 or more", num_shared_experts);
+  require(top_k <= num_experts, "model.args.top_k is {}, but there are only num_experts = {}", top_k, num_experts);
+  require(n_expert_groups >= 0, "model.args.n_expert_groups is {}; expected 0 (none) or more", n_expert_groups);
+  if (n_expert_groups == 0) return;
+  require(num_experts % n_expert_groups == 0, "model.args.num_experts = {} do not divide into n_expert_groups = {}",
+          num_experts, n_expert_groups);
+  require(1 <= n_limited_groups && n_limited_groups <= n_expert_groups,
+          "model.args.n_limited_groups is {}; expected 1 to n_expert_groups = {}", n_limited_groups, n_expert_groups);
+  const std::int64_t reachable = num_experts / n_expert_groups * n_limited_groups;
+  require(top_k <= reachable, "model.args.top_k is {}, but n_limited_groups = {} of n_expert_groups = {} hold only {}",
+          top_k, n_limited_groups, n_expert_groups, reachable);
+}
+
+namespace {
+
+struct Flavor {
+  const char* name;
+  ModelConfig config;
+};
+
+const Flavor kFlavors[] = {
+    {"debugmodel", {}},
+    {"16B",
+     {.vocab_size = 102400,
+      .dim = 2048,
+      .inter_dim = 10944,
+      .moe_inter_dim = 1408,
+      .n_layers = 27,
+      .n_dense_layers = 1,
+      .n_heads = 16,
+      .num_experts = 64,
+      .num_shared_experts = 2,
+      .top_k = 6}},
+    {"236B",
+     {.vocab_size = 102400,
+      .dim = 5120,
+      .inter_dim = 12288,
+      .moe_inter_dim = 1536,
+      .n_layers = 60,
+      .n_dense_layers = 1,
+      .n_heads = 128,
+      .num_experts = 160,
+      .num_shared_experts = 2,
+      .top_k = 6,
+      .route_scale = 16.0f,
+      .n_expert_groups = 8,
+      .n_limited_groups = 3,
+      .q_lora_rank = 1536,
+      .mscale = 1.0f}},
+    {"671B",
+     {.vocab_size = 129280,
+      .dim = 7168,
+      .inter_dim = 18432,
+      .moe_inter_dim = 2048,
+      .n_layers = 61,
+      .n_dense_layers = 3,
+      .n_heads = 128,
+      .num_experts = 256,
+      .num_shared_experts = 1,
+      .top_k = 8,
+      .score_func = ScoreFunction::kSigmoid,
+      .route_norm = true,
+      .route_scale = 2.5f,
+      .n_expert_groups = 8,
+      .n_limited_groups = 4,
+      .q_lora_rank = 1536,
+      .mscale = 1.0f}},
+};
+
+}  // namespace
+
+ModelConfig model_flavor(std::string_view name) {
+  for (const Flavor& flavor : kFlavors) {
+    if (name == flavor.name) return flavor.config;
+  }
+  fail("model.flavor is '{}'; expected one of {}", name, fmt::join(model_flavor_names(), ", "));
+}
+
+std::vector<std::string> model_flavor_names() {
+  std::vector<std::string> names;
+  for (const Flavor& flavor : kFlavors) names.emplace_back(flavor.name);
+  return names;
+}
+
+double flop_per_token(const ModelConfig& config, const ParameterCounts& counts, std::int64_t seq_len) {
+  const double attention = static_cast<double>(config.n_layers * config.n_heads) *
+                           static_cast<double>(config.qk_head_dim() + config.v_head_dim) *
+                           static_cast<double>(seq_len);
+  return 6.0 * (static_cast<double>(counts.active - counts.embedding) + attention);
+}
+
+}  // namespace tessera

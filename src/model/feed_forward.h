@@ -1,0 +1,29 @@
+// The dense feed-forward network, also the shared experts of an MoE layer: W2 · (silu(W1 x) ⊙ W3 x).
+#pragma once
+
+#include "model/layer_context.h"
+
+namespace tessera {
+
+class FeedForward {
+ public:
+  /// Adds `prefix`w13.weight [2I, D] (gate rows, then up rows) and `prefix`w2.weight [D, I].
+  FeedForward(Parameters& parameters, std::int64_t dim, std::int64_t inter_dim, const std::string& prefix,
+              std::int64_t layer);
+
+  std::int64_t inter_dim() const { return inter_dim_; }
+
+  /// h_T2I = x · W13ᵀ, which the backward needs; out_TD (= or +=) the network's output, not computed if undefined.
+  void forward(const LayerContext& context, const Tensor& x_TD, const Tensor& h_T2I, const Tensor& out_TD,
+               Write write) const;
+
+  /// d_x_TD (=) from d_out_TD; parameters' gradients +=. Overwrites h_T2I.
+  void backward(const LayerContext& context, const Tensor& x_TD, const Tensor& h_T2I, const Tensor& d_out_TD,
+                const Tensor& d_x_TD) const;
+
+ private:
+  std::int64_t inter_dim_;
+  ParamId w13_, w2_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#include "model/head.h"
+
+#include <algorithm>
+
+#include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
+#include "ops/gemm.h"
+#include "ops/rmsnorm.h"
+
+namespace tessera {
+
+namespace {
+/// Enough rows for an efficient GEMM; 102,400 vocabulary entries take 200 MiB of float32 logits per chunk.
+constexpr std::int64_t kTokensPerChunk = 512;
+}  // namespace
+
+Head::Head(Parameters& parameters, const ModelConfig& config, const std::string& norm_name, ParamId output)
+    : norm_(parameters.add({norm_name, {config.dim}, {}})), output_(output) {}
+
+double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
+                              const Tensor& d_x_TD, const Tensor& logits_TV) const {
+  const TraceScope trace(context.op.trace, "head");
+  const Context& op = context.op;
+  const std::int64_t num_tokens = x_TD.dim(0), vocab = context.config->vocab_size;
+  const bool backward = d_x_TD.defined();
+  const ArenaScope scope(*op.arena);
+  const Tensor y_TD = context.allocate(x_TD.shape());
+  const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
+  const Tensor losses_T = context.allocate({num_tokens}, DType::kFloat32);
+  const Tensor d_y_TD = backward ? context.allocate(x_TD.shape()) : Tensor();
+  rmsnorm_forward(op, x_TD, context.weight(norm_), context.config->norm_eps, y_TD, rstd_T);
+
+  for (std::int64_t begin = 0; begin < num_tokens; begin += kTokensPerChunk) {
+    const std::int64_t end = std::min(num_tokens, begin + kTokensPerChunk);
+    const ArenaScope chunk_scope(*op.arena);
+    const Tensor y_chunk_TD = y_TD.rows(begin, end);
+    const Tensor chunk_TV = context.allocate({end - begin, vocab}, DType::kFloat32);
+    linear_forward(op, y_chunk_TD, context.weight(output_), chunk_TV);
+    if (logits_TV.defined()) convert(op, chunk_TV, logits_TV.rows(begin, end));
+    Tensor d_chunk_TV;
+    if (backward) {
+      d_chunk_TV = context.compute() == DType::kFloat32 ? chunk_TV : context.allocate({end - begin, vocab});
+    }
+    cross_entropy(op, chunk_TV, labels_T.rows(begin, end), scale, losses_T.rows(begin, end), d_chunk_TV);
+    if (!backward) continue;
+    linear_dgrad(op, d_chunk_TV, context.weight(output_), d_y_TD.rows(begin, end));
+    linear_wgrad(op, d_chunk_TV, y_chunk_TD, context.gradient(output_));
+  }
+  if (backward) {
+    rmsnorm_backward(op, d_y_TD, x_TD, context.weight(norm_), rstd_T, d_x_TD, Write::kAssign,
+                     context.gradient(norm_));
+  }
+  if (op.measuring()) return 0.0;
+  double sum = 0.0;
+  for (std::int64_t t = 0; t < num_tokens; ++t) sum += static_cast<double>(losses_T.data<float>()[t]);
+  return sum;
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+// The end of the model: final norm, vocabulary projection and cross-entropy, with their gradients, chunk by chunk over
+// the tokens, so that logits of more than one chunk are never in memory.
+#pragma once
+
+#include "model/layer_context.h"
+
+namespace tessera {
+
+class Head {
+ public:
+  /// Adds `norm_name` [D]. `output`: the vocabulary projection [V, D], which MTP modules share.
+  Head(Parameters& parameters, const ModelConfig& config, const std::string& norm_name, ParamId output);
+
+  /// Returns the sum of the valid labels' cross-entropies. If d_x_TD is defined: it is assigned `scale` times the
+  /// gradient of that sum, and the parameters' gradients +=. logits_TV (float32) is filled if defined (for tests).
+  double forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
+                          const Tensor& d_x_TD, const Tensor& logits_TV = {}) const;
+
+ private:
+  ParamId norm_, output_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,162 @@
+#include "model/moe.h"
+
+#include <numeric>
+
+#include "ops/elementwise.h"
+#include "ops/gemm.h"
+#include "ops/grouped_gemm.h"
+#include "ops/permute.h"
+#include "ops/swiglu.h"
+
+namespace tessera {
+
+Moe::Moe(Parameters& parameters, const ModelConfig& config, bool force_load_balance, const std::string& prefix,
+         std::int64_t layer)
+    : name_(prefix.substr(0, prefix.size() - 1)), force_load_balance_(force_load_balance) {
+  const std::int64_t dim = config.dim, experts = config.num_experts, inter = config.moe_inter_dim;
+  gate_ = parameters.add({prefix + "router.gate.weight", {experts, dim}, init_by_depth(layer)});
+  w13_ = parameters.add({prefix + "experts.w13", {experts, 2 * inter, dim}, init_shallow(), init_by_depth(layer)});
+  w2_ = parameters.add({prefix + "experts.w2", {experts, dim, inter}, init_by_depth(layer)});
+  expert_bias_ = parameters.add_buffer(prefix + "expert_bias", {experts});
+  if (config.num_shared_experts > 0) {
+    shared_.emplace(parameters, dim, config.num_shared_experts * inter, prefix + "shared_experts.", layer);
+  }
+}
+
+RouterOptions Moe::router_options(const LayerContext& context) const {
+  const ModelConfig& config = *context.config;
+  return {.score_function = config.score_func,
+          .route_norm = config.route_norm,
+          .route_scale = config.route_scale,
+          .top_k = config.top_k,
+          .num_groups = config.n_expert_groups,
+          .num_limited_groups = config.n_limited_groups,
+          .force_load_balance = force_load_balance_,
+          .balance_coefficient = config.seq_balance_loss_coeff,
+          .seq_len = context.batch->seq_len()};
+}
+
+/// The router works in float32 whatever the rest computes in.
+Tensor Moe::widened(const LayerContext& context, const Tensor& x) const {
+  if (x.dtype() == DType::kFloat32) return x;
+  const Tensor wide = context.allocate(x.shape(), DType::kFloat32);
+  convert(context.op, x, wide);
+  return wide;
+}
+
+void Moe::forward(const LayerContext& context, const Tensor& y_TD, MoeSaved& saved, const Tensor& out_TD,
+                  MoeLoad& load) const {
+  const TraceScope trace(context.op.trace, "moe.forward");
+  const ModelConfig& config = *context.config;
+  const Context& op = context.op;
+  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts, top_k = config.top_k;
+  const std::int64_t num_rows = num_tokens * top_k;
+  const Shape slots{num_tokens, top_k};
+  saved.routing = {.scores_TE = context.allocate({num_tokens, experts}, DType::kFloat32),
+                   .expert_ids_TK = context.allocate(slots, DType::kInt32),
+                   .weights_TK = context.allocate(slots, DType::kFloat32),
+                   .counts_E = context.allocate({experts}, DType::kInt32),
+                   .balance_f_BE = {}};
+  if (config.seq_balance_loss_coeff != 0.0f) {
+    saved.routing.balance_f_BE = context.allocate({context.batch->num_seqs(), experts}, DType::kFloat32);
+  }
+  saved.offsets_E1 = context.allocate({experts + 1}, DType::kInt32);
+  saved.slot_of_row_R = context.allocate({num_rows}, DType::kInt32);
+  saved.row_of_slot_TK = context.allocate(slots, DType::kInt32);
+  saved.h_R2F = context.allocate({num_rows, 2 * config.moe_inter_dim});
+  if (shared_) saved.shared_h_T2I = context.allocate({num_tokens, 2 * shared_->inter_dim()});
+  if (context.recompute != Recompute::kSelective) saved.x_RD = context.allocate({num_rows, config.dim});
+
+  const ArenaScope scope(*op.arena);
+  {
+    const ArenaScope router_scope(*op.arena);
+    const Tensor logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);
+    linear_forward(op, widened(context, y_TD), widened(context, context.weight(gate_)), logits_TE);
+    const double balance_loss = router_forward(op, router_options(context), logits_TE,
+                                               context.parameters->buffer(expert_bias_), saved.routing);
+    sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, saved.offsets_E1, saved.slot_of_row_R,
+                   saved.row_of_slot_TK);
+    if (!context.repeated && !op.measuring()) {
+      load.balance_loss += balance_loss;
+      for (std::size_t e = 0; e < load.counts_E.size(); ++e) {
+        load.counts_E[e] += saved.routing.counts_E.data<std::int32_t>()[e];
+      }
+    }
+  }
+
+  if (context.recompute == Recompute::kSelective) saved.x_RD = context.allocate({num_rows, config.dim});
+  gather_rows(op, y_TD, saved.slot_of_row_R, top_k, saved.x_RD);
+  grouped_linear_forward(op, saved.x_RD, context.weight(w13_), saved.offsets_E1, saved.h_R2F);
+  if (out_TD.defined()) {
+    const Tensor a_RF = context.allocate({num_rows, config.moe_inter_dim});
+    const Tensor expert_out_RD = context.allocate({num_rows, config.dim});
+    swiglu_forward(op, saved.h_R2F, a_RF);
+    grouped_linear_forward(op, a_RF, context.weight(w2_), saved.offsets_E1, expert_out_RD);
+    combine_rows(op, expert_out_RD, saved.row_of_slot_TK, saved.routing.weights_TK, out_TD, Write::kAssign);
+  }
+  if (shared_) shared_->forward(context, y_TD, saved.shared_h_T2I, out_TD, Write::kAccumulate);
+}
+
+void Moe::backward(const LayerContext& context, const Tensor& y_TD, const MoeSaved& saved, const Tensor& d_out_TD,
+                   const Tensor& d_y_TD) const {
+  const TraceScope trace(context.op.trace, "moe.backward");
+  const ModelConfig& config = *context.config;
+  const Context& op = context.op;
+  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts, top_k = config.top_k;
+  const std::int64_t num_rows = num_tokens * top_k;
+  if (shared_) shared_->backward(context, y_TD, saved.shared_h_T2I, d_out_TD, d_y_TD);
+
+  const ArenaScope scope(*op.arena);
+  const Tensor d_weights_TK = context.allocate({num_tokens, top_k}, DType::kFloat32);
+  {
+    const ArenaScope experts_scope(*op.arena);
+    // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
+    const Tensor d_out_RD = context.allocate({num_rows, config.dim});
+    const Tensor d_a_RF = context.allocate({num_rows, config.moe_inter_dim});
+    gather_rows(op, d_out_TD, saved.slot_of_row_R, top_k, d_out_RD);
+    grouped_linear_dgrad(op, d_out_RD, context.weight(w2_), saved.offsets_E1, d_a_RF);
+    swiglu_backward_weighted(op, d_a_RF, saved.h_R2F, saved.slot_of_row_R, saved.offsets_E1.rows(experts, experts + 1),
+                             saved.routing.weights_TK, saved.h_R2F, d_a_RF, d_weights_TK);  // in place
+    const Tensor &d_h_R2F = saved.h_R2F, &weighted_a_RF = d_a_RF;
+    grouped_linear_wgrad(op, d_out_RD, weighted_a_RF, saved.offsets_E1, context.gradient(w2_));
+    Tensor x_RD = saved.x_RD;
+    if (context.recompute == Recompute::kSelective) {
+      x_RD = context.allocate({num_rows, config.dim});
+      gather_rows(op, y_TD, saved.slot_of_row_R, top_k, x_RD);
+    }
+    grouped_linear_wgrad(op, d_h_R2F, x_RD, saved.offsets_E1, context.gradient(w13_));
+    const Tensor& d_x_RD = d_out_RD;
+    grouped_linear_dgrad(op, d_h_R2F, context.weight(w13_), saved.offsets_E1, d_x_RD);
+    combine_rows(op, d_x_RD, saved.row_of_slot_TK, {}, d_y_TD, shared_ ? Write::kAccumulate : Write::kAssign);
+  }
+
+  const Tensor d_logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);
+  router_backward(op, router_options(context), saved.routing, d_weights_TK, context.balance_scale, d_logits_TE);
+  linear_wgrad(op, d_logits_TE, widened(context, y_TD), context.gradient(gate_));
+  const Tensor gate = widened(context, context.weight(gate_));
+  if (context.compute() == DType::kFloat32) {
+    linear_dgrad(op, d_logits_TE, gate, d_y_TD, Write::kAccumulate);
+  } else {
+    const Tensor d_y_router_TD = context.allocate(d_y_TD.shape(), DType::kFloat32);
+    linear_dgrad(op, d_logits_TE, gate, d_y_router_TD);
+    add(op, d_y_TD, d_y_router_TD, d_y_TD);
+  }
+}
+
+void Moe::update_expert_bias(const Parameters& parameters, const std::vector<std::int64_t>& counts_E,
+                             float coeff) const {
+  const Tensor bias_E = parameters.buffer(expert_bias_);
+  float* bias = bias_E.data<float>();
+  const auto experts = static_cast<std::size_t>(bias_E.dim(0));
+  const double mean =
+      static_cast<double>(std::accumulate(counts_E.begin(), counts_E.end(), std::int64_t{0})) / static_cast<double>(experts);
+  const auto sign_of = [&](std::size_t e) {
+    const double lack = mean - static_cast<double>(counts_E[e]);
+    return lack > 0.0 ? 1.0f : (lack < 0.0 ? -1.0f : 0.0f);
+  };
+  float mean_sign = 0.0f;
+  for (std::size_t e = 0; e < experts; ++e) mean_sign += sign_of(e) / static_cast<float>(experts);
+  for (std::size_t e = 0; e < experts; ++e) bias[e] += coeff * (sign_of(e) - mean_sign);
+}
+
+}  // namespace tessera

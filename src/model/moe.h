@@ -1,0 +1,58 @@
+// The mixture-of-experts layer: router, routed experts, shared experts. Dropless: every token reaches all its experts.
+#pragma once
+
+#include <optional>
+
+#include "model/feed_forward.h"
+#include "ops/router.h"
+
+namespace tessera {
+
+struct MoeSaved {
+  // Kept under Recompute::kNone and kSelective.
+  RouterOutputs routing;
+  Tensor offsets_E1, slot_of_row_R, row_of_slot_TK;
+  Tensor h_R2F;        // before SwiGLU; overwritten by the backward
+  Tensor shared_h_T2I;
+  // Kept under kNone, else gathered again.
+  Tensor x_RD;
+};
+
+/// What an MoE layer adds up over a step. Forwards that are repeated for recomputation add nothing.
+struct MoeLoad {
+  std::vector<std::int64_t> counts_E;  // (token, expert) pairs per expert
+  double balance_loss = 0.0;           // summed over sequences, coefficient included
+};
+
+class Moe {
+ public:
+  /// Adds the parameters and the expert bias under `prefix`.
+  Moe(Parameters& parameters, const ModelConfig& config, bool force_load_balance, const std::string& prefix,
+      std::int64_t layer);
+
+  /// out_TD = MoE(y_TD) and load +=. An undefined out_TD: only what the backward needs.
+  void forward(const LayerContext& context, const Tensor& y_TD, MoeSaved& saved, const Tensor& out_TD,
+               MoeLoad& load) const;
+
+  /// d_y_TD from d_out_TD; parameters' gradients +=. Overwrites the saved h.
+  void backward(const LayerContext& context, const Tensor& y_TD, const MoeSaved& saved, const Tensor& d_out_TD,
+                const Tensor& d_y_TD) const;
+
+  /// The bias update of a step, from its counts over all data ranks (arXiv 2408.15664):
+  /// bias += delta - mean(delta), delta = coeff · sign(mean(counts) - counts).
+  void update_expert_bias(const Parameters& parameters, const std::vector<std::int64_t>& counts_E, float coeff) const;
+
+  const std::string& name() const { return name_; }
+  ParamId expert_bias() const { return expert_bias_; }
+
+ private:
+  RouterOptions router_options(const LayerContext& context) const;
+  Tensor widened(const LayerContext& context, const Tensor& x) const;
+
+  std::string name_;
+  bool force_load_balance_;
+  ParamId gate_, w13_, w2_, expert_bias_;
+  std::optional<FeedForward> shared_;
+};
+
+}  // namespace tessera

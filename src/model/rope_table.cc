@@ -1,0 +1,52 @@
+#include "model/rope_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace tessera {
+namespace {
+
+/// Turns per position of pair i, in radians.
+std::vector<double> frequencies(const ModelConfig& config, std::int64_t seq_len) {
+  const double dim = static_cast<double>(config.qk_rope_head_dim), theta = config.rope_theta;
+  std::vector<double> result(static_cast<std::size_t>(config.qk_rope_head_dim / 2));
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    result[i] = std::pow(theta, -2.0 * static_cast<double>(i) / dim);
+  }
+  if (seq_len <= config.original_seq_len) return result;
+
+  // The (fractional) pair that makes `turns` full turns over the original length. Pairs faster than beta_fast keep
+  // their frequency, pairs slower than beta_slow are slowed by rope_factor, those between are blended.
+  const auto pair_of = [&](double turns) {
+    return dim * std::log(static_cast<double>(config.original_seq_len) / (turns * 2.0 * std::numbers::pi)) /
+           (2.0 * std::log(theta));
+  };
+  const double low = std::max(std::floor(pair_of(config.beta_fast)), 0.0);
+  double high = std::min(std::ceil(pair_of(config.beta_slow)), dim - 1.0);
+  if (high == low) high += 0.001;
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    const double slowed = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    result[i] = result[i] * (1.0 - slowed) + result[i] / config.rope_factor * slowed;
+  }
+  return result;
+}
+
+}  // namespace
+
+RopeTable::RopeTable(const ModelConfig& config, std::int64_t seq_len) : seq_len_(seq_len) {
+  const std::vector<double> turns = frequencies(config, seq_len);
+  for (std::int64_t position = 0; position < seq_len; ++position) {
+    for (const double frequency : turns) {
+      cos_.push_back(static_cast<float>(std::cos(static_cast<double>(position) * frequency)));
+      sin_.push_back(static_cast<float>(std::sin(static_cast<double>(position) * frequency)));
+    }
+  }
+}
+
+Tensor RopeTable::view(const std::vector<float>& values, Device device) const {
+  void* data = device == Device::kMeta ? nullptr : const_cast<float*>(values.data());
+  return Tensor(data, {seq_len_, static_cast<std::int64_t>(values.size()) / seq_len_}, DType::kFloat32, device);
+}
+
+}  // namespace tessera

@@ -1,0 +1,74 @@
+#include <cmath>
+
+#include "ops/adamw.h"
+#include "ops/checks.h"
+#include "ops/cpu/types.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+
+namespace {
+constexpr std::int64_t kGrain = 1 << 15;
+}
+
+void adamw(const Context& context, const AdamWOptions& options, const Tensor& d_w_N, const Tensor& m_N,
+           const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
+  const TraceScope trace(context.trace, "adamw");
+  const std::int64_t size = w_N.dim(0);
+  for (const Tensor& tensor : {d_w_N, m_N, v_N, w_N}) TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {size});
+  if (shadow_N.defined()) TESSERA_CHECK_TENSOR(shadow_N, DType::kBFloat16, {size});
+  if (context.measuring()) return;
+  const double step = static_cast<double>(options.step);
+  const auto correction1 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(options.beta1), step)));
+  const auto correction2 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(options.beta2), step)));
+  const float keep = 1.0f - options.learning_rate * options.weight_decay;
+  const float rate = options.learning_rate * correction1;
+  const float beta1 = options.beta1, beta2 = options.beta2, scale = options.gradient_scale;
+  const float epsilon = options.epsilon;
+  parallel_ranges(size, kGrain, [&](std::int64_t begin, std::int64_t end) {
+    const float* __restrict d_w = d_w_N.data<float>();
+    float* __restrict m = m_N.data<float>();
+    float* __restrict v = v_N.data<float>();
+    float* __restrict w = w_N.data<float>();
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float g = d_w[i] * scale;
+      m[i] = beta1 * m[i] + (1.0f - beta1) * g;
+      v[i] = beta2 * v[i] + (1.0f - beta2) * g * g;
+      w[i] = keep * w[i] - rate * m[i] / (std::sqrt(v[i] * correction2) + epsilon);
+    }
+    if (!shadow_N.defined()) return;
+    BFloat16* shadow = shadow_N.data<BFloat16>();
+    for (std::int64_t i = begin; i < end; ++i) shadow[i] = BFloat16(w[i]);
+  });
+}
+
+double sum_of_squares(const Context& context, const Tensor& x_N) {
+  const TraceScope trace(context.trace, "sum_of_squares");
+  const std::int64_t size = x_N.dim(0), num_tasks = (size + kGrain - 1) / kGrain;
+  TESSERA_CHECK_TENSOR(x_N, DType::kFloat32, {size});
+  const ArenaScope scope(*context.arena);
+  auto* partial = reinterpret_cast<double*>(
+      context.arena->allocate_bytes(static_cast<std::size_t>(num_tasks) * sizeof(double)));
+  if (context.measuring()) return 0.0;
+  parallel_for(num_tasks, [&](std::int64_t task) {
+    const float* x = x_N.data<float>();
+    constexpr std::int64_t kLanes = 8;
+    double lanes[kLanes] = {};
+    const std::int64_t end = std::min(size, (task + 1) * kGrain);
+    std::int64_t i = task * kGrain;
+    for (; i + kLanes <= end; i += kLanes) {
+      for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+        lanes[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);
+      }
+    }
+    for (; i < end; ++i) lanes[0] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    double sum = 0.0;
+    for (const double lane : lanes) sum += lane;
+    partial[task] = sum;
+  });
+  double sum = 0.0;
+  for (std::int64_t task = 0; task < num_tasks; ++task) sum += partial[task];
+  return sum;
+}
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+#include <cmath>
+
+#include "ops/checks.h"
+#include "ops/cpu/math.h"
+#include "ops/cpu/types.h"
+#include "ops/cross_entropy.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kLanes = 16;
+
+float row_max(const float* x, std::int64_t length) {
+  float lanes[kLanes];
+  std::fill(lanes, lanes + kLanes, x[0]);
+  std::int64_t j = 0;
+  for (; j + kLanes <= length; j += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      lanes[lane] = x[j + lane] > lanes[lane] ? x[j + lane] : lanes[lane];
+    }
+  }
+  for (; j < length; ++j) lanes[0] = std::max(lanes[0], x[j]);
+  return *std::max_element(lanes, lanes + kLanes);
+}
+
+/// Replaces x by exp(x - offset) and returns the sum.
+float exp_and_sum(float* x, float offset, std::int64_t length) {
+  float lanes[kLanes] = {};
+  std::int64_t j = 0;
+  for (; j + kLanes <= length; j += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const float value = cpu::exp_fast(x[j + lane] - offset);
+      x[j + lane] = value;
+      lanes[lane] += value;
+    }
+  }
+  float sum = 0.0f;
+  for (; j < length; ++j) sum += x[j] = cpu::exp_fast(x[j] - offset);
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+}  // namespace
+
+void cross_entropy(const Context& context, const Tensor& logits_TV, const Tensor& labels_T, float scale,
+                   const Tensor& losses_T, const Tensor& d_logits_TV) {
+  const TraceScope trace(context.trace, "cross_entropy");
+  const std::int64_t num_tokens = logits_TV.dim(0), vocab = logits_TV.dim(1);
+  TESSERA_CHECK_TENSOR(logits_TV, DType::kFloat32, {num_tokens, vocab});
+  TESSERA_CHECK_TENSOR(labels_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(losses_T, DType::kFloat32, {num_tokens});
+  if (d_logits_TV.defined()) TESSERA_CHECK_TENSOR(d_logits_TV, d_logits_TV.dtype(), {num_tokens, vocab});
+  if (context.measuring()) return;
+  const auto rows = [&]<typename T>(T* d_logits) {
+    parallel_ranges(num_tokens, 8, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) {
+        const std::int32_t label = labels_T.data<std::int32_t>()[t];
+        T* d_row = d_logits == nullptr ? nullptr : d_logits + t * vocab;
+        if (label == kIgnoredLabel) {
+          losses_T.data<float>()[t] = 0.0f;
+          if (d_row != nullptr) std::fill(d_row, d_row + vocab, T(0.0f));
+          continue;
+        }
+        TESSERA_CHECK(0 <= label && label < vocab, "label {} of {}", label, vocab);
+        float* row = cpu::row_of<float>(logits_TV, t);
+        const float target = row[label];
+        const float max = row_max(row, vocab);
+        const float sum = exp_and_sum(row, max, vocab);
+        losses_T.data<float>()[t] = std::log(sum) + max - target;
+        if (d_row == nullptr) continue;
+        const float factor = scale / sum;
+        const float at_label = row[label] * factor - scale;
+        for (std::int64_t v = 0; v < vocab; ++v) cpu::store(d_row[v], row[v] * factor);
+        cpu::store(d_row[label], at_label);
+      }
+    });
+  };
+  if (!d_logits_TV.defined()) {
+    rows(static_cast<float*>(nullptr));
+  } else {
+    cpu::for_float_type(d_logits_TV.dtype(), [&]<typename T>(T) { rows(d_logits_TV.data<T>()); });
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,20 @@
+// Elementwise operators on float32 and bfloat16.
+#pragma once
+
+#include "ops/context.h"
+
+namespace tessera {
+
+/// target = source, converted; the same shape, either strided. To bfloat16: round to nearest even.
+void convert(const Context& context, const Tensor& source, const Tensor& target);
+
+/// sum = a + b in float32, rounded once; `sum` may be `a` or `b`. a and sum have one type; b is that or float32.
+void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum);
+
+/// target = 0. Any type.
+void set_zero(const Context& context, const Tensor& target);
+
+/// True if no element is infinite or NaN; strided.
+bool all_finite(const Context& context, const Tensor& x);
+
+}  // namespace tessera

@@ -1,0 +1,46 @@
+#include <cstring>
+
+#include "ops/checks.h"
+#include "ops/cpu/types.h"
+#include "ops/embedding.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+
+void embedding_forward(const Context& context, const Tensor& tokens_T, const Tensor& table_VD, const Tensor& x_TD) {
+  const TraceScope trace(context.trace, "embedding.forward");
+  const std::int64_t num_tokens = tokens_T.dim(0), dim = table_VD.dim(1);
+  TESSERA_CHECK_TENSOR(tokens_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(x_TD, table_VD.dtype(), {num_tokens, dim});
+  if (context.measuring()) return;
+  const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(table_VD.dtype());
+  parallel_ranges(num_tokens, 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      std::memcpy(x_TD.rows(t, t + 1).raw(), table_VD.rows(tokens_T.data<std::int32_t>()[t], table_VD.dim(0)).raw(),
+                  row_bytes);
+    }
+  });
+}
+
+void embedding_backward(const Context& context, const Tensor& tokens_T, const Tensor& d_x_TD,
+                        const Tensor& d_table_VD) {
+  const TraceScope trace(context.trace, "embedding.backward");
+  const std::int64_t num_tokens = tokens_T.dim(0), dim = d_table_VD.dim(1);
+  TESSERA_CHECK_TENSOR(tokens_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(d_x_TD, d_x_TD.dtype(), {num_tokens, dim});
+  TESSERA_CHECK_TENSOR(d_table_VD, DType::kFloat32, {d_table_VD.dim(0), dim});
+  if (context.measuring()) return;
+  // A task owns columns, not tokens: tokens repeat, columns do not.
+  constexpr std::int64_t kColumnsPerTask = 64;
+  cpu::for_float_type(d_x_TD.dtype(), [&]<typename T>(T) {
+    parallel_ranges(dim, kColumnsPerTask, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = 0; t < num_tokens; ++t) {
+        const T* d_x = cpu::row_of<T>(d_x_TD, t);
+        float* d_row = cpu::row_of<float>(d_table_VD, tokens_T.data<std::int32_t>()[t]);
+        for (std::int64_t j = begin; j < end; ++j) d_row[j] += cpu::load(d_x[j]);
+      }
+    });
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,92 @@
+#include <cstring>
+
+#include "ops/checks.h"
+#include "ops/cpu/types.h"
+#include "ops/permute.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+
+namespace {
+constexpr std::int64_t kRowsPerTask = 64;
+}
+
+void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E,
+                    const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK) {
+  const TraceScope trace(context.trace, "sort_by_expert");
+  const std::int64_t num_slots = expert_ids_TK.num_elements(), num_experts = counts_E.dim(0);
+  TESSERA_CHECK_TENSOR(expert_ids_TK, DType::kInt32, {expert_ids_TK.dim(0), expert_ids_TK.dim(1)});
+  TESSERA_CHECK_TENSOR(counts_E, DType::kInt32, {num_experts});
+  TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {num_experts + 1});
+  TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {num_slots});
+  TESSERA_CHECK_TENSOR(row_of_slot_TK, DType::kInt32, {expert_ids_TK.dim(0), expert_ids_TK.dim(1)});
+  const ArenaScope scope(*context.arena);
+  const Tensor next_row_E = context.arena->allocate({num_experts}, DType::kInt32);
+  if (context.measuring()) return;
+  auto* offsets = offsets_E1.data<std::int32_t>();
+  auto* next_row = next_row_E.data<std::int32_t>();
+  offsets[0] = 0;
+  for (std::int64_t e = 0; e < num_experts; ++e) {
+    next_row[e] = offsets[e];
+    offsets[e + 1] = offsets[e] + counts_E.data<std::int32_t>()[e];
+  }
+  TESSERA_CHECK(offsets[num_experts] == num_slots, "{} rows, {} slots", offsets[num_experts], num_slots);
+  for (std::int64_t slot = 0; slot < num_slots; ++slot) {
+    const std::int32_t row = next_row[expert_ids_TK.data<std::int32_t>()[slot]]++;
+    slot_of_row_R.data<std::int32_t>()[row] = static_cast<std::int32_t>(slot);
+    row_of_slot_TK.data<std::int32_t>()[slot] = row;
+  }
+}
+
+void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
+                 const Tensor& y_RD) {
+  const TraceScope trace(context.trace, "gather_rows");
+  const std::int64_t num_rows = slot_of_row_R.dim(0), dim = x_TD.dim(1);
+  TESSERA_CHECK_TENSOR(x_TD, x_TD.dtype(), {x_TD.dim(0), dim});
+  TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {num_rows});
+  TESSERA_CHECK_TENSOR(y_RD, x_TD.dtype(), {num_rows, dim});
+  if (context.measuring()) return;
+  const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(x_TD.dtype());
+  const auto* source = static_cast<const std::byte*>(x_TD.raw());
+  auto* target = static_cast<std::byte*>(y_RD.raw());
+  parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t token = slot_of_row_R.data<std::int32_t>()[r] / top_k;
+      std::memcpy(target + static_cast<std::size_t>(r) * row_bytes,
+                  source + static_cast<std::size_t>(token) * row_bytes, row_bytes);
+    }
+  });
+}
+
+void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
+                  const Tensor& y_TD, Write write) {
+  const TraceScope trace(context.trace, "combine_rows");
+  const std::int64_t num_tokens = row_of_slot_TK.dim(0), top_k = row_of_slot_TK.dim(1), dim = x_RD.dim(1);
+  TESSERA_CHECK_TENSOR(x_RD, x_RD.dtype(), {num_tokens * top_k, dim});
+  TESSERA_CHECK_TENSOR(row_of_slot_TK, DType::kInt32, {num_tokens, top_k});
+  if (weights_TK.defined()) TESSERA_CHECK_TENSOR(weights_TK, DType::kFloat32, {num_tokens, top_k});
+  TESSERA_CHECK_TENSOR(y_TD, x_RD.dtype(), {num_tokens, dim});
+  if (context.measuring()) return;
+  cpu::for_float_type(x_RD.dtype(), [&]<typename T>(T) {
+    parallel_ranges(num_tokens, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+      constexpr std::int64_t kBlock = 256;
+      float sum[kBlock];
+      for (std::int64_t t = begin; t < end; ++t) {
+        const std::int32_t* rows = cpu::row_of<std::int32_t>(row_of_slot_TK, t);
+        T* y = cpu::row_of<T>(y_TD, t);
+        for (std::int64_t first = 0; first < dim; first += kBlock) {
+          const std::int64_t count = std::min(kBlock, dim - first);
+          for (std::int64_t j = 0; j < count; ++j) sum[j] = write == Write::kAccumulate ? cpu::load(y[first + j]) : 0.0f;
+          for (std::int64_t k = 0; k < top_k; ++k) {
+            const T* x = cpu::row_of<T>(x_RD, rows[k]) + first;
+            const float weight = weights_TK.defined() ? weights_TK.data<float>()[t * top_k + k] : 1.0f;
+            for (std::int64_t j = 0; j < count; ++j) sum[j] += weight * cpu::load(x[j]);
+          }
+          for (std::int64_t j = 0; j < count; ++j) cpu::store(y[first + j], sum[j]);
+        }
+      }
+    });
+  });
+}
+
+}  // namespace tessera

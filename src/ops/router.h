@@ -1,0 +1,50 @@
+// The MoE router behind its gate: scores, choice of experts, weights, loads (DeepSeek-V3, arXiv 2412.19437, sec. 2.1.2).
+//
+//   s = sigmoid or softmax of the logits                                            (unbiased scores)
+//   b = s + expert_bias; with groups, only the best `num_limited_groups` groups stay, a group's score being the sum of
+//       its two highest b                                                           (selection)
+//   experts = top-k of b, ties to the lower index; weights = s of those, divided by their sum + 1e-20 if route_norm,
+//       times route_scale.
+// Sequence-wise balance loss (eq. 17-20): per sequence coefficient · sum over experts of f · P, with
+//   f_i = E/(K·S) · #(tokens whose top-k of s, without bias and groups, holds i), P_i = mean over tokens of s_i / sum(s).
+// f is a constant of the gradient.
+#pragma once
+
+#include "ops/context.h"
+
+namespace tessera {
+
+enum class ScoreFunction { kSoftmax, kSigmoid };
+
+struct RouterOptions {
+  ScoreFunction score_function = ScoreFunction::kSoftmax;
+  bool route_norm = false;
+  float route_scale = 1.0f;
+  std::int64_t top_k = 1;
+  std::int64_t num_groups = 0;  // 0: no groups
+  std::int64_t num_limited_groups = 0;
+  /// Token t's k-th expert is (t·K + k) mod E; weights still come from the scores.
+  bool force_load_balance = false;
+  /// 0: no balance loss.
+  float balance_coefficient = 0.0f;
+  std::int64_t seq_len = 1;
+};
+
+struct RouterOutputs {
+  Tensor scores_TE;      // float32
+  Tensor expert_ids_TK;  // int32, by falling biased score
+  Tensor weights_TK;     // float32
+  Tensor counts_E;       // int32: (token, expert) pairs per expert
+  Tensor balance_f_BE;   // float32; undefined if the balance coefficient is 0
+};
+
+/// Fills `outputs` from logits_TE and expert_bias_E (float32). Returns the balance loss summed over the sequences,
+/// coefficient included, 0 without one.
+double router_forward(const Context& context, const RouterOptions& options, const Tensor& logits_TE,
+                      const Tensor& expert_bias_E, const RouterOutputs& outputs);
+
+/// d_logits_TE (float32) from d_weights_TK (float32) and, with a balance loss, `balance_scale` times its gradient.
+void router_backward(const Context& context, const RouterOptions& options, const RouterOutputs& outputs,
+                     const Tensor& d_weights_TK, float balance_scale, const Tensor& d_logits_TE);
+
+}  // namespace tessera

@@ -1,0 +1,225 @@
+#include <cmath>
+#include <limits>
+#include <span>
+
+#include "ops/checks.h"
+#include "ops/cpu/types.h"
+#include "ops/router.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kTokensPerTask = 64;
+constexpr float kNormEpsilon = 1e-20f;
+constexpr float kExcluded = -std::numeric_limits<float>::infinity();
+
+void check(const RouterOptions& options, const RouterOutputs& outputs, std::int64_t num_tokens,
+           std::int64_t num_experts) {
+  const std::int64_t top_k = options.top_k;
+  TESSERA_CHECK_TENSOR(outputs.scores_TE, DType::kFloat32, {num_tokens, num_experts});
+  TESSERA_CHECK_TENSOR(outputs.expert_ids_TK, DType::kInt32, {num_tokens, top_k});
+  TESSERA_CHECK_TENSOR(outputs.weights_TK, DType::kFloat32, {num_tokens, top_k});
+  TESSERA_CHECK_TENSOR(outputs.counts_E, DType::kInt32, {num_experts});
+  if (options.balance_coefficient != 0.0f) {
+    TESSERA_CHECK(num_tokens % options.seq_len == 0, "{} tokens, seq_len {}", num_tokens, options.seq_len);
+    TESSERA_CHECK_TENSOR(outputs.balance_f_BE, DType::kFloat32, {num_tokens / options.seq_len, num_experts});
+  }
+}
+
+void score(ScoreFunction function, std::span<const float> logits, std::span<float> scores) {
+  if (function == ScoreFunction::kSigmoid) {
+    for (std::size_t e = 0; e < scores.size(); ++e) scores[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+    return;
+  }
+  const float max = *std::max_element(logits.begin(), logits.end());
+  float sum = 0.0f;
+  for (std::size_t e = 0; e < scores.size(); ++e) sum += scores[e] = std::exp(logits[e] - max);
+  for (float& value : scores) value /= sum;
+}
+
+/// Indices of the `ids.size()` highest values, falling, ties to the lower index. Marks them kExcluded in `values`.
+void take_top(std::span<float> values, std::span<std::int32_t> ids) {
+  for (std::int32_t& id : ids) {
+    // max_element gives the first of equals. A NaN never compares greater, so ids stay in range whatever comes in.
+    const auto best = std::max_element(values.begin(), values.end());
+    id = static_cast<std::int32_t>(best - values.begin());
+    *best = kExcluded;
+  }
+}
+
+/// Sets the biased scores of all groups but the best to kExcluded.
+void limit_groups(const RouterOptions& options, std::span<float> biased, std::span<float> group_scores,
+                  std::span<std::int32_t> group_ids) {
+  const std::size_t group_size = biased.size() / group_scores.size();
+  for (std::size_t g = 0; g < group_scores.size(); ++g) {
+    float first = kExcluded, second = kExcluded;
+    for (const float value : biased.subspan(g * group_size, group_size)) {
+      if (value > first) {
+        second = first;
+        first = value;
+      } else if (value > second) {
+        second = value;
+      }
+    }
+    group_scores[g] = group_size > 1 ? first + second : first;
+  }
+  const auto kept = group_ids.first(static_cast<std::size_t>(options.num_limited_groups));
+  take_top(group_scores, kept);
+  for (std::size_t g = 0; g < group_scores.size(); ++g) {
+    if (std::find(kept.begin(), kept.end(), static_cast<std::int32_t>(g)) != kept.end()) continue;
+    std::fill_n(biased.begin() + static_cast<std::ptrdiff_t>(g * group_size), group_size, kExcluded);
+  }
+}
+
+/// One sequence: fills f_E and returns coefficient · sum of f · P.
+double balance_of_sequence(const RouterOptions& options, const float* scores_SE, std::int64_t num_experts, float* f_E,
+                           std::span<float> work, std::span<std::int32_t> ids) {
+  const auto experts = static_cast<std::size_t>(num_experts);
+  const std::span<float> mean_share = work.first(experts), values = work.subspan(experts, experts);
+  std::fill(f_E, f_E + num_experts, 0.0f);
+  std::fill(mean_share.begin(), mean_share.end(), 0.0f);
+  for (std::int64_t t = 0; t < options.seq_len; ++t) {
+    const std::span<const float> scores(scores_SE + t * num_experts, experts);
+    float sum = 0.0f;
+    for (const float s : scores) sum += s;
+    for (std::size_t e = 0; e < experts; ++e) mean_share[e] += scores[e] / sum;
+    std::copy(scores.begin(), scores.end(), values.begin());
+    take_top(values, ids);
+    for (const std::int32_t id : ids) f_E[id] += 1.0f;
+  }
+  const float length = static_cast<float>(options.seq_len);
+  const float to_f = static_cast<float>(num_experts) / (static_cast<float>(options.top_k) * length);
+  double loss = 0.0;
+  for (std::size_t e = 0; e < experts; ++e) {
+    f_E[e] *= to_f;
+    loss += static_cast<double>(f_E[e]) * mean_share[e] / length;
+  }
+  return options.balance_coefficient * loss;
+}
+
+}  // namespace
+
+double router_forward(const Context& context, const RouterOptions& options, const Tensor& logits_TE,
+                      const Tensor& expert_bias_E, const RouterOutputs& outputs) {
+  const TraceScope trace(context.trace, "router.forward");
+  const std::int64_t num_tokens = logits_TE.dim(0), num_experts = logits_TE.dim(1), top_k = options.top_k;
+  TESSERA_CHECK_TENSOR(logits_TE, DType::kFloat32, {num_tokens, num_experts});
+  TESSERA_CHECK_TENSOR(expert_bias_E, DType::kFloat32, {num_experts});
+  check(options, outputs, num_tokens, num_experts);
+  const std::int64_t num_tasks = (num_tokens + kTokensPerTask - 1) / kTokensPerTask;
+  const std::int64_t num_seqs = options.balance_coefficient != 0.0f ? num_tokens / options.seq_len : 0;
+  const ArenaScope scope(*context.arena);
+  // Per task: biased scores and their work space, group scores; chosen groups.
+  const Tensor work = context.arena->allocate({std::max(num_tasks, num_seqs), 2 * num_experts}, DType::kFloat32);
+  const Tensor work_ids =
+      context.arena->allocate({std::max(num_tasks, num_seqs), std::max(top_k, num_experts)}, DType::kInt32);
+  const Tensor losses = context.arena->allocate({std::max<std::int64_t>(num_seqs, 1)}, DType::kFloat32);
+  if (context.measuring()) return 0.0;
+
+  const auto experts = static_cast<std::size_t>(num_experts);
+  const std::span<const float> bias(expert_bias_E.data<float>(), experts);
+  parallel_for(num_tasks, [&](std::int64_t task) {
+    const std::span<float> biased(cpu::row_of<float>(work, task), experts);
+    const std::span<float> group_scores(biased.data() + num_experts, static_cast<std::size_t>(options.num_groups));
+    const std::span<std::int32_t> group_ids(cpu::row_of<std::int32_t>(work_ids, task), experts);
+    for (std::int64_t t = task * kTokensPerTask; t < std::min(num_tokens, (task + 1) * kTokensPerTask); ++t) {
+      const std::span<float> scores(cpu::row_of<float>(outputs.scores_TE, t), experts);
+      const std::span<std::int32_t> ids(cpu::row_of<std::int32_t>(outputs.expert_ids_TK, t),
+                                        static_cast<std::size_t>(top_k));
+      score(options.score_function, {cpu::row_of<float>(logits_TE, t), experts}, scores);
+      if (options.force_load_balance) {
+        for (std::int64_t k = 0; k < top_k; ++k) {
+          ids[static_cast<std::size_t>(k)] = static_cast<std::int32_t>((t * top_k + k) % num_experts);
+        }
+      } else {
+        for (std::size_t e = 0; e < experts; ++e) biased[e] = scores[e] + bias[e];
+        if (options.num_groups > 0) limit_groups(options, biased, group_scores, group_ids);
+        take_top(biased, ids);
+      }
+      float* weights = cpu::row_of<float>(outputs.weights_TK, t);
+      float sum = kNormEpsilon;
+      for (std::int64_t k = 0; k < top_k; ++k) {
+        weights[k] = scores[static_cast<std::size_t>(ids[static_cast<std::size_t>(k)])];
+        sum += weights[k];
+      }
+      const float factor = options.route_norm ? options.route_scale / sum : options.route_scale;
+      for (std::int64_t k = 0; k < top_k; ++k) weights[k] *= factor;
+    }
+  });
+
+  std::int32_t* counts = outputs.counts_E.data<std::int32_t>();
+  std::fill(counts, counts + num_experts, 0);
+  const std::int32_t* ids = outputs.expert_ids_TK.data<std::int32_t>();
+  for (std::int64_t slot = 0; slot < num_tokens * top_k; ++slot) ++counts[ids[slot]];
+
+  parallel_for(num_seqs, [&](std::int64_t b) {
+    losses.data<float>()[b] = static_cast<float>(balance_of_sequence(
+        options, cpu::row_of<float>(outputs.scores_TE, b * options.seq_len), num_experts,
+        cpu::row_of<float>(outputs.balance_f_BE, b), {cpu::row_of<float>(work, b), 2 * experts},
+        {cpu::row_of<std::int32_t>(work_ids, b), static_cast<std::size_t>(top_k)}));
+  });
+  double balance = 0.0;
+  for (std::int64_t b = 0; b < num_seqs; ++b) balance += losses.data<float>()[b];
+  return balance;
+}
+
+void router_backward(const Context& context, const RouterOptions& options, const RouterOutputs& outputs,
+                     const Tensor& d_weights_TK, float balance_scale, const Tensor& d_logits_TE) {
+  const TraceScope trace(context.trace, "router.backward");
+  const std::int64_t num_tokens = d_logits_TE.dim(0), num_experts = d_logits_TE.dim(1), top_k = options.top_k;
+  TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {num_tokens, top_k});
+  TESSERA_CHECK_TENSOR(d_logits_TE, DType::kFloat32, {num_tokens, num_experts});
+  check(options, outputs, num_tokens, num_experts);
+  if (context.measuring()) return;
+  const auto experts = static_cast<std::size_t>(num_experts);
+  parallel_ranges(num_tokens, kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::span<const float> scores(cpu::row_of<float>(outputs.scores_TE, t), experts);
+      const std::int32_t* ids = cpu::row_of<std::int32_t>(outputs.expert_ids_TK, t);
+      const float* weights = cpu::row_of<float>(outputs.weights_TK, t);
+      const float* d_weights = cpu::row_of<float>(d_weights_TK, t);
+      // d_row is the gradient of the scores first, then of the logits, in place.
+      const std::span<float> d_row(cpu::row_of<float>(d_logits_TE, t), experts);
+      std::fill(d_row.begin(), d_row.end(), 0.0f);
+
+      if (options.route_norm) {
+        // w_k = c · s_k / (sum + eps): d_s_k = (c · d_w_k - sum_j d_w_j · w_j) / (sum + eps).
+        float sum = kNormEpsilon, dot = 0.0f;
+        for (std::int64_t k = 0; k < top_k; ++k) {
+          sum += scores[static_cast<std::size_t>(ids[k])];
+          dot += d_weights[k] * weights[k];
+        }
+        for (std::int64_t k = 0; k < top_k; ++k) {
+          d_row[static_cast<std::size_t>(ids[k])] += (options.route_scale * d_weights[k] - dot) / sum;
+        }
+      } else {
+        for (std::int64_t k = 0; k < top_k; ++k) {
+          d_row[static_cast<std::size_t>(ids[k])] += options.route_scale * d_weights[k];
+        }
+      }
+
+      if (options.balance_coefficient != 0.0f) {
+        // The loss holds c · f_i · (s_i / sum) per token, c = coefficient / S.
+        const float* f = cpu::row_of<float>(outputs.balance_f_BE, t / options.seq_len);
+        const float c = balance_scale * options.balance_coefficient / static_cast<float>(options.seq_len);
+        float sum = 0.0f, dot = 0.0f;
+        for (std::size_t e = 0; e < experts; ++e) {
+          sum += scores[e];
+          dot += f[e] * scores[e];
+        }
+        for (std::size_t e = 0; e < experts; ++e) d_row[e] += c * (f[e] - dot / sum) / sum;
+      }
+
+      if (options.score_function == ScoreFunction::kSigmoid) {
+        for (std::size_t e = 0; e < experts; ++e) d_row[e] *= scores[e] * (1.0f - scores[e]);
+      } else {
+        float dot = 0.0f;
+        for (std::size_t e = 0; e < experts; ++e) dot += d_row[e] * scores[e];
+        for (std::size_t e = 0; e < experts; ++e) d_row[e] = scores[e] * (d_row[e] - dot);
+      }
+    }
+  });
+}
+
+}  // namespace tessera

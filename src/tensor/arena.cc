@@ -1,0 +1,54 @@
+#include "tensor/arena.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+std::size_t align_up(std::size_t num_bytes) { return (num_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+Buffer::Buffer(std::size_t num_bytes) : size_(num_bytes) {
+  if (num_bytes == 0) return;
+  data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, align_up(num_bytes)));
+  require(data_ != nullptr, "cannot allocate {:.2f} GiB of memory; make the batch, the sequence or the model smaller",
+          static_cast<double>(num_bytes) / (1ULL << 30));
+  std::memset(data_, 0, num_bytes);
+}
+
+Buffer::~Buffer() { std::free(data_); }
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+Tensor Arena::allocate(Shape shape, DType dtype) {
+  std::byte* data = allocate_bytes(static_cast<std::size_t>(shape.num_elements()) * size_of(dtype));
+  return Tensor(data, shape, dtype, device_);
+}
+
+std::byte* Arena::allocate_bytes(std::size_t num_bytes) {
+  const std::size_t begin = used_;
+  used_ += align_up(num_bytes);
+  peak_ = std::max(peak_, used_);
+  if (device_ == Device::kMeta) return nullptr;
+  TESSERA_CHECK(used_ <= buffer_.size(), "arena of {} bytes: {} used, {} more asked for; the plan missed it",
+                buffer_.size(), begin, num_bytes);
+  return buffer_.data() + begin;
+}
+
+void Arena::release_to(std::size_t mark) {
+  TESSERA_CHECK(mark <= used_, "mark {} used {}", mark, used_);
+  used_ = mark;
+}
+
+}  // namespace tessera

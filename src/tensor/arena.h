@@ -1,0 +1,76 @@
+// Memory. A Buffer owns a block of bytes; an Arena hands out tensors from one block as a stack.
+//
+// All memory of a training step comes from one Arena whose size is known before the first step: the step is run once
+// on Device::kMeta with a measuring arena, which counts and gives no memory. The real arena is then made that large.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+/// All tensors start at a multiple of this many bytes: a cache line, and the widest vector register.
+inline constexpr std::size_t kAlignment = 64;
+
+/// Owns zeroed memory, aligned to kAlignment. Pages are touched at construction, so that what the system reports as
+/// used is what was asked for. Throws Error if the system has not that much.
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(std::size_t num_bytes);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+class Arena {
+ public:
+  /// An arena that measures: its tensors are on Device::kMeta.
+  Arena() : device_(Device::kMeta) {}
+  /// An arena of `capacity` bytes on the CPU.
+  explicit Arena(std::size_t capacity) : device_(Device::kCpu), buffer_(capacity) {}
+
+  Device device() const { return device_; }
+
+  /// A contiguous tensor on top of the stack; its numbers are whatever was there. Throws InternalError when full.
+  Tensor allocate(Shape shape, DType dtype);
+  /// Bytes of scratch memory; null when measuring.
+  std::byte* allocate_bytes(std::size_t num_bytes);
+
+  std::size_t used() const { return used_; }
+  std::size_t peak() const { return peak_; }
+  std::size_t capacity() const { return buffer_.size(); }
+
+  /// Gives back all that was allocated since `used()` was `mark`.
+  void release_to(std::size_t mark);
+
+ private:
+  Device device_;
+  Buffer buffer_;
+  std::size_t used_ = 0;
+  std::size_t peak_ = 0;
+};
+
+/// Gives back at the end of the block what was allocated since its construction.
+class ArenaScope {
+ public:
+  explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.used()) {}
+  ~ArenaScope() { arena_.release_to(mark_); }
+  ArenaScope(const ArenaScope&) = delete;
+  ArenaScope& operator=(const ArenaScope&) = delete;
+
+ private:
+  Arena& arena_;
+  std::size_t mark_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,80 @@
+// The one place where the CPU backend starts threads.
+//
+// A task must write only what no other task of the same call writes. Then the result does not depend on the
+// number of threads, because the cut into tasks never does: callers cut by problem size, not by thread count.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+
+#if defined(__SANITIZE_THREAD__)
+// GCC's OpenMP runtime is not instrumented; these tell the thread sanitizer of its fork and join.
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+#endif
+
+namespace tessera {
+
+/// Number of threads that parallel_for uses at most.
+inline int num_threads() { return omp_get_max_threads(); }
+
+/// Sets the number of threads of parallel_for and of the GEMM library.
+inline void set_num_threads(int count) { omp_set_num_threads(count); }
+
+/// Index of the calling thread inside parallel_for, in [0, num_threads()).
+inline int thread_idx() { return omp_get_thread_num(); }
+
+namespace detail {
+inline void tsan_acquire([[maybe_unused]] void* address) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(address);
+#endif
+}
+inline void tsan_release([[maybe_unused]] void* address) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(address);
+#endif
+}
+}  // namespace detail
+
+/// Calls `task(i)` for every i in [0, num_tasks), on all threads, in no particular order; tasks are handed out
+/// one by one. Rethrows one exception, if any task threw, after all threads have come to rest. Not nestable:
+/// inside a task, parallel_for runs serially.
+template <typename Task>
+void parallel_for(std::int64_t num_tasks, Task&& task) {
+  if (num_tasks <= 0) return;
+  if (num_tasks == 1 || omp_in_parallel() || omp_get_max_threads() == 1) {
+    for (std::int64_t i = 0; i < num_tasks; ++i) task(i);
+    return;
+  }
+  std::atomic<std::int64_t> next{0};
+  std::exception_ptr error;
+  std::atomic<bool> failed{false};
+  const int team = static_cast<int>(std::min<std::int64_t>(num_tasks, omp_get_max_threads()));
+  detail::tsan_release(&next);
+#pragma omp parallel num_threads(team)
+  {
+    detail::tsan_acquire(&next);
+    try {
+      for (std::int64_t i = next.fetch_add(1); i < num_tasks; i = next.fetch_add(1)) task(i);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+    detail::tsan_release(&next);
+  }
+  detail::tsan_acquire(&next);
+  if (error) std::rethrow_exception(error);
+}
+
+/// Calls `task(begin, end)` over [0, size) in ranges of `grain` elements (the last one may be shorter).
+template <typename Task>
+void parallel_ranges(std::int64_t size, std::int64_t grain, Task&& task) {
+  parallel_for((size + grain - 1) / grain,
+               [&](std::int64_t i) { task(i * grain, std::min(size, (i + 1) * grain)); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,107 @@
+// Tensor: a view (trivially copyable, owns nothing) of numbers that an Arena or a Buffer owns.
+//
+// Layout: row-major. The dims after the first are contiguous; consecutive entries of the first dim are `stride(0)`
+// elements apart, so that a range of columns of a matrix is a Tensor too. Suffixes of names: docs/shapes.md.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "base/error.h"
+#include "tensor/bfloat16.h"
+
+namespace tessera {
+
+enum class DType : std::uint8_t { kFloat32, kBFloat16, kInt32 };
+
+std::size_t size_of(DType dtype);
+/// "float32", "bfloat16", "int32".
+const char* name_of(DType dtype);
+
+template <typename T>
+struct DTypeOf;
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kFloat32;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::kBFloat16;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::kInt32;
+};
+
+/// Where a tensor's numbers are. kMeta: nowhere; operators check shapes and return. A step run on kMeta measures
+/// the memory that the same step needs.
+enum class Device : std::uint8_t { kCpu, kMeta };
+
+class Shape {
+ public:
+  static constexpr int kMaxDims = 4;
+
+  Shape() = default;
+  Shape(std::initializer_list<std::int64_t> dims);
+
+  int num_dims() const { return num_dims_; }
+  std::int64_t operator[](int dim) const { return dims_[static_cast<std::size_t>(dim)]; }
+  std::int64_t num_elements() const;
+  bool operator==(const Shape& other) const = default;
+  /// As "[4, 256]".
+  std::string to_string() const;
+
+ private:
+  friend class Tensor;
+  std::array<std::int64_t, kMaxDims> dims_{};
+  int num_dims_ = 0;
+};
+
+class Tensor {
+ public:
+  Tensor() = default;
+  /// Contiguous. `data` may be null on Device::kMeta only.
+  Tensor(void* data, Shape shape, DType dtype, Device device);
+
+  bool defined() const { return shape_.num_dims() > 0; }
+  const Shape& shape() const { return shape_; }
+  std::int64_t dim(int i) const { return shape_[i]; }
+  int num_dims() const { return shape_.num_dims(); }
+  std::int64_t num_elements() const { return shape_.num_elements(); }
+  std::int64_t stride() const { return stride_; }
+  DType dtype() const { return dtype_; }
+  Device device() const { return device_; }
+  std::size_t num_bytes() const { return static_cast<std::size_t>(num_elements()) * size_of(dtype_); }
+  bool is_contiguous() const;
+
+  void* raw() const { return data_; }
+
+  /// The numbers, checked to be of type T. Constness is not tracked: a view does not own.
+  template <typename T>
+  T* data() const {
+    TESSERA_CHECK(DTypeOf<T>::value == dtype_, "asked for {}, tensor is {}", name_of(DTypeOf<T>::value),
+                  name_of(dtype_));
+    return static_cast<T*>(data_);
+  }
+
+  /// Entries [begin, end) of the first dim.
+  Tensor rows(std::int64_t begin, std::int64_t end) const;
+  /// Columns [begin, end) of a matrix.
+  Tensor columns(std::int64_t begin, std::int64_t end) const;
+  /// The same numbers under other dims; contiguous tensors only.
+  Tensor reshape(Shape shape) const;
+  /// Entry `i` of the first dim, one dim fewer.
+  Tensor operator[](std::int64_t i) const;
+
+ private:
+  void* data_ = nullptr;
+  Shape shape_;
+  std::int64_t stride_ = 0;
+  DType dtype_ = DType::kFloat32;
+  Device device_ = Device::kCpu;
+};
+
+}  // namespace tessera

@@ -1,0 +1,181 @@
+#include "train/job_config.h"
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace tessera {
+
+void JobConfig::validate() const {
+  const auto positive = [](std::string_view key, auto value) {
+    require(value > 0, "{} is {}; expected a number above 0", key, value);
+  };
+  const auto not_negative = [](std::string_view key, auto value) {
+    require(value >= 0, "{} is {}; expected 0 or more", key, value);
+  };
+  require(model.name == "deepseek_v3", "model.name is '{}'; expected 'deepseek_v3', the only model here", model.name);
+  require(optimizer.name == "AdamW", "optimizer.name is '{}'; expected 'AdamW', the only optimizer here",
+          optimizer.name);
+  model.args.validate();
+  positive("training.steps", training.steps);
+  positive("training.seq_len", training.seq_len);
+  positive("training.local_batch_size", training.local_batch_size);
+  positive("training.max_norm", training.max_norm);
+  not_negative("training.num_threads", training.num_threads);
+  require(training.global_batch_size == -1 || training.global_batch_size > 0,
+          "training.global_batch_size is {}; expected a number above 0, or -1 for one micro-batch per step",
+          training.global_batch_size);
+  require(sequences_per_step() % training.local_batch_size == 0,
+          "training.global_batch_size = {} is not a multiple of training.local_batch_size = {}", sequences_per_step(),
+          training.local_batch_size);
+  not_negative("optimizer.lr", optimizer.lr);
+  not_negative("optimizer.weight_decay", optimizer.weight_decay);
+  positive("optimizer.eps", optimizer.eps);
+  for (const auto& [key, beta] : {std::pair{"optimizer.beta1", optimizer.beta1}, {"optimizer.beta2", optimizer.beta2}}) {
+    require(0.0 <= beta && beta < 1.0, "{} is {}; expected 0 <= beta < 1", key, beta);
+  }
+  not_negative("lr_scheduler.warmup_steps", lr_scheduler.warmup_steps);
+  require(lr_scheduler.decay_ratio <= 1.0, "lr_scheduler.decay_ratio is {}; expected at most 1",
+          lr_scheduler.decay_ratio);
+  require(0.0 <= lr_scheduler.min_lr_factor && lr_scheduler.min_lr_factor <= 1.0,
+          "lr_scheduler.min_lr_factor is {}; expected 0 to 1", lr_scheduler.min_lr_factor);
+  if (validation.enable) {
+    positive("validation.freq", validation.freq);
+    positive("validation.steps", validation.steps);
+  }
+  if (checkpoint.enable) {
+    positive("checkpoint.interval", checkpoint.interval);
+    not_negative("checkpoint.keep_latest_k", checkpoint.keep_latest_k);
+  }
+  positive("metrics.log_freq", metrics.log_freq);
+  if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
+  const std::int64_t slots = training.local_batch_size * training.seq_len * model.args.top_k;
+  require(training.local_batch_size < (1 << 24) && training.seq_len < (1 << 24) && slots < (std::int64_t{1} << 31),
+          "training.local_batch_size = {} times seq_len = {} times top_k = {} are more rows than 2^31",
+          training.local_batch_size, training.seq_len, model.args.top_k);
+}
+
+ConfigTable config_table(JobConfig& c) {
+  ConfigTable t;
+  t.add("job.dump_folder", c.job.dump_folder, "folder of everything that a run writes");
+  t.add("job.description", c.job.description, "free text");
+
+  t.add("model.name", c.model.name, "the model: deepseek_v3");
+  t.add("model.flavor", c.model.flavor, "the model's sizes: debugmodel, 16B, 236B or 671B");
+  ModelConfig& a = c.model.args;
+  t.add("model.args.vocab_size", a.vocab_size, "entries of the vocabulary");
+  t.add("model.args.dim", a.dim, "width of the residual stream");
+  t.add("model.args.inter_dim", a.inter_dim, "hidden width of a dense FFN");
+  t.add("model.args.moe_inter_dim", a.moe_inter_dim, "hidden width of one expert");
+  t.add("model.args.n_layers", a.n_layers, "number of layers");
+  t.add("model.args.n_dense_layers", a.n_dense_layers, "first layers, with a dense FFN in place of experts");
+  t.add("model.args.n_heads", a.n_heads, "attention heads");
+  t.add("model.args.norm_eps", a.norm_eps, "epsilon of RMSNorm");
+  t.add("model.args.num_experts", a.num_experts, "routed experts per layer");
+  t.add("model.args.num_shared_experts", a.num_shared_experts, "shared experts per layer, as one FFN");
+  t.add("model.args.top_k", a.top_k, "routed experts per token");
+  t.add("model.args.score_func", a.score_func, {{"softmax", ScoreFunction::kSoftmax}, {"sigmoid", ScoreFunction::kSigmoid}},
+        "function from the router's logits to scores");
+  t.add("model.args.route_norm", a.route_norm, "divide the chosen experts' scores by their sum");
+  t.add("model.args.route_scale", a.route_scale, "factor of the routing weights");
+  t.add("model.args.load_balance_coeff", a.load_balance_coeff, "step of the expert bias; 0: none");
+  t.add("model.args.n_expert_groups", a.n_expert_groups, "groups of experts; 0: none");
+  t.add("model.args.n_limited_groups", a.n_limited_groups, "groups that a token may choose from");
+  t.add("model.args.seq_balance_loss_coeff", a.seq_balance_loss_coeff, "coefficient of the sequence-wise balance loss");
+  t.add("model.args.q_lora_rank", a.q_lora_rank, "rank of the queries' compression; 0: none");
+  t.add("model.args.kv_lora_rank", a.kv_lora_rank, "rank of the keys' and values' compression");
+  t.add("model.args.qk_nope_head_dim", a.qk_nope_head_dim, "part of a head's query and key without RoPE");
+  t.add("model.args.qk_rope_head_dim", a.qk_rope_head_dim, "part of a head's query and key with RoPE");
+  t.add("model.args.v_head_dim", a.v_head_dim, "width of a head's value");
+  t.add("model.args.attn_mask_type", a.attn_mask_type,
+        {{"causal", AttentionMask::kCausal}, {"block_causal", AttentionMask::kBlockCausal}},
+        "attend to all earlier tokens of the sequence, or of the document");
+  t.add("model.args.eos_id", a.eos_id, "token that ends a document; -1: the tokenizer's");
+  t.add("model.args.original_seq_len", a.original_seq_len, "sequences longer than this use YaRN");
+  t.add("model.args.rope_theta", a.rope_theta, "base of RoPE's frequencies");
+  t.add("model.args.rope_factor", a.rope_factor, "YaRN: factor of the sequence length");
+  t.add("model.args.beta_fast", a.beta_fast, "YaRN: turns above which a frequency stays");
+  t.add("model.args.beta_slow", a.beta_slow, "YaRN: turns below which a frequency is divided by the factor");
+  t.add("model.args.mscale", a.mscale, "YaRN: weight of the softmax scale's correction");
+  t.add("model.args.num_mtp_modules", a.num_mtp_modules, "multi-token prediction modules");
+  t.add("model.args.mtp_loss_weight", a.mtp_loss_weight, "weight of their mean loss");
+
+  t.add("optimizer.name", c.optimizer.name, "the optimizer: AdamW");
+  t.add("optimizer.lr", c.optimizer.lr, "highest learning rate");
+  t.add("optimizer.beta1", c.optimizer.beta1, "decay of the first moment");
+  t.add("optimizer.beta2", c.optimizer.beta2, "decay of the second moment");
+  t.add("optimizer.eps", c.optimizer.eps, "added to the root of the second moment");
+  t.add("optimizer.weight_decay", c.optimizer.weight_decay, "decoupled weight decay");
+
+  t.add("lr_scheduler.warmup_steps", c.lr_scheduler.warmup_steps, "steps of linear warm-up");
+  t.add("lr_scheduler.decay_ratio", c.lr_scheduler.decay_ratio, "part of the steps that decay; -1: all after warm-up");
+  t.add("lr_scheduler.decay_type", c.lr_scheduler.decay_type,
+        {{"linear", DecayType::kLinear}, {"sqrt", DecayType::kSqrt}, {"cosine", DecayType::kCosine}},
+        "shape of the decay");
+  t.add("lr_scheduler.min_lr_factor", c.lr_scheduler.min_lr_factor, "factor of the learning rate at the end");
+
+  t.add("training.dataset_path", c.training.dataset_path, "folder made by `tessera data prepare`");
+  t.add("training.local_batch_size", c.training.local_batch_size, "sequences per micro-batch");
+  t.add("training.global_batch_size", c.training.global_batch_size,
+        "sequences per optimizer step, by gradient accumulation; -1: one micro-batch");
+  t.add("training.seq_len", c.training.seq_len, "tokens per sequence");
+  t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped");
+  t.add("training.steps", c.training.steps, "optimizer steps of the whole run");
+  t.add("training.mixed_precision_param", c.training.mixed_precision_param,
+        {{"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}}, "type that layers compute in");
+  t.add("training.num_threads", c.training.num_threads, "CPU threads; 0: one per core");
+
+  t.add("activation_checkpoint.mode", c.activation_checkpoint.mode,
+        {{"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}},
+        "activations that the backward computes again");
+
+  t.add("validation.enable", c.validation.enable, "evaluate on the validation split during training");
+  t.add("validation.dataset_path", c.validation.dataset_path, "its folder; empty: training.dataset_path");
+  t.add("validation.freq", c.validation.freq, "steps between validations");
+  t.add("validation.steps", c.validation.steps, "micro-batches per validation");
+
+  t.add("checkpoint.enable", c.checkpoint.enable, "save checkpoints, and resume from the last one");
+  t.add("checkpoint.folder", c.checkpoint.folder, "folder of checkpoints under job.dump_folder");
+  t.add("checkpoint.interval", c.checkpoint.interval, "steps between checkpoints; the last step always makes one");
+  t.add("checkpoint.keep_latest_k", c.checkpoint.keep_latest_k, "checkpoints that stay; 0: all");
+  t.add("checkpoint.load_step", c.checkpoint.load_step, "step to resume from; -1: the last");
+
+  t.add("metrics.log_freq", c.metrics.log_freq, "steps between lines of metrics");
+
+  t.add("profiling.enable_profiling", c.profiling.enable_profiling, "write Chrome traces of some steps");
+  t.add("profiling.save_traces_folder", c.profiling.save_traces_folder, "their folder under job.dump_folder");
+  t.add("profiling.profile_freq", c.profiling.profile_freq, "steps between traced steps");
+
+  t.add("debug.seed", c.debug.seed, "seed of initialisation and of the data's order");
+  t.add("debug.moe_force_load_balance", c.debug.moe_force_load_balance,
+        "token t's k-th expert is (t * top_k + k) mod num_experts");
+  return t;
+}
+
+namespace {
+
+JobConfig parse(std::string_view text, const std::string& source, const std::vector<std::string>& overrides) {
+  const auto apply = [&](JobConfig& config) {
+    ConfigTable table = config_table(config);
+    table.apply_toml(text, source);
+    for (const std::string& override_text : overrides) table.apply_override(override_text);
+  };
+  // The first pass finds the flavor, the second puts what is said explicitly on top of its numbers.
+  JobConfig first;
+  apply(first);
+  JobConfig config;
+  config.model.args = model_flavor(first.model.flavor);
+  apply(config);
+  return config;
+}
+
+}  // namespace
+
+JobConfig load_job_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+  return parse(read_text_file(path), path.string(), overrides);
+}
+
+JobConfig parse_job_config(std::string_view toml_text, const std::vector<std::string>& overrides) {
+  return parse(toml_text, "config", overrides);
+}
+
+}  // namespace tessera

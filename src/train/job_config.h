@@ -1,0 +1,89 @@
+// The configuration of a training run: TOML with TorchTitan v0.2's sections and keys where the thing is the same.
+// docs/config.md lists all keys; the same table makes --help, --print-config and the checks.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/config_table.h"
+#include "model/layer_context.h"
+#include "train/lr_schedule.h"
+
+namespace tessera {
+
+struct JobConfig {
+  struct {
+    std::string dump_folder = "./outputs";
+    std::string description;
+  } job;
+  struct {
+    std::string name = "deepseek_v3";
+    std::string flavor = "debugmodel";
+    ModelConfig args;
+  } model;
+  struct {
+    std::string name = "AdamW";
+    double lr = 8e-4;
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+    double weight_decay = 0.1;
+  } optimizer;
+  LrSchedule lr_scheduler;
+  struct {
+    std::string dataset_path = "./data/gcide";
+    std::int64_t local_batch_size = 8;
+    std::int64_t global_batch_size = -1;
+    std::int64_t seq_len = 2048;
+    double max_norm = 1.0;
+    std::int64_t steps = 10000;
+    DType mixed_precision_param = DType::kBFloat16;
+    std::int64_t num_threads = 0;
+  } training;
+  struct {
+    Recompute mode = Recompute::kNone;
+  } activation_checkpoint;
+  struct {
+    bool enable = false;
+    std::string dataset_path;
+    std::int64_t freq = 10;
+    std::int64_t steps = 10;
+  } validation;
+  struct {
+    bool enable = false;
+    std::string folder = "checkpoint";
+    std::int64_t interval = 500;
+    std::int64_t keep_latest_k = 10;
+    std::int64_t load_step = -1;
+  } checkpoint;
+  struct {
+    std::int64_t log_freq = 10;
+  } metrics;
+  struct {
+    bool enable_profiling = false;
+    std::string save_traces_folder = "profile_traces";
+    std::int64_t profile_freq = 10;
+  } profiling;
+  struct {
+    std::int64_t seed = 0;
+    bool moe_force_load_balance = false;
+  } debug;
+
+  /// Sequences per optimizer step; global_batch_size, or one micro-batch.
+  std::int64_t sequences_per_step() const {
+    return training.global_batch_size > 0 ? training.global_batch_size : training.local_batch_size;
+  }
+  std::int64_t micro_batches_per_step() const { return sequences_per_step() / training.local_batch_size; }
+
+  /// Throws Error, naming keys and values, if a run cannot work with these numbers.
+  void validate() const;
+};
+
+/// The table of keys, bound to the fields of `config`.
+ConfigTable config_table(JobConfig& config);
+
+/// Reads a TOML file (or, if `text` is true, TOML text), then applies overrides "section.key=value". The flavor's
+/// numbers come first, [model.args] and overrides on top. Throws Error; does not validate().
+JobConfig load_job_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
+JobConfig parse_job_config(std::string_view toml_text, const std::vector<std::string>& overrides = {});
+
+}  // namespace tessera

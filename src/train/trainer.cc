@@ -1,0 +1,221 @@
+#include "train/trainer.h"
+
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::size_t machine_memory_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
+}
+
+data::LoaderConfig loader_config(const JobConfig& config, const std::string& folder, const std::string& split) {
+  return {.dataset = folder,
+          .split = split,
+          .seq_len = config.training.seq_len,
+          .local_batch_size = config.training.local_batch_size,
+          .seed = static_cast<std::uint64_t>(config.debug.seed),
+          .vocab_size = config.model.args.vocab_size,
+          .shuffle = split == "train"};
+}
+
+/// The keys that make the model and the numbers that it computes, with their values.
+nlohmann::json model_identity(JobConfig config) {
+  nlohmann::json identity;
+  for (const auto& entry : config_table(config).describe()) {
+    if (entry.key.starts_with("model.args.") || entry.key == "training.mixed_precision_param") {
+      identity[entry.key] = entry.value;
+    }
+  }
+  return identity;
+}
+
+void create_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  require(!error, "cannot create the folder '{}': {}", folder.string(), error.message());
+}
+
+/// Checks the config, sets the threads and finds out which token ends a document, before anything is built on it.
+JobConfig prepared(JobConfig config) {
+  config.validate();
+  if (config.training.num_threads > 0) set_num_threads(static_cast<int>(config.training.num_threads));
+  if (config.model.args.eos_id < 0) config.model.args.eos_id = data::read_manifest(config.training.dataset_path).eos_id;
+  return config;
+}
+
+}  // namespace
+
+Trainer::Trainer(JobConfig config)
+    : config_(prepared(std::move(config))),
+      dump_folder_(config_.job.dump_folder),
+      checkpoint_folder_(dump_folder_ / config_.checkpoint.folder),
+      loader_(std::make_unique<data::Loader>(loader_config(config_, config_.training.dataset_path, "train"))),
+      step_(config_) {
+  if (config_.validation.enable) {
+    const std::string& folder =
+        config_.validation.dataset_path.empty() ? config_.training.dataset_path : config_.validation.dataset_path;
+    validation_loader_ = std::make_unique<data::Loader>(loader_config(config_, folder, "val"));
+  }
+  print_plan();
+  step_.allocate();
+  step_.set_trace(&trace_);
+  for (std::int64_t i = 0; i < config_.micro_batches_per_step(); ++i) micro_batches_.push_back(step_.make_batch());
+  tokens_.resize(static_cast<std::size_t>(config_.training.local_batch_size * (config_.training.seq_len + 1)));
+  create_folder(dump_folder_);
+  if (config_.checkpoint.enable) {
+    create_folder(checkpoint_folder_);
+    resume();
+  }
+}
+
+void Trainer::print_plan() const {
+  const ModelConfig& model = config_.model.args;
+  const ParameterCounts counts = step_.model().count_parameters();
+  const MemoryPlan& plan = step_.memory_plan();
+  spdlog::info("model {}: {:.1f}M parameters ({:.1f}M active), {} layers, {} experts, top {}", config_.model.flavor,
+               static_cast<double>(counts.total) * 1e-6, static_cast<double>(counts.active) * 1e-6, model.n_layers,
+               model.num_experts, model.top_k);
+  spdlog::info("data {}: {} sequences of {} tokens per epoch, {} per step", config_.training.dataset_path,
+               loader_->num_samples(), config_.training.seq_len, config_.sequences_per_step());
+  const std::size_t process = resident_bytes(), total = process + plan.total();
+  spdlog::info("memory: weights {}  gradients {}  moments {}  activations {}  program {}  peak {}",
+               format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.moments),
+               format_gib(plan.activations), format_gib(process), format_gib(total));
+  const std::size_t available = machine_memory_bytes();
+  require(total <= available,
+          "the run needs {} of memory, the machine has {}; try a smaller training.local_batch_size or seq_len, or "
+          "activation_checkpoint.mode = \"full\"",
+          format_gib(total), format_gib(available));
+}
+
+std::vector<CheckpointFile> Trainer::checkpoint_files() {
+  CheckpointFile model{.name = "model.safetensors", .tensors = {}}, optimizer{.name = "optimizer.safetensors", .tensors = {}};
+  Parameters& parameters = step_.model().parameters();
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    const std::string& name = parameters.spec(id).name;
+    model.tensors.push_back({name, parameters.master(id)});
+    optimizer.tensors.push_back({name + ".exp_avg", parameters.first_moment(id)});
+    optimizer.tensors.push_back({name + ".exp_avg_sq", parameters.second_moment(id)});
+  }
+  for (ParamId id = 0; id < parameters.num_buffers(); ++id) {
+    model.tensors.push_back({parameters.buffer_spec(id).name, parameters.buffer(id)});
+  }
+  return {model, optimizer};
+}
+
+void Trainer::save(std::int64_t step) {
+  const TraceScope trace(&trace_, "checkpoint");
+  nlohmann::json state = {{"step", step},
+                          {"seed", config_.debug.seed},
+                          {"loader", loader_->state()},
+                          {"model", model_identity(config_)},
+                          {"config", config_table(config_).to_toml()}};
+  save_checkpoint(checkpoint_folder_, step, checkpoint_files(), state);
+  prune_checkpoints(checkpoint_folder_, config_.checkpoint.keep_latest_k);
+  spdlog::info("saved {}", checkpoint_path(checkpoint_folder_, step).string());
+}
+
+void Trainer::resume() {
+  const std::vector<std::int64_t> steps = checkpoint_steps(checkpoint_folder_);
+  std::int64_t step = config_.checkpoint.load_step;
+  if (step < 0) {
+    if (steps.empty()) return;
+    step = steps.back();
+  }
+  const fs::path path = checkpoint_path(checkpoint_folder_, step);
+  require(fs::exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
+          path.string(), step, fmt::join(steps, ", "));
+  const nlohmann::json state = verify_checkpoint(path);
+  require(state.is_object() && state.contains("model") && state.contains("loader") &&
+              state.value("step", std::int64_t{-1}) == step,
+          "the manifest of '{}' does not hold a trainer's state of step {}", path.string(), step);
+  const nlohmann::json identity = model_identity(config_);
+  for (const auto& [key, value] : identity.items()) {
+    const std::string saved = state["model"].value(key, "(absent)");
+    require(saved == value, "'{}' was trained with {} = {}, this run has {}", path.string(), key, saved,
+            value.get<std::string>());
+  }
+  require(state.value("seed", std::int64_t{-1}) == config_.debug.seed,
+          "'{}' was trained with debug.seed = {}, this run has {}", path.string(), state.value("seed", std::int64_t{-1}),
+          config_.debug.seed);
+  loader_->restore(state["loader"].get<data::LoaderState>());
+  load_checkpoint(path, checkpoint_files());
+  step_.model().parameters().refresh_shadows();
+  first_step_ = step + 1;
+  spdlog::info("resumed from {}", path.string());
+}
+
+double Trainer::validate() {
+  validation_loader_->seek(0);
+  Batch& batch = micro_batches_.front();
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < config_.validation.steps; ++i) {
+    validation_loader_->next(tokens_);
+    batch.fill(tokens_);
+    sum += step_.evaluate(batch);
+  }
+  return sum / static_cast<double>(config_.validation.steps);
+}
+
+int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
+  const std::int64_t num_steps = config_.training.steps;
+  const fs::path metrics_path = dump_folder_ / "metrics.jsonl", trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
+  if (first_step_ > num_steps) {
+    spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
+    return 0;
+  }
+  const double flop =
+      flop_per_token(config_.model.args, step_.model().count_parameters(), config_.training.seq_len);
+  MetricsWriter metrics(metrics_path, first_step_, num_steps, config_.metrics.log_freq, flop, 0.0,
+                        machine_memory_bytes());
+  std::int64_t saved_step = 0;
+  std::int64_t step = first_step_;
+  for (;; ++step) {
+    const bool traced = config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0;
+    if (traced) trace_.start();
+    {
+      const TraceScope trace(&trace_, "step");
+      {
+        const TraceScope data_trace(&trace_, "data");
+        for (Batch& batch : micro_batches_) {
+          loader_->next(tokens_);
+          batch.fill(tokens_);
+        }
+      }
+      const StepResult result = step_.run(step, micro_batches_);
+      metrics.step(step, result);
+      if (step_callback_) step_callback_(step, result);
+    }
+    metrics.pause();
+    if (traced) {
+      trace_.stop();
+      create_folder(trace_folder);
+      trace_.write(trace_folder / fmt::format("step-{}.json", step));
+    }
+    if (validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps)) {
+      metrics.validation(step, validate());
+    }
+    const bool last = step == num_steps || stop_signal != 0;
+    if (config_.checkpoint.enable && (last || step % config_.checkpoint.interval == 0)) {
+      save(step);
+      saved_step = step;
+    }
+    metrics.resume();
+    if (last) break;
+  }
+  if (stop_signal != 0) spdlog::warn("stopped by signal {} after step {} of {}", static_cast<int>(stop_signal), step, num_steps);
+  if (saved_step > 0) spdlog::info("checkpoint: {}", checkpoint_path(checkpoint_folder_, saved_step).string());
+  spdlog::info("metrics: {}", metrics_path.string());
+  return stop_signal;
+}
+
+}  // namespace tessera

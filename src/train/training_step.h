@@ -1,0 +1,71 @@
+// One optimizer step: forward and backward of its micro-batches, expert-bias update, clipping, AdamW; and the memory
+// that this takes, known before anything is allocated.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/model.h"
+#include "ops/gemm.h"
+#include "train/job_config.h"
+
+namespace tessera {
+
+/// Bytes that a run takes, per use.
+struct MemoryPlan {
+  std::size_t weights = 0;      // masters, bfloat16 copies, expert biases
+  std::size_t gradients = 0;
+  std::size_t moments = 0;
+  std::size_t activations = 0;  // the arena: activations and scratch of a step
+
+  std::size_t total() const { return weights + gradients + moments + activations; }
+};
+
+struct StepResult {
+  double loss = 0.0;          // mean cross-entropy of the next token
+  double mtp_loss = 0.0;      // mean over modules, before its weight
+  double balance_loss = 0.0;  // coefficient included, mean over sequences
+  double total_loss = 0.0;    // what is minimised
+  double grad_norm = 0.0;     // before clipping
+  double learning_rate = 0.0;
+  std::int64_t num_tokens = 0;
+  /// Per MoE layer: tokens of its most loaded expert over the mean.
+  std::vector<double> expert_load;
+};
+
+class TrainingStep {
+ public:
+  /// Builds the model and measures the step; allocates nothing of the plan. Throws Error for a config that cannot work.
+  explicit TrainingStep(const JobConfig& config);
+
+  const MemoryPlan& memory_plan() const { return plan_; }
+  /// Takes the planned memory and initialises the parameters.
+  void allocate();
+
+  /// Step `step` (from 1) over micro_batches_per_step() batches. Throws Error, naming step and layer, if the loss or the
+  /// gradient norm is not finite; then the parameters are those of before.
+  StepResult run(std::int64_t step, std::span<const Batch> micro_batches);
+
+  /// Mean cross-entropy of a batch.
+  double evaluate(const Batch& batch);
+
+  Batch make_batch() const;
+  Model& model() { return model_; }
+  const Model& model() const { return model_; }
+  Context context();
+  void set_trace(TraceRecorder* trace) { trace_ = trace; }
+
+ private:
+  void measure();
+  /// Where the first non-finite number of a step shows up: a block's output, or a parameter's gradient.
+  std::string find_non_finite(std::span<const Batch> micro_batches);
+
+  const JobConfig& config_;
+  Model model_;
+  GemmLibrary gemm_;
+  Arena arena_;
+  TraceRecorder* trace_ = nullptr;
+  MemoryPlan plan_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,173 @@
+#include "data/document_source.h"
+
+#include "support.h"
+
+namespace tessera::data {
+namespace {
+
+using Documents = std::vector<std::string>;
+
+Documents read_all(const std::vector<std::filesystem::path>& inputs) {
+  DocumentSource source(inputs);
+  Documents documents;
+  std::string text;
+  while (source.next(text)) documents.push_back(text);
+  EXPECT_EQ(source.num_bytes_done(), source.num_bytes_total());
+  EXPECT_EQ(source.statistics().num_documents, documents.size());
+  return documents;
+}
+
+TEST(DocumentSource, PlainFileIsOneDocument) {
+  const Scratch scratch;
+  EXPECT_EQ(read_all({write_file(scratch / "a.txt", "one\n\ntwo\n")}), Documents{"one\n\ntwo\n"});
+}
+
+TEST(DocumentSource, GzipIsToldByContent) {
+  const Scratch scratch;
+  const std::string text(1'000'000, 'x');  // several reads
+  EXPECT_EQ(read_all({write_file(scratch / "a.txt.gz", gzipped(text)),
+                      write_file(scratch / "b.txt", gzipped("b"))}),
+            (Documents{text, "b"}));
+  EXPECT_EQ(read_all({write_file(scratch / "c.txt.gz", gzipped("one ") + gzipped("two"))}),
+            Documents{"one two"});
+}
+
+TEST(DocumentSource, DamagedGzipIsAnError) {
+  const Scratch scratch;
+  std::string text;
+  for (int i = 0; i < 5000; ++i) text += fmt::format("{} ", i * i);
+  const std::string good = gzipped(text);
+  for (const std::size_t size :
+       {std::size_t{3}, std::size_t{11}, good.size() / 2, good.size() - 9, good.size() - 1}) {
+    const auto path = write_file(scratch / "cut.txt.gz", good.substr(0, size));
+    expect_error([&] { read_all({path}); }, {path.string(), "cut short or damaged"});
+  }
+  std::string flipped = good;
+  flipped[good.size() / 2] ^= 0x10;
+  const auto path = write_file(scratch / "flipped.txt.gz", flipped);
+  expect_error([&] { read_all({path}); }, {path.string(), "cut short or damaged"});
+  const auto plain = write_file(scratch / "plain.txt.gz", "not gzip");
+  expect_error([&] { read_all({plain}); }, {plain.string(), "gzip"});
+}
+
+TEST(DocumentSource, JsonLines) {
+  const Scratch scratch;
+  const std::string lines =
+      "{\"text\": \"one\\nline \\u00e9\", \"id\": 7}\r\n\n  \n{\"meta\": {}, \"text\": \"two\"}\n{\"text\": "
+      "\"\"}\n"
+      "{\"text\": \"last\"}";
+  const Documents expected{"one\nline \u00e9", "two", "last"};
+  for (const char* name : {"a.jsonl", "a.json", "a.ndjson"}) {
+    EXPECT_EQ(read_all({write_file(scratch / name, lines)}), expected) << name;
+  }
+  EXPECT_EQ(read_all({write_file(scratch / "b.jsonl.gz", gzipped(lines))}), expected);
+}
+
+TEST(DocumentSource, LinesLongerThanTheBuffer) {
+  const Scratch scratch;
+  const std::string text(700'000, 'y');
+  const std::string line = "{\"text\": \"" + text + "\"}\n";
+  EXPECT_EQ(read_all({write_file(scratch / "a.jsonl", line + "{\"text\": \"b\"}\n" + line)}),
+            (Documents{text, "b", text}));
+}
+
+TEST(DocumentSource, BadJsonLinesNameTheLine) {
+  const Scratch scratch;
+  for (const auto& [bad, reason] : std::vector<std::pair<std::string, std::string>>{
+           {"{\"text\": \"cut", "expected a JSON object"},
+           {"[1, 2]", "got array"},
+           {"{\"body\": \"x\"}", "without \"text\""},
+           {"{\"text\": 5}", "number"},
+           {"{\"text\": \"\\ud800\"}", "expected a JSON object"}}) {
+    const auto path = write_file(scratch / "bad.jsonl", "{\"text\": \"good\"}\n\n" + bad + "\n");
+    expect_error([&] { read_all({path}); }, {path.string() + ":3", reason});
+  }
+}
+
+TEST(DocumentSource, FoldersInSortedOrder) {
+  const Scratch scratch;
+  write_file(scratch / "in/b.txt", "b");
+  write_file(scratch / "in/a/z.txt", "az");
+  write_file(scratch / "in/a/y.jsonl", "{\"text\": \"ay\"}\n");
+  write_file(scratch / "in/c.txt.gz", gzipped("c"));
+  write_file(scratch / "in/.hidden/x.txt", "no");
+  write_file(scratch / "in/.hidden.txt", "no");
+  EXPECT_EQ(read_all({scratch / "in"}), (Documents{"ay", "az", "b", "c"}));
+  EXPECT_EQ(read_all({scratch / "in/c.txt.gz", scratch / "in/a"}), (Documents{"c", "ay", "az"}));
+}
+
+TEST(DocumentSource, EmptyDocumentsAreLeftOut) {
+  const Scratch scratch;
+  DocumentSource source({write_file(scratch / "a.txt", ""), write_file(scratch / "b.txt", "b")});
+  std::string text;
+  ASSERT_TRUE(source.next(text));
+  EXPECT_EQ(text, "b");
+  EXPECT_FALSE(source.next(text));
+  EXPECT_EQ(source.statistics().num_empty_documents, 1u);
+}
+
+TEST(DocumentSource, IllFormedUtf8IsReplacedAndCounted) {
+  const Scratch scratch;
+  const auto lines = write_file(scratch / "b.jsonl",
+                                "{\"text\": \"good\"}\n{\"text\": \"fa\xE7"
+                                "ade\"}\n");
+  DocumentSource source({write_file(scratch / "a.txt", "drop\x92s"), lines});
+  std::string text;
+  ASSERT_TRUE(source.next(text));
+  EXPECT_EQ(text, "drop\uFFFDs");
+  ASSERT_TRUE(source.next(text));
+  EXPECT_EQ(text, "good");
+  ASSERT_TRUE(source.next(text));
+  EXPECT_EQ(text, "fa\uFFFDade");
+  EXPECT_EQ(source.origin(), lines.string() + ":2");
+  EXPECT_EQ(source.statistics().num_repaired_documents, 2u);
+  EXPECT_EQ(source.statistics().first_repaired, (scratch / "a.txt").string());
+}
+
+// "BC" is 66 in the index's base 64.
+constexpr std::string_view kIndex =
+    "00-database-info\tA\tE\n"
+    "00-other\tA\tE\n"
+    "beta\tI\tBC\n"
+    "alias of beta\tI\tBC\tAlias\n"
+    "alpha\tE\tE\n";
+const std::string kDatabase = "infoalph" + std::string(66, 'b') + "rest";
+
+TEST(DocumentSource, DictdEntriesOnceInFileOrder) {
+  const Scratch scratch;
+  const Documents expected{"alph", std::string(66, 'b')};
+  write_file(scratch / "d/x.index", kIndex);
+  write_file(scratch / "d/x.dict.dz", gzipped(kDatabase));
+  EXPECT_EQ(read_all({scratch / "d/x.dict.dz"}), expected);
+  EXPECT_EQ(read_all({scratch / "d"}), expected);  // the index is not a document
+  write_file(scratch / "e/x.index", kIndex);
+  write_file(scratch / "e/x.dict", kDatabase);
+  EXPECT_EQ(read_all({scratch / "e/x.dict"}), expected);
+}
+
+TEST(DocumentSource, DictdErrors) {
+  const Scratch scratch;
+  const auto database = write_file(scratch / "x.dict", kDatabase);
+  expect_error([&] { read_all({database}); }, {"x.index", "does not exist"});
+  for (const auto& [bad, reason] :
+       std::vector<std::pair<std::string, std::string>>{{"only headword", "TAB"},
+                                                        {"w\tA!\tB", "base 64, got 'A!'"},
+                                                        {"w\t\tB", "base 64, got ''"},
+                                                        {"w\tAAAAAAAAAAAAAAA\tB", "base 64"},
+                                                        {"w\tI\tBH", "has only 78 bytes"},
+                                                        {"w\t//////////\t//////////", "has only 78 bytes"}}) {
+    write_file(scratch / "x.index", "alpha\tE\tE\n" + bad + "\n");
+    expect_error([&] { read_all({database}); }, {"x.index:2", reason});
+  }
+}
+
+TEST(DocumentSource, InputsThatCannotWork) {
+  const Scratch scratch;
+  expect_error([&] { DocumentSource({scratch / "none"}); }, {"none", "no such file"});
+  std::filesystem::create_directories(scratch / "empty");
+  expect_error([&] { DocumentSource({scratch / "empty"}); }, {"empty", "no files"});
+  expect_error([&] { DocumentSource({}); }, {"no input"});
+}
+
+}  // namespace
+}  // namespace tessera::data

@@ -1,0 +1,225 @@
+#include "data/prepare.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "support.h"
+#include "tensor/parallel.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::map<std::string, std::string> contents_of(const fs::path& folder) {
+  std::map<std::string, std::string> contents;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    contents[entry.path().filename().string()] = read_text_file(entry.path());
+  }
+  return contents;
+}
+
+PrepareOptions options_for(const Scratch& scratch, int num_documents = 200) {
+  std::string lines;
+  for (int i = 0; i < num_documents; ++i) lines += fmt::format("{{\"text\": \"document {}\"}}\n", i);
+  PrepareOptions options;
+  options.inputs = {write_file(scratch / "in.jsonl", lines)};
+  options.tokenizer = "bytes";
+  options.output = scratch / "out";
+  options.val_fraction = 0.1;
+  return options;
+}
+
+TEST(Prepare, EveryDocumentIsInOneSplitInOrder) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  options.shard_tokens = 500;
+  const PrepareResult result = prepare_dataset(options);
+  const Manifest manifest = read_manifest(options.output);
+  const auto tokenizer = load_dataset_tokenizer(options.output, manifest);
+  EXPECT_EQ(result.source.num_documents, 200u);
+  std::set<std::string> texts;
+  for (const std::string split : {"train", "val"}) {
+    int latest = -1;
+    for (const Shard& shard : open_split(options.output, manifest, split)) {
+      shard.verify();
+      EXPECT_LE(shard.num_tokens(), 500u);
+      for (std::uint64_t i = 0; i < shard.num_documents(); ++i) {
+        const TokenRange range = shard.document(i);
+        std::vector<std::int32_t> ids(range.end - range.begin);
+        shard.read_tokens(range.begin, ids);
+        EXPECT_EQ(ids.front(), tokenizer->bos_id());
+        EXPECT_EQ(ids.back(), tokenizer->eos_id());
+        const std::string text = tokenizer->decode(ids);
+        EXPECT_TRUE(texts.insert(text).second) << text;
+        const int number = std::stoi(text.substr(9));
+        EXPECT_GT(number, latest);
+        latest = number;
+      }
+    }
+  }
+  EXPECT_EQ(texts.size(), 200u);
+  EXPECT_GT(manifest.splits.at("train").size(), 3u);
+  // 20 expected of 200, deviation 4.2.
+  EXPECT_GT(num_documents(manifest.splits.at("val")), 5u);
+  EXPECT_LT(num_documents(manifest.splits.at("val")), 40u);
+}
+
+TEST(Prepare, DoesNotDependOnTheNumberOfThreads) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch, 3000);
+  options.shard_tokens = 5000;
+  const int num_threads_before = num_threads();
+  set_num_threads(1);
+  prepare_dataset(options);
+  const auto expected = contents_of(options.output);
+  for (const int count : {2, 4}) {
+    set_num_threads(count);
+    options.output = scratch / fmt::format("out{}", count);
+    prepare_dataset(options);
+    EXPECT_EQ(contents_of(options.output), expected);
+  }
+  set_num_threads(num_threads_before);
+}
+
+TEST(Prepare, SeedChoosesTheValidationDocuments) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  const Manifest first = prepare_dataset(options).manifest;
+  options.seed = 1;
+  options.overwrite = true;
+  const Manifest second = prepare_dataset(options).manifest;
+  EXPECT_NE(split_checksum(first, "val"), split_checksum(second, "val"));
+  options.val_fraction = 0;
+  EXPECT_FALSE(prepare_dataset(options).manifest.splits.contains("val"));
+}
+
+TEST(Prepare, ADocumentLargerThanAShardHasOneOfItsOwn) {
+  const Scratch scratch;
+  PrepareOptions options;
+  options.inputs = {write_file(scratch / "a.txt", "a"), write_file(scratch / "b.txt", std::string(100, 'b')),
+                    write_file(scratch / "c.txt", "c")};
+  options.tokenizer = "bytes";
+  options.output = scratch / "out";
+  options.val_fraction = 0;
+  options.shard_tokens = 10;
+  const Manifest manifest = prepare_dataset(options).manifest;
+  ASSERT_EQ(manifest.splits.at("train").size(), 3u);
+  EXPECT_EQ(manifest.splits.at("train")[1].num_tokens, 102u);
+}
+
+TEST(Prepare, LeavesNothingAfterAnError) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  options.shard_tokens = 100;
+  options.inputs.push_back(write_file(scratch / "bad.jsonl", "{\"text\": \"good\"}\n{\"text\": 5}\n"));
+  expect_error([&] { prepare_dataset(options); }, {"bad.jsonl:2"});
+  EXPECT_FALSE(fs::exists(options.output));
+  EXPECT_FALSE(fs::exists(scratch / "out.tmp"));
+}
+
+TEST(Prepare, AnErrorLeavesTheOldDataset) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  prepare_dataset(options);
+  const auto before = contents_of(options.output);
+  expect_error([&] { prepare_dataset(options); }, {"out", "--force"});
+  options.overwrite = true;
+  options.inputs = {write_file(scratch / "bad.jsonl", "{\"text\": 5}\n")};
+  expect_error([&] { prepare_dataset(options); }, {"bad.jsonl:1"});
+  EXPECT_EQ(contents_of(options.output), before);
+}
+
+TEST(Prepare, ReplacesDatasetsOnly) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  write_file(scratch / "out/precious.txt", "kept");
+  expect_error([&] { prepare_dataset(options); }, {"out", "something"});
+  options.overwrite = true;
+  expect_error([&] { prepare_dataset(options); }, {"precious.txt", "not replaced"});
+  EXPECT_EQ(read_text_file(scratch / "out/precious.txt"), "kept");
+  options.output = write_file(scratch / "file", "kept");
+  expect_error([&] { prepare_dataset(options); }, {"file", "expected a folder"});
+  options.output = scratch / "new/deep/out/";
+  EXPECT_NO_THROW(prepare_dataset(options));
+  EXPECT_TRUE(fs::exists(scratch / "new/deep/out/dataset.json"));
+}
+
+TEST(Prepare, GoesOnAfterAKilledRun) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  write_file(scratch / "out.tmp/train-00000.tokens", "half");
+  write_file(scratch / "out.tmp/train-00001.tokens.tmp", "half");
+  EXPECT_NO_THROW(prepare_dataset(options));
+  EXPECT_FALSE(fs::exists(scratch / "out.tmp"));
+  write_file(scratch / "out.tmp/precious.txt", "kept");
+  options.overwrite = true;
+  expect_error([&] { prepare_dataset(options); }, {"precious.txt", "in the way"});
+}
+
+TEST(Prepare, OptionsThatCannotWork) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  options.val_fraction = 1;
+  expect_error([&] { prepare_dataset(options); }, {"validation fraction 1"});
+  options = options_for(scratch);
+  options.shard_tokens = 0;
+  expect_error([&] { prepare_dataset(options); }, {"tokens per shard"});
+  options = options_for(scratch);
+  options.inputs = {write_file(scratch / "empty.txt", "")};
+  expect_error([&] { prepare_dataset(options); }, {"no document"});
+  options.inputs = {write_file(scratch / "one.txt", "one")};
+  options.val_fraction = 0.999999;
+  expect_error([&] { prepare_dataset(options); }, {"all 1 documents fell to validation"});
+  EXPECT_FALSE(fs::exists(options.output));
+}
+
+TEST(Manifest, EveryFlippedBitIsFound) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch, 30);
+  prepare_dataset(options);
+  const fs::path path = options.output / kManifestName;
+  const std::string good = read_text_file(path);
+  const auto canonical = [](const std::string& text) { return nlohmann::json::parse(text, nullptr, false); };
+  int num_found = 0;
+  for (std::size_t i = 0; i < good.size(); ++i) {
+    std::string bad = good;
+    bad[i] = static_cast<char>(bad[i] ^ (1 << i % 7));
+    if (canonical(bad) == canonical(good)) continue;  // one space for another
+    flip_bit(path, i, static_cast<int>(i % 7));
+    expect_error([&] { read_manifest(options.output); }, {path.string()});
+    flip_bit(path, i, static_cast<int>(i % 7));
+    ++num_found;
+  }
+  EXPECT_GT(num_found, 300);
+  EXPECT_NO_THROW(read_manifest(options.output));
+  for (const std::size_t size : {std::size_t{0}, good.size() / 2, good.size() - 3}) {
+    write_file(path, good.substr(0, size));
+    expect_error([&] { read_manifest(options.output); }, {path.string()});
+  }
+}
+
+TEST(Manifest, ShardsMustBeThoseOfTheManifest) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  options.shard_tokens = 500;
+  prepare_dataset(options);
+  const Manifest manifest = read_manifest(options.output);
+  const fs::path shard0 = options.output / "train-00000.tokens";
+  const fs::path shard1 = options.output / "train-00001.tokens";
+  const auto open = [&] { open_split(options.output, manifest, "train"); };
+  EXPECT_NO_THROW(open());
+  fs::rename(shard1, scratch / "aside");
+  expect_error(open, {shard1.string(), "missing", "dataset.json"});
+  fs::copy_file(shard0, shard1);
+  expect_error(open, {shard1.string(), "another dataset"});
+  fs::rename(scratch / "aside", shard1);
+  EXPECT_NO_THROW(open());
+  expect_error([&] { open_split(options.output, manifest, "test"); }, {"'test'"});
+  expect_error([&] { read_manifest(scratch / "none"); }, {"none", "no such folder"});
+  expect_error([&] { read_manifest(scratch.path()); }, {"dataset.json"});
+}
+
+}  // namespace
+}  // namespace tessera::data

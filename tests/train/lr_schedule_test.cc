@@ -1,0 +1,36 @@
+#include "train/lr_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace tessera {
+namespace {
+
+TEST(LrSchedule, WarmsUpStaysAndDecays) {
+  const LrSchedule schedule{.warmup_steps = 4, .decay_ratio = 0.5, .decay_type = DecayType::kLinear, .min_lr_factor = 0.1};
+  // 20 steps: warm-up 4, decay 10, stable 20 + 1 - 4 - 10 = 7.
+  EXPECT_DOUBLE_EQ(schedule.factor(0, 20), 0.25);
+  EXPECT_DOUBLE_EQ(schedule.factor(3, 20), 1.0);
+  EXPECT_DOUBLE_EQ(schedule.factor(10, 20), 1.0);
+  EXPECT_DOUBLE_EQ(schedule.factor(11, 20), 0.1 + 0.9 * (1.0 - 0.1));
+  EXPECT_DOUBLE_EQ(schedule.factor(19, 20), 0.1 + 0.9 * (1.0 - 0.9));
+}
+
+TEST(LrSchedule, DecayShapes) {
+  LrSchedule schedule{.warmup_steps = 0, .decay_ratio = -1.0, .decay_type = DecayType::kCosine, .min_lr_factor = 0.0};
+  // 10 steps, all decay: stable 1, p = s / 10.
+  EXPECT_DOUBLE_EQ(schedule.factor(0, 10), 1.0);
+  EXPECT_NEAR(schedule.factor(5, 10), 0.5, 1e-12);
+  schedule.decay_type = DecayType::kSqrt;
+  EXPECT_NEAR(schedule.factor(4, 10), 1.0 - std::sqrt(0.4), 1e-12);
+}
+
+TEST(LrSchedule, WarmupLongerThanTheRunIsCut) {
+  const LrSchedule schedule{.warmup_steps = 2000};
+  EXPECT_DOUBLE_EQ(schedule.factor(0, 10), 0.1);
+  EXPECT_DOUBLE_EQ(schedule.factor(9, 10), 1.0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,267 @@
+// The loop: resuming, stopping, failing, and what it writes.
+#include "train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tensor/parallel.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+using data::expect_error;
+using data::Scratch;
+
+const volatile std::sig_atomic_t kNoSignal = 0;
+
+/// A model with every feature, small enough for dozens of runs.
+JobConfig small_config(const Scratch& scratch, const std::vector<std::string>& overrides = {}) {
+  static const char* const kToml = R"(
+[model.args]
+vocab_size = 258
+dim = 32
+inter_dim = 48
+moe_inter_dim = 16
+n_layers = 3
+n_dense_layers = 1
+n_heads = 2
+num_experts = 8
+num_shared_experts = 1
+top_k = 2
+score_func = "sigmoid"
+route_norm = true
+n_expert_groups = 4
+n_limited_groups = 2
+seq_balance_loss_coeff = 0.001
+q_lora_rank = 20
+kv_lora_rank = 24
+qk_nope_head_dim = 16
+qk_rope_head_dim = 8
+v_head_dim = 16
+attn_mask_type = "block_causal"
+num_mtp_modules = 1
+[training]
+local_batch_size = 2
+global_batch_size = 4
+seq_len = 32
+steps = 8
+[lr_scheduler]
+warmup_steps = 2
+[checkpoint]
+enable = true
+interval = 4
+[metrics]
+log_freq = 1
+)";
+  std::vector<std::string> all = {
+      fmt::format("--training.dataset_path={}", (scratch / "dataset").string()),
+      fmt::format("--job.dump_folder={}", (scratch / "outputs").string()),
+  };
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  return parse_job_config(kToml, all);
+}
+
+struct Outcome {
+  std::vector<double> losses;    // total_loss and grad_norm in turn
+  std::vector<float> weights;    // masters, moments and buffers
+};
+
+Outcome train(const JobConfig& config) {
+  Trainer trainer(config);
+  Outcome run;
+  trainer.set_step_callback([&](std::int64_t, const StepResult& result) {
+    run.losses.insert(run.losses.end(), {result.total_loss, result.grad_norm});
+  });
+  EXPECT_EQ(trainer.run(kNoSignal), 0);
+  const Parameters& parameters = trainer.model().parameters();
+  for (const Tensor& tensor :
+       {parameters.all_masters(), parameters.all_first_moments(), parameters.all_second_moments()}) {
+    run.weights.insert(run.weights.end(), tensor.data<float>(), tensor.data<float>() + tensor.num_elements());
+  }
+  for (ParamId id = 0; id < parameters.num_buffers(); ++id) {
+    const Tensor tensor = parameters.buffer(id);
+    run.weights.insert(run.weights.end(), tensor.data<float>(), tensor.data<float>() + tensor.num_elements());
+  }
+  return run;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+class TrainerTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  TrainerTest() { data::make_dataset(scratch_, 400, 3000, 0.1); }
+  std::string dtype() const { return fmt::format("--training.mixed_precision_param={}", GetParam()); }
+  std::filesystem::path outputs() const { return scratch_ / "outputs"; }
+  void clear_outputs() const { std::filesystem::remove_all(outputs()); }
+
+  Scratch scratch_;
+};
+
+TEST_P(TrainerTest, ResumedRunEqualsStraightRun) {
+  const Outcome straight = train(small_config(scratch_, {dtype()}));
+  ASSERT_EQ(straight.losses.size(), 16u);
+  EXPECT_LT(straight.losses[14], straight.losses[0]);
+
+  clear_outputs();
+  // Half of the run: the schedule is that of 8 steps, the end comes with a signal after step 4.
+  volatile std::sig_atomic_t signal = 0;
+  Outcome first;
+  {
+    Trainer trainer(small_config(scratch_, {dtype()}));
+    trainer.set_step_callback([&](std::int64_t step, const StepResult& result) {
+      first.losses.insert(first.losses.end(), {result.total_loss, result.grad_norm});
+      if (step == 4) signal = SIGTERM;
+    });
+    EXPECT_EQ(trainer.run(signal), SIGTERM);
+  }
+  const Outcome second = train(small_config(scratch_, {dtype()}));
+  std::vector<double> joined = first.losses;
+  joined.insert(joined.end(), second.losses.begin(), second.losses.end());
+  EXPECT_EQ(joined, straight.losses);
+  EXPECT_TRUE(same_bits(second.weights, straight.weights));
+}
+
+TEST_P(TrainerTest, RunsRepeatBitForBitInEveryRecomputeMode) {
+  const Outcome one = train(small_config(scratch_, {dtype()}));
+  for (const char* mode : {"none", "selective", "full"}) {
+    clear_outputs();
+    const Outcome other = train(small_config(scratch_, {dtype(), fmt::format("--activation_checkpoint.mode={}", mode)}));
+    EXPECT_EQ(one.losses, other.losses) << mode;
+    EXPECT_TRUE(same_bits(one.weights, other.weights)) << mode;
+  }
+}
+
+TEST_P(TrainerTest, StepsAllocateNothing) {
+  JobConfig config = small_config(scratch_, {dtype(), "--checkpoint.enable=false", "--model.args.num_mtp_modules=0"});
+  config.model.args.eos_id = 257;
+  TrainingStep step(config);
+  step.allocate();
+  std::vector<Batch> batches(2, step.make_batch());
+  std::vector<std::int32_t> tokens(2 * 33);
+  for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i * 37 % 256);
+  for (Batch& batch : batches) batch.fill(tokens);
+  step.run(1, batches);
+  const std::size_t before = mallinfo2().uordblks;
+  for (std::int64_t s = 2; s < 6; ++s) step.run(s, batches);
+  EXPECT_EQ(mallinfo2().uordblks, before);
+  EXPECT_EQ(step.context().arena->used(), 0u);
+  EXPECT_LE(step.context().arena->peak(), step.memory_plan().activations);
+  EXPECT_GE(step.context().arena->peak(), step.memory_plan().activations * 99 / 100);
+}
+
+TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
+  Trainer trainer(small_config(scratch_, {dtype()}));
+  trainer.set_step_callback([&](std::int64_t step, const StepResult&) {
+    if (step != 5) return;
+    Parameters& parameters = trainer.model().parameters();
+    for (ParamId id = 0; id < parameters.size(); ++id) {
+      if (parameters.spec(id).name != "layers.1.moe.experts.w2") continue;
+      Tensor master = parameters.master(id);
+      std::fill_n(master.data<float>(), master.num_elements(), std::numeric_limits<float>::infinity());
+    }
+    parameters.refresh_shadows();
+  });
+  expect_error([&] { trainer.run(kNoSignal); }, {"step 6", "layers.1"});
+  EXPECT_EQ(checkpoint_steps(outputs() / "checkpoint"), std::vector<std::int64_t>{4});
+  EXPECT_NO_THROW(verify_checkpoint(outputs() / "checkpoint" / "step-4"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, TrainerTest, ::testing::Values("float32", "bfloat16"),
+                         [](const auto& parameter) { return std::string(parameter.param); });
+
+class Trained : public ::testing::Test {
+ protected:
+  Trained() { data::make_dataset(scratch_, 400, 3000, 0.1); }
+  std::filesystem::path checkpoints() const { return scratch_ / "outputs" / "checkpoint"; }
+
+  Scratch scratch_;
+};
+
+TEST_F(Trained, WritesMetricsValidationAndTraces) {
+  train(small_config(scratch_, {"--validation.enable", "--validation.freq=3", "--validation.steps=2",
+                                "--profiling.enable_profiling", "--profiling.profile_freq=4"}));
+  std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
+  std::vector<std::int64_t> steps, validated;
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (json.contains("validation_loss")) {
+      EXPECT_GT(json["validation_loss"].get<double>(), 0.0);
+      validated.push_back(json["step"]);
+      continue;
+    }
+    steps.push_back(json["step"]);
+    EXPECT_GT(json["loss"].get<double>(), 0.0);
+    EXPECT_GE(json["expert_load_max_over_mean"].get<double>(), 1.0);
+    EXPECT_EQ(json["expert_load_per_layer"].size(), 3u);
+    EXPECT_GT(json["tokens_per_second"].get<double>(), 0.0);
+    EXPECT_GT(json["mtp_loss"].get<double>(), 0.0);
+  }
+  EXPECT_THAT(steps, ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+  EXPECT_THAT(validated, ::testing::ElementsAre(3, 6, 8));
+
+  const auto trace =
+      nlohmann::json::parse(read_text_file(scratch_ / "outputs" / "profile_traces" / "step-8.json"));
+  std::set<std::string> names;
+  for (const auto& event : trace["traceEvents"]) names.insert(event["name"]);
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"step", "data", "attention.forward", "moe.backward", "gemm", "adamw"}));
+}
+
+TEST_F(Trained, ResumingDropsMetricsOfStepsThatRunAgain) {
+  train(small_config(scratch_));
+  train(small_config(scratch_, {"--checkpoint.load_step=4"}));
+  std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
+  std::vector<std::int64_t> steps;
+  for (std::string line; std::getline(file, line);) steps.push_back(nlohmann::json::parse(line)["step"]);
+  EXPECT_THAT(steps, ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+}
+
+TEST_F(Trained, KeepsTheLatestCheckpoints) {
+  train(small_config(scratch_, {"--checkpoint.interval=1", "--checkpoint.keep_latest_k=3"}));
+  EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(6, 7, 8));
+}
+
+TEST_F(Trained, RefusesACheckpointOfAnotherRun) {
+  train(small_config(scratch_));
+  const auto refused = [&](const std::string& override_text, const std::vector<std::string>& parts) {
+    expect_error([&] { Trainer trainer(small_config(scratch_, {override_text})); }, parts);
+  };
+  refused("--model.args.dim=48", {"model.args.dim = 32", "this run has 48"});
+  refused("--model.args.route_scale=2.0", {"model.args.route_scale"});
+  refused("--training.mixed_precision_param=float32", {"mixed_precision_param"});
+  refused("--debug.seed=1", {"debug.seed"});
+  refused("--training.seq_len=16", {"sequences of 32 tokens", "have 16"});
+  refused("--checkpoint.load_step=5", {"step-5", "4, 8"});
+}
+
+TEST_F(Trained, DamagedCheckpointsAreErrors) {
+  train(small_config(scratch_));
+  const auto path = checkpoints() / "step-8" / "model.safetensors";
+  const auto size = std::filesystem::file_size(path);
+  data::flip_bit(path, size / 2, 3);
+  expect_error([&] { Trainer trainer(small_config(scratch_)); }, {"model.safetensors", "checksum", "load_step"});
+  std::filesystem::resize_file(path, size - 1);
+  expect_error([&] { Trainer trainer(small_config(scratch_)); }, {"model.safetensors", "truncated"});
+  std::filesystem::remove(path);
+  expect_error([&] { Trainer trainer(small_config(scratch_)); }, {"model.safetensors"});
+  data::flip_bit(checkpoints() / "step-8" / "manifest.json", 0, 1);
+  expect_error([&] { Trainer trainer(small_config(scratch_)); }, {"manifest.json"});
+  EXPECT_NO_THROW(Trainer(small_config(scratch_, {"--checkpoint.load_step=4"})));
+}
+
+TEST_F(Trained, TokensBeyondTheVocabularyAreErrors) {
+  expect_error([&] { Trainer trainer(small_config(scratch_, {"--model.args.vocab_size=200", "--model.args.eos_id=3"})); },
+               {"200"});
+}
+
+}  // namespace
+}  // namespace tessera
