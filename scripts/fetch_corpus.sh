@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches the corpus of the examples: GNU's Collaborative International Dictionary of English, 40 MB of text, from the
-# distribution's package dict-gcide (Debian main, Ubuntu universe). The package is unpacked, not installed.
+# Fetches the corpus of the examples: GNU's Collaborative International Dictionary of English, 40 MB of text, from
+# the distribution's package dict-gcide (Debian main, Ubuntu universe). The package is unpacked, not installed.
 #   scripts/fetch_corpus.sh OUTPUT_DIR
 # Puts gcide.dict.dz (gzip) and gcide.index there. Does nothing if both are there.
 set -euo pipefail

@@ -91,7 +91,7 @@ std::size_t first_piece_size(std::string_view text, std::size_t max_bytes) {
   TESSERA_CHECK(max_bytes >= 8, "max_bytes {}", max_bytes);
   if (text.size() <= max_bytes) return text.size();
   for (std::size_t cut = max_bytes; cut > max_bytes / 2; --cut) {
-    auto sp=[](char c){return c==' '||c=='\n';}; if (sp(text[cut]) && !sp(text[cut - 1])) return cut;
+    if (text[cut] == ' ' && text[cut - 1] != ' ') return cut;
   }
   std::size_t cut = max_bytes;
   while (cut > max_bytes - 4 && is_continuation(text[cut])) --cut;

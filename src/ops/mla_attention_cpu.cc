@@ -1,96 +1,91 @@
-#include <cmath>
-#include <vector>
+#include "ops/mla_attention.h"
 
 #include "ops/checks.h"
+#include "ops/cpu/kernels.h"
 #include "ops/cpu/types.h"
-#include "ops/mla_attention.h"
 #include "tensor/parallel.h"
 
 namespace tessera {
-using cpu::load;
-using cpu::store;
+namespace {
 
-void mla_attention_forward(const Context& context, const MlaDims& d, const MlaOperands& in, const Tensor& o,
+cpu::AttentionShape check(const MlaDims& dims, const MlaOperands& operands, const Tensor& o, const Tensor& lse_TH) {
+  const std::int64_t num_tokens = dims.num_seqs * dims.seq_len, heads = dims.num_heads;
+  const DType dtype = operands.q.dtype();
+  TESSERA_CHECK_TENSOR(operands.q, dtype, {num_tokens, heads * (dims.dim_nope + dims.dim_rope)});
+  TESSERA_CHECK_TENSOR(operands.kv, dtype, {num_tokens, heads * (dims.dim_nope + dims.dim_v)});
+  TESSERA_CHECK_TENSOR(operands.k_rope, dtype, {num_tokens, dims.dim_rope});
+  TESSERA_CHECK_TENSOR(operands.doc_start_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(o, dtype, {num_tokens, heads * dims.dim_v});
+  TESSERA_CHECK_TENSOR(lse_TH, DType::kFloat32, {num_tokens, heads});
+  return {.seq_len = dims.seq_len,
+          .num_heads = heads,
+          .dim_nope = dims.dim_nope,
+          .dim_rope = dims.dim_rope,
+          .dim_v = dims.dim_v,
+          .scale = dims.scale};
+}
+
+}  // namespace
+
+void mla_attention_forward(const Context& context, const MlaDims& dims, const MlaOperands& operands, const Tensor& o,
                            const Tensor& lse_TH) {
+  const TraceScope trace(context.trace, "mla_attention.forward");
+  const cpu::AttentionShape shape = check(dims, operands, o, lse_TH);
+  const cpu::KernelTable& kernels = cpu::kernels();
+  const cpu::Element element = cpu::element_of(o.dtype());
+  const cpu::ThreadScratch scratch(context, kernels.attention_forward_scratch(shape, element));
   if (context.measuring()) return;
-  const std::int64_t S = d.seq_len, H = d.num_heads, dq = d.dim_nope + d.dim_rope, dk = d.dim_nope + d.dim_v;
-  cpu::for_float_type(o.dtype(), [&]<typename T>(T) {
-    parallel_for(d.num_seqs * H, [&](std::int64_t task) {
-      const std::int64_t b = task / H, h = task % H;
-      std::vector<float> p(S), acc(d.dim_v);
-      for (std::int64_t i = 0; i < S; ++i) {
-        const std::int64_t t = b * S + i, start = in.doc_start_T.data<std::int32_t>()[t];
-        const T* q = in.q.data<T>() + (t * H + h) * dq;
-        float mx = -1e30f;
-        for (std::int64_t j = start; j <= i; ++j) {
-          const T* k = in.kv.data<T>() + ((b * S + j) * H + h) * dk;
-          const T* kr = in.k_rope.data<T>() + (b * S + j) * d.dim_rope;
-          float s = 0;
-          for (std::int64_t c = 0; c < d.dim_nope; ++c) s += load(q[c]) * load(k[c]);
-          for (std::int64_t c = 0; c < d.dim_rope; ++c) s += load(q[d.dim_nope + c]) * load(kr[c]);
-          p[j] = s * d.scale;
-          mx = std::max(mx, p[j]);
-        }
-        float sum = 0;
-        std::fill(acc.begin(), acc.end(), 0.f);
-        for (std::int64_t j = start; j <= i; ++j) {
-          const float e = std::exp(p[j] - mx);
-          sum += e;
-          const T* v = in.kv.data<T>() + ((b * S + j) * H + h) * dk + d.dim_nope;
-          for (std::int64_t c = 0; c < d.dim_v; ++c) acc[c] += e * load(v[c]);
-        }
-        for (std::int64_t c = 0; c < d.dim_v; ++c) store(o.data<T>()[(t * H + h) * d.dim_v + c], acc[c] / sum);
-        lse_TH.data<float>()[t * H + h] = mx + std::log(sum);
-      }
-    });
+  const cpu::AttentionForward args{.shape = shape,
+                                   .q = operands.q.raw(),
+                                   .kv = operands.kv.raw(),
+                                   .k_rope = operands.k_rope.raw(),
+                                   .doc_start = operands.doc_start_T.data<std::int32_t>(),
+                                   .o = o.raw(),
+                                   .lse = lse_TH.data<float>()};
+  parallel_for(dims.num_seqs * dims.num_heads, [&](std::int64_t task) {
+    kernels.attention_forward(args, element, task / dims.num_heads, task % dims.num_heads, scratch.mine());
   });
 }
 
-void mla_attention_backward(const Context& context, const MlaDims& d, const MlaOperands& in, const Tensor& o,
+void mla_attention_backward(const Context& context, const MlaDims& dims, const MlaOperands& operands, const Tensor& o,
                             const Tensor& lse_TH, const Tensor& d_o, const Tensor& d_q, const Tensor& d_kv,
                             const Tensor& d_k_rope) {
+  const TraceScope trace(context.trace, "mla_attention.backward");
+  const cpu::AttentionShape shape = check(dims, operands, o, lse_TH);
+  check(dims, {.q = d_q, .kv = d_kv, .k_rope = d_k_rope, .doc_start_T = operands.doc_start_T}, d_o, lse_TH);
+  const cpu::KernelTable& kernels = cpu::kernels();
+  const cpu::Element element = cpu::element_of(o.dtype());
+  const ArenaScope scope(*context.arena);
+  const std::int64_t heads = dims.num_heads, per_seq = dims.seq_len * dims.dim_rope;
+  const Tensor d_k_rope_per_head = context.arena->allocate({dims.num_seqs * heads, per_seq}, DType::kFloat32);
+  const cpu::ThreadScratch scratch(context, kernels.attention_backward_scratch(shape, element));
   if (context.measuring()) return;
-  const std::int64_t S = d.seq_len, H = d.num_heads, dq = d.dim_nope + d.dim_rope, dk = d.dim_nope + d.dim_v;
-  cpu::for_float_type(o.dtype(), [&]<typename T>(T) {
-    parallel_for(d.num_seqs, [&](std::int64_t b) {
-      std::vector<float> gkv(S * dk), gkr(S * d.dim_rope, 0.f), gq(dq);
-      for (std::int64_t h = 0; h < H; ++h) {
-        std::fill(gkv.begin(), gkv.end(), 0.f);
-        for (std::int64_t i = 0; i < S; ++i) {
-          const std::int64_t t = b * S + i, start = in.doc_start_T.data<std::int32_t>()[t];
-          const T* q = in.q.data<T>() + (t * H + h) * dq;
-          const T* go = d_o.data<T>() + (t * H + h) * d.dim_v;
-          const T* oo = o.data<T>() + (t * H + h) * d.dim_v;
-          float delta = 0;
-          for (std::int64_t c = 0; c < d.dim_v; ++c) delta += load(go[c]) * load(oo[c]);
-          std::fill(gq.begin(), gq.end(), 0.f);
-          for (std::int64_t j = start; j <= i; ++j) {
-            const T* k = in.kv.data<T>() + ((b * S + j) * H + h) * dk;
-            const T* v = k + d.dim_nope;
-            const T* kr = in.k_rope.data<T>() + (b * S + j) * d.dim_rope;
-            float s = 0, dp = 0;
-            for (std::int64_t c = 0; c < d.dim_nope; ++c) s += load(q[c]) * load(k[c]);
-            for (std::int64_t c = 0; c < d.dim_rope; ++c) s += load(q[d.dim_nope + c]) * load(kr[c]);
-            const float p = std::exp(s * d.scale - lse_TH.data<float>()[t * H + h]);
-            for (std::int64_t c = 0; c < d.dim_v; ++c) dp += load(go[c]) * load(v[c]);
-            const float ds = p * (dp - delta) * d.scale;
-            for (std::int64_t c = 0; c < d.dim_nope; ++c) {
-              gq[c] += ds * load(k[c]);
-              gkv[j * dk + c] += ds * load(q[c]);
-            }
-            for (std::int64_t c = 0; c < d.dim_rope; ++c) {
-              gq[d.dim_nope + c] += ds * load(kr[c]);
-              gkr[j * d.dim_rope + c] += ds * load(q[d.dim_nope + c]);
-            }
-            for (std::int64_t c = 0; c < d.dim_v; ++c) gkv[j * dk + d.dim_nope + c] += p * load(go[c]);
-          }
-          for (std::int64_t c = 0; c < dq; ++c) store(d_q.data<T>()[(t * H + h) * dq + c], gq[c]);
-        }
-        for (std::int64_t j = 0; j < S; ++j)
-          for (std::int64_t c = 0; c < dk; ++c) store(d_kv.data<T>()[((b * S + j) * H + h) * dk + c], gkv[j * dk + c]);
+  const cpu::AttentionBackward args{.shape = shape,
+                                    .q = operands.q.raw(),
+                                    .kv = operands.kv.raw(),
+                                    .k_rope = operands.k_rope.raw(),
+                                    .doc_start = operands.doc_start_T.data<std::int32_t>(),
+                                    .o = o.raw(),
+                                    .lse = lse_TH.data<float>(),
+                                    .d_o = d_o.raw(),
+                                    .d_q = d_q.raw(),
+                                    .d_kv = d_kv.raw(),
+                                    .d_k_rope_per_head = d_k_rope_per_head.data<float>()};
+  parallel_for(dims.num_seqs * heads, [&](std::int64_t task) {
+    kernels.attention_backward(args, element, task / heads, task % heads, scratch.mine());
+  });
+  cpu::for_float_type(d_k_rope.dtype(), [&]<typename T>(T) {
+    constexpr std::int64_t kBlock = 256;
+    const std::int64_t blocks = (per_seq + kBlock - 1) / kBlock;
+    parallel_for(dims.num_seqs * blocks, [&](std::int64_t task) {
+      const std::int64_t seq = task / blocks, begin = task % blocks * kBlock, end = std::min(per_seq, begin + kBlock);
+      float sums[kBlock] = {};
+      for (std::int64_t head = 0; head < heads; ++head) {
+        const float* row = cpu::row_of<float>(d_k_rope_per_head, seq * heads + head);
+        for (std::int64_t i = begin; i < end; ++i) sums[i - begin] += row[i];
       }
-      for (std::int64_t j = 0; j < S; ++j)
-        for (std::int64_t c = 0; c < d.dim_rope; ++c) store(d_k_rope.data<T>()[(b * S + j) * d.dim_rope + c], gkr[j * d.dim_rope + c]);
+      T* out = d_k_rope.data<T>() + seq * per_seq;
+      for (std::int64_t i = begin; i < end; ++i) cpu::store(out[i], sums[i - begin]);
     });
   });
 }

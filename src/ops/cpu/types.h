@@ -3,6 +3,9 @@
 
 #include <type_traits>
 
+#include "ops/context.h"
+#include "ops/cpu/kernels.h"
+#include "tensor/parallel.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cpu {
@@ -31,5 +34,27 @@ template <typename T>
 T* row_of(const Tensor& tensor, std::int64_t i) {
   return tensor.data<T>() + i * tensor.stride();
 }
+
+inline Element element_of(DType dtype) {
+  TESSERA_CHECK(dtype != DType::kInt32);
+  return dtype == DType::kFloat32 ? Element::kFloat32 : Element::kBFloat16;
+}
+
+/// Scratch memory of the same size for every thread, from the arena, given back at the end of the block.
+class ThreadScratch {
+ public:
+  ThreadScratch(const Context& context, std::size_t bytes_per_thread)
+      : scope_(*context.arena),
+        bytes_per_thread_((bytes_per_thread + kAlignment - 1) / kAlignment * kAlignment),
+        base_(context.arena->allocate_bytes(bytes_per_thread_ * static_cast<std::size_t>(num_threads()))) {}
+
+  /// The calling thread's.
+  std::byte* mine() const { return base_ + bytes_per_thread_ * static_cast<std::size_t>(thread_idx()); }
+
+ private:
+  ArenaScope scope_;
+  std::size_t bytes_per_thread_;
+  std::byte* base_;
+};
 
 }  // namespace tessera::cpu

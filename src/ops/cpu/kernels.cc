@@ -1,0 +1,51 @@
+#include "ops/cpu/kernels.h"
+
+#include <cstring>
+
+namespace tessera::cpu {
+
+#if defined(__x86_64__)
+extern const KernelTable kKernelsAvx512;
+extern const KernelTable kKernelsAvx512Bf16;
+#endif
+extern const KernelTable kKernelsBaseline;
+
+namespace {
+
+struct Variant {
+  const KernelTable* table;
+  bool supported;
+};
+
+/// Best first.
+const Variant* variants(std::size_t& count) {
+  static const Variant kVariants[] = {
+#if defined(__x86_64__)
+      {&kKernelsAvx512Bf16, __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16")},
+      {&kKernelsAvx512, __builtin_cpu_supports("x86-64-v4") != 0},
+#endif
+      {&kKernelsBaseline, true},
+  };
+  count = sizeof(kVariants) / sizeof(kVariants[0]);
+  return kVariants;
+}
+
+}  // namespace
+
+const KernelTable& kernels() {
+  std::size_t count = 0;
+  const Variant* variant = variants(count);
+  while (!variant->supported) ++variant;
+  return *variant->table;
+}
+
+const KernelTable* kernels_named(const char* name) {
+  std::size_t count = 0;
+  const Variant* all = variants(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (std::strcmp(all[i].table->name, name) == 0 && all[i].supported) return all[i].table;
+  }
+  return nullptr;
+}
+
+}  // namespace tessera::cpu

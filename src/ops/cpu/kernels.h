@@ -1,0 +1,77 @@
+// The CPU's hot kernels: packed block GEMMs, and on them MLA attention and grouped GEMM. They are compiled once per
+// instruction set and chosen at run time; what is here is the same for all.
+//
+// A kernel does one task in one thread; the operators (ops/*_cpu.cc) check operands, cut the work into tasks by problem
+// size, and hand each task scratch memory for one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera::cpu {
+
+/// Kernels read and write bfloat16 as its bits.
+enum class Element : std::uint8_t { kFloat32, kBFloat16 };
+
+struct AttentionShape {
+  std::int64_t seq_len, num_heads;
+  std::int64_t dim_nope, dim_rope, dim_v;
+  float scale;
+};
+
+/// Operands as in ops/mla_attention.h, float32 or bfloat16 throughout but for lse and the partial sums.
+struct AttentionForward {
+  AttentionShape shape;
+  const void *q, *kv, *k_rope;
+  const std::int32_t* doc_start;
+  void* o;
+  float* lse;
+};
+
+struct AttentionBackward {
+  AttentionShape shape;
+  const void *q, *kv, *k_rope;
+  const std::int32_t* doc_start;
+  const void* o;
+  const float* lse;
+  const void* d_o;
+  void *d_q, *d_kv;
+  /// [sequences · heads, seq_len, dim_rope]: each head's gradient of the shared k_rope, to be summed.
+  float* d_k_rope_per_head;
+};
+
+/// A product of routed rows with expert weights: which operands it has depends on `kind`; names as in ops/grouped_gemm.h.
+struct GroupedGemm {
+  enum class Kind : std::uint8_t { kForward, kDgrad, kWgrad };
+  Kind kind;
+  std::int64_t num_experts, m, n;  // the weights are [num_experts, m, n]
+  const std::int32_t* offsets;     // [num_experts + 1]
+  const void* x_or_dy;             // rows: x of kForward, d_y of the others
+  const void* w_or_x;              // weights; the rows x of kWgrad
+  void* out;                       // rows, or float32 d_w (+=) of kWgrad
+};
+
+/// Columns of the output that one task of a grouped GEMM computes.
+inline constexpr std::int64_t kGroupedColumnsPerTask = 128;
+
+struct KernelTable {
+  const char* name;
+  /// Bytes of scratch memory of one thread.
+  std::size_t (*attention_forward_scratch)(const AttentionShape&, Element);
+  std::size_t (*attention_backward_scratch)(const AttentionShape&, Element);
+  std::size_t (*grouped_gemm_scratch)(const GroupedGemm&, Element);
+  /// One head of one sequence.
+  void (*attention_forward)(const AttentionForward&, Element, std::int64_t seq, std::int64_t head, std::byte* scratch);
+  void (*attention_backward)(const AttentionBackward&, Element, std::int64_t seq, std::int64_t head,
+                             std::byte* scratch);
+  /// Columns [block · kGroupedColumnsPerTask, ...) of one expert's product.
+  void (*grouped_gemm)(const GroupedGemm&, Element, std::int64_t expert, std::int64_t block, std::byte* scratch);
+};
+
+/// The best table that this processor runs.
+const KernelTable& kernels();
+
+/// By name, "baseline", "avx512" or "avx512_bf16"; null if this processor cannot run it. For tests.
+const KernelTable* kernels_named(const char* name);
+
+}  // namespace tessera::cpu
