@@ -1,9 +1,9 @@
 """The peer: DeepSeek-V3 training on a CPU in PyTorch, tuned as an experienced PyTorch user would tune it.
 
 Model and step are those of the engine's `debugmodel`: forward, cross-entropy, backward, expert-bias update,
-clipping to norm 1, AdamW, on random tokens with causal attention and without recomputation. Prints one line of
-JSON. The defaults are the fastest settings found that start at once; `--compile` is faster still and needs a C++
-compiler and about half a minute. `--check FILE` compares loss and gradients with a golden file and runs nothing.
+clipping to norm 1, AdamW, on random tokens with causal attention and without recomputation. Prints one line
+of JSON. The defaults are the fastest settings found that start at once; `--compile` is faster still and needs a
+C++ compiler and about half a minute. `--check FILE` compares loss and gradients with a golden file instead.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 def use_avx512_in_mkl() -> bool:
     """Lets MKL take its AVX-512 kernels on CPUs of other makers too; returns whether that was done.
 
-    PyTorch multiplies float32 matrices with MKL, which otherwise stays with AVX2 there, at half the speed. MKL
-    asks one function for the maker; the one that is loaded first answers, hence the call before `import torch`.
+    PyTorch multiplies float32 matrices with MKL, which otherwise stays with AVX2 there, at half the speed.
+    MKL asks one function for the maker; the first one loaded answers, hence the call before `import torch`.
     """
     cpuinfo = Path("/proc/cpuinfo")
     if platform.machine() != "x86_64" or not cpuinfo.exists():
@@ -77,7 +77,7 @@ class Config:
 FLAVORS = {"debugmodel": Config()}
 
 
-# ------------------------------------------------------------------------------------------------------ attention
+# -------------------------------------------------------------------------------------------------- attention
 
 
 class ChunkedAttention(torch.autograd.Function):
@@ -135,7 +135,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, kind: str) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)  # unequal head dims: the "math" path
 
 
-# ---------------------------------------------------------------------------------------------------------- model
+# ------------------------------------------------------------------------------------------------------ model
 
 
 class Linear(nn.Linear):
@@ -144,7 +144,7 @@ class Linear(nn.Linear):
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Turns adjacent pairs of the last dim, in float32. x: [B, S, heads, 2r]; rope: cos and sin, [2, S, r]."""
+    """Turns adjacent pairs of the last dim, in float32. x: [B, S, heads, 2r]; rope: cos, sin, [2, S, r]."""
     cos, sin = rope.unsqueeze(2)
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
@@ -303,7 +303,7 @@ def init_weights(model: Model) -> None:
             nn.init.trunc_normal_(p, std=small if is_small else 0.02)
 
 
-# ------------------------------------------------------------------------------------------------------- training
+# --------------------------------------------------------------------------------------------------- training
 
 
 class Trainer:
@@ -346,7 +346,7 @@ class Trainer:
 
 
 def keep_freed_memory() -> None:
-    """Makes glibc reuse large blocks instead of returning them: saves a page fault per 4 KiB and activation."""
+    """Makes glibc reuse large blocks instead of returning them: saves a page fault per 4 KiB of activation."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         mmap_threshold, trim_threshold = -3, -1
@@ -355,7 +355,7 @@ def keep_freed_memory() -> None:
 
 
 def check(path: Path, attention: str) -> None:
-    """Loss and gradients in float32 against a golden file (one with causal mask and ungrouped softmax router)."""
+    """Loss and gradients in float32 against a golden file (a causal one with an ungrouped softmax router)."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "reference"))
     import deepseek_v3
     import safetensors_io

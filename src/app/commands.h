@@ -2,13 +2,21 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
 
 namespace tessera {
 
 /// `tessera train CONFIG [--section.key=value ...]`. Sets `status` to the process's exit status.
 void add_train_command(CLI::App& app, int& status);
 
+/// `tessera bench [CONFIG] [--section.key=value ...]`: times training steps on random tokens.
+void add_bench_command(CLI::App& app);
+
 /// `tessera data prepare|tokenizer|inspect`.
 void add_data_commands(CLI::App& app);
+
+/// What CLI11 left over, as "--section.key=value" items; "--section.key value" means the same.
+std::vector<std::string> config_overrides(const std::vector<std::string>& remaining);
 
 }  // namespace tessera

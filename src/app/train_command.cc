@@ -23,21 +23,6 @@ struct TrainOptions {
   bool list_keys = false;
 };
 
-/// What CLI11 left over, as "section.key=value" items; "--section.key value" is the same as "--section.key=value".
-std::vector<std::string> overrides_of(const std::vector<std::string>& remaining) {
-  std::vector<std::string> overrides;
-  for (const std::string& argument : remaining) {
-    if (argument.starts_with("--")) {
-      overrides.push_back(argument);
-      continue;
-    }
-    require(!overrides.empty() && overrides.back().find('=') == std::string::npos,
-            "unexpected argument '{}'; expected --section.key=value", argument);
-    overrides.back() += "=" + argument;
-  }
-  return overrides;
-}
-
 void print_keys() {
   JobConfig config;
   std::string section;
@@ -54,6 +39,20 @@ void print_keys() {
 
 }  // namespace
 
+std::vector<std::string> config_overrides(const std::vector<std::string>& remaining) {
+  std::vector<std::string> overrides;
+  for (const std::string& argument : remaining) {
+    if (argument.starts_with("--")) {
+      overrides.push_back(argument);
+      continue;
+    }
+    require(!overrides.empty() && overrides.back().find('=') == std::string::npos,
+            "unexpected argument '{}'; expected --section.key=value", argument);
+    overrides.back() += "=" + argument;
+  }
+  return overrides;
+}
+
 void add_train_command(CLI::App& app, int& status) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model");
@@ -68,7 +67,7 @@ void add_train_command(CLI::App& app, int& status) {
       "and exit with 130 or 143.");
   command->callback([command, options, &status] {
     if (options->list_keys) return print_keys();
-    const std::vector<std::string> overrides = overrides_of(command->remaining());
+    const std::vector<std::string> overrides = config_overrides(command->remaining());
     const JobConfig config = options->config.empty() ? parse_job_config("", overrides)
                                                      : load_job_config(options->config, overrides);
     if (options->print_config) {

@@ -10,11 +10,9 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-
 #if defined(__SANITIZE_THREAD__)
-// GCC's OpenMP runtime is not instrumented; these tell the thread sanitizer of its fork and join.
-extern "C" void __tsan_acquire(void* address);
-extern "C" void __tsan_release(void* address);
+#include <thread>
+#include <vector>
 #endif
 
 namespace tessera {
@@ -25,21 +23,42 @@ inline int num_threads() { return omp_get_max_threads(); }
 /// Sets the number of threads of parallel_for and of the GEMM library.
 inline void set_num_threads(int count) { omp_set_num_threads(count); }
 
-/// Index of the calling thread inside parallel_for, in [0, num_threads()).
-inline int thread_idx() { return omp_get_thread_num(); }
-
 namespace detail {
-inline void tsan_acquire([[maybe_unused]] void* address) {
+
 #if defined(__SANITIZE_THREAD__)
-  __tsan_acquire(address);
-#endif
+// The thread sanitizer does not see how GCC's OpenMP runtime, which is not instrumented, forks and joins. Under it the
+// team is made of plain threads.
+inline thread_local int team_idx = 0;
+inline thread_local bool in_team = false;
+
+template <typename Body>
+void run_team(int size, Body&& body) {
+  std::vector<std::thread> team;
+  for (int i = 0; i < size; ++i) {
+    team.emplace_back([&body, i] {
+      team_idx = i;
+      in_team = true;
+      body();
+    });
+  }
+  for (std::thread& thread : team) thread.join();
 }
-inline void tsan_release([[maybe_unused]] void* address) {
-#if defined(__SANITIZE_THREAD__)
-  __tsan_release(address);
-#endif
+inline int team_thread_idx() { return team_idx; }
+inline bool inside_team() { return in_team; }
+#else
+template <typename Body>
+void run_team(int size, Body&& body) {
+#pragma omp parallel num_threads(size)
+  body();
 }
+inline int team_thread_idx() { return omp_get_thread_num(); }
+inline bool inside_team() { return omp_in_parallel() != 0; }
+#endif
+
 }  // namespace detail
+
+/// Index of the calling thread inside parallel_for, in [0, num_threads()).
+inline int thread_idx() { return detail::team_thread_idx(); }
 
 /// Calls `task(i)` for every i in [0, num_tasks), on all threads, in no particular order; tasks are handed out
 /// one by one. Rethrows one exception, if any task threw, after all threads have come to rest. Not nestable:
@@ -47,26 +66,20 @@ inline void tsan_release([[maybe_unused]] void* address) {
 template <typename Task>
 void parallel_for(std::int64_t num_tasks, Task&& task) {
   if (num_tasks <= 0) return;
-  if (num_tasks == 1 || omp_in_parallel() || omp_get_max_threads() == 1) {
+  if (num_tasks == 1 || num_threads() == 1 || detail::inside_team()) {
     for (std::int64_t i = 0; i < num_tasks; ++i) task(i);
     return;
   }
   std::atomic<std::int64_t> next{0};
   std::exception_ptr error;
   std::atomic<bool> failed{false};
-  const int team = static_cast<int>(std::min<std::int64_t>(num_tasks, omp_get_max_threads()));
-  detail::tsan_release(&next);
-#pragma omp parallel num_threads(team)
-  {
-    detail::tsan_acquire(&next);
+  detail::run_team(static_cast<int>(std::min<std::int64_t>(num_tasks, num_threads())), [&] {
     try {
       for (std::int64_t i = next.fetch_add(1); i < num_tasks; i = next.fetch_add(1)) task(i);
     } catch (...) {
       if (!failed.exchange(true)) error = std::current_exception();
     }
-    detail::tsan_release(&next);
-  }
-  detail::tsan_acquire(&next);
+  });
   if (error) std::rethrow_exception(error);
 }
 

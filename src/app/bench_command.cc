@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "tensor/parallel.h"
+#include "tensor/philox.h"
+#include "train/training_step.h"
+
+namespace tessera {
+namespace {
+
+struct BenchOptions {
+  std::string config;
+  std::int64_t steps = 10;
+  std::int64_t warmup = 3;
+  std::string trace;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
+}
+
+/// Trains on random tokens and prints one line of JSON, the same that bench/reference/torch_train.py prints.
+void bench_train(const BenchOptions& options, const std::vector<std::string>& overrides) {
+  require(options.steps > 0 && options.warmup >= 0, "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more",
+          options.steps, options.warmup);
+  JobConfig config = options.config.empty() ? parse_job_config("", overrides) : load_job_config(options.config, overrides);
+  config.training.steps = options.warmup + options.steps;
+  config.validate();
+  if (config.training.num_threads > 0) set_num_threads(static_cast<int>(config.training.num_threads));
+
+  TrainingStep step(config);
+  step.allocate();
+  std::vector<Batch> batches(static_cast<std::size_t>(config.micro_batches_per_step()), step.make_batch());
+  const Philox random(static_cast<std::uint64_t>(config.debug.seed), stream_of("bench.tokens"));
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));
+  std::uint64_t drawn = 0;
+  TraceRecorder trace;
+  step.set_trace(&trace);
+  std::vector<double> seconds;
+  double first_loss = 0.0, last_loss = 0.0;
+  for (std::int64_t i = 1; i <= config.training.steps; ++i) {
+    for (Batch& batch : batches) {
+      for (std::int32_t& token : tokens) {
+        token = static_cast<std::int32_t>(random.words(drawn++)[0] % static_cast<std::uint32_t>(config.model.args.vocab_size));
+      }
+      batch.fill(tokens);
+    }
+    if (!options.trace.empty() && i == config.training.steps) trace.start();
+    const auto begin = std::chrono::steady_clock::now();
+    const StepResult result = step.run(i, batches);
+    if (i > options.warmup) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (i == 1) first_loss = result.loss;
+    last_loss = result.loss;
+  }
+  if (!options.trace.empty()) trace.write(options.trace);
+
+  const double step_seconds = median(seconds);
+  const double tokens_per_second =
+      static_cast<double>(config.sequences_per_step() * config.training.seq_len) / step_seconds;
+  const double flop = flop_per_token(config.model.args, step.model().count_parameters(), config.training.seq_len);
+  const nlohmann::ordered_json line = {
+      {"dtype", config.training.mixed_precision_param == DType::kFloat32 ? "float32" : "bfloat16"},
+      {"threads", num_threads()},
+      {"tokens_per_s", tokens_per_second},
+      {"step_ms", step_seconds * 1e3},
+      {"tflops", tokens_per_second * flop * 1e-12},
+      {"loss_first", first_loss},
+      {"loss_last", last_loss}};
+  std::cout << line.dump() << std::endl;
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand("bench", "Time training steps on random tokens");
+  command->add_option("config", options->config, "TOML file; without one, all keys have their defaults");
+  command->add_option("--steps", options->steps, "Steps that are timed")->capture_default_str();
+  command->add_option("--warmup", options->warmup, "Steps before them")->capture_default_str();
+  command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
+  command->allow_extras();
+  command->footer("Prints one line of JSON with the median step. Keys of the configuration as in `tessera train`.");
+  command->callback([command, options] { bench_train(*options, config_overrides(command->remaining())); });
+}
+
+}  // namespace tessera
