@@ -16,7 +16,7 @@ void add_bench_command(CLI::App& app);
 /// `tessera data prepare|tokenizer|inspect`.
 void add_data_commands(CLI::App& app);
 
-/// What CLI11 left over, as "--section.key=value" items; "--section.key value" means the same.
+/// What CLI11 left over: "--section.key=value" items. Throws Error for anything else.
 std::vector<std::string> config_overrides(const std::vector<std::string>& remaining);
 
 }  // namespace tessera

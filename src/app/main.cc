@@ -1,12 +1,36 @@
 // The command line. Exit status: 0 done, 1 a bug or a failure of the machine, 2 input that cannot work,
 // 130/143 stopped by SIGINT/SIGTERM after saving.
 #include <CLI/CLI.hpp>
+#include <csignal>
 
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
 
+namespace {
+
+/// The arguments with "--section.key value" joined to "--section.key=value": only the configuration knows these keys,
+/// so CLI11 would take the value for a positional argument. In reverse, as CLI11 wants them.
+std::vector<std::string> joined_arguments(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const bool is_value = !argument.starts_with("--");
+    if (is_value && !arguments.empty() && arguments.back().starts_with("--") &&
+        arguments.back().find('.') != std::string::npos && arguments.back().find('=') == std::string::npos) {
+      arguments.back() += "=" + argument;
+    } else {
+      arguments.push_back(argument);
+    }
+  }
+  return {arguments.rbegin(), arguments.rend()};
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  // A file that outgrows a limit is to be an error with a message, like a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   tessera::init_logging();
   CLI::App app("Tessera: pre-training of DeepSeek-V3-class mixture-of-experts models", "tessera");
   app.require_subcommand(1);
@@ -16,7 +40,7 @@ int main(int argc, char** argv) {
   tessera::add_bench_command(app);
   tessera::add_data_commands(app);
   try {
-    app.parse(argc, argv);
+    app.parse(joined_arguments(argc, argv));
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const tessera::Error& error) {

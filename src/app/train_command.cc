@@ -40,17 +40,10 @@ void print_keys() {
 }  // namespace
 
 std::vector<std::string> config_overrides(const std::vector<std::string>& remaining) {
-  std::vector<std::string> overrides;
   for (const std::string& argument : remaining) {
-    if (argument.starts_with("--")) {
-      overrides.push_back(argument);
-      continue;
-    }
-    require(!overrides.empty() && overrides.back().find('=') == std::string::npos,
-            "unexpected argument '{}'; expected --section.key=value", argument);
-    overrides.back() += "=" + argument;
+    require(argument.starts_with("--"), "unexpected argument '{}'; expected --section.key=value", argument);
   }
-  return overrides;
+  return remaining;
 }
 
 void add_train_command(CLI::App& app, int& status) {

@@ -1,0 +1,200 @@
+// The program from outside: exit statuses, messages, signals, and the memory that it announces.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "checkpoint/checkpoint.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+using data::Scratch;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Finished {
+  int status;          // exit status, or 128 + signal
+  std::string output;  // standard output and error
+};
+
+/// A running program; its output goes to a file.
+class Process {
+ public:
+  Process(const Scratch& scratch, const std::vector<std::string>& arguments, rlim_t max_file_bytes = RLIM_INFINITY)
+      : log_(scratch / "log.txt") {
+    std::filesystem::remove(log_);
+    pid_ = fork();
+    if (pid_ != 0) return;
+    const struct rlimit limit {.rlim_cur = max_file_bytes, .rlim_max = RLIM_INFINITY};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    if (std::freopen(log_.c_str(), "w", stdout) == nullptr) _exit(127);
+    dup2(STDOUT_FILENO, STDERR_FILENO);
+    std::vector<char*> argv = {const_cast<char*>(TESSERA_BINARY)};
+    for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(nullptr);
+    execv(TESSERA_BINARY, argv.data());
+    _exit(127);
+  }
+
+  std::string output() const { return std::filesystem::exists(log_) ? read_text_file(log_) : ""; }
+  void wait_for_output(const std::string& text) const {
+    for (int i = 0; i < 600 && output().find(text) == std::string::npos; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    ASSERT_THAT(output(), HasSubstr(text));
+  }
+  void send(int signal) const { kill(pid_, signal); }
+  Finished finish() const {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), output()};
+  }
+
+ private:
+  std::filesystem::path log_;
+  pid_t pid_;
+};
+
+class Cli : public ::testing::Test {
+ protected:
+  Finished run(const std::vector<std::string>& arguments) { return Process(scratch_, arguments).finish(); }
+
+  /// A small run on a dataset of bytes.
+  std::vector<std::string> train_arguments(const std::vector<std::string>& more = {}) {
+    if (!std::filesystem::exists(scratch_ / "dataset")) data::make_dataset(scratch_, 400, 3000, 0.1);
+    std::vector<std::string> arguments = {"train",
+                                          "--training.dataset_path=" + (scratch_ / "dataset").string(),
+                                          "--job.dump_folder=" + (scratch_ / "outputs").string(),
+                                          "--model.args.vocab_size=258",
+                                          "--model.args.dim=32",
+                                          "--model.args.n_layers=2",
+                                          "--model.args.n_heads=2",
+                                          "--training.seq_len=32",
+                                          "--training.local_batch_size=2",
+                                          "--training.steps=4",
+                                          "--metrics.log_freq=1",
+                                          "--checkpoint.enable=true"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+  std::filesystem::path checkpoints() const { return scratch_ / "outputs" / "checkpoint"; }
+
+  Scratch scratch_;
+};
+
+TEST_F(Cli, HelpOfEverySubcommand) {
+  EXPECT_THAT(run({"--help"}).output, AllOf(HasSubstr("train"), HasSubstr("data"), HasSubstr("bench")));
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"train"}, {"bench"}, {"data"}, {"data", "prepare"}, {"data", "tokenizer"}, {"data", "inspect"}}) {
+    std::vector<std::string> arguments = command;
+    arguments.push_back("--help");
+    const Finished finished = run(arguments);
+    EXPECT_EQ(finished.status, 0);
+    EXPECT_THAT(finished.output, AllOf(HasSubstr("--help"), HasSubstr(command.back())));
+  }
+  EXPECT_EQ(run({}).status, 2);
+  EXPECT_EQ(run({"trian"}).status, 2);
+}
+
+TEST_F(Cli, PrintsAConfigThatItReads) {
+  const Finished printed = run({"train", "--print-config", "--model.flavor=16B", "--training.steps", "12"});
+  EXPECT_EQ(printed.status, 0);
+  EXPECT_THAT(printed.output, AllOf(HasSubstr("steps = 12"), HasSubstr("dim = 2048")));
+  data::write_file(scratch_ / "printed.toml", printed.output);
+  EXPECT_EQ(run({"train", (scratch_ / "printed.toml").string(), "--print-config"}).output, printed.output);
+}
+
+TEST_F(Cli, BadInputExitsWithTwoAndLeavesNothing) {
+  const auto refused = [&](const std::vector<std::string>& more, const std::vector<std::string>& parts) {
+    const Finished finished = run(train_arguments(more));
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    for (const std::string& part : parts) EXPECT_THAT(finished.output, HasSubstr(part));
+    EXPECT_FALSE(std::filesystem::exists(scratch_ / "outputs" / "metrics.jsonl"));
+  };
+  refused({"--training.stepz=3"}, {"training.stepz", "training.steps"});
+  refused({"--model.args.top_k=9"}, {"top_k is 9", "num_experts = 8"});
+  refused({"--training.steps=0"}, {"training.steps is 0"});
+  refused({"--training.dataset_path=/nonexistent"}, {"/nonexistent"});
+  refused({"--model.args.vocab_size=100"}, {"100"});
+  refused({"--checkpoint.load_step=7"}, {"step-7"});
+  refused({"stray"}, {"stray"});
+  EXPECT_EQ(run({"train", "/nonexistent.toml"}).status, 2);
+}
+
+TEST_F(Cli, DamagedShardsExitWithTwo) {
+  const std::vector<std::string> arguments = train_arguments({"--training.steps=60"});  // enough to meet every shard
+  const auto shard = scratch_ / "dataset" / "train-00000.tokens";
+  const auto size = std::filesystem::file_size(shard);
+  for (std::size_t byte = 200; byte < 3000; byte += 64) data::flip_bit(shard, byte, 2);
+  Finished finished = run(arguments);
+  EXPECT_EQ(finished.status, 2);
+  EXPECT_THAT(finished.output, HasSubstr("train-00000.tokens"));
+  std::filesystem::resize_file(shard, size / 2);
+  finished = run(arguments);
+  EXPECT_EQ(finished.status, 2);
+  EXPECT_THAT(finished.output, HasSubstr("train-00000.tokens"));
+  std::filesystem::remove(shard);
+  finished = run(arguments);
+  EXPECT_EQ(finished.status, 2);
+  EXPECT_THAT(finished.output, HasSubstr("train-00000.tokens"));
+  EXPECT_FALSE(std::filesystem::exists(checkpoints() / "step-60"));
+}
+
+TEST_F(Cli, SignalsFinishTheStepAndSave) {
+  for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}}) {
+    std::filesystem::remove_all(scratch_ / "outputs");
+    const Process process(scratch_, train_arguments({"--training.steps=1000000"}));
+    process.wait_for_output("step:       3");
+    process.send(signal);
+    const Finished finished = process.finish();
+    EXPECT_EQ(finished.status, status) << finished.output;
+    const std::vector<std::int64_t> steps = checkpoint_steps(checkpoints());
+    ASSERT_EQ(steps.size(), 1u) << finished.output;
+    EXPECT_GE(steps[0], 3);
+    EXPECT_NO_THROW(verify_checkpoint(checkpoint_path(checkpoints(), steps[0])));
+    EXPECT_THAT(finished.output, HasSubstr("stopped by signal"));
+    // Plain lines where there is no terminal.
+    EXPECT_THAT(finished.output, Not(HasSubstr("\r")));
+  }
+}
+
+TEST_F(Cli, AFullDiskKeepsThePreviousCheckpoint) {
+  ASSERT_EQ(run(train_arguments()).status, 0);
+  // A limit on file sizes stands in for the full disk: the write fails half-way with an error from the system.
+  const Finished finished = Process(scratch_, train_arguments({"--training.steps=8"}), 100'000).finish();
+  EXPECT_EQ(finished.status, 2) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("cannot write"));
+  EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(4));
+  EXPECT_NO_THROW(verify_checkpoint(checkpoints() / "step-4"));
+}
+
+// The program's own share is small against the plan only for a model of some size: hence the debug model.
+TEST_F(Cli, AnnouncedPeakMemoryIsWithinFivePercent) {
+  data::make_dataset(scratch_, 4000, 1 << 20, 0.0);
+  const Finished finished =
+      run({"train", "--training.dataset_path=" + (scratch_ / "dataset").string(),
+           "--job.dump_folder=" + (scratch_ / "outputs").string(), "--training.seq_len=128",
+           "--training.local_batch_size=2", "--training.steps=2", "--checkpoint.enable=true"});
+  ASSERT_EQ(finished.status, 0) << finished.output;
+  const std::size_t at = finished.output.find("peak ");
+  ASSERT_NE(at, std::string::npos);
+  const double announced = std::stod(finished.output.substr(at + 5)) * static_cast<double>(1 << 30);
+  std::ifstream metrics(scratch_ / "outputs" / "metrics.jsonl");
+  std::string line, last;
+  while (std::getline(metrics, line)) last = line;
+  const auto used = nlohmann::json::parse(last)["memory_bytes"].get<double>();
+  EXPECT_NEAR(used, announced, 0.05 * announced);
+}
+
+}  // namespace
+}  // namespace tessera
