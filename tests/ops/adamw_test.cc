@@ -1,0 +1,53 @@
+#include "ops/adamw.h"
+
+#include "tests/ops/harness.h"
+
+namespace tessera {
+namespace {
+
+class AdamW : public OperatorTest {};
+
+TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
+  constexpr std::int64_t kSize = 40'000;  // more than a task
+  const Tensor w = random({kSize}), m = random({kSize}), v = random({kSize});
+  const Tensor shadow = random({kSize}, DType::kBFloat16);
+  std::fill_n(m.data<float>(), kSize, 0.0f);
+  std::fill_n(v.data<float>(), kSize, 0.0f);
+  Doubles w_ref = doubles(w), m_ref(kSize, 0.0), v_ref(kSize, 0.0);
+  const double lr = 0.01, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, decay = 0.1, scale = 0.5;
+  for (int step = 1; step <= 3; ++step) {
+    const Tensor g = random({kSize});
+    adamw(context(),
+          {.learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .step = step,
+           .gradient_scale = 0.5f},
+          g, m, v, w, shadow);
+    const Doubles gradient = doubles(g);
+    for (std::size_t i = 0; i < kSize; ++i) {
+      const double scaled = gradient[i] * scale;
+      m_ref[i] = beta1 * m_ref[i] + (1 - beta1) * scaled;
+      v_ref[i] = beta2 * v_ref[i] + (1 - beta2) * scaled * scaled;
+      w_ref[i] = w_ref[i] * (1 - lr * decay) - lr * (m_ref[i] / (1 - std::pow(beta1, step))) /
+                                                   (std::sqrt(v_ref[i] / (1 - std::pow(beta2, step))) + epsilon);
+    }
+  }
+  EXPECT_LE(relative_error(w, w_ref), 1e-6);
+  EXPECT_LE(relative_error(m, m_ref), 1e-6);
+  EXPECT_LE(relative_error(v, v_ref), 1e-6);
+  for (std::int64_t i = 0; i < kSize; ++i) {
+    ASSERT_EQ(shadow.data<BFloat16>()[i].bits, BFloat16(w.data<float>()[i]).bits);
+  }
+}
+
+TEST_F(AdamW, SumOfSquares) {
+  for (const std::int64_t size : {1, 9, 70'003}) {
+    const Tensor x = random({size});
+    const Doubles values = doubles(x);
+    EXPECT_NEAR(sum_of_squares(context(), x), dot(values, values), 1e-12 * dot(values, values));
+    const Tensor result = random({1});
+    expect_same_for_any_threads(
+        [&] { result.data<float>()[0] = static_cast<float>(sum_of_squares(context(), x)); }, {result});
+  }
+}
+
+}  // namespace
+}  // namespace tessera

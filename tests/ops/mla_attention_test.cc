@@ -1,0 +1,167 @@
+#include "ops/mla_attention.h"
+
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/types.h"
+#include "tests/ops/harness.h"
+
+namespace tessera {
+namespace {
+
+struct Case {
+  std::int64_t num_seqs, seq_len, heads, nope, rope, v;
+  std::int64_t doc_length;  // 0: one document
+};
+
+/// o and lse of all tokens and heads, from q, kv and k_rope.
+void reference(const Case& c, const Doubles& q, const Doubles& kv, const Doubles& k_rope,
+               const std::vector<std::int32_t>& starts, double scale, Doubles& o, Doubles& lse) {
+  const auto u = [](std::int64_t x) { return static_cast<std::size_t>(x); };
+  o.assign(u(c.num_seqs * c.seq_len * c.heads * c.v), 0.0);
+  lse.assign(u(c.num_seqs * c.seq_len * c.heads), 0.0);
+  for (std::int64_t t = 0; t < c.num_seqs * c.seq_len; ++t) {
+    const std::int64_t first = t / c.seq_len * c.seq_len;
+    for (std::int64_t h = 0; h < c.heads; ++h) {
+      Doubles scores;
+      double max = -HUGE_VAL, sum = 0.0;
+      for (std::int64_t j = first + starts[u(t)]; j <= t; ++j) {
+        double s = 0.0;
+        for (std::int64_t i = 0; i < c.nope; ++i) {
+          s += q[u((t * c.heads + h) * (c.nope + c.rope) + i)] * kv[u((j * c.heads + h) * (c.nope + c.v) + i)];
+        }
+        for (std::int64_t i = 0; i < c.rope; ++i) {
+          s += q[u((t * c.heads + h) * (c.nope + c.rope) + c.nope + i)] * k_rope[u(j * c.rope + i)];
+        }
+        scores.push_back(s * scale);
+        max = std::max(max, scores.back());
+      }
+      for (const double s : scores) sum += std::exp(s - max);
+      lse[u(t * c.heads + h)] = max + std::log(sum);
+      for (std::size_t j = 0; j < scores.size(); ++j) {
+        const double weight = std::exp(scores[j] - max) / sum;
+        const std::int64_t key = first + starts[u(t)] + static_cast<std::int64_t>(j);
+        for (std::int64_t i = 0; i < c.v; ++i) {
+          o[u((t * c.heads + h) * c.v + i)] += weight * kv[u((key * c.heads + h) * (c.nope + c.v) + c.nope + i)];
+        }
+      }
+    }
+  }
+}
+
+class MlaAttention : public TypedOperatorTest {
+ protected:
+  struct Operands {
+    MlaDims dims;
+    MlaOperands in;
+    Tensor o, lse, d_o, d_q, d_kv, d_k_rope;
+    std::vector<std::int32_t> starts;
+  };
+
+  Operands make(const Case& c) {
+    Operands x;
+    const std::int64_t tokens = c.num_seqs * c.seq_len;
+    x.dims = {.num_seqs = c.num_seqs, .seq_len = c.seq_len, .num_heads = c.heads, .dim_nope = c.nope,
+              .dim_rope = c.rope, .dim_v = c.v, .scale = 0.3f};
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      const std::int64_t i = t % c.seq_len;
+      x.starts.push_back(c.doc_length == 0 ? 0 : static_cast<std::int32_t>(i / c.doc_length * c.doc_length));
+    }
+    x.in = {.q = randoms({tokens, c.heads * (c.nope + c.rope)}),
+            .kv = randoms({tokens, c.heads * (c.nope + c.v)}),
+            .k_rope = randoms({tokens, c.rope}),
+            .doc_start_T = ints(x.starts)};
+    x.o = randoms({tokens, c.heads * c.v});
+    x.lse = random({tokens, c.heads});
+    x.d_o = randoms({tokens, c.heads * c.v});
+    x.d_q = randoms(x.in.q.shape());
+    x.d_kv = randoms(x.in.kv.shape());
+    x.d_k_rope = randoms(x.in.k_rope.shape());
+    return x;
+  }
+
+  void check(const Case& c, bool differences = true) {
+    const Operands x = make(c);
+    const Doubles q = doubles(x.in.q), kv = doubles(x.in.kv), k_rope = doubles(x.in.k_rope), g = doubles(x.d_o);
+    Doubles o, lse;
+    const auto scale = static_cast<double>(x.dims.scale);
+    reference(c, q, kv, k_rope, x.starts, scale, o, lse);
+    mla_attention_forward(context(), x.dims, x.in, x.o, x.lse);
+    EXPECT_LE(relative_error(x.o, o), bound_for(dtype(), kForwardBound));
+    EXPECT_LE(relative_error(x.lse, lse), kForwardBound);
+    mla_attention_backward(context(), x.dims, x.in, x.o, x.lse, x.d_o, x.d_q, x.d_kv, x.d_k_rope);
+    if (!differences) return;
+    const auto loss = [&](const Doubles& q_, const Doubles& kv_, const Doubles& k_rope_) {
+      Doubles o_, lse_;
+      reference(c, q_, kv_, k_rope_, x.starts, scale, o_, lse_);
+      return dot(o_, g);
+    };
+    EXPECT_LE(relative_error(x.d_q, central_differences([&](const Doubles& v) { return loss(v, kv, k_rope); }, q)),
+              bound_for(dtype(), kBackwardBound));
+    EXPECT_LE(relative_error(x.d_kv, central_differences([&](const Doubles& v) { return loss(q, v, k_rope); }, kv)),
+              bound_for(dtype(), kBackwardBound));
+    EXPECT_LE(relative_error(x.d_k_rope, central_differences([&](const Doubles& v) { return loss(q, kv, v); }, k_rope)),
+              bound_for(dtype(), kBackwardBound));
+  }
+};
+
+TEST_P(MlaAttention, SmallSizes) {
+  check({1, 1, 1, 2, 2, 2, 0});    // a token alone
+  check({2, 5, 2, 4, 2, 4, 0});    // two sequences
+  check({1, 19, 3, 10, 6, 14, 0}); // multiples of nothing
+  check({1, 7, 2, 5, 4, 3, 0});    // odd dims: bfloat16 pairs across nope and rope, odd row starts
+  check({2, 12, 2, 4, 2, 6, 5});   // documents
+}
+
+TEST_P(MlaAttention, LongerThanABlock) {
+  check({1, 70, 1, 4, 2, 4, 0});   // a block of queries and keys and a tail
+  check({1, 135, 1, 2, 2, 2, 0});  // more than a block of the forward's keys
+  check({1, 150, 1, 2, 2, 2, 40}); // documents across blocks; blocks that nobody looks at
+}
+
+TEST_P(MlaAttention, UsualDims) { check({1, 200, 2, 128, 64, 128, 90}, /*differences=*/false); }
+
+// Every instruction set that this processor has gives the operator's results up to rounding.
+TEST_P(MlaAttention, InstructionSetsAgree) {
+  const Operands x = make({1, 150, 2, 24, 8, 16, 60});
+  mla_attention_forward(context(), x.dims, x.in, x.o, x.lse);
+  mla_attention_backward(context(), x.dims, x.in, x.o, x.lse, x.d_o, x.d_q, x.d_kv, x.d_k_rope);
+  const cpu::Element element = cpu::element_of(dtype());
+  const cpu::AttentionShape shape{.seq_len = 150, .num_heads = 2, .dim_nope = 24, .dim_rope = 8, .dim_v = 16,
+                                  .scale = x.dims.scale};
+  int tables = 0;
+  for (const char* name : {"baseline", "avx512", "avx512_bf16"}) {
+    const cpu::KernelTable* table = cpu::kernels_named(name);
+    if (table == nullptr) continue;
+    ++tables;
+    const Tensor o = randoms(x.o.shape()), lse = random(x.lse.shape());
+    const Tensor d_q = randoms(x.d_q.shape()), d_kv = randoms(x.d_kv.shape()), per_head = random({2, 150 * 8});
+    std::byte* scratch = arena_.allocate_bytes(std::max(table->attention_forward_scratch(shape, element),
+                                                        table->attention_backward_scratch(shape, element)));
+    for (std::int64_t head = 0; head < 2; ++head) {
+      table->attention_forward({shape, x.in.q.raw(), x.in.kv.raw(), x.in.k_rope.raw(), x.starts.data(), o.raw(),
+                                lse.data<float>()},
+                               element, 0, head, scratch);
+      table->attention_backward({shape, x.in.q.raw(), x.in.kv.raw(), x.in.k_rope.raw(), x.starts.data(), o.raw(),
+                                 lse.data<float>(), x.d_o.raw(), d_q.raw(), d_kv.raw(), per_head.data<float>()},
+                                element, 0, head, scratch);
+    }
+    EXPECT_LE(relative_error(o, doubles(x.o)), bound_for(dtype(), kForwardBound)) << name;
+    EXPECT_LE(relative_error(d_q, doubles(x.d_q)), bound_for(dtype(), kBackwardBound)) << name;
+    EXPECT_LE(relative_error(d_kv, doubles(x.d_kv)), bound_for(dtype(), kBackwardBound)) << name;
+  }
+  EXPECT_GE(tables, 1);
+}
+
+TEST_P(MlaAttention, SameAtAnyNumberOfThreads) {
+  const Operands x = make({2, 100, 3, 16, 8, 16, 0});
+  expect_same_for_any_threads(
+      [&] {
+        mla_attention_forward(context(), x.dims, x.in, x.o, x.lse);
+        mla_attention_backward(context(), x.dims, x.in, x.o, x.lse, x.d_o, x.d_q, x.d_kv, x.d_k_rope);
+      },
+      {x.o, x.lse, x.d_q, x.d_kv, x.d_k_rope});
+}
+
+TESSERA_BOTH_TYPES(MlaAttention);
+
+}  // namespace
+}  // namespace tessera
