@@ -44,7 +44,7 @@ bench: build
 	bench/run.sh $(BUILD)
 
 format:
-	git ls-files '*.h' '*.cc' '*.cu' | xargs clang-format -i
+	git ls-files '*.h' '*.cc' '*.inc' | xargs clang-format -i
 
 clean:
 	rm -rf build

@@ -127,8 +127,13 @@ void grouped_wgrad(benchmark::State& state) {
 }
 
 struct AttentionOperands {
-  MlaDims dims{.num_seqs = kTokens / kSeqLen, .seq_len = kSeqLen, .num_heads = kHeads, .dim_nope = 128, .dim_rope = 64,
-               .dim_v = 128, .scale = 0.07f};
+  MlaDims dims{.num_seqs = kTokens / kSeqLen,
+               .seq_len = kSeqLen,
+               .num_heads = kHeads,
+               .dim_nope = 128,
+               .dim_rope = 64,
+               .dim_v = 128,
+               .scale = 0.07f};
   MlaOperands in;
   Tensor o, lse, d_q, d_kv, d_k_rope;
 
@@ -156,22 +161,23 @@ void attention_forward(benchmark::State& state) {
 void attention_backward(benchmark::State& state) {
   Bench bench;
   const AttentionOperands a(bench, dtype_of(state));
-  run(state, 2 * a.kPairs * (3 * 192 + 2 * 128), 0, [&] {
-    mla_attention_backward(bench.context(), a.dims, a.in, a.o, a.lse, a.o, a.d_q, a.d_kv, a.d_k_rope);
-  });
+  run(state, 2 * a.kPairs * (3 * 192 + 2 * 128), 0,
+      [&] { mla_attention_backward(bench.context(), a.dims, a.in, a.o, a.lse, a.o, a.d_q, a.d_kv, a.d_k_rope); });
 }
 
 void norm_forward(benchmark::State& state) {
   Bench bench;
   const DType dtype = dtype_of(state);
-  const Tensor x = bench.random({kTokens, kDim}, dtype), w = bench.random({kDim}, dtype), y = bench.random({kTokens, kDim}, dtype);
+  const Tensor x = bench.random({kTokens, kDim}, dtype), w = bench.random({kDim}, dtype),
+               y = bench.random({kTokens, kDim}, dtype);
   const Tensor rstd = bench.floats({kTokens});
   run(state, 0, bytes_of({x, y}), [&] { rmsnorm_forward(bench.context(), x, w, 1e-5f, y, rstd); });
 }
 void norm_backward(benchmark::State& state) {
   Bench bench;
   const DType dtype = dtype_of(state);
-  const Tensor x = bench.random({kTokens, kDim}, dtype), w = bench.random({kDim}, dtype), d_y = bench.random({kTokens, kDim}, dtype);
+  const Tensor x = bench.random({kTokens, kDim}, dtype), w = bench.random({kDim}, dtype),
+               d_y = bench.random({kTokens, kDim}, dtype);
   const Tensor rstd = bench.floats({kTokens}), d_x = bench.random({kTokens, kDim}, dtype), d_w = bench.floats({kDim});
   run(state, 0, bytes_of({x, d_y, d_x}),
       [&] { rmsnorm_backward(bench.context(), d_y, x, w, rstd, d_x, Write::kAssign, d_w); });
@@ -186,12 +192,14 @@ void rope_queries(benchmark::State& state) {
 }
 void swiglu(benchmark::State& state) {
   Bench bench;
-  const Tensor h = bench.random({kRows, 2 * kInter}, dtype_of(state)), a = bench.random({kRows, kInter}, dtype_of(state));
+  const Tensor h = bench.random({kRows, 2 * kInter}, dtype_of(state)),
+               a = bench.random({kRows, kInter}, dtype_of(state));
   run(state, 0, bytes_of({h, a}), [&] { swiglu_forward(bench.context(), h, a); });
 }
 void swiglu_gradient(benchmark::State& state) {
   Bench bench;
-  const Tensor h = bench.random({kRows, 2 * kInter}, dtype_of(state)), a = bench.random({kRows, kInter}, dtype_of(state));
+  const Tensor h = bench.random({kRows, 2 * kInter}, dtype_of(state)),
+               a = bench.random({kRows, kInter}, dtype_of(state));
   const Tensor d_h = bench.random(h.shape(), dtype_of(state)), d_a = bench.random(a.shape(), dtype_of(state));
   run(state, 0, bytes_of({h, a, d_h, d_a}), [&] { swiglu_backward(bench.context(), d_a, h, d_h, a); });
 }
@@ -223,11 +231,17 @@ void combine(benchmark::State& state) {
 void adamw_step(benchmark::State& state) {
   Bench bench;
   constexpr std::int64_t kSize = 1 << 24;
-  const Tensor g = bench.floats({kSize}), m = bench.floats({kSize}), v = bench.floats({kSize}), w = bench.floats({kSize});
+  const Tensor g = bench.floats({kSize}), m = bench.floats({kSize}), v = bench.floats({kSize}),
+               w = bench.floats({kSize});
   std::fill_n(v.data<float>(), kSize, 0.01f);
   const Tensor shadow = state.range(0) == 0 ? Tensor() : bench.random({kSize}, DType::kBFloat16);
-  const AdamWOptions options{.learning_rate = 1e-3f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f,
-                             .weight_decay = 0.1f, .step = 10, .gradient_scale = 1.0f};
+  const AdamWOptions options{.learning_rate = 1e-3f,
+                             .beta1 = 0.9f,
+                             .beta2 = 0.95f,
+                             .epsilon = 1e-8f,
+                             .weight_decay = 0.1f,
+                             .step = 10,
+                             .gradient_scale = 1.0f};
   run(state, 0, kSize * (7 * 4 + (shadow.defined() ? 2 : 0)),
       [&] { adamw(bench.context(), options, g, m, v, w, shadow); });
 }

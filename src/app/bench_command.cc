@@ -27,9 +27,10 @@ double median(std::vector<double> values) {
 
 /// Trains on random tokens and prints one line of JSON, the same that bench/reference/torch_train.py prints.
 void bench_train(const BenchOptions& options, const std::vector<std::string>& overrides) {
-  require(options.steps > 0 && options.warmup >= 0, "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more",
-          options.steps, options.warmup);
-  JobConfig config = options.config.empty() ? parse_job_config("", overrides) : load_job_config(options.config, overrides);
+  require(options.steps > 0 && options.warmup >= 0,
+          "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more", options.steps, options.warmup);
+  JobConfig config =
+      options.config.empty() ? parse_job_config("", overrides) : load_job_config(options.config, overrides);
   config.training.steps = options.warmup + options.steps;
   config.validate();
   if (config.training.num_threads > 0) set_num_threads(static_cast<int>(config.training.num_threads));
@@ -38,7 +39,8 @@ void bench_train(const BenchOptions& options, const std::vector<std::string>& ov
   step.allocate();
   std::vector<Batch> batches(static_cast<std::size_t>(config.micro_batches_per_step()), step.make_batch());
   const Philox random(static_cast<std::uint64_t>(config.debug.seed), stream_of("bench.tokens"));
-  std::vector<std::int32_t> tokens(static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));
+  std::vector<std::int32_t> tokens(
+      static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));
   std::uint64_t drawn = 0;
   TraceRecorder trace;
   step.set_trace(&trace);
@@ -47,14 +49,16 @@ void bench_train(const BenchOptions& options, const std::vector<std::string>& ov
   for (std::int64_t i = 1; i <= config.training.steps; ++i) {
     for (Batch& batch : batches) {
       for (std::int32_t& token : tokens) {
-        token = static_cast<std::int32_t>(random.words(drawn++)[0] % static_cast<std::uint32_t>(config.model.args.vocab_size));
+        token = static_cast<std::int32_t>(random.words(drawn++)[0] %
+                                          static_cast<std::uint32_t>(config.model.args.vocab_size));
       }
       batch.fill(tokens);
     }
     if (!options.trace.empty() && i == config.training.steps) trace.start();
     const auto begin = std::chrono::steady_clock::now();
     const StepResult result = step.run(i, batches);
-    if (i > options.warmup) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (i > options.warmup)
+      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     if (i == 1) first_loss = result.loss;
     last_loss = result.loss;
   }

@@ -29,17 +29,14 @@ constexpr const char* kInputHelp =
     "other file: "
     "one document. Files may be compressed by gzip";
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 void report_source(const data::SourceStatistics& source) {
   if (source.num_repaired_documents > 0) {
     spdlog::warn("{} documents are not UTF-8 throughout (the first: {}); U+FFFD stands for what is not",
                  source.num_repaired_documents, source.first_repaired);
   }
-  if (source.num_empty_documents > 0)
-    spdlog::info("{} documents without text left out", source.num_empty_documents);
+  if (source.num_empty_documents > 0) spdlog::info("{} documents without text left out", source.num_empty_documents);
 }
 
 /// Shows progress on standard error: a bar that is drawn again and again on a terminal, now and then a line
@@ -145,8 +142,8 @@ struct PrepareCommand {
     if (options.val_fraction > 0 && !result.manifest.splits.contains("val")) {
       spdlog::warn("no document fell to validation: there are only {}", result.source.num_documents);
     }
-    spdlog::info("{} documents of {} bytes in {:.1f} s", result.source.num_documents,
-                 result.source.num_text_bytes, seconds_since(start));
+    spdlog::info("{} documents of {} bytes in {:.1f} s", result.source.num_documents, result.source.num_text_bytes,
+                 seconds_since(start));
     fmt::print("{}:\n", output);
     print_manifest(result.manifest);
   }
@@ -185,8 +182,8 @@ struct InspectCommand {
       const data::TokenRange range = shard.document(index);
       std::vector<std::int32_t> ids(range.end - range.begin);
       shard.read_tokens(range.begin, ids);
-      fmt::print("document {} of {}: {}, tokens {} to {}\n{}\n", document, split,
-                 shard.path().filename().string(), range.begin, range.end - 1, tokenizer.decode(ids));
+      fmt::print("document {} of {}: {}, tokens {} to {}\n{}\n", document, split, shard.path().filename().string(),
+                 range.begin, range.end - 1, tokenizer.decode(ids));
       return;
     }
     fail("document {}: split '{}' of dataset '{}' has {} documents, counted from 0", document, split, folder,
@@ -214,23 +211,18 @@ void add_tokenizer_command(CLI::App& parent) {
 
 void add_prepare_command(CLI::App& parent) {
   auto command = std::make_shared<PrepareCommand>();
-  CLI::App* app =
-      parent.add_subcommand("prepare", "Turn text into a dataset: a folder of checksummed token shards");
+  CLI::App* app = parent.add_subcommand("prepare", "Turn text into a dataset: a folder of checksummed token shards");
   data::PrepareOptions& options = command->options;
   app->add_option("--input", command->inputs, kInputHelp)->required();
   app->add_option("--tokenizer", options.tokenizer,
                   "'bytes', a SentencePiece model file, or a folder with tokenizer.model")
       ->required();
-  app->add_option("--output", command->output, "The dataset's folder; it appears when it is whole")
-      ->required();
-  app->add_option("--val-fraction", options.val_fraction,
-                  "Fraction of the documents kept for validation, below 1")
+  app->add_option("--output", command->output, "The dataset's folder; it appears when it is whole")->required();
+  app->add_option("--val-fraction", options.val_fraction, "Fraction of the documents kept for validation, below 1")
       ->capture_default_str();
-  app->add_option("--shard-tokens", options.shard_tokens,
-                  "Tokens per shard, at most (but one document at least)")
+  app->add_option("--shard-tokens", options.shard_tokens, "Tokens per shard, at most (but one document at least)")
       ->capture_default_str();
-  app->add_option("--seed", options.seed, "Seed of the choice of validation documents")
-      ->capture_default_str();
+  app->add_option("--seed", options.seed, "Seed of the choice of validation documents")->capture_default_str();
   app->add_option("--threads", command->num_threads,
                   "Threads that tokenize; the result does not depend on it (default: all cores)")
       ->check(CLI::PositiveNumber);
@@ -240,8 +232,7 @@ void add_prepare_command(CLI::App& parent) {
 
 void add_inspect_command(CLI::App& parent) {
   auto command = std::make_shared<InspectCommand>();
-  CLI::App* app =
-      parent.add_subcommand("inspect", "Describe a dataset, and check all of it or print a document");
+  CLI::App* app = parent.add_subcommand("inspect", "Describe a dataset, and check all of it or print a document");
   app->add_option("DIR", command->folder, "The dataset's folder")->required();
   CLI::Option* document = app->add_option("--document", command->document,
                                           "Print this document's text (counted from 0) in place of checking");

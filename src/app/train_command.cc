@@ -30,7 +30,8 @@ void print_keys() {
     const std::string this_section = entry.key.substr(0, entry.key.rfind('.'));
     if (this_section != section) {
       section = this_section;
-      std::cout << fmt::format("\n## [{}]\n\n| key | values | default | meaning |\n| --- | --- | --- | --- |\n", section);
+      std::cout << fmt::format("\n## [{}]\n\n| key | values | default | meaning |\n| --- | --- | --- | --- |\n",
+                               section);
     }
     std::cout << fmt::format("| `{}` | {} | `{}` | {} |\n", entry.key.substr(section.size() + 1), entry.type,
                              entry.value, entry.help);
@@ -61,8 +62,8 @@ void add_train_command(CLI::App& app, int& status) {
   command->callback([command, options, &status] {
     if (options->list_keys) return print_keys();
     const std::vector<std::string> overrides = config_overrides(command->remaining());
-    const JobConfig config = options->config.empty() ? parse_job_config("", overrides)
-                                                     : load_job_config(options->config, overrides);
+    const JobConfig config =
+        options->config.empty() ? parse_job_config("", overrides) : load_job_config(options->config, overrides);
     if (options->print_config) {
       JobConfig printed = config;
       std::cout << config_table(printed).to_toml();

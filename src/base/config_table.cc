@@ -154,8 +154,7 @@ const ConfigTable::Entry& ConfigTable::find(std::string_view key, const std::str
   for (const Entry& entry : entries_) {
     if (entry.key == key) return entry;
     // The right name in a wrong section is nearer than any misspelling.
-    const std::size_t distance =
-        last_part(entry.key) == last_part(key) ? 1 : 2 * edit_distance(entry.key, key);
+    const std::size_t distance = last_part(entry.key) == last_part(key) ? 1 : 2 * edit_distance(entry.key, key);
     if (distance < nearest_distance) {
       nearest = &entry;
       nearest_distance = distance;

@@ -61,8 +61,8 @@ class ConfigTable {
     std::string type;
     std::function<void(const Value&)> set;  // the value has the entry's type
     std::function<Value()> get;
-    Value example;                       // of the entry's type
-    std::vector<std::string> choices;    // empty: any
+    Value example;                     // of the entry's type
+    std::vector<std::string> choices;  // empty: any
   };
 
   void add_entry(std::string key, std::string help, std::string type, Value example,

@@ -40,8 +40,8 @@ namespace detail {
 }  // namespace tessera
 
 /// TESSERA_CHECK(condition, "format", values...): throws InternalError naming place, condition and values.
-#define TESSERA_CHECK(condition, ...)                                                                      \
-  do {                                                                                                     \
-    if (!(condition)) [[unlikely]]                                                                         \
-      ::tessera::detail::check_failed(__FILE__, __LINE__, #condition, fmt::format("" __VA_ARGS__));        \
+#define TESSERA_CHECK(condition, ...)                                                               \
+  do {                                                                                              \
+    if (!(condition)) [[unlikely]]                                                                  \
+      ::tessera::detail::check_failed(__FILE__, __LINE__, #condition, fmt::format("" __VA_ARGS__)); \
   } while (false)

@@ -1,4 +1,5 @@
-// Log lines for people, on standard error: "[time] level message" (spdlog). The program's results go to standard output.
+// Log lines for people, on standard error: "[time] level message" (spdlog). The program's results go to standard
+// output.
 #pragma once
 
 #include <spdlog/spdlog.h>

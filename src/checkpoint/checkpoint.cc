@@ -111,22 +111,29 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep) {
 
 nlohmann::json verify_checkpoint(const fs::path& path) {
   const fs::path manifest_path = path / kManifest;
-  const nlohmann::json manifest = nlohmann::json::parse(read_text_file(manifest_path), nullptr, false);
-  require(manifest.is_object() && manifest.value("format", "") == kFormat && manifest.contains("files") &&
-              manifest["files"].is_object() && manifest.contains("state") && manifest.value("version", 0) == kVersion,
-          "'{}' is no manifest of a checkpoint (version {})", manifest_path.string(), kVersion);
-  for (const auto& [name, expected] : manifest["files"].items()) {
-    const MappedFile file(path / name);
-    require(expected.is_object() && expected.value("bytes", std::uint64_t{0}) == file.bytes().size(),
-            "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint", (path / name).string(),
-            file.bytes().size(), expected.is_object() ? expected.value("bytes", std::uint64_t{0}) : 0);
-    const std::string actual = fmt::format("{:016x}", checksum(file.bytes()));
-    require(expected.value("xxh3_64", "") == actual,
-            "'{}' has the checksum {}, the manifest says {}: the file is damaged; resume from another checkpoint with "
-            "--checkpoint.load_step",
-            (path / name).string(), actual, expected.value("xxh3_64", ""));
+  try {
+    const nlohmann::json manifest = nlohmann::json::parse(read_text_file(manifest_path));
+    require(manifest.at("format") == kFormat && manifest.at("version") == kVersion,
+            "'{}' has the format {} version {}, expected \"{}\" version {}", manifest_path.string(),
+            manifest.at("format").dump(), manifest.at("version").dump(), kFormat, kVersion);
+    for (const auto& [name, expected] : manifest.at("files").items()) {
+      const MappedFile file(path / name);
+      const auto bytes = expected.at("bytes").get<std::uint64_t>();
+      require(bytes == file.bytes().size(),
+              "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint",
+              (path / name).string(), file.bytes().size(), bytes);
+      const std::string actual = fmt::format("{:016x}", checksum(file.bytes()));
+      const auto saved = expected.at("xxh3_64").get<std::string>();
+      require(
+          actual == saved,
+          "'{}' has the checksum {}, the manifest says {}: the file is damaged; resume from another checkpoint with "
+          "--checkpoint.load_step",
+          (path / name).string(), actual, saved);
+    }
+    return manifest.at("state");
+  } catch (const nlohmann::json::exception& error) {
+    fail("'{}' is no manifest of a checkpoint: {}", manifest_path.string(), error.what());
   }
-  return manifest["state"];
 }
 
 void load_checkpoint(const fs::path& path, const std::vector<CheckpointFile>& files) {

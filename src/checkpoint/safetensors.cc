@@ -16,7 +16,7 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 std::uint64_t element_bytes(const std::string& dtype) {
   static const std::map<std::string, std::uint64_t, std::less<>> kSizes = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
+      {"BOOL", 1}, {"U8", 1},   {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
       {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"I64", 8},     {"U64", 8}, {"F64", 8}};
   const auto found = kSizes.find(dtype);
   return found == kSizes.end() ? 0 : found->second;
@@ -40,9 +40,7 @@ std::vector<std::int64_t> dims_of(const Tensor& tensor) {
   return dims;
 }
 
-std::string to_string(const std::vector<std::int64_t>& dims) {
-  return nlohmann::json(dims).dump();
-}
+std::string to_string(const std::vector<std::int64_t>& dims) { return nlohmann::json(dims).dump(); }
 
 /// Product of the dims times the element size; throws Error if it is negative or does not fit.
 std::uint64_t num_bytes(const std::vector<std::int64_t>& shape, std::uint64_t element, const std::string& where) {

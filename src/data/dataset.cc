@@ -42,8 +42,7 @@ class Fields {
   }
   std::uint64_t count(const char* name) const {
     const ordered_json& field = at(name);
-    require(field.is_number_unsigned(), "{}: \"{}\": expected a whole number, got {}", place_, name,
-            field.dump());
+    require(field.is_number_unsigned(), "{}: \"{}\": expected a whole number, got {}", place_, name, field.dump());
     return field.get<std::uint64_t>();
   }
   std::int32_t id(const char* name) const {
@@ -146,8 +145,7 @@ Manifest read_manifest(const fs::path& folder) {
   ordered_json rest = json;
   rest.erase("checksum");
   const std::uint64_t found = checksum_of_text(rest.dump());
-  require(found == expected,
-          "{}: its content has checksum {}, expected {}: it was damaged, or edited by hand", place,
+  require(found == expected, "{}: its content has checksum {}, expected {}: it was damaged, or edited by hand", place,
           to_hex(found), to_hex(expected));
 
   Manifest manifest;
@@ -179,19 +177,17 @@ Manifest read_manifest(const fs::path& folder) {
 
 std::vector<Shard> open_split(const fs::path& folder, const Manifest& manifest, const std::string& split) {
   const auto found = manifest.splits.find(split);
-  require(found != manifest.splits.end(), "dataset '{}': it has no documents in its split '{}'",
-          folder.string(), split);
+  require(found != manifest.splits.end(), "dataset '{}': it has no documents in its split '{}'", folder.string(),
+          split);
   std::vector<Shard> shards;
   shards.reserve(found->second.size());
   for (const ShardEntry& entry : found->second) {
     const fs::path path = folder / entry.file;
-    require(fs::exists(path), "shard '{}' is missing; '{}' lists it", path.string(),
-            (folder / kManifestName).string());
+    require(fs::exists(path), "shard '{}' is missing; '{}' lists it", path.string(), (folder / kManifestName).string());
     const Shard& shard = shards.emplace_back(path);
     require(shard.header().header_checksum == entry.checksum,
-            "shard '{}': its header has checksum {}, '{}' lists {}: it is a shard of another dataset",
-            path.string(), to_hex(shard.header().header_checksum), (folder / kManifestName).string(),
-            to_hex(entry.checksum));
+            "shard '{}': its header has checksum {}, '{}' lists {}: it is a shard of another dataset", path.string(),
+            to_hex(shard.header().header_checksum), (folder / kManifestName).string(), to_hex(entry.checksum));
     require(shard.num_tokens() == entry.num_tokens && shard.num_documents() == entry.num_documents,
             "shard '{}': {} tokens and {} documents, '{}' lists {} and {}", path.string(), shard.num_tokens(),
             shard.num_documents(), (folder / kManifestName).string(), entry.num_tokens, entry.num_documents);
@@ -204,8 +200,8 @@ std::unique_ptr<Tokenizer> load_dataset_tokenizer(const fs::path& folder, const 
       load_tokenizer(manifest.tokenizer_kind == "bytes" ? "bytes" : (folder / kTokenizerModelName).string());
   require(tokenizer->checksum() == manifest.tokenizer_checksum,
           "'{}': the tokenizer has checksum {}, '{}' lists {}: it is damaged, or another one",
-          (folder / kTokenizerModelName).string(), to_hex(tokenizer->checksum()),
-          (folder / kManifestName).string(), to_hex(manifest.tokenizer_checksum));
+          (folder / kTokenizerModelName).string(), to_hex(tokenizer->checksum()), (folder / kManifestName).string(),
+          to_hex(manifest.tokenizer_checksum));
   return tokenizer;
 }
 

@@ -54,11 +54,9 @@ void write_manifest(const std::filesystem::path& folder, const Manifest& manifes
 
 /// Opens all shards of a split; each must be the one that the manifest lists. Error also if there is no such
 /// split.
-std::vector<Shard> open_split(const std::filesystem::path& folder, const Manifest& manifest,
-                              const std::string& split);
+std::vector<Shard> open_split(const std::filesystem::path& folder, const Manifest& manifest, const std::string& split);
 
 /// The tokenizer of the dataset, from its folder. Error if it is not the one that the manifest names.
-std::unique_ptr<Tokenizer> load_dataset_tokenizer(const std::filesystem::path& folder,
-                                                  const Manifest& manifest);
+std::unique_ptr<Tokenizer> load_dataset_tokenizer(const std::filesystem::path& folder, const Manifest& manifest);
 
 }  // namespace tessera::data

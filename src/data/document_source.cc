@@ -42,8 +42,7 @@ class ByteStream {
     const bool named_gzip = extension == ".gz" || extension == ".dz";
     if (named_gzip && ::gzdirect(file_) == 1) {
       ::gzclose(file_);
-      fail("cannot read '{}': its name says gzip, but its first bytes are not those of a gzip file",
-           path.string());
+      fail("cannot read '{}': its name says gzip, but its first bytes are not those of a gzip file", path.string());
     }
   }
   ~ByteStream() { ::gzclose(file_); }
@@ -62,16 +61,14 @@ class ByteStream {
     const char* reason = ::gzerror(file_, &code);
     if (code == Z_ERRNO) fail("cannot read '{}': {}", path_.string(), std::strerror(errno));
     if (code != Z_OK && code != Z_STREAM_END) {
-      fail("cannot read '{}': gzip data cut short or damaged near byte {} ({})", path_.string(),
-           num_bytes_done(), reason);
+      fail("cannot read '{}': gzip data cut short or damaged near byte {} ({})", path_.string(), num_bytes_done(),
+           reason);
     }
     return false;
   }
 
   /// Bytes read from the disk so far.
-  std::uint64_t num_bytes_done() const {
-    return static_cast<std::uint64_t>(std::max<z_off_t>(::gzoffset(file_), 0));
-  }
+  std::uint64_t num_bytes_done() const { return static_cast<std::uint64_t>(std::max<z_off_t>(::gzoffset(file_), 0)); }
 
  private:
   fs::path path_;
@@ -149,8 +146,7 @@ class JsonLinesReader : public DocumentReader {
     const std::string expected = "expected a JSON object with a string \"text\"";
     require(object.is_object(), "{}: {}, got {}", origin, expected, object.type_name());
     const auto field = object.find("text");
-    require(field != object.end(), "{}: {}, got an object without \"text\": {}", origin, expected,
-            excerpt(line_));
+    require(field != object.end(), "{}: {}, got an object without \"text\": {}", origin, expected, excerpt(line_));
     require(field->is_string(), "{}: {}, got \"text\" that is {}", origin, expected, field->type_name());
     text = std::move(field->get_ref<std::string&>());
   }
@@ -174,8 +170,7 @@ class JsonLinesReader : public DocumentReader {
 fs::path dictd_base(const fs::path& path) {
   const std::string name = path.string();
   for (const std::string_view suffix : {".dict", ".dict.dz"}) {
-    if (name.size() > suffix.size() && name.ends_with(suffix))
-      return name.substr(0, name.size() - suffix.size());
+    if (name.size() > suffix.size() && name.ends_with(suffix)) return name.substr(0, name.size() - suffix.size());
   }
   return {};
 }
@@ -184,8 +179,8 @@ class DictdReader : public DocumentReader {
  public:
   explicit DictdReader(const fs::path& path) : path_(path), num_bytes_on_disk_(fs::file_size(path)) {
     index_path_ = dictd_base(path).string() + ".index";
-    require(fs::exists(index_path_), "'{}': a dictd database needs its index '{}', which does not exist",
-            path.string(), index_path_.string());
+    require(fs::exists(index_path_), "'{}': a dictd database needs its index '{}', which does not exist", path.string(),
+            index_path_.string());
     ByteStream stream(path);
     while (stream.append_to(database_, kReadBytes)) {
     }
@@ -225,8 +220,8 @@ class DictdReader : public DocumentReader {
       const Entry entry{number(line.substr(tab1 + 1, tab2 - tab1 - 1), line_number),
                         number(line.substr(tab2 + 1, tab3 - tab2 - 1), line_number)};
       require(entry.first <= database_.size() && entry.second <= database_.size() - entry.first,
-              "{}:{}: an entry of {} bytes at byte {}, but '{}' has only {} bytes", index_path_.string(),
-              line_number, entry.second, entry.first, path_.string(), database_.size());
+              "{}:{}: an entry of {} bytes at byte {}, but '{}' has only {} bytes", index_path_.string(), line_number,
+              entry.second, entry.first, path_.string(), database_.size());
       const bool is_about = line.starts_with("00-database") || line.starts_with("00database");
       (is_about ? about_database : entries_).push_back(entry);
     }
@@ -249,8 +244,7 @@ class DictdReader : public DocumentReader {
       valid = valid && at != std::string_view::npos;
       value = value * 64 + at;
     }
-    require(valid, "{}:{}: expected a number in base 64, got '{}'", index_path_.string(), line_number,
-            digits);
+    require(valid, "{}:{}: expected a number in base 64, got '{}'", index_path_.string(), line_number, digits);
     return value;
   }
 

@@ -40,16 +40,15 @@ void from_json(const nlohmann::json& json, LoaderState& state) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {  // of the JSON library or of stoull
-    fail("loader state: expected position, dataset_checksum, seed, seq_len and shuffle, got {}: {}",
-         json.dump(), error.what());
+    fail("loader state: expected position, dataset_checksum, seed, seq_len and shuffle, got {}: {}", json.dump(),
+         error.what());
   }
 }
 
 Loader::Loader(const LoaderConfig& config) : config_(config) {
   const std::string place = fmt::format("dataset '{}', split '{}'", config.dataset.string(), config.split);
   require(config.seq_len >= 1, "{}: sequence length {}, expected at least 1", place, config.seq_len);
-  require(config.local_batch_size >= 1, "{}: local batch size {}, expected at least 1", place,
-          config.local_batch_size);
+  require(config.local_batch_size >= 1, "{}: local batch size {}, expected at least 1", place, config.local_batch_size);
   require(config.dp_size >= 1 && config.dp_rank >= 0 && config.dp_rank < config.dp_size,
           "{}: data rank {} of {}, expected a rank in [0, size)", place, config.dp_rank, config.dp_size);
   require(config.vocab_size >= 1, "{}: vocabulary size {}, expected at least 1", place, config.vocab_size);
@@ -84,8 +83,8 @@ std::uint64_t Loader::sample_at(std::uint64_t position) const {
 
 void Loader::read_sample(std::uint64_t sample, std::span<std::int32_t> tokens) const {
   std::uint64_t first = sample * tokens.size();
-  auto shard_idx = static_cast<std::size_t>(std::upper_bound(shard_ends_.begin(), shard_ends_.end(), first) -
-                                            shard_ends_.begin());
+  auto shard_idx =
+      static_cast<std::size_t>(std::upper_bound(shard_ends_.begin(), shard_ends_.end(), first) - shard_ends_.begin());
   while (!tokens.empty()) {  // a sample may begin in one shard and end in another
     const Shard& shard = shards_[shard_idx];
     const std::uint64_t shard_begin = shard_ends_[shard_idx] - shard.num_tokens();
@@ -118,8 +117,7 @@ void Loader::fail_bad_id(const Shard& shard, std::uint64_t token, std::int64_t i
 void Loader::next(std::span<std::int32_t> tokens) {
   const auto batch = static_cast<std::uint64_t>(config_.local_batch_size);
   const std::size_t sample_size = static_cast<std::size_t>(config_.seq_len) + 1;
-  TESSERA_CHECK(tokens.size() == batch * sample_size, "{} tokens for [{}, {}]", tokens.size(), batch,
-                sample_size);
+  TESSERA_CHECK(tokens.size() == batch * sample_size, "{} tokens for [{}, {}]", tokens.size(), batch, sample_size);
   const std::uint64_t first = position_ + static_cast<std::uint64_t>(config_.dp_rank) * batch;
   for (std::uint64_t i = 0; i < batch; ++i) {
     read_sample(sample_at(first + i), tokens.subspan(i * sample_size, sample_size));
@@ -142,13 +140,12 @@ void Loader::restore(const LoaderState& state) {
   require(state.dataset_checksum == mine.dataset_checksum,
           "{}: the saved position is in a dataset with checksum {:016x}, this one has {:016x}", place,
           state.dataset_checksum, mine.dataset_checksum);
-  require(state.seq_len == mine.seq_len,
-          "{}: the saved position counts sequences of {} tokens, this run's have {}", place, state.seq_len,
-          mine.seq_len);
-  require(state.seed == mine.seed, "{}: the saved position is in the order of seed {}, this run's seed is {}",
-          place, state.seed, mine.seed);
-  require(state.shuffle == mine.shuffle, "{}: the saved run had shuffle {}, this one has {}", place,
-          state.shuffle, mine.shuffle);
+  require(state.seq_len == mine.seq_len, "{}: the saved position counts sequences of {} tokens, this run's have {}",
+          place, state.seq_len, mine.seq_len);
+  require(state.seed == mine.seed, "{}: the saved position is in the order of seed {}, this run's seed is {}", place,
+          state.seed, mine.seed);
+  require(state.shuffle == mine.shuffle, "{}: the saved run had shuffle {}, this one has {}", place, state.shuffle,
+          mine.shuffle);
   position_ = state.position;
 }
 

@@ -26,10 +26,7 @@ constexpr std::size_t kBatchDocuments = 1u << 14;
 class SplitWriter {
  public:
   SplitWriter(fs::path folder, std::string split, const Tokenizer& tokenizer, std::uint64_t shard_tokens)
-      : folder_(std::move(folder)),
-        split_(std::move(split)),
-        tokenizer_(tokenizer),
-        shard_tokens_(shard_tokens) {}
+      : folder_(std::move(folder)), split_(std::move(split)), tokenizer_(tokenizer), shard_tokens_(shard_tokens) {}
 
   void add(const std::vector<std::int32_t>& tokens) {
     constexpr std::size_t kBosAndEos = 2;
@@ -76,16 +73,13 @@ fs::path find_foreign_entry(const fs::path& folder) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     fs::path name = entry.path().filename();
     if (name.extension() == ".tmp") name = name.stem();  // of a writer that was killed
-    const bool known =
-        name == kManifestName || name == kTokenizerModelName || name.extension() == kShardExtension;
+    const bool known = name == kManifestName || name == kTokenizerModelName || name.extension() == kShardExtension;
     if (!known || !entry.is_regular_file()) return entry.path();
   }
   return {};
 }
 
-fs::path without_trailing_slash(const fs::path& path) {
-  return path.has_filename() ? path : path.parent_path();
-}
+fs::path without_trailing_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
 
 /// "OUTPUT.tmp": becomes `output` on commit, or disappears.
 class TemporaryFolder {
@@ -153,19 +147,18 @@ void check_output(const fs::path& output, bool overwrite) {
   const fs::path folder = without_trailing_slash(output);
   require(!folder.empty(), "no output folder given");
   if (!fs::exists(folder)) return;
-  require(fs::is_directory(folder), "output '{}': expected a folder, or a name for one; it is a file",
-          folder.string());
+  require(fs::is_directory(folder), "output '{}': expected a folder, or a name for one; it is a file", folder.string());
   if (fs::is_empty(folder)) return;
   require(overwrite, "output '{}': there is {} already; --force replaces a dataset", folder.string(),
           fs::exists(folder / kManifestName) ? "a dataset" : "something");
   const fs::path foreign = find_foreign_entry(folder);
-  require(foreign.empty(), "output '{}': it holds '{}', which is not part of a dataset: not replaced",
-          folder.string(), foreign.filename().string());
+  require(foreign.empty(), "output '{}': it holds '{}', which is not part of a dataset: not replaced", folder.string(),
+          foreign.filename().string());
 }
 
 PrepareResult prepare_dataset(const PrepareOptions& options) {
-  require(options.val_fraction >= 0 && options.val_fraction < 1,
-          "validation fraction {}, expected one in [0, 1)", options.val_fraction);
+  require(options.val_fraction >= 0 && options.val_fraction < 1, "validation fraction {}, expected one in [0, 1)",
+          options.val_fraction);
   require(options.shard_tokens >= 1, "0 tokens per shard, expected at least 1");
   check_output(options.output, options.overwrite);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(options.tokenizer);

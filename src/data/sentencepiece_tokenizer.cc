@@ -15,8 +15,7 @@ constexpr std::string_view kBlock = "\xE2\x96\x81";
 /// Texts are given to the library in pieces of this size: its memory is about 100 times the piece's.
 constexpr std::size_t kEncodeBytes = 1u << 16;
 
-std::vector<int> encode_or_fail(const sentencepiece::SentencePieceProcessor& processor,
-                                std::string_view text) {
+std::vector<int> encode_or_fail(const sentencepiece::SentencePieceProcessor& processor, std::string_view text) {
   std::vector<int> ids;
   const auto status = processor.Encode(text, &ids);
   require(status.ok(), "SentencePiece cannot encode a text of {} bytes: {}", text.size(), status.ToString());
@@ -27,8 +26,7 @@ std::vector<int> encode_or_fail(const sentencepiece::SentencePieceProcessor& pro
 
 SentencePieceTokenizer::SentencePieceTokenizer(const std::filesystem::path& path)
     : model_(read_text_file(path)), processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
-  require(!model_.empty(), "tokenizer '{}': expected a SentencePiece model, got an empty file",
-          path.string());
+  require(!model_.empty(), "tokenizer '{}': expected a SentencePiece model, got an empty file", path.string());
   const auto status = processor_->LoadFromSerializedProto(model_);
   require(status.ok(), "tokenizer '{}': not a SentencePiece model: {}", path.string(), status.ToString());
   vocab_size_ = processor_->GetPieceSize();
@@ -79,8 +77,7 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
 std::string SentencePieceTokenizer::decode(std::span<const std::int32_t> ids) const {
   std::string text;
   for (const std::int32_t id : ids) {
-    require(id >= 0 && id < vocab_size_, "token id {} is outside the tokenizer's vocabulary [0, {})", id,
-            vocab_size_);
+    require(id >= 0 && id < vocab_size_, "token id {} is outside the tokenizer's vocabulary [0, {})", id, vocab_size_);
     if (processor_->IsControl(id)) continue;
     const std::string& piece = processor_->IdToPiece(id);
     if (processor_->IsByte(id)) {  // "<0xE2>"

@@ -72,9 +72,8 @@ class Sentences final : public sentencepiece::SentenceIterator {
 
 std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptions& options) {
   constexpr int kNumFixedPieces = 3 + 256;
-  require(options.vocab_size > kNumFixedPieces,
-          "vocabulary size {}: expected more than {} (control and byte pieces)", options.vocab_size,
-          kNumFixedPieces);
+  require(options.vocab_size > kNumFixedPieces, "vocabulary size {}: expected more than {} (control and byte pieces)",
+          options.vocab_size, kNumFixedPieces);
   require(options.sample_bytes > 0, "sample size 0: expected at least 1 byte");
   Sample sample(options.sample_bytes, options.seed);
   std::string text;

@@ -28,8 +28,8 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
 Shard::Shard(const std::filesystem::path& path) : file_(path) {
   const std::span<const std::byte> bytes = file_.bytes();
   require(bytes.size() >= sizeof(ShardHeader),
-          "shard '{}': {} bytes, fewer than the header's {}: not a shard, or cut short", path.string(),
-          bytes.size(), sizeof(ShardHeader));
+          "shard '{}': {} bytes, fewer than the header's {}: not a shard, or cut short", path.string(), bytes.size(),
+          sizeof(ShardHeader));
   std::memcpy(&header_, bytes.data(), sizeof header_);
   check_header();
   const std::uint64_t num_blocks = (header_.file_bytes - header_.checksums_offset) / sizeof(std::uint64_t);
@@ -45,12 +45,12 @@ void Shard::check_header() const {
   const std::string name = file_.path().string();
   const std::uint64_t size = file_.bytes().size();
   const ShardHeader& h = header_;
-  require(h.magic == kShardMagic,
-          "shard '{}': it does not begin with a shard's 8 letters: not a shard, or damaged", name);
-  require(h.version == kShardVersion, "shard '{}': format version {}, this program reads version {}", name,
-          h.version, kShardVersion);
-  require(h.file_bytes == size, "shard '{}': the file has {} bytes, its header says {}: cut short or damaged",
-          name, size, h.file_bytes);
+  require(h.magic == kShardMagic, "shard '{}': it does not begin with a shard's 8 letters: not a shard, or damaged",
+          name);
+  require(h.version == kShardVersion, "shard '{}': format version {}, this program reads version {}", name, h.version,
+          kShardVersion);
+  require(h.file_bytes == size, "shard '{}': the file has {} bytes, its header says {}: cut short or damaged", name,
+          size, h.file_bytes);
   const std::uint64_t sum = header_checksum(h);
   require(sum == h.header_checksum,
           "shard '{}': the header has checksum {:016x}, expected {:016x}: the file is damaged", name, sum,
@@ -58,13 +58,11 @@ void Shard::check_header() const {
 
   // From here on only a faulty writer can be the reason, but the numbers are about to be used as addresses.
   // The first two conditions bound the counts by the file's length, so that the sums below cannot overflow.
-  const bool counts_fit = (h.token_bytes == 2 || h.token_bytes == 4) &&
-                          h.num_tokens <= size / h.token_bytes && h.num_documents >= 1 &&
-                          h.num_documents <= size / sizeof(std::uint64_t);
+  const bool counts_fit = (h.token_bytes == 2 || h.token_bytes == 4) && h.num_tokens <= size / h.token_bytes &&
+                          h.num_documents >= 1 && h.num_documents <= size / sizeof(std::uint64_t);
   bool layout_fits = counts_fit && h.block_bytes >= kAlignment && h.tokens_offset == sizeof(ShardHeader);
   if (layout_fits) {
-    const std::uint64_t documents_offset =
-        round_up(h.tokens_offset + h.num_tokens * h.token_bytes, kAlignment);
+    const std::uint64_t documents_offset = round_up(h.tokens_offset + h.num_tokens * h.token_bytes, kAlignment);
     const std::uint64_t checksums_offset = documents_offset + (h.num_documents + 1) * sizeof(std::uint64_t);
     const std::uint64_t payload = checksums_offset - h.tokens_offset;
     const std::uint64_t num_blocks = payload / h.block_bytes + (payload % h.block_bytes != 0 ? 1 : 0);
@@ -75,12 +73,12 @@ void Shard::check_header() const {
           "shard '{}': {} tokens of {} bytes and {} documents, in sections at bytes {}, {} and {}, do not "
           "make a file of "
           "{} bytes",
-          name, h.num_tokens, h.token_bytes, h.num_documents, h.tokens_offset, h.documents_offset,
-          h.checksums_offset, size);
-  require(h.vocab_size > 0 && h.vocab_size <= (1u << 31) && h.max_token_id < h.vocab_size &&
-              h.bos_id < h.vocab_size && h.eos_id < h.vocab_size,
-          "shard '{}': largest token id {}, BOS {} and EOS {}, expected less than the vocabulary size {}",
-          name, h.max_token_id, h.bos_id, h.eos_id, h.vocab_size);
+          name, h.num_tokens, h.token_bytes, h.num_documents, h.tokens_offset, h.documents_offset, h.checksums_offset,
+          size);
+  require(h.vocab_size > 0 && h.vocab_size <= (1u << 31) && h.max_token_id < h.vocab_size && h.bos_id < h.vocab_size &&
+              h.eos_id < h.vocab_size,
+          "shard '{}': largest token id {}, BOS {} and EOS {}, expected less than the vocabulary size {}", name,
+          h.max_token_id, h.bos_id, h.eos_id, h.vocab_size);
 }
 
 std::uint64_t Shard::load_u64(std::uint64_t offset) const {
@@ -100,15 +98,15 @@ void Shard::ensure_verified(std::uint64_t offset, std::uint64_t size) const {
     const std::uint64_t found = checksum(file_.bytes().subspan(begin, end - begin));
     const std::uint64_t expected = load_u64(header_.checksums_offset + block * sizeof(std::uint64_t));
     require(found == expected,
-            "shard '{}': bytes {} to {} have checksum {:016x}, expected {:016x}: the file is damaged",
-            path().string(), begin, end - 1, found, expected);
+            "shard '{}': bytes {} to {} have checksum {:016x}, expected {:016x}: the file is damaged", path().string(),
+            begin, end - 1, found, expected);
     verified_[block].store(1, std::memory_order_relaxed);
   }
 }
 
 void Shard::read_tokens(std::uint64_t first, std::span<std::int32_t> out) const {
-  TESSERA_CHECK(first <= num_tokens() && out.size() <= num_tokens() - first, "tokens {} + {} of {}", first,
-                out.size(), num_tokens());
+  TESSERA_CHECK(first <= num_tokens() && out.size() <= num_tokens() - first, "tokens {} + {} of {}", first, out.size(),
+                num_tokens());
   const std::uint64_t offset = header_.tokens_offset + first * header_.token_bytes;
   ensure_verified(offset, out.size() * header_.token_bytes);
   const std::byte* source = file_.bytes().data() + offset;
@@ -151,8 +149,8 @@ void Shard::verify() const {
     read_tokens(first, part);
     for (std::size_t i = 0; i < part.size(); ++i) {
       require(static_cast<std::uint32_t>(part[i]) <= header_.max_token_id,
-              "shard '{}': token {} has id {}, its header says that the largest is {}", path().string(),
-              first + i, static_cast<std::uint32_t>(part[i]), header_.max_token_id);
+              "shard '{}': token {} has id {}, its header says that the largest is {}", path().string(), first + i,
+              static_cast<std::uint32_t>(part[i]), header_.max_token_id);
     }
   }
 }

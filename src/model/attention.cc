@@ -15,8 +15,8 @@ Attention::Attention(Parameters& parameters, const ModelConfig& config, const st
   } else {
     wq_ = parameters.add({prefix + "wq.weight", {q_dim, dim}, init_shallow()});
   }
-  wkv_a_ = parameters.add(
-      {prefix + "wkv_a.weight", {config.kv_lora_rank + config.qk_rope_head_dim, dim}, init_shallow()});
+  wkv_a_ =
+      parameters.add({prefix + "wkv_a.weight", {config.kv_lora_rank + config.qk_rope_head_dim, dim}, init_shallow()});
   kv_norm_ = parameters.add({prefix + "kv_norm.weight", {config.kv_lora_rank}, {}});
   wkv_b_ = parameters.add({prefix + "wkv_b.weight",
                            {heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank},
@@ -96,10 +96,12 @@ void Attention::forward(const LayerContext& context, const Tensor& y_TD, Attenti
     rotate(context, saved.q, heads, RopeDirection::kForward, saved.q);
   }
   compute_recomputed(context, saved);
-  mla_attention_forward(
-      context.op, dims(context),
-      {.q = saved.q, .kv = saved.kv, .k_rope = saved.k_rope, .doc_start_T = context.batch->doc_starts(context.op.device())},
-      saved.o, saved.lse_TH);
+  mla_attention_forward(context.op, dims(context),
+                        {.q = saved.q,
+                         .kv = saved.kv,
+                         .k_rope = saved.k_rope,
+                         .doc_start_T = context.batch->doc_starts(context.op.device())},
+                        saved.o, saved.lse_TH);
   if (out_TD.defined()) linear_forward(context.op, saved.o, context.weight(wo_), out_TD);
 }
 
@@ -125,12 +127,10 @@ void Attention::backward(const LayerContext& context, const Tensor& y_TD, const 
     const Tensor d_k_rope = context.allocate(saved.k_rope.shape());
     linear_wgrad(op, d_out_TD, saved.o, context.gradient(wo_));
     linear_dgrad(op, d_out_TD, context.weight(wo_), d_o);
-    mla_attention_backward(op, dims(context),
-                           {.q = saved.q,
-                            .kv = saved.kv,
-                            .k_rope = saved.k_rope,
-                            .doc_start_T = context.batch->doc_starts(op.device())},
-                           saved.o, saved.lse_TH, d_o, d_q, d_kv, d_k_rope);
+    mla_attention_backward(
+        op, dims(context),
+        {.q = saved.q, .kv = saved.kv, .k_rope = saved.k_rope, .doc_start_T = context.batch->doc_starts(op.device())},
+        saved.o, saved.lse_TH, d_o, d_q, d_kv, d_k_rope);
     rotate(context, d_q, heads, RopeDirection::kBackward, d_q);
     rotate(context, d_k_rope, 1, RopeDirection::kBackward, d_kv_a.columns(latent, d_kv_a.dim(1)));
   }

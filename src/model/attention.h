@@ -10,7 +10,7 @@ namespace tessera {
 
 struct AttentionSaved {
   // Kept under Recompute::kNone and kSelective.
-  Tensor kv_a;        // [T, kv_lora + rope]: latent before its norm | k_rope before rotation
+  Tensor kv_a;  // [T, kv_lora + rope]: latent before its norm | k_rope before rotation
   Tensor kv_rstd_T;
   Tensor q_a_TC, q_rstd_T;  // the queries' latent before its norm; only with query compression
   Tensor o, lse_TH;

@@ -14,8 +14,11 @@ float ModelConfig::softmax_scale(std::int64_t seq_len) const {
 }
 
 void ModelConfig::validate() const {
+  // Far above any model, and small enough that no product of two sizes overflows.
+  static constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
   const auto positive = [](std::string_view key, std::int64_t value) {
-    require(value > 0, "model.args.{} is {}; expected a number above 0", key, value);
+    require(0 < value && value <= kMaxSize, "model.args.{} is {}; expected a number from 1 to {}", key, value,
+            kMaxSize);
   };
   positive("vocab_size", vocab_size);
   positive("dim", dim);
@@ -27,21 +30,26 @@ void ModelConfig::validate() const {
   positive("qk_rope_head_dim", qk_rope_head_dim);
   positive("v_head_dim", v_head_dim);
   positive("original_seq_len", original_seq_len);
-  require(q_lora_rank >= 0, "model.args.q_lora_rank is {}; expected 0 (none) or more", q_lora_rank);
+  if (q_lora_rank != 0) positive("q_lora_rank", q_lora_rank);
   require(qk_rope_head_dim % 2 == 0, "model.args.qk_rope_head_dim is {}; expected an even number (RoPE turns pairs)",
           qk_rope_head_dim);
   require(norm_eps > 0.0f, "model.args.norm_eps is {}; expected a number above 0", norm_eps);
   require(0 <= n_dense_layers && n_dense_layers <= n_layers,
           "model.args.n_dense_layers is {}; expected 0 to n_layers = {}", n_dense_layers, n_layers);
-  require(num_mtp_modules >= 0, "model.args.num_mtp_modules is {}; expected 0 or more", num_mtp_modules);
+  if (num_mtp_modules != 0) positive("num_mtp_modules", num_mtp_modules);
   require(-1 <= eos_id && eos_id < vocab_size, "model.args.eos_id is {}; expected -1 to vocab_size - 1 = {}", eos_id,
           vocab_size - 1);
+  const auto number = [](std::int64_t value) { return static_cast<double>(value); };
+  const double per_layer = number(dim) * (3.0 * number(moe_inter_dim) * number(num_experts + num_shared_experts) +
+                                          number(n_heads) * number(qk_head_dim() + v_head_dim) + number(inter_dim));
+  require(number(vocab_size) * number(dim) + number(n_layers + num_mtp_modules) * per_layer < 0x1p50,
+          "model.args describe a model of more than 2^50 parameters");
   if (n_dense_layers == n_layers) return;
 
   positive("moe_inter_dim", moe_inter_dim);
   positive("num_experts", num_experts);
   positive("top_k", top_k);
-  require(num_shared_experts >= 0, "model.args.num_shared_experts is {}; expected 0 or more", num_shared_experts);
+  if (num_shared_experts != 0) positive("num_shared_experts", num_shared_experts);
   require(top_k <= num_experts, "model.args.top_k is {}, but there are only num_experts = {}", top_k, num_experts);
   require(n_expert_groups >= 0, "model.args.n_expert_groups is {}; expected 0 (none) or more", n_expert_groups);
   if (n_expert_groups == 0) return;
@@ -127,8 +135,7 @@ std::vector<std::string> model_flavor_names() {
 
 double flop_per_token(const ModelConfig& config, const ParameterCounts& counts, std::int64_t seq_len) {
   const double attention = static_cast<double>(config.n_layers * config.n_heads) *
-                           static_cast<double>(config.qk_head_dim() + config.v_head_dim) *
-                           static_cast<double>(seq_len);
+                           static_cast<double>(config.qk_head_dim() + config.v_head_dim) * static_cast<double>(seq_len);
   return 6.0 * (static_cast<double>(counts.active - counts.embedding) + attention);
 }
 

@@ -69,9 +69,9 @@ std::vector<std::string> model_flavor_names();
 struct ParameterCounts {
   std::int64_t total;
   std::int64_t embedding;
-  std::int64_t dense;          // all but the routers, shared and routed experts
-  std::int64_t sparse;         // routers, shared and routed experts
-  std::int64_t active;         // dense + sparse with only top_k of the routed experts
+  std::int64_t dense;   // all but the routers, shared and routed experts
+  std::int64_t sparse;  // routers, shared and routed experts
+  std::int64_t active;  // dense + sparse with only top_k of the routed experts
 };
 
 /// FLOP of forward and backward per token: 6 · (active - embedding) + 6 · layers · heads · (qk + v dims) · seq_len.

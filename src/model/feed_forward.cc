@@ -22,8 +22,8 @@ void FeedForward::forward(const LayerContext& context, const Tensor& x_TD, const
   linear_forward(context.op, a_TI, context.weight(w2_), out_TD, write);
 }
 
-void FeedForward::backward(const LayerContext& context, const Tensor& x_TD, const Tensor& h_T2I,
-                           const Tensor& d_out_TD, const Tensor& d_x_TD) const {
+void FeedForward::backward(const LayerContext& context, const Tensor& x_TD, const Tensor& h_T2I, const Tensor& d_out_TD,
+                           const Tensor& d_x_TD) const {
   const TraceScope trace(context.op.trace, "feed_forward.backward");
   const ArenaScope scope(*context.op.arena);
   const Tensor d_a_TI = context.allocate({x_TD.dim(0), inter_dim_});

@@ -47,8 +47,7 @@ double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, c
     linear_wgrad(op, d_chunk_TV, y_chunk_TD, context.gradient(output_));
   }
   if (backward) {
-    rmsnorm_backward(op, d_y_TD, x_TD, context.weight(norm_), rstd_T, d_x_TD, Write::kAssign,
-                     context.gradient(norm_));
+    rmsnorm_backward(op, d_y_TD, x_TD, context.weight(norm_), rstd_T, d_x_TD, Write::kAssign, context.gradient(norm_));
   }
   if (op.measuring()) return 0.0;
   double sum = 0.0;

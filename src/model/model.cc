@@ -48,8 +48,7 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     const std::int64_t layer = config.n_layers + module;
     const ParamId embedding_norm = parameters_.add({prefix + "embedding_norm.weight", {config.dim}, {}});
     const ParamId hidden_norm = parameters_.add({prefix + "hidden_norm.weight", {config.dim}, {}});
-    const ParamId eh_proj =
-        parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
+    const ParamId eh_proj = parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
     mtp_.push_back({embedding_norm, hidden_norm, eh_proj,
                     Block(parameters_, config, is_moe, options.force_load_balance, prefix + "block.", layer),
                     Head(parameters_, config, prefix + "norm.weight", output_)});
@@ -136,8 +135,8 @@ void Model::mtp_input(const LayerContext& context, const MtpModule& module, cons
            .hidden_y_TD = context.allocate(shape),
            .hidden_rstd_T = context.allocate({num_tokens}, DType::kFloat32)};
   embedding_forward(op, tokens_T, context.weight(embedding_), saved.embedding_TD);
-  rmsnorm_forward(op, saved.embedding_TD, context.weight(module.embedding_norm), config_.norm_eps,
-                  saved.embedding_y_TD, saved.embedding_rstd_T);
+  rmsnorm_forward(op, saved.embedding_TD, context.weight(module.embedding_norm), config_.norm_eps, saved.embedding_y_TD,
+                  saved.embedding_rstd_T);
   rmsnorm_forward(op, hidden_TD, context.weight(module.hidden_norm), config_.norm_eps, saved.hidden_y_TD,
                   saved.hidden_rstd_T);
   const Tensor eh_proj = context.weight(module.eh_proj);

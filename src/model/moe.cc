@@ -72,8 +72,8 @@ void Moe::forward(const LayerContext& context, const Tensor& y_TD, MoeSaved& sav
     const ArenaScope router_scope(*op.arena);
     const Tensor logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);
     linear_forward(op, widened(context, y_TD), widened(context, context.weight(gate_)), logits_TE);
-    const double balance_loss = router_forward(op, router_options(context), logits_TE,
-                                               context.parameters->buffer(expert_bias_), saved.routing);
+    const double balance_loss =
+        router_forward(op, router_options(context), logits_TE, context.parameters->buffer(expert_bias_), saved.routing);
     sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, saved.offsets_E1, saved.slot_of_row_R,
                    saved.row_of_slot_TK);
     if (!context.repeated && !op.measuring()) {
@@ -148,8 +148,8 @@ void Moe::update_expert_bias(const Parameters& parameters, const std::vector<std
   const Tensor bias_E = parameters.buffer(expert_bias_);
   float* bias = bias_E.data<float>();
   const auto experts = static_cast<std::size_t>(bias_E.dim(0));
-  const double mean =
-      static_cast<double>(std::accumulate(counts_E.begin(), counts_E.end(), std::int64_t{0})) / static_cast<double>(experts);
+  const double mean = static_cast<double>(std::accumulate(counts_E.begin(), counts_E.end(), std::int64_t{0})) /
+                      static_cast<double>(experts);
   const auto sign_of = [&](std::size_t e) {
     const double lack = mean - static_cast<double>(counts_E[e]);
     return lack > 0.0 ? 1.0f : (lack < 0.0 ? -1.0f : 0.0f);

@@ -12,7 +12,7 @@ struct MoeSaved {
   // Kept under Recompute::kNone and kSelective.
   RouterOutputs routing;
   Tensor offsets_E1, slot_of_row_R, row_of_slot_TK;
-  Tensor h_R2F;        // before SwiGLU; overwritten by the backward
+  Tensor h_R2F;  // before SwiGLU; overwritten by the backward
   Tensor shared_h_T2I;
   // Kept under kNone, else gathered again.
   Tensor x_RD;

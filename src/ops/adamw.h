@@ -9,8 +9,8 @@ struct AdamWOptions {
   float learning_rate;
   float beta1, beta2, epsilon;
   float weight_decay;
-  std::int64_t step;       // from 1; for the bias correction
-  float gradient_scale;    // gradients are multiplied by this first (clipping)
+  std::int64_t step;     // from 1; for the bias correction
+  float gradient_scale;  // gradients are multiplied by this first (clipping)
 };
 
 /// One step over N numbers, all float32 but the shadow:

@@ -47,8 +47,8 @@ double sum_of_squares(const Context& context, const Tensor& x_N) {
   const std::int64_t size = x_N.dim(0), num_tasks = (size + kGrain - 1) / kGrain;
   TESSERA_CHECK_TENSOR(x_N, DType::kFloat32, {size});
   const ArenaScope scope(*context.arena);
-  auto* partial = reinterpret_cast<double*>(
-      context.arena->allocate_bytes(static_cast<std::size_t>(num_tasks) * sizeof(double)));
+  auto* partial =
+      reinterpret_cast<double*>(context.arena->allocate_bytes(static_cast<std::size_t>(num_tasks) * sizeof(double)));
   if (context.measuring()) return 0.0;
   parallel_for(num_tasks, [&](std::int64_t task) {
     const float* x = x_N.data<float>();

@@ -6,19 +6,19 @@
 namespace tessera {
 
 /// Checks that a defined tensor has this shape, dtype and no gaps between rows.
-#define TESSERA_CHECK_TENSOR(tensor, expected_dtype, ...)                                                       \
-  do {                                                                                                          \
-    TESSERA_CHECK_STRIDED(tensor, expected_dtype, __VA_ARGS__);                                                 \
-    TESSERA_CHECK((tensor).is_contiguous(), #tensor " has stride {}", (tensor).stride());                       \
+#define TESSERA_CHECK_TENSOR(tensor, expected_dtype, ...)                                 \
+  do {                                                                                    \
+    TESSERA_CHECK_STRIDED(tensor, expected_dtype, __VA_ARGS__);                           \
+    TESSERA_CHECK((tensor).is_contiguous(), #tensor " has stride {}", (tensor).stride()); \
   } while (false)
 
 /// The same for an operand whose rows may be apart.
-#define TESSERA_CHECK_STRIDED(tensor, expected_dtype, ...)                                                      \
-  do {                                                                                                          \
+#define TESSERA_CHECK_STRIDED(tensor, expected_dtype, ...)                                                        \
+  do {                                                                                                            \
     TESSERA_CHECK((tensor).dtype() == (expected_dtype), #tensor " is {}, expected {}", name_of((tensor).dtype()), \
-                  name_of(expected_dtype));                                                                     \
-    TESSERA_CHECK((tensor).shape() == (::tessera::Shape __VA_ARGS__), #tensor " is {}, expected {}",             \
-                  (tensor).shape().to_string(), (::tessera::Shape __VA_ARGS__).to_string());                    \
+                  name_of(expected_dtype));                                                                       \
+    TESSERA_CHECK((tensor).shape() == (::tessera::Shape __VA_ARGS__), #tensor " is {}, expected {}",              \
+                  (tensor).shape().to_string(), (::tessera::Shape __VA_ARGS__).to_string());                      \
   } while (false)
 
 }  // namespace tessera

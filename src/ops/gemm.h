@@ -25,8 +25,8 @@ class GemmLibrary {
 
 /// c_MN (= or +=) op(a) · op(b), where op transposes if asked to. a, b: float32 or bfloat16, the same type, strided.
 /// c: that type or float32, strided. Sums in float32; into a bfloat16 c, += rounds once.
-void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
-          const Tensor& c, Write write);
+void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
+          Write write);
 
 /// y_TM (= or +=) x_TN · w_MNᵀ: a linear layer whose weight is [out, in].
 inline void linear_forward(const Context& context, const Tensor& x_TN, const Tensor& w_MN, const Tensor& y_TM,

@@ -80,12 +80,9 @@ struct GemmLibrary::Implementation {
     const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, engine);
 #endif
     const auto scratch = description.scratchpad_desc();
-    Kernel kernel{dnnl::matmul(description),
-                  dnnl::memory(a, engine, nullptr),
-                  dnnl::memory(b, engine, nullptr),
-                  dnnl::memory(c, engine, nullptr),
-                  dnnl::memory(scratch, engine, nullptr),
-                  scratch.get_size()};
+    Kernel kernel{
+        dnnl::matmul(description),        dnnl::memory(a, engine, nullptr),       dnnl::memory(b, engine, nullptr),
+        dnnl::memory(c, engine, nullptr), dnnl::memory(scratch, engine, nullptr), scratch.get_size()};
     return kernels.emplace(key, std::move(kernel)).first->second;
   }
 };
@@ -115,8 +112,8 @@ void gemm_widened(const Context& context, const Tensor& a, bool transpose_a, con
 
 }  // namespace
 
-void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
-          const Tensor& c, Write write) {
+void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
+          Write write) {
   const TraceScope trace(context.trace, "gemm");
   const std::int64_t m = c.dim(0), n = c.dim(1), k = a.dim(transpose_a ? 0 : 1);
   TESSERA_CHECK(a.shape() == (transpose_a ? Shape{k, m} : Shape{m, k}), "a {} c {}", a.shape().to_string(),

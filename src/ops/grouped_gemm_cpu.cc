@@ -1,8 +1,7 @@
-#include "ops/grouped_gemm.h"
-
 #include "ops/checks.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/types.h"
+#include "ops/grouped_gemm.h"
 #include "tensor/parallel.h"
 
 namespace tessera {

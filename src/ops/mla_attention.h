@@ -1,7 +1,7 @@
 // The attention core of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), after the up-projections.
 //
-// Per head: k = [k_nope | k_rope], k_rope shared by all heads; o = softmax(scale · q · kᵀ, causal, within documents) · v.
-// Nothing of size S × S is stored: blocks of keys with a running softmax, recomputed in the backward
+// Per head: k = [k_nope | k_rope], k_rope shared by all heads; o = softmax(scale · q · kᵀ, causal, within documents) ·
+// v. Nothing of size S × S is stored: blocks of keys with a running softmax, recomputed in the backward
 // (FlashAttention-2, arXiv 2307.08691).
 #pragma once
 
@@ -16,10 +16,10 @@ struct MlaDims {
 };
 
 struct MlaOperands {
-  Tensor q;           // [T, H · (nope + rope)], per head nope then rope, rotated
-  Tensor kv;          // [T, H · (nope + v)], per head k_nope then v
-  Tensor k_rope;      // [T, rope], rotated
-  Tensor doc_start_T; // int32: index within its sequence of the first token that the token may attend to
+  Tensor q;            // [T, H · (nope + rope)], per head nope then rope, rotated
+  Tensor kv;           // [T, H · (nope + v)], per head k_nope then v
+  Tensor k_rope;       // [T, rope], rotated
+  Tensor doc_start_T;  // int32: index within its sequence of the first token that the token may attend to
 };
 
 /// o [T, H · v] (the type of q), lse_TH (float32: log of the sum of exp of the scaled scores).

@@ -1,8 +1,7 @@
-#include "ops/mla_attention.h"
-
 #include "ops/checks.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/types.h"
+#include "ops/mla_attention.h"
 #include "tensor/parallel.h"
 
 namespace tessera {

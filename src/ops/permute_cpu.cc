@@ -76,7 +76,8 @@ void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_
         T* y = cpu::row_of<T>(y_TD, t);
         for (std::int64_t first = 0; first < dim; first += kBlock) {
           const std::int64_t count = std::min(kBlock, dim - first);
-          for (std::int64_t j = 0; j < count; ++j) sum[j] = write == Write::kAccumulate ? cpu::load(y[first + j]) : 0.0f;
+          for (std::int64_t j = 0; j < count; ++j)
+            sum[j] = write == Write::kAccumulate ? cpu::load(y[first + j]) : 0.0f;
           for (std::int64_t k = 0; k < top_k; ++k) {
             const T* x = cpu::row_of<T>(x_RD, rows[k]) + first;
             const float weight = weights_TK.defined() ? weights_TK.data<float>()[t * top_k + k] : 1.0f;

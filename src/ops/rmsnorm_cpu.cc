@@ -51,8 +51,7 @@ void rmsnorm_forward(const Context& context, const Tensor& x_TN, const Tensor& w
   cpu::for_float_type(x_TN.dtype(), [&]<typename T>(T) {
     parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
-        rstd_T.data<float>()[i] =
-            normalise_row(row_of<T>(x_TN, i), w_N.data<T>(), eps, length, row_of<T>(y_TN, i));
+        rstd_T.data<float>()[i] = normalise_row(row_of<T>(x_TN, i), w_N.data<T>(), eps, length, row_of<T>(y_TN, i));
       }
     });
   });

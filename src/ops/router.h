@@ -1,4 +1,5 @@
-// The MoE router behind its gate: scores, choice of experts, weights, loads (DeepSeek-V3, arXiv 2412.19437, sec. 2.1.2).
+// The MoE router behind its gate: scores, choice of experts, weights, loads (DeepSeek-V3, arXiv 2412.19437,
+// sec. 2.1.2).
 //
 //   s = sigmoid or softmax of the logits                                            (unbiased scores)
 //   b = s + expert_bias; with groups, only the best `num_limited_groups` groups stay, a group's score being the sum of
@@ -6,7 +7,8 @@
 //   experts = top-k of b, ties to the lower index; weights = s of those, divided by their sum + 1e-20 if route_norm,
 //       times route_scale.
 // Sequence-wise balance loss (eq. 17-20): per sequence coefficient · sum over experts of f · P, with
-//   f_i = E/(K·S) · #(tokens whose top-k of s, without bias and groups, holds i), P_i = mean over tokens of s_i / sum(s).
+//   f_i = E/(K·S) · #(tokens whose top-k of s, without bias and groups, holds i), P_i = mean over tokens of s_i /
+//   sum(s).
 // f is a constant of the gradient.
 #pragma once
 

@@ -154,10 +154,10 @@ double router_forward(const Context& context, const RouterOptions& options, cons
   for (std::int64_t slot = 0; slot < num_tokens * top_k; ++slot) ++counts[ids[slot]];
 
   parallel_for(num_seqs, [&](std::int64_t b) {
-    losses.data<float>()[b] = static_cast<float>(balance_of_sequence(
-        options, cpu::row_of<float>(outputs.scores_TE, b * options.seq_len), num_experts,
-        cpu::row_of<float>(outputs.balance_f_BE, b), {cpu::row_of<float>(work, b), 2 * experts},
-        {cpu::row_of<std::int32_t>(work_ids, b), static_cast<std::size_t>(top_k)}));
+    losses.data<float>()[b] = static_cast<float>(
+        balance_of_sequence(options, cpu::row_of<float>(outputs.scores_TE, b * options.seq_len), num_experts,
+                            cpu::row_of<float>(outputs.balance_f_BE, b), {cpu::row_of<float>(work, b), 2 * experts},
+                            {cpu::row_of<std::int32_t>(work_ids, b), static_cast<std::size_t>(top_k)}));
   });
   double balance = 0.0;
   for (std::int64_t b = 0; b < num_seqs; ++b) balance += losses.data<float>()[b];

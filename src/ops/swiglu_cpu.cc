@@ -72,8 +72,8 @@ void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor&
   cpu::for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
     parallel_ranges(a_RF.dim(0), kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
-        backward_row(cpu::row_of<T>(d_a_RF, r), cpu::row_of<T>(h_R2F, r), 1.0f, a_RF.dim(1),
-                     cpu::row_of<T>(d_h_R2F, r), cpu::row_of<T>(a_RF, r));
+        backward_row(cpu::row_of<T>(d_a_RF, r), cpu::row_of<T>(h_R2F, r), 1.0f, a_RF.dim(1), cpu::row_of<T>(d_h_R2F, r),
+                     cpu::row_of<T>(a_RF, r));
       }
     });
   });

@@ -86,8 +86,7 @@ void parallel_for(std::int64_t num_tasks, Task&& task) {
 /// Calls `task(begin, end)` over [0, size) in ranges of `grain` elements (the last one may be shorter).
 template <typename Task>
 void parallel_ranges(std::int64_t size, std::int64_t grain, Task&& task) {
-  parallel_for((size + grain - 1) / grain,
-               [&](std::int64_t i) { task(i * grain, std::min(size, (i + 1) * grain)); });
+  parallel_for((size + grain - 1) / grain, [&](std::int64_t i) { task(i * grain, std::min(size, (i + 1) * grain)); });
 }
 
 }  // namespace tessera

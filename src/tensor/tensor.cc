@@ -50,14 +50,11 @@ std::string Shape::to_string() const {
 Tensor::Tensor(void* data, Shape shape, DType dtype, Device device)
     : data_(data), shape_(shape), dtype_(dtype), device_(device) {
   TESSERA_CHECK(shape.num_dims() >= 1);
-  TESSERA_CHECK(data != nullptr || device == Device::kMeta || shape.num_elements() == 0, "shape {}",
-                shape.to_string());
+  TESSERA_CHECK(data != nullptr || device == Device::kMeta || shape.num_elements() == 0, "shape {}", shape.to_string());
   stride_ = shape[0] == 0 ? 0 : shape.num_elements() / shape[0];
 }
 
-bool Tensor::is_contiguous() const {
-  return shape_[0] <= 1 || stride_ * shape_[0] == shape_.num_elements();
-}
+bool Tensor::is_contiguous() const { return shape_[0] <= 1 || stride_ * shape_[0] == shape_.num_elements(); }
 
 Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
   TESSERA_CHECK(0 <= begin && begin <= end && end <= shape_[0], "[{}, {}) of {}", begin, end, shape_.to_string());

@@ -1,9 +1,15 @@
 #include "train/job_config.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/file.h"
 
 namespace tessera {
+
+namespace {
+constexpr std::int64_t kMaxThreads = 4096;
+}
 
 void JobConfig::validate() const {
   const auto positive = [](std::string_view key, auto value) {
@@ -20,7 +26,8 @@ void JobConfig::validate() const {
   positive("training.seq_len", training.seq_len);
   positive("training.local_batch_size", training.local_batch_size);
   positive("training.max_norm", training.max_norm);
-  not_negative("training.num_threads", training.num_threads);
+  require(0 <= training.num_threads && training.num_threads <= kMaxThreads,
+          "training.num_threads is {}; expected 0 (one per core) to {}", training.num_threads, kMaxThreads);
   require(training.global_batch_size == -1 || training.global_batch_size > 0,
           "training.global_batch_size is {}; expected a number above 0, or -1 for one micro-batch per step",
           training.global_batch_size);
@@ -30,7 +37,8 @@ void JobConfig::validate() const {
   not_negative("optimizer.lr", optimizer.lr);
   not_negative("optimizer.weight_decay", optimizer.weight_decay);
   positive("optimizer.eps", optimizer.eps);
-  for (const auto& [key, beta] : {std::pair{"optimizer.beta1", optimizer.beta1}, {"optimizer.beta2", optimizer.beta2}}) {
+  for (const auto& [key, beta] :
+       {std::pair{"optimizer.beta1", optimizer.beta1}, {"optimizer.beta2", optimizer.beta2}}) {
     require(0.0 <= beta && beta < 1.0, "{} is {}; expected 0 <= beta < 1", key, beta);
   }
   not_negative("lr_scheduler.warmup_steps", lr_scheduler.warmup_steps);
@@ -48,9 +56,11 @@ void JobConfig::validate() const {
   }
   positive("metrics.log_freq", metrics.log_freq);
   if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
-  const std::int64_t slots = training.local_batch_size * training.seq_len * model.args.top_k;
-  require(training.local_batch_size < (1 << 24) && training.seq_len < (1 << 24) && slots < (std::int64_t{1} << 31),
-          "training.local_batch_size = {} times seq_len = {} times top_k = {} are more rows than 2^31",
+  // Rows and tokens of a micro-batch are counted in 32 bits. In floating point, so that nothing overflows on the way.
+  const double rows = static_cast<double>(training.local_batch_size) * static_cast<double>(training.seq_len) *
+                      static_cast<double>(std::max<std::int64_t>(model.args.top_k, 1));
+  require(rows < 0x1p31,
+          "training.local_batch_size = {} times training.seq_len = {} times model.args.top_k = {} is 2^31 or more",
           training.local_batch_size, training.seq_len, model.args.top_k);
 }
 
@@ -73,7 +83,8 @@ ConfigTable config_table(JobConfig& c) {
   t.add("model.args.num_experts", a.num_experts, "routed experts per layer");
   t.add("model.args.num_shared_experts", a.num_shared_experts, "shared experts per layer, as one FFN");
   t.add("model.args.top_k", a.top_k, "routed experts per token");
-  t.add("model.args.score_func", a.score_func, {{"softmax", ScoreFunction::kSoftmax}, {"sigmoid", ScoreFunction::kSigmoid}},
+  t.add("model.args.score_func", a.score_func,
+        {{"softmax", ScoreFunction::kSoftmax}, {"sigmoid", ScoreFunction::kSigmoid}},
         "function from the router's logits to scores");
   t.add("model.args.route_norm", a.route_norm, "divide the chosen experts' scores by their sum");
   t.add("model.args.route_scale", a.route_scale, "factor of the routing weights");

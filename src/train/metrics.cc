@@ -49,7 +49,8 @@ std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_
   std::string kept;
   for (std::string line; std::getline(file, line);) {
     const auto parsed = nlohmann::json::parse(line, nullptr, false);
-    if (parsed.is_object() && parsed.value("step", first_step) < first_step) kept += line + '\n';
+    if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer()) continue;
+    if (parsed["step"].get<std::int64_t>() < first_step) kept += line + '\n';
   }
   return kept;
 }
@@ -118,16 +119,16 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
                step, fmt::formatted_size("{}", num_steps_), result.loss, result.grad_norm, format_gib(memory),
                memory_percent, format_thousands(static_cast<std::int64_t>(tokens_per_second)), tflops, mfu);
 
-  nlohmann::ordered_json line = {{"step", step},
-                                 {"loss", number(result.loss)},
-                                 {"grad_norm", number(result.grad_norm)},
-                                 {"lr", result.learning_rate},
-                                 {"tokens_per_second", tokens_per_second},
-                                 {"tflops", tflops},
-                                 {"mfu", peak_flops_ > 0 ? number(tflops * 1e12 / peak_flops_) : nullptr},
-                                 {"memory_bytes", memory},
-                                 {"step_seconds", seconds * static_cast<double>(result.num_tokens) /
-                                                      static_cast<double>(window_tokens_)}};
+  nlohmann::ordered_json line = {
+      {"step", step},
+      {"loss", number(result.loss)},
+      {"grad_norm", number(result.grad_norm)},
+      {"lr", result.learning_rate},
+      {"tokens_per_second", tokens_per_second},
+      {"tflops", tflops},
+      {"mfu", peak_flops_ > 0 ? number(tflops * 1e12 / peak_flops_) : nullptr},
+      {"memory_bytes", memory},
+      {"step_seconds", seconds * static_cast<double>(result.num_tokens) / static_cast<double>(window_tokens_)}};
   if (!result.expert_load.empty()) {
     line["expert_load_max_over_mean"] = *std::max_element(result.expert_load.begin(), result.expert_load.end());
     line["expert_load_per_layer"] = result.expert_load;

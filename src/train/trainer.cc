@@ -98,7 +98,8 @@ void Trainer::print_plan() const {
 }
 
 std::vector<CheckpointFile> Trainer::checkpoint_files() {
-  CheckpointFile model{.name = "model.safetensors", .tensors = {}}, optimizer{.name = "optimizer.safetensors", .tensors = {}};
+  CheckpointFile model{.name = "model.safetensors", .tensors = {}},
+      optimizer{.name = "optimizer.safetensors", .tensors = {}};
   Parameters& parameters = step_.model().parameters();
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const std::string& name = parameters.spec(id).name;
@@ -135,19 +136,21 @@ void Trainer::resume() {
   require(fs::exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
           path.string(), step, fmt::join(steps, ", "));
   const nlohmann::json state = verify_checkpoint(path);
-  require(state.is_object() && state.contains("model") && state.contains("loader") &&
-              state.value("step", std::int64_t{-1}) == step,
-          "the manifest of '{}' does not hold a trainer's state of step {}", path.string(), step);
-  const nlohmann::json identity = model_identity(config_);
-  for (const auto& [key, value] : identity.items()) {
-    const std::string saved = state["model"].value(key, "(absent)");
-    require(saved == value, "'{}' was trained with {} = {}, this run has {}", path.string(), key, saved,
-            value.get<std::string>());
+  try {
+    const nlohmann::json identity = model_identity(config_);
+    for (const auto& [key, value] : identity.items()) {
+      const std::string saved = state.at("model").value(key, "(absent)");
+      require(saved == value, "'{}' was trained with {} = {}, this run has {}", path.string(), key, saved,
+              value.get<std::string>());
+    }
+    const auto seed = state.at("seed").get<std::int64_t>();
+    require(seed == config_.debug.seed, "'{}' was trained with debug.seed = {}, this run has {}", path.string(), seed,
+            config_.debug.seed);
+    require(state.at("step") == step, "'{}' says that it is of step {}", path.string(), state.at("step").dump());
+    loader_->restore(state.at("loader").get<data::LoaderState>());
+  } catch (const nlohmann::json::exception& error) {
+    fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), error.what());
   }
-  require(state.value("seed", std::int64_t{-1}) == config_.debug.seed,
-          "'{}' was trained with debug.seed = {}, this run has {}", path.string(), state.value("seed", std::int64_t{-1}),
-          config_.debug.seed);
-  loader_->restore(state["loader"].get<data::LoaderState>());
   load_checkpoint(path, checkpoint_files());
   step_.model().parameters().refresh_shadows();
   first_step_ = step + 1;
@@ -168,13 +171,13 @@ double Trainer::validate() {
 
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   const std::int64_t num_steps = config_.training.steps;
-  const fs::path metrics_path = dump_folder_ / "metrics.jsonl", trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
+  const fs::path metrics_path = dump_folder_ / "metrics.jsonl",
+                 trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
   if (first_step_ > num_steps) {
     spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
     return 0;
   }
-  const double flop =
-      flop_per_token(config_.model.args, step_.model().count_parameters(), config_.training.seq_len);
+  const double flop = flop_per_token(config_.model.args, step_.model().count_parameters(), config_.training.seq_len);
   MetricsWriter metrics(metrics_path, first_step_, num_steps, config_.metrics.log_freq, flop, 0.0,
                         machine_memory_bytes());
   std::int64_t saved_step = 0;
@@ -212,7 +215,8 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     metrics.resume();
     if (last) break;
   }
-  if (stop_signal != 0) spdlog::warn("stopped by signal {} after step {} of {}", static_cast<int>(stop_signal), step, num_steps);
+  if (stop_signal != 0)
+    spdlog::warn("stopped by signal {} after step {} of {}", static_cast<int>(stop_signal), step, num_steps);
   if (saved_step > 0) spdlog::info("checkpoint: {}", checkpoint_path(checkpoint_folder_, saved_step).string());
   spdlog::info("metrics: {}", metrics_path.string());
   return stop_signal;

@@ -69,20 +69,21 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   }
   const ModelConfig& model = config_.model.args;
   result.loss = sums.main * scale.per_token;
-  if (model.num_mtp_modules > 0) result.mtp_loss = sums.mtp * scale.per_token / static_cast<double>(model.num_mtp_modules);
+  if (model.num_mtp_modules > 0)
+    result.mtp_loss = sums.mtp * scale.per_token / static_cast<double>(model.num_mtp_modules);
   for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
     const MoeLoad& load = model_.load(i);
     result.balance_loss += load.balance_loss * scale.per_sequence;
     const auto total = std::accumulate(load.counts_E.begin(), load.counts_E.end(), std::int64_t{0});
     const double mean = static_cast<double>(total) / static_cast<double>(load.counts_E.size());
-    result.expert_load.push_back(
-        static_cast<double>(*std::max_element(load.counts_E.begin(), load.counts_E.end())) / mean);
+    result.expert_load.push_back(static_cast<double>(*std::max_element(load.counts_E.begin(), load.counts_E.end())) /
+                                 mean);
   }
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
   result.grad_norm = std::sqrt(sum_of_squares(op, parameters.all_gradients()));
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
-    fail("step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from before.", step,
-         result.total_loss, result.grad_norm, find_non_finite(micro_batches));
+    fail("step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from before.",
+         step, result.total_loss, result.grad_norm, find_non_finite(micro_batches));
   }
 
   model_.update_expert_biases();

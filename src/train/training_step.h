@@ -13,7 +13,7 @@ namespace tessera {
 
 /// Bytes that a run takes, per use.
 struct MemoryPlan {
-  std::size_t weights = 0;      // masters, bfloat16 copies, expert biases
+  std::size_t weights = 0;  // masters, bfloat16 copies, expert biases
   std::size_t gradients = 0;
   std::size_t moments = 0;
   std::size_t activations = 0;  // the arena: activations and scratch of a step
@@ -42,8 +42,8 @@ class TrainingStep {
   /// Takes the planned memory and initialises the parameters.
   void allocate();
 
-  /// Step `step` (from 1) over micro_batches_per_step() batches. Throws Error, naming step and layer, if the loss or the
-  /// gradient norm is not finite; then the parameters are those of before.
+  /// Step `step` (from 1) over micro_batches_per_step() batches. Throws Error, naming step and layer, if the loss or
+  /// the gradient norm is not finite; then the parameters are those of before.
   StepResult run(std::int64_t step, std::span<const Batch> micro_batches);
 
   /// Mean cross-entropy of a batch.

@@ -35,7 +35,7 @@ class Process {
     std::filesystem::remove(log_);
     pid_ = fork();
     if (pid_ != 0) return;
-    const struct rlimit limit {.rlim_cur = max_file_bytes, .rlim_max = RLIM_INFINITY};
+    const struct rlimit limit { .rlim_cur = max_file_bytes, .rlim_max = RLIM_INFINITY };
     setrlimit(RLIMIT_FSIZE, &limit);
     if (std::freopen(log_.c_str(), "w", stdout) == nullptr) _exit(127);
     dup2(STDOUT_FILENO, STDERR_FILENO);
@@ -94,8 +94,12 @@ class Cli : public ::testing::Test {
 
 TEST_F(Cli, HelpOfEverySubcommand) {
   EXPECT_THAT(run({"--help"}).output, AllOf(HasSubstr("train"), HasSubstr("data"), HasSubstr("bench")));
-  for (const std::vector<std::string>& command :
-       {std::vector<std::string>{"train"}, {"bench"}, {"data"}, {"data", "prepare"}, {"data", "tokenizer"}, {"data", "inspect"}}) {
+  for (const std::vector<std::string>& command : {std::vector<std::string>{"train"},
+                                                  {"bench"},
+                                                  {"data"},
+                                                  {"data", "prepare"},
+                                                  {"data", "tokenizer"},
+                                                  {"data", "inspect"}}) {
     std::vector<std::string> arguments = command;
     arguments.push_back("--help");
     const Finished finished = run(arguments);
@@ -181,10 +185,9 @@ TEST_F(Cli, AFullDiskKeepsThePreviousCheckpoint) {
 // The program's own share is small against the plan only for a model of some size: hence the debug model.
 TEST_F(Cli, AnnouncedPeakMemoryIsWithinFivePercent) {
   data::make_dataset(scratch_, 4000, 1 << 20, 0.0);
-  const Finished finished =
-      run({"train", "--training.dataset_path=" + (scratch_ / "dataset").string(),
-           "--job.dump_folder=" + (scratch_ / "outputs").string(), "--training.seq_len=128",
-           "--training.local_batch_size=2", "--training.steps=2", "--checkpoint.enable=true"});
+  const Finished finished = run({"train", "--training.dataset_path=" + (scratch_ / "dataset").string(),
+                                 "--job.dump_folder=" + (scratch_ / "outputs").string(), "--training.seq_len=128",
+                                 "--training.local_batch_size=2", "--training.steps=2", "--checkpoint.enable=true"});
   ASSERT_EQ(finished.status, 0) << finished.output;
   const std::size_t at = finished.output.find("peak ");
   ASSERT_NE(at, std::string::npos);

@@ -37,8 +37,11 @@ TEST(Safetensors, RoundTrip) {
   std::vector<float> read(6);
   file.read("a.weight", Tensor(read.data(), {2, 3}, DType::kFloat32, Device::kCpu));
   EXPECT_EQ(read, numbers);
-  expect_error([&] { file.read("a.weight", Tensor(read.data(), {3, 2}, DType::kFloat32, Device::kCpu)); },
-               {"a.weight", "[2,3]", "[3,2]"});
+  expect_error(
+      [&] {
+        file.read("a.weight", Tensor(read.data(), {3, 2}, DType::kFloat32, Device::kCpu));
+      },
+      {"a.weight", "[2,3]", "[3,2]"});
   expect_error([&] { file.at("c"); }, {"'c'"});
 }
 

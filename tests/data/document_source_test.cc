@@ -25,11 +25,9 @@ TEST(DocumentSource, PlainFileIsOneDocument) {
 TEST(DocumentSource, GzipIsToldByContent) {
   const Scratch scratch;
   const std::string text(1'000'000, 'x');  // several reads
-  EXPECT_EQ(read_all({write_file(scratch / "a.txt.gz", gzipped(text)),
-                      write_file(scratch / "b.txt", gzipped("b"))}),
+  EXPECT_EQ(read_all({write_file(scratch / "a.txt.gz", gzipped(text)), write_file(scratch / "b.txt", gzipped("b"))}),
             (Documents{text, "b"}));
-  EXPECT_EQ(read_all({write_file(scratch / "c.txt.gz", gzipped("one ") + gzipped("two"))}),
-            Documents{"one two"});
+  EXPECT_EQ(read_all({write_file(scratch / "c.txt.gz", gzipped("one ") + gzipped("two"))}), Documents{"one two"});
 }
 
 TEST(DocumentSource, DamagedGzipIsAnError) {
@@ -37,8 +35,7 @@ TEST(DocumentSource, DamagedGzipIsAnError) {
   std::string text;
   for (int i = 0; i < 5000; ++i) text += fmt::format("{} ", i * i);
   const std::string good = gzipped(text);
-  for (const std::size_t size :
-       {std::size_t{3}, std::size_t{11}, good.size() / 2, good.size() - 9, good.size() - 1}) {
+  for (const std::size_t size : {std::size_t{3}, std::size_t{11}, good.size() / 2, good.size() - 9, good.size() - 1}) {
     const auto path = write_file(scratch / "cut.txt.gz", good.substr(0, size));
     expect_error([&] { read_all({path}); }, {path.string(), "cut short or damaged"});
   }
@@ -73,12 +70,12 @@ TEST(DocumentSource, LinesLongerThanTheBuffer) {
 
 TEST(DocumentSource, BadJsonLinesNameTheLine) {
   const Scratch scratch;
-  for (const auto& [bad, reason] : std::vector<std::pair<std::string, std::string>>{
-           {"{\"text\": \"cut", "expected a JSON object"},
-           {"[1, 2]", "got array"},
-           {"{\"body\": \"x\"}", "without \"text\""},
-           {"{\"text\": 5}", "number"},
-           {"{\"text\": \"\\ud800\"}", "expected a JSON object"}}) {
+  for (const auto& [bad, reason] :
+       std::vector<std::pair<std::string, std::string>>{{"{\"text\": \"cut", "expected a JSON object"},
+                                                        {"[1, 2]", "got array"},
+                                                        {"{\"body\": \"x\"}", "without \"text\""},
+                                                        {"{\"text\": 5}", "number"},
+                                                        {"{\"text\": \"\\ud800\"}", "expected a JSON object"}}) {
     const auto path = write_file(scratch / "bad.jsonl", "{\"text\": \"good\"}\n\n" + bad + "\n");
     expect_error([&] { read_all({path}); }, {path.string() + ":3", reason});
   }

@@ -34,8 +34,7 @@ std::vector<Tokens> samples_of(std::vector<Loader>& ranks, std::int64_t batch, i
   for (int call = 0; call < num_calls; ++call) {
     for (Loader& loader : ranks) {
       loader.next(tokens);
-      for (auto at = tokens.begin(); at != tokens.end(); at += kSampleSize)
-        samples.emplace_back(at, at + kSampleSize);
+      for (auto at = tokens.begin(); at != tokens.end(); at += kSampleSize) samples.emplace_back(at, at + kSampleSize);
     }
   }
   return samples;
@@ -235,8 +234,7 @@ TEST(Loader, RefusesTokensOutsideOfTheVocabulary) {
   const fs::path dataset = make_dataset(scratch, 20, 1'000'000);
   LoaderConfig config = config_for(dataset);
   config.vocab_size = 257;
-  expect_error([&] { Loader loader(config); },
-               {"train-00000.tokens", "token id 257", "vocabulary size is 257"});
+  expect_error([&] { Loader loader(config); }, {"train-00000.tokens", "token id 257", "vocabulary size is 257"});
 
   // A shard whose header lies, and a manifest that believes it.
   const fs::path path = dataset / "train-00000.tokens";

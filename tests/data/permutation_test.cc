@@ -11,8 +11,7 @@ namespace {
 constexpr std::uint32_t kStream = stream_of("test.permutation");
 
 TEST(Permutation, IsOneToOne) {
-  for (const std::uint64_t size :
-       {1, 2, 3, 4, 5, 7, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 4096, 4097, 30011}) {
+  for (const std::uint64_t size : {1, 2, 3, 4, 5, 7, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 4096, 4097, 30011}) {
     for (std::uint32_t index = 0; index < 3; ++index) {
       const Permutation permutation(size, 11, kStream, index);
       std::vector<bool> seen(size, false);

@@ -84,8 +84,7 @@ TEST(Shard, RoundTripOfManyBlocks) {
   std::vector<std::int32_t> expected;
   const Shard shard(write_large(scratch / "a.tokens", &expected));
   EXPECT_EQ(read(shard, 0, shard.num_tokens()), expected);
-  EXPECT_EQ(read(shard, 70'001, 33),
-            std::vector<std::int32_t>(expected.begin() + 70'001, expected.begin() + 70'034));
+  EXPECT_EQ(read(shard, 70'001, 33), std::vector<std::int32_t>(expected.begin() + 70'001, expected.begin() + 70'034));
   shard.verify();
 }
 
@@ -192,38 +191,37 @@ TEST(Shard, DamageIsFoundInItsBlockOnly) {
 TEST(Shard, NumbersThatDoNotFitTheFile) {
   const Scratch scratch;
   constexpr std::uint64_t kHuge = ~std::uint64_t{0};
-  const std::vector<std::function<void(ShardHeader&)>> changes{
-      [](ShardHeader& h) { h.version = 2; },
-      [](ShardHeader& h) { h.token_bytes = 0; },
-      [](ShardHeader& h) { h.token_bytes = 3; },
-      [](ShardHeader& h) { h.token_bytes = 4; },
-      [](ShardHeader& h) { h.num_tokens = 0; },
-      [](ShardHeader& h) { h.num_tokens += 4; },
-      [](ShardHeader& h) { h.num_tokens = kHuge; },
-      [](ShardHeader& h) { h.num_tokens = kHuge / 2 + 1; },
-      [](ShardHeader& h) { h.num_documents = 0; },
-      [](ShardHeader& h) { h.num_documents = kHuge; },
-      [](ShardHeader& h) { h.num_documents = kHuge / 8; },
-      [](ShardHeader& h) { h.num_documents += 1; },
-      [](ShardHeader& h) { h.tokens_offset = 0; },
-      [](ShardHeader& h) { h.tokens_offset = kHuge; },
-      [](ShardHeader& h) { h.documents_offset += 8; },
-      [](ShardHeader& h) { h.documents_offset = kHuge - 7; },
-      [](ShardHeader& h) { h.checksums_offset = 0; },
-      [](ShardHeader& h) { h.checksums_offset = kHuge; },
-      [](ShardHeader& h) { h.file_bytes += 8; },
-      [](ShardHeader& h) { h.block_bytes = 0; },
-      [](ShardHeader& h) { h.block_bytes = 8; },
-      [](ShardHeader& h) { h.vocab_size = 0; },
-      [](ShardHeader& h) { h.vocab_size = 257; },
-      [](ShardHeader& h) {
-        h.vocab_size = ~0u;
-        h.max_token_id = ~0u - 1;
-      },
-      [](ShardHeader& h) { h.max_token_id = 258; },
-      [](ShardHeader& h) { h.bos_id = 258; },
-      [](ShardHeader& h) { h.eos_id = 300; },
-      [](ShardHeader& h) { h.table_checksum ^= 1; }};
+  const std::vector<std::function<void(ShardHeader&)>> changes{[](ShardHeader& h) { h.version = 2; },
+                                                               [](ShardHeader& h) { h.token_bytes = 0; },
+                                                               [](ShardHeader& h) { h.token_bytes = 3; },
+                                                               [](ShardHeader& h) { h.token_bytes = 4; },
+                                                               [](ShardHeader& h) { h.num_tokens = 0; },
+                                                               [](ShardHeader& h) { h.num_tokens += 4; },
+                                                               [](ShardHeader& h) { h.num_tokens = kHuge; },
+                                                               [](ShardHeader& h) { h.num_tokens = kHuge / 2 + 1; },
+                                                               [](ShardHeader& h) { h.num_documents = 0; },
+                                                               [](ShardHeader& h) { h.num_documents = kHuge; },
+                                                               [](ShardHeader& h) { h.num_documents = kHuge / 8; },
+                                                               [](ShardHeader& h) { h.num_documents += 1; },
+                                                               [](ShardHeader& h) { h.tokens_offset = 0; },
+                                                               [](ShardHeader& h) { h.tokens_offset = kHuge; },
+                                                               [](ShardHeader& h) { h.documents_offset += 8; },
+                                                               [](ShardHeader& h) { h.documents_offset = kHuge - 7; },
+                                                               [](ShardHeader& h) { h.checksums_offset = 0; },
+                                                               [](ShardHeader& h) { h.checksums_offset = kHuge; },
+                                                               [](ShardHeader& h) { h.file_bytes += 8; },
+                                                               [](ShardHeader& h) { h.block_bytes = 0; },
+                                                               [](ShardHeader& h) { h.block_bytes = 8; },
+                                                               [](ShardHeader& h) { h.vocab_size = 0; },
+                                                               [](ShardHeader& h) { h.vocab_size = 257; },
+                                                               [](ShardHeader& h) {
+                                                                 h.vocab_size = ~0u;
+                                                                 h.max_token_id = ~0u - 1;
+                                                               },
+                                                               [](ShardHeader& h) { h.max_token_id = 258; },
+                                                               [](ShardHeader& h) { h.bos_id = 258; },
+                                                               [](ShardHeader& h) { h.eos_id = 300; },
+                                                               [](ShardHeader& h) { h.table_checksum ^= 1; }};
   for (std::size_t i = 0; i < changes.size(); ++i) {
     SCOPED_TRACE(i);
     const auto path = write_small(scratch / "a.tokens");

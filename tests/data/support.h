@@ -106,8 +106,8 @@ void change_header(const std::filesystem::path& path, Change&& change) {
 
 /// A dataset of bytes, of documents "0 ", "1 LETTERS", ... with 0 to 52 random letters: no two samples are
 /// alike.
-inline std::filesystem::path make_dataset(const Scratch& scratch, int num_documents,
-                                          std::uint64_t shard_tokens, double val_fraction = 0) {
+inline std::filesystem::path make_dataset(const Scratch& scratch, int num_documents, std::uint64_t shard_tokens,
+                                          double val_fraction = 0) {
   const Philox letters(0, stream_of("test.letters"));
   std::string lines;
   for (int i = 0; i < num_documents; ++i) {

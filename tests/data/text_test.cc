@@ -43,8 +43,7 @@ TEST(FirstPieceSize, CutsBeforeSpacesAndNeverWithinACharacter) {
 
 TEST(FirstPieceSize, PiecesJoinToTheText) {
   std::string text;
-  for (int i = 0; i < 3000; ++i)
-    text += i % 11 == 0 ? "  \n" : i % 7 == 0 ? "\U0001F600" : fmt::format("{}", i);
+  for (int i = 0; i < 3000; ++i) text += i % 11 == 0 ? "  \n" : i % 7 == 0 ? "\U0001F600" : fmt::format("{}", i);
   std::string joined;
   for (std::string_view rest = text; !rest.empty();) {
     const std::size_t size = first_piece_size(rest, 64);

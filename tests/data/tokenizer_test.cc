@@ -12,10 +12,9 @@ namespace {
 
 std::string training_text() {
   const Philox random(1, stream_of("test.text"));
-  const std::vector<std::string> words{"the",    "moral",  "of",         "amicable",      "entry\n",
-                                       "is",     "a.\n\n", "17",         "2024",          "quality",
-                                       "being",  "[1913",  "Webster]\n", "\u00e9t\u00e9", "   see",
-                                       "{word}", "naming", "names",      "renamed",       "tab\there"};
+  const std::vector<std::string> words{
+      "the",   "moral", "of",         "amicable",      "entry\n", "is",     "a.\n\n", "17",    "2024",    "quality",
+      "being", "[1913", "Webster]\n", "\u00e9t\u00e9", "   see",  "{word}", "naming", "names", "renamed", "tab\there"};
   std::string text;
   for (std::uint64_t i = 0; i < 20000; ++i) text += words[random.words(i)[0] % words.size()] + " ";
   return text;
@@ -39,20 +38,19 @@ std::unique_ptr<Tokenizer> small_tokenizer(const Scratch& scratch) {
 }
 
 const std::vector<std::string>& hard_texts() {
-  static const std::vector<std::string> texts{
-      "",
-      " ",
-      "the quality of being amicable.\n   [1913 Webster]\n",
-      "  two spaces in front, three behind   ",
-      "\n\n\n",
-      "\r\n\t mixed \t\t\n  \n white \n",
-      "na\u00efve \u4f60\u597d \U0001F600 \u0301combining",
-      "\u2581 the space's own sign \u2581\u2581x \u2581",
-      "<s> </s> <unk> <0x41> \u2585 \u2047 are only text",
-      "\uFEFFbyte order mark, no-break\u00a0space, \u3000 and \u200b, \uFFFD",
-      std::string("a NUL \0 within", 14),
-      "1234567890",
-      "Ａｆｕｌｌ ｗｉｄｔｈ ﬁ ligature \u212b"};
+  static const std::vector<std::string> texts{"",
+                                              " ",
+                                              "the quality of being amicable.\n   [1913 Webster]\n",
+                                              "  two spaces in front, three behind   ",
+                                              "\n\n\n",
+                                              "\r\n\t mixed \t\t\n  \n white \n",
+                                              "na\u00efve \u4f60\u597d \U0001F600 \u0301combining",
+                                              "\u2581 the space's own sign \u2581\u2581x \u2581",
+                                              "<s> </s> <unk> <0x41> \u2585 \u2047 are only text",
+                                              "\uFEFFbyte order mark, no-break\u00a0space, \u3000 and \u200b, \uFFFD",
+                                              std::string("a NUL \0 within", 14),
+                                              "1234567890",
+                                              "Ａｆｕｌｌ ｗｉｄｔｈ ﬁ ligature \u212b"};
   return texts;
 }
 
@@ -136,10 +134,9 @@ TEST(SentencePieceTokenizer, TheSampleIsOfTheWholeText) {
     for (int i = 0; i < 20'000; ++i) text += word;
   }
   const Scratch scratch;
-  const auto tokenizer = load_tokenizer(
-      write_file(scratch / "a.model", train(text, 284, 40'000, 1)).string());  // 10 pieces of 100
-  for (const char* word : {" begin", " middle", " finish"})
-    EXPECT_LE(tokenizer->encode(word).size(), 4u) << word;
+  const auto tokenizer =
+      load_tokenizer(write_file(scratch / "a.model", train(text, 284, 40'000, 1)).string());  // 10 pieces of 100
+  for (const char* word : {" begin", " middle", " finish"}) EXPECT_LE(tokenizer->encode(word).size(), 4u) << word;
 }
 
 TEST(SentencePieceTokenizer, TrainingErrors) {
@@ -165,13 +162,11 @@ TEST(LoadTokenizer, Errors) {
   expect_error([&] { load_tokenizer("byte"); }, {"'byte'", "expected 'bytes'", "no such file"});
   std::filesystem::create_directories(scratch / "empty");
   expect_error([&] { load_tokenizer((scratch / "empty").string()); }, {"empty", "tokenizer.model"});
-  expect_error([&] { load_tokenizer(write_file(scratch / "a.model", "").string()); },
-               {"a.model", "empty file"});
+  expect_error([&] { load_tokenizer(write_file(scratch / "a.model", "").string()); }, {"a.model", "empty file"});
   expect_error([&] { load_tokenizer(write_file(scratch / "b.model", "not a model").string()); },
                {"b.model", "not a SentencePiece model"});
-  expect_error(
-      [&] { load_tokenizer(write_file(scratch / "c.model", small_model().substr(0, 1000)).string()); },
-      {"c.model", "not a SentencePiece model"});
+  expect_error([&] { load_tokenizer(write_file(scratch / "c.model", small_model().substr(0, 1000)).string()); },
+               {"c.model", "not a SentencePiece model"});
 }
 
 }  // namespace

@@ -18,7 +18,12 @@ TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   for (int step = 1; step <= 3; ++step) {
     const Tensor g = random({kSize});
     adamw(context(),
-          {.learning_rate = 0.01f, .beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f, .step = step,
+          {.learning_rate = 0.01f,
+           .beta1 = 0.9f,
+           .beta2 = 0.95f,
+           .epsilon = 1e-8f,
+           .weight_decay = 0.1f,
+           .step = step,
            .gradient_scale = 0.5f},
           g, m, v, w, shadow);
     const Doubles gradient = doubles(g);
@@ -44,8 +49,8 @@ TEST_F(AdamW, SumOfSquares) {
     const Doubles values = doubles(x);
     EXPECT_NEAR(sum_of_squares(context(), x), dot(values, values), 1e-12 * dot(values, values));
     const Tensor result = random({1});
-    expect_same_for_any_threads(
-        [&] { result.data<float>()[0] = static_cast<float>(sum_of_squares(context(), x)); }, {result});
+    expect_same_for_any_threads([&] { result.data<float>()[0] = static_cast<float>(sum_of_squares(context(), x)); },
+                                {result});
   }
 }
 

@@ -24,7 +24,8 @@ TEST_F(CrossEntropy, LossesAndGradients) {
     std::vector<std::int32_t> labels;
     for (std::int32_t t = 0; t < rows; ++t) labels.push_back(t % 4 == 2 ? kIgnoredLabel : t * 7 % vocab);
     const Tensor label_tensor = ints(labels), losses = random({rows}), d_logits = random({rows, vocab});
-    const Tensor d_bf16 = random({rows, vocab}, DType::kBFloat16), copy = random({rows, vocab}), no_gradient = random({rows, vocab});
+    const Tensor d_bf16 = random({rows, vocab}, DType::kBFloat16), copy = random({rows, vocab}),
+                 no_gradient = random({rows, vocab});
     for (const Tensor& target : {copy, no_gradient, d_logits}) {
       std::copy_n(logits.data<float>(), logits.num_elements(), target.data<float>());
     }

@@ -17,7 +17,8 @@ Doubles product(const Tensor& a, bool transpose_a, const Tensor& b, bool transpo
   for (std::int64_t i = 0; i < m; ++i) {
     for (std::int64_t j = 0; j < n; ++j) {
       double sum = 0.0;
-      for (std::int64_t l = 0; l < k; ++l) sum += at(x, a.dim(1), transpose_a, i, l) * at(y, b.dim(1), transpose_b, l, j);
+      for (std::int64_t l = 0; l < k; ++l)
+        sum += at(x, a.dim(1), transpose_a, i, l) * at(y, b.dim(1), transpose_b, l, j);
       c.push_back(sum);
     }
   }
@@ -78,10 +79,10 @@ TEST_P(Gemm, LinearLayer) {
   EXPECT_LE(relative_error(y, product(x, false, w, true)), bound_for(dtype(), kForwardBound));
   EXPECT_LE(relative_error(d_x, central_differences([&](const Doubles& v) { return loss(v, doubles(w)); }, doubles(x))),
             bound_for(dtype(), kBackwardBound));
-  EXPECT_LE(relative_error(
-                d_w, plus(d_w_before,
-                          central_differences([&](const Doubles& v) { return loss(doubles(x), v); }, doubles(w)))),
-            kBackwardBound);
+  EXPECT_LE(
+      relative_error(d_w, plus(d_w_before,
+                               central_differences([&](const Doubles& v) { return loss(doubles(x), v); }, doubles(w)))),
+      kBackwardBound);
 }
 
 TEST_P(Gemm, MeasuringTakesTheSameScratch) {

@@ -23,9 +23,7 @@ inline constexpr double kForwardBound = 1e-5;
 inline constexpr double kBackwardBound = 1e-4;
 inline constexpr double kBf16Bound = 4.0 / 512.0;
 
-inline double bound_for(DType dtype, double float_bound) {
-  return dtype == DType::kFloat32 ? float_bound : kBf16Bound;
-}
+inline double bound_for(DType dtype, double float_bound) { return dtype == DType::kFloat32 ? float_bound : kBf16Bound; }
 
 using Doubles = std::vector<double>;
 
@@ -167,8 +165,8 @@ class TypedOperatorTest : public OperatorTest, public ::testing::WithParamInterf
   Tensor randoms(Shape shape, double scale = 1.0) { return random(shape, GetParam(), scale); }
 };
 
-#define TESSERA_BOTH_TYPES(suite)                                                                        \
-  INSTANTIATE_TEST_SUITE_P(Types, suite, ::testing::Values(DType::kFloat32, DType::kBFloat16),           \
+#define TESSERA_BOTH_TYPES(suite)                                                              \
+  INSTANTIATE_TEST_SUITE_P(Types, suite, ::testing::Values(DType::kFloat32, DType::kBFloat16), \
                            [](const auto& parameter) { return std::string(name_of(parameter.param)); })
 
 }  // namespace tessera

@@ -59,8 +59,13 @@ class MlaAttention : public TypedOperatorTest {
   Operands make(const Case& c) {
     Operands x;
     const std::int64_t tokens = c.num_seqs * c.seq_len;
-    x.dims = {.num_seqs = c.num_seqs, .seq_len = c.seq_len, .num_heads = c.heads, .dim_nope = c.nope,
-              .dim_rope = c.rope, .dim_v = c.v, .scale = 0.3f};
+    x.dims = {.num_seqs = c.num_seqs,
+              .seq_len = c.seq_len,
+              .num_heads = c.heads,
+              .dim_nope = c.nope,
+              .dim_rope = c.rope,
+              .dim_v = c.v,
+              .scale = 0.3f};
     for (std::int64_t t = 0; t < tokens; ++t) {
       const std::int64_t i = t % c.seq_len;
       x.starts.push_back(c.doc_length == 0 ? 0 : static_cast<std::int32_t>(i / c.doc_length * c.doc_length));
@@ -104,17 +109,17 @@ class MlaAttention : public TypedOperatorTest {
 };
 
 TEST_P(MlaAttention, SmallSizes) {
-  check({1, 1, 1, 2, 2, 2, 0});    // a token alone
-  check({2, 5, 2, 4, 2, 4, 0});    // two sequences
-  check({1, 19, 3, 10, 6, 14, 0}); // multiples of nothing
-  check({1, 7, 2, 5, 4, 3, 0});    // odd dims: bfloat16 pairs across nope and rope, odd row starts
-  check({2, 12, 2, 4, 2, 6, 5});   // documents
+  check({1, 1, 1, 2, 2, 2, 0});     // a token alone
+  check({2, 5, 2, 4, 2, 4, 0});     // two sequences
+  check({1, 19, 3, 10, 6, 14, 0});  // multiples of nothing
+  check({1, 7, 2, 5, 4, 3, 0});     // odd dims: bfloat16 pairs across nope and rope, odd row starts
+  check({2, 12, 2, 4, 2, 6, 5});    // documents
 }
 
 TEST_P(MlaAttention, LongerThanABlock) {
-  check({1, 70, 1, 4, 2, 4, 0});   // a block of queries and keys and a tail
-  check({1, 135, 1, 2, 2, 2, 0});  // more than a block of the forward's keys
-  check({1, 150, 1, 2, 2, 2, 40}); // documents across blocks; blocks that nobody looks at
+  check({1, 70, 1, 4, 2, 4, 0});    // a block of queries and keys and a tail
+  check({1, 135, 1, 2, 2, 2, 0});   // more than a block of the forward's keys
+  check({1, 150, 1, 2, 2, 2, 40});  // documents across blocks; blocks that nobody looks at
 }
 
 TEST_P(MlaAttention, UsualDims) { check({1, 200, 2, 128, 64, 128, 90}, /*differences=*/false); }
@@ -125,8 +130,8 @@ TEST_P(MlaAttention, InstructionSetsAgree) {
   mla_attention_forward(context(), x.dims, x.in, x.o, x.lse);
   mla_attention_backward(context(), x.dims, x.in, x.o, x.lse, x.d_o, x.d_q, x.d_kv, x.d_k_rope);
   const cpu::Element element = cpu::element_of(dtype());
-  const cpu::AttentionShape shape{.seq_len = 150, .num_heads = 2, .dim_nope = 24, .dim_rope = 8, .dim_v = 16,
-                                  .scale = x.dims.scale};
+  const cpu::AttentionShape shape{
+      .seq_len = 150, .num_heads = 2, .dim_nope = 24, .dim_rope = 8, .dim_v = 16, .scale = x.dims.scale};
   int tables = 0;
   for (const char* name : {"baseline", "avx512", "avx512_bf16"}) {
     const cpu::KernelTable* table = cpu::kernels_named(name);
@@ -134,12 +139,12 @@ TEST_P(MlaAttention, InstructionSetsAgree) {
     ++tables;
     const Tensor o = randoms(x.o.shape()), lse = random(x.lse.shape());
     const Tensor d_q = randoms(x.d_q.shape()), d_kv = randoms(x.d_kv.shape()), per_head = random({2, 150 * 8});
-    std::byte* scratch = arena_.allocate_bytes(std::max(table->attention_forward_scratch(shape, element),
-                                                        table->attention_backward_scratch(shape, element)));
+    std::byte* scratch = arena_.allocate_bytes(
+        std::max(table->attention_forward_scratch(shape, element), table->attention_backward_scratch(shape, element)));
     for (std::int64_t head = 0; head < 2; ++head) {
-      table->attention_forward({shape, x.in.q.raw(), x.in.kv.raw(), x.in.k_rope.raw(), x.starts.data(), o.raw(),
-                                lse.data<float>()},
-                               element, 0, head, scratch);
+      table->attention_forward(
+          {shape, x.in.q.raw(), x.in.kv.raw(), x.in.k_rope.raw(), x.starts.data(), o.raw(), lse.data<float>()}, element,
+          0, head, scratch);
       table->attention_backward({shape, x.in.q.raw(), x.in.kv.raw(), x.in.k_rope.raw(), x.starts.data(), o.raw(),
                                  lse.data<float>(), x.d_o.raw(), d_q.raw(), d_kv.raw(), per_head.data<float>()},
                                 element, 0, head, scratch);

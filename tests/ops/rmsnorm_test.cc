@@ -23,17 +23,18 @@ class RmsNorm : public TypedOperatorTest {
  protected:
   void check(const Tensor& x, const Tensor& d_x, Write write) {
     const std::int64_t rows = x.dim(0), n = x.dim(1);
-    const Tensor w = randoms({n}), y = randoms({rows, n}), rstd = random({rows}), d_y = randoms({rows, n}), d_w = random({n});
+    const Tensor w = randoms({n}), y = randoms({rows, n}), rstd = random({rows}), d_y = randoms({rows, n}),
+                 d_w = random({n});
     const Doubles d_w_before = doubles(d_w), d_x_before = doubles(d_x);
     rmsnorm_forward(context(), x, w, kEps, y, rstd);
     rmsnorm_backward(context(), d_y, x, w, rstd, d_x, write, d_w);
     EXPECT_LE(relative_error(y, reference(doubles(x), doubles(w))), bound_for(dtype(), kForwardBound));
-    Doubles expected = central_differences(
-        [&](const Doubles& v) { return dot(reference(v, doubles(w)), doubles(d_y)); }, doubles(x));
+    Doubles expected =
+        central_differences([&](const Doubles& v) { return dot(reference(v, doubles(w)), doubles(d_y)); }, doubles(x));
     if (write == Write::kAccumulate) expected = plus(expected, d_x_before);
     EXPECT_LE(relative_error(d_x, expected), bound_for(dtype(), kBackwardBound));
-    expected = central_differences([&](const Doubles& v) { return dot(reference(doubles(x), v), doubles(d_y)); },
-                                   doubles(w));
+    expected =
+        central_differences([&](const Doubles& v) { return dot(reference(doubles(x), v), doubles(d_y)); }, doubles(w));
     EXPECT_LE(relative_error(d_w, plus(expected, d_w_before)), bound_for(dtype(), kBackwardBound));
   }
 };

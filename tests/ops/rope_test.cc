@@ -40,8 +40,8 @@ TEST_P(Rope, TurnsTheEndOfEachHeadInPlace) {
 TEST_P(Rope, BackwardIsTheGradient) {
   const Tensor x = randoms({5, 6}), d_y = randoms({5, 6}), d_x = randoms({5, 6});
   rope(context(), d_y, 1, 6, positions_, cos_, sin_, RopeDirection::kBackward, d_x);
-  const Doubles expected = central_differences(
-      [&](const Doubles& v) { return dot(reference(v, 1, 6, 1.0), doubles(d_y)); }, doubles(x));
+  const Doubles expected =
+      central_differences([&](const Doubles& v) { return dot(reference(v, 1, 6, 1.0), doubles(d_y)); }, doubles(x));
   EXPECT_LE(relative_error(d_x, expected), bound_for(dtype(), kBackwardBound));
 }
 

@@ -14,7 +14,7 @@ Doubles scores_of(const RouterOptions& options, const Doubles& logits, std::size
     for (std::size_t e = 0; e < experts; ++e) sum += std::exp(logits[row + e]);
     for (std::size_t e = 0; e < experts; ++e) {
       scores[row + e] = options.score_function == ScoreFunction::kSigmoid ? 1.0 / (1.0 + std::exp(-logits[row + e]))
-                                                                        : std::exp(logits[row + e]) / sum;
+                                                                          : std::exp(logits[row + e]) / sum;
     }
   }
   return scores;
@@ -137,9 +137,15 @@ TEST_F(Router, AllOptions) {
       for (const std::int64_t groups : {0, 4}) {
         for (const float balance : {0.0f, 0.3f}) {
           for (const bool force : {false, true}) {
-            check({.score_function = function, .route_norm = norm, .route_scale = 2.5f, .top_k = 3,
-                   .num_groups = groups, .num_limited_groups = 2, .force_load_balance = force,
-                   .balance_coefficient = balance, .seq_len = 6},
+            check({.score_function = function,
+                   .route_norm = norm,
+                   .route_scale = 2.5f,
+                   .top_k = 3,
+                   .num_groups = groups,
+                   .num_limited_groups = 2,
+                   .force_load_balance = force,
+                   .balance_coefficient = balance,
+                   .seq_len = 6},
                   12, 8);
           }
         }
@@ -149,9 +155,9 @@ TEST_F(Router, AllOptions) {
 }
 
 TEST_F(Router, Edges) {
-  check({.top_k = 1, .seq_len = 1}, 1, 1);                                              // one of everything
-  check({.route_norm = true, .top_k = 7, .seq_len = 5}, 5, 7);                          // all experts chosen
-  check({.top_k = 2, .num_groups = 6, .num_limited_groups = 2, .seq_len = 1}, 3, 6);    // groups of one
+  check({.top_k = 1, .seq_len = 1}, 1, 1);                                                  // one of everything
+  check({.route_norm = true, .top_k = 7, .seq_len = 5}, 5, 7);                              // all experts chosen
+  check({.top_k = 2, .num_groups = 6, .num_limited_groups = 2, .seq_len = 1}, 3, 6);        // groups of one
   check({.score_function = ScoreFunction::kSigmoid, .top_k = 4, .seq_len = 150}, 150, 33);  // more than a task's tokens
 }
 

@@ -24,7 +24,8 @@ TEST_P(SwiGlu, ForwardAndBackward) {
     const Tensor h = randoms({rows, 2 * width}, 4.0), a = randoms({rows, width}), d_a = randoms({rows, width});
     const Tensor d_h = randoms({rows, 2 * width}), a_again = randoms({rows, width});
     swiglu_forward(context(), h, a);
-    EXPECT_LE(relative_error(a, reference(doubles(h), static_cast<std::size_t>(width))), bound_for(dtype(), kForwardBound));
+    EXPECT_LE(relative_error(a, reference(doubles(h), static_cast<std::size_t>(width))),
+              bound_for(dtype(), kForwardBound));
     swiglu_backward(context(), d_a, h, d_h, a_again);
     const Doubles expected = central_differences(
         [&](const Doubles& v) { return dot(reference(v, static_cast<std::size_t>(width)), doubles(d_a)); }, doubles(h));

@@ -180,7 +180,8 @@ TEST(GoldenSteps, LossesAndWeightsAfterTenSteps) {
   const auto micro_batches = static_cast<std::size_t>(golden.config.micro_batches_per_step());
   ASSERT_EQ(micro_batches, 2u);
   std::vector<Batch> batches(micro_batches, step.make_batch());
-  const std::size_t batch_tokens = tokens.size() / 10 / micro_batches, batch_labels = labels.size() / 10 / micro_batches;
+  const std::size_t batch_tokens = tokens.size() / 10 / micro_batches,
+                    batch_labels = labels.size() / 10 / micro_batches;
   for (std::size_t s = 0; s < 10; ++s) {
     for (std::size_t b = 0; b < micro_batches; ++b) {
       const std::size_t at = s * micro_batches + b;

@@ -32,14 +32,16 @@ TEST(JobConfig, FlavorThenArgsThenOverrides) {
 }
 
 TEST(JobConfig, PrintedConfigReadsBack) {
-  JobConfig config = parse_job_config("", {"--model.flavor=16B", "--optimizer.lr=0.00022", "--job.description=a \"b\""});
+  JobConfig config =
+      parse_job_config("", {"--model.flavor=16B", "--optimizer.lr=0.00022", "--job.description=a \"b\""});
   const std::string text = config_table(config).to_toml();
   JobConfig again = parse_job_config(text);
   EXPECT_EQ(config_table(again).to_toml(), text);
 }
 
 TEST(JobConfig, UnknownKeysNameTheNearest) {
-  EXPECT_THAT(error_of("[training]\nstep = 3\n"), AllOf(HasSubstr("training.step"), HasSubstr("'training.steps'"), HasSubstr(":2")));
+  EXPECT_THAT(error_of("[training]\nstep = 3\n"),
+              AllOf(HasSubstr("training.step"), HasSubstr("'training.steps'"), HasSubstr(":2")));
   EXPECT_THAT(error_of("", {"--optimiser.lr=1"}), HasSubstr("'optimizer.lr'"));
   EXPECT_THAT(error_of("[optimizer]\nseq_len = 3\n"), HasSubstr("'training.seq_len'"));
 }

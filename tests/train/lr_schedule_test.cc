@@ -8,7 +8,8 @@ namespace tessera {
 namespace {
 
 TEST(LrSchedule, WarmsUpStaysAndDecays) {
-  const LrSchedule schedule{.warmup_steps = 4, .decay_ratio = 0.5, .decay_type = DecayType::kLinear, .min_lr_factor = 0.1};
+  const LrSchedule schedule{
+      .warmup_steps = 4, .decay_ratio = 0.5, .decay_type = DecayType::kLinear, .min_lr_factor = 0.1};
   // 20 steps: warm-up 4, decay 10, stable 20 + 1 - 4 - 10 = 7.
   EXPECT_DOUBLE_EQ(schedule.factor(0, 20), 0.25);
   EXPECT_DOUBLE_EQ(schedule.factor(3, 20), 1.0);

@@ -70,8 +70,8 @@ log_freq = 1
 }
 
 struct Outcome {
-  std::vector<double> losses;    // total_loss and grad_norm in turn
-  std::vector<float> weights;    // masters, moments and buffers
+  std::vector<double> losses;  // total_loss and grad_norm in turn
+  std::vector<float> weights;  // masters, moments and buffers
 };
 
 Outcome train(const JobConfig& config) {
@@ -135,7 +135,8 @@ TEST_P(TrainerTest, RunsRepeatBitForBitInEveryRecomputeMode) {
   const Outcome one = train(small_config(scratch_, {dtype()}));
   for (const char* mode : {"none", "selective", "full"}) {
     clear_outputs();
-    const Outcome other = train(small_config(scratch_, {dtype(), fmt::format("--activation_checkpoint.mode={}", mode)}));
+    const Outcome other =
+        train(small_config(scratch_, {dtype(), fmt::format("--activation_checkpoint.mode={}", mode)}));
     EXPECT_EQ(one.losses, other.losses) << mode;
     EXPECT_TRUE(same_bits(one.weights, other.weights)) << mode;
   }
@@ -209,8 +210,7 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
   EXPECT_THAT(steps, ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
   EXPECT_THAT(validated, ::testing::ElementsAre(3, 6, 8));
 
-  const auto trace =
-      nlohmann::json::parse(read_text_file(scratch_ / "outputs" / "profile_traces" / "step-8.json"));
+  const auto trace = nlohmann::json::parse(read_text_file(scratch_ / "outputs" / "profile_traces" / "step-8.json"));
   std::set<std::string> names;
   for (const auto& event : trace["traceEvents"]) names.insert(event["name"]);
   EXPECT_THAT(names, ::testing::IsSupersetOf({"step", "data", "attention.forward", "moe.backward", "gemm", "adamw"}));
@@ -259,8 +259,11 @@ TEST_F(Trained, DamagedCheckpointsAreErrors) {
 }
 
 TEST_F(Trained, TokensBeyondTheVocabularyAreErrors) {
-  expect_error([&] { Trainer trainer(small_config(scratch_, {"--model.args.vocab_size=200", "--model.args.eos_id=3"})); },
-               {"200"});
+  expect_error(
+      [&] {
+        Trainer trainer(small_config(scratch_, {"--model.args.vocab_size=200", "--model.args.eos_id=3"}));
+      },
+      {"200"});
 }
 
 }  // namespace

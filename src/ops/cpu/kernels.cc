@@ -21,10 +21,10 @@ struct Variant {
 const Variant* variants(std::size_t& count) {
   static const Variant kVariants[] = {
 #if defined(__x86_64__)
-      {&kKernelsAvx512Bf16, __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16")},
-      {&kKernelsAvx512, __builtin_cpu_supports("x86-64-v4") != 0},
+    {&kKernelsAvx512Bf16, __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16")},
+    {&kKernelsAvx512, __builtin_cpu_supports("x86-64-v4") != 0},
 #endif
-      {&kKernelsBaseline, true},
+    {&kKernelsBaseline, true},
   };
   count = sizeof(kVariants) / sizeof(kVariants[0]);
   return kVariants;

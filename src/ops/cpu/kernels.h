@@ -40,7 +40,8 @@ struct AttentionBackward {
   float* d_k_rope_per_head;
 };
 
-/// A product of routed rows with expert weights: which operands it has depends on `kind`; names as in ops/grouped_gemm.h.
+/// A product of routed rows with expert weights: which operands it has depends on `kind`; names as in
+/// ops/grouped_gemm.h.
 struct GroupedGemm {
   enum class Kind : std::uint8_t { kForward, kDgrad, kWgrad };
   Kind kind;

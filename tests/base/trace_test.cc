@@ -1,0 +1,42 @@
+#include "base/trace.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::microseconds;
+
+TEST(TraceRecorder, WritesEventsInMicroseconds) {
+  const data::Scratch scratch;
+  TraceRecorder recorder(2);
+  { const TraceScope before(&recorder, "not recorded"); }
+  recorder.start();
+  const auto origin = TraceRecorder::Clock::now();
+  recorder.record("inner", origin + microseconds(5), origin + microseconds(7));
+  recorder.record("outer", origin, origin + microseconds(10));
+  recorder.record("too many", origin, origin);
+  recorder.stop();
+  recorder.write(scratch / "trace.json");
+  const auto json = nlohmann::json::parse(read_text_file(scratch / "trace.json"));
+  ASSERT_EQ(json["traceEvents"].size(), 2u);
+  EXPECT_EQ(json["traceEvents"][0]["name"], "inner");
+  EXPECT_EQ(json["traceEvents"][0]["ts"], 5.0);
+  EXPECT_EQ(json["traceEvents"][0]["dur"], 2.0);
+  EXPECT_EQ(json["traceEvents"][1]["ts"], 0.0);
+  EXPECT_EQ(json["otherData"]["complete"], false);
+}
+
+TEST(TraceRecorder, EmptyTracesParse) {
+  const data::Scratch scratch;
+  TraceRecorder recorder;
+  recorder.write(scratch / "trace.json");
+  EXPECT_TRUE(nlohmann::json::parse(read_text_file(scratch / "trace.json"))["traceEvents"].empty());
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,85 @@
+#include "model/parameters.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace tessera {
+namespace {
+
+struct Moments {
+  double mean = 0.0, deviation = 0.0, largest = 0.0;
+};
+
+Moments moments(const float* x, std::int64_t count) {
+  Moments m;
+  for (std::int64_t i = 0; i < count; ++i) {
+    m.mean += x[i] / static_cast<double>(count);
+    m.largest = std::max(m.largest, std::abs(static_cast<double>(x[i])));
+  }
+  for (std::int64_t i = 0; i < count; ++i) m.deviation += std::pow(x[i] - m.mean, 2) / static_cast<double>(count);
+  m.deviation = std::sqrt(m.deviation);
+  return m;
+}
+
+// 40,000 draws: the deviation's own error is about 1 / sqrt(2 · 40,000) = 0.4 %; bounds are five times that.
+TEST(Parameters, DistributionsAndBounds) {
+  Parameters parameters;
+  const ParamId normal = parameters.add({"normal", {200, 200}, {.std = 1.0f}});
+  const ParamId cut = parameters.add({"cut", {200, 200}, {.std = 0.5f, .bound = 0.5f}});
+  const ParamId halves =
+      parameters.add({"halves", {4, 200, 100}, {.std = 0.02f, .bound = 2.0f}, Init{.std = 0.1f, .bound = 2.0f}});
+  const ParamId ones = parameters.add({"ones", {5}, {}});
+  parameters.allocate(DType::kBFloat16);
+  parameters.initialise(1);
+  EXPECT_NEAR(moments(parameters.master(normal).data<float>(), 40'000).deviation, 1.0, 0.02);
+  EXPECT_NEAR(moments(parameters.master(normal).data<float>(), 40'000).mean, 0.0, 0.025);
+  const Moments cut_moments = moments(parameters.master(cut).data<float>(), 40'000);
+  EXPECT_LE(cut_moments.largest, 0.5);
+  EXPECT_NEAR(cut_moments.deviation, 0.5 * 0.5396, 0.01);  // a normal cut at one deviation has 0.5396 of it
+  for (std::int64_t e = 0; e < 4; ++e) {                   // gate rows, then up rows, per expert
+    const Tensor expert = parameters.master(halves)[e];
+    EXPECT_NEAR(moments(expert.data<float>(), 10'000).deviation, 0.02, 0.001);
+    EXPECT_NEAR(moments(expert.data<float>() + 10'000, 10'000).deviation, 0.1, 0.005);
+  }
+  EXPECT_EQ(parameters.master(ones).data<float>()[4], 1.0f);
+  for (std::int64_t i = 0; i < 40'000; ++i) {
+    ASSERT_EQ(parameters.weight(normal).data<BFloat16>()[i].bits,
+              BFloat16(parameters.master(normal).data<float>()[i]).bits);
+  }
+}
+
+TEST(Parameters, NumbersDependOnSeedAndNameOnly) {
+  Parameters alone, among;
+  const ParamId a = alone.add({"x", {10, 10}, {.std = 1.0f}});
+  among.add({"other", {3, 7}, {.std = 1.0f}});
+  const ParamId b = among.add({"x", {10, 10}, {.std = 1.0f}});
+  const ParamId c = among.add({"y", {10, 10}, {.std = 1.0f}});
+  alone.allocate(DType::kFloat32);
+  among.allocate(DType::kFloat32);
+  alone.initialise(5);
+  among.initialise(5);
+  const auto same = [](const Tensor& x, const Tensor& y) { return std::memcmp(x.raw(), y.raw(), x.num_bytes()) == 0; };
+  EXPECT_TRUE(same(alone.master(a), among.master(b)));
+  EXPECT_FALSE(same(among.master(b), among.master(c)));
+  const std::vector<float> before(among.master(b).data<float>(), among.master(b).data<float>() + 100);
+  among.initialise(6);
+  EXPECT_NE(std::memcmp(before.data(), among.master(b).raw(), 400), 0);
+}
+
+TEST(Parameters, NamesAreUniqueAndViewsAligned) {
+  Parameters parameters;
+  parameters.add({"a", {3}, {}});
+  EXPECT_THROW(parameters.add({"a", {4}, {}}), InternalError);
+  const ParamId b = parameters.add({"b", {5, 2}, {}});
+  EXPECT_EQ(parameters.num_bytes(DType::kBFloat16), 64u * 18u);  // each rounded up to 32 numbers of 4·4 + 2 bytes
+  parameters.allocate(DType::kBFloat16);
+  for (const Tensor& tensor : {parameters.master(b), parameters.weight(b), parameters.gradient(b)}) {
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.raw()) % kAlignment, 0u);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,60 @@
+#include "tensor/arena.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+std::size_t use(Arena& arena) {
+  arena.allocate({3}, DType::kFloat32);
+  {
+    const ArenaScope scope(arena);
+    arena.allocate({100, 2}, DType::kBFloat16);
+    arena.allocate_bytes(1);
+  }
+  arena.allocate_bytes(65);
+  return arena.used();
+}
+
+TEST(Arena, MeasuringCountsWhatARealOneTakes) {
+  Arena measuring;
+  EXPECT_EQ(measuring.device(), Device::kMeta);
+  EXPECT_EQ(use(measuring), 64u + 128u);
+  EXPECT_EQ(measuring.peak(), 64u + 448u + 64u);
+  EXPECT_EQ(measuring.allocate({5}, DType::kInt32).raw(), nullptr);
+
+  Arena real(64 + 448 + 64);
+  EXPECT_EQ(use(real), 64u + 128u);
+  EXPECT_EQ(real.peak(), real.capacity());
+}
+
+TEST(Arena, GivesAlignedMemoryAsAStack) {
+  Arena arena(1024);
+  const Tensor first = arena.allocate({1}, DType::kFloat32);
+  const std::size_t mark = arena.used();
+  const Tensor second = arena.allocate({1}, DType::kFloat32);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(second.raw()) % kAlignment, 0u);
+  EXPECT_NE(first.raw(), second.raw());
+  arena.release_to(mark);
+  EXPECT_EQ(arena.allocate({1}, DType::kFloat32).raw(), second.raw());
+}
+
+TEST(Arena, MoreThanPlannedThrows) {
+  Arena arena(128);
+  arena.allocate_bytes(128);
+  EXPECT_THROW(arena.allocate_bytes(1), InternalError);
+}
+
+TEST(Buffer, IsZeroAndAlignedAndMoves) {
+  Buffer buffer(1000);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % kAlignment, 0u);
+  for (std::size_t i = 0; i < buffer.size(); ++i) ASSERT_EQ(buffer.data()[i], std::byte{0});
+  const std::byte* data = buffer.data();
+  const Buffer moved = std::move(buffer);
+  EXPECT_EQ(moved.data(), data);
+  EXPECT_EQ(moved.size(), 1000u);
+  EXPECT_THROW(Buffer(std::size_t{1} << 62), Error);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,45 @@
+#include "tensor/bfloat16.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace tessera {
+namespace {
+
+BFloat16 from_bits(std::uint32_t bits) { return std::bit_cast<BFloat16>(static_cast<std::uint16_t>(bits)); }
+double value(std::uint32_t bits) { return static_cast<double>(static_cast<float>(from_bits(bits))); }
+
+TEST(BFloat16, EveryValueComesBack) {
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const auto wide = static_cast<float>(from_bits(bits));
+    if (std::isnan(wide)) {
+      EXPECT_TRUE(std::isnan(static_cast<float>(BFloat16(wide)))) << bits;
+    } else {
+      EXPECT_EQ(BFloat16(wide).bits, bits);
+    }
+  }
+}
+
+// The nearer of the two neighbours in float64, ties to the even one. Positive finite numbers; the sign is symmetric.
+TEST(BFloat16, RoundsToNearestEven) {
+  for (std::uint32_t bits = 0; bits < 0x7f7f; bits += 7) {  // subnormals too; 0x7f7f is the largest finite number
+    const double below = value(bits), above = value(bits + 1);
+    for (const std::uint32_t rest : {0x0001u, 0x3fffu, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      const auto x = std::bit_cast<float>((bits << 16) | rest);
+      const double down = static_cast<double>(x) - below, up = above - static_cast<double>(x);
+      const std::uint32_t expected = down < up || (down == up && bits % 2 == 0) ? bits : bits + 1;
+      EXPECT_EQ(BFloat16(x).bits, expected);
+      EXPECT_EQ(BFloat16(-x).bits, expected | 0x8000u);
+    }
+  }
+}
+
+TEST(BFloat16, BeyondTheRange) {
+  EXPECT_EQ(BFloat16(std::numeric_limits<float>::infinity()).bits, 0x7f80);
+  EXPECT_EQ(BFloat16(std::numeric_limits<float>::max()).bits, 0x7f80);
+  EXPECT_TRUE(std::isnan(static_cast<float>(BFloat16(std::bit_cast<float>(0x7f800001u)))));  // a NaN of low bits only
+}
+
+}  // namespace
+}  // namespace tessera
