@@ -1,6 +1,7 @@
 # The commands for people. CMake does the building; see CONTRIBUTING.md.
 #   make train   set up, build, prepare the corpus, train configs/debugmodel.toml
 #   make test    set up, build, run every test
+#   make lint    check the formatting (make format mends it)
 #   make bench   set up, build, run the benchmarks (installs PyTorch into build/venv for the comparison)
 PRESET ?= release
 BUILD := build/$(if $(filter ci,$(PRESET)),release,$(PRESET))
@@ -10,7 +11,7 @@ DATASET := data/gcide
 CONFIG ?= configs/debugmodel.toml
 ARGS ?=
 
-.PHONY: all setup build train test bench format clean
+.PHONY: all setup build train test bench lint format clean
 all: build
 
 setup:
@@ -43,8 +44,14 @@ test: build
 bench: build
 	bench/run.sh $(BUILD)
 
+# Every source file is formatted as .clang-format says.
+lint:
+	@scripts/setup.sh lint
+	git ls-files '*.h' '*.cc' '*.inc' | xargs clang-format-14 --dry-run --Werror
+
 format:
-	git ls-files '*.h' '*.cc' '*.inc' | xargs clang-format -i
+	@scripts/setup.sh lint
+	git ls-files '*.h' '*.cc' '*.inc' | xargs clang-format-14 -i
 
 clean:
 	rm -rf build

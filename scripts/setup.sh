@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04). Does nothing, in
-# milliseconds, when all of it is there.
+# Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04). Does nothing, in a moment, when
+# all of it is there. `setup.sh lint` installs what `make lint` needs instead.
 set -euo pipefail
 
 packages=(
@@ -11,6 +11,10 @@ packages=(
   libsentencepiece-dev zlib1g-dev libxxhash-dev                 # tokenizer, gzip, checksums
   libgtest-dev libgmock-dev libbenchmark-dev                    # tests, micro-benchmarks
 )
+
+if [[ ${1:-} == lint ]]; then
+  packages=(clang-format-14)  # pinned: other versions format differently
+fi
 
 missing=()
 for package in "${packages[@]}"; do
