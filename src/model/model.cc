@@ -21,12 +21,6 @@ struct Model::MtpModule {
   Head head;
 };
 
-/// What a module's input projection keeps for its backward.
-struct MtpSaved {
-  Tensor embedding_TD, embedding_y_TD, embedding_rstd_T;
-  Tensor hidden_TD, hidden_y_TD, hidden_rstd_T;
-};
-
 Model::Model(const ModelConfig& config, const ModelOptions& options)
     : config_(config), options_(options), rope_(config, options.seq_len) {
   config_.validate();
@@ -64,6 +58,8 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
   clear_loads();
   discarded_loads_ = loads_;
   saved_.resize(blocks_.size() + mtp_.size());
+  mtp_saved_.resize(mtp_.size());
+  d_module_.resize(mtp_.size());
 }
 
 Model::~Model() = default;
@@ -166,29 +162,27 @@ LossSums Model::train_step(const Context& op, const Batch& batch, const LossScal
   const Tensor d_TD = context.allocate(shape);
   sums.main = head_->forward_backward(context, x_TD, batch.labels(device), static_cast<float>(scale.per_token), d_TD);
 
-  // Multi-token prediction, forward. d_module[k] is the gradient of module k's output.
+  // Multi-token prediction, forward. d_module_[k] is the gradient of module k's output.
   const std::size_t num_modules = mtp_.size();
   const double mtp_scale =
       num_modules == 0 ? 0.0 : scale.per_token * config_.mtp_loss_weight / static_cast<double>(num_modules);
-  std::vector<MtpSaved> mtp_saved(num_modules);
-  std::vector<Tensor> d_module(num_modules);
   for (std::size_t k = 0; k < num_modules; ++k) {
     BlockSaved& saved = saved_[blocks_.size() + k];
     const Tensor z_TD = context.allocate(shape), out_TD = context.allocate(shape);
-    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, mtp_saved[k], z_TD);
+    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, mtp_saved_[k], z_TD);
     mtp_[k].block.forward(context, z_TD, saved, out_TD, load_of(mtp_[k].block, loads_));
-    d_module[k] = context.allocate(shape);
+    d_module_[k] = context.allocate(shape);
     sums.mtp += mtp_[k].head.forward_backward(context, out_TD, batch.mtp_labels(k, device),
-                                              static_cast<float>(mtp_scale), d_module[k]);
+                                              static_cast<float>(mtp_scale), d_module_[k]);
     x_TD = out_TD;
   }
 
   // Backward, in the mirror order.
   for (std::size_t k = num_modules; k-- > 0;) {
     const MtpModule& module = mtp_[k];
-    const MtpSaved& saved = mtp_saved[k];
+    const MtpSaved& saved = mtp_saved_[k];
     const ArenaScope module_scope(*op.arena);
-    const Tensor d_z_TD = d_module[k];
+    const Tensor d_z_TD = d_module_[k];
     module.block.backward(context, saved_[blocks_.size() + k], d_z_TD, load_of(module.block, loads_));
     const Tensor d_y_TD = context.allocate(shape), d_embedding_TD = context.allocate(shape);
     const Tensor eh_proj = context.weight(module.eh_proj), d_eh_proj = context.gradient(module.eh_proj);
@@ -200,7 +194,7 @@ LossSums Model::train_step(const Context& op, const Batch& batch, const LossScal
     linear_wgrad(op, d_z_TD, saved.hidden_y_TD, d_eh_proj.columns(dim, 2 * dim));
     linear_dgrad(op, d_z_TD, eh_proj.columns(dim, 2 * dim), d_y_TD);
     rmsnorm_backward(op, d_y_TD, saved.hidden_TD, context.weight(module.hidden_norm), saved.hidden_rstd_T,
-                     k == 0 ? d_TD : d_module[k - 1], Write::kAccumulate, context.gradient(module.hidden_norm));
+                     k == 0 ? d_TD : d_module_[k - 1], Write::kAccumulate, context.gradient(module.hidden_norm));
   }
   for (std::size_t i = blocks_.size(); i-- > 0;) {
     blocks_[i].backward(context, saved_[i], d_TD, load_of(blocks_[i], loads_));

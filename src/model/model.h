@@ -64,11 +64,16 @@ class Model {
 
  private:
   struct MtpModule;
+  /// What a module's input projection keeps for its backward.
+  struct MtpSaved {
+    Tensor embedding_TD, embedding_y_TD, embedding_rstd_T;
+    Tensor hidden_TD, hidden_y_TD, hidden_rstd_T;
+  };
 
   LayerContext layer_context(const Context& op, const Batch& batch) const;
   MoeLoad* load_of(const Block& block, std::vector<MoeLoad>& loads);
   void mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T, const Tensor& hidden_TD,
-                 struct MtpSaved& saved, const Tensor& z_TD) const;
+                 MtpSaved& saved, const Tensor& z_TD) const;
 
   ModelConfig config_;
   ModelOptions options_;
@@ -83,6 +88,8 @@ class Model {
   std::vector<MoeLoad> loads_;
   std::vector<MoeLoad> discarded_loads_;  // evaluation counts here
   std::vector<BlockSaved> saved_;         // one per block, MTP modules' last
+  std::vector<MtpSaved> mtp_saved_;       // per MTP module, as is the next
+  std::vector<Tensor> d_module_;          // gradient of the module's output
 };
 
 }  // namespace tessera

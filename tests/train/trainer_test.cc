@@ -143,7 +143,7 @@ TEST_P(TrainerTest, RunsRepeatBitForBitInEveryRecomputeMode) {
 }
 
 TEST_P(TrainerTest, StepsAllocateNothing) {
-  JobConfig config = small_config(scratch_, {dtype(), "--checkpoint.enable=false", "--model.args.num_mtp_modules=0"});
+  JobConfig config = small_config(scratch_, {dtype(), "--checkpoint.enable=false"});
   config.model.args.eos_id = 257;
   TrainingStep step(config);
   step.allocate();
