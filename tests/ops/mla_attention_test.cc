@@ -122,6 +122,34 @@ TEST_P(MlaAttention, LongerThanABlock) {
   check({1, 150, 1, 2, 2, 2, 40});  // documents across blocks; blocks that nobody looks at
 }
 
+// More than a block of either pass, and documents that leave blocks out. Gradients along one direction per operand,
+// because differences for each number would take minutes.
+TEST_P(MlaAttention, LongSequences) {
+  for (const std::int64_t doc_length : {0, 310}) {
+    const Case c{1, 700, 2, 6, 4, 6, doc_length};
+    check(c, /*differences=*/false);
+    const Operands x = make(c);
+    mla_attention_forward(context(), x.dims, x.in, x.o, x.lse);
+    mla_attention_backward(context(), x.dims, x.in, x.o, x.lse, x.d_o, x.d_q, x.d_kv, x.d_k_rope);
+    const Tensor inputs[] = {x.in.q, x.in.kv, x.in.k_rope}, gradients[] = {x.d_q, x.d_kv, x.d_k_rope};
+    for (std::size_t operand = 0; operand < 3; ++operand) {
+      const Doubles direction = doubles(random(inputs[operand].shape()));
+      const auto loss = [&](double step) {
+        Doubles values[3], o, lse;
+        for (std::size_t i = 0; i < 3; ++i) values[i] = doubles(inputs[i]);
+        for (std::size_t i = 0; i < direction.size(); ++i) values[operand][i] += step * direction[i];
+        reference(c, values[0], values[1], values[2], x.starts, static_cast<double>(x.dims.scale), o, lse);
+        return dot(o, doubles(x.d_o));
+      };
+      const double expected = (loss(1e-5) - loss(-1e-5)) / 2e-5;
+      const Doubles gradient = doubles(gradients[operand]);
+      EXPECT_NEAR(dot(gradient, direction), expected,
+                  bound_for(dtype(), kBackwardBound) * std::sqrt(dot(gradient, gradient)))
+          << operand;
+    }
+  }
+}
+
 TEST_P(MlaAttention, UsualDims) { check({1, 200, 2, 128, 64, 128, 90}, /*differences=*/false); }
 
 // Every instruction set that this processor has gives the operator's results up to rounding.
