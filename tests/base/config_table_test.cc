@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -82,6 +85,71 @@ TEST(ConfigTable, ValuesOfAWrongKind) {
   expect_error([&] { s.table().apply_override("--first.count"); }, {"first.count=VALUE"});
   expect_error([&] { s.table().apply_toml("[first\n", "file"); }, {"file:1"});
   EXPECT_EQ(s.count, 3);
+}
+
+TEST(ConfigTable, NumbersAndNamesComeBack) {
+  for (const std::int64_t count :
+       {std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()}) {
+    for (const double rate : {0.0, -1.0, 1e16, 1e-300, 0.1 + 0.2, std::numeric_limits<double>::max(), HUGE_VAL}) {
+      for (const char* name : {"", "\"", "\\", "tab\tand é", "[section]", "a = 1 # no comment", "'"}) {
+        Settings s, again;
+        s.count = count;
+        s.rate = rate;
+        s.small = 0.1f;
+        s.name = name;
+        again.table().apply_toml(s.table().to_toml(), "text");
+        EXPECT_EQ(again.count, count);
+        EXPECT_EQ(again.rate, rate);
+        EXPECT_EQ(again.small, 0.1f);
+        EXPECT_EQ(again.name, name);
+      }
+    }
+  }
+}
+
+TEST(ConfigTable, OverrideForms) {
+  Settings s;
+  ConfigTable table = s.table();
+  for (const char* text : {"first.count=7", "--first.flag=True", "--second.rate=-2", "--second.name=a=b"}) {
+    table.apply_override(text);
+  }
+  EXPECT_EQ(s.count, 7);
+  EXPECT_TRUE(s.flag);
+  EXPECT_EQ(s.rate, -2.0);
+  EXPECT_EQ(s.name, "a=b");
+  table.apply_override("--second.name='quoted'");
+  EXPECT_EQ(s.name, "quoted");
+  table.apply_override("--second.name=");
+  EXPECT_EQ(s.name, "");
+  table.apply_override("--first.flag=False");
+  EXPECT_FALSE(s.flag);
+  expect_error([&] { table.apply_override("--second.colour=blue"); }, {"blue", "red, green"});
+  expect_error([&] { table.apply_override("--first.flag=1"); }, {"first.flag", "boolean"});
+  expect_error([&] { table.apply_override("--second.rate=fast"); }, {"second.rate", "fast", "number"});
+  expect_error([&] { table.apply_override("--second.rate="); }, {"second.rate", "number"});
+  expect_error([&] { table.apply_override("first.cout=1"); }, {"'first.cout'", "'first.count'"});
+}
+
+TEST(ConfigTable, ErrorsInToml) {
+  Settings s;
+  expect_error([&] { s.table().apply_toml("[second]\nname = 3\n", "f"); }, {"f:2", "second.name", "string"});
+  expect_error([&] { s.table().apply_toml("[second]\nrate = \"1\"\n", "f"); }, {"f:2", "second.rate", "number"});
+  expect_error([&] { s.table().apply_toml("[first]\ncount = 1\ncount = 2\n", "f"); }, {"f:3"});
+  expect_error([&] { s.table().apply_toml("[first]\ncount = 1979-05-27\n", "f"); }, {"f:2", "first.count"});
+  expect_error([&] { s.table().apply_toml("[first.count]\nx = 1\n", "f"); }, {"f:2", "'first.count.x'"});
+}
+
+TEST(ConfigTable, Describes) {
+  Settings s;
+  const auto all = s.table().describe();
+  ASSERT_EQ(all.size(), 6u);
+  EXPECT_EQ(all[1].key, "first.count");
+  EXPECT_EQ(all[1].type, "integer");
+  EXPECT_EQ(all[1].value, "3");
+  EXPECT_EQ(all[1].help, "a count");
+  EXPECT_EQ(all[3].value, "0.7");  // a float prints as it was written
+  EXPECT_EQ(all[5].value, "\"red\"");
+  EXPECT_NE(all[5].type.find("green"), std::string::npos);
 }
 
 }  // namespace

@@ -31,6 +31,16 @@ TEST(AtomicFile, AppearsWithCommitOnly) {
   EXPECT_FALSE(std::filesystem::exists(path.string() + ".tmp"));
 }
 
+TEST(AtomicFile, WritesWithinTheFileOnly) {
+  const Scratch scratch;
+  AtomicFile file(scratch / "file");
+  file.write("four");
+  EXPECT_THROW(file.write_at(1, std::as_bytes(std::span("four", 4))), InternalError);
+  EXPECT_FALSE(std::filesystem::exists(scratch / "file"));
+  file.commit();
+  EXPECT_EQ(read_text_file(scratch / "file"), "four");
+}
+
 TEST(AtomicFile, FoldersThatAreNotThere) {
   expect_error([] { AtomicFile file("/nonexistent/file"); }, {"/nonexistent/file", "No such file"});
 }
@@ -40,6 +50,37 @@ TEST(MappedFile, WhatCannotBeMapped) {
   expect_error([&] { MappedFile file(scratch / "missing"); }, {"missing", "No such file"});
   expect_error([&] { MappedFile file(scratch.path()); }, {"not a regular file"});
   EXPECT_TRUE(MappedFile(data::write_file(scratch / "empty", "")).bytes().empty());
+}
+
+TEST(MappedFile, MovesAndOutlivesTheName) {
+  const Scratch scratch;
+  const auto path = data::write_file(scratch / "file", "content");
+  MappedFile first(path);
+  MappedFile second(std::move(first));
+  EXPECT_TRUE(first.bytes().empty());
+  MappedFile third;
+  third = std::move(second);
+  std::filesystem::remove(path);
+  EXPECT_EQ(std::memcmp(third.bytes().data(), "content", 7), 0);
+  EXPECT_EQ(third.path(), path);
+}
+
+TEST(Checksum, AnyPieces) {
+  std::vector<std::byte> bytes(3000);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i >> 3);
+  const std::span<const std::byte> all(bytes);
+  for (const std::size_t size : {1, 3, 16, 17, 128, 240, 241, 1024, 3000}) {  // where XXH3 changes its method
+    for (const std::size_t cut : {std::size_t{0}, std::size_t{1}, size / 2, size}) {
+      Checksum pieces;
+      pieces.update(all.first(cut));
+      pieces.update({});
+      pieces.update(all.first(size).subspan(cut));
+      EXPECT_EQ(pieces.value(), checksum(all.first(size))) << size << " " << cut;
+    }
+    std::vector<std::byte> changed(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
+    changed.back() ^= std::byte{1};
+    EXPECT_NE(checksum(changed), checksum(all.first(size)));
+  }
 }
 
 TEST(Checksum, PiecesEqualTheWhole) {

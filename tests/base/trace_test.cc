@@ -31,6 +31,30 @@ TEST(TraceRecorder, WritesEventsInMicroseconds) {
   EXPECT_EQ(json["otherData"]["complete"], false);
 }
 
+TEST(TraceScope, RecordsWhileRecording) {
+  const data::Scratch scratch;
+  TraceRecorder recorder;
+  recorder.start();
+  {
+    const TraceScope outer(&recorder, "outer");
+    const TraceScope inner(&recorder, "inner");
+    const TraceScope nobody(nullptr, "nobody");
+  }
+  recorder.stop();
+  { const TraceScope after(&recorder, "after"); }
+  recorder.write(scratch / "trace.json");
+  const auto json = nlohmann::json::parse(read_text_file(scratch / "trace.json"));
+  const auto& events = json["traceEvents"];
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_EQ(events[0]["name"], "inner");  // ends first
+  EXPECT_EQ(events[1]["ts"], 0.0);
+  EXPECT_GE(events[1]["dur"].get<double>(), events[0]["dur"].get<double>());
+  EXPECT_EQ(json["otherData"]["complete"], true);
+  recorder.start();  // anew
+  recorder.write(scratch / "trace.json");
+  EXPECT_TRUE(nlohmann::json::parse(read_text_file(scratch / "trace.json"))["traceEvents"].empty());
+}
+
 TEST(TraceRecorder, EmptyTracesParse) {
   const data::Scratch scratch;
   TraceRecorder recorder;

@@ -43,6 +43,26 @@ TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   }
 }
 
+// Without gradients, moments fade and weights decay; without a shadow, nothing is rounded.
+TEST_F(AdamW, NoGradientAndNoShadow) {
+  const Tensor g = random({5}, DType::kFloat32, 0.0), m = random({5}, DType::kFloat32, 0.0),
+               v = random({5}, DType::kFloat32, 0.0);
+  const Tensor w = random({5});
+  Doubles expected = doubles(w);
+  for (double& value : expected) value *= 1.0 - 0.5 * 0.1;
+  adamw(context(),
+        {.learning_rate = 0.5f,
+         .beta1 = 0.9f,
+         .beta2 = 0.95f,
+         .epsilon = 1e-8f,
+         .weight_decay = 0.1f,
+         .step = 1,
+         .gradient_scale = 1.0f},
+        g, m, v, w, {});
+  EXPECT_LE(relative_error(w, expected), 1e-6);
+  EXPECT_EQ(doubles(m), Doubles(5, 0.0));
+}
+
 TEST_F(AdamW, SumOfSquares) {
   for (const std::int64_t size : {1, 9, 70'003}) {
     const Tensor x = random({size});

@@ -62,8 +62,41 @@ TEST_F(CrossEntropy, HugeLogitsDoNotOverflow) {
   EXPECT_NEAR(logits.data<float>()[1], -1.0, 1e-6);
 }
 
+// The largest logit in any lane and in the tail: without it as offset, exp would overflow.
+TEST_F(CrossEntropy, TheLargestLogitMayBeAnywhere) {
+  constexpr std::int64_t kVocab = 37;
+  for (std::int64_t at = 0; at < kVocab; ++at) {
+    const Tensor logits = random({1, kVocab}), losses = random({1});
+    logits.data<float>()[at] = 1000.0f;
+    const double expected = reference(doubles(logits), kVocab, 0, 5);
+    cross_entropy(context(), logits, ints({5}), 1.0f, losses, logits);
+    EXPECT_NEAR(losses.data<float>()[0], expected, kForwardBound * 1000.0) << at;
+    EXPECT_NEAR(logits.data<float>()[at], at == 5 ? 0.0 : 1.0, kForwardBound) << at;
+  }
+}
+
+// A loss that is not finite is seen as such, and stays in its row.
+TEST_F(CrossEntropy, NansStayInTheirRow) {
+  for (const std::int64_t bad : {0, 16, 20}) {  // the first, in the second vector, in the tail
+    const Tensor logits = random({2, 21}), losses = random({2});
+    logits.data<float>()[bad] = std::nanf("");
+    cross_entropy(context(), logits, ints({3, 3}), 1.0f, losses, logits);
+    EXPECT_TRUE(std::isnan(losses.data<float>()[0])) << bad;
+    EXPECT_TRUE(std::isfinite(losses.data<float>()[1])) << bad;
+    for (const double d : doubles(logits.rows(1, 2))) EXPECT_TRUE(std::isfinite(d));
+  }
+}
+
+TEST_F(CrossEntropy, NothingButIgnoredLabels) {
+  const Tensor logits = random({9, 5}), losses = random({9}), d_logits = random({9, 5}, DType::kBFloat16);
+  cross_entropy(context(), logits, ints(std::vector<std::int32_t>(9, kIgnoredLabel)), 1.0f, losses, d_logits);
+  EXPECT_EQ(doubles(losses), Doubles(9, 0.0));
+  EXPECT_EQ(doubles(d_logits), Doubles(45, 0.0));
+}
+
 TEST_F(CrossEntropy, LabelsBeyondTheVocabularyThrow) {
   EXPECT_THROW(cross_entropy(context(), random({1, 3}), ints({3}), 1.0f, random({1}), {}), InternalError);
+  EXPECT_THROW(cross_entropy(context(), random({1, 3}), ints({-1}), 1.0f, random({1}), {}), InternalError);
 }
 
 TEST_F(CrossEntropy, SameAtAnyNumberOfThreads) {

@@ -30,6 +30,26 @@ TEST_P(Elementwise, AddsInPlaceAndMixed) {
   EXPECT_LE(relative_error(sum, expected), bound_for(dtype(), kForwardBound));
 }
 
+TEST_P(Elementwise, AddsIntoEitherOperand) {
+  const Tensor a = randoms({3, 50}), b = randoms({3, 50}), sum = randoms({3, 50});
+  add(context(), a, b, sum);
+  const Doubles expected = doubles(sum);
+  add(context(), a, b, b);
+  EXPECT_EQ(doubles(b), expected);
+}
+
+// To the nearest bfloat16, ties to even; sums are rounded once: 1 + 2^-8 + 2^-20 is above the tie, 1 + 2^-8 is on it.
+TEST_P(Elementwise, RoundsOnce) {
+  const Tensor one = randoms({1, 2}), rest = random({1, 2}), sum = randoms({1, 2}), ones = random({1, 2});
+  std::fill_n(ones.data<float>(), 2, 1.0f);
+  convert(context(), ones, one);
+  rest.data<float>()[0] = 0x1p-8f;
+  rest.data<float>()[1] = 0x1p-8f + 0x1p-20f;
+  add(context(), one, rest, sum);
+  const bool wide = dtype() == DType::kFloat32;
+  EXPECT_EQ(doubles(sum), (Doubles{wide ? 1.0 + 0x1p-8 : 1.0, wide ? 1.0 + 0x1p-8 + 0x1p-20 : 1.0 + 0x1p-7}));
+}
+
 TEST_P(Elementwise, ZeroesAndFindsWhatIsNotFinite) {
   const Tensor x = randoms({300, 777});
   EXPECT_TRUE(all_finite(context(), x));

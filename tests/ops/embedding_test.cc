@@ -26,6 +26,30 @@ TEST_P(Embedding, RowsOutAndGradientsBack) {
   EXPECT_LE(relative_error(d_table, expected), kBackwardBound);
 }
 
+// Several tasks of tokens and of columns; the backward is the differences' gradient.
+TEST_P(Embedding, ManyTokens) {
+  constexpr std::size_t kTokens = 140, kVocab = 3, kDim = 67;
+  std::vector<std::int32_t> ids;
+  for (std::int32_t t = 0; t < static_cast<std::int32_t>(kTokens); ++t)
+    ids.push_back(t * t % 2 == 0 ? 0 : 2);  // never 1
+  const Tensor tokens = ints(ids), table = randoms({kVocab, kDim}), x = randoms({kTokens, kDim});
+  const auto rows = [&](const Doubles& values) {
+    Doubles result;
+    for (const std::int32_t id : ids) {
+      for (std::size_t j = 0; j < kDim; ++j) result.push_back(values[static_cast<std::size_t>(id) * kDim + j]);
+    }
+    return result;
+  };
+  embedding_forward(context(), tokens, table, x);
+  EXPECT_EQ(doubles(x), rows(doubles(table)));
+  const Tensor d_x = randoms({kTokens, kDim}), d_table = random({kVocab, kDim});
+  const Doubles expected =
+      plus(doubles(d_table),
+           central_differences([&](const Doubles& v) { return dot(rows(v), doubles(d_x)); }, doubles(table)));
+  embedding_backward(context(), tokens, d_x, d_table);
+  EXPECT_LE(relative_error(d_table, expected), kBackwardBound);
+}
+
 TEST_P(Embedding, SameAtAnyNumberOfThreads) {
   const Tensor tokens = ints(std::vector<std::int32_t>(30, 1)), d_x = randoms({30, 200}), d_table = random({2, 200});
   expect_same_for_any_threads(

@@ -85,6 +85,33 @@ TEST_P(Gemm, LinearLayer) {
       kBackwardBound);
 }
 
+// 4000 products of one sign: in bfloat16 the sum would stall at 256.
+TEST_P(Gemm, SumsInFloat32) {
+  const Tensor a = randoms({2, 4000}), c = random({2, 2});
+  gemm(context(), a, false, a, true, c, Write::kAssign);
+  EXPECT_LE(relative_error(c, product(a, false, a, true)), kForwardBound);
+}
+
+// One library serves shapes in any order, as compiled kernels are kept: the second use of a shape has other data.
+TEST_P(Gemm, KernelsAreKeptApart) {
+  for (int round = 0; round < 2; ++round) {
+    for (const std::int64_t m : {3, 4}) {
+      for (const std::int64_t k : {5, 6}) {
+        const Tensor a = randoms({m, k}), b = randoms({7, k}), c = randoms({m, 7});
+        gemm(context(), a, false, b, true, c, Write::kAssign);
+        EXPECT_LE(relative_error(c, product(a, false, b, true)), bound_for(dtype(), kForwardBound));
+      }
+    }
+  }
+}
+
+TEST_P(Gemm, NothingToDo) {
+  const Tensor c = randoms({0, 4});
+  EXPECT_NO_THROW(gemm(context(), randoms({0, 3}), false, randoms({4, 3}), true, c, Write::kAssign));
+  EXPECT_THROW(gemm(context(), randoms({2, 0}), false, randoms({4, 0}), true, randoms({2, 4}), Write::kAssign),
+               InternalError);
+}
+
 TEST_P(Gemm, MeasuringTakesTheSameScratch) {
   expect_measured([&](const Context& op) {
     const Tensor a = op.arena->allocate({70, 30}, dtype()), b = op.arena->allocate({50, 30}, dtype());

@@ -94,9 +94,16 @@ inline Doubles plus(Doubles a, const Doubles& b) {
   return a;
 }
 
+/// Fills the memory that an arena has left with NaN of every float type: scratch may hold anything.
+inline void poison(Arena& arena) {
+  const ArenaScope scope(arena);
+  const std::size_t rest = arena.capacity() - arena.used();
+  std::memset(arena.allocate_bytes(rest), 0xff, rest);
+}
+
 class OperatorTest : public ::testing::Test {
  protected:
-  OperatorTest() : arena_(std::size_t{64} << 20) {}
+  OperatorTest() : arena_(std::size_t{64} << 20) { poison(arena_); }
 
   Context context() { return {.arena = &arena_, .gemm = &gemm_}; }
 

@@ -49,10 +49,72 @@ TEST_P(Permute, GathersAndCombines) {
       EXPECT_LE(relative_error(y, expected), bound_for(dtype(), kForwardBound));
     }
   }
+  // With one choice of weight 1, rows come back as they are.
+  const Tensor identity = ints({3, 0, 2, 1}, {4, 1});
+  combine_rows(context(), x, identity, {}, y, Write::kAssign);
+  EXPECT_EQ(doubles(y.rows(0, 1)), doubles(x.rows(3, 4)));
   // Combining without weights is gathering's gradient: <gather(x), out> == <x, combine(out)>.
   combine_rows(context(), out, row_of_slot_, {}, y, Write::kAssign);
   EXPECT_NEAR(dot(doubles(rows), doubles(out)), dot(doubles(x), doubles(y)),
               bound_for(dtype(), kBackwardBound) * std::sqrt(dot(doubles(rows), doubles(rows))) * 10.0);
+}
+
+// Several tasks of tokens; all slots to one expert, one expert alone, and a random spread.
+TEST_P(Permute, ManyTokens) {
+  constexpr std::int64_t kTokens = 150, kTopK = 3, kSlots = kTokens * kTopK, kDim = 5;
+  const Philox philox(1, 2);
+  for (const auto& [experts, only] : {std::pair<std::int64_t, bool>{7, false}, {7, true}, {1, false}}) {
+    std::vector<std::int32_t> ids, counts(static_cast<std::size_t>(experts), 0);
+    for (std::int64_t slot = 0; slot < kSlots; ++slot) {
+      const auto any = philox.words(static_cast<std::uint64_t>(slot))[0] % static_cast<std::uint32_t>(experts);
+      ids.push_back(only ? 5 : static_cast<std::int32_t>(any));
+      ++counts[static_cast<std::size_t>(ids.back())];
+    }
+    Doubles offsets_expected{0.0}, slots_expected;
+    for (std::int32_t e = 0; e < experts; ++e) {
+      for (std::size_t slot = 0; slot < ids.size(); ++slot) {
+        if (ids[slot] == e) slots_expected.push_back(static_cast<double>(slot));
+      }
+      offsets_expected.push_back(static_cast<double>(slots_expected.size()));
+    }
+    const Tensor offsets = ints(std::vector<std::int32_t>(static_cast<std::size_t>(experts + 1), -1));
+    const Tensor slots = ints(std::vector<std::int32_t>(kSlots, -1));
+    const Tensor rows = ints(std::vector<std::int32_t>(kSlots, -1), {kTokens, kTopK});
+    sort_by_expert(context(), ints(ids, {kTokens, kTopK}), ints(counts), offsets, slots, rows);
+    EXPECT_EQ(doubles(offsets), offsets_expected);
+    EXPECT_EQ(doubles(slots), slots_expected);
+    for (std::int32_t r = 0; r < kSlots; ++r) {
+      ASSERT_EQ(rows.data<std::int32_t>()[slots.data<std::int32_t>()[r]], r);
+    }
+    const Tensor x = randoms({kTokens, kDim}), there = randoms({kSlots, kDim}), back = randoms({kTokens, kDim});
+    const Tensor weights = random({kTokens, kTopK});
+    gather_rows(context(), x, slots, kTopK, there);
+    combine_rows(context(), there, rows, weights, back, Write::kAssign);
+    Doubles expected = doubles(x);  // there and back: each row times the sum of its weights
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const Doubles w =
+          doubles(weights.rows(static_cast<std::int64_t>(i) / kDim, static_cast<std::int64_t>(i) / kDim + 1));
+      expected[i] *= w[0] + w[1] + w[2];
+    }
+    EXPECT_LE(relative_error(back, expected), bound_for(dtype(), kForwardBound));
+  }
+}
+
+TEST_P(Permute, CombineIsTheGradientOfGather) {
+  sort_by_expert(context(), ids_, counts_, offsets_, slot_of_row_, row_of_slot_);
+  const Tensor x = randoms({4, 3}), d_rows = randoms({8, 3}), d_x = randoms({4, 3});
+  combine_rows(context(), d_rows, row_of_slot_, {}, d_x, Write::kAssign);
+  const Doubles expected = central_differences(
+      [&](const Doubles& v) {
+        double sum = 0.0;
+        for (std::size_t r = 0; r < 8; ++r) {
+          const auto token = static_cast<std::size_t>(slot_of_row_.data<std::int32_t>()[r] / 2);
+          for (std::size_t j = 0; j < 3; ++j) sum += v[token * 3 + j] * doubles(d_rows)[r * 3 + j];
+        }
+        return sum;
+      },
+      doubles(x));
+  EXPECT_LE(relative_error(d_x, expected), bound_for(dtype(), kBackwardBound));
 }
 
 TESSERA_BOTH_TYPES(Permute);

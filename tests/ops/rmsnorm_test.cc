@@ -53,6 +53,23 @@ TEST_P(RmsNorm, ColumnsOfWiderMatrices) {
   EXPECT_EQ(doubles(wide_d_x.columns(20, 30)), beside);
 }
 
+// Where eps counts: small rows, and rows of zeros, whose norm is zero and not NaN.
+TEST_P(RmsNorm, SmallAndZeroRows) {
+  check(randoms({4, 19}, 3e-3), randoms({4, 19}), Write::kAssign);
+  const Tensor x = randoms({2, 5}, 0.0), w = randoms({5}), y = randoms({2, 5}), rstd = random({2});
+  rmsnorm_forward(context(), x, w, kEps, y, rstd);
+  EXPECT_EQ(doubles(y), Doubles(10, 0.0));
+  EXPECT_LE(relative_error(rstd, Doubles(2, 1.0 / std::sqrt(static_cast<double>(kEps)))), kForwardBound);
+}
+
+TEST_P(RmsNorm, StatisticsAreFloat32) {
+  // In bfloat16 a sum of 3000 squares would stall; the mean is 1/3.
+  const Tensor x = randoms({1, 3000}), w = randoms({3000}), y = randoms({1, 3000}), rstd = random({1});
+  rmsnorm_forward(context(), x, w, kEps, y, rstd);
+  const double mean = dot(doubles(x), doubles(x)) / 3000.0;
+  EXPECT_LE(relative_error(rstd, {1.0 / std::sqrt(mean + static_cast<double>(kEps))}), kForwardBound);
+}
+
 TEST_P(RmsNorm, WithResidual) {
   const Tensor x = randoms({5, 20}), delta = randoms({5, 20}), w = randoms({20}), sum = randoms({5, 20});
   const Tensor y = randoms({5, 20}), rstd = random({5}), again = randoms({5, 20}), rstd_again = random({5});

@@ -53,6 +53,35 @@ TEST_P(Rope, FromColumnsToColumns) {
   EXPECT_EQ(doubles(to.columns(0, 14)), beside);
 }
 
+// Several tasks of tokens, whole vectors of pairs and a tail; heads of nothing but rotated columns, out of place.
+TEST_P(Rope, ManyTokensAndPairs) {
+  constexpr std::int64_t kTokens = 75, kHeads = 3, kPairs = 35, kPositions = 9;
+  const Tensor x = randoms({kTokens, kHeads * 2 * kPairs}), y = randoms({kTokens, kHeads * 2 * kPairs});
+  const Tensor cos = random({kPositions, kPairs}), sin = random({kPositions, kPairs});
+  std::vector<std::int32_t> positions;
+  for (std::int32_t t = 0; t < kTokens; ++t) positions.push_back(t * 4 % kPositions);
+  rope(context(), x, kHeads, 2 * kPairs, ints(positions), cos, sin, RopeDirection::kForward, y);
+  const Doubles from = doubles(x), c = doubles(cos), s = doubles(sin);
+  Doubles expected;
+  for (std::size_t pair = 0; pair < from.size() / 2; ++pair) {
+    const auto position = static_cast<std::size_t>(positions[pair / (kHeads * kPairs)]);
+    const std::size_t angle = position * kPairs + pair % kPairs;
+    expected.push_back(from[2 * pair] * c[angle] - from[2 * pair + 1] * s[angle]);
+    expected.push_back(from[2 * pair + 1] * c[angle] + from[2 * pair] * s[angle]);
+  }
+  EXPECT_LE(relative_error(y, expected), bound_for(dtype(), kForwardBound));
+  rope(context(), x, kHeads, 2 * kPairs, ints(positions), cos, sin, RopeDirection::kForward, x);  // in place
+  EXPECT_EQ(doubles(x), doubles(y));
+}
+
+TEST_P(Rope, OutOfPlaceWithOtherColumnsThrows) {
+  EXPECT_THROW(
+      rope(context(), randoms({5, 20}), 2, 6, positions_, cos_, sin_, RopeDirection::kForward, randoms({5, 20})),
+      InternalError);
+  const Tensor odd = randoms({5, 10});
+  EXPECT_THROW(rope(context(), odd, 2, 3, positions_, cos_, sin_, RopeDirection::kForward, odd), InternalError);
+}
+
 TESSERA_BOTH_TYPES(Rope);
 
 }  // namespace

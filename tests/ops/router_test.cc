@@ -171,10 +171,50 @@ TEST_F(Router, TiesGoToTheLowerIndex) {
   EXPECT_EQ(doubles(out.expert_ids_TK), (Doubles{0, 1}));
 }
 
+// Biases make ties of scores, groups of equal scores; of each, the lower index.
+TEST_F(Router, TiesOfBiasedScoresAndOfGroups) {
+  const Tensor logits = random({1, 8}), bias = random({8});
+  std::fill_n(logits.data<float>(), 8, 0.0f);  // scores 1/8
+  const std::vector<float> biases = {0.0f, 0.5f, 0.0f, 0.5f, 0.5f, 0.0f, 0.25f, 0.25f};
+  std::copy(biases.begin(), biases.end(), bias.data<float>());
+  const auto chosen = [&](const RouterOptions& options) {
+    const RouterOutputs out = outputs(1, 8, options);
+    router_forward(context(), options, logits, bias, out);
+    EXPECT_LE(relative_error(out.weights_TK, Doubles(static_cast<std::size_t>(options.top_k), 0.125)), 1e-6);
+    return doubles(out.expert_ids_TK);
+  };
+  EXPECT_EQ(chosen({.top_k = 5, .seq_len = 1}), (Doubles{1, 3, 4, 6, 7}));
+  // Groups of two all score 0.5: the first two stay.
+  EXPECT_EQ(chosen({.top_k = 3, .num_groups = 4, .num_limited_groups = 2, .seq_len = 1}), (Doubles{1, 3, 0}));
+}
+
+// A bias selects but does not weigh, and balance ignores it: eq. 18 counts the top-k of unbiased scores.
+TEST_F(Router, BiasSelectsOnly) {
+  const RouterOptions options{
+      .score_function = ScoreFunction::kSigmoid, .top_k = 1, .balance_coefficient = 1.0f, .seq_len = 2};
+  const Tensor logits = random({2, 3}), bias = random({3});
+  const std::vector<float> values = {2.0f, 0.0f, 1.0f, 1.5f, -1.0f, 0.5f}, biases = {0.0f, 5.0f, 0.0f};
+  std::copy(values.begin(), values.end(), logits.data<float>());
+  std::copy(biases.begin(), biases.end(), bias.data<float>());
+  const RouterOutputs out = outputs(2, 3, options);
+  router_forward(context(), options, logits, bias, out);
+  EXPECT_EQ(doubles(out.expert_ids_TK), (Doubles{1, 1}));
+  EXPECT_LE(relative_error(out.weights_TK, {0.5, 1.0 / (1.0 + std::exp(1.0))}), kForwardBound);
+  EXPECT_LE(relative_error(out.balance_f_BE, {3.0, 0.0, 0.0}), kForwardBound);
+}
+
+TEST_F(Router, TokensThatAreNoWholeSequencesThrow) {
+  const RouterOptions options{.top_k = 1, .balance_coefficient = 1.0f, .seq_len = 4};
+  EXPECT_THROW(router_forward(context(), options, random({6, 3}), random({3}), outputs(6, 3, options)), InternalError);
+}
+
 TEST_F(Router, SameAtAnyNumberOfThreads) {
+  // So many sequences that work space shared by two of them would show.
+  constexpr std::int64_t kTokens = 40'000;
   const RouterOptions options{.top_k = 2, .balance_coefficient = 0.1f, .seq_len = 100};
-  const Tensor logits = random({300, 8}), bias = random({8}), d_weights = random({300, 2}), d_logits = random({300, 8});
-  const RouterOutputs out = outputs(300, 8, options);
+  const Tensor logits = random({kTokens, 8}), bias = random({8}), d_weights = random({kTokens, 2});
+  const Tensor d_logits = random({kTokens, 8});
+  const RouterOutputs out = outputs(kTokens, 8, options);
   expect_same_for_any_threads(
       [&] {
         router_forward(context(), options, logits, bias, out);

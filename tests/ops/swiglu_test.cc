@@ -1,5 +1,6 @@
 #include "ops/swiglu.h"
 
+#include "ops/elementwise.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {
@@ -85,6 +86,53 @@ TEST_P(SwiGlu, WeightedRows) {
   }
   EXPECT_LE(relative_error(weighted_a.rows(0, kUsed), weighted), bound_for(dtype(), kForwardBound));
   EXPECT_EQ(doubles(d_h.rows(kUsed, kRows)), untouched);
+}
+
+// Several tasks of rows, of which the last is cut by num_rows; in place; nothing beyond num_rows is written.
+TEST_P(SwiGlu, WeightedRowsInPlace) {
+  constexpr std::int64_t kRows = 80, kWidth = 9;
+  for (const std::int32_t used : {0, 1, 40, 80}) {
+    const Tensor h = randoms({kRows, 2 * kWidth}, 2.0), d_a = randoms({kRows, kWidth});
+    const Tensor d_h = randoms({kRows, 2 * kWidth}), a = randoms({kRows, kWidth});
+    const Tensor weights = random({kRows / 2, 2}), d_weights = random({kRows / 2, 2});
+    const Doubles before[] = {doubles(h), doubles(d_a), doubles(d_h), doubles(a), doubles(d_weights)};
+    std::vector<std::int32_t> slots;
+    for (std::int32_t r = 0; r < kRows; ++r) slots.push_back(r * 7 % static_cast<std::int32_t>(kRows));
+    swiglu_backward_weighted(context(), d_a, h, ints(slots), ints({used}), weights, d_h, a, d_weights);
+    EXPECT_EQ(doubles(h), before[0]);
+    EXPECT_EQ(doubles(d_a), before[1]);
+    const Doubles d_h_apart = doubles(d_h), a_apart = doubles(a), d_weights_apart = doubles(d_weights);
+    for (std::int32_t r = 0; r < kRows; ++r) {
+      const auto slot = static_cast<std::size_t>(slots[static_cast<std::size_t>(r)]);
+      const auto row = [&](const Doubles& values, std::int64_t width) {
+        const auto begin = values.begin() + r * width;
+        return Doubles(begin, begin + width);
+      };
+      const bool written = r < used;
+      EXPECT_EQ(row(d_h_apart, 2 * kWidth) != row(before[2], 2 * kWidth), written) << r;
+      EXPECT_EQ(row(a_apart, kWidth) != row(before[3], kWidth), written) << r;
+      EXPECT_EQ(d_weights_apart[slot] != before[4][slot], written) << r;
+      if (!written) continue;
+      const Doubles unweighted = reference(row(before[0], 2 * kWidth), kWidth);
+      EXPECT_NEAR(d_weights_apart[slot], dot(unweighted, row(before[1], kWidth)), kBackwardBound) << r;
+    }
+    swiglu_backward_weighted(context(), d_a, h, ints(slots), ints({used}), weights, h, d_a, d_weights);
+    const std::int64_t n = used;
+    EXPECT_EQ(doubles(h.rows(0, n)), doubles(d_h.rows(0, n)));
+    EXPECT_EQ(doubles(d_a.rows(0, n)), doubles(a.rows(0, n)));
+    EXPECT_EQ(doubles(d_weights), d_weights_apart);
+  }
+}
+
+TEST_P(SwiGlu, LargeGatesBackward) {
+  const Tensor h = randoms({1, 4}), d_a = randoms({1, 2}), d_h = randoms({1, 4}), a = randoms({1, 2});
+  const Tensor gates = random({1, 2});
+  gates.data<float>()[0] = 200.0f;
+  gates.data<float>()[1] = -200.0f;
+  convert(context(), gates, h.columns(0, 2));
+  swiglu_backward(context(), d_a, h, d_h, a);
+  const Doubles values = doubles(h), g = doubles(d_a);
+  EXPECT_LE(relative_error(d_h, Doubles{g[0] * values[2], 0.0, g[0] * 200.0, 0.0}), bound_for(dtype(), kForwardBound));
 }
 
 TEST_P(SwiGlu, SameAtAnyNumberOfThreads) {

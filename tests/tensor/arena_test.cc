@@ -45,6 +45,46 @@ TEST(Arena, MoreThanPlannedThrows) {
   EXPECT_THROW(arena.allocate_bytes(1), InternalError);
 }
 
+TEST(Arena, ScopesNestAndPeaksStay) {
+  Arena arena(1024);
+  {
+    const ArenaScope outer(arena);
+    arena.allocate_bytes(64);
+    {
+      const ArenaScope inner(arena);
+      arena.allocate_bytes(128);
+    }
+    EXPECT_EQ(arena.used(), 64u);
+  }
+  EXPECT_EQ(arena.used(), 0u);
+  EXPECT_EQ(arena.peak(), 192u);
+  EXPECT_EQ(arena.capacity(), 1024u);
+  EXPECT_THROW(arena.release_to(1), InternalError);
+}
+
+TEST(Arena, ScopesGiveBackWhenAnExceptionPasses) {
+  Arena arena(128);
+  EXPECT_THROW(
+      {
+        const ArenaScope scope(arena);
+        arena.allocate_bytes(129);
+      },
+      InternalError);
+  EXPECT_EQ(arena.used(), 0u);
+  EXPECT_NE(arena.allocate_bytes(128), nullptr);
+}
+
+TEST(Arena, AFullOneSaysHowMuchWasAsked) {
+  Arena arena(128);
+  arena.allocate_bytes(64);
+  try {
+    arena.allocate_bytes(100);
+    FAIL();
+  } catch (const InternalError& error) {
+    EXPECT_NE(std::string(error.what()).find("128 bytes: 64 used, 100 more"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Buffer, IsZeroAndAlignedAndMoves) {
   Buffer buffer(1000);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer.data()) % kAlignment, 0u);

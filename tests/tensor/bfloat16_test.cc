@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+
+#include "tensor/philox.h"
 
 namespace tessera {
 namespace {
@@ -39,6 +42,35 @@ TEST(BFloat16, BeyondTheRange) {
   EXPECT_EQ(BFloat16(std::numeric_limits<float>::infinity()).bits, 0x7f80);
   EXPECT_EQ(BFloat16(std::numeric_limits<float>::max()).bits, 0x7f80);
   EXPECT_TRUE(std::isnan(static_cast<float>(BFloat16(std::bit_cast<float>(0x7f800001u)))));  // a NaN of low bits only
+}
+
+// Any bits: rounded to a multiple of the last place of 8 significant bits (of the subnormals' below 2^-126) in float64.
+TEST(BFloat16, AnyFloatAgainstArithmetic) {
+  const Philox philox(1, 1);
+  for (std::uint64_t i = 0; i < 200'000; ++i) {
+    const auto x = std::bit_cast<float>(philox.words(i)[0]);
+    const BFloat16 rounded(x);
+    const auto actual = static_cast<double>(static_cast<float>(rounded));
+    if (std::isnan(x)) {
+      ASSERT_TRUE(std::isnan(actual));
+      ASSERT_EQ(rounded.bits >> 15, std::signbit(x) ? 1 : 0);
+      continue;
+    }
+    const auto wide = static_cast<double>(x);
+    const int exponent = wide == 0.0 || std::isinf(wide) ? -126 : std::max(std::ilogb(wide), -126);
+    const double place = std::ldexp(1.0, exponent - 7);
+    double expected = std::nearbyint(wide / place) * place;
+    if (std::abs(expected) >= 0x1p128) expected = std::copysign(HUGE_VAL, wide);
+    ASSERT_EQ(actual, expected) << wide;
+    ASSERT_EQ(std::signbit(actual), std::signbit(wide));
+  }
+}
+
+TEST(BFloat16, ZerosKeepTheirSigns) {
+  EXPECT_EQ(BFloat16(0.0f).bits, 0x0000);
+  EXPECT_EQ(BFloat16(-0.0f).bits, 0x8000);
+  EXPECT_EQ(BFloat16(-std::numeric_limits<float>::denorm_min()).bits, 0x8000);
+  EXPECT_EQ(BFloat16(-std::numeric_limits<float>::infinity()).bits, 0xff80);
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 namespace tessera {
@@ -43,6 +45,44 @@ TEST_P(Parallel, RethrowsOneException) {
                               if (i % 7 == 3) throw std::runtime_error("task");
                             }),
                std::runtime_error);
+}
+
+// What is thrown comes through as it was; by then no task runs, none ran twice, and the next call works.
+TEST_P(Parallel, ExceptionsLeaveNothingBehind) {
+  std::vector<std::atomic<int>> runs(200);
+  std::atomic<int> running{0};
+  try {
+    parallel_for(200, [&](std::int64_t i) {
+      ++running;
+      ++runs[static_cast<std::size_t>(i)];
+      --running;
+      if (i == 17) throw std::out_of_range("17");
+    });
+    ADD_FAILURE() << "nothing thrown";
+  } catch (const std::out_of_range& error) {
+    EXPECT_STREQ(error.what(), "17");
+  }
+  EXPECT_EQ(running, 0);
+  for (const auto& count : runs) EXPECT_LE(count, 1);
+  EXPECT_EQ(runs[17], 1);
+  std::atomic<int> sum{0};
+  parallel_for(50, [&](std::int64_t) { ++sum; });
+  EXPECT_EQ(sum, 50);
+}
+
+// As many tasks as threads, each waiting for the others, end only if all run at once; each has a thread of its own.
+TEST_P(Parallel, TasksRunAtTheSameTime) {
+  std::vector<int> threads(static_cast<std::size_t>(num_threads()), -1);
+  std::atomic<int> arrived{0};
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  parallel_for(num_threads(), [&](std::int64_t i) {
+    threads[static_cast<std::size_t>(i)] = thread_idx();
+    ++arrived;
+    while (arrived < num_threads() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  });
+  EXPECT_LT(std::chrono::steady_clock::now(), deadline);
+  std::sort(threads.begin(), threads.end());
+  for (std::size_t i = 0; i < threads.size(); ++i) EXPECT_EQ(threads[i], static_cast<int>(i));
 }
 
 TEST_P(Parallel, NestedRunsSerially) {

@@ -48,5 +48,38 @@ TEST(Philox, SeedsStreamsIndicesAndAttemptsDiffer) {
   EXPECT_NE(random.words(5), random.words(5 + (std::uint64_t{1} << 32)));
 }
 
+// Means over 100,000 draws deviate by 1 / sqrt(100,000) = 0.0032 times the deviation of one; bounds are five of these.
+TEST(Philox, TailsAndIndependence) {
+  const Philox random(4, stream_of("tails")), other(4, stream_of("other"));
+  constexpr int kDraws = 100'000;
+  double fourth = 0.0, neighbours = 0.0, streams = 0.0, beyond_two = 0.0, cut_mean = 0.0, cut_squares = 0.0;
+  double before = random.normal(kDraws);
+  for (std::uint64_t i = 0; i < kDraws; ++i) {
+    const double n = random.normal(i), t = random.truncated_normal(i, 2.0);
+    ASSERT_LE(std::abs(t), 2.0);
+    ASSERT_EQ(t == n, std::abs(n) <= 2.0);  // redrawn only when beyond
+    fourth += n * n * n * n / kDraws;
+    neighbours += n * before / kDraws;
+    streams += n * other.normal(i) / kDraws;
+    beyond_two += (std::abs(n) > 2.0 ? 1.0 : 0.0) / kDraws;
+    cut_mean += t / kDraws;
+    cut_squares += t * t / kDraws;
+    before = n;
+  }
+  EXPECT_NEAR(fourth, 3.0, 0.16);       // deviation sqrt(96)
+  EXPECT_NEAR(neighbours, 0.0, 0.016);  // 1
+  EXPECT_NEAR(streams, 0.0, 0.016);     // 1
+  EXPECT_NEAR(beyond_two, 0.0455, 0.0033);
+  EXPECT_NEAR(cut_mean, 0.0, 0.014);
+  EXPECT_NEAR(cut_squares, 0.77374, 0.015);  // 1 - 4·φ(2)/(Φ(2) - Φ(-2))
+}
+
+// FNV-1a's published values.
+TEST(Philox, StreamsOfNames) {
+  EXPECT_EQ(stream_of(""), 0x811c9dc5u);
+  EXPECT_EQ(stream_of("a"), 0xe40c292cu);
+  EXPECT_EQ(stream_of("foobar"), 0xbf9cf968u);
+}
+
 }  // namespace
 }  // namespace tessera

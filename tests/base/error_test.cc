@@ -1,0 +1,36 @@
+#include "base/error.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+TEST(Error, CheckNamesConditionPlaceAndValues) {
+  int evaluations = 0;
+  TESSERA_CHECK(++evaluations == 1, "{}", ++evaluations);  // the message is not made unless needed
+  EXPECT_EQ(evaluations, 1);
+  try {
+    const int rows = 3;
+    TESSERA_CHECK(rows == 4, "rows {} of {}", rows, 4);
+    FAIL();
+  } catch (const InternalError& error) {
+    const std::string message = error.what();
+    EXPECT_NE(message.find("error_test.cc:"), std::string::npos) << message;
+    EXPECT_NE(message.find("rows == 4"), std::string::npos) << message;
+    EXPECT_NE(message.find(": rows 3 of 4"), std::string::npos) << message;
+  }
+  EXPECT_THROW(TESSERA_CHECK(false), InternalError);
+}
+
+TEST(Error, RequireAndFail) {
+  EXPECT_NO_THROW(require(true, "{}", 1));
+  EXPECT_THROW(require(false, "{}", 1), Error);
+  try {
+    fail("{} is {}", "x", 2);
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "x is 2");
+  }
+}
+
+}  // namespace
+}  // namespace tessera
