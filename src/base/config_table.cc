@@ -40,7 +40,7 @@ std::string quoted(const std::string& text) {
     if (c == '"' || c == '\\') {
       result += '\\';
       result += c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
       result += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
     } else {
       result += c;

@@ -112,7 +112,12 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
 void AtomicFile::commit() {
   if (::fsync(descriptor_) != 0) fail_system("flush", temporary_);
   if (::close(std::exchange(descriptor_, -1)) != 0) fail_system("close", temporary_);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_system("rename", temporary_);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int reason = errno;
+    ::unlink(temporary_.c_str());
+    errno = reason;
+    fail_system("rename", temporary_);
+  }
   sync_directory(path_.parent_path());
 }
 

@@ -32,7 +32,10 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
   }
   TESSERA_CHECK(offsets[num_experts] == num_slots, "{} rows, {} slots", offsets[num_experts], num_slots);
   for (std::int64_t slot = 0; slot < num_slots; ++slot) {
-    const std::int32_t row = next_row[expert_ids_TK.data<std::int32_t>()[slot]]++;
+    const std::int32_t expert = expert_ids_TK.data<std::int32_t>()[slot];
+    TESSERA_CHECK(0 <= expert && expert < num_experts && next_row[expert] < offsets[expert + 1], "slot {} expert {}",
+                  slot, expert);
+    const std::int32_t row = next_row[expert]++;
     slot_of_row_R.data<std::int32_t>()[row] = static_cast<std::int32_t>(slot);
     row_of_slot_TK.data<std::int32_t>()[slot] = row;
   }
