@@ -6,18 +6,21 @@
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "train/job_config.h"
 
 namespace {
 
 /// The arguments with "--section.key value" joined to "--section.key=value": only the configuration knows these keys,
 /// so CLI11 would take the value for a positional argument. In reverse, as CLI11 wants them.
 std::vector<std::string> joined_arguments(int argc, char** argv) {
+  tessera::JobConfig config;
+  const tessera::ConfigTable keys = config_table(config);
   std::vector<std::string> arguments;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
-    const bool is_value = !argument.starts_with("--");
-    if (is_value && !arguments.empty() && arguments.back().starts_with("--") &&
-        arguments.back().find('.') != std::string::npos && arguments.back().find('=') == std::string::npos) {
+    const std::string_view key = arguments.empty() ? std::string_view() : std::string_view(arguments.back());
+    const bool waits = key.starts_with("--") && key.find('.') != key.npos && key.find('=') == key.npos;
+    if (waits && !argument.starts_with("--") && keys.takes_value(key.substr(2), argument)) {
       arguments.back() += "=" + argument;
     } else {
       arguments.push_back(argument);

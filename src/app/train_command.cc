@@ -36,6 +36,11 @@ void print_keys() {
     std::cout << fmt::format("| `{}` | {} | `{}` | {} |\n", entry.key.substr(section.size() + 1), entry.type,
                              entry.value, entry.help);
   }
+  std::cout << "\n## TorchTitan's keys without a counterpart\n\n| key | | why |\n| --- | --- | --- |\n";
+  for (const auto& entry : config_table(config).describe_foreign()) {
+    std::cout << fmt::format("| `{}` | {} | {} |\n", entry.key, entry.type,
+                             entry.type == "refused" ? entry.help + " is not built" : entry.help);
+  }
 }
 
 }  // namespace
@@ -50,7 +55,8 @@ std::vector<std::string> config_overrides(const std::vector<std::string>& remain
 void add_train_command(CLI::App& app, int& status) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model");
-  command->add_option("config", options->config, "TOML file; without one, all keys have their defaults");
+  command->add_option("config,--job.config_file", options->config,
+                      "TOML file; without one, all keys have their defaults");
   command->add_flag("--print-config", options->print_config, "Print the whole configuration as TOML and exit");
   command->add_flag("--list-keys", options->list_keys, "Print every key with its default and meaning, and exit");
   command->allow_extras();

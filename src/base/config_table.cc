@@ -60,8 +60,32 @@ std::string to_text(const Value& value) {
       return text;
     }
     std::string operator()(const std::string& s) const { return quoted(s); }
+    std::string operator()(const ConfigTable::List& list) const {
+      std::vector<std::string> items;
+      for (const std::string& item : list) items.push_back(quoted(item));
+      return fmt::format("[{}]", fmt::join(items, ", "));
+    }
   };
   return std::visit(Visitor{}, value);
+}
+
+std::string_view without_quotes(std::string_view text) {
+  const bool quoted = text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front();
+  return quoted ? text.substr(1, text.size() - 2) : text;
+}
+
+/// The items of "a, b"; none of "".
+ConfigTable::List split(std::string_view text) {
+  ConfigTable::List items;
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    std::string_view item = text.substr(0, comma);
+    text.remove_prefix(std::min(comma + 1, text.size()));
+    while (item.starts_with(' ')) item.remove_prefix(1);
+    while (item.ends_with(' ')) item.remove_suffix(1);
+    if (!item.empty()) items.emplace_back(item);
+  }
+  return items;
 }
 
 /// The value of an override's text for an entry of `example`'s type; monostate-like nullopt if it does not parse.
@@ -85,10 +109,28 @@ std::optional<Value> parse_as(const Value& example, std::string_view text) {
     if (whole_number(number)) return number;
     return std::nullopt;
   }
-  if (text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front()) {
-    text = text.substr(1, text.size() - 2);
+  if (std::holds_alternative<ConfigTable::List>(example)) return split(without_quotes(text));
+  return std::string(without_quotes(text));
+}
+
+/// What a node of TOML holds; nullopt for dates and for arrays of anything but strings.
+std::optional<Value> value_of(const toml::node& node) {
+  if (const auto boolean = node.as_boolean()) return boolean->get();
+  if (const auto integer = node.as_integer()) return integer->get();
+  if (const auto number = node.as_floating_point()) return number->get();
+  if (const auto string = node.as_string()) return string->get();
+  const toml::array* array = node.as_array();
+  if (array == nullptr) return std::nullopt;
+  ConfigTable::List list;
+  for (const toml::node& item : *array) {
+    if (!item.is_string()) return std::nullopt;
+    list.push_back(item.as_string()->get());
   }
-  return std::string(text);
+  return list;
+}
+
+bool asks_for_something(const std::optional<Value>& value) {
+  return value != Value(false) && value != Value(std::string()) && value != Value(ConfigTable::List());
 }
 
 }  // namespace
@@ -136,6 +178,20 @@ void ConfigTable::add(std::string key, std::string& target, std::string help) {
       [&target](const Value& v) { target = std::get<std::string>(v); }, [&target] { return Value(target); });
 }
 
+void ConfigTable::add(std::string key, List& target, std::string help) {
+  add_entry(
+      std::move(key), std::move(help), "list of strings", List(),
+      [&target](const Value& v) { target = std::get<List>(v); }, [&target] { return Value(target); });
+}
+
+void ConfigTable::ignore(std::string key, Form form, std::string why) {
+  foreign_.push_back({.key = std::move(key), .form = form, .why = std::move(why), .refused = false});
+}
+
+void ConfigTable::refuse(std::string key, Form form, std::string feature) {
+  foreign_.push_back({.key = std::move(key), .form = form, .why = std::move(feature), .refused = true});
+}
+
 void ConfigTable::add_choice(std::string key, std::vector<std::string> names, std::function<void(std::size_t)> set,
                              std::function<std::size_t()> get, std::string help) {
   add_entry(
@@ -148,11 +204,25 @@ void ConfigTable::add_choice(std::string key, std::vector<std::string> names, st
   entries_.back().choices = std::move(names);
 }
 
+const ConfigTable::Entry* ConfigTable::known(std::string_view key) const {
+  const auto found =
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return entry.key == key; });
+  return found == entries_.end() ? nullptr : &*found;
+}
+
+const ConfigTable::Foreign* ConfigTable::foreign(std::string_view key) const {
+  for (const Foreign& foreign : foreign_) {
+    const std::string_view prefix(foreign.key.data(), foreign.key.size() - (foreign.key.ends_with(".*") ? 1 : 0));
+    if (prefix.size() < foreign.key.size() ? key.starts_with(prefix) : key == prefix) return &foreign;
+  }
+  return nullptr;
+}
+
 const ConfigTable::Entry& ConfigTable::find(std::string_view key, const std::string& where) const {
+  if (const Entry* entry = known(key)) return *entry;
   const Entry* nearest = nullptr;
   std::size_t nearest_distance = std::numeric_limits<std::size_t>::max();
   for (const Entry& entry : entries_) {
-    if (entry.key == key) return entry;
     // The right name in a wrong section is nearer than any misspelling.
     const std::size_t distance = last_part(entry.key) == last_part(key) ? 1 : 2 * edit_distance(entry.key, key);
     if (distance < nearest_distance) {
@@ -170,6 +240,9 @@ void ConfigTable::assign(const Entry& entry, const Value& value, const std::stri
   if (std::holds_alternative<double>(entry.example) && std::holds_alternative<std::int64_t>(value)) {
     converted = static_cast<double>(std::get<std::int64_t>(value));
   }
+  if (std::holds_alternative<List>(entry.example) && std::holds_alternative<std::string>(value)) {
+    converted = split(std::get<std::string>(value));
+  }
   require(converted.index() == entry.example.index(), "{}: {} is {}; expected a value of type {}", where, entry.key,
           to_text(value), entry.type);
   if (!entry.choices.empty()) {
@@ -178,6 +251,12 @@ void ConfigTable::assign(const Entry& entry, const Value& value, const std::stri
             "{}: {} is {}; expected one of {}", where, entry.key, to_text(converted), fmt::join(entry.choices, ", "));
   }
   entry.set(converted);
+}
+
+void ConfigTable::pass_over(const Foreign& foreign, std::string_view key, bool asks, const std::string& where) {
+  if (!asks) return;
+  require(!foreign.refused, "{}: {}: {} is not built yet", where, key, foreign.why);
+  if (std::find(ignored_.begin(), ignored_.end(), key) == ignored_.end()) ignored_.emplace_back(key);
 }
 
 void ConfigTable::apply_toml(std::string_view text, const std::string& source) {
@@ -196,18 +275,14 @@ void ConfigTable::apply_toml(std::string_view text, const std::string& source) {
         visit(*section, key + ".");
         continue;
       }
-      const Entry& entry = find(key, where);
-      if (const auto boolean = node.as_boolean()) {
-        assign(entry, boolean->get(), where);
-      } else if (const auto integer = node.as_integer()) {
-        assign(entry, integer->get(), where);
-      } else if (const auto number = node.as_floating_point()) {
-        assign(entry, number->get(), where);
-      } else if (const auto string = node.as_string()) {
-        assign(entry, string->get(), where);
-      } else {
-        fail("{}: {} is an array or a date; expected a value of type {}", where, key, entry.type);
+      const std::optional<Value> value = value_of(node);
+      if (const Foreign* skipped = foreign(key)) {
+        pass_over(*skipped, key, asks_for_something(value), where);
+        continue;
       }
+      const Entry& entry = find(key, where);
+      require(value.has_value(), "{}: {} is a date or an array; expected a value of type {}", where, key, entry.type);
+      assign(entry, *value, where);
     }
   };
   visit(root, "");
@@ -217,16 +292,37 @@ void ConfigTable::apply_override(std::string_view assignment) {
   while (assignment.starts_with('-')) assignment.remove_prefix(1);
   const std::size_t equals = assignment.find('=');
   const std::string where = fmt::format("--{}", assignment);
-  const Entry& entry = find(assignment.substr(0, equals), where);
-  if (equals == std::string_view::npos) {
+  std::string key(assignment.substr(0, equals));
+  std::replace(key.begin(), key.end(), '-', '_');
+  std::optional<std::string_view> text;
+  if (equals != std::string_view::npos) text = assignment.substr(equals + 1);
+  if (!text && known(key) == nullptr && last_part(key).starts_with("no_")) {
+    key.erase(key.size() - last_part(key).size(), 3);
+    text = "false";
+  }
+  if (const Foreign* skipped = foreign(key)) {
+    const bool asks = !text || (*text != "false" && *text != "False" && !without_quotes(*text).empty());
+    return pass_over(*skipped, key, asks, where);
+  }
+  const Entry& entry = find(key, where);
+  if (!text) {
     require(std::holds_alternative<bool>(entry.example), "{}: expected --{}=VALUE", where, entry.key);
     entry.set(true);
     return;
   }
-  const std::string_view text = assignment.substr(equals + 1);
-  const std::optional<Value> value = parse_as(entry.example, text);
-  require(value.has_value(), "{}: '{}' is not a value of type {}", where, text, entry.type);
+  const std::optional<Value> value = parse_as(entry.example, *text);
+  require(value.has_value(), "{}: '{}' is not a value of type {}", where, *text, entry.type);
   assign(entry, *value, where);
+}
+
+bool ConfigTable::takes_value(std::string_view key, std::string_view value) const {
+  const std::string_view name = last_part(key);
+  const Entry* entry = known(key);
+  const Foreign* skipped = foreign(key);
+  const bool is_flag = entry != nullptr     ? std::holds_alternative<bool>(entry->example)
+                       : skipped != nullptr ? skipped->form == Form::kFlag
+                                            : name.starts_with("no_") || name.starts_with("no-");
+  return !is_flag || value == "true" || value == "True" || value == "false" || value == "False";
 }
 
 std::string ConfigTable::to_toml() const {
@@ -247,6 +343,15 @@ std::vector<ConfigTable::Description> ConfigTable::describe() const {
   for (const Entry& entry : entries_) {
     const std::string type = entry.choices.empty() ? entry.type : fmt::format("{}", fmt::join(entry.choices, " \\| "));
     descriptions.push_back({.key = entry.key, .type = type, .value = to_text(entry.get()), .help = entry.help});
+  }
+  return descriptions;
+}
+
+std::vector<ConfigTable::Description> ConfigTable::describe_foreign() const {
+  std::vector<Description> descriptions;
+  for (const Foreign& foreign : foreign_) {
+    descriptions.push_back(
+        {.key = foreign.key, .type = foreign.refused ? "refused" : "ignored", .value = {}, .help = foreign.why});
   }
   return descriptions;
 }

@@ -1,5 +1,6 @@
 // A table of configuration keys: each is written down once, with its target, its type and its help. TOML files,
-// --section.key=value overrides, printing and the answer to an unknown key all come from the table.
+// --section.key=value overrides, printing and the answer to an unknown key all come from the table. Keys of another
+// program that have no meaning here, or not yet, are entries too, so that its files can be read.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@ namespace tessera {
 
 class ConfigTable {
  public:
-  using Value = std::variant<bool, std::int64_t, double, std::string>;
+  using List = std::vector<std::string>;
+  using Value = std::variant<bool, std::int64_t, double, std::string, List>;
 
   /// `key` is "section.name". The targets must outlive the table.
   void add(std::string key, bool& target, std::string help);
@@ -22,6 +24,15 @@ class ConfigTable {
   void add(std::string key, double& target, std::string help);
   void add(std::string key, float& target, std::string help);
   void add(std::string key, std::string& target, std::string help);
+  /// TOML: an array of strings, or one string with commas; command line: a,b,c.
+  void add(std::string key, List& target, std::string help);
+
+  enum class Form { kFlag, kValue };  // whether "--key" can stand alone
+
+  /// A key that may have any value, which has no effect; `why` is for people. "section.*": all keys below.
+  void ignore(std::string key, Form form, std::string why);
+  /// A key whose feature does not exist: an Error saying so, unless its value asks for nothing: false, "" or [].
+  void refuse(std::string key, Form form, std::string feature);
 
   /// A string out of a list that stands for a value.
   template <typename Choice>
@@ -42,8 +53,15 @@ class ConfigTable {
   /// TOML that does not parse, unknown keys (naming the nearest known one) and values of a wrong type.
   void apply_toml(std::string_view text, const std::string& source);
 
-  /// Sets one key from "section.key=value". A boolean key alone means true.
+  /// Sets one key from "section.key=value". A boolean key alone means true, "section.no_key" false; "-" in a key is
+  /// read as "_".
   void apply_override(std::string_view assignment);
+
+  /// Whether "--key value" gives the key that value: not for a key that stands alone, followed by something else.
+  bool takes_value(std::string_view key, std::string_view value) const;
+
+  /// The ignored keys that were set to something other than false, "" or [].
+  const std::vector<std::string>& ignored() const { return ignored_; }
 
   /// All keys with their present values, as TOML that apply_toml reads back to the same.
   std::string to_toml() const;
@@ -53,6 +71,8 @@ class ConfigTable {
   };
   /// All keys in order, with their present values, for documentation.
   std::vector<Description> describe() const;
+  /// The keys without a target; `type` is "ignored" or "refused", `help` says why.
+  std::vector<Description> describe_foreign() const;
 
  private:
   struct Entry {
@@ -64,15 +84,27 @@ class ConfigTable {
     Value example;                     // of the entry's type
     std::vector<std::string> choices;  // empty: any
   };
+  /// A key without a target.
+  struct Foreign {
+    std::string key;
+    Form form;
+    std::string why;
+    bool refused;
+  };
 
   void add_entry(std::string key, std::string help, std::string type, Value example,
                  std::function<void(const Value&)> set, std::function<Value()> get);
   void add_choice(std::string key, std::vector<std::string> names, std::function<void(std::size_t)> set,
                   std::function<std::size_t()> get, std::string help);
+  const Entry* known(std::string_view key) const;
+  const Foreign* foreign(std::string_view key) const;
   const Entry& find(std::string_view key, const std::string& where) const;
   void assign(const Entry& entry, const Value& value, const std::string& where) const;
+  void pass_over(const Foreign& foreign, std::string_view key, bool asks_for_something, const std::string& where);
 
   std::vector<Entry> entries_;
+  std::vector<Foreign> foreign_;
+  std::vector<std::string> ignored_;
 };
 
 }  // namespace tessera

@@ -4,14 +4,55 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 
 namespace tessera {
 
 namespace {
+
 constexpr std::int64_t kMaxThreads = 4096;
+
+/// Keys that a file may have at any value, but that a run takes at their default only.
+struct Unbuilt {
+  std::string_view key;
+  std::string_view feature;
+};
+constexpr Unbuilt kUnbuilt[] = {
+    {"model.converters", "low precision"},
+    {"parallelism.data_parallel_replicate_degree", "data parallelism"},
+    {"parallelism.tensor_parallel_degree", "tensor parallelism"},
+    {"parallelism.pipeline_parallel_degree", "pipeline parallelism"},
+    {"parallelism.context_parallel_degree", "context parallelism"},
+    {"parallelism.expert_parallel_degree", "expert parallelism"},
+    {"parallelism.expert_tensor_parallel_degree", "tensor parallelism of experts"},
+    {"parallelism.expert_parallel_comm_backend", "GPU-initiated expert-parallel communication"},
+    {"parallelism.expert_parallel_a2a_dispatch_fwd_precision", "low-precision dispatch"},
+    {"parallelism.expert_parallel_a2a_combine_bwd_precision", "low-precision combine"},
+    {"checkpoint.async_mode", "asynchronous checkpointing"},
+    {"training.dtype", "training with masters, gradients and moments in another type"},
+};
+
+void require_built(const JobConfig& config) {
+  JobConfig defaults, given = config;
+  const auto default_values = config_table(defaults).describe(), values = config_table(given).describe();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    for (const Unbuilt& unbuilt : kUnbuilt) {
+      require(values[i].key != unbuilt.key || values[i].value == default_values[i].value,
+              "{} is {}: {} is not built yet; a run takes {} only", unbuilt.key, values[i].value, unbuilt.feature,
+              default_values[i].value);
+    }
+  }
+  const std::int64_t shards = config.parallelism.data_parallel_shard_degree;
+  require(shards == -1 || shards == 1,
+          "parallelism.data_parallel_shard_degree is {}: sharded data parallelism is not built yet; a run takes -1 or "
+          "1 only",
+          shards);
 }
 
+}  // namespace
+
 void JobConfig::validate() const {
+  require_built(*this);
   const auto positive = [](std::string_view key, auto value) {
     require(value > 0, "{} is {}; expected a number above 0", key, value);
   };
@@ -64,13 +105,94 @@ void JobConfig::validate() const {
           training.local_batch_size, training.seq_len, model.args.top_k);
 }
 
+namespace {
+
+/// TorchTitan v0.2.1's keys that have no counterpart (docs/from-torchtitan.md has the same list).
+void pass_over_torchtitan_keys(ConfigTable& t) {
+  constexpr auto kFlag = ConfigTable::Form::kFlag;
+  constexpr auto kValue = ConfigTable::Form::kValue;
+
+  const char* python = "there is no Python here";
+  t.ignore("job.custom_config_module", kValue, python);
+  t.ignore("experimental.*", kValue, python);
+  t.ignore("training.gc_freq", kValue, python);
+  t.ignore("training.gc_debug", kFlag, python);
+  t.ignore("training.dataloader.*", kValue, "the loader maps token shards and needs no workers");
+  t.ignore("validation.dataloader.*", kValue, "the loader maps token shards and needs no workers");
+  t.ignore("compile.enable", kFlag, "everything is compiled");
+  t.ignore("compile.*", kValue, "everything is compiled");
+  t.ignore("parallelism.enable_async_tensor_parallel", kFlag, "a matter of torch.compile");
+  t.ignore("optimizer.implementation", kValue, "there is one implementation");
+  t.ignore("training.dataset", kValue, "data is prepared beforehand; training.dataset_path says where it is");
+  t.ignore("validation.dataset", kValue, "data is prepared beforehand; validation.dataset_path says where it is");
+  t.ignore("validation.local_batch_size", kValue, "training.local_batch_size holds");
+  t.ignore("validation.seq_len", kValue, "training.seq_len holds");
+  t.ignore("model.hf_assets_path", kValue, "a dataset carries its tokenizer; checkpoint.initial_load_path has weights");
+  t.ignore("model.tokenizer_path", kValue, "a dataset carries its tokenizer");
+  t.ignore("training.mixed_precision_reduce", kValue, "gradients are summed in float32");
+  t.ignore("checkpoint.initial_load_model_only", kFlag, "initial_load_path always gives the weights only");
+  t.ignore("checkpoint.initial_load_in_hf_quantized", kFlag, "FP8 weights are recognised by their scales");
+  t.ignore("checkpoint.last_save_model_only", kFlag, "the last checkpoint is whole, so that a run can go on from it");
+  t.ignore("checkpoint.export_dtype", kValue, "`tessera convert --to hf --dtype` chooses it");
+  t.ignore("checkpoint.enable_ft_dataloader_checkpoints", kFlag, "the loader's state is in every checkpoint");
+  t.ignore("activation_checkpoint.selective_ac_option", kValue, "docs/model.md says what selective keeps");
+  t.ignore("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", kValue,
+           "docs/model.md says what selective keeps");
+  t.ignore("activation_checkpoint.early_stop", kFlag, "a matter of torch.utils.checkpoint");
+  t.ignore("activation_checkpoint.memory_budget", kValue, "a matter of torch.compile");
+  t.ignore("activation_checkpoint.visualize_memory_budget_pareto", kFlag, "a matter of torch.compile");
+  t.ignore("activation_checkpoint.preserve_rng_state", kFlag, "recomputation is exact");
+  t.ignore("activation_checkpoint.determinism_check", kValue, "recomputation is exact");
+  t.ignore("activation_checkpoint.debug", kFlag, "a matter of torch.utils.checkpoint");
+  t.ignore("memory_estimation.*", kFlag, "every run prints its memory before it takes it");
+  t.ignore("metrics.disable_color_printing", kFlag, "lines have no colours");
+  t.ignore("metrics.save_for_all_ranks", kFlag, "there is one rank");
+  t.ignore("debug.deterministic", kFlag, "the CPU always is");
+  t.ignore("debug.deterministic_warn_only", kFlag, "the CPU always is");
+  t.ignore("profiling.profiler_active", kValue, "a trace is of one step");
+  t.ignore("profiling.profiler_warmup", kValue, "a trace is of one step");
+  t.ignore("profiling.save_memory_snapshot_folder", kValue, "there are no memory snapshots");
+  t.ignore("comm.*", kValue, "there is one rank");
+  t.ignore("parallelism.disable_loss_parallel", kFlag, "there is one rank");
+  t.ignore("parallelism.pipeline_parallel_schedule_csv", kValue, "there is one rank");
+  t.ignore("parallelism.pipeline_parallel_microbatch_size", kValue, "there is one rank");
+  t.ignore("parallelism.pipeline_parallel_layers_per_stage", kValue, "there is one rank");
+  t.ignore("parallelism.pipeline_parallel_first_stage_less_layers", kValue, "there is one rank");
+  t.ignore("parallelism.pipeline_parallel_last_stage_less_layers", kValue, "there is one rank");
+  t.ignore("parallelism.pipeline_parallel_expert_parallel_overlap", kFlag, "there is one rank");
+  t.ignore("parallelism.context_parallel_load_balancer", kValue, "there is one rank");
+  t.ignore("parallelism.context_parallel_rotate_method", kValue, "there is one rank");
+  t.ignore("quantize.linear.float8.*", kValue, "takes effect through model.converters only");
+  t.ignore("quantize.grouped_mm.float8.*", kValue, "takes effect through model.converters only");
+  t.ignore("quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", kValue, "there is one kernel");
+
+  t.refuse("job.save_config_file", kValue, "saving the configuration to a file (--print-config prints it)");
+  t.refuse("profiling.enable_memory_snapshot", kFlag, "memory snapshots");
+  t.refuse("metrics.enable_wandb", kFlag, "Weights & Biases");
+  t.refuse("optimizer.early_step_in_backward", kFlag, "an optimizer inside the backward");
+  t.refuse("training.enable_cpu_offload", kFlag, "offloading to the CPU");
+  t.refuse("parallelism.module_fqns_per_model_part", kValue, "pipeline parallelism");
+  t.refuse("checkpoint.last_save_in_hf", kFlag, "saving Hugging Face files from a run (`tessera convert` makes them)");
+  t.refuse("checkpoint.exclude_from_loading", kValue, "partial loading");
+  t.refuse("checkpoint.enable_first_step_checkpoint", kFlag, "a checkpoint of the first step");
+  t.refuse("checkpoint.create_seed_checkpoint", kFlag, "a seed checkpoint");
+  t.refuse("checkpoint.load_only", kFlag, "loading without saving");
+  t.refuse("fault_tolerance.enable", kFlag, "TorchFT's fault tolerance");
+  t.ignore("fault_tolerance.*", kValue, "takes effect with fault_tolerance.enable only");
+}
+
+}  // namespace
+
 ConfigTable config_table(JobConfig& c) {
   ConfigTable t;
   t.add("job.dump_folder", c.job.dump_folder, "folder of everything that a run writes");
   t.add("job.description", c.job.description, "free text");
+  t.add("job.print_config", c.job.print_config, "print the whole configuration when the run starts");
 
   t.add("model.name", c.model.name, "the model: deepseek_v3");
   t.add("model.flavor", c.model.flavor, "the model's sizes: debugmodel, 16B, 236B or 671B");
+  t.add("model.converters", c.model.converters, "low precision: quantize.grouped_mm.mx, quantize.linear.mx");
+  t.add("model.print_after_conversion", c.model.print_after_conversion, "print every parameter's name and shape");
   ModelConfig& a = c.model.args;
   t.add("model.args.vocab_size", a.vocab_size, "entries of the vocabulary");
   t.add("model.args.dim", a.dim, "width of the residual stream");
@@ -118,6 +240,7 @@ ConfigTable config_table(JobConfig& c) {
   t.add("optimizer.weight_decay", c.optimizer.weight_decay, "decoupled weight decay");
 
   t.add("lr_scheduler.warmup_steps", c.lr_scheduler.warmup_steps, "steps of linear warm-up");
+  t.add("lr_scheduler.total_steps", c.lr_scheduler.total_steps, "steps that the schedule is for; 0: training.steps");
   t.add("lr_scheduler.decay_ratio", c.lr_scheduler.decay_ratio, "part of the steps that decay; -1: all after warm-up");
   t.add("lr_scheduler.decay_type", c.lr_scheduler.decay_type,
         {{"linear", DecayType::kLinear}, {"sqrt", DecayType::kSqrt}, {"cosine", DecayType::kCosine}},
@@ -131,9 +254,38 @@ ConfigTable config_table(JobConfig& c) {
   t.add("training.seq_len", c.training.seq_len, "tokens per sequence");
   t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped");
   t.add("training.steps", c.training.steps, "optimizer steps of the whole run");
+  t.add("training.dtype", c.training.dtype, "type of master weights, gradients and moments: float32");
   t.add("training.mixed_precision_param", c.training.mixed_precision_param,
         {{"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}}, "type that layers compute in");
   t.add("training.num_threads", c.training.num_threads, "CPU threads; 0: one per core");
+
+  auto& p = c.parallelism;
+  t.add("parallelism.data_parallel_replicate_degree", p.data_parallel_replicate_degree,
+        "ranks that hold copies of the same weights");
+  t.add("parallelism.data_parallel_shard_degree", p.data_parallel_shard_degree,
+        "ranks that the weights are cut over; -1: all that the other axes leave");
+  t.add("parallelism.fsdp_reshard_after_forward", p.fsdp_reshard_after_forward,
+        "free gathered weights after the forward: default, always or never");
+  t.add("parallelism.tensor_parallel_degree", p.tensor_parallel_degree, "ranks that a layer's matrices are cut over");
+  t.add("parallelism.pipeline_parallel_degree", p.pipeline_parallel_degree, "ranks that the layers are cut over");
+  t.add("parallelism.pipeline_parallel_schedule", p.pipeline_parallel_schedule, "1F1B, Interleaved1F1B, ...");
+  t.add("parallelism.context_parallel_degree", p.context_parallel_degree, "ranks that a sequence is cut over");
+  t.add("parallelism.expert_parallel_degree", p.expert_parallel_degree, "ranks that the experts are cut over");
+  t.add("parallelism.expert_tensor_parallel_degree", p.expert_tensor_parallel_degree,
+        "ranks that an expert's matrices are cut over");
+  t.add("parallelism.expert_parallel_comm_backend", p.expert_parallel_comm_backend, "standard or deepep");
+  t.add("parallelism.expert_parallel_a2a_dispatch_fwd_precision", p.expert_parallel_a2a_dispatch_fwd_precision,
+        "type of dispatched rows in the forward: default or mxfp8");
+  t.add("parallelism.expert_parallel_a2a_combine_bwd_precision", p.expert_parallel_a2a_combine_bwd_precision,
+        "type of rows sent back in the backward: default or mxfp8");
+
+  t.add("quantize.linear.mx.recipe_name", c.quantize_mx.linear.recipe_name,
+        "with the converter quantize.linear.mx: mxfp8_cublas or mxfp8_cublas_rceil");
+  t.add("quantize.linear.mx.filter_fqns", c.quantize_mx.linear.filter_fqns,
+        "modules that stay in bfloat16: those whose name contains one of these");
+  t.add("quantize.grouped_mm.mx.recipe_name", c.quantize_mx.grouped_mm.recipe_name,
+        "with the converter quantize.grouped_mm.mx: mxfp8 or mxfp8_wgrad_with_hp");
+  t.add("quantize.grouped_mm.mx.fqns", c.quantize_mx.grouped_mm.fqns, "modules whose grouped GEMMs it is for: experts");
 
   t.add("activation_checkpoint.mode", c.activation_checkpoint.mode,
         {{"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}},
@@ -150,7 +302,15 @@ ConfigTable config_table(JobConfig& c) {
   t.add("checkpoint.keep_latest_k", c.checkpoint.keep_latest_k, "checkpoints that stay; 0: all");
   t.add("checkpoint.load_step", c.checkpoint.load_step, "step to resume from; -1: the last");
 
+  t.add("checkpoint.async_mode", c.checkpoint.async_mode, "write checkpoints while training goes on: disabled");
+  t.add("checkpoint.initial_load_path", c.checkpoint.initial_load_path,
+        "checkpoint whose weights a run without checkpoints of its own starts from");
+  t.add("checkpoint.initial_load_in_hf", c.checkpoint.initial_load_in_hf,
+        "that is a folder of Hugging Face files, in float32, bfloat16 or FP8");
+
   t.add("metrics.log_freq", c.metrics.log_freq, "steps between lines of metrics");
+  t.add("metrics.enable_tensorboard", c.metrics.enable_tensorboard, "write event files for TensorBoard");
+  t.add("metrics.save_tb_folder", c.metrics.save_tb_folder, "their folder under job.dump_folder");
 
   t.add("profiling.enable_profiling", c.profiling.enable_profiling, "write Chrome traces of some steps");
   t.add("profiling.save_traces_folder", c.profiling.save_traces_folder, "their folder under job.dump_folder");
@@ -159,6 +319,7 @@ ConfigTable config_table(JobConfig& c) {
   t.add("debug.seed", c.debug.seed, "seed of initialisation and of the data's order");
   t.add("debug.moe_force_load_balance", c.debug.moe_force_load_balance,
         "token t's k-th expert is (t * top_k + k) mod num_experts");
+  pass_over_torchtitan_keys(t);
   return t;
 }
 
@@ -169,13 +330,18 @@ JobConfig parse(std::string_view text, const std::string& source, const std::vec
     ConfigTable table = config_table(config);
     table.apply_toml(text, source);
     for (const std::string& override_text : overrides) table.apply_override(override_text);
+    return table.ignored();
   };
   // The first pass finds the flavor, the second puts what is said explicitly on top of its numbers.
   JobConfig first;
   apply(first);
   JobConfig config;
   config.model.args = model_flavor(first.model.flavor);
-  apply(config);
+  const std::vector<std::string> ignored = apply(config);
+  if (!ignored.empty()) {
+    spdlog::warn("{}: ignored, because they mean nothing here (`tessera train --list-keys` says why): {}", source,
+                 fmt::join(ignored, ", "));
+  }
   return config;
 }
 

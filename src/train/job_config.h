@@ -16,10 +16,13 @@ struct JobConfig {
   struct {
     std::string dump_folder = "./outputs";
     std::string description;
+    bool print_config = false;
   } job;
   struct {
     std::string name = "deepseek_v3";
     std::string flavor = "debugmodel";
+    ConfigTable::List converters;
+    bool print_after_conversion = false;
     ModelConfig args;
   } model;
   struct {
@@ -36,9 +39,34 @@ struct JobConfig {
     std::int64_t seq_len = 2048;
     double max_norm = 1.0;
     std::int64_t steps = 10000;
+    std::string dtype = "float32";
     DType mixed_precision_param = DType::kBFloat16;
     std::int64_t num_threads = 0;
   } training;
+  struct {
+    std::int64_t data_parallel_replicate_degree = 1;
+    std::int64_t data_parallel_shard_degree = -1;
+    std::string fsdp_reshard_after_forward = "default";
+    std::int64_t tensor_parallel_degree = 1;
+    std::int64_t pipeline_parallel_degree = 1;
+    std::string pipeline_parallel_schedule = "1F1B";
+    std::int64_t context_parallel_degree = 1;
+    std::int64_t expert_parallel_degree = 1;
+    std::int64_t expert_tensor_parallel_degree = 1;
+    std::string expert_parallel_comm_backend = "standard";
+    std::string expert_parallel_a2a_dispatch_fwd_precision = "default";
+    std::string expert_parallel_a2a_combine_bwd_precision = "default";
+  } parallelism;
+  struct {
+    struct {
+      std::string recipe_name = "mxfp8_cublas";
+      ConfigTable::List filter_fqns = {"output"};
+    } linear;
+    struct {
+      std::string recipe_name = "mxfp8";
+      ConfigTable::List fqns;
+    } grouped_mm;
+  } quantize_mx;
   struct {
     Recompute mode = Recompute::kNone;
   } activation_checkpoint;
@@ -54,9 +82,14 @@ struct JobConfig {
     std::int64_t interval = 500;
     std::int64_t keep_latest_k = 10;
     std::int64_t load_step = -1;
+    std::string async_mode = "disabled";
+    std::string initial_load_path;
+    bool initial_load_in_hf = false;
   } checkpoint;
   struct {
     std::int64_t log_freq = 10;
+    bool enable_tensorboard = false;
+    std::string save_tb_folder = "tb";
   } metrics;
   struct {
     bool enable_profiling = false;
@@ -74,11 +107,13 @@ struct JobConfig {
   }
   std::int64_t micro_batches_per_step() const { return sequences_per_step() / training.local_batch_size; }
 
-  /// Throws Error, naming keys and values, if a run cannot work with these numbers.
+  /// Throws Error, naming keys and values, if a run cannot work with these numbers, or asks for a feature that is not
+  /// built yet.
   void validate() const;
 };
 
-/// The table of keys, bound to the fields of `config`.
+/// The table of keys, bound to the fields of `config`. TorchTitan's keys that mean nothing here are passed over
+/// (docs/from-torchtitan.md).
 ConfigTable config_table(JobConfig& config);
 
 /// Reads a TOML file (or, if `text` is true, TOML text), then applies overrides "section.key=value". The flavor's

@@ -78,6 +78,16 @@ Trainer::Trainer(JobConfig config)
 }
 
 void Trainer::print_plan() const {
+  if (config_.job.print_config) {
+    JobConfig printed = config_;
+    spdlog::info("configuration:\n{}", config_table(printed).to_toml());
+  }
+  if (config_.model.print_after_conversion) {
+    const Parameters& parameters = step_.model().parameters();
+    for (ParamId id = 0; id < parameters.size(); ++id) {
+      spdlog::info("{} {}", parameters.spec(id).name, parameters.spec(id).shape.to_string());
+    }
+  }
   const ModelConfig& model = config_.model.args;
   const ParameterCounts counts = step_.model().count_parameters();
   const MemoryPlan& plan = step_.memory_plan();

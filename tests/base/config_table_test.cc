@@ -21,6 +21,7 @@ struct Settings {
   float small = 0.7f;
   std::string name = "x";
   Colour colour = Colour::kRed;
+  ConfigTable::List list = {"a"};
 
   ConfigTable table() {
     ConfigTable t;
@@ -30,6 +31,10 @@ struct Settings {
     t.add("second.small", small, "a float");
     t.add("second.name", name, "a name");
     t.add("second.colour", colour, {{"red", Colour::kRed}, {"green", Colour::kGreen}}, "a colour");
+    t.add("second.list", list, "a list");
+    t.ignore("other.flag", ConfigTable::Form::kFlag, "of another program");
+    t.ignore("other.below.*", ConfigTable::Form::kValue, "of another program");
+    t.refuse("other.feature", ConfigTable::Form::kFlag, "a feature");
     return t;
   }
 };
@@ -142,7 +147,7 @@ TEST(ConfigTable, ErrorsInToml) {
 TEST(ConfigTable, Describes) {
   Settings s;
   const auto all = s.table().describe();
-  ASSERT_EQ(all.size(), 6u);
+  ASSERT_EQ(all.size(), 7u);
   EXPECT_EQ(all[1].key, "first.count");
   EXPECT_EQ(all[1].type, "integer");
   EXPECT_EQ(all[1].value, "3");
@@ -150,6 +155,56 @@ TEST(ConfigTable, Describes) {
   EXPECT_EQ(all[3].value, "0.7");  // a float prints as it was written
   EXPECT_EQ(all[5].value, "\"red\"");
   EXPECT_NE(all[5].type.find("green"), std::string::npos);
+}
+
+TEST(ConfigTable, Lists) {
+  Settings s;
+  s.table().apply_toml("[second]\nlist = [\"x\", \"y z\"]\n", "file");
+  EXPECT_EQ(s.list, (ConfigTable::List{"x", "y z"}));
+  EXPECT_NE(s.table().to_toml().find("list = [\"x\", \"y z\"]"), std::string::npos);
+  s.table().apply_toml("[second]\nlist = \"p, q\"\n", "file");
+  EXPECT_EQ(s.list, (ConfigTable::List{"p", "q"}));
+  s.table().apply_override("--second.list=a,b");
+  EXPECT_EQ(s.list, (ConfigTable::List{"a", "b"}));
+  s.table().apply_override("--second.list=\"only\"");
+  EXPECT_EQ(s.list, (ConfigTable::List{"only"}));
+  s.table().apply_override("--second.list=");
+  EXPECT_TRUE(s.list.empty());
+  expect_error([&] { s.table().apply_toml("[second]\nlist = [1]\n", "file"); }, {"file:2", "second.list", "list"});
+  expect_error([&] { s.table().apply_toml("[second]\nname = [\"x\"]\n", "file"); },
+               {"file:2", "second.name", "string"});
+}
+
+TEST(ConfigTable, KeysOfAnotherProgram) {
+  Settings s;
+  ConfigTable t = s.table();
+  t.apply_toml("[other]\nflag = false\nfeature = false\n[other.below]\ndates = [1979-05-27]\nempty = []\n", "file");
+  EXPECT_EQ(t.ignored(), (ConfigTable::List{"other.below.dates"}));
+  t.apply_override("--other.flag");
+  t.apply_override("--other.no_feature");
+  t.apply_override("--other.no-flag");
+  t.apply_override("--other.flag=true");  // named once
+  EXPECT_EQ(t.ignored(), (ConfigTable::List{"other.below.dates", "other.flag"}));
+  expect_error([&] { t.apply_toml("[other]\nfeature = true\n", "file"); },
+               {"file:2", "other.feature", "a feature", "not built"});
+  expect_error([&] { t.apply_override("--other.feature"); }, {"other.feature", "a feature", "not built"});
+  EXPECT_EQ(t.describe_foreign().size(), 3u);
+}
+
+TEST(ConfigTable, FlagsAsTyroWritesThem) {
+  Settings s;
+  s.flag = true;
+  s.table().apply_override("--first.no-flag");
+  EXPECT_FALSE(s.flag);
+  expect_error([&] { s.table().apply_override("--first.no_count"); }, {"first.no_count"});
+  const ConfigTable t = s.table();
+  EXPECT_TRUE(t.takes_value("first.count", "3"));
+  EXPECT_TRUE(t.takes_value("first.flag", "false"));
+  EXPECT_FALSE(t.takes_value("first.flag", "file.toml"));
+  EXPECT_FALSE(t.takes_value("first.no-flag", "file.toml"));
+  EXPECT_FALSE(t.takes_value("other.flag", "file.toml"));
+  EXPECT_TRUE(t.takes_value("other.below.key", "file.toml"));
+  EXPECT_TRUE(t.takes_value("unknown.key", "x"));  // so that the error shows both
 }
 
 }  // namespace

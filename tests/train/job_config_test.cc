@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "base/error.h"
+#include "base/file.h"
 #include "model/model.h"
 
 namespace tessera {
@@ -11,6 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string error_of(const std::string& toml, const std::vector<std::string>& overrides = {}) {
   try {
@@ -78,6 +82,152 @@ TEST(Flavors, ParameterCounts) {
   EXPECT_NEAR(flop_per_token(model_flavor("16B"), counts, 8192) * 1e-9, 21.5, 0.05);
   EXPECT_NEAR(static_cast<double>(counts_of("236B").total) * 1e-9, 236.0, 1.0);
   EXPECT_NEAR(static_cast<double>(counts_of("671B").total) * 1e-9, 671.0, 1.0);
+}
+
+/// Every key of TorchTitan v0.2.1's configuration.
+const char* const kTorchTitanKeys = R"(
+job.config_file job.dump_folder job.description job.print_config job.save_config_file job.custom_config_module
+profiling.enable_profiling profiling.save_traces_folder profiling.profile_freq profiling.profiler_active
+profiling.profiler_warmup profiling.enable_memory_snapshot profiling.save_memory_snapshot_folder
+metrics.log_freq metrics.enable_tensorboard metrics.disable_color_printing metrics.save_tb_folder
+metrics.save_for_all_ranks metrics.enable_wandb
+model.name model.flavor model.hf_assets_path model.tokenizer_path model.converters model.print_after_conversion
+optimizer.name optimizer.lr optimizer.beta1 optimizer.beta2 optimizer.eps optimizer.weight_decay
+optimizer.implementation optimizer.early_step_in_backward
+lr_scheduler.warmup_steps lr_scheduler.total_steps lr_scheduler.decay_ratio lr_scheduler.decay_type
+lr_scheduler.min_lr_factor
+training.dataset training.dataset_path training.local_batch_size training.global_batch_size training.seq_len
+training.max_norm training.steps training.enable_cpu_offload training.dtype training.mixed_precision_param
+training.mixed_precision_reduce training.gc_freq training.gc_debug training.dataloader.num_workers
+training.dataloader.persistent_workers training.dataloader.pin_memory training.dataloader.prefetch_factor
+parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree
+parallelism.fsdp_reshard_after_forward parallelism.tensor_parallel_degree parallelism.disable_loss_parallel
+parallelism.enable_async_tensor_parallel parallelism.pipeline_parallel_degree parallelism.module_fqns_per_model_part
+parallelism.pipeline_parallel_first_stage_less_layers parallelism.pipeline_parallel_last_stage_less_layers
+parallelism.pipeline_parallel_layers_per_stage parallelism.pipeline_parallel_schedule
+parallelism.pipeline_parallel_schedule_csv parallelism.pipeline_parallel_microbatch_size
+parallelism.pipeline_parallel_expert_parallel_overlap parallelism.context_parallel_degree
+parallelism.context_parallel_load_balancer parallelism.context_parallel_rotate_method
+parallelism.expert_parallel_degree parallelism.expert_tensor_parallel_degree parallelism.expert_parallel_comm_backend
+checkpoint.enable checkpoint.enable_ft_dataloader_checkpoints checkpoint.folder checkpoint.interval
+checkpoint.initial_load_path checkpoint.initial_load_model_only checkpoint.initial_load_in_hf
+checkpoint.initial_load_in_hf_quantized checkpoint.last_save_model_only checkpoint.last_save_in_hf
+checkpoint.export_dtype checkpoint.async_mode checkpoint.keep_latest_k checkpoint.load_step
+checkpoint.exclude_from_loading checkpoint.enable_first_step_checkpoint checkpoint.create_seed_checkpoint
+checkpoint.load_only
+activation_checkpoint.mode activation_checkpoint.selective_ac_option
+activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns activation_checkpoint.early_stop
+activation_checkpoint.memory_budget activation_checkpoint.visualize_memory_budget_pareto
+activation_checkpoint.preserve_rng_state activation_checkpoint.determinism_check activation_checkpoint.debug
+compile.enable compile.components compile.backend
+quantize.linear.float8.enable_fsdp_float8_all_gather quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp
+quantize.linear.float8.recipe_name quantize.linear.float8.filter_fqns quantize.linear.float8.emulate
+quantize.grouped_mm.float8.fqns quantize.linear.mx.mxfp8_dim1_cast_kernel_choice quantize.linear.mx.recipe_name
+quantize.linear.mx.filter_fqns quantize.grouped_mm.mx.recipe_name quantize.grouped_mm.mx.fqns
+comm.init_timeout_seconds comm.train_timeout_seconds comm.trace_buf_size comm.save_traces_folder
+comm.save_traces_file_prefix comm.mode
+memory_estimation.enable memory_estimation.disable_fake_mode
+fault_tolerance.enable fault_tolerance.process_group fault_tolerance.process_group_timeout_ms
+fault_tolerance.replica_id fault_tolerance.group_size fault_tolerance.min_replica_size fault_tolerance.semi_sync_method
+experimental.custom_import experimental.custom_args_module
+validation.enable validation.dataset validation.dataset_path validation.local_batch_size validation.seq_len
+validation.freq validation.steps validation.dataloader.num_workers
+debug.seed debug.deterministic debug.deterministic_warn_only debug.moe_force_load_balance
+)";
+
+TEST(TorchTitan, EveryKeyIsKnownAndDocumented) {
+  const std::string guide = read_text_file(std::string(TESSERA_TEST_DATA) + "/../docs/from-torchtitan.md");
+  std::istringstream keys(kTorchTitanKeys);
+  int count = 0;
+  for (std::string key; keys >> key; ++count) {
+    // A section's keys may share a line, without the section's name.
+    EXPECT_NE(guide.find(key.substr(key.find('.') + 1)), std::string::npos) << key << " is not in the guide";
+    if (key == "job.config_file") continue;  // the command line's
+    JobConfig config;
+    try {
+      config_table(config).apply_override("--" + key + "=[]");
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), Not(HasSubstr("unknown key")));
+    }
+  }
+  EXPECT_GT(count, 120);
+}
+
+/// In the manner of TorchTitan's own files: everything that they set, at values that ask for much.
+constexpr std::string_view kTorchTitanFile = R"(
+[job]
+dump_folder = "./outputs"
+print_config = false
+[profiling]
+save_memory_snapshot_folder = "memory_snapshot"
+[model]
+name = "deepseek_v3"
+flavor = "16B"
+hf_assets_path = "./assets/hf"
+[optimizer]
+name = "AdamW"
+lr = 2.2e-4
+[lr_scheduler]
+warmup_steps = 2_000
+decay_type = "cosine"
+[training]
+local_batch_size = 4
+seq_len = 4096
+steps = 1000
+dataset = "c4"
+[parallelism]
+data_parallel_shard_degree = -1
+fsdp_reshard_after_forward = "default"
+enable_async_tensor_parallel = false
+pipeline_parallel_schedule = "Interleaved1F1B"
+expert_parallel_degree = 8
+expert_tensor_parallel_degree = 1
+[checkpoint]
+async_mode = "disabled"
+export_dtype = "float32"
+last_save_model_only = true
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[compile]
+enable = true
+components = ["loss"]
+[quantize.linear.float8]
+filter_fqns = ["output", "router.gate"]
+)";
+
+TEST(TorchTitan, FilesAndTheRecipesFlagsLoad) {
+  const JobConfig config = parse_job_config(
+      kTorchTitanFile,
+      {"--model.converters=quantize.grouped_mm.mx,quantize.linear.mx", "--quantize.grouped_mm.mx.fqns=experts",
+       "--quantize.grouped_mm.mx.recipe_name=mxfp8_wgrad_with_hp",
+       "--quantize.linear.mx.recipe_name=mxfp8_cublas_rceil",
+       "--quantize.linear.mx.filter_fqns=output,router.gate,wq,wkv,wo,feed_forward.w2,shared_experts",
+       "--parallelism.expert_parallel_comm_backend=deepep", "--activation_checkpoint.mode=full", "--compile.enable",
+       "--compile.components=model,loss", "--training.local_batch_size=64", "--debug.moe_force_load_balance",
+       "--model.print_after_conversion", "--parallelism.expert_parallel_a2a_dispatch_fwd_precision=mxfp8",
+       "--parallelism.expert_parallel_a2a_combine_bwd_precision=mxfp8"});
+  EXPECT_EQ(config.model.args.n_layers, 27);
+  EXPECT_EQ(config.lr_scheduler.warmup_steps, 2000);
+  EXPECT_EQ(config.training.local_batch_size, 64);
+  EXPECT_EQ(config.activation_checkpoint.mode, Recompute::kFull);
+  EXPECT_EQ(config.parallelism.expert_parallel_degree, 8);
+  EXPECT_EQ(config.parallelism.expert_parallel_comm_backend, "deepep");
+  EXPECT_EQ(config.model.converters, (ConfigTable::List{"quantize.grouped_mm.mx", "quantize.linear.mx"}));
+  EXPECT_EQ(config.quantize_mx.linear.filter_fqns.size(), 7u);
+  EXPECT_EQ(config.quantize_mx.grouped_mm.recipe_name, "mxfp8_wgrad_with_hp");
+  EXPECT_TRUE(config.model.print_after_conversion);
+  EXPECT_TRUE(config.debug.moe_force_load_balance);
+}
+
+TEST(TorchTitan, FeaturesThatAreNotBuiltAreErrors) {
+  EXPECT_THAT(error_of(std::string(kTorchTitanFile)),
+              AllOf(HasSubstr("parallelism.expert_parallel_degree is 8"), HasSubstr("not built yet")));
+  EXPECT_THAT(error_of("", {"--model.converters=quantize.linear.mx"}), HasSubstr("low precision is not built yet"));
+  EXPECT_THAT(error_of("", {"--parallelism.data_parallel_shard_degree=4"}), HasSubstr("not built yet"));
+  EXPECT_EQ(error_of("", {"--parallelism.data_parallel_shard_degree=1"}), "no error");
+  EXPECT_THAT(error_of("", {"--checkpoint.async_mode=async"}), HasSubstr("not built yet"));
+  EXPECT_THAT(error_of("[metrics]\nenable_wandb = true\n"), AllOf(HasSubstr(":2"), HasSubstr("Weights & Biases")));
 }
 
 }  // namespace
