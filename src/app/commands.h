@@ -13,6 +13,9 @@ void add_train_command(CLI::App& app, int& status);
 /// `tessera bench [CONFIG] [--section.key=value ...]`: times training steps on random tokens.
 void add_bench_command(CLI::App& app);
 
+/// `tessera convert --to hf|tessera`.
+void add_convert_command(CLI::App& app);
+
 /// `tessera data prepare|tokenizer|inspect`.
 void add_data_commands(CLI::App& app);
 

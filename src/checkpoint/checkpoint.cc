@@ -45,16 +45,43 @@ fs::path checkpoint_path(const fs::path& folder, std::int64_t step) {
   return folder / fmt::format("{}{}", kPrefix, step);
 }
 
-void save_checkpoint(const fs::path& folder, std::int64_t step, const std::vector<CheckpointFile>& files,
+fs::path find_checkpoint(const fs::path& path) {
+  std::error_code unreadable;
+  if (fs::exists(path / kManifest, unreadable)) return path;
+  for (const fs::path& folder : {path, path / "checkpoint"}) {
+    const std::vector<std::int64_t> steps = checkpoint_steps(folder);
+    if (!steps.empty()) return checkpoint_path(folder, steps.back());
+  }
+  fail("'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders", path.string(), kManifest,
+       kPrefix);
+}
+
+CheckpointPart tensors_part(CheckpointFile file) {
+  std::string name = file.name;
+  return {.name = std::move(name), .write = [file = std::move(file)](const fs::path& path) {
+            return write_safetensors(path, file.tensors, {{"format", "pt"}});
+          }};
+}
+
+CheckpointPart text_part(std::string name, std::string text) {
+  return {.name = std::move(name), .write = [text = std::move(text)](const fs::path& path) {
+            AtomicFile file(path);
+            file.write(text);
+            file.commit();
+            return WrittenFile{.size = text.size(), .checksum = checksum(std::as_bytes(std::span(text)))};
+          }};
+}
+
+void save_checkpoint(const fs::path& folder, std::int64_t step, const std::vector<CheckpointPart>& parts,
                      const nlohmann::json& state) {
   const fs::path path = checkpoint_path(folder, step), partial = path.string() + ".partial";
   remove_folder(partial);
   change_files("create", partial, [&](std::error_code& error) { fs::create_directories(partial, error); });
   try {
     nlohmann::ordered_json manifest = {{"format", kFormat}, {"version", kVersion}, {"step", step}};
-    for (const CheckpointFile& file : files) {
-      const WrittenFile written = write_safetensors(partial / file.name, file.tensors, {{"format", "pt"}});
-      manifest["files"][file.name] = {{"bytes", written.size}, {"xxh3_64", fmt::format("{:016x}", written.checksum)}};
+    for (const CheckpointPart& part : parts) {
+      const WrittenFile written = part.write(partial / part.name);
+      manifest["files"][part.name] = {{"bytes", written.size}, {"xxh3_64", fmt::format("{:016x}", written.checksum)}};
     }
     manifest["state"] = state;
     AtomicFile manifest_file(partial / kManifest);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -18,9 +19,17 @@ struct CheckpointFile {
   std::vector<NamedTensor> tensors;
 };
 
-/// Writes `folder`/step-`step`. `state`: whatever the trainer needs besides tensors. Throws Error (disk full, ...);
+/// A file of a checkpoint, and how it is written to a path.
+struct CheckpointPart {
+  std::string name;
+  std::function<WrittenFile(const std::filesystem::path&)> write;
+};
+CheckpointPart tensors_part(CheckpointFile file);
+CheckpointPart text_part(std::string name, std::string text);
+
+/// Writes `folder`/step-`step`. `state`: whatever the trainer needs besides files. Throws Error (disk full, ...);
 /// then the checkpoints that were there are as they were.
-void save_checkpoint(const std::filesystem::path& folder, std::int64_t step, const std::vector<CheckpointFile>& files,
+void save_checkpoint(const std::filesystem::path& folder, std::int64_t step, const std::vector<CheckpointPart>& parts,
                      const nlohmann::json& state);
 
 /// Deletes all but the newest `keep` checkpoints, and what an interrupted save or deletion left. 0 keeps all.
@@ -30,6 +39,10 @@ void prune_checkpoints(const std::filesystem::path& folder, std::int64_t keep);
 std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& folder);
 
 std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::int64_t step);
+
+/// The checkpoint that a person means by `path`: itself, or the newest one in it, or in its folder "checkpoint". Throws
+/// Error if there is none.
+std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 /// The manifest's `state`, after checking that every file has the manifest's size and checksum. Throws Error.
 nlohmann::json verify_checkpoint(const std::filesystem::path& path);

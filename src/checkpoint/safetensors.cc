@@ -22,18 +22,6 @@ std::uint64_t element_bytes(const std::string& dtype) {
   return found == kSizes.end() ? 0 : found->second;
 }
 
-const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return "F32";
-    case DType::kBFloat16:
-      return "BF16";
-    case DType::kInt32:
-      return "I32";
-  }
-  return "";
-}
-
 std::vector<std::int64_t> dims_of(const Tensor& tensor) {
   std::vector<std::int64_t> dims;
   for (int i = 0; i < tensor.num_dims(); ++i) dims.push_back(tensor.dim(i));
@@ -113,45 +101,80 @@ const SafetensorsEntry& SafetensorsFile::at(const std::string& name) const {
   return found->second;
 }
 
-void SafetensorsFile::read(const std::string& name, const Tensor& target) const {
+Tensor SafetensorsFile::view(const std::string& name, const Shape& shape, DType dtype) const {
   const SafetensorsEntry& entry = at(name);
-  const std::vector<std::int64_t> expected = dims_of(target);
-  require(entry.dtype == dtype_name(target.dtype()) && entry.shape == expected,
+  void* data = const_cast<std::byte*>(entry.bytes.data());
+  const Tensor tensor(data, shape, dtype, Device::kCpu);
+  const std::vector<std::int64_t> expected = dims_of(tensor);
+  require(entry.dtype == safetensors_dtype(dtype) && entry.shape == expected,
           "'{}', tensor '{}': is {} {}, expected {} {}", file_.path().string(), name, entry.dtype,
-          to_string(entry.shape), dtype_name(target.dtype()), to_string(expected));
+          to_string(entry.shape), safetensors_dtype(dtype), to_string(expected));
+  require(reinterpret_cast<std::uintptr_t>(data) % size_of(dtype) == 0, "'{}', tensor '{}': not aligned",
+          file_.path().string(), name);
+  return tensor;
+}
+
+void SafetensorsFile::read(const std::string& name, const Tensor& target) const {
   TESSERA_CHECK(target.is_contiguous());
-  std::memcpy(target.raw(), entry.bytes.data(), entry.bytes.size());
+  std::memcpy(target.raw(), view(name, target.shape(), target.dtype()).raw(), target.num_bytes());
+}
+
+std::string safetensors_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "F32";
+    case DType::kBFloat16:
+      return "BF16";
+    case DType::kInt32:
+      return "I32";
+  }
+  return "";
+}
+
+std::uint64_t SafetensorsSpec::num_bytes() const { return tessera::num_bytes(shape, element_bytes(dtype), name); }
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::span<const SafetensorsSpec> tensors,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(path) {
+  nlohmann::ordered_json header;
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::uint64_t offset = 0;
+  for (const SafetensorsSpec& spec : tensors) {
+    const std::uint64_t end = offset + spec.num_bytes();
+    header[spec.name] = {{"dtype", spec.dtype}, {"shape", spec.shape}, {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
+  const std::uint64_t header_bytes = text.size();
+  append(as_bytes_of(header_bytes));
+  append(std::as_bytes(std::span(text)));
+  expected_size_ = file_.size() + offset;
+}
+
+void SafetensorsWriter::append(std::span<const std::byte> bytes) {
+  file_.write(bytes);
+  sum_.update(bytes);
+}
+
+WrittenFile SafetensorsWriter::finish() {
+  TESSERA_CHECK(file_.size() == expected_size_, "{} bytes written, the header says {}", file_.size(), expected_size_);
+  file_.commit();
+  return {.size = file_.size(), .checksum = sum_.value()};
 }
 
 WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                               const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header;
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::uint64_t offset = 0;
-  for (const NamedTensor& named : tensors) {
-    TESSERA_CHECK(named.tensor.is_contiguous(), "{}", named.name);
-    header[named.name] = {{"dtype", dtype_name(named.tensor.dtype())},
-                          {"shape", dims_of(named.tensor)},
-                          {"data_offsets", {offset, offset + named.tensor.num_bytes()}}};
-    offset += named.tensor.num_bytes();
+  std::vector<SafetensorsSpec> specs;
+  for (const auto& [name, tensor] : tensors) {
+    TESSERA_CHECK(tensor.is_contiguous(), "{}", name);
+    specs.push_back({.name = name, .dtype = safetensors_dtype(tensor.dtype()), .shape = dims_of(tensor)});
   }
-  std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
-
-  AtomicFile file(path);
-  Checksum sum;
-  const auto write = [&](std::span<const std::byte> bytes) {
-    file.write(bytes);
-    sum.update(bytes);
-  };
-  const std::uint64_t header_bytes = text.size();
-  write(as_bytes_of(header_bytes));
-  write(std::as_bytes(std::span(text)));
-  for (const NamedTensor& named : tensors) {
-    write({static_cast<const std::byte*>(named.tensor.raw()), named.tensor.num_bytes()});
+  SafetensorsWriter writer(path, specs, metadata);
+  for (const auto& [name, tensor] : tensors) {
+    writer.append({static_cast<const std::byte*>(tensor.raw()), tensor.num_bytes()});
   }
-  file.commit();
-  return {.size = file.size(), .checksum = sum.value()};
+  return writer.finish();
 }
 
 }  // namespace tessera

@@ -30,7 +30,9 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// Throws Error if there is no such tensor.
   const SafetensorsEntry& at(const std::string& name) const;
-  /// Copies a tensor of exactly this dtype and shape. Throws Error if the file's differs.
+  /// The tensor in the mapped file, only to be read. Throws Error unless it has exactly this dtype and shape.
+  Tensor view(const std::string& name, const Shape& shape, DType dtype) const;
+  /// Copies a tensor of the target's dtype and shape. Throws Error if the file's differs.
   void read(const std::string& name, const Tensor& target) const;
 
  private:
@@ -47,6 +49,33 @@ struct NamedTensor {
 struct WrittenFile {
   std::uint64_t size;
   std::uint64_t checksum;
+};
+
+/// A tensor that a SafetensorsWriter is going to write.
+struct SafetensorsSpec {
+  std::string name;
+  std::string dtype;  // as in the file
+  std::vector<std::int64_t> shape;
+
+  std::uint64_t num_bytes() const;
+};
+
+/// The file's name of a type: "F32", "BF16", "I32".
+std::string safetensors_dtype(DType dtype);
+
+/// Writes a file whose numbers come piece by piece: the header at once, then all tensors' bytes in their order. The
+/// file appears when it is finished.
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::filesystem::path& path, std::span<const SafetensorsSpec> tensors,
+                    const std::map<std::string, std::string>& metadata);
+  void append(std::span<const std::byte> bytes);
+  WrittenFile finish();
+
+ private:
+  AtomicFile file_;
+  Checksum sum_;
+  std::uint64_t expected_size_ = 0;
 };
 
 /// Writes all tensors to `path`, atomically.

@@ -1,5 +1,7 @@
 #include "model/parameters.h"
 
+#include <algorithm>
+
 #include "ops/elementwise.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
@@ -58,6 +60,24 @@ void Parameters::allocate(DType compute) {
   second_moments_ = Buffer(num_bytes);
   if (compute == DType::kBFloat16) shadows_ = Buffer(static_cast<std::size_t>(total_) * sizeof(BFloat16));
   buffers_ = Buffer(static_cast<std::size_t>(buffer_total_) * sizeof(float));
+}
+
+void Parameters::allocate_weights(DType compute) {
+  compute_ = compute;
+  device_ = Device::kCpu;
+  const std::size_t num_bytes = static_cast<std::size_t>(total_) * size_of(compute);
+  (compute == DType::kBFloat16 ? shadows_ : masters_) = Buffer(num_bytes);
+  buffers_ = Buffer(static_cast<std::size_t>(buffer_total_) * sizeof(float));
+}
+
+void Parameters::set(ParamId id, std::int64_t offset, std::span<const float> numbers) {
+  const auto end = offset + static_cast<std::int64_t>(numbers.size());
+  TESSERA_CHECK(0 <= offset && end <= specs_[id].shape.num_elements(), "{} [{}, {})", specs_[id].name, offset, end);
+  if (masters_.data() != nullptr) std::copy(numbers.begin(), numbers.end(), master(id).data<float>() + offset);
+  if (compute_ == DType::kBFloat16) {
+    std::transform(numbers.begin(), numbers.end(), weight(id).data<BFloat16>() + offset,
+                   [](float number) { return BFloat16(number); });
+  }
 }
 
 void Parameters::allocate_meta(DType compute) { compute_ = compute; }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ class Parameters {
   std::size_t num_bytes(DType compute) const;
   /// `compute`: the type that layers read, float32 or bfloat16.
   void allocate(DType compute);
+  /// Only what layers read, for inference: no gradients, no moments, and masters only when computing in float32.
+  void allocate_weights(DType compute);
   /// Only says in what type layers compute; the tensors are on Device::kMeta.
   void allocate_meta(DType compute);
   DType compute_dtype() const { return compute_; }
@@ -70,6 +73,8 @@ class Parameters {
   void initialise(std::uint64_t seed);
   /// Makes the bfloat16 copies from the masters, after loading these.
   void refresh_shadows();
+  /// Sets numbers of a parameter from `offset` on, in the masters and in the copies, as far as there are any.
+  void set(ParamId id, std::int64_t offset, std::span<const float> numbers);
 
  private:
   Tensor view(const Buffer& buffer, ParamId id, DType dtype) const;

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "tensor/parallel.h"
+#include "train/saved_model.h"
 
 namespace tessera {
 namespace {
@@ -58,6 +59,8 @@ Trainer::Trainer(JobConfig config)
     : config_(prepared(std::move(config))),
       dump_folder_(config_.job.dump_folder),
       checkpoint_folder_(dump_folder_ / config_.checkpoint.folder),
+      tokenizer_(data::load_dataset_tokenizer(config_.training.dataset_path,
+                                              data::read_manifest(config_.training.dataset_path))),
       loader_(std::make_unique<data::Loader>(loader_config(config_, config_.training.dataset_path, "train"))),
       step_(config_) {
   if (config_.validation.enable) {
@@ -75,6 +78,7 @@ Trainer::Trainer(JobConfig config)
     create_folder(checkpoint_folder_);
     resume();
   }
+  if (first_step_ == 1) load_initial_weights();
 }
 
 void Trainer::print_plan() const {
@@ -129,8 +133,12 @@ void Trainer::save(std::int64_t step) {
                           {"seed", config_.debug.seed},
                           {"loader", loader_->state()},
                           {"model", model_identity(config_)},
+                          {"tokenizer", tokenizer_state(*tokenizer_)},
                           {"config", config_table(config_).to_toml()}};
-  save_checkpoint(checkpoint_folder_, step, checkpoint_files(), state);
+  std::vector<CheckpointPart> parts;
+  for (CheckpointFile& file : checkpoint_files()) parts.push_back(tensors_part(std::move(file)));
+  for (CheckpointPart& part : tokenizer_parts(*tokenizer_)) parts.push_back(std::move(part));
+  save_checkpoint(checkpoint_folder_, step, parts, state);
   prune_checkpoints(checkpoint_folder_, config_.checkpoint.keep_latest_k);
   spdlog::info("saved {}", checkpoint_path(checkpoint_folder_, step).string());
 }
@@ -165,6 +173,18 @@ void Trainer::resume() {
   step_.model().parameters().refresh_shadows();
   first_step_ = step + 1;
   spdlog::info("resumed from {}", path.string());
+}
+
+void Trainer::load_initial_weights() {
+  const fs::path path = config_.checkpoint.initial_load_path;
+  if (path.empty()) return;
+  const SavedModel saved(path);
+  require(saved.is_hf() == config_.checkpoint.initial_load_in_hf,
+          "checkpoint.initial_load_path '{}' is {}, but checkpoint.initial_load_in_hf is {}", path.string(),
+          saved.is_hf() ? "a folder of Hugging Face files" : "a checkpoint of Tessera",
+          config_.checkpoint.initial_load_in_hf);
+  saved.load(step_.model().parameters(), config_.model.args);
+  spdlog::info("initial weights from {}", path.string());
 }
 
 double Trainer::validate() {

@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "data/loader.h"
+#include "data/tokenizer.h"
 #include "train/metrics.h"
 #include "train/training_step.h"
 
@@ -32,11 +33,13 @@ class Trainer {
   std::vector<CheckpointFile> checkpoint_files();
   void save(std::int64_t step);
   void resume();
+  void load_initial_weights();
   double validate();
   void print_plan() const;
 
   JobConfig config_;
   std::filesystem::path dump_folder_, checkpoint_folder_;
+  std::unique_ptr<data::Tokenizer> tokenizer_;  // goes into checkpoints
   std::unique_ptr<data::Loader> loader_, validation_loader_;
   TrainingStep step_;
   std::vector<Batch> micro_batches_;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -96,6 +97,7 @@ TEST_F(Cli, HelpOfEverySubcommand) {
   EXPECT_THAT(run({"--help"}).output, AllOf(HasSubstr("train"), HasSubstr("data"), HasSubstr("bench")));
   for (const std::vector<std::string>& command : {std::vector<std::string>{"train"},
                                                   {"bench"},
+                                                  {"convert"},
                                                   {"data"},
                                                   {"data", "prepare"},
                                                   {"data", "tokenizer"},
@@ -197,6 +199,101 @@ TEST_F(Cli, AnnouncedPeakMemoryIsWithinFivePercent) {
   while (std::getline(metrics, line)) last = line;
   const auto used = nlohmann::json::parse(last)["memory_bytes"].get<double>();
   EXPECT_NEAR(used, announced, 0.05 * announced);
+}
+
+/// All files of a folder by name.
+std::map<std::string, std::string> contents_of(const std::filesystem::path& folder) {
+  std::map<std::string, std::string> contents;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    contents[entry.path().filename().string()] = read_text_file(entry.path());
+  }
+  return contents;
+}
+
+TEST_F(Cli, ConvertingThereAndBackChangesNoBit) {
+  const auto convert = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> all = {"convert"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    const Finished finished = run(all);
+    EXPECT_EQ(finished.status, 0) << finished.output;
+  };
+  const std::string golden = std::string(TESSERA_TEST_DATA) + "/golden/hf/groups", tessera = scratch_ / "tessera",
+                    back = scratch_ / "back", rounded = scratch_ / "rounded", again = scratch_ / "again";
+  // The files that transformers has read.
+  convert({"--to", "tessera", "--input", golden, "--output", tessera});
+  convert({"--to", "hf", "--input", tessera, "--output", back, "--dtype", "float32", "--max-shard-gb", "0.0002"});
+  auto expected = contents_of(golden);
+  expected.erase("golden.safetensors");
+  EXPECT_GT(expected.size(), 4u);
+  EXPECT_TRUE(contents_of(back) == expected);
+
+  convert({"--to", "hf", "--input", tessera, "--output", rounded});
+  convert({"--to", "tessera", "--input", rounded, "--output", tessera + "2"});
+  convert({"--to", "hf", "--input", tessera + "2", "--output", again});
+  EXPECT_TRUE(contents_of(again) == contents_of(rounded));
+
+  const Finished exists = run({"convert", "--to", "hf", "--input", tessera, "--output", back});
+  EXPECT_EQ(exists.status, 2);
+  EXPECT_THAT(exists.output, HasSubstr("--force"));
+  EXPECT_TRUE(contents_of(back) == expected);
+  convert({"--to", "hf", "--input", tessera, "--output", back, "--force"});
+  EXPECT_TRUE(contents_of(back) == contents_of(rounded));
+  EXPECT_THAT(run({"convert", "--to", "hf", "--input", "/nonexistent", "--output", back + "3"}).output,
+              HasSubstr("/nonexistent"));
+  EXPECT_FALSE(std::filesystem::exists(back + "3"));
+}
+
+TEST_F(Cli, ConvertingKeepsMultiTokenPredictionAndTheTokenizer) {
+  ASSERT_EQ(run(train_arguments({"--model.args.num_mtp_modules=1", "--training.steps=2"})).status, 0);
+  const std::string hf = scratch_ / "hf", back = scratch_ / "back";
+  const Finished there =
+      run({"convert", "--to", "hf", "--input", scratch_ / "outputs", "--output", hf, "--dtype", "float32"});
+  EXPECT_EQ(there.status, 0) << there.output;
+  EXPECT_THAT(there.output, AllOf(HasSubstr("softmax"), HasSubstr("epsilon")));  // what transformers does differently
+  EXPECT_THAT(read_text_file(hf + "/model.safetensors.index.json"),
+              AllOf(HasSubstr("model.layers.2.eh_proj.weight"), HasSubstr("model.layers.2.shared_head.head.weight"),
+                    HasSubstr("model.layers.2.embed_tokens.weight")));
+  EXPECT_EQ(run({"convert", "--to", "tessera", "--input", hf, "--output", back}).status, 0);
+  EXPECT_TRUE(read_text_file(back + "/step-0/model.safetensors") ==
+              read_text_file(checkpoints() / "step-2" / "model.safetensors"));
+  // A run starts from either.
+  for (const auto& [path, in_hf] : {std::pair{hf, "true"}, std::pair{back, "false"}}) {
+    const Finished trained =
+        run(train_arguments({"--model.args.num_mtp_modules=1", "--checkpoint.initial_load_path=" + path,
+                             std::string("--checkpoint.initial_load_in_hf=") + in_hf,
+                             "--job.dump_folder=" + (scratch_ / "more").string() + in_hf}));
+    EXPECT_EQ(trained.status, 0);
+    EXPECT_THAT(trained.output, HasSubstr("initial weights from " + path));
+  }
+  const auto first_loss = [&](const char* in_hf) {
+    std::ifstream file((scratch_ / "more").string() + in_hf + "/metrics.jsonl");
+    std::string line;
+    std::getline(file, line);
+    return nlohmann::json::parse(line)["loss"].get<double>();
+  };
+  EXPECT_EQ(first_loss("true"), first_loss("false"));
+  const Finished wrong =
+      run(train_arguments({"--checkpoint.initial_load_path=" + hf, "--job.dump_folder=" + back + "4"}));
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.output, HasSubstr("initial_load_in_hf"));
+}
+
+TEST_F(Cli, ConvertingNeedsLittleMemory) {
+  // 18 million parameters, 74 MB of weights: most in two layers.
+  ASSERT_EQ(run(train_arguments({"--model.args.dim=128", "--model.args.inter_dim=24000", "--model.args.n_layers=2",
+                                 "--model.args.n_dense_layers=2", "--training.steps=1", "--training.seq_len=8"}))
+                .status,
+            0);
+  const rlim_t limit = 32 << 20;
+  const struct rlimit few { .rlim_cur = limit, .rlim_max = RLIM_INFINITY };
+  const struct rlimit all { .rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY };
+  EXPECT_GT(std::filesystem::file_size(checkpoints() / "step-1" / "model.safetensors"), 2 * limit);
+  ASSERT_EQ(setrlimit(RLIMIT_DATA, &few), 0);  // the child inherits it
+  const Finished there = run({"convert", "--to", "hf", "--input", scratch_ / "outputs", "--output", scratch_ / "hf"});
+  const Finished back = run({"convert", "--to", "tessera", "--input", scratch_ / "hf", "--output", scratch_ / "back"});
+  setrlimit(RLIMIT_DATA, &all);
+  EXPECT_EQ(there.status, 0) << there.output;
+  EXPECT_EQ(back.status, 0) << back.output;
 }
 
 }  // namespace

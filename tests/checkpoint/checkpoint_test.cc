@@ -23,12 +23,14 @@ class CheckpointTest : public ::testing::Test {
                                       Device::kCpu)}}}};
   }
 
+  std::vector<CheckpointPart> parts() { return {tensors_part(files().front())}; }
+
   std::vector<float> numbers_ = std::vector<float>(1 << 16, 1.0f);
   Scratch scratch_;
 };
 
 TEST_F(CheckpointTest, RoundTrip) {
-  save_checkpoint(scratch_.path(), 3, files(), {{"answer", 42}});
+  save_checkpoint(scratch_.path(), 3, parts(), {{"answer", 42}});
   std::fill(numbers_.begin(), numbers_.end(), 0.0f);
   EXPECT_EQ(verify_checkpoint(scratch_ / "step-3")["answer"], 42);
   load_checkpoint(scratch_ / "step-3", files());
@@ -36,9 +38,9 @@ TEST_F(CheckpointTest, RoundTrip) {
 }
 
 TEST_F(CheckpointTest, SavingAStepAgainReplacesIt) {
-  save_checkpoint(scratch_.path(), 3, files(), {});
+  save_checkpoint(scratch_.path(), 3, parts(), {});
   numbers_[0] = 7.0f;
-  save_checkpoint(scratch_.path(), 3, files(), {});
+  save_checkpoint(scratch_.path(), 3, parts(), {});
   numbers_[0] = 0.0f;
   verify_checkpoint(scratch_ / "step-3");
   load_checkpoint(scratch_ / "step-3", files());
@@ -47,7 +49,7 @@ TEST_F(CheckpointTest, SavingAStepAgainReplacesIt) {
 }
 
 TEST_F(CheckpointTest, PruningKeepsTheNewestAndClearsLeftovers) {
-  for (const std::int64_t step : {1, 2, 10}) save_checkpoint(scratch_.path(), step, files(), {});
+  for (const std::int64_t step : {1, 2, 10}) save_checkpoint(scratch_.path(), step, parts(), {});
   std::filesystem::create_directories(scratch_ / "step-11.partial");
   std::filesystem::create_directories(scratch_ / "step-12");  // no manifest: not a checkpoint
   prune_checkpoints(scratch_.path(), 2);
@@ -57,14 +59,14 @@ TEST_F(CheckpointTest, PruningKeepsTheNewestAndClearsLeftovers) {
 
 // The same failure as a full disk: write() fails half-way.
 TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
-  save_checkpoint(scratch_.path(), 1, files(), {});
+  save_checkpoint(scratch_.path(), 1, parts(), {});
   struct rlimit old_limit {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
   const auto old_handler = signal(SIGXFSZ, SIG_IGN);
   struct rlimit limit = old_limit;
   limit.rlim_cur = 100'000;  // the tensor takes 262,144 bytes
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  const std::string message = expect_error([&] { save_checkpoint(scratch_.path(), 2, files(), {}); }, {"cannot write"});
+  const std::string message = expect_error([&] { save_checkpoint(scratch_.path(), 2, parts(), {}); }, {"cannot write"});
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
   signal(SIGXFSZ, old_handler);
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(1));

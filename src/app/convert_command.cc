@@ -1,0 +1,142 @@
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "model/model.h"
+#include "train/job_config.h"
+#include "train/saved_model.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ConvertOptions {
+  std::string to, input, output;
+  std::string dtype = "bfloat16";
+  double max_shard_gb = 5.0;
+  bool overwrite = false;
+};
+
+/// The field table of a model, without memory.
+Model field_table(const HfConfig& config) { return Model(config.model, {.compute = DType::kFloat32, .seq_len = 1}); }
+
+/// Makes the folder OUTPUT.partial; it becomes OUTPUT when `write` has filled it.
+template <typename Write>
+void write_folder(const fs::path& output, bool overwrite, Write&& write) {
+  const fs::path folder = output.has_filename() ? output : output.parent_path();
+  const fs::path partial = folder.string() + ".partial";
+  const auto change = [](const char* action, const fs::path& path, auto&& call) {
+    std::error_code error;
+    call(error);
+    require(!error, "cannot {} '{}': {}", action, path.string(), error.message());
+  };
+  require(overwrite || !fs::exists(folder), "'{}' exists; --force replaces it", folder.string());
+  require(!fs::exists(partial), "'{}' is in the way: it is needed for the time of writing", partial.string());
+  change("create", partial, [&](std::error_code& error) { fs::create_directories(partial, error); });
+  try {
+    write(partial);
+    if (overwrite) change("replace", folder, [&](std::error_code& error) { fs::remove_all(folder, error); });
+    change("rename", partial, [&](std::error_code& error) { fs::rename(partial, folder, error); });
+  } catch (...) {
+    std::error_code ignored;  // the first failure is the one to tell
+    fs::remove_all(partial, ignored);
+    throw;
+  }
+}
+
+/// The tokenizer's files of a folder of weights; none if it has no tokenizer, which a model can do without.
+std::vector<CheckpointPart> tokenizer_parts_of(const SavedModel& saved) {
+  try {
+    return tokenizer_parts(*saved.tokenizer());
+  } catch (const Error& error) {
+    spdlog::warn("no tokenizer is copied: {}", error.what());
+    return {};
+  }
+}
+
+void to_hf(const ConvertOptions& options, const SavedModel& saved) {
+  require(!saved.is_hf(), "'{}' is a folder of Hugging Face files already", options.input);
+  const HfConfig& config = saved.config();
+  const DType dtype = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16;
+  const std::string config_json = hf_config_json(config, dtype);
+  for (const std::string& difference : hf_differences(config.model)) {
+    spdlog::warn("transformers' DeepseekV3 will not compute quite the same: {}", difference);
+  }
+  const Model model = field_table(config);
+  write_folder(options.output, options.overwrite, [&](const fs::path& folder) {
+    write_hf_weights(folder, saved.views(model.parameters()), config.model.n_layers,
+                     {.dtype = dtype, .max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
+    for (const CheckpointPart& part : tokenizer_parts_of(saved)) part.write(folder / part.name);
+    text_part("config.json", config_json).write(folder / "config.json");
+  });
+  fmt::print("{}: step {} as {} for DeepseekV3ForCausalLM\n", options.output, saved.step(), options.dtype);
+}
+
+void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
+  require(saved.is_hf(), "'{}' is a checkpoint of Tessera already", saved.path().string());
+  const Model model = field_table(saved.config());
+  const std::vector<NamedTensor> tensors = tensor_names(model.parameters());
+  require_same_tensors(HfWeights(saved.path()), tensors, saved.config().model.n_layers);
+
+  JobConfig job;
+  job.model.args = saved.config().model;
+  job.training.seq_len = saved.config().seq_len;
+  std::vector<CheckpointPart> parts = tokenizer_parts_of(saved);
+  nlohmann::json state = {{"step", 0}, {"config", config_table(job).to_toml()}};
+  if (parts.empty()) {
+    state["tokenizer"] = {{"kind", ""}, {"bos_id", saved.config().bos_id}, {"eos_id", saved.config().eos_id}};
+  } else {
+    state["tokenizer"] = tokenizer_state(*saved.tokenizer());
+  }
+  parts.push_back({.name = "model.safetensors", .write = [&](const fs::path& path) {
+                     std::vector<SafetensorsSpec> specs;
+                     for (const NamedTensor& named : tensors) {
+                       const Shape& shape = named.tensor.shape();
+                       std::vector<std::int64_t> dims;
+                       for (int i = 0; i < shape.num_dims(); ++i) dims.push_back(shape[i]);
+                       specs.push_back({named.name, safetensors_dtype(DType::kFloat32), dims});
+                     }
+                     SafetensorsWriter writer(path, specs, {{"format", "pt"}});
+                     for (const NamedTensor& named : tensors) {
+                       saved.read(named.name, named.tensor.shape(),
+                                  [&](std::span<const float> numbers) { writer.append(std::as_bytes(numbers)); });
+                     }
+                     return writer.finish();
+                   }});
+  require(options.overwrite || checkpoint_steps(options.output).empty(),
+          "'{}' has checkpoints; --force replaces step-0", options.output);
+  save_checkpoint(options.output, 0, parts, state);
+  fmt::print("{}\n", checkpoint_path(options.output, 0).string());
+}
+
+}  // namespace
+
+void add_convert_command(CLI::App& app) {
+  auto options = std::make_shared<ConvertOptions>();
+  CLI::App* command = app.add_subcommand("convert", "Convert weights to and from Hugging Face's files (DeepseekV3)");
+  command->add_option("--to", options->to, "hf or tessera")->required()->check(CLI::IsMember({"hf", "tessera"}));
+  command
+      ->add_option(
+          "--input", options->input,
+          "For hf: a checkpoint, or a run's folder (its newest counts). For tessera: a folder with config.json "
+          "and safetensors in float32, bfloat16 or FP8")
+      ->required();
+  command->add_option("--output", options->output, "For hf: the new folder. For tessera: the folder that gets step-0")
+      ->required();
+  command->add_option("--dtype", options->dtype, "Type of the weights in Hugging Face's files")
+      ->check(CLI::IsMember({"float32", "bfloat16"}))
+      ->capture_default_str();
+  command->add_option("--max-shard-gb", options->max_shard_gb, "Size of a shard, at most (but one tensor at least)")
+      ->check(CLI::Range(1e-6, 1e6))
+      ->capture_default_str();
+  command->add_flag("--force", options->overwrite, "Replace what is there");
+  command->callback([options] {
+    const SavedModel saved(options->input);
+    options->to == "hf" ? to_hf(*options, saved) : to_tessera(*options, saved);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,324 @@
+#include "checkpoint/huggingface.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstring>
+#include <set>
+
+#include "base/json.h"
+#include "tensor/float8.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kIndexName = "model.safetensors.index.json";
+constexpr const char* kSingleName = "model.safetensors";
+/// Side of the square that shares a factor in DeepSeek's FP8 files.
+constexpr std::int64_t kScaleBlock = 128;
+/// Numbers that are converted at a time.
+constexpr std::int64_t kChunk = 1 << 18;
+
+/// Names of what is not fused, within a layer.
+const std::map<std::string_view, std::string_view> kLayerNames = {
+    {"attention_norm.weight", "input_layernorm.weight"},
+    {"ffn_norm.weight", "post_attention_layernorm.weight"},
+    {"attention.wq.weight", "self_attn.q_proj.weight"},
+    {"attention.wq_a.weight", "self_attn.q_a_proj.weight"},
+    {"attention.q_norm.weight", "self_attn.q_a_layernorm.weight"},
+    {"attention.wq_b.weight", "self_attn.q_b_proj.weight"},
+    {"attention.wkv_a.weight", "self_attn.kv_a_proj_with_mqa.weight"},
+    {"attention.kv_norm.weight", "self_attn.kv_a_layernorm.weight"},
+    {"attention.wkv_b.weight", "self_attn.kv_b_proj.weight"},
+    {"attention.wo.weight", "self_attn.o_proj.weight"},
+    {"feed_forward.w2.weight", "mlp.down_proj.weight"},
+    {"moe.shared_experts.w2.weight", "mlp.shared_experts.down_proj.weight"},
+    {"moe.router.gate.weight", "mlp.gate.weight"},
+    {"moe.expert_bias", "mlp.gate.e_score_correction_bias"},
+    // Of a module of multi-token prediction.
+    {"embedding_norm.weight", "enorm.weight"},
+    {"hidden_norm.weight", "hnorm.weight"},
+    {"eh_proj.weight", "eh_proj.weight"},
+    {"norm.weight", "shared_head.norm.weight"},
+};
+
+std::vector<std::int64_t> dims_of(const Shape& shape) {
+  std::vector<std::int64_t> dims;
+  for (int i = 0; i < shape.num_dims(); ++i) dims.push_back(shape[i]);
+  return dims;
+}
+
+std::vector<HfTensor> layer_tensors(const std::string& prefix, std::string_view rest, const Shape& shape) {
+  if (rest == "feed_forward.w13.weight" || rest == "moe.shared_experts.w13.weight") {
+    const std::string mlp = prefix + (rest.starts_with("moe.") ? "mlp.shared_experts." : "mlp.");
+    const std::vector<std::int64_t> half = {shape[0] / 2, shape[1]};
+    return {{mlp + "gate_proj.weight", half}, {mlp + "up_proj.weight", half}};
+  }
+  if (rest == "moe.experts.w13" || rest == "moe.experts.w2") {
+    std::vector<HfTensor> tensors;
+    for (std::int64_t expert = 0; expert < shape[0]; ++expert) {
+      const std::string mlp = fmt::format("{}mlp.experts.{}.", prefix, expert);
+      if (rest == "moe.experts.w2") {
+        tensors.push_back({mlp + "down_proj.weight", {shape[1], shape[2]}});
+        continue;
+      }
+      tensors.push_back({mlp + "gate_proj.weight", {shape[1] / 2, shape[2]}});
+      tensors.push_back({mlp + "up_proj.weight", {shape[1] / 2, shape[2]}});
+    }
+    return tensors;
+  }
+  const auto found = kLayerNames.find(rest);
+  TESSERA_CHECK(found != kLayerNames.end(), "parameter '{}' of a layer", rest);
+  return {{prefix + std::string(found->second), dims_of(shape)}};
+}
+
+/// "layers.12.rest" -> 12, "rest".
+std::pair<std::int64_t, std::string_view> split_index(std::string_view name) {
+  const std::size_t first = name.find('.') + 1, second = name.find('.', first);
+  std::int64_t index = -1;
+  if (second != std::string_view::npos) std::from_chars(name.data() + first, name.data() + second, index);
+  TESSERA_CHECK(index >= 0, "{}", name);
+  return {index, name.substr(second + 1)};
+}
+
+/// The layer of "model.layers.N.rest"; -1 for other names.
+std::int64_t layer_of(const std::string& name) {
+  constexpr std::string_view kPrefix = "model.layers.";
+  if (!name.starts_with(kPrefix)) return -1;
+  std::int64_t layer = -1;
+  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  return layer;
+}
+
+std::string scale_name(const std::string& name) { return name + "_scale_inv"; }
+
+/// Hands out `bytes` in chunks of converted numbers.
+template <typename Convert>
+void convert_chunks(std::int64_t count, const FloatSink& sink, Convert&& convert) {
+  std::vector<float> chunk(static_cast<std::size_t>(std::min(count, kChunk)));
+  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    const std::int64_t size = std::min(kChunk, count - begin);
+    for (std::int64_t i = 0; i < size; ++i) chunk[static_cast<std::size_t>(i)] = convert(begin + i);
+    sink({chunk.data(), static_cast<std::size_t>(size)});
+  }
+}
+
+/// A number of a mapped file, which need not be aligned.
+template <typename T>
+T load(std::span<const std::byte> bytes, std::int64_t i) {
+  T number;
+  std::memcpy(&number, bytes.data() + static_cast<std::size_t>(i) * sizeof(T), sizeof(T));
+  return number;
+}
+
+}  // namespace
+
+std::int64_t HfTensor::num_elements() const {
+  std::int64_t product = 1;
+  for (const std::int64_t dim : shape) product *= dim;
+  return product;
+}
+
+std::vector<HfTensor> hf_tensors(const std::string& name, const Shape& shape, std::int64_t num_layers) {
+  if (name == "tok_embeddings.weight") return {{"model.embed_tokens.weight", dims_of(shape)}};
+  if (name == "norm.weight") return {{"model.norm.weight", dims_of(shape)}};
+  if (name == "output.weight") return {{"lm_head.weight", dims_of(shape)}};
+  auto [index, rest] = split_index(name);
+  if (name.starts_with("mtp.")) {
+    index += num_layers;
+    if (rest.starts_with("block.")) rest.remove_prefix(std::strlen("block."));
+  }
+  return layer_tensors(fmt::format("model.layers.{}.", index), rest, shape);
+}
+
+HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
+  const fs::path index_path = folder / kIndexName;
+  if (!fs::exists(index_path)) {
+    require(fs::exists(folder / kSingleName), "'{}' holds neither {} nor {}: expected a folder of Hugging Face weights",
+            folder.string(), kIndexName, kSingleName);
+    const auto shard = shards_.emplace(kSingleName, SafetensorsFile(folder / kSingleName)).first;
+    for (const auto& [name, entry] : shard->second.entries()) shard_of_.emplace(name, &shard->second);
+    return;
+  }
+  const std::string where = fmt::format("'{}'", index_path.string());
+  const nlohmann::json index = parse_json(read_text_file(index_path), where);
+  require(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(),
+          "{}: expected an object with the object \"weight_map\"", where);
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    require(file.is_string(), "{}: the file of '{}' is no string", where, name);
+    const auto file_name = file.get<std::string>();
+    require_plain_name(file_name, where);
+    auto shard = shards_.find(file_name);
+    if (shard == shards_.end()) shard = shards_.emplace(file_name, SafetensorsFile(folder / file_name)).first;
+    shard->second.at(name);  // an Error if it is not there
+    shard_of_.emplace(name, &shard->second);
+  }
+}
+
+std::vector<std::string> HfWeights::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, shard] : shard_of_) names.push_back(name);
+  return names;
+}
+
+const SafetensorsEntry& HfWeights::at(const std::string& name) const {
+  const auto found = shard_of_.find(name);
+  require(found != shard_of_.end(), "'{}' has no tensor '{}'", folder_.string(), name);
+  return found->second->at(name);
+}
+
+void HfWeights::read(const HfTensor& tensor, const FloatSink& sink) const {
+  const SafetensorsEntry& entry = at(tensor.name);
+  require(entry.shape == tensor.shape, "'{}': tensor '{}' has the shape [{}], this model's has [{}]", folder_.string(),
+          tensor.name, fmt::join(entry.shape, ", "), fmt::join(tensor.shape, ", "));
+  const std::int64_t count = tensor.num_elements();
+  if (entry.dtype == "F32") {
+    convert_chunks(count, sink, [&](std::int64_t i) { return load<float>(entry.bytes, i); });
+  } else if (entry.dtype == "BF16") {
+    convert_chunks(count, sink, [&](std::int64_t i) { return static_cast<float>(load<BFloat16>(entry.bytes, i)); });
+  } else if (entry.dtype == "F8_E4M3") {
+    require(tensor.shape.size() == 2, "'{}': tensor '{}' is F8_E4M3 but no matrix", folder_.string(), tensor.name);
+    const SafetensorsEntry& scales = at(scale_name(tensor.name));
+    const std::int64_t columns = tensor.shape[1], blocks = (columns + kScaleBlock - 1) / kScaleBlock;
+    const std::vector<std::int64_t> expected = {(tensor.shape[0] + kScaleBlock - 1) / kScaleBlock, blocks};
+    require(scales.dtype == "F32" && scales.shape == expected,
+            "'{}': tensor '{}' is {} [{}], expected F32 [{}]: a factor per block of 128 x 128", folder_.string(),
+            scale_name(tensor.name), scales.dtype, fmt::join(scales.shape, ", "), fmt::join(expected, ", "));
+    convert_chunks(count, sink, [&](std::int64_t i) {
+      const std::int64_t block = i / columns / kScaleBlock * blocks + i % columns / kScaleBlock;
+      return e4m3_to_float(load<std::uint8_t>(entry.bytes, i)) * load<float>(scales.bytes, block);
+    });
+  } else {
+    fail("'{}': tensor '{}' is {}; expected F32, BF16 or F8_E4M3", folder_.string(), tensor.name, entry.dtype);
+  }
+}
+
+void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor> parameters, std::int64_t num_layers) {
+  std::set<std::string> expected;
+  std::int64_t last_layer = num_layers - 1;
+  for (const auto& [name, tensor] : parameters) {
+    for (const HfTensor& piece : hf_tensors(name, tensor.shape(), num_layers)) {
+      expected.insert(piece.name);
+      last_layer = std::max(last_layer, layer_of(piece.name));
+    }
+  }
+  std::vector<std::string> missing, unexpected;
+  for (const std::string& name : expected) {
+    if (!weights.contains(name)) missing.push_back(name);
+  }
+  for (const std::string& name : weights.names()) {
+    const bool is_mtp = layer_of(name) >= num_layers;
+    const bool is_copy =
+        is_mtp && (name.ends_with(".embed_tokens.weight") || name.ends_with(".shared_head.head.weight"));
+    const bool is_scale = name.ends_with("_scale_inv");
+    if (!expected.contains(name) && !is_copy && !is_scale && layer_of(name) <= last_layer) unexpected.push_back(name);
+  }
+  static constexpr std::size_t kShown = 5;
+  const auto list = [](std::vector<std::string> names) {
+    const std::size_t count = names.size();
+    names.resize(std::min(count, kShown));
+    return fmt::format("{} ({}{})", count, fmt::join(names, ", "), count > kShown ? ", ..." : "");
+  };
+  require(missing.empty(), "the weights are not of this model: missing are {}; not expected {}", list(missing),
+          list(unexpected));
+  require(unexpected.empty(), "the weights are not of this model: not expected are {}", list(unexpected));
+}
+
+void read_hf_parameter(const HfWeights& weights, const std::string& name, const Shape& shape, std::int64_t num_layers,
+                       const FloatSink& sink) {
+  for (const HfTensor& tensor : hf_tensors(name, shape, num_layers)) weights.read(tensor, sink);
+}
+
+namespace {
+
+/// A tensor to write, with its numbers.
+struct Item {
+  SafetensorsSpec spec;
+  const float* numbers;
+};
+
+std::vector<Item> items_of(std::span<const NamedTensor> parameters, std::int64_t num_layers, DType dtype) {
+  std::vector<Item> items;
+  std::map<std::string, const float*> shared;  // what modules of multi-token prediction share with the model
+  const auto add = [&](const HfTensor& tensor, const float* numbers, DType stored) {
+    items.push_back({{tensor.name, safetensors_dtype(stored), tensor.shape}, numbers});
+  };
+  for (const auto& [name, tensor] : parameters) {
+    const float* numbers = tensor.data<float>();
+    for (const HfTensor& piece : hf_tensors(name, tensor.shape(), num_layers)) {
+      add(piece, numbers, name.ends_with(".expert_bias") ? DType::kFloat32 : dtype);
+      numbers += piece.num_elements();
+    }
+  }
+  // DeepSeek's files repeat the embedding and the head in every such layer.
+  for (const auto& [name, tensor] : parameters) {
+    if (!name.starts_with("mtp.") || !name.ends_with(".eh_proj.weight")) continue;
+    const std::string prefix = fmt::format("model.layers.{}.", num_layers + split_index(name).first);
+    for (const auto& [source, target] : {std::pair{"tok_embeddings.weight", "embed_tokens.weight"},
+                                         std::pair{"output.weight", "shared_head.head.weight"}}) {
+      const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                      [&](const NamedTensor& other) { return other.name == source; });
+      TESSERA_CHECK(found != parameters.end(), "{}", source);
+      add({prefix + target, dims_of(found->tensor.shape())}, found->tensor.data<float>(), dtype);
+    }
+  }
+  return items;
+}
+
+void write_item(const Item& item, SafetensorsWriter& writer) {
+  const auto count = static_cast<std::int64_t>(item.spec.num_bytes()) / (item.spec.dtype == "F32" ? 4 : 2);
+  std::vector<BFloat16> rounded(static_cast<std::size_t>(kChunk));
+  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    const auto size = static_cast<std::size_t>(std::min(kChunk, count - begin));
+    const std::span<const float> numbers(item.numbers + begin, size);
+    if (item.spec.dtype == "F32") {
+      writer.append(std::as_bytes(numbers));
+      continue;
+    }
+    std::transform(numbers.begin(), numbers.end(), rounded.begin(), [](float x) { return BFloat16(x); });
+    writer.append(std::as_bytes(std::span(rounded).first(size)));
+  }
+}
+
+}  // namespace
+
+void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> parameters, std::int64_t num_layers,
+                      const HfWriteOptions& options) {
+  const std::vector<Item> items = items_of(parameters, num_layers, options.dtype);
+  std::vector<std::size_t> shard_ends;  // one behind each shard's last item
+  std::uint64_t shard_bytes = 0, total_bytes = 0;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const std::uint64_t bytes = items[i].spec.num_bytes();
+    if (shard_bytes > 0 && shard_bytes + bytes > options.max_shard_bytes) {
+      shard_ends.push_back(i);
+      shard_bytes = 0;
+    }
+    shard_bytes += bytes;
+    total_bytes += bytes;
+  }
+  shard_ends.push_back(items.size());
+
+  nlohmann::ordered_json weight_map;
+  std::size_t begin = 0;
+  for (std::size_t shard = 0; shard < shard_ends.size(); ++shard) {
+    const std::size_t end = shard_ends[shard];
+    const std::string file = fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shard_ends.size());
+    std::vector<SafetensorsSpec> specs;
+    for (std::size_t i = begin; i < end; ++i) {
+      specs.push_back(items[i].spec);
+      weight_map[items[i].spec.name] = file;
+    }
+    SafetensorsWriter writer(folder / file, specs, {{"format", "pt"}});
+    for (std::size_t i = begin; i < end; ++i) write_item(items[i], writer);
+    writer.finish();
+    begin = end;
+  }
+  AtomicFile index(folder / kIndexName);
+  index.write(nlohmann::ordered_json{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}}.dump(2) +
+              "\n");
+  index.commit();
+}
+
+}  // namespace tessera

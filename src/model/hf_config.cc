@@ -1,0 +1,215 @@
+#include "model/hf_config.h"
+
+#include <limits>
+
+#include "base/json.h"
+
+namespace tessera {
+namespace {
+
+constexpr const char* kModelType = "deepseek_v3";
+/// DeepseekV3RMSNorm's default, which transformers uses for the latents' norms.
+constexpr float kHfLatentEps = 1e-6f;
+
+/// A number as people write it: 1e-05, not 9.999999747378752e-06.
+double shortest(float value) { return std::stod(fmt::format("{}", value)); }
+
+/// Reads typed fields; a missing (or null) one has its default, or is an Error.
+class Fields {
+ public:
+  Fields(const nlohmann::json& object, std::string where) : object_(object), where_(std::move(where)) {
+    require(object.is_object(), "{}: expected a JSON object", where_);
+  }
+
+  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+  const nlohmann::json& raw(const char* key) const { return object_[key]; }
+
+  std::int64_t integer(const char* key) const {
+    require(has(key), "{}: \"{}\" is missing", where_, key);
+    const nlohmann::json& value = object_[key];
+    constexpr std::uint64_t kMax = std::numeric_limits<std::int32_t>::max();
+    require(value.is_number_unsigned() && value.get<std::uint64_t>() <= kMax,
+            "{}: \"{}\" is {}; expected a whole number from 0 to {}", where_, key, shown(value), kMax);
+    return value.get<std::int64_t>();
+  }
+  std::int64_t integer(const char* key, std::int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
+  float number(const char* key, float otherwise) const {
+    if (!has(key)) return otherwise;
+    require(object_[key].is_number(), "{}: \"{}\" is {}; expected a number", where_, key, shown(object_[key]));
+    return object_[key].get<float>();
+  }
+  bool boolean(const char* key, bool otherwise) const {
+    if (!has(key)) return otherwise;
+    require(object_[key].is_boolean(), "{}: \"{}\" is {}; expected true or false", where_, key, shown(object_[key]));
+    return object_[key].get<bool>();
+  }
+  std::string text(const char* key, const std::string& otherwise) const {
+    if (!has(key)) return otherwise;
+    require(object_[key].is_string(), "{}: \"{}\" is {}; expected a string", where_, key, shown(object_[key]));
+    return object_[key].get<std::string>();
+  }
+  void require_only(const char* key, const nlohmann::json& value) const {
+    require(!has(key) || object_[key] == value, "{}: \"{}\" is {}; only {} is implemented", where_, key,
+            shown(object_[key]), value.dump());
+  }
+
+ private:
+  static std::string shown(const nlohmann::json& value) {
+    constexpr std::size_t kShown = 80;
+    return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, kShown);
+  }
+
+  const nlohmann::json& object_;
+  std::string where_;
+};
+
+}  // namespace
+
+std::string hf_config_json(const HfConfig& config, DType dtype) {
+  const ModelConfig& m = config.model;
+  const bool has_experts = m.n_dense_layers < m.n_layers;
+  require(!has_experts || m.num_shared_experts > 0,
+          "a model without shared experts (model.args.num_shared_experts is 0) has no form as DeepseekV3ForCausalLM");
+  nlohmann::ordered_json json = {{"architectures", {"DeepseekV3ForCausalLM"}},
+                                 {"model_type", kModelType},
+                                 {"torch_dtype", dtype == DType::kFloat32 ? "float32" : "bfloat16"},
+                                 {"vocab_size", m.vocab_size},
+                                 {"hidden_size", m.dim},
+                                 {"intermediate_size", m.inter_dim},
+                                 {"moe_intermediate_size", m.moe_inter_dim},
+                                 {"num_hidden_layers", m.n_layers},
+                                 {"num_nextn_predict_layers", m.num_mtp_modules},
+                                 {"num_attention_heads", m.n_heads},
+                                 {"num_key_value_heads", m.n_heads},
+                                 {"q_lora_rank", m.q_lora_rank > 0 ? nlohmann::ordered_json(m.q_lora_rank) : nullptr},
+                                 {"kv_lora_rank", m.kv_lora_rank},
+                                 {"qk_nope_head_dim", m.qk_nope_head_dim},
+                                 {"qk_rope_head_dim", m.qk_rope_head_dim},
+                                 {"v_head_dim", m.v_head_dim},
+                                 {"n_routed_experts", m.num_experts},
+                                 {"n_shared_experts", m.num_shared_experts},
+                                 {"num_experts_per_tok", m.top_k},
+                                 {"first_k_dense_replace", m.n_dense_layers},
+                                 {"moe_layer_freq", 1},
+                                 {"n_group", std::max<std::int64_t>(m.n_expert_groups, 1)},
+                                 {"topk_group", std::max<std::int64_t>(m.n_limited_groups, 1)},
+                                 {"topk_method", "noaux_tc"},
+                                 {"scoring_func", m.score_func == ScoreFunction::kSigmoid ? "sigmoid" : "softmax"},
+                                 {"norm_topk_prob", m.route_norm},
+                                 {"routed_scaling_factor", shortest(m.route_scale)},
+                                 {"hidden_act", "silu"},
+                                 {"rms_norm_eps", shortest(m.norm_eps)},
+                                 {"attention_bias", false},
+                                 {"attention_dropout", 0.0},
+                                 {"tie_word_embeddings", false},
+                                 {"use_cache", true},
+                                 {"initializer_range", 0.02},
+                                 {"max_position_embeddings", config.seq_len},
+                                 {"rope_theta", shortest(m.rope_theta)},
+                                 {"rope_interleave", true},
+                                 {"rope_scaling", nullptr}};
+  if (config.seq_len > m.original_seq_len) {
+    json["rope_scaling"] = {{"type", "yarn"},
+                            {"factor", shortest(m.rope_factor)},
+                            {"original_max_position_embeddings", m.original_seq_len},
+                            {"beta_fast", shortest(m.beta_fast)},
+                            {"beta_slow", shortest(m.beta_slow)},
+                            {"mscale", shortest(m.mscale)},
+                            {"mscale_all_dim", shortest(m.mscale)}};
+  }
+  if (config.bos_id >= 0) json["bos_token_id"] = config.bos_id;
+  if (config.eos_id >= 0) json["eos_token_id"] = config.eos_id;
+  return json.dump(2) + "\n";
+}
+
+std::vector<std::string> hf_differences(const ModelConfig& config) {
+  std::vector<std::string> differences;
+  const bool has_experts = config.n_dense_layers < config.n_layers;
+  if (has_experts && config.score_func == ScoreFunction::kSoftmax) {
+    differences.push_back("its router scores with a sigmoid; this model's is softmax, so its logits differ there");
+  }
+  if (config.norm_eps != kHfLatentEps) {
+    differences.push_back(
+        fmt::format("it normalises MLA's latents with epsilon {}; this model has {}", kHfLatentEps, config.norm_eps));
+  }
+  return differences;
+}
+
+HfConfig parse_hf_config(std::string_view json_text, const std::string& source) {
+  const std::string where = fmt::format("'{}'", source);
+  const nlohmann::json json = parse_json(json_text, where);
+  const Fields fields(json, where);
+  const std::string type = fields.text("model_type", "");
+  require(type == kModelType, "{}: \"model_type\" is \"{}\"; only \"{}\" is implemented", where, type, kModelType);
+  fields.require_only("hidden_act", "silu");
+  fields.require_only("attention_bias", false);
+  fields.require_only("tie_word_embeddings", false);
+  fields.require_only("moe_layer_freq", 1);
+  fields.require_only("topk_method", "noaux_tc");
+  fields.require_only("rope_interleave", true);
+  const std::string scores = fields.text("scoring_func", "sigmoid");
+  require(scores == "sigmoid" || scores == "softmax", "{}: \"scoring_func\" is \"{}\"; expected sigmoid or softmax",
+          where, scores);
+  const std::int64_t heads = fields.integer("num_attention_heads");
+  require(fields.integer("num_key_value_heads", heads) == heads,
+          "{}: \"num_key_value_heads\" is not \"num_attention_heads\"", where);
+
+  HfConfig config;
+  config.bos_id = fields.integer("bos_token_id", -1);
+  config.eos_id = fields.integer("eos_token_id", -1);
+  config.seq_len = fields.integer("max_position_embeddings");
+  ModelConfig& m = config.model;
+  m.vocab_size = fields.integer("vocab_size");
+  m.dim = fields.integer("hidden_size");
+  m.inter_dim = fields.integer("intermediate_size");
+  m.moe_inter_dim = fields.integer("moe_intermediate_size");
+  m.n_layers = fields.integer("num_hidden_layers");
+  m.num_mtp_modules = fields.integer("num_nextn_predict_layers", 0);
+  m.n_heads = heads;
+  m.q_lora_rank = fields.integer("q_lora_rank", 0);
+  m.kv_lora_rank = fields.integer("kv_lora_rank");
+  m.qk_nope_head_dim = fields.integer("qk_nope_head_dim");
+  m.qk_rope_head_dim = fields.integer("qk_rope_head_dim");
+  m.v_head_dim = fields.integer("v_head_dim");
+  m.num_experts = fields.integer("n_routed_experts");
+  m.num_shared_experts = fields.integer("n_shared_experts", 0);
+  m.top_k = fields.integer("num_experts_per_tok");
+  m.n_dense_layers = fields.integer("first_k_dense_replace");
+  m.n_expert_groups = fields.integer("n_group", 1);
+  m.n_limited_groups = fields.integer("topk_group", 1);
+  if (m.n_expert_groups <= 1) m.n_expert_groups = m.n_limited_groups = 0;
+  m.score_func = scores == "sigmoid" ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax;
+  m.route_norm = fields.boolean("norm_topk_prob", true);
+  m.route_scale = fields.number("routed_scaling_factor", 1.0f);
+  m.norm_eps = fields.number("rms_norm_eps", 1e-6f);
+  m.rope_theta = fields.number("rope_theta", 10000.0f);
+  m.eos_id = config.eos_id;
+  // transformers 5 writes "rope_parameters" with the base in it, older versions "rope_scaling".
+  m.original_seq_len = config.seq_len;
+  const char* rope_key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (fields.has(rope_key)) {
+    const Fields rope(fields.raw(rope_key), fmt::format("{}: \"{}\"", where, rope_key));
+    m.rope_theta = rope.number("rope_theta", m.rope_theta);
+    const std::string scaling = rope.text("rope_type", rope.text("type", "default"));
+    require(scaling == "default" || scaling == "yarn", "{}: RoPE scaling \"{}\" is not implemented; expected yarn",
+            where, scaling);
+    if (scaling == "yarn") {
+      m.rope_factor = rope.number("factor", 1.0f);
+      m.original_seq_len = rope.integer("original_max_position_embeddings");
+      m.beta_fast = rope.number("beta_fast", 32.0f);
+      m.beta_slow = rope.number("beta_slow", 1.0f);
+      m.mscale = rope.number("mscale_all_dim", 0.0f);
+      require(rope.number("mscale", m.mscale) == m.mscale,
+              "{}: \"mscale\" and \"mscale_all_dim\" differ, which is not implemented", where);
+    }
+  }
+  try {
+    m.validate();
+  } catch (const Error& error) {
+    fail("{}: {}", where, error.what());
+  }
+  require(m.eos_id < m.vocab_size, "{}: \"eos_token_id\" {} is outside the vocabulary", where, m.eos_id);
+  return config;
+}
+
+}  // namespace tessera

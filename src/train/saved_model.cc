@@ -1,0 +1,121 @@
+#include "train/saved_model.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "train/job_config.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kHfConfigName = "config.json";
+constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kBytes = "bytes";
+
+/// Numbers per call of a sink.
+constexpr std::int64_t kChunk = 1 << 20;
+
+}  // namespace
+
+SavedModel::SavedModel(const fs::path& path) : path_(path) {
+  std::error_code unreadable;
+  if (fs::exists(path / kHfConfigName, unreadable)) {
+    const fs::path config_path = path / kHfConfigName;
+    config_ = parse_hf_config(read_text_file(config_path), config_path.string());
+    hf_.emplace(path);
+    // Files that transformers has saved say that there are such layers, but leave them out.
+    std::int64_t& modules = config_.model.num_mtp_modules;
+    while (modules > 0 &&
+           !hf_->contains(fmt::format("model.layers.{}.eh_proj.weight", config_.model.n_layers + modules - 1))) {
+      --modules;
+    }
+    return;
+  }
+  path_ = find_checkpoint(path);
+  const nlohmann::json state = verify_checkpoint(path_);
+  try {
+    const JobConfig job = parse_job_config(state.at("config").get<std::string>());
+    job.model.args.validate();
+    require(job.training.seq_len > 0, "'{}': training.seq_len is {}", path_.string(), job.training.seq_len);
+    config_.model = job.model.args;
+    config_.seq_len = job.training.seq_len;
+    step_ = state.at("step").get<std::int64_t>();
+    if (state.contains("tokenizer")) {
+      const nlohmann::json& tokenizer = state["tokenizer"];
+      tokenizer_kind_ = tokenizer.at("kind").get<std::string>();
+      config_.bos_id = tokenizer.at("bos_id").get<std::int64_t>();
+      config_.eos_id = tokenizer.at("eos_id").get<std::int64_t>();
+    }
+  } catch (const nlohmann::json::exception& error) {
+    fail("the manifest of '{}' does not hold a model's state: {}", path_.string(), error.what());
+  }
+  checkpoint_.emplace(path_ / kModelFile);
+}
+
+void SavedModel::read(const std::string& name, const Shape& shape, const FloatSink& sink) const {
+  if (hf_) return read_hf_parameter(*hf_, name, shape, config_.model.n_layers, sink);
+  const Tensor tensor = checkpoint_->view(name, shape, DType::kFloat32);
+  const float* numbers = tensor.data<float>();
+  const std::int64_t count = shape.num_elements();
+  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+    sink({numbers + begin, static_cast<std::size_t>(std::min(kChunk, count - begin))});
+  }
+}
+
+void SavedModel::load(Parameters& parameters, const ModelConfig& config) const {
+  if (hf_) {
+    require_same_tensors(*hf_, tensor_names(parameters), config.n_layers);
+  } else {
+    const std::size_t expected = parameters.size() + parameters.num_buffers();
+    require(checkpoint_->entries().size() == expected, "'{}' holds {} tensors, this model has {}",
+            (path_ / kModelFile).string(), checkpoint_->entries().size(), expected);
+  }
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    std::int64_t offset = 0;
+    read(parameters.spec(id).name, parameters.spec(id).shape, [&](std::span<const float> numbers) {
+      parameters.set(id, offset, numbers);
+      offset += static_cast<std::int64_t>(numbers.size());
+    });
+  }
+  for (ParamId id = 0; id < parameters.num_buffers(); ++id) {
+    float* target = parameters.buffer(id).data<float>();
+    read(parameters.buffer_spec(id).name, parameters.buffer_spec(id).shape,
+         [&](std::span<const float> numbers) { target = std::copy(numbers.begin(), numbers.end(), target); });
+  }
+}
+
+std::vector<NamedTensor> SavedModel::views(const Parameters& parameters) const {
+  TESSERA_CHECK(checkpoint_.has_value());
+  std::vector<NamedTensor> tensors = tensor_names(parameters);
+  for (NamedTensor& named : tensors) {
+    named.tensor = checkpoint_->view(named.name, named.tensor.shape(), DType::kFloat32);
+  }
+  return tensors;
+}
+
+std::unique_ptr<data::Tokenizer> SavedModel::tokenizer() const {
+  return data::load_tokenizer(tokenizer_kind_ == kBytes ? kBytes : path_.string());
+}
+
+std::vector<NamedTensor> tensor_names(const Parameters& parameters) {
+  std::vector<NamedTensor> tensors;
+  const auto add = [&](const ParamSpec& spec) {
+    tensors.push_back({spec.name, Tensor(nullptr, spec.shape, DType::kFloat32, Device::kMeta)});
+  };
+  for (ParamId id = 0; id < parameters.size(); ++id) add(parameters.spec(id));
+  for (ParamId id = 0; id < parameters.num_buffers(); ++id) add(parameters.buffer_spec(id));
+  return tensors;
+}
+
+std::vector<CheckpointPart> tokenizer_parts(const data::Tokenizer& tokenizer) {
+  if (tokenizer.model().empty()) return {};
+  return {text_part(std::string(data::kTokenizerModelName), std::string(tokenizer.model()))};
+}
+
+nlohmann::json tokenizer_state(const data::Tokenizer& tokenizer) {
+  return {{"kind", tokenizer.kind()}, {"bos_id", tokenizer.bos_id()}, {"eos_id", tokenizer.eos_id()}};
+}
+
+}  // namespace tessera

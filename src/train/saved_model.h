@@ -1,0 +1,56 @@
+// A model on the disk: its numbers, tokenizer and weights. Either a checkpoint of Tessera, or a folder of Hugging Face
+// files (config.json, safetensors, tokenizer).
+#pragma once
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/huggingface.h"
+#include "data/tokenizer.h"
+#include "model/hf_config.h"
+#include "model/parameters.h"
+
+namespace tessera {
+
+class SavedModel {
+ public:
+  /// `path`: a checkpoint, a folder with checkpoints (the newest counts), a run's folder, or a folder with config.json.
+  /// Checks checksums where there are any. Throws Error.
+  explicit SavedModel(const std::filesystem::path& path);
+
+  bool is_hf() const { return hf_.has_value(); }
+  const std::filesystem::path& path() const { return path_; }
+  /// The model's numbers, the sequence length that it was trained for, BOS and EOS.
+  const HfConfig& config() const { return config_; }
+  /// Of a checkpoint: the step; of Hugging Face files 0.
+  std::int64_t step() const { return step_; }
+
+  /// Reads all weights and buffers of a model with the numbers `config`.
+  void load(Parameters& parameters, const ModelConfig& config) const;
+  /// Views of all parameters' and buffers' numbers; of a checkpoint only.
+  std::vector<NamedTensor> views(const Parameters& parameters) const;
+  /// Hands out a parameter's or a buffer's numbers in order, a chunk per call.
+  void read(const std::string& name, const Shape& shape, const FloatSink& sink) const;
+
+  /// Throws Error if the folder has none.
+  std::unique_ptr<data::Tokenizer> tokenizer() const;
+
+ private:
+  std::filesystem::path path_;
+  HfConfig config_;
+  std::int64_t step_ = 0;
+  std::string tokenizer_kind_;
+  std::optional<SafetensorsFile> checkpoint_;
+  std::optional<HfWeights> hf_;
+};
+
+/// All parameters' and buffers' names and shapes, without numbers.
+std::vector<NamedTensor> tensor_names(const Parameters& parameters);
+
+/// The files by which a folder of weights keeps its tokenizer, and what a checkpoint's state says of it.
+std::vector<CheckpointPart> tokenizer_parts(const data::Tokenizer& tokenizer);
+nlohmann::json tokenizer_state(const data::Tokenizer& tokenizer);
+
+}  // namespace tessera

@@ -1,0 +1,264 @@
+// Weights from Hugging Face's files: logits against those of transformers on the same files
+// (tests/reference/make_hf_goldens.py), and files that are not what they should be.
+#include "train/saved_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "model/model.h"
+#include "ops/gemm.h"
+#include "tensor/float8.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using data::expect_error;
+using data::Scratch;
+
+fs::path golden(const std::string& name) { return fs::path(TESSERA_TEST_DATA) / "golden" / "hf" / name; }
+
+/// Logits [B * S, V] of tokens [B, S].
+std::vector<float> logits_of(const SavedModel& saved, std::span<const std::int32_t> tokens, std::int64_t num_seqs) {
+  const HfConfig& config = saved.config();
+  const std::int64_t seq_len = static_cast<std::int64_t>(tokens.size()) / num_seqs;
+  Model model(config.model, {.compute = DType::kFloat32, .seq_len = config.seq_len});
+  Batch batch(config.model, num_seqs, seq_len);
+  std::vector<std::int32_t> rows;  // a label behind each row, which does not count
+  for (std::int64_t b = 0; b < num_seqs; ++b) {
+    rows.insert(rows.end(), tokens.begin() + b * seq_len, tokens.begin() + (b + 1) * seq_len);
+    rows.push_back(0);
+  }
+  batch.fill(rows);
+  std::vector<float> logits(tokens.size() * static_cast<std::size_t>(config.model.vocab_size));
+  const auto evaluate = [&](Arena& arena, GemmLibrary& gemm) {
+    const Shape shape{num_seqs * seq_len, config.model.vocab_size};
+    void* data = arena.device() == Device::kMeta ? nullptr : logits.data();
+    model.evaluate({.arena = &arena, .gemm = &gemm}, batch, {}, Tensor(data, shape, DType::kFloat32, arena.device()));
+  };
+  GemmLibrary gemm;
+  Arena measuring;
+  model.parameters().allocate_meta(DType::kFloat32);
+  evaluate(measuring, gemm);
+  model.parameters().allocate_weights(DType::kFloat32);
+  saved.load(model.parameters(), config.model);
+  Arena arena(measuring.peak());
+  evaluate(arena, gemm);
+  return logits;
+}
+
+class HfLogits : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(HfLogits, AreThoseOfTransformers) {
+  const SafetensorsFile file(golden(GetParam()) / "golden.safetensors");
+  const SafetensorsEntry& entry = file.at("tokens");
+  std::vector<std::int32_t> tokens(entry.bytes.size() / sizeof(std::int32_t));
+  std::memcpy(tokens.data(), entry.bytes.data(), entry.bytes.size());
+  std::vector<float> expected(file.at("logits").bytes.size() / sizeof(float));
+  std::memcpy(expected.data(), file.at("logits").bytes.data(), file.at("logits").bytes.size());
+
+  const SavedModel saved(golden(GetParam()));
+  EXPECT_TRUE(hf_differences(saved.config().model).empty());
+  const std::vector<float> logits = logits_of(saved, tokens, entry.shape[0]);
+  ASSERT_EQ(logits.size(), expected.size());
+  float largest = 0.0f, difference = 0.0f;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const float d = std::abs(logits[i] - expected[i]);
+    if (!(d <= difference)) difference = d;
+    largest = std::max(largest, std::abs(expected[i]));
+  }
+  EXPECT_GT(largest, 1.0f);
+  EXPECT_LE(difference, 1e-5f * largest);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, HfLogits, ::testing::Values("groups", "yarn", "fp8"));
+
+TEST(HfNames, OfDeepSeekV3) {
+  const auto names = [](const std::string& name, const Shape& shape) {
+    std::vector<std::string> result;
+    for (const HfTensor& tensor : hf_tensors(name, shape, 61)) {
+      result.push_back(tensor.name + fmt::format(" [{}]", fmt::join(tensor.shape, ",")));
+    }
+    return result;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(names("layers.3.attention.wkv_b.weight", {8, 4}),
+              ElementsAre("model.layers.3.self_attn.kv_b_proj.weight [8,4]"));
+  EXPECT_THAT(names("layers.60.moe.expert_bias", {256}),
+              ElementsAre("model.layers.60.mlp.gate.e_score_correction_bias [256]"));
+  EXPECT_THAT(names("layers.3.moe.experts.w13", {2, 6, 4}),
+              ElementsAre("model.layers.3.mlp.experts.0.gate_proj.weight [3,4]",
+                          "model.layers.3.mlp.experts.0.up_proj.weight [3,4]",
+                          "model.layers.3.mlp.experts.1.gate_proj.weight [3,4]",
+                          "model.layers.3.mlp.experts.1.up_proj.weight [3,4]"));
+  EXPECT_THAT(names("layers.3.moe.shared_experts.w2.weight", {4, 3}),
+              ElementsAre("model.layers.3.mlp.shared_experts.down_proj.weight [4,3]"));
+  EXPECT_THAT(names("layers.0.feed_forward.w13.weight", {6, 4}),
+              ElementsAre("model.layers.0.mlp.gate_proj.weight [3,4]", "model.layers.0.mlp.up_proj.weight [3,4]"));
+  EXPECT_THAT(names("mtp.0.block.attention.wo.weight", {4, 4}),
+              ElementsAre("model.layers.61.self_attn.o_proj.weight [4,4]"));
+  EXPECT_THAT(names("mtp.0.norm.weight", {4}), ElementsAre("model.layers.61.shared_head.norm.weight [4]"));
+  EXPECT_THAT(names("output.weight", {8, 4}), ElementsAre("lm_head.weight [8,4]"));
+}
+
+TEST(Float8, E4M3) {
+  EXPECT_EQ(e4m3_to_float(0x00), 0.0f);
+  EXPECT_TRUE(std::signbit(e4m3_to_float(0x80)));
+  EXPECT_EQ(e4m3_to_float(0x01), 0x1p-9f);
+  EXPECT_EQ(e4m3_to_float(0x07), 7 * 0x1p-9f);
+  EXPECT_EQ(e4m3_to_float(0x08), 0x1p-6f);
+  EXPECT_EQ(e4m3_to_float(0x38), 1.0f);
+  EXPECT_EQ(e4m3_to_float(0xb9), -1.125f);
+  EXPECT_EQ(e4m3_to_float(0x7e), 448.0f);
+  EXPECT_TRUE(std::isnan(e4m3_to_float(0x7f)));
+  EXPECT_TRUE(std::isnan(e4m3_to_float(0xff)));
+}
+
+/// Writes tensors of any type as model.safetensors.
+void write_weights(const fs::path& folder, const std::vector<SafetensorsSpec>& specs,
+                   const std::vector<std::vector<std::byte>>& data) {
+  fs::create_directories(folder);
+  SafetensorsWriter writer(folder / "model.safetensors", specs, {});
+  for (const auto& bytes : data) writer.append(bytes);
+  writer.finish();
+}
+
+template <typename T>
+std::vector<std::byte> bytes_of(const std::vector<T>& numbers) {
+  const auto bytes = std::as_bytes(std::span(numbers));
+  return {bytes.begin(), bytes.end()};
+}
+
+TEST(HfWeights, Fp8BlocksWithTailsInBothDirections) {
+  const Scratch scratch;
+  const std::int64_t rows = 130, columns = 300;
+  std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * columns));
+  for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i * 37 % 0x7f);
+  const std::vector<float> scales = {0.5f, 2.0f, 3.0f, 5.0f, 7.0f, 11.0f};  // [2, 3]
+  write_weights(scratch.path(), {{"w", "F8_E4M3", {rows, columns}}, {"w_scale_inv", "F32", {2, 3}}},
+                {bytes_of(codes), bytes_of(scales)});
+  std::vector<float> numbers;
+  HfWeights(scratch.path()).read({"w", {rows, columns}}, [&](std::span<const float> chunk) {
+    numbers.insert(numbers.end(), chunk.begin(), chunk.end());
+  });
+  ASSERT_EQ(numbers.size(), codes.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      const auto i = static_cast<std::size_t>(r * columns + c);
+      const float scale = scales[static_cast<std::size_t>((r >= 128 ? 3 : 0) + c / 128)];
+      ASSERT_EQ(numbers[i], e4m3_to_float(codes[i]) * scale) << r << " " << c;
+    }
+  }
+}
+
+TEST(HfWeights, WhatTheyRefuse) {
+  const Scratch scratch;
+  const auto read = [&](const std::vector<std::int64_t>& shape) {
+    HfWeights(scratch.path()).read({"w", shape}, [](std::span<const float>) {});
+  };
+  expect_error([&] { read({2}); }, {"model.safetensors.index.json", "neither"});
+  write_weights(scratch.path(), {{"w", "F8_E4M3", {2, 2}}}, {bytes_of(std::vector<std::uint8_t>(4))});
+  expect_error([&] { read({2, 2}); }, {"w_scale_inv"});
+  expect_error([&] { read({4}); }, {"[2, 2]", "[4]"});
+  write_weights(scratch.path(), {{"w", "F8_E4M3", {2, 2}}, {"w_scale_inv", "F32", {2}}},
+                {bytes_of(std::vector<std::uint8_t>(4)), bytes_of(std::vector<float>(2))});
+  expect_error([&] { read({2, 2}); }, {"w_scale_inv", "[1, 1]"});
+  write_weights(scratch.path(), {{"w", "I32", {2}}}, {bytes_of(std::vector<std::int32_t>(2))});
+  expect_error([&] { read({2}); }, {"I32", "BF16"});
+
+  const fs::path index = scratch / "model.safetensors.index.json";
+  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
+           {"[]", "weight_map"},
+           {"{\"weight_map\": {\"w\": 3}}", "no string"},
+           {"{\"weight_map\": {\"w\": \"../model.safetensors\"}}", "no name of a file"},
+           {"{\"weight_map\": {\"w\": \"absent.safetensors\"}}", "absent.safetensors"},
+           {"{\"weight_map\": {\"other\": \"model.safetensors\"}}", "no tensor 'other'"},
+           {"{\"weight_map\": {\"w\": ", "not JSON"}}) {
+    data::write_file(index, text);
+    expect_error([&] { read({2}); }, {part});
+  }
+}
+
+TEST(HfConfigJson, RoundTripsWhatItHolds) {
+  HfConfig config;
+  config.model = model_flavor("671B");
+  config.model.num_mtp_modules = 1;
+  config.model.norm_eps = 1e-6f;
+  config.model.eos_id = 1;
+  config.seq_len = 8192;
+  config.bos_id = 0;
+  config.eos_id = 1;
+  const std::string text = hf_config_json(config, DType::kBFloat16);
+  EXPECT_THAT(text, ::testing::HasSubstr("\"rms_norm_eps\": 1e-06"));
+  EXPECT_EQ(hf_config_json(parse_hf_config(text, "config.json"), DType::kBFloat16), text);
+}
+
+TEST(HfConfigJson, ReadsBothFormsOfRope) {
+  auto json = nlohmann::json::parse(hf_config_json({.model = model_flavor("671B"), .seq_len = 8192}, DType::kFloat32));
+  json["rope_scaling"] = nullptr;
+  json["rope_theta"] = nullptr;
+  json["rope_parameters"] = {{"rope_type", "yarn"}, {"rope_theta", 50000.0},
+                             {"factor", 8.0},       {"original_max_position_embeddings", 2048},
+                             {"mscale", 0.5},       {"mscale_all_dim", 0.5}};
+  const ModelConfig model = parse_hf_config(json.dump(), "config.json").model;
+  EXPECT_EQ(model.rope_theta, 50000.0f);
+  EXPECT_EQ(model.rope_factor, 8.0f);
+  EXPECT_EQ(model.original_seq_len, 2048);
+  EXPECT_EQ(model.mscale, 0.5f);
+  json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 50000.0}};
+  EXPECT_EQ(parse_hf_config(json.dump(), "config.json").model.original_seq_len, 8192);  // never scaled
+}
+
+TEST(HfConfigJson, WhatItRefuses) {
+  const auto valid =
+      nlohmann::json::parse(hf_config_json({.model = model_flavor("671B"), .seq_len = 8192}, DType::kFloat32));
+  const auto refused = [&](const char* key, const nlohmann::json& value, const std::vector<std::string>& parts) {
+    nlohmann::json json = valid;
+    json[key] = value;
+    std::vector<std::string> all = parts;
+    all.push_back("config.json");
+    expect_error([&] { parse_hf_config(json.dump(), "config.json"); }, all);
+  };
+  refused("model_type", "llama", {"model_type", "llama", "deepseek_v3"});
+  refused("hidden_size", nullptr, {"hidden_size", "missing"});
+  refused("hidden_size", -5, {"hidden_size", "-5"});
+  refused("hidden_size", 1e30, {"hidden_size"});
+  refused("hidden_size", "big", {"hidden_size", "big"});
+  refused("attention_bias", true, {"attention_bias"});
+  refused("tie_word_embeddings", true, {"tie_word_embeddings"});
+  refused("hidden_act", "gelu", {"hidden_act", "gelu"});
+  refused("num_experts_per_tok", 300, {"top_k"});
+  refused("num_key_value_heads", 8, {"num_key_value_heads"});
+  refused("rope_scaling", {{"type", "linear"}}, {"linear"});
+  refused("scoring_func", "tanh", {"tanh"});
+  expect_error([] { parse_hf_config("{", "config.json"); }, {"config.json", "JSON"});
+  expect_error([] { parse_hf_config("[]", "config.json"); }, {"config.json", "object"});
+  HfConfig none{.model = model_flavor("16B"), .seq_len = 8};
+  none.model.num_shared_experts = 0;
+  expect_error([&] { hf_config_json(none, DType::kFloat32); }, {"shared experts"});
+}
+
+TEST(SavedModel, NamesMissingAndUnexpectedTensors) {
+  const SavedModel saved(golden("groups"));
+  ModelConfig other = saved.config().model;
+  const auto load_into = [&] {
+    Model model(other, {.compute = DType::kFloat32, .seq_len = 64});
+    model.parameters().allocate_weights(DType::kFloat32);
+    saved.load(model.parameters(), other);
+  };
+  load_into();
+  other.n_layers = 4;
+  expect_error(load_into, {"missing", "model.layers.3."});
+  other.n_layers = 3;
+  other.q_lora_rank = 0;
+  expect_error(load_into, {"q_proj", "not expected", "q_a_proj"});
+  other.q_lora_rank = 24;
+  expect_error(load_into, {"q_a_proj", "[20, 48]", "[24, 48]"});
+}
+
+}  // namespace
+}  // namespace tessera
