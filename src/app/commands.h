@@ -16,6 +16,9 @@ void add_bench_command(CLI::App& app);
 /// `tessera convert --to hf|tessera`.
 void add_convert_command(CLI::App& app);
 
+/// `tessera generate --checkpoint DIR --prompt TEXT`.
+void add_generate_command(CLI::App& app);
+
 /// `tessera data prepare|tokenizer|inspect`.
 void add_data_commands(CLI::App& app);
 

@@ -1,6 +1,7 @@
 #include "model/attention.h"
 
 #include "ops/gemm.h"
+#include "ops/mla_decode.h"
 #include "ops/rmsnorm.h"
 
 namespace tessera {
@@ -32,7 +33,7 @@ MlaDims Attention::dims(const LayerContext& context) const {
           .dim_nope = config.qk_nope_head_dim,
           .dim_rope = config.qk_rope_head_dim,
           .dim_v = config.v_head_dim,
-          .scale = config.softmax_scale(context.batch->seq_len())};
+          .scale = config.softmax_scale(context.rope->seq_len())};
 }
 
 void Attention::rotate(const LayerContext& context, const Tensor& x, std::int64_t num_heads, RopeDirection direction,
@@ -103,6 +104,63 @@ void Attention::forward(const LayerContext& context, const Tensor& y_TD, Attenti
                          .doc_start_T = context.batch->doc_starts(context.op.device())},
                         saved.o, saved.lse_TH);
   if (out_TD.defined()) linear_forward(context.op, saved.o, context.weight(wo_), out_TD);
+}
+
+void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Tensor& slot_T, const Tensor& cache_SPN,
+                       const Tensor& out_TD) const {
+  const TraceScope trace(context.op.trace, "attention.decode");
+  const ModelConfig& config = *context.config;
+  const Context& op = context.op;
+  const std::int64_t num_tokens = y_TD.dim(0), heads = config.n_heads, latent = config.kv_lora_rank;
+  const std::int64_t nope = config.qk_nope_head_dim, dim_v = config.v_head_dim, q_head = config.qk_head_dim();
+  const Tensor positions_T = context.batch->positions(op.device());
+  const ArenaScope scope(*op.arena);
+  const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
+
+  const Tensor kv_a = context.allocate({num_tokens, latent + config.qk_rope_head_dim});
+  const Tensor latent_TC = context.allocate({num_tokens, latent});
+  const Tensor k_rope = context.allocate({num_tokens, config.qk_rope_head_dim});
+  linear_forward(op, y_TD, context.weight(wkv_a_), kv_a);
+  rmsnorm_forward(op, kv_a.columns(0, latent), context.weight(kv_norm_), config.norm_eps, latent_TC, rstd_T);
+  rotate(context, kv_a.columns(latent, kv_a.dim(1)), 1, RopeDirection::kForward, k_rope);
+  store_latents(op, latent_TC, k_rope, slot_T, positions_T, cache_SPN);
+
+  const Tensor q = context.allocate({num_tokens, heads * q_head});
+  if (compresses_queries_) {
+    const Tensor q_a_TC = context.allocate({num_tokens, config.q_lora_rank});
+    const Tensor q_latent_TC = context.allocate({num_tokens, config.q_lora_rank});
+    linear_forward(op, y_TD, context.weight(wq_a_), q_a_TC);
+    rmsnorm_forward(op, q_a_TC, context.weight(q_norm_), config.norm_eps, q_latent_TC, rstd_T);
+    linear_forward(op, q_latent_TC, context.weight(wq_b_), q);
+  } else {
+    linear_forward(op, y_TD, context.weight(wq_), q);
+  }
+  rotate(context, q, heads, RopeDirection::kForward, q);
+
+  // W_kv,b holds per head the rows of W_k (nope), then those of W_v.
+  const Tensor wkv_b = context.weight(wkv_b_);
+  const Tensor q_absorbed = context.allocate({num_tokens, heads * latent});
+  const Tensor o_latent = context.allocate({num_tokens, heads * latent});
+  const Tensor o = context.allocate({num_tokens, heads * dim_v});
+  for (std::int64_t head = 0; head < heads; ++head) {
+    const std::int64_t w_k = head * (nope + dim_v);
+    linear_dgrad(op, q.columns(head * q_head, head * q_head + nope), wkv_b.rows(w_k, w_k + nope),
+                 q_absorbed.columns(head * latent, (head + 1) * latent));
+  }
+  mla_decode(op,
+             {.num_heads = heads,
+              .dim_nope = nope,
+              .dim_rope = config.qk_rope_head_dim,
+              .dim_latent = latent,
+              .scale = config.softmax_scale(context.rope->seq_len())},
+             {.q = q, .q_latent = q_absorbed, .cache_SPN = cache_SPN, .slot_T = slot_T, .position_T = positions_T},
+             o_latent);
+  for (std::int64_t head = 0; head < heads; ++head) {
+    const std::int64_t w_v = head * (nope + dim_v) + nope;
+    linear_forward(op, o_latent.columns(head * latent, (head + 1) * latent), wkv_b.rows(w_v, w_v + dim_v),
+                   o.columns(head * dim_v, (head + 1) * dim_v));
+  }
+  linear_forward(op, o, context.weight(wo_), out_TD);
 }
 
 void Attention::backward(const LayerContext& context, const Tensor& y_TD, const AttentionSaved& kept,

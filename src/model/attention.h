@@ -31,6 +31,11 @@ class Attention {
   void backward(const LayerContext& context, const Tensor& y_TD, const AttentionSaved& saved, const Tensor& d_out_TD,
                 const Tensor& d_y_TD) const;
 
+  /// out_TD for one new token of each slot, T slots: token t is at `positions` (context.batch) of slot t. Its latent
+  /// and k_rope go into cache_SPN, and it attends to all that the slot holds (ops/mla_decode.h).
+  void decode(const LayerContext& context, const Tensor& y_TD, const Tensor& slot_T, const Tensor& cache_SPN,
+              const Tensor& out_TD) const;
+
  private:
   MlaDims dims(const LayerContext& context) const;
   void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;

@@ -44,6 +44,13 @@ void Batch::fill(std::span<const std::int32_t> tokens, std::span<const std::int3
   }
 }
 
+void Batch::fill_tokens(std::span<const std::int32_t> tokens, std::span<const std::int32_t> positions) {
+  TESSERA_CHECK(seq_len_ == 1 && tokens.size() == inputs_.size() && positions.size() == inputs_.size(),
+                "{} tokens, {} positions", tokens.size(), positions.size());
+  std::copy(tokens.begin(), tokens.end(), inputs_.begin());
+  std::copy(positions.begin(), positions.end(), positions_.begin());
+}
+
 Tensor Batch::view(const std::vector<std::int32_t>& ids, Device device) const {
   void* data = device == Device::kMeta ? nullptr : const_cast<std::int32_t*>(ids.data());
   return Tensor(data, {static_cast<std::int64_t>(ids.size())}, DType::kInt32, device);

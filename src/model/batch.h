@@ -22,6 +22,10 @@ class Batch {
   /// the next tokens.
   void fill(std::span<const std::int32_t> tokens, std::span<const std::int32_t> labels = {});
 
+  /// For decoding, where a sequence of this batch is one token that continues an earlier text: sets the tokens and
+  /// their positions in it. seq_len must be 1.
+  void fill_tokens(std::span<const std::int32_t> tokens, std::span<const std::int32_t> positions);
+
   std::int64_t num_seqs() const { return num_seqs_; }
   std::int64_t seq_len() const { return seq_len_; }
   std::int64_t num_tokens() const { return num_seqs_ * seq_len_; }

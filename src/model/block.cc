@@ -66,13 +66,37 @@ void Block::forward_keeping(const LayerContext& context, const Tensor& x_TD, Blo
   const Tensor ffn_y_TD = keep_norms ? saved.ffn_y_TD : context.norm_TD;
   residual_rmsnorm_forward(op, x_TD, context.branch_TD, context.weight(ffn_norm_), eps, saved.mid_TD, ffn_y_TD,
                            saved.ffn_rstd_T);
+  feed(context, ffn_y_TD, saved, out_TD, load);
+}
+
+void Block::feed(const LayerContext& context, const Tensor& y_TD, BlockSaved& saved, const Tensor& out_TD,
+                 MoeLoad* load) const {
   const Tensor branch_TD = out_TD.defined() ? context.branch_TD : Tensor();
   if (feed_forward_) {
-    feed_forward_->forward(context, ffn_y_TD, saved.ffn_h_T2I, branch_TD, Write::kAssign);
+    feed_forward_->forward(context, y_TD, saved.ffn_h_T2I, branch_TD, Write::kAssign);
   } else {
-    moe_->forward(context, ffn_y_TD, saved.moe, branch_TD, *load);
+    moe_->forward(context, y_TD, saved.moe, branch_TD, *load);
   }
-  if (out_TD.defined()) add(op, saved.mid_TD, branch_TD, out_TD);
+  if (out_TD.defined()) add(context.op, saved.mid_TD, branch_TD, out_TD);
+}
+
+void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,
+                   const Tensor& out_TD) const {
+  const TraceScope trace(context.op.trace, "block.decode");
+  const Context& op = context.op;
+  const ArenaScope scope(*op.arena);
+  const std::int64_t num_tokens = x_TD.dim(0);
+  const float eps = context.config->norm_eps;
+  const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
+  BlockSaved dropped;
+  dropped.mid_TD = context.allocate(x_TD.shape());
+  if (feed_forward_) dropped.ffn_h_T2I = context.allocate({num_tokens, 2 * feed_forward_->inter_dim()});
+  rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, context.norm_TD, rstd_T);
+  attention_.decode(context, context.norm_TD, slot_T, cache_SPN, context.branch_TD);
+  residual_rmsnorm_forward(op, x_TD, context.branch_TD, context.weight(ffn_norm_), eps, dropped.mid_TD, context.norm_TD,
+                           rstd_T);
+  MoeLoad uncounted;  // context.repeated is set
+  feed(context, context.norm_TD, dropped, out_TD, &uncounted);
 }
 
 void Block::backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const {

@@ -30,10 +30,17 @@ class Block {
   /// d_TD: gradient of the output in, of the input out. Parameters' gradients +=.
   void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, MoeLoad* load) const;
 
+  /// For one new token of each slot: as forward, with Attention::decode in place of the attention over a sequence.
+  void decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,
+              const Tensor& out_TD) const;
+
   /// Null for a dense block.
   const Moe* moe() const { return moe_ ? &*moe_ : nullptr; }
 
  private:
+  /// The second half: out_TD = mid_TD + FFN_or_MoE(y_TD).
+  void feed(const LayerContext& context, const Tensor& y_TD, BlockSaved& saved, const Tensor& out_TD,
+            MoeLoad* load) const;
   void forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
                        MoeLoad* load) const;
   void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const;

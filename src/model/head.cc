@@ -17,6 +17,14 @@ constexpr std::int64_t kTokensPerChunk = 512;
 Head::Head(Parameters& parameters, const ModelConfig& config, const std::string& norm_name, ParamId output)
     : norm_(parameters.add({norm_name, {config.dim}, {}})), output_(output) {}
 
+void Head::logits(const LayerContext& context, const Tensor& x_TD, const Tensor& logits_TV) const {
+  const ArenaScope scope(*context.op.arena);
+  const Tensor y_TD = context.allocate(x_TD.shape());
+  const Tensor rstd_T = context.allocate({x_TD.dim(0)}, DType::kFloat32);
+  rmsnorm_forward(context.op, x_TD, context.weight(norm_), context.config->norm_eps, y_TD, rstd_T);
+  linear_forward(context.op, y_TD, context.weight(output_), logits_TV);
+}
+
 double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
                               const Tensor& d_x_TD, const Tensor& logits_TV) const {
   const TraceScope trace(context.op.trace, "head");

@@ -16,6 +16,9 @@ class Head {
   double forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
                           const Tensor& d_x_TD, const Tensor& logits_TV = {}) const;
 
+  /// logits_TV (float32) of all rows.
+  void logits(const LayerContext& context, const Tensor& x_TD, const Tensor& logits_TV) const;
+
  private:
   ParamId norm_, output_;
 };

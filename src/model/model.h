@@ -45,6 +45,9 @@ class Model {
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
   ParameterCounts count_parameters() const;
+  ParamId embedding() const { return embedding_; }
+  const std::vector<Block>& blocks() const { return blocks_; }
+  const Head& head() const { return *head_; }
 
   /// Forward and backward of one micro-batch: gradients and loads +=. Activations live on op's arena during the call.
   LossSums train_step(const Context& op, const Batch& batch, const LossScale& scale);

@@ -34,9 +34,10 @@ std::vector<double> frequencies(const ModelConfig& config, std::int64_t seq_len)
 
 }  // namespace
 
-RopeTable::RopeTable(const ModelConfig& config, std::int64_t seq_len) : seq_len_(seq_len) {
+RopeTable::RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions)
+    : seq_len_(seq_len), num_positions_(num_positions > 0 ? num_positions : seq_len) {
   const std::vector<double> turns = frequencies(config, seq_len);
-  for (std::int64_t position = 0; position < seq_len; ++position) {
+  for (std::int64_t position = 0; position < num_positions_; ++position) {
     for (const double frequency : turns) {
       cos_.push_back(static_cast<float>(std::cos(static_cast<double>(position) * frequency)));
       sin_.push_back(static_cast<float>(std::sin(static_cast<double>(position) * frequency)));
@@ -46,7 +47,8 @@ RopeTable::RopeTable(const ModelConfig& config, std::int64_t seq_len) : seq_len_
 
 Tensor RopeTable::view(const std::vector<float>& values, Device device) const {
   void* data = device == Device::kMeta ? nullptr : const_cast<float*>(values.data());
-  return Tensor(data, {seq_len_, static_cast<std::int64_t>(values.size()) / seq_len_}, DType::kFloat32, device);
+  return Tensor(data, {num_positions_, static_cast<std::int64_t>(values.size()) / num_positions_}, DType::kFloat32,
+                device);
 }
 
 }  // namespace tessera

@@ -10,16 +10,18 @@ namespace tessera {
 
 class RopeTable {
  public:
-  RopeTable(const ModelConfig& config, std::int64_t seq_len);
+  /// `seq_len`: of training, which decides about YaRN. `num_positions`: rows of the table; 0: seq_len.
+  RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions = 0);
 
-  /// [seq_len, qk_rope_head_dim / 2] float32.
+  std::int64_t seq_len() const { return seq_len_; }
+  /// [num_positions, qk_rope_head_dim / 2] float32.
   Tensor cos(Device device) const { return view(cos_, device); }
   Tensor sin(Device device) const { return view(sin_, device); }
 
  private:
   Tensor view(const std::vector<float>& values, Device device) const;
 
-  std::int64_t seq_len_;
+  std::int64_t seq_len_, num_positions_;
   std::vector<float> cos_, sin_;
 };
 

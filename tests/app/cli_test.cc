@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "checkpoint/checkpoint.h"
@@ -98,6 +99,7 @@ TEST_F(Cli, HelpOfEverySubcommand) {
   for (const std::vector<std::string>& command : {std::vector<std::string>{"train"},
                                                   {"bench"},
                                                   {"convert"},
+                                                  {"generate"},
                                                   {"data"},
                                                   {"data", "prepare"},
                                                   {"data", "tokenizer"},
@@ -294,6 +296,72 @@ TEST_F(Cli, ConvertingNeedsLittleMemory) {
   setrlimit(RLIMIT_DATA, &all);
   EXPECT_EQ(there.status, 0) << there.output;
   EXPECT_EQ(back.status, 0) << back.output;
+}
+
+/// Standard output alone: what a text is printed to.
+std::string without_log_lines(const std::string& output) {
+  std::string kept;
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("] info ") == std::string::npos && line.find("] warning ") == std::string::npos) kept += line + "\n";
+  }
+  return kept;
+}
+
+TEST_F(Cli, GeneratesFromACheckpoint) {
+  ASSERT_EQ(run(train_arguments({"--training.steps=30", "--optimizer.lr=0.01"})).status, 0);
+  const auto generate = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"generate", "--checkpoint", scratch_ / "outputs", "--max-new-tokens", "20",
+                                          "--dtype",  "float32"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Finished finished = run(arguments);
+    EXPECT_EQ(finished.status, 0) << finished.output;
+    return without_log_lines(finished.output);
+  };
+  const std::string greedy = generate({"--prompt", "a b", "--temperature", "0"});
+  EXPECT_TRUE(greedy.starts_with("a b")) << greedy;
+  EXPECT_EQ(generate({"--prompt", "a b", "--temperature", "0", "--seed", "9"}), greedy);
+  EXPECT_EQ(generate({"--prompt", "a b", "--top-k", "1"}), greedy);
+  EXPECT_EQ(generate({"--prompt", "a b", "--top-p", "1e-6"}), greedy);
+  const std::string first = generate({"--prompt", "a b", "--seed", "1"});
+  EXPECT_EQ(generate({"--prompt", "a b", "--seed", "1"}), first);
+  EXPECT_NE(generate({"--prompt", "a b", "--seed", "2"}), first);
+  EXPECT_GT(first.size(), 10u);
+
+  // A file of prompts: the same texts, in batches of any size.
+  data::write_file(scratch_ / "prompts.txt", "a b\n\nsome longer prompt\n\xff\"\n");
+  const auto lines_of = [&](const std::string& batch_size) {
+    std::map<std::size_t, nlohmann::json> lines;
+    std::istringstream output(
+        generate({"--prompts", scratch_ / "prompts.txt", "--seed", "1", "--batch-size", batch_size}));
+    for (std::string line; std::getline(output, line);) {
+      const auto json = nlohmann::json::parse(line);
+      lines[json["index"].get<std::size_t>()] = json;
+    }
+    return lines;
+  };
+  const auto lines = lines_of("3");
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(lines_of("1"), lines);
+  EXPECT_EQ(lines.at(0)["prompt"], "a b");
+  EXPECT_EQ(lines.at(3)["prompt"], "\xEF\xBF\xBD\"");
+  for (const auto& [index, line] : lines) {
+    EXPECT_TRUE(line["finish"] == "length" ? line["tokens"] == 20 : line["finish"] == "eos") << line;
+  }
+}
+
+TEST_F(Cli, GeneratesFromHuggingFaceFiles) {
+  const std::string golden = std::string(TESSERA_TEST_DATA) + "/golden/hf/groups";
+  const Finished text = run(
+      {"generate", "--checkpoint", golden, "--tokenizer", "bytes", "--prompt", "the quick ", "--max-new-tokens", "9"});
+  EXPECT_EQ(text.status, 0) << text.output;
+  EXPECT_THAT(text.output, AllOf(HasSubstr("the quick "), HasSubstr("tokens/s")));
+  const Finished no_tokenizer = run({"generate", "--checkpoint", golden, "--prompt", "x"});
+  EXPECT_EQ(no_tokenizer.status, 2);
+  EXPECT_THAT(no_tokenizer.output, HasSubstr("tokenizer"));
+  EXPECT_EQ(run({"generate", "--checkpoint", golden}).status, 2);
+  EXPECT_EQ(run({"generate", "--checkpoint", "/nonexistent", "--prompt", "x"}).status, 2);
+  EXPECT_EQ(run({"generate", "--checkpoint", golden, "--prompt", "x", "--temperature", "-1"}).status, 2);
 }
 
 }  // namespace

@@ -1,0 +1,249 @@
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "data/text.h"
+#include "model/decoder.h"
+#include "model/sampling.h"
+#include "tensor/philox.h"
+#include "train/saved_model.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct GenerateOptions {
+  std::string checkpoint, tokenizer;
+  std::string prompt, prompts_file;
+  std::int64_t max_new_tokens = 128;
+  std::int64_t batch_size = 8;
+  SamplingOptions sampling;
+  std::int64_t seed = 0;
+  std::string dtype = "bfloat16";
+};
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// Bytes of `text` that are whole characters: all but the beginning of one at its end.
+std::size_t whole_characters(std::string_view text) {
+  constexpr std::size_t kLongest = 4;
+  for (std::size_t back = 1; back <= std::min(kLongest, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xc0) == 0x80) continue;  // inside a character
+    const std::size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+    return length > back ? text.size() - back : text.size();
+  }
+  return text.size();
+}
+
+/// One text of a batch.
+struct Text {
+  std::size_t index;  // of the prompt
+  std::string prompt;
+  std::vector<std::int32_t> tokens;  // BOS, prompt, what was generated
+  std::size_t num_prompt_tokens = 0;
+  bool ended = false;  // by EOS
+
+  std::size_t num_new_tokens() const { return tokens.size() - num_prompt_tokens; }
+  /// What was generated. As the end of the whole text, because a tokenizer may treat the beginning of one differently.
+  std::string continuation(const data::Tokenizer& tokenizer) const {
+    return tokenizer.decode(tokens).substr(tokenizer.decode(std::span(tokens).first(num_prompt_tokens)).size());
+  }
+};
+
+class Generator {
+ public:
+  explicit Generator(const GenerateOptions& options)
+      : options_(options),
+        saved_(options.checkpoint),
+        tokenizer_(options.tokenizer.empty() ? saved_.tokenizer() : data::load_tokenizer(options.tokenizer)),
+        model_(saved_.config().model, {.compute = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16,
+                                       .seq_len = saved_.config().seq_len}) {
+    const std::int64_t vocab = model_.config().vocab_size;
+    require(tokenizer_->vocab_size() <= vocab, "the tokenizer has {} tokens, the model {}: not the model's tokenizer",
+            tokenizer_->vocab_size(), vocab);
+    model_.parameters().allocate_weights(model_.options().compute);
+    saved_.load(model_.parameters(), model_.config());
+  }
+
+  /// Calls `on_token` with a text whenever it has a new token, and once more when it is done.
+  template <typename OnToken>
+  void run(std::vector<Text> texts, OnToken&& on_token) {
+    std::int64_t longest = 0;
+    for (Text& text : texts) {
+      text.tokens = {tokenizer_->bos_id()};
+      const std::vector<std::int32_t> ids = tokenizer_->encode(text.prompt);
+      text.tokens.insert(text.tokens.end(), ids.begin(), ids.end());
+      text.num_prompt_tokens = text.tokens.size();
+      longest = std::max(longest, static_cast<std::int64_t>(text.tokens.size()));
+    }
+    const std::int64_t num_positions = longest + options_.max_new_tokens;
+    if (num_positions > saved_.config().seq_len) {
+      spdlog::warn("texts of up to {} tokens; the model was trained on {}", num_positions, saved_.config().seq_len);
+    }
+    const auto num_slots = static_cast<std::int64_t>(texts.size());
+    Decoder decoder(model_,
+                    {.seq_len = saved_.config().seq_len, .num_slots = num_slots, .num_positions = num_positions});
+    const Clock::time_point begin = Clock::now();
+    for (std::size_t slot = 0; slot < texts.size(); ++slot) {
+      append(texts[slot], decoder.prefill(static_cast<std::int64_t>(slot), texts[slot].tokens));
+      num_prompt_tokens_ += texts[slot].num_prompt_tokens;
+      on_token(texts[slot], false);
+    }
+    prefill_seconds_ += seconds_since(begin);
+
+    const Clock::time_point decode_begin = Clock::now();
+    const auto vocab = static_cast<std::size_t>(model_.config().vocab_size);
+    std::vector<bool> done(texts.size());
+    std::vector<std::int32_t> next(texts.size());
+    for (;;) {
+      bool all_done = true;
+      for (std::size_t slot = 0; slot < texts.size(); ++slot) {
+        Text& text = texts[slot];
+        if (!done[slot] &&
+            (text.ended || static_cast<std::int64_t>(text.num_new_tokens()) >= options_.max_new_tokens)) {
+          done[slot] = true;
+          on_token(text, true);
+        }
+        all_done = all_done && done[slot];
+        next[slot] = text.tokens.back();  // of one that is done, only to fill the batch
+      }
+      if (all_done) break;
+      const std::span<const float> logits = decoder.decode(next);
+      for (std::size_t slot = 0; slot < texts.size(); ++slot) {
+        if (done[slot]) continue;
+        append(texts[slot], logits.subspan(slot * vocab, vocab));
+        on_token(texts[slot], false);
+        ++num_decoded_;
+      }
+    }
+    decode_seconds_ += seconds_since(decode_begin);
+  }
+
+  void report() const {
+    spdlog::info("prompts: {} tokens in {:.2f} s; generated: {} tokens at {:.1f} tokens/s", num_prompt_tokens_,
+                 prefill_seconds_, num_decoded_,
+                 decode_seconds_ > 0 ? static_cast<double>(num_decoded_) / decode_seconds_ : 0.0);
+  }
+
+  const data::Tokenizer& tokenizer() const { return *tokenizer_; }
+
+ private:
+  void append(Text& text, std::span<const float> logits) {
+    // Each draw has its own random number, whatever else is generated beside it.
+    const Philox random(static_cast<std::uint64_t>(options_.seed), stream_of("generate"));
+    const std::uint64_t draw = (static_cast<std::uint64_t>(text.index) << 32) + text.tokens.size();
+    const auto known = static_cast<std::size_t>(tokenizer_->vocab_size());
+    const std::int32_t token = sample(logits.first(known), options_.sampling, random.uniform(draw), order_);
+    text.tokens.push_back(token);
+    text.ended = token == tokenizer_->eos_id();
+  }
+
+  const GenerateOptions& options_;
+  SavedModel saved_;
+  std::unique_ptr<data::Tokenizer> tokenizer_;
+  Model model_;
+  std::vector<std::int32_t> order_;
+  std::size_t num_prompt_tokens_ = 0, num_decoded_ = 0;
+  double prefill_seconds_ = 0.0, decode_seconds_ = 0.0;
+};
+
+/// Prints the text as it grows.
+void generate_one(Generator& generator, const std::string& prompt) {
+  std::size_t num_printed = 0;
+  fmt::print("{}", prompt);
+  std::fflush(stdout);
+  generator.run({{.index = 0, .prompt = prompt, .tokens = {}}}, [&](const Text& text, bool done) {
+    const std::string continuation = text.continuation(generator.tokenizer());
+    const std::size_t end = done ? continuation.size() : whole_characters(continuation);
+    if (end > num_printed) {
+      fmt::print("{}", std::string_view(continuation).substr(num_printed, end - num_printed));
+      num_printed = end;
+    }
+    if (done) fmt::print("\n");
+    std::fflush(stdout);
+  });
+}
+
+/// One line of JSON per text, as soon as it is done.
+void generate_file(Generator& generator, const GenerateOptions& options) {
+  std::vector<std::string> prompts;
+  std::istringstream lines(read_text_file(options.prompts_file));
+  for (std::string line; std::getline(lines, line);) {
+    data::repair_utf8(line);
+    prompts.push_back(line);
+  }
+  require(!prompts.empty(), "'{}' has no line", options.prompts_file);
+  const auto batch_size = static_cast<std::size_t>(options.batch_size);
+  for (std::size_t begin = 0; begin < prompts.size(); begin += batch_size) {
+    std::vector<Text> texts;
+    for (std::size_t i = begin; i < std::min(prompts.size(), begin + batch_size); ++i) {
+      texts.push_back({.index = i, .prompt = prompts[i], .tokens = {}});
+    }
+    generator.run(std::move(texts), [&](const Text& text, bool done) {
+      if (!done) return;
+      std::string continuation = text.continuation(generator.tokenizer());
+      data::repair_utf8(continuation);
+      const nlohmann::ordered_json line = {{"index", text.index},
+                                           {"prompt", text.prompt},
+                                           {"text", continuation},
+                                           {"tokens", text.num_new_tokens()},
+                                           {"finish", text.ended ? "eos" : "length"}};
+      fmt::print("{}\n", line.dump());
+      std::fflush(stdout);
+    });
+  }
+}
+
+}  // namespace
+
+void add_generate_command(CLI::App& app) {
+  auto options = std::make_shared<GenerateOptions>();
+  CLI::App* command = app.add_subcommand("generate", "Continue texts with a trained model");
+  command
+      ->add_option("--checkpoint", options->checkpoint,
+                   "A checkpoint, a run's folder (its newest counts), or a folder of Hugging Face files (DeepseekV3)")
+      ->required();
+  CLI::Option* prompt = command->add_option("--prompt", options->prompt, "Text to continue; printed as it grows");
+  command
+      ->add_option("--prompts", options->prompts_file,
+                   "File with a prompt per line; prints a line of JSON per text as soon as it is done")
+      ->excludes(prompt);
+  command->add_option("--tokenizer", options->tokenizer, "In place of the checkpoint's own");
+  command->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to generate, at most; an EOS ends a text")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command->add_option("--temperature", options->sampling.temperature, "Of the softmax; 0: always the most likely token")
+      ->check(CLI::Range(0.0, 1e3))
+      ->capture_default_str();
+  command->add_option("--top-k", options->sampling.top_k, "Draw from the k most likely tokens; 0: from all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      ->add_option("--top-p", options->sampling.top_p,
+                   "Draw from the most likely tokens with this probability together")
+      ->check(CLI::Range(1e-9, 1.0))
+      ->capture_default_str();
+  command->add_option("--seed", options->seed, "Of the draws")->capture_default_str();
+  command->add_option("--batch-size", options->batch_size, "Texts of --prompts that are generated together")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command->add_option("--dtype", options->dtype, "Type to compute in")
+      ->check(CLI::IsMember({"float32", "bfloat16"}))
+      ->capture_default_str();
+  command->callback([options, prompt] {
+    require(prompt->count() > 0 || !options->prompts_file.empty(), "generate: --prompt or --prompts is needed");
+    data::repair_utf8(options->prompt);
+    Generator generator(*options);
+    prompt->count() > 0 ? generate_one(generator, options->prompt) : generate_file(generator, *options);
+    generator.report();
+  });
+}
+
+}  // namespace tessera

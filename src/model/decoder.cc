@@ -1,0 +1,135 @@
+#include "model/decoder.h"
+
+#include <numeric>
+
+#include "ops/embedding.h"
+#include "ops/mla_decode.h"
+
+namespace tessera {
+
+Decoder::Decoder(const Model& model, const DecoderOptions& options)
+    : model_(model),
+      options_(options),
+      rope_(model.config(), options.seq_len, options.num_positions),
+      step_(model.config(), options.num_slots, 1),
+      lengths_(static_cast<std::size_t>(options.num_slots)),
+      slots_(lengths_.size()),
+      positions_(lengths_.size()) {
+  const ModelConfig& config = model.config();
+  const std::int64_t numbers =
+      config.n_layers * options.num_slots * options.num_positions * (config.kv_lora_rank + config.qk_rope_head_dim);
+  cache_ = Buffer(static_cast<std::size_t>(numbers) * size_of(model.options().compute));
+}
+
+LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
+  return {.op = {.arena = &arena, .gemm = &gemm_},
+          .config = &model_.config(),
+          .parameters = &model_.parameters(),
+          .batch = &batch,
+          .rope = &rope_,
+          .recompute = Recompute::kNone,
+          .repeated = true,  // no loads are counted
+          .branch_TD = {},
+          .norm_TD = {}};
+}
+
+Tensor Decoder::cache_of(std::size_t layer, Device device) const {
+  const ModelConfig& config = model_.config();
+  const DType dtype = model_.options().compute;
+  const Shape shape{options_.num_slots, options_.num_positions, config.kv_lora_rank + config.qk_rope_head_dim};
+  void* data = device == Device::kMeta
+                   ? nullptr
+                   : cache_.data() + layer * static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);
+  return Tensor(data, shape, dtype, device);
+}
+
+Tensor Decoder::ids(const std::vector<std::int32_t>& numbers, Device device) const {
+  void* data = device == Device::kMeta ? nullptr : const_cast<std::int32_t*>(numbers.data());
+  return Tensor(data, {static_cast<std::int64_t>(numbers.size())}, DType::kInt32, device);
+}
+
+template <typename Body>
+void Decoder::reserve(Body&& body) {
+  Arena measuring;
+  body(measuring);
+  if (measuring.peak() > arena_.capacity()) arena_ = Arena(measuring.peak());
+}
+
+void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
+  LayerContext context = layer_context(batch, arena);
+  const Device device = arena.device();
+  const std::int64_t num_tokens = batch.num_tokens();
+  const Shape shape{num_tokens, model_.config().dim};
+  const ArenaScope scope(arena);
+  context.branch_TD = context.allocate(shape);
+  context.norm_TD = context.allocate(shape);
+  Tensor x_TD = context.allocate(shape), other_TD = context.allocate(shape);
+  const std::vector<std::int32_t> same_slot(static_cast<std::size_t>(num_tokens), static_cast<std::int32_t>(slot));
+  embedding_forward(context.op, batch.inputs(device), context.weight(model_.embedding()), x_TD);
+  for (std::size_t layer = 0; layer < model_.blocks().size(); ++layer) {
+    const ArenaScope layer_scope(arena);
+    BlockSaved saved;
+    MoeLoad uncounted;
+    model_.blocks()[layer].forward(context, x_TD, saved, other_TD, &uncounted);
+    store_latents(context.op, saved.attention.kv_latent_TC, saved.attention.k_rope, ids(same_slot, device),
+                  batch.positions(device), cache_of(layer, device));
+    std::swap(x_TD, other_TD);
+  }
+  const Shape logits{1, model_.config().vocab_size};
+  model_.head().logits(context, x_TD.rows(num_tokens - 1, num_tokens),
+                       Tensor(device == Device::kMeta ? nullptr : logits_.data(), logits, DType::kFloat32, device));
+}
+
+std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::int32_t> tokens) {
+  const auto num_tokens = static_cast<std::int64_t>(tokens.size());
+  TESSERA_CHECK(0 <= slot && slot < options_.num_slots && 0 < num_tokens && num_tokens <= options_.num_positions,
+                "slot {} of {}, {} tokens, {} positions", slot, options_.num_slots, num_tokens, options_.num_positions);
+  ModelConfig one_document = model_.config();
+  one_document.attn_mask_type = AttentionMask::kCausal;  // a prompt is one document, whatever tokens are in it
+  one_document.num_mtp_modules = 0;
+  Batch batch(one_document, 1, num_tokens);
+  std::vector<std::int32_t> row(tokens.begin(), tokens.end());
+  row.push_back(0);  // the last token's label, which nobody looks at
+  batch.fill(row);
+  logits_.resize(static_cast<std::size_t>(model_.config().vocab_size));
+  reserve([&](Arena& arena) { run_prefill(arena, batch, slot); });
+  run_prefill(arena_, batch, slot);
+  lengths_[static_cast<std::size_t>(slot)] = num_tokens;
+  return logits_;
+}
+
+void Decoder::run_decode(Arena& arena) {
+  LayerContext context = layer_context(step_, arena);
+  const Device device = arena.device();
+  const Shape shape{options_.num_slots, model_.config().dim};
+  const ArenaScope scope(arena);
+  context.branch_TD = context.allocate(shape);
+  context.norm_TD = context.allocate(shape);
+  Tensor x_TD = context.allocate(shape), other_TD = context.allocate(shape);
+  embedding_forward(context.op, step_.inputs(device), context.weight(model_.embedding()), x_TD);
+  for (std::size_t layer = 0; layer < model_.blocks().size(); ++layer) {
+    model_.blocks()[layer].decode(context, x_TD, ids(slots_, device), cache_of(layer, device), other_TD);
+    std::swap(x_TD, other_TD);
+  }
+  const Shape logits{options_.num_slots, model_.config().vocab_size};
+  model_.head().logits(context, x_TD,
+                       Tensor(device == Device::kMeta ? nullptr : logits_.data(), logits, DType::kFloat32, device));
+}
+
+std::span<const float> Decoder::decode(std::span<const std::int32_t> tokens) {
+  TESSERA_CHECK(tokens.size() == lengths_.size(), "{} tokens for {} slots", tokens.size(), lengths_.size());
+  std::iota(slots_.begin(), slots_.end(), 0);
+  for (std::size_t slot = 0; slot < lengths_.size(); ++slot) {
+    TESSERA_CHECK(0 < lengths_[slot] && lengths_[slot] < options_.num_positions, "slot {} holds {} of {}", slot,
+                  lengths_[slot], options_.num_positions);
+    positions_[slot] = static_cast<std::int32_t>(lengths_[slot]++);
+  }
+  step_.fill_tokens(tokens, positions_);
+  logits_.resize(static_cast<std::size_t>(options_.num_slots * model_.config().vocab_size));
+  if (!decode_reserved_) reserve([&](Arena& arena) { run_decode(arena); });
+  decode_reserved_ = true;
+  run_decode(arena_);
+  return logits_;
+}
+
+}  // namespace tessera
