@@ -1,4 +1,3 @@
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -7,6 +6,7 @@
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/stopwatch.h"
 #include "data/text.h"
 #include "model/decoder.h"
 #include "model/sampling.h"
@@ -15,8 +15,6 @@
 
 namespace tessera {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct GenerateOptions {
   std::string checkpoint, tokenizer;
@@ -27,8 +25,6 @@ struct GenerateOptions {
   std::int64_t seed = 0;
   std::string dtype = "bfloat16";
 };
-
-double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 /// Bytes of `text` that are whole characters: all but the beginning of one at its end.
 std::size_t whole_characters(std::string_view text) {
@@ -90,15 +86,15 @@ class Generator {
     const auto num_slots = static_cast<std::int64_t>(texts.size());
     Decoder decoder(model_,
                     {.seq_len = saved_.config().seq_len, .num_slots = num_slots, .num_positions = num_positions});
-    const Clock::time_point begin = Clock::now();
+    const Stopwatch prefill_watch;
     for (std::size_t slot = 0; slot < texts.size(); ++slot) {
       append(texts[slot], decoder.prefill(static_cast<std::int64_t>(slot), texts[slot].tokens));
       num_prompt_tokens_ += texts[slot].num_prompt_tokens;
       on_token(texts[slot], false);
     }
-    prefill_seconds_ += seconds_since(begin);
+    prefill_seconds_ += prefill_watch.seconds();
 
-    const Clock::time_point decode_begin = Clock::now();
+    const Stopwatch decode_watch;
     const auto vocab = static_cast<std::size_t>(model_.config().vocab_size);
     std::vector<bool> done(texts.size());
     std::vector<std::int32_t> next(texts.size());
@@ -123,7 +119,7 @@ class Generator {
         ++num_decoded_;
       }
     }
-    decode_seconds_ += seconds_since(decode_begin);
+    decode_seconds_ += decode_watch.seconds();
   }
 
   void report() const {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/stopwatch.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
@@ -140,7 +141,8 @@ void Model::mtp_input(const LayerContext& context, const MtpModule& module, cons
   linear_forward(op, saved.hidden_y_TD, eh_proj.columns(dim, 2 * dim), z_TD, Write::kAccumulate);
 }
 
-LossSums Model::train_step(const Context& op, const Batch& batch, const LossScale& scale) {
+LossSums Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds) {
+  const Stopwatch forward_watch;
   const Device device = op.device();
   LayerContext context = layer_context(op, batch);
   context.balance_scale = static_cast<float>(scale.per_sequence);
@@ -178,6 +180,8 @@ LossSums Model::train_step(const Context& op, const Batch& batch, const LossScal
   }
 
   // Backward, in the mirror order.
+  if (seconds != nullptr) seconds->forward += forward_watch.seconds();
+  const Stopwatch backward_watch;
   for (std::size_t k = num_modules; k-- > 0;) {
     const MtpModule& module = mtp_[k];
     const MtpSaved& saved = mtp_saved_[k];
@@ -200,6 +204,7 @@ LossSums Model::train_step(const Context& op, const Batch& batch, const LossScal
     blocks_[i].backward(context, saved_[i], d_TD, load_of(blocks_[i], loads_));
   }
   embedding_backward(op, batch.inputs(device), d_TD, context.gradient(embedding_));
+  if (seconds != nullptr) seconds->backward += backward_watch.seconds();
   return sums;
 }
 

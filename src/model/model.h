@@ -30,6 +30,11 @@ struct LossScale {
   double per_sequence;  // 1 / sequences
 };
 
+/// Where a step's time goes. The head's backward runs with its forward, chunk by chunk, and counts there.
+struct PhaseSeconds {
+  double data = 0.0, forward = 0.0, backward = 0.0, optimizer = 0.0;
+};
+
 /// Told of each block's output, in order of computation; for diagnosis and tests.
 using BlockObserver = std::function<void(const std::string& name, const Tensor& x_TD)>;
 
@@ -50,7 +55,8 @@ class Model {
   const Head& head() const { return *head_; }
 
   /// Forward and backward of one micro-batch: gradients and loads +=. Activations live on op's arena during the call.
-  LossSums train_step(const Context& op, const Batch& batch, const LossScale& scale);
+  /// `seconds`, if given: forward and backward +=.
+  LossSums train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds = nullptr);
 
   /// Forward only; loads stay as they are. logits_TV [T, V] and mtp_logits (one per module), float32, are filled where
   /// defined.

@@ -96,6 +96,7 @@ void JobConfig::validate() const {
     not_negative("checkpoint.keep_latest_k", checkpoint.keep_latest_k);
   }
   positive("metrics.log_freq", metrics.log_freq);
+  not_negative("metrics.peak_tflops", metrics.peak_tflops);
   if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
   // Rows and tokens of a micro-batch are counted in 32 bits. In floating point, so that nothing overflows on the way.
   const double rows = static_cast<double>(training.local_batch_size) * static_cast<double>(training.seq_len) *
@@ -311,6 +312,7 @@ ConfigTable config_table(JobConfig& c) {
   t.add("metrics.log_freq", c.metrics.log_freq, "steps between lines of metrics");
   t.add("metrics.enable_tensorboard", c.metrics.enable_tensorboard, "write event files for TensorBoard");
   t.add("metrics.save_tb_folder", c.metrics.save_tb_folder, "their folder under job.dump_folder");
+  t.add("metrics.peak_tflops", c.metrics.peak_tflops, "the machine's highest TFLOP/s, for MFU; 0: unknown, no MFU");
 
   t.add("profiling.enable_profiling", c.profiling.enable_profiling, "write Chrome traces of some steps");
   t.add("profiling.save_traces_folder", c.profiling.save_traces_folder, "their folder under job.dump_folder");

@@ -90,6 +90,7 @@ struct JobConfig {
     std::int64_t log_freq = 10;
     bool enable_tensorboard = false;
     std::string save_tb_folder = "tb";
+    double peak_tflops = 0.0;
   } metrics;
   struct {
     bool enable_profiling = false;

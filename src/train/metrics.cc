@@ -64,25 +64,18 @@ std::string format_gib(std::size_t bytes) {
   return fmt::format("{:.2f}GiB", static_cast<double>(bytes) / static_cast<double>(1ULL << 30));
 }
 
-MetricsWriter::MetricsWriter(const std::filesystem::path& path, std::int64_t first_step, std::int64_t num_steps,
-                             std::int64_t log_freq, double flop_per_token, double peak_flops, std::size_t memory_bytes)
-    : path_(path),
-      first_step_(first_step),
-      num_steps_(num_steps),
-      log_freq_(log_freq),
-      flop_per_token_(flop_per_token),
-      peak_flops_(peak_flops),
-      memory_bytes_(memory_bytes),
-      terminal_(stderr_is_terminal()),
-      window_begin_(Clock::now()) {
+MetricsWriter::MetricsWriter(const MetricsOptions& options)
+    : options_(options), terminal_(stderr_is_terminal()), window_begin_(Clock::now()) {
+  const std::filesystem::path& path = options_.path;
   {
-    const std::string kept = earlier_lines(path, first_step);
+    const std::string kept = earlier_lines(path, options_.first_step);
     AtomicFile file(path);
     file.write(kept);
     file.commit();
   }
   file_ = std::fopen(path.c_str(), "a");
   require(file_ != nullptr, "cannot open '{}': {}", path.string(), std::strerror(errno));
+  if (!options_.tensorboard_folder.empty()) tensorboard_.emplace(options_.tensorboard_folder, options_.first_step);
 }
 
 MetricsWriter::~MetricsWriter() {
@@ -92,7 +85,7 @@ MetricsWriter::~MetricsWriter() {
 
 void MetricsWriter::append(const std::string& line) {
   const bool written = std::fputs((line + "\n").c_str(), file_) >= 0 && std::fflush(file_) == 0;
-  require(written, "cannot write '{}': {}", path_.string(), std::strerror(errno));
+  require(written, "cannot write '{}': {}", options_.path.string(), std::strerror(errno));
 }
 
 void MetricsWriter::pause() { paused_at_ = Clock::now(); }
@@ -100,7 +93,12 @@ void MetricsWriter::resume() { window_begin_ += Clock::now() - paused_at_; }
 
 void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   window_tokens_ += result.num_tokens;
-  const bool due = step == first_step_ || step % log_freq_ == 0 || step == num_steps_;
+  ++window_steps_;
+  window_seconds_.data += result.seconds.data;
+  window_seconds_.forward += result.seconds.forward;
+  window_seconds_.backward += result.seconds.backward;
+  window_seconds_.optimizer += result.seconds.optimizer;
+  const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps;
   if (!due) {
     draw_progress(step, result.loss);
     return;
@@ -108,15 +106,16 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   const Clock::duration window = Clock::now() - window_begin_;
   const double seconds = std::chrono::duration<double>(window).count();
   const double tokens_per_second = static_cast<double>(window_tokens_) / seconds;
-  const double tflops = tokens_per_second * flop_per_token_ * 1e-12;
+  const double steps = static_cast<double>(window_steps_), step_seconds = seconds / steps;
+  const double tflops = tokens_per_second * options_.flop_per_token * 1e-12;
   const std::size_t memory = peak_resident_bytes();
-  const double memory_percent = 100.0 * static_cast<double>(memory) / static_cast<double>(memory_bytes_);
-  const std::string mfu =
-      peak_flops_ > 0 ? fmt::format("{:.2f}%", 100.0 * tflops * 1e12 / peak_flops_) : std::string("N/A");
+  const double memory_percent = 100.0 * static_cast<double>(memory) / static_cast<double>(options_.memory_bytes);
+  const std::string mfu = options_.peak_flops > 0 ? fmt::format("{:.2f}%", 100.0 * tflops * 1e12 / options_.peak_flops)
+                                                  : std::string("N/A");
 
   clear_progress();
   spdlog::info("step: {:>{}}  loss: {:7.4f}  grad_norm: {:7.4f}  memory: {}({:.2f}%)  tps: {}  tflops: {:.2f}  mfu: {}",
-               step, fmt::formatted_size("{}", num_steps_), result.loss, result.grad_norm, format_gib(memory),
+               step, fmt::formatted_size("{}", options_.num_steps), result.loss, result.grad_norm, format_gib(memory),
                memory_percent, format_thousands(static_cast<std::int64_t>(tokens_per_second)), tflops, mfu);
 
   nlohmann::ordered_json line = {
@@ -126,9 +125,14 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
       {"lr", result.learning_rate},
       {"tokens_per_second", tokens_per_second},
       {"tflops", tflops},
-      {"mfu", peak_flops_ > 0 ? number(tflops * 1e12 / peak_flops_) : nullptr},
+      {"mfu", options_.peak_flops > 0 ? number(tflops * 1e12 / options_.peak_flops) : nullptr},
       {"memory_bytes", memory},
-      {"step_seconds", seconds * static_cast<double>(result.num_tokens) / static_cast<double>(window_tokens_)}};
+      {"step_seconds", step_seconds},
+      {"seconds",
+       {{"data", window_seconds_.data / steps},
+        {"forward", window_seconds_.forward / steps},
+        {"backward", window_seconds_.backward / steps},
+        {"optimizer", window_seconds_.optimizer / steps}}}};
   if (!result.expert_load.empty()) {
     line["expert_load_max_over_mean"] = *std::max_element(result.expert_load.begin(), result.expert_load.end());
     line["expert_load_per_layer"] = result.expert_load;
@@ -136,28 +140,54 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   if (result.mtp_loss != 0.0) line["mtp_loss"] = number(result.mtp_loss);
   if (result.balance_loss != 0.0) line["balance_loss"] = number(result.balance_loss);
   append(line.dump());
+  if (tensorboard_) write_tensorboard(step, result, tokens_per_second, step_seconds);
 
   run_time_ += window;
   window_begin_ = Clock::now();
-  window_tokens_ = 0;
+  window_tokens_ = window_steps_ = 0;
+  window_seconds_ = {};
   draw_progress(step, result.loss);
+}
+
+void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& result, double tokens_per_second,
+                                      double step_seconds) {
+  const double steps = static_cast<double>(window_steps_), flops = tokens_per_second * options_.flop_per_token;
+  Scalars scalars = {{"loss_metrics/global_avg_loss", result.loss},
+                     {"grad_norm", result.grad_norm},
+                     {"lr", result.learning_rate},
+                     {"throughput(tps)", tokens_per_second},
+                     {"tflops", flops * 1e-12},
+                     {"memory/peak_resident(GiB)", static_cast<double>(peak_resident_bytes()) * 0x1p-30},
+                     {"time_metrics/end_to_end(s)", step_seconds},
+                     {"time_metrics/data_loading(s)", window_seconds_.data / steps},
+                     {"time_metrics/forward(s)", window_seconds_.forward / steps},
+                     {"time_metrics/backward(s)", window_seconds_.backward / steps},
+                     {"time_metrics/optimizer(s)", window_seconds_.optimizer / steps}};
+  if (options_.peak_flops > 0) scalars.emplace_back("mfu(%)", 100.0 * flops / options_.peak_flops);
+  if (result.mtp_loss != 0.0) scalars.emplace_back("loss_metrics/mtp_loss", result.mtp_loss);
+  if (result.balance_loss != 0.0) scalars.emplace_back("loss_metrics/balance_loss", result.balance_loss);
+  for (std::size_t i = 0; i < result.expert_load.size(); ++i) {
+    scalars.emplace_back(fmt::format("expert_load_max_over_mean/{}", options_.moe_layers[i]), result.expert_load[i]);
+  }
+  tensorboard_->write(step, scalars);
 }
 
 void MetricsWriter::validation(std::int64_t step, double loss) {
   clear_progress();
   spdlog::info("validate step: {}  loss: {:7.4f}", step, loss);
   append(nlohmann::ordered_json{{"step", step}, {"validation_loss", number(loss)}}.dump());
+  if (tensorboard_) tensorboard_->write(step, {{"validation_metrics/loss", loss}});
 }
 
 void MetricsWriter::draw_progress(std::int64_t step, double loss) {
   if (!terminal_) return;
   constexpr std::int64_t kWidth = 30;
-  const std::int64_t filled = kWidth * step / num_steps_;
+  const std::int64_t filled = kWidth * step / options_.num_steps;
   const std::chrono::duration<double> elapsed = run_time_ + (Clock::now() - window_begin_);
-  const double per_step = elapsed.count() / static_cast<double>(step - first_step_ + 1);
+  const double per_step = elapsed.count() / static_cast<double>(step - options_.first_step + 1);
   fmt::print(stderr, "\r\033[K[{:#<{}}{:.<{}}] {}/{}  loss {:.4f}  {:.2f} s/step  ETA {}", "", filled, "",
-             kWidth - filled, step, num_steps_, loss, per_step,
-             format_duration(per_step * static_cast<double>(num_steps_ - step)));
+             kWidth - filled, step, options_.num_steps, loss, per_step,
+             format_duration(per_step * static_cast<double>(options_.num_steps - step)));
   std::fflush(stderr);
   progress_drawn_ = true;
 }

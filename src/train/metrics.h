@@ -1,4 +1,4 @@
-// What a person sees of a run: a line per step, a progress bar on a terminal, and metrics.jsonl.
+// What a person sees of a run: a line per step, a progress bar on a terminal, metrics.jsonl and TensorBoard's files.
 #pragma once
 
 #include <chrono>
@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "train/tensorboard.h"
 #include "train/training_step.h"
 
 namespace tessera {
@@ -17,13 +18,20 @@ std::size_t peak_resident_bytes();
 /// "1.25GiB".
 std::string format_gib(std::size_t bytes);
 
+struct MetricsOptions {
+  std::filesystem::path path;                // of metrics.jsonl
+  std::filesystem::path tensorboard_folder;  // empty: no event files
+  std::int64_t first_step = 1, num_steps = 0, log_freq = 1;
+  double flop_per_token = 0.0;          // model/config.h
+  double peak_flops = 0.0;              // of the device, per second; 0: unknown
+  std::size_t memory_bytes = 0;         // of the machine
+  std::vector<std::string> moe_layers;  // names, in the order of StepResult::expert_load
+};
+
 class MetricsWriter {
  public:
-  /// Appends to `path`; lines of steps after `first_step` - 1, from a run that this one resumes, are dropped.
-  /// `flop_per_token` as in model/config.h; `peak_flops` of the device per second, 0 if unknown; `memory_bytes` of the
-  /// machine.
-  MetricsWriter(const std::filesystem::path& path, std::int64_t first_step, std::int64_t num_steps,
-                std::int64_t log_freq, double flop_per_token, double peak_flops, std::size_t memory_bytes);
+  /// Appends to the file; lines of steps after `first_step` - 1, from a run that this one resumes, are dropped.
+  explicit MetricsWriter(const MetricsOptions& options);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
@@ -38,19 +46,20 @@ class MetricsWriter {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// The scalars of a step, under TorchTitan's names where it has them.
+  void write_tensorboard(std::int64_t step, const StepResult& result, double tokens_per_second, double step_seconds);
   void draw_progress(std::int64_t step, double loss);
   void clear_progress();
   void append(const std::string& line);
 
-  std::filesystem::path path_;
+  MetricsOptions options_;
   std::FILE* file_ = nullptr;
-  std::int64_t first_step_, num_steps_, log_freq_;
-  double flop_per_token_, peak_flops_;
-  std::size_t memory_bytes_;
+  std::optional<TensorBoardWriter> tensorboard_;
   bool terminal_, progress_drawn_ = false;
   Clock::time_point window_begin_, paused_at_;
   Clock::duration run_time_{};  // of all closed windows
-  std::int64_t window_tokens_ = 0;
+  std::int64_t window_tokens_ = 0, window_steps_ = 0;
+  PhaseSeconds window_seconds_;
 };
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/stopwatch.h"
 #include "tensor/parallel.h"
 #include "train/saved_model.h"
 
@@ -208,8 +209,20 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     return 0;
   }
   const double flop = flop_per_token(config_.model.args, step_.model().count_parameters(), config_.training.seq_len);
-  MetricsWriter metrics(metrics_path, first_step_, num_steps, config_.metrics.log_freq, flop, 0.0,
-                        machine_memory_bytes());
+  std::vector<std::string> moe_layers;
+  for (std::size_t i = 0; i < step_.model().num_moe_layers(); ++i) {
+    moe_layers.push_back(step_.model().moe_layer(i).name());
+  }
+  MetricsWriter metrics(
+      {.path = metrics_path,
+       .tensorboard_folder = config_.metrics.enable_tensorboard ? dump_folder_ / config_.metrics.save_tb_folder : "",
+       .first_step = first_step_,
+       .num_steps = num_steps,
+       .log_freq = config_.metrics.log_freq,
+       .flop_per_token = flop,
+       .peak_flops = config_.metrics.peak_tflops * 1e12,
+       .memory_bytes = machine_memory_bytes(),
+       .moe_layers = moe_layers});
   std::int64_t saved_step = 0;
   std::int64_t step = first_step_;
   for (;; ++step) {
@@ -217,6 +230,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     if (traced) trace_.start();
     {
       const TraceScope trace(&trace_, "step");
+      const Stopwatch data_watch;
       {
         const TraceScope data_trace(&trace_, "data");
         for (Batch& batch : micro_batches_) {
@@ -224,7 +238,9 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
           batch.fill(tokens_);
         }
       }
-      const StepResult result = step_.run(step, micro_batches_);
+      const double data_seconds = data_watch.seconds();
+      StepResult result = step_.run(step, micro_batches_);
+      result.seconds.data = data_seconds;
       metrics.step(step, result);
       if (step_callback_) step_callback_(step, result);
     }

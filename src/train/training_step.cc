@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/stopwatch.h"
 #include "ops/adamw.h"
 #include "ops/elementwise.h"
 
@@ -63,7 +64,7 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   model_.clear_loads();
   LossSums sums;
   for (const Batch& batch : micro_batches) {
-    const LossSums part = model_.train_step(op, batch, scale);
+    const LossSums part = model_.train_step(op, batch, scale, &result.seconds);
     sums.main += part.main;
     sums.mtp += part.mtp;
   }
@@ -86,6 +87,7 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
          step, result.total_loss, result.grad_norm, find_non_finite(micro_batches));
   }
 
+  const Stopwatch watch;
   model_.update_expert_biases();
   const TraceScope trace(trace_, "optimizer");
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
@@ -100,6 +102,7 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
          .gradient_scale = static_cast<float>(clip)},
         parameters.all_gradients(), parameters.all_first_moments(), parameters.all_second_moments(),
         parameters.all_masters(), parameters.all_shadows());
+  result.seconds.optimizer = watch.seconds();
   return result;
 }
 

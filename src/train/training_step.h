@@ -29,6 +29,7 @@ struct StepResult {
   double grad_norm = 0.0;     // before clipping
   double learning_rate = 0.0;
   std::int64_t num_tokens = 0;
+  PhaseSeconds seconds;  // all but data
   /// Per MoE layer: tokens of its most loaded expert over the mean.
   std::vector<double> expert_load;
 };
