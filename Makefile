@@ -1,6 +1,7 @@
 # The commands for people. CMake does the building; see CONTRIBUTING.md.
 #   make train   set up, build, prepare the corpus, train configs/debugmodel.toml
 #   make test    set up, build, run every test
+#   make fuzz    set up, build, fuzz the readers of files for SECONDS each; make test does so for 5 s each
 #   make lint    check the formatting (make format mends it)
 #   make bench   set up, build, run the benchmarks (installs PyTorch into build/venv for the comparison)
 PRESET ?= release
@@ -10,8 +11,9 @@ CORPUS := data/corpus
 DATASET := data/gcide
 CONFIG ?= configs/debugmodel.toml
 ARGS ?=
+SECONDS ?= 20
 
-.PHONY: all setup build train test bench lint format clean
+.PHONY: all setup build train test fuzz bench lint format clean
 all: build
 
 setup:
@@ -40,6 +42,17 @@ train: build
 
 test: build
 	ctest --test-dir $(BUILD) --output-on-failure -j 2
+	@$(MAKE) --no-print-directory fuzz SECONDS=5
+
+build/fuzz/build.ninja: CMakeLists.txt CMakePresets.json
+	cmake --preset fuzz
+
+# The seeds in fuzz/corpus, then new inputs, under the address and undefined-behaviour sanitizers.
+fuzz:
+	@scripts/setup.sh fuzz
+	@$(MAKE) --no-print-directory build/fuzz/build.ninja
+	cmake --build build/fuzz
+	fuzz/run.sh build/fuzz/fuzz $(SECONDS) $(TARGETS)
 
 bench: build
 	bench/run.sh $(BUILD)

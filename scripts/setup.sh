@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04). Does nothing, in a moment, when
-# all of it is there. `setup.sh lint` installs what `make lint` needs instead.
+# all of it is there. `setup.sh lint` installs what `make lint` needs instead, `setup.sh fuzz` what `make fuzz` needs as
+# well.
 set -euo pipefail
 
 packages=(
@@ -8,13 +9,16 @@ packages=(
   libdnnl-dev libgomp1                                          # CPU GEMM, threads
   libfmt-dev libspdlog-dev libcli11-dev                         # format, log, command line
   libtomlplusplus-dev nlohmann-json3-dev                        # TOML, JSON
-  libsentencepiece-dev zlib1g-dev libxxhash-dev                 # tokenizer, gzip, checksums
+  libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums
   libprotobuf-dev protobuf-compiler                             # TensorBoard's event files
   libgtest-dev libgmock-dev libbenchmark-dev                    # tests, micro-benchmarks
 )
 
 if [[ ${1:-} == lint ]]; then
   packages=(clang-format-14)  # pinned: other versions format differently
+elif [[ ${1:-} == fuzz ]]; then
+  # The compiler, and libFuzzer and the sanitizers of the same version, which the package of this name depends on.
+  packages+=(clang libclang-rt-dev)
 fi
 
 missing=()

@@ -215,7 +215,7 @@ void add_prepare_command(CLI::App& parent) {
   data::PrepareOptions& options = command->options;
   app->add_option("--input", command->inputs, kInputHelp)->required();
   app->add_option("--tokenizer", options.tokenizer,
-                  "'bytes', a SentencePiece model file, or a folder with tokenizer.model")
+                  "'bytes', a SentencePiece model file, a tokenizer.json, or a folder with one of them")
       ->required();
   app->add_option("--output", command->output, "The dataset's folder; it appears when it is whole")->required();
   app->add_option("--val-fraction", options.val_fraction, "Fraction of the documents kept for validation, below 1")

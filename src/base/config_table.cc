@@ -129,6 +129,35 @@ std::optional<Value> value_of(const toml::node& node) {
   return list;
 }
 
+/// toml++ 3.3 makes a table for each part of a dotted key, without a limit, and frees them by recursion: a key
+/// "a.a.a..." of some hundred kilobytes overflows the stack. Counts the dots between two characters that end a key.
+void check_dotted_keys(std::string_view text, const std::string& source) {
+  constexpr int kMaxDots = 8;  // no key here has more than three
+  int dots = 0, line = 1;
+  char quote = 0;  // inside of a string on this line
+  bool comment = false, escaped = false;
+  for (const char c : text) {
+    if (c == '\n') {
+      ++line;
+      dots = 0, quote = 0, comment = escaped = false;
+    } else if (escaped) {
+      escaped = false;
+    } else if (quote == '"' && c == '\\') {
+      escaped = true;
+    } else if (comment || (quote != 0 && c != quote)) {
+      continue;
+    } else if (c == '"' || c == '\'') {
+      quote = quote != 0 ? '\0' : c;
+    } else if (c == '#') {
+      comment = true;
+    } else if (c == '.') {
+      require(++dots <= kMaxDots, "{}:{}: a key of more than {} parts", source, line, kMaxDots + 1);
+    } else if (c == '=' || c == '[' || c == ']' || c == '{' || c == '}' || c == ',') {
+      dots = 0;
+    }
+  }
+}
+
 bool asks_for_something(const std::optional<Value>& value) {
   return value != Value(false) && value != Value(std::string()) && value != Value(ConfigTable::List());
 }
@@ -260,6 +289,7 @@ void ConfigTable::pass_over(const Foreign& foreign, std::string_view key, bool a
 }
 
 void ConfigTable::apply_toml(std::string_view text, const std::string& source) {
+  check_dotted_keys(text, source);
   toml::table root;
   try {
     root = toml::parse(text, source);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace tessera {
 namespace {
@@ -111,7 +112,8 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     const auto step = step_of(entry.path().filename().string());
-    if (step && fs::exists(entry.path() / kManifest)) steps.push_back(*step);
+    std::error_code unreadable;  // not a checkpoint either
+    if (step && fs::exists(entry.path() / kManifest, unreadable)) steps.push_back(*step);
   }
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -139,13 +141,19 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep) {
 nlohmann::json verify_checkpoint(const fs::path& path) {
   const fs::path manifest_path = path / kManifest;
   try {
-    const nlohmann::json manifest = nlohmann::json::parse(read_text_file(manifest_path));
+    const auto manifest = parse_json(read_text_file(manifest_path), fmt::format("'{}'", manifest_path.string()));
     require(manifest.at("format") == kFormat && manifest.at("version") == kVersion,
             "'{}' has the format {} version {}, expected \"{}\" version {}", manifest_path.string(),
             manifest.at("format").dump(), manifest.at("version").dump(), kFormat, kVersion);
-    for (const auto& [name, expected] : manifest.at("files").items()) {
+    const auto& listed = manifest.at("files");
+    require(listed.is_object(), "'{}': \"files\" is no JSON object", manifest_path.string());
+    for (const auto& [name, expected] : listed.items()) {
+      require_plain_name(name, fmt::format("'{}'", manifest_path.string()));
+      const auto& expected_bytes = expected.at("bytes");
+      require(expected_bytes.is_number_unsigned(), "'{}': \"bytes\" of '{}' is no whole number", manifest_path.string(),
+              name);
+      const auto bytes = expected_bytes.get<std::uint64_t>();
       const MappedFile file(path / name);
-      const auto bytes = expected.at("bytes").get<std::uint64_t>();
       require(bytes == file.bytes().size(),
               "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint",
               (path / name).string(), file.bytes().size(), bytes);

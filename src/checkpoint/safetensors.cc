@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace tessera {
 namespace {
@@ -54,9 +55,11 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   const std::string_view header_text(reinterpret_cast<const char*>(bytes.data()) + 8, header_bytes);
   const std::span<const std::byte> data = bytes.subspan(8 + header_bytes);
 
-  const nlohmann::json header = nlohmann::json::parse(header_text, nullptr, false);
+  const auto header = parse_json(header_text, fmt::format("'{}', header", name));
   require(header.is_object(), "'{}': the header is no JSON object", name);
-  for (const auto& [key, value] : header.items()) {
+  for (const auto& item : header.items()) {
+    const std::string& key = item.key();
+    const nlohmann::json& value = item.value();
     if (key == "__metadata__") {
       require(value.is_object(), "'{}': __metadata__ is no JSON object", name);
       for (const auto& [meta_key, meta_value] : value.items()) {

@@ -13,7 +13,7 @@ class ByteTokenizer final : public Tokenizer {
   std::int32_t eos_id() const override { return 257; }
   std::vector<std::int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const std::int32_t> ids) const override;
-  std::string_view model() const override { return {}; }
+  std::vector<TokenizerFile> files() const override { return {}; }
 };
 
 }  // namespace tessera::data

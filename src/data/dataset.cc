@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 
 namespace tessera::data {
 namespace {
@@ -124,18 +125,14 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
 
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestName;
-  require(fs::is_directory(folder), "dataset '{}': no such folder", folder.string());
-  require(fs::exists(path),
+  std::error_code unreadable;
+  require(fs::is_directory(folder, unreadable), "dataset '{}': no such folder", folder.string());
+  require(fs::exists(path, unreadable),
           "dataset '{}': the folder has no {}; `tessera data prepare` writes it last, when all else "
           "is there",
           folder.string(), kManifestName);
   const std::string place = fmt::format("'{}'", path.string());
-  ordered_json json;
-  try {
-    json = ordered_json::parse(read_text_file(path));
-  } catch (const nlohmann::json::exception& error) {
-    fail("{}: not JSON, or damaged: {}", place, error.what());
-  }
+  const auto json = parse_json<ordered_json>(read_text_file(path), place);
   const Fields fields(json, place);
   require(fields.text("format") == kFormatName, "{}: \"format\": expected '{}', got '{}'", place, kFormatName,
           fields.text("format"));
@@ -165,6 +162,7 @@ Manifest read_manifest(const fs::path& folder) {
     require(shards.is_array(), "{}: \"shards\": expected an array, got {}", split_place, shards.type_name());
     for (const ordered_json& shard : shards) {
       const Fields shard_fields(shard, split_place + ", shards");
+      require_plain_name(shard_fields.text("file"), split_place);
       manifest.splits[name].push_back({.file = shard_fields.text("file"),
                                        .num_bytes = shard_fields.count("num_bytes"),
                                        .num_tokens = shard_fields.count("num_tokens"),
@@ -183,7 +181,9 @@ std::vector<Shard> open_split(const fs::path& folder, const Manifest& manifest, 
   shards.reserve(found->second.size());
   for (const ShardEntry& entry : found->second) {
     const fs::path path = folder / entry.file;
-    require(fs::exists(path), "shard '{}' is missing; '{}' lists it", path.string(), (folder / kManifestName).string());
+    std::error_code unreadable;
+    require(fs::exists(path, unreadable), "shard '{}' is missing; '{}' lists it", path.string(),
+            (folder / kManifestName).string());
     const Shard& shard = shards.emplace_back(path);
     require(shard.header().header_checksum == entry.checksum,
             "shard '{}': its header has checksum {}, '{}' lists {}: it is a shard of another dataset", path.string(),
@@ -196,12 +196,13 @@ std::vector<Shard> open_split(const fs::path& folder, const Manifest& manifest, 
 }
 
 std::unique_ptr<Tokenizer> load_dataset_tokenizer(const fs::path& folder, const Manifest& manifest) {
-  auto tokenizer =
-      load_tokenizer(manifest.tokenizer_kind == "bytes" ? "bytes" : (folder / kTokenizerModelName).string());
+  const std::string& kind = manifest.tokenizer_kind;
+  const std::string_view file = kind == "huggingface" ? kTokenizerJsonName : kTokenizerModelName;
+  const std::string name = kind == "bytes" ? kind : (folder / file).string();
+  auto tokenizer = load_tokenizer(name);
   require(tokenizer->checksum() == manifest.tokenizer_checksum,
-          "'{}': the tokenizer has checksum {}, '{}' lists {}: it is damaged, or another one",
-          (folder / kTokenizerModelName).string(), to_hex(tokenizer->checksum()), (folder / kManifestName).string(),
-          to_hex(manifest.tokenizer_checksum));
+          "tokenizer '{}': it has checksum {}, '{}' lists {}: it is damaged, or another one", name,
+          to_hex(tokenizer->checksum()), (folder / kManifestName).string(), to_hex(manifest.tokenizer_checksum));
   return tokenizer;
 }
 

@@ -1,8 +1,8 @@
 // A dataset: a folder of token shards, with a manifest that is written last and a copy of the tokenizer's
-// model.
+// files.
 //
 //   dataset.json        the manifest
-//   tokenizer.model     absent if the tokenizer is of bytes
+//   tokenizer.model     or tokenizer.json (and tokenizer_config.json); absent if the tokenizer is of bytes
 //   train-00000.tokens, train-00001.tokens, ...
 //   val-00000.tokens, ...
 //
@@ -32,7 +32,7 @@ struct ShardEntry {
 };
 
 struct Manifest {
-  std::string tokenizer_kind;            // "bytes" or "sentencepiece"
+  std::string tokenizer_kind;            // "bytes", "sentencepiece" or "huggingface"
   std::uint64_t tokenizer_checksum = 0;  // Tokenizer::checksum
   std::int32_t vocab_size = 0;
   std::int32_t bos_id = 0;

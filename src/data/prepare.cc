@@ -73,7 +73,7 @@ fs::path find_foreign_entry(const fs::path& folder) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     fs::path name = entry.path().filename();
     if (name.extension() == ".tmp") name = name.stem();  // of a writer that was killed
-    const bool known = name == kManifestName || name == kTokenizerModelName || name.extension() == kShardExtension;
+    const bool known = name == kManifestName || is_tokenizer_file(name) || name.extension() == kShardExtension;
     if (!known || !entry.is_regular_file()) return entry.path();
   }
   return {};
@@ -207,10 +207,10 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
   manifest.seed = options.seed;
   manifest.splits["train"] = train.finish();
   if (val.num_tokens() > 0) manifest.splits["val"] = val.finish();
-  if (!tokenizer->model().empty()) {
-    AtomicFile model(folder.path() / kTokenizerModelName);
-    model.write(tokenizer->model());
-    model.commit();
+  for (const TokenizerFile& part : tokenizer->files()) {
+    AtomicFile file(folder.path() / part.name);
+    file.write(part.content);
+    file.commit();
   }
   write_manifest(folder.path(), manifest);
   folder.commit(options.overwrite);

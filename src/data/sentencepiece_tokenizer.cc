@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "data/sentencepiece_model_check.h"
 #include "data/text.h"
 
 namespace tessera::data {
@@ -15,28 +16,30 @@ constexpr std::string_view kBlock = "\xE2\x96\x81";
 /// Texts are given to the library in pieces of this size: its memory is about 100 times the piece's.
 constexpr std::size_t kEncodeBytes = 1u << 16;
 
-std::vector<int> encode_or_fail(const sentencepiece::SentencePieceProcessor& processor, std::string_view text) {
-  std::vector<int> ids;
-  const auto status = processor.Encode(text, &ids);
-  require(status.ok(), "SentencePiece cannot encode a text of {} bytes: {}", text.size(), status.ToString());
-  return ids;
-}
-
 }  // namespace
 
 SentencePieceTokenizer::SentencePieceTokenizer(const std::filesystem::path& path)
-    : model_(read_text_file(path)), processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
-  require(!model_.empty(), "tokenizer '{}': expected a SentencePiece model, got an empty file", path.string());
-  const auto status = processor_->LoadFromSerializedProto(model_);
-  require(status.ok(), "tokenizer '{}': not a SentencePiece model: {}", path.string(), status.ToString());
+    : place_(fmt::format("tokenizer '{}'", path.string())),
+      model_(read_text_file(path)),
+      processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
+  require(!model_.empty(), "{}: expected a SentencePiece model, got an empty file", place_);
+  check_sentencepiece_model(model_, place_);
+  try {
+    const auto status = processor_->LoadFromSerializedProto(model_);
+    require(status.ok(), "{}: not a SentencePiece model: {}", place_, status.ToString());
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {  // of the library's tries
+    fail("{}: not a SentencePiece model: {}", place_, error.what());
+  }
   vocab_size_ = processor_->GetPieceSize();
   bos_id_ = processor_->bos_id();
   eos_id_ = processor_->eos_id();
   require(bos_id_ >= 0 && eos_id_ >= 0,
-          "tokenizer '{}': the model has BOS id {} and EOS id {}, but both are needed (bos_id and eos_id in "
-          "training)",
-          path.string(), bos_id_, eos_id_);
-  const std::vector<int> letter = encode_or_fail(*processor_, "a");
+          "{}: the model has BOS id {} and EOS id {}, but both are needed (bos_id and eos_id in training)", place_,
+          bos_id_, eos_id_);
+  std::vector<std::int32_t> letter;
+  encode_piece("a", letter);
   adds_prefix_ = !letter.empty() && processor_->IdToPiece(letter.front()).starts_with(kBlock);
   for (const char* piece : {"<0xE2>", "<0x96>", "<0x81>"}) {
     const int id = processor_->PieceToId(piece);
@@ -49,7 +52,9 @@ SentencePieceTokenizer::~SentencePieceTokenizer() = default;
 
 void SentencePieceTokenizer::encode_piece(std::string_view text, std::vector<std::int32_t>& ids) const {
   if (text.empty()) return;
-  const std::vector<int> more = encode_or_fail(*processor_, text);
+  std::vector<int> more;
+  const auto status = processor_->Encode(text, &more);
+  require(status.ok(), "{}: cannot encode a text of {} bytes: {}", place_, text.size(), status.ToString());
   ids.insert(ids.end(), more.begin(), more.end());
 }
 
@@ -77,11 +82,11 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
 std::string SentencePieceTokenizer::decode(std::span<const std::int32_t> ids) const {
   std::string text;
   for (const std::int32_t id : ids) {
-    require(id >= 0 && id < vocab_size_, "token id {} is outside the tokenizer's vocabulary [0, {})", id, vocab_size_);
+    require(id >= 0 && id < vocab_size_, "{}: token id {} is outside the vocabulary [0, {})", place_, id, vocab_size_);
     if (processor_->IsControl(id)) continue;
     const std::string& piece = processor_->IdToPiece(id);
-    if (processor_->IsByte(id)) {  // "<0xE2>"
-      TESSERA_CHECK(piece.size() == 6, "byte piece '{}'", piece);
+    if (processor_->IsByte(id)) {                                  // "<0xE2>"
+      TESSERA_CHECK(piece.size() == 6, "byte piece '{}'", piece);  // the library has seen to it
       text.push_back(static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16)));
     } else if (processor_->IsUnknown(id)) {
       text.append("\xEF\xBF\xBD");

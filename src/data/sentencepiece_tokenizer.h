@@ -27,11 +27,12 @@ class SentencePieceTokenizer final : public Tokenizer {
   /// Ill-formed UTF-8 in `text` becomes U+FFFD.
   std::vector<std::int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const std::int32_t> ids) const override;
-  std::string_view model() const override { return model_; }
+  std::vector<TokenizerFile> files() const override { return {{.name = kTokenizerModelName, .content = model_}}; }
 
  private:
   void encode_piece(std::string_view text, std::vector<std::int32_t>& ids) const;
 
+  std::string place_;  // "tokenizer 'PATH'", for errors
   std::string model_;
   std::unique_ptr<sentencepiece::SentencePieceProcessor> processor_;
   std::int32_t vocab_size_ = 0;

@@ -1,5 +1,6 @@
 #include "data/text.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -85,6 +86,24 @@ std::uint64_t repair_utf8(std::string& text) {
   repaired.append(text, copied, std::string::npos);
   text = std::move(repaired);
   return num_replaced;
+}
+
+bool is_utf8(std::string_view text) { return find_ill_formed(text, 0) == text.size(); }
+
+std::string quote_text(std::string_view text) {
+  constexpr std::size_t kMaxBytes = 100;
+  std::size_t size = std::min(text.size(), kMaxBytes);
+  while (size < text.size() && size > 0 && is_continuation(text[size])) --size;
+  std::string quoted = "\"";
+  for (const char c : text.substr(0, size)) {
+    const auto byte = static_cast<std::uint8_t>(c);
+    if (byte < 0x20 || byte == 0x7F) {
+      quoted += fmt::format("\\x{:02x}", byte);
+    } else {
+      quoted += c;
+    }
+  }
+  return size == text.size() ? quoted + '"' : fmt::format("{}...\" ({} bytes)", quoted, text.size());
 }
 
 std::size_t first_piece_size(std::string_view text, std::size_t max_bytes) {

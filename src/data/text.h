@@ -13,6 +13,12 @@ namespace tessera::data {
 /// as well). Well-formed text, which is nearly all of it, is left untouched and only read once.
 std::uint64_t repair_utf8(std::string& text);
 
+/// True if `text` has no ill-formed part.
+bool is_utf8(std::string_view text);
+
+/// `text` for a message: in quotes, control characters as \x00, cut off (and its size said) if it is long.
+std::string quote_text(std::string_view text);
+
 /// Length in bytes of the first piece of `text` when it is cut into pieces of about `max_bytes` (at least 8).
 /// A text that is no longer is one piece. A cut falls before the last run of spaces (U+0020) that begins in
 /// the second half of the limit, so that words stay whole; without such a run, at the last character boundary.

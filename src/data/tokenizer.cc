@@ -4,6 +4,7 @@
 #include "base/file.h"
 #include "data/byte_tokenizer.h"
 #include "data/dataset.h"
+#include "data/hf_tokenizer.h"
 #include "data/sentencepiece_tokenizer.h"
 
 namespace tessera::data {
@@ -11,30 +12,34 @@ namespace tessera::data {
 std::uint64_t Tokenizer::checksum() const {
   Checksum sum;
   sum.update(std::as_bytes(std::span(kind())));
-  sum.update(std::as_bytes(std::span(model())));
+  for (const TokenizerFile& file : files()) sum.update(std::as_bytes(std::span(file.content)));
   return sum.value();
+}
+
+bool is_tokenizer_file(const std::filesystem::path& name) {
+  return name == kTokenizerModelName || name == kTokenizerJsonName || name == kTokenizerConfigName;
 }
 
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
   namespace fs = std::filesystem;
   if (name == "bytes") return std::make_unique<ByteTokenizer>();
+  const std::string expected =
+      fmt::format("expected 'bytes', a SentencePiece model file, a {}, or a folder with {} or {}", kTokenizerJsonName,
+                  kTokenizerJsonName, kTokenizerModelName);
   const fs::path path(name);
   if (fs::is_directory(path)) {
+    // A folder with both is that of a Hugging Face model; the other file may be of a kind that only its name shares.
+    if (fs::exists(path / kTokenizerJsonName)) return std::make_unique<HfTokenizer>(path / kTokenizerJsonName);
     if (fs::exists(path / kTokenizerModelName)) {
       return std::make_unique<SentencePieceTokenizer>(path / kTokenizerModelName);
     }
     if (fs::exists(path / kManifestName) && read_manifest(path).tokenizer_kind == "bytes") {
       return std::make_unique<ByteTokenizer>();
     }
-    fail(
-        "tokenizer '{}': expected 'bytes', a SentencePiece model file, or a folder with {}; the folder has "
-        "none",
-        name, kTokenizerModelName);
+    fail("tokenizer '{}': {}; the folder has none", name, expected);
   }
-  require(fs::exists(path),
-          "tokenizer '{}': expected 'bytes', a SentencePiece model file, or a folder with {}; "
-          "there is no such file",
-          name, kTokenizerModelName);
+  require(fs::exists(path), "tokenizer '{}': {}; there is no such file", name, expected);
+  if (path.extension() == ".json") return std::make_unique<HfTokenizer>(path);
   return std::make_unique<SentencePieceTokenizer>(path);
 }
 

@@ -11,12 +11,18 @@
 
 namespace tessera::data {
 
+/// A file that a tokenizer is made of, and what a folder calls it.
+struct TokenizerFile {
+  std::string_view name;
+  std::string_view content;  // byte for byte; lives as long as the tokenizer
+};
+
 /// Ids are in [0, vocab_size()). All members may be called from many threads at once.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// "bytes" or "sentencepiece".
+  /// "bytes", "sentencepiece" or "huggingface".
   virtual std::string_view kind() const = 0;
   virtual std::int32_t vocab_size() const = 0;
   /// Begins and ends every document; encode never gives them.
@@ -29,17 +35,22 @@ class Tokenizer {
   /// not always UTF-8: a model may give the bytes of half a character.
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
 
-  /// The model file, byte for byte; empty if the tokenizer needs none.
-  virtual std::string_view model() const = 0;
-  /// Equal for tokenizers that give the same ids: of the kind and the model file.
+  /// What a dataset keeps a copy of; none if the tokenizer needs none.
+  virtual std::vector<TokenizerFile> files() const = 0;
+  /// Equal for tokenizers that give the same ids: of the kind and the files.
   std::uint64_t checksum() const;
 };
 
-/// What a dataset's or a checkpoint's folder calls the copy of its tokenizer's model.
+/// What a folder calls the files of its tokenizer: a SentencePiece model, or those of a Hugging Face tokenizer.
 inline constexpr std::string_view kTokenizerModelName = "tokenizer.model";
+inline constexpr std::string_view kTokenizerJsonName = "tokenizer.json";
+inline constexpr std::string_view kTokenizerConfigName = "tokenizer_config.json";
 
-/// `name` is "bytes", a SentencePiece model file, or a folder: one with a tokenizer.model, or a dataset of
-/// bytes.
+/// True for the three names above.
+bool is_tokenizer_file(const std::filesystem::path& name);
+
+/// `name` is "bytes", a SentencePiece model file, a tokenizer.json (any name that ends in .json), or a folder: one with
+/// a tokenizer.json or else a tokenizer.model, or a dataset of bytes.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 
 }  // namespace tessera::data

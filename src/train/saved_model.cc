@@ -110,8 +110,9 @@ std::vector<NamedTensor> tensor_names(const Parameters& parameters) {
 }
 
 std::vector<CheckpointPart> tokenizer_parts(const data::Tokenizer& tokenizer) {
-  if (tokenizer.model().empty()) return {};
-  return {text_part(std::string(data::kTokenizerModelName), std::string(tokenizer.model()))};
+  std::vector<CheckpointPart> parts;
+  for (const auto& [name, contents] : tokenizer.files()) parts.push_back(text_part(name, std::string(contents)));
+  return parts;
 }
 
 nlohmann::json tokenizer_state(const data::Tokenizer& tokenizer) {

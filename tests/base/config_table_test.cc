@@ -207,5 +207,16 @@ TEST(ConfigTable, FlagsAsTyroWritesThem) {
   EXPECT_TRUE(t.takes_value("unknown.key", "x"));  // so that the error shows both
 }
 
+TEST(ConfigTable, AKeyOfVeryManyPartsIsRefusedBeforeItOverflowsTheStack) {
+  Settings s;
+  std::string key = "a";
+  for (int i = 0; i < 200000; ++i) key += ".a";
+  expect_error([&] { s.table().apply_toml("\n[" + key + "]\n", "file"); }, {"file:2", "parts"});
+  expect_error([&] { s.table().apply_toml(key + " = 1\n", "file"); }, {"file:1", "parts"});
+  // Dots elsewhere are no key's.
+  s.table().apply_toml("[second]  # 1.2.3.4.5.6.7.8.9.10\nname = \"\\\"1.2.3.4.5.6.7.8.9.10.11\"\n", "file");
+  EXPECT_EQ(s.name, "\"1.2.3.4.5.6.7.8.9.10.11");
+}
+
 }  // namespace
 }  // namespace tessera

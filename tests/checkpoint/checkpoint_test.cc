@@ -76,5 +76,26 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
   EXPECT_EQ(entries, 1u);
 }
 
+// Manifests that no save writes. Each was a crash, or a file outside of the checkpoint that was opened.
+TEST_F(CheckpointTest, ManifestsThatLie) {
+  save_checkpoint(scratch_.path(), 1, files(), {});
+  const auto path = scratch_ / "step-1/manifest.json";
+  const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
+  const auto refused = [&](const std::string& version, const std::string& listed, const std::string& state,
+                           const std::string& part) {
+    data::write_file(path, fmt::format(R"({{"format": "tessera-checkpoint", "version": {}, "files": {}, "state": {}}})",
+                                       version, listed, state));
+    expect_error([&] { verify_checkpoint(scratch_ / "step-1"); }, {path.string(), part});
+  };
+  refused(deep, "{}", "1", "nested deeper");
+  refused("1", "{}", deep, "nested deeper");
+  refused("1", "5", "1", "no JSON object");
+  refused("1", R"({"model.safetensors": {"bytes": 1e300, "xxh3_64": ""}})", "1", "no whole number");
+  refused("1", R"({"model.safetensors": {"bytes": -1, "xxh3_64": ""}})", "1", "no whole number");
+  for (const char* name : {"", ".", "..", "../step-1/model.safetensors", "/dev/null", "model.safetensors\\u0000x"}) {
+    refused("1", fmt::format(R"({{"{}": {{"bytes": 0, "xxh3_64": ""}}}})", name), "1", "expected the name of a file");
+  }
+}
+
 }  // namespace
 }  // namespace tessera

@@ -200,6 +200,27 @@ TEST(Manifest, EveryFlippedBitIsFound) {
   }
 }
 
+// With the checksum that belongs to them, as a hostile file would have it.
+TEST(Manifest, ManifestsThatLie) {
+  const Scratch scratch;
+  const auto folder = make_dataset(scratch, 3, 1000);
+  const auto path = folder / kManifestName;
+  const Manifest good = read_manifest(folder);
+  for (const std::string& name : {std::string("../other/train-00000.tokens"), std::string("/etc/hostname"),
+                                  std::string(".."), std::string(), std::string("a\0b", 3), std::string(5000, 'x')}) {
+    Manifest manifest = good;
+    manifest.splits.at("train").at(0).file = name;
+    write_manifest(folder, manifest);
+    expect_error([&] { read_manifest(folder); }, {path.string(), "train", "expected the name of a file"});
+  }
+  write_manifest(folder, good);
+  std::string text = read_text_file(path);
+  text.insert(text.find('{') + 1, "\"x\": " + std::string(300'000, '[') + std::string(300'000, ']') + ",");
+  write_file(path, text);
+  expect_error([&] { read_manifest(folder); }, {path.string(), "nested deeper"});
+  EXPECT_NO_THROW(expect_error([&] { read_manifest(std::string(5000, 'x')); }, {"no such folder"}));
+}
+
 TEST(Manifest, ShardsMustBeThoseOfTheManifest) {
   const Scratch scratch;
   PrepareOptions options = options_for(scratch);

@@ -24,7 +24,7 @@ class FakeTokenizer final : public Tokenizer {
   std::int32_t eos_id() const override { return 1; }
   std::vector<std::int32_t> encode(std::string_view) const override { return {}; }
   std::string decode(std::span<const std::int32_t>) const override { return {}; }
-  std::string_view model() const override { return {}; }
+  std::vector<TokenizerFile> files() const override { return {}; }
 
  private:
   std::int32_t vocab_size_;
@@ -245,6 +245,19 @@ TEST(Shard, VerifyFindsIdsAboveTheMaximum) {
   change_header(path, [](ShardHeader& h) { h.max_token_id = 256; });
   const Shard shard(path);
   expect_error([&] { shard.verify(); }, {path.string(), "token 4 has id 257"});
+}
+
+// One block as large as a block can be: its end is beyond 2^64.
+TEST(Shard, ABlockMayBeLargerThanTheFile) {
+  const Scratch scratch;
+  const auto path = write_small(scratch / "a.tokens");
+  const std::vector<std::int32_t> expected = read(Shard(path), 0, 22);
+  for (const std::uint64_t size : {~std::uint64_t{0}, ~std::uint64_t{0} - 127, std::uint64_t{1} << 63}) {
+    change_header(path, [&](ShardHeader& h) { h.block_bytes = size; });
+    const Shard shard(path);
+    shard.verify();
+    EXPECT_EQ(read(shard, 0, 22), expected);
+  }
 }
 
 TEST(Shard, ManyThreadsReadAtOnce) {

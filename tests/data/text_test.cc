@@ -57,5 +57,17 @@ TEST(FirstPieceSize, PiecesJoinToTheText) {
   EXPECT_EQ(joined, text);
 }
 
+TEST(IsUtf8, SeesIllFormedParts) {
+  for (const char* text : {"", "a", "\u00e9\u4e2d\U0001F600", "12345678\u00e9"}) EXPECT_TRUE(is_utf8(text)) << text;
+  for (const char* text : {"\xFF", "12345678\xC3", "\xC0\x80", "\xED\xA0\x80"}) EXPECT_FALSE(is_utf8(text));
+}
+
+TEST(QuoteText, IsShortAndPrintable) {
+  EXPECT_EQ(quote_text("a \"b\" \u00e9"), "\"a \"b\" \u00e9\"");
+  EXPECT_EQ(quote_text(std::string_view("\0\n", 2)), "\"\\x00\\x0a\"");
+  EXPECT_EQ(quote_text(std::string(100, 'x')), '"' + std::string(100, 'x') + '"');
+  EXPECT_EQ(quote_text(std::string(99, 'x') + "\u4e2d"), '"' + std::string(99, 'x') + "...\" (102 bytes)");
+}
+
 }  // namespace
 }  // namespace tessera::data

@@ -151,10 +151,20 @@ TEST(LoadTokenizer, FindsWhatIsNamed) {
   EXPECT_EQ(load_tokenizer("bytes")->kind(), "bytes");
   const auto tokenizer = load_tokenizer((scratch / "model").string());
   EXPECT_EQ(tokenizer->kind(), "sentencepiece");
-  EXPECT_EQ(tokenizer->model(), small_model());
+  ASSERT_EQ(tokenizer->files().size(), 1u);
+  EXPECT_EQ(tokenizer->files()[0].name, "tokenizer.model");
+  EXPECT_EQ(tokenizer->files()[0].content, small_model());
   EXPECT_EQ(tokenizer->checksum(), small_tokenizer(scratch)->checksum());
   EXPECT_NE(tokenizer->checksum(), load_tokenizer("bytes")->checksum());
   EXPECT_EQ(load_tokenizer(make_dataset(scratch, 3, 1000).string())->kind(), "bytes");
+}
+
+// Datasets on disks have these checksums: of the kind, followed by the files.
+TEST(LoadTokenizer, ChecksumsStayAsTheyAre) {
+  const Scratch scratch;
+  const auto checksum_of = [](const std::string& text) { return checksum(std::as_bytes(std::span(text))); };
+  EXPECT_EQ(load_tokenizer("bytes")->checksum(), checksum_of("bytes"));
+  EXPECT_EQ(small_tokenizer(scratch)->checksum(), checksum_of("sentencepiece" + small_model()));
 }
 
 TEST(LoadTokenizer, Errors) {

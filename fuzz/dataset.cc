@@ -1,0 +1,43 @@
+// read_manifest: any bytes as dataset.json, once as they are and once with the content's checksum made right; then the
+// shards and the tokenizer that it names are looked for.
+#include "data/dataset.h"
+
+#include "base/file.h"
+#include "base/json.h"
+#include "target.h"
+
+using namespace tessera;
+
+namespace {
+
+std::string with_checksum(std::string_view text) {
+  try {
+    auto json = parse_json<nlohmann::ordered_json>(text, "input");
+    if (!json.is_object()) return {};
+    json.erase("checksum");
+    const std::string rest = json.dump();
+    json["checksum"] = fmt::format("{:016x}", checksum(std::as_bytes(std::span(rest))));
+    return json.dump();
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::filesystem::path& folder = fuzz::input_folder();
+  const std::string text(fuzz::as_text({data, size}));
+  for (const std::string& content : {text, with_checksum(text)}) {
+    fuzz::write_input(std::string(data::kManifestName), content);
+    fuzz::read_hostile(folder.native(), [&] {
+      const data::Manifest manifest = data::read_manifest(folder);
+      for (const auto& split : manifest.splits) {
+        data::split_checksum(manifest, split.first);
+        fuzz::read_hostile(folder.native(), [&] { data::open_split(folder, manifest, split.first); });
+      }
+      data::load_dataset_tokenizer(folder, manifest);
+    });
+  }
+  return 0;
+}
