@@ -256,13 +256,14 @@ std::vector<Item> items_of(std::span<const NamedTensor> parameters, std::int64_t
   for (const auto& [name, tensor] : parameters) {
     if (!name.starts_with("mtp.") || !name.ends_with(".eh_proj.weight")) continue;
     const std::string prefix = fmt::format("model.layers.{}.", num_layers + split_index(name).first);
-    for (const auto& [source, target] : {std::pair{"tok_embeddings.weight", "embed_tokens.weight"},
-                                         std::pair{"output.weight", "shared_head.head.weight"}}) {
+    const auto add_copy = [&](std::string_view source, const char* target) {
       const auto found = std::find_if(parameters.begin(), parameters.end(),
                                       [&](const NamedTensor& other) { return other.name == source; });
       TESSERA_CHECK(found != parameters.end(), "{}", source);
       add({prefix + target, dims_of(found->tensor.shape())}, found->tensor.data<float>(), dtype);
-    }
+    };
+    add_copy("tok_embeddings.weight", "embed_tokens.weight");
+    add_copy("output.weight", "shared_head.head.weight");
   }
   return items;
 }

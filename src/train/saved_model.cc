@@ -111,7 +111,8 @@ std::vector<NamedTensor> tensor_names(const Parameters& parameters) {
 
 std::vector<CheckpointPart> tokenizer_parts(const data::Tokenizer& tokenizer) {
   std::vector<CheckpointPart> parts;
-  for (const auto& [name, contents] : tokenizer.files()) parts.push_back(text_part(name, std::string(contents)));
+  for (const auto& [name, contents] : tokenizer.files())
+    parts.push_back(text_part(std::string(name), std::string(contents)));
   return parts;
 }
 

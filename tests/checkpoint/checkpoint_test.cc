@@ -78,7 +78,7 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
 
 // Manifests that no save writes. Each was a crash, or a file outside of the checkpoint that was opened.
 TEST_F(CheckpointTest, ManifestsThatLie) {
-  save_checkpoint(scratch_.path(), 1, files(), {});
+  save_checkpoint(scratch_.path(), 1, parts(), {});
   const auto path = scratch_ / "step-1/manifest.json";
   const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
   const auto refused = [&](const std::string& version, const std::string& listed, const std::string& state,

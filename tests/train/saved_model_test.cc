@@ -213,6 +213,17 @@ TEST(HfConfigJson, ReadsBothFormsOfRope) {
   EXPECT_EQ(parse_hf_config(json.dump(), "config.json").model.original_seq_len, 8192);  // never scaled
 }
 
+TEST(HfConfigJson, MayLeaveOutWhatHasADefault) {
+  auto json = nlohmann::json::parse(hf_config_json({.model = model_flavor("671B"), .seq_len = 8192}, DType::kFloat32));
+  for (const char* key : {"hidden_act", "attention_bias", "tie_word_embeddings", "moe_layer_freq", "topk_method",
+                          "rope_interleave", "scoring_func", "num_key_value_heads", "num_nextn_predict_layers"}) {
+    json.erase(key);
+  }
+  const HfConfig config = parse_hf_config(json.dump(), "config.json");
+  EXPECT_EQ(config.model.n_heads, 128);
+  EXPECT_EQ(config.model.score_func, ScoreFunction::kSigmoid);
+}
+
 TEST(HfConfigJson, WhatItRefuses) {
   const auto valid =
       nlohmann::json::parse(hf_config_json({.model = model_flavor("671B"), .seq_len = 8192}, DType::kFloat32));
