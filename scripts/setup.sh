@@ -10,7 +10,6 @@ packages=(
   libfmt-dev libspdlog-dev libcli11-dev                         # format, log, command line
   libtomlplusplus-dev nlohmann-json3-dev                        # TOML, JSON
   libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums
-  libprotobuf-dev protobuf-compiler                             # TensorBoard's event files
   libgtest-dev libgmock-dev libbenchmark-dev                    # tests, micro-benchmarks
 )
 

@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 
 #include "base/error.h"
-#include "tensorboard.pb.h"
 
 namespace tessera {
 namespace {
@@ -29,6 +29,52 @@ constexpr std::array<std::uint32_t, 256> kCrcTable = [] {
 std::string masked_crc(std::string_view bytes) {
   const std::uint32_t crc = crc32c(bytes), masked = (crc >> 15 | crc << 17) + 0xa282ead8u;
   return {reinterpret_cast<const char*>(&masked), sizeof(masked)};
+}
+
+// Protobuf's wire format (protobuf.dev/programming-guides/encoding). A field is a key, number << 3 | type, and a value.
+enum class WireType : std::uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+void put_varint(std::string& message, std::uint64_t value) {
+  for (; value >= 0x80; value >>= 7) message.push_back(static_cast<char>(value | 0x80));
+  message.push_back(static_cast<char>(value));
+}
+
+void put_key(std::string& message, std::uint64_t number, WireType type) {
+  put_varint(message, number << 3 | static_cast<std::uint64_t>(type));
+}
+
+void put_bytes(std::string& message, std::uint64_t number, std::string_view bytes) {
+  put_key(message, number, WireType::kBytes);
+  put_varint(message, bytes.size());
+  message += bytes;
+}
+
+template <typename T>
+void put_fixed(std::string& message, std::uint64_t number, WireType type, T value) {
+  static_assert(std::endian::native == std::endian::little);
+  put_key(message, number, type);
+  message.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+// Field numbers of event.proto and summary.proto.
+namespace field {
+constexpr std::uint64_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;  // Event
+constexpr std::uint64_t kSummaryValue = 1;                                                          // Summary
+constexpr std::uint64_t kTag = 1, kSimpleValue = 2;                                                 // Summary.Value
+constexpr std::uint64_t kStatus = 1;                                                                // SessionLog
+}  // namespace field
+constexpr std::uint64_t kSessionStart = 1;
+
+/// An Event of one field `what`.
+std::string event(double wall_time, std::int64_t step, std::uint64_t what, std::string_view content) {
+  std::string message;
+  put_fixed(message, field::kWallTime, WireType::kFixed64, wall_time);
+  if (step != 0) {  // zeros are left out
+    put_key(message, field::kStep, WireType::kVarint);
+    put_varint(message, static_cast<std::uint64_t>(step));
+  }
+  put_bytes(message, what, content);
+  return message;
 }
 
 std::string host_name() {
@@ -60,29 +106,24 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::i
   for (int i = 1; std::filesystem::exists(path_); ++i) path_ = folder / fmt::format("{}.{}", name, i);
   file_ = std::fopen(path_.c_str(), "wb");
   require(file_ != nullptr, "cannot open '{}': {}", path_.string(), std::strerror(errno));
-  tensorboard::Event version;
-  version.set_wall_time(clock_());
-  version.set_file_version("brain.Event:2");
-  append(version.SerializeAsString());
-  tensorboard::Event start;
-  start.set_wall_time(clock_());
-  start.set_step(first_step);
-  start.mutable_session_log()->set_status(tensorboard::SessionLog::START);
-  append(start.SerializeAsString());
+  append(event(clock_(), 0, field::kFileVersion, "brain.Event:2"));
+  std::string start;
+  put_key(start, field::kStatus, WireType::kVarint);
+  put_varint(start, kSessionStart);
+  append(event(clock_(), first_step, field::kSessionLog, start));
 }
 
 TensorBoardWriter::~TensorBoardWriter() { std::fclose(file_); }
 
 void TensorBoardWriter::write(std::int64_t step, const Scalars& scalars) {
-  tensorboard::Event event;
-  event.set_wall_time(clock_());
-  event.set_step(step);
+  std::string summary;
   for (const auto& [tag, number] : scalars) {
-    tensorboard::Summary::Value& value = *event.mutable_summary()->add_value();
-    value.set_tag(tag);
-    value.set_simple_value(static_cast<float>(number));
+    std::string value;
+    put_bytes(value, field::kTag, tag);
+    put_fixed(value, field::kSimpleValue, WireType::kFixed32, static_cast<float>(number));
+    put_bytes(summary, field::kSummaryValue, value);
   }
-  append(event.SerializeAsString());
+  append(event(clock_(), step, field::kSummary, summary));
 }
 
 void TensorBoardWriter::append(std::string_view record) {

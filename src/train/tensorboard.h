@@ -1,5 +1,6 @@
 // Event files for TensorBoard: a sequence of records (TFRecord: length, masked CRC-32C of it, bytes, masked CRC-32C of
-// them), each a protobuf message (tensorboard.proto).
+// them), each a protobuf message Event (tensorflow/core/util/event.proto). The few fields that are needed are encoded
+// here: Debian's SentencePiece carries a protobuf of its own inside, which another version in the same process breaks.
 #pragma once
 
 #include <cstdint>

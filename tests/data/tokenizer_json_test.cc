@@ -180,7 +180,7 @@ TEST(TokenizerJson, NotJson) {
   expect_error(load(good + "}"), {"tokenizer.json", "not JSON"});
   expect_error(load("{\"a\": \"\xff\"}"), {"tokenizer.json", "UTF-8"});
   expect_error(load("{\"a\": \"\\ud800\"}"), {"tokenizer.json", "not JSON"});
-  expect_error(load("{\"a\": 1, \"b\": {\"c\": 1, \"c\": 2}}"), {"tokenizer.json", "\"c\" occurs twice"});
+  expect_error(load("{\"a\": 1, \"b\": {\"c\": 1, \"c\": 2}}"), {"tokenizer.json", "'c' occurs twice"});
   expect_error(load(std::string(100'000, '[')), {"tokenizer.json", "nested deeper"});
   expect_error(load(std::string(100'000, '[') + std::string(100'000, ']')), {"tokenizer.json", "nested deeper"});
   std::string objects;

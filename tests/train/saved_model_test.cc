@@ -174,7 +174,7 @@ TEST(HfWeights, WhatTheyRefuse) {
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
            {"[]", "weight_map"},
            {"{\"weight_map\": {\"w\": 3}}", "no string"},
-           {"{\"weight_map\": {\"w\": \"../model.safetensors\"}}", "no name of a file"},
+           {"{\"weight_map\": {\"w\": \"../model.safetensors\"}}", "the name of a file beside it"},
            {"{\"weight_map\": {\"w\": \"absent.safetensors\"}}", "absent.safetensors"},
            {"{\"weight_map\": {\"other\": \"model.safetensors\"}}", "no tensor 'other'"},
            {"{\"weight_map\": {\"w\": ", "not JSON"}}) {
