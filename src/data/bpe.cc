@@ -76,22 +76,14 @@ std::size_t WordCache::hash(const Key& key) {
   return static_cast<std::size_t>(mixed >> 40);
 }
 
-Bpe::Bpe(const BpeSpec& spec, const std::vector<std::int32_t>& never, const std::string& place) {
+Bpe::Bpe(const BpeSpec& spec, const std::vector<std::int32_t>& never) {
   std::unordered_map<std::string_view, std::int32_t> ids;
   for (const auto& [token, id] : spec.vocab) ids.emplace(token, id);
-  int num_missing = 0;
-  int missing = 0;
-  for (int byte = 255; byte >= 0; --byte) {
+  for (std::size_t byte = 0; byte < byte_ids_.size(); ++byte) {
     const auto found = ids.find(byte_level_text(static_cast<std::uint8_t>(byte)));
-    byte_ids_[static_cast<std::size_t>(byte)] = found == ids.end() ? -1 : found->second;
-    if (found != ids.end()) continue;
-    ++num_missing;
-    missing = byte;
+    byte_ids_[byte] = found == ids.end() ? -1 : found->second;
+    if (found == ids.end()) missing_bytes_.push_back(static_cast<std::uint8_t>(byte));
   }
-  require(num_missing == 0,
-          "{}: the vocabulary has no token for {} of the 256 bytes, as 0x{:02X} (which is \"{}\" in the file): text "
-          "with them would be lost",
-          place, num_missing, missing, byte_level_text(static_cast<std::uint8_t>(missing)));
 
   const std::size_t num_slots = std::bit_ceil(2 * spec.merges.size() + 2);
   shift_ = 64 - std::countr_zero(num_slots);
@@ -145,10 +137,15 @@ void Bpe::encode_word(std::string_view word, BpeScratch& scratch, std::vector<st
   const auto whole = whole_words_.empty() ? whole_words_.end() : whole_words_.find(word);
   if (whole != whole_words_.end()) {
     ids.push_back(whole->second);
-  } else if (word.size() <= kMaxShortWord) {
-    merge_short(word, scratch, ids);
   } else {
-    merge_long(word, scratch, ids);
+    if (!missing_bytes_.empty()) {
+      scratch.kept.clear();
+      for (const char c : word) {
+        if (byte_ids_[static_cast<std::uint8_t>(c)] >= 0) scratch.kept.push_back(c);
+      }
+      word = scratch.kept;
+    }
+    if (!word.empty()) word.size() <= kMaxShortWord ? merge_short(word, scratch, ids) : merge_long(word, scratch, ids);
   }
   const std::size_t size = ids.size() - begin;
   if (slot != nullptr && size <= WordCache::kMaxIds) {

@@ -65,15 +65,18 @@ struct BpeScratch {
     std::int32_t left, right;  // stale if these are no longer there
   };
   WordCache cache;
+  std::string kept;  // a word without missing bytes
   std::vector<Symbol> symbols;
   std::vector<Candidate> heap;
 };
 
 class Bpe {
  public:
-  /// `place` names the file. Error if a byte has no token. With ignore_merges, a word that is a token is that token,
-  /// except for those in `never`, which is sorted.
-  Bpe(const BpeSpec& spec, const std::vector<std::int32_t>& never, const std::string& place);
+  /// With ignore_merges, a word that is a token is that token, except for those in `never`, which is sorted.
+  Bpe(const BpeSpec& spec, const std::vector<std::int32_t>& never);
+
+  /// Bytes that have no token. As in the `tokenizers` library they are dropped, before anything is merged.
+  const std::vector<std::uint8_t>& missing_bytes() const { return missing_bytes_; }
 
   /// Appends the ids of `word`, which is not empty.
   void encode_word(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
@@ -98,7 +101,8 @@ class Bpe {
   void merge_short(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
   void merge_long(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
 
-  std::array<std::int32_t, 256> byte_ids_{};
+  std::array<std::int32_t, 256> byte_ids_{};  // -1: none
+  std::vector<std::uint8_t> missing_bytes_;
   std::vector<Merge> merges_;  // open addressing; the size is a power of two
   int shift_ = 0;              // 64 less the size's logarithm
   Merge no_merge_;

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
 #include "data/text.h"
 
 namespace tessera::data {
@@ -23,6 +24,23 @@ std::vector<std::int32_t> special_ids(const TokenizerJson& json) {
   }
   std::sort(ids.begin(), ids.end());
   return ids;
+}
+
+/// Makes special tokens of the BOS and EOS that a tokenizer_config.json names, with the next ids if they are not in the
+/// vocabulary yet, as transformers does.
+TokenizerJson with_named_tokens(TokenizerJson json, const fs::path& path) {
+  const fs::path config_path = path.parent_path() / kTokenizerConfigName;
+  if (!fs::exists(config_path)) return json;
+  const TokenizerConfigJson config = parse_tokenizer_config_json(read_text_file(config_path), config_path);
+  for (const std::string& name : {config.bos_token, config.eos_token}) {
+    const auto is_it = [&](const AddedToken& token) { return token.content == name; };
+    if (name.empty() || std::any_of(json.added_tokens.begin(), json.added_tokens.end(), is_it)) continue;
+    const auto known = std::find_if(json.model.vocab.begin(), json.model.vocab.end(),
+                                    [&](const auto& entry) { return entry.first == name; });
+    const std::int32_t id = known != json.model.vocab.end() ? known->second : json.vocab_size++;
+    json.added_tokens.push_back({.id = id, .content = name, .special = true});
+  }
+  return json;
 }
 
 }  // namespace
@@ -63,13 +81,19 @@ class HfTokenizer::BorrowedScratch {
 HfTokenizer::HfTokenizer(const fs::path& path) : HfTokenizer(path, read_text_file(path)) {}
 
 HfTokenizer::HfTokenizer(const fs::path& path, std::string&& file)
-    : HfTokenizer(path, parse_tokenizer_json(file, path), std::move(file)) {}
+    : HfTokenizer(path, with_named_tokens(parse_tokenizer_json(file, path), path), std::move(file)) {}
 
 HfTokenizer::HfTokenizer(const fs::path& path, const TokenizerJson& json, std::string&& file)
     : file_(std::move(file)),
       added_tokens_(json.added_tokens),
       pre_tokenizer_(json.pre_tokenizer),
-      bpe_(json.model, special_ids(json), fmt::format("tokenizer '{}', $.model.vocab", path.string())) {
+      bpe_(json.model, special_ids(json)) {
+  if (const auto& missing = bpe_.missing_bytes(); !missing.empty()) {
+    spdlog::warn(
+        "tokenizer '{}' has no token for {} of the 256 bytes, as 0x{:02X} (which is \"{}\" in the file): they "
+        "are dropped from texts, as the library does",
+        path.string(), missing.size(), missing.front(), byte_level_text(missing.front()));
+  }
   // The bytes of each token, in the order of ids.
   const auto vocab_size = static_cast<std::size_t>(json.vocab_size);
   std::vector<const std::string*> model_tokens(vocab_size);

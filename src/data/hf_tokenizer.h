@@ -24,7 +24,9 @@ namespace tessera::data {
 class HfTokenizer final : public Tokenizer {
  public:
   /// Reads `path` and, if there is one beside it, tokenizer_config.json. BOS and EOS are those of tokenizer_config.json
-  /// (without a BOS, EOS is used for it), else those that the post-processor adds, else well-known names.
+  /// (without a BOS, EOS is used for it; a name that the vocabulary lacks gets the next id), else those that the
+  /// post-processor adds, else well-known names. Warns if there are bytes without a token: text with them is not whole
+  /// after encoding.
   explicit HfTokenizer(const std::filesystem::path& path);
   ~HfTokenizer() override;
 

@@ -257,12 +257,44 @@ TEST(HfTokenizer, BosAndEos) {
   gpt2["added_tokens"] = {added_token(260, "<|endoftext|>", true)};
   EXPECT_EQ(ids(with_config("{}", gpt2)), std::pair(260, 260));
 
-  expect_error([&] { with_config(R"({"bos_token": "<none>"})"); }, {"tokenizer_config.json", "bos_token", "<none>"});
+  // Names that the vocabulary lacks get the next ids; one that is only in the vocabulary becomes a special token.
+  const HfTokenizer named = with_config(R"({"bos_token": "<new>", "eos_token": "<newer>"})");
+  EXPECT_EQ(ids(named), std::pair(262, 263));
+  EXPECT_EQ(named.vocab_size(), 264);
+  EXPECT_EQ(named.decode(Ids{262, 'x', 263}), "x");
+  EXPECT_EQ(named.encode_with_special("<new>x"), (Ids{262, 'x'}));
+  json in_vocabulary = small_tokenizer();
+  in_vocabulary["model"]["vocab"]["<eot>"] = 262;
+  const HfTokenizer found = with_config(R"({"eos_token": "<eot>"})", in_vocabulary);
+  EXPECT_EQ(found.eos_id(), 262);
+  EXPECT_EQ(found.decode(Ids{'x', 262}), "x");
+
   expect_error([&] { with_config(R"({"eos_token": 3})"); }, {"tokenizer_config.json", "eos_token", "string"});
   expect_error([&] { with_config(R"({"eos_token": {"lstrip": true}})"); }, {"eos_token.content is missing"});
   expect_error([&] { with_config(R"({"eos_token": "ab"})"); }, {"EOS", "256", "special"});
   expect_error([&] { with_config(R"({"eos_token": "a"})"); }, {"EOS", "97", "special"});
   expect_error([&] { with_config("{"); }, {"tokenizer_config.json", "not JSON"});
+}
+
+// The expected ids are those of the `tokenizers` library 0.23: a byte without a token vanishes, and its neighbours
+// merge.
+TEST(HfTokenizer, BytesWithoutATokenAreDropped) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  file["model"]["vocab"].erase(byte_level_text(0xC3));
+  file["model"]["vocab"].erase(byte_level_text(0xA9));
+  const HfTokenizer tokenizer = load(scratch, file);
+  EXPECT_EQ(tokenizer.encode("a\u00E9b"), Ids{kAb});
+  EXPECT_EQ(tokenizer.encode("\u00E9"), Ids{});
+  EXPECT_EQ(tokenizer.encode("\u00E9 \u00E9x"), (Ids{' ', 'x'}));
+  const std::string word = "a" + std::string("\u00E9") + "b";
+  Ids expected;
+  std::string many;
+  for (int i = 0; i < 500; ++i) {  // the algorithm for long words
+    many += word;
+    expected.push_back(kAb);
+  }
+  EXPECT_EQ(tokenizer.encode(many), expected);
 }
 
 // Many threads at once, as prepare does.
