@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Benchmarks: operators (Google Benchmark), then the training step against PyTorch, then tokenizing against the package
-# `tokenizers`. bench/run.sh BUILD_FOLDER
+# Benchmarks: operators and generation (Google Benchmark), then the training step against PyTorch, then tokenizing against
+# the package `tokenizers`. bench/run.sh BUILD_FOLDER
 set -euo pipefail
 build=$1
 venv=build/venv
@@ -14,6 +14,7 @@ if ! "$venv/bin/python" -c 'import tokenizers' 2>/dev/null; then
   "$venv/bin/pip" install --quiet tokenizers
 fi
 "$build/bench/bench_ops" --benchmark_min_time=0.2
+"$build/bench/bench_generate"
 "$venv/bin/python" bench/compare.py --tessera "$build/src/app/tessera" --python "$venv/bin/python"
 scripts/fetch_corpus.sh data/corpus
 "$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python"
