@@ -4,6 +4,7 @@
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/output_folder.h"
 #include "model/model.h"
 #include "train/job_config.h"
 #include "train/saved_model.h"
@@ -23,29 +24,11 @@ struct ConvertOptions {
 /// The field table of a model, without memory.
 Model field_table(const HfConfig& config) { return Model(config.model, {.compute = DType::kFloat32, .seq_len = 1}); }
 
-/// Makes the folder OUTPUT.partial; it becomes OUTPUT when `write` has filled it.
-template <typename Write>
-void write_folder(const fs::path& output, bool overwrite, Write&& write) {
-  const fs::path folder = output.has_filename() ? output : output.parent_path();
-  const fs::path partial = folder.string() + ".partial";
-  const auto change = [](const char* action, const fs::path& path, auto&& call) {
-    std::error_code error;
-    call(error);
-    require(!error, "cannot {} '{}': {}", action, path.string(), error.message());
-  };
-  require(overwrite || !fs::exists(folder), "'{}' exists; --force replaces it", folder.string());
-  require(!fs::exists(partial), "'{}' is in the way: it is needed for the time of writing", partial.string());
-  change("create", partial, [&](std::error_code& error) { fs::create_directories(partial, error); });
-  try {
-    write(partial);
-    if (overwrite) change("replace", folder, [&](std::error_code& error) { fs::remove_all(folder, error); });
-    change("rename", partial, [&](std::error_code& error) { fs::rename(partial, folder, error); });
-  } catch (...) {
-    std::error_code ignored;  // the first failure is the one to tell
-    fs::remove_all(partial, ignored);
-    throw;
-  }
-}
+constexpr OutputKind kHfFolder = {
+    .name = "a folder of Hugging Face files", .marker = "config.json", .is_part = [](const fs::path& name) {
+      return name == "config.json" || name == "model.safetensors.index.json" || name.extension() == ".safetensors" ||
+             data::is_tokenizer_file(name);
+    }};
 
 /// The tokenizer's files of a folder of weights; none if it has no tokenizer, which a model can do without.
 std::vector<CheckpointPart> tokenizer_parts_of(const SavedModel& saved) {
@@ -62,16 +45,17 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   const HfConfig& config = saved.config();
   const DType dtype = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16;
   const std::string config_json = hf_config_json(config, dtype);
-  for (const std::string& difference : hf_differences(config.model)) {
+  check_output(options.output, kHfFolder, options.overwrite);
+  for (const std::string& difference : hf_differences(config)) {
     spdlog::warn("transformers' DeepseekV3 will not compute quite the same: {}", difference);
   }
   const Model model = field_table(config);
-  write_folder(options.output, options.overwrite, [&](const fs::path& folder) {
-    write_hf_weights(folder, saved.views(model.parameters()), config.model.n_layers,
-                     {.dtype = dtype, .max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
-    for (const CheckpointPart& part : tokenizer_parts_of(saved)) part.write(folder / part.name);
-    text_part("config.json", config_json).write(folder / "config.json");
-  });
+  OutputFolder folder(options.output, kHfFolder);
+  write_hf_weights(folder.path(), saved.views(model.parameters()), config.model.n_layers,
+                   {.dtype = dtype, .max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
+  for (const CheckpointPart& part : tokenizer_parts_of(saved)) part.write(folder.path() / part.name);
+  text_part("config.json", config_json).write(folder.path() / "config.json");
+  folder.commit(options.overwrite);
   fmt::print("{}: step {} as {} for DeepseekV3ForCausalLM\n", options.output, saved.step(), options.dtype);
 }
 
@@ -94,10 +78,7 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   parts.push_back({.name = "model.safetensors", .write = [&](const fs::path& path) {
                      std::vector<SafetensorsSpec> specs;
                      for (const NamedTensor& named : tensors) {
-                       const Shape& shape = named.tensor.shape();
-                       std::vector<std::int64_t> dims;
-                       for (int i = 0; i < shape.num_dims(); ++i) dims.push_back(shape[i]);
-                       specs.push_back({named.name, safetensors_dtype(DType::kFloat32), dims});
+                       specs.push_back({named.name, safetensors_dtype(DType::kFloat32), named.tensor.shape().dims()});
                      }
                      SafetensorsWriter writer(path, specs, {{"format", "pt"}});
                      for (const NamedTensor& named : tensors) {
@@ -106,8 +87,11 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
                      }
                      return writer.finish();
                    }});
-  require(options.overwrite || checkpoint_steps(options.output).empty(),
-          "'{}' has checkpoints; --force replaces step-0", options.output);
+  const std::vector<std::int64_t> steps = checkpoint_steps(options.output);
+  if (!steps.empty() && (steps.back() > 0 || !options.overwrite)) {
+    fail("'{}' has checkpoints up to step {}; {}", options.output, steps.back(),
+         steps.back() == 0 ? "--force replaces it" : "step-0 would not be the newest: choose another folder");
+  }
   save_checkpoint(options.output, 0, parts, state);
   fmt::print("{}\n", checkpoint_path(options.output, 0).string());
 }
@@ -126,14 +110,17 @@ void add_convert_command(CLI::App& app) {
       ->required();
   command->add_option("--output", options->output, "For hf: the new folder. For tessera: the folder that gets step-0")
       ->required();
-  command->add_option("--dtype", options->dtype, "Type of the weights in Hugging Face's files")
-      ->check(CLI::IsMember({"float32", "bfloat16"}))
-      ->capture_default_str();
-  command->add_option("--max-shard-gb", options->max_shard_gb, "Size of a shard, at most (but one tensor at least)")
-      ->check(CLI::Range(1e-6, 1e6))
-      ->capture_default_str();
+  CLI::Option* dtype = command->add_option("--dtype", options->dtype, "Type of the weights in Hugging Face's files")
+                           ->check(CLI::IsMember({"float32", "bfloat16"}))
+                           ->capture_default_str();
+  CLI::Option* max_shard =
+      command->add_option("--max-shard-gb", options->max_shard_gb, "Size of a shard, at most (but one tensor at least)")
+          ->check(CLI::Range(1e-6, 1e6))
+          ->capture_default_str();
   command->add_flag("--force", options->overwrite, "Replace what is there");
-  command->callback([options] {
+  command->callback([options, dtype, max_shard] {
+    require(options->to == "hf" || (dtype->count() == 0 && max_shard->count() == 0),
+            "--dtype and --max-shard-gb are for --to hf; Tessera's checkpoints are one file in float32");
     const SavedModel saved(options->input);
     options->to == "hf" ? to_hf(*options, saved) : to_tessera(*options, saved);
   });

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -26,30 +27,29 @@ struct GenerateOptions {
   std::string dtype = "bfloat16";
 };
 
-/// Bytes of `text` that are whole characters: all but the beginning of one at its end.
-std::size_t whole_characters(std::string_view text) {
-  constexpr std::size_t kLongest = 4;
-  for (std::size_t back = 1; back <= std::min(kLongest, text.size()); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xc0) == 0x80) continue;  // inside a character
-    const std::size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
-    return length > back ? text.size() - back : text.size();
-  }
-  return text.size();
+/// CLI11's own Range lets "nan" pass.
+CLI::Validator is_number(double lowest, double highest) {
+  return CLI::Validator(
+      [lowest, highest](const std::string& text) {
+        double number = 0.0;
+        const bool in_range = CLI::detail::lexical_cast(text, number) && number >= lowest && number <= highest;
+        return in_range ? std::string() : fmt::format("{} is not a number from {} to {}", text, lowest, highest);
+      },
+      fmt::format("[{} - {}]", lowest, highest));
 }
 
 /// One text of a batch.
 struct Text {
   std::size_t index;  // of the prompt
   std::string prompt;
-  std::vector<std::int32_t> tokens;  // BOS, prompt, what was generated
-  std::size_t num_prompt_tokens = 0;
-  bool ended = false;  // by EOS
+  std::vector<std::int32_t> tokens;                         // BOS, prompt, what was generated
+  std::size_t num_prompt_tokens = 0, num_prompt_bytes = 0;  // bytes: of the prompt's tokens, decoded
+  bool ended = false;                                       // by EOS
 
   std::size_t num_new_tokens() const { return tokens.size() - num_prompt_tokens; }
   /// What was generated. As the end of the whole text, because a tokenizer may treat the beginning of one differently.
   std::string continuation(const data::Tokenizer& tokenizer) const {
-    return tokenizer.decode(tokens).substr(tokenizer.decode(std::span(tokens).first(num_prompt_tokens)).size());
+    return tokenizer.decode(tokens).substr(num_prompt_bytes);
   }
 };
 
@@ -60,12 +60,20 @@ class Generator {
         saved_(options.checkpoint),
         tokenizer_(options.tokenizer.empty() ? saved_.tokenizer() : data::load_tokenizer(options.tokenizer)),
         model_(saved_.config().model, {.compute = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16,
-                                       .seq_len = saved_.config().seq_len}) {
+                                       .seq_len = 1}) {  // the decoder has its own table of positions
     const std::int64_t vocab = model_.config().vocab_size;
     require(tokenizer_->vocab_size() <= vocab, "the tokenizer has {} tokens, the model {}: not the model's tokenizer",
             tokenizer_->vocab_size(), vocab);
     model_.parameters().allocate_weights(model_.options().compute);
     saved_.load(model_.parameters(), model_.config());
+    // Ids that give no text: beyond the tokenizer's, and gaps in it.
+    for (std::int32_t id = 0; id < static_cast<std::int32_t>(vocab); ++id) {
+      try {
+        tokenizer_->decode({&id, 1});
+      } catch (const Error&) {
+        unknown_ids_.push_back(id);
+      }
+    }
   }
 
   /// Calls `on_token` with a text whenever it has a new token, and once more when it is done.
@@ -77,6 +85,7 @@ class Generator {
       const std::vector<std::int32_t> ids = tokenizer_->encode(text.prompt);
       text.tokens.insert(text.tokens.end(), ids.begin(), ids.end());
       text.num_prompt_tokens = text.tokens.size();
+      text.num_prompt_bytes = tokenizer_->decode(text.tokens).size();
       longest = std::max(longest, static_cast<std::int64_t>(text.tokens.size()));
     }
     const std::int64_t num_positions = longest + options_.max_new_tokens;
@@ -135,8 +144,9 @@ class Generator {
     // Each draw has its own random number, whatever else is generated beside it.
     const Philox random(static_cast<std::uint64_t>(options_.seed), stream_of("generate"));
     const std::uint64_t draw = (static_cast<std::uint64_t>(text.index) << 32) + text.tokens.size();
-    const auto known = static_cast<std::size_t>(tokenizer_->vocab_size());
-    const std::int32_t token = sample(logits.first(known), options_.sampling, random.uniform(draw), order_);
+    logits_.assign(logits.begin(), logits.end());
+    for (const std::int32_t id : unknown_ids_) logits_[static_cast<std::size_t>(id)] = -HUGE_VALF;
+    const std::int32_t token = sample(logits_, options_.sampling, random.uniform(draw), order_);
     text.tokens.push_back(token);
     text.ended = token == tokenizer_->eos_id();
   }
@@ -145,7 +155,8 @@ class Generator {
   SavedModel saved_;
   std::unique_ptr<data::Tokenizer> tokenizer_;
   Model model_;
-  std::vector<std::int32_t> order_;
+  std::vector<std::int32_t> unknown_ids_, order_;
+  std::vector<float> logits_;
   std::size_t num_prompt_tokens_ = 0, num_decoded_ = 0;
   double prefill_seconds_ = 0.0, decode_seconds_ = 0.0;
 };
@@ -157,7 +168,7 @@ void generate_one(Generator& generator, const std::string& prompt) {
   std::fflush(stdout);
   generator.run({{.index = 0, .prompt = prompt, .tokens = {}}}, [&](const Text& text, bool done) {
     const std::string continuation = text.continuation(generator.tokenizer());
-    const std::size_t end = done ? continuation.size() : whole_characters(continuation);
+    const std::size_t end = done ? continuation.size() : data::whole_characters(continuation);
     if (end > num_printed) {
       fmt::print("{}", std::string_view(continuation).substr(num_printed, end - num_printed));
       num_printed = end;
@@ -172,6 +183,7 @@ void generate_file(Generator& generator, const GenerateOptions& options) {
   std::vector<std::string> prompts;
   std::istringstream lines(read_text_file(options.prompts_file));
   for (std::string line; std::getline(lines, line);) {
+    if (line.ends_with('\r')) line.pop_back();
     data::repair_utf8(line);
     prompts.push_back(line);
   }
@@ -216,7 +228,7 @@ void add_generate_command(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--temperature", options->sampling.temperature, "Of the softmax; 0: always the most likely token")
-      ->check(CLI::Range(0.0, 1e3))
+      ->check(is_number(0.0, 1e3))
       ->capture_default_str();
   command->add_option("--top-k", options->sampling.top_k, "Draw from the k most likely tokens; 0: from all")
       ->check(CLI::NonNegativeNumber)
@@ -224,7 +236,7 @@ void add_generate_command(CLI::App& app) {
   command
       ->add_option("--top-p", options->sampling.top_p,
                    "Draw from the most likely tokens with this probability together")
-      ->check(CLI::Range(1e-9, 1.0))
+      ->check(is_number(1e-9, 1.0))
       ->capture_default_str();
   command->add_option("--seed", options->seed, "Of the draws")->capture_default_str();
   command->add_option("--batch-size", options->batch_size, "Texts of --prompts that are generated together")

@@ -69,6 +69,12 @@ std::string to_text(const Value& value) {
   return std::visit(Visitor{}, value);
 }
 
+std::string with_underscores(std::string_view key) {
+  std::string result(key);
+  std::replace(result.begin(), result.end(), '-', '_');
+  return result;
+}
+
 std::string_view without_quotes(std::string_view text) {
   const bool quoted = text.size() >= 2 && (text.front() == '"' || text.front() == '\'') && text.back() == text.front();
   return quoted ? text.substr(1, text.size() - 2) : text;
@@ -322,8 +328,7 @@ void ConfigTable::apply_override(std::string_view assignment) {
   while (assignment.starts_with('-')) assignment.remove_prefix(1);
   const std::size_t equals = assignment.find('=');
   const std::string where = fmt::format("--{}", assignment);
-  std::string key(assignment.substr(0, equals));
-  std::replace(key.begin(), key.end(), '-', '_');
+  std::string key = with_underscores(assignment.substr(0, equals));
   std::optional<std::string_view> text;
   if (equals != std::string_view::npos) text = assignment.substr(equals + 1);
   if (!text && known(key) == nullptr && last_part(key).starts_with("no_")) {
@@ -345,13 +350,14 @@ void ConfigTable::apply_override(std::string_view assignment) {
   assign(entry, *value, where);
 }
 
-bool ConfigTable::takes_value(std::string_view key, std::string_view value) const {
-  const std::string_view name = last_part(key);
+bool ConfigTable::takes_value(std::string_view given, std::string_view value) const {
+  const std::string key = with_underscores(given);
   const Entry* entry = known(key);
   const Foreign* skipped = foreign(key);
-  const bool is_flag = entry != nullptr     ? std::holds_alternative<bool>(entry->example)
-                       : skipped != nullptr ? skipped->form == Form::kFlag
-                                            : name.starts_with("no_") || name.starts_with("no-");
+  const bool is_flag = entry != nullptr                    ? std::holds_alternative<bool>(entry->example)
+                       : last_part(key).starts_with("no_") ? true
+                       : skipped != nullptr                ? skipped->form == Form::kFlag
+                                                           : false;
   return !is_flag || value == "true" || value == "True" || value == "false" || value == "False";
 }
 

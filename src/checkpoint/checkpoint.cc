@@ -1,5 +1,8 @@
 #include "checkpoint/checkpoint.h"
 
+#include <fcntl.h>
+#include <stdio.h>
+
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -16,6 +19,7 @@ constexpr const char* kManifest = "manifest.json";
 constexpr const char* kFormat = "tessera-checkpoint";
 constexpr int kVersion = 1;
 constexpr std::string_view kPrefix = "step-";
+constexpr const char* kReplaced = ".replaced";
 
 std::optional<std::int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -86,19 +90,31 @@ void save_checkpoint(const fs::path& folder, std::int64_t step, const std::vecto
     }
     manifest["state"] = state;
     AtomicFile manifest_file(partial / kManifest);
-    manifest_file.write(manifest.dump(2) + "\n");
+    // Text from the command line may be anything; JSON is UTF-8.
+    manifest_file.write(manifest.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
     manifest_file.commit();
   } catch (...) {
     std::error_code ignored;  // the first failure is the one to tell
     fs::remove_all(partial, ignored);
     throw;
   }
-  if (fs::exists(path)) {
-    // Saved again after resuming from an earlier step: the old one goes only once the new one is whole.
-    const fs::path replaced = path.string() + ".replaced";
+  // Saved again after resuming from an earlier step: the old one and the new one change places in one step.
+  if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_directory(folder);
+    remove_folder(partial);
+    return;
+  }
+  if (fs::exists(path)) {  // a file system that cannot do that
+    const fs::path replaced = path.string() + kReplaced;
     remove_folder(replaced);
     rename_folder(path, replaced);
-    rename_folder(partial, path);
+    try {
+      rename_folder(partial, path);
+    } catch (...) {
+      std::error_code ignored;
+      fs::rename(replaced, path, ignored);
+      throw;
+    }
     sync_directory(folder);
     remove_folder(replaced);
     return;
@@ -119,26 +135,37 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
   return steps;
 }
 
-void prune_checkpoints(const fs::path& folder, std::int64_t keep) {
+void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t last_saved) {
   std::error_code missing;
+  for (const auto& entry : fs::directory_iterator(folder, missing)) {
+    // Cut short between two renames: the old checkpoint is the only one of its step.
+    const fs::path path = entry.path(), original = fs::path(path).replace_extension();
+    if (path.extension() == kReplaced && step_of(original.filename().string()) && !fs::exists(original)) {
+      rename_folder(path, original);
+    }
+  }
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
-    if (name.ends_with(".partial") || name.ends_with(".replaced")) remove_folder(entry.path());
+    if (name.ends_with(".partial") || name.ends_with(kReplaced) || name.ends_with(".deleted")) {
+      remove_folder(entry.path());
+    }
   }
   if (keep <= 0) return;
   const std::vector<std::int64_t> steps = checkpoint_steps(folder);
   const auto surplus = static_cast<std::int64_t>(steps.size()) - keep;
   for (std::int64_t i = 0; i < surplus; ++i) {
     // Renamed first, so that a deletion cut short leaves nothing that looks like a checkpoint.
-    const fs::path path = checkpoint_path(folder, steps[static_cast<std::size_t>(i)]);
-    const fs::path doomed = path.string() + ".replaced";
+    const std::int64_t step = steps[static_cast<std::size_t>(i)];
+    if (step == last_saved) continue;  // of a run that went back to an earlier step
+    const fs::path path = checkpoint_path(folder, step);
+    const fs::path doomed = path.string() + ".deleted";
     rename_folder(path, doomed);
     remove_folder(doomed);
   }
 }
 
-nlohmann::json verify_checkpoint(const fs::path& path) {
+nlohmann::json verify_checkpoint(const fs::path& path, std::string_view except) {
   const fs::path manifest_path = path / kManifest;
   try {
     const auto manifest = parse_json(read_text_file(manifest_path), fmt::format("'{}'", manifest_path.string()));
@@ -153,6 +180,7 @@ nlohmann::json verify_checkpoint(const fs::path& path) {
       require(expected_bytes.is_number_unsigned(), "'{}': \"bytes\" of '{}' is no whole number", manifest_path.string(),
               name);
       const auto bytes = expected_bytes.get<std::uint64_t>();
+      if (name == except) continue;
       const MappedFile file(path / name);
       require(bytes == file.bytes().size(),
               "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint",

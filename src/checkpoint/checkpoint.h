@@ -32,8 +32,9 @@ CheckpointPart text_part(std::string name, std::string text);
 void save_checkpoint(const std::filesystem::path& folder, std::int64_t step, const std::vector<CheckpointPart>& parts,
                      const nlohmann::json& state);
 
-/// Deletes all but the newest `keep` checkpoints, and what an interrupted save or deletion left. 0 keeps all.
-void prune_checkpoints(const std::filesystem::path& folder, std::int64_t keep);
+/// Deletes all but the newest `keep` checkpoints and that of step `last_saved`, and what an interrupted save or
+/// deletion left. 0 keeps all.
+void prune_checkpoints(const std::filesystem::path& folder, std::int64_t keep, std::int64_t last_saved = -1);
 
 /// Steps of the checkpoints in `folder`, rising; empty if there is no such folder.
 std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& folder);
@@ -44,8 +45,9 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::
 /// Error if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
-/// The manifest's `state`, after checking that every file has the manifest's size and checksum. Throws Error.
-nlohmann::json verify_checkpoint(const std::filesystem::path& path);
+/// The manifest's `state`, after checking that every file (but `except`, which the caller does not read) has the
+/// manifest's size and checksum. Throws Error.
+nlohmann::json verify_checkpoint(const std::filesystem::path& path, std::string_view except = {});
 
 /// Reads the tensors of a verified checkpoint; names, dtypes and shapes must be the same. Throws Error.
 void load_checkpoint(const std::filesystem::path& path, const std::vector<CheckpointFile>& files);

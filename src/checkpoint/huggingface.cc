@@ -44,12 +44,6 @@ const std::map<std::string_view, std::string_view> kLayerNames = {
     {"norm.weight", "shared_head.norm.weight"},
 };
 
-std::vector<std::int64_t> dims_of(const Shape& shape) {
-  std::vector<std::int64_t> dims;
-  for (int i = 0; i < shape.num_dims(); ++i) dims.push_back(shape[i]);
-  return dims;
-}
-
 std::vector<HfTensor> layer_tensors(const std::string& prefix, std::string_view rest, const Shape& shape) {
   if (rest == "feed_forward.w13.weight" || rest == "moe.shared_experts.w13.weight") {
     const std::string mlp = prefix + (rest.starts_with("moe.") ? "mlp.shared_experts." : "mlp.");
@@ -71,7 +65,7 @@ std::vector<HfTensor> layer_tensors(const std::string& prefix, std::string_view 
   }
   const auto found = kLayerNames.find(rest);
   TESSERA_CHECK(found != kLayerNames.end(), "parameter '{}' of a layer", rest);
-  return {{prefix + std::string(found->second), dims_of(shape)}};
+  return {{prefix + std::string(found->second), shape.dims()}};
 }
 
 /// "layers.12.rest" -> 12, "rest".
@@ -93,6 +87,15 @@ std::int64_t layer_of(const std::string& name) {
 }
 
 std::string scale_name(const std::string& name) { return name + "_scale_inv"; }
+
+/// The numbers of all bytes.
+constexpr std::array<float, 256> kE4m3 = [] {
+  std::array<float, 256> numbers{};
+  for (std::size_t code = 0; code < numbers.size(); ++code) {
+    numbers[code] = e4m3_to_float(static_cast<std::uint8_t>(code));
+  }
+  return numbers;
+}();
 
 /// Hands out `bytes` in chunks of converted numbers.
 template <typename Convert>
@@ -122,9 +125,9 @@ std::int64_t HfTensor::num_elements() const {
 }
 
 std::vector<HfTensor> hf_tensors(const std::string& name, const Shape& shape, std::int64_t num_layers) {
-  if (name == "tok_embeddings.weight") return {{"model.embed_tokens.weight", dims_of(shape)}};
-  if (name == "norm.weight") return {{"model.norm.weight", dims_of(shape)}};
-  if (name == "output.weight") return {{"lm_head.weight", dims_of(shape)}};
+  if (name == "tok_embeddings.weight") return {{"model.embed_tokens.weight", shape.dims()}};
+  if (name == "norm.weight") return {{"model.norm.weight", shape.dims()}};
+  if (name == "output.weight") return {{"lm_head.weight", shape.dims()}};
   auto [index, rest] = split_index(name);
   if (name.starts_with("mtp.")) {
     index += num_layers;
@@ -186,10 +189,17 @@ void HfWeights::read(const HfTensor& tensor, const FloatSink& sink) const {
     require(scales.dtype == "F32" && scales.shape == expected,
             "'{}': tensor '{}' is {} [{}], expected F32 [{}]: a factor per block of 128 x 128", folder_.string(),
             scale_name(tensor.name), scales.dtype, fmt::join(scales.shape, ", "), fmt::join(expected, ", "));
-    convert_chunks(count, sink, [&](std::int64_t i) {
-      const std::int64_t block = i / columns / kScaleBlock * blocks + i % columns / kScaleBlock;
-      return e4m3_to_float(load<std::uint8_t>(entry.bytes, i)) * load<float>(scales.bytes, block);
-    });
+    std::vector<float> row(static_cast<std::size_t>(columns));
+    for (std::int64_t r = 0; r < tensor.shape[0]; ++r) {
+      for (std::int64_t begin = 0; begin < columns; begin += kScaleBlock) {
+        const float scale = load<float>(scales.bytes, r / kScaleBlock * blocks + begin / kScaleBlock);
+        for (std::int64_t c = begin; c < std::min(columns, begin + kScaleBlock); ++c) {
+          const auto code = static_cast<std::uint8_t>(entry.bytes[static_cast<std::size_t>(r * columns + c)]);
+          row[static_cast<std::size_t>(c)] = kE4m3[code] * scale;
+        }
+      }
+      sink(row);
+    }
   } else {
     fail("'{}': tensor '{}' is {}; expected F32, BF16 or F8_E4M3", folder_.string(), tensor.name, entry.dtype);
   }
@@ -241,7 +251,6 @@ struct Item {
 
 std::vector<Item> items_of(std::span<const NamedTensor> parameters, std::int64_t num_layers, DType dtype) {
   std::vector<Item> items;
-  std::map<std::string, const float*> shared;  // what modules of multi-token prediction share with the model
   const auto add = [&](const HfTensor& tensor, const float* numbers, DType stored) {
     items.push_back({{tensor.name, safetensors_dtype(stored), tensor.shape}, numbers});
   };
@@ -260,7 +269,7 @@ std::vector<Item> items_of(std::span<const NamedTensor> parameters, std::int64_t
       const auto found = std::find_if(parameters.begin(), parameters.end(),
                                       [&](const NamedTensor& other) { return other.name == source; });
       TESSERA_CHECK(found != parameters.end(), "{}", source);
-      add({prefix + target, dims_of(found->tensor.shape())}, found->tensor.data<float>(), dtype);
+      add({prefix + target, found->tensor.shape().dims()}, found->tensor.data<float>(), dtype);
     };
     add_copy("tok_embeddings.weight", "embed_tokens.weight");
     add_copy("output.weight", "shared_head.head.weight");
@@ -301,7 +310,7 @@ void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> param
   }
   shard_ends.push_back(items.size());
 
-  nlohmann::ordered_json weight_map;
+  nlohmann::json weight_map;
   std::size_t begin = 0;
   for (std::size_t shard = 0; shard < shard_ends.size(); ++shard) {
     const std::size_t end = shard_ends[shard];

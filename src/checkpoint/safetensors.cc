@@ -23,12 +23,6 @@ std::uint64_t element_bytes(const std::string& dtype) {
   return found == kSizes.end() ? 0 : found->second;
 }
 
-std::vector<std::int64_t> dims_of(const Tensor& tensor) {
-  std::vector<std::int64_t> dims;
-  for (int i = 0; i < tensor.num_dims(); ++i) dims.push_back(tensor.dim(i));
-  return dims;
-}
-
 std::string to_string(const std::vector<std::int64_t>& dims) { return nlohmann::json(dims).dump(); }
 
 /// Product of the dims times the element size; throws Error if it is negative or does not fit.
@@ -108,7 +102,7 @@ Tensor SafetensorsFile::view(const std::string& name, const Shape& shape, DType 
   const SafetensorsEntry& entry = at(name);
   void* data = const_cast<std::byte*>(entry.bytes.data());
   const Tensor tensor(data, shape, dtype, Device::kCpu);
-  const std::vector<std::int64_t> expected = dims_of(tensor);
+  const std::vector<std::int64_t> expected = tensor.shape().dims();
   require(entry.dtype == safetensors_dtype(dtype) && entry.shape == expected,
           "'{}', tensor '{}': is {} {}, expected {} {}", file_.path().string(), name, entry.dtype,
           to_string(entry.shape), safetensors_dtype(dtype), to_string(expected));
@@ -171,7 +165,7 @@ WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const
   std::vector<SafetensorsSpec> specs;
   for (const auto& [name, tensor] : tensors) {
     TESSERA_CHECK(tensor.is_contiguous(), "{}", name);
-    specs.push_back({.name = name, .dtype = safetensors_dtype(tensor.dtype()), .shape = dims_of(tensor)});
+    specs.push_back({.name = name, .dtype = safetensors_dtype(tensor.dtype()), .shape = tensor.shape().dims()});
   }
   SafetensorsWriter writer(path, specs, metadata);
   for (const auto& [name, tensor] : tensors) {

@@ -1,14 +1,12 @@
 #include "data/prepare.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/output_folder.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 
@@ -68,66 +66,10 @@ class SplitWriter {
   std::uint64_t num_tokens_ = 0;
 };
 
-/// The first entry of `folder` that is not a dataset's; empty if there is none. Guards what is removed.
-fs::path find_foreign_entry(const fs::path& folder) {
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    fs::path name = entry.path().filename();
-    if (name.extension() == ".tmp") name = name.stem();  // of a writer that was killed
-    const bool known = name == kManifestName || is_tokenizer_file(name) || name.extension() == kShardExtension;
-    if (!known || !entry.is_regular_file()) return entry.path();
-  }
-  return {};
-}
-
-fs::path without_trailing_slash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
-
-/// "OUTPUT.tmp": becomes `output` on commit, or disappears.
-class TemporaryFolder {
- public:
-  explicit TemporaryFolder(const fs::path& output) : output_(without_trailing_slash(output)), path_(output_) {
-    path_ += ".tmp";
-    if (fs::exists(path_)) {  // left by a run that was killed
-      const fs::path foreign = fs::is_directory(path_) ? find_foreign_entry(path_) : path_;
-      require(foreign.empty(), "'{}' is in the way: it is needed for the time of writing", foreign.string());
-      fs::remove_all(path_);
-    }
-    create();
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const fs::path& path() const { return path_; }
-
-  void commit(bool overwrite) {
-    check_output(output_, overwrite);  // again: hours may have passed
-    std::error_code error;
-    // The old dataset and the new one change places in one step; the destructor removes the old one.
-    if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, output_.c_str(), RENAME_EXCHANGE) == 0) {
-      sync_directory(output_.parent_path());
-      return;
-    }
-    // There is none, or the file system cannot do it.
-    if (overwrite) fs::remove_all(output_, error);
-    if (!error) fs::rename(path_, output_, error);
-    require(!error, "cannot rename '{}' to '{}': {}", path_.string(), output_.string(), error.message());
-    path_.clear();
-    sync_directory(output_.parent_path());
-  }
-
- private:
-  void create() {
-    std::error_code error;
-    fs::create_directories(path_, error);
-    require(!error, "cannot create folder '{}': {}", path_.string(), error.message());
-  }
-
-  fs::path output_;
-  fs::path path_;
-};
+constexpr OutputKind kDataset = {
+    .name = "a dataset", .marker = kManifestName.data(), .is_part = [](const fs::path& name) {
+      return name == kManifestName || is_tokenizer_file(name) || name.extension() == kShardExtension;
+    }};
 
 /// Fills `texts` with the next documents; false if there were none left.
 bool read_batch(DocumentSource& source, std::vector<std::string>& texts) {
@@ -143,28 +85,15 @@ bool read_batch(DocumentSource& source, std::vector<std::string>& texts) {
 
 }  // namespace
 
-void check_output(const fs::path& output, bool overwrite) {
-  const fs::path folder = without_trailing_slash(output);
-  require(!folder.empty(), "no output folder given");
-  if (!fs::exists(folder)) return;
-  require(fs::is_directory(folder), "output '{}': expected a folder, or a name for one; it is a file", folder.string());
-  if (fs::is_empty(folder)) return;
-  require(overwrite, "output '{}': there is {} already; --force replaces a dataset", folder.string(),
-          fs::exists(folder / kManifestName) ? "a dataset" : "something");
-  const fs::path foreign = find_foreign_entry(folder);
-  require(foreign.empty(), "output '{}': it holds '{}', which is not part of a dataset: not replaced", folder.string(),
-          foreign.filename().string());
-}
-
 PrepareResult prepare_dataset(const PrepareOptions& options) {
   require(options.val_fraction >= 0 && options.val_fraction < 1, "validation fraction {}, expected one in [0, 1)",
           options.val_fraction);
   require(options.shard_tokens >= 1, "0 tokens per shard, expected at least 1");
-  check_output(options.output, options.overwrite);
+  check_output(options.output, kDataset, options.overwrite);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(options.tokenizer);
   DocumentSource source(options.inputs);
 
-  TemporaryFolder folder(options.output);
+  OutputFolder folder(options.output, kDataset);
   SplitWriter train(folder.path(), "train", *tokenizer, options.shard_tokens);
   SplitWriter val(folder.path(), "val", *tokenizer, options.shard_tokens);
   const Philox random(options.seed, stream_of("data.prepare.val"));

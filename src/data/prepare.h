@@ -48,8 +48,4 @@ struct PrepareResult {
 /// for "train".
 PrepareResult prepare_dataset(const PrepareOptions& options);
 
-/// Error unless prepare_dataset may write to `output`: the check by itself, for asking before a long way
-/// there.
-void check_output(const std::filesystem::path& output, bool overwrite);
-
 }  // namespace tessera::data

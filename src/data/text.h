@@ -25,4 +25,8 @@ std::string quote_text(std::string_view text);
 /// `text` must be UTF-8.
 std::size_t first_piece_size(std::string_view text, std::size_t max_bytes);
 
+/// Bytes of `text` that are whole characters: all but the beginning of one at its end. What is not UTF-8 counts as
+/// whole.
+std::size_t whole_characters(std::string_view text);
+
 }  // namespace tessera::data

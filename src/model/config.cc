@@ -33,7 +33,18 @@ void ModelConfig::validate() const {
   if (q_lora_rank != 0) positive("q_lora_rank", q_lora_rank);
   require(qk_rope_head_dim % 2 == 0, "model.args.qk_rope_head_dim is {}; expected an even number (RoPE turns pairs)",
           qk_rope_head_dim);
-  require(norm_eps > 0.0f, "model.args.norm_eps is {}; expected a number above 0", norm_eps);
+  const auto positive_number = [](std::string_view key, float value) {
+    require(0.0f < value && value < HUGE_VALF, "model.args.{} is {}; expected a finite number above 0", key, value);
+  };
+  positive_number("norm_eps", norm_eps);
+  positive_number("route_scale", route_scale);
+  positive_number("beta_fast", beta_fast);
+  positive_number("beta_slow", beta_slow);
+  require(1.0f < rope_theta && rope_theta < HUGE_VALF, "model.args.rope_theta is {}; expected a finite number above 1",
+          rope_theta);
+  require(1.0f <= rope_factor && rope_factor < HUGE_VALF,
+          "model.args.rope_factor is {}; expected a finite number from 1", rope_factor);
+  require(0.0f <= mscale && mscale < HUGE_VALF, "model.args.mscale is {}; expected a finite number from 0", mscale);
   require(0 <= n_dense_layers && n_dense_layers <= n_layers,
           "model.args.n_dense_layers is {}; expected 0 to n_layers = {}", n_dense_layers, n_layers);
   if (num_mtp_modules != 0) positive("num_mtp_modules", num_mtp_modules);

@@ -33,8 +33,14 @@ class Fields {
     return value.get<std::int64_t>();
   }
   std::int64_t integer(const char* key, std::int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
-  float number(const char* key, float otherwise) const {
-    if (!has(key)) return otherwise;
+  /// 0 for null; the key itself must be there, because transformers' default is another.
+  std::int64_t integer_or_null(const char* key) const {
+    require(object_.contains(key), "{}: \"{}\" is missing", where_, key);
+    return integer(key, 0);
+  }
+  float number(const char* key, float otherwise) const { return has(key) ? number(key) : otherwise; }
+  float number(const char* key) const {
+    require(has(key), "{}: \"{}\" is missing", where_, key);
     require(object_[key].is_number(), "{}: \"{}\" is {}; expected a number", where_, key, shown(object_[key]));
     return object_[key].get<float>();
   }
@@ -123,7 +129,8 @@ std::string hf_config_json(const HfConfig& config, DType dtype) {
   return json.dump(2) + "\n";
 }
 
-std::vector<std::string> hf_differences(const ModelConfig& config) {
+std::vector<std::string> hf_differences(const HfConfig& hf_config) {
+  const ModelConfig& config = hf_config.model;
   std::vector<std::string> differences;
   const bool has_experts = config.n_dense_layers < config.n_layers;
   if (has_experts && config.score_func == ScoreFunction::kSoftmax) {
@@ -132,6 +139,17 @@ std::vector<std::string> hf_differences(const ModelConfig& config) {
   if (config.norm_eps != kHfLatentEps) {
     differences.push_back(
         fmt::format("it normalises MLA's latents with epsilon {}; this model has {}", kHfLatentEps, config.norm_eps));
+  }
+  if (hf_config.seq_len <= config.original_seq_len) return differences;
+  if (config.mscale == 0.0f) {
+    differences.push_back("its YaRN scales cosines and sines if mscale is 0, as it is here");
+  }
+  const double ratio = static_cast<double>(hf_config.seq_len) / static_cast<double>(config.original_seq_len);
+  if (ratio != static_cast<double>(config.rope_factor)) {
+    differences.push_back(
+        fmt::format("versions before 5 scale RoPE by max_position_embeddings / original_max_position_embeddings = {}; "
+                    "this model by {}",
+                    ratio, config.rope_factor));
   }
   return differences;
 }
@@ -159,6 +177,7 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
   config.bos_id = fields.integer("bos_token_id", -1);
   config.eos_id = fields.integer("eos_token_id", -1);
   config.seq_len = fields.integer("max_position_embeddings");
+  require(config.seq_len > 0, "{}: \"max_position_embeddings\" is 0", where);
   ModelConfig& m = config.model;
   m.vocab_size = fields.integer("vocab_size");
   m.dim = fields.integer("hidden_size");
@@ -167,21 +186,21 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
   m.n_layers = fields.integer("num_hidden_layers");
   m.num_mtp_modules = fields.integer("num_nextn_predict_layers", 0);
   m.n_heads = heads;
-  m.q_lora_rank = fields.integer("q_lora_rank", 0);
+  m.q_lora_rank = fields.integer_or_null("q_lora_rank");
   m.kv_lora_rank = fields.integer("kv_lora_rank");
   m.qk_nope_head_dim = fields.integer("qk_nope_head_dim");
   m.qk_rope_head_dim = fields.integer("qk_rope_head_dim");
   m.v_head_dim = fields.integer("v_head_dim");
   m.num_experts = fields.integer("n_routed_experts");
-  m.num_shared_experts = fields.integer("n_shared_experts", 0);
+  m.num_shared_experts = fields.integer("n_shared_experts");
   m.top_k = fields.integer("num_experts_per_tok");
   m.n_dense_layers = fields.integer("first_k_dense_replace");
-  m.n_expert_groups = fields.integer("n_group", 1);
-  m.n_limited_groups = fields.integer("topk_group", 1);
+  m.n_expert_groups = fields.integer_or_null("n_group");
+  m.n_limited_groups = fields.integer_or_null("topk_group");
   if (m.n_expert_groups <= 1) m.n_expert_groups = m.n_limited_groups = 0;
   m.score_func = scores == "sigmoid" ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax;
   m.route_norm = fields.boolean("norm_topk_prob", true);
-  m.route_scale = fields.number("routed_scaling_factor", 1.0f);
+  m.route_scale = fields.number("routed_scaling_factor");
   m.norm_eps = fields.number("rms_norm_eps", 1e-6f);
   m.rope_theta = fields.number("rope_theta", 10000.0f);
   m.eos_id = config.eos_id;
@@ -195,13 +214,21 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
     require(scaling == "default" || scaling == "yarn", "{}: RoPE scaling \"{}\" is not implemented; expected yarn",
             where, scaling);
     if (scaling == "yarn") {
-      m.rope_factor = rope.number("factor", 1.0f);
+      m.rope_factor = rope.number("factor");
       m.original_seq_len = rope.integer("original_max_position_embeddings");
       m.beta_fast = rope.number("beta_fast", 32.0f);
       m.beta_slow = rope.number("beta_slow", 1.0f);
-      m.mscale = rope.number("mscale_all_dim", 0.0f);
-      require(rope.number("mscale", m.mscale) == m.mscale,
-              "{}: \"mscale\" and \"mscale_all_dim\" differ, which is not implemented", where);
+      // With other values transformers scales cosines and sines as well.
+      m.mscale = rope.number("mscale_all_dim");
+      require(rope.number("mscale") == m.mscale && m.mscale > 0.0f,
+              "{}: \"mscale\" and \"mscale_all_dim\" are not the same number above 0, which is not implemented", where);
+      require(!rope.has("attention_factor"), "{}: \"attention_factor\" is not implemented", where);
+      rope.require_only("truncate", true);
+      require(
+          m.original_seq_len < config.seq_len,
+          "{}: YaRN without a longer sequence (\"original_max_position_embeddings\" {}, \"max_position_embeddings\" "
+          "{}) is not implemented",
+          where, m.original_seq_len, config.seq_len);
     }
   }
   try {

@@ -21,7 +21,7 @@ struct HfConfig {
 std::string hf_config_json(const HfConfig& config, DType dtype);
 
 /// What transformers' DeepseekV3 computes differently whatever config.json says; empty if nothing. A sentence each.
-std::vector<std::string> hf_differences(const ModelConfig& config);
+std::vector<std::string> hf_differences(const HfConfig& config);
 
 /// `source` names the text in errors. Keys that this engine has no counterpart for are not looked at; values that it
 /// cannot honour (attention biases, tied embeddings, another activation) are Errors.

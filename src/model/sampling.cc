@@ -15,6 +15,9 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
     const float x = logits[static_cast<std::size_t>(a)], y = logits[static_cast<std::size_t>(b)];
     return x != y ? x > y : a < b;
   };
+  for (const float logit : logits) {
+    require(!std::isnan(logit) && logit != HUGE_VALF, "a logit is {}: the model's weights are damaged", logit);
+  }
   order.resize(logits.size());
   std::iota(order.begin(), order.end(), 0);
   if (options.temperature == 0.0) return *std::min_element(order.begin(), order.end(), likelier);
@@ -26,6 +29,7 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(), likelier);
   }
   const float largest = *std::max_element(logits.begin(), logits.end());
+  require(largest > -HUGE_VALF, "all logits are -inf: the model's weights are damaged");
   const auto weight = [&](std::size_t i) {
     return std::exp(static_cast<double>(logits[static_cast<std::size_t>(order[i])] - largest) / options.temperature);
   };
@@ -39,11 +43,13 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
     count = kept;
   }
   double left = uniform * total;
-  for (std::size_t i = 0; i + 1 < count; ++i) {
-    left -= weight(i);
-    if (left < 0.0) return order[i];
+  std::int32_t token = -1;
+  for (std::size_t i = 0; i < count && left >= 0.0; ++i) {
+    const double probability = weight(i);
+    if (probability > 0.0) token = order[i];  // of the last one, should rounding leave something
+    left -= probability;
   }
-  return order[count - 1];
+  return token;
 }
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/bfloat16.h"
@@ -51,6 +52,7 @@ class Shape {
   std::int64_t operator[](int dim) const { return dims_[static_cast<std::size_t>(dim)]; }
   std::int64_t num_elements() const;
   bool operator==(const Shape& other) const = default;
+  std::vector<std::int64_t> dims() const { return {dims_.begin(), dims_.begin() + num_dims_}; }
   /// As "[4, 256]".
   std::string to_string() const;
 

@@ -95,6 +95,10 @@ void JobConfig::validate() const {
     positive("checkpoint.interval", checkpoint.interval);
     not_negative("checkpoint.keep_latest_k", checkpoint.keep_latest_k);
   }
+  require(
+      !checkpoint.initial_load_in_hf || !checkpoint.initial_load_path.empty(),
+      "checkpoint.initial_load_in_hf is true, but checkpoint.initial_load_path does not say where the files are (it "
+      "takes the place of TorchTitan's model.hf_assets_path)");
   positive("metrics.log_freq", metrics.log_freq);
   not_negative("metrics.peak_tflops", metrics.peak_tflops);
   if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
@@ -118,6 +122,10 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("experimental.*", kValue, python);
   t.ignore("training.gc_freq", kValue, python);
   t.ignore("training.gc_debug", kFlag, python);
+  for (const char* key : {"training.dataloader.persistent_workers", "training.dataloader.pin_memory",
+                          "validation.dataloader.persistent_workers", "validation.dataloader.pin_memory"}) {
+    t.ignore(key, kFlag, "the loader maps token shards and needs no workers");
+  }
   t.ignore("training.dataloader.*", kValue, "the loader maps token shards and needs no workers");
   t.ignore("validation.dataloader.*", kValue, "the loader maps token shards and needs no workers");
   t.ignore("compile.enable", kFlag, "everything is compiled");
@@ -163,6 +171,9 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("parallelism.pipeline_parallel_expert_parallel_overlap", kFlag, "there is one rank");
   t.ignore("parallelism.context_parallel_load_balancer", kValue, "there is one rank");
   t.ignore("parallelism.context_parallel_rotate_method", kValue, "there is one rank");
+  for (const char* key : {"enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "emulate"}) {
+    t.ignore(fmt::format("quantize.linear.float8.{}", key), kFlag, "takes effect through model.converters only");
+  }
   t.ignore("quantize.linear.float8.*", kValue, "takes effect through model.converters only");
   t.ignore("quantize.grouped_mm.float8.*", kValue, "takes effect through model.converters only");
   t.ignore("quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", kValue, "there is one kernel");

@@ -12,6 +12,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kHfConfigName = "config.json";
 constexpr const char* kModelFile = "model.safetensors";
+constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kBytes = "bytes";
 
 /// Numbers per call of a sink.
@@ -34,7 +35,7 @@ SavedModel::SavedModel(const fs::path& path) : path_(path) {
     return;
   }
   path_ = find_checkpoint(path);
-  const nlohmann::json state = verify_checkpoint(path_);
+  const nlohmann::json state = verify_checkpoint(path_, kOptimizerFile);
   try {
     const JobConfig job = parse_job_config(state.at("config").get<std::string>());
     job.model.args.validate();

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/output_folder.h"
 #include "base/stopwatch.h"
 #include "tensor/parallel.h"
 #include "train/saved_model.h"
@@ -40,10 +41,14 @@ nlohmann::json model_identity(JobConfig config) {
   return identity;
 }
 
-void create_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  require(!error, "cannot create the folder '{}': {}", folder.string(), error.message());
+/// Keys of the model that say how it is trained, not what it is. original_seq_len is one, because it is not known of
+/// files without YaRN.
+bool is_of_training(std::string_view key) {
+  for (const char* name : {"load_balance_coeff", "seq_balance_loss_coeff", "attn_mask_type", "eos_id",
+                           "original_seq_len", "rope_factor", "beta_fast", "beta_slow", "mscale", "mtp_loss_weight"}) {
+    if (key.substr(key.rfind('.') + 1) == name) return true;
+  }
+  return false;
 }
 
 /// Checks the config, sets the threads and finds out which token ends a document, before anything is built on it.
@@ -140,7 +145,7 @@ void Trainer::save(std::int64_t step) {
   for (CheckpointFile& file : checkpoint_files()) parts.push_back(tensors_part(std::move(file)));
   for (CheckpointPart& part : tokenizer_parts(*tokenizer_)) parts.push_back(std::move(part));
   save_checkpoint(checkpoint_folder_, step, parts, state);
-  prune_checkpoints(checkpoint_folder_, config_.checkpoint.keep_latest_k);
+  prune_checkpoints(checkpoint_folder_, config_.checkpoint.keep_latest_k, step);
   spdlog::info("saved {}", checkpoint_path(checkpoint_folder_, step).string());
 }
 
@@ -184,6 +189,15 @@ void Trainer::load_initial_weights() {
           "checkpoint.initial_load_path '{}' is {}, but checkpoint.initial_load_in_hf is {}", path.string(),
           saved.is_hf() ? "a folder of Hugging Face files" : "a checkpoint of Tessera",
           config_.checkpoint.initial_load_in_hf);
+  // Weights fit other numbers as well, as long as no shape differs; then they are not this model's.
+  JobConfig given = config_, other = config_;
+  other.model.args = saved.config().model;
+  const auto values = config_table(given).describe(), saved_values = config_table(other).describe();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (!values[i].key.starts_with("model.args.") || is_of_training(values[i].key)) continue;
+    require(values[i].value == saved_values[i].value, "'{}' has {} = {}, this run has {}", path.string(), values[i].key,
+            saved_values[i].value, values[i].value);
+  }
   saved.load(step_.model().parameters(), config_.model.args);
   spdlog::info("initial weights from {}", path.string());
 }

@@ -204,6 +204,8 @@ TEST(ConfigTable, FlagsAsTyroWritesThem) {
   EXPECT_FALSE(t.takes_value("first.no-flag", "file.toml"));
   EXPECT_FALSE(t.takes_value("other.flag", "file.toml"));
   EXPECT_TRUE(t.takes_value("other.below.key", "file.toml"));
+  EXPECT_FALSE(t.takes_value("other.below.no-key", "file.toml"));
+  EXPECT_FALSE(t.takes_value("other.no_flag", "file.toml"));
   EXPECT_TRUE(t.takes_value("unknown.key", "x"));  // so that the error shows both
 }
 

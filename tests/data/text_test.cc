@@ -69,5 +69,17 @@ TEST(QuoteText, IsShortAndPrintable) {
   EXPECT_EQ(quote_text(std::string(99, 'x') + "\u4e2d"), '"' + std::string(99, 'x') + "...\" (102 bytes)");
 }
 
+TEST(WholeCharacters, LeavesOutWhatHasOnlyBegun) {
+  EXPECT_EQ(whole_characters(""), 0u);
+  EXPECT_EQ(whole_characters("abc"), 3u);
+  const std::string text = "a\u00E9\u4F60\U0001F600";  // characters of 1, 2, 3 and 4 bytes
+  const std::vector<std::size_t> ends = {0, 1, 1, 3, 3, 3, 6, 6, 6, 6, 10};
+  for (std::size_t size = 0; size <= text.size(); ++size) {
+    EXPECT_EQ(whole_characters(std::string_view(text).substr(0, size)), ends[size]) << size;
+  }
+  EXPECT_EQ(whole_characters("a\x80\x80\x80\x80\x80"), 6u);  // no character begins here
+  EXPECT_EQ(whole_characters("a\xFF"), 1u);
+}
+
 }  // namespace
 }  // namespace tessera::data

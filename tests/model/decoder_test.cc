@@ -8,6 +8,7 @@
 
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
+#include "tests/compare.h"
 
 namespace tessera {
 namespace {
@@ -82,17 +83,6 @@ std::vector<float> forward_logits(Model& model, std::span<const std::int32_t> to
   return logits;
 }
 
-double relative_difference(std::span<const float> actual, std::span<const float> expected) {
-  EXPECT_EQ(actual.size(), expected.size());
-  double difference = 0.0, largest = 0.0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double d = std::abs(static_cast<double>(actual[i]) - static_cast<double>(expected[i]));
-    if (!(d <= difference)) difference = d;
-    largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
-  }
-  return difference / largest;
-}
-
 class DecoderTest : public ::testing::TestWithParam<std::tuple<std::size_t, DType>> {};
 
 TEST_P(DecoderTest, LogitsAreTheForwards) {
@@ -148,6 +138,28 @@ INSTANTIATE_TEST_SUITE_P(Cases, DecoderTest,
                            return std::string(cases()[std::get<0>(test.param)].name) + "_" +
                                   name_of(std::get<1>(test.param));
                          });
+
+/// block_causal masks at an EOS in training; a prompt is one document whatever is in it.
+TEST(Decoder, APromptIsOneDocument) {
+  ModelConfig config = small();
+  const std::vector<std::int32_t> text = text_of(20, 0, config.vocab_size);
+  config.eos_id = text[7];
+  std::vector<float> logits[2];
+  for (const auto mask : {AttentionMask::kCausal, AttentionMask::kBlockCausal}) {
+    config.attn_mask_type = mask;
+    Model model(config, {.compute = DType::kFloat32, .seq_len = 20});
+    model.parameters().allocate(DType::kFloat32);
+    model.parameters().initialise(5);
+    Decoder decoder(model, {.seq_len = 20, .num_slots = 1, .num_positions = 20});
+    const auto last = decoder.prefill(0, text);
+    logits[mask == AttentionMask::kCausal ? 0 : 1].assign(last.begin(), last.end());
+    if (mask == AttentionMask::kCausal) continue;
+    // The mask does make a difference to the training forward.
+    const std::vector<float> masked = forward_logits(model, text);
+    EXPECT_GT(relative_difference(std::span(masked).last(logits[0].size()), logits[0]), 1e-3);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+}
 
 TEST(Decoder, CachesTheLatentOnly) {
   Model model(ModelConfig{}, {.compute = DType::kBFloat16, .seq_len = 64});

@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 
+#include "base/error.h"
 #include "tensor/philox.h"
 
 namespace tessera {
@@ -64,6 +66,21 @@ TEST(Sampling, TemperatureZeroIsTheArgmax) {
   EXPECT_EQ(only.size(), 1u);
   EXPECT_EQ(only.count(1), 1u);
   EXPECT_EQ(frequencies({.temperature = 1e-6}).size(), 2u);  // the tie, and nothing overflows
+}
+
+TEST(Sampling, DamagedLogitsAreAnError) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = HUGE_VALF;
+  std::vector<std::int32_t> order;
+  for (const std::vector<float>& logits :
+       {std::vector<float>{1.0f, kNan, 2.0f}, {kNan, kNan, kNan}, {1.0f, kInf, 2.0f}}) {
+    for (const SamplingOptions& options : {SamplingOptions{}, SamplingOptions{.temperature = 0.0},
+                                           SamplingOptions{.top_k = 2}, SamplingOptions{.top_p = 0.9}}) {
+      EXPECT_THROW(sample(logits, options, 0.5, order), Error);
+    }
+  }
+  EXPECT_THROW(sample(std::vector<float>(3, -kInf), {}, 0.5, order), Error);
+  EXPECT_EQ(sample(std::vector<float>{-kInf, 0.0f, -kInf}, {.top_p = 0.9}, 1.0 - 1e-12, order), 1);
+  EXPECT_EQ(sample(std::vector<float>{-kInf, 0.0f, -kInf}, {}, 1.0 - 1e-12, order), 1);
 }
 
 TEST(Sampling, ExtremeDrawsStayInside) {

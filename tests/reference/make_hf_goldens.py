@@ -51,7 +51,7 @@ CASES = {
     "groups": "num_shared_experts = 1\ntop_k = 3\nq_lora_rank = 20\nroute_norm = true\nroute_scale = 2.5\n"
     "n_expert_groups = 4\nn_limited_groups = 2\n",
     # none of these; YaRN, because sequences are longer than original_seq_len
-    "yarn": "num_shared_experts = 2\ntop_k = 2\noriginal_seq_len = 16\nrope_factor = 4.0\nmscale = 1.0\n",
+    "yarn": "num_shared_experts = 2\ntop_k = 2\noriginal_seq_len = 16\nrope_factor = 8.0\nmscale = 0.7\n",
 }
 
 

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "checkpoint/safetensors.h"
+#include "tests/compare.h"
 #include "train/training_step.h"
 
 namespace tessera {
@@ -18,19 +19,6 @@ std::vector<T> numbers(const SafetensorsFile& file, const std::string& name) {
   std::vector<T> result(entry.bytes.size() / sizeof(T));
   std::memcpy(result.data(), entry.bytes.data(), entry.bytes.size());
   return result;
-}
-
-/// Largest absolute difference over the largest absolute number of `expected`.
-double relative_error(std::span<const float> actual, std::span<const float> expected) {
-  EXPECT_EQ(actual.size(), expected.size());
-  double difference = 0.0, largest = 0.0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    // Written so that a NaN counts as a difference.
-    const double d = std::abs(static_cast<double>(actual[i]) - static_cast<double>(expected[i]));
-    if (!(d <= difference)) difference = d;
-    largest = std::max(largest, std::abs(static_cast<double>(expected[i])));
-  }
-  return largest > 0.0 ? difference / largest : difference;
 }
 
 std::span<const float> span_of(const Tensor& tensor) {
@@ -86,9 +74,10 @@ TEST_P(GoldenModel, LogitsLossAndGradients) {
     logits.emplace_back(storage.back().data(), Shape{batch.num_tokens(), vocab}, DType::kFloat32, Device::kCpu);
   }
   model.evaluate(step.context(), batch, {}, logits[0], std::span(logits).subspan(1));
-  EXPECT_LE(relative_error(storage[0], numbers<float>(golden.file, "logits")), 1e-5);
+  EXPECT_LE(relative_difference(storage[0], numbers<float>(golden.file, "logits")), 1e-5);
   for (std::size_t k = 0; k + 1 < storage.size(); ++k) {
-    EXPECT_LE(relative_error(storage[k + 1], numbers<float>(golden.file, fmt::format("mtp_logits.{}", k))), 1e-5) << k;
+    EXPECT_LE(relative_difference(storage[k + 1], numbers<float>(golden.file, fmt::format("mtp_logits.{}", k))), 1e-5)
+        << k;
   }
 
   const LossScale scale{.per_token = 1.0 / static_cast<double>(batch.num_valid()),
@@ -111,7 +100,7 @@ TEST_P(GoldenModel, LogitsLossAndGradients) {
 
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const std::string& name = parameters.spec(id).name;
-    EXPECT_LE(relative_error(span_of(parameters.gradient(id)), numbers<float>(golden.file, "grad." + name)), 1e-4)
+    EXPECT_LE(relative_difference(span_of(parameters.gradient(id)), numbers<float>(golden.file, "grad." + name)), 1e-4)
         << name;
   }
 }
@@ -199,12 +188,14 @@ TEST(GoldenSteps, LossesAndWeightsAfterTenSteps) {
   // Adam divides by the root of the second moment, which makes tiny gradients' rounding visible; hence not 1e-5.
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const std::string& name = parameters.spec(id).name;
-    EXPECT_LE(relative_error(span_of(parameters.master(id)), numbers<float>(golden.file, "param_after." + name)), 1e-3)
+    EXPECT_LE(relative_difference(span_of(parameters.master(id)), numbers<float>(golden.file, "param_after." + name)),
+              1e-3)
         << name;
   }
   for (ParamId id = 0; id < parameters.num_buffers(); ++id) {
     const std::string& name = parameters.buffer_spec(id).name;
-    EXPECT_LE(relative_error(span_of(parameters.buffer(id)), numbers<float>(golden.file, "buffer_after." + name)), 1e-5)
+    EXPECT_LE(relative_difference(span_of(parameters.buffer(id)), numbers<float>(golden.file, "buffer_after." + name)),
+              1e-5)
         << name;
   }
 }

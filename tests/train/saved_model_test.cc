@@ -5,12 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "model/model.h"
 #include "ops/gemm.h"
 #include "tensor/float8.h"
+#include "tests/compare.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -62,17 +64,9 @@ TEST_P(HfLogits, AreThoseOfTransformers) {
   std::memcpy(expected.data(), file.at("logits").bytes.data(), file.at("logits").bytes.size());
 
   const SavedModel saved(golden(GetParam()));
-  EXPECT_TRUE(hf_differences(saved.config().model).empty());
   const std::vector<float> logits = logits_of(saved, tokens, entry.shape[0]);
-  ASSERT_EQ(logits.size(), expected.size());
-  float largest = 0.0f, difference = 0.0f;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    const float d = std::abs(logits[i] - expected[i]);
-    if (!(d <= difference)) difference = d;
-    largest = std::max(largest, std::abs(expected[i]));
-  }
-  EXPECT_GT(largest, 1.0f);
-  EXPECT_LE(difference, 1e-5f * largest);
+  EXPECT_LE(relative_difference(logits, expected), 1e-5);
+  EXPECT_GT(*std::max_element(expected.begin(), expected.end()), 1.0f);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, HfLogits, ::testing::Values("groups", "yarn", "fp8"));
@@ -197,6 +191,18 @@ TEST(HfConfigJson, RoundTripsWhatItHolds) {
   EXPECT_EQ(hf_config_json(parse_hf_config(text, "config.json"), DType::kBFloat16), text);
 }
 
+TEST(HfConfigJson, SaysWhatTransformersDoesDifferently) {
+  HfConfig config{.model = model_flavor("671B"), .seq_len = 4096};
+  config.model.norm_eps = 1e-6f;
+  EXPECT_TRUE(hf_differences(config).empty());
+  config.seq_len = 163840;  // 40 times the original length, as DeepSeek-V3's
+  EXPECT_TRUE(hf_differences(config).empty());
+  config.seq_len = 8192;
+  EXPECT_THAT(hf_differences(config), ::testing::ElementsAre(::testing::HasSubstr("versions before 5")));
+  config.model.mscale = 0.0f;
+  EXPECT_EQ(hf_differences(config).size(), 2u);
+}
+
 TEST(HfConfigJson, ReadsBothFormsOfRope) {
   auto json = nlohmann::json::parse(hf_config_json({.model = model_flavor("671B"), .seq_len = 8192}, DType::kFloat32));
   json["rope_scaling"] = nullptr;
@@ -246,6 +252,27 @@ TEST(HfConfigJson, WhatItRefuses) {
   refused("num_key_value_heads", 8, {"num_key_value_heads"});
   refused("rope_scaling", {{"type", "linear"}}, {"linear"});
   refused("scoring_func", "tanh", {"tanh"});
+  refused("rope_theta", 0.0, {"rope_theta"});
+  refused("rms_norm_eps", -1.0, {"norm_eps"});
+  refused("max_position_embeddings", 0, {"max_position_embeddings"});
+  for (const char* key : {"n_group", "topk_group", "routed_scaling_factor", "n_shared_experts", "q_lora_rank"}) {
+    nlohmann::json json = valid;
+    json.erase(key);  // transformers has a default, but none that means "none"
+    expect_error([&] { parse_hf_config(json.dump(), "config.json"); }, {"config.json", key, "missing"});
+  }
+  const nlohmann::json yarn = valid["rope_scaling"];
+  const auto refused_yarn = [&](const char* key, const nlohmann::json& value, const std::string& part) {
+    nlohmann::json changed = yarn;
+    changed[key] = value;
+    refused("rope_scaling", changed, {part});
+  };
+  refused_yarn("mscale", 0.5, "mscale");
+  refused_yarn("mscale_all_dim", nullptr, "mscale_all_dim");
+  refused_yarn("factor", nullptr, "factor");
+  refused_yarn("factor", 1e300, "rope_factor");
+  refused_yarn("truncate", false, "truncate");
+  refused_yarn("attention_factor", 1.5, "attention_factor");
+  refused_yarn("original_max_position_embeddings", 8192, "YaRN");
   expect_error([] { parse_hf_config("{", "config.json"); }, {"config.json", "JSON"});
   expect_error([] { parse_hf_config("[]", "config.json"); }, {"config.json", "object"});
   HfConfig none{.model = model_flavor("16B"), .seq_len = 8};

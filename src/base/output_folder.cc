@@ -1,0 +1,84 @@
+#include "base/output_folder.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The first entry of `folder` that is no part of this kind; empty if there is none.
+fs::path find_foreign_entry(const fs::path& folder, const OutputKind& kind) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    fs::path name = entry.path().filename();
+    if (name.extension() == ".tmp") name = name.stem();  // of a writer that was killed
+    if (!kind.is_part(name) || !entry.is_regular_file()) return entry.path();
+  }
+  return {};
+}
+
+/// Without "." or a slash at its end, so that a name can be made from it.
+fs::path absolute_folder(const fs::path& output) {
+  require(!output.empty(), "no output folder given");
+  const fs::path folder = fs::weakly_canonical(fs::absolute(output));
+  return folder.has_filename() ? folder : folder.parent_path();
+}
+
+}  // namespace
+
+void check_output(const fs::path& output, const OutputKind& kind, bool overwrite) {
+  const fs::path folder = absolute_folder(output);
+  if (!fs::exists(folder)) return;
+  require(fs::is_directory(folder), "output '{}': expected a folder, or a name for one; it is a file", output.string());
+  if (fs::is_empty(folder)) return;
+  require(overwrite, "output '{}': there is {} already; --force replaces {}", output.string(),
+          fs::exists(folder / kind.marker) ? kind.name : "something", kind.name);
+  const fs::path foreign = find_foreign_entry(folder, kind);
+  require(foreign.empty(), "output '{}': it holds '{}', which is not part of {}: not replaced", output.string(),
+          foreign.filename().string(), kind.name);
+}
+
+OutputFolder::OutputFolder(const fs::path& output, const OutputKind& kind)
+    : output_(absolute_folder(output)), path_(output_.string() + ".tmp"), kind_(kind) {
+  if (fs::exists(path_)) {
+    const fs::path foreign = fs::is_directory(path_) ? find_foreign_entry(path_, kind) : path_;
+    require(foreign.empty(), "'{}' is in the way: it is needed for the time of writing", foreign.string());
+    fs::remove_all(path_);
+  }
+  create_folder(path_);
+}
+
+OutputFolder::~OutputFolder() {
+  std::error_code ignored;
+  if (!path_.empty()) fs::remove_all(path_, ignored);
+}
+
+void OutputFolder::commit(bool overwrite) {
+  check_output(output_, kind_, overwrite);  // again: hours may have passed
+  // The old folder and the new one change places in one step; the destructor removes the old one.
+  if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, output_.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_directory(output_.parent_path());
+    return;
+  }
+  // There is none, or the file system cannot do it.
+  const fs::path whole = std::exchange(path_, {});  // stays whatever happens now
+  std::error_code error;
+  if (overwrite) fs::remove_all(output_, error);
+  if (!error) fs::rename(whole, output_, error);
+  require(!error, "cannot rename '{}' to '{}': {}", whole.string(), output_.string(), error.message());
+  sync_directory(output_.parent_path());
+}
+
+void create_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  require(!error, "cannot create the folder '{}': {}", folder.string(), error.message());
+}
+
+}  // namespace tessera

@@ -1,0 +1,38 @@
+// A folder that appears when it is whole: a dataset, a folder of Hugging Face files.
+#pragma once
+
+#include <filesystem>
+
+namespace tessera {
+
+/// What a kind of folder consists of. It guards what is removed: a folder that holds anything else is never replaced.
+struct OutputKind {
+  const char* name;    // "a dataset"
+  const char* marker;  // the file that is written last
+  bool (*is_part)(const std::filesystem::path& name);
+};
+
+/// Throws Error unless `output` may be written: there is nothing, or an empty folder, or, with `overwrite`, a folder of
+/// this kind. For asking before a long way there; OutputFolder asks again.
+void check_output(const std::filesystem::path& output, const OutputKind& kind, bool overwrite);
+
+/// "OUTPUT.tmp": becomes `output` on commit, or disappears. What a killed run left under that name is removed.
+class OutputFolder {
+ public:
+  OutputFolder(const std::filesystem::path& output, const OutputKind& kind);
+  ~OutputFolder();
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  void commit(bool overwrite);
+
+ private:
+  std::filesystem::path output_, path_;
+  OutputKind kind_;
+};
+
+/// Creates a folder and those above it. Throws Error.
+void create_folder(const std::filesystem::path& folder);
+
+}  // namespace tessera
