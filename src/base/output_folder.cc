@@ -42,6 +42,8 @@ void check_output(const fs::path& output, const OutputKind& kind, bool overwrite
   const fs::path foreign = find_foreign_entry(folder, kind);
   require(foreign.empty(), "output '{}': it holds '{}', which is not part of {}: not replaced", output.string(),
           foreign.filename().string(), kind.name);
+  require(fs::exists(folder / kind.marker), "output '{}': it holds no {}, so it is not {}: not replaced",
+          output.string(), kind.marker, kind.name);
 }
 
 OutputFolder::OutputFolder(const fs::path& output, const OutputKind& kind)

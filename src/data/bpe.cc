@@ -9,6 +9,9 @@
 namespace tessera::data {
 namespace {
 
+/// After a longer word than this, what was needed to merge it (about 80 bytes per byte) is given back.
+constexpr std::size_t kMaxKeptWord = 1u << 20;
+
 /// Up to here all pairs are looked through for each merge; beyond, a heap keeps them in order.
 constexpr std::size_t kMaxShortWord = 40;
 
@@ -95,19 +98,21 @@ Bpe::Bpe(const BpeSpec& spec, const std::vector<std::int32_t>& never) {
     merges_[slot] = {.pair = pair, .rank = static_cast<std::uint32_t>(i), .id = spec.merged[i]};
   }
 
+  given_ids_.insert(byte_ids_.begin(), byte_ids_.end());
+  given_ids_.erase(-1);
+  given_ids_.insert(spec.merged.begin(), spec.merged.end());
   if (!spec.ignore_merges) return;
   std::string bytes;
   for (const auto& [token, id] : spec.vocab) {
     if (std::binary_search(never.begin(), never.end(), id)) continue;
-    if (byte_level_bytes(token, bytes)) whole_words_.emplace(bytes, id);
+    if (byte_level_bytes(token, bytes)) {
+      whole_words_.emplace(bytes, id);
+      given_ids_.insert(id);
+    }
   }
 }
 
-bool Bpe::can_give(std::int32_t id) const {
-  return std::find(byte_ids_.begin(), byte_ids_.end(), id) != byte_ids_.end() ||
-         std::any_of(merges_.begin(), merges_.end(), [&](const Merge& merge) { return merge.id == id; }) ||
-         std::any_of(whole_words_.begin(), whole_words_.end(), [&](const auto& word) { return word.second == id; });
-}
+bool Bpe::can_give(std::int32_t id) const { return given_ids_.contains(id); }
 
 const Bpe::Merge& Bpe::find_merge(std::int32_t left, std::int32_t right) const {
   const std::uint64_t pair = pair_of(left, right);
@@ -194,7 +199,8 @@ void Bpe::merge_long(std::string_view word, BpeScratch& scratch, std::vector<std
             .right = symbol(next).id};
   };
   const auto size = static_cast<std::int32_t>(word.size());
-  TESSERA_CHECK(static_cast<std::size_t>(size) == word.size(), "a word of {} bytes", word.size());
+  require(static_cast<std::size_t>(size) == word.size(), "a word of {} bytes, without a place to cut it, is too long",
+          word.size());
   symbols.resize(word.size());
   for (std::int32_t i = 0; i < size; ++i) {
     symbol(i) = {.id = byte_ids_[static_cast<std::uint8_t>(word[static_cast<std::size_t>(i)])],
@@ -227,6 +233,10 @@ void Bpe::merge_long(std::string_view word, BpeScratch& scratch, std::vector<std
     push(top.at);
   }
   for (std::int32_t i = 0; i >= 0; i = symbol(i).next) ids.push_back(symbol(i).id);
+  if (word.size() > kMaxKeptWord) {
+    symbols = {};
+    heap = {};
+  }
 }
 
 }  // namespace tessera::data

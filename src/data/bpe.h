@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "data/tokenizer_json.h"
@@ -103,6 +104,7 @@ class Bpe {
 
   std::array<std::int32_t, 256> byte_ids_{};  // -1: none
   std::vector<std::uint8_t> missing_bytes_;
+  std::unordered_set<std::int32_t> given_ids_;
   std::vector<Merge> merges_;  // open addressing; the size is a power of two
   int shift_ = 0;              // 64 less the size's logarithm
   Merge no_merge_;

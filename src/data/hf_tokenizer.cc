@@ -30,7 +30,8 @@ std::vector<std::int32_t> special_ids(const TokenizerJson& json) {
 /// vocabulary yet, as transformers does.
 TokenizerJson with_named_tokens(TokenizerJson json, const fs::path& path) {
   const fs::path config_path = path.parent_path() / kTokenizerConfigName;
-  if (!fs::exists(config_path)) return json;
+  std::error_code unreadable;
+  if (!fs::exists(config_path, unreadable)) return json;
   const TokenizerConfigJson config = parse_tokenizer_config_json(read_text_file(config_path), config_path);
   for (const std::string& name : {config.bos_token, config.eos_token}) {
     const auto is_it = [&](const AddedToken& token) { return token.content == name; };
@@ -107,7 +108,9 @@ HfTokenizer::HfTokenizer(const fs::path& path, const TokenizerJson& json, std::s
     token_begin_.push_back(token_bytes_.size());
     has_token_[id] = added[id] != nullptr || model_tokens[id] != nullptr;
     if (added[id] != nullptr) {
-      if (!added[id]->special) token_bytes_ += added[id]->content;
+      // A special token that text gives as well (a padding token "!", say) is text when it comes back.
+      const bool is_text = !added[id]->special || bpe_.can_give(static_cast<std::int32_t>(id));
+      if (is_text) token_bytes_ += added[id]->content;
     } else if (model_tokens[id] != nullptr) {
       byte_level_bytes(*model_tokens[id], bytes);
       token_bytes_ += bytes;
@@ -120,7 +123,8 @@ HfTokenizer::HfTokenizer(const fs::path& path, const TokenizerJson& json, std::s
   token_begin_.push_back(token_bytes_.size());
 
   const fs::path config_path = path.parent_path() / kTokenizerConfigName;
-  has_config_file_ = fs::exists(config_path);
+  std::error_code unreadable;
+  has_config_file_ = fs::exists(config_path, unreadable);
   if (has_config_file_) config_file_ = read_text_file(config_path);
   choose_bos_and_eos(json, path);
 }
@@ -229,6 +233,7 @@ std::string HfTokenizer::decode(std::span<const std::int32_t> ids) const {
             vocab_size());
     const auto at = static_cast<std::size_t>(id);
     require(has_token_[at], "token id {}: the tokenizer has no token of this id", id);
+    if (id == bos_id_ || id == eos_id_) continue;  // which the file need not call special
     text.append(token_bytes_, token_begin_[at], token_begin_[at + 1] - token_begin_[at]);
   }
   return text;

@@ -2,13 +2,16 @@
 //
 // Gives the ids that the `tokenizers` library gives. What a model's control tokens look like in a text can be treated
 // in two ways:
-//  * `encode` takes the text of a special token for text, as the library does with encode_special_tokens = true. So no
-//    document can end itself, or begin a turn of a conversation, by what is written in it. Added tokens that are not
-//    special are found.
+//  * `encode` takes the text of a special token for text, as the library does with encode_special_tokens = true (but
+//  under
+//    ignore_merges as well). So no document can end itself by what is written in it. Added tokens that the file does
+//    not call special are found; DeepSeek-V3's <｜User｜> is one.
 //  * `encode_with_special` finds special tokens as well: the library's encode(text, add_special_tokens=False).
 // Neither adds BOS or EOS. Truncation and padding, which a file may ask for, are not done.
 //
-// decode gives exactly the bytes that the tokens stand for, where the library puts U+FFFD for ill-formed UTF-8.
+// A text comes back as it was, but for `add_prefix_space`, `lstrip`, `rstrip`, the behaviour Removed, and bytes without
+// a token. decode gives exactly the bytes that the tokens stand for, where the library puts U+FFFD for ill-formed
+// UTF-8.
 #pragma once
 
 #include <memory>

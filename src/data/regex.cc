@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kMaxPatternBytes = 1u << 16;
 
-/// Steps of one search. No sane pattern comes near it; at the limit a search has taken less than a second.
+/// Steps of a search from one place of the text; PCRE2 counts anew at the next place. No sane pattern comes near it.
 constexpr std::uint32_t kMatchLimit = 10'000'000;
 constexpr std::uint32_t kHeapLimitKib = 1u << 16;  // without JIT
 constexpr std::size_t kStackBytes = 32u << 10;
@@ -24,7 +24,8 @@ constexpr std::size_t kMaxStackBytes = 8u << 20;
 /// Unicode's White_Space, Oniguruma's \s. PCRE2's \s has U+180E as well.
 constexpr std::string_view kSpaces =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-/// Oniguruma's \w; below U+0100 it takes other numbers for letters too.
+/// Oniguruma's \w. Outside of a class, below U+0100, it takes other numbers for letters too.
+constexpr std::string_view kWordCharactersInClass = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 constexpr std::string_view kWordCharacters = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
 constexpr std::array<std::string_view, 37> kCategories{
@@ -80,8 +81,8 @@ class Translator {
         out_ += "(?:\\A|(?<=\\n)(?!\\z))";
         ++at_;
         return;
-      case '$':  // ends every line; not after a last line feed
-        out_ += "(?:(?=\\n)|(?<!\\n)\\z)";
+      case '$':  // ends every line, and the empty one behind a last line feed
+        out_ += "(?=\\n|\\z)";
         ++at_;
         return;
       case '{':
@@ -193,7 +194,7 @@ class Translator {
         return false;
       case 'w':
       case 'W':
-        put_set(kWordCharacters, c == 'W');
+        put_set(in_class ? kWordCharactersInClass : kWordCharacters, c == 'W');
         return false;
       case 'd':
       case 'D':
@@ -371,7 +372,11 @@ Regex Regex::pcre2(std::string_view pattern, std::string place) {
 void Regex::compile(std::string_view pcre2_pattern, unsigned options) {
   int error = 0;
   PCRE2_SIZE offset = 0;
-  code_ = pcre2_compile(units(pcre2_pattern), pcre2_pattern.size(), PCRE2_UTF | options, &error, &offset, nullptr);
+  pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
+  pcre2_set_newline(context,
+                    PCRE2_NEWLINE_LF);  // what "." does not match; the library's build has a default of its own
+  code_ = pcre2_compile(units(pcre2_pattern), pcre2_pattern.size(), PCRE2_UTF | options, &error, &offset, context);
+  pcre2_compile_context_free(context);
   if (code_ == nullptr) {
     fail("{}: PCRE2 refuses the pattern {} at byte {}: {}", place_, quote_text(pcre2_pattern), offset,
          message_of(error));

@@ -52,7 +52,7 @@ class Regex {
   Regex& operator=(Regex&&) = delete;
 
   /// The leftmost match that begins at or after `at`. `text` must be UTF-8, `at` at most its size; nothing outside
-  /// `text` is looked at. Error if the pattern needs more steps than the limit: so no pattern can hang.
+  /// `text` is looked at. Error if the pattern needs more steps than a limit at one place of the text.
   bool find(std::string_view text, std::size_t at, RegexScratch& scratch, Match& match) const;
 
  private:

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -22,7 +23,7 @@ constexpr std::size_t kMaxPieceBytes = 8000;
 constexpr std::uint64_t kModelPieces = 1, kModelNormalizer = 3, kModelDenormalizer = 5;
 constexpr std::uint64_t kPieceText = 1, kPieceScore = 2, kPieceType = 3;
 constexpr std::uint64_t kNormalizerCharsmap = 2;
-constexpr std::uint64_t kUserDefined = 4;  // of ModelProto.SentencePiece.Type
+constexpr std::uint32_t kUserDefined = 4;  // of ModelProto.SentencePiece.Type
 
 /// The fields of a protobuf message, one after the other (protobuf.dev/programming-guides/encoding).
 class Message {
@@ -40,6 +41,7 @@ class Message {
   std::optional<Field> next() {
     if (rest_.empty()) return std::nullopt;
     const std::uint64_t tag = varint();
+    if (tag > std::numeric_limits<std::uint32_t>::max()) refuse();  // protobuf would drop the upper bits
     Field field{.number = tag >> 3, .wire = tag & 7, .bytes = {}};
     if (field.wire == kVarint) {
       field.value = varint();
@@ -150,16 +152,16 @@ class DoubleArray {
 void check_charsmap(std::string_view charsmap, const std::string& place) {
   static_assert(std::endian::native == std::endian::little);
   if (charsmap.empty()) return;
+  const std::size_t num_bytes = charsmap.size();
   std::uint32_t size = 0;
-  bool sound = charsmap.size() > sizeof size;
+  bool sound = num_bytes > sizeof size;
   if (sound) {
     std::memcpy(&size, charsmap.data(), sizeof size);
     charsmap.remove_prefix(sizeof size);
     sound = 0 < size && size < charsmap.size() && size % sizeof(std::uint32_t) == 0 && charsmap.back() == '\0' &&
             DoubleArray(charsmap.substr(0, size)).is_sound(kMaxRuleMatches, charsmap.size() - size);
   }
-  require(sound, "{}: its table of character rules (precompiled_charsmap, {} bytes) is damaged", place,
-          charsmap.size());
+  require(sound, "{}: its table of character rules (precompiled_charsmap, {} bytes) is damaged", place, num_bytes);
 }
 
 void check_normalizer(std::string_view bytes, const std::string& place) {
@@ -174,19 +176,21 @@ std::optional<std::string_view> check_piece(std::string_view bytes, std::size_t 
   Message message(bytes, place);
   std::string_view text;
   float score = 0.0f;
-  std::uint64_t type = 0;
+  bool is_user_defined = false;
   while (const auto field = message.next()) {
     if (field->number == kPieceText && field->wire == Message::kBytes) text = field->bytes;
     if (field->number == kPieceScore && field->wire == Message::kFixed32) {
       score = std::bit_cast<float>(static_cast<std::uint32_t>(field->value));
     }
-    if (field->number == kPieceType && field->wire == Message::kVarint) type = field->value;
+    // Of several values protobuf keeps the last one that it knows, and of each its lower 32 bits.
+    const bool is_type = field->number == kPieceType && field->wire == Message::kVarint;
+    if (is_type && static_cast<std::uint32_t>(field->value) == kUserDefined) is_user_defined = true;
   }
   require(!text.empty() && text.size() <= kMaxPieceBytes && text.find('\0') == std::string_view::npos,
           "{}: piece {} has {} bytes, expected 1 to {} and none of them NUL", place, piece_idx, text.size(),
           kMaxPieceBytes);
   require(std::isfinite(score), "{}: piece {} has the score {}", place, piece_idx, score);
-  if (type != kUserDefined) return std::nullopt;
+  if (!is_user_defined) return std::nullopt;
   return text;
 }
 

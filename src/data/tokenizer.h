@@ -29,7 +29,7 @@ class Tokenizer {
   virtual std::int32_t bos_id() const = 0;
   virtual std::int32_t eos_id() const = 0;
 
-  /// decode(encode(text)) == text for UTF-8 text.
+  /// decode(encode(text)) == text for UTF-8 text, unless a tokenizer was made to change it (hf_tokenizer.h).
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
   /// BOS, EOS and other control tokens give no text. An id outside the vocabulary is an Error. The result is
   /// not always UTF-8: a model may give the bytes of half a character.
@@ -37,7 +37,7 @@ class Tokenizer {
 
   /// What a dataset keeps a copy of; none if the tokenizer needs none.
   virtual std::vector<TokenizerFile> files() const = 0;
-  /// Equal for tokenizers that give the same ids: of the kind and the files.
+  /// Of the kind and the files: tokenizers with the same checksum give the same ids.
   std::uint64_t checksum() const;
 };
 

@@ -241,7 +241,7 @@ SplitSpec parse_split(const Fields& fields) {
   return split;
 }
 
-/// Adds what `fields` says to `spec`; true once ByteLevel was there, which ends it.
+/// Adds what `fields` says to `spec`; `ended` becomes true at ByteLevel, behind which nothing may come.
 void parse_pre_tokenizer(const Fields& fields, PreTokenizerSpec& spec, bool& ended) {
   const std::string& type = fields.text("type");
   if (type == "Sequence") {
@@ -334,7 +334,6 @@ TokenizerConfigJson parse_tokenizer_config_json(std::string_view content, const 
   require(file.is_object(), "{}: expected an object, got {}", place, describe(file));
   const Fields root(file, place + ", $");
   return {.names_bos = file.contains("bos_token"),
-          .names_eos = file.contains("eos_token"),
           .bos_token = parse_named_token(root, "bos_token"),
           .eos_token = parse_named_token(root, "eos_token")};
 }

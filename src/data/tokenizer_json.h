@@ -65,7 +65,6 @@ TokenizerJson parse_tokenizer_json(std::string_view content, const std::filesyst
 /// bos_token and eos_token of a tokenizer_config.json.
 struct TokenizerConfigJson {
   bool names_bos = false;  // the file has the field (it may be null: then the string is empty)
-  bool names_eos = false;
   std::string bos_token;
   std::string eos_token;
 };

@@ -240,6 +240,15 @@ TEST_F(Cli, ConvertingThereAndBackChangesNoBit) {
   EXPECT_TRUE(contents_of(back) == expected);
   convert({"--to", "hf", "--input", tessera, "--output", back, "--force"});
   EXPECT_TRUE(contents_of(back) == contents_of(rounded));
+  // Only what `convert` itself makes is ever replaced.
+  const Finished own = run({"convert", "--to", "hf", "--input", tessera, "--output", tessera, "--force"});
+  EXPECT_EQ(own.status, 2);
+  EXPECT_THAT(own.output, HasSubstr("not replaced"));
+  EXPECT_TRUE(std::filesystem::exists(tessera + "/step-0/model.safetensors"));
+  EXPECT_EQ(run({"convert", "--to", "tessera", "--input", golden, "--output", tessera}).status, 2);
+  EXPECT_EQ(run({"convert", "--to", "tessera", "--input", golden, "--output", tessera, "--dtype", "float32"}).status,
+            2);
+  convert({"--to", "tessera", "--input", golden, "--output", tessera, "--force"});
   EXPECT_THAT(run({"convert", "--to", "hf", "--input", "/nonexistent", "--output", back + "3"}).output,
               HasSubstr("/nonexistent"));
   EXPECT_FALSE(std::filesystem::exists(back + "3"));

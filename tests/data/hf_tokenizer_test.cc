@@ -276,6 +276,21 @@ TEST(HfTokenizer, BosAndEos) {
   expect_error([&] { with_config("{"); }, {"tokenizer_config.json", "not JSON"});
 }
 
+// A special token that text gives too is not lost, and BOS and EOS give no text even if the file does not call them
+// special.
+TEST(HfTokenizer, DecodingLosesNoText) {
+  const Scratch scratch;
+  const HfTokenizer padded = load_with(scratch, {added_token('!', "!", true)});
+  EXPECT_EQ(padded.decode(padded.encode("a!")), "a!");
+  json file = small_tokenizer();
+  file["added_tokens"] = json::array();
+  file["model"]["vocab"]["<s>"] = 260;
+  file["model"]["vocab"]["</s>"] = 261;
+  const HfTokenizer unmarked = load(scratch, file);
+  EXPECT_EQ(unmarked.eos_id(), kEos);
+  EXPECT_EQ(unmarked.decode(Ids{kBos, 'x', kEos}), "x");
+}
+
 // The expected ids are those of the `tokenizers` library 0.23: a byte without a token vanishes, and its neighbours
 // merge.
 TEST(HfTokenizer, BytesWithoutATokenAreDropped) {

@@ -99,6 +99,8 @@ TEST(Regex, MeansWhatOnigurumaMeans) {
   EXPECT_TRUE(matches("\\w", "\u0301"));
   EXPECT_TRUE(matches("\\w", "\u00b2"));
   EXPECT_FALSE(matches("\\w", "\u2082"));
+  EXPECT_FALSE(matches("[\\w]", "\u00b2"));  // in a class it is not
+  EXPECT_TRUE(matches("[^\\w]", "\u00b2"));
   EXPECT_TRUE(matches("\\d", "\u0664"));
   EXPECT_FALSE(matches("\\v", "\n"));  // a vertical tab only
   EXPECT_TRUE(matches("\\v", "\x0b"));
@@ -111,6 +113,7 @@ TEST(Regex, MeansWhatOnigurumaMeans) {
   EXPECT_TRUE(matches("a{,2}", "aa"));
   EXPECT_FALSE(matches("a{,2}", "aaa"));
   EXPECT_TRUE(matches("a$\n^b$", "a\nb"));
+  EXPECT_TRUE(matches("a$\n$", "a\n"));  // the empty line behind the last line feed
   EXPECT_TRUE(matches("[a-z-]+", "a-z"));
   EXPECT_TRUE(matches("[%&'()*+,\\-./]+", "-/"));
   EXPECT_TRUE(matches("}\\x{41}\\u0042\\x43", "}ABC"));

@@ -139,6 +139,10 @@ TEST(Prepare, ReplacesDatasetsOnly) {
   options.overwrite = true;
   expect_error([&] { prepare_dataset(options); }, {"precious.txt", "not replaced"});
   EXPECT_EQ(read_text_file(scratch / "out/precious.txt"), "kept");
+  write_file(scratch / "assets/tokenizer.json", "kept");  // a name that datasets have
+  options.output = scratch / "assets";
+  expect_error([&] { prepare_dataset(options); }, {"assets", "no dataset.json", "not replaced"});
+  EXPECT_EQ(read_text_file(scratch / "assets/tokenizer.json"), "kept");
   options.output = write_file(scratch / "file", "kept");
   expect_error([&] { prepare_dataset(options); }, {"file", "expected a folder"});
   options.output = scratch / "new/deep/out/";

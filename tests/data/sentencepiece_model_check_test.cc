@@ -135,6 +135,24 @@ TEST(SentencePieceModelCheck, NestedUserDefinedPieces) {
   expect_refused(model + piece(std::string(66, 'x'), 0, kUserDefined), "more than 64 user-defined pieces");
 }
 
+// What protobuf reads in it is what is checked.
+TEST(SentencePieceModelCheck, TypesAndTagsThatProtobufReadsOtherwise) {
+  const auto nested = [](std::uint64_t last_type, const std::string& more) {
+    std::string model = base_model();
+    for (std::size_t length = 2; length <= 66; ++length) {
+      model += field(1, field(1, std::string(length, 'x')) + varint(3 << 3) + varint(last_type) + more);
+    }
+    return model;
+  };
+  // The type once more, with a value that is none; and beyond 32 bits.
+  expect_refused(nested(kUserDefined, varint(3 << 3) + varint(99)), "more than 64 user-defined pieces");
+  expect_refused(nested(kUserDefined + (std::uint64_t{1} << 32), ""), "more than 64 user-defined pieces");
+  // Field 1, with bits above the 32 that protobuf keeps of a tag.
+  const std::string body = field(1, std::string("x\0", 2));
+  expect_refused(base_model() + varint((std::uint64_t{1} << 32) + (1 << 3 | 2)) + varint(body.size()) + body,
+                 "no protobuf message");
+}
+
 TEST(SentencePieceModelCheck, BytesThatAreNoMessage) {
   const std::string base = base_model();
   for (std::size_t length = 1; length < base.size(); ++length) {

@@ -188,7 +188,7 @@ TEST(TokenizerJson, NotJson) {
   expect_error([&] { HfTokenizer{scratch / "none.json"}; }, {"none.json"});
 }
 
-// Every prefix and every changed byte is an Error or a tokenizer that works: never a crash.
+// A cut or changed file is an Error or a tokenizer that works: never a crash.
 TEST(TokenizerJson, DamageIsFoundOrHarmless) {
   const Scratch scratch;
   json file = small_tokenizer();
@@ -196,17 +196,19 @@ TEST(TokenizerJson, DamageIsFoundOrHarmless) {
   const std::string good = file.dump();
   int num_errors = 0;
   for (std::size_t at = 0; at < good.size(); at += 7) {
-    std::string bad = good;
-    bad[at] = static_cast<char>(bad[at] ^ (1 << at % 7));
-    const auto path = write_file(scratch / "tokenizer.json", bad);
-    try {
-      const HfTokenizer tokenizer(path);
-      tokenizer.decode(tokenizer.encode_with_special("abc 12 <s>\n"));
-    } catch (const Error&) {
-      ++num_errors;
+    std::string changed = good;
+    changed[at] = static_cast<char>(changed[at] ^ (1 << at / 7 % 8));
+    for (const std::string& bad : {changed, good.substr(0, at)}) {
+      const auto path = write_file(scratch / "tokenizer.json", bad);
+      try {
+        const HfTokenizer tokenizer(path);
+        tokenizer.decode(tokenizer.encode_with_special("abc 12 <s>\n"));
+      } catch (const Error&) {
+        ++num_errors;
+      }
     }
   }
-  EXPECT_GT(num_errors, 100);
+  EXPECT_GT(num_errors, static_cast<int>(good.size() / 7));  // all prefixes at least
 }
 
 TEST(TokenizerJson, ReadsWhatKnownFilesHave) {
