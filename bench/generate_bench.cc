@@ -35,9 +35,7 @@ class Bench {
   void prefill() {
     for (std::size_t slot = 0; slot < tokens_.size(); ++slot) decoder_.prefill(static_cast<std::int64_t>(slot), text_);
   }
-  void decode() {
-    benchmark::DoNotOptimize(decoder_.decode(tokens_).data());
-  }
+  void decode() { benchmark::DoNotOptimize(decoder_.decode(tokens_).data()); }
 
  private:
   Model model_;

@@ -290,6 +290,9 @@ TEST_F(Cli, ConvertingKeepsMultiTokenPredictionAndTheTokenizer) {
 }
 
 TEST_F(Cli, ConvertingNeedsLittleMemory) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer's own memory is beyond the limit";
+#endif
   // 18 million parameters, 74 MB of weights: most in two layers.
   ASSERT_EQ(run(train_arguments({"--model.args.dim=128", "--model.args.inter_dim=24000", "--model.args.n_layers=2",
                                  "--model.args.n_dense_layers=2", "--training.steps=1", "--training.seq_len=8"}))
