@@ -25,6 +25,7 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 DOCUMENT_BYTES = 4096
 PASSES = 2
 STYLES = ("deepseek_v3", "llama3", "gpt2")
+PROMISED_RATIO = 2.0  # below it the comparison fails
 
 
 def make_documents(corpus: Path, path: Path, megabytes: int) -> None:
@@ -112,6 +113,7 @@ def main() -> None:
         make_documents(args.corpus, text, args.megabytes)
     print(f"\ntokenizers of {args.vocab_size} tokens, {text.stat().st_size / 1e6:.0f} MB of JSON lines, one thread")
     print("\n| tokenizer | Tessera, MB/s | `tokenizers`, MB/s | ratio |\n| --- | --- | --- | --- |")
+    slow = []
     for style in STYLES:
         tokenizer = args.work / f"{style}-{args.megabytes}-{args.vocab_size}" / "tokenizer.json"
         if not tokenizer.exists():
@@ -127,6 +129,10 @@ def main() -> None:
             theirs.append(b["bytes"] / b["seconds"] / 1e6)
         speed, other = statistics.median(ours), statistics.median(theirs)
         print(f"| {style} | {speed:.1f} | {other:.1f} | **{speed / other:.2f}** |", flush=True)
+        if speed < PROMISED_RATIO * other:
+            slow.append(style)
+    if slow:
+        sys.exit(f"less than {PROMISED_RATIO} times as fast: {', '.join(slow)}")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -32,7 +33,9 @@ CLI::Validator is_number(double lowest, double highest) {
   return CLI::Validator(
       [lowest, highest](const std::string& text) {
         double number = 0.0;
-        const bool in_range = CLI::detail::lexical_cast(text, number) && number >= lowest && number <= highest;
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+        const bool in_range =
+            error == std::errc() && end == text.data() + text.size() && number >= lowest && number <= highest;
         return in_range ? std::string() : fmt::format("{} is not a number from {} to {}", text, lowest, highest);
       },
       fmt::format("[{} - {}]", lowest, highest));
