@@ -15,6 +15,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "tests/data/support.h"
+#include "tests/data/tokenizer_json_support.h"
 
 namespace tessera {
 namespace {
@@ -368,6 +369,17 @@ TEST_F(Cli, GeneratesFromHuggingFaceFiles) {
       {"generate", "--checkpoint", golden, "--tokenizer", "bytes", "--prompt", "the quick ", "--max-new-tokens", "9"});
   EXPECT_EQ(text.status, 0) << text.output;
   EXPECT_THAT(text.output, AllOf(HasSubstr("the quick "), HasSubstr("tokens/s")));
+  // A tokenizer whose EOS has the id of the space, which this model writes after every word.
+  nlohmann::json tokenizer = data::small_tokenizer();
+  tokenizer["model"]["merges"] = nlohmann::json::array();
+  for (const char* token : {"\u0120", "ab", "bc", "abc", "\u0120a"}) tokenizer["model"]["vocab"].erase(token);
+  tokenizer["added_tokens"] = {data::added_token(256, "<s>", true), data::added_token(32, "</s>", true)};
+  data::write_file(scratch_ / "tokenizer.json", tokenizer.dump());
+  data::write_file(scratch_ / "prompts.txt", "the1\r\n");
+  const Finished ended = run({"generate", "--checkpoint", golden, "--tokenizer", scratch_ / "tokenizer.json",
+                              "--prompts", scratch_ / "prompts.txt", "--temperature", "0"});
+  EXPECT_EQ(ended.status, 0) << ended.output;
+  EXPECT_THAT(ended.output, AllOf(HasSubstr("\"finish\":\"eos\""), HasSubstr("\"prompt\":\"the1\"")));
   const Finished no_tokenizer = run({"generate", "--checkpoint", golden, "--prompt", "x"});
   EXPECT_EQ(no_tokenizer.status, 2);
   EXPECT_THAT(no_tokenizer.output, HasSubstr("tokenizer"));
