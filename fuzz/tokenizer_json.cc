@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
           if (id < 0 || id >= tokenizer.vocab_size())
             fuzz::found(fmt::format("id {} of {}", id, tokenizer.vocab_size()));
         }
-        fuzz::touch(std::as_bytes(std::span(tokenizer.decode(ids))));
+        const std::string decoded = tokenizer.decode(ids);
+        fuzz::touch(std::as_bytes(std::span(decoded)));
       }
     }
     for (std::int32_t id = 0; id < std::min(tokenizer.vocab_size(), 64); ++id) {

@@ -1,6 +1,8 @@
 // JSON of files that may be hostile, and names of files in it. A folder that includes this links nlohmann-json itself.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -42,6 +44,75 @@ Json parse_json(std::string_view text, const std::string& name) {
     fail("{}: not JSON, or damaged: {}", name, std::string_view(error.what()).substr(0, kMaxShown));
   }
 }
+
+/// A value in a message: short, and without anything that a terminal would obey, whatever the file holds.
+template <typename Json>
+std::string describe_json(const Json& value) {
+  if (value.is_structured()) return value.type_name();
+  constexpr std::size_t kMaxShown = 80;
+  return value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace).substr(0, kMaxShown);
+}
+
+/// An object of a file, and where it is. A field that is missing or has another type is an Error that says so.
+template <typename Json = nlohmann::json>
+class JsonFields {
+ public:
+  /// `place`: "'a/b.json', $" for the file's own object; its field x is "'a/b.json', $.x".
+  JsonFields(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
+    require(object.is_object(), "{}: expected an object, got {}", place_, describe_json(object));
+  }
+
+  const std::string& place() const { return place_; }
+  std::string place_of(const char* name) const { return fmt::format("{}.{}", place_, name); }
+
+  bool contains(const char* name) const { return object_.contains(name); }
+  /// Null if it is missing or is null.
+  const Json* find(const char* name) const {
+    const auto field = object_.find(name);
+    return field == object_.end() || field->is_null() ? nullptr : &*field;
+  }
+  const Json& at(const char* name) const {
+    const Json* field = find(name);
+    require(field != nullptr, "{} is missing", place_of(name));
+    return *field;
+  }
+  const std::string& text(const char* name) const {
+    const Json& field = at(name);
+    expect(field.is_string(), name, "a string", field);
+    return field.template get_ref<const std::string&>();
+  }
+  /// A whole number from 0 to `largest`.
+  std::uint64_t count(const char* name, std::uint64_t largest = std::numeric_limits<std::uint64_t>::max()) const {
+    const Json& field = at(name);
+    expect(field.is_number_unsigned(), name, "a whole number", field);
+    const auto value = field.template get<std::uint64_t>();
+    require(value <= largest, "{}: {} is too large, expected at most {}", place_of(name), value, largest);
+    return value;
+  }
+  double number(const char* name) const {
+    const Json& field = at(name);
+    expect(field.is_number(), name, "a number", field);
+    return field.template get<double>();
+  }
+  bool flag(const char* name) const {
+    const Json& field = at(name);
+    expect(field.is_boolean(), name, "true or false", field);
+    return field.template get<bool>();
+  }
+  const Json& array(const char* name) const {
+    const Json& field = at(name);
+    expect(field.is_array(), name, "an array", field);
+    return field;
+  }
+
+ private:
+  void expect(bool holds, const char* name, const char* what, const Json& field) const {
+    if (!holds) fail("{}: expected {}, got {}", place_of(name), what, describe_json(field));
+  }
+
+  const Json& object_;
+  std::string place_;
+};
 
 /// Throws Error unless `name`, which the file called `where` gives, is a plain name: a list of a folder's files must
 /// not lead out of the folder.

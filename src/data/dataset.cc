@@ -24,52 +24,21 @@ std::uint64_t checksum_of_text(std::string_view text) {
   return checksum(std::as_bytes(std::span(text.data(), text.size())));
 }
 
-/// A view of a JSON object that throws Errors which name the file and the field.
-class Fields {
- public:
-  Fields(const ordered_json& object, std::string place) : object_(object), place_(std::move(place)) {
-    require(object.is_object(), "{}: expected an object, got {}", place_, object.type_name());
-  }
+using Fields = JsonFields<ordered_json>;
 
-  const ordered_json& at(const char* name) const {
-    const auto field = object_.find(name);
-    require(field != object_.end(), "{}: \"{}\" is missing", place_, name);
-    return *field;
-  }
-  std::string text(const char* name) const {
-    const ordered_json& field = at(name);
-    require(field.is_string(), "{}: \"{}\": expected a string, got {}", place_, name, field.dump());
-    return field.get<std::string>();
-  }
-  std::uint64_t count(const char* name) const {
-    const ordered_json& field = at(name);
-    require(field.is_number_unsigned(), "{}: \"{}\": expected a whole number, got {}", place_, name, field.dump());
-    return field.get<std::uint64_t>();
-  }
-  std::int32_t id(const char* name) const {
-    const std::uint64_t value = count(name);
-    require(value <= static_cast<std::uint64_t>(std::numeric_limits<std::int32_t>::max()),
-            "{}: \"{}\": {} is too large", place_, name, value);
-    return static_cast<std::int32_t>(value);
-  }
-  std::uint64_t hex(const char* name) const {
-    const std::string digits = text(name);
-    std::uint64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-    require(error == std::errc() && end == digits.data() + digits.size() && to_hex(value) == digits,
-            "{}: \"{}\": expected 16 hexadecimal digits in lower case, got '{}'", place_, name, digits);
-    return value;
-  }
-  double fraction(const char* name) const {
-    const ordered_json& field = at(name);
-    require(field.is_number(), "{}: \"{}\": expected a number, got {}", place_, name, field.dump());
-    return field.get<double>();
-  }
+std::int32_t id_of(const Fields& fields, const char* name) {
+  return static_cast<std::int32_t>(fields.count(name, std::numeric_limits<std::int32_t>::max()));
+}
 
- private:
-  const ordered_json& object_;
-  std::string place_;
-};
+std::uint64_t hex_of(const Fields& fields, const char* name) {
+  const std::string& digits = fields.text(name);
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+  require(error == std::errc() && end == digits.data() + digits.size() && to_hex(value) == digits,
+          "{}: expected 16 hexadecimal digits in lower case, got {}", fields.place_of(name),
+          describe_json(fields.at(name)));
+  return value;
+}
 
 }  // namespace
 
@@ -133,12 +102,12 @@ Manifest read_manifest(const fs::path& folder) {
           folder.string(), kManifestName);
   const std::string place = fmt::format("'{}'", path.string());
   const auto json = parse_json<ordered_json>(read_text_file(path), place);
-  const Fields fields(json, place);
-  require(fields.text("format") == kFormatName, "{}: \"format\": expected '{}', got '{}'", place, kFormatName,
-          fields.text("format"));
+  const Fields fields(json, place + ", $");
+  require(fields.text("format") == kFormatName, "{}: expected '{}', got {}", fields.place_of("format"), kFormatName,
+          describe_json(fields.at("format")));
   require(fields.count("version") == kManifestVersion, "{}: version {}, this program reads version {}", place,
           fields.count("version"), kManifestVersion);
-  const std::uint64_t expected = fields.hex("checksum");
+  const std::uint64_t expected = hex_of(fields, "checksum");
   ordered_json rest = json;
   rest.erase("checksum");
   const std::uint64_t found = checksum_of_text(rest.dump());
@@ -146,28 +115,26 @@ Manifest read_manifest(const fs::path& folder) {
           to_hex(found), to_hex(expected));
 
   Manifest manifest;
-  const Fields tokenizer(fields.at("tokenizer"), place + ", tokenizer");
+  const Fields tokenizer(fields.at("tokenizer"), fields.place_of("tokenizer"));
   manifest.tokenizer_kind = tokenizer.text("kind");
-  manifest.tokenizer_checksum = tokenizer.hex("checksum");
-  manifest.vocab_size = fields.id("vocab_size");
-  manifest.bos_id = fields.id("bos_id");
-  manifest.eos_id = fields.id("eos_id");
-  manifest.val_fraction = fields.fraction("val_fraction");
+  manifest.tokenizer_checksum = hex_of(tokenizer, "checksum");
+  manifest.vocab_size = id_of(fields, "vocab_size");
+  manifest.bos_id = id_of(fields, "bos_id");
+  manifest.eos_id = id_of(fields, "eos_id");
+  manifest.val_fraction = fields.number("val_fraction");
   manifest.seed = fields.count("seed");
   const ordered_json& splits = fields.at("splits");
-  require(splits.is_object(), "{}: \"splits\": expected an object, got {}", place, splits.type_name());
+  require(splits.is_object(), "{}: expected an object, got {}", fields.place_of("splits"), describe_json(splits));
   for (const auto& [name, split] : splits.items()) {
     const std::string split_place = fmt::format("{}, split {}", place, name);
-    const ordered_json& shards = Fields(split, split_place).at("shards");
-    require(shards.is_array(), "{}: \"shards\": expected an array, got {}", split_place, shards.type_name());
-    for (const ordered_json& shard : shards) {
+    for (const ordered_json& shard : Fields(split, split_place).array("shards")) {
       const Fields shard_fields(shard, split_place + ", shards");
       require_plain_name(shard_fields.text("file"), split_place);
       manifest.splits[name].push_back({.file = shard_fields.text("file"),
                                        .num_bytes = shard_fields.count("num_bytes"),
                                        .num_tokens = shard_fields.count("num_tokens"),
                                        .num_documents = shard_fields.count("num_documents"),
-                                       .checksum = shard_fields.hex("checksum")});
+                                       .checksum = hex_of(shard_fields, "checksum")});
     }
   }
   return manifest;

@@ -21,54 +21,14 @@ constexpr std::size_t kMaxSplits = 64;
 /// At every place of a text up to this much of it is looked at for a token.
 constexpr std::size_t kMaxAddedTokenBytes = 1024;
 
-std::string describe(const json& value) {
-  if (value.is_string()) return quote_text(value.get_ref<const std::string&>());
-  if (value.is_structured()) return value.type_name();
-  return value.dump();
+using Fields = JsonFields<json>;
+
+std::string text_or(const Fields& fields, const char* name, const char* missing) {
+  return fields.find(name) == nullptr ? missing : fields.text(name);
 }
-
-/// An object of the file and where it is. Error for a field that is missing or has another type.
-class Fields {
- public:
-  Fields(const json& object, std::string place) : object_(object), place_(std::move(place)) {
-    require(object.is_object(), "{}: expected an object, got {}", place_, describe(object));
-  }
-
-  const std::string& place() const { return place_; }
-  std::string place_of(const char* name) const { return fmt::format("{}.{}", place_, name); }
-
-  /// Null if it is missing or is null.
-  const json* find(const char* name) const {
-    const auto field = object_.find(name);
-    return field == object_.end() || field->is_null() ? nullptr : &*field;
-  }
-  const json& at(const char* name) const {
-    const json* field = find(name);
-    require(field != nullptr, "{} is missing", place_of(name));
-    return *field;
-  }
-  const std::string& text(const char* name) const {
-    const json& field = at(name);
-    require(field.is_string(), "{}: expected a string, got {}", place_of(name), describe(field));
-    return field.get_ref<const std::string&>();
-  }
-  std::string text_or(const char* name, const char* missing) const { return find(name) ? text(name) : missing; }
-  bool flag_or(const char* name, bool missing) const {
-    const json* field = find(name);
-    if (field == nullptr) return missing;
-    require(field->is_boolean(), "{}: expected true or false, got {}", place_of(name), describe(*field));
-    return field->get<bool>();
-  }
-  const json& array(const char* name) const {
-    const json& field = at(name);
-    require(field.is_array(), "{}: expected an array, got {}", place_of(name), describe(field));
-    return field;
-  }
-
- private:
-  const json& object_;
-  std::string place_;
-};
+bool flag_or(const Fields& fields, const char* name, bool missing) {
+  return fields.find(name) == nullptr ? missing : fields.flag(name);
+}
 
 // A file has 100,000 tokens and merges: the places of those are functions, called when something is wrong.
 
@@ -76,7 +36,7 @@ class Fields {
 /// by id are no larger than the file justifies.
 template <typename Place>
 std::int32_t parse_id(const json& value, std::size_t file_bytes, Place&& place) {
-  if (!value.is_number_unsigned()) fail("{}: expected an id, got {}", place(), describe(value));
+  if (!value.is_number_unsigned()) fail("{}: expected an id, got {}", place(), describe_json(value));
   const auto id = value.get<std::uint64_t>();
   const auto limit = std::min<std::uint64_t>(file_bytes, std::numeric_limits<std::int32_t>::max());
   if (id >= limit) fail("{}: id {} is too large for a file of {} bytes", place(), id, file_bytes);
@@ -97,30 +57,30 @@ std::pair<std::string_view, std::string_view> parse_pair(const json& merge, Plac
     return {text.substr(0, space), text.substr(space + 1)};
   }
   if (!merge.is_array() || merge.size() != 2 || !merge[0].is_string() || !merge[1].is_string()) {
-    fail("{}: expected a pair of tokens, got {}", place(), describe(merge));
+    fail("{}: expected a pair of tokens, got {}", place(), describe_json(merge));
   }
   return {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
 }
 
 BpeSpec parse_model(const Fields& fields, std::size_t file_bytes) {
   // The first files of this kind do not name the model's type.
-  const std::string type = fields.text_or("type", "BPE");
+  const std::string type = text_or(fields, "type", "BPE");
   require(type == "BPE", "{}: only BPE is supported, got {}", fields.place_of("type"), quote_text(type));
   for (const char* name : {"continuing_subword_prefix", "end_of_word_suffix"}) {
-    require(fields.text_or(name, "").empty(), "{}: not supported, expected null or \"\", got {}", fields.place_of(name),
-            quote_text(fields.text_or(name, "")));
+    require(text_or(fields, name, "").empty(), "{}: not supported, expected null or \"\", got {}",
+            fields.place_of(name), quote_text(text_or(fields, name, "")));
   }
-  require(!fields.flag_or("byte_fallback", false), "{}: not supported, expected false",
+  require(!flag_or(fields, "byte_fallback", false), "{}: not supported, expected false",
           fields.place_of("byte_fallback"));
   if (const json* dropout = fields.find("dropout")) {
     require(dropout->is_number() && dropout->get<double>() == 0, "{}: not supported, expected null or 0, got {}",
-            fields.place_of("dropout"), describe(*dropout));
+            fields.place_of("dropout"), describe_json(*dropout));
   }
   BpeSpec spec;
-  spec.ignore_merges = fields.flag_or("ignore_merges", false);
+  spec.ignore_merges = flag_or(fields, "ignore_merges", false);
 
   const json& vocab = fields.at("vocab");
-  require(vocab.is_object(), "{}: expected an object, got {}", fields.place_of("vocab"), describe(vocab));
+  require(vocab.is_object(), "{}: expected an object, got {}", fields.place_of("vocab"), describe_json(vocab));
   Ids ids;
   for (const auto& [token, id] : vocab.get_ref<const json::object_t&>()) {
     const auto place = [&, &name = token] {
@@ -179,11 +139,11 @@ std::vector<AddedToken> parse_added_tokens(const Fields& root, const BpeSpec& mo
     AddedToken& token = tokens.emplace_back();
     token.content = fields.text("content");
     token.id = parse_id(fields.at("id"), file_bytes, [&] { return fields.place_of("id"); });
-    token.single_word = fields.flag_or("single_word", false);
-    token.lstrip = fields.flag_or("lstrip", false);
-    token.rstrip = fields.flag_or("rstrip", false);
-    token.special = fields.flag_or("special", false);
-    token.normalized = fields.flag_or("normalized", !token.special);
+    token.single_word = flag_or(fields, "single_word", false);
+    token.lstrip = flag_or(fields, "lstrip", false);
+    token.rstrip = flag_or(fields, "rstrip", false);
+    token.special = flag_or(fields, "special", false);
+    token.normalized = flag_or(fields, "normalized", !token.special);
     require(!token.content.empty(), "{}: a token without text", fields.place_of("content"));
     require(token.content.size() <= kMaxAddedTokenBytes, "{}: a token of {} bytes, expected at most {}",
             fields.place_of("content"), token.content.size(), kMaxAddedTokenBytes);
@@ -231,7 +191,7 @@ SplitSpec parse_split(const Fields& fields) {
   SplitSpec split;
   split.place = fields.place();
   split.behavior = parse_behavior(fields);
-  split.invert = fields.flag_or("invert", false);
+  split.invert = flag_or(fields, "invert", false);
   const Fields pattern(fields.at("pattern"), fields.place_of("pattern"));
   split.is_regex = pattern.find("Regex") != nullptr;
   require(split.is_regex != (pattern.find("String") != nullptr), "{}: expected a \"Regex\" or a \"String\"",
@@ -259,11 +219,11 @@ void parse_pre_tokenizer(const Fields& fields, PreTokenizerSpec& spec, bool& end
     SplitSpec& split = spec.splits.emplace_back();
     split.place = fields.place();
     split.pattern = "\\p{N}";
-    const bool individual = fields.flag_or("individual_digits", false);
+    const bool individual = flag_or(fields, "individual_digits", false);
     split.behavior = individual ? SplitBehavior::kIsolated : SplitBehavior::kContiguous;
   } else if (type == "ByteLevel") {
-    spec.add_prefix_space = fields.flag_or("add_prefix_space", true);
-    spec.byte_level_regex = fields.flag_or("use_regex", true);
+    spec.add_prefix_space = flag_or(fields, "add_prefix_space", true);
+    spec.byte_level_regex = flag_or(fields, "use_regex", true);
     ended = true;
   } else {
     fail("{}: {} is not supported, expected Split, Digits, ByteLevel or a Sequence of them", fields.place(),
@@ -308,7 +268,7 @@ std::string parse_named_token(const Fields& fields, const char* name) {
 TokenizerJson parse_tokenizer_json(std::string_view content, const std::filesystem::path& path) {
   const std::string place = fmt::format("tokenizer '{}'", path.string());
   const json file = parse_json(content, place);
-  require(file.is_object(), "{}: expected an object, got {}", place, describe(file));
+  require(file.is_object(), "{}: expected an object, got {}", place, describe_json(file));
   const Fields root(file, place + ", $");
   TokenizerJson result;
   result.model = parse_model(Fields(root.at("model"), root.place_of("model")), content.size());
@@ -331,7 +291,7 @@ TokenizerJson parse_tokenizer_json(std::string_view content, const std::filesyst
 TokenizerConfigJson parse_tokenizer_config_json(std::string_view content, const std::filesystem::path& path) {
   const std::string place = fmt::format("tokenizer '{}'", path.string());
   const json file = parse_json(content, place);
-  require(file.is_object(), "{}: expected an object, got {}", place, describe(file));
+  require(file.is_object(), "{}: expected an object, got {}", place, describe_json(file));
   const Fields root(file, place + ", $");
   return {.names_bos = file.contains("bos_token"),
           .bos_token = parse_named_token(root, "bos_token"),

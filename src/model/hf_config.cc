@@ -14,61 +14,34 @@ constexpr float kHfLatentEps = 1e-6f;
 /// A number as people write it: 1e-05, not 9.999999747378752e-06.
 double shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
-/// Reads typed fields; a missing (or null) one has its default, or is an Error.
-class Fields {
- public:
-  Fields(const nlohmann::json& object, std::string where) : object_(object), where_(std::move(where)) {
-    require(object.is_object(), "{}: expected a JSON object", where_);
-  }
+using Fields = JsonFields<>;
 
-  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
-  const nlohmann::json& raw(const char* key) const { return object_[key]; }
+std::int64_t integer(const Fields& fields, const char* key) {
+  return static_cast<std::int64_t>(fields.count(key, std::numeric_limits<std::int32_t>::max()));
+}
+std::int64_t integer(const Fields& fields, const char* key, std::int64_t otherwise) {
+  return fields.find(key) == nullptr ? otherwise : integer(fields, key);
+}
+/// 0 for null; the key itself must be there, because transformers' default is another.
+std::int64_t integer_or_null(const Fields& fields, const char* key) {
+  require(fields.contains(key), "{} is missing", fields.place_of(key));
+  return integer(fields, key, 0);
+}
+float number(const Fields& fields, const char* key) { return static_cast<float>(fields.number(key)); }
+float number(const Fields& fields, const char* key, float otherwise) {
+  return fields.find(key) == nullptr ? otherwise : number(fields, key);
+}
+std::string text(const Fields& fields, const char* key, const std::string& otherwise) {
+  return fields.find(key) == nullptr ? otherwise : fields.text(key);
+}
 
-  std::int64_t integer(const char* key) const {
-    require(has(key), "{}: \"{}\" is missing", where_, key);
-    const nlohmann::json& value = object_[key];
-    constexpr std::uint64_t kMax = std::numeric_limits<std::int32_t>::max();
-    require(value.is_number_unsigned() && value.get<std::uint64_t>() <= kMax,
-            "{}: \"{}\" is {}; expected a whole number from 0 to {}", where_, key, shown(value), kMax);
-    return value.get<std::int64_t>();
-  }
-  std::int64_t integer(const char* key, std::int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
-  /// 0 for null; the key itself must be there, because transformers' default is another.
-  std::int64_t integer_or_null(const char* key) const {
-    require(object_.contains(key), "{}: \"{}\" is missing", where_, key);
-    return integer(key, 0);
-  }
-  float number(const char* key, float otherwise) const { return has(key) ? number(key) : otherwise; }
-  float number(const char* key) const {
-    require(has(key), "{}: \"{}\" is missing", where_, key);
-    require(object_[key].is_number(), "{}: \"{}\" is {}; expected a number", where_, key, shown(object_[key]));
-    return object_[key].get<float>();
-  }
-  bool boolean(const char* key, bool otherwise) const {
-    if (!has(key)) return otherwise;
-    require(object_[key].is_boolean(), "{}: \"{}\" is {}; expected true or false", where_, key, shown(object_[key]));
-    return object_[key].get<bool>();
-  }
-  std::string text(const char* key, const std::string& otherwise) const {
-    if (!has(key)) return otherwise;
-    require(object_[key].is_string(), "{}: \"{}\" is {}; expected a string", where_, key, shown(object_[key]));
-    return object_[key].get<std::string>();
-  }
-  void require_only(const char* key, const nlohmann::json& value) const {
-    if (!has(key)) return;
-    require(object_[key] == value, "{}: \"{}\" is {}; only {} is implemented", where_, key, shown(object_[key]),
-            value.dump());
-  }
-
- private:
-  static std::string shown(const nlohmann::json& value) {
-    constexpr std::size_t kShown = 80;
-    return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).substr(0, kShown);
-  }
-
-  const nlohmann::json& object_;
-  std::string where_;
-};
+/// Error if the key is there with another value.
+void require_only(const Fields& fields, const char* key, const nlohmann::json& value) {
+  const nlohmann::json* field = fields.find(key);
+  if (field == nullptr) return;
+  require(*field == value, "{} is {}; only {} is implemented", fields.place_of(key), describe_json(*field),
+          value.dump());
+}
 
 }  // namespace
 
@@ -157,73 +130,73 @@ std::vector<std::string> hf_differences(const HfConfig& hf_config) {
 HfConfig parse_hf_config(std::string_view json_text, const std::string& source) {
   const std::string where = fmt::format("'{}'", source);
   const nlohmann::json json = parse_json(json_text, where);
-  const Fields fields(json, where);
-  const std::string type = fields.text("model_type", "");
+  const Fields fields(json, where + ", $");
+  const std::string type = text(fields, "model_type", "");
   require(type == kModelType, "{}: \"model_type\" is \"{}\"; only \"{}\" is implemented", where, type, kModelType);
-  fields.require_only("hidden_act", "silu");
-  fields.require_only("attention_bias", false);
-  fields.require_only("tie_word_embeddings", false);
-  fields.require_only("moe_layer_freq", 1);
-  fields.require_only("topk_method", "noaux_tc");
-  fields.require_only("rope_interleave", true);
-  const std::string scores = fields.text("scoring_func", "sigmoid");
+  require_only(fields, "hidden_act", "silu");
+  require_only(fields, "attention_bias", false);
+  require_only(fields, "tie_word_embeddings", false);
+  require_only(fields, "moe_layer_freq", 1);
+  require_only(fields, "topk_method", "noaux_tc");
+  require_only(fields, "rope_interleave", true);
+  const std::string scores = text(fields, "scoring_func", "sigmoid");
   require(scores == "sigmoid" || scores == "softmax", "{}: \"scoring_func\" is \"{}\"; expected sigmoid or softmax",
           where, scores);
-  const std::int64_t heads = fields.integer("num_attention_heads");
-  require(fields.integer("num_key_value_heads", heads) == heads,
+  const std::int64_t heads = integer(fields, "num_attention_heads");
+  require(integer(fields, "num_key_value_heads", heads) == heads,
           "{}: \"num_key_value_heads\" is not \"num_attention_heads\"", where);
 
   HfConfig config;
-  config.bos_id = fields.integer("bos_token_id", -1);
-  config.eos_id = fields.integer("eos_token_id", -1);
-  config.seq_len = fields.integer("max_position_embeddings");
+  config.bos_id = integer(fields, "bos_token_id", -1);
+  config.eos_id = integer(fields, "eos_token_id", -1);
+  config.seq_len = integer(fields, "max_position_embeddings");
   require(config.seq_len > 0, "{}: \"max_position_embeddings\" is 0", where);
   ModelConfig& m = config.model;
-  m.vocab_size = fields.integer("vocab_size");
-  m.dim = fields.integer("hidden_size");
-  m.inter_dim = fields.integer("intermediate_size");
-  m.moe_inter_dim = fields.integer("moe_intermediate_size");
-  m.n_layers = fields.integer("num_hidden_layers");
-  m.num_mtp_modules = fields.integer("num_nextn_predict_layers", 0);
+  m.vocab_size = integer(fields, "vocab_size");
+  m.dim = integer(fields, "hidden_size");
+  m.inter_dim = integer(fields, "intermediate_size");
+  m.moe_inter_dim = integer(fields, "moe_intermediate_size");
+  m.n_layers = integer(fields, "num_hidden_layers");
+  m.num_mtp_modules = integer(fields, "num_nextn_predict_layers", 0);
   m.n_heads = heads;
-  m.q_lora_rank = fields.integer_or_null("q_lora_rank");
-  m.kv_lora_rank = fields.integer("kv_lora_rank");
-  m.qk_nope_head_dim = fields.integer("qk_nope_head_dim");
-  m.qk_rope_head_dim = fields.integer("qk_rope_head_dim");
-  m.v_head_dim = fields.integer("v_head_dim");
-  m.num_experts = fields.integer("n_routed_experts");
-  m.num_shared_experts = fields.integer("n_shared_experts");
-  m.top_k = fields.integer("num_experts_per_tok");
-  m.n_dense_layers = fields.integer("first_k_dense_replace");
-  m.n_expert_groups = fields.integer_or_null("n_group");
-  m.n_limited_groups = fields.integer_or_null("topk_group");
+  m.q_lora_rank = integer_or_null(fields, "q_lora_rank");
+  m.kv_lora_rank = integer(fields, "kv_lora_rank");
+  m.qk_nope_head_dim = integer(fields, "qk_nope_head_dim");
+  m.qk_rope_head_dim = integer(fields, "qk_rope_head_dim");
+  m.v_head_dim = integer(fields, "v_head_dim");
+  m.num_experts = integer(fields, "n_routed_experts");
+  m.num_shared_experts = integer(fields, "n_shared_experts");
+  m.top_k = integer(fields, "num_experts_per_tok");
+  m.n_dense_layers = integer(fields, "first_k_dense_replace");
+  m.n_expert_groups = integer_or_null(fields, "n_group");
+  m.n_limited_groups = integer_or_null(fields, "topk_group");
   if (m.n_expert_groups <= 1) m.n_expert_groups = m.n_limited_groups = 0;
   m.score_func = scores == "sigmoid" ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax;
-  m.route_norm = fields.boolean("norm_topk_prob", true);
-  m.route_scale = fields.number("routed_scaling_factor");
-  m.norm_eps = fields.number("rms_norm_eps", 1e-6f);
-  m.rope_theta = fields.number("rope_theta", 10000.0f);
+  m.route_norm = fields.find("norm_topk_prob") == nullptr || fields.flag("norm_topk_prob");
+  m.route_scale = number(fields, "routed_scaling_factor");
+  m.norm_eps = number(fields, "rms_norm_eps", 1e-6f);
+  m.rope_theta = number(fields, "rope_theta", 10000.0f);
   m.eos_id = config.eos_id;
   // transformers 5 writes "rope_parameters" with the base in it, older versions "rope_scaling".
   m.original_seq_len = config.seq_len;
-  const char* rope_key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  if (fields.has(rope_key)) {
-    const Fields rope(fields.raw(rope_key), fmt::format("{}: \"{}\"", where, rope_key));
-    m.rope_theta = rope.number("rope_theta", m.rope_theta);
-    const std::string scaling = rope.text("rope_type", rope.text("type", "default"));
+  const char* rope_key = fields.find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
+  if (const nlohmann::json* rope_object = fields.find(rope_key)) {
+    const Fields rope(*rope_object, fields.place_of(rope_key));
+    m.rope_theta = number(rope, "rope_theta", m.rope_theta);
+    const std::string scaling = text(rope, "rope_type", text(rope, "type", "default"));
     require(scaling == "default" || scaling == "yarn", "{}: RoPE scaling \"{}\" is not implemented; expected yarn",
             where, scaling);
     if (scaling == "yarn") {
-      m.rope_factor = rope.number("factor");
-      m.original_seq_len = rope.integer("original_max_position_embeddings");
-      m.beta_fast = rope.number("beta_fast", 32.0f);
-      m.beta_slow = rope.number("beta_slow", 1.0f);
+      m.rope_factor = number(rope, "factor");
+      m.original_seq_len = integer(rope, "original_max_position_embeddings");
+      m.beta_fast = number(rope, "beta_fast", 32.0f);
+      m.beta_slow = number(rope, "beta_slow", 1.0f);
       // With other values transformers scales cosines and sines as well.
-      m.mscale = rope.number("mscale_all_dim");
-      require(rope.number("mscale") == m.mscale && m.mscale > 0.0f,
+      m.mscale = number(rope, "mscale_all_dim");
+      require(number(rope, "mscale") == m.mscale && m.mscale > 0.0f,
               "{}: \"mscale\" and \"mscale_all_dim\" are not the same number above 0, which is not implemented", where);
-      require(!rope.has("attention_factor"), "{}: \"attention_factor\" is not implemented", where);
-      rope.require_only("truncate", true);
+      require(rope.find("attention_factor") == nullptr, "{}: \"attention_factor\" is not implemented", where);
+      require_only(rope, "truncate", true);
       require(
           m.original_seq_len < config.seq_len,
           "{}: YaRN without a longer sequence (\"original_max_position_embeddings\" {}, \"max_position_embeddings\" "
