@@ -288,6 +288,12 @@ TEST_F(Cli, ConvertingKeepsMultiTokenPredictionAndTheTokenizer) {
       run(train_arguments({"--checkpoint.initial_load_path=" + hf, "--job.dump_folder=" + back + "4"}));
   EXPECT_EQ(wrong.status, 2);
   EXPECT_THAT(wrong.output, HasSubstr("initial_load_in_hf"));
+  // The same shapes, but another model.
+  const Finished other =
+      run(train_arguments({"--model.args.num_mtp_modules=1", "--model.args.route_scale=2",
+                           "--checkpoint.initial_load_path=" + back, "--job.dump_folder=" + back + "5"}));
+  EXPECT_EQ(other.status, 2);
+  EXPECT_THAT(other.output, AllOf(HasSubstr("model.args.route_scale"), HasSubstr("1.0"), HasSubstr("2.0")));
 }
 
 TEST_F(Cli, ConvertingNeedsLittleMemory) {
