@@ -4,17 +4,15 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <limits>
 
 #include "base/error.h"
+#include "base/stopwatch.h"
 #include "data/document_source.h"
 #include "data/tokenizer.h"
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 int run(int argc, char** argv) {
   tessera::require(argc == 3 || argc == 4, "usage: bench_tokenizer TOKENIZER INPUT [PASSES]");
@@ -27,9 +25,9 @@ int run(int argc, char** argv) {
   double seconds = std::numeric_limits<double>::infinity();
   std::vector<std::vector<std::int32_t>> ids(documents.size());
   for (int pass = 0; pass < num_passes; ++pass) {
-    const auto start = Clock::now();
+    const tessera::Stopwatch watch;
     for (std::size_t i = 0; i < documents.size(); ++i) ids[i] = tokenizer->encode(documents[i]);
-    seconds = std::min(seconds, std::chrono::duration<double>(Clock::now() - start).count());
+    seconds = std::min(seconds, watch.seconds());
   }
   std::size_t num_tokens = 0;
   uLong crc = crc32(0, nullptr, 0);

@@ -1,10 +1,10 @@
 #include <algorithm>
-#include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "base/error.h"
+#include "base/stopwatch.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "train/training_step.h"
@@ -55,10 +55,9 @@ void bench_train(const BenchOptions& options, const std::vector<std::string>& ov
       batch.fill(tokens);
     }
     if (!options.trace.empty() && i == config.training.steps) trace.start();
-    const auto begin = std::chrono::steady_clock::now();
+    const Stopwatch watch;
     const StepResult result = step.run(i, batches);
-    if (i > options.warmup)
-      seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    if (i > options.warmup) seconds.push_back(watch.seconds());
     if (i == 1) first_loss = result.loss;
     last_loss = result.loss;
   }

@@ -1,5 +1,4 @@
 // `tessera data`: text to tokenizers and datasets.
-#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/stopwatch.h"
 #include "data/dataset.h"
 #include "data/document_source.h"
 #include "data/prepare.h"
@@ -20,7 +20,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 constexpr const char* kInputHelp =
     "Text: files, or folders that are searched for files. NAME.jsonl, .ndjson or .json: a document per line, "
@@ -28,8 +27,6 @@ constexpr const char* kInputHelp =
     "...}; NAME.dict or .dict.dz with NAME.index beside it: a document per entry of the dictd database; any "
     "other file: "
     "one document. Files may be compressed by gzip";
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 void report_source(const data::SourceStatistics& source) {
   if (source.num_repaired_documents > 0) {
@@ -47,12 +44,12 @@ class ProgressDisplay {
 
   void show(const data::PrepareProgress& progress) {
     const double seconds_between = is_terminal_ ? 0.1 : 10.0;
-    if (seconds_since(shown_) < seconds_between) return;
-    shown_ = Clock::now();
+    if (since_shown_.seconds() < seconds_between) return;
+    since_shown_ = {};
     const double part = progress.num_bytes_total == 0 ? 1.0
                                                       : static_cast<double>(progress.num_bytes_done) /
                                                             static_cast<double>(progress.num_bytes_total);
-    const double elapsed = seconds_since(start_);
+    const double elapsed = since_start_.seconds();
     const double remaining = part > 0 ? elapsed / part - elapsed : 0;
     const std::string numbers =
         fmt::format("{:.0f}%, {} documents, {:.1f} M tokens, {:.1f} M tokens/s, {:.0f} s to go", part * 100,
@@ -76,8 +73,8 @@ class ProgressDisplay {
 
  private:
   const bool is_terminal_ = stderr_is_terminal();
-  const Clock::time_point start_ = Clock::now();
-  Clock::time_point shown_ = start_;
+  const Stopwatch since_start_;
+  Stopwatch since_shown_;
   bool drawn_ = false;
 };
 
@@ -105,18 +102,16 @@ struct TokenizerCommand {
     fs::path path(output);
     if (path.extension() != ".model") path /= data::kTokenizerModelName;
     require(overwrite || !fs::exists(path), "output '{}': it exists; --force replaces it", path.string());
-    const Clock::time_point start = Clock::now();
+    const Stopwatch watch;
     data::DocumentSource source({inputs.begin(), inputs.end()});
     const std::string model = data::train_sentencepiece(source, options);
     report_source(source.statistics());
-    std::error_code error;
-    if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
-    require(!error, "cannot create folder '{}': {}", path.parent_path().string(), error.message());
+    if (path.has_parent_path()) create_folder(path.parent_path());
     AtomicFile file(path);
     file.write(model);
     file.commit();
     spdlog::info("trained on {} documents of {} bytes in {:.1f} s", source.statistics().num_documents,
-                 source.statistics().num_text_bytes, seconds_since(start));
+                 source.statistics().num_text_bytes, watch.seconds());
     fmt::print("{}: {} pieces\n", path.string(), data::load_tokenizer(path.string())->vocab_size());
   }
 };
@@ -131,7 +126,7 @@ struct PrepareCommand {
     if (num_threads > 0) set_num_threads(num_threads);
     options.inputs.assign(inputs.begin(), inputs.end());
     options.output = output;
-    const Clock::time_point start = Clock::now();
+    const Stopwatch watch;
     data::PrepareResult result;
     {
       ProgressDisplay display;
@@ -143,7 +138,7 @@ struct PrepareCommand {
       spdlog::warn("no document fell to validation: there are only {}", result.source.num_documents);
     }
     spdlog::info("{} documents of {} bytes in {:.1f} s", result.source.num_documents, result.source.num_text_bytes,
-                 seconds_since(start));
+                 watch.seconds());
     fmt::print("{}:\n", output);
     print_manifest(result.manifest);
   }

@@ -1,6 +1,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -128,6 +129,49 @@ void sync_directory(const std::filesystem::path& directory) {
   const int result = ::fsync(descriptor);
   ::close(descriptor);
   if (result != 0) fail_system("flush", path);
+}
+
+void create_folder(const std::filesystem::path& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  require(!error, "cannot create the folder '{}': {}", folder.string(), error.message());
+}
+
+void replace_folder(const std::filesystem::path& whole, const std::filesystem::path& target) {
+  namespace fs = std::filesystem;
+  const auto rename = [](const fs::path& from, const fs::path& to) {
+    std::error_code error;
+    fs::rename(from, to, error);
+    require(!error, "cannot rename '{}' to '{}': {}", from.string(), to.string(), error.message());
+  };
+  const auto remove = [](const fs::path& path) {
+    std::error_code error;
+    fs::remove_all(path, error);
+    require(!error, "cannot delete '{}': {}", path.string(), error.message());
+  };
+  // The two change places in one step.
+  if (::renameat2(AT_FDCWD, whole.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
+    sync_directory(target.parent_path());
+    remove(whole);
+    return;
+  }
+  if (!fs::exists(target)) {
+    rename(whole, target);
+    sync_directory(target.parent_path());
+    return;
+  }
+  const fs::path replaced = target.string() + kReplacedSuffix;
+  remove(replaced);
+  rename(target, replaced);
+  try {
+    rename(whole, target);
+  } catch (...) {
+    std::error_code ignored;  // the first failure is the one to tell
+    fs::rename(replaced, target, ignored);
+    throw;
+  }
+  sync_directory(target.parent_path());
+  remove(replaced);
 }
 
 }  // namespace tessera

@@ -74,6 +74,16 @@ class AtomicFile {
 /// Makes the names in `directory` durable (fsync of the directory).
 void sync_directory(const std::filesystem::path& directory);
 
+/// Creates a folder and those above it, as far as they are missing.
+void create_folder(const std::filesystem::path& folder);
+
+/// Suffix of the old folder while replace_folder works on a file system that cannot exchange two names.
+inline constexpr const char* kReplacedSuffix = ".replaced";
+
+/// Gives the folder `whole` the name `target`, durably, and removes the folder that had it, if there is one. On an
+/// Error `target` is what it was.
+void replace_folder(const std::filesystem::path& whole, const std::filesystem::path& target);
+
 template <typename T>
 std::span<const std::byte> as_bytes_of(const T& object) {
   return std::as_bytes(std::span<const T, 1>(&object, 1));

@@ -1,8 +1,5 @@
 #include "base/output_folder.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-
 #include <utility>
 
 #include "base/error.h"
@@ -62,25 +59,8 @@ OutputFolder::~OutputFolder() {
 }
 
 void OutputFolder::commit(bool overwrite) {
-  check_output(output_, kind_, overwrite);  // again: hours may have passed
-  // The old folder and the new one change places in one step; the destructor removes the old one.
-  if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, output_.c_str(), RENAME_EXCHANGE) == 0) {
-    sync_directory(output_.parent_path());
-    return;
-  }
-  // There is none, or the file system cannot do it.
-  const fs::path whole = std::exchange(path_, {});  // stays whatever happens now
-  std::error_code error;
-  if (overwrite) fs::remove_all(output_, error);
-  if (!error) fs::rename(whole, output_, error);
-  require(!error, "cannot rename '{}' to '{}': {}", whole.string(), output_.string(), error.message());
-  sync_directory(output_.parent_path());
-}
-
-void create_folder(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  require(!error, "cannot create the folder '{}': {}", folder.string(), error.message());
+  check_output(output_, kind_, overwrite);            // again: hours may have passed
+  replace_folder(std::exchange(path_, {}), output_);  // if that fails, what is whole stays
 }
 
 }  // namespace tessera

@@ -32,7 +32,4 @@ class OutputFolder {
   OutputKind kind_;
 };
 
-/// Creates a folder and those above it. Throws Error.
-void create_folder(const std::filesystem::path& folder);
-
 }  // namespace tessera

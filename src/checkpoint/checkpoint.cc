@@ -1,8 +1,5 @@
 #include "checkpoint/checkpoint.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -19,7 +16,6 @@ constexpr const char* kManifest = "manifest.json";
 constexpr const char* kFormat = "tessera-checkpoint";
 constexpr int kVersion = 1;
 constexpr std::string_view kPrefix = "step-";
-constexpr const char* kReplaced = ".replaced";
 
 std::optional<std::int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -81,7 +77,7 @@ void save_checkpoint(const fs::path& folder, std::int64_t step, const std::vecto
                      const nlohmann::json& state) {
   const fs::path path = checkpoint_path(folder, step), partial = path.string() + ".partial";
   remove_folder(partial);
-  change_files("create", partial, [&](std::error_code& error) { fs::create_directories(partial, error); });
+  create_folder(partial);
   try {
     nlohmann::ordered_json manifest = {{"format", kFormat}, {"version", kVersion}, {"step", step}};
     for (const CheckpointPart& part : parts) {
@@ -98,29 +94,8 @@ void save_checkpoint(const fs::path& folder, std::int64_t step, const std::vecto
     fs::remove_all(partial, ignored);
     throw;
   }
-  // Saved again after resuming from an earlier step: the old one and the new one change places in one step.
-  if (::renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
-    sync_directory(folder);
-    remove_folder(partial);
-    return;
-  }
-  if (fs::exists(path)) {  // a file system that cannot do that
-    const fs::path replaced = path.string() + kReplaced;
-    remove_folder(replaced);
-    rename_folder(path, replaced);
-    try {
-      rename_folder(partial, path);
-    } catch (...) {
-      std::error_code ignored;
-      fs::rename(replaced, path, ignored);
-      throw;
-    }
-    sync_directory(folder);
-    remove_folder(replaced);
-    return;
-  }
-  rename_folder(partial, path);
-  sync_directory(folder);
+  replace_folder(partial,
+                 path);  // there is one if the step was saved before, by a run that went on from an earlier step
 }
 
 std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
@@ -140,14 +115,14 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     // Cut short between two renames: the old checkpoint is the only one of its step.
     const fs::path path = entry.path(), original = fs::path(path).replace_extension();
-    if (path.extension() == kReplaced && step_of(original.filename().string()) && !fs::exists(original)) {
+    if (path.extension() == kReplacedSuffix && step_of(original.filename().string()) && !fs::exists(original)) {
       rename_folder(path, original);
     }
   }
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
-    if (name.ends_with(".partial") || name.ends_with(kReplaced) || name.ends_with(".deleted")) {
+    if (name.ends_with(".partial") || name.ends_with(kReplacedSuffix) || name.ends_with(".deleted")) {
       remove_folder(entry.path());
     }
   }

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/file.h"
 
 namespace tessera {
 namespace {
@@ -96,9 +97,7 @@ TensorBoardWriter::WallClock TensorBoardWriter::system_clock() {
 
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step, WallClock clock)
     : clock_(std::move(clock)) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  require(!error, "cannot create the folder '{}': {}", folder.string(), error.message());
+  create_folder(folder);
   // The readers take a folder's files in the order of their names.
   const auto name = fmt::format("events.out.tfevents.{:010}.{}.{}", static_cast<std::int64_t>(clock_()), host_name(),
                                 static_cast<int>(getpid()));
