@@ -25,18 +25,18 @@ struct ConvertOptions {
 Model field_table(const HfConfig& config) { return Model(config.model, {.compute = DType::kFloat32, .seq_len = 1}); }
 
 constexpr OutputKind kHfFolder = {
-    .name = "a folder of Hugging Face files", .marker = "config.json", .is_part = [](const fs::path& name) {
-      return name == "config.json" || name == "model.safetensors.index.json" || name.extension() == ".safetensors" ||
+    .name = "a folder of Hugging Face files", .marker = kHfConfigName, .is_part = [](const fs::path& name) {
+      return name == kHfConfigName || name == kHfIndexName || name.extension() == ".safetensors" ||
              data::is_tokenizer_file(name);
     }};
 
-/// The tokenizer's files of a folder of weights; none if it has no tokenizer, which a model can do without.
-std::vector<CheckpointPart> tokenizer_parts_of(const SavedModel& saved) {
+/// Null, with a warning, if the folder of weights has no tokenizer, which a model can do without.
+std::unique_ptr<data::Tokenizer> tokenizer_of(const SavedModel& saved) {
   try {
-    return tokenizer_parts(*saved.tokenizer());
+    return saved.tokenizer();
   } catch (const Error& error) {
     spdlog::warn("no tokenizer is copied: {}", error.what());
-    return {};
+    return nullptr;
   }
 }
 
@@ -53,45 +53,44 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   OutputFolder folder(options.output, kHfFolder);
   write_hf_weights(folder.path(), saved.views(model.parameters()), config.model.n_layers,
                    {.dtype = dtype, .max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
-  for (const CheckpointPart& part : tokenizer_parts_of(saved)) part.write(folder.path() / part.name);
-  text_part("config.json", config_json).write(folder.path() / "config.json");
+  if (const auto tokenizer = tokenizer_of(saved)) {
+    for (const CheckpointPart& part : tokenizer_parts(*tokenizer)) part.write(folder.path() / part.name);
+  }
+  text_part(kHfConfigName, config_json).write(folder.path() / kHfConfigName);
   folder.commit(options.overwrite);
   fmt::print("{}: step {} as {} for DeepseekV3ForCausalLM\n", options.output, saved.step(), options.dtype);
 }
 
 void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   require(saved.is_hf(), "'{}' is a checkpoint of Tessera already", saved.path().string());
+  const std::vector<std::int64_t> steps = checkpoint_steps(options.output);
+  if (!steps.empty() && (steps.back() > 0 || !options.overwrite)) {
+    fail("'{}' has checkpoints up to step {}; {}", options.output, steps.back(),
+         steps.back() == 0 ? "--force replaces it" : "step-0 would not be the newest: choose another folder");
+  }
   const Model model = field_table(saved.config());
   const std::vector<NamedTensor> tensors = tensor_names(model.parameters());
-  require_same_tensors(HfWeights(saved.path()), tensors, saved.config().model.n_layers);
+  saved.require_same_tensors(tensors);
 
   JobConfig job;
   job.model.args = saved.config().model;
   job.training.seq_len = saved.config().seq_len;
-  std::vector<CheckpointPart> parts = tokenizer_parts_of(saved);
   nlohmann::json state = {{"step", 0}, {"config", config_table(job).to_toml()}};
-  if (parts.empty()) {
-    state["tokenizer"] = {{"kind", ""}, {"bos_id", saved.config().bos_id}, {"eos_id", saved.config().eos_id}};
+  std::vector<CheckpointPart> parts;
+  if (const auto tokenizer = tokenizer_of(saved)) {
+    parts = tokenizer_parts(*tokenizer);
+    state["tokenizer"] = tokenizer_state(*tokenizer);
   } else {
-    state["tokenizer"] = tokenizer_state(*saved.tokenizer());
+    state["tokenizer"] = {{"kind", ""}, {"bos_id", saved.config().bos_id}, {"eos_id", saved.config().eos_id}};
   }
-  parts.push_back({.name = "model.safetensors", .write = [&](const fs::path& path) {
-                     std::vector<SafetensorsSpec> specs;
-                     for (const NamedTensor& named : tensors) {
-                       specs.push_back({named.name, safetensors_dtype(DType::kFloat32), named.tensor.shape().dims()});
-                     }
-                     SafetensorsWriter writer(path, specs, {{"format", "pt"}});
+  parts.push_back({.name = kModelFileName, .write = [&](const fs::path& path) {
+                     SafetensorsWriter writer(path, specs_of(tensors), {{"format", "pt"}});
                      for (const NamedTensor& named : tensors) {
                        saved.read(named.name, named.tensor.shape(),
                                   [&](std::span<const float> numbers) { writer.append(std::as_bytes(numbers)); });
                      }
                      return writer.finish();
                    }});
-  const std::vector<std::int64_t> steps = checkpoint_steps(options.output);
-  if (!steps.empty() && (steps.back() > 0 || !options.overwrite)) {
-    fail("'{}' has checkpoints up to step {}; {}", options.output, steps.back(),
-         steps.back() == 0 ? "--force replaces it" : "step-0 would not be the newest: choose another folder");
-  }
   save_checkpoint(options.output, 0, parts, state);
   fmt::print("{}\n", checkpoint_path(options.output, 0).string());
 }

@@ -68,9 +68,9 @@ class Generator {
     require(tokenizer_->vocab_size() <= vocab, "the tokenizer has {} tokens, the model {}: not the model's tokenizer",
             tokenizer_->vocab_size(), vocab);
     model_.parameters().allocate_weights(model_.options().compute);
-    saved_.load(model_.parameters(), model_.config());
-    // Ids that give no text: beyond the tokenizer's, and gaps in it.
-    for (std::int32_t id = 0; id < static_cast<std::int32_t>(vocab); ++id) {
+    saved_.load(model_.parameters());
+    // Gaps in the tokenizer's ids.
+    for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
       try {
         tokenizer_->decode({&id, 1});
       } catch (const Error&) {
@@ -147,6 +147,7 @@ class Generator {
     // Each draw has its own random number, whatever else is generated beside it.
     const Philox random(static_cast<std::uint64_t>(options_.seed), stream_of("generate"));
     const std::uint64_t draw = (static_cast<std::uint64_t>(text.index) << 32) + text.tokens.size();
+    logits = logits.first(static_cast<std::size_t>(tokenizer_->vocab_size()));
     logits_.assign(logits.begin(), logits.end());
     for (const std::int32_t id : unknown_ids_) logits_[static_cast<std::size_t>(id)] = -HUGE_VALF;
     const std::int32_t token = sample(logits_, options_.sampling, random.uniform(draw), order_);

@@ -354,11 +354,10 @@ bool ConfigTable::takes_value(std::string_view given, std::string_view value) co
   const std::string key = with_underscores(given);
   const Entry* entry = known(key);
   const Foreign* skipped = foreign(key);
-  const bool is_flag = entry != nullptr                    ? std::holds_alternative<bool>(entry->example)
-                       : last_part(key).starts_with("no_") ? true
-                       : skipped != nullptr                ? skipped->form == Form::kFlag
-                                                           : false;
-  return !is_flag || value == "true" || value == "True" || value == "false" || value == "False";
+  const bool is_flag = entry != nullptr
+                           ? std::holds_alternative<bool>(entry->example)
+                           : last_part(key).starts_with("no_") || (skipped != nullptr && skipped->form == Form::kFlag);
+  return !is_flag || parse_as(Value(false), value).has_value();
 }
 
 std::string ConfigTable::to_toml() const {

@@ -14,8 +14,12 @@
 
 namespace tessera {
 
+/// Files of a checkpoint.
+inline constexpr const char* kModelFileName = "model.safetensors";
+inline constexpr const char* kOptimizerFileName = "optimizer.safetensors";
+
 struct CheckpointFile {
-  std::string name;  // "model.safetensors"
+  std::string name;  // one of these
   std::vector<NamedTensor> tensors;
 };
 

@@ -14,7 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr const char* kSingleName = "model.safetensors";
 /// Side of the square that shares a factor in DeepSeek's FP8 files.
 constexpr std::int64_t kScaleBlock = 128;
@@ -86,7 +85,10 @@ std::int64_t layer_of(const std::string& name) {
   return layer;
 }
 
-std::string scale_name(const std::string& name) { return name + "_scale_inv"; }
+/// Behind a matrix's name: the factors of its blocks.
+constexpr std::string_view kScaleSuffix = "_scale_inv";
+
+std::string scale_name(const std::string& name) { return name + std::string(kScaleSuffix); }
 
 /// The numbers of all bytes.
 constexpr std::array<float, 256> kE4m3 = [] {
@@ -97,7 +99,7 @@ constexpr std::array<float, 256> kE4m3 = [] {
   return numbers;
 }();
 
-/// Hands out `bytes` in chunks of converted numbers.
+/// Hands out convert(0), convert(1), ..., `count` numbers in chunks.
 template <typename Convert>
 void convert_chunks(std::int64_t count, const FloatSink& sink, Convert&& convert) {
   std::vector<float> chunk(static_cast<std::size_t>(std::min(count, kChunk)));
@@ -137,10 +139,10 @@ std::vector<HfTensor> hf_tensors(const std::string& name, const Shape& shape, st
 }
 
 HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
-  const fs::path index_path = folder / kIndexName;
+  const fs::path index_path = folder / kHfIndexName;
   if (!fs::exists(index_path)) {
     require(fs::exists(folder / kSingleName), "'{}' holds neither {} nor {}: expected a folder of Hugging Face weights",
-            folder.string(), kIndexName, kSingleName);
+            folder.string(), kHfIndexName, kSingleName);
     const auto shard = shards_.emplace(kSingleName, SafetensorsFile(folder / kSingleName)).first;
     for (const auto& [name, entry] : shard->second.entries()) shard_of_.emplace(name, &shard->second);
     return;
@@ -222,7 +224,7 @@ void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor>
     const bool is_mtp = layer_of(name) >= num_layers;
     const bool is_copy =
         is_mtp && (name.ends_with(".embed_tokens.weight") || name.ends_with(".shared_head.head.weight"));
-    const bool is_scale = name.ends_with("_scale_inv");
+    const bool is_scale = name.ends_with(kScaleSuffix);
     if (!expected.contains(name) && !is_copy && !is_scale && layer_of(name) <= last_layer) unexpected.push_back(name);
   }
   static constexpr std::size_t kShown = 5;
@@ -325,7 +327,7 @@ void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> param
     writer.finish();
     begin = end;
   }
-  AtomicFile index(folder / kIndexName);
+  AtomicFile index(folder / kHfIndexName);
   index.write(nlohmann::ordered_json{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}}.dump(2) +
               "\n");
   index.commit();

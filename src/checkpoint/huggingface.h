@@ -18,6 +18,9 @@
 
 namespace tessera {
 
+/// Says which shard holds which tensor.
+inline constexpr const char* kHfIndexName = "model.safetensors.index.json";
+
 struct HfTensor {
   std::string name;
   std::vector<std::int64_t> shape;

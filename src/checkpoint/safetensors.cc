@@ -128,6 +128,14 @@ std::string safetensors_dtype(DType dtype) {
   return "";
 }
 
+std::vector<SafetensorsSpec> specs_of(std::span<const NamedTensor> tensors) {
+  std::vector<SafetensorsSpec> specs;
+  for (const auto& [name, tensor] : tensors) {
+    specs.push_back({.name = name, .dtype = safetensors_dtype(tensor.dtype()), .shape = tensor.shape().dims()});
+  }
+  return specs;
+}
+
 std::uint64_t SafetensorsSpec::num_bytes() const { return tessera::num_bytes(shape, element_bytes(dtype), name); }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::span<const SafetensorsSpec> tensors,
@@ -162,13 +170,9 @@ WrittenFile SafetensorsWriter::finish() {
 
 WrittenFile write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
                               const std::map<std::string, std::string>& metadata) {
-  std::vector<SafetensorsSpec> specs;
+  SafetensorsWriter writer(path, specs_of(tensors), metadata);
   for (const auto& [name, tensor] : tensors) {
     TESSERA_CHECK(tensor.is_contiguous(), "{}", name);
-    specs.push_back({.name = name, .dtype = safetensors_dtype(tensor.dtype()), .shape = tensor.shape().dims()});
-  }
-  SafetensorsWriter writer(path, specs, metadata);
-  for (const auto& [name, tensor] : tensors) {
     writer.append({static_cast<const std::byte*>(tensor.raw()), tensor.num_bytes()});
   }
   return writer.finish();

@@ -62,6 +62,8 @@ struct SafetensorsSpec {
 
 /// The file's name of a type: "F32", "BF16", "I32".
 std::string safetensors_dtype(DType dtype);
+/// One per tensor, of its type and shape.
+std::vector<SafetensorsSpec> specs_of(std::span<const NamedTensor> tensors);
 
 /// Writes a file whose numbers come piece by piece: the header at once, then all tensors' bytes in their order. The
 /// file appears when it is finished.

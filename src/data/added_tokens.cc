@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "data/text.h"
 
 namespace tessera::data {
 namespace {
 
 std::size_t character_begin(std::string_view text, std::size_t end) {
   std::size_t at = end - 1;
-  while (at > 0 && (static_cast<std::uint8_t>(text[at]) & 0xC0) == 0x80) --at;
+  while (at > 0 && is_continuation(text[at])) --at;
   return at;
 }
 
@@ -46,9 +47,8 @@ std::size_t space_end(std::string_view text) {
 }
 
 /// \w of Rust's regular expressions, by which the `tokenizers` library tells words here.
-bool is_word_character(std::string_view character) {
+bool is_word_character(std::string_view character, RegexScratch& scratch) {
   static const Regex regex = Regex::pcre2("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]", "single_word");
-  RegexScratch scratch;
   Regex::Match match;
   return regex.find(character, 0, scratch, match);
 }
@@ -110,15 +110,15 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens) : tokens_(std::move(tok
   normalized_.build(tokens_, std::move(normalized));
 }
 
-bool AddedTokens::touches_word(std::string_view before, std::string_view after) const {
-  if (!before.empty() && is_word_character(before.substr(character_begin(before, before.size())))) return true;
+bool AddedTokens::touches_word(std::string_view before, std::string_view after, RegexScratch& scratch) const {
+  if (!before.empty() && is_word_character(before.substr(character_begin(before, before.size())), scratch)) return true;
   if (after.empty()) return false;
   std::size_t size = 1;
-  while (size < after.size() && (static_cast<std::uint8_t>(after[size]) & 0xC0) == 0x80) ++size;
-  return is_word_character(after.substr(0, size));
+  while (size < after.size() && is_continuation(after[size])) ++size;
+  return is_word_character(after.substr(0, size), scratch);
 }
 
-void AddedTokens::split_by(const Trie& trie, std::string_view text, bool special_is_text,
+void AddedTokens::split_by(const Trie& trie, std::string_view text, bool special_is_text, RegexScratch& scratch,
                            std::vector<TextPart>& parts) const {
   std::size_t done = 0;
   for (std::size_t at = 0; !trie.nodes.empty() && at < text.size();) {
@@ -132,7 +132,7 @@ void AddedTokens::split_by(const Trie& trie, std::string_view text, bool special
     std::size_t end = at + token.content.size();
     at = end;
     if (special_is_text && token.special) continue;
-    if (token.single_word && touches_word(text.substr(0, begin), text.substr(end))) continue;
+    if (token.single_word && touches_word(text.substr(0, begin), text.substr(end), scratch)) continue;
     if (begin < done) continue;  // white space that the token before took; the library breaks off here
     if (token.lstrip) begin = done + space_begin(text.substr(done, begin - done));
     if (token.rstrip) end += space_end(text.substr(end));
@@ -143,16 +143,17 @@ void AddedTokens::split_by(const Trie& trie, std::string_view text, bool special
   if (done < text.size()) parts.push_back({.text = text.substr(done)});
 }
 
-void AddedTokens::split(std::string_view text, bool special_is_text, std::vector<TextPart>& parts) const {
+void AddedTokens::split(std::string_view text, bool special_is_text, RegexScratch& scratch,
+                        std::vector<TextPart>& parts) const {
   parts.clear();
-  split_by(raw_, text, special_is_text, parts);
+  split_by(raw_, text, special_is_text, scratch, parts);
   if (normalized_.nodes.empty()) return;
   std::vector<TextPart> more;
   for (const TextPart& part : parts) {
     if (part.id >= 0) {
       more.push_back(part);
     } else {
-      split_by(normalized_, part.text, special_is_text, more);
+      split_by(normalized_, part.text, special_is_text, scratch, more);
     }
   }
   parts = std::move(more);

@@ -28,7 +28,7 @@ class AddedTokens {
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
   /// Cuts `text`, which must be UTF-8, into `parts`.
-  void split(std::string_view text, bool special_is_text, std::vector<TextPart>& parts) const;
+  void split(std::string_view text, bool special_is_text, RegexScratch& scratch, std::vector<TextPart>& parts) const;
 
  private:
   /// A trie of bytes. Children are in sorted order, one run of edges per node.
@@ -51,8 +51,9 @@ class AddedTokens {
     std::int32_t longest(std::string_view text) const;
   };
 
-  void split_by(const Trie& trie, std::string_view text, bool special_is_text, std::vector<TextPart>& parts) const;
-  bool touches_word(std::string_view before, std::string_view after) const;
+  void split_by(const Trie& trie, std::string_view text, bool special_is_text, RegexScratch& scratch,
+                std::vector<TextPart>& parts) const;
+  bool touches_word(std::string_view before, std::string_view after, RegexScratch& scratch) const;
 
   std::vector<AddedToken> tokens_;
   Trie raw_;

@@ -28,11 +28,7 @@ std::vector<std::int32_t> special_ids(const TokenizerJson& json) {
 
 /// Makes special tokens of the BOS and EOS that a tokenizer_config.json names, with the next ids if they are not in the
 /// vocabulary yet, as transformers does.
-TokenizerJson with_named_tokens(TokenizerJson json, const fs::path& path) {
-  const fs::path config_path = path.parent_path() / kTokenizerConfigName;
-  std::error_code unreadable;
-  if (!fs::exists(config_path, unreadable)) return json;
-  const TokenizerConfigJson config = parse_tokenizer_config_json(read_text_file(config_path), config_path);
+void add_named_tokens(const TokenizerConfigJson& config, TokenizerJson& json) {
   for (const std::string& name : {config.bos_token, config.eos_token}) {
     const auto is_it = [&](const AddedToken& token) { return token.content == name; };
     if (name.empty() || std::any_of(json.added_tokens.begin(), json.added_tokens.end(), is_it)) continue;
@@ -41,10 +37,28 @@ TokenizerJson with_named_tokens(TokenizerJson json, const fs::path& path) {
     const std::int32_t id = known != json.model.vocab.end() ? known->second : json.vocab_size++;
     json.added_tokens.push_back({.id = id, .content = name, .special = true});
   }
-  return json;
 }
 
 }  // namespace
+
+/// The files, and what they say.
+struct HfTokenizer::Source {
+  fs::path path;
+  std::string file;
+  std::optional<std::string> config_file;
+  TokenizerJson json;
+  TokenizerConfigJson config;
+
+  explicit Source(const fs::path& tokenizer_path)
+      : path(tokenizer_path), file(read_text_file(path)), json(parse_tokenizer_json(file, path)) {
+    std::error_code unreadable;
+    if (!fs::exists(config_path(), unreadable)) return;
+    config_file = read_text_file(config_path());
+    config = parse_tokenizer_config_json(*config_file, config_path());
+    add_named_tokens(config, json);
+  }
+  fs::path config_path() const { return path.parent_path() / kTokenizerConfigName; }
+};
 
 struct HfTokenizer::Scratch {
   RegexScratch regex;
@@ -79,21 +93,20 @@ class HfTokenizer::BorrowedScratch {
   std::unique_ptr<Scratch> scratch_;
 };
 
-HfTokenizer::HfTokenizer(const fs::path& path) : HfTokenizer(path, read_text_file(path)) {}
+HfTokenizer::HfTokenizer(const fs::path& path) : HfTokenizer(Source(path)) {}
 
-HfTokenizer::HfTokenizer(const fs::path& path, std::string&& file)
-    : HfTokenizer(path, with_named_tokens(parse_tokenizer_json(file, path), path), std::move(file)) {}
-
-HfTokenizer::HfTokenizer(const fs::path& path, const TokenizerJson& json, std::string&& file)
-    : file_(std::move(file)),
-      added_tokens_(json.added_tokens),
-      pre_tokenizer_(json.pre_tokenizer),
-      bpe_(json.model, special_ids(json)) {
+HfTokenizer::HfTokenizer(Source&& source)
+    : file_(std::move(source.file)),
+      config_file_(std::move(source.config_file)),
+      added_tokens_(source.json.added_tokens),
+      pre_tokenizer_(source.json.pre_tokenizer),
+      bpe_(source.json.model, special_ids(source.json)) {
+  const TokenizerJson& json = source.json;
   if (const auto& missing = bpe_.missing_bytes(); !missing.empty()) {
     spdlog::warn(
         "tokenizer '{}' has no token for {} of the 256 bytes, as 0x{:02X} (which is \"{}\" in the file): they "
         "are dropped from texts, as the library does",
-        path.string(), missing.size(), missing.front(), byte_level_text(missing.front()));
+        source.path.string(), missing.size(), missing.front(), byte_level_text(missing.front()));
   }
   // The bytes of each token, in the order of ids.
   const auto vocab_size = static_cast<std::size_t>(json.vocab_size);
@@ -122,20 +135,18 @@ HfTokenizer::HfTokenizer(const fs::path& path, const TokenizerJson& json, std::s
   }
   token_begin_.push_back(token_bytes_.size());
 
-  const fs::path config_path = path.parent_path() / kTokenizerConfigName;
-  std::error_code unreadable;
-  has_config_file_ = fs::exists(config_path, unreadable);
-  if (has_config_file_) config_file_ = read_text_file(config_path);
-  choose_bos_and_eos(json, path);
+  choose_bos_and_eos(source);
 }
 
 HfTokenizer::~HfTokenizer() = default;
 
-void HfTokenizer::choose_bos_and_eos(const TokenizerJson& json, const fs::path& path) {
+void HfTokenizer::choose_bos_and_eos(const Source& source) {
+  const fs::path& path = source.path;
+  const TokenizerJson& json = source.json;
+  const TokenizerConfigJson& config = source.config;
   std::unordered_map<std::string_view, std::int32_t> ids;
   for (const auto& [token, id] : json.model.vocab) ids.emplace(token, id);
   for (const AddedToken& token : json.added_tokens) ids.emplace(token.content, token.id);
-  const std::string config_path = (path.parent_path() / kTokenizerConfigName).string();
   const auto id_of = [&](const std::string& token, const std::string& place) {
     const auto found = ids.find(token);
     require(found != ids.end(), "{} is \"{}\", but tokenizer '{}' has no such token", place, token, path.string());
@@ -148,19 +159,17 @@ void HfTokenizer::choose_bos_and_eos(const TokenizerJson& json, const fs::path& 
     return -1;
   };
 
-  TokenizerConfigJson config;
-  if (has_config_file_) config = parse_tokenizer_config_json(config_file_, config_path);
   const std::string post_processor =
       fmt::format("tokenizer '{}', $.post_processor: the template's token", path.string());
   if (!config.eos_token.empty()) {
-    eos_id_ = id_of(config.eos_token, fmt::format("'{}': eos_token", config_path));
+    eos_id_ = id_of(config.eos_token, fmt::format("'{}': eos_token", source.config_path().string()));
   } else if (!json.template_eos.empty()) {
     eos_id_ = id_of(json.template_eos, post_processor);
   } else {
     eos_id_ = well_known(kEosNames);
   }
   if (!config.bos_token.empty()) {
-    bos_id_ = id_of(config.bos_token, fmt::format("'{}': bos_token", config_path));
+    bos_id_ = id_of(config.bos_token, fmt::format("'{}': bos_token", source.config_path().string()));
   } else if (config.names_bos) {  // null: the model knows none
     bos_id_ = eos_id_;
   } else if (!json.template_bos.empty()) {
@@ -184,7 +193,7 @@ void HfTokenizer::choose_bos_and_eos(const TokenizerJson& json, const fs::path& 
 
 std::vector<TokenizerFile> HfTokenizer::files() const {
   std::vector<TokenizerFile> files{{.name = kTokenizerJsonName, .content = file_}};
-  if (has_config_file_) files.push_back({.name = kTokenizerConfigName, .content = config_file_});
+  if (config_file_) files.push_back({.name = kTokenizerConfigName, .content = *config_file_});
   return files;
 }
 
@@ -197,7 +206,7 @@ std::vector<std::int32_t> HfTokenizer::encode_text(std::string_view text, bool s
   }
   const BorrowedScratch borrowed(*this);
   Scratch& scratch = *borrowed;
-  added_tokens_.split(text, special_is_text, scratch.parts);
+  added_tokens_.split(text, special_is_text, scratch.regex, scratch.parts);
   std::vector<std::int32_t> ids;
   ids.reserve(text.size() / 3);
   for (const TextPart& part : scratch.parts) {

@@ -16,6 +16,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "data/added_tokens.h"
 #include "data/bpe.h"
@@ -45,17 +46,16 @@ class HfTokenizer final : public Tokenizer {
   std::vector<TokenizerFile> files() const override;
 
  private:
+  struct Source;
   struct Scratch;
   class BorrowedScratch;
 
-  HfTokenizer(const std::filesystem::path& path, std::string&& file);
-  HfTokenizer(const std::filesystem::path& path, const TokenizerJson& json, std::string&& file);
-  void choose_bos_and_eos(const TokenizerJson& json, const std::filesystem::path& path);
+  explicit HfTokenizer(Source&& source);
+  void choose_bos_and_eos(const Source& source);
   std::vector<std::int32_t> encode_text(std::string_view text, bool special_is_text) const;
 
-  std::string file_;         // tokenizer.json
-  std::string config_file_;  // tokenizer_config.json
-  bool has_config_file_ = false;
+  std::string file_;                        // tokenizer.json
+  std::optional<std::string> config_file_;  // tokenizer_config.json, if there is one
   AddedTokens added_tokens_;
   PreTokenizer pre_tokenizer_;
   Bpe bpe_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/regex.h"
+#include "data/text.h"
 #include "data/tokenizer_json.h"
 
 namespace tessera::data {
@@ -118,7 +119,7 @@ void PreTokenizer::split_from(std::size_t stage_idx, std::string_view text, Rege
     if (has_matched && match.begin == match.end &&
         match.end == done) {  // an empty match right behind a match does not count
       do ++at;
-      while (at < text.size() && (static_cast<std::uint8_t>(text[at]) & 0xC0) == 0x80);
+      while (at < text.size() && is_continuation(text[at]));
       continue;
     }
     if (done != match.begin) spans.add(done, match.begin, stage.invert, next);

@@ -300,7 +300,7 @@ class Translator {
         copy(1);
       } else {
         copy(1);
-        while (!done() && (static_cast<std::uint8_t>(peek()) & 0xC0) == 0x80) copy(1);
+        while (!done() && is_continuation(peek())) copy(1);
       }
       if (range_is_open && !is_single) unsupported("a range that ends in a class");
       can_begin_range = is_single && !range_is_open;

@@ -64,8 +64,6 @@ std::size_t find_ill_formed(std::string_view text, std::size_t at) {
   return text.size();
 }
 
-bool is_continuation(char c) { return (static_cast<std::uint8_t>(c) & 0xC0) == 0x80; }
-
 }  // namespace
 
 std::uint64_t repair_utf8(std::string& text) {
@@ -121,7 +119,7 @@ std::size_t whole_characters(std::string_view text) {
   constexpr std::size_t kLongest = 4;
   for (std::size_t back = 1; back <= std::min(kLongest, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if ((byte & 0xc0) == 0x80) continue;  // inside a character
+    if (is_continuation(text[text.size() - back])) continue;
     const std::size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
     return length > back ? text.size() - back : text.size();
   }

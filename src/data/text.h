@@ -13,6 +13,9 @@ namespace tessera::data {
 /// as well). Well-formed text, which is nearly all of it, is left untouched and only read once.
 std::uint64_t repair_utf8(std::string& text);
 
+/// True for a byte of a character of UTF-8 that is not its first.
+constexpr bool is_continuation(char byte) { return (static_cast<std::uint8_t>(byte) & 0xC0) == 0x80; }
+
 /// True if `text` has no ill-formed part.
 bool is_utf8(std::string_view text);
 

@@ -169,11 +169,10 @@ void require_no_normalizer(const Fields& root) {
   require(type == "Sequence", "{}: {} is not supported, expected null: Tessera does not change text", fields.place(),
           quote_text(type));
   const json& sequence = fields.array("normalizers");
-  for (std::size_t i = 0; i < sequence.size(); ++i) {
-    const Fields member(sequence[i], fmt::format("{}[{}]", fields.place_of("normalizers"), i));
-    fail("{}: {} is not supported, expected no normalizer: Tessera does not change text", member.place(),
-         quote_text(member.text("type")));
-  }
+  if (sequence.empty()) return;
+  const Fields first(sequence[0], fields.place_of("normalizers") + "[0]");
+  fail("{}: {} is not supported, expected no normalizer: Tessera does not change text", first.place(),
+       quote_text(first.text("type")));
 }
 
 SplitBehavior parse_behavior(const Fields& fields) {

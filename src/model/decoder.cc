@@ -15,6 +15,7 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options)
       lengths_(static_cast<std::size_t>(options.num_slots)),
       slots_(lengths_.size()),
       positions_(lengths_.size()) {
+  std::iota(slots_.begin(), slots_.end(), 0);
   const ModelConfig& config = model.config();
   const std::int64_t numbers =
       config.n_layers * options.num_slots * options.num_positions * (config.kv_lora_rank + config.qk_rope_head_dim);
@@ -55,7 +56,8 @@ void Decoder::reserve(Body&& body) {
   if (measuring.peak() > arena_.capacity()) arena_ = Arena(measuring.peak());
 }
 
-void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
+template <typename RunBlock>
+void Decoder::run(Arena& arena, const Batch& batch, std::int64_t num_logits, RunBlock&& run_block) {
   LayerContext context = layer_context(batch, arena);
   const Device device = arena.device();
   const std::int64_t num_tokens = batch.num_tokens();
@@ -63,21 +65,36 @@ void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
   const ArenaScope scope(arena);
   context.branch_TD = context.allocate(shape);
   context.norm_TD = context.allocate(shape);
-  Tensor x_TD = context.allocate(shape), other_TD = context.allocate(shape);
-  const std::vector<std::int32_t> same_slot(static_cast<std::size_t>(num_tokens), static_cast<std::int32_t>(slot));
+  Tensor x_TD = context.allocate(shape), out_TD = context.allocate(shape);
   embedding_forward(context.op, batch.inputs(device), context.weight(model_.embedding()), x_TD);
   for (std::size_t layer = 0; layer < model_.blocks().size(); ++layer) {
-    const ArenaScope layer_scope(arena);
-    BlockSaved saved;
-    MoeLoad uncounted;
-    model_.blocks()[layer].forward(context, x_TD, saved, other_TD, &uncounted);
-    store_latents(context.op, saved.attention.kv_latent_TC, saved.attention.k_rope, ids(same_slot, device),
-                  batch.positions(device), cache_of(layer, device));
-    std::swap(x_TD, other_TD);
+    run_block(context, model_.blocks()[layer], cache_of(layer, device), x_TD, out_TD);
+    std::swap(x_TD, out_TD);
   }
-  const Shape logits{1, model_.config().vocab_size};
-  model_.head().logits(context, x_TD.rows(num_tokens - 1, num_tokens),
-                       Tensor(device == Device::kMeta ? nullptr : logits_.data(), logits, DType::kFloat32, device));
+  void* logits = device == Device::kMeta ? nullptr : logits_.data();
+  model_.head().logits(context, x_TD.rows(num_tokens - num_logits, num_tokens),
+                       Tensor(logits, {num_logits, model_.config().vocab_size}, DType::kFloat32, device));
+}
+
+void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
+  const std::vector<std::int32_t> same_slot(static_cast<std::size_t>(batch.num_tokens()),
+                                            static_cast<std::int32_t>(slot));
+  run(arena, batch, 1,
+      [&](const LayerContext& context, const Block& block, const Tensor& cache_SPN, const Tensor& x_TD,
+          const Tensor& out_TD) {
+        const ArenaScope layer_scope(arena);
+        BlockSaved saved;
+        MoeLoad uncounted;
+        block.forward(context, x_TD, saved, out_TD, &uncounted);
+        store_latents(context.op, saved.attention.kv_latent_TC, saved.attention.k_rope, ids(same_slot, arena.device()),
+                      batch.positions(arena.device()), cache_SPN);
+      });
+}
+
+void Decoder::run_decode(Arena& arena) {
+  run(arena, step_, options_.num_slots,
+      [&](const LayerContext& context, const Block& block, const Tensor& cache_SPN, const Tensor& x_TD,
+          const Tensor& out_TD) { block.decode(context, x_TD, ids(slots_, arena.device()), cache_SPN, out_TD); });
 }
 
 std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::int32_t> tokens) {
@@ -98,27 +115,8 @@ std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::
   return logits_;
 }
 
-void Decoder::run_decode(Arena& arena) {
-  LayerContext context = layer_context(step_, arena);
-  const Device device = arena.device();
-  const Shape shape{options_.num_slots, model_.config().dim};
-  const ArenaScope scope(arena);
-  context.branch_TD = context.allocate(shape);
-  context.norm_TD = context.allocate(shape);
-  Tensor x_TD = context.allocate(shape), other_TD = context.allocate(shape);
-  embedding_forward(context.op, step_.inputs(device), context.weight(model_.embedding()), x_TD);
-  for (std::size_t layer = 0; layer < model_.blocks().size(); ++layer) {
-    model_.blocks()[layer].decode(context, x_TD, ids(slots_, device), cache_of(layer, device), other_TD);
-    std::swap(x_TD, other_TD);
-  }
-  const Shape logits{options_.num_slots, model_.config().vocab_size};
-  model_.head().logits(context, x_TD,
-                       Tensor(device == Device::kMeta ? nullptr : logits_.data(), logits, DType::kFloat32, device));
-}
-
 std::span<const float> Decoder::decode(std::span<const std::int32_t> tokens) {
   TESSERA_CHECK(tokens.size() == lengths_.size(), "{} tokens for {} slots", tokens.size(), lengths_.size());
-  std::iota(slots_.begin(), slots_.end(), 0);
   for (std::size_t slot = 0; slot < lengths_.size(); ++slot) {
     TESSERA_CHECK(0 < lengths_[slot] && lengths_[slot] < options_.num_positions, "slot {} holds {} of {}", slot,
                   lengths_[slot], options_.num_positions);

@@ -36,6 +36,9 @@ class Decoder {
 
  private:
   LayerContext layer_context(const Batch& batch, Arena& arena);
+  /// Embedding, run_block(context, block, cache, x, out) for each block, and the logits of the last num_logits rows.
+  template <typename RunBlock>
+  void run(Arena& arena, const Batch& batch, std::int64_t num_logits, RunBlock&& run_block);
   void run_prefill(Arena& arena, const Batch& batch, std::int64_t slot);
   void run_decode(Arena& arena);
   /// Makes the arena large enough for `body`, which is run on a measuring one.
@@ -52,7 +55,8 @@ class Decoder {
   Buffer cache_;  // [layers, slots, positions, C + R]
   Batch step_;
   std::vector<std::int64_t> lengths_;
-  std::vector<std::int32_t> slots_, positions_;
+  std::vector<std::int32_t> slots_;      // 0, 1, 2, ...
+  std::vector<std::int32_t> positions_;  // of the step's tokens
   std::vector<float> logits_;
   bool decode_reserved_ = false;
 };

@@ -9,6 +9,8 @@
 
 namespace tessera {
 
+inline constexpr const char* kHfConfigName = "config.json";
+
 /// What config.json says besides the model's numbers.
 struct HfConfig {
   ModelConfig model;

@@ -33,6 +33,15 @@ struct LossScale {
 /// Where a step's time goes. The head's backward runs with its forward, chunk by chunk, and counts there.
 struct PhaseSeconds {
   double data = 0.0, forward = 0.0, backward = 0.0, optimizer = 0.0;
+
+  PhaseSeconds& operator+=(const PhaseSeconds& other) {
+    data += other.data, forward += other.forward, backward += other.backward, optimizer += other.optimizer;
+    return *this;
+  }
+  PhaseSeconds operator/(double count) const {
+    return {
+        .data = data / count, .forward = forward / count, .backward = backward / count, .optimizer = optimizer / count};
+  }
 };
 
 /// Told of each block's output, in order of computation; for diagnosis and tests.

@@ -94,10 +94,7 @@ void MetricsWriter::resume() { window_begin_ += Clock::now() - paused_at_; }
 void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   window_tokens_ += result.num_tokens;
   ++window_steps_;
-  window_seconds_.data += result.seconds.data;
-  window_seconds_.forward += result.seconds.forward;
-  window_seconds_.backward += result.seconds.backward;
-  window_seconds_.optimizer += result.seconds.optimizer;
+  window_seconds_ += result.seconds;
   const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps;
   if (!due) {
     draw_progress(step, result.loss);
@@ -105,34 +102,39 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   }
   const Clock::duration window = Clock::now() - window_begin_;
   const double seconds = std::chrono::duration<double>(window).count();
-  const double tokens_per_second = static_cast<double>(window_tokens_) / seconds;
-  const double steps = static_cast<double>(window_steps_), step_seconds = seconds / steps;
-  const double tflops = tokens_per_second * options_.flop_per_token * 1e-12;
-  const std::size_t memory = peak_resident_bytes();
-  const double memory_percent = 100.0 * static_cast<double>(memory) / static_cast<double>(options_.memory_bytes);
-  const std::string mfu = options_.peak_flops > 0 ? fmt::format("{:.2f}%", 100.0 * tflops * 1e12 / options_.peak_flops)
-                                                  : std::string("N/A");
+  const double steps = static_cast<double>(window_steps_);
+  Rates rates{.tokens_per_second = static_cast<double>(window_tokens_) / seconds,
+              .tflops = 0.0,
+              .mfu = {},
+              .memory_bytes = peak_resident_bytes(),
+              .step_seconds = seconds / steps,
+              .seconds = window_seconds_ / steps};
+  rates.tflops = rates.tokens_per_second * options_.flop_per_token * 1e-12;
+  if (options_.peak_flops > 0) rates.mfu = rates.tflops * 1e12 / options_.peak_flops;
+  const double memory_percent =
+      100.0 * static_cast<double>(rates.memory_bytes) / static_cast<double>(options_.memory_bytes);
+  const std::string mfu = rates.mfu ? fmt::format("{:.2f}%", 100.0 * *rates.mfu) : "N/A";
 
   clear_progress();
   spdlog::info("step: {:>{}}  loss: {:7.4f}  grad_norm: {:7.4f}  memory: {}({:.2f}%)  tps: {}  tflops: {:.2f}  mfu: {}",
-               step, fmt::formatted_size("{}", options_.num_steps), result.loss, result.grad_norm, format_gib(memory),
-               memory_percent, format_thousands(static_cast<std::int64_t>(tokens_per_second)), tflops, mfu);
+               step, fmt::formatted_size("{}", options_.num_steps), result.loss, result.grad_norm,
+               format_gib(rates.memory_bytes), memory_percent,
+               format_thousands(static_cast<std::int64_t>(rates.tokens_per_second)), rates.tflops, mfu);
 
-  nlohmann::ordered_json line = {
-      {"step", step},
-      {"loss", number(result.loss)},
-      {"grad_norm", number(result.grad_norm)},
-      {"lr", result.learning_rate},
-      {"tokens_per_second", tokens_per_second},
-      {"tflops", tflops},
-      {"mfu", options_.peak_flops > 0 ? number(tflops * 1e12 / options_.peak_flops) : nullptr},
-      {"memory_bytes", memory},
-      {"step_seconds", step_seconds},
-      {"seconds",
-       {{"data", window_seconds_.data / steps},
-        {"forward", window_seconds_.forward / steps},
-        {"backward", window_seconds_.backward / steps},
-        {"optimizer", window_seconds_.optimizer / steps}}}};
+  nlohmann::ordered_json line = {{"step", step},
+                                 {"loss", number(result.loss)},
+                                 {"grad_norm", number(result.grad_norm)},
+                                 {"lr", result.learning_rate},
+                                 {"tokens_per_second", rates.tokens_per_second},
+                                 {"tflops", rates.tflops},
+                                 {"mfu", rates.mfu ? number(*rates.mfu) : nullptr},
+                                 {"memory_bytes", rates.memory_bytes},
+                                 {"step_seconds", rates.step_seconds},
+                                 {"seconds",
+                                  {{"data", rates.seconds.data},
+                                   {"forward", rates.seconds.forward},
+                                   {"backward", rates.seconds.backward},
+                                   {"optimizer", rates.seconds.optimizer}}}};
   if (!result.expert_load.empty()) {
     line["expert_load_max_over_mean"] = *std::max_element(result.expert_load.begin(), result.expert_load.end());
     line["expert_load_per_layer"] = result.expert_load;
@@ -140,7 +142,7 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   if (result.mtp_loss != 0.0) line["mtp_loss"] = number(result.mtp_loss);
   if (result.balance_loss != 0.0) line["balance_loss"] = number(result.balance_loss);
   append(line.dump());
-  if (tensorboard_) write_tensorboard(step, result, tokens_per_second, step_seconds);
+  if (tensorboard_) write_tensorboard(step, result, rates);
 
   run_time_ += window;
   window_begin_ = Clock::now();
@@ -149,21 +151,19 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   draw_progress(step, result.loss);
 }
 
-void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& result, double tokens_per_second,
-                                      double step_seconds) {
-  const double steps = static_cast<double>(window_steps_), flops = tokens_per_second * options_.flop_per_token;
+void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates) {
   Scalars scalars = {{"loss_metrics/global_avg_loss", result.loss},
                      {"grad_norm", result.grad_norm},
                      {"lr", result.learning_rate},
-                     {"throughput(tps)", tokens_per_second},
-                     {"tflops", flops * 1e-12},
-                     {"memory/peak_resident(GiB)", static_cast<double>(peak_resident_bytes()) * 0x1p-30},
-                     {"time_metrics/end_to_end(s)", step_seconds},
-                     {"time_metrics/data_loading(s)", window_seconds_.data / steps},
-                     {"time_metrics/forward(s)", window_seconds_.forward / steps},
-                     {"time_metrics/backward(s)", window_seconds_.backward / steps},
-                     {"time_metrics/optimizer(s)", window_seconds_.optimizer / steps}};
-  if (options_.peak_flops > 0) scalars.emplace_back("mfu(%)", 100.0 * flops / options_.peak_flops);
+                     {"throughput(tps)", rates.tokens_per_second},
+                     {"tflops", rates.tflops},
+                     {"memory/peak_resident(GiB)", static_cast<double>(rates.memory_bytes) * 0x1p-30},
+                     {"time_metrics/end_to_end(s)", rates.step_seconds},
+                     {"time_metrics/data_loading(s)", rates.seconds.data},
+                     {"time_metrics/forward(s)", rates.seconds.forward},
+                     {"time_metrics/backward(s)", rates.seconds.backward},
+                     {"time_metrics/optimizer(s)", rates.seconds.optimizer}};
+  if (rates.mfu) scalars.emplace_back("mfu(%)", 100.0 * *rates.mfu);
   if (result.mtp_loss != 0.0) scalars.emplace_back("loss_metrics/mtp_loss", result.mtp_loss);
   if (result.balance_loss != 0.0) scalars.emplace_back("loss_metrics/balance_loss", result.balance_loss);
   for (std::size_t i = 0; i < result.expert_load.size(); ++i) {

@@ -46,8 +46,17 @@ class MetricsWriter {
  private:
   using Clock = std::chrono::steady_clock;
 
+  /// What a line of metrics says besides the step's result. Means are over the steps since the last line.
+  struct Rates {
+    double tokens_per_second, tflops;
+    std::optional<double> mfu;  // as a fraction, if the device's peak is known
+    std::size_t memory_bytes;
+    double step_seconds;
+    PhaseSeconds seconds;
+  };
+
   /// The scalars of a step, under TorchTitan's names where it has them.
-  void write_tensorboard(std::int64_t step, const StepResult& result, double tokens_per_second, double step_seconds);
+  void write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates);
   void draw_progress(std::int64_t step, double loss);
   void clear_progress();
   void append(const std::string& line);

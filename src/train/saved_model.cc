@@ -10,9 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kHfConfigName = "config.json";
-constexpr const char* kModelFile = "model.safetensors";
-constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kBytes = "bytes";
 
 /// Numbers per call of a sink.
@@ -28,14 +25,15 @@ SavedModel::SavedModel(const fs::path& path) : path_(path) {
     hf_.emplace(path);
     // Files that transformers has saved say that there are such layers, but leave them out.
     std::int64_t& modules = config_.model.num_mtp_modules;
-    while (modules > 0 &&
-           !hf_->contains(fmt::format("model.layers.{}.eh_proj.weight", config_.model.n_layers + modules - 1))) {
-      --modules;
-    }
+    const auto has_module = [&](std::int64_t module) {
+      const std::string name = fmt::format("mtp.{}.eh_proj.weight", module);
+      return hf_->contains(hf_tensors(name, {1}, config_.model.n_layers).front().name);
+    };
+    while (modules > 0 && !has_module(modules - 1)) --modules;
     return;
   }
   path_ = find_checkpoint(path);
-  const nlohmann::json state = verify_checkpoint(path_, kOptimizerFile);
+  const nlohmann::json state = verify_checkpoint(path_, kOptimizerFileName);
   try {
     const JobConfig job = parse_job_config(state.at("config").get<std::string>());
     job.model.args.validate();
@@ -52,7 +50,7 @@ SavedModel::SavedModel(const fs::path& path) : path_(path) {
   } catch (const nlohmann::json::exception& error) {
     fail("the manifest of '{}' does not hold a model's state: {}", path_.string(), error.what());
   }
-  checkpoint_.emplace(path_ / kModelFile);
+  checkpoint_.emplace(path_ / kModelFileName);
 }
 
 void SavedModel::read(const std::string& name, const Shape& shape, const FloatSink& sink) const {
@@ -65,14 +63,14 @@ void SavedModel::read(const std::string& name, const Shape& shape, const FloatSi
   }
 }
 
-void SavedModel::load(Parameters& parameters, const ModelConfig& config) const {
-  if (hf_) {
-    require_same_tensors(*hf_, tensor_names(parameters), config.n_layers);
-  } else {
-    const std::size_t expected = parameters.size() + parameters.num_buffers();
-    require(checkpoint_->entries().size() == expected, "'{}' holds {} tensors, this model has {}",
-            (path_ / kModelFile).string(), checkpoint_->entries().size(), expected);
-  }
+void SavedModel::require_same_tensors(std::span<const NamedTensor> tensors) const {
+  if (hf_) return tessera::require_same_tensors(*hf_, tensors, config_.model.n_layers);
+  require(checkpoint_->entries().size() == tensors.size(), "'{}' holds {} tensors, this model has {}",
+          (path_ / kModelFileName).string(), checkpoint_->entries().size(), tensors.size());
+}
+
+void SavedModel::load(Parameters& parameters) const {
+  require_same_tensors(tensor_names(parameters));
   for (ParamId id = 0; id < parameters.size(); ++id) {
     std::int64_t offset = 0;
     read(parameters.spec(id).name, parameters.spec(id).shape, [&](std::span<const float> numbers) {

@@ -27,8 +27,10 @@ class SavedModel {
   /// Of a checkpoint: the step; of Hugging Face files 0.
   std::int64_t step() const { return step_; }
 
-  /// Reads all weights and buffers of a model with the numbers `config`.
-  void load(Parameters& parameters, const ModelConfig& config) const;
+  /// Throws Error unless the folder has exactly these tensors (by name; shapes are looked at when reading).
+  void require_same_tensors(std::span<const NamedTensor> tensors) const;
+  /// Reads all weights and buffers. Throws Error if they are not those of a model with these parameters.
+  void load(Parameters& parameters) const;
   /// Views of all parameters' and buffers' numbers; of a checkpoint only.
   std::vector<NamedTensor> views(const Parameters& parameters) const;
   /// Hands out a parameter's or a buffer's numbers in order, a chunk per call.

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/output_folder.h"
 #include "base/stopwatch.h"
 #include "tensor/parallel.h"
 #include "train/saved_model.h"
@@ -118,8 +117,7 @@ void Trainer::print_plan() const {
 }
 
 std::vector<CheckpointFile> Trainer::checkpoint_files() {
-  CheckpointFile model{.name = "model.safetensors", .tensors = {}},
-      optimizer{.name = "optimizer.safetensors", .tensors = {}};
+  CheckpointFile model{.name = kModelFileName, .tensors = {}}, optimizer{.name = kOptimizerFileName, .tensors = {}};
   Parameters& parameters = step_.model().parameters();
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const std::string& name = parameters.spec(id).name;
@@ -198,7 +196,7 @@ void Trainer::load_initial_weights() {
     require(values[i].value == saved_values[i].value, "'{}' has {} = {}, this run has {}", path.string(), values[i].key,
             saved_values[i].value, values[i].value);
   }
-  saved.load(step_.model().parameters(), config_.model.args);
+  saved.load(step_.model().parameters());
   spdlog::info("initial weights from {}", path.string());
 }
 

@@ -9,6 +9,7 @@
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "tests/compare.h"
+#include "tests/forward.h"
 
 namespace tessera {
 namespace {
@@ -62,25 +63,6 @@ std::vector<std::int32_t> text_of(std::int64_t length, std::uint32_t text, std::
     tokens.push_back(static_cast<std::int32_t>(random.words(static_cast<std::uint64_t>(i))[0] % vocab));
   }
   return tokens;
-}
-
-/// Logits [T, V] of the training forward.
-std::vector<float> forward_logits(Model& model, std::span<const std::int32_t> tokens) {
-  const auto length = static_cast<std::int64_t>(tokens.size());
-  Batch batch(model.config(), 1, length);
-  std::vector<std::int32_t> row(tokens.begin(), tokens.end());
-  row.push_back(0);
-  batch.fill(row);
-  const Shape shape{length, model.config().vocab_size};
-  std::vector<float> logits(static_cast<std::size_t>(shape.num_elements()));
-  GemmLibrary gemm;
-  Arena measuring;
-  model.evaluate({.arena = &measuring, .gemm = &gemm}, batch, {},
-                 Tensor(nullptr, shape, DType::kFloat32, Device::kMeta));
-  Arena arena(measuring.peak());
-  model.evaluate({.arena = &arena, .gemm = &gemm}, batch, {},
-                 Tensor(logits.data(), shape, DType::kFloat32, Device::kCpu));
-  return logits;
 }
 
 class DecoderTest : public ::testing::TestWithParam<std::tuple<std::size_t, DType>> {};

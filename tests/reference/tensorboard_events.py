@@ -65,9 +65,7 @@ def check(run):
             expected[tag] = value
         for tag, value in expected.items():
             actual = found[tag][step]
-            # Memory is asked for once per file, a moment apart.
-            bound = 1e-2 if tag.startswith("memory") else 1e-6
-            assert abs(actual - value) <= bound * max(abs(value), 1e-30), (step, tag, actual, value)
+            assert abs(actual - value) <= 1e-6 * max(abs(value), 1e-30), (step, tag, actual, value)
             steps.setdefault(tag, set()).add(step)
             num_compared += 1
     for tag, values in found.items():

@@ -9,11 +9,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "model/model.h"
-#include "ops/gemm.h"
 #include "tensor/float8.h"
 #include "tests/compare.h"
 #include "tests/data/support.h"
+#include "tests/forward.h"
 
 namespace tessera {
 namespace {
@@ -23,35 +22,6 @@ using data::expect_error;
 using data::Scratch;
 
 fs::path golden(const std::string& name) { return fs::path(TESSERA_TEST_DATA) / "golden" / "hf" / name; }
-
-/// Logits [B * S, V] of tokens [B, S].
-std::vector<float> logits_of(const SavedModel& saved, std::span<const std::int32_t> tokens, std::int64_t num_seqs) {
-  const HfConfig& config = saved.config();
-  const std::int64_t seq_len = static_cast<std::int64_t>(tokens.size()) / num_seqs;
-  Model model(config.model, {.compute = DType::kFloat32, .seq_len = config.seq_len});
-  Batch batch(config.model, num_seqs, seq_len);
-  std::vector<std::int32_t> rows;  // a label behind each row, which does not count
-  for (std::int64_t b = 0; b < num_seqs; ++b) {
-    rows.insert(rows.end(), tokens.begin() + b * seq_len, tokens.begin() + (b + 1) * seq_len);
-    rows.push_back(0);
-  }
-  batch.fill(rows);
-  std::vector<float> logits(tokens.size() * static_cast<std::size_t>(config.model.vocab_size));
-  const auto evaluate = [&](Arena& arena, GemmLibrary& gemm) {
-    const Shape shape{num_seqs * seq_len, config.model.vocab_size};
-    void* data = arena.device() == Device::kMeta ? nullptr : logits.data();
-    model.evaluate({.arena = &arena, .gemm = &gemm}, batch, {}, Tensor(data, shape, DType::kFloat32, arena.device()));
-  };
-  GemmLibrary gemm;
-  Arena measuring;
-  model.parameters().allocate_meta(DType::kFloat32);
-  evaluate(measuring, gemm);
-  model.parameters().allocate_weights(DType::kFloat32);
-  saved.load(model.parameters(), config.model);
-  Arena arena(measuring.peak());
-  evaluate(arena, gemm);
-  return logits;
-}
 
 class HfLogits : public ::testing::TestWithParam<const char*> {};
 
@@ -64,7 +34,10 @@ TEST_P(HfLogits, AreThoseOfTransformers) {
   std::memcpy(expected.data(), file.at("logits").bytes.data(), file.at("logits").bytes.size());
 
   const SavedModel saved(golden(GetParam()));
-  const std::vector<float> logits = logits_of(saved, tokens, entry.shape[0]);
+  Model model(saved.config().model, {.compute = DType::kFloat32, .seq_len = saved.config().seq_len});
+  model.parameters().allocate_weights(DType::kFloat32);
+  saved.load(model.parameters());
+  const std::vector<float> logits = forward_logits(model, tokens, entry.shape[0]);
   EXPECT_LE(relative_difference(logits, expected), 1e-5);
   EXPECT_GT(*std::max_element(expected.begin(), expected.end()), 1.0f);
 }
@@ -286,7 +259,7 @@ TEST(SavedModel, NamesMissingAndUnexpectedTensors) {
   const auto load_into = [&] {
     Model model(other, {.compute = DType::kFloat32, .seq_len = 64});
     model.parameters().allocate_weights(DType::kFloat32);
-    saved.load(model.parameters(), other);
+    saved.load(model.parameters());
   };
   load_into();
   other.n_layers = 4;

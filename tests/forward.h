@@ -1,0 +1,35 @@
+// The training forward's logits, for tests.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "model/model.h"
+#include "ops/gemm.h"
+
+namespace tessera {
+
+/// Logits [num_seqs · S, V] of tokens [num_seqs, S]; the weights are allocated.
+inline std::vector<float> forward_logits(Model& model, std::span<const std::int32_t> tokens,
+                                         std::int64_t num_seqs = 1) {
+  const auto num_tokens = static_cast<std::int64_t>(tokens.size()), seq_len = num_tokens / num_seqs;
+  Batch batch(model.config(), num_seqs, seq_len);
+  std::vector<std::int32_t> rows;  // a label behind each row, which does not count
+  for (std::int64_t b = 0; b < num_seqs; ++b) {
+    rows.insert(rows.end(), tokens.begin() + b * seq_len, tokens.begin() + (b + 1) * seq_len);
+    rows.push_back(0);
+  }
+  batch.fill(rows);
+  const Shape shape{num_tokens, model.config().vocab_size};
+  std::vector<float> logits(static_cast<std::size_t>(shape.num_elements()));
+  GemmLibrary gemm;
+  Arena measuring;
+  model.evaluate({.arena = &measuring, .gemm = &gemm}, batch, {},
+                 Tensor(nullptr, shape, DType::kFloat32, Device::kMeta));
+  Arena arena(measuring.peak());
+  model.evaluate({.arena = &arena, .gemm = &gemm}, batch, {},
+                 Tensor(logits.data(), shape, DType::kFloat32, Device::kCpu));
+  return logits;
+}
+
+}  // namespace tessera
