@@ -41,6 +41,7 @@ train: build
 	$(TESSERA) train $(CONFIG) $(ARGS)
 
 test: build
+	@scripts/setup.sh browser
 	ctest --test-dir $(BUILD) --output-on-failure -j 2
 	@$(MAKE) --no-print-directory fuzz SECONDS=5
 

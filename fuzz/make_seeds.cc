@@ -126,6 +126,32 @@ void write_hf_seeds(const fs::path& config_folder, const fs::path& index_folder)
             .dump(1));
 }
 
+void write_run_record_seeds(const fs::path& folder) {
+  const std::string info = nlohmann::json{
+      {"format", "tessera-run"},
+      {"version", 1},
+      {"program", "0.1.0"},
+      {"config", {{"debug.seed", "3"}, {"training.steps", "2"}}},
+      {"dataset", {{"train", "0123456789abcdef"}}},
+      {"threads", 2},
+      {"processor", "one"}}.dump(1);
+  const nlohmann::json sites = {{"layers.1.moe.experts.w13", {{"x", 31.5}, {"w", 31.25}, {"dy", nullptr}}},
+                                {"output", {{"x", 30.0}}}};
+  std::string lines;
+  for (const int step : {1, 2}) {
+    lines += nlohmann::json{{"step", step},
+                            {"loss", 4.5},
+                            {"grad_norm", nullptr},
+                            {"tokens_per_second", 4000.0},
+                            {"memory_bytes", 1000000},
+                            {"quantization_sqnr_db", sites}}
+                 .dump() +
+             "\n";
+  }
+  write(folder / "seed-run", info + "\n\n" + lines + "{\"step\":2,\"validation_loss\":4.25}\n");
+  write(folder / "seed-metrics", lines + "{\"step\":3,");
+}
+
 /// Bytes, a few merges, and the three ways to cut that the published tokenizers have.
 void write_tokenizer_seeds(const fs::path& folder) {
   using nlohmann::json;
@@ -174,7 +200,7 @@ int main(int argc, char** argv) try {
   require(argc == 2, "usage: fuzz_make_seeds FOLDER");
   const fs::path corpus = argv[1];
   for (const char* target : {"checkpoint", "config", "config_overrides", "dataset", "hf_config", "hf_index",
-                             "safetensors", "sentencepiece", "shard", "tokenizer_json"}) {
+                             "run_record", "safetensors", "sentencepiece", "shard", "tokenizer_json"}) {
     fs::create_directories(corpus / target);
   }
   write_safetensors_seeds(corpus / "safetensors");
@@ -189,6 +215,7 @@ int main(int argc, char** argv) try {
   write_config_seeds(corpus / "config", corpus / "config_overrides");
   write_hf_seeds(corpus / "hf_config", corpus / "hf_index");
   write_tokenizer_seeds(corpus / "tokenizer_json");
+  write_run_record_seeds(corpus / "run_record");
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "make_seeds: %s\n", error.what());

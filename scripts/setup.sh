@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04). Does nothing, in a moment, when
 # all of it is there. `setup.sh lint` installs what `make lint` needs instead, `setup.sh fuzz` what `make fuzz` needs as
-# well.
+# well, `setup.sh browser` a browser without a screen, for the tests of `tessera compare`'s report.
 set -euo pipefail
 
 packages=(
@@ -15,6 +15,15 @@ packages=(
 
 if [[ ${1:-} == lint ]]; then
   packages=(clang-format-14)  # pinned: other versions format differently
+elif [[ ${1:-} == browser ]]; then
+  for browser in chromium-headless-shell chromium google-chrome; do
+    if command -v "$browser" >/dev/null; then exit 0; fi
+  done
+  packages=(chromium-headless-shell)
+  if ! apt-cache show "${packages[@]}" >/dev/null 2>&1; then  # Ubuntu has Chromium as a snap only
+    echo "setup: no package of a browser; the tests that need one are skipped (install google-chrome to run them)" >&2
+    exit 0
+  fi
 elif [[ ${1:-} == fuzz ]]; then
   # The compiler, and libFuzzer and the sanitizers of the same version, which the package of this name depends on.
   packages+=(clang libclang-rt-dev)

@@ -1,10 +1,10 @@
-#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/stopwatch.h"
+#include "compare/statistics.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "train/training_step.h"
@@ -18,12 +18,6 @@ struct BenchOptions {
   std::int64_t warmup = 3;
   std::string trace;
 };
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
-}
 
 /// Trains on random tokens and prints one line of JSON, the same that bench/reference/torch_train.py prints.
 void bench_train(const BenchOptions& options, const std::vector<std::string>& overrides) {

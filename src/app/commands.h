@@ -13,6 +13,9 @@ void add_train_command(CLI::App& app, int& status);
 /// `tessera bench [CONFIG] [--section.key=value ...]`: times training steps on random tokens.
 void add_bench_command(CLI::App& app);
 
+/// `tessera compare SIDE SIDE ... --out report.html`. Sets `status` to the process's exit status.
+void add_compare_command(CLI::App& app, int& status);
+
 /// `tessera convert --to hf|tessera`.
 void add_convert_command(CLI::App& app);
 

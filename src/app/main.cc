@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", TESSERA_VERSION);
   int status = 0;
   tessera::add_train_command(app, status);
+  tessera::add_compare_command(app, status);
   tessera::add_bench_command(app);
   tessera::add_data_commands(app);
   tessera::add_convert_command(app);

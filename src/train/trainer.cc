@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/stopwatch.h"
 #include "tensor/parallel.h"
+#include "train/run_info.h"
 #include "train/saved_model.h"
 
 namespace tessera {
@@ -216,6 +217,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   const std::int64_t num_steps = config_.training.steps;
   const fs::path metrics_path = dump_folder_ / "metrics.jsonl",
                  trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
+  write_run_info(dump_folder_, config_);
   if (first_step_ > num_steps) {
     spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
     return 0;

@@ -1,0 +1,267 @@
+#include "compare/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+#include "base/error.h"
+#include "compare/statistics.h"
+
+namespace tessera {
+namespace {
+
+using Rows = std::vector<std::vector<double>>;  // per seed, per step
+
+/// The logged steps that every run has.
+std::vector<std::int64_t> common_steps(const std::vector<Side>& sides) {
+  std::vector<std::int64_t> common = sides[0].runs[0].steps;
+  for (const Side& side : sides) {
+    for (const RunRecord& run : side.runs) {
+      std::vector<std::int64_t> both;
+      std::set_intersection(common.begin(), common.end(), run.steps.begin(), run.steps.end(), std::back_inserter(both));
+      common = std::move(both);
+    }
+  }
+  return common;
+}
+
+/// The values that belong to `steps`, which is a part of the run's.
+std::vector<double> at_steps(const RunRecord& run, const std::vector<double>& values,
+                             const std::vector<std::int64_t>& steps) {
+  std::vector<double> kept;
+  std::size_t i = 0;
+  for (const std::int64_t step : steps) {
+    while (run.steps[i] != step) ++i;
+    kept.push_back(values[i]);
+  }
+  return kept;
+}
+
+std::int64_t smoothing_window(std::size_t num_values) {
+  const auto width = static_cast<std::int64_t>(std::llround(kSmoothing * static_cast<double>(num_values)));
+  return std::max<std::int64_t>(1, width / 2 * 2 + 1);
+}
+
+std::vector<double> smoothed(const std::vector<double>& values) {
+  return moving_average(values, smoothing_window(values.size()));
+}
+
+/// Keeps the first, the last and evenly spaced points between them.
+Curve thinned(const Curve& curve) {
+  const std::size_t size = curve.x.size(), kept = std::min(size, kMaxCurvePoints);
+  Curve result;
+  for (std::size_t k = 0; k < kept; ++k) {
+    const std::size_t i = kept == 1 ? 0 : k * (size - 1) / (kept - 1);
+    result.x.push_back(curve.x[i]);
+    result.y.push_back(curve.y[i]);
+    if (curve.low.empty()) continue;
+    result.low.push_back(curve.low[i]);
+    result.high.push_back(curve.high[i]);
+  }
+  return result;
+}
+
+/// Column i of the rows.
+std::vector<double> column(const Rows& rows, std::size_t i) {
+  std::vector<double> values;
+  for (const std::vector<double>& row : rows) values.push_back(row[i]);
+  return values;
+}
+
+/// Mean over the seeds, and the range of the seeds as band.
+Curve mean_and_range(const std::vector<std::int64_t>& steps, const Rows& rows) {
+  Curve curve;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::vector<double> values = column(rows, i);
+    curve.x.push_back(static_cast<double>(steps[i]));
+    curve.y.push_back(mean(values));
+    if (rows.size() < 2) continue;
+    curve.low.push_back(*std::min_element(values.begin(), values.end()));
+    curve.high.push_back(*std::max_element(values.begin(), values.end()));
+  }
+  return thinned(curve);
+}
+
+/// The relative difference of smoothed losses: mean over the seeds, and its confidence interval as band.
+Curve difference_curve(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs) {
+  Rows rows;
+  for (const LossPair& pair : pairs) {
+    const std::vector<double> baseline = smoothed(pair.baseline);
+    std::vector<double>& row = rows.emplace_back(smoothed(pair.candidate));
+    for (std::size_t i = 0; i < row.size(); ++i) row[i] = row[i] / baseline[i] - 1.0;
+  }
+  const auto num_seeds = static_cast<std::int64_t>(rows.size());
+  const double width_of_one = confidence_half_width(1.0, num_seeds, kConfidence);
+  Curve curve;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const std::vector<double> values = column(rows, i);
+    curve.x.push_back(static_cast<double>(steps[i]));
+    curve.y.push_back(mean(values));
+    if (num_seeds < 2) continue;
+    const double half_width = width_of_one * standard_deviation(values);
+    curve.low.push_back(curve.y.back() - half_width);
+    curve.high.push_back(curve.y.back() + half_width);
+  }
+  return thinned(curve);
+}
+
+std::vector<LossPair> loss_pairs(const Side& baseline, const Side& candidate, const std::vector<std::int64_t>& steps) {
+  std::vector<LossPair> pairs;
+  for (std::size_t i = 0; i < baseline.runs.size(); ++i) {
+    const RunRecord &a = baseline.runs[i], &b = candidate.runs[i];
+    pairs.push_back({a.seed(), at_steps(a, a.losses, steps), at_steps(b, b.losses, steps)});
+  }
+  return pairs;
+}
+
+/// The run's mean loss over the last tenth of the steps.
+double final_loss(const RunRecord& run, const std::vector<std::int64_t>& steps) {
+  const std::vector<double> losses = at_steps(run, run.losses, steps);
+  std::vector<double> tail;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    if (static_cast<double>(steps[i]) > (1.0 - kTail) * static_cast<double>(steps.back())) tail.push_back(losses[i]);
+  }
+  return mean(tail);
+}
+
+Spread spread_of(const std::vector<double>& values) { return {mean(values), standard_deviation(values)}; }
+
+/// Whether validation losses mean the same on all sides: the same data, and as much of it.
+bool validation_comparable(const std::vector<Side>& sides) {
+  const RunRecord& first = sides[0].runs[0];
+  for (const Side& side : sides) {
+    for (const RunRecord& run : side.runs) {
+      if (!run.validation_losses.contains(run.last_step()) || !run.dataset.contains("val")) return false;
+      for (const char* key : {"validation.steps", "training.local_batch_size"}) {
+        const auto a = first.config.find(key), b = run.config.find(key);
+        if (a == first.config.end() || b == run.config.end() || a->second != b->second) return false;
+      }
+      if (run.dataset.at("val") != first.dataset.at("val")) return false;
+    }
+  }
+  return true;
+}
+
+struct Sum {
+  double sum = 0.0;
+  int count = 0;
+  void add(double value) {
+    sum += value;
+    ++count;
+  }
+  double mean() const { return sum / count; }
+};
+
+/// The seeds' means, per operand, step and layer.
+using SqnrMeans = std::map<std::string, std::map<std::int64_t, std::map<int, Sum>>>;
+
+SqnrMeans sqnr_means(const Side& side) {
+  SqnrMeans means;
+  for (const RunRecord& run : side.runs) {
+    for (const SqnrPoint& point : run.sqnr) {
+      for (const auto& [operand, layers] : point.by_layer) {
+        for (const auto& [layer, value] : layers) means[operand][point.step][layer].add(value);
+      }
+    }
+  }
+  return means;
+}
+
+void add_sqnr_curves(const Side& side, SideResult& result) {
+  for (const auto& [operand, steps] : sqnr_means(side)) {
+    Curve curve;
+    for (const auto& [step, layers] : steps) {
+      std::vector<double> values;
+      for (const auto& [layer, sum] : layers) values.push_back(sum.mean());
+      curve.x.push_back(static_cast<double>(step));
+      curve.y.push_back(median(values));
+      curve.low.push_back(*std::min_element(values.begin(), values.end()));
+      curve.high.push_back(*std::max_element(values.begin(), values.end()));
+    }
+    for (std::vector<double>* line : {&curve.y, &curve.low, &curve.high}) *line = smoothed(*line);
+    result.sqnr[operand] = thinned(curve);
+    for (const auto& [layer, sum] : steps.rbegin()->second) {
+      if (layer < 0) continue;
+      result.sqnr_by_layer[operand].x.push_back(layer);
+      result.sqnr_by_layer[operand].y.push_back(sum.mean());
+    }
+  }
+}
+
+double lowest(const WorstSite& site) {
+  double value = HUGE_VAL;
+  for (const auto& [operand, decibel] : site.sqnr) value = std::min(value, decibel);
+  return value;
+}
+
+std::vector<WorstSite> worst_sites(const Side& side) {
+  std::map<std::string, std::map<std::string, Sum>> sums;
+  for (const RunRecord& run : side.runs) {
+    for (const auto& [site, operands] : run.last_sqnr) {
+      for (const auto& [operand, value] : operands) sums[site][operand].add(value);
+    }
+  }
+  std::vector<WorstSite> sites;
+  for (const auto& [site, operands] : sums) {
+    WorstSite& entry = sites.emplace_back(WorstSite{site, {}});
+    for (const auto& [operand, sum] : operands) entry.sqnr[operand] = sum.mean();
+  }
+  std::stable_sort(sites.begin(), sites.end(),
+                   [](const WorstSite& a, const WorstSite& b) { return lowest(a) < lowest(b); });
+  if (sites.size() > kMaxWorstSites) sites.resize(kMaxWorstSites);
+  return sites;
+}
+
+SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, bool with_validation) {
+  SideResult result;
+  result.label = side.label;
+  Rows losses, grad_norms;
+  std::vector<double> final_losses, validation_losses, speeds;
+  for (const RunRecord& run : side.runs) {
+    losses.push_back(smoothed(at_steps(run, run.losses, steps)));
+    grad_norms.push_back(smoothed(at_steps(run, run.grad_norms, steps)));
+    final_losses.push_back(final_loss(run, steps));
+    speeds.insert(speeds.end(), run.tokens_per_second.begin(), run.tokens_per_second.end());
+    if (with_validation) validation_losses.push_back(run.validation_losses.at(run.last_step()));
+    result.peak_memory_bytes = std::max(result.peak_memory_bytes, run.peak_memory_bytes);
+  }
+  result.final_loss = spread_of(final_losses);
+  if (with_validation) result.validation_loss = spread_of(validation_losses);
+  result.tokens_per_second = median(speeds);
+  result.loss = mean_and_range(steps, losses);
+  result.grad_norm = mean_and_range(steps, grad_norms);
+  add_sqnr_curves(side, result);
+  result.worst_sites = worst_sites(side);
+  return result;
+}
+
+}  // namespace
+
+Comparison compare_sides(const std::vector<Side>& sides, double margin) {
+  require(sides.size() >= 2, "{} side was given; expected two or more: a baseline and what is compared with it",
+          sides.size());
+  require_comparable(sides);
+  const std::vector<std::int64_t> steps = common_steps(sides);  // has the last, because all runs are finished
+  Comparison comparison;
+  comparison.margin = margin;
+  comparison.num_steps = steps.back();
+  comparison.num_seeds = static_cast<std::int64_t>(sides[0].runs.size());
+  comparison.num_lines = static_cast<std::int64_t>(steps.size());
+  comparison.smoothing_lines = smoothing_window(steps.size());
+  comparison.differences = differences_of(sides);
+  const bool with_validation = validation_comparable(sides);
+  for (const Side& side : sides) {
+    SideResult& result = comparison.sides.emplace_back(result_of(side, steps, with_validation));
+    for (const RunRecord& run : side.runs) {
+      comparison.runs.push_back({side.label, run.seed(), run.folder.string(), run.program, run.processor, run.threads,
+                                 final_loss(run, steps), median(run.tokens_per_second)});
+    }
+    if (&side == &sides[0]) continue;
+    const std::vector<LossPair> pairs = loss_pairs(sides[0], side, steps);
+    result.verdict = judge(steps, pairs, margin);
+    result.difference = difference_curve(steps, pairs);
+  }
+  return comparison;
+}
+
+}  // namespace tessera

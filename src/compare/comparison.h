@@ -1,0 +1,70 @@
+// Everything that a report says, as numbers. Curves are smoothed and thinned out, ready to be drawn.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compare/side.h"
+#include "compare/verdict.h"
+
+namespace tessera {
+
+inline constexpr double kSmoothing = 0.02;           // width of the moving average, as a part of the steps
+inline constexpr std::size_t kMaxCurvePoints = 320;  // closer together than the moving average is wide
+inline constexpr std::size_t kMaxWorstSites = 8;
+
+struct Curve {
+  std::vector<double> x, y;
+  std::vector<double> low, high;  // a band around y; or empty
+};
+
+struct Spread {
+  double mean = 0.0, deviation = 0.0;  // over the seeds; deviation NaN with one
+};
+
+struct WorstSite {
+  std::string site;
+  SqnrByOperand sqnr;  // dB, mean over the seeds
+};
+
+struct SideResult {
+  std::string label;
+  std::optional<Verdict> verdict;  // none for the baseline
+
+  Spread final_loss;                      // each seed's mean over the last tenth of the steps
+  std::optional<Spread> validation_loss;  // at the last step, if every run of every side has the same one
+  double tokens_per_second = 0.0;         // median of the logged lines
+  double peak_memory_bytes = 0.0;
+
+  Curve loss, grad_norm;  // mean over the seeds; the band is from the lowest to the highest
+  Curve difference;       // to the baseline, relative; the band is the confidence interval. Empty for the baseline
+  std::map<std::string, Curve> sqnr;           // by operand, over the steps: median, lowest and highest layer, dB
+  std::map<std::string, Curve> sqnr_by_layer;  // by operand, at the last measurement; x is the layer
+  std::vector<WorstSite> worst_sites;          // lowest first, at the last measurement
+};
+
+struct RunSummary {
+  std::string side;
+  std::int64_t seed = 0;
+  std::string folder, program, processor;
+  std::int64_t threads = 0;
+  double final_loss = 0.0, tokens_per_second = 0.0;
+};
+
+struct Comparison {
+  double margin = 0.0;
+  std::int64_t num_steps = 0, num_seeds = 0;
+  std::int64_t num_lines = 0, smoothing_lines = 0;  // logged steps that all runs have; width of the moving average
+  std::vector<SideResult> sides;                    // the first is the baseline
+  std::vector<Difference> differences;
+  std::vector<RunSummary> runs;
+  std::string command;  // that made this; empty if unknown
+};
+
+/// Checks that the sides may be compared, and compares all with the first. Throws Error.
+Comparison compare_sides(const std::vector<Side>& sides, double margin);
+
+}  // namespace tessera

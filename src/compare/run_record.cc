@@ -1,0 +1,165 @@
+#include "compare/run_record.h"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Fields = JsonFields<json>;
+
+constexpr const char* kInfoName = "run.json";
+constexpr const char* kMetricsName = "metrics.jsonl";
+constexpr std::uint64_t kMaxStep = 1'000'000'000'000;
+
+std::map<std::string, std::string> texts_of(const Fields& fields, const char* name) {
+  const Fields object(fields.at(name), fields.place_of(name));
+  std::map<std::string, std::string> texts;
+  for (const auto& [key, value] : fields.at(name).items()) texts[key] = object.text(key.c_str());
+  return texts;
+}
+
+void read_info(const fs::path& path, RunRecord& run) {
+  require(fs::exists(path),
+          "there is no '{}': the run is of a version that did not write it. Run `tessera train` again with the same "
+          "configuration and job.dump_folder: a run that is finished, and has its checkpoint, only writes that file",
+          path.string());
+  const std::string name = fmt::format("'{}'", path.string());
+  const json info = parse_json(read_text_file(path), name);
+  const Fields fields(info, name + ", $");
+  require(fields.text("format") == "tessera-run" && fields.count("version") == 1,
+          "{}: expected format \"tessera-run\", version 1, got {}, {}", name, describe_json(fields.at("format")),
+          describe_json(fields.at("version")));
+  run.config = texts_of(fields, "config");
+  run.dataset = texts_of(fields, "dataset");
+  run.program = fields.text("program");
+  run.processor = fields.text("processor");
+  run.threads = static_cast<std::int64_t>(fields.count("threads", std::numeric_limits<std::int32_t>::max()));
+  require(run.num_steps() > 0, "{}: training.steps is {}; expected a number above 0", name, run.num_steps());
+  run.seed();  // an Error, if it is no number
+}
+
+/// A number, or NaN for null, which stands for what JSON has no number for. `name` must be there.
+double number_or_nan(const Fields& fields, const json& line, const char* name) {
+  if (line.contains(name) && line[name].is_null()) return std::numeric_limits<double>::quiet_NaN();
+  return fields.number(name);
+}
+
+/// n of "layers.<n>.…", else -1.
+int layer_of(std::string_view site) {
+  constexpr std::string_view kPrefix = "layers.";
+  int layer = -1;
+  if (!site.starts_with(kPrefix)) return layer;
+  const std::string_view digits = site.substr(kPrefix.size());
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), layer);
+  const bool whole = error == std::errc() && layer >= 0 && (end == digits.data() + digits.size() || *end == '.');
+  return whole ? layer : -1;
+}
+
+void read_sqnr(const Fields& fields, std::int64_t step, RunRecord& run) {
+  constexpr const char* kName = "quantization_sqnr_db";
+  const json* sites = fields.find(kName);
+  if (sites == nullptr) return;
+  const Fields site_fields(*sites, fields.place_of(kName));
+  run.last_sqnr.clear();
+  struct Sum {
+    double sum = 0.0;
+    int count = 0;
+  };
+  std::map<std::string, std::map<int, Sum>> sums;
+  for (const auto& [site, operands] : sites->items()) {
+    const Fields operand_fields(operands, site_fields.place_of(site.c_str()));
+    for (const auto& [operand, value] : operands.items()) {
+      if (value.is_null()) continue;  // nothing was quantized, or nothing was lost
+      const double decibel = operand_fields.number(operand.c_str());
+      run.last_sqnr[site][operand] = decibel;
+      Sum& sum = sums[operand][layer_of(site)];
+      sum.sum += decibel;
+      ++sum.count;
+    }
+  }
+  SqnrPoint point{.step = step, .by_layer = {}};
+  for (const auto& [operand, layers] : sums) {
+    for (const auto& [layer, sum] : layers) point.by_layer[operand][layer] = sum.sum / sum.count;
+  }
+  if (!point.by_layer.empty()) run.sqnr.push_back(std::move(point));
+}
+
+void read_line(const std::string& text, const std::string& place, RunRecord& run) {
+  const json line = parse_json(text, place);
+  const Fields fields(line, place + ", $");
+  const auto step = static_cast<std::int64_t>(fields.count("step", kMaxStep));
+  if (line.contains("validation_loss")) run.validation_losses[step] = number_or_nan(fields, line, "validation_loss");
+  if (!line.contains("loss")) return;
+  require(step > run.last_step(), "{}: step {} comes after step {}; expected ascending steps", place, step,
+          run.last_step());
+  run.steps.push_back(step);
+  run.losses.push_back(number_or_nan(fields, line, "loss"));
+  run.grad_norms.push_back(number_or_nan(fields, line, "grad_norm"));
+  run.tokens_per_second.push_back(fields.number("tokens_per_second"));
+  run.peak_memory_bytes = std::max(run.peak_memory_bytes, fields.number("memory_bytes"));
+  read_sqnr(fields, step, run);
+}
+
+void read_metrics(const fs::path& path, RunRecord& run) {
+  require(fs::exists(path), "there is no '{}': the run has not made a step", path.string());
+  std::ifstream file(path);
+  require(file.good(), "cannot open '{}'", path.string());
+  std::int64_t number = 0;
+  for (std::string text; std::getline(file, text);) {
+    ++number;
+    const bool cut_off = file.eof() && !json::accept(text);
+    if (!cut_off) read_line(text, fmt::format("'{}', line {}", path.string(), number), run);
+  }
+  require(file.eof(), "cannot read '{}' after line {}", path.string(), number);
+}
+
+}  // namespace
+
+std::int64_t RunRecord::integer(const std::string& key) const {
+  const auto found = config.find(key);
+  require(found != config.end(), "'{}' has no {}", (folder / kInfoName).string(), key);
+  const std::string& text = found->second;
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  require(error == std::errc() && end == text.data() + text.size(), "'{}': {} is '{}'; expected a whole number",
+          (folder / kInfoName).string(), key, text);
+  return value;
+}
+
+RunRecord read_run_info(const fs::path& folder) {
+  RunRecord run;
+  run.folder = folder;
+  read_info(folder / kInfoName, run);
+  return run;
+}
+
+RunRecord read_run(const fs::path& folder) {
+  RunRecord run = read_run_info(folder);
+  read_metrics(folder / kMetricsName, run);
+  return run;
+}
+
+bool is_run(const fs::path& folder) { return fs::exists(folder / kInfoName) || fs::exists(folder / kMetricsName); }
+
+std::vector<fs::path> find_runs(const fs::path& path) {
+  require(fs::is_directory(path), "there is no folder '{}'; expected a run's folder, or a folder of runs",
+          path.string());
+  if (is_run(path)) return {path};
+  std::vector<fs::path> runs;
+  for (const auto& entry : fs::directory_iterator(path)) {
+    if (entry.is_directory() && is_run(entry.path())) runs.push_back(entry.path());
+  }
+  require(!runs.empty(), "'{}' holds no run: neither it nor a folder in it has a {}", path.string(), kMetricsName);
+  std::sort(runs.begin(), runs.end());
+  return runs;
+}
+
+}  // namespace tessera

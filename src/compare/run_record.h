@@ -1,0 +1,61 @@
+// What a run left in its folder: run.json (train/run_info.h) and metrics.jsonl (docs/metrics.md).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// Signal-to-quantization-noise ratios in dB, by the kind of operand: "x" (activations), "w" (weights), "dy" (gradients
+/// of outputs).
+using SqnrByOperand = std::map<std::string, double>;
+
+struct SqnrPoint {
+  std::int64_t step = 0;
+  /// Per operand and layer, the mean over the layer's sites. Sites outside of layers are layer -1.
+  std::map<std::string, std::map<int, double>> by_layer;
+};
+
+struct RunRecord {
+  std::filesystem::path folder;
+
+  std::map<std::string, std::string> config;   // every key, its value as TOML
+  std::map<std::string, std::string> dataset;  // checksums of "train", and of "val" if the run validates
+  std::string program, processor;
+  std::int64_t threads = 0;
+
+  /// The logged steps, and per logged step; NaN where the file has null.
+  std::vector<std::int64_t> steps;
+  std::vector<double> losses, grad_norms, tokens_per_second;
+  double peak_memory_bytes = 0.0;
+  std::map<std::int64_t, double> validation_losses;  // by step
+  std::vector<SqnrPoint> sqnr;                       // empty without low precision
+  std::map<std::string, SqnrByOperand> last_sqnr;    // by site ("layers.1.moe.experts.w13"), at the last measurement
+
+  std::int64_t seed() const { return integer("debug.seed"); }
+  std::int64_t num_steps() const { return integer("training.steps"); }
+  std::int64_t last_step() const { return steps.empty() ? 0 : steps.back(); }
+  bool finished() const { return last_step() == num_steps(); }
+
+ private:
+  std::int64_t integer(const std::string& key) const;
+};
+
+/// Reads run.json alone.
+RunRecord read_run_info(const std::filesystem::path& folder);
+
+/// Reads both files. A last line that is cut off, as a killed run leaves it, counts as not there. Throws Error, naming
+/// file and line, for anything else that is missing or damaged.
+RunRecord read_run(const std::filesystem::path& folder);
+
+/// The run that `path` is, or the runs that are its direct subfolders, by name. Throws Error if there are none.
+std::vector<std::filesystem::path> find_runs(const std::filesystem::path& path);
+
+/// Whether the folder holds a run's files, or one of them.
+bool is_run(const std::filesystem::path& folder);
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// One side of a comparison: finished runs that differ in their seed alone; and whether sides may be compared.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "compare/run_record.h"
+
+namespace tessera {
+
+struct Side {
+  std::string label;
+  std::vector<RunRecord> runs;  // by seed
+};
+
+/// Sorts the runs by seed. Throws Error for a run that is not finished, a seed that occurs twice, and runs that differ
+/// in more than their seed and folder, with every such key and its values.
+Side make_side(std::string label, std::vector<RunRecord> runs);
+
+/// Throws Error, with every such key and its values, if the sides differ in more than precision: in the model, the
+/// data, the length of the run, the optimizer; or in their seeds.
+void require_comparable(const std::vector<Side>& sides);
+
+/// Throws Error if the two runs differ in anything but folders: in their configuration, the seed included, or the data.
+void require_same_run(const RunRecord& found, const RunRecord& expected);
+
+/// Whether runs on two sides may have different values of a key of the configuration.
+bool may_differ_between_sides(const std::string& key);
+
+/// A key of the configuration, the program or the machine, and its value on each side.
+struct Difference {
+  std::string key;
+  std::vector<std::string> values;
+};
+
+/// What the sides do differ in, without folders and seeds.
+std::vector<Difference> differences_of(const std::vector<Side>& sides);
+
+}  // namespace tessera

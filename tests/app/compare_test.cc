@@ -1,0 +1,213 @@
+// `tessera compare` from outside: runs that are there, runs that it starts, and what it refuses.
+#include <fstream>
+
+#include "tests/app/process.h"
+#include "tests/compare/support.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using app_test::Finished;
+using app_test::Process;
+using compare_test::Noise;
+using compare_test::PlantedRun;
+using data::Scratch;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Compare : public ::testing::Test {
+ protected:
+  Finished compare(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "compare");
+    arguments.push_back("--out=" + report().string());
+    return Process(scratch_, arguments).finish();
+  }
+  fs::path report() const { return scratch_ / "out" / "report.html"; }
+  nlohmann::json json() const { return nlohmann::json::parse(read_text_file(scratch_ / "out" / "report.json")); }
+  std::string verdict() const { return json()["sides"][1]["verdict"]["verdict"]; }
+
+  /// Planted runs with the seeds 1 to `seeds`; the losses are the baseline's times `factor(seed, step)`.
+  std::string side(const std::string& name, std::int64_t seeds,
+                   const std::function<double(std::int64_t, std::int64_t)>& factor) {
+    for (std::int64_t seed = 1; seed <= seeds; ++seed) {
+      PlantedRun run{.seed = seed, .steps = 1000};
+      run.loss = [&](double loss, std::int64_t step) { return loss * factor(seed, step); };
+      run.write(scratch_ / name / ("seed-" + std::to_string(seed)));
+    }
+    return scratch_ / name;
+  }
+
+  /// A configuration of a model that trains in a moment.
+  std::string config() {
+    data::make_dataset(scratch_, 400, 3000, 0.1);
+    return data::write_file(scratch_ / "tiny.toml", fmt::format(R"(
+[model.args]
+vocab_size = 258
+dim = 32
+n_layers = 2
+n_heads = 2
+[training]
+dataset_path = "{}"
+local_batch_size = 2
+seq_len = 32
+steps = 6
+num_threads = 1
+[checkpoint]
+enable = true
+)",
+                                                                (scratch_ / "dataset").string()));
+  }
+
+  Scratch scratch_;
+};
+
+TEST_F(Compare, PlantedCases) {
+  const Noise noise(21);
+  const std::string base = side("base", 4, [](auto, auto) { return 1.0; });
+  const std::string same = side("same", 4, [](auto, auto) { return 1.0; });
+  Finished finished = compare({base, same});
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("same against base: equivalent: the same losses at every step"),
+                                     HasSubstr("Peak memory"), HasSubstr(report().string())));
+  EXPECT_EQ(verdict(), "equivalent");
+
+  const std::string noisy = side("noisy", 4, [&](auto seed, auto step) { return 1.0 + 0.01 * noise(seed, step); });
+  finished = compare({base, noisy});
+  EXPECT_EQ(finished.status, 0);
+  EXPECT_THAT(finished.output, HasSubstr("noisy against base: equivalent (difference"));
+
+  const std::string diverging = side("diverging", 4, [&](auto seed, auto step) {
+    return 1.0 + 0.02 * static_cast<double>(step) / 1000.0 + 0.002 * noise(seed, step);
+  });
+  finished = compare({base, noisy, "slow=" + diverging});
+  EXPECT_EQ(finished.status, 0);
+  EXPECT_THAT(finished.output,
+              AllOf(HasSubstr("noisy against base: equivalent"), HasSubstr("slow against base: worse by 1.9")));
+  EXPECT_EQ(json()["sides"].size(), 3u);
+
+  finished = compare({base + "/seed-1," + base + "/seed-3", "low=" + noisy + "/seed-1," + noisy + "/seed-3"});
+  EXPECT_THAT(finished.output, HasSubstr("low against base: not enough evidence: "));
+
+  const std::string broken = side("broken", 4, [](auto seed, auto step) {
+    return seed == 3 && step == 1000 ? std::numeric_limits<double>::quiet_NaN() : 1.0;
+  });
+  finished = compare({base, broken});
+  EXPECT_EQ(finished.status, 0);
+  EXPECT_THAT(finished.output, HasSubstr("broken against base: worse: the loss is not finite at step 1000 (seed 3)"));
+}
+
+TEST_F(Compare, BadInputExitsWithTwoAndWritesNoReport) {
+  const std::string base = side("base", 1, [](auto, auto) { return 1.0; });
+  const auto refused = [&](const std::vector<std::string>& arguments, const std::vector<std::string>& parts) {
+    const Finished finished = compare(arguments);
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    for (const std::string& part : parts) EXPECT_THAT(finished.output, HasSubstr(part));
+    EXPECT_FALSE(fs::exists(report()));
+  };
+  PlantedRun{.config = {{"model.args.dim", "512"}}}.write(scratch_ / "other");
+  PlantedRun{.steps = 1000, .last_step = 10}.write(scratch_ / "unfinished");
+  PlantedRun{.steps = 1000}.write(scratch_ / "old");
+  fs::remove(scratch_ / "old" / "run.json");
+  PlantedRun{.seed = 2, .steps = 1000}.write(scratch_ / "seed");
+  refused({base}, {"2"});
+  refused({base, scratch_ / "nowhere"}, {"nowhere"});
+  refused({base, scratch_ / "other"}, {"model.args.dim", "256", "512", "training.steps", "1000", "200"});
+  refused({base, scratch_ / "unfinished"}, {"unfinished", "step 10", "1000"});
+  refused({base, scratch_ / "old"}, {"run.json", "tessera train"});
+  refused({base, scratch_ / "seed"}, {"seed", "debug.seed 1", "2"});
+  refused({base, base}, {"two sides are called 'base'"});
+  refused({base, "b=" + base, "--margin=0"}, {"margin"});
+  refused({base, "b=" + base, "--json=" + report().string()}, {"report.html"});
+  refused({base, "b=/nonexistent.toml"}, {"/nonexistent.toml"});
+  refused({base, "b=x.toml stray"}, {"stray"});
+}
+
+TEST_F(Compare, TrainsWhatIsNotThere) {
+  const std::string tiny = config(), runs = scratch_ / "runs";
+  const std::vector<std::string> arguments = {
+      "bf16=" + tiny, "fp32=" + tiny + " --training.mixed_precision_param=float32", "--seeds=2", "--runs=" + runs};
+  Finished finished = compare(arguments);
+  ASSERT_EQ(finished.status, 0) << finished.output;
+  // Both sides' first seed comes before the second.
+  const std::size_t first = finished.output.find("run 2 of 4: fp32, seed 1: training"),
+                    second = finished.output.find("run 3 of 4: bf16, seed 2: training");
+  EXPECT_LT(first, second) << finished.output;
+  EXPECT_NE(second, std::string::npos);
+  EXPECT_EQ(json()["seeds"], 2);
+  EXPECT_EQ(json()["differences"][0]["key"], "training.mixed_precision_param");
+  EXPECT_THAT(read_text_file(fs::path(runs) / "bf16" / "seed-1" / "train.log"), HasSubstr("step: 6"));
+
+  // Again: all runs are there. As folders: the same report.
+  finished = compare(arguments);
+  EXPECT_EQ(finished.status, 0);
+  EXPECT_THAT(finished.output, AllOf(Not(HasSubstr("training, log")), HasSubstr("is there")));
+  const nlohmann::json started = json();
+  EXPECT_EQ(compare({runs + "/bf16", runs + "/fp32"}).status, 0);
+  EXPECT_EQ(json()["sides"], started["sides"]);
+
+  // A finished side and one to be started: the finished one's seeds.
+  finished = compare({runs + "/bf16/seed-2", "again=" + tiny, "--runs=" + runs});
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output,
+              AllOf(HasSubstr("run 1 of 1: again, seed 2"), HasSubstr("the same losses at every step")));
+
+  // A run whose last line and checkpoint are lost goes on, here from the start.
+  const fs::path half = fs::path(runs) / "again" / "seed-2";
+  const std::string metrics = read_text_file(half / "metrics.jsonl");
+  data::write_file(half / "metrics.jsonl", metrics.substr(0, metrics.size() / 2));
+  fs::remove_all(half / "checkpoint");
+  finished = compare({runs + "/bf16/seed-2", "again=" + tiny, "--runs=" + runs});
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("again, seed 2: training"), HasSubstr("the same losses")));
+
+  // Other runs under the same name are not taken for these.
+  finished = compare(
+      {"bf16=" + tiny + " --optimizer.lr=0.01", "x=" + tiny + " --optimizer.lr=0.01", "--seeds=1", "--runs=" + runs});
+  EXPECT_EQ(finished.status, 2);
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("bf16/seed-1"), HasSubstr("another run"), HasSubstr("optimizer.lr")));
+}
+
+TEST_F(Compare, ChecksBeforeItTrains) {
+  const std::string tiny = config();
+  const Finished finished = compare({"a=" + tiny, "b=" + tiny + " --training.steps=7"});
+  EXPECT_EQ(finished.status, 2);
+  EXPECT_THAT(finished.output,
+              AllOf(HasSubstr("training.steps"), HasSubstr("6"), HasSubstr("7"), Not(HasSubstr("run 1"))));
+}
+
+TEST_F(Compare, ARunThatFailsShowsItsLog) {
+  const std::string tiny = config();
+  fs::resize_file(scratch_ / "dataset" / "train-00000.tokens", 100);
+  const Finished finished = compare({"a=" + tiny, "b=" + tiny, "--seeds=1"});
+  EXPECT_EQ(finished.status, 2) << finished.output;
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("'a' with debug.seed = 1 failed with exit status 2"),
+                                     HasSubstr("report-runs/a/seed-1/train.log"), HasSubstr("train-00000.tokens")));
+}
+
+TEST_F(Compare, ASignalSavesAndTheSameCommandGoesOn) {
+  const std::string tiny = config();
+  const std::vector<std::string> arguments = {"compare", "a=" + tiny + " --training.steps=60 --model.args.n_layers=4",
+                                              "b=" + tiny + " --training.steps=60 --model.args.n_layers=4", "--seeds=1",
+                                              "--out=" + report().string()};
+  const fs::path run = scratch_ / "out" / "report-runs" / "a" / "seed-1";
+  {
+    const Process process(scratch_, arguments);
+    for (int i = 0; i < 3000 && !(fs::exists(run / "metrics.jsonl") && fs::file_size(run / "metrics.jsonl") > 0); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    process.send(SIGINT);
+    const Finished stopped = process.finish();
+    ASSERT_EQ(stopped.status, 130) << stopped.output;
+    EXPECT_THAT(stopped.output, HasSubstr("the same command goes on"));
+  }
+  EXPECT_TRUE(fs::exists(run / "checkpoint"));
+  EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr("stopped by signal 2"));
+  const Finished finished = Process(scratch_, arguments).finish();
+  ASSERT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr("resumed from"));
+  EXPECT_THAT(finished.output, HasSubstr("b against a: equivalent: the same losses at every step"));
+}
+
+}  // namespace
+}  // namespace tessera

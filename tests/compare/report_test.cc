@@ -1,0 +1,158 @@
+// What the report says and how it is made. How it looks is browser_test.cc's.
+#include "compare/report.h"
+
+#include <gmock/gmock.h>
+
+#include "compare/report_style.h"
+#include "compare/svg_plot.h"
+#include "tests/compare/report_support.h"
+
+namespace tessera {
+namespace {
+
+using compare_test::check_xml;
+using compare_test::planted_comparison;
+using compare_test::PlantedRun;
+using data::Scratch;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::size_t occurrences(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(RoundTicks, AreRound) {
+  EXPECT_THAT(round_ticks(0, 300, 5), ElementsAre(0, 100, 200, 300));
+  EXPECT_THAT(round_ticks(1, 10, 5), ElementsAre(2, 4, 6, 8, 10));
+  const std::vector<double> small = round_ticks(-0.4, 0.4, 5);
+  ASSERT_EQ(small.size(), 5u);
+  EXPECT_NEAR(small[1], -0.2, 1e-12);
+  EXPECT_THAT(log_ticks(0.4, 30), ElementsAre(0.5, 1, 2, 5, 10, 20));
+  EXPECT_EQ(log_ticks(1e-6, 1e6).size(), 13u);
+}
+
+TEST(SvgPlot, DrawsWhatIsFinite) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  Plot plot{.id = "p", .description = "a < b", .x_label = "step", .y_label = "y"};
+  plot.series = {{{.x = {1, 2, 3, 4, 5}, .y = {1, 2, nan, 4, HUGE_VAL}, .low = {}, .high = {}}, 0}};
+  const std::string svg = svg_plot(plot);
+  EXPECT_THAT(check_xml(svg), "");
+  EXPECT_THAT(svg, HasSubstr("a &lt; b"));
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, Not(HasSubstr("inf")));
+  // Empty, a point, a constant: something to see, nothing that is no number.
+  for (const Curve& curve :
+       {Curve{}, Curve{{1}, {2}, {2}, {2}}, Curve{{1, 2}, {0, 0}, {}, {}}, Curve{{1}, {nan}, {}, {}}}) {
+    plot.series = {{curve, 1}};
+    const std::string odd = svg_plot(plot);
+    EXPECT_THAT(check_xml(odd), "");
+    EXPECT_THAT(odd, Not(HasSubstr("nan")));
+    EXPECT_THAT(odd, HasSubstr("<text"));
+  }
+}
+
+TEST(Report, IsWellFormedSelfContainedAndEscaped) {
+  const Scratch scratch;
+  const Comparison comparison = planted_comparison(scratch, {.label = "a<b>&\"'", .offset = 0.0002, .sqnr_layers = 6});
+  const std::string html = report_html(comparison);
+  EXPECT_EQ(check_xml(html), "");
+  const auto has = [&](const std::string& part) { return html.find(part) != std::string::npos; };
+  EXPECT_TRUE(has("a&lt;b&gt;&amp;&quot;&#39;"));
+  EXPECT_TRUE(has("Planted &lt;Processor&gt; &amp; Co."));
+  for (const char* outside : {"<script", "http:", "https:", "url(http", "@import", "src=", "<b>&\""}) {
+    EXPECT_FALSE(has(outside)) << outside;
+  }
+  EXPECT_TRUE(has("name=\"viewport\""));
+  EXPECT_EQ(occurrences(html, "<figure>"), 5u);  // loss, difference, gradient norm, SQNR twice
+  EXPECT_TRUE(has("<b>equivalent</b> (difference +0.02\u00a0% ± 0.07\u00a0%, margin 0.25\u00a0%)"))
+      << comparison.sides[1].verdict->text;
+  EXPECT_TRUE(has("model.<wbr/>converters"));
+}
+
+TEST(Report, WithoutLowPrecisionThereIsNoSqnr) {
+  const Scratch scratch;
+  const std::string html = report_html(planted_comparison(scratch, {}));
+  EXPECT_EQ(occurrences(html, "<figure>"), 3u);
+  EXPECT_EQ(occurrences(html, "SQNR of"), 0u);
+}
+
+TEST(Report, LongRunsMakeSmallFiles) {
+  const Scratch scratch;
+  const Comparison comparison = planted_comparison(scratch, {.steps = 20'000, .offset = 0.0002, .sqnr_layers = 2});
+  EXPECT_LT(report_html(comparison).size(), 500'000u);
+  EXPECT_EQ(comparison.sides[1].loss.x.size(), kMaxCurvePoints);
+  EXPECT_EQ(comparison.sides[1].loss.x.front(), 1.0);
+  EXPECT_EQ(comparison.sides[1].loss.x.back(), 20'000.0);
+}
+
+TEST(Report, JsonHasTheVerdictAndTheCurves) {
+  const Scratch scratch;
+  const Comparison comparison = planted_comparison(scratch, {.label = "low", .offset = 0.01, .sqnr_layers = 3});
+  const auto json = nlohmann::json::parse(report_json(comparison));
+  EXPECT_EQ(json["format"], "tessera-compare");
+  EXPECT_EQ(json["seeds"], 3);
+  ASSERT_EQ(json["sides"].size(), 2u);
+  EXPECT_FALSE(json["sides"][0].contains("verdict"));
+  const auto& side = json["sides"][1];
+  EXPECT_EQ(side["label"], "low");
+  EXPECT_EQ(side["verdict"]["verdict"], "worse");
+  EXPECT_NEAR(side["verdict"]["difference"].get<double>(), 0.01, 0.002);
+  EXPECT_EQ(side["verdict"]["difference_per_seed"].size(), 3u);
+  EXPECT_NEAR(side["final_loss"]["mean"].get<double>() / json["sides"][0]["final_loss"]["mean"].get<double>(), 1.01,
+              0.002);
+  const auto& curves = side["curves"];
+  EXPECT_EQ(curves["loss"]["step"].size(), curves["loss"]["value"].size());
+  EXPECT_EQ(curves["difference"]["low"].size(), curves["difference"]["step"].size());
+  EXPECT_EQ(curves["quantization_sqnr_db_by_layer"]["x"]["layer"], nlohmann::json({0, 1, 2}));
+  EXPECT_EQ(side["worst_sites"].size(), 8u);
+  EXPECT_EQ(side["worst_sites"][0]["site"], "layers.2.attention.wq");
+  EXPECT_EQ(json["runs"].size(), 6u);
+}
+
+TEST(Report, TextHasVerdictAndTable) {
+  const Scratch scratch;
+  const std::string text = report_text(planted_comparison(scratch, {.label = "low", .offset = -0.01}));
+  EXPECT_THAT(text, HasSubstr("low against base: better by 1."));
+  EXPECT_THAT(text, HasSubstr("Tokens/s"));
+  EXPECT_THAT(text, HasSubstr("4400 (+10 %)"));
+  EXPECT_THAT(text, HasSubstr("(−20 %)"));
+}
+
+TEST(Comparison, ValidationLossesOfOtherDataAreLeftOut) {
+  const Scratch scratch;
+  const auto with_validation = [&](const std::string& name, const std::string& checksum) {
+    const auto folder =
+        PlantedRun{.config = {{"validation.steps", "8"}}, .dataset = {{"val", checksum}}}.write(scratch / name);
+    data::write_file(folder / "metrics.jsonl",
+                     read_text_file(folder / "metrics.jsonl") + "{\"step\":200,\"validation_loss\":4.5}\n");
+    return make_side(name, {read_run(folder)});
+  };
+  const Side a = with_validation("a", "01"), b = with_validation("b", "01"), c = with_validation("c", "02");
+  const Comparison same = compare_sides({a, b}, kDefaultMargin), other = compare_sides({a, c}, kDefaultMargin);
+  ASSERT_TRUE(same.sides[1].validation_loss);
+  EXPECT_EQ(same.sides[1].validation_loss->mean, 4.5);
+  EXPECT_EQ(same.sides[1].verdict->kind, Verdict::Kind::kEquivalent);
+  EXPECT_FALSE(other.sides[0].validation_loss);
+}
+
+/// Runs that log differently are compared at the steps that both have.
+TEST(Comparison, LoggedStepsMayDiffer) {
+  const Scratch scratch;
+  const auto a = PlantedRun{}.write(scratch / "a"), b = PlantedRun{}.write(scratch / "b");
+  std::istringstream lines(read_text_file(b / "metrics.jsonl"));
+  std::string kept;
+  for (std::string line; std::getline(lines, line);) {
+    if (nlohmann::json::parse(line)["step"].get<int>() % 5 == 0) kept += line + "\n";
+  }
+  data::write_file(b / "metrics.jsonl", kept);
+  const Comparison comparison =
+      compare_sides({make_side("a", {read_run(a)}), make_side("b", {read_run(b)})}, kDefaultMargin);
+  EXPECT_EQ(comparison.num_lines, 40);
+  EXPECT_TRUE(comparison.sides[1].verdict->identical);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,180 @@
+// Runs' folders, whole and damaged, and what may be compared with what.
+#include "compare/run_record.h"
+
+#include <gmock/gmock.h>
+
+#include "compare/side.h"
+#include "tests/compare/support.h"
+
+namespace tessera {
+namespace {
+
+using compare_test::PlantedRun;
+using data::expect_error;
+using data::Scratch;
+using data::write_file;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(RunRecord, ReadsWhatATrainerWrites) {
+  const Scratch scratch;
+  const auto folder = PlantedRun{.seed = 7, .steps = 50, .sqnr_layers = 3}.write(scratch / "run");
+  write_file(folder / "metrics.jsonl", read_text_file(folder / "metrics.jsonl") +
+                                           "{\"step\":50,\"validation_loss\":4.25}\n{\"step\":50,\"later\":1}\n");
+  const RunRecord run = read_run(folder);
+  EXPECT_EQ(run.seed(), 7);
+  EXPECT_EQ(run.num_steps(), 50);
+  EXPECT_TRUE(run.finished());
+  EXPECT_EQ(run.losses.size(), 50u);
+  EXPECT_EQ(run.dataset.at("train"), "0123456789abcdef");
+  EXPECT_EQ(run.validation_losses.at(50), 4.25);
+  EXPECT_EQ(run.peak_memory_bytes, 1e9);
+  ASSERT_EQ(run.sqnr.size(), 50u);
+  EXPECT_NEAR(run.sqnr[9].by_layer.at("x").at(2), 31.5 - 0.1 - 0.02, 1e-9);
+  EXPECT_EQ(run.last_sqnr.size(), 9u);
+  EXPECT_NEAR(run.last_sqnr.at("layers.1.moe.experts.w2").at("dy"), 31.5 - 0.05 - 0.02 - 1.0, 1e-9);
+}
+
+TEST(RunRecord, SitesOutsideOfLayersAreTheirOwn) {
+  const Scratch scratch;
+  const auto folder = PlantedRun{.steps = 1}.write(scratch / "run");
+  write_file(folder / "metrics.jsonl",
+             R"({"step":1,"loss":4,"grad_norm":1,"tokens_per_second":1,"memory_bytes":1,"quantization_sqnr_db":)"
+             R"({"output":{"x":20},"layers.2.attention.wq":{"x":30},"layers.2.attention.wo":{"x":32,"w":null},)"
+             R"("layersx":{"x":22}}})");  // whole, though no newline ends it
+  const RunRecord run = read_run(folder);
+  EXPECT_THAT(run.sqnr.at(0).by_layer.at("x"), ElementsAre(std::pair{-1, 21.0}, std::pair{2, 31.0}));
+  EXPECT_FALSE(run.sqnr[0].by_layer.contains("w"));
+}
+
+TEST(RunRecord, WithoutRunJsonItSaysHowToGetOne) {
+  const Scratch scratch;
+  const auto folder = PlantedRun{}.write(scratch / "run");
+  std::filesystem::remove(folder / "run.json");
+  expect_error([&] { read_run(folder); }, {"run.json", "tessera train", "job.dump_folder"});
+}
+
+TEST(RunRecord, DamagedFilesAreNamed) {
+  const Scratch scratch;
+  const auto damaged = [&](const char* file, const std::string& content, const std::vector<std::string>& parts) {
+    const auto folder = PlantedRun{.steps = 3}.write(scratch / "run");
+    write_file(folder / file, content);
+    std::vector<std::string> all = {(folder / file).string()};
+    all.insert(all.end(), parts.begin(), parts.end());
+    expect_error([&] { read_run(folder); }, all);
+  };
+  damaged("run.json", "", {"not JSON"});
+  damaged("run.json", "[]", {"expected an object"});
+  damaged("run.json", R"({"format": "other", "version": 1})", {"tessera-run", "other"});
+  damaged("run.json", R"({"format": "tessera-run", "version": 2})", {"version"});
+  damaged("run.json", R"({"format": "tessera-run", "version": 1})", {"config is missing"});
+  damaged("run.json",
+          R"({"format":"tessera-run","version":1,"config":{"training.steps":3},"dataset":{},"program":"",)"
+          R"("processor":"","threads":1})",
+          {"training.steps", "a string"});
+  damaged("run.json",
+          R"({"format":"tessera-run","version":1,"config":{"training.steps":"3x"},"dataset":{},"program":"",)"
+          R"("processor":"","threads":1})",
+          {"training.steps", "3x"});
+  const std::string line = R"({"step":1,"loss":4,"grad_norm":1,"tokens_per_second":1,"memory_bytes":1})";
+  damaged("metrics.jsonl", line + "\n{\"step\":2,\"lo\n" + line + "\n", {"line 2", "not JSON"});
+  damaged("metrics.jsonl", line + "\n" + line + "\n", {"line 2", "step 1 comes after step 1"});
+  damaged("metrics.jsonl", "{\"step\":\"1\"}\n", {"line 1", "step", "whole number"});
+  damaged("metrics.jsonl", "{\"step\":1,\"loss\":\"4\"}\n", {"line 1", "loss", "a number"});
+  damaged("metrics.jsonl", "{\"step\":1,\"loss\":4}\n", {"line 1", "grad_norm"});
+  damaged("metrics.jsonl", line.substr(0, line.size() - 1) + ",\"quantization_sqnr_db\":{\"a\":3}}\n",
+          {"line 1", "quantization_sqnr_db.a"});
+}
+
+TEST(RunRecord, ALineThatIsCutOffDoesNotCount) {
+  const Scratch scratch;
+  const auto folder = PlantedRun{.steps = 20}.write(scratch / "run");
+  const std::string metrics = read_text_file(folder / "metrics.jsonl");
+  write_file(folder / "metrics.jsonl", metrics.substr(0, metrics.size() - 30));
+  const RunRecord run = read_run(folder);
+  EXPECT_EQ(run.last_step(), 19);
+  expect_error([&] { make_side("a", {run}); }, {folder.string(), "not finished", "step 19", "training.steps is 20"});
+}
+
+TEST(RunRecord, FindsARunOrItsSubfolders) {
+  const Scratch scratch;
+  PlantedRun{}.write(scratch / "side/seed-2");
+  PlantedRun{}.write(scratch / "side/seed-1");
+  write_file(scratch / "side/notes/notes.txt", "x");
+  EXPECT_THAT(find_runs(scratch / "side"), ElementsAre(scratch / "side/seed-1", scratch / "side/seed-2"));
+  EXPECT_THAT(find_runs(scratch / "side/seed-1"), ElementsAre(scratch / "side/seed-1"));
+  expect_error([&] { find_runs(scratch / "side/notes"); }, {"side/notes", "no run"});
+  expect_error([&] { find_runs(scratch / "nowhere"); }, {"nowhere"});
+}
+
+class Sides : public ::testing::Test {
+ protected:
+  RunRecord run(const std::string& name, const PlantedRun& planted) { return read_run(planted.write(scratch_ / name)); }
+  Scratch scratch_;
+};
+
+TEST_F(Sides, DifferencesInMoreThanPrecisionAreRefusedWithKeyAndValues) {
+  const Side a = make_side("a", {run("a", {})});
+  const auto refused = [&](const PlantedRun& planted, const std::vector<std::string>& parts) {
+    const Side b = make_side("b", {run("b", planted)});
+    const std::string message = expect_error([&] { require_comparable({a, b}); }, parts);
+    EXPECT_THAT(message, HasSubstr(a.runs[0].folder.string()));
+    EXPECT_THAT(message, HasSubstr(b.runs[0].folder.string()));
+    EXPECT_THAT(message, Not(HasSubstr("job.dump_folder")));
+  };
+  refused({.config = {{"model.args.dim", "512"}}}, {"model.args.dim:  256 in", "512 in"});
+  refused({.dataset = {{"train", "fedcba9876543210"}}}, {"dataset.train", "0123456789abcdef", "fedcba9876543210"});
+  refused({.steps = 100}, {"training.steps", "200", "100"});
+  refused({.config = {{"training.seq_len", "1024"}, {"optimizer.lr", "0.001"}}},
+          {"training.seq_len", "512", "1024", "optimizer.lr", "0.0008", "0.001"});
+  refused({.config = {{"checkpoint.initial_load_path", "\"other\""}}},
+          {"checkpoint.initial_load_path", "(absent)", "other"});
+}
+
+TEST_F(Sides, PrecisionPlacesAndParallelismMayDiffer) {
+  const Side a = make_side("a", {run("a", {})});
+  const Side b = make_side("b", {run("b", {.config = {{"model.converters", "[\"quantize.linear.mx\"]"},
+                                                      {"training.mixed_precision_param", "\"float32\""},
+                                                      {"quantize.linear.mx.recipe_name", "\"mxfp8_cublas_rceil\""},
+                                                      {"training.dataset_path", "\"/elsewhere\""},
+                                                      {"parallelism.expert_parallel_degree", "8"},
+                                                      {"activation_checkpoint.mode", "\"full\""},
+                                                      {"checkpoint.enable", "true"},
+                                                      {"metrics.log_freq", "1"}}})});
+  EXPECT_NO_THROW(require_comparable({a, b}));
+  std::vector<std::string> keys;
+  for (const Difference& difference : differences_of({a, b})) keys.push_back(difference.key);
+  EXPECT_THAT(keys, ElementsAre("activation_checkpoint.mode", "checkpoint.enable", "metrics.log_freq",
+                                "model.converters", "parallelism.expert_parallel_degree",
+                                "quantize.linear.mx.recipe_name", "training.mixed_precision_param"));
+}
+
+TEST_F(Sides, WithinASideOnlySeedsDiffer) {
+  EXPECT_NO_THROW(make_side("a", {run("1", {.seed = 1}), run("2", {.seed = 2})}));
+  expect_error(
+      [&] {
+        make_side("a", {run("1", {.seed = 1}), run("2", {.seed = 1})});
+      },
+      {"two runs with debug.seed = 1", "'a'"});
+  expect_error(
+      [&] {
+        make_side("a", {run("1", {}), run("2", {.seed = 2, .config = {{"model.converters", "[\"x\"]"}}})});
+      },
+      {"side 'a'", "model.converters", "[]", "[\"x\"]"});
+}
+
+TEST_F(Sides, SeedsAreTheSameOnBothSides) {
+  const Side a = make_side("a", {run("2", {.seed = 2}), run("1", {.seed = 1})});
+  const Side b = make_side("b", {run("3", {.seed = 2}), run("4", {.seed = 3})});
+  expect_error([&] { require_comparable({a, b}); }, {"'a' has debug.seed 1, 2", "'b' has 2, 3"});
+}
+
+TEST_F(Sides, AStartedRunIsTheOneThatIsThere) {
+  const RunRecord there = run("a", {.seed = 1});
+  EXPECT_NO_THROW(require_same_run(there, run("b", {.seed = 1})));
+  expect_error([&] { require_same_run(there, run("b", {.seed = 2})); }, {"debug.seed", there.folder.string()});
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,209 @@
+// The verdict on planted differences.
+#include "compare/verdict.h"
+
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "compare/statistics.h"
+#include "tests/compare/support.h"
+
+namespace tessera {
+namespace {
+
+using compare_test::Noise;
+using compare_test::plant;
+using compare_test::Planted;
+using data::expect_error;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using Kind = Verdict::Kind;
+
+Verdict judge(const Planted& planted, double margin = kDefaultMargin) {
+  return judge(planted.steps, planted.pairs, margin);
+}
+
+TEST(Verdict, IdenticalRunsAreEquivalentWithAnyNumberOfSeeds) {
+  for (const std::int64_t seeds : {1, 2, 3}) {
+    const Verdict verdict = judge(plant(seeds, 300, [](double loss, auto, auto) { return loss; }));
+    EXPECT_EQ(verdict.kind, Kind::kEquivalent);
+    EXPECT_TRUE(verdict.identical);
+    EXPECT_EQ(verdict.text, "equivalent: the same losses at every step");
+  }
+}
+
+TEST(Verdict, OneOtherBitIsNotIdentical) {
+  Planted planted = plant(1, 300, [](double loss, auto, auto) { return loss; });
+  planted.pairs[0].candidate[7] = std::nextafter(planted.pairs[0].candidate[7], 0.0);
+  const Verdict verdict = judge(planted);
+  EXPECT_EQ(verdict.kind, Kind::kNotEnoughEvidence);
+  EXPECT_THAT(verdict.text, StartsWith("not enough evidence: 2 more seeds (difference "));
+}
+
+/// Of 200 comparisons with independent noise of 1 % on every loss nearly all are equivalent. The test for growth may
+/// err in 1 % of the cases; nothing else may call such a run worse or better.
+TEST(Verdict, NoiseOfOnePercentIsEquivalent) {
+  int equivalent = 0, growing = 0;
+  constexpr int kRepetitions = 200;
+  for (int i = 0; i < kRepetitions; ++i) {
+    const Noise noise(1000 + static_cast<std::uint64_t>(i));
+    const Verdict verdict = judge(plant(
+        4, 2000, [&](double loss, auto seed, auto step) { return loss * (1.0 + 0.01 * noise(seed, step)); },
+        static_cast<std::uint64_t>(i)));
+    equivalent += verdict.kind == Kind::kEquivalent ? 1 : 0;
+    growing += verdict.growing ? 1 : 0;
+    EXPECT_TRUE(verdict.growing || (verdict.kind != Kind::kWorse && verdict.kind != Kind::kBetter)) << verdict.text;
+  }
+  EXPECT_GE(equivalent, kRepetitions * 95 / 100);
+  EXPECT_LE(growing, kRepetitions / 100);
+}
+
+/// The promise of the test: where the true difference is the margin, "equivalent" comes up in at most 5 % of the cases.
+TEST(Verdict, FalseEquivalenceIsRare) {
+  constexpr int kRepetitions = 2000;
+  const Noise noise(7);
+  for (const std::int64_t count : {3, 5, 10}) {
+    int equivalent = 0;
+    for (int i = 0; i < kRepetitions; ++i) {
+      std::vector<double> differences;
+      for (std::int64_t k = 0; k < count; ++k) {
+        differences.push_back(kDefaultMargin * (1.0 + 0.2 * noise(k + 100 * count, i)));
+      }
+      const Kind kind = decide(mean(differences), standard_deviation(differences), count, kDefaultMargin);
+      equivalent += kind == Kind::kEquivalent ? 1 : 0;
+    }
+    EXPECT_NEAR(equivalent, 0.05 * kRepetitions, 35) << count;  // 3.6 deviations of the count
+  }
+}
+
+TEST(Verdict, ARunThatDivergesSlowlyIsWorse) {
+  const Noise noise(3);
+  // In the last tenth of the steps 3 % above on average.
+  const auto slow = [&](double loss, std::int64_t seed, std::int64_t step) {
+    const double part = static_cast<double>(step) / 1000.0;
+    return loss * (1.0 + 0.035 * part * part * part + 0.005 * noise(seed, step));
+  };
+  const Verdict verdict = judge(plant(3, 1000, slow));
+  EXPECT_EQ(verdict.kind, Kind::kWorse);
+  EXPECT_FALSE(verdict.growing);
+  EXPECT_NEAR(verdict.difference, 0.035 * 0.86, 0.002);
+  EXPECT_THAT(verdict.text, AllOf(StartsWith("worse by 3."), HasSubstr("margin 0.25 %")));
+}
+
+TEST(Verdict, ADivergenceWithinTheMarginIsNotEquivalent) {
+  const Noise noise(4);
+  const auto slower = [&](double loss, std::int64_t seed, std::int64_t step) {
+    return loss * (1.0 + 0.0018 * static_cast<double>(step) / 1000.0 + 0.0005 * noise(seed, step));
+  };
+  const Verdict verdict = judge(plant(4, 1000, slower));
+  EXPECT_LT(verdict.difference + verdict.half_width, kDefaultMargin);
+  EXPECT_EQ(verdict.kind, Kind::kWorse);
+  EXPECT_TRUE(verdict.growing);
+  EXPECT_THAT(verdict.text, HasSubstr("and growing"));
+  // The same distance, kept: no harm.
+  const auto constant = [&](double loss, std::int64_t seed, std::int64_t step) {
+    return loss * (1.0 + 0.0018 * 0.95 + 0.0005 * noise(seed, step));
+  };
+  EXPECT_EQ(judge(plant(4, 1000, constant)).kind, Kind::kEquivalent);
+}
+
+TEST(Verdict, LossesThatAreNotFinite) {
+  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), HUGE_VAL}) {
+    for (const std::int64_t at : {1, 150, 300}) {
+      Planted planted = plant(3, 300, [&](double loss, std::int64_t seed, std::int64_t step) {
+        return seed == 2 && step == at ? bad : loss;
+      });
+      const Verdict verdict = judge(planted);
+      EXPECT_EQ(verdict.kind, Kind::kWorse);
+      EXPECT_EQ(verdict.text, fmt::format("worse: the loss is not finite at step {} (seed 2)", at));
+      for (LossPair& pair : planted.pairs) std::swap(pair.baseline, pair.candidate);
+      expect_error([&] { judge(planted); }, {"baseline", "not finite", "seed 2", fmt::format("step {}", at)});
+      // Even where both sides have it.
+      for (LossPair& pair : planted.pairs) pair.candidate = pair.baseline;
+      expect_error([&] { judge(planted); }, {"not finite"});
+    }
+  }
+}
+
+TEST(Verdict, WorseAndBetterAreMirrored) {
+  const Noise noise(5);
+  for (const double sign : {1.0, -1.0}) {
+    const Verdict verdict = judge(plant(3, 500, [&](double loss, std::int64_t seed, std::int64_t) {
+      return loss * (1.0 + sign * (0.01 + 0.001 * noise(seed, 0)));
+    }));
+    EXPECT_EQ(verdict.kind, sign > 0 ? Kind::kWorse : Kind::kBetter);
+    EXPECT_NEAR(verdict.difference, sign * 0.01, 0.001);
+    EXPECT_THAT(verdict.text, StartsWith(sign > 0 ? "worse by 1." : "better by 1."));
+  }
+}
+
+TEST(Verdict, ATooSmallSample) {
+  const Noise noise(6);
+  const auto candidate = [&](double loss, std::int64_t seed, std::int64_t) {
+    return loss * (1.0 + 0.0005 * noise(seed, 0));
+  };
+  EXPECT_THAT(judge(plant(1, 300, candidate)).text, StartsWith("not enough evidence: 2 more seeds"));
+  const Verdict two = judge(plant(2, 300, candidate));
+  EXPECT_EQ(two.kind, Kind::kNotEnoughEvidence);
+  EXPECT_GE(two.more_seeds, 1);
+  EXPECT_EQ(judge(plant(6, 300, candidate)).kind, Kind::kEquivalent);
+}
+
+/// Whatever the sample: the number of further seeds decides, and no smaller one does.
+TEST(Verdict, TheNumberOfSeedsToAddIsTheSmallestThatDecides) {
+  int asked = 0;
+  for (const double mean : {0.0, 0.0008, 0.002, 0.0025, 0.004, -0.003, -0.0012}) {
+    for (const double deviation : {0.0005, 0.002, 0.004}) {
+      for (const std::int64_t count : {2, 3, 5, 8}) {
+        if (decide(mean, deviation, count, kDefaultMargin) != Kind::kNotEnoughEvidence) continue;
+        ++asked;
+        const std::int64_t more = seeds_to_add(mean, deviation, count, kDefaultMargin);
+        ASSERT_GE(more, 1);
+        for (std::int64_t k = 1; k < std::min(more, kMaxMoreSeeds + 1); ++k) {
+          EXPECT_EQ(decide(mean, deviation, count + k, kDefaultMargin), Kind::kNotEnoughEvidence);
+        }
+        if (more > kMaxMoreSeeds) continue;
+        const Kind kind = decide(mean, deviation, count + more, kDefaultMargin);
+        EXPECT_EQ(kind, std::abs(mean) < kDefaultMargin ? Kind::kEquivalent : mean > 0 ? Kind::kWorse : Kind::kBetter);
+      }
+    }
+  }
+  EXPECT_GT(asked, 20);
+}
+
+/// The same from losses: noise between seeds so large that three do not decide; as many more as the verdict asks for,
+/// with the same mean and scatter, do.
+TEST(Verdict, AsManySeedsAsItAsksForDecide) {
+  const auto comparison = [](std::int64_t copies) {
+    return plant(3 * copies, 400, [](double loss, std::int64_t seed, std::int64_t) {
+      return loss * (1.0 + 0.0003 + 0.0035 * static_cast<double>(seed % 3 - 1));
+    });
+  };
+  const Verdict verdict = judge(comparison(1));
+  ASSERT_EQ(verdict.kind, Kind::kNotEnoughEvidence);
+  ASSERT_GT(verdict.more_seeds, 3);
+  ASSERT_LE(verdict.more_seeds, kMaxMoreSeeds);
+  EXPECT_THAT(verdict.text, HasSubstr(fmt::format("{} more seeds", verdict.more_seeds)));
+  const double deviation = standard_deviation(verdict.differences);
+  EXPECT_EQ(decide(verdict.difference, deviation, 3 + verdict.more_seeds, kDefaultMargin), Kind::kEquivalent);
+  EXPECT_EQ(decide(verdict.difference, deviation, 2 + verdict.more_seeds, kDefaultMargin), Kind::kNotEnoughEvidence);
+  EXPECT_EQ(judge(comparison(2 + verdict.more_seeds / 3)).kind, Kind::kEquivalent);
+}
+
+TEST(Verdict, MoreSeedsThanAnyoneTrains) {
+  const Verdict verdict = judge(plant(3, 300, [](double loss, std::int64_t seed, std::int64_t) {
+    return loss * (1.0 + 0.3 * static_cast<double>(seed - 2));
+  }));
+  EXPECT_THAT(verdict.text, StartsWith("not enough evidence: more than 100 more seeds"));
+}
+
+TEST(Verdict, AMarginThatCannotBe) {
+  const Planted planted = plant(3, 30, [](double loss, auto, auto) { return loss; });
+  for (const double margin : {0.0, -0.1, HUGE_VAL, std::numeric_limits<double>::quiet_NaN()}) {
+    expect_error([&] { judge(planted, margin); }, {"margin"});
+  }
+}
+
+}  // namespace
+}  // namespace tessera
