@@ -7,7 +7,7 @@
 #include <set>
 
 #include "base/json.h"
-#include "tensor/float8.h"
+#include "mx/formats.h"
 
 namespace tessera {
 namespace {
@@ -94,7 +94,7 @@ std::string scale_name(const std::string& name) { return name + std::string(kSca
 constexpr std::array<float, 256> kE4m3 = [] {
   std::array<float, 256> numbers{};
   for (std::size_t code = 0; code < numbers.size(); ++code) {
-    numbers[code] = e4m3_to_float(static_cast<std::uint8_t>(code));
+    numbers[code] = mx::value_of<mx::E4M3>(static_cast<std::uint8_t>(code));
   }
   return numbers;
 }();

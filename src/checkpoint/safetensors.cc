@@ -124,6 +124,10 @@ std::string safetensors_dtype(DType dtype) {
       return "BF16";
     case DType::kInt32:
       return "I32";
+    case DType::kFloat8E4M3:
+      return "F8_E4M3";
+    case DType::kFloat8E8M0:
+      return "F8_E8M0";
   }
   return "";
 }

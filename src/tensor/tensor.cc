@@ -9,6 +9,9 @@ std::size_t size_of(DType dtype) {
       return 4;
     case DType::kBFloat16:
       return 2;
+    case DType::kFloat8E4M3:
+    case DType::kFloat8E8M0:
+      return 1;
   }
   TESSERA_CHECK(false, "dtype {}", static_cast<int>(dtype));
   return 0;
@@ -22,6 +25,10 @@ const char* name_of(DType dtype) {
       return "bfloat16";
     case DType::kInt32:
       return "int32";
+    case DType::kFloat8E4M3:
+      return "float8_e4m3";
+    case DType::kFloat8E8M0:
+      return "float8_e8m0";
   }
   return "unknown";
 }

@@ -16,10 +16,11 @@
 
 namespace tessera {
 
-enum class DType : std::uint8_t { kFloat32, kBFloat16, kInt32 };
+/// kFloat8E4M3 and kFloat8E8M0 are what a quantized matrix is made of (mx/formats.h): elements and scales.
+enum class DType : std::uint8_t { kFloat32, kBFloat16, kInt32, kFloat8E4M3, kFloat8E8M0 };
 
 std::size_t size_of(DType dtype);
-/// "float32", "bfloat16", "int32".
+/// "float32", "bfloat16", "int32", "float8_e4m3", "float8_e8m0".
 const char* name_of(DType dtype);
 
 template <typename T>

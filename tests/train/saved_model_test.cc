@@ -9,7 +9,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tensor/float8.h"
 #include "tests/compare.h"
 #include "tests/data/support.h"
 #include "tests/forward.h"
@@ -70,19 +69,6 @@ TEST(HfNames, OfDeepSeekV3) {
               ElementsAre("model.layers.61.self_attn.o_proj.weight [4,4]"));
   EXPECT_THAT(names("mtp.0.norm.weight", {4}), ElementsAre("model.layers.61.shared_head.norm.weight [4]"));
   EXPECT_THAT(names("output.weight", {8, 4}), ElementsAre("lm_head.weight [8,4]"));
-}
-
-TEST(Float8, E4M3) {
-  EXPECT_EQ(e4m3_to_float(0x00), 0.0f);
-  EXPECT_TRUE(std::signbit(e4m3_to_float(0x80)));
-  EXPECT_EQ(e4m3_to_float(0x01), 0x1p-9f);
-  EXPECT_EQ(e4m3_to_float(0x07), 7 * 0x1p-9f);
-  EXPECT_EQ(e4m3_to_float(0x08), 0x1p-6f);
-  EXPECT_EQ(e4m3_to_float(0x38), 1.0f);
-  EXPECT_EQ(e4m3_to_float(0xb9), -1.125f);
-  EXPECT_EQ(e4m3_to_float(0x7e), 448.0f);
-  EXPECT_TRUE(std::isnan(e4m3_to_float(0x7f)));
-  EXPECT_TRUE(std::isnan(e4m3_to_float(0xff)));
 }
 
 /// Writes tensors of any type as model.safetensors.

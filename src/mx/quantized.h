@@ -1,0 +1,42 @@
+// A matrix in 8-bit elements with the scales of its blocks. Blocks, and memory, run along the last dim, which is the
+// contraction of the GEMM that reads it: a matrix that is contracted along its first dim is stored transposed.
+#pragma once
+
+#include "mx/block.h"
+#include "tensor/tensor.h"
+
+namespace tessera::mx {
+
+/// A view; owns nothing. elements: [..., M, K] float8_e4m3. scales: [..., ceil(M / scale_height), ceil(K /
+/// scale_width)] of the format, float8_e8m0 or float32. A last block that K cuts off is as if filled with zeros.
+struct Quantized {
+  Tensor elements, scales;
+  Format format;
+
+  bool defined() const { return elements.defined(); }
+  std::uint8_t* element_bytes() const { return static_cast<std::uint8_t*>(elements.raw()); }
+  std::uint8_t* scale_bytes() const { return static_cast<std::uint8_t*>(scales.raw()); }
+  /// Entry i of a stack of matrices.
+  Quantized operator[](std::int64_t i) const { return {elements[i], scales[i], format}; }
+};
+
+/// The shape of the scales of a matrix, or stack of matrices, of this shape.
+inline Shape scales_shape(const Shape& shape, const Format& format) {
+  const int last = shape.num_dims() - 1;
+  const auto blocks = [](std::int64_t size, std::int64_t block) { return (size + block - 1) / block; };
+  const std::int64_t rows = blocks(shape[last - 1], format.scale_height()),
+                     columns = blocks(shape[last], format.scale_width());
+  return last == 1 ? Shape{rows, columns} : Shape{shape[0], rows, columns};
+}
+
+inline DType scales_dtype(const Format& format) {
+  return format.scale_type == ScaleType::kE8M0 ? DType::kFloat8E8M0 : DType::kFloat32;
+}
+
+/// `allocate(shape, dtype)` gives the tensors.
+template <typename Allocate>
+Quantized allocate_quantized(const Shape& shape, const Format& format, Allocate&& allocate) {
+  return {allocate(shape, DType::kFloat8E4M3), allocate(scales_shape(shape, format), scales_dtype(format)), format};
+}
+
+}  // namespace tessera::mx
