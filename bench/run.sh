@@ -14,6 +14,7 @@ if ! "$venv/bin/python" -c 'import tokenizers' 2>/dev/null; then
   "$venv/bin/pip" install --quiet tokenizers
 fi
 "$build/bench/bench_ops" --benchmark_min_time=0.2
+"$build/bench/bench_quantize" --benchmark_min_time=0.2
 "$build/bench/bench_generate"
 "$venv/bin/python" bench/compare.py --tessera "$build/src/app/tessera" --python "$venv/bin/python"
 scripts/fetch_corpus.sh data/corpus

@@ -8,13 +8,14 @@
 // number, infinities too, becomes it. NaN becomes 0x7F. Zeros keep their sign.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
+/// On the host always inlined, because kernels that are compiled for a newer processor than the program may use these
+/// functions without leaving a copy for the rest of the program.
 #if defined(__CUDACC__)
 #define TESSERA_HOST_DEVICE __host__ __device__
 #else
-#define TESSERA_HOST_DEVICE
+#define TESSERA_HOST_DEVICE [[gnu::always_inline]]
 #endif
 
 namespace tessera::mx {
@@ -26,8 +27,8 @@ inline constexpr std::uint32_t kFloatInfinity = 0x7f800000u;
 inline constexpr int kFloatMantissaBits = 23;
 inline constexpr int kFloatBias = 127;
 
-TESSERA_HOST_DEVICE constexpr std::uint32_t bits_of(float x) { return std::bit_cast<std::uint32_t>(x); }
-TESSERA_HOST_DEVICE constexpr float float_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+TESSERA_HOST_DEVICE constexpr std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+TESSERA_HOST_DEVICE constexpr float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
 /// An 8-bit element format. The casts below follow from these numbers.
 struct E4M3 {

@@ -117,6 +117,10 @@ class Call {
         case DType::kInt32:
           tensor.data<std::int32_t>()[at] = static_cast<std::int32_t>(number * (value ? 1.0 : 1e6));
           break;
+        case DType::kFloat8E4M3:
+        case DType::kFloat8E8M0:  // finite, and no scale far from 1
+          static_cast<std::uint8_t*>(tensor.raw())[at] = static_cast<std::uint8_t>(100.0 + 20.0 * number);
+          break;
       }
     }
   }

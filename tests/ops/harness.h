@@ -44,6 +44,10 @@ inline Doubles doubles(const Tensor& tensor) {
         case DType::kInt32:
           result.push_back(tensor.data<std::int32_t>()[at]);
           break;
+        case DType::kFloat8E4M3:
+        case DType::kFloat8E8M0:  // bytes
+          result.push_back(static_cast<const std::uint8_t*>(tensor.raw())[at]);
+          break;
       }
     }
   }

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "mx/block.h"
+
 namespace tessera::cpu {
 
 /// Kernels read and write bfloat16 as its bits.
@@ -55,6 +57,34 @@ struct GroupedGemm {
 /// Columns of the output that one task of a grouped GEMM computes.
 inline constexpr std::int64_t kGroupedColumnsPerTask = 128;
 
+/// Side of a tile that is quantized at once: what shares a scale lies in one.
+inline constexpr std::int64_t kQuantizeSide = 128;
+
+/// Part of a matrix, beginning at multiples of kQuantizeSide, at most that large.
+struct QuantizeTile {
+  /// Where one orientation goes (mx/quantized.h); without elements it is not wanted. Strides in elements and in scales.
+  struct Output {
+    std::uint8_t* elements = nullptr;
+    std::int64_t elements_stride = 0;
+    void* scales = nullptr;
+    std::int64_t scales_stride = 0;
+  };
+  const void* x;
+  std::int64_t stride;
+  std::int64_t rows, columns;
+  mx::Format format;
+  Output along_rows, along_columns;  // the latter transposed: blocks run along x's columns
+};
+
+/// `count` numbers of a row, from its beginning; `out` float32 or bfloat16.
+struct DequantizeRow {
+  const std::uint8_t* elements;
+  const void* scales;
+  mx::Format format;
+  std::int64_t count;
+  void* out;
+};
+
 struct KernelTable {
   const char* name;
   /// Bytes of scratch memory of one thread.
@@ -67,6 +97,8 @@ struct KernelTable {
                              std::byte* scratch);
   /// Columns [block · kGroupedColumnsPerTask, ...) of one expert's product.
   void (*grouped_gemm)(const GroupedGemm&, Element, std::int64_t expert, std::int64_t block, std::byte* scratch);
+  void (*quantize_tile)(const QuantizeTile&, Element);
+  void (*dequantize_row)(const DequantizeRow&, Element);
 };
 
 /// The best table that this processor runs.

@@ -1,0 +1,40 @@
+// Block quantization (mx/): from float32 or bfloat16 to 8-bit elements with scales, and back. Exactly mx/block.h's
+// definition, byte for byte, whatever the processor.
+//
+// x is [M, K], strided, or a contiguous stack [E, M, K] of such. Two outputs, either of which may be undefined:
+//   rows     [M, K]: blocks along K, for a GEMM that contracts K.
+//   columns  [K, M]: x transposed, blocks along M, for a GEMM that contracts M.
+// Both have one format. x is read once for both.
+#pragma once
+
+#include "mx/quantized.h"
+#include "ops/context.h"
+
+namespace tessera {
+
+/// rows (=), columns (=) from x. `num_rows_1`, if defined (int32, [1]): only x's first num_rows rows, a multiple of
+/// 128 or all of them but for padding, are computed; what the outputs say of the others is undefined.
+void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
+              const Tensor& num_rows_1 = {});
+
+/// y (=) the numbers that x stands for; y [..., M, K], float32 or bfloat16, contiguous, of the elements' shape. Exact
+/// in bfloat16 for E8M0 scales, as far as a number is in bfloat16's range.
+void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y);
+
+/// Sums over numbers: of squares, and of squared differences.
+struct ErrorSums {
+  double signal = 0.0, noise = 0.0;
+
+  ErrorSums& operator+=(const ErrorSums& other) {
+    signal += other.signal, noise += other.noise;
+    return *this;
+  }
+  /// Signal-to-quantization-noise ratio in dB; infinity without noise.
+  double sqnr_db() const;
+};
+
+/// How far q is from x, of the same shape. `num_rows` of a matrix, -1: all.
+ErrorSums quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q,
+                             std::int64_t num_rows = -1);
+
+}  // namespace tessera

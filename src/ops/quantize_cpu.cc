@@ -1,0 +1,140 @@
+#include <cmath>
+#include <vector>
+
+#include "ops/checks.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/types.h"
+#include "ops/quantize.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kRowsPerTask = 16;
+
+Shape transposed(const Shape& shape) {
+  return shape.num_dims() == 2 ? Shape{shape[1], shape[0]} : Shape{shape[0], shape[2], shape[1]};
+}
+
+void check(const mx::Quantized& q, const Shape& shape) {
+  TESSERA_CHECK(q.elements.shape() == shape && q.elements.is_contiguous() && q.elements.dtype() == DType::kFloat8E4M3,
+                "{} {}, expected {}", q.elements.shape().to_string(), name_of(q.elements.dtype()), shape.to_string());
+  TESSERA_CHECK(q.scales.shape() == mx::scales_shape(shape, q.format) && q.scales.is_contiguous() &&
+                    q.scales.dtype() == mx::scales_dtype(q.format),
+                "{} {}", q.scales.shape().to_string(), name_of(q.scales.dtype()));
+}
+
+/// Output of the tile whose first line is `line` and whose first number along it is `number`.
+cpu::QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, std::int64_t number) {
+  if (!q.defined()) return {};
+  const std::int64_t length = q.elements.dim(1), scales_per_line = q.scales.dim(1);
+  const std::int64_t scale = line / q.format.scale_height() * scales_per_line + number / q.format.scale_width();
+  return {
+      .elements = q.element_bytes() + line * length + number,
+      .elements_stride = length,
+      .scales = static_cast<std::byte*>(q.scales.raw()) + static_cast<std::size_t>(scale) * size_of(q.scales.dtype()),
+      .scales_stride = scales_per_line};
+}
+
+}  // namespace
+
+void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
+              const Tensor& num_rows_1) {
+  const TraceScope trace(context.trace, "quantize");
+  const bool stack = x.num_dims() == 3;
+  TESSERA_CHECK(stack || x.num_dims() == 2, "{}", x.shape().to_string());
+  if (rows.defined()) check(rows, x.shape());
+  if (columns.defined()) check(columns, transposed(x.shape()));
+  TESSERA_CHECK(!rows.defined() || !columns.defined() || rows.format == columns.format);
+  const cpu::Element element = cpu::element_of(x.dtype());
+  if (context.measuring() || (!rows.defined() && !columns.defined())) return;
+  const mx::Format format = rows.defined() ? rows.format : columns.format;
+  const std::int64_t num_matrices = stack ? x.dim(0) : 1, k = x.dim(stack ? 2 : 1);
+  std::int64_t m = x.dim(stack ? 1 : 0);
+  if (num_rows_1.defined()) m = num_rows_1.data<std::int32_t>()[0];
+  constexpr std::int64_t kSide = cpu::kQuantizeSide;
+  const std::int64_t tiles_m = (m + kSide - 1) / kSide, tiles_k = (k + kSide - 1) / kSide;
+  const cpu::KernelTable& kernels = cpu::kernels();
+  parallel_for(num_matrices * tiles_m * tiles_k, [&](std::int64_t task) {
+    const std::int64_t matrix = task / (tiles_m * tiles_k);
+    const std::int64_t row = task / tiles_k % tiles_m * kSide, column = task % tiles_k * kSide;
+    const Tensor source = stack ? x[matrix] : x;
+    const std::int64_t at = row * source.stride() + column;
+    const auto of_matrix = [&](const mx::Quantized& q) { return stack && q.defined() ? q[matrix] : q; };
+    kernels.quantize_tile(
+        {.x = static_cast<const std::byte*>(source.raw()) + static_cast<std::size_t>(at) * size_of(x.dtype()),
+         .stride = source.stride(),
+         .rows = std::min(kSide, m - row),
+         .columns = std::min(kSide, k - column),
+         .format = format,
+         .along_rows = output_at(of_matrix(rows), row, column),
+         .along_columns = output_at(of_matrix(columns), column, row)},
+        element);
+  });
+}
+
+void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y) {
+  const TraceScope trace(context.trace, "dequantize");
+  const int last = y.num_dims() - 1;
+  check(x, y.shape());
+  TESSERA_CHECK(y.is_contiguous());
+  const cpu::Element element = cpu::element_of(y.dtype());
+  if (context.measuring()) return;
+  const std::int64_t rows_per_matrix = y.dim(last - 1), count = y.dim(last);
+  const std::int64_t num_rows = y.num_elements() / std::max<std::int64_t>(count, 1);
+  const std::int64_t scale_rows = x.scales.dim(last - 1), scales_per_row = x.scales.dim(last);
+  const cpu::KernelTable& kernels = cpu::kernels();
+  parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t scale_row =
+          row / rows_per_matrix * scale_rows + row % rows_per_matrix / x.format.scale_height();
+      kernels.dequantize_row(
+          {.elements = x.element_bytes() + row * count,
+           .scales = static_cast<const std::byte*>(x.scales.raw()) +
+                     static_cast<std::size_t>(scale_row * scales_per_row) * size_of(x.scales.dtype()),
+           .format = x.format,
+           .count = count,
+           .out = static_cast<std::byte*>(y.raw()) + static_cast<std::size_t>(row * count) * size_of(y.dtype())},
+          element);
+    }
+  });
+}
+
+double ErrorSums::sqnr_db() const { return 10.0 * std::log10(signal / noise); }
+
+ErrorSums quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q, std::int64_t num_rows) {
+  const TraceScope trace(context.trace, "quantization_error");
+  check(q, x.shape());
+  const ArenaScope scope(*context.arena);
+  const Tensor values = context.arena->allocate(x.shape(), DType::kFloat32);
+  dequantize(context, q, values);
+  if (context.measuring()) return {};
+  const std::int64_t count = x.dim(x.num_dims() - 1), all_rows = x.num_elements() / count;
+  const std::int64_t rows = num_rows < 0 ? all_rows : num_rows;
+  std::vector<ErrorSums> parts(static_cast<std::size_t>((rows + kRowsPerTask - 1) / kRowsPerTask));
+  const std::int64_t stride = x.num_dims() == 2 ? x.stride() : count;
+  cpu::for_float_type(x.dtype(), [&]<typename T>(T) {
+    parallel_ranges(rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+      ErrorSums part;
+      for (std::int64_t row = begin; row < end; ++row) {
+        const T* from = x.data<T>() + row * stride;
+        const float* value = values.data<float>() + row * count;
+        double signal = 0.0, noise = 0.0;
+#pragma omp simd reduction(+ : signal, noise)
+        for (std::int64_t i = 0; i < count; ++i) {
+          const double number = static_cast<double>(cpu::load(from[i]));
+          const double difference = number - static_cast<double>(value[i]);
+          signal += number * number;
+          noise += difference * difference;
+        }
+        part += {.signal = signal, .noise = noise};
+      }
+      parts[static_cast<std::size_t>(begin / kRowsPerTask)] = part;
+    });
+  });
+  ErrorSums sums;
+  for (const ErrorSums& part : parts) sums += part;
+  return sums;
+}
+
+}  // namespace tessera
