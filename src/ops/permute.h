@@ -1,20 +1,30 @@
 // Rows to experts and back: the data movement of an MoE layer within one rank.
 //
-// A slot is a (token, choice) pair, slot = t·K + k. Rows are the slots sorted by expert, within an expert by slot.
+// A slot is a (token, choice) pair, slot = t·K + k. Rows are the slots sorted by expert, within an expert by slot. An
+// expert's rows begin at a multiple of `alignment`; the rows before the next expert's first belong to no slot.
+
 #pragma once
 
-#include "ops/context.h"
+#include "ops/gemm_operand.h"
 
 namespace tessera {
 
+/// Rows that hold any T·K slots of E experts at this alignment.
+inline std::int64_t max_rows(std::int64_t num_slots, std::int64_t num_experts, std::int64_t alignment) {
+  const std::int64_t rows = num_slots + num_experts * (alignment - 1);
+  return rows / alignment * alignment;
+}
+
 /// From expert_ids_TK (int32) and counts_E (int32): offsets_E1 (int32, [E + 1]): expert e computes rows
-/// [offsets[e], offsets[e + 1]); slot_of_row_R and row_of_slot_TK (int32), inverse to each other. R = T·K.
-void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E,
+/// [offsets[e], offsets[e + 1]), multiples of `alignment`; slot_of_row_R (int32), -1 for rows without a slot, and its
+/// inverse row_of_slot_TK (int32). R = max_rows(T·K, E, alignment).
+void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
                     const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK);
 
-/// y_RD[r] = x_TD[slot_of_row[r] / top_k]. One float type.
+/// y_RD[r] = x_TD[slot_of_row[r] / top_k], 0 for slot -1. One float type. What y holds in quantized form is undefined
+/// for rows beyond num_rows_1[0] (int32, [1]).
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
-                 const Tensor& y_RD);
+                 const Tensor& num_rows_1, const GemmOperand& y_RD);
 
 /// y_TD[t] (= or +=) sum over k of weights_TK[t][k] · x_RD[row_of_slot[t][k]], in the order of k, summed in float32.
 /// weights float32; undefined: all 1. x and y have one float type.

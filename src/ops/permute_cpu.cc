@@ -1,7 +1,5 @@
-#include <cstring>
-
 #include "ops/checks.h"
-#include "ops/cpu/types.h"
+#include "ops/cpu/operand_output.h"
 #include "ops/permute.h"
 #include "tensor/parallel.h"
 
@@ -11,14 +9,14 @@ namespace {
 constexpr std::int64_t kRowsPerTask = 64;
 }
 
-void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E,
+void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
                     const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK) {
   const TraceScope trace(context.trace, "sort_by_expert");
   const std::int64_t num_slots = expert_ids_TK.num_elements(), num_experts = counts_E.dim(0);
   TESSERA_CHECK_TENSOR(expert_ids_TK, DType::kInt32, {expert_ids_TK.dim(0), expert_ids_TK.dim(1)});
   TESSERA_CHECK_TENSOR(counts_E, DType::kInt32, {num_experts});
   TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {num_experts + 1});
-  TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {num_slots});
+  TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {max_rows(num_slots, num_experts, alignment)});
   TESSERA_CHECK_TENSOR(row_of_slot_TK, DType::kInt32, {expert_ids_TK.dim(0), expert_ids_TK.dim(1)});
   const ArenaScope scope(*context.arena);
   const Tensor next_row_E = context.arena->allocate({num_experts}, DType::kInt32);
@@ -26,11 +24,15 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
   auto* offsets = offsets_E1.data<std::int32_t>();
   auto* next_row = next_row_E.data<std::int32_t>();
   offsets[0] = 0;
+  std::int64_t counted = 0;
   for (std::int64_t e = 0; e < num_experts; ++e) {
+    const std::int64_t count = counts_E.data<std::int32_t>()[e];
     next_row[e] = offsets[e];
-    offsets[e + 1] = offsets[e] + counts_E.data<std::int32_t>()[e];
+    offsets[e + 1] = offsets[e] + static_cast<std::int32_t>((count + alignment - 1) / alignment * alignment);
+    counted += count;
   }
-  TESSERA_CHECK(offsets[num_experts] == num_slots, "{} rows, {} slots", offsets[num_experts], num_slots);
+  TESSERA_CHECK(counted == num_slots, "{} rows, {} slots", counted, num_slots);
+  std::fill_n(slot_of_row_R.data<std::int32_t>(), slot_of_row_R.dim(0), -1);
   for (std::int64_t slot = 0; slot < num_slots; ++slot) {
     const std::int32_t expert = expert_ids_TK.data<std::int32_t>()[slot];
     TESSERA_CHECK(0 <= expert && expert < num_experts && next_row[expert] < offsets[expert + 1], "slot {} expert {}",
@@ -42,22 +44,28 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
 }
 
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
-                 const Tensor& y_RD) {
+                 const Tensor& num_rows_1, const GemmOperand& y_RD) {
   const TraceScope trace(context.trace, "gather_rows");
   const std::int64_t num_rows = slot_of_row_R.dim(0), dim = x_TD.dim(1);
   TESSERA_CHECK_TENSOR(x_TD, x_TD.dtype(), {x_TD.dim(0), dim});
   TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {num_rows});
-  TESSERA_CHECK_TENSOR(y_RD, x_TD.dtype(), {num_rows, dim});
+  TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
+  const cpu::OperandOutput output(context, y_RD, num_rows, dim, x_TD.dtype());
   if (context.measuring()) return;
-  const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(x_TD.dtype());
-  const auto* source = static_cast<const std::byte*>(x_TD.raw());
-  auto* target = static_cast<std::byte*>(y_RD.raw());
-  parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t token = slot_of_row_R.data<std::int32_t>()[r] / top_k;
-      std::memcpy(target + static_cast<std::size_t>(r) * row_bytes,
-                  source + static_cast<std::size_t>(token) * row_bytes, row_bytes);
-    }
+  const std::int64_t used = y_RD.plain.defined() ? num_rows : num_rows_1.data<std::int32_t>()[0];
+  cpu::for_float_type(x_TD.dtype(), [&]<typename T>(T) {
+    parallel_ranges(used, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
+      T* y = output.rows<T>(begin);
+      for (std::int64_t r = begin; r < end; ++r, y += dim) {
+        const std::int32_t slot = slot_of_row_R.data<std::int32_t>()[r];
+        if (slot < 0) {
+          std::fill_n(y, dim, T{});
+        } else {
+          std::copy_n(cpu::row_of<T>(x_TD, slot / top_k), dim, y);
+        }
+      }
+      output.finish<T>(begin, end);
+    });
   });
 }
 
@@ -65,7 +73,8 @@ void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_
                   const Tensor& y_TD, Write write) {
   const TraceScope trace(context.trace, "combine_rows");
   const std::int64_t num_tokens = row_of_slot_TK.dim(0), top_k = row_of_slot_TK.dim(1), dim = x_RD.dim(1);
-  TESSERA_CHECK_TENSOR(x_RD, x_RD.dtype(), {num_tokens * top_k, dim});
+  TESSERA_CHECK_TENSOR(x_RD, x_RD.dtype(), {x_RD.dim(0), dim});
+  TESSERA_CHECK(x_RD.dim(0) >= num_tokens * top_k, "{} rows, {} slots", x_RD.dim(0), num_tokens * top_k);
   TESSERA_CHECK_TENSOR(row_of_slot_TK, DType::kInt32, {num_tokens, top_k});
   if (weights_TK.defined()) TESSERA_CHECK_TENSOR(weights_TK, DType::kFloat32, {num_tokens, top_k});
   TESSERA_CHECK_TENSOR(y_TD, x_RD.dtype(), {num_tokens, dim});

@@ -2,8 +2,7 @@
 #include <vector>
 
 #include "ops/checks.h"
-#include "ops/cpu/kernels.h"
-#include "ops/cpu/types.h"
+#include "ops/cpu/operand_output.h"
 #include "ops/quantize.h"
 #include "tensor/parallel.h"
 
@@ -11,6 +10,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kRowsPerTask = 16;
+constexpr std::int64_t kColumnsPerTask = 4 * cpu::kQuantizeSide;
 
 Shape transposed(const Shape& shape) {
   return shape.num_dims() == 2 ? Shape{shape[1], shape[0]} : Shape{shape[0], shape[2], shape[1]};
@@ -38,6 +38,31 @@ cpu::QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, s
 
 }  // namespace
 
+void cpu::quantize_strip(const Strip& strip, const mx::Quantized& rows, const mx::Quantized& columns) {
+  const std::size_t number = strip.element == Element::kFloat32 ? sizeof(float) : sizeof(BFloat16);
+  for (std::int64_t row = 0; row < strip.num_rows; row += kQuantizeSide) {
+    for (std::int64_t column = 0; column < strip.num_columns; column += kQuantizeSide) {
+      const std::int64_t at = row * strip.stride + column;
+      kernels().quantize_tile({.x = static_cast<const std::byte*>(strip.x) + static_cast<std::size_t>(at) * number,
+                               .stride = strip.stride,
+                               .rows = std::min(kQuantizeSide, strip.num_rows - row),
+                               .columns = std::min(kQuantizeSide, strip.num_columns - column),
+                               .format = rows.defined() ? rows.format : columns.format,
+                               .along_rows = output_at(rows, strip.first_row + row, strip.first_column + column),
+                               .along_columns = output_at(columns, strip.first_column + column, strip.first_row + row)},
+                              strip.element);
+    }
+  }
+}
+
+void cpu::check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t length, DType dtype) {
+  TESSERA_CHECK(x.plain.defined() || x.quantized());
+  if (x.plain.defined()) TESSERA_CHECK_TENSOR(x.plain, dtype, {num_rows, length});
+  if (x.rows.defined()) check(x.rows, {num_rows, length});
+  if (x.columns.defined()) check(x.columns, {length, num_rows});
+  TESSERA_CHECK(!x.rows.defined() || !x.columns.defined() || x.rows.format == x.columns.format);
+}
+
 void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
               const Tensor& num_rows_1) {
   const TraceScope trace(context.trace, "quantize");
@@ -48,28 +73,26 @@ void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows
   TESSERA_CHECK(!rows.defined() || !columns.defined() || rows.format == columns.format);
   const cpu::Element element = cpu::element_of(x.dtype());
   if (context.measuring() || (!rows.defined() && !columns.defined())) return;
-  const mx::Format format = rows.defined() ? rows.format : columns.format;
   const std::int64_t num_matrices = stack ? x.dim(0) : 1, k = x.dim(stack ? 2 : 1);
   std::int64_t m = x.dim(stack ? 1 : 0);
   if (num_rows_1.defined()) m = num_rows_1.data<std::int32_t>()[0];
   constexpr std::int64_t kSide = cpu::kQuantizeSide;
-  const std::int64_t tiles_m = (m + kSide - 1) / kSide, tiles_k = (k + kSide - 1) / kSide;
-  const cpu::KernelTable& kernels = cpu::kernels();
-  parallel_for(num_matrices * tiles_m * tiles_k, [&](std::int64_t task) {
-    const std::int64_t matrix = task / (tiles_m * tiles_k);
-    const std::int64_t row = task / tiles_k % tiles_m * kSide, column = task % tiles_k * kSide;
+  const std::int64_t strips_m = (m + kSide - 1) / kSide, strips_k = (k + kColumnsPerTask - 1) / kColumnsPerTask;
+  parallel_for(num_matrices * strips_m * strips_k, [&](std::int64_t task) {
+    const std::int64_t matrix = task / (strips_m * strips_k);
+    const std::int64_t row = task / strips_k % strips_m * kSide, column = task % strips_k * kColumnsPerTask;
     const Tensor source = stack ? x[matrix] : x;
     const std::int64_t at = row * source.stride() + column;
     const auto of_matrix = [&](const mx::Quantized& q) { return stack && q.defined() ? q[matrix] : q; };
-    kernels.quantize_tile(
+    cpu::quantize_strip(
         {.x = static_cast<const std::byte*>(source.raw()) + static_cast<std::size_t>(at) * size_of(x.dtype()),
          .stride = source.stride(),
-         .rows = std::min(kSide, m - row),
-         .columns = std::min(kSide, k - column),
-         .format = format,
-         .along_rows = output_at(of_matrix(rows), row, column),
-         .along_columns = output_at(of_matrix(columns), column, row)},
-        element);
+         .element = element,
+         .first_row = row,
+         .num_rows = std::min(kSide, m - row),
+         .first_column = column,
+         .num_columns = std::min(kColumnsPerTask, k - column)},
+        of_matrix(rows), of_matrix(columns));
   });
 }
 

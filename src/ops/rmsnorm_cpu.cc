@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "ops/checks.h"
-#include "ops/cpu/types.h"
+#include "ops/cpu/operand_output.h"
 #include "ops/rmsnorm.h"
 #include "tensor/parallel.h"
 
@@ -40,25 +40,27 @@ float normalise_row(const T* x, const T* w, float eps, std::int64_t length, T* y
 
 }  // namespace
 
-void rmsnorm_forward(const Context& context, const Tensor& x_TN, const Tensor& w_N, float eps, const Tensor& y_TN,
+void rmsnorm_forward(const Context& context, const Tensor& x_TN, const Tensor& w_N, float eps, const GemmOperand& y_TN,
                      const Tensor& rstd_T) {
   const TraceScope trace(context.trace, "rmsnorm.forward");
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
   TESSERA_CHECK_TENSOR(w_N, x_TN.dtype(), {length});
-  TESSERA_CHECK_TENSOR(y_TN, x_TN.dtype(), {num_rows, length});
   TESSERA_CHECK_TENSOR(rstd_T, DType::kFloat32, {num_rows});
+  const cpu::OperandOutput output(context, y_TN, num_rows, length, x_TN.dtype());
   if (context.measuring()) return;
   cpu::for_float_type(x_TN.dtype(), [&]<typename T>(T) {
-    parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        rstd_T.data<float>()[i] = normalise_row(row_of<T>(x_TN, i), w_N.data<T>(), eps, length, row_of<T>(y_TN, i));
+    parallel_ranges(num_rows, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
+      T* y = output.rows<T>(begin);
+      for (std::int64_t i = begin; i < end; ++i, y += length) {
+        rstd_T.data<float>()[i] = normalise_row(row_of<T>(x_TN, i), w_N.data<T>(), eps, length, y);
       }
+      output.finish<T>(begin, end);
     });
   });
 }
 
 void residual_rmsnorm_forward(const Context& context, const Tensor& x_TN, const Tensor& delta_TN, const Tensor& w_N,
-                              float eps, const Tensor& sum_TN, const Tensor& y_TN, const Tensor& rstd_T) {
+                              float eps, const Tensor& sum_TN, const GemmOperand& y_TN, const Tensor& rstd_T) {
   const TraceScope trace(context.trace, "rmsnorm.forward");
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
   const DType dtype = x_TN.dtype();
@@ -66,18 +68,20 @@ void residual_rmsnorm_forward(const Context& context, const Tensor& x_TN, const 
   TESSERA_CHECK_TENSOR(delta_TN, dtype, {num_rows, length});
   TESSERA_CHECK_TENSOR(w_N, dtype, {length});
   TESSERA_CHECK_TENSOR(sum_TN, dtype, {num_rows, length});
-  TESSERA_CHECK_TENSOR(y_TN, dtype, {num_rows, length});
   TESSERA_CHECK_TENSOR(rstd_T, DType::kFloat32, {num_rows});
+  const cpu::OperandOutput output(context, y_TN, num_rows, length, dtype);
   if (context.measuring()) return;
   cpu::for_float_type(dtype, [&]<typename T>(T) {
-    parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
+    parallel_ranges(num_rows, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
+      T* y = output.rows<T>(begin);
+      for (std::int64_t i = begin; i < end; ++i, y += length) {
         const T* x = row_of<T>(x_TN, i);
         const T* delta = row_of<T>(delta_TN, i);
         T* sum = row_of<T>(sum_TN, i);
         for (std::int64_t j = 0; j < length; ++j) store(sum[j], load(x[j]) + load(delta[j]));
-        rstd_T.data<float>()[i] = normalise_row(sum, w_N.data<T>(), eps, length, row_of<T>(y_TN, i));
+        rstd_T.data<float>()[i] = normalise_row(sum, w_N.data<T>(), eps, length, y);
       }
+      output.finish<T>(begin, end);
     });
   });
 }

@@ -2,25 +2,29 @@
 // h_R2F holds gate in its first F columns and up in its last F. One float type throughout; arithmetic in float32.
 #pragma once
 
-#include "ops/context.h"
+#include "ops/gemm_operand.h"
 
 namespace tessera {
 
+// What an output holds in quantized form is quantized from its numbers rounded to h's type.
+// num_rows_1 (int32, [1]), where given: only that many first rows are computed, the rest is undefined.
+
 /// a_RF from h_R2F.
-void swiglu_forward(const Context& context, const Tensor& h_R2F, const Tensor& a_RF);
+void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOperand& a_RF,
+                    const Tensor& num_rows_1 = {});
 
 /// d_h_R2F from d_a_RF, and a_RF once more (the down projection's weight gradient needs it, and it costs nothing here).
 /// d_h may be h, and a may be d_a: in place.
-void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const Tensor& d_h_R2F,
-                     const Tensor& a_RF);
+void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const GemmOperand& d_h_R2F,
+                     const GemmOperand& a_RF);
 
 /// The same for routed rows, where an expert's output is w[slot] · W2 · a: d_a_RF is the gradient of W2's input before
 /// the factor w. With w = weights[slot_of_row[r]] (weights: float32, [T, K], slot = t·K + k):
 ///   d_weights_TK[slot] = sum over F of d_a · a,  d_h_R2F = gradient for w · d_a,  weighted_a_RF = w · a,
 /// so that W2's weight gradient is (unweighted d_y)ᵀ · weighted_a, and the expert's outputs need not be kept.
-/// Only the first num_rows_1[0] rows (int32, [1]) are computed. In place as above.
+/// Rows of slot -1 become 0. In place as above.
 void swiglu_backward_weighted(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F,
                               const Tensor& slot_of_row_R, const Tensor& num_rows_1, const Tensor& weights_TK,
-                              const Tensor& d_h_R2F, const Tensor& weighted_a_RF, const Tensor& d_weights_TK);
+                              const GemmOperand& d_h_R2F, const GemmOperand& weighted_a_RF, const Tensor& d_weights_TK);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #include "ops/checks.h"
 #include "ops/cpu/math.h"
-#include "ops/cpu/types.h"
+#include "ops/cpu/operand_output.h"
 #include "ops/swiglu.h"
 #include "tensor/parallel.h"
 
@@ -11,12 +11,6 @@ using cpu::load;
 using cpu::store;
 
 constexpr std::int64_t kRowsPerTask = 32;
-
-void check_operands(const Tensor& h_R2F, const Tensor& a_RF) {
-  const std::int64_t num_rows = a_RF.dim(0), width = a_RF.dim(1);
-  TESSERA_CHECK_TENSOR(a_RF, h_R2F.dtype(), {num_rows, width});
-  TESSERA_CHECK_TENSOR(h_R2F, h_R2F.dtype(), {num_rows, 2 * width});
-}
 
 /// Gradient of one row for weight · d_a; writes weight · a and returns the sum of d_a · a.
 template <typename T>
@@ -42,65 +36,94 @@ float backward_row(const T* d_a, const T* h, float weight, std::int64_t width, T
   return dot;
 }
 
-}  // namespace
+/// Rows that are computed of those that there are.
+std::int64_t computed_rows(const Tensor& num_rows_1, std::int64_t all) {
+  if (!num_rows_1.defined()) return all;
+  const std::int32_t count = num_rows_1.data<std::int32_t>()[0];
+  TESSERA_CHECK(0 <= count && count <= all, "{} of {}", count, all);
+  return count;
+}
 
-void swiglu_forward(const Context& context, const Tensor& h_R2F, const Tensor& a_RF) {
-  const TraceScope trace(context.trace, "swiglu.forward");
-  check_operands(h_R2F, a_RF);
+/// `backward(r, d_a, h, d_h, a)` for every row.
+template <typename Backward>
+void for_rows_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const Tensor& num_rows_1,
+                       const GemmOperand& d_h_R2F, const GemmOperand& a_RF, Backward&& backward) {
+  const std::int64_t num_rows = d_a_RF.dim(0), width = d_a_RF.dim(1);
+  TESSERA_CHECK_TENSOR(d_a_RF, h_R2F.dtype(), {num_rows, width});
+  TESSERA_CHECK_TENSOR(h_R2F, h_R2F.dtype(), {num_rows, 2 * width});
+  if (num_rows_1.defined()) TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
+  const cpu::OperandOutput d_h_output(context, d_h_R2F, num_rows, 2 * width, h_R2F.dtype());
+  const cpu::OperandOutput a_output(context, a_RF, num_rows, width, h_R2F.dtype());
   if (context.measuring()) return;
-  const std::int64_t width = a_RF.dim(1);
   cpu::for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
-    parallel_ranges(a_RF.dim(0), kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) {
-        const T* h = cpu::row_of<T>(h_R2F, r);
-        T* a = cpu::row_of<T>(a_RF, r);
-        for (std::int64_t j = 0; j < width; ++j) {
-          const float gate = load(h[j]);
-          store(a[j], gate * cpu::sigmoid(gate) * load(h[width + j]));
-        }
+    const std::int64_t rows_per_task = a_output.rows_per_task(d_h_output.rows_per_task(kRowsPerTask));
+    parallel_ranges(computed_rows(num_rows_1, num_rows), rows_per_task, [&](std::int64_t begin, std::int64_t end) {
+      T *d_h = d_h_output.rows<T>(begin), *a = a_output.rows<T>(begin);
+      for (std::int64_t r = begin; r < end; ++r, d_h += 2 * width, a += width) {
+        backward(r, cpu::row_of<T>(d_a_RF, r), cpu::row_of<T>(h_R2F, r), d_h, a);
       }
+      d_h_output.finish<T>(begin, end);
+      a_output.finish<T>(begin, end);
     });
   });
 }
 
-void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const Tensor& d_h_R2F,
-                     const Tensor& a_RF) {
-  const TraceScope trace(context.trace, "swiglu.backward");
-  check_operands(h_R2F, a_RF);
-  check_operands(d_h_R2F, d_a_RF);
+}  // namespace
+
+void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOperand& a_RF, const Tensor& num_rows_1) {
+  const TraceScope trace(context.trace, "swiglu.forward");
+  const std::int64_t num_rows = h_R2F.dim(0), width = h_R2F.dim(1) / 2;
+  TESSERA_CHECK_TENSOR(h_R2F, h_R2F.dtype(), {num_rows, 2 * width});
+  if (num_rows_1.defined()) TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
+  const cpu::OperandOutput output(context, a_RF, num_rows, width, h_R2F.dtype());
   if (context.measuring()) return;
   cpu::for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
-    parallel_ranges(a_RF.dim(0), kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) {
-        backward_row(cpu::row_of<T>(d_a_RF, r), cpu::row_of<T>(h_R2F, r), 1.0f, a_RF.dim(1), cpu::row_of<T>(d_h_R2F, r),
-                     cpu::row_of<T>(a_RF, r));
-      }
-    });
+    parallel_ranges(computed_rows(num_rows_1, num_rows), output.rows_per_task(kRowsPerTask),
+                    [&](std::int64_t begin, std::int64_t end) {
+                      T* a = output.rows<T>(begin);
+                      for (std::int64_t r = begin; r < end; ++r, a += width) {
+                        const T* h = cpu::row_of<T>(h_R2F, r);
+                        for (std::int64_t j = 0; j < width; ++j) {
+                          const float gate = load(h[j]);
+                          store(a[j], gate * cpu::sigmoid(gate) * load(h[width + j]));
+                        }
+                      }
+                      output.finish<T>(begin, end);
+                    });
   });
+}
+
+void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const GemmOperand& d_h_R2F,
+                     const GemmOperand& a_RF) {
+  const TraceScope trace(context.trace, "swiglu.backward");
+  const std::int64_t width = d_a_RF.dim(1);
+  for_rows_backward(context, d_a_RF, h_R2F, {}, d_h_R2F, a_RF,
+                    [&]<typename T>(std::int64_t, const T* d_a, const T* h, T* d_h, T* a) {
+                      backward_row(d_a, h, 1.0f, width, d_h, a);
+                    });
 }
 
 void swiglu_backward_weighted(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F,
                               const Tensor& slot_of_row_R, const Tensor& num_rows_1, const Tensor& weights_TK,
-                              const Tensor& d_h_R2F, const Tensor& weighted_a_RF, const Tensor& d_weights_TK) {
+                              const GemmOperand& d_h_R2F, const GemmOperand& weighted_a_RF,
+                              const Tensor& d_weights_TK) {
   const TraceScope trace(context.trace, "swiglu.backward");
-  check_operands(h_R2F, weighted_a_RF);
-  check_operands(d_h_R2F, d_a_RF);
+  const std::int64_t width = d_a_RF.dim(1);
   TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {h_R2F.dim(0)});
   TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
   TESSERA_CHECK_TENSOR(weights_TK, DType::kFloat32, {weights_TK.dim(0), weights_TK.dim(1)});
   TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {weights_TK.dim(0), weights_TK.dim(1)});
-  if (context.measuring()) return;
-  const std::int64_t num_rows = num_rows_1.data<std::int32_t>()[0];
-  cpu::for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
-    parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) {
-        const std::int32_t slot = slot_of_row_R.data<std::int32_t>()[r];
-        d_weights_TK.data<float>()[slot] =
-            backward_row(cpu::row_of<T>(d_a_RF, r), cpu::row_of<T>(h_R2F, r), weights_TK.data<float>()[slot],
-                         weighted_a_RF.dim(1), cpu::row_of<T>(d_h_R2F, r), cpu::row_of<T>(weighted_a_RF, r));
-      }
-    });
-  });
+  for_rows_backward(context, d_a_RF, h_R2F, num_rows_1, d_h_R2F, weighted_a_RF,
+                    [&]<typename T>(std::int64_t r, const T* d_a, const T* h, T* d_h, T* a) {
+                      const std::int32_t slot = slot_of_row_R.data<std::int32_t>()[r];
+                      if (slot < 0) {
+                        std::fill_n(d_h, 2 * width, T{});
+                        std::fill_n(a, width, T{});
+                        return;
+                      }
+                      d_weights_TK.data<float>()[slot] =
+                          backward_row(d_a, h, weights_TK.data<float>()[slot], width, d_h, a);
+                    });
 }
 
 }  // namespace tessera

@@ -292,13 +292,14 @@ std::vector<Operator> operators() {
           return count;
         });
         const Tensor offsets = c.out({6}, DType::kInt32), slots = c.out({300}, DType::kInt32);
-        sort_by_expert(c.context(), ids, counts, offsets, slots, c.out({150, 2}, DType::kInt32));
+        sort_by_expert(c.context(), ids, counts, 1, offsets, slots, c.out({150, 2}, DType::kInt32));
       },
       /*typed=*/false);
   add_operator("GatherRows", [](Call& c) {
     const Tensor x = c.in({75, 70});
     const Tensor slots = c.ints({150}, [](std::int64_t r) { return r * 7 % 150; });
-    gather_rows(c.context(), x, slots, 2, c.out({150, 70}));
+    const Tensor used = c.ints({1}, [](std::int64_t) { return 150; });
+    gather_rows(c.context(), x, slots, 2, used, c.out({150, 70}));
   });
   add_operator("GroupedForward", [](Call& c) {
     const Tensor x = c.in({200, 33}), w = c.in({4, 150, 33}), offsets = grouped_offsets(c);

@@ -46,6 +46,7 @@ class GroupedGemm : public TypedOperatorTest {
                                    .num_experts = experts,
                                    .m = m,
                                    .n = n,
+                                   .num_rows = rows,
                                    .offsets = offsets_E1.data<std::int32_t>(),
                                    .x_or_dy = nullptr,
                                    .w_or_x = nullptr,

@@ -15,22 +15,22 @@ class Permute : public TypedOperatorTest {
 };
 
 TEST_P(Permute, SortsSlotsByExpertKeepingTheirOrder) {
-  sort_by_expert(context(), ids_, counts_, offsets_, slot_of_row_, row_of_slot_);
+  sort_by_expert(context(), ids_, counts_, 1, offsets_, slot_of_row_, row_of_slot_);
   EXPECT_EQ(doubles(offsets_), (Doubles{0, 2, 3, 6, 6, 8}));
   EXPECT_EQ(doubles(slot_of_row_), (Doubles{1, 6, 4, 0, 3, 5, 2, 7}));
   EXPECT_EQ(doubles(row_of_slot_), (Doubles{3, 0, 6, 4, 2, 5, 1, 7}));
 }
 
 TEST_P(Permute, CountsThatDoNotAddUpThrow) {
-  EXPECT_THROW(sort_by_expert(context(), ids_, ints({1, 1, 1, 1, 1}), offsets_, slot_of_row_, row_of_slot_),
+  EXPECT_THROW(sort_by_expert(context(), ids_, ints({1, 1, 1, 1, 1}), 1, offsets_, slot_of_row_, row_of_slot_),
                InternalError);
 }
 
 TEST_P(Permute, GathersAndCombines) {
-  sort_by_expert(context(), ids_, counts_, offsets_, slot_of_row_, row_of_slot_);
+  sort_by_expert(context(), ids_, counts_, 1, offsets_, slot_of_row_, row_of_slot_);
   constexpr std::int64_t kDim = 300;  // more than a block of sums
   const Tensor x = randoms({4, kDim}), rows = randoms({8, kDim}), y = randoms({4, kDim});
-  gather_rows(context(), x, slot_of_row_, 2, rows);
+  gather_rows(context(), x, slot_of_row_, 2, ints({8}), rows);
   for (std::int64_t r = 0; r < 8; ++r) {
     const std::int32_t token = slot_of_row_.data<std::int32_t>()[r] / 2;
     EXPECT_EQ(doubles(rows.rows(r, r + 1)), doubles(x.rows(token, token + 1)));
@@ -80,7 +80,7 @@ TEST_P(Permute, ManyTokens) {
     const Tensor offsets = ints(std::vector<std::int32_t>(static_cast<std::size_t>(experts + 1), -1));
     const Tensor slots = ints(std::vector<std::int32_t>(kSlots, -1));
     const Tensor rows = ints(std::vector<std::int32_t>(kSlots, -1), {kTokens, kTopK});
-    sort_by_expert(context(), ints(ids, {kTokens, kTopK}), ints(counts), offsets, slots, rows);
+    sort_by_expert(context(), ints(ids, {kTokens, kTopK}), ints(counts), 1, offsets, slots, rows);
     EXPECT_EQ(doubles(offsets), offsets_expected);
     EXPECT_EQ(doubles(slots), slots_expected);
     for (std::int32_t r = 0; r < kSlots; ++r) {
@@ -88,7 +88,7 @@ TEST_P(Permute, ManyTokens) {
     }
     const Tensor x = randoms({kTokens, kDim}), there = randoms({kSlots, kDim}), back = randoms({kTokens, kDim});
     const Tensor weights = random({kTokens, kTopK});
-    gather_rows(context(), x, slots, kTopK, there);
+    gather_rows(context(), x, slots, kTopK, ints({kSlots}), there);
     combine_rows(context(), there, rows, weights, back, Write::kAssign);
     Doubles expected = doubles(x);  // there and back: each row times the sum of its weights
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -101,7 +101,7 @@ TEST_P(Permute, ManyTokens) {
 }
 
 TEST_P(Permute, CombineIsTheGradientOfGather) {
-  sort_by_expert(context(), ids_, counts_, offsets_, slot_of_row_, row_of_slot_);
+  sort_by_expert(context(), ids_, counts_, 1, offsets_, slot_of_row_, row_of_slot_);
   const Tensor x = randoms({4, 3}), d_rows = randoms({8, 3}), d_x = randoms({4, 3});
   combine_rows(context(), d_rows, row_of_slot_, {}, d_x, Write::kAssign);
   const Doubles expected = central_differences(
@@ -115,6 +115,27 @@ TEST_P(Permute, CombineIsTheGradientOfGather) {
       },
       doubles(x));
   EXPECT_LE(relative_error(d_x, expected), bound_for(dtype(), kBackwardBound));
+}
+
+// Groups that begin at multiples of 4: [1 6 . .] [4 . . .] [0 3 5 .] [] [2 7 . .] and the rest.
+TEST_P(Permute, PadsGroups) {
+  ASSERT_EQ(max_rows(8, 5, 4), 20);
+  EXPECT_EQ(max_rows(8, 5, 1), 8);
+  const Tensor slots = ints(std::vector<std::int32_t>(20, 9));
+  sort_by_expert(context(), ids_, counts_, 4, offsets_, slots, row_of_slot_);
+  EXPECT_EQ(doubles(offsets_), (Doubles{0, 4, 8, 12, 12, 16}));
+  EXPECT_EQ(doubles(slots), (Doubles{1, 6, -1, -1, 4, -1, -1, -1, 0, 3, 5, -1, 2, 7, -1, -1, -1, -1, -1, -1}));
+  EXPECT_EQ(doubles(row_of_slot_), (Doubles{8, 0, 12, 9, 4, 10, 1, 13}));
+  const Tensor x = randoms({4, 6}), rows = randoms({20, 6}), y = randoms({4, 6});
+  gather_rows(context(), x, slots, 2, ints({16}), rows);
+  for (std::int64_t r = 0; r < 20; ++r) {
+    const std::int32_t slot = slots.data<std::int32_t>()[r];
+    EXPECT_EQ(doubles(rows.rows(r, r + 1)), slot < 0 ? Doubles(6, 0.0) : doubles(x.rows(slot / 2, slot / 2 + 1)));
+  }
+  const Tensor first_choice = random({4, 2});
+  for (std::int64_t slot = 0; slot < 8; ++slot) first_choice.data<float>()[slot] = slot % 2 == 0 ? 1.0f : 0.0f;
+  combine_rows(context(), rows, row_of_slot_, first_choice, y, Write::kAssign);
+  EXPECT_EQ(doubles(y), doubles(x));
 }
 
 TESSERA_BOTH_TYPES(Permute);

@@ -45,13 +45,15 @@ struct AttentionBackward {
 /// A product of routed rows with expert weights: which operands it has depends on `kind`; names as in
 /// ops/grouped_gemm.h.
 struct GroupedGemm {
-  enum class Kind : std::uint8_t { kForward, kDgrad, kWgrad };
+  /// kWgradOfColumns: the operands are transposed, d_y [m, num_rows] and x [n, num_rows].
+  enum class Kind : std::uint8_t { kForward, kDgrad, kWgrad, kWgradOfColumns };
   Kind kind;
   std::int64_t num_experts, m, n;  // the weights are [num_experts, m, n]
+  std::int64_t num_rows;           // that the tensors have, used or not
   const std::int32_t* offsets;     // [num_experts + 1]
   const void* x_or_dy;             // rows: x of kForward, d_y of the others
-  const void* w_or_x;              // weights; the rows x of kWgrad
-  void* out;                       // rows, or float32 d_w (+=) of kWgrad
+  const void* w_or_x;              // weights; the rows x of a weight gradient
+  void* out;                       // rows, or float32 d_w (+=) of a weight gradient
 };
 
 /// Columns of the output that one task of a grouped GEMM computes.

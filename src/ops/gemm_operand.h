@@ -1,0 +1,29 @@
+// What a GEMM reads, in the forms that its passes need: an operator that produces a GEMM's operand writes all of them
+// from one pass over its data.
+#pragma once
+
+#include "mx/quantized.h"
+#include "ops/context.h"
+
+namespace tessera {
+
+/// A matrix x [M, K]: as it is, and quantized. What is undefined is not wanted, and not written.
+struct GemmOperand {
+  GemmOperand() = default;
+  // NOLINTNEXTLINE: a plain matrix is an operand.
+  GemmOperand(const Tensor& x) : plain(x) {}
+
+  Tensor plain;           // [M, K], contiguous
+  mx::Quantized rows;     // [M, K], blocks along K: for a GEMM that contracts K
+  mx::Quantized columns;  // [K, M], blocks along M: for a GEMM that contracts M
+
+  bool quantized() const { return rows.defined() || columns.defined(); }
+};
+
+/// A weight [N, K], or a stack [E, N, K] of them, quantized.
+struct QuantizedWeight {
+  mx::Quantized rows;     // [.., N, K], for the forward
+  mx::Quantized columns;  // [.., K, N], for the input's gradient; undefined if blocks are square, then rows serves both
+};
+
+}  // namespace tessera

@@ -1,0 +1,119 @@
+#include "ops/checks.h"
+#include "ops/cpu/grouped.h"
+#include "ops/elementwise.h"
+#include "ops/gemm.h"
+#include "ops/grouped_gemm.h"
+#include "ops/quantize.h"
+#include "ops/quantized_gemm.h"
+
+namespace tessera {
+namespace {
+
+/// The type that holds an operand's numbers exactly.
+DType exact_type(const mx::Quantized& x) {
+  return x.format.scale_type == mx::ScaleType::kE8M0 ? DType::kBFloat16 : DType::kFloat32;
+}
+
+Tensor widened(const Context& context, const mx::Quantized& x, DType dtype) {
+  const Tensor wide = context.arena->allocate(x.elements.shape(), dtype);
+  dequantize(context, x, wide);
+  return wide;
+}
+
+/// Calls body(c) with a tensor that products of `dtype` operands can be written to, which then goes to `c`.
+template <typename Body>
+void write_as(const Context& context, DType dtype, const Tensor& c, Write write, Body&& body) {
+  if (c.dtype() == DType::kFloat32 || c.dtype() == dtype) return body(c);
+  const Tensor wide = context.arena->allocate(c.shape(), DType::kFloat32);
+  if (write == Write::kAccumulate) convert(context, c, wide);
+  body(wide);
+  convert(context, wide, c);
+}
+
+/// c (= or +=) a · bᵀ, or a · b.
+void multiply(const Context& context, const mx::Quantized& a, const mx::Quantized& b, bool transpose_b, const Tensor& c,
+              Write write) {
+  const ArenaScope scope(*context.arena);
+  const DType dtype = exact_type(a);
+  const Tensor a_wide = widened(context, a, dtype), b_wide = widened(context, b, dtype);
+  write_as(context, dtype, c, write,
+           [&](const Tensor& target) { gemm(context, a_wide, false, b_wide, transpose_b, target, write); });
+}
+
+/// y rows = x rows · w_eᵀ, or x rows · w_e.
+void multiply_grouped(const Context& context, const mx::Quantized& x, const mx::Quantized& w, bool transpose_w,
+                      const Tensor& offsets_E1, const Tensor& y) {
+  const ArenaScope scope(*context.arena);
+  // The grouped kernel's operands and output have one type.
+  const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : exact_type(x);
+  const Tensor x_wide = widened(context, x, dtype), w_wide = widened(context, w, dtype);
+  write_as(context, dtype, y, Write::kAssign, [&](const Tensor& target) {
+    transpose_w ? grouped_linear_forward(context, x_wide, w_wide, offsets_E1, target)
+                : grouped_linear_dgrad(context, x_wide, w_wide, offsets_E1, target);
+  });
+}
+
+}  // namespace
+
+void linear_forward(const Context& context, const mx::Quantized& x_TN, const QuantizedWeight& w_MN, const Tensor& y_TM,
+                    Write write) {
+  multiply(context, x_TN, w_MN.rows, true, y_TM, write);
+}
+
+void linear_dgrad(const Context& context, const mx::Quantized& d_y_TM, const QuantizedWeight& w_MN,
+                  const Tensor& d_x_TN, Write write) {
+  const bool transposed = w_MN.columns.defined();
+  TESSERA_CHECK(transposed || w_MN.rows.format.square());
+  multiply(context, d_y_TM, transposed ? w_MN.columns : w_MN.rows, transposed, d_x_TN, write);
+}
+
+void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT,
+                  const Tensor& d_w_MN) {
+  TESSERA_CHECK(d_w_MN.dtype() == DType::kFloat32, "{}", name_of(d_w_MN.dtype()));
+  multiply(context, d_y_MT, x_NT, true, d_w_MN, Write::kAccumulate);
+}
+
+void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,
+                            const Tensor& offsets_E1, const Tensor& y_RM) {
+  multiply_grouped(context, x_RN, w_EMN.rows, true, offsets_E1, y_RM);
+}
+
+void grouped_linear_dgrad(const Context& context, const mx::Quantized& d_y_RM, const QuantizedWeight& w_EMN,
+                          const Tensor& offsets_E1, const Tensor& d_x_RN) {
+  const bool transposed = w_EMN.columns.defined();
+  TESSERA_CHECK(transposed || w_EMN.rows.format.square());
+  multiply_grouped(context, d_y_RM, transposed ? w_EMN.columns : w_EMN.rows, transposed, offsets_E1, d_x_RN);
+}
+
+void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
+                          const Tensor& offsets_E1, const Tensor& d_w_EMN) {
+  const TraceScope trace(context.trace, "grouped_gemm.wgrad");
+  const std::int64_t experts = d_w_EMN.dim(0), m = d_w_EMN.dim(1), n = d_w_EMN.dim(2);
+  const std::int64_t num_rows = x_NR.elements.dim(1);
+  TESSERA_CHECK(d_y_MR.elements.shape() == Shape({m, num_rows}), "{}", d_y_MR.elements.shape().to_string());
+  TESSERA_CHECK(x_NR.elements.shape() == Shape({n, num_rows}), "{}", x_NR.elements.shape().to_string());
+  TESSERA_CHECK_TENSOR(d_w_EMN, DType::kFloat32, {experts, m, n});
+  const ArenaScope scope(*context.arena);
+  const DType dtype = exact_type(x_NR);
+  const Tensor d_y = widened(context, d_y_MR, dtype), x = widened(context, x_NR, dtype);
+  if (!context.measuring()) {
+    const std::int32_t* offsets = offsets_E1.data<std::int32_t>();
+    for (std::int64_t e = 0; e <= experts; ++e) {
+      TESSERA_CHECK(offsets[e] % x_NR.format.along == 0, "expert {} begins at row {}, blocks have {}", e, offsets[e],
+                    x_NR.format.along);
+    }
+  }
+  cpu::run_grouped_gemm(context,
+                        {.kind = cpu::GroupedGemm::Kind::kWgradOfColumns,
+                         .num_experts = experts,
+                         .m = m,
+                         .n = n,
+                         .num_rows = num_rows,
+                         .offsets = nullptr,
+                         .x_or_dy = d_y.raw(),
+                         .w_or_x = x.raw(),
+                         .out = d_w_EMN.raw()},
+                        dtype, n, offsets_E1);
+}
+
+}  // namespace tessera
