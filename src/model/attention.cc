@@ -1,6 +1,5 @@
 #include "model/attention.h"
 
-#include "ops/gemm.h"
 #include "ops/mla_decode.h"
 #include "ops/rmsnorm.h"
 
@@ -9,20 +8,21 @@ namespace tessera {
 Attention::Attention(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer)
     : compresses_queries_(config.q_lora_rank > 0) {
   const std::int64_t dim = config.dim, heads = config.n_heads, q_dim = heads * config.qk_head_dim();
+  const auto add = [&](const char* name, Shape shape, Init init) {
+    return parameters.add({.name = prefix + name, .shape = shape, .init = init, .gemm = GemmKind::kLinear});
+  };
   if (compresses_queries_) {
-    wq_a_ = parameters.add({prefix + "wq_a.weight", {config.q_lora_rank, dim}, init_shallow()});
+    wq_a_ = add("wq_a.weight", {config.q_lora_rank, dim}, init_shallow());
     q_norm_ = parameters.add({prefix + "q_norm.weight", {config.q_lora_rank}, {}});
-    wq_b_ = parameters.add({prefix + "wq_b.weight", {q_dim, config.q_lora_rank}, init_shallow()});
+    wq_b_ = add("wq_b.weight", {q_dim, config.q_lora_rank}, init_shallow());
   } else {
-    wq_ = parameters.add({prefix + "wq.weight", {q_dim, dim}, init_shallow()});
+    wq_ = add("wq.weight", {q_dim, dim}, init_shallow());
   }
-  wkv_a_ =
-      parameters.add({prefix + "wkv_a.weight", {config.kv_lora_rank + config.qk_rope_head_dim, dim}, init_shallow()});
+  wkv_a_ = add("wkv_a.weight", {config.kv_lora_rank + config.qk_rope_head_dim, dim}, init_shallow());
   kv_norm_ = parameters.add({prefix + "kv_norm.weight", {config.kv_lora_rank}, {}});
-  wkv_b_ = parameters.add({prefix + "wkv_b.weight",
-                           {heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank},
-                           init_shallow()});
-  wo_ = parameters.add({prefix + "wo.weight", {dim, heads * config.v_head_dim}, init_by_depth(layer)});
+  wkv_b_ =
+      add("wkv_b.weight", {heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank}, init_shallow());
+  wo_ = add("wo.weight", {dim, heads * config.v_head_dim}, init_by_depth(layer));
 }
 
 MlaDims Attention::dims(const LayerContext& context) const {
@@ -43,41 +43,27 @@ void Attention::rotate(const LayerContext& context, const Tensor& x, std::int64_
        context.rope->cos(device), context.rope->sin(device), direction, y);
 }
 
+InputForms Attention::y_forms(const LayerContext& context) const {
+  return input_forms(context, {compresses_queries_ ? wq_a_ : wq_, wkv_a_});
+}
+
 void Attention::allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const {
   const ModelConfig& config = *context.config;
   const std::int64_t num_tokens = context.num_tokens();
-  saved.kv_latent_TC = context.allocate({num_tokens, config.kv_lora_rank});
   saved.kv = context.allocate({num_tokens, config.n_heads * (config.qk_nope_head_dim + config.v_head_dim)});
   saved.k_rope = context.allocate({num_tokens, config.qk_rope_head_dim});
-  if (compresses_queries_) {
-    saved.q_latent_TC = context.allocate({num_tokens, config.q_lora_rank});
-    saved.q = context.allocate({num_tokens, config.n_heads * config.qk_head_dim()});
-  }
+  if (compresses_queries_) saved.q = context.allocate({num_tokens, config.n_heads * config.qk_head_dim()});
 }
 
-void Attention::compute_recomputed(const LayerContext& context, const AttentionSaved& saved) const {
-  const ModelConfig& config = *context.config;
-  const std::int64_t latent = config.kv_lora_rank;
-  rmsnorm_forward(context.op, saved.kv_a.columns(0, latent), context.weight(kv_norm_), config.norm_eps,
-                  saved.kv_latent_TC, saved.kv_rstd_T);
-  linear_forward(context.op, saved.kv_latent_TC, context.weight(wkv_b_), saved.kv);
-  rotate(context, saved.kv_a.columns(latent, saved.kv_a.dim(1)), 1, RopeDirection::kForward, saved.k_rope);
-  if (compresses_queries_) {
-    rmsnorm_forward(context.op, saved.q_a_TC, context.weight(q_norm_), config.norm_eps, saved.q_latent_TC,
-                    saved.q_rstd_T);
-    linear_forward(context.op, saved.q_latent_TC, context.weight(wq_b_), saved.q);
-    rotate(context, saved.q, config.n_heads, RopeDirection::kForward, saved.q);
-  }
-}
-
-void Attention::forward(const LayerContext& context, const Tensor& y_TD, AttentionSaved& saved,
-                        const Tensor& out_TD) const {
-  const TraceScope trace(context.op.trace, "attention.forward");
+void Attention::allocate_saved(const LayerContext& context, AttentionSaved& saved) const {
   const ModelConfig& config = *context.config;
   const std::int64_t num_tokens = context.num_tokens(), heads = config.n_heads;
+  saved = {};
   saved.kv_a = context.allocate({num_tokens, config.kv_lora_rank + config.qk_rope_head_dim});
   saved.kv_rstd_T = context.allocate({num_tokens}, DType::kFloat32);
-  saved.o = context.allocate({num_tokens, heads * config.v_head_dim});
+  OperandForms o_forms = input_forms(context, {wo_}).wgrad;
+  o_forms.plain = true;  // for the attention core's backward
+  saved.o = allocate_operand(context, {num_tokens, heads * config.v_head_dim}, o_forms);
   saved.lse_TH = context.allocate({num_tokens, heads}, DType::kFloat32);
   if (compresses_queries_) {
     saved.q_a_TC = context.allocate({num_tokens, config.q_lora_rank});
@@ -85,25 +71,66 @@ void Attention::forward(const LayerContext& context, const Tensor& y_TD, Attenti
   } else {
     saved.q = context.allocate({num_tokens, heads * config.qk_head_dim()});
   }
-  if (context.recompute != Recompute::kSelective) allocate_recomputed(context, saved);
-  const ArenaScope scope(*context.op.arena);
-  if (context.recompute == Recompute::kSelective) allocate_recomputed(context, saved);
-
-  linear_forward(context.op, y_TD, context.weight(wkv_a_), saved.kv_a);
+  if (context.recompute == Recompute::kSelective) return;
+  saved.kv_latent_TC =
+      allocate_operand(context, {num_tokens, config.kv_lora_rank}, input_forms(context, {wkv_b_}).wgrad);
   if (compresses_queries_) {
-    linear_forward(context.op, y_TD, context.weight(wq_a_), saved.q_a_TC);
-  } else {
-    linear_forward(context.op, y_TD, context.weight(wq_), saved.q);
-    rotate(context, saved.q, heads, RopeDirection::kForward, saved.q);
+    saved.q_latent_TC =
+        allocate_operand(context, {num_tokens, config.q_lora_rank}, input_forms(context, {wq_b_}).wgrad);
   }
-  compute_recomputed(context, saved);
+  allocate_recomputed(context, saved);
+}
+
+GemmOperand Attention::project_up(const LayerContext& context, const Tensor& latent, ParamId norm, ParamId site,
+                                  bool for_wgrad, const GemmOperand& have, const Tensor& rstd_T,
+                                  const Tensor& out) const {
+  const InputForms forms = input_forms(context, {site});
+  const GemmOperand y =
+      allocate_operand(context, latent.shape(), for_wgrad ? forms.forward | forms.wgrad : forms.forward, have);
+  rmsnorm_forward(context.op, latent, context.weight(norm), context.config->norm_eps, y, rstd_T);
+  linear_forward(context, y, site, out);
+  return y;
+}
+
+void Attention::compute_recomputed(const LayerContext& context, AttentionSaved& saved, bool for_wgrad) const {
+  const ModelConfig& config = *context.config;
+  const std::int64_t latent = config.kv_lora_rank;
+  saved.kv_latent_TC = project_up(context, saved.kv_a.columns(0, latent), kv_norm_, wkv_b_, for_wgrad,
+                                  saved.kv_latent_TC, saved.kv_rstd_T, saved.kv);
+  rotate(context, saved.kv_a.columns(latent, saved.kv_a.dim(1)), 1, RopeDirection::kForward, saved.k_rope);
+  if (compresses_queries_) {
+    saved.q_latent_TC =
+        project_up(context, saved.q_a_TC, q_norm_, wq_b_, for_wgrad, saved.q_latent_TC, saved.q_rstd_T, saved.q);
+    rotate(context, saved.q, config.n_heads, RopeDirection::kForward, saved.q);
+  }
+}
+
+void Attention::forward(const LayerContext& context, const GemmOperand& y_TD, AttentionSaved& kept,
+                        const Tensor& out_TD) const {
+  const TraceScope trace(context.op.trace, "attention.forward");
+  const bool keeps = context.recompute != Recompute::kSelective;
+  const ArenaScope scope(*context.op.arena);
+  AttentionSaved saved = kept;
+  if (!keeps) allocate_recomputed(context, saved);
+
+  linear_forward(context, y_TD, wkv_a_, saved.kv_a);
+  if (compresses_queries_) {
+    linear_forward(context, y_TD, wq_a_, saved.q_a_TC);
+  } else {
+    linear_forward(context, y_TD, wq_, saved.q);
+    rotate(context, saved.q, context.config->n_heads, RopeDirection::kForward, saved.q);
+  }
+  compute_recomputed(context, saved, keeps);
   mla_attention_forward(context.op, dims(context),
                         {.q = saved.q,
                          .kv = saved.kv,
                          .k_rope = saved.k_rope,
                          .doc_start_T = context.batch->doc_starts(context.op.device())},
-                        saved.o, saved.lse_TH);
-  if (out_TD.defined()) linear_forward(context.op, saved.o, context.weight(wo_), out_TD);
+                        saved.o.plain, saved.lse_TH);
+  const InputForms o_forms = input_forms(context, {wo_});
+  const GemmOperand o = quantized_operand(context, saved.o.plain,
+                                          out_TD.defined() ? o_forms.forward | o_forms.wgrad : o_forms.wgrad, saved.o);
+  if (out_TD.defined()) linear_forward(context, o, wo_, out_TD);
 }
 
 void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Tensor& slot_T, const Tensor& cache_SPN,
@@ -163,7 +190,7 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   linear_forward(op, o, context.weight(wo_), out_TD);
 }
 
-void Attention::backward(const LayerContext& context, const Tensor& y_TD, const AttentionSaved& kept,
+void Attention::backward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& kept,
                          const Tensor& d_out_TD, const Tensor& d_y_TD) const {
   const TraceScope trace(context.op.trace, "attention.backward");
   const ModelConfig& config = *context.config;
@@ -172,8 +199,10 @@ void Attention::backward(const LayerContext& context, const Tensor& y_TD, const 
   const ArenaScope scope(*op.arena);
   AttentionSaved saved = kept;
   if (context.recompute == Recompute::kSelective) {
+    LayerContext repeat = context;
+    repeat.repeated = true;
     allocate_recomputed(context, saved);
-    compute_recomputed(context, saved);
+    compute_recomputed(repeat, saved, true);
   }
 
   const Tensor d_q = context.allocate(saved.q.shape());
@@ -181,39 +210,42 @@ void Attention::backward(const LayerContext& context, const Tensor& y_TD, const 
   const Tensor d_kv_a = context.allocate(saved.kv_a.shape());
   {
     const ArenaScope core_scope(*op.arena);
-    const Tensor d_o = context.allocate(saved.o.shape());
+    const Tensor d_o = context.allocate(saved.o.plain.shape());
     const Tensor d_k_rope = context.allocate(saved.k_rope.shape());
-    linear_wgrad(op, d_out_TD, saved.o, context.gradient(wo_));
-    linear_dgrad(op, d_out_TD, context.weight(wo_), d_o);
+    const GemmOperand d_out = gradient_operand(context, d_out_TD, wo_);
+    linear_wgrad(context, d_out, saved.o, wo_);
+    linear_dgrad(context, d_out, wo_, d_o);
     mla_attention_backward(
         op, dims(context),
         {.q = saved.q, .kv = saved.kv, .k_rope = saved.k_rope, .doc_start_T = context.batch->doc_starts(op.device())},
-        saved.o, saved.lse_TH, d_o, d_q, d_kv, d_k_rope);
+        saved.o.plain, saved.lse_TH, d_o, d_q, d_kv, d_k_rope);
     rotate(context, d_q, heads, RopeDirection::kBackward, d_q);
     rotate(context, d_k_rope, 1, RopeDirection::kBackward, d_kv_a.columns(latent, d_kv_a.dim(1)));
   }
 
+  // One site's gradients of weight and input.
+  const auto backward = [&](const Tensor& d_out, const GemmOperand& x, ParamId site, const Tensor& d_x,
+                            Write write = Write::kAssign) {
+    const ArenaScope site_scope(*op.arena);
+    const GemmOperand gradient = gradient_operand(context, d_out, site);
+    linear_wgrad(context, gradient, x, site);
+    linear_dgrad(context, gradient, site, d_x, write);
+  };
   const Tensor d_kv_latent_TC = context.allocate({num_tokens, latent});
-  linear_wgrad(op, d_kv, saved.kv_latent_TC, context.gradient(wkv_b_));
-  linear_dgrad(op, d_kv, context.weight(wkv_b_), d_kv_latent_TC);
+  backward(d_kv, saved.kv_latent_TC, wkv_b_, d_kv_latent_TC);
   rmsnorm_backward(op, d_kv_latent_TC, saved.kv_a.columns(0, latent), context.weight(kv_norm_), saved.kv_rstd_T,
                    d_kv_a.columns(0, latent), Write::kAssign, context.gradient(kv_norm_));
-  linear_wgrad(op, d_kv_a, y_TD, context.gradient(wkv_a_));
-  linear_dgrad(op, d_kv_a, context.weight(wkv_a_), d_y_TD);
-
+  backward(d_kv_a, y_TD, wkv_a_, d_y_TD);
   if (!compresses_queries_) {
-    linear_wgrad(op, d_q, y_TD, context.gradient(wq_));
-    linear_dgrad(op, d_q, context.weight(wq_), d_y_TD, Write::kAccumulate);
+    backward(d_q, y_TD, wq_, d_y_TD, Write::kAccumulate);
     return;
   }
-  const Tensor d_q_latent_TC = context.allocate(saved.q_latent_TC.shape());
+  const Tensor d_q_latent_TC = context.allocate({num_tokens, config.q_lora_rank});
   const Tensor d_q_a_TC = context.allocate(saved.q_a_TC.shape());
-  linear_wgrad(op, d_q, saved.q_latent_TC, context.gradient(wq_b_));
-  linear_dgrad(op, d_q, context.weight(wq_b_), d_q_latent_TC);
+  backward(d_q, saved.q_latent_TC, wq_b_, d_q_latent_TC);
   rmsnorm_backward(op, d_q_latent_TC, saved.q_a_TC, context.weight(q_norm_), saved.q_rstd_T, d_q_a_TC, Write::kAssign,
                    context.gradient(q_norm_));
-  linear_wgrad(op, d_q_a_TC, y_TD, context.gradient(wq_a_));
-  linear_dgrad(op, d_q_a_TC, context.weight(wq_a_), d_y_TD, Write::kAccumulate);
+  backward(d_q_a_TC, y_TD, wq_a_, d_y_TD, Write::kAccumulate);
 }
 
 }  // namespace tessera

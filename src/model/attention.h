@@ -2,7 +2,7 @@
 // numbers per token, queries optionally from one of q_lora_rank.
 #pragma once
 
-#include "model/layer_context.h"
+#include "model/gemm_site.h"
 #include "ops/mla_attention.h"
 #include "ops/rope.h"
 
@@ -13,10 +13,11 @@ struct AttentionSaved {
   Tensor kv_a;  // [T, kv_lora + rope]: latent before its norm | k_rope before rotation
   Tensor kv_rstd_T;
   Tensor q_a_TC, q_rstd_T;  // the queries' latent before its norm; only with query compression
-  Tensor o, lse_TH;
+  GemmOperand o;
+  Tensor lse_TH;
   // Kept under kNone, else recomputed.
-  Tensor kv_latent_TC, q_latent_TC;  // after their norms
-  Tensor q, kv, k_rope;              // what the attention core reads; q without compression is always kept
+  GemmOperand kv_latent_TC, q_latent_TC;  // after their norms
+  Tensor q, kv, k_rope;                   // what the attention core reads; q without compression is always kept
 };
 
 class Attention {
@@ -24,12 +25,16 @@ class Attention {
   /// Adds the parameters `prefix`wq..., `layer` sets the initial deviation.
   Attention(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer);
 
+  /// Forms of y_TD.
+  InputForms y_forms(const LayerContext& context) const;
+  /// Memory for what the forward keeps.
+  void allocate_saved(const LayerContext& context, AttentionSaved& saved) const;
   /// out_TD = MLA(y_TD). An undefined out_TD: only what the backward needs.
-  void forward(const LayerContext& context, const Tensor& y_TD, AttentionSaved& saved, const Tensor& out_TD) const;
+  void forward(const LayerContext& context, const GemmOperand& y_TD, AttentionSaved& saved, const Tensor& out_TD) const;
 
   /// d_y_TD from d_out_TD; parameters' gradients +=.
-  void backward(const LayerContext& context, const Tensor& y_TD, const AttentionSaved& saved, const Tensor& d_out_TD,
-                const Tensor& d_y_TD) const;
+  void backward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& saved,
+                const Tensor& d_out_TD, const Tensor& d_y_TD) const;
 
   /// out_TD for one new token of each slot, T slots: token t is at `positions` (context.batch) of slot t. Its latent
   /// and k_rope go into cache_SPN, and it attends to all that the slot holds (ops/mla_decode.h).
@@ -39,7 +44,11 @@ class Attention {
  private:
   MlaDims dims(const LayerContext& context) const;
   void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;
-  void compute_recomputed(const LayerContext& context, const AttentionSaved& saved) const;
+  /// `for_wgrad`: the latents also in the forms that their weights' gradients read.
+  void compute_recomputed(const LayerContext& context, AttentionSaved& saved, bool for_wgrad) const;
+  /// A latent's norm, in `forms`, and its up-projection.
+  GemmOperand project_up(const LayerContext& context, const Tensor& latent, ParamId norm, ParamId site, bool for_wgrad,
+                         const GemmOperand& have, const Tensor& rstd_T, const Tensor& out) const;
   void rotate(const LayerContext& context, const Tensor& x, std::int64_t num_heads, RopeDirection direction,
               const Tensor& y) const;
 

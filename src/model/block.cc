@@ -44,32 +44,49 @@ void Block::backward(const LayerContext& context, BlockSaved& saved, const Tenso
   backward_from_saved(context, again, d_TD);
 }
 
+InputForms Block::ffn_forms(const LayerContext& context) const {
+  return feed_forward_ ? feed_forward_->x_forms(context) : moe_->y_forms(context);
+}
+
 void Block::forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
                             MoeLoad* load) const {
   const Context& op = context.op;
-  const std::int64_t num_tokens = x_TD.dim(0), dim = x_TD.dim(1);
+  const Shape shape = x_TD.shape();
+  const std::int64_t num_tokens = x_TD.dim(0);
   const float eps = context.config->norm_eps;
   const bool keep_norms = context.recompute != Recompute::kSelective;
+  const InputForms attention_forms = attention_.y_forms(context), ffn_forms = this->ffn_forms(context);
+  saved = {};
   saved.x_TD = x_TD;
-  saved.mid_TD = context.allocate({num_tokens, dim});
+  saved.mid_TD = context.allocate(shape);
   saved.attention_rstd_T = context.allocate({num_tokens}, DType::kFloat32);
   saved.ffn_rstd_T = context.allocate({num_tokens}, DType::kFloat32);
+  attention_.allocate_saved(context, saved.attention);
   if (feed_forward_) saved.ffn_h_T2I = context.allocate({num_tokens, 2 * feed_forward_->inter_dim()});
+  if (moe_) moe_->allocate_saved(context, num_tokens, saved.moe);
   if (keep_norms) {
-    saved.attention_y_TD = context.allocate({num_tokens, dim});
-    saved.ffn_y_TD = context.allocate({num_tokens, dim});
+    saved.attention_y_TD = allocate_operand(context, shape, attention_forms.wgrad);
+    saved.ffn_y_TD = allocate_operand(context, shape, ffn_forms.wgrad);
   }
-  const Tensor y_TD = keep_norms ? saved.attention_y_TD : context.norm_TD;
-  rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, y_TD, saved.attention_rstd_T);
-  attention_.forward(context, y_TD, saved.attention, context.branch_TD);
-
-  const Tensor ffn_y_TD = keep_norms ? saved.ffn_y_TD : context.norm_TD;
-  residual_rmsnorm_forward(op, x_TD, context.branch_TD, context.weight(ffn_norm_), eps, saved.mid_TD, ffn_y_TD,
+  // What a norm writes: what is kept of it, and what the forward reads.
+  const auto norm_output = [&](const InputForms& forms, GemmOperand kept) {
+    if (!kept.plain.defined()) kept.plain = context.norm_TD;
+    return allocate_operand(context, shape, keep_norms ? forms.forward | forms.wgrad : forms.forward, kept);
+  };
+  {
+    const ArenaScope scope(*op.arena);
+    const GemmOperand y_TD = norm_output(attention_forms, saved.attention_y_TD);
+    rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, y_TD, saved.attention_rstd_T);
+    attention_.forward(context, y_TD, saved.attention, context.branch_TD);
+  }
+  const ArenaScope scope(*op.arena);
+  const GemmOperand y_TD = norm_output(ffn_forms, saved.ffn_y_TD);
+  residual_rmsnorm_forward(op, x_TD, context.branch_TD, context.weight(ffn_norm_), eps, saved.mid_TD, y_TD,
                            saved.ffn_rstd_T);
-  feed(context, ffn_y_TD, saved, out_TD, load);
+  feed(context, y_TD, saved, out_TD, load);
 }
 
-void Block::feed(const LayerContext& context, const Tensor& y_TD, BlockSaved& saved, const Tensor& out_TD,
+void Block::feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& out_TD,
                  MoeLoad* load) const {
   const Tensor branch_TD = out_TD.defined() ? context.branch_TD : Tensor();
   if (feed_forward_) {
@@ -91,6 +108,7 @@ void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor
   BlockSaved dropped;
   dropped.mid_TD = context.allocate(x_TD.shape());
   if (feed_forward_) dropped.ffn_h_T2I = context.allocate({num_tokens, 2 * feed_forward_->inter_dim()});
+  if (moe_) moe_->allocate_saved(context, num_tokens, dropped.moe);
   rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, context.norm_TD, rstd_T);
   attention_.decode(context, context.norm_TD, slot_T, cache_SPN, context.branch_TD);
   residual_rmsnorm_forward(op, x_TD, context.branch_TD, context.weight(ffn_norm_), eps, dropped.mid_TD, context.norm_TD,
@@ -102,25 +120,34 @@ void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor
 void Block::backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const {
   const Context& op = context.op;
   const float eps = context.config->norm_eps;
-  const bool kept_norms = context.recompute != Recompute::kSelective;
   const ArenaScope scope(*op.arena);
   const Tensor d_y_TD = context.allocate(d_TD.shape());
-
-  const Tensor ffn_y_TD = kept_norms ? saved.ffn_y_TD : context.norm_TD;
-  if (!kept_norms) rmsnorm_forward(op, saved.mid_TD, context.weight(ffn_norm_), eps, ffn_y_TD, saved.ffn_rstd_T);
-  if (feed_forward_) {
-    feed_forward_->backward(context, ffn_y_TD, saved.ffn_h_T2I, d_TD, d_y_TD);
-  } else {
-    moe_->backward(context, ffn_y_TD, saved.moe, d_TD, d_y_TD);
+  // A norm's output, in the forms that weight gradients read.
+  const auto norm_output = [&](const OperandForms& forms, const GemmOperand& kept, const Tensor& x_TD, ParamId weight,
+                               const Tensor& rstd_T) {
+    if (context.recompute != Recompute::kSelective) return kept;
+    const GemmOperand y_TD = allocate_operand(context, x_TD.shape(), forms, context.norm_TD);
+    rmsnorm_forward(op, x_TD, context.weight(weight), eps, y_TD, rstd_T);
+    return y_TD;
+  };
+  {
+    const ArenaScope half_scope(*op.arena);
+    const GemmOperand y_TD =
+        norm_output(ffn_forms(context).wgrad, saved.ffn_y_TD, saved.mid_TD, ffn_norm_, saved.ffn_rstd_T);
+    if (feed_forward_) {
+      feed_forward_->backward(context, y_TD, saved.ffn_h_T2I, d_TD, d_y_TD);
+    } else {
+      moe_->backward(context, y_TD, saved.moe, d_TD, d_y_TD);
+    }
   }
   rmsnorm_backward(op, d_y_TD, saved.mid_TD, context.weight(ffn_norm_), saved.ffn_rstd_T, d_TD, Write::kAccumulate,
                    context.gradient(ffn_norm_));
-
-  const Tensor attention_y_TD = kept_norms ? saved.attention_y_TD : context.norm_TD;
-  if (!kept_norms) {
-    rmsnorm_forward(op, saved.x_TD, context.weight(attention_norm_), eps, attention_y_TD, saved.attention_rstd_T);
+  {
+    const ArenaScope half_scope(*op.arena);
+    const GemmOperand y_TD = norm_output(attention_.y_forms(context).wgrad, saved.attention_y_TD, saved.x_TD,
+                                         attention_norm_, saved.attention_rstd_T);
+    attention_.backward(context, y_TD, saved.attention, d_TD, d_y_TD);
   }
-  attention_.backward(context, attention_y_TD, saved.attention, d_TD, d_y_TD);
   rmsnorm_backward(op, d_y_TD, saved.x_TD, context.weight(attention_norm_), saved.attention_rstd_T, d_TD,
                    Write::kAccumulate, context.gradient(attention_norm_));
 }

@@ -15,7 +15,7 @@ struct BlockSaved {
   Tensor ffn_h_T2I;  // dense only
   MoeSaved moe;      // MoE only
   // Kept under kNone, else recomputed: the norms' outputs.
-  Tensor attention_y_TD, ffn_y_TD;
+  GemmOperand attention_y_TD, ffn_y_TD;
 };
 
 class Block {
@@ -38,8 +38,10 @@ class Block {
   const Moe* moe() const { return moe_ ? &*moe_ : nullptr; }
 
  private:
+  /// Forms of what the second half reads.
+  InputForms ffn_forms(const LayerContext& context) const;
   /// The second half: out_TD = mid_TD + FFN_or_MoE(y_TD).
-  void feed(const LayerContext& context, const Tensor& y_TD, BlockSaved& saved, const Tensor& out_TD,
+  void feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& out_TD,
             MoeLoad* load) const;
   void forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
                        MoeLoad* load) const;

@@ -26,6 +26,7 @@ LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
   return {.op = {.arena = &arena, .gemm = &gemm_},
           .config = &model_.config(),
           .parameters = &model_.parameters(),
+          .quantized = &unquantized_,
           .batch = &batch,
           .rope = &rope_,
           .recompute = Recompute::kNone,
@@ -86,8 +87,8 @@ void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
         BlockSaved saved;
         MoeLoad uncounted;
         block.forward(context, x_TD, saved, out_TD, &uncounted);
-        store_latents(context.op, saved.attention.kv_latent_TC, saved.attention.k_rope, ids(same_slot, arena.device()),
-                      batch.positions(arena.device()), cache_SPN);
+        store_latents(context.op, saved.attention.kv_latent_TC.plain, saved.attention.k_rope,
+                      ids(same_slot, arena.device()), batch.positions(arena.device()), cache_SPN);
       });
 }
 

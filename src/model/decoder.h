@@ -50,6 +50,7 @@ class Decoder {
   const Model& model_;
   DecoderOptions options_;
   RopeTable rope_;
+  QuantizedWeights unquantized_;  // texts are decoded in the type that layers compute in
   GemmLibrary gemm_;
   Arena arena_;
   Buffer cache_;  // [layers, slots, positions, C + R]

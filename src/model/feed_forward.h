@@ -1,7 +1,7 @@
 // The dense feed-forward network, also the shared experts of an MoE layer: W2 · (silu(W1 x) ⊙ W3 x).
 #pragma once
 
-#include "model/layer_context.h"
+#include "model/gemm_site.h"
 
 namespace tessera {
 
@@ -12,13 +12,14 @@ class FeedForward {
               std::int64_t layer);
 
   std::int64_t inter_dim() const { return inter_dim_; }
+  InputForms x_forms(const LayerContext& context) const { return input_forms(context, {w13_}); }
 
   /// h_T2I = x · W13ᵀ, which the backward needs; out_TD (= or +=) the network's output, not computed if undefined.
-  void forward(const LayerContext& context, const Tensor& x_TD, const Tensor& h_T2I, const Tensor& out_TD,
+  void forward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I, const Tensor& out_TD,
                Write write) const;
 
   /// d_x_TD (=) from d_out_TD; parameters' gradients +=. Overwrites h_T2I.
-  void backward(const LayerContext& context, const Tensor& x_TD, const Tensor& h_T2I, const Tensor& d_out_TD,
+  void backward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I, const Tensor& d_out_TD,
                 const Tensor& d_x_TD) const;
 
  private:

@@ -3,7 +3,7 @@
 
 #include "model/batch.h"
 #include "model/config.h"
-#include "model/parameters.h"
+#include "model/quantized_weights.h"
 #include "model/rope_table.h"
 #include "ops/context.h"
 
@@ -17,10 +17,23 @@ enum class Recompute {
   kFull,       // keep only each block's input
 };
 
+/// Told of the operands of every GEMM site while a micro-batch is computed, each before it is multiplied; for
+/// diagnosis. Then operands that are quantized are there in plain form too.
+class SiteProbe {
+ public:
+  enum class Role : std::uint8_t { kInput, kWeight, kGradient };
+  virtual ~SiteProbe() = default;
+  /// `plain`: the operand, of which the first num_rows rows count (-1: all). `quantized`: its form along the
+  /// contraction of fprop (dgrad for kGradient), undefined where it is not quantized.
+  virtual void observe(const Context& op, ParamId site, Role role, const Tensor& plain, const mx::Quantized& quantized,
+                       std::int64_t num_rows) = 0;
+};
+
 struct LayerContext {
   Context op;
   const ModelConfig* config;
   const Parameters* parameters;
+  const QuantizedWeights* quantized;
   const Batch* batch;
   const RopeTable* rope;
   Recompute recompute = Recompute::kNone;
@@ -28,11 +41,13 @@ struct LayerContext {
   bool repeated = false;
   /// Factor of the balance loss's gradient: 1 / (sequences of the global batch).
   float balance_scale = 0.0f;
+  SiteProbe* probe = nullptr;
   /// [T, D] each, shared by all blocks of a pass: a branch's output, and a norm's output where it is not kept.
   Tensor branch_TD, norm_TD;
 
   Tensor weight(ParamId id) const { return parameters->weight(id); }
   Tensor gradient(ParamId id) const { return parameters->gradient(id); }
+  const SitePrecision& precision(ParamId id) const { return quantized->precision(id); }
   DType compute() const { return parameters->compute_dtype(); }
   std::int64_t num_tokens() const { return batch->num_tokens(); }
 

@@ -91,6 +91,7 @@ LayerContext Model::layer_context(const Context& op, const Batch& batch) const {
   return {.op = op,
           .config = &config_,
           .parameters = &parameters_,
+          .quantized = &quantized_,
           .batch = &batch,
           .rope = &rope_,
           .recompute = options_.recompute,
@@ -141,11 +142,13 @@ void Model::mtp_input(const LayerContext& context, const MtpModule& module, cons
   linear_forward(op, saved.hidden_y_TD, eh_proj.columns(dim, 2 * dim), z_TD, Write::kAccumulate);
 }
 
-LossSums Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds) {
+LossSums Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds,
+                           SiteProbe* probe) {
   const Stopwatch forward_watch;
   const Device device = op.device();
   LayerContext context = layer_context(op, batch);
   context.balance_scale = static_cast<float>(scale.per_sequence);
+  context.probe = probe;
   const std::int64_t dim = config_.dim;
   const Shape shape{batch.num_tokens(), dim};
   const ArenaScope scope(*op.arena);

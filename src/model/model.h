@@ -59,13 +59,19 @@ class Model {
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
   ParameterCounts count_parameters() const;
+  /// Weights in low precision; none but after set_precisions().
+  QuantizedWeights& quantized_weights() { return quantized_; }
+  const QuantizedWeights& quantized_weights() const { return quantized_; }
+  /// One entry per parameter. Before the quantized weights are allocated.
+  void set_precisions(PrecisionTable table) { quantized_ = QuantizedWeights(parameters_, std::move(table)); }
   ParamId embedding() const { return embedding_; }
   const std::vector<Block>& blocks() const { return blocks_; }
   const Head& head() const { return *head_; }
 
   /// Forward and backward of one micro-batch: gradients and loads +=. Activations live on op's arena during the call.
-  /// `seconds`, if given: forward and backward +=.
-  LossSums train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds = nullptr);
+  /// `seconds`, if given: forward and backward +=. `probe`, if given, is told of the operands of every GEMM site.
+  LossSums train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds = nullptr,
+                      SiteProbe* probe = nullptr);
 
   /// Forward only; loads stay as they are. logits_TV [T, V] and mtp_logits (one per module), float32, are filled where
   /// defined.
@@ -96,6 +102,7 @@ class Model {
   ModelConfig config_;
   ModelOptions options_;
   Parameters parameters_;
+  QuantizedWeights quantized_;
   RopeTable rope_;
   ParamId embedding_ = 0;
   std::vector<Block> blocks_;

@@ -3,8 +3,6 @@
 #include <numeric>
 
 #include "ops/elementwise.h"
-#include "ops/gemm.h"
-#include "ops/grouped_gemm.h"
 #include "ops/permute.h"
 #include "ops/swiglu.h"
 
@@ -15,8 +13,12 @@ Moe::Moe(Parameters& parameters, const ModelConfig& config, bool force_load_bala
     : name_(prefix.substr(0, prefix.size() - 1)), force_load_balance_(force_load_balance) {
   const std::int64_t dim = config.dim, experts = config.num_experts, inter = config.moe_inter_dim;
   gate_ = parameters.add({prefix + "router.gate.weight", {experts, dim}, init_by_depth(layer)});
-  w13_ = parameters.add({prefix + "experts.w13", {experts, 2 * inter, dim}, init_shallow(), init_by_depth(layer)});
-  w2_ = parameters.add({prefix + "experts.w2", {experts, dim, inter}, init_by_depth(layer)});
+  w13_ = parameters.add(
+      {prefix + "experts.w13", {experts, 2 * inter, dim}, init_shallow(), init_by_depth(layer), GemmKind::kGrouped});
+  w2_ = parameters.add({.name = prefix + "experts.w2",
+                        .shape = {experts, dim, inter},
+                        .init = init_by_depth(layer),
+                        .gemm = GemmKind::kGrouped});
   expert_bias_ = parameters.add_buffer(prefix + "expert_bias", {experts});
   if (config.num_shared_experts > 0) {
     shared_.emplace(parameters, dim, config.num_shared_experts * inter, prefix + "shared_experts.", layer);
@@ -44,14 +46,21 @@ Tensor Moe::widened(const LayerContext& context, const Tensor& x) const {
   return wide;
 }
 
-void Moe::forward(const LayerContext& context, const Tensor& y_TD, MoeSaved& saved, const Tensor& out_TD,
-                  MoeLoad& load) const {
-  const TraceScope trace(context.op.trace, "moe.forward");
+InputForms Moe::y_forms(const LayerContext& context) const {
+  InputForms forms{.forward = {.plain = true}, .wgrad = {.plain = true}};  // for the router and the routed rows
+  if (shared_) {
+    const InputForms shared = shared_->x_forms(context);
+    forms = {.forward = forms.forward | shared.forward, .wgrad = forms.wgrad | shared.wgrad};
+  }
+  return forms;
+}
+
+void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const {
   const ModelConfig& config = *context.config;
-  const Context& op = context.op;
-  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts, top_k = config.top_k;
-  const std::int64_t num_rows = num_tokens * top_k;
+  const std::int64_t experts = config.num_experts, top_k = config.top_k;
+  const std::int64_t num_rows = max_rows(num_tokens * top_k, experts, row_alignment(context, {w13_, w2_}));
   const Shape slots{num_tokens, top_k};
+  saved = {};
   saved.routing = {.scores_TE = context.allocate({num_tokens, experts}, DType::kFloat32),
                    .expert_ids_TK = context.allocate(slots, DType::kInt32),
                    .weights_TK = context.allocate(slots, DType::kFloat32),
@@ -65,8 +74,19 @@ void Moe::forward(const LayerContext& context, const Tensor& y_TD, MoeSaved& sav
   saved.row_of_slot_TK = context.allocate(slots, DType::kInt32);
   saved.h_R2F = context.allocate({num_rows, 2 * config.moe_inter_dim});
   if (shared_) saved.shared_h_T2I = context.allocate({num_tokens, 2 * shared_->inter_dim()});
-  if (context.recompute != Recompute::kSelective) saved.x_RD = context.allocate({num_rows, config.dim});
+  if (context.recompute != Recompute::kSelective) {
+    saved.x_RD = allocate_operand(context, {num_rows, config.dim}, input_forms(context, {w13_}).wgrad);
+  }
+}
 
+void Moe::forward(const LayerContext& context, const GemmOperand& y, MoeSaved& saved, const Tensor& out_TD,
+                  MoeLoad& load) const {
+  const TraceScope trace(context.op.trace, "moe.forward");
+  const ModelConfig& config = *context.config;
+  const Context& op = context.op;
+  const Tensor& y_TD = y.plain;
+  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts, num_rows = saved.h_R2F.dim(0);
+  const Tensor num_rows_1 = saved.offsets_E1.rows(experts, experts + 1);
   const ArenaScope scope(*op.arena);
   {
     const ArenaScope router_scope(*op.arena);
@@ -74,8 +94,8 @@ void Moe::forward(const LayerContext& context, const Tensor& y_TD, MoeSaved& sav
     linear_forward(op, widened(context, y_TD), widened(context, context.weight(gate_)), logits_TE);
     const double balance_loss =
         router_forward(op, router_options(context), logits_TE, context.parameters->buffer(expert_bias_), saved.routing);
-    sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, saved.offsets_E1, saved.slot_of_row_R,
-                   saved.row_of_slot_TK);
+    sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, row_alignment(context, {w13_, w2_}),
+                   saved.offsets_E1, saved.slot_of_row_R, saved.row_of_slot_TK);
     if (!context.repeated && !op.measuring()) {
       load.balance_loss += balance_loss;
       for (std::size_t e = 0; e < load.counts_E.size(); ++e) {
@@ -84,49 +104,59 @@ void Moe::forward(const LayerContext& context, const Tensor& y_TD, MoeSaved& sav
     }
   }
 
-  if (context.recompute == Recompute::kSelective) saved.x_RD = context.allocate({num_rows, config.dim});
-  gather_rows(op, y_TD, saved.slot_of_row_R, top_k, saved.x_RD);
-  grouped_linear_forward(op, saved.x_RD, context.weight(w13_), saved.offsets_E1, saved.h_R2F);
+  const InputForms x_forms = input_forms(context, {w13_});
+  const bool keeps = context.recompute != Recompute::kSelective;
+  const GemmOperand x_RD = allocate_operand(context, {num_rows, config.dim},
+                                            keeps ? x_forms.forward | x_forms.wgrad : x_forms.forward, saved.x_RD);
+  gather_rows(op, y_TD, saved.slot_of_row_R, config.top_k, num_rows_1, x_RD);
+  grouped_linear_forward(context, x_RD, w13_, saved.offsets_E1, saved.h_R2F);
   if (out_TD.defined()) {
-    const Tensor a_RF = context.allocate({num_rows, config.moe_inter_dim});
+    const GemmOperand a_RF =
+        allocate_operand(context, {num_rows, config.moe_inter_dim}, input_forms(context, {w2_}).forward);
     const Tensor expert_out_RD = context.allocate({num_rows, config.dim});
-    swiglu_forward(op, saved.h_R2F, a_RF);
-    grouped_linear_forward(op, a_RF, context.weight(w2_), saved.offsets_E1, expert_out_RD);
+    swiglu_forward(op, saved.h_R2F, a_RF, num_rows_1);
+    grouped_linear_forward(context, a_RF, w2_, saved.offsets_E1, expert_out_RD);
     combine_rows(op, expert_out_RD, saved.row_of_slot_TK, saved.routing.weights_TK, out_TD, Write::kAssign);
   }
-  if (shared_) shared_->forward(context, y_TD, saved.shared_h_T2I, out_TD, Write::kAccumulate);
+  if (shared_) shared_->forward(context, y, saved.shared_h_T2I, out_TD, Write::kAccumulate);
 }
 
-void Moe::backward(const LayerContext& context, const Tensor& y_TD, const MoeSaved& saved, const Tensor& d_out_TD,
+void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& d_out_TD,
                    const Tensor& d_y_TD) const {
   const TraceScope trace(context.op.trace, "moe.backward");
   const ModelConfig& config = *context.config;
   const Context& op = context.op;
+  const Tensor& y_TD = y.plain;
   const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts, top_k = config.top_k;
-  const std::int64_t num_rows = num_tokens * top_k;
-  if (shared_) shared_->backward(context, y_TD, saved.shared_h_T2I, d_out_TD, d_y_TD);
+  const std::int64_t num_rows = saved.h_R2F.dim(0);
+  if (shared_) shared_->backward(context, y, saved.shared_h_T2I, d_out_TD, d_y_TD);
 
   const ArenaScope scope(*op.arena);
   const Tensor d_weights_TK = context.allocate({num_tokens, top_k}, DType::kFloat32);
   {
     const ArenaScope experts_scope(*op.arena);
+    const Tensor num_rows_1 = saved.offsets_E1.rows(experts, experts + 1);
     // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
-    const Tensor d_out_RD = context.allocate({num_rows, config.dim});
+    const GemmOperand d_out_RD = allocate_operand(context, {num_rows, config.dim}, gradient_forms(context, w2_));
+    gather_rows(op, d_out_TD, saved.slot_of_row_R, top_k, num_rows_1, d_out_RD);
     const Tensor d_a_RF = context.allocate({num_rows, config.moe_inter_dim});
-    gather_rows(op, d_out_TD, saved.slot_of_row_R, top_k, d_out_RD);
-    grouped_linear_dgrad(op, d_out_RD, context.weight(w2_), saved.offsets_E1, d_a_RF);
-    swiglu_backward_weighted(op, d_a_RF, saved.h_R2F, saved.slot_of_row_R, saved.offsets_E1.rows(experts, experts + 1),
-                             saved.routing.weights_TK, saved.h_R2F, d_a_RF, d_weights_TK);  // in place
-    const Tensor &d_h_R2F = saved.h_R2F, &weighted_a_RF = d_a_RF;
-    grouped_linear_wgrad(op, d_out_RD, weighted_a_RF, saved.offsets_E1, context.gradient(w2_));
-    Tensor x_RD = saved.x_RD;
+    grouped_linear_dgrad(context, d_out_RD, w2_, saved.offsets_E1, d_a_RF);
+    // In place, where they are wanted as they are.
+    const GemmOperand d_h_R2F =
+        allocate_operand(context, saved.h_R2F.shape(), gradient_forms(context, w13_), saved.h_R2F);
+    const GemmOperand weighted_a_RF =
+        allocate_operand(context, d_a_RF.shape(), input_forms(context, {w2_}).wgrad, d_a_RF);
+    swiglu_backward_weighted(op, d_a_RF, saved.h_R2F, saved.slot_of_row_R, num_rows_1, saved.routing.weights_TK,
+                             d_h_R2F, weighted_a_RF, d_weights_TK);
+    grouped_linear_wgrad(context, d_out_RD, weighted_a_RF, w2_, saved.offsets_E1);
+    GemmOperand x_RD = saved.x_RD;
     if (context.recompute == Recompute::kSelective) {
-      x_RD = context.allocate({num_rows, config.dim});
-      gather_rows(op, y_TD, saved.slot_of_row_R, top_k, x_RD);
+      x_RD = allocate_operand(context, {num_rows, config.dim}, input_forms(context, {w13_}).wgrad);
+      gather_rows(op, y_TD, saved.slot_of_row_R, top_k, num_rows_1, x_RD);
     }
-    grouped_linear_wgrad(op, d_h_R2F, x_RD, saved.offsets_E1, context.gradient(w13_));
-    const Tensor& d_x_RD = d_out_RD;
-    grouped_linear_dgrad(op, d_h_R2F, context.weight(w13_), saved.offsets_E1, d_x_RD);
+    grouped_linear_wgrad(context, d_h_R2F, x_RD, w13_, saved.offsets_E1);
+    const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate({num_rows, config.dim});
+    grouped_linear_dgrad(context, d_h_R2F, w13_, saved.offsets_E1, d_x_RD);
     combine_rows(op, d_x_RD, saved.row_of_slot_TK, {}, d_y_TD, shared_ ? Write::kAccumulate : Write::kAssign);
   }
 

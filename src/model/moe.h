@@ -15,7 +15,7 @@ struct MoeSaved {
   Tensor h_R2F;  // before SwiGLU; overwritten by the backward
   Tensor shared_h_T2I;
   // Kept under kNone, else gathered again.
-  Tensor x_RD;
+  GemmOperand x_RD;
 };
 
 /// What an MoE layer adds up over a step. Forwards that are repeated for recomputation add nothing.
@@ -30,12 +30,16 @@ class Moe {
   Moe(Parameters& parameters, const ModelConfig& config, bool force_load_balance, const std::string& prefix,
       std::int64_t layer);
 
+  /// Forms of y_TD.
+  InputForms y_forms(const LayerContext& context) const;
+  /// Memory for what the forward keeps.
+  void allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const;
   /// out_TD = MoE(y_TD) and load +=. An undefined out_TD: only what the backward needs.
-  void forward(const LayerContext& context, const Tensor& y_TD, MoeSaved& saved, const Tensor& out_TD,
+  void forward(const LayerContext& context, const GemmOperand& y_TD, MoeSaved& saved, const Tensor& out_TD,
                MoeLoad& load) const;
 
   /// d_y_TD from d_out_TD; parameters' gradients +=. Overwrites the saved h.
-  void backward(const LayerContext& context, const Tensor& y_TD, const MoeSaved& saved, const Tensor& d_out_TD,
+  void backward(const LayerContext& context, const GemmOperand& y_TD, const MoeSaved& saved, const Tensor& d_out_TD,
                 const Tensor& d_y_TD) const;
 
   /// The bias update of a step, from its counts over all data ranks (arXiv 2408.15664):

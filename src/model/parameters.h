@@ -21,12 +21,17 @@ struct Init {
   float bound = 0.0f;  // absolute; 0: none
 };
 
+/// Whether a parameter is the weight of a GEMM that a recipe may run in low precision: y = x · wᵀ for all rows, or with
+/// an expert's own matrix for its rows.
+enum class GemmKind : std::uint8_t { kNone, kLinear, kGrouped };
+
 struct ParamSpec {
   std::string name;
   Shape shape;
   Init init;
   /// For w13: distribution of the second half (the up rows) of the last dim but one; `init` is then that of the first.
   std::optional<Init> init_up = std::nullopt;
+  GemmKind gemm = GemmKind::kNone;
 };
 
 using ParamId = std::size_t;

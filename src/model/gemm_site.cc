@@ -1,0 +1,153 @@
+#include "model/gemm_site.h"
+
+#include <algorithm>
+
+#include "ops/grouped_gemm.h"
+#include "ops/quantize.h"
+#include "ops/quantized_gemm.h"
+
+namespace tessera {
+namespace {
+
+bool is_high(Precision precision) { return precision == Precision::kHigh; }
+
+/// Rows in use of a routed operand; all of another.
+std::int64_t rows_in_use(const LayerContext& context, const Tensor& offsets_E1) {
+  if (!offsets_E1.defined() || context.op.measuring()) return -1;
+  return offsets_E1.data<std::int32_t>()[offsets_E1.dim(0) - 1];
+}
+
+void observe(const LayerContext& context, ParamId site, SiteProbe::Role role, const Tensor& plain,
+             const mx::Quantized& quantized, const Tensor& offsets_E1 = {}) {
+  if (context.probe == nullptr || context.repeated) return;
+  context.probe->observe(context.op, site, role, plain, quantized, rows_in_use(context, offsets_E1));
+}
+
+void observe_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& offsets_E1 = {}) {
+  if (context.probe == nullptr) return;
+  observe(context, site, SiteProbe::Role::kInput, x.plain, x.rows, offsets_E1);
+  const bool quantizes = context.precision(site).quantizes_weight();
+  observe(context, site, SiteProbe::Role::kWeight, context.weight(site),
+          quantizes ? context.quantized->weight(site).rows : mx::Quantized());
+}
+
+}  // namespace
+
+OperandForms OperandForms::operator|(const OperandForms& other) const {
+  const bool quantizes = rows || columns, other_quantizes = other.rows || other.columns;
+  TESSERA_CHECK(!quantizes || !other_quantizes || format == other.format);
+  return {.plain = plain || other.plain,
+          .rows = rows || other.rows,
+          .columns = columns || other.columns,
+          .format = quantizes ? format : other.format};
+}
+
+InputForms input_forms(const LayerContext& context, std::initializer_list<ParamId> sites) {
+  InputForms forms;
+  for (const ParamId site : sites) {
+    const SitePrecision& precision = context.precision(site);
+    const bool high_forward = is_high(precision.fprop), high_wgrad = is_high(precision.wgrad);
+    forms.forward = forms.forward | OperandForms{.plain = high_forward || context.probe != nullptr,
+                                                 .rows = !high_forward,
+                                                 .format = precision.activation};
+    forms.wgrad =
+        forms.wgrad | OperandForms{.plain = high_wgrad, .columns = !high_wgrad, .format = precision.activation};
+  }
+  return forms;
+}
+
+OperandForms gradient_forms(const LayerContext& context, ParamId site) {
+  const SitePrecision& precision = context.precision(site);
+  return {.plain = is_high(precision.dgrad) || is_high(precision.wgrad) || context.probe != nullptr,
+          .rows = !is_high(precision.dgrad),
+          .columns = !is_high(precision.wgrad),
+          .format = precision.activation};
+}
+
+GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, const OperandForms& forms,
+                             const GemmOperand& have) {
+  const auto allocate = [&](Shape s, DType dtype) { return context.allocate(s, dtype); };
+  GemmOperand operand;
+  if (forms.plain) operand.plain = have.plain.defined() ? have.plain : context.allocate(shape);
+  if (forms.rows) operand.rows = have.rows.defined() ? have.rows : allocate_quantized(shape, forms.format, allocate);
+  if (forms.columns) {
+    operand.columns =
+        have.columns.defined() ? have.columns : allocate_quantized(Shape{shape[1], shape[0]}, forms.format, allocate);
+  }
+  return operand;
+}
+
+GemmOperand quantized_operand(const LayerContext& context, const Tensor& x, const OperandForms& forms,
+                              const GemmOperand& have) {
+  GemmOperand here = have;
+  here.plain = x;
+  const GemmOperand operand = allocate_operand(context, x.shape(), forms, here);
+  if (operand.quantized()) quantize(context.op, x, operand.rows, operand.columns);
+  return operand;
+}
+
+void linear_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& y, Write write) {
+  observe_forward(context, x, site);
+  if (is_high(context.precision(site).fprop)) {
+    linear_forward(context.op, x.plain, context.weight(site), y, write);
+  } else {
+    linear_forward(context.op, x.rows, context.quantized->weight(site), y, write);
+  }
+}
+
+void linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId site, const Tensor& d_x, Write write) {
+  observe(context, site, SiteProbe::Role::kGradient, d_y.plain, d_y.rows);
+  if (is_high(context.precision(site).dgrad)) {
+    linear_dgrad(context.op, d_y.plain, context.weight(site), d_x, write);
+  } else {
+    linear_dgrad(context.op, d_y.rows, context.quantized->weight(site), d_x, write);
+  }
+}
+
+void linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site) {
+  if (is_high(context.precision(site).wgrad)) {
+    linear_wgrad(context.op, d_y.plain, x.plain, context.gradient(site));
+  } else {
+    linear_wgrad(context.op, d_y.columns, x.columns, context.gradient(site));
+  }
+}
+
+void grouped_linear_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& offsets_E1,
+                            const Tensor& y) {
+  observe_forward(context, x, site, offsets_E1);
+  if (is_high(context.precision(site).fprop)) {
+    grouped_linear_forward(context.op, x.plain, context.weight(site), offsets_E1, y);
+  } else {
+    grouped_linear_forward(context.op, x.rows, context.quantized->weight(site), offsets_E1, y);
+  }
+}
+
+void grouped_linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId site, const Tensor& offsets_E1,
+                          const Tensor& d_x) {
+  observe(context, site, SiteProbe::Role::kGradient, d_y.plain, d_y.rows, offsets_E1);
+  if (is_high(context.precision(site).dgrad)) {
+    grouped_linear_dgrad(context.op, d_y.plain, context.weight(site), offsets_E1, d_x);
+  } else {
+    grouped_linear_dgrad(context.op, d_y.rows, context.quantized->weight(site), offsets_E1, d_x);
+  }
+}
+
+void grouped_linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
+                          const Tensor& offsets_E1) {
+  if (is_high(context.precision(site).wgrad)) {
+    grouped_linear_wgrad(context.op, d_y.plain, x.plain, offsets_E1, context.gradient(site));
+  } else {
+    grouped_linear_wgrad(context.op, d_y.columns, x.columns, offsets_E1, context.gradient(site));
+  }
+}
+
+std::int64_t row_alignment(const LayerContext& context, std::initializer_list<ParamId> sites) {
+  std::int64_t alignment = 1;
+  for (const ParamId site : sites) {
+    const SitePrecision& precision = context.precision(site);
+    if (!is_high(precision.wgrad)) alignment = std::max<std::int64_t>(alignment, precision.activation.along);
+  }
+  return alignment;
+}
+
+}  // namespace tessera
