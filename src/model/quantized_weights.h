@@ -14,6 +14,7 @@ class QuantizedWeights {
   QuantizedWeights(const Parameters& parameters, PrecisionTable table);
 
   const SitePrecision& precision(ParamId id) const;
+  const PrecisionTable& table() const { return table_; }
   /// Both orientations, as far as the site's GEMMs read them. On Device::kMeta before allocate().
   QuantizedWeight weight(ParamId id) const;
 

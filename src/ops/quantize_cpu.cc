@@ -1,5 +1,4 @@
 #include <cmath>
-#include <vector>
 
 #include "ops/checks.h"
 #include "ops/cpu/operand_output.h"
@@ -96,29 +95,36 @@ void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows
   });
 }
 
+namespace {
+
+/// Row `row` of all rows of a matrix, or of a stack of matrices.
+cpu::DequantizeRow row_at(const mx::Quantized& x, std::int64_t row, void* out) {
+  const int last = x.elements.num_dims() - 1;
+  const std::int64_t rows_per_matrix = x.elements.dim(last - 1), count = x.elements.dim(last);
+  const std::int64_t scale_row =
+      row / rows_per_matrix * x.scales.dim(last - 1) + row % rows_per_matrix / x.format.scale_height();
+  return {.elements = x.element_bytes() + row * count,
+          .scales = static_cast<const std::byte*>(x.scales.raw()) +
+                    static_cast<std::size_t>(scale_row * x.scales.dim(last)) * size_of(x.scales.dtype()),
+          .format = x.format,
+          .count = count,
+          .out = out};
+}
+
+}  // namespace
+
 void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y) {
   const TraceScope trace(context.trace, "dequantize");
-  const int last = y.num_dims() - 1;
   check(x, y.shape());
   TESSERA_CHECK(y.is_contiguous());
   const cpu::Element element = cpu::element_of(y.dtype());
   if (context.measuring()) return;
-  const std::int64_t rows_per_matrix = y.dim(last - 1), count = y.dim(last);
+  const std::int64_t count = y.dim(y.num_dims() - 1);
   const std::int64_t num_rows = y.num_elements() / std::max<std::int64_t>(count, 1);
-  const std::int64_t scale_rows = x.scales.dim(last - 1), scales_per_row = x.scales.dim(last);
-  const cpu::KernelTable& kernels = cpu::kernels();
   parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t scale_row =
-          row / rows_per_matrix * scale_rows + row % rows_per_matrix / x.format.scale_height();
-      kernels.dequantize_row(
-          {.elements = x.element_bytes() + row * count,
-           .scales = static_cast<const std::byte*>(x.scales.raw()) +
-                     static_cast<std::size_t>(scale_row * scales_per_row) * size_of(x.scales.dtype()),
-           .format = x.format,
-           .count = count,
-           .out = static_cast<std::byte*>(y.raw()) + static_cast<std::size_t>(row * count) * size_of(y.dtype())},
-          element);
+      std::byte* out = static_cast<std::byte*>(y.raw()) + static_cast<std::size_t>(row * count) * size_of(y.dtype());
+      cpu::kernels().dequantize_row(row_at(x, row, out), element);
     }
   });
 }
@@ -128,35 +134,37 @@ double ErrorSums::sqnr_db() const { return 10.0 * std::log10(signal / noise); }
 ErrorSums quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q, std::int64_t num_rows) {
   const TraceScope trace(context.trace, "quantization_error");
   check(q, x.shape());
+  const std::int64_t count = x.dim(x.num_dims() - 1), stride = x.num_dims() == 2 ? x.stride() : count;
+  const std::int64_t rows = num_rows < 0 ? x.num_elements() / count : num_rows;
   const ArenaScope scope(*context.arena);
-  const Tensor values = context.arena->allocate(x.shape(), DType::kFloat32);
-  dequantize(context, q, values);
+  const Tensor parts = context.arena->allocate(
+      {(x.num_elements() / count + kRowsPerTask - 1) / kRowsPerTask, sizeof(ErrorSums) / sizeof(float)},
+      DType::kFloat32);
+  const cpu::ThreadScratch scratch(context, static_cast<std::size_t>(count) * sizeof(float));
   if (context.measuring()) return {};
-  const std::int64_t count = x.dim(x.num_dims() - 1), all_rows = x.num_elements() / count;
-  const std::int64_t rows = num_rows < 0 ? all_rows : num_rows;
-  std::vector<ErrorSums> parts(static_cast<std::size_t>((rows + kRowsPerTask - 1) / kRowsPerTask));
-  const std::int64_t stride = x.num_dims() == 2 ? x.stride() : count;
+  auto* part = static_cast<ErrorSums*>(parts.raw());
   cpu::for_float_type(x.dtype(), [&]<typename T>(T) {
     parallel_ranges(rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-      ErrorSums part;
+      auto* values = reinterpret_cast<float*>(scratch.mine());
+      ErrorSums sums;
       for (std::int64_t row = begin; row < end; ++row) {
+        cpu::kernels().dequantize_row(row_at(q, row, values), cpu::Element::kFloat32);
         const T* from = x.data<T>() + row * stride;
-        const float* value = values.data<float>() + row * count;
         double signal = 0.0, noise = 0.0;
 #pragma omp simd reduction(+ : signal, noise)
         for (std::int64_t i = 0; i < count; ++i) {
           const double number = static_cast<double>(cpu::load(from[i]));
-          const double difference = number - static_cast<double>(value[i]);
+          const double difference = number - static_cast<double>(values[i]);
           signal += number * number;
           noise += difference * difference;
         }
-        part += {.signal = signal, .noise = noise};
+        sums += {.signal = signal, .noise = noise};
       }
-      parts[static_cast<std::size_t>(begin / kRowsPerTask)] = part;
+      part[begin / kRowsPerTask] = sums;
     });
   });
   ErrorSums sums;
-  for (const ErrorSums& part : parts) sums += part;
+  for (std::int64_t i = 0; i * kRowsPerTask < rows; ++i) sums += part[i];
   return sums;
 }
 

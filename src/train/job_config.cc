@@ -11,6 +11,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kMaxThreads = 4096;
+constexpr std::string_view kLinearConverter = "quantize.linear.mx", kGroupedConverter = "quantize.grouped_mm.mx";
 
 /// Keys that a file may have at any value, but that a run takes at their default only.
 struct Unbuilt {
@@ -18,7 +19,6 @@ struct Unbuilt {
   std::string_view feature;
 };
 constexpr Unbuilt kUnbuilt[] = {
-    {"model.converters", "low precision"},
     {"parallelism.data_parallel_replicate_degree", "data parallelism"},
     {"parallelism.tensor_parallel_degree", "tensor parallelism"},
     {"parallelism.pipeline_parallel_degree", "pipeline parallelism"},
@@ -51,8 +51,21 @@ void require_built(const JobConfig& config) {
 
 }  // namespace
 
+Recipes JobConfig::recipes() const {
+  Recipes recipes;
+  for (const std::string& converter : model.converters) {
+    if (converter == kLinearConverter) recipes.linear = quantize_mx.linear;
+    if (converter == kGroupedConverter) recipes.grouped_mm = quantize_mx.grouped_mm;
+  }
+  return recipes;
+}
+
 void JobConfig::validate() const {
   require_built(*this);
+  for (const std::string& converter : model.converters) {
+    require(converter == kLinearConverter || converter == kGroupedConverter,
+            "model.converters has '{}'; there are {} and {}", converter, kLinearConverter, kGroupedConverter);
+  }
   const auto positive = [](std::string_view key, auto value) {
     require(value > 0, "{} is {}; expected a number above 0", key, value);
   };
@@ -101,6 +114,7 @@ void JobConfig::validate() const {
       "takes the place of TorchTitan's model.hf_assets_path)");
   positive("metrics.log_freq", metrics.log_freq);
   not_negative("metrics.peak_tflops", metrics.peak_tflops);
+  not_negative("metrics.quantization_error_freq", metrics.quantization_error_freq);
   if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
   // Rows and tokens of a micro-batch are counted in 32 bits. In floating point, so that nothing overflows on the way.
   const double rows = static_cast<double>(training.local_batch_size) * static_cast<double>(training.seq_len) *
@@ -195,6 +209,45 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
 
 }  // namespace
 
+namespace {
+
+/// The keys of a converter. The linear one also has TorchTitan's names of recipes.
+void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& options, bool linear) {
+  std::vector<std::pair<std::string, Recipe>> recipes = {{"mxfp8", Recipe::kMxfp8},
+                                                         {"mxfp8_wgrad_with_hp", Recipe::kMxfp8WgradWithHp},
+                                                         {"mxfp8_emulated", Recipe::kMxfp8Emulated},
+                                                         {"fp8_blockwise", Recipe::kFp8Blockwise}};
+  if (linear) {
+    recipes.emplace_back("mxfp8_cublas", Recipe::kMxfp8Cublas);
+    recipes.emplace_back("mxfp8_cublas_rceil", Recipe::kMxfp8CublasRceil);
+  }
+  t.add(section + ".recipe_name", options.recipe, recipes, "low-precision recipe (docs/mxfp8.md)");
+  if (linear) {
+    t.add(section + ".filter_fqns", options.fqns,
+          "modules that stay as they are: those whose name contains one of these");
+  } else {
+    t.add(section + ".fqns", options.fqns,
+          "modules whose grouped GEMMs it is for: those whose name contains one of these");
+  }
+  t.add(section + ".scaling_mode", options.scaling_mode,
+        {{"default", ScalingChoice::kOfRecipe},
+         {"floor", ScalingChoice::kFloor},
+         {"rceil", ScalingChoice::kRceil},
+         {"ceil", ScalingChoice::kCeil},
+         {"even", ScalingChoice::kEven}},
+        "how a block's scale follows from its largest number; default: rceil, with mxfp8_cublas floor");
+  t.add(section + ".block_shape", options.block_shape,
+        {{"default", BlockChoice::kOfRecipe},
+         {"1x32", BlockChoice::k1x32},
+         {"32x32", BlockChoice::k32x32},
+         {"128x128", BlockChoice::k128x128}},
+        "blocks of the weights; activations have 1x32, with 128x128 1x128. default: 1x32");
+  t.add(section + ".unaligned", options.unaligned, {{"error", Unaligned::kError}, {"bf16", Unaligned::kHigh}},
+        "modules whose sizes are no multiples of 32: an error, or left as they are");
+}
+
+}  // namespace
+
 ConfigTable config_table(JobConfig& c) {
   ConfigTable t;
   t.add("job.dump_folder", c.job.dump_folder, "folder of everything that a run writes");
@@ -203,8 +256,10 @@ ConfigTable config_table(JobConfig& c) {
 
   t.add("model.name", c.model.name, "the model: deepseek_v3");
   t.add("model.flavor", c.model.flavor, "the model's sizes: debugmodel, 16B, 236B or 671B");
-  t.add("model.converters", c.model.converters, "low precision: quantize.grouped_mm.mx, quantize.linear.mx");
-  t.add("model.print_after_conversion", c.model.print_after_conversion, "print every parameter's name and shape");
+  t.add("model.converters", c.model.converters,
+        "low precision: quantize.linear.mx, quantize.grouped_mm.mx (docs/mxfp8.md)");
+  t.add("model.print_after_conversion", c.model.print_after_conversion,
+        "print the table of GEMM sites and their precisions");
   ModelConfig& a = c.model.args;
   t.add("model.args.vocab_size", a.vocab_size, "entries of the vocabulary");
   t.add("model.args.dim", a.dim, "width of the residual stream");
@@ -291,13 +346,8 @@ ConfigTable config_table(JobConfig& c) {
   t.add("parallelism.expert_parallel_a2a_combine_bwd_precision", p.expert_parallel_a2a_combine_bwd_precision,
         "type of rows sent back in the backward: default or mxfp8");
 
-  t.add("quantize.linear.mx.recipe_name", c.quantize_mx.linear.recipe_name,
-        "with the converter quantize.linear.mx: mxfp8_cublas or mxfp8_cublas_rceil");
-  t.add("quantize.linear.mx.filter_fqns", c.quantize_mx.linear.filter_fqns,
-        "modules that stay in bfloat16: those whose name contains one of these");
-  t.add("quantize.grouped_mm.mx.recipe_name", c.quantize_mx.grouped_mm.recipe_name,
-        "with the converter quantize.grouped_mm.mx: mxfp8 or mxfp8_wgrad_with_hp");
-  t.add("quantize.grouped_mm.mx.fqns", c.quantize_mx.grouped_mm.fqns, "modules whose grouped GEMMs it is for: experts");
+  add_recipe_keys(t, std::string(kLinearConverter), c.quantize_mx.linear, true);
+  add_recipe_keys(t, std::string(kGroupedConverter), c.quantize_mx.grouped_mm, false);
 
   t.add("activation_checkpoint.mode", c.activation_checkpoint.mode,
         {{"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}},
@@ -324,6 +374,10 @@ ConfigTable config_table(JobConfig& c) {
   t.add("metrics.enable_tensorboard", c.metrics.enable_tensorboard, "write event files for TensorBoard");
   t.add("metrics.save_tb_folder", c.metrics.save_tb_folder, "their folder under job.dump_folder");
   t.add("metrics.peak_tflops", c.metrics.peak_tflops, "the machine's highest TFLOP/s, for MFU; 0: unknown, no MFU");
+
+  t.add("metrics.quantization_error_freq", c.metrics.quantization_error_freq,
+        "steps between measurements of every low-precision module's quantization error, also after the first and the "
+        "last; 0: never");
 
   t.add("profiling.enable_profiling", c.profiling.enable_profiling, "write Chrome traces of some steps");
   t.add("profiling.save_traces_folder", c.profiling.save_traces_folder, "their folder under job.dump_folder");

@@ -9,6 +9,7 @@
 #include "base/config_table.h"
 #include "model/layer_context.h"
 #include "train/lr_schedule.h"
+#include "train/recipe.h"
 
 namespace tessera {
 
@@ -58,14 +59,8 @@ struct JobConfig {
     std::string expert_parallel_a2a_combine_bwd_precision = "default";
   } parallelism;
   struct {
-    struct {
-      std::string recipe_name = "mxfp8_cublas";
-      ConfigTable::List filter_fqns = {"output"};
-    } linear;
-    struct {
-      std::string recipe_name = "mxfp8";
-      ConfigTable::List fqns;
-    } grouped_mm;
+    RecipeOptions linear{.fqns = {"output"}};
+    RecipeOptions grouped_mm{.fqns = {"experts"}};
   } quantize_mx;
   struct {
     Recompute mode = Recompute::kNone;
@@ -91,6 +86,7 @@ struct JobConfig {
     bool enable_tensorboard = false;
     std::string save_tb_folder = "tb";
     double peak_tflops = 0.0;
+    std::int64_t quantization_error_freq = 100;
   } metrics;
   struct {
     bool enable_profiling = false;
@@ -106,6 +102,8 @@ struct JobConfig {
   std::int64_t sequences_per_step() const {
     return training.global_batch_size > 0 ? training.global_batch_size : training.local_batch_size;
   }
+  /// What model.converters asks for.
+  Recipes recipes() const;
   std::int64_t micro_batches_per_step() const { return sequences_per_step() / training.local_batch_size; }
 
   /// Throws Error, naming keys and values, if a run cannot work with these numbers, or asks for a feature that is not

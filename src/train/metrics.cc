@@ -95,7 +95,8 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   window_tokens_ += result.num_tokens;
   ++window_steps_;
   window_seconds_ += result.seconds;
-  const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps;
+  const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps ||
+                   !result.sqnr.empty();
   if (!due) {
     draw_progress(step, result.loss);
     return;
@@ -141,6 +142,12 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   }
   if (result.mtp_loss != 0.0) line["mtp_loss"] = number(result.mtp_loss);
   if (result.balance_loss != 0.0) line["balance_loss"] = number(result.balance_loss);
+  for (const SiteSqnr& site : result.sqnr) {
+    auto& entry = line["quantization_sqnr_db"][site.module];
+    for (const auto& [name, sqnr] : {std::pair{"x", site.x}, {"w", site.w}, {"dy", site.d_y}}) {
+      if (sqnr) entry[name] = *sqnr;
+    }
+  }
   append(line.dump());
   if (tensorboard_) write_tensorboard(step, result, rates);
 
@@ -168,6 +175,11 @@ void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& resul
   if (result.balance_loss != 0.0) scalars.emplace_back("loss_metrics/balance_loss", result.balance_loss);
   for (std::size_t i = 0; i < result.expert_load.size(); ++i) {
     scalars.emplace_back(fmt::format("expert_load_max_over_mean/{}", options_.moe_layers[i]), result.expert_load[i]);
+  }
+  for (const SiteSqnr& site : result.sqnr) {
+    for (const auto& [name, sqnr] : {std::pair{"x", site.x}, {"w", site.w}, {"dy", site.d_y}}) {
+      if (sqnr) scalars.emplace_back(fmt::format("quantization_sqnr_db/{}.{}", site.module, name), *sqnr);
+    }
   }
   tensorboard_->write(step, scalars);
 }

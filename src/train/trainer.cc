@@ -94,9 +94,8 @@ void Trainer::print_plan() const {
   }
   if (config_.model.print_after_conversion) {
     const Parameters& parameters = step_.model().parameters();
-    for (ParamId id = 0; id < parameters.size(); ++id) {
-      spdlog::info("{} {}", parameters.spec(id).name, parameters.spec(id).shape.to_string());
-    }
+    spdlog::info("precisions of the GEMMs (high: {}):\n{}", name_of(parameters.compute_dtype()),
+                 describe_precisions(parameters, step_.model().quantized_weights().table()));
   }
   const ModelConfig& model = config_.model.args;
   const ParameterCounts counts = step_.model().count_parameters();
@@ -175,7 +174,7 @@ void Trainer::resume() {
     fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), error.what());
   }
   load_checkpoint(path, checkpoint_files());
-  step_.model().parameters().refresh_shadows();
+  step_.refresh_weights();
   first_step_ = step + 1;
   spdlog::info("resumed from {}", path.string());
 }
@@ -198,7 +197,14 @@ void Trainer::load_initial_weights() {
             saved_values[i].value, values[i].value);
   }
   saved.load(step_.model().parameters());
+  step_.refresh_weights();
   spdlog::info("initial weights from {}", path.string());
+}
+
+bool Trainer::measures_sqnr(std::int64_t step) const {
+  const std::int64_t freq = config_.metrics.quantization_error_freq;
+  const bool due = step == 1 || step % std::max<std::int64_t>(freq, 1) == 0 || step == config_.training.steps;
+  return freq > 0 && due && !step_.model().quantized_weights().table().empty();
 }
 
 double Trainer::validate() {
@@ -253,7 +259,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
         }
       }
       const double data_seconds = data_watch.seconds();
-      StepResult result = step_.run(step, micro_batches_);
+      StepResult result = step_.run(step, micro_batches_, measures_sqnr(step));
       result.seconds.data = data_seconds;
       metrics.step(step, result);
       if (step_callback_) step_callback_(step, result);

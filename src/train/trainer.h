@@ -35,6 +35,7 @@ class Trainer {
   void resume();
   void load_initial_weights();
   double validate();
+  bool measures_sqnr(std::int64_t step) const;
   void print_plan() const;
 
   JobConfig config_;

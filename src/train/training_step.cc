@@ -18,6 +18,7 @@ TrainingStep::TrainingStep(const JobConfig& config)
                                  .force_load_balance = config.debug.moe_force_load_balance,
                                  .seq_len = config.training.seq_len}) {
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
+  model_.set_precisions(resolve_recipes(config.recipes(), model_.parameters()));
   measure();
 }
 
@@ -30,24 +31,35 @@ Context TrainingStep::context() { return {.arena = &arena_, .gemm = &gemm_, .tra
 void TrainingStep::measure() {
   const Batch batch = make_batch();
   const Context op = context();
-  model_.train_step(op, batch, {.per_token = 1.0, .per_sequence = 1.0});
+  SqnrProbe probe;
+  for (SiteProbe* observer : {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&probe)}) {
+    model_.train_step(op, batch, {.per_token = 1.0, .per_sequence = 1.0}, nullptr, observer);
+  }
   model_.evaluate(op, batch);
   sum_of_squares(op, model_.parameters().all_gradients());
   const Parameters& parameters = model_.parameters();
   const std::size_t one = parameters.all_gradients().num_bytes();
-  plan_ = {.weights = parameters.num_bytes(parameters.compute_dtype()) - 3 * one,
-           .gradients = one,
-           .moments = 2 * one,
-           .activations = arena_.peak()};
+  plan_ = {
+      .weights = parameters.num_bytes(parameters.compute_dtype()) - 3 * one + model_.quantized_weights().num_bytes(),
+      .gradients = one,
+      .moments = 2 * one,
+      .activations = arena_.peak()};
 }
 
 void TrainingStep::allocate() {
   model_.parameters().allocate(config_.training.mixed_precision_param);
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
+  model_.quantized_weights().allocate();
   arena_ = Arena(plan_.activations);
+  refresh_weights();
 }
 
-StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_batches) {
+void TrainingStep::refresh_weights() {
+  model_.parameters().refresh_shadows();
+  model_.quantized_weights().refresh(context(), model_.parameters());
+}
+
+StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
   const Context op = context();
   Parameters& parameters = model_.parameters();
   StepResult result;
@@ -63,8 +75,10 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   set_zero(op, parameters.all_gradients());
   model_.clear_loads();
   LossSums sums;
+  SqnrProbe probe;
   for (const Batch& batch : micro_batches) {
-    const LossSums part = model_.train_step(op, batch, scale, &result.seconds);
+    const bool probed = measure_sqnr && &batch == micro_batches.data();
+    const LossSums part = model_.train_step(op, batch, scale, &result.seconds, probed ? &probe : nullptr);
     sums.main += part.main;
     sums.mtp += part.mtp;
   }
@@ -87,6 +101,7 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
          step, result.total_loss, result.grad_norm, find_non_finite(micro_batches));
   }
 
+  result.sqnr = probe.result(parameters);
   const Stopwatch watch;
   model_.update_expert_biases();
   const TraceScope trace(trace_, "optimizer");
@@ -102,6 +117,7 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
          .gradient_scale = static_cast<float>(clip)},
         parameters.all_gradients(), parameters.all_first_moments(), parameters.all_second_moments(),
         parameters.all_masters(), parameters.all_shadows());
+  model_.quantized_weights().refresh(op, parameters);
   result.seconds.optimizer = watch.seconds();
   return result;
 }
@@ -113,7 +129,10 @@ double TrainingStep::evaluate(const Batch& batch) {
 std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches) {
   std::string found;
   const Context op = context();
+  FiniteProbe probe(model_.parameters());
   for (const Batch& batch : micro_batches) {
+    model_.train_step(op, batch, {.per_token = 1.0, .per_sequence = 1.0}, nullptr, &probe);
+    if (!probe.found().empty()) return probe.found();
     model_.evaluate(op, batch, [&](const std::string& name, const Tensor& x_TD) {
       if (found.empty() && !all_finite(op, x_TD)) found = fmt::format("the output of {}", name);
     });

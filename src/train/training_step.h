@@ -8,12 +8,13 @@
 #include "model/model.h"
 #include "ops/gemm.h"
 #include "train/job_config.h"
+#include "train/site_probes.h"
 
 namespace tessera {
 
 /// Bytes that a run takes, per use.
 struct MemoryPlan {
-  std::size_t weights = 0;  // masters, bfloat16 copies, expert biases
+  std::size_t weights = 0;  // masters, bfloat16 and quantized copies, expert biases
   std::size_t gradients = 0;
   std::size_t moments = 0;
   std::size_t activations = 0;  // the arena: activations and scratch of a step
@@ -32,6 +33,8 @@ struct StepResult {
   PhaseSeconds seconds;  // all but data
   /// Per MoE layer: tokens of its most loaded expert over the mean.
   std::vector<double> expert_load;
+  /// Of the first micro-batch, if asked for; a site in low precision each.
+  std::vector<SiteSqnr> sqnr;
 };
 
 class TrainingStep {
@@ -44,8 +47,12 @@ class TrainingStep {
   void allocate();
 
   /// Step `step` (from 1) over micro_batches_per_step() batches. Throws Error, naming step and layer, if the loss or
-  /// the gradient norm is not finite; then the parameters are those of before.
-  StepResult run(std::int64_t step, std::span<const Batch> micro_batches);
+  /// the gradient norm is not finite; then the parameters are those of before. `measure_sqnr` measures quantization
+  /// errors, which costs as much as reading all operands once more.
+  StepResult run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
+
+  /// Makes the copies of the weights that layers read, after the masters were changed from outside.
+  void refresh_weights();
 
   /// Mean cross-entropy of a batch.
   double evaluate(const Batch& batch);
@@ -58,7 +65,8 @@ class TrainingStep {
 
  private:
   void measure();
-  /// Where the first non-finite number of a step shows up: a block's output, or a parameter's gradient.
+  /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
+  /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches);
 
   const JobConfig& config_;

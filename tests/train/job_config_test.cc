@@ -214,8 +214,9 @@ TEST(TorchTitan, FilesAndTheRecipesFlagsLoad) {
   EXPECT_EQ(config.parallelism.expert_parallel_degree, 8);
   EXPECT_EQ(config.parallelism.expert_parallel_comm_backend, "deepep");
   EXPECT_EQ(config.model.converters, (ConfigTable::List{"quantize.grouped_mm.mx", "quantize.linear.mx"}));
-  EXPECT_EQ(config.quantize_mx.linear.filter_fqns.size(), 7u);
-  EXPECT_EQ(config.quantize_mx.grouped_mm.recipe_name, "mxfp8_wgrad_with_hp");
+  EXPECT_EQ(config.quantize_mx.linear.fqns.size(), 7u);
+  EXPECT_EQ(config.quantize_mx.linear.recipe, Recipe::kMxfp8CublasRceil);
+  EXPECT_EQ(config.quantize_mx.grouped_mm.recipe, Recipe::kMxfp8WgradWithHp);
   EXPECT_TRUE(config.model.print_after_conversion);
   EXPECT_TRUE(config.debug.moe_force_load_balance);
 }
@@ -223,7 +224,6 @@ TEST(TorchTitan, FilesAndTheRecipesFlagsLoad) {
 TEST(TorchTitan, FeaturesThatAreNotBuiltAreErrors) {
   EXPECT_THAT(error_of(std::string(kTorchTitanFile)),
               AllOf(HasSubstr("parallelism.expert_parallel_degree is 8"), HasSubstr("not built yet")));
-  EXPECT_THAT(error_of("", {"--model.converters=quantize.linear.mx"}), HasSubstr("low precision is not built yet"));
   EXPECT_THAT(error_of("", {"--parallelism.data_parallel_shard_degree=4"}), HasSubstr("not built yet"));
   EXPECT_EQ(error_of("", {"--parallelism.data_parallel_shard_degree=1"}), "no error");
   EXPECT_THAT(error_of("", {"--checkpoint.async_mode=async"}), HasSubstr("not built yet"));

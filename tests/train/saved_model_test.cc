@@ -9,6 +9,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "mx/formats.h"
 #include "tests/compare.h"
 #include "tests/data/support.h"
 #include "tests/forward.h"
@@ -103,7 +104,7 @@ TEST(HfWeights, Fp8BlocksWithTailsInBothDirections) {
     for (std::int64_t c = 0; c < columns; ++c) {
       const auto i = static_cast<std::size_t>(r * columns + c);
       const float scale = scales[static_cast<std::size_t>((r >= 128 ? 3 : 0) + c / 128)];
-      ASSERT_EQ(numbers[i], e4m3_to_float(codes[i]) * scale) << r << " " << c;
+      ASSERT_EQ(numbers[i], mx::value_of<mx::E4M3>(codes[i]) * scale) << r << " " << c;
     }
   }
 }

@@ -1,0 +1,194 @@
+#include "train/recipe.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+const char* name_of(Precision precision) {
+  switch (precision) {
+    case Precision::kHigh:
+      return "high";
+    case Precision::kMxfp8:
+      return "mxfp8";
+    case Precision::kMxfp8Emulated:
+      return "mxfp8_emulated";
+    case Precision::kFp8Blockwise:
+      return "fp8_blockwise";
+  }
+  return "";
+}
+
+const char* name_of(mx::ScalingMode mode) {
+  switch (mode) {
+    case mx::ScalingMode::kFloor:
+      return "floor";
+    case mx::ScalingMode::kRceil:
+      return "rceil";
+    case mx::ScalingMode::kCeil:
+      return "ceil";
+    case mx::ScalingMode::kEven:
+      return "even";
+  }
+  return "";
+}
+
+mx::ScalingMode scaling_mode(const RecipeOptions& options, const std::string& section) {
+  const bool names_one = options.recipe == Recipe::kMxfp8Cublas || options.recipe == Recipe::kMxfp8CublasRceil;
+  const ScalingChoice named = options.recipe == Recipe::kMxfp8Cublas ? ScalingChoice::kFloor : ScalingChoice::kRceil;
+  const ScalingChoice choice = options.scaling_mode == ScalingChoice::kOfRecipe ? named : options.scaling_mode;
+  require(!names_one || choice == named,
+          "{}.recipe_name names the scaling mode {}; leave {}.scaling_mode out, or take recipe_name = \"mxfp8\"",
+          section, named == ScalingChoice::kFloor ? "floor" : "rceil", section);
+  switch (choice) {
+    case ScalingChoice::kFloor:
+      return mx::ScalingMode::kFloor;
+    case ScalingChoice::kCeil:
+      return mx::ScalingMode::kCeil;
+    case ScalingChoice::kEven:
+      return mx::ScalingMode::kEven;
+    default:
+      return mx::ScalingMode::kRceil;
+  }
+}
+
+SitePrecision precision_of(const RecipeOptions& options, const std::string& section) {
+  SitePrecision site;
+  if (options.recipe == Recipe::kFp8Blockwise) {
+    require(options.scaling_mode == ScalingChoice::kOfRecipe &&
+                (options.block_shape == BlockChoice::kOfRecipe || options.block_shape == BlockChoice::k128x128),
+            "{}.recipe_name = \"fp8_blockwise\" has float32 scales and blocks of 128x128; leave scaling_mode and "
+            "block_shape out",
+            section);
+    site.fprop = site.dgrad = site.wgrad = Precision::kFp8Blockwise;
+    site.activation = {.scale_type = mx::ScaleType::kFloat32, .along = mx::kWideBlock};
+    site.weight = site.activation;
+    site.weight.across = mx::kWideBlock;
+    return site;
+  }
+  const Precision precision = options.recipe == Recipe::kMxfp8Emulated ? Precision::kMxfp8Emulated : Precision::kMxfp8;
+  site.fprop = site.dgrad = precision;
+  site.wgrad = options.recipe == Recipe::kMxfp8WgradWithHp ? Precision::kHigh : precision;
+  site.activation.mode = site.weight.mode = scaling_mode(options, section);
+  if (options.block_shape == BlockChoice::k32x32) site.weight.across = mx::kBlock;
+  if (options.block_shape == BlockChoice::k128x128) {
+    site.activation.along = site.weight.along = site.weight.across = mx::kWideBlock;
+  }
+  return site;
+}
+
+void replace(std::string& text, std::string_view from, std::string_view to) {
+  const std::size_t at = text.rfind(from);
+  if (at != std::string::npos) text.replace(at, from.size(), to);
+}
+
+/// The names by which a pattern may find a module.
+std::vector<std::string> names_of(const ParamSpec& spec) {
+  const std::string name = module_name(spec);
+  std::vector<std::string> names = {name};
+  if (name.ends_with(".w13")) {
+    for (const char* part : {".w1", ".w3"}) {
+      names.push_back(name);
+      replace(names.back(), ".w13", part);
+    }
+  }
+  return names;
+}
+
+bool matches(const ParamSpec& spec, const std::string& pattern) {
+  const std::vector<std::string> names = names_of(spec);
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return name.find(pattern) != std::string::npos; });
+}
+
+/// Module names without their layer, to list in an error.
+std::string known_modules(const Parameters& parameters) {
+  std::set<std::string> names;
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    std::string name = module_name(parameters.spec(id));
+    if (name.starts_with("layers.") || name.starts_with("mtp.")) {
+      const std::size_t layer = name.find('.') + 1;
+      name.replace(layer, name.find('.', layer) - layer, "N");
+    }
+    names.insert(name);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+void check_patterns(const RecipeOptions& options, const std::string& key, const Parameters& parameters) {
+  for (const std::string& pattern : options.fqns) {
+    bool found = pattern.empty();
+    for (ParamId id = 0; id < parameters.size() && !found; ++id) found = matches(parameters.spec(id), pattern);
+    require(found && !pattern.empty(),
+            "{} has '{}', which is part of no module's name; there are {} (w13: also w1, w3)", key, pattern,
+            known_modules(parameters));
+  }
+}
+
+bool any_match(const RecipeOptions& options, const ParamSpec& spec) {
+  return std::any_of(options.fqns.begin(), options.fqns.end(),
+                     [&](const std::string& pattern) { return matches(spec, pattern); });
+}
+
+}  // namespace
+
+std::string module_name(const ParamSpec& spec) {
+  constexpr std::string_view kSuffix = ".weight";
+  std::string name = spec.name;
+  if (name.ends_with(kSuffix)) name.resize(name.size() - kSuffix.size());
+  return name;
+}
+
+PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters) {
+  const std::string linear = "quantize.linear.mx", grouped_mm = "quantize.grouped_mm.mx";
+  if (!recipes.linear && !recipes.grouped_mm) return {};
+  if (recipes.linear) check_patterns(*recipes.linear, linear + ".filter_fqns", parameters);
+  if (recipes.grouped_mm) check_patterns(*recipes.grouped_mm, grouped_mm + ".fqns", parameters);
+  PrecisionTable table(parameters.size());
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    const ParamSpec& spec = parameters.spec(id);
+    const bool is_linear = spec.gemm == GemmKind::kLinear;
+    const std::optional<RecipeOptions>& options = is_linear ? recipes.linear : recipes.grouped_mm;
+    if (spec.gemm == GemmKind::kNone || !options || any_match(*options, spec) == is_linear) continue;
+    const std::string& section = is_linear ? linear : grouped_mm;
+    const SitePrecision precision = precision_of(*options, section);
+    const int last = spec.shape.num_dims() - 1;
+    const std::int64_t out = spec.shape[last - 1], in = spec.shape[last];
+    if (out % mx::kBlock != 0 || in % mx::kBlock != 0) {
+      require(
+          options->unaligned == Unaligned::kHigh,
+          "{} is {} x {}, which blocks of {} do not divide; name it in filter_fqns, or set {}.unaligned = \"bf16\" to "
+          "leave such modules in high precision",
+          module_name(spec), out, in, mx::kBlock, section);
+      continue;
+    }
+    table[id] = precision;
+  }
+  return table;
+}
+
+std::string describe_precisions(const Parameters& parameters, const PrecisionTable& table) {
+  std::string text = fmt::format("{:<44} {:>18} {:<15}{:<15}{:<15}{}\n", "module", "out x in", "fprop", "dgrad",
+                                 "wgrad", "weight's blocks");
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    const ParamSpec& spec = parameters.spec(id);
+    if (spec.gemm == GemmKind::kNone) continue;
+    const SitePrecision site = table.empty() ? SitePrecision() : table[id];
+    const int last = spec.shape.num_dims() - 1;
+    std::string sizes = fmt::format("{} x {}", spec.shape[last - 1], spec.shape[last]);
+    if (last == 2) sizes = fmt::format("{} x {}", spec.shape[0], sizes);
+    std::string blocks;
+    if (site.quantizes()) {
+      blocks = fmt::format("{}x{} {}", site.weight.across, site.weight.along,
+                           site.weight.scale_type == mx::ScaleType::kFloat32 ? "float32" : name_of(site.weight.mode));
+    }
+    text += fmt::format("{:<44} {:>18} {:<15}{:<15}{:<15}{}\n", module_name(spec), sizes, name_of(site.fprop),
+                        name_of(site.dgrad), name_of(site.wgrad), blocks);
+  }
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+// Recipes: from the configuration's converters, TorchTitan's [quantize.linear.mx] and [quantize.grouped_mm.mx], to the
+// precision of every GEMM site. docs/mxfp8.md explains them.
+//
+// Never quantized, whatever is asked for: output projection, router gate, embedding, norms, the attention core, and a
+// multi-token prediction module's input projection.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/precision.h"
+
+namespace tessera {
+
+/// What `recipe_name` names.
+enum class Recipe {
+  kMxfp8,             // all three GEMMs in MXFP8
+  kMxfp8Cublas,       // TorchTitan's name for that with ScalingMode::kFloor
+  kMxfp8CublasRceil,  // ... and with kRceil
+  kMxfp8WgradWithHp,  // the weight gradient in high precision
+  kMxfp8Emulated,
+  kFp8Blockwise,
+};
+
+/// What the recipe leaves open. kOfRecipe: kRceil but for kMxfp8Cublas; 1×32 blocks.
+enum class ScalingChoice { kOfRecipe, kFloor, kRceil, kCeil, kEven };
+/// The weights' blocks; with 128×128 those of activations and gradients are 1×128, else 1×32.
+enum class BlockChoice { kOfRecipe, k1x32, k32x32, k128x128 };
+/// What becomes of a site whose sizes are no multiples of 32.
+enum class Unaligned { kError, kHigh };
+
+struct RecipeOptions {
+  Recipe recipe = Recipe::kMxfp8;
+  /// Parts of module names, as TorchTitan's: of the linear converter those that stay in high precision (filter_fqns),
+  /// of the grouped one those that it is for (fqns).
+  std::vector<std::string> fqns;
+  ScalingChoice scaling_mode = ScalingChoice::kOfRecipe;
+  BlockChoice block_shape = BlockChoice::kOfRecipe;
+  Unaligned unaligned = Unaligned::kError;
+};
+
+/// The converters in use.
+struct Recipes {
+  std::optional<RecipeOptions> linear, grouped_mm;
+};
+
+/// The precision of every parameter's GEMMs; empty without converters. Throws Error for options that contradict each
+/// other, a pattern that no module's name contains, and a site whose sizes do not fit, if that is an error.
+PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters);
+
+/// The sites as a table for people: module, sizes, the three GEMMs' precisions, blocks.
+std::string describe_precisions(const Parameters& parameters, const PrecisionTable& table);
+
+/// A site's module, as TorchTitan names it: the parameter without ".weight". The fused w13 has the experts' or the feed
+/// forward's name with w13, and is found as w1 and w3 too.
+std::string module_name(const ParamSpec& spec);
+
+}  // namespace tessera
