@@ -9,7 +9,9 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kRowsPerTask = 16;
-constexpr std::int64_t kColumnsPerTask = 4 * cpu::kQuantizeSide;
+constexpr std::int64_t kColumnsPerTask = 8 * cpu::kQuantizeSide;
+/// Outputs of this size would push everything else out of the caches.
+constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
 Shape transposed(const Shape& shape) {
   return shape.num_dims() == 2 ? Shape{shape[1], shape[0]} : Shape{shape[0], shape[2], shape[1]};
@@ -39,14 +41,20 @@ cpu::QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, s
 
 void cpu::quantize_strip(const Strip& strip, const mx::Quantized& rows, const mx::Quantized& columns) {
   const std::size_t number = strip.element == Element::kFloat32 ? sizeof(float) : sizeof(BFloat16);
+  const mx::Quantized& any = rows.defined() ? rows : columns;
+  const bool stream = any.elements.num_bytes() >= kStreamBytes;
   for (std::int64_t row = 0; row < strip.num_rows; row += kQuantizeSide) {
     for (std::int64_t column = 0; column < strip.num_columns; column += kQuantizeSide) {
       const std::int64_t at = row * strip.stride + column;
-      kernels().quantize_tile({.x = static_cast<const std::byte*>(strip.x) + static_cast<std::size_t>(at) * number,
+      const auto* x = static_cast<const std::byte*>(strip.x) + static_cast<std::size_t>(at) * number;
+      const bool has_next = column + 2 * kQuantizeSide <= strip.num_columns;
+      kernels().quantize_tile({.x = x,
                                .stride = strip.stride,
                                .rows = std::min(kQuantizeSide, strip.num_rows - row),
                                .columns = std::min(kQuantizeSide, strip.num_columns - column),
-                               .format = rows.defined() ? rows.format : columns.format,
+                               .next = has_next ? x + static_cast<std::size_t>(kQuantizeSide) * number : nullptr,
+                               .stream = stream,
+                               .format = any.format,
                                .along_rows = output_at(rows, strip.first_row + row, strip.first_column + column),
                                .along_columns = output_at(columns, strip.first_column + column, strip.first_row + row)},
                               strip.element);

@@ -74,6 +74,8 @@ struct QuantizeTile {
   const void* x;
   std::int64_t stride;
   std::int64_t rows, columns;
+  const void* next = nullptr;  // the tile that comes next, of the same size, to be fetched meanwhile; may be null
+  bool stream = false;         // write past the caches: the outputs do not fit into them
   mx::Format format;
   Output along_rows, along_columns;  // the latter transposed: blocks run along x's columns
 };
