@@ -16,6 +16,7 @@ fi
 "$build/bench/bench_ops" --benchmark_min_time=0.2
 "$build/bench/bench_quantize" --benchmark_min_time=0.2
 "$build/bench/bench_generate"
+"$venv/bin/python" bench/recipes.py --tessera "$build/src/app/tessera"
 "$venv/bin/python" bench/compare.py --tessera "$build/src/app/tessera" --python "$venv/bin/python"
 scripts/fetch_corpus.sh data/corpus
 "$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python"
