@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <sstream>
 #include <thread>
 
@@ -213,7 +214,8 @@ SideSpec parse_side(const std::string& text) {
     spec.text = text.substr(label_end + 1);
   }
   require(spec.label != "." && spec.label != "..", "'{}' is no name for a side", spec.label);
-  const std::vector<std::string> words = split(spec.text, ' ');
+  std::istringstream stream(spec.text);
+  const std::vector<std::string> words(std::istream_iterator<std::string>(stream), {});
   require(!words.empty(), "'{}' names no runs; expected a folder, or a configuration (.toml)", text);
   if (words[0].ends_with(".toml")) {
     spec.config = words[0];
