@@ -10,7 +10,7 @@ namespace tessera {
 /// A matrix x [M, K]: as it is, and quantized. What is undefined is not wanted, and not written.
 struct GemmOperand {
   GemmOperand() = default;
-  // NOLINTNEXTLINE: a plain matrix is an operand.
+  /// A plain matrix is an operand.
   GemmOperand(const Tensor& x) : plain(x) {}
 
   Tensor plain;           // [M, K], contiguous

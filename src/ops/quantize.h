@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// rows (=), columns (=) from x. `num_rows_1`, if defined (int32, [1]): only x's first num_rows rows, a multiple of
-/// 128 or all of them but for padding, are computed; what the outputs say of the others is undefined.
+/// rows (=), columns (=) from x. `num_rows_1`, if defined (int32, [1]): only x's first num_rows rows are computed, as
+/// if there were no others; what the outputs say of those is undefined.
 void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
               const Tensor& num_rows_1 = {});
 
@@ -33,7 +33,7 @@ struct ErrorSums {
   double sqnr_db() const;
 };
 
-/// How far q is from x, of the same shape. `num_rows` of a matrix, -1: all.
+/// How far q is from x, of the same shape; of its first num_rows rows, -1: all.
 ErrorSums quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q,
                              std::int64_t num_rows = -1);
 

@@ -20,24 +20,20 @@ Tensor widened(const Context& context, const mx::Quantized& x, DType dtype) {
   return wide;
 }
 
-/// Calls body(c) with a tensor that products of `dtype` operands can be written to, which then goes to `c`.
-template <typename Body>
-void write_as(const Context& context, DType dtype, const Tensor& c, Write write, Body&& body) {
-  if (c.dtype() == DType::kFloat32 || c.dtype() == dtype) return body(c);
-  const Tensor wide = context.arena->allocate(c.shape(), DType::kFloat32);
-  if (write == Write::kAccumulate) convert(context, c, wide);
-  body(wide);
-  convert(context, wide, c);
-}
-
 /// c (= or +=) a · bᵀ, or a · b.
 void multiply(const Context& context, const mx::Quantized& a, const mx::Quantized& b, bool transpose_b, const Tensor& c,
               Write write) {
   const ArenaScope scope(*context.arena);
   const DType dtype = exact_type(a);
   const Tensor a_wide = widened(context, a, dtype), b_wide = widened(context, b, dtype);
-  write_as(context, dtype, c, write,
-           [&](const Tensor& target) { gemm(context, a_wide, false, b_wide, transpose_b, target, write); });
+  if (c.dtype() == DType::kFloat32 || c.dtype() == dtype) {
+    gemm(context, a_wide, false, b_wide, transpose_b, c, write);
+    return;
+  }
+  const Tensor c_wide = context.arena->allocate(c.shape(), DType::kFloat32);
+  if (write == Write::kAccumulate) convert(context, c, c_wide);
+  gemm(context, a_wide, false, b_wide, transpose_b, c_wide, write);
+  convert(context, c_wide, c);
 }
 
 /// y rows = x rows · w_eᵀ, or x rows · w_e.
@@ -47,10 +43,13 @@ void multiply_grouped(const Context& context, const mx::Quantized& x, const mx::
   // The grouped kernel's operands and output have one type.
   const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : exact_type(x);
   const Tensor x_wide = widened(context, x, dtype), w_wide = widened(context, w, dtype);
-  write_as(context, dtype, y, Write::kAssign, [&](const Tensor& target) {
-    transpose_w ? grouped_linear_forward(context, x_wide, w_wide, offsets_E1, target)
-                : grouped_linear_dgrad(context, x_wide, w_wide, offsets_E1, target);
-  });
+  const bool same = y.dtype() == dtype;
+  const Tensor target = same ? y : context.arena->allocate(y.shape(), dtype);
+  transpose_w ? grouped_linear_forward(context, x_wide, w_wide, offsets_E1, target)
+              : grouped_linear_dgrad(context, x_wide, w_wide, offsets_E1, target);
+  if (same) return;
+  const std::int64_t used = context.measuring() ? y.dim(0) : offsets_E1.data<std::int32_t>()[offsets_E1.dim(0) - 1];
+  convert(context, target.rows(0, used), y.rows(0, used));
 }
 
 }  // namespace

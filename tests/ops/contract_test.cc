@@ -13,6 +13,8 @@
 #include "ops/grouped_gemm.h"
 #include "ops/mla_attention.h"
 #include "ops/permute.h"
+#include "ops/quantize.h"
+#include "ops/quantized_gemm.h"
 #include "ops/rmsnorm.h"
 #include "ops/rope.h"
 #include "ops/router.h"
@@ -175,6 +177,17 @@ Tensor grouped_offsets(Call& c) {
   return c.ints({5}, [](std::int64_t i) { return std::vector<std::int64_t>{0, 90, 101, 101, 190}[i]; });
 }
 
+/// A matrix [m, k], or a stack of them, in blocks of 1 × 32.
+mx::Quantized quantized(const Shape& shape, const std::function<Tensor(Shape, DType)>& make) {
+  return mx::allocate_quantized(shape, {}, make);
+}
+mx::Quantized quantized_in(Call& c, const Shape& shape) {
+  return quantized(shape, [&](Shape s, DType dtype) { return c.in(s, dtype); });
+}
+mx::Quantized quantized_out(Call& c, const Shape& shape) {
+  return quantized(shape, [&](Shape s, DType dtype) { return c.out(s, dtype); });
+}
+
 std::vector<Operator> operators() {
   std::vector<Operator> all;
   const auto add_operator = [&](const std::string& name, const std::function<void(Call&)>& run, bool typed = true,
@@ -313,6 +326,38 @@ std::vector<Operator> operators() {
     const Tensor d_y = c.in({200, 33}), x = c.in({200, 150}), offsets = grouped_offsets(c);
     grouped_linear_wgrad(c.context(), d_y, x, offsets, c.sum({4, 33, 150}));
   });
+  add_operator("Quantize", [](Call& c) {
+    const Tensor x = c.in({150, 96}, kStrided | kAnyType);
+    quantize(c.context(), x, quantized_out(c, {150, 96}), quantized_out(c, {96, 150}));
+  });
+  add_operator("Dequantize", [](Call& c) {
+    const mx::Quantized x = quantized_in(c, {150, 96});
+    dequantize(c.context(), x, c.out({150, 96}, kAnyType));
+  });
+  add_operator(
+      "QuantizedForward",
+      [](Call& c) {
+        const QuantizedWeight w{.rows = quantized_in(c, {70, 96}), .columns = {}};
+        const mx::Quantized x = quantized_in(c, {150, 96});
+        linear_forward(c.context(), x, w, c.out({150, 70}, kAnyType | kStrided));
+      },
+      /*typed=*/true, /*exact=*/false);
+  add_operator("QuantizedGroupedForward", [](Call& c) {
+    const QuantizedWeight w{.rows = quantized_in(c, {4, 70, 96}), .columns = {}};
+    const mx::Quantized x = quantized_in(c, {200, 96});
+    const Tensor offsets = grouped_offsets(c);
+    grouped_linear_forward(c.context(), x, w, offsets, c.changed({200, 70}, c.dtype(), kAnyType));
+  });
+  add_operator(
+      "QuantizedGroupedWgrad",
+      [](Call& c) {
+        const mx::Quantized d_y = quantized_in(c, {70, 224}), x = quantized_in(c, {40, 224});
+        const Tensor offsets = c.ints({5}, [](std::int64_t e) {
+          return std::vector<std::int64_t>{0, 64, 96, 96, 192}[e];
+        });
+        grouped_linear_wgrad(c.context(), d_y, x, offsets, c.sum({4, 70, 40}));
+      },
+      /*typed=*/false);
   add_operator("MlaForward", [](Call& c) {
     const MlaOperands x = mla_operands(c);
     const Tensor o = c.out({300, 3 * 12}), lse = c.out({300, 3}, kFloat);
