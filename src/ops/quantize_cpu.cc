@@ -9,7 +9,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kRowsPerTask = 16;
-constexpr std::int64_t kColumnsPerTask = 8 * cpu::kQuantizeSide;
+constexpr std::int64_t kColumnsPerTask = 32 * cpu::kQuantizeSide;
 /// Outputs of this size would push everything else out of the caches.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
