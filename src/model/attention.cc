@@ -105,7 +105,7 @@ void Attention::compute_recomputed(const LayerContext& context, AttentionSaved& 
   }
 }
 
-void Attention::forward(const LayerContext& context, const GemmOperand& y_TD, AttentionSaved& kept,
+void Attention::forward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& kept,
                         const Tensor& out_TD) const {
   const TraceScope trace(context.op.trace, "attention.forward");
   const bool keeps = context.recompute != Recompute::kSelective;

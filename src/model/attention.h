@@ -29,8 +29,9 @@ class Attention {
   InputForms y_forms(const LayerContext& context) const;
   /// Memory for what the forward keeps.
   void allocate_saved(const LayerContext& context, AttentionSaved& saved) const;
-  /// out_TD = MLA(y_TD). An undefined out_TD: only what the backward needs.
-  void forward(const LayerContext& context, const GemmOperand& y_TD, AttentionSaved& saved, const Tensor& out_TD) const;
+  /// After allocate_saved: out_TD = MLA(y_TD). An undefined out_TD: only what the backward needs.
+  void forward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& saved,
+               const Tensor& out_TD) const;
 
   /// d_y_TD from d_out_TD; parameters' gradients +=.
   void backward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& saved,
@@ -46,7 +47,7 @@ class Attention {
   void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;
   /// `for_wgrad`: the latents also in the forms that their weights' gradients read.
   void compute_recomputed(const LayerContext& context, AttentionSaved& saved, bool for_wgrad) const;
-  /// A latent's norm, in `forms`, and its up-projection.
+  /// A latent's norm, in the forms that the forward reads and, if for_wgrad, the weight's gradient; and its projection.
   GemmOperand project_up(const LayerContext& context, const Tensor& latent, ParamId norm, ParamId site, bool for_wgrad,
                          const GemmOperand& have, const Tensor& rstd_T, const Tensor& out) const;
   void rotate(const LayerContext& context, const Tensor& x, std::int64_t num_heads, RopeDirection direction,

@@ -25,8 +25,10 @@ void Block::forward(const LayerContext& context, const Tensor& x_TD, BlockSaved&
     return;
   }
   const ArenaScope scope(*context.op.arena);
+  LayerContext transient = context;
+  transient.recompute = Recompute::kSelective;  // writes least of what only a backward would read
   BlockSaved dropped;
-  forward_keeping(context, x_TD, dropped, out_TD, load);
+  forward_keeping(transient, x_TD, dropped, out_TD, load);
   saved.x_TD = x_TD;
 }
 

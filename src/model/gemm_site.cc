@@ -72,7 +72,7 @@ GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, co
   if (forms.rows) operand.rows = have.rows.defined() ? have.rows : allocate_quantized(shape, forms.format, allocate);
   if (forms.columns) {
     operand.columns =
-        have.columns.defined() ? have.columns : allocate_quantized(Shape{shape[1], shape[0]}, forms.format, allocate);
+        have.columns.defined() ? have.columns : allocate_quantized(mx::transposed(shape), forms.format, allocate);
   }
   return operand;
 }

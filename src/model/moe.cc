@@ -79,7 +79,7 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
   }
 }
 
-void Moe::forward(const LayerContext& context, const GemmOperand& y, MoeSaved& saved, const Tensor& out_TD,
+void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_TD,
                   MoeLoad& load) const {
   const TraceScope trace(context.op.trace, "moe.forward");
   const ModelConfig& config = *context.config;

@@ -12,7 +12,7 @@ struct MoeSaved {
   // Kept under Recompute::kNone and kSelective.
   RouterOutputs routing;
   Tensor offsets_E1, slot_of_row_R, row_of_slot_TK;
-  Tensor h_R2F;  // before SwiGLU; overwritten by the backward
+  Tensor h_R2F;  // before SwiGLU; the backward may overwrite it
   Tensor shared_h_T2I;
   // Kept under kNone, else gathered again.
   GemmOperand x_RD;
@@ -34,8 +34,8 @@ class Moe {
   InputForms y_forms(const LayerContext& context) const;
   /// Memory for what the forward keeps.
   void allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const;
-  /// out_TD = MoE(y_TD) and load +=. An undefined out_TD: only what the backward needs.
-  void forward(const LayerContext& context, const GemmOperand& y_TD, MoeSaved& saved, const Tensor& out_TD,
+  /// After allocate_saved: out_TD = MoE(y_TD) and load +=. An undefined out_TD: only what the backward needs.
+  void forward(const LayerContext& context, const GemmOperand& y_TD, const MoeSaved& saved, const Tensor& out_TD,
                MoeLoad& load) const;
 
   /// d_y_TD from d_out_TD; parameters' gradients +=. Overwrites the saved h.

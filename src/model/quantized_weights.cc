@@ -3,14 +3,6 @@
 #include "ops/quantize.h"
 
 namespace tessera {
-namespace {
-
-Shape transposed(const Shape& shape) {
-  return shape.num_dims() == 2 ? Shape{shape[1], shape[0]} : Shape{shape[0], shape[2], shape[1]};
-}
-
-}  // namespace
-
 QuantizedWeights::QuantizedWeights(const Parameters& parameters, PrecisionTable table) : table_(std::move(table)) {
   TESSERA_CHECK(table_.empty() || table_.size() == parameters.size(), "{} {}", table_.size(), parameters.size());
   const auto take = [&](const Shape& shape, DType dtype) {
@@ -31,7 +23,7 @@ QuantizedWeights::QuantizedWeights(const Parameters& parameters, PrecisionTable 
       place.row_scales = take(mx::scales_shape(place.shape, format), mx::scales_dtype(format));
       if (!format.square()) {
         place.column_elements = take(place.shape, DType::kFloat8E4M3);
-        place.column_scales = take(mx::scales_shape(transposed(place.shape), format), mx::scales_dtype(format));
+        place.column_scales = take(mx::scales_shape(mx::transposed(place.shape), format), mx::scales_dtype(format));
       }
     }
     places_.push_back(place);
@@ -58,7 +50,7 @@ QuantizedWeight QuantizedWeights::weight(ParamId id) const {
   const mx::Format& format = table_[id].weight;
   QuantizedWeight weight{.rows = view(place.shape, format, place.row_elements, place.row_scales), .columns = {}};
   if (!format.square()) {
-    weight.columns = view(transposed(place.shape), format, place.column_elements, place.column_scales);
+    weight.columns = view(mx::transposed(place.shape), format, place.column_elements, place.column_scales);
   }
   return weight;
 }

@@ -15,7 +15,7 @@ class QuantizedWeights {
 
   const SitePrecision& precision(ParamId id) const;
   const PrecisionTable& table() const { return table_; }
-  /// Both orientations, as far as the site's GEMMs read them. On Device::kMeta before allocate().
+  /// Both orientations, of a site whose fprop or dgrad is in low precision. On Device::kMeta before allocate().
   QuantizedWeight weight(ParamId id) const;
 
   std::size_t num_bytes() const { return num_bytes_; }

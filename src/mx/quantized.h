@@ -23,10 +23,17 @@ struct Quantized {
 /// The shape of the scales of a matrix, or stack of matrices, of this shape.
 inline Shape scales_shape(const Shape& shape, const Format& format) {
   const int last = shape.num_dims() - 1;
+  TESSERA_CHECK(last == 1 || last == 2, "{}", shape.to_string());
   const auto blocks = [](std::int64_t size, std::int64_t block) { return (size + block - 1) / block; };
   const std::int64_t rows = blocks(shape[last - 1], format.scale_height()),
                      columns = blocks(shape[last], format.scale_width());
   return last == 1 ? Shape{rows, columns} : Shape{shape[0], rows, columns};
+}
+
+/// Of the transposed matrix, or stack of matrices.
+inline Shape transposed(const Shape& shape) {
+  TESSERA_CHECK(shape.num_dims() == 2 || shape.num_dims() == 3, "{}", shape.to_string());
+  return shape.num_dims() == 2 ? Shape{shape[1], shape[0]} : Shape{shape[0], shape[2], shape[1]};
 }
 
 inline DType scales_dtype(const Format& format) {

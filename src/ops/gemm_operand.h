@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-/// A matrix x [M, K]: as it is, and quantized. What is undefined is not wanted, and not written.
+/// A matrix x [M, K]: as it is, and quantized. What is undefined is not wanted, and not written. rows and columns are
+/// contiguous and have one format.
 struct GemmOperand {
   GemmOperand() = default;
   /// A plain matrix is an operand.

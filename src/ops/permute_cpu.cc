@@ -41,6 +41,11 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
     slot_of_row_R.data<std::int32_t>()[row] = static_cast<std::int32_t>(slot);
     row_of_slot_TK.data<std::int32_t>()[slot] = row;
   }
+  for (std::int64_t e = 0; e < num_experts; ++e) {
+    const std::int32_t count = counts_E.data<std::int32_t>()[e];
+    TESSERA_CHECK(next_row[e] == offsets[e] + count, "expert {} has {} slots, counted {}", e, next_row[e] - offsets[e],
+                  count);
+  }
 }
 
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
@@ -52,7 +57,7 @@ void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_
   TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
   const cpu::OperandOutput output(context, y_RD, num_rows, dim, x_TD.dtype());
   if (context.measuring()) return;
-  const std::int64_t used = y_RD.plain.defined() ? num_rows : num_rows_1.data<std::int32_t>()[0];
+  const std::int64_t used = y_RD.plain.defined() ? num_rows : cpu::computed_rows(num_rows_1, num_rows);
   cpu::for_float_type(x_TD.dtype(), [&]<typename T>(T) {
     parallel_ranges(used, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
       T* y = output.rows<T>(begin);

@@ -12,10 +12,8 @@
 
 namespace tessera {
 
-/// rows (=), columns (=) from x. `num_rows_1`, if defined (int32, [1]): only x's first num_rows rows are computed, as
-/// if there were no others; what the outputs say of those is undefined.
-void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
-              const Tensor& num_rows_1 = {});
+/// rows (=), columns (=) from x.
+void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns);
 
 /// y (=) the numbers that x stands for; y [..., M, K], float32 or bfloat16, contiguous, of the elements' shape. Exact
 /// in bfloat16 for E8M0 scales, as far as a number is in bfloat16's range.

@@ -13,10 +13,6 @@ constexpr std::int64_t kColumnsPerTask = 32 * cpu::kQuantizeSide;
 /// Outputs of this size would push everything else out of the caches.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
-Shape transposed(const Shape& shape) {
-  return shape.num_dims() == 2 ? Shape{shape[1], shape[0]} : Shape{shape[0], shape[2], shape[1]};
-}
-
 void check(const mx::Quantized& q, const Shape& shape) {
   TESSERA_CHECK(q.elements.shape() == shape && q.elements.is_contiguous() && q.elements.dtype() == DType::kFloat8E4M3,
                 "{} {}, expected {}", q.elements.shape().to_string(), name_of(q.elements.dtype()), shape.to_string());
@@ -27,7 +23,7 @@ void check(const mx::Quantized& q, const Shape& shape) {
 
 /// Output of the tile whose first line is `line` and whose first number along it is `number`.
 cpu::QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, std::int64_t number) {
-  if (!q.defined()) return {};
+  if (!q.defined()) return {.elements = nullptr, .elements_stride = 0, .scales = nullptr, .scales_stride = 0};
   const std::int64_t length = q.elements.dim(1), scales_per_line = q.scales.dim(1);
   const std::int64_t scale = line / q.format.scale_height() * scales_per_line + number / q.format.scale_width();
   return {
@@ -70,19 +66,16 @@ void cpu::check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_
   TESSERA_CHECK(!x.rows.defined() || !x.columns.defined() || x.rows.format == x.columns.format);
 }
 
-void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
-              const Tensor& num_rows_1) {
+void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns) {
   const TraceScope trace(context.trace, "quantize");
   const bool stack = x.num_dims() == 3;
-  TESSERA_CHECK(stack || x.num_dims() == 2, "{}", x.shape().to_string());
+  TESSERA_CHECK(x.num_dims() == 2 || (stack && x.is_contiguous()), "{} {}", x.shape().to_string(), x.stride());
   if (rows.defined()) check(rows, x.shape());
-  if (columns.defined()) check(columns, transposed(x.shape()));
+  if (columns.defined()) check(columns, mx::transposed(x.shape()));
   TESSERA_CHECK(!rows.defined() || !columns.defined() || rows.format == columns.format);
   const cpu::Element element = cpu::element_of(x.dtype());
   if (context.measuring() || (!rows.defined() && !columns.defined())) return;
-  const std::int64_t num_matrices = stack ? x.dim(0) : 1, k = x.dim(stack ? 2 : 1);
-  std::int64_t m = x.dim(stack ? 1 : 0);
-  if (num_rows_1.defined()) m = num_rows_1.data<std::int32_t>()[0];
+  const std::int64_t num_matrices = stack ? x.dim(0) : 1, m = x.dim(stack ? 1 : 0), k = x.dim(stack ? 2 : 1);
   constexpr std::int64_t kSide = cpu::kQuantizeSide;
   const std::int64_t strips_m = (m + kSide - 1) / kSide, strips_k = (k + kColumnsPerTask - 1) / kColumnsPerTask;
   parallel_for(num_matrices * strips_m * strips_k, [&](std::int64_t task) {

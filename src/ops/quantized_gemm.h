@@ -1,8 +1,10 @@
-// Matrix products of quantized operands: the exact products of the numbers that the elements and scales stand for,
-// summed in float32. The counterparts of ops/gemm.h and ops/grouped_gemm.h, with the same write rules.
+// Matrix products of quantized operands: of the numbers that elements and scales stand for, summed in float32. The
+// counterparts of ops/gemm.h and ops/grouped_gemm.h, with the same write rules. y and d_x: float32 or bfloat16. The two
+// operands of a product have scales of one type, and blocks along what it contracts.
 //
-// The CPU has no 8-bit floating-point products. MXFP8 operands are widened to bfloat16, which holds them exactly (but
-// for magnitudes below 2^-126, which count as 0), FP8 operands with float32 scales to float32.
+// The CPU has no 8-bit floating-point products. MXFP8 operands are widened to bfloat16, which holds their numbers
+// exactly (but for magnitudes below 2^-126, which count as 0); FP8 operands with float32 scales to float32, where
+// element times scale is rounded once.
 #pragma once
 
 #include "ops/gemm_operand.h"

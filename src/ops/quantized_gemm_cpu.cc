@@ -9,8 +9,8 @@
 namespace tessera {
 namespace {
 
-/// The type that holds an operand's numbers exactly.
-DType exact_type(const mx::Quantized& x) {
+/// The type that an operand is widened to.
+DType wide_type(const mx::Quantized& x) {
   return x.format.scale_type == mx::ScaleType::kE8M0 ? DType::kBFloat16 : DType::kFloat32;
 }
 
@@ -23,8 +23,9 @@ Tensor widened(const Context& context, const mx::Quantized& x, DType dtype) {
 /// c (= or +=) a · bᵀ, or a · b.
 void multiply(const Context& context, const mx::Quantized& a, const mx::Quantized& b, bool transpose_b, const Tensor& c,
               Write write) {
+  TESSERA_CHECK(a.format.scale_type == b.format.scale_type);
   const ArenaScope scope(*context.arena);
-  const DType dtype = exact_type(a);
+  const DType dtype = wide_type(a);
   const Tensor a_wide = widened(context, a, dtype), b_wide = widened(context, b, dtype);
   if (c.dtype() == DType::kFloat32 || c.dtype() == dtype) {
     gemm(context, a_wide, false, b_wide, transpose_b, c, write);
@@ -39,9 +40,10 @@ void multiply(const Context& context, const mx::Quantized& a, const mx::Quantize
 /// y rows = x rows · w_eᵀ, or x rows · w_e.
 void multiply_grouped(const Context& context, const mx::Quantized& x, const mx::Quantized& w, bool transpose_w,
                       const Tensor& offsets_E1, const Tensor& y) {
+  TESSERA_CHECK(x.format.scale_type == w.format.scale_type);
   const ArenaScope scope(*context.arena);
   // The grouped kernel's operands and output have one type.
-  const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : exact_type(x);
+  const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : wide_type(x);
   const Tensor x_wide = widened(context, x, dtype), w_wide = widened(context, w, dtype);
   const bool same = y.dtype() == dtype;
   const Tensor target = same ? y : context.arena->allocate(y.shape(), dtype);
@@ -92,8 +94,9 @@ void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, c
   TESSERA_CHECK(d_y_MR.elements.shape() == Shape({m, num_rows}), "{}", d_y_MR.elements.shape().to_string());
   TESSERA_CHECK(x_NR.elements.shape() == Shape({n, num_rows}), "{}", x_NR.elements.shape().to_string());
   TESSERA_CHECK_TENSOR(d_w_EMN, DType::kFloat32, {experts, m, n});
+  TESSERA_CHECK(d_y_MR.format.scale_type == x_NR.format.scale_type);
   const ArenaScope scope(*context.arena);
-  const DType dtype = exact_type(x_NR);
+  const DType dtype = wide_type(x_NR);
   const Tensor d_y = widened(context, d_y_MR, dtype), x = widened(context, x_NR, dtype);
   if (!context.measuring()) {
     const std::int32_t* offsets = offsets_E1.data<std::int32_t>();

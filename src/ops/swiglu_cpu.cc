@@ -36,14 +36,6 @@ float backward_row(const T* d_a, const T* h, float weight, std::int64_t width, T
   return dot;
 }
 
-/// Rows that are computed of those that there are.
-std::int64_t computed_rows(const Tensor& num_rows_1, std::int64_t all) {
-  if (!num_rows_1.defined()) return all;
-  const std::int32_t count = num_rows_1.data<std::int32_t>()[0];
-  TESSERA_CHECK(0 <= count && count <= all, "{} of {}", count, all);
-  return count;
-}
-
 /// `backward(r, d_a, h, d_h, a)` for every row.
 template <typename Backward>
 void for_rows_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const Tensor& num_rows_1,
@@ -57,7 +49,7 @@ void for_rows_backward(const Context& context, const Tensor& d_a_RF, const Tenso
   if (context.measuring()) return;
   cpu::for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
     const std::int64_t rows_per_task = a_output.rows_per_task(d_h_output.rows_per_task(kRowsPerTask));
-    parallel_ranges(computed_rows(num_rows_1, num_rows), rows_per_task, [&](std::int64_t begin, std::int64_t end) {
+    parallel_ranges(cpu::computed_rows(num_rows_1, num_rows), rows_per_task, [&](std::int64_t begin, std::int64_t end) {
       T *d_h = d_h_output.rows<T>(begin), *a = a_output.rows<T>(begin);
       for (std::int64_t r = begin; r < end; ++r, d_h += 2 * width, a += width) {
         backward(r, cpu::row_of<T>(d_a_RF, r), cpu::row_of<T>(h_R2F, r), d_h, a);
@@ -78,7 +70,7 @@ void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOpera
   const cpu::OperandOutput output(context, a_RF, num_rows, width, h_R2F.dtype());
   if (context.measuring()) return;
   cpu::for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
-    parallel_ranges(computed_rows(num_rows_1, num_rows), output.rows_per_task(kRowsPerTask),
+    parallel_ranges(cpu::computed_rows(num_rows_1, num_rows), output.rows_per_task(kRowsPerTask),
                     [&](std::int64_t begin, std::int64_t end) {
                       T* a = output.rows<T>(begin);
                       for (std::int64_t r = begin; r < end; ++r, a += width) {

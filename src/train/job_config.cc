@@ -11,7 +11,6 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kMaxThreads = 4096;
-constexpr std::string_view kLinearConverter = "quantize.linear.mx", kGroupedConverter = "quantize.grouped_mm.mx";
 
 /// Keys that a file may have at any value, but that a run takes at their default only.
 struct Unbuilt {
@@ -117,10 +116,12 @@ void JobConfig::validate() const {
   not_negative("metrics.quantization_error_freq", metrics.quantization_error_freq);
   if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
   // Rows and tokens of a micro-batch are counted in 32 bits. In floating point, so that nothing overflows on the way.
+  const double padding = static_cast<double>(model.args.num_experts) * mx::kWideBlock;
   const double rows = static_cast<double>(training.local_batch_size) * static_cast<double>(training.seq_len) *
                       static_cast<double>(std::max<std::int64_t>(model.args.top_k, 1));
-  require(rows < 0x1p31,
-          "training.local_batch_size = {} times training.seq_len = {} times model.args.top_k = {} is 2^31 or more",
+  require(rows + padding < 0x1p31,
+          "training.local_batch_size = {} times training.seq_len = {} times model.args.top_k = {}, with the experts' "
+          "padding, is 2^31 or more",
           training.local_batch_size, training.seq_len, model.args.top_k);
 }
 
@@ -206,10 +207,6 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.refuse("fault_tolerance.enable", kFlag, "TorchFT's fault tolerance");
   t.ignore("fault_tolerance.*", kValue, "takes effect with fault_tolerance.enable only");
 }
-
-}  // namespace
-
-namespace {
 
 /// The keys of a converter. The linear one also has TorchTitan's names of recipes.
 void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& options, bool linear) {

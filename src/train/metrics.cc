@@ -143,9 +143,8 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   if (result.mtp_loss != 0.0) line["mtp_loss"] = number(result.mtp_loss);
   if (result.balance_loss != 0.0) line["balance_loss"] = number(result.balance_loss);
   for (const SiteSqnr& site : result.sqnr) {
-    auto& entry = line["quantization_sqnr_db"][site.module];
     for (const auto& [name, sqnr] : {std::pair{"x", site.x}, {"w", site.w}, {"dy", site.d_y}}) {
-      if (sqnr) entry[name] = *sqnr;
+      if (sqnr) line["quantization_sqnr_db"][site.module][name] = *sqnr;
     }
   }
   append(line.dump());

@@ -11,7 +11,7 @@ namespace {
 const char* name_of(Precision precision) {
   switch (precision) {
     case Precision::kHigh:
-      return "high";
+      return "bf16";
     case Precision::kMxfp8:
       return "mxfp8";
     case Precision::kMxfp8Emulated:
@@ -98,16 +98,18 @@ std::vector<std::string> names_of(const ParamSpec& spec) {
   return names;
 }
 
+/// Whether the pattern is part of one of the module's names.
 bool matches(const ParamSpec& spec, const std::string& pattern) {
   const std::vector<std::string> names = names_of(spec);
   return std::any_of(names.begin(), names.end(),
                      [&](const std::string& name) { return name.find(pattern) != std::string::npos; });
 }
 
-/// Module names without their layer, to list in an error.
-std::string known_modules(const Parameters& parameters) {
+/// Names of modules of a kind (kNone: all) without their layer, to list in an error.
+std::string known_modules(const Parameters& parameters, GemmKind kind) {
   std::set<std::string> names;
   for (ParamId id = 0; id < parameters.size(); ++id) {
+    if (kind != GemmKind::kNone && parameters.spec(id).gemm != kind) continue;
     std::string name = module_name(parameters.spec(id));
     if (name.starts_with("layers.") || name.starts_with("mtp.")) {
       const std::size_t layer = name.find('.') + 1;
@@ -118,13 +120,16 @@ std::string known_modules(const Parameters& parameters) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-void check_patterns(const RecipeOptions& options, const std::string& key, const Parameters& parameters) {
+/// `of`: modules among which every pattern must find one; kNone: any.
+void check_patterns(const RecipeOptions& options, const std::string& key, GemmKind of, const Parameters& parameters) {
   for (const std::string& pattern : options.fqns) {
-    bool found = pattern.empty();
-    for (ParamId id = 0; id < parameters.size() && !found; ++id) found = matches(parameters.spec(id), pattern);
-    require(found && !pattern.empty(),
-            "{} has '{}', which is part of no module's name; there are {} (w13: also w1, w3)", key, pattern,
-            known_modules(parameters));
+    bool found = false;
+    for (ParamId id = 0; id < parameters.size() && !found && !pattern.empty(); ++id) {
+      const ParamSpec& spec = parameters.spec(id);
+      found = (of == GemmKind::kNone || spec.gemm == of) && matches(spec, pattern);
+    }
+    require(found, "{} has '{}', which is part of no {} name; there are {} (w13: also w1, w3)", key, pattern,
+            of == GemmKind::kNone ? "module's" : "grouped GEMM's", known_modules(parameters, of));
   }
 }
 
@@ -143,30 +148,36 @@ std::string module_name(const ParamSpec& spec) {
 }
 
 PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters) {
-  const std::string linear = "quantize.linear.mx", grouped_mm = "quantize.grouped_mm.mx";
   if (!recipes.linear && !recipes.grouped_mm) return {};
-  if (recipes.linear) check_patterns(*recipes.linear, linear + ".filter_fqns", parameters);
-  if (recipes.grouped_mm) check_patterns(*recipes.grouped_mm, grouped_mm + ".fqns", parameters);
+  const std::string linear(kLinearConverter), grouped_mm(kGroupedConverter);
+  if (recipes.linear) check_patterns(*recipes.linear, linear + ".filter_fqns", GemmKind::kNone, parameters);
+  if (recipes.grouped_mm) check_patterns(*recipes.grouped_mm, grouped_mm + ".fqns", GemmKind::kGrouped, parameters);
   PrecisionTable table(parameters.size());
+  bool found_linear = !recipes.linear, found_grouped = !recipes.grouped_mm;
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const ParamSpec& spec = parameters.spec(id);
     const bool is_linear = spec.gemm == GemmKind::kLinear;
     const std::optional<RecipeOptions>& options = is_linear ? recipes.linear : recipes.grouped_mm;
     if (spec.gemm == GemmKind::kNone || !options || any_match(*options, spec) == is_linear) continue;
+    (is_linear ? found_linear : found_grouped) = true;
     const std::string& section = is_linear ? linear : grouped_mm;
     const SitePrecision precision = precision_of(*options, section);
     const int last = spec.shape.num_dims() - 1;
     const std::int64_t out = spec.shape[last - 1], in = spec.shape[last];
-    if (out % mx::kBlock != 0 || in % mx::kBlock != 0) {
-      require(
-          options->unaligned == Unaligned::kHigh,
-          "{} is {} x {}, which blocks of {} do not divide; name it in filter_fqns, or set {}.unaligned = \"bf16\" to "
-          "leave such modules in high precision",
-          module_name(spec), out, in, mx::kBlock, section);
+    if (out % mx::kBlock == 0 && in % mx::kBlock == 0) {
+      table[id] = precision;
       continue;
     }
-    table[id] = precision;
+    require(options->unaligned == Unaligned::kHigh,
+            "{} is {} x {}, which blocks of {} do not divide; {}, or set {}.unaligned = \"bf16\" to leave such modules "
+            "in high precision",
+            module_name(spec), out, in, mx::kBlock, is_linear ? "name it in filter_fqns" : "leave it out of fqns",
+            section);
   }
+  require(found_linear, "{} leaves no module to convert: {}.filter_fqns has all of {}", linear, linear,
+          known_modules(parameters, GemmKind::kLinear));
+  require(found_grouped, "{} has no module to convert: {}.fqns selects none of {}", grouped_mm, grouped_mm,
+          known_modules(parameters, GemmKind::kGrouped));
   return table;
 }
 

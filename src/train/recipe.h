@@ -7,11 +7,16 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/precision.h"
 
 namespace tessera {
+
+/// The converters' names, which are their sections' too.
+inline constexpr std::string_view kLinearConverter = "quantize.linear.mx";
+inline constexpr std::string_view kGroupedConverter = "quantize.grouped_mm.mx";
 
 /// What `recipe_name` names.
 enum class Recipe {
@@ -46,7 +51,8 @@ struct Recipes {
 };
 
 /// The precision of every parameter's GEMMs; empty without converters. Throws Error for options that contradict each
-/// other, a pattern that no module's name contains, and a site whose sizes do not fit, if that is an error.
+/// other, a pattern that no module's name contains, a converter that finds nothing to convert, and a site whose sizes
+/// do not fit, if that is an error.
 PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters);
 
 /// The sites as a table for people: module, sizes, the three GEMMs' precisions, blocks.

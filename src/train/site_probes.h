@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// Signal-to-quantization-noise ratios of a site's operands in dB, along the contraction of fprop (dgrad for d_y).
-/// Those that are not quantized, or are all 0, are absent.
+/// Those that are not quantized, are not finite, or lose nothing (all 0, say), are absent.
 struct SiteSqnr {
   std::string module;
   std::optional<double> x, w, d_y;

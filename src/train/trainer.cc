@@ -94,7 +94,8 @@ void Trainer::print_plan() const {
   }
   if (config_.model.print_after_conversion) {
     const Parameters& parameters = step_.model().parameters();
-    spdlog::info("precisions of the GEMMs (high: {}):\n{}", name_of(parameters.compute_dtype()),
+    spdlog::info("precisions of the GEMMs (bf16: training.mixed_precision_param, {}):\n{}",
+                 name_of(parameters.compute_dtype()),
                  describe_precisions(parameters, step_.model().quantized_weights().table()));
   }
   const ModelConfig& model = config_.model.args;

@@ -98,7 +98,7 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   result.grad_norm = std::sqrt(sum_of_squares(op, parameters.all_gradients()));
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
     fail("step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from before.",
-         step, result.total_loss, result.grad_norm, find_non_finite(micro_batches));
+         step, result.total_loss, result.grad_norm, find_non_finite(micro_batches, scale));
   }
 
   result.sqnr = probe.result(parameters);
@@ -126,25 +126,26 @@ double TrainingStep::evaluate(const Batch& batch) {
   return model_.evaluate(context(), batch).main / static_cast<double>(std::max<std::int64_t>(batch.num_valid(), 1));
 }
 
-std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches) {
-  std::string found;
+std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale) {
   const Context op = context();
-  FiniteProbe probe(model_.parameters());
+  const Parameters& parameters = model_.parameters();
+  // The backward runs from the last parameter to the first.
+  std::string gradient = "the sum of the losses, or of the gradients' squares";
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    if (!all_finite(op, parameters.gradient(id))) gradient = "the gradient of " + parameters.spec(id).name;
+  }
+  std::string found;
+  FiniteProbe probe(parameters);
+  set_zero(op, parameters.all_gradients());
   for (const Batch& batch : micro_batches) {
-    model_.train_step(op, batch, {.per_token = 1.0, .per_sequence = 1.0}, nullptr, &probe);
+    model_.train_step(op, batch, scale, nullptr, &probe);
     if (!probe.found().empty()) return probe.found();
     model_.evaluate(op, batch, [&](const std::string& name, const Tensor& x_TD) {
-      if (found.empty() && !all_finite(op, x_TD)) found = fmt::format("the output of {}", name);
+      if (found.empty() && !all_finite(op, x_TD)) found = "the output of " + name;
     });
     if (!found.empty()) return found;
   }
-  // The forward is sound; the backward runs from the last parameter to the first.
-  for (ParamId id = model_.parameters().size(); id-- > 0;) {
-    if (!all_finite(op, model_.parameters().gradient(id))) {
-      return fmt::format("the gradient of {}", model_.parameters().spec(id).name);
-    }
-  }
-  return "the sum of the losses";
+  return gradient;
 }
 
 }  // namespace tessera

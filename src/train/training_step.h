@@ -67,7 +67,7 @@ class TrainingStep {
   void measure();
   /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
-  std::string find_non_finite(std::span<const Batch> micro_batches);
+  std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
 
   const JobConfig& config_;
   Model model_;

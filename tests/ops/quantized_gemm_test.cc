@@ -42,10 +42,9 @@ class QuantizedGemm : public TypedOperatorTest {
   }
   QuantizedWeight weight(const Tensor& w, const Format& format) {
     QuantizedWeight result;
-    const bool stack = w.num_dims() == 3;
     result.rows = allocate(w.shape(), format);
     if (!format.square()) {
-      result.columns = allocate(stack ? Shape{w.dim(0), w.dim(2), w.dim(1)} : Shape{w.dim(1), w.dim(0)}, format);
+      result.columns = allocate(mx::transposed(w.shape()), format);
     }
     quantize(context(), w, result.rows, result.columns);
     return result;

@@ -66,16 +66,16 @@ inline constexpr std::int64_t kQuantizeSide = 128;
 struct QuantizeTile {
   /// Where one orientation goes (mx/quantized.h); without elements it is not wanted. Strides in elements and in scales.
   struct Output {
-    std::uint8_t* elements = nullptr;
-    std::int64_t elements_stride = 0;
-    void* scales = nullptr;
-    std::int64_t scales_stride = 0;
+    std::uint8_t* elements;
+    std::int64_t elements_stride;
+    void* scales;
+    std::int64_t scales_stride;
   };
   const void* x;
   std::int64_t stride;
   std::int64_t rows, columns;
-  const void* next = nullptr;  // the tile that comes next, of the same size, to be fetched meanwhile; may be null
-  bool stream = false;         // write past the caches: the outputs do not fit into them
+  const void* next;  // the tile that comes next, of the same size, to be fetched meanwhile; may be null
+  bool stream;       // write past the caches: the outputs do not fit into them
   mx::Format format;
   Output along_rows, along_columns;  // the latter transposed: blocks run along x's columns
 };
@@ -108,7 +108,8 @@ struct KernelTable {
 /// The best table that this processor runs.
 const KernelTable& kernels();
 
-/// By name, "baseline", "avx512" or "avx512_bf16"; null if this processor cannot run it. For tests.
+/// By name, "portable" (what any processor of the kind has), "baseline", "avx512" or "avx512_bf16"; null if this
+/// processor cannot run it. For tests.
 const KernelTable* kernels_named(const char* name);
 
 }  // namespace tessera::cpu

@@ -24,6 +24,14 @@ void quantize_strip(const Strip& strip, const mx::Quantized& rows, const mx::Qua
 /// Throws unless the defined parts of x are those of a matrix [num_rows, length].
 void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t length, DType dtype);
 
+/// Rows that are computed of `all` that there are: num_rows_1[0], or all if it is undefined.
+inline std::int64_t computed_rows(const Tensor& num_rows_1, std::int64_t all) {
+  if (!num_rows_1.defined()) return all;
+  const std::int32_t count = num_rows_1.data<std::int32_t>()[0];
+  TESSERA_CHECK(0 <= count && count <= all, "{} of {}", count, all);
+  return count;
+}
+
 /// An operator's output [num_rows, length]. Its tasks compute whole rows, from a multiple of rows_per_task() on.
 class OperandOutput {
  public:
