@@ -16,7 +16,10 @@ fi
 "$build/bench/bench_ops" --benchmark_min_time=0.2
 "$build/bench/bench_quantize" --benchmark_min_time=0.2
 "$build/bench/bench_generate"
-"$venv/bin/python" bench/recipes.py --tessera "$build/src/app/tessera"
 "$venv/bin/python" bench/compare.py --tessera "$build/src/app/tessera" --python "$venv/bin/python"
+# These fail when a bound is missed; the others are to run all the same.
+status=0
+"$venv/bin/python" bench/recipes.py --tessera "$build/src/app/tessera" || status=1
 scripts/fetch_corpus.sh data/corpus
-"$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python"
+"$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python" || status=1
+exit $status
