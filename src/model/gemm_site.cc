@@ -25,8 +25,8 @@ void observe(const LayerContext& context, ParamId site, SiteProbe::Role role, co
 
 void observe_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& offsets_E1 = {}) {
   if (context.probe == nullptr) return;
-  observe(context, site, SiteProbe::Role::kInput, x.plain, x.rows, offsets_E1);
-  const bool quantizes = context.precision(site).quantizes_weight();
+  const bool quantizes = !is_high(context.precision(site).fprop);  // x may be quantized for another site that reads it
+  observe(context, site, SiteProbe::Role::kInput, x.plain, quantizes ? x.rows : mx::Quantized(), offsets_E1);
   observe(context, site, SiteProbe::Role::kWeight, context.weight(site),
           quantizes ? context.quantized->weight(site).rows : mx::Quantized());
 }

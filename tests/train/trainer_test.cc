@@ -97,10 +97,34 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-class TrainerTest : public ::testing::TestWithParam<const char*> {
+/// What layers compute in.
+struct ComputedIn {
+  const char* name;
+  std::vector<std::string> overrides;
+
+  friend void PrintTo(const ComputedIn& precision, std::ostream* out) { *out << precision.name; }
+};
+
+/// Everything that can be quantized, in a model whose sizes blocks divide.
+std::vector<std::string> quantized(const std::string& recipe) {
+  return {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
+          "--quantize.linear.mx.recipe_name=" + recipe,
+          "--quantize.grouped_mm.mx.recipe_name=" + recipe,
+          "--model.args.inter_dim=96",
+          "--model.args.moe_inter_dim=32",
+          "--model.args.q_lora_rank=32",
+          "--model.args.kv_lora_rank=32",
+          "--model.args.qk_rope_head_dim=32"};
+}
+
+class TrainerTest : public ::testing::TestWithParam<ComputedIn> {
  protected:
   TrainerTest() { data::make_dataset(scratch_, 400, 3000, 0.1); }
-  std::string dtype() const { return fmt::format("--training.mixed_precision_param={}", GetParam()); }
+  JobConfig config(const std::vector<std::string>& overrides = {}) const {
+    std::vector<std::string> all = GetParam().overrides;
+    all.insert(all.end(), overrides.begin(), overrides.end());
+    return small_config(scratch_, all);
+  }
   std::filesystem::path outputs() const { return scratch_ / "outputs"; }
   void clear_outputs() const { std::filesystem::remove_all(outputs()); }
 
@@ -108,7 +132,7 @@ class TrainerTest : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(TrainerTest, ResumedRunEqualsStraightRun) {
-  const Outcome straight = train(small_config(scratch_, {dtype()}));
+  const Outcome straight = train(config());
   ASSERT_EQ(straight.losses.size(), 16u);
   EXPECT_LT(straight.losses[14], straight.losses[0]);
 
@@ -117,14 +141,14 @@ TEST_P(TrainerTest, ResumedRunEqualsStraightRun) {
   volatile std::sig_atomic_t signal = 0;
   Outcome first;
   {
-    Trainer trainer(small_config(scratch_, {dtype()}));
+    Trainer trainer(config());
     trainer.set_step_callback([&](std::int64_t step, const StepResult& result) {
       first.losses.insert(first.losses.end(), {result.total_loss, result.grad_norm});
       if (step == 4) signal = SIGTERM;
     });
     EXPECT_EQ(trainer.run(signal), SIGTERM);
   }
-  const Outcome second = train(small_config(scratch_, {dtype()}));
+  const Outcome second = train(config());
   std::vector<double> joined = first.losses;
   joined.insert(joined.end(), second.losses.begin(), second.losses.end());
   EXPECT_EQ(joined, straight.losses);
@@ -132,20 +156,19 @@ TEST_P(TrainerTest, ResumedRunEqualsStraightRun) {
 }
 
 TEST_P(TrainerTest, RunsRepeatBitForBitInEveryRecomputeMode) {
-  const Outcome one = train(small_config(scratch_, {dtype()}));
+  const Outcome one = train(config());
   for (const char* mode : {"none", "selective", "full"}) {
     clear_outputs();
-    const Outcome other =
-        train(small_config(scratch_, {dtype(), fmt::format("--activation_checkpoint.mode={}", mode)}));
+    const Outcome other = train(config({fmt::format("--activation_checkpoint.mode={}", mode)}));
     EXPECT_EQ(one.losses, other.losses) << mode;
     EXPECT_TRUE(same_bits(one.weights, other.weights)) << mode;
   }
 }
 
 TEST_P(TrainerTest, StepsAllocateNothing) {
-  JobConfig config = small_config(scratch_, {dtype(), "--checkpoint.enable=false"});
-  config.model.args.eos_id = 257;
-  TrainingStep step(config);
+  JobConfig job = config({"--checkpoint.enable=false"});
+  job.model.args.eos_id = 257;
+  TrainingStep step(job);
   step.allocate();
   std::vector<Batch> batches(2, step.make_batch());
   std::vector<std::int32_t> tokens(2 * 33);
@@ -153,7 +176,7 @@ TEST_P(TrainerTest, StepsAllocateNothing) {
   for (Batch& batch : batches) batch.fill(tokens);
   step.run(1, batches);
   const std::size_t before = mallinfo2().uordblks;
-  for (std::int64_t s = 2; s < 6; ++s) step.run(s, batches);
+  for (std::int64_t s = 2; s < 6; ++s) step.run(s, batches, s == 4);  // once with quantization errors, the costliest
   // The GEMM library's call objects, some hundred bytes, wander between the threads' caches of the heap; the smallest
   // activation of these four steps is 4096 bytes.
   EXPECT_LT(mallinfo2().uordblks, before + 4096);
@@ -163,7 +186,7 @@ TEST_P(TrainerTest, StepsAllocateNothing) {
 }
 
 TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
-  Trainer trainer(small_config(scratch_, {dtype()}));
+  Trainer trainer(config());
   trainer.set_step_callback([&](std::int64_t step, const StepResult&) {
     if (step != 5) return;
     Parameters& parameters = trainer.model().parameters();
@@ -173,14 +196,22 @@ TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
       std::fill_n(master.data<float>(), master.num_elements(), std::numeric_limits<float>::infinity());
     }
     parameters.refresh_shadows();
+    Arena arena(std::size_t{1} << 20);
+    GemmLibrary gemm;
+    trainer.model().quantized_weights().refresh({.arena = &arena, .gemm = &gemm}, parameters);
   });
   expect_error([&] { trainer.run(kNoSignal); }, {"step 6", "layers.1"});
   EXPECT_EQ(checkpoint_steps(outputs() / "checkpoint"), std::vector<std::int64_t>{4});
   EXPECT_NO_THROW(verify_checkpoint(outputs() / "checkpoint" / "step-4"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, TrainerTest, ::testing::Values("float32", "bfloat16"),
-                         [](const auto& parameter) { return std::string(parameter.param); });
+INSTANTIATE_TEST_SUITE_P(Types, TrainerTest,
+                         ::testing::Values(ComputedIn{"float32", {"--training.mixed_precision_param=float32"}},
+                                           ComputedIn{"bfloat16", {}}, ComputedIn{"mxfp8", quantized("mxfp8")},
+                                           ComputedIn{"mxfp8_wgrad_with_hp", quantized("mxfp8_wgrad_with_hp")},
+                                           ComputedIn{"mxfp8_emulated", quantized("mxfp8_emulated")},
+                                           ComputedIn{"fp8_blockwise", quantized("fp8_blockwise")}),
+                         [](const auto& parameter) { return std::string(parameter.param.name); });
 
 class Trained : public ::testing::Test {
  protected:
