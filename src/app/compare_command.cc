@@ -1,8 +1,10 @@
+#include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <memory>
-#include <set>
 
 #include "app/commands.h"
 #include "base/error.h"
@@ -16,12 +18,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-volatile std::sig_atomic_t stop_signal = 0;
+volatile StopRequest stop;
 
-/// The first signal goes to the run at hand, which saves; the second ends this program at once.
+/// Signals go to the run at hand: the first makes it save. A terminal that closes asks for the same as SIGTERM.
 void on_signal(int signal) {
-  stop_signal = signal;
-  std::signal(signal, SIG_DFL);
+  stop.signal = signal == SIGHUP ? SIGTERM : signal;
+  stop.count = stop.count + 1;
+}
+
+void handle_signals(void (*handler)(int)) {
+  std::signal(SIGINT, handler);
+  std::signal(SIGTERM, handler);
+  if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // under nohup it stays ignored
 }
 
 struct CompareOptions {
@@ -47,38 +55,54 @@ void write_file(const fs::path& path, const std::string& content) {
 
 std::vector<SideSpec> parse_sides(const std::vector<std::string>& texts) {
   std::vector<SideSpec> specs;
-  std::set<std::string> labels;
+  std::map<std::string, std::string> texts_by_label;
   for (const std::string& text : texts) {
     const SideSpec& spec = specs.emplace_back(parse_side(text));
-    require(labels.insert(spec.label).second,
-            "two sides are called '{}'; give them names, as in 'first={}' and 'second={}'", spec.label, texts[0],
-            spec.text);
+    const auto [first, is_new] = texts_by_label.emplace(spec.label, spec.text);
+    require(is_new, "two sides are called '{}'; give them names, as in 'first={}' and 'second={}'", spec.label,
+            first->second, spec.text);
   }
   return specs;
 }
 
+/// A word of a shell's command.
+std::string quoted(const std::string& word) {
+  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](char ch) {
+    return std::isalnum(static_cast<unsigned char>(ch)) != 0 ||
+           std::string_view("-_./=,:+@%").find(ch) != std::string_view::npos;
+  });
+  if (plain) return word;
+  std::string text = "'";
+  for (const char ch : word) text += ch == '\'' ? "'\\''" : std::string(1, ch);
+  return text + "'";
+}
+
 std::string command_line(const CompareOptions& options) {
   std::string command = "tessera compare";
-  for (const std::string& side : options.sides) {
-    command += side.find(' ') == std::string::npos ? " " + side : " \"" + side + "\"";
-  }
-  command += fmt::format(" --out {} --seeds {} --margin {:g}", options.out, options.seeds, options.margin_percent);
-  return options.runs.empty() ? command : command + " --runs " + options.runs;
+  for (const std::string& side : options.sides) command += " " + quoted(side);
+  command +=
+      fmt::format(" --out {} --seeds {} --margin {:g}", quoted(options.out), options.seeds, options.margin_percent);
+  if (!options.json.empty()) command += " --json " + quoted(options.json);
+  return options.runs.empty() ? command : command + " --runs " + quoted(options.runs);
 }
 
 int compare(const CompareOptions& options) {
+  const double margin = 0.01 * options.margin_percent;
+  require_margin(margin);
+  require(options.sides.size() <= kMaxSides, "{} sides; expected at most {}: a report has no more kinds of lines",
+          options.sides.size(), kMaxSides);
   const fs::path html = output_path(options.out, {});
   const fs::path json = output_path(options.json, fs::path(html).replace_extension(".json"));
-  require(html != json, "the report and its JSON would both be '{}'; expected an --out that ends in .html",
-          html.string());
+  require(fs::weakly_canonical(html) != fs::weakly_canonical(json),
+          "the report and its JSON would both be '{}'; expected an --out that ends in .html", html.string());
   std::vector<SideSpec> specs = parse_sides(options.sides);
   const fs::path runs =
       options.runs.empty() ? html.parent_path() / (html.stem().string() + "-runs") : fs::path(options.runs);
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
-  const int signal = train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, stop_signal);
+  handle_signals(on_signal);
+  const int signal = train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, stop);
+  handle_signals(SIG_DFL);
   if (signal != 0) return 128 + signal;
-  Comparison comparison = compare_sides(read_sides(specs), 0.01 * options.margin_percent);
+  Comparison comparison = compare_sides(read_sides(specs), margin);
   comparison.command = command_line(options);
   write_file(html, report_html(comparison));
   write_file(json, report_json(comparison));

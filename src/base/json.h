@@ -1,6 +1,7 @@
 // JSON of files that may be hostile, and names of files in it. A folder that includes this links nlohmann-json itself.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -43,6 +44,11 @@ Json parse_json(std::string_view text, const std::string& name) {
     // The library's text repeats the token that it could not read.
     fail("{}: not JSON, or damaged: {}", name, std::string_view(error.what()).substr(0, kMaxShown));
   }
+}
+
+/// JSON has no NaN and no infinity: null stands for them.
+inline nlohmann::ordered_json json_number(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
 /// A value in a message: short, and without anything that a terminal would obey, whatever the file holds.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <limits>
+#include <span>
 
 #include "base/error.h"
 #include "compare/statistics.h"
@@ -12,10 +14,15 @@ namespace {
 
 using Rows = std::vector<std::vector<double>>;  // per seed, per step
 
-/// The logged steps that every run has.
+bool is_broken(const Side& side) {
+  return std::any_of(side.runs.begin(), side.runs.end(), [](const RunRecord& run) { return run.broken().has_value(); });
+}
+
+/// The logged steps that every run has, but for sides that broke down, which end before the others.
 std::vector<std::int64_t> common_steps(const std::vector<Side>& sides) {
   std::vector<std::int64_t> common = sides[0].runs[0].steps;
   for (const Side& side : sides) {
+    if (is_broken(side)) continue;
     for (const RunRecord& run : side.runs) {
       std::vector<std::int64_t> both;
       std::set_intersection(common.begin(), common.end(), run.steps.begin(), run.steps.end(), std::back_inserter(both));
@@ -25,14 +32,15 @@ std::vector<std::int64_t> common_steps(const std::vector<Side>& sides) {
   return common;
 }
 
-/// The values that belong to `steps`, which is a part of the run's.
+/// The values that belong to `steps`; NaN where the run has no such step, because it broke down.
 std::vector<double> at_steps(const RunRecord& run, const std::vector<double>& values,
                              const std::vector<std::int64_t>& steps) {
   std::vector<double> kept;
   std::size_t i = 0;
   for (const std::int64_t step : steps) {
-    while (run.steps[i] != step) ++i;
-    kept.push_back(values[i]);
+    while (i < run.steps.size() && run.steps[i] < step) ++i;
+    const bool logged = i < run.steps.size() && run.steps[i] == step;
+    kept.push_back(logged ? values[i] : std::numeric_limits<double>::quiet_NaN());
   }
   return kept;
 }
@@ -76,6 +84,11 @@ Curve mean_and_range(const std::vector<std::int64_t>& steps, const Rows& rows) {
     curve.x.push_back(static_cast<double>(steps[i]));
     curve.y.push_back(mean(values));
     if (rows.size() < 2) continue;
+    if (!std::isfinite(curve.y.back())) {
+      curve.low.push_back(curve.y.back());
+      curve.high.push_back(curve.y.back());
+      continue;
+    }
     curve.low.push_back(*std::min_element(values.begin(), values.end()));
     curve.high.push_back(*std::max_element(values.begin(), values.end()));
   }
@@ -109,7 +122,11 @@ std::vector<LossPair> loss_pairs(const Side& baseline, const Side& candidate, co
   std::vector<LossPair> pairs;
   for (std::size_t i = 0; i < baseline.runs.size(); ++i) {
     const RunRecord &a = baseline.runs[i], &b = candidate.runs[i];
-    pairs.push_back({a.seed(), at_steps(a, a.losses, steps), at_steps(b, b.losses, steps)});
+    pairs.push_back({.seed = a.seed(),
+                     .baseline = at_steps(a, a.losses, steps),
+                     .candidate = at_steps(b, b.losses, steps),
+                     .same_lines = a.steps == b.steps && a.losses == b.losses,
+                     .broken = b.broken()});
   }
   return pairs;
 }
@@ -117,20 +134,19 @@ std::vector<LossPair> loss_pairs(const Side& baseline, const Side& candidate, co
 /// The run's mean loss over the last tenth of the steps.
 double final_loss(const RunRecord& run, const std::vector<std::int64_t>& steps) {
   const std::vector<double> losses = at_steps(run, run.losses, steps);
-  std::vector<double> tail;
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    if (static_cast<double>(steps[i]) > (1.0 - kTail) * static_cast<double>(steps.back())) tail.push_back(losses[i]);
-  }
-  return mean(tail);
+  const StepWindow tail = tail_of(steps);
+  return mean(std::span(losses).subspan(tail.begin, tail.end - tail.begin));
 }
 
 Spread spread_of(const std::vector<double>& values) { return {mean(values), standard_deviation(values)}; }
 
-/// Whether validation losses mean the same on all sides: the same data, and as much of it.
+/// Whether validation losses mean the same on all sides: the same data, and as much of it. Runs that broke down have
+/// none at the end.
 bool validation_comparable(const std::vector<Side>& sides) {
   const RunRecord& first = sides[0].runs[0];
   for (const Side& side : sides) {
     for (const RunRecord& run : side.runs) {
+      if (run.broken()) continue;
       if (!run.validation_losses.contains(run.last_step()) || !run.dataset.contains("val")) return false;
       for (const char* key : {"validation.steps", "training.local_batch_size"}) {
         const auto a = first.config.find(key), b = run.config.find(key);
@@ -140,6 +156,20 @@ bool validation_comparable(const std::vector<Side>& sides) {
     }
   }
   return true;
+}
+
+Curve validation_curve(const Side& side) {
+  std::vector<std::int64_t> steps;
+  for (const auto& [step, loss] : side.runs[0].validation_losses) {
+    const auto has_step = [&, at = step](const RunRecord& run) { return run.validation_losses.contains(at); };
+    if (std::all_of(side.runs.begin(), side.runs.end(), has_step)) steps.push_back(step);
+  }
+  Rows rows;
+  for (const RunRecord& run : side.runs) {
+    auto& row = rows.emplace_back();
+    for (const std::int64_t step : steps) row.push_back(run.validation_losses.at(step));
+  }
+  return mean_and_range(steps, rows);
 }
 
 struct Sum {
@@ -222,7 +252,10 @@ SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, b
     grad_norms.push_back(smoothed(at_steps(run, run.grad_norms, steps)));
     final_losses.push_back(final_loss(run, steps));
     speeds.insert(speeds.end(), run.tokens_per_second.begin(), run.tokens_per_second.end());
-    if (with_validation) validation_losses.push_back(run.validation_losses.at(run.last_step()));
+    if (with_validation) {
+      validation_losses.push_back(run.broken() ? std::numeric_limits<double>::quiet_NaN()
+                                               : run.validation_losses.at(run.last_step()));
+    }
     result.peak_memory_bytes = std::max(result.peak_memory_bytes, run.peak_memory_bytes);
   }
   result.final_loss = spread_of(final_losses);
@@ -230,6 +263,7 @@ SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, b
   result.tokens_per_second = median(speeds);
   result.loss = mean_and_range(steps, losses);
   result.grad_norm = mean_and_range(steps, grad_norms);
+  result.validation = validation_curve(side);
   add_sqnr_curves(side, result);
   result.worst_sites = worst_sites(side);
   return result;
@@ -240,8 +274,10 @@ SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, b
 Comparison compare_sides(const std::vector<Side>& sides, double margin) {
   require(sides.size() >= 2, "{} side was given; expected two or more: a baseline and what is compared with it",
           sides.size());
+  require(sides.size() <= kMaxSides, "{} sides; expected at most {}", sides.size(), kMaxSides);
+  require_sound_baseline(sides[0]);
   require_comparable(sides);
-  const std::vector<std::int64_t> steps = common_steps(sides);  // has the last, because all runs are finished
+  const std::vector<std::int64_t> steps = common_steps(sides);  // has the last, because these runs are finished
   Comparison comparison;
   comparison.margin = margin;
   comparison.num_steps = steps.back();
@@ -257,6 +293,10 @@ Comparison compare_sides(const std::vector<Side>& sides, double margin) {
                                  final_loss(run, steps), median(run.tokens_per_second)});
     }
     if (&side == &sides[0]) continue;
+    const auto same = [&, i = comparison.sides.size() - 1](const Difference& difference) {
+      return is_of_machine(difference.key) || difference.values[i] == difference.values[0];
+    };
+    result.same_configuration = std::all_of(comparison.differences.begin(), comparison.differences.end(), same);
     const std::vector<LossPair> pairs = loss_pairs(sides[0], side, steps);
     result.verdict = judge(steps, pairs, margin);
     result.difference = difference_curve(steps, pairs);

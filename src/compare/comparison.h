@@ -15,6 +15,7 @@ namespace tessera {
 inline constexpr double kSmoothing = 0.02;           // width of the moving average, as a part of the steps
 inline constexpr std::size_t kMaxCurvePoints = 320;  // closer together than the moving average is wide
 inline constexpr std::size_t kMaxWorstSites = 8;
+inline constexpr std::size_t kMaxSides = 6;  // as many kinds of lines as people tell apart
 
 struct Curve {
   std::vector<double> x, y;
@@ -32,7 +33,8 @@ struct WorstSite {
 
 struct SideResult {
   std::string label;
-  std::optional<Verdict> verdict;  // none for the baseline
+  std::optional<Verdict> verdict;   // none for the baseline
+  bool same_configuration = false;  // as the baseline's, but for seeds, folders, program and machine
 
   Spread final_loss;                      // each seed's mean over the last tenth of the steps
   std::optional<Spread> validation_loss;  // at the last step, if every run of every side has the same one
@@ -40,6 +42,7 @@ struct SideResult {
   double peak_memory_bytes = 0.0;
 
   Curve loss, grad_norm;  // mean over the seeds; the band is from the lowest to the highest
+  Curve validation;       // validation loss, at the steps where every run of the side has one; may be empty
   Curve difference;       // to the baseline, relative; the band is the confidence interval. Empty for the baseline
   std::map<std::string, Curve> sqnr;           // by operand, over the steps: median, lowest and highest layer, dB
   std::map<std::string, Curve> sqnr_by_layer;  // by operand, at the last measurement; x is the layer
@@ -57,8 +60,9 @@ struct RunSummary {
 struct Comparison {
   double margin = 0.0;
   std::int64_t num_steps = 0, num_seeds = 0;
-  std::int64_t num_lines = 0, smoothing_lines = 0;  // logged steps that all runs have; width of the moving average
-  std::vector<SideResult> sides;                    // the first is the baseline
+  std::int64_t num_lines = 0,
+               smoothing_lines = 0;  // logged steps that all unbroken sides have; width of the moving average
+  std::vector<SideResult> sides;     // the first is the baseline
   std::vector<Difference> differences;
   std::vector<RunSummary> runs;
   std::string command;  // that made this; empty if unknown

@@ -1,29 +1,15 @@
-// The runs of a comparison: sides as they are written on the command line, and the training of those that are not
-// there.
+// The runs of a comparison, and the training of those that are not there.
 #pragma once
 
-#include <csignal>
 #include <filesystem>
 #include <string>
 #include <vector>
 
+#include "compare/child_process.h"
 #include "compare/side.h"
+#include "compare/side_spec.h"
 
 namespace tessera {
-
-/// A side: runs that are there, or a configuration of runs to be started.
-struct SideSpec {
-  std::string label;
-  std::string text;                         // as given, without the label
-  std::vector<std::filesystem::path> runs;  // folders; of a configuration once train_missing_runs has run
-  std::string config;                       // a TOML file
-  std::vector<std::string> overrides;       // "--section.key=value"
-
-  bool is_started() const { return !config.empty(); }
-};
-
-/// "[LABEL=]FOLDER[,FOLDER...]" or "[LABEL=]CONFIG.toml [--section.key=value ...]". Throws Error.
-SideSpec parse_side(const std::string& text);
 
 struct LaunchOptions {
   std::filesystem::path folder;  // runs go to FOLDER/<label>/seed-<debug.seed>
@@ -33,13 +19,14 @@ struct LaunchOptions {
 };
 
 /// Trains what is not there yet, one run after the other: every side's first seed, then every side's second, ... Checks
-/// first that all sides can be compared, and sets `runs` of the configurations. Runs in `options.folder` that are
-/// finished are kept, others go on. Returns the signal that stopped it (the run at hand has then saved and ended), or
-/// 0. Throws Error; for a run that fails with the end of its log.
-int train_missing_runs(std::vector<SideSpec>& specs, const LaunchOptions& options,
-                       const volatile std::sig_atomic_t& stop_signal);
+/// first all that can be known before: that the runs that are there are whole, that all sides can be compared, that the
+/// configurations make a model. Sets `runs` of the configurations. Runs in `options.folder` that are finished are kept,
+/// others go on; one whose loss is no longer finite has ended. Returns the signal that stopped it (the run at hand has
+/// then saved and ended), or 0. Throws Error; for a run that fails with the end of its log.
+int train_missing_runs(std::vector<SideSpec>& specs, const LaunchOptions& options, const volatile StopRequest& stop);
 
-/// Reads the runs of all sides. Throws Error.
+/// Reads a side's runs, or all sides'. Throws Error.
+Side read_side(const SideSpec& spec);
 std::vector<Side> read_sides(const std::vector<SideSpec>& specs);
 
 }  // namespace tessera

@@ -4,26 +4,14 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <set>
 
+#include "compare/report_figures.h"
 #include "compare/report_style.h"
 #include "compare/svg_plot.h"
 
 namespace tessera {
 namespace {
-
-/// Operands have lines of their own, so that no colour stands for a side and for an operand.
-constexpr int kFirstOperandStyle = 3;
-
-struct LegendEntry {
-  std::string label;
-  std::string line;  // its class
-};
-
-std::string line_class(const PlotSeries& series) {
-  return fmt::format("s{}{}", series.style, series.solid ? " solid" : "");
-}
 
 /// Lines of a long text break between a key's or a path's parts as well.
 std::string cell_text(const std::string& text) {
@@ -37,144 +25,6 @@ std::string cell_text(const std::string& text) {
     if (part_ends && i + 1 < escaped.size() && std::isalpha(static_cast<unsigned char>(escaped[i + 1])) != 0) {
       html += "<wbr/>";
     }
-  }
-  return html;
-}
-
-/// Operands in the order of a product, unknown ones at the end.
-std::vector<std::string> operands_of(const std::map<std::string, Curve>& curves) {
-  std::vector<std::string> operands;
-  for (const char* known : {"x", "w", "dy"}) {
-    if (curves.contains(known)) operands.push_back(known);
-  }
-  for (const auto& [operand, curve] : curves) {
-    if (std::find(operands.begin(), operands.end(), operand) == operands.end()) operands.push_back(operand);
-  }
-  return operands;
-}
-
-std::string figure(const std::string& title, const std::vector<LegendEntry>& legend, const Plot& plot,
-                   const std::string& caption) {
-  std::string html = fmt::format("<figure><h3>{}</h3>", html_escape(title));
-  if (!legend.empty()) {
-    html += "<p class=\"legend\">";
-    for (const LegendEntry& entry : legend) {
-      html += fmt::format(
-          "<span><svg viewBox=\"0 0 34 12\" aria-hidden=\"true\"><path class=\"{}\" d=\"M0 6H34\"/></svg>{}</span>",
-          entry.line, html_escape(entry.label));
-    }
-    html += "</p>";
-  }
-  return html + svg_plot(plot) + fmt::format("<figcaption>{}</figcaption></figure>\n", html_escape(caption));
-}
-
-std::string smoothing_text(const Comparison& comparison) {
-  if (comparison.smoothing_lines <= 1) return "One point per logged step, not smoothed.";
-  return fmt::format("Centred moving average over {} logged steps, {:g} % of all.", comparison.smoothing_lines,
-                     100.0 * kSmoothing);
-}
-
-/// A curve of each side in one plot.
-std::string sides_figure(const Comparison& comparison, const std::string& title, Plot plot, Curve SideResult::*member) {
-  std::vector<LegendEntry> legend;
-  for (std::size_t i = 0; i < comparison.sides.size(); ++i) {
-    const int style = static_cast<int>(i) % kNumPlotStyles;
-    plot.series.push_back({comparison.sides[i].*member, style});
-    legend.push_back({comparison.sides[i].label, line_class(plot.series.back())});
-  }
-  plot.x_label = "step";
-  plot.description = fmt::format("{} of all sides over the steps", title);
-  const char* band =
-      comparison.num_seeds > 1 ? " Line: mean over the seeds. Band: from the lowest seed to the highest." : "";
-  return figure(title, legend, plot, smoothing_text(comparison) + band);
-}
-
-/// With the margins in sight. The first steps, where losses fall fast, and the band of two seeds, which is six times
-/// their scatter, do not set the scale.
-std::pair<double, double> difference_range(const Curve& curve, double margin) {
-  constexpr double kFirstPart = 0.1, kRoom = 1.15, kMarginRoom = 1.6, kMaxBand = 4.0;
-  double line = margin, low = 0.0, high = 0.0;
-  for (std::size_t i = 0; i < curve.x.size(); ++i) {
-    if (curve.x[i] < kFirstPart * curve.x.back() || !std::isfinite(curve.y[i])) continue;
-    line = std::max(line, std::abs(curve.y[i]));
-    const bool band = !curve.low.empty() && std::isfinite(curve.low[i]) && std::isfinite(curve.high[i]);
-    low = std::min(low, band ? curve.low[i] : curve.y[i]);
-    high = std::max(high, band ? curve.high[i] : curve.y[i]);
-  }
-  const auto bound = [&](double extent) {
-    return std::max(kMarginRoom * margin, kRoom * std::min(extent, kMaxBand * line));
-  };
-  return {-bound(-low), bound(high)};
-}
-
-std::string difference_figure(const Comparison& comparison, std::size_t side_idx) {
-  const SideResult& side = comparison.sides[side_idx];
-  const std::string& baseline = comparison.sides.front().label;
-  const Plot plot{
-      .id = fmt::format("difference{}", side_idx),
-      .description = fmt::format("Relative difference of the loss of {} to that of {}", side.label, baseline),
-      .x_label = "step",
-      .y_label = "%, above 0: higher loss",
-      .series = {{side.difference, static_cast<int>(side_idx) % kNumPlotStyles, true}},
-      .reference_lines = {-comparison.margin, comparison.margin},
-      .y_factor = 100.0,
-      .y_range = difference_range(side.difference, comparison.margin)};
-  std::string caption = smoothing_text(comparison);
-  if (comparison.num_seeds > 1) {
-    caption +=
-        fmt::format(" Line: mean over {} seeds. Band: {:g} % confidence interval, from the scatter of the seeds.",
-                    comparison.num_seeds, 100.0 * kConfidence);
-  }
-  const std::vector<LegendEntry> legend = {
-      {fmt::format("({0} − {1}) / {1}", side.label, baseline), line_class(plot.series[0])},
-      {fmt::format("margin, ±{:g} %", 100.0 * comparison.margin), "ref"}};
-  return figure(fmt::format("Loss of {} against {}", side.label, baseline), legend, plot, caption);
-}
-
-std::string grad_norm_figure(const Comparison& comparison) {
-  constexpr double kLogRatio = 20.0;
-  double low = HUGE_VAL, high = 0.0;
-  for (const SideResult& side : comparison.sides) {
-    for (const double value : side.grad_norm.y) {
-      if (std::isfinite(value)) low = std::min(low, value), high = std::max(high, value);
-    }
-  }
-  return sides_figure(comparison, "Gradient norm",
-                      {.id = "gradnorm", .y_label = "before clipping", .log_y = high > kLogRatio * low},
-                      &SideResult::grad_norm);
-}
-
-std::string operand_text(const std::string& operand) {
-  if (operand == "x") return "x: activations";
-  if (operand == "w") return "w: weights";
-  if (operand == "dy") return "dy: gradients of outputs";
-  return operand;
-}
-
-std::string sqnr_figure(const std::map<std::string, Curve>& curves, const std::string& title, Plot plot,
-                        const std::string& caption) {
-  std::vector<LegendEntry> legend;
-  int style = kFirstOperandStyle;
-  for (const std::string& operand : operands_of(curves)) {
-    plot.series.push_back({curves.at(operand), style});
-    legend.push_back({operand_text(operand), line_class(plot.series.back())});
-    style = style + 1 < kNumPlotStyles ? style + 1 : 0;
-  }
-  plot.description = title;
-  plot.y_label = "dB, higher is better";
-  return figure(title, legend, plot, caption);
-}
-
-std::string sqnr_figures(const SideResult& side, std::size_t side_idx) {
-  std::string html;
-  html += sqnr_figure(side.sqnr, fmt::format("Quantization error (SQNR) of {}", side.label),
-                      {.id = fmt::format("sqnr{}", side_idx), .x_label = "step"},
-                      "Signal over quantization noise of what goes into the matrix products. Line: the median layer. "
-                      "Band: from the worst layer to the best. Moving average over 2 % of the measurements.");
-  if (!side.sqnr_by_layer.empty()) {
-    html += sqnr_figure(side.sqnr_by_layer, fmt::format("SQNR of {} by layer", side.label),
-                        {.id = fmt::format("sqnrlayer{}", side_idx), .x_label = "layer"},
-                        "At the last measurement, mean over the layer's matrices and the seeds.");
   }
   return html;
 }
@@ -218,21 +68,25 @@ std::string verdict_box(const SideResult& side, const std::string& baseline) {
   if (verdict.kind == Verdict::Kind::kEquivalent) {
     tone = "equivalent", mark = "=";
     meaning =
-        "At the end of the run the losses differ by less than the margin, in either direction. The chance of "
-        "saying so when it is not true is at most 5 %.";
+        "At the end of the run the losses differ by less than the margin, in either direction. The chance of saying so "
+        "when it is not true is 5 % at most, if the number of seeds was fixed before.";
   } else if (verdict.kind == Verdict::Kind::kWorse) {
-    tone = "worse", mark = "−";
-    meaning = "The loss is higher, by more than the seeds scatter and more than the margin allows.";
+    tone = "worse", mark = "↑";
+    meaning = "The loss is higher, and the confidence interval of the difference lies beyond the margin.";
   } else if (verdict.kind == Verdict::Kind::kBetter) {
-    tone = "better", mark = "+";
-    meaning = "The loss is lower, by more than the seeds scatter and more than the margin.";
+    tone = "better", mark = "↓";
+    meaning = "The loss is lower, and the confidence interval of the difference lies beyond the margin.";
   }
   if (verdict.more_seeds > kMaxMoreSeeds) {
-    meaning = "The seeds scatter too much for a decision. Longer runs and larger batches scatter less.";
+    meaning = verdict.near_margin
+                  ? "The difference is so close to the margin that no number of seeds within reach tells them apart."
+                  : "The seeds scatter too much for a decision. Longer runs and larger batches scatter less.";
   }
   if (verdict.identical) meaning = "No step of any seed has another loss, to the last bit.";
   if (verdict.broken) meaning = "A run that breaks down is worse, whatever the other seeds do.";
-  if (verdict.growing) meaning = "The loss is higher, still within the margin, but the gap grows steadily.";
+  if (verdict.growing)
+    meaning = "The loss is higher, still within the margin, but the gap grows from the middle of the run to its end.";
+  const std::string same = side.same_configuration ? " Both sides have the same configuration." : "";
   // The words before a colon or a parenthesis carry the verdict.
   const std::size_t end = std::min(verdict.text.find(" ("), verdict.text.find(": "));
   const std::string head = verdict.text.substr(0, end),
@@ -240,7 +94,7 @@ std::string verdict_box(const SideResult& side, const std::string& baseline) {
   return fmt::format(
       "<section class=\"verdict {}\"><span class=\"mark\" aria-hidden=\"true\">{}</span><div><h2>{} against {}: "
       "<b>{}</b>{}</h2><p>{}</p></div></section>\n",
-      tone, mark, html_escape(side.label), html_escape(baseline), html_escape(head), html_escape(rest), meaning);
+      tone, mark, html_escape(side.label), html_escape(baseline), html_escape(head), html_escape(rest), meaning + same);
 }
 
 std::string differences_table(const Comparison& comparison) {
@@ -275,26 +129,16 @@ std::string explanation(const Comparison& comparison) {
       "baseline's.</li>"
       "<li><b>Equivalent</b>: the {:g} % confidence interval of the mean difference lies within ±{:g} % (two one-sided "
       "t-tests at 5 %).</li>"
-      "<li><b>Worse</b> or <b>better</b>: the interval lies on one side of 0, and its middle is as far out as the "
-      "margin "
-      "or further. Also worse: a loss that is not finite, or a gap that grows so steadily that it would pass the "
-      "margin "
-      "if the run were twice as long.</li>"
+      "<li><b>Worse</b> (↑) or <b>better</b> (↓): the whole interval lies beyond the margin. Also worse: a loss that "
+      "is "
+      "not finite, or a gap that grows, so that at this rate it passes the margin before the run is twice as long.</li>"
       "<li><b>Not enough evidence</b>: anything else, and fewer than {} seeds.</li>"
+      "<li>The 5 % hold for one candidate and a number of seeds that was fixed before. Seeds that are added after a "
+      "look at the result raise the chance of an error, to about 10 % where once as many are added as are asked for; "
+      "so does every further candidate.</li>"
       "<li>SQNR: the power of a tensor over the power of its rounding error, 10 log10, in dB. 6 dB are one bit.</li>"
       "</ul></details>\n",
       100.0 * kTail, 100.0 * kConfidence, 100.0 * comparison.margin, kMinSeeds);
-}
-
-std::string plots(const Comparison& comparison) {
-  std::string html = "<div class=\"plots\">\n";
-  html += sides_figure(comparison, "Training loss", {.id = "loss", .y_label = "cross-entropy"}, &SideResult::loss);
-  for (std::size_t i = 1; i < comparison.sides.size(); ++i) html += difference_figure(comparison, i);
-  html += grad_norm_figure(comparison);
-  for (std::size_t i = 0; i < comparison.sides.size(); ++i) {
-    if (!comparison.sides[i].sqnr.empty()) html += sqnr_figures(comparison.sides[i], i);
-  }
-  return html + "</div>\n";
 }
 
 /// No line break between a number and its "%".
@@ -316,16 +160,20 @@ std::string report_html(const Comparison& comparison) {
       "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>"
       "<link rel=\"icon\" href=\"data:,\"/><title>{0} – tessera compare</title><style>{1}</style></head><body>\n"
-      "<h1>{0}</h1>\n<p class=\"soft\">{2} steps, {3} per side, paired. Margin {4:g} % of the loss.</p>\n",
+      "<h1>{0}</h1>\n<p class=\"soft\">{2} steps, of which {5} are compared, {3} per side, paired. Margin {4:g} % of "
+      "the loss.</p>\n",
       title, kReportStyle, comparison.num_steps,
-      comparison.num_seeds == 1 ? "1 seed" : fmt::format("{} seeds", comparison.num_seeds), 100.0 * comparison.margin);
+      comparison.num_seeds == 1 ? "1 seed" : fmt::format("{} seeds", comparison.num_seeds), 100.0 * comparison.margin,
+      comparison.num_lines);
   for (const SideResult& side : comparison.sides) {
     if (side.verdict) html += verdict_box(side, baseline);
   }
   html += table(summary_table(comparison));
-  html += fmt::format("<p class=\"soft\">Loss at the end: mean over the last {:g} % of the steps.{}</p>\n",
-                      100.0 * kTail, comparison.num_seeds > 1 ? " ±: standard deviation over the seeds." : "");
-  html += "<h2>Curves</h2>\n" + plots(comparison);
+  html += fmt::format(
+      "<p class=\"soft\">Loss at the end: mean over the last {:g} % of the steps.{}</p>\n", 100.0 * kTail,
+      comparison.num_seeds > 1 ? " ±: standard deviation over the seeds; in the verdict, the confidence interval."
+                               : "");
+  html += "<h2>Curves</h2>\n" + figures_html(comparison);
   for (const SideResult& side : comparison.sides) {
     if (!side.worst_sites.empty()) html += worst_sites_table(side);
   }

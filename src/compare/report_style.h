@@ -53,7 +53,8 @@ svg text{font:22px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Ar
 .ref{stroke:var(--fg);fill:none;stroke-width:2;stroke-dasharray:2 7;stroke-linecap:round}
 .s0,.s1,.s2,.s3,.s4,.s5{fill:none;stroke-width:3.5;stroke-linejoin:round}
 .s0{stroke:var(--c0)}.s1{stroke:var(--c1);stroke-dasharray:11 6}.s2{stroke:var(--c2);stroke-dasharray:3 5}
-.s3{stroke:var(--c3)}.s4{stroke:var(--c4);stroke-dasharray:11 6}.s5{stroke:var(--c5);stroke-dasharray:3 5}
+.s3{stroke:var(--c3);stroke-dasharray:20 6}.s4{stroke:var(--c4);stroke-dasharray:13 5 3 5}
+.s5{stroke:var(--c5);stroke-dasharray:13 4 3 4 3 4}
 .solid{stroke-dasharray:none}
 .b0,.b1,.b2,.b3,.b4,.b5{stroke:none;fill-opacity:.18}
 .b0{fill:var(--c0)}.b1{fill:var(--c1)}.b2{fill:var(--c2)}.b3{fill:var(--c3)}.b4{fill:var(--c4)}.b5{fill:var(--c5)}

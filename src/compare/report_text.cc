@@ -4,6 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "compare/report.h"
 #include "train/metrics.h"
 
@@ -31,11 +32,9 @@ std::size_t columns_of(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-ordered_json number(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr); }
-
 ordered_json numbers(const std::vector<double>& values) {
   ordered_json array = ordered_json::array();
-  for (const double value : values) array.push_back(number(value));
+  for (const double value : values) array.push_back(json_number(value));
   return array;
 }
 
@@ -55,30 +54,36 @@ ordered_json to_json(const std::map<std::string, Curve>& curves, const char* x_n
 }
 
 ordered_json to_json(const Spread& spread) {
-  return {{"mean", number(spread.mean)}, {"standard_deviation", number(spread.deviation)}};
+  return {{"mean", json_number(spread.mean)}, {"standard_deviation", json_number(spread.deviation)}};
 }
 
 ordered_json to_json(const Verdict& verdict) {
   return {{"verdict", name_of(verdict.kind)},
           {"text", verdict.text},
           {"seeds", verdict.num_seeds},
-          {"difference", number(verdict.difference)},
-          {"half_width", number(verdict.half_width)},
+          {"difference", json_number(verdict.difference)},
+          {"half_width", json_number(verdict.half_width)},
           {"difference_per_seed", numbers(verdict.differences)},
           {"more_seeds", verdict.more_seeds > kMaxMoreSeeds ? ordered_json(nullptr) : ordered_json(verdict.more_seeds)},
           {"identical", verdict.identical},
-          {"growing", verdict.growing}};
+          {"broken", verdict.broken},
+          {"growing", verdict.growing},
+          {"growth_rate", json_number(verdict.growth_rate)}};
 }
 
 ordered_json to_json(const SideResult& side) {
   ordered_json json = {{"label", side.label}};
-  if (side.verdict) json["verdict"] = to_json(*side.verdict);
+  if (side.verdict) {
+    json["verdict"] = to_json(*side.verdict);
+    json["same_configuration"] = side.same_configuration;
+  }
   json["final_loss"] = to_json(side.final_loss);
   if (side.validation_loss) json["validation_loss"] = to_json(*side.validation_loss);
-  json["tokens_per_second"] = number(side.tokens_per_second);
-  json["peak_memory_bytes"] = number(side.peak_memory_bytes);
+  json["tokens_per_second"] = json_number(side.tokens_per_second);
+  json["peak_memory_bytes"] = json_number(side.peak_memory_bytes);
   ordered_json& curves = json["curves"];
   curves["loss"] = to_json(side.loss, "step");
+  if (!side.validation.x.empty()) curves["validation_loss"] = to_json(side.validation, "step");
   if (side.verdict) curves["difference"] = to_json(side.difference, "step");
   curves["grad_norm"] = to_json(side.grad_norm, "step");
   curves["quantization_sqnr_db"] = to_json(side.sqnr, "step");
@@ -93,8 +98,8 @@ ordered_json to_json(const SideResult& side) {
 }  // namespace
 
 std::vector<std::vector<std::string>> summary_table(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> rows = {{""},     {"Loss at the end"}, {"Tokens/s"}, {"Peak memory"}, {"Steps"},
-                                                {"Seeds"}};
+  std::vector<std::vector<std::string>> rows = {{""},      {"Loss at the end"}, {"Tokens/s"}, {"Peak memory"},
+                                                {"Steps"}, {"Steps compared"},  {"Seeds"}};
   const SideResult& baseline = comparison.sides.front();
   for (const SideResult& side : comparison.sides) {
     const bool is_baseline = &side == &baseline;
@@ -105,7 +110,8 @@ std::vector<std::vector<std::string>> summary_table(const Comparison& comparison
     rows[3].push_back(with_change(format_gib(static_cast<std::size_t>(side.peak_memory_bytes)), side.peak_memory_bytes,
                                   baseline.peak_memory_bytes, is_baseline));
     rows[4].push_back(std::to_string(comparison.num_steps));
-    rows[5].push_back(std::to_string(comparison.num_seeds));
+    rows[5].push_back(std::to_string(comparison.num_lines));
+    rows[6].push_back(std::to_string(comparison.num_seeds));
   }
   if (baseline.validation_loss) {
     std::vector<std::string> row = {"Validation loss"};
@@ -120,6 +126,7 @@ std::string report_text(const Comparison& comparison) {
   for (const SideResult& side : comparison.sides) {
     if (!side.verdict) continue;
     text += fmt::format("{} against {}: {}\n", side.label, comparison.sides.front().label, side.verdict->text);
+    if (side.same_configuration) text += fmt::format("  {} has the same configuration as the baseline\n", side.label);
   }
   const auto rows = summary_table(comparison);
   std::vector<std::size_t> widths(rows[0].size(), 0);
@@ -133,13 +140,19 @@ std::string report_text(const Comparison& comparison) {
     }
     text += "\n" + line.substr(0, line.find_last_not_of(' ') + 1);
   }
-  return text + "\n";
+  text += "\n";
+  if (comparison.num_seeds < 2) return text;
+  return text + fmt::format(
+                    "\n±: in a verdict, the {:g} % confidence interval of the mean difference; in the table, the "
+                    "standard deviation over the seeds\n",
+                    100.0 * kConfidence);
 }
 
 std::string report_json(const Comparison& comparison) {
   ordered_json json = {{"format", "tessera-compare"},
                        {"version", 1},
                        {"steps", comparison.num_steps},
+                       {"compared_steps", comparison.num_lines},
                        {"seeds", comparison.num_seeds},
                        {"margin", comparison.margin},
                        {"confidence", kConfidence},
@@ -156,8 +169,8 @@ std::string report_json(const Comparison& comparison) {
     json["runs"].push_back({{"side", run.side},
                             {"seed", run.seed},
                             {"folder", run.folder},
-                            {"final_loss", number(run.final_loss)},
-                            {"tokens_per_second", number(run.tokens_per_second)},
+                            {"final_loss", json_number(run.final_loss)},
+                            {"tokens_per_second", json_number(run.tokens_per_second)},
                             {"threads", run.threads},
                             {"processor", run.processor},
                             {"program", run.program}});

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <fstream>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "train/run_files.h"
 
 namespace tessera {
 namespace {
@@ -15,9 +17,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Fields = JsonFields<json>;
 
-constexpr const char* kInfoName = "run.json";
-constexpr const char* kMetricsName = "metrics.jsonl";
 constexpr std::uint64_t kMaxStep = 1'000'000'000'000;
+constexpr std::uint64_t kMaxBytes = 1ULL << 62;
 
 std::map<std::string, std::string> texts_of(const Fields& fields, const char* name) {
   const Fields object(fields.at(name), fields.place_of(name));
@@ -26,10 +27,24 @@ std::map<std::string, std::string> texts_of(const Fields& fields, const char* na
   return texts;
 }
 
+void read_changed(const Fields& fields, RunRecord& run) {
+  constexpr const char* kName = "changed";
+  if (fields.find(kName) == nullptr) return;
+  const Fields keys(fields.at(kName), fields.place_of(kName));
+  for (const auto& [key, values] : fields.at(kName).items()) {
+    for (const json& value : keys.array(key.c_str())) {
+      require(value.is_string(), "{}: expected strings, got {}", keys.place_of(key.c_str()), describe_json(value));
+      run.changed[key].push_back(value.get<std::string>());
+    }
+  }
+}
+
 void read_info(const fs::path& path, RunRecord& run) {
   require(fs::exists(path),
           "there is no '{}': the run is of a version that did not write it. Run `tessera train` again with the same "
-          "configuration and job.dump_folder: a run that is finished, and has its checkpoint, only writes that file",
+          "configuration and job.dump_folder: a run that is finished and still has its last checkpoint only writes "
+          "that file. "
+          "Without the checkpoint it would be trained again, and its metrics lost",
           path.string());
   const std::string name = fmt::format("'{}'", path.string());
   const json info = parse_json(read_text_file(path), name);
@@ -39,6 +54,7 @@ void read_info(const fs::path& path, RunRecord& run) {
           describe_json(fields.at("version")));
   run.config = texts_of(fields, "config");
   run.dataset = texts_of(fields, "dataset");
+  read_changed(fields, run);
   run.program = fields.text("program");
   run.processor = fields.text("processor");
   run.threads = static_cast<std::int64_t>(fields.count("threads", std::numeric_limits<std::int32_t>::max()));
@@ -75,6 +91,7 @@ void read_sqnr(const Fields& fields, std::int64_t step, RunRecord& run) {
   };
   std::map<std::string, std::map<int, Sum>> sums;
   for (const auto& [site, operands] : sites->items()) {
+    if (operands.is_null()) continue;
     const Fields operand_fields(operands, site_fields.place_of(site.c_str()));
     for (const auto& [operand, value] : operands.items()) {
       if (value.is_null()) continue;  // nothing was quantized, or nothing was lost
@@ -104,7 +121,7 @@ void read_line(const std::string& text, const std::string& place, RunRecord& run
   run.losses.push_back(number_or_nan(fields, line, "loss"));
   run.grad_norms.push_back(number_or_nan(fields, line, "grad_norm"));
   run.tokens_per_second.push_back(fields.number("tokens_per_second"));
-  run.peak_memory_bytes = std::max(run.peak_memory_bytes, fields.number("memory_bytes"));
+  run.peak_memory_bytes = std::max(run.peak_memory_bytes, static_cast<double>(fields.count("memory_bytes", kMaxBytes)));
   read_sqnr(fields, step, run);
 }
 
@@ -125,19 +142,41 @@ void read_metrics(const fs::path& path, RunRecord& run) {
 
 std::int64_t RunRecord::integer(const std::string& key) const {
   const auto found = config.find(key);
-  require(found != config.end(), "'{}' has no {}", (folder / kInfoName).string(), key);
+  require(found != config.end(), "'{}' has no {}", (folder / kRunInfoName).string(), key);
   const std::string& text = found->second;
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require(error == std::errc() && end == text.data() + text.size(), "'{}': {} is '{}'; expected a whole number",
-          (folder / kInfoName).string(), key, text);
+          (folder / kRunInfoName).string(), key, printable(text));
   return value;
+}
+
+std::optional<Break> RunRecord::broken() const {
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    if (!std::isfinite(losses[i])) return Break{steps[i], "loss"};
+    if (!std::isfinite(grad_norms[i])) return Break{steps[i], "gradient norm"};
+  }
+  return {};
+}
+
+bool RunRecord::ended() const {
+  return finished() || (!steps.empty() && !(std::isfinite(losses.back()) && std::isfinite(grad_norms.back())));
+}
+
+std::string printable(const std::string& text) {
+  constexpr std::size_t kMaxShown = 200;
+  std::string shown;
+  for (const char c : text.substr(0, kMaxShown)) {
+    const auto byte = static_cast<unsigned char>(c);
+    shown += byte >= 0x20 && byte < 0x7F ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
+  }
+  return text.size() > kMaxShown ? shown + "..." : shown;
 }
 
 RunRecord read_run_info(const fs::path& folder) {
   RunRecord run;
   run.folder = folder;
-  read_info(folder / kInfoName, run);
+  read_info(folder / kRunInfoName, run);
   return run;
 }
 
@@ -147,7 +186,7 @@ RunRecord read_run(const fs::path& folder) {
   return run;
 }
 
-bool is_run(const fs::path& folder) { return fs::exists(folder / kInfoName) || fs::exists(folder / kMetricsName); }
+bool is_run(const fs::path& folder) { return fs::exists(folder / kRunInfoName) || fs::exists(folder / kMetricsName); }
 
 std::vector<fs::path> find_runs(const fs::path& path) {
   require(fs::is_directory(path), "there is no folder '{}'; expected a run's folder, or a folder of runs",

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,11 +21,19 @@ struct SqnrPoint {
   std::map<std::string, std::map<int, double>> by_layer;
 };
 
+/// Where a run broke down.
+struct Break {
+  std::int64_t step = 0;
+  const char* what = "loss";  // or "gradient norm"
+};
+
 struct RunRecord {
   std::filesystem::path folder;
 
   std::map<std::string, std::string> config;   // every key, its value as TOML
   std::map<std::string, std::string> dataset;  // checksums of "train", and of "val" if the run validates
+  /// Keys that were changed when the run was resumed: their values in turn, with the step of each change.
+  std::map<std::string, std::vector<std::string>> changed;
   std::string program, processor;
   std::int64_t threads = 0;
 
@@ -40,6 +49,10 @@ struct RunRecord {
   std::int64_t num_steps() const { return integer("training.steps"); }
   std::int64_t last_step() const { return steps.empty() ? 0 : steps.back(); }
   bool finished() const { return last_step() == num_steps(); }
+  /// The first logged step whose loss or gradient norm is not finite.
+  std::optional<Break> broken() const;
+  /// Finished, or broken in its last logged step, which is where a trainer stops.
+  bool ended() const;
 
  private:
   std::int64_t integer(const std::string& key) const;
@@ -54,6 +67,9 @@ RunRecord read_run(const std::filesystem::path& folder);
 
 /// The run that `path` is, or the runs that are its direct subfolders, by name. Throws Error if there are none.
 std::vector<std::filesystem::path> find_runs(const std::filesystem::path& path);
+
+/// A text of a file in a message: cut, and without anything that a terminal would obey.
+std::string printable(const std::string& text);
 
 /// Whether the folder holds a run's files, or one of them.
 bool is_run(const std::filesystem::path& folder);

@@ -1,10 +1,13 @@
 #include "compare/side.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <functional>
 #include <set>
 
 #include "base/error.h"
+#include "train/run_info.h"
 
 namespace tessera {
 namespace {
@@ -16,9 +19,12 @@ bool is_place(const std::string& key) {
   return key.starts_with("job.") || key == "training.dataset_path" || key == "validation.dataset_path";
 }
 
-/// Everything that is known of a run before its first step, by key.
+/// Everything that is known of a run before its first step, by key. A key that the run's program did not know yet has
+/// the default.
 std::map<std::string, std::string> identity_of(const RunRecord& run) {
+  static const std::map<std::string, std::string> defaults = config_values({});
   std::map<std::string, std::string> identity = run.config;
+  identity.insert(defaults.begin(), defaults.end());
   for (const auto& [split, checksum] : run.dataset) identity["dataset." + split] = checksum;
   return identity;
 }
@@ -27,23 +33,25 @@ std::map<std::string, std::string> identity_of(const RunRecord& run) {
 std::string differing_lines(const std::vector<const RunRecord*>& runs,
                             const std::function<bool(const std::string&)>& may_differ) {
   std::set<std::string> keys;
+  std::vector<std::map<std::string, std::string>> identities;
   for (const RunRecord* run : runs) {
-    for (const auto& [key, value] : identity_of(*run)) keys.insert(key);
+    for (const auto& [key, value] : identities.emplace_back(identity_of(*run))) keys.insert(key);
   }
   std::string lines;
   for (const std::string& key : keys) {
     if (may_differ(key)) continue;
     std::vector<std::pair<std::string, const RunRecord*>> values;
-    for (const RunRecord* run : runs) {
-      const auto identity = identity_of(*run);
-      const auto found = identity.find(key);
-      const std::string value = found == identity.end() ? kAbsent : found->second;
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const auto found = identities[i].find(key);
+      const std::string value = found == identities[i].end() ? kAbsent : found->second;
       const bool known = std::any_of(values.begin(), values.end(), [&](const auto& v) { return v.first == value; });
-      if (!known) values.emplace_back(value, run);
+      if (!known) values.emplace_back(value, runs[i]);
     }
     if (values.size() < 2) continue;
-    lines += fmt::format("\n  {}:", key);
-    for (const auto& [value, run] : values) lines += fmt::format("  {} in '{}'", value, run->folder.string());
+    lines += fmt::format("\n  {}:", printable(key));
+    for (const auto& [value, run] : values) {
+      lines += fmt::format("  {} in '{}'", printable(value), run->folder.string());
+    }
   }
   return lines;
 }
@@ -75,7 +83,8 @@ Side make_side(std::string label, std::vector<RunRecord> runs) {
   TESSERA_CHECK(!runs.empty(), "side '{}'", label);
   std::vector<const RunRecord*> pointers;
   for (const RunRecord& run : runs) {
-    require(run.finished(), "'{}' is not finished: its last whole line is of step {}, training.steps is {}",
+    require_unchanged(run);
+    require(run.ended(), "'{}' is not finished: its last whole line is of step {}, training.steps is {}",
             run.folder.string(), run.last_step(), run.num_steps());
     pointers.push_back(&run);
   }
@@ -104,6 +113,28 @@ void require_comparable(const std::vector<Side>& sides) {
             sides[0].label, seeds_of(sides[0]), side.label, seeds_of(side));
   }
 }
+
+void require_sound_baseline(const Side& baseline) {
+  for (const RunRecord& run : baseline.runs) {
+    const auto broken = run.broken();
+    if (!broken) continue;
+    fail("the baseline's {} is not finite at step {} of seed {}: there is nothing to compare with", broken->what,
+         broken->step, run.seed());
+  }
+}
+
+void require_unchanged(const RunRecord& run) {
+  std::string lines;
+  for (const auto& [key, values] : run.changed) {
+    std::vector<std::string> shown;
+    for (const std::string& value : values) shown.push_back(printable(value));
+    lines += fmt::format("\n  {}:  {}", printable(key), fmt::join(shown, ", then "));
+  }
+  require(lines.empty(), "'{}' was resumed with another configuration, so no configuration stands for it{}",
+          run.folder.string(), lines);
+}
+
+bool is_of_machine(const std::string& key) { return key == "program" || key == "processor" || key == "threads"; }
 
 void require_same_run(const RunRecord& found, const RunRecord& expected) {
   const std::string lines = differing_lines({&found, &expected}, is_place);

@@ -11,6 +11,8 @@ namespace {
 // In units of the view box. At the 358 px that a phone leaves, text of 22 units is 11 px high.
 constexpr double kWidth = 720, kHeight = 400, kLeft = 92, kRight = 16, kTop = 34, kBottom = 62;
 
+constexpr double kPoint = 1e-9;  // of a value: less apart than this counts as the same
+
 /// From values to units.
 struct Axis {
   double low, high, begin, end;
@@ -31,10 +33,12 @@ struct Range {
     low = std::min(low, value);
     high = std::max(high, value);
   }
+  /// As good as one value: no ticks would fit between two numbers of which only the last bits differ.
+  bool is_point() const { return high - low <= kPoint * std::max(std::abs(low), std::abs(high)); }
   /// Never empty, never a point.
   Range widened(double margin) const {
     if (low > high) return {0.0, 1.0};
-    const double spare = high > low ? margin * (high - low) : std::max(0.05 * std::abs(high), 1e-6);
+    const double spare = !is_point() ? margin * (high - low) : std::max(0.05 * std::abs(high), 1e-6);
     return {low - spare, high + spare};
   }
 };
@@ -44,8 +48,8 @@ Axis x_axis(const Plot& plot) {
   for (const PlotSeries& series : plot.series) {
     for (const double x : series.curve.x) range.add(x);
   }
-  if (range.low == range.high) range = range.widened(0.0);
   if (range.low > range.high) range = {0.0, 1.0};
+  if (range.is_point()) range = range.widened(0.0);
   return {range.low, range.high, kLeft, kWidth - kRight};
 }
 
@@ -57,7 +61,7 @@ Axis y_axis(const Plot& plot) {
       for (const double value : *values) range.add(value);
     }
   }
-  const bool log = plot.log_y && range.low > 0.0 && range.low < range.high;
+  const bool log = plot.log_y && range.low > 0.0 && !range.is_point();
   if (plot.y_range) {
     range = {plot.y_range->first, plot.y_range->second};
   } else if (log) {
@@ -166,15 +170,15 @@ std::string html_escape(std::string_view text) {
 }
 
 std::vector<double> round_ticks(double low, double high, int count) {
+  if (Range{low, high}.is_point()) return {low};
   const double raw = (high - low) / count, power = std::pow(10.0, std::floor(std::log10(raw)));
   const double digit = raw / power, step = power * (digit <= 1.0   ? 1.0
                                                     : digit <= 2.0 ? 2.0
                                                     : digit <= 5.0 ? 5.0
                                                                    : 10.0);
   std::vector<double> ticks;
-  const double tolerance = 1e-9 * step;
-  for (double k = std::ceil((low - tolerance) / step); k * step <= high + tolerance; k += 1.0)
-    ticks.push_back(k * step);
+  const double tolerance = 1e-9 * step, first = std::ceil((low - tolerance) / step);
+  for (int i = 0; i <= 2 * count && (first + i) * step <= high + tolerance; ++i) ticks.push_back((first + i) * step);
   return ticks;
 }
 

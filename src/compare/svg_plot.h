@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-inline constexpr int kNumPlotStyles = 6;
+inline constexpr int kNumPlotStyles = static_cast<int>(kMaxSides);
 
 struct PlotSeries {
   Curve curve;
@@ -34,7 +34,8 @@ struct Plot {
 /// Values of x or y that are finite are drawn; a line is interrupted by others.
 std::string svg_plot(const Plot& plot);
 
-/// Round numbers, 1, 2 or 5 times a power of ten apart, from `low` to `high`, about `count` of them.
+/// Round numbers, 1, 2 or 5 times a power of ten apart, from `low` to `high`, about `count` of them; `low` alone if the
+/// two are as good as the same.
 std::vector<double> round_ticks(double low, double high, int count);
 
 /// 1, 2 and 5 times powers of ten from `low` to `high`, which are above 0; only the powers if those are many.

@@ -11,25 +11,14 @@
 namespace tessera {
 namespace {
 
-/// Indices [begin, end) of the steps in (from, to], as parts of the last step.
-struct Window {
-  std::size_t begin, end;
-};
-
-Window window_of(const std::vector<std::int64_t>& steps, double from, double to) {
-  const double last = static_cast<double>(steps.back());
-  const auto first_above = [&](double part) {
-    const auto above = [&](std::int64_t step) { return static_cast<double>(step) > part * last; };
-    return static_cast<std::size_t>(std::find_if(steps.begin(), steps.end(), above) - steps.begin());
-  };
-  return {first_above(from), first_above(to)};
+/// The mean loss in a window.
+double mean_in(const std::vector<double>& losses, StepWindow window) {
+  return mean(std::span(losses).subspan(window.begin, window.end - window.begin));
 }
 
 /// The candidate's mean loss in the window, less the baseline's, over the baseline's.
-double relative_difference(const LossPair& pair, Window window) {
-  const std::size_t size = window.end - window.begin;
-  const double baseline = mean(std::span(pair.baseline).subspan(window.begin, size));
-  return mean(std::span(pair.candidate).subspan(window.begin, size)) / baseline - 1.0;
+double relative_difference(const LossPair& pair, StepWindow window) {
+  return mean_in(pair.candidate, window) / mean_in(pair.baseline, window) - 1.0;
 }
 
 /// The first loss that is not finite: its index.
@@ -39,21 +28,26 @@ std::optional<std::size_t> first_non_finite(const std::vector<double>& losses) {
   return static_cast<std::size_t>(found - losses.begin());
 }
 
-/// Whether a difference above 0 grows so, since the middle of the run, that it would pass the margin within as many
-/// steps again. The growth must be certain to 99 %, so that noise is not taken for it.
-bool grows_out_of(double margin, const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs,
-                  const Verdict& verdict) {
+/// Sets the growth rate, and whether a difference above 0 grows so, since the middle of the run, that it would pass the
+/// margin within as many steps again. The growth must be certain to 99 %, so that noise is not taken for it. It is the
+/// absolute gap that is extended: the relative one grows by itself where the baseline's loss falls.
+void find_growth(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, Verdict& verdict) {
   constexpr double kMiddle = 0.5, kGrowthConfidence = 0.98;  // two-sided, so 1 % on the side that counts
   constexpr double kPartBetween = 1.0 - kTail - kMiddle;     // from the middle of one window to that of the other
-  const Window middle = window_of(steps, kMiddle, kMiddle + kTail);
-  if (middle.begin == middle.end || verdict.difference - verdict.half_width <= 0.0) return false;
+  const StepWindow middle = window_of(steps, kMiddle, kMiddle + kTail), tail = tail_of(steps);
+  if (middle.begin == middle.end) return;
   std::vector<double> growth;
-  for (std::size_t i = 0; i < pairs.size(); ++i) {
-    growth.push_back((verdict.differences[i] - relative_difference(pairs[i], middle)) / kPartBetween);
+  for (const LossPair& pair : pairs) {
+    const double end_loss = mean_in(pair.baseline, tail);
+    const double gap = mean_in(pair.candidate, tail) - end_loss;
+    const double middle_gap = mean_in(pair.candidate, middle) - mean_in(pair.baseline, middle);
+    growth.push_back((gap - middle_gap) / end_loss / kPartBetween);
   }
-  const double slope = mean(growth);
+  verdict.growth_rate = mean(growth);
   const double uncertainty = confidence_half_width(standard_deviation(growth), verdict.num_seeds, kGrowthConfidence);
-  return slope - uncertainty > 0.0 && verdict.difference + slope > margin;
+  verdict.growing = verdict.kind == Verdict::Kind::kEquivalent && verdict.difference - verdict.half_width > 0.0 &&
+                    verdict.growth_rate - uncertainty > 0.0 &&
+                    verdict.difference + verdict.growth_rate > verdict.margin;
 }
 
 std::string percent(double fraction, int decimals, bool sign) {
@@ -67,7 +61,7 @@ int decimals_for(double half_width) {
   return std::clamp(static_cast<int>(std::ceil(-std::log10(100.0 * half_width))), 2, 4);
 }
 
-std::string describe(const Verdict& verdict) {
+std::string describe(const Verdict& verdict, bool every_step) {
   const int decimals = decimals_for(verdict.half_width);
   const std::string margin = fmt::format("margin {:g} %", 100.0 * verdict.margin);
   const std::string uncertainty =
@@ -77,13 +71,15 @@ std::string describe(const Verdict& verdict) {
       fmt::format("(difference {}{}, {})", percent(verdict.difference, decimals, true), uncertainty, margin);
   switch (verdict.kind) {
     case Verdict::Kind::kEquivalent:
-      return verdict.identical ? "equivalent: the same losses at every step" : "equivalent " + difference;
+      if (!verdict.identical) return "equivalent " + difference;
+      return fmt::format("equivalent: the same losses at every {}step", every_step ? "" : "logged ");
     case Verdict::Kind::kBetter:
       return fmt::format("better by {} ({})", size, margin);
     case Verdict::Kind::kWorse:
       if (!verdict.growing) return fmt::format("worse by {} ({})", size, margin);
-      return fmt::format("worse by {} and growing: it would pass the margin of {:g} % if the run were twice as long",
-                         size, 100.0 * verdict.margin);
+      return fmt::format(
+          "worse by {} and growing: at this rate it passes the margin of {:g} % before the run is twice as long", size,
+          100.0 * verdict.margin);
     case Verdict::Kind::kNotEnoughEvidence:
       break;
   }
@@ -103,6 +99,19 @@ void require_finite_baseline(const std::vector<std::int64_t>& steps, const LossP
 
 }  // namespace
 
+StepWindow window_of(const std::vector<std::int64_t>& steps, double from, double to) {
+  const double last = static_cast<double>(steps.back());
+  const auto first_above = [&](double part) {
+    const auto above = [&](std::int64_t step) { return static_cast<double>(step) > part * last; };
+    return static_cast<std::size_t>(std::find_if(steps.begin(), steps.end(), above) - steps.begin());
+  };
+  return {first_above(from), first_above(to)};
+}
+
+void require_margin(double margin) {
+  require(std::isfinite(margin) && margin > 0.0, "the margin is {} %; expected a number above 0", 100.0 * margin);
+}
+
 const char* name_of(Verdict::Kind kind) {
   switch (kind) {
     case Verdict::Kind::kEquivalent:
@@ -121,10 +130,10 @@ Verdict::Kind decide(double mean, double standard_deviation, std::int64_t count,
   if (count < kMinSeeds) return Verdict::Kind::kNotEnoughEvidence;
   const double half_width = confidence_half_width(standard_deviation, count, kConfidence);
   if (std::abs(mean) + half_width < margin) return Verdict::Kind::kEquivalent;
-  // A difference that is certain, but perhaps within the margin, is not called worse: more seeds can still show that it
-  // is too small to matter.
-  if (mean >= margin && mean - half_width > 0.0) return Verdict::Kind::kWorse;
-  if (mean <= -margin && mean + half_width < 0.0) return Verdict::Kind::kBetter;
+  // A difference that is certainly there, but perhaps within the margin, is not called worse: more seeds can still show
+  // that it is too small to matter.
+  if (mean - half_width > margin) return Verdict::Kind::kWorse;
+  if (mean + half_width < -margin) return Verdict::Kind::kBetter;
   return Verdict::Kind::kNotEnoughEvidence;
 }
 
@@ -140,38 +149,42 @@ std::int64_t seeds_to_add(double mean, double standard_deviation, std::int64_t c
 
 Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, double margin) {
   TESSERA_CHECK(!steps.empty() && !pairs.empty(), "{} steps, {} pairs", steps.size(), pairs.size());
-  require(std::isfinite(margin) && margin > 0.0, "the margin is {} %; expected a number above 0", 100.0 * margin);
+  require_margin(margin);
   Verdict verdict;
   verdict.num_seeds = static_cast<std::int64_t>(pairs.size());
   verdict.margin = margin;
   verdict.identical = true;
-  const LossPair* broken = nullptr;
+  const LossPair* broken_pair = nullptr;
+  Break broken;
   for (const LossPair& pair : pairs) {
     require_finite_baseline(steps, pair);
-    verdict.differences.push_back(relative_difference(pair, window_of(steps, 1.0 - kTail, 1.0)));
-    verdict.identical = verdict.identical && pair.baseline == pair.candidate;
-    if (broken == nullptr && first_non_finite(pair.candidate)) broken = &pair;
+    verdict.differences.push_back(relative_difference(pair, tail_of(steps)));
+    verdict.identical = verdict.identical && pair.same_lines && pair.baseline == pair.candidate;
+    const auto bad = first_non_finite(pair.candidate);
+    if (broken_pair != nullptr || (!pair.broken && !bad)) continue;
+    broken_pair = &pair;
+    broken = pair.broken ? *pair.broken : Break{steps[*bad], "loss"};
   }
   verdict.difference = mean(verdict.differences);
   const double deviation = standard_deviation(verdict.differences);
   verdict.half_width = confidence_half_width(deviation, verdict.num_seeds, kConfidence);
-  if (broken != nullptr) {
+  if (broken_pair != nullptr) {
     verdict.broken = true;
     verdict.kind = Verdict::Kind::kWorse;
-    verdict.text = fmt::format("worse: the loss is not finite at step {} (seed {})",
-                               steps[*first_non_finite(broken->candidate)], broken->seed);
+    verdict.text =
+        fmt::format("worse: the {} is not finite at step {} (seed {})", broken.what, broken.step, broken_pair->seed);
     return verdict;
   }
   verdict.kind =
       verdict.identical ? Verdict::Kind::kEquivalent : decide(verdict.difference, deviation, verdict.num_seeds, margin);
-  if (verdict.kind == Verdict::Kind::kEquivalent && !verdict.identical) {
-    verdict.growing = grows_out_of(margin, steps, pairs, verdict);
-    if (verdict.growing) verdict.kind = Verdict::Kind::kWorse;
-  }
+  find_growth(steps, pairs, verdict);
+  if (verdict.growing) verdict.kind = Verdict::Kind::kWorse;
   if (verdict.kind == Verdict::Kind::kNotEnoughEvidence) {
     verdict.more_seeds = seeds_to_add(verdict.difference, deviation, verdict.num_seeds, margin);
+    verdict.near_margin =
+        verdict.more_seeds > kMaxMoreSeeds && seeds_to_add(0.0, deviation, verdict.num_seeds, margin) <= kMaxMoreSeeds;
   }
-  verdict.text = describe(verdict);
+  verdict.text = describe(verdict, static_cast<std::int64_t>(steps.size()) == steps.back());
   return verdict;
 }
 

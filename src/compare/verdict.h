@@ -2,16 +2,20 @@
 //
 // Per seed, d = (mean loss of the candidate - that of the baseline) / that of the baseline, over the last tenth of the
 // steps. The 90 % confidence interval of d's mean over the seeds (Student's t) decides: inside of +-margin the two are
-// equivalent, which is two one-sided t-tests at 5 % (Schuirmann 1987, "TOST"). With an interval above 0 around a mean
-// of the margin or more, the candidate is worse; mirrored, it is better. Everything else is not enough evidence.
+// equivalent, which is two one-sided t-tests at 5 % (Schuirmann 1987, "TOST"). With an interval
+// above the margin the candidate is worse; mirrored, it is better. Everything else is not enough evidence.
 //
 // The default margin is the bound that DeepSeek-V3's report gives for FP8 against BF16: a relative loss error below
 // 0.25 % (arXiv 2412.19437, section 3.3).
 #pragma once
 
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "compare/run_record.h"
 
 namespace tessera {
 
@@ -25,7 +29,19 @@ inline constexpr std::int64_t kMaxMoreSeeds = 100;
 struct LossPair {
   std::int64_t seed = 0;
   std::vector<double> baseline, candidate;
+  bool same_lines = true;            // both runs logged the same steps, with the same losses
+  std::optional<Break> broken = {};  // of the candidate's run, at whatever step it logged that
 };
+
+/// Indices [begin, end) of steps.
+struct StepWindow {
+  std::size_t begin, end;
+};
+
+/// The steps in (from, to], which are parts of the last step.
+StepWindow window_of(const std::vector<std::int64_t>& steps, double from, double to);
+/// The steps whose losses count.
+inline StepWindow tail_of(const std::vector<std::int64_t>& steps) { return window_of(steps, 1.0 - kTail, 1.0); }
 
 struct Verdict {
   enum class Kind { kEquivalent, kWorse, kBetter, kNotEnoughEvidence };
@@ -37,13 +53,20 @@ struct Verdict {
   double half_width = 0.0;          // of its confidence interval; infinite with one seed
   double margin = 0.0;
   std::int64_t more_seeds = 0;  // above kMaxMoreSeeds: more than that; 0: decided
-  bool identical = false;       // the same losses at every step, bit for bit
-  bool broken = false;          // a loss of the candidate is not finite
+  bool near_margin = false;     // with a difference of 0 instead, kMaxMoreSeeds would do
+  bool identical = false;       // the same logged steps, and the same losses at each, bit for bit
+  bool broken = false;          // a loss or gradient norm of the candidate is not finite
   bool growing = false;         // within the margin, but on the way out of it
+  /// By how much the gap between the losses grew since the middle of the run, over the baseline's loss at its end, per
+  /// as many steps as the run has. NaN where that is not known.
+  double growth_rate = std::numeric_limits<double>::quiet_NaN();
 };
 
 /// "equivalent", "worse", "better", "not enough evidence".
 const char* name_of(Verdict::Kind kind);
+
+/// Throws Error for a margin that is no number above 0.
+void require_margin(double margin);
 
 /// What a sample of `count` differences says. Never decides with fewer than kMinSeeds.
 Verdict::Kind decide(double mean, double standard_deviation, std::int64_t count, double margin);

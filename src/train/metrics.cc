@@ -6,10 +6,12 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 
 namespace tessera {
@@ -36,11 +38,6 @@ std::string format_duration(double seconds) {
   const auto whole = static_cast<std::int64_t>(seconds);
   if (whole >= 3600) return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
-}
-
-/// JSON has no NaN.
-nlohmann::ordered_json number(double value) {
-  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
 /// Lines of steps before `first_step`.
@@ -95,8 +92,10 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   window_tokens_ += result.num_tokens;
   ++window_steps_;
   window_seconds_ += result.seconds;
+  // The sum that is minimised: where a part of it is not finite, no loss is worth a number.
+  const bool finite = std::isfinite(result.total_loss) && std::isfinite(result.loss);
   const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps ||
-                   !result.sqnr.empty();
+                   !result.sqnr.empty() || !finite || !std::isfinite(result.grad_norm);
   if (!due) {
     draw_progress(step, result.loss);
     return;
@@ -123,12 +122,12 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
                format_thousands(static_cast<std::int64_t>(rates.tokens_per_second)), rates.tflops, mfu);
 
   nlohmann::ordered_json line = {{"step", step},
-                                 {"loss", number(result.loss)},
-                                 {"grad_norm", number(result.grad_norm)},
+                                 {"loss", json_number(finite ? result.loss : std::numeric_limits<double>::quiet_NaN())},
+                                 {"grad_norm", json_number(result.grad_norm)},
                                  {"lr", result.learning_rate},
                                  {"tokens_per_second", rates.tokens_per_second},
                                  {"tflops", rates.tflops},
-                                 {"mfu", rates.mfu ? number(*rates.mfu) : nullptr},
+                                 {"mfu", rates.mfu ? json_number(*rates.mfu) : nullptr},
                                  {"memory_bytes", rates.memory_bytes},
                                  {"step_seconds", rates.step_seconds},
                                  {"seconds",
@@ -140,8 +139,8 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
     line["expert_load_max_over_mean"] = *std::max_element(result.expert_load.begin(), result.expert_load.end());
     line["expert_load_per_layer"] = result.expert_load;
   }
-  if (result.mtp_loss != 0.0) line["mtp_loss"] = number(result.mtp_loss);
-  if (result.balance_loss != 0.0) line["balance_loss"] = number(result.balance_loss);
+  if (result.mtp_loss != 0.0) line["mtp_loss"] = json_number(result.mtp_loss);
+  if (result.balance_loss != 0.0) line["balance_loss"] = json_number(result.balance_loss);
   for (const SiteSqnr& site : result.sqnr) {
     for (const auto& [name, sqnr] : {std::pair{"x", site.x}, {"w", site.w}, {"dy", site.d_y}}) {
       if (sqnr) line["quantization_sqnr_db"][site.module][name] = *sqnr;
@@ -186,7 +185,7 @@ void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& resul
 void MetricsWriter::validation(std::int64_t step, double loss) {
   clear_progress();
   spdlog::info("validate step: {}  loss: {:7.4f}", step, loss);
-  append(nlohmann::ordered_json{{"step", step}, {"validation_loss", number(loss)}}.dump());
+  append(nlohmann::ordered_json{{"step", step}, {"validation_loss", json_number(loss)}}.dump());
   if (tensorboard_) tensorboard_->write(step, {{"validation_metrics/loss", loss}});
 }
 

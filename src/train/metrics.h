@@ -36,7 +36,7 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  /// After each step; writes if the step is due.
+  /// After each step; writes if the step is due, or its loss or gradient norm is not finite: no step comes after that.
   void step(std::int64_t step, const StepResult& result);
   void validation(std::int64_t step, double loss);
   /// Time from now to the next call of step() with `resume` in between does not count as training time.

@@ -1,14 +1,18 @@
 #include "train/run_info.h"
 
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
 #include "data/dataset.h"
 #include "tensor/parallel.h"
+#include "train/run_files.h"
 
 namespace tessera {
 namespace {
+
+using nlohmann::ordered_json;
 
 std::string processor_name() {
   std::ifstream file("/proc/cpuinfo");
@@ -21,6 +25,59 @@ std::string processor_name() {
 
 std::string split_identity(const std::filesystem::path& dataset, const std::string& split) {
   return fmt::format("{:016x}", data::split_checksum(data::read_manifest(dataset), split));
+}
+
+/// The file's object; empty if it is damaged, which must not keep a run from going on.
+ordered_json earlier_info(const std::filesystem::path& path) {
+  const ordered_json info = ordered_json::parse(read_text_file(path), nullptr, false);
+  return info.is_object() ? info : ordered_json::object();
+}
+
+/// The texts of an object, the data's checksums as "dataset.<split>", of the keys that make the run.
+std::map<std::string, std::string> run_values(const ordered_json& info) {
+  std::map<std::string, std::string> values;
+  for (const auto& [member, prefix] : {std::pair{"config", ""}, {"dataset", "dataset."}}) {
+    const auto found = info.find(member);
+    if (found == info.end() || !found->is_object()) continue;
+    for (const auto& [name, value] : found->items()) {
+      if (value.is_string() && makes_the_run(prefix + name)) values[prefix + name] = value.get<std::string>();
+    }
+  }
+  return values;
+}
+
+/// {"key": ["old", "new at step n", ...]}: what changed before, up to `first_step`, and what changes there. Steps from
+/// there on are run again, so what changed in them before is forgotten.
+ordered_json changes(const ordered_json& earlier, const ordered_json& now, std::int64_t first_step) {
+  constexpr std::string_view kAt = " at step ";
+  auto values = run_values(earlier);
+  if (values.empty()) return ordered_json::object();
+  ordered_json changed = ordered_json::object();
+  const auto recorded = earlier.find("changed");
+  if (recorded != earlier.end() && recorded->is_object()) {
+    for (const auto& [key, entries] : recorded->items()) {
+      ordered_json kept = ordered_json::array();
+      for (const ordered_json& entry : entries) {
+        if (!entry.is_string()) continue;
+        const std::string text = entry.get<std::string>();
+        const std::size_t at = kept.empty() ? std::string::npos : text.rfind(kAt);
+        if (at != std::string::npos && std::atoll(text.c_str() + at + kAt.size()) >= first_step) break;
+        values[key] = text.substr(0, at);
+        kept.push_back(text);
+      }
+      if (kept.size() > 1) changed[key] = kept;
+    }
+  }
+  const auto defaults = config_values({});
+  for (const auto& [key, value] : run_values(now)) {
+    auto old = values.find(key);
+    // A key that the file's program did not know yet: it did what the default does.
+    if (old == values.end() && defaults.contains(key)) old = values.emplace(key, defaults.at(key)).first;
+    if (old == values.end() || old->second == value) continue;
+    if (!changed.contains(key)) changed[key] = ordered_json::array({old->second});
+    changed[key].push_back(fmt::format("{}{}{}", value, kAt, first_step));
+  }
+  return changed;
 }
 
 }  // namespace
@@ -41,15 +98,36 @@ std::map<std::string, std::string> dataset_identity(const JobConfig& config) {
   return identity;
 }
 
-void write_run_info(const std::filesystem::path& folder, const JobConfig& config) {
-  const nlohmann::ordered_json info = {{"format", "tessera-run"},
-                                       {"version", 1},
-                                       {"program", TESSERA_VERSION},
-                                       {"config", config_values(config)},
-                                       {"dataset", dataset_identity(config)},
-                                       {"threads", num_threads()},
-                                       {"processor", processor_name()}};
-  AtomicFile file(folder / kRunInfoName);
+void set_document_end(JobConfig& config) {
+  if (config.model.args.eos_id < 0) config.model.args.eos_id = data::read_manifest(config.training.dataset_path).eos_id;
+}
+
+bool makes_the_run(const std::string& key) {
+  for (const char* prefix : {"job.", "metrics.", "checkpoint.", "profiling.", "validation."}) {
+    if (key.starts_with(prefix)) return false;
+  }
+  for (const char* name :
+       {"training.num_threads", "training.dataset_path", "model.print_after_conversion", "dataset.val"}) {
+    if (key == name) return false;
+  }
+  return true;
+}
+
+void write_run_info(const std::filesystem::path& folder, const JobConfig& config, std::int64_t first_step) {
+  const std::filesystem::path path = folder / kRunInfoName;
+  if (first_step > config.training.steps && std::filesystem::exists(path)) return;
+  ordered_json info = {{"format", "tessera-run"},
+                       {"version", 1},
+                       {"program", TESSERA_VERSION},
+                       {"config", config_values(config)},
+                       {"dataset", dataset_identity(config)},
+                       {"threads", num_threads()},
+                       {"processor", processor_name()}};
+  if (first_step > 1 && std::filesystem::exists(path)) {
+    ordered_json changed = changes(earlier_info(path), info, first_step);
+    if (!changed.empty()) info["changed"] = std::move(changed);
+  }
+  AtomicFile file(path);
   file.write(info.dump(2) + "\n");
   file.commit();
 }

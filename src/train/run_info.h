@@ -3,7 +3,8 @@
 //   {"format": "tessera-run", "version": 1, "program": "0.1.0",
 //    "config": {"training.steps": "300", ...},      every key of the configuration, its value as TOML
 //    "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
-//    "threads": 2, "processor": "AMD EPYC 9575F 64-Core Processor"}
+//    "threads": 2, "processor": "AMD EPYC 9575F 64-Core Processor",
+//    "changed": {"optimizer.lr": ["0.0008", "0.0004 at step 101"]}}   if it was resumed with another configuration
 #pragma once
 
 #include <filesystem>
@@ -14,15 +15,21 @@
 
 namespace tessera {
 
-inline constexpr const char* kRunInfoName = "run.json";
-
 /// Every key of the configuration and its value, as TOML.
 std::map<std::string, std::string> config_values(JobConfig config);
 
 /// Checksums of the tokens that the run trains on ("train") and, if it does, validates on ("val"), from the manifests.
 std::map<std::string, std::string> dataset_identity(const JobConfig& config);
 
-/// Writes run.json to `folder`, over one that is there. Throws Error.
-void write_run_info(const std::filesystem::path& folder, const JobConfig& config);
+/// Sets which token ends a document, if the configuration leaves that to the data.
+void set_document_end(JobConfig& config);
+
+/// Whether a run that goes on with another value of the key is another run. Not so for folders, logs, checkpoints and
+/// validation. The data counts as "dataset.train", not as its folder.
+bool makes_the_run(const std::string& key);
+
+/// Writes run.json to `folder`, when a run starts at step `first_step`. At 1, over what is there. A run that goes on
+/// with another configuration has it under "changed"; one that is done already keeps its file. Throws Error.
+void write_run_info(const std::filesystem::path& folder, const JobConfig& config, std::int64_t first_step);
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/stopwatch.h"
 #include "tensor/parallel.h"
+#include "train/run_files.h"
 #include "train/run_info.h"
 #include "train/saved_model.h"
 
@@ -55,7 +56,7 @@ bool is_of_training(std::string_view key) {
 JobConfig prepared(JobConfig config) {
   config.validate();
   if (config.training.num_threads > 0) set_num_threads(static_cast<int>(config.training.num_threads));
-  if (config.model.args.eos_id < 0) config.model.args.eos_id = data::read_manifest(config.training.dataset_path).eos_id;
+  set_document_end(config);
   return config;
 }
 
@@ -74,12 +75,13 @@ Trainer::Trainer(JobConfig config)
         config_.validation.dataset_path.empty() ? config_.training.dataset_path : config_.validation.dataset_path;
     validation_loader_ = std::make_unique<data::Loader>(loader_config(config_, folder, "val"));
   }
+  create_folder(dump_folder_);
+  lock_.emplace(dump_folder_ / kRunLockName, fmt::format("the folder '{}' (job.dump_folder)", dump_folder_.string()));
   print_plan();
   step_.allocate();
   step_.set_trace(&trace_);
   for (std::int64_t i = 0; i < config_.micro_batches_per_step(); ++i) micro_batches_.push_back(step_.make_batch());
   tokens_.resize(static_cast<std::size_t>(config_.training.local_batch_size * (config_.training.seq_len + 1)));
-  create_folder(dump_folder_);
   if (config_.checkpoint.enable) {
     create_folder(checkpoint_folder_);
     resume();
@@ -222,9 +224,9 @@ double Trainer::validate() {
 
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   const std::int64_t num_steps = config_.training.steps;
-  const fs::path metrics_path = dump_folder_ / "metrics.jsonl",
+  const fs::path metrics_path = dump_folder_ / kMetricsName,
                  trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
-  write_run_info(dump_folder_, config_);
+  write_run_info(dump_folder_, config_, first_step_);
   if (first_step_ > num_steps) {
     spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
     return 0;
@@ -260,7 +262,14 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
         }
       }
       const double data_seconds = data_watch.seconds();
-      StepResult result = step_.run(step, micro_batches_, measures_sqnr(step));
+      StepResult result;
+      try {
+        result = step_.run(step, micro_batches_, measures_sqnr(step));
+      } catch (NonFiniteStep& error) {
+        error.result.seconds.data = data_seconds;
+        metrics.step(step, error.result);  // so that the run's files say how it ended
+        throw;
+      }
       result.seconds.data = data_seconds;
       metrics.step(step, result);
       if (step_callback_) step_callback_(step, result);

@@ -5,7 +5,9 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 
+#include "base/file_lock.h"
 #include "checkpoint/checkpoint.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
@@ -40,6 +42,7 @@ class Trainer {
 
   JobConfig config_;
   std::filesystem::path dump_folder_, checkpoint_folder_;
+  std::optional<FileLock> lock_;                // of the folder
   std::unique_ptr<data::Tokenizer> tokenizer_;  // goes into checkpoints
   std::unique_ptr<data::Loader> loader_, validation_loader_;
   TrainingStep step_;

@@ -11,12 +11,15 @@
 
 namespace tessera {
 
+ModelOptions model_options(const JobConfig& config) {
+  return {.compute = config.training.mixed_precision_param,
+          .recompute = config.activation_checkpoint.mode,
+          .force_load_balance = config.debug.moe_force_load_balance,
+          .seq_len = config.training.seq_len};
+}
+
 TrainingStep::TrainingStep(const JobConfig& config)
-    : config_(config),
-      model_(config.model.args, {.compute = config.training.mixed_precision_param,
-                                 .recompute = config.activation_checkpoint.mode,
-                                 .force_load_balance = config.debug.moe_force_load_balance,
-                                 .seq_len = config.training.seq_len}) {
+    : config_(config), model_(config.model.args, model_options(config)) {
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
   model_.set_precisions(resolve_recipes(config.recipes(), model_.parameters()));
   measure();
@@ -95,17 +98,20 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
                                  mean);
   }
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
+  result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
   result.grad_norm = std::sqrt(sum_of_squares(op, parameters.all_gradients()));
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
-    fail("step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from before.",
-         step, result.total_loss, result.grad_norm, find_non_finite(micro_batches, scale));
+    const std::string message = fmt::format(
+        "step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from "
+        "before.",
+        step, result.total_loss, result.grad_norm, find_non_finite(micro_batches, scale));
+    throw NonFiniteStep(message, std::move(result));
   }
 
   result.sqnr = probe.result(parameters);
   const Stopwatch watch;
   model_.update_expert_biases();
   const TraceScope trace(trace_, "optimizer");
-  result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
   const double clip = std::min(1.0, config_.training.max_norm / (result.grad_norm + 1e-6));
   adamw(op,
         {.learning_rate = static_cast<float>(result.learning_rate),

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/error.h"
 #include "model/model.h"
 #include "ops/gemm.h"
 #include "train/job_config.h"
@@ -37,6 +38,16 @@ struct StepResult {
   std::vector<SiteSqnr> sqnr;
 };
 
+/// A step whose loss or gradient norm is not finite. It was not taken.
+class NonFiniteStep : public Error {
+ public:
+  NonFiniteStep(const std::string& message, StepResult step_result) : Error(message), result(std::move(step_result)) {}
+  StepResult result;
+};
+
+/// What a model of this configuration is built with.
+ModelOptions model_options(const JobConfig& config);
+
 class TrainingStep {
  public:
   /// Builds the model and measures the step; allocates nothing of the plan. Throws Error for a config that cannot work.
@@ -46,9 +57,9 @@ class TrainingStep {
   /// Takes the planned memory and initialises the parameters.
   void allocate();
 
-  /// Step `step` (from 1) over micro_batches_per_step() batches. Throws Error, naming step and layer, if the loss or
-  /// the gradient norm is not finite; then the parameters are those of before. `measure_sqnr` measures quantization
-  /// errors, which costs as much as reading all operands once more.
+  /// Step `step` (from 1) over micro_batches_per_step() batches. Throws NonFiniteStep, naming step and layer, if the
+  /// loss or the gradient norm is not finite; then the parameters are those of before. `measure_sqnr` measures
+  /// quantization errors, which costs as much as reading all operands once more.
   StepResult run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
 
   /// Makes the copies of the weights that layers read, after the masters were changed from outside.

@@ -1,6 +1,9 @@
 // `tessera compare` from outside: runs that are there, runs that it starts, and what it refuses.
 #include <fstream>
+#include <thread>
 
+#include "compare/comparison.h"
+#include "compare/launcher.h"
 #include "tests/app/process.h"
 #include "tests/compare/support.h"
 
@@ -117,7 +120,10 @@ TEST_F(Compare, BadInputExitsWithTwoAndWritesNoReport) {
   refused({base, scratch_ / "unfinished"}, {"unfinished", "step 10", "1000"});
   refused({base, scratch_ / "old"}, {"run.json", "tessera train"});
   refused({base, scratch_ / "seed"}, {"seed", "debug.seed 1", "2"});
-  refused({base, base}, {"two sides are called 'base'"});
+  refused({base, "x=" + base, "y=" + base, "x=" + std::string(scratch_ / "seed")},
+          {"two sides are called 'x'", "first=" + base, "second=" + std::string(scratch_ / "seed")});
+  refused({base, "b=" + base}, {"on two sides, 'base' and 'b'"});
+  refused({base, "b=" + base, "--json=" + std::string(scratch_ / "out" / "." / "report.html")}, {"report.html"});
   refused({base, "b=" + base, "--margin=0"}, {"margin"});
   refused({base, "b=" + base, "--json=" + report().string()}, {"report.html"});
   refused({base, "b=/nonexistent.toml"}, {"/nonexistent.toml"});
@@ -176,6 +182,99 @@ TEST_F(Compare, ChecksBeforeItTrains) {
               AllOf(HasSubstr("training.steps"), HasSubstr("6"), HasSubstr("7"), Not(HasSubstr("run 1"))));
 }
 
+/// All of this is known before the first run is started.
+TEST_F(Compare, ChecksRunsAndRecipesBeforeItTrains) {
+  const std::string tiny = config(), runs = scratch_ / "runs";
+  const auto refused = [&](const std::vector<std::string>& arguments, const std::vector<std::string>& parts) {
+    const Finished finished = compare(arguments);
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    for (const std::string& part : parts) EXPECT_THAT(finished.output, HasSubstr(part));
+    EXPECT_THAT(finished.output, Not(HasSubstr("run 1")));
+    EXPECT_FALSE(fs::exists(scratch_ / "out" / "report-runs"));
+  };
+  const std::string start = "a=" + tiny;
+  refused({start, "b=" + tiny + " --training.mixed_precision_param=float32", "--margin=0"}, {"margin"});
+  refused({start, "b=" + tiny + " --model.converters=quantize.linear.mx --quantize.linear.mx.filter_fqns=nothing"},
+          {"nothing"});
+  PlantedRun{.steps = 1000, .last_step = 10}.write(scratch_ / "unfinished");
+  refused({scratch_ / "unfinished", start}, {"is not finished"});
+  // Another run where the last of the planned runs would go.
+  PlantedRun{.seed = 2}.write(fs::path(runs) / "b" / "seed-2");
+  refused({start, "b=" + tiny + " --training.mixed_precision_param=float32", "--seeds=2", "--runs=" + runs},
+          {"b/seed-2", "another run"});
+}
+
+/// A program that trains, and then lets one run look as if its loss had become infinite.
+TEST_F(Compare, ARunThatBreaksDownDoesNotEndTheComparison) {
+  const std::string tiny = config();
+  const fs::path program = data::write_file(scratch_ / "program.sh", fmt::format(R"(#!/bin/sh
+'{}' "$@" || exit $?
+for word in "$@"; do
+  case "$word" in --job.dump_folder=*/low/seed-1)
+    metrics="${{word#*=}}/metrics.jsonl"
+    head -n 3 "$metrics" | sed '3s/"loss":[^,]*/"loss":null/' > "$metrics.new" && mv "$metrics.new" "$metrics"
+    exit 2
+  esac
+done
+)",
+                                                                                 TESSERA_BINARY));
+  fs::permissions(program, fs::perms::owner_all);
+  const volatile StopRequest none;
+  const LaunchOptions options{.folder = scratch_ / "runs", .num_seeds = 2, .program = program};
+  const std::string low = "low=" + tiny + " --training.mixed_precision_param=float32";
+  std::vector<SideSpec> specs = {parse_side("base=" + tiny), parse_side(low)};
+  EXPECT_EQ(train_missing_runs(specs, options, none), 0);
+  EXPECT_TRUE(fs::exists(scratch_ / "runs" / "low" / "seed-2" / "metrics.jsonl"));
+  const Comparison comparison = compare_sides(read_sides(specs), kDefaultMargin);
+  EXPECT_EQ(comparison.sides[1].verdict->text, "worse: the loss is not finite at step 3 (seed 1)");
+  // Again: it has ended, and is not trained once more.
+  const std::string log = read_text_file(scratch_ / "runs" / "low" / "seed-1" / "train.log");
+  specs = {parse_side("base=" + tiny), parse_side(low)};
+  EXPECT_EQ(train_missing_runs(specs, options, none), 0);
+  EXPECT_EQ(read_text_file(scratch_ / "runs" / "low" / "seed-1" / "train.log"), log);
+  // As the baseline it leaves nothing to compare with.
+  specs = {parse_side(low), parse_side("base=" + tiny)};
+  data::expect_error([&] { train_missing_runs(specs, options, none); }, {"baseline", "step 3 of seed 1"});
+}
+
+TEST_F(Compare, LongConfigurationsAreSides) {
+  const std::string list(400, 'x'), other = list + "y";
+  const SideSpec side = parse_side("low=a.toml --model.converters=" + list);
+  EXPECT_EQ(side.label, "low");
+  const std::string label = parse_side("a.toml --model.converters=" + list).label;
+  EXPECT_LE(label.size(), 60u);
+  EXPECT_NE(parse_side("a.toml --model.converters=" + other).label, label);
+}
+
+TEST_F(Compare, TheCommandInTheReportCanBeRunAgain) {
+  const std::string base = side("base", 1, [](auto, auto) { return 1.0; });
+  const std::string odd = side("it's $HOME", 1, [](auto, auto) { return 1.0; });
+  const fs::path other = scratch_ / "other.json";
+  ASSERT_EQ(compare({base, "b=" + odd, "--json=" + other.string()}).status, 0);
+  const std::string command = nlohmann::json::parse(read_text_file(other))["command"];
+  EXPECT_THAT(command, HasSubstr("'b=" + (scratch_ / "it'\\''s $HOME").string() + "'"));
+  EXPECT_THAT(command, HasSubstr(" --json " + other.string()));
+}
+
+/// The first signal is one to save; a second, which the child has no handler for any more, ends it.
+TEST_F(Compare, EverySignalReachesTheChild) {
+  StopRequest request;
+  volatile StopRequest& stop = request;
+  const pid_t child = spawn("/bin/sh", {"-c", "trap 'echo saving; trap - INT' INT; while :; do sleep 0.02; done"},
+                            scratch_ / "child.log");
+  std::thread sender([&] {
+    const auto pause = std::chrono::milliseconds(300);
+    std::this_thread::sleep_for(pause);
+    stop.signal = SIGINT;
+    stop.count = 1;
+    std::this_thread::sleep_for(pause);
+    stop.count = 2;
+  });
+  EXPECT_EQ(wait_for(child, stop), 128 + SIGINT);
+  sender.join();
+  EXPECT_EQ(read_text_file(scratch_ / "child.log"), "saving\n");
+}
+
 TEST_F(Compare, ARunThatFailsShowsItsLog) {
   const std::string tiny = config();
   fs::resize_file(scratch_ / "dataset" / "train-00000.tokens", 100);
@@ -185,28 +284,33 @@ TEST_F(Compare, ARunThatFailsShowsItsLog) {
                                      HasSubstr("report-runs/a/seed-1/train.log"), HasSubstr("train-00000.tokens")));
 }
 
+/// A terminal that closes (SIGHUP) asks for the same as SIGTERM.
 TEST_F(Compare, ASignalSavesAndTheSameCommandGoesOn) {
   const std::string tiny = config();
-  const std::vector<std::string> arguments = {"compare", "a=" + tiny + " --training.steps=60 --model.args.n_layers=4",
-                                              "b=" + tiny + " --training.steps=60 --model.args.n_layers=4", "--seeds=1",
-                                              "--out=" + report().string()};
-  const fs::path run = scratch_ / "out" / "report-runs" / "a" / "seed-1";
-  {
-    const Process process(scratch_, arguments);
-    for (int i = 0; i < 3000 && !(fs::exists(run / "metrics.jsonl") && fs::file_size(run / "metrics.jsonl") > 0); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (const auto& [signal, told] : {std::pair{SIGINT, SIGINT}, {SIGHUP, SIGTERM}}) {
+    fs::remove_all(scratch_ / "out");
+    const std::vector<std::string> arguments = {"compare", "a=" + tiny + " --training.steps=60 --model.args.n_layers=4",
+                                                "b=" + tiny + " --training.steps=60 --model.args.n_layers=4",
+                                                "--seeds=1", "--out=" + report().string()};
+    const fs::path run = scratch_ / "out" / "report-runs" / "a" / "seed-1";
+    {
+      const Process process(scratch_, arguments);
+      for (int i = 0; i < 3000 && !(fs::exists(run / "metrics.jsonl") && fs::file_size(run / "metrics.jsonl") > 0);
+           ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      process.send(signal);
+      const Finished stopped = process.finish();
+      ASSERT_EQ(stopped.status, 128 + told) << stopped.output;
+      EXPECT_THAT(stopped.output, HasSubstr("the same command goes on"));
     }
-    process.send(SIGINT);
-    const Finished stopped = process.finish();
-    ASSERT_EQ(stopped.status, 130) << stopped.output;
-    EXPECT_THAT(stopped.output, HasSubstr("the same command goes on"));
+    EXPECT_TRUE(fs::exists(run / "checkpoint"));
+    EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr(fmt::format("stopped by signal {}", told)));
+    const Finished finished = Process(scratch_, arguments).finish();
+    ASSERT_EQ(finished.status, 0) << finished.output;
+    EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr("resumed from"));
+    EXPECT_THAT(finished.output, HasSubstr("b against a: equivalent: the same losses at every step"));
   }
-  EXPECT_TRUE(fs::exists(run / "checkpoint"));
-  EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr("stopped by signal 2"));
-  const Finished finished = Process(scratch_, arguments).finish();
-  ASSERT_EQ(finished.status, 0) << finished.output;
-  EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr("resumed from"));
-  EXPECT_THAT(finished.output, HasSubstr("b against a: equivalent: the same losses at every step"));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/file_lock.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -93,6 +94,17 @@ TEST(Checksum, PiecesEqualTheWhole) {
   EXPECT_EQ(pieces.value(), checksum(bytes));
   EXPECT_NE(checksum(bytes), checksum(bytes.first(9'999)));
   EXPECT_EQ(checksum({}), 0x2d06800538d394c2u);  // XXH3-64 of nothing
+}
+
+TEST(FileLock, IsHeldByOneObjectAtATime) {
+  const Scratch scratch;
+  const auto path = scratch / "lock";
+  {
+    const FileLock lock(path, "the folder 'x'");
+    expect_error([&] { const FileLock second(path, "the folder 'x'"); }, {"the folder 'x' is in use", path.string()});
+  }
+  EXPECT_NO_THROW(FileLock(path, "x"));
+  expect_error([&] { const FileLock lock(scratch / "missing" / "lock", "x"); }, {"cannot open", "missing"});
 }
 
 }  // namespace

@@ -82,6 +82,8 @@ class Browser : public ::testing::Test {
  protected:
   void SetUp() override {
     browser_ = find_browser();
+    const char* required = std::getenv("TESSERA_REQUIRE_BROWSER");  // where a test that vanishes would go unnoticed
+    ASSERT_FALSE(browser_.empty() && required != nullptr && *required != '\0') << "there is no Chromium";
     if (browser_.empty()) GTEST_SKIP() << "there is no Chromium; `scripts/setup.sh browser` installs one";
   }
 

@@ -28,7 +28,7 @@ inline Side planted_side(const data::Scratch& scratch, const PlantedComparison& 
       run.config = {{"model.converters", "[\"quantize.linear.mx\", \"quantize.grouped_mm.mx\"]"}};
       run.sqnr_layers = planted.sqnr_layers;
       run.tokens_per_second = 4400.0;
-      run.memory_bytes = 8e8;
+      run.memory_bytes = 800'000'000;
     }
     runs.push_back(read_run(run.write(scratch / (folder + "/seed-" + std::to_string(seed)))));
   }

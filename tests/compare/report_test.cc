@@ -32,6 +32,8 @@ TEST(RoundTicks, AreRound) {
   EXPECT_NEAR(small[1], -0.2, 1e-12);
   EXPECT_THAT(log_ticks(0.4, 30), ElementsAre(0.5, 1, 2, 5, 10, 20));
   EXPECT_EQ(log_ticks(1e-6, 1e6).size(), 13u);
+  // A few last bits apart: no step fits between.
+  EXPECT_THAT(round_ticks(0.1, std::nextafter(0.1, 1.0), 5), ElementsAre(0.1));
 }
 
 TEST(SvgPlot, DrawsWhatIsFinite) {
@@ -45,7 +47,8 @@ TEST(SvgPlot, DrawsWhatIsFinite) {
   EXPECT_THAT(svg, Not(HasSubstr("inf")));
   // Empty, a point, a constant: something to see, nothing that is no number.
   for (const Curve& curve :
-       {Curve{}, Curve{{1}, {2}, {2}, {2}}, Curve{{1, 2}, {0, 0}, {}, {}}, Curve{{1}, {nan}, {}, {}}}) {
+       {Curve{}, Curve{{1}, {2}, {2}, {2}}, Curve{{1, 2}, {0, 0}, {}, {}}, Curve{{1}, {nan}, {}, {}},
+        Curve{{1, 2}, {0.1, std::nextafter(0.1, 1.0)}, {}, {}}, Curve{{1, 2}, {1e9, 1e9 + 1e-6}, {}, {}}}) {
     plot.series = {{curve, 1}};
     const std::string odd = svg_plot(plot);
     EXPECT_THAT(check_xml(odd), "");
@@ -151,7 +154,75 @@ TEST(Comparison, LoggedStepsMayDiffer) {
   const Comparison comparison =
       compare_sides({make_side("a", {read_run(a)}), make_side("b", {read_run(b)})}, kDefaultMargin);
   EXPECT_EQ(comparison.num_lines, 40);
-  EXPECT_TRUE(comparison.sides[1].verdict->identical);
+  EXPECT_FALSE(comparison.sides[1].verdict->identical);
+  EXPECT_EQ(nlohmann::json::parse(report_json(comparison))["compared_steps"], 40);
+  EXPECT_THAT(report_html(comparison), HasSubstr("200 steps, of which 40 are compared"));
+  EXPECT_THAT(report_text(comparison), HasSubstr("Steps compared   40"));
+}
+
+TEST(Report, SixKindsOfLinesThatDashesAloneTellApart) {
+  const std::string style = kReportStyle;
+  std::set<std::string> dashes;
+  for (int i = 0; i < kNumPlotStyles; ++i) {
+    const std::string rule = fmt::format(".s{}{{stroke:var(--c{})", i, i);
+    const std::size_t at = style.find(rule);
+    ASSERT_NE(at, std::string::npos) << rule;
+    dashes.insert(style.substr(at + rule.size(), style.find('}', at) - at - rule.size()));
+  }
+  EXPECT_EQ(dashes.size(), 6u);
+  const Scratch scratch;
+  std::vector<Side> sides;
+  for (int i = 0; i < 7; ++i) {
+    const std::string name = fmt::format("side{}", i);
+    sides.push_back(make_side(name, {read_run(PlantedRun{}.write(scratch / name))}));
+  }
+  data::expect_error([&] { compare_sides(sides, kDefaultMargin); }, {"7 sides", "at most 6"});
+  sides.pop_back();
+  const Comparison comparison = compare_sides(sides, kDefaultMargin);
+  EXPECT_TRUE(comparison.sides[1].same_configuration);
+  EXPECT_THAT(report_html(comparison), HasSubstr("Both sides have the same configuration"));
+  EXPECT_THAT(report_text(comparison), HasSubstr("side1 has the same configuration as the baseline"));
+}
+
+TEST(Report, TheTerminalSaysWhatPlusMinusMeans) {
+  const Scratch scratch;
+  const Comparison comparison = planted_comparison(scratch, {.offset = 0.01});
+  EXPECT_THAT(report_text(comparison), HasSubstr("±: in a verdict, the 90 % confidence interval"));
+  EXPECT_FALSE(comparison.sides[1].same_configuration);
+  const std::string html = report_html(comparison);
+  EXPECT_THAT(html, HasSubstr("aria-hidden=\"true\">↑</span>"));
+  const auto verdict = nlohmann::json::parse(report_json(comparison))["sides"][1]["verdict"];
+  EXPECT_EQ(verdict["broken"], false);
+  EXPECT_EQ(verdict["growing"], false);
+  EXPECT_TRUE(verdict["growth_rate"].is_number());
+}
+
+/// A side that breaks down early does not cut the others short, and is seen whatever the others logged.
+TEST(Comparison, ABrokenSideIsWorseAndTheOthersAreJudgedWhole) {
+  const Scratch scratch;
+  const auto side = [&](const std::string& name, std::int64_t null_step) {
+    PlantedRun planted{.last_step = null_step};
+    planted.loss = [&](double loss, std::int64_t step) { return step == null_step ? std::nan("") : loss; };
+    const auto folder = planted.write(scratch / name);
+    data::write_file(folder / "metrics.jsonl", read_text_file(folder / "metrics.jsonl") +
+                                                   (null_step < 0 ? "{\"step\":200,\"validation_loss\":4.5}\n" : ""));
+    auto info = nlohmann::json::parse(read_text_file(folder / "run.json"));
+    info["dataset"]["val"] = "01";
+    info["config"]["validation.steps"] = "8";
+    data::write_file(folder / "run.json", info.dump());
+    return make_side(name, {read_run(folder)});
+  };
+  const Comparison comparison = compare_sides({side("a", -1), side("b", 13), side("c", -1)}, kDefaultMargin);
+  EXPECT_EQ(comparison.num_lines, 200);
+  EXPECT_EQ(comparison.sides[1].verdict->text, "worse: the loss is not finite at step 13 (seed 1)");
+  EXPECT_EQ(comparison.sides[2].verdict->text, "equivalent: the same losses at every step");
+  EXPECT_THAT(report_text(comparison), HasSubstr("not finite"));
+  EXPECT_EQ(check_xml(report_html(comparison)), "");
+  const auto json = nlohmann::json::parse(report_json(comparison));
+  EXPECT_EQ(json["sides"][1]["verdict"]["broken"], true);
+  EXPECT_EQ(json["sides"][0]["curves"]["validation_loss"]["step"], nlohmann::json({200}));
+  EXPECT_EQ(json["sides"][0]["validation_loss"]["mean"], 4.5);
+  data::expect_error([&] { compare_sides({side("b", 13), side("a", -1)}, kDefaultMargin); }, {"baseline", "step 13"});
 }
 
 }  // namespace

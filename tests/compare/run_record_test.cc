@@ -52,7 +52,7 @@ TEST(RunRecord, WithoutRunJsonItSaysHowToGetOne) {
   const Scratch scratch;
   const auto folder = PlantedRun{}.write(scratch / "run");
   std::filesystem::remove(folder / "run.json");
-  expect_error([&] { read_run(folder); }, {"run.json", "tessera train", "job.dump_folder"});
+  expect_error([&] { read_run(folder); }, {"run.json", "tessera train", "job.dump_folder", "trained again"});
 }
 
 TEST(RunRecord, DamagedFilesAreNamed) {
@@ -129,7 +129,7 @@ TEST_F(Sides, DifferencesInMoreThanPrecisionAreRefusedWithKeyAndValues) {
   refused({.config = {{"training.seq_len", "1024"}, {"optimizer.lr", "0.001"}}},
           {"training.seq_len", "512", "1024", "optimizer.lr", "0.0008", "0.001"});
   refused({.config = {{"checkpoint.initial_load_path", "\"other\""}}},
-          {"checkpoint.initial_load_path", "(absent)", "other"});
+          {"checkpoint.initial_load_path", "\"\" in", "other"});
 }
 
 TEST_F(Sides, PrecisionPlacesAndParallelismMayDiffer) {
@@ -174,6 +174,66 @@ TEST_F(Sides, AStartedRunIsTheOneThatIsThere) {
   const RunRecord there = run("a", {.seed = 1});
   EXPECT_NO_THROW(require_same_run(there, run("b", {.seed = 1})));
   expect_error([&] { require_same_run(there, run("b", {.seed = 2})); }, {"debug.seed", there.folder.string()});
+}
+
+TEST(RunRecord, NumbersAndTextsThatNoTrainerWrites) {
+  const Scratch scratch;
+  const auto folder = PlantedRun{.steps = 1}.write(scratch / "run");
+  const std::string start = R"({"step":1,"loss":4,"grad_norm":1,"tokens_per_second":1,"memory_bytes":)";
+  write_file(folder / "metrics.jsonl", start + R"(1,"quantization_sqnr_db":{"a":null,"b":{"x":3}}})");
+  EXPECT_EQ(read_run(folder).last_sqnr.size(), 1u);
+  write_file(folder / "metrics.jsonl", start + "1e300}");
+  expect_error([&] { read_run(folder); }, {"memory_bytes", "whole number"});
+  PlantedRun{.config = {{"training.steps", "\x1b[31m" + std::string(1000, '9')}}}.write(folder);
+  const std::string message = expect_error([&] { read_run(folder); }, {"training.steps", "\\x1b[31m999", "..."});
+  EXPECT_LT(message.size(), 600u);
+}
+
+TEST(RunRecord, ARunThatBreaksDownHasEnded) {
+  const Scratch scratch;
+  const auto at = [&](std::int64_t null_step, std::int64_t last_step) {
+    PlantedRun planted{.steps = 20, .last_step = last_step};
+    planted.loss = [&](double loss, std::int64_t step) { return step == null_step ? std::nan("") : loss; };
+    return read_run(planted.write(scratch / "run"));
+  };
+  EXPECT_FALSE(at(-1, 20).broken());
+  EXPECT_FALSE(at(-1, 9).ended());
+  const RunRecord broken = at(9, 9);
+  EXPECT_TRUE(broken.ended());
+  EXPECT_FALSE(broken.finished());
+  EXPECT_EQ(broken.broken()->step, 9);
+  EXPECT_NO_THROW(make_side("a", {broken}));
+  EXPECT_FALSE(at(5, 9).ended());
+  expect_error([&] { require_sound_baseline({"a", {broken}}); }, {"baseline", "loss", "step 9 of seed 1"});
+}
+
+TEST(RunRecord, ARunThatWasChangedOnItsWayIsRefused) {
+  const Scratch scratch;
+  const auto folder = PlantedRun{}.write(scratch / "run");
+  auto info = nlohmann::json::parse(read_text_file(folder / "run.json"));
+  info["changed"] = {{"optimizer.lr", {"0.0008", "0.0004 at step 101"}}};
+  write_file(folder / "run.json", info.dump());
+  expect_error([&] { make_side("a", {read_run(folder)}); },
+               {folder.string(), "optimizer.lr:  0.0008, then 0.0004 at step 101"});
+  info["changed"] = {{"optimizer.lr", 3}};
+  write_file(folder / "run.json", info.dump());
+  expect_error([&] { read_run(folder); }, {"changed.optimizer.lr", "array"});
+}
+
+TEST_F(Sides, AKeyThatAnOlderProgramDidNotKnowHasItsDefault) {
+  const Side a = make_side("a", {run("a", {})});
+  const Side b = make_side("b", {run("b", {.config = {{"training.max_norm", "1.0"}}})});
+  EXPECT_NO_THROW(require_comparable({a, b}));
+  EXPECT_TRUE(differences_of({a, b}).empty());
+  const Side c = make_side("c", {run("c", {.config = {{"training.max_norm", "2.0"}}})});
+  expect_error([&] { require_comparable({a, c}); }, {"training.max_norm:  1.0 in", "2.0 in"});
+}
+
+TEST_F(Sides, WhatIsPrintedCannotTalkToATerminal) {
+  const Side a = make_side("a", {run("a", {})});
+  const Side b = make_side("b", {run("b", {.config = {{"model.args.dim", "\x1b[2J\n256"}}})});
+  const std::string message = expect_error([&] { require_comparable({a, b}); }, {"\\x1b[2J\\x0a256"});
+  EXPECT_EQ(message.find('\x1b'), std::string::npos);
 }
 
 }  // namespace

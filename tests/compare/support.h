@@ -60,7 +60,8 @@ struct PlantedRun {
   std::function<double(double, std::int64_t)> loss = [](double baseline, std::int64_t) { return baseline; };
   std::map<std::string, std::string> config = {};   // keys that differ from the common ones
   std::map<std::string, std::string> dataset = {};  // likewise
-  double tokens_per_second = 4000.0, memory_bytes = 1e9;
+  double tokens_per_second = 4000.0;
+  std::int64_t memory_bytes = 1'000'000'000;
   int sqnr_layers = 0;          // 0: no low precision
   std::int64_t last_step = -1;  // where it stopped; -1: at the end
 

@@ -100,7 +100,8 @@ TEST(Verdict, ADivergenceWithinTheMarginIsNotEquivalent) {
   EXPECT_LT(verdict.difference + verdict.half_width, kDefaultMargin);
   EXPECT_EQ(verdict.kind, Kind::kWorse);
   EXPECT_TRUE(verdict.growing);
-  EXPECT_THAT(verdict.text, HasSubstr("and growing"));
+  EXPECT_THAT(verdict.text, HasSubstr("and growing: at this rate"));
+  EXPECT_NEAR(verdict.growth_rate, 0.0018, 0.0005);
   // The same distance, kept: no harm.
   const auto constant = [&](double loss, std::int64_t seed, std::int64_t step) {
     return loss * (1.0 + 0.0018 * 0.95 + 0.0005 * noise(seed, step));
@@ -203,6 +204,83 @@ TEST(Verdict, AMarginThatCannotBe) {
   for (const double margin : {0.0, -0.1, HUGE_VAL, std::numeric_limits<double>::quiet_NaN()}) {
     expect_error([&] { judge(planted, margin); }, {"margin"});
   }
+}
+
+TEST(Verdict, RunsThatLoggedOtherStepsAreNotIdentical) {
+  Planted planted = plant(3, 300, [](double loss, auto, auto) { return loss; });
+  planted.pairs[1].same_lines = false;
+  const Verdict verdict = judge(planted);
+  EXPECT_FALSE(verdict.identical);
+  EXPECT_EQ(verdict.kind, Kind::kEquivalent);
+  EXPECT_THAT(verdict.text, StartsWith("equivalent (difference"));
+}
+
+/// A run may break down at a step that the other did not log.
+TEST(Verdict, ABreakThatTheCommonStepsDoNotShow) {
+  Planted planted = plant(3, 300, [](double loss, auto, auto) { return loss; });
+  planted.pairs[1].broken = Break{7, "gradient norm"};
+  const Verdict verdict = judge(planted);
+  EXPECT_EQ(verdict.kind, Kind::kWorse);
+  EXPECT_TRUE(verdict.broken);
+  EXPECT_EQ(verdict.text, "worse: the gradient norm is not finite at step 7 (seed 2)");
+}
+
+/// The interval is 0.06 % to 0.74 %: surely above 0, but perhaps within the margin. More seeds decide.
+TEST(Verdict, WorseIsCertainlyBeyondTheMargin) {
+  for (const double sign : {1.0, -1.0}) {
+    const double difference = sign * 0.004, deviation = 0.002;
+    EXPECT_EQ(decide(difference, deviation, 3, kDefaultMargin), Kind::kNotEnoughEvidence);
+    const std::int64_t more = seeds_to_add(difference, deviation, 3, kDefaultMargin);
+    EXPECT_GT(more, 1);
+    EXPECT_EQ(decide(difference, deviation, 3 + more, kDefaultMargin), sign > 0 ? Kind::kWorse : Kind::kBetter);
+  }
+}
+
+/// Where the true difference is the margin, "worse" is as rare as "equivalent".
+TEST(Verdict, FalseAlarmIsRare) {
+  constexpr int kRepetitions = 2000;
+  const Noise noise(8);
+  for (const std::int64_t count : {3, 5, 10}) {
+    int worse = 0;
+    for (int i = 0; i < kRepetitions; ++i) {
+      std::vector<double> differences;
+      for (std::int64_t k = 0; k < count; ++k) {
+        differences.push_back(kDefaultMargin * (1.0 + 0.2 * noise(k + 100 * count, i)));
+      }
+      worse += decide(mean(differences), standard_deviation(differences), count, kDefaultMargin) == Kind::kWorse;
+    }
+    EXPECT_NEAR(worse, 0.05 * kRepetitions, 35) << count;
+  }
+}
+
+/// A gap that stays the same becomes a larger part of a loss that falls. It does not grow.
+TEST(Verdict, AConstantGapDoesNotGrowWithAFallingLoss) {
+  const Noise noise(9);
+  Planted planted = plant(4, 1000, [](double loss, auto, auto) { return loss; });
+  for (LossPair& pair : planted.pairs) {
+    for (std::size_t i = 0; i < pair.baseline.size(); ++i) {
+      pair.baseline[i] = 8.0 - 0.004 * static_cast<double>(i);
+      pair.candidate[i] = pair.baseline[i] + 0.008 + 1e-4 * noise(pair.seed, static_cast<std::int64_t>(i));
+    }
+  }
+  const Verdict verdict = judge(planted);
+  EXPECT_EQ(verdict.kind, Kind::kEquivalent) << verdict.text;
+  EXPECT_FALSE(verdict.growing);
+  EXPECT_NEAR(verdict.growth_rate, 0.0, 1e-4);
+}
+
+/// Why no number of seeds within reach decides: what scatters, or where the mean is.
+TEST(Verdict, TheReasonForManySeeds) {
+  const auto verdict_of = [](double difference, double scatter) {
+    return judge(plant(3, 300, [&](double loss, std::int64_t seed, std::int64_t) {
+      return loss * (1.0 + difference + scatter * static_cast<double>(seed - 2));
+    }));
+  };
+  const Verdict near = verdict_of(kDefaultMargin * 1.01, 0.0005), scattered = verdict_of(0.0, 0.3);
+  EXPECT_GT(near.more_seeds, kMaxMoreSeeds);
+  EXPECT_TRUE(near.near_margin);
+  EXPECT_GT(scattered.more_seeds, kMaxMoreSeeds);
+  EXPECT_FALSE(scattered.near_margin);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);
   data::write_file(scratch / "run/run.json", "of an earlier start");
   JobConfig config = config_of(dataset, {"--model.args.score_func=sigmoid", "--validation.enable"});
-  write_run_info(scratch / "run", config);
+  write_run_info(scratch / "run", config, 1);
   const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
   EXPECT_EQ(info["format"], "tessera-run");
   EXPECT_EQ(info["config"].size(), config_table(config).describe().size());
@@ -44,6 +44,45 @@ TEST(RunInfo, DataIsItsTokens) {
   std::filesystem::rename(dataset, scratch / "moved");
   EXPECT_EQ(dataset_identity(config_of(scratch / "moved")), identity);
   EXPECT_NE(dataset_identity(config_of(data::make_dataset(scratch, 101, 3000))), identity);
+}
+
+/// What a run was trained with stays in its file, whatever it is started again with when it is done.
+TEST(RunInfo, AFinishedRunKeepsItsFile) {
+  const Scratch scratch;
+  const auto dataset = data::make_dataset(scratch, 100, 3000);
+  std::filesystem::create_directories(scratch / "run");
+  write_run_info(scratch / "run", config_of(dataset), 8);
+  const std::string written = read_text_file(scratch / "run/run.json");
+  write_run_info(scratch / "run", config_of(dataset, {"--model.converters=quantize.linear.mx"}), 8);
+  EXPECT_EQ(read_text_file(scratch / "run/run.json"), written);
+}
+
+TEST(RunInfo, ChangesOnResumingAreRecorded) {
+  const Scratch scratch;
+  const auto dataset = data::make_dataset(scratch, 100, 3000);
+  std::filesystem::create_directories(scratch / "run");
+  const auto start = [&](std::int64_t first_step, const std::vector<std::string>& overrides) {
+    write_run_info(scratch / "run", config_of(dataset, overrides), first_step);
+    const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
+    return info.value("changed", nlohmann::json::object());
+  };
+  using List = std::vector<std::string>;
+  EXPECT_TRUE(start(1, {}).empty());
+  EXPECT_TRUE(start(3, {"--metrics.log_freq=3", "--validation.enable", "--checkpoint.interval=2", "--job.description=x",
+                        "--profiling.profile_freq=2", "--training.num_threads=1", "--model.print_after_conversion"})
+                  .empty());
+  auto changed = start(3, {"--optimizer.lr=0.5"});
+  ASSERT_EQ(changed.size(), 1u);
+  EXPECT_EQ(changed["optimizer.lr"], (List{"0.0008", "0.5 at step 3"}));
+  EXPECT_EQ(start(5, {"--optimizer.lr=0.5"}), changed);  // kept
+  changed = start(6, {"--optimizer.lr=0.25", "--optimizer.beta1=0.8"});
+  EXPECT_EQ(changed["optimizer.lr"], (List{"0.0008", "0.5 at step 3", "0.25 at step 6"}));
+  EXPECT_EQ(changed["optimizer.beta1"], (List{"0.9", "0.8 at step 6"}));
+  // Back to step 4, before the second change: as if that had not been.
+  EXPECT_EQ(start(4, {"--optimizer.lr=0.5"}), (nlohmann::json{{"optimizer.lr", List{"0.0008", "0.5 at step 3"}}}));
+  EXPECT_TRUE(start(2, {}).empty());
+  data::write_file(scratch / "run/run.json", "damaged");
+  EXPECT_TRUE(start(2, {}).empty());
 }
 
 }  // namespace

@@ -186,7 +186,7 @@ TEST_P(TrainerTest, StepsAllocateNothing) {
 }
 
 TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
-  Trainer trainer(config());
+  Trainer trainer(config({"--metrics.log_freq=100"}));
   trainer.set_step_callback([&](std::int64_t step, const StepResult&) {
     if (step != 5) return;
     Parameters& parameters = trainer.model().parameters();
@@ -202,6 +202,12 @@ TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
   });
   expect_error([&] { trainer.run(kNoSignal); }, {"step 6", "layers.1"});
   EXPECT_EQ(checkpoint_steps(outputs() / "checkpoint"), std::vector<std::int64_t>{4});
+  // The step is logged, though it is not due.
+  const std::string metrics = read_text_file(outputs() / "metrics.jsonl");
+  const auto last = nlohmann::json::parse(metrics.substr(metrics.rfind('\n', metrics.size() - 2) + 1));
+  EXPECT_EQ(last["step"], 6);
+  EXPECT_TRUE(last["loss"].is_null());
+  EXPECT_TRUE(last["grad_norm"].is_null());
   EXPECT_NO_THROW(verify_checkpoint(outputs() / "checkpoint" / "step-4"));
 }
 
@@ -297,6 +303,23 @@ TEST_F(Trained, TokensBeyondTheVocabularyAreErrors) {
         Trainer trainer(small_config(scratch_, {"--model.args.vocab_size=200", "--model.args.eos_id=3"}));
       },
       {"200"});
+}
+
+TEST_F(Trained, TwoTrainersInOneFolderAreRefused) {
+  const Trainer first(small_config(scratch_));
+  expect_error([&] { Trainer second(small_config(scratch_)); }, {"outputs", "in use", "job.dump_folder"});
+}
+
+/// run.json says what a run was trained with, not what it was started with last.
+TEST_F(Trained, ARunKeepsTheRecordOfWhatItWasTrainedWith) {
+  const auto info = [&] { return read_text_file(scratch_ / "outputs" / "run.json"); };
+  train(small_config(scratch_));
+  const std::string written = info();
+  train(small_config(scratch_, {"--optimizer.lr=0.5"}));  // nothing to do
+  EXPECT_EQ(info(), written);
+  train(small_config(scratch_, {"--optimizer.lr=0.0001", "--checkpoint.load_step=4"}));
+  const auto changed = nlohmann::json::parse(info())["changed"];
+  EXPECT_EQ(changed, (nlohmann::json{{"optimizer.lr", {"0.0008", "0.0001 at step 5"}}}));
 }
 
 }  // namespace

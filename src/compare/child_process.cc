@@ -1,0 +1,53 @@
+#include "compare/child_process.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+
+extern char** environ;
+
+namespace tessera {
+
+pid_t spawn(const std::string& program, const std::vector<std::string>& arguments, const std::filesystem::path& log) {
+  std::vector<char*> argv = {const_cast<char*>("tessera")};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  constexpr mode_t kMode = 0666;  // less the user's mask
+  posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, kMode);
+  posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  pid_t process = 0;
+  const int error = posix_spawn(&process, program.c_str(), &files, &attributes, argv.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&files);
+  require(error == 0, "cannot start '{}' with its output to '{}': {}", program, log.string(), std::strerror(error));
+  return process;
+}
+
+int wait_for(pid_t process, const volatile StopRequest& stop) {
+  constexpr auto kPause = std::chrono::milliseconds(20);
+  int told = 0;
+  for (;;) {
+    int status = 0;
+    const pid_t ended = waitpid(process, &status, WNOHANG);
+    require(ended >= 0 || errno == EINTR, "cannot wait for process {}: {}", process, std::strerror(errno));
+    if (ended == process) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    for (; told < stop.count; ++told) kill(process, stop.signal);
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace tessera
