@@ -62,6 +62,11 @@ class Model {
   /// Weights in low precision; none but after set_precisions().
   QuantizedWeights& quantized_weights() { return quantized_; }
   const QuantizedWeights& quantized_weights() const { return quantized_; }
+  /// Makes all copies of the weights that layers read, after the masters were changed from outside.
+  void refresh_weights(const Context& op) {
+    parameters_.refresh_shadows();
+    quantized_.refresh(op, parameters_);
+  }
   /// One entry per parameter. Before the quantized weights are allocated.
   void set_precisions(PrecisionTable table) { quantized_ = QuantizedWeights(parameters_, std::move(table)); }
   ParamId embedding() const { return embedding_; }

@@ -57,10 +57,7 @@ void TrainingStep::allocate() {
   refresh_weights();
 }
 
-void TrainingStep::refresh_weights() {
-  model_.parameters().refresh_shadows();
-  model_.quantized_weights().refresh(context(), model_.parameters());
-}
+void TrainingStep::refresh_weights() { model_.refresh_weights(context()); }
 
 StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
   const Context op = context();

@@ -342,6 +342,33 @@ std::vector<Operator> operators() {
         linear_forward(c.context(), x, w, c.out({150, 70}, kAnyType | kStrided));
       },
       /*typed=*/true, /*exact=*/false);
+  for (const bool square : {false, true}) {
+    add_operator(
+        square ? "QuantizedDgradOfSquares" : "QuantizedDgrad",
+        [square](Call& c) {
+          const mx::Format format{.along = mx::kBlock, .across = square ? mx::kBlock : 1};
+          const auto in = [&](Shape shape, DType dtype) { return c.in(shape, dtype); };
+          QuantizedWeight w;
+          (square ? w.rows : w.columns) = mx::allocate_quantized(square ? Shape{64, 96} : Shape{96, 64}, format, in);
+          const mx::Quantized d_y = quantized_in(c, {150, 64});
+          linear_dgrad(c.context(), d_y, w, c.out({150, 96}, kAnyType | kStrided));
+        },
+        /*typed=*/true, /*exact=*/false);
+  }
+  add_operator(
+      "QuantizedWgrad",
+      [](Call& c) {
+        const mx::Quantized d_y = quantized_in(c, {70, 150}), x = quantized_in(c, {96, 150});
+        linear_wgrad(c.context(), d_y, x, c.sum({70, 96}, kFloat, kStrided));
+      },
+      /*typed=*/false, /*exact=*/false);
+  add_operator("SwiGluForwardQuantized", [](Call& c) {
+    const Tensor h = c.in({150, 128}, kAnyType);
+    GemmOperand a;
+    a.rows = quantized_out(c, {150, 64});
+    a.columns = quantized_out(c, {64, 150});
+    swiglu_forward(c.context(), h, a);
+  });
   add_operator("QuantizedGroupedForward", [](Call& c) {
     const QuantizedWeight w{.rows = quantized_in(c, {4, 70, 96}), .columns = {}};
     const mx::Quantized x = quantized_in(c, {200, 96});

@@ -261,6 +261,27 @@ TEST_P(FusedQuantize, RoutedRows) {
       192);
 }
 
+// As the layers call it where the weight's gradient is in high precision: plain results over the inputs, and quantized
+// ones.
+TEST_P(FusedQuantize, SwiGluInPlace) {
+  const Tensor h = randoms({200, 192}, 3.0), d_a = randoms({200, 96});
+  const Tensor d_h_apart = randoms({200, 192}), a_apart = randoms({200, 96});
+  swiglu_backward(context(), d_a, h, d_h_apart, a_apart);
+  const GemmOperand d_h_expected = operand(d_h_apart, {}), a_expected = operand(a_apart, {});
+  GemmOperand d_h = operand(h, {}), a = operand(d_a, {});
+  d_h.plain = h;
+  a.plain = d_a;
+  swiglu_backward(context(), d_a, h, d_h, a);
+  for (const auto& [actual, plain, expected] :
+       {std::tuple{d_h, d_h_apart, d_h_expected}, std::tuple{a, a_apart, a_expected}}) {
+    EXPECT_EQ(doubles(actual.plain), doubles(plain));
+    EXPECT_EQ(doubles(actual.rows.elements), doubles(expected.rows.elements));
+    EXPECT_EQ(doubles(actual.rows.scales), doubles(expected.rows.scales));
+    EXPECT_EQ(doubles(actual.columns.elements), doubles(expected.columns.elements));
+    EXPECT_EQ(doubles(actual.columns.scales), doubles(expected.columns.scales));
+  }
+}
+
 TESSERA_BOTH_TYPES(QuantizedGemm);
 TESSERA_BOTH_TYPES(FusedQuantize);
 

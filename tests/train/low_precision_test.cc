@@ -474,10 +474,8 @@ class LowPrecisionRun : public ::testing::Test {
       found = true;
     }
     ASSERT_TRUE(found) << name;
-    Arena arena(std::size_t{1} << 20);
-    GemmLibrary gemm;
-    parameters.refresh_shadows();
-    trainer.model().quantized_weights().refresh({.arena = &arena, .gemm = &gemm}, parameters);
+    Arena no_scratch(0);
+    trainer.model().refresh_weights({.arena = &no_scratch});
   }
 
   Scratch scratch_;

@@ -195,10 +195,8 @@ TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
       Tensor master = parameters.master(id);
       std::fill_n(master.data<float>(), master.num_elements(), std::numeric_limits<float>::infinity());
     }
-    parameters.refresh_shadows();
-    Arena arena(std::size_t{1} << 20);
-    GemmLibrary gemm;
-    trainer.model().quantized_weights().refresh({.arena = &arena, .gemm = &gemm}, parameters);
+    Arena no_scratch(0);
+    trainer.model().refresh_weights({.arena = &no_scratch});
   });
   expect_error([&] { trainer.run(kNoSignal); }, {"step 6", "layers.1"});
   EXPECT_EQ(checkpoint_steps(outputs() / "checkpoint"), std::vector<std::int64_t>{4});
