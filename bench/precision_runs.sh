@@ -6,7 +6,7 @@ set -euo pipefail
 tessera=$1
 folder=${2:-outputs/precision}
 base="configs/debugmodel.toml --training.steps=1500 --training.local_batch_size=2 --training.seq_len=256 \
---validation.freq=500 --validation.steps=64 --checkpoint.interval=500 --checkpoint.keep_latest_k=1"
+--lr_scheduler.warmup_steps=200 --validation.freq=500 --validation.steps=64 --checkpoint.interval=500 --checkpoint.keep_latest_k=1"
 low="$base --model.converters=quantize.linear.mx,quantize.grouped_mm.mx"
 sides=("bf16=$base")
 for recipe in mxfp8 mxfp8_wgrad_with_hp fp8_blockwise; do
