@@ -2,6 +2,7 @@
 #include <unordered_map>
 
 #include "ops/checks.h"
+#include "ops/cpu/gemm_float32.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
 
@@ -90,6 +91,19 @@ struct GemmLibrary::Implementation {
 GemmLibrary::GemmLibrary() : implementation_(std::make_unique<Implementation>()) {}
 GemmLibrary::~GemmLibrary() = default;
 
+void cpu::gemm_float32(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
+                       const Tensor& c, Write write) {
+  if (c.dtype() == DType::kFloat32) {
+    gemm(context, a, transpose_a, b, transpose_b, c, write);
+    return;
+  }
+  const ArenaScope scope(*context.arena);
+  const Tensor c_wide = context.arena->allocate(c.shape(), DType::kFloat32);
+  if (write == Write::kAccumulate) convert(context, c, c_wide);
+  gemm(context, a, transpose_a, b, transpose_b, c_wide, write);
+  convert(context, c_wide, c);
+}
+
 namespace {
 
 /// For processors without bfloat16 products.
@@ -100,14 +114,7 @@ void gemm_widened(const Context& context, const Tensor& a, bool transpose_a, con
   const Tensor b_wide = context.arena->allocate(b.shape(), DType::kFloat32);
   convert(context, a, a_wide);
   convert(context, b, b_wide);
-  if (c.dtype() == DType::kFloat32) {
-    gemm(context, a_wide, transpose_a, b_wide, transpose_b, c, write);
-    return;
-  }
-  const Tensor c_wide = context.arena->allocate(c.shape(), DType::kFloat32);
-  if (write == Write::kAccumulate) convert(context, c, c_wide);
-  gemm(context, a_wide, transpose_a, b_wide, transpose_b, c_wide, write);
-  convert(context, c_wide, c);
+  cpu::gemm_float32(context, a_wide, transpose_a, b_wide, transpose_b, c, write);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 #include "ops/checks.h"
+#include "ops/cpu/gemm_float32.h"
 #include "ops/cpu/grouped.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
@@ -27,14 +28,8 @@ void multiply(const Context& context, const mx::Quantized& a, const mx::Quantize
   const ArenaScope scope(*context.arena);
   const DType dtype = wide_type(a);
   const Tensor a_wide = widened(context, a, dtype), b_wide = widened(context, b, dtype);
-  if (c.dtype() == DType::kFloat32 || c.dtype() == dtype) {
-    gemm(context, a_wide, false, b_wide, transpose_b, c, write);
-    return;
-  }
-  const Tensor c_wide = context.arena->allocate(c.shape(), DType::kFloat32);
-  if (write == Write::kAccumulate) convert(context, c, c_wide);
-  gemm(context, a_wide, false, b_wide, transpose_b, c_wide, write);
-  convert(context, c_wide, c);
+  const auto product = dtype == DType::kFloat32 ? cpu::gemm_float32 : gemm;
+  product(context, a_wide, false, b_wide, transpose_b, c, write);
 }
 
 /// y rows = x rows · w_eᵀ, or x rows · w_e.
@@ -105,17 +100,7 @@ void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, c
                     x_NR.format.along);
     }
   }
-  cpu::run_grouped_gemm(context,
-                        {.kind = cpu::GroupedGemm::Kind::kWgradOfColumns,
-                         .num_experts = experts,
-                         .m = m,
-                         .n = n,
-                         .num_rows = num_rows,
-                         .offsets = nullptr,
-                         .x_or_dy = d_y.raw(),
-                         .w_or_x = x.raw(),
-                         .out = d_w_EMN.raw()},
-                        dtype, n, offsets_E1);
+  cpu::run_grouped_gemm(context, cpu::GroupedGemm::Kind::kWgradOfColumns, d_y, x, offsets_E1, d_w_EMN);
 }
 
 }  // namespace tessera

@@ -6,8 +6,9 @@
 
 namespace tessera::cpu {
 
-/// `args.offsets` is filled in. `columns`: of the output. offsets_E1 as in ops/grouped_gemm.h.
-void run_grouped_gemm(const Context& context, GroupedGemm args, DType dtype, std::int64_t columns,
-                      const Tensor& offsets_E1);
+/// The product that `kind` says, of operands named as in GroupedGemm; sizes follow from theirs. offsets_E1 as in
+/// ops/grouped_gemm.h. The operands' shapes are the caller's to check.
+void run_grouped_gemm(const Context& context, GroupedGemm::Kind kind, const Tensor& x_or_dy, const Tensor& w_or_x,
+                      const Tensor& offsets_E1, const Tensor& out);
 
 }  // namespace tessera::cpu
