@@ -205,24 +205,6 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_TD, c
     compute_recomputed(repeat, saved, true);
   }
 
-  const Tensor d_q = context.allocate(saved.q.shape());
-  const Tensor d_kv = context.allocate(saved.kv.shape());
-  const Tensor d_kv_a = context.allocate(saved.kv_a.shape());
-  {
-    const ArenaScope core_scope(*op.arena);
-    const Tensor d_o = context.allocate(saved.o.plain.shape());
-    const Tensor d_k_rope = context.allocate(saved.k_rope.shape());
-    const GemmOperand d_out = gradient_operand(context, d_out_TD, wo_);
-    linear_wgrad(context, d_out, saved.o, wo_);
-    linear_dgrad(context, d_out, wo_, d_o);
-    mla_attention_backward(
-        op, dims(context),
-        {.q = saved.q, .kv = saved.kv, .k_rope = saved.k_rope, .doc_start_T = context.batch->doc_starts(op.device())},
-        saved.o.plain, saved.lse_TH, d_o, d_q, d_kv, d_k_rope);
-    rotate(context, d_q, heads, RopeDirection::kBackward, d_q);
-    rotate(context, d_k_rope, 1, RopeDirection::kBackward, d_kv_a.columns(latent, d_kv_a.dim(1)));
-  }
-
   // One site's gradients of weight and input.
   const auto backward = [&](const Tensor& d_out, const GemmOperand& x, ParamId site, const Tensor& d_x,
                             Write write = Write::kAssign) {
@@ -231,6 +213,22 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_TD, c
     linear_wgrad(context, gradient, x, site);
     linear_dgrad(context, gradient, site, d_x, write);
   };
+  const Tensor d_q = context.allocate(saved.q.shape());
+  const Tensor d_kv = context.allocate(saved.kv.shape());
+  const Tensor d_kv_a = context.allocate(saved.kv_a.shape());
+  {
+    const ArenaScope core_scope(*op.arena);
+    const Tensor d_o = context.allocate(saved.o.plain.shape());
+    const Tensor d_k_rope = context.allocate(saved.k_rope.shape());
+    backward(d_out_TD, saved.o, wo_, d_o);
+    mla_attention_backward(
+        op, dims(context),
+        {.q = saved.q, .kv = saved.kv, .k_rope = saved.k_rope, .doc_start_T = context.batch->doc_starts(op.device())},
+        saved.o.plain, saved.lse_TH, d_o, d_q, d_kv, d_k_rope);
+    rotate(context, d_q, heads, RopeDirection::kBackward, d_q);
+    rotate(context, d_k_rope, 1, RopeDirection::kBackward, d_kv_a.columns(latent, d_kv_a.dim(1)));
+  }
+
   const Tensor d_kv_latent_TC = context.allocate({num_tokens, latent});
   backward(d_kv, saved.kv_latent_TC, wkv_b_, d_kv_latent_TC);
   rmsnorm_backward(op, d_kv_latent_TC, saved.kv_a.columns(0, latent), context.weight(kv_norm_), saved.kv_rstd_T,

@@ -54,7 +54,7 @@ void TrainingStep::allocate() {
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
   model_.quantized_weights().allocate();
   arena_ = Arena(plan_.activations);
-  refresh_weights();
+  model_.quantized_weights().refresh(context(), model_.parameters());
 }
 
 void TrainingStep::refresh_weights() { model_.refresh_weights(context()); }
