@@ -227,11 +227,11 @@ void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& 
           "modules whose grouped GEMMs it is for: those whose name contains one of these");
   }
   t.add(section + ".scaling_mode", options.scaling_mode,
-        {{"default", ScalingChoice::kOfRecipe},
-         {"floor", ScalingChoice::kFloor},
-         {"rceil", ScalingChoice::kRceil},
-         {"ceil", ScalingChoice::kCeil},
-         {"even", ScalingChoice::kEven}},
+        {{"default", std::nullopt},
+         {"floor", mx::ScalingMode::kFloor},
+         {"rceil", mx::ScalingMode::kRceil},
+         {"ceil", mx::ScalingMode::kCeil},
+         {"even", mx::ScalingMode::kEven}},
         "how a block's scale follows from its largest number; default: rceil, with mxfp8_cublas floor");
   t.add(section + ".block_shape", options.block_shape,
         {{"default", BlockChoice::kOfRecipe},

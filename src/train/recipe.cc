@@ -38,27 +38,19 @@ const char* name_of(mx::ScalingMode mode) {
 
 mx::ScalingMode scaling_mode(const RecipeOptions& options, const std::string& section) {
   const bool names_one = options.recipe == Recipe::kMxfp8Cublas || options.recipe == Recipe::kMxfp8CublasRceil;
-  const ScalingChoice named = options.recipe == Recipe::kMxfp8Cublas ? ScalingChoice::kFloor : ScalingChoice::kRceil;
-  const ScalingChoice choice = options.scaling_mode == ScalingChoice::kOfRecipe ? named : options.scaling_mode;
-  require(!names_one || choice == named,
+  const mx::ScalingMode named =
+      options.recipe == Recipe::kMxfp8Cublas ? mx::ScalingMode::kFloor : mx::ScalingMode::kRceil;
+  const mx::ScalingMode mode = options.scaling_mode.value_or(named);
+  require(!names_one || mode == named,
           "{}.recipe_name names the scaling mode {}; leave {}.scaling_mode out, or take recipe_name = \"mxfp8\"",
-          section, named == ScalingChoice::kFloor ? "floor" : "rceil", section);
-  switch (choice) {
-    case ScalingChoice::kFloor:
-      return mx::ScalingMode::kFloor;
-    case ScalingChoice::kCeil:
-      return mx::ScalingMode::kCeil;
-    case ScalingChoice::kEven:
-      return mx::ScalingMode::kEven;
-    default:
-      return mx::ScalingMode::kRceil;
-  }
+          section, name_of(named), section);
+  return mode;
 }
 
 SitePrecision precision_of(const RecipeOptions& options, const std::string& section) {
   SitePrecision site;
   if (options.recipe == Recipe::kFp8Blockwise) {
-    require(options.scaling_mode == ScalingChoice::kOfRecipe &&
+    require(!options.scaling_mode &&
                 (options.block_shape == BlockChoice::kOfRecipe || options.block_shape == BlockChoice::k128x128),
             "{}.recipe_name = \"fp8_blockwise\" has float32 scales and blocks of 128x128; leave scaling_mode and "
             "block_shape out",
@@ -80,20 +72,13 @@ SitePrecision precision_of(const RecipeOptions& options, const std::string& sect
   return site;
 }
 
-void replace(std::string& text, std::string_view from, std::string_view to) {
-  const std::size_t at = text.rfind(from);
-  if (at != std::string::npos) text.replace(at, from.size(), to);
-}
-
 /// The names by which a pattern may find a module.
 std::vector<std::string> names_of(const ParamSpec& spec) {
   const std::string name = module_name(spec);
   std::vector<std::string> names = {name};
   if (name.ends_with(".w13")) {
-    for (const char* part : {".w1", ".w3"}) {
-      names.push_back(name);
-      replace(names.back(), ".w13", part);
-    }
+    const std::string stem = name.substr(0, name.size() - 2);  // "….w"
+    names.insert(names.end(), {stem + "1", stem + "3"});
   }
   return names;
 }

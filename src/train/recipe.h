@@ -28,8 +28,6 @@ enum class Recipe {
   kFp8Blockwise,
 };
 
-/// What the recipe leaves open. kOfRecipe: kRceil but for kMxfp8Cublas; 1×32 blocks.
-enum class ScalingChoice { kOfRecipe, kFloor, kRceil, kCeil, kEven };
 /// The weights' blocks; with 128×128 those of activations and gradients are 1×128, else 1×32.
 enum class BlockChoice { kOfRecipe, k1x32, k32x32, k128x128 };
 /// What becomes of a site whose sizes are no multiples of 32.
@@ -40,7 +38,7 @@ struct RecipeOptions {
   /// Parts of module names, as TorchTitan's: of the linear converter those that stay in high precision (filter_fqns),
   /// of the grouped one those that it is for (fqns).
   std::vector<std::string> fqns;
-  ScalingChoice scaling_mode = ScalingChoice::kOfRecipe;
+  std::optional<mx::ScalingMode> scaling_mode = std::nullopt;  // none: the recipe's; kRceil but for kMxfp8Cublas
   BlockChoice block_shape = BlockChoice::kOfRecipe;
   Unaligned unaligned = Unaligned::kError;
 };
