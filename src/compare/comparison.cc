@@ -172,18 +172,8 @@ Curve validation_curve(const Side& side) {
   return mean_and_range(steps, rows);
 }
 
-struct Sum {
-  double sum = 0.0;
-  int count = 0;
-  void add(double value) {
-    sum += value;
-    ++count;
-  }
-  double mean() const { return sum / count; }
-};
-
 /// The seeds' means, per operand, step and layer.
-using SqnrMeans = std::map<std::string, std::map<std::int64_t, std::map<int, Sum>>>;
+using SqnrMeans = std::map<std::string, std::map<std::int64_t, std::map<int, RunningMean>>>;
 
 SqnrMeans sqnr_means(const Side& side) {
   SqnrMeans means;
@@ -225,7 +215,7 @@ double lowest(const WorstSite& site) {
 }
 
 std::vector<WorstSite> worst_sites(const Side& side) {
-  std::map<std::string, std::map<std::string, Sum>> sums;
+  std::map<std::string, std::map<std::string, RunningMean>> sums;
   for (const RunRecord& run : side.runs) {
     for (const auto& [site, operands] : run.last_sqnr) {
       for (const auto& [operand, value] : operands) sums[site][operand].add(value);

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "compare/statistics.h"
 #include "train/run_files.h"
 
 namespace tessera {
@@ -85,11 +86,7 @@ void read_sqnr(const Fields& fields, std::int64_t step, RunRecord& run) {
   if (sites == nullptr) return;
   const Fields site_fields(*sites, fields.place_of(kName));
   run.last_sqnr.clear();
-  struct Sum {
-    double sum = 0.0;
-    int count = 0;
-  };
-  std::map<std::string, std::map<int, Sum>> sums;
+  std::map<std::string, std::map<int, RunningMean>> means;
   for (const auto& [site, operands] : sites->items()) {
     if (operands.is_null()) continue;
     const Fields operand_fields(operands, site_fields.place_of(site.c_str()));
@@ -97,14 +94,12 @@ void read_sqnr(const Fields& fields, std::int64_t step, RunRecord& run) {
       if (value.is_null()) continue;  // nothing was quantized, or nothing was lost
       const double decibel = operand_fields.number(operand.c_str());
       run.last_sqnr[site][operand] = decibel;
-      Sum& sum = sums[operand][layer_of(site)];
-      sum.sum += decibel;
-      ++sum.count;
+      means[operand][layer_of(site)].add(decibel);
     }
   }
   SqnrPoint point{.step = step, .by_layer = {}};
-  for (const auto& [operand, layers] : sums) {
-    for (const auto& [layer, sum] : layers) point.by_layer[operand][layer] = sum.sum / sum.count;
+  for (const auto& [operand, layers] : means) {
+    for (const auto& [layer, mean] : layers) point.by_layer[operand][layer] = mean.mean();
   }
   if (!point.by_layer.empty()) run.sqnr.push_back(std::move(point));
 }

@@ -11,6 +11,20 @@ namespace tessera {
 /// `probability`, which is in (0, 1). To 1e-12, relative.
 double student_t_quantile(double probability, double degrees);
 
+/// A mean of values that come one by one.
+class RunningMean {
+ public:
+  void add(double value) {
+    sum_ += value;
+    ++count_;
+  }
+  double mean() const { return sum_ / count_; }
+
+ private:
+  double sum_ = 0.0;
+  int count_ = 0;
+};
+
 double mean(std::span<const double> values);
 /// Of a sample: divided by n - 1. NaN for fewer than two values.
 double standard_deviation(std::span<const double> values);
