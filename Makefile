@@ -56,6 +56,7 @@ fuzz:
 	fuzz/run.sh build/fuzz/fuzz $(SECONDS) $(TARGETS)
 
 bench: build
+	@$(MAKE) --no-print-directory $(DATASET)/dataset.json PRESET=$(PRESET)
 	bench/run.sh $(BUILD)
 
 # Every source file is formatted as .clang-format says.

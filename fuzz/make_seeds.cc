@@ -59,14 +59,31 @@ void write_checkpoint_seeds(const fs::path& folder) {
   write(folder / "seed-model",
         nlohmann::json{
             {"format", "tessera-checkpoint"},
-            {"version", 1},
+            {"version", 2},
             {"step", 3},
+            {"num_shards", 1},
             {"files",
              {{"model.safetensors",
                {{"bytes", 10},
                 {"xxh3_64", fmt::format("{:016x}", checksum(std::as_bytes(std::span("\x02\0\0\0\0\0\0\0{}", 10))))}}}}},
             {"state", {{"step", 3}, {"tokens", 4096}}}}
             .dump(2));
+}
+
+void write_shards_seeds(const fs::path& folder) {
+  // Upper halves of the matrix whose lower one the target lays beside it, or that and what is too much.
+  std::vector<float> numbers(24, 2.0f);
+  const Slice rows{.global = {4, 6}}, left{.global = {4, 6}, .dim = 1, .part = 0, .parts = 2};
+  const auto write_piece = [&](const char* name, const Piece& piece) {
+    const TensorPiece tensor{
+        .name = "w",
+        .piece = piece,
+        .numbers = Tensor(numbers.data(), {piece.end - piece.begin}, DType::kFloat32, Device::kCpu)};
+    write_shard(folder / name, {.step = 3, .shard = 0, .num_shards = 2}, std::span(&tensor, 1));
+  };
+  write_piece("seed-upper", {.slice = rows, .begin = 0, .end = 12});
+  write_piece("seed-left", {.slice = left, .begin = 0, .end = 12});
+  write_piece("seed-whole", Piece::whole({4, 6}));
 }
 
 void write_dataset_seeds(const fs::path& folder) {
@@ -200,11 +217,12 @@ int main(int argc, char** argv) try {
   require(argc == 2, "usage: fuzz_make_seeds FOLDER");
   const fs::path corpus = argv[1];
   for (const char* target : {"checkpoint", "config", "config_overrides", "dataset", "hf_config", "hf_index",
-                             "run_record", "safetensors", "sentencepiece", "shard", "tokenizer_json"}) {
+                             "run_record", "safetensors", "sentencepiece", "shard", "shards", "tokenizer_json"}) {
     fs::create_directories(corpus / target);
   }
   write_safetensors_seeds(corpus / "safetensors");
   write_checkpoint_seeds(corpus / "checkpoint");
+  write_shards_seeds(corpus / "shards");
   write_dataset_seeds(corpus / "dataset");
   write_shard(corpus / "shard" / "seed-bytes", data::ByteTokenizer());
   write_shard(corpus / "shard" / "seed-large-ids", LargeVocabulary());

@@ -8,6 +8,7 @@ set -euo pipefail
 packages=(
   cmake ninja-build ccache pkg-config                           # build
   libdnnl-dev libgomp1                                          # CPU GEMM, threads
+  libopenmpi-dev openmpi-bin                                    # ranks
   libfmt-dev libspdlog-dev libcli11-dev                         # format, log, command line
   libtomlplusplus-dev nlohmann-json3-dev                        # TOML, JSON
   libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums

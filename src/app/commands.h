@@ -25,6 +25,9 @@ void add_generate_command(CLI::App& app);
 /// `tessera data prepare|tokenizer|inspect`.
 void add_data_commands(CLI::App& app);
 
+/// `tessera plan schedule`.
+void add_plan_commands(CLI::App& app);
+
 /// What CLI11 left over: "--section.key=value" items. Throws Error for anything else.
 std::vector<std::string> config_overrides(const std::vector<std::string>& remaining);
 

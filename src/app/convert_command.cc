@@ -51,7 +51,12 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   }
   const Model model = field_table(config);
   OutputFolder folder(options.output, kHfFolder);
-  write_hf_weights(folder.path(), saved.views(model.parameters()), config.model.n_layers,
+  const std::vector<NamedTensor> tensors = tensor_names(model.parameters());
+  saved.require_same_tensors(tensors);
+  const auto source = [&](const NamedTensor& parameter, std::int64_t begin, std::int64_t end, const FloatSink& sink) {
+    saved.read(parameter.name, parameter.tensor.shape(), begin, end, sink);
+  };
+  write_hf_weights(folder.path(), tensors, source, config.model.n_layers,
                    {.dtype = dtype, .max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
   if (const auto tokenizer = tokenizer_of(saved)) {
     for (const CheckpointPart& part : tokenizer_parts(*tokenizer)) part.write(folder.path() / part.name);
@@ -75,7 +80,7 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   JobConfig job;
   job.model.args = saved.config().model;
   job.training.seq_len = saved.config().seq_len;
-  nlohmann::json state = {{"step", 0}, {"config", config_table(job).to_toml()}};
+  nlohmann::json state = {{"config", config_table(job).to_toml()}};
   std::vector<CheckpointPart> parts;
   if (const auto tokenizer = tokenizer_of(saved)) {
     parts = tokenizer_parts(*tokenizer);
@@ -83,15 +88,15 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   } else {
     state["tokenizer"] = {{"kind", ""}, {"bos_id", saved.config().bos_id}, {"eos_id", saved.config().eos_id}};
   }
-  parts.push_back({.name = kModelFileName, .write = [&](const fs::path& path) {
-                     SafetensorsWriter writer(path, specs_of(tensors), {{"format", "pt"}});
+  parts.push_back({.name = shard_file_name(kModelShards, 0, 1), .write = [&](const fs::path& path) {
+                     SafetensorsWriter writer(path, specs_of(tensors), shard_metadata({.step = 0}));
                      for (const NamedTensor& named : tensors) {
                        saved.read(named.name, named.tensor.shape(),
                                   [&](std::span<const float> numbers) { writer.append(std::as_bytes(numbers)); });
                      }
                      return writer.finish();
                    }});
-  save_checkpoint(options.output, 0, parts, state);
+  save_checkpoint(options.output, parts, {.step = 0, .state = state});
   fmt::print("{}\n", checkpoint_path(options.output, 0).string());
 }
 
@@ -119,7 +124,7 @@ void add_convert_command(CLI::App& app) {
   command->add_flag("--force", options->overwrite, "Replace what is there");
   command->callback([options, dtype, max_shard] {
     require(options->to == "hf" || (dtype->count() == 0 && max_shard->count() == 0),
-            "--dtype and --max-shard-gb are for --to hf; Tessera's checkpoints are one file in float32");
+            "--dtype and --max-shard-gb are for --to hf; Tessera's checkpoints are in float32, in one file");
     const SavedModel saved(options->input);
     options->to == "hf" ? to_hf(*options, saved) : to_tessera(*options, saved);
   });

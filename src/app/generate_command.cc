@@ -68,7 +68,7 @@ class Generator {
     require(tokenizer_->vocab_size() <= vocab, "the tokenizer has {} tokens, the model {}: not the model's tokenizer",
             tokenizer_->vocab_size(), vocab);
     model_.parameters().allocate_weights(model_.options().compute);
-    saved_.load(model_.parameters());
+    saved_.load(model_.parameters(), model_.config());
     // Gaps in the tokenizer's ids.
     for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
       try {

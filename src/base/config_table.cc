@@ -65,6 +65,11 @@ std::string to_text(const Value& value) {
       for (const std::string& item : list) items.push_back(quoted(item));
       return fmt::format("[{}]", fmt::join(items, ", "));
     }
+    std::string operator()(const ConfigTable::Lists& lists) const {
+      std::vector<std::string> items;
+      for (const ConfigTable::List& list : lists) items.push_back((*this)(list));
+      return fmt::format("[{}]", fmt::join(items, ", "));
+    }
   };
   return std::visit(Visitor{}, value);
 }
@@ -81,17 +86,24 @@ std::string_view without_quotes(std::string_view text) {
 }
 
 /// The items of "a, b"; none of "".
-ConfigTable::List split(std::string_view text) {
+ConfigTable::List split(std::string_view text, char separator = ',') {
   ConfigTable::List items;
   while (!text.empty()) {
-    const std::size_t comma = std::min(text.find(','), text.size());
-    std::string_view item = text.substr(0, comma);
-    text.remove_prefix(std::min(comma + 1, text.size()));
+    const std::size_t end = std::min(text.find(separator), text.size());
+    std::string_view item = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
     while (item.starts_with(' ')) item.remove_prefix(1);
     while (item.ends_with(' ')) item.remove_suffix(1);
     if (!item.empty()) items.emplace_back(item);
   }
   return items;
+}
+
+/// The lists of "a, b; c".
+ConfigTable::Lists split_lists(std::string_view text) {
+  ConfigTable::Lists lists;
+  for (const std::string& list : split(text, ';')) lists.push_back(split(list));
+  return lists;
 }
 
 /// The value of an override's text for an entry of `example`'s type; monostate-like nullopt if it does not parse.
@@ -116,10 +128,12 @@ std::optional<Value> parse_as(const Value& example, std::string_view text) {
     return std::nullopt;
   }
   if (std::holds_alternative<ConfigTable::List>(example)) return split(without_quotes(text));
+  if (std::holds_alternative<ConfigTable::Lists>(example)) return split_lists(without_quotes(text));
   return std::string(without_quotes(text));
 }
 
-/// What a node of TOML holds; nullopt for dates and for arrays of anything but strings.
+/// What a node of TOML holds; nullopt for dates and for arrays of anything but strings or arrays of strings. An empty
+/// array is a List.
 std::optional<Value> value_of(const toml::node& node) {
   if (const auto boolean = node.as_boolean()) return boolean->get();
   if (const auto integer = node.as_integer()) return integer->get();
@@ -128,11 +142,20 @@ std::optional<Value> value_of(const toml::node& node) {
   const toml::array* array = node.as_array();
   if (array == nullptr) return std::nullopt;
   ConfigTable::List list;
+  ConfigTable::Lists lists;
   for (const toml::node& item : *array) {
-    if (!item.is_string()) return std::nullopt;
-    list.push_back(item.as_string()->get());
+    const std::optional<Value> value = value_of(item);
+    if (value && std::holds_alternative<std::string>(*value)) {
+      list.push_back(std::get<std::string>(*value));
+    } else if (value && std::holds_alternative<ConfigTable::List>(*value)) {
+      lists.push_back(std::get<ConfigTable::List>(*value));
+    } else {
+      return std::nullopt;
+    }
   }
-  return list;
+  if (lists.empty()) return list;
+  if (!list.empty()) return std::nullopt;
+  return lists;
 }
 
 /// toml++ 3.3 makes a table for each part of a dotted key, without a limit, and frees them by recursion: a key
@@ -219,6 +242,12 @@ void ConfigTable::add(std::string key, List& target, std::string help) {
       [&target](const Value& v) { target = std::get<List>(v); }, [&target] { return Value(target); });
 }
 
+void ConfigTable::add(std::string key, Lists& target, std::string help) {
+  add_entry(
+      std::move(key), std::move(help), "list of lists of strings", Lists(),
+      [&target](const Value& v) { target = std::get<Lists>(v); }, [&target] { return Value(target); });
+}
+
 void ConfigTable::ignore(std::string key, Form form, std::string why) {
   foreign_.push_back({.key = std::move(key), .form = form, .why = std::move(why), .refused = false});
 }
@@ -277,6 +306,10 @@ void ConfigTable::assign(const Entry& entry, const Value& value, const std::stri
   }
   if (std::holds_alternative<List>(entry.example) && std::holds_alternative<std::string>(value)) {
     converted = split(std::get<std::string>(value));
+  }
+  if (std::holds_alternative<Lists>(entry.example)) {
+    if (std::holds_alternative<std::string>(value)) converted = split_lists(std::get<std::string>(value));
+    if (value == Value(List())) converted = Lists();
   }
   require(converted.index() == entry.example.index(), "{}: {} is {}; expected a value of type {}", where, entry.key,
           to_text(value), entry.type);

@@ -16,7 +16,8 @@ namespace tessera {
 class ConfigTable {
  public:
   using List = std::vector<std::string>;
-  using Value = std::variant<bool, std::int64_t, double, std::string, List>;
+  using Lists = std::vector<List>;
+  using Value = std::variant<bool, std::int64_t, double, std::string, List, Lists>;
 
   /// `key` is "section.name". The targets must outlive the table.
   void add(std::string key, bool& target, std::string help);
@@ -26,6 +27,8 @@ class ConfigTable {
   void add(std::string key, std::string& target, std::string help);
   /// TOML: an array of strings, or one string with commas; command line: a,b,c.
   void add(std::string key, List& target, std::string help);
+  /// TOML: an array of arrays of strings, or one string; command line: a,b;c,d.
+  void add(std::string key, Lists& target, std::string help);
 
   enum class Form { kFlag, kValue };  // whether "--key" can stand alone
 

@@ -14,8 +14,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kFormat = "tessera-checkpoint";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
+constexpr std::uint64_t kMaxStep = std::uint64_t{1} << 48;
 constexpr std::string_view kPrefix = "step-";
+constexpr const char* kPartialSuffix = ".partial";
 
 std::optional<std::int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -57,13 +59,6 @@ fs::path find_checkpoint(const fs::path& path) {
        kPrefix);
 }
 
-CheckpointPart tensors_part(CheckpointFile file) {
-  std::string name = file.name;
-  return {.name = std::move(name), .write = [file = std::move(file)](const fs::path& path) {
-            return write_safetensors(path, file.tensors, {{"format", "pt"}});
-          }};
-}
-
 CheckpointPart text_part(std::string name, std::string text) {
   return {.name = std::move(name), .write = [text = std::move(text)](const fs::path& path) {
             AtomicFile file(path);
@@ -73,29 +68,44 @@ CheckpointPart text_part(std::string name, std::string text) {
           }};
 }
 
-void save_checkpoint(const fs::path& folder, std::int64_t step, const std::vector<CheckpointPart>& parts,
-                     const nlohmann::json& state) {
-  const fs::path path = checkpoint_path(folder, step), partial = path.string() + ".partial";
+fs::path partial_path(const fs::path& folder, std::int64_t step) {
+  return checkpoint_path(folder, step).concat(kPartialSuffix);
+}
+
+void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifest) {
+  const fs::path partial = partial_path(folder, manifest.step);
+  nlohmann::ordered_json json = {
+      {"format", kFormat}, {"version", kVersion}, {"step", manifest.step}, {"num_shards", manifest.num_shards}};
+  for (const auto& [name, written] : manifest.files) {
+    json["files"][name] = {{"bytes", written.size}, {"xxh3_64", fmt::format("{:016x}", written.checksum)}};
+  }
+  json["state"] = manifest.state;
+  {
+    AtomicFile file(partial / kManifest);
+    // Text from the command line may be anything; JSON is UTF-8.
+    file.write(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    file.commit();
+  }
+  // There is one if the step was saved before, by a run that went on from an earlier step.
+  replace_folder(partial, checkpoint_path(folder, manifest.step));
+}
+
+void discard_partial(const fs::path& folder, std::int64_t step) noexcept {
+  std::error_code ignored;  // the failure that came before is the one to tell
+  fs::remove_all(partial_path(folder, step), ignored);
+}
+
+void save_checkpoint(const fs::path& folder, const std::vector<CheckpointPart>& parts, CheckpointManifest manifest) {
+  const fs::path partial = partial_path(folder, manifest.step);
   remove_folder(partial);
   create_folder(partial);
   try {
-    nlohmann::ordered_json manifest = {{"format", kFormat}, {"version", kVersion}, {"step", step}};
-    for (const CheckpointPart& part : parts) {
-      const WrittenFile written = part.write(partial / part.name);
-      manifest["files"][part.name] = {{"bytes", written.size}, {"xxh3_64", fmt::format("{:016x}", written.checksum)}};
-    }
-    manifest["state"] = state;
-    AtomicFile manifest_file(partial / kManifest);
-    // Text from the command line may be anything; JSON is UTF-8.
-    manifest_file.write(manifest.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
-    manifest_file.commit();
+    for (const CheckpointPart& part : parts) manifest.files[part.name] = part.write(partial / part.name);
+    commit_checkpoint(folder, manifest);
   } catch (...) {
-    std::error_code ignored;  // the first failure is the one to tell
-    fs::remove_all(partial, ignored);
+    discard_partial(folder, manifest.step);
     throw;
   }
-  replace_folder(partial,
-                 path);  // there is one if the step was saved before, by a run that went on from an earlier step
 }
 
 std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
@@ -122,7 +132,7 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
-    if (name.ends_with(".partial") || name.ends_with(kReplacedSuffix) || name.ends_with(".deleted")) {
+    if (name.ends_with(kPartialSuffix) || name.ends_with(kReplacedSuffix) || name.ends_with(".deleted")) {
       remove_folder(entry.path());
     }
   }
@@ -140,47 +150,74 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
   }
 }
 
-nlohmann::json verify_checkpoint(const fs::path& path, std::string_view except) {
+CheckpointManifest read_checkpoint_manifest(const fs::path& path) {
   const fs::path manifest_path = path / kManifest;
-  try {
-    const auto manifest = parse_json(read_text_file(manifest_path), fmt::format("'{}'", manifest_path.string()));
-    require(manifest.at("format") == kFormat && manifest.at("version") == kVersion,
-            "'{}' has the format {} version {}, expected \"{}\" version {}", manifest_path.string(),
-            manifest.at("format").dump(), manifest.at("version").dump(), kFormat, kVersion);
-    const auto& listed = manifest.at("files");
-    require(listed.is_object(), "'{}': \"files\" is no JSON object", manifest_path.string());
-    for (const auto& [name, expected] : listed.items()) {
-      require_plain_name(name, fmt::format("'{}'", manifest_path.string()));
-      const auto& expected_bytes = expected.at("bytes");
-      require(expected_bytes.is_number_unsigned(), "'{}': \"bytes\" of '{}' is no whole number", manifest_path.string(),
-              name);
-      const auto bytes = expected_bytes.get<std::uint64_t>();
-      if (name == except) continue;
-      const MappedFile file(path / name);
-      require(bytes == file.bytes().size(),
-              "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint",
-              (path / name).string(), file.bytes().size(), bytes);
-      const std::string actual = fmt::format("{:016x}", checksum(file.bytes()));
-      const auto saved = expected.at("xxh3_64").get<std::string>();
-      require(
-          actual == saved,
-          "'{}' has the checksum {}, the manifest says {}: the file is damaged; resume from another checkpoint with "
-          "--checkpoint.load_step",
-          (path / name).string(), actual, saved);
+  const std::string where = fmt::format("'{}'", manifest_path.string());
+  const nlohmann::json json = parse_json(read_text_file(manifest_path), where);
+  const JsonFields fields(json, where + ", $");
+  const nlohmann::json &format = fields.at("format"), &version = fields.at("version");
+  require(format == kFormat && version == kVersion, "{} has the format {} version {}, expected \"{}\" version {}",
+          where, describe_json(format), describe_json(version), kFormat, kVersion);
+  CheckpointManifest manifest{.step = static_cast<std::int64_t>(fields.count("step", kMaxStep)),
+                              .state = fields.at("state")};
+  const JsonFields files(fields.at("files"), fields.place_of("files"));
+  for (const auto& [name, json_file] : fields.at("files").items()) {
+    require_plain_name(name, where);
+    const JsonFields file(json_file, files.place_of(name.c_str()));
+    const std::string& sum = file.text("xxh3_64");
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(sum.data(), sum.data() + sum.size(), value, 16);
+    require(error == std::errc() && end == sum.data() + sum.size(), "{}: expected up to 16 hexadecimal digits, got {}",
+            file.place_of("xxh3_64"), describe_json(file.at("xxh3_64")));
+    manifest.files[name] = {.size = file.count("bytes"), .checksum = value};
+  }
+  // Every shard has a file, so there are no more of them than files.
+  manifest.num_shards = static_cast<std::int64_t>(fields.count("num_shards", manifest.files.size()));
+  for (const std::string_view kind : {kModelShards, kOptimizerShards}) {
+    const auto num_listed = std::count_if(manifest.files.begin(), manifest.files.end(),
+                                          [&](const auto& file) { return is_shard_file_name(file.first, kind); });
+    if (num_listed == 0 && kind == kOptimizerShards) continue;  // converted weights
+    for (std::int64_t shard = 0; shard < std::max<std::int64_t>(manifest.num_shards, 1); ++shard) {
+      const std::string name = shard_file_name(kind, shard, manifest.num_shards);
+      require(manifest.files.contains(name), "{}: num_shards is {}, but its files have no '{}'", where,
+              manifest.num_shards, name);
     }
-    return manifest.at("state");
-  } catch (const nlohmann::json::exception& error) {
-    fail("'{}' is no manifest of a checkpoint: {}", manifest_path.string(), error.what());
+    require(num_listed == manifest.num_shards, "{}: num_shards is {}, but its files have {} shards of the {}", where,
+            manifest.num_shards, num_listed, kind);
+  }
+  return manifest;
+}
+
+namespace {
+
+void verify_file(const fs::path& file_path, const WrittenFile& expected) {
+  const MappedFile file(file_path);
+  require(expected.size == file.bytes().size(),
+          "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint", file_path.string(),
+          file.bytes().size(), expected.size);
+  const std::uint64_t actual = checksum(file.bytes());
+  require(
+      actual == expected.checksum,
+      "'{}' has the checksum {:016x}, the manifest says {:016x}: the file is damaged; resume from another checkpoint "
+      "with --checkpoint.load_step",
+      file_path.string(), actual, expected.checksum);
+}
+
+}  // namespace
+
+void verify_files(const fs::path& path, const CheckpointManifest& manifest, std::string_view except,
+                  const VerifyShare& share) {
+  int next = 0;
+  for (const auto& [name, expected] : manifest.files) {
+    if (!except.empty() && is_shard_file_name(name, except)) continue;
+    if (next++ % share.size == share.rank) verify_file(path / name, expected);
   }
 }
 
-void load_checkpoint(const fs::path& path, const std::vector<CheckpointFile>& files) {
-  for (const CheckpointFile& expected : files) {
-    const SafetensorsFile file(path / expected.name);
-    require(file.entries().size() == expected.tensors.size(), "'{}' holds {} tensors, this model has {}",
-            (path / expected.name).string(), file.entries().size(), expected.tensors.size());
-    for (const NamedTensor& named : expected.tensors) file.read(named.name, named.tensor);
-  }
+CheckpointManifest verify_checkpoint(const fs::path& path, std::string_view except, const VerifyShare& share) {
+  CheckpointManifest manifest = read_checkpoint_manifest(path);
+  verify_files(path, manifest, except, share);
+  return manifest;
 }
 
 }  // namespace tessera

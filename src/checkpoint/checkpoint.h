@@ -5,22 +5,22 @@
 
 #include <filesystem>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
-#include <optional>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "checkpoint/shards.h"
 
 namespace tessera {
 
-/// Files of a checkpoint.
-inline constexpr const char* kModelFileName = "model.safetensors";
-inline constexpr const char* kOptimizerFileName = "optimizer.safetensors";
-
-struct CheckpointFile {
-  std::string name;  // one of these
-  std::vector<NamedTensor> tensors;
+/// What manifest.json says. `files` has all shards of the model and, but for converted weights, of the optimizer.
+struct CheckpointManifest {
+  std::int64_t step = 0;
+  std::int64_t num_shards = 1;  // of each kind
+  std::map<std::string, WrittenFile> files = {};
+  nlohmann::json state = nlohmann::json::object();  // whatever the trainer needs besides files
 };
 
 /// A file of a checkpoint, and how it is written to a path.
@@ -28,13 +28,23 @@ struct CheckpointPart {
   std::string name;
   std::function<WrittenFile(const std::filesystem::path&)> write;
 };
-CheckpointPart tensors_part(CheckpointFile file);
 CheckpointPart text_part(std::string name, std::string text);
 
-/// Writes `folder`/step-`step`. `state`: whatever the trainer needs besides files. Throws Error (disk full, ...);
-/// then the checkpoints that were there are as they were.
-void save_checkpoint(const std::filesystem::path& folder, std::int64_t step, const std::vector<CheckpointPart>& parts,
-                     const nlohmann::json& state);
+// A save: files into the folder partial_path(), by as many processes as there are; then one of them commits, or
+// discards.
+
+/// `folder`/step-`step`.partial.
+std::filesystem::path partial_path(const std::filesystem::path& folder, std::int64_t step);
+/// Writes the manifest beside the files that it lists and gives the folder its name. Throws Error; then the checkpoints
+/// that were there are as they were.
+void commit_checkpoint(const std::filesystem::path& folder, const CheckpointManifest& manifest);
+/// Removes what is there of a save that failed.
+void discard_partial(const std::filesystem::path& folder, std::int64_t step) noexcept;
+
+/// The whole save by one process; it fills in the manifest's `files`. Throws Error (disk full, ...); then the
+/// checkpoints that were there are as they were.
+void save_checkpoint(const std::filesystem::path& folder, const std::vector<CheckpointPart>& parts,
+                     CheckpointManifest manifest);
 
 /// Deletes all but the newest `keep` checkpoints and that of step `last_saved`, and what an interrupted save or
 /// deletion left. 0 keeps all.
@@ -49,11 +59,21 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::
 /// Error if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
-/// The manifest's `state`, after checking that every file (but `except`, which the caller does not read) has the
-/// manifest's size and checksum. Throws Error.
-nlohmann::json verify_checkpoint(const std::filesystem::path& path, std::string_view except = {});
+/// Reads manifest.json. Throws Error, also if it does not list the shards that it should.
+CheckpointManifest read_checkpoint_manifest(const std::filesystem::path& path);
 
-/// Reads the tensors of a verified checkpoint; names, dtypes and shapes must be the same. Throws Error.
-void load_checkpoint(const std::filesystem::path& path, const std::vector<CheckpointFile>& files);
+/// Which files one of several processes verifies, so that together they verify all.
+struct VerifyShare {
+  int rank = 0, size = 1;
+};
+
+/// Throws Error unless the files have the sizes and the checksums that the manifest says. Shards of the kind `except`,
+/// which the caller does not read, are left out.
+void verify_files(const std::filesystem::path& path, const CheckpointManifest& manifest, std::string_view except = {},
+                  const VerifyShare& share = {});
+
+/// Reads the manifest and verifies files as above.
+CheckpointManifest verify_checkpoint(const std::filesystem::path& path, std::string_view except = {},
+                                     const VerifyShare& share = {});
 
 }  // namespace tessera

@@ -245,22 +245,27 @@ void read_hf_parameter(const HfWeights& weights, const std::string& name, const 
 
 namespace {
 
-/// A tensor to write, with its numbers.
+/// A tensor to write: numbers [begin, end) of a parameter.
 struct Item {
   SafetensorsSpec spec;
-  const float* numbers;
+  const NamedTensor* parameter;
+  std::int64_t begin, end;
 };
 
 std::vector<Item> items_of(std::span<const NamedTensor> parameters, std::int64_t num_layers, DType dtype) {
   std::vector<Item> items;
-  const auto add = [&](const HfTensor& tensor, const float* numbers, DType stored) {
-    items.push_back({{tensor.name, safetensors_dtype(stored), tensor.shape}, numbers});
+  const auto add = [&](const HfTensor& tensor, const NamedTensor& parameter, std::int64_t begin, DType stored) {
+    items.push_back({.spec = {tensor.name, safetensors_dtype(stored), tensor.shape},
+                     .parameter = &parameter,
+                     .begin = begin,
+                     .end = begin + tensor.num_elements()});
   };
-  for (const auto& [name, tensor] : parameters) {
-    const float* numbers = tensor.data<float>();
-    for (const HfTensor& piece : hf_tensors(name, tensor.shape(), num_layers)) {
-      add(piece, numbers, name.ends_with(".expert_bias") ? DType::kFloat32 : dtype);
-      numbers += piece.num_elements();
+  for (const NamedTensor& parameter : parameters) {
+    const DType stored = parameter.name.ends_with(".expert_bias") ? DType::kFloat32 : dtype;
+    std::int64_t begin = 0;
+    for (const HfTensor& piece : hf_tensors(parameter.name, parameter.tensor.shape(), num_layers)) {
+      add(piece, parameter, begin, stored);
+      begin += piece.num_elements();
     }
   }
   // DeepSeek's files repeat the embedding and the head in every such layer.
@@ -271,7 +276,7 @@ std::vector<Item> items_of(std::span<const NamedTensor> parameters, std::int64_t
       const auto found = std::find_if(parameters.begin(), parameters.end(),
                                       [&](const NamedTensor& other) { return other.name == source; });
       TESSERA_CHECK(found != parameters.end(), "{}", source);
-      add({prefix + target, found->tensor.shape().dims()}, found->tensor.data<float>(), dtype);
+      add({prefix + target, found->tensor.shape().dims()}, *found, 0, dtype);
     };
     add_copy("tok_embeddings.weight", "embed_tokens.weight");
     add_copy("output.weight", "shared_head.head.weight");
@@ -279,25 +284,22 @@ std::vector<Item> items_of(std::span<const NamedTensor> parameters, std::int64_t
   return items;
 }
 
-void write_item(const Item& item, SafetensorsWriter& writer) {
-  const auto count = static_cast<std::int64_t>(item.spec.num_bytes()) / (item.spec.dtype == "F32" ? 4 : 2);
+void write_item(const Item& item, const ParameterSource& source, SafetensorsWriter& writer) {
   std::vector<BFloat16> rounded(static_cast<std::size_t>(kChunk));
-  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
-    const auto size = static_cast<std::size_t>(std::min(kChunk, count - begin));
-    const std::span<const float> numbers(item.numbers + begin, size);
-    if (item.spec.dtype == "F32") {
-      writer.append(std::as_bytes(numbers));
-      continue;
+  source(*item.parameter, item.begin, item.end, [&](std::span<const float> numbers) {
+    if (item.spec.dtype == "F32") return writer.append(std::as_bytes(numbers));
+    for (; !numbers.empty(); numbers = numbers.subspan(std::min(numbers.size(), rounded.size()))) {
+      const std::span<const float> chunk = numbers.first(std::min(numbers.size(), rounded.size()));
+      std::transform(chunk.begin(), chunk.end(), rounded.begin(), [](float x) { return BFloat16(x); });
+      writer.append(std::as_bytes(std::span(rounded).first(chunk.size())));
     }
-    std::transform(numbers.begin(), numbers.end(), rounded.begin(), [](float x) { return BFloat16(x); });
-    writer.append(std::as_bytes(std::span(rounded).first(size)));
-  }
+  });
 }
 
 }  // namespace
 
-void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> parameters, std::int64_t num_layers,
-                      const HfWriteOptions& options) {
+void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> parameters, const ParameterSource& source,
+                      std::int64_t num_layers, const HfWriteOptions& options) {
   const std::vector<Item> items = items_of(parameters, num_layers, options.dtype);
   std::vector<std::size_t> shard_ends;  // one behind each shard's last item
   std::uint64_t shard_bytes = 0, total_bytes = 0;
@@ -323,7 +325,7 @@ void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> param
       weight_map[items[i].spec.name] = file;
     }
     SafetensorsWriter writer(folder / file, specs, {{"format", "pt"}});
-    for (std::size_t i = begin; i < end; ++i) write_item(items[i], writer);
+    for (std::size_t i = begin; i < end; ++i) write_item(items[i], source, writer);
     writer.finish();
     begin = end;
   }

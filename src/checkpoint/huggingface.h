@@ -69,9 +69,13 @@ struct HfWriteOptions {
   std::uint64_t max_shard_bytes = 5'000'000'000;  // a tensor larger than this has a shard of its own
 };
 
-/// Writes the parameters (float32, e.g. views of mapped files) into `folder`, which exists: shards and index. Experts'
-/// biases stay in float32.
+/// Hands out the numbers [begin, end) of a flattened parameter in order, in chunks of any size.
+using ParameterSource =
+    std::function<void(const NamedTensor& parameter, std::int64_t begin, std::int64_t end, const FloatSink& sink)>;
+
+/// Writes the parameters, of which names and shapes count, with the numbers of `source` into `folder`, which exists:
+/// shards and index. Experts' biases stay in float32.
 void write_hf_weights(const std::filesystem::path& folder, std::span<const NamedTensor> parameters,
-                      std::int64_t num_layers, const HfWriteOptions& options);
+                      const ParameterSource& source, std::int64_t num_layers, const HfWriteOptions& options);
 
 }  // namespace tessera

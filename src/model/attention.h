@@ -1,5 +1,9 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values come from a latent of kv_lora_rank
 // numbers per token, queries optionally from one of q_lora_rank.
+//
+// Tensor-parallel ranks have H / tp of the heads each. Latents are computed where the tokens are, and gathered: those
+// of queries for a micro-batch's tokens, those of keys (with the shared k_rope: 576 numbers per token in DeepSeek-V3)
+// also over context-parallel ranks, which all rebuild the keys and values that they need (model/token_exchange.h).
 #pragma once
 
 #include "model/gemm_site.h"
@@ -10,19 +14,20 @@ namespace tessera {
 
 struct AttentionSaved {
   // Kept under Recompute::kNone and kSelective.
-  Tensor kv_a;  // [T, kv_lora + rope]: latent before its norm | k_rope before rotation
-  Tensor kv_rstd_T;
-  Tensor q_a_TC, q_rstd_T;  // the queries' latent before its norm; only with query compression
+  Tensor kv_a_tC;  // [t, kv_lora + rope]: latent before its norm | k_rope before rotation
+  Tensor kv_rstd_t;
+  Tensor q_a_tC, q_rstd_t;  // the queries' latent before its norm; only with query compression
   GemmOperand o;
   Tensor lse_TH;
   // Kept under kNone, else recomputed.
-  GemmOperand kv_latent_TC, q_latent_TC;  // after their norms
+  GemmOperand kv_latent_KC, q_latent_TC;  // after their norms
   Tensor q, kv, k_rope;                   // what the attention core reads; q without compression is always kept
 };
 
 class Attention {
  public:
-  /// Adds the parameters `prefix`wq..., `layer` sets the initial deviation.
+  /// Adds the parameters `prefix`wq..., `layer` sets the initial deviation. Shapes: y_TD, out_TD and their gradients
+  /// [t, D].
   Attention(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer);
 
   /// Forms of y_TD.
@@ -44,14 +49,16 @@ class Attention {
 
  private:
   MlaDims dims(const LayerContext& context) const;
+  MlaOperands core_operands(const LayerContext& context, const AttentionSaved& saved) const;
   void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;
   /// `for_wgrad`: the latents also in the forms that their weights' gradients read.
   void compute_recomputed(const LayerContext& context, AttentionSaved& saved, bool for_wgrad) const;
-  /// A latent's norm, in the forms that the forward reads and, if for_wgrad, the weight's gradient; and its projection.
-  GemmOperand project_up(const LayerContext& context, const Tensor& latent, ParamId norm, ParamId site, bool for_wgrad,
-                         const GemmOperand& have, const Tensor& rstd_T, const Tensor& out) const;
-  void rotate(const LayerContext& context, const Tensor& x, std::int64_t num_heads, RopeDirection direction,
-              const Tensor& y) const;
+  // The norms of the latents of all keys, and of all T queries, in the forms that the projections behind them read.
+  GemmOperand key_latents(const LayerContext& context, const AttentionSaved& saved, bool for_wgrad) const;
+  GemmOperand query_latents(const LayerContext& context, const AttentionSaved& saved, bool for_wgrad) const;
+  /// Turns by the tokens' positions.
+  void rotate(const LayerContext& context, const Tensor& x, const Tensor& positions, std::int64_t num_heads,
+              RopeDirection direction, const Tensor& y) const;
 
   bool compresses_queries_;
   ParamId wq_ = 0, wq_a_ = 0, q_norm_ = 0, wq_b_ = 0;

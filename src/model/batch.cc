@@ -6,39 +6,70 @@
 
 namespace tessera {
 
-Batch::Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len)
+namespace {
+std::vector<TokenRange> ranges_of(std::int64_t seq_len, const SequencePart& part) {
+  if (part.size == 1) return {{0, seq_len}};
+  TESSERA_CHECK(seq_len % (2 * part.size) == 0, "{} tokens in 2 x {} chunks", seq_len, part.size);
+  const std::int64_t chunk = seq_len / (2 * part.size), tail = 2 * part.size - 1 - part.rank;
+  return {{part.rank * chunk, (part.rank + 1) * chunk}, {tail * chunk, (tail + 1) * chunk}};
+}
+}  // namespace
+
+Batch::Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len, const SequencePart& part)
     : num_seqs_(num_seqs),
       seq_len_(seq_len),
+      part_(part),
+      ranges_(ranges_of(seq_len, part)),
       mask_documents_(config.attn_mask_type == AttentionMask::kBlockCausal),
       eos_id_(static_cast<std::int32_t>(config.eos_id)) {
-  const auto count = static_cast<std::size_t>(num_tokens());
+  const auto count = static_cast<std::size_t>(num_tokens()), num_keys = static_cast<std::size_t>(num_seqs * seq_len);
   for (auto* ids : {&inputs_, &labels_, &positions_, &doc_starts_}) ids->resize(count);
+  for (auto* ids : {&part_of_key_, &key_of_part_}) ids->resize(num_keys);
   mtp_inputs_.assign(static_cast<std::size_t>(config.num_mtp_modules), inputs_);
   mtp_labels_.assign(static_cast<std::size_t>(config.num_mtp_modules), inputs_);
+  std::int32_t at = 0;
+  for (SequencePart other = {.rank = 0, .size = part.size}; other.rank < part.size; ++other.rank) {
+    const std::vector<TokenRange> ranges = ranges_of(seq_len, other);
+    for (std::int64_t b = 0; b < num_seqs; ++b) {
+      for (const TokenRange& range : ranges) {
+        for (std::int64_t i = range.begin; i < range.end; ++i, ++at) {
+          const std::int64_t key = b * seq_len + i;
+          part_of_key_[static_cast<std::size_t>(key)] = at;
+          key_of_part_[static_cast<std::size_t>(at)] = static_cast<std::int32_t>(key);
+        }
+      }
+    }
+  }
 }
 
 void Batch::fill(std::span<const std::int32_t> tokens, std::span<const std::int32_t> labels) {
   const auto length = static_cast<std::size_t>(seq_len_);
   TESSERA_CHECK(tokens.size() == static_cast<std::size_t>(num_seqs_) * (length + 1), "{} tokens", tokens.size());
-  TESSERA_CHECK(labels.empty() || labels.size() == inputs_.size(), "{} labels", labels.size());
+  TESSERA_CHECK(labels.empty() || labels.size() == part_of_key_.size(), "{} labels", labels.size());
   num_valid_ = 0;
+  std::size_t at = 0;  // among this rank's tokens
   for (std::size_t b = 0; b < static_cast<std::size_t>(num_seqs_); ++b) {
     const std::span<const std::int32_t> row = tokens.subspan(b * (length + 1), length + 1);
-    const std::size_t first = b * length;
-    std::size_t doc_start = 0;
-    for (std::size_t i = 0; i < length; ++i) {
-      inputs_[first + i] = row[i];
-      labels_[first + i] = labels.empty() ? row[i + 1] : labels[first + i];
-      num_valid_ += labels_[first + i] != kIgnoredLabel ? 1 : 0;
-      doc_starts_[first + i] = static_cast<std::int32_t>(doc_start);
-      positions_[first + i] = static_cast<std::int32_t>(i - doc_start);
-      if (mask_documents_ && row[i] == eos_id_) doc_start = i + 1;
-    }
-    for (std::size_t module = 0; module < mtp_inputs_.size(); ++module) {
-      const std::size_t depth = module + 1;
-      for (std::size_t i = 0; i < length; ++i) {
-        mtp_inputs_[module][first + i] = row[std::min(i + depth, length)];
-        mtp_labels_[module][first + i] = i + depth < length ? labels_[first + i + depth] : kIgnoredLabel;
+    const auto label_at = [&](std::size_t i) { return labels.empty() ? row[i + 1] : labels[b * length + i]; };
+    std::size_t doc_start = 0, next = 0;  // of position `next`
+    const auto pass = [&] {
+      if (mask_documents_ && row[next] == eos_id_) doc_start = next + 1;
+      ++next;
+    };
+    for (const TokenRange& range : ranges_) {
+      while (next < static_cast<std::size_t>(range.begin)) pass();
+      for (; next < static_cast<std::size_t>(range.end); pass(), ++at) {
+        const std::size_t i = next;
+        inputs_[at] = row[i];
+        labels_[at] = label_at(i);
+        num_valid_ += labels_[at] != kIgnoredLabel ? 1 : 0;
+        doc_starts_[at] = static_cast<std::int32_t>(doc_start);
+        positions_[at] = static_cast<std::int32_t>(i - doc_start);
+        for (std::size_t module = 0; module < mtp_inputs_.size(); ++module) {
+          const std::size_t depth = module + 1;
+          mtp_inputs_[module][at] = row[std::min(i + depth, length)];
+          mtp_labels_[module][at] = i + depth < length ? label_at(i + depth) : kIgnoredLabel;
+        }
       }
     }
   }

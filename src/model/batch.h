@@ -6,20 +6,28 @@
 #include <vector>
 
 #include "model/config.h"
-#include "ops/context.h"
+#include "ops/mla_attention.h"
 
 namespace tessera {
 
-/// Owns the index tensors of a micro-batch of B sequences of S tokens; `fill` allocates nothing.
+/// What a rank has of a sequence of S tokens that is cut among the `size` ranks of context parallelism: of 2 · size
+/// equal chunks the `rank`-th from the front and the `rank`-th from the back, so that all ranks have as many keys to
+/// look at.
+struct SequencePart {
+  std::int64_t rank = 0, size = 1;
+};
+
+/// Owns the index tensors of a micro-batch of B sequences of S tokens, of which this rank has T = B · S / size; `fill`
+/// allocates nothing.
 ///
 /// Of a row of S + 1 tokens t[0..S], t[0..S-1] are inputs and t[1..S] labels. MTP module k (from 0, the paper's depth
 /// d = k + 1) reads t[min(i + d, S)] at position i and predicts t[i + d + 1], where there is one.
 class Batch {
  public:
-  Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len);
+  Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len, const SequencePart& part = {});
 
-  /// tokens: [B, S + 1], ids in [0, vocab_size). labels: [B, S], kIgnoredLabel where a position does not count; empty:
-  /// the next tokens.
+  /// tokens: [B, S + 1], ids in [0, vocab_size), of the whole sequences. labels: [B, S], kIgnoredLabel where a position
+  /// does not count; empty: the next tokens.
   void fill(std::span<const std::int32_t> tokens, std::span<const std::int32_t> labels = {});
 
   /// For decoding, where a sequence of this batch is one token that continues an earlier text: sets the tokens and
@@ -28,9 +36,13 @@ class Batch {
 
   std::int64_t num_seqs() const { return num_seqs_; }
   std::int64_t seq_len() const { return seq_len_; }
-  std::int64_t num_tokens() const { return num_seqs_ * seq_len_; }
-  /// Positions whose label counts.
+  /// Tokens of a sequence, and of all, that this rank has.
+  std::int64_t tokens_per_seq() const { return seq_len_ / part_.size; }
+  std::int64_t num_tokens() const { return num_seqs_ * tokens_per_seq(); }
+  /// Of these, positions whose label counts.
   std::int64_t num_valid() const { return num_valid_; }
+  /// Ranges of a sequence that this rank's tokens are, one behind the other; one or two.
+  std::span<const TokenRange> ranges() const { return ranges_; }
 
   // int32 tensors [T] on `device`.
   Tensor inputs(Device device) const { return view(inputs_, device); }
@@ -39,6 +51,11 @@ class Batch {
   Tensor positions(Device device) const { return view(positions_, device); }
   /// Index in its sequence of the first token that a token attends to.
   Tensor doc_starts(Device device) const { return view(doc_starts_, device); }
+  /// The order of all ranks' tokens: those of rank r of context parallelism are tokens [r · T, (r + 1) · T) of [size ·
+  /// T] where the parts lie one behind the other, and in [B · S] they lie sequence by sequence. The index in the former
+  /// of each token of the latter, and the other way round.
+  Tensor part_of_key(Device device) const { return view(part_of_key_, device); }
+  Tensor key_of_part(Device device) const { return view(key_of_part_, device); }
   Tensor mtp_inputs(std::size_t module, Device device) const { return view(mtp_inputs_[module], device); }
   Tensor mtp_labels(std::size_t module, Device device) const { return view(mtp_labels_[module], device); }
 
@@ -46,10 +63,13 @@ class Batch {
   Tensor view(const std::vector<std::int32_t>& ids, Device device) const;
 
   std::int64_t num_seqs_, seq_len_;
+  SequencePart part_;
+  std::vector<TokenRange> ranges_;
   bool mask_documents_;
   std::int32_t eos_id_;
   std::int64_t num_valid_ = 0;
   std::vector<std::int32_t> inputs_, labels_, positions_, doc_starts_;
+  std::vector<std::int32_t> part_of_key_, key_of_part_;
   std::vector<std::vector<std::int32_t>> mtp_inputs_, mtp_labels_;
 };
 

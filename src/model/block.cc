@@ -27,6 +27,7 @@ void Block::forward(const LayerContext& context, const Tensor& x_TD, BlockSaved&
   const ArenaScope scope(*context.op.arena);
   LayerContext transient = context;
   transient.recompute = Recompute::kSelective;  // writes least of what only a backward would read
+  transient.kept = nullptr;
   BlockSaved dropped;
   forward_keeping(transient, x_TD, dropped, out_TD, load);
   saved.x_TD = x_TD;
@@ -41,6 +42,7 @@ void Block::backward(const LayerContext& context, BlockSaved& saved, const Tenso
   const ArenaScope scope(*context.op.arena);
   LayerContext repeat = context;
   repeat.repeated = true;
+  repeat.kept = nullptr;
   BlockSaved again;
   forward_keeping(repeat, saved.x_TD, again, {}, load);
   backward_from_saved(context, again, d_TD);
@@ -60,37 +62,40 @@ void Block::forward_keeping(const LayerContext& context, const Tensor& x_TD, Blo
   const InputForms attention_forms = attention_.y_forms(context), ffn_forms = this->ffn_forms(context);
   saved = {};
   saved.x_TD = x_TD;
-  saved.mid_TD = context.allocate(shape);
-  saved.attention_rstd_T = context.allocate({num_tokens}, DType::kFloat32);
-  saved.ffn_rstd_T = context.allocate({num_tokens}, DType::kFloat32);
-  attention_.allocate_saved(context, saved.attention);
-  if (feed_forward_) saved.ffn_h_T2I = context.allocate({num_tokens, 2 * feed_forward_->inter_dim()});
-  if (moe_) moe_->allocate_saved(context, num_tokens, saved.moe);
-  if (keep_norms) {
-    saved.attention_y_TD = allocate_operand(context, shape, attention_forms.wgrad);
-    saved.ffn_y_TD = allocate_operand(context, shape, ffn_forms.wgrad);
+  {
+    const LayerContext keeping = context.keeping();
+    saved.mid_TD = keeping.allocate(shape);
+    saved.attention_rstd_T = keeping.allocate({num_tokens}, DType::kFloat32);
+    saved.ffn_rstd_T = keeping.allocate({num_tokens}, DType::kFloat32);
+    attention_.allocate_saved(keeping, saved.attention);
+    if (feed_forward_) saved.ffn_h_T2I = feed_forward_->allocate_saved(keeping);
+    if (moe_) moe_->allocate_saved(keeping, num_tokens, saved.moe);
+    if (keep_norms) {
+      saved.attention_y_TD = allocate_operand(keeping, shape, attention_forms.wgrad);
+      saved.ffn_y_TD = allocate_operand(keeping, shape, ffn_forms.wgrad);
+    }
   }
   // What a norm writes: what is kept of it, and what the forward reads.
-  const auto norm_output = [&](const InputForms& forms, GemmOperand kept) {
-    if (!kept.plain.defined()) kept.plain = context.norm_TD;
+  const auto norm_output = [&](const InputForms& forms, const GemmOperand& kept) {
     return allocate_operand(context, shape, keep_norms ? forms.forward | forms.wgrad : forms.forward, kept);
   };
+  const ArenaScope block_scope(*op.arena);
+  const Tensor branch_TD = context.allocate(shape);
   {
     const ArenaScope scope(*op.arena);
     const GemmOperand y_TD = norm_output(attention_forms, saved.attention_y_TD);
     rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, y_TD, saved.attention_rstd_T);
-    attention_.forward(context, y_TD, saved.attention, context.branch_TD);
+    attention_.forward(context, y_TD, saved.attention, branch_TD);
   }
   const ArenaScope scope(*op.arena);
   const GemmOperand y_TD = norm_output(ffn_forms, saved.ffn_y_TD);
-  residual_rmsnorm_forward(op, x_TD, context.branch_TD, context.weight(ffn_norm_), eps, saved.mid_TD, y_TD,
-                           saved.ffn_rstd_T);
-  feed(context, y_TD, saved, out_TD, load);
+  residual_rmsnorm_forward(op, x_TD, branch_TD, context.weight(ffn_norm_), eps, saved.mid_TD, y_TD, saved.ffn_rstd_T);
+  feed(context, y_TD, saved, branch_TD, out_TD, load);
 }
 
-void Block::feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& out_TD,
-                 MoeLoad* load) const {
-  const Tensor branch_TD = out_TD.defined() ? context.branch_TD : Tensor();
+void Block::feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& scratch_TD,
+                 const Tensor& out_TD, MoeLoad* load) const {
+  const Tensor branch_TD = out_TD.defined() ? scratch_TD : Tensor();
   if (feed_forward_) {
     feed_forward_->forward(context, y_TD, saved.ffn_h_T2I, branch_TD, Write::kAssign);
   } else {
@@ -109,14 +114,14 @@ void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor
   const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
   BlockSaved dropped;
   dropped.mid_TD = context.allocate(x_TD.shape());
-  if (feed_forward_) dropped.ffn_h_T2I = context.allocate({num_tokens, 2 * feed_forward_->inter_dim()});
+  if (feed_forward_) dropped.ffn_h_T2I = feed_forward_->allocate_saved(context);
   if (moe_) moe_->allocate_saved(context, num_tokens, dropped.moe);
-  rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, context.norm_TD, rstd_T);
-  attention_.decode(context, context.norm_TD, slot_T, cache_SPN, context.branch_TD);
-  residual_rmsnorm_forward(op, x_TD, context.branch_TD, context.weight(ffn_norm_), eps, dropped.mid_TD, context.norm_TD,
-                           rstd_T);
+  const Tensor norm_TD = context.allocate(x_TD.shape()), branch_TD = context.allocate(x_TD.shape());
+  rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, norm_TD, rstd_T);
+  attention_.decode(context, norm_TD, slot_T, cache_SPN, branch_TD);
+  residual_rmsnorm_forward(op, x_TD, branch_TD, context.weight(ffn_norm_), eps, dropped.mid_TD, norm_TD, rstd_T);
   MoeLoad uncounted;  // context.repeated is set
-  feed(context, context.norm_TD, dropped, out_TD, &uncounted);
+  feed(context, norm_TD, dropped, branch_TD, out_TD, &uncounted);
 }
 
 void Block::backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const {
@@ -128,7 +133,7 @@ void Block::backward_from_saved(const LayerContext& context, const BlockSaved& s
   const auto norm_output = [&](const OperandForms& forms, const GemmOperand& kept, const Tensor& x_TD, ParamId weight,
                                const Tensor& rstd_T) {
     if (context.recompute != Recompute::kSelective) return kept;
-    const GemmOperand y_TD = allocate_operand(context, x_TD.shape(), forms, context.norm_TD);
+    const GemmOperand y_TD = allocate_operand(context, x_TD.shape(), forms);
     rmsnorm_forward(op, x_TD, context.weight(weight), eps, y_TD, rstd_T);
     return y_TD;
   };

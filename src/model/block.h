@@ -1,4 +1,4 @@
-// A transformer block: x ← x + MLA(RMSNorm(x)); x ← x + FFN_or_MoE(RMSNorm(x)).
+// A transformer block: x ← x + MLA(RMSNorm(x)); x ← x + FFN_or_MoE(RMSNorm(x)), of this rank's tokens [t, D].
 #pragma once
 
 #include "model/attention.h"
@@ -40,9 +40,9 @@ class Block {
  private:
   /// Forms of what the second half reads.
   InputForms ffn_forms(const LayerContext& context) const;
-  /// The second half: out_TD = mid_TD + FFN_or_MoE(y_TD).
-  void feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& out_TD,
-            MoeLoad* load) const;
+  /// The second half: out_TD = mid_TD + FFN_or_MoE(y_TD), the latter in scratch_TD.
+  void feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& scratch_TD,
+            const Tensor& out_TD, MoeLoad* load) const;
   void forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
                        MoeLoad* load) const;
   void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const;

@@ -54,6 +54,10 @@ struct ModelConfig {
 
   std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   bool is_moe_layer(std::int64_t layer) const { return layer >= n_dense_layers; }
+  /// With those of the modules of multi-token prediction.
+  std::int64_t num_moe_layers() const {
+    return n_layers > n_dense_layers ? n_layers - n_dense_layers + num_mtp_modules : 0;
+  }
   /// Scale of the attention scores: qk_head_dim^-½, with YaRN's m² beyond the original sequence length.
   float softmax_scale(std::int64_t seq_len) const;
 

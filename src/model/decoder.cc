@@ -1,5 +1,6 @@
 #include "model/decoder.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "ops/embedding.h"
@@ -11,6 +12,8 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options)
     : model_(model),
       options_(options),
       rope_(model.config(), options.seq_len, options.num_positions),
+      dispatcher_(dispatch_options(model.config(), model.options().compute,
+                                   std::max(options.num_slots, options.num_positions))),
       step_(model.config(), options.num_slots, 1),
       lengths_(static_cast<std::size_t>(options.num_slots)),
       slots_(lengths_.size()),
@@ -29,10 +32,10 @@ LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
           .quantized = &unquantized_,
           .batch = &batch,
           .rope = &rope_,
+          .mesh = &model_.parameters().mesh(),
+          .dispatcher = &dispatcher_,
           .recompute = Recompute::kNone,
-          .repeated = true,  // no loads are counted
-          .branch_TD = {},
-          .norm_TD = {}};
+          .repeated = true};  // no loads are counted
 }
 
 Tensor Decoder::cache_of(std::size_t layer, Device device) const {
@@ -64,10 +67,8 @@ void Decoder::run(Arena& arena, const Batch& batch, std::int64_t num_logits, Run
   const std::int64_t num_tokens = batch.num_tokens();
   const Shape shape{num_tokens, model_.config().dim};
   const ArenaScope scope(arena);
-  context.branch_TD = context.allocate(shape);
-  context.norm_TD = context.allocate(shape);
   Tensor x_TD = context.allocate(shape), out_TD = context.allocate(shape);
-  embedding_forward(context.op, batch.inputs(device), context.weight(model_.embedding()), x_TD);
+  embedding_forward(context.op, batch.inputs(device), context.weight(model_.embedding()), 0, x_TD);
   for (std::size_t layer = 0; layer < model_.blocks().size(); ++layer) {
     run_block(context, model_.blocks()[layer], cache_of(layer, device), x_TD, out_TD);
     std::swap(x_TD, out_TD);
@@ -87,7 +88,7 @@ void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
         BlockSaved saved;
         MoeLoad uncounted;
         block.forward(context, x_TD, saved, out_TD, &uncounted);
-        store_latents(context.op, saved.attention.kv_latent_TC.plain, saved.attention.k_rope,
+        store_latents(context.op, saved.attention.kv_latent_KC.plain, saved.attention.k_rope,
                       ids(same_slot, arena.device()), batch.positions(arena.device()), cache_SPN);
       });
 }

@@ -5,6 +5,7 @@
 
 #include <span>
 
+#include "ep/local_dispatcher.h"
 #include "model/model.h"
 #include "ops/gemm.h"
 
@@ -50,6 +51,7 @@ class Decoder {
   const Model& model_;
   DecoderOptions options_;
   RopeTable rope_;
+  ep::LocalDispatcher dispatcher_;
   QuantizedWeights unquantized_;  // texts are decoded in the type that layers compute in
   GemmLibrary gemm_;
   Arena arena_;

@@ -1,4 +1,5 @@
-// The dense feed-forward network, also the shared experts of an MoE layer: W2 · (silu(W1 x) ⊙ W3 x).
+// The dense feed-forward network, also the shared experts of an MoE layer: W2 · (silu(W1 x) ⊙ W3 x). Tensor-parallel
+// ranks have I / tp of the hidden width each (model/token_exchange.h).
 #pragma once
 
 #include "model/gemm_site.h"
@@ -11,10 +12,13 @@ class FeedForward {
   FeedForward(Parameters& parameters, std::int64_t dim, std::int64_t inter_dim, const std::string& prefix,
               std::int64_t layer);
 
-  std::int64_t inter_dim() const { return inter_dim_; }
-  InputForms x_forms(const LayerContext& context) const { return input_forms(context, {w13_}); }
+  /// Forms of x_TD.
+  InputForms x_forms(const LayerContext& context) const;
+  /// Memory for h_T2I: what the backward needs, of all T tokens.
+  Tensor allocate_saved(const LayerContext& context) const;
 
-  /// h_T2I = x · W13ᵀ, which the backward needs; out_TD (= or +=) the network's output, not computed if undefined.
+  /// h_T2I = x · W13ᵀ; out_TD (= or +=) the network's output, not computed if undefined. x_TD, out_TD and their
+  /// gradients: [t, D].
   void forward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I, const Tensor& out_TD,
                Write write) const;
 
@@ -23,8 +27,8 @@ class FeedForward {
                 const Tensor& d_x_TD) const;
 
  private:
-  std::int64_t inter_dim_;
   ParamId w13_, w2_;
+  std::int64_t inter_dim_;  // I, of this rank
 };
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/elementwise.h"
 #include "ops/grouped_gemm.h"
 #include "ops/quantize.h"
 #include "ops/quantized_gemm.h"
@@ -105,6 +106,7 @@ void linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId s
 }
 
 void linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site) {
+  if (context.deferred != nullptr) return context.deferred->add(context, d_y, x, site, {});
   if (is_high(context.precision(site).wgrad)) {
     linear_wgrad(context.op, d_y.plain, x.plain, context.gradient(site));
   } else {
@@ -134,6 +136,7 @@ void grouped_linear_dgrad(const LayerContext& context, const GemmOperand& d_y, P
 
 void grouped_linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
                           const Tensor& offsets_E1) {
+  if (context.deferred != nullptr) return context.deferred->add(context, d_y, x, site, offsets_E1);
   if (is_high(context.precision(site).wgrad)) {
     grouped_linear_wgrad(context.op, d_y.plain, x.plain, offsets_E1, context.gradient(site));
   } else {
@@ -141,10 +144,47 @@ void grouped_linear_wgrad(const LayerContext& context, const GemmOperand& d_y, c
   }
 }
 
-std::int64_t row_alignment(const LayerContext& context, std::initializer_list<ParamId> sites) {
+void DeferredWgrads::add(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
+                         const Tensor& offsets_E1) {
+  TESSERA_CHECK(wgrads_.size() < wgrads_.capacity(), "{} gradients put off", wgrads_.size());
+  const auto keep_tensor = [&](const Tensor& tensor) {
+    if (context.kept->contains(tensor)) return tensor;
+    const Tensor copied = context.kept->allocate(tensor.shape(), tensor.dtype());
+    copy(context.op, tensor, copied);
+    return copied;
+  };
+  const bool is_high_precision = is_high(context.precision(site).wgrad);
+  // Of all forms, the one that the product reads.
+  const auto keep = [&](const GemmOperand& operand) {
+    GemmOperand result;
+    if (is_high_precision) {
+      result.plain = keep_tensor(operand.plain);
+    } else {
+      result.columns = {keep_tensor(operand.columns.elements), keep_tensor(operand.columns.scales),
+                        operand.columns.format};
+    }
+    return result;
+  };
+  wgrads_.push_back({keep(d_y), keep(x), site, offsets_E1.defined() ? keep_tensor(offsets_E1) : Tensor()});
+}
+
+void DeferredWgrads::run(const LayerContext& context) {
+  LayerContext now = context;
+  now.deferred = nullptr;
+  for (const Wgrad& wgrad : wgrads_) {
+    if (wgrad.offsets_E1.defined()) {
+      grouped_linear_wgrad(now, wgrad.d_y, wgrad.x, wgrad.site, wgrad.offsets_E1);
+    } else {
+      linear_wgrad(now, wgrad.d_y, wgrad.x, wgrad.site);
+    }
+  }
+  wgrads_.clear();
+}
+
+std::int64_t row_alignment(const QuantizedWeights& quantized, std::initializer_list<ParamId> sites) {
   std::int64_t alignment = 1;
   for (const ParamId site : sites) {
-    const SitePrecision& precision = context.precision(site);
+    const SitePrecision& precision = quantized.precision(site);
     if (!is_high(precision.wgrad)) alignment = std::max<std::int64_t>(alignment, precision.activation.along);
   }
   return alignment;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <vector>
 
 #include "model/layer_context.h"
 #include "ops/gemm.h"
@@ -51,7 +52,28 @@ void grouped_linear_dgrad(const LayerContext& context, const GemmOperand& d_y, P
 void grouped_linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
                           const Tensor& offsets_E1);
 
+/// Weights' gradients that a backward has put off (zero-bubble pipelines, arXiv 2401.10241), with the operands that
+/// they need: where these are not in `kept` already, copies there.
+class DeferredWgrads {
+ public:
+  /// Room for so many gradients, so that adding them takes no memory of its own.
+  explicit DeferredWgrads(std::size_t max_gradients) { wgrads_.reserve(max_gradients); }
+  /// offsets_E1: of a grouped site.
+  void add(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
+           const Tensor& offsets_E1);
+  /// Computes them in the order in which they came, and forgets them.
+  void run(const LayerContext& context);
+
+ private:
+  struct Wgrad {
+    GemmOperand d_y, x;
+    ParamId site;
+    Tensor offsets_E1;
+  };
+  std::vector<Wgrad> wgrads_;
+};
+
 /// What groups of rows must begin at a multiple of, for these sites' gradients.
-std::int64_t row_alignment(const LayerContext& context, std::initializer_list<ParamId> sites);
+std::int64_t row_alignment(const QuantizedWeights& quantized, std::initializer_list<ParamId> sites);
 
 }  // namespace tessera

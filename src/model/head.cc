@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "model/token_exchange.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
@@ -29,19 +30,23 @@ double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, c
                               const Tensor& d_x_TD, const Tensor& logits_TV) const {
   const TraceScope trace(context.op.trace, "head");
   const Context& op = context.op;
-  const std::int64_t num_tokens = x_TD.dim(0), vocab = context.config->vocab_size;
+  ProcessGroup& ranks = context.mesh->tp;
+  const std::string& name = context.parameters->spec(output_).name;
+  const std::int64_t num_tokens = context.num_tokens(), num_local = x_TD.dim(0);
+  const std::int64_t vocab = context.config->vocab_size / ranks.size(), first_id = ranks.rank() * vocab;
   const bool backward = d_x_TD.defined();
   const ArenaScope scope(*op.arena);
-  const Tensor y_TD = context.allocate(x_TD.shape());
-  const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
+  const Tensor y_tD = context.allocate(x_TD.shape());
+  const Tensor rstd_t = context.allocate({num_local}, DType::kFloat32);
   const Tensor losses_T = context.allocate({num_tokens}, DType::kFloat32);
-  const Tensor d_y_TD = backward ? context.allocate(x_TD.shape()) : Tensor();
-  rmsnorm_forward(op, x_TD, context.weight(norm_), context.config->norm_eps, y_TD, rstd_T);
+  rmsnorm_forward(op, x_TD, context.weight(norm_), context.config->norm_eps, y_tD, rstd_t);
+  const Tensor y_TD = gather_tokens(context, y_tD, name);
+  const Tensor d_y_TD = backward ? context.allocate(y_TD.shape()) : Tensor();
 
   for (std::int64_t begin = 0; begin < num_tokens; begin += kTokensPerChunk) {
     const std::int64_t end = std::min(num_tokens, begin + kTokensPerChunk);
     const ArenaScope chunk_scope(*op.arena);
-    const Tensor y_chunk_TD = y_TD.rows(begin, end);
+    const Tensor y_chunk_TD = y_TD.rows(begin, end), labels = labels_T.rows(begin, end);
     const Tensor chunk_TV = context.allocate({end - begin, vocab}, DType::kFloat32);
     linear_forward(op, y_chunk_TD, context.weight(output_), chunk_TV);
     if (logits_TV.defined()) convert(op, chunk_TV, logits_TV.rows(begin, end));
@@ -49,17 +54,23 @@ double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, c
     if (backward) {
       d_chunk_TV = context.compute() == DType::kFloat32 ? chunk_TV : context.allocate({end - begin, vocab});
     }
-    cross_entropy(op, chunk_TV, labels_T.rows(begin, end), scale, losses_T.rows(begin, end), d_chunk_TV);
+    const Tensor sums_PT3 = context.allocate({ranks.size(), end - begin, 3}, DType::kFloat32);
+    const Tensor sums_T3 = sums_PT3[ranks.rank()];
+    cross_entropy_sums(op, chunk_TV, labels, first_id, sums_T3);
+    if (!op.measuring()) ranks.all_gather(sums_T3, sums_PT3, name).wait();
+    cross_entropy(op, sums_PT3, chunk_TV, labels, first_id, scale, losses_T.rows(begin, end), d_chunk_TV);
     if (!backward) continue;
     linear_dgrad(op, d_chunk_TV, context.weight(output_), d_y_TD.rows(begin, end));
     linear_wgrad(op, d_chunk_TV, y_chunk_TD, context.gradient(output_));
   }
   if (backward) {
-    rmsnorm_backward(op, d_y_TD, x_TD, context.weight(norm_), rstd_T, d_x_TD, Write::kAssign, context.gradient(norm_));
+    const Tensor d_y_tD = reduce_scatter_tokens(context, d_y_TD, name);
+    rmsnorm_backward(op, d_y_tD, x_TD, context.weight(norm_), rstd_t, d_x_TD, Write::kAssign, context.gradient(norm_));
   }
   if (op.measuring()) return 0.0;
+  const Tensor losses_t = context.local_rows(losses_T);
   double sum = 0.0;
-  for (std::int64_t t = 0; t < num_tokens; ++t) sum += static_cast<double>(losses_T.data<float>()[t]);
+  for (std::int64_t t = 0; t < num_local; ++t) sum += static_cast<double>(losses_t.data<float>()[t]);
   return sum;
 }
 

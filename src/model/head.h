@@ -1,5 +1,6 @@
 // The end of the model: final norm, vocabulary projection and cross-entropy, with their gradients, chunk by chunk over
-// the tokens, so that logits of more than one chunk are never in memory.
+// the tokens, so that logits of more than one chunk are never in memory. Tensor-parallel ranks have V / tp entries of
+// the vocabulary each; of the logits, a rank tells the others three sums per token (ops/cross_entropy.h).
 #pragma once
 
 #include "model/layer_context.h"
@@ -11,8 +12,10 @@ class Head {
   /// Adds `norm_name` [D]. `output`: the vocabulary projection [V, D], which MTP modules share.
   Head(Parameters& parameters, const ModelConfig& config, const std::string& norm_name, ParamId output);
 
-  /// Returns the sum of the valid labels' cross-entropies. If d_x_TD is defined: it is assigned `scale` times the
-  /// gradient of that sum, and the parameters' gradients +=. logits_TV (float32) is filled if defined (for tests).
+  /// x_TD: this rank's tokens [t, D]; labels_T: of all. Returns the sum of the cross-entropies of this rank's tokens
+  /// with valid labels. If d_x_TD is defined: it is assigned `scale` times the gradient of all ranks' sums, and the
+  /// parameters' gradients +=. logits_TV (float32) is filled if defined (for tests, of a rank that has the whole
+  /// vocabulary).
   double forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
                           const Tensor& d_x_TD, const Tensor& logits_TV = {}) const;
 

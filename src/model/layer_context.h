@@ -1,11 +1,13 @@
 // What every layer of the model is told besides its operands.
 #pragma once
 
+#include "ep/dispatcher.h"
 #include "model/batch.h"
 #include "model/config.h"
 #include "model/quantized_weights.h"
 #include "model/rope_table.h"
 #include "ops/context.h"
+#include "parallel/mesh.h"
 
 namespace tessera {
 
@@ -29,6 +31,8 @@ class SiteProbe {
                        std::int64_t num_rows) = 0;
 };
 
+class DeferredWgrads;
+
 struct LayerContext {
   Context op;
   const ModelConfig* config;
@@ -36,21 +40,40 @@ struct LayerContext {
   const QuantizedWeights* quantized;
   const Batch* batch;
   const RopeTable* rope;
+  Mesh* mesh;
+  Dispatcher* dispatcher;  // of all MoE layers
   Recompute recompute = Recompute::kNone;
   /// True while a forward is repeated for the backward: counts that a forward adds up stay as they are.
   bool repeated = false;
   /// Factor of the balance loss's gradient: 1 / (sequences of the global batch).
   float balance_scale = 0.0f;
   SiteProbe* probe = nullptr;
-  /// [T, D] each, shared by all blocks of a pass: a branch's output, and a norm's output where it is not kept.
-  Tensor branch_TD, norm_TD;
+  /// Where a forward puts what its backward needs; null: on op's arena, in the order of the layers, so that the
+  /// backward gives it back in the opposite order.
+  Arena* kept = nullptr;
+  /// Where a backward puts what the weights' gradients need, to be computed later; null: it computes them itself.
+  DeferredWgrads* deferred = nullptr;
 
   Tensor weight(ParamId id) const { return parameters->weight(id); }
   Tensor gradient(ParamId id) const { return parameters->gradient(id); }
   const SitePrecision& precision(ParamId id) const { return quantized->precision(id); }
   DType compute() const { return parameters->compute_dtype(); }
+  /// T: of the micro-batch, on this rank and on the tensor-parallel ranks with the same ones; t: those of them that
+  /// this rank has between layers, from first_local_token() on.
   std::int64_t num_tokens() const { return batch->num_tokens(); }
+  std::int64_t num_local_tokens() const { return num_tokens() / mesh->degrees.tp; }
+  std::int64_t first_local_token() const { return mesh->place.tp * num_local_tokens(); }
+  /// This rank's rows of what has a row per token of the micro-batch.
+  Tensor local_rows(const Tensor& x_T) const {
+    return x_T.rows(first_local_token(), first_local_token() + num_local_tokens());
+  }
 
+  /// To allocate what is kept.
+  LayerContext keeping() const {
+    LayerContext result = *this;
+    if (kept != nullptr) result.op.arena = kept;
+    return result;
+  }
   Tensor allocate(Shape shape) const { return op.arena->allocate(shape, compute()); }
   Tensor allocate(Shape shape, DType dtype) const { return op.arena->allocate(shape, dtype); }
 };

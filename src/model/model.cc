@@ -1,8 +1,10 @@
 #include "model/model.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/stopwatch.h"
+#include "model/token_exchange.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
@@ -17,53 +19,133 @@ Init init_by_depth(std::int64_t layer) {
 /// One multi-token prediction module: z = W_eh · [norm(embedding of a later token) | norm(previous hidden)], a block,
 /// and a head with its own norm on the shared output projection.
 struct Model::MtpModule {
+  UnitId unit;
   ParamId embedding_norm, hidden_norm, eh_proj;
   Block block;
   Head head;
 };
 
+namespace {
+
+ShardOptions shard_options(const ModelConfig& config, const ModelOptions& options) {
+  // One unit that is computed and one that is on its way. A multi-token prediction module needs the embedding and the
+  // head at the same time.
+  return {.keep_gathered = options.keep_gathered,
+          .keep_gradients = options.keep_gradients,
+          .num_slots = config.num_mtp_modules == 0 ? std::size_t{2} : 4};
+}
+
+/// The gradients that a stage may put off: those of a block's GEMM sites.
+constexpr std::size_t kMaxSitesPerBlock = 12;
+
+}  // namespace
+
 Model::Model(const ModelConfig& config, const ModelOptions& options)
-    : config_(config), options_(options), rope_(config, options.seq_len) {
+    : config_(config),
+      options_(options),
+      parameters_(options.mesh, shard_options(config, options)),
+      rope_(config, options.seq_len) {
   config_.validate();
-  embedding_ = parameters_.add({"tok_embeddings.weight", {config.vocab_size, config.dim}, {.std = 1.0f}});
-  blocks_.reserve(static_cast<std::size_t>(config.n_layers));
-  for (std::int64_t layer = 0; layer < config.n_layers; ++layer) {
-    blocks_.emplace_back(parameters_, config, config.is_moe_layer(layer), options.force_load_balance,
-                         fmt::format("layers.{}.", layer), layer);
+  if (options_.stages.empty()) {
+    options_.stages = {{.embedding = true, .first_layer = 0, .num_layers = config.n_layers, .head = true}};
   }
-  const float output_std = 1.0f / std::sqrt(static_cast<float>(config.dim));
-  output_ = parameters_.add(
-      {"output.weight", {config.vocab_size, config.dim}, {.std = output_std, .bound = 3.0f * output_std}});
-  head_ = std::make_unique<Head>(parameters_, config, "norm.weight", output_);
+  const bool has_embedding = options_.stages.front().embedding, has_head = options_.stages.back().head;
+  const Cut by_vocabulary{.axis = Cut::Axis::kTensor, .dim = 0};
+  if (has_embedding) {
+    embedding_ = parameters_.add({.name = "tok_embeddings.weight",
+                                  .shape = {config.vocab_size, config.dim},
+                                  .init = {.std = 1.0f},
+                                  .cut = by_vocabulary});
+  }
+  first_block_unit_ = parameters_.num_units();
+  std::int64_t num_layers = 0;
+  for (const StageModules& modules : options_.stages) num_layers += modules.num_layers;
+  blocks_.reserve(static_cast<std::size_t>(num_layers));
+  for (const StageModules& modules : options_.stages) {
+    stages_.push_back({.modules = modules,
+                       .first_block = blocks_.size(),
+                       .num_blocks = static_cast<std::size_t>(modules.num_layers)});
+    for (std::int64_t layer = modules.first_layer; layer < modules.first_layer + modules.num_layers; ++layer) {
+      parameters_.begin_unit();
+      blocks_.emplace_back(parameters_, config, config.is_moe_layer(layer), options.force_load_balance,
+                           fmt::format("layers.{}.", layer), layer);
+    }
+  }
+  if (has_head) {
+    head_unit_ = parameters_.begin_unit();
+    const float output_std = 1.0f / std::sqrt(static_cast<float>(config.dim));
+    output_ = parameters_.add({.name = "output.weight",
+                               .shape = {config.vocab_size, config.dim},
+                               .init = {.std = output_std, .bound = 3.0f * output_std},
+                               .cut = by_vocabulary});
+    head_ = std::make_unique<Head>(parameters_, config, "norm.weight", output_);
+    TESSERA_CHECK(config.num_mtp_modules == 0 || has_embedding, "multi-token prediction without the embedding");
+    mtp_.reserve(static_cast<std::size_t>(config.num_mtp_modules));
+    for (std::int64_t module = 0; module < config.num_mtp_modules; ++module) {
+      const std::string prefix = fmt::format("mtp.{}.", module);
+      const bool is_moe = config.n_dense_layers < config.n_layers;
+      const std::int64_t layer = config.n_layers + module;
+      const UnitId unit = parameters_.begin_unit();
+      const ParamId embedding_norm = parameters_.add({prefix + "embedding_norm.weight", {config.dim}, {}});
+      const ParamId hidden_norm = parameters_.add({prefix + "hidden_norm.weight", {config.dim}, {}});
+      const ParamId eh_proj =
+          parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
+      mtp_.push_back({unit, embedding_norm, hidden_norm, eh_proj,
+                      Block(parameters_, config, is_moe, options.force_load_balance, prefix + "block.", layer),
+                      Head(parameters_, config, prefix + "norm.weight", output_)});
+    }
+  }
 
-  mtp_.reserve(static_cast<std::size_t>(config.num_mtp_modules));
-  for (std::int64_t module = 0; module < config.num_mtp_modules; ++module) {
-    const std::string prefix = fmt::format("mtp.{}.", module);
-    const bool is_moe = config.n_dense_layers < config.n_layers;
-    const std::int64_t layer = config.n_layers + module;
-    const ParamId embedding_norm = parameters_.add({prefix + "embedding_norm.weight", {config.dim}, {}});
-    const ParamId hidden_norm = parameters_.add({prefix + "hidden_norm.weight", {config.dim}, {}});
-    const ParamId eh_proj = parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
-    mtp_.push_back({embedding_norm, hidden_norm, eh_proj,
-                    Block(parameters_, config, is_moe, options.force_load_balance, prefix + "block.", layer),
-                    Head(parameters_, config, prefix + "norm.weight", output_)});
+  const auto add_moe_layer = [&](const Block& block, std::int64_t layer) {
+    if (block.moe() == nullptr) return;
+    moe_layers_.push_back(block.moe());
+    moe_index_.push_back(static_cast<std::size_t>(layer - config.n_dense_layers));
+  };
+  for (const Stage& stage : stages_) {
+    for (std::size_t i = 0; i < stage.num_blocks; ++i) {
+      add_moe_layer(blocks_[stage.first_block + i], stage.modules.first_layer + static_cast<std::int64_t>(i));
+    }
   }
-
-  for (const Block& block : blocks_) {
-    if (block.moe() != nullptr) moe_layers_.push_back(block.moe());
+  for (std::size_t k = 0; k < mtp_.size(); ++k) {
+    add_moe_layer(mtp_[k].block, config.n_layers + static_cast<std::int64_t>(k));
   }
-  for (const MtpModule& module : mtp_) {
-    if (module.block.moe() != nullptr) moe_layers_.push_back(module.block.moe());
-  }
+  dispatcher_ = make_dispatcher();
   loads_.resize(moe_layers_.size());
   clear_loads();
   discarded_loads_ = loads_;
-  saved_.resize(blocks_.size() + mtp_.size());
-  mtp_saved_.resize(mtp_.size());
-  d_module_.resize(mtp_.size());
+  saved_ = make_saved(0, false);
+}
+
+StageSaved Model::make_saved(std::size_t stage, bool defers) const {
+  StageSaved saved;
+  const std::size_t num_modules = stages_[stage].modules.head ? mtp_.size() : 0;
+  saved.blocks.resize(stages_[stage].num_blocks + num_modules);
+  saved.mtp.resize(num_modules);
+  saved.d_modules.resize(num_modules);
+  if (defers) saved.deferred.emplace(kMaxSitesPerBlock * saved.blocks.size());
+  return saved;
 }
 
 Model::~Model() = default;
+
+std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
+  if (moe_layers_.empty() || options_.max_tokens == 0) return nullptr;
+  DispatchOptions dispatch = dispatch_options(config_, options_.compute, options_.max_tokens);
+  dispatch.capacity_factor = options_.capacity_factor;
+  dispatch.dispatch_forward = options_.dispatch_forward;
+  dispatch.combine_backward = options_.combine_backward;
+  for (const Moe* moe : moe_layers_) {
+    dispatch.max_alignment = std::max(dispatch.max_alignment, moe->row_alignment(quantized_));
+  }
+  ProcessGroup& group = parameters_.mesh().ep;
+  const DispatchBackend backend = group.size() == 1 ? DispatchBackend::kLocal : options_.dispatch_backend;
+  return tessera::make_dispatcher(backend, group, dispatch);
+}
+
+void Model::set_precisions(PrecisionTable table) {
+  quantized_ = QuantizedWeights(parameters_, std::move(table));
+  dispatcher_ = make_dispatcher();
+}
 
 ParameterCounts Model::count_parameters() const {
   ParameterCounts counts{};
@@ -82,21 +164,24 @@ ParameterCounts Model::count_parameters() const {
       counts.dense += size;
     }
   }
-  counts.embedding = parameters_.spec(embedding_).shape.num_elements();
+  counts.embedding = config_.vocab_size * config_.dim;
   counts.active = counts.dense + sparse_active;
   return counts;
 }
 
 LayerContext Model::layer_context(const Context& op, const Batch& batch) const {
-  return {.op = op,
-          .config = &config_,
-          .parameters = &parameters_,
-          .quantized = &quantized_,
-          .batch = &batch,
-          .rope = &rope_,
-          .recompute = options_.recompute,
-          .branch_TD = {},
-          .norm_TD = {}};
+  const LayerContext context{.op = op,
+                             .config = &config_,
+                             .parameters = &parameters_,
+                             .quantized = &quantized_,
+                             .batch = &batch,
+                             .rope = &rope_,
+                             .mesh = &parameters_.mesh(),
+                             .dispatcher = dispatcher_.get(),
+                             .recompute = options_.recompute};
+  TESSERA_CHECK(context.num_local_tokens() <= options_.max_tokens, "{} tokens, of at most {}",
+                context.num_local_tokens(), options_.max_tokens);
+  return context;
 }
 
 MoeLoad* Model::load_of(const Block& block, std::vector<MoeLoad>& loads) {
@@ -120,19 +205,34 @@ void Model::update_expert_biases() {
   }
 }
 
+void Model::embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_TD) const {
+  const Tensor table_VD = context.weight(embedding_);
+  const std::int64_t first_id = parameters_.mesh().place.tp * table_VD.dim(0);
+  sum_tokens(context, x_TD, Write::kAssign, parameters_.spec(embedding_).name,
+             [&](const Tensor& x, Write) { embedding_forward(context.op, tokens_T, table_VD, first_id, x); });
+}
+
+void Model::embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_TD) const {
+  const ArenaScope scope(*context.op.arena);
+  const Tensor d_table_VD = context.gradient(embedding_);
+  embedding_backward(context.op, tokens_T, gather_tokens(context, d_x_TD, parameters_.spec(embedding_).name),
+                     parameters_.mesh().place.tp * d_table_VD.dim(0), d_table_VD);
+}
+
 /// z_TD from the embedding of tokens_T and the previous hidden state. W_eh's columns are two weights side by side.
 void Model::mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T,
                       const Tensor& hidden_TD, MtpSaved& saved, const Tensor& z_TD) const {
   const Context& op = context.op;
-  const std::int64_t num_tokens = context.num_tokens(), dim = config_.dim;
+  const std::int64_t num_tokens = context.num_local_tokens(), dim = config_.dim;
   const Shape shape{num_tokens, dim};
-  saved = {.embedding_TD = context.allocate(shape),
-           .embedding_y_TD = context.allocate(shape),
-           .embedding_rstd_T = context.allocate({num_tokens}, DType::kFloat32),
+  const LayerContext keeping = context.keeping();
+  saved = {.embedding_TD = keeping.allocate(shape),
+           .embedding_y_TD = keeping.allocate(shape),
+           .embedding_rstd_T = keeping.allocate({num_tokens}, DType::kFloat32),
            .hidden_TD = hidden_TD,
-           .hidden_y_TD = context.allocate(shape),
-           .hidden_rstd_T = context.allocate({num_tokens}, DType::kFloat32)};
-  embedding_forward(op, tokens_T, context.weight(embedding_), saved.embedding_TD);
+           .hidden_y_TD = keeping.allocate(shape),
+           .hidden_rstd_T = keeping.allocate({num_tokens}, DType::kFloat32)};
+  embed(context, tokens_T, saved.embedding_TD);
   rmsnorm_forward(op, saved.embedding_TD, context.weight(module.embedding_norm), config_.norm_eps, saved.embedding_y_TD,
                   saved.embedding_rstd_T);
   rmsnorm_forward(op, hidden_TD, context.weight(module.hidden_norm), config_.norm_eps, saved.hidden_y_TD,
@@ -142,109 +242,225 @@ void Model::mtp_input(const LayerContext& context, const MtpModule& module, cons
   linear_forward(op, saved.hidden_y_TD, eh_proj.columns(dim, 2 * dim), z_TD, Write::kAccumulate);
 }
 
+std::optional<UnitId> Model::unit_after(const Stage& stage, std::size_t block) const {
+  if (block + 1 < stage.first_block + stage.num_blocks) return block_unit(block + 1);
+  return stage.modules.head ? std::optional(head_unit_) : std::nullopt;
+}
+
+void Model::begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next) {
+  if (parameters_.acquire(unit)) quantized_.refresh(op, unit);
+  if (next) parameters_.prefetch(*next);
+}
+
+void Model::begin_unit_backward(const Context& op, UnitId unit, std::optional<UnitId> next) {
+  begin_unit(op, unit, next);
+  parameters_.acquire_gradients(unit);
+}
+
+void Model::end_unit_backward(UnitId unit) {
+  parameters_.release_gradients(unit);
+  parameters_.release(unit);
+}
+
 LossSums Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds,
                            SiteProbe* probe) {
-  const Stopwatch forward_watch;
-  const Device device = op.device();
-  LayerContext context = layer_context(op, batch);
-  context.balance_scale = static_cast<float>(scale.per_sequence);
-  context.probe = probe;
-  const std::int64_t dim = config_.dim;
-  const Shape shape{batch.num_tokens(), dim};
+  TESSERA_CHECK(stages_.size() == 1 && stages_[0].modules.embedding && stages_[0].modules.head);
   const ArenaScope scope(*op.arena);
-  LossSums sums;
-  context.branch_TD = context.allocate(shape);
-  context.norm_TD = context.allocate(shape);
-
-  // Forward.
-  Tensor x_TD = context.allocate(shape);
-  embedding_forward(op, batch.inputs(device), context.weight(embedding_), x_TD);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    const Tensor out_TD = context.allocate(shape);
-    blocks_[i].forward(context, x_TD, saved_[i], out_TD, load_of(blocks_[i], loads_));
-    x_TD = out_TD;
-  }
-  const Tensor d_TD = context.allocate(shape);
-  sums.main = head_->forward_backward(context, x_TD, batch.labels(device), static_cast<float>(scale.per_token), d_TD);
-
-  // Multi-token prediction, forward. d_module_[k] is the gradient of module k's output.
-  const std::size_t num_modules = mtp_.size();
-  const double mtp_scale =
-      num_modules == 0 ? 0.0 : scale.per_token * config_.mtp_loss_weight / static_cast<double>(num_modules);
-  for (std::size_t k = 0; k < num_modules; ++k) {
-    BlockSaved& saved = saved_[blocks_.size() + k];
-    const Tensor z_TD = context.allocate(shape), out_TD = context.allocate(shape);
-    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, mtp_saved_[k], z_TD);
-    mtp_[k].block.forward(context, z_TD, saved, out_TD, load_of(mtp_[k].block, loads_));
-    d_module_[k] = context.allocate(shape);
-    sums.mtp += mtp_[k].head.forward_backward(context, out_TD, batch.mtp_labels(k, device),
-                                              static_cast<float>(mtp_scale), d_module_[k]);
-    x_TD = out_TD;
-  }
-
-  // Backward, in the mirror order.
+  const Stopwatch forward_watch;
+  const LossSums sums = forward(op, 0, batch, scale, saved_, probe);
   if (seconds != nullptr) seconds->forward += forward_watch.seconds();
   const Stopwatch backward_watch;
-  for (std::size_t k = num_modules; k-- > 0;) {
-    const MtpModule& module = mtp_[k];
-    const MtpSaved& saved = mtp_saved_[k];
-    const ArenaScope module_scope(*op.arena);
-    const Tensor d_z_TD = d_module_[k];
-    module.block.backward(context, saved_[blocks_.size() + k], d_z_TD, load_of(module.block, loads_));
-    const Tensor d_y_TD = context.allocate(shape), d_embedding_TD = context.allocate(shape);
-    const Tensor eh_proj = context.weight(module.eh_proj), d_eh_proj = context.gradient(module.eh_proj);
-    linear_wgrad(op, d_z_TD, saved.embedding_y_TD, d_eh_proj.columns(0, dim));
-    linear_dgrad(op, d_z_TD, eh_proj.columns(0, dim), d_y_TD);
-    rmsnorm_backward(op, d_y_TD, saved.embedding_TD, context.weight(module.embedding_norm), saved.embedding_rstd_T,
-                     d_embedding_TD, Write::kAssign, context.gradient(module.embedding_norm));
-    embedding_backward(op, batch.mtp_inputs(k, device), d_embedding_TD, context.gradient(embedding_));
-    linear_wgrad(op, d_z_TD, saved.hidden_y_TD, d_eh_proj.columns(dim, 2 * dim));
-    linear_dgrad(op, d_z_TD, eh_proj.columns(dim, 2 * dim), d_y_TD);
-    rmsnorm_backward(op, d_y_TD, saved.hidden_TD, context.weight(module.hidden_norm), saved.hidden_rstd_T,
-                     k == 0 ? d_TD : d_module_[k - 1], Write::kAccumulate, context.gradient(module.hidden_norm));
-  }
-  for (std::size_t i = blocks_.size(); i-- > 0;) {
-    blocks_[i].backward(context, saved_[i], d_TD, load_of(blocks_[i], loads_));
-  }
-  embedding_backward(op, batch.inputs(device), d_TD, context.gradient(embedding_));
+  backward(op, 0, batch, scale, saved_, probe);
   if (seconds != nullptr) seconds->backward += backward_watch.seconds();
   return sums;
 }
 
+LossSums Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch, const LossScale& scale,
+                        StageSaved& saved, SiteProbe* probe) {
+  const Stage& stage = stages_[stage_idx];
+  const Device device = op.device();
+  LayerContext context = layer_context(op, batch);
+  context.probe = probe;
+  context.kept = saved.arena;
+  const LayerContext keeping = context.keeping();
+  const Shape shape{context.num_local_tokens(), config_.dim};
+  LossSums sums;
+
+  if (stage.modules.embedding) {
+    saved.x_TD = keeping.allocate(shape);
+    begin_unit(op, embedding_unit_, stage.num_blocks > 0 ? std::optional(block_unit(stage.first_block)) : std::nullopt);
+    embed(context, batch.inputs(device), saved.x_TD);
+    end_unit(embedding_unit_);
+  }
+  Tensor x_TD = saved.x_TD;
+  for (std::size_t i = 0; i < stage.num_blocks; ++i) {
+    const std::size_t block = stage.first_block + i;
+    const Tensor out_TD = keeping.allocate(shape);
+    begin_unit(op, block_unit(block), unit_after(stage, block));
+    blocks_[block].forward(context, x_TD, saved.blocks[i], out_TD, load_of(blocks_[block], loads_));
+    end_unit(block_unit(block));
+    x_TD = out_TD;
+  }
+  saved.d_TD = keeping.allocate(shape);
+  if (!stage.modules.head) {
+    saved.out_TD = x_TD;
+    return sums;
+  }
+  begin_unit_backward(
+      op, head_unit_,
+      stage.num_blocks > 0 ? std::optional(block_unit(stage.first_block + stage.num_blocks - 1)) : std::nullopt);
+  sums.main =
+      head_->forward_backward(context, x_TD, batch.labels(device), static_cast<float>(scale.per_token), saved.d_TD);
+  end_unit_backward(head_unit_);
+
+  // Multi-token prediction.
+  const double mtp_scale =
+      mtp_.empty() ? 0.0 : scale.per_token * config_.mtp_loss_weight / static_cast<double>(mtp_.size());
+  for (std::size_t k = 0; k < mtp_.size(); ++k) {
+    const Tensor z_TD = keeping.allocate(shape), out_TD = keeping.allocate(shape);
+    begin_unit(op, embedding_unit_);
+    begin_unit_backward(op, mtp_[k].unit, head_unit_);  // its norm's gradient comes with the loss
+    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, saved.mtp[k], z_TD);
+    end_unit(embedding_unit_);
+    mtp_[k].block.forward(context, z_TD, saved.blocks[stage.num_blocks + k], out_TD, load_of(mtp_[k].block, loads_));
+    saved.d_modules[k] = keeping.allocate(shape);
+    begin_unit_backward(op, head_unit_);
+    sums.mtp += mtp_[k].head.forward_backward(context, out_TD, batch.mtp_labels(k, device),
+                                              static_cast<float>(mtp_scale), saved.d_modules[k]);
+    end_unit_backward(head_unit_);
+    end_unit_backward(mtp_[k].unit);
+    x_TD = out_TD;
+  }
+  return sums;
+}
+
+void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batch, const LossScale& scale,
+                     StageSaved& saved, SiteProbe* probe) {
+  const Stage& stage = stages_[stage_idx];
+  const Device device = op.device();
+  LayerContext context = layer_context(op, batch);
+  context.balance_scale = static_cast<float>(scale.per_sequence);
+  context.probe = probe;
+  context.kept = saved.arena;
+  context.deferred = saved.deferred ? &*saved.deferred : nullptr;
+  const std::int64_t dim = config_.dim;
+  const Shape shape{context.num_local_tokens(), dim};
+  const ArenaScope scope(*op.arena);
+  // Layers change it in place, and weights' gradients that are put off keep what does not change.
+  const auto changing = [&](const Tensor& d) {
+    if (context.deferred == nullptr) return d;
+    const Tensor scratch = context.allocate(d.shape());
+    copy(op, d, scratch);
+    return scratch;
+  };
+  const Tensor d_TD = changing(saved.d_TD);
+  for (std::size_t k = saved.mtp.size(); k-- > 0;) {
+    const MtpModule& module = mtp_[k];
+    const MtpSaved& projection = saved.mtp[k];
+    const ArenaScope module_scope(*op.arena);
+    const Tensor d_z_TD = changing(saved.d_modules[k]);
+    begin_unit_backward(op, module.unit, embedding_unit_);
+    begin_unit_backward(op, embedding_unit_);
+    module.block.backward(context, saved.blocks[stage.num_blocks + k], d_z_TD, load_of(module.block, loads_));
+    const Tensor d_y_TD = context.allocate(shape), d_embedding_TD = context.allocate(shape);
+    const Tensor eh_proj = context.weight(module.eh_proj), d_eh_proj = context.gradient(module.eh_proj);
+    linear_wgrad(op, d_z_TD, projection.embedding_y_TD, d_eh_proj.columns(0, dim));
+    linear_dgrad(op, d_z_TD, eh_proj.columns(0, dim), d_y_TD);
+    rmsnorm_backward(op, d_y_TD, projection.embedding_TD, context.weight(module.embedding_norm),
+                     projection.embedding_rstd_T, d_embedding_TD, Write::kAssign,
+                     context.gradient(module.embedding_norm));
+    embed_backward(context, batch.mtp_inputs(k, device), d_embedding_TD);
+    linear_wgrad(op, d_z_TD, projection.hidden_y_TD, d_eh_proj.columns(dim, 2 * dim));
+    linear_dgrad(op, d_z_TD, eh_proj.columns(dim, 2 * dim), d_y_TD);
+    rmsnorm_backward(op, d_y_TD, projection.hidden_TD, context.weight(module.hidden_norm), projection.hidden_rstd_T,
+                     k == 0 ? d_TD : saved.d_modules[k - 1], Write::kAccumulate, context.gradient(module.hidden_norm));
+    end_unit_backward(embedding_unit_);
+    end_unit_backward(module.unit);
+  }
+  for (std::size_t i = stage.num_blocks; i-- > 0;) {
+    const std::size_t block = stage.first_block + i;
+    begin_unit_backward(op, block_unit(block), i > 0 ? std::optional(block_unit(block - 1)) : std::nullopt);
+    blocks_[block].backward(context, saved.blocks[i], d_TD, load_of(blocks_[block], loads_));
+    end_unit_backward(block_unit(block));
+  }
+  if (!stage.modules.embedding) {
+    if (context.deferred != nullptr) copy(op, d_TD, saved.d_TD);
+    return;
+  }
+  parameters_.acquire_gradients(embedding_unit_);
+  embed_backward(context, batch.inputs(device), d_TD);
+  parameters_.release_gradients(embedding_unit_);
+}
+
+void Model::backward_weights(const Context& op, std::size_t stage_idx, const Batch& batch, StageSaved& saved) {
+  const Stage& stage = stages_[stage_idx];
+  const ArenaScope scope(*op.arena);
+  const auto for_each_unit = [&](auto&& visit) {
+    for (std::size_t i = 0; i < stage.num_blocks; ++i) visit(block_unit(stage.first_block + i));
+    for (std::size_t k = 0; k < saved.mtp.size(); ++k) visit(mtp_[k].unit);
+  };
+  for_each_unit([&](UnitId unit) { parameters_.acquire_gradients(unit); });
+  saved.deferred->run(layer_context(op, batch));
+  for_each_unit([&](UnitId unit) { parameters_.release_gradients(unit); });
+}
+
 LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObserver& observer, const Tensor& logits_TV,
-                         std::span<const Tensor> mtp_logits) {
+                         std::span<const Tensor> mtp_logits, std::size_t stage_idx, const Tensor& boundary_TD) {
+  const Stage& stage = stages_[stage_idx];
   const Device device = op.device();
   LayerContext context = layer_context(op, batch);
   context.recompute = Recompute::kFull;  // nothing is kept
   context.repeated = true;
-  const Shape shape{batch.num_tokens(), config_.dim};
+  const Shape shape{context.num_local_tokens(), config_.dim};
   const ArenaScope scope(*op.arena);
   LossSums sums;
   BlockSaved dropped;
-  context.branch_TD = context.allocate(shape);
-  context.norm_TD = context.allocate(shape);
   const auto observe = [&](const std::string& name, const Tensor& x_TD) {
     if (observer) observer(name, x_TD);
   };
 
   Tensor x_TD = context.allocate(shape), other_TD = context.allocate(shape);
-  embedding_forward(op, batch.inputs(device), context.weight(embedding_), x_TD);
-  observe("tok_embeddings", x_TD);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    blocks_[i].forward(context, x_TD, dropped, other_TD, load_of(blocks_[i], discarded_loads_));
-    std::swap(x_TD, other_TD);
-    if (observer) observe(fmt::format("layers.{}", i), x_TD);
+  if (stage.modules.embedding) {
+    begin_unit(op, embedding_unit_);
+    embed(context, batch.inputs(device), x_TD);
+    end_unit(embedding_unit_);
+    observe("tok_embeddings", x_TD);
+  } else {
+    copy(op, boundary_TD, x_TD);
   }
+  for (std::size_t block = stage.first_block; block < stage.first_block + stage.num_blocks; ++block) {
+    begin_unit(op, block_unit(block), unit_after(stage, block));
+    blocks_[block].forward(context, x_TD, dropped, other_TD, load_of(blocks_[block], discarded_loads_));
+    end_unit(block_unit(block));
+    std::swap(x_TD, other_TD);
+    if (observer) {
+      observe(
+          fmt::format("layers.{}", stage.modules.first_layer + static_cast<std::int64_t>(block - stage.first_block)),
+          x_TD);
+    }
+  }
+  if (!stage.modules.head) {
+    copy(op, x_TD, boundary_TD);
+    return sums;
+  }
+  begin_unit(op, head_unit_);
   sums.main = head_->forward_backward(context, x_TD, batch.labels(device), 0.0f, {}, logits_TV);
+  end_unit(head_unit_);
   for (std::size_t k = 0; k < mtp_.size(); ++k) {
     const ArenaScope module_scope(*op.arena);
     const Tensor z_TD = context.allocate(shape);
     MtpSaved saved;
+    begin_unit(op, embedding_unit_);
+    begin_unit(op, mtp_[k].unit, head_unit_);
     mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, saved, z_TD);
+    end_unit(embedding_unit_);
     mtp_[k].block.forward(context, z_TD, dropped, x_TD, load_of(mtp_[k].block, discarded_loads_));
     if (observer) observe(fmt::format("mtp.{}", k), x_TD);
+    begin_unit(op, head_unit_);
     sums.mtp += mtp_[k].head.forward_backward(context, x_TD, batch.mtp_labels(k, device), 0.0f, {},
                                               k < mtp_logits.size() ? mtp_logits[k] : Tensor());
+    end_unit(head_unit_);
+    end_unit(mtp_[k].unit);
   }
   return sums;
 }

@@ -3,9 +3,11 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "model/block.h"
 #include "model/head.h"
+#include "parallel/pipeline_stages.h"
 
 namespace tessera {
 
@@ -14,9 +16,24 @@ struct ModelOptions {
   Recompute recompute = Recompute::kNone;
   bool force_load_balance = false;
   std::int64_t seq_len = 0;
+  std::shared_ptr<Mesh> mesh = nullptr;  // null: one rank
+  /// Weights stay gathered from the forward to the backward.
+  bool keep_gathered = false;
+  /// Gradients are summed over the ranks once per step.
+  bool keep_gradients = false;
+  /// The stages of a pipeline that this rank has, in their order; empty: the whole model as one stage. Multi-token
+  /// prediction needs the embedding and the head on one rank.
+  std::vector<StageModules> stages = {};
+  /// Of a batch, that this rank has between layers; 0: the model is there for its parameters, and is not run.
+  std::int64_t max_tokens = 0;
+  // Expert parallelism (DispatchOptions); one rank needs no backend.
+  DispatchBackend dispatch_backend = DispatchBackend::kStandard;
+  double capacity_factor = 0.0;
+  PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
+  PayloadPrecision combine_backward = PayloadPrecision::kDefault;
 };
 
-/// Sums over a micro-batch's (or a step's) valid positions.
+/// Sums over a micro-batch's (or a step's) valid positions, of this rank's tokens.
 struct LossSums {
   double main = 0.0;
   double mtp = 0.0;  // over all modules
@@ -44,6 +61,28 @@ struct PhaseSeconds {
   }
 };
 
+/// What a multi-token prediction module's input projection keeps for its backward.
+struct MtpSaved {
+  Tensor embedding_TD, embedding_y_TD, embedding_rstd_T;
+  Tensor hidden_TD, hidden_y_TD, hidden_rstd_T;
+};
+
+/// What a stage keeps of a micro-batch between its passes. Tensors [t, D].
+struct StageSaved {
+  /// Where it is; null: on op's arena, for passes that are nested like brackets.
+  Arena* arena = nullptr;
+  /// Input and output of the stage. The caller sets x_TD, but for a stage with the embedding; out_TD is undefined for
+  /// one with the head.
+  Tensor x_TD, out_TD;
+  /// The gradient of the output, which the caller sets before the backward, but for a stage with the head; the backward
+  /// makes it the input's.
+  Tensor d_TD;
+  std::vector<BlockSaved> blocks;  // MTP modules' last
+  std::vector<MtpSaved> mtp;
+  std::vector<Tensor> d_modules;  // gradients of their outputs
+  std::optional<DeferredWgrads> deferred;
+};
+
 /// Told of each block's output, in order of computation; for diagnosis and tests.
 using BlockObserver = std::function<void(const std::string& name, const Tensor& x_TD)>;
 
@@ -65,27 +104,54 @@ class Model {
   /// Makes all copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights(const Context& op) {
     parameters_.refresh_shadows();
-    quantized_.refresh(op, parameters_);
+    weights_changed(op);
+  }
+  /// The same after the optimizer, which makes the masters' copies itself.
+  void weights_changed(const Context& op) {
+    parameters_.forget_gathered();
+    quantized_.refresh(op);
   }
   /// One entry per parameter. Before the quantized weights are allocated.
-  void set_precisions(PrecisionTable table) { quantized_ = QuantizedWeights(parameters_, std::move(table)); }
+  void set_precisions(PrecisionTable table);
+  /// Memory that expert parallelism takes, and taking it, together with all ranks.
+  std::size_t window_bytes() const { return dispatcher_ == nullptr ? 0 : dispatcher_->window_bytes(); }
+  void allocate_window() {
+    if (dispatcher_ != nullptr) dispatcher_->allocate();
+  }
   ParamId embedding() const { return embedding_; }
   const std::vector<Block>& blocks() const { return blocks_; }
   const Head& head() const { return *head_; }
 
-  /// Forward and backward of one micro-batch: gradients and loads +=. Activations live on op's arena during the call.
-  /// `seconds`, if given: forward and backward +=. `probe`, if given, is told of the operands of every GEMM site.
+  /// Stages of this rank, and what one keeps of a micro-batch. `defers`: the weights' gradients can be put off.
+  std::size_t num_stages() const { return stages_.size(); }
+  const StageModules& stage(std::size_t i) const { return stages_[i].modules; }
+  StageSaved make_saved(std::size_t stage, bool defers) const;
+  /// A stage's forward of a micro-batch; loads +=. With the head also its backward, whose losses are returned.
+  /// `probe`, if given, is told of the operands of every GEMM site.
+  LossSums forward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
+                   SiteProbe* probe = nullptr);
+  /// Its backward: gradients +=, if make_saved was to defer, those of the GEMM sites' weights by backward_weights().
+  void backward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
+                SiteProbe* probe = nullptr);
+  void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);
+
+  /// Forward and backward of one micro-batch by a model of one stage. Activations live on op's arena during the call.
+  /// `seconds`, if given: forward and backward +=.
   LossSums train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds = nullptr,
                       SiteProbe* probe = nullptr);
 
   /// Forward only; loads stay as they are. logits_TV [T, V] and mtp_logits (one per module), float32, are filled where
-  /// defined.
+  /// defined. Of one of several stages: x_TD is its input, but for the embedding's, and becomes its output, but for the
+  /// head's.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {},
-                    const Tensor& logits_TV = {}, std::span<const Tensor> mtp_logits = {});
+                    const Tensor& logits_TV = {}, std::span<const Tensor> mtp_logits = {}, std::size_t stage = 0,
+                    const Tensor& x_TD = {});
 
-  /// MoE layers in order (MTP modules' last), with what their loads have added up to since clear_loads().
+  /// This rank's MoE layers in order (MTP modules' last), with what their loads have added up to since clear_loads().
   std::size_t num_moe_layers() const { return moe_layers_.size(); }
   const Moe& moe_layer(std::size_t i) const { return *moe_layers_[i]; }
+  /// Its place among the MoE layers of the whole model.
+  std::size_t moe_index(std::size_t i) const { return moe_index_[i]; }
   MoeLoad& load(std::size_t i) { return loads_[i]; }
   void clear_loads();
   /// One update of every expert bias from the loads (SEMANTICS: once per optimizer step, before it).
@@ -93,13 +159,26 @@ class Model {
 
  private:
   struct MtpModule;
-  /// What a module's input projection keeps for its backward.
-  struct MtpSaved {
-    Tensor embedding_TD, embedding_y_TD, embedding_rstd_T;
-    Tensor hidden_TD, hidden_y_TD, hidden_rstd_T;
+  struct Stage {
+    StageModules modules;
+    std::size_t first_block, num_blocks;  // in blocks_
   };
 
+  /// For the layers as they are.
+  std::unique_ptr<Dispatcher> make_dispatcher() const;
   LayerContext layer_context(const Context& op, const Batch& batch) const;
+  // A unit's weights are there between the two, and the next one's are on their way.
+  void begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next = {});
+  void end_unit(UnitId unit) { parameters_.release(unit); }
+  // The same for the backward: its gradients are there as well.
+  void begin_unit_backward(const Context& op, UnitId unit, std::optional<UnitId> next = {});
+  void end_unit_backward(UnitId unit);
+  UnitId block_unit(std::size_t block) const { return first_block_unit_ + block; }
+  /// The unit behind a block of a stage, in the forward.
+  std::optional<UnitId> unit_after(const Stage& stage, std::size_t block) const;
+  /// x_TD (=) this rank's tokens' embeddings, and their gradients; tokens_T: of all (model/token_exchange.h).
+  void embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_TD) const;
+  void embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_TD) const;
   MoeLoad* load_of(const Block& block, std::vector<MoeLoad>& loads);
   void mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T, const Tensor& hidden_TD,
                  MtpSaved& saved, const Tensor& z_TD) const;
@@ -110,16 +189,18 @@ class Model {
   QuantizedWeights quantized_;
   RopeTable rope_;
   ParamId embedding_ = 0;
+  UnitId embedding_unit_ = 0, first_block_unit_ = 0, head_unit_ = 0;
   std::vector<Block> blocks_;
   ParamId output_ = 0;
   std::unique_ptr<Head> head_;
   std::vector<MtpModule> mtp_;
   std::vector<const Moe*> moe_layers_;
+  std::unique_ptr<Dispatcher> dispatcher_;  // null if no layer needs one
+  std::vector<std::size_t> moe_index_;
   std::vector<MoeLoad> loads_;
   std::vector<MoeLoad> discarded_loads_;  // evaluation counts here
-  std::vector<BlockSaved> saved_;         // one per block, MTP modules' last
-  std::vector<MtpSaved> mtp_saved_;       // per MTP module, as is the next
-  std::vector<Tensor> d_module_;          // gradient of the module's output
+  std::vector<Stage> stages_;
+  StageSaved saved_;  // train_step's
 };
 
 }  // namespace tessera

@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "ops/elementwise.h"
-#include "ops/permute.h"
 #include "ops/swiglu.h"
 
 namespace tessera {
@@ -13,16 +12,30 @@ Moe::Moe(Parameters& parameters, const ModelConfig& config, bool force_load_bala
     : name_(prefix.substr(0, prefix.size() - 1)), force_load_balance_(force_load_balance) {
   const std::int64_t dim = config.dim, experts = config.num_experts, inter = config.moe_inter_dim;
   gate_ = parameters.add({prefix + "router.gate.weight", {experts, dim}, init_by_depth(layer)});
-  w13_ = parameters.add(
-      {prefix + "experts.w13", {experts, 2 * inter, dim}, init_shallow(), init_by_depth(layer), GemmKind::kGrouped});
+  const Cut by_expert{.axis = Cut::Axis::kExperts, .dim = 0};
+  w13_ = parameters.add({prefix + "experts.w13",
+                         {experts, 2 * inter, dim},
+                         init_shallow(),
+                         init_by_depth(layer),
+                         GemmKind::kGrouped,
+                         by_expert});
   w2_ = parameters.add({.name = prefix + "experts.w2",
                         .shape = {experts, dim, inter},
                         .init = init_by_depth(layer),
-                        .gemm = GemmKind::kGrouped});
+                        .gemm = GemmKind::kGrouped,
+                        .cut = by_expert});
   expert_bias_ = parameters.add_buffer(prefix + "expert_bias", {experts});
   if (config.num_shared_experts > 0) {
     shared_.emplace(parameters, dim, config.num_shared_experts * inter, prefix + "shared_experts.", layer);
   }
+}
+
+DispatchOptions dispatch_options(const ModelConfig& config, DType compute, std::int64_t max_tokens) {
+  return {.max_tokens = max_tokens,
+          .dim = config.dim,
+          .num_experts = config.num_experts,
+          .top_k = config.top_k,
+          .dtype = compute};
 }
 
 RouterOptions Moe::router_options(const LayerContext& context) const {
@@ -35,7 +48,9 @@ RouterOptions Moe::router_options(const LayerContext& context) const {
           .num_limited_groups = config.n_limited_groups,
           .force_load_balance = force_load_balance_,
           .balance_coefficient = config.seq_balance_loss_coeff,
-          .seq_len = context.batch->seq_len()};
+          .seq_len = context.batch->seq_len(),
+          .first_token = context.first_local_token(),
+          .tokens_per_seq = context.batch->tokens_per_seq()};
 }
 
 /// The router works in float32 whatever the rest computes in.
@@ -55,10 +70,13 @@ InputForms Moe::y_forms(const LayerContext& context) const {
   return forms;
 }
 
+std::int64_t Moe::row_alignment(const QuantizedWeights& quantized) const {
+  return tessera::row_alignment(quantized, {w13_, w2_});
+}
+
 void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const {
   const ModelConfig& config = *context.config;
   const std::int64_t experts = config.num_experts, top_k = config.top_k;
-  const std::int64_t num_rows = max_rows(num_tokens * top_k, experts, row_alignment(context, {w13_, w2_}));
   const Shape slots{num_tokens, top_k};
   saved = {};
   saved.routing = {.scores_TE = context.allocate({num_tokens, experts}, DType::kFloat32),
@@ -69,14 +87,24 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
   if (config.seq_balance_loss_coeff != 0.0f) {
     saved.routing.balance_f_BE = context.allocate({context.batch->num_seqs(), experts}, DType::kFloat32);
   }
-  saved.offsets_E1 = context.allocate({experts + 1}, DType::kInt32);
-  saved.slot_of_row_R = context.allocate({num_rows}, DType::kInt32);
-  saved.row_of_slot_TK = context.allocate(slots, DType::kInt32);
+  const RouterOutputs& routing = saved.routing;
+  saved.dispatch = context.dispatcher->allocate_saved(
+      context.op, {.name = name_, .alignment = row_alignment(*context.quantized)},
+      {.expert_ids_TK = routing.expert_ids_TK, .weights_TK = routing.weights_TK, .counts_E = routing.counts_E});
+  const std::int64_t num_rows = saved.dispatch.num_rows();
   saved.h_R2F = context.allocate({num_rows, 2 * config.moe_inter_dim});
-  if (shared_) saved.shared_h_T2I = context.allocate({num_tokens, 2 * shared_->inter_dim()});
+  if (shared_) saved.shared_h_T2I = shared_->allocate_saved(context);
   if (context.recompute != Recompute::kSelective) {
     saved.x_RD = allocate_operand(context, {num_rows, config.dim}, input_forms(context, {w13_}).wgrad);
   }
+}
+
+double Moe::balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing) const {
+  const ArenaScope scope(*context.op.arena);
+  const Tensor sums_B2E = context.allocate({context.batch->num_seqs(), 2, routing.scores_TE.dim(1)}, DType::kFloat32);
+  balance_sums(context.op, options, routing.scores_TE, sums_B2E);
+  if (!context.op.measuring()) context.mesh->sequence.all_reduce(sums_B2E, name_).wait();
+  return balance_loss(context.op, options, sums_B2E, routing.balance_f_BE);
 }
 
 void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_TD,
@@ -85,19 +113,19 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   const ModelConfig& config = *context.config;
   const Context& op = context.op;
   const Tensor& y_TD = y.plain;
-  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts, num_rows = saved.h_R2F.dim(0);
-  const Tensor num_rows_1 = saved.offsets_E1.rows(experts, experts + 1);
+  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts;
+  const Tensor &offsets_e1 = saved.dispatch.offsets_e1, num_rows_1 = saved.dispatch.num_rows_1();
+  const Shape rows_shape{saved.dispatch.num_rows(), config.dim};
   const ArenaScope scope(*op.arena);
   {
     const ArenaScope router_scope(*op.arena);
     const Tensor logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);
     linear_forward(op, widened(context, y_TD), widened(context, context.weight(gate_)), logits_TE);
-    const double balance_loss =
-        router_forward(op, router_options(context), logits_TE, context.parameters->buffer(expert_bias_), saved.routing);
-    sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, row_alignment(context, {w13_, w2_}),
-                   saved.offsets_E1, saved.slot_of_row_R, saved.row_of_slot_TK);
+    const RouterOptions options = router_options(context);
+    router_forward(op, options, logits_TE, context.parameters->buffer(expert_bias_), saved.routing);
+    const double sum_of_balance = options.balance_coefficient == 0.0f ? 0.0 : balance(context, options, saved.routing);
     if (!context.repeated && !op.measuring()) {
-      load.balance_loss += balance_loss;
+      load.balance_loss += sum_of_balance;
       for (std::size_t e = 0; e < load.counts_E.size(); ++e) {
         load.counts_E[e] += saved.routing.counts_E.data<std::int32_t>()[e];
       }
@@ -106,17 +134,18 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
 
   const InputForms x_forms = input_forms(context, {w13_});
   const bool keeps = context.recompute != Recompute::kSelective;
-  const GemmOperand x_RD = allocate_operand(context, {num_rows, config.dim},
-                                            keeps ? x_forms.forward | x_forms.wgrad : x_forms.forward, saved.x_RD);
-  gather_rows(op, y_TD, saved.slot_of_row_R, config.top_k, num_rows_1, x_RD);
-  grouped_linear_forward(context, x_RD, w13_, saved.offsets_E1, saved.h_R2F);
+  const GemmOperand x_RD =
+      allocate_operand(context, rows_shape, keeps ? x_forms.forward | x_forms.wgrad : x_forms.forward,
+                       keeps ? saved.x_RD : context.dispatcher->rows_in_window(op, saved.dispatch));
+  context.dispatcher->dispatch(op, y_TD, saved.dispatch, x_RD);
+  grouped_linear_forward(context, x_RD, w13_, offsets_e1, saved.h_R2F);
   if (out_TD.defined()) {
     const GemmOperand a_RF =
-        allocate_operand(context, {num_rows, config.moe_inter_dim}, input_forms(context, {w2_}).forward);
-    const Tensor expert_out_RD = context.allocate({num_rows, config.dim});
+        allocate_operand(context, {rows_shape[0], config.moe_inter_dim}, input_forms(context, {w2_}).forward);
+    const Tensor expert_out_RD = context.allocate(rows_shape);
     swiglu_forward(op, saved.h_R2F, a_RF, num_rows_1);
-    grouped_linear_forward(context, a_RF, w2_, saved.offsets_E1, expert_out_RD);
-    combine_rows(op, expert_out_RD, saved.row_of_slot_TK, saved.routing.weights_TK, out_TD, Write::kAssign);
+    grouped_linear_forward(context, a_RF, w2_, offsets_e1, expert_out_RD);
+    context.dispatcher->combine(op, expert_out_RD, saved.dispatch, out_TD, Write::kAssign);
   }
   if (shared_) shared_->forward(context, y, saved.shared_h_T2I, out_TD, Write::kAccumulate);
 }
@@ -127,37 +156,42 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
   const ModelConfig& config = *context.config;
   const Context& op = context.op;
   const Tensor& y_TD = y.plain;
-  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts, top_k = config.top_k;
-  const std::int64_t num_rows = saved.h_R2F.dim(0);
+  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts;
   if (shared_) shared_->backward(context, y, saved.shared_h_T2I, d_out_TD, d_y_TD);
 
   const ArenaScope scope(*op.arena);
-  const Tensor d_weights_TK = context.allocate({num_tokens, top_k}, DType::kFloat32);
+  const Tensor d_weights_TK = context.allocate({num_tokens, config.top_k}, DType::kFloat32);
   {
     const ArenaScope experts_scope(*op.arena);
-    const Tensor num_rows_1 = saved.offsets_E1.rows(experts, experts + 1);
+    Dispatcher& dispatcher = *context.dispatcher;
+    const Tensor &offsets_e1 = saved.dispatch.offsets_e1, &weights_R = saved.dispatch.weights_R;
+    const Shape rows_shape{saved.dispatch.num_rows(), config.dim};
     // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
-    const GemmOperand d_out_RD = allocate_operand(context, {num_rows, config.dim}, gradient_forms(context, w2_));
-    gather_rows(op, d_out_TD, saved.slot_of_row_R, top_k, num_rows_1, d_out_RD);
-    const Tensor d_a_RF = context.allocate({num_rows, config.moe_inter_dim});
-    grouped_linear_dgrad(context, d_out_RD, w2_, saved.offsets_E1, d_a_RF);
+    const GemmOperand d_out_RD = allocate_operand(context, rows_shape, gradient_forms(context, w2_),
+                                                  dispatcher.gradients_in_window(op, saved.dispatch));
+    dispatcher.combine_backward(op, d_out_TD, saved.dispatch, d_out_RD);
+    const Tensor d_a_RF = context.allocate({rows_shape[0], config.moe_inter_dim});
+    grouped_linear_dgrad(context, d_out_RD, w2_, offsets_e1, d_a_RF);
     // In place, where they are wanted as they are.
     const GemmOperand d_h_R2F =
         allocate_operand(context, saved.h_R2F.shape(), gradient_forms(context, w13_), saved.h_R2F);
     const GemmOperand weighted_a_RF =
         allocate_operand(context, d_a_RF.shape(), input_forms(context, {w2_}).wgrad, d_a_RF);
-    swiglu_backward_weighted(op, d_a_RF, saved.h_R2F, saved.slot_of_row_R, num_rows_1, saved.routing.weights_TK,
-                             d_h_R2F, weighted_a_RF, d_weights_TK);
-    grouped_linear_wgrad(context, d_out_RD, weighted_a_RF, w2_, saved.offsets_E1);
+    const Tensor d_weights_R = context.allocate(weights_R.shape(), DType::kFloat32);
+    swiglu_backward_weighted(op, d_a_RF, saved.h_R2F, weights_R, saved.dispatch.num_rows_1(), d_h_R2F, weighted_a_RF,
+                             d_weights_R);
+    grouped_linear_wgrad(context, d_out_RD, weighted_a_RF, w2_, offsets_e1);
     GemmOperand x_RD = saved.x_RD;
     if (context.recompute == Recompute::kSelective) {
-      x_RD = allocate_operand(context, {num_rows, config.dim}, input_forms(context, {w13_}).wgrad);
-      gather_rows(op, y_TD, saved.slot_of_row_R, top_k, num_rows_1, x_RD);
+      x_RD = allocate_operand(context, rows_shape, input_forms(context, {w13_}).wgrad,
+                              dispatcher.rows_in_window(op, saved.dispatch));
+      dispatcher.dispatch_again(op, y_TD, saved.dispatch, x_RD);
     }
-    grouped_linear_wgrad(context, d_h_R2F, x_RD, w13_, saved.offsets_E1);
-    const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate({num_rows, config.dim});
-    grouped_linear_dgrad(context, d_h_R2F, w13_, saved.offsets_E1, d_x_RD);
-    combine_rows(op, d_x_RD, saved.row_of_slot_TK, {}, d_y_TD, shared_ ? Write::kAccumulate : Write::kAssign);
+    grouped_linear_wgrad(context, d_h_R2F, x_RD, w13_, offsets_e1);
+    const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
+    grouped_linear_dgrad(context, d_h_R2F, w13_, offsets_e1, d_x_RD);
+    dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, saved.dispatch, d_y_TD,
+                                 shared_ ? Write::kAccumulate : Write::kAssign, d_weights_TK);
   }
 
   const Tensor d_logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);

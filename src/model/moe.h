@@ -1,8 +1,10 @@
 // The mixture-of-experts layer: router, routed experts, shared experts. Dropless: every token reaches all its experts.
+// The routed experts are cut over the ranks of expert parallelism; a dispatcher (ep/dispatcher.h) brings their rows.
 #pragma once
 
 #include <optional>
 
+#include "ep/dispatcher.h"
 #include "model/feed_forward.h"
 #include "ops/router.h"
 
@@ -11,18 +13,21 @@ namespace tessera {
 struct MoeSaved {
   // Kept under Recompute::kNone and kSelective.
   RouterOutputs routing;
-  Tensor offsets_E1, slot_of_row_R, row_of_slot_TK;
+  DispatchSaved dispatch;
   Tensor h_R2F;  // before SwiGLU; the backward may overwrite it
   Tensor shared_h_T2I;
-  // Kept under kNone, else gathered again.
+  // Kept under kNone, else dispatched again.
   GemmOperand x_RD;
 };
 
 /// What an MoE layer adds up over a step. Forwards that are repeated for recomputation add nothing.
 struct MoeLoad {
   std::vector<std::int64_t> counts_E;  // (token, expert) pairs per expert
-  double balance_loss = 0.0;           // summed over sequences, coefficient included
+  double balance_loss = 0.0;           // summed over sequences, coefficient included; the same on all their ranks
 };
+
+/// What a dispatcher of this model's MoE layers must be told of the model.
+DispatchOptions dispatch_options(const ModelConfig& config, DType compute, std::int64_t max_tokens);
 
 class Moe {
  public:
@@ -32,6 +37,8 @@ class Moe {
 
   /// Forms of y_TD.
   InputForms y_forms(const LayerContext& context) const;
+  /// What groups of rows must begin at a multiple of, in these precisions.
+  std::int64_t row_alignment(const QuantizedWeights& quantized) const;
   /// Memory for what the forward keeps.
   void allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const;
   /// After allocate_saved: out_TD = MoE(y_TD) and load +=. An undefined out_TD: only what the backward needs.
@@ -51,6 +58,8 @@ class Moe {
 
  private:
   RouterOptions router_options(const LayerContext& context) const;
+  /// The balance loss of the micro-batch's sequences, with the tokens that other ranks have of them.
+  double balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing) const;
   Tensor widened(const LayerContext& context, const Tensor& x) const;
 
   std::string name_;

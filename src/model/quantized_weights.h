@@ -1,4 +1,5 @@
-// The weights of sites in low precision, quantized once per optimizer step.
+// The weights of sites in low precision, quantized once per optimizer step; of a unit that is gathered for its use
+// (model/parameters.h), every time.
 #pragma once
 
 #include "model/precision.h"
@@ -10,7 +11,7 @@ class QuantizedWeights {
  public:
   /// Without low precision.
   QuantizedWeights() = default;
-  /// `table` has an entry per parameter, or none. Takes no memory.
+  /// `table` has an entry per parameter, or none. Takes no memory. `parameters` must stay.
   QuantizedWeights(const Parameters& parameters, PrecisionTable table);
 
   const SitePrecision& precision(ParamId id) const;
@@ -20,19 +21,22 @@ class QuantizedWeights {
 
   std::size_t num_bytes() const { return num_bytes_; }
   void allocate();
-  /// From what layers read (Parameters::weight). After every change of the weights.
-  void refresh(const Context& op, const Parameters& parameters);
+  /// From what layers read (Parameters::weight): all that are not sharded, after every change of the weights.
+  void refresh(const Context& op);
+  /// The sharded ones of a unit, after it was gathered.
+  void refresh(const Context& op, UnitId unit);
 
  private:
+  /// Offsets in bytes: in the buffer, or, of a sharded parameter, in its unit's slot.
   struct Place {
-    Shape shape;
-    std::size_t row_elements, row_scales, column_elements, column_scales;  // offsets in bytes
+    std::size_t row_elements = 0, row_scales = 0, column_elements = 0, column_scales = 0;
   };
-  mx::Quantized view(const Shape& shape, const mx::Format& format, std::size_t elements, std::size_t scales) const;
+  void refresh_one(const Context& op, ParamId id);
 
+  const Parameters* parameters_ = nullptr;
   PrecisionTable table_;
   std::vector<Place> places_;
-  std::size_t num_bytes_ = 0;
+  std::size_t slots_begin_ = 0, slot_bytes_ = 0, num_bytes_ = 0;
   Buffer buffer_;
 };
 

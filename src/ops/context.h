@@ -26,7 +26,4 @@ struct Context {
   bool measuring() const { return device() == Device::kMeta; }
 };
 
-/// What an operator does to an output that allows both.
-enum class Write { kAssign, kAccumulate };
-
 }  // namespace tessera

@@ -43,15 +43,40 @@ float exp_and_sum(float* x, float offset, std::int64_t length) {
 
 }  // namespace
 
-void cross_entropy(const Context& context, const Tensor& logits_TV, const Tensor& labels_T, float scale,
-                   const Tensor& losses_T, const Tensor& d_logits_TV) {
-  const TraceScope trace(context.trace, "cross_entropy");
+void cross_entropy_sums(const Context& context, const Tensor& logits_TV, const Tensor& labels_T, std::int64_t first_id,
+                        const Tensor& sums_T3) {
+  const TraceScope trace(context.trace, "cross_entropy.sums");
   const std::int64_t num_tokens = logits_TV.dim(0), vocab = logits_TV.dim(1);
   TESSERA_CHECK_TENSOR(logits_TV, DType::kFloat32, {num_tokens, vocab});
+  TESSERA_CHECK_TENSOR(labels_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(sums_T3, DType::kFloat32, {num_tokens, 3});
+  if (context.measuring()) return;
+  parallel_ranges(num_tokens, 8, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) {
+      const std::int32_t label = labels_T.data<std::int32_t>()[t];
+      float* sums = cpu::row_of<float>(sums_T3, t);
+      std::fill(sums, sums + 3, 0.0f);
+      if (label == kIgnoredLabel) continue;
+      float* row = cpu::row_of<float>(logits_TV, t);
+      const std::int64_t at = label - first_id;
+      if (0 <= at && at < vocab) sums[2] = row[at];
+      sums[0] = row_max(row, vocab);
+      sums[1] = exp_and_sum(row, sums[0], vocab);
+    }
+  });
+}
+
+void cross_entropy(const Context& context, const Tensor& sums_PT3, const Tensor& exps_TV, const Tensor& labels_T,
+                   std::int64_t first_id, float scale, const Tensor& losses_T, const Tensor& d_logits_TV) {
+  const TraceScope trace(context.trace, "cross_entropy");
+  const std::int64_t num_ranks = sums_PT3.dim(0), num_tokens = exps_TV.dim(0), vocab = exps_TV.dim(1);
+  TESSERA_CHECK_TENSOR(sums_PT3, DType::kFloat32, {num_ranks, num_tokens, 3});
+  TESSERA_CHECK_TENSOR(exps_TV, DType::kFloat32, {num_tokens, vocab});
   TESSERA_CHECK_TENSOR(labels_T, DType::kInt32, {num_tokens});
   TESSERA_CHECK_TENSOR(losses_T, DType::kFloat32, {num_tokens});
   if (d_logits_TV.defined()) TESSERA_CHECK_TENSOR(d_logits_TV, d_logits_TV.dtype(), {num_tokens, vocab});
   if (context.measuring()) return;
+  TESSERA_CHECK(first_id % vocab == 0 && first_id / vocab < num_ranks, "{} of {} x {}", first_id, num_ranks, vocab);
   const auto rows = [&]<typename T>(T* d_logits) {
     parallel_ranges(num_tokens, 8, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {
@@ -62,17 +87,24 @@ void cross_entropy(const Context& context, const Tensor& logits_TV, const Tensor
           if (d_row != nullptr) std::fill(d_row, d_row + vocab, T(0.0f));
           continue;
         }
-        TESSERA_CHECK(0 <= label && label < vocab, "label {} of {}", label, vocab);
-        float* row = cpu::row_of<float>(logits_TV, t);
-        const float target = row[label];
-        const float max = row_max(row, vocab);
-        const float sum = exp_and_sum(row, max, vocab);
+        TESSERA_CHECK(0 <= label && label < num_ranks * vocab, "label {} of {}", label, num_ranks * vocab);
+        const auto sums_of = [&](std::int64_t rank) { return sums_PT3.data<float>() + (rank * num_tokens + t) * 3; };
+        float max = sums_of(0)[0];
+        for (std::int64_t rank = 1; rank < num_ranks; ++rank) max = std::max(max, sums_of(rank)[0]);
+        float sum = 0.0f, target = 0.0f;
+        for (std::int64_t rank = 0; rank < num_ranks; ++rank) {
+          sum += sums_of(rank)[1] * std::exp(sums_of(rank)[0] - max);
+          target += sums_of(rank)[2];
+        }
         losses_T.data<float>()[t] = std::log(sum) + max - target;
         if (d_row == nullptr) continue;
-        const float factor = scale / sum;
-        const float at_label = row[label] * factor - scale;
+        const float* row = cpu::row_of<float>(exps_TV, t);
+        const float factor = scale / sum * std::exp(sums_of(first_id / vocab)[0] - max);
+        const std::int64_t at = label - first_id;
+        const bool is_here = 0 <= at && at < vocab;
+        const float at_label = is_here ? row[at] * factor - scale : 0.0f;
         for (std::int64_t v = 0; v < vocab; ++v) cpu::store(d_row[v], row[v] * factor);
-        cpu::store(d_row[label], at_label);
+        if (is_here) cpu::store(d_row[at], at_label);
       }
     });
   };

@@ -11,6 +11,9 @@ void convert(const Context& context, const Tensor& source, const Tensor& target)
 /// sum = a + b in float32, rounded once; `sum` may be `a` or `b`. a and sum have one type; b is that or float32.
 void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum);
 
+/// target = source, byte by byte. Any type, the same in both.
+void copy(const Context& context, const Tensor& source, const Tensor& target);
+
 /// target = 0. Any type.
 void set_zero(const Context& context, const Tensor& target);
 

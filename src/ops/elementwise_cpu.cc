@@ -57,6 +57,20 @@ void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor&
   });
 }
 
+void copy(const Context& context, const Tensor& source, const Tensor& target) {
+  const TraceScope trace(context.trace, "copy");
+  TESSERA_CHECK(source.is_contiguous() && target.is_contiguous());
+  TESSERA_CHECK(source.shape() == target.shape() && source.dtype() == target.dtype(), "{} {} to {} {}",
+                name_of(source.dtype()), source.shape().to_string(), name_of(target.dtype()),
+                target.shape().to_string());
+  if (context.measuring()) return;
+  const auto* from = static_cast<const std::byte*>(source.raw());
+  auto* to = static_cast<std::byte*>(target.raw());
+  parallel_ranges(static_cast<std::int64_t>(source.num_bytes()), kGrain * 4, [&](std::int64_t begin, std::int64_t end) {
+    std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
+  });
+}
+
 void set_zero(const Context& context, const Tensor& target) {
   const TraceScope trace(context.trace, "set_zero");
   TESSERA_CHECK(target.is_contiguous());

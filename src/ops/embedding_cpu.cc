@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-void embedding_forward(const Context& context, const Tensor& tokens_T, const Tensor& table_VD, const Tensor& x_TD) {
+void embedding_forward(const Context& context, const Tensor& tokens_T, const Tensor& table_VD, std::int64_t first_id,
+                       const Tensor& x_TD) {
   const TraceScope trace(context.trace, "embedding.forward");
   const std::int64_t num_tokens = tokens_T.dim(0), dim = table_VD.dim(1);
   TESSERA_CHECK_TENSOR(tokens_T, DType::kInt32, {num_tokens});
@@ -16,13 +17,18 @@ void embedding_forward(const Context& context, const Tensor& tokens_T, const Ten
   const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(table_VD.dtype());
   parallel_ranges(num_tokens, 64, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      std::memcpy(x_TD.rows(t, t + 1).raw(), table_VD.rows(tokens_T.data<std::int32_t>()[t], table_VD.dim(0)).raw(),
-                  row_bytes);
+      const std::int64_t row = tokens_T.data<std::int32_t>()[t] - first_id;
+      void* x = x_TD.rows(t, t + 1).raw();
+      if (0 <= row && row < table_VD.dim(0)) {
+        std::memcpy(x, table_VD.rows(row, row + 1).raw(), row_bytes);
+      } else {
+        std::memset(x, 0, row_bytes);
+      }
     }
   });
 }
 
-void embedding_backward(const Context& context, const Tensor& tokens_T, const Tensor& d_x_TD,
+void embedding_backward(const Context& context, const Tensor& tokens_T, const Tensor& d_x_TD, std::int64_t first_id,
                         const Tensor& d_table_VD) {
   const TraceScope trace(context.trace, "embedding.backward");
   const std::int64_t num_tokens = tokens_T.dim(0), dim = d_table_VD.dim(1);
@@ -35,8 +41,10 @@ void embedding_backward(const Context& context, const Tensor& tokens_T, const Te
   cpu::for_float_type(d_x_TD.dtype(), [&]<typename T>(T) {
     parallel_ranges(dim, kColumnsPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = 0; t < num_tokens; ++t) {
+        const std::int64_t row = tokens_T.data<std::int32_t>()[t] - first_id;
+        if (row < 0 || row >= d_table_VD.dim(0)) continue;
         const T* d_x = cpu::row_of<T>(d_x_TD, t);
-        float* d_row = cpu::row_of<float>(d_table_VD, tokens_T.data<std::int32_t>()[t]);
+        float* d_row = cpu::row_of<float>(d_table_VD, row);
         for (std::int64_t j = begin; j < end; ++j) d_row[j] += cpu::load(d_x[j]);
       }
     });

@@ -8,23 +8,44 @@ namespace tessera {
 namespace {
 
 cpu::AttentionShape check(const MlaDims& dims, const MlaOperands& operands, const Tensor& o, const Tensor& lse_TH) {
-  const std::int64_t num_tokens = dims.num_seqs * dims.seq_len, heads = dims.num_heads;
+  const std::int64_t num_queries = dims.num_seqs * dims.queries_per_seq(), num_keys = dims.num_seqs * dims.seq_len;
+  const std::int64_t heads = dims.num_heads;
   const DType dtype = operands.q.dtype();
-  TESSERA_CHECK_TENSOR(operands.q, dtype, {num_tokens, heads * (dims.dim_nope + dims.dim_rope)});
-  TESSERA_CHECK_TENSOR(operands.kv, dtype, {num_tokens, heads * (dims.dim_nope + dims.dim_v)});
-  TESSERA_CHECK_TENSOR(operands.k_rope, dtype, {num_tokens, dims.dim_rope});
-  TESSERA_CHECK_TENSOR(operands.doc_start_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(o, dtype, {num_tokens, heads * dims.dim_v});
-  TESSERA_CHECK_TENSOR(lse_TH, DType::kFloat32, {num_tokens, heads});
-  return {.seq_len = dims.seq_len,
-          .num_heads = heads,
-          .dim_nope = dims.dim_nope,
-          .dim_rope = dims.dim_rope,
-          .dim_v = dims.dim_v,
-          .scale = dims.scale};
+  TESSERA_CHECK_TENSOR(operands.q, dtype, {num_queries, heads * (dims.dim_nope + dims.dim_rope)});
+  TESSERA_CHECK_TENSOR(operands.kv, dtype, {num_keys, heads * (dims.dim_nope + dims.dim_v)});
+  TESSERA_CHECK_TENSOR(operands.k_rope, dtype, {num_keys, dims.dim_rope});
+  TESSERA_CHECK_TENSOR(operands.doc_start_T, DType::kInt32, {num_queries});
+  TESSERA_CHECK_TENSOR(o, dtype, {num_queries, heads * dims.dim_v});
+  TESSERA_CHECK_TENSOR(lse_TH, DType::kFloat32, {num_queries, heads});
+  cpu::AttentionShape shape{.seq_len = dims.seq_len,
+                            .num_heads = heads,
+                            .dim_nope = dims.dim_nope,
+                            .dim_rope = dims.dim_rope,
+                            .dim_v = dims.dim_v,
+                            .scale = dims.scale,
+                            .num_ranges = 1,
+                            .ranges = {{0, dims.seq_len}, {}}};
+  if (dims.queries.empty()) return shape;
+  TESSERA_CHECK(dims.queries.size() <= 2, "{} ranges of queries", dims.queries.size());
+  shape.num_ranges = 0;
+  std::int64_t end = 0;
+  for (const TokenRange& range : dims.queries) {
+    TESSERA_CHECK(end <= range.begin && range.begin < range.end && range.end <= dims.seq_len, "queries [{}, {}) of {}",
+                  range.begin, range.end, dims.seq_len);
+    end = range.end;
+    shape.ranges[shape.num_ranges++] = {range.begin, range.end};
+  }
+  return shape;
 }
 
 }  // namespace
+
+std::int64_t MlaDims::queries_per_seq() const {
+  if (queries.empty()) return seq_len;
+  std::int64_t count = 0;
+  for (const TokenRange& range : queries) count += range.end - range.begin;
+  return count;
+}
 
 void mla_attention_forward(const Context& context, const MlaDims& dims, const MlaOperands& operands, const Tensor& o,
                            const Tensor& lse_TH) {

@@ -26,6 +26,10 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
                  const Tensor& num_rows_1, const GemmOperand& y_RD);
 
+/// y[i] = x[index[i]], 0 for index -1. x and y float32, index int32 of y's shape: routing weights to rows by
+/// slot_of_row_R, and rows' numbers back to slots by row_of_slot_TK.
+void gather_numbers(const Context& context, const Tensor& x, const Tensor& index, const Tensor& y);
+
 /// y_TD[t] (= or +=) sum over k of weights_TK[t][k] · x_RD[row_of_slot[t][k]], in the order of k, summed in float32.
 /// weights float32; undefined: all 1. x and y have one float type.
 void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,

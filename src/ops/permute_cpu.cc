@@ -1,5 +1,6 @@
 #include "ops/checks.h"
 #include "ops/cpu/operand_output.h"
+#include "ops/cpu/sum_rows.h"
 #include "ops/permute.h"
 #include "tensor/parallel.h"
 
@@ -7,7 +8,8 @@ namespace tessera {
 
 namespace {
 constexpr std::int64_t kRowsPerTask = 64;
-}
+constexpr std::int64_t kNumbersPerTask = 1 << 14;
+}  // namespace
 
 void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
                     const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK) {
@@ -74,6 +76,18 @@ void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_
   });
 }
 
+void gather_numbers(const Context& context, const Tensor& x, const Tensor& index, const Tensor& y) {
+  TESSERA_CHECK(x.is_contiguous() && index.is_contiguous() && y.is_contiguous() && index.shape() == y.shape(), "{} {}",
+                index.shape().to_string(), y.shape().to_string());
+  if (context.measuring()) return;
+  const float* from = x.data<float>();
+  const auto* indices = index.data<std::int32_t>();
+  float* to = y.data<float>();
+  parallel_ranges(y.num_elements(), kNumbersPerTask, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) to[i] = indices[i] < 0 ? 0.0f : from[indices[i]];
+  });
+}
+
 void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                   const Tensor& y_TD, Write write) {
   const TraceScope trace(context.trace, "combine_rows");
@@ -86,22 +100,12 @@ void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_
   if (context.measuring()) return;
   cpu::for_float_type(x_RD.dtype(), [&]<typename T>(T) {
     parallel_ranges(num_tokens, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-      constexpr std::int64_t kBlock = 256;
-      float sum[kBlock];
       for (std::int64_t t = begin; t < end; ++t) {
         const std::int32_t* rows = cpu::row_of<std::int32_t>(row_of_slot_TK, t);
-        T* y = cpu::row_of<T>(y_TD, t);
-        for (std::int64_t first = 0; first < dim; first += kBlock) {
-          const std::int64_t count = std::min(kBlock, dim - first);
-          for (std::int64_t j = 0; j < count; ++j)
-            sum[j] = write == Write::kAccumulate ? cpu::load(y[first + j]) : 0.0f;
-          for (std::int64_t k = 0; k < top_k; ++k) {
-            const T* x = cpu::row_of<T>(x_RD, rows[k]) + first;
-            const float weight = weights_TK.defined() ? weights_TK.data<float>()[t * top_k + k] : 1.0f;
-            for (std::int64_t j = 0; j < count; ++j) sum[j] += weight * cpu::load(x[j]);
-          }
-          for (std::int64_t j = 0; j < count; ++j) cpu::store(y[first + j], sum[j]);
-        }
+        const float* weights = weights_TK.defined() ? weights_TK.data<float>() + t * top_k : nullptr;
+        cpu::sum_rows(
+            top_k, [&](std::int64_t k) { return cpu::row_of<T>(x_RD, rows[k]); }, weights, dim, write,
+            cpu::row_of<T>(y_TD, t));
       }
     });
   });

@@ -21,10 +21,6 @@ void check(const RouterOptions& options, const RouterOutputs& outputs, std::int6
   TESSERA_CHECK_TENSOR(outputs.expert_ids_TK, DType::kInt32, {num_tokens, top_k});
   TESSERA_CHECK_TENSOR(outputs.weights_TK, DType::kFloat32, {num_tokens, top_k});
   TESSERA_CHECK_TENSOR(outputs.counts_E, DType::kInt32, {num_experts});
-  if (options.balance_coefficient != 0.0f) {
-    TESSERA_CHECK(num_tokens % options.seq_len == 0, "{} tokens, seq_len {}", num_tokens, options.seq_len);
-    TESSERA_CHECK_TENSOR(outputs.balance_f_BE, DType::kFloat32, {num_tokens / options.seq_len, num_experts});
-  }
 }
 
 void score(ScoreFunction function, std::span<const float> logits, std::span<float> scores) {
@@ -41,7 +37,7 @@ void score(ScoreFunction function, std::span<const float> logits, std::span<floa
 /// Indices of the `ids.size()` highest values, falling, ties to the lower index. Marks them kExcluded in `values`.
 void take_top(std::span<float> values, std::span<std::int32_t> ids) {
   for (std::int32_t& id : ids) {
-    // max_element gives the first of equals. A NaN never compares greater, so ids stay in range whatever comes in.
+    // max_element gives the first of equals.
     const auto best = std::max_element(values.begin(), values.end());
     id = static_cast<std::int32_t>(best - values.begin());
     *best = kExcluded;
@@ -72,50 +68,21 @@ void limit_groups(const RouterOptions& options, std::span<float> biased, std::sp
   }
 }
 
-/// One sequence: fills f_E and returns coefficient · sum of f · P.
-double balance_of_sequence(const RouterOptions& options, const float* scores_SE, std::int64_t num_experts, float* f_E,
-                           std::span<float> work, std::span<std::int32_t> ids) {
-  const auto experts = static_cast<std::size_t>(num_experts);
-  const std::span<float> mean_share = work.first(experts), values = work.subspan(experts, experts);
-  std::fill(f_E, f_E + num_experts, 0.0f);
-  std::fill(mean_share.begin(), mean_share.end(), 0.0f);
-  for (std::int64_t t = 0; t < options.seq_len; ++t) {
-    const std::span<const float> scores(scores_SE + t * num_experts, experts);
-    float sum = 0.0f;
-    for (const float s : scores) sum += s;
-    for (std::size_t e = 0; e < experts; ++e) mean_share[e] += scores[e] / sum;
-    std::copy(scores.begin(), scores.end(), values.begin());
-    take_top(values, ids);
-    for (const std::int32_t id : ids) f_E[id] += 1.0f;
-  }
-  const float length = static_cast<float>(options.seq_len);
-  const float to_f = static_cast<float>(num_experts) / (static_cast<float>(options.top_k) * length);
-  double loss = 0.0;
-  for (std::size_t e = 0; e < experts; ++e) {
-    f_E[e] *= to_f;
-    loss += static_cast<double>(f_E[e]) * mean_share[e] / length;
-  }
-  return options.balance_coefficient * loss;
-}
-
 }  // namespace
 
-double router_forward(const Context& context, const RouterOptions& options, const Tensor& logits_TE,
-                      const Tensor& expert_bias_E, const RouterOutputs& outputs) {
+void router_forward(const Context& context, const RouterOptions& options, const Tensor& logits_TE,
+                    const Tensor& expert_bias_E, const RouterOutputs& outputs) {
   const TraceScope trace(context.trace, "router.forward");
   const std::int64_t num_tokens = logits_TE.dim(0), num_experts = logits_TE.dim(1), top_k = options.top_k;
   TESSERA_CHECK_TENSOR(logits_TE, DType::kFloat32, {num_tokens, num_experts});
   TESSERA_CHECK_TENSOR(expert_bias_E, DType::kFloat32, {num_experts});
   check(options, outputs, num_tokens, num_experts);
   const std::int64_t num_tasks = (num_tokens + kTokensPerTask - 1) / kTokensPerTask;
-  const std::int64_t num_seqs = options.balance_coefficient != 0.0f ? num_tokens / options.seq_len : 0;
   const ArenaScope scope(*context.arena);
-  // Per task: biased scores and their work space, group scores; chosen groups.
-  const Tensor work = context.arena->allocate({std::max(num_tasks, num_seqs), 2 * num_experts}, DType::kFloat32);
-  const Tensor work_ids =
-      context.arena->allocate({std::max(num_tasks, num_seqs), std::max(top_k, num_experts)}, DType::kInt32);
-  const Tensor losses = context.arena->allocate({std::max<std::int64_t>(num_seqs, 1)}, DType::kFloat32);
-  if (context.measuring()) return 0.0;
+  // Per task: biased scores and group scores; chosen groups.
+  const Tensor work = context.arena->allocate({num_tasks, 2 * num_experts}, DType::kFloat32);
+  const Tensor work_ids = context.arena->allocate({num_tasks, num_experts}, DType::kInt32);
+  if (context.measuring()) return;
 
   const auto experts = static_cast<std::size_t>(num_experts);
   const std::span<const float> bias(expert_bias_E.data<float>(), experts);
@@ -133,7 +100,10 @@ double router_forward(const Context& context, const RouterOptions& options, cons
           ids[static_cast<std::size_t>(k)] = static_cast<std::int32_t>((t * top_k + k) % num_experts);
         }
       } else {
-        for (std::size_t e = 0; e < experts; ++e) biased[e] = scores[e] + bias[e];
+        for (std::size_t e = 0; e < experts; ++e) {
+          const float sum = scores[e] + bias[e];
+          biased[e] = std::isnan(sum) ? 0.0f : sum;
+        }
         if (options.num_groups > 0) limit_groups(options, biased, group_scores, group_ids);
         take_top(biased, ids);
       }
@@ -152,15 +122,61 @@ double router_forward(const Context& context, const RouterOptions& options, cons
   std::fill(counts, counts + num_experts, 0);
   const std::int32_t* ids = outputs.expert_ids_TK.data<std::int32_t>();
   for (std::int64_t slot = 0; slot < num_tokens * top_k; ++slot) ++counts[ids[slot]];
+}
 
+void balance_sums(const Context& context, const RouterOptions& options, const Tensor& scores_TE,
+                  const Tensor& sums_B2E) {
+  const TraceScope trace(context.trace, "router.balance_sums");
+  const std::int64_t num_tokens = scores_TE.dim(0), num_experts = scores_TE.dim(1), num_seqs = sums_B2E.dim(0);
+  const std::int64_t first = options.first_token, per_seq = options.tokens_per_seq;
+  TESSERA_CHECK_TENSOR(scores_TE, DType::kFloat32, {num_tokens, num_experts});
+  TESSERA_CHECK_TENSOR(sums_B2E, DType::kFloat32, {num_seqs, 2, num_experts});
+  TESSERA_CHECK(first + num_tokens <= num_seqs * per_seq, "{} + {} tokens, {} x {}", first, num_tokens, num_seqs,
+                per_seq);
+  const ArenaScope scope(*context.arena);
+  const Tensor work = context.arena->allocate({num_seqs, num_experts}, DType::kFloat32);
+  const Tensor work_ids = context.arena->allocate({num_seqs, options.top_k}, DType::kInt32);
+  if (context.measuring()) return;
+  const auto experts = static_cast<std::size_t>(num_experts);
   parallel_for(num_seqs, [&](std::int64_t b) {
-    losses.data<float>()[b] = static_cast<float>(
-        balance_of_sequence(options, cpu::row_of<float>(outputs.scores_TE, b * options.seq_len), num_experts,
-                            cpu::row_of<float>(outputs.balance_f_BE, b), {cpu::row_of<float>(work, b), 2 * experts},
-                            {cpu::row_of<std::int32_t>(work_ids, b), static_cast<std::size_t>(top_k)}));
+    float* counts = sums_B2E.data<float>() + b * 2 * num_experts;
+    float* shares = counts + num_experts;
+    std::fill(counts, counts + 2 * num_experts, 0.0f);
+    const std::span<float> values(cpu::row_of<float>(work, b), experts);
+    const std::span<std::int32_t> ids(cpu::row_of<std::int32_t>(work_ids, b), static_cast<std::size_t>(options.top_k));
+    const std::int64_t end = std::min(num_tokens, (b + 1) * per_seq - first);
+    for (std::int64_t t = std::max<std::int64_t>(0, b * per_seq - first); t < end; ++t) {
+      const std::span<const float> scores(cpu::row_of<float>(scores_TE, t), experts);
+      float sum = 0.0f;
+      for (const float s : scores) sum += s;
+      for (std::size_t e = 0; e < experts; ++e) shares[e] += scores[e] / sum;
+      std::copy(scores.begin(), scores.end(), values.begin());
+      take_top(values, ids);
+      for (const std::int32_t id : ids) counts[id] += 1.0f;
+    }
   });
+}
+
+double balance_loss(const Context& context, const RouterOptions& options, const Tensor& sums_B2E, const Tensor& f_BE) {
+  const TraceScope trace(context.trace, "router.balance_loss");
+  const std::int64_t num_seqs = sums_B2E.dim(0), num_experts = sums_B2E.dim(2);
+  TESSERA_CHECK_TENSOR(sums_B2E, DType::kFloat32, {num_seqs, 2, num_experts});
+  TESSERA_CHECK_TENSOR(f_BE, DType::kFloat32, {num_seqs, num_experts});
+  if (context.measuring()) return 0.0;
+  const float length = static_cast<float>(options.seq_len);
+  const float to_f = static_cast<float>(num_experts) / (static_cast<float>(options.top_k) * length);
   double balance = 0.0;
-  for (std::int64_t b = 0; b < num_seqs; ++b) balance += losses.data<float>()[b];
+  for (std::int64_t b = 0; b < num_seqs; ++b) {
+    const float* counts = sums_B2E.data<float>() + b * 2 * num_experts;
+    const float* shares = counts + num_experts;
+    float* f_E = cpu::row_of<float>(f_BE, b);
+    double loss = 0.0;
+    for (std::int64_t e = 0; e < num_experts; ++e) {
+      f_E[e] = counts[e] * to_f;
+      loss += static_cast<double>(f_E[e]) * shares[e] / length;
+    }
+    balance += static_cast<float>(options.balance_coefficient * loss);
+  }
   return balance;
 }
 
@@ -171,6 +187,12 @@ void router_backward(const Context& context, const RouterOptions& options, const
   TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {num_tokens, top_k});
   TESSERA_CHECK_TENSOR(d_logits_TE, DType::kFloat32, {num_tokens, num_experts});
   check(options, outputs, num_tokens, num_experts);
+  if (options.balance_coefficient != 0.0f) {
+    const Tensor& f_BE = outputs.balance_f_BE;
+    TESSERA_CHECK_TENSOR(f_BE, DType::kFloat32, {f_BE.dim(0), num_experts});
+    TESSERA_CHECK(options.first_token + num_tokens <= f_BE.dim(0) * options.tokens_per_seq, "{} + {} tokens, {} x {}",
+                  options.first_token, num_tokens, f_BE.dim(0), options.tokens_per_seq);
+  }
   if (context.measuring()) return;
   const auto experts = static_cast<std::size_t>(num_experts);
   parallel_ranges(num_tokens, kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
@@ -201,7 +223,7 @@ void router_backward(const Context& context, const RouterOptions& options, const
 
       if (options.balance_coefficient != 0.0f) {
         // The loss holds c · f_i · (s_i / sum) per token, c = coefficient / S.
-        const float* f = cpu::row_of<float>(outputs.balance_f_BE, t / options.seq_len);
+        const float* f = cpu::row_of<float>(outputs.balance_f_BE, (options.first_token + t) / options.tokens_per_seq);
         const float c = balance_scale * options.balance_coefficient / static_cast<float>(options.seq_len);
         float sum = 0.0f, dot = 0.0f;
         for (std::size_t e = 0; e < experts; ++e) {

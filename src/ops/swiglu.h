@@ -18,13 +18,13 @@ void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOpera
 void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const GemmOperand& d_h_R2F,
                      const GemmOperand& a_RF);
 
-/// The same for routed rows, where an expert's output is w[slot] · W2 · a: d_a_RF is the gradient of W2's input before
-/// the factor w. With w = weights[slot_of_row[r]] (weights: float32, [T, K], slot = t·K + k):
-///   d_weights_TK[slot] = sum over F of d_a · a,  d_h_R2F = gradient for w · d_a,  weighted_a_RF = w · a,
-/// so that W2's weight gradient is (unweighted d_y)ᵀ · weighted_a, and the expert's outputs need not be kept.
-/// Rows of slot -1 become 0. In place as above.
+/// The same for routed rows, where an expert's output is w · W2 · a with a weight w per row (weights_R, float32):
+/// d_a_RF is the gradient of W2's input before the factor w.
+///   d_weights_R (float32) = sum over F of d_a · a,  d_h_R2F = gradient for w · d_a,  weighted_a_RF = w · a,
+/// so that W2's weight gradient is (unweighted d_y)ᵀ · weighted_a, and the expert's outputs need not be kept. Rows of
+/// weight 0, which padding has, become 0. In place as above.
 void swiglu_backward_weighted(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F,
-                              const Tensor& slot_of_row_R, const Tensor& num_rows_1, const Tensor& weights_TK,
-                              const GemmOperand& d_h_R2F, const GemmOperand& weighted_a_RF, const Tensor& d_weights_TK);
+                              const Tensor& weights_R, const Tensor& num_rows_1, const GemmOperand& d_h_R2F,
+                              const GemmOperand& weighted_a_RF, const Tensor& d_weights_R);
 
 }  // namespace tessera

@@ -96,25 +96,16 @@ void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor&
 }
 
 void swiglu_backward_weighted(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F,
-                              const Tensor& slot_of_row_R, const Tensor& num_rows_1, const Tensor& weights_TK,
-                              const GemmOperand& d_h_R2F, const GemmOperand& weighted_a_RF,
-                              const Tensor& d_weights_TK) {
+                              const Tensor& weights_R, const Tensor& num_rows_1, const GemmOperand& d_h_R2F,
+                              const GemmOperand& weighted_a_RF, const Tensor& d_weights_R) {
   const TraceScope trace(context.trace, "swiglu.backward");
   const std::int64_t width = d_a_RF.dim(1);
-  TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {h_R2F.dim(0)});
   TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
-  TESSERA_CHECK_TENSOR(weights_TK, DType::kFloat32, {weights_TK.dim(0), weights_TK.dim(1)});
-  TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {weights_TK.dim(0), weights_TK.dim(1)});
+  TESSERA_CHECK_TENSOR(weights_R, DType::kFloat32, {h_R2F.dim(0)});
+  TESSERA_CHECK_TENSOR(d_weights_R, DType::kFloat32, {h_R2F.dim(0)});
   for_rows_backward(context, d_a_RF, h_R2F, num_rows_1, d_h_R2F, weighted_a_RF,
                     [&]<typename T>(std::int64_t r, const T* d_a, const T* h, T* d_h, T* a) {
-                      const std::int32_t slot = slot_of_row_R.data<std::int32_t>()[r];
-                      if (slot < 0) {
-                        std::fill_n(d_h, 2 * width, T{});
-                        std::fill_n(a, width, T{});
-                        return;
-                      }
-                      d_weights_TK.data<float>()[slot] =
-                          backward_row(d_a, h, weights_TK.data<float>()[slot], width, d_h, a);
+                      d_weights_R.data<float>()[r] = backward_row(d_a, h, weights_R.data<float>()[r], width, d_h, a);
                     });
 }
 

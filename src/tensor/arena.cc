@@ -1,6 +1,7 @@
 #include "tensor/arena.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -31,9 +32,20 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
+Arena::Arena() : device_(Device::kMeta) {
+  // Far enough from each other, and from all memory.
+  static std::atomic<std::uintptr_t> num_arenas = 0;
+  measured_base_ = (std::uintptr_t{1} << 63) + (++num_arenas % (1U << 14)) * (std::uintptr_t{1} << 48);
+}
+
+std::byte* Arena::base() const {
+  return device_ == Device::kMeta ? reinterpret_cast<std::byte*>(measured_base_) : buffer_.data();
+}
+
 Tensor Arena::allocate(Shape shape, DType dtype) {
-  std::byte* data = allocate_bytes(static_cast<std::size_t>(shape.num_elements()) * size_of(dtype));
-  return Tensor(data, shape, dtype, device_);
+  const std::size_t begin = used_;
+  allocate_bytes(static_cast<std::size_t>(shape.num_elements()) * size_of(dtype));
+  return Tensor(base() + begin, shape, dtype, device_);
 }
 
 std::byte* Arena::allocate_bytes(std::size_t num_bytes) {
@@ -43,7 +55,12 @@ std::byte* Arena::allocate_bytes(std::size_t num_bytes) {
   if (device_ == Device::kMeta) return nullptr;
   TESSERA_CHECK(used_ <= buffer_.size(), "arena of {} bytes: {} used, {} more asked for; the plan missed it",
                 buffer_.size(), begin, num_bytes);
-  return buffer_.data() + begin;
+  return base() + begin;
+}
+
+bool Arena::contains(const Tensor& tensor) const {
+  const auto at = reinterpret_cast<std::uintptr_t>(tensor.raw()), begin = reinterpret_cast<std::uintptr_t>(base());
+  return begin <= at && at < begin + used_;
 }
 
 void Arena::release_to(std::size_t mark) {

@@ -34,8 +34,9 @@ class Buffer {
 
 class Arena {
  public:
-  /// An arena that measures: its tensors are on Device::kMeta.
-  Arena() : device_(Device::kMeta) {}
+  /// An arena that measures: its tensors are on Device::kMeta. They have addresses, by which contains() knows them, and
+  /// no memory there.
+  Arena();
   /// An arena of `capacity` bytes on the CPU.
   explicit Arena(std::size_t capacity) : device_(Device::kCpu), buffer_(capacity) {}
 
@@ -46,6 +47,9 @@ class Arena {
   /// Bytes of scratch memory; null when measuring.
   std::byte* allocate_bytes(std::size_t num_bytes);
 
+  /// Whether the tensor is in what has been handed out and not been given back.
+  bool contains(const Tensor& tensor) const;
+
   std::size_t used() const { return used_; }
   std::size_t peak() const { return peak_; }
   std::size_t capacity() const { return buffer_.size(); }
@@ -54,8 +58,11 @@ class Arena {
   void release_to(std::size_t mark);
 
  private:
+  std::byte* base() const;
+
   Device device_;
   Buffer buffer_;
+  std::uintptr_t measured_base_ = 0;
   std::size_t used_ = 0;
   std::size_t peak_ = 0;
 };

@@ -20,6 +20,9 @@ namespace tessera {
 /// Number of threads that parallel_for uses at most.
 inline int num_threads() { return omp_get_max_threads(); }
 
+/// Cores that this process may use.
+inline int num_cores() { return omp_get_num_procs(); }
+
 /// Sets the number of threads of parallel_for and of the GEMM library.
 inline void set_num_threads(int count) { omp_set_num_threads(count); }
 

@@ -33,7 +33,9 @@ const char* name_of(DType dtype) {
   return "unknown";
 }
 
-Shape::Shape(std::initializer_list<std::int64_t> dims) : num_dims_(static_cast<int>(dims.size())) {
+Shape::Shape(std::initializer_list<std::int64_t> dims) : Shape(std::span(dims.begin(), dims.size())) {}
+
+Shape::Shape(std::span<const std::int64_t> dims) : num_dims_(static_cast<int>(dims.size())) {
   TESSERA_CHECK(dims.size() <= kMaxDims, "{} dims", dims.size());
   std::size_t i = 0;
   for (const std::int64_t dim : dims) {

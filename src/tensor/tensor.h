@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,12 +43,16 @@ struct DTypeOf<std::int32_t> {
 /// the memory that the same step needs.
 enum class Device : std::uint8_t { kCpu, kMeta };
 
+/// What an operation does to an output that allows both.
+enum class Write { kAssign, kAccumulate };
+
 class Shape {
  public:
   static constexpr int kMaxDims = 4;
 
   Shape() = default;
   Shape(std::initializer_list<std::int64_t> dims);
+  explicit Shape(std::span<const std::int64_t> dims);
 
   int num_dims() const { return num_dims_; }
   std::int64_t operator[](int dim) const { return dims_[static_cast<std::size_t>(dim)]; }

@@ -1,10 +1,12 @@
 #include "train/job_config.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "parallel/pipeline_timing.h"
 
 namespace tessera {
 
@@ -18,16 +20,6 @@ struct Unbuilt {
   std::string_view feature;
 };
 constexpr Unbuilt kUnbuilt[] = {
-    {"parallelism.data_parallel_replicate_degree", "data parallelism"},
-    {"parallelism.tensor_parallel_degree", "tensor parallelism"},
-    {"parallelism.pipeline_parallel_degree", "pipeline parallelism"},
-    {"parallelism.context_parallel_degree", "context parallelism"},
-    {"parallelism.expert_parallel_degree", "expert parallelism"},
-    {"parallelism.expert_tensor_parallel_degree", "tensor parallelism of experts"},
-    {"parallelism.expert_parallel_comm_backend", "GPU-initiated expert-parallel communication"},
-    {"parallelism.expert_parallel_a2a_dispatch_fwd_precision", "low-precision dispatch"},
-    {"parallelism.expert_parallel_a2a_combine_bwd_precision", "low-precision combine"},
-    {"checkpoint.async_mode", "asynchronous checkpointing"},
     {"training.dtype", "training with masters, gradients and moments in another type"},
 };
 
@@ -41,11 +33,6 @@ void require_built(const JobConfig& config) {
               default_values[i].value);
     }
   }
-  const std::int64_t shards = config.parallelism.data_parallel_shard_degree;
-  require(shards == -1 || shards == 1,
-          "parallelism.data_parallel_shard_degree is {}: sharded data parallelism is not built yet; a run takes -1 or "
-          "1 only",
-          shards);
 }
 
 }  // namespace
@@ -57,6 +44,113 @@ Recipes JobConfig::recipes() const {
     if (converter == kGroupedConverter) recipes.grouped_mm = quantize_mx.grouped_mm;
   }
   return recipes;
+}
+
+MeshDegrees JobConfig::mesh_degrees() const {
+  return {.dp_replicate = parallelism.data_parallel_replicate_degree,
+          .dp_shard = parallelism.data_parallel_shard_degree,
+          .cp = parallelism.context_parallel_degree,
+          .tp = parallelism.tensor_parallel_degree,
+          .pp = parallelism.pipeline_parallel_degree,
+          .ep = parallelism.expert_parallel_degree};
+}
+
+namespace {
+
+/// A cut for so many stages by what layers cost.
+std::vector<StageModules> cut_by_model_cost(const ModelConfig& m, std::int64_t seq_len, int num_stages) {
+  // Products per token, roughly: what a layer's weights and its attention's scores take.
+  const std::int64_t head_dims = m.qk_head_dim() + m.v_head_dim;
+  const double attention =
+      static_cast<double>(m.n_heads * head_dims) * (static_cast<double>(m.dim) + static_cast<double>(seq_len) / 2.0);
+  std::vector<double> layers;
+  for (std::int64_t layer = 0; layer < m.n_layers; ++layer) {
+    const std::int64_t width = m.is_moe_layer(layer) ? (m.top_k + m.num_shared_experts) * m.moe_inter_dim : m.inter_dim;
+    layers.push_back(attention + 3.0 * static_cast<double>(m.dim * width));
+  }
+  const double output = static_cast<double>(m.dim * m.vocab_size);
+  const double mtp = static_cast<double>(m.num_mtp_modules) * (layers.back() + output);
+  return cut_by_cost(layers, 0.0, output + mtp, num_stages);
+}
+
+}  // namespace
+
+std::vector<StageModules> JobConfig::pipeline_stages(const MeshDegrees& degrees) const {
+  const auto& p = parallelism;
+  const std::int64_t num_layers = model.args.n_layers;
+  std::vector<StageModules> stages;
+  if (!p.module_fqns_per_model_part.empty()) {
+    stages = stages_of_module_lists(p.module_fqns_per_model_part, num_layers);
+  } else if (p.pipeline_parallel_layers_per_stage > 0) {
+    stages = cut_by_layers_per_stage(num_layers, p.pipeline_parallel_layers_per_stage,
+                                     p.pipeline_parallel_first_stage_less_layers,
+                                     p.pipeline_parallel_last_stage_less_layers);
+  } else {
+    const int per_rank = min_stages_per_rank(pipeline_schedule_kind(p.pipeline_parallel_schedule));
+    stages = cut_by_model_cost(model.args, training.seq_len, static_cast<int>(degrees.pp) * per_rank);
+  }
+  require_divides("parallelism.pipeline_parallel_degree", degrees.pp, static_cast<std::int64_t>(stages.size()),
+                  fmt::format("the {} stages of the model", stages.size()));
+  return stages;
+}
+
+PipelineSchedule JobConfig::pipeline_schedule(const MeshDegrees& degrees) const {
+  const auto num_stages = static_cast<std::int64_t>(pipeline_stages(degrees).size());
+  const std::int64_t data_ranks = degrees.dp_replicate * degrees.dp_shard;
+  try {
+    PipelineSchedule schedule = make_pipeline_schedule(
+        pipeline_schedule_kind(parallelism.pipeline_parallel_schedule), static_cast<int>(degrees.pp),
+        static_cast<int>(num_stages / degrees.pp), static_cast<int>(micro_batches_per_step(data_ranks)));
+    check(schedule);
+    return schedule;
+  } catch (const Error& error) {
+    fail(
+        "parallelism.pipeline_parallel_degree is {}: {} (a micro-batch is training.local_batch_size = {} of a step's "
+        "{} "
+        "sequences, training.global_batch_size, which {} data ranks share)",
+        degrees.pp, error.what(), training.local_batch_size, sequences_per_step(data_ranks), data_ranks);
+  }
+}
+
+void JobConfig::validate_on(const MeshDegrees& degrees) const {
+  const ModelConfig& m = model.args;
+  const std::int64_t shared_dim = m.num_shared_experts * m.moe_inter_dim;
+  std::vector<std::pair<std::string_view, std::int64_t>> cut_by_tensor = {{"model.args.n_heads", m.n_heads},
+                                                                          {"model.args.vocab_size", m.vocab_size}};
+  if (m.n_dense_layers > 0) cut_by_tensor.emplace_back("model.args.inter_dim", m.inter_dim);
+  if (shared_dim > 0) cut_by_tensor.emplace_back("model.args.num_shared_experts x moe_inter_dim", shared_dim);
+  std::int64_t others = degrees.num_ranks();
+  for (const auto& [what, total] : cut_by_tensor) others = std::gcd(others, total);
+  for (const auto& [what, total] : cut_by_tensor) {
+    require_divides("parallelism.tensor_parallel_degree", degrees.tp, total, fmt::format("{} = {}", what, total),
+                    others);
+  }
+  // Of each sequence a context-parallel rank has two chunks, and tensor-parallel ranks have equal parts of these.
+  const std::int64_t parts = (degrees.cp > 1 ? 2 * degrees.cp : 1) * degrees.tp;
+  require(training.seq_len % parts == 0,
+          "training.seq_len is {}, which parallelism.context_parallel_degree = {} and tensor_parallel_degree = {} cut "
+          "into {} parts; the nearest values that they divide are {} and {}",
+          training.seq_len, degrees.cp, degrees.tp, parts, std::max(parts, training.seq_len / parts * parts),
+          (training.seq_len / parts + 1) * parts);
+  const std::int64_t data_ranks = degrees.dp_replicate * degrees.dp_shard;
+  const std::int64_t unit = training.local_batch_size * data_ranks;
+  require(
+      sequences_per_step(data_ranks) % unit == 0,
+      "training.global_batch_size = {} is not a multiple of training.local_batch_size = {} times {} data ranks; the "
+      "nearest that is: {}",
+      training.global_batch_size, training.local_batch_size, data_ranks,
+      std::max(unit, (training.global_batch_size + unit / 2) / unit * unit));
+  require_divides("parallelism.expert_parallel_degree", degrees.ep, model.args.num_experts,
+                  fmt::format("model.args.num_experts = {}", model.args.num_experts),
+                  degrees.dp_shard * degrees.cp * degrees.tp);
+  if (degrees.pp > 1) {
+    const PipelineSchedule schedule = pipeline_schedule(degrees);
+    require(
+        m.num_mtp_modules == 0 || schedule.rank_of_stage.front() == schedule.rank_of_stage.back(),
+        "model.args.num_mtp_modules is {}: multi-token prediction needs embedding and output projection on one rank; "
+        "parallelism.pipeline_parallel_schedule is {}, expected ZBVZeroBubble or DualPipeV",
+        m.num_mtp_modules, name_of(schedule.kind));
+  }
 }
 
 void JobConfig::validate() const {
@@ -84,9 +178,6 @@ void JobConfig::validate() const {
   require(training.global_batch_size == -1 || training.global_batch_size > 0,
           "training.global_batch_size is {}; expected a number above 0, or -1 for one micro-batch per step",
           training.global_batch_size);
-  require(sequences_per_step() % training.local_batch_size == 0,
-          "training.global_batch_size = {} is not a multiple of training.local_batch_size = {}", sequences_per_step(),
-          training.local_batch_size);
   not_negative("optimizer.lr", optimizer.lr);
   not_negative("optimizer.weight_decay", optimizer.weight_decay);
   positive("optimizer.eps", optimizer.eps);
@@ -111,6 +202,40 @@ void JobConfig::validate() const {
       !checkpoint.initial_load_in_hf || !checkpoint.initial_load_path.empty(),
       "checkpoint.initial_load_in_hf is true, but checkpoint.initial_load_path does not say where the files are (it "
       "takes the place of TorchTitan's model.hf_assets_path)");
+  positive("comm.init_timeout_seconds", comm.init_timeout_seconds);
+  positive("comm.train_timeout_seconds", comm.train_timeout_seconds);
+  const std::string& reshard = parallelism.fsdp_reshard_after_forward;
+  require(reshard == "default" || reshard == "always" || reshard == "never",
+          "parallelism.fsdp_reshard_after_forward is '{}'; expected default, always or never", reshard);
+  require(parallelism.expert_tensor_parallel_degree == 1,
+          "parallelism.expert_tensor_parallel_degree is {}; expected 1: experts stay whole, and "
+          "parallelism.expert_parallel_degree spreads them over the tensor-parallel ranks as well",
+          parallelism.expert_tensor_parallel_degree);
+  const double capacity = parallelism.expert_parallel_capacity_factor;
+  require(
+      capacity == 0.0 || capacity >= 1.0,
+      "parallelism.expert_parallel_capacity_factor is {}; expected 0 (room for any load), or at least 1, a balanced "
+      "load's",
+      capacity);
+  for (const auto& [key, payload] : {std::pair{"parallelism.expert_parallel_a2a_dispatch_fwd_precision",
+                                               parallelism.expert_parallel_a2a_dispatch_fwd_precision},
+                                     {"parallelism.expert_parallel_a2a_combine_bwd_precision",
+                                      parallelism.expert_parallel_a2a_combine_bwd_precision}}) {
+    require(payload == PayloadPrecision::kDefault || model.args.dim % mx::kBlock == 0,
+            "{} is mxfp8, but model.args.dim = {} is not a multiple of {}, the numbers that share a scale", key,
+            model.args.dim, mx::kBlock);
+  }
+  const std::int64_t layers_per_stage = parallelism.pipeline_parallel_layers_per_stage;
+  require(layers_per_stage == -1 || layers_per_stage > 0,
+          "parallelism.pipeline_parallel_layers_per_stage is {}; expected a number above 0, or -1 for stages of about "
+          "the same cost",
+          layers_per_stage);
+  for (const auto& [key, less] : {std::pair{"first", parallelism.pipeline_parallel_first_stage_less_layers},
+                                  {"last", parallelism.pipeline_parallel_last_stage_less_layers}}) {
+    require(0 <= less && less <= model.args.n_layers,
+            "parallelism.pipeline_parallel_{}_stage_less_layers is {}; expected 0 to model.args.n_layers = {}", key,
+            less, model.args.n_layers);
+  }
   positive("metrics.log_freq", metrics.log_freq);
   not_negative("metrics.peak_tflops", metrics.peak_tflops);
   not_negative("metrics.quantization_error_freq", metrics.quantization_error_freq);
@@ -170,22 +295,21 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("activation_checkpoint.debug", kFlag, "a matter of torch.utils.checkpoint");
   t.ignore("memory_estimation.*", kFlag, "every run prints its memory before it takes it");
   t.ignore("metrics.disable_color_printing", kFlag, "lines have no colours");
-  t.ignore("metrics.save_for_all_ranks", kFlag, "there is one rank");
+  t.ignore("metrics.save_for_all_ranks", kFlag, "metrics are of all ranks together");
   t.ignore("debug.deterministic", kFlag, "the CPU always is");
   t.ignore("debug.deterministic_warn_only", kFlag, "the CPU always is");
   t.ignore("profiling.profiler_active", kValue, "a trace is of one step");
   t.ignore("profiling.profiler_warmup", kValue, "a trace is of one step");
   t.ignore("profiling.save_memory_snapshot_folder", kValue, "there are no memory snapshots");
-  t.ignore("comm.*", kValue, "there is one rank");
-  t.ignore("parallelism.disable_loss_parallel", kFlag, "there is one rank");
-  t.ignore("parallelism.pipeline_parallel_schedule_csv", kValue, "there is one rank");
-  t.ignore("parallelism.pipeline_parallel_microbatch_size", kValue, "there is one rank");
-  t.ignore("parallelism.pipeline_parallel_layers_per_stage", kValue, "there is one rank");
-  t.ignore("parallelism.pipeline_parallel_first_stage_less_layers", kValue, "there is one rank");
-  t.ignore("parallelism.pipeline_parallel_last_stage_less_layers", kValue, "there is one rank");
-  t.ignore("parallelism.pipeline_parallel_expert_parallel_overlap", kFlag, "there is one rank");
-  t.ignore("parallelism.context_parallel_load_balancer", kValue, "there is one rank");
-  t.ignore("parallelism.context_parallel_rotate_method", kValue, "there is one rank");
+  for (const char* key : {"trace_buf_size", "save_traces_folder", "save_traces_file_prefix", "mode"}) {
+    t.ignore(fmt::format("comm.{}", key), kValue, "there is no recorder of NCCL's operations");
+  }
+  t.ignore("parallelism.disable_loss_parallel", kFlag, "tensor-parallel ranks always share the cross-entropy");
+  t.ignore("parallelism.pipeline_parallel_schedule_csv", kValue, "pipeline_parallel_schedule says which actions run");
+  t.ignore("parallelism.pipeline_parallel_microbatch_size", kValue, "training.local_batch_size is the micro-batch");
+  t.ignore("parallelism.pipeline_parallel_expert_parallel_overlap", kFlag, "passes that overlap run one by one");
+  t.ignore("parallelism.context_parallel_load_balancer", kValue, "sequences are always cut in head-tail chunks");
+  t.ignore("parallelism.context_parallel_rotate_method", kValue, "attention gathers the latents of all chunks");
   for (const char* key : {"enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "emulate"}) {
     t.ignore(fmt::format("quantize.linear.float8.{}", key), kFlag, "takes effect through model.converters only");
   }
@@ -198,7 +322,6 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.refuse("metrics.enable_wandb", kFlag, "Weights & Biases");
   t.refuse("optimizer.early_step_in_backward", kFlag, "an optimizer inside the backward");
   t.refuse("training.enable_cpu_offload", kFlag, "offloading to the CPU");
-  t.refuse("parallelism.module_fqns_per_model_part", kValue, "pipeline parallelism");
   t.refuse("checkpoint.last_save_in_hf", kFlag, "saving Hugging Face files from a run (`tessera convert` makes them)");
   t.refuse("checkpoint.exclude_from_loading", kValue, "partial loading");
   t.refuse("checkpoint.enable_first_step_checkpoint", kFlag, "a checkpoint of the first step");
@@ -332,16 +455,36 @@ ConfigTable config_table(JobConfig& c) {
         "free gathered weights after the forward: default, always or never");
   t.add("parallelism.tensor_parallel_degree", p.tensor_parallel_degree, "ranks that a layer's matrices are cut over");
   t.add("parallelism.pipeline_parallel_degree", p.pipeline_parallel_degree, "ranks that the layers are cut over");
-  t.add("parallelism.pipeline_parallel_schedule", p.pipeline_parallel_schedule, "1F1B, Interleaved1F1B, ...");
+  t.add("parallelism.pipeline_parallel_schedule", p.pipeline_parallel_schedule,
+        "1F1B, Interleaved1F1B, ZBVZeroBubble or DualPipeV (docs/pipeline-schedules.md)");
+  t.add("parallelism.pipeline_parallel_layers_per_stage", p.pipeline_parallel_layers_per_stage,
+        "layers of a stage, which gives the number of stages; -1: stages of about the same cost, as few as the "
+        "schedule takes");
+  t.add("parallelism.pipeline_parallel_first_stage_less_layers", p.pipeline_parallel_first_stage_less_layers,
+        "with layers_per_stage: layers that the embedding counts for");
+  t.add("parallelism.pipeline_parallel_last_stage_less_layers", p.pipeline_parallel_last_stage_less_layers,
+        "with layers_per_stage: layers that norm and output count for");
+  t.add("parallelism.module_fqns_per_model_part", p.module_fqns_per_model_part,
+        "modules of each stage (tok_embeddings, layers.0, ..., norm, output); []: cut by the keys above");
   t.add("parallelism.context_parallel_degree", p.context_parallel_degree, "ranks that a sequence is cut over");
-  t.add("parallelism.expert_parallel_degree", p.expert_parallel_degree, "ranks that the experts are cut over");
+  t.add("parallelism.expert_parallel_degree", p.expert_parallel_degree,
+        "ranks that the experts are cut over, out of shard x context x tensor");
   t.add("parallelism.expert_tensor_parallel_degree", p.expert_tensor_parallel_degree,
-        "ranks that an expert's matrices are cut over");
-  t.add("parallelism.expert_parallel_comm_backend", p.expert_parallel_comm_backend, "standard or deepep");
+        "ranks that an expert's matrices are cut over: 1, experts stay whole");
+  t.add(
+      "parallelism.expert_parallel_comm_backend", p.expert_parallel_comm_backend,
+      {{"standard", DispatchBackend::kStandard},
+       {"direct", DispatchBackend::kDirect},
+       {"deepep", DispatchBackend::kDirect}},
+      "tokens go to their experts by all-to-all, or by direct stores into the other ranks' memory (deepep: the same)");
+  const std::vector<std::pair<std::string, PayloadPrecision>> payloads = {{"default", PayloadPrecision::kDefault},
+                                                                          {"mxfp8", PayloadPrecision::kMxfp8}};
   t.add("parallelism.expert_parallel_a2a_dispatch_fwd_precision", p.expert_parallel_a2a_dispatch_fwd_precision,
-        "type of dispatched rows in the forward: default or mxfp8");
-  t.add("parallelism.expert_parallel_a2a_combine_bwd_precision", p.expert_parallel_a2a_combine_bwd_precision,
-        "type of rows sent back in the backward: default or mxfp8");
+        payloads, "what tokens cross to their experts in; default: the type that layers compute in");
+  t.add("parallelism.expert_parallel_a2a_combine_bwd_precision", p.expert_parallel_a2a_combine_bwd_precision, payloads,
+        "the same for the gradients of the experts' outputs");
+  t.add("parallelism.expert_parallel_capacity_factor", p.expert_parallel_capacity_factor,
+        "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More end the run");
 
   add_recipe_keys(t, std::string(kLinearConverter), c.quantize_mx.linear, true);
   add_recipe_keys(t, std::string(kGroupedConverter), c.quantize_mx.grouped_mm, false);
@@ -360,8 +503,10 @@ ConfigTable config_table(JobConfig& c) {
   t.add("checkpoint.interval", c.checkpoint.interval, "steps between checkpoints; the last step always makes one");
   t.add("checkpoint.keep_latest_k", c.checkpoint.keep_latest_k, "checkpoints that stay; 0: all");
   t.add("checkpoint.load_step", c.checkpoint.load_step, "step to resume from; -1: the last");
-
-  t.add("checkpoint.async_mode", c.checkpoint.async_mode, "write checkpoints while training goes on: disabled");
+  t.add(
+      "checkpoint.async_mode", c.checkpoint.async_mode,
+      {{"disabled", AsyncMode::kDisabled}, {"async", AsyncMode::kAsync}, {"async_with_pinned_mem", AsyncMode::kAsync}},
+      "write checkpoints while training goes on, from a copy in memory");
   t.add("checkpoint.initial_load_path", c.checkpoint.initial_load_path,
         "checkpoint whose weights a run without checkpoints of its own starts from");
   t.add("checkpoint.initial_load_in_hf", c.checkpoint.initial_load_in_hf,
@@ -379,6 +524,10 @@ ConfigTable config_table(JobConfig& c) {
   t.add("profiling.enable_profiling", c.profiling.enable_profiling, "write Chrome traces of some steps");
   t.add("profiling.save_traces_folder", c.profiling.save_traces_folder, "their folder under job.dump_folder");
   t.add("profiling.profile_freq", c.profiling.profile_freq, "steps between traced steps");
+
+  t.add("comm.init_timeout_seconds", c.comm.init_timeout_seconds, "time that ranks may take to come to the first step");
+  t.add("comm.train_timeout_seconds", c.comm.train_timeout_seconds,
+        "time after which an operation between ranks has failed, and the run ends");
 
   t.add("debug.seed", c.debug.seed, "seed of initialisation and of the data's order");
   t.add("debug.moe_force_load_balance", c.debug.moe_force_load_balance,

@@ -8,10 +8,15 @@
 
 #include "base/config_table.h"
 #include "model/layer_context.h"
+#include "parallel/pipeline_schedule.h"
+#include "parallel/pipeline_stages.h"
 #include "train/lr_schedule.h"
 #include "train/recipe.h"
 
 namespace tessera {
+
+/// Whether checkpoints are written while training goes on.
+enum class AsyncMode : std::uint8_t { kDisabled, kAsync };
 
 struct JobConfig {
   struct {
@@ -51,12 +56,17 @@ struct JobConfig {
     std::int64_t tensor_parallel_degree = 1;
     std::int64_t pipeline_parallel_degree = 1;
     std::string pipeline_parallel_schedule = "1F1B";
+    std::int64_t pipeline_parallel_layers_per_stage = -1;
+    std::int64_t pipeline_parallel_first_stage_less_layers = 1;
+    std::int64_t pipeline_parallel_last_stage_less_layers = 1;
+    ConfigTable::Lists module_fqns_per_model_part;
     std::int64_t context_parallel_degree = 1;
     std::int64_t expert_parallel_degree = 1;
     std::int64_t expert_tensor_parallel_degree = 1;
-    std::string expert_parallel_comm_backend = "standard";
-    std::string expert_parallel_a2a_dispatch_fwd_precision = "default";
-    std::string expert_parallel_a2a_combine_bwd_precision = "default";
+    DispatchBackend expert_parallel_comm_backend = DispatchBackend::kStandard;
+    PayloadPrecision expert_parallel_a2a_dispatch_fwd_precision = PayloadPrecision::kDefault;
+    PayloadPrecision expert_parallel_a2a_combine_bwd_precision = PayloadPrecision::kDefault;
+    double expert_parallel_capacity_factor = 0.0;
   } parallelism;
   struct {
     RecipeOptions linear{.fqns = {"output"}};
@@ -77,7 +87,7 @@ struct JobConfig {
     std::int64_t interval = 500;
     std::int64_t keep_latest_k = 10;
     std::int64_t load_step = -1;
-    std::string async_mode = "disabled";
+    AsyncMode async_mode = AsyncMode::kDisabled;
     std::string initial_load_path;
     bool initial_load_in_hf = false;
   } checkpoint;
@@ -94,21 +104,35 @@ struct JobConfig {
     std::int64_t profile_freq = 10;
   } profiling;
   struct {
+    std::int64_t init_timeout_seconds = 300;
+    std::int64_t train_timeout_seconds = 100;
+  } comm;
+  struct {
     std::int64_t seed = 0;
     bool moe_force_load_balance = false;
   } debug;
 
-  /// Sequences per optimizer step; global_batch_size, or one micro-batch.
-  std::int64_t sequences_per_step() const {
-    return training.global_batch_size > 0 ? training.global_batch_size : training.local_batch_size;
+  /// Sequences per optimizer step, of all data ranks; global_batch_size, or one micro-batch of each.
+  std::int64_t sequences_per_step(std::int64_t num_data_ranks = 1) const {
+    return training.global_batch_size > 0 ? training.global_batch_size : training.local_batch_size * num_data_ranks;
   }
+  std::int64_t micro_batches_per_step(std::int64_t num_data_ranks = 1) const {
+    return sequences_per_step(num_data_ranks) / (training.local_batch_size * num_data_ranks);
+  }
+  MeshDegrees mesh_degrees() const;
+  // On a mesh whose degrees are resolved; they throw Error for a pipeline that cannot be.
+  /// The modules of the pipeline's stages.
+  std::vector<StageModules> pipeline_stages(const MeshDegrees& degrees) const;
+  /// Its schedule, checked.
+  PipelineSchedule pipeline_schedule(const MeshDegrees& degrees) const;
   /// What model.converters asks for.
   Recipes recipes() const;
-  std::int64_t micro_batches_per_step() const { return sequences_per_step() / training.local_batch_size; }
 
   /// Throws Error, naming keys and values, if a run cannot work with these numbers, or asks for a feature that is not
   /// built yet.
   void validate() const;
+  /// The same for what depends on the mesh, whose degrees are resolved.
+  void validate_on(const MeshDegrees& degrees) const;
 };
 
 /// The table of keys, bound to the fields of `config`. TorchTitan's keys that mean nothing here are passed over

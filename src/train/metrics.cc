@@ -103,7 +103,7 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   const Clock::duration window = Clock::now() - window_begin_;
   const double seconds = std::chrono::duration<double>(window).count();
   const double steps = static_cast<double>(window_steps_);
-  Rates rates{.tokens_per_second = static_cast<double>(window_tokens_) / seconds,
+  Rates rates{.tokens_per_second = static_cast<double>(window_tokens_) / seconds / options_.num_ranks,
               .tflops = 0.0,
               .mfu = {},
               .memory_bytes = peak_resident_bytes(),
@@ -187,6 +187,15 @@ void MetricsWriter::validation(std::int64_t step, double loss) {
   spdlog::info("validate step: {}  loss: {:7.4f}", step, loss);
   append(nlohmann::ordered_json{{"step", step}, {"validation_loss", json_number(loss)}}.dump());
   if (tensorboard_) tensorboard_->write(step, {{"validation_metrics/loss", loss}});
+}
+
+void MetricsWriter::checkpoint(std::int64_t step, double stall_seconds, double seconds) {
+  const nlohmann::ordered_json line = {
+      {"step", step}, {"checkpoint_stall_seconds", stall_seconds}, {"checkpoint_seconds", seconds}};
+  append(line.dump());
+  if (tensorboard_)
+    tensorboard_->write(step,
+                        {{"time_metrics/checkpoint_stall(s)", stall_seconds}, {"time_metrics/checkpoint(s)", seconds}});
 }
 
 void MetricsWriter::draw_progress(std::int64_t step, double loss) {

@@ -26,6 +26,7 @@ struct MetricsOptions {
   double peak_flops = 0.0;              // of the device, per second; 0: unknown
   std::size_t memory_bytes = 0;         // of the machine
   std::vector<std::string> moe_layers;  // names, in the order of StepResult::expert_load
+  int num_ranks = 1;                    // rates are per rank
 };
 
 class MetricsWriter {
@@ -39,6 +40,8 @@ class MetricsWriter {
   /// After each step; writes if the step is due, or its loss or gradient norm is not finite: no step comes after that.
   void step(std::int64_t step, const StepResult& result);
   void validation(std::int64_t step, double loss);
+  /// After a save is committed: for how long training waited, and how long it took.
+  void checkpoint(std::int64_t step, double stall_seconds, double seconds);
   /// Time from now to the next call of step() with `resume` in between does not count as training time.
   void pause();
   void resume();

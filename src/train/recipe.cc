@@ -132,23 +132,35 @@ std::string module_name(const ParamSpec& spec) {
   return name;
 }
 
-PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters) {
+PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters, const Parameters& whole) {
   if (!recipes.linear && !recipes.grouped_mm) return {};
   const std::string linear(kLinearConverter), grouped_mm(kGroupedConverter);
-  if (recipes.linear) check_patterns(*recipes.linear, linear + ".filter_fqns", GemmKind::kNone, parameters);
-  if (recipes.grouped_mm) check_patterns(*recipes.grouped_mm, grouped_mm + ".fqns", GemmKind::kGrouped, parameters);
-  PrecisionTable table(parameters.size());
+  if (recipes.linear) check_patterns(*recipes.linear, linear + ".filter_fqns", GemmKind::kNone, whole);
+  if (recipes.grouped_mm) check_patterns(*recipes.grouped_mm, grouped_mm + ".fqns", GemmKind::kGrouped, whole);
+  const auto converts = [&](const ParamSpec& spec) {
+    const bool is_linear = spec.gemm == GemmKind::kLinear;
+    const std::optional<RecipeOptions>& options = is_linear ? recipes.linear : recipes.grouped_mm;
+    return spec.gemm != GemmKind::kNone && options && any_match(*options, spec) != is_linear;
+  };
   bool found_linear = !recipes.linear, found_grouped = !recipes.grouped_mm;
+  for (ParamId id = 0; id < whole.size(); ++id) {
+    if (converts(whole.spec(id))) (whole.spec(id).gemm == GemmKind::kLinear ? found_linear : found_grouped) = true;
+  }
+  require(found_linear, "{} leaves no module to convert: {}.filter_fqns has all of {}", linear, linear,
+          known_modules(whole, GemmKind::kLinear));
+  require(found_grouped, "{} has no module to convert: {}.fqns selects none of {}", grouped_mm, grouped_mm,
+          known_modules(whole, GemmKind::kGrouped));
+  PrecisionTable table(parameters.size());
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const ParamSpec& spec = parameters.spec(id);
     const bool is_linear = spec.gemm == GemmKind::kLinear;
     const std::optional<RecipeOptions>& options = is_linear ? recipes.linear : recipes.grouped_mm;
-    if (spec.gemm == GemmKind::kNone || !options || any_match(*options, spec) == is_linear) continue;
-    (is_linear ? found_linear : found_grouped) = true;
+    if (!converts(spec)) continue;
     const std::string& section = is_linear ? linear : grouped_mm;
     const SitePrecision precision = precision_of(*options, section);
-    const int last = spec.shape.num_dims() - 1;
-    const std::int64_t out = spec.shape[last - 1], in = spec.shape[last];
+    const Shape& shape = parameters.local_shape(id);  // what a rank multiplies with
+    const int last = shape.num_dims() - 1;
+    const std::int64_t out = shape[last - 1], in = shape[last];
     if (out % mx::kBlock == 0 && in % mx::kBlock == 0) {
       table[id] = precision;
       continue;
@@ -159,10 +171,6 @@ PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& paramet
             module_name(spec), out, in, mx::kBlock, is_linear ? "name it in filter_fqns" : "leave it out of fqns",
             section);
   }
-  require(found_linear, "{} leaves no module to convert: {}.filter_fqns has all of {}", linear, linear,
-          known_modules(parameters, GemmKind::kLinear));
-  require(found_grouped, "{} has no module to convert: {}.fqns selects none of {}", grouped_mm, grouped_mm,
-          known_modules(parameters, GemmKind::kGrouped));
   return table;
 }
 

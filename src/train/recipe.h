@@ -50,8 +50,12 @@ struct Recipes {
 
 /// The precision of every parameter's GEMMs; empty without converters. Throws Error for options that contradict each
 /// other, a pattern that no module's name contains, a converter that finds nothing to convert, and a site whose sizes
-/// do not fit, if that is an error.
-PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters);
+/// do not fit, if that is an error. `whole`: where patterns must find something, if `parameters` are of some stages of
+/// a pipeline only.
+PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters, const Parameters& whole);
+inline PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters) {
+  return resolve_recipes(recipes, parameters, parameters);
+}
 
 /// The sites as a table for people: module, sizes, the three GEMMs' precisions, blocks.
 std::string describe_precisions(const Parameters& parameters, const PrecisionTable& table);

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "model/model.h"
 #include "train/job_config.h"
 
 namespace tessera {
@@ -17,7 +18,7 @@ constexpr std::int64_t kChunk = 1 << 20;
 
 }  // namespace
 
-SavedModel::SavedModel(const fs::path& path) : path_(path) {
+SavedModel::SavedModel(const fs::path& path, const VerifyShare& share) : path_(path) {
   std::error_code unreadable;
   if (fs::exists(path / kHfConfigName, unreadable)) {
     const fs::path config_path = path / kHfConfigName;
@@ -33,14 +34,14 @@ SavedModel::SavedModel(const fs::path& path) : path_(path) {
     return;
   }
   path_ = find_checkpoint(path);
-  const nlohmann::json state = verify_checkpoint(path_, kOptimizerFileName);
+  const CheckpointManifest manifest = verify_checkpoint(path_, kOptimizerShards, share);
+  const nlohmann::json& state = manifest.state;
   try {
     const JobConfig job = parse_job_config(state.at("config").get<std::string>());
     job.model.args.validate();
     require(job.training.seq_len > 0, "'{}': training.seq_len is {}", path_.string(), job.training.seq_len);
     config_.model = job.model.args;
     config_.seq_len = job.training.seq_len;
-    step_ = state.at("step").get<std::int64_t>();
     if (state.contains("tokenizer")) {
       const nlohmann::json& tokenizer = state["tokenizer"];
       tokenizer_kind_ = tokenizer.at("kind").get<std::string>();
@@ -50,30 +51,48 @@ SavedModel::SavedModel(const fs::path& path) : path_(path) {
   } catch (const nlohmann::json::exception& error) {
     fail("the manifest of '{}' does not hold a model's state: {}", path_.string(), error.what());
   }
-  checkpoint_.emplace(path_ / kModelFileName);
+  step_ = manifest.step;
+  checkpoint_.emplace(path_, kModelShards, manifest.step, manifest.num_shards);
 }
 
 void SavedModel::read(const std::string& name, const Shape& shape, const FloatSink& sink) const {
   if (hf_) return read_hf_parameter(*hf_, name, shape, config_.model.n_layers, sink);
-  const Tensor tensor = checkpoint_->view(name, shape, DType::kFloat32);
-  const float* numbers = tensor.data<float>();
-  const std::int64_t count = shape.num_elements();
-  for (std::int64_t begin = 0; begin < count; begin += kChunk) {
-    sink({numbers + begin, static_cast<std::size_t>(std::min(kChunk, count - begin))});
+  read(name, shape, 0, shape.num_elements(), sink);
+}
+
+void SavedModel::read(const std::string& name, const Shape& shape, std::int64_t begin, std::int64_t end,
+                      const FloatSink& sink) const {
+  TESSERA_CHECK(checkpoint_.has_value());
+  const AssembledTensor tensor = checkpoint_->at(name, shape);
+  while (begin < end) {
+    const std::span<const float> numbers = tensor.from(begin);
+    const std::int64_t count = std::min({static_cast<std::int64_t>(numbers.size()), end - begin, kChunk});
+    sink(numbers.first(static_cast<std::size_t>(count)));
+    begin += count;
   }
 }
 
 void SavedModel::require_same_tensors(std::span<const NamedTensor> tensors) const {
   if (hf_) return tessera::require_same_tensors(*hf_, tensors, config_.model.n_layers);
-  require(checkpoint_->entries().size() == tensors.size(), "'{}' holds {} tensors, this model has {}",
-          (path_ / kModelFileName).string(), checkpoint_->entries().size(), tensors.size());
+  require(checkpoint_->num_tensors() == tensors.size(), "'{}' holds {} tensors, this model has {}", path_.string(),
+          checkpoint_->num_tensors(), tensors.size());
 }
 
-void SavedModel::load(Parameters& parameters) const {
-  require_same_tensors(tensor_names(parameters));
+void SavedModel::load(Parameters& parameters, const ModelConfig& model) const {
+  require_same_tensors(tensor_names(Model(model, {.seq_len = 1}).parameters()));
   for (ParamId id = 0; id < parameters.size(); ++id) {
+    const std::string& name = parameters.spec(id).name;
+    const Shape& shape = parameters.spec(id).shape;
+    const Parameters::Range range = parameters.shard_range(id);
+    const Piece piece{.slice = parameters.slice(id), .begin = range.begin, .end = range.end};
+    if (checkpoint_ && !piece.is_whole()) {
+      if (range.begin < range.end) {
+        checkpoint_->at(name, shape).read(piece, parameters.master_shard(id).data<float>());
+      }
+      continue;
+    }
     std::int64_t offset = 0;
-    read(parameters.spec(id).name, parameters.spec(id).shape, [&](std::span<const float> numbers) {
+    read(name, shape, [&](std::span<const float> numbers) {
       parameters.set(id, offset, numbers);
       offset += static_cast<std::int64_t>(numbers.size());
     });
@@ -83,15 +102,6 @@ void SavedModel::load(Parameters& parameters) const {
     read(parameters.buffer_spec(id).name, parameters.buffer_spec(id).shape,
          [&](std::span<const float> numbers) { target = std::copy(numbers.begin(), numbers.end(), target); });
   }
-}
-
-std::vector<NamedTensor> SavedModel::views(const Parameters& parameters) const {
-  TESSERA_CHECK(checkpoint_.has_value());
-  std::vector<NamedTensor> tensors = tensor_names(parameters);
-  for (NamedTensor& named : tensors) {
-    named.tensor = checkpoint_->view(named.name, named.tensor.shape(), DType::kFloat32);
-  }
-  return tensors;
 }
 
 std::unique_ptr<data::Tokenizer> SavedModel::tokenizer() const {

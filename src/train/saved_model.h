@@ -17,8 +17,8 @@ namespace tessera {
 class SavedModel {
  public:
   /// `path`: a checkpoint, a folder with checkpoints (the newest counts), a run's folder, or a folder with config.json.
-  /// Checks checksums where there are any. Throws Error.
-  explicit SavedModel(const std::filesystem::path& path);
+  /// Checks checksums where there are any, of several processes each its share of them. Throws Error.
+  explicit SavedModel(const std::filesystem::path& path, const VerifyShare& share = {});
 
   bool is_hf() const { return hf_.has_value(); }
   const std::filesystem::path& path() const { return path_; }
@@ -29,12 +29,15 @@ class SavedModel {
 
   /// Throws Error unless the folder has exactly these tensors (by name; shapes are looked at when reading).
   void require_same_tensors(std::span<const NamedTensor> tensors) const;
-  /// Reads all weights and buffers. Throws Error if they are not those of a model with these parameters.
-  void load(Parameters& parameters) const;
-  /// Views of all parameters' and buffers' numbers; of a checkpoint only.
-  std::vector<NamedTensor> views(const Parameters& parameters) const;
+  /// Reads the weights and buffers of `parameters`: this rank's shards of `model`, or of a stage of it. Where shards
+  /// are not the whole parameter only the masters are set. Throws Error unless the folder has exactly the model's
+  /// tensors.
+  void load(Parameters& parameters, const ModelConfig& model) const;
   /// Hands out a parameter's or a buffer's numbers in order, a chunk per call.
   void read(const std::string& name, const Shape& shape, const FloatSink& sink) const;
+  /// The numbers [begin, end) of it; of a checkpoint only.
+  void read(const std::string& name, const Shape& shape, std::int64_t begin, std::int64_t end,
+            const FloatSink& sink) const;
 
   /// Throws Error if the folder has none.
   std::unique_ptr<data::Tokenizer> tokenizer() const;
@@ -44,7 +47,7 @@ class SavedModel {
   HfConfig config_;
   std::int64_t step_ = 0;
   std::string tokenizer_kind_;
-  std::optional<SafetensorsFile> checkpoint_;
+  std::optional<ShardFiles> checkpoint_;
   std::optional<HfWeights> hf_;
 };
 

@@ -4,13 +4,13 @@
 #include <csignal>
 #include <functional>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 
 #include "base/file_lock.h"
-#include "checkpoint/checkpoint.h"
+#include "comm/ranks.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
+#include "train/checkpointer.h"
 #include "train/metrics.h"
 #include "train/training_step.h"
 
@@ -18,8 +18,9 @@ namespace tessera {
 
 class Trainer {
  public:
-  /// Opens the data, plans and takes the memory, resumes from a checkpoint if there is one. Throws Error.
-  explicit Trainer(JobConfig config);
+  /// Opens the data, plans and takes the memory, resumes from a checkpoint if there is one. Throws Error. With `ranks`
+  /// (null: one), which must stay, all ranks together. Rank 0 tells of the run and writes its files.
+  explicit Trainer(JobConfig config, Ranks* ranks = nullptr);
 
   /// Trains to the last step, or until `stop_signal` is not 0: then the step at hand is finished and saved.
   /// Returns the signal, or 0.
@@ -32,20 +33,21 @@ class Trainer {
   Model& model() { return step_.model(); }
 
  private:
-  std::vector<CheckpointFile> checkpoint_files();
-  void save(std::int64_t step);
-  void resume();
-  void load_initial_weights();
   double validate();
   bool measures_sqnr(std::int64_t step) const;
+  bool is_first_rank() const { return ranks_.rank() == 0; }
   void print_plan() const;
 
+  Ranks one_rank_;
+  Ranks& ranks_;
   JobConfig config_;
-  std::filesystem::path dump_folder_, checkpoint_folder_;
-  std::optional<FileLock> lock_;                // of the folder
+  std::shared_ptr<Mesh> mesh_;
+  std::filesystem::path dump_folder_;
+  std::optional<FileLock> lock_;                // of the folder, on rank 0
   std::unique_ptr<data::Tokenizer> tokenizer_;  // goes into checkpoints
   std::unique_ptr<data::Loader> loader_, validation_loader_;
   TrainingStep step_;
+  Checkpointer checkpointer_;
   std::vector<Batch> micro_batches_;
   std::vector<std::int32_t> tokens_;
   std::int64_t first_step_ = 1;

@@ -6,27 +6,54 @@
 
 #include "base/error.h"
 #include "base/stopwatch.h"
+#include "comm/together.h"
 #include "ops/adamw.h"
 #include "ops/elementwise.h"
 
 namespace tessera {
 
-ModelOptions model_options(const JobConfig& config) {
-  return {.compute = config.training.mixed_precision_param,
-          .recompute = config.activation_checkpoint.mode,
-          .force_load_balance = config.debug.moe_force_load_balance,
-          .seq_len = config.training.seq_len};
+ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh) {
+  const auto& parallelism = config.parallelism;
+  const std::int64_t num_parts = mesh == nullptr ? 1 : mesh->sequence.size();
+  ModelOptions options{.compute = config.training.mixed_precision_param,
+                       .recompute = config.activation_checkpoint.mode,
+                       .force_load_balance = config.debug.moe_force_load_balance,
+                       .seq_len = config.training.seq_len,
+                       .max_tokens = config.training.local_batch_size * config.training.seq_len / num_parts,
+                       .dispatch_backend = parallelism.expert_parallel_comm_backend,
+                       .capacity_factor = parallelism.expert_parallel_capacity_factor,
+                       .dispatch_forward = parallelism.expert_parallel_a2a_dispatch_fwd_precision,
+                       .combine_backward = parallelism.expert_parallel_a2a_combine_bwd_precision};
+  const bool is_pipeline = mesh != nullptr && mesh->degrees.pp > 1;
+  // A stage reads its weights once per micro-batch: by default they are gathered once per step then.
+  const std::string& reshard = parallelism.fsdp_reshard_after_forward;
+  options.keep_gathered = reshard == "never" || (reshard == "default" && is_pipeline);
+  options.keep_gradients = is_pipeline;
+  if (is_pipeline) {
+    const PipelineSchedule schedule = config.pipeline_schedule(mesh->degrees);
+    const std::vector<StageModules> stages = config.pipeline_stages(mesh->degrees);
+    for (std::size_t s = 0; s < stages.size(); ++s) {
+      if (schedule.rank_of_stage[s] == mesh->place.pp) options.stages.push_back(stages[s]);
+    }
+  }
+  options.mesh = std::move(mesh);
+  return options;
 }
 
-TrainingStep::TrainingStep(const JobConfig& config)
-    : config_(config), model_(config.model.args, model_options(config)) {
+TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh)
+    : config_(config),
+      mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()),
+      whole_(config.model.args, {.seq_len = 1}),
+      model_(config.model.args, model_options(config, mesh_)) {
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
-  model_.set_precisions(resolve_recipes(config.recipes(), model_.parameters()));
+  model_.set_precisions(resolve_recipes(config.recipes(), model_.parameters(), whole_.parameters()));
+  if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
   measure();
 }
 
 Batch TrainingStep::make_batch() const {
-  return Batch(config_.model.args, config_.training.local_batch_size, config_.training.seq_len);
+  return Batch(config_.model.args, config_.training.local_batch_size, config_.training.seq_len,
+               {.rank = mesh_->place.cp, .size = mesh_->degrees.cp});
 }
 
 Context TrainingStep::context() { return {.arena = &arena_, .gemm = &gemm_, .trace = trace_}; }
@@ -36,9 +63,13 @@ void TrainingStep::measure() {
   const Context op = context();
   SqnrProbe probe;
   for (SiteProbe* observer : {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&probe)}) {
-    model_.train_step(op, batch, {.per_token = 1.0, .per_sequence = 1.0}, nullptr, observer);
+    if (pipeline_) {
+      pipeline_->measure(op, batch, observer);
+    } else {
+      model_.train_step(op, batch, {.per_token = 1.0, .per_sequence = 1.0}, nullptr, observer);
+      model_.evaluate(op, batch);
+    }
   }
-  model_.evaluate(op, batch);
   sum_of_squares(op, model_.parameters().all_gradients());
   const Parameters& parameters = model_.parameters();
   const std::size_t one = parameters.all_gradients().num_bytes();
@@ -46,15 +77,18 @@ void TrainingStep::measure() {
       .weights = parameters.num_bytes(parameters.compute_dtype()) - 3 * one + model_.quantized_weights().num_bytes(),
       .gradients = one,
       .moments = 2 * one,
-      .activations = arena_.peak()};
+      .activations = arena_.peak() + (pipeline_ ? pipeline_->num_bytes() : 0),
+      .windows = model_.window_bytes()};
 }
 
 void TrainingStep::allocate() {
   model_.parameters().allocate(config_.training.mixed_precision_param);
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
   model_.quantized_weights().allocate();
-  arena_ = Arena(plan_.activations);
-  model_.quantized_weights().refresh(context(), model_.parameters());
+  arena_ = Arena(arena_.peak());
+  if (pipeline_) pipeline_->allocate();
+  model_.allocate_window();
+  model_.weights_changed(context());
 }
 
 void TrainingStep::refresh_weights() { model_.refresh_weights(context()); }
@@ -63,31 +97,31 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   const Context op = context();
   Parameters& parameters = model_.parameters();
   StepResult result;
-  std::int64_t num_valid = 0, num_sequences = 0;
+  std::int64_t num_sequences = 0, num_tokens = 0;
+  double num_valid = 0.0;
   for (const Batch& batch : micro_batches) {
-    num_valid += batch.num_valid();
+    // Tensor-parallel ranks have the same ones.
+    if (mesh_->place.tp == 0) num_valid += static_cast<double>(batch.num_valid());
     num_sequences += batch.num_seqs();
-    result.num_tokens += batch.num_tokens();
+    num_tokens += batch.num_tokens();
   }
-  const LossScale scale{.per_token = 1.0 / static_cast<double>(std::max<std::int64_t>(num_valid, 1)),
+  mesh_->tokens.all_reduce(std::span(&num_valid, 1), "the number of valid positions");
+  num_sequences *= mesh_->num_data_ranks();
+  result.num_tokens = num_tokens * mesh_->tokens.size() / mesh_->degrees.tp;
+  const LossScale scale{.per_token = 1.0 / std::max(num_valid, 1.0),
                         .per_sequence = 1.0 / static_cast<double>(num_sequences)};
 
   set_zero(op, parameters.all_gradients());
   model_.clear_loads();
-  LossSums sums;
   SqnrProbe probe;
-  for (const Batch& batch : micro_batches) {
-    const bool probed = measure_sqnr && &batch == micro_batches.data();
-    const LossSums part = model_.train_step(op, batch, scale, &result.seconds, probed ? &probe : nullptr);
-    sums.main += part.main;
-    sums.mtp += part.mtp;
-  }
+  LossSums sums = forward_backward(micro_batches, scale, result.seconds, &probe, measure_sqnr ? 1 : 0);
+  parameters.finish_gradients();
+  const std::vector<MoeLoad> loads = sum_over_ranks(sums);
   const ModelConfig& model = config_.model.args;
   result.loss = sums.main * scale.per_token;
   if (model.num_mtp_modules > 0)
     result.mtp_loss = sums.mtp * scale.per_token / static_cast<double>(model.num_mtp_modules);
-  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
-    const MoeLoad& load = model_.load(i);
+  for (const MoeLoad& load : loads) {
     result.balance_loss += load.balance_loss * scale.per_sequence;
     const auto total = std::accumulate(load.counts_E.begin(), load.counts_E.end(), std::int64_t{0});
     const double mean = static_cast<double>(total) / static_cast<double>(load.counts_E.size());
@@ -96,7 +130,9 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   }
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
-  result.grad_norm = std::sqrt(sum_of_squares(op, parameters.all_gradients()));
+  double squares = sum_of_squares(op, parameters.all_gradients());
+  mesh_->model.all_reduce(std::span(&squares, 1), "the gradient norm");
+  result.grad_norm = std::sqrt(squares);
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
     const std::string message = fmt::format(
         "step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from "
@@ -120,35 +156,87 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
          .gradient_scale = static_cast<float>(clip)},
         parameters.all_gradients(), parameters.all_first_moments(), parameters.all_second_moments(),
         parameters.all_masters(), parameters.all_shadows());
-  model_.quantized_weights().refresh(op, parameters);
+  model_.weights_changed(op);
   result.seconds.optimizer = watch.seconds();
   return result;
 }
 
+LossSums TrainingStep::forward_backward(std::span<const Batch> micro_batches, const LossScale& scale,
+                                        PhaseSeconds& seconds, SiteProbe* probe, std::size_t num_probed) {
+  const Context op = context();
+  if (pipeline_) return pipeline_->run(op, micro_batches, scale, seconds, probe, num_probed);
+  LossSums sums;
+  for (std::size_t i = 0; i < micro_batches.size(); ++i) {
+    const LossSums part = model_.train_step(op, micro_batches[i], scale, &seconds, i < num_probed ? probe : nullptr);
+    sums.main += part.main;
+    sums.mtp += part.mtp;
+  }
+  return sums;
+}
+
+std::vector<MoeLoad> TrainingStep::sum_over_ranks(LossSums& sums) {
+  const ModelConfig& config = config_.model.args;
+  const auto experts = static_cast<std::size_t>(config.num_experts);
+  std::vector<MoeLoad> all(static_cast<std::size_t>(config.num_moe_layers()));
+  // Losses, and a balance loss and counts per layer: zeros of the layers that other ranks of the pipeline have.
+  std::vector<double> numbers(2 + all.size() * (1 + experts), 0.0);
+  numbers[0] = sums.main;
+  numbers[1] = sums.mtp;
+  const auto at = [&](std::size_t layer) { return numbers.data() + 2 + layer * (1 + experts); };
+  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
+    const MoeLoad& load = model_.load(i);
+    double* next = at(model_.moe_index(i));
+    *next++ = mesh_->sequence.rank() == 0 ? load.balance_loss : 0.0;  // a sequence's ranks all have it
+    std::copy(load.counts_E.begin(), load.counts_E.end(), next);
+  }
+  mesh_->tokens.all_reduce(numbers, "losses and loads");
+  mesh_->pp.all_reduce(numbers, "losses and loads");
+  sums = {.main = numbers[0], .mtp = numbers[1]};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const double* next = at(i);
+    all[i].balance_loss = *next++;
+    for (std::size_t e = 0; e < experts; ++e) all[i].counts_E.push_back(static_cast<std::int64_t>(next[e]));
+  }
+  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) model_.load(i) = all[model_.moe_index(i)];
+  return all;
+}
+
+LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& observer) {
+  return pipeline_ ? pipeline_->evaluate(context(), batch, observer) : model_.evaluate(context(), batch, observer);
+}
+
 double TrainingStep::evaluate(const Batch& batch) {
-  return model_.evaluate(context(), batch).main / static_cast<double>(std::max<std::int64_t>(batch.num_valid(), 1));
+  double numbers[] = {evaluate_part(batch).main, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
+  mesh_->tokens.all_reduce(numbers, "a validation loss");
+  mesh_->pp.all_reduce(std::span(numbers, 1), "a validation loss");  // of the stage that has it
+  return numbers[0] / std::max(numbers[1], 1.0);
 }
 
 std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale) {
   const Context op = context();
   const Parameters& parameters = model_.parameters();
   // The backward runs from the last parameter to the first.
-  std::string gradient = "the sum of the losses, or of the gradients' squares";
+  std::string gradient, found;
   for (ParamId id = 0; id < parameters.size(); ++id) {
-    if (!all_finite(op, parameters.gradient(id))) gradient = "the gradient of " + parameters.spec(id).name;
+    if (!all_finite(op, parameters.gradient_shard(id))) gradient = "the gradient of " + parameters.spec(id).name;
   }
-  std::string found;
   FiniteProbe probe(parameters);
+  PhaseSeconds seconds;
   set_zero(op, parameters.all_gradients());
+  // To the end, whatever is found: other ranks, which may find nothing, must not wait for this one.
+  forward_backward(micro_batches, scale, seconds, &probe, micro_batches.size());
+  found = probe.found();
   for (const Batch& batch : micro_batches) {
-    model_.train_step(op, batch, scale, nullptr, &probe);
-    if (!probe.found().empty()) return probe.found();
-    model_.evaluate(op, batch, [&](const std::string& name, const Tensor& x_TD) {
+    evaluate_part(batch, [&](const std::string& name, const Tensor& x_TD) {
       if (found.empty() && !all_finite(op, x_TD)) found = "the output of " + name;
     });
-    if (!found.empty()) return found;
   }
-  return gradient;
+  for (std::string* text : {&found, &gradient}) {
+    *text = first_text(mesh_->tokens, *text, "what is not finite");
+    *text = first_text(mesh_->pp, *text, "what is not finite");
+    if (!text->empty()) return *text;
+  }
+  return "the sum of the losses, or of the gradients' squares";
 }
 
 }  // namespace tessera

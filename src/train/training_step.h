@@ -9,18 +9,20 @@
 #include "model/model.h"
 #include "ops/gemm.h"
 #include "train/job_config.h"
+#include "train/pipeline.h"
 #include "train/site_probes.h"
 
 namespace tessera {
 
 /// Bytes that a run takes, per use.
 struct MemoryPlan {
-  std::size_t weights = 0;  // masters, bfloat16 and quantized copies, expert biases
+  std::size_t weights = 0;  // masters, bfloat16, quantized and gathered copies, expert biases
   std::size_t gradients = 0;
   std::size_t moments = 0;
   std::size_t activations = 0;  // the arena: activations and scratch of a step
+  std::size_t windows = 0;      // where other ranks store what they send
 
-  std::size_t total() const { return weights + gradients + moments + activations; }
+  std::size_t total() const { return weights + gradients + moments + activations + windows; }
 };
 
 struct StepResult {
@@ -46,12 +48,13 @@ class NonFiniteStep : public Error {
 };
 
 /// What a model of this configuration is built with.
-ModelOptions model_options(const JobConfig& config);
+ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr);
 
 class TrainingStep {
  public:
   /// Builds the model and measures the step; allocates nothing of the plan. Throws Error for a config that cannot work.
-  explicit TrainingStep(const JobConfig& config);
+  /// With a mesh (null: one rank), all ranks together; so all that follows.
+  explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr);
 
   const MemoryPlan& memory_plan() const { return plan_; }
   /// Takes the planned memory and initialises the parameters.
@@ -65,23 +68,34 @@ class TrainingStep {
   /// Makes the copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights();
 
-  /// Mean cross-entropy of a batch.
+  /// Mean cross-entropy of all ranks' batches.
   double evaluate(const Batch& batch);
 
   Batch make_batch() const;
   Model& model() { return model_; }
   const Model& model() const { return model_; }
+  /// All stages of the pipeline and all ranks' parts, for names and numbers; it is not run.
+  const Model& whole_model() const { return whole_; }
   Context context();
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
 
  private:
   void measure();
+  /// Forward and backward of the micro-batches: gradients and loads +=. `probe` is told of the first num_probed.
+  LossSums forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
+                            SiteProbe* probe, std::size_t num_probed);
+  LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
+  /// Losses and the model's loads, of all ranks' tokens; the loads of all MoE layers of the pipeline.
+  std::vector<MoeLoad> sum_over_ranks(LossSums& sums);
   /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
 
   const JobConfig& config_;
+  std::shared_ptr<Mesh> mesh_;
+  Model whole_;
   Model model_;
+  std::optional<Pipeline> pipeline_;  // with several stages
   GemmLibrary gemm_;
   Arena arena_;
   TraceRecorder* trace_ = nullptr;

@@ -234,7 +234,7 @@ done
   EXPECT_EQ(read_text_file(scratch_ / "runs" / "low" / "seed-1" / "train.log"), log);
   // As the baseline it leaves nothing to compare with.
   specs = {parse_side(low), parse_side("base=" + tiny)};
-  data::expect_error([&] { train_missing_runs(specs, options, none); }, {"baseline", "step 3 of seed 1"});
+  expect_error([&] { train_missing_runs(specs, options, none); }, {"baseline", "step 3 of seed 1"});
 }
 
 TEST_F(Compare, LongConfigurationsAreSides) {

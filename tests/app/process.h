@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,11 +25,30 @@ struct Finished {
   std::string output;  // standard output and error
 };
 
-/// A running program; its output goes to a file.
+/// The program as several ranks: what stands before it on the command line.
+inline std::vector<std::string> mpirun(int num_ranks) {
+  return {MPIRUN, "--allow-run-as-root", "--oversubscribe", "-np", std::to_string(num_ranks)};
+}
+
+/// `tessera train` of a small model on the test's dataset of bytes, with what follows.
+inline std::vector<std::string> small_run(const data::Scratch& scratch, const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = {"train",
+                                        "--training.dataset_path=" + (scratch / "dataset").string(),
+                                        "--job.dump_folder=" + (scratch / "outputs").string(),
+                                        "--model.args.vocab_size=258",
+                                        "--model.args.dim=32",
+                                        "--model.args.n_layers=2",
+                                        "--model.args.n_heads=2",
+                                        "--checkpoint.enable=true"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+/// A running program; its output goes to a file. `launcher`: a command that starts it.
 class Process {
  public:
   Process(const data::Scratch& scratch, const std::vector<std::string>& arguments,
-          rlim_t max_file_bytes = RLIM_INFINITY)
+          rlim_t max_file_bytes = RLIM_INFINITY, const std::vector<std::string>& launcher = {})
       : log_(scratch / "log.txt") {
     std::filesystem::remove(log_);
     pid_ = fork();
@@ -37,10 +57,12 @@ class Process {
     setrlimit(RLIMIT_FSIZE, &limit);
     if (std::freopen(log_.c_str(), "w", stdout) == nullptr) _exit(127);
     dup2(STDOUT_FILENO, STDERR_FILENO);
-    std::vector<char*> argv = {const_cast<char*>(TESSERA_BINARY)};
+    std::vector<char*> argv;
+    for (const std::string& argument : launcher) argv.push_back(const_cast<char*>(argument.c_str()));
+    argv.push_back(const_cast<char*>(TESSERA_BINARY));
     for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
     argv.push_back(nullptr);
-    execv(TESSERA_BINARY, argv.data());
+    execv(argv.front(), argv.data());
     _exit(127);
   }
 
@@ -52,9 +74,30 @@ class Process {
     ASSERT_THAT(output(), ::testing::HasSubstr(text));
   }
   void send(int signal) const { kill(pid_, signal); }
-  Finished finish() const {
+  /// The processes that the program, or its launcher, has started.
+  std::vector<pid_t> children() const {
+    std::vector<pid_t> found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      std::ifstream status(entry.path() / "status");
+      for (std::string line; std::getline(status, line);) {
+        if (line == fmt::format("PPid:\t{}", pid_)) found.push_back(std::stoi(entry.path().filename()));
+      }
+    }
+    return found;
+  }
+  /// Waits for its end; what takes longer than `limit` is killed, with its children, and fails the test.
+  Finished finish(std::chrono::seconds limit = std::chrono::seconds(300)) const {
+    const auto end = std::chrono::steady_clock::now() + limit;
     int status = 0;
-    waitpid(pid_, &status, 0);
+    while (waitpid(pid_, &status, WNOHANG) == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      if (std::chrono::steady_clock::now() < end) continue;
+      ADD_FAILURE() << "still running after " << limit.count() << " s:\n" << output();
+      for (const pid_t child : children()) kill(child, SIGKILL);
+      kill(pid_, SIGKILL);
+      waitpid(pid_, &status, 0);
+      break;
+    }
     return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), output()};
   }
 

@@ -10,8 +10,6 @@
 namespace tessera {
 namespace {
 
-using data::expect_error;
-
 enum class Colour { kRed, kGreen };
 
 struct Settings {
@@ -22,6 +20,7 @@ struct Settings {
   std::string name = "x";
   Colour colour = Colour::kRed;
   ConfigTable::List list = {"a"};
+  ConfigTable::Lists lists;
 
   ConfigTable table() {
     ConfigTable t;
@@ -32,6 +31,7 @@ struct Settings {
     t.add("second.name", name, "a name");
     t.add("second.colour", colour, {{"red", Colour::kRed}, {"green", Colour::kGreen}}, "a colour");
     t.add("second.list", list, "a list");
+    t.add("second.lists", lists, "lists");
     t.ignore("other.flag", ConfigTable::Form::kFlag, "of another program");
     t.ignore("other.below.*", ConfigTable::Form::kValue, "of another program");
     t.refuse("other.feature", ConfigTable::Form::kFlag, "a feature");
@@ -147,7 +147,7 @@ TEST(ConfigTable, ErrorsInToml) {
 TEST(ConfigTable, Describes) {
   Settings s;
   const auto all = s.table().describe();
-  ASSERT_EQ(all.size(), 7u);
+  ASSERT_EQ(all.size(), 8u);
   EXPECT_EQ(all[1].key, "first.count");
   EXPECT_EQ(all[1].type, "integer");
   EXPECT_EQ(all[1].value, "3");
@@ -173,6 +173,34 @@ TEST(ConfigTable, Lists) {
   expect_error([&] { s.table().apply_toml("[second]\nlist = [1]\n", "file"); }, {"file:2", "second.list", "list"});
   expect_error([&] { s.table().apply_toml("[second]\nname = [\"x\"]\n", "file"); },
                {"file:2", "second.name", "string"});
+}
+
+TEST(ConfigTable, ListsOfLists) {
+  const ConfigTable::Lists expected = {{"a", "b c"}, {"d"}};
+  Settings s;
+  EXPECT_NE(s.table().to_toml().find("lists = []"), std::string::npos);
+  s.table().apply_toml("[second]\nlists = [[\"a\", \"b c\"], [\"d\"]]\n", "file");
+  EXPECT_EQ(s.lists, expected);
+  EXPECT_NE(s.table().to_toml().find("lists = [[\"a\", \"b c\"], [\"d\"]]"), std::string::npos);
+  s.table().apply_toml("[second]\nlists = []\n", "file");
+  EXPECT_TRUE(s.lists.empty());
+  s.table().apply_toml("[second]\nlists = \"a, b c; d\"\n", "file");
+  EXPECT_EQ(s.lists, expected);
+  s.table().apply_override("--second.lists=");
+  EXPECT_TRUE(s.lists.empty());
+  s.table().apply_override("--second.lists=a,b c;d");
+  EXPECT_EQ(s.lists, expected);
+  // What prints reads back, lists without items too.
+  s.lists = {{}, {"[\"x\", ';']", "y,z"}};
+  Settings again;
+  again.table().apply_toml(s.table().to_toml(), "text");
+  EXPECT_EQ(again.lists, s.lists);
+  for (const char* value : {"[\"a\"]", "[\"a\", [\"b\"]]", "[[1]]", "[[[\"a\"]]]", "3"}) {
+    expect_error([&] { s.table().apply_toml(fmt::format("[second]\nlists = {}\n", value), "file"); },
+                 {"file:2", "second.lists", "list of lists of strings"});
+  }
+  expect_error([&] { s.table().apply_toml("[second]\nlist = [[\"a\"]]\n", "file"); },
+               {"second.list", "list of strings"});
 }
 
 TEST(ConfigTable, KeysOfAnotherProgram) {

@@ -8,7 +8,6 @@
 namespace tessera {
 namespace {
 
-using data::expect_error;
 using data::Scratch;
 
 TEST(AtomicFile, AppearsWithCommitOnly) {

@@ -12,44 +12,50 @@
 namespace tessera {
 namespace {
 
-using data::expect_error;
 using data::Scratch;
 
 class CheckpointTest : public ::testing::Test {
  protected:
-  std::vector<CheckpointFile> files() {
-    return {{.name = "model.safetensors",
-             .tensors = {{"w", Tensor(numbers_.data(), {static_cast<std::int64_t>(numbers_.size())}, DType::kFloat32,
-                                      Device::kCpu)}}}};
+  void save(std::int64_t step, nlohmann::json state = nlohmann::json::object()) {
+    const auto write = [&](const std::filesystem::path& path) {
+      const TensorPiece tensor{"w", Piece::whole(shape()),
+                               Tensor(numbers_.data(), shape(), DType::kFloat32, Device::kCpu)};
+      return write_shard(path, {.step = step}, std::span(&tensor, 1));
+    };
+    save_checkpoint(scratch_.path(), {{.name = "model.safetensors", .write = write}},
+                    {.step = step, .state = std::move(state)});
   }
-
-  std::vector<CheckpointPart> parts() { return {tensors_part(files().front())}; }
+  /// The first number of the checkpoint.
+  float load(std::int64_t step) {
+    return ShardFiles(checkpoint_path(scratch_.path(), step), kModelShards, step, 1).at("w", shape()).from(0).front();
+  }
+  Shape shape() const { return {static_cast<std::int64_t>(numbers_.size())}; }
 
   std::vector<float> numbers_ = std::vector<float>(1 << 16, 1.0f);
   Scratch scratch_;
 };
 
 TEST_F(CheckpointTest, RoundTrip) {
-  save_checkpoint(scratch_.path(), 3, parts(), {{"answer", 42}});
-  std::fill(numbers_.begin(), numbers_.end(), 0.0f);
-  EXPECT_EQ(verify_checkpoint(scratch_ / "step-3")["answer"], 42);
-  load_checkpoint(scratch_ / "step-3", files());
-  EXPECT_THAT(numbers_, ::testing::Each(1.0f));
+  save(3, {{"answer", 42}});
+  const CheckpointManifest manifest = verify_checkpoint(scratch_ / "step-3");
+  EXPECT_EQ(manifest.step, 3);
+  EXPECT_EQ(manifest.num_shards, 1);
+  EXPECT_EQ(manifest.files.size(), 1u);
+  EXPECT_EQ(manifest.state["answer"], 42);
+  EXPECT_EQ(load(3), 1.0f);
 }
 
 TEST_F(CheckpointTest, SavingAStepAgainReplacesIt) {
-  save_checkpoint(scratch_.path(), 3, parts(), {});
+  save(3);
   numbers_[0] = 7.0f;
-  save_checkpoint(scratch_.path(), 3, parts(), {});
-  numbers_[0] = 0.0f;
+  save(3);
   verify_checkpoint(scratch_ / "step-3");
-  load_checkpoint(scratch_ / "step-3", files());
-  EXPECT_EQ(numbers_[0], 7.0f);
+  EXPECT_EQ(load(3), 7.0f);
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(3));
 }
 
 TEST_F(CheckpointTest, PruningKeepsTheNewestAndClearsLeftovers) {
-  for (const std::int64_t step : {1, 2, 10}) save_checkpoint(scratch_.path(), step, parts(), {});
+  for (const std::int64_t step : {1, 2, 10}) save(step);
   std::filesystem::create_directories(scratch_ / "step-11.partial");
   std::filesystem::create_directories(scratch_ / "step-12");  // no manifest: not a checkpoint
   prune_checkpoints(scratch_.path(), 2);
@@ -59,14 +65,14 @@ TEST_F(CheckpointTest, PruningKeepsTheNewestAndClearsLeftovers) {
 
 // The same failure as a full disk: write() fails half-way.
 TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
-  save_checkpoint(scratch_.path(), 1, parts(), {});
+  save(1);
   struct rlimit old_limit {};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old_limit), 0);
   const auto old_handler = signal(SIGXFSZ, SIG_IGN);
   struct rlimit limit = old_limit;
   limit.rlim_cur = 100'000;  // the tensor takes 262,144 bytes
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-  const std::string message = expect_error([&] { save_checkpoint(scratch_.path(), 2, parts(), {}); }, {"cannot write"});
+  expect_error([&] { save(2); }, {"cannot write"});
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old_limit), 0);
   signal(SIGXFSZ, old_handler);
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(1));
@@ -78,23 +84,46 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
 
 // Manifests that no save writes. Each was a crash, or a file outside of the checkpoint that was opened.
 TEST_F(CheckpointTest, ManifestsThatLie) {
-  save_checkpoint(scratch_.path(), 1, parts(), {});
+  save(1);
   const auto path = scratch_ / "step-1/manifest.json";
   const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
   const auto refused = [&](const std::string& version, const std::string& listed, const std::string& state,
-                           const std::string& part) {
-    data::write_file(path, fmt::format(R"({{"format": "tessera-checkpoint", "version": {}, "files": {}, "state": {}}})",
-                                       version, listed, state));
+                           const std::string& part, int num_shards = 1) {
+    data::write_file(
+        path,
+        fmt::format(
+            R"({{"format": "tessera-checkpoint", "version": {}, "step": 1, "num_shards": {}, "files": {}, "state": {}}})",
+            version, num_shards, listed, state));
     expect_error([&] { verify_checkpoint(scratch_ / "step-1"); }, {path.string(), part});
   };
+  const auto files = [](const std::vector<std::string>& names) {
+    std::string text;
+    for (const std::string& name : names) {
+      text += fmt::format(R"({}"{}": {{"bytes": 0, "xxh3_64": "0"}})", text.empty() ? "" : ", ", name);
+    }
+    return "{" + text + "}";
+  };
+  refused("1", "{}", "1", "version 1, expected");
   refused(deep, "{}", "1", "nested deeper");
-  refused("1", "{}", deep, "nested deeper");
-  refused("1", "5", "1", "no JSON object");
-  refused("1", R"({"model.safetensors": {"bytes": 1e300, "xxh3_64": ""}})", "1", "no whole number");
-  refused("1", R"({"model.safetensors": {"bytes": -1, "xxh3_64": ""}})", "1", "no whole number");
-  for (const char* name : {"", ".", "..", "../step-1/model.safetensors", "/dev/null", "model.safetensors\\u0000x"}) {
-    refused("1", fmt::format(R"({{"{}": {{"bytes": 0, "xxh3_64": ""}}}})", name), "1", "expected the name of a file");
+  refused("2", "{}", deep, "nested deeper");
+  refused("2", "5", "1", "expected an object");
+  refused("2", R"({"model.safetensors": 5})", "1", "expected an object");
+  refused("2", R"({"model.safetensors": {"bytes": 1e300, "xxh3_64": "0"}})", "1", "a whole number");
+  refused("2", R"({"model.safetensors": {"bytes": -1, "xxh3_64": "0"}})", "1", "a whole number");
+  for (const char* sum : {"", "0x1", "-1", "11112222333344445"}) {
+    refused("2", fmt::format(R"({{"model.safetensors": {{"bytes": 1, "xxh3_64": "{}"}}}})", sum), "1", "hexadecimal");
   }
+  for (const char* name : {"", ".", "..", "../step-1/model.safetensors", "/dev/null", "model.safetensors\\u0000x"}) {
+    refused("2", files({name}), "1", "expected the name of a file");
+  }
+  // Another number of shards than files.
+  refused("2", files({"model.safetensors"}), "1", "too large", 2);
+  refused("2", files({"model.safetensors"}), "1", "'model-00000-of-00000.safetensors'", 0);
+  refused("2", files({"model-00000-of-00002.safetensors", "tokenizer.model"}), "1", "'model-00001-of-00002", 2);
+  refused("2", files({"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors", "model.safetensors"}),
+          "1", "3 shards of the model", 2);
+  refused("2", files({"model.safetensors", "optimizer-00000-of-00002.safetensors"}), "1", "'optimizer.safetensors'");
+  refused("2", files({"tokenizer.model"}), "1", "'model.safetensors'");
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 namespace tessera {
 namespace {
 
-using data::expect_error;
 using data::Scratch;
 
 std::string with_header(const std::string& json, const std::string& data) {

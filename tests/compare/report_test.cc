@@ -176,7 +176,7 @@ TEST(Report, SixKindsOfLinesThatDashesAloneTellApart) {
     const std::string name = fmt::format("side{}", i);
     sides.push_back(make_side(name, {read_run(PlantedRun{}.write(scratch / name))}));
   }
-  data::expect_error([&] { compare_sides(sides, kDefaultMargin); }, {"7 sides", "at most 6"});
+  expect_error([&] { compare_sides(sides, kDefaultMargin); }, {"7 sides", "at most 6"});
   sides.pop_back();
   const Comparison comparison = compare_sides(sides, kDefaultMargin);
   EXPECT_TRUE(comparison.sides[1].same_configuration);
@@ -222,7 +222,7 @@ TEST(Comparison, ABrokenSideIsWorseAndTheOthersAreJudgedWhole) {
   EXPECT_EQ(json["sides"][1]["verdict"]["broken"], true);
   EXPECT_EQ(json["sides"][0]["curves"]["validation_loss"]["step"], nlohmann::json({200}));
   EXPECT_EQ(json["sides"][0]["validation_loss"]["mean"], 4.5);
-  data::expect_error([&] { compare_sides({side("b", 13), side("a", -1)}, kDefaultMargin); }, {"baseline", "step 13"});
+  expect_error([&] { compare_sides({side("b", 13), side("a", -1)}, kDefaultMargin); }, {"baseline", "step 13"});
 }
 
 }  // namespace

@@ -10,7 +10,6 @@ namespace tessera {
 namespace {
 
 using compare_test::PlantedRun;
-using data::expect_error;
 using data::Scratch;
 using data::write_file;
 using ::testing::ElementsAre;

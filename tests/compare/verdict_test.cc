@@ -14,7 +14,6 @@ namespace {
 using compare_test::Noise;
 using compare_test::plant;
 using compare_test::Planted;
-using data::expect_error;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;

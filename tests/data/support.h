@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "data/prepare.h"
 #include "data/shard.h"
 #include "tensor/philox.h"
+#include "tests/expect_error.h"
 
 namespace tessera::data {
 
@@ -25,7 +27,7 @@ class Scratch {
   Scratch() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     folder_ = std::filesystem::path(::testing::TempDir()) /
-              fmt::format("tessera_data_{}_{}", test->test_suite_name(), test->name());
+              fmt::format("tessera_data_{}_{}_{}", test->test_suite_name(), test->name(), getpid());
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
@@ -71,25 +73,6 @@ inline std::string gzipped(std::string_view content) {
   out.resize(stream.total_out);
   deflateEnd(&stream);
   return out;
-}
-
-/// Runs `action`, expects an Error whose message has all of `parts`, and returns the message.
-template <typename Action>
-std::string expect_error(Action&& action, const std::vector<std::string>& parts) {
-  try {
-    action();
-  } catch (const Error& error) {
-    const std::string message = error.what();
-    for (const std::string& part : parts) {
-      EXPECT_NE(message.find(part), std::string::npos) << "no '" << part << "' in: " << message;
-    }
-    return message;
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "expected an Error, got: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "expected an Error, got none";
-  return {};
 }
 
 /// Changes a shard's header and makes the header's checksum right again: what a faulty writer would leave.

@@ -54,5 +54,34 @@ TEST(Batch, IgnoredLabelsAndMultiTokenPrediction) {
   EXPECT_THAT(ints(batch.mtp_labels(1, kCpu)), ElementsAreArray({13, 14, 15, kIgnoredLabel, kIgnoredLabel}));
 }
 
+// Two sequences of 8 over two ranks: chunks of 2, the first and the last, the two in between.
+TEST(Batch, PartsOfSequences) {
+  const std::vector<std::int32_t> tokens = {10, 11, 12, 2,  14, 15, 16, 17, 18, /**/
+                                            20, 21, 22, 23, 24, 25, 2,  27, 28};
+  const ModelConfig numbers = config(AttentionMask::kBlockCausal, 1);
+  Batch whole(numbers, 2, 8), first(numbers, 2, 8, {.rank = 0, .size = 2}),
+      second(numbers, 2, 8, {.rank = 1, .size = 2});
+  for (Batch* batch : {&whole, &first, &second}) batch->fill(tokens);
+  EXPECT_THAT(ints(first.inputs(kCpu)), ElementsAreArray({10, 11, 16, 17, 20, 21, 2, 27}));
+  EXPECT_THAT(ints(second.inputs(kCpu)), ElementsAreArray({12, 2, 14, 15, 22, 23, 24, 25}));
+  EXPECT_THAT(ints(first.labels(kCpu)), ElementsAreArray({11, 12, 17, 18, 21, 22, 27, 28}));
+  EXPECT_THAT(ints(first.doc_starts(kCpu)), ElementsAreArray({0, 0, 4, 4, 0, 0, 0, 7}));
+  EXPECT_THAT(ints(first.positions(kCpu)), ElementsAreArray({0, 1, 2, 3, 0, 1, 6, 0}));
+  EXPECT_THAT(ints(second.positions(kCpu)), ElementsAreArray({2, 3, 0, 1, 2, 3, 4, 5}));
+  EXPECT_THAT(ints(first.mtp_inputs(0, kCpu)), ElementsAreArray({11, 12, 17, 18, 21, 22, 27, 28}));
+  EXPECT_THAT(ints(first.mtp_labels(0, kCpu)), ElementsAreArray({12, 2, 18, kIgnoredLabel, 22, 23, 28, kIgnoredLabel}));
+  EXPECT_EQ(first.num_valid() + second.num_valid(), whole.num_valid());
+  EXPECT_EQ(first.tokens_per_seq(), 4);
+  // Of both ranks' tokens, one behind the other, those of the sequences in order; and back.
+  const std::vector<std::int32_t> of_keys = {0, 1, 8, 9, 10, 11, 2, 3, 4, 5, 12, 13, 14, 15, 6, 7};
+  EXPECT_EQ(ints(first.part_of_key(kCpu)), of_keys);
+  EXPECT_EQ(ints(second.part_of_key(kCpu)), of_keys);
+  const std::vector<std::int32_t> back = ints(first.key_of_part(kCpu));
+  for (std::size_t key = 0; key < of_keys.size(); ++key) {
+    EXPECT_EQ(back[static_cast<std::size_t>(of_keys[key])], static_cast<std::int32_t>(key));
+  }
+  EXPECT_THROW(Batch(numbers, 1, 6, {.rank = 0, .size = 2}), InternalError);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -71,7 +71,8 @@ TEST_P(DecoderTest, LogitsAreTheForwards) {
   const auto [name, config, seq_len] = cases()[std::get<0>(GetParam())];
   const DType compute = std::get<1>(GetParam());
   const double bound = compute == DType::kFloat32 ? 1e-5 : 3e-2;
-  Model model(config, {.compute = compute, .seq_len = seq_len});
+  const std::int64_t length = 36;
+  Model model(config, {.compute = compute, .seq_len = seq_len, .max_tokens = length});
   model.parameters().allocate(compute);
   model.parameters().initialise(5);
   // Biases that change the choice of experts.
@@ -80,7 +81,6 @@ TEST_P(DecoderTest, LogitsAreTheForwards) {
     for (std::int64_t e = 0; e < bias.num_elements(); ++e) bias.data<float>()[e] = 0.02f * static_cast<float>(e % 3);
   }
 
-  const std::int64_t length = 36;
   const std::vector<std::int64_t> prompts = {1, 17, 30};
   Decoder decoder(model, {.seq_len = seq_len, .num_slots = 3, .num_positions = length});
   std::vector<std::vector<std::int32_t>> texts;
@@ -129,7 +129,7 @@ TEST(Decoder, APromptIsOneDocument) {
   std::vector<float> logits[2];
   for (const auto mask : {AttentionMask::kCausal, AttentionMask::kBlockCausal}) {
     config.attn_mask_type = mask;
-    Model model(config, {.compute = DType::kFloat32, .seq_len = 20});
+    Model model(config, {.compute = DType::kFloat32, .seq_len = 20, .max_tokens = 20});
     model.parameters().allocate(DType::kFloat32);
     model.parameters().initialise(5);
     Decoder decoder(model, {.seq_len = 20, .num_slots = 1, .num_positions = 20});
@@ -158,7 +158,7 @@ TEST(Decoder, IsFiveTimesFasterThanRecomputingAPrefixOf512) {
   const int threads = num_threads();
   set_num_threads(1);
   const std::int64_t context = 512;
-  Model model(ModelConfig{}, {.compute = DType::kFloat32, .seq_len = context});
+  Model model(ModelConfig{}, {.compute = DType::kFloat32, .seq_len = context, .max_tokens = context});
   model.parameters().allocate_weights(DType::kFloat32);
   const std::vector<std::int32_t> text = text_of(context, 0, model.config().vocab_size);
   for (ParamId id = 0; id < model.parameters().size(); ++id) {

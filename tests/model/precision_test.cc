@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "ep/local_dispatcher.h"
 #include "model/moe.h"
 #include "ops/quantize.h"
 #include "tests/ops/harness.h"
@@ -77,7 +78,7 @@ struct Sites {
     parameters.refresh_shadows();
     quantized = QuantizedWeights(parameters, table);
     quantized.allocate();
-    quantized.refresh(op, parameters);
+    quantized.refresh(op);
   }
   LayerContext context(const Context& op, const Batch& batch, Recompute recompute = Recompute::kNone) const {
     return {.op = op,
@@ -86,9 +87,9 @@ struct Sites {
             .quantized = &quantized,
             .batch = &batch,
             .rope = nullptr,
-            .recompute = recompute,
-            .branch_TD = {},
-            .norm_TD = {}};
+            .mesh = &parameters.mesh(),
+            .dispatcher = nullptr,
+            .recompute = recompute};
   }
 };
 
@@ -133,8 +134,8 @@ TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
         }
       }
     }
-    EXPECT_EQ(row_alignment(layer, {high}), 1);
-    EXPECT_EQ(row_alignment(layer, {high, site}), wgrad_high ? 1 : recipe.site.activation.along);
+    EXPECT_EQ(row_alignment(*layer.quantized, {high}), 1);
+    EXPECT_EQ(row_alignment(*layer.quantized, {high, site}), wgrad_high ? 1 : recipe.site.activation.along);
   }
 }
 
@@ -300,7 +301,11 @@ class MoeLayer : public LowPrecision {
       std::copy(options.bias.begin(), options.bias.end(), sites.parameters.buffer(moe.expert_bias()).data<float>());
     }
     const Batch batch(config, 1, num_tokens);
-    const LayerContext context = sites.context(this->context(), batch, options.recompute);
+    DispatchOptions dispatch = dispatch_options(config, dtype(), num_tokens);
+    dispatch.max_alignment = moe.row_alignment(sites.quantized);
+    ep::LocalDispatcher dispatcher(dispatch);
+    LayerContext context = sites.context(this->context(), batch, options.recompute);
+    context.dispatcher = &dispatcher;
     const Shape shape{num_tokens, config.dim};
     const InputForms forms = moe.y_forms(context);
     const GemmOperand y = quantized_operand(context, gaussian(shape, "y"), forms.forward | forms.wgrad);

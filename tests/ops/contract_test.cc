@@ -148,7 +148,8 @@ const RouterOptions kRouting{.route_norm = true,
                              .num_groups = 4,
                              .num_limited_groups = 2,
                              .balance_coefficient = 0.1f,
-                             .seq_len = 50};
+                             .seq_len = 50,
+                             .tokens_per_seq = 50};
 const MlaDims kMla{
     .num_seqs = 2, .seq_len = 150, .num_heads = 3, .dim_nope = 10, .dim_rope = 6, .dim_v = 12, .scale = 0.3f};
 
@@ -159,7 +160,7 @@ RouterOutputs router_operands(Call& c, bool forward) {
       forward ? c.out({150, 3}, DType::kInt32) : c.ints({150, 3}, [](std::int64_t i) { return (i * 5 + i / 3) % 8; });
   o.weights_TK = forward ? c.out({150, 3}) : c.in({150, 3});
   o.counts_E = forward ? c.out({8}, DType::kInt32) : c.ints({8}, [](std::int64_t) { return 0; });
-  o.balance_f_BE = forward ? c.out({3, 8}) : c.in({3, 8});
+  o.balance_f_BE = forward ? Tensor() : c.in({3, 8});
   return o;
 }
 
@@ -201,12 +202,12 @@ std::vector<Operator> operators() {
   add_operator("EmbeddingForward", [](Call& c) {
     const Tensor tokens = c.ints({150}, [](std::int64_t i) { return i * 7 % 9; });
     const Tensor table = c.in({9, 70}, kStrided), x = c.out({150, 70});  // more than the contract asks for
-    embedding_forward(c.context(), tokens, table, x);
+    embedding_forward(c.context(), tokens, table, 0, x);
   });
   add_operator("EmbeddingBackward", [](Call& c) {
     const Tensor tokens = c.ints({150}, [](std::int64_t i) { return i * 7 % 9; });
     const Tensor d_x = c.in({150, 140}, kAnyType), d_table = c.sum({9, 140});
-    embedding_backward(c.context(), tokens, d_x, d_table);
+    embedding_backward(c.context(), tokens, d_x, 0, d_table);
   });
   add_operator("RmsNormForward", [](Call& c) {
     const Tensor x = c.in({150, 37}, kStrided), w = c.in({37}), y = c.out({150, 37}), rstd = c.out({150}, kFloat);
@@ -270,22 +271,39 @@ std::vector<Operator> operators() {
   });
   add_operator("SwiGluBackwardWeighted", [](Call& c) {
     const Tensor d_a = c.in({150, 67}), h = c.in({150, 134});
-    const Tensor slots = c.ints({150}, [](std::int64_t r) { return r * 7 % 150; });
     const Tensor num_rows = c.ints({1}, [](std::int64_t) { return 150; });
-    const Tensor weights = c.in({75, 2}, kFloat), d_h = c.out({150, 134}), a = c.out({150, 67});
-    swiglu_backward_weighted(c.context(), d_a, h, slots, num_rows, weights, d_h, a, c.out({75, 2}, kFloat));
+    const Tensor weights = c.in({150}, kFloat), d_h = c.out({150, 134}), a = c.out({150, 67});
+    swiglu_backward_weighted(c.context(), d_a, h, weights, num_rows, d_h, a, c.out({150}, kFloat));
   });
-  add_operator("CrossEntropy", [](Call& c) {
-    const Tensor logits = c.changed({150, 77});
-    const Tensor labels = c.ints({150}, [](std::int64_t t) { return t % 5 == 3 ? kIgnoredLabel : t * 7 % 77; });
+  const auto label_of = [](std::int64_t t) { return t % 5 == 3 ? kIgnoredLabel : t * 7 % 77; };
+  add_operator("CrossEntropySums", [label_of](Call& c) {
+    const Tensor logits = c.changed({150, 77}, kFloat, kAnyShape), labels = c.ints({150}, label_of);
+    cross_entropy_sums(c.context(), logits, labels, 0, c.out({150, 3}, kFloat));
+  });
+  add_operator("CrossEntropy", [label_of](Call& c) {
+    const Tensor sums = c.in({1, 150, 3}, kFloat), exps = c.in({150, 77}, kFloat), labels = c.ints({150}, label_of);
     const Tensor losses = c.out({150}, kFloat), d_logits = c.out({150, 77}, kAnyType);
-    cross_entropy(c.context(), logits, labels, 0.5f, losses, d_logits);
+    cross_entropy(c.context(), sums, exps, labels, 0, 0.5f, losses, d_logits);
   });
   add_operator(
       "RouterForward",
       [](Call& c) {
         const Tensor logits = c.in({150, 8}), bias = c.in({8});
-        c.result = router_forward(c.context(), kRouting, logits, bias, router_operands(c, /*forward=*/true));
+        router_forward(c.context(), kRouting, logits, bias, router_operands(c, /*forward=*/true));
+      },
+      /*typed=*/false);
+  add_operator(
+      "BalanceSums",
+      [](Call& c) {
+        const Tensor scores = c.in({150, 8}), sums = c.out({3, 2, 8});
+        balance_sums(c.context(), kRouting, scores, sums);
+      },
+      /*typed=*/false);
+  add_operator(
+      "BalanceLoss",
+      [](Call& c) {
+        const Tensor sums = c.in({3, 2, 8}), f = c.out({3, 8});
+        c.result = balance_loss(c.context(), kRouting, sums, f);
       },
       /*typed=*/false);
   add_operator(
@@ -425,6 +443,10 @@ std::vector<Operator> operators() {
   add_operator("Add", [free_if_bf16](Call& c) {
     const Tensor a = c.in({150, 777}), b = c.in({150, 777}, free_if_bf16(c));
     add(c.context(), a, b, c.out({150, 777}));
+  });
+  add_operator("Copy", [](Call& c) {
+    const Tensor source = c.in({150, 777}), target = c.out({150, 777});
+    copy(c.context(), source, target);
   });
   add_operator("SetZero", [](Call& c) { set_zero(c.context(), c.out({150, 777}, kAnyType | kAnyShape)); });
   add_operator("AllFinite", [](Call& c) {

@@ -112,12 +112,18 @@ class MlaAttention : public TypedOperatorTest {
     const std::int64_t per_seq = dims.seq_len * dims.dim_rope;
     const Tensor per_head = random({dims.num_seqs * dims.num_heads, per_seq});
     const cpu::Element element = cpu::element_of(dtype());
-    const cpu::AttentionShape shape{.seq_len = dims.seq_len,
-                                    .num_heads = dims.num_heads,
-                                    .dim_nope = dims.dim_nope,
-                                    .dim_rope = dims.dim_rope,
-                                    .dim_v = dims.dim_v,
-                                    .scale = dims.scale};
+    cpu::AttentionShape shape{.seq_len = dims.seq_len,
+                              .num_heads = dims.num_heads,
+                              .dim_nope = dims.dim_nope,
+                              .dim_rope = dims.dim_rope,
+                              .dim_v = dims.dim_v,
+                              .scale = dims.scale,
+                              .num_ranges = 1,
+                              .ranges = {{0, dims.seq_len}, {}}};
+    for (std::size_t i = 0; i < dims.queries.size(); ++i) {
+      shape.num_ranges = static_cast<int>(dims.queries.size());
+      shape.ranges[i] = {dims.queries[i].begin, dims.queries[i].end};
+    }
     std::byte* scratch = arena_.allocate_bytes(std::max(table_->attention_forward_scratch(shape, element),
                                                         table_->attention_backward_scratch(shape, element)));
     Doubles d_k_rope(doubles(x.d_k_rope).size(), 0.0);
@@ -172,8 +178,83 @@ class MlaAttention : public TypedOperatorTest {
               backward_bound);
   }
 
+  /// Queries of some ranges against all keys, for ranges that together are the sequence: rows as of the whole, and
+  /// gradients of keys and values that add up to the whole's.
+  void check_parts(const Case& c, const std::vector<std::vector<TokenRange>>& parts) {
+    const Operands x = make(c);
+    run(x);
+    Doubles d_kv(doubles(x.d_kv).size(), 0.0), d_k_rope(doubles(x.d_k_rope).size(), 0.0);
+    for (const std::vector<TokenRange>& ranges : parts) {
+      Operands part = x;
+      part.dims.queries = ranges;
+      part.starts.clear();
+      std::vector<std::int64_t> tokens;
+      for (std::int64_t b = 0; b < c.num_seqs; ++b) {
+        for (const TokenRange& range : ranges) {
+          for (std::int64_t i = range.begin; i < range.end; ++i) tokens.push_back(b * c.seq_len + i);
+        }
+      }
+      for (const std::int64_t t : tokens) part.starts.push_back(x.starts[static_cast<std::size_t>(t)]);
+      const auto of_queries = [&](const Tensor& whole) {
+        const auto rows = static_cast<std::int64_t>(tokens.size());
+        const Tensor result = arena_.allocate({rows, whole.dim(1)}, whole.dtype());
+        const std::size_t bytes = static_cast<std::size_t>(whole.dim(1)) * size_of(whole.dtype());
+        for (std::int64_t r = 0; r < rows; ++r) {
+          std::memcpy(result[r].raw(), whole[tokens[static_cast<std::size_t>(r)]].raw(), bytes);
+        }
+        return result;
+      };
+      part.in.q = of_queries(x.in.q);
+      part.in.doc_start_T = ints(part.starts);
+      part.d_o = of_queries(x.d_o);
+      part.o = randoms(of_queries(x.o).shape());
+      part.lse = random(of_queries(x.lse).shape());
+      part.d_q = randoms(part.in.q.shape());
+      part.d_kv = randoms(x.d_kv.shape());
+      part.d_k_rope = randoms(x.d_k_rope.shape());
+      run(part);
+      EXPECT_LE(relative_error(part.o, doubles(of_queries(x.o))), bound_for(dtype(), kForwardBound));
+      EXPECT_LE(relative_error(part.lse, doubles(of_queries(x.lse))), kForwardBound);
+      EXPECT_LE(relative_error(part.d_q, doubles(of_queries(x.d_q))), bound_for(dtype(), kBackwardBound));
+      d_kv = plus(d_kv, doubles(part.d_kv));
+      d_k_rope = plus(d_k_rope, doubles(part.d_k_rope));
+    }
+    EXPECT_LE(relative_error(x.d_kv, d_kv), bound_for(dtype(), kBackwardBound));
+    EXPECT_LE(relative_error(x.d_k_rope, d_k_rope), bound_for(dtype(), kBackwardBound));
+  }
+
   const cpu::KernelTable* table_ = nullptr;  // null: the operators, which take the best
 };
+
+TEST_P(MlaAttention, PartsOfASequence) {
+  const auto check_all = [&] {
+    for (const std::int64_t docs : {std::int64_t{0}, kIrregular}) {
+      check_parts({2, 8, 2, 4, 2, 6, docs}, {{{0, 2}, {6, 8}}, {{2, 6}}});
+      check_parts({1, 9, 1, 3, 2, 5, docs}, {{{0, 1}, {8, 9}}, {{1, 4}, {5, 8}}, {{4, 5}}});  // odd everything
+      check_parts({2, 156, 1, 4, 2, 6, docs}, {{{0, 39}, {117, 156}}, {{39, 117}}});
+      check_parts({1, 1204, 1, 4, 2, 4, docs}, {{{0, 301}, {903, 1204}}, {{301, 602}, {602, 903}}});
+    }
+  };
+  check_all();
+  for (const char* name : {"portable", "baseline", "avx512", "avx512_bf16"}) {
+    table_ = cpu::kernels_named(name);
+    SCOPED_TRACE(name);
+    if (table_ != nullptr) check_all();
+  }
+}
+
+TEST_P(MlaAttention, QueriesThatAreNoRangesThrow) {
+  Operands x = make({1, 8, 1, 2, 2, 2, 0});
+  const auto fails = [&](std::vector<TokenRange> ranges) {
+    x.dims.queries = ranges;
+    EXPECT_THROW(mla_attention_forward(context(), x.dims, x.in, x.o, x.lse), InternalError);
+  };
+  fails({{0, 9}});
+  fails({{4, 8}, {0, 4}});
+  fails({{0, 4}, {4, 4}});
+  fails({{0, 2}, {2, 4}, {4, 8}});
+  fails({{0, 4}});  // of 8 rows
+}
 
 TEST_P(MlaAttention, SmallSizes) {
   check({1, 1, 1, 2, 2, 2, 0});     // a token alone

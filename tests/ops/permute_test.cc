@@ -100,6 +100,19 @@ TEST_P(Permute, ManyTokens) {
   }
 }
 
+TEST_P(Permute, NumbersGoToRowsAndBack) {
+  const Tensor slots = ints(std::vector<std::int32_t>(20, 9)), weights = random({4, 2}), there = random({20});
+  sort_by_expert(context(), ids_, counts_, 4, offsets_, slots, row_of_slot_);
+  gather_numbers(context(), weights, slots, there);
+  for (std::int64_t r = 0; r < 20; ++r) {
+    const std::int32_t slot = slots.data<std::int32_t>()[r];
+    EXPECT_EQ(there.data<float>()[r], slot < 0 ? 0.0f : weights.data<float>()[slot]);
+  }
+  const Tensor back = random({4, 2});
+  gather_numbers(context(), there, row_of_slot_, back);
+  EXPECT_EQ(doubles(back), doubles(weights));
+}
+
 TEST_P(Permute, CombineIsTheGradientOfGather) {
   sort_by_expert(context(), ids_, counts_, 1, offsets_, slot_of_row_, row_of_slot_);
   const Tensor x = randoms({4, 3}), d_rows = randoms({8, 3}), d_x = randoms({4, 3});

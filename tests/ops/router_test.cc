@@ -1,6 +1,7 @@
 #include "ops/router.h"
 
 #include <numeric>
+#include <set>
 
 #include "tests/ops/harness.h"
 
@@ -92,12 +93,26 @@ class Router : public OperatorTest {
             .balance_f_BE = random({tokens / options.seq_len, experts})};
   }
 
-  void check(const RouterOptions& options, std::int64_t tokens, std::int64_t experts_count) {
+  /// Of a rank that has the sequences' tokens all; its options, and the balance loss, 0 without one.
+  RouterOptions alone(RouterOptions options) {
+    options.tokens_per_seq = options.seq_len;
+    return options;
+  }
+  double route(const RouterOptions& options, const Tensor& logits, const Tensor& bias, const RouterOutputs& out) {
+    router_forward(context(), options, logits, bias, out);
+    if (options.balance_coefficient == 0.0f) return 0.0;
+    const Tensor sums = random({out.balance_f_BE.dim(0), 2, logits.dim(1)});
+    balance_sums(context(), options, out.scores_TE, sums);
+    return balance_loss(context(), options, sums, out.balance_f_BE);
+  }
+
+  void check(const RouterOptions& given, std::int64_t tokens, std::int64_t experts_count) {
+    const RouterOptions options = alone(given);
     const auto experts = static_cast<std::size_t>(experts_count);
     const Tensor logits = random({tokens, experts_count}, DType::kFloat32, 3.0);
     const Tensor bias = random({experts_count}, DType::kFloat32, 0.1);
     const RouterOutputs out = outputs(tokens, experts_count, options);
-    const double balance = router_forward(context(), options, logits, bias, out);
+    const double balance = route(options, logits, bias, out);
 
     const Doubles scores = scores_of(options, doubles(logits), experts);
     EXPECT_LE(relative_error(out.scores_TE, scores), kForwardBound);
@@ -172,6 +187,27 @@ TEST_F(Router, TiesGoToTheLowerIndex) {
 }
 
 // Biases make ties of scores, groups of equal scores; of each, the lower index.
+TEST_F(Router, ATokensExpertsDifferWhateverItsLogitsAre) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const ScoreFunction function : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
+    for (const std::int64_t num_groups : {0, 4}) {
+      const RouterOptions options{
+          .score_function = function, .top_k = 3, .num_groups = num_groups, .num_limited_groups = 2};
+      const Tensor logits = random({4, 8});
+      std::fill_n(logits.data<float>(), 8, NAN);
+      std::fill_n(logits.data<float>() + 8, 8, kInfinity);
+      std::fill_n(logits.data<float>() + 16, 8, -kInfinity);
+      logits.data<float>()[26] = NAN;
+      const RouterOutputs out = outputs(4, 8, options);
+      router_forward(context(), options, logits, random({8}), out);
+      for (std::int64_t t = 0; t < 4; ++t) {
+        const auto* ids = out.expert_ids_TK.data<std::int32_t>() + t * 3;
+        EXPECT_EQ(std::set<std::int32_t>(ids, ids + 3).size(), 3u) << t;
+      }
+    }
+  }
+}
+
 TEST_F(Router, TiesOfBiasedScoresAndOfGroups) {
   const Tensor logits = random({1, 8}), bias = random({8});
   std::fill_n(logits.data<float>(), 8, 0.0f);  // scores 1/8
@@ -190,34 +226,64 @@ TEST_F(Router, TiesOfBiasedScoresAndOfGroups) {
 
 // A bias selects but does not weigh, and balance ignores it: eq. 18 counts the top-k of unbiased scores.
 TEST_F(Router, BiasSelectsOnly) {
-  const RouterOptions options{
-      .score_function = ScoreFunction::kSigmoid, .top_k = 1, .balance_coefficient = 1.0f, .seq_len = 2};
+  const RouterOptions options =
+      alone({.score_function = ScoreFunction::kSigmoid, .top_k = 1, .balance_coefficient = 1.0f, .seq_len = 2});
   const Tensor logits = random({2, 3}), bias = random({3});
   const std::vector<float> values = {2.0f, 0.0f, 1.0f, 1.5f, -1.0f, 0.5f}, biases = {0.0f, 5.0f, 0.0f};
   std::copy(values.begin(), values.end(), logits.data<float>());
   std::copy(biases.begin(), biases.end(), bias.data<float>());
   const RouterOutputs out = outputs(2, 3, options);
-  router_forward(context(), options, logits, bias, out);
+  route(options, logits, bias, out);
   EXPECT_EQ(doubles(out.expert_ids_TK), (Doubles{1, 1}));
   EXPECT_LE(relative_error(out.weights_TK, {0.5, 1.0 / (1.0 + std::exp(1.0))}), kForwardBound);
   EXPECT_LE(relative_error(out.balance_f_BE, {3.0, 0.0, 0.0}), kForwardBound);
 }
 
-TEST_F(Router, TokensThatAreNoWholeSequencesThrow) {
-  const RouterOptions options{.top_k = 1, .balance_coefficient = 1.0f, .seq_len = 4};
-  EXPECT_THROW(router_forward(context(), options, random({6, 3}), random({3}), outputs(6, 3, options)), InternalError);
+// Ranks that have parts of two sequences, one of them of both: their sums add up, and the gradients are the whole's.
+TEST_F(Router, SequencesCutAmongRanks) {
+  constexpr std::int64_t kSeqs = 2, kLength = 6, kExperts = 5, kTokens = 4;  // of a rank
+  RouterOptions options = alone({.top_k = 2, .balance_coefficient = 0.3f, .seq_len = kLength});
+  const Tensor logits = random({kSeqs * kLength, kExperts}, DType::kFloat32, 3.0), bias = random({kExperts});
+  const RouterOutputs whole = outputs(kSeqs * kLength, kExperts, options);
+  const double balance = route(options, logits, bias, whole);
+  Doubles sums(kSeqs * 2 * kExperts, 0.0), d_logits;
+  const Tensor d_weights = random({kSeqs * kLength, 2}), d_whole = random(logits.shape());
+  router_backward(context(), options, whole, d_weights, 0.5f, d_whole);
+  for (options.first_token = 0; options.first_token < kSeqs * kLength; options.first_token += kTokens) {
+    const std::int64_t first = options.first_token, end = first + kTokens;
+    RouterOutputs part = outputs(kTokens, kExperts, options);
+    part.balance_f_BE = whole.balance_f_BE;
+    router_forward(context(), options, logits.rows(first, end), bias, part);
+    const Tensor sums_of_rank = random({kSeqs, 2, kExperts}), d_part = random({kTokens, kExperts});
+    balance_sums(context(), options, part.scores_TE, sums_of_rank);
+    sums = plus(sums, doubles(sums_of_rank));
+    router_backward(context(), options, part, d_weights.rows(first, end), 0.5f, d_part);
+    EXPECT_EQ(doubles(d_part), doubles(d_whole.rows(first, end)));
+  }
+  const Tensor all = random({kSeqs, 2, kExperts}), f = random({kSeqs, kExperts});
+  std::copy(sums.begin(), sums.end(), all.data<float>());
+  EXPECT_NEAR(balance_loss(context(), options, all, f), balance, kForwardBound * balance);
+  EXPECT_EQ(doubles(f), doubles(whole.balance_f_BE));
+}
+
+TEST_F(Router, TokensBeyondTheSequencesThrow) {
+  const RouterOptions options = alone({.top_k = 1, .balance_coefficient = 1.0f, .seq_len = 4});
+  const Tensor sums = random({1, 2, 3});
+  EXPECT_THROW(balance_sums(context(), options, random({6, 3}), sums), InternalError);
+  EXPECT_THROW(router_backward(context(), options, outputs(6, 3, options), random({6, 1}), 1.0f, random({6, 3})),
+               InternalError);
 }
 
 TEST_F(Router, SameAtAnyNumberOfThreads) {
   // So many sequences that work space shared by two of them would show.
   constexpr std::int64_t kTokens = 40'000;
-  const RouterOptions options{.top_k = 2, .balance_coefficient = 0.1f, .seq_len = 100};
+  const RouterOptions options = alone({.top_k = 2, .balance_coefficient = 0.1f, .seq_len = 100});
   const Tensor logits = random({kTokens, 8}), bias = random({8}), d_weights = random({kTokens, 2});
   const Tensor d_logits = random({kTokens, 8});
   const RouterOutputs out = outputs(kTokens, 8, options);
   expect_same_for_any_threads(
       [&] {
-        router_forward(context(), options, logits, bias, out);
+        route(options, logits, bias, out);
         router_backward(context(), options, out, d_weights, 1.0f, d_logits);
       },
       {out.scores_TE, out.expert_ids_TK, out.weights_TK, out.counts_E, out.balance_f_BE, d_logits});

@@ -57,18 +57,17 @@ TEST_P(SwiGlu, LargeGates) {
 TEST_P(SwiGlu, WeightedRows) {
   constexpr std::int64_t kRows = 6, kUsed = 5, kWidth = 70;
   const Tensor h = randoms({kRows, 2 * kWidth}, 2.0), d_a = randoms({kRows, kWidth});
-  const Tensor slots = ints({4, 0, 2, 5, 1, 3}), num_rows = ints({kUsed});
-  const Tensor weights = random({3, 2}), d_weights = random({3, 2});
+  const Tensor num_rows = ints({kUsed}), weights = random({kRows}), d_weights = random({kRows});
   const Tensor d_h = randoms({kRows, 2 * kWidth}), weighted_a = randoms({kRows, kWidth});
   const Doubles untouched = doubles(d_h.rows(kUsed, kRows));
-  swiglu_backward_weighted(context(), d_a, h, slots, num_rows, weights, d_h, weighted_a, d_weights);
+  weights.data<float>()[2] = 0.0f;
+  swiglu_backward_weighted(context(), d_a, h, weights, num_rows, d_h, weighted_a, d_weights);
 
   const auto loss = [&](const Doubles& h_values, const Doubles& w_values) {
     const Doubles a = reference(h_values, kWidth), g = doubles(d_a);
     double sum = 0.0;
     for (std::size_t r = 0; r < kUsed; ++r) {
-      const double w = w_values[static_cast<std::size_t>(slots.data<std::int32_t>()[r])];
-      for (std::size_t j = 0; j < kWidth; ++j) sum += g[r * kWidth + j] * w * a[r * kWidth + j];
+      for (std::size_t j = 0; j < kWidth; ++j) sum += g[r * kWidth + j] * w_values[r] * a[r * kWidth + j];
     }
     return sum;
   };
@@ -78,13 +77,15 @@ TEST_P(SwiGlu, WeightedRows) {
   const Doubles d_weights_expected =
       central_differences([&](const Doubles& v) { return loss(doubles(h), v); }, doubles(weights));
   Doubles d_weights_actual = doubles(d_weights);
-  d_weights_actual[3] = 0.0;  // the slot of the row that is not used
+  d_weights_actual[kUsed] = 0.0;  // the row that is not used
   EXPECT_LE(relative_error(d_weights_actual, d_weights_expected), kBackwardBound);
   Doubles weighted = reference(doubles(h.rows(0, kUsed)), kWidth);
   for (std::size_t i = 0; i < weighted.size(); ++i) {
-    weighted[i] *= doubles(weights)[static_cast<std::size_t>(slots.data<std::int32_t>()[i / kWidth])];
+    weighted[i] *= doubles(weights)[i / kWidth];
   }
   EXPECT_LE(relative_error(weighted_a.rows(0, kUsed), weighted), bound_for(dtype(), kForwardBound));
+  EXPECT_EQ(doubles(d_h.rows(2, 3)), Doubles(2 * kWidth, 0.0));
+  EXPECT_EQ(doubles(weighted_a.rows(2, 3)), Doubles(kWidth, 0.0));
   EXPECT_EQ(doubles(d_h.rows(kUsed, kRows)), untouched);
 }
 
@@ -94,16 +95,14 @@ TEST_P(SwiGlu, WeightedRowsInPlace) {
   for (const std::int32_t used : {0, 1, 40, 80}) {
     const Tensor h = randoms({kRows, 2 * kWidth}, 2.0), d_a = randoms({kRows, kWidth});
     const Tensor d_h = randoms({kRows, 2 * kWidth}), a = randoms({kRows, kWidth});
-    const Tensor weights = random({kRows / 2, 2}), d_weights = random({kRows / 2, 2});
+    const Tensor weights = random({kRows}), d_weights = random({kRows});
     const Doubles before[] = {doubles(h), doubles(d_a), doubles(d_h), doubles(a), doubles(d_weights)};
-    std::vector<std::int32_t> slots;
-    for (std::int32_t r = 0; r < kRows; ++r) slots.push_back(r * 7 % static_cast<std::int32_t>(kRows));
-    swiglu_backward_weighted(context(), d_a, h, ints(slots), ints({used}), weights, d_h, a, d_weights);
+    swiglu_backward_weighted(context(), d_a, h, weights, ints({used}), d_h, a, d_weights);
     EXPECT_EQ(doubles(h), before[0]);
     EXPECT_EQ(doubles(d_a), before[1]);
     const Doubles d_h_apart = doubles(d_h), a_apart = doubles(a), d_weights_apart = doubles(d_weights);
     for (std::int32_t r = 0; r < kRows; ++r) {
-      const auto slot = static_cast<std::size_t>(slots[static_cast<std::size_t>(r)]);
+      const auto at = static_cast<std::size_t>(r);
       const auto row = [&](const Doubles& values, std::int64_t width) {
         const auto begin = values.begin() + r * width;
         return Doubles(begin, begin + width);
@@ -111,12 +110,12 @@ TEST_P(SwiGlu, WeightedRowsInPlace) {
       const bool written = r < used;
       EXPECT_EQ(row(d_h_apart, 2 * kWidth) != row(before[2], 2 * kWidth), written) << r;
       EXPECT_EQ(row(a_apart, kWidth) != row(before[3], kWidth), written) << r;
-      EXPECT_EQ(d_weights_apart[slot] != before[4][slot], written) << r;
+      EXPECT_EQ(d_weights_apart[at] != before[4][at], written) << r;
       if (!written) continue;
       const Doubles unweighted = reference(row(before[0], 2 * kWidth), kWidth);
-      EXPECT_NEAR(d_weights_apart[slot], dot(unweighted, row(before[1], kWidth)), kBackwardBound) << r;
+      EXPECT_NEAR(d_weights_apart[at], dot(unweighted, row(before[1], kWidth)), kBackwardBound) << r;
     }
-    swiglu_backward_weighted(context(), d_a, h, ints(slots), ints({used}), weights, h, d_a, d_weights);
+    swiglu_backward_weighted(context(), d_a, h, weights, ints({used}), h, d_a, d_weights);
     const std::int64_t n = used;
     EXPECT_EQ(doubles(h.rows(0, n)), doubles(d_h.rows(0, n)));
     EXPECT_EQ(doubles(d_a.rows(0, n)), doubles(a.rows(0, n)));

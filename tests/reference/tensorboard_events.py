@@ -45,6 +45,8 @@ def check(run):
         "tflops": "tflops",
         "step_seconds": "time_metrics/end_to_end(s)",
         "validation_loss": "validation_metrics/loss",
+        "checkpoint_stall_seconds": "time_metrics/checkpoint_stall(s)",
+        "checkpoint_seconds": "time_metrics/checkpoint(s)",
     }
     num_compared = 0
     steps = {}

@@ -21,11 +21,27 @@ TEST(Arena, MeasuringCountsWhatARealOneTakes) {
   EXPECT_EQ(measuring.device(), Device::kMeta);
   EXPECT_EQ(use(measuring), 64u + 128u);
   EXPECT_EQ(measuring.peak(), 64u + 448u + 64u);
-  EXPECT_EQ(measuring.allocate({5}, DType::kInt32).raw(), nullptr);
 
   Arena real(64 + 448 + 64);
   EXPECT_EQ(use(real), 64u + 128u);
   EXPECT_EQ(real.peak(), real.capacity());
+}
+
+// Also when measuring, so that what depends on it is measured as it will be.
+TEST(Arena, KnowsItsTensors) {
+  Arena measuring, other_measuring, real(1024), other_real(1024);
+  for (const auto& [arena, other] : {std::pair{&measuring, &other_measuring}, {&real, &other_real}}) {
+    const Tensor first = arena->allocate({5}, DType::kInt32);
+    const std::size_t mark = arena->used();
+    const Tensor second = arena->allocate({8, 4}, DType::kFloat32);
+    EXPECT_TRUE(arena->contains(first));
+    EXPECT_TRUE(arena->contains(second.rows(7, 8)));
+    EXPECT_FALSE(other->contains(first));
+    EXPECT_FALSE(arena->contains(Tensor()));
+    arena->release_to(mark);
+    EXPECT_TRUE(arena->contains(first));
+    EXPECT_FALSE(arena->contains(second));
+  }
 }
 
 TEST(Arena, GivesAlignedMemoryAsAStack) {

@@ -16,9 +16,12 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string error_of(const std::string& toml, const std::vector<std::string>& overrides = {}) {
+std::string error_of(const std::string& toml, const std::vector<std::string>& overrides = {},
+                     std::int64_t num_ranks = 1) {
   try {
-    parse_job_config(toml, overrides).validate();
+    const JobConfig config = parse_job_config(toml, overrides);
+    config.validate();
+    config.validate_on(resolve(config.mesh_degrees(), num_ranks));
   } catch (const Error& error) {
     return error.what();
   }
@@ -67,6 +70,70 @@ TEST(JobConfig, NumbersThatCannotWork) {
   EXPECT_THAT(error_of("", {"--lr_scheduler.decay_type=step"}), HasSubstr("linear, sqrt, cosine"));
 }
 
+// What an axis does not divide: the key, and the nearest values that would do.
+TEST(JobConfig, MeshesThatCannotCut) {
+  const auto error = [](std::vector<std::string> overrides, std::int64_t num_ranks) {
+    return error_of("", overrides, num_ranks);
+  };
+  EXPECT_THAT(error({"--parallelism.tensor_parallel_degree=3"}, 8),
+              AllOf(HasSubstr("tensor_parallel_degree is 3"), HasSubstr("number of ranks, 8"), HasSubstr("2 and 4")));
+  EXPECT_THAT(
+      error({"--parallelism.tensor_parallel_degree=4", "--model.args.n_heads=6"}, 4),
+      AllOf(HasSubstr("tensor_parallel_degree is 4"), HasSubstr("n_heads = 6"), HasSubstr("nearest possible: 2")));
+  EXPECT_THAT(error({"--parallelism.tensor_parallel_degree=4", "--model.args.vocab_size=2049"}, 4),
+              AllOf(HasSubstr("vocab_size = 2049"), HasSubstr("nearest possible: 1")));
+  EXPECT_THAT(error({"--parallelism.context_parallel_degree=2", "--parallelism.tensor_parallel_degree=4",
+                     "--training.seq_len=250"},
+                    8),
+              AllOf(HasSubstr("seq_len is 250"), HasSubstr("context_parallel_degree = 2"), HasSubstr("240 and 256")));
+  EXPECT_THAT(error({"--parallelism.expert_parallel_degree=3"}, 4), HasSubstr("expert_parallel_degree is 3"));
+  EXPECT_THAT(
+      error({"--parallelism.expert_parallel_degree=4", "--model.args.num_experts=6"}, 4),
+      AllOf(HasSubstr("expert_parallel_degree is 4"), HasSubstr("num_experts = 6"), HasSubstr("nearest possible: 2")));
+  const std::vector<std::string> pipeline = {"--parallelism.pipeline_parallel_degree=4",
+                                             "--training.local_batch_size=1", "--training.global_batch_size=8"};
+  const auto pipeline_error = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> overrides = pipeline;
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return error(overrides, 4);
+  };
+  EXPECT_EQ(pipeline_error({}), "no error");
+  EXPECT_THAT(pipeline_error({"--model.args.n_layers=3"}), HasSubstr("layers"));
+  EXPECT_THAT(pipeline_error({"--parallelism.pipeline_parallel_schedule=GPipe"}), HasSubstr("DualPipeV"));
+  EXPECT_THAT(pipeline_error({"--parallelism.pipeline_parallel_schedule=DualPipeV", "--model.args.n_layers=8",
+                              "--training.global_batch_size=7"}),
+              AllOf(HasSubstr("pipeline_parallel_degree is 4"), HasSubstr("micro-batches is 7, expected 8"),
+                    HasSubstr("training.global_batch_size")));
+  EXPECT_THAT(pipeline_error({"--parallelism.pipeline_parallel_layers_per_stage=3"}),
+              AllOf(HasSubstr("pipeline_parallel_degree is 4"), HasSubstr("3 stages")));
+  EXPECT_THAT(pipeline_error({"--model.args.num_mtp_modules=1"}),
+              AllOf(HasSubstr("num_mtp_modules is 1"), HasSubstr("ZBVZeroBubble")));
+  EXPECT_EQ(error({"--parallelism.context_parallel_degree=2", "--parallelism.tensor_parallel_degree=4"}, 8),
+            "no error");
+}
+
+TEST(JobConfig, StagesOfAPipeline) {
+  const JobConfig config = parse_job_config(R"(
+[parallelism]
+pipeline_parallel_layers_per_stage = 2
+pipeline_parallel_last_stage_less_layers = 0
+module_fqns_per_model_part = [["tok_embeddings", "layers.0"], ["norm", "output"]]
+)");
+  EXPECT_EQ(config.parallelism.pipeline_parallel_layers_per_stage, 2);
+  EXPECT_EQ(config.parallelism.pipeline_parallel_first_stage_less_layers, 1);
+  EXPECT_EQ(config.parallelism.pipeline_parallel_last_stage_less_layers, 0);
+  EXPECT_EQ(config.parallelism.module_fqns_per_model_part,
+            (ConfigTable::Lists{{"tok_embeddings", "layers.0"}, {"norm", "output"}}));
+  for (const char* value : {"0", "-2"}) {
+    EXPECT_THAT(error_of("", {fmt::format("--parallelism.pipeline_parallel_layers_per_stage={}", value)}),
+                AllOf(HasSubstr(fmt::format("layers_per_stage is {}", value)), HasSubstr("-1")));
+  }
+  EXPECT_THAT(error_of("", {"--parallelism.pipeline_parallel_first_stage_less_layers=-1"}),
+              AllOf(HasSubstr("first_stage_less_layers is -1"), HasSubstr("0 to model.args.n_layers = 6")));
+  EXPECT_THAT(error_of("", {"--parallelism.pipeline_parallel_last_stage_less_layers=7"}),
+              HasSubstr("last_stage_less_layers is 7"));
+}
+
 /// Specs only: no memory is taken.
 ParameterCounts counts_of(const char* flavor) {
   const Model model(model_flavor(flavor), {.seq_len = 16});
@@ -82,6 +149,37 @@ TEST(Flavors, ParameterCounts) {
   EXPECT_NEAR(flop_per_token(model_flavor("16B"), counts, 8192) * 1e-9, 21.5, 0.05);
   EXPECT_NEAR(static_cast<double>(counts_of("236B").total) * 1e-9, 236.0, 1.0);
   EXPECT_NEAR(static_cast<double>(counts_of("671B").total) * 1e-9, 671.0, 1.0);
+}
+
+TEST(JobConfig, ExpertParallelism) {
+  const auto on_8_ranks = [](const std::vector<std::string>& overrides) {
+    try {
+      const JobConfig config = parse_job_config("", overrides);
+      config.validate();
+      config.validate_on(resolve(config.mesh_degrees(), 8));
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(on_8_ranks({"--parallelism.expert_parallel_degree=4", "--parallelism.expert_parallel_comm_backend=direct",
+                        "--parallelism.expert_parallel_a2a_dispatch_fwd_precision=mxfp8",
+                        "--parallelism.expert_parallel_capacity_factor=1.5"}),
+            "no error");
+  EXPECT_THAT(on_8_ranks({"--parallelism.expert_parallel_degree=8", "--model.args.num_experts=12"}),
+              AllOf(HasSubstr("parallelism.expert_parallel_degree is 8, which does not divide"),
+                    HasSubstr("num_experts = 12"), HasSubstr("nearest possible: 4")));
+  EXPECT_THAT(on_8_ranks({"--parallelism.expert_parallel_comm_backend=hybridep"}),
+              AllOf(HasSubstr("hybridep"), HasSubstr("standard"), HasSubstr("direct"), HasSubstr("deepep")));
+  for (const char* key : {"dispatch_fwd", "combine_bwd"}) {
+    EXPECT_THAT(
+        on_8_ranks({fmt::format("--parallelism.expert_parallel_a2a_{}_precision=mxfp8", key), "--model.args.dim=200"}),
+        AllOf(HasSubstr(key), HasSubstr("dim = 200"), HasSubstr("multiple of 32")));
+  }
+  EXPECT_THAT(on_8_ranks({"--parallelism.expert_parallel_capacity_factor=0.9"}),
+              AllOf(HasSubstr("capacity_factor is 0.9"), HasSubstr("at least 1")));
+  EXPECT_THAT(on_8_ranks({"--parallelism.expert_tensor_parallel_degree=2"}),
+              AllOf(HasSubstr("expert_tensor_parallel_degree is 2"), HasSubstr("expected 1")));
 }
 
 /// Every key of TorchTitan v0.2.1's configuration.
@@ -212,7 +310,9 @@ TEST(TorchTitan, FilesAndTheRecipesFlagsLoad) {
   EXPECT_EQ(config.training.local_batch_size, 64);
   EXPECT_EQ(config.activation_checkpoint.mode, Recompute::kFull);
   EXPECT_EQ(config.parallelism.expert_parallel_degree, 8);
-  EXPECT_EQ(config.parallelism.expert_parallel_comm_backend, "deepep");
+  EXPECT_EQ(config.parallelism.expert_parallel_comm_backend, DispatchBackend::kDirect);
+  EXPECT_EQ(config.parallelism.expert_parallel_a2a_dispatch_fwd_precision, PayloadPrecision::kMxfp8);
+  EXPECT_EQ(config.parallelism.expert_parallel_a2a_combine_bwd_precision, PayloadPrecision::kMxfp8);
   EXPECT_EQ(config.model.converters, (ConfigTable::List{"quantize.grouped_mm.mx", "quantize.linear.mx"}));
   EXPECT_EQ(config.quantize_mx.linear.fqns.size(), 7u);
   EXPECT_EQ(config.quantize_mx.linear.recipe, Recipe::kMxfp8CublasRceil);
@@ -222,11 +322,9 @@ TEST(TorchTitan, FilesAndTheRecipesFlagsLoad) {
 }
 
 TEST(TorchTitan, FeaturesThatAreNotBuiltAreErrors) {
-  EXPECT_THAT(error_of(std::string(kTorchTitanFile)),
-              AllOf(HasSubstr("parallelism.expert_parallel_degree is 8"), HasSubstr("not built yet")));
-  EXPECT_THAT(error_of("", {"--parallelism.data_parallel_shard_degree=4"}), HasSubstr("not built yet"));
+  EXPECT_THAT(error_of("", {"--parallelism.data_parallel_shard_degree=4"}), HasSubstr("leave 1 of 1 ranks"));
   EXPECT_EQ(error_of("", {"--parallelism.data_parallel_shard_degree=1"}), "no error");
-  EXPECT_THAT(error_of("", {"--checkpoint.async_mode=async"}), HasSubstr("not built yet"));
+  EXPECT_EQ(error_of("", {"--checkpoint.async_mode=async_with_pinned_mem"}), "no error");
   EXPECT_THAT(error_of("[metrics]\nenable_wandb = true\n"), AllOf(HasSubstr(":2"), HasSubstr("Weights & Biases")));
 }
 

@@ -19,7 +19,6 @@
 namespace tessera {
 namespace {
 
-using data::expect_error;
 using data::Scratch;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

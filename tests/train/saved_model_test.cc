@@ -18,7 +18,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using data::expect_error;
 using data::Scratch;
 
 fs::path golden(const std::string& name) { return fs::path(TESSERA_TEST_DATA) / "golden" / "hf" / name; }
@@ -34,9 +33,11 @@ TEST_P(HfLogits, AreThoseOfTransformers) {
   std::memcpy(expected.data(), file.at("logits").bytes.data(), file.at("logits").bytes.size());
 
   const SavedModel saved(golden(GetParam()));
-  Model model(saved.config().model, {.compute = DType::kFloat32, .seq_len = saved.config().seq_len});
+  Model model(saved.config().model, {.compute = DType::kFloat32,
+                                     .seq_len = saved.config().seq_len,
+                                     .max_tokens = static_cast<std::int64_t>(tokens.size())});
   model.parameters().allocate_weights(DType::kFloat32);
-  saved.load(model.parameters());
+  saved.load(model.parameters(), saved.config().model);
   const std::vector<float> logits = forward_logits(model, tokens, entry.shape[0]);
   EXPECT_LE(relative_difference(logits, expected), 1e-5);
   EXPECT_GT(*std::max_element(expected.begin(), expected.end()), 1.0f);
@@ -246,7 +247,7 @@ TEST(SavedModel, NamesMissingAndUnexpectedTensors) {
   const auto load_into = [&] {
     Model model(other, {.compute = DType::kFloat32, .seq_len = 64});
     model.parameters().allocate_weights(DType::kFloat32);
-    saved.load(model.parameters());
+    saved.load(model.parameters(), other);
   };
   load_into();
   other.n_layers = 4;

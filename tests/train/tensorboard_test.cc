@@ -34,7 +34,7 @@ TEST(TensorBoard, WritesTheBytesThatTensorBoardWrites) {
 TEST(TensorBoard, AFolderThatCannotBe) {
   const Scratch scratch;
   data::write_file(scratch / "file", "x");
-  data::expect_error([&] { TensorBoardWriter(scratch / "file", 1); }, {"file"});
+  expect_error([&] { TensorBoardWriter(scratch / "file", 1); }, {"file"});
 }
 
 TEST(TensorBoard, AResumedRunWritesAnotherFile) {

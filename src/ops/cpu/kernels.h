@@ -19,6 +19,12 @@ struct AttentionShape {
   std::int64_t seq_len, num_heads;
   std::int64_t dim_nope, dim_rope, dim_v;
   float scale;
+  /// Queries: tokens [begin, end) of a sequence, one range behind the other.
+  struct Range {
+    std::int64_t begin, end;
+  };
+  int num_ranges;
+  Range ranges[2];
 };
 
 /// Operands as in ops/mla_attention.h, float32 or bfloat16 throughout but for lse and the partial sums.

@@ -1,0 +1,42 @@
+// ShardFiles: any bytes as the first of two shards. The second, the lower half of a matrix, is as it should be, so that
+// the first can be right.
+#include "checkpoint/shards.h"
+
+#include "target.h"
+
+using namespace tessera;
+
+namespace {
+
+const Shape kShape = {4, 6};
+
+/// Reads every number of the matrix, in its order and by a cut that no file has.
+void read_matrix() {
+  const ShardFiles files(fuzz::input_folder(), kModelShards, 3, 2);
+  const AssembledTensor matrix = files.at("w", kShape);
+  for (std::int64_t at = 0; at < kShape.num_elements();) {
+    const std::span<const float> numbers = matrix.from(at);
+    fuzz::touch(std::as_bytes(numbers));
+    at += static_cast<std::int64_t>(numbers.size());
+  }
+  const Slice third{.global = kShape, .dim = 1, .part = 1, .parts = 3};
+  std::vector<float> numbers(8);
+  matrix.read({.slice = third, .begin = 0, .end = 8}, numbers.data());
+  fuzz::touch(std::as_bytes(std::span(numbers)));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const auto second = [] {
+    const auto path = fuzz::input_folder() / shard_file_name(kModelShards, 1, 2);
+    std::vector<float> numbers(12, 1.0f);
+    const TensorPiece lower{.name = "w",
+                            .piece = {.slice = {.global = kShape}, .begin = 12, .end = 24},
+                            .numbers = Tensor(numbers.data(), {12}, DType::kFloat32, Device::kCpu)};
+    return write_shard(path, {.step = 3, .shard = 1, .num_shards = 2}, std::span(&lower, 1));
+  }();
+  fuzz::write_input(shard_file_name(kModelShards, 0, 2), fuzz::as_text({data, size}));
+  fuzz::read_hostile(fuzz::input_folder().native(), [] { read_matrix(); });
+  return 0;
+}

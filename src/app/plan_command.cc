@@ -1,0 +1,86 @@
+// `tessera plan`: what a way to train would cost, before any machine is asked.
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "app/commands.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "parallel/pipeline_picture.h"
+
+namespace tessera {
+namespace {
+
+struct ScheduleCommand {
+  std::string kind;
+  int num_ranks = 0, num_micro_batches = 0, stages_per_rank = 0;
+  bool has_stages_per_rank = false;
+  PipelineCosts costs;
+  std::string svg;
+
+  void run() const {
+    const PipelineScheduleKind schedule_kind = pipeline_schedule_kind(kind);
+    const PipelineSchedule schedule = make_pipeline_schedule(
+        schedule_kind, num_ranks, has_stages_per_rank ? stages_per_rank : min_stages_per_rank(schedule_kind),
+        num_micro_batches);
+    const PipelineTiming timing = simulate(schedule, costs);
+    if (!svg.empty()) {
+      AtomicFile file(svg);
+      file.write(to_svg(schedule, timing));
+      file.commit();
+    }
+    fmt::print("{}, {} ranks, stages per rank: {}, {} micro-batches\n\n{}\n", name_of(schedule.kind),
+               schedule.num_ranks, schedule.stages_per_rank, schedule.num_micro_batches, to_text(schedule, timing));
+    fmt::print("makespan {:g}, bubble {:.1f} %\n\n{:<8}{:>8}{:>24}\n", timing.makespan,
+               100.0 * timing.mean_bubble_fraction(), "rank", "bubble", "activations at most");
+    for (int rank = 0; rank < schedule.num_ranks; ++rank) {
+      fmt::print("{:<8}{:>6.1f} %{:>24}\n", rank, 100.0 * timing.bubble_fraction[rank], timing.peak_in_flight[rank]);
+    }
+  }
+};
+
+void add_schedule_command(CLI::App& parent) {
+  auto command = std::make_shared<ScheduleCommand>();
+  CLI::App* app = parent.add_subcommand(
+      "schedule", "Draw a pipeline schedule, with its time, its bubble and the activations that it holds");
+  app->add_option("--schedule", command->kind, "1F1B, Interleaved1F1B, ZBVZeroBubble or DualPipeV")->required();
+  app->add_option("--ranks", command->num_ranks, "Ranks of the pipeline")->required()->check(CLI::PositiveNumber);
+  app->add_option("--micro-batches", command->num_micro_batches, "Micro-batches of a step")
+      ->required()
+      ->check(CLI::PositiveNumber);
+  CLI::Option* stages_per_rank = app->add_option("--stages-per-rank", command->stages_per_rank,
+                                                 "Stages on each rank (default: the fewest that the schedule takes)")
+                                     ->check(CLI::PositiveNumber);
+  const auto add_cost = [&](const char* option, std::vector<double>& values, const std::string& what) {
+    app->add_option(option, values, what + " in one stage: a number, or one per stage, with commas")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+  };
+  add_cost("--forward", command->costs.forward, "Time of a micro-batch's forward");
+  add_cost("--backward-input", command->costs.backward_input, "Time of its input gradient");
+  add_cost("--backward-weight", command->costs.backward_weight, "Time of its weight gradients");
+  app->add_option("--overlapped", command->costs.overlapped,
+                  "Time of a forward and a backward that overlap, as a part of the sum of both")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option("--communication", command->costs.communication, "Time of a message from rank to rank")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--svg", command->svg, "Also draw it into this file");
+  app->callback([command, stages_per_rank] {
+    command->has_stages_per_rank = stages_per_rank->count() > 0;
+    command->run();
+  });
+}
+
+}  // namespace
+
+void add_plan_commands(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("plan", "Look at what a run would do, before it runs");
+  command->require_subcommand(1);
+  add_schedule_command(*command);
+}
+
+}  // namespace tessera

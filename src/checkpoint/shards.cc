@@ -1,0 +1,216 @@
+#include "checkpoint/shards.h"
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/json.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStepKey = "step";
+constexpr const char* kShardKey = "shard";
+constexpr const char* kNumShardsKey = "num_shards";
+constexpr const char* kPiecesKey = "pieces";
+constexpr std::string_view kSuffix = ".safetensors";
+
+/// Far beyond any tensor; products of two dims do not overflow below it.
+constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 48;
+
+std::string to_json(const Piece& piece) {
+  return nlohmann::ordered_json{{"shape", piece.slice.global.dims()},
+                                {"dim", piece.slice.dim},
+                                {"blocks", piece.slice.blocks},
+                                {"part", piece.slice.part},
+                                {"parts", piece.slice.parts},
+                                {"begin", piece.begin},
+                                {"end", piece.end}}
+      .dump();
+}
+
+/// Throws Error unless it is the place of `num_elements` numbers.
+Piece parse_piece(const nlohmann::json& json, std::int64_t num_elements, const std::string& place) {
+  const JsonFields fields(json, place);
+  std::vector<std::int64_t> dims;
+  std::uint64_t total = 1;
+  for (const nlohmann::json& dim : fields.array("shape")) {
+    require(dim.is_number_unsigned() && dim > 0 && dim <= kMaxElements / total,
+            "{}: expected numbers of at least 1 whose product is at most {}, got {}", fields.place_of("shape"),
+            kMaxElements, describe_json(dim));
+    dims.push_back(dim.get<std::int64_t>());
+    total *= dim.get<std::uint64_t>();
+  }
+  require(!dims.empty() && dims.size() <= Shape::kMaxDims, "{}: expected 1 to {} dims, got {}",
+          fields.place_of("shape"), Shape::kMaxDims, dims.size());
+  const auto count = [&](const char* name) { return static_cast<std::int64_t>(fields.count(name, kMaxElements)); };
+  const Piece piece{.slice = {.global = Shape(dims),
+                              .dim = static_cast<int>(fields.count("dim", dims.size() - 1)),
+                              .blocks = count("blocks"),
+                              .part = count("part"),
+                              .parts = count("parts")},
+                    .begin = count("begin"),
+                    .end = count("end")};
+  const Slice& slice = piece.slice;
+  const std::int64_t dim = slice.global[slice.dim];
+  require(slice.blocks > 0 && dim % slice.blocks == 0 && slice.parts > 0 && dim / slice.blocks % slice.parts == 0,
+          "{}: dim {} of {} cannot be cut into {} blocks of {} parts", place, slice.dim, slice.global.to_string(),
+          slice.blocks, slice.parts);
+  require(slice.part < slice.parts, "{}: part {} of {}", place, slice.part, slice.parts);
+  require(
+      piece.begin <= piece.end && piece.end <= slice.local().num_elements() && piece.end - piece.begin == num_elements,
+      "{}: numbers {} to {} of {}, of which the file has {}", place, piece.begin, piece.end, slice.local().to_string(),
+      num_elements);
+  return piece;
+}
+
+void require_id(const SafetensorsFile& file, const fs::path& path, const ShardId& expected) {
+  for (const auto& [key, value] :
+       {std::pair{kStepKey, expected.step}, {kShardKey, expected.shard}, {kNumShardsKey, expected.num_shards}}) {
+    const auto found = file.metadata().find(key);
+    require(found != file.metadata().end(), "'{}': no {} in its metadata: no shard of a checkpoint", path.string(),
+            key);
+    require(found->second == fmt::format("{}", value),
+            "'{}': {} is {} in its metadata, expected {}: it belongs to another checkpoint", path.string(), key,
+            describe_json(nlohmann::json(found->second)), value);
+  }
+}
+
+}  // namespace
+
+std::string shard_file_name(std::string_view kind, std::int64_t shard, std::int64_t num_shards) {
+  if (num_shards == 1) return fmt::format("{}{}", kind, kSuffix);
+  return fmt::format("{}-{:05}-of-{:05}{}", kind, shard, num_shards, kSuffix);
+}
+
+bool is_shard_file_name(std::string_view name, std::string_view kind) {
+  return name.starts_with(kind) && name.ends_with(kSuffix);
+}
+
+std::map<std::string, std::string> shard_metadata(const ShardId& id) {
+  return {{"format", "pt"},
+          {kStepKey, fmt::format("{}", id.step)},
+          {kShardKey, fmt::format("{}", id.shard)},
+          {kNumShardsKey, fmt::format("{}", id.num_shards)}};
+}
+
+WrittenFile write_shard(const fs::path& path, const ShardId& id, std::span<const TensorPiece> tensors,
+                        const std::stop_token& stop) {
+  std::map<std::string, std::string> metadata = shard_metadata(id);
+  std::vector<SafetensorsSpec> specs;
+  std::string pieces;
+  for (const auto& [name, piece, numbers] : tensors) {
+    TESSERA_CHECK(numbers.is_contiguous() && numbers.num_elements() == piece.end - piece.begin, "{}", name);
+    specs.push_back({.name = name,
+                     .dtype = safetensors_dtype(numbers.dtype()),
+                     .shape = piece.is_whole() ? piece.slice.global.dims() : numbers.shape().dims()});
+    if (piece.is_whole()) continue;
+    pieces += fmt::format("{}{}: {}", pieces.empty() ? "{" : ", ", nlohmann::json(name).dump(), to_json(piece));
+  }
+  if (!pieces.empty()) metadata[kPiecesKey] = pieces + "}";
+  SafetensorsWriter writer(path, specs, metadata);
+  for (const TensorPiece& tensor : tensors) {
+    require(!stop.stop_requested(), "writing '{}' was given up", path.string());
+    writer.append({static_cast<const std::byte*>(tensor.numbers.raw()), tensor.numbers.num_bytes()});
+  }
+  return writer.finish();
+}
+
+std::span<const float> AssembledTensor::from(std::int64_t begin) const {
+  const auto behind = std::upper_bound(runs_.begin(), runs_.end(), begin,
+                                       [](std::int64_t index, const Run& run) { return index < run.begin; });
+  TESSERA_CHECK(behind != runs_.begin(), "{}", begin);
+  const Run& run = *std::prev(behind);
+  TESSERA_CHECK(begin < run.begin + run.count, "{} {} {}", begin, run.begin, run.count);
+  const std::int64_t offset = begin - run.begin;
+  return {run.numbers + offset, static_cast<std::size_t>(run.count - offset)};
+}
+
+void AssembledTensor::read(const Piece& piece, float* target) const {
+  piece.slice.for_each_run(piece.begin, piece.end, [&](std::int64_t, std::int64_t global, std::int64_t count) {
+    for (const std::int64_t end = global + count; global < end;) {
+      const std::span<const float> numbers = from(global);
+      const std::size_t size = std::min(numbers.size(), static_cast<std::size_t>(end - global));
+      target = std::copy_n(numbers.data(), size, target);
+      global += static_cast<std::int64_t>(size);
+    }
+  });
+}
+
+ShardFiles::ShardFiles(const fs::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards)
+    : folder_(folder), kind_(kind) {
+  for (std::int64_t shard = 0; shard < num_shards; ++shard) {
+    paths_.push_back(folder / shard_file_name(kind, shard, num_shards));
+    files_.emplace_back(paths_.back());
+    require_id(files_.back(), paths_.back(), {step, shard, num_shards});
+  }
+  for (std::size_t file = 0; file < files_.size(); ++file) add(file);
+}
+
+void ShardFiles::add(std::size_t file) {
+  const SafetensorsFile& shard = files_[file];
+  const std::string where = fmt::format("'{}'", paths_[file].string());
+  const auto text = shard.metadata().find(kPiecesKey);
+  const auto places = text == shard.metadata().end()
+                          ? nlohmann::json::object()
+                          : parse_json(text->second, fmt::format("{}, {}", where, kPiecesKey));
+  require(places.is_object(), "{}: {} is no JSON object", where, kPiecesKey);
+  for (const auto& [name, place] : places.items()) shard.at(name);  // an Error if it is not there
+  for (const auto& [name, entry] : shard.entries()) {
+    const std::string tensor = fmt::format("{}, tensor '{}'", where, name);
+    require(entry.dtype == "F32", "{}: it is {}, expected F32", tensor, entry.dtype);
+    require(reinterpret_cast<std::uintptr_t>(entry.bytes.data()) % alignof(float) == 0, "{}: not aligned", tensor);
+    const auto num_elements = static_cast<std::int64_t>(entry.bytes.size() / sizeof(float));
+    const auto place = places.find(name);
+    StoredPiece stored{.file = file, .piece = {}, .numbers = reinterpret_cast<const float*>(entry.bytes.data())};
+    if (place != places.end()) {
+      stored.piece = parse_piece(*place, num_elements, tensor);
+    } else {
+      require(!entry.shape.empty() && entry.shape.size() <= Shape::kMaxDims, "{}: {} dims, expected 1 to {}", tensor,
+              entry.shape.size(), Shape::kMaxDims);
+      stored.piece = Piece::whole(Shape(entry.shape));
+    }
+    std::vector<StoredPiece>& pieces = pieces_[name];
+    const Shape& shape = stored.piece.slice.global;
+    require(pieces.empty() || pieces.front().piece.slice.global == shape,
+            "{}: it is a piece of {}, but in '{}' one of {}", tensor, shape.to_string(),
+            pieces.empty() ? "" : paths_[pieces.front().file].string(),
+            pieces.empty() ? "" : pieces.front().piece.slice.global.to_string());
+    pieces.push_back(stored);
+  }
+}
+
+AssembledTensor ShardFiles::at(const std::string& name, const Shape& shape) const {
+  const auto found = pieces_.find(name);
+  require(found != pieces_.end(), "'{}' has no tensor '{}' in its {} shards", folder_.string(), name, kind_);
+  AssembledTensor tensor;
+  for (const StoredPiece& stored : found->second) {
+    const Piece& piece = stored.piece;
+    require(piece.slice.global == shape, "'{}', tensor '{}': the shape is {}, expected {}",
+            paths_[stored.file].string(), name, piece.slice.global.to_string(), shape.to_string());
+    piece.slice.for_each_run(piece.begin, piece.end, [&](std::int64_t local, std::int64_t global, std::int64_t count) {
+      tensor.runs_.push_back({global, count, stored.numbers + (local - piece.begin), &paths_[stored.file]});
+    });
+  }
+  std::sort(tensor.runs_.begin(), tensor.runs_.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  std::int64_t end = 0;
+  const fs::path* last_file = nullptr;
+  const auto require_no_gap = [&](std::int64_t next) {
+    require(next <= end, "'{}', tensor '{}': numbers {} to {} of {} are in none of its {} shards", folder_.string(),
+            name, end, next - 1, shape.num_elements(), kind_);
+  };
+  for (const auto& run : tensor.runs_) {
+    require_no_gap(run.begin);
+    require(run.begin == end, "'{}', tensor '{}': number {} is in '{}' as well", run.file->string(), name, run.begin,
+            last_file == nullptr ? "" : last_file->string());
+    end = run.begin + run.count;
+    last_file = run.file;
+  }
+  require_no_gap(shape.num_elements());
+  return tensor;
+}
+
+}  // namespace tessera

@@ -1,0 +1,108 @@
+// The tensors of a checkpoint, spread over files of which every rank writes its own
+// ("model-00002-of-00008.safetensors").
+//
+// A rank's numbers of a tensor are a piece: a range of the flattened part that tensor or expert parallelism gives the
+// rank (Slice). In the file it is a tensor [n] under the whole tensor's name, with its place in the metadata; a piece
+// that is the whole tensor has the tensor's shape and no place. So the file of a single rank is a plain safetensors
+// file. Metadata of a file ("__metadata__", values are strings):
+//
+//   step, shard, num_shards   which checkpoint it belongs to, and which of its files it is
+//   pieces                    JSON: {"NAME": {"shape": [512, 256], "dim": 0, "blocks": 1, "part": 1, "parts": 2,
+//                             "begin": 0, "end": 16384}, ...}; the first five are Slice's, with "shape" for the whole
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "parallel/slice.h"
+
+namespace tessera {
+
+// The kinds of shards that a checkpoint has.
+inline constexpr std::string_view kModelShards = "model";
+inline constexpr std::string_view kOptimizerShards = "optimizer";
+
+/// Which file of which checkpoint.
+struct ShardId {
+  std::int64_t step = 0;
+  std::int64_t shard = 0, num_shards = 1;
+};
+
+/// "model.safetensors" if it is the only one, else "model-00002-of-00008.safetensors".
+std::string shard_file_name(std::string_view kind, std::int64_t shard, std::int64_t num_shards);
+/// True for names that shard_file_name gives to shards of this kind, and others that look so.
+bool is_shard_file_name(std::string_view name, std::string_view kind);
+
+/// Metadata of a file whose tensors are whole.
+std::map<std::string, std::string> shard_metadata(const ShardId& id);
+
+/// Numbers [begin, end) of the flattened local tensor of `slice`.
+struct Piece {
+  Slice slice;
+  std::int64_t begin = 0, end = 0;
+
+  static Piece whole(const Shape& shape) { return {{.global = shape}, 0, shape.num_elements()}; }
+  bool is_whole() const { return slice.parts == 1 && begin == 0 && end == slice.global.num_elements(); }
+};
+
+struct TensorPiece {
+  std::string name;
+  Piece piece;
+  Tensor numbers;  // float32 [end - begin]
+};
+
+/// Writes a rank's pieces, atomically. Throws Error, also when `stop` asks for it.
+WrittenFile write_shard(const std::filesystem::path& path, const ShardId& id, std::span<const TensorPiece> tensors,
+                        const std::stop_token& stop = {});
+
+/// A tensor put together from pieces in mapped files.
+class AssembledTensor {
+ public:
+  /// The numbers from index `begin` of the flattened tensor on, as many as lie one behind the other in one file.
+  std::span<const float> from(std::int64_t begin) const;
+  /// Copies the numbers of a piece, which need not be one of the files'.
+  void read(const Piece& piece, float* target) const;
+
+ private:
+  friend class ShardFiles;
+  struct Run {
+    std::int64_t begin, count;  // in the flattened tensor
+    const float* numbers;
+    const std::filesystem::path* file;
+  };
+  std::vector<Run> runs_;  // rising, without gaps
+};
+
+/// All shards of a kind of one checkpoint, mapped. Errors name the file and the tensor.
+class ShardFiles {
+ public:
+  /// `folder`: a checkpoint of this step with so many shards. Throws Error if one is missing, is of another step, is
+  /// not the shard that its name says, or its pieces cannot be.
+  ShardFiles(const std::filesystem::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards);
+
+  std::size_t num_tensors() const { return pieces_.size(); }
+  /// Throws Error if there is no such tensor, it has another shape, or its pieces leave gaps or overlap.
+  AssembledTensor at(const std::string& name, const Shape& shape) const;
+
+ private:
+  struct StoredPiece {
+    std::size_t file;
+    Piece piece;
+    const float* numbers;
+  };
+  void add(std::size_t file);
+
+  std::filesystem::path folder_;
+  std::string kind_;
+  std::vector<std::filesystem::path> paths_;
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, std::vector<StoredPiece>> pieces_;
+};
+
+}  // namespace tessera

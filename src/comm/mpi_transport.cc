@@ -1,0 +1,187 @@
+#include "comm/mpi_transport.h"
+
+#define OMPI_SKIP_MPICXX 1
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <vector>
+
+#include "base/error.h"
+#include "tensor/arena.h"
+
+namespace tessera {
+namespace {
+
+/// MPI counts in int.
+constexpr std::size_t kMaxMessage = std::size_t{1} << 30;
+
+/// With the handler that returns codes, which every group gets.
+void check_mpi(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  fail("{} failed: {}", call, std::string_view(text, static_cast<std::size_t>(length)));
+}
+#define TESSERA_MPI(call) check_mpi(call, #call)
+
+class MpiRequest : public Request {
+ public:
+  std::vector<MPI_Request> parts;
+
+  bool test() override {
+    int done = 0;
+    TESSERA_MPI(MPI_Testall(static_cast<int>(parts.size()), parts.data(), &done, MPI_STATUSES_IGNORE));
+    return done != 0;
+  }
+};
+
+/// A communicator that is freed with the last object that uses it.
+struct Communicator {
+  explicit Communicator(MPI_Comm the_comm) : comm(the_comm) {
+    TESSERA_MPI(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+  }
+  ~Communicator() {
+    if (comm != MPI_COMM_WORLD) MPI_Comm_free(&comm);
+  }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  MPI_Comm comm;
+};
+
+class MpiWindow : public SymmetricWindow {
+ public:
+  MpiWindow(std::shared_ptr<Communicator> communicator, int size, std::size_t num_bytes)
+      : communicator_(std::move(communicator)), num_bytes_(num_bytes) {
+    // The library aligns to less than kAlignment. Windows begin at pages, so rounding up is the same on all ranks.
+    void* own = nullptr;
+    TESSERA_MPI(MPI_Win_allocate_shared(static_cast<MPI_Aint>(num_bytes + kAlignment), 1, MPI_INFO_NULL,
+                                        communicator_->comm, &own, &window_));
+    std::memset(aligned(own), 0, num_bytes);
+    for (int rank = 0; rank < size; ++rank) {
+      MPI_Aint bytes = 0;
+      int unit = 0;
+      void* memory = nullptr;
+      TESSERA_MPI(MPI_Win_shared_query(window_, rank, &bytes, &unit, &memory));
+      peers_.push_back(aligned(memory));
+    }
+    TESSERA_MPI(MPI_Barrier(communicator_->comm));  // all are zeroed
+  }
+  /// Freeing waits for the other ranks. Of these none may come while an exception is on its way, which ends the run.
+  ~MpiWindow() override {
+    if (std::uncaught_exceptions() == 0) MPI_Win_free(&window_);
+  }
+
+  std::byte* peer(int rank) const override { return peers_[static_cast<std::size_t>(rank)]; }
+  std::size_t num_bytes() const override { return num_bytes_; }
+
+ private:
+  static std::byte* aligned(void* memory) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory);
+    return reinterpret_cast<std::byte*>((address + kAlignment - 1) / kAlignment * kAlignment);
+  }
+
+  std::shared_ptr<Communicator> communicator_;
+  std::size_t num_bytes_;
+  MPI_Win window_ = MPI_WIN_NULL;
+  std::vector<std::byte*> peers_;
+};
+
+class MpiTransport : public Transport {
+ public:
+  explicit MpiTransport(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {
+    TESSERA_MPI(MPI_Comm_rank(comm(), &rank_));
+    TESSERA_MPI(MPI_Comm_size(comm(), &size_));
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    return in_parts(num_bytes, [&](std::size_t begin, int count, MPI_Request* request) {
+      TESSERA_MPI(MPI_Isend(data + begin, count, MPI_BYTE, to, tag, comm(), request));
+    });
+  }
+
+  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
+    return in_parts(num_bytes, [&](std::size_t begin, int count, MPI_Request* request) {
+      TESSERA_MPI(MPI_Irecv(data + begin, count, MPI_BYTE, from, tag, comm(), request));
+    });
+  }
+
+  std::unique_ptr<Transport> split(int color, int order) override {
+    MPI_Comm part = MPI_COMM_NULL;
+    TESSERA_MPI(MPI_Comm_split(comm(), color, order, &part));
+    return std::make_unique<MpiTransport>(std::make_shared<Communicator>(part));
+  }
+
+  std::unique_ptr<Transport> split_by_node() override {
+    MPI_Comm part = MPI_COMM_NULL;
+    TESSERA_MPI(MPI_Comm_split_type(comm(), MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &part));
+    return std::make_unique<MpiTransport>(std::make_shared<Communicator>(part));
+  }
+
+  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
+    const int reachable = split_by_node()->size();
+    require(reachable == size_, "{} ranks are to share memory, but only {} of them are on one node", size_, reachable);
+    return std::make_unique<MpiWindow>(communicator_, size_, num_bytes);
+  }
+
+  void abort(int status) override { MPI_Abort(MPI_COMM_WORLD, status); }
+
+ private:
+  MPI_Comm comm() const { return communicator_->comm; }
+
+  template <typename Start>
+  static std::unique_ptr<Request> in_parts(std::size_t num_bytes, Start&& start) {
+    auto request = std::make_unique<MpiRequest>();
+    std::size_t begin = 0;
+    do {
+      const std::size_t count = std::min(kMaxMessage, num_bytes - begin);
+      request->parts.push_back(MPI_REQUEST_NULL);
+      start(begin, static_cast<int>(count), &request->parts.back());
+      begin += count;
+    } while (begin < num_bytes);
+    return request;
+  }
+
+  std::shared_ptr<Communicator> communicator_;
+  int rank_ = 0, size_ = 1;
+};
+
+}  // namespace
+
+bool launched_by_mpi() {
+  const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
+  if (is_set("OMPI_COMM_WORLD_SIZE")) return true;  // Open MPI's mpirun
+  // With use_interactive_step, salloc's shell is a step of one task, which may get a task's variables
+  // (SLURM_INTERACTIVE_STEP in Slurm's slurm.h).
+  const char* step = std::getenv("SLURM_STEP_ID");
+  if (step != nullptr && std::string_view(step) == "4294967290") return false;
+  // PMIx clients are told their rank by it (srun --mpi=pmix), tasks of Slurm's mpi/pmi2 plugin by the other, which it
+  // does not set for batch scripts. SLURM_PROCID and SLURM_MPI_TYPE say nothing: shells have them too.
+  return is_set("PMIX_RANK") || is_set("PMI_RANK");
+}
+
+MpiRuntime::MpiRuntime() {
+  int provided = 0;
+  const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  require(code == MPI_SUCCESS, "MPI_Init_thread failed with code {}", code);
+  require(
+      provided == MPI_THREAD_MULTIPLE,
+      "this MPI library gives thread level {}, needed is {} (MPI_THREAD_MULTIPLE): build or choose one with support "
+      "for threads",
+      provided, MPI_THREAD_MULTIPLE);
+}
+
+MpiRuntime::~MpiRuntime() { MPI_Finalize(); }
+
+std::unique_ptr<Transport> MpiRuntime::world() const {
+  return std::make_unique<MpiTransport>(std::make_shared<Communicator>(MPI_COMM_WORLD));
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+// Ranks that are processes, started by mpirun or srun.
+#pragma once
+
+#include "comm/transport.h"
+
+namespace tessera {
+
+/// True if mpirun or srun started this process as a rank. A shell that salloc or sbatch has started is none, nor is
+/// what runs in it.
+bool launched_by_mpi();
+
+/// MPI for the lifetime of the process: at most one. Throws Error where MPI cannot run as needed.
+class MpiRuntime {
+ public:
+  MpiRuntime();
+  ~MpiRuntime();
+  MpiRuntime(const MpiRuntime&) = delete;
+  MpiRuntime& operator=(const MpiRuntime&) = delete;
+
+  std::unique_ptr<Transport> world() const;
+};
+
+}  // namespace tessera

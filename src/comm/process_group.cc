@@ -1,0 +1,459 @@
+#include "comm/process_group.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <numeric>
+
+#include "base/log.h"
+
+namespace tessera {
+namespace {
+
+/// MPI promises tags up to 2¹⁵ - 1: the lower half is for collectives, each with its own while it is under way.
+constexpr int kFirstUserTag = 1 << 14;
+/// Sums are made in pieces of this many bytes per rank: large enough for the full bandwidth, small for scratch.
+constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
+/// Up to this size every rank sends all it has to every other, which takes one round instead of two.
+constexpr std::size_t kOneRoundBytes = std::size_t{16} << 10;
+
+/// Bytes [begin, end) of a buffer.
+struct Range {
+  std::size_t begin, end;
+  std::size_t size() const { return end - begin; }
+};
+
+std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw()); }
+
+/// Messages that are all under way.
+class Messages {
+ public:
+  void add(std::unique_ptr<Request> request) { requests_.push_back(std::move(request)); }
+  bool test() {
+    std::erase_if(requests_, [](const auto& request) { return request->test(); });
+    return requests_.empty();
+  }
+
+ private:
+  std::vector<std::unique_ptr<Request>> requests_;
+};
+
+/// An operation that is nothing but messages.
+class Exchange : public Operation {
+ public:
+  using Operation::Operation;
+  Messages messages;
+  bool advance() override { return messages.test(); }
+};
+
+/// out (= or +=) the sum of parts[r] over r, in this order.
+template <typename T>
+void add_parts(std::span<const std::byte* const> parts, std::size_t num_bytes, Write write, std::byte* out) {
+  constexpr std::size_t kBlock = 1024;
+  std::array<float, kBlock> sums;
+  const std::size_t count = num_bytes / sizeof(T);
+  T* target = reinterpret_cast<T*>(out);
+  for (std::size_t begin = 0; begin < count; begin += kBlock) {
+    const std::size_t size = std::min(kBlock, count - begin);
+    for (std::size_t r = 0; r < parts.size(); ++r) {
+      const T* part = reinterpret_cast<const T*>(parts[r]) + begin;
+      for (std::size_t i = 0; i < size; ++i) {
+        sums[i] = r == 0 ? static_cast<float>(part[i]) : sums[i] + static_cast<float>(part[i]);
+      }
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      T& number = target[begin + i];
+      number = T(write == Write::kAssign ? sums[i] : static_cast<float>(number) + sums[i]);
+    }
+  }
+}
+
+using AddParts = void (*)(std::span<const std::byte* const>, std::size_t, Write, std::byte*);
+
+AddParts add_parts_of(DType dtype) {
+  TESSERA_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16, "a sum of {}", name_of(dtype));
+  return dtype == DType::kFloat32 ? add_parts<float> : add_parts<BFloat16>;
+}
+
+/// This rank's range of a sum: the others send theirs of it piece by piece, with two pieces under way.
+class RangeSum {
+ public:
+  /// Of a buffer `in` cut into `ranges`, one per rank. `out`: where this rank's goes.
+  RangeSum(Transport& transport, int tag, std::byte* in, std::vector<Range> ranges, DType dtype, Write write,
+           std::byte* out)
+      : transport_(transport),
+        tag_(tag),
+        in_(in),
+        ranges_(std::move(ranges)),
+        write_(write),
+        out_(out),
+        add_(add_parts_of(dtype)) {
+    std::size_t longest = 0;
+    for (const Range& range : ranges_) longest = std::max(longest, range.size());
+    num_pieces_ = (longest + kPieceBytes - 1) / kPieceBytes;
+    const auto size = static_cast<std::size_t>(transport.size());
+    const std::size_t own = std::min(kPieceBytes, ranges_[static_cast<std::size_t>(transport.rank())].size());
+    for (Slot& slot : slots_) slot.received.resize(size * own);
+    own_piece_ = own;
+    for (std::size_t piece = 0; piece < std::min(num_pieces_, slots_.size()); ++piece) start(piece);
+  }
+
+  bool advance() {
+    sends_.test();
+    for (; next_ < num_pieces_; ++next_) {
+      if (!slots_[next_ % slots_.size()].receives.test()) return false;
+      add(next_);
+      if (next_ + slots_.size() < num_pieces_) start(next_ + slots_.size());
+    }
+    return sends_.test();
+  }
+
+ private:
+  struct Slot {
+    std::vector<std::byte> received;  // per rank a piece
+    Messages receives;
+  };
+
+  Range piece_of(std::size_t rank, std::size_t piece) const {
+    const Range& range = ranges_[rank];
+    return {std::min(range.end, range.begin + piece * kPieceBytes),
+            std::min(range.end, range.begin + (piece + 1) * kPieceBytes)};
+  }
+
+  void start(std::size_t piece) {
+    Slot& slot = slots_[piece % slots_.size()];
+    const auto own_rank = static_cast<std::size_t>(transport_.rank());
+    const std::size_t own = piece_of(own_rank, piece).size();
+    for (std::size_t rank = 0; rank < ranges_.size(); ++rank) {
+      if (rank == own_rank) continue;
+      const Range theirs = piece_of(rank, piece);
+      const int peer = static_cast<int>(rank);
+      if (own > 0) slot.receives.add(transport_.receive(slot.received.data() + rank * own_piece_, own, peer, tag_));
+      if (theirs.size() > 0) sends_.add(transport_.send(in_ + theirs.begin, theirs.size(), peer, tag_));
+    }
+  }
+
+  void add(std::size_t piece) {
+    const auto own_rank = static_cast<std::size_t>(transport_.rank());
+    const Range own = piece_of(own_rank, piece);
+    std::vector<const std::byte*> parts;
+    for (std::size_t rank = 0; rank < ranges_.size(); ++rank) {
+      parts.push_back(rank == own_rank ? in_ + own.begin
+                                       : slots_[piece % slots_.size()].received.data() + rank * own_piece_);
+    }
+    add_(parts, own.size(), write_, out_ + (own.begin - ranges_[own_rank].begin));
+  }
+
+  Transport& transport_;
+  int tag_;
+  std::byte* in_;
+  std::vector<Range> ranges_;
+  Write write_;
+  std::byte* out_;
+  AddParts add_;
+  std::size_t num_pieces_ = 0, own_piece_ = 0, next_ = 0;
+  std::array<Slot, 2> slots_;
+  Messages sends_;
+};
+
+class ReduceScatter : public Operation {
+ public:
+  ReduceScatter(std::string name, RangeSum sum) : Operation(std::move(name)), sum_(std::move(sum)) {}
+  bool advance() override { return sum_.advance(); }
+
+ private:
+  RangeSum sum_;
+};
+
+void send_to_others(Transport& transport, const std::byte* data, std::size_t num_bytes, int tag, Messages& messages) {
+  for (int peer = 0; peer < transport.size(); ++peer) {
+    if (peer != transport.rank() && num_bytes > 0) messages.add(transport.send(data, num_bytes, peer, tag));
+  }
+}
+
+/// Sums of ranges, then the ranges to all.
+class AllReduce : public Operation {
+ public:
+  AllReduce(std::string name, Transport& transport, int tag, std::byte* x, const std::vector<Range>& ranges,
+            DType dtype)
+      : Operation(std::move(name)),
+        transport_(transport),
+        tag_(tag),
+        x_(x),
+        ranges_(ranges),
+        sum_(transport, tag, x, ranges, dtype, Write::kAssign,
+             x + ranges[static_cast<std::size_t>(transport.rank())].begin) {}
+
+  bool advance() override {
+    if (!summed_) {
+      if (!sum_.advance()) return false;
+      summed_ = true;
+      const Range own = ranges_[static_cast<std::size_t>(transport_.rank())];
+      send_to_others(transport_, x_ + own.begin, own.size(), tag_, messages_);
+      for (int peer = 0; peer < transport_.size(); ++peer) {
+        const Range theirs = ranges_[static_cast<std::size_t>(peer)];
+        if (peer == transport_.rank() || theirs.size() == 0) continue;
+        messages_.add(transport_.receive(x_ + theirs.begin, theirs.size(), peer, tag_));
+      }
+    }
+    return messages_.test();
+  }
+
+ private:
+  Transport& transport_;
+  int tag_;
+  std::byte* x_;
+  std::vector<Range> ranges_;
+  RangeSum sum_;
+  bool summed_ = false;
+  Messages messages_;
+};
+
+/// All of a small buffer from all ranks, summed by every rank.
+class SmallAllReduce : public Operation {
+ public:
+  SmallAllReduce(std::string name, Transport& transport, int tag, std::byte* x, std::size_t num_bytes, DType dtype)
+      : Operation(std::move(name)), x_(x), num_bytes_(num_bytes), add_(add_parts_of(dtype)) {
+    const auto size = static_cast<std::size_t>(transport.size());
+    all_.resize(size * num_bytes);
+    for (std::size_t rank = 0; rank < size; ++rank) {
+      std::byte* part = all_.data() + rank * num_bytes;
+      const int peer = static_cast<int>(rank);
+      if (peer == transport.rank()) {
+        std::memcpy(part, x, num_bytes);
+        send_to_others(transport, part, num_bytes, tag, messages_);
+      } else {
+        messages_.add(transport.receive(part, num_bytes, peer, tag));
+      }
+      parts_.push_back(part);
+    }
+  }
+
+  bool advance() override {
+    if (!messages_.test()) return false;
+    add_(parts_, num_bytes_, Write::kAssign, x_);
+    return true;
+  }
+
+ private:
+  std::byte* x_;
+  std::size_t num_bytes_;
+  AddParts add_;
+  std::vector<std::byte> all_;
+  std::vector<const std::byte*> parts_;
+  Messages messages_;
+};
+
+/// Even parts of whole numbers; the last may be shorter.
+std::vector<Range> even_ranges(std::int64_t count, std::size_t number_size, int size) {
+  std::vector<Range> ranges;
+  const std::int64_t part = (count + size - 1) / size;
+  for (int rank = 0; rank < size; ++rank) {
+    const auto begin = static_cast<std::size_t>(std::min(count, rank * part));
+    const auto end = static_cast<std::size_t>(std::min(count, (rank + 1) * part));
+    ranges.push_back({begin * number_size, end * number_size});
+  }
+  return ranges;
+}
+
+void copy(const std::byte* from, std::size_t num_bytes, std::byte* to) {
+  if (from != to && num_bytes > 0) std::memcpy(to, from, num_bytes);
+}
+
+}  // namespace
+
+Work& Work::operator=(Work&& other) noexcept {
+  std::swap(progress_, other.progress_);
+  std::swap(operation_, other.operation_);
+  return *this;
+}
+
+Work::~Work() {
+  if (operation_ == nullptr || std::uncaught_exceptions() > 0) return;
+  spdlog::critical("{} was never waited for", operation_->name());
+  std::terminate();
+}
+
+void Work::wait() {
+  if (operation_ == nullptr) return;
+  const std::shared_ptr<Operation> operation = std::move(operation_);
+  progress_->wait(*operation);
+}
+
+ProcessGroup::ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis)
+    : transport_(std::move(transport)), progress_(&progress), axis_(std::move(axis)) {}
+
+std::string ProcessGroup::title(std::string_view operation, std::string_view name) const {
+  return fmt::format("{} of {} ({})", operation, name, axis_);
+}
+
+int ProcessGroup::next_tag() { return num_collectives_++ % kFirstUserTag; }
+
+Work ProcessGroup::start(std::shared_ptr<Operation> operation) {
+  progress_->start(operation);
+  return {*progress_, std::move(operation)};
+}
+
+Work ProcessGroup::all_gather(const Tensor& in, const Tensor& out, std::string_view name) {
+  TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() &&
+                    out.num_elements() == in.num_elements() * size(),
+                "{} {}", in.shape().to_string(), out.shape().to_string());
+  const std::size_t part = in.num_bytes();
+  copy(bytes_of(in), part, bytes_of(out) + static_cast<std::size_t>(rank()) * part);
+  if (size() == 1) return {};
+  auto exchange = std::make_shared<Exchange>(title("all-gather", name));
+  const int tag = next_tag();
+  send_to_others(*transport_, bytes_of(in), part, tag, exchange->messages);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank() || part == 0) continue;
+    exchange->messages.add(transport_->receive(bytes_of(out) + static_cast<std::size_t>(peer) * part, part, peer, tag));
+  }
+  return start(std::move(exchange));
+}
+
+Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name) {
+  TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() &&
+                    in.num_elements() == out.num_elements() * size(),
+                "{} {}", in.shape().to_string(), out.shape().to_string());
+  if (size() == 1) {
+    const std::byte* part = bytes_of(in);
+    add_parts_of(in.dtype())(std::span(&part, 1), in.num_bytes(), write, bytes_of(out));
+    return {};
+  }
+  return start(std::make_shared<ReduceScatter>(
+      title("reduce-scatter", name),
+      RangeSum(*transport_, next_tag(), bytes_of(in), even_ranges(in.num_elements(), size_of(in.dtype()), size()),
+               in.dtype(), write, bytes_of(out))));
+}
+
+Work ProcessGroup::all_reduce(const Tensor& x, std::string_view name) {
+  TESSERA_CHECK(x.is_contiguous());
+  if (size() == 1 || x.num_bytes() == 0) return {};
+  if (x.num_bytes() <= kOneRoundBytes) {
+    return start(std::make_shared<SmallAllReduce>(title("all-reduce", name), *transport_, next_tag(), bytes_of(x),
+                                                  x.num_bytes(), x.dtype()));
+  }
+  return start(std::make_shared<AllReduce>(title("all-reduce", name), *transport_, next_tag(), bytes_of(x),
+                                           even_ranges(x.num_elements(), size_of(x.dtype()), size()), x.dtype()));
+}
+
+Work ProcessGroup::all_to_all(const Tensor& in, const Tensor& out, std::string_view name) {
+  TESSERA_CHECK(in.dim(0) % size() == 0, "{} for {} ranks", in.shape().to_string(), size());
+  const std::vector<std::int64_t> rows(static_cast<std::size_t>(size()), in.dim(0) / size());
+  return all_to_all_v(in, rows, out, rows, name);
+}
+
+Work ProcessGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
+                                std::span<const std::int64_t> out_rows, std::string_view name) {
+  const auto ranks = static_cast<std::size_t>(size()), own = static_cast<std::size_t>(rank());
+  TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() && in_rows.size() == ranks &&
+                out_rows.size() == ranks && in_rows[own] == out_rows[own]);
+  const auto row_bytes = [](const Tensor& x) {
+    std::int64_t count = 1;
+    for (int i = 1; i < x.num_dims(); ++i) count *= x.dim(i);
+    return static_cast<std::size_t>(count) * size_of(x.dtype());
+  };
+  const std::size_t row = row_bytes(in);
+  TESSERA_CHECK(row == row_bytes(out), "{} {}", in.shape().to_string(), out.shape().to_string());
+  const auto first_row = [](std::span<const std::int64_t> rows, std::size_t peer) {
+    return static_cast<std::size_t>(
+        std::accumulate(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(peer), std::int64_t{0}));
+  };
+  const auto in_part = [&](std::size_t peer) { return bytes_of(in) + first_row(in_rows, peer) * row; };
+  const auto out_part = [&](std::size_t peer) { return bytes_of(out) + first_row(out_rows, peer) * row; };
+  TESSERA_CHECK(static_cast<std::int64_t>(first_row(in_rows, ranks)) <= in.dim(0) &&
+                    static_cast<std::int64_t>(first_row(out_rows, ranks)) <= out.dim(0),
+                "{} {}", in.shape().to_string(), out.shape().to_string());
+  copy(in_part(own), static_cast<std::size_t>(in_rows[own]) * row, out_part(own));
+  if (size() == 1) return {};
+  auto exchange = std::make_shared<Exchange>(title("all-to-all", name));
+  const int tag = next_tag();
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    if (peer == own) continue;
+    const std::size_t sent = static_cast<std::size_t>(in_rows[peer]) * row,
+                      received = static_cast<std::size_t>(out_rows[peer]) * row;
+    if (sent > 0) exchange->messages.add(transport_->send(in_part(peer), sent, static_cast<int>(peer), tag));
+    if (received > 0)
+      exchange->messages.add(transport_->receive(out_part(peer), received, static_cast<int>(peer), tag));
+  }
+  return start(std::move(exchange));
+}
+
+Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
+  TESSERA_CHECK(x.is_contiguous() && 0 <= root && root < size());
+  if (size() == 1 || x.num_bytes() == 0) return {};
+  auto exchange = std::make_shared<Exchange>(title("broadcast", name));
+  const int tag = next_tag();
+  if (rank() == root) {
+    send_to_others(*transport_, bytes_of(x), x.num_bytes(), tag, exchange->messages);
+  } else {
+    exchange->messages.add(transport_->receive(bytes_of(x), x.num_bytes(), root, tag));
+  }
+  return start(std::move(exchange));
+}
+
+Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name) {
+  TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(), "{} {}", to, tag);
+  auto exchange = std::make_shared<Exchange>(title(fmt::format("send to {} rank {}", axis_, to), name));
+  exchange->messages.add(transport_->send(bytes_of(x), x.num_bytes(), to, kFirstUserTag + tag));
+  return start(std::move(exchange));
+}
+
+Work ProcessGroup::receive(const Tensor& x, int from, int tag, std::string_view name) {
+  TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(), "{} {}", from, tag);
+  auto exchange = std::make_shared<Exchange>(title(fmt::format("receive from {} rank {}", axis_, from), name));
+  exchange->messages.add(transport_->receive(bytes_of(x), x.num_bytes(), from, kFirstUserTag + tag));
+  return start(std::move(exchange));
+}
+
+std::vector<double> ProcessGroup::all_gather(std::span<const double> x, std::string_view name) {
+  std::vector<double> all(x.size() * static_cast<std::size_t>(size()));
+  const std::size_t part = x.size_bytes();
+  auto* bytes = reinterpret_cast<std::byte*>(all.data());
+  std::byte* own = bytes + static_cast<std::size_t>(rank()) * part;
+  copy(reinterpret_cast<const std::byte*>(x.data()), part, own);
+  if (size() == 1 || part == 0) return all;
+  auto exchange = std::make_shared<Exchange>(title("all-gather", name));
+  const int tag = next_tag();
+  send_to_others(*transport_, own, part, tag, exchange->messages);
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    exchange->messages.add(transport_->receive(bytes + static_cast<std::size_t>(peer) * part, part, peer, tag));
+  }
+  start(std::move(exchange)).wait();
+  return all;
+}
+
+void ProcessGroup::all_reduce(std::span<double> x, std::string_view name) {
+  const std::vector<double> all = all_gather(x, name);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = 0.0;
+    for (std::size_t part = 0; part < all.size(); part += x.size()) x[i] += all[part + i];
+  }
+}
+
+void ProcessGroup::barrier(std::string_view name) {
+  const double nothing = 0.0;
+  static_cast<void>(all_gather(std::span(&nothing, 1), name));
+}
+
+ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
+  if (transport_ == nullptr) return {};
+  return ProcessGroup(transport_->split(color, order), *progress_, std::move(axis));
+}
+
+std::unique_ptr<SymmetricWindow> ProcessGroup::allocate_window(std::size_t num_bytes) {
+  TESSERA_CHECK(transport_ != nullptr, "a window of a group without ranks to share it with");
+  barrier("ranks that allocate a window");  // the transport waits without a timeout
+  return transport_->allocate_window(num_bytes);
+}
+
+void ProcessGroup::wait_until(std::string_view operation, std::string_view name, const std::function<bool()>& over,
+                              const std::function<std::string()>& missing) {
+  if (over()) return;
+  TESSERA_CHECK(progress_ != nullptr, "{} of {} waits, in a group of one rank", operation, name);
+  progress_->wait_until(title(operation, name), over, missing);
+}
+
+}  // namespace tessera

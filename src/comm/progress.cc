@@ -1,0 +1,126 @@
+#include "comm/progress.h"
+
+#include <fmt/ranges.h>
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// In the background operations need not be looked at often: a message of some hundred kilobytes takes as long.
+constexpr std::chrono::microseconds kBackgroundPause{100};
+/// A rank that waits gives its core away between two looks, and sleeps when it has waited for long.
+constexpr std::chrono::milliseconds kSpin{2};
+constexpr std::chrono::microseconds kWaitingPause{50};
+constexpr std::chrono::milliseconds kBetweenChecksOfPeers{100};
+
+}  // namespace
+
+Progress::Progress(RankBoard* board, Seconds timeout) : board_(board), timeout_(timeout) {}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  work_.notify_all();
+  if (background_.joinable()) background_.join();
+}
+
+void Progress::start(std::shared_ptr<Operation> operation) {
+  const std::lock_guard lock(mutex_);
+  operation->done_ = operation->advance();
+  if (operation->done_) return;
+  pending_.push_back(std::move(operation));
+  if (!background_.joinable()) background_ = std::thread([this] { run_in_background(); });
+  work_.notify_one();
+}
+
+void Progress::advance_all() {
+  if (error_) std::rethrow_exception(error_);
+  try {
+    for (const auto& operation : pending_) operation->done_ = operation->advance();
+  } catch (...) {
+    error_ = std::current_exception();
+    throw;
+  }
+  std::erase_if(pending_, [](const auto& operation) { return operation->done_; });
+}
+
+bool Progress::done(Operation& operation) {
+  const std::lock_guard lock(mutex_);
+  if (!operation.done_) advance_all();
+  return operation.done_;
+}
+
+void Progress::wait(Operation& operation) {
+  keep_polling(
+      operation.name(), [&] { return done(operation); }, [] { return std::string(); });
+}
+
+void Progress::wait_until(const std::string& name, const std::function<bool()>& over,
+                          const std::function<std::string()>& missing) {
+  const auto poll = [&] {
+    if (over()) return true;
+    const std::lock_guard lock(mutex_);
+    advance_all();
+    return false;
+  };
+  keep_polling(name, poll, missing);
+}
+
+void Progress::keep_polling(const std::string& name, const std::function<bool()>& poll,
+                            const std::function<std::string()>& missing) {
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point checked = begin;
+  const auto fail_waiting = [&](const std::string& reason) {
+    throw RankFailure(fmt::format("{} {}{}{}", name, reason, missing(), board_ == nullptr ? "" : board_->describe()));
+  };
+  const auto ranks_waited_for = [&]() -> std::string {
+    const std::vector<int> ranks = board_ == nullptr ? std::vector<int>() : board_->find_not_waiting();
+    if (ranks.empty()) return "";
+    return fmt::format("; waiting for rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+  };
+  if (board_ != nullptr) {
+    board_->set_operation(name);
+    board_->set_waiting();
+  }
+  while (!poll()) {
+    const Clock::time_point now = Clock::now();
+    if (now - begin < kSpin) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kWaitingPause);
+    }
+    if (now - checked < kBetweenChecksOfPeers) continue;
+    checked = now;
+    if (board_ != nullptr) board_->set_waiting();
+    if (const auto dead = board_ == nullptr ? std::nullopt : board_->find_dead()) {
+      fail_waiting(fmt::format("cannot end: rank {} has died", *dead));
+    }
+    if (now - begin > timeout_) {
+      fail_waiting(fmt::format("did not end within {:g} s ({}){}", timeout_.count(), timeout_key_, ranks_waited_for()));
+    }
+  }
+  if (board_ != nullptr) board_->set_operation("computation after " + name);
+}
+
+void Progress::run_in_background() {
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    if (pending_.empty() || error_) {
+      work_.wait(lock);
+      continue;
+    }
+    try {
+      advance_all();
+    } catch (...) {
+      continue;  // whoever waits gets it
+    }
+    lock.unlock();
+    std::this_thread::sleep_for(kBackgroundPause);
+    lock.lock();
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,86 @@
+// Operations between ranks that go on while the rank computes: whoever waits moves all of them on, and so does a thread
+// in the background.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/rank_board.h"
+
+namespace tessera {
+
+/// Another rank has died, or did not come within the timeout.
+class RankFailure : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A started operation.
+class Operation {
+ public:
+  explicit Operation(std::string name) : name_(std::move(name)) {}
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  /// Does what can be done without waiting; true when all is done. Called by one thread at a time.
+  virtual bool advance() = 0;
+  const std::string& name() const { return name_; }
+
+ private:
+  friend class Progress;
+  std::string name_;
+  bool done_ = false;
+};
+
+class Progress {
+ public:
+  using Seconds = std::chrono::duration<double>;
+
+  /// `board` may be null: a run of one rank. The timeout is comm.init_timeout_seconds until another one is set.
+  Progress(RankBoard* board, Seconds timeout);
+  ~Progress();
+
+  /// `key`: of the configuration, for messages.
+  void set_timeout(Seconds timeout, std::string key) {
+    timeout_ = timeout;
+    timeout_key_ = std::move(key);
+  }
+  /// Moves it on as far as it goes; the rest happens behind.
+  void start(std::shared_ptr<Operation> operation);
+  /// Until it is done. Throws RankFailure, or what the operation threw.
+  void wait(Operation& operation);
+  bool done(Operation& operation);
+  /// Until over() is true, for what other ranks store into a window; moves started operations on meanwhile. `name`:
+  /// what is waited for, `missing()`: what of it is not there; both for the RankFailure that is thrown as above.
+  void wait_until(const std::string& name, const std::function<bool()>& over,
+                  const std::function<std::string()>& missing);
+
+  RankBoard* board() const { return board_; }
+
+ private:
+  void advance_all();  // under the lock
+  void run_in_background();
+  /// Until poll() is true.
+  void keep_polling(const std::string& name, const std::function<bool()>& poll,
+                    const std::function<std::string()>& missing);
+
+  RankBoard* board_;
+  Seconds timeout_;
+  std::string timeout_key_ = "comm.init_timeout_seconds";
+  std::mutex mutex_;
+  std::condition_variable work_;
+  std::vector<std::shared_ptr<Operation>> pending_;
+  std::exception_ptr error_;
+  bool ending_ = false;
+  std::thread background_;  // started with the first operation that has to wait
+};
+
+}  // namespace tessera

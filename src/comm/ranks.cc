@@ -1,0 +1,36 @@
+#include "comm/ranks.h"
+
+#include <array>
+
+#include "base/file.h"
+
+namespace tessera {
+
+Ranks::Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout) {
+  board_ = std::make_unique<RankBoard>(*world);
+  progress_ = std::make_unique<Progress>(board_.get(), timeout);
+  world_ = ProcessGroup(std::move(world), *progress_, "world");
+}
+
+void Ranks::set_timeout(Progress::Seconds timeout, std::string key) {
+  if (progress_ != nullptr) progress_->set_timeout(timeout, std::move(key));
+}
+
+void Ranks::set_step(std::int64_t step) {
+  if (board_ != nullptr) board_->set_step(step);
+}
+
+bool Ranks::may_report() { return board_ == nullptr || board_->take_report(); }
+
+void Ranks::require_same(std::string_view text, std::string_view what) {
+  const std::uint64_t sum = checksum(std::as_bytes(std::span(text)));
+  // Halves of it, which a double holds exactly.
+  const std::array<double, 2> halves = {static_cast<double>(sum >> 32), static_cast<double>(sum & 0xffffffffu)};
+  const std::vector<double> all = world_.all_gather(halves, what);
+  for (std::size_t rank = 1; rank < all.size() / 2; ++rank) {
+    require(all[2 * rank] == all[0] && all[2 * rank + 1] == all[1],
+            "rank {} was started with another {} than rank 0: all ranks need the same", rank, what);
+  }
+}
+
+}  // namespace tessera

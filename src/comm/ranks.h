@@ -1,0 +1,39 @@
+// The ranks of a run, from this one's side: the group of all, who waits for whom and how long, and how a run ends.
+#pragma once
+
+#include "comm/process_group.h"
+
+namespace tessera {
+
+class Ranks {
+ public:
+  /// One rank.
+  Ranks() = default;
+  /// Together with all ranks of `world`. `timeout`: of every operation between ranks, comm.init_timeout_seconds.
+  Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout);
+
+  ProcessGroup& world() { return world_; }
+  int rank() const { return world_.rank(); }
+  int size() const { return world_.size(); }
+  /// Ranks on this rank's node.
+  int num_on_node() const { return board_ == nullptr ? 1 : board_->num_ranks(); }
+
+  /// `key`: of the configuration, for messages.
+  void set_timeout(Progress::Seconds timeout, std::string key);
+  /// For what is told of a rank that hangs or has died.
+  void set_step(std::int64_t step);
+  /// True for the first rank of a node that asks: who tells of a failure that many ranks see.
+  bool may_report();
+  /// True on the node of rank 0.
+  bool on_first_node() const { return board_ == nullptr || board_->has_first_rank(); }
+
+  /// Throws Error, naming the first rank that differs, unless `text` is the same on all ranks. `what` is what it is.
+  void require_same(std::string_view text, std::string_view what);
+
+ private:
+  std::unique_ptr<RankBoard> board_;
+  std::unique_ptr<Progress> progress_;
+  ProcessGroup world_;
+};
+
+}  // namespace tessera

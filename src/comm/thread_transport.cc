@@ -1,0 +1,232 @@
+#include "comm/thread_transport.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "tensor/arena.h"
+
+namespace tessera {
+namespace {
+
+/// Sends and receives of a tag meet in the order in which they were started: by their numbers.
+struct Key {
+  int tag;
+  std::int64_t number;
+  bool operator==(const Key&) const = default;
+};
+
+/// A message that its sender offers; the receiver copies it.
+struct Message {
+  Key key;
+  const std::byte* data;
+  std::size_t num_bytes;
+  std::shared_ptr<std::atomic<bool>> taken;
+};
+
+struct Mailbox {
+  std::mutex mutex;
+  std::deque<Message> messages;
+  std::map<int, std::int64_t> num_sent, num_received;  // by tag
+};
+
+/// What all threads share, whatever groups they are in.
+struct Process {
+  std::atomic<bool> failed{false};
+  void require_alive() const { require(!failed.load(), "another rank has failed"); }
+};
+
+/// What the ranks of one transport share.
+struct Group {
+  Group(int num_ranks, Process& the_process)
+      : size(num_ranks),
+        process(the_process),
+        mailboxes(static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(num_ranks)) {}
+
+  Mailbox& mailbox(int from, int to) { return mailboxes[static_cast<std::size_t>(from * size + to)]; }
+
+  /// All ranks give something, one makes of all that what all get.
+  std::shared_ptr<void> meet(
+      int rank, std::pair<int, int> given,
+      const std::function<std::shared_ptr<void>(const std::vector<std::pair<int, int>>&)>& make) {
+    std::unique_lock lock(mutex);
+    arrivals.resize(static_cast<std::size_t>(size));
+    arrivals[static_cast<std::size_t>(rank)] = given;
+    const std::int64_t round = rounds;
+    if (++num_arrived == size) {
+      num_arrived = 0;
+      result = make(arrivals);
+      ++rounds;
+      all_arrived.notify_all();
+    }
+    while (rounds == round) {
+      all_arrived.wait_for(lock, std::chrono::milliseconds(10));
+      process.require_alive();
+    }
+    return result;
+  }
+
+  const int size;
+  Process& process;
+  std::vector<Mailbox> mailboxes;
+
+ private:
+  std::mutex mutex;
+  std::condition_variable all_arrived;
+  int num_arrived = 0;
+  std::int64_t rounds = 0;
+  std::vector<std::pair<int, int>> arrivals;
+  std::shared_ptr<void> result;
+};
+
+class ThreadSend : public Request {
+ public:
+  ThreadSend(std::shared_ptr<std::atomic<bool>> taken, const Process& process)
+      : taken_(std::move(taken)), process_(process) {}
+  bool test() override {
+    process_.require_alive();
+    return taken_->load(std::memory_order_acquire);
+  }
+
+ private:
+  std::shared_ptr<std::atomic<bool>> taken_;
+  const Process& process_;
+};
+
+class ThreadReceive : public Request {
+ public:
+  ThreadReceive(Mailbox& mailbox, const Process& process, std::byte* data, std::size_t num_bytes, int tag)
+      : mailbox_(mailbox), process_(process), data_(data), num_bytes_(num_bytes), key_{tag, 0} {
+    const std::lock_guard lock(mailbox_.mutex);
+    key_.number = mailbox_.num_received[tag]++;
+  }
+
+  bool test() override {
+    process_.require_alive();
+    Message message;
+    {
+      const std::lock_guard lock(mailbox_.mutex);
+      const auto found = std::find_if(mailbox_.messages.begin(), mailbox_.messages.end(),
+                                      [&](const Message& m) { return m.key == key_; });
+      if (found == mailbox_.messages.end()) return false;
+      message = *found;
+      mailbox_.messages.erase(found);
+    }
+    TESSERA_CHECK(message.num_bytes == num_bytes_, "received {} bytes, expected {}", message.num_bytes, num_bytes_);
+    if (num_bytes_ > 0) std::memcpy(data_, message.data, num_bytes_);
+    message.taken->store(true, std::memory_order_release);
+    return true;
+  }
+
+ private:
+  Mailbox& mailbox_;
+  const Process& process_;
+  std::byte* data_;
+  std::size_t num_bytes_;
+  Key key_;
+};
+
+class ThreadWindow : public SymmetricWindow {
+ public:
+  explicit ThreadWindow(std::shared_ptr<std::vector<Buffer>> memory) : memory_(std::move(memory)) {}
+  std::byte* peer(int rank) const override { return (*memory_)[static_cast<std::size_t>(rank)].data(); }
+  std::size_t num_bytes() const override { return memory_->front().size(); }
+
+ private:
+  std::shared_ptr<std::vector<Buffer>> memory_;
+};
+
+class ThreadTransport : public Transport {
+ public:
+  ThreadTransport(std::shared_ptr<Group> group, int rank) : group_(std::move(group)), rank_(rank) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return group_->size; }
+
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    auto taken = std::make_shared<std::atomic<bool>>(false);
+    Mailbox& mailbox = group_->mailbox(rank_, to);
+    {
+      const std::lock_guard lock(mailbox.mutex);
+      mailbox.messages.push_back({{tag, mailbox.num_sent[tag]++}, data, num_bytes, taken});
+    }
+    return std::make_unique<ThreadSend>(std::move(taken), group_->process);
+  }
+
+  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
+    return std::make_unique<ThreadReceive>(group_->mailbox(from, rank_), group_->process, data, num_bytes, tag);
+  }
+
+  std::unique_ptr<Transport> split(int color, int order) override {
+    // Per rank of this group: its new group, and its rank in it.
+    using Places = std::vector<std::pair<std::shared_ptr<Group>, int>>;
+    const auto places = std::static_pointer_cast<Places>(group_->meet(rank_, {color, order}, [&](const auto& given) {
+      std::map<int, std::vector<std::pair<int, int>>> members;  // color -> (order, old rank)
+      for (int r = 0; r < size(); ++r) {
+        const auto& [its_color, its_order] = given[static_cast<std::size_t>(r)];
+        members[its_color].emplace_back(its_order, r);
+      }
+      auto made = std::make_shared<Places>(static_cast<std::size_t>(size()));
+      for (auto& [its_color, ranks] : members) {
+        std::sort(ranks.begin(), ranks.end());
+        const auto group = std::make_shared<Group>(static_cast<int>(ranks.size()), group_->process);
+        for (std::size_t i = 0; i < ranks.size(); ++i) {
+          (*made)[static_cast<std::size_t>(ranks[i].second)] = {group, static_cast<int>(i)};
+        }
+      }
+      return made;
+    }));
+    const auto& [group, rank] = (*places)[static_cast<std::size_t>(rank_)];
+    return std::make_unique<ThreadTransport>(group, rank);
+  }
+
+  std::unique_ptr<Transport> split_by_node() override { return split(0, rank_); }
+
+  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
+    return std::make_unique<ThreadWindow>(
+        std::static_pointer_cast<std::vector<Buffer>>(group_->meet(rank_, {}, [&](const auto&) {
+          auto memory = std::make_shared<std::vector<Buffer>>();
+          for (int r = 0; r < size(); ++r) memory->emplace_back(num_bytes);
+          return memory;
+        })));
+  }
+
+  void abort(int) override { group_->process.failed.store(true); }
+
+ private:
+  std::shared_ptr<Group> group_;
+  int rank_;
+};
+
+}  // namespace
+
+void run_rank_threads(int num_ranks, const std::function<void(std::unique_ptr<Transport>)>& body) {
+  Process process;
+  const auto world = std::make_shared<Group>(num_ranks, process);
+  std::mutex mutex;
+  std::exception_ptr first_error;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(std::make_unique<ThreadTransport>(world, rank));
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (!first_error) first_error = std::current_exception();
+        process.failed.store(true);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (first_error) std::rethrow_exception(first_error);
+}
+
+}  // namespace tessera

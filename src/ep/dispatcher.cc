@@ -1,0 +1,133 @@
+#include "ep/dispatcher.h"
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "ep/direct_dispatcher.h"
+#include "ep/local_dispatcher.h"
+#include "ep/standard_dispatcher.h"
+#include "ops/checks.h"
+#include "ops/cpu/operand_output.h"
+#include "ops/permute.h"
+
+namespace tessera {
+
+Dispatcher::Dispatcher(const DispatchOptions& options, int num_ranks) : options_(options), num_ranks_(num_ranks) {
+  TESSERA_CHECK(options.num_experts % num_ranks == 0, "{} experts on {} ranks", options.num_experts, num_ranks);
+  TESSERA_CHECK(options.capacity_factor == 0.0 || options.capacity_factor >= 1.0, "{}", options.capacity_factor);
+  TESSERA_CHECK(options.max_tokens > 0 && options.dim > 0 && 0 < options.top_k &&
+                    options.top_k <= options.num_experts && options.max_alignment > 0,
+                "{} tokens of {} numbers, top {} of {}, alignment {}", options.max_tokens, options.dim, options.top_k,
+                options.num_experts, options.max_alignment);
+  const std::int64_t most = max_rows(options.max_tokens, options.max_alignment);
+  require(most <= std::numeric_limits<std::int32_t>::max(),
+          "room for any load of {} tokens per rank on {} ranks is {} rows, 2^31 or more: set "
+          "parallelism.expert_parallel_capacity_factor, now {}, or make training.local_batch_size smaller",
+          options.max_tokens, num_ranks, most, options.capacity_factor);
+}
+
+std::int64_t Dispatcher::max_rows(std::int64_t num_tokens, std::int64_t alignment) const {
+  const std::int64_t any_load = num_ranks_ * num_tokens * std::min(options_.top_k, num_local_experts());
+  const double balanced = static_cast<double>(num_tokens * options_.top_k);
+  const auto limit = static_cast<std::int64_t>(std::ceil(options_.capacity_factor * balanced));
+  const std::int64_t rows = options_.capacity_factor > 0.0 ? std::min(any_load, limit) : any_load;
+  return tessera::max_rows(rows, num_local_experts(), alignment);
+}
+
+DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer& layer,
+                                         const TokenRouting& routing) const {
+  const std::int64_t num_tokens = routing.expert_ids_TK.dim(0);
+  TESSERA_CHECK(0 < num_tokens && num_tokens <= options_.max_tokens && 0 < layer.alignment &&
+                    layer.alignment <= options_.max_alignment,
+                "{}: {} tokens, alignment {}", layer.name, num_tokens, layer.alignment);
+  TESSERA_CHECK_TENSOR(routing.expert_ids_TK, DType::kInt32, {num_tokens, options_.top_k});
+  TESSERA_CHECK_TENSOR(routing.weights_TK, DType::kFloat32, {num_tokens, options_.top_k});
+  TESSERA_CHECK_TENSOR(routing.counts_E, DType::kInt32, {options_.num_experts});
+  DispatchSaved saved{.layer = layer, .routing = routing, .offsets_e1 = {}, .weights_R = {}, .backend = {}};
+  saved.offsets_e1 = op.arena->allocate({num_local_experts() + 1}, DType::kInt32);
+  saved.weights_R = op.arena->allocate({max_rows(num_tokens, layer.alignment)}, DType::kFloat32);
+  allocate_backend(op, saved);
+  return saved;
+}
+
+void Dispatcher::check_tokens(const Tensor& y_TD, const DispatchSaved& saved) const {
+  TESSERA_CHECK_TENSOR(y_TD, options_.dtype, {saved.num_tokens(), options_.dim});
+}
+
+void Dispatcher::check_rows(const GemmOperand& x_RD, const DispatchSaved& saved) const {
+  cpu::check_operand(x_RD, saved.num_rows(), options_.dim, options_.dtype);
+}
+
+void Dispatcher::dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD) {
+  const TraceScope trace(op.trace, "ep.dispatch");
+  check_tokens(y_TD, saved);
+  check_rows(x_RD, saved);
+  if (!op.measuring()) {
+    const auto* counts = saved.routing.counts_E.data<std::int32_t>();
+    const std::int64_t counted = std::accumulate(counts, counts + options_.num_experts, std::int64_t{0});
+    TESSERA_CHECK(counted == saved.num_tokens() * options_.top_k, "{}: {} rows counted for {} tokens, top {}",
+                  saved.layer.name, counted, saved.num_tokens(), options_.top_k);
+  }
+  const ArenaScope scope(*op.arena);
+  do_dispatch(op, y_TD, saved, x_RD);
+}
+
+void Dispatcher::dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+                                const GemmOperand& x_RD) {
+  const TraceScope trace(op.trace, "ep.dispatch_again");
+  check_tokens(y_TD, saved);
+  check_rows(x_RD, saved);
+  const ArenaScope scope(*op.arena);
+  do_dispatch_again(op, y_TD, saved, x_RD);
+}
+
+void Dispatcher::combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+                         Write write) {
+  const TraceScope trace(op.trace, "ep.combine");
+  check_tokens(y_TD, saved);
+  check_rows(out_RD, saved);
+  const ArenaScope scope(*op.arena);
+  do_combine(op, out_RD, saved, y_TD, write);
+}
+
+void Dispatcher::combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+                                  const GemmOperand& d_out_RD) {
+  const TraceScope trace(op.trace, "ep.combine_backward");
+  check_tokens(d_y_TD, saved);
+  check_rows(d_out_RD, saved);
+  const ArenaScope scope(*op.arena);
+  do_combine_backward(op, d_y_TD, saved, d_out_RD);
+}
+
+void Dispatcher::dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
+                                   const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
+                                   const Tensor& d_weights_TK) {
+  const TraceScope trace(op.trace, "ep.dispatch_backward");
+  check_tokens(d_y_TD, saved);
+  check_rows(d_x_RD, saved);
+  TESSERA_CHECK_TENSOR(d_weights_R, DType::kFloat32, {saved.num_rows()});
+  TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {saved.num_tokens(), options_.top_k});
+  const ArenaScope scope(*op.arena);
+  do_dispatch_backward(op, d_x_RD, d_weights_R, saved, d_y_TD, write, d_weights_TK);
+}
+
+Tensor Dispatcher::rows_in_window(const Context&, const DispatchSaved&) const { return {}; }
+
+Tensor Dispatcher::gradients_in_window(const Context&, const DispatchSaved&) const { return {}; }
+
+std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
+                                            const DispatchOptions& options, ep::StepHook* hook) {
+  switch (backend) {
+    case DispatchBackend::kLocal:
+      TESSERA_CHECK(group.size() == 1, "{} ranks", group.size());
+      return std::make_unique<ep::LocalDispatcher>(options);
+    case DispatchBackend::kStandard:
+      return std::make_unique<ep::StandardDispatcher>(options, group);
+    case DispatchBackend::kDirect:
+      break;
+  }
+  return std::make_unique<ep::DirectDispatcher>(options, group, hook);
+}
+
+}  // namespace tessera

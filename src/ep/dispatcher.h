@@ -1,0 +1,185 @@
+// Tokens to the ranks of their experts, and back: the data movement of an MoE layer under expert parallelism.
+//
+// E experts are cut evenly over the P ranks of a group: rank r holds [r·e, (r+1)·e), e = E/P. Every rank has T tokens,
+// each with K different experts; a (token, k) pair is a row on the rank of its expert. A rank's rows are grouped by
+// expert; a group begins at a multiple of the layer's alignment, and has the tokens in the order of their ranks, then
+// of their own. Rows between the end of a group and the next are padding.
+//
+// A layer's forward is dispatch, experts, combine; its backward combine_backward, experts, dispatch_backward. All ranks
+// make the same calls in the same order. A call ends when this rank's result is there.
+//
+//   local     a group of one rank (ops/permute.h).
+//   standard  two all-to-alls that the host drives, one copy of a token per expert; the host waits for the counts.
+//   direct    stores into the other ranks' windows (protocol.h), one copy of a token per rank.
+//
+// Sums. Both standard and direct sum a token's rows rank by rank, ascending: on each rank in the order of k, in
+// float32, rounded to the layer's type; then these in float32, rounded once. So they give the same bits.
+//
+// Payload. A token crosses as it is, or in MXFP8 (E4M3 elements, a scale per 32 numbers of D, mode rceil), quantized
+// once by its own rank; then its rows are the numbers that this stands for. Both for what dispatch and dispatch_again
+// send and, separately, for what combine_backward sends. local sends nothing, and quantizes nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <variant>
+
+#include "comm/process_group.h"
+#include "ep/protocol.h"
+#include "ops/gemm_operand.h"
+
+namespace tessera {
+
+enum class DispatchBackend { kLocal, kStandard, kDirect };
+
+enum class PayloadPrecision { kDefault, kMxfp8 };
+
+struct DispatchOptions {
+  std::int64_t max_tokens = 0;  // the largest T
+  std::int64_t dim = 0;
+  std::int64_t num_experts = 0;  // E
+  std::int64_t top_k = 0;        // K
+  DType dtype = DType::kFloat32;
+  /// The largest that a layer has.
+  std::int64_t max_alignment = 1;
+  /// Rows that a rank has room for, as a multiple of those of a balanced load, T·K; 0: for any load. Tokens are never
+  /// dropped: more rows than that are an error.
+  double capacity_factor = 0.0;
+  PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
+  PayloadPrecision combine_backward = PayloadPrecision::kDefault;
+};
+
+/// How a layer's rows are laid out.
+struct DispatchLayer {
+  std::string_view name;  // in messages; outlives what is saved
+  std::int64_t alignment = 1;
+};
+
+/// What a router gives for the T tokens of this rank.
+struct TokenRouting {
+  Tensor expert_ids_TK;  // int32, those of a token different
+  Tensor weights_TK;     // float32
+  Tensor counts_E;       // int32: (token, k) pairs per expert
+};
+
+namespace ep {
+
+// What each backend keeps of a dispatch. int32; a slot is t·K + k, -1 is none.
+
+struct LocalRouting {
+  Tensor slot_of_row_R, row_of_slot_TK;
+};
+
+/// Sent: this rank's slots sorted by expert. Received: rows by source rank, then expert, then token.
+struct StandardRouting {
+  Tensor slot_of_sent_TK, sent_of_slot_TK;
+  Tensor num_sent_P, num_received_P;
+  Tensor source_of_row_R, row_of_received_R;
+};
+
+struct DirectRouting {
+  /// This rank's tokens: the ranks that they go to, ascending, and their first row there.
+  Tensor rank_TJ, first_row_TJ;
+  /// The copies that came: how many, where each one's sum goes, and its rows (those of `rows_Q1`) with their slots, in
+  /// the order of k.
+  Tensor num_copies_1, home_Q, place_Q, rows_Q1, row_of_choice_R, slot_of_choice_R;
+  /// The row that holds a row's token: itself, or the copy's first.
+  Tensor source_of_row_R;
+};
+
+}  // namespace ep
+
+/// What a layer keeps from its dispatch for the other calls. Holds the routing's tensors, which must live as long.
+struct DispatchSaved {
+  DispatchLayer layer;
+  TokenRouting routing;
+  // From dispatch.
+  Tensor offsets_e1;  // int32: rows [offsets[i], offsets[i + 1]) are the i-th local expert's
+  Tensor weights_R;   // float32: a row's routing weight, 0 for all that are padding
+  std::variant<ep::LocalRouting, ep::StandardRouting, ep::DirectRouting> backend;
+
+  std::int64_t num_tokens() const { return routing.expert_ids_TK.dim(0); }
+  std::int64_t num_rows() const { return weights_R.dim(0); }
+  /// offsets_e1's last number, [1].
+  Tensor num_rows_1() const { return offsets_e1.rows(offsets_e1.dim(0) - 1, offsets_e1.dim(0)); }
+};
+
+/// Shapes: y_TD and its gradients [T, D], rows [R, D] with R = max_rows(T, alignment), of the options' type. Rows at
+/// and beyond the last offset are neither read nor, in any form, defined.
+///
+/// Every call throws RankFailure if another rank has died or does not come within the group's timeout.
+class Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+  Dispatcher(const Dispatcher&) = delete;
+  Dispatcher& operator=(const Dispatcher&) = delete;
+
+  /// Memory of this rank besides the arena's, which allocate() takes.
+  virtual std::size_t window_bytes() const { return 0; }
+  /// Together with all ranks, before the first call that does not measure. Throws Error if there is no such memory.
+  virtual void allocate() {}
+
+  std::int64_t max_rows(std::int64_t num_tokens, std::int64_t alignment) const;
+  /// Memory for what a layer keeps, from op's arena.
+  DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing) const;
+
+  /// x_RD (=) the rows, padding 0, in those of its forms that are defined, and what is saved from the routing. Where
+  /// the payload has x_RD.rows' format, these are the very bytes that were sent. Throws Error, on all ranks, if a rank
+  /// gets more rows than it has room for; the calls of that layer that follow are then not to be made.
+  void dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD);
+  /// The same rows once more, for recomputation.
+  void dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD);
+  /// y_TD[t] (= or +=) the sum of weight · row of out_RD over the token's rows.
+  void combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD, Write write);
+  /// d_out_RD (=) the gradient of out_RD without the weight, which comes in with SwiGLU's backward; padding 0. In the
+  /// forms that are defined.
+  void combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+                        const GemmOperand& d_out_RD);
+  /// d_y_TD[t] (= or +=) the sum of the token's rows of d_x_RD; d_weights_TK (=) their numbers of d_weights_R
+  /// (float32).
+  void dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R, const DispatchSaved& saved,
+                         const Tensor& d_y_TD, Write write, const Tensor& d_weights_TK);
+
+  /// Where rows come into this rank's window, [R, D]: as x_RD.plain of a dispatch they need not be copied out of it.
+  /// They are the layer's until the next dispatch, of any layer. Undefined where there is no such place: other
+  /// backends, and other payloads.
+  virtual Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const;
+  /// The same for d_out_RD.plain of combine_backward, until the next one.
+  virtual Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const;
+
+  const DispatchOptions& options() const { return options_; }
+
+ protected:
+  /// Throws Error if so many rows cannot be counted.
+  Dispatcher(const DispatchOptions& options, int num_ranks);
+
+  int num_ranks() const { return num_ranks_; }
+  std::int64_t num_local_experts() const { return options_.num_experts / num_ranks_; }
+
+ private:
+  // The calls, after their operands have been checked; also when measuring.
+  virtual void allocate_backend(const Context& op, DispatchSaved& saved) const = 0;
+  virtual void do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+                           const GemmOperand& x_RD) = 0;
+  virtual void do_dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+                                 const GemmOperand& x_RD) = 0;
+  virtual void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+                          Write write) = 0;
+  virtual void do_combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+                                   const GemmOperand& d_out_RD) = 0;
+  virtual void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
+                                    const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
+                                    const Tensor& d_weights_TK) = 0;
+
+  void check_tokens(const Tensor& y_TD, const DispatchSaved& saved) const;
+  void check_rows(const GemmOperand& x_RD, const DispatchSaved& saved) const;
+
+  DispatchOptions options_;
+  int num_ranks_;
+};
+
+/// The group must stay; `hook`, for direct, may be null. Throws Error if so many rows cannot be counted.
+std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
+                                            const DispatchOptions& options, ep::StepHook* hook = nullptr);
+
+}  // namespace tessera

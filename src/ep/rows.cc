@@ -1,0 +1,113 @@
+#include "ep/rows.h"
+
+#include <cstring>
+#include <optional>
+
+#include "ops/checks.h"
+#include "ops/cpu/operand_output.h"
+#include "ops/cpu/sum_rows.h"
+#include "ops/quantize.h"
+
+namespace tessera::ep {
+namespace {
+
+constexpr std::int64_t kRowsPerTask = 64;
+
+/// Row `source` of q to row r of `to`, 0 for -1.
+void copy_packed_row(const mx::Quantized& q, std::int64_t source, const mx::Quantized& to, std::int64_t r) {
+  const auto copy = [&](const Tensor& from_part, const Tensor& to_part) {
+    if (source < 0) {
+      std::memset(row_bytes(to_part, r), 0, bytes_of_row(to_part));
+    } else {
+      std::memcpy(row_bytes(to_part, r), row_bytes(from_part, source), bytes_of_row(to_part));
+    }
+  };
+  copy(q.elements, to.elements);
+  copy(q.scales, to.scales);
+}
+
+/// Row `source` of what was received, as numbers at y; 0 for -1.
+template <typename T>
+void unpack_row(const Payload& received, std::int64_t source, std::int64_t dim, T* y) {
+  if (source < 0) {
+    std::fill_n(y, dim, T{});
+  } else if (received.packed.defined()) {
+    const mx::Quantized& q = received.packed;
+    cpu::kernels().dequantize_row({.elements = q.element_bytes() + source * dim,
+                                   .scales = q.scale_bytes() + source * q.scales.dim(1),
+                                   .format = q.format,
+                                   .count = dim,
+                                   .out = y},
+                                  cpu::element_of(DTypeOf<T>::value));
+  } else if (const T* x = cpu::row_of<T>(received.plain, source); x != y) {
+    std::copy_n(x, dim, y);
+  }
+}
+
+}  // namespace
+
+Payload Payload::first_rows(std::int64_t count) const {
+  if (plain.defined()) return {.plain = plain.rows(0, count), .packed = {}};
+  return {.plain = {}, .packed = {packed.elements.rows(0, count), packed.scales.rows(0, count), packed.format}};
+}
+
+Payload make_payload(const Context& op, const Tensor& y_TD, PayloadPrecision precision) {
+  if (precision == PayloadPrecision::kDefault) return {.plain = y_TD, .packed = {}};
+  const Payload payload =
+      allocate_payload(y_TD.dim(0), y_TD.dim(1), y_TD.dtype(), precision,
+                       [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); });
+  quantize(op, y_TD, payload.packed, {});
+  return payload;
+}
+
+void gather_row_bytes(const Context& op, const Tensor& x, const Tensor& source, std::int64_t divisor, const Tensor& y) {
+  TESSERA_CHECK_TENSOR(x, x.dtype(), {x.dim(0), x.dim(1)});
+  TESSERA_CHECK_TENSOR(source, DType::kInt32, {y.dim(0)});
+  TESSERA_CHECK_TENSOR(y, x.dtype(), {y.dim(0), x.dim(1)});
+  if (op.measuring()) return;
+  const auto* sources = source.data<std::int32_t>();
+  const std::size_t num_bytes = bytes_of_row(x);
+  parallel_ranges(y.dim(0), kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::memcpy(row_bytes(y, i), row_bytes(x, sources[i] / divisor), num_bytes);
+    }
+  });
+}
+
+void deliver_rows(const Context& op, const Payload& received, DType dtype, const Tensor& source_of_row_R,
+                  const Tensor& num_rows_1, const GemmOperand& x_RD) {
+  const TraceScope trace(op.trace, "ep.deliver_rows");
+  const std::int64_t num_rows = source_of_row_R.dim(0), dim = received.parts()[0].dim(1);
+  const bool packed = received.packed.defined();
+  TESSERA_CHECK_TENSOR(source_of_row_R, DType::kInt32, {num_rows});
+  cpu::check_operand(x_RD, num_rows, dim, dtype);
+  const bool copies_packed = packed && x_RD.rows.defined() && x_RD.rows.format == received.packed.format;
+  GemmOperand computed = x_RD;
+  if (copies_packed) computed.rows = {};
+  std::optional<cpu::OperandOutput> output;
+  if (computed.plain.defined() || computed.quantized()) output.emplace(op, computed, num_rows, dim, dtype);
+  if (op.measuring()) return;
+  const auto* sources = source_of_row_R.data<std::int32_t>();
+  cpu::for_float_type(dtype, [&]<typename T>(T) {
+    const std::int64_t rows_per_task = output ? output->rows_per_task(kRowsPerTask) : kRowsPerTask;
+    parallel_ranges(cpu::computed_rows(num_rows_1, num_rows), rows_per_task, [&](std::int64_t begin, std::int64_t end) {
+      if (copies_packed) {
+        for (std::int64_t r = begin; r < end; ++r) copy_packed_row(received.packed, sources[r], x_RD.rows, r);
+      }
+      if (!output) return;
+      T* y = output->rows<T>(begin);
+      for (std::int64_t r = begin; r < end; ++r, y += dim) unpack_row(received, sources[r], dim, y);
+      output->finish<T>(begin, end);
+    });
+  });
+}
+
+void sum_rows(DType dtype, std::span<const void* const> rows, const float* weights, std::int64_t length, Write write,
+              void* y) {
+  cpu::for_float_type(dtype, [&]<typename T>(T) {
+    const auto row = [&](std::int64_t i) { return static_cast<const T*>(rows[static_cast<std::size_t>(i)]); };
+    cpu::sum_rows(static_cast<std::int64_t>(rows.size()), row, weights, length, write, static_cast<T*>(y));
+  });
+}
+
+}  // namespace tessera::ep

@@ -1,0 +1,41 @@
+// The dispatcher that a host drives by collectives, as TorchTitan's: the counts first, for which the host waits, then
+// an all-to-all of one row per (token, expert), each way.
+#pragma once
+
+#include "ep/rows.h"
+
+namespace tessera::ep {
+
+class StandardDispatcher : public Dispatcher {
+ public:
+  StandardDispatcher(const DispatchOptions& options, ProcessGroup& group)
+      : Dispatcher(options, group.size()), group_(group) {}
+
+ private:
+  void allocate_backend(const Context& op, DispatchSaved& saved) const override;
+  void do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD) override;
+  void do_dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+                         const GemmOperand& x_RD) override;
+  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+                  Write write) override;
+  void do_combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+                           const GemmOperand& d_out_RD) override;
+  void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
+                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
+                            const Tensor& d_weights_TK) override;
+
+  /// From the counts of all ranks: what is saved, but for the weights.
+  void plan(const Context& op, const DispatchSaved& saved);
+  /// Rows of this rank's tokens to their experts.
+  void send_tokens(const Context& op, const Tensor& y_TD, PayloadPrecision precision, const DispatchSaved& saved,
+                   const GemmOperand& x_RD, std::string_view operation);
+  /// Experts' rows to their tokens' rank, where they are summed.
+  void return_rows(const Context& op, const Tensor& x_RD, const float* weights_TK, const DispatchSaved& saved,
+                   const Tensor& y_TD, Write write, std::string_view operation);
+  Work to_experts(const Tensor& sent, const Tensor& received, const DispatchSaved& saved, std::string_view operation);
+  Work from_experts(const Tensor& returned, const Tensor& back, const DispatchSaved& saved, std::string_view operation);
+
+  ProcessGroup& group_;
+};
+
+}  // namespace tessera::ep

@@ -1,0 +1,92 @@
+// Pipeline-parallel schedules as plain data: what each rank does, and in which order.
+//
+// A model is cut into stages; stage s feeds stage s + 1. A micro-batch goes forward through all of them, then backward
+// in the opposite order. The backward of a stage has two halves: the gradient of its input, which stage s - 1 waits
+// for, and the gradients of its weights, which nobody waits for before the optimizer.
+//
+// A message is what one stage sends to the next: a micro-batch's activation forward, its gradient backward. Sends do
+// not block; a rank receives what an action reads before it begins the action. Two ranks receive activations in the
+// order in which they were sent, and gradients too, but not both together (k1F1B apart): messages carry tags, or the
+// two kinds go through channels of their own.
+//
+// Sources: 1F1B (PipeDream-Flush), arXiv 2006.09503; interleaved 1F1B, Megatron-LM, arXiv 2104.04473, section 2.2; the
+// split backward, arXiv 2401.10241; ZB-V, arXiv 2405.15362; DualPipe, DeepSeek-V3, arXiv 2412.19437, section 3.2.1, of
+// which DualPipeV is one half of the ranks: micro-batches turn round in the middle.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+enum class PipelineScheduleKind { k1F1B, kInterleaved1F1B, kZBV, kDualPipeV };
+
+/// The name in configurations, which is PyTorch's: "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV".
+std::string_view name_of(PipelineScheduleKind kind);
+
+/// The kind with this name, in capitals or not; "ZBV" is a name too. Throws Error for others, with those that exist.
+PipelineScheduleKind pipeline_schedule_kind(std::string_view name);
+
+/// One stage's work on one micro-batch.
+struct PipelinePass {
+  enum class Kind {
+    kForward,
+    kBackward,        // both gradients
+    kBackwardInput,   // the gradient of the stage's input
+    kBackwardWeight,  // the gradients of the stage's weights, some time after kBackwardInput
+  };
+  Kind kind = Kind::kForward;
+  int stage = 0;
+  int micro_batch = 0;
+
+  friend bool operator==(const PipelinePass&, const PipelinePass&) = default;
+};
+
+/// "forward of micro-batch 3 in stage 1".
+std::string describe(const PipelinePass& pass);
+
+/// What a rank does at a time: a pass, or two that run together.
+struct PipelineAction {
+  PipelinePass pass;
+  /// The whole backward of another micro-batch; `pass` is a forward then. Each computes while the other communicates
+  /// (DualPipe's F&B). The two begin when the inputs of both are there, and end together.
+  std::optional<PipelinePass> overlapped = {};
+
+  friend bool operator==(const PipelineAction&, const PipelineAction&) = default;
+};
+
+/// Calls visit(pass) for the one or two passes.
+template <typename Visit>
+void for_each_pass(const PipelineAction& action, Visit&& visit) {
+  visit(action.pass);
+  if (action.overlapped) visit(*action.overlapped);
+}
+
+struct PipelineSchedule {
+  PipelineScheduleKind kind = PipelineScheduleKind::k1F1B;
+  int num_ranks = 0;
+  int stages_per_rank = 0;
+  int num_micro_batches = 0;
+  std::vector<int> rank_of_stage = {};
+  std::vector<std::vector<PipelineAction>> actions = {};  // per rank, in order
+
+  int num_stages() const { return static_cast<int>(rank_of_stage.size()); }
+};
+
+/// The fewest stages per rank that the kind takes: 1 for 1F1B, 2 for the others.
+int min_stages_per_rank(PipelineScheduleKind kind);
+
+/// The schedule, for P = num_ranks, v = stages_per_rank and M = num_micro_batches. Throws Error for numbers that it
+/// cannot have, naming those that it can.
+///  * k1F1B: v = 1; stage s on rank s.
+///  * kInterleaved1F1B: v >= 2; stage s on rank s mod P. Groups of P micro-batches take turns on a rank's stages. If P
+///    does not divide M, the max(1, floor(M / P)) groups are as even as possible, the larger ones first.
+///  * kZBV: v = 2; rank r has the stages r and 2P - 1 - r. Backwards are split.
+///  * kDualPipeV: v = 2, M >= 2P; stages as in kZBV. Forwards and backwards overlap in the steady state; backwards are
+///    split in the warm-up and at the end.
+PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks, int stages_per_rank,
+                                        int num_micro_batches);
+
+}  // namespace tessera

@@ -1,0 +1,310 @@
+#include "train/checkpointer.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/together.h"
+#include "tensor/parallel.h"
+#include "train/saved_model.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// In the order of Checkpointer::Pieces.
+constexpr std::array kKinds = {kModelShards, kOptimizerShards};
+
+constexpr const char* kFirstMoment = ".exp_avg";
+constexpr const char* kSecondMoment = ".exp_avg_sq";
+
+/// Numbers that a thread copies at a time.
+constexpr std::int64_t kCopyGrain = 1 << 16;
+
+/// The keys that make the model and the numbers that it computes, with their values.
+nlohmann::json model_identity(JobConfig config) {
+  nlohmann::json identity;
+  for (const auto& entry : config_table(config).describe()) {
+    if (entry.key.starts_with("model.args.") || entry.key == "training.mixed_precision_param") {
+      identity[entry.key] = entry.value;
+    }
+  }
+  return identity;
+}
+
+/// Keys of the model that say how it is trained, not what it is. original_seq_len is one, because it is not known of
+/// files without YaRN.
+bool is_of_training(std::string_view key) {
+  for (const char* name : {"load_balance_coeff", "seq_balance_loss_coeff", "attn_mask_type", "eos_id",
+                           "original_seq_len", "rope_factor", "beta_fast", "beta_slow", "mscale", "mtp_loss_weight"}) {
+    if (key.substr(key.rfind('.') + 1) == name) return true;
+  }
+  return false;
+}
+
+/// Throws Error unless the checkpoint is one of this run.
+void require_same_run(const fs::path& path, const CheckpointManifest& manifest, std::int64_t step,
+                      const JobConfig& config) {
+  require(manifest.step == step, "'{}' says that it is of step {}", path.string(), manifest.step);
+  const nlohmann::json identity = model_identity(config);
+  for (const auto& [key, value] : identity.items()) {
+    const std::string saved = manifest.state.at("model").value(key, "(absent)");
+    require(saved == value, "'{}' was trained with {} = {}, this run has {}", path.string(), key, saved,
+            value.get<std::string>());
+  }
+  const auto seed = manifest.state.at("seed").get<std::int64_t>();
+  require(seed == config.debug.seed, "'{}' was trained with debug.seed = {}, this run has {}", path.string(), seed,
+          config.debug.seed);
+}
+
+}  // namespace
+
+Checkpointer::Checkpointer(const JobConfig& config, Ranks& ranks, const Mesh& mesh, Parameters& parameters,
+                           const data::Tokenizer& tokenizer)
+    : config_(config),
+      ranks_(ranks),
+      mesh_(mesh),
+      parameters_(parameters),
+      tokenizer_(tokenizer),
+      folder_(fs::path(config.job.dump_folder) / config.checkpoint.folder) {}
+
+Checkpointer::~Checkpointer() { stop_.request_stop(); }
+
+Checkpointer::Pieces Checkpointer::pieces() const {
+  Pieces pieces;
+  auto& [model, optimizer] = pieces;
+  for (ParamId id = 0; id < parameters_.size(); ++id) {
+    const Parameters::Range range = parameters_.shard_range(id);
+    if (range.begin == range.end) continue;
+    const std::string& name = parameters_.spec(id).name;
+    const Piece piece{.slice = parameters_.slice(id), .begin = range.begin, .end = range.end};
+    model.push_back({name, piece, parameters_.master_shard(id)});
+    optimizer.push_back({name + kFirstMoment, piece, parameters_.first_moment_shard(id)});
+    optimizer.push_back({name + kSecondMoment, piece, parameters_.second_moment_shard(id)});
+  }
+  for (ParamId id = 0; id < parameters_.num_buffers(); ++id) {
+    const Tensor buffer = parameters_.buffer(id);
+    const ParamSpec& spec = parameters_.buffer_spec(id);
+    model.push_back({spec.name, Piece::whole(spec.shape), buffer.reshape({buffer.num_elements()})});
+  }
+  return pieces;
+}
+
+Checkpointer::Pieces Checkpointer::pieces_to_write() const {
+  if (!is_writer()) return {};
+  Pieces pieces = this->pieces();
+  // All ranks of a stage have its buffers; one writes them.
+  std::vector<TensorPiece>& model = pieces.front();
+  if (mesh_.shard_of_whole.rank() != 0) model.resize(model.size() - parameters_.num_buffers());
+  return pieces;
+}
+
+std::size_t Checkpointer::snapshot_bytes() const {
+  if (config_.checkpoint.async_mode == AsyncMode::kDisabled) return 0;
+  std::size_t sum = 0;
+  for (const std::vector<TensorPiece>& tensors : pieces_to_write()) {
+    for (const TensorPiece& tensor : tensors) sum += tensor.numbers.num_bytes();
+  }
+  return sum;
+}
+
+void Checkpointer::allocate_snapshot() { snapshot_ = Buffer(snapshot_bytes()); }
+
+void Checkpointer::take_snapshot(Pieces& pieces) {
+  std::byte* next = snapshot_.data();
+  for (std::vector<TensorPiece>& tensors : pieces) {
+    for (TensorPiece& tensor : tensors) {
+      const Tensor copy(next, tensor.numbers.shape(), DType::kFloat32, Device::kCpu);
+      const float* from = tensor.numbers.data<float>();
+      float* to = copy.data<float>();
+      parallel_ranges(copy.num_elements(), kCopyGrain,
+                      [&](std::int64_t begin, std::int64_t end) { std::copy(from + begin, from + end, to + begin); });
+      tensor.numbers = copy;
+      next += copy.num_bytes();
+    }
+  }
+}
+
+void Checkpointer::start(std::function<void()> task) {
+  const bool async = config_.checkpoint.async_mode == AsyncMode::kAsync;
+  task_ = std::async(async ? std::launch::async : std::launch::deferred, std::move(task));
+}
+
+void Checkpointer::save(std::int64_t step, const data::LoaderState& loader) {
+  finish();
+  since_start_ = {};
+  saved_ = {.step = step};
+  phase_ = Phase::kWriting;
+  manifest_ = {.step = step, .num_shards = mesh_.model.size()};
+  JobConfig config = config_;
+  manifest_.state = {{"seed", config.debug.seed},
+                     {"loader", loader},
+                     {"model", model_identity(config)},
+                     {"tokenizer", tokenizer_state(tokenizer_)},
+                     {"config", config_table(config).to_toml()}};
+  if (is_writer()) {
+    Pieces pieces = pieces_to_write();
+    if (config_.checkpoint.async_mode == AsyncMode::kAsync) take_snapshot(pieces);
+    start([this, pieces = std::move(pieces)] { write_shards(pieces); });
+  }
+  saved_.stall_seconds = since_start_.seconds();
+  if (config_.checkpoint.async_mode == AsyncMode::kDisabled) finish();
+}
+
+void Checkpointer::write_shards(const Pieces& pieces) {
+  const fs::path partial = partial_path(folder_, manifest_.step);
+  create_folder(partial);
+  const ShardId id{.step = manifest_.step, .shard = mesh_.model.rank(), .num_shards = manifest_.num_shards};
+  for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
+    const std::string name = shard_file_name(kKinds[kind], id.shard, id.num_shards);
+    written_[kind] = write_shard(partial / name, id, pieces[kind], stop_.get_token());
+  }
+}
+
+bool Checkpointer::ready() const {
+  return !task_.valid() || task_.wait_for(std::chrono::seconds(0)) != std::future_status::timeout;
+}
+
+void Checkpointer::advance() {
+  if (phase_ == Phase::kIdle) return;
+  const Stopwatch stall;
+  try {
+    run_together(ranks_.world(), "the checkpoint's files", [&] {
+      if (task_.valid()) task_.get();
+    });
+  } catch (const RankFailure&) {
+    throw;  // others may still write
+  } catch (const Error&) {
+    phase_ = Phase::kIdle;
+    if (is_first_rank()) discard_partial(folder_, manifest_.step);
+    throw;
+  }
+  if (phase_ == Phase::kWriting) {
+    phase_ = Phase::kCommitting;
+    gather_files();
+    if (is_first_rank()) start([this] { commit(); });
+    saved_.stall_seconds += stall.seconds();
+    return;
+  }
+  phase_ = Phase::kIdle;
+  saved_.stall_seconds += stall.seconds();
+  saved_.seconds = since_start_.seconds();
+  if (is_first_rank()) {
+    spdlog::info("saved {} in {:.2f} s; training waited {:.3f} s", checkpoint_path(folder_, saved_.step).string(),
+                 saved_.seconds, saved_.stall_seconds);
+  }
+  if (on_saved_) on_saved_(saved_);
+}
+
+void Checkpointer::finish() {
+  while (phase_ != Phase::kIdle) advance();
+}
+
+void Checkpointer::gather_files() {
+  // A checksum as two halves, which doubles hold exactly.
+  std::vector<double> own = {is_writer() ? static_cast<double>(mesh_.model.rank()) : -1.0};
+  for (const WrittenFile& file : written_) {
+    for (const std::uint64_t number : {file.size, file.checksum >> 32, file.checksum & 0xffffffffu}) {
+      own.push_back(static_cast<double>(number));
+    }
+  }
+  const std::vector<double> all = ranks_.world().all_gather(own, "the checkpoint's files");
+  for (std::size_t begin = 0; begin < all.size(); begin += own.size()) {
+    const auto shard = static_cast<std::int64_t>(all[begin]);
+    if (shard < 0) continue;
+    for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
+      const auto number = [&](std::size_t i) { return static_cast<std::uint64_t>(all[begin + 1 + 3 * kind + i]); };
+      manifest_.files[shard_file_name(kKinds[kind], shard, manifest_.num_shards)] = {
+          .size = number(0), .checksum = number(1) << 32 | number(2)};
+    }
+  }
+}
+
+void Checkpointer::commit() {
+  const fs::path partial = partial_path(folder_, manifest_.step);
+  for (const auto& [name, written] : manifest_.files) {
+    std::error_code missing;
+    require(fs::file_size(partial / name, missing) == written.size,
+            "'{}' was written by another rank but is not here: all machines of a run need the same checkpoint folder",
+            (partial / name).string());
+  }
+  for (const CheckpointPart& part : tokenizer_parts(tokenizer_)) {
+    manifest_.files[part.name] = part.write(partial / part.name);
+  }
+  commit_checkpoint(folder_, manifest_);
+  prune_checkpoints(folder_, config_.checkpoint.keep_latest_k, manifest_.step);
+}
+
+std::optional<std::int64_t> Checkpointer::choose_step() {
+  std::int64_t step = config_.checkpoint.load_step;
+  run_together(ranks_.world(), "the choice of a checkpoint", [&] {
+    if (!is_first_rank()) return;
+    create_folder(folder_);
+    prune_checkpoints(folder_, 0);  // what a killed run has left
+    const std::vector<std::int64_t> steps = checkpoint_steps(folder_);
+    if (step < 0 && !steps.empty()) step = steps.back();
+    const fs::path path = checkpoint_path(folder_, step);
+    require(step < 0 || fs::exists(path),
+            "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}", path.string(), step,
+            fmt::join(steps, ", "));
+  });
+  // The others may see a folder of another machine a little later.
+  const auto chosen = static_cast<double>(step);
+  step = static_cast<std::int64_t>(ranks_.world().all_gather(std::span(&chosen, 1), "the chosen checkpoint").front());
+  return step < 0 ? std::nullopt : std::optional(step);
+}
+
+std::optional<std::int64_t> Checkpointer::resume(data::Loader& loader) {
+  const std::optional<std::int64_t> step = choose_step();
+  if (!step) return step;
+  const fs::path path = checkpoint_path(folder_, *step);
+  std::vector<ShardFiles> shards;
+  run_together(ranks_.world(), "the check of a checkpoint", [&] {
+    const CheckpointManifest manifest = read_checkpoint_manifest(path);
+    try {
+      require_same_run(path, manifest, *step, config_);
+      loader.restore(manifest.state.at("loader").get<data::LoaderState>());
+    } catch (const nlohmann::json::exception& error) {
+      fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), error.what());
+    }
+    for (const std::string_view kind : kKinds) shards.emplace_back(path, kind, manifest.step, manifest.num_shards);
+    verify_files(path, manifest, {}, {.rank = ranks_.rank(), .size = ranks_.size()});
+  });
+  run_together(ranks_.world(), "a checkpoint's numbers", [&] {
+    const Pieces pieces = this->pieces();
+    for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
+      for (const auto& [name, piece, numbers] : pieces[kind]) {
+        shards[kind].at(name, piece.slice.global).read(piece, numbers.data<float>());
+      }
+    }
+  });
+  if (is_first_rank()) spdlog::info("resumed from {}", path.string());
+  return step;
+}
+
+bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& parameters) {
+  const fs::path path = config.checkpoint.initial_load_path;
+  if (path.empty()) return false;
+  run_together(ranks.world(), "the initial weights", [&] {
+    const SavedModel saved(path, {.rank = ranks.rank(), .size = ranks.size()});
+    require(saved.is_hf() == config.checkpoint.initial_load_in_hf,
+            "checkpoint.initial_load_path '{}' is {}, but checkpoint.initial_load_in_hf is {}", path.string(),
+            saved.is_hf() ? "a folder of Hugging Face files" : "a checkpoint of Tessera",
+            config.checkpoint.initial_load_in_hf);
+    // Weights fit other numbers as well, as long as no shape differs; then they are not this model's.
+    JobConfig given = config, other = config;
+    other.model.args = saved.config().model;
+    const auto values = config_table(given).describe(), saved_values = config_table(other).describe();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!values[i].key.starts_with("model.args.") || is_of_training(values[i].key)) continue;
+      require(values[i].value == saved_values[i].value, "'{}' has {} = {}, this run has {}", path.string(),
+              values[i].key, saved_values[i].value, values[i].value);
+    }
+    saved.load(parameters, config.model.args);
+  });
+  if (ranks.rank() == 0) spdlog::info("initial weights from {}", path.string());
+  return true;
+}
+
+}  // namespace tessera

@@ -1,0 +1,105 @@
+// A run's checkpoints: saving while training waits or goes on, resuming on any mesh, initial weights.
+//
+// A save has two phases. In the first every rank of the first replica writes its shards; in the second, which begins
+// when all have told that they are done, rank 0 writes the manifest and gives the folder its name. Ranks agree between
+// the phases, so a failure of one is one of all, and no thread in the background communicates.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <future>
+#include <optional>
+#include <stop_token>
+
+#include "base/stopwatch.h"
+#include "checkpoint/checkpoint.h"
+#include "comm/ranks.h"
+#include "data/loader.h"
+#include "data/tokenizer.h"
+#include "model/parameters.h"
+#include "train/job_config.h"
+
+namespace tessera {
+
+/// A save that is committed.
+struct SavedCheckpoint {
+  std::int64_t step = 0;
+  double stall_seconds = 0.0;  // training waited for it so long
+  double seconds = 0.0;        // until it was committed
+};
+
+class Checkpointer {
+ public:
+  /// All of these must stay.
+  Checkpointer(const JobConfig& config, Ranks& ranks, const Mesh& mesh, Parameters& parameters,
+               const data::Tokenizer& tokenizer);
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  /// Bytes of the copy that an asynchronous save writes; 0 if saves are not asynchronous.
+  std::size_t snapshot_bytes() const;
+  void allocate_snapshot();
+  /// `on_saved` is told of every save when it is committed.
+  void set_on_saved(std::function<void(const SavedCheckpoint&)> on_saved) { on_saved_ = std::move(on_saved); }
+
+  const std::filesystem::path& folder() const { return folder_; }
+
+  // What follows, all ranks do together. It throws Error on all if it fails on one.
+
+  /// Loads masters, moments, buffers and the loader's position from the checkpoint that the configuration asks for, the
+  /// newest if it does not say. Returns its step, if there is one.
+  std::optional<std::int64_t> resume(data::Loader& loader);
+
+  /// Starts to save; first ends a save that is under way. Not asynchronous: returns when all is on the disk.
+  void save(std::int64_t step, const data::LoaderState& loader);
+  /// False while this rank writes. May differ between ranks.
+  bool ready() const;
+  /// When all ranks are ready: goes on to the next phase, if a save is under way.
+  void advance();
+  /// Ends a save that is under way.
+  void finish();
+
+ private:
+  enum class Phase : std::uint8_t { kIdle, kWriting, kCommitting };
+  /// This rank's numbers by kind of shard: of the model, of the optimizer.
+  using Pieces = std::array<std::vector<TensorPiece>, 2>;
+
+  /// All that this rank has.
+  Pieces pieces() const;
+  /// What it writes.
+  Pieces pieces_to_write() const;
+  bool is_writer() const { return mesh_.place.dp_replicate == 0; }
+  bool is_first_rank() const { return ranks_.rank() == 0; }
+  /// Copies the numbers and lets the pieces point to the copy.
+  void take_snapshot(Pieces& pieces);
+  void start(std::function<void()> task);
+  void write_shards(const Pieces& pieces);
+  /// Tells rank 0 what all ranks have written.
+  void gather_files();
+  void commit();
+  std::optional<std::int64_t> choose_step();
+
+  const JobConfig& config_;
+  Ranks& ranks_;
+  const Mesh& mesh_;
+  Parameters& parameters_;
+  const data::Tokenizer& tokenizer_;
+  std::filesystem::path folder_;
+  std::function<void(const SavedCheckpoint&)> on_saved_;
+  Buffer snapshot_;
+
+  Phase phase_ = Phase::kIdle;
+  CheckpointManifest manifest_;           // of the save under way; whole on rank 0
+  std::array<WrittenFile, 2> written_{};  // this rank's shards of it, by kind
+  SavedCheckpoint saved_;
+  Stopwatch since_start_;
+  std::stop_source stop_;
+  std::future<void> task_;  // the last member: it is waited for before the others go
+};
+
+/// Loads the weights that a run starts from, of a checkpoint or of Hugging Face files. False if the configuration names
+/// none.
+bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& parameters);
+
+}  // namespace tessera

@@ -1,0 +1,72 @@
+// Runs the passes of a pipeline schedule on this rank: what a rank of the pipeline does in a step, and the memory that
+// it takes. Activations go to the next stage's rank, gradients to the one before, while the rank goes on.
+//
+// What a stage keeps of a micro-batch lies in a slot; a stage has as many as micro-batches are on their way in it at
+// once. Scratch memory is the step's arena, one for all.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "model/model.h"
+#include "parallel/pipeline_schedule.h"
+
+namespace tessera {
+
+class Pipeline {
+ public:
+  /// The schedule's stages of this rank are `model`'s. Both stay.
+  Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule);
+
+  const PipelineSchedule& schedule() const { return schedule_; }
+  /// All passes of a micro-batch, only to measure: what the slots need, and in op's arena what passes need besides.
+  void measure(const Context& op, const Batch& batch, SiteProbe* probe);
+  /// Memory of the slots. After measure().
+  std::size_t num_bytes() const;
+  void allocate();
+
+  /// The passes of all micro-batches, as many as the schedule has: gradients and loads +=. Returns the losses of the
+  /// tokens of this rank, if it has the head. `probe` is told of the first num_probed micro-batches.
+  LossSums run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
+               SiteProbe* probe, std::size_t num_probed);
+  /// Forward only, stage by stage; as above.
+  LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {});
+
+ private:
+  /// A micro-batch in a stage. Before its slot serves another one, what it sends has arrived.
+  struct Slot {
+    Arena arena;
+    StageSaved saved;
+    int micro_batch = -1;  // -1: free
+    bool input_posted = false;
+    Work input, gradient, sent_output, sent_gradient;
+  };
+  struct LocalStage {
+    int stage;
+    std::size_t num_slots = 0, slot_bytes = 0;
+    std::vector<std::unique_ptr<Slot>> slots;
+  };
+
+  int rank_of(int stage) const { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; }
+  bool is_local(int stage) const { return rank_of(stage) == mesh_.pp.rank(); }
+  LocalStage& local(int stage);
+  std::size_t index_of(const LocalStage& stage) const { return static_cast<std::size_t>(&stage - stages_.data()); }
+  bool splits_backward() const;
+  /// The slot of a micro-batch; null if it has none.
+  Slot* find(LocalStage& stage, int micro_batch);
+  /// A free one, null if there is none.
+  Slot* take(LocalStage& stage, int micro_batch);
+  Tensor boundary(Arena& arena, const Batch& batch) const;
+  /// Takes a slot for a forward, if there is one, and starts to receive its input.
+  void prepare(const PipelinePass& pass, const Batch& batch);
+  void execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
+               PhaseSeconds& seconds, SiteProbe* probe, LossSums& sums);
+
+  Model& model_;
+  Mesh& mesh_;
+  PipelineSchedule schedule_;
+  std::vector<LocalStage> stages_;
+};
+
+}  // namespace tessera

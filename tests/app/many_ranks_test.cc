@@ -1,0 +1,275 @@
+// The program as several processes under mpirun: ranks that die or hang, ranks that are not given the same, killing one
+// while checkpoints are written, and what is left.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <map>
+#include <random>
+
+#include "checkpoint/checkpoint.h"
+#include "tests/app/process.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using app_test::Finished;
+using app_test::mpirun;
+using app_test::Process;
+using data::Scratch;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class ManyRanks : public ::testing::Test {
+ protected:
+  ManyRanks() { data::make_dataset(scratch_, 400, 3000, 0.1); }
+
+  std::vector<std::string> train_arguments(const std::vector<std::string>& more) const {
+    std::vector<std::string> arguments = {"--training.seq_len=16",          "--training.local_batch_size=1",
+                                          "--training.global_batch_size=4", "--training.num_threads=1",
+                                          "--checkpoint.interval=1",        "--checkpoint.keep_latest_k=3"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return app_test::small_run(scratch_, arguments);
+  }
+  fs::path checkpoints() const { return scratch_ / "outputs" / "checkpoint"; }
+  std::int64_t newest() const { return checkpoint_steps(checkpoints()).back(); }
+  Finished run(const std::vector<std::string>& arguments, const std::vector<std::string>& launcher = {}) const {
+    return Process(scratch_, arguments, RLIM_INFINITY, launcher).finish();
+  }
+
+  Scratch scratch_;
+};
+
+/// The processes that mpirun has started, by rank.
+std::map<int, pid_t> processes_by_rank(const Process& mpirun) {
+  std::map<int, pid_t> processes;
+  for (const pid_t pid : mpirun.children()) {
+    std::ifstream environment(fmt::format("/proc/{}/environ", pid));
+    const std::string name = "OMPI_COMM_WORLD_RANK=";
+    for (std::string variable; std::getline(environment, variable, '\0');) {
+      if (variable.starts_with(name)) processes[std::stoi(variable.substr(name.size()))] = pid;
+    }
+  }
+  return processes;
+}
+
+bool has_ended(pid_t pid) { return kill(pid, 0) != 0 && errno == ESRCH; }
+
+std::size_t count(const std::string& text, const std::string& what) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++found;
+  return found;
+}
+
+/// What the only line that tells of an error begins.
+std::string only_error(const std::string& output) {
+  EXPECT_EQ(count(output, "] error "), 1u) << output;
+  const std::size_t at = output.find("] error ");
+  return at == std::string::npos ? output : output.substr(at);
+}
+
+struct FailureCase {
+  const char* name;
+  std::vector<std::string> mesh;
+
+  friend void PrintTo(const FailureCase& failure_case, std::ostream* out) { *out << failure_case.name; }
+};
+
+class RankFailures : public ManyRanks, public ::testing::WithParamInterface<FailureCase> {
+ protected:
+  static constexpr int kTimeout = 3;  // seconds
+
+  /// Sends a signal to a rank in the midst of training. What is printed until all have ended; none is left behind.
+  std::string output_after(int signal, int rank) const {
+    std::vector<std::string> more = {"--training.steps=1000000", "--checkpoint.enable=false",
+                                     fmt::format("--comm.train_timeout_seconds={}", kTimeout)};
+    more.insert(more.end(), GetParam().mesh.begin(), GetParam().mesh.end());
+    const Process process(scratch_, train_arguments(more), RLIM_INFINITY, mpirun(4));
+    process.wait_for_output("step:      10");
+    const std::map<int, pid_t> ranks = processes_by_rank(process);
+    EXPECT_EQ(ranks.size(), 4u);
+    if (ranks.contains(rank)) kill(ranks.at(rank), signal);
+    const Finished finished = process.finish(std::chrono::seconds(kTimeout + 10));
+    EXPECT_NE(finished.status, 0);
+    for (const auto& [its, pid] : ranks) {
+      for (int i = 0; i < 200 && !has_ended(pid); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      EXPECT_TRUE(has_ended(pid)) << "rank " << its << "\n" << finished.output;
+      if (!has_ended(pid)) kill(pid, SIGKILL);
+    }
+    return finished.output;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Meshes, RankFailures,
+                         ::testing::Values(FailureCase{"tensor_pipeline",
+                                                       {"--parallelism.tensor_parallel_degree=2",
+                                                        "--parallelism.pipeline_parallel_degree=2",
+                                                        "--parallelism.pipeline_parallel_schedule=1F1B"}},
+                                           // With windows, which ranks cannot free alone.
+                                           FailureCase{"direct_experts",
+                                                       {"--parallelism.expert_parallel_degree=4",
+                                                        "--parallelism.expert_parallel_comm_backend=direct"}}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(RankFailures, ADeadRankEndsAllAndIsNamed) {
+  const std::string error = only_error(output_after(SIGKILL, 2));
+  EXPECT_THAT(error, AllOf(HasSubstr("cannot end: rank 2 has died"),
+                           ContainsRegex("rank 2 \\(process [0-9]+, has died\\): step [0-9]+, for [0-9.]+ s in "),
+                           ContainsRegex("rank 0 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
+}
+
+TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
+  const std::string error = only_error(output_after(SIGSTOP, 1));
+  // The rank that tells of it may know more (";"): which of another's stores it waits for.
+  EXPECT_THAT(error, AllOf(ContainsRegex(fmt::format("did not end within {} s \\(comm.train_timeout_seconds\\); "
+                                                     "waiting for rank 1[;\n]",
+                                                     kTimeout)),
+                           ContainsRegex("rank 1 \\(process [0-9]+, is stopped\\): step [0-9]+, for [0-9.]+ s in "),
+                           ContainsRegex("rank 3 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
+}
+
+/// What all ranks see is told by one.
+TEST_F(ManyRanks, AMeshThatDoesNotFitIsOneError) {
+  const auto error = [&](const std::vector<std::string>& more) {
+    const Finished finished = run(train_arguments(more), mpirun(4));
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    return only_error(finished.output);
+  };
+  EXPECT_THAT(error({"--parallelism.tensor_parallel_degree=3"}),
+              AllOf(HasSubstr("parallelism.tensor_parallel_degree is 3"), HasSubstr("the nearest possible: 2 and 4")));
+  EXPECT_THAT(error({"--parallelism.pipeline_parallel_degree=4", "--model.args.n_layers=8",
+                     "--parallelism.pipeline_parallel_schedule=DualPipeV"}),
+              AllOf(HasSubstr("parallelism.pipeline_parallel_degree is 4"),
+                    HasSubstr("the number of micro-batches is 4, expected 8 or more"),
+                    HasSubstr("training.global_batch_size")));
+  EXPECT_THAT(error({"--parallelism.expert_parallel_degree=4", "--model.args.num_experts=6"}),
+              AllOf(HasSubstr("parallelism.expert_parallel_degree is 4"), HasSubstr("model.args.num_experts = 6"),
+                    HasSubstr("the nearest possible: 2")));
+  EXPECT_THAT(error({"--parallelism.tensor_degree=2"}), HasSubstr("parallelism.tensor_degree"));  // no such key
+}
+
+/// mpirun with a command of its own for rank 0; what follows are ranks 1 to 3, after `options` for these.
+std::vector<std::string> mpirun_first(const std::vector<std::string>& command_of_rank_0,
+                                      const std::vector<std::string>& options = {}) {
+  std::vector<std::string> launcher = mpirun(1);
+  launcher.insert(launcher.end(), command_of_rank_0.begin(), command_of_rank_0.end());
+  for (const char* argument : {":", "-np", "3"}) launcher.emplace_back(argument);
+  launcher.insert(launcher.end(), options.begin(), options.end());
+  return launcher;
+}
+
+TEST_F(ManyRanks, RanksThatAreNotGivenTheSameAreRefused) {
+  const auto error = [&](const fs::path& program, const std::vector<std::string>& more) {
+    const std::vector<std::string> arguments = train_arguments({"--training.steps=2"});
+    std::vector<std::string> of_rank_0 = {program};
+    of_rank_0.insert(of_rank_0.end(), arguments.begin(), arguments.end());
+    of_rank_0.insert(of_rank_0.end(), more.begin(), more.end());
+    const Finished finished = run(arguments, mpirun_first(of_rank_0));
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    return only_error(finished.output);
+  };
+  EXPECT_THAT(error(TESSERA_BINARY, {"--optimizer.lr=1e-5"}),
+              HasSubstr("rank 1 was started with another configuration than rank 0"));
+  const fs::path copy = scratch_ / "tessera";
+  fs::copy_file(TESSERA_BINARY, copy);
+  std::ofstream(copy, std::ios::app) << '\n';
+  EXPECT_THAT(error(copy, {}), HasSubstr("rank 1 was started with another program than rank 0"));
+}
+
+/// Ranks of machines that do not have the same folders: here, of working folders.
+TEST_F(ManyRanks, AFolderThatOneRankLacksEndsAll) {
+  fs::create_directories(scratch_ / "empty");
+  data::write_file(scratch_ / "file", "");
+  const auto error = [&](const fs::path& of_rank_0, const fs::path& of_others, const std::string& dump_folder) {
+    const std::vector<std::string> arguments =
+        train_arguments({"--training.steps=2", "--training.dataset_path=dataset", "--job.dump_folder=" + dump_folder});
+    std::vector<std::string> first = {"-wdir", of_rank_0, TESSERA_BINARY};
+    first.insert(first.end(), arguments.begin(), arguments.end());
+    const Finished finished = run(arguments, mpirun_first(first, {"-wdir", of_others}));
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    return only_error(finished.output);
+  };
+  EXPECT_THAT(error(scratch_.path(), scratch_ / "empty", "outputs"),
+              AllOf(ContainsRegex("\\[rank [123] on "), HasSubstr("dataset 'dataset': no such folder")));
+  EXPECT_THAT(error(scratch_ / "empty", scratch_.path(), "outputs"),
+              AllOf(Not(HasSubstr("[rank")), HasSubstr("dataset 'dataset': no such folder")));
+  EXPECT_THAT(error(scratch_.path(), scratch_.path(), "file/outputs"),
+              AllOf(Not(HasSubstr("[rank")), HasSubstr("'file/outputs'")));
+}
+
+/// A save of every step, so that any moment is one of saving.
+TEST_F(ManyRanks, KillingARankWhileSavingLosesNoCommittedCheckpoint) {
+  std::mt19937 random(1);
+  std::int64_t last = 0;
+  for (int kill = 0; kill < 4; ++kill) {
+    const char* mode = kill % 2 == 0 ? "async" : "disabled";
+    const Process process(scratch_,
+                          train_arguments({"--training.steps=1000000", std::string("--checkpoint.async_mode=") + mode}),
+                          RLIM_INFINITY, mpirun(4));
+    if (last > 0)
+      process.wait_for_output(fmt::format("resumed from {}", checkpoint_path(checkpoints(), last).string()));
+    process.wait_for_output(fmt::format("saved {}", checkpoint_path(checkpoints(), last + 2).string()));
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 100));
+    std::vector<pid_t> ranks = process.children();
+    ASSERT_EQ(ranks.size(), 4u);
+    std::sort(ranks.begin(), ranks.end());
+    ::kill(ranks[random() % ranks.size()], SIGKILL);
+    const Finished finished = process.finish();
+    EXPECT_NE(finished.status, 0);
+    const std::vector<std::int64_t> steps = checkpoint_steps(checkpoints());
+    ASSERT_FALSE(steps.empty());
+    for (const std::int64_t step : steps) {
+      EXPECT_EQ(verify_checkpoint(checkpoint_path(checkpoints(), step)).step, step);
+    }
+    // All that was told to be saved, is.
+    last = newest();
+    const std::string saved = "saved " + (checkpoints() / "step-").string();
+    const std::size_t at = finished.output.rfind(saved);
+    ASSERT_NE(at, std::string::npos);
+    EXPECT_GE(last, std::stoll(finished.output.substr(at + saved.size())));
+  }
+  // On fewer ranks, to the end.
+  const Finished finished = run(train_arguments({fmt::format("--training.steps={}", last + 2)}), mpirun(2));
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output,
+              HasSubstr(fmt::format("resumed from {}", checkpoint_path(checkpoints(), last).string())));
+  EXPECT_EQ(newest(), last + 2);
+  for (const auto& entry : fs::directory_iterator(checkpoints())) EXPECT_EQ(entry.path().extension(), "");
+}
+
+/// Shards convert as one file does: to Hugging Face, from there into one file, and to Hugging Face again.
+TEST_F(ManyRanks, ShardsConvertAsOneFileDoes) {
+  const Finished trained = run(train_arguments({"--training.steps=2"}), mpirun(4));
+  ASSERT_EQ(trained.status, 0) << trained.output;
+  EXPECT_TRUE(fs::exists(checkpoints() / "step-2" / "model-00003-of-00004.safetensors"));
+  const auto convert = [&](const std::string& to, const fs::path& input, const fs::path& output,
+                           const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"convert", "--to", to, "--input", input, "--output", output};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Finished finished = run(arguments);
+    EXPECT_EQ(finished.status, 0) << finished.output;
+  };
+  convert("hf", scratch_ / "outputs", scratch_ / "hf", {"--dtype", "float32"});
+  convert("tessera", scratch_ / "hf", scratch_ / "one");
+  convert("hf", scratch_ / "one", scratch_ / "again", {"--dtype", "float32"});
+  EXPECT_TRUE(fs::exists(scratch_ / "one" / "step-0" / "model.safetensors"));
+  std::size_t num_files = 0;
+  for (const auto& entry : fs::directory_iterator(scratch_ / "hf")) {
+    const std::string name = entry.path().filename();
+    EXPECT_TRUE(read_text_file(entry.path()) == read_text_file(scratch_ / "again" / name)) << name;
+    ++num_files;
+  }
+  EXPECT_GE(num_files, 3u);
+  const Finished text =
+      run({"generate", "--checkpoint", scratch_ / "outputs", "--prompt", "a", "--max-new-tokens", "3"});
+  EXPECT_EQ(text.status, 0) << text.output;
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,70 @@
+// A transport that counts the bytes that its rank sends, group by group.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "comm/process_group.h"
+
+namespace tessera::comm_test {
+
+/// Of one rank: what it has sent through each of its transports so far.
+class SentBytes {
+ public:
+  std::shared_ptr<std::atomic<std::int64_t>> add() {
+    counters_.push_back(std::make_shared<std::atomic<std::int64_t>>(0));
+    return counters_.back();
+  }
+  /// Through a group's transport, which is the one that a barrier moves; together with the group's other ranks. Null
+  /// for a group of one rank.
+  std::shared_ptr<const std::atomic<std::int64_t>> of(ProcessGroup& group) const {
+    const auto values = [&] {
+      std::vector<std::int64_t> all;
+      for (const auto& counter : counters_) all.push_back(counter->load());
+      return all;
+    };
+    const std::vector<std::int64_t> before = values();
+    group.barrier("whose transport is it");
+    const std::vector<std::int64_t> after = values();
+    const auto moved = std::mismatch(before.begin(), before.end(), after.begin()).first - before.begin();
+    if (moved == static_cast<std::ptrdiff_t>(counters_.size())) return nullptr;
+    return counters_[static_cast<std::size_t>(moved)];
+  }
+
+ private:
+  std::vector<std::shared_ptr<std::atomic<std::int64_t>>> counters_;
+};
+
+class CountingTransport : public Transport {
+ public:
+  /// `sent` must stay.
+  CountingTransport(std::unique_ptr<Transport> transport, SentBytes& sent)
+      : transport_(std::move(transport)), sent_(sent), counter_(sent.add()) {}
+
+  int rank() const override { return transport_->rank(); }
+  int size() const override { return transport_->size(); }
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    counter_->fetch_add(static_cast<std::int64_t>(num_bytes));
+    return transport_->send(data, num_bytes, to, tag);
+  }
+  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
+    return transport_->receive(data, num_bytes, from, tag);
+  }
+  std::unique_ptr<Transport> split(int color, int order) override {
+    return std::make_unique<CountingTransport>(transport_->split(color, order), sent_);
+  }
+  std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
+  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
+    return transport_->allocate_window(num_bytes);
+  }
+  void abort(int status) override { transport_->abort(status); }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  SentBytes& sent_;
+  std::shared_ptr<std::atomic<std::int64_t>> counter_;
+};
+
+}  // namespace tessera::comm_test

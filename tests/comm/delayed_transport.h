@@ -1,0 +1,90 @@
+// A transport whose messages leave late, each by a random time, so that they arrive in many orders.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "comm/transport.h"
+#include "tensor/philox.h"
+
+namespace tessera::comm_test {
+
+class DelayedTransport : public Transport {
+ public:
+  DelayedTransport(std::unique_ptr<Transport> transport, std::uint64_t seed)
+      : transport_(std::move(transport)),
+        seed_(seed),
+        random_(seed * 1000 + static_cast<std::uint64_t>(transport_->rank()), stream_of("test.delay")) {}
+
+  int rank() const override { return transport_->rank(); }
+  int size() const override { return transport_->size(); }
+
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    const std::lock_guard lock(mutex_);  // operations start while others go on in the background
+    constexpr double kLongestInMs = 2.0;
+    const double ms = kLongestInMs * (random_.words(num_sends_++)[0] * 0x1p-32);
+    auto request = std::make_unique<DelayedSend>();
+    request->transport = transport_.get();
+    request->data = data;
+    request->num_bytes = num_bytes;
+    request->to = to;
+    request->tag = tag;
+    // Not before an earlier message with the same tag.
+    auto& last = last_[{to, tag}];
+    request->leaves = std::max(last, Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                        std::chrono::duration<double, std::milli>(ms)));
+    request->before = std::move(previous_[{to, tag}]);
+    request->left = std::make_shared<bool>(false);
+    previous_[{to, tag}] = request->left;
+    last = request->leaves;
+    return request;
+  }
+
+  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
+    return transport_->receive(data, num_bytes, from, tag);
+  }
+  std::unique_ptr<Transport> split(int color, int order) override {
+    return std::make_unique<DelayedTransport>(transport_->split(color, order), seed_ + 1);
+  }
+  std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
+  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
+    return transport_->allocate_window(num_bytes);
+  }
+  void abort(int status) override { transport_->abort(status); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  struct DelayedSend : Request {
+    Transport* transport = nullptr;
+    const std::byte* data = nullptr;
+    std::size_t num_bytes = 0;
+    int to = 0, tag = 0;
+    Clock::time_point leaves;
+    std::shared_ptr<bool> before, left;
+    std::unique_ptr<Request> request;
+
+    bool test() override {
+      if (request == nullptr) {
+        if (Clock::now() < leaves || (before != nullptr && !*before)) return false;
+        request = transport->send(data, num_bytes, to, tag);
+        *left = true;
+      }
+      return request->test();
+    }
+  };
+
+  std::mutex mutex_;
+  std::unique_ptr<Transport> transport_;
+  std::uint64_t seed_;
+  Philox random_;
+  std::uint64_t num_sends_ = 0;
+  std::map<std::pair<int, int>, Clock::time_point> last_;
+  std::map<std::pair<int, int>, std::shared_ptr<bool>> previous_;
+};
+
+}  // namespace tessera::comm_test

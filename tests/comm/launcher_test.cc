@@ -1,0 +1,70 @@
+// Who is a rank, by the variables that launchers set (comm/mpi_transport.h).
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "comm/mpi_transport.h"
+
+namespace tessera {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+/// These of a launcher's variables, and no others, while it lives.
+class Environment {
+ public:
+  explicit Environment(const Variables& variables) {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "SLURM_STEP_ID"}) set(name, std::nullopt);
+    for (const auto& [name, value] : variables) set(name, value);
+  }
+  ~Environment() {
+    for (const auto& [name, value] : before_) assign(name, value);
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  using Value = std::optional<std::string>;
+  static void assign(const std::string& name, const Value& value) {
+    value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
+  }
+  void set(const std::string& name, const Value& value) {
+    const char* old = std::getenv(name.c_str());
+    before_.emplace(name, old == nullptr ? Value() : Value(old));
+    assign(name, value);
+  }
+
+  std::map<std::string, Value> before_;
+};
+
+bool is_rank(const Variables& variables) {
+  const Environment environment(variables);
+  return launched_by_mpi();
+}
+
+TEST(LaunchedByMpi, MpirunAndSrun) {
+  EXPECT_TRUE(is_rank({{"OMPI_COMM_WORLD_SIZE", "4"}, {"PMIX_RANK", "1"}}));
+  EXPECT_TRUE(is_rank({{"PMIX_RANK", "1"}, {"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "1"}}));  // srun --mpi=pmix
+  EXPECT_TRUE(is_rank({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"SLURM_STEP_ID", "0"}}));       // srun --mpi=pmi2
+}
+
+TEST(LaunchedByMpi, ShellsAreNoRanks) {
+  EXPECT_FALSE(is_rank({}));
+  const Variables allocation = {{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}, {"SLURM_MPI_TYPE", "pmix"}};
+  EXPECT_FALSE(is_rank(allocation));
+  Variables batch = allocation;  // what sbatch runs
+  batch["SLURM_PROCID"] = "0";
+  EXPECT_FALSE(is_rank(batch));
+  Variables interactive = batch;  // salloc with use_interactive_step
+  interactive["SLURM_STEP_ID"] = "4294967290";
+  interactive["PMIX_RANK"] = "0";
+  EXPECT_FALSE(is_rank(interactive));
+  interactive["OMPI_COMM_WORLD_SIZE"] = "4";  // mpirun in that shell
+  EXPECT_TRUE(is_rank(interactive));
+}
+
+}  // namespace
+}  // namespace tessera

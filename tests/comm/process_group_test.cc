@@ -1,0 +1,369 @@
+// Collectives against what they are defined to give, on 1 to 4 ranks, with messages in many orders.
+#include "comm/process_group.h"
+
+#include <gmock/gmock.h>
+
+#include <atomic>
+#include <cmath>
+#include <thread>
+
+#include "comm/together.h"
+#include "tensor/arena.h"
+#include "tests/comm/delayed_transport.h"
+#include "tests/comm/ranks.h"
+
+namespace tessera {
+namespace {
+
+using comm_test::DelayedTransport;
+using comm_test::RankOptions;
+using comm_test::with_ranks;
+
+constexpr int kMaxRanks = 4;
+
+/// Numbers of a rank that tell where they come from; sums of them round.
+float number(int rank, std::int64_t i) {
+  return std::sin(static_cast<float>(rank * 7919 + i % 104729)) * std::exp2(static_cast<float>(i % 5));
+}
+
+Tensor floats(Arena& arena, std::int64_t count) { return arena.allocate({count}, DType::kFloat32); }
+
+void fill(const Tensor& x, int rank) {
+  for (std::int64_t i = 0; i < x.num_elements(); ++i) x.data<float>()[i] = number(rank, i);
+}
+
+/// The sum that is promised: in the order of the ranks, in float32.
+float sum_at(int num_ranks, std::int64_t i) {
+  float sum = number(0, i);
+  for (int rank = 1; rank < num_ranks; ++rank) sum += number(rank, i);
+  return sum;
+}
+
+/// Every body with messages at once, and late.
+void on_all_sizes(const std::function<void(ProcessGroup&)>& body) {
+  for (int size = 1; size <= kMaxRanks; ++size) {
+    with_ranks(size, body);
+    with_ranks(size, body, {.wrap = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+                 return std::make_unique<DelayedTransport>(std::move(transport), 5);
+               }});
+  }
+}
+
+/// Sizes below and above one piece of a sum and the limit of one round, odd ones, one and none.
+const std::int64_t kCounts[] = {0, 1, 7, 1000, 4096, 4097, 70'001, 400'003};
+
+TEST(ProcessGroup, AllGather) {
+  on_all_sizes([](ProcessGroup& group) {
+    for (const std::int64_t count : kCounts) {
+      Arena arena(1 << 24);
+      const Tensor in = floats(arena, count), out = floats(arena, count * group.size());
+      fill(in, group.rank());
+      group.all_gather(in, out, "test").wait();
+      for (int rank = 0; rank < group.size(); ++rank) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          ASSERT_EQ(out.data<float>()[rank * count + i], number(rank, i)) << rank << " " << i;
+        }
+      }
+      // In place.
+      const Tensor own = out.rows(group.rank() * count, (group.rank() + 1) * count);
+      for (std::int64_t i = 0; i < count; ++i) own.data<float>()[i] += 1.0f;
+      group.all_gather(own, out, "test").wait();
+      for (int rank = 0; rank < group.size(); ++rank) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          ASSERT_EQ(out.data<float>()[rank * count + i], number(rank, i) + 1.0f);
+        }
+      }
+    }
+  });
+}
+
+TEST(ProcessGroup, ReduceScatter) {
+  on_all_sizes([](ProcessGroup& group) {
+    for (const std::int64_t count : kCounts) {
+      Arena arena(1 << 24);
+      const Tensor in = floats(arena, count * group.size()), out = floats(arena, count);
+      fill(in, group.rank());
+      for (std::int64_t i = 0; i < count; ++i) out.data<float>()[i] = NAN;
+      group.reduce_scatter(in, out, Write::kAssign, "test").wait();
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(out.data<float>()[i], sum_at(group.size(), group.rank() * count + i)) << i;
+      }
+      group.reduce_scatter(in, out, Write::kAccumulate, "test").wait();
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(out.data<float>()[i], 2.0f * sum_at(group.size(), group.rank() * count + i)) << i;
+      }
+    }
+  });
+}
+
+TEST(ProcessGroup, AllReduce) {
+  on_all_sizes([](ProcessGroup& group) {
+    for (const std::int64_t count : kCounts) {
+      Arena arena(1 << 24);
+      const Tensor x = floats(arena, count);
+      fill(x, group.rank());
+      group.all_reduce(x, "test").wait();
+      for (std::int64_t i = 0; i < count; ++i) ASSERT_EQ(x.data<float>()[i], sum_at(group.size(), i)) << i;
+    }
+  });
+}
+
+/// Sums of bfloat16 numbers are made in float32 and rounded once.
+TEST(ProcessGroup, SumsOfBfloat16RoundOnce) {
+  on_all_sizes([](ProcessGroup& group) {
+    for (const std::int64_t count : {std::int64_t{300}, std::int64_t{100'000}}) {
+      Arena arena(1 << 24);
+      const Tensor x = arena.allocate({count}, DType::kBFloat16);
+      for (std::int64_t i = 0; i < count; ++i) x.data<BFloat16>()[i] = BFloat16(number(group.rank(), i));
+      group.all_reduce(x, "test").wait();
+      for (std::int64_t i = 0; i < count; ++i) {
+        float sum = 0.0f;
+        for (int rank = 0; rank < group.size(); ++rank) sum += static_cast<float>(BFloat16(number(rank, i)));
+        ASSERT_EQ(x.data<BFloat16>()[i].bits, BFloat16(sum).bits) << i;
+      }
+    }
+  });
+}
+
+TEST(ProcessGroup, AllToAll) {
+  on_all_sizes([](ProcessGroup& group) {
+    Arena arena(1 << 20);
+    const int size = group.size(), own = group.rank();
+    // Rank a sends (3a + b) % 4 rows of 5 numbers to rank b: some of them none.
+    const auto rows = [](int from, int to) { return static_cast<std::int64_t>((3 * from + to) % 4); };
+    std::vector<std::int64_t> in_rows, out_rows;
+    for (int peer = 0; peer < size; ++peer) {
+      in_rows.push_back(rows(own, peer));
+      out_rows.push_back(rows(peer, own));
+    }
+    const Tensor in = arena.allocate({16, 5}, DType::kFloat32), out = arena.allocate({16, 5}, DType::kFloat32);
+    std::int64_t row = 0;
+    for (int peer = 0; peer < size; ++peer) {
+      for (std::int64_t r = 0; r < rows(own, peer); ++r, ++row) {
+        for (int i = 0; i < 5; ++i) {
+          in.data<float>()[row * 5 + i] = static_cast<float>(own * 1000 + peer * 100 + r * 10 + i);
+        }
+      }
+    }
+    group.all_to_all_v(in, in_rows, out, out_rows, "test").wait();
+    row = 0;
+    for (int peer = 0; peer < size; ++peer) {
+      for (std::int64_t r = 0; r < rows(peer, own); ++r, ++row) {
+        for (int i = 0; i < 5; ++i) {
+          ASSERT_EQ(out.data<float>()[row * 5 + i], static_cast<float>(peer * 1000 + own * 100 + r * 10 + i));
+        }
+      }
+    }
+    const Tensor even_in = floats(arena, 3 * size), even_out = floats(arena, 3 * size);
+    fill(even_in, own);
+    group.all_to_all(even_in, even_out, "test").wait();
+    for (int peer = 0; peer < size; ++peer) {
+      for (int i = 0; i < 3; ++i) ASSERT_EQ(even_out.data<float>()[peer * 3 + i], number(peer, own * 3 + i));
+    }
+  });
+}
+
+TEST(ProcessGroup, Broadcast) {
+  on_all_sizes([](ProcessGroup& group) {
+    for (int root = 0; root < group.size(); ++root) {
+      Arena arena(1 << 20);
+      const Tensor x = floats(arena, 999);
+      fill(x, group.rank());
+      group.broadcast(x, root, "test").wait();
+      for (std::int64_t i = 0; i < 999; ++i) ASSERT_EQ(x.data<float>()[i], number(root, i));
+    }
+  });
+}
+
+/// A ring, with several messages of each tag under way, received in another order than sent.
+TEST(ProcessGroup, SendAndReceive) {
+  on_all_sizes([](ProcessGroup& group) {
+    if (group.size() == 1) return;
+    Arena arena(1 << 20);
+    const int next = (group.rank() + 1) % group.size(), previous = (group.rank() + group.size() - 1) % group.size();
+    constexpr int kTags = 3, kMessages = 4;
+    std::vector<Tensor> in, out;
+    std::vector<Work> work;
+    for (int message = 0; message < kMessages; ++message) {
+      for (int tag = 0; tag < kTags; ++tag) {
+        in.push_back(floats(arena, 100 + tag));
+        fill(in.back(), group.rank() * 100 + message * 10 + tag);
+        work.push_back(group.send(in.back(), next, tag, "test"));
+      }
+    }
+    for (int tag = kTags; tag-- > 0;) {
+      for (int message = 0; message < kMessages; ++message) {
+        out.push_back(floats(arena, 100 + tag));
+        work.push_back(group.receive(out.back(), previous, tag, "test"));
+      }
+    }
+    for (Work& w : work) w.wait();
+    std::size_t at = 0;
+    for (int tag = kTags; tag-- > 0;) {
+      for (int message = 0; message < kMessages; ++message, ++at) {
+        for (std::int64_t i = 0; i < 100 + tag; ++i) {
+          ASSERT_EQ(out[at].data<float>()[i], number(previous * 100 + message * 10 + tag, i));
+        }
+      }
+    }
+  });
+}
+
+/// Many operations under way at once, waited for from the last to the first.
+TEST(ProcessGroup, OperationsOverlap) {
+  on_all_sizes([](ProcessGroup& group) {
+    Arena arena(1 << 24);
+    constexpr std::int64_t kCount = 70'000;
+    std::vector<Tensor> sums, gathered;
+    std::vector<Work> work;
+    for (int k = 0; k < 6; ++k) {
+      sums.push_back(floats(arena, k % 2 == 0 ? kCount : 100));
+      fill(sums.back(), group.rank());
+      work.push_back(group.all_reduce(sums.back(), "test"));
+      gathered.push_back(floats(arena, 10 * group.size()));
+      const Tensor own = gathered.back().rows(10 * group.rank(), 10 * (group.rank() + 1));
+      fill(own, group.rank() + k);
+      work.push_back(group.all_gather(own, gathered.back(), "test"));
+    }
+    for (std::size_t i = work.size(); i-- > 0;) work[i].wait();
+    for (const Tensor& x : sums) {
+      for (std::int64_t i = 0; i < x.num_elements(); ++i) ASSERT_EQ(x.data<float>()[i], sum_at(group.size(), i));
+    }
+    for (int k = 0; k < 6; ++k) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        for (std::int64_t i = 0; i < 10; ++i) {
+          ASSERT_EQ(gathered[static_cast<std::size_t>(k)].data<float>()[rank * 10 + i], number(rank + k, i));
+        }
+      }
+    }
+  });
+}
+
+TEST(ProcessGroup, NumbersOfTheHost) {
+  on_all_sizes([](ProcessGroup& group) {
+    std::vector<double> x = {1.0, 0.1 * (group.rank() + 1), -3.0 * group.rank()};
+    group.all_reduce(x, "test");
+    double tenths = 0.0;
+    for (int rank = 0; rank < group.size(); ++rank) tenths += 0.1 * (rank + 1);
+    EXPECT_EQ(x[0], group.size());
+    EXPECT_EQ(x[1], tenths);
+    EXPECT_EQ(x[2], -1.5 * group.size() * (group.size() - 1));
+    group.barrier("test");
+  });
+}
+
+TEST(ProcessGroup, SplitsByColor) {
+  with_ranks(4, [](ProcessGroup& world) {
+    // Odd and even ranks, in reverse order.
+    ProcessGroup part = world.split(world.rank() % 2, -world.rank(), "part");
+    EXPECT_EQ(part.size(), 2);
+    EXPECT_EQ(part.rank(), world.rank() < 2 ? 1 : 0);
+    std::vector<double> x = {static_cast<double>(world.rank())};
+    part.all_reduce(x, "test");
+    EXPECT_EQ(x[0], world.rank() % 2 == 0 ? 2.0 : 4.0);
+    // Parts and the whole are independent of each other.
+    Arena arena(1 << 20);
+    const Tensor a = floats(arena, 50), b = floats(arena, 50);
+    fill(a, world.rank());
+    fill(b, world.rank());
+    Work first, second;
+    if (world.rank() % 2 == 0) {
+      first = world.all_reduce(a, "test");
+      second = part.all_reduce(b, "test");
+    } else {
+      second = part.all_reduce(b, "test");
+      first = world.all_reduce(a, "test");
+    }
+    second.wait();
+    first.wait();
+    for (std::int64_t i = 0; i < 50; ++i) ASSERT_EQ(a.data<float>()[i], sum_at(4, i));
+  });
+}
+
+TEST(ProcessGroup, WindowsAreSharedAndZeroed) {
+  on_all_sizes([](ProcessGroup& group) {
+    if (group.size() == 1) return;
+    const auto window = group.allocate_window(1000);
+    EXPECT_EQ(window->num_bytes(), 1000u);
+    for (std::size_t i = 0; i < 1000; ++i) ASSERT_EQ(window->peer(group.rank())[i], std::byte{0});
+    group.barrier("test");
+    // Every rank stores into every other's memory.
+    for (int rank = 0; rank < group.size(); ++rank) {
+      window->peer(rank)[group.rank()] = static_cast<std::byte>(group.rank() + 10 * rank + 1);
+    }
+    group.barrier("test");
+    for (int rank = 0; rank < group.size(); ++rank) {
+      EXPECT_EQ(window->peer(group.rank())[rank], static_cast<std::byte>(rank + 10 * group.rank() + 1));
+    }
+    group.barrier("test");
+  });
+}
+
+/// Who waits for a store into a window moves on what it has started: the store comes only after a message of its own.
+TEST(ProcessGroup, WaitsForStoresIntoAWindow) {
+  on_all_sizes([](ProcessGroup& group) {
+    if (group.size() == 1) return;
+    const auto window = group.allocate_window(sizeof(std::atomic<std::int64_t>));
+    const auto word_of = [&](int rank) -> std::atomic<std::int64_t>& {
+      return *reinterpret_cast<std::atomic<std::int64_t>*>(window->peer(rank));
+    };
+    Arena arena(1 << 12);
+    const Tensor x = floats(arena, 10), y = floats(arena, 10);
+    fill(x, group.rank());
+    const int next = (group.rank() + 1) % group.size(), previous = (group.rank() + group.size() - 1) % group.size();
+    Work sent = group.send(x, next, 0, "test");
+    group.receive(y, previous, 0, "test").wait();
+    word_of(previous).store(7, std::memory_order_release);
+    group.wait_until(
+        "wait", "test", [&] { return word_of(group.rank()).load(std::memory_order_acquire) == 7; },
+        [] { return std::string(); });
+    sent.wait();
+    EXPECT_EQ(y.data<float>()[3], number(previous, 3));
+  });
+}
+
+/// What one rank cannot do, all fail at, with the same words.
+TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
+  with_ranks(4, [](ProcessGroup& group) {
+    int calls = 0;
+    run_together(group, "test", [&] { ++calls; });
+    EXPECT_EQ(calls, 1);
+    for (const std::size_t length : {0u, 1u, 3u, 1000u}) {
+      const std::string text(length, 'x');
+      std::string message;
+      try {
+        run_together(group, "test", [&] {
+          if (group.rank() == 1 || group.rank() == 3) fail("{} of {}", text, group.rank());
+        });
+      } catch (const Error& error) {
+        message = error.what();
+      }
+      EXPECT_EQ(message, fmt::format("rank 1: {} of 1", text));
+    }
+    group.barrier("test");
+  });
+}
+
+/// A rank that does not come: the others say which, and what each is doing.
+TEST(ProcessGroup, ARankThatHangs) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
+  std::string message;
+  try {
+    with_ranks(3,
+               [](ProcessGroup& group) {
+                 if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+                 group.barrier("the first step");
+               },
+               {.timeout = Progress::Seconds(0.3)});
+  } catch (const RankFailure& failure) {
+    message = failure.what();
+  }
+  EXPECT_THAT(message, testing::HasSubstr("all-gather of the first step (world) did not end within 0.3 s"));
+  EXPECT_THAT(message, testing::HasSubstr("(comm.init_timeout_seconds); waiting for rank 1\n"));
+  EXPECT_THAT(message, testing::HasSubstr("rank 1 (process"));
+  EXPECT_THAT(message, testing::ContainsRegex("rank 1 .*in starting"));
+  EXPECT_THAT(message, testing::ContainsRegex("rank [02] .*in all-gather of the first step"));
+}
+
+}  // namespace
+}  // namespace tessera

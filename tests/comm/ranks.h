@@ -1,0 +1,39 @@
+// Bodies of tests that run on several ranks: threads of the test, or, under mpirun, its processes.
+#pragma once
+
+#include <functional>
+
+#include "comm/mpi_transport.h"
+#include "comm/ranks.h"
+#include "comm/thread_transport.h"
+
+namespace tessera::comm_test {
+
+struct RankOptions {
+  Progress::Seconds timeout{60.0};
+  /// Put around every rank's transport.
+  std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
+};
+
+inline void run_rank(std::unique_ptr<Transport> transport, const RankOptions& options,
+                     const std::function<void(ProcessGroup&)>& body) {
+  if (options.wrap) transport = options.wrap(std::move(transport));
+  Ranks ranks(std::move(transport), options.timeout);
+  body(ranks.world());
+}
+
+/// Under mpirun only the first `num_ranks` processes run the body; if there are fewer, none does.
+inline void with_ranks(int num_ranks, const std::function<void(ProcessGroup&)>& body, const RankOptions& options = {}) {
+  if (!launched_by_mpi()) {
+    run_rank_threads(num_ranks,
+                     [&](std::unique_ptr<Transport> transport) { run_rank(std::move(transport), options, body); });
+    return;
+  }
+  static const MpiRuntime runtime;
+  const std::unique_ptr<Transport> world = runtime.world();
+  const bool takes_part = world->rank() < num_ranks && num_ranks <= world->size();
+  std::unique_ptr<Transport> part = world->split(takes_part ? 0 : 1, world->rank());
+  if (takes_part) run_rank(std::move(part), options, body);
+}
+
+}  // namespace tessera::comm_test

@@ -1,0 +1,297 @@
+// Every backend against what each rank must get, on 1 to 4 ranks, with ranks and messages that come late; and standard
+// against direct, bit for bit.
+#include "ep/dispatcher.h"
+
+#include "tests/ep/layer.h"
+
+namespace tessera {
+namespace {
+
+using comm_test::DelayedTransport;
+using comm_test::with_ranks;
+using ep_test::allocated_dispatcher;
+using ep_test::Bytes;
+using ep_test::Case;
+using ep_test::Layer;
+using ep_test::LayerRun;
+using ep_test::RandomDelays;
+using ep_test::set_bytes;
+using ep_test::Skew;
+
+constexpr int kMaxRanks = 4;
+constexpr std::size_t kArenaBytes = std::size_t{3} << 20, kLargeArenaBytes = std::size_t{12} << 20;
+
+/// A rank's memory, full of NaN.
+struct Memory {
+  explicit Memory(std::size_t num_bytes = kArenaBytes) : arena(num_bytes) { poison(arena); }
+  Arena arena;
+  GemmLibrary gemm;
+  Context op() { return {.arena = &arena, .gemm = &gemm}; }
+};
+
+/// With ranks, and messages, that come late in ways of the seed's; 0: at once.
+void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void(ProcessGroup&, ep::StepHook*)>& body) {
+  comm_test::RankOptions options;
+  if (seed != 0) {
+    options.wrap = [seed](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+      return std::make_unique<DelayedTransport>(std::move(transport), seed);
+    };
+  }
+  const int threads_before = num_threads();
+  with_ranks(
+      num_ranks,
+      [&](ProcessGroup& group) {
+        set_num_threads(1 + group.rank() % 2);
+        RandomDelays delays(seed, group.rank());
+        body(group, seed != 0 ? &delays : nullptr);
+      },
+      options);
+  set_num_threads(threads_before);
+}
+
+std::vector<DispatchBackend> backends(int num_ranks) {
+  std::vector<DispatchBackend> result = {DispatchBackend::kStandard, DispatchBackend::kDirect};
+  if (num_ranks == 1) result.push_back(DispatchBackend::kLocal);
+  return result;
+}
+
+constexpr PayloadPrecision kMxfp8 = PayloadPrecision::kMxfp8;
+
+/// In float32; each is run in bfloat16 too.
+std::vector<Case> cases() {
+  return {
+      {},
+      {.alignment = 32, .quantized = true, .in_window = true},
+      {.alignment = 128, .skew = Skew::kForced, .plain = false, .quantized = true},
+      {.skew = Skew::kEmptyRank, .quantized = true, .dispatch_forward = kMxfp8, .combine_backward = kMxfp8},
+      {.alignment = 32, .skew = Skew::kOneRank, .plain = false, .quantized = true, .dispatch_forward = kMxfp8},
+      {.top_k = 1, .alignment = 32, .skew = Skew::kOneExpert, .in_window = true, .combine_backward = kMxfp8},
+      {.num_tokens = 3, .dim = 300, .top_k = 12, .skew = Skew::kHalfOfTheExperts},
+      {.alignment = 4, .skew = Skew::kOneExpert, .in_window = true, .on_grid = false},
+      {.num_tokens = 50,
+       .skew = Skew::kHalfOfTheExperts,
+       .quantized = true,
+       .dispatch_forward = kMxfp8,
+       .combine_backward = kMxfp8,
+       .on_grid = false},
+      {.num_tokens = 300, .dim = 64, .alignment = 32, .in_window = true, .capacity_factor = 2.5, .on_grid = false},
+  };
+}
+
+/// Passes through one dispatcher, each with another routing, so that what a pass left behind shows in the next.
+TEST(Dispatcher, GivesWhatItPromises) {
+  for (int size = 1; size <= kMaxRanks; ++size) {
+    std::uint64_t seed = 0;
+    for (const Case& in_float : cases()) {
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        Case its = in_float;
+        its.dtype = dtype;
+        // One with all experts has no half of them to go to.
+        if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
+        SCOPED_TRACE(testing::Message() << size << " ranks, case " << seed / 2 << ", " << name_of(dtype));
+        on_ranks(size, seed++ % 5, [&](ProcessGroup& group, ep::StepHook* hook) {
+          std::vector<std::map<std::string, Bytes>> results;
+          for (const DispatchBackend backend : backends(group.size())) {
+            const auto dispatcher = allocated_dispatcher(backend, group, its.options(), hook);
+            for (std::uint64_t pass = 1; pass <= 2; ++pass) {
+              Memory memory(its.num_tokens > 100 ? kLargeArenaBytes : kArenaBytes);
+              const Layer layer(its, group.size(), pass);
+              LayerRun run(layer, backend, *dispatcher, group, memory.op());
+              run.dispatch();
+              run.combine(pass == 1 ? Write::kAssign : Write::kAccumulate);
+              run.check_rows("kept");
+              run.combine_backward();
+              run.dispatch_again();
+              run.check_gradients("kept gradients");
+              run.dispatch_backward(pass == 1 ? Write::kAssign : Write::kAccumulate);
+              if (backend != DispatchBackend::kLocal) results.push_back(run.results());
+            }
+          }
+          EXPECT_FALSE(results[0].empty());
+          for (std::size_t pass = 0; pass < 2; ++pass) {
+            for (const auto& [name, bytes] : results[pass]) {
+              EXPECT_TRUE(bytes == results[2 + pass][name]) << "standard and direct: " << name;
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+/// Three layers whose calls overlap: sums of several layers in a row; rows and gradients that are kept, or stay in the
+/// window until the next layer's come.
+TEST(Dispatcher, LayersInterleave) {
+  for (int size = 2; size <= kMaxRanks; ++size) {
+    for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
+      for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+        on_ranks(size, seed, [&](ProcessGroup& group, ep::StepHook* hook) {
+          const Case its{.dtype = DType::kBFloat16, .alignment = 8, .in_window = seed % 2 == 0};
+          const auto dispatcher = allocated_dispatcher(backend, group, its.options(), hook);
+          Memory memory;
+          std::vector<Layer> layers;
+          std::vector<std::unique_ptr<LayerRun>> runs;
+          for (std::uint64_t i = 0; i < 3; ++i) layers.emplace_back(its, group.size(), seed * 10 + i);
+          for (const Layer& layer : layers) {
+            runs.push_back(std::make_unique<LayerRun>(layer, backend, *dispatcher, group, memory.op()));
+          }
+          const auto check_kept_rows = [&] {
+            for (const auto& run : runs) {
+              if (!its.in_window) run->check_rows("kept");
+            }
+          };
+          for (int step = 0; step < 2; ++step) {
+            for (const auto& run : runs) run->dispatch();
+            runs[2]->check_rows("kept");
+            for (const auto& run : runs) run->combine();
+            check_kept_rows();
+            runs[2]->combine_backward();
+            runs[2]->dispatch_backward();
+            runs[1]->combine_backward();
+            runs[1]->check_gradients("kept gradients");
+            runs[0]->combine_backward();  // over the gradients of the other
+            runs[0]->dispatch_backward();
+            runs[1]->dispatch_backward();
+            check_kept_rows();
+            runs[1]->dispatch_again();
+          }
+        });
+      }
+    }
+  }
+}
+
+/// Fewer tokens and a smaller alignment than there is room for.
+TEST(Dispatcher, SmallerLayers) {
+  for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
+    on_ranks(3, 7, [&](ProcessGroup& group, ep::StepHook* hook) {
+      const Case large{.alignment = 32, .in_window = true};
+      const auto dispatcher = allocated_dispatcher(backend, group, large.options(), hook);
+      for (const std::int64_t num_tokens : {std::int64_t{1}, large.num_tokens, std::int64_t{5}}) {
+        Memory memory;
+        Case its = large;
+        its.num_tokens = num_tokens;
+        its.alignment = num_tokens == 5 ? 1 : 32;
+        const Layer layer(its, group.size(), 3);
+        LayerRun run(layer, backend, *dispatcher, group, memory.op());
+        run.dispatch();
+        run.combine();
+        run.combine_backward();
+        run.dispatch_backward();
+      }
+    });
+  }
+}
+
+/// <dispatch(y), rows> = <y, dispatch_backward(rows)>, over all ranks.
+TEST(Dispatcher, BackwardIsTheTranspose) {
+  for (int size = 1; size <= kMaxRanks; ++size) {
+    on_ranks(size, 0, [&](ProcessGroup& group, ep::StepHook*) {
+      for (const DispatchBackend backend : backends(group.size())) {
+        const Case its{.alignment = 4, .on_grid = false};
+        const auto dispatcher = allocated_dispatcher(backend, group, its.options());
+        Memory memory;
+        const Context op = memory.op();
+        const Layer layer(its, group.size(), 11);
+        const TokenRouting routing = layer.tensors(memory.arena, group.rank());
+        const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "layer", .alignment = 4}, routing);
+        const Tensor y_TD = layer.tokens(memory.arena, "y", group.rank());
+        const Tensor x_RD = memory.arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
+        const Tensor rows_RD = memory.arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
+        const Tensor back_TD = memory.arena.allocate({its.num_tokens, its.dim}, DType::kFloat32);
+        const Tensor d_weights_TK = memory.arena.allocate({its.num_tokens, its.top_k}, DType::kFloat32);
+        for (std::int64_t i = 0; i < rows_RD.num_elements(); ++i) {
+          rows_RD.data<float>()[i] = layer.number("any", group.rank(), i / 1000, 0, i % 1000);
+        }
+        dispatcher->dispatch(op, y_TD, saved, x_RD);
+        dispatcher->dispatch_backward(op, rows_RD, saved.weights_R, saved, back_TD, Write::kAssign, d_weights_TK);
+        const std::int64_t used = saved.num_rows_1().data<std::int32_t>()[0];
+        double sums[] = {dot(doubles(x_RD.rows(0, used)), doubles(rows_RD.rows(0, used))),
+                         dot(doubles(y_TD), doubles(back_TD)),
+                         dot(doubles(x_RD.rows(0, used)), doubles(x_RD.rows(0, used)))};
+        group.all_reduce(std::span(sums), "test");
+        EXPECT_GT(sums[2], 1.0);
+        EXPECT_NEAR(sums[0], sums[1], 1e-5 * sums[2]);
+        // The weights' gradients of the weights are the weights.
+        EXPECT_EQ(doubles(d_weights_TK), doubles(routing.weights_TK));
+      }
+    });
+  }
+}
+
+/// A measuring run takes as much memory as a real one, and touches no data.
+TEST(Dispatcher, IsMeasured) {
+  for (const int size : {1, 2}) {
+    on_ranks(size, 0, [&](ProcessGroup& group, ep::StepHook*) {
+      set_num_threads(2);
+      for (const DispatchBackend backend : backends(group.size())) {
+        for (Case its : cases()) {
+          its.skew = Skew::kUniform;
+          const auto dispatcher = allocated_dispatcher(backend, group, its.options());
+          const Layer layer(its, group.size(), 1);
+          GemmLibrary gemm;
+          const auto pass = [&](Arena& arena) {
+            const Context op{.arena = &arena, .gemm = &gemm};
+            const auto tensor = [&](const Shape& shape, DType dtype) {
+              const Tensor x = arena.allocate(shape, dtype);
+              if (!op.measuring()) set_bytes(x, 0);
+              return x;
+            };
+            const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "layer", .alignment = its.alignment},
+                                                                   layer.tensors(arena, group.rank()));
+            const Shape rows{saved.num_rows(), its.dim}, tokens{its.num_tokens, its.dim};
+            const Tensor y_TD = tensor(tokens, its.dtype);
+            GemmOperand x_RD;
+            if (its.plain) x_RD.plain = dispatcher->rows_in_window(op, saved);
+            if (its.plain && !x_RD.plain.defined()) x_RD.plain = tensor(rows, its.dtype);
+            if (its.quantized) {
+              x_RD.rows = mx::allocate_quantized(rows, mx::Format{}, tensor);
+              x_RD.columns = mx::allocate_quantized(mx::transposed(rows), mx::Format{}, tensor);
+            }
+            const Tensor out_RD = tensor(rows, its.dtype);
+            const Tensor d_weights_TK = tensor({its.num_tokens, its.top_k}, DType::kFloat32);
+            dispatcher->dispatch(op, y_TD, saved, x_RD);
+            dispatcher->combine(op, out_RD, saved, y_TD, Write::kAssign);
+            dispatcher->combine_backward(op, y_TD, saved, x_RD);
+            dispatcher->dispatch_again(op, y_TD, saved, x_RD);
+            dispatcher->dispatch_backward(op, out_RD, saved.weights_R, saved, y_TD, Write::kAssign, d_weights_TK);
+          };
+          Arena measuring;
+          pass(measuring);
+          Arena real(measuring.peak());
+          pass(real);
+          EXPECT_EQ(real.peak(), measuring.peak());
+        }
+      }
+    });
+  }
+}
+
+TEST(Dispatcher, RowsOfTheWorstCaseAndOfACapacity) {
+  on_ranks(2, 0, [](ProcessGroup& group, ep::StepHook*) {
+    // 2 · 37 tokens, of which each has up to min(3, 6) rows on a rank.
+    Case its{.alignment = 32};
+    auto dispatcher = allocated_dispatcher(DispatchBackend::kStandard, group, its.options());
+    EXPECT_EQ(dispatcher->max_rows(37, 1), 222);
+    EXPECT_EQ(dispatcher->max_rows(37, 32), (222 + 6 * 31) / 32 * 32);
+    its.capacity_factor = 1.21;  // of 37 · 3 rows
+    dispatcher = allocated_dispatcher(DispatchBackend::kStandard, group, its.options());
+    EXPECT_EQ(dispatcher->max_rows(37, 1), 135);
+    EXPECT_EQ(dispatcher->max_rows(37, 32), (135 + 6 * 31) / 32 * 32);
+    its.capacity_factor = 100.0;
+    dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
+    EXPECT_EQ(dispatcher->max_rows(37, 1), 222);
+    // All to one rank needs exactly what there is.
+    Memory memory;
+    its = {.skew = Skew::kOneRank};
+    dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
+    const Layer layer(its, group.size(), 1);
+    LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
+    EXPECT_EQ(run.saved().num_rows(), 222);
+    run.dispatch();
+    EXPECT_EQ(run.saved().num_rows_1().data<std::int32_t>()[0], group.rank() == 1 ? 222 : 0);
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,125 @@
+// What the dispatchers say when they cannot work, and that they work on where they can.
+#include <thread>
+
+#include "tests/ep/layer.h"
+
+namespace tessera {
+namespace {
+
+using comm_test::with_ranks;
+using ep_test::allocated_dispatcher;
+using ep_test::Case;
+using ep_test::Layer;
+using ep_test::LayerRun;
+using ep_test::RandomDelays;
+using ep_test::Skew;
+
+constexpr std::size_t kArenaBytes = std::size_t{4} << 20;
+
+template <typename Failure, typename Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "nothing was thrown";
+}
+
+/// All ranks throw, whichever has too little room; the next dispatch that fits works.
+TEST(DispatcherFailure, TooManyRows) {
+  for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
+    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+      with_ranks(3, [&](ProcessGroup& group) {
+        RandomDelays delays(seed, group.rank());
+        GemmLibrary gemm;
+        Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
+        const auto dispatcher = allocated_dispatcher(backend, group, its.options(), &delays);
+        for (std::uint64_t pass = 0; pass < 6; ++pass) {
+          Arena arena(kArenaBytes);
+          poison(arena);
+          its.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
+          const Layer layer(its, group.size(), pass);
+          LayerRun run(layer, backend, *dispatcher, group, {.arena = &arena, .gemm = &gemm});
+          if (its.skew == Skew::kUniform) {
+            run.dispatch();
+            run.combine();
+            continue;
+          }
+          // 3 · 37 tokens with 3 rows each on the 4 experts of rank 2; 111 rows are a balanced load.
+          EXPECT_THAT(
+              message_of<Error>([&] { run.dispatch(); }),
+              testing::AllOf(testing::HasSubstr("layers.7.moe: the experts of rank 2 get 333 rows, 3.000 times"),
+                             testing::HasSubstr("room for " + std::to_string(run.saved().num_rows()) + "."),
+                             testing::HasSubstr("capacity_factor, now 1.5,")));
+        }
+      });
+    }
+  }
+}
+
+TEST(DispatcherFailure, MoreRowsThanCanBeCounted) {
+  with_ranks(3, [](ProcessGroup& group) {
+    Case its{.num_tokens = std::int64_t{1} << 28};
+    EXPECT_THAT(message_of<Error>([&] { make_dispatcher(DispatchBackend::kDirect, group, its.options()); }),
+                testing::AllOf(testing::HasSubstr("room for any load of 268435456 tokens per rank on 3 ranks"),
+                               testing::HasSubstr("parallelism.expert_parallel_capacity_factor, now 0,")));
+    its.capacity_factor = 2.0;
+    make_dispatcher(DispatchBackend::kDirect, group, its.options());
+  });
+}
+
+/// A rank that does not come to its second dispatch: the others say who it is, and what they have seen of it.
+TEST(DispatcherFailure, ARankThatDoesNotCome) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half a call";
+  std::vector<std::string> messages(3);
+  const auto body = [&](ProcessGroup& group) {
+    const Case its;
+    GemmLibrary gemm;
+    const auto dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
+    Arena arena(kArenaBytes);
+    const Layer layer(its, group.size(), 1);
+    LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, {.arena = &arena, .gemm = &gemm});
+    run.dispatch();
+    run.combine();
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      return;
+    }
+    messages[static_cast<std::size_t>(group.rank())] = message_of<RankFailure>([&] { run.dispatch_again(); });
+  };
+  with_ranks(3, body, {.timeout = Progress::Seconds(0.5)});
+  for (const std::size_t rank : {0u, 2u}) {
+    EXPECT_THAT(messages[rank], testing::HasSubstr("dispatch again of layers.7.moe (world) did not end within"));
+    EXPECT_THAT(messages[rank], testing::HasSubstr("it waits for rank 1 of world to come: epoch 3 expected, 1 seen"));
+    EXPECT_THAT(messages[rank], testing::ContainsRegex("rank 1 \\(process"));
+  }
+}
+
+/// What a router must not give is found before anything is stored where it does not belong.
+TEST(DispatcherFailure, RoutingThatContradictsItself) {
+  with_ranks(1, [](ProcessGroup& group) {
+    const Case its;
+    for (const int fault : {0, 1, 2}) {
+      for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
+        const auto dispatcher = allocated_dispatcher(backend, group, its.options());
+        Arena arena(kArenaBytes);
+        GemmLibrary gemm;
+        const Layer layer(its, 1, 1);
+        const TokenRouting routing = layer.tensors(arena, 0);
+        auto* ids = routing.expert_ids_TK.data<std::int32_t>();
+        auto* counts = routing.counts_E.data<std::int32_t>();
+        if (fault == 0) ++counts[ids[0]];
+        if (fault == 1) --counts[ids[0]], ++counts[(ids[0] + 1) % 12];
+        if (fault == 2) ids[4] = 12;
+        const Context op{.arena = &arena, .gemm = &gemm};
+        const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "layer"}, routing);
+        const Tensor x_RD = arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
+        EXPECT_THROW(dispatcher->dispatch(op, layer.tokens(arena, "y", 0), saved, x_RD), InternalError) << fault;
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,452 @@
+// A layer's dispatch and combine, forward and backward, on every rank of a group: operands that tell where they come
+// from, and what each rank must get, from the operands of all ranks, which every rank can compute.
+//
+// Numbers lie on a coarse grid, so that sums and products are exact in float32 and results are known to the bit; or,
+// for comparing backends, they are any numbers.
+#pragma once
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <thread>
+
+#include "ep/dispatcher.h"
+#include "ops/quantize.h"
+#include "tests/comm/delayed_transport.h"
+#include "tests/comm/ranks.h"
+#include "tests/ops/harness.h"
+
+namespace tessera::ep_test {
+
+/// Sleeps before some of the steps.
+class RandomDelays : public ep::StepHook {
+ public:
+  RandomDelays(std::uint64_t seed, int rank)
+      : random_(seed * 100 + static_cast<std::uint64_t>(rank), stream_of("test.step_delay")) {}
+
+  void before(const ep::Step&) override {
+    const auto words = random_.words(num_steps_++);
+    if (words[0] % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(words[1] % 1500));
+  }
+
+ private:
+  Philox random_;
+  std::uint64_t num_steps_ = 0;
+};
+
+/// Where tokens go.
+enum class Skew { kUniform, kForced, kOneExpert, kOneRank, kEmptyRank, kHalfOfTheExperts };
+
+struct Case {
+  std::int64_t num_tokens = 37, dim = 40, num_experts = 12, top_k = 3;
+  DType dtype = DType::kFloat32;
+  std::int64_t alignment = 1;
+  Skew skew = Skew::kUniform;
+  bool plain = true, quantized = false;  // forms of the rows
+  bool in_window = false;                // plain rows are where they come in, if there is such a place
+  PayloadPrecision dispatch_forward = PayloadPrecision::kDefault, combine_backward = PayloadPrecision::kDefault;
+  double capacity_factor = 0.0;
+  bool on_grid = true;
+
+  DispatchOptions options() const {
+    return {.max_tokens = num_tokens,
+            .dim = dim,
+            .num_experts = num_experts,
+            .top_k = top_k,
+            .dtype = dtype,
+            .max_alignment = alignment,
+            .capacity_factor = capacity_factor,
+            .dispatch_forward = dispatch_forward,
+            .combine_backward = combine_backward};
+  }
+};
+
+/// With its memory.
+inline std::unique_ptr<Dispatcher> allocated_dispatcher(DispatchBackend backend, ProcessGroup& group,
+                                                        const DispatchOptions& options, ep::StepHook* hook = nullptr) {
+  std::unique_ptr<Dispatcher> dispatcher = make_dispatcher(backend, group, options, hook);
+  dispatcher->allocate();
+  return dispatcher;
+}
+
+using Bytes = std::vector<std::uint8_t>;
+
+inline Bytes bytes(const Tensor& x) {
+  const auto* begin = static_cast<const std::uint8_t*>(x.raw());
+  return {begin, begin + x.num_bytes()};
+}
+
+inline void set_bytes(const Tensor& x, int value) {
+  if (x.defined() && x.num_bytes() > 0) std::memset(x.raw(), value, x.num_bytes());
+}
+
+/// What one rank's router gives.
+struct HostRouting {
+  std::vector<std::int32_t> expert_ids, counts;
+  std::vector<float> weights;
+};
+
+/// One pass of a layer, told apart from others by `pass`.
+class Layer {
+ public:
+  Layer(const Case& the_case, int num_ranks, std::uint64_t pass)
+      : case_(the_case), num_ranks_(num_ranks), pass_(pass), local_(the_case.num_experts / num_ranks) {
+    for (int rank = 0; rank < num_ranks; ++rank) routings_.push_back(route(rank));
+  }
+
+  const Case& its_case() const { return case_; }
+  const HostRouting& routing(int rank) const { return routings_[static_cast<std::size_t>(rank)]; }
+
+  /// A number of `what` for this key.
+  float number(const char* what, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t j = 0) const {
+    const std::uint32_t word = word_of(what, a, b, c, j);
+    if (case_.on_grid) return static_cast<float>(static_cast<int>(word % 255) - 127) / 64.0f;  // 7 bits and a sign
+    return static_cast<float>(BFloat16(static_cast<float>(word) * 0x1p-31f - 1.0f)) +
+           (case_.dtype == DType::kFloat32 ? static_cast<float>(word % 1024) * 0x1p-20f : 0.0f);
+  }
+
+  float token(int rank, std::int64_t t, std::int64_t j) const { return number("y", rank, t, 0, j); }
+
+  /// [T, D] of a rank: y, and the gradient of the layer's output.
+  Tensor tokens(Arena& arena, const char* what, int rank) const {
+    const Tensor x = arena.allocate({case_.num_tokens, case_.dim}, case_.dtype);
+    for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
+      for (std::int64_t j = 0; j < case_.dim; ++j) set(x, t, j, number(what, rank, t, 0, j));
+    }
+    return x;
+  }
+
+  TokenRouting tensors(Arena& arena, int rank) const {
+    const HostRouting& host = routing(rank);
+    const TokenRouting routing{.expert_ids_TK = arena.allocate({case_.num_tokens, case_.top_k}, DType::kInt32),
+                               .weights_TK = arena.allocate({case_.num_tokens, case_.top_k}, DType::kFloat32),
+                               .counts_E = arena.allocate({case_.num_experts}, DType::kInt32)};
+    if (arena.device() == Device::kMeta) return routing;
+    std::copy(host.expert_ids.begin(), host.expert_ids.end(), routing.expert_ids_TK.data<std::int32_t>());
+    std::copy(host.weights.begin(), host.weights.end(), routing.weights_TK.data<float>());
+    std::copy(host.counts.begin(), host.counts.end(), routing.counts_E.data<std::int32_t>());
+    return routing;
+  }
+
+  /// What a row holds; source -1: padding.
+  struct Row {
+    int source = -1;
+    std::int64_t token = 0, k = 0, expert = 0;
+  };
+  struct Rows {
+    std::vector<Row> rows;  // padding included
+    std::vector<std::int32_t> offsets{0};
+  };
+  Rows rows_of(int rank) const {
+    Rows result;
+    for (std::int64_t expert = rank * local_; expert < (rank + 1) * local_; ++expert) {
+      for (int source = 0; source < num_ranks_; ++source) {
+        const auto& ids = routing(source).expert_ids;
+        for (std::size_t slot = 0; slot < ids.size(); ++slot) {
+          if (ids[slot] != expert) continue;
+          const auto at = static_cast<std::int64_t>(slot);
+          result.rows.push_back({source, at / case_.top_k, at % case_.top_k, expert});
+        }
+      }
+      const auto alignment = static_cast<std::size_t>(case_.alignment);
+      result.rows.resize((result.rows.size() + alignment - 1) / alignment * alignment);
+      result.offsets.push_back(static_cast<std::int32_t>(result.rows.size()));
+    }
+    return result;
+  }
+
+  /// The sum of a token's rows of `what` as every backend makes it (ep/dispatcher.h), on top of y.
+  double sum(const char* what, int rank, std::int64_t t, std::int64_t j, bool weighted, double y, bool per_rank) const {
+    const HostRouting& host = routing(rank);
+    double total = y;
+    for (int its_rank = 0; its_rank < num_ranks_; ++its_rank) {
+      double part = 0.0;
+      for (std::int64_t k = 0; k < case_.top_k; ++k) {
+        const auto slot = static_cast<std::size_t>(t * case_.top_k + k);
+        const std::int64_t expert = host.expert_ids[slot];
+        if (expert / local_ != its_rank) continue;
+        const auto weight = weighted ? static_cast<double>(host.weights[slot]) : 1.0;
+        part += weight * static_cast<double>(number(what, rank, t, expert + 1, j));
+      }
+      total += per_rank ? rounded(part) : part;
+    }
+    return rounded(total);
+  }
+
+  double rounded(double x) const {
+    const auto narrow = static_cast<float>(x);
+    return static_cast<double>(case_.dtype == DType::kFloat32 ? narrow : static_cast<float>(BFloat16(narrow)));
+  }
+
+  static void set(const Tensor& x, std::int64_t row, std::int64_t j, float value) {
+    const std::int64_t at = row * x.dim(1) + j;
+    if (x.dtype() == DType::kFloat32) {
+      x.data<float>()[at] = value;
+    } else {
+      x.data<BFloat16>()[at] = BFloat16(value);
+    }
+  }
+
+ private:
+  /// Mixed well enough for numbers of tests (the finalizer of MurmurHash3).
+  std::uint32_t word_of(const char* what, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t j) const {
+    std::uint64_t hash = pass_ * 0x9e3779b97f4a7c15u + stream_of(what);
+    for (const std::int64_t part : {a, b, c, j}) {
+      hash = (hash ^ static_cast<std::uint64_t>(part)) * 0xff51afd7ed558ccdu;
+      hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53u;
+      hash ^= hash >> 33;
+    }
+    return static_cast<std::uint32_t>(hash);
+  }
+
+  HostRouting route(int rank) const {
+    HostRouting host;
+    host.counts.resize(static_cast<std::size_t>(case_.num_experts), 0);
+    const Philox philox(pass_ * 100 + static_cast<std::uint64_t>(rank), stream_of("test.routing"));
+    for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
+      // The K allowed experts with the lowest random numbers, in their order.
+      std::vector<std::pair<std::uint32_t, std::int32_t>> drawn;
+      for (std::int32_t expert = 0; expert < case_.num_experts; ++expert) {
+        const auto index = static_cast<std::uint64_t>(t * case_.num_experts + expert);
+        if (allowed(expert)) drawn.emplace_back(draw(expert, philox.words(index)[0]), expert);
+      }
+      std::sort(drawn.begin(), drawn.end());
+      for (std::int64_t k = 0; k < case_.top_k; ++k) {
+        const std::int64_t slot = t * case_.top_k + k;
+        const std::int32_t expert = case_.skew == Skew::kForced ? static_cast<std::int32_t>(slot % case_.num_experts)
+                                                                : drawn[static_cast<std::size_t>(k)].second;
+        host.expert_ids.push_back(expert);
+        ++host.counts[static_cast<std::size_t>(expert)];
+        const std::uint32_t word = philox.words(static_cast<std::uint64_t>(slot), 1)[0];
+        host.weights.push_back(case_.on_grid ? static_cast<float>(word % 5) * 0.25f
+                                             : static_cast<float>(word) * 0x1p-32f);
+      }
+    }
+    return host;
+  }
+
+  bool allowed(std::int32_t expert) const {
+    switch (case_.skew) {
+      case Skew::kOneRank:
+        return expert / local_ == num_ranks_ - 1;
+      case Skew::kEmptyRank:
+        return num_ranks_ == 1 || expert / local_ != 1;
+      case Skew::kHalfOfTheExperts:
+        return expert % 2 == static_cast<std::int32_t>(pass_ % 2);
+      default:
+        return true;
+    }
+  }
+  /// Expert 5 is everyone's first choice.
+  std::uint32_t draw(std::int32_t expert, std::uint32_t word) const {
+    return case_.skew == Skew::kOneExpert && expert == 5 ? 0 : word;
+  }
+
+  Case case_;
+  int num_ranks_;
+  std::uint64_t pass_;
+  std::int64_t local_;
+  std::vector<HostRouting> routings_;
+};
+
+/// A layer pass of one rank, call by call, each checked. What calls gave is collected, to compare backends.
+class LayerRun {
+ public:
+  LayerRun(const Layer& layer, DispatchBackend backend, Dispatcher& dispatcher, const ProcessGroup& group,
+           const Context& op)
+      : layer_(layer),
+        case_(layer.its_case()),
+        dispatcher_(dispatcher),
+        rank_(group.rank()),
+        num_ranks_(group.size()),
+        op_(op),
+        crosses_(backend != DispatchBackend::kLocal),
+        expected_(layer.rows_of(group.rank())) {
+    saved_ = dispatcher.allocate_saved(op, {.name = "layers.7.moe", .alignment = case_.alignment},
+                                       layer.tensors(*op.arena, rank_));
+    for (const Tensor& x : {saved_.offsets_e1, saved_.weights_R}) set_bytes(x, 0xff);
+  }
+
+  const DispatchSaved& saved() const { return saved_; }
+  const std::map<std::string, Bytes>& results() const { return results_; }
+
+  void dispatch() {
+    x_RD_ = operand(case_.in_window ? dispatcher_.rows_in_window(op_, saved_) : Tensor());
+    dispatcher_.dispatch(op_, layer_.tokens(*op_.arena, "y", rank_), saved_, x_RD_);
+    EXPECT_EQ(doubles(saved_.offsets_e1), Doubles(expected_.offsets.begin(), expected_.offsets.end()));
+    std::vector<float> weights(static_cast<std::size_t>(saved_.num_rows()), 0.0f);
+    for (std::size_t r = 0; r < expected_.rows.size(); ++r) {
+      const Layer::Row& row = expected_.rows[r];
+      if (row.source < 0) continue;
+      weights[r] = layer_.routing(row.source).weights[static_cast<std::size_t>(row.token * case_.top_k + row.k)];
+    }
+    EXPECT_TRUE(std::ranges::equal(std::span(saved_.weights_R.data<float>(), weights.size()), weights));
+    check_rows("dispatch");
+  }
+
+  /// The rows of the forward are there still.
+  void check_rows(const std::string& call) { check_rows(call, "y", case_.dispatch_forward, x_RD_); }
+
+  void dispatch_again() {
+    poison_operand(x_RD_);
+    dispatcher_.dispatch_again(op_, layer_.tokens(*op_.arena, "y", rank_), saved_, x_RD_);
+    check_rows("dispatch again");
+  }
+
+  void combine(Write write = Write::kAssign) {
+    const Tensor out_RD = rows("out");
+    const Tensor y_TD = layer_.tokens(*op_.arena, "before", rank_);
+    dispatcher_.combine(op_, out_RD, saved_, y_TD, write);
+    check_sums("combine", "out", /*weighted=*/true, write, y_TD);
+  }
+
+  void combine_backward() {
+    d_out_RD_ = operand(case_.in_window ? dispatcher_.gradients_in_window(op_, saved_) : Tensor());
+    dispatcher_.combine_backward(op_, layer_.tokens(*op_.arena, "d_y", rank_), saved_, d_out_RD_);
+    check_gradients("combine backward");
+  }
+  void check_gradients(const std::string& call) { check_rows(call, "d_y", case_.combine_backward, d_out_RD_); }
+
+  void dispatch_backward(Write write = Write::kAccumulate) {
+    const Tensor d_x_RD = rows("d_x"), d_y_TD = layer_.tokens(*op_.arena, "before", rank_);
+    const Tensor d_weights_R = op_.arena->allocate({saved_.num_rows()}, DType::kFloat32);
+    const Tensor d_weights_TK = op_.arena->allocate({case_.num_tokens, case_.top_k}, DType::kFloat32);
+    set_bytes(d_weights_R, 0xff);
+    set_bytes(d_weights_TK, 0xff);
+    for (std::size_t r = 0; r < expected_.rows.size(); ++r) {
+      const Layer::Row& row = expected_.rows[r];
+      if (row.source < 0) continue;
+      d_weights_R.data<float>()[r] = layer_.number("d_weight", row.source, row.token, row.k);
+    }
+    dispatcher_.dispatch_backward(op_, d_x_RD, d_weights_R, saved_, d_y_TD, write, d_weights_TK);
+    check_sums("dispatch backward", "d_x", /*weighted=*/false, write, d_y_TD);
+    std::vector<float> expected;
+    for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
+      for (std::int64_t k = 0; k < case_.top_k; ++k) expected.push_back(layer_.number("d_weight", rank_, t, k));
+    }
+    EXPECT_TRUE(std::ranges::equal(std::span(d_weights_TK.data<float>(), expected.size()), expected));
+  }
+
+  /// Rows that experts made: numbers that tell the row, NaN in padding and beyond.
+  Tensor rows(const char* what) const {
+    const Tensor x_RD = op_.arena->allocate({saved_.num_rows(), case_.dim}, case_.dtype);
+    set_bytes(x_RD, 0xff);
+    for (std::size_t r = 0; r < expected_.rows.size(); ++r) {
+      const Layer::Row& row = expected_.rows[r];
+      if (row.source < 0) continue;
+      for (std::int64_t j = 0; j < case_.dim; ++j) {
+        Layer::set(x_RD, static_cast<std::int64_t>(r), j,
+                   layer_.number(what, row.source, row.token, row.expert + 1, j));
+      }
+    }
+    return x_RD;
+  }
+
+ private:
+  GemmOperand operand(const Tensor& in_window) const {
+    const Shape shape{saved_.num_rows(), case_.dim};
+    const auto allocate = [&](const Shape& s, DType dtype) { return op_.arena->allocate(s, dtype); };
+    GemmOperand x;
+    if (case_.plain) x.plain = in_window.defined() ? in_window : allocate(shape, case_.dtype);
+    if (case_.quantized) {
+      x.rows = mx::allocate_quantized(shape, mx::Format{}, allocate);
+      x.columns = mx::allocate_quantized(mx::transposed(shape), mx::Format{}, allocate);
+    }
+    poison_operand(x);
+    return x;
+  }
+
+  static void poison_operand(const GemmOperand& x) {
+    for (const Tensor& part : {x.plain, x.rows.elements, x.rows.scales, x.columns.elements, x.columns.scales}) {
+      set_bytes(part, 0xff);
+    }
+  }
+
+  void check_rows(const std::string& call, const char* what, PayloadPrecision precision, const GemmOperand& x_RD) {
+    const ArenaScope scope(*op_.arena);
+    const auto used = static_cast<std::int64_t>(expected_.rows.size());
+    const auto allocate = [&](const Shape& shape, DType dtype) { return op_.arena->allocate(shape, dtype); };
+    const Shape shape{std::max<std::int64_t>(used, 1), case_.dim};
+    const Tensor plain = allocate(shape, case_.dtype);
+    mx::Quantized rows_q = mx::allocate_quantized(shape, mx::Format{}, allocate);
+    const mx::Quantized columns_q = mx::allocate_quantized(mx::transposed(shape), mx::Format{}, allocate);
+    for (const Tensor& x : {plain, rows_q.elements, rows_q.scales}) set_bytes(x, 0);
+    const bool packed = precision == PayloadPrecision::kMxfp8 && crosses_;
+    for (int source = 0; source < num_ranks_; ++source) {
+      const ArenaScope source_scope(*op_.arena);
+      const Tensor tokens = layer_.tokens(*op_.arena, what, source);
+      const mx::Quantized q = mx::allocate_quantized(tokens.shape(), mx::Format{}, allocate);
+      quantize(op_, tokens, q, {});
+      if (packed) dequantize(op_, q, tokens);
+      for (std::int64_t r = 0; r < used; ++r) {
+        const Layer::Row& row = expected_.rows[static_cast<std::size_t>(r)];
+        if (row.source != source) continue;
+        copy_row(tokens, row.token, plain, r);
+        copy_row(q.elements, row.token, rows_q.elements, r);
+        copy_row(q.scales, row.token, rows_q.scales, r);
+      }
+    }
+    quantize(op_, plain, {}, columns_q);
+    if (used == 0) return;
+    expect_rows(call + " plain", x_RD.plain, plain);
+    expect_rows(call + " elements", x_RD.rows.elements, rows_q.elements);
+    expect_rows(call + " scales", x_RD.rows.scales, rows_q.scales);
+    // Columns: of every line the first numbers.
+    expect_columns(call + " columns", x_RD.columns.elements, columns_q.elements);
+    expect_columns(call + " columns' scales", x_RD.columns.scales, columns_q.scales);
+  }
+
+  void expect_rows(const std::string& name, const Tensor& actual, const Tensor& expected) {
+    if (!actual.defined()) return;
+    const Bytes& got = results_[name] = bytes(actual.rows(0, expected.dim(0)));
+    EXPECT_TRUE(got == bytes(expected)) << name << " on rank " << rank_;
+  }
+  void expect_columns(const std::string& name, const Tensor& actual, const Tensor& expected) {
+    if (!actual.defined()) return;
+    Bytes got;
+    for (std::int64_t line = 0; line < actual.dim(0); ++line) {
+      const auto* begin = static_cast<const std::uint8_t*>(actual.raw()) + line * actual.dim(1);
+      got.insert(got.end(), begin, begin + expected.dim(1));
+    }
+    EXPECT_TRUE(got == bytes(expected)) << name << " on rank " << rank_;
+    results_[name] = got;
+  }
+
+  void check_sums(const std::string& call, const char* what, bool weighted, Write write, const Tensor& y_TD) {
+    results_[call] = bytes(y_TD);
+    Doubles expected;
+    for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
+      for (std::int64_t j = 0; j < case_.dim; ++j) {
+        const double before =
+            write == Write::kAccumulate ? static_cast<double>(layer_.number("before", rank_, t, 0, j)) : 0.0;
+        expected.push_back(layer_.sum(what, rank_, t, j, weighted, before, crosses_));
+      }
+    }
+    if (case_.on_grid) {
+      EXPECT_TRUE(doubles(y_TD) == expected) << call << " on rank " << rank_;
+    } else {
+      EXPECT_LE(relative_error(y_TD, expected), bound_for(case_.dtype, kForwardBound)) << call;
+    }
+  }
+
+  static void copy_row(const Tensor& from, std::int64_t row, const Tensor& to, std::int64_t r) {
+    const std::size_t num_bytes = static_cast<std::size_t>(from.dim(1)) * size_of(from.dtype());
+    std::memcpy(static_cast<std::byte*>(to.raw()) + static_cast<std::size_t>(r) * num_bytes,
+                static_cast<const std::byte*>(from.raw()) + static_cast<std::size_t>(row) * num_bytes, num_bytes);
+  }
+
+  const Layer& layer_;
+  const Case& case_;
+  Dispatcher& dispatcher_;
+  int rank_, num_ranks_;
+  Context op_;
+  bool crosses_;  // rows do, and sums are made per rank
+  Layer::Rows expected_;
+  DispatchSaved saved_;
+  GemmOperand x_RD_, d_out_RD_;
+  std::map<std::string, Bytes> results_;
+};
+
+}  // namespace tessera::ep_test
