@@ -206,9 +206,11 @@ void swiglu_gradient(benchmark::State& state) {
 void cross_entropy_chunk(benchmark::State& state) {
   Bench bench;
   const Tensor logits = bench.floats({512, kVocab}), losses = bench.floats({512}), labels = bench.ints({512});
-  const Tensor d_logits = bench.random({512, kVocab}, dtype_of(state));
-  run(state, 0, bytes_of({logits, d_logits}),
-      [&] { cross_entropy(bench.context(), logits, labels, 1.0f, losses, d_logits); });
+  const Tensor d_logits = bench.random({512, kVocab}, dtype_of(state)), sums = bench.floats({1, 512, 3});
+  run(state, 0, bytes_of({logits, d_logits}), [&] {
+    cross_entropy_sums(bench.context(), logits, labels, 0, sums[0]);
+    cross_entropy(bench.context(), sums, logits, labels, 0, 1.0f, losses, d_logits);
+  });
 }
 void router(benchmark::State& state) {
   Bench bench;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Benchmarks: operators and generation (Google Benchmark), then the training step against PyTorch, then tokenizing against
-# the package `tokenizers`. bench/run.sh BUILD_FOLDER
+# Benchmarks: operators and generation (Google Benchmark), then the training step against PyTorch, several ranks, saving, tokenizing
+# against the package `tokenizers`, and expert-parallel backends against each other. bench/run.sh BUILD_FOLDER
 set -euo pipefail
 build=$1
 venv=build/venv
@@ -20,6 +20,9 @@ fi
 # These fail when a bound is missed; the others are to run all the same.
 status=0
 "$venv/bin/python" bench/recipes.py --tessera "$build/src/app/tessera" || status=1
+"$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
+"$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1
 scripts/fetch_corpus.sh data/corpus
 "$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python" || status=1
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -np 4 "$build/bench/bench_ep" || status=1
 exit $status
