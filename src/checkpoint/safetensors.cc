@@ -118,6 +118,8 @@ void SafetensorsFile::read(const std::string& name, const Tensor& target) const 
 
 std::string safetensors_dtype(DType dtype) {
   switch (dtype) {
+    case DType::kFloat64:
+      return "F64";
     case DType::kFloat32:
       return "F32";
     case DType::kBFloat16:

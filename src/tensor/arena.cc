@@ -6,33 +6,49 @@
 #include <cstring>
 #include <utility>
 
+#include "tensor/cuda.h"
+
 namespace tessera {
 namespace {
 
-std::size_t align_up(std::size_t num_bytes) { return (num_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::size_t align_up(std::size_t num_bytes, Device device) {
+  const std::size_t alignment = alignment_on(device);
+  return (num_bytes + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace
 
-Buffer::Buffer(std::size_t num_bytes) : size_(num_bytes) {
+Buffer::Buffer(std::size_t num_bytes, Device device) : size_(num_bytes), device_(device) {
   if (num_bytes == 0) return;
-  data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, align_up(num_bytes)));
+  if (device == Device::kCuda) {
+    data_ = cuda::allocate_zeroed(num_bytes);
+    return;
+  }
+  data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, align_up(num_bytes, device)));
   require(data_ != nullptr, "cannot allocate {:.2f} GiB of memory; make the batch, the sequence or the model smaller",
           static_cast<double>(num_bytes) / (1ULL << 30));
   std::memset(data_, 0, num_bytes);
 }
 
-Buffer::~Buffer() { std::free(data_); }
+Buffer::~Buffer() {
+  if (device_ == Device::kCuda) {
+    cuda::free_memory(data_);
+  } else {
+    std::free(data_);
+  }
+}
 
 Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), device_(other.device_) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(device_, other.device_);
   return *this;
 }
 
-Arena::Arena() : device_(Device::kMeta) {
+Arena::Arena(Device target) : device_(Device::kMeta), target_(target) {
   // Far enough from each other, and from all memory.
   static std::atomic<std::uintptr_t> num_arenas = 0;
   measured_base_ = (std::uintptr_t{1} << 63) + (++num_arenas % (1U << 14)) * (std::uintptr_t{1} << 48);
@@ -50,7 +66,7 @@ Tensor Arena::allocate(Shape shape, DType dtype) {
 
 std::byte* Arena::allocate_bytes(std::size_t num_bytes) {
   const std::size_t begin = used_;
-  used_ += align_up(num_bytes);
+  used_ += align_up(num_bytes, target_);
   peak_ = std::max(peak_, used_);
   if (device_ == Device::kMeta) return nullptr;
   TESSERA_CHECK(used_ <= buffer_.size(), "arena of {} bytes: {} used, {} more asked for; the plan missed it",

@@ -11,36 +11,44 @@
 
 namespace tessera {
 
-/// All tensors start at a multiple of this many bytes: a cache line, and the widest vector register.
-inline constexpr std::size_t kAlignment = 64;
+/// All tensors start at a multiple of this many bytes: on a CPU a cache line, and the widest vector register; on a GPU
+/// what its copy engines and libraries like best.
+inline constexpr std::size_t kAlignment = 64, kCudaAlignment = 256;
+constexpr std::size_t alignment_on(Device device) { return device == Device::kCuda ? kCudaAlignment : kAlignment; }
 
-/// Owns zeroed memory, aligned to kAlignment. Pages are touched at construction, so that what the system reports as
-/// used is what was asked for. Throws Error if the system has not that much.
+/// Owns zeroed memory, aligned as tensors are. Pages are touched at construction, so that what the system reports as
+/// used is what was asked for. Throws Error if the device has not that much.
 class Buffer {
  public:
   Buffer() = default;
-  explicit Buffer(std::size_t num_bytes);
+  explicit Buffer(std::size_t num_bytes, Device device = Device::kCpu);
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
+  Device device() const { return device_; }
 
  private:
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
+  Device device_ = Device::kCpu;
 };
 
 class Arena {
  public:
-  /// An arena that measures: its tensors are on Device::kMeta. They have addresses, by which contains() knows them, and
-  /// no memory there.
-  Arena();
-  /// An arena of `capacity` bytes on the CPU.
-  explicit Arena(std::size_t capacity) : device_(Device::kCpu), buffer_(capacity) {}
+  /// An arena that measures what `target` will need: its tensors are on Device::kMeta. They have addresses, by which
+  /// contains() knows them, and no memory there.
+  explicit Arena(Device target = Device::kCpu);
+  /// An arena of `capacity` bytes on a CPU or GPU.
+  explicit Arena(std::size_t capacity, Device device = Device::kCpu)
+      : device_(device), target_(device), buffer_(capacity, device) {}
 
+  /// Where its tensors are.
   Device device() const { return device_; }
+  /// Whose operators use it, measuring or not: kCpu or kCuda.
+  Device target() const { return target_; }
 
   /// A contiguous tensor on top of the stack; its numbers are whatever was there. Throws InternalError when full.
   Tensor allocate(Shape shape, DType dtype);
@@ -60,7 +68,7 @@ class Arena {
  private:
   std::byte* base() const;
 
-  Device device_;
+  Device device_, target_;
   Buffer buffer_;
   std::uintptr_t measured_base_ = 0;
   std::size_t used_ = 0;

@@ -4,6 +4,8 @@ namespace tessera {
 
 std::size_t size_of(DType dtype) {
   switch (dtype) {
+    case DType::kFloat64:
+      return 8;
     case DType::kFloat32:
     case DType::kInt32:
       return 4;
@@ -19,6 +21,8 @@ std::size_t size_of(DType dtype) {
 
 const char* name_of(DType dtype) {
   switch (dtype) {
+    case DType::kFloat64:
+      return "float64";
     case DType::kFloat32:
       return "float32";
     case DType::kBFloat16:

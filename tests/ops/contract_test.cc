@@ -110,6 +110,9 @@ class Call {
       const std::int64_t at = i / length * tensor.stride() + i % length;
       const double number = value ? static_cast<double>(value(i)) : philox.uniform(static_cast<std::uint64_t>(i));
       switch (tensor.dtype()) {
+        case DType::kFloat64:
+          tensor.data<double>()[at] = number;
+          break;
         case DType::kFloat32:
           tensor.data<float>()[at] = static_cast<float>(number);
           break;

@@ -35,6 +35,9 @@ inline Doubles doubles(const Tensor& tensor) {
     for (std::int64_t j = 0; j < length; ++j) {
       const std::int64_t at = i * tensor.stride() + j;
       switch (tensor.dtype()) {
+        case DType::kFloat64:
+          result.push_back(tensor.data<double>()[at]);
+          break;
         case DType::kFloat32:
           result.push_back(static_cast<double>(tensor.data<float>()[at]));
           break;

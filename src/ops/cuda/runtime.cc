@@ -1,0 +1,65 @@
+#include "ops/cuda/runtime.h"
+
+#include "ops/backends.h"
+#include "ops/cuda/libraries.h"
+#include "tensor/cuda_check.h"
+
+namespace tessera::cuda {
+
+void FlightRecorder::begin(const char* name) {
+  Entry& entry = entries_[num_noted_++ % kOperators];
+  entry.name = name;
+  entry.num_operands = 0;
+}
+
+void FlightRecorder::note(const Tensor& operand) {
+  Entry& entry = entries_[(num_noted_ - 1) % kOperators];
+  if (operand.defined() && entry.num_operands < kOperands) entry.operands[entry.num_operands++] = operand;
+}
+
+std::string FlightRecorder::dump() const {
+  std::string text;
+  for (std::size_t i = num_noted_ > kOperators ? num_noted_ - kOperators : 0; i < num_noted_; ++i) {
+    const Entry& entry = entries_[i % kOperators];
+    text += fmt::format("  {} {}", i + 1, entry.name);
+    for (std::size_t operand = 0; operand < entry.num_operands; ++operand) {
+      const Tensor& tensor = entry.operands[operand];
+      text += fmt::format(" {}{}", name_of(tensor.dtype()), tensor.shape().to_string());
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+Runtime::Runtime() {
+  int device = 0;
+  TESSERA_CUDA(cudaGetDevice(&device));
+  TESSERA_CUDA(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device));
+}
+
+Runtime::~Runtime() = default;
+
+Runtime::Libraries& Runtime::libraries() {
+  if (libraries_ == nullptr) libraries_ = std::make_unique<Libraries>(stream_);
+  return *libraries_;
+}
+
+void Runtime::synchronize() {
+  const cudaError_t status = cudaStreamSynchronize(stream_.handle());
+  require(
+      status == cudaSuccess,
+      "the GPU failed: {} ({}), in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
+      cudaGetErrorString(status), cudaGetErrorName(status), recorder_.dump());
+}
+
+void RunningOperator::begin(const char* name) const { op_.cuda->recorder().begin(name); }
+
+void RunningOperator::note(const Tensor& operand) const { op_.cuda->recorder().note(operand); }
+
+void RunningOperator::check_launches() const {
+  const cudaError_t status = cudaGetLastError();
+  require(status == cudaSuccess, "the GPU refused an operator: {} ({}). The last operators, this one last:\n{}",
+          cudaGetErrorString(status), cudaGetErrorName(status), op_.cuda->recorder().dump());
+}
+
+}  // namespace tessera::cuda

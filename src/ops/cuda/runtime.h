@@ -1,0 +1,60 @@
+// What CUDA operators need besides their operands: the stream, the libraries' handles, and a record of the last
+// operators.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <string>
+
+#include "tensor/cuda.h"
+#include "tensor/tensor.h"
+
+namespace tessera::cuda {
+
+/// The last operators that were put on the stream, oldest first: after a failure, which the GPU reports late, what may
+/// have caused it. A fixed ring; noting allocates nothing.
+class FlightRecorder {
+ public:
+  void begin(const char* name);
+  void note(const Tensor& operand);
+  /// One operator a line, with the dtypes and shapes of its operands.
+  std::string dump() const;
+
+ private:
+  static constexpr std::size_t kOperators = 64, kOperands = 12;
+  struct Entry {
+    const char* name = nullptr;
+    std::size_t num_operands = 0;
+    std::array<Tensor, kOperands> operands;
+  };
+  std::array<Entry, kOperators> entries_;
+  std::size_t num_noted_ = 0;
+};
+
+/// One per thread that runs operators on the GPU. Throws Error where there is none.
+class Runtime {
+ public:
+  Runtime();
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  const Stream& stream() const { return stream_; }
+  int num_sms() const { return num_sms_; }
+  FlightRecorder& recorder() { return recorder_; }
+
+  /// Waits for all operators. Throws Error, with the CUDA error and the last operators, if one failed.
+  void synchronize();
+
+  /// The libraries' handles and plans (ops/cuda/libraries.h).
+  class Libraries;
+  Libraries& libraries();
+
+ private:
+  Stream stream_;
+  int num_sms_ = 0;
+  FlightRecorder recorder_;
+  std::unique_ptr<Libraries> libraries_;
+};
+
+}  // namespace tessera::cuda

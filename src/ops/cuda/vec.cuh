@@ -1,0 +1,78 @@
+// 16-byte accesses. A thread takes kLanes = 8 neighbouring numbers at a time (one 16-byte access of bfloat16, two of
+// float32), or one where rows do not start at multiples of 16 bytes or end in between.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "tensor/tensor.h"
+
+namespace tessera::cuda {
+
+inline constexpr int kLanes = 8;
+
+/// The type that kernels use for a tensor's dtype.
+template <typename T>
+struct DeviceType {
+  using Type = T;
+};
+template <>
+struct DeviceType<BFloat16> {
+  using Type = __nv_bfloat16;
+};
+
+__device__ inline float to_float(float x) { return x; }
+__device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <typename T>
+__device__ T from_float(float x) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return x;
+  } else {
+    return __float2bfloat16_rn(x);
+  }
+}
+/// x as it is after being stored as a T.
+template <typename T>
+__device__ float rounded(float x) {
+  return to_float(from_float<T>(x));
+}
+
+/// kCount numbers of T, in one access each 16 bytes (kCount = 8), or one number.
+template <typename T, int kCount>
+struct alignas(kCount == 1 ? sizeof(T) : 16) Lanes {
+  static_assert(kCount == 1 || kCount * sizeof(T) % 16 == 0);
+  T x[kCount];
+};
+
+template <int kCount, typename T>
+__device__ void load_lanes(const T* from, float (&x)[kCount]) {
+  const auto lanes = *reinterpret_cast<const Lanes<T, kCount>*>(from);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] = to_float(lanes.x[i]);
+}
+
+template <int kCount, typename T>
+__device__ void store_lanes(const float (&x)[kCount], T* to) {
+  Lanes<T, kCount> lanes;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) lanes.x[i] = from_float<T>(x[i]);
+  *reinterpret_cast<Lanes<T, kCount>*>(to) = lanes;
+}
+
+/// Numbers of a row: those of a vector are one.
+inline std::int64_t row_length(const Tensor& x) {
+  return x.dim(0) == 0 || x.num_dims() == 1 ? 1 : x.num_elements() / x.dim(0);
+}
+
+/// Whether all rows can be read and written kLanes numbers at a time.
+template <typename... Tensors>
+bool in_lanes(const Tensors&... tensors) {
+  const auto fits = [](const Tensor& x) {
+    return !x.defined() || (reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0 && row_length(x) % kLanes == 0 &&
+                            x.stride() * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0);
+  };
+  return (fits(tensors) && ...);
+}
+
+}  // namespace tessera::cuda

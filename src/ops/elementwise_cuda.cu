@@ -1,0 +1,108 @@
+#include "ops/cuda/launch.cuh"
+#include "ops/elementwise.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <typename From, typename To, int kCount>
+__global__ void convert_kernel(const From* source, std::int64_t source_stride, To* target, std::int64_t target_stride,
+                               std::int64_t num_rows, std::int64_t length) {
+  for (std::int64_t row = blockIdx.y; row < num_rows; row += gridDim.y) {
+    for (std::int64_t j = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kCount; j < length;
+         j += std::int64_t{gridDim.x} * kThreads * kCount) {
+      float x[kCount];
+      load_lanes(source + row * source_stride + j, x);
+      store_lanes(x, target + row * target_stride + j);
+    }
+  }
+}
+
+template <typename A, typename B, int kCount>
+__global__ void add_kernel(const A* a, const B* b, A* sum, std::int64_t size) {
+  for (std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kCount; i < size;
+       i += std::int64_t{gridDim.x} * kThreads * kCount) {
+    float x[kCount], y[kCount];
+    load_lanes(a + i, x);
+    load_lanes(b + i, y);
+#pragma unroll
+    for (int lane = 0; lane < kCount; ++lane) x[lane] += y[lane];
+    store_lanes(x, sum + i);
+  }
+}
+
+template <typename T>
+__global__ void all_finite_kernel(const T* x, std::int64_t stride, std::int64_t num_rows, std::int64_t length,
+                                  std::int32_t* found) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_rows * length;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    if (!isfinite(to_float(x[i / length * stride + i % length]))) *found = 1;
+  }
+}
+
+/// The same numbers as one row, where there are no gaps between rows.
+Tensor flat(const Tensor& x) { return x.is_contiguous() ? x.reshape({1, x.num_elements()}) : x; }
+
+}  // namespace
+
+void convert(const Context& op, const Tensor& source, const Tensor& target) {
+  if (op.measuring() || source.num_elements() == 0) return;
+  const bool both_flat = source.is_contiguous() && target.is_contiguous();
+  const Tensor from = both_flat ? flat(source) : source, to = both_flat ? flat(target) : target;
+  const std::int64_t num_rows = from.dim(0), length = row_length(from);
+  constexpr std::int64_t kMaxGridRows = 65535;
+  for_lanes(in_lanes(from, to), [&](auto lanes) {
+    constexpr int kCount = decltype(lanes)::value;
+    const dim3 grid(static_cast<unsigned>(grid_for(op, (length + kCount - 1) / kCount, kThreads)),
+                    static_cast<unsigned>(std::min(num_rows, kMaxGridRows)));
+    for_float_type(from.dtype(), [&]<typename From>(From) {
+      for_float_type(to.dtype(), [&]<typename To>(To) {
+        convert_kernel<From, To, kCount><<<grid, kThreads, 0, stream_of(op)>>>(
+            numbers<From>(from), from.stride(), numbers<To>(to), to.stride(), num_rows, length);
+      });
+    });
+  });
+}
+
+void add(const Context& op, const Tensor& a, const Tensor& b, const Tensor& sum) {
+  if (op.measuring() || a.num_elements() == 0) return;
+  const std::int64_t size = a.num_elements();
+  for_lanes(in_lanes(flat(a), flat(b), flat(sum)), [&](auto lanes) {
+    constexpr int kCount = decltype(lanes)::value;
+    for_float_type(a.dtype(), [&]<typename A>(A) {
+      for_float_type(b.dtype(), [&]<typename B>(B) {
+        add_kernel<A, B, kCount><<<grid_for(op, (size + kCount - 1) / kCount, kThreads), kThreads, 0, stream_of(op)>>>(
+            numbers<A>(a), numbers<B>(b), numbers<A>(sum), size);
+      });
+    });
+  });
+}
+
+void copy(const Context& op, const Tensor& source, const Tensor& target) {
+  if (op.measuring()) return;
+  copy_bytes(op.cuda->stream(), source.raw(), source.num_bytes(), target.raw());
+}
+
+void set_zero(const Context& op, const Tensor& target) {
+  if (op.measuring()) return;
+  TESSERA_CUDA(cudaMemsetAsync(target.raw(), 0, target.num_bytes(), stream_of(op)));
+}
+
+// Waits for the GPU: it is asked after a failure only.
+bool all_finite(const Context& op, const Tensor& x) {
+  if (x.num_elements() == 0) return true;
+  const ArenaScope scope(*op.arena);
+  const Tensor found_1 = op.arena->allocate({1}, DType::kInt32);
+  cuda::set_zero(op, found_1);
+  for_float_type(x.dtype(), [&]<typename T>(T) {
+    all_finite_kernel<<<grid_for(op, x.num_elements(), kThreads), kThreads, 0, stream_of(op)>>>(
+        numbers<const T>(x), x.stride(), x.dim(0), row_length(x), numbers<std::int32_t>(found_1));
+  });
+  std::int32_t found = 0;
+  copy_bytes(op.cuda->stream(), found_1.raw(), sizeof found, &found);
+  op.cuda->synchronize();
+  return found == 0;
+}
+
+}  // namespace tessera::cuda

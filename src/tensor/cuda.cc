@@ -1,0 +1,94 @@
+#include "tensor/cuda.h"
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <utility>
+
+#include "tensor/cuda_check.h"
+
+namespace tessera::cuda {
+
+namespace detail {
+void call_failed(const char* file, int line, const char* call, cudaError_t status) {
+  throw InternalError(
+      fmt::format("{}:{}: {}: {} ({})", file, line, call, cudaGetErrorString(status), cudaGetErrorName(status)));
+}
+}  // namespace detail
+
+const char* why_unavailable() {
+  static const std::string reason = [] {
+    int driver = 0, devices = 0;
+    if (const cudaError_t status = cudaDriverGetVersion(&driver); status != cudaSuccess || driver == 0) {
+      return std::string("no NVIDIA driver is loaded: install one, or run on a CPU");
+    }
+    const auto text = [](int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); };
+    if (driver < CUDART_VERSION) {
+      return fmt::format("the NVIDIA driver supports CUDA up to {}, this build needs {}: install a newer driver",
+                         text(driver), text(CUDART_VERSION));
+    }
+    if (const cudaError_t status = cudaGetDeviceCount(&devices); status != cudaSuccess || devices == 0) {
+      return fmt::format("no GPU can be used ({}): check nvidia-smi and CUDA_VISIBLE_DEVICES",
+                         status == cudaSuccess ? "none found" : cudaGetErrorString(status));
+    }
+    int major = 0;
+    TESSERA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    if (major < 9) return fmt::format("the GPU has compute capability {}.x; Hopper (9.0) or later is needed", major);
+    return std::string();
+  }();
+  return reason.c_str();
+}
+
+std::byte* allocate_zeroed(std::size_t num_bytes) {
+  require(available(), "no GPU: {}", why_unavailable());
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, num_bytes) != cudaSuccess) {
+    cudaGetLastError();  // not to be found by the next check
+    std::size_t free = 0, total = 0;
+    TESSERA_CUDA(cudaMemGetInfo(&free, &total));
+    constexpr double kGiB = 1ULL << 30;
+    fail(
+        "cannot allocate {:.2f} GiB of GPU memory: {:.2f} of {:.2f} GiB are free; make the batch, the sequence or the "
+        "model smaller",
+        static_cast<double>(num_bytes) / kGiB, static_cast<double>(free) / kGiB, static_cast<double>(total) / kGiB);
+  }
+  TESSERA_CUDA(cudaMemset(memory, 0, num_bytes));
+  TESSERA_CUDA(cudaDeviceSynchronize());
+  return static_cast<std::byte*>(memory);
+}
+
+// Errors of these cannot be mended, and the process may be at its end.
+void free_memory(std::byte* memory) noexcept { cudaFree(memory); }
+
+std::byte* allocate_pinned(std::size_t num_bytes) {
+  require(available(), "no GPU: {}", why_unavailable());
+  void* memory = nullptr;
+  TESSERA_CUDA(cudaMallocHost(&memory, num_bytes));
+  return static_cast<std::byte*>(memory);
+}
+
+void free_pinned(std::byte* memory) noexcept { cudaFreeHost(memory); }
+
+Stream::Stream() {
+  require(available(), "no GPU: {}", why_unavailable());
+  TESSERA_CUDA(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking));
+}
+
+Stream::~Stream() {
+  if (handle_ != nullptr) cudaStreamDestroy(handle_);
+}
+
+Stream::Stream(Stream&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+
+Stream& Stream::operator=(Stream&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+void Stream::synchronize() const { TESSERA_CUDA(cudaStreamSynchronize(handle_)); }
+
+void copy_bytes(const Stream& stream, const void* source, std::size_t num_bytes, void* target) {
+  TESSERA_CUDA(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyDefault, stream.handle()));
+}
+
+}  // namespace tessera::cuda

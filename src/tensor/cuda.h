@@ -1,0 +1,45 @@
+// The GPU of this process as memory and a queue of work. The functions are there in every build; one without CUDA
+// throws Error, saying so, where they are asked for a GPU.
+#pragma once
+
+#include <cstddef>
+
+struct CUstream_st;
+
+namespace tessera::cuda {
+
+/// Why this process cannot use a GPU, and how to mend it, in one line: a build without CUDA, no driver, one that is too
+/// old for the CUDA runtime, no GPU. Empty if it can.
+const char* why_unavailable();
+inline bool available() { return why_unavailable()[0] == '\0'; }
+
+/// Zeroed memory of the GPU, on which the calling process's later work may start at once. Throws Error, with what is
+/// free and what was asked for, if there is not that much.
+std::byte* allocate_zeroed(std::size_t num_bytes);
+void free_memory(std::byte* memory) noexcept;
+
+/// Memory of the host that the GPU reads and writes without a copy in between, zeroed.
+std::byte* allocate_pinned(std::size_t num_bytes);
+void free_pinned(std::byte* memory) noexcept;
+
+/// A queue of the GPU's work: what is put on one stream runs in order. Owned; movable.
+class Stream {
+ public:
+  Stream();
+  ~Stream();
+  Stream(Stream&& other) noexcept;
+  Stream& operator=(Stream&& other) noexcept;
+
+  CUstream_st* handle() const { return handle_; }
+  /// Waits until all that was put on it is done. Throws InternalError if some of it failed.
+  void synchronize() const;
+
+ private:
+  CUstream_st* handle_ = nullptr;
+};
+
+/// Puts a copy between any two of the host's and the GPU's memories on the stream. Memory of the host that is not
+/// pinned is copied before it returns.
+void copy_bytes(const Stream& stream, const void* source, std::size_t num_bytes, void* target);
+
+}  // namespace tessera::cuda

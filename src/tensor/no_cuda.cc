@@ -1,0 +1,27 @@
+#include "base/error.h"
+#include "tensor/cuda.h"
+
+// What a build without CUDA has in place of cuda.cc.
+namespace tessera::cuda {
+
+namespace {
+[[noreturn]] void refuse() { fail("no GPU: {}", why_unavailable()); }
+}  // namespace
+
+const char* why_unavailable() {
+  return "this build of Tessera has no CUDA: build it where nvcc 12.8 or newer is on the PATH, or run on a CPU";
+}
+
+std::byte* allocate_zeroed(std::size_t) { refuse(); }
+void free_memory(std::byte*) noexcept {}
+std::byte* allocate_pinned(std::size_t) { refuse(); }
+void free_pinned(std::byte*) noexcept {}
+
+Stream::Stream() { refuse(); }
+Stream::~Stream() = default;
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&&) noexcept = default;
+void Stream::synchronize() const { refuse(); }
+void copy_bytes(const Stream&, const void*, std::size_t, void*) { refuse(); }
+
+}  // namespace tessera::cuda

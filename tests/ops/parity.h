@@ -1,0 +1,149 @@
+// For tests of CUDA operators: the same call on the GPU and on the CPU, from the same bytes.
+#pragma once
+
+#include <algorithm>
+#include <map>
+
+#include "mx/quantized.h"
+#include "ops/cuda/runtime.h"
+#include "ops/gemm_operand.h"
+#include "tests/ops/harness.h"
+
+namespace tessera {
+
+/// Skipped where there is no GPU. Operands are made on the CPU (OperatorTest); what an operator assigns is best made by
+/// poisoned().
+class ParityTest : public OperatorTest {
+ protected:
+  /// One of the two calls: its context, and where it has the operands.
+  class Side {
+   public:
+    Context op;
+
+    Tensor operator()(const Tensor& tensor) const { return test_ == nullptr ? tensor : test_->on_gpu(tensor); }
+    mx::Quantized operator()(const mx::Quantized& x) const {
+      return {(*this)(x.elements), (*this)(x.scales), x.format};
+    }
+    GemmOperand operator()(const GemmOperand& x) const {
+      GemmOperand result((*this)(x.plain));
+      result.rows = (*this)(x.rows);
+      result.columns = (*this)(x.columns);
+      return result;
+    }
+
+   private:
+    friend class ParityTest;
+    Side(const Context& context, ParityTest* test) : op(context), test_(test) {}
+    ParityTest* test_;
+  };
+
+  void SetUp() override {
+    if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
+    runtime_.emplace();
+    memory_ = Arena(std::size_t{512} << 20, Device::kCuda);
+    poison_gpu();
+  }
+
+  /// Every byte 0xFF: NaN in all float types.
+  Tensor poisoned(Shape shape, DType dtype) {
+    const Tensor tensor = arena_.allocate(shape, dtype);
+    std::memset(tensor.raw(), 0xff, tensor.num_bytes());
+    return tensor;
+  }
+  mx::Quantized poisoned(const Shape& shape, const mx::Format& format) {
+    return mx::allocate_quantized(shape, format, [&](const Shape& part, DType dtype) { return poisoned(part, dtype); });
+  }
+
+  /// `run(side)` on both; the outputs must be the same bytes.
+  template <typename Run>
+  void expect_same(Run&& run, const std::vector<Tensor>& outputs) {
+    compare(run, outputs, [](const Tensor& output, const Doubles& gpu, std::size_t i) {
+      const Doubles cpu = doubles(output);
+      const auto differ = [](double a, double b) { return a != b && !(std::isnan(a) && std::isnan(b)); };
+      std::size_t num_different = 0, first = cpu.size();
+      for (std::size_t at = 0; at < cpu.size(); ++at) {
+        if (!differ(gpu[at], cpu[at])) continue;
+        ++num_different;
+        first = std::min(first, at);
+      }
+      EXPECT_EQ(num_different, 0u) << "output " << i << " " << output.shape().to_string() << ", first at " << first
+                                   << ": " << gpu[first] << " for " << cpu[first];
+    });
+  }
+
+  /// The same within float_bound of each output's largest number, or bfloat16's bound for such outputs.
+  template <typename Run>
+  void expect_close(Run&& run, const std::vector<Tensor>& outputs, double float_bound = kForwardBound) {
+    compare(run, outputs, [&](const Tensor& output, const Doubles& gpu, std::size_t i) {
+      EXPECT_LE(relative_error(gpu, doubles(output)),
+                bound_for(output.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32, float_bound))
+          << "output " << i << " " << output.shape().to_string();
+    });
+  }
+
+ private:
+  /// From the first byte of a tensor to its last, gaps between rows included.
+  static std::size_t extent(const Tensor& tensor) {
+    if (tensor.num_elements() == 0) return 0;
+    const std::int64_t length = tensor.num_elements() / tensor.dim(0);
+    return static_cast<std::size_t>((tensor.dim(0) - 1) * tensor.stride() + length) * size_of(tensor.dtype());
+  }
+
+  /// A tensor of this shape and stride at other memory.
+  static Tensor like(const Tensor& tensor, void* memory, Device device) {
+    if (tensor.is_contiguous()) return Tensor(memory, tensor.shape(), tensor.dtype(), device);
+    return Tensor(memory, {tensor.dim(0), tensor.stride()}, tensor.dtype(), device).columns(0, tensor.dim(1));
+  }
+
+  Tensor on_gpu(const Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    const auto found = copies_.find(tensor.raw());
+    std::byte* copy = found != copies_.end() ? found->second : nullptr;
+    if (copy == nullptr) {
+      // A whole last row, so that a tensor can be made of it.
+      const std::size_t num_bytes =
+          static_cast<std::size_t>(std::max<std::int64_t>(tensor.dim(0), 1) * tensor.stride()) *
+          size_of(tensor.dtype());
+      copy = memory_.allocate_bytes(std::max(num_bytes, extent(tensor)));
+      cuda::copy_bytes(runtime_->stream(), tensor.raw(), extent(tensor), copy);
+      copies_[tensor.raw()] = copy;
+    }
+    return like(tensor, copy, Device::kCuda);
+  }
+
+  void poison_gpu() {
+    const ArenaScope scope(memory_);
+    const std::vector<std::byte> bytes(std::size_t{1} << 20, std::byte{0xff});
+    while (memory_.used() + bytes.size() <= memory_.capacity()) {
+      cuda::copy_bytes(runtime_->stream(), bytes.data(), bytes.size(), memory_.allocate_bytes(bytes.size()));
+    }
+  }
+
+  template <typename Run, typename Compare>
+  void compare(Run&& run, const std::vector<Tensor>& outputs, Compare&& compare_one) {
+    std::vector<Doubles> of_gpu;
+    {
+      const ArenaScope scope(memory_);
+      copies_.clear();
+      run(Side({.arena = &memory_, .cuda = &*runtime_}, this));
+      for (const Tensor& output : outputs) {
+        const auto found = copies_.find(output.raw());
+        ASSERT_NE(found, copies_.end()) << "an output that the call was not given";
+        std::vector<std::byte> bytes(static_cast<std::size_t>(output.dim(0) * output.stride()) *
+                                     size_of(output.dtype()));
+        cuda::copy_bytes(runtime_->stream(), found->second, extent(output), bytes.data());
+        runtime_->synchronize();
+        of_gpu.push_back(doubles(like(output, bytes.data(), Device::kCpu)));
+      }
+      runtime_->synchronize();
+    }
+    run(Side(context(), nullptr));
+    for (std::size_t i = 0; i < outputs.size(); ++i) compare_one(outputs[i], of_gpu[i], i);
+  }
+
+  std::optional<cuda::Runtime> runtime_;
+  Arena memory_;
+  std::map<const void*, std::byte*> copies_;
+};
+
+}  // namespace tessera
