@@ -26,8 +26,8 @@ void Head::logits(const LayerContext& context, const Tensor& x_TD, const Tensor&
   linear_forward(context.op, y_TD, context.weight(output_), logits_TV);
 }
 
-double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
-                              const Tensor& d_x_TD, const Tensor& logits_TV) const {
+void Head::forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
+                            const Tensor& loss_1, const Tensor& d_x_TD, const Tensor& logits_TV) const {
   const TraceScope trace(context.op.trace, "head");
   const Context& op = context.op;
   ProcessGroup& ranks = context.mesh->tp;
@@ -67,11 +67,7 @@ double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, c
     const Tensor d_y_tD = reduce_scatter_tokens(context, d_y_TD, name);
     rmsnorm_backward(op, d_y_tD, x_TD, context.weight(norm_), rstd_t, d_x_TD, Write::kAssign, context.gradient(norm_));
   }
-  if (op.measuring()) return 0.0;
-  const Tensor losses_t = context.local_rows(losses_T);
-  double sum = 0.0;
-  for (std::int64_t t = 0; t < num_local; ++t) sum += static_cast<double>(losses_t.data<float>()[t]);
-  return sum;
+  add_sum(op, context.local_rows(losses_T), loss_1);
 }
 
 }  // namespace tessera

@@ -23,8 +23,9 @@ struct GemmOperand {
 
 /// A weight [N, K], or a stack [E, N, K] of them, quantized.
 struct QuantizedWeight {
-  mx::Quantized rows;     // [.., N, K], for the forward
-  mx::Quantized columns;  // [.., K, N], for the input's gradient; undefined if blocks are square, then rows serves both
+  mx::Quantized rows;  // [.., N, K], for the forward
+  /// [.., K, N], for the input's gradient. On a CPU undefined if blocks are square, where rows serves both.
+  mx::Quantized columns;
 };
 
 }  // namespace tessera
