@@ -25,6 +25,9 @@ void add_generate_command(CLI::App& app);
 /// `tessera data prepare|tokenizer|inspect`.
 void add_data_commands(CLI::App& app);
 
+/// `tessera doctor`: prints devices, driver, libraries, links, and what is missing.
+void add_doctor_command(CLI::App& app);
+
 /// `tessera plan schedule`.
 void add_plan_commands(CLI::App& app);
 

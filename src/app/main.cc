@@ -46,6 +46,7 @@ int main(int argc, char** argv) {
   tessera::add_convert_command(app);
   tessera::add_generate_command(app);
   tessera::add_plan_commands(app);
+  tessera::add_doctor_command(app);
   try {
     app.parse(joined_arguments(argc, argv));
   } catch (const CLI::ParseError& error) {

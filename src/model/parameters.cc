@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "ops/checks.h"
 #include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 #include "tensor/parallel.h"
@@ -20,9 +19,12 @@ std::int64_t align_up(std::int64_t count) {
   return (count + kAlignmentInNumbers - 1) / kAlignmentInNumbers * kAlignmentInNumbers;
 }
 
+/// Numbers that a thread copies or draws at a time.
+constexpr std::int64_t kGrain = 1 << 14;
+
 std::size_t bytes_of(std::int64_t count, DType dtype) { return static_cast<std::size_t>(count) * size_of(dtype); }
 
-void fill(const Init& init, const Philox& random, std::int64_t index, float& target) {
+void draw_number(const Init& init, const Philox& random, std::int64_t index, float& target) {
   if (init.std == 0.0f) {
     target = 1.0f;
     return;
@@ -358,7 +360,7 @@ void Parameters::set(ParamId id, std::int64_t offset, std::span<const float> num
 Context Parameters::context() const { return {.arena = &no_scratch_, .cuda = cuda_}; }
 
 void Parameters::write(std::span<const float> numbers, const Tensor& tensor) const {
-  TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {static_cast<std::int64_t>(numbers.size())});
+  TESSERA_CHECK(tensor.num_elements() == static_cast<std::int64_t>(numbers.size()) && tensor.is_contiguous());
   if (cuda_ == nullptr) {
     std::copy(numbers.begin(), numbers.end(), tensor.data<float>());
     return;
@@ -367,13 +369,23 @@ void Parameters::write(std::span<const float> numbers, const Tensor& tensor) con
   cuda_->synchronize();
 }
 
-void Parameters::read(const Tensor& tensor, std::span<float> numbers) const {
-  TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {static_cast<std::int64_t>(numbers.size())});
+void Parameters::fill(const Tensor& tensor, const std::function<void(float*)>& fill) const {
+  if (cuda_ == nullptr) return fill(tensor.data<float>());
+  std::vector<float> numbers(static_cast<std::size_t>(tensor.num_elements()));
+  fill(numbers.data());
+  write(numbers, tensor);
+}
+
+void Parameters::read(const Tensor& tensor, float* target) const {
+  TESSERA_CHECK(tensor.dtype() == DType::kFloat32 && tensor.is_contiguous());
   if (cuda_ == nullptr) {
-    std::copy_n(tensor.data<float>(), numbers.size(), numbers.begin());
+    const float* numbers = tensor.data<float>();
+    parallel_ranges(tensor.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      std::copy(numbers + begin, numbers + end, target + begin);
+    });
     return;
   }
-  cuda::copy_bytes(cuda_->stream(), tensor.raw(), numbers.size_bytes(), numbers.data());
+  cuda::copy_bytes(cuda_->stream(), tensor.raw(), tensor.num_bytes(), target);
   cuda_->synchronize();
 }
 
@@ -387,10 +399,10 @@ void Parameters::initialise(std::uint64_t seed) {
     const std::int64_t half =
         spec.init_up ? spec.shape[num_dims - 1] * spec.shape[num_dims - 2] / 2 : spec.shape.num_elements();
     const auto draw = [&](std::int64_t first, std::int64_t count, float* target) {
-      parallel_ranges(count, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
+      parallel_ranges(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const bool is_up = spec.init_up && (first + i) / half % 2 == 1;
-          fill(is_up ? *spec.init_up : spec.init, random, first + i, target[i]);
+          draw_number(is_up ? *spec.init_up : spec.init, random, first + i, target[i]);
         }
       });
     };

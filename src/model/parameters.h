@@ -13,6 +13,7 @@
 // than units, if a unit is to be gathered again for the backward.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -161,9 +162,11 @@ class Parameters {
   /// Sets numbers of a parameter from `offset` of the flattened whole on, as far as this rank has them, in the masters
   /// and in the copies, as far as there are any.
   void set(ParamId id, std::int64_t offset, std::span<const float> numbers);
-  /// Numbers of one of this rank's float32 tensors, wherever it is, from and to the host, which waits for them.
-  void write(std::span<const float> numbers, const Tensor& tensor) const;
-  void read(const Tensor& tensor, std::span<float> numbers) const;
+  /// Has fill(target) set the numbers of one of this rank's float32 tensors: in place, or, if it is on a GPU, in memory
+  /// of the host that is then copied there.
+  void fill(const Tensor& tensor, const std::function<void(float*)>& fill) const;
+  /// Copies the numbers of such a tensor to the host.
+  void read(const Tensor& tensor, float* target) const;
 
  private:
   /// Parameters of a unit that are cut alike.
@@ -192,6 +195,7 @@ class Parameters {
 
   /// For operators on the parameters, which need no scratch memory.
   Context context() const;
+  void write(std::span<const float> numbers, const Tensor& tensor) const;
   ProcessGroup& group(const Bucket& bucket) const;
   bool sharded(const Bucket& bucket) const { return group(bucket).size() > 1; }
   bool sharded_unit(UnitId unit) const;

@@ -20,7 +20,6 @@ constexpr const char* kFirstMoment = ".exp_avg";
 constexpr const char* kSecondMoment = ".exp_avg_sq";
 
 /// Numbers that a thread copies at a time.
-constexpr std::int64_t kCopyGrain = 1 << 16;
 
 /// The keys that make the model and the numbers that it computes, with their values.
 nlohmann::json model_identity(JobConfig config) {
@@ -100,8 +99,12 @@ Checkpointer::Pieces Checkpointer::pieces_to_write() const {
   return pieces;
 }
 
+bool Checkpointer::takes_snapshot() const {
+  return config_.checkpoint.async_mode == AsyncMode::kAsync || config_.device(ranks_.size()) == Device::kCuda;
+}
+
 std::size_t Checkpointer::snapshot_bytes() const {
-  if (config_.checkpoint.async_mode == AsyncMode::kDisabled) return 0;
+  if (!takes_snapshot()) return 0;
   std::size_t sum = 0;
   for (const std::vector<TensorPiece>& tensors : pieces_to_write()) {
     for (const TensorPiece& tensor : tensors) sum += tensor.numbers.num_bytes();
@@ -116,10 +119,7 @@ void Checkpointer::take_snapshot(Pieces& pieces) {
   for (std::vector<TensorPiece>& tensors : pieces) {
     for (TensorPiece& tensor : tensors) {
       const Tensor copy(next, tensor.numbers.shape(), DType::kFloat32, Device::kCpu);
-      const float* from = tensor.numbers.data<float>();
-      float* to = copy.data<float>();
-      parallel_ranges(copy.num_elements(), kCopyGrain,
-                      [&](std::int64_t begin, std::int64_t end) { std::copy(from + begin, from + end, to + begin); });
+      parameters_.read(tensor.numbers, copy.data<float>());
       tensor.numbers = copy;
       next += copy.num_bytes();
     }
@@ -145,7 +145,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader) {
                      {"config", config_table(config).to_toml()}};
   if (is_writer()) {
     Pieces pieces = pieces_to_write();
-    if (config_.checkpoint.async_mode == AsyncMode::kAsync) take_snapshot(pieces);
+    if (takes_snapshot()) take_snapshot(pieces);
     start([this, pieces = std::move(pieces)] { write_shards(pieces); });
   }
   saved_.stall_seconds = since_start_.seconds();
@@ -275,7 +275,8 @@ std::optional<std::int64_t> Checkpointer::resume(data::Loader& loader) {
     const Pieces pieces = this->pieces();
     for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
       for (const auto& [name, piece, numbers] : pieces[kind]) {
-        shards[kind].at(name, piece.slice.global).read(piece, numbers.data<float>());
+        const AssembledTensor saved = shards[kind].at(name, piece.slice.global);
+        parameters_.fill(numbers, [&, &piece = piece](float* target) { saved.read(piece, target); });
       }
     }
   });

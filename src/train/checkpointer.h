@@ -72,6 +72,8 @@ class Checkpointer {
   bool is_writer() const { return mesh_.place.dp_replicate == 0; }
   bool is_first_rank() const { return ranks_.rank() == 0; }
   /// Copies the numbers and lets the pieces point to the copy.
+  /// Whether files are written from a copy in the host's memory.
+  bool takes_snapshot() const;
   void take_snapshot(Pieces& pieces);
   void start(std::function<void()> task);
   void write_shards(const Pieces& pieces);

@@ -1,5 +1,7 @@
 #include "train/run_info.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,15 +15,6 @@ namespace tessera {
 namespace {
 
 using nlohmann::ordered_json;
-
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t value = line.find(": ");
-    if (line.starts_with("model name") && value != std::string::npos) return line.substr(value + 2);
-  }
-  return "unknown";
-}
 
 std::string split_identity(const std::filesystem::path& dataset, const std::string& split) {
   return fmt::format("{:016x}", data::split_checksum(data::read_manifest(dataset), split));
@@ -81,6 +74,19 @@ ordered_json changes(const ordered_json& earlier, const ordered_json& now, std::
 }
 
 }  // namespace
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t value = line.find(": ");
+    if (line.starts_with("model name") && value != std::string::npos) return line.substr(value + 2);
+  }
+  return "unknown";
+}
+
+std::size_t machine_memory_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
+}
 
 std::map<std::string, std::string> config_values(JobConfig config) {
   std::map<std::string, std::string> values;

@@ -15,6 +15,11 @@
 
 namespace tessera {
 
+/// As the system calls it.
+std::string processor_name();
+/// Of the whole machine.
+std::size_t machine_memory_bytes();
+
 /// Every key of the configuration and its value, as TOML.
 std::map<std::string, std::string> config_values(JobConfig config);
 

@@ -87,7 +87,8 @@ void SavedModel::load(Parameters& parameters, const ModelConfig& model) const {
     const Piece piece{.slice = parameters.slice(id), .begin = range.begin, .end = range.end};
     if (checkpoint_ && !piece.is_whole()) {
       if (range.begin < range.end) {
-        checkpoint_->at(name, shape).read(piece, parameters.master_shard(id).data<float>());
+        const AssembledTensor saved = checkpoint_->at(name, shape);
+        parameters.fill(parameters.master_shard(id), [&](float* target) { saved.read(piece, target); });
       }
       continue;
     }
@@ -98,9 +99,10 @@ void SavedModel::load(Parameters& parameters, const ModelConfig& model) const {
     });
   }
   for (ParamId id = 0; id < parameters.num_buffers(); ++id) {
-    float* target = parameters.buffer(id).data<float>();
-    read(parameters.buffer_spec(id).name, parameters.buffer_spec(id).shape,
-         [&](std::span<const float> numbers) { target = std::copy(numbers.begin(), numbers.end(), target); });
+    parameters.fill(parameters.buffer(id), [&](float* target) {
+      read(parameters.buffer_spec(id).name, parameters.buffer_spec(id).shape,
+           [&](std::span<const float> numbers) { target = std::copy(numbers.begin(), numbers.end(), target); });
+    });
   }
 }
 

@@ -1,7 +1,5 @@
 #include "train/trainer.h"
 
-#include <unistd.h>
-
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
@@ -13,10 +11,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::size_t machine_memory_bytes() {
-  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
-}
 
 data::LoaderConfig loader_config(const JobConfig& config, const Mesh& mesh, const std::string& folder,
                                  const std::string& split) {

@@ -1,4 +1,5 @@
 #include "base/error.h"
+#include "ops/cuda/inventory.h"
 #include "ops/cuda/runtime.h"
 
 // What a build without CUDA has in place of runtime.cc. There is never a Runtime.
@@ -9,6 +10,8 @@ class Runtime::Libraries {};
 Runtime::Runtime() = default;
 Runtime::~Runtime() = default;
 void Runtime::synchronize() {}
+
+Inventory take_inventory() { return {}; }
 
 std::shared_ptr<Runtime> make_runtime() { fail("no GPU: {}", why_unavailable()); }
 

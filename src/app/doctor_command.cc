@@ -1,0 +1,58 @@
+#include <oneapi/dnnl/dnnl.h>
+
+#include <iostream>
+
+#include "app/commands.h"
+#include "ops/cuda/inventory.h"
+#include "tensor/cuda.h"
+#include "tensor/parallel.h"
+#include "train/metrics.h"
+#include "train/run_info.h"
+
+namespace tessera {
+namespace {
+
+void print_gpus(const cuda::Inventory& inventory) {
+  for (std::size_t i = 0; i < inventory.gpus.size(); ++i) {
+    const cuda::GpuInfo& gpu = inventory.gpus[i];
+    const std::string links = gpu.num_nvlinks < 0 ? "" : fmt::format(", {} NVLinks", gpu.num_nvlinks);
+    std::cout << fmt::format("GPU {}:     {}, compute capability {}.{}, {} SMs, {} of memory, {} of it free{}\n", i,
+                             gpu.name, gpu.major, gpu.minor, gpu.num_sms, format_gib(gpu.total_bytes),
+                             format_gib(gpu.free_bytes), links);
+  }
+  if (inventory.gpus.size() < 2) return;
+  if (inventory.without_peer_access.empty()) {
+    std::cout << "peers:     every GPU can store to every other's memory\n";
+  }
+  for (const auto& [a, b] : inventory.without_peer_access) {
+    std::cout << fmt::format("peers:     GPUs {} and {} cannot store to each other's memory\n", a, b);
+  }
+}
+
+void doctor() {
+  const dnnl_version_t& dnnl = *dnnl_version();
+  std::cout << fmt::format("tessera:   {}\n", TESSERA_VERSION);
+  std::cout << fmt::format("processor: {}, {} cores, {} of memory\n", processor_name(), num_cores(),
+                           format_gib(machine_memory_bytes()));
+  std::cout << fmt::format("oneDNN:    {}.{}.{}\n", dnnl.major, dnnl.minor, dnnl.patch);
+  const cuda::Inventory inventory = cuda::take_inventory();
+  if (!inventory.driver.empty()) std::cout << fmt::format("driver:    {}\n", inventory.driver);
+  for (const cuda::LibraryInfo& library : inventory.libraries) {
+    if (library.problem.empty()) std::cout << fmt::format("{:<10} {}\n", library.name + ":", library.version);
+  }
+  print_gpus(inventory);
+  std::cout << fmt::format("computes:  on {}\n", cuda::available() ? "a GPU (training.device = \"auto\")" : "the CPU");
+  if (!cuda::available()) std::cout << fmt::format("no GPU:    {}\n", cuda::why_unavailable());
+  for (const cuda::LibraryInfo& library : inventory.libraries) {
+    if (!library.problem.empty()) std::cout << fmt::format("missing:   {}\n", library.problem);
+  }
+}
+
+}  // namespace
+
+void add_doctor_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("doctor", "Say what this machine has to compute with, and what is missing");
+  command->callback([] { doctor(); });
+}
+
+}  // namespace tessera

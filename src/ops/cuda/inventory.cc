@@ -1,0 +1,142 @@
+#include "ops/cuda/inventory.h"
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <memory>
+
+#include "tensor/cuda.h"
+#include "tensor/cuda_check.h"
+
+namespace tessera::cuda {
+namespace {
+
+using LibraryHandle = std::unique_ptr<void, int (*)(void*)>;
+LibraryHandle open_library(const char* file) { return {dlopen(file, RTLD_LAZY | RTLD_LOCAL), &dlclose}; }
+
+template <typename Function>
+Function* find(const LibraryHandle& library, const char* name) {
+  return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library.get(), name));
+}
+
+/// As NVIDIA counts since CUDA 9.2 (`thousand` = 1000), or cuDNN and NCCL, which have two digits for the minor version.
+std::string version_text(long version, long thousand) {
+  return fmt::format("{}.{}.{}", version / thousand, version % thousand / 100, version % 100);
+}
+
+std::string version_of_cuda(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+LibraryInfo cudnn_info() {
+  LibraryInfo info{.name = "cuDNN", .version = {}, .problem = {}};
+  const LibraryHandle library = open_library("libcudnn.so.9");
+  if (auto* version = find<std::size_t()>(library, "cudnnGetVersion")) {
+    info.version = version_text(static_cast<long>(version()), 10000);
+  } else {
+    info.problem = "libcudnn.so.9 not found: install cuDNN 9 and put its folder on LD_LIBRARY_PATH";
+  }
+  return info;
+}
+
+LibraryInfo nccl_info() {
+  LibraryInfo info{.name = "NCCL", .version = {}, .problem = {}};
+  const LibraryHandle library = open_library("libnccl.so.2");
+  int version = 0;
+  if (auto* get = find<int(int*)>(library, "ncclGetVersion"); get != nullptr && get(&version) == 0) {
+    info.version = version_text(version, 10000);
+  } else {
+    info.problem = "libnccl.so.2 not found: install NCCL 2.28 or newer and put its folder on LD_LIBRARY_PATH";
+  }
+  return info;
+}
+
+/// What only the driver's management library (NVML) knows. Its functions return 0 for success.
+class Management {
+ public:
+  Management() : library_(open_library("libnvidia-ml.so.1")) {
+    auto* init = find<int()>(library_, "nvmlInit_v2");
+    usable_ = init != nullptr && init() == 0;
+  }
+  ~Management() {
+    if (auto* shutdown = find<int()>(library_, "nvmlShutdown"); usable_ && shutdown != nullptr) shutdown();
+  }
+
+  std::string driver_version() const {
+    std::array<char, 96> text{};
+    auto* get = find<int(char*, unsigned)>(library_, "nvmlSystemGetDriverVersion");
+    return usable_ && get != nullptr && get(text.data(), text.size()) == 0 ? text.data() : "";
+  }
+  int num_nvlinks(const char* pci_bus_id) const {
+    using Handle = void*;
+    constexpr unsigned kMaxLinks = 18;
+    auto* by_bus = find<int(const char*, Handle*)>(library_, "nvmlDeviceGetHandleByPciBusId_v2");
+    auto* state_of = find<int(Handle, unsigned, int*)>(library_, "nvmlDeviceGetNvLinkState");
+    Handle gpu = nullptr;
+    if (!usable_ || by_bus == nullptr || state_of == nullptr || by_bus(pci_bus_id, &gpu) != 0) return -1;
+    int count = 0;
+    for (unsigned link = 0; link < kMaxLinks; ++link) {
+      int active = 0;
+      count += state_of(gpu, link, &active) == 0 && active == 1 ? 1 : 0;
+    }
+    return count;
+  }
+
+ private:
+  LibraryHandle library_;
+  bool usable_ = false;
+};
+
+GpuInfo gpu_info(int device, const Management& management) {
+  cudaDeviceProp properties{};
+  TESSERA_CUDA(cudaGetDeviceProperties(&properties, device));
+  GpuInfo info{.name = properties.name,
+               .major = properties.major,
+               .minor = properties.minor,
+               .num_sms = properties.multiProcessorCount,
+               .total_bytes = properties.totalGlobalMem};
+  std::array<char, 32> bus_id{};
+  TESSERA_CUDA(cudaDeviceGetPCIBusId(bus_id.data(), bus_id.size(), device));
+  info.num_nvlinks = management.num_nvlinks(bus_id.data());
+  TESSERA_CUDA(cudaSetDevice(device));
+  std::size_t total = 0;
+  TESSERA_CUDA(cudaMemGetInfo(&info.free_bytes, &total));
+  return info;
+}
+
+}  // namespace
+
+Inventory take_inventory() {
+  Inventory inventory;
+  const Management management;
+  int driver = 0, runtime = 0;
+  if (cudaDriverGetVersion(&driver) == cudaSuccess && driver > 0) {
+    const std::string version = management.driver_version();
+    inventory.driver =
+        fmt::format("{}{}for CUDA up to {}", version, version.empty() ? "" : ", ", version_of_cuda(driver));
+  }
+  if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = CUDART_VERSION;
+  inventory.libraries.push_back({.name = "CUDA runtime", .version = version_of_cuda(runtime), .problem = {}});
+  inventory.libraries.push_back(
+      {.name = "cuBLASLt", .version = version_text(static_cast<long>(cublasLtGetVersion()), 10000), .problem = {}});
+  inventory.libraries.push_back(cudnn_info());
+  inventory.libraries.push_back(nccl_info());
+  if (!available()) return inventory;
+  int count = 0, current = 0;
+  TESSERA_CUDA(cudaGetDeviceCount(&count));
+  TESSERA_CUDA(cudaGetDevice(&current));
+  for (int device = 0; device < count; ++device) inventory.gpus.push_back(gpu_info(device, management));
+  TESSERA_CUDA(cudaSetDevice(current));
+  for (int a = 0; a < count; ++a) {
+    for (int b = a + 1; b < count; ++b) {
+      int forth = 0, back = 0;
+      TESSERA_CUDA(cudaDeviceCanAccessPeer(&forth, a, b));
+      TESSERA_CUDA(cudaDeviceCanAccessPeer(&back, b, a));
+      if (forth == 0 || back == 0) inventory.without_peer_access.emplace_back(a, b);
+    }
+  }
+  return inventory;
+}
+
+}  // namespace tessera::cuda
