@@ -57,7 +57,8 @@ void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_
   TESSERA_CHECK_TENSOR(x_TD, x_TD.dtype(), {x_TD.dim(0), dim});
   TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {num_rows});
   TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
-  const cpu::OperandOutput output(context, y_RD, num_rows, dim, x_TD.dtype());
+  check_operand(y_RD, num_rows, dim, x_TD.dtype());
+  const cpu::OperandOutput output(context, y_RD, dim, x_TD.dtype());
   if (context.measuring()) return;
   const std::int64_t used = y_RD.plain.defined() ? num_rows : cpu::computed_rows(num_rows_1, num_rows);
   cpu::for_float_type(x_TD.dtype(), [&]<typename T>(T) {
