@@ -67,11 +67,10 @@ double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, c
     const Tensor d_y_tD = reduce_scatter_tokens(context, d_y_TD, name);
     rmsnorm_backward(op, d_y_tD, x_TD, context.weight(norm_), rstd_t, d_x_TD, Write::kAssign, context.gradient(norm_));
   }
-  if (op.measuring()) return 0.0;
-  const Tensor losses_t = context.local_rows(losses_T);
-  double sum = 0.0;
-  for (std::int64_t t = 0; t < num_local; ++t) sum += static_cast<double>(losses_t.data<float>()[t]);
-  return sum;
+  const Tensor sum_1 = context.allocate({1}, DType::kFloat64);
+  set_zero(op, sum_1);
+  sum_losses(op, context.local_rows(losses_T), sum_1);
+  return op.measuring() ? 0.0 : *sum_1.data<double>();
 }
 
 }  // namespace tessera
