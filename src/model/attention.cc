@@ -65,7 +65,8 @@ MlaDims Attention::dims(const LayerContext& context) const {
           .dim_rope = config.qk_rope_head_dim,
           .dim_v = config.v_head_dim,
           .scale = config.softmax_scale(context.rope->seq_len()),
-          .queries = context.batch->ranges()};
+          .queries = context.batch->ranges(),
+          .whole_sequences = config.attn_mask_type == AttentionMask::kCausal};
 }
 
 MlaOperands Attention::core_operands(const LayerContext& context, const AttentionSaved& saved) const {

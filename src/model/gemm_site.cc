@@ -19,8 +19,7 @@ std::int64_t rows_in_use(const LayerContext& context, const Tensor& offsets_E1) 
   const Tensor last = offsets_E1.rows(offsets_E1.dim(0) - 1, offsets_E1.dim(0));
   if (context.op.cuda == nullptr) return last.data<std::int32_t>()[0];
   std::int32_t num_rows = 0;
-  cuda::copy_bytes(context.op.cuda->stream(), last.raw(), sizeof num_rows, &num_rows);
-  context.op.cuda->synchronize();
+  context.op.cuda->fetch(last, &num_rows);
   return num_rows;
 }
 

@@ -204,10 +204,10 @@ MoeSums Model::sums_of(const Block& block, Device device) const {
 
 void Model::clear_sums(const Context& op) { set_zero(op, sums_.all(op.device())); }
 
-void Model::update_expert_biases(const Context& op) {
+void Model::update_expert_biases(const Context& op, const Tensor& finite_1) {
   if (config_.load_balance_coeff == 0.0f) return;
   for (std::size_t i = 0; i < moe_layers_.size(); ++i) {
-    update_expert_bias(op, sums_.layer(i, op.device()).counts_E, config_.load_balance_coeff,
+    update_expert_bias(op, sums_.layer(i, op.device()).counts_E, config_.load_balance_coeff, finite_1,
                        parameters_.buffer(moe_layers_[i]->expert_bias()));
   }
 }

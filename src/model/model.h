@@ -151,7 +151,8 @@ class Model {
   /// Its place among the MoE layers of the whole model.
   std::size_t moe_index(std::size_t i) const { return moe_index_[i]; }
   /// One update of every expert bias from the sums over all ranks (once per optimizer step, before it).
-  void update_expert_biases(const Context& op);
+  /// finite_1: as update_expert_bias's.
+  void update_expert_biases(const Context& op, const Tensor& finite_1);
 
  private:
   struct MtpModule;

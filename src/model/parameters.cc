@@ -385,8 +385,7 @@ void Parameters::read(const Tensor& tensor, float* target) const {
     });
     return;
   }
-  cuda::copy_bytes(cuda_->stream(), tensor.raw(), tensor.num_bytes(), target);
-  cuda_->synchronize();
+  cuda_->fetch(tensor, target);
 }
 
 void Parameters::initialise(std::uint64_t seed) {

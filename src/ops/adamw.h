@@ -23,6 +23,8 @@ struct AdamWStep {
   float finite = 1.0f;             // 0: the step is not made
 
   static constexpr std::int64_t kNumbers = 5;
+  /// `finite` of step_S, [1].
+  static Tensor finite_1(const Tensor& step_S) { return step_S.rows(4, 5); }
 };
 static_assert(sizeof(AdamWStep) == AdamWStep::kNumbers * sizeof(float));
 

@@ -58,6 +58,8 @@ class RunningOperator {
       note(operand.rows.elements);
     } else if constexpr (requires { operand.elements; }) {
       note(operand.elements);
+    } else if constexpr (requires { operand.q; }) {
+      note(operand.q);
     }
   }
   void check_launches() const;

@@ -1,12 +1,11 @@
 #include <cmath>
 
-#include "ops/checks.h"
 #include "ops/cpu/math.h"
 #include "ops/cpu/types.h"
 #include "ops/cross_entropy.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
+namespace tessera::cpu {
 namespace {
 
 constexpr std::int64_t kLanes = 16;
@@ -30,13 +29,13 @@ float exp_and_sum(float* x, float offset, std::int64_t length) {
   std::int64_t j = 0;
   for (; j + kLanes <= length; j += kLanes) {
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      const float value = cpu::exp_fast(x[j + lane] - offset);
+      const float value = exp_fast(x[j + lane] - offset);
       x[j + lane] = value;
       lanes[lane] += value;
     }
   }
   float sum = 0.0f;
-  for (; j < length; ++j) sum += x[j] = cpu::exp_fast(x[j] - offset);
+  for (; j < length; ++j) sum += x[j] = exp_fast(x[j] - offset);
   for (const float lane : lanes) sum += lane;
   return sum;
 }
@@ -45,19 +44,15 @@ float exp_and_sum(float* x, float offset, std::int64_t length) {
 
 void cross_entropy_sums(const Context& context, const Tensor& logits_TV, const Tensor& labels_T, std::int64_t first_id,
                         const Tensor& sums_T3) {
-  const TraceScope trace(context.trace, "cross_entropy.sums");
   const std::int64_t num_tokens = logits_TV.dim(0), vocab = logits_TV.dim(1);
-  TESSERA_CHECK_TENSOR(logits_TV, DType::kFloat32, {num_tokens, vocab});
-  TESSERA_CHECK_TENSOR(labels_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(sums_T3, DType::kFloat32, {num_tokens, 3});
   if (context.measuring()) return;
   parallel_ranges(num_tokens, 8, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       const std::int32_t label = labels_T.data<std::int32_t>()[t];
-      float* sums = cpu::row_of<float>(sums_T3, t);
+      float* sums = row_of<float>(sums_T3, t);
       std::fill(sums, sums + 3, 0.0f);
       if (label == kIgnoredLabel) continue;
-      float* row = cpu::row_of<float>(logits_TV, t);
+      float* row = row_of<float>(logits_TV, t);
       const std::int64_t at = label - first_id;
       if (0 <= at && at < vocab) sums[2] = row[at];
       sums[0] = row_max(row, vocab);
@@ -66,17 +61,10 @@ void cross_entropy_sums(const Context& context, const Tensor& logits_TV, const T
   });
 }
 
-void cross_entropy(const Context& context, const Tensor& sums_PT3, const Tensor& exps_TV, const Tensor& labels_T,
+void cross_entropy(const Context& context, const Tensor& sums_PT3, const Tensor& logits_TV, const Tensor& labels_T,
                    std::int64_t first_id, float scale, const Tensor& losses_T, const Tensor& d_logits_TV) {
-  const TraceScope trace(context.trace, "cross_entropy");
-  const std::int64_t num_ranks = sums_PT3.dim(0), num_tokens = exps_TV.dim(0), vocab = exps_TV.dim(1);
-  TESSERA_CHECK_TENSOR(sums_PT3, DType::kFloat32, {num_ranks, num_tokens, 3});
-  TESSERA_CHECK_TENSOR(exps_TV, DType::kFloat32, {num_tokens, vocab});
-  TESSERA_CHECK_TENSOR(labels_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(losses_T, DType::kFloat32, {num_tokens});
-  if (d_logits_TV.defined()) TESSERA_CHECK_TENSOR(d_logits_TV, d_logits_TV.dtype(), {num_tokens, vocab});
+  const std::int64_t num_ranks = sums_PT3.dim(0), num_tokens = logits_TV.dim(0), vocab = logits_TV.dim(1);
   if (context.measuring()) return;
-  TESSERA_CHECK(first_id % vocab == 0 && first_id / vocab < num_ranks, "{} of {} x {}", first_id, num_ranks, vocab);
   const auto rows = [&]<typename T>(T* d_logits) {
     parallel_ranges(num_tokens, 8, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {
@@ -98,21 +86,21 @@ void cross_entropy(const Context& context, const Tensor& sums_PT3, const Tensor&
         }
         losses_T.data<float>()[t] = std::log(sum) + max - target;
         if (d_row == nullptr) continue;
-        const float* row = cpu::row_of<float>(exps_TV, t);
+        const float* exps = row_of<float>(logits_TV, t);
         const float factor = scale / sum * std::exp(sums_of(first_id / vocab)[0] - max);
         const std::int64_t at = label - first_id;
         const bool is_here = 0 <= at && at < vocab;
-        const float at_label = is_here ? row[at] * factor - scale : 0.0f;
-        for (std::int64_t v = 0; v < vocab; ++v) cpu::store(d_row[v], row[v] * factor);
-        if (is_here) cpu::store(d_row[at], at_label);
+        const float at_label = is_here ? exps[at] * factor - scale : 0.0f;
+        for (std::int64_t v = 0; v < vocab; ++v) store(d_row[v], exps[v] * factor);
+        if (is_here) store(d_row[at], at_label);
       }
     });
   };
   if (!d_logits_TV.defined()) {
     rows(static_cast<float*>(nullptr));
   } else {
-    cpu::for_float_type(d_logits_TV.dtype(), [&]<typename T>(T) { rows(d_logits_TV.data<T>()); });
+    for_float_type(d_logits_TV.dtype(), [&]<typename T>(T) { rows(d_logits_TV.data<T>()); });
   }
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

@@ -132,8 +132,7 @@ bool all_finite(const Context& op, const Tensor& x) {
         numbers<const T>(x), x.stride(), x.dim(0), row_length(x), numbers<std::int32_t>(found_1));
   });
   std::int32_t found = 0;
-  copy_bytes(op.cuda->stream(), found_1.raw(), sizeof found, &found);
-  op.cuda->synchronize();
+  op.cuda->fetch(found_1, &found);
   return found == 0;
 }
 

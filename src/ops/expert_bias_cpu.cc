@@ -4,8 +4,9 @@
 
 namespace tessera::cpu {
 
-void update_expert_bias(const Context& context, const Tensor& counts_E, float coeff, const Tensor& bias_E) {
-  if (context.measuring()) return;
+void update_expert_bias(const Context& context, const Tensor& counts_E, float coeff, const Tensor& finite_1,
+                        const Tensor& bias_E) {
+  if (context.measuring() || finite_1.data<float>()[0] == 0.0f) return;
   const std::int64_t experts = bias_E.dim(0);
   const double* counts = counts_E.data<double>();
   const double mean = std::accumulate(counts, counts + experts, 0.0) / static_cast<double>(experts);

@@ -1,10 +1,10 @@
 #include <dnnl.hpp>
 #include <unordered_map>
 
-#include "ops/checks.h"
 #include "ops/cpu/gemm_float32.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
+#include "ops/gemm_key.h"
 
 namespace tessera {
 namespace {
@@ -18,28 +18,6 @@ bool has_isa(dnnl::cpu_isa wanted) {
   const auto mask = static_cast<unsigned>(wanted);
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & mask) == mask;
 }
-
-/// Everything that a compiled kernel depends on.
-struct Key {
-  std::int64_t m, n, k, stride_a, stride_b, stride_c;
-  bool transpose_a, transpose_b, accumulate;
-  DType dtype, dtype_c;
-  bool operator==(const Key&) const = default;
-};
-
-struct KeyHash {
-  std::size_t operator()(const Key& key) const {
-    std::size_t hash = 0;
-    for (const std::int64_t value :
-         {key.m, key.n, key.k, key.stride_a, key.stride_b, key.stride_c,
-          std::int64_t{key.transpose_a} * 8 + std::int64_t{key.transpose_b} * 4 + std::int64_t{key.accumulate} * 2,
-          static_cast<std::int64_t>(key.dtype) * 4 + static_cast<std::int64_t>(key.dtype_c)}) {
-      hash = (hash ^ static_cast<std::size_t>(value)) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
-};
 
 struct Kernel {
   dnnl::matmul primitive;
@@ -57,11 +35,11 @@ dnnl::memory::desc matrix(std::int64_t rows, std::int64_t columns, std::int64_t 
 struct GemmLibrary::Implementation {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
-  std::unordered_map<Key, Kernel, KeyHash> kernels;
+  std::unordered_map<GemmKey, Kernel, GemmKeyHash> kernels;
   // Before AVX-512 the library has no bfloat16 products; then operands are widened to float32.
   bool has_bfloat16 = has_isa(dnnl::cpu_isa::avx512_core);
 
-  Kernel& kernel_for(const Key& key) {
+  Kernel& kernel_for(const GemmKey& key) {
     const auto found = kernels.find(key);
     if (found != kernels.end()) return found->second;
 
@@ -91,17 +69,19 @@ struct GemmLibrary::Implementation {
 GemmLibrary::GemmLibrary() : implementation_(std::make_unique<Implementation>()) {}
 GemmLibrary::~GemmLibrary() = default;
 
-void cpu::gemm_float32(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
-                       const Tensor& c, Write write) {
+namespace cpu {
+
+void gemm_float32(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
+                  const Tensor& c, Write write) {
   if (c.dtype() == DType::kFloat32) {
-    gemm(context, a, transpose_a, b, transpose_b, c, write);
+    tessera::gemm(context, a, transpose_a, b, transpose_b, c, write);
     return;
   }
   const ArenaScope scope(*context.arena);
   const Tensor c_wide = context.arena->allocate(c.shape(), DType::kFloat32);
-  if (write == Write::kAccumulate) convert(context, c, c_wide);
-  gemm(context, a, transpose_a, b, transpose_b, c_wide, write);
-  convert(context, c_wide, c);
+  if (write == Write::kAccumulate) tessera::convert(context, c, c_wide);
+  tessera::gemm(context, a, transpose_a, b, transpose_b, c_wide, write);
+  tessera::convert(context, c_wide, c);
 }
 
 namespace {
@@ -112,33 +92,22 @@ void gemm_widened(const Context& context, const Tensor& a, bool transpose_a, con
   const ArenaScope scope(*context.arena);
   const Tensor a_wide = context.arena->allocate(a.shape(), DType::kFloat32);
   const Tensor b_wide = context.arena->allocate(b.shape(), DType::kFloat32);
-  convert(context, a, a_wide);
-  convert(context, b, b_wide);
-  cpu::gemm_float32(context, a_wide, transpose_a, b_wide, transpose_b, c, write);
+  tessera::convert(context, a, a_wide);
+  tessera::convert(context, b, b_wide);
+  gemm_float32(context, a_wide, transpose_a, b_wide, transpose_b, c, write);
 }
 
 }  // namespace
 
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write) {
-  const TraceScope trace(context.trace, "gemm");
   const std::int64_t m = c.dim(0), n = c.dim(1), k = a.dim(transpose_a ? 0 : 1);
-  TESSERA_CHECK(a.shape() == (transpose_a ? Shape{k, m} : Shape{m, k}), "a {} c {}", a.shape().to_string(),
-                c.shape().to_string());
-  TESSERA_CHECK(b.shape() == (transpose_b ? Shape{n, k} : Shape{k, n}), "b {} a {} c {}", b.shape().to_string(),
-                a.shape().to_string(), c.shape().to_string());
-  TESSERA_CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kFloat32), "{} {} {}",
-                name_of(a.dtype()), name_of(b.dtype()), name_of(c.dtype()));
-  if (m == 0 || n == 0) return;
-  TESSERA_CHECK(k > 0);
-
   auto& library = context.gemm->implementation();
   if (a.dtype() == DType::kBFloat16 && !library.has_bfloat16) {
     gemm_widened(context, a, transpose_a, b, transpose_b, c, write);
     return;
   }
-  Kernel& kernel = library.kernel_for({m, n, k, a.stride(), b.stride(), c.stride(), transpose_a, transpose_b,
-                                       write == Write::kAccumulate, a.dtype(), c.dtype()});
+  Kernel& kernel = library.kernel_for(GemmKey(a, transpose_a, b, transpose_b, c, write));
   const ArenaScope scope(*context.arena);
   std::byte* scratch = context.arena->allocate_bytes(kernel.scratch_bytes);
   if (context.measuring()) return;
@@ -157,4 +126,5 @@ void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tenso
   library.stream.wait();
 }
 
+}  // namespace cpu
 }  // namespace tessera

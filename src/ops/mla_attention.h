@@ -23,6 +23,8 @@ struct MlaDims {
   /// The tokens of each sequence that are queries, rising, one or two ranges; empty: all. Keys and values are always
   /// those of all tokens.
   std::span<const TokenRange> queries = {};
+  /// All of doc_start_T is 0, which the caller knows; a GPU takes a faster way then.
+  bool whole_sequences = false;
 
   std::int64_t queries_per_seq() const;
 };

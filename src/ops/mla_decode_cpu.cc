@@ -2,11 +2,10 @@
 #include <cmath>
 #include <cstring>
 
-#include "ops/checks.h"
 #include "ops/cpu/types.h"
 #include "ops/mla_decode.h"
 
-namespace tessera {
+namespace tessera::cpu {
 namespace {
 
 /// Heads of one token that share a pass over the cache: a row of it is loaded once for all of them.
@@ -51,15 +50,15 @@ void decode_heads(const MlaDecodeDims& dims, const MlaDecodeOperands& operands, 
   float* copy = scores + kHeadsPerTask * operands.cache_SPN.dim(1);
   for (std::int64_t h = 0; h < heads; ++h) {
     const std::int64_t head = first_head + h;
-    const T* q_latent = cpu::row_of<T>(operands.q_latent, t) + head * latent;
-    const T* q_rope = cpu::row_of<T>(operands.q, t) + head * (dims.dim_nope + rope) + dims.dim_nope;
-    for (std::int64_t i = 0; i < latent; ++i) q[h * row + i] = cpu::load(q_latent[i]);
-    for (std::int64_t i = 0; i < rope; ++i) q[h * row + latent + i] = cpu::load(q_rope[i]);
+    const T* q_latent = row_of<T>(operands.q_latent, t) + head * latent;
+    const T* q_rope = row_of<T>(operands.q, t) + head * (dims.dim_nope + rope) + dims.dim_nope;
+    for (std::int64_t i = 0; i < latent; ++i) q[h * row + i] = load(q_latent[i]);
+    for (std::int64_t i = 0; i < rope; ++i) q[h * row + latent + i] = load(q_rope[i]);
   }
   float largest[kHeadsPerTask], total[kHeadsPerTask] = {};
   std::fill_n(largest, kHeadsPerTask, -HUGE_VALF);
   for (std::int64_t p = 0; p < num_positions; ++p) {
-    const float* k = widened(cpu::row_of<T>(cache, p), row, copy);
+    const float* k = widened(row_of<T>(cache, p), row, copy);
     for (std::int64_t h = 0; h < heads; ++h) {
       const float score = dims.scale * dot(q + h * row, k, row);
       scores[h * num_positions + p] = score;
@@ -68,7 +67,7 @@ void decode_heads(const MlaDecodeDims& dims, const MlaDecodeOperands& operands, 
   }
   std::fill_n(sums, heads * latent, 0.0f);
   for (std::int64_t p = 0; p < num_positions; ++p) {
-    const float* c = widened(cpu::row_of<T>(cache, p), latent, copy);
+    const float* c = widened(row_of<T>(cache, p), latent, copy);
     for (std::int64_t h = 0; h < heads; ++h) {
       const float weight = std::exp(scores[h * num_positions + p] - largest[h]);
       total[h] += weight;
@@ -76,8 +75,8 @@ void decode_heads(const MlaDecodeDims& dims, const MlaDecodeOperands& operands, 
     }
   }
   for (std::int64_t h = 0; h < heads; ++h) {
-    T* o = cpu::row_of<T>(o_latent, t) + (first_head + h) * latent;
-    for (std::int64_t i = 0; i < latent; ++i) cpu::store(o[i], sums[h * latent + i] / total[h]);
+    T* o = row_of<T>(o_latent, t) + (first_head + h) * latent;
+    for (std::int64_t i = 0; i < latent; ++i) store(o[i], sums[h * latent + i] / total[h]);
   }
 }
 
@@ -86,37 +85,25 @@ void decode_heads(const MlaDecodeDims& dims, const MlaDecodeOperands& operands, 
 void store_latents(const Context& context, const Tensor& latent_TC, const Tensor& k_rope_TR, const Tensor& slot_T,
                    const Tensor& position_T, const Tensor& cache_SPN) {
   const std::int64_t num_tokens = latent_TC.dim(0), latent = latent_TC.dim(1), rope = k_rope_TR.dim(1);
-  TESSERA_CHECK_STRIDED(k_rope_TR, latent_TC.dtype(), {num_tokens, rope});
-  TESSERA_CHECK_TENSOR(slot_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(position_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(cache_SPN, latent_TC.dtype(), {cache_SPN.dim(0), cache_SPN.dim(1), latent + rope});
   if (context.measuring()) return;
-  cpu::for_float_type(latent_TC.dtype(), [&]<typename T>(T) {
+  for_float_type(latent_TC.dtype(), [&]<typename T>(T) {
     for (std::int64_t t = 0; t < num_tokens; ++t) {
       const std::int32_t slot = slot_T.data<std::int32_t>()[t], position = position_T.data<std::int32_t>()[t];
       TESSERA_CHECK(0 <= slot && slot < cache_SPN.dim(0) && 0 <= position && position < cache_SPN.dim(1),
                     "token {}: slot {} position {}, cache {}", t, slot, position, cache_SPN.shape().to_string());
-      T* row = cpu::row_of<T>(cache_SPN[slot], position);
-      std::copy_n(cpu::row_of<T>(latent_TC, t), latent, row);
-      std::copy_n(cpu::row_of<T>(k_rope_TR, t), rope, row + latent);
+      T* row = row_of<T>(cache_SPN[slot], position);
+      std::copy_n(row_of<T>(latent_TC, t), latent, row);
+      std::copy_n(row_of<T>(k_rope_TR, t), rope, row + latent);
     }
   });
 }
 
 void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
                 const Tensor& o_latent) {
-  const TraceScope trace(context.trace, "mla_decode");
   const std::int64_t num_tokens = operands.q.dim(0), heads = dims.num_heads;
   const DType dtype = operands.q.dtype();
   const Tensor& cache = operands.cache_SPN;
-  TESSERA_CHECK_TENSOR(operands.q, dtype, {num_tokens, heads * (dims.dim_nope + dims.dim_rope)});
-  TESSERA_CHECK_TENSOR(operands.q_latent, dtype, {num_tokens, heads * dims.dim_latent});
-  TESSERA_CHECK_TENSOR(cache, dtype, {cache.dim(0), cache.dim(1), dims.dim_latent + dims.dim_rope});
-  TESSERA_CHECK_TENSOR(operands.slot_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(operands.position_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(o_latent, dtype, {num_tokens, heads * dims.dim_latent});
-  const cpu::ThreadScratch scratch(context,
-                                   static_cast<std::size_t>(scratch_floats(dims, cache.dim(1))) * sizeof(float));
+  const ThreadScratch scratch(context, static_cast<std::size_t>(scratch_floats(dims, cache.dim(1))) * sizeof(float));
   if (context.measuring()) return;
   for (std::int64_t t = 0; t < num_tokens; ++t) {
     const std::int32_t slot = operands.slot_T.data<std::int32_t>()[t];
@@ -125,7 +112,7 @@ void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDeco
                   "token {}: slot {} position {}, cache {}", t, slot, position, cache.shape().to_string());
   }
   const std::int64_t tasks_per_token = (heads + kHeadsPerTask - 1) / kHeadsPerTask;
-  cpu::for_float_type(dtype, [&]<typename T>(T) {
+  for_float_type(dtype, [&]<typename T>(T) {
     parallel_for(num_tokens * tasks_per_token, [&](std::int64_t task) {
       decode_heads<T>(dims, operands, o_latent, task / tasks_per_token, task % tasks_per_token * kHeadsPerTask,
                       reinterpret_cast<float*>(scratch.mine()));
@@ -133,4 +120,4 @@ void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDeco
   });
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

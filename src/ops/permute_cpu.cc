@@ -1,25 +1,19 @@
-#include "ops/checks.h"
 #include "ops/cpu/operand_output.h"
 #include "ops/cpu/sum_rows.h"
 #include "ops/permute.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
-
+namespace tessera::cpu {
 namespace {
+
 constexpr std::int64_t kRowsPerTask = 64;
 constexpr std::int64_t kNumbersPerTask = 1 << 14;
+
 }  // namespace
 
 void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
                     const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK) {
-  const TraceScope trace(context.trace, "sort_by_expert");
   const std::int64_t num_slots = expert_ids_TK.num_elements(), num_experts = counts_E.dim(0);
-  TESSERA_CHECK_TENSOR(expert_ids_TK, DType::kInt32, {expert_ids_TK.dim(0), expert_ids_TK.dim(1)});
-  TESSERA_CHECK_TENSOR(counts_E, DType::kInt32, {num_experts});
-  TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {num_experts + 1});
-  TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {max_rows(num_slots, num_experts, alignment)});
-  TESSERA_CHECK_TENSOR(row_of_slot_TK, DType::kInt32, {expert_ids_TK.dim(0), expert_ids_TK.dim(1)});
   const ArenaScope scope(*context.arena);
   const Tensor next_row_E = context.arena->allocate({num_experts}, DType::kInt32);
   if (context.measuring()) return;
@@ -52,16 +46,11 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
 
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
                  const Tensor& num_rows_1, const GemmOperand& y_RD) {
-  const TraceScope trace(context.trace, "gather_rows");
   const std::int64_t num_rows = slot_of_row_R.dim(0), dim = x_TD.dim(1);
-  TESSERA_CHECK_TENSOR(x_TD, x_TD.dtype(), {x_TD.dim(0), dim});
-  TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {num_rows});
-  TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
-  check_operand(y_RD, num_rows, dim, x_TD.dtype());
-  const cpu::OperandOutput output(context, y_RD, dim, x_TD.dtype());
+  const OperandOutput output(context, y_RD, dim, x_TD.dtype());
   if (context.measuring()) return;
-  const std::int64_t used = y_RD.plain.defined() ? num_rows : cpu::computed_rows(num_rows_1, num_rows);
-  cpu::for_float_type(x_TD.dtype(), [&]<typename T>(T) {
+  const std::int64_t used = y_RD.plain.defined() ? num_rows : computed_rows(num_rows_1, num_rows);
+  for_float_type(x_TD.dtype(), [&]<typename T>(T) {
     parallel_ranges(used, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
       T* y = output.rows<T>(begin);
       for (std::int64_t r = begin; r < end; ++r, y += dim) {
@@ -69,7 +58,7 @@ void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_
         if (slot < 0) {
           std::fill_n(y, dim, T{});
         } else {
-          std::copy_n(cpu::row_of<T>(x_TD, slot / top_k), dim, y);
+          std::copy_n(row_of<T>(x_TD, slot / top_k), dim, y);
         }
       }
       output.finish<T>(begin, end);
@@ -78,8 +67,6 @@ void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_
 }
 
 void gather_numbers(const Context& context, const Tensor& x, const Tensor& index, const Tensor& y) {
-  TESSERA_CHECK(x.is_contiguous() && index.is_contiguous() && y.is_contiguous() && index.shape() == y.shape(), "{} {}",
-                index.shape().to_string(), y.shape().to_string());
   if (context.measuring()) return;
   const float* from = x.data<float>();
   const auto* indices = index.data<std::int32_t>();
@@ -91,25 +78,18 @@ void gather_numbers(const Context& context, const Tensor& x, const Tensor& index
 
 void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                   const Tensor& y_TD, Write write) {
-  const TraceScope trace(context.trace, "combine_rows");
   const std::int64_t num_tokens = row_of_slot_TK.dim(0), top_k = row_of_slot_TK.dim(1), dim = x_RD.dim(1);
-  TESSERA_CHECK_TENSOR(x_RD, x_RD.dtype(), {x_RD.dim(0), dim});
-  TESSERA_CHECK(x_RD.dim(0) >= num_tokens * top_k, "{} rows, {} slots", x_RD.dim(0), num_tokens * top_k);
-  TESSERA_CHECK_TENSOR(row_of_slot_TK, DType::kInt32, {num_tokens, top_k});
-  if (weights_TK.defined()) TESSERA_CHECK_TENSOR(weights_TK, DType::kFloat32, {num_tokens, top_k});
-  TESSERA_CHECK_TENSOR(y_TD, x_RD.dtype(), {num_tokens, dim});
   if (context.measuring()) return;
-  cpu::for_float_type(x_RD.dtype(), [&]<typename T>(T) {
+  for_float_type(x_RD.dtype(), [&]<typename T>(T) {
     parallel_ranges(num_tokens, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {
-        const std::int32_t* rows = cpu::row_of<std::int32_t>(row_of_slot_TK, t);
+        const std::int32_t* rows = row_of<std::int32_t>(row_of_slot_TK, t);
         const float* weights = weights_TK.defined() ? weights_TK.data<float>() + t * top_k : nullptr;
-        cpu::sum_rows(
-            top_k, [&](std::int64_t k) { return cpu::row_of<T>(x_RD, rows[k]); }, weights, dim, write,
-            cpu::row_of<T>(y_TD, t));
+        sum_rows(
+            top_k, [&](std::int64_t k) { return row_of<T>(x_RD, rows[k]); }, weights, dim, write, row_of<T>(y_TD, t));
       }
     });
   });
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

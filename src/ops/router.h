@@ -53,8 +53,10 @@ void router_forward(const Context& context, const RouterOptions& options, const 
 void balance_sums(const Context& context, const RouterOptions& options, const Tensor& scores_TE,
                   const Tensor& sums_B2E);
 
-/// From all tokens' sums: f_BE (float32), and the balance loss summed over the sequences, coefficient included.
-double balance_loss(const Context& context, const RouterOptions& options, const Tensor& sums_B2E, const Tensor& f_BE);
+/// From all tokens' sums: f_BE (float32), and loss_1 (float64, [1]) += the balance loss summed over the sequences,
+/// coefficient included.
+void balance_loss(const Context& context, const RouterOptions& options, const Tensor& sums_B2E, const Tensor& f_BE,
+                  const Tensor& loss_1);
 
 /// d_logits_TE (float32) from d_weights_TK (float32) and, with a balance loss, `balance_scale` times its gradient.
 void router_backward(const Context& context, const RouterOptions& options, const RouterOutputs& outputs,

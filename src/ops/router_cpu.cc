@@ -2,26 +2,16 @@
 #include <limits>
 #include <span>
 
-#include "ops/checks.h"
 #include "ops/cpu/types.h"
 #include "ops/router.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
+namespace tessera::cpu {
 namespace {
 
 constexpr std::int64_t kTokensPerTask = 64;
 constexpr float kNormEpsilon = 1e-20f;
 constexpr float kExcluded = -std::numeric_limits<float>::infinity();
-
-void check(const RouterOptions& options, const RouterOutputs& outputs, std::int64_t num_tokens,
-           std::int64_t num_experts) {
-  const std::int64_t top_k = options.top_k;
-  TESSERA_CHECK_TENSOR(outputs.scores_TE, DType::kFloat32, {num_tokens, num_experts});
-  TESSERA_CHECK_TENSOR(outputs.expert_ids_TK, DType::kInt32, {num_tokens, top_k});
-  TESSERA_CHECK_TENSOR(outputs.weights_TK, DType::kFloat32, {num_tokens, top_k});
-  TESSERA_CHECK_TENSOR(outputs.counts_E, DType::kInt32, {num_experts});
-}
 
 void score(ScoreFunction function, std::span<const float> logits, std::span<float> scores) {
   if (function == ScoreFunction::kSigmoid) {
@@ -72,11 +62,7 @@ void limit_groups(const RouterOptions& options, std::span<float> biased, std::sp
 
 void router_forward(const Context& context, const RouterOptions& options, const Tensor& logits_TE,
                     const Tensor& expert_bias_E, const RouterOutputs& outputs) {
-  const TraceScope trace(context.trace, "router.forward");
   const std::int64_t num_tokens = logits_TE.dim(0), num_experts = logits_TE.dim(1), top_k = options.top_k;
-  TESSERA_CHECK_TENSOR(logits_TE, DType::kFloat32, {num_tokens, num_experts});
-  TESSERA_CHECK_TENSOR(expert_bias_E, DType::kFloat32, {num_experts});
-  check(options, outputs, num_tokens, num_experts);
   const std::int64_t num_tasks = (num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   const ArenaScope scope(*context.arena);
   // Per task: biased scores and group scores; chosen groups.
@@ -87,14 +73,14 @@ void router_forward(const Context& context, const RouterOptions& options, const 
   const auto experts = static_cast<std::size_t>(num_experts);
   const std::span<const float> bias(expert_bias_E.data<float>(), experts);
   parallel_for(num_tasks, [&](std::int64_t task) {
-    const std::span<float> biased(cpu::row_of<float>(work, task), experts);
+    const std::span<float> biased(row_of<float>(work, task), experts);
     const std::span<float> group_scores(biased.data() + num_experts, static_cast<std::size_t>(options.num_groups));
-    const std::span<std::int32_t> group_ids(cpu::row_of<std::int32_t>(work_ids, task), experts);
+    const std::span<std::int32_t> group_ids(row_of<std::int32_t>(work_ids, task), experts);
     for (std::int64_t t = task * kTokensPerTask; t < std::min(num_tokens, (task + 1) * kTokensPerTask); ++t) {
-      const std::span<float> scores(cpu::row_of<float>(outputs.scores_TE, t), experts);
-      const std::span<std::int32_t> ids(cpu::row_of<std::int32_t>(outputs.expert_ids_TK, t),
+      const std::span<float> scores(row_of<float>(outputs.scores_TE, t), experts);
+      const std::span<std::int32_t> ids(row_of<std::int32_t>(outputs.expert_ids_TK, t),
                                         static_cast<std::size_t>(top_k));
-      score(options.score_function, {cpu::row_of<float>(logits_TE, t), experts}, scores);
+      score(options.score_function, {row_of<float>(logits_TE, t), experts}, scores);
       if (options.force_load_balance) {
         for (std::int64_t k = 0; k < top_k; ++k) {
           ids[static_cast<std::size_t>(k)] = static_cast<std::int32_t>((t * top_k + k) % num_experts);
@@ -107,7 +93,7 @@ void router_forward(const Context& context, const RouterOptions& options, const 
         if (options.num_groups > 0) limit_groups(options, biased, group_scores, group_ids);
         take_top(biased, ids);
       }
-      float* weights = cpu::row_of<float>(outputs.weights_TK, t);
+      float* weights = row_of<float>(outputs.weights_TK, t);
       float sum = kNormEpsilon;
       for (std::int64_t k = 0; k < top_k; ++k) {
         weights[k] = scores[static_cast<std::size_t>(ids[static_cast<std::size_t>(k)])];
@@ -126,13 +112,8 @@ void router_forward(const Context& context, const RouterOptions& options, const 
 
 void balance_sums(const Context& context, const RouterOptions& options, const Tensor& scores_TE,
                   const Tensor& sums_B2E) {
-  const TraceScope trace(context.trace, "router.balance_sums");
   const std::int64_t num_tokens = scores_TE.dim(0), num_experts = scores_TE.dim(1), num_seqs = sums_B2E.dim(0);
   const std::int64_t first = options.first_token, per_seq = options.tokens_per_seq;
-  TESSERA_CHECK_TENSOR(scores_TE, DType::kFloat32, {num_tokens, num_experts});
-  TESSERA_CHECK_TENSOR(sums_B2E, DType::kFloat32, {num_seqs, 2, num_experts});
-  TESSERA_CHECK(first + num_tokens <= num_seqs * per_seq, "{} + {} tokens, {} x {}", first, num_tokens, num_seqs,
-                per_seq);
   const ArenaScope scope(*context.arena);
   const Tensor work = context.arena->allocate({num_seqs, num_experts}, DType::kFloat32);
   const Tensor work_ids = context.arena->allocate({num_seqs, options.top_k}, DType::kInt32);
@@ -142,11 +123,11 @@ void balance_sums(const Context& context, const RouterOptions& options, const Te
     float* counts = sums_B2E.data<float>() + b * 2 * num_experts;
     float* shares = counts + num_experts;
     std::fill(counts, counts + 2 * num_experts, 0.0f);
-    const std::span<float> values(cpu::row_of<float>(work, b), experts);
-    const std::span<std::int32_t> ids(cpu::row_of<std::int32_t>(work_ids, b), static_cast<std::size_t>(options.top_k));
+    const std::span<float> values(row_of<float>(work, b), experts);
+    const std::span<std::int32_t> ids(row_of<std::int32_t>(work_ids, b), static_cast<std::size_t>(options.top_k));
     const std::int64_t end = std::min(num_tokens, (b + 1) * per_seq - first);
     for (std::int64_t t = std::max<std::int64_t>(0, b * per_seq - first); t < end; ++t) {
-      const std::span<const float> scores(cpu::row_of<float>(scores_TE, t), experts);
+      const std::span<const float> scores(row_of<float>(scores_TE, t), experts);
       float sum = 0.0f;
       for (const float s : scores) sum += s;
       for (std::size_t e = 0; e < experts; ++e) shares[e] += scores[e] / sum;
@@ -157,19 +138,17 @@ void balance_sums(const Context& context, const RouterOptions& options, const Te
   });
 }
 
-double balance_loss(const Context& context, const RouterOptions& options, const Tensor& sums_B2E, const Tensor& f_BE) {
-  const TraceScope trace(context.trace, "router.balance_loss");
+void balance_loss(const Context& context, const RouterOptions& options, const Tensor& sums_B2E, const Tensor& f_BE,
+                  const Tensor& loss_1) {
   const std::int64_t num_seqs = sums_B2E.dim(0), num_experts = sums_B2E.dim(2);
-  TESSERA_CHECK_TENSOR(sums_B2E, DType::kFloat32, {num_seqs, 2, num_experts});
-  TESSERA_CHECK_TENSOR(f_BE, DType::kFloat32, {num_seqs, num_experts});
-  if (context.measuring()) return 0.0;
+  if (context.measuring()) return;
   const float length = static_cast<float>(options.seq_len);
   const float to_f = static_cast<float>(num_experts) / (static_cast<float>(options.top_k) * length);
   double balance = 0.0;
   for (std::int64_t b = 0; b < num_seqs; ++b) {
     const float* counts = sums_B2E.data<float>() + b * 2 * num_experts;
     const float* shares = counts + num_experts;
-    float* f_E = cpu::row_of<float>(f_BE, b);
+    float* f_E = row_of<float>(f_BE, b);
     double loss = 0.0;
     for (std::int64_t e = 0; e < num_experts; ++e) {
       f_E[e] = counts[e] * to_f;
@@ -177,32 +156,22 @@ double balance_loss(const Context& context, const RouterOptions& options, const 
     }
     balance += static_cast<float>(options.balance_coefficient * loss);
   }
-  return balance;
+  loss_1.data<double>()[0] += balance;
 }
 
 void router_backward(const Context& context, const RouterOptions& options, const RouterOutputs& outputs,
                      const Tensor& d_weights_TK, float balance_scale, const Tensor& d_logits_TE) {
-  const TraceScope trace(context.trace, "router.backward");
   const std::int64_t num_tokens = d_logits_TE.dim(0), num_experts = d_logits_TE.dim(1), top_k = options.top_k;
-  TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {num_tokens, top_k});
-  TESSERA_CHECK_TENSOR(d_logits_TE, DType::kFloat32, {num_tokens, num_experts});
-  check(options, outputs, num_tokens, num_experts);
-  if (options.balance_coefficient != 0.0f) {
-    const Tensor& f_BE = outputs.balance_f_BE;
-    TESSERA_CHECK_TENSOR(f_BE, DType::kFloat32, {f_BE.dim(0), num_experts});
-    TESSERA_CHECK(options.first_token + num_tokens <= f_BE.dim(0) * options.tokens_per_seq, "{} + {} tokens, {} x {}",
-                  options.first_token, num_tokens, f_BE.dim(0), options.tokens_per_seq);
-  }
   if (context.measuring()) return;
   const auto experts = static_cast<std::size_t>(num_experts);
   parallel_ranges(num_tokens, kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
-      const std::span<const float> scores(cpu::row_of<float>(outputs.scores_TE, t), experts);
-      const std::int32_t* ids = cpu::row_of<std::int32_t>(outputs.expert_ids_TK, t);
-      const float* weights = cpu::row_of<float>(outputs.weights_TK, t);
-      const float* d_weights = cpu::row_of<float>(d_weights_TK, t);
+      const std::span<const float> scores(row_of<float>(outputs.scores_TE, t), experts);
+      const std::int32_t* ids = row_of<std::int32_t>(outputs.expert_ids_TK, t);
+      const float* weights = row_of<float>(outputs.weights_TK, t);
+      const float* d_weights = row_of<float>(d_weights_TK, t);
       // d_row is the gradient of the scores first, then of the logits, in place.
-      const std::span<float> d_row(cpu::row_of<float>(d_logits_TE, t), experts);
+      const std::span<float> d_row(row_of<float>(d_logits_TE, t), experts);
       std::fill(d_row.begin(), d_row.end(), 0.0f);
 
       if (options.route_norm) {
@@ -223,7 +192,7 @@ void router_backward(const Context& context, const RouterOptions& options, const
 
       if (options.balance_coefficient != 0.0f) {
         // The loss holds c · f_i · (s_i / sum) per token, c = coefficient / S.
-        const float* f = cpu::row_of<float>(outputs.balance_f_BE, (options.first_token + t) / options.tokens_per_seq);
+        const float* f = row_of<float>(outputs.balance_f_BE, (options.first_token + t) / options.tokens_per_seq);
         const float c = balance_scale * options.balance_coefficient / static_cast<float>(options.seq_len);
         float sum = 0.0f, dot = 0.0f;
         for (std::size_t e = 0; e < experts; ++e) {
@@ -244,4 +213,4 @@ void router_backward(const Context& context, const RouterOptions& options, const
   });
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "tensor/cuda.h"
+#include "tensor/cuda_graph.h"
 
 // What a build without CUDA has in place of cuda.cc.
 namespace tessera::cuda {
@@ -23,5 +24,12 @@ Stream::Stream(Stream&&) noexcept = default;
 Stream& Stream::operator=(Stream&&) noexcept = default;
 void Stream::synchronize() const { refuse(); }
 void copy_bytes(const Stream&, const void*, std::size_t, void*) { refuse(); }
+
+
+Graph::Graph(const Stream&, const std::function<void()>&) { refuse(); }
+Graph::~Graph() = default;
+Graph::Graph(Graph&&) noexcept = default;
+Graph& Graph::operator=(Graph&&) noexcept = default;
+void Graph::launch(const Stream&) const { refuse(); }
 
 }  // namespace tessera::cuda

@@ -305,7 +305,6 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("memory_estimation.*", kFlag, "every run prints its memory before it takes it");
   t.ignore("metrics.disable_color_printing", kFlag, "lines have no colours");
   t.ignore("metrics.save_for_all_ranks", kFlag, "metrics are of all ranks together");
-  t.ignore("debug.deterministic", kFlag, "the CPU always is");
   t.ignore("debug.deterministic_warn_only", kFlag, "the CPU always is");
   t.ignore("profiling.profiler_active", kValue, "a trace is of one step");
   t.ignore("profiling.profiler_warmup", kValue, "a trace is of one step");
@@ -542,6 +541,8 @@ ConfigTable config_table(JobConfig& c) {
         "time after which an operation between ranks has failed, and the run ends");
 
   t.add("debug.seed", c.debug.seed, "seed of initialisation and of the data's order");
+  t.add("debug.deterministic", c.debug.deterministic,
+        "the same bits in every run on a GPU as well, for some speed (a CPU's always are)");
   t.add("debug.moe_force_load_balance", c.debug.moe_force_load_balance,
         "token t's k-th expert is (t * top_k + k) mod num_experts");
   pass_over_torchtitan_keys(t);

@@ -113,6 +113,7 @@ struct JobConfig {
   } comm;
   struct {
     std::int64_t seed = 0;
+    bool deterministic = false;
     bool moe_force_load_balance = false;
   } debug;
 

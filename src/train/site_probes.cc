@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 #include "train/recipe.h"
 
@@ -14,11 +15,24 @@ void SqnrProbe::observe(const Context& op, ParamId site, Role role, const Tensor
   const Tensor sums_2 = op.arena->allocate({2}, DType::kFloat64);
   Tensor num_rows_1;
   if (num_rows >= 0) num_rows_1 = op.arena->allocate({1}, DType::kInt32);
-  if (!op.measuring() && num_rows_1.defined()) num_rows_1.data<std::int32_t>()[0] = static_cast<std::int32_t>(num_rows);
+  if (!op.measuring() && num_rows_1.defined()) {
+    const auto count = static_cast<std::int32_t>(num_rows);
+    if (op.cuda == nullptr) {
+      num_rows_1.data<std::int32_t>()[0] = count;
+    } else {
+      cuda::copy_bytes(op.cuda->stream(), &count, sizeof count, num_rows_1.raw());
+    }
+  }
   set_zero(op, sums_2);
   quantization_error(op, plain, quantized, sums_2, num_rows_1);
   if (op.measuring()) return;
-  sums_[site][role] += {.signal = sums_2.data<double>()[0], .noise = sums_2.data<double>()[1]};
+  double sums[2];
+  if (op.cuda == nullptr) {
+    std::copy_n(sums_2.data<double>(), 2, sums);
+  } else {
+    op.cuda->fetch(sums_2, sums);
+  }
+  sums_[site][role] += {.signal = sums[0], .noise = sums[1]};
 }
 
 std::vector<SiteSqnr> SqnrProbe::result(const Parameters& parameters) const {

@@ -8,7 +8,6 @@
 #include "base/error.h"
 #include "base/stopwatch.h"
 #include "comm/together.h"
-#include "ops/adamw.h"
 #include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 
@@ -46,12 +45,19 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
 TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device)
     : config_(config),
       device_(device),
+      squares_(1),
+      step_numbers_(AdamWStep::kNumbers),
       mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()),
       whole_(config.model.args, {.seq_len = 1}),
       model_(config.model.args, model_options(config, mesh_, device)),
+      all_sums_(whole_.num_moe_layers(), config.model.args.num_experts),
       arena_(device) {
   TESSERA_CHECK(device_ == Device::kCpu || mesh_->degrees.num_ranks() == 1, "{} ranks on GPUs",
                 mesh_->degrees.num_ranks());
+  if (device_ == Device::kCuda && cuda::available()) {  // else it can be measured only
+    cuda_ = cuda::make_runtime();
+    cuda_->set_deterministic(config.debug.deterministic);
+  }
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
   model_.set_precisions(resolve_recipes(config.recipes(), model_.parameters(), whole_.parameters()));
   if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
@@ -68,9 +74,6 @@ Context TrainingStep::context() { return {.arena = &arena_, .gemm = &gemm_, .cud
 void TrainingStep::measure() {
   const Batch batch = make_batch();
   const Context op = context();
-  const ArenaScope scope(arena_);
-  const Tensor squares_1 = arena_.allocate({1}, DType::kFloat64);
-  arena_.allocate({AdamWStep::kNumbers}, DType::kFloat32);  // step_S
   SqnrProbe probe;
   for (SiteProbe* observer : {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&probe)}) {
     if (pipeline_) {
@@ -80,7 +83,7 @@ void TrainingStep::measure() {
       model_.evaluate(op, batch);
     }
   }
-  sum_of_squares(op, model_.parameters().all_gradients(), squares_1);
+  sum_of_squares(op, model_.parameters().all_gradients(), squares_.tensor(op.device()));
   const Parameters& parameters = model_.parameters();
   const std::size_t one = parameters.all_gradients().num_bytes();
   plan_ = {
@@ -92,7 +95,9 @@ void TrainingStep::measure() {
 }
 
 void TrainingStep::allocate() {
-  if (device_ == Device::kCuda) cuda_ = cuda::make_runtime();
+  if (device_ == Device::kCuda && cuda_ == nullptr) cuda_ = cuda::make_runtime();
+  squares_ = Mirrored<double>(1, device_);
+  step_numbers_ = Mirrored<float>(AdamWStep::kNumbers, device_);
   model_.allocate(cuda_.get());
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
   arena_ = Arena(arena_.peak(), device_);
@@ -103,8 +108,6 @@ void TrainingStep::allocate() {
 void TrainingStep::refresh_weights() { model_.refresh_weights(context()); }
 
 StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
-  const Context op = context();
-  Parameters& parameters = model_.parameters();
   StepResult result;
   std::int64_t num_sequences = 0, num_tokens = 0;
   double num_valid = 0.0;
@@ -120,33 +123,46 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   const LossScale scale{.per_token = 1.0 / std::max(num_valid, 1.0),
                         .per_sequence = 1.0 / static_cast<double>(num_sequences)};
 
-  if (cuda_ != nullptr) {
-    for (const Batch& batch : micro_batches) batch.upload(cuda_->stream());
-  }
-  set_zero(op, parameters.all_gradients());
-  model_.clear_sums(op);
+  result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
+  const AdamWStep numbers = adamw_step(adamw_options(), static_cast<float>(result.learning_rate), step);
+  std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
   SqnrProbe probe;
-  forward_backward(micro_batches, scale, result.seconds, &probe, measure_sqnr ? 1 : 0);
-  parameters.finish_gradients();
+  const auto update_all = [&] { update(micro_batches, scale, result.seconds, &probe, measure_sqnr ? 1 : 0); };
+  if (cuda_ == nullptr) {
+    update_all();
+  } else {
+    step_numbers_.upload(cuda_->stream());
+    for (const Batch& batch : micro_batches) batch.upload(cuda_->stream());
+    // What differs from step to step is in memory, but for these; a step that has not run like this before may still
+    // load kernels, which cannot be recorded.
+    GraphKey key{.per_token = scale.per_token, .batches = {}};
+    for (const Batch& batch : micro_batches) key.batches.push_back(batch.inputs(device_).raw());
+    if (measure_sqnr || key != last_key_) {
+      update_all();
+      graph_ = {};
+    } else {
+      if (!graph_.defined()) graph_ = cuda::Graph(cuda_->stream(), update_all);
+      graph_.launch(cuda_->stream());
+    }
+    last_key_ = std::move(key);
+    squares_.download(cuda_->stream());
+    model_.sums().fetch(context());
+  }
+  if (mesh_->degrees.num_ranks() == 1) sum_over_ranks();
+
   const ModelConfig& model = config_.model.args;
-  const StepSums sums = sum_over_ranks();
-  result.loss = sums.losses().main * scale.per_token;
+  const LossSums losses = all_sums_.losses();
+  result.loss = losses.main * scale.per_token;
   if (model.num_mtp_modules > 0)
-    result.mtp_loss = sums.losses().mtp * scale.per_token / static_cast<double>(model.num_mtp_modules);
+    result.mtp_loss = losses.mtp * scale.per_token / static_cast<double>(model.num_mtp_modules);
   for (std::size_t i = 0; i < whole_.num_moe_layers(); ++i) {
-    result.balance_loss += sums.balance_loss(i) * scale.per_sequence;
-    const std::span<const double> counts = sums.counts_E(i);
+    result.balance_loss += all_sums_.balance_loss(i) * scale.per_sequence;
+    const std::span<const double> counts = all_sums_.counts_E(i);
     const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(counts.size());
     result.expert_load.push_back(*std::max_element(counts.begin(), counts.end()) / mean);
   }
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
-  result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
-  const ArenaScope scope(arena_);
-  const Tensor squares_1 = arena_.allocate({1}, DType::kFloat64);
-  const Tensor step_S = arena_.allocate({AdamWStep::kNumbers}, DType::kFloat32);
-  sum_of_squares(op, parameters.all_gradients(), squares_1);
-  mesh_->model.all_reduce(std::span(squares_1.data<double>(), 1), "the gradient norm");
-  result.grad_norm = std::sqrt(squares_1.data<double>()[0]);
+  result.grad_norm = std::sqrt(squares_.host()[0]);
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
     const std::string message = fmt::format(
         "step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from "
@@ -154,23 +170,39 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
         step, result.total_loss, result.grad_norm, find_non_finite(micro_batches, scale));
     throw NonFiniteStep(message, std::move(result));
   }
+  result.sqnr = probe.result(model_.parameters());
+  return result;
+}
 
-  result.sqnr = probe.result(parameters);
+AdamWOptions TrainingStep::adamw_options() const {
+  return {.beta1 = static_cast<float>(config_.optimizer.beta1),
+          .beta2 = static_cast<float>(config_.optimizer.beta2),
+          .epsilon = static_cast<float>(config_.optimizer.eps),
+          .weight_decay = static_cast<float>(config_.optimizer.weight_decay)};
+}
+
+void TrainingStep::update(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
+                          SiteProbe* probe, std::size_t num_probed) {
+  const Context op = context();
+  Parameters& parameters = model_.parameters();
+  set_zero(op, parameters.all_gradients());
+  model_.clear_sums(op);
+  forward_backward(micro_batches, scale, seconds, probe, num_probed);
+  parameters.finish_gradients();
   const Stopwatch watch;
-  model_.update_expert_biases(op);
   const TraceScope trace(trace_, "optimizer");
-  const AdamWOptions options{.beta1 = static_cast<float>(config_.optimizer.beta1),
-                             .beta2 = static_cast<float>(config_.optimizer.beta2),
-                             .epsilon = static_cast<float>(config_.optimizer.eps),
-                             .weight_decay = static_cast<float>(config_.optimizer.weight_decay)};
-  const AdamWStep numbers = adamw_step(options, static_cast<float>(result.learning_rate), step);
-  std::memcpy(step_S.raw(), &numbers, sizeof numbers);
-  clip_gradients(op, squares_1, {}, config_.training.max_norm, step_S);
-  adamw(op, options, step_S, parameters.all_gradients(), parameters.all_first_moments(),
+  const Tensor squares_1 = squares_.tensor(op.device()), step_S = step_numbers_.tensor(op.device());
+  sum_of_squares(op, parameters.all_gradients(), squares_1);
+  if (mesh_->degrees.num_ranks() > 1) {
+    sum_over_ranks();
+    mesh_->model.all_reduce(squares_.host(), "the gradient norm");
+  }
+  clip_gradients(op, squares_1, model_.sums().main_loss(op.device()), config_.training.max_norm, step_S);
+  model_.update_expert_biases(op, AdamWStep::finite_1(step_S));
+  adamw(op, adamw_options(), step_S, parameters.all_gradients(), parameters.all_first_moments(),
         parameters.all_second_moments(), parameters.all_masters(), parameters.all_shadows());
   model_.weights_changed(op);
-  result.seconds.optimizer = watch.seconds();
-  return result;
+  seconds.optimizer += watch.seconds();
 }
 
 void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
@@ -182,23 +214,21 @@ void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const 
   }
 }
 
-StepSums TrainingStep::sum_over_ranks() {
+void TrainingStep::sum_over_ranks() {
   StepSums& own = model_.sums();
-  own.fetch(context());
-  // Of all layers: zeros of those that other ranks of the pipeline have.
-  StepSums all(whole_.num_moe_layers(), config_.model.args.num_experts);
-  const auto copy_layer = [](const StepSums& from, std::size_t i, StepSums& to, std::size_t at) {
-    std::ranges::copy(from.layer_numbers(i), to.layer_numbers(at).begin());
-  };
-  std::ranges::copy(own.loss_numbers(), all.loss_numbers().begin());
+  std::ranges::fill(all_sums_.host(), 0.0);  // of layers that other ranks of the pipeline have
+  std::ranges::copy(own.loss_numbers(), all_sums_.loss_numbers().begin());
   for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
     if (mesh_->sequence.rank() != 0) own.balance_loss(i) = 0.0;  // a sequence's ranks all have it
-    copy_layer(own, i, all, model_.moe_index(i));
+    std::ranges::copy(own.layer_numbers(i), all_sums_.layer_numbers(model_.moe_index(i)).begin());
   }
-  mesh_->tokens.all_reduce(all.host(), "losses and loads");
-  mesh_->pp.all_reduce(all.host(), "losses and loads");
-  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) copy_layer(all, model_.moe_index(i), own, i);
-  return all;
+  if (mesh_->degrees.num_ranks() == 1) return;
+  mesh_->tokens.all_reduce(all_sums_.host(), "losses and loads");
+  mesh_->pp.all_reduce(all_sums_.host(), "losses and loads");
+  std::ranges::copy(all_sums_.loss_numbers(), own.loss_numbers().begin());
+  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
+    std::ranges::copy(all_sums_.layer_numbers(model_.moe_index(i)), own.layer_numbers(i).begin());
+  }
 }
 
 LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& observer) {
@@ -206,6 +236,7 @@ LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& ob
 }
 
 double TrainingStep::evaluate(const Batch& batch) {
+  if (cuda_ != nullptr) batch.upload(cuda_->stream());
   double numbers[] = {evaluate_part(batch).main, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
   mesh_->tokens.all_reduce(numbers, "a validation loss");
   mesh_->pp.all_reduce(std::span(numbers, 1), "a validation loss");  // of the stage that has it

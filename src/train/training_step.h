@@ -7,7 +7,9 @@
 
 #include "base/error.h"
 #include "model/model.h"
+#include "ops/adamw.h"
 #include "ops/gemm.h"
+#include "tensor/cuda_graph.h"
 #include "train/job_config.h"
 #include "train/pipeline.h"
 #include "train/site_probes.h"
@@ -87,23 +89,40 @@ class TrainingStep {
   void forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
                         SiteProbe* probe, std::size_t num_probed);
   LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
-  /// Makes the model's sums those over all ranks' tokens; returns them of all MoE layers of the pipeline.
-  StepSums sum_over_ranks();
+  AdamWOptions adamw_options() const;
+  /// A step from zero gradients to new weights: all that a GPU can do without the host. On one that is not finite
+  /// weights, moments and biases stay.
+  void update(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds, SiteProbe* probe,
+              std::size_t num_probed);
+  /// Makes the model's sums, which the host must have, those over all ranks' tokens; and all_sums_ from them.
+  void sum_over_ranks();
   /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
 
   const JobConfig& config_;
   Device device_;
-  std::shared_ptr<cuda::Runtime> cuda_;  // after allocate(), on a GPU
+  std::shared_ptr<cuda::Runtime> cuda_;  // on a GPU
+  Mirrored<double> squares_;             // of the gradients' norm
+  Mirrored<float> step_numbers_;         // AdamWStep
   std::shared_ptr<Mesh> mesh_;
   Model whole_;
   Model model_;
+  StepSums all_sums_;  // of all layers of the pipeline, over all ranks
   std::optional<Pipeline> pipeline_;  // with several stages
   GemmLibrary gemm_;
   Arena arena_;
   TraceRecorder* trace_ = nullptr;
   MemoryPlan plan_;
+
+  /// What a recorded step depends on besides the numbers in memory.
+  struct GraphKey {
+    double per_token = 0.0;
+    std::vector<const void*> batches;
+    bool operator==(const GraphKey&) const = default;
+  };
+  GraphKey last_key_;  // of the step before
+  cuda::Graph graph_;  // of that key; undefined before it was met twice
 };
 
 }  // namespace tessera

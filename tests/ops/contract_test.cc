@@ -284,10 +284,17 @@ std::vector<Operator> operators() {
     cross_entropy_sums(c.context(), logits, labels, 0, c.out({150, 3}, kFloat));
   });
   add_operator("CrossEntropy", [label_of](Call& c) {
-    const Tensor sums = c.in({1, 150, 3}, kFloat), exps = c.in({150, 77}, kFloat), labels = c.ints({150}, label_of);
+    const Tensor sums = c.in({1, 150, 3}, kFloat), logits = c.in({150, 77}, kFloat), labels = c.ints({150}, label_of);
     const Tensor losses = c.out({150}, kFloat), d_logits = c.out({150, 77}, kAnyType);
-    cross_entropy(c.context(), sums, exps, labels, 0, 0.5f, losses, d_logits);
+    cross_entropy(c.context(), sums, logits, labels, 0, 0.5f, losses, d_logits);
   });
+  add_operator(
+      "AddSum",
+      [](Call& c) {
+        const Tensor x = c.in({150});
+        add_sum(c.context(), x, c.sum({1}, DType::kFloat64));
+      },
+      /*typed=*/false);
   add_operator(
       "RouterForward",
       [](Call& c) {
@@ -306,7 +313,7 @@ std::vector<Operator> operators() {
       "BalanceLoss",
       [](Call& c) {
         const Tensor sums = c.in({3, 2, 8}), f = c.out({3, 8});
-        c.result = balance_loss(c.context(), kRouting, sums, f);
+        balance_loss(c.context(), kRouting, sums, f, c.sum({1}, DType::kFloat64));
       },
       /*typed=*/false);
   add_operator(

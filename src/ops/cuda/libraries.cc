@@ -1,14 +1,82 @@
 #include "ops/cuda/libraries.h"
 
 #include "base/error.h"
+#include "ops/cuda/attention_library.h"
 
 namespace tessera::cuda {
+namespace {
 
-Runtime::Libraries::Libraries(const Stream&) {
+cudaDataType_t library_type(DType dtype) { return dtype == DType::kFloat32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+/// A matrix [rows, columns] as the library sees it: by columns.
+cublasLtMatrixLayout_t transposed_layout(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype) {
+  cublasLtMatrixLayout_t layout = nullptr;
+  TESSERA_BLAS(cublasLtMatrixLayoutCreate(&layout, library_type(dtype), static_cast<std::uint64_t>(columns),
+                                          static_cast<std::uint64_t>(rows), std::max(stride, columns)));
+  return layout;
+}
+
+void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, cublasOperation_t value) {
+  TESSERA_BLAS(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
+}
+
+}  // namespace
+
+BlasPlan::~BlasPlan() {
+  if (operation != nullptr) cublasLtMatmulDescDestroy(operation);
+  for (const cublasLtMatrixLayout_t layout : {a, b, c}) {
+    if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
+  }
+}
+
+Runtime::Libraries::Libraries(const Stream& stream) : stream_(stream) {
   const cublasStatus_t status = cublasLtCreate(&blas_);
   require(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt cannot start: {}", cublasLtGetStatusString(status));
 }
 
 Runtime::Libraries::~Libraries() { cublasLtDestroy(blas_); }
+
+const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key) {
+  if (const auto found = plans_.find(key); found != plans_.end()) return *found->second;
+  auto made = std::make_unique<BlasPlan>();
+  BlasPlan& plan = *made;
+  // Float32 stays float32: this compute type has no tf32 in it. Bfloat16 is summed in float32.
+  TESSERA_BLAS(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  plan.a = key.transpose_a ? transposed_layout(key.k, key.m, key.stride_a, key.dtype)
+                           : transposed_layout(key.m, key.k, key.stride_a, key.dtype);
+  plan.b = key.transpose_b ? transposed_layout(key.n, key.k, key.stride_b, key.dtype)
+                           : transposed_layout(key.k, key.n, key.stride_b, key.dtype);
+  plan.c = transposed_layout(key.m, key.n, key.stride_c, key.dtype_c);
+
+  cublasLtMatmulPreference_t preference = nullptr;
+  TESSERA_BLAS(cublasLtMatmulPreferenceCreate(&preference));
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+    TESSERA_BLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kBlasWorkspace);
+  // The library's a is our b.
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment_b);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment_a);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment_c);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment_c);
+  cublasLtMatmulHeuristicResult_t best = {};
+  int num_found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(blas_, plan.operation, plan.b, plan.a, plan.c, plan.c,
+                                                               preference, 1, &best, &num_found);
+  cublasLtMatmulPreferenceDestroy(preference);
+  TESSERA_CHECK(status == CUBLAS_STATUS_SUCCESS && num_found > 0,
+                "cuBLASLt has no kernel for {} x {} x {} in {}, c {}, strides {} {} {}: {}", key.m, key.n, key.k,
+                name_of(key.dtype), name_of(key.dtype_c), key.stride_a, key.stride_b, key.stride_c,
+                cublasLtGetStatusString(status));
+  plan.algorithm = best.algo;
+  return *plans_.emplace(key, std::move(made)).first->second;
+}
+
+AttentionLibrary& Runtime::Libraries::attention() {
+  if (attention_ == nullptr) attention_ = std::make_unique<AttentionLibrary>(stream_);
+  return *attention_;
+}
 
 }  // namespace tessera::cuda

@@ -3,9 +3,37 @@
 
 #include <cublasLt.h>
 
+#include <memory>
+#include <unordered_map>
+
 #include "ops/cuda/runtime.h"
+#include "ops/gemm_key.h"
+
+/// TESSERA_BLAS(cublasLtMatmul(...)): throws InternalError naming call and status unless it succeeds.
+#define TESSERA_BLAS(call)                                                                                            \
+  do {                                                                                                                \
+    const cublasStatus_t tessera_status = (call);                                                                     \
+    TESSERA_CHECK(tessera_status == CUBLAS_STATUS_SUCCESS, "{}: {}", #call, cublasLtGetStatusString(tessera_status)); \
+  } while (false)
 
 namespace tessera::cuda {
+
+/// Scratch of every GEMM, from the operator's arena: what NVIDIA advises for Hopper.
+inline constexpr std::size_t kBlasWorkspace = std::size_t{32} << 20;
+
+/// What cublasLtMatmul is told besides operands.
+struct BlasPlan {
+  BlasPlan() = default;
+  ~BlasPlan();
+  BlasPlan(const BlasPlan&) = delete;
+  BlasPlan& operator=(const BlasPlan&) = delete;
+
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  cublasLtMatmulAlgo_t algorithm = {};
+};
+
+class AttentionLibrary;
 
 class Runtime::Libraries {
  public:
@@ -15,9 +43,16 @@ class Runtime::Libraries {
   Libraries& operator=(const Libraries&) = delete;
 
   cublasLtHandle_t blas() const { return blas_; }
+  /// The library's choice for this product, asked for once.
+  const BlasPlan& plan_for(const GemmKey& key);
+  /// cuDNN's attention (attention_library.h). Throws Error where there is no cuDNN.
+  AttentionLibrary& attention();
 
  private:
+  const Stream& stream_;
   cublasLtHandle_t blas_ = nullptr;
+  std::unordered_map<GemmKey, std::unique_ptr<const BlasPlan>, GemmKeyHash> plans_;
+  std::unique_ptr<AttentionLibrary> attention_;
 };
 
 }  // namespace tessera::cuda

@@ -54,6 +54,12 @@ void Runtime::synchronize() {
       cudaGetErrorString(status), cudaGetErrorName(status), recorder_.dump());
 }
 
+void Runtime::fetch(const Tensor& tensor, void* target) {
+  TESSERA_CHECK(tensor.device() == Device::kCuda && tensor.is_contiguous());
+  copy_bytes(stream_, tensor.raw(), tensor.num_bytes(), target);
+  synchronize();
+}
+
 void RunningOperator::begin(const char* name) const { op_.cuda->recorder().begin(name); }
 
 void RunningOperator::note(const Tensor& operand) const { op_.cuda->recorder().note(operand); }

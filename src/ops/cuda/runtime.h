@@ -43,8 +43,16 @@ class Runtime {
   int num_sms() const { return num_sms_; }
   FlightRecorder& recorder() { return recorder_; }
 
+  /// Whether two runs give the same bits, at a price in time and scratch memory. Without it, gradients that cuDNN sums
+  /// up may differ in their last bits. To be set before a step is measured.
+  bool deterministic() const { return deterministic_; }
+  void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
+
   /// Waits for all operators. Throws Error, with the CUDA error and the last operators, if one failed.
   void synchronize();
+
+  /// Copies a contiguous tensor of the GPU to the host, and waits for it as above.
+  void fetch(const Tensor& tensor, void* target);
 
   /// The libraries' handles and plans (ops/cuda/libraries.h).
   class Libraries;
@@ -53,6 +61,7 @@ class Runtime {
  private:
   Stream stream_;
   int num_sms_ = 0;
+  bool deterministic_ = false;
   FlightRecorder recorder_;
   std::unique_ptr<Libraries> libraries_;
 };

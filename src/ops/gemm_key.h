@@ -1,0 +1,47 @@
+// Everything that a GEMM library's kernel depends on: by this it is found again.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+struct GemmKey {
+  GemmKey(const Tensor& a, bool transpose_a_, const Tensor& b, bool transpose_b_, const Tensor& c, Write write)
+      : m(c.dim(0)),
+        n(c.dim(1)),
+        k(a.dim(transpose_a_ ? 0 : 1)),
+        stride_a(a.stride()),
+        stride_b(b.stride()),
+        stride_c(c.stride()),
+        transpose_a(transpose_a_),
+        transpose_b(transpose_b_),
+        accumulate(write == Write::kAccumulate),
+        dtype(a.dtype()),
+        dtype_c(c.dtype()) {}
+
+  std::int64_t m, n, k, stride_a, stride_b, stride_c;
+  bool transpose_a, transpose_b, accumulate;
+  DType dtype, dtype_c;
+  /// Bytes that the operands' addresses are multiples of; 0 where the library does not ask.
+  unsigned alignment_a = 0, alignment_b = 0, alignment_c = 0;
+  bool operator==(const GemmKey&) const = default;
+};
+
+struct GemmKeyHash {
+  std::size_t operator()(const GemmKey& key) const {
+    std::size_t hash = 0;
+    for (const std::int64_t value :
+         {key.m, key.n, key.k, key.stride_a, key.stride_b, key.stride_c,
+          std::int64_t{key.transpose_a} * 8 + std::int64_t{key.transpose_b} * 4 + std::int64_t{key.accumulate} * 2,
+          static_cast<std::int64_t>(key.dtype) * 4 + static_cast<std::int64_t>(key.dtype_c),
+          (std::int64_t{key.alignment_a} << 32) + (std::int64_t{key.alignment_b} << 16) + key.alignment_c}) {
+      hash = (hash ^ static_cast<std::size_t>(value)) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+}  // namespace tessera

@@ -1,0 +1,252 @@
+#include <cub/block/block_scan.cuh>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/permute.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Sorting, stable, by counting. A block of threads has kSlotsPerBlock slots, each warp a run of them: how many there
+// are per expert and block is counted first, then summed up over blocks, then every slot takes its row.
+constexpr int kSlotsPerWarp = 256, kSlotsPerBlock = kWarps * kSlotsPerWarp;
+constexpr int kMaxExperts = 1024, kExpertsPerThread = kMaxExperts / kThreads;
+
+/// counts[warp][expert] of this block's slots.
+__device__ void count_slots(const std::int32_t* ids, std::int64_t num_slots, int num_experts, int* counts) {
+  for (int i = threadIdx.x; i < kWarps * num_experts; i += kThreads) counts[i] = 0;
+  __syncthreads();
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kSlotsPerBlock + warp * kSlotsPerWarp;
+  for (int i = lane; i < kSlotsPerWarp && first + i < num_slots; i += kWarp) {
+    atomicAdd(&counts[warp * num_experts + ids[first + i]], 1);
+  }
+  __syncthreads();
+}
+
+/// counts_EN[e][block], N blocks.
+__global__ void __launch_bounds__(kThreads) count_kernel(const std::int32_t* ids, std::int64_t num_slots,
+                                                         int num_experts, int num_blocks, std::int32_t* counts_EN) {
+  extern __shared__ int counts[];
+  count_slots(ids, num_slots, num_experts, counts);
+  for (int e = threadIdx.x; e < num_experts; e += kThreads) {
+    int sum = 0;
+    for (int warp = 0; warp < kWarps; ++warp) sum += counts[warp * num_experts + e];
+    counts_EN[std::int64_t{e} * num_blocks + blockIdx.x] = sum;
+  }
+}
+
+/// offsets_E1, and in place of the counts the first row of each expert's slots of each block. A warp per expert; all
+/// blocks work out the offsets.
+__global__ void __launch_bounds__(kThreads)
+    offsets_kernel(const std::int32_t* counts_E, int num_experts, int alignment, int num_blocks,
+                   std::int32_t* offsets_E1, std::int32_t* rows_EN) {
+  using Scan = cub::BlockScan<int, kThreads>;
+  __shared__ typename Scan::TempStorage memory;
+  __shared__ int offsets[kMaxExperts];
+  int sizes[kExpertsPerThread], all = 0;
+#pragma unroll
+  for (int i = 0; i < kExpertsPerThread; ++i) {
+    const int e = static_cast<int>(threadIdx.x) * kExpertsPerThread + i;
+    sizes[i] = e < num_experts ? (counts_E[e] + alignment - 1) / alignment * alignment : 0;
+  }
+  Scan(memory).ExclusiveSum(sizes, sizes, all);
+#pragma unroll
+  for (int i = 0; i < kExpertsPerThread; ++i) offsets[threadIdx.x * kExpertsPerThread + i] = sizes[i];
+  __syncthreads();
+  if (blockIdx.x == 0) {
+    for (int e = threadIdx.x; e < num_experts; e += kThreads) offsets_E1[e] = offsets[e];
+    if (threadIdx.x == 0) offsets_E1[num_experts] = all;
+  }
+  const int e = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  if (e >= num_experts) return;
+  int before = offsets[e];
+  std::int32_t* rows = rows_EN + std::int64_t{e} * num_blocks;
+  for (int begin = 0; begin < num_blocks; begin += kWarp) {
+    const int count = begin + lane < num_blocks ? rows[begin + lane] : 0;
+    int sum = count;
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const int other = __shfl_up_sync(kAllLanes, sum, distance);
+      if (lane >= distance) sum += other;
+    }
+    if (begin + lane < num_blocks) rows[begin + lane] = before + sum - count;
+    before += __shfl_sync(kAllLanes, sum, kWarp - 1);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    place_kernel(const std::int32_t* ids, std::int64_t num_slots, int num_experts, int num_blocks,
+                 const std::int32_t* rows_EN, std::int32_t* slot_of_row, std::int32_t* row_of_slot) {
+  extern __shared__ int next_row[];  // [warp][expert]
+  count_slots(ids, num_slots, num_experts, next_row);
+  for (int e = threadIdx.x; e < num_experts; e += kThreads) {
+    int row = rows_EN[std::int64_t{e} * num_blocks + blockIdx.x];
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const int count = next_row[warp * num_experts + e];
+      next_row[warp * num_experts + e] = row;
+      row += count;
+    }
+  }
+  __syncthreads();
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  int* next = next_row + warp * num_experts;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kSlotsPerBlock + warp * kSlotsPerWarp;
+  for (int i = lane; i < kSlotsPerWarp; i += kWarp) {
+    const std::int64_t slot = first + i;
+    const int expert = slot < num_slots ? ids[slot] : -1;
+    // Lanes of one expert take its rows in their order.
+    const unsigned same = __match_any_sync(kAllLanes, expert);
+    if (expert >= 0) {
+      const int row = next[expert] + __popc(same & ((1u << lane) - 1));
+      row_of_slot[slot] = row;
+      slot_of_row[row] = static_cast<std::int32_t>(slot);
+    }
+    __syncwarp();
+    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) next[expert] += __popc(same);
+    __syncwarp();
+  }
+}
+
+/// Rows of `length` units; a warp has a row, and several units of it in flight.
+template <typename Unit>
+__global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, const std::int32_t* slot_of_row,
+                                                               int top_k, std::int64_t num_rows, int length, Unit* y) {
+  constexpr int kInFlight = 8;
+  const int lane = threadIdx.x % kWarp;
+  const std::int64_t row = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
+  if (row >= num_rows) return;
+  const std::int32_t slot = slot_of_row[row];
+  const Unit* from = x + std::int64_t{slot < 0 ? 0 : slot / top_k} * length;
+  Unit* to = y + row * length;
+  for (int begin = 0; begin < length; begin += kWarp * kInFlight) {
+    Unit units[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int at = begin + i * kWarp + lane;
+      units[i] = Unit{};
+      if (slot >= 0 && at < length) units[i] = from[at];
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int at = begin + i * kWarp + lane;
+      if (at < length) to[at] = units[i];
+    }
+  }
+}
+
+__global__ void gather_numbers_kernel(const float* x, const std::int32_t* index, float* y, std::int64_t size) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < size;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    y[i] = index[i] < 0 ? 0.0f : x[index[i]];
+  }
+}
+
+/// A thread has kCount neighbouring numbers of a token: those of all its rows are in flight together.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    combine_rows_kernel(const T* x, const std::int32_t* row_of_slot, const float* weights, int top_k,
+                        std::int64_t num_tokens, int length, bool accumulate, T* y) {
+  constexpr int kRows = 8;
+  for (std::int64_t t = std::int64_t{blockIdx.y}; t < num_tokens; t += gridDim.y) {
+    const int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kCount;
+    if (column >= length) continue;
+    float sums[kCount] = {};
+    if (accumulate) load_lanes(y + t * length + column, sums);
+    for (int begin = 0; begin < top_k; begin += kRows) {
+      Lanes<T, kCount> rows[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        if (begin + i >= top_k) break;
+        const T* row = x + std::int64_t{row_of_slot[t * top_k + begin + i]} * length;
+        rows[i] = *reinterpret_cast<const Lanes<T, kCount>*>(row + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        if (begin + i >= top_k) break;
+        const float weight = weights != nullptr ? weights[t * top_k + begin + i] : 1.0f;
+#pragma unroll
+        for (int lane = 0; lane < kCount; ++lane) sums[lane] = fmaf(weight, to_float(rows[i].x[lane]), sums[lane]);
+      }
+    }
+    store_lanes(sums, y + t * length + column);
+  }
+}
+
+}  // namespace
+
+void sort_by_expert(const Context& op, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
+                    const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK) {
+  const std::int64_t num_slots = expert_ids_TK.num_elements();
+  const auto num_experts = static_cast<int>(counts_E.dim(0));
+  TESSERA_CHECK(num_experts <= kMaxExperts, "{} experts", num_experts);
+  const auto num_blocks =
+      static_cast<int>(std::max<std::int64_t>(1, (num_slots + kSlotsPerBlock - 1) / kSlotsPerBlock));
+  const ArenaScope scope(*op.arena);
+  const Tensor rows_EN = op.arena->allocate({num_experts, num_blocks}, DType::kInt32);
+  if (op.measuring()) return;
+  const auto shared_bytes = static_cast<std::size_t>(kWarps * num_experts) * sizeof(int);
+  const auto* ids = numbers<const std::int32_t>(expert_ids_TK);
+  constexpr int kNoSlot = 0xff;  // every byte of -1
+  TESSERA_CUDA(cudaMemsetAsync(slot_of_row_R.raw(), kNoSlot, slot_of_row_R.num_bytes(), stream_of(op)));
+  count_kernel<<<num_blocks, kThreads, shared_bytes, stream_of(op)>>>(ids, num_slots, num_experts, num_blocks,
+                                                                      numbers<std::int32_t>(rows_EN));
+  offsets_kernel<<<(num_experts + kWarps - 1) / kWarps, kThreads, 0, stream_of(op)>>>(
+      numbers<const std::int32_t>(counts_E), num_experts, static_cast<int>(alignment), num_blocks,
+      numbers<std::int32_t>(offsets_E1), numbers<std::int32_t>(rows_EN));
+  place_kernel<<<num_blocks, kThreads, shared_bytes, stream_of(op)>>>(
+      ids, num_slots, num_experts, num_blocks, numbers<const std::int32_t>(rows_EN),
+      numbers<std::int32_t>(slot_of_row_R), numbers<std::int32_t>(row_of_slot_TK));
+}
+
+void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k, const Tensor&,
+                 const GemmOperand& y_RD) {
+  const Tensor& y = y_RD.plain;
+  const std::int64_t num_rows = slot_of_row_R.dim(0), length = x_TD.dim(1);
+  TESSERA_CHECK(!y_RD.quantized(), "rows quantized while they are gathered: not on a GPU yet");
+  TESSERA_CHECK(y.shape() == (Shape{num_rows, length}) && y.dtype() == x_TD.dtype() && y.is_contiguous(), "{} {}",
+                name_of(y.dtype()), y.shape().to_string());
+  if (op.measuring() || y.num_elements() == 0) return;
+  const auto launch = [&]<typename Unit>(Unit) {
+    const std::int64_t units =
+        length * static_cast<std::int64_t>(size_of(y.dtype())) / static_cast<std::int64_t>(sizeof(Unit));
+    gather_rows_kernel<<<static_cast<unsigned>((num_rows + kWarps - 1) / kWarps), kThreads, 0, stream_of(op)>>>(
+        static_cast<const Unit*>(x_TD.raw()), numbers<const std::int32_t>(slot_of_row_R), static_cast<int>(top_k),
+        num_rows, static_cast<int>(units), static_cast<Unit*>(y.raw()));
+  };
+  if (in_lanes(x_TD, y)) {
+    launch(uint4{});
+  } else {
+    for_float_type(y.dtype(), launch);
+  }
+}
+
+void gather_numbers(const Context& op, const Tensor& x, const Tensor& index, const Tensor& y) {
+  if (op.measuring() || y.num_elements() == 0) return;
+  gather_numbers_kernel<<<grid_for(op, y.num_elements(), kThreads), kThreads, 0, stream_of(op)>>>(
+      numbers<const float>(x), numbers<const std::int32_t>(index), numbers<float>(y), y.num_elements());
+}
+
+void combine_rows(const Context& op, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
+                  const Tensor& y_TD, Write write) {
+  if (op.measuring() || y_TD.num_elements() == 0) return;
+  const std::int64_t num_tokens = y_TD.dim(0), length = y_TD.dim(1);
+  constexpr std::int64_t kMaxGridRows = 65535;
+  for_float_type(x_RD.dtype(), [&]<typename T>(T) {
+    for_lanes(in_lanes(x_RD, y_TD), [&](auto lanes) {
+      constexpr int kCount = decltype(lanes)::value;
+      const std::int64_t per_block = std::int64_t{kThreads} * kCount;
+      const dim3 grid(static_cast<unsigned>((length + per_block - 1) / per_block),
+                      static_cast<unsigned>(std::min(num_tokens, kMaxGridRows)));
+      combine_rows_kernel<T, kCount><<<grid, kThreads, 0, stream_of(op)>>>(
+          numbers<const T>(x_RD), numbers<const std::int32_t>(row_of_slot_TK), numbers<const float>(weights_TK),
+          static_cast<int>(row_of_slot_TK.dim(1)), num_tokens, static_cast<int>(length), write == Write::kAccumulate,
+          numbers<T>(y_TD));
+    });
+  });
+}
+
+}  // namespace tessera::cuda
