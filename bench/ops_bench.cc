@@ -2,6 +2,8 @@
 // Rates: FLOP (2 per multiply-add; attention: the lower triangle only) or bytes that must be read and written at least.
 #include <benchmark/benchmark.h>
 
+#include <cstring>
+
 #include "ops/adamw.h"
 #include "ops/cross_entropy.h"
 #include "ops/gemm.h"
@@ -237,15 +239,12 @@ void adamw_step(benchmark::State& state) {
                w = bench.floats({kSize});
   std::fill_n(v.data<float>(), kSize, 0.01f);
   const Tensor shadow = state.range(0) == 0 ? Tensor() : bench.random({kSize}, DType::kBFloat16);
-  const AdamWOptions options{.learning_rate = 1e-3f,
-                             .beta1 = 0.9f,
-                             .beta2 = 0.95f,
-                             .epsilon = 1e-8f,
-                             .weight_decay = 0.1f,
-                             .step = 10,
-                             .gradient_scale = 1.0f};
+  const AdamWOptions options{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
+  const AdamWStep step = adamw_step(options, 1e-3f, 10);
+  const Tensor step_S = bench.floats({AdamWStep::kNumbers});
+  std::memcpy(step_S.raw(), &step, sizeof step);
   run(state, 0, kSize * (7 * 4 + (shadow.defined() ? 2 : 0)),
-      [&] { adamw(bench.context(), options, g, m, v, w, shadow); });
+      [&] { adamw(bench.context(), options, step_S, g, m, v, w, shadow); });
 }
 
 void both_types(benchmark::internal::Benchmark* b) { b->Arg(0)->Arg(1); }

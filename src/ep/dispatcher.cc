@@ -8,7 +8,7 @@
 #include "ep/local_dispatcher.h"
 #include "ep/standard_dispatcher.h"
 #include "ops/checks.h"
-#include "ops/cpu/operand_output.h"
+#include "ops/gemm_operand.h"
 #include "ops/permute.h"
 
 namespace tessera {
@@ -56,7 +56,7 @@ void Dispatcher::check_tokens(const Tensor& y_TD, const DispatchSaved& saved) co
 }
 
 void Dispatcher::check_rows(const GemmOperand& x_RD, const DispatchSaved& saved) const {
-  cpu::check_operand(x_RD, saved.num_rows(), options_.dim, options_.dtype);
+  check_operand(x_RD, saved.num_rows(), options_.dim, options_.dtype);
 }
 
 void Dispatcher::dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD) {

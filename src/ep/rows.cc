@@ -80,12 +80,12 @@ void deliver_rows(const Context& op, const Payload& received, DType dtype, const
   const std::int64_t num_rows = source_of_row_R.dim(0), dim = received.parts()[0].dim(1);
   const bool packed = received.packed.defined();
   TESSERA_CHECK_TENSOR(source_of_row_R, DType::kInt32, {num_rows});
-  cpu::check_operand(x_RD, num_rows, dim, dtype);
+  check_operand(x_RD, num_rows, dim, dtype);
   const bool copies_packed = packed && x_RD.rows.defined() && x_RD.rows.format == received.packed.format;
   GemmOperand computed = x_RD;
   if (copies_packed) computed.rows = {};
   std::optional<cpu::OperandOutput> output;
-  if (computed.plain.defined() || computed.quantized()) output.emplace(op, computed, num_rows, dim, dtype);
+  if (computed.plain.defined() || computed.quantized()) output.emplace(op, computed, dim, dtype);
   if (op.measuring()) return;
   const auto* sources = source_of_row_R.data<std::int32_t>();
   cpu::for_float_type(dtype, [&]<typename T>(T) {

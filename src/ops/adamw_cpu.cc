@@ -1,30 +1,24 @@
 #include <cmath>
 
 #include "ops/adamw.h"
-#include "ops/checks.h"
-#include "ops/cpu/types.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
+namespace tessera::cpu {
 
 namespace {
 constexpr std::int64_t kGrain = 1 << 15;
 }
 
-void adamw(const Context& context, const AdamWOptions& options, const Tensor& d_w_N, const Tensor& m_N,
-           const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
-  const TraceScope trace(context.trace, "adamw");
-  const std::int64_t size = w_N.dim(0);
-  for (const Tensor& tensor : {d_w_N, m_N, v_N, w_N}) TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {size});
-  if (shadow_N.defined()) TESSERA_CHECK_TENSOR(shadow_N, DType::kBFloat16, {size});
+void adamw(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
+           const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
   if (context.measuring()) return;
-  const double step = static_cast<double>(options.step);
-  const auto correction1 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(options.beta1), step)));
-  const auto correction2 = static_cast<float>(1.0 / (1.0 - std::pow(static_cast<double>(options.beta2), step)));
-  const float keep = 1.0f - options.learning_rate * options.weight_decay;
-  const float rate = options.learning_rate * correction1;
-  const float beta1 = options.beta1, beta2 = options.beta2, scale = options.gradient_scale;
-  const float epsilon = options.epsilon;
+  const auto step = *reinterpret_cast<const AdamWStep*>(step_S.data<float>());
+  if (step.finite == 0.0f) return;
+  const std::int64_t size = w_N.dim(0);
+  const float keep = 1.0f - step.learning_rate * options.weight_decay;
+  const float rate = step.learning_rate * step.correction1;
+  const float correction2 = step.correction2, scale = step.gradient_scale;
+  const float beta1 = options.beta1, beta2 = options.beta2, epsilon = options.epsilon;
   parallel_ranges(size, kGrain, [&](std::int64_t begin, std::int64_t end) {
     const float* __restrict d_w = d_w_N.data<float>();
     float* __restrict m = m_N.data<float>();
@@ -42,14 +36,12 @@ void adamw(const Context& context, const AdamWOptions& options, const Tensor& d_
   });
 }
 
-double sum_of_squares(const Context& context, const Tensor& x_N) {
-  const TraceScope trace(context.trace, "sum_of_squares");
+void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squares_1) {
   const std::int64_t size = x_N.dim(0), num_tasks = (size + kGrain - 1) / kGrain;
-  TESSERA_CHECK_TENSOR(x_N, DType::kFloat32, {size});
   const ArenaScope scope(*context.arena);
   auto* partial =
       reinterpret_cast<double*>(context.arena->allocate_bytes(static_cast<std::size_t>(num_tasks) * sizeof(double)));
-  if (context.measuring()) return 0.0;
+  if (context.measuring()) return;
   parallel_for(num_tasks, [&](std::int64_t task) {
     const float* x = x_N.data<float>();
     constexpr std::int64_t kLanes = 8;
@@ -68,7 +60,17 @@ double sum_of_squares(const Context& context, const Tensor& x_N) {
   });
   double sum = 0.0;
   for (std::int64_t task = 0; task < num_tasks; ++task) sum += partial[task];
-  return sum;
+  squares_1.data<double>()[0] = sum;
 }
 
-}  // namespace tessera
+void clip_gradients(const Context& context, const Tensor& squares_1, const Tensor& loss_1, double max_norm,
+                    const Tensor& step_S) {
+  if (context.measuring()) return;
+  const double norm = std::sqrt(squares_1.data<double>()[0]);
+  auto* step = reinterpret_cast<AdamWStep*>(step_S.data<float>());
+  step->gradient_scale = static_cast<float>(std::min(1.0, max_norm / (norm + kNormFloor)));
+  const bool finite = std::isfinite(norm) && (!loss_1.defined() || std::isfinite(loss_1.data<double>()[0]));
+  step->finite = finite ? 1.0f : 0.0f;
+}
+
+}  // namespace tessera::cpu

@@ -1,18 +1,14 @@
 #include <cstring>
 
-#include "ops/checks.h"
 #include "ops/cpu/types.h"
 #include "ops/embedding.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
+namespace tessera::cpu {
 
 void embedding_forward(const Context& context, const Tensor& tokens_T, const Tensor& table_VD, std::int64_t first_id,
                        const Tensor& x_TD) {
-  const TraceScope trace(context.trace, "embedding.forward");
   const std::int64_t num_tokens = tokens_T.dim(0), dim = table_VD.dim(1);
-  TESSERA_CHECK_TENSOR(tokens_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(x_TD, table_VD.dtype(), {num_tokens, dim});
   if (context.measuring()) return;
   const std::size_t row_bytes = static_cast<std::size_t>(dim) * size_of(table_VD.dtype());
   parallel_ranges(num_tokens, 64, [&](std::int64_t begin, std::int64_t end) {
@@ -30,25 +26,21 @@ void embedding_forward(const Context& context, const Tensor& tokens_T, const Ten
 
 void embedding_backward(const Context& context, const Tensor& tokens_T, const Tensor& d_x_TD, std::int64_t first_id,
                         const Tensor& d_table_VD) {
-  const TraceScope trace(context.trace, "embedding.backward");
   const std::int64_t num_tokens = tokens_T.dim(0), dim = d_table_VD.dim(1);
-  TESSERA_CHECK_TENSOR(tokens_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(d_x_TD, d_x_TD.dtype(), {num_tokens, dim});
-  TESSERA_CHECK_TENSOR(d_table_VD, DType::kFloat32, {d_table_VD.dim(0), dim});
   if (context.measuring()) return;
   // A task owns columns, not tokens: tokens repeat, columns do not.
   constexpr std::int64_t kColumnsPerTask = 64;
-  cpu::for_float_type(d_x_TD.dtype(), [&]<typename T>(T) {
+  for_float_type(d_x_TD.dtype(), [&]<typename T>(T) {
     parallel_ranges(dim, kColumnsPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = 0; t < num_tokens; ++t) {
         const std::int64_t row = tokens_T.data<std::int32_t>()[t] - first_id;
         if (row < 0 || row >= d_table_VD.dim(0)) continue;
-        const T* d_x = cpu::row_of<T>(d_x_TD, t);
-        float* d_row = cpu::row_of<float>(d_table_VD, row);
-        for (std::int64_t j = begin; j < end; ++j) d_row[j] += cpu::load(d_x[j]);
+        const T* d_x = row_of<T>(d_x_TD, t);
+        float* d_row = row_of<float>(d_table_VD, row);
+        for (std::int64_t j = begin; j < end; ++j) d_row[j] += load(d_x[j]);
       }
     });
   });
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

@@ -21,6 +21,11 @@ struct GemmOperand {
   bool quantized() const { return rows.defined() || columns.defined(); }
 };
 
+/// Throws unless x is a matrix, or a stack of matrices, of this shape in quantized form.
+void check_quantized(const mx::Quantized& x, const Shape& shape);
+/// Throws unless the defined parts of x are those of a matrix [num_rows, length], and one is.
+void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t length, DType dtype);
+
 /// A weight [N, K], or a stack [E, N, K] of them, quantized.
 struct QuantizedWeight {
   mx::Quantized rows;     // [.., N, K], for the forward

@@ -28,6 +28,7 @@ void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_
   TESSERA_CHECK_TENSOR(x_TD, x_TD.dtype(), {x_TD.dim(0), x_TD.dim(1)});
   TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {slot_of_row_R.dim(0)});
   TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
+  check_operand(y_RD, slot_of_row_R.dim(0), x_TD.dim(1), x_TD.dtype());
   TESSERA_RUN(gather_rows, context, x_TD, slot_of_row_R, top_k, num_rows_1, y_RD);
 }
 

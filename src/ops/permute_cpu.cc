@@ -47,7 +47,7 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
                  const Tensor& num_rows_1, const GemmOperand& y_RD) {
   const std::int64_t num_rows = slot_of_row_R.dim(0), dim = x_TD.dim(1);
-  const OperandOutput output(context, y_RD, num_rows, dim, x_TD.dtype());
+  const OperandOutput output(context, y_RD, dim, x_TD.dtype());
   if (context.measuring()) return;
   const std::int64_t used = y_RD.plain.defined() ? num_rows : computed_rows(num_rows_1, num_rows);
   for_float_type(x_TD.dtype(), [&]<typename T>(T) {

@@ -31,8 +31,9 @@ struct ErrorSums {
   double sqnr_db() const;
 };
 
-/// How far q is from x, of the same shape; of its first num_rows rows, -1: all.
-ErrorSums quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q,
-                             std::int64_t num_rows = -1);
+/// sums_2 (float64, +=): ErrorSums' signal and noise, of how far q is from x, of the same shape. num_rows_1 (int32,
+/// [1]), where given: of that many first rows only; x is a matrix then.
+void quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q, const Tensor& sums_2,
+                        const Tensor& num_rows_1 = {});
 
 }  // namespace tessera

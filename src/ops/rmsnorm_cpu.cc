@@ -1,16 +1,11 @@
 #include <cmath>
 
-#include "ops/checks.h"
 #include "ops/cpu/operand_output.h"
 #include "ops/rmsnorm.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
+namespace tessera::cpu {
 namespace {
-
-using cpu::load;
-using cpu::row_of;
-using cpu::store;
 
 constexpr std::int64_t kRowsPerTask = 64;
 // Sums over a row run in this many independent lanes, so that they can be vectorised without reordering.
@@ -42,13 +37,10 @@ float normalise_row(const T* x, const T* w, float eps, std::int64_t length, T* y
 
 void rmsnorm_forward(const Context& context, const Tensor& x_TN, const Tensor& w_N, float eps, const GemmOperand& y_TN,
                      const Tensor& rstd_T) {
-  const TraceScope trace(context.trace, "rmsnorm.forward");
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
-  TESSERA_CHECK_TENSOR(w_N, x_TN.dtype(), {length});
-  TESSERA_CHECK_TENSOR(rstd_T, DType::kFloat32, {num_rows});
-  const cpu::OperandOutput output(context, y_TN, num_rows, length, x_TN.dtype());
+  const OperandOutput output(context, y_TN, length, x_TN.dtype());
   if (context.measuring()) return;
-  cpu::for_float_type(x_TN.dtype(), [&]<typename T>(T) {
+  for_float_type(x_TN.dtype(), [&]<typename T>(T) {
     parallel_ranges(num_rows, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
       T* y = output.rows<T>(begin);
       for (std::int64_t i = begin; i < end; ++i, y += length) {
@@ -61,17 +53,11 @@ void rmsnorm_forward(const Context& context, const Tensor& x_TN, const Tensor& w
 
 void residual_rmsnorm_forward(const Context& context, const Tensor& x_TN, const Tensor& delta_TN, const Tensor& w_N,
                               float eps, const Tensor& sum_TN, const GemmOperand& y_TN, const Tensor& rstd_T) {
-  const TraceScope trace(context.trace, "rmsnorm.forward");
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
   const DType dtype = x_TN.dtype();
-  TESSERA_CHECK_TENSOR(x_TN, dtype, {num_rows, length});
-  TESSERA_CHECK_TENSOR(delta_TN, dtype, {num_rows, length});
-  TESSERA_CHECK_TENSOR(w_N, dtype, {length});
-  TESSERA_CHECK_TENSOR(sum_TN, dtype, {num_rows, length});
-  TESSERA_CHECK_TENSOR(rstd_T, DType::kFloat32, {num_rows});
-  const cpu::OperandOutput output(context, y_TN, num_rows, length, dtype);
+  const OperandOutput output(context, y_TN, length, dtype);
   if (context.measuring()) return;
-  cpu::for_float_type(dtype, [&]<typename T>(T) {
+  for_float_type(dtype, [&]<typename T>(T) {
     parallel_ranges(num_rows, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
       T* y = output.rows<T>(begin);
       for (std::int64_t i = begin; i < end; ++i, y += length) {
@@ -90,20 +76,14 @@ void residual_rmsnorm_forward(const Context& context, const Tensor& x_TN, const 
 // d_y · u.
 void rmsnorm_backward(const Context& context, const Tensor& d_y_TN, const Tensor& x_TN, const Tensor& w_N,
                       const Tensor& rstd_T, const Tensor& d_x_TN, Write write_d_x, const Tensor& d_w_N) {
-  const TraceScope trace(context.trace, "rmsnorm.backward");
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
   const DType dtype = x_TN.dtype();
-  TESSERA_CHECK_TENSOR(d_y_TN, dtype, {num_rows, length});
-  TESSERA_CHECK_TENSOR(w_N, dtype, {length});
-  TESSERA_CHECK_TENSOR(rstd_T, DType::kFloat32, {num_rows});
-  TESSERA_CHECK_STRIDED(d_x_TN, dtype, {num_rows, length});
-  TESSERA_CHECK_TENSOR(d_w_N, DType::kFloat32, {length});
   const bool accumulate = write_d_x == Write::kAccumulate;
   const ArenaScope scope(*context.arena);
   const std::int64_t num_tasks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
   const Tensor partial_d_w = context.arena->allocate({num_tasks, length}, DType::kFloat32);
   if (context.measuring()) return;
-  cpu::for_float_type(dtype, [&]<typename T>(T) {
+  for_float_type(dtype, [&]<typename T>(T) {
     parallel_for(num_tasks, [&](std::int64_t task) {
       float* d_w = row_of<float>(partial_d_w, task);
       std::fill(d_w, d_w + length, 0.0f);
@@ -131,4 +111,4 @@ void rmsnorm_backward(const Context& context, const Tensor& d_y_TN, const Tensor
   }
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

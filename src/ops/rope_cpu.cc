@@ -1,12 +1,11 @@
 #include <bit>
 #include <cstring>
 
-#include "ops/checks.h"
 #include "ops/cpu/types.h"
 #include "ops/rope.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
+namespace tessera::cpu {
 namespace {
 
 struct Pair {
@@ -44,36 +43,27 @@ void rotate(const T* x, const float* cos, const float* signed_sin, std::int64_t 
 void rope(const Context& context, const Tensor& x_TN, std::int64_t num_heads, std::int64_t rope_dim,
           const Tensor& positions_T, const Tensor& cos_PN, const Tensor& sin_PN, RopeDirection direction,
           const Tensor& y_TN) {
-  const TraceScope trace(context.trace, "rope");
   const std::int64_t num_tokens = x_TN.dim(0), head_dim = x_TN.dim(1) / num_heads, half = rope_dim / 2;
-  TESSERA_CHECK(x_TN.dim(1) == num_heads * head_dim && rope_dim % 2 == 0 && rope_dim <= head_dim,
-                "x {} heads {} rope dim {}", x_TN.shape().to_string(), num_heads, rope_dim);
-  TESSERA_CHECK_STRIDED(y_TN, x_TN.dtype(), {num_tokens, num_heads * head_dim});
-  TESSERA_CHECK_TENSOR(positions_T, DType::kInt32, {num_tokens});
-  TESSERA_CHECK_TENSOR(cos_PN, DType::kFloat32, {cos_PN.dim(0), half});
-  TESSERA_CHECK_TENSOR(sin_PN, DType::kFloat32, {cos_PN.dim(0), half});
   if (context.measuring()) return;
-  TESSERA_CHECK(y_TN.raw() == x_TN.raw() || head_dim == rope_dim, "out of place with head dim {} rope dim {}", head_dim,
-                rope_dim);
   const float sign = direction == RopeDirection::kForward ? 1.0f : -1.0f;
   constexpr std::int64_t kTokensPerTask = 32;
   constexpr std::int64_t kMaxPairs = 512;
   TESSERA_CHECK(half <= kMaxPairs, "rope dim {}", rope_dim);
-  cpu::for_float_type(x_TN.dtype(), [&]<typename T>(T) {
+  for_float_type(x_TN.dtype(), [&]<typename T>(T) {
     parallel_ranges(num_tokens, kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {
         const std::int32_t position = positions_T.data<std::int32_t>()[t];
-        const float* cos = cpu::row_of<float>(cos_PN, position);
-        const float* sin = cpu::row_of<float>(sin_PN, position);
+        const float* cos = row_of<float>(cos_PN, position);
+        const float* sin = row_of<float>(sin_PN, position);
         float signed_sin[kMaxPairs];
         for (std::int64_t i = 0; i < half; ++i) signed_sin[i] = sign * sin[i];
         for (std::int64_t head = 0; head < num_heads; ++head) {
           const std::int64_t offset = head * head_dim + head_dim - rope_dim;
-          rotate(cpu::row_of<T>(x_TN, t) + offset, cos, signed_sin, half, cpu::row_of<T>(y_TN, t) + offset);
+          rotate(row_of<T>(x_TN, t) + offset, cos, signed_sin, half, row_of<T>(y_TN, t) + offset);
         }
       }
     });
   });
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

@@ -1,7 +1,6 @@
 // A warp per token. Lane l has experts l, l + 32, ...; its numbers stay in registers.
-#include <cub/block/block_reduce.cuh>
-
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/router.h"
 
 namespace tessera::cuda {
@@ -221,7 +220,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int kTokensPerPart = 256;
+constexpr int kTokensPerPart = 64;
 
 /// parts_BN2E: what kTokensPerPart tokens of a sequence add; N parts per sequence.
 template <int kPerLane>
@@ -279,8 +278,7 @@ __global__ void balance_sums_kernel(const float* parts_BN2E, int num_parts, int 
 __global__ void __launch_bounds__(kThreads)
     balance_loss_kernel(const float* sums_B2E, std::int64_t num_seqs, int experts, float to_f, float length,
                         float coefficient, float* f_BE, double* loss) {
-  using Reduce = cub::BlockReduce<double, kThreads>;
-  __shared__ typename Reduce::TempStorage memory;
+  __shared__ double slots[kThreads / kWarp];
   double all = 0.0;
   for (std::int64_t seq = 0; seq < num_seqs; ++seq) {
     const float* counts = sums_B2E + seq * 2 * experts;
@@ -290,7 +288,7 @@ __global__ void __launch_bounds__(kThreads)
       f_BE[seq * experts + e] = f;
       of_seq += static_cast<double>(f) * counts[experts + e] / length;
     }
-    of_seq = Reduce(memory).Sum(of_seq);
+    of_seq = sum_of_block(of_seq, slots);
     __syncthreads();
     all += static_cast<double>(static_cast<float>(coefficient * of_seq));
   }

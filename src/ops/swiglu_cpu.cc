@@ -1,14 +1,10 @@
-#include "ops/checks.h"
 #include "ops/cpu/math.h"
 #include "ops/cpu/operand_output.h"
 #include "ops/swiglu.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
+namespace tessera::cpu {
 namespace {
-
-using cpu::load;
-using cpu::store;
 
 constexpr std::int64_t kRowsPerTask = 32;
 
@@ -24,7 +20,7 @@ float backward_row(const T* d_a, const T* h, float weight, std::int64_t width, T
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t j = begin + i;
       const float gate = load(h[j]), up = load(h[width + j]), gradient = load(d_a[j]);
-      const float s = cpu::sigmoid(gate);
+      const float s = sigmoid(gate);
       const float silu = gate * s;
       products[i] = gradient * silu * up;
       store(weighted_a[j], weight * silu * up);
@@ -41,18 +37,15 @@ template <typename Backward>
 void for_rows_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const Tensor& num_rows_1,
                        const GemmOperand& d_h_R2F, const GemmOperand& a_RF, Backward&& backward) {
   const std::int64_t num_rows = d_a_RF.dim(0), width = d_a_RF.dim(1);
-  TESSERA_CHECK_TENSOR(d_a_RF, h_R2F.dtype(), {num_rows, width});
-  TESSERA_CHECK_TENSOR(h_R2F, h_R2F.dtype(), {num_rows, 2 * width});
-  if (num_rows_1.defined()) TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
-  const cpu::OperandOutput d_h_output(context, d_h_R2F, num_rows, 2 * width, h_R2F.dtype());
-  const cpu::OperandOutput a_output(context, a_RF, num_rows, width, h_R2F.dtype());
+  const OperandOutput d_h_output(context, d_h_R2F, 2 * width, h_R2F.dtype());
+  const OperandOutput a_output(context, a_RF, width, h_R2F.dtype());
   if (context.measuring()) return;
-  cpu::for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
+  for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
     const std::int64_t rows_per_task = a_output.rows_per_task(d_h_output.rows_per_task(kRowsPerTask));
-    parallel_ranges(cpu::computed_rows(num_rows_1, num_rows), rows_per_task, [&](std::int64_t begin, std::int64_t end) {
+    parallel_ranges(computed_rows(num_rows_1, num_rows), rows_per_task, [&](std::int64_t begin, std::int64_t end) {
       T *d_h = d_h_output.rows<T>(begin), *a = a_output.rows<T>(begin);
       for (std::int64_t r = begin; r < end; ++r, d_h += 2 * width, a += width) {
-        backward(r, cpu::row_of<T>(d_a_RF, r), cpu::row_of<T>(h_R2F, r), d_h, a);
+        backward(r, row_of<T>(d_a_RF, r), row_of<T>(h_R2F, r), d_h, a);
       }
       d_h_output.finish<T>(begin, end);
       a_output.finish<T>(begin, end);
@@ -63,21 +56,18 @@ void for_rows_backward(const Context& context, const Tensor& d_a_RF, const Tenso
 }  // namespace
 
 void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOperand& a_RF, const Tensor& num_rows_1) {
-  const TraceScope trace(context.trace, "swiglu.forward");
   const std::int64_t num_rows = h_R2F.dim(0), width = h_R2F.dim(1) / 2;
-  TESSERA_CHECK_TENSOR(h_R2F, h_R2F.dtype(), {num_rows, 2 * width});
-  if (num_rows_1.defined()) TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
-  const cpu::OperandOutput output(context, a_RF, num_rows, width, h_R2F.dtype());
+  const OperandOutput output(context, a_RF, width, h_R2F.dtype());
   if (context.measuring()) return;
-  cpu::for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
-    parallel_ranges(cpu::computed_rows(num_rows_1, num_rows), output.rows_per_task(kRowsPerTask),
+  for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
+    parallel_ranges(computed_rows(num_rows_1, num_rows), output.rows_per_task(kRowsPerTask),
                     [&](std::int64_t begin, std::int64_t end) {
                       T* a = output.rows<T>(begin);
                       for (std::int64_t r = begin; r < end; ++r, a += width) {
-                        const T* h = cpu::row_of<T>(h_R2F, r);
+                        const T* h = row_of<T>(h_R2F, r);
                         for (std::int64_t j = 0; j < width; ++j) {
                           const float gate = load(h[j]);
-                          store(a[j], gate * cpu::sigmoid(gate) * load(h[width + j]));
+                          store(a[j], gate * sigmoid(gate) * load(h[width + j]));
                         }
                       }
                       output.finish<T>(begin, end);
@@ -87,7 +77,6 @@ void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOpera
 
 void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const GemmOperand& d_h_R2F,
                      const GemmOperand& a_RF) {
-  const TraceScope trace(context.trace, "swiglu.backward");
   const std::int64_t width = d_a_RF.dim(1);
   for_rows_backward(context, d_a_RF, h_R2F, {}, d_h_R2F, a_RF,
                     [&]<typename T>(std::int64_t, const T* d_a, const T* h, T* d_h, T* a) {
@@ -98,15 +87,11 @@ void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor&
 void swiglu_backward_weighted(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F,
                               const Tensor& weights_R, const Tensor& num_rows_1, const GemmOperand& d_h_R2F,
                               const GemmOperand& weighted_a_RF, const Tensor& d_weights_R) {
-  const TraceScope trace(context.trace, "swiglu.backward");
   const std::int64_t width = d_a_RF.dim(1);
-  TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
-  TESSERA_CHECK_TENSOR(weights_R, DType::kFloat32, {h_R2F.dim(0)});
-  TESSERA_CHECK_TENSOR(d_weights_R, DType::kFloat32, {h_R2F.dim(0)});
   for_rows_backward(context, d_a_RF, h_R2F, num_rows_1, d_h_R2F, weighted_a_RF,
                     [&]<typename T>(std::int64_t r, const T* d_a, const T* h, T* d_h, T* a) {
                       d_weights_R.data<float>()[r] = backward_row(d_a, h, weights_R.data<float>()[r], width, d_h, a);
                     });
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

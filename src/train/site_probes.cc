@@ -9,7 +9,16 @@ namespace tessera {
 
 void SqnrProbe::observe(const Context& op, ParamId site, Role role, const Tensor& plain, const mx::Quantized& quantized,
                         std::int64_t num_rows) {
-  if (quantized.defined()) sums_[site][role] += quantization_error(op, plain, quantized, num_rows);
+  if (!quantized.defined()) return;
+  const ArenaScope scope(*op.arena);
+  const Tensor sums_2 = op.arena->allocate({2}, DType::kFloat64);
+  Tensor num_rows_1;
+  if (num_rows >= 0) num_rows_1 = op.arena->allocate({1}, DType::kInt32);
+  if (!op.measuring() && num_rows_1.defined()) num_rows_1.data<std::int32_t>()[0] = static_cast<std::int32_t>(num_rows);
+  set_zero(op, sums_2);
+  quantization_error(op, plain, quantized, sums_2, num_rows_1);
+  if (op.measuring()) return;
+  sums_[site][role] += {.signal = sums_2.data<double>()[0], .noise = sums_2.data<double>()[1]};
 }
 
 std::vector<SiteSqnr> SqnrProbe::result(const Parameters& parameters) const {

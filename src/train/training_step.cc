@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "base/error.h"
@@ -61,6 +62,9 @@ Context TrainingStep::context() { return {.arena = &arena_, .gemm = &gemm_, .tra
 void TrainingStep::measure() {
   const Batch batch = make_batch();
   const Context op = context();
+  const ArenaScope scope(arena_);
+  const Tensor squares_1 = arena_.allocate({1}, DType::kFloat64);
+  arena_.allocate({AdamWStep::kNumbers}, DType::kFloat32);  // step_S
   SqnrProbe probe;
   for (SiteProbe* observer : {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&probe)}) {
     if (pipeline_) {
@@ -70,7 +74,7 @@ void TrainingStep::measure() {
       model_.evaluate(op, batch);
     }
   }
-  sum_of_squares(op, model_.parameters().all_gradients());
+  sum_of_squares(op, model_.parameters().all_gradients(), squares_1);
   const Parameters& parameters = model_.parameters();
   const std::size_t one = parameters.all_gradients().num_bytes();
   plan_ = {
@@ -130,9 +134,12 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   }
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
-  double squares = sum_of_squares(op, parameters.all_gradients());
-  mesh_->model.all_reduce(std::span(&squares, 1), "the gradient norm");
-  result.grad_norm = std::sqrt(squares);
+  const ArenaScope scope(arena_);
+  const Tensor squares_1 = arena_.allocate({1}, DType::kFloat64);
+  const Tensor step_S = arena_.allocate({AdamWStep::kNumbers}, DType::kFloat32);
+  sum_of_squares(op, parameters.all_gradients(), squares_1);
+  mesh_->model.all_reduce(std::span(squares_1.data<double>(), 1), "the gradient norm");
+  result.grad_norm = std::sqrt(squares_1.data<double>()[0]);
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
     const std::string message = fmt::format(
         "step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from "
@@ -145,17 +152,15 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   const Stopwatch watch;
   model_.update_expert_biases();
   const TraceScope trace(trace_, "optimizer");
-  const double clip = std::min(1.0, config_.training.max_norm / (result.grad_norm + 1e-6));
-  adamw(op,
-        {.learning_rate = static_cast<float>(result.learning_rate),
-         .beta1 = static_cast<float>(config_.optimizer.beta1),
-         .beta2 = static_cast<float>(config_.optimizer.beta2),
-         .epsilon = static_cast<float>(config_.optimizer.eps),
-         .weight_decay = static_cast<float>(config_.optimizer.weight_decay),
-         .step = step,
-         .gradient_scale = static_cast<float>(clip)},
-        parameters.all_gradients(), parameters.all_first_moments(), parameters.all_second_moments(),
-        parameters.all_masters(), parameters.all_shadows());
+  const AdamWOptions options{.beta1 = static_cast<float>(config_.optimizer.beta1),
+                             .beta2 = static_cast<float>(config_.optimizer.beta2),
+                             .epsilon = static_cast<float>(config_.optimizer.eps),
+                             .weight_decay = static_cast<float>(config_.optimizer.weight_decay)};
+  const AdamWStep numbers = adamw_step(options, static_cast<float>(result.learning_rate), step);
+  std::memcpy(step_S.raw(), &numbers, sizeof numbers);
+  clip_gradients(op, squares_1, {}, config_.training.max_norm, step_S);
+  adamw(op, options, step_S, parameters.all_gradients(), parameters.all_first_moments(),
+        parameters.all_second_moments(), parameters.all_masters(), parameters.all_shadows());
   model_.weights_changed(op);
   result.seconds.optimizer = watch.seconds();
   return result;

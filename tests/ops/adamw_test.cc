@@ -5,7 +5,23 @@
 namespace tessera {
 namespace {
 
-class AdamW : public OperatorTest {};
+constexpr AdamWOptions kOptions{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
+
+class AdamW : public OperatorTest {
+ protected:
+  void put_step(AdamWStep step, float gradient_scale) {
+    step.gradient_scale = gradient_scale;
+    std::memcpy(step_S_.raw(), &step, sizeof step);
+  }
+  AdamWStep step() const { return *reinterpret_cast<const AdamWStep*>(step_S_.data<float>()); }
+  Tensor number(double value) {
+    const Tensor tensor = arena_.allocate({1}, DType::kFloat64);
+    tensor.data<double>()[0] = value;
+    return tensor;
+  }
+
+  Tensor step_S_ = arena_.allocate({AdamWStep::kNumbers}, DType::kFloat32);
+};
 
 TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   constexpr std::int64_t kSize = 40'000;  // more than a task
@@ -17,15 +33,8 @@ TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   const double lr = 0.01, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, decay = 0.1, scale = 0.5;
   for (int step = 1; step <= 3; ++step) {
     const Tensor g = random({kSize});
-    adamw(context(),
-          {.learning_rate = 0.01f,
-           .beta1 = 0.9f,
-           .beta2 = 0.95f,
-           .epsilon = 1e-8f,
-           .weight_decay = 0.1f,
-           .step = step,
-           .gradient_scale = 0.5f},
-          g, m, v, w, shadow);
+    put_step(adamw_step(kOptions, 0.01f, step), 0.5f);
+    adamw(context(), kOptions, step_S_, g, m, v, w, shadow);
     const Doubles gradient = doubles(g);
     for (std::size_t i = 0; i < kSize; ++i) {
       const double scaled = gradient[i] * scale;
@@ -50,15 +59,8 @@ TEST_F(AdamW, NoGradientAndNoShadow) {
   const Tensor w = random({5});
   Doubles expected = doubles(w);
   for (double& value : expected) value *= 1.0 - 0.5 * 0.1;
-  adamw(context(),
-        {.learning_rate = 0.5f,
-         .beta1 = 0.9f,
-         .beta2 = 0.95f,
-         .epsilon = 1e-8f,
-         .weight_decay = 0.1f,
-         .step = 1,
-         .gradient_scale = 1.0f},
-        g, m, v, w, {});
+  put_step(adamw_step(kOptions, 0.5f, 1), 1.0f);
+  adamw(context(), kOptions, step_S_, g, m, v, w, {});
   EXPECT_LE(relative_error(w, expected), 1e-6);
   EXPECT_EQ(doubles(m), Doubles(5, 0.0));
 }
@@ -67,10 +69,33 @@ TEST_F(AdamW, SumOfSquares) {
   for (const std::int64_t size : {1, 9, 70'003}) {
     const Tensor x = random({size});
     const Doubles values = doubles(x);
-    EXPECT_NEAR(sum_of_squares(context(), x), dot(values, values), 1e-12 * dot(values, values));
-    const Tensor result = random({1});
-    expect_same_for_any_threads([&] { result.data<float>()[0] = static_cast<float>(sum_of_squares(context(), x)); },
-                                {result});
+    const Tensor squares_1 = arena_.allocate({1}, DType::kFloat64);
+    sum_of_squares(context(), x, squares_1);
+    EXPECT_NEAR(squares_1.data<double>()[0], dot(values, values), 1e-12 * dot(values, values));
+    expect_same_for_any_threads([&] { sum_of_squares(context(), x, squares_1); }, {squares_1});
+  }
+}
+
+TEST_F(AdamW, ClipsByTheNorm) {
+  put_step(adamw_step(kOptions, 0.5f, 1), 1.0f);
+  clip_gradients(context(), number(16.0), {}, 1.0, step_S_);
+  EXPECT_FLOAT_EQ(step().gradient_scale, 0.25f);
+  clip_gradients(context(), number(0.25), number(3.0), 1.0, step_S_);
+  EXPECT_EQ(step().gradient_scale, 1.0f);
+  EXPECT_EQ(step().finite, 1.0f);
+  EXPECT_EQ(step().learning_rate, 0.5f);
+}
+
+TEST_F(AdamW, StepThatIsNotFiniteChangesNothing) {
+  const Tensor g = random({9}), m = random({9}), v = random({9}), w = random({9});
+  const Doubles before[] = {doubles(m), doubles(v), doubles(w)};
+  for (const auto& [squares, loss] : {std::pair{NAN, 1.0}, {HUGE_VAL, 1.0}, {1.0, NAN}, {1.0, -HUGE_VAL}}) {
+    put_step(adamw_step(kOptions, 0.5f, 1), 1.0f);
+    clip_gradients(context(), number(squares), number(loss), 1.0, step_S_);
+    adamw(context(), kOptions, step_S_, g, m, v, w, {});
+    EXPECT_EQ(doubles(m), before[0]);
+    EXPECT_EQ(doubles(v), before[1]);
+    EXPECT_EQ(doubles(w), before[2]);
   }
 }
 

@@ -428,19 +428,14 @@ std::vector<Operator> operators() {
       "AdamW",
       [](Call& c) {
         const Tensor d_w = c.in({70'001}), m = c.changed({70'001}), v = c.changed({70'001}), w = c.changed({70'001});
-        adamw(c.context(),
-              {.learning_rate = 0.01f,
-               .beta1 = 0.9f,
-               .beta2 = 0.95f,
-               .epsilon = 1e-8f,
-               .weight_decay = 0.1f,
-               .step = 3,
-               .gradient_scale = 0.5f},
-              d_w, m, v, w, c.out({70'001}, DType::kBFloat16));
+        const Tensor step = c.in({AdamWStep::kNumbers});  // positive numbers
+        adamw(c.context(), {.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f}, step, d_w, m, v, w,
+              c.out({70'001}, DType::kBFloat16));
       },
       /*typed=*/false);
   add_operator(
-      "SumOfSquares", [](Call& c) { c.result = sum_of_squares(c.context(), c.in({70'001}, kAnyShape)); },
+      "SumOfSquares",
+      [](Call& c) { sum_of_squares(c.context(), c.in({70'001}, kAnyShape), c.out({1}, DType::kFloat64)); },
       /*typed=*/false);
   add_operator("Convert", [](Call& c) {
     const Tensor source = c.in({150, 777}, kStrided | kAnyType);

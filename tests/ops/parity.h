@@ -81,6 +81,14 @@ class ParityTest : public OperatorTest {
     });
   }
 
+  /// `run(side)` on the GPU only; then the outputs have its results.
+  template <typename Run>
+  void run_on_gpu(Run&& run, const std::vector<Tensor>& outputs) {
+    const std::vector<std::vector<std::byte>> results = results_of_gpu(run, outputs);
+    for (std::size_t i = 0; i < results.size(); ++i)
+      std::memcpy(outputs[i].raw(), results[i].data(), extent(outputs[i]));
+  }
+
  private:
   /// From the first byte of a tensor to its last, gaps between rows included.
   static std::size_t extent(const Tensor& tensor) {
@@ -119,26 +127,32 @@ class ParityTest : public OperatorTest {
     }
   }
 
+  /// The outputs' bytes, gaps between rows included.
+  template <typename Run>
+  std::vector<std::vector<std::byte>> results_of_gpu(Run&& run, const std::vector<Tensor>& outputs) {
+    const ArenaScope scope(memory_);
+    copies_.clear();
+    run(Side({.arena = &memory_, .cuda = &*runtime_}, this));
+    std::vector<std::vector<std::byte>> results;
+    for (const Tensor& output : outputs) {
+      const auto found = copies_.find(output.raw());
+      std::vector<std::byte>& bytes =
+          results.emplace_back(static_cast<std::size_t>(output.dim(0) * output.stride()) * size_of(output.dtype()));
+      EXPECT_NE(found, copies_.end()) << "an output that the call was not given";
+      if (found == copies_.end()) continue;
+      cuda::copy_bytes(runtime_->stream(), found->second, extent(output), bytes.data());
+    }
+    runtime_->synchronize();
+    return results;
+  }
+
   template <typename Run, typename Compare>
   void compare(Run&& run, const std::vector<Tensor>& outputs, Compare&& compare_one) {
-    std::vector<Doubles> of_gpu;
-    {
-      const ArenaScope scope(memory_);
-      copies_.clear();
-      run(Side({.arena = &memory_, .cuda = &*runtime_}, this));
-      for (const Tensor& output : outputs) {
-        const auto found = copies_.find(output.raw());
-        ASSERT_NE(found, copies_.end()) << "an output that the call was not given";
-        std::vector<std::byte> bytes(static_cast<std::size_t>(output.dim(0) * output.stride()) *
-                                     size_of(output.dtype()));
-        cuda::copy_bytes(runtime_->stream(), found->second, extent(output), bytes.data());
-        runtime_->synchronize();
-        of_gpu.push_back(doubles(like(output, bytes.data(), Device::kCpu)));
-      }
-      runtime_->synchronize();
-    }
+    std::vector<std::vector<std::byte>> results = results_of_gpu(run, outputs);
     run(Side(context(), nullptr));
-    for (std::size_t i = 0; i < outputs.size(); ++i) compare_one(outputs[i], of_gpu[i], i);
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      compare_one(outputs[i], doubles(like(outputs[i], results[i].data(), Device::kCpu)), i);
+    }
   }
 
   std::optional<cuda::Runtime> runtime_;

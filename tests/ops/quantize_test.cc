@@ -1,11 +1,10 @@
 // Byte for byte against mx/block.h's scalar functions, in every block shape, for every instruction set.
 #include "ops/quantize.h"
 
-#include <limits>
-
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/types.h"
-#include "tests/ops/harness.h"
+#include "ops/elementwise.h"
+#include "tests/ops/quantize_inputs.h"
 
 namespace tessera {
 namespace {
@@ -13,24 +12,6 @@ namespace {
 using mx::Format;
 using mx::ScaleType;
 using mx::ScalingMode;
-
-std::vector<Format> all_formats() {
-  std::vector<Format> formats;
-  for (const ScalingMode mode : {ScalingMode::kRceil, ScalingMode::kFloor, ScalingMode::kCeil, ScalingMode::kEven}) {
-    for (const auto& [along, across] : {std::pair{32, 1}, {32, 32}, {128, 1}, {128, 128}}) {
-      formats.push_back({.scale_type = ScaleType::kE8M0, .mode = mode, .along = along, .across = across});
-    }
-  }
-  for (const int across : {1, 128}) {
-    formats.push_back({.scale_type = ScaleType::kFloat32, .along = 128, .across = across});
-  }
-  return formats;
-}
-
-std::string describe(const Format& format) {
-  return fmt::format("{} {} {}x{}", format.scale_type == ScaleType::kE8M0 ? "E8M0" : "float32",
-                     static_cast<int>(format.mode), format.across, format.along);
-}
 
 /// A quantized matrix in plain vectors.
 struct Expected {
@@ -99,29 +80,10 @@ class Quantize : public TypedOperatorTest {
     });
   }
 
-  /// Numbers of all magnitudes, small blocks and large, zeros of both signs, and optionally what is not finite.
   Tensor varied(Shape shape, bool finite = true) {
     const Tensor x = randoms(shape);
-    const std::int64_t length = shape[shape.num_dims() - 1];
-    for (std::int64_t i = 0; i < x.num_elements(); ++i) {
-      const std::int64_t row = i / length;
-      float value = at(x, i) * std::ldexp(1.0f, static_cast<int>((row * 37 + i % length / 16 * 11) % 250) - 126);
-      if (row % 7 == 3) value = i % 2 == 0 ? 0.0f : -0.0f;
-      if (!finite && i == length + 5) value = std::numeric_limits<float>::quiet_NaN();
-      if (!finite && i == 2 * length + 33) value = -std::numeric_limits<float>::infinity();
-      set(x, i, value);
-    }
+    vary(x, finite);
     return x;
-  }
-  static float at(const Tensor& x, std::int64_t i) {
-    return x.dtype() == DType::kFloat32 ? x.data<float>()[i] : static_cast<float>(x.data<BFloat16>()[i]);
-  }
-  static void set(const Tensor& x, std::int64_t i, float value) {
-    if (x.dtype() == DType::kFloat32) {
-      x.data<float>()[i] = value;
-    } else {
-      x.data<BFloat16>()[i] = BFloat16(value);
-    }
   }
   static std::vector<float> floats(const Tensor& x) {
     const Doubles numbers = doubles(x);
@@ -227,9 +189,9 @@ TEST_P(Quantize, EveryInstructionSet) {
                                                                     : rows.scales.data<float>()[block];
           const float value = mx::value_of<mx::E4M3>(rows.element_bytes()[i]) * scale;
           const float expected = dtype() == DType::kFloat32 ? value : static_cast<float>(BFloat16(value));
-          ASSERT_EQ(std::isnan(at(values, i)), std::isnan(expected)) << what << " " << i;
+          ASSERT_EQ(std::isnan(number_at(values, i)), std::isnan(expected)) << what << " " << i;
           if (!std::isnan(expected)) {
-            ASSERT_EQ(at(values, i), expected) << what << " " << i;
+            ASSERT_EQ(number_at(values, i), expected) << what << " " << i;
           }
         }
       }
@@ -243,7 +205,7 @@ TEST_P(Quantize, EveryBfloat16) {
   const Tensor x = randoms({1 << 11, 32});
   for (std::int64_t i = 0; i < x.num_elements(); ++i) {
     const auto bits = static_cast<std::uint32_t>(i) << 16;
-    set(x, i, (bits & 0x7fffffffu) >= 0x7f800000u ? 0.0f : std::bit_cast<float>(bits));
+    set_number(x, i, (bits & 0x7fffffffu) >= 0x7f800000u ? 0.0f : std::bit_cast<float>(bits));
   }
   for (const Format& format : all_formats()) check(x, format);
 }
@@ -258,9 +220,9 @@ TEST_P(Quantize, EveryElementDequantizes) {
   for (std::int64_t i = 0; i < 256; ++i) {
     const float expected =
         mx::value_of<mx::E4M3>(static_cast<std::uint8_t>(i)) * mx::value_of_scale(x.scale_bytes()[i / 32]);
-    EXPECT_EQ(std::isnan(at(y, i)), std::isnan(expected)) << i;
+    EXPECT_EQ(std::isnan(number_at(y, i)), std::isnan(expected)) << i;
     if (!std::isnan(expected)) {
-      EXPECT_EQ(at(y, i), expected) << i;
+      EXPECT_EQ(number_at(y, i), expected) << i;
     }
   }
 }
@@ -274,7 +236,10 @@ TEST_P(Quantize, ErrorOfGaussians) {
   }
   const mx::Quantized q = allocate({kRows, kK}, {});
   quantize(context(), x, q, {});
-  const ErrorSums sums = quantization_error(context(), x, q);
+  const Tensor sums_2 = arena_.allocate({2}, DType::kFloat64);
+  set_zero(context(), sums_2);
+  quantization_error(context(), x, q, sums_2);
+  const ErrorSums sums{.signal = sums_2.data<double>()[0], .noise = sums_2.data<double>()[1]};
   double signal = 0.0, noise = 0.0;
   for (std::int64_t i = 0; i < x.num_elements(); ++i) {
     const double number = static_cast<double>(x.data<float>()[i]);

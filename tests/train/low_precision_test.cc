@@ -544,9 +544,11 @@ TEST(LowPrecision, ErrorsAreThoseOfTheFirstMicroBatch) {
   const Model& model = one.step.model();
   for (ParamId id = 0; id < model.parameters().size(); ++id) {
     if (!one.quantizes(id)) continue;
-    weights[module_name(model.parameters().spec(id))] =
-        quantization_error(one.step.context(), model.parameters().weight(id), model.quantized_weights().weight(id).rows)
-            .sqnr_db();
+    double numbers[2] = {};
+    const Tensor sums_2(numbers, {2}, DType::kFloat64, Device::kCpu);
+    quantization_error(one.step.context(), model.parameters().weight(id), model.quantized_weights().weight(id).rows,
+                       sums_2);
+    weights[module_name(model.parameters().spec(id))] = ErrorSums{.signal = numbers[0], .noise = numbers[1]}.sqnr_db();
   }
   const StepResult of_two = two.step.run(1, two.batches(), true), of_one = one.step.run(1, one.batches(), true);
   ASSERT_FALSE(of_one.sqnr.empty());

@@ -21,9 +21,6 @@ struct Strip {
 /// The part of rows and columns that the strip determines; in the calling thread.
 void quantize_strip(const Strip& strip, const mx::Quantized& rows, const mx::Quantized& columns);
 
-/// Throws unless the defined parts of x are those of a matrix [num_rows, length].
-void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t length, DType dtype);
-
 /// Rows that are computed of `all` that there are: num_rows_1[0], or all if it is undefined.
 inline std::int64_t computed_rows(const Tensor& num_rows_1, std::int64_t all) {
   if (!num_rows_1.defined()) return all;
@@ -35,10 +32,9 @@ inline std::int64_t computed_rows(const Tensor& num_rows_1, std::int64_t all) {
 /// An operator's output [num_rows, length]. Its tasks compute whole rows, from a multiple of rows_per_task() on.
 class OperandOutput {
  public:
-  /// Checks y; takes scratch memory for the rows that are wanted in quantized form only.
-  OperandOutput(const Context& context, const GemmOperand& y, std::int64_t num_rows, std::int64_t length, DType dtype)
+  /// y is what check_operand() accepts. Takes scratch memory for rows that are wanted in quantized form only.
+  OperandOutput(const Context& context, const GemmOperand& y, std::int64_t length, DType dtype)
       : y_(y), length_(length), dtype_(dtype) {
-    check_operand(y, num_rows, length, dtype);
     if (y.quantized() && !y.plain.defined()) {
       scratch_.emplace(context, static_cast<std::size_t>(kQuantizeSide * length) * size_of(dtype));
     }

@@ -1,0 +1,461 @@
+// Kernels that write matrices plain, quantized along rows and quantized along columns from one pass over what they are
+// computed from: the CUDA side of ops/gemm_operand.h. Bytes are those of mx/block.h.
+//
+// A block of threads has a tile of kSide × kSide numbers, which holds all numbers that share a scale:
+//   1. compute: a Producer's numbers, rounded to T, to `plain` and to shared memory; 0 beyond the matrix;
+//   2. per output: largest magnitudes of 32 numbers along rows and along columns, each thread from a patch of 8 × 8;
+//   3. scales, one line of the tile a thread;
+//   4. the patch once more, times the scales' inverses, as bytes: 8 along a row, 8 along a column at a time.
+//
+// A Producer says how numbers come about (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
+//   using Number = T;
+//   static constexpr int kOutputs, kInFlight;    // matrices of one shape; rows whose inputs a thread has in flight
+//   static constexpr int kBlocksPerSm;           // at most, of those that fit: what leaves registers enough
+//   static constexpr bool kSums;                 // whether it adds to sums over rows
+//   template <int kCount> struct Input;          // what is read
+//   template <int kCount> struct Columns;        // what is read once for all rows
+//   load<kCount>(matrix, row, column) -> Input<kCount>;  columns<kCount>(column) -> Columns<kCount>
+//   compute(input, columns, row, float (&out)[kOutputs][kCount], float& sum)
+// Plain outputs may be where inputs are: a thread reads what it needs before it writes there.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/gemm_operand.h"
+
+namespace tessera::cuda {
+
+inline constexpr int kSide = 128;
+inline constexpr int kTileThreads = 256;
+inline constexpr int kPatch = 8;                       // numbers of a patch along rows and along columns
+inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute a row
+inline constexpr int kRowsAtOnce = kTileThreads / kThreadsAcross;
+inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
+/// Tiles below each other that are computed one after the other, so that the scales of a line of columns, 4 bytes a
+/// tile, fill what memory writes at once while they are in the cache.
+inline constexpr std::uint32_t kTileGroup = 8;
+
+/// One orientation as kernels see it; without elements it is not wanted. Strides: from line to line.
+struct TileOutput {
+  std::uint8_t* elements = nullptr;
+  void* scales = nullptr;
+  std::int64_t stride = 0, scales_stride = 0;
+  std::int64_t matrix_elements = 0, matrix_scales = 0;  // from matrix to matrix of a stack
+  bool aligned = false, scales_aligned = false;         // lines start at multiples of 8 elements, of 4 scales
+};
+
+/// A matrix that is wanted in up to three forms.
+template <typename T>
+struct TileOutputs {
+  T* plain = nullptr;
+  std::int64_t plain_stride = 0;
+  TileOutput rows, columns;
+  mx::Format format;
+};
+
+template <typename Producer>
+struct TileArgs {
+  using T = typename Producer::Number;
+  Producer producer;
+  TileOutputs<T> outputs[Producer::kOutputs];
+  std::int64_t num_matrices = 1, num_rows = 0, length = 0;
+  const std::int32_t* num_rows_1 = nullptr;  // rows that are computed; null: all
+  float* sums = nullptr;                     // [tiles of a row, num_rows]: a tile's sums over rows; null: not wanted
+};
+
+/// Two numbers as two bytes, the first in the lower one: rounded to nearest even, saturated; NaN is 0x7F.
+__device__ inline std::uint32_t e4m3_pair(float first, float second) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+}
+
+/// x times the factors, as bytes.
+__device__ inline uint2 e4m3_bytes(const float (&x)[kPatch], const float (&factor)[kPatch]) {
+  std::uint32_t pairs[kPatch / 2];
+#pragma unroll
+  for (int i = 0; i < kPatch / 2; ++i) {
+    pairs[i] = e4m3_pair(x[2 * i] * factor[2 * i], x[2 * i + 1] * factor[2 * i + 1]);
+  }
+  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+}
+
+/// The first `count` of 8 bytes.
+__device__ inline void store_bytes(uint2 bytes, std::uint8_t* to, std::int64_t count, bool aligned) {
+  if (aligned) {
+    if (count >= kPatch) *reinterpret_cast<uint2*>(to) = bytes;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    if (i < count) to[i] = static_cast<std::uint8_t>((i < 4 ? bytes.x : bytes.y) >> (i % 4 * 8));
+  }
+}
+
+/// 8 × 8 neighbouring numbers of a tile as words of one float32, or two bfloat16 of which the first is the lower half.
+template <typename T>
+struct Patch {
+  static constexpr int kPerWord = 4 / sizeof(T), kWords = kPatch / kPerWord;
+  static constexpr std::uint32_t kMagnitude = kPerWord == 2 ? 0x7fff7fffu : 0x7fffffffu;
+  std::uint32_t words[kPatch][kWords];
+
+  __device__ void load(const T* tile) {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWords; j += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(tile + i * kSide + j * kPerWord);
+        words[i][j] = four.x, words[i][j + 1] = four.y, words[i][j + 2] = four.z, words[i][j + 3] = four.w;
+      }
+    }
+  }
+  /// Number `index` of a line that is packed like a row. Of magnitudes: their bits as a float32's.
+  __device__ static float number(const std::uint32_t (&line)[kWords], int index) {
+    if constexpr (kPerWord == 1) {
+      return __uint_as_float(line[index]);
+    } else {
+      return __uint_as_float(index % 2 == 0 ? line[index / 2] << 16 : line[index / 2] & 0xffff0000u);
+    }
+  }
+  __device__ static std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+    return kPerWord == 1 ? max(a, b) : __vmaxu2(a, b);
+  }
+
+  /// Of each column, the largest magnitude of its 8 numbers; magnitudes compare as integers, NaN above infinity.
+  __device__ void column_amax(std::uint32_t (&amax)[kWords]) const {
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      amax[j] = words[0][j] & kMagnitude;
+#pragma unroll
+      for (int i = 1; i < kPatch; ++i) amax[j] = larger(amax[j], words[i][j] & kMagnitude);
+    }
+  }
+  /// Of each row.
+  __device__ void row_amax(std::uint32_t (&amax)[kWords]) const {
+    std::uint32_t of_row[kPatch];
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      of_row[i] = words[i][0] & kMagnitude;
+#pragma unroll
+      for (int j = 1; j < kWords; ++j) of_row[i] = larger(of_row[i], words[i][j] & kMagnitude);
+    }
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      if constexpr (kPerWord == 1) {
+        amax[j] = of_row[j];
+      } else {
+        amax[j] = __vmaxu2(__byte_perm(of_row[2 * j], of_row[2 * j + 1], 0x5410),
+                           __byte_perm(of_row[2 * j], of_row[2 * j + 1], 0x7632));
+      }
+    }
+  }
+};
+
+/// Per orientation (rows, columns), block of 32 along the line, and line: its largest magnitude, then, in its place,
+/// the factor that its numbers are multiplied by; as float32's bits.
+struct TileScales {
+  std::uint32_t bits[2][kBlocksPerLine][kSide];
+  std::uint32_t of_warp[kTileThreads / kWarp];
+};
+
+/// The largest of `amax` over lanes whose number differs in the bits kFirst and 2 · kFirst, to slots[8] of the lane
+/// where both are 0.
+template <typename T, int kFirst>
+__device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std::uint32_t* slots) {
+#pragma unroll
+  for (int j = 0; j < Patch<T>::kWords; ++j) {
+    amax[j] = Patch<T>::larger(amax[j], __shfl_xor_sync(~0u, amax[j], kFirst));
+    amax[j] = Patch<T>::larger(amax[j], __shfl_xor_sync(~0u, amax[j], 2 * kFirst));
+  }
+  if ((lane & 3 * kFirst) != 0) return;
+  std::uint32_t bits[kPatch];
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) bits[i] = __float_as_uint(Patch<T>::number(amax, i));
+  *reinterpret_cast<uint4*>(slots) = {bits[0], bits[1], bits[2], bits[3]};
+  *reinterpret_cast<uint4*>(slots + 4) = {bits[4], bits[5], bits[6], bits[7]};
+}
+
+/// Of one line of the tile and orientation: amax widened to what shares a scale. Called by all threads together.
+__device__ inline void widen_amax(const mx::Format& format, std::uint32_t (&amax)[kBlocksPerLine], TileScales& scales) {
+  if (format.along == mx::kWideBlock) {
+    std::uint32_t largest = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
+    if (format.across > 1) {
+      const int warp = threadIdx.x / kWarp, first = warp / 4 * 4;
+      largest = __reduce_max_sync(~0u, largest);
+      if (threadIdx.x % kWarp == 0) scales.of_warp[warp] = largest;
+      __syncthreads();
+      largest = max(max(scales.of_warp[first], scales.of_warp[first + 1]),
+                    max(scales.of_warp[first + 2], scales.of_warp[first + 3]));
+    }
+    for (std::uint32_t& each : amax) each = largest;
+  } else if (format.across > 1) {
+    for (std::uint32_t& each : amax) each = __reduce_max_sync(~0u, each);
+  }
+}
+
+/// Scales of line `line` of the tile: written, and their inverses left in `slots`. first_line, first_number: the
+/// tile's place in the output; `lines` and `numbers` that there are from there on.
+__device__ inline void find_scales(const mx::Format& format, const std::uint32_t (&amax)[kBlocksPerLine], int line,
+                                   const TileOutput& out, std::int64_t matrix, std::int64_t first_line,
+                                   std::int64_t first_number, std::int64_t lines, std::int64_t numbers,
+                                   std::uint32_t (*slots)[kSide]) {
+  constexpr std::uint32_t kNaN = 0x7fc00000u;
+  if (format.scale_type == mx::ScaleType::kFloat32) {
+    const bool finite = amax[0] < mx::kFloatInfinity;
+    const float largest = mx::float_of(amax[0]);
+    const std::uint32_t factor = finite ? mx::bits_of(mx::inverse_float_scale(largest)) : kNaN;
+#pragma unroll
+    for (int b = 0; b < kBlocksPerLine; ++b) slots[b][line] = factor;
+    if (line % format.across == 0 && line < lines) {
+      float* to = static_cast<float*>(out.scales) + matrix * out.matrix_scales;
+      to[(first_line + line) / format.across * out.scales_stride + first_number / mx::kWideBlock] =
+          finite ? mx::float_scale(largest) : mx::float_of(kNaN);
+    }
+    return;
+  }
+  std::uint32_t bytes = 0;
+#pragma unroll
+  for (int b = 0; b < kBlocksPerLine; ++b) {
+    const bool finite = amax[b] < mx::kFloatInfinity;
+    const std::uint32_t byte = finite ? mx::scale_byte(mx::float_of(amax[b]), format.mode) : mx::kScaleNaN;
+    slots[b][line] = finite ? mx::bits_of(mx::inverse_of_scale(static_cast<std::uint8_t>(byte))) : kNaN;
+    bytes |= byte << (8 * b);
+  }
+  if (line >= lines) return;
+  auto* to = static_cast<std::uint8_t*>(out.scales) + matrix * out.matrix_scales +
+             (first_line + line) * out.scales_stride + first_number / mx::kBlock;
+  if (out.scales_aligned && numbers > (kBlocksPerLine - 1) * mx::kBlock) {
+    *reinterpret_cast<std::uint32_t*>(to) = bytes;
+  } else {
+#pragma unroll
+    for (int b = 0; b < kBlocksPerLine; ++b) {
+      if (b * mx::kBlock < numbers) to[b] = static_cast<std::uint8_t>(bytes >> (8 * b));
+    }
+  }
+}
+
+/// Both orientations of a tile that lies in shared memory. rows, columns: that there are from its first on.
+template <typename T>
+__device__ void quantize_tile(const T* tile, const TileOutputs<T>& out, std::int64_t matrix, std::int64_t first_row,
+                              std::int64_t first_column, std::int64_t rows, std::int64_t columns, TileScales& scales) {
+  // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
+  Patch<T> patch;
+  patch.load(tile + row * kSide + column);
+  {
+    std::uint32_t amax[Patch<T>::kWords];
+    if (out.rows.elements != nullptr) {
+      patch.row_amax(amax);
+      put_amax<T, 1>(amax, lane, &scales.bits[0][column / mx::kBlock][row]);
+    }
+    if (out.columns.elements != nullptr) {
+      patch.column_amax(amax);
+      put_amax<T, 8>(amax, lane, &scales.bits[1][row / mx::kBlock][column]);
+    }
+  }
+  __syncthreads();
+  {
+    const int along_columns = threadIdx.x / kSide, line = threadIdx.x % kSide;
+    const TileOutput& to = along_columns != 0 ? out.columns : out.rows;
+    std::uint32_t(*slots)[kSide] = scales.bits[along_columns];
+    std::uint32_t amax[kBlocksPerLine];
+#pragma unroll
+    for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
+    widen_amax(out.format, amax, scales);
+    if (to.elements != nullptr) {
+      find_scales(out.format, amax, line, to, matrix, along_columns != 0 ? first_column : first_row,
+                  along_columns != 0 ? first_row : first_column, along_columns != 0 ? columns : rows,
+                  along_columns != 0 ? rows : columns, slots);
+    }
+  }
+  __syncthreads();
+  float x[kPatch], factors[kPatch];
+  if (out.rows.elements != nullptr) {
+    load_lanes(reinterpret_cast<const float*>(&scales.bits[0][column / mx::kBlock][row]), factors);
+    std::uint8_t* to = out.rows.elements + matrix * out.rows.matrix_elements + (first_row + row) * out.rows.stride +
+                       first_column + column;
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      float factor[kPatch];
+#pragma unroll
+      for (int j = 0; j < kPatch; ++j) x[j] = patch.number(patch.words[i], j), factor[j] = factors[i];
+      if (row + i < rows)
+        store_bytes(e4m3_bytes(x, factor), to + i * out.rows.stride, columns - column, out.rows.aligned);
+    }
+  }
+  if (out.columns.elements != nullptr) {
+    load_lanes(reinterpret_cast<const float*>(&scales.bits[1][row / mx::kBlock][column]), factors);
+    std::uint8_t* to = out.columns.elements + matrix * out.columns.matrix_elements +
+                       (first_column + column) * out.columns.stride + first_row + row;
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) {
+      float factor[kPatch];
+#pragma unroll
+      for (int i = 0; i < kPatch; ++i) x[i] = patch.number(patch.words[i], j), factor[i] = factors[j];
+      if (column + j < columns) {
+        store_bytes(e4m3_bytes(x, factor), to + j * out.columns.stride, rows - row, out.columns.aligned);
+      }
+    }
+  }
+}
+
+template <typename Producer, bool kQuantizes>
+constexpr std::size_t tile_bytes() {
+  return kQuantizes ? Producer::kOutputs * kSide * kSide * sizeof(typename Producer::Number) : 0;
+}
+
+template <typename Producer, bool kQuantizes>
+constexpr int tile_blocks_per_sm() {
+  constexpr std::size_t kShared = std::size_t{220} << 10, kMost = Producer::kBlocksPerSm;
+  return static_cast<int>(std::min(kMost, kShared / (tile_bytes<Producer, kQuantizes>() + sizeof(TileScales))));
+}
+
+template <typename Producer, int kCount, bool kQuantizes>
+__global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
+    tile_kernel(const __grid_constant__ TileArgs<Producer> args) {
+  using T = typename Producer::Number;
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* tiles = reinterpret_cast<T*>(shared);
+
+  const std::uint32_t tiles_down = (args.num_rows + kSide - 1) / kSide,
+                      tiles_across = (args.length + kSide - 1) / kSide;
+  const std::uint32_t first_of_group = blockIdx.x / (kTileGroup * tiles_across) * kTileGroup;
+  const std::uint32_t in_group = blockIdx.x % (kTileGroup * tiles_across);
+  const std::uint32_t group = min(kTileGroup, tiles_down - first_of_group), tile_column = in_group / group;
+  const std::int64_t first_row = std::int64_t{first_of_group + in_group % group} * kSide, matrix = blockIdx.y;
+  const std::int64_t first_column = std::int64_t{tile_column} * kSide;
+  const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
+  if (first_row >= num_computed) return;
+  const std::int64_t rows = num_computed - first_row, columns = args.length - first_column;
+
+  constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
+  const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
+  typename Producer::template Columns<kCount> of_columns[kParts];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int at = column + part * kCount;
+    if (at < columns) of_columns[part] = args.producer.template columns<kCount>(first_column + at);
+  }
+#pragma unroll 1
+  for (int batch = 0; batch < kSide / kRowsAtOnce; batch += kInFlight) {
+    typename Producer::template Input<kCount> inputs[kInFlight][kParts];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = thread_row + (batch + i) * kRowsAtOnce;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int at = column + part * kCount;
+        if (row < rows && at < columns) {
+          inputs[i][part] = args.producer.template load<kCount>(matrix, first_row + row, first_column + at);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = thread_row + (batch + i) * kRowsAtOnce;
+      float sum = 0.0f;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int at = column + part * kCount;
+        float out[Producer::kOutputs][kCount] = {};
+        const bool inside = row < rows && at < columns;
+        if (inside) args.producer.compute(inputs[i][part], of_columns[part], first_row + row, out, sum);
+#pragma unroll
+        for (int o = 0; o < Producer::kOutputs; ++o) {
+          const TileOutputs<T>& to = args.outputs[o];
+          if (inside && to.plain != nullptr) {
+            store_lanes(out[o], to.plain + (first_row + row) * to.plain_stride + first_column + at);
+          }
+          if constexpr (kQuantizes) store_lanes(out[o], tiles + (o * kSide + row) * kSide + at);
+        }
+      }
+      if constexpr (Producer::kSums) {
+#pragma unroll
+        for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        if (args.sums != nullptr && column == 0 && row < rows)
+          args.sums[tile_column * args.num_rows + first_row + row] = sum;
+      }
+    }
+  }
+  if constexpr (kQuantizes) {
+    __shared__ TileScales scales;
+#pragma unroll 1
+    for (int o = 0; o < Producer::kOutputs; ++o) {
+      __syncthreads();
+      const TileOutputs<T>& to = args.outputs[o];
+      if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
+      quantize_tile(tiles + o * kSide * kSide, to, matrix, first_row, first_column, rows, columns, scales);
+    }
+  }
+}
+
+/// How kernels see x, quantized: its lines from `first_line` on, the numbers of each from `first_number` on. Both
+/// divide by the format's blocks.
+inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 0, std::int64_t first_number = 0) {
+  if (!x.defined()) return {};
+  const int last = x.elements.num_dims() - 1;
+  const mx::Format& format = x.format;
+  TESSERA_CHECK((format.along == mx::kBlock || format.along == mx::kWideBlock) &&
+                    (format.across == 1 || format.square()) &&
+                    (format.scale_type == mx::ScaleType::kE8M0 || format.along == mx::kWideBlock),
+                "blocks of {} x {}", format.across, format.along);
+  const std::int64_t stride = x.elements.dim(last), scales_stride = x.scales.dim(last);
+  const std::int64_t first_scale =
+      first_line / format.scale_height() * scales_stride + first_number / format.scale_width();
+  TileOutput out{.elements = x.element_bytes() + first_line * stride + first_number,
+                 .scales = static_cast<std::byte*>(x.scales.raw()) +
+                           static_cast<std::size_t>(first_scale) * size_of(x.scales.dtype()),
+                 .stride = stride,
+                 .scales_stride = scales_stride,
+                 .matrix_elements = stride * x.elements.dim(last - 1),
+                 .matrix_scales = scales_stride * x.scales.dim(last - 1)};
+  const auto divides = [](const void* address, std::int64_t bytes) {
+    return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
+  };
+  out.aligned = divides(out.elements, kPatch) && stride % kPatch == 0 && out.matrix_elements % kPatch == 0;
+  out.scales_aligned = divides(out.scales, kBlocksPerLine) && scales_stride % kBlocksPerLine == 0;
+  return out;
+}
+
+/// How kernels see columns [first_column, ...) of x, a matrix.
+template <typename T>
+TileOutputs<T> tile_outputs(const GemmOperand& x, std::int64_t first_column = 0) {
+  TileOutputs<T> out{.rows = tile_output(x.rows, 0, first_column),
+                     .columns = tile_output(x.columns, first_column, 0),
+                     .format = x.rows.defined() ? x.rows.format : x.columns.format};
+  if (x.plain.defined()) out.plain = numbers<T>(x.plain) + first_column, out.plain_stride = x.plain.stride();
+  return out;
+}
+
+template <typename Producer, int kCount, bool kQuantizes>
+void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
+  const std::int64_t tiles_down = (args.num_rows + kSide - 1) / kSide, tiles_across = (args.length + kSide - 1) / kSide;
+  constexpr std::size_t kBytes = tile_bytes<Producer, kQuantizes>();
+  const auto kernel = tile_kernel<Producer, kCount, kQuantizes>;
+  if (kBytes > 0) {
+    TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
+  }
+  const dim3 grid(static_cast<unsigned>(tiles_down * tiles_across), static_cast<unsigned>(args.num_matrices));
+  kernel<<<grid, kTileThreads, kBytes, stream_of(op)>>>(args);
+}
+
+/// quantize() of the first num_rows_1[0] rows of x, a matrix; the rest is not looked at.
+void quantize_first_rows(const Context& op, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
+                         const Tensor& num_rows_1);
+
+/// in_lanes: whether inputs and plain outputs can be read and written kLanes numbers at a time.
+template <typename Producer>
+void run_tiles(const Context& op, const TileArgs<Producer>& args, bool in_lanes) {
+  if (args.num_rows == 0 || args.length == 0 || args.num_matrices == 0) return;
+  bool quantizes = false;
+  for (const auto& output : args.outputs) {
+    quantizes = quantizes || output.rows.elements != nullptr || output.columns.elements != nullptr;
+  }
+  for_lanes(in_lanes, [&](auto lanes) {
+    constexpr int kCount = decltype(lanes)::value;
+    quantizes ? launch_tile_kernel<Producer, kCount, true>(op, args)
+              : launch_tile_kernel<Producer, kCount, false>(op, args);
+  });
+}
+
+}  // namespace tessera::cuda
