@@ -44,7 +44,7 @@ __device__ void load_row(const float* row, std::int64_t v, std::int64_t vocab, f
 
 template <int kCount>
 __global__ void __launch_bounds__(kThreads, 4) sums_kernel(const float* logits_TV, const std::int32_t* labels_T,
-                                                        std::int64_t vocab, std::int64_t first_id, float* sums_T3) {
+                                                           std::int64_t vocab, std::int64_t first_id, float* sums_T3) {
   using Reduce = cub::BlockReduce<Sums, kThreads>;
   __shared__ typename Reduce::TempStorage memory;
   const std::int64_t t = blockIdx.x;
@@ -176,7 +176,9 @@ void cross_entropy(const Context& op, const Tensor& sums_PT3, const Tensor& logi
   }
   for_float_type(d_logits_TV.dtype(), [&]<typename T>(T) {
     for_lanes(in_lanes(logits_TV, d_logits_TV), [&](auto lanes) {
-      gradient_kernel<T, decltype(lanes)::value><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(
+      // 16 bytes are written at a time.
+      constexpr int kCount = std::min<int>(decltype(lanes)::value, 16 / sizeof(T));
+      gradient_kernel<T, kCount><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(
           sums, numbers<const float>(logits_TV), labels, num_ranks, num_tokens, vocab, first_id, scale,
           numbers<float>(losses_T), numbers<T>(d_logits_TV));
     });

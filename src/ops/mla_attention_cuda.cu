@@ -19,7 +19,7 @@ namespace {
 constexpr int kThreads = 256;
 /// Documents that the table has room for: each sequence's first and one per so many tokens. Room costs time, because
 /// cuDNN starts blocks for all of it.
-constexpr std::int64_t kTokensPerDocument = 512;
+constexpr std::int64_t kTokensPerDocument = 128;
 
 AttentionShape library_shape(const Context& op, const MlaDims& dims) {
   AttentionShape shape{.num_seqs = dims.num_seqs,
@@ -139,7 +139,8 @@ __global__ void __launch_bounds__(kTableThreads)
   __syncthreads();
   const bool holds = found <= sizes.max_documents && !irregular;
   if (!holds) found = 0;
-  for (int document = found + static_cast<int>(threadIdx.x); document <= sizes.max_documents; document += kTableThreads) {
+  for (int document = found + static_cast<int>(threadIdx.x); document <= sizes.max_documents;
+       document += kTableThreads) {
     set(document, holds ? sizes.num_tokens : 0);
   }
   __syncthreads();

@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, co
 template <typename T>
 struct Gather {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 4, kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
+  static constexpr int kOutputs = 1, kInFlight = sizeof(T) == 2 ? 8 : 4;
+  static constexpr int kBlocksPerSm = 2;
   static constexpr bool kSums = false;
   template <int kCount>
   struct Input {
@@ -185,10 +186,19 @@ __global__ void gather_numbers_kernel(const float* x, const std::int32_t* index,
 /// A thread has kCount neighbouring numbers of a token: those of kRows of its rows are in flight together.
 template <typename T, int kCount, int kRows>
 __global__ void __launch_bounds__(kThreads)
-    combine_rows_kernel(const T* x, const std::int32_t* row_of_slot, const float* weights, int top_k,
-                        std::int64_t num_tokens, int length, bool accumulate, T* y) {
+    combine_rows_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,
+                        const float* __restrict__ weights, int top_k, std::int64_t num_tokens, int length,
+                        bool accumulate, T* __restrict__ y) {
   const int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kCount;
   if (column >= length) return;
+  // Where rows are is known before they are wanted. Beyond the last, the last once more: without a branch all loads
+  // come first.
+  int indices[kRows];
+  const auto find = [&](std::int64_t t, int begin) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) indices[i] = row_of_slot[t * top_k + min(begin + i, top_k - 1)];
+  };
+  find(blockIdx.y, 0);
   for (std::int64_t t = blockIdx.y; t < num_tokens; t += gridDim.y) {
     float sums[kCount] = {};
     if (accumulate) load_lanes(y + t * length + column, sums);
@@ -197,11 +207,11 @@ __global__ void __launch_bounds__(kThreads)
       float factors[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        // Beyond the last, the last once more: without a branch all loads come first.
-        const std::int64_t slot = t * top_k + min(begin + i, top_k - 1);
-        rows[i] = *reinterpret_cast<const Lanes<T, kCount>*>(x + std::int64_t{row_of_slot[slot]} * length + column);
-        factors[i] = weights != nullptr ? weights[slot] : 1.0f;
+        rows[i] = *reinterpret_cast<const Lanes<T, kCount>*>(x + std::int64_t{indices[i]} * length + column);
+        factors[i] = weights != nullptr ? weights[t * top_k + min(begin + i, top_k - 1)] : 1.0f;
       }
+      const bool is_last = begin + kRows >= top_k;
+      find(is_last ? min(t + gridDim.y, num_tokens - 1) : t, is_last ? 0 : begin + kRows);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         if (begin + i >= top_k) break;
@@ -212,6 +222,9 @@ __global__ void __launch_bounds__(kThreads)
     store_lanes(sums, y + t * length + column);
   }
 }
+
+/// That run side by side.
+constexpr int kCombineBlocksPerSm = 4;
 
 /// Calls body(std::integral_constant<int, N>), N rows in flight for the sum of top_k.
 template <typename Body>
@@ -292,13 +305,13 @@ void combine_rows(const Context& op, const Tensor& x_RD, const Tensor& row_of_sl
                   const Tensor& y_TD, Write write) {
   if (op.measuring() || y_TD.num_elements() == 0) return;
   const std::int64_t num_tokens = y_TD.dim(0), length = y_TD.dim(1);
-  constexpr std::int64_t kMaxGridRows = 65535;
   for_float_type(x_RD.dtype(), [&]<typename T>(T) {
     for_lanes(in_lanes(x_RD, y_TD), [&](auto lanes) {
       constexpr int kCount = decltype(lanes)::value;
       const std::int64_t per_block = std::int64_t{kThreads} * kCount;
-      const dim3 grid(static_cast<unsigned>((length + per_block - 1) / per_block),
-                      static_cast<unsigned>(std::min(num_tokens, kMaxGridRows)));
+      const std::int64_t across = (length + per_block - 1) / per_block;
+      const std::int64_t down = std::max<std::int64_t>(1, op.cuda->num_sms() * kCombineBlocksPerSm / across);
+      const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(std::min(num_tokens, down)));
       const std::int64_t top_k = row_of_slot_TK.dim(1);
       for_rows(top_k, [&](auto rows) {
         combine_rows_kernel<T, kCount, decltype(rows)::value><<<grid, kThreads, 0, stream_of(op)>>>(

@@ -106,6 +106,22 @@ TEST_F(MlaAttentionCuda, Documents) {
   check({1, 300, 2, 128, 64, 128, kNoDocuments}, DType::kBFloat16);
 }
 
+TEST_F(MlaAttentionCuda, AsAGraph) {
+  for (const std::int64_t docs : {0, 300, 3}) {
+    const ArenaScope scope(arena_);
+    const Operands x = make({2, 512, 2, 128, 64, 128, docs}, DType::kBFloat16);
+    const std::vector<Tensor> outputs = {x.o, x.lse, x.d_q, x.d_kv, x.d_k_rope};
+    expect_close(
+        [&](const Side& side) {
+          as_graph(side, outputs, [&] {
+            mla_attention_forward(side.op, x.dims, on(side, x.in), side(x.o), side(x.lse));
+            backward(side, x);
+          });
+        },
+        outputs, kBackwardBound);
+  }
+}
+
 TEST_F(MlaAttentionCuda, PartsOfASequence) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
     for (const std::int64_t docs : {0, 60}) {
