@@ -4,11 +4,13 @@
 
 #include "ops/cross_entropy.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+/// Few enough that four blocks, 512 rows on 132 multiprocessors, run side by side with kInFlight vectors a thread.
+constexpr int kThreads = 256, kInFlight = 4;
 constexpr float kLog2E = 1.4426950408889634f;
 
 /// The maximum of some numbers, and the sum of exp of them less it.
@@ -25,9 +27,24 @@ struct Merge {
   }
 };
 
+/// The vectors at v, v + kThreads · kCount, ... of a row; -inf beyond its end.
 template <int kCount>
-__global__ void __launch_bounds__(kThreads) sums_kernel(const float* logits_TV, const std::int32_t* labels_T,
-                                                        std::int64_t vocab, std::int64_t first_id, float* sums_T3) {
+__device__ void load_row(const float* row, std::int64_t v, std::int64_t vocab, float (&x)[kInFlight][kCount]) {
+#pragma unroll
+  for (int i = 0; i < kInFlight; ++i) {
+    const std::int64_t at = v + i * std::int64_t{kThreads} * kCount;
+    if (at < vocab) {
+      load_lanes(row + at, x[i]);
+    } else {
+#pragma unroll
+      for (float& number : x[i]) number = -INFINITY;
+    }
+  }
+}
+
+template <int kCount>
+__global__ void __launch_bounds__(kThreads, 4) sums_kernel(const float* logits_TV, const std::int32_t* labels_T,
+                                                           std::int64_t vocab, std::int64_t first_id, float* sums_T3) {
   using Reduce = cub::BlockReduce<Sums, kThreads>;
   __shared__ typename Reduce::TempStorage memory;
   const std::int64_t t = blockIdx.x;
@@ -39,24 +56,23 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const float* logits_TV, 
   }
   const float* row = logits_TV + t * vocab;
   Sums sums = {-FLT_MAX, 0.0f};
-  // Two vectors are in flight at a time.
   constexpr std::int64_t kStep = std::int64_t{kThreads} * kCount;
-  for (std::int64_t v = threadIdx.x * kCount; v < vocab; v += 2 * kStep) {
-    float x[2][kCount];
-    load_lanes(row + v, x[0]);
-    if (v + kStep < vocab) {
-      load_lanes(row + v + kStep, x[1]);
-    } else {
-#pragma unroll
-      for (float& number : x[1]) number = -INFINITY;
-    }
+  for (std::int64_t v = threadIdx.x * kCount; v < vocab; v += kInFlight * kStep) {
+    float x[kInFlight][kCount];
+    load_row(row, v, vocab, x);
     float max = sums.max;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) max = fmaxf(max, fmaxf(x[0][i], x[1][i]));
+    for (const auto& vector : x) {
+#pragma unroll
+      for (const float number : vector) max = fmaxf(max, number);
+    }
     sums.sum *= exp_of_difference(sums.max, max);
     sums.max = max;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) sums.sum += exp_of_difference(x[0][i], max) + exp_of_difference(x[1][i], max);
+    for (const auto& vector : x) {
+#pragma unroll
+      for (const float number : vector) sums.sum += exp_of_difference(number, max);
+    }
   }
   sums = Reduce(memory).Reduce(sums, Merge());
   if (threadIdx.x != 0) return;
@@ -95,7 +111,7 @@ __global__ void losses_kernel(const float* sums_PT3, const std::int32_t* labels_
 
 // d_logits may be the logits: a thread writes what it has read.
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     gradient_kernel(const float* sums_PT3, const float* logits_TV, const std::int32_t* labels_T, std::int64_t num_ranks,
                     std::int64_t num_tokens, std::int64_t vocab, std::int64_t first_id, float scale, float* losses_T,
                     T* d_logits_TV) {
@@ -108,16 +124,21 @@ __global__ void __launch_bounds__(kThreads)
   const auto at_label = counts ? static_cast<std::int64_t>(label) - first_id : -1;
   const float* row = logits_TV + t * vocab;
   T* d_row = d_logits_TV + t * vocab;
-#pragma unroll 2
-  for (std::int64_t v = threadIdx.x * kCount; v < vocab; v += std::int64_t{kThreads} * kCount) {
-    float x[kCount];
-    if (counts) load_lanes(row + v, x);
+  constexpr std::int64_t kStep = std::int64_t{kThreads} * kCount;
+  for (std::int64_t v = threadIdx.x * kCount; v < vocab; v += kInFlight * kStep) {
+    float x[kInFlight][kCount];
+    if (counts) load_row(row, v, vocab, x);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      x[i] = counts ? factor * exp_of_difference(x[i], sums.max) : 0.0f;
-      if (v + i == at_label) x[i] -= scale;
+    for (int i = 0; i < kInFlight; ++i) {
+      const std::int64_t first = v + i * kStep;
+      if (first >= vocab) break;
+#pragma unroll
+      for (int lane = 0; lane < kCount; ++lane) {
+        x[i][lane] = counts ? factor * exp_of_difference(x[i][lane], sums.max) : 0.0f;
+        if (first + lane == at_label) x[i][lane] -= scale;
+      }
+      store_lanes(x[i], d_row + first);
     }
-    store_lanes(x, d_row + v);
   }
 }
 
@@ -146,7 +167,9 @@ void cross_entropy(const Context& op, const Tensor& sums_PT3, const Tensor& logi
   }
   for_float_type(d_logits_TV.dtype(), [&]<typename T>(T) {
     for_lanes(in_lanes(logits_TV, d_logits_TV), [&](auto lanes) {
-      gradient_kernel<T, decltype(lanes)::value><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(
+      // 16 bytes are written at a time.
+      constexpr int kCount = std::min<int>(decltype(lanes)::value, 16 / sizeof(T));
+      gradient_kernel<T, kCount><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(
           sums, numbers<const float>(logits_TV), labels, num_ranks, num_tokens, vocab, first_id, scale,
           numbers<float>(losses_T), numbers<T>(d_logits_TV));
     });

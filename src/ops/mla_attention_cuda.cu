@@ -19,7 +19,7 @@ namespace {
 constexpr int kThreads = 256;
 /// Documents that the table has room for: each sequence's first and one per so many tokens. Room costs time, because
 /// cuDNN starts blocks for all of it.
-constexpr std::int64_t kTokensPerDocument = 512;
+constexpr std::int64_t kTokensPerDocument = 128;
 
 AttentionShape library_shape(const Context& op, const MlaDims& dims) {
   AttentionShape shape{.num_seqs = dims.num_seqs,
@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kTableThreads)
     document_table_kernel(const std::int32_t* doc_start, TableSizes sizes, DocumentTable table, std::int32_t* crowded) {
   using Scan = cub::BlockScan<int, kTableThreads>;
   __shared__ typename Scan::TempStorage memory;
-  __shared__ int num_irregular;
-  if (threadIdx.x == 0) num_irregular = 0;
+  __shared__ bool irregular;
+  if (threadIdx.x == 0) irregular = false;
   __syncthreads();
   const auto set = [&](std::int64_t document, std::int64_t token) {
     table.of_qk[document] = token * sizes.token_qk;
@@ -120,21 +120,27 @@ __global__ void __launch_bounds__(kTableThreads)
     table.of_o[document] = token * sizes.token_o;
     table.of_lse[document] = token * sizes.token_lse;
   };
-  std::int64_t found = 0;
-  for (std::int64_t begin = 0; begin < sizes.num_tokens; begin += kTableThreads) {
-    const std::int64_t token = begin + threadIdx.x, position = token % sizes.seq_len;
-    const bool exists = token < sizes.num_tokens;
-    const bool starts = exists && doc_start[token] == position;
-    if (exists && !starts && (position == 0 || doc_start[token] != doc_start[token - 1])) atomicAdd(&num_irregular, 1);
-    int before = 0, count = 0;
-    Scan(memory).ExclusiveSum(starts ? 1 : 0, before, count);
-    if (starts && found + before < sizes.max_documents) set(found + before, token);
-    found += count;
-    __syncthreads();
+  // A thread has neighbouring tokens: the documents that start in them are counted first, then written.
+  const std::int64_t per_thread = (sizes.num_tokens + kTableThreads - 1) / kTableThreads;
+  const std::int64_t begin = threadIdx.x * per_thread, end = min(begin + per_thread, sizes.num_tokens);
+  int starts = 0, before = 0, found = 0;
+  for (std::int64_t token = begin; token < end; ++token) {
+    const std::int64_t position = token % sizes.seq_len;
+    if (doc_start[token] == position) {
+      ++starts;
+    } else if (position == 0 || doc_start[token] != doc_start[token - 1]) {
+      irregular = true;
+    }
   }
-  const bool holds = found <= sizes.max_documents && num_irregular == 0;
+  Scan(memory).ExclusiveSum(starts, before, found);
+  for (std::int64_t token = begin; token < end; ++token) {
+    if (doc_start[token] == token % sizes.seq_len && before < sizes.max_documents) set(before++, token);
+  }
+  __syncthreads();
+  const bool holds = found <= sizes.max_documents && !irregular;
   if (!holds) found = 0;
-  for (std::int64_t document = found + threadIdx.x; document <= sizes.max_documents; document += kTableThreads) {
+  for (int document = found + static_cast<int>(threadIdx.x); document <= sizes.max_documents;
+       document += kTableThreads) {
     set(document, holds ? sizes.num_tokens : 0);
   }
   __syncthreads();

@@ -1,6 +1,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/tile_quantizer.cuh"
 #include "ops/permute.h"
 
 namespace tessera::cuda {
@@ -138,6 +139,43 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, co
   }
 }
 
+/// Rows that are quantized on the way (ops/cuda/tile_quantizer.cuh).
+template <typename T>
+struct Gather {
+  using Number = T;
+  static constexpr int kOutputs = 1, kInFlight = sizeof(T) == 2 ? 8 : 4;
+  static constexpr int kBlocksPerSm = 2;
+  static constexpr bool kSums = false;
+  template <int kCount>
+  struct Input {
+    Lanes<T, kCount> x;
+  };
+  template <int kCount>
+  struct Columns {};
+
+  const T* x;
+  const std::int32_t* slot_of_row;
+  int top_k;
+  std::int64_t length;
+
+  template <int kCount>
+  __device__ Input<kCount> load(std::int64_t, std::int64_t row, std::int64_t column) const {
+    const std::int32_t slot = slot_of_row[row];
+    if (slot < 0) return {};
+    return {*reinterpret_cast<const Lanes<T, kCount>*>(x + std::int64_t{slot / top_k} * length + column)};
+  }
+  template <int kCount>
+  __device__ Columns<kCount> columns(std::int64_t) const {
+    return {};
+  }
+  template <int kCount>
+  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, std::int64_t, float (&out)[1][kCount],
+                          float&) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) out[0][i] = to_float(input.x.x[i]);
+  }
+};
+
 __global__ void gather_numbers_kernel(const float* x, const std::int32_t* index, float* y, std::int64_t size) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < size;
        i += std::int64_t{gridDim.x} * kThreads) {
@@ -145,34 +183,58 @@ __global__ void gather_numbers_kernel(const float* x, const std::int32_t* index,
   }
 }
 
-/// A thread has kCount neighbouring numbers of a token: those of all its rows are in flight together.
-template <typename T, int kCount>
+/// A thread has kCount neighbouring numbers of a token: those of kRows of its rows are in flight together.
+template <typename T, int kCount, int kRows>
 __global__ void __launch_bounds__(kThreads)
-    combine_rows_kernel(const T* x, const std::int32_t* row_of_slot, const float* weights, int top_k,
-                        std::int64_t num_tokens, int length, bool accumulate, T* y) {
-  constexpr int kRows = 8;
-  for (std::int64_t t = std::int64_t{blockIdx.y}; t < num_tokens; t += gridDim.y) {
-    const int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kCount;
-    if (column >= length) continue;
+    combine_rows_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,
+                        const float* __restrict__ weights, int top_k, std::int64_t num_tokens, int length,
+                        bool accumulate, T* __restrict__ y) {
+  const int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kCount;
+  if (column >= length) return;
+  // Where rows are is known before they are wanted. Beyond the last, the last once more: without a branch all loads
+  // come first.
+  int indices[kRows];
+  const auto find = [&](std::int64_t t, int begin) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) indices[i] = row_of_slot[t * top_k + min(begin + i, top_k - 1)];
+  };
+  find(blockIdx.y, 0);
+  for (std::int64_t t = blockIdx.y; t < num_tokens; t += gridDim.y) {
     float sums[kCount] = {};
     if (accumulate) load_lanes(y + t * length + column, sums);
     for (int begin = 0; begin < top_k; begin += kRows) {
       Lanes<T, kCount> rows[kRows];
+      float factors[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        if (begin + i >= top_k) break;
-        const T* row = x + std::int64_t{row_of_slot[t * top_k + begin + i]} * length;
-        rows[i] = *reinterpret_cast<const Lanes<T, kCount>*>(row + column);
+        rows[i] = *reinterpret_cast<const Lanes<T, kCount>*>(x + std::int64_t{indices[i]} * length + column);
+        factors[i] = weights != nullptr ? weights[t * top_k + min(begin + i, top_k - 1)] : 1.0f;
       }
+      const bool is_last = begin + kRows >= top_k;
+      find(is_last ? min(t + gridDim.y, num_tokens - 1) : t, is_last ? 0 : begin + kRows);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         if (begin + i >= top_k) break;
-        const float weight = weights != nullptr ? weights[t * top_k + begin + i] : 1.0f;
 #pragma unroll
-        for (int lane = 0; lane < kCount; ++lane) sums[lane] = fmaf(weight, to_float(rows[i].x[lane]), sums[lane]);
+        for (int lane = 0; lane < kCount; ++lane) sums[lane] = fmaf(factors[i], to_float(rows[i].x[lane]), sums[lane]);
       }
     }
     store_lanes(sums, y + t * length + column);
+  }
+}
+
+/// That run side by side.
+constexpr int kCombineBlocksPerSm = 4;
+
+/// Calls body(std::integral_constant<int, N>), N rows in flight for the sum of top_k.
+template <typename Body>
+void for_rows(std::int64_t top_k, Body&& body) {
+  if (top_k <= 2) {
+    body(std::integral_constant<int, 2>{});
+  } else if (top_k <= 6) {
+    body(std::integral_constant<int, 6>{});
+  } else {
+    body(std::integral_constant<int, 8>{});
   }
 }
 
@@ -202,20 +264,29 @@ void sort_by_expert(const Context& op, const Tensor& expert_ids_TK, const Tensor
       numbers<std::int32_t>(slot_of_row_R), numbers<std::int32_t>(row_of_slot_TK));
 }
 
-void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k, const Tensor&,
-                 const GemmOperand& y_RD) {
+void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
+                 const Tensor& num_rows_1, const GemmOperand& y_RD) {
   const Tensor& y = y_RD.plain;
   const std::int64_t num_rows = slot_of_row_R.dim(0), length = x_TD.dim(1);
-  TESSERA_CHECK(!y_RD.quantized(), "rows quantized while they are gathered: not on a GPU yet");
-  TESSERA_CHECK(y.shape() == (Shape{num_rows, length}) && y.dtype() == x_TD.dtype() && y.is_contiguous(), "{} {}",
-                name_of(y.dtype()), y.shape().to_string());
-  if (op.measuring() || y.num_elements() == 0) return;
+  if (op.measuring() || num_rows * length == 0) return;
+  const auto* slots = numbers<const std::int32_t>(slot_of_row_R);
+  if (y_RD.quantized()) {
+    for_float_type(x_TD.dtype(), [&]<typename T>(T) {
+      run_tiles<Gather<T>>(op,
+                           {.producer = {numbers<const T>(x_TD), slots, static_cast<int>(top_k), length},
+                            .outputs = {tile_outputs<T>(y_RD)},
+                            .num_rows = num_rows,
+                            .length = length,
+                            .num_rows_1 = y.defined() ? nullptr : numbers<const std::int32_t>(num_rows_1)},
+                           in_lanes(x_TD, y));
+    });
+    return;
+  }
   const auto launch = [&]<typename Unit>(Unit) {
-    const std::int64_t units =
-        length * static_cast<std::int64_t>(size_of(y.dtype())) / static_cast<std::int64_t>(sizeof(Unit));
+    const std::size_t row_bytes = static_cast<std::size_t>(length) * size_of(y.dtype());
     gather_rows_kernel<<<static_cast<unsigned>((num_rows + kWarps - 1) / kWarps), kThreads, 0, stream_of(op)>>>(
-        static_cast<const Unit*>(x_TD.raw()), numbers<const std::int32_t>(slot_of_row_R), static_cast<int>(top_k),
-        num_rows, static_cast<int>(units), static_cast<Unit*>(y.raw()));
+        static_cast<const Unit*>(x_TD.raw()), slots, static_cast<int>(top_k), num_rows,
+        static_cast<int>(row_bytes / sizeof(Unit)), static_cast<Unit*>(y.raw()));
   };
   if (in_lanes(x_TD, y)) {
     launch(uint4{});
@@ -234,17 +305,20 @@ void combine_rows(const Context& op, const Tensor& x_RD, const Tensor& row_of_sl
                   const Tensor& y_TD, Write write) {
   if (op.measuring() || y_TD.num_elements() == 0) return;
   const std::int64_t num_tokens = y_TD.dim(0), length = y_TD.dim(1);
-  constexpr std::int64_t kMaxGridRows = 65535;
   for_float_type(x_RD.dtype(), [&]<typename T>(T) {
     for_lanes(in_lanes(x_RD, y_TD), [&](auto lanes) {
       constexpr int kCount = decltype(lanes)::value;
       const std::int64_t per_block = std::int64_t{kThreads} * kCount;
-      const dim3 grid(static_cast<unsigned>((length + per_block - 1) / per_block),
-                      static_cast<unsigned>(std::min(num_tokens, kMaxGridRows)));
-      combine_rows_kernel<T, kCount><<<grid, kThreads, 0, stream_of(op)>>>(
-          numbers<const T>(x_RD), numbers<const std::int32_t>(row_of_slot_TK), numbers<const float>(weights_TK),
-          static_cast<int>(row_of_slot_TK.dim(1)), num_tokens, static_cast<int>(length), write == Write::kAccumulate,
-          numbers<T>(y_TD));
+      const std::int64_t across = (length + per_block - 1) / per_block;
+      const std::int64_t down = std::max<std::int64_t>(1, op.cuda->num_sms() * kCombineBlocksPerSm / across);
+      const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(std::min(num_tokens, down)));
+      const std::int64_t top_k = row_of_slot_TK.dim(1);
+      for_rows(top_k, [&](auto rows) {
+        combine_rows_kernel<T, kCount, decltype(rows)::value><<<grid, kThreads, 0, stream_of(op)>>>(
+            numbers<const T>(x_RD), numbers<const std::int32_t>(row_of_slot_TK), numbers<const float>(weights_TK),
+            static_cast<int>(top_k), num_tokens, static_cast<int>(length), write == Write::kAccumulate,
+            numbers<T>(y_TD));
+      });
     });
   });
 }

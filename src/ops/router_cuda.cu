@@ -1,7 +1,6 @@
 // A warp per token. Lane l has experts l, l + 32, ...; its numbers stay in registers.
-#include <cub/block/block_reduce.cuh>
-
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/router.h"
 
 namespace tessera::cuda {
@@ -27,31 +26,30 @@ __device__ float max_warp(float x) {
   return reduce_warp(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
-/// An integer that grows with x; the same for 0 and -0.
+/// An integer above 0 that grows with x; the same for 0 and -0.
 __device__ unsigned order_of(float x) {
   const unsigned bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/// The index of the highest of all lanes' values, the lowest of equals. Lane l has indices l, l + 32, ... below `size`.
+/// The index of the highest of all lanes' keys, the lowest of equals, and takes it out. Lane l has the keys of indices
+/// l, l + 32, ...; those that are out are 0.
 template <int kPerLane>
-__device__ int take_highest(float (&values)[kPerLane], int size) {
+__device__ int take_highest(unsigned (&keys)[kPerLane]) {
   const int lane = threadIdx.x % kWarp;
   unsigned highest = 0;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    if (lane + i * kWarp < size) highest = max(highest, order_of(values[i]));
-  }
+  for (const unsigned key : keys) highest = max(highest, key);
   highest = __reduce_max_sync(kAllLanes, highest);
   unsigned index = kMaxExperts;
 #pragma unroll
   for (int i = kPerLane - 1; i >= 0; --i) {
-    if (lane + i * kWarp < size && order_of(values[i]) == highest) index = static_cast<unsigned>(lane + i * kWarp);
+    if (keys[i] == highest) index = static_cast<unsigned>(lane + i * kWarp);
   }
   index = __reduce_min_sync(kAllLanes, index);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    if (lane + i * kWarp == static_cast<int>(index)) values[i] = excluded();
+    if (lane + i * kWarp == static_cast<int>(index)) keys[i] = 0;
   }
   return static_cast<int>(index);
 }
@@ -67,7 +65,7 @@ __device__ void limit_groups(const RouterOptions& options, int experts, float* s
     if (lane + i * kWarp < experts) shared[place(lane + i * kWarp)] = biased[i];
   }
   __syncwarp();
-  float scores[1] = {excluded()};
+  unsigned keys[1] = {0};
   if (lane < groups) {
     float first = excluded(), second = excluded();
     for (int e = lane * size; e < (lane + 1) * size; ++e) {
@@ -79,11 +77,11 @@ __device__ void limit_groups(const RouterOptions& options, int experts, float* s
         second = value;
       }
     }
-    scores[0] = size > 1 ? first + second : first;
+    keys[0] = order_of(size > 1 ? first + second : first);
   }
   __syncwarp();
   unsigned kept = 0;
-  for (int i = 0; i < options.num_limited_groups; ++i) kept |= 1u << take_highest(scores, groups);
+  for (int i = 0; i < options.num_limited_groups; ++i) kept |= 1u << take_highest(keys);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int e = lane + i * kWarp;
@@ -131,11 +129,13 @@ __global__ void __launch_bounds__(kThreads)
       biased[i] = isnan(sum) ? 0.0f : sum;
     }
     if (options.num_groups > 0 && !options.force_load_balance) limit_groups(options, experts, shared[warp], biased);
+    unsigned keys[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) keys[i] = lane + i * kWarp < experts ? order_of(biased[i]) : 0;
     int id = 0;  // of this lane's choice
     float weight = 0.0f, sum = kNormEpsilon;
     for (int k = 0; k < top_k; ++k) {
-      const int expert =
-          options.force_load_balance ? static_cast<int>((t * top_k + k) % experts) : take_highest(biased, experts);
+      const int expert = options.force_load_balance ? static_cast<int>((t * top_k + k) % experts) : take_highest(keys);
       float score = 0.0f;
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int kTokensPerPart = 256;
+constexpr int kTokensPerPart = 64;
 
 /// parts_BN2E: what kTokensPerPart tokens of a sequence add; N parts per sequence.
 template <int kPerLane>
@@ -245,8 +245,11 @@ __global__ void __launch_bounds__(kThreads)
     sum = sum_warp(sum);
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) shares[i] += scores[i] / sum;
+    unsigned keys[kPerLane];
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) keys[i] = lane + i * kWarp < experts ? order_of(scores[i]) : 0;
     for (int k = 0; k < top_k; ++k) {
-      const int expert = take_highest(scores, experts);
+      const int expert = take_highest(keys);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) counts[i] += lane + i * kWarp == expert ? 1.0f : 0.0f;
     }
@@ -279,8 +282,7 @@ __global__ void balance_sums_kernel(const float* parts_BN2E, int num_parts, int 
 __global__ void __launch_bounds__(kThreads)
     balance_loss_kernel(const float* sums_B2E, std::int64_t num_seqs, int experts, float to_f, float length,
                         float coefficient, float* f_BE, double* loss) {
-  using Reduce = cub::BlockReduce<double, kThreads>;
-  __shared__ typename Reduce::TempStorage memory;
+  __shared__ double slots[kThreads / kWarp];
   double all = 0.0;
   for (std::int64_t seq = 0; seq < num_seqs; ++seq) {
     const float* counts = sums_B2E + seq * 2 * experts;
@@ -290,7 +292,7 @@ __global__ void __launch_bounds__(kThreads)
       f_BE[seq * experts + e] = f;
       of_seq += static_cast<double>(f) * counts[experts + e] / length;
     }
-    of_seq = Reduce(memory).Sum(of_seq);
+    of_seq = sum_of_block(of_seq, slots);
     __syncthreads();
     all += static_cast<double>(static_cast<float>(coefficient * of_seq));
   }

@@ -47,6 +47,13 @@ TEST_F(GemmCuda, Shapes) {
   }
 }
 
+TEST_F(GemmCuda, AsAGraph) {
+  const Tensor a = random({256, 512}, DType::kBFloat16), b = random({128, 512}, DType::kBFloat16);
+  const Tensor c = poisoned({256, 128}, DType::kBFloat16);
+  expect_close(
+      [&](const Side& side) { as_graph(side, {c}, [&] { linear_forward(side.op, side(a), side(b), side(c)); }); }, {c});
+}
+
 // Terms that tf32 would round away.
 TEST_F(GemmCuda, Float32IsNotRounded) {
   const Tensor a = random({64, 256}), b = random({64, 256}), c = poisoned({64, 64}, DType::kFloat32);

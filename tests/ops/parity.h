@@ -7,6 +7,7 @@
 #include "mx/quantized.h"
 #include "ops/cuda/runtime.h"
 #include "ops/gemm_operand.h"
+#include "tensor/cuda_check.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {
@@ -52,6 +53,27 @@ class ParityTest : public OperatorTest {
   }
   mx::Quantized poisoned(const Shape& shape, const mx::Format& format) {
     return mx::allocate_quantized(shape, format, [&](const Shape& part, DType dtype) { return poisoned(part, dtype); });
+  }
+
+  /// Calls run() as it is on the CPU, on the GPU as a graph, after a first call that libraries may make plans in.
+  template <typename Run>
+  static void as_graph(const Side& side, const std::vector<Tensor>& outputs, Run&& run) {
+    run();
+    if (side.op.target() == Device::kCpu) return;
+    const cudaStream_t stream = side.op.cuda->stream().handle();
+    for (const Tensor& output : outputs) {
+      TESSERA_CUDA(cudaMemsetAsync(side(output).raw(), 0xff, output.num_bytes(), stream));
+    }
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    TESSERA_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    run();
+    TESSERA_CUDA(cudaStreamEndCapture(stream, &graph));
+    TESSERA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    TESSERA_CUDA(cudaGraphLaunch(executable, stream));
+    side.op.cuda->synchronize();
+    TESSERA_CUDA(cudaGraphExecDestroy(executable));
+    TESSERA_CUDA(cudaGraphDestroy(graph));
   }
 
   /// `run(side)` on both; the outputs must be the same bytes.

@@ -82,6 +82,31 @@ TEST_F(PermuteCuda, RowsThereAndBack) {
   }
 }
 
+TEST_F(PermuteCuda, GatheredRowsInQuantizedForm) {
+  const mx::Format square = {.along = mx::kBlock, .across = mx::kBlock};
+  for (const mx::Format& format : {mx::Format{}, square}) {
+    for (const std::int64_t dim : {64, 2048}) {
+      for (const bool plain : {true, false}) {
+        const ArenaScope scope(arena_);
+        constexpr std::int64_t kTokens = 96, kTopK = 3, kRows = 320;
+        std::vector<std::int32_t> slots;
+        for (std::int32_t r = 0; r < kRows; ++r) slots.push_back(r % 10 == 9 ? -1 : r * 7 % (kTokens * kTopK));
+        const Tensor slot_of_row = ints(slots), num_rows = ints({kRows});
+        const Tensor x = random({kTokens, dim}, DType::kBFloat16, 3.0);
+        GemmOperand y;
+        if (plain) y.plain = poisoned({kRows, dim}, DType::kBFloat16);
+        y.rows = poisoned({kRows, dim}, format);
+        y.columns = poisoned({dim, kRows}, format);
+        std::vector<Tensor> outputs = {y.rows.elements, y.rows.scales, y.columns.elements, y.columns.scales};
+        if (plain) outputs.push_back(y.plain);
+        expect_same(
+            [&](const Side& side) { gather_rows(side.op, side(x), side(slot_of_row), kTopK, side(num_rows), side(y)); },
+            outputs);
+      }
+    }
+  }
+}
+
 TEST_F(PermuteCuda, GatherNumbers) {
   const Tensor x = random({1000}), y = poisoned({70'001}, DType::kFloat32);
   std::vector<std::int32_t> indices;

@@ -68,7 +68,7 @@ TEST_F(RouterCuda, ForwardAndBackward) {
                              .num_groups = groups,
                              .num_limited_groups = limited};
       };
-      check(options(1), 1, 1);
+      check(options(2), 1, 2);
       check(options(3), 150, 8);
       check(options(5), 77, 33);          // a tail of experts
       check(options(6), 1000, 64);        // the 16B model

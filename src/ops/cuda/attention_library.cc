@@ -213,6 +213,7 @@ AttentionLibrary::~AttentionLibrary() {
 
 bool AttentionLibrary::supports(const AttentionShape& shape) {
   const auto fits = [](std::int64_t dim) { return dim % 8 == 0 && 0 < dim && dim <= 128; };
+  if (shape.seq_len < 2) return false;
   return (shape.dim_qk == 192 && shape.dim_v == 128) || (fits(shape.dim_qk) && fits(shape.dim_v));
 }
 

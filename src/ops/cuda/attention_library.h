@@ -49,7 +49,7 @@ class AttentionLibrary {
   AttentionLibrary(const AttentionLibrary&) = delete;
   AttentionLibrary& operator=(const AttentionLibrary&) = delete;
 
-  /// Head dims that cuDNN's kernels take.
+  /// Whether cuDNN's kernels take these head dims and lengths.
   static bool supports(const AttentionShape& shape);
   /// Scratch that is enough for a pass, known without cuDNN; building its graph checks it.
   static std::size_t workspace_bytes(const AttentionShape& shape, bool backward);
