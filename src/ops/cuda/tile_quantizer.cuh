@@ -15,7 +15,7 @@
 //   template <int kCount> struct Input;          // what is read
 //   template <int kCount> struct Columns;        // what is read once for all rows
 //   load<kCount>(matrix, row, column) -> Input<kCount>;  columns<kCount>(column) -> Columns<kCount>
-//   compute(input, columns, row, float (&out)[kOutputs][kCount], float& sum)
+//   compute(input, columns, Lanes<T, kCount> (&out)[kOutputs], float& sum)
 // Plain outputs may be where inputs are: a thread reads what it needs before it writes there.
 #pragma once
 
@@ -69,27 +69,25 @@ __device__ inline std::uint32_t e4m3_pair(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
 }
 
-/// x times the factors, as bytes.
-__device__ inline uint2 e4m3_bytes(const float (&x)[kPatch], const float (&factor)[kPatch]) {
-  std::uint32_t pairs[kPatch / 2];
-#pragma unroll
-  for (int i = 0; i < kPatch / 2; ++i) {
-    pairs[i] = e4m3_pair(x[2 * i] * factor[2 * i], x[2 * i + 1] * factor[2 * i + 1]);
-  }
-  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+__device__ inline uint2 e4m3_bytes(const float (&x)[kPatch]) {
+  return {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
 }
 
 /// The first `count` of 8 bytes.
-__device__ inline void store_bytes(uint2 bytes, std::uint8_t* to, std::int64_t count, bool aligned) {
-  if (aligned) {
-    if (count >= kPatch) *reinterpret_cast<uint2*>(to) = bytes;
-    return;
-  }
+__device__ inline void store_bytes(uint2 bytes, std::uint8_t* to, std::int64_t count) {
 #pragma unroll
   for (int i = 0; i < kPatch; ++i) {
     if (i < count) to[i] = static_cast<std::uint8_t>((i < 4 ? bytes.x : bytes.y) >> (i % 4 * 8));
   }
 }
+
+/// Where a tile is in its matrix, and how much of the matrix there is from there on.
+struct TilePlace {
+  std::int64_t matrix, first_row, first_column;
+  std::int64_t rows, columns;
+
+  __device__ bool whole() const { return rows >= kSide && columns >= kSide; }
+};
 
 /// 8 × 8 neighbouring numbers of a tile as words of one float32, or two bfloat16 of which the first is the lower half.
 template <typename T>
@@ -115,6 +113,18 @@ struct Patch {
     } else {
       return __uint_as_float(index % 2 == 0 ? line[index / 2] << 16 : line[index / 2] & 0xffff0000u);
     }
+  }
+  __device__ uint2 row_bytes(int i, float factor) const {
+    float x[kPatch];
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) x[j] = number(words[i], j) * factor;
+    return e4m3_bytes(x);
+  }
+  __device__ uint2 column_bytes(int j, float factor) const {
+    float x[kPatch];
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) x[i] = number(words[i], j) * factor;
+    return e4m3_bytes(x);
   }
   __device__ static std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
     return kPerWord == 1 ? max(a, b) : __vmaxu2(a, b);
@@ -205,9 +215,10 @@ __device__ inline void find_scales(const mx::Format& format, const std::uint32_t
     const std::uint32_t factor = finite ? mx::bits_of(mx::inverse_float_scale(largest)) : kNaN;
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) slots[b][line] = factor;
-    if (line % format.across == 0 && line < lines) {
+    const bool shared = format.across > 1;  // by the whole tile
+    if (shared ? line == 0 : line < lines) {
       float* to = static_cast<float*>(out.scales) + matrix * out.matrix_scales;
-      to[(first_line + line) / format.across * out.scales_stride + first_number / mx::kWideBlock] =
+      to[(shared ? first_line / kSide : first_line + line) * out.scales_stride + first_number / kSide] =
           finite ? mx::float_scale(largest) : mx::float_of(kNaN);
     }
     return;
@@ -233,69 +244,79 @@ __device__ inline void find_scales(const mx::Format& format, const std::uint32_t
   }
 }
 
-/// Both orientations of a tile that lies in shared memory. rows, columns: that there are from its first on.
+/// A patch as bytes along its rows, or along its columns. to: its first; rows, columns: that there are from there on.
 template <typename T>
-__device__ void quantize_tile(const T* tile, const TileOutputs<T>& out, std::int64_t matrix, std::int64_t first_row,
-                              std::int64_t first_column, std::int64_t rows, std::int64_t columns, TileScales& scales) {
+__device__ void store_patch(const Patch<T>& patch, bool along_columns, const std::uint32_t* inverses,
+                            const TileOutput& out, std::uint8_t* to, std::int64_t lines, std::int64_t numbers,
+                            bool whole) {
+  float factors[kPatch];
+  load_lanes(reinterpret_cast<const float*>(inverses), factors);
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    const uint2 bytes = along_columns ? patch.column_bytes(i, factors[i]) : patch.row_bytes(i, factors[i]);
+    if (whole) {
+      *reinterpret_cast<uint2*>(to + i * out.stride) = bytes;
+    } else if (i < lines) {
+      store_bytes(bytes, to + i * out.stride, numbers);
+    }
+  }
+}
+
+/// Both orientations of a tile that lies in shared memory.
+template <typename T>
+__device__ void quantize_tile(const T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
   // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
   Patch<T> patch;
   patch.load(tile + row * kSide + column);
+  std::uint32_t* of_row = &scales.bits[0][column / mx::kBlock][row];
+  std::uint32_t* of_column = &scales.bits[1][row / mx::kBlock][column];
   {
     std::uint32_t amax[Patch<T>::kWords];
     if (out.rows.elements != nullptr) {
       patch.row_amax(amax);
-      put_amax<T, 1>(amax, lane, &scales.bits[0][column / mx::kBlock][row]);
+      put_amax<T, 1>(amax, lane, of_row);
     }
     if (out.columns.elements != nullptr) {
       patch.column_amax(amax);
-      put_amax<T, 8>(amax, lane, &scales.bits[1][row / mx::kBlock][column]);
+      put_amax<T, 8>(amax, lane, of_column);
     }
   }
   __syncthreads();
   {
-    const int along_columns = threadIdx.x / kSide, line = threadIdx.x % kSide;
-    const TileOutput& to = along_columns != 0 ? out.columns : out.rows;
+    const bool along_columns = threadIdx.x >= kSide;
+    const int line = threadIdx.x % kSide;
+    const TileOutput& to = along_columns ? out.columns : out.rows;
     std::uint32_t(*slots)[kSide] = scales.bits[along_columns];
     std::uint32_t amax[kBlocksPerLine];
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
     widen_amax(out.format, amax, scales);
     if (to.elements != nullptr) {
-      find_scales(out.format, amax, line, to, matrix, along_columns != 0 ? first_column : first_row,
-                  along_columns != 0 ? first_row : first_column, along_columns != 0 ? columns : rows,
-                  along_columns != 0 ? rows : columns, slots);
+      find_scales(out.format, amax, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
+                  along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
+                  along_columns ? place.rows : place.columns, slots);
     }
   }
   __syncthreads();
-  float x[kPatch], factors[kPatch];
-  if (out.rows.elements != nullptr) {
-    load_lanes(reinterpret_cast<const float*>(&scales.bits[0][column / mx::kBlock][row]), factors);
-    std::uint8_t* to = out.rows.elements + matrix * out.rows.matrix_elements + (first_row + row) * out.rows.stride +
-                       first_column + column;
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      float factor[kPatch];
-#pragma unroll
-      for (int j = 0; j < kPatch; ++j) x[j] = patch.number(patch.words[i], j), factor[j] = factors[i];
-      if (row + i < rows)
-        store_bytes(e4m3_bytes(x, factor), to + i * out.rows.stride, columns - column, out.rows.aligned);
+  const auto store = [&](bool whole) {
+    const std::int64_t first_row = place.first_row + row, first_column = place.first_column + column;
+    if (out.rows.elements != nullptr) {
+      std::uint8_t* to =
+          out.rows.elements + place.matrix * out.rows.matrix_elements + first_row * out.rows.stride + first_column;
+      store_patch(patch, false, of_row, out.rows, to, place.rows - row, place.columns - column, whole);
     }
-  }
-  if (out.columns.elements != nullptr) {
-    load_lanes(reinterpret_cast<const float*>(&scales.bits[1][row / mx::kBlock][column]), factors);
-    std::uint8_t* to = out.columns.elements + matrix * out.columns.matrix_elements +
-                       (first_column + column) * out.columns.stride + first_row + row;
-#pragma unroll
-    for (int j = 0; j < kPatch; ++j) {
-      float factor[kPatch];
-#pragma unroll
-      for (int i = 0; i < kPatch; ++i) x[i] = patch.number(patch.words[i], j), factor[i] = factors[j];
-      if (column + j < columns) {
-        store_bytes(e4m3_bytes(x, factor), to + j * out.columns.stride, rows - row, out.columns.aligned);
-      }
+    if (out.columns.elements != nullptr) {
+      std::uint8_t* to = out.columns.elements + place.matrix * out.columns.matrix_elements +
+                         first_column * out.columns.stride + first_row;
+      store_patch(patch, true, of_column, out.columns, to, place.columns - column, place.rows - row, whole);
     }
+  };
+  if (place.whole() && out.rows.aligned && out.columns.aligned) {
+    store(true);
+  } else {
+    store(false);
   }
 }
 
@@ -310,6 +331,65 @@ constexpr int tile_blocks_per_sm() {
   return static_cast<int>(std::min(kMost, kShared / (tile_bytes<Producer, kQuantizes>() + sizeof(TileScales))));
 }
 
+/// A tile's numbers, to where they are wanted plain, and to shared memory if they are quantized.
+template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
+__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, typename Producer::Number* tiles) {
+  using T = typename Producer::Number;
+  constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
+  const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
+  const auto inside = [&](int row, int part) {
+    return kWhole || (row < place.rows && column + part * kCount < place.columns);
+  };
+  typename Producer::template Columns<kCount> of_columns[kParts];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (inside(0, part)) {
+      of_columns[part] = args.producer.template columns<kCount>(place.first_column + column + part * kCount);
+    }
+  }
+#pragma unroll 1
+  for (int batch = 0; batch < kSide; batch += kInFlight * kRowsAtOnce) {
+    typename Producer::template Input<kCount> inputs[kInFlight][kParts];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = thread_row + batch + i * kRowsAtOnce;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (!inside(row, part)) continue;
+        inputs[i][part] = args.producer.template load<kCount>(place.matrix, place.first_row + row,
+                                                              place.first_column + column + part * kCount);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = thread_row + batch + i * kRowsAtOnce;
+      float sum = 0.0f;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int at = column + part * kCount;
+        Lanes<T, kCount> out[Producer::kOutputs] = {};
+        if (inside(row, part)) args.producer.compute(inputs[i][part], of_columns[part], out, sum);
+#pragma unroll
+        for (int o = 0; o < Producer::kOutputs; ++o) {
+          const TileOutputs<T>& to = args.outputs[o];
+          if (to.plain != nullptr && inside(row, part)) {
+            put_lanes(out[o], to.plain + (place.first_row + row) * to.plain_stride + place.first_column + at);
+          }
+          if constexpr (kQuantizes) {
+            *reinterpret_cast<Lanes<T, kCount>*>(tiles + (o * kSide + row) * kSide + at) = out[o];
+          }
+        }
+      }
+      if constexpr (Producer::kSums) {
+        if (args.sums == nullptr) continue;
+#pragma unroll
+        for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        if (column == 0 && inside(row, 0)) args.sums[blockIdx.y * args.num_rows + place.first_row + row] = sum;
+      }
+    }
+  }
+}
+
 template <typename Producer, int kCount, bool kQuantizes>
 __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
     tile_kernel(const __grid_constant__ TileArgs<Producer> args) {
@@ -317,65 +397,17 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
   extern __shared__ __align__(16) unsigned char shared[];
   T* tiles = reinterpret_cast<T*>(shared);
 
-  const std::uint32_t tiles_down = (args.num_rows + kSide - 1) / kSide,
-                      tiles_across = (args.length + kSide - 1) / kSide;
-  const std::uint32_t first_of_group = blockIdx.x / (kTileGroup * tiles_across) * kTileGroup;
-  const std::uint32_t in_group = blockIdx.x % (kTileGroup * tiles_across);
-  const std::uint32_t group = min(kTileGroup, tiles_down - first_of_group), tile_column = in_group / group;
-  const std::int64_t first_row = std::int64_t{first_of_group + in_group % group} * kSide, matrix = blockIdx.y;
-  const std::int64_t first_column = std::int64_t{tile_column} * kSide;
+  const std::uint32_t groups = gridDim.z / static_cast<std::uint32_t>(args.num_matrices);
+  const std::int64_t matrix = blockIdx.z / groups;
+  const std::int64_t first_row = std::int64_t{blockIdx.z % groups * kTileGroup + blockIdx.x} * kSide;
+  const std::int64_t first_column = std::int64_t{blockIdx.y} * kSide;
   const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
   if (first_row >= num_computed) return;
-  const std::int64_t rows = num_computed - first_row, columns = args.length - first_column;
-
-  constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
-  const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
-  typename Producer::template Columns<kCount> of_columns[kParts];
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    const int at = column + part * kCount;
-    if (at < columns) of_columns[part] = args.producer.template columns<kCount>(first_column + at);
-  }
-#pragma unroll 1
-  for (int batch = 0; batch < kSide / kRowsAtOnce; batch += kInFlight) {
-    typename Producer::template Input<kCount> inputs[kInFlight][kParts];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = thread_row + (batch + i) * kRowsAtOnce;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const int at = column + part * kCount;
-        if (row < rows && at < columns) {
-          inputs[i][part] = args.producer.template load<kCount>(matrix, first_row + row, first_column + at);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = thread_row + (batch + i) * kRowsAtOnce;
-      float sum = 0.0f;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const int at = column + part * kCount;
-        float out[Producer::kOutputs][kCount] = {};
-        const bool inside = row < rows && at < columns;
-        if (inside) args.producer.compute(inputs[i][part], of_columns[part], first_row + row, out, sum);
-#pragma unroll
-        for (int o = 0; o < Producer::kOutputs; ++o) {
-          const TileOutputs<T>& to = args.outputs[o];
-          if (inside && to.plain != nullptr) {
-            store_lanes(out[o], to.plain + (first_row + row) * to.plain_stride + first_column + at);
-          }
-          if constexpr (kQuantizes) store_lanes(out[o], tiles + (o * kSide + row) * kSide + at);
-        }
-      }
-      if constexpr (Producer::kSums) {
-#pragma unroll
-        for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-        if (args.sums != nullptr && column == 0 && row < rows)
-          args.sums[tile_column * args.num_rows + first_row + row] = sum;
-      }
-    }
+  const TilePlace place{matrix, first_row, first_column, num_computed - first_row, args.length - first_column};
+  if (place.whole()) {
+    compute_tile<kCount, kQuantizes, true>(args, place, tiles);
+  } else {
+    compute_tile<kCount, kQuantizes, false>(args, place, tiles);
   }
   if constexpr (kQuantizes) {
     __shared__ TileScales scales;
@@ -384,7 +416,7 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
       __syncthreads();
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
-      quantize_tile(tiles + o * kSide * kSide, to, matrix, first_row, first_column, rows, columns, scales);
+      quantize_tile(tiles + o * kSide * kSide, to, place, scales);
     }
   }
 }
@@ -429,13 +461,14 @@ TileOutputs<T> tile_outputs(const GemmOperand& x, std::int64_t first_column = 0)
 
 template <typename Producer, int kCount, bool kQuantizes>
 void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
-  const std::int64_t tiles_down = (args.num_rows + kSide - 1) / kSide, tiles_across = (args.length + kSide - 1) / kSide;
+  const auto in_blocks_of = [](std::int64_t size, std::int64_t block) { return (size + block - 1) / block; };
   constexpr std::size_t kBytes = tile_bytes<Producer, kQuantizes>();
   const auto kernel = tile_kernel<Producer, kCount, kQuantizes>;
   if (kBytes > 0) {
     TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
   }
-  const dim3 grid(static_cast<unsigned>(tiles_down * tiles_across), static_cast<unsigned>(args.num_matrices));
+  const dim3 grid(kTileGroup, static_cast<unsigned>(in_blocks_of(args.length, kSide)),
+                  static_cast<unsigned>(args.num_matrices * in_blocks_of(args.num_rows, kTileGroup * kSide)));
   kernel<<<grid, kTileThreads, kBytes, stream_of(op)>>>(args);
 }
 
