@@ -91,11 +91,13 @@ __device__ inline void mbarrier_init(Barrier* barrier, std::uint32_t arrivals) {
 __device__ inline void mbarrier_arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
 }
-/// Arrives at the barrier at the same place in block `cta_rank` of the cluster, this block included.
+/// Arrives at the barrier at the same place in block `cta_rank` of the cluster, this block included. Orders no generic
+/// accesses between blocks: a cluster-wide release is a fence of the whole GPU, for every arrival. Buffers that TMA
+/// fills and WGMMA reads need none.
 __device__ inline void mbarrier_arrive_cluster(Barrier* barrier, std::uint32_t cta_rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}\n" ::"r"(shared_address(barrier)),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(shared_address(barrier)),
       "r"(cta_rank)
       : "memory");
 }
@@ -104,12 +106,12 @@ __device__ inline void mbarrier_arrive_expect_tx(Barrier* barrier, std::uint32_t
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-/// Until the phase of this parity is complete. A fresh barrier counts as having completed parity 1. Acquires what
-/// blocks of the cluster wrote before they arrived.
+/// Until the phase of this parity is complete. A fresh barrier counts as having completed parity 1. Acquires within the
+/// block, and what TMA wrote; a cluster-wide acquire would empty the L1 cache each time.
 __device__ inline void mbarrier_wait(Barrier* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nWAIT:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       "@done bra DONE;\nbra WAIT;\nDONE:\n}\n" ::"r"(shared_address(barrier)),
       "r"(parity)
       : "memory");
