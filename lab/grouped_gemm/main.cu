@@ -236,6 +236,19 @@ void check_all() {
   }
 }
 
+/// Groups of sizes up to 8 to 1, as in peers.py.
+std::vector<int> bench_groups(int rows, int experts, bool skew) {
+  std::vector<int> groups(experts, rows / experts);
+  if (!skew) return groups;
+  const auto weight = [](int e) { return std::int64_t{1 + (5 * e + 3) % 8}; };
+  std::int64_t sum = 0;
+  for (int e = 0; e < experts; ++e) sum += weight(e);
+  int left = rows;
+  for (int e = 0; e < experts; ++e) left -= groups[e] = static_cast<int>(rows * weight(e) / sum);
+  groups.back() += left;
+  return groups;
+}
+
 double median_ms(const Case& c, Kind kind, bool accumulate) {
   constexpr int kWarmUp = 3, kRuns = 15;
   std::vector<cudaEvent_t> events(kRuns + 1);
@@ -262,8 +275,7 @@ void bench_all() {
   for (const bool skew : {false, true}) {
     for (const auto& [experts, rows, n, m] : {Size{8, 98304, 2048, 1408}, Size{8, 98304, 1408, 2048},
                                               Size{32, 65536, 7168, 2048}, Size{32, 16384, 7168, 2048}}) {
-      random_bits.seed(experts * 1000003 + rows);
-      const Case c({m, n, rows, skew ? skewed(rows, experts) : std::vector<int>(experts, rows / experts)});
+      const Case c({m, n, rows, bench_groups(rows, experts, skew)});
       const double flop = 2.0 * rows * m * n * 1e-12;
       constexpr std::int64_t kSamples = 20000;
       std::printf("%2d %6d %5d->%5d %-12s", experts, rows, n, m, skew ? "skewed" : "equal");

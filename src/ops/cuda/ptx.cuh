@@ -18,6 +18,9 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
 
 // --- Warps, blocks, clusters ---------------------------------------------------------------------------------------
 
+/// The index of this thread's warpgroup, in a way that the compiler knows to be the same for a whole warp.
+__device__ inline int warpgroup_idx() { return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0); }
+
 /// One lane of a converged warp, always the same one.
 __device__ inline bool elect_one() {
   std::uint32_t elected;

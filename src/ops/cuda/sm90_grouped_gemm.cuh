@@ -296,7 +296,7 @@ struct Kernel {
   }
 
   __device__ static void consume(const CUtensorMap& map_out, const Params& p, Shared& shared) {
-    const int warpgroup = threadIdx.x / kWarpgroup - 1, lane = threadIdx.x % 32;
+    const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
     constexpr int kRounds = kWgrad ? kTileB / kGradientBox : kTileB / kOutputBox;
     auto work_list = schedule(p, shared.groups);
     Work work;
@@ -365,7 +365,7 @@ struct Kernel {
       RowSchedule<kTransposed>::load(shared.groups, p.offsets_E1, p.num_experts, columns(p));
     }
     ptx::cluster_sync();
-    if (threadIdx.x < kWarpgroup) {
+    if (ptx::warpgroup_idx() == 0) {
       ptx::set_max_registers_down<kProducerRegisters>();
       if (threadIdx.x == 0) produce(map_a, map_b, p, shared);
     } else {
