@@ -23,7 +23,7 @@ struct Work {
   int expert = 0;
   int row_begin = 0, row_end = 0;  // the expert's
   int a = 0, b = 0;                // the tile's first indices
-  int k_begin = 0, k_count = 0;    // in steps of kStepK
+  int k_begin = 0, k_count = 0;    // in steps
   bool b_is_shared = false;        // the cluster's blocks have the same b
   bool store = true;               // false: there to keep the other block company
   bool is_last_part = true;        // of the sum: written first
@@ -80,11 +80,11 @@ class RowSchedule {
  public:
   static constexpr int kTileRows = kTransposed ? kTileB : kTileA, kTileColumns = kTransposed ? kTileA : kTileB;
 
-  __device__ RowSchedule(const Groups& groups, int num_experts, int columns, int k)
+  __device__ RowSchedule(const Groups& groups, int num_experts, int columns, int k, int step = kStepK)
       : groups_(groups),
         num_tiles_(groups.first[num_experts]),
         column_tiles_(ceil_div(columns, kTileColumns)),
-        k_count_(ceil_div(k, kStepK)),
+        k_count_(ceil_div(k, step)),
         rank_(ptx::cluster_cta_rank()),
         pair_(ptx::cluster_idx()),
         num_clusters_(ptx::num_clusters()) {}
@@ -136,13 +136,14 @@ class WgradSchedule {
   static constexpr int kFineness = 32;
   static constexpr int kMinPart = 16;  // steps
 
-  __device__ WgradSchedule(const Groups& groups, int num_experts, int num_a, int num_b, bool assign)
+  __device__ WgradSchedule(const Groups& groups, int num_experts, int num_a, int num_b, bool assign, int step = kStepK)
       : groups_(groups),
         num_experts_(num_experts),
         num_a_(num_a),
         num_b_(num_b),
         num_pairs_(ceil_div(num_a * num_b, 2)),
         assign_(assign),
+        step_(step),
         rank_(ptx::cluster_cta_rank()),
         num_clusters_(ptx::num_clusters()),
         // Shares go to clusters in falling order: a part waits for clusters that were started earlier only.
@@ -150,8 +151,8 @@ class WgradSchedule {
     start_expert();
   }
 
-  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts) {
-    groups.load(offsets_E1, num_experts, [](int rows) { return ceil_div(rows, kStepK); });
+  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts, int step = kStepK) {
+    groups.load(offsets_E1, num_experts, [&](int rows) { return ceil_div(rows, step); });
   }
 
   /// Which parts of sums this cluster writes, and which one it waits for.
@@ -184,7 +185,7 @@ class WgradSchedule {
   __device__ void start_expert() {
     if (expert_ >= num_experts_) return;
     const int rows = groups_.offsets[expert_ + 1] - groups_.offsets[expert_];
-    steps_ = ceil_div(rows, kStepK);
+    steps_ = ceil_div(rows, step_);
     unit_ = unit_end_ = 0;
     whole_pairs_ = num_pairs_;
     if (rows <= 0) {
@@ -226,6 +227,7 @@ class WgradSchedule {
   const Groups& groups_;
   const int num_experts_, num_a_, num_b_, num_pairs_;
   const bool assign_;
+  const int step_;
   const int rank_, num_clusters_, share_;
   int expert_ = 0, turn_ = 0;
   int steps_ = 0, pair_ = 0, whole_pairs_ = 0, unit_ = 0, unit_end_ = 0;
