@@ -276,7 +276,7 @@ std::vector<int> skewed(int total, int experts, int unit) {
   std::vector<int> groups(experts);
   int left = total;
   for (int e = 0; e < experts; ++e) left -= groups[e] = static_cast<int>(total * weights[e] / sum);
-  groups.back() += left;
+  for (; left > 0; --left) ++groups[random_bits() % experts];
   for (int& rows : groups) rows *= unit;
   return groups;
 }

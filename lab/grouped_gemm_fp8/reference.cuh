@@ -55,7 +55,8 @@ static __global__ void fill_scales(Matrix x, std::uint64_t seed) {
   const std::int64_t count = x.scale_rows() * x.scales_per_row();
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count;
        i += std::int64_t{gridDim.x} * blockDim.x) {
-    const std::int64_t row = i / x.scales_per_row() * x.scale_height() / x.across;
+    const std::int64_t stored = i / x.scales_per_row(), per_matrix = x.scale_rows() / (x.rows / x.matrix_rows);
+    const std::int64_t row = stored / per_matrix * x.matrix_rows + stored % per_matrix * x.scale_height() / x.across;
     const std::int64_t column = i % x.scales_per_row() * x.scale_width() / x.along;
     const std::uint64_t bits = mix(mix(seed + row * 0x10001) + column);
     if (x.is_float) {

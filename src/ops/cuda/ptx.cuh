@@ -84,12 +84,6 @@ __device__ inline void store_release_gpu(std::int32_t* pointer, std::int32_t val
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(pointer), "r"(value) : "memory");
 }
 
-/// Adds two float32 to two in global memory at a multiple of 8 bytes, each atomically.
-__device__ inline void red_add_v2(float* pointer, float2 value) {
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};\n" ::"l"(pointer), "f"(value.x), "f"(value.y)
-               : "memory");
-}
-
 // --- mbarriers -----------------------------------------------------------------------------------------------------
 
 using Barrier = std::uint64_t;
@@ -225,10 +219,10 @@ __device__ inline std::uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-/// Two products of bfloat16; subnormal numbers count. Stays between the waits where it is written.
+/// Two products of bfloat16; subnormal numbers count.
 __device__ inline std::uint32_t mul_bf16x2(std::uint32_t x, std::uint32_t y) {
   std::uint32_t product;
-  asm volatile("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(product) : "r"(x), "r"(y));
+  asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(product) : "r"(x), "r"(y));
   return product;
 }
 

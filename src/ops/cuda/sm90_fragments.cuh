@@ -55,16 +55,22 @@ struct Scales {
   std::int64_t stride = 0;  // between rows, in scales
   bool is_float = false;
 
-  /// What is stored; 0 outside of the matrix.
+  /// What is stored; 0 where `inside` is false.
+  template <bool kFloat>
   __device__ std::uint32_t load(std::int64_t row, int column, bool inside) const {
     if (!inside) return 0;
     const std::int64_t at = row * stride + column;
-    return is_float ? __ldg(static_cast<const std::uint32_t*>(data) + at)
-                    : __ldg(static_cast<const std::uint8_t*>(data) + at);
+    return kFloat ? __ldg(static_cast<const std::uint32_t*>(data) + at)
+                  : __ldg(static_cast<const std::uint8_t*>(data) + at);
   }
-  __device__ float value(std::uint32_t stored) const {
-    return is_float ? mx::float_of(stored) : mx::value_of_scale(static_cast<std::uint8_t>(stored));
+  template <bool kFloat>
+  __device__ static float value(std::uint32_t stored) {
+    return kFloat ? mx::float_of(stored) : mx::value_of_scale(static_cast<std::uint8_t>(stored));
   }
 };
+
+/// Steps whose scales a lane asks for at once. Those of one row lie in one or two sectors, which the L1 cache would not
+/// keep from step to step: the rows of a tile are more than its lines.
+inline constexpr int kScaleSteps = 4;
 
 }  // namespace tessera::cuda::sm90

@@ -1,6 +1,6 @@
 // The kernel of exact MXFP8 products: y_RM = x_RN · w_EMN[e]ᵀ, 128 × 256 at a time, by bfloat16 tensor cores, which hold
 // every e4m3 times a power of two. w was widened in memory (sm90_widen_weight). x stays 8-bit up to the warpgroup that
-// multiplies it: it widens its next step in registers while the tensor cores work on this one.
+// multiplies it, which widens it in registers while the tensor cores work for the other warpgroup.
 //
 // WGMMA wants of each thread the k {2t, 2t + 1, 2t + 8, 2t + 9} of every 16, t = lane % 4. A sum has no order, so the 64
 // k of a step are renamed: the thread takes the 16 at 16t, and w lies in memory in the same order. That is one 16-byte
@@ -28,6 +28,7 @@ inline constexpr int kStages = 5;
 inline constexpr int kCluster = 2;
 inline constexpr int kWarpgroup = 128, kConsumers = 2;
 inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+inline constexpr int kScaleWarps = 2;
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
 inline constexpr int kStep = kStepK;  // k per step: 64, two blocks
@@ -110,37 +111,43 @@ __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap
   }
 }
 
-/// By one warp. Loads do not wait for the buffer; what they bring is there when it is.
-__device__ inline void copy_scales(const Params& p, Shared& shared) {
-  constexpr int kPerLane = kTileA / 32;
-  const int lane = threadIdx.x % 32, num_blocks = ceil_div(p.n, mx::kBlock);
+/// By each of kScaleWarps: 64 rows of x.
+__device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
+  constexpr int kPerLane = kTileA / kScaleWarps / 32;
+  const int in_tile = warp * (kTileA / kScaleWarps) + threadIdx.x % 32, num_blocks = ceil_div(p.n, mx::kBlock);
   auto work_list = schedule(p, shared.groups);
   Work work;
   int at = 0;
   std::uint32_t parity = 1;
   while (work_list.next(work)) {
-    for (int step = 0; step < work.k_count; ++step) {
-      std::uint32_t stored[kPerLane][kBlocks];
+    for (int begin = 0; begin < work.k_count; begin += kScaleSteps) {
+      std::uint32_t stored[kPerLane][kScaleSteps][kBlocks];
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          const int row = work.a + 32 * i + lane, column = step * kBlocks + block;
-          stored[i][block] = p.x_scales.load(row, column, row < p.num_rows && column < num_blocks);
+        for (int block = 0; block < kScaleSteps * kBlocks; ++block) {
+          const int row = work.a + in_tile + 32 * i, column = begin * kBlocks + block;
+          stored[i][block / kBlocks][block % kBlocks] =
+              p.x_scales.load<false>(row, column, row < p.num_rows && column < num_blocks);
         }
       }
-      ptx::mbarrier_wait(&shared.empty[at], parity);
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {
+      for (int step = 0; step < kScaleSteps; ++step) {
+        if (begin + step >= work.k_count) break;
+        ptx::mbarrier_wait(&shared.empty[at], parity);
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          shared.scales[at][32 * i + lane][block] = scale_bf16x2(static_cast<std::uint8_t>(stored[i][block]));
+        for (int i = 0; i < kPerLane; ++i) {
+#pragma unroll
+          for (int block = 0; block < kBlocks; ++block) {
+            shared.scales[at][in_tile + 32 * i][block] =
+                scale_bf16x2(static_cast<std::uint8_t>(stored[i][step][block]));
+          }
         }
-      }
-      ptx::mbarrier_arrive(&shared.full[at]);
-      if (++at == kStages) {
-        at = 0;
-        parity ^= 1;
+        ptx::mbarrier_arrive(&shared.full[at]);
+        if (++at == kStages) {
+          at = 0;
+          parity ^= 1;
+        }
       }
     }
   }
@@ -152,19 +159,13 @@ struct Consumer {
   Shared& shared;
   const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
   const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first of the tile
-  int at = 0;                                                               // the buffer that is widened next
+  int at = 0;                                                               // the buffer
   std::uint32_t parity = 0;
 
   /// The operand fragments of a step, by 16 places of k.
   using Fragments = std::uint32_t[kStep / 16][4];
 
-  __device__ void release(int stage) const {
-    if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[stage], lane);
-  }
-
-  /// Waits for the next buffer and reads x from it.
-  __device__ void widen_next(Fragments& a) {
-    ptx::mbarrier_wait(&shared.full[at], parity);
+  __device__ void widen_x(Fragments& a) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int in_tile = row + 8 * half, t = lane % 4;
@@ -177,15 +178,11 @@ struct Consumer {
         a[j][half + 2] = widen<2>(words[j], scale);
       }
     }
-    if (++at == kStages) {
-      at = 0;
-      parity ^= 1;
-    }
   }
 
   template <int kColumns>
-  __device__ void multiply(float (&d)[kColumns / 2], const Fragments& a, int stage) const {
-    const std::uint64_t w = ptx::wgmma_descriptor<ptx::Major::kK>(shared.stages[stage].w);
+  __device__ void multiply(float (&d)[kColumns / 2], const Fragments& a) const {
+    const std::uint64_t w = ptx::wgmma_descriptor<ptx::Major::kK>(shared.stages[at].w);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kStep / 16; ++j) {
@@ -195,39 +192,24 @@ struct Consumer {
     ptx::wgmma_commit();
   }
 
-  __device__ int last_widened() const { return at == 0 ? kStages - 1 : at - 1; }
-
-  /// Multiplies the step in `a`, and widens the one after it meanwhile.
-  template <int kColumns>
-  __device__ void step(float (&d)[kColumns / 2], const Fragments& a, Fragments& next) {
-    const int stage = last_widened();
-    multiply<kColumns>(d, a, stage);
-    widen_next(next);
-    ptx::wgmma_wait<0>();
-    release(stage);
-  }
-
   template <int kColumns>
   __device__ void tile(const Work& work) {
     float d[kColumns / 2];
 #pragma unroll
     for (float& sum : d) sum = 0;  // else the compiler keeps registers for it between tiles
-    Fragments even, odd;
-    widen_next(even);
-    int k = 0;
-    for (; k + 2 < work.k_count; k += 2) {
-      step<kColumns>(d, even, odd);
-      step<kColumns>(d, odd, even);
+    for (int k = 0; k < work.k_count; ++k) {
+      Fragments a;
+      ptx::mbarrier_wait(&shared.full[at], parity);
+      widen_x(a);
+      multiply<kColumns>(d, a);
+      ptx::wgmma_wait<0>();
+      if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
+      if (++at == kStages) {
+        at = 0;
+        parity ^= 1;
+      }
     }
-    if (k + 2 == work.k_count) {
-      step<kColumns>(d, even, odd);
-      multiply<kColumns>(d, odd, last_widened());
-    } else {
-      multiply<kColumns>(d, even, last_widened());
-    }
-    ptx::wgmma_wait<0>();
     ptx::wgmma_touch(d);
-    release(last_widened());
     const std::int64_t first = work.a + warpgroup * kRows;
     const int rows = work.row_end - static_cast<int>(first);
     if (work.store && rows > 0) store_rows(d, p.y_RM + first * p.m + work.b, p.m, rows, p.m - work.b);
@@ -249,7 +231,7 @@ struct Consumer {
 __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p, Shared& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(&shared.full[i], 1 + 32);
+      ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
       ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
     }
     ptx::fence_mbarrier_init();
@@ -261,8 +243,8 @@ __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, c
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
       copy_operands(map_x, map_w, p, shared);
-    } else if (warp == 1) {
-      copy_scales(p, shared);
+    } else if (warp >= 1 && warp <= kScaleWarps) {
+      copy_scales(p, shared, warp - 1);
     }
   } else {
     ptx::set_max_registers_up<kConsumerRegisters>();

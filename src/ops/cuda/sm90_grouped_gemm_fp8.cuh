@@ -6,8 +6,8 @@
 //   forward  y       rows   columns   N      x   [R, N]     w   [E, M, N], one b for all j
 //   wgrad    d_w[e]  M      N         rows   d_yᵀ [M, R]    xᵀ  [N, R]
 //
-// One block per SM lives as long as the launch. Warp 0 copies operands (TMA) into kStages buffers, warp 1 their scales.
-// Two warpgroups multiply, 128 × 128 each as two products of 64 × 128 one after the other: while one warpgroup adds up
+// One block per SM lives as long as the launch. Warp 0 copies operands (TMA) into kStages buffers, the next ones
+// their scales.// Two warpgroups multiply, 128 × 128 each as two products of 64 × 128 one after the other: while one warpgroup adds up
 // what it has, the other has the tensor cores. They are half a step apart or more, so that one writes a tile while the
 // other computes. Two blocks are a cluster: each loads half of A for both where they have the same A.
 #pragma once
@@ -72,6 +72,8 @@ struct Position {
 
 template <bool kWgrad>
 struct Kernel {
+  static constexpr int kScaleWarps = kWgrad ? 3 : 2;
+
   __device__ static auto schedule(const Params& p, const Groups& groups) {
     if constexpr (kWgrad) {
       return WgradSchedule(groups, p.num_experts, ceil_div(p.n, kTileJ), ceil_div(p.m, kTileI), !p.accumulate, kStep);
@@ -126,44 +128,46 @@ struct Kernel {
     }
   }
 
-  /// By one warp. Loads do not wait for the buffer; what they bring is there when it is.
-  __device__ static void copy_scales(const Params& p, Shared& shared) {
-    constexpr int kPerLaneA = kTileI / 32, kPerLaneB = kWgrad ? kTileJ / 32 : 1;
+  /// By each of kScaleWarps: 128 rows of A, or B's (wgrad).
+  template <bool kFloat>
+  __device__ static void copy_scales(const Params& p, Shared& shared, int warp) {
+    constexpr int kPerLane = kPiece / 32;
+    constexpr int kPerStep = kFloat ? 1 : kStep / mx::kBlock;
     const int lane = threadIdx.x % 32;
-    const int per_step_a = p.scales_a.is_float ? 1 : kStep / mx::kBlock, per_step_b = per_step_a;
-    const int weight_rows = p.scales_b.is_float ? ceil_div(p.m, mx::kWideBlock) : p.m;
+    const bool of_b = kWgrad && warp == kScaleWarps - 1;
+    const Scales& scales = of_b ? p.scales_b : p.scales_a;
     auto work_list = schedule(p, shared.groups);
     Work work;
     Position at{.parity = 1};
     while (work_list.next(work)) {
-      const int first = kWgrad ? work.row_begin / kStep + work.k_begin : work.k_begin;
-      const int end_a = kWgrad ? p.m : p.num_rows;
-      const std::int64_t row_b =
-          kWgrad ? work.a : std::int64_t{work.expert} * weight_rows + work.a / (p.scales_b.is_float ? mx::kWideBlock : 1);
-      for (int step = 0; step < num_steps(work); ++step, at.advance()) {
-        std::uint32_t a[kPerLaneA], b[kPerLaneB];
+      const int first = (of_b ? work.a : work.b + warp * kPiece) + lane;
+      const int end = of_b ? p.n : kWgrad ? p.m : p.num_rows;
+      const int origin = work.k_begin + (kWgrad ? work.row_begin / kStep : 0), count = num_steps(work);
+      const std::int64_t row_b = kFloat ? std::int64_t{work.expert} * ceil_div(p.m, kPiece) + work.a / kPiece
+                                        : std::int64_t{work.expert} * p.m + work.a;
+      for (int begin = 0; begin < count; begin += kScaleSteps) {
+        std::uint32_t stored[kPerLane][kScaleSteps], of_weight[kScaleSteps];
 #pragma unroll
-        for (int i = 0; i < kPerLaneA; ++i) {
-          const int row = work.b + 32 * i + lane;
-          a[i] = p.scales_a.load(row, (first + step) * per_step_a, row < end_a);
+        for (int step = 0; step < kScaleSteps; ++step) {
+          const int column = (origin + begin + step) * kPerStep;
+#pragma unroll
+          for (int i = 0; i < kPerLane; ++i) {
+            const int row = first + 32 * i;
+            stored[i][step] = scales.load<kFloat>(row, column, row < end && begin + step < count);
+          }
+          if (!kWgrad) of_weight[step] = p.scales_b.load<kFloat>(row_b, column, begin + step < count);
         }
 #pragma unroll
-        for (int i = 0; i < kPerLaneB; ++i) {
-          const int row = 32 * i + lane;
-          b[i] = kWgrad ? p.scales_b.load(row_b + row, (first + step) * per_step_b, work.a + row < p.n)
-                        : p.scales_b.load(row_b, (first + step) * per_step_b, true);
-        }
-        ptx::mbarrier_wait(&shared.empty[at.stage], at.parity);
+        for (int step = 0; step < kScaleSteps; ++step) {
+          if (begin + step >= count) break;
+          float* to = (of_b ? shared.scales_b[at.stage] : shared.scales_a[at.stage] + warp * kPiece) + lane;
+          const float weight = kWgrad ? 1 : Scales::value<kFloat>(of_weight[step]);
+          ptx::mbarrier_wait(&shared.empty[at.stage], at.parity);
 #pragma unroll
-        for (int i = 0; i < kPerLaneA; ++i) {
-          const float value = p.scales_a.value(a[i]);
-          shared.scales_a[at.stage][32 * i + lane] = kWgrad ? value : value * p.scales_b.value(b[0]);
+          for (int i = 0; i < kPerLane; ++i) to[32 * i] = weight * Scales::value<kFloat>(stored[i][step]);
+          ptx::mbarrier_arrive(&shared.full[at.stage]);
+          at.advance();
         }
-        if constexpr (kWgrad) {
-#pragma unroll
-          for (int i = 0; i < kPerLaneB; ++i) shared.scales_b[at.stage][32 * i + lane] = p.scales_b.value(b[i]);
-        }
-        ptx::mbarrier_arrive(&shared.full[at.stage]);
       }
     }
   }
@@ -201,22 +205,31 @@ struct Kernel {
     }
   }
 
-  /// 64 × 128 of the gradient, 32 bytes of a row by four lanes.
+  /// 64 × 128 of the gradient, 64 bytes of a row by four lanes.
   __device__ static void store_gradient(const float (&d)[kSums], float* d_w, std::int64_t stride, int rows, int columns,
                                         bool add) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const int column = lane % 2 * 8 + lane % 4 / 2 * 4;
+    constexpr int kQuads = kSums / 8;  // of numbers per row
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (row + 8 * half >= rows) continue;
-      float* to = d_w + (row + 8 * half) * stride + lane % 4 * 2;
+      float4* to = reinterpret_cast<float4*>(d_w + (row + 8 * half) * stride + column);
+      const bool in_rows = row + 8 * half < rows;
+      float4 base[kQuads];
 #pragma unroll
-      for (int j = 0; j < kSums / 4; ++j) {
-        if (8 * j >= columns) continue;
-        const float2 value{d[4 * j + 2 * half], d[4 * j + 2 * half + 1]};
-        if (add) {
-          ptx::red_add_v2(to + 8 * j, value);
-        } else {
-          *reinterpret_cast<float2*>(to + 8 * j) = value;
+      for (int i = 0; i < kQuads; ++i) {
+        base[i] = add && in_rows && 16 * i + column < columns ? __ldcg(to + 4 * i) : float4{};
+      }
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) {
+        const float* pair = d + 8 * i + 2 * half;  // and the pair of the next 8 columns
+        // An even lane gives the second pair for its neighbour's first.
+        const bool odd = lane & 1;
+        const float x = __shfl_xor_sync(0xffffffff, odd ? pair[0] : pair[4], 1);
+        const float y = __shfl_xor_sync(0xffffffff, odd ? pair[1] : pair[5], 1);
+        const float4 sum = odd ? float4{x, y, pair[4], pair[5]} : float4{pair[0], pair[1], x, y};
+        if (in_rows && 16 * i + column < columns) {
+          to[4 * i] = float4{base[i].x + sum.x, base[i].y + sum.y, base[i].z + sum.z, base[i].w + sum.w};
         }
       }
     }
@@ -314,7 +327,7 @@ struct Kernel {
   __device__ static void run(const CUtensorMap& map_a, const CUtensorMap& map_b, const Params& p, Shared& shared) {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kStages; ++i) {
-        ptx::mbarrier_init(&shared.full[i], 1 + 32);
+        ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
         ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
       }
       ptx::fence_mbarrier_init();
@@ -330,8 +343,12 @@ struct Kernel {
       const int warp = threadIdx.x / 32;
       if (threadIdx.x == 0) {
         copy_operands(map_a, map_b, p, shared);
-      } else if (warp == 1) {
-        copy_scales(p, shared);
+      } else if (warp >= 1 && warp <= kScaleWarps) {
+        if (p.scales_a.is_float) {
+          copy_scales<true>(p, shared, warp - 1);
+        } else {
+          copy_scales<false>(p, shared, warp - 1);
+        }
       }
     } else {
       ptx::set_max_registers_up<kConsumerRegisters>();
