@@ -118,12 +118,16 @@ void check(const std::string& what, bool wgrad, const Shape& shape, const Operan
     compare<<<512, 256>>>(out.get(), added, expected.get(), out.count(), samples, wgrad ? 1e-5 : 0x1p-8,
                           absolute * typical, result.get());
     TESSERA_CUDA(cudaMemcpy(&d, result.get(), sizeof(d), cudaMemcpyDeviceToHost));
-    typical = std::sqrt(d.reference_squares / std::max(1.0, static_cast<double>(d.count)));
+    // wgrad: of the longest group.
+    const double longest = *std::max_element(shape.groups.begin(), shape.groups.end());
+    const double larger = wgrad ? longest * shape.experts() / std::max(1, shape.used()) : 1;
+    typical = std::sqrt(d.reference_squares / std::max(1.0, static_cast<double>(d.count)) * larger);
   }
   const double error = d.reference_squares > 0 ? std::sqrt(d.squares / d.reference_squares) : std::sqrt(d.squares);
   const bool right = error < most && d.outliers == 0 && d.written_outside == 0;
   all_right &= right;
   if (!right || !samples) {
+    if (samples) std::printf("\n");
     std::printf("%s %-16s m %5d n %5d rows %6d experts %3d: error %.2e outliers %llu outside %llu of %llu\n",
                 right ? "ok  " : "FAIL", what.c_str(), shape.m, shape.n, shape.num_rows, shape.experts(), error,
                 d.outliers, d.written_outside, d.count);
