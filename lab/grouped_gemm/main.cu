@@ -250,7 +250,7 @@ std::vector<int> bench_groups(int rows, int experts, bool skew) {
 }
 
 double median_ms(const Case& c, Kind kind, bool accumulate) {
-  constexpr int kWarmUp = 3, kRuns = 15;
+  constexpr int kWarmUp = 40, kRuns = 30;
   std::vector<cudaEvent_t> events(kRuns + 1);
   for (cudaEvent_t& event : events) TESSERA_CUDA(cudaEventCreate(&event));
   for (int i = 0; i < kWarmUp; ++i) c.run(kind, accumulate);

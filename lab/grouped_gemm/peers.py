@@ -3,7 +3,7 @@
 import torch
 
 
-def median_ms(run, warm_up=3, runs=15):
+def median_ms(run, warm_up=40, runs=30):
     for _ in range(warm_up):
         run()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
