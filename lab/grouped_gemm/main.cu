@@ -46,10 +46,10 @@ LAB_VERSIONS
 namespace lab {
 namespace {
 #define X(v) Version{#v, tessera::cuda::forward_##v, tessera::cuda::dgrad_##v, tessera::cuda::wgrad_##v},
-const std::vector<Version> versions = {LAB_VERSIONS};
+std::vector<Version> versions = {LAB_VERSIONS};
 #undef X
 #else
-const std::vector<Version> versions = {
+std::vector<Version> versions = {
     {"src", tessera::cuda::sm90_grouped_forward, tessera::cuda::sm90_grouped_dgrad, tessera::cuda::sm90_grouped_wgrad}};
 #endif
 Version version = versions.front();
@@ -100,6 +100,7 @@ struct Case {
   Buffer<float> d_w, base;
   Buffer<std::int32_t> offsets;
   Buffer<char> scratch{kSm90WgradScratchBytes};
+  cudaStream_t stream = nullptr;
 
   explicit Case(const Shape& s)
       : shape(s),
@@ -139,7 +140,7 @@ struct Case {
                                 .num_rows = r,
                                 .m = m,
                                 .n = n},
-                               nullptr);
+                               stream);
       case Kind::kDgrad:
         return version.dgrad({.d_y_RM = pd_y,
                               .w_EMN = pw,
@@ -149,7 +150,7 @@ struct Case {
                               .num_rows = r,
                               .m = m,
                               .n = n},
-                             nullptr);
+                             stream);
       case Kind::kWgrad:
         return version.wgrad({.d_y_RM = pd_y,
                               .x_RN = px,
@@ -161,7 +162,7 @@ struct Case {
                               .num_rows = r,
                               .m = m,
                               .n = n},
-                             nullptr);
+                             stream);
     }
   }
 
@@ -222,6 +223,51 @@ struct Case {
   }
 };
 
+template <typename T>
+std::vector<char> bytes_of(const Buffer<T>& buffer) {
+  std::vector<char> host(buffer.count() * sizeof(T));
+  TESSERA_CUDA(cudaMemcpy(host.data(), buffer.get(), host.size(), cudaMemcpyDeviceToHost));
+  return host;
+}
+
+/// The three products captured into a graph and replayed twice give what they give when launched.
+void check_graph(Case& c) {
+  TESSERA_CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
+  const auto run_all = [&] {
+    for (const Kind kind : {Kind::kForward, Kind::kDgrad, Kind::kWgrad}) c.run(kind, false);
+  };
+  const auto poison = [&] {
+    c.y.poison();
+    c.d_x.poison();
+    c.d_w.poison();
+    TESSERA_CUDA(cudaDeviceSynchronize());
+  };
+  const auto results = [&] {
+    TESSERA_CUDA(cudaStreamSynchronize(c.stream));
+    return std::vector{bytes_of(c.y), bytes_of(c.d_x), bytes_of(c.d_w)};
+  };
+  poison();
+  run_all();
+  const auto launched = results();
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  TESSERA_CUDA(cudaStreamBeginCapture(c.stream, cudaStreamCaptureModeGlobal));
+  run_all();
+  TESSERA_CUDA(cudaStreamEndCapture(c.stream, &graph));
+  TESSERA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  for (int i = 0; i < 2; ++i) {
+    poison();
+    TESSERA_CUDA(cudaGraphLaunch(executable, c.stream));
+    const bool same = results() == launched;
+    std::printf("%s graph, replay %d\n", same ? "ok  " : "FAIL", i);
+    all_right &= same;
+  }
+  TESSERA_CUDA(cudaGraphExecDestroy(executable));
+  TESSERA_CUDA(cudaGraphDestroy(graph));
+  TESSERA_CUDA(cudaStreamDestroy(c.stream));
+  c.stream = nullptr;
+}
+
 void check_all() {
   struct Named {
     const char* name;
@@ -249,7 +295,7 @@ void check_all() {
         {"random", {size(1500), size(1500), rows + static_cast<int>(random_bits() % 300), skewed(rows, experts)}});
   }
   for (const auto& [name, shape] : cases) {
-    const Case c(shape);
+    Case c(shape);
     c.check(Kind::kForward, false, 0, name);
     c.check(Kind::kDgrad, false, 0, name);
     c.check(Kind::kWgrad, false, 0, name);
@@ -265,6 +311,7 @@ void check_all() {
       std::printf("FAIL wgrad differs between two runs: %s\n", name);
       all_right = false;
     }
+    if (&shape == &cases.front().shape || std::string(name) == "random") check_graph(c);
   }
 }
 
@@ -365,18 +412,34 @@ void bench_all(bool once) {
 }  // namespace lab
 
 int main(int argc, char** argv) {
-  const std::string command = argc == 2 ? argv[1] : "";
+  const std::string command = argc >= 2 ? argv[1] : "";
   try {
+    if (argc > 2) {  // some of the versions only
+      std::vector<lab::Version> some;
+      for (const lab::Version& v : lab::versions) {
+        if (std::find_if(argv + 2, argv + argc, [&](const char* name) { return v.name == std::string(name); }) !=
+            argv + argc) {
+          some.push_back(v);
+        }
+      }
+      TESSERA_CHECK(!some.empty(), "no such version");
+      lab::versions = some;
+    }
     if (command == "check") {
       lab::random_bits.seed(std::random_device{}());
-      lab::check_all();
+      for (const lab::Version& v : lab::versions) {
+        lab::version = v;
+        std::printf("%s\n", v.name);
+        lab::check_all();
+      }
     } else if (command == "bench") {
       std::printf("%-9s experts rows n->m groups        fwd    dgrad  wgrad = wgrad +=   TFLOP/s\n", "version");
       lab::bench_all(false);
     } else if (command == "once") {
+      lab::version = lab::versions.front();
       lab::bench_all(true);
     } else {
-      std::fprintf(stderr, "usage: grouped_gemm check|bench|once\n");
+      std::fprintf(stderr, "usage: grouped_gemm check|bench|once [version ...]\n");
       return 2;
     }
   } catch (const std::exception& error) {

@@ -8,7 +8,7 @@
 // Transposed, operands change places: 256 rows by 128 columns instead of 128 by 256, for matrices that 256 divides
 // badly.
 //
-// One block per SM lives as long as the launch. Its first warp copies operands (TMA) into some buffers; two
+// One block per SM lives as long as the launch. Its first warp copies operands (TMA) into a ring of stages; two
 // warpgroups multiply (WGMMA, m64n256), half of the tile each, and write it through shared memory while the next tile's
 // operands arrive. Two blocks are a cluster: each loads half of b for both where they have the same b. A buffer is
 // refilled when both blocks' warpgroups are done with it.
@@ -413,6 +413,8 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte shared[];
   Kernel<kProduct, kTransposed>::run(map_a, map_b, map_out, params, *reinterpret_cast<Shared<kProduct>*>(shared));
+#else
+  __trap();  // built for another architecture: not to be taken for a result
 #endif
 }
 
