@@ -1,6 +1,9 @@
 // Grouped GEMMs of src/ops/cuda against float64, and against the clock.
 //   grouped_gemm check    many shapes and groupings; exits with 1 if one is wrong
 //   grouped_gemm bench    the shapes of docs/performance.md; every case is checked on a sample first
+//   grouped_gemm once     each of bench's cases once, for a profiler
+// Compiled with LAB_VERSIONS="X(name) X(name) …", bench times several versions of the kernels in turn. One at a time
+// would compare the clocks that the power limit left to each.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -21,6 +24,35 @@ using Bf16 = __nv_bfloat16;
 
 std::mt19937_64 random_bits;
 bool all_right = true;
+
+struct Version {
+  const char* name;
+  decltype(&tessera::cuda::sm90_grouped_forward) forward;
+  decltype(&tessera::cuda::sm90_grouped_dgrad) dgrad;
+  decltype(&tessera::cuda::sm90_grouped_wgrad) wgrad;
+};
+
+#ifdef LAB_VERSIONS
+}  // namespace
+}  // namespace lab
+#define X(v)                                                 \
+  namespace tessera::cuda {                                  \
+  void forward_##v(const Sm90GroupedForward&, cudaStream_t); \
+  void dgrad_##v(const Sm90GroupedDgrad&, cudaStream_t);     \
+  void wgrad_##v(const Sm90GroupedWgrad&, cudaStream_t);     \
+  }
+LAB_VERSIONS
+#undef X
+namespace lab {
+namespace {
+#define X(v) Version{#v, tessera::cuda::forward_##v, tessera::cuda::dgrad_##v, tessera::cuda::wgrad_##v},
+std::vector<Version> versions = {LAB_VERSIONS};
+#undef X
+#else
+std::vector<Version> versions = {
+    {"src", tessera::cuda::sm90_grouped_forward, tessera::cuda::sm90_grouped_dgrad, tessera::cuda::sm90_grouped_wgrad}};
+#endif
+Version version = versions.front();
 
 template <typename T>
 class Buffer {
@@ -68,6 +100,7 @@ struct Case {
   Buffer<float> d_w, base;
   Buffer<std::int32_t> offsets;
   Buffer<char> scratch{kSm90WgradScratchBytes};
+  cudaStream_t stream = nullptr;
 
   explicit Case(const Shape& s)
       : shape(s),
@@ -99,37 +132,37 @@ struct Case {
     const auto* po = offsets.get();
     switch (kind) {
       case Kind::kForward:
-        return tessera::cuda::sm90_grouped_forward({.x_RN = px,
-                                                    .w_EMN = pw,
-                                                    .offsets_E1 = po,
-                                                    .y_RM = y.get(),
-                                                    .num_experts = e,
-                                                    .num_rows = r,
-                                                    .m = m,
-                                                    .n = n},
-                                                   nullptr);
+        return version.forward({.x_RN = px,
+                                .w_EMN = pw,
+                                .offsets_E1 = po,
+                                .y_RM = y.get(),
+                                .num_experts = e,
+                                .num_rows = r,
+                                .m = m,
+                                .n = n},
+                               stream);
       case Kind::kDgrad:
-        return tessera::cuda::sm90_grouped_dgrad({.d_y_RM = pd_y,
-                                                  .w_EMN = pw,
-                                                  .offsets_E1 = po,
-                                                  .d_x_RN = d_x.get(),
-                                                  .num_experts = e,
-                                                  .num_rows = r,
-                                                  .m = m,
-                                                  .n = n},
-                                                 nullptr);
+        return version.dgrad({.d_y_RM = pd_y,
+                              .w_EMN = pw,
+                              .offsets_E1 = po,
+                              .d_x_RN = d_x.get(),
+                              .num_experts = e,
+                              .num_rows = r,
+                              .m = m,
+                              .n = n},
+                             stream);
       case Kind::kWgrad:
-        return tessera::cuda::sm90_grouped_wgrad({.d_y_RM = pd_y,
-                                                  .x_RN = px,
-                                                  .offsets_E1 = po,
-                                                  .d_w_EMN = d_w.get(),
-                                                  .scratch = scratch.get(),
-                                                  .accumulate = accumulate,
-                                                  .num_experts = e,
-                                                  .num_rows = r,
-                                                  .m = m,
-                                                  .n = n},
-                                                 nullptr);
+        return version.wgrad({.d_y_RM = pd_y,
+                              .x_RN = px,
+                              .offsets_E1 = po,
+                              .d_w_EMN = d_w.get(),
+                              .scratch = scratch.get(),
+                              .accumulate = accumulate,
+                              .num_experts = e,
+                              .num_rows = r,
+                              .m = m,
+                              .n = n},
+                             stream);
     }
   }
 
@@ -190,6 +223,51 @@ struct Case {
   }
 };
 
+template <typename T>
+std::vector<char> bytes_of(const Buffer<T>& buffer) {
+  std::vector<char> host(buffer.count() * sizeof(T));
+  TESSERA_CUDA(cudaMemcpy(host.data(), buffer.get(), host.size(), cudaMemcpyDeviceToHost));
+  return host;
+}
+
+/// The three products captured into a graph and replayed twice give what they give when launched.
+void check_graph(Case& c) {
+  TESSERA_CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
+  const auto run_all = [&] {
+    for (const Kind kind : {Kind::kForward, Kind::kDgrad, Kind::kWgrad}) c.run(kind, false);
+  };
+  const auto poison = [&] {
+    c.y.poison();
+    c.d_x.poison();
+    c.d_w.poison();
+    TESSERA_CUDA(cudaDeviceSynchronize());
+  };
+  const auto results = [&] {
+    TESSERA_CUDA(cudaStreamSynchronize(c.stream));
+    return std::vector{bytes_of(c.y), bytes_of(c.d_x), bytes_of(c.d_w)};
+  };
+  poison();
+  run_all();
+  const auto launched = results();
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  TESSERA_CUDA(cudaStreamBeginCapture(c.stream, cudaStreamCaptureModeGlobal));
+  run_all();
+  TESSERA_CUDA(cudaStreamEndCapture(c.stream, &graph));
+  TESSERA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  for (int i = 0; i < 2; ++i) {
+    poison();
+    TESSERA_CUDA(cudaGraphLaunch(executable, c.stream));
+    const bool same = results() == launched;
+    std::printf("%s graph, replay %d\n", same ? "ok  " : "FAIL", i);
+    all_right &= same;
+  }
+  TESSERA_CUDA(cudaGraphExecDestroy(executable));
+  TESSERA_CUDA(cudaGraphDestroy(graph));
+  TESSERA_CUDA(cudaStreamDestroy(c.stream));
+  c.stream = nullptr;
+}
+
 void check_all() {
   struct Named {
     const char* name;
@@ -217,7 +295,7 @@ void check_all() {
         {"random", {size(1500), size(1500), rows + static_cast<int>(random_bits() % 300), skewed(rows, experts)}});
   }
   for (const auto& [name, shape] : cases) {
-    const Case c(shape);
+    Case c(shape);
     c.check(Kind::kForward, false, 0, name);
     c.check(Kind::kDgrad, false, 0, name);
     c.check(Kind::kWgrad, false, 0, name);
@@ -233,6 +311,7 @@ void check_all() {
       std::printf("FAIL wgrad differs between two runs: %s\n", name);
       all_right = false;
     }
+    if (&shape == &cases.front().shape || std::string(name) == "random") check_graph(c);
   }
 }
 
@@ -249,63 +328,118 @@ std::vector<int> bench_groups(int rows, int experts, bool skew) {
   return groups;
 }
 
-double median_ms(const Case& c, Kind kind, bool accumulate) {
-  constexpr int kWarmUp = 3, kRuns = 15;
-  std::vector<cudaEvent_t> events(kRuns + 1);
-  for (cudaEvent_t& event : events) TESSERA_CUDA(cudaEventCreate(&event));
-  for (int i = 0; i < kWarmUp; ++i) c.run(kind, accumulate);
-  TESSERA_CUDA(cudaEventRecord(events[0]));
-  for (int i = 0; i < kRuns; ++i) {
-    c.run(kind, accumulate);
-    TESSERA_CUDA(cudaEventRecord(events[i + 1]));
+/// Milliseconds of one run, from as many as fill `budget_ms`.
+double mean_ms(const Case& c, Kind kind, bool accumulate, double budget_ms) {
+  cudaEvent_t begin, end;
+  TESSERA_CUDA(cudaEventCreate(&begin));
+  TESSERA_CUDA(cudaEventCreate(&end));
+  float ms = 0;
+  int runs = 1;
+  for (int i = 0; i < 2; ++i) {  // the first to learn how many
+    TESSERA_CUDA(cudaEventRecord(begin));
+    for (int j = 0; j < runs; ++j) c.run(kind, accumulate);
+    TESSERA_CUDA(cudaEventRecord(end));
+    TESSERA_CUDA(cudaEventSynchronize(end));
+    TESSERA_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    if (i == 0) runs = std::max(1, static_cast<int>(budget_ms / ms));
   }
-  TESSERA_CUDA(cudaDeviceSynchronize());
-  std::vector<float> times(kRuns);
-  for (int i = 0; i < kRuns; ++i) TESSERA_CUDA(cudaEventElapsedTime(&times[i], events[i], events[i + 1]));
-  for (cudaEvent_t event : events) TESSERA_CUDA(cudaEventDestroy(event));
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  return times[kRuns / 2];
+  TESSERA_CUDA(cudaEventDestroy(begin));
+  TESSERA_CUDA(cudaEventDestroy(end));
+  return ms / runs;
 }
 
-void bench_all() {
-  struct Size {
-    int experts, rows, n, m;
-  };
-  std::printf("%-34s %8s %8s %8s %8s   TFLOP/s\n", "experts rows n->m groups", "fwd", "dgrad", "wgrad =", "wgrad +=");
+struct Size {
+  int experts, rows, n, m;
+};
+constexpr Size kSizes[] = {{8, 98304, 2048, 1408},
+                           {8, 98304, 1408, 2048},
+                           {32, 65536, 7168, 2048},
+                           {32, 16384, 7168, 2048},
+                           {32, 2048, 7168, 2048}};
+struct Column {
+  const char* name;
+  Kind kind;
+  bool accumulate;
+};
+constexpr Column kColumns[] = {{"fwd", Kind::kForward, false},
+                               {"dgrad", Kind::kDgrad, false},
+                               {"wgrad =", Kind::kWgrad, false},
+                               {"wgrad +=", Kind::kWgrad, true}};
+
+void bench_all(bool once) {
+  constexpr int kRounds = 5;
+  constexpr double kBudgetMs = 30;
+  constexpr std::int64_t kSamples = 20000;
   for (const bool skew : {false, true}) {
-    for (const auto& [experts, rows, n, m] : {Size{8, 98304, 2048, 1408}, Size{8, 98304, 1408, 2048},
-                                              Size{32, 65536, 7168, 2048}, Size{32, 16384, 7168, 2048}}) {
+    for (const auto& [experts, rows, n, m] : kSizes) {
       const Case c({m, n, rows, bench_groups(rows, experts, skew)});
       const double flop = 2.0 * rows * m * n * 1e-12;
-      constexpr std::int64_t kSamples = 20000;
-      std::printf("%2d %6d %5d->%5d %-12s", experts, rows, n, m, skew ? "skewed" : "equal");
-      for (const Kind kind : {Kind::kForward, Kind::kDgrad}) {
-        c.check(kind, false, kSamples, "bench");
-        std::printf(" %8.1f", flop / median_ms(c, kind, false) * 1e3);
+      std::vector<std::vector<double>> rates(versions.size());
+      for (const auto& [name, kind, accumulate] : kColumns) {
+        if (once) {
+          c.run(kind, accumulate);
+          continue;
+        }
+        std::vector<std::vector<double>> times(versions.size());
+        for (const Version& v : versions) {
+          version = v;
+          c.check(kind, accumulate, kSamples, v.name);
+        }
+        for (int round = 0; round < kRounds; ++round) {
+          for (std::size_t v = 0; v < versions.size(); ++v) {
+            version = versions[v];
+            times[v].push_back(mean_ms(c, kind, accumulate, kBudgetMs));
+          }
+        }
+        for (std::size_t v = 0; v < versions.size(); ++v) {
+          std::sort(times[v].begin(), times[v].end());
+          rates[v].push_back(flop / times[v][kRounds / 2] * 1e3);
+        }
       }
-      for (const bool accumulate : {false, true}) {
-        c.check(Kind::kWgrad, accumulate, kSamples, "bench");
-        std::printf(" %8.1f", flop / median_ms(c, Kind::kWgrad, accumulate) * 1e3);
+      for (std::size_t v = 0; v < versions.size() && !once; ++v) {
+        std::printf("%-9s %2d %6d %5d->%5d %-7s", versions[v].name, experts, rows, n, m, skew ? "skewed" : "equal");
+        for (const double rate : rates[v]) std::printf(" %8.1f", rate);
+        std::printf("\n");
       }
-      std::printf("\n");
       std::fflush(stdout);
     }
+    if (once) break;
   }
+  TESSERA_CUDA(cudaDeviceSynchronize());
 }
 
 }  // namespace
 }  // namespace lab
 
 int main(int argc, char** argv) {
-  const std::string command = argc == 2 ? argv[1] : "";
+  const std::string command = argc >= 2 ? argv[1] : "";
   try {
+    if (argc > 2) {  // some of the versions only
+      std::vector<lab::Version> some;
+      for (const lab::Version& v : lab::versions) {
+        if (std::find_if(argv + 2, argv + argc, [&](const char* name) { return v.name == std::string(name); }) !=
+            argv + argc) {
+          some.push_back(v);
+        }
+      }
+      TESSERA_CHECK(!some.empty(), "no such version");
+      lab::versions = some;
+    }
     if (command == "check") {
       lab::random_bits.seed(std::random_device{}());
-      lab::check_all();
+      for (const lab::Version& v : lab::versions) {
+        lab::version = v;
+        std::printf("%s\n", v.name);
+        lab::check_all();
+      }
     } else if (command == "bench") {
-      lab::bench_all();
+      std::printf("%-9s experts rows n->m groups        fwd    dgrad  wgrad = wgrad +=   TFLOP/s\n", "version");
+      lab::bench_all(false);
+    } else if (command == "once") {
+      lab::version = lab::versions.front();
+      lab::bench_all(true);
     } else {
-      std::fprintf(stderr, "usage: grouped_gemm check|bench\n");
+      std::fprintf(stderr, "usage: grouped_gemm check|bench|once [version ...]\n");
       return 2;
     }
   } catch (const std::exception& error) {

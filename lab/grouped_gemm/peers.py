@@ -1,18 +1,22 @@
-"""torch._grouped_mm on the shapes of main.cu's bench: forward, dgrad, wgrad (into bfloat16), TFLOP/s."""
+"""torch._grouped_mm on the shapes of main.cu's bench: forward, dgrad, wgrad (into bfloat16), TFLOP/s; "once" for a profiler."""
+
+import sys
 
 import torch
 
 
-def median_ms(run, warm_up=3, runs=15):
-    for _ in range(warm_up):
-        run()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
-    events[0].record()
-    for event in events[1:]:
-        run()
-        event.record()
-    torch.cuda.synchronize()
-    return sorted(a.elapsed_time(b) for a, b in zip(events, events[1:]))[runs // 2]
+def mean_ms(run, budget_ms=30):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    runs = 1
+    for _ in range(2):
+        begin.record()
+        for _ in range(runs):
+            run()
+        end.record()
+        end.synchronize()
+        ms = begin.elapsed_time(end) / runs
+        runs = max(1, int(budget_ms / ms))
+    return ms
 
 
 def groups(rows, experts, skew):
@@ -26,9 +30,8 @@ def groups(rows, experts, skew):
 
 def main():
     torch.manual_seed(0)
-    print(f"{'torch._grouped_mm':34} {'fwd':>8} {'dgrad':>8} {'wgrad':>8}   TFLOP/s")
     for skew in (False, True):
-        for experts, rows, n, m in ((8, 98304, 2048, 1408), (8, 98304, 1408, 2048), (32, 65536, 7168, 2048), (32, 16384, 7168, 2048)):
+        for experts, rows, n, m in ((8, 98304, 2048, 1408), (8, 98304, 1408, 2048), (32, 65536, 7168, 2048), (32, 16384, 7168, 2048), (32, 2048, 7168, 2048)):
             x = torch.randn(rows, n, device="cuda", dtype=torch.bfloat16)
             d_y = torch.randn(rows, m, device="cuda", dtype=torch.bfloat16)
             w = torch.randn(experts, m, n, device="cuda", dtype=torch.bfloat16) * 0.02
@@ -38,12 +41,14 @@ def main():
                 lambda: torch._grouped_mm(d_y, w, offs=offsets),
                 lambda: torch._grouped_mm(d_y.t(), x, offs=offsets),
             )
-            line = f"{experts:2} {rows:6} {n:5}->{m:5} {'skewed' if skew else 'equal':12}"
+            if sys.argv[1:] == ["once"]:
+                for run in runs:
+                    run()
+                continue
+            line = f"torch     {experts:2} {rows:6} {n:5}->{m:5} {'skewed' if skew else 'equal':7}"
             for run in runs:
-                try:
-                    line += f" {2e-9 * rows * m * n / median_ms(run):8.1f}"
-                except RuntimeError as error:
-                    line += f" {type(error).__name__:>8}"
+                times = sorted(mean_ms(run) for _ in range(10))
+                line += f" {2e-9 * rows * m * n / times[5]:8.1f}"
             print(line, flush=True)
             del x, d_y, w
 

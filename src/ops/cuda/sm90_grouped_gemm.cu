@@ -11,8 +11,6 @@ namespace {
 
 using sm90::Product;
 
-constexpr std::uint32_t kStepK = sm90::kStepK, kPiece = sm90::kPiece, kChunk = sm90::kChunk;
-
 /// A bfloat16 operand [experts, rows, columns], or [rows, columns] if `experts` is 0.
 TensorMapSpec matrix(const __nv_bfloat16* data, int experts, int rows, int columns) {
   TensorMapSpec spec{.data = data, .rank = experts == 0 ? 2 : 3};
@@ -24,15 +22,17 @@ TensorMapSpec matrix(const __nv_bfloat16* data, int experts, int rows, int colum
   return spec;
 }
 
-/// Copied in pieces of 128 × kStepK whose K dim is the contiguous one, or the other.
+/// An operand of this product whose K dim is the contiguous one, or the other.
+template <Product kProduct>
 CUtensorMap k_major(TensorMapSpec spec) {
-  spec.box[0] = kStepK;
-  spec.box[1] = kPiece;
+  spec.box[0] = sm90::Sizes<kProduct>::kStepK;
+  spec.box[1] = sm90::kPiece;
   return make_tensor_map(spec);
 }
+template <Product kProduct>
 CUtensorMap mn_major(TensorMapSpec spec) {
-  spec.box[0] = kChunk;
-  spec.box[1] = kStepK;
+  spec.box[0] = sm90::kChunk;
+  spec.box[1] = sm90::Sizes<kProduct>::kStepK;
   return make_tensor_map(spec);
 }
 
@@ -58,10 +58,11 @@ void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& out, 
   constexpr auto kernel = sm90::grouped_gemm<kProduct, kTransposed>;
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(sm90::kThreads);
-  config.dynamicSmemBytes = sizeof(sm90::Shared);
+  config.dynamicSmemBytes = sizeof(sm90::Shared<kProduct>);
   config.stream = stream;
   static const int num_clusters = [&config] {
-    TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(sm90::Shared)));
+    TESSERA_CUDA(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(sm90::Shared<kProduct>)));
     cudaLaunchConfig_t any = config;
     any.gridDim = dim3(sm90::kCluster);
     int clusters = 0;
@@ -92,7 +93,8 @@ bool transpose_rows(int num_experts, int num_rows, int columns) {
 void sm90_grouped_forward(const Sm90GroupedForward& args, cudaStream_t stream) {
   const auto [x_RN, w_EMN, offsets_E1, y_RM, num_experts, num_rows, m, n] = args;
   check(num_experts, num_rows, m, n);
-  const CUtensorMap x = k_major(matrix(x_RN, 0, num_rows, n)), w = k_major(matrix(w_EMN, num_experts, m, n));
+  const CUtensorMap x = k_major<Product::kForward>(matrix(x_RN, 0, num_rows, n));
+  const CUtensorMap w = k_major<Product::kForward>(matrix(w_EMN, num_experts, m, n));
   const CUtensorMap y = output_map(y_RM, num_rows, m);
   const sm90::Params params{.offsets_E1 = offsets_E1, .num_experts = num_experts, .m = m, .n = n, .output = y_RM};
   if (transpose_rows(num_experts, num_rows, m)) {
@@ -105,7 +107,8 @@ void sm90_grouped_forward(const Sm90GroupedForward& args, cudaStream_t stream) {
 void sm90_grouped_dgrad(const Sm90GroupedDgrad& args, cudaStream_t stream) {
   const auto [d_y_RM, w_EMN, offsets_E1, d_x_RN, num_experts, num_rows, m, n] = args;
   check(num_experts, num_rows, m, n);
-  const CUtensorMap d_y = k_major(matrix(d_y_RM, 0, num_rows, m)), w = mn_major(matrix(w_EMN, num_experts, m, n));
+  const CUtensorMap d_y = k_major<Product::kDgrad>(matrix(d_y_RM, 0, num_rows, m));
+  const CUtensorMap w = mn_major<Product::kDgrad>(matrix(w_EMN, num_experts, m, n));
   const CUtensorMap d_x = output_map(d_x_RN, num_rows, n);
   const sm90::Params params{.offsets_E1 = offsets_E1, .num_experts = num_experts, .m = m, .n = n, .output = d_x_RN};
   if (transpose_rows(num_experts, num_rows, n)) {
@@ -119,7 +122,8 @@ void sm90_grouped_wgrad(const Sm90GroupedWgrad& args, cudaStream_t stream) {
   const auto [d_y_RM, x_RN, offsets_E1, d_w_EMN, scratch, accumulate, num_experts, num_rows, m, n] = args;
   check(num_experts, num_rows, m, n);
   TESSERA_CUDA(cudaMemsetAsync(scratch, 0, kSm90WgradScratchBytes, stream));
-  const CUtensorMap d_y = mn_major(matrix(d_y_RM, 0, num_rows, m)), x = mn_major(matrix(x_RN, 0, num_rows, n));
+  const CUtensorMap d_y = mn_major<Product::kWgrad>(matrix(d_y_RM, 0, num_rows, m));
+  const CUtensorMap x = mn_major<Product::kWgrad>(matrix(x_RN, 0, num_rows, n));
   const CUtensorMap d_w = gradient_map(d_w_EMN, num_experts, m, n);
   const sm90::Params params{.offsets_E1 = offsets_E1,
                             .num_experts = num_experts,

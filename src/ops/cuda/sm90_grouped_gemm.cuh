@@ -8,7 +8,7 @@
 // Transposed, operands change places: 256 rows by 128 columns instead of 128 by 256, for matrices that 256 divides
 // badly.
 //
-// One block per SM lives as long as the launch. Its first warp copies operands (TMA) into kStages buffers; two
+// One block per SM lives as long as the launch. Its first warp copies operands (TMA) into a ring of stages; two
 // warpgroups multiply (WGMMA, m64n256), half of the tile each, and write it through shared memory while the next tile's
 // operands arrive. Two blocks are a cluster: each loads half of b for both where they have the same b. A buffer is
 // refilled when both blocks' warpgroups are done with it.
@@ -25,38 +25,44 @@ namespace tessera::cuda::sm90 {
 
 enum class Product { kForward, kDgrad, kWgrad };
 
-inline constexpr int kStages = 4;
 inline constexpr int kCluster = 2;
 inline constexpr int kWarpgroup = 128, kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroup;
 inline constexpr int kThreads = kWarpgroup + kConsumerThreads;
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+inline constexpr int kPiece = 128;  // m or n that TMA copies for one block, or for both
+inline constexpr int kChunk = 64;   // m or n in a row of an MN-major operand
 
-// Operands arrive in pieces of 128 × kStepK, 16 KiB.
-inline constexpr int kPiece = 128;
-inline constexpr int kPieceBytes = kPiece * kStepK * 2;
-inline constexpr int kBytesA = kTileA * kStepK * 2, kBytesB = kTileB * kStepK * 2;
-inline constexpr int kStageBytes = kBytesA + kBytesB;
-inline constexpr int kChunk = 64;                        // m or n in a row of an MN-major operand
-inline constexpr int kChunkBytes = kChunk * kStepK * 2;  // stride between its chunks
-
-// Results leave in rounds of 8 KiB per warpgroup, from two buffers in turn: 64 × 64 bfloat16, or 64 × 32 (transposed
-// 32 × 64) float32 as two boxes of 32 × 32.
-inline constexpr int kRoundBytes = 8192, kRoundBuffers = 2;
+// Results leave in rounds of 8 KiB per warpgroup: 64 × 64 bfloat16, or 64 × 32 (transposed 32 × 64) float32 as two
+// boxes of 32 × 32.
+inline constexpr int kRoundBytes = 8192;
 inline constexpr int kOutputBox = 64;     // bfloat16: rows and columns
 inline constexpr int kGradientBox = 32;   // float32: rows and columns
 inline constexpr int kSwizzledRow = 128;  // bytes
 
+/// How a product shares out the 227 KiB of shared memory. Float32 results are four times as many bytes per step of an
+/// average sum: they get more room, so that they drain while the next tile is multiplied.
+template <Product kProduct>
+struct Sizes {
+  static constexpr bool kWgrad = kProduct == Product::kWgrad;
+  static constexpr int kStepK = kWgrad ? 32 : 64;
+  static constexpr int kStages = kWgrad ? 5 : 4;
+  static constexpr int kRoundBuffers = kWgrad ? 6 : 2;  // per warpgroup
+  static constexpr int kPieceBytes = kPiece * kStepK * 2, kChunkBytes = kChunk * kStepK * 2;
+  static constexpr int kBytesA = kTileA * kStepK * 2, kBytesB = kTileB * kStepK * 2, kStageBytes = kBytesA + kBytesB;
+};
+
+template <Product kProduct>
 struct alignas(1024) Shared {
+  using S = Sizes<kProduct>;
   struct Stage {
-    std::byte a[kBytesA];
-    std::byte b[kBytesB];
+    std::byte a[S::kBytesA];
+    std::byte b[S::kBytesB];
   };
-  Stage stages[kStages];
-  std::byte rounds[kConsumers][kRoundBuffers][kRoundBytes];
-  ptx::Barrier full[kStages], empty[kStages];
+  Stage stages[S::kStages];
+  std::byte rounds[kConsumers][S::kRoundBuffers][kRoundBytes];
+  ptx::Barrier full[S::kStages], empty[S::kStages];
   Groups groups;
 };
-static_assert(sizeof(Shared::Stage) == kStageBytes);
 
 struct Params {
   const std::int32_t* offsets_E1 = nullptr;
@@ -68,8 +74,12 @@ struct Params {
 };
 
 template <Product kProduct, bool kTransposed>
-struct Kernel {
-  static constexpr bool kWgrad = kProduct == Product::kWgrad;
+struct Kernel : Sizes<kProduct> {
+  using S = Sizes<kProduct>;
+  using S::kBytesA, S::kBytesB, S::kChunkBytes, S::kPieceBytes, S::kRoundBuffers, S::kStageBytes, S::kStages;
+  using S::kStepK, S::kWgrad;
+  using Shared = sm90::Shared<kProduct>;
+  using Stage = typename Shared::Stage;
   static constexpr ptx::Major kRowMajor = kWgrad ? ptx::Major::kMN : ptx::Major::kK;
   static constexpr ptx::Major kOtherMajor = kProduct == Product::kForward ? ptx::Major::kK : ptx::Major::kMN;
   static constexpr ptx::Major kMajorA = kTransposed ? kOtherMajor : kRowMajor;
@@ -81,12 +91,16 @@ struct Kernel {
 
   __device__ static auto schedule(const Params& p, const Groups& groups) {
     if constexpr (kWgrad) {
-      return WgradSchedule(groups, p.num_experts, ceil_div(kTransposed ? p.n : p.m, kTileA),
-                           ceil_div(kTransposed ? p.m : p.n, kTileB), !p.accumulate);
+      return WgradSchedule<kStepK>(groups, p.num_experts, ceil_div(kTransposed ? p.n : p.m, kTileA),
+                                   ceil_div(kTransposed ? p.m : p.n, kTileB), !p.accumulate);
     } else {
-      return RowSchedule<kTransposed>(groups, p.num_experts, columns(p), kProduct == Product::kForward ? p.n : p.m);
+      return RowSchedule<kTransposed, kStepK>(groups, p.num_experts, columns(p),
+                                              kProduct == Product::kForward ? p.n : p.m);
     }
   }
+
+  static constexpr int kLead = 2;  // steps
+  static constexpr int kStartBarrier = 1 + kConsumers;
 
   // --- Producer ----------------------------------------------------------------------------------------------------
 
@@ -152,20 +166,21 @@ struct Kernel {
   // --- Consumers ---------------------------------------------------------------------------------------------------
 
   /// wgrad: rows of other experts, and what lies beyond all of them, count as zeros in both operands (0 · NaN is NaN).
-  __device__ static void mask_rows(Shared::Stage& stage, int num_valid) {
-    constexpr int kChunks = kStageBytes / kChunkBytes;
-    const int per_chunk = (kStepK - num_valid) * kSwizzledRow / 16;
-    std::byte* first = stage.a + num_valid * kSwizzledRow;
-    for (int i = threadIdx.x - kWarpgroup; i < per_chunk * kChunks; i += kConsumerThreads) {
-      const int chunk = i / per_chunk;
-      *reinterpret_cast<uint4*>(first + chunk * kChunkBytes + (i - chunk * per_chunk) * 16) = uint4{};
-    }
+  /// Both warpgroups do so for b, the second over the first's zeros: then neither waits for the other.
+  __device__ static void mask_rows(Stage& stage, int warpgroup, int num_valid) {
+    const auto zero = [&](std::byte* chunk) {
+      for (int i = num_valid * kSwizzledRow + threadIdx.x % kWarpgroup * 16; i < kChunkBytes; i += kWarpgroup * 16) {
+        *reinterpret_cast<uint4*>(chunk + i) = uint4{};
+      }
+    };
+    zero(stage.a + warpgroup * kChunkBytes);
+    for (int chunk = 0; chunk < kTileB / kChunk; ++chunk) zero(stage.b + chunk * kChunkBytes);
     ptx::fence_proxy_async_shared();
-    ptx::named_barrier_sync(kConsumers + 1, kConsumerThreads);
+    ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
   }
 
   /// One step's products for this warpgroup's half of a.
-  __device__ static void multiply(float (&d)[128], const Shared::Stage& stage, int warpgroup, bool accumulate) {
+  __device__ static void multiply(float (&d)[128], const Stage& stage, int warpgroup, bool accumulate) {
     constexpr auto step_bytes = [](ptx::Major major) { return major == ptx::Major::kK ? 32u : 16u * kSwizzledRow; };
     const std::uint64_t a = ptx::wgmma_descriptor<kMajorA>(stage.a + warpgroup * (kBytesA / kConsumers), kChunkBytes);
     const std::uint64_t b = ptx::wgmma_descriptor<kMajorB>(stage.b, kChunkBytes);
@@ -266,10 +281,9 @@ struct Kernel {
   }
 
   template <int kRound>
-  __device__ static void write_round(const CUtensorMap* map, const float (&d)[128], std::byte (*buffers)[kRoundBytes],
-                                     int warpgroup, const Work& work, const Params& p) {
+  __device__ static void write_round(const CUtensorMap* map, const float (&d)[128], std::byte* buffer, int warpgroup,
+                                     const Work& work, const Params& p) {
     constexpr int kRoundB = kWgrad ? kGradientBox : kOutputBox;
-    std::byte* buffer = buffers[kRound % kRoundBuffers];
     const int a = work.a + warpgroup * (kTileA / kConsumers), b = work.b + kRound * kRoundB;
     const Place to = kTransposed ? Place{b, a} : Place{a, b};
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<kRoundBuffers - 1>();
@@ -291,8 +305,10 @@ struct Kernel {
 
   template <int... kRounds>
   __device__ static void write(std::integer_sequence<int, kRounds...>, const CUtensorMap* map, const float (&d)[128],
-                               std::byte (*buffers)[kRoundBytes], int warpgroup, const Work& work, const Params& p) {
-    (write_round<kRounds>(map, d, buffers, warpgroup, work, p), ...);
+                               std::byte (*buffers)[kRoundBytes], int& next, int warpgroup, const Work& work,
+                               const Params& p) {
+    ((write_round<kRounds>(map, d, buffers[next], warpgroup, work, p), next = next + 1 < kRoundBuffers ? next + 1 : 0),
+     ...);
   }
 
   __device__ static void consume(const CUtensorMap& map_out, const Params& p, Shared& shared) {
@@ -300,23 +316,33 @@ struct Kernel {
     constexpr int kRounds = kWgrad ? kTileB / kGradientBox : kTileB / kOutputBox;
     auto work_list = schedule(p, shared.groups);
     Work work;
-    int stage = 0;
+    int stage = 0, next_round = 0;
     std::uint32_t parity = 0;
+    bool starting = true;
     const auto release = [&](int done) {
       if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[done], lane);
     };
     while (work_list.next(work)) {
+      // The second warpgroup starts kLead steps late and stays so: while one writes, the other has the tensor cores.
+      if (starting && warpgroup == 1) {
+        ptx::named_barrier_sync(kStartBarrier, kConsumerThreads);
+        starting = false;
+      }
       float d[128];
       for (int step = 0; step < work.k_count; ++step) {
         ptx::mbarrier_wait(&shared.full[stage], parity);
         if constexpr (kWgrad) {
           const int num_valid = work.row_end - work.row_begin - (work.k_begin + step) * kStepK;
-          if (num_valid < kStepK) mask_rows(shared.stages[stage], num_valid);
+          if (num_valid < kStepK) mask_rows(shared.stages[stage], warpgroup, num_valid);
         }
         multiply(d, shared.stages[stage], warpgroup, step > 0);
         if (step > 0) {
           ptx::wgmma_wait<1>();
           release((stage + kStages - 1) % kStages);
+        }
+        if (starting && (step == kLead || step == work.k_count - 1)) {
+          ptx::named_barrier_arrive(kStartBarrier, kConsumerThreads);
+          starting = false;
         }
         if (++stage == kStages) {
           stage = 0;
@@ -337,14 +363,16 @@ struct Kernel {
           }
           ptx::fence_proxy_async();
         }
-        write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], warpgroup, work, p);
+        write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], next_round, warpgroup,
+              work, p);
         if (!work.is_first_part && writer) {
           ptx::tma_store_wait<0>();
           ptx::fence_proxy_async();
           ptx::store_release_gpu(done, work.expert + 1);
         }
       } else {
-        write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], warpgroup, work, p);
+        write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], next_round, warpgroup,
+              work, p);
       }
     }
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
@@ -360,9 +388,9 @@ struct Kernel {
       ptx::fence_mbarrier_init();
     }
     if constexpr (kWgrad) {
-      WgradSchedule::load(shared.groups, p.offsets_E1, p.num_experts);
+      WgradSchedule<kStepK>::load(shared.groups, p.offsets_E1, p.num_experts);
     } else {
-      RowSchedule<kTransposed>::load(shared.groups, p.offsets_E1, p.num_experts, columns(p));
+      RowSchedule<kTransposed, kStepK>::load(shared.groups, p.offsets_E1, p.num_experts, columns(p));
     }
     ptx::cluster_sync();
     if (ptx::warpgroup_idx() == 0) {
@@ -384,7 +412,9 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
                  const __grid_constant__ CUtensorMap map_out, const __grid_constant__ Params params) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) std::byte shared[];
-  Kernel<kProduct, kTransposed>::run(map_a, map_b, map_out, params, *reinterpret_cast<Shared*>(shared));
+  Kernel<kProduct, kTransposed>::run(map_a, map_b, map_out, params, *reinterpret_cast<Shared<kProduct>*>(shared));
+#else
+  __trap();  // built for another architecture: not to be taken for a result
 #endif
 }
 

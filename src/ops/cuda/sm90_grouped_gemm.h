@@ -6,8 +6,8 @@
 //   dgrad    d_x_RN = d_y_RM · w_EMN[e]
 //   wgrad    d_w_EMN[e] (= or +=) d_yᵀ · x over expert e's rows, in float32; without rows zeros (or nothing is added)
 //
-// Sums in float32. Results are the same bits from run to run. M and N are multiples of 8 (of 4 where float32 only);
-// pointers are multiples of 16 bytes.
+// Sums in float32. Results are the same bits from run to run. M and N are multiples of 8, pointers of 16
+// bytes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -47,6 +47,7 @@ struct Sm90GroupedWgrad {
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
 };
 
+/// 8 bytes for each block; each launch sets them to 0.
 inline constexpr std::size_t kSm90WgradScratchBytes = 4096;
 
 void sm90_grouped_forward(const Sm90GroupedForward& args, cudaStream_t stream);

@@ -13,7 +13,7 @@
 
 namespace tessera::cuda::sm90 {
 
-inline constexpr int kTileA = 128, kTileB = 256, kStepK = 64;
+inline constexpr int kTileA = 128, kTileB = 256;
 inline constexpr int kBand = 16;
 
 __host__ __device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
@@ -75,7 +75,7 @@ struct Groups {
 };
 
 /// Forward and dgrad: all experts' tiles in one list, dealt round. Every tile costs the same.
-template <bool kTransposed>
+template <bool kTransposed, int kStepK>
 class RowSchedule {
  public:
   static constexpr int kTileRows = kTransposed ? kTileB : kTileA, kTileColumns = kTransposed ? kTileA : kTileB;
@@ -131,10 +131,11 @@ class RowSchedule {
 /// round are cut along K instead, an equal share for each cluster. The parts of a sum are written one after the other,
 /// last part first: a cluster begins with the end of one sum and ends with the beginning of the next, so that as a rule
 /// the part that it has to wait for was done long ago.
+template <int kStepK>
 class WgradSchedule {
  public:
   static constexpr int kFineness = 32;
-  static constexpr int kMinPart = 16;  // steps
+  static constexpr int kMinPart = 1024 / kStepK;  // steps
 
   __device__ WgradSchedule(const Groups& groups, int num_experts, int num_a, int num_b, bool assign, int step = kStepK)
       : groups_(groups),
