@@ -1,0 +1,119 @@
+// What the harness compares with, and its inputs: e4m3 with scales. One output is one warp's dot product in float64.
+#pragma once
+
+#include <cstdint>
+
+#include "../grouped_gemm/reference.cuh"
+#include "mx/block.h"
+
+namespace lab {
+
+namespace mx = tessera::mx;
+
+/// Rows of quantized numbers, k contiguous, as mx::Quantized has them; of a stack of matrices, matrix after matrix.
+struct Matrix {
+  std::uint8_t* bytes = nullptr;
+  void* scales = nullptr;
+  std::int64_t rows = 0;
+  int k = 0;
+  int matrix_rows = 0;  // of a matrix of the stack
+  bool is_float = false;
+  int along = 128, across = 1;  // numbers that share a scale
+
+  __host__ __device__ int scales_per_row() const { return (k + scale_width() - 1) / scale_width(); }
+  __host__ __device__ int scale_width() const { return is_float ? along : mx::kBlock; }
+  __host__ __device__ int scale_height() const { return is_float ? across : 1; }
+  __host__ __device__ std::int64_t scale_rows() const {
+    return rows / matrix_rows * ((matrix_rows + scale_height() - 1) / scale_height());
+  }
+  __device__ std::int64_t scale_row(std::int64_t row) const {
+    const std::int64_t matrix = row / matrix_rows;
+    return matrix * ((matrix_rows + scale_height() - 1) / scale_height()) + row % matrix_rows / scale_height();
+  }
+  __device__ double value(std::int64_t row, std::int64_t i) const {
+    const std::int64_t at = scale_row(row) * scales_per_row() + i / scale_width();
+    const float scale = is_float ? static_cast<const float*>(scales)[at]
+                                 : mx::value_of_scale(static_cast<const std::uint8_t*>(scales)[at]);
+    return double{mx::value_of<mx::E4M3>(bytes[row * k + i])} * double{scale};
+  }
+};
+
+/// Normal numbers as e4m3, one in `small` of them down among the subnormal ones (0: none).
+static __global__ void fill_elements(Matrix x, std::uint64_t seed, int small) {
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < x.rows * x.k;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    const std::uint64_t bits = mix(mix(seed) + i);
+    float sum = 0;
+    for (int j = 0; j < 4; ++j) sum += static_cast<float>(bits >> 16 * j & 0xffff) * 0x1p-16f - 0.5f;
+    const float size = small != 0 && mix(bits) % small == 0 ? 0.01f : 150.0f;
+    x.bytes[i] = mx::cast_to<mx::E4M3>(sum * 1.7320508f * size);
+  }
+}
+
+/// One scale for each block of along × across, around 2^-8; stored as often as the format says.
+static __global__ void fill_scales(Matrix x, std::uint64_t seed) {
+  const std::int64_t count = x.scale_rows() * x.scales_per_row();
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    const std::int64_t stored = i / x.scales_per_row(), per_matrix = x.scale_rows() / (x.rows / x.matrix_rows);
+    const std::int64_t row = stored / per_matrix * x.matrix_rows + stored % per_matrix * x.scale_height() / x.across;
+    const std::int64_t column = i % x.scales_per_row() * x.scale_width() / x.along;
+    const std::uint64_t bits = mix(mix(seed + row * 0x10001) + column);
+    if (x.is_float) {
+      static_cast<float*>(x.scales)[i] = (1 + (bits & 0xff) / 256.0f) / (128 << (bits >> 8) % 3);
+    } else {
+      static_cast<std::uint8_t*>(x.scales)[i] = 118 + bits % 4;
+    }
+  }
+}
+
+/// NaN, scales too, in rows or columns of k from `first` on.
+static __global__ void poison_after(Matrix x, bool columns, std::int64_t first) {
+  const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
+  const std::int64_t start = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
+  for (std::int64_t i = start; i < x.rows * x.k; i += stride) {
+    if ((columns ? i % x.k : i / x.k) >= first) x.bytes[i] = 0x7f;
+  }
+  for (std::int64_t i = start; i < x.scale_rows() * x.scales_per_row(); i += stride) {
+    const std::int64_t at = columns ? i % x.scales_per_row() * x.scale_width() : i / x.scales_per_row();
+    if (at < first) continue;
+    if (x.is_float) {
+      static_cast<std::uint32_t*>(x.scales)[i] = 0x7fc00000;
+    } else {
+      static_cast<std::uint8_t*>(x.scales)[i] = 0xff;
+    }
+  }
+}
+
+/// Rows: out[r, j] = Σ_k a[r, k] · b[expert of r][j, k]. wgrad: out[e, i, j] = Σ_r a[i, r] · b[j, r] over e's rows.
+/// Every output if `samples` is 0, else that many: sample i is output mix(i) % count. Rows of no expert give NaN.
+static __global__ void reference(bool wgrad, Matrix a, Matrix b, const std::int32_t* offsets, int num_experts,
+                                 double* out, std::int64_t count, std::int64_t samples) {
+  const std::int64_t total = samples ? samples : count;
+  const int lane = threadIdx.x % 32;
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x / 32} + threadIdx.x / 32; i < total;
+       i += std::int64_t{gridDim.x} * (blockDim.x / 32)) {
+    const std::int64_t at = samples ? static_cast<std::int64_t>(mix(i) % count) : i;
+    const int columns = b.matrix_rows;
+    const std::int64_t row = at / columns, column = at % columns;
+    double sum = 0;
+    if (wgrad) {
+      const std::int64_t e = row / a.matrix_rows;
+      for (std::int64_t r = offsets[e] + lane; r < offsets[e + 1]; r += 32) {
+        sum += a.value(row % a.matrix_rows, r) * b.value(column, r);
+      }
+    } else {
+      std::int64_t e = 0;
+      while (e < num_experts && row >= offsets[e + 1]) ++e;
+      if (e == num_experts) {
+        sum = NAN;
+      } else {
+        for (int k = lane; k < a.k; k += 32) sum += a.value(row, k) * b.value(e * b.matrix_rows + column, k);
+      }
+    }
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffff, sum, distance);
+    if (lane == 0) out[i] = sum;
+  }
+}
+
+}  // namespace lab

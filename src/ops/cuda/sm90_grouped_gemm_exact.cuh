@@ -1,0 +1,300 @@
+// The kernel of exact MXFP8 products: y_RM = x_RN · w_EMN[e]ᵀ, 128 × 256 at a time, by bfloat16 tensor cores, which hold
+// every e4m3 times a power of two. w was widened in memory (sm90_widen_weight). x stays 8-bit up to the warpgroup that
+// multiplies it, which widens it in registers while the tensor cores work for the other warpgroup.
+//
+// WGMMA wants of each thread the k {2t, 2t + 1, 2t + 8, 2t + 9} of every 16, t = lane % 4. A sum has no order, so the 64
+// k of a step are renamed: the thread takes the 16 at 16t, and w lies in memory in the same order. That is one 16-byte
+// load and one scale per row and step.
+//
+//   place 16j + 2t + {0, 1}      is k = 16t + 4j + {0, 1}
+//   place 16j + 2t + 8 + {0, 1}  is k = 16t + 4j + {2, 3}
+//
+// One block per SM lives as long as the launch; roles as in sm90_grouped_gemm_fp8.cuh. Two blocks are a cluster: each
+// loads half of w for both where they have the same columns.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/cuda/ptx.cuh"
+#include "ops/cuda/sm90_fragments.cuh"
+#include "ops/cuda/sm90_grouped_schedule.cuh"
+
+namespace tessera::cuda::sm90::exact {
+
+inline constexpr int kStages = 5;
+inline constexpr int kCluster = 2;
+inline constexpr int kWarpgroup = 128, kConsumers = 2;
+inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+inline constexpr int kScaleWarps = 2;
+inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+
+inline constexpr int kStep = kStepK;  // k per step: 64, two blocks
+inline constexpr int kBlocks = kStep / mx::kBlock;
+inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep * 2;  // columns of one copy of w
+inline constexpr int kRows = kTileA / kConsumers;                     // of a warpgroup
+
+struct alignas(1024) Shared {
+  struct Stage {
+    std::byte w[2 * kPieceBytes];
+    std::byte x[kTileA * kStep];
+  };
+  Stage stages[kStages];
+  std::uint32_t scales[kStages][kTileA][kBlocks];  // each a bfloat16, twice
+  ptx::Barrier full[kStages], empty[kStages];
+  Groups groups;
+};
+
+struct Params {
+  const std::int32_t* offsets_E1 = nullptr;
+  int num_experts = 0, num_rows = 0;
+  int m = 0, n = 0;
+  Scales x_scales;
+  __nv_bfloat16* y_RM = nullptr;
+};
+
+/// Two e4m3, bytes kFirst and kFirst + 1 of `bytes`, times their scale. Their bits, shifted into a bfloat16's place, are
+/// theirs times 2^-120.
+template <int kFirst>
+__device__ std::uint32_t widen(std::uint32_t bytes, std::uint32_t scale) {
+  constexpr std::uint32_t kUp = 0x7b807b80;  // 2^120, twice
+  const std::uint32_t high = __byte_perm(bytes, 0, kFirst == 0 ? 0x1404 : 0x3424);
+  return ptx::mul_bf16x2(ptx::mul_bf16x2((high >> 4 & 0x07f007f0) | (high & 0x80008000), kUp), scale);
+}
+
+/// 2^(s - 127) as a bfloat16, twice.
+__device__ inline std::uint32_t scale_bf16x2(std::uint8_t s) {
+  const std::uint32_t bits = mx::bits_of(mx::value_of_scale(s));
+  return bits >> 16 | (bits & 0xffff0000);
+}
+
+__device__ inline auto schedule(const Params& p, const Groups& groups) {
+  return RowSchedule<false>(groups, p.num_experts, p.m, p.n, kStep);
+}
+
+/// Pieces of w that hold any columns.
+__device__ inline int num_pieces(const Work& work, const Params& p) { return p.m - work.b > kPiece ? 2 : 1; }
+
+__device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p,
+                                     Shared& shared) {
+  ptx::prefetch_tensor_map(&map_x);
+  ptx::prefetch_tensor_map(&map_w);
+  constexpr std::uint16_t kBoth = 0b11;
+  const int rank = ptx::cluster_cta_rank();
+  auto work_list = schedule(p, shared.groups);
+  Work work;
+  int at = 0;
+  std::uint32_t parity = 1;
+  while (work_list.next(work)) {
+    const int pieces = num_pieces(work, p);
+    for (int step = 0; step < work.k_count; ++step) {
+      Shared::Stage& stage = shared.stages[at];
+      ptx::Barrier* full = &shared.full[at];
+      ptx::mbarrier_wait(&shared.empty[at], parity);
+      ptx::mbarrier_arrive_expect_tx(full, pieces * kPieceBytes + sizeof(stage.x));
+      ptx::tma_load_2d(stage.x, &map_x, full, step * kStep, work.a);
+      for (int piece = 0; piece < pieces; ++piece) {
+        std::byte* to = stage.w + piece * kPieceBytes;
+        if (!work.b_is_shared) {
+          ptx::tma_load_3d(to, &map_w, full, step * kStep, work.b + piece * kPiece, work.expert);
+        } else if (piece == rank) {
+          ptx::tma_load_3d_multicast(to, &map_w, full, kBoth, step * kStep, work.b + piece * kPiece, work.expert);
+        }
+      }
+      if (++at == kStages) {
+        at = 0;
+        parity ^= 1;
+      }
+    }
+  }
+}
+
+/// By each of kScaleWarps: 64 rows of x.
+__device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
+  constexpr int kPerLane = kTileA / kScaleWarps / 32;
+  const int in_tile = warp * (kTileA / kScaleWarps) + threadIdx.x % 32, num_blocks = ceil_div(p.n, mx::kBlock);
+  auto work_list = schedule(p, shared.groups);
+  Work work;
+  int at = 0;
+  std::uint32_t parity = 1;
+  while (work_list.next(work)) {
+    for (int begin = 0; begin < work.k_count; begin += kScaleSteps) {
+      std::uint32_t stored[kPerLane][kScaleSteps][kBlocks];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+#pragma unroll
+        for (int block = 0; block < kScaleSteps * kBlocks; ++block) {
+          const int row = work.a + in_tile + 32 * i, column = begin * kBlocks + block;
+          stored[i][block / kBlocks][block % kBlocks] =
+              p.x_scales.load<false>(row, column, row < p.num_rows && column < num_blocks);
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < kScaleSteps; ++step) {
+        if (begin + step >= work.k_count) break;
+        ptx::mbarrier_wait(&shared.empty[at], parity);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+#pragma unroll
+          for (int block = 0; block < kBlocks; ++block) {
+            shared.scales[at][in_tile + 32 * i][block] =
+                scale_bf16x2(static_cast<std::uint8_t>(stored[i][step][block]));
+          }
+        }
+        ptx::mbarrier_arrive(&shared.full[at]);
+        if (++at == kStages) {
+          at = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+}
+
+/// One warpgroup of the two.
+struct Consumer {
+  const Params& p;
+  Shared& shared;
+  const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
+  const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first of the tile
+  int at = 0;                                                               // the buffer
+  std::uint32_t parity = 0;
+
+  /// The operand fragments of a step, by 16 places of k.
+  using Fragments = std::uint32_t[kStep / 16][4];
+
+  __device__ void widen_x(Fragments& a) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int in_tile = row + 8 * half, t = lane % 4;
+      const uint4 bytes = *reinterpret_cast<const uint4*>(shared.stages[at].x + in_tile * kStep + 16 * t);
+      const std::uint32_t scale = shared.scales[at][in_tile][t / 2];
+      const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+#pragma unroll
+      for (int j = 0; j < kStep / 16; ++j) {
+        a[j][half] = widen<0>(words[j], scale);
+        a[j][half + 2] = widen<2>(words[j], scale);
+      }
+    }
+  }
+
+  template <int kColumns>
+  __device__ void multiply(float (&d)[kColumns / 2], const Fragments& a) const {
+    const std::uint64_t w = ptx::wgmma_descriptor<ptx::Major::kK>(shared.stages[at].w);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < kStep / 16; ++j) {
+      ptx::Wgmma<kColumns>::template bf16_from_registers<ptx::Major::kK>(d, a[j], ptx::advance_descriptor(w, 32 * j),
+                                                                         true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  template <int kColumns>
+  __device__ void tile(const Work& work) {
+    float d[kColumns / 2];
+#pragma unroll
+    for (float& sum : d) sum = 0;  // else the compiler keeps registers for it between tiles
+    for (int k = 0; k < work.k_count; ++k) {
+      Fragments a;
+      ptx::mbarrier_wait(&shared.full[at], parity);
+      widen_x(a);
+      multiply<kColumns>(d, a);
+      ptx::wgmma_wait<0>();
+      if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
+      if (++at == kStages) {
+        at = 0;
+        parity ^= 1;
+      }
+    }
+    ptx::wgmma_touch(d);
+    const std::int64_t first = work.a + warpgroup * kRows;
+    const int rows = work.row_end - static_cast<int>(first);
+    if (work.store && rows > 0) store_rows(d, p.y_RM + first * p.m + work.b, p.m, rows, p.m - work.b);
+  }
+
+  __device__ void run() {
+    auto work_list = schedule(p, shared.groups);
+    Work work;
+    while (work_list.next(work)) {
+      if (num_pieces(work, p) == 2) {
+        tile<kTileB>(work);
+      } else {
+        tile<kPiece>(work);
+      }
+    }
+  }
+};
+
+__device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p, Shared& shared) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
+      ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  RowSchedule<false>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
+  ptx::cluster_sync();
+  if (ptx::warpgroup_idx() == 0) {
+    ptx::set_max_registers_down<kProducerRegisters>();
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+      copy_operands(map_x, map_w, p, shared);
+    } else if (warp >= 1 && warp <= kScaleWarps) {
+      copy_scales(p, shared, warp - 1);
+    }
+  } else {
+    ptx::set_max_registers_up<kConsumerRegisters>();
+    Consumer{p, shared}.run();
+  }
+  // A block stays while others of its cluster may still copy to it or arrive at its barriers.
+  __syncthreads();
+  ptx::cluster_sync();
+}
+
+__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
+    exact_gemm(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
+               const __grid_constant__ Params params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) std::byte shared[];
+  run(map_x, map_w, params, *reinterpret_cast<Shared*>(shared));
+#endif
+}
+
+/// Four lanes widen 64 numbers: each reads the 16 that the same lane of the product's warps takes of x, and writes 32
+/// bytes in the order above.
+__global__ void __launch_bounds__(256) widen_weight(const std::uint8_t* w, const std::uint8_t* scales,
+                                                    __nv_bfloat16* wide, std::int64_t num_rows, int n) {
+  const int t = threadIdx.x % 4, steps = ceil_div(n, kStep), num_blocks = ceil_div(n, mx::kBlock);
+  const std::int64_t total = num_rows * steps, stride = std::int64_t{gridDim.x} * blockDim.x / 4;
+  const std::int64_t first = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 4;
+  // Lanes stay together: the last ones repeat what is last.
+  for (std::int64_t warp_at = first - threadIdx.x % 32 / 4; warp_at < total; warp_at += stride) {
+    const std::int64_t at = min(warp_at + threadIdx.x % 32 / 4, total - 1);
+    const std::int64_t row = at / steps;
+    const int k = static_cast<int>(at - row * steps) * kStep + 16 * t;
+    uint4 bytes{};
+    std::uint32_t scale = 0;
+    if (k < n) {
+      bytes = *reinterpret_cast<const uint4*>(w + row * n + k);
+      scale = scale_bf16x2(scales[row * num_blocks + k / mx::kBlock]);
+    }
+    const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+    std::uint32_t low[4], high[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      low[j] = widen<0>(words[j], scale);
+      high[j] = widen<2>(words[j], scale);
+    }
+    transpose_quad(low);
+    transpose_quad(high);
+    uint4* to = reinterpret_cast<uint4*>(wide + row * steps * kStep + k);
+    to[0] = uint4{low[0], low[1], low[2], low[3]};
+    to[1] = uint4{high[0], high[1], high[2], high[3]};
+  }
+}
+
+}  // namespace tessera::cuda::sm90::exact

@@ -1,0 +1,133 @@
+#include "ops/cuda/sm90_grouped_gemm_fp8.h"
+
+#include <algorithm>
+
+#include "ops/cuda/sm90_grouped_gemm_exact.cuh"
+#include "ops/cuda/sm90_grouped_gemm_fp8.cuh"
+#include "ops/cuda/tensor_map.h"
+#include "tensor/cuda_check.h"
+
+namespace tessera::cuda {
+
+namespace {
+
+namespace fp8 = sm90::fp8;
+namespace exact = sm90::exact;
+
+/// 8-bit numbers [rows, columns] (experts = 0) or [experts, rows, columns], copied in boxes of 128 × `columns_per_box`.
+CUtensorMap bytes_map(const std::uint8_t* data, int experts, int rows, int columns, int columns_per_box,
+                      CUtensorMapSwizzle swizzle) {
+  TensorMapSpec spec{.data = data, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .rank = experts == 0 ? 2 : 3};
+  spec.sizes[0] = columns;
+  spec.sizes[1] = rows;
+  spec.sizes[2] = experts;
+  spec.strides_bytes[0] = columns;
+  spec.strides_bytes[1] = std::uint64_t{spec.sizes[0]} * rows;
+  spec.box[0] = columns_per_box;
+  spec.box[1] = fp8::kPiece;
+  spec.swizzle = swizzle;
+  return make_tensor_map(spec);
+}
+CUtensorMap operand_map(const std::uint8_t* data, int experts, int rows, int columns) {
+  return bytes_map(data, experts, rows, columns, fp8::kStep, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+/// Scales of rows of `columns` numbers.
+sm90::Scales scales_of(const void* data, int columns, mx::ScaleType type) {
+  const bool is_float = type == mx::ScaleType::kFloat32;
+  return {.data = data, .stride = sm90::ceil_div(columns, is_float ? mx::kWideBlock : mx::kBlock), .is_float = is_float};
+}
+
+/// One block per SM, as many clusters as the GPU holds at once.
+template <auto kKernel, typename Shared, typename... Args>
+void launch(int threads, int cluster, cudaStream_t stream, const Args&... args) {
+  cudaLaunchConfig_t config{};
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = sizeof(Shared);
+  config.stream = stream;
+  static const int num_clusters = [&] {
+    TESSERA_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+    cudaLaunchConfig_t any = config;
+    any.gridDim = dim3(static_cast<unsigned>(cluster));
+    int clusters = 0;
+    TESSERA_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &any));
+    return clusters;
+  }();
+  config.gridDim = dim3(static_cast<unsigned>(num_clusters * cluster));
+  TESSERA_CUDA(cudaLaunchKernelEx(&config, kKernel, args...));
+}
+
+void check(int num_experts, int num_rows, int m, int n) {
+  TESSERA_CHECK(num_experts > 0 && num_experts <= kSm90MaxExperts, "{} experts", num_experts);
+  TESSERA_CHECK(num_rows > 0 && m > 0 && n > 0 && m % 16 == 0 && n % 16 == 0, "rows {}, m {}, n {}", num_rows, m, n);
+}
+
+}  // namespace
+
+void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t stream) {
+  check(args.num_experts, args.num_rows, args.m, args.n);
+  const CUtensorMap x = operand_map(args.x_RN, 0, args.num_rows, args.n);
+  const CUtensorMap w = operand_map(args.w_EMN, args.num_experts, args.m, args.n);
+  const fp8::Params params{.offsets_E1 = args.offsets_E1,
+                           .num_experts = args.num_experts,
+                           .num_rows = args.num_rows,
+                           .m = args.m,
+                           .n = args.n,
+                           .scales_a = scales_of(args.x_scales, args.n, args.scale_type),
+                           .scales_b = scales_of(args.w_scales, args.n, args.scale_type),
+                           .y_RM = args.y_RM};
+  launch<fp8::blockwise_gemm<false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, x, w, params);
+}
+
+void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
+  check(args.num_experts, args.num_rows, args.m, args.n);
+  TESSERA_CHECK(args.num_rows % 16 == 0, "{} rows", args.num_rows);
+  TESSERA_CUDA(cudaMemsetAsync(args.scratch, 0, kSm90BlockwiseScratchBytes, stream));
+  const CUtensorMap d_y = operand_map(args.d_y_MR, 0, args.m, args.num_rows);
+  const CUtensorMap x = operand_map(args.x_NR, 0, args.n, args.num_rows);
+  const fp8::Params params{.offsets_E1 = args.offsets_E1,
+                           .num_experts = args.num_experts,
+                           .num_rows = args.num_rows,
+                           .m = args.m,
+                           .n = args.n,
+                           .scales_a = scales_of(args.d_y_scales, args.num_rows, args.scale_type),
+                           .scales_b = scales_of(args.x_scales, args.num_rows, args.scale_type),
+                           .d_w_EMN = args.d_w_EMN,
+                           .parts_done = static_cast<std::int32_t*>(args.scratch),
+                           .accumulate = args.accumulate};
+  launch<fp8::blockwise_gemm<true>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, d_y, x, params);
+}
+
+void sm90_widen_weight(const Sm90WidenWeight& args, cudaStream_t stream) {
+  check(args.num_experts, 1, args.m, args.n);
+  const std::int64_t num_rows = std::int64_t{args.num_experts} * args.m;
+  constexpr int kThreads = 256, kMostBlocks = 132 * 32;
+  const std::int64_t blocks = (num_rows * (sm90_wide_row(args.n) / exact::kStep) * 4 + kThreads - 1) / kThreads;
+  exact::widen_weight<<<static_cast<unsigned>(std::min<std::int64_t>(blocks, kMostBlocks)), kThreads, 0, stream>>>(
+      args.w_EMN, args.w_scales, args.wide, num_rows, args.n);
+  TESSERA_CUDA(cudaGetLastError());
+}
+
+void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
+  check(args.num_experts, args.num_rows, args.m, args.n);
+  const CUtensorMap x =
+      bytes_map(args.x_RN, 0, args.num_rows, args.n, exact::kStep, CU_TENSOR_MAP_SWIZZLE_NONE);
+  TensorMapSpec wide{.data = args.w_wide, .rank = 3};
+  wide.sizes[0] = sm90_wide_row(args.n);
+  wide.sizes[1] = args.m;
+  wide.sizes[2] = args.num_experts;
+  wide.strides_bytes[0] = 2 * wide.sizes[0];
+  wide.strides_bytes[1] = wide.strides_bytes[0] * args.m;
+  wide.box[0] = exact::kStep;
+  wide.box[1] = exact::kPiece;
+  const exact::Params params{.offsets_E1 = args.offsets_E1,
+                             .num_experts = args.num_experts,
+                             .num_rows = args.num_rows,
+                             .m = args.m,
+                             .n = args.n,
+                             .x_scales = scales_of(args.x_scales, args.n, mx::ScaleType::kE8M0),
+                             .y_RM = args.y_RM};
+  launch<exact::exact_gemm, exact::Shared>(exact::kThreads, exact::kCluster, stream, x, make_tensor_map(wide), params);
+}
+
+}  // namespace tessera::cuda
