@@ -4,10 +4,10 @@
 #include "ops/grouped_gemm.h"
 #include "tensor/parallel.h"
 
-namespace tessera {
+namespace tessera::cpu {
 
-void cpu::run_grouped_gemm(const Context& context, GroupedGemm::Kind kind, const Tensor& x_or_dy, const Tensor& w_or_x,
-                           const Tensor& offsets_E1, const Tensor& out) {
+void run_grouped_gemm(const Context& context, GroupedGemm::Kind kind, const Tensor& x_or_dy, const Tensor& w_or_x,
+                      const Tensor& offsets_E1, const Tensor& out) {
   using Kind = GroupedGemm::Kind;
   const bool of_columns = kind == Kind::kWgradOfColumns;
   const Tensor& weights = kind == Kind::kWgrad || of_columns ? out : w_or_x;
@@ -34,32 +34,17 @@ void cpu::run_grouped_gemm(const Context& context, GroupedGemm::Kind kind, const
 
 void grouped_linear_forward(const Context& context, const Tensor& x_RN, const Tensor& w_EMN, const Tensor& offsets_E1,
                             const Tensor& y_RM) {
-  const TraceScope trace(context.trace, "grouped_gemm.forward");
-  const std::int64_t experts = w_EMN.dim(0), m = w_EMN.dim(1), n = w_EMN.dim(2), num_rows = x_RN.dim(0);
-  TESSERA_CHECK_TENSOR(x_RN, x_RN.dtype(), {num_rows, n});
-  TESSERA_CHECK_TENSOR(w_EMN, x_RN.dtype(), {experts, m, n});
-  TESSERA_CHECK_TENSOR(y_RM, x_RN.dtype(), {num_rows, m});
-  cpu::run_grouped_gemm(context, cpu::GroupedGemm::Kind::kForward, x_RN, w_EMN, offsets_E1, y_RM);
+  run_grouped_gemm(context, GroupedGemm::Kind::kForward, x_RN, w_EMN, offsets_E1, y_RM);
 }
 
 void grouped_linear_dgrad(const Context& context, const Tensor& d_y_RM, const Tensor& w_EMN, const Tensor& offsets_E1,
                           const Tensor& d_x_RN) {
-  const TraceScope trace(context.trace, "grouped_gemm.dgrad");
-  const std::int64_t experts = w_EMN.dim(0), m = w_EMN.dim(1), n = w_EMN.dim(2), num_rows = d_y_RM.dim(0);
-  TESSERA_CHECK_TENSOR(d_y_RM, d_y_RM.dtype(), {num_rows, m});
-  TESSERA_CHECK_TENSOR(w_EMN, d_y_RM.dtype(), {experts, m, n});
-  TESSERA_CHECK_TENSOR(d_x_RN, d_y_RM.dtype(), {num_rows, n});
-  cpu::run_grouped_gemm(context, cpu::GroupedGemm::Kind::kDgrad, d_y_RM, w_EMN, offsets_E1, d_x_RN);
+  run_grouped_gemm(context, GroupedGemm::Kind::kDgrad, d_y_RM, w_EMN, offsets_E1, d_x_RN);
 }
 
 void grouped_linear_wgrad(const Context& context, const Tensor& d_y_RM, const Tensor& x_RN, const Tensor& offsets_E1,
                           const Tensor& d_w_EMN) {
-  const TraceScope trace(context.trace, "grouped_gemm.wgrad");
-  const std::int64_t experts = d_w_EMN.dim(0), m = d_w_EMN.dim(1), n = d_w_EMN.dim(2), num_rows = d_y_RM.dim(0);
-  TESSERA_CHECK_TENSOR(d_y_RM, d_y_RM.dtype(), {num_rows, m});
-  TESSERA_CHECK_TENSOR(x_RN, d_y_RM.dtype(), {num_rows, n});
-  TESSERA_CHECK_TENSOR(d_w_EMN, DType::kFloat32, {experts, m, n});
-  cpu::run_grouped_gemm(context, cpu::GroupedGemm::Kind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN);
+  run_grouped_gemm(context, GroupedGemm::Kind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN);
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

@@ -1,13 +1,11 @@
-#include "ops/checks.h"
 #include "ops/cpu/gemm_float32.h"
 #include "ops/cpu/grouped.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
-#include "ops/grouped_gemm.h"
 #include "ops/quantize.h"
 #include "ops/quantized_gemm.h"
 
-namespace tessera {
+namespace tessera::cpu {
 namespace {
 
 /// The type that an operand is widened to.
@@ -17,36 +15,34 @@ DType wide_type(const mx::Quantized& x) {
 
 Tensor widened(const Context& context, const mx::Quantized& x, DType dtype) {
   const Tensor wide = context.arena->allocate(x.elements.shape(), dtype);
-  dequantize(context, x, wide);
+  tessera::dequantize(context, x, wide);
   return wide;
 }
 
 /// c (= or +=) a · bᵀ, or a · b.
 void multiply(const Context& context, const mx::Quantized& a, const mx::Quantized& b, bool transpose_b, const Tensor& c,
               Write write) {
-  TESSERA_CHECK(a.format.scale_type == b.format.scale_type);
   const ArenaScope scope(*context.arena);
   const DType dtype = wide_type(a);
   const Tensor a_wide = widened(context, a, dtype), b_wide = widened(context, b, dtype);
-  const auto product = dtype == DType::kFloat32 ? cpu::gemm_float32 : gemm;
+  const auto product = dtype == DType::kFloat32 ? gemm_float32 : tessera::gemm;
   product(context, a_wide, false, b_wide, transpose_b, c, write);
 }
 
 /// y rows = x rows · w_eᵀ, or x rows · w_e.
 void multiply_grouped(const Context& context, const mx::Quantized& x, const mx::Quantized& w, bool transpose_w,
                       const Tensor& offsets_E1, const Tensor& y) {
-  TESSERA_CHECK(x.format.scale_type == w.format.scale_type);
   const ArenaScope scope(*context.arena);
   // The grouped kernel's operands and output have one type.
   const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : wide_type(x);
   const Tensor x_wide = widened(context, x, dtype), w_wide = widened(context, w, dtype);
   const bool same = y.dtype() == dtype;
   const Tensor target = same ? y : context.arena->allocate(y.shape(), dtype);
-  transpose_w ? grouped_linear_forward(context, x_wide, w_wide, offsets_E1, target)
-              : grouped_linear_dgrad(context, x_wide, w_wide, offsets_E1, target);
+  const auto product = transpose_w ? GroupedGemm::Kind::kForward : GroupedGemm::Kind::kDgrad;
+  run_grouped_gemm(context, product, x_wide, w_wide, offsets_E1, target);
   if (same) return;
   const std::int64_t used = context.measuring() ? y.dim(0) : offsets_E1.data<std::int32_t>()[offsets_E1.dim(0) - 1];
-  convert(context, target.rows(0, used), y.rows(0, used));
+  tessera::convert(context, target.rows(0, used), y.rows(0, used));
 }
 
 }  // namespace
@@ -59,13 +55,11 @@ void linear_forward(const Context& context, const mx::Quantized& x_TN, const Qua
 void linear_dgrad(const Context& context, const mx::Quantized& d_y_TM, const QuantizedWeight& w_MN,
                   const Tensor& d_x_TN, Write write) {
   const bool transposed = w_MN.columns.defined();
-  TESSERA_CHECK(transposed || w_MN.rows.format.square());
   multiply(context, d_y_TM, transposed ? w_MN.columns : w_MN.rows, transposed, d_x_TN, write);
 }
 
 void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT,
                   const Tensor& d_w_MN) {
-  TESSERA_CHECK(d_w_MN.dtype() == DType::kFloat32, "{}", name_of(d_w_MN.dtype()));
   multiply(context, d_y_MT, x_NT, true, d_w_MN, Write::kAccumulate);
 }
 
@@ -77,19 +71,12 @@ void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, c
 void grouped_linear_dgrad(const Context& context, const mx::Quantized& d_y_RM, const QuantizedWeight& w_EMN,
                           const Tensor& offsets_E1, const Tensor& d_x_RN) {
   const bool transposed = w_EMN.columns.defined();
-  TESSERA_CHECK(transposed || w_EMN.rows.format.square());
   multiply_grouped(context, d_y_RM, transposed ? w_EMN.columns : w_EMN.rows, transposed, offsets_E1, d_x_RN);
 }
 
 void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
                           const Tensor& offsets_E1, const Tensor& d_w_EMN) {
-  const TraceScope trace(context.trace, "grouped_gemm.wgrad");
-  const std::int64_t experts = d_w_EMN.dim(0), m = d_w_EMN.dim(1), n = d_w_EMN.dim(2);
-  const std::int64_t num_rows = x_NR.elements.dim(1);
-  TESSERA_CHECK(d_y_MR.elements.shape() == Shape({m, num_rows}), "{}", d_y_MR.elements.shape().to_string());
-  TESSERA_CHECK(x_NR.elements.shape() == Shape({n, num_rows}), "{}", x_NR.elements.shape().to_string());
-  TESSERA_CHECK_TENSOR(d_w_EMN, DType::kFloat32, {experts, m, n});
-  TESSERA_CHECK(d_y_MR.format.scale_type == x_NR.format.scale_type);
+  const std::int64_t experts = d_w_EMN.dim(0);
   const ArenaScope scope(*context.arena);
   const DType dtype = wide_type(x_NR);
   const Tensor d_y = widened(context, d_y_MR, dtype), x = widened(context, x_NR, dtype);
@@ -100,7 +87,7 @@ void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, c
                     x_NR.format.along);
     }
   }
-  cpu::run_grouped_gemm(context, cpu::GroupedGemm::Kind::kWgradOfColumns, d_y, x, offsets_E1, d_w_EMN);
+  run_grouped_gemm(context, GroupedGemm::Kind::kWgradOfColumns, d_y, x, offsets_E1, d_w_EMN);
 }
 
-}  // namespace tessera
+}  // namespace tessera::cpu

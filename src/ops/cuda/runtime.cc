@@ -35,6 +35,7 @@ Runtime::Runtime() {
   int device = 0;
   TESSERA_CUDA(cudaGetDevice(&device));
   TESSERA_CUDA(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device));
+  TESSERA_CUDA(cudaDeviceGetAttribute(&compute_capability_, cudaDevAttrComputeCapabilityMajor, device));
 }
 
 Runtime::~Runtime() = default;

@@ -41,6 +41,8 @@ class Runtime {
 
   const Stream& stream() const { return stream_; }
   int num_sms() const { return num_sms_; }
+  /// Its major number: 9 is Hopper, 10 Blackwell.
+  int compute_capability() const { return compute_capability_; }
   FlightRecorder& recorder() { return recorder_; }
 
   /// Whether two runs give the same bits, at a price in time and scratch memory. Without it, gradients that cuDNN sums
@@ -61,6 +63,7 @@ class Runtime {
  private:
   Stream stream_;
   int num_sms_ = 0;
+  int compute_capability_ = 0;
   bool deterministic_ = false;
   FlightRecorder recorder_;
   std::unique_ptr<Libraries> libraries_;
