@@ -1,6 +1,7 @@
 // Grouped GEMMs of 8-bit operands in src/ops/cuda against float64, and against the clock.
 //   grouped_gemm_fp8 check    many shapes and groupings; exits with 1 if one is wrong
-//   grouped_gemm_fp8 bench    the shapes of docs/performance.md, bfloat16 beside them; every case is checked on a sample
+//   grouped_gemm_fp8 bench    the shapes of docs/performance.md, bfloat16 beside them; every case is checked on a
+//   sample
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -101,7 +102,9 @@ struct Shape {
   }
 };
 
-/// Difference from the reference; outliers are further off than rounding plus `absolute` times the typical number.
+/// Difference from the reference; outliers are further off than rounding plus `absolute` times the typical number. FP8
+/// tensor cores keep 13 bits below the largest product of a sum: 1e-3 of a step's typical sum at worst, and steps
+/// differ in their scales.
 template <typename T>
 void check(const std::string& what, bool wgrad, const Shape& shape, const Operand& a, const Operand& b,
            const std::int32_t* offsets, const Buffer<T>& out, const float* added, std::int64_t samples, double most,
@@ -143,8 +146,16 @@ Buffer<std::int32_t>* make_offsets(const Shape& shape) {
   return offsets;
 }
 
+bool profiling = false;
+
+/// For profilers: one run. Else the median of runs that start when the clock has settled.
 double median_ms(const std::function<void()>& run) {
-  constexpr int kWarmUp = 3, kRuns = 15;
+  if (profiling) {
+    run();
+    TESSERA_CUDA(cudaDeviceSynchronize());
+    return 1;
+  }
+  constexpr int kWarmUp = 100, kRuns = 25;
   std::vector<cudaEvent_t> events(kRuns + 1);
   for (cudaEvent_t& event : events) TESSERA_CUDA(cudaEventCreate(&event));
   for (int i = 0; i < kWarmUp; ++i) run();
@@ -254,7 +265,7 @@ Times wgrad(const Shape& s, const Format& format, bool accumulate, std::int64_t 
   reset();
   run();
   const std::string what = std::string(accumulate ? "wgrad += " : "wgrad = ") + format.name;
-  check(what, true, s, d_y, x, offsets->get(), d_w, accumulate ? base.get() : nullptr, samples, 1e-3, 5e-3);
+  check(what, true, s, d_y, x, offsets->get(), d_w, accumulate ? base.get() : nullptr, samples, 3e-4, 1e-2);
   if (!samples) {  // The same bits from run to run.
     std::vector<float> first(d_w.count()), second(d_w.count());
     for (std::vector<float>* copy : {&first, &second}) {
@@ -287,18 +298,18 @@ std::vector<int> skewed(int total, int experts, int unit) {
 
 void check_all() {
   std::vector<Shape> rows = {
-      {128, 128, 256, {256}},                                   // one tile
-      {16, 16, 1, {1}},                                         // the smallest sizes
-      {208, 336, 700, {77, 0, 131, 5, 300}},                    // tails everywhere
-      {1408, 528, 3000, {513, 1, 0, 0, 1023, 129, 640}},        // odd number of tiles: pairs over group ends
-      {768, 1408, 2500, {0, 0, 2500, 0}},                       // one has all
-      {528, 512, 2500, {0, 0, 0, 1999}},                        // the last has all, room left
-      {256, 272, 64, {0, 0, 0}},                                // no rows at all
-      {512, 512, 2048, {256, 512, 1024, 256}},                  // multiples of tiles
-      {144, 208, 5000, skewed(4900, 256, 1)},                   // 256 experts
-      {4208, 272, 900, {100, 33, 700}},                         // many bands
-      {32, 48, 333, {20, 300}},                                 // K shorter than a step
-      {1424, 7168, 1024, {130, 894}},                           // long sums
+      {128, 128, 256, {256}},                             // one tile
+      {16, 16, 1, {1}},                                   // the smallest sizes
+      {208, 336, 700, {77, 0, 131, 5, 300}},              // tails everywhere
+      {1408, 528, 3000, {513, 1, 0, 0, 1023, 129, 640}},  // odd number of tiles: pairs over group ends
+      {768, 1408, 2500, {0, 0, 2500, 0}},                 // one has all
+      {528, 512, 2500, {0, 0, 0, 1999}},                  // the last has all, room left
+      {256, 272, 64, {0, 0, 0}},                          // no rows at all
+      {512, 512, 2048, {256, 512, 1024, 256}},            // multiples of tiles
+      {144, 208, 5000, skewed(4900, 256, 1)},             // 256 experts
+      {4208, 272, 900, {100, 33, 700}},                   // many bands
+      {32, 48, 333, {20, 300}},                           // K shorter than a step
+      {1424, 7168, 1024, {130, 894}},                     // long sums
   };
   std::vector<Shape> columns = {
       {256, 128, 256, {256}},
@@ -308,8 +319,8 @@ void check_all() {
       {768, 1408, 2560, {0, 0, 2560, 0}},
       {528, 512, 2560, {0, 0, 0, 1920}},
       {256, 272, 128, {0, 0, 0}},
-      {128, 256, 40064, {20096, 11136}},   // long sums in few tiles
-      {256, 512, 60032, {59904}},          // in several parts
+      {128, 256, 40064, {20096, 11136}},  // long sums in few tiles
+      {256, 512, 60032, {59904}},         // in several parts
       {144, 208, 38400, skewed(290, 256, 128)},
       {4208, 272, 1040, {128, 0, 640}},
   };
@@ -382,9 +393,10 @@ void bench_all() {
   };
   std::printf("%-27s |%23s |%23s |%11s |%23s |%s\n", "", "blockwise float, e8m0", "exact, widening of w us", "wgrad",
               "bfloat16", " TFLOP/s");
-  std::printf("%-27s |%5s %5s %5s %5s |%5s %5s %5s %5s |%5s %5s |%5s %5s %5s %5s |\n", "experts rows n->m groups", "fwd",
-              "dgrad", "fwd", "dgrad", "fwd", "dgrad", "us", "us", "=", "+=", "fwd", "dgrad", "= ", "+=");
+  std::printf("%-27s |%5s %5s %5s %5s |%5s %5s %5s %5s |%5s %5s |%5s %5s %5s %5s |\n", "experts rows n->m groups",
+              "fwd", "dgrad", "fwd", "dgrad", "fwd", "dgrad", "us", "us", "=", "+=", "fwd", "dgrad", "= ", "+=");
   for (const bool skew : {false, true}) {
+    if (skew && profiling) continue;
     for (const auto& [experts, rows, n, m] : {Size{8, 98304, 2048, 1408}, Size{8, 98304, 1408, 2048},
                                               Size{32, 65536, 7168, 2048}, Size{32, 16384, 7168, 2048}}) {
       const Shape s{m, n, rows, bench_groups(rows, experts, skew)}, t{n, m, rows, s.groups};
@@ -414,7 +426,8 @@ int main(int argc, char** argv) {
     if (command == "check") {
       lab::random_bits.seed(std::random_device{}());
       lab::check_all();
-    } else if (command == "bench") {
+    } else if (command == "bench" || command == "profile") {
+      lab::profiling = command == "profile";
       lab::bench_all();
     } else {
       std::fprintf(stderr, "usage: grouped_gemm_fp8 check|bench\n");

@@ -1,9 +1,21 @@
-"""torch._scaled_grouped_mm (e4m3, a scale per row) and torch._grouped_mm (bfloat16) on the shapes of main.cu's bench, TFLOP/s."""
+"""torch._scaled_grouped_mm (e4m3, a scale per row) and torch._grouped_mm (bfloat16) on the shapes of main.cu's bench.
+
+TFLOP/s; with the argument "profile" one run of each, for a profiler.
+"""
+
+import sys
 
 import torch
 
 
-def median_ms(run, warm_up=3, runs=15):
+SHAPES = ((8, 98304, 2048, 1408), (8, 98304, 1408, 2048), (32, 65536, 7168, 2048), (32, 16384, 7168, 2048))
+
+
+def median_ms(run, warm_up=100, runs=25):
+    if "profile" in sys.argv:
+        run()
+        torch.cuda.synchronize()
+        return 1
     for _ in range(warm_up):
         run()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
@@ -29,8 +41,8 @@ def main():
     scaled = ("fwd", "dgrad", "fwd fast", "dgrad fast")
     bf16 = ("fwd", "dgrad", "wgrad")
     print(f"{'TFLOP/s':27} | _scaled_grouped_mm {' '.join(scaled)} | _grouped_mm {' '.join(bf16)}")
-    for skew in (False, True):
-        for experts, rows, n, m in ((8, 98304, 2048, 1408), (8, 98304, 1408, 2048), (32, 65536, 7168, 2048), (32, 16384, 7168, 2048)):
+    for skew in (False,) if "profile" in sys.argv else (False, True):
+        for experts, rows, n, m in SHAPES:
             x = torch.randn(rows, n, device="cuda", dtype=torch.bfloat16)
             d_y = torch.randn(rows, m, device="cuda", dtype=torch.bfloat16)
             w = torch.randn(experts, m, n, device="cuda", dtype=torch.bfloat16)
@@ -43,11 +55,20 @@ def main():
 
             def scaled_mm(a, b, scale_b, fast):
                 return lambda: torch._scaled_grouped_mm(
-                    a, b.transpose(-2, -1), row_scale, scale_b, offs=offsets, out_dtype=torch.bfloat16, use_fast_accum=fast)
+                    a,
+                    b.transpose(-2, -1),
+                    row_scale,
+                    scale_b,
+                    offs=offsets,
+                    out_dtype=torch.bfloat16,
+                    use_fast_accum=fast,
+                )
 
-            runs = [scaled_mm(x8, w8, m_scale, fast) for fast in (False,)] + [scaled_mm(d_y8, w8t, n_scale, False)]
-            runs += [scaled_mm(x8, w8, m_scale, True), scaled_mm(d_y8, w8t, n_scale, True)]
-            runs += [
+            runs = [
+                scaled_mm(x8, w8, m_scale, False),
+                scaled_mm(d_y8, w8t, n_scale, False),
+                scaled_mm(x8, w8, m_scale, True),
+                scaled_mm(d_y8, w8t, n_scale, True),
                 lambda: torch._grouped_mm(x, w.transpose(-2, -1), offs=offsets),
                 lambda: torch._grouped_mm(d_y, w, offs=offsets),
                 lambda: torch._grouped_mm(d_y.t(), x, offs=offsets),

@@ -84,6 +84,13 @@ __device__ inline void store_release_gpu(std::int32_t* pointer, std::int32_t val
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(pointer), "r"(value) : "memory");
 }
 
+/// Adds four float32 to four in global memory at a multiple of 16 bytes, each atomically.
+__device__ inline void red_add_v4(float* pointer, float4 value) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(pointer), "f"(value.x), "f"(value.y),
+               "f"(value.z), "f"(value.w)
+               : "memory");
+}
+
 // --- mbarriers -----------------------------------------------------------------------------------------------------
 
 using Barrier = std::uint64_t;

@@ -24,27 +24,31 @@ __device__ inline void transpose_quad(std::uint32_t (&words)[4]) {
   }
 }
 
-/// Writes a warpgroup's sums of 64 rows × 2 · kCount columns as bfloat16, 64 bytes of a row by four lanes. `y` is the
-/// first of them; rows from `rows` and columns from `columns` (a multiple of 8) on are left out.
+/// Two neighbouring lanes hold two words each: afterwards the even one has both first words, the odd one both second
+/// words, in the lanes' order.
+template <typename T>
+__device__ void exchange_pair(T& first, T& second) {
+  const bool odd = threadIdx.x & 1;
+  const T other = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+  (odd ? first : second) = other;
+}
+
+/// Writes a warpgroup's sums of 64 rows × 2 · kCount columns as bfloat16, whole sectors of 32 bytes of a row by four
+/// lanes. `y` is the first of them; rows from `rows` and columns from `columns` (a multiple of 8) on are left out.
 template <int kCount>
 __device__ void store_rows(const float (&d)[kCount], __nv_bfloat16* y, std::int64_t stride, int rows, int columns) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+  const int column = lane % 2 * 8 + lane % 4 / 2 * 4;  // after the exchange
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const bool in_rows = row + 8 * half < rows;
-    __nv_bfloat16* to = y + (row + 8 * half) * stride + lane % 4 * 8;
+    __nv_bfloat16* to = y + (row + 8 * half) * stride + column;
 #pragma unroll
-    for (int i = 0; i < kCount / 16; ++i) {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const int at = 4 * (4 * i + q) + 2 * half;
-        words[q] = ptx::pack_bf16(d[at], d[at + 1]);
-      }
-      transpose_quad(words);
-      if (in_rows && 32 * i + lane % 4 * 8 < columns) {
-        *reinterpret_cast<uint4*>(to + 32 * i) = uint4{words[0], words[1], words[2], words[3]};
-      }
+    for (int i = 0; i < kCount / 8; ++i) {
+      const float* pair = d + 8 * i + 2 * half;  // and the pair of the next 8 columns
+      std::uint32_t first = ptx::pack_bf16(pair[0], pair[1]), second = ptx::pack_bf16(pair[4], pair[5]);
+      exchange_pair(first, second);
+      if (in_rows && 16 * i + column < columns) *reinterpret_cast<uint2*>(to + 16 * i) = uint2{first, second};
     }
   }
 }
@@ -68,9 +72,5 @@ struct Scales {
     return kFloat ? mx::float_of(stored) : mx::value_of_scale(static_cast<std::uint8_t>(stored));
   }
 };
-
-/// Steps whose scales a lane asks for at once. Those of one row lie in one or two sectors, which the L1 cache would not
-/// keep from step to step: the rows of a tile are more than its lines.
-inline constexpr int kScaleSteps = 4;
 
 }  // namespace tessera::cuda::sm90

@@ -1,10 +1,10 @@
-// The kernel of exact MXFP8 products: y_RM = x_RN · w_EMN[e]ᵀ, 128 × 256 at a time, by bfloat16 tensor cores, which hold
-// every e4m3 times a power of two. w was widened in memory (sm90_widen_weight). x stays 8-bit up to the warpgroup that
-// multiplies it, which widens it in registers while the tensor cores work for the other warpgroup.
+// The kernel of exact MXFP8 products: y_RM = x_RN · w_EMN[e]ᵀ, 128 × 256 at a time, by bfloat16 tensor cores, which
+// hold every e4m3 times a power of two. w was widened in memory (sm90_widen_weight). x stays 8-bit up to the warpgroup
+// that multiplies it, which widens it in registers while the tensor cores work for the other warpgroup.
 //
-// WGMMA wants of each thread the k {2t, 2t + 1, 2t + 8, 2t + 9} of every 16, t = lane % 4. A sum has no order, so the 64
-// k of a step are renamed: the thread takes the 16 at 16t, and w lies in memory in the same order. That is one 16-byte
-// load and one scale per row and step.
+// WGMMA wants of each thread the k {2t, 2t + 1, 2t + 8, 2t + 9} of every 16, t = lane % 4. A sum has no order, so the
+// 64 k of a step are renamed: the thread takes the 16 at 16t, and w lies in memory in the same order. That is one
+// 16-byte load and one scale per row and step.
 //
 //   place 16j + 2t + {0, 1}      is k = 16t + 4j + {0, 1}
 //   place 16j + 2t + 8 + {0, 1}  is k = 16t + 4j + {2, 3}
@@ -29,9 +29,10 @@ inline constexpr int kCluster = 2;
 inline constexpr int kWarpgroup = 128, kConsumers = 2;
 inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
 inline constexpr int kScaleWarps = 2;
+inline constexpr int kScaleSteps = 4;  // whose scales are loaded at once
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
-inline constexpr int kStep = kStepK;  // k per step: 64, two blocks
+inline constexpr int kStep = 64;  // k per step: two blocks
 inline constexpr int kBlocks = kStep / mx::kBlock;
 inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep * 2;  // columns of one copy of w
 inline constexpr int kRows = kTileA / kConsumers;                     // of a warpgroup
@@ -55,8 +56,8 @@ struct Params {
   __nv_bfloat16* y_RM = nullptr;
 };
 
-/// Two e4m3, bytes kFirst and kFirst + 1 of `bytes`, times their scale. Their bits, shifted into a bfloat16's place, are
-/// theirs times 2^-120.
+/// Two e4m3, bytes kFirst and kFirst + 1 of `bytes`, times their scale. Their bits, shifted into a bfloat16's place,
+/// are theirs times 2^-120.
 template <int kFirst>
 __device__ std::uint32_t widen(std::uint32_t bytes, std::uint32_t scale) {
   constexpr std::uint32_t kUp = 0x7b807b80;  // 2^120, twice
@@ -71,7 +72,7 @@ __device__ inline std::uint32_t scale_bf16x2(std::uint8_t s) {
 }
 
 __device__ inline auto schedule(const Params& p, const Groups& groups) {
-  return RowSchedule<false>(groups, p.num_experts, p.m, p.n, kStep);
+  return RowSchedule<false, kStep>(groups, p.num_experts, p.m, p.n);
 }
 
 /// Pieces of w that hold any columns.
@@ -159,7 +160,7 @@ struct Consumer {
   Shared& shared;
   const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
   const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first of the tile
-  int at = 0;                                                               // the buffer
+  int at = 0;                                                                // the buffer
   std::uint32_t parity = 0;
 
   /// The operand fragments of a step, by 16 places of k.
@@ -236,7 +237,7 @@ __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, c
     }
     ptx::fence_mbarrier_init();
   }
-  RowSchedule<false>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
+  RowSchedule<false, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
   ptx::cluster_sync();
   if (ptx::warpgroup_idx() == 0) {
     ptx::set_max_registers_down<kProducerRegisters>();
@@ -266,8 +267,8 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
 
 /// Four lanes widen 64 numbers: each reads the 16 that the same lane of the product's warps takes of x, and writes 32
 /// bytes in the order above.
-__global__ void __launch_bounds__(256) widen_weight(const std::uint8_t* w, const std::uint8_t* scales,
-                                                    __nv_bfloat16* wide, std::int64_t num_rows, int n) {
+__global__ void __launch_bounds__(256)
+    widen_weight(const std::uint8_t* w, const std::uint8_t* scales, __nv_bfloat16* wide, std::int64_t num_rows, int n) {
   const int t = threadIdx.x % 4, steps = ceil_div(n, kStep), num_blocks = ceil_div(n, mx::kBlock);
   const std::int64_t total = num_rows * steps, stride = std::int64_t{gridDim.x} * blockDim.x / 4;
   const std::int64_t first = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 4;

@@ -1,9 +1,8 @@
-#include "ops/cuda/sm90_grouped_gemm_fp8.h"
-
 #include <algorithm>
 
 #include "ops/cuda/sm90_grouped_gemm_exact.cuh"
 #include "ops/cuda/sm90_grouped_gemm_fp8.cuh"
+#include "ops/cuda/sm90_grouped_gemm_fp8.h"
 #include "ops/cuda/tensor_map.h"
 #include "tensor/cuda_check.h"
 
@@ -14,17 +13,20 @@ namespace {
 namespace fp8 = sm90::fp8;
 namespace exact = sm90::exact;
 
-/// 8-bit numbers [rows, columns] (experts = 0) or [experts, rows, columns], copied in boxes of 128 × `columns_per_box`.
-CUtensorMap bytes_map(const std::uint8_t* data, int experts, int rows, int columns, int columns_per_box,
+constexpr int kPiece = 128;  // rows of all operands' copies
+static_assert(fp8::kPiece == kPiece && fp8::kTileJ == kPiece && exact::kPiece == kPiece && sm90::kTileA == kPiece);
+
+/// 8-bit numbers [rows, columns] (experts = 0) or [experts, rows, columns], copied in boxes of kPiece × `box_columns`.
+CUtensorMap bytes_map(const std::uint8_t* data, int experts, int rows, int columns, int box_columns,
                       CUtensorMapSwizzle swizzle) {
   TensorMapSpec spec{.data = data, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .rank = experts == 0 ? 2 : 3};
   spec.sizes[0] = columns;
   spec.sizes[1] = rows;
   spec.sizes[2] = experts;
   spec.strides_bytes[0] = columns;
-  spec.strides_bytes[1] = std::uint64_t{spec.sizes[0]} * rows;
-  spec.box[0] = columns_per_box;
-  spec.box[1] = fp8::kPiece;
+  spec.strides_bytes[1] = spec.sizes[0] * rows;
+  spec.box[0] = box_columns;
+  spec.box[1] = kPiece;
   spec.swizzle = swizzle;
   return make_tensor_map(spec);
 }
@@ -35,7 +37,8 @@ CUtensorMap operand_map(const std::uint8_t* data, int experts, int rows, int col
 /// Scales of rows of `columns` numbers.
 sm90::Scales scales_of(const void* data, int columns, mx::ScaleType type) {
   const bool is_float = type == mx::ScaleType::kFloat32;
-  return {.data = data, .stride = sm90::ceil_div(columns, is_float ? mx::kWideBlock : mx::kBlock), .is_float = is_float};
+  return {
+      .data = data, .stride = sm90::ceil_div(columns, is_float ? mx::kWideBlock : mx::kBlock), .is_float = is_float};
 }
 
 /// One block per SM, as many clusters as the GPU holds at once.
@@ -110,8 +113,7 @@ void sm90_widen_weight(const Sm90WidenWeight& args, cudaStream_t stream) {
 
 void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
   check(args.num_experts, args.num_rows, args.m, args.n);
-  const CUtensorMap x =
-      bytes_map(args.x_RN, 0, args.num_rows, args.n, exact::kStep, CU_TENSOR_MAP_SWIZZLE_NONE);
+  const CUtensorMap x = bytes_map(args.x_RN, 0, args.num_rows, args.n, exact::kStep, CU_TENSOR_MAP_SWIZZLE_NONE);
   TensorMapSpec wide{.data = args.w_wide, .rank = 3};
   wide.sizes[0] = sm90_wide_row(args.n);
   wide.sizes[1] = args.m;

@@ -7,9 +7,9 @@
 //   wgrad    d_w[e]  M      N         rows   d_yᵀ [M, R]    xᵀ  [N, R]
 //
 // One block per SM lives as long as the launch. Warp 0 copies operands (TMA) into kStages buffers, the next ones
-// their scales.// Two warpgroups multiply, 128 × 128 each as two products of 64 × 128 one after the other: while one warpgroup adds up
-// what it has, the other has the tensor cores. They are half a step apart or more, so that one writes a tile while the
-// other computes. Two blocks are a cluster: each loads half of A for both where they have the same A.
+// their scales.// Two warpgroups multiply, 128 × 128 each as two products of 64 × 128 one after the other: while one
+// warpgroup adds up what it has, the other has the tensor cores. Two blocks are a cluster: each loads half of A for
+// both where they have the same A.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -30,10 +30,11 @@ inline constexpr int kCluster = 2;
 inline constexpr int kWarpgroup = 128, kConsumers = 2;
 inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+inline constexpr int kScaleSteps = 2;  // whose scales are loaded at once
 
-inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep;  // rows of one copy
-inline constexpr int kWaves = 2, kWaveRows = 64;                  // a warpgroup's products of 64 × 128
-inline constexpr int kSums = kWaveRows * kTileJ / kWarpgroup;     // per thread and wave
+inline constexpr int kPiece = kTileI / 2, kPieceBytes = kPiece * kStep;  // of A, for one copy
+inline constexpr int kWaves = 2, kWaveRows = 64;                         // a warpgroup's products of 64 × 128
+inline constexpr int kSums = kWaveRows * kTileJ / kWarpgroup;            // per thread and wave
 
 struct alignas(1024) Shared {
   struct Stage {
@@ -76,9 +77,9 @@ struct Kernel {
 
   __device__ static auto schedule(const Params& p, const Groups& groups) {
     if constexpr (kWgrad) {
-      return WgradSchedule(groups, p.num_experts, ceil_div(p.n, kTileJ), ceil_div(p.m, kTileI), !p.accumulate, kStep);
+      return WgradSchedule<kStep>(groups, p.num_experts, ceil_div(p.n, kTileJ), ceil_div(p.m, kTileI), !p.accumulate);
     } else {
-      return RowSchedule<true>(groups, p.num_experts, p.m, p.n, kStep);
+      return RowSchedule<true, kStep>(groups, p.num_experts, p.m, p.n);
     }
   }
 
@@ -88,9 +89,9 @@ struct Kernel {
   }
   /// Where A's i end for this expert.
   __device__ static int end_i(const Work& work, const Params& p) { return kWgrad ? p.m : work.row_end; }
-  /// The 64-row products that hold any i: whoever has fewer than two skips the second, and half of A.
-  __device__ static int num_waves(const Work& work, const Params& p) {
-    return end_i(work, p) - work.b > kTileI / 2 ? 2 : 1;
+  /// Halves of A that hold any i.
+  __device__ static int num_pieces(const Work& work, const Params& p) {
+    return end_i(work, p) - work.b > kPiece ? 2 : 1;
   }
 
   // --- Producers ---------------------------------------------------------------------------------------------------
@@ -105,19 +106,19 @@ struct Kernel {
     Work work;
     Position at{.parity = 1};
     while (work_list.next(work)) {
-      const int waves = num_waves(work, p);
+      const int pieces = num_pieces(work, p);
       for (int step = 0; step < num_steps(work); ++step, at.advance()) {
         const int k = (work.k_begin + step) * kStep + (kWgrad ? work.row_begin : 0);
         Shared::Stage& stage = shared.stages[at.stage];
         ptx::Barrier* full = &shared.full[at.stage];
         ptx::mbarrier_wait(&shared.empty[at.stage], at.parity);
-        ptx::mbarrier_arrive_expect_tx(full, (waves + 1) * kPieceBytes);
+        ptx::mbarrier_arrive_expect_tx(full, pieces * kPieceBytes + sizeof(stage.b));
         if constexpr (kWgrad) {
           ptx::tma_load_2d(stage.b, &map_b, full, k, work.a);
         } else {
           ptx::tma_load_3d(stage.b, &map_b, full, k, work.a, work.expert);
         }
-        for (int piece = 0; piece < waves; ++piece) {
+        for (int piece = 0; piece < pieces; ++piece) {
           if (!work.b_is_shared) {
             ptx::tma_load_2d(stage.a + piece * kPieceBytes, &map_a, full, k, work.b + piece * kPiece);
           } else if (piece == rank) {
@@ -128,43 +129,57 @@ struct Kernel {
     }
   }
 
-  /// By each of kScaleWarps: 128 rows of A, or B's (wgrad).
+  /// By each of kScaleWarps: those of half of A, or B's (wgrad). Loads are kScaleSteps steps ahead of the copies.
   template <bool kFloat>
   __device__ static void copy_scales(const Params& p, Shared& shared, int warp) {
-    constexpr int kPerLane = kPiece / 32;
+    constexpr int kPerLane = kWgrad ? kTileJ / 32 : kPiece / 32;
     constexpr int kPerStep = kFloat ? 1 : kStep / mx::kBlock;
     const int lane = threadIdx.x % 32;
     const bool of_b = kWgrad && warp == kScaleWarps - 1;
     const Scales& scales = of_b ? p.scales_b : p.scales_a;
+    const int rows = of_b ? kTileJ : kPiece;
     auto work_list = schedule(p, shared.groups);
     Work work;
     Position at{.parity = 1};
     while (work_list.next(work)) {
       const int first = (of_b ? work.a : work.b + warp * kPiece) + lane;
-      const int end = of_b ? p.n : kWgrad ? p.m : p.num_rows;
+      const int end = min(of_b ? p.n : kWgrad ? p.m : p.num_rows, first - lane + rows);
       const int origin = work.k_begin + (kWgrad ? work.row_begin / kStep : 0), count = num_steps(work);
-      const std::int64_t row_b = kFloat ? std::int64_t{work.expert} * ceil_div(p.m, kPiece) + work.a / kPiece
-                                        : std::int64_t{work.expert} * p.m + work.a;
-      for (int begin = 0; begin < count; begin += kScaleSteps) {
-        std::uint32_t stored[kPerLane][kScaleSteps], of_weight[kScaleSteps];
+      const std::int64_t row_b =
+          kFloat ? std::int64_t{work.expert} * ceil_div(p.m, mx::kWideBlock) + work.a / mx::kWideBlock
+                 : std::int64_t{work.expert} * p.m + work.a;
+      std::uint32_t next[kScaleSteps][kPerLane + 1];  // the last one: w's
+      const auto load = [&](int begin) {
 #pragma unroll
         for (int step = 0; step < kScaleSteps; ++step) {
           const int column = (origin + begin + step) * kPerStep;
 #pragma unroll
           for (int i = 0; i < kPerLane; ++i) {
             const int row = first + 32 * i;
-            stored[i][step] = scales.load<kFloat>(row, column, row < end && begin + step < count);
+            next[step][i] = scales.load<kFloat>(row, column, row < end && begin + step < count);
           }
-          if (!kWgrad) of_weight[step] = p.scales_b.load<kFloat>(row_b, column, begin + step < count);
+          if (!kWgrad) next[step][kPerLane] = p.scales_b.load<kFloat>(row_b, column, begin + step < count);
         }
+      };
+      load(0);
+      for (int begin = 0; begin < count; begin += kScaleSteps) {
+        std::uint32_t stored[kScaleSteps][kPerLane + 1];
+#pragma unroll
+        for (int step = 0; step < kScaleSteps; ++step) {
+#pragma unroll
+          for (int i = 0; i <= kPerLane; ++i) stored[step][i] = next[step][i];
+        }
+        load(begin + kScaleSteps);
 #pragma unroll
         for (int step = 0; step < kScaleSteps; ++step) {
           if (begin + step >= count) break;
           float* to = (of_b ? shared.scales_b[at.stage] : shared.scales_a[at.stage] + warp * kPiece) + lane;
-          const float weight = kWgrad ? 1 : Scales::value<kFloat>(of_weight[step]);
+          const float weight = kWgrad ? 1 : Scales::value<kFloat>(stored[step][kPerLane]);
           ptx::mbarrier_wait(&shared.empty[at.stage], at.parity);
 #pragma unroll
-          for (int i = 0; i < kPerLane; ++i) to[32 * i] = weight * Scales::value<kFloat>(stored[i][step]);
+          for (int i = 0; i < kPerLane; ++i) {
+            if (32 * i < rows) to[32 * i] = weight * Scales::value<kFloat>(stored[step][i]);
+          }
           ptx::mbarrier_arrive(&shared.full[at.stage]);
           at.advance();
         }
@@ -173,6 +188,9 @@ struct Kernel {
   }
 
   // --- Consumers ---------------------------------------------------------------------------------------------------
+
+  /// Of a wave in the tile.
+  __device__ static int first_row(int wave, int warpgroup) { return (wave * kConsumers + warpgroup) * kWaveRows; }
 
   /// sum = a wave's rows · b over one step.
   __device__ static void multiply(float (&sum)[kSums], std::uint64_t a, std::uint64_t b) {
@@ -210,26 +228,21 @@ struct Kernel {
                                         bool add) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
     const int column = lane % 2 * 8 + lane % 4 / 2 * 4;
-    constexpr int kQuads = kSums / 8;  // of numbers per row
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float4* to = reinterpret_cast<float4*>(d_w + (row + 8 * half) * stride + column);
+      float* to = d_w + (row + 8 * half) * stride + column;
       const bool in_rows = row + 8 * half < rows;
-      float4 base[kQuads];
 #pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
-        base[i] = add && in_rows && 16 * i + column < columns ? __ldcg(to + 4 * i) : float4{};
-      }
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) {
+      for (int i = 0; i < kSums / 8; ++i) {
         const float* pair = d + 8 * i + 2 * half;  // and the pair of the next 8 columns
-        // An even lane gives the second pair for its neighbour's first.
-        const bool odd = lane & 1;
-        const float x = __shfl_xor_sync(0xffffffff, odd ? pair[0] : pair[4], 1);
-        const float y = __shfl_xor_sync(0xffffffff, odd ? pair[1] : pair[5], 1);
-        const float4 sum = odd ? float4{x, y, pair[4], pair[5]} : float4{pair[0], pair[1], x, y};
-        if (in_rows && 16 * i + column < columns) {
-          to[4 * i] = float4{base[i].x + sum.x, base[i].y + sum.y, base[i].z + sum.z, base[i].w + sum.w};
+        float4 sum{pair[0], pair[1], pair[4], pair[5]};
+        exchange_pair(sum.x, sum.z);
+        exchange_pair(sum.y, sum.w);
+        if (!in_rows || 16 * i + column >= columns) continue;
+        if (add) {
+          ptx::red_add_v4(to + 16 * i, sum);
+        } else {
+          *reinterpret_cast<float4*>(to + 16 * i) = sum;
         }
       }
     }
@@ -240,7 +253,7 @@ struct Kernel {
     const std::int64_t stride = kWgrad ? p.n : p.m;
 #pragma unroll
     for (int wave = 0; wave < kWaves; ++wave) {
-      const std::int64_t row = work.b + wave * (kTileI / 2) + warpgroup * kWaveRows;
+      const std::int64_t row = work.b + first_row(wave, warpgroup);
       const int rows = end - static_cast<int>(row);
       if (rows <= 0) continue;
       if constexpr (kWgrad) {
@@ -274,12 +287,10 @@ struct Kernel {
 
   __device__ static void consume(const Params& p, Shared& shared) {
     const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
-    const int row = warpgroup * kWaveRows + threadIdx.x / 32 % 4 * 16 + lane / 4;  // of a wave, this thread's first
+    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4;  // of a wave, this thread's first
     auto work_list = schedule(p, shared.groups);
     Work work;
     Position at;
-    constexpr int kSkew = kConsumers + 1;  // the barrier that the second warpgroup starts behind
-    bool started = false;
     while (work_list.next(work)) {
       float d[kWaves][kSums];
 #pragma unroll
@@ -287,31 +298,32 @@ struct Kernel {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) d[wave][i] = 0;
       }
-      const int waves = num_waves(work, p);
+      const int rows = end_i(work, p) - work.b;
       for (int step = 0; step < num_steps(work); ++step, at.advance()) {
-        if (!started && warpgroup == 1) ptx::named_barrier_sync(kSkew, kConsumers * kWarpgroup);
+        const auto release = [&] {
+          if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at.stage], lane);
+        };
         const Shared::Stage& stage = shared.stages[at.stage];
         ptx::mbarrier_wait(&shared.full[at.stage], at.parity);
         const std::uint64_t b = ptx::wgmma_descriptor<ptx::Major::kK>(stage.b);
+        bool released = false;
 #pragma unroll
         for (int wave = 0; wave < kWaves; ++wave) {
-          if (wave < waves) {
-            const int first = wave * (kTileI / 2);
+          const int first = first_row(wave, warpgroup);
+          if (first < rows) {  // else the tensor cores are the others'
             const float* scales = &shared.scales_a[at.stage][first + row];
             const float scale[2] = {scales[0], scales[8]};
             float sum[kSums];
-            multiply(sum,
-                     ptx::wgmma_descriptor<ptx::Major::kK>(stage.a + (first + warpgroup * kWaveRows) * kStep), b);
+            multiply(sum, ptx::wgmma_descriptor<ptx::Major::kK>(stage.a + first * kStep), b);
             // The last wave's buffer is free; wgrad still reads scales.
-            if (!kWgrad && wave == waves - 1 && lane < kCluster) {
-              ptx::mbarrier_arrive_cluster(&shared.empty[at.stage], lane);
+            if (!kWgrad && wave == kWaves - 1) {
+              release();
+              released = true;
             }
             promote(d[wave], sum, scale, shared.scales_b[at.stage]);
           }
         }
-        if (kWgrad && lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at.stage], lane);
-        if (!started && warpgroup == 0) ptx::named_barrier_arrive(kSkew, kConsumers * kWarpgroup);
-        started = true;
+        if (!released) release();
       }
       if (!work.store) continue;
       if constexpr (kWgrad) {
@@ -333,9 +345,9 @@ struct Kernel {
       ptx::fence_mbarrier_init();
     }
     if constexpr (kWgrad) {
-      WgradSchedule::load(shared.groups, p.offsets_E1, p.num_experts, kStep);
+      WgradSchedule<kStep>::load(shared.groups, p.offsets_E1, p.num_experts);
     } else {
-      RowSchedule<true>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
+      RowSchedule<true, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
     }
     ptx::cluster_sync();
     if (ptx::warpgroup_idx() == 0) {

@@ -80,11 +80,11 @@ class RowSchedule {
  public:
   static constexpr int kTileRows = kTransposed ? kTileB : kTileA, kTileColumns = kTransposed ? kTileA : kTileB;
 
-  __device__ RowSchedule(const Groups& groups, int num_experts, int columns, int k, int step = kStepK)
+  __device__ RowSchedule(const Groups& groups, int num_experts, int columns, int k)
       : groups_(groups),
         num_tiles_(groups.first[num_experts]),
         column_tiles_(ceil_div(columns, kTileColumns)),
-        k_count_(ceil_div(k, step)),
+        k_count_(ceil_div(k, kStepK)),
         rank_(ptx::cluster_cta_rank()),
         pair_(ptx::cluster_idx()),
         num_clusters_(ptx::num_clusters()) {}
@@ -137,14 +137,13 @@ class WgradSchedule {
   static constexpr int kFineness = 32;
   static constexpr int kMinPart = 1024 / kStepK;  // steps
 
-  __device__ WgradSchedule(const Groups& groups, int num_experts, int num_a, int num_b, bool assign, int step = kStepK)
+  __device__ WgradSchedule(const Groups& groups, int num_experts, int num_a, int num_b, bool assign)
       : groups_(groups),
         num_experts_(num_experts),
         num_a_(num_a),
         num_b_(num_b),
         num_pairs_(ceil_div(num_a * num_b, 2)),
         assign_(assign),
-        step_(step),
         rank_(ptx::cluster_cta_rank()),
         num_clusters_(ptx::num_clusters()),
         // Shares go to clusters in falling order: a part waits for clusters that were started earlier only.
@@ -152,8 +151,8 @@ class WgradSchedule {
     start_expert();
   }
 
-  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts, int step = kStepK) {
-    groups.load(offsets_E1, num_experts, [&](int rows) { return ceil_div(rows, step); });
+  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts) {
+    groups.load(offsets_E1, num_experts, [](int rows) { return ceil_div(rows, kStepK); });
   }
 
   /// Which parts of sums this cluster writes, and which one it waits for.
@@ -186,7 +185,7 @@ class WgradSchedule {
   __device__ void start_expert() {
     if (expert_ >= num_experts_) return;
     const int rows = groups_.offsets[expert_ + 1] - groups_.offsets[expert_];
-    steps_ = ceil_div(rows, step_);
+    steps_ = ceil_div(rows, kStepK);
     unit_ = unit_end_ = 0;
     whole_pairs_ = num_pairs_;
     if (rows <= 0) {
@@ -228,7 +227,6 @@ class WgradSchedule {
   const Groups& groups_;
   const int num_experts_, num_a_, num_b_, num_pairs_;
   const bool assign_;
-  const int step_;
   const int rank_, num_clusters_, share_;
   int expert_ = 0, turn_ = 0;
   int steps_ = 0, pair_ = 0, whole_pairs_ = 0, unit_ = 0, unit_end_ = 0;
