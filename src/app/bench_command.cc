@@ -29,9 +29,10 @@ void bench_train(const BenchOptions& options, const std::vector<std::string>& ov
   config.validate();
   if (config.training.num_threads > 0) set_num_threads(static_cast<int>(config.training.num_threads));
 
-  TrainingStep step(config);
+  TrainingStep step(config, nullptr, config.device(1));
   step.allocate();
-  std::vector<Batch> batches(static_cast<std::size_t>(config.micro_batches_per_step()), step.make_batch());
+  std::vector<Batch> batches;
+  for (std::int64_t i = 0; i < config.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
   const Philox random(static_cast<std::uint64_t>(config.debug.seed), stream_of("bench.tokens"));
   std::vector<std::int32_t> tokens(
       static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));

@@ -15,18 +15,30 @@ std::vector<TokenRange> ranges_of(std::int64_t seq_len, const SequencePart& part
 }
 }  // namespace
 
-Batch::Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len, const SequencePart& part)
+Batch::Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len, const SequencePart& part,
+             Device target)
     : num_seqs_(num_seqs),
       seq_len_(seq_len),
       part_(part),
       ranges_(ranges_of(seq_len, part)),
       mask_documents_(config.attn_mask_type == AttentionMask::kBlockCausal),
       eos_id_(static_cast<std::int32_t>(config.eos_id)) {
-  const auto count = static_cast<std::size_t>(num_tokens()), num_keys = static_cast<std::size_t>(num_seqs * seq_len);
-  for (auto* ids : {&inputs_, &labels_, &positions_, &doc_starts_}) ids->resize(count);
-  for (auto* ids : {&part_of_key_, &key_of_part_}) ids->resize(num_keys);
-  mtp_inputs_.assign(static_cast<std::size_t>(config.num_mtp_modules), inputs_);
-  mtp_labels_.assign(static_cast<std::size_t>(config.num_mtp_modules), inputs_);
+  std::int64_t end = 0;
+  // Each from a multiple of the alignment on.
+  const auto take = [&end](std::int64_t size) {
+    constexpr std::int64_t kUnit = kCudaAlignment / sizeof(std::int32_t);
+    const Ids ids{.begin = end, .size = size};
+    end += (size + kUnit - 1) / kUnit * kUnit;
+    return ids;
+  };
+  for (Ids* ids : {&inputs_, &labels_, &positions_, &doc_starts_}) *ids = take(num_tokens());
+  for (Ids* ids : {&part_of_key_, &key_of_part_}) *ids = take(num_seqs * seq_len);
+  for (std::int64_t module = 0; module < config.num_mtp_modules; ++module) {
+    mtp_inputs_.push_back(take(num_tokens()));
+    mtp_labels_.push_back(take(num_tokens()));
+  }
+  ids_ = Mirrored<std::int32_t>(end, target);
+  const std::span<std::int32_t> part_of_key = host(part_of_key_), key_of_part = host(key_of_part_);
   std::int32_t at = 0;
   for (SequencePart other = {.rank = 0, .size = part.size}; other.rank < part.size; ++other.rank) {
     const std::vector<TokenRange> ranges = ranges_of(seq_len, other);
@@ -34,8 +46,8 @@ Batch::Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_
       for (const TokenRange& range : ranges) {
         for (std::int64_t i = range.begin; i < range.end; ++i, ++at) {
           const std::int64_t key = b * seq_len + i;
-          part_of_key_[static_cast<std::size_t>(key)] = at;
-          key_of_part_[static_cast<std::size_t>(at)] = static_cast<std::int32_t>(key);
+          part_of_key[static_cast<std::size_t>(key)] = at;
+          key_of_part[static_cast<std::size_t>(at)] = static_cast<std::int32_t>(key);
         }
       }
     }
@@ -45,8 +57,10 @@ Batch::Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_
 void Batch::fill(std::span<const std::int32_t> tokens, std::span<const std::int32_t> labels) {
   const auto length = static_cast<std::size_t>(seq_len_);
   TESSERA_CHECK(tokens.size() == static_cast<std::size_t>(num_seqs_) * (length + 1), "{} tokens", tokens.size());
-  TESSERA_CHECK(labels.empty() || labels.size() == part_of_key_.size(), "{} labels", labels.size());
+  TESSERA_CHECK(labels.empty() || labels.size() == host(part_of_key_).size(), "{} labels", labels.size());
   num_valid_ = 0;
+  const std::span<std::int32_t> inputs = host(inputs_), own_labels = host(labels_), positions = host(positions_),
+                                doc_starts = host(doc_starts_);
   std::size_t at = 0;  // among this rank's tokens
   for (std::size_t b = 0; b < static_cast<std::size_t>(num_seqs_); ++b) {
     const std::span<const std::int32_t> row = tokens.subspan(b * (length + 1), length + 1);
@@ -60,15 +74,15 @@ void Batch::fill(std::span<const std::int32_t> tokens, std::span<const std::int3
       while (next < static_cast<std::size_t>(range.begin)) pass();
       for (; next < static_cast<std::size_t>(range.end); pass(), ++at) {
         const std::size_t i = next;
-        inputs_[at] = row[i];
-        labels_[at] = label_at(i);
-        num_valid_ += labels_[at] != kIgnoredLabel ? 1 : 0;
-        doc_starts_[at] = static_cast<std::int32_t>(doc_start);
-        positions_[at] = static_cast<std::int32_t>(i - doc_start);
+        inputs[at] = row[i];
+        own_labels[at] = label_at(i);
+        num_valid_ += own_labels[at] != kIgnoredLabel ? 1 : 0;
+        doc_starts[at] = static_cast<std::int32_t>(doc_start);
+        positions[at] = static_cast<std::int32_t>(i - doc_start);
         for (std::size_t module = 0; module < mtp_inputs_.size(); ++module) {
           const std::size_t depth = module + 1;
-          mtp_inputs_[module][at] = row[std::min(i + depth, length)];
-          mtp_labels_[module][at] = i + depth < length ? label_at(i + depth) : kIgnoredLabel;
+          host(mtp_inputs_[module])[at] = row[std::min(i + depth, length)];
+          host(mtp_labels_[module])[at] = i + depth < length ? label_at(i + depth) : kIgnoredLabel;
         }
       }
     }
@@ -76,15 +90,11 @@ void Batch::fill(std::span<const std::int32_t> tokens, std::span<const std::int3
 }
 
 void Batch::fill_tokens(std::span<const std::int32_t> tokens, std::span<const std::int32_t> positions) {
-  TESSERA_CHECK(seq_len_ == 1 && tokens.size() == inputs_.size() && positions.size() == inputs_.size(),
+  const std::span<std::int32_t> inputs = host(inputs_), own_positions = host(positions_);
+  TESSERA_CHECK(seq_len_ == 1 && tokens.size() == inputs.size() && positions.size() == inputs.size(),
                 "{} tokens, {} positions", tokens.size(), positions.size());
-  std::copy(tokens.begin(), tokens.end(), inputs_.begin());
-  std::copy(positions.begin(), positions.end(), positions_.begin());
-}
-
-Tensor Batch::view(const std::vector<std::int32_t>& ids, Device device) const {
-  void* data = device == Device::kMeta ? nullptr : const_cast<std::int32_t*>(ids.data());
-  return Tensor(data, {static_cast<std::int64_t>(ids.size())}, DType::kInt32, device);
+  std::copy(tokens.begin(), tokens.end(), inputs.begin());
+  std::copy(positions.begin(), positions.end(), own_positions.begin());
 }
 
 }  // namespace tessera

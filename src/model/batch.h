@@ -7,6 +7,7 @@
 
 #include "model/config.h"
 #include "ops/mla_attention.h"
+#include "tensor/mirrored.h"
 
 namespace tessera {
 
@@ -24,7 +25,8 @@ struct SequencePart {
 /// d = k + 1) reads t[min(i + d, S)] at position i and predicts t[i + d + 1], where there is one.
 class Batch {
  public:
-  Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len, const SequencePart& part = {});
+  Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len, const SequencePart& part = {},
+        Device target = Device::kCpu);
 
   /// tokens: [B, S + 1], ids in [0, vocab_size), of the whole sequences. labels: [B, S], kIgnoredLabel where a position
   /// does not count; empty: the next tokens.
@@ -33,6 +35,10 @@ class Batch {
   /// For decoding, where a sequence of this batch is one token that continues an earlier text: sets the tokens and
   /// their positions in it. seq_len must be 1.
   void fill_tokens(std::span<const std::int32_t> tokens, std::span<const std::int32_t> positions);
+
+  /// Puts what was filled in on its way to the GPU, where the batch is for one. Until it is there, which is before what
+  /// follows on the stream, nothing may be filled in.
+  void upload(const cuda::Stream& stream) const { ids_.upload(stream); }
 
   std::int64_t num_seqs() const { return num_seqs_; }
   std::int64_t seq_len() const { return seq_len_; }
@@ -60,7 +66,14 @@ class Batch {
   Tensor mtp_labels(std::size_t module, Device device) const { return view(mtp_labels_[module], device); }
 
  private:
-  Tensor view(const std::vector<std::int32_t>& ids, Device device) const;
+  /// A range of ids_.
+  struct Ids {
+    std::int64_t begin = 0, size = 0;
+  };
+  Tensor view(const Ids& ids, Device device) const { return ids_.tensor(device).rows(ids.begin, ids.begin + ids.size); }
+  std::span<std::int32_t> host(const Ids& ids) const {
+    return ids_.host().subspan(static_cast<std::size_t>(ids.begin), static_cast<std::size_t>(ids.size));
+  }
 
   std::int64_t num_seqs_, seq_len_;
   SequencePart part_;
@@ -68,9 +81,10 @@ class Batch {
   bool mask_documents_;
   std::int32_t eos_id_;
   std::int64_t num_valid_ = 0;
-  std::vector<std::int32_t> inputs_, labels_, positions_, doc_starts_;
-  std::vector<std::int32_t> part_of_key_, key_of_part_;
-  std::vector<std::vector<std::int32_t>> mtp_inputs_, mtp_labels_;
+  Ids inputs_, labels_, positions_, doc_starts_;
+  Ids part_of_key_, key_of_part_;
+  std::vector<Ids> mtp_inputs_, mtp_labels_;
+  Mirrored<std::int32_t> ids_;
 };
 
 }  // namespace tessera

@@ -18,10 +18,10 @@ Block::Block(Parameters& parameters, const ModelConfig& config, bool is_moe, boo
 }
 
 void Block::forward(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
-                    MoeLoad* load) const {
+                    const MoeSums& sums) const {
   const TraceScope trace(context.op.trace, "block.forward");
   if (context.recompute != Recompute::kFull) {
-    forward_keeping(context, x_TD, saved, out_TD, load);
+    forward_keeping(context, x_TD, saved, out_TD, sums);
     return;
   }
   const ArenaScope scope(*context.op.arena);
@@ -29,11 +29,11 @@ void Block::forward(const LayerContext& context, const Tensor& x_TD, BlockSaved&
   transient.recompute = Recompute::kSelective;  // writes least of what only a backward would read
   transient.kept = nullptr;
   BlockSaved dropped;
-  forward_keeping(transient, x_TD, dropped, out_TD, load);
+  forward_keeping(transient, x_TD, dropped, out_TD, sums);
   saved.x_TD = x_TD;
 }
 
-void Block::backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, MoeLoad* load) const {
+void Block::backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, const MoeSums& sums) const {
   const TraceScope trace(context.op.trace, "block.backward");
   if (context.recompute != Recompute::kFull) {
     backward_from_saved(context, saved, d_TD);
@@ -44,7 +44,7 @@ void Block::backward(const LayerContext& context, BlockSaved& saved, const Tenso
   repeat.repeated = true;
   repeat.kept = nullptr;
   BlockSaved again;
-  forward_keeping(repeat, saved.x_TD, again, {}, load);
+  forward_keeping(repeat, saved.x_TD, again, {}, sums);
   backward_from_saved(context, again, d_TD);
 }
 
@@ -53,7 +53,7 @@ InputForms Block::ffn_forms(const LayerContext& context) const {
 }
 
 void Block::forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
-                            MoeLoad* load) const {
+                            const MoeSums& sums) const {
   const Context& op = context.op;
   const Shape shape = x_TD.shape();
   const std::int64_t num_tokens = x_TD.dim(0);
@@ -90,16 +90,16 @@ void Block::forward_keeping(const LayerContext& context, const Tensor& x_TD, Blo
   const ArenaScope scope(*op.arena);
   const GemmOperand y_TD = norm_output(ffn_forms, saved.ffn_y_TD);
   residual_rmsnorm_forward(op, x_TD, branch_TD, context.weight(ffn_norm_), eps, saved.mid_TD, y_TD, saved.ffn_rstd_T);
-  feed(context, y_TD, saved, branch_TD, out_TD, load);
+  feed(context, y_TD, saved, branch_TD, out_TD, sums);
 }
 
 void Block::feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& scratch_TD,
-                 const Tensor& out_TD, MoeLoad* load) const {
+                 const Tensor& out_TD, const MoeSums& sums) const {
   const Tensor branch_TD = out_TD.defined() ? scratch_TD : Tensor();
   if (feed_forward_) {
     feed_forward_->forward(context, y_TD, saved.ffn_h_T2I, branch_TD, Write::kAssign);
   } else {
-    moe_->forward(context, y_TD, saved.moe, branch_TD, *load);
+    moe_->forward(context, y_TD, saved.moe, branch_TD, sums);
   }
   if (out_TD.defined()) add(context.op, saved.mid_TD, branch_TD, out_TD);
 }
@@ -120,8 +120,7 @@ void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor
   rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, norm_TD, rstd_T);
   attention_.decode(context, norm_TD, slot_T, cache_SPN, branch_TD);
   residual_rmsnorm_forward(op, x_TD, branch_TD, context.weight(ffn_norm_), eps, dropped.mid_TD, norm_TD, rstd_T);
-  MoeLoad uncounted;  // context.repeated is set
-  feed(context, norm_TD, dropped, branch_TD, out_TD, &uncounted);
+  feed(context, norm_TD, dropped, branch_TD, out_TD, {});
 }
 
 void Block::backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const {

@@ -23,12 +23,12 @@ class Block {
   Block(Parameters& parameters, const ModelConfig& config, bool is_moe, bool force_load_balance,
         const std::string& prefix, std::int64_t layer);
 
-  /// Output of x_TD (which must stay as it is until the backward) into out_TD. `load` is the MoE layer's, or null.
+  /// Output of x_TD (which must stay as it is until the backward) into out_TD. `sums`: an MoE layer's.
   void forward(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
-               MoeLoad* load) const;
+               const MoeSums& sums) const;
 
   /// d_TD: gradient of the output in, of the input out. Parameters' gradients +=.
-  void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, MoeLoad* load) const;
+  void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, const MoeSums& sums) const;
 
   /// For one new token of each slot: as forward, with Attention::decode in place of the attention over a sequence.
   void decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,
@@ -42,9 +42,9 @@ class Block {
   InputForms ffn_forms(const LayerContext& context) const;
   /// The second half: out_TD = mid_TD + FFN_or_MoE(y_TD), the latter in scratch_TD.
   void feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& scratch_TD,
-            const Tensor& out_TD, MoeLoad* load) const;
+            const Tensor& out_TD, const MoeSums& sums) const;
   void forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
-                       MoeLoad* load) const;
+                       const MoeSums& sums) const;
   void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const;
 
   ParamId attention_norm_;

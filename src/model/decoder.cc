@@ -86,8 +86,7 @@ void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
           const Tensor& out_TD) {
         const ArenaScope layer_scope(arena);
         BlockSaved saved;
-        MoeLoad uncounted;
-        block.forward(context, x_TD, saved, out_TD, &uncounted);
+        block.forward(context, x_TD, saved, out_TD, {});
         store_latents(context.op, saved.attention.kv_latent_KC.plain, saved.attention.k_rope,
                       ids(same_slot, arena.device()), batch.positions(arena.device()), cache_SPN);
       });

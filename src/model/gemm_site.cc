@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 #include "ops/grouped_gemm.h"
 #include "ops/quantize.h"
@@ -15,7 +16,12 @@ bool is_high(Precision precision) { return precision == Precision::kHigh; }
 /// Rows in use of a routed operand; all of another.
 std::int64_t rows_in_use(const LayerContext& context, const Tensor& offsets_E1) {
   if (!offsets_E1.defined() || context.op.measuring()) return -1;
-  return offsets_E1.data<std::int32_t>()[offsets_E1.dim(0) - 1];
+  const Tensor last = offsets_E1.rows(offsets_E1.dim(0) - 1, offsets_E1.dim(0));
+  if (context.op.cuda == nullptr) return last.data<std::int32_t>()[0];
+  std::int32_t num_rows = 0;
+  cuda::copy_bytes(context.op.cuda->stream(), last.raw(), sizeof num_rows, &num_rows);
+  context.op.cuda->synchronize();
+  return num_rows;
 }
 
 void observe(const LayerContext& context, ParamId site, SiteProbe::Role role, const Tensor& plain,

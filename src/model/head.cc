@@ -26,8 +26,8 @@ void Head::logits(const LayerContext& context, const Tensor& x_TD, const Tensor&
   linear_forward(context.op, y_TD, context.weight(output_), logits_TV);
 }
 
-double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
-                              const Tensor& d_x_TD, const Tensor& logits_TV) const {
+void Head::forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
+                            const Tensor& loss_1, const Tensor& d_x_TD, const Tensor& logits_TV) const {
   const TraceScope trace(context.op.trace, "head");
   const Context& op = context.op;
   ProcessGroup& ranks = context.mesh->tp;
@@ -67,10 +67,7 @@ double Head::forward_backward(const LayerContext& context, const Tensor& x_TD, c
     const Tensor d_y_tD = reduce_scatter_tokens(context, d_y_TD, name);
     rmsnorm_backward(op, d_y_tD, x_TD, context.weight(norm_), rstd_t, d_x_TD, Write::kAssign, context.gradient(norm_));
   }
-  const Tensor sum_1 = context.allocate({1}, DType::kFloat64);
-  set_zero(op, sum_1);
-  sum_losses(op, context.local_rows(losses_T), sum_1);
-  return op.measuring() ? 0.0 : *sum_1.data<double>();
+  add_sum(op, context.local_rows(losses_T), loss_1);
 }
 
 }  // namespace tessera

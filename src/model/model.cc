@@ -7,6 +7,7 @@
 #include "model/token_exchange.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/expert_bias.h"
 #include "ops/gemm.h"
 #include "ops/rmsnorm.h"
 
@@ -110,9 +111,8 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     add_moe_layer(mtp_[k].block, config.n_layers + static_cast<std::int64_t>(k));
   }
   dispatcher_ = make_dispatcher();
-  loads_.resize(moe_layers_.size());
-  clear_loads();
-  discarded_loads_ = loads_;
+  sums_ = StepSums(moe_layers_.size(), config.num_experts);
+  evaluated_ = StepSums(0, config.num_experts);
   saved_ = make_saved(0, false);
 }
 
@@ -143,8 +143,20 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
 }
 
 void Model::set_precisions(PrecisionTable table) {
-  quantized_ = QuantizedWeights(parameters_, std::move(table));
+  quantized_ = QuantizedWeights(parameters_, std::move(table), options_.device);
   dispatcher_ = make_dispatcher();
+}
+
+void Model::allocate(cuda::Runtime* cuda) {
+  TESSERA_CHECK((options_.device == Device::kCuda) == (cuda != nullptr));
+  parameters_.allocate(options_.compute, cuda);
+  quantized_.allocate();
+  if (cuda != nullptr) {  // which the constructor may do without
+    rope_ = RopeTable(config_, options_.seq_len, 0, options_.device);
+    sums_ = StepSums(moe_layers_.size(), config_.num_experts, options_.device);
+    evaluated_ = StepSums(0, config_.num_experts, options_.device);
+  }
+  if (dispatcher_ != nullptr) dispatcher_->allocate();
 }
 
 ParameterCounts Model::count_parameters() const {
@@ -184,24 +196,19 @@ LayerContext Model::layer_context(const Context& op, const Batch& batch) const {
   return context;
 }
 
-MoeLoad* Model::load_of(const Block& block, std::vector<MoeLoad>& loads) {
-  for (std::size_t i = 0; i < moe_layers_.size(); ++i) {
-    if (moe_layers_[i] == block.moe()) return &loads[i];
-  }
-  return nullptr;
+MoeSums Model::sums_of(const Block& block, Device device) const {
+  const auto found = std::find(moe_layers_.begin(), moe_layers_.end(), block.moe());
+  if (found == moe_layers_.end()) return {};
+  return sums_.layer(static_cast<std::size_t>(found - moe_layers_.begin()), device);
 }
 
-void Model::clear_loads() {
-  for (MoeLoad& load : loads_) {
-    load.counts_E.assign(static_cast<std::size_t>(config_.num_experts), 0);
-    load.balance_loss = 0.0;
-  }
-}
+void Model::clear_sums(const Context& op) { set_zero(op, sums_.all(op.device())); }
 
-void Model::update_expert_biases() {
+void Model::update_expert_biases(const Context& op) {
   if (config_.load_balance_coeff == 0.0f) return;
   for (std::size_t i = 0; i < moe_layers_.size(); ++i) {
-    moe_layers_[i]->update_expert_bias(parameters_, loads_[i].counts_E, config_.load_balance_coeff);
+    update_expert_bias(op, sums_.layer(i, op.device()).counts_E, config_.load_balance_coeff,
+                       parameters_.buffer(moe_layers_[i]->expert_bias()));
   }
 }
 
@@ -262,21 +269,20 @@ void Model::end_unit_backward(UnitId unit) {
   parameters_.release(unit);
 }
 
-LossSums Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds,
-                           SiteProbe* probe) {
+void Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds,
+                       SiteProbe* probe) {
   TESSERA_CHECK(stages_.size() == 1 && stages_[0].modules.embedding && stages_[0].modules.head);
   const ArenaScope scope(*op.arena);
   const Stopwatch forward_watch;
-  const LossSums sums = forward(op, 0, batch, scale, saved_, probe);
+  forward(op, 0, batch, scale, saved_, probe);
   if (seconds != nullptr) seconds->forward += forward_watch.seconds();
   const Stopwatch backward_watch;
   backward(op, 0, batch, scale, saved_, probe);
   if (seconds != nullptr) seconds->backward += backward_watch.seconds();
-  return sums;
 }
 
-LossSums Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch, const LossScale& scale,
-                        StageSaved& saved, SiteProbe* probe) {
+void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch, const LossScale& scale,
+                    StageSaved& saved, SiteProbe* probe) {
   const Stage& stage = stages_[stage_idx];
   const Device device = op.device();
   LayerContext context = layer_context(op, batch);
@@ -284,7 +290,6 @@ LossSums Model::forward(const Context& op, std::size_t stage_idx, const Batch& b
   context.kept = saved.arena;
   const LayerContext keeping = context.keeping();
   const Shape shape{context.num_local_tokens(), config_.dim};
-  LossSums sums;
 
   if (stage.modules.embedding) {
     saved.x_TD = keeping.allocate(shape);
@@ -297,20 +302,20 @@ LossSums Model::forward(const Context& op, std::size_t stage_idx, const Batch& b
     const std::size_t block = stage.first_block + i;
     const Tensor out_TD = keeping.allocate(shape);
     begin_unit(op, block_unit(block), unit_after(stage, block));
-    blocks_[block].forward(context, x_TD, saved.blocks[i], out_TD, load_of(blocks_[block], loads_));
+    blocks_[block].forward(context, x_TD, saved.blocks[i], out_TD, sums_of(blocks_[block], device));
     end_unit(block_unit(block));
     x_TD = out_TD;
   }
   saved.d_TD = keeping.allocate(shape);
   if (!stage.modules.head) {
     saved.out_TD = x_TD;
-    return sums;
+    return;
   }
   begin_unit_backward(
       op, head_unit_,
       stage.num_blocks > 0 ? std::optional(block_unit(stage.first_block + stage.num_blocks - 1)) : std::nullopt);
-  sums.main =
-      head_->forward_backward(context, x_TD, batch.labels(device), static_cast<float>(scale.per_token), saved.d_TD);
+  head_->forward_backward(context, x_TD, batch.labels(device), static_cast<float>(scale.per_token),
+                          sums_.main_loss(device), saved.d_TD);
   end_unit_backward(head_unit_);
 
   // Multi-token prediction.
@@ -322,16 +327,15 @@ LossSums Model::forward(const Context& op, std::size_t stage_idx, const Batch& b
     begin_unit_backward(op, mtp_[k].unit, head_unit_);  // its norm's gradient comes with the loss
     mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, saved.mtp[k], z_TD);
     end_unit(embedding_unit_);
-    mtp_[k].block.forward(context, z_TD, saved.blocks[stage.num_blocks + k], out_TD, load_of(mtp_[k].block, loads_));
+    mtp_[k].block.forward(context, z_TD, saved.blocks[stage.num_blocks + k], out_TD, sums_of(mtp_[k].block, device));
     saved.d_modules[k] = keeping.allocate(shape);
     begin_unit_backward(op, head_unit_);
-    sums.mtp += mtp_[k].head.forward_backward(context, out_TD, batch.mtp_labels(k, device),
-                                              static_cast<float>(mtp_scale), saved.d_modules[k]);
+    mtp_[k].head.forward_backward(context, out_TD, batch.mtp_labels(k, device), static_cast<float>(mtp_scale),
+                                  sums_.mtp_loss(device), saved.d_modules[k]);
     end_unit_backward(head_unit_);
     end_unit_backward(mtp_[k].unit);
     x_TD = out_TD;
   }
-  return sums;
 }
 
 void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batch, const LossScale& scale,
@@ -361,7 +365,7 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
     const Tensor d_z_TD = changing(saved.d_modules[k]);
     begin_unit_backward(op, module.unit, embedding_unit_);
     begin_unit_backward(op, embedding_unit_);
-    module.block.backward(context, saved.blocks[stage.num_blocks + k], d_z_TD, load_of(module.block, loads_));
+    module.block.backward(context, saved.blocks[stage.num_blocks + k], d_z_TD, {});
     const Tensor d_y_TD = context.allocate(shape), d_embedding_TD = context.allocate(shape);
     const Tensor eh_proj = context.weight(module.eh_proj), d_eh_proj = context.gradient(module.eh_proj);
     linear_wgrad(op, d_z_TD, projection.embedding_y_TD, d_eh_proj.columns(0, dim));
@@ -380,7 +384,7 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
   for (std::size_t i = stage.num_blocks; i-- > 0;) {
     const std::size_t block = stage.first_block + i;
     begin_unit_backward(op, block_unit(block), i > 0 ? std::optional(block_unit(block - 1)) : std::nullopt);
-    blocks_[block].backward(context, saved.blocks[i], d_TD, load_of(blocks_[block], loads_));
+    blocks_[block].backward(context, saved.blocks[i], d_TD, {});
     end_unit_backward(block_unit(block));
   }
   if (!stage.modules.embedding) {
@@ -413,7 +417,7 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
   context.repeated = true;
   const Shape shape{context.num_local_tokens(), config_.dim};
   const ArenaScope scope(*op.arena);
-  LossSums sums;
+  set_zero(op, evaluated_.all(device));
   BlockSaved dropped;
   const auto observe = [&](const std::string& name, const Tensor& x_TD) {
     if (observer) observer(name, x_TD);
@@ -430,7 +434,7 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
   }
   for (std::size_t block = stage.first_block; block < stage.first_block + stage.num_blocks; ++block) {
     begin_unit(op, block_unit(block), unit_after(stage, block));
-    blocks_[block].forward(context, x_TD, dropped, other_TD, load_of(blocks_[block], discarded_loads_));
+    blocks_[block].forward(context, x_TD, dropped, other_TD, {});
     end_unit(block_unit(block));
     std::swap(x_TD, other_TD);
     if (observer) {
@@ -441,10 +445,10 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
   }
   if (!stage.modules.head) {
     copy(op, x_TD, boundary_TD);
-    return sums;
+    return {};
   }
   begin_unit(op, head_unit_);
-  sums.main = head_->forward_backward(context, x_TD, batch.labels(device), 0.0f, {}, logits_TV);
+  head_->forward_backward(context, x_TD, batch.labels(device), 0.0f, evaluated_.main_loss(device), {}, logits_TV);
   end_unit(head_unit_);
   for (std::size_t k = 0; k < mtp_.size(); ++k) {
     const ArenaScope module_scope(*op.arena);
@@ -454,15 +458,17 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
     begin_unit(op, mtp_[k].unit, head_unit_);
     mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, saved, z_TD);
     end_unit(embedding_unit_);
-    mtp_[k].block.forward(context, z_TD, dropped, x_TD, load_of(mtp_[k].block, discarded_loads_));
+    mtp_[k].block.forward(context, z_TD, dropped, x_TD, {});
     if (observer) observe(fmt::format("mtp.{}", k), x_TD);
     begin_unit(op, head_unit_);
-    sums.mtp += mtp_[k].head.forward_backward(context, x_TD, batch.mtp_labels(k, device), 0.0f, {},
-                                              k < mtp_logits.size() ? mtp_logits[k] : Tensor());
+    mtp_[k].head.forward_backward(context, x_TD, batch.mtp_labels(k, device), 0.0f, evaluated_.mtp_loss(device), {},
+                                  k < mtp_logits.size() ? mtp_logits[k] : Tensor());
     end_unit(head_unit_);
     end_unit(mtp_[k].unit);
   }
-  return sums;
+  if (op.measuring()) return {};
+  evaluated_.fetch(op);
+  return evaluated_.losses();
 }
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 namespace tessera {
 
 struct ModelOptions {
+  Device device = Device::kCpu;  // where it runs: kCpu or kCuda
   DType compute = DType::kBFloat16;
   Recompute recompute = Recompute::kNone;
   bool force_load_balance = false;
@@ -31,12 +32,6 @@ struct ModelOptions {
   double capacity_factor = 0.0;
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;
-};
-
-/// Sums over a micro-batch's (or a step's) valid positions, of this rank's tokens.
-struct LossSums {
-  double main = 0.0;
-  double mtp = 0.0;  // over all modules
 };
 
 /// Factors that turn a micro-batch's sums into its part of the step's loss
@@ -113,11 +108,11 @@ class Model {
   }
   /// One entry per parameter. Before the quantized weights are allocated.
   void set_precisions(PrecisionTable table);
-  /// Memory that expert parallelism takes, and taking it, together with all ranks.
+  /// Memory that expert parallelism takes.
   std::size_t window_bytes() const { return dispatcher_ == nullptr ? 0 : dispatcher_->window_bytes(); }
-  void allocate_window() {
-    if (dispatcher_ != nullptr) dispatcher_->allocate();
-  }
+  /// Takes the memory of a model that is trained, together with all ranks; on the GPU of `cuda`, which must stay, if
+  /// that is where it runs.
+  void allocate(cuda::Runtime* cuda = nullptr);
   ParamId embedding() const { return embedding_; }
   const std::vector<Block>& blocks() const { return blocks_; }
   const Head& head() const { return *head_; }
@@ -126,36 +121,37 @@ class Model {
   std::size_t num_stages() const { return stages_.size(); }
   const StageModules& stage(std::size_t i) const { return stages_[i].modules; }
   StageSaved make_saved(std::size_t stage, bool defers) const;
-  /// A stage's forward of a micro-batch; loads +=. With the head also its backward, whose losses are returned.
-  /// `probe`, if given, is told of the operands of every GEMM site.
-  LossSums forward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
-                   SiteProbe* probe = nullptr);
+  /// A stage's forward of a micro-batch, with the head also its backward; sums() +=. `probe`, if given, is told of the
+  /// operands of every GEMM site.
+  void forward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
+               SiteProbe* probe = nullptr);
   /// Its backward: gradients +=, if make_saved was to defer, those of the GEMM sites' weights by backward_weights().
   void backward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                 SiteProbe* probe = nullptr);
   void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);
 
-  /// Forward and backward of one micro-batch by a model of one stage. Activations live on op's arena during the call.
-  /// `seconds`, if given: forward and backward +=.
-  LossSums train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds = nullptr,
-                      SiteProbe* probe = nullptr);
+  /// Forward and backward of one micro-batch by a model of one stage; sums() +=. Activations live on op's arena during
+  /// the call. `seconds`, if given: forward and backward +=.
+  void train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds = nullptr,
+                  SiteProbe* probe = nullptr);
 
-  /// Forward only; loads stay as they are. logits_TV [T, V] and mtp_logits (one per module), float32, are filled where
-  /// defined. Of one of several stages: x_TD is its input, but for the embedding's, and becomes its output, but for the
-  /// head's.
+  /// Forward only; sums() stay as they are, and the losses are waited for. logits_TV [T, V] and mtp_logits (one per
+  /// module), float32, are filled where defined. Of one of several stages: x_TD is its input, but for the embedding's,
+  /// and becomes its output, but for the head's.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {},
                     const Tensor& logits_TV = {}, std::span<const Tensor> mtp_logits = {}, std::size_t stage = 0,
                     const Tensor& x_TD = {});
 
-  /// This rank's MoE layers in order (MTP modules' last), with what their loads have added up to since clear_loads().
+  /// What this rank's forwards have added up since clear_sums(); its layers are this rank's MoE layers.
+  StepSums& sums() { return sums_; }
+  void clear_sums(const Context& op);
+  /// This rank's MoE layers in order (MTP modules' last).
   std::size_t num_moe_layers() const { return moe_layers_.size(); }
   const Moe& moe_layer(std::size_t i) const { return *moe_layers_[i]; }
   /// Its place among the MoE layers of the whole model.
   std::size_t moe_index(std::size_t i) const { return moe_index_[i]; }
-  MoeLoad& load(std::size_t i) { return loads_[i]; }
-  void clear_loads();
-  /// One update of every expert bias from the loads (SEMANTICS: once per optimizer step, before it).
-  void update_expert_biases();
+  /// One update of every expert bias from the sums over all ranks (once per optimizer step, before it).
+  void update_expert_biases(const Context& op);
 
  private:
   struct MtpModule;
@@ -179,7 +175,8 @@ class Model {
   /// x_TD (=) this rank's tokens' embeddings, and their gradients; tokens_T: of all (model/token_exchange.h).
   void embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_TD) const;
   void embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_TD) const;
-  MoeLoad* load_of(const Block& block, std::vector<MoeLoad>& loads);
+  /// What a block's MoE layer adds to; nothing for a dense block.
+  MoeSums sums_of(const Block& block, Device device) const;
   void mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T, const Tensor& hidden_TD,
                  MtpSaved& saved, const Tensor& z_TD) const;
 
@@ -197,8 +194,8 @@ class Model {
   std::vector<const Moe*> moe_layers_;
   std::unique_ptr<Dispatcher> dispatcher_;  // null if no layer needs one
   std::vector<std::size_t> moe_index_;
-  std::vector<MoeLoad> loads_;
-  std::vector<MoeLoad> discarded_loads_;  // evaluation counts here
+  StepSums sums_;
+  StepSums evaluated_;  // losses only
   std::vector<Stage> stages_;
   StageSaved saved_;  // train_step's
 };

@@ -1,7 +1,5 @@
 #include "model/moe.h"
 
-#include <numeric>
-
 #include "ops/elementwise.h"
 #include "ops/swiglu.h"
 
@@ -99,19 +97,17 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
   }
 }
 
-double Moe::balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing) const {
+void Moe::balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing,
+                  const Tensor& loss_1) const {
   const ArenaScope scope(*context.op.arena);
   const Tensor sums_B2E = context.allocate({context.batch->num_seqs(), 2, routing.scores_TE.dim(1)}, DType::kFloat32);
   balance_sums(context.op, options, routing.scores_TE, sums_B2E);
   if (!context.op.measuring()) context.mesh->sequence.all_reduce(sums_B2E, name_).wait();
-  const Tensor loss_1 = context.allocate({1}, DType::kFloat64);
-  set_zero(context.op, loss_1);
   balance_loss(context.op, options, sums_B2E, routing.balance_f_BE, loss_1);
-  return context.op.measuring() ? 0.0 : *loss_1.data<double>();
 }
 
 void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_TD,
-                  MoeLoad& load) const {
+                  const MoeSums& sums) const {
   const TraceScope trace(context.op.trace, "moe.forward");
   const ModelConfig& config = *context.config;
   const Context& op = context.op;
@@ -126,13 +122,9 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
     linear_forward(op, widened(context, y_TD), widened(context, context.weight(gate_)), logits_TE);
     const RouterOptions options = router_options(context);
     router_forward(op, options, logits_TE, context.parameters->buffer(expert_bias_), saved.routing);
-    const double sum_of_balance = options.balance_coefficient == 0.0f ? 0.0 : balance(context, options, saved.routing);
-    if (!context.repeated && !op.measuring()) {
-      load.balance_loss += sum_of_balance;
-      for (std::size_t e = 0; e < load.counts_E.size(); ++e) {
-        load.counts_E[e] += saved.routing.counts_E.data<std::int32_t>()[e];
-      }
-    }
+    const MoeSums counted = context.repeated ? MoeSums() : sums;
+    if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, counted.balance_loss_1);
+    if (counted.counts_E.defined()) add_counts(op, saved.routing.counts_E, counted.counts_E);
   }
 
   const InputForms x_forms = input_forms(context, {w13_});
@@ -208,22 +200,6 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     linear_dgrad(op, d_logits_TE, gate, d_y_router_TD);
     add(op, d_y_TD, d_y_router_TD, d_y_TD);
   }
-}
-
-void Moe::update_expert_bias(const Parameters& parameters, const std::vector<std::int64_t>& counts_E,
-                             float coeff) const {
-  const Tensor bias_E = parameters.buffer(expert_bias_);
-  float* bias = bias_E.data<float>();
-  const auto experts = static_cast<std::size_t>(bias_E.dim(0));
-  const double mean = static_cast<double>(std::accumulate(counts_E.begin(), counts_E.end(), std::int64_t{0})) /
-                      static_cast<double>(experts);
-  const auto sign_of = [&](std::size_t e) {
-    const double lack = mean - static_cast<double>(counts_E[e]);
-    return lack > 0.0 ? 1.0f : (lack < 0.0 ? -1.0f : 0.0f);
-  };
-  float mean_sign = 0.0f;
-  for (std::size_t e = 0; e < experts; ++e) mean_sign += sign_of(e) / static_cast<float>(experts);
-  for (std::size_t e = 0; e < experts; ++e) bias[e] += coeff * (sign_of(e) - mean_sign);
 }
 
 }  // namespace tessera

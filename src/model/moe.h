@@ -6,6 +6,7 @@
 
 #include "ep/dispatcher.h"
 #include "model/feed_forward.h"
+#include "model/step_sums.h"
 #include "ops/router.h"
 
 namespace tessera {
@@ -18,12 +19,6 @@ struct MoeSaved {
   Tensor shared_h_T2I;
   // Kept under kNone, else dispatched again.
   GemmOperand x_RD;
-};
-
-/// What an MoE layer adds up over a step. Forwards that are repeated for recomputation add nothing.
-struct MoeLoad {
-  std::vector<std::int64_t> counts_E;  // (token, expert) pairs per expert
-  double balance_loss = 0.0;           // summed over sequences, coefficient included; the same on all their ranks
 };
 
 /// What a dispatcher of this model's MoE layers must be told of the model.
@@ -41,25 +36,24 @@ class Moe {
   std::int64_t row_alignment(const QuantizedWeights& quantized) const;
   /// Memory for what the forward keeps.
   void allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const;
-  /// After allocate_saved: out_TD = MoE(y_TD) and load +=. An undefined out_TD: only what the backward needs.
+  /// After allocate_saved: out_TD = MoE(y_TD); sums +=, unless the forward is repeated for recomputation. An undefined
+  /// out_TD: only what the backward needs.
   void forward(const LayerContext& context, const GemmOperand& y_TD, const MoeSaved& saved, const Tensor& out_TD,
-               MoeLoad& load) const;
+               const MoeSums& sums) const;
 
   /// d_y_TD from d_out_TD; parameters' gradients +=. Overwrites the saved h.
   void backward(const LayerContext& context, const GemmOperand& y_TD, const MoeSaved& saved, const Tensor& d_out_TD,
                 const Tensor& d_y_TD) const;
-
-  /// The bias update of a step, from its counts over all data ranks (arXiv 2408.15664):
-  /// bias += delta - mean(delta), delta = coeff · sign(mean(counts) - counts).
-  void update_expert_bias(const Parameters& parameters, const std::vector<std::int64_t>& counts_E, float coeff) const;
 
   const std::string& name() const { return name_; }
   ParamId expert_bias() const { return expert_bias_; }
 
  private:
   RouterOptions router_options(const LayerContext& context) const;
-  /// The balance loss of the micro-batch's sequences, with the tokens that other ranks have of them.
-  double balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing) const;
+  /// loss_1 (float64) += the balance loss of the micro-batch's sequences, with the tokens that other ranks have of
+  /// them; undefined: only what the backward needs.
+  void balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing,
+               const Tensor& loss_1) const;
   Tensor widened(const LayerContext& context, const Tensor& x) const;
 
   std::string name_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "ops/checks.h"
+#include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
@@ -120,16 +122,18 @@ std::size_t Parameters::num_bytes(DType compute) const {
          gradient_slots_.size() * bytes_of(slot_size_, DType::kFloat32);
 }
 
-void Parameters::allocate(DType compute) {
+void Parameters::allocate(DType compute, cuda::Runtime* cuda) {
   compute_ = compute;
-  device_ = Device::kCpu;
+  cuda_ = cuda;
+  device_ = cuda == nullptr ? Device::kCpu : Device::kCuda;
+  no_scratch_ = Arena(0, device_);
   for (Buffer* buffer : {&masters_, &gradients_, &first_moments_, &second_moments_}) {
-    *buffer = Buffer(bytes_of(total_, DType::kFloat32));
+    *buffer = Buffer(bytes_of(total_, DType::kFloat32), device_);
   }
-  if (compute == DType::kBFloat16) shadows_ = Buffer(bytes_of(total_, compute));
-  buffers_ = Buffer(bytes_of(buffer_total_, DType::kFloat32));
-  gathered_ = Buffer(slots_.size() * bytes_of(slot_size_, compute));
-  summed_ = Buffer(gradient_slots_.size() * bytes_of(slot_size_, DType::kFloat32));
+  if (compute == DType::kBFloat16) shadows_ = Buffer(bytes_of(total_, compute), device_);
+  buffers_ = Buffer(bytes_of(buffer_total_, DType::kFloat32), device_);
+  gathered_ = Buffer(slots_.size() * bytes_of(slot_size_, compute), device_);
+  summed_ = Buffer(gradient_slots_.size() * bytes_of(slot_size_, DType::kFloat32), device_);
 }
 
 void Parameters::allocate_weights(DType compute) {
@@ -283,8 +287,7 @@ void Parameters::acquire_gradients(UnitId unit) {
   free->wait();
   free->unit = unit;
   free->in_use = true;
-  Arena no_scratch(0);
-  set_zero({.arena = &no_scratch},
+  set_zero(context(),
            in_slot(summed_, DType::kFloat32, static_cast<std::size_t>(free - gradient_slots_.data()), 0, {slot_size_}));
 }
 
@@ -340,17 +343,42 @@ void Parameters::set(ParamId id, std::int64_t offset, std::span<const float> num
     const std::int64_t first = std::max(global, offset), last = std::min(global + count, end);
     if (first >= last) return;
     const float* source = numbers.data() + (first - offset);
-    const std::int64_t target = flat_begin + (first - global);
-    if (masters_.data() != nullptr) std::copy_n(source, last - first, all_masters().data<float>() + target);
-    if (compute_ == DType::kBFloat16) {
+    const std::int64_t target = flat_begin + (first - global), end_of_target = target + (last - first);
+    if (masters_.data() != nullptr) {
+      const Tensor masters = all_masters().rows(target, end_of_target);
+      write({source, static_cast<std::size_t>(last - first)}, masters);
+      if (compute_ == DType::kBFloat16) convert(context(), masters, all_shadows().rows(target, end_of_target));
+    } else if (compute_ == DType::kBFloat16) {
       std::transform(source, source + (last - first), all_shadows().data<BFloat16>() + target,
                      [](float number) { return BFloat16(number); });
     }
   });
 }
 
+Context Parameters::context() const { return {.arena = &no_scratch_, .cuda = cuda_}; }
+
+void Parameters::write(std::span<const float> numbers, const Tensor& tensor) const {
+  TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {static_cast<std::int64_t>(numbers.size())});
+  if (cuda_ == nullptr) {
+    std::copy(numbers.begin(), numbers.end(), tensor.data<float>());
+    return;
+  }
+  cuda::copy_bytes(cuda_->stream(), numbers.data(), numbers.size_bytes(), tensor.raw());
+  cuda_->synchronize();
+}
+
+void Parameters::read(const Tensor& tensor, std::span<float> numbers) const {
+  TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {static_cast<std::int64_t>(numbers.size())});
+  if (cuda_ == nullptr) {
+    std::copy_n(tensor.data<float>(), numbers.size(), numbers.begin());
+    return;
+  }
+  cuda::copy_bytes(cuda_->stream(), tensor.raw(), numbers.size_bytes(), numbers.data());
+  cuda_->synchronize();
+}
+
 void Parameters::initialise(std::uint64_t seed) {
-  float* masters = all_masters().data<float>();
+  std::vector<float> drawn;  // on its way to a GPU
   for (ParamId id = 0; id < specs_.size(); ++id) {
     const ParamSpec& spec = specs_[id];
     const Philox random(seed, stream_of(spec.name));
@@ -358,13 +386,23 @@ void Parameters::initialise(std::uint64_t seed) {
     // Numbers of one matrix's half: rows of gate, then rows of up.
     const std::int64_t half =
         spec.init_up ? spec.shape[num_dims - 1] * spec.shape[num_dims - 2] / 2 : spec.shape.num_elements();
-    for_each_run(id, [&](std::int64_t flat_begin, std::int64_t global, std::int64_t count) {
+    const auto draw = [&](std::int64_t first, std::int64_t count, float* target) {
       parallel_ranges(count, 1 << 14, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
-          const bool is_up = spec.init_up && (global + i) / half % 2 == 1;
-          fill(is_up ? *spec.init_up : spec.init, random, global + i, masters[flat_begin + i]);
+          const bool is_up = spec.init_up && (first + i) / half % 2 == 1;
+          fill(is_up ? *spec.init_up : spec.init, random, first + i, target[i]);
         }
       });
+    };
+    for_each_run(id, [&](std::int64_t flat_begin, std::int64_t global, std::int64_t count) {
+      if (device_ == Device::kCpu) return draw(global, count, all_masters().data<float>() + flat_begin);
+      constexpr std::int64_t kChunk = 1 << 24;
+      for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+        drawn.resize(static_cast<std::size_t>(std::min(kChunk, count - begin)));
+        const auto size = static_cast<std::int64_t>(drawn.size());
+        draw(global + begin, size, drawn.data());
+        write(drawn, all_masters().rows(flat_begin + begin, flat_begin + begin + size));
+      }
     });
   }
   refresh_shadows();
@@ -372,8 +410,7 @@ void Parameters::initialise(std::uint64_t seed) {
 
 void Parameters::refresh_shadows() {
   if (compute_ != DType::kBFloat16) return;
-  Arena no_scratch(0);
-  convert({.arena = &no_scratch}, all_masters().reshape({total_ / kAlignmentInNumbers, kAlignmentInNumbers}),
+  convert(context(), all_masters().reshape({total_ / kAlignmentInNumbers, kAlignmentInNumbers}),
           all_shadows().reshape({total_ / kAlignmentInNumbers, kAlignmentInNumbers}));
 }
 

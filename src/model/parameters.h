@@ -96,8 +96,8 @@ class Parameters {
 
   /// Bytes that allocate() takes.
   std::size_t num_bytes(DType compute) const;
-  /// `compute`: the type that layers read, float32 or bfloat16.
-  void allocate(DType compute);
+  /// `compute`: the type that layers read, float32 or bfloat16. With a GPU's runtime, which must stay, on that GPU.
+  void allocate(DType compute, cuda::Runtime* cuda = nullptr);
   /// Only what layers read, for inference on one rank: no gradients, no moments, and masters only when computing in
   /// float32.
   void allocate_weights(DType compute);
@@ -161,6 +161,9 @@ class Parameters {
   /// Sets numbers of a parameter from `offset` of the flattened whole on, as far as this rank has them, in the masters
   /// and in the copies, as far as there are any.
   void set(ParamId id, std::int64_t offset, std::span<const float> numbers);
+  /// Numbers of one of this rank's float32 tensors, wherever it is, from and to the host, which waits for them.
+  void write(std::span<const float> numbers, const Tensor& tensor) const;
+  void read(const Tensor& tensor, std::span<float> numbers) const;
 
  private:
   /// Parameters of a unit that are cut alike.
@@ -187,6 +190,8 @@ class Parameters {
     void wait();
   };
 
+  /// For operators on the parameters, which need no scratch memory.
+  Context context() const;
   ProcessGroup& group(const Bucket& bucket) const;
   bool sharded(const Bucket& bucket) const { return group(bucket).size() > 1; }
   bool sharded_unit(UnitId unit) const;
@@ -215,6 +220,8 @@ class Parameters {
   std::int64_t buffer_total_ = 0;
   DType compute_ = DType::kFloat32;
   Device device_ = Device::kMeta;
+  cuda::Runtime* cuda_ = nullptr;
+  mutable Arena no_scratch_{0};
   Buffer masters_, gradients_, first_moments_, second_moments_, shadows_, buffers_;
   Buffer gathered_, summed_;
   std::vector<Slot> slots_, gradient_slots_;

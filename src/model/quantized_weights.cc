@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-QuantizedWeights::QuantizedWeights(const Parameters& parameters, PrecisionTable table)
-    : parameters_(&parameters), table_(std::move(table)), places_(table_.size()) {
+QuantizedWeights::QuantizedWeights(const Parameters& parameters, PrecisionTable table, Device target)
+    : parameters_(&parameters), table_(std::move(table)), target_(target), places_(table_.size()) {
   TESSERA_CHECK(table_.empty() || table_.size() == parameters.size(), "{} {}", table_.size(), parameters.size());
   std::vector<std::size_t> unit_bytes(parameters.num_units());
   for (ParamId id = 0; id < table_.size(); ++id) {
@@ -16,7 +16,8 @@ QuantizedWeights::QuantizedWeights(const Parameters& parameters, PrecisionTable 
     const auto take = [&](const Shape& shape, DType dtype) {
       const std::size_t at = used;
       const std::size_t bytes = static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);
-      used += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      const std::size_t alignment = alignment_on(target_);
+      used += (bytes + alignment - 1) / alignment * alignment;
       return at;
     };
     const Shape& shape = parameters.local_shape(id);
@@ -24,7 +25,7 @@ QuantizedWeights::QuantizedWeights(const Parameters& parameters, PrecisionTable 
     Place& place = places_[id];
     place.row_elements = take(shape, DType::kFloat8E4M3);
     place.row_scales = take(mx::scales_shape(shape, format), mx::scales_dtype(format));
-    if (!format.square()) {
+    if (has_columns(format)) {
       place.column_elements = take(shape, DType::kFloat8E4M3);
       place.column_scales = take(mx::scales_shape(mx::transposed(shape), format), mx::scales_dtype(format));
     }
@@ -45,7 +46,7 @@ QuantizedWeight QuantizedWeights::weight(ParamId id) const {
       meta || !parameters_->sharded(id) ? 0 : slots_begin_ + parameters_->slot(parameters_->unit(id)) * slot_bytes_;
   const auto view = [&](const Shape& shape, const mx::Format& format, std::size_t elements, std::size_t scales) {
     const auto at = [&](std::size_t offset) { return meta ? nullptr : buffer_.data() + base + offset; };
-    const Device device = meta ? Device::kMeta : Device::kCpu;
+    const Device device = meta ? Device::kMeta : target_;
     return mx::Quantized{Tensor(at(elements), shape, DType::kFloat8E4M3, device),
                          Tensor(at(scales), mx::scales_shape(shape, format), mx::scales_dtype(format), device), format};
   };
@@ -53,13 +54,13 @@ QuantizedWeight QuantizedWeights::weight(ParamId id) const {
   const mx::Format& format = table_[id].weight;
   const Shape& shape = parameters_->local_shape(id);
   QuantizedWeight weight{.rows = view(shape, format, place.row_elements, place.row_scales), .columns = {}};
-  if (!format.square()) {
+  if (has_columns(format)) {
     weight.columns = view(mx::transposed(shape), format, place.column_elements, place.column_scales);
   }
   return weight;
 }
 
-void QuantizedWeights::allocate() { buffer_ = Buffer(num_bytes_); }
+void QuantizedWeights::allocate() { buffer_ = Buffer(num_bytes_, target_); }
 
 void QuantizedWeights::refresh_one(const Context& op, ParamId id) {
   const QuantizedWeight quantized = weight(id);

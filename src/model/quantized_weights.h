@@ -11,8 +11,9 @@ class QuantizedWeights {
  public:
   /// Without low precision.
   QuantizedWeights() = default;
-  /// `table` has an entry per parameter, or none. Takes no memory. `parameters` must stay.
-  QuantizedWeights(const Parameters& parameters, PrecisionTable table);
+  /// `table` has an entry per parameter, or none. Takes no memory. `parameters` must stay. `target`: a GPU reads 8-bit
+  /// elements along the contraction only, and needs both orientations of square blocks as well.
+  QuantizedWeights(const Parameters& parameters, PrecisionTable table, Device target = Device::kCpu);
 
   const SitePrecision& precision(ParamId id) const;
   const PrecisionTable& table() const { return table_; }
@@ -32,9 +33,11 @@ class QuantizedWeights {
     std::size_t row_elements = 0, row_scales = 0, column_elements = 0, column_scales = 0;
   };
   void refresh_one(const Context& op, ParamId id);
+  bool has_columns(const mx::Format& format) const { return !format.square() || target_ == Device::kCuda; }
 
   const Parameters* parameters_ = nullptr;
   PrecisionTable table_;
+  Device target_ = Device::kCpu;
   std::vector<Place> places_;
   std::size_t slots_begin_ = 0, slot_bytes_ = 0, num_bytes_ = 0;
   Buffer buffer_;

@@ -34,21 +34,28 @@ std::vector<double> frequencies(const ModelConfig& config, std::int64_t seq_len)
 
 }  // namespace
 
-RopeTable::RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions)
+RopeTable::RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions, Device target)
     : seq_len_(seq_len), num_positions_(num_positions > 0 ? num_positions : seq_len) {
   const std::vector<double> turns = frequencies(config, seq_len);
+  const std::int64_t size = num_positions_ * static_cast<std::int64_t>(turns.size());
+  cos_ = Mirrored<float>(size, target);
+  sin_ = Mirrored<float>(size, target);
+  std::size_t at = 0;
   for (std::int64_t position = 0; position < num_positions_; ++position) {
     for (const double frequency : turns) {
-      cos_.push_back(static_cast<float>(std::cos(static_cast<double>(position) * frequency)));
-      sin_.push_back(static_cast<float>(std::sin(static_cast<double>(position) * frequency)));
+      cos_.host()[at] = static_cast<float>(std::cos(static_cast<double>(position) * frequency));
+      sin_.host()[at++] = static_cast<float>(std::sin(static_cast<double>(position) * frequency));
     }
   }
+  if (target != Device::kCuda) return;
+  const cuda::Stream stream;
+  cos_.upload(stream);
+  sin_.upload(stream);
+  stream.synchronize();
 }
 
-Tensor RopeTable::view(const std::vector<float>& values, Device device) const {
-  void* data = device == Device::kMeta ? nullptr : const_cast<float*>(values.data());
-  return Tensor(data, {num_positions_, static_cast<std::int64_t>(values.size()) / num_positions_}, DType::kFloat32,
-                device);
+Tensor RopeTable::view(const Mirrored<float>& values, Device device) const {
+  return values.tensor(device).reshape({num_positions_, values.size() / num_positions_});
 }
 
 }  // namespace tessera

@@ -2,16 +2,16 @@
 // sequence is longer than the model's original one.
 #pragma once
 
-#include <vector>
-
 #include "model/config.h"
+#include "tensor/mirrored.h"
 
 namespace tessera {
 
 class RopeTable {
  public:
   /// `seq_len`: of training, which decides about YaRN. `num_positions`: rows of the table; 0: seq_len.
-  RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions = 0);
+  RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions = 0,
+            Device target = Device::kCpu);
 
   std::int64_t seq_len() const { return seq_len_; }
   /// [num_positions, qk_rope_head_dim / 2] float32.
@@ -19,10 +19,10 @@ class RopeTable {
   Tensor sin(Device device) const { return view(sin_, device); }
 
  private:
-  Tensor view(const std::vector<float>& values, Device device) const;
+  Tensor view(const Mirrored<float>& values, Device device) const;
 
   std::int64_t seq_len_, num_positions_;
-  std::vector<float> cos_, sin_;
+  Mirrored<float> cos_, sin_;
 };
 
 }  // namespace tessera

@@ -7,7 +7,6 @@ namespace tessera {
 
 TESSERA_BACKENDS(cross_entropy_sums)
 TESSERA_BACKENDS(cross_entropy)
-TESSERA_BACKENDS(sum_losses)
 
 void cross_entropy_sums(const Context& context, const Tensor& logits_TV, const Tensor& labels_T, std::int64_t first_id,
                         const Tensor& sums_T3) {
@@ -30,13 +29,6 @@ void cross_entropy(const Context& context, const Tensor& sums_PT3, const Tensor&
   if (d_logits_TV.defined()) TESSERA_CHECK_TENSOR(d_logits_TV, d_logits_TV.dtype(), {num_tokens, vocab});
   TESSERA_CHECK(first_id % vocab == 0 && first_id / vocab < num_ranks, "{} of {} x {}", first_id, num_ranks, vocab);
   TESSERA_RUN(cross_entropy, context, sums_PT3, logits_TV, labels_T, first_id, scale, losses_T, d_logits_TV);
-}
-
-void sum_losses(const Context& context, const Tensor& losses_T, const Tensor& sum_1) {
-  const TraceScope trace(context.trace, "sum_losses");
-  TESSERA_CHECK_TENSOR(losses_T, DType::kFloat32, {losses_T.dim(0)});
-  TESSERA_CHECK_TENSOR(sum_1, DType::kFloat64, {1});
-  TESSERA_RUN(sum_losses, context, losses_T, sum_1);
 }
 
 }  // namespace tessera

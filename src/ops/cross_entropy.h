@@ -24,7 +24,4 @@ void cross_entropy_sums(const Context& context, const Tensor& logits_TV, const T
 void cross_entropy(const Context& context, const Tensor& sums_PT3, const Tensor& logits_TV, const Tensor& labels_T,
                    std::int64_t first_id, float scale, const Tensor& losses_T, const Tensor& d_logits_TV);
 
-/// sum_1 (float64, [1]) += the sum of losses_T (float32).
-void sum_losses(const Context& context, const Tensor& losses_T, const Tensor& sum_1);
-
 }  // namespace tessera

@@ -103,11 +103,4 @@ void cross_entropy(const Context& context, const Tensor& sums_PT3, const Tensor&
   }
 }
 
-void sum_losses(const Context& context, const Tensor& losses_T, const Tensor& sum_1) {
-  if (context.measuring()) return;
-  double sum = 0.0;
-  for (std::int64_t t = 0; t < losses_T.dim(0); ++t) sum += static_cast<double>(losses_T.data<float>()[t]);
-  sum_1.data<double>()[0] += sum;
-}
-
 }  // namespace tessera::cpu

@@ -4,7 +4,6 @@
 
 #include "ops/cross_entropy.h"
 #include "ops/cuda/launch.cuh"
-#include "ops/cuda/reduce.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -142,15 +141,6 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    sum_losses_kernel(const float* losses_T, std::int64_t num_tokens, double* sum) {
-  __shared__ double slots[kThreads / kWarp];
-  double of_thread = 0.0;
-  for (std::int64_t t = threadIdx.x; t < num_tokens; t += kThreads) of_thread += losses_T[t];
-  const double all = sum_of_block(of_thread, slots);
-  if (threadIdx.x == 0) *sum += all;
-}
-
 }  // namespace
 
 void cross_entropy_sums(const Context& op, const Tensor& logits_TV, const Tensor& labels_T, std::int64_t first_id,
@@ -183,12 +173,6 @@ void cross_entropy(const Context& op, const Tensor& sums_PT3, const Tensor& logi
           numbers<float>(losses_T), numbers<T>(d_logits_TV));
     });
   });
-}
-
-void sum_losses(const Context& op, const Tensor& losses_T, const Tensor& sum_1) {
-  if (op.measuring()) return;
-  sum_losses_kernel<<<1, kThreads, 0, stream_of(op)>>>(numbers<const float>(losses_T), losses_T.dim(0),
-                                                       numbers<double>(sum_1));
 }
 
 }  // namespace tessera::cuda

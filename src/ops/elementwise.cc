@@ -1,11 +1,14 @@
 #include "ops/elementwise.h"
 
 #include "ops/backends.h"
+#include "ops/checks.h"
 
 namespace tessera {
 
 TESSERA_BACKENDS(convert)
 TESSERA_BACKENDS(add)
+TESSERA_BACKENDS(add_sum)
+TESSERA_BACKENDS(add_counts)
 TESSERA_BACKENDS(copy)
 TESSERA_BACKENDS(set_zero)
 TESSERA_BACKENDS(all_finite)
@@ -23,6 +26,18 @@ void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor&
   TESSERA_CHECK(a.dtype() == sum.dtype() && (b.dtype() == a.dtype() || b.dtype() == DType::kFloat32));
   TESSERA_CHECK(a.is_contiguous() && b.is_contiguous() && sum.is_contiguous());
   TESSERA_RUN(add, context, a, b, sum);
+}
+
+void add_sum(const Context& context, const Tensor& x_N, const Tensor& sum_1) {
+  TESSERA_CHECK_TENSOR(x_N, DType::kFloat32, {x_N.dim(0)});
+  TESSERA_CHECK_TENSOR(sum_1, DType::kFloat64, {1});
+  TESSERA_RUN(add_sum, context, x_N, sum_1);
+}
+
+void add_counts(const Context& context, const Tensor& x_N, const Tensor& sum_N) {
+  TESSERA_CHECK_TENSOR(x_N, DType::kInt32, {x_N.dim(0)});
+  TESSERA_CHECK_TENSOR(sum_N, DType::kFloat64, {x_N.dim(0)});
+  TESSERA_RUN(add_counts, context, x_N, sum_N);
 }
 
 void copy(const Context& context, const Tensor& source, const Tensor& target) {

@@ -49,6 +49,18 @@ void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor&
   });
 }
 
+void add_sum(const Context& context, const Tensor& x_N, const Tensor& sum_1) {
+  if (context.measuring()) return;
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < x_N.dim(0); ++i) sum += static_cast<double>(x_N.data<float>()[i]);
+  sum_1.data<double>()[0] += sum;
+}
+
+void add_counts(const Context& context, const Tensor& x_N, const Tensor& sum_N) {
+  if (context.measuring()) return;
+  for (std::int64_t i = 0; i < x_N.dim(0); ++i) sum_N.data<double>()[i] += x_N.data<std::int32_t>()[i];
+}
+
 void copy(const Context& context, const Tensor& source, const Tensor& target) {
   if (context.measuring()) return;
   const auto* from = static_cast<const std::byte*>(source.raw());

@@ -5,6 +5,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kSumThreads = 1024;
 
 template <typename From, typename To, int kCount>
 __global__ void convert_kernel(const From* source, std::int64_t source_stride, To* target, std::int64_t target_stride,
@@ -29,6 +30,26 @@ __global__ void add_kernel(const A* a, const B* b, A* sum, std::int64_t size) {
 #pragma unroll
     for (int lane = 0; lane < kCount; ++lane) x[lane] += y[lane];
     store_lanes(x, sum + i);
+  }
+}
+
+/// One block: the losses of a micro-batch's tokens are few.
+__global__ void add_sum_kernel(const float* x, std::int64_t size, double* sum) {
+  double mine = 0.0;
+  for (std::int64_t i = threadIdx.x; i < size; i += kSumThreads) mine += x[i];
+  __shared__ double sums[kSumThreads];
+  sums[threadIdx.x] = mine;
+  for (int half = kSumThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) *sum += sums[0];
+}
+
+__global__ void add_counts_kernel(const std::int32_t* x, std::int64_t size, double* sum) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < size;
+       i += std::int64_t{gridDim.x} * kThreads) {
+    sum[i] += x[i];
   }
 }
 
@@ -77,6 +98,17 @@ void add(const Context& op, const Tensor& a, const Tensor& b, const Tensor& sum)
       });
     });
   });
+}
+
+void add_sum(const Context& op, const Tensor& x_N, const Tensor& sum_1) {
+  if (op.measuring()) return;
+  add_sum_kernel<<<1, kSumThreads, 0, stream_of(op)>>>(numbers<const float>(x_N), x_N.dim(0), numbers<double>(sum_1));
+}
+
+void add_counts(const Context& op, const Tensor& x_N, const Tensor& sum_N) {
+  if (op.measuring() || x_N.dim(0) == 0) return;
+  add_counts_kernel<<<grid_for(op, x_N.dim(0), kThreads), kThreads, 0, stream_of(op)>>>(
+      numbers<const std::int32_t>(x_N), x_N.dim(0), numbers<double>(sum_N));
 }
 
 void copy(const Context& op, const Tensor& source, const Tensor& target) {

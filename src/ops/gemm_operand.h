@@ -28,8 +28,9 @@ void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t len
 
 /// A weight [N, K], or a stack [E, N, K] of them, quantized.
 struct QuantizedWeight {
-  mx::Quantized rows;     // [.., N, K], for the forward
-  mx::Quantized columns;  // [.., K, N], for the input's gradient; undefined if blocks are square, then rows serves both
+  mx::Quantized rows;  // [.., N, K], for the forward
+  /// [.., K, N], for the input's gradient. On a CPU undefined if blocks are square, where rows serves both.
+  mx::Quantized columns;
 };
 
 }  // namespace tessera

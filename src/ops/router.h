@@ -54,8 +54,8 @@ void router_forward(const Context& context, const RouterOptions& options, const 
 void balance_sums(const Context& context, const RouterOptions& options, const Tensor& scores_TE,
                   const Tensor& sums_B2E);
 
-/// From all tokens' sums: f_BE (float32), and loss_1 (float64, [1]) += the balance loss summed over the sequences,
-/// coefficient included.
+/// From all tokens' sums: f_BE (float32), and loss_1 (float64, [1]; undefined: not wanted) += the balance loss summed
+/// over the sequences, coefficient included.
 void balance_loss(const Context& context, const RouterOptions& options, const Tensor& sums_B2E, const Tensor& f_BE,
                   const Tensor& loss_1);
 

@@ -33,18 +33,32 @@ Buffer::Buffer(std::size_t num_bytes, Device device) : size_(num_bytes), device_
 Buffer::~Buffer() {
   if (device_ == Device::kCuda) {
     cuda::free_memory(data_);
+  } else if (pinned_) {
+    cuda::free_pinned(data_);
   } else {
     std::free(data_);
   }
 }
 
 Buffer::Buffer(Buffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), device_(other.device_) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      device_(other.device_),
+      pinned_(other.pinned_) {}
+
+Buffer Buffer::pinned(std::size_t num_bytes) {
+  Buffer buffer;
+  buffer.size_ = num_bytes;
+  buffer.pinned_ = true;
+  if (num_bytes > 0) buffer.data_ = cuda::allocate_pinned(num_bytes);
+  return buffer;
+}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
   std::swap(device_, other.device_);
+  std::swap(pinned_, other.pinned_);
   return *this;
 }
 

@@ -25,6 +25,8 @@ class Buffer {
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
+  /// The host's memory that the GPU's copies read and write on their own.
+  static Buffer pinned(std::size_t num_bytes);
 
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
@@ -34,6 +36,7 @@ class Buffer {
   std::byte* data_ = nullptr;
   std::size_t size_ = 0;
   Device device_ = Device::kCpu;
+  bool pinned_ = false;
 };
 
 class Arena {

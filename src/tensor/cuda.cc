@@ -2,6 +2,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -64,6 +65,7 @@ std::byte* allocate_pinned(std::size_t num_bytes) {
   require(available(), "no GPU: {}", why_unavailable());
   void* memory = nullptr;
   TESSERA_CUDA(cudaMallocHost(&memory, num_bytes));
+  std::memset(memory, 0, num_bytes);
   return static_cast<std::byte*>(memory);
 }
 

@@ -7,6 +7,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "parallel/pipeline_timing.h"
+#include "tensor/cuda.h"
 
 namespace tessera {
 
@@ -44,6 +45,14 @@ Recipes JobConfig::recipes() const {
     if (converter == kGroupedConverter) recipes.grouped_mm = quantize_mx.grouped_mm;
   }
   return recipes;
+}
+
+Device JobConfig::device(int num_ranks) const {
+  if (training.device == DeviceChoice::kCpu) return Device::kCpu;
+  const char* why_not = num_ranks > 1 ? "several ranks compute on CPUs so far" : cuda::why_unavailable();
+  if (why_not[0] == '\0') return Device::kCuda;
+  require(training.device == DeviceChoice::kAuto, "training.device is cuda, but no GPU can be used: {}", why_not);
+  return Device::kCpu;
 }
 
 MeshDegrees JobConfig::mesh_degrees() const {
@@ -444,6 +453,9 @@ ConfigTable config_table(JobConfig& c) {
   t.add("training.dtype", c.training.dtype, "type of master weights, gradients and moments: float32");
   t.add("training.mixed_precision_param", c.training.mixed_precision_param,
         {{"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}}, "type that layers compute in");
+  t.add("training.device", c.training.device,
+        {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
+        "where to compute; auto: on a GPU, if there is one, else on the CPU");
   t.add("training.num_threads", c.training.num_threads, "CPU threads; 0: one per core");
 
   auto& p = c.parallelism;

@@ -18,6 +18,9 @@ namespace tessera {
 /// Whether checkpoints are written while training goes on.
 enum class AsyncMode : std::uint8_t { kDisabled, kAsync };
 
+/// Where a run computes. kAuto: on a GPU if this process can use one.
+enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
+
 struct JobConfig {
   struct {
     std::string dump_folder = "./outputs";
@@ -47,6 +50,7 @@ struct JobConfig {
     std::int64_t steps = 10000;
     std::string dtype = "float32";
     DType mixed_precision_param = DType::kBFloat16;
+    DeviceChoice device = DeviceChoice::kAuto;
     std::int64_t num_threads = 0;
   } training;
   struct {
@@ -119,6 +123,8 @@ struct JobConfig {
   std::int64_t micro_batches_per_step(std::int64_t num_data_ranks = 1) const {
     return sequences_per_step(num_data_ranks) / (training.local_batch_size * num_data_ranks);
   }
+  /// Where a run of so many ranks computes. Throws Error, saying why, if a GPU is asked for that cannot be used.
+  Device device(int num_ranks) const;
   MeshDegrees mesh_degrees() const;
   // On a mesh whose degrees are resolved; they throw Error for a pipeline that cannot be.
   /// The modules of the pipeline's stages.

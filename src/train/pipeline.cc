@@ -130,7 +130,7 @@ void Pipeline::prepare(const PipelinePass& pass, const Batch& batch) {
 }
 
 void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
-                       PhaseSeconds& seconds, SiteProbe* probe, LossSums& sums) {
+                       PhaseSeconds& seconds, SiteProbe* probe) {
   LocalStage& stage = local(pass.stage);
   Slot* slot = find(stage, pass.micro_batch);
   TESSERA_CHECK(slot != nullptr, "{}", describe(pass));
@@ -143,9 +143,7 @@ void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch&
         saved.x_TD = find(local(pass.stage - 1), pass.micro_batch)->saved.out_TD;  // which stays until its backward
       }
       slot->input.wait();
-      const LossSums part = model_.forward(op, index_of(stage), batch, scale, saved, probe);
-      sums.main += part.main;
-      sums.mtp += part.mtp;
+      model_.forward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_last && !is_local(pass.stage + 1)) {
         slot->sent_output = mesh_.pp.send(saved.out_TD, rank_of(pass.stage + 1),
                                           tag_of(pass.stage + 1, Direction::kForward), "activations");
@@ -178,8 +176,8 @@ void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch&
   seconds.backward += watch.seconds();
 }
 
-LossSums Pipeline::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale,
-                       PhaseSeconds& seconds, SiteProbe* probe, std::size_t num_probed) {
+void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale,
+                   PhaseSeconds& seconds, SiteProbe* probe, std::size_t num_probed) {
   TESSERA_CHECK(static_cast<int>(micro_batches.size()) == schedule_.num_micro_batches, "{} micro-batches, {} scheduled",
                 micro_batches.size(), schedule_.num_micro_batches);
   const std::vector<PipelineAction>& actions = schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())];
@@ -189,13 +187,12 @@ LossSums Pipeline::run(const Context& op, std::span<const Batch> micro_batches, 
   const auto prepare_all = [&](const PipelineAction& action) {
     for_each_pass(action, [&](const PipelinePass& pass) { prepare(pass, batch_of(pass)); });
   };
-  LossSums sums;
   for (std::size_t i = 0; i < actions.size(); ++i) {
     prepare_all(actions[i]);
     if (i + 1 < actions.size()) prepare_all(actions[i + 1]);
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
       execute(op, pass, batch_of(pass), scale, seconds,
-              pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr, sums);
+              pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
     });
   }
   for (LocalStage& stage : stages_) {
@@ -204,7 +201,6 @@ LossSums Pipeline::run(const Context& op, std::span<const Batch> micro_batches, 
       slot->sent_gradient.wait();
     }
   }
-  return sums;
 }
 
 LossSums Pipeline::evaluate(const Context& op, const Batch& batch, const BlockObserver& observer) {

@@ -60,7 +60,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
       tokenizer_(data::load_dataset_tokenizer(config_.training.dataset_path,
                                               data::read_manifest(config_.training.dataset_path))),
       loader_(std::make_unique<data::Loader>(loader_config(config_, *mesh_, config_.training.dataset_path, "train"))),
-      step_(config_, mesh_),
+      step_(config_, mesh_, config_.device(ranks_.size())),
       checkpointer_(config_, ranks_, *mesh_, step_.model().parameters(), *tokenizer_) {
   if (config_.validation.enable) {
     const std::string& folder =

@@ -9,14 +9,16 @@
 #include "base/stopwatch.h"
 #include "comm/together.h"
 #include "ops/adamw.h"
+#include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 
 namespace tessera {
 
-ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh) {
+ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device) {
   const auto& parallelism = config.parallelism;
   const std::int64_t num_parts = mesh == nullptr ? 1 : mesh->sequence.size();
-  ModelOptions options{.compute = config.training.mixed_precision_param,
+  ModelOptions options{.device = device,
+                       .compute = config.training.mixed_precision_param,
                        .recompute = config.activation_checkpoint.mode,
                        .force_load_balance = config.debug.moe_force_load_balance,
                        .seq_len = config.training.seq_len,
@@ -41,11 +43,15 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh) 
   return options;
 }
 
-TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh)
+TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device)
     : config_(config),
+      device_(device),
       mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()),
       whole_(config.model.args, {.seq_len = 1}),
-      model_(config.model.args, model_options(config, mesh_)) {
+      model_(config.model.args, model_options(config, mesh_, device)),
+      arena_(device) {
+  TESSERA_CHECK(device_ == Device::kCpu || mesh_->degrees.num_ranks() == 1, "{} ranks on GPUs",
+                mesh_->degrees.num_ranks());
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
   model_.set_precisions(resolve_recipes(config.recipes(), model_.parameters(), whole_.parameters()));
   if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
@@ -54,10 +60,10 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh)
 
 Batch TrainingStep::make_batch() const {
   return Batch(config_.model.args, config_.training.local_batch_size, config_.training.seq_len,
-               {.rank = mesh_->place.cp, .size = mesh_->degrees.cp});
+               {.rank = mesh_->place.cp, .size = mesh_->degrees.cp}, cuda_ == nullptr ? Device::kCpu : device_);
 }
 
-Context TrainingStep::context() { return {.arena = &arena_, .gemm = &gemm_, .trace = trace_}; }
+Context TrainingStep::context() { return {.arena = &arena_, .gemm = &gemm_, .cuda = cuda_.get(), .trace = trace_}; }
 
 void TrainingStep::measure() {
   const Batch batch = make_batch();
@@ -86,12 +92,11 @@ void TrainingStep::measure() {
 }
 
 void TrainingStep::allocate() {
-  model_.parameters().allocate(config_.training.mixed_precision_param);
+  if (device_ == Device::kCuda) cuda_ = cuda::make_runtime();
+  model_.allocate(cuda_.get());
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
-  model_.quantized_weights().allocate();
-  arena_ = Arena(arena_.peak());
+  arena_ = Arena(arena_.peak(), device_);
   if (pipeline_) pipeline_->allocate();
-  model_.allocate_window();
   model_.weights_changed(context());
 }
 
@@ -115,22 +120,24 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   const LossScale scale{.per_token = 1.0 / std::max(num_valid, 1.0),
                         .per_sequence = 1.0 / static_cast<double>(num_sequences)};
 
+  if (cuda_ != nullptr) {
+    for (const Batch& batch : micro_batches) batch.upload(cuda_->stream());
+  }
   set_zero(op, parameters.all_gradients());
-  model_.clear_loads();
+  model_.clear_sums(op);
   SqnrProbe probe;
-  LossSums sums = forward_backward(micro_batches, scale, result.seconds, &probe, measure_sqnr ? 1 : 0);
+  forward_backward(micro_batches, scale, result.seconds, &probe, measure_sqnr ? 1 : 0);
   parameters.finish_gradients();
-  const std::vector<MoeLoad> loads = sum_over_ranks(sums);
   const ModelConfig& model = config_.model.args;
-  result.loss = sums.main * scale.per_token;
+  const StepSums sums = sum_over_ranks();
+  result.loss = sums.losses().main * scale.per_token;
   if (model.num_mtp_modules > 0)
-    result.mtp_loss = sums.mtp * scale.per_token / static_cast<double>(model.num_mtp_modules);
-  for (const MoeLoad& load : loads) {
-    result.balance_loss += load.balance_loss * scale.per_sequence;
-    const auto total = std::accumulate(load.counts_E.begin(), load.counts_E.end(), std::int64_t{0});
-    const double mean = static_cast<double>(total) / static_cast<double>(load.counts_E.size());
-    result.expert_load.push_back(static_cast<double>(*std::max_element(load.counts_E.begin(), load.counts_E.end())) /
-                                 mean);
+    result.mtp_loss = sums.losses().mtp * scale.per_token / static_cast<double>(model.num_mtp_modules);
+  for (std::size_t i = 0; i < whole_.num_moe_layers(); ++i) {
+    result.balance_loss += sums.balance_loss(i) * scale.per_sequence;
+    const std::span<const double> counts = sums.counts_E(i);
+    const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(counts.size());
+    result.expert_load.push_back(*std::max_element(counts.begin(), counts.end()) / mean);
   }
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
@@ -150,7 +157,7 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
 
   result.sqnr = probe.result(parameters);
   const Stopwatch watch;
-  model_.update_expert_biases();
+  model_.update_expert_biases(op);
   const TraceScope trace(trace_, "optimizer");
   const AdamWOptions options{.beta1 = static_cast<float>(config_.optimizer.beta1),
                              .beta2 = static_cast<float>(config_.optimizer.beta2),
@@ -166,43 +173,31 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   return result;
 }
 
-LossSums TrainingStep::forward_backward(std::span<const Batch> micro_batches, const LossScale& scale,
-                                        PhaseSeconds& seconds, SiteProbe* probe, std::size_t num_probed) {
+void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
+                                    SiteProbe* probe, std::size_t num_probed) {
   const Context op = context();
   if (pipeline_) return pipeline_->run(op, micro_batches, scale, seconds, probe, num_probed);
-  LossSums sums;
   for (std::size_t i = 0; i < micro_batches.size(); ++i) {
-    const LossSums part = model_.train_step(op, micro_batches[i], scale, &seconds, i < num_probed ? probe : nullptr);
-    sums.main += part.main;
-    sums.mtp += part.mtp;
+    model_.train_step(op, micro_batches[i], scale, &seconds, i < num_probed ? probe : nullptr);
   }
-  return sums;
 }
 
-std::vector<MoeLoad> TrainingStep::sum_over_ranks(LossSums& sums) {
-  const ModelConfig& config = config_.model.args;
-  const auto experts = static_cast<std::size_t>(config.num_experts);
-  std::vector<MoeLoad> all(static_cast<std::size_t>(config.num_moe_layers()));
-  // Losses, and a balance loss and counts per layer: zeros of the layers that other ranks of the pipeline have.
-  std::vector<double> numbers(2 + all.size() * (1 + experts), 0.0);
-  numbers[0] = sums.main;
-  numbers[1] = sums.mtp;
-  const auto at = [&](std::size_t layer) { return numbers.data() + 2 + layer * (1 + experts); };
+StepSums TrainingStep::sum_over_ranks() {
+  StepSums& own = model_.sums();
+  own.fetch(context());
+  // Of all layers: zeros of those that other ranks of the pipeline have.
+  StepSums all(whole_.num_moe_layers(), config_.model.args.num_experts);
+  const auto copy_layer = [](const StepSums& from, std::size_t i, StepSums& to, std::size_t at) {
+    std::ranges::copy(from.layer_numbers(i), to.layer_numbers(at).begin());
+  };
+  std::ranges::copy(own.loss_numbers(), all.loss_numbers().begin());
   for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
-    const MoeLoad& load = model_.load(i);
-    double* next = at(model_.moe_index(i));
-    *next++ = mesh_->sequence.rank() == 0 ? load.balance_loss : 0.0;  // a sequence's ranks all have it
-    std::copy(load.counts_E.begin(), load.counts_E.end(), next);
+    if (mesh_->sequence.rank() != 0) own.balance_loss(i) = 0.0;  // a sequence's ranks all have it
+    copy_layer(own, i, all, model_.moe_index(i));
   }
-  mesh_->tokens.all_reduce(numbers, "losses and loads");
-  mesh_->pp.all_reduce(numbers, "losses and loads");
-  sums = {.main = numbers[0], .mtp = numbers[1]};
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const double* next = at(i);
-    all[i].balance_loss = *next++;
-    for (std::size_t e = 0; e < experts; ++e) all[i].counts_E.push_back(static_cast<std::int64_t>(next[e]));
-  }
-  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) model_.load(i) = all[model_.moe_index(i)];
+  mesh_->tokens.all_reduce(all.host(), "losses and loads");
+  mesh_->pp.all_reduce(all.host(), "losses and loads");
+  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) copy_layer(all, model_.moe_index(i), own, i);
   return all;
 }
 

@@ -48,13 +48,14 @@ class NonFiniteStep : public Error {
 };
 
 /// What a model of this configuration is built with.
-ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr);
+ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu);
 
 class TrainingStep {
  public:
   /// Builds the model and measures the step; allocates nothing of the plan. Throws Error for a config that cannot work.
-  /// With a mesh (null: one rank), all ranks together; so all that follows.
-  explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr);
+  /// With a mesh (null: one rank), all ranks together; so all that follows. `device`: where it runs, kCpu or kCuda,
+  /// which takes one rank.
+  explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu);
 
   const MemoryPlan& memory_plan() const { return plan_; }
   /// Takes the planned memory and initialises the parameters.
@@ -81,17 +82,20 @@ class TrainingStep {
 
  private:
   void measure();
-  /// Forward and backward of the micro-batches: gradients and loads +=. `probe` is told of the first num_probed.
-  LossSums forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
-                            SiteProbe* probe, std::size_t num_probed);
+  /// Forward and backward of the micro-batches: gradients and the model's sums +=. `probe` is told of the first
+  /// num_probed.
+  void forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
+                        SiteProbe* probe, std::size_t num_probed);
   LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
-  /// Losses and the model's loads, of all ranks' tokens; the loads of all MoE layers of the pipeline.
-  std::vector<MoeLoad> sum_over_ranks(LossSums& sums);
+  /// Makes the model's sums those over all ranks' tokens; returns them of all MoE layers of the pipeline.
+  StepSums sum_over_ranks();
   /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
 
   const JobConfig& config_;
+  Device device_;
+  std::shared_ptr<cuda::Runtime> cuda_;  // after allocate(), on a GPU
   std::shared_ptr<Mesh> mesh_;
   Model whole_;
   Model model_;

@@ -289,13 +289,6 @@ std::vector<Operator> operators() {
     cross_entropy(c.context(), sums, logits, labels, 0, 0.5f, losses, d_logits);
   });
   add_operator(
-      "SumLosses",
-      [](Call& c) {
-        const Tensor losses = c.in({150}, kAnyShape);
-        sum_losses(c.context(), losses, c.sum({1}, DType::kFloat64));
-      },
-      /*typed=*/false);
-  add_operator(
       "RouterForward",
       [](Call& c) {
         const Tensor logits = c.in({150, 8}), bias = c.in({8});

@@ -88,13 +88,5 @@ TEST_F(CrossEntropyCuda, ALabelOutsideOfTheVocabularyIsNaN) {
       {losses});
 }
 
-TEST_F(CrossEntropyCuda, SumLosses) {
-  for (const std::int64_t tokens : {1, 1000, 16'385}) {
-    const Tensor losses = random({tokens}, DType::kFloat32, 12.0), sum = arena_.allocate({1}, DType::kFloat64);
-    *sum.data<double>() = 3.25;
-    expect_close([&](const Side& side) { sum_losses(side.op, side(losses), side(sum)); }, {sum}, 1e-12);
-  }
-}
-
 }  // namespace
 }  // namespace tessera

@@ -36,6 +36,17 @@ TEST_F(ElementwiseCuda, Add) {
   }
 }
 
+TEST_F(ElementwiseCuda, Sums) {
+  for (const std::int64_t size : {1, 1000, 16384, 70001}) {
+    const Tensor x = random({size}), sum = arena_.allocate({1}, DType::kFloat64);
+    sum.data<double>()[0] = 3.5;
+    expect_close([&](const Side& side) { add_sum(side.op, side(x), side(sum)); }, {sum}, 1e-12);
+  }
+  const Tensor counts = ints({5, 0, 1 << 30}), sums = arena_.allocate({3}, DType::kFloat64);
+  for (std::int64_t i = 0; i < 3; ++i) sums.data<double>()[i] = 1e10;
+  expect_same([&](const Side& side) { add_counts(side.op, side(counts), side(sums)); }, {sums});
+}
+
 TEST_F(ElementwiseCuda, CopyAndZero) {
   const Tensor x = random({5, 1001}, DType::kBFloat16), y = poisoned({5, 1001}, DType::kBFloat16);
   expect_same([&](const Side& side) { copy(side.op, side(x), side(y)); }, {y});

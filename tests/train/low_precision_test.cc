@@ -168,7 +168,8 @@ Gradients gradients_of(const Overrides& overrides) {
   Model& model = run.step.model();
   const Batch batch = run.batch();
   const LossScale scale{.per_token = 1.0 / static_cast<double>(batch.num_valid()), .per_sequence = 0.5};
-  const LossSums sums = model.train_step(run.step.context(), batch, scale);
+  model.train_step(run.step.context(), batch, scale);
+  const LossSums sums = model.sums().losses();
   Gradients result{.loss = sums.main * scale.per_token,
                    .mtp_loss = sums.mtp * scale.per_token,
                    .of = {},
@@ -181,7 +182,7 @@ Gradients gradients_of(const Overrides& overrides) {
   }
   for (const double sum : {sums.main, sums.mtp}) result.flat.push_back(static_cast<float>(sum));
   for (std::size_t i = 0; i < model.num_moe_layers(); ++i) {
-    for (const std::int64_t count : model.load(i).counts_E) result.flat.push_back(static_cast<float>(count));
+    for (const double count : model.sums().counts_E(i)) result.flat.push_back(static_cast<float>(count));
   }
   return result;
 }
@@ -269,7 +270,6 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
     Model& model = run.step.model();
     Observed observed;
     const LossScale scale{.per_token = 0.01, .per_sequence = 0.5};
-    model.clear_loads();
     model.train_step(run.step.context(), run.batch(), scale, nullptr, &observed);
     // Rows in use of an MoE layer's routed operands, the groups' padding included.
     std::map<std::string, std::int64_t> num_rows;
@@ -277,7 +277,8 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
       const std::string& layer = model.moe_layer(i).name();
       const SitePrecision& site = model.quantized_weights().precision(id_of(model, layer + ".experts.w13"));
       const std::int64_t alignment = site.wgrad == Precision::kHigh ? 1 : site.activation.along;
-      for (const std::int64_t count : model.load(i).counts_E) {
+      for (const double counted : model.sums().counts_E(i)) {
+        const auto count = static_cast<std::int64_t>(counted);
         num_rows[layer] += (count + alignment - 1) / alignment * alignment;
       }
     }

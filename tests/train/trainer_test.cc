@@ -169,7 +169,8 @@ TEST_P(TrainerTest, StepsAllocateNothing) {
   job.model.args.eos_id = 257;
   TrainingStep step(job);
   step.allocate();
-  std::vector<Batch> batches(2, step.make_batch());
+  std::vector<Batch> batches;
+  while (batches.size() < 2) batches.push_back(step.make_batch());
   std::vector<std::int32_t> tokens(2 * 33);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>(i * 37 % 256);
   for (Batch& batch : batches) batch.fill(tokens);

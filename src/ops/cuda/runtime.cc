@@ -39,6 +39,8 @@ Runtime::Runtime() {
 
 Runtime::~Runtime() = default;
 
+std::shared_ptr<Runtime> make_runtime() { return std::make_shared<Runtime>(); }
+
 Runtime::Libraries& Runtime::libraries() {
   if (libraries_ == nullptr) libraries_ = std::make_unique<Libraries>(stream_);
   return *libraries_;

@@ -63,4 +63,7 @@ class Runtime {
   std::unique_ptr<Libraries> libraries_;
 };
 
+/// A new one. Throws Error where there is no GPU, also in a build without CUDA.
+std::shared_ptr<Runtime> make_runtime();
+
 }  // namespace tessera::cuda

@@ -1,0 +1,15 @@
+#include "base/error.h"
+#include "ops/cuda/runtime.h"
+
+// What a build without CUDA has in place of runtime.cc. There is never a Runtime.
+namespace tessera::cuda {
+
+class Runtime::Libraries {};
+
+Runtime::Runtime() = default;
+Runtime::~Runtime() = default;
+void Runtime::synchronize() {}
+
+std::shared_ptr<Runtime> make_runtime() { fail("no GPU: {}", why_unavailable()); }
+
+}  // namespace tessera::cuda
