@@ -9,6 +9,8 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+/// Runs up to this long are added up by one warp.
+constexpr int kShort = 16;
 
 template <typename T, int kCount>
 __global__ void forward_kernel(const std::int32_t* tokens, const T* table, std::int64_t num_ids, std::int64_t first_id,
@@ -33,41 +35,95 @@ __global__ void rows_kernel(const std::int32_t* tokens, std::int64_t num_tokens,
   order[t] = static_cast<std::int32_t>(t);
 }
 
-/// A block per place in sorted order; that of a run's first adds up the run.
+template <typename T>
+struct BackwardArgs {
+  const std::uint32_t* rows;  // in sorted order; num_ids: of none
+  const std::int32_t* order;  // and their tokens
+  std::int64_t num_tokens, dim;
+  std::uint32_t num_ids;
+  const T* d_x;
+  float* d_table;
+
+  /// Whether a run of one id starts at this place.
+  __device__ bool starts(std::int64_t place) const {
+    return place < num_tokens && rows[place] != num_ids && (place == 0 || rows[place - 1] != rows[place]);
+  }
+  __device__ bool has(std::int64_t place, std::uint32_t row) const { return place < num_tokens && rows[place] == row; }
+};
+
+/// kCount neighbouring numbers of T, in one access.
 template <typename T, int kCount>
-__global__ void __launch_bounds__(kThreads, 4)
-    backward_kernel(const std::uint32_t* rows, const std::int32_t* order, std::int64_t num_tokens,
-                    std::uint32_t num_ids, const T* d_x, std::int64_t dim, float* d_table) {
-  const std::uint32_t row = rows[blockIdx.x];
-  if (row == num_ids || (blockIdx.x > 0 && rows[blockIdx.x - 1] == row)) return;
-  __shared__ std::int32_t tokens[kThreads];
-  for (std::int64_t first = blockIdx.x;; first += kThreads) {
-    const std::int64_t place = first + threadIdx.x;
-    const bool in_run = place < num_tokens && rows[place] == row;
-    if (in_run) tokens[threadIdx.x] = order[place];
-    const int count = __syncthreads_count(in_run);
-    for (std::int64_t j = threadIdx.x * kCount; j < dim; j += kThreads * kCount) {
-      float* d_row = d_table + row * dim + j;
-      float sum[kCount];
-      load_lanes(d_row, sum);
-      constexpr int kInFlight = 4;
-      for (int i = 0; i < count; i += kInFlight) {
-        Lanes<T, kCount> numbers[kInFlight];
+struct alignas(kCount * sizeof(T)) Few {
+  T x[kCount];
+};
+
+/// sum += column j.. of the rows whose tokens the warp's first `count` lanes have, in their order.
+template <int kInFlight, int kCount, typename T>
+__device__ void add_rows(const T* d_x, std::int64_t dim, std::int64_t j, std::int32_t token, int count,
+                         float (&sum)[kCount]) {
+  for (int i = 0; i < count; i += kInFlight) {
+    Few<T, kCount> numbers[kInFlight];
 #pragma unroll
-        for (int k = 0; k < kInFlight; ++k) {
-          if (i + k < count) numbers[k] = *reinterpret_cast<const Lanes<T, kCount>*>(d_x + tokens[i + k] * dim + j);
-        }
-#pragma unroll
-        for (int k = 0; k < kInFlight; ++k) {
-          if (i + k >= count) continue;
-#pragma unroll
-          for (int lane = 0; lane < kCount; ++lane) sum[lane] += to_float(numbers[k].x[lane]);
-        }
-      }
-      store_lanes(sum, d_row);
+    for (int k = 0; k < kInFlight; ++k) {
+      const std::int64_t row = __shfl_sync(~0u, token, i + k);
+      if (i + k < count && j < dim) numbers[k] = *reinterpret_cast<const Few<T, kCount>*>(d_x + row * dim + j);
     }
-    if (count < kThreads) return;
-    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      if (i + k >= count || j >= dim) continue;
+#pragma unroll
+      for (int lane = 0; lane < kCount; ++lane) sum[lane] += to_float(numbers[k].x[lane]);
+    }
+  }
+}
+
+/// Runs of at most kShort: a warp per place, that of a run's first adds it up.
+template <typename T, int kCount>
+__global__ void short_runs_kernel(const BackwardArgs<T> args) {
+  const std::int64_t place = std::int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  if (!args.starts(place)) return;
+  const std::uint32_t row = args.rows[place];
+  const bool in_run = lane <= kShort && args.has(place + lane, row);
+  const int count = __popc(__ballot_sync(~0u, in_run));
+  if (count > kShort) return;
+  const std::int32_t token = in_run ? args.order[place + lane] : 0;
+  for (std::int64_t first = 0; first < args.dim; first += kWarp * kCount) {
+    const std::int64_t j = first + lane * kCount;
+    float* d_row = args.d_table + row * args.dim + j;
+    float sum[kCount] = {};
+    if (j < args.dim) load_lanes(d_row, sum);
+    add_rows<4>(args.d_x, args.dim, j, token, count, sum);
+    if (j < args.dim) store_lanes(sum, d_row);
+  }
+}
+
+/// Longer runs: a warp per 32 places and few columns, with many rows in flight.
+template <typename T, int kCount>
+__global__ void long_runs_kernel(const BackwardArgs<T> args) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const std::int64_t first_place = std::int64_t{blockIdx.x} * kWarp, here = first_place + lane;
+  const std::int64_t j = (std::int64_t{blockIdx.y} * (kThreads / kWarp) + warp) * kWarp * kCount + lane * kCount;
+  unsigned starts = __ballot_sync(~0u, args.starts(here) && args.has(here + kShort, args.rows[here]));
+  for (; starts != 0; starts &= starts - 1) {
+    std::int64_t place = first_place + __ffs(static_cast<int>(starts)) - 1;
+    const std::uint32_t row = args.rows[place];
+    float* d_row = args.d_table + row * args.dim + j;
+    float sum[kCount] = {};
+    if (j < args.dim) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sum[i] = d_row[i];
+    }
+    for (int count = kWarp; count == kWarp; place += kWarp) {
+      const bool in_run = args.has(place + lane, row);
+      const std::int32_t token = in_run ? args.order[place + lane] : 0;
+      count = __popc(__ballot_sync(~0u, in_run));
+      add_rows<16>(args.d_x, args.dim, j, token, count, sum);
+    }
+    if (j < args.dim) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) d_row[i] = sum[i];
+    }
   }
 }
 
@@ -114,12 +170,22 @@ void embedding_backward(const Context& op, const Tensor& tokens_T, const Tensor&
   TESSERA_CHECK(needed <= num_bytes, "the sort of {} tokens needs {} bytes, has {}", num_tokens, needed, num_bytes);
   TESSERA_CUDA(cub::DeviceRadixSort::SortPairs(scratch, num_bytes, rows, order, static_cast<int>(num_tokens), 0,
                                                num_bits, stream_of(op)));
+  const auto blocks = [](std::int64_t items, std::int64_t per_block) {
+    return static_cast<unsigned>((items + per_block - 1) / per_block);
+  };
   for_float_type(d_x_TD.dtype(), [&]<typename T>(T) {
+    const BackwardArgs<T> args{.rows = rows.Current(),
+                               .order = order.Current(),
+                               .num_tokens = num_tokens,
+                               .dim = dim,
+                               .num_ids = static_cast<std::uint32_t>(num_ids),
+                               .d_x = numbers<T>(d_x_TD),
+                               .d_table = numbers<float>(d_table_VD)};
     for_lanes(in_lanes(d_x_TD, d_table_VD), [&](auto lanes) {
-      constexpr int kCount = decltype(lanes)::value;
-      backward_kernel<T, kCount><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(
-          rows.Current(), order.Current(), num_tokens, static_cast<std::uint32_t>(num_ids), numbers<T>(d_x_TD), dim,
-          numbers<float>(d_table_VD));
+      constexpr int kCount = decltype(lanes)::value, kFew = kCount == 1 ? 1 : 2;
+      short_runs_kernel<T, kCount><<<blocks(num_tokens, kThreads / kWarp), kThreads, 0, stream_of(op)>>>(args);
+      const dim3 grid(blocks(num_tokens, kWarp), blocks(dim, kThreads * kFew));
+      long_runs_kernel<T, kFew><<<grid, kThreads, 0, stream_of(op)>>>(args);
     });
   });
 }

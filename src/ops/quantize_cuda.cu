@@ -25,17 +25,16 @@ struct Plain {
 
   template <int kCount>
   __device__ Input<kCount> load(std::int64_t matrix, std::int64_t row, std::int64_t column) const {
-    return *reinterpret_cast<const Input<kCount>*>(x + matrix * matrix_stride + row * stride + column);
+    return get_lanes<kCount>(x + matrix * matrix_stride + row * stride + column);
   }
   template <int kCount>
   __device__ Columns<kCount> columns(std::int64_t) const {
     return {};
   }
   template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, std::int64_t, float (&out)[1][kCount],
+  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1],
                           float&) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) out[0][i] = to_float(input.x[i]);
+    out[0] = input;
   }
 };
 

@@ -27,19 +27,19 @@ struct Forward {
   template <int kCount>
   __device__ Input<kCount> load(std::int64_t, std::int64_t row, std::int64_t column) const {
     const T* at = h + row * 2 * width + column;
-    return {*reinterpret_cast<const Lanes<T, kCount>*>(at), *reinterpret_cast<const Lanes<T, kCount>*>(at + width)};
+    return {get_lanes<kCount>(at), get_lanes<kCount>(at + width)};
   }
   template <int kCount>
   __device__ Columns<kCount> columns(std::int64_t) const {
     return {};
   }
   template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, std::int64_t, float (&out)[1][kCount],
+  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1],
                           float&) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float gate = to_float(input.gate.x[i]);
-      out[0][i] = gate * sigmoid(gate) * to_float(input.up.x[i]);
+      out[0].x[i] = from_float<T>(gate * sigmoid(gate) * to_float(input.up.x[i]));
     }
   }
 };
@@ -66,8 +66,7 @@ struct Backward {
   template <int kCount>
   __device__ Input<kCount> load(std::int64_t, std::int64_t row, std::int64_t column) const {
     const T* at = h + row * 2 * width + column;
-    return {*reinterpret_cast<const Lanes<T, kCount>*>(d_a + row * width + column),
-            *reinterpret_cast<const Lanes<T, kCount>*>(at), *reinterpret_cast<const Lanes<T, kCount>*>(at + width),
+    return {get_lanes<kCount>(d_a + row * width + column), get_lanes<kCount>(at), get_lanes<kCount>(at + width),
             weights == nullptr ? 1.0f : weights[row]};
   }
   template <int kCount>
@@ -75,16 +74,16 @@ struct Backward {
     return {};
   }
   template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, std::int64_t, float (&out)[3][kCount],
+  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[3],
                           float& sum) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const float gate = to_float(input.gate.x[i]), up = to_float(input.up.x[i]);
       const float gradient = to_float(input.d_a.x[i]), s = sigmoid(gate), silu = gate * s;
       sum += gradient * silu * up;
-      out[0][i] = input.weight * gradient * up * (s + silu * (1.0f - s));
-      out[1][i] = input.weight * gradient * silu;
-      out[2][i] = input.weight * silu * up;
+      out[0].x[i] = from_float<T>(input.weight * gradient * up * (s + silu * (1.0f - s)));
+      out[1].x[i] = from_float<T>(input.weight * gradient * silu);
+      out[2].x[i] = from_float<T>(input.weight * silu * up);
     }
   }
 };

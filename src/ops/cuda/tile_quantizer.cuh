@@ -5,7 +5,9 @@
 //   1. compute: a Producer's numbers, rounded to T, to `plain` and to shared memory; 0 beyond the matrix;
 //   2. per output: largest magnitudes of 32 numbers along rows and along columns, each thread from a patch of 8 × 8;
 //   3. scales, one line of the tile a thread;
-//   4. the patch once more, times the scales' inverses, as bytes: 8 along a row, 8 along a column at a time.
+//   4. the patches once more, times the scales' inverses, as bytes: through shared memory, so that whole lines of 128
+//      bytes are written. What is written in smaller pieces costs as much per piece.
+// Tiles below each other form a cluster: their scales of a line of columns, 4 bytes each, are written together.
 //
 // A Producer says how numbers come about (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
 //   using Number = T;
@@ -15,10 +17,11 @@
 //   template <int kCount> struct Input;          // what is read
 //   template <int kCount> struct Columns;        // what is read once for all rows
 //   load<kCount>(matrix, row, column) -> Input<kCount>;  columns<kCount>(column) -> Columns<kCount>
-//   compute(input, columns, row, float (&out)[kOutputs][kCount], float& sum)
+//   compute(input, columns, Lanes<T, kCount> (&out)[kOutputs], float& sum)
 // Plain outputs may be where inputs are: a thread reads what it needs before it writes there.
 #pragma once
 
+#include <cooperative_groups.h>
 #include <cuda_fp8.h>
 
 #include "ops/cuda/launch.cuh"
@@ -32,17 +35,13 @@ inline constexpr int kPatch = 8;                       // numbers of a patch alo
 inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute a row
 inline constexpr int kRowsAtOnce = kTileThreads / kThreadsAcross;
 inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
-/// Tiles below each other that are computed one after the other, so that the scales of a line of columns, 4 bytes a
-/// tile, fill what memory writes at once while they are in the cache.
-inline constexpr std::uint32_t kTileGroup = 8;
-
 /// One orientation as kernels see it; without elements it is not wanted. Strides: from line to line.
 struct TileOutput {
   std::uint8_t* elements = nullptr;
   void* scales = nullptr;
   std::int64_t stride = 0, scales_stride = 0;
   std::int64_t matrix_elements = 0, matrix_scales = 0;  // from matrix to matrix of a stack
-  bool aligned = false, scales_aligned = false;         // lines start at multiples of 8 elements, of 4 scales
+  bool aligned = false, scales_aligned = false;         // lines start at multiples of 16 elements, of 4 scales
 };
 
 /// A matrix that is wanted in up to three forms.
@@ -69,27 +68,18 @@ __device__ inline std::uint32_t e4m3_pair(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
 }
 
-/// x times the factors, as bytes.
-__device__ inline uint2 e4m3_bytes(const float (&x)[kPatch], const float (&factor)[kPatch]) {
-  std::uint32_t pairs[kPatch / 2];
-#pragma unroll
-  for (int i = 0; i < kPatch / 2; ++i) {
-    pairs[i] = e4m3_pair(x[2 * i] * factor[2 * i], x[2 * i + 1] * factor[2 * i + 1]);
-  }
-  return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+__device__ inline uint2 e4m3_bytes(const float (&x)[kPatch]) {
+  return {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
 }
 
-/// The first `count` of 8 bytes.
-__device__ inline void store_bytes(uint2 bytes, std::uint8_t* to, std::int64_t count, bool aligned) {
-  if (aligned) {
-    if (count >= kPatch) *reinterpret_cast<uint2*>(to) = bytes;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
-    if (i < count) to[i] = static_cast<std::uint8_t>((i < 4 ? bytes.x : bytes.y) >> (i % 4 * 8));
-  }
-}
+/// Where a tile is in its matrix, and how much of the matrix there is from there on.
+struct TilePlace {
+  std::int64_t matrix, first_row, first_column;
+  std::int64_t rows, columns;
+  bool in_cluster;  // so are all tiles of the cluster, and have all rows
+
+  __device__ bool whole() const { return rows >= kSide && columns >= kSide; }
+};
 
 /// 8 × 8 neighbouring numbers of a tile as words of one float32, or two bfloat16 of which the first is the lower half.
 template <typename T>
@@ -115,6 +105,18 @@ struct Patch {
     } else {
       return __uint_as_float(index % 2 == 0 ? line[index / 2] << 16 : line[index / 2] & 0xffff0000u);
     }
+  }
+  __device__ uint2 row_bytes(int i, float factor) const {
+    float x[kPatch];
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) x[j] = number(words[i], j) * factor;
+    return e4m3_bytes(x);
+  }
+  __device__ uint2 column_bytes(int j, float factor) const {
+    float x[kPatch];
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) x[i] = number(words[i], j) * factor;
+    return e4m3_bytes(x);
   }
   __device__ static std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
     return kPerWord == 1 ? max(a, b) : __vmaxu2(a, b);
@@ -154,6 +156,7 @@ struct Patch {
 /// the factor that its numbers are multiplied by; as float32's bits.
 struct TileScales {
   std::uint32_t bits[2][kBlocksPerLine][kSide];
+  std::uint32_t bytes[kSide];  // of the lines of columns, 4 bytes each, for the cluster
   std::uint32_t of_warp[kTileThreads / kWarp];
 };
 
@@ -192,12 +195,9 @@ __device__ inline void widen_amax(const mx::Format& format, std::uint32_t (&amax
   }
 }
 
-/// Scales of line `line` of the tile: written, and their inverses left in `slots`. first_line, first_number: the
-/// tile's place in the output; `lines` and `numbers` that there are from there on.
-__device__ inline void find_scales(const mx::Format& format, const std::uint32_t (&amax)[kBlocksPerLine], int line,
-                                   const TileOutput& out, std::int64_t matrix, std::int64_t first_line,
-                                   std::int64_t first_number, std::int64_t lines, std::int64_t numbers,
-                                   std::uint32_t (*slots)[kSide]) {
+/// Scales of a line of the tile from its amax: 4 bytes, or the bits of a float32. Their inverses go to `slots`.
+__device__ inline std::uint32_t find_scales(const mx::Format& format, const std::uint32_t (&amax)[kBlocksPerLine],
+                                            int line, std::uint32_t (*slots)[kSide]) {
   constexpr std::uint32_t kNaN = 0x7fc00000u;
   if (format.scale_type == mx::ScaleType::kFloat32) {
     const bool finite = amax[0] < mx::kFloatInfinity;
@@ -205,12 +205,7 @@ __device__ inline void find_scales(const mx::Format& format, const std::uint32_t
     const std::uint32_t factor = finite ? mx::bits_of(mx::inverse_float_scale(largest)) : kNaN;
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) slots[b][line] = factor;
-    if (line % format.across == 0 && line < lines) {
-      float* to = static_cast<float*>(out.scales) + matrix * out.matrix_scales;
-      to[(first_line + line) / format.across * out.scales_stride + first_number / mx::kWideBlock] =
-          finite ? mx::float_scale(largest) : mx::float_of(kNaN);
-    }
-    return;
+    return finite ? mx::bits_of(mx::float_scale(largest)) : kNaN;
   }
   std::uint32_t bytes = 0;
 #pragma unroll
@@ -220,83 +215,162 @@ __device__ inline void find_scales(const mx::Format& format, const std::uint32_t
     slots[b][line] = finite ? mx::bits_of(mx::inverse_of_scale(static_cast<std::uint8_t>(byte))) : kNaN;
     bytes |= byte << (8 * b);
   }
+  return bytes;
+}
+
+/// What find_scales() found for line `line` of the tile, to the output. first_line, first_number: the tile's place
+/// there; `lines` and `numbers` that there are from there on.
+__device__ inline void write_scales(const mx::Format& format, std::uint32_t found, int line, const TileOutput& out,
+                                    std::int64_t matrix, std::int64_t first_line, std::int64_t first_number,
+                                    std::int64_t lines, std::int64_t numbers) {
   if (line >= lines) return;
+  if (format.scale_type == mx::ScaleType::kFloat32) {
+    const bool shared = format.across > 1;  // by the whole tile
+    if (shared && line > 0) return;
+    auto* to = static_cast<std::uint32_t*>(out.scales) + matrix * out.matrix_scales;
+    to[(shared ? first_line / kSide : first_line + line) * out.scales_stride + first_number / kSide] = found;
+    return;
+  }
   auto* to = static_cast<std::uint8_t*>(out.scales) + matrix * out.matrix_scales +
              (first_line + line) * out.scales_stride + first_number / mx::kBlock;
   if (out.scales_aligned && numbers > (kBlocksPerLine - 1) * mx::kBlock) {
-    *reinterpret_cast<std::uint32_t*>(to) = bytes;
+    *reinterpret_cast<std::uint32_t*>(to) = found;
   } else {
-#pragma unroll
-    for (int b = 0; b < kBlocksPerLine; ++b) {
-      if (b * mx::kBlock < numbers) to[b] = static_cast<std::uint8_t>(bytes >> (8 * b));
+#pragma unroll 1
+    for (int b = 0; b * mx::kBlock < numbers && b < kBlocksPerLine; ++b) {
+      to[b] = static_cast<std::uint8_t>(found >> (8 * b));
     }
   }
 }
 
-/// Both orientations of a tile that lies in shared memory. rows, columns: that there are from its first on.
-template <typename T>
-__device__ void quantize_tile(const T* tile, const TileOutputs<T>& out, std::int64_t matrix, std::int64_t first_row,
-                              std::int64_t first_column, std::int64_t rows, std::int64_t columns, TileScales& scales) {
+/// Scales of lines of columns, of all tiles of the cluster: each block writes some lines.
+template <int kCluster>
+__device__ void write_cluster_scales(const TilePlace& place, const TileOutput& out, TileScales& scales) {
+  const auto cluster = cooperative_groups::this_cluster();
+  const int own = static_cast<int>(cluster.block_rank()), block = threadIdx.x % kCluster;
+  const int line = own * (kSide / kCluster) + threadIdx.x / kCluster;
+  if (threadIdx.x >= kSide || line >= place.columns) return;
+  auto* to = static_cast<std::uint8_t*>(out.scales) + place.matrix * out.matrix_scales +
+             (place.first_column + line) * out.scales_stride;
+  const std::int64_t first_row = place.first_row + (block - own) * kSide;
+  reinterpret_cast<std::uint32_t*>(to)[first_row / kSide] = cluster.map_shared_rank(scales.bytes, block)[line];
+}
+
+/// Where byte `number`, a multiple of 8, of line `line` of a tile's bytes is kept. Threads that write 8 bytes each of
+/// 8 neighbouring lines, or of one line, or that read 16 bytes each of one, meet no bank twice.
+__device__ inline int staged(int line, int number) {
+  const int group = line / kPatch;
+  return line * kSide + (number ^ ((group & 1) << 6 | (group & 6) << 3));
+}
+
+/// A tile's bytes to where they belong. lines, numbers: that there are.
+__device__ inline void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to,
+                                    std::int64_t lines, std::int64_t numbers) {
+  constexpr int kPiece = 16;
+#pragma unroll
+  for (int i = 0; i < kSide * kSide / kPiece; i += kTileThreads) {
+    const int line = (i + threadIdx.x) / (kSide / kPiece), number = (i + threadIdx.x) % (kSide / kPiece) * kPiece;
+    if (line >= lines) continue;
+    const std::uint8_t* from = bytes + staged(line, number);
+    std::uint8_t* piece = to + line * out.stride + number;
+    if (out.aligned && number + kPiece <= numbers) {
+      *reinterpret_cast<uint4*>(piece) = *reinterpret_cast<const uint4*>(from);
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < kPiece && number + k < numbers; ++k) piece[k] = from[k];
+    }
+  }
+}
+
+/// Both orientations of a tile that lies in shared memory, which is used up.
+template <int kCluster, typename T>
+__device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
   // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
+  const auto cluster = cooperative_groups::this_cluster();
+  const bool shares_scales = place.in_cluster && out.columns.elements != nullptr && out.columns.scales_aligned &&
+                             out.format.scale_type == mx::ScaleType::kE8M0;
   Patch<T> patch;
   patch.load(tile + row * kSide + column);
+  std::uint32_t* of_row = &scales.bits[0][column / mx::kBlock][row];
+  std::uint32_t* of_column = &scales.bits[1][row / mx::kBlock][column];
   {
     std::uint32_t amax[Patch<T>::kWords];
     if (out.rows.elements != nullptr) {
       patch.row_amax(amax);
-      put_amax<T, 1>(amax, lane, &scales.bits[0][column / mx::kBlock][row]);
+      put_amax<T, 1>(amax, lane, of_row);
     }
     if (out.columns.elements != nullptr) {
       patch.column_amax(amax);
-      put_amax<T, 8>(amax, lane, &scales.bits[1][row / mx::kBlock][column]);
+      put_amax<T, 8>(amax, lane, of_column);
     }
   }
   __syncthreads();
+  const bool along_columns = threadIdx.x >= kSide, gathers = along_columns && shares_scales;
+  const int line = threadIdx.x % kSide;
+  const TileOutput& to = along_columns ? out.columns : out.rows;
+  std::uint32_t found = 0;
   {
-    const int along_columns = threadIdx.x / kSide, line = threadIdx.x % kSide;
-    const TileOutput& to = along_columns != 0 ? out.columns : out.rows;
     std::uint32_t(*slots)[kSide] = scales.bits[along_columns];
     std::uint32_t amax[kBlocksPerLine];
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
     widen_amax(out.format, amax, scales);
-    if (to.elements != nullptr) {
-      find_scales(out.format, amax, line, to, matrix, along_columns != 0 ? first_column : first_row,
-                  along_columns != 0 ? first_row : first_column, along_columns != 0 ? columns : rows,
-                  along_columns != 0 ? rows : columns, slots);
-    }
+    if (to.elements != nullptr) found = find_scales(out.format, amax, line, slots);
+    if (gathers) scales.bytes[line] = found;
   }
   __syncthreads();
-  float x[kPatch], factors[kPatch];
+  // Before anything is written to memory, which the barrier would wait for.
+  if (shares_scales) cluster.barrier_arrive();
+  if (to.elements != nullptr && !gathers) {
+    write_scales(out.format, found, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
+                 along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
+                 along_columns ? place.rows : place.columns);
+  }
+  auto* row_bytes = reinterpret_cast<std::uint8_t*>(tile);
+  std::uint8_t* column_bytes = row_bytes + kSide * kSide;
+  float factors[kPatch];
   if (out.rows.elements != nullptr) {
-    load_lanes(reinterpret_cast<const float*>(&scales.bits[0][column / mx::kBlock][row]), factors);
-    std::uint8_t* to = out.rows.elements + matrix * out.rows.matrix_elements + (first_row + row) * out.rows.stride +
-                       first_column + column;
+    load_lanes(reinterpret_cast<const float*>(of_row), factors);
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
-      float factor[kPatch];
-#pragma unroll
-      for (int j = 0; j < kPatch; ++j) x[j] = patch.number(patch.words[i], j), factor[j] = factors[i];
-      if (row + i < rows)
-        store_bytes(e4m3_bytes(x, factor), to + i * out.rows.stride, columns - column, out.rows.aligned);
+      *reinterpret_cast<uint2*>(row_bytes + staged(row + i, column)) = patch.row_bytes(i, factors[i]);
     }
   }
   if (out.columns.elements != nullptr) {
-    load_lanes(reinterpret_cast<const float*>(&scales.bits[1][row / mx::kBlock][column]), factors);
-    std::uint8_t* to = out.columns.elements + matrix * out.columns.matrix_elements +
-                       (first_column + column) * out.columns.stride + first_row + row;
+    load_lanes(reinterpret_cast<const float*>(of_column), factors);
 #pragma unroll
     for (int j = 0; j < kPatch; ++j) {
-      float factor[kPatch];
-#pragma unroll
-      for (int i = 0; i < kPatch; ++i) x[i] = patch.number(patch.words[i], j), factor[i] = factors[j];
-      if (column + j < columns) {
-        store_bytes(e4m3_bytes(x, factor), to + j * out.columns.stride, rows - row, out.columns.aligned);
-      }
+      *reinterpret_cast<uint2*>(column_bytes + staged(column + j, row)) = patch.column_bytes(j, factors[j]);
     }
   }
+  __syncthreads();
+  if (out.rows.elements != nullptr) {
+    write_staged(row_bytes, out.rows,
+                 out.rows.elements + place.matrix * out.rows.matrix_elements + place.first_row * out.rows.stride +
+                     place.first_column,
+                 place.rows, place.columns);
+  }
+  if (out.columns.elements != nullptr) {
+    write_staged(column_bytes, out.columns,
+                 out.columns.elements + place.matrix * out.columns.matrix_elements +
+                     place.first_column * out.columns.stride + place.first_row,
+                 place.columns, place.rows);
+  }
+  if (shares_scales) {
+    cluster.barrier_wait();
+    write_cluster_scales<kCluster>(place, out.columns, scales);
+    // Nobody's scales are overwritten, or gone, before all have been read. There is no memory to wait for.
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  }
+}
+
+/// Blocks of a cluster: 8 scales of 4 bytes are what memory writes at once. Large clusters of blocks that are few on
+/// an SM would leave SMs empty.
+template <typename Producer>
+constexpr int tile_cluster() {
+  return Producer::kOutputs == 1 ? 8 : 4;
 }
 
 template <typename Producer, bool kQuantizes>
@@ -310,6 +384,65 @@ constexpr int tile_blocks_per_sm() {
   return static_cast<int>(std::min(kMost, kShared / (tile_bytes<Producer, kQuantizes>() + sizeof(TileScales))));
 }
 
+/// A tile's numbers, to where they are wanted plain, and to shared memory if they are quantized.
+template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
+__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, typename Producer::Number* tiles) {
+  using T = typename Producer::Number;
+  constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
+  const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
+  const auto inside = [&](int row, int part) {
+    return kWhole || (row < place.rows && column + part * kCount < place.columns);
+  };
+  typename Producer::template Columns<kCount> of_columns[kParts];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (inside(0, part)) {
+      of_columns[part] = args.producer.template columns<kCount>(place.first_column + column + part * kCount);
+    }
+  }
+#pragma unroll 1
+  for (int batch = 0; batch < kSide; batch += kInFlight * kRowsAtOnce) {
+    typename Producer::template Input<kCount> inputs[kInFlight][kParts];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = thread_row + batch + i * kRowsAtOnce;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (!inside(row, part)) continue;
+        inputs[i][part] = args.producer.template load<kCount>(place.matrix, place.first_row + row,
+                                                              place.first_column + column + part * kCount);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = thread_row + batch + i * kRowsAtOnce;
+      float sum = 0.0f;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int at = column + part * kCount;
+        Lanes<T, kCount> out[Producer::kOutputs] = {};
+        if (inside(row, part)) args.producer.compute(inputs[i][part], of_columns[part], out, sum);
+#pragma unroll
+        for (int o = 0; o < Producer::kOutputs; ++o) {
+          const TileOutputs<T>& to = args.outputs[o];
+          if (to.plain != nullptr && inside(row, part)) {
+            put_lanes(out[o], to.plain + (place.first_row + row) * to.plain_stride + place.first_column + at);
+          }
+          if constexpr (kQuantizes) {
+            *reinterpret_cast<Lanes<T, kCount>*>(tiles + (o * kSide + row) * kSide + at) = out[o];
+          }
+        }
+      }
+      if constexpr (Producer::kSums) {
+        if (args.sums == nullptr) continue;
+#pragma unroll
+        for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        if (column == 0 && inside(row, 0)) args.sums[blockIdx.y * args.num_rows + place.first_row + row] = sum;
+      }
+    }
+  }
+}
+
 template <typename Producer, int kCount, bool kQuantizes>
 __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
     tile_kernel(const __grid_constant__ TileArgs<Producer> args) {
@@ -317,65 +450,21 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
   extern __shared__ __align__(16) unsigned char shared[];
   T* tiles = reinterpret_cast<T*>(shared);
 
-  const std::uint32_t tiles_down = (args.num_rows + kSide - 1) / kSide,
-                      tiles_across = (args.length + kSide - 1) / kSide;
-  const std::uint32_t first_of_group = blockIdx.x / (kTileGroup * tiles_across) * kTileGroup;
-  const std::uint32_t in_group = blockIdx.x % (kTileGroup * tiles_across);
-  const std::uint32_t group = min(kTileGroup, tiles_down - first_of_group), tile_column = in_group / group;
-  const std::int64_t first_row = std::int64_t{first_of_group + in_group % group} * kSide, matrix = blockIdx.y;
-  const std::int64_t first_column = std::int64_t{tile_column} * kSide;
+  const std::uint32_t groups = gridDim.z / static_cast<std::uint32_t>(args.num_matrices);
+  const std::int64_t first_of_group = std::int64_t{blockIdx.z % groups} * gridDim.x * kSide;
   const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
+  const std::int64_t first_row = first_of_group + blockIdx.x * kSide, first_column = std::int64_t{blockIdx.y} * kSide;
   if (first_row >= num_computed) return;
-  const std::int64_t rows = num_computed - first_row, columns = args.length - first_column;
-
-  constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
-  const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
-  typename Producer::template Columns<kCount> of_columns[kParts];
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-    const int at = column + part * kCount;
-    if (at < columns) of_columns[part] = args.producer.template columns<kCount>(first_column + at);
-  }
-#pragma unroll 1
-  for (int batch = 0; batch < kSide / kRowsAtOnce; batch += kInFlight) {
-    typename Producer::template Input<kCount> inputs[kInFlight][kParts];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = thread_row + (batch + i) * kRowsAtOnce;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const int at = column + part * kCount;
-        if (row < rows && at < columns) {
-          inputs[i][part] = args.producer.template load<kCount>(matrix, first_row + row, first_column + at);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int row = thread_row + (batch + i) * kRowsAtOnce;
-      float sum = 0.0f;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const int at = column + part * kCount;
-        float out[Producer::kOutputs][kCount] = {};
-        const bool inside = row < rows && at < columns;
-        if (inside) args.producer.compute(inputs[i][part], of_columns[part], first_row + row, out, sum);
-#pragma unroll
-        for (int o = 0; o < Producer::kOutputs; ++o) {
-          const TileOutputs<T>& to = args.outputs[o];
-          if (inside && to.plain != nullptr) {
-            store_lanes(out[o], to.plain + (first_row + row) * to.plain_stride + first_column + at);
-          }
-          if constexpr (kQuantizes) store_lanes(out[o], tiles + (o * kSide + row) * kSide + at);
-        }
-      }
-      if constexpr (Producer::kSums) {
-#pragma unroll
-        for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-        if (args.sums != nullptr && column == 0 && row < rows)
-          args.sums[tile_column * args.num_rows + first_row + row] = sum;
-      }
-    }
+  const TilePlace place{.matrix = blockIdx.z / groups,
+                        .first_row = first_row,
+                        .first_column = first_column,
+                        .rows = num_computed - first_row,
+                        .columns = args.length - first_column,
+                        .in_cluster = first_of_group + gridDim.x * kSide <= num_computed};
+  if (place.whole()) {
+    compute_tile<kCount, kQuantizes, true>(args, place, tiles);
+  } else {
+    compute_tile<kCount, kQuantizes, false>(args, place, tiles);
   }
   if constexpr (kQuantizes) {
     __shared__ TileScales scales;
@@ -384,7 +473,7 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
       __syncthreads();
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
-      quantize_tile(tiles + o * kSide * kSide, to, matrix, first_row, first_column, rows, columns, scales);
+      quantize_tile<tile_cluster<Producer>()>(tiles + o * kSide * kSide, to, place, scales);
     }
   }
 }
@@ -412,8 +501,9 @@ inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 
   const auto divides = [](const void* address, std::int64_t bytes) {
     return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
   };
-  out.aligned = divides(out.elements, kPatch) && stride % kPatch == 0 && out.matrix_elements % kPatch == 0;
-  out.scales_aligned = divides(out.scales, kBlocksPerLine) && scales_stride % kBlocksPerLine == 0;
+  out.aligned = divides(out.elements, 16) && stride % 16 == 0 && out.matrix_elements % 16 == 0;
+  out.scales_aligned = divides(out.scales, kBlocksPerLine) && scales_stride % kBlocksPerLine == 0 &&
+                       out.matrix_scales % kBlocksPerLine == 0;
   return out;
 }
 
@@ -429,14 +519,25 @@ TileOutputs<T> tile_outputs(const GemmOperand& x, std::int64_t first_column = 0)
 
 template <typename Producer, int kCount, bool kQuantizes>
 void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
-  const std::int64_t tiles_down = (args.num_rows + kSide - 1) / kSide, tiles_across = (args.length + kSide - 1) / kSide;
+  const auto in_blocks_of = [](std::int64_t size, std::int64_t block) { return (size + block - 1) / block; };
   constexpr std::size_t kBytes = tile_bytes<Producer, kQuantizes>();
   const auto kernel = tile_kernel<Producer, kCount, kQuantizes>;
   if (kBytes > 0) {
     TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
   }
-  const dim3 grid(static_cast<unsigned>(tiles_down * tiles_across), static_cast<unsigned>(args.num_matrices));
-  kernel<<<grid, kTileThreads, kBytes, stream_of(op)>>>(args);
+  constexpr unsigned kCluster = tile_cluster<Producer>();
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kCluster, static_cast<unsigned>(in_blocks_of(args.length, kSide)),
+                        static_cast<unsigned>(args.num_matrices * in_blocks_of(args.num_rows, kCluster * kSide)));
+  config.blockDim = dim3(kTileThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream_of(op);
+  config.attrs = &cluster;
+  config.numAttrs = kQuantizes ? 1 : 0;
+  TESSERA_CUDA(cudaLaunchKernelEx(&config, kernel, args));
 }
 
 /// quantize() of the first num_rows_1[0] rows of x, a matrix; the rest is not looked at.

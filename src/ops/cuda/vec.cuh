@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <cstring>
 
 #include "tensor/tensor.h"
 
@@ -45,9 +46,31 @@ struct alignas(kCount == 1 ? sizeof(T) : 16) Lanes {
   T x[kCount];
 };
 
+/// As they are, without a conversion.
+template <int kCount, typename T>
+__device__ Lanes<T, kCount> get_lanes(const T* from) {
+  return *reinterpret_cast<const Lanes<T, kCount>*>(from);
+}
+/// To global memory. In PTX, because of an assignment of bfloat16 the compiler makes four 4-byte stores.
+template <int kCount, typename T>
+__device__ void put_lanes(const Lanes<T, kCount>& lanes, T* to) {
+  if constexpr (kCount == 1) {
+    *to = lanes.x[0];
+  } else {
+    uint4 words[sizeof lanes / sizeof(uint4)];
+    memcpy(words, &lanes, sizeof lanes);
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof lanes / sizeof(uint4); ++i) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to) + i * sizeof(uint4)),
+                   "r"(words[i].x), "r"(words[i].y), "r"(words[i].z), "r"(words[i].w)
+                   : "memory");
+    }
+  }
+}
+
 template <int kCount, typename T>
 __device__ void load_lanes(const T* from, float (&x)[kCount]) {
-  const auto lanes = *reinterpret_cast<const Lanes<T, kCount>*>(from);
+  const Lanes<T, kCount> lanes = get_lanes<kCount>(from);
 #pragma unroll
   for (int i = 0; i < kCount; ++i) x[i] = to_float(lanes.x[i]);
 }
@@ -57,7 +80,7 @@ __device__ void store_lanes(const float (&x)[kCount], T* to) {
   Lanes<T, kCount> lanes;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) lanes.x[i] = from_float<T>(x[i]);
-  *reinterpret_cast<Lanes<T, kCount>*>(to) = lanes;
+  put_lanes(lanes, to);
 }
 
 /// Numbers of a row: those of a vector are one.
