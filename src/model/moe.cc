@@ -103,8 +103,7 @@ void Moe::balance(const LayerContext& context, const RouterOptions& options, con
   const Tensor sums_B2E = context.allocate({context.batch->num_seqs(), 2, routing.scores_TE.dim(1)}, DType::kFloat32);
   balance_sums(context.op, options, routing.scores_TE, sums_B2E);
   if (!context.op.measuring()) context.mesh->sequence.all_reduce(sums_B2E, name_).wait();
-  balance_loss(context.op, options, sums_B2E, routing.balance_f_BE,
-               loss_1.defined() ? loss_1 : context.allocate({1}, DType::kFloat64));
+  balance_loss(context.op, options, sums_B2E, routing.balance_f_BE, loss_1);
 }
 
 void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_TD,

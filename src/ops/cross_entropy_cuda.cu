@@ -4,7 +4,6 @@
 
 #include "ops/cross_entropy.h"
 #include "ops/cuda/launch.cuh"
-#include "ops/cuda/reduce.cuh"
 
 namespace tessera::cuda {
 namespace {

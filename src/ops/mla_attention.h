@@ -3,6 +3,10 @@
 // Per head: k = [k_nope | k_rope], k_rope shared by all heads; o = softmax(scale · q · kᵀ, causal, within documents) ·
 // v. Nothing of size S × S is stored: blocks of keys with a running softmax, recomputed in the backward
 // (FlashAttention-2, arXiv 2307.08691).
+//
+// On a GPU bfloat16 goes through cuDNN, which needs libcudnn.so.9 when it is first called; the rest, float32 above all,
+// through plain kernels that are there to be right, not fast (head dims up to 256). The backward gives the same bits
+// every time if the runtime is told to be deterministic.
 #pragma once
 
 #include <span>

@@ -143,8 +143,7 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, co
 template <typename T>
 struct Gather {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = sizeof(T) == 2 ? 8 : 4;
-  static constexpr int kBlocksPerSm = 2;
+  static constexpr int kOutputs = 1, kInFlight = 4, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
   static constexpr bool kSums = false;
   template <int kCount>
   struct Input {

@@ -5,9 +5,8 @@
 namespace tessera::cuda {
 namespace {
 
-/// Numbers of d_w's partial sums, at most: a sum per range of rows.
-constexpr std::int64_t kMaxPartialSums = 640 * 2048;
-constexpr std::int64_t kMaxRanges = 1280;
+/// Rows are cut into as many ranges, each with its own sum of d_w, as this many SMs work on at once.
+constexpr std::int64_t kSms = 128;
 constexpr int kRowsPerBlock = 4;
 
 template <typename T>
@@ -290,8 +289,8 @@ void residual_rmsnorm_forward(const Context& op, const Tensor& x_TN, const Tenso
 void rmsnorm_backward(const Context& op, const Tensor& d_y_TN, const Tensor& x_TN, const Tensor& w_N,
                       const Tensor& rstd_T, const Tensor& d_x_TN, Write write_d_x, const Tensor& d_w_N) {
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
-  const std::int64_t most =
-      std::clamp<std::int64_t>(kMaxPartialSums / std::max<std::int64_t>(length, 1), 1, kMaxRanges);
+  const std::int64_t threads = std::clamp<std::int64_t>((length + kLanes - 1) / kLanes, kWarp, kMaxThreads);
+  const std::int64_t most = kSms * (kMaxThreads / threads);
   const std::int64_t rows_per_range = (num_rows + most - 1) / most;
   const std::int64_t num_ranges = num_rows == 0 ? 0 : (num_rows + rows_per_range - 1) / rows_per_range;
   const ArenaScope scope(*op.arena);
@@ -313,9 +312,9 @@ void rmsnorm_backward(const Context& op, const Tensor& d_y_TN, const Tensor& x_T
     const auto launch = [&](auto count, auto num_parts) {
       constexpr int kCount = decltype(count)::value, kParts = decltype(num_parts)::value;
       TESSERA_CHECK(length <= kMaxThreads * kCount * kParts, "rows of {}", length);
-      const std::int64_t threads = std::min<std::int64_t>((length + kCount - 1) / kCount, kMaxThreads);
+      const auto block = std::min<std::int64_t>((length + kCount - 1) / kCount, kMaxThreads);
       backward_kernel<T, kCount, kParts>
-          <<<static_cast<unsigned>(num_ranges), static_cast<unsigned>((threads + kWarp - 1) / kWarp * kWarp), 0,
+          <<<static_cast<unsigned>(num_ranges), static_cast<unsigned>((block + kWarp - 1) / kWarp * kWarp), 0,
              stream_of(op)>>>(args);
     };
     if (length <= kMaxLength && in_lanes(d_y_TN, x_TN, w_N.reshape({1, length}), d_x_TN)) {

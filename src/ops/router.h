@@ -10,6 +10,7 @@
 //   f_i = E/(K·S) · #(tokens whose top-k of s, without bias and groups, holds i), P_i = mean over tokens of s_i /
 //   sum(s).
 // f is a constant of the gradient.
+// A GPU takes up to 512 experts, 32 choices and 32 groups.
 #pragma once
 
 #include "ops/context.h"
@@ -53,8 +54,8 @@ void router_forward(const Context& context, const RouterOptions& options, const 
 void balance_sums(const Context& context, const RouterOptions& options, const Tensor& scores_TE,
                   const Tensor& sums_B2E);
 
-/// From all tokens' sums: f_BE (float32), and loss_1 (float64, [1]) += the balance loss summed over the sequences,
-/// coefficient included.
+/// From all tokens' sums: f_BE (float32), and loss_1 (float64, [1]; undefined: not wanted) += the balance loss summed
+/// over the sequences, coefficient included.
 void balance_loss(const Context& context, const RouterOptions& options, const Tensor& sums_B2E, const Tensor& f_BE,
                   const Tensor& loss_1);
 

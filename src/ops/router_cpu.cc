@@ -156,7 +156,7 @@ void balance_loss(const Context& context, const RouterOptions& options, const Te
     }
     balance += static_cast<float>(options.balance_coefficient * loss);
   }
-  loss_1.data<double>()[0] += balance;
+  if (loss_1.defined()) loss_1.data<double>()[0] += balance;
 }
 
 void router_backward(const Context& context, const RouterOptions& options, const RouterOutputs& outputs,

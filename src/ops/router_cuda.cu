@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     all += static_cast<double>(static_cast<float>(coefficient * of_seq));
   }
-  if (threadIdx.x == 0) *loss += all;
+  if (threadIdx.x == 0 && loss != nullptr) *loss += all;
 }
 
 /// Calls body(std::integral_constant<int, N>), N numbers per lane for all experts.

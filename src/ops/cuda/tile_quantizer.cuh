@@ -5,7 +5,9 @@
 //   1. compute: a Producer's numbers, rounded to T, to `plain` and to shared memory; 0 beyond the matrix;
 //   2. per output: largest magnitudes of 32 numbers along rows and along columns, each thread from a patch of 8 × 8;
 //   3. scales, one line of the tile a thread;
-//   4. the patch once more, times the scales' inverses, as bytes: 8 along a row, 8 along a column at a time.
+//   4. the patches once more, times the scales' inverses, as bytes: through shared memory, so that whole lines of 128
+//      bytes are written. What is written in smaller pieces costs as much per piece.
+// Tiles below each other form a cluster: their scales of a line of columns, 4 bytes each, are written together.
 //
 // A Producer says how numbers come about (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
 //   using Number = T;
@@ -19,6 +21,7 @@
 // Plain outputs may be where inputs are: a thread reads what it needs before it writes there.
 #pragma once
 
+#include <cooperative_groups.h>
 #include <cuda_fp8.h>
 
 #include "ops/cuda/launch.cuh"
@@ -32,17 +35,13 @@ inline constexpr int kPatch = 8;                       // numbers of a patch alo
 inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute a row
 inline constexpr int kRowsAtOnce = kTileThreads / kThreadsAcross;
 inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
-/// Tiles below each other that are computed one after the other, so that the scales of a line of columns, 4 bytes a
-/// tile, fill what memory writes at once while they are in the cache.
-inline constexpr std::uint32_t kTileGroup = 8;
-
 /// One orientation as kernels see it; without elements it is not wanted. Strides: from line to line.
 struct TileOutput {
   std::uint8_t* elements = nullptr;
   void* scales = nullptr;
   std::int64_t stride = 0, scales_stride = 0;
   std::int64_t matrix_elements = 0, matrix_scales = 0;  // from matrix to matrix of a stack
-  bool aligned = false, scales_aligned = false;         // lines start at multiples of 8 elements, of 4 scales
+  bool aligned = false, scales_aligned = false;         // lines start at multiples of 16 elements, of 4 scales
 };
 
 /// A matrix that is wanted in up to three forms.
@@ -73,18 +72,11 @@ __device__ inline uint2 e4m3_bytes(const float (&x)[kPatch]) {
   return {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
 }
 
-/// The first `count` of 8 bytes.
-__device__ inline void store_bytes(uint2 bytes, std::uint8_t* to, std::int64_t count) {
-#pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
-    if (i < count) to[i] = static_cast<std::uint8_t>((i < 4 ? bytes.x : bytes.y) >> (i % 4 * 8));
-  }
-}
-
 /// Where a tile is in its matrix, and how much of the matrix there is from there on.
 struct TilePlace {
   std::int64_t matrix, first_row, first_column;
   std::int64_t rows, columns;
+  bool in_cluster;  // so are all tiles of the cluster, and have all rows
 
   __device__ bool whole() const { return rows >= kSide && columns >= kSide; }
 };
@@ -164,6 +156,7 @@ struct Patch {
 /// the factor that its numbers are multiplied by; as float32's bits.
 struct TileScales {
   std::uint32_t bits[2][kBlocksPerLine][kSide];
+  std::uint32_t bytes[kSide];  // of the lines of columns, 4 bytes each, for the cluster
   std::uint32_t of_warp[kTileThreads / kWarp];
 };
 
@@ -202,12 +195,9 @@ __device__ inline void widen_amax(const mx::Format& format, std::uint32_t (&amax
   }
 }
 
-/// Scales of line `line` of the tile: written, and their inverses left in `slots`. first_line, first_number: the
-/// tile's place in the output; `lines` and `numbers` that there are from there on.
-__device__ inline void find_scales(const mx::Format& format, const std::uint32_t (&amax)[kBlocksPerLine], int line,
-                                   const TileOutput& out, std::int64_t matrix, std::int64_t first_line,
-                                   std::int64_t first_number, std::int64_t lines, std::int64_t numbers,
-                                   std::uint32_t (*slots)[kSide]) {
+/// Scales of a line of the tile from its amax: 4 bytes, or the bits of a float32. Their inverses go to `slots`.
+__device__ inline std::uint32_t find_scales(const mx::Format& format, const std::uint32_t (&amax)[kBlocksPerLine],
+                                            int line, std::uint32_t (*slots)[kSide]) {
   constexpr std::uint32_t kNaN = 0x7fc00000u;
   if (format.scale_type == mx::ScaleType::kFloat32) {
     const bool finite = amax[0] < mx::kFloatInfinity;
@@ -215,13 +205,7 @@ __device__ inline void find_scales(const mx::Format& format, const std::uint32_t
     const std::uint32_t factor = finite ? mx::bits_of(mx::inverse_float_scale(largest)) : kNaN;
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) slots[b][line] = factor;
-    const bool shared = format.across > 1;  // by the whole tile
-    if (shared ? line == 0 : line < lines) {
-      float* to = static_cast<float*>(out.scales) + matrix * out.matrix_scales;
-      to[(shared ? first_line / kSide : first_line + line) * out.scales_stride + first_number / kSide] =
-          finite ? mx::float_scale(largest) : mx::float_of(kNaN);
-    }
-    return;
+    return finite ? mx::bits_of(mx::float_scale(largest)) : kNaN;
   }
   std::uint32_t bytes = 0;
 #pragma unroll
@@ -231,43 +215,82 @@ __device__ inline void find_scales(const mx::Format& format, const std::uint32_t
     slots[b][line] = finite ? mx::bits_of(mx::inverse_of_scale(static_cast<std::uint8_t>(byte))) : kNaN;
     bytes |= byte << (8 * b);
   }
+  return bytes;
+}
+
+/// What find_scales() found for line `line` of the tile, to the output. first_line, first_number: the tile's place
+/// there; `lines` and `numbers` that there are from there on.
+__device__ inline void write_scales(const mx::Format& format, std::uint32_t found, int line, const TileOutput& out,
+                                    std::int64_t matrix, std::int64_t first_line, std::int64_t first_number,
+                                    std::int64_t lines, std::int64_t numbers) {
   if (line >= lines) return;
+  if (format.scale_type == mx::ScaleType::kFloat32) {
+    const bool shared = format.across > 1;  // by the whole tile
+    if (shared && line > 0) return;
+    auto* to = static_cast<std::uint32_t*>(out.scales) + matrix * out.matrix_scales;
+    to[(shared ? first_line / kSide : first_line + line) * out.scales_stride + first_number / kSide] = found;
+    return;
+  }
   auto* to = static_cast<std::uint8_t*>(out.scales) + matrix * out.matrix_scales +
              (first_line + line) * out.scales_stride + first_number / mx::kBlock;
   if (out.scales_aligned && numbers > (kBlocksPerLine - 1) * mx::kBlock) {
-    *reinterpret_cast<std::uint32_t*>(to) = bytes;
+    *reinterpret_cast<std::uint32_t*>(to) = found;
   } else {
-#pragma unroll
-    for (int b = 0; b < kBlocksPerLine; ++b) {
-      if (b * mx::kBlock < numbers) to[b] = static_cast<std::uint8_t>(bytes >> (8 * b));
+#pragma unroll 1
+    for (int b = 0; b * mx::kBlock < numbers && b < kBlocksPerLine; ++b) {
+      to[b] = static_cast<std::uint8_t>(found >> (8 * b));
     }
   }
 }
 
-/// A patch as bytes along its rows, or along its columns. to: its first; rows, columns: that there are from there on.
-template <typename T>
-__device__ void store_patch(const Patch<T>& patch, bool along_columns, const std::uint32_t* inverses,
-                            const TileOutput& out, std::uint8_t* to, std::int64_t lines, std::int64_t numbers,
-                            bool whole) {
-  float factors[kPatch];
-  load_lanes(reinterpret_cast<const float*>(inverses), factors);
+/// Scales of lines of columns, of all tiles of the cluster: each block writes some lines.
+template <int kCluster>
+__device__ void write_cluster_scales(const TilePlace& place, const TileOutput& out, TileScales& scales) {
+  const auto cluster = cooperative_groups::this_cluster();
+  const int own = static_cast<int>(cluster.block_rank()), block = threadIdx.x % kCluster;
+  const int line = own * (kSide / kCluster) + threadIdx.x / kCluster;
+  if (threadIdx.x >= kSide || line >= place.columns) return;
+  auto* to = static_cast<std::uint8_t*>(out.scales) + place.matrix * out.matrix_scales +
+             (place.first_column + line) * out.scales_stride;
+  const std::int64_t first_row = place.first_row + (block - own) * kSide;
+  reinterpret_cast<std::uint32_t*>(to)[first_row / kSide] = cluster.map_shared_rank(scales.bytes, block)[line];
+}
+
+/// Where byte `number`, a multiple of 8, of line `line` of a tile's bytes is kept. Threads that write 8 bytes each of
+/// 8 neighbouring lines, or of one line, or that read 16 bytes each of one, meet no bank twice.
+__device__ inline int staged(int line, int number) {
+  const int group = line / kPatch;
+  return line * kSide + (number ^ ((group & 1) << 6 | (group & 6) << 3));
+}
+
+/// A tile's bytes to where they belong. lines, numbers: that there are.
+__device__ inline void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to,
+                                    std::int64_t lines, std::int64_t numbers) {
+  constexpr int kPiece = 16;
 #pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
-    const uint2 bytes = along_columns ? patch.column_bytes(i, factors[i]) : patch.row_bytes(i, factors[i]);
-    if (whole) {
-      *reinterpret_cast<uint2*>(to + i * out.stride) = bytes;
-    } else if (i < lines) {
-      store_bytes(bytes, to + i * out.stride, numbers);
+  for (int i = 0; i < kSide * kSide / kPiece; i += kTileThreads) {
+    const int line = (i + threadIdx.x) / (kSide / kPiece), number = (i + threadIdx.x) % (kSide / kPiece) * kPiece;
+    if (line >= lines) continue;
+    const std::uint8_t* from = bytes + staged(line, number);
+    std::uint8_t* piece = to + line * out.stride + number;
+    if (out.aligned && number + kPiece <= numbers) {
+      *reinterpret_cast<uint4*>(piece) = *reinterpret_cast<const uint4*>(from);
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < kPiece && number + k < numbers; ++k) piece[k] = from[k];
     }
   }
 }
 
-/// Both orientations of a tile that lies in shared memory.
-template <typename T>
-__device__ void quantize_tile(const T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
+/// Both orientations of a tile that lies in shared memory, which is used up.
+template <int kCluster, typename T>
+__device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
   // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
+  const auto cluster = cooperative_groups::this_cluster();
+  const bool shares_scales = place.in_cluster && out.columns.elements != nullptr && out.columns.scales_aligned &&
+                             out.format.scale_type == mx::ScaleType::kE8M0;
   Patch<T> patch;
   patch.load(tile + row * kSide + column);
   std::uint32_t* of_row = &scales.bits[0][column / mx::kBlock][row];
@@ -284,40 +307,70 @@ __device__ void quantize_tile(const T* tile, const TileOutputs<T>& out, const Ti
     }
   }
   __syncthreads();
+  const bool along_columns = threadIdx.x >= kSide, gathers = along_columns && shares_scales;
+  const int line = threadIdx.x % kSide;
+  const TileOutput& to = along_columns ? out.columns : out.rows;
+  std::uint32_t found = 0;
   {
-    const bool along_columns = threadIdx.x >= kSide;
-    const int line = threadIdx.x % kSide;
-    const TileOutput& to = along_columns ? out.columns : out.rows;
     std::uint32_t(*slots)[kSide] = scales.bits[along_columns];
     std::uint32_t amax[kBlocksPerLine];
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
     widen_amax(out.format, amax, scales);
-    if (to.elements != nullptr) {
-      find_scales(out.format, amax, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
-                  along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
-                  along_columns ? place.rows : place.columns, slots);
+    if (to.elements != nullptr) found = find_scales(out.format, amax, line, slots);
+    if (gathers) scales.bytes[line] = found;
+  }
+  __syncthreads();
+  // Before anything is written to memory, which the barrier would wait for.
+  if (shares_scales) cluster.barrier_arrive();
+  if (to.elements != nullptr && !gathers) {
+    write_scales(out.format, found, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
+                 along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
+                 along_columns ? place.rows : place.columns);
+  }
+  auto* row_bytes = reinterpret_cast<std::uint8_t*>(tile);
+  std::uint8_t* column_bytes = row_bytes + kSide * kSide;
+  float factors[kPatch];
+  if (out.rows.elements != nullptr) {
+    load_lanes(reinterpret_cast<const float*>(of_row), factors);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      *reinterpret_cast<uint2*>(row_bytes + staged(row + i, column)) = patch.row_bytes(i, factors[i]);
+    }
+  }
+  if (out.columns.elements != nullptr) {
+    load_lanes(reinterpret_cast<const float*>(of_column), factors);
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) {
+      *reinterpret_cast<uint2*>(column_bytes + staged(column + j, row)) = patch.column_bytes(j, factors[j]);
     }
   }
   __syncthreads();
-  const auto store = [&](bool whole) {
-    const std::int64_t first_row = place.first_row + row, first_column = place.first_column + column;
-    if (out.rows.elements != nullptr) {
-      std::uint8_t* to =
-          out.rows.elements + place.matrix * out.rows.matrix_elements + first_row * out.rows.stride + first_column;
-      store_patch(patch, false, of_row, out.rows, to, place.rows - row, place.columns - column, whole);
-    }
-    if (out.columns.elements != nullptr) {
-      std::uint8_t* to = out.columns.elements + place.matrix * out.columns.matrix_elements +
-                         first_column * out.columns.stride + first_row;
-      store_patch(patch, true, of_column, out.columns, to, place.columns - column, place.rows - row, whole);
-    }
-  };
-  if (place.whole() && out.rows.aligned && out.columns.aligned) {
-    store(true);
-  } else {
-    store(false);
+  if (out.rows.elements != nullptr) {
+    write_staged(row_bytes, out.rows,
+                 out.rows.elements + place.matrix * out.rows.matrix_elements + place.first_row * out.rows.stride +
+                     place.first_column,
+                 place.rows, place.columns);
   }
+  if (out.columns.elements != nullptr) {
+    write_staged(column_bytes, out.columns,
+                 out.columns.elements + place.matrix * out.columns.matrix_elements +
+                     place.first_column * out.columns.stride + place.first_row,
+                 place.columns, place.rows);
+  }
+  if (shares_scales) {
+    cluster.barrier_wait();
+    write_cluster_scales<kCluster>(place, out.columns, scales);
+    // Nobody's scales are overwritten, or gone, before all have been read. There is no memory to wait for.
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  }
+}
+
+/// Blocks of a cluster: 8 scales of 4 bytes are what memory writes at once. Large clusters of blocks that are few on
+/// an SM would leave SMs empty.
+template <typename Producer>
+constexpr int tile_cluster() {
+  return Producer::kOutputs == 1 ? 8 : 4;
 }
 
 template <typename Producer, bool kQuantizes>
@@ -398,12 +451,16 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
   T* tiles = reinterpret_cast<T*>(shared);
 
   const std::uint32_t groups = gridDim.z / static_cast<std::uint32_t>(args.num_matrices);
-  const std::int64_t matrix = blockIdx.z / groups;
-  const std::int64_t first_row = std::int64_t{blockIdx.z % groups * kTileGroup + blockIdx.x} * kSide;
-  const std::int64_t first_column = std::int64_t{blockIdx.y} * kSide;
+  const std::int64_t first_of_group = std::int64_t{blockIdx.z % groups} * gridDim.x * kSide;
   const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
+  const std::int64_t first_row = first_of_group + blockIdx.x * kSide, first_column = std::int64_t{blockIdx.y} * kSide;
   if (first_row >= num_computed) return;
-  const TilePlace place{matrix, first_row, first_column, num_computed - first_row, args.length - first_column};
+  const TilePlace place{.matrix = blockIdx.z / groups,
+                        .first_row = first_row,
+                        .first_column = first_column,
+                        .rows = num_computed - first_row,
+                        .columns = args.length - first_column,
+                        .in_cluster = first_of_group + gridDim.x * kSide <= num_computed};
   if (place.whole()) {
     compute_tile<kCount, kQuantizes, true>(args, place, tiles);
   } else {
@@ -416,7 +473,7 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
       __syncthreads();
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
-      quantize_tile(tiles + o * kSide * kSide, to, place, scales);
+      quantize_tile<tile_cluster<Producer>()>(tiles + o * kSide * kSide, to, place, scales);
     }
   }
 }
@@ -444,8 +501,9 @@ inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 
   const auto divides = [](const void* address, std::int64_t bytes) {
     return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
   };
-  out.aligned = divides(out.elements, kPatch) && stride % kPatch == 0 && out.matrix_elements % kPatch == 0;
-  out.scales_aligned = divides(out.scales, kBlocksPerLine) && scales_stride % kBlocksPerLine == 0;
+  out.aligned = divides(out.elements, 16) && stride % 16 == 0 && out.matrix_elements % 16 == 0;
+  out.scales_aligned = divides(out.scales, kBlocksPerLine) && scales_stride % kBlocksPerLine == 0 &&
+                       out.matrix_scales % kBlocksPerLine == 0;
   return out;
 }
 
@@ -467,9 +525,19 @@ void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
   if (kBytes > 0) {
     TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
   }
-  const dim3 grid(kTileGroup, static_cast<unsigned>(in_blocks_of(args.length, kSide)),
-                  static_cast<unsigned>(args.num_matrices * in_blocks_of(args.num_rows, kTileGroup * kSide)));
-  kernel<<<grid, kTileThreads, kBytes, stream_of(op)>>>(args);
+  constexpr unsigned kCluster = tile_cluster<Producer>();
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(kCluster, static_cast<unsigned>(in_blocks_of(args.length, kSide)),
+                        static_cast<unsigned>(args.num_matrices * in_blocks_of(args.num_rows, kCluster * kSide)));
+  config.blockDim = dim3(kTileThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = stream_of(op);
+  config.attrs = &cluster;
+  config.numAttrs = kQuantizes ? 1 : 0;
+  TESSERA_CUDA(cudaLaunchKernelEx(&config, kernel, args));
 }
 
 /// quantize() of the first num_rows_1[0] rows of x, a matrix; the rest is not looked at.
