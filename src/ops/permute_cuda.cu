@@ -168,10 +168,8 @@ struct Gather {
     return {};
   }
   template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, std::int64_t, float (&out)[1][kCount],
-                          float&) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) out[0][i] = to_float(input.x.x[i]);
+  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1], float&) const {
+    out[0] = input.x;
   }
 };
 
