@@ -30,6 +30,10 @@ struct MlaDims {
   /// All of doc_start_T is 0, which the caller knows; a GPU takes a faster way then.
   bool whole_sequences = false;
 
+  /// Whether every token is a query.
+  bool all_are_queries() const {
+    return queries.empty() || (queries.size() == 1 && queries[0].begin == 0 && queries[0].end == seq_len);
+  }
   std::int64_t queries_per_seq() const;
 };
 

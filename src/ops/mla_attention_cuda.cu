@@ -35,7 +35,7 @@ AttentionShape library_shape(const Context& op, const MlaDims& dims) {
 }
 
 bool is_for_library(const MlaDims& dims, const MlaOperands& operands) {
-  return operands.q.dtype() == DType::kBFloat16 && dims.queries.empty() && dims.dim_nope % kLanes == 0 &&
+  return operands.q.dtype() == DType::kBFloat16 && dims.all_are_queries() && dims.dim_nope % kLanes == 0 &&
          AttentionLibrary::supports(library_shape({}, dims));
 }
 
@@ -56,7 +56,7 @@ __global__ void join_keys_kernel(const T* kv, const T* k_rope, T* k, unsigned si
     const unsigned at = i % qk;
     const T* from = at < nope ? kv + (key_head * (nope + v) + at) * kCount
                               : k_rope + (key_head / heads * rope + at - nope) * kCount;
-    reinterpret_cast<Lanes<T, kCount>*>(k)[i] = *reinterpret_cast<const Lanes<T, kCount>*>(from);
+    put_lanes(get_lanes<kCount>(from), k + std::int64_t{i} * kCount);
   }
 }
 
@@ -66,8 +66,8 @@ __global__ void split_keys_kernel(const T* d_k, T* d_kv, unsigned size, unsigned
   for (unsigned i = blockIdx.x * kThreads + threadIdx.x; i < size; i += gridDim.x * kThreads) {
     const std::int64_t key_head = i / nope;
     const unsigned at = i % nope;
-    *reinterpret_cast<Lanes<T, kCount>*>(d_kv + (key_head * (nope + v) + at) * kCount) =
-        *reinterpret_cast<const Lanes<T, kCount>*>(d_k + (key_head * (nope + rope) + at) * kCount);
+    put_lanes(get_lanes<kCount>(d_k + (key_head * (nope + rope) + at) * kCount),
+              d_kv + (key_head * (nope + v) + at) * kCount);
   }
 }
 

@@ -161,14 +161,15 @@ struct Gather {
   __device__ Input<kCount> load(std::int64_t, std::int64_t row, std::int64_t column) const {
     const std::int32_t slot = slot_of_row[row];
     if (slot < 0) return {};
-    return {*reinterpret_cast<const Lanes<T, kCount>*>(x + std::int64_t{slot / top_k} * length + column)};
+    return {get_lanes<kCount>(x + std::int64_t{slot / top_k} * length + column)};
   }
   template <int kCount>
   __device__ Columns<kCount> columns(std::int64_t) const {
     return {};
   }
   template <int kCount>
-  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1], float&) const {
+  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1],
+                          float&) const {
     out[0] = input.x;
   }
 };
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
       float factors[kRows];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        rows[i] = *reinterpret_cast<const Lanes<T, kCount>*>(x + std::int64_t{indices[i]} * length + column);
+        rows[i] = get_lanes<kCount>(x + std::int64_t{indices[i]} * length + column);
         factors[i] = weights != nullptr ? weights[t * top_k + min(begin + i, top_k - 1)] : 1.0f;
       }
       const bool is_last = begin + kRows >= top_k;

@@ -340,5 +340,17 @@ TEST_P(MlaAttention, SameAtAnyNumberOfThreads) {
 
 TESSERA_BOTH_TYPES(MlaAttention);
 
+TEST(MlaDims, AllAreQueries) {
+  MlaDims dims{.num_seqs = 1, .seq_len = 8, .num_heads = 1, .dim_nope = 1, .dim_rope = 1, .dim_v = 1, .scale = 1.0f};
+  EXPECT_TRUE(dims.all_are_queries());
+  const TokenRange whole[] = {{0, 8}}, part[] = {{0, 4}}, two[] = {{0, 2}, {6, 8}};
+  dims.queries = whole;
+  EXPECT_TRUE(dims.all_are_queries());
+  dims.queries = part;
+  EXPECT_FALSE(dims.all_are_queries());
+  dims.queries = two;
+  EXPECT_FALSE(dims.all_are_queries());
+}
+
 }  // namespace
 }  // namespace tessera

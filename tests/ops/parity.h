@@ -8,6 +8,7 @@
 #include "ops/cuda/runtime.h"
 #include "ops/gemm_operand.h"
 #include "tensor/cuda_check.h"
+#include "tensor/cuda_graph.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {
@@ -64,16 +65,9 @@ class ParityTest : public OperatorTest {
     for (const Tensor& output : outputs) {
       TESSERA_CUDA(cudaMemsetAsync(side(output).raw(), 0xff, output.num_bytes(), stream));
     }
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    TESSERA_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    run();
-    TESSERA_CUDA(cudaStreamEndCapture(stream, &graph));
-    TESSERA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    TESSERA_CUDA(cudaGraphLaunch(executable, stream));
+    const cuda::Graph graph(side.op.cuda->stream(), run);
+    graph.launch(side.op.cuda->stream());
     side.op.cuda->synchronize();
-    TESSERA_CUDA(cudaGraphExecDestroy(executable));
-    TESSERA_CUDA(cudaGraphDestroy(graph));
   }
 
   /// `run(side)` on both; the outputs must be the same bytes.
@@ -125,10 +119,20 @@ class ParityTest : public OperatorTest {
     return Tensor(memory, {tensor.dim(0), tensor.stride()}, tensor.dtype(), device).columns(0, tensor.dim(1));
   }
 
+  /// Where the GPU has a tensor that was copied there, or is a part of one that was; null: nowhere.
+  std::byte* find_copy(const Tensor& tensor) const {
+    const auto* begin = static_cast<const std::byte*>(tensor.raw());
+    auto found = copies_.upper_bound(begin);
+    if (found == copies_.begin()) return nullptr;
+    --found;
+    const std::ptrdiff_t offset = begin - found->first;
+    const bool inside = offset == 0 || offset < static_cast<std::ptrdiff_t>(found->second.num_bytes);
+    return inside ? found->second.gpu + offset : nullptr;
+  }
+
   Tensor on_gpu(const Tensor& tensor) {
     if (!tensor.defined()) return tensor;
-    const auto found = copies_.find(tensor.raw());
-    std::byte* copy = found != copies_.end() ? found->second : nullptr;
+    std::byte* copy = find_copy(tensor);
     if (copy == nullptr) {
       // A whole last row, so that a tensor can be made of it.
       const std::size_t num_bytes =
@@ -136,7 +140,7 @@ class ParityTest : public OperatorTest {
           size_of(tensor.dtype());
       copy = memory_.allocate_bytes(std::max(num_bytes, extent(tensor)));
       cuda::copy_bytes(runtime_->stream(), tensor.raw(), extent(tensor), copy);
-      copies_[tensor.raw()] = copy;
+      copies_[static_cast<const std::byte*>(tensor.raw())] = {.gpu = copy, .num_bytes = extent(tensor)};
     }
     return like(tensor, copy, Device::kCuda);
   }
@@ -157,12 +161,12 @@ class ParityTest : public OperatorTest {
     run(Side({.arena = &memory_, .cuda = &*runtime_}, this));
     std::vector<std::vector<std::byte>> results;
     for (const Tensor& output : outputs) {
-      const auto found = copies_.find(output.raw());
+      const std::byte* copy = find_copy(output);
       std::vector<std::byte>& bytes =
           results.emplace_back(static_cast<std::size_t>(output.dim(0) * output.stride()) * size_of(output.dtype()));
-      EXPECT_NE(found, copies_.end()) << "an output that the call was not given";
-      if (found == copies_.end()) continue;
-      cuda::copy_bytes(runtime_->stream(), found->second, extent(output), bytes.data());
+      EXPECT_NE(copy, nullptr) << "an output that the call was not given";
+      if (copy == nullptr) continue;
+      cuda::copy_bytes(runtime_->stream(), copy, extent(output), bytes.data());
     }
     runtime_->synchronize();
     return results;
@@ -179,7 +183,11 @@ class ParityTest : public OperatorTest {
 
   std::optional<cuda::Runtime> runtime_;
   Arena memory_;
-  std::map<const void*, std::byte*> copies_;
+  struct Copy {
+    std::byte* gpu;
+    std::size_t num_bytes;
+  };
+  std::map<const std::byte*, Copy> copies_;  // by the first byte of what was copied
 };
 
 }  // namespace tessera
