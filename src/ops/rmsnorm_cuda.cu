@@ -5,15 +5,9 @@
 namespace tessera::cuda {
 namespace {
 
-/// Of the backward, a thread has this many times 8 numbers of a row. Blocks of few threads must leave registers for
-/// many rows on their way on an SM; those of long rows are large enough.
-constexpr int kParts = 2;
-constexpr int kFewThreads = 128, kBlocksOfFew = 6;
 /// Rows are cut into as many ranges, each with its own sum of d_w, as this many SMs work on at once.
 constexpr std::int64_t kSms = 128;
 constexpr int kRowsPerBlock = 4;
-/// The longest rows that registers hold.
-constexpr int kMaxLength = 32 * kWarp * kLanes;
 
 template <typename T>
 struct ForwardArgs {
@@ -108,14 +102,13 @@ struct BackwardArgs {
   std::int64_t num_rows, rows_per_range, length;
 };
 
-/// A range of rows a block, a row at a time, of which a thread has kNumParts times kCount numbers. With u = x · rstd:
+/// A range of rows a block, a row at a time, of which a thread has kParts times kCount numbers. With u = x · rstd:
 /// d_x = rstd · (d_y · w - u · mean(d_y · w · u)), d_w += d_y · u.
-template <typename T, int kCount, int kNumParts, int kThreads>
-__global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? kBlocksOfFew : 1)
-    backward_kernel(const BackwardArgs<T> args) {
+template <typename T, int kCount, int kParts>
+__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const BackwardArgs<T> args) {
   __shared__ float slots[2][kMaxThreads / kWarp];
   struct Row {
-    Lanes<T, kCount> d_y[kNumParts], x[kNumParts];
+    Lanes<T, kCount> d_y[kParts], x[kParts];
     float rstd;
   };
   const auto column = [](int part) { return static_cast<int>(part * blockDim.x + threadIdx.x) * kCount; };
@@ -123,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? kBlocksOfF
     Row result = {};
     result.rstd = args.rstd[row];
 #pragma unroll
-    for (int part = 0; part < kNumParts; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       const int j = column(part);
       if (j >= args.length) continue;
       result.d_y[part] = get_lanes<kCount>(args.d_y + row * args.length + j);
@@ -133,42 +126,44 @@ __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? kBlocksOfF
   };
   const std::int64_t first = blockIdx.x * args.rows_per_range;
   const std::int64_t end = min(args.num_rows, first + args.rows_per_range);
-  float d_w[kNumParts][kCount] = {};
+  float d_w[kParts][kCount] = {};
+  Lanes<T, kCount> w[kParts] = {};
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (column(part) < args.length) w[part] = get_lanes<kCount>(args.w + column(part));
+  }
   Row next = load(first);
   for (std::int64_t row = first; row < end; ++row) {
     const Row now = next;
     if (row + 1 < end) next = load(row + 1);  // on its way while this one is summed
     float dot = 0.0f;
 #pragma unroll
-    for (int part = 0; part < kNumParts; ++part) {
-      float w[kCount] = {};
-      if (column(part) < args.length) load_lanes(args.w + column(part), w);
+    for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         const float d_y = to_float(now.d_y[part].x[i]), u = to_float(now.x[part].x[i]) * now.rstd;
         d_w[part][i] += d_y * u;
-        dot += d_y * w[i] * u;
+        dot += d_y * to_float(w[part].x[i]) * u;
       }
     }
     const float mean = sum_of_block(dot, slots[(row - first) % 2]) / static_cast<float>(args.length);
 #pragma unroll
-    for (int part = 0; part < kNumParts; ++part) {
+    for (int part = 0; part < kParts; ++part) {
       const int j = column(part);
       if (j >= args.length) continue;
       T* d_x = args.d_x + row * args.d_x_stride + j;
-      float sum[kCount] = {}, w[kCount];
+      float sum[kCount] = {};
       if (args.accumulate) load_lanes(d_x, sum);
-      load_lanes(args.w + j, w);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float d_u = to_float(now.d_y[part].x[i]) * w[i];
+        const float d_u = to_float(now.d_y[part].x[i]) * to_float(w[part].x[i]);
         sum[i] += now.rstd * (d_u - to_float(now.x[part].x[i]) * now.rstd * mean);
       }
       store_lanes(sum, d_x);
     }
   }
 #pragma unroll
-  for (int part = 0; part < kNumParts; ++part) {
+  for (int part = 0; part < kParts; ++part) {
     if (column(part) < args.length) store_lanes(d_w[part], args.parts + blockIdx.x * args.length + column(part));
   }
 }
@@ -238,6 +233,9 @@ void for_parts(std::int64_t length, Body&& body) {
   body(std::integral_constant<int, 32>{});
 }
 
+/// The longest rows that the kernels' registers hold.
+constexpr std::int64_t kMaxLength = 32 * kWarp * kLanes;
+
 void forward(const Context& op, const Tensor& x_TN, const Tensor& delta_TN, const Tensor& w_N, float eps,
              const Tensor& sum_TN, const GemmOperand& y_TN, const Tensor& rstd_T) {
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
@@ -291,9 +289,8 @@ void residual_rmsnorm_forward(const Context& op, const Tensor& x_TN, const Tenso
 void rmsnorm_backward(const Context& op, const Tensor& d_y_TN, const Tensor& x_TN, const Tensor& w_N,
                       const Tensor& rstd_T, const Tensor& d_x_TN, Write write_d_x, const Tensor& d_w_N) {
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
-  const std::int64_t threads = (length + kLanes * kParts - 1) / (kLanes * kParts);
-  const std::int64_t most =
-      kSms * (threads > kFewThreads ? 1 : kBlocksOfFew * kFewThreads / std::max<std::int64_t>(threads, kWarp));
+  const std::int64_t threads = std::clamp<std::int64_t>((length + kLanes - 1) / kLanes, kWarp, kMaxThreads);
+  const std::int64_t most = kSms * (kMaxThreads / threads);
   const std::int64_t rows_per_range = (num_rows + most - 1) / most;
   const std::int64_t num_ranges = num_rows == 0 ? 0 : (num_rows + rows_per_range - 1) / rows_per_range;
   const ArenaScope scope(*op.arena);
@@ -312,23 +309,18 @@ void rmsnorm_backward(const Context& op, const Tensor& d_y_TN, const Tensor& x_T
                                .num_rows = num_rows,
                                .rows_per_range = rows_per_range,
                                .length = length};
-    const auto launch = [&](auto count, auto num_parts, auto most_threads) {
-      constexpr int kCount = decltype(count)::value, kNumParts = decltype(num_parts)::value;
-      constexpr int kThreads = decltype(most_threads)::value, kOwn = kCount * kNumParts;
-      TESSERA_CHECK(length <= kThreads * kOwn, "rows of {}", length);
-      const auto block = static_cast<unsigned>(((length + kOwn - 1) / kOwn + kWarp - 1) / kWarp * kWarp);
-      backward_kernel<T, kCount, kNumParts, kThreads>
-          <<<static_cast<unsigned>(num_ranges), block, 0, stream_of(op)>>>(args);
+    const auto launch = [&](auto count, auto num_parts) {
+      constexpr int kCount = decltype(count)::value, kParts = decltype(num_parts)::value;
+      TESSERA_CHECK(length <= kMaxThreads * kCount * kParts, "rows of {}", length);
+      const auto block = std::min<std::int64_t>((length + kCount - 1) / kCount, kMaxThreads);
+      backward_kernel<T, kCount, kParts>
+          <<<static_cast<unsigned>(num_ranges), static_cast<unsigned>((block + kWarp - 1) / kWarp * kWarp), 0,
+             stream_of(op)>>>(args);
     };
-    using std::integral_constant;
-    constexpr integral_constant<int, kLanes> kInLanes;
-    constexpr integral_constant<int, kParts> kOfLanes;
-    if (length > kMaxLength || !in_lanes(d_y_TN, x_TN, w_N.reshape({1, length}), d_x_TN)) {
-      launch(integral_constant<int, 1>{}, integral_constant<int, 16>{}, integral_constant<int, kMaxThreads>{});
-    } else if (threads <= kFewThreads) {
-      launch(kInLanes, kOfLanes, integral_constant<int, kFewThreads>{});
+    if (length <= kMaxLength && in_lanes(d_y_TN, x_TN, w_N.reshape({1, length}), d_x_TN)) {
+      launch(std::integral_constant<int, kLanes>{}, std::integral_constant<int, 1>{});
     } else {
-      launch(kInLanes, kOfLanes, integral_constant<int, kMaxLength / (kLanes * kParts)>{});
+      launch(std::integral_constant<int, 1>{}, std::integral_constant<int, 16>{});
     }
   });
   add_parts_kernel<<<static_cast<unsigned>((length + kWarp - 1) / kWarp), kMaxThreads, 0, stream_of(op)>>>(

@@ -54,7 +54,7 @@ struct Forward {
 template <typename T>
 struct Backward {
   using Number = T;
-  static constexpr int kOutputs = 3, kInFlight = sizeof(T) == 2 ? 4 : 2;
+  static constexpr int kOutputs = 3, kInFlight = 2;
   static constexpr int kBlocksPerSm = 2;
   static constexpr bool kSums = true;
   template <int kCount>

@@ -33,6 +33,7 @@ inline constexpr int kPatch = 8;                       // numbers of a patch alo
 inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute a row
 inline constexpr int kRowsAtOnce = kTileThreads / kThreadsAcross;
 inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
+
 /// One orientation as kernels see it; without elements it is not wanted. Strides: from line to line.
 struct TileOutput {
   std::uint8_t* elements = nullptr;
