@@ -7,7 +7,6 @@
 //   3. scales, one line of the tile a thread;
 //   4. the patches once more, times the scales' inverses, as bytes: through shared memory, so that whole lines of 128
 //      bytes are written. What is written in smaller pieces costs as much per piece.
-// Tiles below each other form a cluster: their scales of a line of columns, 4 bytes each, are written together.
 //
 // A Producer says how numbers come about (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
 //   using Number = T;
@@ -21,7 +20,6 @@
 // Plain outputs may be where inputs are: a thread reads what it needs before it writes there.
 #pragma once
 
-#include <cooperative_groups.h>
 #include <cuda_fp8.h>
 
 #include "ops/cuda/launch.cuh"
@@ -35,6 +33,7 @@ inline constexpr int kPatch = 8;                       // numbers of a patch alo
 inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute a row
 inline constexpr int kRowsAtOnce = kTileThreads / kThreadsAcross;
 inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
+
 /// One orientation as kernels see it; without elements it is not wanted. Strides: from line to line.
 struct TileOutput {
   std::uint8_t* elements = nullptr;
@@ -76,7 +75,6 @@ __device__ inline uint2 e4m3_bytes(const float (&x)[kPatch]) {
 struct TilePlace {
   std::int64_t matrix, first_row, first_column;
   std::int64_t rows, columns;
-  bool in_cluster;  // so are all tiles of the cluster, and have all rows
 
   __device__ bool whole() const { return rows >= kSide && columns >= kSide; }
 };
@@ -156,7 +154,6 @@ struct Patch {
 /// the factor that its numbers are multiplied by; as float32's bits.
 struct TileScales {
   std::uint32_t bits[2][kBlocksPerLine][kSide];
-  std::uint32_t bytes[kSide];  // of the lines of columns, 4 bytes each, for the cluster
   std::uint32_t of_warp[kTileThreads / kWarp];
 };
 
@@ -243,19 +240,6 @@ __device__ inline void write_scales(const mx::Format& format, std::uint32_t foun
   }
 }
 
-/// Scales of lines of columns, of all tiles of the cluster: each block writes some lines.
-template <int kCluster>
-__device__ void write_cluster_scales(const TilePlace& place, const TileOutput& out, TileScales& scales) {
-  const auto cluster = cooperative_groups::this_cluster();
-  const int own = static_cast<int>(cluster.block_rank()), block = threadIdx.x % kCluster;
-  const int line = own * (kSide / kCluster) + threadIdx.x / kCluster;
-  if (threadIdx.x >= kSide || line >= place.columns) return;
-  auto* to = static_cast<std::uint8_t*>(out.scales) + place.matrix * out.matrix_scales +
-             (place.first_column + line) * out.scales_stride;
-  const std::int64_t first_row = place.first_row + (block - own) * kSide;
-  reinterpret_cast<std::uint32_t*>(to)[first_row / kSide] = cluster.map_shared_rank(scales.bytes, block)[line];
-}
-
 /// Where byte `number`, a multiple of 8, of line `line` of a tile's bytes is kept. Threads that write 8 bytes each of
 /// 8 neighbouring lines, or of one line, or that read 16 bytes each of one, meet no bank twice.
 __device__ inline int staged(int line, int number) {
@@ -283,14 +267,11 @@ __device__ inline void write_staged(const std::uint8_t* bytes, const TileOutput&
 }
 
 /// Both orientations of a tile that lies in shared memory, which is used up.
-template <int kCluster, typename T>
+template <typename T>
 __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
   // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
-  const auto cluster = cooperative_groups::this_cluster();
-  const bool shares_scales = place.in_cluster && out.columns.elements != nullptr && out.columns.scales_aligned &&
-                             out.format.scale_type == mx::ScaleType::kE8M0;
   Patch<T> patch;
   patch.load(tile + row * kSide + column);
   std::uint32_t* of_row = &scales.bits[0][column / mx::kBlock][row];
@@ -307,7 +288,7 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     }
   }
   __syncthreads();
-  const bool along_columns = threadIdx.x >= kSide, gathers = along_columns && shares_scales;
+  const bool along_columns = threadIdx.x >= kSide;
   const int line = threadIdx.x % kSide;
   const TileOutput& to = along_columns ? out.columns : out.rows;
   std::uint32_t found = 0;
@@ -318,12 +299,9 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
     widen_amax(out.format, amax, scales);
     if (to.elements != nullptr) found = find_scales(out.format, amax, line, slots);
-    if (gathers) scales.bytes[line] = found;
   }
   __syncthreads();
-  // Before anything is written to memory, which the barrier would wait for.
-  if (shares_scales) cluster.barrier_arrive();
-  if (to.elements != nullptr && !gathers) {
+  if (to.elements != nullptr) {
     write_scales(out.format, found, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
                  along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
                  along_columns ? place.rows : place.columns);
@@ -358,19 +336,6 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
                      place.first_column * out.columns.stride + place.first_row,
                  place.columns, place.rows);
   }
-  if (shares_scales) {
-    cluster.barrier_wait();
-    write_cluster_scales<kCluster>(place, out.columns, scales);
-    // Nobody's scales are overwritten, or gone, before all have been read. There is no memory to wait for.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-  }
-}
-
-/// Blocks of a cluster: 8 scales of 4 bytes are what memory writes at once. Large clusters of blocks that are few on
-/// an SM would leave SMs empty.
-template <typename Producer>
-constexpr int tile_cluster() {
-  return Producer::kOutputs == 1 ? 8 : 4;
 }
 
 template <typename Producer, bool kQuantizes>
@@ -437,7 +402,7 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
         if (args.sums == nullptr) continue;
 #pragma unroll
         for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-        if (column == 0 && inside(row, 0)) args.sums[blockIdx.y * args.num_rows + place.first_row + row] = sum;
+        if (column == 0 && inside(row, 0)) args.sums[blockIdx.x * args.num_rows + place.first_row + row] = sum;
       }
     }
   }
@@ -450,17 +415,14 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
   extern __shared__ __align__(16) unsigned char shared[];
   T* tiles = reinterpret_cast<T*>(shared);
 
-  const std::uint32_t groups = gridDim.z / static_cast<std::uint32_t>(args.num_matrices);
-  const std::int64_t first_of_group = std::int64_t{blockIdx.z % groups} * gridDim.x * kSide;
+  const std::int64_t first_row = std::int64_t{blockIdx.y} * kSide, first_column = std::int64_t{blockIdx.x} * kSide;
   const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
-  const std::int64_t first_row = first_of_group + blockIdx.x * kSide, first_column = std::int64_t{blockIdx.y} * kSide;
   if (first_row >= num_computed) return;
-  const TilePlace place{.matrix = blockIdx.z / groups,
+  const TilePlace place{.matrix = blockIdx.z,
                         .first_row = first_row,
                         .first_column = first_column,
                         .rows = num_computed - first_row,
-                        .columns = args.length - first_column,
-                        .in_cluster = first_of_group + gridDim.x * kSide <= num_computed};
+                        .columns = args.length - first_column};
   if (place.whole()) {
     compute_tile<kCount, kQuantizes, true>(args, place, tiles);
   } else {
@@ -473,7 +435,7 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
       __syncthreads();
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
-      quantize_tile<tile_cluster<Producer>()>(tiles + o * kSide * kSide, to, place, scales);
+      quantize_tile(tiles + o * kSide * kSide, to, place, scales);
     }
   }
 }
@@ -525,19 +487,9 @@ void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
   if (kBytes > 0) {
     TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
   }
-  constexpr unsigned kCluster = tile_cluster<Producer>();
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kCluster, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kCluster, static_cast<unsigned>(in_blocks_of(args.length, kSide)),
-                        static_cast<unsigned>(args.num_matrices * in_blocks_of(args.num_rows, kCluster * kSide)));
-  config.blockDim = dim3(kTileThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream_of(op);
-  config.attrs = &cluster;
-  config.numAttrs = kQuantizes ? 1 : 0;
-  TESSERA_CUDA(cudaLaunchKernelEx(&config, kernel, args));
+  const dim3 grid(static_cast<unsigned>(in_blocks_of(args.length, kSide)),
+                  static_cast<unsigned>(in_blocks_of(args.num_rows, kSide)), static_cast<unsigned>(args.num_matrices));
+  kernel<<<grid, kTileThreads, kBytes, stream_of(op)>>>(args);
 }
 
 /// quantize() of the first num_rows_1[0] rows of x, a matrix; the rest is not looked at.
