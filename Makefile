@@ -62,11 +62,11 @@ bench: build
 # Every source file is formatted as .clang-format says.
 lint:
 	@scripts/setup.sh lint
-	git ls-files '*.h' '*.cc' '*.inc' '*.cu' | xargs clang-format-14 --dry-run --Werror
+	git ls-files '*.h' '*.cc' '*.inc' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
 
 format:
 	@scripts/setup.sh lint
-	git ls-files '*.h' '*.cc' '*.inc' '*.cu' | xargs clang-format-14 -i
+	git ls-files '*.h' '*.cc' '*.inc' '*.cu' '*.cuh' | xargs clang-format-14 -i
 
 clean:
 	rm -rf build

@@ -1,5 +1,5 @@
-// A sequence of operators, recorded once and then put on a stream as a whole: the host's part of a step becomes one call
-// (CUDA programming guide, "CUDA graphs"). Memory that the operators use must stay where it is.
+// A sequence of operators, recorded once and then put on a stream as a whole: the host's part of a step becomes one
+// call (CUDA programming guide, "CUDA graphs"). Memory that the operators use must stay where it is.
 #pragma once
 
 #include <functional>

@@ -25,7 +25,6 @@ Stream& Stream::operator=(Stream&&) noexcept = default;
 void Stream::synchronize() const { refuse(); }
 void copy_bytes(const Stream&, const void*, std::size_t, void*) { refuse(); }
 
-
 Graph::Graph(const Stream&, const std::function<void()>&) { refuse(); }
 Graph::~Graph() = default;
 Graph::Graph(Graph&&) noexcept = default;

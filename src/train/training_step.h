@@ -108,7 +108,7 @@ class TrainingStep {
   std::shared_ptr<Mesh> mesh_;
   Model whole_;
   Model model_;
-  StepSums all_sums_;  // of all layers of the pipeline, over all ranks
+  StepSums all_sums_;                 // of all layers of the pipeline, over all ranks
   std::optional<Pipeline> pipeline_;  // with several stages
   GemmLibrary gemm_;
   Arena arena_;

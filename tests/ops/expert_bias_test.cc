@@ -9,7 +9,8 @@ using ExpertBias = OperatorTest;
 
 // delta = coeff · sign(mean - count), less its own mean.
 TEST_F(ExpertBias, MovesAgainstTheLoad) {
-  const Tensor finite = random({1}), bias = random({4}, DType::kFloat32, 0.0), counts = arena_.allocate({4}, DType::kFloat64);
+  const Tensor finite = random({1}), bias = random({4}, DType::kFloat32, 0.0),
+               counts = arena_.allocate({4}, DType::kFloat64);
   const auto update = [&](const Doubles& loads) {
     std::copy(loads.begin(), loads.end(), counts.data<double>());
     update_expert_bias(context(), counts, 0.001f, finite, bias);

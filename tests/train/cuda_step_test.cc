@@ -1,0 +1,166 @@
+// Whole steps on a GPU against those of the CPU. Skipped where there is no GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tensor/cuda.h"
+#include "tensor/philox.h"
+#include "tests/train/small_model.h"
+#include "train/training_step.h"
+
+namespace tessera {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+constexpr std::int64_t kSteps = 20;
+
+struct Case {
+  const char* name;
+  Overrides overrides;
+
+  friend void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
+};
+
+class CudaStep : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
+  }
+
+  static JobConfig config(const char* dtype, const Overrides& more = {}) {
+    Overrides overrides = {fmt::format("--training.mixed_precision_param={}", dtype),
+                           "--training.local_batch_size=2",
+                           "--training.global_batch_size=4",
+                           "--training.seq_len=96",
+                           "--lr_scheduler.warmup_steps=5",
+                           fmt::format("--training.steps={}", kSteps)};
+    overrides.insert(overrides.end(), GetParam().overrides.begin(), GetParam().overrides.end());
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    JobConfig result = parse_job_config(kSmallModel, overrides);
+    result.validate();
+    return result;
+  }
+
+  /// Fresh random tokens for every step, of which some end documents.
+  static void fill(const JobConfig& config, std::int64_t step, std::vector<Batch>& batches) {
+    const Philox random(5, stream_of("cuda_step"));
+    auto drawn = static_cast<std::uint64_t>(step) << 32;
+    for (Batch& batch : batches) {
+      std::vector<std::int32_t> tokens(
+          static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));
+      for (std::int32_t& token : tokens) {
+        token = static_cast<std::int32_t>(random.words(drawn++)[0] %
+                                          static_cast<std::uint32_t>(config.model.args.vocab_size));
+      }
+      batch.fill(tokens);
+    }
+  }
+
+  /// Loss, gradient norm and loads of every step.
+  static std::vector<double> run(const JobConfig& config, Device device) {
+    TrainingStep step(config, nullptr, device);
+    step.allocate();
+    std::vector<Batch> batches;
+    for (std::int64_t i = 0; i < config.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
+    std::vector<double> numbers;
+    for (std::int64_t i = 1; i <= kSteps; ++i) {
+      fill(config, i, batches);
+      const StepResult result = step.run(i, batches);
+      numbers.push_back(result.total_loss);
+      numbers.push_back(result.grad_norm);
+    }
+    numbers.push_back(step.evaluate(batches.front()));
+    return numbers;
+  }
+
+  static void expect_near(const std::vector<double>& gpu, const std::vector<double>& cpu, double bound,
+                          double norm_bound) {
+    ASSERT_EQ(gpu.size(), cpu.size());
+    for (std::size_t i = 0; i < cpu.size(); ++i) {
+      const bool is_norm = i % 2 == 1;
+      EXPECT_NEAR(gpu[i], cpu[i], (is_norm ? norm_bound : bound) * std::abs(cpu[i])) << "step " << i / 2 + 1;
+    }
+  }
+};
+
+TEST_P(CudaStep, Float32LossesAreTheCpus) {
+  const JobConfig job = config("float32");
+  expect_near(run(job, Device::kCuda), run(job, Device::kCpu), 1e-5, 1e-4);
+}
+
+TEST_P(CudaStep, Bfloat16LossesAreTheCpus) {
+  const JobConfig job = config("bfloat16");
+  expect_near(run(job, Device::kCuda), run(job, Device::kCpu), 1e-3, 3e-2);
+}
+
+TEST_P(CudaStep, DeterministicRunsAreTheSameBits) {
+  const JobConfig job = config("bfloat16", {"--debug.deterministic"});
+  EXPECT_EQ(run(job, Device::kCuda), run(job, Device::kCuda));
+}
+
+/// A step that is not finite says where, and leaves weights, moments and biases as they were: also when it is a replay.
+TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
+  const JobConfig job = config("bfloat16");
+  TrainingStep step(job, nullptr, Device::kCuda);
+  step.allocate();
+  std::vector<Batch> batches;
+  for (std::int64_t i = 0; i < job.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
+  for (std::int64_t i = 1; i <= 3; ++i) {
+    fill(job, i, batches);
+    step.run(i, batches);
+  }
+  Parameters& parameters = step.model().parameters();
+  const float bad = INFINITY;
+  parameters.set(parameters.size() - 1, 0, {&bad, 1});
+  const auto state = [&] {
+    std::vector<float> all;
+    for (const Tensor& tensor :
+         {parameters.all_masters(), parameters.all_first_moments(), parameters.all_second_moments()}) {
+      std::vector<float> numbers(static_cast<std::size_t>(tensor.num_elements()));
+      parameters.read(tensor, numbers.data());
+      all.insert(all.end(), numbers.begin(), numbers.end());
+    }
+    return all;
+  };
+  const std::vector<float> before = state();
+  try {
+    step.run(4, batches);
+    FAIL() << "the step was made";
+  } catch (const NonFiniteStep& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("step 4"));
+  }
+  EXPECT_EQ(state(), before);
+}
+
+const Overrides kConverters = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"};
+Overrides recipe(const std::string& name) {
+  Overrides overrides = kConverters;
+  for (const char* kind : {"linear", "grouped_mm"}) {
+    overrides.push_back(fmt::format("--quantize.{}.mx.recipe_name={}", kind, name));
+  }
+  return overrides;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, CudaStep,
+    ::testing::Values(
+        Case{"small", {}},
+        Case{"heads_of_cudnn",
+             {"--model.args.n_heads=2", "--model.args.qk_nope_head_dim=128", "--model.args.qk_rope_head_dim=64",
+              "--model.args.v_head_dim=128", "--model.args.attn_mask_type=causal"}},
+        Case{"documents_of_cudnn",
+             {"--model.args.n_heads=2", "--model.args.qk_nope_head_dim=128", "--model.args.qk_rope_head_dim=64",
+              "--model.args.v_head_dim=128", "--model.args.attn_mask_type=block_causal"}},
+        Case{"groups_and_mtp",
+             {"--model.args.score_func=sigmoid", "--model.args.route_norm", "--model.args.n_expert_groups=4",
+              "--model.args.n_limited_groups=2", "--model.args.seq_balance_loss_coeff=0.001",
+              "--model.args.q_lora_rank=32", "--model.args.num_mtp_modules=1"}},
+        Case{"selective", {"--activation_checkpoint.mode=selective"}},
+        Case{"full", {"--activation_checkpoint.mode=full"}}, Case{"mxfp8", recipe("mxfp8")},
+        Case{"fp8_blockwise", recipe("fp8_blockwise")}),
+    [](const auto& test) { return std::string(test.param.name); });
+
+}  // namespace
+}  // namespace tessera
