@@ -30,9 +30,9 @@ void gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b,
   const BlasPlan& plan = op.cuda->libraries().plan_for(key);
   if (op.measuring()) return;
   const float alpha = 1.0f, beta = key.accumulate ? 1.0f : 0.0f;
-  TESSERA_BLAS(cublasLtMatmul(op.cuda->libraries().blas(), plan.operation, &alpha, b.raw(), plan.b, a.raw(), plan.a,
-                              &beta, c.raw(), plan.c, c.raw(), plan.c, &plan.algorithm, workspace, kBlasWorkspace,
-                              op.cuda->stream().handle()));
+  TESSERA_BLAS(cublasLtMatmul, op.cuda->libraries().blas(), plan.operation, &alpha, b.raw(), plan.b, a.raw(), plan.a,
+               &beta, c.raw(), plan.c, c.raw(), plan.c, &plan.algorithm, workspace, kBlasWorkspace,
+               op.cuda->stream().handle());
 }
 
 }  // namespace tessera::cuda

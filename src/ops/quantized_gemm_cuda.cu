@@ -227,6 +227,7 @@ void linear_dgrad(const Context& op, const mx::Quantized& d_y_TM, const Quantize
 }
 
 void linear_wgrad(const Context& op, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT, const Tensor& d_w_MN) {
+  TESSERA_CHECK(d_w_MN.is_contiguous(), "a gradient with stride {} on a GPU", d_w_MN.stride());
   const ArenaScope scope(*op.arena);
   wgrad(op, d_y_MT, x_NT, one_group(op, x_NT.elements.dim(1)), 1, d_w_MN);
 }

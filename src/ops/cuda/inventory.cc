@@ -22,20 +22,21 @@ Function* find(const LibraryHandle& library, const char* name) {
   return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library.get(), name));
 }
 
-/// As NVIDIA counts since CUDA 9.2 (`thousand` = 1000), or cuDNN and NCCL, which have two digits for the minor version.
-std::string version_text(long version, long thousand) {
-  return fmt::format("{}.{}.{}", version / thousand, version % thousand / 100, version % 100);
+/// cuBLAS, cuDNN and NCCL have two digits each for the minor version and the patch.
+std::string version_text(long version) {
+  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
 }
 
 std::string version_of_cuda(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
-LibraryInfo cudnn_info() {
-  LibraryInfo info{.name = "cuDNN", .version = {}, .problem = {}};
-  const LibraryHandle library = open_library("libcudnn.so.9");
-  if (auto* version = find<std::size_t()>(library, "cudnnGetVersion")) {
-    info.version = version_text(static_cast<long>(version()), 10000);
+/// A library whose version a function without operands gives.
+LibraryInfo library_info(const char* name, const std::string& file, const char* function, const char* package) {
+  LibraryInfo info{.name = name, .version = {}, .problem = {}};
+  const LibraryHandle library = open_library(file.c_str());
+  if (auto* version = find<std::size_t()>(library, function)) {
+    info.version = version_text(static_cast<long>(version()));
   } else {
-    info.problem = "libcudnn.so.9 not found: install cuDNN 9 and put its folder on LD_LIBRARY_PATH";
+    info.problem = fmt::format("{} not found: install {} and put its folder on LD_LIBRARY_PATH", file, package);
   }
   return info;
 }
@@ -45,7 +46,7 @@ LibraryInfo nccl_info() {
   const LibraryHandle library = open_library("libnccl.so.2");
   int version = 0;
   if (auto* get = find<int(int*)>(library, "ncclGetVersion"); get != nullptr && get(&version) == 0) {
-    info.version = version_text(version, 10000);
+    info.version = version_text(version);
   } else {
     info.problem = "libnccl.so.2 not found: install NCCL 2.28 or newer and put its folder on LD_LIBRARY_PATH";
   }
@@ -118,9 +119,9 @@ Inventory take_inventory() {
   }
   if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) runtime = CUDART_VERSION;
   inventory.libraries.push_back({.name = "CUDA runtime", .version = version_of_cuda(runtime), .problem = {}});
-  inventory.libraries.push_back(
-      {.name = "cuBLASLt", .version = version_text(static_cast<long>(cublasLtGetVersion()), 10000), .problem = {}});
-  inventory.libraries.push_back(cudnn_info());
+  inventory.libraries.push_back(library_info("cuBLASLt", fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR),
+                                             "cublasLtGetVersion", "CUDA's cuBLAS"));
+  inventory.libraries.push_back(library_info("cuDNN", "libcudnn.so.9", "cudnnGetVersion", "cuDNN 9"));
   inventory.libraries.push_back(nccl_info());
   if (!available()) return inventory;
   int count = 0, current = 0;

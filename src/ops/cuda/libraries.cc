@@ -1,9 +1,24 @@
 #include "ops/cuda/libraries.h"
 
+#include <dlfcn.h>
+
 #include "base/error.h"
 #include "ops/cuda/attention_library.h"
 
 namespace tessera::cuda {
+
+void* blas_symbol(const char* name) {
+  static void* const library = [] {
+    const std::string file = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
+    void* opened = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    require(opened != nullptr, "cuBLASLt not found: put the folder of {} on LD_LIBRARY_PATH ({})", file, dlerror());
+    return opened;
+  }();
+  void* symbol = dlsym(library, name);
+  require(symbol != nullptr, "cuBLASLt is older than this build's: it has no {}", name);
+  return symbol;
+}
+
 namespace {
 
 cudaDataType_t library_type(DType dtype) { return dtype == DType::kFloat32 ? CUDA_R_32F : CUDA_R_16BF; }
@@ -11,37 +26,38 @@ cudaDataType_t library_type(DType dtype) { return dtype == DType::kFloat32 ? CUD
 /// A matrix [rows, columns] as the library sees it: by columns.
 cublasLtMatrixLayout_t transposed_layout(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype) {
   cublasLtMatrixLayout_t layout = nullptr;
-  TESSERA_BLAS(cublasLtMatrixLayoutCreate(&layout, library_type(dtype), static_cast<std::uint64_t>(columns),
-                                          static_cast<std::uint64_t>(rows), std::max(stride, columns)));
+  TESSERA_BLAS(cublasLtMatrixLayoutCreate, &layout, library_type(dtype), static_cast<std::uint64_t>(columns),
+               static_cast<std::uint64_t>(rows), std::max(stride, columns));
   return layout;
 }
 
 void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, cublasOperation_t value) {
-  TESSERA_BLAS(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value));
+  TESSERA_BLAS(cublasLtMatmulDescSetAttribute, operation, attribute, &value, sizeof value);
 }
 
 }  // namespace
 
 BlasPlan::~BlasPlan() {
-  if (operation != nullptr) cublasLtMatmulDescDestroy(operation);
+  if (operation != nullptr) TESSERA_BLAS_FUNCTION(cublasLtMatmulDescDestroy)(operation);
   for (const cublasLtMatrixLayout_t layout : {a, b, c}) {
-    if (layout != nullptr) cublasLtMatrixLayoutDestroy(layout);
+    if (layout != nullptr) TESSERA_BLAS_FUNCTION(cublasLtMatrixLayoutDestroy)(layout);
   }
 }
 
 Runtime::Libraries::Libraries(const Stream& stream) : stream_(stream) {
-  const cublasStatus_t status = cublasLtCreate(&blas_);
-  require(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt cannot start: {}", cublasLtGetStatusString(status));
+  const cublasStatus_t status = TESSERA_BLAS_FUNCTION(cublasLtCreate)(&blas_);
+  require(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt cannot start: {}",
+          TESSERA_BLAS_FUNCTION(cublasLtGetStatusString)(status));
 }
 
-Runtime::Libraries::~Libraries() { cublasLtDestroy(blas_); }
+Runtime::Libraries::~Libraries() { TESSERA_BLAS_FUNCTION(cublasLtDestroy)(blas_); }
 
 const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key) {
   if (const auto found = plans_.find(key); found != plans_.end()) return *found->second;
   auto made = std::make_unique<BlasPlan>();
   BlasPlan& plan = *made;
   // Float32 stays float32: this compute type has no tf32 in it. Bfloat16 is summed in float32.
-  TESSERA_BLAS(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  TESSERA_BLAS(cublasLtMatmulDescCreate, &plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   plan.a = key.transpose_a ? transposed_layout(key.k, key.m, key.stride_a, key.dtype)
@@ -51,9 +67,9 @@ const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key) {
   plan.c = transposed_layout(key.m, key.n, key.stride_c, key.dtype_c);
 
   cublasLtMatmulPreference_t preference = nullptr;
-  TESSERA_BLAS(cublasLtMatmulPreferenceCreate(&preference));
+  TESSERA_BLAS(cublasLtMatmulPreferenceCreate, &preference);
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-    TESSERA_BLAS(cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof value));
+    TESSERA_BLAS(cublasLtMatmulPreferenceSetAttribute, preference, attribute, &value, sizeof value);
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kBlasWorkspace);
   // The library's a is our b.
@@ -63,13 +79,13 @@ const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key) {
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment_c);
   cublasLtMatmulHeuristicResult_t best = {};
   int num_found = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(blas_, plan.operation, plan.b, plan.a, plan.c, plan.c,
-                                                               preference, 1, &best, &num_found);
-  cublasLtMatmulPreferenceDestroy(preference);
+  const cublasStatus_t status = TESSERA_BLAS_FUNCTION(cublasLtMatmulAlgoGetHeuristic)(
+      blas_, plan.operation, plan.b, plan.a, plan.c, plan.c, preference, 1, &best, &num_found);
+  TESSERA_BLAS_FUNCTION(cublasLtMatmulPreferenceDestroy)(preference);
   TESSERA_CHECK(status == CUBLAS_STATUS_SUCCESS && num_found > 0,
                 "cuBLASLt has no kernel for {} x {} x {} in {}, c {}, strides {} {} {}: {}", key.m, key.n, key.k,
                 name_of(key.dtype), name_of(key.dtype_c), key.stride_a, key.stride_b, key.stride_c,
-                cublasLtGetStatusString(status));
+                TESSERA_BLAS_FUNCTION(cublasLtGetStatusString)(status));
   plan.algorithm = best.algo;
   return *plans_.emplace(key, std::move(made)).first->second;
 }

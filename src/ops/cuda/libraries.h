@@ -9,14 +9,25 @@
 #include "ops/cuda/runtime.h"
 #include "ops/gemm_key.h"
 
-/// TESSERA_BLAS(cublasLtMatmul(...)): throws InternalError naming call and status unless it succeeds.
-#define TESSERA_BLAS(call)                                                                                            \
-  do {                                                                                                                \
-    const cublasStatus_t tessera_status = (call);                                                                     \
-    TESSERA_CHECK(tessera_status == CUBLAS_STATUS_SUCCESS, "{}: {}", #call, cublasLtGetStatusString(tessera_status)); \
+/// The function of cuBLASLt of this name, as its header declares it. The library is opened when the first is asked for,
+/// so that a run on a CPU neither needs nor loads its half a gigabyte. Throws Error where it is not found.
+#define TESSERA_BLAS_FUNCTION(name)                                                                     \
+  ([] {                                                                                                 \
+    static const auto found = reinterpret_cast<decltype(&::name)>(::tessera::cuda::blas_symbol(#name)); \
+    return found;                                                                                       \
+  }())
+
+/// TESSERA_BLAS(cublasLtMatmul, operands...): calls it; throws InternalError naming call and status unless it succeeds.
+#define TESSERA_BLAS(name, ...)                                                     \
+  do {                                                                              \
+    const cublasStatus_t tessera_status = TESSERA_BLAS_FUNCTION(name)(__VA_ARGS__); \
+    TESSERA_CHECK(tessera_status == CUBLAS_STATUS_SUCCESS, "{}: {}", #name,         \
+                  TESSERA_BLAS_FUNCTION(cublasLtGetStatusString)(tessera_status));  \
   } while (false)
 
 namespace tessera::cuda {
+
+void* blas_symbol(const char* name);
 
 /// Scratch of every GEMM, from the operator's arena: what NVIDIA advises for Hopper.
 inline constexpr std::size_t kBlasWorkspace = std::size_t{32} << 20;
