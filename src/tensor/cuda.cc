@@ -45,13 +45,11 @@ std::byte* allocate_zeroed(std::size_t num_bytes) {
   void* memory = nullptr;
   if (cudaMalloc(&memory, num_bytes) != cudaSuccess) {
     cudaGetLastError();  // not to be found by the next check
-    std::size_t free = 0, total = 0;
-    TESSERA_CUDA(cudaMemGetInfo(&free, &total));
     constexpr double kGiB = 1ULL << 30;
     fail(
-        "cannot allocate {:.2f} GiB of GPU memory: {:.2f} of {:.2f} GiB are free; make the batch, the sequence or the "
-        "model smaller",
-        static_cast<double>(num_bytes) / kGiB, static_cast<double>(free) / kGiB, static_cast<double>(total) / kGiB);
+        "cannot allocate {:.2f} GiB of GPU memory, {:.2f} GiB are free; make the batch, the sequence or the model "
+        "smaller",
+        static_cast<double>(num_bytes) / kGiB, static_cast<double>(free_memory_bytes()) / kGiB);
   }
   TESSERA_CUDA(cudaMemset(memory, 0, num_bytes));
   TESSERA_CUDA(cudaDeviceSynchronize());
@@ -60,6 +58,13 @@ std::byte* allocate_zeroed(std::size_t num_bytes) {
 
 // Errors of these cannot be mended, and the process may be at its end.
 void free_memory(std::byte* memory) noexcept { cudaFree(memory); }
+
+std::size_t free_memory_bytes() {
+  require(available(), "no GPU: {}", why_unavailable());
+  std::size_t free = 0, total = 0;
+  TESSERA_CUDA(cudaMemGetInfo(&free, &total));
+  return free;
+}
 
 std::byte* allocate_pinned(std::size_t num_bytes) {
   require(available(), "no GPU: {}", why_unavailable());

@@ -18,6 +18,9 @@ inline bool available() { return why_unavailable()[0] == '\0'; }
 std::byte* allocate_zeroed(std::size_t num_bytes);
 void free_memory(std::byte* memory) noexcept;
 
+/// What the GPU has left.
+std::size_t free_memory_bytes();
+
 /// Memory of the host that the GPU reads and writes without a copy in between, zeroed.
 std::byte* allocate_pinned(std::size_t num_bytes);
 void free_pinned(std::byte* memory) noexcept;

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "base/stopwatch.h"
 #include "tensor/parallel.h"
+#include "train/memory_advice.h"
 #include "train/run_files.h"
 #include "train/run_info.h"
 
@@ -104,6 +105,7 @@ void Trainer::print_plan() const {
         "rank:",
         ranks_.size(), d.pp, d.dp_replicate, d.dp_shard, d.cp, d.tp, d.ep);
   }
+  const bool on_gpu = step_.device() == Device::kCuda;
   const std::size_t snapshot = config_.checkpoint.enable ? checkpointer_.snapshot_bytes() : 0,
                     process = resident_bytes(), total = process + plan.total() + snapshot;
   const auto if_any = [](const char* use, std::size_t bytes) {
@@ -113,12 +115,16 @@ void Trainer::print_plan() const {
                format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.moments),
                format_gib(plan.activations), if_any("windows", plan.windows), if_any("checkpoint's copy", snapshot),
                format_gib(process), format_gib(total));
-  const std::size_t available = machine_memory_bytes(),
-                    on_node = total * static_cast<std::size_t>(ranks_.num_on_node());
-  require(on_node <= available,
-          "the run needs {} of memory on this machine, which has {}; try a smaller training.local_batch_size or "
-          "seq_len, or activation_checkpoint.mode = \"full\"",
-          format_gib(on_node), format_gib(available));
+  // What a step takes is on the GPU, if there is one; the rest on the host.
+  const std::size_t others = on_gpu ? 0 : process + snapshot, needed = plan.total() + others;
+  const std::size_t available = on_gpu ? cuda::free_memory_bytes() : machine_memory_bytes(),
+                    on_node = needed * static_cast<std::size_t>(on_gpu ? 1 : ranks_.num_on_node());
+  if (on_node <= available) return;
+  const std::string what = fmt::format("the run needs {} of memory on this {}, which has {}{}", format_gib(on_node),
+                                       on_gpu ? "GPU" : "machine", format_gib(available), on_gpu ? " free" : "");
+  require(ranks_.size() == 1,
+          "{}; try a smaller training.local_batch_size or seq_len, or activation_checkpoint.mode = \"full\"", what);
+  fail("{}:\n{}", what, memory_advice(config_, step_.device(), plan, others, available));
 }
 
 bool Trainer::measures_sqnr(std::int64_t step) const {

@@ -60,6 +60,8 @@ class TrainingStep {
   explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu);
 
   const MemoryPlan& memory_plan() const { return plan_; }
+  /// Where it runs.
+  Device device() const { return device_; }
   /// Takes the planned memory and initialises the parameters.
   void allocate();
 
