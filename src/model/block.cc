@@ -33,7 +33,7 @@ void Block::forward(const LayerContext& context, const Tensor& x_TD, BlockSaved&
   saved.x_TD = x_TD;
 }
 
-void Block::backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, const MoeSums& sums) const {
+void Block::backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD) const {
   const TraceScope trace(context.op.trace, "block.backward");
   if (context.recompute != Recompute::kFull) {
     backward_from_saved(context, saved, d_TD);
@@ -44,7 +44,7 @@ void Block::backward(const LayerContext& context, BlockSaved& saved, const Tenso
   repeat.repeated = true;
   repeat.kept = nullptr;
   BlockSaved again;
-  forward_keeping(repeat, saved.x_TD, again, {}, sums);
+  forward_keeping(repeat, saved.x_TD, again, {}, {});
   backward_from_saved(context, again, d_TD);
 }
 

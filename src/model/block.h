@@ -28,7 +28,7 @@ class Block {
                const MoeSums& sums) const;
 
   /// d_TD: gradient of the output in, of the input out. Parameters' gradients +=.
-  void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD, const MoeSums& sums) const;
+  void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD) const;
 
   /// For one new token of each slot: as forward, with Attention::decode in place of the attention over a sequence.
   void decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,

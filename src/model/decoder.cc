@@ -34,8 +34,7 @@ LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
           .rope = &rope_,
           .mesh = &model_.parameters().mesh(),
           .dispatcher = &dispatcher_,
-          .recompute = Recompute::kNone,
-          .repeated = true};  // no loads are counted
+          .recompute = Recompute::kNone};
 }
 
 Tensor Decoder::cache_of(std::size_t layer, Device device) const {

@@ -43,7 +43,7 @@ struct LayerContext {
   Mesh* mesh;
   Dispatcher* dispatcher;  // of all MoE layers
   Recompute recompute = Recompute::kNone;
-  /// True while a forward is repeated for the backward: counts that a forward adds up stay as they are.
+  /// True while a forward is repeated for the backward: a probe has seen its operands.
   bool repeated = false;
   /// Factor of the balance loss's gradient: 1 / (sequences of the global batch).
   float balance_scale = 0.0f;

@@ -365,7 +365,7 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
     const Tensor d_z_TD = changing(saved.d_modules[k]);
     begin_unit_backward(op, module.unit, embedding_unit_);
     begin_unit_backward(op, embedding_unit_);
-    module.block.backward(context, saved.blocks[stage.num_blocks + k], d_z_TD, {});
+    module.block.backward(context, saved.blocks[stage.num_blocks + k], d_z_TD);
     const Tensor d_y_TD = context.allocate(shape), d_embedding_TD = context.allocate(shape);
     const Tensor eh_proj = context.weight(module.eh_proj), d_eh_proj = context.gradient(module.eh_proj);
     linear_wgrad(op, d_z_TD, projection.embedding_y_TD, d_eh_proj.columns(0, dim));
@@ -384,7 +384,7 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
   for (std::size_t i = stage.num_blocks; i-- > 0;) {
     const std::size_t block = stage.first_block + i;
     begin_unit_backward(op, block_unit(block), i > 0 ? std::optional(block_unit(block - 1)) : std::nullopt);
-    blocks_[block].backward(context, saved.blocks[i], d_TD, {});
+    blocks_[block].backward(context, saved.blocks[i], d_TD);
     end_unit_backward(block_unit(block));
   }
   if (!stage.modules.embedding) {
@@ -414,7 +414,6 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
   const Device device = op.device();
   LayerContext context = layer_context(op, batch);
   context.recompute = Recompute::kFull;  // nothing is kept
-  context.repeated = true;
   const Shape shape{context.num_local_tokens(), config_.dim};
   const ArenaScope scope(*op.arena);
   set_zero(op, evaluated_.all(device));

@@ -122,9 +122,8 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
     linear_forward(op, widened(context, y_TD), widened(context, context.weight(gate_)), logits_TE);
     const RouterOptions options = router_options(context);
     router_forward(op, options, logits_TE, context.parameters->buffer(expert_bias_), saved.routing);
-    const MoeSums counted = context.repeated ? MoeSums() : sums;
-    if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, counted.balance_loss_1);
-    if (counted.counts_E.defined()) add_counts(op, saved.routing.counts_E, counted.counts_E);
+    if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, sums.balance_loss_1);
+    if (sums.counts_E.defined()) add_counts(op, saved.routing.counts_E, sums.counts_E);
   }
 
   const InputForms x_forms = input_forms(context, {w13_});

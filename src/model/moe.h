@@ -36,8 +36,8 @@ class Moe {
   std::int64_t row_alignment(const QuantizedWeights& quantized) const;
   /// Memory for what the forward keeps.
   void allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const;
-  /// After allocate_saved: out_TD = MoE(y_TD); sums +=, unless the forward is repeated for recomputation. An undefined
-  /// out_TD: only what the backward needs.
+  /// After allocate_saved: out_TD = MoE(y_TD); sums += (a forward that is repeated for recomputation is given none). An
+  /// undefined out_TD: only what the backward needs.
   void forward(const LayerContext& context, const GemmOperand& y_TD, const MoeSaved& saved, const Tensor& out_TD,
                const MoeSums& sums) const;
 
