@@ -1,4 +1,5 @@
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/reduce.cuh"
 #include "ops/elementwise.h"
 
 namespace tessera::cuda {
@@ -37,13 +38,9 @@ __global__ void add_kernel(const A* a, const B* b, A* sum, std::int64_t size) {
 __global__ void add_sum_kernel(const float* x, std::int64_t size, double* sum) {
   double mine = 0.0;
   for (std::int64_t i = threadIdx.x; i < size; i += kSumThreads) mine += x[i];
-  __shared__ double sums[kSumThreads];
-  sums[threadIdx.x] = mine;
-  for (int half = kSumThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-  }
-  if (threadIdx.x == 0) *sum += sums[0];
+  __shared__ double slots[kSumThreads / kWarp];
+  const double all = sum_of_block(mine, slots);
+  if (threadIdx.x == 0) *sum += all;
 }
 
 __global__ void add_counts_kernel(const std::int32_t* x, std::int64_t size, double* sum) {

@@ -4,6 +4,7 @@
 #include "ops/cuda/sm90_grouped_gemm_fp8.h"
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
+#include "ops/grouped_gemm.h"
 #include "ops/quantize.h"
 #include "ops/quantized_gemm.h"
 
@@ -29,14 +30,15 @@ int to_int(std::int64_t size) { return static_cast<int>(size); }
 
 enum class Kernel { kBlockwise, kExact, kNone };
 
-/// The kernel for y [R, M] = x [R, N] · w [E, M, N]ᵀ. The same when measuring without a GPU as with one, but for what
-/// is no Hopper GPU.
+/// Whether Hopper's kernels are chosen: also when measuring without a GPU, as if it were one.
+bool may_be_hopper(const Context& op) { return op.cuda == nullptr || op.cuda->compute_capability() == 9; }
+
+/// The kernel for y [R, M] = x [R, N] · w [E, M, N]ᵀ.
 Kernel kernel_for(const Context& op, const mx::Quantized& x, const mx::Quantized& w, std::int64_t experts,
                   const Tensor& y) {
   const int last = w.elements.num_dims() - 1;
   const std::int64_t m = w.elements.dim(last - 1), n = w.elements.dim(last);
-  const bool is_hopper = op.cuda == nullptr || op.cuda->compute_capability() == 9;
-  if (!is_hopper || y.dtype() != DType::kBFloat16 || !y.is_contiguous() || m % 16 != 0 || n % 16 != 0 ||
+  if (!may_be_hopper(op) || y.dtype() != DType::kBFloat16 || !y.is_contiguous() || m % 16 != 0 || n % 16 != 0 ||
       experts > kSm90MaxExperts) {
     return Kernel::kNone;
   }
@@ -129,7 +131,7 @@ void multiply_grouped(const Context& op, const mx::Quantized& x, const mx::Quant
   const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : wide_type(x);
   const Tensor x_wide = widened(op, x, dtype), w_wide = widened(op, w, dtype);
   const Tensor target = y.dtype() == dtype ? y : op.arena->allocate(y.shape(), dtype);
-  grouped_simt(op, GroupedKind::kForward, x_wide, w_wide, offsets_E1, target);
+  tessera::grouped_linear_forward(op, x_wide, w_wide, offsets_E1, target);
   if (y.dtype() != dtype) tessera::convert(op, target, y);
 }
 
@@ -171,9 +173,8 @@ Tensor widened_transposed(const Context& op, const mx::Quantized& x) {
 void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR, const Tensor& offsets_E1,
            std::int64_t experts, const Tensor& d_w) {
   const std::int64_t m = d_y_MR.elements.dim(0), n = x_NR.elements.dim(0), num_rows = x_NR.elements.dim(1);
-  const bool is_hopper = op.cuda == nullptr || op.cuda->compute_capability() == 9;
-  const bool fits =
-      is_hopper && m % 16 == 0 && n % 16 == 0 && num_rows % x_NR.format.along == 0 && experts <= kSm90MaxExperts;
+  const bool fits = may_be_hopper(op) && m % 16 == 0 && n % 16 == 0 && num_rows % x_NR.format.along == 0 &&
+                    experts <= kSm90MaxExperts;
   if (fits && is_wide_block(d_y_MR) && is_wide_block(x_NR)) {
     std::byte* scratch = op.arena->allocate_bytes(kSm90BlockwiseScratchBytes);
     if (op.measuring()) return;
@@ -194,19 +195,7 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
   }
   if (fits && is_e8m0(x_NR)) {
     const Tensor d_y = widened_transposed(op, d_y_MR), x = widened_transposed(op, x_NR);
-    std::byte* scratch = op.arena->allocate_bytes(kSm90WgradScratchBytes);
-    if (op.measuring()) return;
-    return sm90_grouped_wgrad({.d_y_RM = numbers<const __nv_bfloat16>(d_y),
-                               .x_RN = numbers<const __nv_bfloat16>(x),
-                               .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
-                               .d_w_EMN = numbers<float>(d_w),
-                               .scratch = scratch,
-                               .accumulate = true,
-                               .num_experts = to_int(experts),
-                               .num_rows = to_int(num_rows),
-                               .m = to_int(m),
-                               .n = to_int(n)},
-                              stream_of(op));
+    return tessera::grouped_linear_wgrad(op, d_y, x, offsets_E1, d_w.reshape({experts, m, n}));
   }
   const DType dtype = wide_type(x_NR);
   const Tensor d_y = widened(op, d_y_MR, dtype), x = widened(op, x_NR, dtype);
