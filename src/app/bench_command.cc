@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/stopwatch.h"
 #include "compare/statistics.h"
+#include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "train/training_step.h"
@@ -17,7 +18,21 @@ struct BenchOptions {
   std::int64_t steps = 10;
   std::int64_t warmup = 3;
   std::string trace;
+  bool kernels = false;
 };
+
+/// What the GPU did in a step, in milliseconds: a line per kernel.
+void print_kernels(const cuda::KernelSummary& summary) {
+  const auto ms = [](std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-6; };
+  std::cerr << fmt::format("{:>9} {:>6} {:>6}  kernel\n", "ms", "%", "runs");
+  for (const cuda::KernelTime& kernel : summary.kernels) {
+    std::cerr << fmt::format("{:9.3f} {:6.2f} {:6}  {}\n", ms(kernel.nanoseconds),
+                             100.0 * ms(kernel.nanoseconds) / ms(summary.span), kernel.num_runs, kernel.name);
+  }
+  std::cerr << fmt::format("{:9.3f} ms from the first to the last, {:.3f} ms of them ({:.2f} %) idle\n",
+                           ms(summary.span), ms(summary.span - summary.busy),
+                           100.0 * ms(summary.span - summary.busy) / ms(summary.span));
+}
 
 /// Trains on random tokens and prints one line of JSON, the same that bench/reference/torch_train.py prints.
 void bench_train(const BenchOptions& options, const std::vector<std::string>& overrides) {
@@ -41,7 +56,7 @@ void bench_train(const BenchOptions& options, const std::vector<std::string>& ov
   step.set_trace(&trace);
   std::vector<double> seconds;
   double first_loss = 0.0, last_loss = 0.0;
-  for (std::int64_t i = 1; i <= config.training.steps; ++i) {
+  const auto fill_batches = [&] {
     for (Batch& batch : batches) {
       for (std::int32_t& token : tokens) {
         token = static_cast<std::int32_t>(random.words(drawn++)[0] %
@@ -49,6 +64,9 @@ void bench_train(const BenchOptions& options, const std::vector<std::string>& ov
       }
       batch.fill(tokens);
     }
+  };
+  for (std::int64_t i = 1; i <= config.training.steps; ++i) {
+    fill_batches();
     if (!options.trace.empty() && i == config.training.steps) trace.start();
     const Stopwatch watch;
     const StepResult result = step.run(i, batches);
@@ -57,6 +75,12 @@ void bench_train(const BenchOptions& options, const std::vector<std::string>& ov
     last_loss = result.loss;
   }
   if (!options.trace.empty()) trace.write(options.trace);
+  if (options.kernels) {
+    fill_batches();
+    cuda::KernelProfile profile;
+    step.run(config.training.steps, batches);
+    print_kernels(cuda::summarize(profile.finish()));
+  }
 
   const double step_seconds = median(seconds);
   const double tokens_per_second =
@@ -82,6 +106,7 @@ void add_bench_command(CLI::App& app) {
   command->add_option("--steps", options->steps, "Steps that are timed")->capture_default_str();
   command->add_option("--warmup", options->warmup, "Steps before them")->capture_default_str();
   command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
+  command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in one more step");
   command->allow_extras();
   command->footer("Prints one line of JSON with the median step. Keys of the configuration as in `tessera train`.");
   command->callback([command, options] { bench_train(*options, config_overrides(command->remaining())); });

@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "ops/cuda/inventory.h"
+#include "ops/cuda/kernel_profile.h"
 #include "ops/cuda/runtime.h"
 
 // What a build without CUDA has in place of runtime.cc. There is never a Runtime.
@@ -13,6 +14,10 @@ void Runtime::synchronize() {}
 void Runtime::fetch(const Tensor&, void*) {}
 
 Inventory take_inventory() { return {}; }
+
+KernelProfile::KernelProfile() { fail("no GPU: {}", why_unavailable()); }
+KernelProfile::~KernelProfile() = default;
+std::vector<KernelRun> KernelProfile::finish() { return {}; }
 
 std::shared_ptr<Runtime> make_runtime() { fail("no GPU: {}", why_unavailable()); }
 

@@ -1,0 +1,26 @@
+#include <algorithm>
+#include <map>
+
+#include "ops/cuda/kernel_profile.h"
+
+namespace tessera::cuda {
+
+KernelSummary summarize(std::span<const KernelRun> runs) {
+  KernelSummary summary;
+  std::map<std::string, KernelTime> by_name;
+  std::int64_t end = runs.empty() ? 0 : runs.front().begin;
+  for (const KernelRun& run : runs) {
+    KernelTime& time = by_name[run.name];
+    time.name = run.name;
+    ++time.num_runs;
+    time.nanoseconds += run.end - run.begin;
+    summary.busy += std::max<std::int64_t>(0, run.end - std::max(run.begin, end));  // without what overlaps
+    end = std::max(end, run.end);
+  }
+  if (!runs.empty()) summary.span = end - runs.front().begin;
+  for (auto& [name, time] : by_name) summary.kernels.push_back(std::move(time));
+  std::ranges::stable_sort(summary.kernels, std::ranges::greater(), &KernelTime::nanoseconds);
+  return summary;
+}
+
+}  // namespace tessera::cuda
