@@ -24,10 +24,11 @@ struct BenchOptions {
 /// What the GPU did in a step, in milliseconds: a line per kernel.
 void print_kernels(const cuda::KernelSummary& summary) {
   const auto ms = [](std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-6; };
-  std::cerr << fmt::format("{:>9} {:>6} {:>6}  kernel\n", "ms", "%", "runs");
+  std::cerr << fmt::format("{:>9} {:>6} {:>6} {:>8}  kernel\n", "ms", "%", "runs", "idle ms");
   for (const cuda::KernelTime& kernel : summary.kernels) {
-    std::cerr << fmt::format("{:9.3f} {:6.2f} {:6}  {}\n", ms(kernel.nanoseconds),
-                             100.0 * ms(kernel.nanoseconds) / ms(summary.span), kernel.num_runs, kernel.name);
+    std::cerr << fmt::format("{:9.3f} {:6.2f} {:6} {:8.3f}  {}\n", ms(kernel.nanoseconds),
+                             100.0 * ms(kernel.nanoseconds) / ms(summary.span), kernel.num_runs, ms(kernel.idle_before),
+                             kernel.name);
   }
   std::cerr << fmt::format("{:9.3f} ms from the first to the last, {:.3f} ms of them ({:.2f} %) idle\n",
                            ms(summary.span), ms(summary.span - summary.busy),

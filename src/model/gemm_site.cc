@@ -37,6 +37,13 @@ void observe_forward(const LayerContext& context, const GemmOperand& x, ParamId 
           quantizes ? context.quantized->weight(site).rows : mx::Quantized());
 }
 
+/// product(write) into the gradient of a site's weight: the first of a step assigns it. Both are measured.
+template <typename Product>
+void add_to_gradient(const LayerContext& context, ParamId site, Product&& product) {
+  if (context.op.measuring()) product(Write::kAssign);
+  product(context.op.measuring() ? Write::kAccumulate : context.gradient_write(site));
+}
+
 }  // namespace
 
 OperandForms OperandForms::operator|(const OperandForms& other) const {
@@ -112,11 +119,13 @@ void linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId s
 
 void linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site) {
   if (context.deferred != nullptr) return context.deferred->add(context, d_y, x, site, {});
-  if (is_high(context.precision(site).wgrad)) {
-    linear_wgrad(context.op, d_y.plain, x.plain, context.gradient(site));
-  } else {
-    linear_wgrad(context.op, d_y.columns, x.columns, context.gradient(site));
-  }
+  add_to_gradient(context, site, [&](Write write) {
+    if (is_high(context.precision(site).wgrad)) {
+      linear_wgrad(context.op, d_y.plain, x.plain, context.gradient(site), write);
+    } else {
+      linear_wgrad(context.op, d_y.columns, x.columns, context.gradient(site), write);
+    }
+  });
 }
 
 void grouped_linear_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& offsets_E1,
@@ -142,11 +151,13 @@ void grouped_linear_dgrad(const LayerContext& context, const GemmOperand& d_y, P
 void grouped_linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
                           const Tensor& offsets_E1) {
   if (context.deferred != nullptr) return context.deferred->add(context, d_y, x, site, offsets_E1);
-  if (is_high(context.precision(site).wgrad)) {
-    grouped_linear_wgrad(context.op, d_y.plain, x.plain, offsets_E1, context.gradient(site));
-  } else {
-    grouped_linear_wgrad(context.op, d_y.columns, x.columns, offsets_E1, context.gradient(site));
-  }
+  add_to_gradient(context, site, [&](Write write) {
+    if (is_high(context.precision(site).wgrad)) {
+      grouped_linear_wgrad(context.op, d_y.plain, x.plain, offsets_E1, context.gradient(site), write);
+    } else {
+      grouped_linear_wgrad(context.op, d_y.columns, x.columns, offsets_E1, context.gradient(site), write);
+    }
+  });
 }
 
 void DeferredWgrads::add(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,

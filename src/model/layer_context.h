@@ -51,11 +51,14 @@ struct LayerContext {
   /// Where a forward puts what its backward needs; null: on op's arena, in the order of the layers, so that the
   /// backward gives it back in the opposite order.
   Arena* kept = nullptr;
+  /// The same parameters for a backward, which writes gradients; null where there is none.
+  Parameters* gradients = nullptr;
   /// Where a backward puts what the weights' gradients need, to be computed later; null: it computes them itself.
   DeferredWgrads* deferred = nullptr;
 
   Tensor weight(ParamId id) const { return parameters->weight(id); }
   Tensor gradient(ParamId id) const { return parameters->gradient(id); }
+  Write gradient_write(ParamId id) const { return gradients->gradient_write(id); }
   const SitePrecision& precision(ParamId id) const { return quantized->precision(id); }
   DType compute() const { return parameters->compute_dtype(); }
   /// T: of the micro-batch, on this rank and on the tensor-parallel ranks with the same ones; t: those of them that

@@ -181,7 +181,7 @@ ParameterCounts Model::count_parameters() const {
   return counts;
 }
 
-LayerContext Model::layer_context(const Context& op, const Batch& batch) const {
+LayerContext Model::layer_context(const Context& op, const Batch& batch) {
   const LayerContext context{.op = op,
                              .config = &config_,
                              .parameters = &parameters_,
@@ -190,7 +190,8 @@ LayerContext Model::layer_context(const Context& op, const Batch& batch) const {
                              .rope = &rope_,
                              .mesh = &parameters_.mesh(),
                              .dispatcher = dispatcher_.get(),
-                             .recompute = options_.recompute};
+                             .recompute = options_.recompute,
+                             .gradients = &parameters_};
   TESSERA_CHECK(context.num_local_tokens() <= options_.max_tokens, "{} tokens, of at most {}",
                 context.num_local_tokens(), options_.max_tokens);
   return context;

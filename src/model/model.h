@@ -163,7 +163,7 @@ class Model {
 
   /// For the layers as they are.
   std::unique_ptr<Dispatcher> make_dispatcher() const;
-  LayerContext layer_context(const Context& op, const Batch& batch) const;
+  LayerContext layer_context(const Context& op, const Batch& batch);
   // A unit's weights are there between the two, and the next one's are on their way.
   void begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next = {});
   void end_unit(UnitId unit) { parameters_.release(unit); }

@@ -51,14 +51,6 @@ RouterOptions Moe::router_options(const LayerContext& context) const {
           .tokens_per_seq = context.batch->tokens_per_seq()};
 }
 
-/// The router works in float32 whatever the rest computes in.
-Tensor Moe::widened(const LayerContext& context, const Tensor& x) const {
-  if (x.dtype() == DType::kFloat32) return x;
-  const Tensor wide = context.allocate(x.shape(), DType::kFloat32);
-  convert(context.op, x, wide);
-  return wide;
-}
-
 InputForms Moe::y_forms(const LayerContext& context) const {
   InputForms forms{.forward = {.plain = true}, .wgrad = {.plain = true}};  // for the router and the routed rows
   if (shared_) {
@@ -119,7 +111,7 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   {
     const ArenaScope router_scope(*op.arena);
     const Tensor logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);
-    linear_forward(op, widened(context, y_TD), widened(context, context.weight(gate_)), logits_TE);
+    linear_forward(op, y_TD, context.weight(gate_), logits_TE);
     const RouterOptions options = router_options(context);
     router_forward(op, options, logits_TE, context.parameters->buffer(expert_bias_), saved.routing);
     if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, sums.balance_loss_1);
@@ -190,15 +182,8 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
 
   const Tensor d_logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);
   router_backward(op, router_options(context), saved.routing, d_weights_TK, context.balance_scale, d_logits_TE);
-  linear_wgrad(op, d_logits_TE, widened(context, y_TD), context.gradient(gate_));
-  const Tensor gate = widened(context, context.weight(gate_));
-  if (context.compute() == DType::kFloat32) {
-    linear_dgrad(op, d_logits_TE, gate, d_y_TD, Write::kAccumulate);
-  } else {
-    const Tensor d_y_router_TD = context.allocate(d_y_TD.shape(), DType::kFloat32);
-    linear_dgrad(op, d_logits_TE, gate, d_y_router_TD);
-    add(op, d_y_TD, d_y_router_TD, d_y_TD);
-  }
+  linear_wgrad(op, d_logits_TE, y_TD, context.gradient(gate_));
+  linear_dgrad(op, d_logits_TE, context.weight(gate_), d_y_TD, Write::kAccumulate);
 }
 
 }  // namespace tessera

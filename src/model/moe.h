@@ -54,7 +54,6 @@ class Moe {
   /// them; undefined: only what the backward needs.
   void balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing,
                const Tensor& loss_1) const;
-  Tensor widened(const LayerContext& context, const Tensor& x) const;
 
   std::string name_;
   bool force_load_balance_;

@@ -206,6 +206,30 @@ Tensor Parameters::gradient(ParamId id) const {
   return in_slot(summed_, DType::kFloat32, at, bucket.slot_offset + place.offset, place.local);
 }
 
+void Parameters::clear_gradients() {
+  to_assign_.assign(size(), false);
+  std::vector<Range> kept;  // of the flat buffer
+  for (ParamId id = 0; id < size(); ++id) {
+    if (specs_[id].gemm == GemmKind::kNone || sharded(id)) continue;
+    to_assign_[id] = true;
+    const std::int64_t begin = buckets_[places_[id].bucket].flat_offset + places_[id].offset;
+    kept.push_back({begin, begin + places_[id].local.num_elements()});
+  }
+  std::ranges::sort(kept, {}, &Range::begin);
+  kept.push_back({total_, total_});
+  std::int64_t end = 0;  // of the range before
+  for (const Range& range : kept) {
+    if (range.begin > end) set_zero(context(), all_gradients().rows(end, range.begin));
+    end = range.end;
+  }
+}
+
+Write Parameters::gradient_write(ParamId id) {
+  if (to_assign_.empty() || !to_assign_[id]) return Write::kAccumulate;
+  to_assign_[id] = false;
+  return Write::kAssign;
+}
+
 Tensor Parameters::buffer(ParamId id) const {
   return in_slot(buffers_, DType::kFloat32, 0, buffer_offsets_[id], buffer_specs_[id].shape);
 }

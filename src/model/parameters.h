@@ -111,6 +111,11 @@ class Parameters {
   Tensor weight(ParamId id) const;
   /// What layers add to: the local tensor. Of a sharded parameter only while its unit's gradients are acquired.
   Tensor gradient(ParamId id) const;
+  /// Starts the sums of a step. Gradients are 0 then, but for those of GEMMs' weights that are not sharded: these hold
+  /// what they held, until the first product assigns them.
+  void clear_gradients();
+  /// How the next product enters the gradient of a GEMM's weight; to be asked once per product.
+  Write gradient_write(ParamId id);
   Tensor buffer(ParamId id) const;
 
   /// True if layers read and write the parameter in slots.
@@ -229,6 +234,7 @@ class Parameters {
   Buffer masters_, gradients_, first_moments_, second_moments_, shadows_, buffers_;
   Buffer gathered_, summed_;
   std::vector<Slot> slots_, gradient_slots_;
+  std::vector<bool> to_assign_;  // by id: no product of this step has entered the gradient yet
 };
 
 }  // namespace tessera

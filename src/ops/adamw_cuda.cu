@@ -17,31 +17,75 @@ struct AdamWArgs {
   std::int64_t size;
 };
 
+/// Numbers that are read or written once: not to be kept in the cache. kCount is 4 (one access of 16 bytes) or 1.
 template <int kCount>
-__global__ void adamw_kernel(const AdamWArgs args) {
+__device__ void load_once(const float* from, float (&x)[kCount]) {
+  if constexpr (kCount == 4) {
+    const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+  } else {
+    x[0] = *from;
+  }
+}
+template <int kCount>
+__device__ void store_once(const float (&x)[kCount], float* to) {
+  if constexpr (kCount == 4) {
+    __stcs(reinterpret_cast<float4*>(to), float4{x[0], x[1], x[2], x[3]});
+  } else {
+    *to = x[0];
+  }
+}
+template <int kCount>
+__device__ void store_rounded(const float (&x)[kCount], __nv_bfloat16* to) {
+  if constexpr (kCount == 4) {
+    const __nv_bfloat162 pairs[] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
+    uint2 words;
+    memcpy(&words, pairs, sizeof words);
+    __stcs(reinterpret_cast<uint2*>(to), words);
+  } else {
+    *to = __float2bfloat16_rn(x[0]);
+  }
+}
+
+/// A thread's next accesses are kThreads · kCount numbers further on, so that those of a warp are neighbours.
+template <int kCount>
+__global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs args) {
+  constexpr int kAccesses = 2;  // of every array, before the first result is written
   const AdamWStep step = *args.step;
   if (step.finite == 0.0f) return;
   const float beta1 = args.options.beta1, beta2 = args.options.beta2;
   const float keep = 1.0f - step.learning_rate * args.options.weight_decay;
   const float rate = step.learning_rate * step.correction1;
-  for (std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kCount; i < args.size;
-       i += std::int64_t{gridDim.x} * kThreads * kCount) {
-    float g[kCount], m[kCount], v[kCount], w[kCount];
-    load_lanes(args.d_w + i, g);
-    load_lanes(args.m + i, m);
-    load_lanes(args.v + i, v);
-    load_lanes(args.w + i, w);
+  constexpr std::int64_t kPerAccess = kThreads * kCount, kPerBlock = kAccesses * kPerAccess;
+  for (std::int64_t first = blockIdx.x * kPerBlock + threadIdx.x * kCount; first < args.size;
+       first += gridDim.x * kPerBlock) {
+    float g[kAccesses][kCount], m[kAccesses][kCount], v[kAccesses][kCount], w[kAccesses][kCount];
 #pragma unroll
-    for (int lane = 0; lane < kCount; ++lane) {
-      g[lane] *= step.gradient_scale;
-      m[lane] = beta1 * m[lane] + (1.0f - beta1) * g[lane];
-      v[lane] = beta2 * v[lane] + (1.0f - beta2) * g[lane] * g[lane];
-      w[lane] = keep * w[lane] - rate * m[lane] / (sqrtf(v[lane] * step.correction2) + args.options.epsilon);
+    for (int access = 0; access < kAccesses; ++access) {
+      const std::int64_t i = first + access * kPerAccess;
+      if (i >= args.size) break;
+      load_once(args.d_w + i, g[access]);
+      load_once(args.m + i, m[access]);
+      load_once(args.v + i, v[access]);
+      load_once(args.w + i, w[access]);
     }
-    store_lanes(m, args.m + i);
-    store_lanes(v, args.v + i);
-    store_lanes(w, args.w + i);
-    if (args.shadow != nullptr) store_lanes(w, args.shadow + i);
+#pragma unroll
+    for (int access = 0; access < kAccesses; ++access) {
+      const std::int64_t i = first + access * kPerAccess;
+      if (i >= args.size) break;
+#pragma unroll
+      for (int lane = 0; lane < kCount; ++lane) {
+        const float gradient = g[access][lane] * step.gradient_scale;
+        float &m_i = m[access][lane], &v_i = v[access][lane], &w_i = w[access][lane];
+        m_i = beta1 * m_i + (1.0f - beta1) * gradient;
+        v_i = beta2 * v_i + (1.0f - beta2) * gradient * gradient;
+        w_i = keep * w_i - rate * m_i / (sqrtf(v_i * step.correction2) + args.options.epsilon);
+      }
+      store_once(m[access], args.m + i);
+      store_once(v[access], args.v + i);
+      store_once(w[access], args.w + i);
+      if (args.shadow != nullptr) store_rounded(w[access], args.shadow + i);
+    }
   }
 }
 
@@ -114,12 +158,12 @@ void adamw(const Context& op, const AdamWOptions& options, const Tensor& step_S,
                  .w = numbers<float>(w_N),
                  .shadow = shadow_N.defined() ? numbers<__nv_bfloat16>(shadow_N) : nullptr,
                  .size = size};
-  const bool lanes = size % kLanes == 0 && aligned(args.d_w) && aligned(args.m) && aligned(args.v) && aligned(args.w) &&
-                     aligned(args.shadow);
-  for_lanes(lanes, [&](auto count) {
-    constexpr int kCount = decltype(count)::value;
-    adamw_kernel<kCount><<<grid_for(op, size / kCount, kThreads), kThreads, 0, stream_of(op)>>>(args);
-  });
+  const bool by_four = size % 4 == 0 && aligned(args.d_w) && aligned(args.m) && aligned(args.v) && aligned(args.w) &&
+                       aligned(args.shadow);
+  const auto launch = [&](auto kernel, std::int64_t accesses) {
+    kernel<<<grid_for(op, accesses, 2 * kThreads), kThreads, 0, stream_of(op)>>>(args);
+  };
+  by_four ? launch(adamw_kernel<4>, size / 4) : launch(adamw_kernel<1>, size);
 }
 
 }  // namespace tessera::cuda

@@ -14,8 +14,9 @@ void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tenso
                 c.shape().to_string());
   TESSERA_CHECK(b.shape() == (transpose_b ? Shape{n, k} : Shape{k, n}), "b {} a {} c {}", b.shape().to_string(),
                 a.shape().to_string(), c.shape().to_string());
-  TESSERA_CHECK(a.dtype() == b.dtype() && (c.dtype() == a.dtype() || c.dtype() == DType::kFloat32), "{} {} {}",
-                name_of(a.dtype()), name_of(b.dtype()), name_of(c.dtype()));
+  TESSERA_CHECK((a.dtype() == b.dtype() || a.dtype() == DType::kFloat32) &&
+                    (c.dtype() == b.dtype() || c.dtype() == DType::kFloat32),
+                "{} {} {}", name_of(a.dtype()), name_of(b.dtype()), name_of(c.dtype()));
   if (m == 0 || n == 0) return;
   TESSERA_CHECK(k > 0);
   TESSERA_RUN(gemm, context, a, transpose_a, b, transpose_b, c, write);

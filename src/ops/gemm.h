@@ -23,8 +23,9 @@ class GemmLibrary {
   std::unique_ptr<Implementation> implementation_;
 };
 
-/// c_MN (= or +=) op(a) · op(b), where op transposes if asked to. a, b: float32 or bfloat16, the same type, strided.
-/// c: that type or float32, strided. Sums in float32; into a bfloat16 c, += rounds once.
+/// c_MN (= or +=) op(a) · op(b), where op transposes if asked to. a, b: float32 or bfloat16, strided; c: float32, or
+/// bfloat16 if b is, strided. Sums in float32; into a bfloat16 c, += rounds once. A float32 a counts in full when b is
+/// bfloat16.
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write);
 
@@ -40,9 +41,10 @@ inline void linear_dgrad(const Context& context, const Tensor& d_y_TM, const Ten
   gemm(context, d_y_TM, false, w_MN, false, d_x_TN, write);
 }
 
-/// d_w_MN += d_y_TMᵀ · x_TN; d_w is float32.
-inline void linear_wgrad(const Context& context, const Tensor& d_y_TM, const Tensor& x_TN, const Tensor& d_w_MN) {
-  gemm(context, d_y_TM, true, x_TN, false, d_w_MN, Write::kAccumulate);
+/// d_w_MN (+= or =) d_y_TMᵀ · x_TN; d_w is float32.
+inline void linear_wgrad(const Context& context, const Tensor& d_y_TM, const Tensor& x_TN, const Tensor& d_w_MN,
+                         Write write = Write::kAccumulate) {
+  gemm(context, d_y_TM, true, x_TN, false, d_w_MN, write);
 }
 
 }  // namespace tessera

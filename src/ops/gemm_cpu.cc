@@ -86,15 +86,17 @@ void gemm_float32(const Context& context, const Tensor& a, bool transpose_a, con
 
 namespace {
 
-/// For processors without bfloat16 products.
+/// For operands of two types, and processors without bfloat16 products.
 void gemm_widened(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
                   const Tensor& c, Write write) {
   const ArenaScope scope(*context.arena);
-  const Tensor a_wide = context.arena->allocate(a.shape(), DType::kFloat32);
-  const Tensor b_wide = context.arena->allocate(b.shape(), DType::kFloat32);
-  tessera::convert(context, a, a_wide);
-  tessera::convert(context, b, b_wide);
-  gemm_float32(context, a_wide, transpose_a, b_wide, transpose_b, c, write);
+  const auto widened = [&](const Tensor& x) {
+    if (x.dtype() == DType::kFloat32) return x;
+    const Tensor wide = context.arena->allocate(x.shape(), DType::kFloat32);
+    tessera::convert(context, x, wide);
+    return wide;
+  };
+  gemm_float32(context, widened(a), transpose_a, widened(b), transpose_b, c, write);
 }
 
 }  // namespace
@@ -103,7 +105,7 @@ void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tenso
           Write write) {
   const std::int64_t m = c.dim(0), n = c.dim(1), k = a.dim(transpose_a ? 0 : 1);
   auto& library = context.gemm->implementation();
-  if (a.dtype() == DType::kBFloat16 && !library.has_bfloat16) {
+  if (a.dtype() != b.dtype() || (a.dtype() == DType::kBFloat16 && !library.has_bfloat16)) {
     gemm_widened(context, a, transpose_a, b, transpose_b, c, write);
     return;
   }

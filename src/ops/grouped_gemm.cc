@@ -32,14 +32,14 @@ void grouped_linear_dgrad(const Context& context, const Tensor& d_y_RM, const Te
 }
 
 void grouped_linear_wgrad(const Context& context, const Tensor& d_y_RM, const Tensor& x_RN, const Tensor& offsets_E1,
-                          const Tensor& d_w_EMN) {
+                          const Tensor& d_w_EMN, Write write) {
   const TraceScope trace(context.trace, "grouped_gemm.wgrad");
   const std::int64_t experts = d_w_EMN.dim(0), m = d_w_EMN.dim(1), n = d_w_EMN.dim(2), num_rows = d_y_RM.dim(0);
   TESSERA_CHECK_TENSOR(d_y_RM, d_y_RM.dtype(), {num_rows, m});
   TESSERA_CHECK_TENSOR(x_RN, d_y_RM.dtype(), {num_rows, n});
   TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {experts + 1});
   TESSERA_CHECK_TENSOR(d_w_EMN, DType::kFloat32, {experts, m, n});
-  TESSERA_RUN(grouped_linear_wgrad, context, d_y_RM, x_RN, offsets_E1, d_w_EMN);
+  TESSERA_RUN(grouped_linear_wgrad, context, d_y_RM, x_RN, offsets_E1, d_w_EMN, write);
 }
 
 }  // namespace tessera

@@ -16,8 +16,8 @@ void grouped_linear_forward(const Context& context, const Tensor& x_RN, const Te
 void grouped_linear_dgrad(const Context& context, const Tensor& d_y_RM, const Tensor& w_EMN, const Tensor& offsets_E1,
                           const Tensor& d_x_RN);
 
-/// d_w_EMN[e] += d_yᵀ · x over expert e's rows; d_w is float32.
+/// d_w_EMN[e] (+= or =) d_yᵀ · x over expert e's rows; d_w is float32. Assigned, that of an expert without rows is 0.
 void grouped_linear_wgrad(const Context& context, const Tensor& d_y_RM, const Tensor& x_RN, const Tensor& offsets_E1,
-                          const Tensor& d_w_EMN);
+                          const Tensor& d_w_EMN, Write write = Write::kAccumulate);
 
 }  // namespace tessera

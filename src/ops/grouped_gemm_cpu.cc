@@ -1,6 +1,7 @@
 #include "ops/checks.h"
 #include "ops/cpu/grouped.h"
 #include "ops/cpu/types.h"
+#include "ops/elementwise.h"
 #include "ops/grouped_gemm.h"
 #include "tensor/parallel.h"
 
@@ -43,7 +44,8 @@ void grouped_linear_dgrad(const Context& context, const Tensor& d_y_RM, const Te
 }
 
 void grouped_linear_wgrad(const Context& context, const Tensor& d_y_RM, const Tensor& x_RN, const Tensor& offsets_E1,
-                          const Tensor& d_w_EMN) {
+                          const Tensor& d_w_EMN, Write write) {
+  if (write == Write::kAssign) tessera::set_zero(context, d_w_EMN);
   run_grouped_gemm(context, GroupedGemm::Kind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN);
 }
 

@@ -12,7 +12,7 @@ constexpr int kTile = 64, kStep = 16, kSide = 16, kPerThread = kTile / kSide, kT
 /// Strides in numbers. Of a weight's gradient i and j run over M and N, and k over the expert's rows; else i over its
 /// rows. `of_expert`: from one expert's numbers to the next one's; `of_row`: from one routed row to the next.
 struct Simt {
-  bool is_wgrad;
+  bool is_wgrad, accumulates;
   int num_experts;
   std::int64_t size_i, size_j, size_k;  // of wgrad: size_k, else size_i: the most rows
   std::int64_t a_i, a_k, b_j, b_k, b_of_expert, c_i, c_of_expert, a_of_row, b_of_row, c_of_row;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) simt_kernel(Simt args, const T* a, c
       const std::int64_t row = i0 + ti + i * kSide, column = j0 + tj + j * kSide;
       if (row >= size_i || column >= args.size_j) continue;
       Out& target = c[row * args.c_i + column];
-      target = from_float<Out>(args.is_wgrad ? to_float(target) + sums[i][j] : sums[i][j]);
+      target = from_float<Out>(args.accumulates ? to_float(target) + sums[i][j] : sums[i][j]);
     }
   }
 }
@@ -83,13 +83,14 @@ bool fits_sm90(const Context& op, const Tensor& x, const Tensor& w_EMN) {
 }  // namespace
 
 void grouped_simt(const Context& op, GroupedKind kind, const Tensor& x_or_dy, const Tensor& w_or_x,
-                  const Tensor& offsets_E1, const Tensor& out) {
+                  const Tensor& offsets_E1, const Tensor& out, Write write) {
   if (op.measuring()) return;
   const bool of_columns = kind == GroupedKind::kWgradOfColumns, is_wgrad = kind == GroupedKind::kWgrad || of_columns;
   const Tensor& w_EMN = is_wgrad ? out : w_or_x;
   const std::int64_t experts = w_EMN.dim(0), m = w_EMN.dim(1), n = w_EMN.dim(2);
   const std::int64_t rows = x_or_dy.dim(of_columns ? 1 : 0);
   Simt args{.is_wgrad = is_wgrad,
+            .accumulates = write == Write::kAccumulate,
             .num_experts = static_cast<int>(experts),
             .size_i = rows,
             .size_j = n,
@@ -145,7 +146,8 @@ void grouped_simt(const Context& op, GroupedKind kind, const Tensor& x_or_dy, co
 void grouped_linear_forward(const Context& op, const Tensor& x_RN, const Tensor& w_EMN, const Tensor& offsets_E1,
                             const Tensor& y_RM) {
   if (op.measuring()) return;
-  if (!fits_sm90(op, x_RN, w_EMN)) return grouped_simt(op, GroupedKind::kForward, x_RN, w_EMN, offsets_E1, y_RM);
+  if (!fits_sm90(op, x_RN, w_EMN))
+    return grouped_simt(op, GroupedKind::kForward, x_RN, w_EMN, offsets_E1, y_RM, Write::kAssign);
   sm90_grouped_forward({.x_RN = numbers<const __nv_bfloat16>(x_RN),
                         .w_EMN = numbers<const __nv_bfloat16>(w_EMN),
                         .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
@@ -160,7 +162,8 @@ void grouped_linear_forward(const Context& op, const Tensor& x_RN, const Tensor&
 void grouped_linear_dgrad(const Context& op, const Tensor& d_y_RM, const Tensor& w_EMN, const Tensor& offsets_E1,
                           const Tensor& d_x_RN) {
   if (op.measuring()) return;
-  if (!fits_sm90(op, d_y_RM, w_EMN)) return grouped_simt(op, GroupedKind::kDgrad, d_y_RM, w_EMN, offsets_E1, d_x_RN);
+  if (!fits_sm90(op, d_y_RM, w_EMN))
+    return grouped_simt(op, GroupedKind::kDgrad, d_y_RM, w_EMN, offsets_E1, d_x_RN, Write::kAssign);
   sm90_grouped_dgrad({.d_y_RM = numbers<const __nv_bfloat16>(d_y_RM),
                       .w_EMN = numbers<const __nv_bfloat16>(w_EMN),
                       .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
@@ -173,17 +176,18 @@ void grouped_linear_dgrad(const Context& op, const Tensor& d_y_RM, const Tensor&
 }
 
 void grouped_linear_wgrad(const Context& op, const Tensor& d_y_RM, const Tensor& x_RN, const Tensor& offsets_E1,
-                          const Tensor& d_w_EMN) {
+                          const Tensor& d_w_EMN, Write write) {
   const ArenaScope scope(*op.arena);
   std::byte* scratch = op.arena->allocate_bytes(kSm90WgradScratchBytes);
   if (op.measuring()) return;
-  if (!fits_sm90(op, x_RN, d_w_EMN)) return grouped_simt(op, GroupedKind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN);
+  if (!fits_sm90(op, x_RN, d_w_EMN))
+    return grouped_simt(op, GroupedKind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN, write);
   sm90_grouped_wgrad({.d_y_RM = numbers<const __nv_bfloat16>(d_y_RM),
                       .x_RN = numbers<const __nv_bfloat16>(x_RN),
                       .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
                       .d_w_EMN = numbers<float>(d_w_EMN),
                       .scratch = scratch,
-                      .accumulate = true,
+                      .accumulate = write == Write::kAccumulate,
                       .num_experts = static_cast<int>(d_w_EMN.dim(0)),
                       .num_rows = static_cast<int>(x_RN.dim(0)),
                       .m = static_cast<int>(d_w_EMN.dim(1)),

@@ -53,10 +53,10 @@ void linear_dgrad(const Context& context, const mx::Quantized& d_y_TM, const Qua
   TESSERA_RUN(linear_dgrad, context, d_y_TM, w_MN, d_x_TN, write);
 }
 
-void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT,
-                  const Tensor& d_w_MN) {
+void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT, const Tensor& d_w_MN,
+                  Write write) {
   check_wgrad(d_y_MT, x_NT, d_w_MN);
-  TESSERA_RUN(linear_wgrad, context, d_y_MT, x_NT, d_w_MN);
+  TESSERA_RUN(linear_wgrad, context, d_y_MT, x_NT, d_w_MN, write);
 }
 
 void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,
@@ -78,12 +78,12 @@ void grouped_linear_dgrad(const Context& context, const mx::Quantized& d_y_RM, c
 }
 
 void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
-                          const Tensor& offsets_E1, const Tensor& d_w_EMN) {
+                          const Tensor& offsets_E1, const Tensor& d_w_EMN, Write write) {
   const TraceScope trace(context.trace, "grouped_gemm.wgrad");
   check_wgrad(d_y_MR, x_NR, d_w_EMN);
   TESSERA_CHECK(d_w_EMN.is_contiguous(), "{}", d_w_EMN.stride());
   TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {d_w_EMN.dim(0) + 1});
-  TESSERA_RUN(grouped_linear_wgrad, context, d_y_MR, x_NR, offsets_E1, d_w_EMN);
+  TESSERA_RUN(grouped_linear_wgrad, context, d_y_MR, x_NR, offsets_E1, d_w_EMN, write);
 }
 
 }  // namespace tessera

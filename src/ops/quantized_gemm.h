@@ -19,8 +19,9 @@ void linear_forward(const Context& context, const mx::Quantized& x_TN, const Qua
 void linear_dgrad(const Context& context, const mx::Quantized& d_y_TM, const QuantizedWeight& w_MN,
                   const Tensor& d_x_TN, Write write = Write::kAssign);
 
-/// d_w_MN += d_yᵀ · x, from both operands' columns; d_w is float32.
-void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT, const Tensor& d_w_MN);
+/// d_w_MN (+= or =) d_yᵀ · x, from both operands' columns; d_w is float32.
+void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT, const Tensor& d_w_MN,
+                  Write write = Write::kAccumulate);
 
 // Rows [offsets[e], offsets[e + 1]) belong to expert e. For the weight gradient all offsets are multiples of the
 // format's block, the groups being padded with rows of zeros.
@@ -33,8 +34,8 @@ void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, c
 void grouped_linear_dgrad(const Context& context, const mx::Quantized& d_y_RM, const QuantizedWeight& w_EMN,
                           const Tensor& offsets_E1, const Tensor& d_x_RN);
 
-/// d_w_EMN[e] += d_yᵀ · x over expert e's rows, from both operands' columns; d_w is float32.
+/// d_w_EMN[e] (+= or =) d_yᵀ · x over expert e's rows, from both operands' columns; d_w is float32.
 void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
-                          const Tensor& offsets_E1, const Tensor& d_w_EMN);
+                          const Tensor& offsets_E1, const Tensor& d_w_EMN, Write write = Write::kAccumulate);
 
 }  // namespace tessera

@@ -58,9 +58,9 @@ void linear_dgrad(const Context& context, const mx::Quantized& d_y_TM, const Qua
   multiply(context, d_y_TM, transposed ? w_MN.columns : w_MN.rows, transposed, d_x_TN, write);
 }
 
-void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT,
-                  const Tensor& d_w_MN) {
-  multiply(context, d_y_MT, x_NT, true, d_w_MN, Write::kAccumulate);
+void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT, const Tensor& d_w_MN,
+                  Write write) {
+  multiply(context, d_y_MT, x_NT, true, d_w_MN, write);
 }
 
 void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,
@@ -75,7 +75,7 @@ void grouped_linear_dgrad(const Context& context, const mx::Quantized& d_y_RM, c
 }
 
 void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
-                          const Tensor& offsets_E1, const Tensor& d_w_EMN) {
+                          const Tensor& offsets_E1, const Tensor& d_w_EMN, Write write) {
   const std::int64_t experts = d_w_EMN.dim(0);
   const ArenaScope scope(*context.arena);
   const DType dtype = wide_type(x_NR);
@@ -87,6 +87,7 @@ void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, c
                     x_NR.format.along);
     }
   }
+  if (write == Write::kAssign) tessera::set_zero(context, d_w_EMN);
   run_grouped_gemm(context, GroupedGemm::Kind::kWgradOfColumns, d_y, x, offsets_E1, d_w_EMN);
 }
 

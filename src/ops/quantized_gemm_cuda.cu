@@ -169,9 +169,9 @@ Tensor widened_transposed(const Context& op, const mx::Quantized& x) {
   return wide;
 }
 
-/// d_w_EMN[e] += d_yᵀ · x.
+/// d_w_EMN[e] (+= or =) d_yᵀ · x.
 void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR, const Tensor& offsets_E1,
-           std::int64_t experts, const Tensor& d_w) {
+           std::int64_t experts, const Tensor& d_w, Write write) {
   const std::int64_t m = d_y_MR.elements.dim(0), n = x_NR.elements.dim(0), num_rows = x_NR.elements.dim(1);
   const bool fits = may_be_hopper(op) && m % 16 == 0 && n % 16 == 0 && num_rows % x_NR.format.along == 0 &&
                     experts <= kSm90MaxExperts;
@@ -186,7 +186,7 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
                                  .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
                                  .d_w_EMN = numbers<float>(d_w),
                                  .scratch = scratch,
-                                 .accumulate = true,
+                                 .accumulate = write == Write::kAccumulate,
                                  .num_experts = to_int(experts),
                                  .num_rows = to_int(num_rows),
                                  .m = to_int(m),
@@ -195,11 +195,11 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
   }
   if (fits && is_e8m0(x_NR)) {
     const Tensor d_y = widened_transposed(op, d_y_MR), x = widened_transposed(op, x_NR);
-    return tessera::grouped_linear_wgrad(op, d_y, x, offsets_E1, d_w.reshape({experts, m, n}));
+    return tessera::grouped_linear_wgrad(op, d_y, x, offsets_E1, d_w.reshape({experts, m, n}), write);
   }
   const DType dtype = wide_type(x_NR);
   const Tensor d_y = widened(op, d_y_MR, dtype), x = widened(op, x_NR, dtype);
-  grouped_simt(op, GroupedKind::kWgradOfColumns, d_y, x, offsets_E1, d_w.reshape({experts, m, n}));
+  grouped_simt(op, GroupedKind::kWgradOfColumns, d_y, x, offsets_E1, d_w.reshape({experts, m, n}), write);
 }
 
 }  // namespace
@@ -215,10 +215,11 @@ void linear_dgrad(const Context& op, const mx::Quantized& d_y_TM, const Quantize
   multiply(op, d_y_TM, w_MN.columns, d_x_TN, write);
 }
 
-void linear_wgrad(const Context& op, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT, const Tensor& d_w_MN) {
+void linear_wgrad(const Context& op, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT, const Tensor& d_w_MN,
+                  Write write) {
   TESSERA_CHECK(d_w_MN.is_contiguous(), "a gradient with stride {} on a GPU", d_w_MN.stride());
   const ArenaScope scope(*op.arena);
-  wgrad(op, d_y_MT, x_NT, one_group(op, x_NT.elements.dim(1)), 1, d_w_MN);
+  wgrad(op, d_y_MT, x_NT, one_group(op, x_NT.elements.dim(1)), 1, d_w_MN, write);
 }
 
 void grouped_linear_forward(const Context& op, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,
@@ -233,9 +234,9 @@ void grouped_linear_dgrad(const Context& op, const mx::Quantized& d_y_RM, const 
 }
 
 void grouped_linear_wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
-                          const Tensor& offsets_E1, const Tensor& d_w_EMN) {
+                          const Tensor& offsets_E1, const Tensor& d_w_EMN, Write write) {
   const ArenaScope scope(*op.arena);
-  wgrad(op, d_y_MR, x_NR, offsets_E1, d_w_EMN.dim(0), d_w_EMN);
+  wgrad(op, d_y_MR, x_NR, offsets_E1, d_w_EMN.dim(0), d_w_EMN, write);
 }
 
 }  // namespace tessera::cuda

@@ -185,7 +185,7 @@ void TrainingStep::update(std::span<const Batch> micro_batches, const LossScale&
                           SiteProbe* probe, std::size_t num_probed) {
   const Context op = context();
   Parameters& parameters = model_.parameters();
-  set_zero(op, parameters.all_gradients());
+  parameters.clear_gradients();
   model_.clear_sums(op);
   forward_backward(micro_batches, scale, seconds, probe, num_probed);
   parameters.finish_gradients();
@@ -253,7 +253,7 @@ std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, 
   }
   FiniteProbe probe(parameters);
   PhaseSeconds seconds;
-  set_zero(op, parameters.all_gradients());
+  model_.parameters().clear_gradients();
   // To the end, whatever is found: other ranks, which may find nothing, must not wait for this one.
   forward_backward(micro_batches, scale, seconds, &probe, micro_batches.size());
   found = probe.found();

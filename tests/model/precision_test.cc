@@ -80,7 +80,7 @@ struct Sites {
     quantized.allocate();
     quantized.refresh(op);
   }
-  LayerContext context(const Context& op, const Batch& batch, Recompute recompute = Recompute::kNone) const {
+  LayerContext context(const Context& op, const Batch& batch, Recompute recompute = Recompute::kNone) {
     return {.op = op,
             .config = &config,
             .parameters = &parameters,
@@ -89,7 +89,8 @@ struct Sites {
             .rope = nullptr,
             .mesh = &parameters.mesh(),
             .dispatcher = nullptr,
-            .recompute = recompute};
+            .recompute = recompute,
+            .gradients = &parameters};
   }
 };
 

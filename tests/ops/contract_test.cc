@@ -238,8 +238,10 @@ std::vector<Operator> operators() {
     for (const int transposes : {0, 1, 2, 3}) {
       const auto run = [write, transposes, free_if_bf16](Call& c) {
         const bool ta = transposes % 2 == 1, tb = transposes / 2 == 1;
-        const Tensor a = c.in(ta ? Shape{21, 70} : Shape{70, 21}, kStrided);
-        const Tensor b = c.in(tb ? Shape{35, 21} : Shape{21, 35}, kStrided);
+        // A float32 a may be beside a bfloat16 b.
+        const Tensor a = c.in(ta ? Shape{21, 70} : Shape{70, 21}, kStrided | free_if_bf16(c));
+        const Tensor b =
+            c.in(tb ? Shape{35, 21} : Shape{21, 35}, kStrided | (c.dtype() == kFloat ? kAnyType : kNothing));
         gemm(c.context(), a, ta, b, tb,
              write == Write::kAssign ? c.out({70, 35}, kStrided | free_if_bf16(c))
                                      : c.sum({70, 35}, c.dtype(), kStrided | free_if_bf16(c)),
@@ -247,6 +249,17 @@ std::vector<Operator> operators() {
       };
       add_operator("Gemm" + std::string(transposes % 2 == 1 ? "T" : "N") + (transposes / 2 == 1 ? "T" : "N") + suffix,
                    run, /*typed=*/true, /*exact=*/false);
+      all.push_back({fmt::format("GemmOfTwoTypes{}{}", transposes, suffix), DType::kBFloat16,
+                     [write, transposes](Call& c) {
+                       const bool ta = transposes % 2 == 1, tb = transposes / 2 == 1;
+                       const Tensor a = c.in(ta ? Shape{21, 70} : Shape{70, 21}, kFloat, kStrided | kAnyType);
+                       const Tensor b = c.in(tb ? Shape{35, 21} : Shape{21, 35}, kStrided);
+                       gemm(c.context(), a, ta, b, tb,
+                            write == Write::kAssign ? c.out({70, 35}, kStrided | kAnyType)
+                                                    : c.sum({70, 35}, c.dtype(), kStrided | kAnyType),
+                            write);
+                     },
+                     /*exact=*/false});
     }
   }
   for (const RopeDirection direction : {RopeDirection::kForward, RopeDirection::kBackward}) {
@@ -350,10 +363,34 @@ std::vector<Operator> operators() {
     const Tensor d_y = c.in({200, 33}), w = c.in({4, 33, 150}), offsets = grouped_offsets(c);
     grouped_linear_dgrad(c.context(), d_y, w, offsets, c.changed({200, 150}, c.dtype()));
   });
-  add_operator("GroupedWgrad", [](Call& c) {
-    const Tensor d_y = c.in({200, 33}), x = c.in({200, 150}), offsets = grouped_offsets(c);
-    grouped_linear_wgrad(c.context(), d_y, x, offsets, c.sum({4, 33, 150}));
-  });
+  for (const Write write : {Write::kAccumulate, Write::kAssign}) {
+    const std::string suffix = write == Write::kAssign ? "Assigned" : "";
+    // A gradient that is added to, or assigned.
+    const auto gradient = [write](Call& c, const Shape& shape, unsigned freedom = kNothing) {
+      return write == Write::kAssign ? c.out(shape, kFloat, freedom) : c.sum(shape, kFloat, freedom);
+    };
+    add_operator("GroupedWgrad" + suffix, [write, gradient](Call& c) {
+      const Tensor d_y = c.in({200, 33}), x = c.in({200, 150}), offsets = grouped_offsets(c);
+      grouped_linear_wgrad(c.context(), d_y, x, offsets, gradient(c, {4, 33, 150}), write);
+    });
+    add_operator(
+        "QuantizedWgrad" + suffix,
+        [write, gradient](Call& c) {
+          const mx::Quantized d_y = quantized_in(c, {70, 150}), x = quantized_in(c, {96, 150});
+          linear_wgrad(c.context(), d_y, x, gradient(c, {70, 96}, kStrided), write);
+        },
+        /*typed=*/false, /*exact=*/false);
+    add_operator(
+        "QuantizedGroupedWgrad" + suffix,
+        [write, gradient](Call& c) {
+          const mx::Quantized d_y = quantized_in(c, {70, 224}), x = quantized_in(c, {40, 224});
+          const Tensor offsets = c.ints({5}, [](std::int64_t e) {
+            return std::vector<std::int64_t>{0, 64, 96, 96, 192}[e];
+          });
+          grouped_linear_wgrad(c.context(), d_y, x, offsets, gradient(c, {4, 70, 40}), write);
+        },
+        /*typed=*/false);
+  }
   add_operator("Quantize", [](Call& c) {
     const Tensor x = c.in({150, 96}, kStrided | kAnyType);
     quantize(c.context(), x, quantized_out(c, {150, 96}), quantized_out(c, {96, 150}));
@@ -383,13 +420,6 @@ std::vector<Operator> operators() {
         },
         /*typed=*/true, /*exact=*/false);
   }
-  add_operator(
-      "QuantizedWgrad",
-      [](Call& c) {
-        const mx::Quantized d_y = quantized_in(c, {70, 150}), x = quantized_in(c, {96, 150});
-        linear_wgrad(c.context(), d_y, x, c.sum({70, 96}, kFloat, kStrided));
-      },
-      /*typed=*/false, /*exact=*/false);
   add_operator("SwiGluForwardQuantized", [](Call& c) {
     const Tensor h = c.in({150, 128}, kAnyType);
     GemmOperand a;
@@ -403,16 +433,6 @@ std::vector<Operator> operators() {
     const Tensor offsets = grouped_offsets(c);
     grouped_linear_forward(c.context(), x, w, offsets, c.changed({200, 70}, c.dtype(), kAnyType));
   });
-  add_operator(
-      "QuantizedGroupedWgrad",
-      [](Call& c) {
-        const mx::Quantized d_y = quantized_in(c, {70, 224}), x = quantized_in(c, {40, 224});
-        const Tensor offsets = c.ints({5}, [](std::int64_t e) {
-          return std::vector<std::int64_t>{0, 64, 96, 96, 192}[e];
-        });
-        grouped_linear_wgrad(c.context(), d_y, x, offsets, c.sum({4, 70, 40}));
-      },
-      /*typed=*/false);
   add_operator("MlaForward", [](Call& c) {
     const MlaOperands x = mla_operands(c);
     const Tensor o = c.out({300, 3 * 12}), lse = c.out({300, 3}, kFloat);

@@ -15,7 +15,9 @@ TEST(KernelSummary, SumsByNameAndCountsIdleTimeOnce) {
   EXPECT_EQ(summary.kernels[0].name, "a");
   EXPECT_EQ(summary.kernels[0].num_runs, 2u);
   EXPECT_EQ(summary.kernels[0].nanoseconds, 160);
+  EXPECT_EQ(summary.kernels[0].idle_before, 0);
   EXPECT_EQ(summary.kernels[2].name, "c");
+  EXPECT_EQ(summary.kernels[2].idle_before, 50);
 }
 
 TEST(KernelSummary, OfNothingIsNothing) {

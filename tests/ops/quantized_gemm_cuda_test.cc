@@ -55,9 +55,10 @@ TEST_F(QuantizedGemmCuda, Dense) {
           const Tensor d_x = assigns ? poisoned({t, n}, out) : random({t, n}, out);
           expect_close([&](const Side& s) { linear_forward(s.op, s(x_rows), on(s, w), s(y), write); }, {y}, 1e-4);
           expect_close([&](const Side& s) { linear_dgrad(s.op, s(d_y_rows), on(s, w), s(d_x), write); }, {d_x}, 1e-4);
+          const Tensor d_w = assigns ? poisoned({m, n}, DType::kFloat32) : random({m, n});
+          expect_close([&](const Side& s) { linear_wgrad(s.op, s(d_y_columns), s(x_columns), s(d_w), write); }, {d_w},
+                       1e-3);
         }
-        const Tensor d_w = random({m, n});
-        expect_close([&](const Side& s) { linear_wgrad(s.op, s(d_y_columns), s(x_columns), s(d_w)); }, {d_w}, 1e-3);
       }
     }
   }
@@ -81,13 +82,18 @@ TEST_F(QuantizedGemmCuda, Grouped) {
                           d_y_rows = quantized(d_y, recipe.activation, false),
                           x_columns = quantized(x, recipe.activation, true),
                           d_y_columns = quantized(d_y, recipe.activation, true);
-      const Tensor y = poisoned({rows, m}, out), d_x = poisoned({rows, n}, out), d_w = random({experts, m, n});
+      const Tensor y = poisoned({rows, m}, out), d_x = poisoned({rows, n}, out);
       expect_close([&](const Side& s) { grouped_linear_forward(s.op, s(x_rows), on(s, w), s(offsets), s(y)); },
                    {y.rows(0, used)}, 1e-4);
       expect_close([&](const Side& s) { grouped_linear_dgrad(s.op, s(d_y_rows), on(s, w), s(offsets), s(d_x)); },
                    {d_x.rows(0, used)}, 1e-4);
-      expect_close([&](const Side& s) { grouped_linear_wgrad(s.op, s(d_y_columns), s(x_columns), s(offsets), s(d_w)); },
-                   {d_w}, 1e-3);
+      for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+        const Shape shape{experts, m, n};
+        const Tensor d_w = write == Write::kAssign ? poisoned(shape, DType::kFloat32) : random(shape);
+        expect_close(
+            [&](const Side& s) { grouped_linear_wgrad(s.op, s(d_y_columns), s(x_columns), s(offsets), s(d_w), write); },
+            {d_w}, 1e-3);
+      }
     }
   }
 }

@@ -139,6 +139,7 @@ Overrides recipe(const std::string& name) {
   Overrides overrides = kConverters;
   for (const char* kind : {"linear", "grouped_mm"}) {
     overrides.push_back(fmt::format("--quantize.{}.mx.recipe_name={}", kind, name));
+    overrides.push_back(fmt::format("--quantize.{}.mx.unaligned=bf16", kind));
   }
   return overrides;
 }

@@ -33,6 +33,7 @@ struct KernelTime {
   std::string name;
   std::size_t num_runs = 0;
   std::int64_t nanoseconds = 0;
+  std::int64_t idle_before = 0;  // nanoseconds in which nothing ran until one of these did
 };
 
 struct KernelSummary {
