@@ -45,7 +45,7 @@ def main() -> None:
     args = parser.parse_args()
 
     def tessera(dtype: str) -> list[str]:
-        return [args.tessera, "bench", "--steps=8", "--warmup=2", f"--training.seq_len={args.seq_len}",
+        return [args.tessera, "bench", "step", "--steps=8", "--warmup=2", f"--training.seq_len={args.seq_len}",
                 f"--training.local_batch_size={args.batch_size}", f"--training.mixed_precision_param={dtype}"]
 
     def torch(dtype: str, steps: int, extra: tuple[str, ...]) -> list[str]:

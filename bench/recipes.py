@@ -37,7 +37,7 @@ def main():
     times = {}
     for _ in range(args.rounds):
         for name, overrides in variants():
-            command = [args.tessera, "bench", "--steps", str(args.steps), "--warmup", "2", *SHAPE, *overrides]
+            command = [args.tessera, "bench", "step", "--steps", str(args.steps), "--warmup", "2", *SHAPE, *overrides]
             line = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
             times.setdefault(name, []).append(json.loads(line))
     print(f"{'recipe':24}{'ms per step':>14}{'tokens/s':>12}{'of bfloat16':>14}")

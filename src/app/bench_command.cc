@@ -2,9 +2,11 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/gpu_tables.h"
 #include "base/error.h"
 #include "base/stopwatch.h"
 #include "compare/statistics.h"
+#include "ops/cuda/inventory.h"
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
@@ -13,13 +15,17 @@
 namespace tessera {
 namespace {
 
-struct BenchOptions {
+struct StepOptions {
   std::string config;
   std::int64_t steps = 10;
   std::int64_t warmup = 3;
   std::string trace;
   bool kernels = false;
 };
+
+double idle_share(const cuda::KernelSummary& summary) {
+  return static_cast<double>(summary.span - summary.busy) / static_cast<double>(summary.span);
+}
 
 /// What the GPU did in a step, in milliseconds: a line per kernel.
 void print_kernels(const cuda::KernelSummary& summary) {
@@ -31,21 +37,28 @@ void print_kernels(const cuda::KernelSummary& summary) {
                              kernel.name);
   }
   std::cerr << fmt::format("{:9.3f} ms from the first to the last, {:.3f} ms of them ({:.2f} %) idle\n",
-                           ms(summary.span), ms(summary.span - summary.busy),
-                           100.0 * ms(summary.span - summary.busy) / ms(summary.span));
+                           ms(summary.span), ms(summary.span - summary.busy), 100.0 * idle_share(summary));
+}
+
+/// Of the device that the step ran on, in TFLOP/s; 0 if it is not known.
+double peak_tflops_of(const JobConfig& config, Device device) {
+  if (config.metrics.peak_tflops > 0.0 || device == Device::kCpu) return config.metrics.peak_tflops;
+  return cuda::peak_tflops(cuda::take_inventory().gpus.at(0).name);
 }
 
 /// Trains on random tokens and prints one line of JSON, the same that bench/reference/torch_train.py prints.
-void bench_train(const BenchOptions& options, const std::vector<std::string>& overrides) {
+void bench_step(const StepOptions& options, const std::vector<std::string>& overrides) {
   require(options.steps > 0 && options.warmup >= 0,
           "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more", options.steps, options.warmup);
   JobConfig config =
       options.config.empty() ? parse_job_config("", overrides) : load_job_config(options.config, overrides);
   config.training.steps = options.warmup + options.steps;
   config.validate();
+  const Device device = config.device(1);
+  require(!options.kernels || device == Device::kCuda, "--kernels lists what a GPU runs, but these steps run on a CPU");
   if (config.training.num_threads > 0) set_num_threads(static_cast<int>(config.training.num_threads));
 
-  TrainingStep step(config, nullptr, config.device(1));
+  TrainingStep step(config, nullptr, device);
   step.allocate();
   std::vector<Batch> batches;
   for (std::int64_t i = 0; i < config.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
@@ -76,41 +89,73 @@ void bench_train(const BenchOptions& options, const std::vector<std::string>& ov
     last_loss = result.loss;
   }
   if (!options.trace.empty()) trace.write(options.trace);
+  std::optional<cuda::KernelSummary> kernels;
   if (options.kernels) {
     fill_batches();
     cuda::KernelProfile profile;
     step.run(config.training.steps, batches);
-    print_kernels(cuda::summarize(profile.finish()));
+    kernels = cuda::summarize(profile.finish());
+    print_kernels(*kernels);
   }
 
   const double step_seconds = median(seconds);
   const double tokens_per_second =
       static_cast<double>(config.sequences_per_step() * config.training.seq_len) / step_seconds;
   const double flop = flop_per_token(config.model.args, step.model().count_parameters(), config.training.seq_len);
-  const nlohmann::ordered_json line = {
+  const double tflops = tokens_per_second * flop * 1e-12, peak = peak_tflops_of(config, device);
+  nlohmann::ordered_json line = {
       {"dtype", config.training.mixed_precision_param == DType::kFloat32 ? "float32" : "bfloat16"},
       {"threads", num_threads()},
       {"tokens_per_s", tokens_per_second},
       {"step_ms", step_seconds * 1e3},
-      {"tflops", tokens_per_second * flop * 1e-12},
+      {"tflops", tflops},
+      {"mfu", peak > 0.0 ? nlohmann::json(tflops / peak) : nlohmann::json()},
       {"loss_first", first_loss},
       {"loss_last", last_loss}};
+  if (kernels) line["gpu_idle_share"] = idle_share(*kernels);
   std::cout << line.dump() << std::endl;
 }
 
-}  // namespace
-
-void add_bench_command(CLI::App& app) {
-  auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = app.add_subcommand("bench", "Time training steps on random tokens");
+void add_step_command(CLI::App& parent) {
+  auto options = std::make_shared<StepOptions>();
+  CLI::App* command = parent.add_subcommand("step", "Time training steps on random tokens");
   command->add_option("config", options->config, "TOML file; without one, all keys have their defaults");
   command->add_option("--steps", options->steps, "Steps that are timed")->capture_default_str();
   command->add_option("--warmup", options->warmup, "Steps before them")->capture_default_str();
   command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
   command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in one more step");
   command->allow_extras();
-  command->footer("Prints one line of JSON with the median step. Keys of the configuration as in `tessera train`.");
-  command->callback([command, options] { bench_train(*options, config_overrides(command->remaining())); });
+  command->footer(
+      "Prints one line of JSON with the median step. mfu is of metrics.peak_tflops or, without it, of the GPU's dense\n"
+      "bfloat16 rate, if that is known. Keys of the configuration as in `tessera train`.");
+  command->callback([command, options] { bench_step(*options, config_overrides(command->remaining())); });
+}
+
+void add_table_command(CLI::App& parent, GpuTable table, const std::string& name, const std::string& help) {
+  auto options = std::make_shared<GpuTableOptions>();
+  CLI::App* command = parent.add_subcommand(name, help);
+  command->add_option("--filter", options->filter, "Only rows whose names have this part");
+  command->add_option("--json", options->json, "Write the rows to this file too, as lines of JSON");
+  command->callback([table, options] { print_gpu_table(table, *options); });
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("bench", "Time training steps, and operators on a GPU");
+  add_step_command(*command);
+  add_table_command(*command, GpuTable::kGemm, "gemm", "Dense products on a GPU, in bfloat16 and in 8 bits");
+  add_table_command(*command, GpuTable::kGrouped, "grouped", "Products of experts on a GPU, in bfloat16 and in 8 bits");
+  add_table_command(*command, GpuTable::kAttention, "attention", "Multi-head latent attention on a GPU");
+  add_table_command(*command, GpuTable::kQuantize, "quantize", "Quantizers on a GPU");
+  add_table_command(*command, GpuTable::kOperators, "operators", "All other operators on a GPU");
+  // At most one, and here at least one: CLI11's own message would not name them.
+  command->require_subcommand(0, 1);
+  command->parse_complete_callback([command] {
+    std::vector<std::string> names;
+    for (const CLI::App* one : command->get_subcommands({})) names.push_back(one->get_name());
+    require(!command->get_subcommands().empty(), "tessera bench needs a subcommand: {}", fmt::join(names, ", "));
+  });
 }
 
 }  // namespace tessera

@@ -10,7 +10,8 @@ namespace tessera {
 /// `tessera train CONFIG [--section.key=value ...]`. Sets `status` to the process's exit status.
 void add_train_command(CLI::App& app, int& status);
 
-/// `tessera bench [CONFIG] [--section.key=value ...]`: times training steps on random tokens.
+/// `tessera bench step [CONFIG] [--section.key=value ...]`: times training steps on random tokens; `tessera bench
+/// gemm|grouped|attention|quantize|operators`: times operators on a GPU.
 void add_bench_command(CLI::App& app);
 
 /// `tessera compare SIDE SIDE ... --out report.html`. Sets `status` to the process's exit status.

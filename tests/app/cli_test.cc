@@ -11,6 +11,8 @@
 #include <sstream>
 
 #include "checkpoint/checkpoint.h"
+#include "ops/cuda/inventory.h"
+#include "tensor/cuda.h"
 #include "tests/app/process.h"
 #include "tests/data/support.h"
 #include "tests/data/tokenizer_json_support.h"
@@ -46,6 +48,12 @@ TEST_F(Cli, HelpOfEverySubcommand) {
   EXPECT_THAT(run({"--help"}).output, AllOf(HasSubstr("train"), HasSubstr("data"), HasSubstr("bench")));
   for (const std::vector<std::string>& command : {std::vector<std::string>{"train"},
                                                   {"bench"},
+                                                  {"bench", "step"},
+                                                  {"bench", "gemm"},
+                                                  {"bench", "grouped"},
+                                                  {"bench", "attention"},
+                                                  {"bench", "quantize"},
+                                                  {"bench", "operators"},
                                                   {"compare"},
                                                   {"convert"},
                                                   {"generate"},
@@ -63,6 +71,65 @@ TEST_F(Cli, HelpOfEverySubcommand) {
   }
   EXPECT_EQ(run({}).status, 2);
   EXPECT_EQ(run({"trian"}).status, 2);
+}
+
+TEST_F(Cli, BenchTimesSteps) {
+  const auto step = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"bench",
+                                          "step",
+                                          "--steps=2",
+                                          "--warmup=1",
+                                          "--training.device=cpu",
+                                          "--training.seq_len=32",
+                                          "--training.local_batch_size=2",
+                                          "--model.args.vocab_size=258",
+                                          "--model.args.dim=32",
+                                          "--model.args.n_layers=2",
+                                          "--model.args.n_heads=2"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  };
+  const Finished timed = step({});
+  ASSERT_EQ(timed.status, 0) << timed.output;
+  const auto line = nlohmann::json::parse(timed.output);
+  EXPECT_NEAR(line["tokens_per_s"].get<double>(), 64 / (1e-3 * line["step_ms"].get<double>()), 1e-3);
+  EXPECT_GT(line["loss_first"].get<double>(), 4.0);
+  EXPECT_TRUE(line["mfu"].is_null());
+  EXPECT_FALSE(line.contains("gpu_idle_share"));
+  data::write_file(scratch_ / "peak.toml", "[metrics]\npeak_tflops = 2.0\n");
+  const auto of_peak = nlohmann::json::parse(step({(scratch_ / "peak.toml").string()}).output);
+  EXPECT_DOUBLE_EQ(of_peak["mfu"].get<double>(), of_peak["tflops"].get<double>() / 2.0);
+
+  const auto refused = [&](const std::vector<std::string>& arguments, const std::string& part) {
+    const Finished finished = run(arguments);
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_THAT(finished.output, HasSubstr(part));
+  };
+  const std::string subcommands = "step, gemm, grouped, attention, quantize, operators";
+  refused({"bench"}, subcommands);
+  refused({"bench", "configs/debugmodel.toml"}, subcommands);
+  refused({"bench", "step", "--training.stepz=3"}, "training.steps");
+  refused({"bench", "gemm", "grouped"}, "grouped");
+  refused({"bench", "step", "--training.device=cpu", "--kernels"}, "on a CPU");
+}
+
+TEST_F(Cli, BenchTablesNeedAGpu) {
+  if (cuda::available()) GTEST_SKIP() << "there is a GPU";
+  for (const char* table : {"gemm", "grouped", "attention", "quantize", "operators"}) {
+    const Finished finished = run({"bench", table, "--json", (scratch_ / "rows.jsonl").string()});
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_THAT(finished.output, HasSubstr(cuda::why_unavailable()));
+    EXPECT_EQ(std::ranges::count(finished.output, '\n'), 1) << finished.output;
+    EXPECT_FALSE(std::filesystem::exists(scratch_ / "rows.jsonl"));
+  }
+}
+
+TEST(PeakTflops, AreThoseOfDataSheets) {
+  EXPECT_EQ(cuda::peak_tflops("NVIDIA H100 80GB HBM3"), 989.5);
+  EXPECT_EQ(cuda::peak_tflops("NVIDIA H200"), 989.5);
+  EXPECT_EQ(cuda::peak_tflops("NVIDIA B200"), 2250.0);
+  EXPECT_EQ(cuda::peak_tflops("NVIDIA H100 PCIe"), 0.0);  // slower than the module
+  EXPECT_EQ(cuda::peak_tflops(""), 0.0);
 }
 
 TEST_F(Cli, PlanDrawsASchedule) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera::cuda {
@@ -30,5 +31,12 @@ struct Inventory {
 
 /// Never throws for what is missing. Empty in a build without CUDA.
 Inventory take_inventory();
+
+/// Dense bfloat16 TFLOP/s by the vendor's data sheet of a GPU with this name; 0 if it is not known. A PCIe card has
+/// another name than the module, and another rate.
+constexpr double peak_tflops(std::string_view gpu_name) {
+  if (gpu_name == "NVIDIA H100 80GB HBM3" || gpu_name == "NVIDIA H200") return 989.5;
+  return gpu_name == "NVIDIA B200" ? 2250.0 : 0.0;
+}
 
 }  // namespace tessera::cuda

@@ -1,22 +1,10 @@
-// CUDA operators that are bound by memory, against a device-to-device copy of the same run.
-//
-//   bench_cuda_ops [PART_OF_A_NAME]
-//
-// A row of the table: bytes that must move (inputs read once, outputs written once), the median time of a call, and
-// the rate, also as a share of the copy's. Calls take turns on sets of operands that are together far larger than the
-// L2 cache. Each operator is captured as a graph first, and the graph run, because a training step will be one.
-#include <cuda_runtime.h>
-#include <fmt/core.h>
-
-#include <algorithm>
+// Rows of `tessera bench quantize` and `operators`: what is bound by memory, by the bytes that must move: inputs read
+// once and outputs written once. Sizes are those of the 16B model, if nothing else is said.
 #include <cstring>
-#include <functional>
-#include <string>
-#include <vector>
 
+#include "app/gpu_bench.h"
 #include "ops/adamw.h"
 #include "ops/cross_entropy.h"
-#include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/permute.h"
@@ -25,194 +13,26 @@
 #include "ops/rope.h"
 #include "ops/router.h"
 #include "ops/swiglu.h"
-#include "tensor/cuda_check.h"
 #include "tensor/philox.h"
 
 namespace tessera {
 namespace {
 
-constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
-/// Of one row of the table, at least: several times the L2 cache.
-constexpr std::size_t kBytesInTurn = std::size_t{400} << 20;
-constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
-constexpr int kCalls = 24;
-
-/// A call on its own operands.
-struct Call {
-  std::size_t num_bytes;
-  std::function<void(const Context&)> run;
-};
-
-class Bench {
- public:
-  explicit Bench(std::string filter) : filter_(std::move(filter)), arena_(std::size_t{24} << 30, Device::kCuda) {
-    const Philox philox(1, 2);
-    for (std::size_t i = 0; i < kPattern; ++i) {
-      numbers_[i] = static_cast<float>(philox.uniform(i)) - 0.5f;
-      bf16_[i] = BFloat16(numbers_[i]);
-    }
-    for (cudaEvent_t& event : events_) TESSERA_CUDA(cudaEventCreate(&event));
-    source_ = arena_.allocate_bytes(kCopyBytes), target_ = arena_.allocate_bytes(kCopyBytes);
-    fmt::print("{:28} {:24} {:>9} {:>10} {:>7} {:>6}\n", "operator", "shape", "MB", "µs", "TB/s", "copy");
-    copy_rate_ = time_calls("copy", "1 GiB", {{2 * kCopyBytes, [&](const Context&) { copy(); }}});
-  }
-
-  /// `make()` gives a call on operands that it takes from random() and the like.
-  void row(const std::string& name, const std::string& shape, const std::function<Call()>& make) {
-    if (name.find(filter_) == std::string::npos) return;
-    const ArenaScope scope(arena_);
-    const std::size_t before = arena_.used();
-    std::vector<Call> calls{make()};
-    const std::size_t one = arena_.used() - before;
-    while (arena_.used() - before < std::max(kBytesInTurn, 2 * one)) calls.push_back(make());
-    time_calls(name, shape, calls);
-  }
-
-  /// Uniform in [-0.5, 0.5], a pattern that repeats every million numbers.
-  Tensor random(Shape shape, DType dtype = kBf16) {
-    const Tensor tensor = arena_.allocate(shape, dtype);
-    auto* to = static_cast<std::byte*>(tensor.raw());
-    const std::size_t all = tensor.num_bytes(), first = std::min(all, kPattern * size_of(dtype));
-    cuda::copy_bytes(runtime_.stream(), dtype == kBf16 ? static_cast<const void*>(bf16_.data()) : numbers_.data(),
-                     first, to);
-    for (std::size_t done = first; done < all; done += std::min(done, all - done)) {
-      cuda::copy_bytes(runtime_.stream(), to, std::min(done, all - done), to + done);
-    }
-    return tensor;
-  }
-  Tensor ints(std::int64_t count, const std::function<std::int64_t(std::int64_t)>& value) {
-    const Tensor tensor = arena_.allocate({count}, DType::kInt32);
-    std::vector<std::int32_t> values;
-    for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<std::int32_t>(value(i)));
-    cuda::copy_bytes(runtime_.stream(), values.data(), tensor.num_bytes(), tensor.raw());
-    return tensor;
-  }
-  Tensor empty(Shape shape, DType dtype) { return arena_.allocate(shape, dtype); }
-  mx::Quantized quantized(const Shape& shape, const mx::Format& format) {
-    return mx::allocate_quantized(shape, format, [&](const Shape& s, DType dtype) { return empty(s, dtype); });
-  }
-  GemmOperand operand(const Shape& shape, const mx::Format& format) {
-    GemmOperand x;
-    x.rows = quantized(shape, format), x.columns = quantized(mx::transposed(shape), format);
-    return x;
-  }
-  Context context() { return {.arena = &arena_, .cuda = &runtime_}; }
-  cuda::Runtime& runtime() { return runtime_; }
-
- private:
-  static constexpr std::size_t kPattern = 1 << 20;
-
-  void copy() { cuda::copy_bytes(runtime_.stream(), source_, kCopyBytes, target_); }
-
-  void run_as_graph(const Call& call) {
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    const cudaStream_t stream = runtime_.stream().handle();
-    TESSERA_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    call.run(context());
-    TESSERA_CUDA(cudaStreamEndCapture(stream, &graph));
-    TESSERA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-    TESSERA_CUDA(cudaGraphLaunch(executable, stream));
-    runtime_.synchronize();
-    TESSERA_CUDA(cudaGraphExecDestroy(executable));
-    TESSERA_CUDA(cudaGraphDestroy(graph));
-  }
-
-  /// TB/s.
-  double time_calls(const std::string& name, const std::string& shape, const std::vector<Call>& calls) {
-    const cudaStream_t stream = runtime_.stream().handle();
-    for (const Call& call : calls) call.run(context());
-    run_as_graph(calls[0]);
-    // While these run the calls are put on the stream, so that they follow each other without gaps.
-    for (int i = 0; i < 4; ++i) copy();
-    for (int i = 0; i < kCalls; ++i) {
-      TESSERA_CUDA(cudaEventRecord(events_[2 * i], stream));
-      calls[static_cast<std::size_t>(i) % calls.size()].run(context());
-      TESSERA_CUDA(cudaEventRecord(events_[2 * i + 1], stream));
-    }
-    runtime_.synchronize();
-    std::vector<float> milliseconds(kCalls);
-    for (int i = 0; i < kCalls; ++i) {
-      TESSERA_CUDA(
-          cudaEventElapsedTime(&milliseconds[static_cast<std::size_t>(i)], events_[2 * i], events_[2 * i + 1]));
-    }
-    std::nth_element(milliseconds.begin(), milliseconds.begin() + kCalls / 2, milliseconds.end());
-    const double seconds = static_cast<double>(milliseconds[kCalls / 2]) * 1e-3;
-    const auto num_bytes = static_cast<double>(calls[0].num_bytes);
-    const double rate = num_bytes / seconds * 1e-12;
-    fmt::print("{:28} {:24} {:9.1f} {:10.1f} {:7.2f} {:5.0f}%\n", name, shape, num_bytes * 1e-6, seconds * 1e6, rate,
-               100.0 * rate / (copy_rate_ > 0.0 ? copy_rate_ : rate));
-    return rate;
-  }
-
-  std::string filter_;
-  cuda::Runtime runtime_;
-  Arena arena_;
-  std::vector<float> numbers_ = std::vector<float>(kPattern);
-  std::vector<BFloat16> bf16_ = std::vector<BFloat16>(kPattern);
-  std::byte *source_ = nullptr, *target_ = nullptr;
-  cudaEvent_t events_[2 * kCalls] = {};
-  double copy_rate_ = 0.0;
-};
-
-std::size_t bytes_of(std::initializer_list<Tensor> tensors) {
-  std::size_t sum = 0;
-  for (const Tensor& tensor : tensors) sum += tensor.defined() ? tensor.num_bytes() : 0;
+double bytes_of(std::initializer_list<Tensor> tensors) {
+  double sum = 0.0;
+  for (const Tensor& tensor : tensors) sum += tensor.defined() ? static_cast<double>(tensor.num_bytes()) : 0.0;
   return sum;
 }
-std::size_t bytes_of(const GemmOperand& x) {
+double bytes_of(const GemmOperand& x) {
   return bytes_of({x.plain, x.rows.elements, x.rows.scales, x.columns.elements, x.columns.scales});
 }
-
-constexpr mx::Format kMxfp8{};
-constexpr mx::Format kWide{.along = 128};
-constexpr mx::Format kWideSquare{.along = 128, .across = 128};
-constexpr mx::Format kFloatRows{.scale_type = mx::ScaleType::kFloat32, .along = 128};
-constexpr mx::Format kFloatSquare{.scale_type = mx::ScaleType::kFloat32, .along = 128, .across = 128};
 
 // The 16B model: tokens of a micro-batch, model dim, latent; routed rows, hidden dim of an expert.
 constexpr std::int64_t kT = 16384, kD = 2048, kC = 512, kR = 98304, kF = 1408;
 
 std::string text(const Shape& shape) { return shape.to_string(); }
 
-void quantizers(Bench& bench) {
-  const auto both = [&](const std::string& name, Shape shape, const mx::Format& format) {
-    bench.row(name, text(shape), [&bench, shape, format] {
-      const Tensor x = bench.random(shape);
-      const GemmOperand q = bench.operand(shape, format);
-      return Call{bytes_of({x}) + bytes_of(q), [=](const Context& op) { quantize(op, x, q.rows, q.columns); }};
-    });
-  };
-  for (const Shape& shape : {Shape{kT, kD}, {kT, 7168}, {kR, kF}, {kR, kD}}) both("quantize 1x32", shape, kMxfp8);
-  both("quantize 1x128 E8M0", {kR, kF}, kWide);
-  both("quantize 128x128 E8M0", {kR, kF}, kWideSquare);
-  both("quantize 1x128 float32", {kR, kF}, kFloatRows);
-  both("quantize 128x128 float32", {kR, kF}, kFloatSquare);
-  bench.row("quantize 1x32, rows", text({kR, kF}), [&] {
-    const Tensor x = bench.random({kR, kF});
-    const mx::Quantized q = bench.quantized({kR, kF}, kMxfp8);
-    return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantize(op, x, q, {}); }};
-  });
-  bench.row("quantize 1x32, columns", text({kR, kF}), [&] {
-    const Tensor x = bench.random({kR, kF});
-    const mx::Quantized q = bench.quantized({kF, kR}, kMxfp8);
-    return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantize(op, x, {}, q); }};
-  });
-  bench.row("dequantize 1x32", text({kR, kF}), [&] {
-    const Tensor x = bench.random({kR, kF});
-    const mx::Quantized q = bench.quantized({kR, kF}, kMxfp8);
-    quantize(bench.context(), x, q, {});
-    return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { dequantize(op, q, x); }};
-  });
-  bench.row("quantization_error 1x32", text({kR, kF}), [&] {
-    const Tensor x = bench.random({kR, kF}), sums_2 = bench.empty({2}, DType::kFloat64);
-    const mx::Quantized q = bench.quantized({kR, kF}, kMxfp8);
-    quantize(bench.context(), x, q, {});
-    return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantization_error(op, x, q, sums_2); }};
-  });
-}
-
-void norms(Bench& bench) {
+void norms(GpuBench& bench) {
   for (const std::int64_t width : {kC, kD, std::int64_t{7168}}) {
     const Shape shape{kT, width};
     bench.row("rmsnorm_forward", text(shape), [&bench, shape] {
@@ -242,7 +62,7 @@ void norms(Bench& bench) {
   residual("residual_rmsnorm, 1x32", true);
 }
 
-void activations(Bench& bench) {
+void activations(GpuBench& bench) {
   const Shape h_shape{kR, 2 * kF}, a_shape{kR, kF};
   for (const bool quantizes : {false, true}) {
     const std::string suffix = quantizes ? ", 1x32" : "";
@@ -275,7 +95,7 @@ void activations(Bench& bench) {
   });
 }
 
-void embeddings(Bench& bench) {
+void embeddings(GpuBench& bench) {
   constexpr std::int64_t kV = 102400;
   // Like text: the most frequent token is one in 25.
   const auto token = [philox = Philox(3, 4)](std::int64_t t) -> std::int64_t {
@@ -295,13 +115,13 @@ void embeddings(Bench& bench) {
       num_rows += seen[id] ? 0 : 1;
       seen[id] = true;
     }
-    return Call{bytes_of({tokens, d_x}) + 2 * num_rows * kD * sizeof(float),
+    return Call{bytes_of({tokens, d_x}) + 2.0 * static_cast<double>(num_rows * kD * sizeof(float)),
                 [=](const Context& op) { embedding_backward(op, tokens, d_x, 0, d_table); }};
   });
 }
 
 /// What leads tokens to their experts and back.
-void routing(Bench& bench) {
+void routing(GpuBench& bench) {
   struct Model {
     const char* name;
     std::int64_t experts, top_k;
@@ -371,7 +191,7 @@ void routing(Bench& bench) {
         const Tensor x = bench.random({kT, kD}), num_rows_1 = offsets.rows(experts, experts + 1);
         const GemmOperand y =
             quantizes ? bench.operand({rows, kD}, kMxfp8) : GemmOperand(bench.empty({rows, kD}, kBf16));
-        const auto num_read = static_cast<std::size_t>(top_k) * x.num_bytes();
+        const auto num_read = static_cast<double>(top_k) * bytes_of({x});
         return Call{num_read + bytes_of(y),
                     [=](const Context& op) { gather_rows(op, x, slots, top_k, num_rows_1, y); }};
       });
@@ -381,7 +201,7 @@ void routing(Bench& bench) {
         const auto [out, offsets, slots, rows_TK] = sorted();
         const Tensor x = bench.random({rows, kD}), y = bench.random({kT, kD});
         const Tensor weights_TK = write == Write::kAssign ? out.weights_TK : Tensor();
-        const auto num_read = static_cast<std::size_t>(top_k) * y.num_bytes();
+        const auto num_read = static_cast<double>(top_k) * bytes_of({y});
         return Call{num_read + bytes_of({rows_TK, weights_TK, y, write == Write::kAssign ? Tensor() : y}),
                     [=](const Context& op) { combine_rows(op, x, rows_TK, weights_TK, y, write); }};
       });
@@ -389,7 +209,7 @@ void routing(Bench& bench) {
   }
 }
 
-void losses(Bench& bench) {
+void losses(GpuBench& bench) {
   constexpr std::int64_t kChunk = 512, kV = 102400;
   const auto labels = [&] { return bench.ints(kChunk, [](std::int64_t t) { return t * 199; }); };
   bench.row("cross_entropy_sums", text({kChunk, kV}), [&] {
@@ -409,7 +229,7 @@ void losses(Bench& bench) {
   }
 }
 
-void optimizers(Bench& bench) {
+void optimizers(GpuBench& bench) {
   constexpr std::int64_t kN = 1 << 27;
   bench.row("adamw", text({kN}), [&] {
     const Tensor d_w = bench.random({kN}, kFloat), m = bench.random({kN}, kFloat), w = bench.random({kN}, kFloat);
@@ -428,10 +248,46 @@ void optimizers(Bench& bench) {
   });
 }
 
-void run(const std::string& filter) {
-  require(cuda::available(), "{}", cuda::why_unavailable());
-  Bench bench(filter);
-  quantizers(bench);
+}  // namespace
+
+void time_quantizers(GpuBench& bench) {
+  const auto both = [&](const std::string& name, Shape shape, const mx::Format& format) {
+    bench.row(name, text(shape), [&bench, shape, format] {
+      const Tensor x = bench.random(shape);
+      const GemmOperand q = bench.operand(shape, format);
+      return Call{bytes_of({x}) + bytes_of(q), [=](const Context& op) { quantize(op, x, q.rows, q.columns); }};
+    });
+  };
+  for (const Shape& shape : {Shape{kT, kD}, {kT, 7168}, {kR, kF}, {kR, kD}}) both("quantize 1x32", shape, kMxfp8);
+  both("quantize 1x128 E8M0", {kR, kF}, kWide);
+  both("quantize 128x128 E8M0", {kR, kF}, kWideSquare);
+  both("quantize 1x128 float32", {kR, kF}, kFloatRows);
+  both("quantize 128x128 float32", {kR, kF}, kFloatSquare);
+  bench.row("quantize 1x32, rows", text({kR, kF}), [&] {
+    const Tensor x = bench.random({kR, kF});
+    const mx::Quantized q = bench.quantized({kR, kF}, kMxfp8);
+    return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantize(op, x, q, {}); }};
+  });
+  bench.row("quantize 1x32, columns", text({kR, kF}), [&] {
+    const Tensor x = bench.random({kR, kF});
+    const mx::Quantized q = bench.quantized({kF, kR}, kMxfp8);
+    return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantize(op, x, {}, q); }};
+  });
+  bench.row("dequantize 1x32", text({kR, kF}), [&] {
+    const Tensor x = bench.random({kR, kF});
+    const mx::Quantized q = bench.quantized({kR, kF}, kMxfp8);
+    quantize(bench.context(), x, q, {});
+    return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { dequantize(op, q, x); }};
+  });
+  bench.row("quantization_error 1x32", text({kR, kF}), [&] {
+    const Tensor x = bench.random({kR, kF}), sums_2 = bench.empty({2}, DType::kFloat64);
+    const mx::Quantized q = bench.quantized({kR, kF}, kMxfp8);
+    quantize(bench.context(), x, q, {});
+    return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantization_error(op, x, q, sums_2); }};
+  });
+}
+
+void time_operators(GpuBench& bench) {
   norms(bench);
   activations(bench);
   embeddings(bench);
@@ -440,15 +296,4 @@ void run(const std::string& filter) {
   optimizers(bench);
 }
 
-}  // namespace
 }  // namespace tessera
-
-int main(int argc, char** argv) {
-  try {
-    tessera::run(argc > 1 ? argv[1] : "");
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "{}\n", error.what());
-    return 1;
-  }
-  return 0;
-}

@@ -1,0 +1,182 @@
+#include "app/gpu_bench.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "ops/gemm.h"
+#include "tensor/cuda_check.h"
+#include "tensor/philox.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kArenaBytes = std::size_t{24} << 30;
+/// Of the operands of one row, at least: several times the L2 cache.
+constexpr std::size_t kBytesInTurn = std::size_t{400} << 20;
+constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
+constexpr int kCopiesAhead = 4;
+/// Before a row is timed. Products draw so much power that clocks fall, for which 0.1 s are enough from row to row.
+constexpr double kWarmSecondsOfBytes = 0.01, kWarmSecondsOfProducts = 0.1;
+constexpr int kMaxWarmCalls = 400;
+
+const char* unit_of(Work work) { return work == Work::kBytes ? "TB/s" : "TFLOP/s"; }
+
+}  // namespace
+
+GpuBench::GpuBench(Work work, const GpuTableOptions& options)
+    : work_(work), filter_(options.filter), arena_(kArenaBytes, Device::kCuda) {
+  if (!options.json.empty()) json_.emplace(options.json);
+  const Philox philox(1, 2);
+  for (std::size_t i = 0; i < kPattern; ++i) {
+    numbers_[i] = static_cast<float>(philox.uniform(i)) - 0.5f;
+    bf16_[i] = BFloat16(numbers_[i]);
+  }
+  for (cudaEvent_t& event : events_) TESSERA_CUDA(cudaEventCreate(&event));
+  source_ = arena_.allocate_bytes(kCopyBytes), target_ = arena_.allocate_bytes(kCopyBytes);
+  fmt::print("{}\n{:30} {:26} {:>10} {:>8} {:>7}\n",
+             work == Work::kBytes
+                 ? "%: of the rate of a copy from memory to memory in this run"
+                 : "%: of the rate of the bfloat16 product through cuBLASLt in this run, the first row; of twice that "
+                   "for 8-bit operands",
+             "operator", "shape", "µs", unit_of(work), "%");
+  const ArenaScope scope(arena_);
+  ceiling_ = work == Work::kBytes ? time_row("copy", "1 GiB", {ceiling()})
+                                  : time_row("bf16 product", "8192x8192x8192", {ceiling()});
+}
+
+GpuBench::~GpuBench() {
+  for (cudaEvent_t& event : events_) cudaEventDestroy(event);
+}
+
+Call GpuBench::ceiling() {
+  if (work_ == Work::kBytes) return {2.0 * static_cast<double>(kCopyBytes), [this](const Context&) { copy(); }};
+  constexpr std::int64_t kSize = 8192;
+  const Tensor x = random({kSize, kSize}), w = random({kSize, kSize}), y = empty({kSize, kSize}, kBf16);
+  constexpr auto kEdge = static_cast<double>(kSize);
+  return {2.0 * kEdge * kEdge * kEdge, [=](const Context& op) { linear_forward(op, x, w, y); }};
+}
+
+void GpuBench::row(const std::string& name, const std::string& shape, const std::function<Call()>& make) {
+  if (name.find(filter_) == std::string::npos) return;
+  const ArenaScope scope(arena_);
+  const std::size_t before = arena_.used();
+  std::vector<Call> calls{make()};
+  const std::size_t one = arena_.used() - before;
+  while (arena_.used() - before < std::max(kBytesInTurn, 2 * one)) calls.push_back(make());
+  time_row(name, shape, calls);
+}
+
+void GpuBench::finish() {
+  if (json_) json_->commit();
+}
+
+Tensor GpuBench::random(Shape shape, DType dtype) {
+  const Tensor tensor = arena_.allocate(shape, dtype);
+  auto* to = static_cast<std::byte*>(tensor.raw());
+  const std::size_t all = tensor.num_bytes(), first = std::min(all, kPattern * size_of(dtype));
+  const bool is_bf16 = dtype == kBf16;
+  cuda::copy_bytes(runtime_.stream(), is_bf16 ? static_cast<const void*>(bf16_.data()) : numbers_.data(), first, to);
+  for (std::size_t done = first; done < all; done += std::min(done, all - done)) {
+    cuda::copy_bytes(runtime_.stream(), to, std::min(done, all - done), to + done);
+  }
+  return tensor;
+}
+
+Tensor GpuBench::ints(std::int64_t count, const std::function<std::int64_t(std::int64_t)>& value) {
+  const Tensor tensor = arena_.allocate({count}, DType::kInt32);
+  std::vector<std::int32_t> values;
+  for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<std::int32_t>(value(i)));
+  cuda::copy_bytes(runtime_.stream(), values.data(), tensor.num_bytes(), tensor.raw());
+  return tensor;
+}
+
+void GpuBench::copy() { cuda::copy_bytes(runtime_.stream(), source_, kCopyBytes, target_); }
+
+void GpuBench::run_as_graph(const Call& call) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  const cudaStream_t stream = runtime_.stream().handle();
+  TESSERA_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  call.run(context());
+  TESSERA_CUDA(cudaStreamEndCapture(stream, &graph));
+  TESSERA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  TESSERA_CUDA(cudaGraphLaunch(executable, stream));
+  runtime_.synchronize();
+  TESSERA_CUDA(cudaGraphExecDestroy(executable));
+  TESSERA_CUDA(cudaGraphDestroy(graph));
+}
+
+double GpuBench::seconds_between(int first, int last) const {
+  float milliseconds = 0.0f;
+  TESSERA_CUDA(cudaEventElapsedTime(&milliseconds, events_[first], events_[last]));
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
+double GpuBench::median_seconds(const std::vector<Call>& calls) {
+  const cudaStream_t stream = runtime_.stream().handle();
+  for (const Call& call : calls) call.run(context());
+  run_as_graph(calls[0]);
+  TESSERA_CUDA(cudaEventRecord(events_[0], stream));
+  calls[0].run(context());
+  TESSERA_CUDA(cudaEventRecord(events_[1], stream));
+  runtime_.synchronize();
+  const double warm_seconds = work_ == Work::kBytes ? kWarmSecondsOfBytes : kWarmSecondsOfProducts;
+  const int warm_calls = static_cast<int>(std::min<double>(warm_seconds / seconds_between(0, 1), kMaxWarmCalls));
+  const auto run_in_turn = [&](int i) { calls[static_cast<std::size_t>(i) % calls.size()].run(context()); };
+  for (int i = 0; i < warm_calls; ++i) run_in_turn(i);
+  // While these run the calls are put on the stream, so that they follow each other without gaps.
+  for (int i = 0; i < kCopiesAhead; ++i) copy();
+  for (int i = 0; i < kCalls; ++i) {
+    TESSERA_CUDA(cudaEventRecord(events_[2 * i], stream));
+    run_in_turn(i);
+    TESSERA_CUDA(cudaEventRecord(events_[2 * i + 1], stream));
+  }
+  runtime_.synchronize();
+  std::vector<double> seconds;
+  for (int i = 0; i < kCalls; ++i) seconds.push_back(seconds_between(2 * i, 2 * i + 1));
+  std::nth_element(seconds.begin(), seconds.begin() + kCalls / 2, seconds.end());
+  return seconds[kCalls / 2];
+}
+
+double GpuBench::time_row(const std::string& name, const std::string& shape, const std::vector<Call>& calls) {
+  const double seconds = median_seconds(calls), rate = calls[0].work / seconds;
+  const double share = ceiling_ > 0.0 ? rate / (ceiling_ * calls[0].times_ceiling) : 1.0;  // the ceiling's own row: 1
+  const double printed = rate * 1e-12;
+  fmt::print("{:30} {:26} {:10.1f} {:8.{}f} {:6.0f}%\n", name, shape, seconds * 1e6, printed,
+             work_ == Work::kBytes ? 2 : 0, 100.0 * share);
+  std::fflush(stdout);
+  if (json_) {
+    const nlohmann::ordered_json line = {{"name", name},    {"shape", shape},         {"microseconds", seconds * 1e6},
+                                         {"rate", printed}, {"unit", unit_of(work_)}, {"share", share}};
+    json_->write(line.dump() + "\n");
+  }
+  return rate;
+}
+
+void print_gpu_table(GpuTable table, const GpuTableOptions& options) {
+  require(cuda::available(), "no GPU: {}", cuda::why_unavailable());
+  const bool is_of_bytes = table == GpuTable::kQuantize || table == GpuTable::kOperators;
+  GpuBench bench(is_of_bytes ? Work::kBytes : Work::kFlop, options);
+  switch (table) {
+    case GpuTable::kGemm:
+      time_gemms(bench);
+      break;
+    case GpuTable::kGrouped:
+      time_grouped_gemms(bench);
+      break;
+    case GpuTable::kAttention:
+      time_attention(bench);
+      break;
+    case GpuTable::kQuantize:
+      time_quantizers(bench);
+      break;
+    case GpuTable::kOperators:
+      time_operators(bench);
+      break;
+  }
+  bench.finish();
+}
+
+}  // namespace tessera

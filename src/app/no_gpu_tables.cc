@@ -1,0 +1,10 @@
+#include "app/gpu_tables.h"
+#include "base/error.h"
+#include "tensor/cuda.h"
+
+// What a build without CUDA has in place of gpu_tables.cc.
+namespace tessera {
+
+void print_gpu_table(GpuTable, const GpuTableOptions&) { fail("no GPU: {}", cuda::why_unavailable()); }
+
+}  // namespace tessera
