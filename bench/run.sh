@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Benchmarks: operators and generation (Google Benchmark), then the training step against PyTorch, several ranks, saving, tokenizing
-# against the package `tokenizers`, and expert-parallel backends against each other. bench/run.sh BUILD_FOLDER
+# against the package `tokenizers`, expert-parallel backends against each other, and where there is a GPU, its operators and steps
+# against PyTorch. bench/run.sh BUILD_FOLDER
 set -euo pipefail
 build=$1
 venv=build/venv
@@ -25,4 +26,7 @@ status=0
 scripts/fetch_corpus.sh data/corpus
 "$venv/bin/python" bench/tokenizer_compare.py --bench "$build/bench/bench_tokenizer" --python "$venv/bin/python" || status=1
 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -np 4 "$build/bench/bench_ep" || status=1
+if nvidia-smi -L >/dev/null 2>&1; then
+  "$venv/bin/python" bench/gpu.py --tessera "$build/src/app/tessera" --python "$venv/bin/python" --peers || status=1
+fi
 exit $status

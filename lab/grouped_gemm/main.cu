@@ -315,7 +315,7 @@ void check_all() {
   }
 }
 
-/// Groups of sizes up to 8 to 1, as in peers.py.
+/// Groups of sizes up to 8 to 1.
 std::vector<int> bench_groups(int rows, int experts, bool skew) {
   std::vector<int> groups(experts, rows / experts);
   if (!skew) return groups;

@@ -342,7 +342,7 @@ void check_all() {
   }
 }
 
-/// Multiples of 128, up to 8 to 1, as in peers.py.
+/// Multiples of 128, up to 8 to 1, as in bench/peers/grouped_mm.py.
 std::vector<int> bench_groups(int rows, int experts, bool skew) {
   std::vector<int> groups(experts, rows / experts);
   if (!skew) return groups;

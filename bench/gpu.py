@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""A GPU's operators and training steps, against PyTorch and against what they are to reach.
+
+    bench/gpu.py --tessera build/release/src/app/tessera [--peers] [--rounds 3]
+
+Runs every table of `tessera bench` and, with --peers, the same operators in PyTorch (bench/peers/), a process each. They
+take turns in several rounds, because clocks fall under load: the medians of the rounds are compared. Then training steps.
+Prints a row per comparison, on stderr what runs and for how long, and exits with status 1 if one misses its bound, or
+something could not be run.
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from recipes import CONVERTERS
+
+PEERS = pathlib.Path(__file__).parent / "peers"
+TABLES = {"grouped": "grouped_mm.py", "attention": "attention.py", "gemm": "matmul.py", "quantize": None,
+          "operators": None}
+# The 16B model, as many layers of it as fit one GPU with room to spare.
+STEP = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.device=cuda", "--training.local_batch_size=2",
+        "--training.seq_len=8192", "--debug.moe_force_load_balance=true", "--steps=8", "--warmup=4", "--kernels"]
+KINDS = ("linear", "grouped_mm")
+STEPS = {
+    "bf16": [],
+    "fp8_blockwise": [CONVERTERS, *(f"--quantize.{kind}.mx.recipe_name=fp8_blockwise" for kind in KINDS)],
+    "mxfp8": [CONVERTERS, *(f"--quantize.{kind}.mx.recipe_name=mxfp8" for kind in KINDS),
+              *(f"--quantize.{kind}.mx.block_shape=128x128" for kind in KINDS)],
+}
+
+
+# What passes of the weight gradient are called: ours adds to float32, PyTorch's assigns in bfloat16.
+BF16 = (("bf16 fwd", "bf16 fwd"), ("bf16 dgrad", "bf16 dgrad"), ("bf16 wgrad +=", "bf16 wgrad ="))
+
+
+class Measurements:
+    """Lines of JSON of all rounds by table, name and shape."""
+
+    def __init__(self):
+        self.lines = collections.defaultdict(list)
+
+    def add(self, table, lines):
+        for line in lines:
+            self.lines[table, line["name"], line["shape"]].append(line)
+
+    def median(self, table, name, shape, key):
+        """None if it was not measured."""
+        values = [line[key] for line in self.lines.get((table, name, shape), [])]
+        return statistics.median(values) if values else None
+
+    def shapes(self, table, name):
+        return [shape for of, named, shape in self.lines if (of, named) == (table, name)]
+
+
+class Runner:
+    """Runs programs that print or write lines of JSON; goes on when one fails."""
+
+    def __init__(self, args):
+        self.args = args
+        self.failed = False
+
+    def run(self, command):
+        begin = time.monotonic()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self.args.timeout)
+            problem = f"exit status {done.returncode}" if done.returncode != 0 else ""
+            # A peer says there what it cannot run; of a step it is the list of kernels.
+            said = done.stderr if problem or command[0] == self.args.python else ""
+        except subprocess.TimeoutExpired:
+            problem, said = f"more than {self.args.timeout} s", ""
+        seconds = time.monotonic() - begin
+        print(f"{seconds:.1f} s: {' '.join(map(str, command))} {problem}\n{said}", file=sys.stderr, end="", flush=True)
+        self.failed |= bool(problem)
+        return "" if problem else done.stdout
+
+    def lines(self, text):
+        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+    def table(self, table):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "rows.jsonl"
+            self.run([self.args.tessera, "bench", table, "--json", path])
+            return self.lines(path.read_text() if path.exists() else "")
+
+    def peer(self, script):
+        return self.lines(self.run([self.args.python, PEERS / script]))
+
+    def step(self, options):
+        return self.lines(self.run([self.args.tessera, "bench", "step", *STEP, *options]))
+
+
+def measure_tables(runner, args):
+    ours, peers = Measurements(), Measurements()
+    for _ in range(args.rounds):
+        for table, script in TABLES.items():
+            ours.add(table, runner.table(table))
+            if args.peers and script:
+                peers.add(table, runner.peer(script))
+    return ours, peers
+
+
+class Report:
+    """Prints rows; `all_hold` becomes false with the first that misses its bound."""
+
+    def __init__(self):
+        self.all_hold = True
+        print(f"{'row / beside':64} {'ours':>9} {'beside':>9} {'':9} {'ratio':>6} {'must':>8} holds")
+
+    def row(self, label, ours, beside, unit, at_least=None, at_most=None):
+        """Numbers are None where they were not measured, and a row without a bound cannot miss it."""
+        ratio = ours / beside if ours is not None and beside else None
+        must = f">= {at_least:g}" if at_least else f"<= {at_most:g}" if at_most else ""
+        holds = None
+        if must:
+            holds = ratio is not None and (ratio >= at_least if at_least else ratio <= at_most)
+            self.all_hold &= holds
+        number = lambda value, digits: "-" if value is None else f"{value:.{digits}f}"
+        verdict = {None: "", True: "yes", False: "NO"}[holds]
+        numbers = f"{number(ours, 2):>9} {number(beside, 2):>9} {unit:9} {number(ratio, 3):>6}"
+        print(f"{label:64} {numbers} {must:>8} {verdict}".rstrip(), flush=True)
+
+
+def report_grouped(report, ours, peers, with_peers):
+    for shape in ours.shapes("grouped", "bf16 fwd") or ["(not measured)"]:
+        def rate(name, of=ours):
+            return of.median("grouped", name, shape, "rate")
+
+        def compare(name, beside, value, at_least=None):
+            report.row(f"grouped {name} {shape} / {beside}", rate(name), value, "TFLOP/s", at_least)
+
+        if with_peers:
+            for name, beside in BF16:
+                compare(name, "torch", rate(beside, peers), 1.05)
+            for precision in ("fp8", "mxfp8/128"):
+                for way in ("fwd", "dgrad"):
+                    compare(f"{precision} {way}", "torch", rate(f"fp8 {way}", peers), 1.2)
+                    compare(f"{precision} {way}", "fast", rate(f"fp8 {way} fast", peers))
+        for precision in ("fp8", "mxfp8/128"):
+            compare(f"{precision} wgrad +=", "bf16", rate("bf16 wgrad +="), 1.2)
+        compare("mxfp8/32 fwd", "bf16", rate("bf16 fwd"), 0.95)
+        compare("mxfp8/32 dgrad", "bf16", rate("bf16 dgrad"))
+
+
+def report_attention(report, ours, peers):
+    def both(of, shape):
+        parts = [of.median("attention", f"attention {way}", shape, "microseconds") for way in ("fwd", "bwd")]
+        return 1e6 / sum(parts) if None not in parts else None
+
+    for shape in ours.shapes("attention", "attention fwd") or ["(not measured)"]:
+        for way in ("fwd", "bwd"):
+            name = f"attention {way}"
+            report.row(f"{name} {shape} / cuDNN", ours.median("attention", name, shape, "rate"),
+                       peers.median("attention", name, shape, "rate"), "TFLOP/s")
+        report.row(f"attention fwd + bwd {shape} / cuDNN", both(ours, shape), both(peers, shape), "1/s", 1.0)
+
+
+def report_gemm(report, ours, peers):
+    for shape in ours.shapes("gemm", "bf16 fwd"):
+        for name, beside in BF16:
+            report.row(f"gemm {name} {shape} / torch", ours.median("gemm", name, shape, "rate"),
+                       peers.median("gemm", beside, shape, "rate"), "TFLOP/s")
+
+
+def report_bytes(report, ours):
+    both = "quantize 1x32"  # to MXFP8, in both orientations
+    for table in ("quantize", "operators"):
+        for of, name, shape in list(ours.lines):
+            if of == table and name != "copy":
+                rate, share = (ours.median(table, name, shape, key) for key in ("rate", "share"))
+                report.row(f"{name} {shape} / copy", rate, rate / share, "TB/s", 0.75 if name == both else None)
+    if not ours.shapes("quantize", both):
+        report.row(f"{both} (not measured)", None, None, "TB/s", 0.75)
+
+
+def report_steps(report, runner):
+    """A row as soon as it is known: most of a process's time goes into initial weights."""
+    bf16 = None
+    for name, options in STEPS.items():
+        lines = runner.step(options)
+        line = lines[0] if lines else {}
+        tokens, mfu, tflops = (line.get(key) for key in ("tokens_per_s", "mfu", "tflops"))
+        if name == "bf16":
+            bf16 = tokens
+            report.row("step bf16 / the GPU's peak", tflops, tflops / mfu if mfu else None, "TFLOP/s", 0.45)
+        else:
+            report.row(f"step {name} / bf16", tokens, bf16, "tokens/s", 1.3)
+        idle, ms = line.get("gpu_idle_share"), line.get("step_ms")
+        report.row(f"step {name}, GPU idle / step", idle * ms if idle is not None else None, ms, "ms", at_most=0.02)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tessera", required=True)
+    parser.add_argument("--peers", action="store_true", help="compare with PyTorch")
+    parser.add_argument("--python", default=sys.executable, help="one that has PyTorch")
+    parser.add_argument("--rounds", type=int, default=3, help="of the tables")
+    parser.add_argument("--timeout", type=int, default=300, help="seconds that a program may run")
+    args = parser.parse_args()
+
+    runner = Runner(args)
+    ours, peers = measure_tables(runner, args)
+    report = Report()
+    report_grouped(report, ours, peers, args.peers)
+    if args.peers:
+        report_attention(report, ours, peers)
+        report_gemm(report, ours, peers)
+    else:
+        print("not compared without --peers: grouped products (bfloat16, 8-bit forward and dgrad), attention, dense ones")
+    report_bytes(report, ours)
+    report_steps(report, runner)
+    sys.exit(0 if report.all_hold and not runner.failed else 1)
+
+
+if __name__ == "__main__":
+    main()
