@@ -58,9 +58,12 @@ void dgrad(const Context& op, const Operand& d_y, const Weight& w, const Tensor&
   offsets.defined() ? grouped_linear_dgrad(op, d_y, w, offsets, d_x) : linear_dgrad(op, d_y, w, d_x);
 }
 template <typename Operand>
-void wgrad(const Context& op, const Operand& d_y, const Operand& x, const Tensor& offsets, const Tensor& d_w) {
-  offsets.defined() ? grouped_linear_wgrad(op, d_y, x, offsets, d_w) : linear_wgrad(op, d_y, x, d_w);
+void wgrad(const Context& op, const Operand& d_y, const Operand& x, const Tensor& offsets, const Tensor& d_w,
+           Write write) {
+  offsets.defined() ? grouped_linear_wgrad(op, d_y, x, offsets, d_w, write) : linear_wgrad(op, d_y, x, d_w, write);
 }
+
+const char* sign_of(Write write) { return write == Write::kAssign ? "=" : "+="; }
 
 void in_bf16(GpuBench& bench, const Layer& layer) {
   const Shape x_shape{layer.num_rows, layer.in}, y_shape{layer.num_rows, layer.out};
@@ -74,11 +77,13 @@ void in_bf16(GpuBench& bench, const Layer& layer) {
     const Tensor offsets = offsets_of(bench, layer);
     return Call{layer.flop(), [=](const Context& op) { dgrad(op, d_y, w, offsets, d_x); }};
   });
-  bench.row("bf16 wgrad +=", layer.shape(), [&] {
-    const Tensor d_y = bench.random(y_shape), x = bench.random(x_shape), d_w = bench.random(layer.weight(), kFloat);
-    const Tensor offsets = offsets_of(bench, layer);
-    return Call{layer.flop(), [=](const Context& op) { wgrad(op, d_y, x, offsets, d_w); }};
-  });
+  for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+    bench.row(fmt::format("bf16 wgrad {}", sign_of(write)), layer.shape(), [&] {
+      const Tensor d_y = bench.random(y_shape), x = bench.random(x_shape), d_w = bench.random(layer.weight(), kFloat);
+      const Tensor offsets = offsets_of(bench, layer);
+      return Call{layer.flop(), [=](const Context& op) { wgrad(op, d_y, x, offsets, d_w, write); }};
+    });
+  }
 }
 
 mx::Quantized random_rows(GpuBench& bench, const Shape& shape, const mx::Format& format) {
@@ -118,12 +123,14 @@ void in_8_bits(GpuBench& bench, const Layer& layer, const Precision& precision) 
     const Tensor offsets = offsets_of(bench, layer), d_x = bench.empty(x_shape, kBf16);
     return Call{layer.flop(), [=](const Context& op) { dgrad(op, d_y, w, offsets, d_x); }, kTimesCeiling};
   });
-  bench.row(name + " wgrad +=", layer.shape(), [&] {
-    const mx::Quantized d_y = random_columns(bench, y_shape, precision.activation);
-    const mx::Quantized x = random_columns(bench, x_shape, precision.activation);
-    const Tensor offsets = offsets_of(bench, layer), d_w = bench.random(layer.weight(), kFloat);
-    return Call{layer.flop(), [=](const Context& op) { wgrad(op, d_y, x, offsets, d_w); }, kTimesCeiling};
-  });
+  for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+    bench.row(fmt::format("{} wgrad {}", name, sign_of(write)), layer.shape(), [&] {
+      const mx::Quantized d_y = random_columns(bench, y_shape, precision.activation);
+      const mx::Quantized x = random_columns(bench, x_shape, precision.activation);
+      const Tensor offsets = offsets_of(bench, layer), d_w = bench.random(layer.weight(), kFloat);
+      return Call{layer.flop(), [=](const Context& op) { wgrad(op, d_y, x, offsets, d_w, write); }, kTimesCeiling};
+    });
+  }
 }
 
 void time_layer(GpuBench& bench, const Layer& layer) {
