@@ -150,8 +150,8 @@ def report_grouped(report, ours, peers, with_peers):
 
 
 def report_attention(report, ours, peers):
-    def both(of, shape):
-        parts = [of.median("attention", f"attention {way}", shape, "microseconds") for way in ("fwd", "bwd")]
+    def both(of, shape, name="attention"):
+        parts = [of.median("attention", f"{name} {way}", shape, "microseconds") for way in ("fwd", "bwd")]
         return 1e6 / sum(parts) if None not in parts else None
 
     for shape in ours.shapes("attention", "attention fwd") or ["(not measured)"]:
@@ -160,6 +160,8 @@ def report_attention(report, ours, peers):
             report.row(f"{name} {shape} / cuDNN", ours.median("attention", name, shape, "rate"),
                        peers.median("attention", name, shape, "rate"), "TFLOP/s")
         report.row(f"attention fwd + bwd {shape} / cuDNN", both(ours, shape), both(peers, shape), "1/s", 1.0)
+        report.row(f"attention fwd + bwd {shape} / cuDNN's of joined keys", both(ours, shape),
+                   both(peers, shape, "attention core"), "1/s")
 
 
 def report_gemm(report, ours, peers):

@@ -60,8 +60,10 @@ void bench_step(const StepOptions& options, const std::vector<std::string>& over
 
   TrainingStep step(config, nullptr, device);
   step.allocate();
-  std::vector<Batch> batches;
-  for (std::int64_t i = 0; i < config.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
+  std::vector<std::vector<Batch>> batches(step.max_started());
+  for (std::vector<Batch>& of_step : batches) {
+    for (std::int64_t i = 0; i < config.micro_batches_per_step(); ++i) of_step.push_back(step.make_batch());
+  }
   const Philox random(static_cast<std::uint64_t>(config.debug.seed), stream_of("bench.tokens"));
   std::vector<std::int32_t> tokens(
       static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));
@@ -70,31 +72,41 @@ void bench_step(const StepOptions& options, const std::vector<std::string>& over
   step.set_trace(&trace);
   std::vector<double> seconds;
   double first_loss = 0.0, last_loss = 0.0;
-  const auto fill_batches = [&] {
-    for (Batch& batch : batches) {
+  const auto start = [&](std::int64_t i) {
+    std::vector<Batch>& of_step = batches[static_cast<std::size_t>(i) % batches.size()];
+    for (Batch& batch : of_step) {
       for (std::int32_t& token : tokens) {
         token = static_cast<std::int32_t>(random.words(drawn++)[0] %
                                           static_cast<std::uint32_t>(config.model.args.vocab_size));
       }
       batch.fill(tokens);
     }
+    step.start(i, of_step);
+  };
+  Stopwatch watch;  // from the end of a step to that of the next
+  const auto finish = [&] {
+    const StepResult result = step.finish();
+    if (result.step > options.warmup) seconds.push_back(watch.seconds());
+    watch = {};
+    if (result.step == 1) first_loss = result.loss;
+    last_loss = result.loss;
   };
   for (std::int64_t i = 1; i <= config.training.steps; ++i) {
-    fill_batches();
     if (!options.trace.empty() && i == config.training.steps) trace.start();
-    const Stopwatch watch;
-    const StepResult result = step.run(i, batches);
-    if (i > options.warmup) seconds.push_back(watch.seconds());
-    if (i == 1) first_loss = result.loss;
-    last_loss = result.loss;
+    start(i);
+    // A GPU has this step before the one before is read.
+    if (step.num_started() == step.max_started()) finish();
   }
+  while (step.num_started() > 0) finish();
   if (!options.trace.empty()) trace.write(options.trace);
   std::optional<cuda::KernelSummary> kernels;
   if (options.kernels) {
-    fill_batches();
+    // Two more, one behind the other, of which the second is listed: before the first the GPU waits for the host.
     cuda::KernelProfile profile;
-    step.run(config.training.steps, batches);
-    kernels = cuda::summarize(profile.finish());
+    for (std::int64_t i : {1, 2}) start(config.training.steps + i);
+    while (step.num_started() > 0) step.finish();
+    const std::vector<cuda::KernelRun> runs = profile.finish();
+    kernels = cuda::summarize(std::span(runs).subspan(runs.size() / 2));
     print_kernels(*kernels);
   }
 
@@ -123,7 +135,7 @@ void add_step_command(CLI::App& parent) {
   command->add_option("--steps", options->steps, "Steps that are timed")->capture_default_str();
   command->add_option("--warmup", options->warmup, "Steps before them")->capture_default_str();
   command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
-  command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in one more step");
+  command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in a step");
   command->allow_extras();
   command->footer(
       "Prints one line of JSON with the median step. mfu is of metrics.peak_tflops or, without it, of the GPU's dense\n"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/stopwatch.h"
 #include "model/token_exchange.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
@@ -270,16 +269,15 @@ void Model::end_unit_backward(UnitId unit) {
   parameters_.release(unit);
 }
 
-void Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds,
+void Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseClock* clock,
                        SiteProbe* probe) {
   TESSERA_CHECK(stages_.size() == 1 && stages_[0].modules.embedding && stages_[0].modules.head);
   const ArenaScope scope(*op.arena);
-  const Stopwatch forward_watch;
+  if (clock != nullptr) clock->begin();
   forward(op, 0, batch, scale, saved_, probe);
-  if (seconds != nullptr) seconds->forward += forward_watch.seconds();
-  const Stopwatch backward_watch;
+  if (clock != nullptr) clock->end(&PhaseSeconds::forward), clock->begin();
   backward(op, 0, batch, scale, saved_, probe);
-  if (seconds != nullptr) seconds->backward += backward_watch.seconds();
+  if (clock != nullptr) clock->end(&PhaseSeconds::backward);
 }
 
 void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch, const LossScale& scale,

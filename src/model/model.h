@@ -7,6 +7,7 @@
 
 #include "model/block.h"
 #include "model/head.h"
+#include "model/phase_clock.h"
 #include "parallel/pipeline_stages.h"
 
 namespace tessera {
@@ -40,20 +41,6 @@ struct ModelOptions {
 struct LossScale {
   double per_token;     // 1 / N
   double per_sequence;  // 1 / sequences
-};
-
-/// Where a step's time goes. The head's backward runs with its forward, chunk by chunk, and counts there.
-struct PhaseSeconds {
-  double data = 0.0, forward = 0.0, backward = 0.0, optimizer = 0.0;
-
-  PhaseSeconds& operator+=(const PhaseSeconds& other) {
-    data += other.data, forward += other.forward, backward += other.backward, optimizer += other.optimizer;
-    return *this;
-  }
-  PhaseSeconds operator/(double count) const {
-    return {
-        .data = data / count, .forward = forward / count, .backward = backward / count, .optimizer = optimizer / count};
-  }
 };
 
 /// What a multi-token prediction module's input projection keeps for its backward.
@@ -132,7 +119,7 @@ class Model {
 
   /// Forward and backward of one micro-batch by a model of one stage; sums() +=. Activations live on op's arena during
   /// the call. `seconds`, if given: forward and backward +=.
-  void train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseSeconds* seconds = nullptr,
+  void train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseClock* clock = nullptr,
                   SiteProbe* probe = nullptr);
 
   /// Forward only; sums() stay as they are, and the losses are waited for. logits_TV [T, V] and mtp_logits (one per

@@ -46,6 +46,11 @@ class StepSums {
     numbers_.download(op.cuda->stream());
     op.cuda->synchronize();
   }
+  /// As above, into `target` (pinned, all of host()'s size), for which nobody waits.
+  void download(const cuda::Stream& stream, double* target) const {
+    const Tensor numbers = all(Device::kCuda);
+    cuda::copy_bytes(stream, numbers.raw(), numbers.num_bytes(), target);
+  }
   std::span<double> host() const { return numbers_.host(); }
   std::span<double> loss_numbers() const { return host().first(kNumLosses); }
   LossSums losses() const { return {.main = host()[0], .mtp = host()[1]}; }

@@ -20,9 +20,11 @@ struct AdamWStep {
   float learning_rate;
   float correction1, correction2;  // of the moments' bias: 1 / (1 - β^step)
   float gradient_scale = 1.0f;     // gradients are multiplied by this first
-  float finite = 1.0f;             // 0: the step is not made
+  float finite = 1.0f;             // 0: the step is not made, nor is what follows until the host puts 1 here
 
   static constexpr std::int64_t kNumbers = 5;
+  /// The first ones are the host's, which differ from step to step.
+  static constexpr std::int64_t kNumbersOfHost = 3;
   /// `finite` of step_S, [1].
   static Tensor finite_1(const Tensor& step_S) { return step_S.rows(4, 5); }
 };
@@ -37,8 +39,8 @@ void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squ
 /// Added to a norm that is divided by.
 inline constexpr double kNormFloor = 1e-6;
 
-/// Of step_S: gradient_scale = min(1, max_norm / (norm + kNormFloor)), norm = sqrt(squares_1); finite = whether the
-/// norm is, and loss_1 (float64, [1]; undefined: not asked).
+/// Of step_S: gradient_scale = min(1, max_norm / (norm + kNormFloor)), norm = sqrt(squares_1); finite = 0 unless the
+/// norm is finite, and loss_1 (float64, [1]; undefined: not asked), and finite was 1.
 void clip_gradients(const Context& context, const Tensor& squares_1, const Tensor& loss_1, double max_norm,
                     const Tensor& step_S);
 

@@ -70,7 +70,7 @@ void clip_gradients(const Context& context, const Tensor& squares_1, const Tenso
   auto* step = reinterpret_cast<AdamWStep*>(step_S.data<float>());
   step->gradient_scale = static_cast<float>(std::min(1.0, max_norm / (norm + kNormFloor)));
   const bool finite = std::isfinite(norm) && (!loss_1.defined() || std::isfinite(loss_1.data<double>()[0]));
-  step->finite = finite ? 1.0f : 0.0f;
+  if (!finite) step->finite = 0.0f;
 }
 
 }  // namespace tessera::cpu

@@ -116,7 +116,7 @@ __global__ void add_parts_kernel(const double* parts, double* sum_1) {
 __global__ void clip_kernel(const double* squares, const double* loss, double max_norm, AdamWStep* step) {
   const double norm = sqrt(*squares);
   step->gradient_scale = static_cast<float>(fmin(1.0, max_norm / (norm + kNormFloor)));
-  step->finite = isfinite(norm) && (loss == nullptr || isfinite(*loss)) ? 1.0f : 0.0f;
+  if (!isfinite(norm) || (loss != nullptr && !isfinite(*loss))) step->finite = 0.0f;
 }
 
 template <typename T>

@@ -94,6 +94,36 @@ Stream& Stream::operator=(Stream&& other) noexcept {
 
 void Stream::synchronize() const { TESSERA_CUDA(cudaStreamSynchronize(handle_)); }
 
+Event::~Event() {
+  if (handle_ != nullptr) cudaEventDestroy(handle_);
+}
+
+Event::Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+
+Event& Event::operator=(Event&& other) noexcept {
+  std::swap(handle_, other.handle_);
+  return *this;
+}
+
+void Event::record(const Stream& stream) {
+  if (handle_ == nullptr) TESSERA_CUDA(cudaEventCreate(&handle_));
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  TESSERA_CUDA(cudaStreamIsCapturing(stream.handle(), &status));
+  const unsigned flags = status == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault;
+  TESSERA_CUDA(cudaEventRecordWithFlags(handle_, stream.handle(), flags));
+}
+
+const char* Event::wait() const {
+  const cudaError_t status = cudaEventSynchronize(handle_);
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}
+
+double Event::seconds_since(const Event& earlier) const {
+  float milliseconds = 0.0f;
+  TESSERA_CUDA(cudaEventElapsedTime(&milliseconds, earlier.handle_, handle_));
+  return static_cast<double>(milliseconds) * 1e-3;
+}
+
 void copy_bytes(const Stream& stream, const void* source, std::size_t num_bytes, void* target) {
   TESSERA_CUDA(cudaMemcpyAsync(target, source, num_bytes, cudaMemcpyDefault, stream.handle()));
 }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+struct CUevent_st;
 struct CUstream_st;
 
 namespace tessera::cuda {
@@ -39,6 +40,25 @@ class Stream {
 
  private:
   CUstream_st* handle_ = nullptr;
+};
+
+/// A point in a stream's work, to wait for and to measure from. Owned, from the first record() on; movable.
+class Event {
+ public:
+  Event() = default;
+  ~Event();
+  Event(Event&& other) noexcept;
+  Event& operator=(Event&& other) noexcept;
+
+  /// Puts it on the stream; while a graph is being recorded, into the graph, every launch of which passes it.
+  void record(const Stream& stream);
+  /// Waits until the stream has passed it. Returns why the work before it failed, null if it did not.
+  const char* wait() const;
+  /// Between two that have been passed.
+  double seconds_since(const Event& earlier) const;
+
+ private:
+  CUevent_st* handle_ = nullptr;
 };
 
 /// Puts a copy between any two of the host's and the GPU's memories on the stream. Memory of the host that is not

@@ -24,6 +24,14 @@ Stream::~Stream() = default;
 Stream::Stream(Stream&&) noexcept = default;
 Stream& Stream::operator=(Stream&&) noexcept = default;
 void Stream::synchronize() const { refuse(); }
+
+Event::~Event() = default;
+Event::Event(Event&&) noexcept = default;
+Event& Event::operator=(Event&&) noexcept = default;
+void Event::record(const Stream&) { refuse(); }
+const char* Event::wait() const { refuse(); }
+double Event::seconds_since(const Event&) const { refuse(); }
+
 void copy_bytes(const Stream&, const void*, std::size_t, void*) { refuse(); }
 
 Graph::Graph(const Stream&, const std::function<void()>&) { refuse(); }

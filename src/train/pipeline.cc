@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/stopwatch.h"
 #include "ops/elementwise.h"
 
 namespace tessera {
@@ -130,13 +129,13 @@ void Pipeline::prepare(const PipelinePass& pass, const Batch& batch) {
 }
 
 void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
-                       PhaseSeconds& seconds, SiteProbe* probe) {
+                       PhaseClock& clock, SiteProbe* probe) {
   LocalStage& stage = local(pass.stage);
   Slot* slot = find(stage, pass.micro_batch);
   TESSERA_CHECK(slot != nullptr, "{}", describe(pass));
   StageSaved& saved = slot->saved;
   const bool is_first = pass.stage == 0, is_last = pass.stage + 1 == schedule_.num_stages();
-  const Stopwatch watch;
+  clock.begin();
   switch (pass.kind) {
     case PipelinePass::Kind::kForward: {
       if (!is_first && is_local(pass.stage - 1)) {
@@ -151,7 +150,7 @@ void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch&
         slot->gradient = mesh_.pp.receive(saved.d_TD, rank_of(pass.stage + 1), tag_of(pass.stage, Direction::kBackward),
                                           "gradients");
       }
-      seconds.forward += watch.seconds();
+      clock.end(&PhaseSeconds::forward);
       return;
     }
     case PipelinePass::Kind::kBackward:
@@ -173,11 +172,11 @@ void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch&
       break;
   }
   if (ends(pass)) slot->micro_batch = -1;
-  seconds.backward += watch.seconds();
+  clock.end(&PhaseSeconds::backward);
 }
 
-void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale,
-                   PhaseSeconds& seconds, SiteProbe* probe, std::size_t num_probed) {
+void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
+                   SiteProbe* probe, std::size_t num_probed) {
   TESSERA_CHECK(static_cast<int>(micro_batches.size()) == schedule_.num_micro_batches, "{} micro-batches, {} scheduled",
                 micro_batches.size(), schedule_.num_micro_batches);
   const std::vector<PipelineAction>& actions = schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())];
@@ -191,7 +190,7 @@ void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, cons
     prepare_all(actions[i]);
     if (i + 1 < actions.size()) prepare_all(actions[i + 1]);
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
-      execute(op, pass, batch_of(pass), scale, seconds,
+      execute(op, pass, batch_of(pass), scale, clock,
               pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
     });
   }

@@ -28,7 +28,7 @@ class Pipeline {
 
   /// The passes of all micro-batches, as many as the schedule has: gradients and the model's sums +=. `probe` is told
   /// of the first num_probed micro-batches.
-  void run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
+  void run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
            SiteProbe* probe, std::size_t num_probed);
   /// Forward only, stage by stage. Returns the losses of the tokens of this rank, if it has the head.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {});
@@ -61,7 +61,7 @@ class Pipeline {
   /// Takes a slot for a forward, if there is one, and starts to receive its input.
   void prepare(const PipelinePass& pass, const Batch& batch);
   void execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
-               PhaseSeconds& seconds, SiteProbe* probe);
+               PhaseClock& clock, SiteProbe* probe);
 
   Model& model_;
   Mesh& mesh_;

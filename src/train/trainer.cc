@@ -69,8 +69,12 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   }
   step_.allocate();
   step_.set_trace(&trace_);
-  for (std::int64_t i = 0; i < config_.micro_batches_per_step(mesh_->num_data_ranks()); ++i)
-    micro_batches_.push_back(step_.make_batch());
+  micro_batches_.resize(step_.max_started());
+  data_seconds_.resize(micro_batches_.size());
+  for (std::vector<Batch>& batches : micro_batches_) {
+    for (std::int64_t i = 0; i < config_.micro_batches_per_step(mesh_->num_data_ranks()); ++i)
+      batches.push_back(step_.make_batch());
+  }
   tokens_.resize(static_cast<std::size_t>(config_.training.local_batch_size * (config_.training.seq_len + 1)));
   if (config_.checkpoint.enable) {
     checkpointer_.allocate_snapshot();
@@ -135,7 +139,7 @@ bool Trainer::measures_sqnr(std::int64_t step) const {
 
 double Trainer::validate() {
   validation_loader_->seek(0);
-  Batch& batch = micro_batches_.front();
+  Batch& batch = micro_batches_.front().front();
   double sum = 0.0;
   for (std::int64_t i = 0; i < config_.validation.steps; ++i) {
     validation_loader_->next(tokens_);
@@ -143,6 +147,24 @@ double Trainer::validate() {
     sum += step_.evaluate(batch);
   }
   return sum / static_cast<double>(config_.validation.steps);
+}
+
+void Trainer::finish_step(MetricsWriter* metrics) {
+  const auto data_seconds = [&](const StepResult& result) {
+    return data_seconds_[static_cast<std::size_t>(result.step) % data_seconds_.size()];
+  };
+  StepResult result;
+  try {
+    result = step_.finish();
+  } catch (NonFiniteStep& error) {
+    error.result.seconds.data = data_seconds(error.result);
+    if (metrics != nullptr) metrics->step(error.result.step, error.result);  // so that the run's files say how it ended
+    checkpointer_.finish();
+    throw;
+  }
+  result.seconds.data = data_seconds(result);
+  if (metrics != nullptr) metrics->step(result.step, result);
+  if (step_callback_) step_callback_(result.step, result);
 }
 
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
@@ -175,6 +197,9 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   checkpointer_.set_on_saved([&](const SavedCheckpoint& saved) {
     if (metrics) metrics->checkpoint(saved.step, saved.stall_seconds, saved.seconds);
   });
+  const auto finish_steps = [&](std::size_t left) {
+    while (step_.num_started() > left) finish_step(metrics ? &*metrics : nullptr);
+  };
   std::int64_t step = first_step_;
   for (;; ++step) {
     ranks_.set_step(step);
@@ -183,44 +208,39 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     if (traced) trace_.start();
     {
       const TraceScope trace(&trace_, "step");
+      const std::size_t slot = static_cast<std::size_t>(step) % micro_batches_.size();
       const Stopwatch data_watch;
       {
         const TraceScope data_trace(&trace_, "data");
-        for (Batch& batch : micro_batches_) {
+        for (Batch& batch : micro_batches_[slot]) {
           loader_->next(tokens_);
           batch.fill(tokens_);
         }
       }
-      const double data_seconds = data_watch.seconds();
-      StepResult result;
-      try {
-        result = step_.run(step, micro_batches_, measures_sqnr(step));
-      } catch (NonFiniteStep& error) {
-        error.result.seconds.data = data_seconds;
-        if (metrics) metrics->step(step, error.result);  // so that the run's files say how it ended
-        checkpointer_.finish();
-        throw;
-      }
-      result.seconds.data = data_seconds;
-      if (metrics) metrics->step(step, result);
-      if (step_callback_) step_callback_(step, result);
+      data_seconds_[slot] = data_watch.seconds();
+      step_.start(step, micro_batches_[slot], measures_sqnr(step));
+      // A GPU has this step before the host reads the one before.
+      finish_steps(traced ? 0 : step_.max_started() - 1);
     }
+    // A signal may reach some ranks only, or some a step later: all stop if one is to.
+    double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0};
+    ranks_.world().all_reduce(votes, "whether to stop, and whether files are written");
+    const bool last = step == num_steps || votes[0] > 0.0;
+    const bool validates = validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps);
+    const bool saves = config_.checkpoint.enable && (last || step % config_.checkpoint.interval == 0);
+    if (last || validates || saves) finish_steps(0);
     if (metrics) metrics->pause();
     if (traced) {
       trace_.stop();
       create_folder(trace_folder);
       trace_.write(trace_folder / fmt::format("step-{}.json", step));
     }
-    if (validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps)) {
+    if (validates) {
       const double loss = validate();
       if (metrics) metrics->validation(step, loss);
     }
-    // A signal may reach some ranks only, or some a step later: all stop if one is to.
-    double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0};
-    ranks_.world().all_reduce(votes, "whether to stop, and whether files are written");
-    const bool last = step == num_steps || votes[0] > 0.0;
     if (votes[1] == ranks_.size()) checkpointer_.advance();
-    if (config_.checkpoint.enable && (last || step % config_.checkpoint.interval == 0)) {
+    if (saves) {
       const TraceScope trace(&trace_, "checkpoint");
       checkpointer_.save(step, loader_->state());
     }

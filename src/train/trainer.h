@@ -34,6 +34,8 @@ class Trainer {
 
  private:
   double validate();
+  /// Waits for the oldest step that was started, and tells of it.
+  void finish_step(MetricsWriter* metrics);
   bool measures_sqnr(std::int64_t step) const;
   bool is_first_rank() const { return ranks_.rank() == 0; }
   void print_plan() const;
@@ -48,7 +50,8 @@ class Trainer {
   std::unique_ptr<data::Loader> loader_, validation_loader_;
   TrainingStep step_;
   Checkpointer checkpointer_;
-  std::vector<Batch> micro_batches_;
+  std::vector<std::vector<Batch>> micro_batches_;  // of as many steps as may be started, by step
+  std::vector<double> data_seconds_;               // as micro_batches_
   std::vector<std::int32_t> tokens_;
   std::int64_t first_step_ = 1;
   TraceRecorder trace_;

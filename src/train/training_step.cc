@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "base/stopwatch.h"
 #include "comm/together.h"
 #include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
@@ -98,6 +97,13 @@ void TrainingStep::allocate() {
   if (device_ == Device::kCuda && cuda_ == nullptr) cuda_ = cuda::make_runtime();
   squares_ = Mirrored<double>(1, device_);
   step_numbers_ = Mirrored<float>(AdamWStep::kNumbers, device_);
+  forget_failure();
+  if (cuda_ != nullptr) {
+    for (Started& started : started_) {
+      started.numbers = Buffer::pinned(sizeof(AdamWStep));
+      started.squares_and_sums = Buffer::pinned((1 + model_.sums().host().size()) * sizeof(double));
+    }
+  }
   model_.allocate(cuda_.get());
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
   arena_ = Arena(arena_.peak(), device_);
@@ -107,8 +113,17 @@ void TrainingStep::allocate() {
 
 void TrainingStep::refresh_weights() { model_.refresh_weights(context()); }
 
-StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
-  StepResult result;
+void TrainingStep::start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
+  TESSERA_CHECK(num_started_ < max_started(), "{} steps started", num_started_);
+  if (num_started_++ == 0) oldest_started_ = step;
+  TESSERA_CHECK(step + 1 == oldest_started_ + static_cast<std::int64_t>(num_started_), "step {}", step);
+  Started& now = started(step);
+  now.micro_batches = micro_batches;
+  now.probe.reset();
+  if (measure_sqnr) now.probe.emplace();
+  now.result = {};
+  StepResult& result = now.result;
+  result.step = step;
   std::int64_t num_sequences = 0, num_tokens = 0;
   double num_valid = 0.0;
   for (const Batch& batch : micro_batches) {
@@ -120,37 +135,84 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
   mesh_->tokens.all_reduce(std::span(&num_valid, 1), "the number of valid positions");
   num_sequences *= mesh_->num_data_ranks();
   result.num_tokens = num_tokens * mesh_->tokens.size() / mesh_->degrees.tp;
-  const LossScale scale{.per_token = 1.0 / std::max(num_valid, 1.0),
-                        .per_sequence = 1.0 / static_cast<double>(num_sequences)};
+  now.scale = {.per_token = 1.0 / std::max(num_valid, 1.0), .per_sequence = 1.0 / static_cast<double>(num_sequences)};
 
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
   const AdamWStep numbers = adamw_step(adamw_options(), static_cast<float>(result.learning_rate), step);
+  if (cuda_ != nullptr) return start_on_gpu(now, numbers);
   std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
-  SqnrProbe probe;
-  const auto update_all = [&] { update(micro_batches, scale, result.seconds, &probe, measure_sqnr ? 1 : 0); };
-  if (cuda_ == nullptr) {
+  clock_.reset();
+  now.clock = &clock_;
+  update(now, clock_);
+}
+
+void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
+  const cuda::Stream& stream = cuda_->stream();
+  constexpr std::size_t kBytesOfHost = AdamWStep::kNumbersOfHost * sizeof(float);
+  std::memcpy(started.numbers.data(), &numbers, kBytesOfHost);
+  cuda::copy_bytes(stream, started.numbers.data(), kBytesOfHost, step_numbers_.tensor(device_).raw());
+  for (const Batch& batch : started.micro_batches) batch.upload(stream);
+  // What differs from step to step is in memory, but for these; a step that has not run like this before may still
+  // load kernels, which cannot be recorded.
+  GraphKey key{.per_token = started.scale.per_token, .batches = {}};
+  for (const Batch& batch : started.micro_batches) key.batches.push_back(batch.inputs(device_).raw());
+  const bool is_new = std::ranges::find(recorded_, key, &Recorded::key) == recorded_.end();
+  Recorded& run = recorded(key);
+  started.clock = &run.clock;
+  const auto update_all = [&] {
+    run.clock.reset();
+    update(started, run.clock);
+  };
+  if (is_new || started.probe) {
+    run.graph = {};
     update_all();
   } else {
-    step_numbers_.upload(cuda_->stream());
-    for (const Batch& batch : micro_batches) batch.upload(cuda_->stream());
-    // What differs from step to step is in memory, but for these; a step that has not run like this before may still
-    // load kernels, which cannot be recorded.
-    GraphKey key{.per_token = scale.per_token, .batches = {}};
-    for (const Batch& batch : micro_batches) key.batches.push_back(batch.inputs(device_).raw());
-    if (measure_sqnr || key != last_key_) {
-      update_all();
-      graph_ = {};
-    } else {
-      if (!graph_.defined()) graph_ = cuda::Graph(cuda_->stream(), update_all);
-      graph_.launch(cuda_->stream());
-    }
-    last_key_ = std::move(key);
-    squares_.download(cuda_->stream());
-    model_.sums().fetch(context());
+    if (!run.graph.defined()) run.graph = cuda::Graph(stream, update_all);
+    run.graph.launch(stream);
   }
+  auto* numbers_of_step = reinterpret_cast<double*>(started.squares_and_sums.data());
+  cuda::copy_bytes(stream, squares_.tensor(device_).raw(), sizeof(double), numbers_of_step);
+  model_.sums().download(stream, numbers_of_step + 1);
+  started.done.record(stream);
+}
+
+TrainingStep::Recorded& TrainingStep::recorded(const GraphKey& key) {
+  auto found = std::ranges::find(recorded_, key, &Recorded::key);
+  if (found == recorded_.end()) {
+    if (recorded_.size() == kMaxStarted) recorded_.pop_back();  // not that of the step before
+    recorded_.push_front({.key = key, .graph = {}, .clock = PhaseClock(&cuda_->stream())});
+  } else {
+    recorded_.splice(recorded_.begin(), recorded_, found);
+  }
+  return recorded_.front();
+}
+
+void TrainingStep::wait_for_gpu(const Started& started) {
+  cuda_->wait(started.done);
+  const auto* numbers = reinterpret_cast<const double*>(started.squares_and_sums.data());
+  squares_.host()[0] = numbers[0];
+  const std::span<double> sums = model_.sums().host();
+  std::copy_n(numbers + 1, sums.size(), sums.begin());
+}
+
+void TrainingStep::forget_failure() {
+  const AdamWStep numbers{};
+  std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
+  if (cuda_ == nullptr) return;
+  step_numbers_.upload(cuda_->stream());
+  cuda_->synchronize();
+}
+
+StepResult TrainingStep::finish() {
+  TESSERA_CHECK(num_started_ > 0);
+  Started& oldest = started(oldest_started_);
+  if (cuda_ != nullptr) wait_for_gpu(oldest);
   if (mesh_->degrees.num_ranks() == 1) sum_over_ranks();
 
+  StepResult result = std::move(oldest.result);
+  result.seconds = oldest.clock->seconds();
   const ModelConfig& model = config_.model.args;
+  const LossScale& scale = oldest.scale;
   const LossSums losses = all_sums_.losses();
   result.loss = losses.main * scale.per_token;
   if (model.num_mtp_modules > 0)
@@ -167,10 +229,15 @@ StepResult TrainingStep::run(std::int64_t step, std::span<const Batch> micro_bat
     const std::string message = fmt::format(
         "step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from "
         "before.",
-        step, result.total_loss, result.grad_norm, find_non_finite(micro_batches, scale));
+        result.step, result.total_loss, result.grad_norm, find_non_finite(oldest.micro_batches, scale));
+    num_started_ = 0;
+    forget_failure();
     throw NonFiniteStep(message, std::move(result));
   }
-  result.sqnr = probe.result(model_.parameters());
+  if (oldest.probe) result.sqnr = oldest.probe->result(model_.parameters());
+  oldest.probe.reset();
+  ++oldest_started_;
+  --num_started_;
   return result;
 }
 
@@ -181,15 +248,15 @@ AdamWOptions TrainingStep::adamw_options() const {
           .weight_decay = static_cast<float>(config_.optimizer.weight_decay)};
 }
 
-void TrainingStep::update(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
-                          SiteProbe* probe, std::size_t num_probed) {
+void TrainingStep::update(Started& started, PhaseClock& clock) {
   const Context op = context();
   Parameters& parameters = model_.parameters();
   parameters.clear_gradients();
   model_.clear_sums(op);
-  forward_backward(micro_batches, scale, seconds, probe, num_probed);
+  forward_backward(started.micro_batches, started.scale, clock, started.probe ? &*started.probe : nullptr,
+                   started.probe ? 1 : 0);
   parameters.finish_gradients();
-  const Stopwatch watch;
+  clock.begin();
   const TraceScope trace(trace_, "optimizer");
   const Tensor squares_1 = squares_.tensor(op.device()), step_S = step_numbers_.tensor(op.device());
   sum_of_squares(op, parameters.all_gradients(), squares_1);
@@ -202,15 +269,15 @@ void TrainingStep::update(std::span<const Batch> micro_batches, const LossScale&
   adamw(op, adamw_options(), step_S, parameters.all_gradients(), parameters.all_first_moments(),
         parameters.all_second_moments(), parameters.all_masters(), parameters.all_shadows());
   model_.weights_changed(op);
-  seconds.optimizer += watch.seconds();
+  clock.end(&PhaseSeconds::optimizer);
 }
 
-void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
+void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
                                     SiteProbe* probe, std::size_t num_probed) {
   const Context op = context();
-  if (pipeline_) return pipeline_->run(op, micro_batches, scale, seconds, probe, num_probed);
+  if (pipeline_) return pipeline_->run(op, micro_batches, scale, clock, probe, num_probed);
   for (std::size_t i = 0; i < micro_batches.size(); ++i) {
-    model_.train_step(op, micro_batches[i], scale, &seconds, i < num_probed ? probe : nullptr);
+    model_.train_step(op, micro_batches[i], scale, &clock, i < num_probed ? probe : nullptr);
   }
 }
 
@@ -252,10 +319,10 @@ std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, 
     if (!all_finite(op, parameters.gradient_shard(id))) gradient = "the gradient of " + parameters.spec(id).name;
   }
   FiniteProbe probe(parameters);
-  PhaseSeconds seconds;
+  PhaseClock clock;
   model_.parameters().clear_gradients();
   // To the end, whatever is found: other ranks, which may find nothing, must not wait for this one.
-  forward_backward(micro_batches, scale, seconds, &probe, micro_batches.size());
+  forward_backward(micro_batches, scale, clock, &probe, micro_batches.size());
   found = probe.found();
   for (const Batch& batch : micro_batches) {
     evaluate_part(batch, [&](const std::string& name, const Tensor& x_TD) {

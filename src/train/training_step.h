@@ -2,6 +2,9 @@
 // that this takes, known before anything is allocated.
 #pragma once
 
+#include <array>
+#include <list>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,6 +31,7 @@ struct MemoryPlan {
 };
 
 struct StepResult {
+  std::int64_t step = 0;
   double loss = 0.0;          // mean cross-entropy of the next token
   double mtp_loss = 0.0;      // mean over modules, before its weight
   double balance_loss = 0.0;  // coefficient included, mean over sequences
@@ -65,10 +69,21 @@ class TrainingStep {
   /// Takes the planned memory and initialises the parameters.
   void allocate();
 
-  /// Step `step` (from 1) over micro_batches_per_step() batches. Throws NonFiniteStep, naming step and layer, if the
-  /// loss or the gradient norm is not finite; then the parameters are those of before. `measure_sqnr` measures
-  /// quantization errors, which costs as much as reading all operands once more.
-  StepResult run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
+  /// Step `step` (from 1) over micro_batches_per_step() batches. On a GPU it returns before the step is made, so that
+  /// the next one can be put behind it: up to max_started() steps may be started and not finished, each of batches of
+  /// its own, which must stay as they are until finish(). `measure_sqnr` measures quantization errors, which costs as
+  /// much as reading all operands once more.
+  void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
+  /// Waits for the oldest step that was started. Throws NonFiniteStep, naming step and layer, if the loss or the
+  /// gradient norm is not finite; then the parameters are those of before it, steps that were started later are not
+  /// made, and none is left.
+  StepResult finish();
+  std::size_t num_started() const { return num_started_; }
+  std::size_t max_started() const { return cuda_ == nullptr ? 1 : kMaxStarted; }
+  StepResult run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false) {
+    start(step, micro_batches, measure_sqnr);
+    return finish();
+  }
 
   /// Makes the copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights();
@@ -88,25 +103,58 @@ class TrainingStep {
   void measure();
   /// Forward and backward of the micro-batches: gradients and the model's sums +=. `probe` is told of the first
   /// num_probed.
-  void forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds,
+  void forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
                         SiteProbe* probe, std::size_t num_probed);
   LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
   AdamWOptions adamw_options() const;
-  /// A step from zero gradients to new weights: all that a GPU can do without the host. On one that is not finite
-  /// weights, moments and biases stay.
-  void update(std::span<const Batch> micro_batches, const LossScale& scale, PhaseSeconds& seconds, SiteProbe* probe,
-              std::size_t num_probed);
   /// Makes the model's sums, which the host must have, those over all ranks' tokens; and all_sums_ from them.
   void sum_over_ranks();
   /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
 
+  /// What a recorded step depends on besides the numbers in memory.
+  struct GraphKey {
+    double per_token = 0.0;
+    std::vector<const void*> batches;
+    bool operator==(const GraphKey&) const = default;
+  };
+  struct Recorded {
+    GraphKey key;
+    cuda::Graph graph;  // undefined before the key was met twice
+    PhaseClock clock;
+  };
+  /// A step between start() and finish().
+  struct Started {
+    StepResult result;
+    std::span<const Batch> micro_batches;
+    LossScale scale = {};
+    std::optional<SqnrProbe> probe;
+    const PhaseClock* clock = nullptr;
+    // What a GPU is told and tells, in pinned memory: the host's part of AdamWStep; squares_ and the model's sums.
+    Buffer numbers, squares_and_sums;
+    cuda::Event done;
+  };
+  static constexpr std::size_t kMaxStarted = 2;
+
+  Started& started(std::int64_t step) { return started_[static_cast<std::size_t>(step) % kMaxStarted]; }
+  /// A step from zero gradients to new weights: all that a GPU can do without the host. On one that is not finite
+  /// weights, moments and biases stay.
+  void update(Started& started, PhaseClock& clock);
+  void start_on_gpu(Started& started, const AdamWStep& numbers);
+  void wait_for_gpu(const Started& started);
+  Recorded& recorded(const GraphKey& key);
+  /// Lets steps be made again.
+  void forget_failure();
+
   const JobConfig& config_;
   Device device_;
-  std::shared_ptr<cuda::Runtime> cuda_;  // on a GPU
-  Mirrored<double> squares_;             // of the gradients' norm
-  Mirrored<float> step_numbers_;         // AdamWStep
+  std::shared_ptr<cuda::Runtime> cuda_;       // on a GPU
+  Mirrored<double> squares_;                  // of the gradients' norm
+  Mirrored<float> step_numbers_;              // AdamWStep
+  std::array<Started, kMaxStarted> started_;  // by step
+  std::int64_t oldest_started_ = 0;
+  std::size_t num_started_ = 0;
   std::shared_ptr<Mesh> mesh_;
   Model whole_;
   Model model_;
@@ -116,15 +164,8 @@ class TrainingStep {
   Arena arena_;
   TraceRecorder* trace_ = nullptr;
   MemoryPlan plan_;
-
-  /// What a recorded step depends on besides the numbers in memory.
-  struct GraphKey {
-    double per_token = 0.0;
-    std::vector<const void*> batches;
-    bool operator==(const GraphKey&) const = default;
-  };
-  GraphKey last_key_;  // of the step before
-  cuda::Graph graph_;  // of that key; undefined before it was met twice
+  PhaseClock clock_;              // on a CPU
+  std::list<Recorded> recorded_;  // on a GPU, the last one met first; as many as steps may be started
 };
 
 }  // namespace tessera

@@ -43,35 +43,52 @@ class CudaStep : public ::testing::TestWithParam<Case> {
     return result;
   }
 
-  /// Fresh random tokens for every step, of which some end documents.
-  static void fill(const JobConfig& config, std::int64_t step, std::vector<Batch>& batches) {
+  /// Fresh random tokens below `num_tokens` for every step, of which some end documents.
+  static void fill(const JobConfig& config, std::int64_t step, std::vector<Batch>& batches, std::int64_t num_tokens) {
     const Philox random(5, stream_of("cuda_step"));
     auto drawn = static_cast<std::uint64_t>(step) << 32;
     for (Batch& batch : batches) {
       std::vector<std::int32_t> tokens(
           static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));
       for (std::int32_t& token : tokens) {
-        token = static_cast<std::int32_t>(random.words(drawn++)[0] %
-                                          static_cast<std::uint32_t>(config.model.args.vocab_size));
+        token = static_cast<std::int32_t>(random.words(drawn++)[0] % static_cast<std::uint32_t>(num_tokens));
       }
+      tokens.front() = static_cast<std::int32_t>(num_tokens - 1);
       batch.fill(tokens);
     }
   }
 
-  /// Loss, gradient norm and loads of every step.
-  static std::vector<double> run(const JobConfig& config, Device device) {
-    TrainingStep step(config, nullptr, device);
-    step.allocate();
+  static std::vector<Batch> make_batches(const JobConfig& config, const TrainingStep& step) {
     std::vector<Batch> batches;
     for (std::int64_t i = 0; i < config.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
+    return batches;
+  }
+
+  /// Loss and gradient norm of every step. `num_ahead`: steps that are started before one is waited for.
+  static std::vector<double> run(const JobConfig& config, Device device, std::size_t num_ahead = 0) {
+    TrainingStep step(config, nullptr, device);
+    step.allocate();
+    std::vector<std::vector<Batch>> batches;
+    for (std::size_t i = 0; i <= num_ahead; ++i) batches.push_back(make_batches(config, step));
     std::vector<double> numbers;
-    for (std::int64_t i = 1; i <= kSteps; ++i) {
-      fill(config, i, batches);
-      const StepResult result = step.run(i, batches);
+    const auto finish = [&] {
+      const StepResult result = step.finish();
       numbers.push_back(result.total_loss);
       numbers.push_back(result.grad_norm);
+      if (device == Device::kCuda) {
+        EXPECT_GT(result.seconds.forward, 0.0);
+        EXPECT_GT(result.seconds.backward, 0.0);
+        EXPECT_GT(result.seconds.optimizer, 0.0);
+      }
+    };
+    for (std::int64_t i = 1; i <= kSteps; ++i) {
+      std::vector<Batch>& of_step = batches[static_cast<std::size_t>(i) % batches.size()];
+      fill(config, i, of_step, config.model.args.vocab_size);
+      step.start(i, of_step);
+      if (step.num_started() > num_ahead) finish();
     }
-    numbers.push_back(step.evaluate(batches.front()));
+    while (step.num_started() > 0) finish();
+    numbers.push_back(step.evaluate(batches.front().front()));
     return numbers;
   }
 
@@ -97,23 +114,29 @@ TEST_P(CudaStep, Bfloat16LossesAreTheCpus) {
 
 TEST_P(CudaStep, DeterministicRunsAreTheSameBits) {
   const JobConfig job = config("bfloat16", {"--debug.deterministic"});
-  EXPECT_EQ(run(job, Device::kCuda), run(job, Device::kCuda));
+  const std::vector<double> numbers = run(job, Device::kCuda);
+  EXPECT_EQ(run(job, Device::kCuda), numbers);
+  EXPECT_EQ(run(job, Device::kCuda, 1), numbers) << "a step that was started before the one before was read";
 }
 
-/// A step that is not finite says where, and leaves weights, moments and biases as they were: also when it is a replay.
+/// A step that is not finite says where, and leaves weights, moments and biases as they were: also when it is a replay,
+/// and another step has been started behind it.
 TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   const JobConfig job = config("bfloat16");
   TrainingStep step(job, nullptr, Device::kCuda);
   step.allocate();
-  std::vector<Batch> batches;
-  for (std::int64_t i = 0; i < job.micro_batches_per_step(); ++i) batches.push_back(step.make_batch());
-  for (std::int64_t i = 1; i <= 3; ++i) {
-    fill(job, i, batches);
-    step.run(i, batches);
+  std::vector<Batch> batches = make_batches(job, step), others = make_batches(job, step);
+  const std::int64_t vocab = job.model.args.vocab_size;
+  for (std::int64_t i = 1; i <= 5; ++i) {
+    std::vector<Batch>& of_step = i % 2 == 0 ? batches : others;
+    fill(job, i, of_step, vocab);
+    step.run(i, of_step);
   }
   Parameters& parameters = step.model().parameters();
   const float bad = INFINITY;
-  parameters.set(parameters.size() - 1, 0, {&bad, 1});
+  // The embedding of a token that the next step has and the one behind it has not.
+  ASSERT_EQ(parameters.spec(0).name, "tok_embeddings.weight");
+  parameters.set(0, (vocab - 1) * job.model.args.dim, {&bad, 1});
   const auto state = [&] {
     std::vector<float> all;
     for (const Tensor& tensor :
@@ -126,12 +149,18 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   };
   const std::vector<float> before = state();
   try {
-    step.run(4, batches);
+    fill(job, 6, batches, vocab);
+    fill(job, 7, others, vocab - 1);
+    step.start(6, batches);
+    step.start(7, others);
+    step.finish();
     FAIL() << "the step was made";
   } catch (const NonFiniteStep& error) {
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("step 4"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("step 6"));
   }
   EXPECT_EQ(state(), before);
+  step.run(7, others);
+  EXPECT_NE(state(), before);
 }
 
 const Overrides kConverters = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"};

@@ -48,11 +48,16 @@ Runtime::Libraries& Runtime::libraries() {
 }
 
 void Runtime::synchronize() {
-  const cudaError_t status = cudaStreamSynchronize(stream_.handle());
-  require(
-      status == cudaSuccess,
-      "the GPU failed: {} ({}), in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
-      cudaGetErrorString(status), cudaGetErrorName(status), recorder_.dump());
+  Event reached;
+  reached.record(stream_);
+  wait(reached);
+}
+
+void Runtime::wait(const Event& event) {
+  const char* failure = event.wait();
+  require(failure == nullptr,
+          "the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
+          failure == nullptr ? "" : failure, recorder_.dump());
 }
 
 void Runtime::fetch(const Tensor& tensor, void* target) {

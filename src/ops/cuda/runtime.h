@@ -53,6 +53,9 @@ class Runtime {
   /// Waits for all operators. Throws Error, with the CUDA error and the last operators, if one failed.
   void synchronize();
 
+  /// Waits for an event on the stream, as above.
+  void wait(const Event& event);
+
   /// Copies a contiguous tensor of the GPU to the host, and waits for it as above.
   void fetch(const Tensor& tensor, void* target);
 
