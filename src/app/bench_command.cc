@@ -6,10 +6,10 @@
 #include "base/error.h"
 #include "base/stopwatch.h"
 #include "compare/statistics.h"
-#include "ops/cuda/inventory.h"
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
+#include "train/metrics.h"
 #include "train/training_step.h"
 
 namespace tessera {
@@ -38,12 +38,6 @@ void print_kernels(const cuda::KernelSummary& summary) {
   }
   std::cerr << fmt::format("{:9.3f} ms from the first to the last, {:.3f} ms of them ({:.2f} %) idle\n",
                            ms(summary.span), ms(summary.span - summary.busy), 100.0 * idle_share(summary));
-}
-
-/// Of the device that the step ran on, in TFLOP/s; 0 if it is not known.
-double peak_tflops_of(const JobConfig& config, Device device) {
-  if (config.metrics.peak_tflops > 0.0 || device == Device::kCpu) return config.metrics.peak_tflops;
-  return cuda::peak_tflops(cuda::take_inventory().gpus.at(0).name);
 }
 
 /// Trains on random tokens and prints one line of JSON, the same that bench/reference/torch_train.py prints.
@@ -114,7 +108,7 @@ void bench_step(const StepOptions& options, const std::vector<std::string>& over
   const double tokens_per_second =
       static_cast<double>(config.sequences_per_step() * config.training.seq_len) / step_seconds;
   const double flop = flop_per_token(config.model.args, step.model().count_parameters(), config.training.seq_len);
-  const double tflops = tokens_per_second * flop * 1e-12, peak = peak_tflops_of(config, device);
+  const double tflops = tokens_per_second * flop * 1e-12, peak = peak_tflops(config, device);
   nlohmann::ordered_json line = {
       {"dtype", config.training.mixed_precision_param == DType::kFloat32 ? "float32" : "bfloat16"},
       {"threads", num_threads()},

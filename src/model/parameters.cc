@@ -6,7 +6,6 @@
 #include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 #include "tensor/parallel.h"
-#include "tensor/philox.h"
 
 namespace tessera {
 namespace {
@@ -23,16 +22,6 @@ std::int64_t align_up(std::int64_t count) {
 constexpr std::int64_t kGrain = 1 << 14;
 
 std::size_t bytes_of(std::int64_t count, DType dtype) { return static_cast<std::size_t>(count) * size_of(dtype); }
-
-void draw_number(const Init& init, const Philox& random, std::int64_t index, float& target) {
-  if (init.std == 0.0f) {
-    target = 1.0f;
-    return;
-  }
-  const auto at = static_cast<std::uint64_t>(index);
-  const double value = init.bound > 0.0f ? random.truncated_normal(at, init.bound / init.std) : random.normal(at);
-  target = static_cast<float>(value * init.std);
-}
 
 /// The slot of a unit, or null.
 template <typename Slots>
@@ -413,31 +402,17 @@ void Parameters::read(const Tensor& tensor, float* target) const {
 }
 
 void Parameters::initialise(std::uint64_t seed) {
-  std::vector<float> drawn;  // on its way to a GPU
   for (ParamId id = 0; id < specs_.size(); ++id) {
     const ParamSpec& spec = specs_[id];
-    const Philox random(seed, stream_of(spec.name));
     const int num_dims = spec.shape.num_dims();
-    // Numbers of one matrix's half: rows of gate, then rows of up.
-    const std::int64_t half =
-        spec.init_up ? spec.shape[num_dims - 1] * spec.shape[num_dims - 2] / 2 : spec.shape.num_elements();
-    const auto draw = [&](std::int64_t first, std::int64_t count, float* target) {
-      parallel_ranges(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) {
-          const bool is_up = spec.init_up && (first + i) / half % 2 == 1;
-          draw_number(is_up ? *spec.init_up : spec.init, random, first + i, target[i]);
-        }
-      });
-    };
+    InitPattern pattern{.first = spec.init, .second = spec.init, .run = spec.shape.num_elements()};
+    if (spec.init_up) {  // of each matrix the rows of gate, then those of up
+      pattern.second = *spec.init_up;
+      pattern.run = spec.shape[num_dims - 1] * spec.shape[num_dims - 2] / 2;
+    }
     for_each_run(id, [&](std::int64_t flat_begin, std::int64_t global, std::int64_t count) {
-      if (device_ == Device::kCpu) return draw(global, count, all_masters().data<float>() + flat_begin);
-      constexpr std::int64_t kChunk = 1 << 24;
-      for (std::int64_t begin = 0; begin < count; begin += kChunk) {
-        drawn.resize(static_cast<std::size_t>(std::min(kChunk, count - begin)));
-        const auto size = static_cast<std::int64_t>(drawn.size());
-        draw(global + begin, size, drawn.data());
-        write(drawn, all_masters().rows(flat_begin + begin, flat_begin + begin + size));
-      }
+      draw_initial(context(), Philox(seed, stream_of(spec.name)), pattern, global,
+                   all_masters().rows(flat_begin, flat_begin + count));
     });
   }
   refresh_shadows();

@@ -21,16 +21,11 @@
 #include <vector>
 
 #include "ops/context.h"
+#include "ops/init.h"
 #include "parallel/mesh.h"
 #include "parallel/slice.h"
 
 namespace tessera {
-
-/// Initial distribution: normal, conditioned on |x| <= bound; or the constant 1.
-struct Init {
-  float std = 0.0f;    // 0: all ones
-  float bound = 0.0f;  // absolute; 0: none
-};
 
 /// Whether a parameter is the weight of a GEMM that a recipe may run in low precision: y = x · wᵀ for all rows, or with
 /// an expert's own matrix for its rows.

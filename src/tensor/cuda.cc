@@ -59,12 +59,20 @@ std::byte* allocate_zeroed(std::size_t num_bytes) {
 // Errors of these cannot be mended, and the process may be at its end.
 void free_memory(std::byte* memory) noexcept { cudaFree(memory); }
 
-std::size_t free_memory_bytes() {
-  require(available(), "no GPU: {}", why_unavailable());
+namespace {
+struct MemoryInfo {
   std::size_t free = 0, total = 0;
-  TESSERA_CUDA(cudaMemGetInfo(&free, &total));
-  return free;
+};
+MemoryInfo memory_info() {
+  require(available(), "no GPU: {}", why_unavailable());
+  MemoryInfo info;
+  TESSERA_CUDA(cudaMemGetInfo(&info.free, &info.total));
+  return info;
 }
+}  // namespace
+
+std::size_t free_memory_bytes() { return memory_info().free; }
+std::size_t total_memory_bytes() { return memory_info().total; }
 
 std::byte* allocate_pinned(std::size_t num_bytes) {
   require(available(), "no GPU: {}", why_unavailable());

@@ -19,8 +19,9 @@ inline bool available() { return why_unavailable()[0] == '\0'; }
 std::byte* allocate_zeroed(std::size_t num_bytes);
 void free_memory(std::byte* memory) noexcept;
 
-/// What the GPU has left.
+/// What the GPU has left, and what it has.
 std::size_t free_memory_bytes();
+std::size_t total_memory_bytes();
 
 /// Memory of the host that the GPU reads and writes without a copy in between, zeroed.
 std::byte* allocate_pinned(std::size_t num_bytes);

@@ -16,6 +16,7 @@ const char* why_unavailable() {
 std::byte* allocate_zeroed(std::size_t) { refuse(); }
 void free_memory(std::byte*) noexcept {}
 std::size_t free_memory_bytes() { refuse(); }
+std::size_t total_memory_bytes() { refuse(); }
 std::byte* allocate_pinned(std::size_t) { refuse(); }
 void free_pinned(std::byte*) noexcept {}
 

@@ -10,10 +10,13 @@
 #include <numbers>
 #include <string_view>
 
+#include "base/host_device.h"
+
 namespace tessera {
 
 /// The four 32-bit words that Philox4x32-10 gives for a counter and a key.
-inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
+TESSERA_HOST_DEVICE inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                                                   std::array<std::uint32_t, 2> key) {
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53u;
   constexpr std::uint64_t kMultiplier1 = 0xCD9E8D57u;
   constexpr std::uint32_t kWeyl0 = 0x9E3779B9u;
@@ -42,22 +45,24 @@ class Philox {
   Philox(std::uint64_t seed, std::uint32_t stream) : seed_(seed), stream_(stream) {}
 
   /// Four independent words for `index`; `attempt` tells redraws for the same index apart.
-  std::array<std::uint32_t, 4> words(std::uint64_t index, std::uint32_t attempt = 0) const {
+  TESSERA_HOST_DEVICE std::array<std::uint32_t, 4> words(std::uint64_t index, std::uint32_t attempt = 0) const {
     return philox4x32({static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32), attempt, stream_},
                       {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
   }
 
   /// Uniform in (0, 1).
-  double uniform(std::uint64_t index, std::uint32_t attempt = 0) const { return to_unit(words(index, attempt)[0]); }
+  TESSERA_HOST_DEVICE double uniform(std::uint64_t index, std::uint32_t attempt = 0) const {
+    return to_unit(words(index, attempt)[0]);
+  }
 
   /// Standard normal (Box-Muller in float64).
-  double normal(std::uint64_t index, std::uint32_t attempt = 0) const {
+  TESSERA_HOST_DEVICE double normal(std::uint64_t index, std::uint32_t attempt = 0) const {
     const auto w = words(index, attempt);
     return std::sqrt(-2.0 * std::log(to_unit(w[0]))) * std::cos(2.0 * std::numbers::pi * to_unit(w[1]));
   }
 
   /// Normal of deviation 1 conditioned on |x| <= bound, by redrawing. bound >= 0.5 keeps the expected draws small.
-  double truncated_normal(std::uint64_t index, double bound) const {
+  TESSERA_HOST_DEVICE double truncated_normal(std::uint64_t index, double bound) const {
     for (std::uint32_t attempt = 0;; ++attempt) {
       const double value = normal(index, attempt);
       if (std::abs(value) <= bound) return value;
@@ -65,7 +70,7 @@ class Philox {
   }
 
  private:
-  static double to_unit(std::uint32_t word) { return (word + 0.5) * 0x1p-32; }
+  TESSERA_HOST_DEVICE static double to_unit(std::uint32_t word) { return (word + 0.5) * 0x1p-32; }
 
   std::uint64_t seed_;
   std::uint32_t stream_;

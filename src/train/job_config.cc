@@ -369,7 +369,8 @@ void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& 
          {"1x32", BlockChoice::k1x32},
          {"32x32", BlockChoice::k32x32},
          {"128x128", BlockChoice::k128x128}},
-        "blocks of the weights; activations have 1x32, with 128x128 1x128. default: 1x32");
+        "blocks of the weights; activations have 1x32, with 128x128 1x128. default: 1x32, on a Hopper "
+        "GPU 128x128");
   t.add(section + ".unaligned", options.unaligned, {{"error", Unaligned::kError}, {"bf16", Unaligned::kHigh}},
         "modules whose sizes are no multiples of 32: an error, or left as they are");
 }
@@ -526,7 +527,8 @@ ConfigTable config_table(JobConfig& c) {
   t.add("metrics.log_freq", c.metrics.log_freq, "steps between lines of metrics");
   t.add("metrics.enable_tensorboard", c.metrics.enable_tensorboard, "write event files for TensorBoard");
   t.add("metrics.save_tb_folder", c.metrics.save_tb_folder, "their folder under job.dump_folder");
-  t.add("metrics.peak_tflops", c.metrics.peak_tflops, "the machine's highest TFLOP/s, for MFU; 0: unknown, no MFU");
+  t.add("metrics.peak_tflops", c.metrics.peak_tflops,
+        "the device's highest TFLOP/s, for MFU; 0: unknown, no MFU, but for GPUs whose rate is known");
 
   t.add("metrics.quantization_error_freq", c.metrics.quantization_error_freq,
         "steps between measurements of every low-precision module's quantization error, also after the first and the "

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "ops/cuda/inventory.h"
 
 namespace tessera {
 namespace {
@@ -57,6 +58,11 @@ std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_
 std::size_t resident_bytes() { return status_bytes("VmRSS"); }
 std::size_t peak_resident_bytes() { return status_bytes("VmHWM"); }
 
+double peak_tflops(const JobConfig& config, Device device) {
+  if (config.metrics.peak_tflops > 0.0 || device == Device::kCpu) return config.metrics.peak_tflops;
+  return cuda::peak_tflops(cuda::take_inventory().gpus.at(0).name);
+}
+
 std::string format_gib(std::size_t bytes) {
   return fmt::format("{:.2f}GiB", static_cast<double>(bytes) / static_cast<double>(1ULL << 30));
 }
@@ -85,6 +91,10 @@ void MetricsWriter::append(const std::string& line) {
   require(written, "cannot write '{}': {}", options_.path.string(), std::strerror(errno));
 }
 
+std::size_t MetricsWriter::memory_in_use() const {
+  return options_.device == Device::kCuda ? options_.memory_bytes - cuda::free_memory_bytes() : peak_resident_bytes();
+}
+
 void MetricsWriter::pause() { paused_at_ = Clock::now(); }
 void MetricsWriter::resume() { window_begin_ += Clock::now() - paused_at_; }
 
@@ -106,7 +116,7 @@ void MetricsWriter::step(std::int64_t step, const StepResult& result) {
   Rates rates{.tokens_per_second = static_cast<double>(window_tokens_) / seconds / options_.num_ranks,
               .tflops = 0.0,
               .mfu = {},
-              .memory_bytes = peak_resident_bytes(),
+              .memory_bytes = memory_in_use(),
               .step_seconds = seconds / steps,
               .seconds = window_seconds_ / steps};
   rates.tflops = rates.tokens_per_second * options_.flop_per_token * 1e-12;

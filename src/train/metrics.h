@@ -15,6 +15,10 @@ namespace tessera {
 std::size_t resident_bytes();
 std::size_t peak_resident_bytes();
 
+/// The highest rate of what a run computes on, for MFU: metrics.peak_tflops, or of a GPU that is known its dense
+/// bfloat16 rate; 0: unknown.
+double peak_tflops(const JobConfig& config, Device device);
+
 /// "1.25GiB".
 std::string format_gib(std::size_t bytes);
 
@@ -24,7 +28,8 @@ struct MetricsOptions {
   std::int64_t first_step = 1, num_steps = 0, log_freq = 1;
   double flop_per_token = 0.0;          // model/config.h
   double peak_flops = 0.0;              // of the device, per second; 0: unknown
-  std::size_t memory_bytes = 0;         // of the machine
+  Device device = Device::kCpu;         // whose memory is told of
+  std::size_t memory_bytes = 0;         // that it has
   std::vector<std::string> moe_layers;  // names, in the order of StepResult::expert_load
   int num_ranks = 1;                    // rates are per rank
 };
@@ -60,6 +65,8 @@ class MetricsWriter {
 
   /// The scalars of a step, under TorchTitan's names where it has them.
   void write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates);
+  /// Of the machine the process's highest; a GPU's now, which does not change during a run.
+  std::size_t memory_in_use() const;
   void draw_progress(std::int64_t step, double loss);
   void clear_progress();
   void append(const std::string& line);

@@ -132,6 +132,17 @@ std::string module_name(const ParamSpec& spec) {
   return name;
 }
 
+Recipes on_hopper(Recipes recipes) {
+  for (std::optional<RecipeOptions>* options : {&recipes.linear, &recipes.grouped_mm}) {
+    if (!*options || (*options)->block_shape != BlockChoice::kOfRecipe) continue;
+    const Recipe recipe = (*options)->recipe;
+    if (recipe != Recipe::kMxfp8Emulated && recipe != Recipe::kFp8Blockwise) {
+      (*options)->block_shape = BlockChoice::k128x128;
+    }
+  }
+  return recipes;
+}
+
 PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters, const Parameters& whole) {
   if (!recipes.linear && !recipes.grouped_mm) return {};
   const std::string linear(kLinearConverter), grouped_mm(kGroupedConverter);

@@ -28,7 +28,8 @@ enum class Recipe {
   kFp8Blockwise,
 };
 
-/// The weights' blocks; with 128×128 those of activations and gradients are 1×128, else 1×32.
+/// The weights' blocks; with 128×128 those of activations and gradients are 1×128, else 1×32. kOfRecipe: of MXFP8 1×32,
+/// but for on_hopper(); of fp8_blockwise 128×128.
 enum class BlockChoice { kOfRecipe, k1x32, k32x32, k128x128 };
 /// What becomes of a site whose sizes are no multiples of 32.
 enum class Unaligned { kError, kHigh };
@@ -47,6 +48,10 @@ struct RecipeOptions {
 struct Recipes {
   std::optional<RecipeOptions> linear, grouped_mm;
 };
+
+/// What the defaults are on Hopper, whose 8-bit tensor cores take one scale for 128 numbers: MXFP8 that is computed in
+/// 8 bits has the blocks k128x128 where none are asked for. Others are multiplied as bfloat16.
+Recipes on_hopper(Recipes recipes);
 
 /// The precision of every parameter's GEMMs; empty without converters. Throws Error for options that contradict each
 /// other, a pattern that no module's name contains, a converter that finds nothing to convert, and a site whose sizes

@@ -189,8 +189,9 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
         .num_steps = num_steps,
         .log_freq = config_.metrics.log_freq,
         .flop_per_token = flop,
-        .peak_flops = config_.metrics.peak_tflops * 1e12,
-        .memory_bytes = machine_memory_bytes(),
+        .peak_flops = peak_tflops(config_, step_.device()) * 1e12,
+        .device = step_.device(),
+        .memory_bytes = step_.device() == Device::kCuda ? cuda::total_memory_bytes() : machine_memory_bytes(),
         .moe_layers = moe_layers,
         .num_ranks = ranks_.size()});
   }

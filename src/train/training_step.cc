@@ -58,7 +58,10 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
     cuda_->set_deterministic(config.debug.deterministic);
   }
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
-  model_.set_precisions(resolve_recipes(config.recipes(), model_.parameters(), whole_.parameters()));
+  // Measured without a GPU it is a Hopper, as in the operators.
+  const bool is_hopper = device_ == Device::kCuda && (cuda_ == nullptr || cuda_->compute_capability() == 9);
+  const Recipes recipes = is_hopper ? on_hopper(config.recipes()) : config.recipes();
+  model_.set_precisions(resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
   if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
   measure();
 }

@@ -164,10 +164,11 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
 }
 
 const Overrides kConverters = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"};
-Overrides recipe(const std::string& name) {
+Overrides recipe(const std::string& name, const std::string& blocks = "default") {
   Overrides overrides = kConverters;
   for (const char* kind : {"linear", "grouped_mm"}) {
     overrides.push_back(fmt::format("--quantize.{}.mx.recipe_name={}", kind, name));
+    overrides.push_back(fmt::format("--quantize.{}.mx.block_shape={}", kind, blocks));
     overrides.push_back(fmt::format("--quantize.{}.mx.unaligned=bf16", kind));
   }
   return overrides;
@@ -188,8 +189,8 @@ INSTANTIATE_TEST_SUITE_P(
               "--model.args.n_limited_groups=2", "--model.args.seq_balance_loss_coeff=0.001",
               "--model.args.q_lora_rank=32", "--model.args.num_mtp_modules=1"}},
         Case{"selective", {"--activation_checkpoint.mode=selective"}},
-        Case{"full", {"--activation_checkpoint.mode=full"}}, Case{"mxfp8", recipe("mxfp8")},
-        Case{"fp8_blockwise", recipe("fp8_blockwise")}),
+        Case{"full", {"--activation_checkpoint.mode=full"}}, Case{"mxfp8", recipe("mxfp8", "128x128")},
+        Case{"mxfp8_exact", recipe("mxfp8", "1x32")}, Case{"fp8_blockwise", recipe("fp8_blockwise")}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -259,6 +259,24 @@ TEST(Recipe, ScalingModesAndBlockShapes) {
             std::pair(kFloor, format(ScalingMode::kFloor, 32, 32)));
 }
 
+TEST(Recipe, OnHopperMxfp8HasOneScaleFor128NumbersByDefault) {
+  const auto blocks = [](Recipe recipe, BlockChoice asked) {
+    const RecipeOptions options{.recipe = recipe, .fqns = {}, .block_shape = asked};
+    const Recipes of_linear = on_hopper({.linear = options, .grouped_mm = {}});
+    EXPECT_FALSE(of_linear.grouped_mm);
+    EXPECT_EQ(on_hopper({.linear = {}, .grouped_mm = options}).grouped_mm->block_shape, of_linear.linear->block_shape);
+    return of_linear.linear->block_shape;
+  };
+  for (const Recipe recipe :
+       {Recipe::kMxfp8, Recipe::kMxfp8Cublas, Recipe::kMxfp8CublasRceil, Recipe::kMxfp8WgradWithHp}) {
+    EXPECT_EQ(blocks(recipe, BlockChoice::kOfRecipe), BlockChoice::k128x128);
+    EXPECT_EQ(blocks(recipe, BlockChoice::k1x32), BlockChoice::k1x32);
+  }
+  for (const Recipe recipe : {Recipe::kMxfp8Emulated, Recipe::kFp8Blockwise}) {
+    EXPECT_EQ(blocks(recipe, BlockChoice::kOfRecipe), BlockChoice::kOfRecipe);
+  }
+}
+
 TEST(Recipe, ContradictionsAreErrors) {
   const auto linear = [](const std::string& recipe, const std::string& key) {
     return error_of({kLinear, "--quantize.linear.mx.recipe_name=" + recipe, "--quantize.linear.mx." + key});
