@@ -237,7 +237,7 @@ Times wgrad(const Shape& s, const Format& format, bool accumulate, std::int64_t 
   x.poison_after(true, s.used());
   const std::unique_ptr<Buffer<std::int32_t>> offsets(make_offsets(s));
   const Buffer<float> d_w(std::int64_t{s.experts()} * s.m * s.n), base(accumulate ? d_w.count() : 0);
-  const Buffer<char> scratch(kSm90BlockwiseScratchBytes);
+  const Buffer<char> scratch(static_cast<std::int64_t>(sm90_blockwise_scratch_bytes(s.num_rows, s.m, s.n)));
   base.fill(100);
   const auto reset = [&] {
     if (accumulate) {

@@ -176,7 +176,7 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
   const bool fits = may_be_hopper(op) && m % 16 == 0 && n % 16 == 0 && num_rows % x_NR.format.along == 0 &&
                     experts <= kSm90MaxExperts;
   if (fits && is_wide_block(d_y_MR) && is_wide_block(x_NR)) {
-    std::byte* scratch = op.arena->allocate_bytes(kSm90BlockwiseScratchBytes);
+    std::byte* scratch = op.arena->allocate_bytes(sm90_blockwise_scratch_bytes(to_int(num_rows), to_int(m), to_int(n)));
     if (op.measuring()) return;
     return sm90_blockwise_wgrad({.d_y_MR = d_y_MR.element_bytes(),
                                  .d_y_scales = d_y_MR.scale_bytes(),

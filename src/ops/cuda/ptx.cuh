@@ -149,6 +149,13 @@ __device__ inline void tma_load_3d(void* shared, const CUtensorMap* map, Barrier
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
+/// Contiguous bytes, a multiple of 16, from and to multiples of 16.
+__device__ inline void bulk_load(void* shared, const void* from, std::uint32_t bytes, Barrier* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
+                   shared_address(shared)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
 /// To the same place of every block in `cta_mask`, completing on the barrier at the same place of each.
 __device__ inline void tma_load_2d_multicast(void* shared, const CUtensorMap* map, Barrier* barrier,
                                              std::uint16_t cta_mask, int c0, int c1) {

@@ -43,6 +43,7 @@ struct alignas(1024) Shared {
     std::byte x[kTileA * kStep];
   };
   Stage stages[kStages];
+  WarpBuffer buffers[kConsumers * kWarpgroup / 32];
   std::uint32_t scales[kStages][kTileA][kBlocks];  // each a bfloat16, twice
   ptx::Barrier full[kStages], empty[kStages];
   Groups groups;
@@ -213,7 +214,9 @@ struct Consumer {
     ptx::wgmma_touch(d);
     const std::int64_t first = work.a + warpgroup * kRows;
     const int rows = work.row_end - static_cast<int>(first);
-    if (work.store && rows > 0) store_rows(d, p.y_RM + first * p.m + work.b, p.m, rows, p.m - work.b);
+    if (work.store && rows > 0)
+      store_rows(d, p.y_RM + first * p.m + work.b, p.m, rows, p.m - work.b,
+                 shared.buffers[threadIdx.x / 32 - kWarpgroup / 32]);
   }
 
   __device__ void run() {

@@ -14,7 +14,7 @@ namespace fp8 = sm90::fp8;
 namespace exact = sm90::exact;
 
 constexpr int kPiece = 128;  // rows of all operands' copies
-static_assert(fp8::kPiece == kPiece && fp8::kTileJ == kPiece && exact::kPiece == kPiece && sm90::kTileA == kPiece);
+static_assert(fp8::kPiece == kPiece && exact::kPiece == kPiece && sm90::kTileA == kPiece);
 
 /// 8-bit numbers [rows, columns] (experts = 0) or [experts, rows, columns], copied in boxes of kPiece × `box_columns`.
 CUtensorMap bytes_map(const std::uint8_t* data, int experts, int rows, int columns, int box_columns,
@@ -79,13 +79,31 @@ void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t strea
                            .scales_a = scales_of(args.x_scales, args.n, args.scale_type),
                            .scales_b = scales_of(args.w_scales, args.n, args.scale_type),
                            .y_RM = args.y_RM};
-  launch<fp8::blockwise_gemm<false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, x, w, params);
+  launch<fp8::blockwise_gemm<false, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, x, w, params);
 }
 
 void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
   check(args.num_experts, args.num_rows, args.m, args.n);
   TESSERA_CHECK(args.num_rows % 16 == 0, "{} rows", args.num_rows);
-  TESSERA_CUDA(cudaMemsetAsync(args.scratch, 0, kSm90BlockwiseScratchBytes, stream));
+  const int num_steps = sm90::ceil_div(args.num_rows, fp8::kStep);
+  auto* parts_done = static_cast<std::int32_t*>(args.scratch);
+  auto* arranged = reinterpret_cast<float*>(static_cast<std::byte*>(args.scratch) + kSm90PartsBytes);
+  const fp8::ScaleRows a{
+      .scales = scales_of(args.d_y_scales, args.num_rows, args.scale_type), .count = args.m, .arranged = arranged};
+  const fp8::ScaleRows b{.scales = scales_of(args.x_scales, args.num_rows, args.scale_type),
+                         .count = args.n,
+                         .arranged = arranged + std::int64_t{num_steps} * fp8::arranged_row(args.m)};
+  const dim3 tiles(static_cast<unsigned>(sm90::ceil_div(num_steps, fp8::kArrangeTile)),
+                   static_cast<unsigned>((fp8::arranged_row(args.m) + fp8::arranged_row(args.n)) / fp8::kArrangeTile));
+  fp8::prepare_wgrad<<<tiles, dim3(fp8::kArrangeTile, fp8::kArrangeRows), 0, stream>>>(
+      a, b, num_steps, parts_done, static_cast<int>(kSm90PartsBytes / sizeof(std::int32_t)));
+  TESSERA_CUDA(cudaGetLastError());
+
+  // Of tiles of 256 × 128 and of 128 × 256, those that pad less.
+  const auto padded = [](int large, int small) {
+    return std::int64_t{sm90::ceil_div(large, fp8::kLarge)} * fp8::kLarge * sm90::ceil_div(small, fp8::kSmall);
+  };
+  const bool is_wide = padded(args.n, args.m) < padded(args.m, args.n);
   const CUtensorMap d_y = operand_map(args.d_y_MR, 0, args.m, args.num_rows);
   const CUtensorMap x = operand_map(args.x_NR, 0, args.n, args.num_rows);
   const fp8::Params params{.offsets_E1 = args.offsets_E1,
@@ -93,12 +111,16 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
                            .num_rows = args.num_rows,
                            .m = args.m,
                            .n = args.n,
-                           .scales_a = scales_of(args.d_y_scales, args.num_rows, args.scale_type),
-                           .scales_b = scales_of(args.x_scales, args.num_rows, args.scale_type),
+                           .arranged_large = is_wide ? b.arranged : a.arranged,
+                           .arranged_small = is_wide ? a.arranged : b.arranged,
                            .d_w_EMN = args.d_w_EMN,
-                           .parts_done = static_cast<std::int32_t*>(args.scratch),
+                           .parts_done = parts_done,
                            .accumulate = args.accumulate};
-  launch<fp8::blockwise_gemm<true>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, d_y, x, params);
+  if (is_wide) {
+    launch<fp8::blockwise_gemm<true, true>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, x, d_y, params);
+  } else {
+    launch<fp8::blockwise_gemm<true, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, d_y, x, params);
+  }
 }
 
 void sm90_widen_weight(const Sm90WidenWeight& args, cudaStream_t stream) {

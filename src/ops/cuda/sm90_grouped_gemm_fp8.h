@@ -49,12 +49,17 @@ struct Sm90BlockwiseWgrad {
   mx::ScaleType scale_type = mx::ScaleType::kFloat32;
   const std::int32_t* offsets_E1 = nullptr;
   float* d_w_EMN = nullptr;
-  void* scratch = nullptr;  // kSm90BlockwiseScratchBytes
+  void* scratch = nullptr;  // sm90_blockwise_scratch_bytes
   bool accumulate = true;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
 };
 
-inline constexpr std::size_t kSm90BlockwiseScratchBytes = 4096;
+inline constexpr std::size_t kSm90PartsBytes = 4096;
+/// For the state of sums that are cut in parts, and both operands' scales in the order of use.
+constexpr std::size_t sm90_blockwise_scratch_bytes(int num_rows, int m, int n) {
+  const auto row = [](int count) { return (count + 255) / 256 * 256; };
+  return kSm90PartsBytes + std::size_t{4} * ((num_rows + 127) / 128) * (row(m) + row(n));
+}
 
 /// Widens an MXFP8 weight with E8M0 scales [E, M, ceil(N / 32)] for Sm90ExactForward: to bfloat16, rows filled up with
 /// zeros to a multiple of 64, and the numbers of every 64 in the order in which the kernel takes x from memory.
