@@ -25,6 +25,15 @@ __device__ inline void transpose_quad(std::uint32_t (&words)[4]) {
   }
 }
 
+/// Two neighbouring lanes hold two words each: afterwards the even one has both first words, the odd one both second
+/// words, in the lanes' order.
+template <typename T>
+__device__ void exchange_pair(T& first, T& second) {
+  const bool odd = threadIdx.x & 1;
+  const T other = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+  (odd ? first : second) = other;
+}
+
 /// Where a warp puts 16 rows of 128 bytes, to write them to memory line by line; rows are swizzled as TMA does.
 struct alignas(128) WarpBuffer {
   static constexpr int kRows = 16, kRowBytes = 128, kChunks = kRowBytes / 16;
@@ -85,9 +94,6 @@ struct Scales {
     const std::int64_t at = row * stride + column;
     return kFloat ? __ldg(static_cast<const std::uint32_t*>(data) + at)
                   : __ldg(static_cast<const std::uint8_t*>(data) + at);
-  }
-  __device__ float value_at(std::int64_t row, int column, bool inside) const {
-    return is_float ? value<true>(load<true>(row, column, inside)) : value<false>(load<false>(row, column, inside));
   }
   template <bool kFloat>
   __device__ static float value(std::uint32_t stored) {

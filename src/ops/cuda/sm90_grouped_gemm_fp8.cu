@@ -95,7 +95,9 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
                          .arranged = arranged + std::int64_t{num_steps} * fp8::arranged_row(args.m)};
   const dim3 tiles(static_cast<unsigned>(sm90::ceil_div(num_steps, fp8::kArrangeTile)),
                    static_cast<unsigned>((fp8::arranged_row(args.m) + fp8::arranged_row(args.n)) / fp8::kArrangeTile));
-  fp8::prepare_wgrad<<<tiles, dim3(fp8::kArrangeTile, fp8::kArrangeRows), 0, stream>>>(
+  const auto prepare =
+      args.scale_type == mx::ScaleType::kFloat32 ? fp8::prepare_wgrad<true> : fp8::prepare_wgrad<false>;
+  prepare<<<tiles, dim3(fp8::kArrangeTile, fp8::kArrangeRows), 0, stream>>>(
       a, b, num_steps, parts_done, static_cast<int>(kSm90PartsBytes / sizeof(std::int32_t)));
   TESSERA_CUDA(cudaGetLastError());
 

@@ -57,7 +57,7 @@ struct Params {
   const std::int32_t* offsets_E1 = nullptr;
   int num_experts = 0, num_rows = 0;
   int m = 0, n = 0;
-  Scales scales_a, scales_b;                                         // forward
+  Scales scales_a{}, scales_b{};                                     // forward
   const float *arranged_large = nullptr, *arranged_small = nullptr;  // wgrad: prepare_wgrad's
   __nv_bfloat16* y_RM = nullptr;                                     // forward
   float* d_w_EMN = nullptr;                                          // wgrad
@@ -269,9 +269,30 @@ struct Kernel {
     }
   }
 
-  /// A warp's part of 64 × 128 of the gradient.
-  __device__ static void store_gradient(const float (&d)[kSums], float* d_w, std::int64_t stride, int rows, int columns,
-                                        bool add, WarpBuffer& buffer) {
+  /// Writes a warp's part of 64 × 128 of the gradient, from registers, 64 bytes of a row by four lanes.
+  __device__ static void assign_gradient(const float (&d)[kSums], float* d_w, std::int64_t stride, int rows,
+                                         int columns) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const int column = lane % 2 * 8 + lane % 4 / 2 * 4;  // after the exchange
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* to = d_w + (row + 8 * half) * stride + column;
+      const bool in_rows = row + 8 * half < rows;
+#pragma unroll
+      for (int i = 0; i < kSums / 8; ++i) {
+        const float* pair = d + 8 * i + 2 * half;  // and the pair of the next 8 columns
+        float4 sum{pair[0], pair[1], pair[4], pair[5]};
+        exchange_pair(sum.x, sum.z);
+        exchange_pair(sum.y, sum.w);
+        if (in_rows && 16 * i + column < columns) *reinterpret_cast<float4*>(to + 16 * i) = sum;
+      }
+    }
+  }
+
+  /// Adds it to what is there, by whole lines through shared memory: reductions in memory profit from that, stores from
+  /// the shorter way.
+  __device__ static void add_gradient(const float (&d)[kSums], float* d_w, std::int64_t stride, int rows, int columns,
+                                      WarpBuffer& buffer) {
     constexpr int kRoundColumns = WarpBuffer::kRowBytes / 4;
     const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16;
 #pragma unroll
@@ -288,12 +309,7 @@ struct Kernel {
       buffer.drain([&](int row, int chunk, uint4 bytes) {
         const int column = round * kRoundColumns + chunk * 4;
         if (first_row + row >= rows || column >= columns) return;
-        float* to = d_w + (first_row + row) * stride + column;
-        if (add) {
-          ptx::red_add_v4(to, __builtin_bit_cast(float4, bytes));
-        } else {
-          *reinterpret_cast<uint4*>(to) = bytes;
-        }
+        ptx::red_add_v4(d_w + (first_row + row) * stride + column, __builtin_bit_cast(float4, bytes));
       });
     }
   }
@@ -308,8 +324,12 @@ struct Kernel {
       const int rows = end_i(work, p) - static_cast<int>(row), columns = end_j(p) - column;
       if (rows <= 0 || columns <= 0) continue;
       if constexpr (kWgrad) {
-        store_gradient(d[wave], p.d_w_EMN + (std::int64_t{work.expert} * p.m + row) * stride + column, stride, rows,
-                       columns, p.accumulate || !work.is_last_part, buffer);
+        float* d_w = p.d_w_EMN + (std::int64_t{work.expert} * p.m + row) * stride + column;
+        if (p.accumulate || !work.is_last_part) {
+          add_gradient(d[wave], d_w, stride, rows, columns, buffer);
+        } else {
+          assign_gradient(d[wave], d_w, stride, rows, columns);
+        }
       } else {
         store_rows(d[wave], p.y_RM + row * stride + column, stride, rows, columns, buffer);
       }
@@ -453,24 +473,30 @@ inline constexpr int kArrangeTile = 32, kArrangeRows = 8;
 
 /// Writes A's scales step by step, and B's, these as scale_position says. parts_done is set to zero. Grid: num_steps
 /// and both operands' arranged_row, each in kArrangeTile; block: kArrangeTile × kArrangeRows.
-static __global__ void prepare_wgrad(ScaleRows a, ScaleRows b, int num_steps, std::int32_t* parts_done, int num_parts) {
+template <bool kFloat>
+__global__ void prepare_wgrad(ScaleRows a, ScaleRows b, int num_steps, std::int32_t* parts_done, int num_parts) {
   __shared__ float tile[kArrangeTile][kArrangeTile + 1];
   const int tiles_a = arranged_row(a.count) / kArrangeTile, x = threadIdx.x, tile_j = blockIdx.y;
   const bool of_a = tile_j < tiles_a;
-  const ScaleRows& rows = of_a ? a : b;
+  // By value: a choice of two places would have to be made in memory.
+  const Scales scales{.data = of_a ? a.scales.data : b.scales.data, .stride = of_a ? a.scales.stride : b.scales.stride};
+  const int count = of_a ? a.count : b.count;
+  float* arranged = of_a ? a.arranged : b.arranged;
   const int step0 = blockIdx.x * kArrangeTile, j0 = (of_a ? tile_j : tile_j - tiles_a) * kArrangeTile;
   if (blockIdx.x == 0 && tile_j == 0) {
     for (int i = threadIdx.y * kArrangeTile + x; i < num_parts; i += kArrangeTile * kArrangeRows) parts_done[i] = 0;
   }
-  const int per_step = rows.scales.is_float ? 1 : kStep / mx::kBlock;
-  for (int y = threadIdx.y; y < kArrangeTile; y += kArrangeRows) {
-    const bool inside = j0 + y < rows.count && step0 + x < num_steps;
-    tile[y][x] = rows.scales.value_at(j0 + y, (step0 + x) * per_step, inside);
+  constexpr int kPerStep = kFloat ? 1 : kStep / mx::kBlock;
+#pragma unroll
+  for (int i = 0; i < kArrangeTile / kArrangeRows; ++i) {
+    const int y = threadIdx.y + i * kArrangeRows;
+    const bool inside = j0 + y < count && step0 + x < num_steps;
+    tile[y][x] = Scales::value<kFloat>(scales.load<kFloat>(j0 + y, (step0 + x) * kPerStep, inside));
   }
   __syncthreads();
   const int at = of_a ? j0 + x : j0 / kPiece * kPiece + scale_position(j0 % kPiece + x);
   for (int y = threadIdx.y; y < kArrangeTile && step0 + y < num_steps; y += kArrangeRows) {
-    rows.arranged[std::int64_t{step0 + y} * arranged_row(rows.count) + at] = tile[x][y];
+    arranged[std::int64_t{step0 + y} * arranged_row(count) + at] = tile[x][y];
   }
 }
 
