@@ -1,3 +1,5 @@
+#include <cuda_fp8.h>
+
 #include "ops/cuda/grouped_simt.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/sm90_grouped_gemm.h"
@@ -135,26 +137,49 @@ void multiply_grouped(const Context& op, const mx::Quantized& x, const mx::Quant
   if (y.dtype() != dtype) tessera::convert(op, target, y);
 }
 
-// A tile of kTile × kTile numbers is turned in shared memory.
-constexpr int kTile = 32, kTileRows = 8;
+// A tile of kTileM × kTileR numbers is turned in shared memory, where a word has those of two neighbouring m.
+constexpr int kTileM = 64, kTileR = 128, kTurnThreads = 256;
 
-/// y [R, M] from x [M, R], widened.
-__global__ void widen_transposed_kernel(const std::uint8_t* elements, const std::uint8_t* scales, std::int64_t m,
-                                        std::int64_t num_rows, __nv_bfloat16* y) {
-  __shared__ float tile[kTile][kTile + 1];
-  const std::int64_t r0 = std::int64_t{blockIdx.x} * kTile, m0 = std::int64_t{blockIdx.y} * kTile;
-  const std::int64_t scales_per_row = (num_rows + mx::kBlock - 1) / mx::kBlock, r = r0 + threadIdx.x;
-  for (int i = static_cast<int>(threadIdx.y); i < kTile; i += kTileRows) {
-    if (m0 + i >= m || r >= num_rows) continue;
-    const std::int64_t row = m0 + i;
-    tile[i][threadIdx.x] = mx::value_of<mx::E4M3>(elements[row * num_rows + r]) *
-                           mx::value_of_scale(scales[row * scales_per_row + r / mx::kBlock]);
+/// y [R, M] from x [M, R], widened. M is a multiple of 16, R of 32.
+__global__ void __launch_bounds__(kTurnThreads)
+    widen_transposed_kernel(const std::uint8_t* elements, const std::uint8_t* scales, std::int64_t m,
+                            std::int64_t num_rows, __nv_bfloat16* y) {
+  constexpr int kPairs = kTileM / 2, kBytes = 16;
+  static_assert(kPairs * (kTileR / kBytes) == kTurnThreads);
+  __shared__ std::uint32_t tile[kTileR][kPairs + 1];
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t r0 = std::int64_t{blockIdx.x} * kTileR, m0 = std::int64_t{blockIdx.y} * kTileM;
+  // A warp reads 32 neighbouring bytes of 16 pairs of rows, and so writes to 32 banks.
+  const int pair = thread % 16 + thread / 32 % 2 * 16, chunk = thread / 16 % 2 + thread / 64 * 2;
+  const std::int64_t r = r0 + chunk * kBytes, row = m0 + 2 * pair;
+  if (row < m && r < num_rows) {
+    std::uint32_t words[2][kBytes / 4];
+    float scale[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 bytes = *reinterpret_cast<const uint4*>(elements + (row + i) * num_rows + r);
+      memcpy(words[i], &bytes, sizeof bytes);
+      scale[i] = mx::value_of_scale(scales[(row + i) * (num_rows / mx::kBlock) + r / mx::kBlock]);
+    }
+#pragma unroll
+    for (int at = 0; at < kBytes; at += 2) {
+      float2 numbers[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const auto two = static_cast<__nv_fp8x2_storage_t>(words[i][at / 4] >> at % 4 * 8);
+        numbers[i] = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3)));
+      }
+      const __nv_bfloat162 first = __floats2bfloat162_rn(numbers[0].x * scale[0], numbers[1].x * scale[1]);
+      const __nv_bfloat162 second = __floats2bfloat162_rn(numbers[0].y * scale[0], numbers[1].y * scale[1]);
+      memcpy(&tile[chunk * kBytes + at][pair], &first, sizeof first);
+      memcpy(&tile[chunk * kBytes + at + 1][pair], &second, sizeof second);
+    }
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.y); i < kTile; i += kTileRows) {
-    if (r0 + i < num_rows && m0 + threadIdx.x < m) {
-      y[(r0 + i) * m + m0 + threadIdx.x] = from_float<__nv_bfloat16>(tile[threadIdx.x][i]);
-    }
+  const int lane = thread % kWarp;
+  if (m0 + 2 * lane >= m) return;
+  for (int i = thread / kWarp; i < kTileR && r0 + i < num_rows; i += kTurnThreads / kWarp) {
+    reinterpret_cast<std::uint32_t*>(y + (r0 + i) * m + m0)[lane] = tile[i][lane];
   }
 }
 
@@ -162,10 +187,10 @@ Tensor widened_transposed(const Context& op, const mx::Quantized& x) {
   const std::int64_t m = x.elements.dim(0), num_rows = x.elements.dim(1);
   const Tensor wide = op.arena->allocate({num_rows, m}, DType::kBFloat16);
   if (op.measuring()) return wide;
-  const dim3 grid(static_cast<unsigned>((num_rows + kTile - 1) / kTile),
-                  static_cast<unsigned>((m + kTile - 1) / kTile));
-  widen_transposed_kernel<<<grid, dim3(kTile, kTileRows), 0, stream_of(op)>>>(x.element_bytes(), x.scale_bytes(), m,
-                                                                              num_rows, numbers<__nv_bfloat16>(wide));
+  const dim3 grid(static_cast<unsigned>((num_rows + kTileR - 1) / kTileR),
+                  static_cast<unsigned>((m + kTileM - 1) / kTileM));
+  widen_transposed_kernel<<<grid, kTurnThreads, 0, stream_of(op)>>>(x.element_bytes(), x.scale_bytes(), m, num_rows,
+                                                                    numbers<__nv_bfloat16>(wide));
   return wide;
 }
 
