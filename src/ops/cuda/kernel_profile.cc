@@ -3,7 +3,6 @@
 #include <cuda.h>
 #include <cupti.h>
 #include <cxxabi.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,21 +10,14 @@
 #include <mutex>
 #include <utility>
 
-#include "base/error.h"
+#include "ops/cuda/optional_library.h"
 
 namespace tessera::cuda {
 namespace {
 
 void* cupti_symbol(const char* name) {
-  static void* const library = [] {
-    const std::string file = fmt::format("libcupti.so.{}", CUDA_VERSION / 1000);
-    void* opened = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    require(opened != nullptr, "CUPTI not found: put the folder of {} on LD_LIBRARY_PATH ({})", file, dlerror());
-    return opened;
-  }();
-  void* symbol = dlsym(library, name);
-  require(symbol != nullptr, "CUPTI is older than this build's: it has no {}", name);
-  return symbol;
+  static const OptionalLibrary library("CUPTI", fmt::format("libcupti.so.{}", CUDA_VERSION / 1000));
+  return library.symbol(name);
 }
 
 template <typename Function, typename... Args>

@@ -1,22 +1,14 @@
 #include "ops/cuda/libraries.h"
 
-#include <dlfcn.h>
-
 #include "base/error.h"
 #include "ops/cuda/attention_library.h"
+#include "ops/cuda/optional_library.h"
 
 namespace tessera::cuda {
 
 void* blas_symbol(const char* name) {
-  static void* const library = [] {
-    const std::string file = fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR);
-    void* opened = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-    require(opened != nullptr, "cuBLASLt not found: put the folder of {} on LD_LIBRARY_PATH ({})", file, dlerror());
-    return opened;
-  }();
-  void* symbol = dlsym(library, name);
-  require(symbol != nullptr, "cuBLASLt is older than this build's: it has no {}", name);
-  return symbol;
+  static const OptionalLibrary library("cuBLASLt", fmt::format("libcublasLt.so.{}", CUBLAS_VER_MAJOR));
+  return library.symbol(name);
 }
 
 namespace {
