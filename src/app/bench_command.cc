@@ -85,13 +85,20 @@ void bench_step(const StepOptions& options, const std::vector<std::string>& over
     if (result.step == 1) first_loss = result.loss;
     last_loss = result.loss;
   };
+  std::optional<cuda::KernelProfile> traced_kernels;
   for (std::int64_t i = 1; i <= config.training.steps; ++i) {
-    if (!options.trace.empty() && i == config.training.steps) trace.start();
+    if (!options.trace.empty() && i == config.training.steps) {
+      while (step.num_started() > 0) finish();
+      trace.start();
+      if (device == Device::kCuda) traced_kernels.emplace();
+    }
     start(i);
     // A GPU has this step before the one before is read.
     if (step.num_started() == step.max_started()) finish();
   }
   while (step.num_started() > 0) finish();
+  if (traced_kernels) add_to_trace(traced_kernels->finish(), trace);
+  traced_kernels.reset();
   if (!options.trace.empty()) trace.write(options.trace);
   std::optional<cuda::KernelSummary> kernels;
   if (options.kernels) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 namespace tessera {
@@ -16,6 +17,7 @@ class TraceRecorder {
 
   void start() {
     events_.clear();
+    gpu_events_.clear();
     recording_ = true;
   }
   void stop() { recording_ = false; }
@@ -26,6 +28,11 @@ class TraceRecorder {
     if (events_.size() < events_.capacity()) events_.push_back({name, begin, end});
   }
 
+  /// What a GPU ran, known after it did: a row of its own in the picture.
+  void record_on_gpu(std::string name, Clock::time_point begin, Clock::time_point end) {
+    gpu_events_.push_back({std::move(name), begin, end});
+  }
+
   /// Writes the events as {"traceEvents": [...]}, times in microseconds from the first.
   void write(const std::filesystem::path& path) const;
 
@@ -34,7 +41,12 @@ class TraceRecorder {
     const char* name;
     Clock::time_point begin, end;
   };
+  struct GpuEvent {
+    std::string name;
+    Clock::time_point begin, end;
+  };
   std::vector<Event> events_;
+  std::vector<GpuEvent> gpu_events_;
   bool recording_ = false;
 };
 

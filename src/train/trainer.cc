@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
+#include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
 #include "train/memory_advice.h"
 #include "train/run_files.h"
@@ -206,7 +207,12 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     ranks_.set_step(step);
     const bool traced =
         is_first_rank() && config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0;
-    if (traced) trace_.start();
+    std::optional<cuda::KernelProfile> kernels;
+    if (traced) {
+      finish_steps(0);
+      trace_.start();
+      if (step_.device() == Device::kCuda) kernels.emplace();
+    }
     {
       const TraceScope trace(&trace_, "step");
       const std::size_t slot = static_cast<std::size_t>(step) % micro_batches_.size();
@@ -233,6 +239,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     if (metrics) metrics->pause();
     if (traced) {
       trace_.stop();
+      if (kernels) add_to_trace(kernels->finish(), trace_);
       create_folder(trace_folder);
       trace_.write(trace_folder / fmt::format("step-{}.json", step));
     }

@@ -11,6 +11,25 @@ namespace {
 
 using std::chrono::microseconds;
 
+TEST(TraceRecorder, TheGpuHasARowOfItsOwn) {
+  const data::Scratch scratch;
+  TraceRecorder recorder;
+  recorder.start();
+  const auto origin = TraceRecorder::Clock::now();
+  recorder.record_on_gpu("early", origin - microseconds(9), origin);
+  recorder.start();  // forgets it
+  recorder.record("step", origin + microseconds(2), origin + microseconds(9));
+  recorder.record_on_gpu(std::string("gemm<") + "128>", origin, origin + microseconds(3));
+  recorder.write(scratch / "trace.json");
+  const auto json = nlohmann::json::parse(read_text_file(scratch / "trace.json"));
+  ASSERT_EQ(json["traceEvents"].size(), 2u);
+  EXPECT_EQ(json["traceEvents"][0]["tid"], 0);
+  EXPECT_EQ(json["traceEvents"][0]["ts"], 2.0);
+  EXPECT_EQ(json["traceEvents"][1]["name"], "gemm<128>");
+  EXPECT_EQ(json["traceEvents"][1]["tid"], 1);
+  EXPECT_EQ(json["traceEvents"][1]["ts"], 0.0);
+}
+
 TEST(TraceRecorder, WritesEventsInMicroseconds) {
   const data::Scratch scratch;
   TraceRecorder recorder(2);

@@ -94,6 +94,10 @@ void CUPTIAPI take_buffer(CUcontext, std::uint32_t, std::uint8_t* buffer, std::s
 
 KernelProfile::KernelProfile() {
   recorded.clear();
+  std::uint64_t here = 0;
+  TESSERA_CUPTI(cuptiGetTimestamp, &here);
+  const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(TraceRecorder::Clock::now().time_since_epoch());
+  offset_ = now.count() - static_cast<std::int64_t>(here);
   TESSERA_CUPTI(cuptiActivityRegisterCallbacks, &give_buffer, &take_buffer);
   for (const CUpti_ActivityKind kind : kKinds) TESSERA_CUPTI(cuptiActivityEnable, kind);
 }
@@ -106,6 +110,7 @@ KernelProfile::~KernelProfile() {
 std::vector<KernelRun> KernelProfile::finish() {
   TESSERA_CUPTI(cuptiActivityFlushAll, std::uint32_t{0});
   const std::lock_guard lock(mutex);
+  for (KernelRun& run : recorded) run.begin += offset_, run.end += offset_;
   std::sort(recorded.begin(), recorded.end(), [](const KernelRun& a, const KernelRun& b) { return a.begin < b.begin; });
   return std::exchange(recorded, {});
 }

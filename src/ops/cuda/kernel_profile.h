@@ -1,14 +1,17 @@
 // What the GPU did and when, measured by CUPTI, the profiling library of CUDA's toolkit.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/trace.h"
+
 namespace tessera::cuda {
 
-/// A kernel, a copy or a fill on the GPU; times in nanoseconds from an arbitrary start.
+/// A kernel, a copy or a fill on the GPU; times in nanoseconds of TraceRecorder::Clock.
 struct KernelRun {
   std::string name;  // demangled, without parameters
   std::int64_t begin = 0, end = 0;
@@ -26,7 +29,13 @@ class KernelProfile {
 
   /// All that ran, by begin. The GPU must be idle.
   std::vector<KernelRun> finish();
+
+ private:
+  std::int64_t offset_ = 0;  // from CUPTI's clock to ours
 };
+
+/// Adds the runs to a trace, as the GPU's.
+void add_to_trace(std::span<const KernelRun> runs, TraceRecorder& trace);
 
 /// Of one name.
 struct KernelTime {

@@ -24,4 +24,10 @@ KernelSummary summarize(std::span<const KernelRun> runs) {
   return summary;
 }
 
+void add_to_trace(std::span<const KernelRun> runs, TraceRecorder& trace) {
+  using Clock = TraceRecorder::Clock;
+  const auto at = [](std::int64_t nanoseconds) { return Clock::time_point(std::chrono::nanoseconds(nanoseconds)); };
+  for (const KernelRun& run : runs) trace.record_on_gpu(run.name, at(run.begin), at(run.end));
+}
+
 }  // namespace tessera::cuda
