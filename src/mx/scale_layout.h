@@ -23,6 +23,25 @@ TESSERA_HOST_DEVICE constexpr std::int64_t packed_scale_bytes(std::int64_t rows,
   return (rows + kTileRows - 1) / kTileRows * ((blocks + kTileScales - 1) / kTileScales) * (kTileRows * kTileScales);
 }
 
+// Groups of a matrix (the experts of a grouped GEMM) are packed each as a matrix of its own, so that none shares a tile
+// with the next. Along either dim a tile holds the scales of 128 numbers: 128 rows, or 4 blocks of 32.
+
+/// The tile, counted along the grouped dim, at which a group's tiles begin: group `group` of numbers [offset, next
+/// group's offset). No group reaches into the next one's tiles, whatever their sizes, and no prefix sum is needed.
+TESSERA_HOST_DEVICE constexpr std::int64_t packed_group_tile(std::int64_t offset, std::int64_t group) {
+  return offset / kTileRows + group;
+}
+
+/// Tiles along the grouped dim for all groups of a dim of so many numbers.
+TESSERA_HOST_DEVICE constexpr std::int64_t packed_group_tiles(std::int64_t size, std::int64_t num_groups) {
+  return packed_group_tile(size, num_groups);
+}
+
+/// Bytes of packed scales per tile along the grouped dim, where the other dim has so many numbers.
+TESSERA_HOST_DEVICE constexpr std::int64_t packed_bytes_per_tile(std::int64_t size) {
+  return packed_scale_bytes(size, kTileScales);
+}
+
 /// packed [packed_scale_bytes(rows, blocks)] from scales [rows, blocks]; 0 where there is no scale.
 inline void pack_scales(const std::uint8_t* scales, std::int64_t rows, std::int64_t blocks, std::uint8_t* packed) {
   for (std::int64_t i = 0; i < packed_scale_bytes(rows, blocks); ++i) packed[i] = 0;

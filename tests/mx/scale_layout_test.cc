@@ -74,5 +74,36 @@ TEST(ScaleLayout, PackedSizeCountsWholeTiles) {
   }
 }
 
+// cuBLAS's documentation of a tile, byte by byte.
+TEST(ScaleLayout, Tile) {
+  for (std::int64_t r = 0; r < kTileRows; ++r) {
+    for (std::int64_t c = 0; c < kTileScales; ++c) {
+      EXPECT_EQ(packed_scale_offset(r, c, kTileScales), r % 32 * 16 + r / 32 % 4 * 4 + c % 4);
+    }
+  }
+}
+
+// Whatever the groups' sizes, their tiles follow each other without sharing one, and fit.
+TEST(ScaleLayout, GroupsHaveTheirOwnTiles) {
+  for (const std::vector<std::int64_t>& offsets : std::vector<std::vector<std::int64_t>>{{0, 0},
+                                                                                         {0, 1, 2, 3},
+                                                                                         {0, 127, 254, 255, 256},
+                                                                                         {0, 0, 128, 128, 256, 256},
+                                                                                         {1, 129, 130, 386, 513},
+                                                                                         {0, 32, 160, 256, 288},
+                                                                                         {100, 100, 1000, 1999}}) {
+    const auto num_groups = static_cast<std::int64_t>(offsets.size()) - 1;
+    std::int64_t end = 0;
+    for (std::int64_t group = 0; group < num_groups; ++group) {
+      const std::int64_t first = packed_group_tile(offsets[group], group);
+      EXPECT_GE(first, end);
+      end = first + (offsets[group + 1] - offsets[group] + kTileRows - 1) / kTileRows;
+    }
+    EXPECT_LE(end, packed_group_tiles(offsets.back(), num_groups));
+  }
+  EXPECT_EQ(packed_bytes_per_tile(128), 512);
+  EXPECT_EQ(packed_bytes_per_tile(416), 4 * 512);
+}
+
 }  // namespace
 }  // namespace tessera::mx
