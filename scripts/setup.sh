@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04), and where there is nvcc, cuDNN's
-# C++ frontend (headers) from PyPI into build/. Does nothing, in a moment, when all of it is there. `setup.sh lint` installs what `make lint` needs instead, `setup.sh fuzz` what `make fuzz` needs as
-# well, `setup.sh browser` a browser without a screen, for the tests of `tessera compare`'s report (status 2 where there
-# is no package of one).
+# Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04), and where there is nvcc, the
+# headers of cuDNN's C++ frontend and of CUTLASS from PyPI into build/. Does nothing, in a moment, when all of it is
+# there. `setup.sh lint` installs what `make lint` needs instead, `setup.sh fuzz` what `make fuzz` needs as well,
+# `setup.sh browser` a browser without a screen, for the tests of `tessera compare`'s report (status 2 where there is no
+# package of one).
 set -euo pipefail
 
 packages=(
@@ -27,25 +28,40 @@ elif [[ ${1:-} == fuzz ]]; then
   packages+=(clang libclang-rt-dev)
 fi
 
-frontend=$(dirname "$0")/../build/cudnn-frontend frontend_version=1.32.0
-wants_frontend=false
+build=$(dirname "$0")/../build
+# Name, package, version, the wheel's folder of headers, and its platform, which need not be this machine's: headers are
+# wanted only.
+headers=(
+  "cudnn-frontend nvidia-cudnn-frontend 1.32.0 include x86_64"
+  "cutlass nvidia-cutlass 4.2.0.0 cutlass_library/source/include any"
+)
+wanted=()
 if [[ $# -eq 0 ]] && { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; } >/dev/null; then
-  [[ $(cat "$frontend/version" 2>/dev/null) == "$frontend_version" ]] || wants_frontend=true
+  for line in "${headers[@]}"; do
+    read -r name _ version _ <<<"$line"
+    [[ $(cat "$build/$name/version" 2>/dev/null) == "$version" ]] || wanted+=("$line")
+  done
 fi
-if $wants_frontend && ! python3 -m pip --version >/dev/null 2>&1; then packages+=(python3-pip); fi
+if [[ ${#wanted[@]} -gt 0 ]] && ! python3 -m pip --version >/dev/null 2>&1; then packages+=(python3-pip); fi
 
-# The wheel of one platform, whatever this machine is: headers are wanted only.
-fetch_frontend() {
-  echo "setup: fetching cuDNN's frontend $frontend_version" >&2
-  rm -rf "$frontend"
-  mkdir -p "$frontend/wheel"
-  python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
-    --implementation cp --abi cp311 --platform manylinux_2_28_x86_64 -d "$frontend/wheel" \
-    "nvidia-cudnn-frontend==$frontend_version"
-  python3 -m zipfile -e "$frontend"/wheel/*.whl "$frontend/wheel"
-  mv "$frontend/wheel/include" "$frontend/include"
-  rm -r "$frontend/wheel"
-  echo "$frontend_version" >"$frontend/version"
+fetch_headers() {
+  local line name package version folder platform options
+  for line in "${wanted[@]}"; do
+    read -r name package version folder platform <<<"$line"
+    echo "setup: fetching the headers of $package $version" >&2
+    options=()
+    if [[ $platform == x86_64 ]]; then
+      options=(--python-version 3.11 --implementation cp --abi cp311 --platform manylinux_2_28_x86_64)
+    fi
+    rm -rf "${build:?}/$name"
+    mkdir -p "$build/$name/wheel"
+    python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: "${options[@]}" \
+      -d "$build/$name/wheel" "$package==$version"
+    python3 -m zipfile -e "$build/$name"/wheel/*.whl "$build/$name/wheel"
+    mv "$build/$name/wheel/$folder" "$build/$name/include"
+    rm -r "$build/$name/wheel"
+    echo "$version" >"$build/$name/version"
+  done
 }
 
 missing=()
@@ -55,7 +71,7 @@ for package in "${packages[@]}"; do
 done
 command -v c++ >/dev/null || missing+=(g++)
 if [[ ${#missing[@]} -eq 0 ]]; then
-  if $wants_frontend; then fetch_frontend; fi
+  fetch_headers
   exit 0
 fi
 
@@ -72,4 +88,4 @@ if [[ ${1:-} == browser ]] && ! apt-cache show "${packages[@]}" >/dev/null 2>&1;
   exit 2
 fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
-if $wants_frontend; then fetch_frontend; fi
+fetch_headers
