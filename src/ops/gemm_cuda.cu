@@ -2,6 +2,7 @@
 // are the same memory.
 #include <bit>
 
+#include "ops/cuda/blas_gemm.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/libraries.h"
 #include "ops/gemm.h"
@@ -99,9 +100,8 @@ void gemm_in_parts(const Context& op, const Tensor& a, bool transpose_a, const T
 
 }  // namespace
 
-void gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
-          Write write) {
-  if (a.dtype() != b.dtype()) return gemm_in_parts(op, a, transpose_a, b, transpose_b, c, write);
+void blas_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
+               Write write, const BlasScales& scales) {
   const ArenaScope scope(*op.arena);
   std::byte* workspace = op.arena->allocate_bytes(kBlasWorkspace);
   if (op.cuda == nullptr) return;  // measured where there is no GPU
@@ -109,12 +109,18 @@ void gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b,
   key.alignment_a = alignment_of(a);
   key.alignment_b = alignment_of(b);
   key.alignment_c = alignment_of(c);
-  const BlasPlan& plan = op.cuda->libraries().plan_for(key);
+  const BlasPlan& plan = op.cuda->libraries().plan_for(key, scales);
   if (op.measuring()) return;
   const float alpha = 1.0f, beta = key.accumulate ? 1.0f : 0.0f;
   TESSERA_BLAS(cublasLtMatmul, op.cuda->libraries().blas(), plan.operation, &alpha, b.raw(), plan.b, a.raw(), plan.a,
                &beta, c.raw(), plan.c, c.raw(), plan.c, &plan.algorithm, workspace, kBlasWorkspace,
                op.cuda->stream().handle());
+}
+
+void gemm(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
+          Write write) {
+  if (a.dtype() != b.dtype()) return gemm_in_parts(op, a, transpose_a, b, transpose_b, c, write);
+  blas_gemm(op, a, transpose_a, b, transpose_b, c, write);
 }
 
 }  // namespace tessera::cuda

@@ -13,7 +13,19 @@ void* blas_symbol(const char* name) {
 
 namespace {
 
-cudaDataType_t library_type(DType dtype) { return dtype == DType::kFloat32 ? CUDA_R_32F : CUDA_R_16BF; }
+cudaDataType_t library_type(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return CUDA_R_32F;
+    case DType::kBFloat16:
+      return CUDA_R_16BF;
+    case DType::kFloat8E4M3:
+      return CUDA_R_8F_E4M3;
+    default:
+      break;
+  }
+  TESSERA_CHECK(false, "no product of {}", name_of(dtype));
+}
 
 /// A matrix [rows, columns] as the library sees it: by columns.
 cublasLtMatrixLayout_t transposed_layout(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype) {
@@ -23,8 +35,15 @@ cublasLtMatrixLayout_t transposed_layout(std::int64_t rows, std::int64_t columns
   return layout;
 }
 
-void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, cublasOperation_t value) {
+template <typename T>
+void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute, T value) {
   TESSERA_BLAS(cublasLtMatmulDescSetAttribute, operation, attribute, &value, sizeof value);
+}
+
+/// The library's a is our b.
+void set_scales(cublasLtMatmulDesc_t operation, const BlasScales& scales) {
+  set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(scales.b.raw()));
+  set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(scales.a.raw()));
 }
 
 }  // namespace
@@ -44,14 +63,23 @@ Runtime::Libraries::Libraries(const Stream& stream) : stream_(stream) {
 
 Runtime::Libraries::~Libraries() { TESSERA_BLAS_FUNCTION(cublasLtDestroy)(blas_); }
 
-const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key) {
-  if (const auto found = plans_.find(key); found != plans_.end()) return *found->second;
+const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key, const BlasScales& scales) {
+  const bool is_block_scaled = key.dtype == DType::kFloat8E4M3;
+  if (const auto found = plans_.find(key); found != plans_.end()) {
+    if (is_block_scaled) set_scales(found->second->operation, scales);
+    return *found->second;
+  }
   auto made = std::make_unique<BlasPlan>();
   BlasPlan& plan = *made;
   // Float32 stays float32: this compute type has no tf32 in it. Bfloat16 is summed in float32.
   TESSERA_BLAS(cublasLtMatmulDescCreate, &plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (is_block_scaled) {
+    set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);
+    set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);
+    set_scales(plan.operation, scales);
+  }
   plan.a = key.transpose_a ? transposed_layout(key.k, key.m, key.stride_a, key.dtype)
                            : transposed_layout(key.m, key.k, key.stride_a, key.dtype);
   plan.b = key.transpose_b ? transposed_layout(key.n, key.k, key.stride_b, key.dtype)

@@ -6,6 +6,7 @@
 #include <memory>
 #include <unordered_map>
 
+#include "ops/cuda/blas_gemm.h"
 #include "ops/cuda/runtime.h"
 #include "ops/gemm_key.h"
 
@@ -54,8 +55,9 @@ class Runtime::Libraries {
   Libraries& operator=(const Libraries&) = delete;
 
   cublasLtHandle_t blas() const { return blas_; }
-  /// The library's choice for this product, asked for once.
-  const BlasPlan& plan_for(const GemmKey& key);
+  /// The library's choice for this product, asked for once. The addresses of scales are part of what it is told, and
+  /// hold until the product is asked for again.
+  const BlasPlan& plan_for(const GemmKey& key, const BlasScales& scales = {});
   /// cuDNN's attention (attention_library.h). Throws Error where there is no cuDNN.
   AttentionLibrary& attention();
 
