@@ -1,7 +1,10 @@
 #include <cuda_fp8.h>
 
+#include "ops/cuda/blas_gemm.h"
 #include "ops/cuda/grouped_simt.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/pack_scales.h"
+#include "ops/cuda/sm100_block_scaled.h"
 #include "ops/cuda/sm90_grouped_gemm.h"
 #include "ops/cuda/sm90_grouped_gemm_fp8.h"
 #include "ops/elementwise.h"
@@ -12,6 +15,10 @@
 
 // On Hopper, scales that hold for 128 numbers along the contraction go through the FP8 tensor cores, and MXFP8's blocks
 // of 32 through the bfloat16 ones, which hold their numbers exactly. A dense product is a grouped one of one group.
+//
+// On Blackwell, MXFP8 goes through the block-scaled tensor cores, whatever the size of its blocks, since every row and
+// 32 have a scale in memory: a dense product by cuBLASLt, a grouped one by CUTLASS's kernel.
+//
 // What these kernels do not take is widened in memory, like on a CPU, and multiplied by the operators of ops/gemm.h.
 namespace tessera::cuda {
 namespace {
@@ -30,16 +37,30 @@ Tensor widened(const Context& op, const mx::Quantized& x, DType dtype) {
 
 int to_int(std::int64_t size) { return static_cast<int>(size); }
 
-enum class Kernel { kBlockwise, kExact, kNone };
+enum class Kernel { kBlockwise, kExact, kBlockScaled, kNone };
 
 /// Whether Hopper's kernels are chosen: also when measuring without a GPU, as if it were one.
 bool may_be_hopper(const Context& op) { return op.cuda == nullptr || op.cuda->compute_capability() == 9; }
+
+/// Where there is no GPU to measure for, there is no Blackwell.
+bool is_blackwell(const Context& op) { return op.cuda != nullptr && op.cuda->compute_capability() == 10; }
+
+/// Whether the block-scaled tensor cores take y [R, M] = x [R, N] · w [M, N]ᵀ or, of groups, w [E, M, N]. cuBLASLt
+/// wants whole blocks and rows of whole 16 bytes of all three.
+bool is_block_scaled(const Context& op, const mx::Quantized& x, const mx::Quantized& w, const Tensor& y) {
+  const int last = w.elements.num_dims() - 1;
+  const std::int64_t m = w.elements.dim(last - 1), n = w.elements.dim(last);
+  if (!is_blackwell(op) || !is_e8m0(x) || m % 16 != 0 || n % 16 != 0) return false;
+  if (last == 1) return n % mx::kBlock == 0 && y.dim(0) % 16 == 0 && y.stride() % 16 == 0;
+  return y.dtype() == DType::kBFloat16 && y.is_contiguous() && w.elements.dim(0) <= kSm100MaxExperts;
+}
 
 /// The kernel for y [R, M] = x [R, N] · w [E, M, N]ᵀ.
 Kernel kernel_for(const Context& op, const mx::Quantized& x, const mx::Quantized& w, std::int64_t experts,
                   const Tensor& y) {
   const int last = w.elements.num_dims() - 1;
   const std::int64_t m = w.elements.dim(last - 1), n = w.elements.dim(last);
+  if (is_block_scaled(op, x, w, y)) return Kernel::kBlockScaled;
   if (!may_be_hopper(op) || y.dtype() != DType::kBFloat16 || !y.is_contiguous() || m % 16 != 0 || n % 16 != 0 ||
       experts > kSm90MaxExperts) {
     return Kernel::kNone;
@@ -61,6 +82,73 @@ Tensor one_group(const Context& op, std::int64_t num_rows) {
     one_group_kernel<<<1, 2, 0, stream_of(op)>>>(static_cast<std::int32_t>(num_rows), numbers<std::int32_t>(offsets_2));
   }
   return offsets_2;
+}
+
+/// The packed scales of x, in groups of rows, or of columns.
+Tensor packed_scales(const Context& op, const mx::Quantized& x, std::int64_t num_groups, const Tensor& offsets_E1 = {},
+                     bool groups_of_columns = false) {
+  const int last = x.elements.num_dims() - 1;
+  PackScales args{.scales = x.scale_bytes(),
+                  .num_rows = x.elements.num_elements() / x.elements.dim(last),
+                  .num_columns = x.elements.dim(last),
+                  .groups_of_columns = groups_of_columns,
+                  .num_groups = num_groups,
+                  .offsets = numbers<const std::int32_t>(offsets_E1)};
+  const Tensor packed = op.arena->allocate({args.bytes()}, DType::kFloat8E8M0);
+  args.packed = numbers<std::uint8_t>(packed);
+  if (!op.measuring()) pack_scales(args, stream_of(op));
+  return packed;
+}
+
+/// c [M, N] (= or +=) a [M, K] · b [N, K]ᵀ by Blackwell's tensor cores.
+void multiply_block_scaled(const Context& op, const mx::Quantized& a, const mx::Quantized& b, const Tensor& c,
+                           Write write) {
+  const BlasScales scales{.a = packed_scales(op, a, 1), .b = packed_scales(op, b, 1)};
+  blas_gemm(op, a.elements, false, b.elements, true, c, write, scales);
+}
+
+/// y rows = x rows · w_eᵀ by Blackwell's tensor cores.
+void run_block_scaled(const Context& op, const mx::Quantized& x, const mx::Quantized& w, const Tensor& offsets_E1,
+                      const Tensor& y) {
+  const std::int64_t experts = w.elements.dim(0);
+  const Tensor x_scales = packed_scales(op, x, experts, offsets_E1), w_scales = packed_scales(op, w, experts);
+  std::byte* scratch = op.arena->allocate_bytes(sm100_forward_scratch_bytes(op.cuda->num_sms()));
+  if (op.measuring()) return;
+  sm100_grouped_forward({.x_RN = x.element_bytes(),
+                         .x_scales = numbers<const std::uint8_t>(x_scales),
+                         .w_EMN = w.element_bytes(),
+                         .w_scales = numbers<const std::uint8_t>(w_scales),
+                         .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
+                         .y_RM = numbers<__nv_bfloat16>(y),
+                         .scratch = scratch,
+                         .num_experts = to_int(experts),
+                         .m = to_int(w.elements.dim(1)),
+                         .n = to_int(w.elements.dim(2)),
+                         .num_sms = op.cuda->num_sms()},
+                        stream_of(op));
+}
+
+/// d_w_EMN[e] (+= or =) d_yᵀ · x by Blackwell's tensor cores.
+void wgrad_block_scaled(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
+                        const Tensor& offsets_E1, std::int64_t experts, const Tensor& d_w, Write write) {
+  const Tensor d_y_scales = packed_scales(op, d_y_MR, experts, offsets_E1, true),
+               x_scales = packed_scales(op, x_NR, experts, offsets_E1, true);
+  std::byte* scratch = op.arena->allocate_bytes(sm100_wgrad_scratch_bytes(op.cuda->num_sms()));
+  if (op.measuring()) return;
+  sm100_grouped_wgrad({.d_y_MR = d_y_MR.element_bytes(),
+                       .d_y_scales = numbers<const std::uint8_t>(d_y_scales),
+                       .x_NR = x_NR.element_bytes(),
+                       .x_scales = numbers<const std::uint8_t>(x_scales),
+                       .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
+                       .d_w_EMN = numbers<float>(d_w),
+                       .scratch = scratch,
+                       .accumulate = write == Write::kAccumulate,
+                       .num_experts = to_int(experts),
+                       .num_rows = to_int(x_NR.elements.dim(1)),
+                       .m = to_int(d_y_MR.elements.dim(0)),
+                       .n = to_int(x_NR.elements.dim(0)),
+                       .num_sms = op.cuda->num_sms()},
+                      stream_of(op));
 }
 
 /// y rows = x rows · w_eᵀ by a kernel for Hopper.
@@ -108,6 +196,7 @@ void run(const Context& op, Kernel kernel, const mx::Quantized& x, const mx::Qua
 void multiply(const Context& op, const mx::Quantized& a, const mx::Quantized& b, const Tensor& c, Write write) {
   const ArenaScope scope(*op.arena);
   const Kernel kernel = kernel_for(op, a, b, 1, c);
+  if (kernel == Kernel::kBlockScaled) return multiply_block_scaled(op, a, b, c, write);
   if (kernel != Kernel::kNone) {
     const Tensor target = write == Write::kAssign ? c : op.arena->allocate(c.shape(), c.dtype());
     run(op, kernel, a, b, 1, one_group(op, c.dim(0)), target);
@@ -129,6 +218,7 @@ void multiply_grouped(const Context& op, const mx::Quantized& x, const mx::Quant
                       const Tensor& y) {
   const ArenaScope scope(*op.arena);
   const Kernel kernel = kernel_for(op, x, w, w.elements.dim(0), y);
+  if (kernel == Kernel::kBlockScaled) return run_block_scaled(op, x, w, offsets_E1, y);
   if (kernel != Kernel::kNone) return run(op, kernel, x, w, w.elements.dim(0), offsets_E1, y);
   const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : wide_type(x);
   const Tensor x_wide = widened(op, x, dtype), w_wide = widened(op, w, dtype);
@@ -198,8 +288,11 @@ Tensor widened_transposed(const Context& op, const mx::Quantized& x) {
 void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR, const Tensor& offsets_E1,
            std::int64_t experts, const Tensor& d_w, Write write) {
   const std::int64_t m = d_y_MR.elements.dim(0), n = x_NR.elements.dim(0), num_rows = x_NR.elements.dim(1);
-  const bool fits = may_be_hopper(op) && m % 16 == 0 && n % 16 == 0 && num_rows % x_NR.format.along == 0 &&
-                    experts <= kSm90MaxExperts;
+  const bool are_whole = m % 16 == 0 && n % 16 == 0 && num_rows % x_NR.format.along == 0;
+  if (is_blackwell(op) && are_whole && is_e8m0(x_NR) && experts <= kSm100MaxExperts) {
+    return wgrad_block_scaled(op, d_y_MR, x_NR, offsets_E1, experts, d_w, write);
+  }
+  const bool fits = may_be_hopper(op) && are_whole && experts <= kSm90MaxExperts;
   if (fits && is_wide_block(d_y_MR) && is_wide_block(x_NR)) {
     std::byte* scratch = op.arena->allocate_bytes(sm90_blockwise_scratch_bytes(to_int(num_rows), to_int(m), to_int(n)));
     if (op.measuring()) return;
@@ -244,6 +337,7 @@ void linear_wgrad(const Context& op, const mx::Quantized& d_y_MT, const mx::Quan
                   Write write) {
   TESSERA_CHECK(d_w_MN.is_contiguous(), "a gradient with stride {} on a GPU", d_w_MN.stride());
   const ArenaScope scope(*op.arena);
+  if (is_block_scaled(op, d_y_MT, x_NT, d_w_MN)) return multiply_block_scaled(op, d_y_MT, x_NT, d_w_MN, write);
   wgrad(op, d_y_MT, x_NT, one_group(op, x_NT.elements.dim(1)), 1, d_w_MN, write);
 }
 

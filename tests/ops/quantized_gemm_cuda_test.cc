@@ -41,7 +41,8 @@ class QuantizedGemmCuda : public ParityTest {
 TEST_F(QuantizedGemmCuda, Dense) {
   for (const Recipe& recipe : kRecipes) {
     for (const DType out : {DType::kBFloat16, DType::kFloat32}) {
-      for (const auto& [t, m, n] : {std::tuple{1, 16, 32}, {129, 144, 272}, {256, 256, 384}, {40, 24, 56}}) {
+      for (const auto& [t, m, n] :
+           {std::tuple{1, 16, 32}, {129, 144, 272}, {256, 256, 384}, {160, 96, 416}, {40, 24, 56}}) {
         SCOPED_TRACE(fmt::format("{} {} {} x {} x {}", recipe.name, name_of(out), t, m, n));
         const Tensor x = random({t, n}), d_y = random({t, m});
         const QuantizedWeight w = weight(random({m, n}, DType::kFloat32, 0.1), recipe.weight);
@@ -69,7 +70,8 @@ TEST_F(QuantizedGemmCuda, Grouped) {
     for (const DType out : {DType::kBFloat16, DType::kFloat32}) {
       const std::int64_t m = 144, n = 272, experts = 4;
       // Groups of whole blocks, an empty one, and rows of NaN behind the last.
-      const std::vector<std::int32_t> ends = {0, 256, 256, 384, 768};
+      const bool is_wide = recipe.activation.along == mx::kWideBlock;
+      const std::vector<std::int32_t> ends = {0, is_wide ? 256 : 32, is_wide ? 256 : 32, is_wide ? 384 : 320, 768};
       const std::int64_t used = 768, rows = 1024;
       SCOPED_TRACE(fmt::format("{} {}", recipe.name, name_of(out)));
       const Tensor offsets = ints(ends);
