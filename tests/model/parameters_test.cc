@@ -69,6 +69,31 @@ TEST(Parameters, NumbersDependOnSeedAndNameOnly) {
   EXPECT_NE(std::memcmp(before.data(), among.master(b).raw(), 400), 0);
 }
 
+// A product's first sum replaces whatever the gradient of its weight held; all other gradients start from 0.
+TEST(Parameters, GradientsOfProductsAreAssignedFirst) {
+  Parameters parameters;
+  const ParamId norm = parameters.add({"norm", {5}, {}});
+  const ParamId linear =
+      parameters.add({.name = "linear", .shape = {3, 7}, .init = {}, .gemm = GemmKind::kLinear, .cut = {}});
+  const ParamId gate = parameters.add({"gate", {2, 3}, {}});
+  const ParamId grouped =
+      parameters.add({.name = "grouped", .shape = {2, 3, 4}, .init = {}, .gemm = GemmKind::kGrouped, .cut = {}});
+  parameters.allocate(DType::kFloat32);
+  EXPECT_EQ(parameters.gradient_write(linear), Write::kAccumulate) << "before any step";
+  for (int step = 0; step < 2; ++step) {
+    const Tensor all = parameters.all_gradients();
+    std::fill_n(all.data<float>(), all.num_elements(), 3.0f);
+    parameters.clear_gradients();
+    for (const ParamId id : {norm, gate}) {
+      EXPECT_EQ(moments(parameters.gradient(id).data<float>(), parameters.gradient(id).num_elements()).largest, 0.0);
+    }
+    for (const ParamId id : {linear, grouped}) {
+      EXPECT_EQ(parameters.gradient_write(id), Write::kAssign);
+      EXPECT_EQ(parameters.gradient_write(id), Write::kAccumulate);
+    }
+  }
+}
+
 TEST(Parameters, NamesAreUniqueAndViewsAligned) {
   Parameters parameters;
   parameters.add({"a", {3}, {}});
