@@ -9,8 +9,10 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-/// Runs up to this long are added up by one warp.
-constexpr int kShort = 16;
+/// Tokens of one id from which on its columns are divided among as many blocks.
+constexpr int kLong = 32;
+/// Columns of such a block at a time, and rows that it has on their way.
+constexpr int kSlice = 64, kChunk = 128;
 
 template <typename T, int kCount>
 __global__ void forward_kernel(const std::int32_t* tokens, const T* table, std::int64_t num_ids, std::int64_t first_id,
@@ -44,86 +46,85 @@ struct BackwardArgs {
   const T* d_x;
   float* d_table;
 
-  /// Whether a run of one id starts at this place.
-  __device__ bool starts(std::int64_t place) const {
-    return place < num_tokens && rows[place] != num_ids && (place == 0 || rows[place - 1] != rows[place]);
-  }
   __device__ bool has(std::int64_t place, std::uint32_t row) const { return place < num_tokens && rows[place] == row; }
 };
 
-/// kCount neighbouring numbers of T, in one access.
-template <typename T, int kCount>
-struct alignas(kCount * sizeof(T)) Few {
-  T x[kCount];
-};
-
-/// sum += column j.. of the rows whose tokens the warp's first `count` lanes have, in their order.
+/// d_row += the rows of a whole run, whose tokens the lanes of each warp have.
 template <int kInFlight, int kCount, typename T>
-__device__ void add_rows(const T* d_x, std::int64_t dim, std::int64_t j, std::int32_t token, int count,
-                         float (&sum)[kCount]) {
-  for (int i = 0; i < count; i += kInFlight) {
-    Few<T, kCount> numbers[kInFlight];
+__device__ void add_short_run(const BackwardArgs<T>& args, std::int32_t token, int count, float* d_row) {
+#pragma unroll 1
+  for (std::int64_t first = 0; first < args.dim; first += kThreads * kCount) {
+    const std::int64_t j = first + threadIdx.x * kCount;
+    const bool there = j < args.dim;
+    float sum[kCount] = {};
+    if (there) load_lanes(d_row + j, sum);
+#pragma unroll 1
+    for (int i = 0; i < count; i += kInFlight) {
+      Lanes<T, kCount> numbers[kInFlight];
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) {
-      const std::int64_t row = __shfl_sync(~0u, token, i + k);
-      if (i + k < count && j < dim) numbers[k] = *reinterpret_cast<const Few<T, kCount>*>(d_x + row * dim + j);
+      for (int k = 0; k < kInFlight; ++k) {
+        const std::int64_t t = __shfl_sync(~0u, token, i + k);
+        if (i + k < count && there) numbers[k] = get_lanes<kCount>(args.d_x + t * args.dim + j);
+      }
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        if (i + k >= count) break;
+#pragma unroll
+        for (int lane = 0; lane < kCount; ++lane) sum[lane] += to_float(numbers[k].x[lane]);
+      }
     }
-#pragma unroll
-    for (int k = 0; k < kInFlight; ++k) {
-      if (i + k >= count || j >= dim) continue;
-#pragma unroll
-      for (int lane = 0; lane < kCount; ++lane) sum[lane] += to_float(numbers[k].x[lane]);
-    }
+    if (there) store_lanes(sum, d_row + j);
   }
 }
 
-/// Runs of at most kShort: a warp per place, that of a run's first adds it up.
+/// d_row += the rows of the run that starts at place `start`, in every kLong-th slice of columns: all threads fetch
+/// rows, a thread a column adds them.
+template <int kCount, typename T>
+__device__ void add_long_run(const BackwardArgs<T>& args, std::uint32_t row, std::int64_t start, int first_slice,
+                             float* d_row) {
+  constexpr int kGroups = kSlice / kCount;
+  __shared__ __align__(16) T chunk[kChunk][kSlice];
+#pragma unroll 1
+  for (std::int64_t first = first_slice * kSlice; first < args.dim; first += kLong * kSlice) {
+    const std::int64_t j = first + threadIdx.x;
+    const bool adds = threadIdx.x < kSlice && j < args.dim;
+    float sum = adds ? d_row[j] : 0.0f;
+#pragma unroll 1
+    for (std::int64_t place = start; args.has(place, row); place += kChunk) {
+#pragma unroll 4
+      for (int i = threadIdx.x; i < kChunk * kGroups; i += kThreads) {
+        const int line = i / kGroups, column = i % kGroups * kCount;
+        if (!args.has(place + line, row) || first + column >= args.dim) continue;
+        *reinterpret_cast<Lanes<T, kCount>*>(&chunk[line][column]) =
+            get_lanes<kCount>(args.d_x + args.order[place + line] * args.dim + first + column);
+      }
+      const int count = __syncthreads_count(threadIdx.x < kChunk && args.has(place + threadIdx.x, row));
+      if (adds) {
+#pragma unroll 8
+        for (int line = 0; line < count; ++line) sum += to_float(chunk[line][threadIdx.x]);
+      }
+      __syncthreads();
+    }
+    if (adds) d_row[j] = sum;
+  }
+}
+
+/// A block per place. That of a run's first place adds up the run, or the first kLong do.
 template <typename T, int kCount>
-__global__ void short_runs_kernel(const BackwardArgs<T> args) {
-  const std::int64_t place = std::int64_t{blockIdx.x} * (kThreads / kWarp) + threadIdx.x / kWarp;
+__global__ void __launch_bounds__(kThreads, 6) add_runs_kernel(const BackwardArgs<T> args) {
+  static_assert(kLong == kWarp && kChunk <= kThreads);
+  const std::int64_t place = blockIdx.x;
   const int lane = threadIdx.x % kWarp;
-  if (!args.starts(place)) return;
   const std::uint32_t row = args.rows[place];
-  const bool in_run = lane <= kShort && args.has(place + lane, row);
-  const int count = __popc(__ballot_sync(~0u, in_run));
-  if (count > kShort) return;
-  const std::int32_t token = in_run ? args.order[place + lane] : 0;
-  for (std::int64_t first = 0; first < args.dim; first += kWarp * kCount) {
-    const std::int64_t j = first + lane * kCount;
-    float* d_row = args.d_table + row * args.dim + j;
-    float sum[kCount] = {};
-    if (j < args.dim) load_lanes(d_row, sum);
-    add_rows<4>(args.d_x, args.dim, j, token, count, sum);
-    if (j < args.dim) store_lanes(sum, d_row);
-  }
-}
-
-/// Longer runs: a warp per 32 places and few columns, with many rows in flight.
-template <typename T, int kCount>
-__global__ void long_runs_kernel(const BackwardArgs<T> args) {
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const std::int64_t first_place = std::int64_t{blockIdx.x} * kWarp, here = first_place + lane;
-  const std::int64_t j = (std::int64_t{blockIdx.y} * (kThreads / kWarp) + warp) * kWarp * kCount + lane * kCount;
-  unsigned starts = __ballot_sync(~0u, args.starts(here) && args.has(here + kShort, args.rows[here]));
-  for (; starts != 0; starts &= starts - 1) {
-    std::int64_t place = first_place + __ffs(static_cast<int>(starts)) - 1;
-    const std::uint32_t row = args.rows[place];
-    float* d_row = args.d_table + row * args.dim + j;
-    float sum[kCount] = {};
-    if (j < args.dim) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sum[i] = d_row[i];
-    }
-    for (int count = kWarp; count == kWarp; place += kWarp) {
-      const bool in_run = args.has(place + lane, row);
-      const std::int32_t token = in_run ? args.order[place + lane] : 0;
-      count = __popc(__ballot_sync(~0u, in_run));
-      add_rows<16>(args.d_x, args.dim, j, token, count, sum);
-    }
-    if (j < args.dim) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) d_row[i] = sum[i];
-    }
+  if (row == args.num_ids) return;
+  const bool before = place > lane && args.rows[place - 1 - lane] == row, after = args.has(place + 1 + lane, row);
+  const std::int32_t token = args.has(place + lane, row) ? args.order[place + lane] : 0;
+  const int num_before = __popc(__ballot_sync(~0u, before)), num_after = __popc(__ballot_sync(~0u, after));
+  float* d_row = args.d_table + row * args.dim;
+  if (num_before + num_after < kLong) {
+    if (num_before == 0) add_short_run<2, kCount>(args, token, num_after + 1, d_row);
+  } else if (num_before < kLong) {
+    add_long_run<kCount>(args, row, place - num_before, num_before, d_row);
   }
 }
 
@@ -170,9 +171,6 @@ void embedding_backward(const Context& op, const Tensor& tokens_T, const Tensor&
   TESSERA_CHECK(needed <= num_bytes, "the sort of {} tokens needs {} bytes, has {}", num_tokens, needed, num_bytes);
   TESSERA_CUDA(cub::DeviceRadixSort::SortPairs(scratch, num_bytes, rows, order, static_cast<int>(num_tokens), 0,
                                                num_bits, stream_of(op)));
-  const auto blocks = [](std::int64_t items, std::int64_t per_block) {
-    return static_cast<unsigned>((items + per_block - 1) / per_block);
-  };
   for_float_type(d_x_TD.dtype(), [&]<typename T>(T) {
     const BackwardArgs<T> args{.rows = rows.Current(),
                                .order = order.Current(),
@@ -182,10 +180,8 @@ void embedding_backward(const Context& op, const Tensor& tokens_T, const Tensor&
                                .d_x = numbers<T>(d_x_TD),
                                .d_table = numbers<float>(d_table_VD)};
     for_lanes(in_lanes(d_x_TD, d_table_VD), [&](auto lanes) {
-      constexpr int kCount = decltype(lanes)::value, kFew = kCount == 1 ? 1 : 2;
-      short_runs_kernel<T, kCount><<<blocks(num_tokens, kThreads / kWarp), kThreads, 0, stream_of(op)>>>(args);
-      const dim3 grid(blocks(num_tokens, kWarp), blocks(dim, kThreads * kFew));
-      long_runs_kernel<T, kFew><<<grid, kThreads, 0, stream_of(op)>>>(args);
+      add_runs_kernel<T, decltype(lanes)::value>
+          <<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(args);
     });
   });
 }
