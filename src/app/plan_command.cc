@@ -6,7 +6,10 @@
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "ops/backends.h"
 #include "parallel/pipeline_picture.h"
+#include "train/memory_advice.h"
+#include "train/metrics.h"
 
 namespace tessera {
 namespace {
@@ -75,12 +78,57 @@ void add_schedule_command(CLI::App& parent) {
   });
 }
 
+struct MemoryCommand {
+  std::string config, device = "cpu";
+  double available_gib = 0.0;
+
+  void run(const std::vector<std::string>& overrides) const {
+    const JobConfig job = config.empty() ? parse_job_config("", overrides) : load_job_config(config, overrides);
+    job.validate();
+    const Device on = device == "cuda" ? Device::kCuda : Device::kCpu;
+    require(kHasCuda || on == Device::kCpu, "--device=cuda: {}", cuda::why_unavailable());
+    const std::int64_t batch = job.training.local_batch_size;
+    fmt::print("{:>10}{:>12}{:>12}{:>12}{:>24}{:>12}\n", "mode", "weights", "gradients", "moments",
+               "activations, scratch", "in all");
+    for (const RecomputeMode& mode : kRecomputeModes) {
+      const MemoryPlan plan = memory_plan(job, on, mode.mode, batch);
+      fmt::print("{:>10}{:>12}{:>12}{:>12}{:>24}{:>12}\n", mode.name, format_gib(plan.weights),
+                 format_gib(plan.gradients), format_gib(plan.moments), format_gib(plan.activations),
+                 format_gib(plan.total()));
+    }
+    if (available_gib <= 0.0) return;
+    const auto available = static_cast<std::size_t>(available_gib * static_cast<double>(1ULL << 30));
+    const MemoryPlan plan = memory_plan(job, on, job.activation_checkpoint.mode, batch);
+    if (plan.total() <= available) {
+      fmt::print("\nfits {}\n", format_gib(available));
+    } else {
+      fmt::print("\ndoes not fit {}:\n{}\n", format_gib(available), memory_advice(job, on, plan, 0, available));
+    }
+  }
+};
+
+void add_memory_command(CLI::App& parent) {
+  auto command = std::make_shared<MemoryCommand>();
+  CLI::App* app = parent.add_subcommand("memory", "Where the memory of a run of one rank goes, by recomputation");
+  app->add_option("config", command->config, "TOML file; without one, all keys have their defaults");
+  app->add_option("--device", command->device,
+                  "What it would run on; a GPU need not be there, and is taken for a Hopper")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  app->add_option("--available", command->available_gib, "GiB that there are: also says what would fit")
+      ->check(CLI::PositiveNumber);
+  app->allow_extras();
+  app->footer("Keys of the configuration as in `tessera train`. On a CPU the program itself comes besides.");
+  app->callback([command, app] { command->run(config_overrides(app->remaining())); });
+}
+
 }  // namespace
 
 void add_plan_commands(CLI::App& app) {
   CLI::App* command = app.add_subcommand("plan", "Look at what a run would do, before it runs");
   command->require_subcommand(1);
   add_schedule_command(*command);
+  add_memory_command(*command);
 }
 
 }  // namespace tessera

@@ -1,29 +1,16 @@
 #include "train/memory_advice.h"
 
-#include <array>
-
 #include "train/metrics.h"
 
 namespace tessera {
-namespace {
 
-struct Mode {
-  Recompute recompute;
-  const char* name;
-};
-constexpr std::array kModes = {Mode{Recompute::kNone, "none"}, Mode{Recompute::kSelective, "selective"},
-                               Mode{Recompute::kFull, "full"}};
-
-/// Of a step of as many sequences.
-MemoryPlan plan_of(const JobConfig& given, Device device, Recompute mode, std::int64_t local_batch_size) {
+MemoryPlan memory_plan(const JobConfig& given, Device device, Recompute mode, std::int64_t local_batch_size) {
   JobConfig config = given;
   config.training.global_batch_size = given.sequences_per_step();
   config.activation_checkpoint.mode = mode;
   config.training.local_batch_size = local_batch_size;
   return TrainingStep(config, nullptr, device).memory_plan();
 }
-
-}  // namespace
 
 std::string memory_advice(const JobConfig& config, Device device, const MemoryPlan& plan, std::size_t others,
                           std::size_t available) {
@@ -37,8 +24,8 @@ std::string memory_advice(const JobConfig& config, Device device, const MemoryPl
   const auto advise = [&](const std::string& settings, const MemoryPlan& candidate) {
     advice += fmt::format("\n  that fits: {}: {}", settings, format_gib(candidate.total() + others));
   };
-  for (const Mode& mode : kModes) {
-    const MemoryPlan same_batch = plan_of(config, device, mode.recompute, batch);
+  for (const RecomputeMode& mode : kRecomputeModes) {
+    const MemoryPlan same_batch = memory_plan(config, device, mode.mode, batch);
     table += fmt::format(" {} {}", mode.name, format_gib(same_batch.activations));
     const std::string as_toml = fmt::format("activation_checkpoint.mode = \"{}\"", mode.name);
     if (fits(same_batch)) {
@@ -48,7 +35,7 @@ std::string memory_advice(const JobConfig& config, Device device, const MemoryPl
     // The largest batch that a step can be made of in the same number of sequences.
     for (std::int64_t smaller = batch / 2; smaller >= 1; smaller /= 2) {
       if (config.sequences_per_step() % smaller != 0) continue;
-      const MemoryPlan candidate = plan_of(config, device, mode.recompute, smaller);
+      const MemoryPlan candidate = memory_plan(config, device, mode.mode, smaller);
       if (!fits(candidate)) continue;
       advise(fmt::format("{}, training.local_batch_size = {}, training.global_batch_size = {}", as_toml, smaller,
                          config.sequences_per_step()),

@@ -1,11 +1,24 @@
-// What to say when a run does not fit: where its memory goes, in every mode of recomputation, and what would fit.
+// Where the memory of a run goes, in every mode of recomputation; and what to say when it does not fit.
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "train/training_step.h"
 
 namespace tessera {
+
+struct RecomputeMode {
+  Recompute mode;
+  const char* name;  // activation_checkpoint.mode
+};
+inline constexpr std::array kRecomputeModes = {RecomputeMode{Recompute::kNone, "none"},
+                                               RecomputeMode{Recompute::kSelective, "selective"},
+                                               RecomputeMode{Recompute::kFull, "full"}};
+
+/// Of a run of one rank with another mode and local batch, and as many sequences per step. Measures it; allocates
+/// nothing, and needs no GPU for kCuda, which it takes for a Hopper.
+MemoryPlan memory_plan(const JobConfig& config, Device device, Recompute mode, std::int64_t local_batch_size);
 
 /// For a run of one rank that would take `plan` and `others` bytes besides it, on a device with `available` bytes: a
 /// table of its memory, and the nearest settings that fit, if any do. Measures other settings' steps; allocates

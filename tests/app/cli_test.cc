@@ -62,7 +62,8 @@ TEST_F(Cli, HelpOfEverySubcommand) {
                                                   {"data", "tokenizer"},
                                                   {"data", "inspect"},
                                                   {"plan"},
-                                                  {"plan", "schedule"}}) {
+                                                  {"plan", "schedule"},
+                                                  {"plan", "memory"}}) {
     std::vector<std::string> arguments = command;
     arguments.push_back("--help");
     const Finished finished = run(arguments);
@@ -130,6 +131,21 @@ TEST(PeakTflops, AreThoseOfDataSheets) {
   EXPECT_EQ(cuda::peak_tflops("NVIDIA B200"), 2250.0);
   EXPECT_EQ(cuda::peak_tflops("NVIDIA H100 PCIe"), 0.0);  // slower than the module
   EXPECT_EQ(cuda::peak_tflops(""), 0.0);
+}
+
+TEST_F(Cli, PlanSaysWhereMemoryGoes) {
+  const std::vector<std::string> arguments = {"plan", "memory", "--training.seq_len=64", "--model.args.n_layers=2"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = arguments;
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all);
+  };
+  const Finished plain = with({});
+  EXPECT_EQ(plain.status, 0) << plain.output;
+  EXPECT_THAT(plain.output, AllOf(HasSubstr("none"), HasSubstr("selective"), HasSubstr("full"), Not(HasSubstr("fit"))));
+  EXPECT_THAT(with({"--available=100"}).output, HasSubstr("fits 100.00GiB"));
+  EXPECT_THAT(with({"--available=0.001"}).output, AllOf(HasSubstr("does not fit 0.00GiB"), HasSubstr("no mode fits")));
+  EXPECT_EQ(with({"--device=tpu"}).status, 2);
 }
 
 TEST_F(Cli, PlanDrawsASchedule) {
