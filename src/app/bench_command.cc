@@ -98,7 +98,6 @@ void bench_step(const StepOptions& options, const std::vector<std::string>& over
   }
   while (step.num_started() > 0) finish();
   if (traced_kernels) add_to_trace(traced_kernels->finish(), trace);
-  traced_kernels.reset();
   if (!options.trace.empty()) trace.write(options.trace);
   std::optional<cuda::KernelSummary> kernels;
   if (options.kernels) {

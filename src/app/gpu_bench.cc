@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ops/gemm.h"
-#include "tensor/cuda_check.h"
+#include "tensor/cuda_graph.h"
 #include "tensor/philox.h"
 
 namespace tessera {
@@ -33,7 +33,6 @@ GpuBench::GpuBench(Work work, const GpuTableOptions& options)
     numbers_[i] = static_cast<float>(philox.uniform(i)) - 0.5f;
     bf16_[i] = BFloat16(numbers_[i]);
   }
-  for (cudaEvent_t& event : events_) TESSERA_CUDA(cudaEventCreate(&event));
   source_ = arena_.allocate_bytes(kCopyBytes), target_ = arena_.allocate_bytes(kCopyBytes);
   fmt::print("{}\n{:30} {:26} {:>10} {:>8} {:>7}\n",
              work == Work::kBytes
@@ -44,10 +43,6 @@ GpuBench::GpuBench(Work work, const GpuTableOptions& options)
   const ArenaScope scope(arena_);
   ceiling_ = work == Work::kBytes ? time_row("copy", "1 GiB", {ceiling()})
                                   : time_row("bf16 product", "8192x8192x8192", {ceiling()});
-}
-
-GpuBench::~GpuBench() {
-  for (cudaEvent_t& event : events_) cudaEventDestroy(event);
 }
 
 Call GpuBench::ceiling() {
@@ -95,47 +90,32 @@ Tensor GpuBench::ints(std::int64_t count, const std::function<std::int64_t(std::
 void GpuBench::copy() { cuda::copy_bytes(runtime_.stream(), source_, kCopyBytes, target_); }
 
 void GpuBench::run_as_graph(const Call& call) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  const cudaStream_t stream = runtime_.stream().handle();
-  TESSERA_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  call.run(context());
-  TESSERA_CUDA(cudaStreamEndCapture(stream, &graph));
-  TESSERA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  TESSERA_CUDA(cudaGraphLaunch(executable, stream));
+  const cuda::Graph graph(runtime_.stream(), [&] { call.run(context()); });
+  graph.launch(runtime_.stream());
   runtime_.synchronize();
-  TESSERA_CUDA(cudaGraphExecDestroy(executable));
-  TESSERA_CUDA(cudaGraphDestroy(graph));
-}
-
-double GpuBench::seconds_between(int first, int last) const {
-  float milliseconds = 0.0f;
-  TESSERA_CUDA(cudaEventElapsedTime(&milliseconds, events_[first], events_[last]));
-  return static_cast<double>(milliseconds) * 1e-3;
 }
 
 double GpuBench::median_seconds(const std::vector<Call>& calls) {
-  const cudaStream_t stream = runtime_.stream().handle();
+  const auto timed = [&](std::pair<cuda::Event, cuda::Event>& events, const Call& call) {
+    events.first.record(runtime_.stream());
+    call.run(context());
+    events.second.record(runtime_.stream());
+  };
+  const auto seconds_of = [](const auto& events) { return events.second.seconds_since(events.first); };
   for (const Call& call : calls) call.run(context());
   run_as_graph(calls[0]);
-  TESSERA_CUDA(cudaEventRecord(events_[0], stream));
-  calls[0].run(context());
-  TESSERA_CUDA(cudaEventRecord(events_[1], stream));
+  timed(events_[0], calls[0]);
   runtime_.synchronize();
   const double warm_seconds = work_ == Work::kBytes ? kWarmSecondsOfBytes : kWarmSecondsOfProducts;
-  const int warm_calls = static_cast<int>(std::min<double>(warm_seconds / seconds_between(0, 1), kMaxWarmCalls));
-  const auto run_in_turn = [&](int i) { calls[static_cast<std::size_t>(i) % calls.size()].run(context()); };
-  for (int i = 0; i < warm_calls; ++i) run_in_turn(i);
+  const int warm_calls = static_cast<int>(std::min<double>(warm_seconds / seconds_of(events_[0]), kMaxWarmCalls));
+  const auto in_turn = [&](std::size_t i) -> const Call& { return calls[i % calls.size()]; };
+  for (int i = 0; i < warm_calls; ++i) in_turn(static_cast<std::size_t>(i)).run(context());
   // While these run the calls are put on the stream, so that they follow each other without gaps.
   for (int i = 0; i < kCopiesAhead; ++i) copy();
-  for (int i = 0; i < kCalls; ++i) {
-    TESSERA_CUDA(cudaEventRecord(events_[2 * i], stream));
-    run_in_turn(i);
-    TESSERA_CUDA(cudaEventRecord(events_[2 * i + 1], stream));
-  }
+  for (std::size_t i = 0; i < kCalls; ++i) timed(events_[i], in_turn(i));
   runtime_.synchronize();
   std::vector<double> seconds;
-  for (int i = 0; i < kCalls; ++i) seconds.push_back(seconds_between(2 * i, 2 * i + 1));
+  for (const auto& events : events_) seconds.push_back(seconds_of(events));
   std::nth_element(seconds.begin(), seconds.begin() + kCalls / 2, seconds.end());
   return seconds[kCalls / 2];
 }

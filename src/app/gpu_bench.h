@@ -7,10 +7,10 @@
 // cache. Each operator is also captured as a graph, and the graph run, because a training step is one.
 #pragma once
 
-#include <cuda_runtime.h>
-
+#include <array>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "app/gpu_tables.h"
@@ -42,7 +42,6 @@ class GpuBench {
  public:
   /// Measures the ceiling, which is the table's first row.
   GpuBench(Work work, const GpuTableOptions& options);
-  ~GpuBench();
   GpuBench(const GpuBench&) = delete;
   GpuBench& operator=(const GpuBench&) = delete;
 
@@ -73,7 +72,6 @@ class GpuBench {
   void copy();
   Call ceiling();
   void run_as_graph(const Call& call);
-  double seconds_between(int first, int last) const;
   double median_seconds(const std::vector<Call>& calls);
   /// The rate in work per second.
   double time_row(const std::string& name, const std::string& shape, const std::vector<Call>& calls);
@@ -86,7 +84,7 @@ class GpuBench {
   std::vector<float> numbers_ = std::vector<float>(kPattern);
   std::vector<BFloat16> bf16_ = std::vector<BFloat16>(kPattern);
   std::byte *source_ = nullptr, *target_ = nullptr;
-  cudaEvent_t events_[2 * kCalls] = {};
+  std::array<std::pair<cuda::Event, cuda::Event>, kCalls> events_;  // before and behind a call
   double ceiling_ = 0.0;
 };
 

@@ -90,19 +90,19 @@ struct MemoryCommand {
     const std::int64_t batch = job.training.local_batch_size;
     fmt::print("{:>10}{:>12}{:>12}{:>12}{:>24}{:>12}\n", "mode", "weights", "gradients", "moments",
                "activations, scratch", "in all");
-    for (const RecomputeMode& mode : kRecomputeModes) {
-      const MemoryPlan plan = memory_plan(job, on, mode.mode, batch);
-      fmt::print("{:>10}{:>12}{:>12}{:>12}{:>24}{:>12}\n", mode.name, format_gib(plan.weights),
-                 format_gib(plan.gradients), format_gib(plan.moments), format_gib(plan.activations),
-                 format_gib(plan.total()));
+    MemoryPlan asked;
+    for (const auto& [name, mode] : recompute_modes()) {
+      const MemoryPlan plan = memory_plan(job, on, mode, batch);
+      if (mode == job.activation_checkpoint.mode) asked = plan;
+      fmt::print("{:>10}{:>12}{:>12}{:>12}{:>24}{:>12}\n", name, format_gib(plan.weights), format_gib(plan.gradients),
+                 format_gib(plan.moments), format_gib(plan.activations), format_gib(plan.total()));
     }
     if (available_gib <= 0.0) return;
     const auto available = static_cast<std::size_t>(available_gib * static_cast<double>(1ULL << 30));
-    const MemoryPlan plan = memory_plan(job, on, job.activation_checkpoint.mode, batch);
-    if (plan.total() <= available) {
+    if (asked.total() <= available) {
       fmt::print("\nfits {}\n", format_gib(available));
     } else {
-      fmt::print("\ndoes not fit {}:\n{}\n", format_gib(available), memory_advice(job, on, plan, 0, available));
+      fmt::print("\ndoes not fit {}:\n{}\n", format_gib(available), memory_advice(job, on, asked, 0, available));
     }
   }
 };

@@ -377,6 +377,10 @@ void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& 
 
 }  // namespace
 
+std::vector<std::pair<std::string, Recompute>> recompute_modes() {
+  return {{"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}};
+}
+
 ConfigTable config_table(JobConfig& c) {
   ConfigTable t;
   t.add("job.dump_folder", c.job.dump_folder, "folder of everything that a run writes");
@@ -501,8 +505,7 @@ ConfigTable config_table(JobConfig& c) {
   add_recipe_keys(t, std::string(kLinearConverter), c.quantize_mx.linear, true);
   add_recipe_keys(t, std::string(kGroupedConverter), c.quantize_mx.grouped_mm, false);
 
-  t.add("activation_checkpoint.mode", c.activation_checkpoint.mode,
-        {{"none", Recompute::kNone}, {"selective", Recompute::kSelective}, {"full", Recompute::kFull}},
+  t.add("activation_checkpoint.mode", c.activation_checkpoint.mode, recompute_modes(),
         "activations that the backward computes again");
 
   t.add("validation.enable", c.validation.enable, "evaluate on the validation split during training");

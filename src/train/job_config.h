@@ -142,6 +142,9 @@ struct JobConfig {
   void validate_on(const MeshDegrees& degrees) const;
 };
 
+/// activation_checkpoint.mode: its values by name.
+std::vector<std::pair<std::string, Recompute>> recompute_modes();
+
 /// The table of keys, bound to the fields of `config`. TorchTitan's keys that mean nothing here are passed over
 /// (docs/from-torchtitan.md).
 ConfigTable config_table(JobConfig& config);

@@ -24,10 +24,10 @@ std::string memory_advice(const JobConfig& config, Device device, const MemoryPl
   const auto advise = [&](const std::string& settings, const MemoryPlan& candidate) {
     advice += fmt::format("\n  that fits: {}: {}", settings, format_gib(candidate.total() + others));
   };
-  for (const RecomputeMode& mode : kRecomputeModes) {
-    const MemoryPlan same_batch = memory_plan(config, device, mode.mode, batch);
-    table += fmt::format(" {} {}", mode.name, format_gib(same_batch.activations));
-    const std::string as_toml = fmt::format("activation_checkpoint.mode = \"{}\"", mode.name);
+  for (const auto& [name, mode] : recompute_modes()) {
+    const MemoryPlan same_batch = memory_plan(config, device, mode, batch);
+    table += fmt::format(" {} {}", name, format_gib(same_batch.activations));
+    const std::string as_toml = fmt::format("activation_checkpoint.mode = \"{}\"", name);
     if (fits(same_batch)) {
       advise(as_toml, same_batch);
       continue;
@@ -35,7 +35,7 @@ std::string memory_advice(const JobConfig& config, Device device, const MemoryPl
     // The largest batch that a step can be made of in the same number of sequences.
     for (std::int64_t smaller = batch / 2; smaller >= 1; smaller /= 2) {
       if (config.sequences_per_step() % smaller != 0) continue;
-      const MemoryPlan candidate = memory_plan(config, device, mode.mode, smaller);
+      const MemoryPlan candidate = memory_plan(config, device, mode, smaller);
       if (!fits(candidate)) continue;
       advise(fmt::format("{}, training.local_batch_size = {}, training.global_batch_size = {}", as_toml, smaller,
                          config.sequences_per_step()),

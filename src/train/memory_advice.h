@@ -1,20 +1,11 @@
 // Where the memory of a run goes, in every mode of recomputation; and what to say when it does not fit.
 #pragma once
 
-#include <array>
 #include <string>
 
 #include "train/training_step.h"
 
 namespace tessera {
-
-struct RecomputeMode {
-  Recompute mode;
-  const char* name;  // activation_checkpoint.mode
-};
-inline constexpr std::array kRecomputeModes = {RecomputeMode{Recompute::kNone, "none"},
-                                               RecomputeMode{Recompute::kSelective, "selective"},
-                                               RecomputeMode{Recompute::kFull, "full"}};
 
 /// Of a run of one rank with another mode and local batch, and as many sequences per step. Measures it; allocates
 /// nothing, and needs no GPU for kCuda, which it takes for a Hopper.

@@ -60,7 +60,7 @@ std::size_t peak_resident_bytes() { return status_bytes("VmHWM"); }
 
 double peak_tflops(const JobConfig& config, Device device) {
   if (config.metrics.peak_tflops > 0.0 || device == Device::kCpu) return config.metrics.peak_tflops;
-  return cuda::peak_tflops(cuda::take_inventory().gpus.at(0).name);
+  return cuda::peak_tflops(cuda::gpu_name());
 }
 
 std::string format_gib(std::size_t bytes) {
@@ -98,7 +98,8 @@ std::size_t MetricsWriter::memory_in_use() const {
 void MetricsWriter::pause() { paused_at_ = Clock::now(); }
 void MetricsWriter::resume() { window_begin_ += Clock::now() - paused_at_; }
 
-void MetricsWriter::step(std::int64_t step, const StepResult& result) {
+void MetricsWriter::step(const StepResult& result) {
+  const std::int64_t step = result.step;
   window_tokens_ += result.num_tokens;
   ++window_steps_;
   window_seconds_ += result.seconds;

@@ -43,7 +43,7 @@ class MetricsWriter {
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
   /// After each step; writes if the step is due, or its loss or gradient norm is not finite: no step comes after that.
-  void step(std::int64_t step, const StepResult& result);
+  void step(const StepResult& result);
   void validation(std::int64_t step, double loss);
   /// After a save is committed: for how long training waited, and how long it took.
   void checkpoint(std::int64_t step, double stall_seconds, double seconds);

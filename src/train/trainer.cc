@@ -159,12 +159,12 @@ void Trainer::finish_step(MetricsWriter* metrics) {
     result = step_.finish();
   } catch (NonFiniteStep& error) {
     error.result.seconds.data = data_seconds(error.result);
-    if (metrics != nullptr) metrics->step(error.result.step, error.result);  // so that the run's files say how it ended
+    if (metrics != nullptr) metrics->step(error.result);  // so that the run's files say how it ended
     checkpointer_.finish();
     throw;
   }
   result.seconds.data = data_seconds(result);
-  if (metrics != nullptr) metrics->step(result.step, result);
+  if (metrics != nullptr) metrics->step(result);
   if (step_callback_) step_callback_(result.step, result);
 }
 

@@ -159,16 +159,16 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   // load kernels, which cannot be recorded.
   GraphKey key{.per_token = started.scale.per_token, .batches = {}};
   for (const Batch& batch : started.micro_batches) key.batches.push_back(batch.inputs(device_).raw());
-  const bool is_new = std::ranges::find(recorded_, key, &Recorded::key) == recorded_.end();
   Recorded& run = recorded(key);
   started.clock = &run.clock;
   const auto update_all = [&] {
     run.clock.reset();
     update(started, run.clock);
   };
-  if (is_new || started.probe) {
+  if (!run.has_run || started.probe) {
     run.graph = {};
     update_all();
+    run.has_run = true;
   } else {
     if (!run.graph.defined()) run.graph = cuda::Graph(stream, update_all);
     run.graph.launch(stream);

@@ -121,6 +121,7 @@ class TrainingStep {
   };
   struct Recorded {
     GraphKey key;
+    bool has_run = false;
     cuda::Graph graph;  // undefined before the key was met twice
     PhaseClock clock;
   };

@@ -8,6 +8,7 @@
 #include <array>
 #include <memory>
 
+#include "base/error.h"
 #include "tensor/cuda.h"
 #include "tensor/cuda_check.h"
 
@@ -107,6 +108,15 @@ GpuInfo gpu_info(int device, const Management& management) {
 }
 
 }  // namespace
+
+std::string gpu_name() {
+  require(available(), "no GPU: {}", why_unavailable());
+  int device = 0;
+  cudaDeviceProp properties{};
+  TESSERA_CUDA(cudaGetDevice(&device));
+  TESSERA_CUDA(cudaGetDeviceProperties(&properties, device));
+  return properties.name;
+}
 
 Inventory take_inventory() {
   Inventory inventory;

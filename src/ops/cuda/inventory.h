@@ -32,6 +32,9 @@ struct Inventory {
 /// Never throws for what is missing. Empty in a build without CUDA.
 Inventory take_inventory();
 
+/// Of the GPU that this process uses. Throws Error where there is none.
+std::string gpu_name();
+
 /// Dense bfloat16 TFLOP/s by the vendor's data sheet of a GPU with this name; 0 if it is not known. A PCIe card has
 /// another name than the module, and another rate.
 constexpr double peak_tflops(std::string_view gpu_name) {

@@ -102,13 +102,16 @@ KernelProfile::KernelProfile() {
   for (const CUpti_ActivityKind kind : kKinds) TESSERA_CUPTI(cuptiActivityEnable, kind);
 }
 
-KernelProfile::~KernelProfile() {
+KernelProfile::~KernelProfile() { stop(); }
+
+void KernelProfile::stop() {
   const auto disable = reinterpret_cast<decltype(&::cuptiActivityDisable)>(cupti_symbol("cuptiActivityDisable"));
   for (const CUpti_ActivityKind kind : kKinds) disable(kind);
 }
 
 std::vector<KernelRun> KernelProfile::finish() {
   TESSERA_CUPTI(cuptiActivityFlushAll, std::uint32_t{0});
+  stop();
   const std::lock_guard lock(mutex);
   for (KernelRun& run : recorded) run.begin += offset_, run.end += offset_;
   std::sort(recorded.begin(), recorded.end(), [](const KernelRun& a, const KernelRun& b) { return a.begin < b.begin; });

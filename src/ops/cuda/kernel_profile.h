@@ -27,10 +27,12 @@ class KernelProfile {
   KernelProfile(const KernelProfile&) = delete;
   KernelProfile& operator=(const KernelProfile&) = delete;
 
-  /// All that ran, by begin. The GPU must be idle.
+  /// Ends it: all that ran, by begin. The GPU must be idle.
   std::vector<KernelRun> finish();
 
  private:
+  void stop();
+
   std::int64_t offset_ = 0;  // from CUPTI's clock to ours
 };
 

@@ -15,6 +15,7 @@ void Runtime::wait(const Event&) {}
 void Runtime::fetch(const Tensor&, void*) {}
 
 Inventory take_inventory() { return {}; }
+std::string gpu_name() { fail("no GPU: {}", why_unavailable()); }
 
 KernelProfile::KernelProfile() { fail("no GPU: {}", why_unavailable()); }
 KernelProfile::~KernelProfile() = default;

@@ -47,18 +47,21 @@ Runtime::Libraries& Runtime::libraries() {
   return *libraries_;
 }
 
+namespace {
+/// Throws Error for a failure (null: none) of the work that was waited for.
+void require_success(const char* failure, const FlightRecorder& recorder) {
+  if (failure == nullptr) return;
+  fail("the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
+       failure, recorder.dump());
+}
+}  // namespace
+
 void Runtime::synchronize() {
-  Event reached;
-  reached.record(stream_);
-  wait(reached);
+  const cudaError_t status = cudaStreamSynchronize(stream_.handle());
+  require_success(status == cudaSuccess ? nullptr : cudaGetErrorString(status), recorder_);
 }
 
-void Runtime::wait(const Event& event) {
-  const char* failure = event.wait();
-  require(failure == nullptr,
-          "the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
-          failure == nullptr ? "" : failure, recorder_.dump());
-}
+void Runtime::wait(const Event& event) { require_success(event.wait(), recorder_); }
 
 void Runtime::fetch(const Tensor& tensor, void* target) {
   TESSERA_CHECK(tensor.device() == Device::kCuda && tensor.is_contiguous());
