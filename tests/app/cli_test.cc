@@ -125,6 +125,34 @@ TEST_F(Cli, BenchTablesNeedAGpu) {
   }
 }
 
+#ifdef TESSERA_HAS_CUDA
+TEST_F(Cli, ADriverThatIsTooOldIsToldOf) {
+  const std::string old_driver = std::string("LD_LIBRARY_PATH=") + OLD_LIBRARIES + "/old_driver";
+  const auto with_it = [&](const std::vector<std::string>& arguments) {
+    return Process(scratch_, arguments, RLIM_INFINITY, {"/usr/bin/env", old_driver}).finish();
+  };
+  const std::string message = "the NVIDIA driver supports CUDA up to 12.4, this build needs ";
+  const Finished doctor = with_it({"doctor"});
+  EXPECT_EQ(doctor.status, 0);
+  EXPECT_THAT(doctor.output, AllOf(HasSubstr("no GPU:    " + message), HasSubstr(": install a newer driver\n")));
+  const Finished train = with_it(train_arguments({"--training.device=cuda"}));
+  EXPECT_EQ(train.status, 2);
+  EXPECT_THAT(train.output, HasSubstr(message));
+  EXPECT_EQ(std::ranges::count(train.output, '\n'), 1) << train.output;
+}
+
+TEST_F(Cli, ACudnnThatIsTooOldIsToldOf) {
+  if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
+  const char* path = std::getenv("LD_LIBRARY_PATH");
+  const std::string old_cudnn =
+      std::string("LD_LIBRARY_PATH=") + OLD_LIBRARIES + "/old_cudnn:" + (path == nullptr ? "" : path);
+  const Finished finished =
+      Process(scratch_, {"bench", "attention"}, RLIM_INFINITY, {"/usr/bin/env", old_cudnn}).finish();
+  EXPECT_EQ(finished.status, 2) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("is too old: 9.12 or newer is needed"));
+}
+#endif
+
 TEST(PeakTflops, AreThoseOfDataSheets) {
   EXPECT_EQ(cuda::peak_tflops("NVIDIA H100 80GB HBM3"), 989.5);
   EXPECT_EQ(cuda::peak_tflops("NVIDIA H200"), 989.5);

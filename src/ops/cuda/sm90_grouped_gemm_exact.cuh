@@ -205,6 +205,7 @@ struct Consumer {
       widen_x(a);
       multiply<kColumns>(d, a);
       ptx::wgmma_wait<0>();
+      __syncwarp();  // all lanes have read x and the scales
       if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
       if (++at == kStages) {
         at = 0;
