@@ -2,8 +2,8 @@
 # Runs every test of the GPU's operators under compute-sanitizer's memcheck, initcheck and racecheck, many at a time:
 #   tests/compute_sanitizer.sh BUILD [FILTER]
 # BUILD: the build folder (build/release); FILTER: of the tests, as for --gtest_filter. Prints a line per tool and test
-# that is not clean, and fails if there is one. Races are looked for in our own kernels only: of cuBLASLt's and cuDNN's,
-# which wait for copies by barriers that the tool does not know, it reports some that are none.
+# that is not clean, and fails if there is one; six minutes on an H200. Races are looked for in our own kernels only: of
+# cuBLASLt's and cuDNN's, which wait for copies by barriers that the tool does not know, it reports some that are none.
 set -euo pipefail
 
 build=${1:?"usage: tests/compute_sanitizer.sh BUILD [FILTER]"}
@@ -33,6 +33,9 @@ tests=$("$TEST_BINARY" --gtest_list_tests --gtest_filter="${2:-*}-$excluded" |
   awk '/^[A-Za-z].*\.$/ {suite = $1} /^  / {print suite $1}')
 [ -n "$tests" ] || { echo "no such test: ${2:-}" >&2; exit 2; }
 for tool in memcheck initcheck racecheck; do
-  for name in $tests; do echo "$tool $name"; done
+  for name in $tests; do
+    # GemmCuda is cuBLASLt, which the tool cannot leave out.
+    [ $tool = racecheck ] && [[ $name == GemmCuda.* ]] || echo "$tool $name"
+  done
 done | xargs -P "$(nproc)" -L 1 bash -c 'check "$0" "$1"'
 echo "compute-sanitizer: $(wc -w <<< "$tests") tests are clean under memcheck, initcheck and racecheck"

@@ -159,7 +159,7 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
 struct Consumer {
   const Params& p;
   Shared& shared;
-  const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
+  const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32, rank = ptx::cluster_cta_rank();
   const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first of the tile
   int at = 0;                                                                // the buffer
   std::uint32_t parity = 0;
@@ -206,7 +206,8 @@ struct Consumer {
       multiply<kColumns>(d, a);
       ptx::wgmma_wait<0>();
       __syncwarp();  // all lanes have read x and the scales
-      if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
+      if (lane == rank) ptx::mbarrier_arrive(&shared.empty[at]);
+      if (lane == kCluster - 1 - rank) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
       if (++at == kStages) {
         at = 0;
         parity ^= 1;
