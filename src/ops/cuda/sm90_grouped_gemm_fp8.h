@@ -10,7 +10,7 @@
 //              row and 128 along R). Offsets are multiples of 128. An expert without rows assigns zeros, or adds
 //              nothing.
 //   exact      y_RM = x_RN · w_EMN[e]ᵀ of MXFP8 with scales per row and 32, which bfloat16 holds exactly: w was widened
-//              in memory; x is in registers on its way to the bfloat16 tensor cores.
+//              when it was quantized; x is in registers, on its way to the bfloat16 tensor cores.
 //
 // The input's gradient is the same product, of d_y and the weight's columns. Results are the same bits from run to run.
 // M and N are multiples of 16, as is R for wgrad; pointers are multiples of 16 bytes.
