@@ -172,31 +172,18 @@ double median_ms(const std::function<void()>& run) {
   return times[kRuns / 2];
 }
 
-/// What a case measured, ms; 0 without timing.
-struct Times {
-  double run = 0, prepare = 0;
-};
-
-/// y = x · wᵀ in a format. The input's gradient is the same with m and n exchanged.
-Times forward(const Shape& s, const Format& format, std::int64_t samples, bool timed) {
+/// y = x · wᵀ in a format. The input's gradient is the same with m and n exchanged. ms; 0 without timing.
+double forward(const Shape& s, const Format& format, std::int64_t samples, bool timed) {
   const bool exact = format.along == mx::kBlock;
   const Operand x(format, 1, s.num_rows, s.n, 1, samples ? 0 : 8);
   const Operand w(format, s.experts(), s.m, s.n, exact ? 1 : mx::kWideBlock, samples ? 0 : 8);
   x.poison_after(false, s.used());
   const std::unique_ptr<Buffer<std::int32_t>> offsets(make_offsets(s));
   const Buffer<Bf16> y(std::int64_t{s.num_rows} * s.m);
-  const Buffer<Bf16> wide(exact ? w.view.rows * sm90_wide_row(s.n) : 0);
-  wide.poison();
+  const int wide_row = (s.n + 63) / 64 * 64;
+  const Buffer<Bf16> wide(exact ? w.view.rows * wide_row : 0);
   y.poison();
-  const auto prepare = [&] {
-    sm90_widen_weight({.w_EMN = w.view.bytes,
-                       .w_scales = static_cast<const std::uint8_t*>(w.view.scales),
-                       .wide = wide.get(),
-                       .num_experts = s.experts(),
-                       .m = s.m,
-                       .n = s.n},
-                      nullptr);
-  };
+  if (exact) widen<<<2048, 256>>>(w.view, wide.get());
   const auto run = [&] {
     if (exact) {
       sm90_exact_forward({.x_RN = x.view.bytes,
@@ -224,14 +211,12 @@ Times forward(const Shape& s, const Format& format, std::int64_t samples, bool t
                              nullptr);
     }
   };
-  if (exact) prepare();
   run();
   check(std::string("forward ") + format.name, false, s, x, w, offsets->get(), y, nullptr, samples, 2.5e-3, 4e-3);
-  if (!timed) return {};
-  return {median_ms(run), exact ? median_ms(prepare) : 0};
+  return timed ? median_ms(run) : 0;
 }
 
-Times wgrad(const Shape& s, const Format& format, bool accumulate, std::int64_t samples, bool timed) {
+double wgrad(const Shape& s, const Format& format, bool accumulate, std::int64_t samples, bool timed) {
   const Operand d_y(format, 1, s.m, s.num_rows, 1, samples ? 0 : 8), x(format, 1, s.n, s.num_rows, 1, samples ? 0 : 8);
   d_y.poison_after(true, s.used());
   x.poison_after(true, s.used());
@@ -278,8 +263,7 @@ Times wgrad(const Shape& s, const Format& format, bool accumulate, std::int64_t 
       all_right = false;
     }
   }
-  if (!timed) return {};
-  return {median_ms(run)};
+  return timed ? median_ms(run) : 0;
 }
 
 /// `total` units of rows in `experts` groups of random sizes.
@@ -391,10 +375,10 @@ void bench_all() {
   struct Size {
     int experts, rows, n, m;
   };
-  std::printf("%-27s |%23s |%23s |%11s |%23s |%s\n", "", "blockwise float, e8m0", "exact, widening of w us", "wgrad",
-              "bfloat16", " TFLOP/s");
-  std::printf("%-27s |%5s %5s %5s %5s |%5s %5s %5s %5s |%5s %5s |%5s %5s %5s %5s |\n", "experts rows n->m groups",
-              "fwd", "dgrad", "fwd", "dgrad", "fwd", "dgrad", "us", "us", "=", "+=", "fwd", "dgrad", "= ", "+=");
+  std::printf("%-27s |%23s |%11s |%11s |%23s |%s\n", "", "blockwise float, e8m0", "exact", "wgrad", "bfloat16",
+              " TFLOP/s");
+  std::printf("%-27s |%5s %5s %5s %5s |%5s %5s |%5s %5s |%5s %5s %5s %5s |\n", "experts rows n->m groups", "fwd",
+              "dgrad", "fwd", "dgrad", "fwd", "dgrad", "=", "+=", "fwd", "dgrad", "= ", "+=");
   for (const bool skew : {false, true}) {
     if (skew && profiling) continue;
     for (const auto& [experts, rows, n, m] : {Size{8, 98304, 2048, 1408}, Size{8, 98304, 1408, 2048},
@@ -404,12 +388,12 @@ void bench_all() {
       constexpr std::int64_t kSamples = 20000;
       std::printf("%2d %6d %5d->%4d %-7s |", experts, rows, n, m, skew ? "skewed" : "equal");
       for (const Format& format : {kFloat, kWide}) {
-        for (const Shape* shape : {&s, &t}) std::printf("%5.0f ", gflop / forward(*shape, format, kSamples, true).run);
+        for (const Shape* shape : {&s, &t}) std::printf("%5.0f ", gflop / forward(*shape, format, kSamples, true));
       }
-      const Times f = forward(s, kExact, kSamples, true), d = forward(t, kExact, kSamples, true);
-      std::printf("|%5.0f %5.0f %5.0f %5.0f ", gflop / f.run, gflop / d.run, f.prepare * 1e3, d.prepare * 1e3);
-      std::printf("|%5.0f %5.0f |", gflop / wgrad(s, kFloat, false, kSamples, true).run,
-                  gflop / wgrad(s, kFloat, true, kSamples, true).run);
+      std::printf("|%5.0f %5.0f ", gflop / forward(s, kExact, kSamples, true),
+                  gflop / forward(t, kExact, kSamples, true));
+      std::printf("|%5.0f %5.0f |", gflop / wgrad(s, kFloat, false, kSamples, true),
+                  gflop / wgrad(s, kFloat, true, kSamples, true));
       for (const double ms : bfloat16_ms(s)) std::printf("%5.0f ", gflop / ms);
       std::printf("|\n");
       std::fflush(stdout);

@@ -67,6 +67,18 @@ static __global__ void fill_scales(Matrix x, std::uint64_t seed) {
   }
 }
 
+/// `wide` [rows, k up to a multiple of 64]: the numbers of x in the order of ops/cuda/sm90_widen.cuh.
+static __global__ void widen(Matrix x, __nv_bfloat16* wide) {
+  const std::int64_t length = (x.k + 63) / 64 * 64;
+  for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < x.rows * length;
+       i += std::int64_t{gridDim.x} * blockDim.x) {
+    const std::int64_t row = i / length, k = i % length;
+    const int t = k / 16 % 4, j = k / 4 % 4, pair = k / 2 % 2;
+    const std::int64_t place = k / 64 * 64 + 16 * j + 8 * pair + 2 * t + k % 2;
+    wide[row * length + place] = __double2bfloat16(k < x.k ? x.value(row, k) : 0.0);
+  }
+}
+
 /// NaN, scales too, in rows or columns of k from `first` on.
 static __global__ void poison_after(Matrix x, bool columns, std::int64_t first) {
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;

@@ -16,7 +16,7 @@
 #include "app/gpu_tables.h"
 #include "base/file.h"
 #include "ops/cuda/runtime.h"
-#include "ops/gemm_operand.h"
+#include "ops/quantized_gemm.h"
 
 namespace tessera {
 
@@ -61,6 +61,10 @@ class GpuBench {
     GemmOperand x;
     x.rows = quantized(shape, format), x.columns = quantized(mx::transposed(shape), format);
     return x;
+  }
+  QuantizedWeight weight(const Shape& shape, const mx::Format& format) {
+    return allocate_weight(weight_form(context(), shape, format, kBf16), shape, format,
+                           [&](const Shape& s, DType dtype) { return empty(s, dtype); });
   }
   Context context() { return {.arena = &arena_, .cuda = &runtime_}; }
   cuda::Runtime& runtime() { return runtime_; }

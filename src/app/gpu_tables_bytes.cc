@@ -23,9 +23,8 @@ double bytes_of(std::initializer_list<Tensor> tensors) {
   for (const Tensor& tensor : tensors) sum += tensor.defined() ? static_cast<double>(tensor.num_bytes()) : 0.0;
   return sum;
 }
-double bytes_of(const GemmOperand& x) {
-  return bytes_of({x.plain, x.rows.elements, x.rows.scales, x.columns.elements, x.columns.scales});
-}
+double bytes_of(const mx::Quantized& x) { return bytes_of({x.elements, x.scales}); }
+double bytes_of(const GemmOperand& x) { return bytes_of({x.plain}) + bytes_of(x.rows) + bytes_of(x.columns); }
 
 // The 16B model: tokens of a micro-batch, model dim, latent; routed rows, hidden dim of an expert.
 constexpr std::int64_t kT = 16384, kD = 2048, kC = 512, kR = 98304, kF = 1408;
@@ -272,6 +271,14 @@ void time_quantizers(GpuBench& bench) {
     const Tensor x = bench.random({kR, kF});
     const mx::Quantized q = bench.quantized({kF, kR}, kMxfp8);
     return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantize(op, x, {}, q); }};
+  });
+  // 8 experts' weight: to bfloat16 on Hopper, what its exact products read.
+  bench.row("quantize_weight 1x32", text({8, 2 * kF, kD}), [&] {
+    const Shape shape{8, 2 * kF, kD};
+    const Tensor x = bench.random(shape);
+    const QuantizedWeight w = bench.weight(shape, kMxfp8);
+    return Call{bytes_of({x, w.wide_rows, w.wide_columns}) + bytes_of(w.rows) + bytes_of(w.columns),
+                [=](const Context& op) { quantize_weight(op, x, kMxfp8, w); }};
   });
   bench.row("dequantize 1x32", text({kR, kF}), [&] {
     const Tensor x = bench.random({kR, kF});

@@ -1,4 +1,5 @@
-// Rows of `tessera bench gemm`, `grouped` and `attention`: products, by multiplications and additions.
+// Rows of `tessera bench gemm`, `grouped` and `attention`: products, by multiplications and additions. Quantized
+// weights are there already, as in training, which makes them once per step: `tessera bench quantize` times that.
 #include <cmath>
 
 #include "app/gpu_bench.h"
@@ -97,6 +98,13 @@ mx::Quantized random_columns(GpuBench& bench, const Shape& shape, const mx::Form
   return columns;
 }
 
+/// As products read it in training, where it is made once per step.
+QuantizedWeight random_weight(GpuBench& bench, const Shape& shape, const mx::Format& format) {
+  const QuantizedWeight w = bench.weight(shape, format);
+  quantize_weight(bench.context(), bench.random(shape), format, w);
+  return w;
+}
+
 struct Precision {
   const char* name;
   mx::Format activation, weight;
@@ -109,17 +117,16 @@ void in_8_bits(GpuBench& bench, const Layer& layer, const Precision& precision) 
   constexpr double kTimesCeiling = 2.0;
   const Shape x_shape{layer.num_rows, layer.in}, y_shape{layer.num_rows, layer.out};
   const std::string name = precision.name;
+  const auto weight = [&] { return random_weight(bench, layer.weight(), precision.weight); };
   bench.row(name + " fwd", layer.shape(), [&] {
     const mx::Quantized x = random_rows(bench, x_shape, precision.activation);
-    const QuantizedWeight w{.rows = random_rows(bench, layer.weight(), precision.weight), .columns = {}};
+    const QuantizedWeight w = weight();
     const Tensor offsets = offsets_of(bench, layer), y = bench.empty(y_shape, kBf16);
     return Call{layer.flop(), [=](const Context& op) { forward(op, x, w, offsets, y); }, kTimesCeiling};
   });
   bench.row(name + " dgrad", layer.shape(), [&] {
     const mx::Quantized d_y = random_rows(bench, y_shape, precision.activation);
-    const GemmOperand both = bench.operand(layer.weight(), precision.weight);
-    const QuantizedWeight w{.rows = both.rows, .columns = both.columns};
-    quantize(bench.context(), bench.random(layer.weight()), w.rows, w.columns);
+    const QuantizedWeight w = weight();
     const Tensor offsets = offsets_of(bench, layer), d_x = bench.empty(x_shape, kBf16);
     return Call{layer.flop(), [=](const Context& op) { dgrad(op, d_y, w, offsets, d_x); }, kTimesCeiling};
   });

@@ -30,11 +30,20 @@ void observe(const LayerContext& context, ParamId site, SiteProbe::Role role, co
 }
 
 void observe_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& offsets_E1 = {}) {
-  if (context.probe == nullptr) return;
+  if (context.probe == nullptr || context.repeated) return;
   const bool quantizes = !is_high(context.precision(site).fprop);  // x may be quantized for another site that reads it
   observe(context, site, SiteProbe::Role::kInput, x.plain, quantizes ? x.rows : mx::Quantized(), offsets_E1);
-  observe(context, site, SiteProbe::Role::kWeight, context.weight(site),
-          quantizes ? context.quantized->weight(site).rows : mx::Quantized());
+  const ArenaScope scope(*context.op.arena);
+  const Tensor w = context.weight(site);
+  mx::Quantized rows;
+  if (quantizes) rows = context.quantized->weight(site).rows;
+  if (quantizes && !rows.defined()) {  // products read it wide
+    rows = allocate_quantized(w.shape(), context.precision(site).weight, [&](const Shape& shape, DType dtype) {
+      return context.op.arena->allocate(shape, dtype);
+    });
+    quantize(context.op, w, rows, {});
+  }
+  observe(context, site, SiteProbe::Role::kWeight, w, rows);
 }
 
 /// product(write) into the gradient of a site's weight: the first of a step assigns it. Both are measured.

@@ -141,8 +141,8 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
   return tessera::make_dispatcher(backend, group, dispatch);
 }
 
-void Model::set_precisions(PrecisionTable table) {
-  quantized_ = QuantizedWeights(parameters_, std::move(table), options_.device);
+void Model::set_precisions(const Context& op, PrecisionTable table) {
+  quantized_ = QuantizedWeights(op, parameters_, std::move(table));
   dispatcher_ = make_dispatcher();
 }
 

@@ -93,8 +93,8 @@ class Model {
     parameters_.forget_gathered();
     quantized_.refresh(op);
   }
-  /// One entry per parameter. Before the quantized weights are allocated.
-  void set_precisions(PrecisionTable table);
+  /// One entry per parameter, for `op`'s target. Before the quantized weights are allocated.
+  void set_precisions(const Context& op, PrecisionTable table);
   /// Memory that expert parallelism takes.
   std::size_t window_bytes() const { return dispatcher_ == nullptr ? 0 : dispatcher_->window_bytes(); }
   /// Takes the memory of a model that is trained, together with all ranks; on the GPU of `cuda`, which must stay, if

@@ -11,13 +11,13 @@ class QuantizedWeights {
  public:
   /// Without low precision.
   QuantizedWeights() = default;
-  /// `table` has an entry per parameter, or none. Takes no memory. `parameters` must stay. `target`: a GPU reads 8-bit
-  /// elements along the contraction only, and needs both orientations of square blocks as well.
-  QuantizedWeights(const Parameters& parameters, PrecisionTable table, Device target = Device::kCpu);
+  /// For products of `op`'s target. `table` has an entry per parameter, or none. Takes no memory. `parameters` must
+  /// stay.
+  QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table);
 
   const SitePrecision& precision(ParamId id) const;
   const PrecisionTable& table() const { return table_; }
-  /// Both orientations, of a site whose fprop or dgrad is in low precision. On Device::kMeta before allocate().
+  /// Of a site whose fprop or dgrad is in low precision. On Device::kMeta before allocate().
   QuantizedWeight weight(ParamId id) const;
 
   std::size_t num_bytes() const { return num_bytes_; }
@@ -28,12 +28,13 @@ class QuantizedWeights {
   void refresh(const Context& op, UnitId unit);
 
  private:
-  /// Offsets in bytes: in the buffer, or, of a sharded parameter, in its unit's slot.
   struct Place {
-    std::size_t row_elements = 0, row_scales = 0, column_elements = 0, column_scales = 0;
+    WeightForm form{};
+    std::size_t begin = 0;  // in bytes: in the buffer, or, of a sharded parameter, in its unit's slot
   };
+  /// One tensor behind the other from byte `at` on, which becomes the end; `memory` may be null.
+  QuantizedWeight view(ParamId id, std::byte* memory, std::size_t& at) const;
   void refresh_one(const Context& op, ParamId id);
-  bool has_columns(const mx::Format& format) const { return !format.square() || target_ == Device::kCuda; }
 
   const Parameters* parameters_ = nullptr;
   PrecisionTable table_;

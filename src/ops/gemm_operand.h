@@ -26,11 +26,42 @@ void check_quantized(const mx::Quantized& x, const Shape& shape);
 /// Throws unless the defined parts of x are those of a matrix [num_rows, length], and one is.
 void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t length, DType dtype);
 
-/// A weight [N, K], or a stack [E, N, K] of them, quantized.
-struct QuantizedWeight {
-  mx::Quantized rows;  // [.., N, K], for the forward
-  /// [.., K, N], for the input's gradient. On a CPU undefined if blocks are square, where rows serves both.
-  mx::Quantized columns;
+/// The forms of a weight that products read (weight_form() in ops/quantized_gemm.h).
+enum class WeightForm : std::uint8_t {
+  kRows,  // on a CPU, of square blocks, which serve both orientations
+  kRowsAndColumns,
+  kWide,  // on Hopper, of MXFP8 with blocks of 32, in place of the elements
 };
+
+/// A weight [N, K], or a stack [E, N, K] of them, quantized. What its form has not is undefined.
+struct QuantizedWeight {
+  mx::Quantized rows;     // [.., N, K], for the forward
+  mx::Quantized columns;  // [.., K, N], for the input's gradient
+  /// The same numbers in bfloat16, which holds them exactly, with wide_shape()'s shapes and in the order of
+  /// ops/cuda/sm90_widen.cuh.
+  Tensor wide_rows, wide_columns;
+};
+
+/// Of the wide form of a weight of this shape: lines are filled up with zeros to whole steps of the kernel.
+inline Shape wide_shape(const Shape& shape) {
+  constexpr std::int64_t kStep = 64;
+  const std::int64_t length = (shape[shape.num_dims() - 1] + kStep - 1) / kStep * kStep;
+  return shape.num_dims() == 2 ? Shape{shape[0], length} : Shape{shape[0], shape[1], length};
+}
+
+/// `allocate(shape, dtype)` gives the tensors.
+template <typename Allocate>
+QuantizedWeight allocate_weight(WeightForm form, const Shape& shape, const mx::Format& format, Allocate&& allocate) {
+  QuantizedWeight weight;
+  const Shape transposed = mx::transposed(shape);
+  if (form == WeightForm::kWide) {
+    weight.wide_rows = allocate(wide_shape(shape), DType::kBFloat16);
+    weight.wide_columns = allocate(wide_shape(transposed), DType::kBFloat16);
+    return weight;
+  }
+  weight.rows = allocate_quantized(shape, format, allocate);
+  if (form == WeightForm::kRowsAndColumns) weight.columns = allocate_quantized(transposed, format, allocate);
+  return weight;
+}
 
 }  // namespace tessera

@@ -4,11 +4,11 @@
 
 #include "ops/backends.h"
 #include "ops/checks.h"
-#include "ops/gemm_operand.h"
 
 namespace tessera {
 
 TESSERA_BACKENDS(quantize)
+TESSERA_BACKENDS(quantize_weight)
 TESSERA_BACKENDS(dequantize)
 TESSERA_BACKENDS(quantization_error)
 
@@ -45,6 +45,18 @@ void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows
   TESSERA_CHECK(!rows.defined() || !columns.defined() || rows.format == columns.format);
   check_number(x.dtype());
   TESSERA_RUN(quantize, context, x, rows, columns);
+}
+
+void quantize_weight(const Context& context, const Tensor& w, const mx::Format& format,
+                     const QuantizedWeight& quantized) {
+  if (!quantized.wide_rows.defined()) return quantize(context, w, quantized.rows, quantized.columns);
+  const TraceScope trace(context.trace, "quantize_weight");
+  TESSERA_CHECK(!quantized.rows.defined() && !quantized.columns.defined());
+  TESSERA_CHECK(w.is_contiguous(), "{}", w.stride());
+  check_number(w.dtype());
+  TESSERA_CHECK_TENSOR(quantized.wide_rows, DType::kBFloat16, (wide_shape(w.shape())));
+  TESSERA_CHECK_TENSOR(quantized.wide_columns, DType::kBFloat16, (wide_shape(mx::transposed(w.shape()))));
+  TESSERA_RUN(quantize_weight, context, w, format, quantized);
 }
 
 void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y) {

@@ -7,13 +7,17 @@
 // Both have one format. x is read once for both.
 #pragma once
 
-#include "mx/quantized.h"
 #include "ops/context.h"
+#include "ops/gemm_operand.h"
 
 namespace tessera {
 
 /// rows (=), columns (=) from x.
 void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns);
+
+/// The forms of `quantized` that are defined (=), from w [.., N, K], all with blocks of `format`.
+void quantize_weight(const Context& context, const Tensor& w, const mx::Format& format,
+                     const QuantizedWeight& quantized);
 
 /// y (=) the numbers that x stands for; y [..., M, K], float32 or bfloat16, contiguous, of the elements' shape. Exact
 /// in bfloat16 for E8M0 scales, as far as a number is in bfloat16's range.

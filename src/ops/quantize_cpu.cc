@@ -90,6 +90,10 @@ DequantizeRow row_at(const mx::Quantized& x, std::int64_t row, void* out) {
 
 }  // namespace
 
+void quantize_weight(const Context&, const Tensor&, const mx::Format&, const QuantizedWeight&) {
+  TESSERA_CHECK(false, "a wide weight on a CPU");
+}
+
 void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y) {
   const Element element = element_of(y.dtype());
   if (context.measuring()) return;

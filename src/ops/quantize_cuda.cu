@@ -38,6 +38,18 @@ struct Plain {
   }
 };
 
+template <typename T>
+struct Widened : Plain<T> {
+  using Wide = void;
+};
+
+/// x, a matrix or a stack of them, as the producer's.
+template <typename T>
+Plain<T> plain(const Tensor& x) {
+  const bool stack = x.num_dims() == 3;
+  return {.x = numbers<T>(x), .matrix_stride = stack ? x.stride() : 0, .stride = stack ? x.dim(2) : x.stride()};
+}
+
 /// A quantized matrix, or a stack of them, for reading.
 struct QuantizedInput {
   const std::uint8_t* elements;
@@ -130,9 +142,7 @@ void quantize_first_rows(const Context& op, const Tensor& x, const mx::Quantized
   if (op.measuring() || (!rows.defined() && !columns.defined())) return;
   const bool stack = x.num_dims() == 3;
   for_float_type(x.dtype(), [&]<typename T>(T) {
-    TileArgs<Plain<T>> args{.producer = {.x = numbers<T>(x),
-                                         .matrix_stride = stack ? x.stride() : 0,
-                                         .stride = stack ? x.dim(2) : x.stride()},
+    TileArgs<Plain<T>> args{.producer = plain<T>(x),
                             .outputs = {{.rows = tile_output(rows),
                                          .columns = tile_output(columns),
                                          .format = rows.defined() ? rows.format : columns.format}},
@@ -146,6 +156,21 @@ void quantize_first_rows(const Context& op, const Tensor& x, const mx::Quantized
 
 void quantize(const Context& op, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns) {
   quantize_first_rows(op, x, rows, columns, {});
+}
+
+void quantize_weight(const Context& op, const Tensor& w, const mx::Format& format, const QuantizedWeight& quantized) {
+  if (op.measuring()) return;
+  const bool stack = w.num_dims() == 3;
+  for_float_type(w.dtype(), [&]<typename T>(T) {
+    TileArgs<Widened<T>> args{.producer = {plain<T>(w)},
+                              .outputs = {{.rows = tile_output_wide(quantized.wide_rows),
+                                           .columns = tile_output_wide(quantized.wide_columns),
+                                           .format = format}},
+                              .num_matrices = stack ? w.dim(0) : 1,
+                              .num_rows = w.dim(stack ? 1 : 0),
+                              .length = w.dim(stack ? 2 : 1)};
+    run_tiles(op, args, in_groups(w));
+  });
 }
 
 void dequantize(const Context& op, const mx::Quantized& x, const Tensor& y) {

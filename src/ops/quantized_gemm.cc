@@ -5,6 +5,7 @@
 
 namespace tessera {
 
+TESSERA_BACKENDS(weight_form)
 TESSERA_BACKENDS(linear_forward)
 TESSERA_BACKENDS(linear_dgrad)
 TESSERA_BACKENDS(linear_wgrad)
@@ -23,6 +24,19 @@ void check_product(const mx::Quantized& x, const mx::Quantized& w, const Tensor&
   TESSERA_CHECK(x.format.scale_type == w.format.scale_type);
 }
 
+/// The same of a wide weight.
+void check_wide_product(const mx::Quantized& x, const Tensor& wide, const Tensor& y) {
+  const int last = wide.num_dims() - 1;
+  const Shape& x_shape = x.elements.shape();
+  TESSERA_CHECK(wide_shape(x_shape)[1] == wide.dim(last), "{} {}", x_shape.to_string(), wide.shape().to_string());
+  TESSERA_CHECK_TENSOR(y, DType::kBFloat16, {x_shape[0], wide.dim(last - 1)});
+  TESSERA_CHECK(x.format.scale_type == mx::ScaleType::kE8M0);
+}
+
+void check_forward(const mx::Quantized& x, const QuantizedWeight& w, const Tensor& y) {
+  w.wide_rows.defined() ? check_wide_product(x, w.wide_rows, y) : check_product(x, w.rows, y);
+}
+
 /// d_w [.., M, N] from d_yᵀ [M, R] and xᵀ [N, R].
 void check_wgrad(const mx::Quantized& d_y, const mx::Quantized& x, const Tensor& d_w) {
   const int last = d_w.num_dims() - 1;
@@ -35,15 +49,25 @@ void check_wgrad(const mx::Quantized& d_y, const mx::Quantized& x, const Tensor&
 
 /// The weight as dgrad reads it, where its columns are there.
 void check_dgrad(const mx::Quantized& d_y, const QuantizedWeight& w, const Tensor& d_x) {
+  if (w.wide_columns.defined()) return check_wide_product(d_y, w.wide_columns, d_x);
   if (w.columns.defined()) return check_product(d_y, w.columns, d_x);
   TESSERA_CHECK(w.rows.format.square());
 }
 
+void check_offsets(const Tensor& offsets_E1, const QuantizedWeight& w) {
+  const Tensor& any = w.wide_rows.defined() ? w.wide_rows : w.rows.defined() ? w.rows.elements : w.columns.elements;
+  TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {any.dim(0) + 1});
+}
+
 }  // namespace
+
+WeightForm weight_form(const Context& context, const Shape& shape, const mx::Format& format, DType dtype) {
+  return TESSERA_RUN(weight_form, context, shape, format, dtype);
+}
 
 void linear_forward(const Context& context, const mx::Quantized& x_TN, const QuantizedWeight& w_MN, const Tensor& y_TM,
                     Write write) {
-  check_product(x_TN, w_MN.rows, y_TM);
+  check_forward(x_TN, w_MN, y_TM);
   TESSERA_RUN(linear_forward, context, x_TN, w_MN, y_TM, write);
 }
 
@@ -62,9 +86,9 @@ void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx:
 void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,
                             const Tensor& offsets_E1, const Tensor& y_RM) {
   const TraceScope trace(context.trace, "grouped_gemm.forward");
-  check_product(x_RN, w_EMN.rows, y_RM);
+  check_forward(x_RN, w_EMN, y_RM);
   TESSERA_CHECK(y_RM.is_contiguous(), "{}", y_RM.stride());
-  TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {w_EMN.rows.elements.dim(0) + 1});
+  check_offsets(offsets_E1, w_EMN);
   TESSERA_RUN(grouped_linear_forward, context, x_RN, w_EMN, offsets_E1, y_RM);
 }
 
@@ -73,7 +97,7 @@ void grouped_linear_dgrad(const Context& context, const mx::Quantized& d_y_RM, c
   const TraceScope trace(context.trace, "grouped_gemm.dgrad");
   check_dgrad(d_y_RM, w_EMN, d_x_RN);
   TESSERA_CHECK(d_x_RN.is_contiguous(), "{}", d_x_RN.stride());
-  TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {w_EMN.rows.elements.dim(0) + 1});
+  check_offsets(offsets_E1, w_EMN);
   TESSERA_RUN(grouped_linear_dgrad, context, d_y_RM, w_EMN, offsets_E1, d_x_RN);
 }
 

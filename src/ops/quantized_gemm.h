@@ -5,11 +5,17 @@
 // The CPU has no 8-bit floating-point products. MXFP8 operands are widened to bfloat16, which holds their numbers
 // exactly (but for magnitudes below 2^-126, which count as 0); FP8 operands with float32 scales to float32, where
 // element times scale is rounded once.
+//
+// Hopper's 8-bit tensor cores cannot apply a scale per 32 numbers: there the bfloat16 ones multiply such operands, y
+// and d_x are bfloat16 and contiguous, and weights are wide.
 #pragma once
 
 #include "ops/gemm_operand.h"
 
 namespace tessera {
+
+/// The form of a weight [.., M, N] in which this target's products of activations and results of type `dtype` read it.
+WeightForm weight_form(const Context& context, const Shape& shape, const mx::Format& format, DType dtype);
 
 /// y_TM (= or +=) x_TN · w_MNᵀ.
 void linear_forward(const Context& context, const mx::Quantized& x_TN, const QuantizedWeight& w_MN, const Tensor& y_TM,

@@ -47,6 +47,10 @@ void multiply_grouped(const Context& context, const mx::Quantized& x, const mx::
 
 }  // namespace
 
+WeightForm weight_form(const Context&, const Shape&, const mx::Format& format, DType) {
+  return format.square() ? WeightForm::kRows : WeightForm::kRowsAndColumns;
+}
+
 void linear_forward(const Context& context, const mx::Quantized& x_TN, const QuantizedWeight& w_MN, const Tensor& y_TM,
                     Write write) {
   multiply(context, x_TN, w_MN.rows, true, y_TM, write);

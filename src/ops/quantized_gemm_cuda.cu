@@ -14,7 +14,8 @@
 #include "ops/quantized_gemm.h"
 
 // On Hopper, scales that hold for 128 numbers along the contraction go through the FP8 tensor cores, and MXFP8's blocks
-// of 32 through the bfloat16 ones, which hold their numbers exactly. A dense product is a grouped one of one group.
+// of 32 through the bfloat16 ones, which hold their numbers exactly, with weights that are wide. A dense product is a
+// grouped one of one group.
 //
 // On Blackwell, MXFP8 goes through the block-scaled tensor cores, whatever the size of its blocks, since every row and
 // 32 have a scale in memory: a dense product by cuBLASLt, a grouped one by CUTLASS's kernel.
@@ -37,7 +38,7 @@ Tensor widened(const Context& op, const mx::Quantized& x, DType dtype) {
 
 int to_int(std::int64_t size) { return static_cast<int>(size); }
 
-enum class Kernel { kBlockwise, kExact, kBlockScaled, kNone };
+enum class Kernel { kBlockwise, kBlockScaled, kNone };
 
 /// Whether Hopper's kernels are chosen: also when measuring without a GPU, as if it were one.
 bool may_be_hopper(const Context& op) { return op.cuda == nullptr || op.cuda->compute_capability() == 9; }
@@ -65,9 +66,8 @@ Kernel kernel_for(const Context& op, const mx::Quantized& x, const mx::Quantized
       experts > kSm90MaxExperts) {
     return Kernel::kNone;
   }
-  if (is_e8m0(x)) return is_wide_block(x) && is_wide_block(w) ? Kernel::kBlockwise : Kernel::kExact;
-  const bool is_blockwise =
-      is_wide_block(x) && is_wide_block(w) && x.format.across == 1 && w.format.across == mx::kWideBlock;
+  const bool is_blockwise = is_wide_block(x) && is_wide_block(w) &&
+                            (is_e8m0(x) || (x.format.across == 1 && w.format.across == mx::kWideBlock));
   return is_blockwise ? Kernel::kBlockwise : Kernel::kNone;
 }
 
@@ -151,35 +151,28 @@ void wgrad_block_scaled(const Context& op, const mx::Quantized& d_y_MR, const mx
                       stream_of(op));
 }
 
-/// y rows = x rows · w_eᵀ by a kernel for Hopper.
-void run(const Context& op, Kernel kernel, const mx::Quantized& x, const mx::Quantized& w, std::int64_t experts,
-         const Tensor& offsets_E1, const Tensor& y) {
-  const int last = w.elements.num_dims() - 1;
-  const std::int64_t m = w.elements.dim(last - 1), n = w.elements.dim(last);
-  if (kernel == Kernel::kBlockwise) {
-    if (op.measuring()) return;
-    return sm90_blockwise_forward({.x_RN = x.element_bytes(),
-                                   .x_scales = x.scale_bytes(),
-                                   .w_EMN = w.element_bytes(),
-                                   .w_scales = w.scale_bytes(),
-                                   .scale_type = x.format.scale_type,
-                                   .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
-                                   .y_RM = numbers<__nv_bfloat16>(y),
-                                   .num_experts = to_int(experts),
-                                   .num_rows = to_int(y.dim(0)),
-                                   .m = to_int(m),
-                                   .n = to_int(n)},
-                                  stream_of(op));
-  }
-  const Tensor wide = op.arena->allocate({experts, m, sm90_wide_row(to_int(n))}, DType::kBFloat16);
+/// y rows = x rows · w_eᵀ by Hopper's FP8 tensor cores.
+void run_blockwise(const Context& op, const mx::Quantized& x, const mx::Quantized& w, std::int64_t experts,
+                   const Tensor& offsets_E1, const Tensor& y) {
   if (op.measuring()) return;
-  sm90_widen_weight({.w_EMN = w.element_bytes(),
-                     .w_scales = w.scale_bytes(),
-                     .wide = numbers<__nv_bfloat16>(wide),
-                     .num_experts = to_int(experts),
-                     .m = to_int(m),
-                     .n = to_int(n)},
-                    stream_of(op));
+  sm90_blockwise_forward({.x_RN = x.element_bytes(),
+                          .x_scales = x.scale_bytes(),
+                          .w_EMN = w.element_bytes(),
+                          .w_scales = w.scale_bytes(),
+                          .scale_type = x.format.scale_type,
+                          .offsets_E1 = numbers<const std::int32_t>(offsets_E1),
+                          .y_RM = numbers<__nv_bfloat16>(y),
+                          .num_experts = to_int(experts),
+                          .num_rows = to_int(y.dim(0)),
+                          .m = to_int(y.dim(1)),
+                          .n = to_int(x.elements.dim(1))},
+                         stream_of(op));
+}
+
+/// The same with a wide weight, by its bfloat16 ones.
+void run_exact(const Context& op, const mx::Quantized& x, const Tensor& wide, std::int64_t experts,
+               const Tensor& offsets_E1, const Tensor& y) {
+  if (op.measuring()) return;
   sm90_exact_forward({.x_RN = x.element_bytes(),
                       .x_scales = x.scale_bytes(),
                       .w_wide = numbers<const __nv_bfloat16>(wide),
@@ -187,21 +180,32 @@ void run(const Context& op, Kernel kernel, const mx::Quantized& x, const mx::Qua
                       .y_RM = numbers<__nv_bfloat16>(y),
                       .num_experts = to_int(experts),
                       .num_rows = to_int(y.dim(0)),
-                      .m = to_int(m),
-                      .n = to_int(n)},
+                      .m = to_int(y.dim(1)),
+                      .n = to_int(x.elements.dim(1))},
                      stream_of(op));
 }
 
-/// c (= or +=) a · bᵀ.
-void multiply(const Context& op, const mx::Quantized& a, const mx::Quantized& b, const Tensor& c, Write write) {
+/// c (= or +=) what run(offsets, target) makes of one group of rows.
+template <typename Run>
+void as_one_group(const Context& op, const Tensor& c, Write write, Run&& run) {
+  const Tensor target = write == Write::kAssign ? c : op.arena->allocate(c.shape(), c.dtype());
+  run(one_group(op, c.dim(0)), target);
+  if (write == Write::kAccumulate) tessera::add(op, c, target, c);
+}
+
+/// c (= or +=) a · bᵀ, b quantized or wide.
+void multiply(const Context& op, const mx::Quantized& a, const mx::Quantized& b, const Tensor& wide, const Tensor& c,
+              Write write) {
   const ArenaScope scope(*op.arena);
+  if (wide.defined()) {
+    return as_one_group(op, c, write,
+                        [&](const Tensor& offsets, const Tensor& y) { run_exact(op, a, wide, 1, offsets, y); });
+  }
   const Kernel kernel = kernel_for(op, a, b, 1, c);
   if (kernel == Kernel::kBlockScaled) return multiply_block_scaled(op, a, b, c, write);
-  if (kernel != Kernel::kNone) {
-    const Tensor target = write == Write::kAssign ? c : op.arena->allocate(c.shape(), c.dtype());
-    run(op, kernel, a, b, 1, one_group(op, c.dim(0)), target);
-    if (write == Write::kAccumulate) tessera::add(op, c, target, c);
-    return;
+  if (kernel == Kernel::kBlockwise) {
+    return as_one_group(op, c, write,
+                        [&](const Tensor& offsets, const Tensor& y) { run_blockwise(op, a, b, 1, offsets, y); });
   }
   const DType dtype = wide_type(a);
   const Tensor a_wide = widened(op, a, dtype), b_wide = widened(op, b, dtype);
@@ -213,13 +217,14 @@ void multiply(const Context& op, const mx::Quantized& a, const mx::Quantized& b,
   write == Write::kAccumulate ? tessera::add(op, c, product, c) : tessera::convert(op, product, c);
 }
 
-/// y rows = x rows · w_eᵀ.
-void multiply_grouped(const Context& op, const mx::Quantized& x, const mx::Quantized& w, const Tensor& offsets_E1,
-                      const Tensor& y) {
+/// y rows = x rows · w_eᵀ, w quantized or wide.
+void multiply_grouped(const Context& op, const mx::Quantized& x, const mx::Quantized& w, const Tensor& wide,
+                      const Tensor& offsets_E1, const Tensor& y) {
+  if (wide.defined()) return run_exact(op, x, wide, wide.dim(0), offsets_E1, y);
   const ArenaScope scope(*op.arena);
   const Kernel kernel = kernel_for(op, x, w, w.elements.dim(0), y);
   if (kernel == Kernel::kBlockScaled) return run_block_scaled(op, x, w, offsets_E1, y);
-  if (kernel != Kernel::kNone) return run(op, kernel, x, w, w.elements.dim(0), offsets_E1, y);
+  if (kernel == Kernel::kBlockwise) return run_blockwise(op, x, w, w.elements.dim(0), offsets_E1, y);
   const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : wide_type(x);
   const Tensor x_wide = widened(op, x, dtype), w_wide = widened(op, w, dtype);
   const Tensor target = y.dtype() == dtype ? y : op.arena->allocate(y.shape(), dtype);
@@ -322,15 +327,23 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
 
 }  // namespace
 
+WeightForm weight_form(const Context& op, const Shape& shape, const mx::Format& format, DType dtype) {
+  const int last = shape.num_dims() - 1;
+  const bool is_wide = may_be_hopper(op) && dtype == DType::kBFloat16 && format.scale_type == mx::ScaleType::kE8M0 &&
+                       format.along == mx::kBlock && shape[last - 1] % 16 == 0 && shape[last] % 16 == 0 &&
+                       (last == 1 || shape[0] <= kSm90MaxExperts);
+  return is_wide ? WeightForm::kWide : WeightForm::kRowsAndColumns;
+}
+
 void linear_forward(const Context& op, const mx::Quantized& x_TN, const QuantizedWeight& w_MN, const Tensor& y_TM,
                     Write write) {
-  multiply(op, x_TN, w_MN.rows, y_TM, write);
+  multiply(op, x_TN, w_MN.rows, w_MN.wide_rows, y_TM, write);
 }
 
 void linear_dgrad(const Context& op, const mx::Quantized& d_y_TM, const QuantizedWeight& w_MN, const Tensor& d_x_TN,
                   Write write) {
-  TESSERA_CHECK(w_MN.columns.defined());
-  multiply(op, d_y_TM, w_MN.columns, d_x_TN, write);
+  TESSERA_CHECK(w_MN.columns.defined() || w_MN.wide_columns.defined());
+  multiply(op, d_y_TM, w_MN.columns, w_MN.wide_columns, d_x_TN, write);
 }
 
 void linear_wgrad(const Context& op, const mx::Quantized& d_y_MT, const mx::Quantized& x_NT, const Tensor& d_w_MN,
@@ -343,13 +356,13 @@ void linear_wgrad(const Context& op, const mx::Quantized& d_y_MT, const mx::Quan
 
 void grouped_linear_forward(const Context& op, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,
                             const Tensor& offsets_E1, const Tensor& y_RM) {
-  multiply_grouped(op, x_RN, w_EMN.rows, offsets_E1, y_RM);
+  multiply_grouped(op, x_RN, w_EMN.rows, w_EMN.wide_rows, offsets_E1, y_RM);
 }
 
 void grouped_linear_dgrad(const Context& op, const mx::Quantized& d_y_RM, const QuantizedWeight& w_EMN,
                           const Tensor& offsets_E1, const Tensor& d_x_RN) {
-  TESSERA_CHECK(w_EMN.columns.defined());
-  multiply_grouped(op, d_y_RM, w_EMN.columns, offsets_E1, d_x_RN);
+  TESSERA_CHECK(w_EMN.columns.defined() || w_EMN.wide_columns.defined());
+  multiply_grouped(op, d_y_RM, w_EMN.columns, w_EMN.wide_columns, offsets_E1, d_x_RN);
 }
 
 void grouped_linear_wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,

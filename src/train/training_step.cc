@@ -61,7 +61,7 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   // Measured without a GPU it is a Hopper, as in the operators.
   const bool is_hopper = device_ == Device::kCuda && (cuda_ == nullptr || cuda_->compute_capability() == 9);
   const Recipes recipes = is_hopper ? on_hopper(config.recipes()) : config.recipes();
-  model_.set_precisions(resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
+  model_.set_precisions(context(), resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
   if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
   measure();
 }

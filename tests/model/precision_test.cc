@@ -12,6 +12,7 @@
 
 #include "ep/local_dispatcher.h"
 #include "model/moe.h"
+#include "ops/backends.h"
 #include "ops/quantize.h"
 #include "tests/ops/harness.h"
 
@@ -76,7 +77,7 @@ struct Sites {
       table.push_back(precision_of(parameters.spec(id)));
     }
     parameters.refresh_shadows();
-    quantized = QuantizedWeights(parameters, table);
+    quantized = QuantizedWeights(op, parameters, table);
     quantized.allocate();
     quantized.refresh(op);
   }
@@ -102,6 +103,31 @@ class LowPrecision : public TypedOperatorTest {
     return tensor;
   }
 };
+
+// What a GPU's products read, without one: of MXFP8 with blocks of 32 bfloat16 in both orientations, lines filled up to
+// 64 numbers; of wide blocks, and where layers compute in float32, elements and scales in both orientations.
+TEST(QuantizedWeightsOnGpu, BytesAreThoseOfTheForms) {
+  if (!kHasCuda) GTEST_SKIP() << "built without CUDA";
+  Arena arena(Device::kCuda);
+  const Context op{.arena = &arena};
+  const auto bytes = [&](DType compute, const mx::Format& format) {
+    Parameters parameters;
+    parameters.add({"dense", {48, 160}, {}});
+    parameters.add({"experts", {3, 32, 64}, {}});
+    parameters.allocate_meta(compute);
+    SitePrecision site;
+    site.fprop = site.dgrad = Precision::kMxfp8;
+    site.weight = format;
+    return QuantizedWeights(op, parameters, {site, site}).num_bytes();
+  };
+  const auto aligned = [](std::int64_t size) { return static_cast<std::size_t>((size + 255) / 256 * 256); };
+  EXPECT_EQ(bytes(DType::kBFloat16, {}),
+            aligned(2 * 48 * 192) + aligned(2 * 160 * 64) + aligned(2 * 3 * 32 * 64) + aligned(2 * 3 * 64 * 64));
+  const std::size_t elements = 2 * aligned(48 * 160) + 2 * aligned(3 * 32 * 64);
+  const std::size_t scales = aligned(48 * 5) + aligned(160 * 2) + aligned(3 * 32 * 2) + aligned(3 * 64 * 1);
+  EXPECT_EQ(bytes(DType::kFloat32, {}), elements + scales);
+  EXPECT_EQ(bytes(DType::kBFloat16, {.along = 128, .across = 128}), elements + scales);
+}
 
 TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
   const Batch batch(ModelConfig{}, 1, 1);

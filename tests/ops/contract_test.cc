@@ -402,7 +402,8 @@ std::vector<Operator> operators() {
   add_operator(
       "QuantizedForward",
       [](Call& c) {
-        const QuantizedWeight w{.rows = quantized_in(c, {70, 96}), .columns = {}};
+        QuantizedWeight w;
+        w.rows = quantized_in(c, {70, 96});
         const mx::Quantized x = quantized_in(c, {150, 96});
         linear_forward(c.context(), x, w, c.out({150, 70}, kAnyType | kStrided));
       },
@@ -428,7 +429,8 @@ std::vector<Operator> operators() {
     swiglu_forward(c.context(), h, a);
   });
   add_operator("QuantizedGroupedForward", [](Call& c) {
-    const QuantizedWeight w{.rows = quantized_in(c, {4, 70, 96}), .columns = {}};
+    QuantizedWeight w;
+    w.rows = quantized_in(c, {4, 70, 96});
     const mx::Quantized x = quantized_in(c, {200, 96});
     const Tensor offsets = grouped_offsets(c);
     grouped_linear_forward(c.context(), x, w, offsets, c.changed({200, 70}, c.dtype(), kAnyType));

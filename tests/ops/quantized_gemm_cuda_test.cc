@@ -29,12 +29,24 @@ class QuantizedGemmCuda : public ParityTest {
     quantize(context(), x, columns ? mx::Quantized() : q, columns ? q : mx::Quantized());
     return q;
   }
-  /// As a GPU has it: both orientations.
-  QuantizedWeight weight(const Tensor& w, const mx::Format& format) {
-    return {.rows = quantized(w, format, false), .columns = quantized(w, format, true)};
+  struct Weight {
+    Tensor plain;
+    mx::Format format;
+    DType out;  // of products
+    mx::Quantized rows, columns;
+  };
+  Weight weight(const Tensor& w, const mx::Format& format, DType out) {
+    return {w, format, out, quantized(w, format, false), quantized(w, format, true)};
   }
-  static QuantizedWeight on(const Side& side, const QuantizedWeight& w) {
-    return {.rows = side(w.rows), .columns = side(w.columns)};
+  /// In the form that this side reads.
+  static QuantizedWeight on(const Side& side, const Weight& w) {
+    const WeightForm form = weight_form(side.op, w.plain.shape(), w.format, w.out);
+    if (form != WeightForm::kWide) return {side(w.rows), side(w.columns), {}, {}};
+    const QuantizedWeight wide = allocate_weight(form, w.plain.shape(), w.format, [&](const Shape& shape, DType dtype) {
+      return side.op.arena->allocate(shape, dtype);
+    });
+    quantize_weight(side.op, side(w.plain), w.format, wide);
+    return wide;
   }
 };
 
@@ -45,7 +57,7 @@ TEST_F(QuantizedGemmCuda, Dense) {
            {std::tuple{1, 16, 32}, {129, 144, 272}, {256, 256, 384}, {160, 96, 416}, {40, 24, 56}}) {
         SCOPED_TRACE(fmt::format("{} {} {} x {} x {}", recipe.name, name_of(out), t, m, n));
         const Tensor x = random({t, n}), d_y = random({t, m});
-        const QuantizedWeight w = weight(random({m, n}, DType::kFloat32, 0.1), recipe.weight);
+        const Weight w = weight(random({m, n}, DType::kFloat32, 0.1), recipe.weight, out);
         const mx::Quantized x_rows = quantized(x, recipe.activation, false),
                             d_y_rows = quantized(d_y, recipe.activation, false),
                             x_columns = quantized(x, recipe.activation, true),
@@ -79,7 +91,7 @@ TEST_F(QuantizedGemmCuda, Grouped) {
       for (const Tensor& part : {x.rows(used, rows), d_y.rows(used, rows)}) {
         std::memset(part.raw(), 0xff, part.num_bytes());
       }
-      const QuantizedWeight w = weight(random({experts, m, n}, DType::kFloat32, 0.1), recipe.weight);
+      const Weight w = weight(random({experts, m, n}, DType::kFloat32, 0.1), recipe.weight, out);
       const mx::Quantized x_rows = quantized(x, recipe.activation, false),
                           d_y_rows = quantized(d_y, recipe.activation, false),
                           x_columns = quantized(x, recipe.activation, true),

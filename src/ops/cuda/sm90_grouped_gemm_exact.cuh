@@ -1,13 +1,7 @@
 // The kernel of exact MXFP8 products: y_RM = x_RN · w_EMN[e]ᵀ, 128 × 256 at a time, by bfloat16 tensor cores, which
-// hold every e4m3 times a power of two. w was widened in memory (sm90_widen_weight). x stays 8-bit up to the warpgroup
-// that multiplies it, which widens it in registers while the tensor cores work for the other warpgroup.
-//
-// WGMMA wants of each thread the k {2t, 2t + 1, 2t + 8, 2t + 9} of every 16, t = lane % 4. A sum has no order, so the
-// 64 k of a step are renamed: the thread takes the 16 at 16t, and w lies in memory in the same order. That is one
-// 16-byte load and one scale per row and step.
-//
-//   place 16j + 2t + {0, 1}      is k = 16t + 4j + {0, 1}
-//   place 16j + 2t + 8 + {0, 1}  is k = 16t + 4j + {2, 3}
+// hold every e4m3 times a power of two. w was widened when it was quantized, x stays 8-bit up to the warpgroup that
+// multiplies it, which widens it in registers while the tensor cores work for the other warpgroup. Both have the order
+// of k of sm90_widen.cuh.
 //
 // One block per SM lives as long as the launch; roles as in sm90_grouped_gemm_fp8.cuh. Two blocks are a cluster: each
 // loads half of w for both where they have the same columns.
@@ -21,6 +15,7 @@
 #include "ops/cuda/ptx.cuh"
 #include "ops/cuda/sm90_fragments.cuh"
 #include "ops/cuda/sm90_grouped_schedule.cuh"
+#include "ops/cuda/sm90_widen.cuh"
 
 namespace tessera::cuda::sm90::exact {
 
@@ -56,21 +51,6 @@ struct Params {
   Scales x_scales;
   __nv_bfloat16* y_RM = nullptr;
 };
-
-/// Two e4m3, bytes kFirst and kFirst + 1 of `bytes`, times their scale. Their bits, shifted into a bfloat16's place,
-/// are theirs times 2^-120.
-template <int kFirst>
-__device__ std::uint32_t widen(std::uint32_t bytes, std::uint32_t scale) {
-  constexpr std::uint32_t kUp = 0x7b807b80;  // 2^120, twice
-  const std::uint32_t high = __byte_perm(bytes, 0, kFirst == 0 ? 0x1404 : 0x3424);
-  return ptx::mul_bf16x2(ptx::mul_bf16x2((high >> 4 & 0x07f007f0) | (high & 0x80008000), kUp), scale);
-}
-
-/// 2^(s - 127) as a bfloat16, twice.
-__device__ inline std::uint32_t scale_bf16x2(std::uint8_t s) {
-  const std::uint32_t bits = mx::bits_of(mx::value_of_scale(s));
-  return bits >> 16 | (bits & 0xffff0000);
-}
 
 __device__ inline auto schedule(const Params& p, const Groups& groups) {
   return RowSchedule<false, kStep>(groups, p.num_experts, p.m, p.n);
@@ -142,7 +122,7 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
 #pragma unroll
           for (int block = 0; block < kBlocks; ++block) {
             shared.scales[at][in_tile + 32 * i][block] =
-                scale_bf16x2(static_cast<std::uint8_t>(stored[i][step][block]));
+                scale_bf16x2(mx::value_of_scale(static_cast<std::uint8_t>(stored[i][step][block])));
           }
         }
         ptx::mbarrier_arrive(&shared.full[at]);
@@ -268,39 +248,6 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
   extern __shared__ __align__(1024) std::byte shared[];
   run(map_x, map_w, params, *reinterpret_cast<Shared*>(shared));
 #endif
-}
-
-/// Four lanes widen 64 numbers: each reads the 16 that the same lane of the product's warps takes of x, and writes 32
-/// bytes in the order above.
-__global__ void __launch_bounds__(256)
-    widen_weight(const std::uint8_t* w, const std::uint8_t* scales, __nv_bfloat16* wide, std::int64_t num_rows, int n) {
-  const int t = threadIdx.x % 4, steps = ceil_div(n, kStep), num_blocks = ceil_div(n, mx::kBlock);
-  const std::int64_t total = num_rows * steps, stride = std::int64_t{gridDim.x} * blockDim.x / 4;
-  const std::int64_t first = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 4;
-  // Lanes stay together: the last ones repeat what is last.
-  for (std::int64_t warp_at = first - threadIdx.x % 32 / 4; warp_at < total; warp_at += stride) {
-    const std::int64_t at = min(warp_at + threadIdx.x % 32 / 4, total - 1);
-    const std::int64_t row = at / steps;
-    const int k = static_cast<int>(at - row * steps) * kStep + 16 * t;
-    uint4 bytes{};
-    std::uint32_t scale = 0;
-    if (k < n) {
-      bytes = *reinterpret_cast<const uint4*>(w + row * n + k);
-      scale = scale_bf16x2(scales[row * num_blocks + k / mx::kBlock]);
-    }
-    const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-    std::uint32_t low[4], high[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      low[j] = widen<0>(words[j], scale);
-      high[j] = widen<2>(words[j], scale);
-    }
-    transpose_quad(low);
-    transpose_quad(high);
-    uint4* to = reinterpret_cast<uint4*>(wide + row * steps * kStep + k);
-    to[0] = uint4{low[0], low[1], low[2], low[3]};
-    to[1] = uint4{high[0], high[1], high[2], high[3]};
-  }
 }
 
 }  // namespace tessera::cuda::sm90::exact

@@ -125,21 +125,11 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
   }
 }
 
-void sm90_widen_weight(const Sm90WidenWeight& args, cudaStream_t stream) {
-  check(args.num_experts, 1, args.m, args.n);
-  const std::int64_t num_rows = std::int64_t{args.num_experts} * args.m;
-  constexpr int kThreads = 256, kMostBlocks = 132 * 32;
-  const std::int64_t blocks = (num_rows * (sm90_wide_row(args.n) / exact::kStep) * 4 + kThreads - 1) / kThreads;
-  exact::widen_weight<<<static_cast<unsigned>(std::min<std::int64_t>(blocks, kMostBlocks)), kThreads, 0, stream>>>(
-      args.w_EMN, args.w_scales, args.wide, num_rows, args.n);
-  TESSERA_CUDA(cudaGetLastError());
-}
-
 void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
   check(args.num_experts, args.num_rows, args.m, args.n);
   const CUtensorMap x = bytes_map(args.x_RN, 0, args.num_rows, args.n, exact::kStep, CU_TENSOR_MAP_SWIZZLE_NONE);
   TensorMapSpec wide{.data = args.w_wide, .rank = 3};
-  wide.sizes[0] = sm90_wide_row(args.n);
+  wide.sizes[0] = sm90::ceil_div(args.n, exact::kStep) * exact::kStep;
   wide.sizes[1] = args.m;
   wide.sizes[2] = args.num_experts;
   wide.strides_bytes[0] = 2 * wide.sizes[0];

@@ -9,8 +9,8 @@
 //   per
 //              row and 128 along R). Offsets are multiples of 128. An expert without rows assigns zeros, or adds
 //              nothing.
-//   exact      y_RM = x_RN · w_EMN[e]ᵀ of MXFP8 with scales per row and 32, which bfloat16 holds exactly: w is widened
-//              once, in memory; x in registers on its way to the bfloat16 tensor cores.
+//   exact      y_RM = x_RN · w_EMN[e]ᵀ of MXFP8 with scales per row and 32, which bfloat16 holds exactly: w was widened
+//              when it was quantized; x is in registers, on its way to the bfloat16 tensor cores.
 //
 // The input's gradient is the same product, of d_y and the weight's columns. Results are the same bits from run to run.
 // M and N are multiples of 16, as is R for wgrad; pointers are multiples of 16 bytes.
@@ -61,21 +61,10 @@ constexpr std::size_t sm90_blockwise_scratch_bytes(int num_rows, int m, int n) {
   return kSm90PartsBytes + std::size_t{4} * ((num_rows + 127) / 128) * (row(m) + row(n));
 }
 
-/// Widens an MXFP8 weight with E8M0 scales [E, M, ceil(N / 32)] for Sm90ExactForward: to bfloat16, rows filled up with
-/// zeros to a multiple of 64, and the numbers of every 64 in the order in which the kernel takes x from memory.
-struct Sm90WidenWeight {
-  const std::uint8_t* w_EMN = nullptr;
-  const std::uint8_t* w_scales = nullptr;
-  __nv_bfloat16* wide = nullptr;  // [E, M, sm90_wide_row(N)]
-  int num_experts = 0, m = 0, n = 0;
-};
-
-constexpr int sm90_wide_row(int n) { return (n + 63) / 64 * 64; }
-
 struct Sm90ExactForward {
   const std::uint8_t* x_RN = nullptr;
   const std::uint8_t* x_scales = nullptr;  // [R, ceil(N / 32)]
-  const __nv_bfloat16* w_wide = nullptr;   // sm90_widen_weight's
+  const __nv_bfloat16* w_wide = nullptr;   // [E, M, N up to a multiple of 64], in the order of sm90_widen.cuh
   const std::int32_t* offsets_E1 = nullptr;
   __nv_bfloat16* y_RM = nullptr;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
@@ -83,7 +72,6 @@ struct Sm90ExactForward {
 
 void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t stream);
 void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream);
-void sm90_widen_weight(const Sm90WidenWeight& args, cudaStream_t stream);
 void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream);
 
 }  // namespace tessera::cuda

@@ -17,12 +17,15 @@
 //   template <int kCount> struct Columns;        // what is read once for all rows
 //   load<kCount>(matrix, row, column) -> Input<kCount>;  columns<kCount>(column) -> Columns<kCount>
 //   compute(input, columns, Lanes<T, kCount> (&out)[kOutputs], float& sum)
-// Plain outputs may be where inputs are: a thread reads what it needs before it writes there.
+// Plain outputs may be where inputs are: a thread reads what it needs before it writes there. With
+//   using Wide = void;                           // otherwise left out
+// what goes to memory is wide (ops/gemm_operand.h): no scales, and bfloat16 in place of the elements.
 #pragma once
 
 #include <cuda_fp8.h>
 
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/sm90_widen.cuh"
 #include "ops/gemm_operand.h"
 
 namespace tessera::cuda {
@@ -266,8 +269,26 @@ __device__ inline void write_staged(const std::uint8_t* bytes, const TileOutput&
   }
 }
 
+/// The same of a tile that is widened. factors: the inverses of the scales, by block and line.
+__device__ inline void write_wide(const std::uint8_t* bytes, const std::uint32_t (*factors)[kSide],
+                                  const TileOutput& out, __nv_bfloat16* to, std::int64_t lines, std::int64_t numbers) {
+  constexpr int kPiece = 16, kStep = 64;  // the numbers of four lanes
+#pragma unroll
+  for (int i = 0; i < kSide * kSide / kPiece; i += kTileThreads) {
+    const int line = (i + threadIdx.x) / (kSide / kPiece), number = (i + threadIdx.x) % (kSide / kPiece) * kPiece;
+    const float scale = __frcp_rn(__uint_as_float(factors[number / mx::kBlock][line]));
+    uint4 places[2];
+    sm90::widen_in_order(*reinterpret_cast<const uint4*>(bytes + staged(line, number)), sm90::scale_bf16x2(scale),
+                         places);
+    if (line >= lines || number / kStep * kStep >= numbers) continue;
+    auto* piece = reinterpret_cast<uint4*>(to + line * out.stride + number);
+    piece[0] = places[0];
+    piece[1] = places[1];
+  }
+}
+
 /// Both orientations of a tile that lies in shared memory, which is used up.
-template <typename T>
+template <bool kWidens, typename T>
 __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
   // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -301,7 +322,7 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     if (to.elements != nullptr) found = find_scales(out.format, amax, line, slots);
   }
   __syncthreads();
-  if (to.elements != nullptr) {
+  if (!kWidens && to.elements != nullptr) {
     write_scales(out.format, found, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
                  along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
                  along_columns ? place.rows : place.columns);
@@ -324,6 +345,17 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     }
   }
   __syncthreads();
+  if constexpr (kWidens) {
+    const auto at = [&](const TileOutput& to, std::int64_t line, std::int64_t number) {
+      return reinterpret_cast<__nv_bfloat16*>(to.elements) + place.matrix * to.matrix_elements + line * to.stride +
+             number;
+    };
+    write_wide(row_bytes, scales.bits[0], out.rows, at(out.rows, place.first_row, place.first_column), place.rows,
+               place.columns);
+    write_wide(column_bytes, scales.bits[1], out.columns, at(out.columns, place.first_column, place.first_row),
+               place.columns, place.rows);
+    return;
+  }
   if (out.rows.elements != nullptr) {
     write_staged(row_bytes, out.rows,
                  out.rows.elements + place.matrix * out.rows.matrix_elements + place.first_row * out.rows.stride +
@@ -430,12 +462,13 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
   }
   if constexpr (kQuantizes) {
     __shared__ TileScales scales;
+    constexpr bool kWidens = requires { typename Producer::Wide; };
 #pragma unroll 1
     for (int o = 0; o < Producer::kOutputs; ++o) {
       __syncthreads();
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
-      quantize_tile(tiles + o * kSide * kSide, to, place, scales);
+      quantize_tile<kWidens>(tiles + o * kSide * kSide, to, place, scales);
     }
   }
 }
@@ -467,6 +500,14 @@ inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 
   out.scales_aligned = divides(out.scales, kBlocksPerLine) && scales_stride % kBlocksPerLine == 0 &&
                        out.matrix_scales % kBlocksPerLine == 0;
   return out;
+}
+
+/// How kernels see a wide orientation of a weight.
+inline TileOutput tile_output_wide(const Tensor& wide) {
+  const int last = wide.num_dims() - 1;
+  return {.elements = static_cast<std::uint8_t*>(wide.raw()),
+          .stride = wide.dim(last),
+          .matrix_elements = wide.dim(last) * wide.dim(last - 1)};
 }
 
 /// How kernels see columns [first_column, ...) of x, a matrix.
