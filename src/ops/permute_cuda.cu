@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, co
 template <typename T>
 struct Gather {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 4, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
+  static constexpr int kOutputs = 1, kInFlight = 4, kTeams = 1;
+  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
   static constexpr bool kSums = false;
   template <int kCount>
   struct Input {

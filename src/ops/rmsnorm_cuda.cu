@@ -189,7 +189,7 @@ __global__ void add_parts_kernel(const float* parts, std::int64_t num_ranges, st
 template <typename T>
 struct Normalised {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 8;
+  static constexpr int kOutputs = 1, kInFlight = 8, kTeams = 1;
   static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
   static constexpr bool kSums = false;
   template <int kCount>
