@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "ops/gemm.h"
@@ -16,10 +17,10 @@ constexpr std::size_t kArenaBytes = std::size_t{24} << 30;
 /// Of the operands of one row, at least: several times the L2 cache.
 constexpr std::size_t kBytesInTurn = std::size_t{400} << 20;
 constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
-constexpr int kCopiesAhead = 4;
+/// Of a graph, at least: many times what its launch takes.
+constexpr double kGraphSeconds = 0.004;
 /// Before a row is timed. Products draw so much power that clocks fall, for which 0.1 s are enough from row to row.
 constexpr double kWarmSecondsOfBytes = 0.01, kWarmSecondsOfProducts = 0.1;
-constexpr int kMaxWarmCalls = 400;
 
 const char* unit_of(Work work) { return work == Work::kBytes ? "TB/s" : "TFLOP/s"; }
 
@@ -89,35 +90,35 @@ Tensor GpuBench::ints(std::int64_t count, const std::function<std::int64_t(std::
 
 void GpuBench::copy() { cuda::copy_bytes(runtime_.stream(), source_, kCopyBytes, target_); }
 
-void GpuBench::run_as_graph(const Call& call) {
-  const cuda::Graph graph(runtime_.stream(), [&] { call.run(context()); });
-  graph.launch(runtime_.stream());
-  runtime_.synchronize();
-}
-
 double GpuBench::median_seconds(const std::vector<Call>& calls) {
-  const auto timed = [&](std::pair<cuda::Event, cuda::Event>& events, const Call& call) {
-    events.first.record(runtime_.stream());
-    call.run(context());
-    events.second.record(runtime_.stream());
+  const auto turn = [&] {
+    for (const Call& call : calls) call.run(context());
   };
-  const auto seconds_of = [](const auto& events) { return events.second.seconds_since(events.first); };
-  for (const Call& call : calls) call.run(context());
-  run_as_graph(calls[0]);
-  timed(events_[0], calls[0]);
+  turn();
+  events_[0].record(runtime_.stream());
+  turn();
+  events_[1].record(runtime_.stream());
   runtime_.synchronize();
+  const double turn_seconds = events_[1].seconds_since(events_[0]);
+  const int num_turns = static_cast<int>(std::ceil(kGraphSeconds / turn_seconds));
+  const auto turns = [&] {
+    for (int i = 0; i < num_turns; ++i) turn();
+  };
+  const cuda::Graph graph(runtime_.stream(), turns);
+  const bool is_copy = work_ == Work::kBytes && ceiling_ == 0.0;
+  const auto launch = [&] { is_copy ? turns() : graph.launch(runtime_.stream()); };
   const double warm_seconds = work_ == Work::kBytes ? kWarmSecondsOfBytes : kWarmSecondsOfProducts;
-  const int warm_calls = static_cast<int>(std::min<double>(warm_seconds / seconds_of(events_[0]), kMaxWarmCalls));
-  const auto in_turn = [&](std::size_t i) -> const Call& { return calls[i % calls.size()]; };
-  for (int i = 0; i < warm_calls; ++i) in_turn(static_cast<std::size_t>(i)).run(context());
-  // While these run the calls are put on the stream, so that they follow each other without gaps.
-  for (int i = 0; i < kCopiesAhead; ++i) copy();
-  for (std::size_t i = 0; i < kCalls; ++i) timed(events_[i], in_turn(i));
+  for (double done = 0.0; done < warm_seconds; done += num_turns * turn_seconds) launch();
+  events_[0].record(runtime_.stream());
+  for (std::size_t i = 1; i < events_.size(); ++i) {
+    launch();
+    events_[i].record(runtime_.stream());
+  }
   runtime_.synchronize();
   std::vector<double> seconds;
-  for (const auto& events : events_) seconds.push_back(seconds_of(events));
-  std::nth_element(seconds.begin(), seconds.begin() + kCalls / 2, seconds.end());
-  return seconds[kCalls / 2];
+  for (std::size_t i = 1; i < events_.size(); ++i) seconds.push_back(events_[i].seconds_since(events_[i - 1]));
+  std::nth_element(seconds.begin(), seconds.begin() + kLaunches / 2, seconds.end());
+  return seconds[kLaunches / 2] / static_cast<double>(num_turns * calls.size());
 }
 
 double GpuBench::time_row(const std::string& name, const std::string& shape, const std::vector<Call>& calls) {

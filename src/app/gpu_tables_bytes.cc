@@ -39,13 +39,16 @@ void norms(GpuBench& bench) {
       const Tensor rstd = bench.empty({shape[0]}, kFloat);
       return Call{bytes_of({x, w, y, rstd}), [=](const Context& op) { rmsnorm_forward(op, x, w, 1e-5f, y, rstd); }};
     });
-    bench.row("rmsnorm_backward", text(shape), [&bench, shape] {
-      const Tensor d_y = bench.random(shape), x = bench.random(shape), w = bench.random({shape[1]});
-      const Tensor rstd = bench.random({shape[0]}, kFloat), d_x = bench.empty(shape, kBf16);
-      const Tensor d_w = bench.random({shape[1]}, kFloat);
-      return Call{bytes_of({d_y, x, w, rstd, d_x, d_w, d_w}),
-                  [=](const Context& op) { rmsnorm_backward(op, d_y, x, w, rstd, d_x, Write::kAssign, d_w); }};
-    });
+    for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+      const bool adds = write == Write::kAccumulate;
+      bench.row(adds ? "rmsnorm_backward +=" : "rmsnorm_backward", text(shape), [&bench, shape, write, adds] {
+        const Tensor d_y = bench.random(shape), x = bench.random(shape), w = bench.random({shape[1]});
+        const Tensor rstd = bench.random({shape[0]}, kFloat), d_x = bench.random(shape);
+        const Tensor d_w = bench.random({shape[1]}, kFloat);
+        return Call{bytes_of({d_y, x, w, rstd, d_x, adds ? d_x : Tensor(), d_w, d_w}),
+                    [=](const Context& op) { rmsnorm_backward(op, d_y, x, w, rstd, d_x, write, d_w); }};
+      });
+    }
   }
   const Shape shape{kT, kD};
   const auto residual = [&](const std::string& name, bool quantizes) {

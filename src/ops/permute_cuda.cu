@@ -143,7 +143,8 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, co
 template <typename T>
 struct Gather {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 4, kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
+  static constexpr int kOutputs = 1, kInFlight = 8, kTeams = 1;
+  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
   static constexpr bool kSums = false;
   template <int kCount>
   struct Input {
@@ -154,14 +155,17 @@ struct Gather {
 
   const T* x;
   const std::int32_t* slot_of_row;
-  int top_k;
+  std::uint64_t inverse;  // 2^32 / top_k, rounded up
   std::int64_t length;
 
   template <int kCount>
   __device__ Input<kCount> load(std::int64_t, std::int64_t row, std::int64_t column) const {
     const std::int32_t slot = slot_of_row[row];
-    if (slot < 0) return {};
-    return {get_lanes<kCount>(x + std::int64_t{slot / top_k} * length + column)};
+    Input<kCount> input = {};
+    if (slot >= 0) {
+      input.x = get_lanes<kCount>(x + (static_cast<std::uint64_t>(slot) * inverse >> 32) * length + column);
+    }
+    return input;
   }
   template <int kCount>
   __device__ Columns<kCount> columns(std::int64_t) const {
@@ -269,9 +273,14 @@ void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_ro
   if (op.measuring() || num_rows * length == 0) return;
   const auto* slots = numbers<const std::int32_t>(slot_of_row_R);
   if (y_RD.quantized()) {
+    constexpr std::int64_t kOne = std::int64_t{1} << 32;
+    TESSERA_CHECK(x_TD.dim(0) * top_k * top_k < kOne, "{} tokens, {} each", x_TD.dim(0), top_k);
     for_float_type(x_TD.dtype(), [&]<typename T>(T) {
       run_tiles<Gather<T>>(op,
-                           {.producer = {numbers<const T>(x_TD), slots, static_cast<int>(top_k), length},
+                           {.producer = {.x = numbers<const T>(x_TD),
+                                         .slot_of_row = slots,
+                                         .inverse = static_cast<std::uint64_t>((kOne + top_k - 1) / top_k),
+                                         .length = length},
                             .outputs = {tile_outputs<T>(y_RD)},
                             .num_rows = num_rows,
                             .length = length,

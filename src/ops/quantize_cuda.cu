@@ -12,7 +12,7 @@ constexpr int kErrorBlocks = 1024;
 template <typename T>
 struct Plain {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 8;
+  static constexpr int kOutputs = 1, kInFlight = 8, kTeams = 1;
   static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
   static constexpr bool kSums = false;
   template <int kCount>

@@ -1,3 +1,5 @@
+#include <cuda_pipeline.h>
+
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/tile_quantizer.cuh"
 #include "ops/rmsnorm.h"
@@ -5,9 +7,12 @@
 namespace tessera::cuda {
 namespace {
 
-/// Rows are cut into as many ranges, each with its own sum of d_w, as this many SMs work on at once.
-constexpr std::int64_t kSms = 128;
 constexpr int kRowsPerBlock = 4;
+/// Blocks of the backward, each with its own sum of d_w: two for each of Hopper's SMs.
+constexpr std::int64_t kBackwardBlocks = 2 * 132;
+/// Their threads: as many for a row as it needs, and rows at a time as make kBackwardThreads of them.
+constexpr int kMaxRowThreads = 512, kBackwardThreads = 256;
+constexpr std::size_t kMostShared = 226 << 10;
 
 template <typename T>
 struct ForwardArgs {
@@ -98,85 +103,144 @@ struct BackwardArgs {
   T* d_x;
   std::int64_t x_stride, d_x_stride;
   bool accumulate;
-  float* parts;  // [ranges, length] of d_w
-  std::int64_t num_rows, rows_per_range, length;
+  float* parts;  // [blocks, length] of d_w
+  std::int64_t num_rows, length;
+  float inverse_length;
 };
 
-/// A range of rows a block, a row at a time, of which a thread has kParts times kCount numbers. With u = x · rstd:
+/// d_y, x and old d_x.
+constexpr int kOperands = 3;
+
+/// A thread's numbers of a row, on their way to shared memory, where only that thread looks at them.
+template <typename T, int kCount>
+__device__ void copy_lanes_async(const T* from, Lanes<T, kCount>& to) {
+  if constexpr (kCount == 1) {
+    to.x[0] = *from;
+  } else {
+    constexpr int kPiece = 16;
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof to; i += kPiece) {
+      __pipeline_memcpy_async(reinterpret_cast<char*>(&to) + i, reinterpret_cast<const char*>(from) + i, kPiece);
+    }
+  }
+}
+
+/// A team of threads a row, of which each has kParts times kCount numbers; blockDim.y teams a block. While a team works
+/// on a row, its next one is on its way to shared memory. With u = x · rstd:
 /// d_x = rstd · (d_y · w - u · mean(d_y · w · u)), d_w += d_y · u.
 template <typename T, int kCount, int kParts>
-__global__ void __launch_bounds__(kMaxThreads) backward_kernel(const BackwardArgs<T> args) {
-  __shared__ float slots[2][kMaxThreads / kWarp];
-  struct Row {
-    Lanes<T, kCount> d_y[kParts], x[kParts];
-    float rstd;
+__global__ void __launch_bounds__(kMaxRowThreads) backward_kernel(const BackwardArgs<T> args) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ float slots[2][kMaxRowThreads / kWarp];
+  const int num_threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  // The threads' d_y, x and old d_x of two rows, part by part, so that those of a warp are neighbours.
+  auto* of_thread = reinterpret_cast<Lanes<T, kCount>*>(shared) + thread;
+  const auto lanes_of = [&](int odd, int operand, int part) -> Lanes<T, kCount>& {
+    return of_thread[((odd * kOperands + operand) * kParts + part) * num_threads];
   };
   const auto column = [](int part) { return static_cast<int>(part * blockDim.x + threadIdx.x) * kCount; };
-  const auto load = [&](std::int64_t row) {
-    Row result = {};
-    result.rstd = args.rstd[row];
+  const auto load = [&](std::int64_t row, int odd) {
+    if (row < args.num_rows) {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const int j = column(part);
-      if (j >= args.length) continue;
-      result.d_y[part] = get_lanes<kCount>(args.d_y + row * args.length + j);
-      result.x[part] = get_lanes<kCount>(args.x + row * args.x_stride + j);
+      for (int part = 0; part < kParts; ++part) {
+        const int j = column(part);
+        if (j >= args.length) continue;
+        copy_lanes_async(args.d_y + row * args.length + j, lanes_of(odd, 0, part));
+        copy_lanes_async(args.x + row * args.x_stride + j, lanes_of(odd, 1, part));
+        if (args.accumulate) copy_lanes_async(args.d_x + row * args.d_x_stride + j, lanes_of(odd, 2, part));
+      }
     }
-    return result;
+    __pipeline_commit();
   };
-  const std::int64_t first = blockIdx.x * args.rows_per_range;
-  const std::int64_t end = min(args.num_rows, first + args.rows_per_range);
+  const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.y, step = std::int64_t{gridDim.x} * blockDim.y;
+  load(first + threadIdx.y, 0);
+  load(first + threadIdx.y + step, 1);
+  float next_rstd = first + threadIdx.y < args.num_rows ? args.rstd[first + threadIdx.y] : 0.0f;
   float d_w[kParts][kCount] = {};
   Lanes<T, kCount> w[kParts] = {};
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
     if (column(part) < args.length) w[part] = get_lanes<kCount>(args.w + column(part));
   }
-  Row next = load(first);
-  for (std::int64_t row = first; row < end; ++row) {
-    const Row now = next;
-    if (row + 1 < end) next = load(row + 1);  // on its way while this one is summed
+  int odd = 0;
+  for (std::int64_t start = first; start < args.num_rows; start += step, odd ^= 1) {
+    const std::int64_t row = start + threadIdx.y;
+    const std::int64_t length = row < args.num_rows ? args.length : 0;
+    const float rstd = next_rstd;
+    if (row + step < args.num_rows) next_rstd = args.rstd[row + step];
+    __pipeline_wait_prior(1);
     float dot = 0.0f;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
+      if (column(part) >= length) continue;
+      const Lanes<T, kCount> d_y = lanes_of(odd, 0, part), x = lanes_of(odd, 1, part);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float d_y = to_float(now.d_y[part].x[i]), u = to_float(now.x[part].x[i]) * now.rstd;
-        d_w[part][i] += d_y * u;
-        dot += d_y * to_float(w[part].x[i]) * u;
+        const float gradient = to_float(d_y.x[i]), u = to_float(x.x[i]) * rstd;
+        d_w[part][i] += gradient * u;
+        dot += gradient * to_float(w[part].x[i]) * u;
       }
     }
-    const float mean = sum_of_block(dot, slots[(row - first) % 2]) / static_cast<float>(args.length);
+#pragma unroll
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0u, dot, lanes);
+    if (blockDim.x > kWarp) {
+      const int num_warps = blockDim.x / kWarp;
+      if (threadIdx.x % kWarp == 0) slots[odd][thread / kWarp] = dot;
+      __syncthreads();
+      dot = 0.0f;
+      for (int i = 0; i < num_warps; ++i) dot += slots[odd][threadIdx.y * num_warps + i];
+    }
+    const float factor = dot * rstd * rstd * args.inverse_length;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const int j = column(part);
-      if (j >= args.length) continue;
-      T* d_x = args.d_x + row * args.d_x_stride + j;
+      if (j >= length) continue;
+      const Lanes<T, kCount> d_y = lanes_of(odd, 0, part), x = lanes_of(odd, 1, part);
       float sum[kCount] = {};
-      if (args.accumulate) load_lanes(d_x, sum);
+      if (args.accumulate) {
+        const Lanes<T, kCount> old = lanes_of(odd, 2, part);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sum[i] = to_float(old.x[i]);
+      }
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        const float d_u = to_float(now.d_y[part].x[i]) * to_float(w[part].x[i]);
-        sum[i] += now.rstd * (d_u - to_float(now.x[part].x[i]) * now.rstd * mean);
+        const float d_u = to_float(d_y.x[i]) * to_float(w[part].x[i]);
+        sum[i] += rstd * d_u - to_float(x.x[i]) * factor;
       }
-      store_lanes(sum, d_x);
+      store_lanes(sum, args.d_x + row * args.d_x_stride + j);
     }
+    load(row + 2 * step, odd);
   }
+  // The teams' sums, in order. Lines of the threads' first numbers, second numbers and so on; with a gap of 4 between
+  // them, so that neither those who write nor those who read meet a bank twice.
+  float* sums = reinterpret_cast<float*>(shared);
+  const int line = num_threads + 4;
+  __pipeline_wait_prior(0);
+  __syncthreads();
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    if (column(part) < args.length) store_lanes(d_w[part], args.parts + blockIdx.x * args.length + column(part));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[(part * kCount + i) * line + thread] = d_w[part][i];
+  }
+  __syncthreads();
+  for (int j = thread; j < args.length; j += num_threads) {
+    const int lanes = j / kCount, part = lanes / blockDim.x;
+    const float* from = sums + (part * kCount + j % kCount) * line + lanes % blockDim.x;
+    float sum = 0.0f;
+    for (int team = 0; team < static_cast<int>(blockDim.y); ++team) sum += from[team * blockDim.x];
+    args.parts[blockIdx.x * args.length + j] = sum;
   }
 }
 
-/// 32 columns a block: each warp sums some of the ranges, then their sums are added in order.
-__global__ void add_parts_kernel(const float* parts, std::int64_t num_ranges, std::int64_t length, float* d_w) {
+/// 32 columns a block: each warp sums some of the parts, then their sums are added in order.
+__global__ void add_parts_kernel(const float* parts, std::int64_t num_parts, std::int64_t length, float* d_w) {
   __shared__ float of_warp[kMaxThreads / kWarp][kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const std::int64_t j = std::int64_t{blockIdx.x} * kWarp + lane;
   float sum = 0.0f;
   if (j < length) {
 #pragma unroll 8
-    for (std::int64_t range = warp; range < num_ranges; range += kMaxThreads / kWarp) sum += parts[range * length + j];
+    for (std::int64_t part = warp; part < num_parts; part += kMaxThreads / kWarp) sum += parts[part * length + j];
   }
   of_warp[warp][lane] = sum;
   __syncthreads();
@@ -189,7 +253,7 @@ __global__ void add_parts_kernel(const float* parts, std::int64_t num_ranges, st
 template <typename T>
 struct Normalised {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 8;
+  static constexpr int kOutputs = 1, kInFlight = 8, kTeams = 1;
   static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
   static constexpr bool kSums = false;
   template <int kCount>
@@ -289,12 +353,9 @@ void residual_rmsnorm_forward(const Context& op, const Tensor& x_TN, const Tenso
 void rmsnorm_backward(const Context& op, const Tensor& d_y_TN, const Tensor& x_TN, const Tensor& w_N,
                       const Tensor& rstd_T, const Tensor& d_x_TN, Write write_d_x, const Tensor& d_w_N) {
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
-  const std::int64_t threads = std::clamp<std::int64_t>((length + kLanes - 1) / kLanes, kWarp, kMaxThreads);
-  const std::int64_t most = kSms * (kMaxThreads / threads);
-  const std::int64_t rows_per_range = (num_rows + most - 1) / most;
-  const std::int64_t num_ranges = num_rows == 0 ? 0 : (num_rows + rows_per_range - 1) / rows_per_range;
+  const std::int64_t num_blocks = std::min(kBackwardBlocks, num_rows);
   const ArenaScope scope(*op.arena);
-  const Tensor parts = op.arena->allocate({num_ranges, length}, DType::kFloat32);
+  const Tensor parts = op.arena->allocate({num_blocks, length}, DType::kFloat32);
   if (op.measuring() || num_rows == 0 || length == 0) return;
   for_float_type(x_TN.dtype(), [&]<typename T>(T) {
     const BackwardArgs<T> args{.d_y = numbers<T>(d_y_TN),
@@ -307,24 +368,31 @@ void rmsnorm_backward(const Context& op, const Tensor& d_y_TN, const Tensor& x_T
                                .accumulate = write_d_x == Write::kAccumulate,
                                .parts = numbers<float>(parts),
                                .num_rows = num_rows,
-                               .rows_per_range = rows_per_range,
-                               .length = length};
+                               .length = length,
+                               .inverse_length = 1.0f / static_cast<float>(length)};
     const auto launch = [&](auto count, auto num_parts) {
       constexpr int kCount = decltype(count)::value, kParts = decltype(num_parts)::value;
-      TESSERA_CHECK(length <= kMaxThreads * kCount * kParts, "rows of {}", length);
-      const auto block = std::min<std::int64_t>((length + kCount - 1) / kCount, kMaxThreads);
-      backward_kernel<T, kCount, kParts>
-          <<<static_cast<unsigned>(num_ranges), static_cast<unsigned>((block + kWarp - 1) / kWarp * kWarp), 0,
-             stream_of(op)>>>(args);
+      constexpr std::int64_t kPerWarp = kWarp * kCount * kParts;
+      const std::int64_t threads = (length + kPerWarp - 1) / kPerWarp * kWarp;
+      const std::int64_t teams =
+          std::clamp<std::int64_t>(kBackwardThreads / threads, 1, (num_rows + num_blocks - 1) / num_blocks);
+      const std::size_t num_bytes =
+          static_cast<std::size_t>(threads * teams * 2 * kOperands * kParts) * sizeof(Lanes<T, kCount>);
+      TESSERA_CHECK(threads <= kMaxRowThreads && num_bytes <= kMostShared, "rows of {}", length);
+      const auto kernel = backward_kernel<T, kCount, kParts>;
+      TESSERA_CUDA(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(num_bytes)));
+      kernel<<<static_cast<unsigned>(num_blocks), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(teams)),
+               num_bytes, stream_of(op)>>>(args);
     };
     if (length <= kMaxLength && in_lanes(d_y_TN, x_TN, w_N.reshape({1, length}), d_x_TN)) {
-      launch(std::integral_constant<int, kLanes>{}, std::integral_constant<int, 1>{});
+      launch(std::integral_constant<int, kLanes>{}, std::integral_constant<int, 2>{});
     } else {
-      launch(std::integral_constant<int, 1>{}, std::integral_constant<int, 16>{});
+      launch(std::integral_constant<int, 1>{}, std::integral_constant<int, 32>{});
     }
   });
   add_parts_kernel<<<static_cast<unsigned>((length + kWarp - 1) / kWarp), kMaxThreads, 0, stream_of(op)>>>(
-      numbers<const float>(parts), num_ranges, length, numbers<float>(d_w_N));
+      numbers<const float>(parts), num_blocks, length, numbers<float>(d_w_N));
 }
 
 }  // namespace tessera::cuda

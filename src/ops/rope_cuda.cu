@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 /// Heads that a thread turns by the same angles.
-constexpr int kHeads = 4;
+constexpr int kHeads = 2;
 
 template <typename T>
 struct RopeArgs {

@@ -17,7 +17,7 @@ __device__ float sigmoid(float x) {
 template <typename T>
 struct Forward {
   using Number = T;
-  static constexpr int kOutputs = 1, kInFlight = 4;
+  static constexpr int kOutputs = 1, kInFlight = 4, kTeams = 1;
   static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
   static constexpr bool kSums = false;
   template <int kCount>
@@ -54,7 +54,7 @@ struct Forward {
 template <typename T>
 struct Backward {
   using Number = T;
-  static constexpr int kOutputs = 3, kInFlight = 2;
+  static constexpr int kOutputs = 3, kInFlight = 1, kTeams = 2;
   static constexpr int kBlocksPerSm = 2;
   static constexpr bool kSums = true;
   template <int kCount>

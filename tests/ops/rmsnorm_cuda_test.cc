@@ -81,8 +81,8 @@ TEST_F(RmsNormCuda, QuantizedOutputs) {
 TEST_F(RmsNormCuda, Backward) {
   for (const DType dtype : kTypes) {
     for (const std::int64_t width : kWidths) {
-      for (const std::int64_t num_rows : {1, 130, 1100}) {  // 1100: several rows a block
-        if (num_rows * width > 3'000'000) continue;         // the CPU's memory
+      for (const std::int64_t num_rows : {1, 130, 400, 1100}) {  // from 400 on several rows a block
+        if (num_rows * width > 3'000'000) continue;              // the CPU's memory
         for (const std::int64_t gap : {0, 8}) {
           const ArenaScope scope(arena_);
           const Shape shape{num_rows, width};

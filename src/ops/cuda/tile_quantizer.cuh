@@ -3,7 +3,8 @@
 //
 // A block of threads has a tile of kSide × kSide numbers, which holds all numbers that share a scale:
 //   1. compute: a Producer's numbers, rounded to T, to `plain` and to shared memory; 0 beyond the matrix;
-//   2. per output: largest magnitudes of 32 numbers along rows and along columns, each thread from a patch of 8 × 8;
+//   2. per output, by a team of kTeamThreads: largest magnitudes of 32 numbers along rows and along columns, each
+//      thread from a patch of 8 × 8;
 //   3. scales, one line of the tile a thread;
 //   4. the patches once more, times the scales' inverses, as bytes: through shared memory, so that whole lines of 128
 //      bytes are written. What is written in smaller pieces costs as much per piece.
@@ -11,6 +12,7 @@
 // A Producer says how numbers come about (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
 //   using Number = T;
 //   static constexpr int kOutputs, kInFlight;    // matrices of one shape; rows whose inputs a thread has in flight
+//   static constexpr int kTeams;                 // of a block: they compute together, and quantize an output each
 //   static constexpr int kBlocksPerSm;           // at most, of those that fit: what leaves registers enough
 //   static constexpr bool kSums;                 // whether it adds to sums over rows
 //   template <int kCount> struct Input;          // what is read
@@ -31,10 +33,9 @@
 namespace tessera::cuda {
 
 inline constexpr int kSide = 128;
-inline constexpr int kTileThreads = 256;
+inline constexpr int kTeamThreads = 256;
 inline constexpr int kPatch = 8;                       // numbers of a patch along rows and along columns
 inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute a row
-inline constexpr int kRowsAtOnce = kTileThreads / kThreadsAcross;
 inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
 
 /// One orientation as kernels see it; without elements it is not wanted. Strides: from line to line.
@@ -153,11 +154,25 @@ struct Patch {
   }
 };
 
+/// Threads that quantize a tile together: of a block of kTeams such.
+template <int kTeams>
+struct Team {
+  __device__ static int index() { return kTeams == 1 ? 0 : threadIdx.x / kTeamThreads; }
+  __device__ static int thread() { return kTeams == 1 ? threadIdx.x : threadIdx.x % kTeamThreads; }
+  __device__ static void sync() {
+    if constexpr (kTeams == 1) {
+      __syncthreads();
+    } else {
+      __barrier_sync_count(1 + index(), kTeamThreads);
+    }
+  }
+};
+
 /// Per orientation (rows, columns), block of 32 along the line, and line: its largest magnitude, then, in its place,
 /// the factor that its numbers are multiplied by; as float32's bits.
 struct TileScales {
   std::uint32_t bits[2][kBlocksPerLine][kSide];
-  std::uint32_t of_warp[kTileThreads / kWarp];
+  std::uint32_t of_warp[kTeamThreads / kWarp];
 };
 
 /// The largest of `amax` over lanes whose number differs in the bits kFirst and 2 · kFirst, to slots[8] of the lane
@@ -178,14 +193,15 @@ __device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std:
 }
 
 /// Of one line of the tile and orientation: amax widened to what shares a scale. Called by all threads together.
-__device__ inline void widen_amax(const mx::Format& format, std::uint32_t (&amax)[kBlocksPerLine], TileScales& scales) {
+template <typename Team>
+__device__ void widen_amax(const mx::Format& format, std::uint32_t (&amax)[kBlocksPerLine], TileScales& scales) {
   if (format.along == mx::kWideBlock) {
     std::uint32_t largest = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
     if (format.across > 1) {
-      const int warp = threadIdx.x / kWarp, first = warp / 4 * 4;
+      const int warp = Team::thread() / kWarp, first = warp / 4 * 4;
       largest = __reduce_max_sync(~0u, largest);
-      if (threadIdx.x % kWarp == 0) scales.of_warp[warp] = largest;
-      __syncthreads();
+      if (Team::thread() % kWarp == 0) scales.of_warp[warp] = largest;
+      Team::sync();
       largest = max(max(scales.of_warp[first], scales.of_warp[first + 1]),
                     max(scales.of_warp[first + 2], scales.of_warp[first + 3]));
     }
@@ -251,12 +267,13 @@ __device__ inline int staged(int line, int number) {
 }
 
 /// A tile's bytes to where they belong. lines, numbers: that there are.
-__device__ inline void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to,
-                                    std::int64_t lines, std::int64_t numbers) {
+template <typename Team>
+__device__ void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to, std::int64_t lines,
+                             std::int64_t numbers) {
   constexpr int kPiece = 16;
 #pragma unroll
-  for (int i = 0; i < kSide * kSide / kPiece; i += kTileThreads) {
-    const int line = (i + threadIdx.x) / (kSide / kPiece), number = (i + threadIdx.x) % (kSide / kPiece) * kPiece;
+  for (int i = 0; i < kSide * kSide / kPiece; i += kTeamThreads) {
+    const int line = (i + Team::thread()) / (kSide / kPiece), number = (i + Team::thread()) % (kSide / kPiece) * kPiece;
     if (line >= lines) continue;
     const std::uint8_t* from = bytes + staged(line, number);
     std::uint8_t* piece = to + line * out.stride + number;
@@ -270,12 +287,13 @@ __device__ inline void write_staged(const std::uint8_t* bytes, const TileOutput&
 }
 
 /// The same of a tile that is widened. factors: the inverses of the scales, by block and line.
-__device__ inline void write_wide(const std::uint8_t* bytes, const std::uint32_t (*factors)[kSide],
-                                  const TileOutput& out, __nv_bfloat16* to, std::int64_t lines, std::int64_t numbers) {
+template <typename Team>
+__device__ void write_wide(const std::uint8_t* bytes, const std::uint32_t (*factors)[kSide], const TileOutput& out,
+                           __nv_bfloat16* to, std::int64_t lines, std::int64_t numbers) {
   constexpr int kPiece = 16, kStep = 64;  // the numbers of four lanes
 #pragma unroll
-  for (int i = 0; i < kSide * kSide / kPiece; i += kTileThreads) {
-    const int line = (i + threadIdx.x) / (kSide / kPiece), number = (i + threadIdx.x) % (kSide / kPiece) * kPiece;
+  for (int i = 0; i < kSide * kSide / kPiece; i += kTeamThreads) {
+    const int line = (i + Team::thread()) / (kSide / kPiece), number = (i + Team::thread()) % (kSide / kPiece) * kPiece;
     const float scale = __frcp_rn(__uint_as_float(factors[number / mx::kBlock][line]));
     uint4 places[2];
     sm90::widen_in_order(*reinterpret_cast<const uint4*>(bytes + staged(line, number)), sm90::scale_bf16x2(scale),
@@ -288,10 +306,10 @@ __device__ inline void write_wide(const std::uint8_t* bytes, const std::uint32_t
 }
 
 /// Both orientations of a tile that lies in shared memory, which is used up.
-template <bool kWidens, typename T>
+template <bool kWidens, typename Team, typename T>
 __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
   // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const int lane = Team::thread() % kWarp, warp = Team::thread() / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
   Patch<T> patch;
   patch.load(tile + row * kSide + column);
@@ -308,9 +326,9 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
       put_amax<T, 8>(amax, lane, of_column);
     }
   }
-  __syncthreads();
-  const bool along_columns = threadIdx.x >= kSide;
-  const int line = threadIdx.x % kSide;
+  Team::sync();
+  const bool along_columns = Team::thread() >= kSide;
+  const int line = Team::thread() % kSide;
   const TileOutput& to = along_columns ? out.columns : out.rows;
   std::uint32_t found = 0;
   {
@@ -318,10 +336,10 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     std::uint32_t amax[kBlocksPerLine];
 #pragma unroll
     for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
-    widen_amax(out.format, amax, scales);
+    widen_amax<Team>(out.format, amax, scales);
     if (to.elements != nullptr) found = find_scales(out.format, amax, line, slots);
   }
-  __syncthreads();
+  Team::sync();
   if (!kWidens && to.elements != nullptr) {
     write_scales(out.format, found, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
                  along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
@@ -344,29 +362,29 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
       *reinterpret_cast<uint2*>(column_bytes + staged(column + j, row)) = patch.column_bytes(j, factors[j]);
     }
   }
-  __syncthreads();
+  Team::sync();
   if constexpr (kWidens) {
     const auto at = [&](const TileOutput& to, std::int64_t line, std::int64_t number) {
       return reinterpret_cast<__nv_bfloat16*>(to.elements) + place.matrix * to.matrix_elements + line * to.stride +
              number;
     };
-    write_wide(row_bytes, scales.bits[0], out.rows, at(out.rows, place.first_row, place.first_column), place.rows,
-               place.columns);
-    write_wide(column_bytes, scales.bits[1], out.columns, at(out.columns, place.first_column, place.first_row),
-               place.columns, place.rows);
+    write_wide<Team>(row_bytes, scales.bits[0], out.rows, at(out.rows, place.first_row, place.first_column), place.rows,
+                     place.columns);
+    write_wide<Team>(column_bytes, scales.bits[1], out.columns, at(out.columns, place.first_column, place.first_row),
+                     place.columns, place.rows);
     return;
   }
   if (out.rows.elements != nullptr) {
-    write_staged(row_bytes, out.rows,
-                 out.rows.elements + place.matrix * out.rows.matrix_elements + place.first_row * out.rows.stride +
-                     place.first_column,
-                 place.rows, place.columns);
+    write_staged<Team>(row_bytes, out.rows,
+                       out.rows.elements + place.matrix * out.rows.matrix_elements + place.first_row * out.rows.stride +
+                           place.first_column,
+                       place.rows, place.columns);
   }
   if (out.columns.elements != nullptr) {
-    write_staged(column_bytes, out.columns,
-                 out.columns.elements + place.matrix * out.columns.matrix_elements +
-                     place.first_column * out.columns.stride + place.first_row,
-                 place.columns, place.rows);
+    write_staged<Team>(column_bytes, out.columns,
+                       out.columns.elements + place.matrix * out.columns.matrix_elements +
+                           place.first_column * out.columns.stride + place.first_row,
+                       place.columns, place.rows);
   }
 }
 
@@ -378,7 +396,8 @@ constexpr std::size_t tile_bytes() {
 template <typename Producer, bool kQuantizes>
 constexpr int tile_blocks_per_sm() {
   constexpr std::size_t kShared = std::size_t{220} << 10, kMost = Producer::kBlocksPerSm;
-  return static_cast<int>(std::min(kMost, kShared / (tile_bytes<Producer, kQuantizes>() + sizeof(TileScales))));
+  constexpr std::size_t kOfBlock = tile_bytes<Producer, kQuantizes>() + Producer::kTeams * sizeof(TileScales);
+  return static_cast<int>(std::min(kMost, kShared / kOfBlock));
 }
 
 /// A tile's numbers, to where they are wanted plain, and to shared memory if they are quantized.
@@ -386,6 +405,7 @@ template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
 __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, typename Producer::Number* tiles) {
   using T = typename Producer::Number;
   constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
+  constexpr int kRowsAtOnce = Producer::kTeams * kTeamThreads / kThreadsAcross;
   const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
   const auto inside = [&](int row, int part) {
     return kWhole || (row < place.rows && column + part * kCount < place.columns);
@@ -441,7 +461,7 @@ __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& pl
 }
 
 template <typename Producer, int kCount, bool kQuantizes>
-__global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
+__global__ void __launch_bounds__(Producer::kTeams* kTeamThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
     tile_kernel(const __grid_constant__ TileArgs<Producer> args) {
   using T = typename Producer::Number;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -461,14 +481,15 @@ __global__ void __launch_bounds__(kTileThreads, (tile_blocks_per_sm<Producer, kQ
     compute_tile<kCount, kQuantizes, false>(args, place, tiles);
   }
   if constexpr (kQuantizes) {
-    __shared__ TileScales scales;
+    __shared__ TileScales scales[Producer::kTeams];
+    using Team = cuda::Team<Producer::kTeams>;
     constexpr bool kWidens = requires { typename Producer::Wide; };
+    __syncthreads();
 #pragma unroll 1
-    for (int o = 0; o < Producer::kOutputs; ++o) {
-      __syncthreads();
+    for (int o = Team::index(); o < Producer::kOutputs; o += Producer::kTeams) {
       const TileOutputs<T>& to = args.outputs[o];
       if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
-      quantize_tile<kWidens>(tiles + o * kSide * kSide, to, place, scales);
+      quantize_tile<kWidens, Team>(tiles + o * kSide * kSide, to, place, scales[Team::index()]);
     }
   }
 }
@@ -530,7 +551,7 @@ void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
   }
   const dim3 grid(static_cast<unsigned>(in_blocks_of(args.length, kSide)),
                   static_cast<unsigned>(in_blocks_of(args.num_rows, kSide)), static_cast<unsigned>(args.num_matrices));
-  kernel<<<grid, kTileThreads, kBytes, stream_of(op)>>>(args);
+  kernel<<<grid, Producer::kTeams * kTeamThreads, kBytes, stream_of(op)>>>(args);
 }
 
 /// quantize() of the first num_rows_1[0] rows of x, a matrix; the rest is not looked at.
