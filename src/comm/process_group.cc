@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <numeric>
+#include <utility>
 
 #include "base/log.h"
 
@@ -266,16 +267,19 @@ void copy(const std::byte* from, std::size_t num_bytes, std::byte* to) {
 Work& Work::operator=(Work&& other) noexcept {
   std::swap(progress_, other.progress_);
   std::swap(operation_, other.operation_);
+  std::swap(computation_, other.computation_);
+  std::swap(end_, other.end_);
   return *this;
 }
 
 Work::~Work() {
-  if (operation_ == nullptr || std::uncaught_exceptions() > 0) return;
-  spdlog::critical("{} was never waited for", operation_->name());
+  if ((operation_ == nullptr && computation_ == nullptr) || std::uncaught_exceptions() > 0) return;
+  spdlog::critical("{} was never waited for", operation_ == nullptr ? "an operation of the GPU" : operation_->name());
   std::terminate();
 }
 
 void Work::wait() {
+  if (computation_ != nullptr) return std::exchange(computation_, nullptr)->wait(end_);
   if (operation_ == nullptr) return;
   const std::shared_ptr<Operation> operation = std::move(operation_);
   progress_->wait(*operation);
@@ -295,10 +299,43 @@ Work ProcessGroup::start(std::shared_ptr<Operation> operation) {
   return {*progress_, std::move(operation)};
 }
 
+bool ProcessGroup::on_gpu(const Tensor& x) const {
+  if (x.device() != Device::kCuda) return false;
+  TESSERA_CHECK(gpu_ != nullptr, "{}: a GPU's tensor {}, but no GPUs in a group of {}", axis_, x.shape().to_string(),
+                size());
+  return true;
+}
+
+void ProcessGroup::use_gpu(const cuda::Stream& computation) {
+  if (size() == 1) return;
+  // The ranks agree on one id, which the first one makes; words, since that is what tensors hold.
+  cuda::GpuGroup::Id id{};
+  if (rank() == 0) id = cuda::GpuGroup::make_id();
+  constexpr auto kWords = static_cast<std::int64_t>(sizeof id / sizeof(std::int32_t));
+  broadcast(Tensor(id.data(), {kWords}, DType::kInt32, Device::kCpu), 0, "NCCL's id").wait();
+  gpu_ = std::make_unique<cuda::GpuGroup>(id, rank(), size(), computation);
+}
+
+void ProcessGroup::wait_for_gpu(const cuda::Event& event, std::string_view name) {
+  TESSERA_CHECK(gpu_ != nullptr && progress_ != nullptr);
+  const auto passed = [&] {
+    if (event.passed()) return true;
+    gpu_->check();
+    return false;
+  };
+  try {
+    progress_->wait_until(std::string(name), passed, [&] { return gpu_->describe(); });
+  } catch (...) {
+    gpu_->abort();  // else what is freed on the way out waits for it
+    throw;
+  }
+}
+
 Work ProcessGroup::all_gather(const Tensor& in, const Tensor& out, std::string_view name) {
   TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() &&
                     out.num_elements() == in.num_elements() * size(),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
+  if (on_gpu(in)) return work_of(gpu_->all_gather(in, out, title("all-gather", name)));
   const std::size_t part = in.num_bytes();
   copy(bytes_of(in), part, bytes_of(out) + static_cast<std::size_t>(rank()) * part);
   if (size() == 1) return {};
@@ -316,6 +353,7 @@ Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write wri
   TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() &&
                     in.num_elements() == out.num_elements() * size(),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
+  if (on_gpu(in)) return work_of(gpu_->reduce_scatter(in, out, write, title("reduce-scatter", name)));
   if (size() == 1) {
     const std::byte* part = bytes_of(in);
     add_parts_of(in.dtype())(std::span(&part, 1), in.num_bytes(), write, bytes_of(out));
@@ -330,6 +368,7 @@ Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write wri
 Work ProcessGroup::all_reduce(const Tensor& x, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous());
   if (size() == 1 || x.num_bytes() == 0) return {};
+  if (on_gpu(x)) return work_of(gpu_->all_reduce(x, title("all-reduce", name)));
   if (x.num_bytes() <= kOneRoundBytes) {
     return start(std::make_shared<SmallAllReduce>(title("all-reduce", name), *transport_, next_tag(), bytes_of(x),
                                                   x.num_bytes(), x.dtype()));
@@ -365,6 +404,7 @@ Work ProcessGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> 
   TESSERA_CHECK(static_cast<std::int64_t>(first_row(in_rows, ranks)) <= in.dim(0) &&
                     static_cast<std::int64_t>(first_row(out_rows, ranks)) <= out.dim(0),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
+  if (on_gpu(in)) return work_of(gpu_->all_to_all_v(in, in_rows, out, out_rows, title("all-to-all", name)));
   copy(in_part(own), static_cast<std::size_t>(in_rows[own]) * row, out_part(own));
   if (size() == 1) return {};
   auto exchange = std::make_shared<Exchange>(title("all-to-all", name));
@@ -383,6 +423,7 @@ Work ProcessGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> 
 Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= root && root < size());
   if (size() == 1 || x.num_bytes() == 0) return {};
+  if (on_gpu(x)) return work_of(gpu_->broadcast(x, root, title("broadcast", name)));
   auto exchange = std::make_shared<Exchange>(title("broadcast", name));
   const int tag = next_tag();
   if (rank() == root) {
@@ -394,14 +435,18 @@ Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
 }
 
 Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name) {
-  TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(), "{} {}", to, tag);
+  TESSERA_CHECK(
+      x.device() == Device::kCpu && x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(),
+      "{} {}", to, tag);
   auto exchange = std::make_shared<Exchange>(title(fmt::format("send to {} rank {}", axis_, to), name));
   exchange->messages.add(transport_->send(bytes_of(x), x.num_bytes(), to, kFirstUserTag + tag));
   return start(std::move(exchange));
 }
 
 Work ProcessGroup::receive(const Tensor& x, int from, int tag, std::string_view name) {
-  TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(), "{} {}", from, tag);
+  TESSERA_CHECK(
+      x.device() == Device::kCpu && x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(),
+      "{} {}", from, tag);
   auto exchange = std::make_shared<Exchange>(title(fmt::format("receive from {} rank {}", axis_, from), name));
   exchange->messages.add(transport_->receive(bytes_of(x), x.num_bytes(), from, kFirstUserTag + tag));
   return start(std::move(exchange));
@@ -440,13 +485,15 @@ void ProcessGroup::barrier(std::string_view name) {
 
 ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
   if (transport_ == nullptr) return {};
-  return ProcessGroup(transport_->split(color, order), *progress_, std::move(axis));
+  ProcessGroup group(transport_->split(color, order), *progress_, std::move(axis));
+  if (gpu_ != nullptr) group.gpu_ = gpu_->split(color, order, group.size());
+  return group;
 }
 
 std::unique_ptr<SymmetricWindow> ProcessGroup::allocate_window(std::size_t num_bytes) {
   TESSERA_CHECK(transport_ != nullptr, "a window of a group without ranks to share it with");
-  barrier("ranks that allocate a window");  // the transport waits without a timeout
-  return transport_->allocate_window(num_bytes);
+  barrier("ranks that allocate a window");  // what follows waits without a timeout
+  return gpu_ != nullptr ? gpu_->allocate_window(num_bytes) : transport_->allocate_window(num_bytes);
 }
 
 void ProcessGroup::wait_until(std::string_view operation, std::string_view name, const std::function<bool()>& over,

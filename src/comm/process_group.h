@@ -7,11 +7,16 @@
 // numbers and the group's size only.
 //
 // In a group of one rank an operation is a copy, or nothing, and is complete when it returns.
+//
+// Tensors in GPUs' memory move by NCCL, once the group has been told of its ranks' GPUs (use_gpu): an operation begins
+// when the computation's stream has made its operands, and what is put on that stream after wait() runs when it is
+// complete; the host waits for nothing. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks.
 #pragma once
 
 #include <span>
 #include <string_view>
 
+#include "comm/gpu_group.h"
 #include "comm/progress.h"
 #include "tensor/tensor.h"
 
@@ -23,7 +28,9 @@ class [[nodiscard]] Work {
   Work() = default;
   Work(Progress& progress, std::shared_ptr<Operation> operation)
       : progress_(&progress), operation_(std::move(operation)) {}
-  Work(Work&& other) noexcept = default;
+  /// Of a GPU: complete at `end`, for which wait() has `computation` wait.
+  Work(const cuda::Stream& computation, cuda::Fence end) : computation_(&computation), end_(std::move(end)) {}
+  Work(Work&& other) noexcept { *this = std::move(other); }
   Work& operator=(Work&& other) noexcept;
   ~Work();
 
@@ -33,6 +40,8 @@ class [[nodiscard]] Work {
  private:
   Progress* progress_ = nullptr;
   std::shared_ptr<Operation> operation_;  // null: complete
+  const cuda::Stream* computation_ = nullptr;
+  cuda::Fence end_;
 };
 
 class ProcessGroup {
@@ -48,10 +57,10 @@ class ProcessGroup {
 
   /// out [size · n] = the ranks' in [n], one behind the other. `in` may be this rank's part of `out`.
   Work all_gather(const Tensor& in, const Tensor& out, std::string_view name);
-  /// out [n] (= or +=) the sum over the ranks of this rank's part of their in [size · n]. Float32, or bfloat16 for
-  /// both; `out` is no part of `in`.
+  /// out [n] (= or +=) the sum over the ranks of this rank's part of their in [size · n], which is of no use then.
+  /// Float32, or bfloat16 for both; `out` is no part of `in`.
   Work reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name);
-  /// x = the sum of the ranks' x. Float32 or bfloat16.
+  /// x = the sum of the ranks' x. Float32 or bfloat16; on GPUs also float64.
   Work all_reduce(const Tensor& x, std::string_view name);
   /// Part r of in [size · n] goes to rank r; part r of out [size · n] comes from there.
   Work all_to_all(const Tensor& in, const Tensor& out, std::string_view name);
@@ -71,9 +80,16 @@ class ProcessGroup {
   /// Returns when all ranks have come.
   void barrier(std::string_view name);
 
+  /// From now on this group, and those that are split from it, move what lies in the GPU that the calling thread uses,
+  /// one per rank. `computation` is the stream of what makes and reads it; it must stay. Together with all ranks.
+  void use_gpu(const cuda::Stream& computation);
+  /// Until the GPU has passed `event`. Throws RankFailure, having ended what the GPU hangs in, if another rank has died
+  /// or it does not come to it within the timeout.
+  void wait_for_gpu(const cuda::Event& event, std::string_view name);
+
   /// The ranks with the same color, in the order of `order`, as a group. Together with all ranks of this one.
   ProcessGroup split(int color, int order, std::string axis);
-  /// Memory that the ranks of this group share. Together with all of them.
+  /// Memory that the ranks of this group share: the GPUs', if they use any. Together with all of them.
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
   /// Until over() is true, which other ranks' stores into a window make it. Throws RankFailure as Work::wait() does;
   /// its message ends in what missing() tells.
@@ -84,8 +100,11 @@ class ProcessGroup {
   std::string title(std::string_view operation, std::string_view name) const;
   int next_tag();
   Work start(std::shared_ptr<Operation> operation);
+  bool on_gpu(const Tensor& x) const;
+  Work work_of(cuda::Fence end) const { return {gpu_->computation(), std::move(end)}; }
 
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<cuda::GpuGroup> gpu_;
   Progress* progress_ = nullptr;
   std::string axis_;
   int num_collectives_ = 0;

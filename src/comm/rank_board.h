@@ -21,6 +21,8 @@ class RankBoard {
 
   /// Of this node.
   int num_ranks() const { return node_->size(); }
+  /// This rank among them.
+  int rank() const { return node_->rank(); }
   bool has_first_rank() const;
 
   // Of this rank.

@@ -17,6 +17,8 @@ class Ranks {
   int size() const { return world_.size(); }
   /// Ranks on this rank's node.
   int num_on_node() const { return board_ == nullptr ? 1 : board_->num_ranks(); }
+  /// Which of them this rank is.
+  int rank_on_node() const { return board_ == nullptr ? 0 : board_->rank(); }
 
   /// `key`: of the configuration, for messages.
   void set_timeout(Progress::Seconds timeout, std::string key);

@@ -40,6 +40,17 @@ const char* why_unavailable() {
   return reason.c_str();
 }
 
+int num_devices() {
+  int devices = 0;
+  if (available()) TESSERA_CUDA(cudaGetDeviceCount(&devices));
+  return devices;
+}
+
+void use_device(int device) {
+  require(device < num_devices(), "GPU {} of {}", device, num_devices());
+  TESSERA_CUDA(cudaSetDevice(device));
+}
+
 std::byte* allocate_zeroed(std::size_t num_bytes) {
   require(available(), "no GPU: {}", why_unavailable());
   void* memory = nullptr;
@@ -102,15 +113,22 @@ Stream& Stream::operator=(Stream&& other) noexcept {
 
 void Stream::synchronize() const { TESSERA_CUDA(cudaStreamSynchronize(handle_)); }
 
-Event::~Event() {
+void Stream::wait(const Fence& fence) const { TESSERA_CUDA(cudaStreamWaitEvent(handle_, fence.handle_)); }
+
+EventHandle::~EventHandle() {
   if (handle_ != nullptr) cudaEventDestroy(handle_);
 }
 
-Event::Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+EventHandle::EventHandle(EventHandle&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
 
-Event& Event::operator=(Event&& other) noexcept {
+EventHandle& EventHandle::operator=(EventHandle&& other) noexcept {
   std::swap(handle_, other.handle_);
   return *this;
+}
+
+void Fence::record(const Stream& stream) {
+  if (handle_ == nullptr) TESSERA_CUDA(cudaEventCreateWithFlags(&handle_, cudaEventDisableTiming));
+  TESSERA_CUDA(cudaEventRecord(handle_, stream.handle()));
 }
 
 void Event::record(const Stream& stream) {
@@ -125,6 +143,8 @@ const char* Event::wait() const {
   const cudaError_t status = cudaEventSynchronize(handle_);
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }
+
+bool Event::passed() const { return cudaEventQuery(handle_) != cudaErrorNotReady; }
 
 double Event::seconds_since(const Event& earlier) const {
   float milliseconds = 0.0f;

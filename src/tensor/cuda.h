@@ -14,6 +14,11 @@ namespace tessera::cuda {
 const char* why_unavailable();
 inline bool available() { return why_unavailable()[0] == '\0'; }
 
+/// GPUs that this process sees; 0 if it can use none.
+int num_devices();
+/// Has the calling thread use one of them, from 0 on; it is 0 at first.
+void use_device(int device);
+
 /// Zeroed memory of the GPU, on which the calling process's later work may start at once. Throws Error, with what is
 /// free and what was asked for, if there is not that much.
 std::byte* allocate_zeroed(std::size_t num_bytes);
@@ -27,6 +32,20 @@ std::size_t total_memory_bytes();
 std::byte* allocate_pinned(std::size_t num_bytes);
 void free_pinned(std::byte* memory) noexcept;
 
+/// What Event and Fence own, from the first record() on; movable.
+class EventHandle {
+ public:
+  EventHandle() = default;
+  ~EventHandle();
+  EventHandle(EventHandle&& other) noexcept;
+  EventHandle& operator=(EventHandle&& other) noexcept;
+
+ protected:
+  CUevent_st* handle_ = nullptr;
+};
+
+class Fence;
+
 /// A queue of the GPU's work: what is put on one stream runs in order. Owned; movable.
 class Stream {
  public:
@@ -38,28 +57,33 @@ class Stream {
   CUstream_st* handle() const { return handle_; }
   /// Waits until all that was put on it is done. Throws InternalError if some of it failed.
   void synchronize() const;
+  /// What is put on this stream from now on runs when the other stream has passed the fence.
+  void wait(const Fence& fence) const;
 
  private:
   CUstream_st* handle_ = nullptr;
 };
 
-/// A point in a stream's work, to wait for and to measure from. Owned, from the first record() on; movable.
-class Event {
+/// A point in a stream's work that other streams wait for; part of a graph, while one is being recorded.
+class Fence : EventHandle {
  public:
-  Event() = default;
-  ~Event();
-  Event(Event&& other) noexcept;
-  Event& operator=(Event&& other) noexcept;
+  void record(const Stream& stream);
 
+ private:
+  friend class Stream;
+};
+
+/// A point in a stream's work, for the host to wait for and to measure from.
+class Event : EventHandle {
+ public:
   /// Puts it on the stream; while a graph is being recorded, into the graph, every launch of which passes it.
   void record(const Stream& stream);
   /// Waits until the stream has passed it. Returns why the work before it failed, null if it did not.
   const char* wait() const;
+  /// True if wait() would return at once.
+  bool passed() const;
   /// Between two that have been passed.
   double seconds_since(const Event& earlier) const;
-
- private:
-  CUevent_st* handle_ = nullptr;
 };
 
 /// Puts a copy between any two of the host's and the GPU's memories on the stream. Memory of the host that is not

@@ -13,6 +13,9 @@ const char* why_unavailable() {
   return "this build of Tessera has no CUDA: build it where nvcc 12.8 or newer is on the PATH, or run on a CPU";
 }
 
+int num_devices() { return 0; }
+void use_device(int) { refuse(); }
+
 std::byte* allocate_zeroed(std::size_t) { refuse(); }
 void free_memory(std::byte*) noexcept {}
 std::size_t free_memory_bytes() { refuse(); }
@@ -26,11 +29,15 @@ Stream::Stream(Stream&&) noexcept = default;
 Stream& Stream::operator=(Stream&&) noexcept = default;
 void Stream::synchronize() const { refuse(); }
 
-Event::~Event() = default;
-Event::Event(Event&&) noexcept = default;
-Event& Event::operator=(Event&&) noexcept = default;
+void Stream::wait(const Fence&) const { refuse(); }
+
+EventHandle::~EventHandle() = default;
+EventHandle::EventHandle(EventHandle&&) noexcept = default;
+EventHandle& EventHandle::operator=(EventHandle&&) noexcept = default;
+void Fence::record(const Stream&) { refuse(); }
 void Event::record(const Stream&) { refuse(); }
 const char* Event::wait() const { refuse(); }
+bool Event::passed() const { refuse(); }
 double Event::seconds_since(const Event&) const { refuse(); }
 
 void copy_bytes(const Stream&, const void*, std::size_t, void*) { refuse(); }

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <utility>
 
-#include "ops/cuda/optional_library.h"
+#include "base/optional_library.h"
 
 namespace tessera::cuda {
 namespace {

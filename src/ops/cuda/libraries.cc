@@ -1,8 +1,8 @@
 #include "ops/cuda/libraries.h"
 
 #include "base/error.h"
+#include "base/optional_library.h"
 #include "ops/cuda/attention_library.h"
-#include "ops/cuda/optional_library.h"
 
 namespace tessera::cuda {
 

@@ -1,0 +1,272 @@
+#include "comm/gpu_group.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "base/optional_library.h"
+#include "comm/gpu_group_kernels.h"
+#include "comm/nccl_library.h"
+#include "tensor/arena.h"
+#include "tensor/cuda_check.h"
+
+namespace tessera::cuda {
+
+void* nccl_symbol(const char* name) {
+  static const OptionalLibrary library = [] {
+    OptionalLibrary found("NCCL", "libnccl.so.2");
+    int version = 0;
+    reinterpret_cast<decltype(&::ncclGetVersion)>(found.symbol("ncclGetVersion"))(&version);
+    require(version >= NCCL_VERSION_CODE, "NCCL {}.{}.{} is too old: this build needs {}.{}.{} or newer",
+            version / 10000, version / 100 % 100, version % 100, NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+    return found;
+  }();
+  return library.symbol(name);
+}
+
+void nccl_failed(const char* call, ncclResult_t status) {
+  fail("{}: NCCL: {} ({}); NCCL_DEBUG=WARN tells more", call, TESSERA_NCCL_FUNCTION(ncclGetErrorString)(status),
+       TESSERA_NCCL_FUNCTION(ncclGetLastError)(nullptr));
+}
+
+namespace {
+
+ncclDataType_t type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64:
+      return ncclFloat64;
+    case DType::kFloat32:
+      return ncclFloat32;
+    case DType::kBFloat16:
+      return ncclBfloat16;
+    default:
+      break;
+  }
+  TESSERA_CHECK(false, "a sum of {}", name_of(dtype));
+}
+
+/// Of children, too: they share what their parent has.
+ncclConfig_t group_config() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.splitShare = 1;
+  return config;
+}
+
+std::size_t row_bytes(const Tensor& x) {
+  return x.dim(0) == 0 ? 0 : x.num_bytes() / static_cast<std::size_t>(x.dim(0));
+}
+
+class GpuWindow : public SymmetricWindow {
+ public:
+  GpuWindow(ncclComm_t communicator, const Stream& stream, int size, std::size_t num_bytes)
+      : communicator_(communicator), num_bytes_(num_bytes) {
+    const std::size_t whole =
+        (num_bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT;
+    TESSERA_NCCL(ncclMemAlloc, &memory_, whole);
+    TESSERA_CUDA(cudaMemsetAsync(memory_, 0, whole, stream.handle()));
+    stream.synchronize();
+    TESSERA_NCCL(ncclCommWindowRegister, communicator_, memory_, whole, &window_, NCCL_WIN_COLL_SYMMETRIC);
+    peers_ = peers_of_window(stream, window_, size);
+  }
+  ~GpuWindow() override {
+    TESSERA_NCCL_FUNCTION(ncclCommWindowDeregister)(communicator_, window_);
+    TESSERA_NCCL_FUNCTION(ncclMemFree)(memory_);
+  }
+
+  std::byte* peer(int rank) const override { return peers_[static_cast<std::size_t>(rank)]; }
+  std::size_t num_bytes() const override { return num_bytes_; }
+
+ private:
+  ncclComm_t communicator_;
+  std::size_t num_bytes_;
+  void* memory_ = nullptr;
+  ncclWindow_t window_ = nullptr;
+  std::vector<std::byte*> peers_;
+};
+
+}  // namespace
+
+/// What groups that were split from one have in common.
+struct GpuGroup::Family {
+  explicit Family(const Stream& stream) : computation(stream) {}
+
+  const Stream& computation;
+  std::mutex mutex;
+  std::vector<const Member*> members;
+  std::map<std::string, std::uint32_t> ids;  // of operations' titles, from 1 on
+  bool aborted = false;
+
+  std::uint32_t id_of(const std::string& title) {
+    const std::lock_guard lock(mutex);
+    return ids.try_emplace(title, static_cast<std::uint32_t>(ids.size() + 1)).first->second;
+  }
+};
+
+struct GpuGroup::Member {
+  ncclComm_t communicator = nullptr;
+  int rank = 0, size = 1;
+  Stream stream;
+  Buffer notes = Buffer::pinned(2 * sizeof(std::uint32_t));  // operations' ids: the last that began, that ended
+
+  std::uint32_t* begun() const { return reinterpret_cast<std::uint32_t*>(notes.data()); }
+  std::uint32_t* ended() const { return begun() + 1; }
+};
+
+GpuGroup::Id GpuGroup::make_id() {
+  ncclUniqueId unique;
+  TESSERA_NCCL(ncclGetUniqueId, &unique);
+  Id id;
+  static_assert(sizeof id == sizeof unique);
+  std::memcpy(id.data(), &unique, sizeof unique);
+  return id;
+}
+
+GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation)
+    : GpuGroup(
+          std::make_shared<Family>(computation),
+          [&] {
+            ncclUniqueId unique;
+            std::memcpy(&unique, id.data(), sizeof unique);
+            ncclConfig_t config = group_config();
+            ncclComm_t communicator = nullptr;
+            TESSERA_NCCL(ncclCommInitRankConfig, &communicator, size, unique, rank, &config);
+            return communicator;
+          }(),
+          rank, size) {}
+
+GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size)
+    : family_(std::move(family)), member_(std::make_unique<Member>()) {
+  member_->communicator = static_cast<ncclComm_t>(communicator);
+  member_->rank = rank;
+  member_->size = size;
+  const std::lock_guard lock(family_->mutex);
+  family_->members.push_back(member_.get());
+}
+
+GpuGroup::~GpuGroup() {
+  const std::lock_guard lock(family_->mutex);
+  std::erase(family_->members, member_.get());
+  if (!family_->aborted) TESSERA_NCCL_FUNCTION(ncclCommDestroy)(member_->communicator);
+}
+
+std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size) const {
+  ncclConfig_t config = group_config();
+  ncclComm_t communicator = nullptr;
+  TESSERA_NCCL(ncclCommSplit, member_->communicator, size == 1 ? NCCL_SPLIT_NOCOLOR : color, order, &communicator,
+               &config);
+  if (communicator == nullptr) return nullptr;
+  int rank = 0;
+  TESSERA_NCCL(ncclCommUserRank, communicator, &rank);
+  return std::unique_ptr<GpuGroup>(new GpuGroup(family_, communicator, rank, size));
+}
+
+template <typename Put>
+Fence GpuGroup::put(const std::string& title, Put&& put_operation) {
+  const Member& own = *member_;
+  const std::uint32_t id = family_->id_of(title);
+  Fence operands_are_there, end;
+  operands_are_there.record(family_->computation);
+  own.stream.wait(operands_are_there);
+  put_note(own.stream, id, own.begun());
+  put_operation(own.communicator, own.stream.handle());
+  put_note(own.stream, id, own.ended());
+  end.record(own.stream);
+  return end;
+}
+
+Fence GpuGroup::all_gather(const Tensor& in, const Tensor& out, const std::string& title) {
+  return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
+    TESSERA_NCCL(ncclAllGather, in.raw(), out.raw(), in.num_bytes(), ncclUint8, communicator, stream);
+  });
+}
+
+Fence GpuGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write write, const std::string& title) {
+  return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
+    const Tensor own(static_cast<std::byte*>(in.raw()) + static_cast<std::size_t>(member_->rank) * out.num_bytes(),
+                     out.shape(), out.dtype(), out.device());
+    const Tensor& sum = write == Write::kAssign ? out : own;
+    TESSERA_NCCL(ncclReduceScatter, in.raw(), sum.raw(), static_cast<std::size_t>(out.num_elements()),
+                 type_of(in.dtype()), ncclSum, communicator, stream);
+    if (write == Write::kAccumulate) put_sum(member_->stream, own, out);
+  });
+}
+
+Fence GpuGroup::all_reduce(const Tensor& x, const std::string& title) {
+  return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
+    TESSERA_NCCL(ncclAllReduce, x.raw(), x.raw(), static_cast<std::size_t>(x.num_elements()), type_of(x.dtype()),
+                 ncclSum, communicator, stream);
+  });
+}
+
+Fence GpuGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
+                             std::span<const std::int64_t> out_rows, const std::string& title) {
+  return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
+    const auto* from = static_cast<const std::byte*>(in.raw());
+    auto* to = static_cast<std::byte*>(out.raw());
+    TESSERA_NCCL(ncclGroupStart);
+    for (int peer = 0; peer < member_->size; ++peer) {
+      const auto at = static_cast<std::size_t>(peer);
+      const std::size_t sent = static_cast<std::size_t>(in_rows[at]) * row_bytes(in),
+                        received = static_cast<std::size_t>(out_rows[at]) * row_bytes(out);
+      if (sent > 0) TESSERA_NCCL(ncclSend, from, sent, ncclUint8, peer, communicator, stream);
+      if (received > 0) TESSERA_NCCL(ncclRecv, to, received, ncclUint8, peer, communicator, stream);
+      from += sent;
+      to += received;
+    }
+    TESSERA_NCCL(ncclGroupEnd);
+  });
+}
+
+Fence GpuGroup::broadcast(const Tensor& x, int root, const std::string& title) {
+  return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
+    TESSERA_NCCL(ncclBroadcast, x.raw(), x.raw(), x.num_bytes(), ncclUint8, root, communicator, stream);
+  });
+}
+
+std::unique_ptr<SymmetricWindow> GpuGroup::allocate_window(std::size_t num_bytes) {
+  const int reachable = num_reachable(member_->communicator);
+  require(reachable == member_->size,
+          "this GPU reaches the memory of {} of the {} GPUs of its group: direct expert parallelism needs all of them "
+          "to be linked by NVLink; set parallelism.expert_parallel_comm_backend = \"standard\"",
+          reachable, member_->size);
+  return std::make_unique<GpuWindow>(member_->communicator, member_->stream, member_->size, num_bytes);
+}
+
+const Stream& GpuGroup::computation() const { return family_->computation; }
+
+void GpuGroup::check() const {
+  const std::lock_guard lock(family_->mutex);
+  if (family_->aborted) return;
+  for (const Member* member : family_->members) {
+    ncclResult_t status = ncclSuccess;
+    TESSERA_NCCL(ncclCommGetAsyncError, member->communicator, &status);
+    if (status != ncclSuccess && status != ncclInProgress) nccl_failed("an operation between GPUs", status);
+  }
+}
+
+std::string GpuGroup::describe() const {
+  const std::lock_guard lock(family_->mutex);
+  std::string text;
+  for (const Member* member : family_->members) {
+    const std::uint32_t id = *static_cast<volatile std::uint32_t*>(member->begun());
+    if (id == *static_cast<volatile std::uint32_t*>(member->ended())) continue;
+    for (const auto& [title, its_id] : family_->ids) {
+      if (its_id == id) text += (text.empty() ? "; the GPU is in " : ", ") + title;
+    }
+  }
+  return text;
+}
+
+void GpuGroup::abort() noexcept {
+  const std::lock_guard lock(family_->mutex);
+  if (family_->aborted) return;
+  family_->aborted = true;
+  for (const Member* member : family_->members) TESSERA_NCCL_FUNCTION(ncclCommAbort)(member->communicator);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,70 @@
+// The ranks of a group, each with a GPU of its own, and the operations between them that NCCL makes: what a
+// ProcessGroup does with tensors in GPUs' memory.
+//
+// Each group has a stream. An operation is put on it behind all that the computation has by then on its own stream, and
+// the host goes on; the fence that it returns is behind its end. All of it can be recorded as a part of a graph.
+//
+// The GPU writes into memory of the host which operation it has come to, so that describe() can tell in which one it
+// hangs, also of a graph that is replayed.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "comm/transport.h"
+#include "tensor/cuda.h"
+#include "tensor/tensor.h"
+
+namespace tessera::cuda {
+
+class GpuGroup {
+ public:
+  /// What brings ranks together: made by one of them, given to all.
+  using Id = std::array<std::byte, 128>;
+  static Id make_id();
+
+  /// Together with all ranks of the group. `computation` must stay. Throws Error if NCCL is missing, too old, or cannot
+  /// connect the GPUs.
+  GpuGroup(const Id& id, int rank, int size, const Stream& computation);
+  ~GpuGroup();
+  GpuGroup(const GpuGroup&) = delete;
+  GpuGroup& operator=(const GpuGroup&) = delete;
+
+  /// Together with all ranks: those of the same color, in the order of `order`. Null for `size` 1.
+  std::unique_ptr<GpuGroup> split(int color, int order, int size) const;
+
+  // As in process_group.h; `title` says what moves between whom.
+  Fence all_gather(const Tensor& in, const Tensor& out, const std::string& title);
+  Fence reduce_scatter(const Tensor& in, const Tensor& out, Write write, const std::string& title);
+  Fence all_reduce(const Tensor& x, const std::string& title);
+  Fence all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
+                     std::span<const std::int64_t> out_rows, const std::string& title);
+  Fence broadcast(const Tensor& x, int root, const std::string& title);
+
+  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
+
+  const Stream& computation() const;
+
+  /// Throws Error for what NCCL has found out since. Of all groups that were split from the same one.
+  void check() const;
+  /// The operations of all these groups that have begun and not ended: "; the GPU is in all-gather of layers.3
+  /// (dp_shard)". Empty if there are none.
+  std::string describe() const;
+  /// Ends all operations of all these groups, which are of no use any more.
+  void abort() noexcept;
+
+ private:
+  struct Family;
+  struct Member;
+  GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size);
+
+  template <typename Put>
+  Fence put(const std::string& title, Put&& put_operation);
+
+  std::shared_ptr<Family> family_;
+  std::unique_ptr<Member> member_;
+};
+
+}  // namespace tessera::cuda

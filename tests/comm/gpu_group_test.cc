@@ -1,0 +1,278 @@
+// Collectives of tensors in GPUs' memory, by what they are defined to give, on 2 GPUs and on all there are; by
+// themselves and as parts of a graph.
+#include "comm/gpu_group.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <thread>
+
+#include "tensor/arena.h"
+#include "tensor/cuda_graph.h"
+#include "tests/comm/gpus.h"
+
+namespace tessera {
+namespace {
+
+using comm_test::num_gpus;
+using comm_test::with_gpus;
+using ::testing::HasSubstr;
+
+class GpuGroups : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (num_gpus() < 2) GTEST_SKIP() << "needs 2 GPUs: " << cuda::why_unavailable();
+  }
+};
+
+/// Small whole numbers, so that sums are exact in whatever order.
+float number(int rank, std::int64_t i) { return static_cast<float>((rank + 1) * ((i * 7) % 31 - 15)); }
+
+/// A rank of a test: memory of its GPU, filled from and read to the host.
+class Rank {
+ public:
+  Rank(ProcessGroup& its_world, const cuda::Stream& stream) : world(its_world), computation(stream) {}
+
+  Tensor make(std::int64_t count, const std::function<float(std::int64_t)>& value, DType dtype = DType::kFloat32) {
+    const Tensor x = arena_.allocate({count}, dtype);
+    std::vector<float> wide;
+    std::vector<BFloat16> narrow;
+    for (std::int64_t i = 0; i < count; ++i) {
+      wide.push_back(value(i));
+      narrow.emplace_back(value(i));
+    }
+    const void* source = dtype == DType::kFloat32 ? static_cast<const void*>(wide.data()) : narrow.data();
+    cuda::copy_bytes(computation, source, x.num_bytes(), x.raw());
+    computation.synchronize();
+    return x;
+  }
+  /// This rank's numbers.
+  Tensor own(std::int64_t count, DType dtype = DType::kFloat32) {
+    return make(
+        count, [&](std::int64_t i) { return number(world.rank(), i); }, dtype);
+  }
+  Tensor poisoned(std::int64_t count) {
+    return make(count, [](std::int64_t) { return NAN; });
+  }
+  std::vector<float> read(const Tensor& x) {
+    std::vector<float> wide(static_cast<std::size_t>(x.num_elements()));
+    std::vector<BFloat16> narrow(wide.size());
+    const bool is_wide = x.dtype() == DType::kFloat32;
+    cuda::copy_bytes(computation, x.raw(), x.num_bytes(), is_wide ? static_cast<void*>(wide.data()) : narrow.data());
+    computation.synchronize();
+    if (!is_wide) std::ranges::transform(narrow, wide.begin(), [](BFloat16 b) { return static_cast<float>(b); });
+    return wide;
+  }
+
+  ProcessGroup& world;
+  const cuda::Stream& computation;
+
+ private:
+  Arena arena_{std::size_t{64} << 20, Device::kCuda};
+};
+
+/// Runs the body on 2 GPUs and on all.
+void on_gpus(const std::function<void(Rank&)>& body) {
+  for (const int size : {2, num_gpus()}) {
+    with_gpus(size, [&](ProcessGroup& world, const cuda::Stream& computation) {
+      Rank rank(world, computation);
+      body(rank);
+    });
+  }
+}
+
+constexpr std::int64_t kCounts[] = {8, 1000, 300'000};
+
+float sum_of_all(int size, std::int64_t i) {
+  float sum = 0.0f;
+  for (int rank = 0; rank < size; ++rank) sum += number(rank, i);
+  return sum;
+}
+
+TEST_F(GpuGroups, AllGather) {
+  on_gpus([](Rank& r) {
+    for (const std::int64_t count : kCounts) {
+      const Tensor in = r.own(count), out = r.poisoned(count * r.world.size());
+      r.world.all_gather(in, out, "test").wait();
+      const std::vector<float> all = r.read(out);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const auto at = static_cast<std::int64_t>(i);
+        ASSERT_EQ(all[i], number(static_cast<int>(at / count), at % count)) << i;
+      }
+    }
+  });
+}
+
+TEST_F(GpuGroups, ReduceScatter) {
+  on_gpus([](Rank& r) {
+    const int size = r.world.size();
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const std::int64_t count : kCounts) {
+        const Tensor out = r.make(
+            count, [](std::int64_t) { return 1.0f; }, dtype);
+        for (const Write write : {Write::kAccumulate, Write::kAssign}) {
+          r.world.reduce_scatter(r.own(count * size, dtype), out, write, "test").wait();
+          const std::vector<float> sums = r.read(out);
+          for (std::int64_t i = 0; i < count; ++i) {
+            const float expected =
+                sum_of_all(size, r.world.rank() * count + i) + (write == Write::kAssign ? 0.0f : 1.0f);
+            ASSERT_EQ(sums[static_cast<std::size_t>(i)], static_cast<float>(BFloat16(expected))) << i;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_F(GpuGroups, AllReduce) {
+  on_gpus([](Rank& r) {
+    for (const std::int64_t count : kCounts) {
+      const Tensor x = r.own(count);
+      r.world.all_reduce(x, "test").wait();
+      const std::vector<float> sums = r.read(x);
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(sums[static_cast<std::size_t>(i)], sum_of_all(r.world.size(), i)) << i;
+      }
+    }
+  });
+}
+
+TEST_F(GpuGroups, AllToAllOfRows) {
+  on_gpus([](Rank& r) {
+    const int size = r.world.size(), own = r.world.rank();
+    // Rank a sends (3a + b) % 4 rows of 5 numbers to rank b: some of them none.
+    const auto rows = [](int from, int to) { return static_cast<std::int64_t>((3 * from + to) % 4); };
+    std::vector<std::int64_t> in_rows, out_rows;
+    for (int peer = 0; peer < size; ++peer) {
+      in_rows.push_back(rows(own, peer));
+      out_rows.push_back(rows(peer, own));
+    }
+    constexpr std::int64_t kRows = 3 * comm_test::kMaxGpus, kWidth = 5;
+    // A number says who sent it to whom, and which of these rows it is in.
+    std::vector<float> numbers;
+    for (int peer = 0; peer < size; ++peer) {
+      for (std::int64_t row = 0; row < in_rows[static_cast<std::size_t>(peer)]; ++row) {
+        numbers.insert(numbers.end(), kWidth, static_cast<float>(own * 100 + peer * 10 + row));
+      }
+    }
+    numbers.resize(kRows * kWidth);
+    const Tensor in = r.make(kRows * kWidth, [&](std::int64_t i) { return numbers[static_cast<std::size_t>(i)]; });
+    const Tensor out = r.poisoned(kRows * kWidth);
+    r.world.all_to_all_v(in.reshape({kRows, kWidth}), in_rows, out.reshape({kRows, kWidth}), out_rows, "test").wait();
+    const std::vector<float> received = r.read(out);
+    std::size_t at = 0;
+    for (int peer = 0; peer < size; ++peer) {
+      for (std::int64_t i = 0; i < out_rows[static_cast<std::size_t>(peer)] * kWidth; ++i, ++at) {
+        ASSERT_EQ(received[at], static_cast<float>(peer * 100 + own * 10 + i / kWidth)) << at;
+      }
+    }
+    EXPECT_TRUE(at == received.size() || std::isnan(received[at]));
+  });
+}
+
+TEST_F(GpuGroups, Broadcast) {
+  on_gpus([](Rank& r) {
+    const Tensor x = r.own(1000);
+    r.world.broadcast(x, r.world.size() - 1, "test").wait();
+    const std::vector<float> numbers = r.read(x);
+    for (std::int64_t i = 0; i < 1000; ++i) {
+      ASSERT_EQ(numbers[static_cast<std::size_t>(i)], number(r.world.size() - 1, i));
+    }
+  });
+}
+
+/// Groups that were split from one: pairs of neighbours, and the ranks of a color in reverse.
+TEST_F(GpuGroups, Split) {
+  on_gpus([](Rank& r) {
+    const int own = r.world.rank(), pairs = r.world.size() / 2;
+    ProcessGroup pair = r.world.split(std::min(own / 2, pairs), own, "pair");
+    ProcessGroup reversed = r.world.split(0, -own, "reversed");
+    if (pair.size() == 2) {
+      const Tensor x = r.own(100);
+      pair.all_reduce(x, "test").wait();
+      EXPECT_EQ(r.read(x)[1], number(own / 2 * 2, 1) + number(own / 2 * 2 + 1, 1));
+    }
+    const Tensor in = r.own(8), out = r.poisoned(8 * r.world.size());
+    reversed.all_gather(in, out, "test").wait();
+    const std::vector<float> all = r.read(out);
+    for (int rank = 0; rank < r.world.size(); ++rank) {
+      EXPECT_EQ(all[static_cast<std::size_t>(8 * rank + 1)], number(r.world.size() - 1 - rank, 1));
+    }
+  });
+}
+
+/// Two sums on different groups, one of them waited for late, recorded and then replayed on other numbers.
+TEST_F(GpuGroups, AsPartsOfAGraph) {
+  on_gpus([](Rank& r) {
+    ProcessGroup other = r.world.split(0, r.world.rank(), "other");
+    const std::int64_t count = 1000;
+    const Tensor x = r.own(count), y = r.own(count), gathered = r.poisoned(count * r.world.size());
+    const auto step = [&] {
+      Work late = other.all_gather(y, gathered, "late");
+      r.world.all_reduce(x, "test").wait();
+      r.world.all_reduce(x, "again").wait();
+      late.wait();
+    };
+    step();
+    r.computation.synchronize();
+    const cuda::Graph graph(r.computation, step);
+    for (int replay = 0; replay < 3; ++replay) {
+      const Tensor fresh = r.own(count);
+      cuda::copy_bytes(r.computation, fresh.raw(), fresh.num_bytes(), x.raw());
+      graph.launch(r.computation);
+      const std::vector<float> sums = r.read(x), all = r.read(gathered);
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(sums[static_cast<std::size_t>(i)],
+                  static_cast<float>(r.world.size()) * sum_of_all(r.world.size(), i));
+        ASSERT_EQ(all[static_cast<std::size_t>((r.world.size() - 1) * count + i)], number(r.world.size() - 1, i));
+      }
+    }
+  });
+}
+
+/// Every rank stores its number into all windows; after a barrier each reads what the others have stored.
+TEST_F(GpuGroups, WindowsThatAllRanksStoreInto) {
+  on_gpus([](Rank& r) {
+    const auto size = static_cast<std::size_t>(r.world.size()), own = static_cast<std::size_t>(r.world.rank());
+    const std::unique_ptr<SymmetricWindow> window = r.world.allocate_window(size * sizeof(float));
+    EXPECT_GE(window->num_bytes(), size * sizeof(float));
+    const float value = number(r.world.rank(), 3);
+    for (int peer = 0; peer < r.world.size(); ++peer) {
+      cuda::copy_bytes(r.computation, &value, sizeof value, window->peer(peer) + own * sizeof(float));
+    }
+    r.computation.synchronize();
+    r.world.barrier("stores");
+    std::vector<float> stored(size);
+    cuda::copy_bytes(r.computation, window->peer(r.world.rank()), size * sizeof(float), stored.data());
+    r.computation.synchronize();
+    for (std::size_t rank = 0; rank < size; ++rank) EXPECT_EQ(stored[rank], number(static_cast<int>(rank), 3));
+    r.world.barrier("reads");
+  });
+}
+
+/// A rank that does not come is told of, by the operation, and what hangs is ended.
+TEST_F(GpuGroups, AHangingOperationIsToldOf) {
+  with_gpus(2,
+            [](ProcessGroup& world, const cuda::Stream& computation) {
+              Rank r(world, computation);
+              const Tensor x = r.own(1000);
+              world.all_reduce(x, "the first").wait();
+              computation.synchronize();
+              if (world.rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(4));
+              world.all_reduce(x, "layers.3").wait();
+              cuda::Event done;
+              done.record(computation);
+              try {
+                world.wait_for_gpu(done, "step 7");
+                ADD_FAILURE() << "did not hang";
+              } catch (const RankFailure& failure) {
+                EXPECT_THAT(failure.what(), HasSubstr("step 7 did not end within 2 s"));
+                EXPECT_THAT(failure.what(), HasSubstr("; the GPU is in all-reduce of layers.3 (world)"));
+              }
+              EXPECT_EQ(done.wait(), nullptr);
+            },
+            {.timeout = Progress::Seconds(2.0)});
+}
+
+}  // namespace
+}  // namespace tessera
