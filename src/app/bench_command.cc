@@ -3,6 +3,7 @@
 
 #include "app/commands.h"
 #include "app/gpu_tables.h"
+#include "app/on_ranks.h"
 #include "base/error.h"
 #include "base/stopwatch.h"
 #include "compare/statistics.h"
@@ -10,6 +11,7 @@
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "train/metrics.h"
+#include "train/rank_setup.h"
 #include "train/training_step.h"
 
 namespace tessera {
@@ -40,25 +42,33 @@ void print_kernels(const cuda::KernelSummary& summary) {
                            ms(summary.span), ms(summary.span - summary.busy), 100.0 * idle_share(summary));
 }
 
-/// Trains on random tokens and prints one line of JSON, the same that bench/reference/torch_train.py prints.
-void bench_step(const StepOptions& options, const std::vector<std::string>& overrides) {
+JobConfig read_config(const StepOptions& options, const std::vector<std::string>& overrides) {
   require(options.steps > 0 && options.warmup >= 0,
           "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more", options.steps, options.warmup);
   JobConfig config =
       options.config.empty() ? parse_job_config("", overrides) : load_job_config(options.config, overrides);
   config.training.steps = options.warmup + options.steps;
   config.validate();
-  const Device device = config.device(1);
+  return config;
+}
+
+/// Trains on random tokens; rank 0 prints one line of JSON, the same that bench/reference/torch_train.py prints.
+void bench_step(const StepOptions& options, const JobConfig& config, Ranks& ranks) {
+  const std::shared_ptr<cuda::Runtime> cuda = join_gpus(config, ranks);
+  const std::shared_ptr<Mesh> mesh = make_mesh(config, ranks);
+  const Device device = cuda == nullptr ? Device::kCpu : Device::kCuda;
   require(!options.kernels || device == Device::kCuda, "--kernels lists what a GPU runs, but these steps run on a CPU");
   if (config.training.num_threads > 0) set_num_threads(static_cast<int>(config.training.num_threads));
 
-  TrainingStep step(config, nullptr, device);
+  TrainingStep step(config, mesh, device, cuda);
   step.allocate();
   std::vector<std::vector<Batch>> batches(step.max_started());
   for (std::vector<Batch>& of_step : batches) {
-    for (std::int64_t i = 0; i < config.micro_batches_per_step(); ++i) of_step.push_back(step.make_batch());
+    for (std::int64_t i = 0; i < config.micro_batches_per_step(mesh->num_data_ranks()); ++i)
+      of_step.push_back(step.make_batch());
   }
-  const Philox random(static_cast<std::uint64_t>(config.debug.seed), stream_of("bench.tokens"));
+  const Philox random(static_cast<std::uint64_t>(config.debug.seed),
+                      stream_of(fmt::format("bench.tokens.{}", mesh->data_rank())));
   std::vector<std::int32_t> tokens(
       static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));
   std::uint64_t drawn = 0;
@@ -107,18 +117,21 @@ void bench_step(const StepOptions& options, const std::vector<std::string>& over
     while (step.num_started() > 0) step.finish();
     const std::vector<cuda::KernelRun> runs = profile.finish();
     kernels = cuda::summarize(std::span(runs).subspan(runs.size() / 2));
-    print_kernels(*kernels);
+    if (ranks.rank() == 0) print_kernels(*kernels);
   }
+  if (ranks.rank() != 0) return;
 
   const double step_seconds = median(seconds);
   const double tokens_per_second =
-      static_cast<double>(config.sequences_per_step() * config.training.seq_len) / step_seconds;
-  const double flop = flop_per_token(config.model.args, step.model().count_parameters(), config.training.seq_len);
-  const double tflops = tokens_per_second * flop * 1e-12, peak = peak_tflops(config, device);
+      static_cast<double>(config.sequences_per_step(mesh->num_data_ranks()) * config.training.seq_len) / step_seconds;
+  const double flop = flop_per_token(config.model.args, step.whole_model().count_parameters(), config.training.seq_len);
+  const double tflops = tokens_per_second * flop * 1e-12 / ranks.size(), peak = peak_tflops(config, device);
   nlohmann::ordered_json line = {
       {"dtype", config.training.mixed_precision_param == DType::kFloat32 ? "float32" : "bfloat16"},
       {"threads", num_threads()},
+      {"ranks", ranks.size()},
       {"tokens_per_s", tokens_per_second},
+      {"tokens_per_s_per_rank", tokens_per_second / ranks.size()},
       {"step_ms", step_seconds * 1e3},
       {"tflops", tflops},
       {"mfu", peak > 0.0 ? nlohmann::json(tflops / peak) : nlohmann::json()},
@@ -128,7 +141,7 @@ void bench_step(const StepOptions& options, const std::vector<std::string>& over
   std::cout << line.dump() << std::endl;
 }
 
-void add_step_command(CLI::App& parent) {
+void add_step_command(CLI::App& parent, int& status) {
   auto options = std::make_shared<StepOptions>();
   CLI::App* command = parent.add_subcommand("step", "Time training steps on random tokens");
   command->add_option("config", options->config, "TOML file; without one, all keys have their defaults");
@@ -138,9 +151,16 @@ void add_step_command(CLI::App& parent) {
   command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in a step");
   command->allow_extras();
   command->footer(
-      "Prints one line of JSON with the median step. mfu is of metrics.peak_tflops or, without it, of the GPU's dense\n"
+      "Prints one line of JSON with the median step; under mpirun, of all ranks together. tflops and mfu are a rank's. "
+      "mfu is of metrics.peak_tflops or, without it, of the GPU's dense\n"
       "bfloat16 rate, if that is known. Keys of the configuration as in `tessera train`.");
-  command->callback([command, options] { bench_step(*options, config_overrides(command->remaining())); });
+  command->callback([command, options, &status] {
+    status = run_on_ranks([&] { return read_config(*options, config_overrides(command->remaining())); },
+                          [&](const JobConfig& config, Ranks& ranks) {
+                            bench_step(*options, config, ranks);
+                            return 0;
+                          });
+  });
 }
 
 void add_table_command(CLI::App& parent, GpuTable table, const std::string& name, const std::string& help) {
@@ -153,9 +173,9 @@ void add_table_command(CLI::App& parent, GpuTable table, const std::string& name
 
 }  // namespace
 
-void add_bench_command(CLI::App& app) {
+void add_bench_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("bench", "Time training steps, and operators on a GPU");
-  add_step_command(*command);
+  add_step_command(*command, status);
   add_table_command(*command, GpuTable::kGemm, "gemm", "Dense products on a GPU, in bfloat16 and in 8 bits");
   add_table_command(*command, GpuTable::kGrouped, "grouped", "Products of experts on a GPU, in bfloat16 and in 8 bits");
   add_table_command(*command, GpuTable::kAttention, "attention", "Multi-head latent attention on a GPU");

@@ -11,8 +11,8 @@ namespace tessera {
 void add_train_command(CLI::App& app, int& status);
 
 /// `tessera bench step [CONFIG] [--section.key=value ...]`: times training steps on random tokens; `tessera bench
-/// gemm|grouped|attention|quantize|operators`: times operators on a GPU.
-void add_bench_command(CLI::App& app);
+/// gemm|grouped|attention|quantize|operators`: times operators on a GPU. Sets `status` to the process's exit status.
+void add_bench_command(CLI::App& app, int& status);
 
 /// `tessera compare SIDE SIDE ... --out report.html`. Sets `status` to the process's exit status.
 void add_compare_command(CLI::App& app, int& status);

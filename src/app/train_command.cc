@@ -1,18 +1,14 @@
-#include <unistd.h>
-
 #include <array>
-#include <chrono>
 #include <csignal>
 #include <functional>
 #include <iostream>
 #include <memory>
-#include <thread>
 
 #include "app/commands.h"
+#include "app/on_ranks.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "comm/mpi_transport.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -52,58 +48,7 @@ void print_keys() {
   }
 }
 
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
 int status_of(int signal) { return signal == 0 ? 0 : 128 + signal; }
-
-Progress::Seconds seconds(std::int64_t count) { return Progress::Seconds(static_cast<double>(count)); }
-
-/// One of several ranks. A failure of one ends all: the others could only wait for it. `read_config` may throw.
-int train_on_ranks(const std::function<JobConfig()>& read_config) {
-  const MpiRuntime runtime;
-  std::unique_ptr<Transport> transport = runtime.world();
-  Transport& world = *transport;
-  Ranks ranks(std::move(transport), seconds(JobConfig().comm.init_timeout_seconds));
-  if (ranks.rank() != 0) {
-    spdlog::set_level(spdlog::level::warn);
-    spdlog::set_pattern(fmt::format("[%H:%M:%S] %^%l%$ [rank {} on {}] %v", ranks.rank(), host_name()));
-  }
-  const auto end = [&](const std::exception& error, int status) {
-    const bool is_of_ranks = dynamic_cast<const RankFailure*>(&error) != nullptr;
-    // What all ranks see is told once, on the first node; of the ranks that wait for others every node knows its own.
-    if (!is_of_ranks && !ranks.on_first_node()) std::this_thread::sleep_for(std::chrono::seconds(1));
-    if (ranks.may_report()) {
-      spdlog::error("{}", error.what());
-      if (is_of_ranks && ranks.size() > ranks.num_on_node()) std::this_thread::sleep_for(std::chrono::seconds(1));
-    } else {
-      std::this_thread::sleep_for(std::chrono::seconds(2));  // the one that tells ends this rank
-    }
-    world.abort(status);
-    return status;
-  };
-  try {
-    const JobConfig config = read_config();
-    ranks.set_timeout(seconds(config.comm.init_timeout_seconds), "comm.init_timeout_seconds");
-    const MappedFile program("/proc/self/exe");
-    const auto* text = reinterpret_cast<const char*>(program.bytes().data());
-    ranks.require_same({text, program.bytes().size()}, "program");
-    Trainer trainer(config, &ranks);
-    ranks.set_timeout(seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
-    const int status = status_of(trainer.run(stop_signal));
-    ranks.world().barrier("the end of the run");  // MPI's own end waits without a timeout
-    return status;
-  } catch (const RankFailure& error) {
-    return end(error, 1);
-  } catch (const Error& error) {
-    return end(error, 2);
-  } catch (const std::exception& error) {
-    return end(error, 1);
-  }
-}
 
 }  // namespace
 
@@ -140,12 +85,11 @@ void add_train_command(CLI::App& app, int& status) {
     }
     std::signal(SIGINT, on_signal);
     std::signal(SIGTERM, on_signal);
-    if (launched_by_mpi()) {
-      status = train_on_ranks(read_config);
-      return;
-    }
-    Trainer trainer(read_config());
-    status = status_of(trainer.run(stop_signal));
+    status = run_on_ranks(read_config, [](const JobConfig& config, Ranks& ranks) {
+      Trainer trainer(config, &ranks);
+      ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
+      return status_of(trainer.run(stop_signal));
+    });
   });
 }
 

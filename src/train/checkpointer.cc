@@ -100,7 +100,7 @@ Checkpointer::Pieces Checkpointer::pieces_to_write() const {
 }
 
 bool Checkpointer::takes_snapshot() const {
-  return config_.checkpoint.async_mode == AsyncMode::kAsync || config_.device(ranks_.size()) == Device::kCuda;
+  return config_.checkpoint.async_mode == AsyncMode::kAsync || config_.device(ranks_.num_on_node()) == Device::kCuda;
 }
 
 std::size_t Checkpointer::snapshot_bytes() const {

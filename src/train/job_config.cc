@@ -47,10 +47,15 @@ Recipes JobConfig::recipes() const {
   return recipes;
 }
 
-Device JobConfig::device(int num_ranks) const {
+Device JobConfig::device(int num_ranks_on_node) const {
   if (training.device == DeviceChoice::kCpu) return Device::kCpu;
-  const char* why_not = num_ranks > 1 ? "several ranks compute on CPUs so far" : cuda::why_unavailable();
-  if (why_not[0] == '\0') return Device::kCuda;
+  std::string why_not = cuda::why_unavailable();
+  if (const int num_gpus = cuda::num_devices(); why_not.empty() && num_gpus < num_ranks_on_node) {
+    why_not = fmt::format("{} ranks on a machine with {} GPUs", num_ranks_on_node, num_gpus);
+  }
+  if (parallelism.pipeline_parallel_degree > 1) why_not = "the stages of a pipeline compute on CPUs so far";
+  if (parallelism.expert_parallel_degree > 1) why_not = "experts on several ranks compute on CPUs so far";
+  if (why_not.empty()) return Device::kCuda;
   require(training.device == DeviceChoice::kAuto, "training.device is cuda, but no GPU can be used: {}", why_not);
   return Device::kCpu;
 }

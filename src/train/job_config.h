@@ -124,8 +124,9 @@ struct JobConfig {
   std::int64_t micro_batches_per_step(std::int64_t num_data_ranks = 1) const {
     return sequences_per_step(num_data_ranks) / (training.local_batch_size * num_data_ranks);
   }
-  /// Where a run of so many ranks computes. Throws Error, saying why, if a GPU is asked for that cannot be used.
-  Device device(int num_ranks) const;
+  /// Where a run with so many ranks on this machine computes, on GPUs one per rank. Throws Error, saying why, if a GPU
+  /// is asked for that cannot be used.
+  Device device(int num_ranks_on_node) const;
   MeshDegrees mesh_degrees() const;
   // On a mesh whose degrees are resolved; they throw Error for a pipeline that cannot be.
   /// The modules of the pipeline's stages.

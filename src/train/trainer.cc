@@ -6,6 +6,7 @@
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
 #include "train/memory_advice.h"
+#include "train/rank_setup.h"
 #include "train/run_files.h"
 #include "train/run_info.h"
 
@@ -40,23 +41,18 @@ JobConfig prepared(JobConfig config, Ranks& ranks) {
   return config;
 }
 
-std::shared_ptr<Mesh> make_mesh(const JobConfig& config, Ranks& ranks) {
-  const MeshDegrees degrees = resolve(config.mesh_degrees(), ranks.size());
-  config.validate_on(degrees);
-  return std::make_shared<Mesh>(ranks.world(), degrees);
-}
-
 }  // namespace
 
 Trainer::Trainer(JobConfig config, Ranks* ranks)
     : ranks_(ranks == nullptr ? one_rank_ : *ranks),
       config_(prepared(std::move(config), ranks_)),
+      cuda_(join_gpus(config_, ranks_)),
       mesh_(make_mesh(config_, ranks_)),
       dump_folder_(config_.job.dump_folder),
       tokenizer_(data::load_dataset_tokenizer(config_.training.dataset_path,
                                               data::read_manifest(config_.training.dataset_path))),
       loader_(std::make_unique<data::Loader>(loader_config(config_, *mesh_, config_.training.dataset_path, "train"))),
-      step_(config_, mesh_, config_.device(ranks_.size())),
+      step_(config_, mesh_, cuda_ == nullptr ? Device::kCpu : Device::kCuda, cuda_),
       checkpointer_(config_, ranks_, *mesh_, step_.model().parameters(), *tokenizer_) {
   if (config_.validation.enable) {
     const std::string& folder =

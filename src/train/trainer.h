@@ -43,6 +43,7 @@ class Trainer {
   Ranks one_rank_;
   Ranks& ranks_;
   JobConfig config_;
+  std::shared_ptr<cuda::Runtime> cuda_;  // null on CPUs
   std::shared_ptr<Mesh> mesh_;
   std::filesystem::path dump_folder_;
   std::optional<FileLock> lock_;                // of the folder, on rank 0

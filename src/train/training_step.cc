@@ -41,9 +41,11 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   return options;
 }
 
-TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device)
+TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device,
+                           std::shared_ptr<cuda::Runtime> cuda)
     : config_(config),
       device_(device),
+      cuda_(std::move(cuda)),
       squares_(1),
       step_numbers_(AdamWStep::kNumbers),
       mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()),
@@ -51,12 +53,9 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
       model_(config.model.args, model_options(config, mesh_, device)),
       all_sums_(whole_.num_moe_layers(), config.model.args.num_experts),
       arena_(device) {
-  TESSERA_CHECK(device_ == Device::kCpu || mesh_->degrees.num_ranks() == 1, "{} ranks on GPUs",
-                mesh_->degrees.num_ranks());
-  if (device_ == Device::kCuda && cuda::available()) {  // else it can be measured only
-    cuda_ = cuda::make_runtime();
-    cuda_->set_deterministic(config.debug.deterministic);
-  }
+  TESSERA_CHECK(device_ == Device::kCpu || cuda_ != nullptr || mesh_->degrees.num_ranks() == 1);
+  if (device_ == Device::kCuda && cuda_ == nullptr && cuda::available()) cuda_ = cuda::make_runtime();
+  if (cuda_ != nullptr) cuda_->set_deterministic(config.debug.deterministic);  // null on a GPU: it is measured only
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
   // Measured without a GPU it is a Hopper, as in the operators.
   const bool is_hopper = device_ == Device::kCuda && (cuda_ == nullptr || cuda_->compute_capability() == 9);
@@ -210,7 +209,7 @@ StepResult TrainingStep::finish() {
   TESSERA_CHECK(num_started_ > 0);
   Started& oldest = started(oldest_started_);
   if (cuda_ != nullptr) wait_for_gpu(oldest);
-  if (mesh_->degrees.num_ranks() == 1) sum_over_ranks();
+  if (cuda_ != nullptr || mesh_->degrees.num_ranks() == 1) collect_sums();
 
   StepResult result = std::move(oldest.result);
   result.seconds = oldest.clock->seconds();
@@ -263,10 +262,7 @@ void TrainingStep::update(Started& started, PhaseClock& clock) {
   const TraceScope trace(trace_, "optimizer");
   const Tensor squares_1 = squares_.tensor(op.device()), step_S = step_numbers_.tensor(op.device());
   sum_of_squares(op, parameters.all_gradients(), squares_1);
-  if (mesh_->degrees.num_ranks() > 1) {
-    sum_over_ranks();
-    mesh_->model.all_reduce(squares_.host(), "the gradient norm");
-  }
+  if (mesh_->degrees.num_ranks() > 1) sum_over_ranks();
   clip_gradients(op, squares_1, model_.sums().main_loss(op.device()), config_.training.max_norm, step_S);
   model_.update_expert_biases(op, AdamWStep::finite_1(step_S));
   adamw(op, adamw_options(), step_S, parameters.all_gradients(), parameters.all_first_moments(),
@@ -285,20 +281,31 @@ void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const 
 }
 
 void TrainingStep::sum_over_ranks() {
+  const Context op = context();
+  StepSums& own = model_.sums();
+  for (std::size_t i = 0; i < model_.num_moe_layers() && mesh_->sequence.rank() != 0; ++i) {
+    set_zero(op, own.layer(i, op.device()).balance_loss_1);  // a sequence's ranks all have it
+  }
+  constexpr const char *kSums = "losses and loads", *kNorm = "the gradient norm";
+  if (cuda_ != nullptr) {
+    mesh_->tokens.all_reduce(own.all(device_), kSums).wait();
+    return mesh_->model.all_reduce(squares_.tensor(device_), kNorm).wait();
+  }
+  mesh_->tokens.all_reduce(own.host(), kSums);
+  mesh_->model.all_reduce(squares_.host(), kNorm);
+  collect_sums();
+}
+
+void TrainingStep::collect_sums() {
   StepSums& own = model_.sums();
   std::ranges::fill(all_sums_.host(), 0.0);  // of layers that other ranks of the pipeline have
   std::ranges::copy(own.loss_numbers(), all_sums_.loss_numbers().begin());
   for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
-    if (mesh_->sequence.rank() != 0) own.balance_loss(i) = 0.0;  // a sequence's ranks all have it
     std::ranges::copy(own.layer_numbers(i), all_sums_.layer_numbers(model_.moe_index(i)).begin());
   }
-  if (mesh_->degrees.num_ranks() == 1) return;
-  mesh_->tokens.all_reduce(all_sums_.host(), "losses and loads");
+  if (mesh_->pp.size() == 1) return;
   mesh_->pp.all_reduce(all_sums_.host(), "losses and loads");
   std::ranges::copy(all_sums_.loss_numbers(), own.loss_numbers().begin());
-  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
-    std::ranges::copy(all_sums_.layer_numbers(model_.moe_index(i)), own.layer_numbers(i).begin());
-  }
 }
 
 LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& observer) {

@@ -59,9 +59,10 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh =
 class TrainingStep {
  public:
   /// Builds the model and measures the step; allocates nothing of the plan. Throws Error for a config that cannot work.
-  /// With a mesh (null: one rank), all ranks together; so all that follows. `device`: where it runs, kCpu or kCuda,
-  /// which takes one rank.
-  explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu);
+  /// With a mesh (null: one rank), all ranks together; so all that follows. `device`: where it runs, kCpu or kCuda, and
+  /// there by `cuda`, which several ranks must give; for one rank null is a new one.
+  explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu,
+                        std::shared_ptr<cuda::Runtime> cuda = nullptr);
 
   const MemoryPlan& memory_plan() const { return plan_; }
   /// Where it runs.
@@ -107,8 +108,10 @@ class TrainingStep {
                         SiteProbe* probe, std::size_t num_probed);
   LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
   AdamWOptions adamw_options() const;
-  /// Makes the model's sums, which the host must have, those over all ranks' tokens; and all_sums_ from them.
+  /// Makes the model's sums and squares_ those over all ranks.
   void sum_over_ranks();
+  /// all_sums_ from the model's sums, which the host must have.
+  void collect_sums();
   /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);

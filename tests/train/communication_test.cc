@@ -1,6 +1,7 @@
 // The bytes that every rank sends in a step, group by group, against the formulas of docs/parallelism.md.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 
@@ -173,9 +174,10 @@ class Formulas {
 
   // "Once per step": sums of a few numbers.
   void step_numbers() {
-    const std::int64_t sums = 2 + model_.num_moe_layers() * (1 + model_.num_experts);
-    bytes_["tokens"] += (mesh_.tokens.size() - 1) * 8 * (1 + sums);
-    bytes_["pp"] += (mesh_.pp.size() - 1) * 8 * sums;
+    const auto sums_of = [&](std::int64_t layers) { return 2 + layers * (1 + model_.num_experts); };
+    const std::int64_t own = sums_of(std::count(is_moe_.begin(), is_moe_.end(), true));
+    bytes_["tokens"] += (mesh_.tokens.size() - 1) * 8 * (1 + own);
+    bytes_["pp"] += (mesh_.pp.size() - 1) * 8 * sums_of(model_.num_moe_layers());
     bytes_["model"] += (mesh_.model.size() - 1) * 8;
   }
 

@@ -3,200 +3,16 @@
 
 #include <atomic>
 #include <cmath>
-#include <map>
-#include <mutex>
 
-#include "tensor/parallel.h"
-#include "tensor/philox.h"
 #include "tests/comm/delayed_transport.h"
-#include "tests/comm/ranks.h"
-#include "tests/train/small_model.h"
-#include "train/training_step.h"
+#include "tests/train/mesh_training.h"
 
-namespace tessera {
+namespace tessera::mesh_test {
 namespace {
-
-using comm_test::RankOptions;
-using comm_test::with_ranks;
-
-const std::string kToml = std::string(kSmallModel) + R"(
-[training]
-mixed_precision_param = "float32"
-seq_len = 16
-global_batch_size = 8
-steps = 10
-[optimizer]
-lr = 2e-3
-[lr_scheduler]
-warmup_steps = 2
-)";
-
-constexpr double kLoadOfOneToken = 8.0 / (8 * 16 * 3) * (1.0 + 1e-6);  // num_experts / (tokens of a step · top_k)
-
-using Overrides = std::vector<std::string>;
-
-struct MeshCase {
-  const char* name;
-  int num_ranks;
-  MeshDegrees degrees;
-  std::int64_t micro_batches = 1;
-  Overrides overrides = {};
-
-  friend void PrintTo(const MeshCase& mesh_case, std::ostream* out) { *out << mesh_case.name; }
-};
-
-/// Tokens of one sequence of a step's batch: the same whoever has it.
-std::vector<std::int32_t> sequence(std::int64_t step, std::int64_t idx, std::int64_t length, std::int64_t vocab) {
-  const Philox random(static_cast<std::uint64_t>(step * 1000 + idx), stream_of("test.mesh"));
-  std::vector<std::int32_t> tokens;
-  for (std::int64_t i = 0; i < length; ++i) {
-    // Half of them follow from the token before, so that there is something to learn.
-    const auto words = random.words(static_cast<std::uint64_t>(i));
-    const auto drawn = static_cast<std::int64_t>(words[0] % static_cast<std::uint32_t>(vocab));
-    tokens.push_back(static_cast<std::int32_t>(i > 0 && words[1] % 2 == 0 ? (tokens.back() * 5 + 7) % vocab : drawn));
-  }
-  return tokens;
-}
-
-/// What a run shows: the same on all ranks, but for the gradients, of which each rank has its part.
-struct Trained {
-  std::vector<double> losses, balance_losses, grad_norms;
-  std::vector<std::vector<double>> expert_loads;
-  std::map<std::string, std::vector<float>> gradients;  // of the first step
-};
-
-Trained train(const MeshCase& mesh_case, const RankOptions& options = {}) {
-  Trained trained;
-  std::mutex mutex;
-  const auto rank = [&](ProcessGroup* world) {
-    set_num_threads(1);
-    const std::shared_ptr<Mesh> mesh = world == nullptr
-                                           ? std::make_shared<Mesh>()
-                                           : std::make_shared<Mesh>(*world, resolve(mesh_case.degrees, world->size()));
-    Overrides overrides = mesh_case.overrides;
-    const JobConfig defaults = parse_job_config(kToml, overrides);
-    const std::int64_t num_sequences = defaults.training.global_batch_size;
-    const std::int64_t local = num_sequences / mesh->num_data_ranks() / mesh_case.micro_batches;
-    overrides.push_back(fmt::format("--training.local_batch_size={}", local));
-    const JobConfig config = parse_job_config(kToml, overrides);
-    TrainingStep step(config, mesh);
-    step.allocate();
-    std::vector<Batch> batches;
-    for (std::int64_t m = 0; m < mesh_case.micro_batches; ++m) batches.push_back(step.make_batch());
-    for (std::int64_t s = 1; s <= config.training.steps; ++s) {
-      std::int64_t next = 0;
-      for (Batch& batch : batches) {
-        std::vector<std::int32_t> tokens;
-        for (std::int64_t b = 0; b < local; ++b) {
-          const auto one = sequence(s, next + mesh->data_rank() * local + b, config.training.seq_len + 1,
-                                    config.model.args.vocab_size);
-          tokens.insert(tokens.end(), one.begin(), one.end());
-        }
-        next += local * mesh->num_data_ranks();
-        batch.fill(tokens);
-      }
-      const StepResult result = step.run(s, batches);
-      const std::lock_guard lock(mutex);
-      if (s == 1) {
-        const Parameters& parameters = step.model().parameters();
-        for (ParamId id = 0; id < parameters.size(); ++id) {
-          std::vector<float>& whole = trained.gradients[parameters.spec(id).name];
-          whole.resize(static_cast<std::size_t>(parameters.spec(id).shape.num_elements()), NAN);
-          const Parameters::Range range = parameters.shard_range(id);
-          const float* shard = parameters.gradient_shard(id).data<float>();
-          parameters.slice(id).for_each_run(
-              range.begin, range.end, [&](std::int64_t local_begin, std::int64_t global, std::int64_t count) {
-                std::copy_n(shard + (local_begin - range.begin), count, whole.begin() + global);
-              });
-        }
-      }
-      if (world != nullptr && world->rank() != 0) continue;
-      trained.losses.push_back(result.loss);
-      trained.balance_losses.push_back(result.balance_loss);
-      trained.grad_norms.push_back(result.grad_norm);
-      trained.expert_loads.push_back(result.expert_load);
-    }
-  };
-  if (mesh_case.num_ranks == 1) {
-    rank(nullptr);
-  } else {
-    with_ranks(
-        mesh_case.num_ranks, [&](ProcessGroup& world) { rank(&world); }, options);
-  }
-  return trained;
-}
-
-/// One rank's run of the same model, once for all meshes.
-const Trained& on_one_rank(const Overrides& overrides) {
-  static std::map<Overrides, Trained> runs;
-  const auto found = runs.find(overrides);
-  if (found != runs.end()) return found->second;
-  return runs[overrides] = train({.name = "one", .num_ranks = 1, .degrees = {}, .overrides = overrides});
-}
-
-void expect_near(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance,
-                 const char* what) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < actual.size(); ++i) {
-    EXPECT_NEAR(actual[i], expected[i], tolerance * std::abs(expected[i])) << what << " of step " << i + 1;
-  }
-}
 
 class OnMesh : public ::testing::TestWithParam<MeshCase> {};
 
-TEST_P(OnMesh, TrainsAsOneRankDoes) {
-  const MeshCase& mesh_case = GetParam();
-  const Trained &one = on_one_rank(mesh_case.overrides), many = train(mesh_case);
-  ASSERT_EQ(one.losses.size(), 10u);
-  EXPECT_LT(one.losses.back(), 0.98 * one.losses.front());
-  expect_near(many.losses, one.losses, 1e-5, "loss");
-  expect_near(many.balance_losses, one.balance_losses, 1e-5, "balance loss");
-  expect_near(many.grad_norms, one.grad_norms, 1e-4, "gradient norm");
-  ASSERT_EQ(many.expert_loads.size(), one.expert_loads.size());
-  // The last bit of a float32 sum, which depends on the mesh, can become a step between 8-bit numbers, and with it a
-  // token's choice of an expert another.
-  const bool quantizes = !parse_job_config(kToml, mesh_case.overrides).model.converters.empty();
-  for (std::size_t s = 0; s < one.expert_loads.size(); ++s) {
-    for (std::size_t i = 0; i < one.expert_loads[s].size(); ++i) {
-      EXPECT_NEAR(many.expert_loads[s][i], one.expert_loads[s][i], quantizes ? kLoadOfOneToken : 0.0) << s << " " << i;
-    }
-  }
-  ASSERT_EQ(many.gradients.size(), one.gradients.size());
-  for (const auto& [name, expected] : one.gradients) {
-    const std::vector<float>& actual = many.gradients.at(name);
-    double difference = 0.0, norm = 0.0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      difference += std::pow(static_cast<double>(actual[i]) - static_cast<double>(expected[i]), 2);
-      norm += std::pow(static_cast<double>(expected[i]), 2);
-    }
-    EXPECT_LE(std::sqrt(difference), 1e-4 * std::sqrt(norm)) << name;
-  }
-}
-
-/// What follows, one behind the other.
-Overrides operator+(Overrides a, const Overrides& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-const Overrides kMtp = {"--model.args.num_mtp_modules=1"};
-const Overrides kBalance = {"--model.args.seq_balance_loss_coeff=0.01", "--model.args.score_func=sigmoid",
-                            "--model.args.route_norm=true"};
-const Overrides kNever = {"--parallelism.fsdp_reshard_after_forward=never"};
-const Overrides kFull = {"--activation_checkpoint.mode=full"};
-const Overrides kSelective = {"--activation_checkpoint.mode=selective"};
-const Overrides kQueries = {"--model.args.q_lora_rank=48", "--activation_checkpoint.mode=selective"};
-const Overrides kDocuments = {"--model.args.attn_mask_type=block_causal"};
-const Overrides kDirect = {"--parallelism.expert_parallel_comm_backend=direct"};
-const Overrides kGroups = {"--model.args.n_expert_groups=4", "--model.args.n_limited_groups=2"};
-const Overrides kForced = {"--debug.moe_force_load_balance=true"};
-// A rank's tokens are whole blocks of 32, and the rows of an expert, which lie in the order of ranks, are those of one
-// rank: so quantization blocks are the same on every mesh whose data ranks are all expert ranks.
-const Overrides kMxfp8 = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
-                          "--quantize.linear.mx.unaligned=bf16"};
-// Elsewhere where no block lies along tokens.
-const Overrides kWgradHigh = kMxfp8 + Overrides{"--quantize.linear.mx.recipe_name=mxfp8_wgrad_with_hp",
-                                                "--quantize.grouped_mm.mx.recipe_name=mxfp8_wgrad_with_hp"};
+TEST_P(OnMesh, TrainsAsOneRankDoes) { expect_as_on_one_rank(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, OnMesh,
@@ -450,4 +266,4 @@ TEST(ExpertMesh, NonFiniteNumbersEndAllRanks) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::mesh_test

@@ -47,21 +47,19 @@ Runtime::Libraries& Runtime::libraries() {
   return *libraries_;
 }
 
-namespace {
-/// Throws Error for a failure (null: none) of the work that was waited for.
-void require_success(const char* failure, const FlightRecorder& recorder) {
+void Runtime::synchronize() {
+  Event all;
+  all.record(stream_);
+  wait(all);
+}
+
+void Runtime::wait(const Event& event) {
+  if (wait_) wait_(event);
+  const char* failure = event.wait();
   if (failure == nullptr) return;
   fail("the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
-       failure, recorder.dump());
+       failure, recorder_.dump());
 }
-}  // namespace
-
-void Runtime::synchronize() {
-  const cudaError_t status = cudaStreamSynchronize(stream_.handle());
-  require_success(status == cudaSuccess ? nullptr : cudaGetErrorString(status), recorder_);
-}
-
-void Runtime::wait(const Event& event) { require_success(event.wait(), recorder_); }
 
 void Runtime::fetch(const Tensor& tensor, void* target) {
   TESSERA_CHECK(tensor.device() == Device::kCuda && tensor.is_contiguous());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -50,6 +51,10 @@ class Runtime {
   bool deterministic() const { return deterministic_; }
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
 
+  /// Has `wait` do the waiting below, which may give up and throw: on several ranks, where what one of them does not do
+  /// can hang the others' GPUs.
+  void set_wait(std::function<void(const Event&)> wait) { wait_ = std::move(wait); }
+
   /// Waits for all operators. Throws Error, with the CUDA error and the last operators, if one failed.
   void synchronize();
 
@@ -69,6 +74,7 @@ class Runtime {
   int compute_capability_ = 0;
   bool deterministic_ = false;
   FlightRecorder recorder_;
+  std::function<void(const Event&)> wait_;
   std::unique_ptr<Libraries> libraries_;
 };
 

@@ -1,0 +1,72 @@
+#include "app/on_ranks.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "comm/mpi_transport.h"
+
+namespace tessera {
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+Progress::Seconds seconds(std::int64_t count) { return Progress::Seconds(static_cast<double>(count)); }
+
+}  // namespace
+
+int run_on_ranks(const std::function<JobConfig()>& read_config,
+                 const std::function<int(const JobConfig& config, Ranks& ranks)>& body) {
+  if (!launched_by_mpi()) {
+    Ranks one;
+    return body(read_config(), one);
+  }
+  const MpiRuntime runtime;
+  std::unique_ptr<Transport> transport = runtime.world();
+  Transport& world = *transport;
+  Ranks ranks(std::move(transport), seconds(JobConfig().comm.init_timeout_seconds));
+  if (ranks.rank() != 0) {
+    spdlog::set_level(spdlog::level::warn);
+    spdlog::set_pattern(fmt::format("[%H:%M:%S] %^%l%$ [rank {} on {}] %v", ranks.rank(), host_name()));
+  }
+  const auto end = [&](const std::exception& error, int status) {
+    const bool is_of_ranks = dynamic_cast<const RankFailure*>(&error) != nullptr;
+    // What all ranks see is told once, on the first node; of the ranks that wait for others every node knows its own.
+    if (!is_of_ranks && !ranks.on_first_node()) std::this_thread::sleep_for(std::chrono::seconds(1));
+    if (ranks.may_report()) {
+      spdlog::error("{}", error.what());
+      if (is_of_ranks && ranks.size() > ranks.num_on_node()) std::this_thread::sleep_for(std::chrono::seconds(1));
+    } else {
+      std::this_thread::sleep_for(std::chrono::seconds(2));  // the one that tells ends this rank
+    }
+    world.abort(status);
+    return status;
+  };
+  try {
+    const JobConfig config = read_config();
+    ranks.set_timeout(seconds(config.comm.init_timeout_seconds), "comm.init_timeout_seconds");
+    const MappedFile program("/proc/self/exe");
+    const auto* text = reinterpret_cast<const char*>(program.bytes().data());
+    ranks.require_same({text, program.bytes().size()}, "program");
+    const int status = body(config, ranks);
+    ranks.world().barrier("the end of the run");  // MPI's own end waits without a timeout
+    return status;
+  } catch (const RankFailure& error) {
+    return end(error, 1);
+  } catch (const Error& error) {
+    return end(error, 2);
+  } catch (const std::exception& error) {
+    return end(error, 1);
+  }
+}
+
+}  // namespace tessera

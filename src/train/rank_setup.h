@@ -1,0 +1,24 @@
+// What a rank of a run has before it builds anything: its GPU and its place in the mesh.
+#pragma once
+
+#include <memory>
+
+#include "comm/ranks.h"
+#include "ops/cuda/runtime.h"
+#include "parallel/mesh.h"
+#include "train/job_config.h"
+
+namespace tessera {
+
+/// GPU number `device` of this machine, for one of several ranks: `world`, which must stay, and the groups that are
+/// split from it then move what lies there, and waiting for the GPU is waiting for other ranks. Together with all
+/// ranks.
+std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device);
+
+/// This rank's GPU; null if the run computes on CPUs. Together with all ranks.
+std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks);
+
+/// The mesh that the configuration asks for. Throws Error if there can be none. Together with all ranks.
+std::shared_ptr<Mesh> make_mesh(const JobConfig& config, Ranks& ranks);
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+// Training on several GPUs: losses, gradients and loads of every mesh against those of one rank on a CPU.
+#include "tests/train/mesh_training.h"
+
+namespace tessera::mesh_test {
+namespace {
+
+class OnGpus : public ::testing::TestWithParam<MeshCase> {};
+
+// Ten steps, the first two operator by operator, the others as graphs.
+TEST_P(OnGpus, TrainsAsOneRankDoes) {
+  MeshCase mesh_case = GetParam();
+  mesh_case.device = Device::kCuda;
+  if (cuda::num_devices() < mesh_case.num_ranks) {
+    GTEST_SKIP() << "needs " << mesh_case.num_ranks << " GPUs: " << cuda::why_unavailable();
+  }
+  expect_as_on_one_rank(mesh_case);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, OnGpus,
+    ::testing::Values(MeshCase{"fsdp2", 2, {}}, MeshCase{"fsdp4", 4, {}, 2}, MeshCase{"fsdp8", 8, {}, 1, kBalance},
+                      MeshCase{"replicate2", 2, {.dp_replicate = 2}, 2}, MeshCase{"hsdp", 4, {.dp_replicate = 2}, 2},
+                      MeshCase{"fsdp2_mtp", 2, {}, 2, kMtp}, MeshCase{"fsdp4_never", 4, {}, 1, kNever},
+                      MeshCase{"fsdp2_full", 2, {}, 1, kFull}, MeshCase{"tp2", 2, {.tp = 2}},
+                      MeshCase{"tp2_queries", 2, {.tp = 2}, 1, kQueries},
+                      MeshCase{"fsdp2_tp2", 4, {.tp = 2}, 1, kSelective}, MeshCase{"cp2", 2, {.cp = 2}},
+                      MeshCase{"cp4_balance", 4, {.cp = 4}, 1, kBalance},
+                      MeshCase{"cp2_documents", 2, {.cp = 2}, 2, kDocuments}, MeshCase{"fsdp2_cp2", 4, {.cp = 2}, 2}),
+    [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace tessera::mesh_test
