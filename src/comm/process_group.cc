@@ -503,4 +503,13 @@ void ProcessGroup::wait_until(std::string_view operation, std::string_view name,
   progress_->wait_until(title(operation, name), over, missing);
 }
 
+Progress::Seconds ProcessGroup::timeout() const {
+  return progress_ == nullptr ? Progress::Seconds::max() : progress_->timeout();
+}
+
+void ProcessGroup::fail_late(std::string_view operation, std::string_view name, const std::string& missing) const {
+  TESSERA_CHECK(progress_ != nullptr, "{} of {} waits, in a group of one rank", operation, name);
+  progress_->fail_late(title(operation, name), missing);
+}
+
 }  // namespace tessera

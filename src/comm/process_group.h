@@ -95,6 +95,10 @@ class ProcessGroup {
   /// its message ends in what missing() tells.
   void wait_until(std::string_view operation, std::string_view name, const std::function<bool()>& over,
                   const std::function<std::string()>& missing);
+  /// Of every wait for other ranks.
+  Progress::Seconds timeout() const;
+  /// Throws what wait_until() throws at the timeout, for a wait of the GPU's.
+  [[noreturn]] void fail_late(std::string_view operation, std::string_view name, const std::string& missing) const;
 
  private:
   std::string title(std::string_view operation, std::string_view name) const;

@@ -69,13 +69,18 @@ void Progress::wait_until(const std::string& name, const std::function<bool()>& 
   keep_polling(name, poll, missing);
 }
 
+void Progress::fail_waiting(const std::string& name, const std::string& reason, const std::string& missing) const {
+  throw RankFailure(fmt::format("{} {}{}{}", name, reason, missing, board_ == nullptr ? "" : board_->describe()));
+}
+
+void Progress::fail_late(const std::string& name, const std::string& missing) const {
+  fail_waiting(name, fmt::format("did not end within {:g} s ({})", timeout_.count(), timeout_key_), missing);
+}
+
 void Progress::keep_polling(const std::string& name, const std::function<bool()>& poll,
                             const std::function<std::string()>& missing) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point checked = begin;
-  const auto fail_waiting = [&](const std::string& reason) {
-    throw RankFailure(fmt::format("{} {}{}{}", name, reason, missing(), board_ == nullptr ? "" : board_->describe()));
-  };
   const auto ranks_waited_for = [&]() -> std::string {
     const std::vector<int> ranks = board_ == nullptr ? std::vector<int>() : board_->find_not_waiting();
     if (ranks.empty()) return "";
@@ -96,10 +101,10 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
     checked = now;
     if (board_ != nullptr) board_->set_waiting();
     if (const auto dead = board_ == nullptr ? std::nullopt : board_->find_dead()) {
-      fail_waiting(fmt::format("cannot end: rank {} has died", *dead));
+      fail_waiting(name, fmt::format("cannot end: rank {} has died", *dead), missing());
     }
     if (now - begin > timeout_) {
-      fail_waiting(fmt::format("did not end within {:g} s ({}){}", timeout_.count(), timeout_key_, ranks_waited_for()));
+      fail_late(name, ranks_waited_for() + missing());
     }
   }
   if (board_ != nullptr) board_->set_operation("computation after " + name);

@@ -53,6 +53,9 @@ class Progress {
     timeout_ = timeout;
     timeout_key_ = std::move(key);
   }
+  Seconds timeout() const { return timeout_; }
+  /// Throws the RankFailure of a wait that did not end within the timeout, which someone else found out.
+  [[noreturn]] void fail_late(const std::string& name, const std::string& missing) const;
   /// Moves it on as far as it goes; the rest happens behind.
   void start(std::shared_ptr<Operation> operation);
   /// Until it is done. Throws RankFailure, or what the operation threw.
@@ -71,6 +74,7 @@ class Progress {
   /// Until poll() is true.
   void keep_polling(const std::string& name, const std::function<bool()>& poll,
                     const std::function<std::string()>& missing);
+  [[noreturn]] void fail_waiting(const std::string& name, const std::string& reason, const std::string& missing) const;
 
   RankBoard* board_;
   Seconds timeout_;

@@ -8,32 +8,9 @@
 namespace tessera::ep {
 namespace {
 
-const char* name_of(Call call) {
-  switch (call) {
-    case Call::kDispatch:
-      return "dispatch";
-    case Call::kDispatchAgain:
-      return "dispatch again";
-    case Call::kCombine:
-      return "combine";
-    case Call::kCombineBackward:
-      return "combine backward";
-    case Call::kDispatchBackward:
-      break;
-  }
-  return "dispatch backward";
-}
-
 const DirectRouting& routing_of(const DispatchSaved& saved) { return std::get<DirectRouting>(saved.backend); }
 
 }  // namespace
-
-DirectDispatcher::DirectDispatcher(const DispatchOptions& options, ProcessGroup& group, StepHook* hook)
-    : Dispatcher(options, group.size()),
-      group_(group),
-      hook_(hook),
-      window_(group.size(), options, max_rows(options.max_tokens, options.max_alignment)),
-      max_ranks_of_token_(std::min<std::int64_t>(options.top_k, group.size())) {}
 
 void DirectDispatcher::allocate_backend(const Context& op, DispatchSaved& saved) const {
   const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
@@ -85,30 +62,8 @@ void DirectDispatcher::await(Call call, Flag flag, std::uint64_t epoch, const Di
     const std::atomic<std::uint64_t>& word = window_.flag(group_.rank(), flag, source);
     group_.wait_until(
         name_of(call), saved.layer.name, [&] { return word.load(std::memory_order_acquire) >= epoch; },
-        [&] {
-          return fmt::format("; it waits for rank {} of {} to {}: epoch {} expected, {} seen", source, group_.axis(),
-                             flag == Flag::kReady ? "come" : "store its rows", epoch, word.load());
-        });
+        [&] { return missing(flag, source, epoch, word.load()); });
   }
-}
-
-Payload DirectDispatcher::rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const {
-  const Payload all = buffer == Buffer::kRows ? window_.rows(rank) : window_.gradients(rank);
-  return all.first_rows(saved.num_rows());
-}
-
-Tensor DirectDispatcher::in_window(const Context& op, Buffer buffer, const DispatchSaved& saved) const {
-  const Tensor rows = rows_of(group_.rank(), buffer, saved).plain;
-  if (!rows.defined() || !op.measuring()) return rows;
-  return Tensor(nullptr, rows.shape(), rows.dtype(), Device::kMeta);
-}
-
-Tensor DirectDispatcher::rows_in_window(const Context& op, const DispatchSaved& saved) const {
-  return in_window(op, Buffer::kRows, saved);
-}
-
-Tensor DirectDispatcher::gradients_in_window(const Context& op, const DispatchSaved& saved) const {
-  return in_window(op, Buffer::kGradients, saved);
 }
 
 void DirectDispatcher::store_counts(const DispatchSaved& saved) {

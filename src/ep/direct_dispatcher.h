@@ -13,14 +13,10 @@
 
 namespace tessera::ep {
 
-class DirectDispatcher : public Dispatcher {
+class DirectDispatcher : public WindowDispatcher {
  public:
-  DirectDispatcher(const DispatchOptions& options, ProcessGroup& group, StepHook* hook);
-
-  std::size_t window_bytes() const override { return window_.num_bytes(); }
-  void allocate() override { window_.allocate(group_); }
-  Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const override;
-  Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
+  DirectDispatcher(const DispatchOptions& options, ProcessGroup& group, StepHook* hook)
+      : WindowDispatcher(options, group), hook_(hook) {}
 
  private:
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
@@ -41,10 +37,6 @@ class DirectDispatcher : public Dispatcher {
   void signal(Flag flag, std::uint64_t epoch);
   void await(Call call, Flag flag, std::uint64_t epoch, const DispatchSaved& saved);
 
-  /// Rows, gradients: of this call's size, on `rank`'s side.
-  Payload rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const;
-  Tensor in_window(const Context& op, Buffer buffer, const DispatchSaved& saved) const;
-
   void store_counts(const DispatchSaved& saved);
   /// Decides where this rank's copies go, and stores their records; next_row_E is scratch. For no copies at all if
   /// `nothing`: where there is no room.
@@ -58,11 +50,8 @@ class DirectDispatcher : public Dispatcher {
   void send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op, const Tensor& y_TD,
                    const DispatchSaved& saved, const GemmOperand& x_RD);
 
-  ProcessGroup& group_;
   StepHook* hook_;
-  DirectWindow window_;
   CallSequence sequence_;
-  std::int64_t max_ranks_of_token_;  // J
 };
 
 }  // namespace tessera::ep

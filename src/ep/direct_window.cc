@@ -31,8 +31,13 @@ DirectWindow::DirectWindow(int num_ranks, const DispatchOptions& options, std::i
   const std::int64_t tokens = options.max_tokens;
   flags_ = take(sizeof(FlagWord) * static_cast<std::size_t>(kNumFlags * num_ranks_));
   counts_ = take_tensor({num_ranks_, options.num_experts}, DType::kInt32);
-  num_copies_ = take_tensor({num_ranks_}, DType::kInt32);
-  copies_ = take(static_cast<std::size_t>(num_ranks_ * tokens) * copy_bytes_);
+  if (options.device == Device::kCuda) {
+    places_ = take_tensor({num_ranks_ * tokens}, DType::kInt32);
+    choices_ = take_tensor({num_ranks_ * tokens, options.top_k, 2}, DType::kInt32);
+  } else {
+    num_copies_ = take_tensor({num_ranks_}, DType::kInt32);
+    copies_ = take(static_cast<std::size_t>(num_ranks_ * tokens) * copy_bytes_);
+  }
   rows_ = take_payload(options.dispatch_forward);
   gradients_ = take_payload(options.combine_backward);
   sums_ = take_tensor({tokens * max_ranks_of_token_, options.dim}, options.dtype);
@@ -50,7 +55,7 @@ CopyRecord* DirectWindow::copy(int rank, int source, std::int64_t i) const {
 
 Tensor DirectWindow::tensor(int rank, std::size_t offset, const Shape& shape, DType dtype) const {
   if (window_ == nullptr) return Tensor(nullptr, shape, dtype, Device::kMeta);
-  return Tensor(at(rank, offset), shape, dtype, Device::kCpu);
+  return Tensor(at(rank, offset), shape, dtype, options_.device);
 }
 
 Tensor DirectWindow::counts_PE(int rank) const {
@@ -58,6 +63,14 @@ Tensor DirectWindow::counts_PE(int rank) const {
 }
 
 Tensor DirectWindow::num_copies_P(int rank) const { return tensor(rank, num_copies_, {num_ranks_}, DType::kInt32); }
+
+Tensor DirectWindow::place_PT(int rank) const {
+  return tensor(rank, places_, {num_ranks_ * options_.max_tokens}, DType::kInt32);
+}
+
+Tensor DirectWindow::choice_PTK(int rank) const {
+  return tensor(rank, choices_, {num_ranks_ * options_.max_tokens, options_.top_k, 2}, DType::kInt32);
+}
 
 Payload DirectWindow::payload(int rank, std::size_t offset, PayloadPrecision precision) const {
   return allocate_payload(max_rows_, options_.dim, options_.dtype, precision, [&](const Shape& shape, DType dtype) {
@@ -77,6 +90,36 @@ Tensor DirectWindow::sums(int rank) const {
 
 Tensor DirectWindow::d_weights_TK(int rank) const {
   return tensor(rank, d_weights_, {options_.max_tokens, options_.top_k}, DType::kFloat32);
+}
+
+WindowDispatcher::WindowDispatcher(const DispatchOptions& options, ProcessGroup& group)
+    : Dispatcher(options, group.size()),
+      group_(group),
+      window_(group.size(), options, max_rows(options.max_tokens, options.max_alignment)),
+      max_ranks_of_token_(std::min<std::int64_t>(options.top_k, group.size())) {}
+
+Payload WindowDispatcher::rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const {
+  const Payload all = buffer == Buffer::kRows ? window_.rows(rank) : window_.gradients(rank);
+  return all.first_rows(saved.num_rows());
+}
+
+Tensor WindowDispatcher::in_window(const Context& op, Buffer buffer, const DispatchSaved& saved) const {
+  const Tensor rows = rows_of(group_.rank(), buffer, saved).plain;
+  if (!rows.defined() || !op.measuring()) return rows;
+  return Tensor(nullptr, rows.shape(), rows.dtype(), Device::kMeta);
+}
+
+Tensor WindowDispatcher::rows_in_window(const Context& op, const DispatchSaved& saved) const {
+  return in_window(op, Buffer::kRows, saved);
+}
+
+Tensor WindowDispatcher::gradients_in_window(const Context& op, const DispatchSaved& saved) const {
+  return in_window(op, Buffer::kGradients, saved);
+}
+
+std::string WindowDispatcher::missing(Flag flag, int source, std::uint64_t expected, std::uint64_t seen) const {
+  return fmt::format("; it waits for rank {} of {} to {}: epoch {} expected, {} seen", source, group_.axis(),
+                     flag == Flag::kReady ? "come" : "store its rows", expected, seen);
 }
 
 }  // namespace tessera::ep

@@ -1,4 +1,5 @@
-// What lies where in the window that each rank of a direct dispatcher has (protocol.h says who may touch it when).
+// What lies where in the window that each rank of a direct dispatcher has (protocol.h says who may touch it when), and
+// what the dispatchers of CPUs and of GPUs have in common.
 #pragma once
 
 #include <atomic>
@@ -34,13 +35,20 @@ class DirectWindow {
   /// Together with all ranks of the group.
   void allocate(ProcessGroup& group) { window_ = group.allocate_window(num_bytes_); }
 
+  std::byte* base(int rank) const { return window_->peer(rank); }
+  std::byte* flags(int rank) const { return at(rank, flags_); }
   // On `rank`'s side; the tensors are on Device::kMeta before allocate().
   std::atomic<std::uint64_t>& flag(int rank, Flag flag, int source) const;
   Tensor counts_PE(int rank) const;     // int32
+  // On CPUs:
   Tensor num_copies_P(int rank) const;  // int32: per source
   /// The i-th copy from `source`; its choices follow.
   CopyRecord* copy(int rank, int source, std::int64_t i) const;
   static CopyChoice* choices(CopyRecord* copy) { return reinterpret_cast<CopyChoice*>(copy + 1); }
+  // On GPUs, of the tokens of each source (direct_kernels.h); with fewer tokens than there is room for, the first T of
+  // all P · T:
+  Tensor place_PT(int rank) const;     // int32
+  Tensor choice_PTK(int rank) const;  // [.., 2]: of 4 bytes each
   /// Where rows of a dispatch come in.
   Payload rows(int rank) const;
   Payload gradients(int rank) const;
@@ -57,8 +65,32 @@ class DirectWindow {
   std::int64_t num_ranks_, max_rows_, max_ranks_of_token_;
   std::size_t copy_bytes_;
   // Offsets, and their end.
-  std::size_t flags_, counts_, num_copies_, copies_, rows_, gradients_, sums_, d_weights_, num_bytes_ = 0;
+  std::size_t flags_, counts_, num_copies_ = 0, copies_ = 0, places_ = 0, choices_ = 0, rows_, gradients_, sums_, d_weights_, num_bytes_ = 0;
   std::unique_ptr<SymmetricWindow> window_;
+};
+
+/// A dispatcher of windows.
+class WindowDispatcher : public Dispatcher {
+ public:
+  std::size_t window_bytes() const override { return window_.num_bytes(); }
+  void allocate() override { window_.allocate(group_); }
+  Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const override;
+  Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
+
+ protected:
+  WindowDispatcher(const DispatchOptions& options, ProcessGroup& group);
+
+  /// Rows, gradients: of this call's size, on `rank`'s side.
+  Payload rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const;
+  /// The end of a message about a flag that does not come.
+  std::string missing(Flag flag, int source, std::uint64_t expected, std::uint64_t seen) const;
+
+  ProcessGroup& group_;
+  DirectWindow window_;
+  std::int64_t max_ranks_of_token_;  // J
+
+ private:
+  Tensor in_window(const Context& op, Buffer buffer, const DispatchSaved& saved) const;
 };
 
 }  // namespace tessera::ep

@@ -5,8 +5,10 @@
 #include <numeric>
 
 #include "ep/direct_dispatcher.h"
+#include "ep/gpu_direct_dispatcher.h"
 #include "ep/local_dispatcher.h"
 #include "ep/standard_dispatcher.h"
+#include "ops/backends.h"
 #include "ops/checks.h"
 #include "ops/gemm_operand.h"
 #include "ops/permute.h"
@@ -127,7 +129,10 @@ std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGrou
     case DispatchBackend::kDirect:
       break;
   }
-  return std::make_unique<ep::DirectDispatcher>(options, group, hook);
+  if (options.device == Device::kCpu) return std::make_unique<ep::DirectDispatcher>(options, group, hook);
+  TESSERA_CHECK(kHasCuda && hook == nullptr);
+  if constexpr (kHasCuda) return ep::make_gpu_direct_dispatcher(options, group);
+  return nullptr;
 }
 
 }  // namespace tessera

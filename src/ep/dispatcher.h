@@ -10,7 +10,8 @@
 //
 //   local     a group of one rank (ops/permute.h).
 //   standard  two all-to-alls that the host drives, one copy of a token per expert; the host waits for the counts.
-//   direct    stores into the other ranks' windows (protocol.h), one copy of a token per rank.
+//   direct    stores into the other ranks' windows (protocol.h), one copy of a token per rank. On GPUs the host waits
+//             for nothing, and learns of failures when it asks (check).
 //
 // Sums. Both standard and direct sum a token's rows rank by rank, ascending: on each rank in the order of k, in
 // float32, rounded to the layer's type; then these in float32, rounded once. So they give the same bits.
@@ -47,6 +48,10 @@ struct DispatchOptions {
   double capacity_factor = 0.0;
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;
+  /// Where tensors are, for direct: kCpu or kCuda.
+  Device device = Device::kCpu;
+  /// Of a GPU, that a call of direct takes; at least 2.
+  int num_sms = 24;
 };
 
 /// How a layer's rows are laid out.
@@ -87,6 +92,17 @@ struct DirectRouting {
   Tensor source_of_row_R;
 };
 
+/// The same on GPUs, P ranks.
+struct GpuDirectRouting {
+  Tensor rank_TJ, first_row_TJ;
+  /// The copies that came: which of its token's copies each is, in the order of ranks; -1: none. Of those that are
+  /// there, the rows of the token's choices, -1 for those on other ranks.
+  Tensor place_PT, row_PTK;
+  Tensor source_of_row_R;
+  /// Where the rows of the i-th local expert end, and its padding begins.
+  Tensor ends_e;
+};
+
 }  // namespace ep
 
 /// What a layer keeps from its dispatch for the other calls. Holds the routing's tensors, which must live as long.
@@ -96,7 +112,7 @@ struct DispatchSaved {
   // From dispatch.
   Tensor offsets_e1;  // int32: rows [offsets[i], offsets[i + 1]) are the i-th local expert's
   Tensor weights_R;   // float32: a row's routing weight, 0 for all that are padding
-  std::variant<ep::LocalRouting, ep::StandardRouting, ep::DirectRouting> backend;
+  std::variant<ep::LocalRouting, ep::StandardRouting, ep::DirectRouting, ep::GpuDirectRouting> backend;
 
   std::int64_t num_tokens() const { return routing.expert_ids_TK.dim(0); }
   std::int64_t num_rows() const { return weights_R.dim(0); }
@@ -107,7 +123,8 @@ struct DispatchSaved {
 /// Shapes: y_TD and its gradients [T, D], rows [R, D] with R = max_rows(T, alignment), of the options' type. Rows at
 /// and beyond the last offset are neither read nor, in any form, defined.
 ///
-/// Every call throws RankFailure if another rank has died or does not come within the group's timeout.
+/// Every call throws RankFailure if another rank has died or does not come within the group's timeout. A GPU's calls
+/// throw neither this nor Error for too many rows: check() does.
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -118,6 +135,9 @@ class Dispatcher {
   virtual std::size_t window_bytes() const { return 0; }
   /// Together with all ranks, before the first call that does not measure. Throws Error if there is no such memory.
   virtual void allocate() {}
+  /// Throws what a GPU's calls that have ended would have thrown: once for too many rows, where combine gave NaN; again
+  /// and again for a rank that did not come, after which calls do nothing.
+  virtual void check() {}
 
   std::int64_t max_rows(std::int64_t num_tokens, std::int64_t alignment) const;
   /// Memory for what a layer keeps, from op's arena.

@@ -31,6 +31,14 @@ void place_rows(const Tensor& counts_PE, std::int64_t alignment, const Placement
   }
 }
 
+std::string describe_overload(std::string_view layer, std::int64_t rank, std::int64_t num_rows, double balanced_rows,
+                              std::int64_t num_rows_needed, std::int64_t max_rows, double capacity_factor) {
+  return fmt::format(
+      "{}: the experts of rank {} get {} rows, {:.3f} times the balanced load; with padding {} rows are needed, and "
+      "there is room for {}. Make parallelism.expert_parallel_capacity_factor, now {}, larger, or 0 for any load",
+      layer, rank, num_rows, static_cast<double>(num_rows) / balanced_rows, num_rows_needed, max_rows, capacity_factor);
+}
+
 std::string find_overload(const Tensor& counts_PE, const Placement& placement, const DispatchLayer& layer,
                           std::int64_t max_rows, double capacity_factor) {
   const std::int64_t num_ranks = counts_PE.dim(0), num_experts = counts_PE.dim(1), local = num_experts / num_ranks;
@@ -48,10 +56,7 @@ std::string find_overload(const Tensor& counts_PE, const Placement& placement, c
     if (needed <= max_rows) continue;
     const double balanced = static_cast<double>(rows_of(0, num_ranks)) / static_cast<double>(num_ranks);
     const std::int64_t rows = rows_of(rank, rank + 1);
-    return fmt::format(
-        "{}: the experts of rank {} get {} rows, {:.3f} times the balanced load; with padding {} rows are needed, and "
-        "there is room for {}. Make parallelism.expert_parallel_capacity_factor, now {}, larger, or 0 for any load",
-        layer.name, rank, rows, static_cast<double>(rows) / balanced, needed, max_rows, capacity_factor);
+    return describe_overload(layer.name, rank, rows, balanced, needed, max_rows, capacity_factor);
   }
   return {};
 }

@@ -37,6 +37,11 @@ namespace tessera::ep {
 /// What a rank of the group does, together with the others.
 enum class Call : std::uint8_t { kDispatch, kDispatchAgain, kCombine, kCombineBackward, kDispatchBackward };
 
+constexpr const char* name_of(Call call) {
+  constexpr const char* kNames[] = {"dispatch", "dispatch again", "combine", "combine backward", "dispatch backward"};
+  return kNames[static_cast<int>(call)];
+}
+
 /// Parts of a window.
 enum class Buffer : std::uint8_t { kNone, kCounts, kRows, kGradients, kSums };
 inline constexpr int kNumBuffers = 5;

@@ -133,6 +133,7 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
   dispatch.capacity_factor = options_.capacity_factor;
   dispatch.dispatch_forward = options_.dispatch_forward;
   dispatch.combine_backward = options_.combine_backward;
+  dispatch.device = options_.device;
   for (const Moe* moe : moe_layers_) {
     dispatch.max_alignment = std::max(dispatch.max_alignment, moe->row_alignment(quantized_));
   }

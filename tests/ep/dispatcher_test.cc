@@ -12,6 +12,7 @@ using comm_test::with_ranks;
 using ep_test::allocated_dispatcher;
 using ep_test::Bytes;
 using ep_test::Case;
+using ep_test::cases;
 using ep_test::Layer;
 using ep_test::LayerRun;
 using ep_test::RandomDelays;
@@ -53,29 +54,6 @@ std::vector<DispatchBackend> backends(int num_ranks) {
   std::vector<DispatchBackend> result = {DispatchBackend::kStandard, DispatchBackend::kDirect};
   if (num_ranks == 1) result.push_back(DispatchBackend::kLocal);
   return result;
-}
-
-constexpr PayloadPrecision kMxfp8 = PayloadPrecision::kMxfp8;
-
-/// In float32; each is run in bfloat16 too.
-std::vector<Case> cases() {
-  return {
-      {},
-      {.alignment = 32, .quantized = true, .in_window = true},
-      {.alignment = 128, .skew = Skew::kForced, .plain = false, .quantized = true},
-      {.skew = Skew::kEmptyRank, .quantized = true, .dispatch_forward = kMxfp8, .combine_backward = kMxfp8},
-      {.alignment = 32, .skew = Skew::kOneRank, .plain = false, .quantized = true, .dispatch_forward = kMxfp8},
-      {.top_k = 1, .alignment = 32, .skew = Skew::kOneExpert, .in_window = true, .combine_backward = kMxfp8},
-      {.num_tokens = 3, .dim = 300, .top_k = 12, .skew = Skew::kHalfOfTheExperts},
-      {.alignment = 4, .skew = Skew::kOneExpert, .in_window = true, .on_grid = false},
-      {.num_tokens = 50,
-       .skew = Skew::kHalfOfTheExperts,
-       .quantized = true,
-       .dispatch_forward = kMxfp8,
-       .combine_backward = kMxfp8,
-       .on_grid = false},
-      {.num_tokens = 300, .dim = 64, .alignment = 32, .in_window = true, .capacity_factor = 2.5, .on_grid = false},
-  };
 }
 
 /// Passes through one dispatcher, each with another routing, so that what a pass left behind shows in the next.

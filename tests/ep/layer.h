@@ -63,6 +63,29 @@ struct Case {
   }
 };
 
+inline constexpr PayloadPrecision kMxfp8 = PayloadPrecision::kMxfp8;
+
+/// In float32; each is run in bfloat16 too.
+inline std::vector<Case> cases() {
+  return {
+      {},
+      {.alignment = 32, .quantized = true, .in_window = true},
+      {.alignment = 128, .skew = Skew::kForced, .plain = false, .quantized = true},
+      {.skew = Skew::kEmptyRank, .quantized = true, .dispatch_forward = kMxfp8, .combine_backward = kMxfp8},
+      {.alignment = 32, .skew = Skew::kOneRank, .plain = false, .quantized = true, .dispatch_forward = kMxfp8},
+      {.top_k = 1, .alignment = 32, .skew = Skew::kOneExpert, .in_window = true, .combine_backward = kMxfp8},
+      {.num_tokens = 3, .dim = 300, .top_k = 12, .skew = Skew::kHalfOfTheExperts},
+      {.alignment = 4, .skew = Skew::kOneExpert, .in_window = true, .on_grid = false},
+      {.num_tokens = 50,
+       .skew = Skew::kHalfOfTheExperts,
+       .quantized = true,
+       .dispatch_forward = kMxfp8,
+       .combine_backward = kMxfp8,
+       .on_grid = false},
+      {.num_tokens = 300, .dim = 64, .alignment = 32, .in_window = true, .capacity_factor = 2.5, .on_grid = false},
+  };
+}
+
 /// With its memory.
 inline std::unique_ptr<Dispatcher> allocated_dispatcher(DispatchBackend backend, ProcessGroup& group,
                                                         const DispatchOptions& options, ep::StepHook* hook = nullptr) {

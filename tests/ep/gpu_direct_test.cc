@@ -1,0 +1,551 @@
+// The direct dispatcher on GPUs against the one on CPUs, bit for bit: ranks that are threads, on one GPU together and,
+// where there are several, on one each.
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+
+#include "ops/cuda/runtime.h"
+#include "tensor/cuda_check.h"
+#include "tensor/cuda_graph.h"
+#include "tests/comm/gpus.h"
+#include "tests/ep/gpu_delay.h"
+#include "tests/ep/layer.h"
+
+namespace tessera {
+namespace {
+
+using comm_test::num_gpus;
+using comm_test::with_ranks;
+using ep_test::allocated_dispatcher;
+using ep_test::Bytes;
+using ep_test::Case;
+using ep_test::cases;
+using ep_test::Layer;
+using ep_test::LayerRun;
+using ep_test::Skew;
+using Results = std::map<std::string, Bytes>;
+
+constexpr int kMaxRanks = 4;
+
+/// Room for a pass on the CPU.
+std::size_t host_bytes(const Case& its) {
+  return std::size_t{its.dim > 1000 ? 192u : its.num_tokens > 100 ? 24u : 3u} << 20;
+}
+
+/// Ranks on one GPU wait for each other's kernels: these must not share a queue, nor have to be loaded meanwhile.
+const bool kEnvironment = [] {
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  return true;
+}();
+
+/// Groups that are split from this one have windows in the memory of the one GPU that all ranks use.
+class OneGpuTransport : public Transport {
+ public:
+  explicit OneGpuTransport(std::unique_ptr<Transport> transport, bool is_split = false)
+      : transport_(std::move(transport)), is_split_(is_split) {}
+
+  int rank() const override { return transport_->rank(); }
+  int size() const override { return transport_->size(); }
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    return transport_->send(data, num_bytes, to, tag);
+  }
+  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
+    return transport_->receive(data, num_bytes, from, tag);
+  }
+  std::unique_ptr<Transport> split(int color, int order) override {
+    return std::make_unique<OneGpuTransport>(transport_->split(color, order), true);
+  }
+  std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
+  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
+    if (!is_split_) return transport_->allocate_window(num_bytes);
+    return std::make_unique<Window>(*transport_, num_bytes);
+  }
+  void abort(int status) override { transport_->abort(status); }
+
+ private:
+  class Window : public SymmetricWindow {
+   public:
+    Window(Transport& transport, std::size_t num_bytes)
+        : memory_(num_bytes, Device::kCuda),
+          addresses_(transport.allocate_window(static_cast<std::size_t>(transport.size()) * sizeof(Address))),
+          rank_(transport.rank()) {
+      for (int peer = 0; peer < transport.size(); ++peer) address(peer, rank_) = memory_.data();
+      for (int peer = 0; peer < transport.size(); ++peer) {
+        while (address(rank_, peer) == nullptr) std::this_thread::yield();
+      }
+    }
+    std::byte* peer(int rank) const override { return address(rank_, rank); }
+    std::size_t num_bytes() const override { return memory_.size(); }
+
+   private:
+    using Address = std::atomic<std::byte*>;
+    Address& address(int at, int of) const { return reinterpret_cast<Address*>(addresses_->peer(at))[of]; }
+
+    Buffer memory_;
+    std::unique_ptr<SymmetricWindow> addresses_;
+    int rank_;
+  };
+
+  std::unique_ptr<Transport> transport_;
+  bool is_split_;
+};
+
+/// Runs the body on this many ranks: on one GPU, and on as many GPUs where there are. `gpus`: a group whose windows are
+/// the GPUs'.
+void on_gpus(int num_ranks, const std::function<void(ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime&)>& body,
+             Progress::Seconds timeout = Progress::Seconds(20.0)) {
+  comm_test::RankOptions options{.timeout = timeout, .wrap = {}};
+  const auto run = [&](bool has_own) {
+    with_ranks(
+        num_ranks,
+        [&](ProcessGroup& world) {
+          if (has_own) cuda::use_device(world.rank());
+          cuda::Runtime runtime;
+          ProcessGroup gpus = world.split(0, world.rank(), "ep");
+          if (has_own) gpus.use_gpu(runtime.stream());
+          body(world, gpus, runtime);
+        },
+        options);
+  };
+  if (num_ranks > 1 && num_gpus() >= num_ranks) {
+    SCOPED_TRACE("a GPU per rank");
+    run(true);
+  }
+  SCOPED_TRACE("one GPU");
+  options.wrap = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+    return std::make_unique<OneGpuTransport>(std::move(transport));
+  };
+  run(false);
+}
+
+/// Holds the stream up for a random time, also as a part of a graph. Which times the seed says.
+class Delays {
+ public:
+  Delays(std::uint64_t seed, int rank)
+      : seed_(seed), random_(seed * 100 + static_cast<std::uint64_t>(rank), stream_of("test.gpu_delay")) {}
+
+  void put(const cuda::Runtime& runtime) {
+    if (seed_ == 0) return;
+    const auto words = random_.words(num_put_++);
+    if (words[0] % 2 == 0) return;
+    ep_test::put_delay(runtime.stream(), static_cast<int>(words[1] % 1500));
+  }
+
+ private:
+  std::uint64_t seed_;
+  Philox random_;
+  std::uint64_t num_put_ = 0;
+};
+
+/// A rank's layer on the GPU: its operands, the calls, and what they gave. Operands stay where they are, with other
+/// numbers for each pass.
+class GpuRun {
+ public:
+  GpuRun(const Case& its, Dispatcher& dispatcher, const ProcessGroup& group, const Context& op,
+         const std::string& name = "layers.7.moe")
+      : case_(its), dispatcher_(dispatcher), rank_(group.rank()), op_(op), name_(name) {
+    const Shape slots{its.num_tokens, its.top_k}, tokens{its.num_tokens, its.dim};
+    routing_ = {.expert_ids_TK = allocate(slots, DType::kInt32),
+                .weights_TK = allocate(slots, DType::kFloat32),
+                .counts_E = allocate({its.num_experts}, DType::kInt32)};
+    saved_ = dispatcher.allocate_saved(op, {.name = name_, .alignment = its.alignment}, routing_);
+    const Shape rows{saved_.num_rows(), its.dim};
+    y_TD_ = allocate(tokens, its.dtype), d_y_TD_ = allocate(tokens, its.dtype);
+    out_TD_ = allocate(tokens, its.dtype), d_in_TD_ = allocate(tokens, its.dtype);
+    out_RD_ = allocate(rows, its.dtype), d_x_RD_ = allocate(rows, its.dtype);
+    d_weights_R_ = allocate({saved_.num_rows()}, DType::kFloat32), d_weights_TK_ = allocate(slots, DType::kFloat32);
+    x_RD_ = operand(its.in_window ? dispatcher.rows_in_window(op, saved_) : Tensor());
+    d_out_RD_ = operand(its.in_window ? dispatcher.gradients_in_window(op, saved_) : Tensor());
+    poison(saved_.offsets_e1), poison(saved_.weights_R);
+  }
+
+  /// Puts a pass's numbers where the calls will look for them.
+  void fill(const Layer& layer, const LayerRun& cpu) {
+    layer_ = &layer;
+    Arena host(host_bytes(case_));
+    const TokenRouting routing = layer.tensors(host, rank_);
+    put(routing.expert_ids_TK, routing_.expert_ids_TK), put(routing.weights_TK, routing_.weights_TK);
+    put(routing.counts_E, routing_.counts_E);
+    put(layer.tokens(host, "y", rank_), y_TD_), put(layer.tokens(host, "d_y", rank_), d_y_TD_);
+    put(layer.tokens(host, "before", rank_), out_TD_), put(layer.tokens(host, "before", rank_), d_in_TD_);
+    put(cpu.rows("out"), out_RD_), put(cpu.rows("d_x"), d_x_RD_);
+    const Layer::Rows expected = layer.rows_of(rank_);
+    num_used_ = static_cast<std::int64_t>(expected.rows.size());
+    const Tensor d_weights = host.allocate({saved_.num_rows()}, DType::kFloat32);
+    ep_test::set_bytes(d_weights, 0xff);
+    for (std::size_t r = 0; r < expected.rows.size(); ++r) {
+      const Layer::Row& row = expected.rows[r];
+      if (row.source >= 0) d_weights.data<float>()[r] = layer.number("d_weight", row.source, row.token, row.k);
+    }
+    put(d_weights, d_weights_R_);
+    poison(d_weights_TK_);
+  }
+
+  void dispatch() {
+    poison(x_RD_);
+    dispatcher_.dispatch(op_, y_TD_, saved_, x_RD_);
+  }
+  void dispatch_again() {
+    poison(x_RD_);
+    dispatcher_.dispatch_again(op_, y_TD_, saved_, x_RD_);
+  }
+  void combine(Write write) { dispatcher_.combine(op_, out_RD_, saved_, out_TD_, write); }
+  void combine_backward() {
+    poison(d_out_RD_);
+    dispatcher_.combine_backward(op_, d_y_TD_, saved_, d_out_RD_);
+  }
+  void dispatch_backward(Write write) {
+    dispatcher_.dispatch_backward(op_, d_x_RD_, d_weights_R_, saved_, d_in_TD_, write, d_weights_TK_);
+  }
+
+  // What has come, into results(), under LayerRun's names.
+  void fetch_rows(const std::string& call) { fetch(call, x_RD_); }
+  void fetch_gradients(const std::string& call) { fetch(call, d_out_RD_); }
+  void fetch_sums() {
+    results_["combine"] = get(out_TD_);
+    results_["dispatch backward"] = get(d_in_TD_);
+    const Bytes fetched = get(d_weights_TK_);
+    const auto* d_weights = reinterpret_cast<const float*>(fetched.data());
+    for (std::int64_t slot = 0; slot < case_.num_tokens * case_.top_k; ++slot) {
+      ASSERT_EQ(d_weights[slot], layer_->number("d_weight", rank_, slot / case_.top_k, slot % case_.top_k)) << slot;
+    }
+  }
+  Bytes out() { return get(out_TD_); }
+  const Results& results() const { return results_; }
+
+  /// Also what dispatch saved for the layer's other operators.
+  void expect_same(const LayerRun& cpu) {
+    EXPECT_EQ(get(saved_.offsets_e1), ep_test::bytes(cpu.saved().offsets_e1));
+    EXPECT_EQ(get(saved_.weights_R), ep_test::bytes(cpu.saved().weights_R));
+    for (const auto& [name, bytes] : cpu.results()) {
+      if (name.starts_with("kept")) continue;
+      ASSERT_TRUE(results_.contains(name)) << name;
+      const Bytes& mine = results_.at(name);
+      const auto differs = std::ranges::mismatch(mine, bytes);
+      EXPECT_TRUE(mine == bytes) << name << " on rank " << rank_ << ", from byte " << differs.in1 - mine.begin()
+                                 << " of " << mine.size() << " and " << bytes.size() << " on";
+    }
+  }
+
+ private:
+  Tensor allocate(const Shape& shape, DType dtype) const { return op_.arena->allocate(shape, dtype); }
+  GemmOperand operand(const Tensor& in_window) const {
+    const Shape shape{saved_.num_rows(), case_.dim};
+    const auto make = [&](const Shape& s, DType dtype) { return allocate(s, dtype); };
+    GemmOperand x;
+    if (case_.plain) x.plain = in_window.defined() ? in_window : allocate(shape, case_.dtype);
+    if (case_.quantized) {
+      x.rows = mx::allocate_quantized(shape, mx::Format{}, make);
+      x.columns = mx::allocate_quantized(mx::transposed(shape), mx::Format{}, make);
+    }
+    return x;
+  }
+  void poison(const Tensor& x) const {
+    if (op_.measuring() || !x.defined()) return;
+    TESSERA_CUDA(cudaMemsetAsync(x.raw(), 0xff, x.num_bytes(), op_.cuda->stream().handle()));
+  }
+  void poison(const GemmOperand& x) const {
+    for (const Tensor& part : {x.plain, x.rows.elements, x.rows.scales, x.columns.elements, x.columns.scales}) {
+      poison(part);
+    }
+  }
+  void put(const Tensor& from, const Tensor& to) const {
+    TESSERA_CHECK(from.num_bytes() == to.num_bytes());
+    cuda::copy_bytes(op_.cuda->stream(), from.raw(), from.num_bytes(), to.raw());
+    op_.cuda->synchronize();
+  }
+  Bytes get(const Tensor& x) const {
+    Bytes bytes(x.num_bytes());
+    op_.cuda->fetch(x, bytes.data());
+    return bytes;
+  }
+  void fetch(const std::string& call, const GemmOperand& x) {
+    if (num_used_ == 0) return;
+    const auto rows = [&](const char* part, const Tensor& of) {
+      if (of.defined()) results_[call + part] = get(of.rows(0, num_used_));
+    };
+    const auto columns = [&](const char* part, const Tensor& of, std::int64_t used) {
+      if (!of.defined()) return;
+      const Bytes all = get(of);
+      Bytes& some = results_[call + part];
+      some.clear();
+      for (std::int64_t line = 0; line < of.dim(0); ++line) {
+        some.insert(some.end(), all.begin() + line * of.dim(1), all.begin() + line * of.dim(1) + used);
+      }
+    };
+    rows(" plain", x.plain), rows(" elements", x.rows.elements), rows(" scales", x.rows.scales);
+    columns(" columns", x.columns.elements, num_used_);
+    columns(" columns' scales", x.columns.scales, (num_used_ + mx::kBlock - 1) / mx::kBlock);
+  }
+
+  Case case_;
+  Dispatcher& dispatcher_;
+  int rank_;
+  Context op_;
+  std::string name_;
+  const Layer* layer_ = nullptr;
+  TokenRouting routing_;
+  DispatchSaved saved_;
+  GemmOperand x_RD_, d_out_RD_;
+  Tensor y_TD_, d_y_TD_, out_TD_, d_in_TD_, out_RD_, d_x_RD_, d_weights_R_, d_weights_TK_;
+  std::int64_t num_used_ = 0;
+  Results results_;
+};
+
+/// The same pass of the same layer on the CPU.
+class CpuPass {
+ public:
+  CpuPass(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group)
+      : arena_(host_bytes(layer.its_case())), run_(layer, DispatchBackend::kDirect, dispatcher, group, {.arena = &arena_, .gemm = &gemm_}) {}
+  LayerRun& run() { return run_; }
+  void make_all(Write combine, Write backward) {
+    run_.dispatch();
+    run_.combine(combine);
+    run_.combine_backward();
+    run_.dispatch_again();
+    run_.dispatch_backward(backward);
+  }
+
+ private:
+  Arena arena_;
+  GemmLibrary gemm_;
+  LayerRun run_;
+};
+
+/// A rank's two dispatchers, and how much memory a run on the GPU takes.
+struct Rank {
+  Rank(const Case& its, ProcessGroup& host, ProcessGroup& its_gpus, cuda::Runtime& its_runtime, int num_sms = 2)
+      : gpus(its_gpus), runtime(its_runtime) {
+    DispatchOptions options = its.options();
+    cpu = allocated_dispatcher(DispatchBackend::kDirect, host, options);
+    options.device = Device::kCuda;
+    options.num_sms = num_sms;
+    gpu = make_dispatcher(DispatchBackend::kDirect, gpus, options);
+    Arena measuring(Device::kCuda);
+    GpuRun run(its, *gpu, gpus, {.arena = &measuring, .cuda = &runtime});
+    run.dispatch();
+    run.combine(Write::kAssign);
+    run.combine_backward();
+    run.dispatch_again();
+    run.dispatch_backward(Write::kAssign);
+    run_bytes = measuring.peak();
+    gpu->allocate();
+  }
+  ~Rank() { come_together(); }  // before windows go
+  /// No kernel waits for another any more, so that memory may be had and given back.
+  void come_together() {
+    runtime.synchronize();
+    gpus.barrier("test");
+  }
+
+  ProcessGroup& gpus;
+  cuda::Runtime& runtime;
+  std::unique_ptr<Dispatcher> cpu, gpu;
+  std::size_t run_bytes = 0;
+};
+
+class GpuDirect : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
+  }
+};
+
+std::vector<Case> gpu_cases() {
+  std::vector<Case> all = cases();
+  // Several chunks; rows of several rounds of 16-byte pieces; what is computed from rows that came packed.
+  all.push_back({.num_tokens = 280, .dim = 136, .top_k = 8, .alignment = 32, .in_window = true, .capacity_factor = 2.0});
+  all.push_back({.num_tokens = 260,
+                 .dim = 2080,
+                 .top_k = 2,
+                 .alignment = 128,
+                 .skew = Skew::kForced,
+                 .capacity_factor = 1.25,
+                 .on_grid = false});
+  all.push_back({.num_tokens = 300,
+                 .dim = 160,
+                 .top_k = 6,
+                 .alignment = 32,
+                 .plain = false,
+                 .quantized = true,
+                 .dispatch_forward = ep_test::kMxfp8,
+                 .capacity_factor = 2.5,
+                 .on_grid = false});
+  return all;
+}
+
+TEST_F(GpuDirect, GivesTheBitsOfTheCpu) {
+  for (const int size : {1, 2, 3, kMaxRanks}) {
+    int number = 0;
+    for (const Case& in_float : gpu_cases()) {
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        Case its = in_float;
+        its.dtype = dtype;
+        if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
+        SCOPED_TRACE(testing::Message() << size << " ranks, case " << number / 2 << ", " << name_of(dtype));
+        const auto seed = static_cast<std::uint64_t>(number++);
+        on_gpus(size, [&](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
+          Rank rank(its, host, gpus, runtime, 2 + static_cast<int>(seed % 4));
+          Delays delays(seed % 3, gpus.rank());
+          Arena arena(rank.run_bytes, Device::kCuda);
+          GpuRun run(its, *rank.gpu, gpus, {.arena = &arena, .cuda = &runtime});
+          for (std::uint64_t pass = 1; pass <= 2; ++pass) {
+            const Layer layer(its, gpus.size(), pass);
+            CpuPass cpu(layer, *rank.cpu, gpus);
+            const Write combine = pass == 1 ? Write::kAssign : Write::kAccumulate;
+            const Write backward = pass == 1 ? Write::kAccumulate : Write::kAssign;
+            cpu.make_all(combine, backward);
+            run.fill(layer, cpu.run());
+            rank.come_together();
+            delays.put(runtime), run.dispatch();
+            run.fetch_rows("dispatch");
+            delays.put(runtime), run.combine(combine);
+            delays.put(runtime), run.combine_backward();
+            run.fetch_gradients("combine backward");
+            delays.put(runtime), run.dispatch_again();
+            delays.put(runtime), run.dispatch_backward(backward);
+            run.fetch_rows("dispatch again");
+            run.fetch_sums();
+            run.expect_same(cpu.run());
+            rank.gpu->check();
+            rank.come_together();
+          }
+        });
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+/// Two layers whose calls overlap, recorded once and replayed with other routings, without the host in between; ranks
+/// are held up within.
+TEST_F(GpuDirect, AsPartsOfAGraph) {
+  for (const int size : {2, kMaxRanks}) {
+    for (const bool in_window : {false, true}) {
+      on_gpus(size, [&](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
+        const Case its{.num_tokens = 200, .dim = 72, .dtype = DType::kBFloat16, .alignment = 8, .in_window = in_window};
+        Rank rank(its, host, gpus, runtime, 3);
+        Delays delays(7, gpus.rank());
+        Arena arena(2 * rank.run_bytes, Device::kCuda);
+        const Context op{.arena = &arena, .cuda = &runtime};
+        GpuRun first(its, *rank.gpu, gpus, op), second(its, *rank.gpu, gpus, op);
+        const auto step = [&] {
+          for (GpuRun* run : {&first, &second}) delays.put(runtime), run->dispatch();
+          for (GpuRun* run : {&first, &second}) delays.put(runtime), run->combine(Write::kAccumulate);
+          for (GpuRun* run : {&second, &first}) {
+            delays.put(runtime), run->combine_backward();
+            if (run == &first) run->dispatch_again();
+            delays.put(runtime), run->dispatch_backward(Write::kAccumulate);
+          }
+        };
+        rank.come_together();
+        const cuda::Graph graph(runtime.stream(), step);
+        for (std::uint64_t pass = 1; pass <= 4; ++pass) {
+          const Layer layers[] = {{its, gpus.size(), 10 * pass}, {its, gpus.size(), 10 * pass + 1}};
+          CpuPass cpu_first(layers[0], *rank.cpu, gpus), cpu_second(layers[1], *rank.cpu, gpus);
+          for (CpuPass* cpu : {&cpu_first, &cpu_second}) cpu->make_all(Write::kAccumulate, Write::kAccumulate);
+          first.fill(layers[0], cpu_first.run());
+          second.fill(layers[1], cpu_second.run());
+          rank.come_together();
+          graph.launch(runtime.stream());
+          for (GpuRun* run : {&first, &second}) {
+            run->fetch_sums();
+            // In the window there is what came last: these rows, and the first layer's gradients.
+            run->fetch_rows("dispatch");
+            run->fetch_rows("dispatch again");
+            run->fetch_gradients("combine backward");
+            if (run == &second && in_window) continue;
+            run->expect_same(run == &first ? cpu_first.run() : cpu_second.run());
+          }
+          rank.gpu->check();
+          rank.come_together();
+        }
+      });
+      if (HasFailure()) return;
+    }
+  }
+}
+
+template <typename Failure, typename Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "nothing was thrown";
+}
+
+/// Nothing is stored where there is no room; the layer's output is NaN, all ranks are told, and the next dispatch that
+/// fits works.
+TEST_F(GpuDirect, TooManyRows) {
+  on_gpus(3, [](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
+    Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
+    Rank rank(its, host, gpus, runtime);
+    Arena arena(rank.run_bytes, Device::kCuda);
+    GpuRun run(its, *rank.gpu, gpus, {.arena = &arena, .cuda = &runtime});
+    for (std::uint64_t pass = 0; pass < 4; ++pass) {
+      its.skew = Skew::kUniform;
+      const Layer fits(its, gpus.size(), pass);
+      CpuPass cpu(fits, *rank.cpu, gpus);
+      cpu.make_all(Write::kAssign, Write::kAssign);
+      run.fill(fits, cpu.run());
+      its.skew = Skew::kOneRank;
+      const Layer large(its, gpus.size(), pass);
+      if (pass % 2 == 1) run.fill(large, cpu.run());
+      rank.come_together();
+      run.dispatch();
+      run.combine(Write::kAssign);
+      run.combine_backward();
+      run.dispatch_again();
+      run.dispatch_backward(Write::kAssign);
+      const Bytes out = run.out();
+      for (std::size_t i = 0; i < out.size() / sizeof(float); ++i) {
+        EXPECT_EQ(std::isnan(reinterpret_cast<const float*>(out.data())[i]), pass % 2 == 1);
+      }
+      if (pass % 2 == 1) {
+        EXPECT_THAT(message_of<Error>([&] { rank.gpu->check(); }),
+                    testing::AllOf(testing::HasSubstr("layers.7.moe: the experts of rank 2 get 333 rows, 3.000 times"),
+                                   testing::HasSubstr("capacity_factor, now 1.5,")));
+      }
+      rank.gpu->check();
+      rank.come_together();
+    }
+  });
+}
+
+/// A rank that does not come to its second dispatch: the others say who it is, and what they have seen of it.
+TEST_F(GpuDirect, ARankThatDoesNotCome) {
+  on_gpus(
+      3,
+      [](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
+        const Case its;
+        Rank rank(its, host, gpus, runtime);
+        Arena arena(rank.run_bytes, Device::kCuda);
+        GpuRun run(its, *rank.gpu, gpus, {.arena = &arena, .cuda = &runtime});
+        const Layer layer(its, gpus.size(), 1);
+        CpuPass cpu(layer, *rank.cpu, gpus);
+        cpu.make_all(Write::kAssign, Write::kAssign);
+        run.fill(layer, cpu.run());
+        rank.come_together();
+        run.dispatch();
+        run.combine(Write::kAssign);
+        if (gpus.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        run.dispatch_again();
+        run.dispatch_backward(Write::kAssign);  // does nothing
+        runtime.synchronize();
+        for (int again = 0; again < 2; ++again) {
+          const std::string message = message_of<RankFailure>([&] { rank.gpu->check(); });
+          EXPECT_THAT(message, testing::HasSubstr("dispatch again of layers.7.moe (ep) did not end within 1 s"));
+          EXPECT_THAT(message, testing::HasSubstr("it waits for rank 1 of ep to come: epoch 3 expected, 1 seen"));
+          EXPECT_THAT(message, testing::ContainsRegex("rank 1 \\(process"));
+        }
+      },
+      Progress::Seconds(1.0));
+}
+
+}  // namespace
+}  // namespace tessera
