@@ -1,8 +1,8 @@
 // Dispatch and combine by stores into other GPUs' windows, by the steps of protocol.h.
 //
-// The first half of a call's blocks stores, the other works on what comes. Both go through the call's tokens in chunks:
-// when all warps of the first half have stored their part of a chunk of own tokens, and of other ranks' tokens in a
-// combine, the last one signals `stored` for this chunk; the second half waits for all ranks' signal of a chunk, then
+// Five of eight blocks of a call store, the others work on what comes. Both go through the call's tokens in chunks:
+// when all warps that store have stored their part of a chunk of own tokens, and of other ranks' tokens in a
+// combine, the last one signals `stored` for this chunk; the others wait for all ranks' signal of a chunk, then
 // reads it. Ready flags and counts come before, in the first block. Storing never waits for reading, so no order in
 // which blocks get on can hang; but every rank's blocks must be on its GPU at the same time.
 //
@@ -11,6 +11,7 @@
 #include "ep/direct_kernels.h"
 #include "ep/direct_window.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/cuda/ptx.cuh"
 
 namespace tessera::ep {
 namespace {
@@ -19,7 +20,6 @@ using cuda::from_float;
 using cuda::get_lanes;
 using cuda::kWarp;
 using cuda::Lanes;
-using cuda::put_lanes;
 using cuda::to_float;
 
 constexpr int kThreads = 512, kWarps = kThreads / kWarp;
@@ -110,13 +110,13 @@ __device__ bool await(const CallArgs& call, Flag flag, std::uint64_t epoch, int 
 
 /// This rank's share of a call in blocks.
 struct Share {
-  int num_senders, num_warps, warp;  // blocks that store; warps of this half, this one
+  int num_senders, num_warps, warp;  // blocks that store; warps that do as this one does, this one
   bool sends;
   std::uint64_t epoch;
   int tokens_per_chunk;
 
   __device__ explicit Share(const CallArgs& call)
-      : num_senders((call.num_blocks + 1) / 2),
+      : num_senders(max(1, call.num_blocks * 5 / 8)),
         sends(static_cast<int>(blockIdx.x) < num_senders),
         epoch(*static_cast<volatile std::uint64_t*>(&call.state->epoch) + 1),
         tokens_per_chunk((call.num_tokens + call.num_chunks - 1) / call.num_chunks) {
@@ -191,8 +191,8 @@ __device__ void copy_units(const std::byte* from, std::int64_t num_bytes, unsign
       if (begin + i * kWarp < length) units[i] = source[begin + i * kWarp];
     }
     for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
-      Unit* target = reinterpret_cast<Unit*>(
-          __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), lowest(rest)));
+      Unit* target =
+          reinterpret_cast<Unit*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), lowest(rest)));
 #pragma unroll
       for (int i = 0; i < kInFlight; ++i) {
         if (begin + i * kWarp < length) target[begin + i * kWarp] = units[i];
@@ -210,8 +210,8 @@ __device__ void copy_row(const RowPart& part, const std::byte* from, unsigned la
 }
 
 struct Placement {
-  std::int32_t total[kMaxGpuExperts];  // rows of an expert
-  std::int32_t base[kMaxGpuExperts];   // what takes this rank's sorted slots to rows
+  std::int32_t total[kMaxGpuExperts];                              // rows of an expert
+  std::int32_t base[kMaxGpuExperts];                               // what takes this rank's sorted slots to rows
   std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts];  // of the own experts' rows
   std::int32_t overloaded;
 };
@@ -334,8 +334,8 @@ __device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Shar
         continue;
       }
       int rank = 0, row = 0;
-      const unsigned copies = kDispatch ? send_records(call, args, placement, t, rank, row)
-                                        : find_copies(call, args, t, rank, row);
+      const unsigned copies =
+          kDispatch ? send_records(call, args, placement, t, rank, row) : find_copies(call, args, t, rank, row);
       const bool has_copy = (copies >> lane_idx() & 1) != 0;
       for (int i = 0; i < args.num_parts; ++i) {
         const RowPart& part = args.parts[i];
@@ -419,8 +419,8 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const S
 }
 
 template <bool kDispatch>
-__global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ CallArgs call,
-                                                        const __grid_constant__ RowsArgs args) {
+__global__ void __launch_bounds__(kThreads)
+    rows_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ RowsArgs args) {
   __shared__ Placement placement;
   const Share share(call);
   if (kDispatch && blockIdx.x == 0) {
@@ -455,146 +455,205 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
 
 // --- Sums ----------------------------------------------------------------------------------------------------------
 
-/// Numbers as kernels of type T have them.
-template <typename T>
-struct SumsOf {
-  const T* x;
-  T *sums, *y;
-  int length;
+// What is read comes through shared memory: each warp has kStages pieces of rows on their way, of the sum that it makes
+// and of the next.
+constexpr int kPieceBytes = 4096, kUnitBytes = 16, kStages = 3;
+constexpr int kUnits = kPieceBytes / kWarp / kUnitBytes;  // of a piece, per lane
+
+struct WarpMemory {
+  std::byte pieces[kStages][kPieceBytes];
+};
+struct SumsMemory {
+  WarpMemory warps[kWarps];
+  ptx::Barrier arrived[kWarps][kStages];
 };
 
-/// A warp's: y (=) the sum of weight · row, over the lanes that have one, in their order.
-template <typename T, int kCount>
-__device__ void sum_rows(const T* x, int length, unsigned lanes, int its_row, float its_weight, T* y) {
-  constexpr int kInFlight = 16 / sizeof(T), kStride = kWarp * kCount;
-  for (int begin = lane_idx() * kCount; begin - lane_idx() * kCount < length; begin += kStride * kInFlight) {
-    float sums[kInFlight][kCount] = {};
-    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
-      const T* row = x + std::int64_t{__shfl_sync(kAllLanes, its_row, lowest(rest))} * length;
-      const float weight = __shfl_sync(kAllLanes, its_weight, lowest(rest));
-      Lanes<T, kCount> numbers[kInFlight];
+/// y = the sum of weight · row, over the lanes that have a row, in their order. No lanes: no sum.
+struct Sum {
+  unsigned lanes = 0;
+  const std::byte* row = nullptr;
+  float weight = 1.0f;
+  std::byte* y = nullptr;
+};
+
+/// A warp's.
+template <typename T>
+class Summing {
+ public:
+  /// `first`: what sums begin with.
+  __device__ Summing(SumsMemory& memory, int row_bytes, float first) : row_bytes_(row_bytes), first_(first) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    pieces_ = memory.warps[warp].pieces;
+    arrived_ = memory.arrived[warp];
+    if (lane_idx() < kStages) ptx::mbarrier_init(&arrived_[lane_idx()], 1);
+    ptx::fence_mbarrier_init();
+    __syncwarp();
+  }
+
+  /// `next` is the next call's `sum`, if it is known.
+  __device__ void make(const Sum& sum, const Sum& next) {
+    Cursor cursor = next_;
+    next_ = {};
+    for (int begin = 0; begin < row_bytes_; begin += kPieceBytes) {
+      float numbers[kUnits][kPerUnit];
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        if (begin + i * kStride < length) numbers[i] = get_lanes<kCount>(row + begin + i * kStride);
+      for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+        for (int j = 0; j < kPerUnit; ++j) numbers[i][j] = first_;
+      }
+      for (unsigned rest = sum.lanes; rest != 0; rest &= rest - 1) {
+        fetch(sum, cursor);
+        fetch(next, next_);
+        const float weight = __shfl_sync(kAllLanes, sum.weight, lowest(rest));
+        const std::byte* piece = pieces_[added_];
+        ptx::mbarrier_wait(&arrived_[added_], parity_);
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {  // what is beyond the row's end is of no use, and is not stored
+          const Lanes<T, kPerUnit> unit =
+              get_lanes<kPerUnit>(reinterpret_cast<const T*>(piece + (i * kWarp + lane_idx()) * kUnitBytes));
+#pragma unroll
+          for (int j = 0; j < kPerUnit; ++j) numbers[i][j] = fmaf(weight, to_float(unit.x[j]), numbers[i][j]);
+        }
+        __syncwarp();  // the piece may be overwritten
+        --num_fetched_;
+        added_ = next_stage(added_);
+        if (added_ == 0) parity_ ^= 1;
       }
 #pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) sums[i][j] = fmaf(weight, to_float(numbers[i].x[j]), sums[i][j]);
+      for (int i = 0; i < kUnits; ++i) {
+        const int at = begin + (i * kWarp + lane_idx()) * kUnitBytes;
+        if (at < row_bytes_) cuda::store_lanes(numbers[i], reinterpret_cast<T*>(sum.y + at));
       }
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (begin + i * kStride < length) cuda::store_lanes(sums[i], y + begin + i * kStride);
     }
   }
-}
 
-template <typename T, int kCount>
-__device__ void send_sums(const CallArgs& call, const SumsArgs& args, const SumsOf<T>& of, const Share& share) {
-  const int lane = lane_idx(), top_k = call.top_k, num_ranks = call.num_ranks;
-  // Tokens of all ranks in turn; each warp, and each rank, begins with another one's.
-  const auto find = [&](int item, int& home, int& t, int& place, int& row) {
-    t = item / num_ranks;
-    home = static_cast<int>((item + call.rank + std::int64_t{t} * num_ranks / share.num_warps) % num_ranks);
-    place = row = -1;
-    if (t >= call.num_tokens) return;
-    const int token = home * call.num_tokens + t;
-    place = call.place_PT[token];
-    if (lane < top_k) row = call.row_PTK[token * top_k + lane];
+ private:
+  static constexpr int kPerUnit = kUnitBytes / sizeof(T);
+
+  /// How far the pieces of a sum have been asked for.
+  struct Cursor {
+    int begin = 0;
+    unsigned rest = 0;  // rows of which this piece is still to come; none: all
   };
-  int item = share.warp, next_home, next_t, next_place, next_row;
-  find(item, next_home, next_t, next_place, next_row);
-  for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
-    for (const int end = share.end_of(call, chunk) * num_ranks; item < end; item += share.num_warps) {
-      const int home = next_home, t = next_t, place = next_place, row = next_row;
-      find(item + share.num_warps, next_home, next_t, next_place, next_row);
+
+  __device__ static int next_stage(int stage) { return stage + 1 == kStages ? 0 : stage + 1; }
+
+  /// Asks for as many pieces as there is room for.
+  __device__ void fetch(const Sum& sum, Cursor& cursor) {
+    while (num_fetched_ < kStages && cursor.begin < row_bytes_ && sum.lanes != 0) {
+      if (cursor.rest == 0) cursor.rest = sum.lanes;
+      const auto row = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(sum.row), lowest(cursor.rest));
+      if (lane_idx() == 0) {
+        const auto num_bytes = static_cast<std::uint32_t>(min(kPieceBytes, row_bytes_ - cursor.begin));
+        ptx::mbarrier_arrive_expect_tx(&arrived_[fetched_], num_bytes);
+        ptx::bulk_load(pieces_[fetched_], reinterpret_cast<const std::byte*>(row) + cursor.begin, num_bytes,
+                       &arrived_[fetched_]);
+      }
+      ++num_fetched_;
+      fetched_ = next_stage(fetched_);
+      cursor.rest &= cursor.rest - 1;
+      if (cursor.rest == 0) cursor.begin += kPieceBytes;
+    }
+  }
+
+  int row_bytes_;
+  float first_;
+  std::byte (*pieces_)[kPieceBytes];
+  ptx::Barrier* arrived_;
+  int num_fetched_ = 0;          // pieces that are not added yet
+  int fetched_ = 0, added_ = 0;  // stages of the next ones
+  std::uint32_t parity_ = 0;
+  Cursor next_;
+};
+
+__device__ void send_sums(const CallArgs& call, const SumsArgs& args, const Share& share, auto& summing) {
+  const int lane = lane_idx(), top_k = call.top_k, num_ranks = call.num_ranks;
+  const int num_items = call.num_tokens * num_ranks;
+  int item = share.warp;
+  // Tokens of all ranks in turn, the next of which a copy came. Each warp, and each rank, begins with another's.
+  const auto find = [&](int& t, int& home, int& row) {
+    for (; item < num_items; item += share.num_warps) {
+      t = item / num_ranks;
+      home = static_cast<int>((item + call.rank + std::int64_t{t} * num_ranks / share.num_warps) % num_ranks);
+      const int token = home * call.num_tokens + t;
+      const int place = call.place_PT[token];
+      row = lane < top_k ? call.row_PTK[token * top_k + lane] : -1;
       if (place < 0) continue;
+      item += share.num_warps;
       const bool is_here = row >= 0;
-      float weight = 1.0f;
-      if (is_here && args.weights_R != nullptr) weight = args.weights_R[row];
-      if (is_here && args.d_weights_R != nullptr) {
-        at(call, home, args.window_d_weights_TK)[t * top_k + lane] = args.d_weights_R[row];
-      }
-      const std::int64_t target = t * call.max_ranks_of_token + place;
-      sum_rows<T, kCount>(of.x, of.length, __ballot_sync(kAllLanes, is_here), row, weight,
-                          at(call, home, of.sums) + target * of.length);
+      return Sum{.lanes = __ballot_sync(kAllLanes, is_here),
+                 .row = args.x + row * args.row_bytes,
+                 .weight = is_here && args.weights_R != nullptr ? args.weights_R[row] : 1.0f,
+                 .y = at(call, home, args.sums) + (std::int64_t{t} * call.max_ranks_of_token + place) * args.row_bytes};
     }
-    arrive(call, share, chunk);
+    return Sum{};
+  };
+  int chunk = 0, next_t, next_home, next_row;
+  Sum next = find(next_t, next_home, next_row);
+  while (next.lanes != 0) {
+    const Sum sum = next;
+    const int t = next_t, home = next_home, row = next_row;
+    next = find(next_t, next_home, next_row);
+    for (; chunk < t / share.tokens_per_chunk; ++chunk) arrive(call, share, chunk);
+    if (row >= 0 && args.d_weights_R != nullptr) {
+      at(call, home, args.window_d_weights_TK)[t * top_k + lane] = args.d_weights_R[row];
+    }
+    summing.make(sum, next);
   }
+  for (; chunk < call.num_chunks; ++chunk) arrive(call, share, chunk);
 }
 
-/// A warp's: y (= or +=) the sum of count neighbouring rows of x.
-template <typename T, int kCount>
-__device__ void add_rows(const T* x, int count, int length, bool accumulate, T* y) {
-  constexpr int kRows = 4, kInFlight = 4 / sizeof(T), kStride = kWarp * kCount;
-  for (int begin = lane_idx() * kCount; begin < length; begin += kStride * kInFlight) {
-    float sums[kInFlight][kCount] = {};
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (accumulate && begin + i * kStride < length) cuda::load_lanes(y + begin + i * kStride, sums[i]);
-    }
-    for (int first = 0; first < count; first += kRows) {
-      Lanes<T, kCount> numbers[kRows][kInFlight];
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-          if (first + r < count && begin + i * kStride < length) {
-            numbers[r][i] = get_lanes<kCount>(x + std::int64_t{first + r} * length + begin + i * kStride);
-          }
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        if (first + r >= count) break;
-#pragma unroll
-        for (int i = 0; i < kInFlight; ++i) {
-#pragma unroll
-          for (int j = 0; j < kCount; ++j) sums[i][j] += to_float(numbers[r][i].x[j]);
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (begin + i * kStride < length) cuda::store_lanes(sums[i], y + begin + i * kStride);
-    }
-  }
-}
-
-template <typename T, int kCount>
-__device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const SumsOf<T>& of, const Share& share) {
+template <typename T>
+__device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const Share& share, Summing<T>& summing) {
   const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
+  const auto find = [&](int t, bool& overloaded) {
+    const int rank = lane < max_ranks ? call.rank_TJ[t * max_ranks + lane] : kNoRank;
+    overloaded = __any_sync(kAllLanes, rank == kOverloaded);
+    const unsigned copies = __ballot_sync(kAllLanes, rank >= 0);
+    std::byte* y = args.y + t * args.row_bytes;
+    const std::byte* sums = args.sums + std::int64_t{t} * max_ranks * args.row_bytes;
+    // What y was comes first, if it is to stay.
+    if (!args.accumulate) return Sum{.lanes = copies, .row = sums + lane * args.row_bytes, .y = y};
+    return Sum{.lanes = copies << 1 | 1, .row = lane == 0 ? y : sums + (lane - 1) * args.row_bytes, .y = y};
+  };
   int t = share.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
     if (!await(call, Flag::kStored, share.epoch, chunk)) return;
-    for (; t < share.end_of(call, chunk); t += share.num_warps) {
-      const int rank = lane < max_ranks ? call.rank_TJ[t * max_ranks + lane] : kNoRank;
-      const int num_copies = __popc(__ballot_sync(kAllLanes, rank >= 0));
-      T* y = of.y + std::int64_t{t} * of.length;
-      if (__any_sync(kAllLanes, rank == kOverloaded)) {  // so that the step is dropped
-        for (int i = lane; i < of.length; i += kWarp) y[i] = from_float<T>(__int_as_float(0x7fffffff));
+    ptx::fence_proxy_async();  // before the copies of what was awaited
+    const int end = share.end_of(call, chunk);
+    bool overloaded = false;
+    Sum next = t < end ? find(t, overloaded) : Sum{};
+    for (; t < end; t += share.num_warps) {
+      if (overloaded) {  // so that the step is dropped
+        for (int i = lane; i < args.row_bytes / static_cast<int>(sizeof(T)); i += kWarp) {
+          reinterpret_cast<T*>(args.y + t * args.row_bytes)[i] = from_float<T>(__int_as_float(0x7fffffff));
+        }
         continue;
       }
-      add_rows<T, kCount>(of.sums + std::int64_t{t} * max_ranks * of.length, num_copies, of.length, args.accumulate, y);
+      const Sum sum = next;
+      next = t + share.num_warps < end ? find(t + share.num_warps, overloaded) : Sum{};
       if (args.d_weights_TK != nullptr && lane < top_k) {
         args.d_weights_TK[t * top_k + lane] = args.window_d_weights_TK[t * top_k + lane];
       }
+      summing.make(sum, next);
     }
   }
 }
 
-template <typename T, int kCount>
+template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    sums_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ SumsArgs args,
-                const __grid_constant__ SumsOf<T> of) {
+    sums_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ SumsArgs args) {
+  extern __shared__ __align__(128) std::byte memory[];
   const Share share(call);
+  // An addition to what was there keeps a negative zero.
+  Summing<T> summing(*reinterpret_cast<SumsMemory*>(memory), static_cast<int>(args.row_bytes),
+                     !share.sends && args.accumulate ? -0.0f : 0.0f);
   const bool after_sums = *static_cast<volatile std::uint32_t*>(&call.state->after_sums) != 0;
   if (get_ready(call, share, after_sums)) {
     if (share.sends) {
-      send_sums<T, kCount>(call, args, of, share);
+      send_sums(call, args, share, summing);
     } else {
-      receive_sums<T, kCount>(call, args, of, share);
+      receive_sums(call, args, share, summing);
     }
   }
   finish(call, share, true);
@@ -612,14 +671,11 @@ void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArg
   TESSERA_CUDA(cudaGetLastError());
 }
 
-void launch_sums(const cuda::Stream& stream, const CallArgs& call, const SumsArgs& args) {
-  const auto grid = static_cast<unsigned>(call.num_blocks);
-  cuda::for_float_type(args.x_RD.dtype(), [&]<typename T>(T) {
-    cuda::for_lanes(cuda::in_lanes(args.x_RD, args.sums, args.y_TD), [&](auto lanes) {
-      const SumsOf<T> of{cuda::numbers<const T>(args.x_RD), cuda::numbers<T>(args.sums), cuda::numbers<T>(args.y_TD),
-                         static_cast<int>(args.y_TD.dim(1))};
-      sums_kernel<T, decltype(lanes)::value><<<grid, kThreads, 0, stream.handle()>>>(call, args, of);
-    });
+void launch_sums(const cuda::Stream& stream, DType dtype, const CallArgs& call, const SumsArgs& args) {
+  cuda::for_float_type(dtype, [&]<typename T>(T) {
+    TESSERA_CUDA(cudaFuncSetAttribute(sums_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SumsMemory)));
+    sums_kernel<T>
+        <<<static_cast<unsigned>(call.num_blocks), kThreads, sizeof(SumsMemory), stream.handle()>>>(call, args);
   });
   TESSERA_CUDA(cudaGetLastError());
 }

@@ -10,7 +10,7 @@
 
 namespace tessera::ep {
 
-inline constexpr int kMaxGpuRanks = 64, kMaxGpuExperts = 1024, kMaxGpuTopK = 32;
+inline constexpr int kMaxGpuRanks = 64, kMaxGpuExperts = 1024, kMaxGpuTopK = 24;
 /// A call's tokens go in up to so many chunks, in order: what has come of one is worked on while the next is stored.
 inline constexpr int kMaxChunks = 16;
 
@@ -87,7 +87,9 @@ struct RowsArgs {
 
 /// Of the calls that store sums.
 struct SumsArgs {
-  Tensor x_RD, sums, y_TD;  // sums: in the window
+  std::int64_t row_bytes;  // a multiple of 16
+  const std::byte* x;
+  std::byte *sums, *y;  // sums: in the window
   bool accumulate;
   const float* weights_R;  // null: all are 1
   // Of dispatch_backward, else null.
@@ -96,6 +98,7 @@ struct SumsArgs {
 };
 
 void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args);
-void launch_sums(const cuda::Stream& stream, const CallArgs& call, const SumsArgs& args);
+/// Of float32 or bfloat16.
+void launch_sums(const cuda::Stream& stream, DType dtype, const CallArgs& call, const SumsArgs& args);
 
 }  // namespace tessera::ep

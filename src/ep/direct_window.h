@@ -39,7 +39,7 @@ class DirectWindow {
   std::byte* flags(int rank) const { return at(rank, flags_); }
   // On `rank`'s side; the tensors are on Device::kMeta before allocate().
   std::atomic<std::uint64_t>& flag(int rank, Flag flag, int source) const;
-  Tensor counts_PE(int rank) const;     // int32
+  Tensor counts_PE(int rank) const;  // int32
   // On CPUs:
   Tensor num_copies_P(int rank) const;  // int32: per source
   /// The i-th copy from `source`; its choices follow.
@@ -47,7 +47,7 @@ class DirectWindow {
   static CopyChoice* choices(CopyRecord* copy) { return reinterpret_cast<CopyChoice*>(copy + 1); }
   // On GPUs, of the tokens of each source (direct_kernels.h); with fewer tokens than there is room for, the first T of
   // all P · T:
-  Tensor place_PT(int rank) const;     // int32
+  Tensor place_PT(int rank) const;    // int32
   Tensor choice_PTK(int rank) const;  // [.., 2]: of 4 bytes each
   /// Where rows of a dispatch come in.
   Payload rows(int rank) const;
@@ -65,7 +65,8 @@ class DirectWindow {
   std::int64_t num_ranks_, max_rows_, max_ranks_of_token_;
   std::size_t copy_bytes_;
   // Offsets, and their end.
-  std::size_t flags_, counts_, num_copies_ = 0, copies_ = 0, places_ = 0, choices_ = 0, rows_, gradients_, sums_, d_weights_, num_bytes_ = 0;
+  std::size_t flags_, counts_, num_copies_ = 0, copies_ = 0, places_ = 0, choices_ = 0, rows_, gradients_, sums_,
+                               d_weights_, num_bytes_ = 0;
   std::unique_ptr<SymmetricWindow> window_;
 };
 

@@ -29,6 +29,10 @@ class GpuDirectDispatcher : public WindowDispatcher {
             "direct expert parallelism on GPUs takes up to {} ranks, {} experts and top {}, not {}, {} and {}: set "
             "parallelism.expert_parallel_comm_backend = \"standard\"",
             kMaxGpuRanks, kMaxGpuExperts, kMaxGpuTopK, group.size(), options.num_experts, options.top_k);
+    require(options.dim * static_cast<std::int64_t>(size_of(options.dtype)) % 16 == 0,
+            "direct expert parallelism on GPUs moves rows of whole 16 bytes, not of {} numbers: make the model's dim a "
+            "multiple of 8",
+            options.dim);
     TESSERA_CHECK(options.num_sms >= 2, "{}", options.num_sms);
   }
 
@@ -186,8 +190,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
       const Tensor& sources = routing_of(saved).source_of_row_R;
       constexpr int kNone = 0xff;  // every byte of -1
       TESSERA_CUDA(cudaMemsetAsync(sources.raw(), kNone, sources.num_bytes(), op.cuda->stream().handle()));
-      TESSERA_CUDA(
-          cudaMemsetAsync(saved.weights_R.raw(), 0, saved.weights_R.num_bytes(), op.cuda->stream().handle()));
+      TESSERA_CUDA(cudaMemsetAsync(saved.weights_R.raw(), 0, saved.weights_R.num_bytes(), op.cuda->stream().handle()));
     }
     send_tokens(Call::kDispatch, Buffer::kRows, options().dispatch_forward, op, y_TD, saved, x_RD,
                 [&](RowsArgs& args) { add_dispatch(args, row_of_slot_TK, offsets_E1, saved); });
@@ -205,33 +208,38 @@ class GpuDirectDispatcher : public WindowDispatcher {
                 [](RowsArgs&) {});
   }
 
+  /// What a call that stores sums of x_RD does, but for weights and their gradients.
+  SumsArgs sums_args(const Tensor& x_RD, const Tensor& y_TD, Write write) const {
+    const Tensor sums = window_.sums(group_.rank());
+    for (const Tensor& x : {x_RD, y_TD}) TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0);
+    return {.row_bytes = static_cast<std::int64_t>(bytes_of_row(x_RD)),
+            .x = bytes_of(x_RD),
+            .sums = bytes_of(sums),
+            .y = bytes_of(y_TD),
+            .accumulate = write == Write::kAccumulate,
+            .weights_R = nullptr,
+            .d_weights_R = nullptr,
+            .window_d_weights_TK = nullptr,
+            .d_weights_TK = nullptr};
+  }
+
   void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
                   Write write) override {
     if (op.measuring()) return;
-    launch_sums(op.cuda->stream(), call_args(Call::kCombine, saved),
-                {.x_RD = out_RD,
-                 .sums = window_.sums(group_.rank()),
-                 .y_TD = y_TD,
-                 .accumulate = write == Write::kAccumulate,
-                 .weights_R = saved.weights_R.data<float>(),
-                 .d_weights_R = nullptr,
-                 .window_d_weights_TK = nullptr,
-                 .d_weights_TK = nullptr});
+    SumsArgs args = sums_args(out_RD, y_TD, write);
+    args.weights_R = saved.weights_R.data<float>();
+    launch_sums(op.cuda->stream(), options().dtype, call_args(Call::kCombine, saved), args);
   }
 
   void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
                             const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
                             const Tensor& d_weights_TK) override {
     if (op.measuring()) return;
-    launch_sums(op.cuda->stream(), call_args(Call::kDispatchBackward, saved),
-                {.x_RD = d_x_RD,
-                 .sums = window_.sums(group_.rank()),
-                 .y_TD = d_y_TD,
-                 .accumulate = write == Write::kAccumulate,
-                 .weights_R = nullptr,
-                 .d_weights_R = d_weights_R.data<float>(),
-                 .window_d_weights_TK = window_.d_weights_TK(group_.rank()).data<float>(),
-                 .d_weights_TK = d_weights_TK.data<float>()});
+    SumsArgs args = sums_args(d_x_RD, d_y_TD, write);
+    args.d_weights_R = d_weights_R.data<float>();
+    args.window_d_weights_TK = window_.d_weights_TK(group_.rank()).data<float>();
+    args.d_weights_TK = d_weights_TK.data<float>();
+    launch_sums(op.cuda->stream(), options().dtype, call_args(Call::kDispatchBackward, saved), args);
   }
 
   Buffer_ state_, report_;

@@ -20,8 +20,8 @@ Placement allocate_placement(const Context& op, std::int64_t num_ranks, std::int
 /// `placement` (=) from counts_PE (int32): source rank p's (token, k) pairs per expert.
 void place_rows(const Tensor& counts_PE, std::int64_t alignment, const Placement& placement);
 
-/// What to say of a rank that gets num_rows rows, for which, with padding, num_rows_needed are needed, and there is room
-/// for max_rows. balanced_rows: of a balanced load.
+/// What to say of a rank that gets num_rows rows, for which, with padding, num_rows_needed are needed, and there is
+/// room for max_rows. balanced_rows: of a balanced load.
 std::string describe_overload(std::string_view layer, std::int64_t rank, std::int64_t num_rows, double balanced_rows,
                               std::int64_t num_rows_needed, std::int64_t max_rows, double capacity_factor);
 

@@ -1,8 +1,7 @@
-#include "tests/ep/gpu_delay.h"
-
 #include <cstdint>
 
 #include "tensor/cuda_check.h"
+#include "tests/ep/gpu_delay.h"
 
 namespace tessera::ep_test {
 namespace {

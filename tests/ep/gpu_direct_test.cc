@@ -2,7 +2,6 @@
 // where there are several, on one each.
 #include <cuda_runtime.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 
@@ -10,6 +9,7 @@
 #include "tensor/cuda_check.h"
 #include "tensor/cuda_graph.h"
 #include "tests/comm/gpus.h"
+#include "tests/comm/one_gpu.h"
 #include "tests/ep/gpu_delay.h"
 #include "tests/ep/layer.h"
 
@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 using comm_test::num_gpus;
+using comm_test::OneGpuTransport;
 using comm_test::with_ranks;
 using ep_test::allocated_dispatcher;
 using ep_test::Bytes;
@@ -41,62 +42,10 @@ const bool kEnvironment = [] {
   return true;
 }();
 
-/// Groups that are split from this one have windows in the memory of the one GPU that all ranks use.
-class OneGpuTransport : public Transport {
- public:
-  explicit OneGpuTransport(std::unique_ptr<Transport> transport, bool is_split = false)
-      : transport_(std::move(transport)), is_split_(is_split) {}
-
-  int rank() const override { return transport_->rank(); }
-  int size() const override { return transport_->size(); }
-  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
-    return transport_->send(data, num_bytes, to, tag);
-  }
-  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
-    return transport_->receive(data, num_bytes, from, tag);
-  }
-  std::unique_ptr<Transport> split(int color, int order) override {
-    return std::make_unique<OneGpuTransport>(transport_->split(color, order), true);
-  }
-  std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
-  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
-    if (!is_split_) return transport_->allocate_window(num_bytes);
-    return std::make_unique<Window>(*transport_, num_bytes);
-  }
-  void abort(int status) override { transport_->abort(status); }
-
- private:
-  class Window : public SymmetricWindow {
-   public:
-    Window(Transport& transport, std::size_t num_bytes)
-        : memory_(num_bytes, Device::kCuda),
-          addresses_(transport.allocate_window(static_cast<std::size_t>(transport.size()) * sizeof(Address))),
-          rank_(transport.rank()) {
-      for (int peer = 0; peer < transport.size(); ++peer) address(peer, rank_) = memory_.data();
-      for (int peer = 0; peer < transport.size(); ++peer) {
-        while (address(rank_, peer) == nullptr) std::this_thread::yield();
-      }
-    }
-    std::byte* peer(int rank) const override { return address(rank_, rank); }
-    std::size_t num_bytes() const override { return memory_.size(); }
-
-   private:
-    using Address = std::atomic<std::byte*>;
-    Address& address(int at, int of) const { return reinterpret_cast<Address*>(addresses_->peer(at))[of]; }
-
-    Buffer memory_;
-    std::unique_ptr<SymmetricWindow> addresses_;
-    int rank_;
-  };
-
-  std::unique_ptr<Transport> transport_;
-  bool is_split_;
-};
-
 /// Runs the body on this many ranks: on one GPU, and on as many GPUs where there are. `gpus`: a group whose windows are
 /// the GPUs'.
 void on_gpus(int num_ranks, const std::function<void(ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime&)>& body,
-             Progress::Seconds timeout = Progress::Seconds(20.0)) {
+             Progress::Seconds timeout = Progress::Seconds(10.0)) {
   comm_test::RankOptions options{.timeout = timeout, .wrap = {}};
   const auto run = [&](bool has_own) {
     with_ranks(
@@ -259,6 +208,7 @@ class GpuRun {
   }
   Bytes get(const Tensor& x) const {
     Bytes bytes(x.num_bytes());
+    op_.cuda->synchronize();  // a copy into such memory would hold other ranks' launches up while it waits
     op_.cuda->fetch(x, bytes.data());
     return bytes;
   }
@@ -299,7 +249,8 @@ class GpuRun {
 class CpuPass {
  public:
   CpuPass(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group)
-      : arena_(host_bytes(layer.its_case())), run_(layer, DispatchBackend::kDirect, dispatcher, group, {.arena = &arena_, .gemm = &gemm_}) {}
+      : arena_(host_bytes(layer.its_case())),
+        run_(layer, DispatchBackend::kDirect, dispatcher, group, {.arena = &arena_, .gemm = &gemm_}) {}
   LayerRun& run() { return run_; }
   void make_all(Write combine, Write backward) {
     run_.dispatch();
@@ -357,7 +308,8 @@ class GpuDirect : public ::testing::Test {
 std::vector<Case> gpu_cases() {
   std::vector<Case> all = cases();
   // Several chunks; rows of several rounds of 16-byte pieces; what is computed from rows that came packed.
-  all.push_back({.num_tokens = 280, .dim = 136, .top_k = 8, .alignment = 32, .in_window = true, .capacity_factor = 2.0});
+  all.push_back(
+      {.num_tokens = 280, .dim = 136, .top_k = 8, .alignment = 32, .in_window = true, .capacity_factor = 2.0});
   all.push_back({.num_tokens = 260,
                  .dim = 2080,
                  .top_k = 2,
@@ -385,6 +337,7 @@ TEST_F(GpuDirect, GivesTheBitsOfTheCpu) {
         Case its = in_float;
         its.dtype = dtype;
         if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
+        if (its.dim % 8 != 0 && dtype == DType::kBFloat16) continue;  // rows are whole 16 bytes
         SCOPED_TRACE(testing::Message() << size << " ranks, case " << number / 2 << ", " << name_of(dtype));
         const auto seed = static_cast<std::uint64_t>(number++);
         on_gpus(size, [&](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
