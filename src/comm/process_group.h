@@ -30,7 +30,7 @@ class [[nodiscard]] Work {
       : progress_(&progress), operation_(std::move(operation)) {}
   /// Of a GPU: complete at `end`, for which wait() has `computation` wait.
   Work(const cuda::Stream& computation, cuda::Fence end) : computation_(&computation), end_(std::move(end)) {}
-  Work(Work&& other) noexcept { *this = std::move(other); }
+  Work(Work&& other) noexcept { static_cast<void>(*this = std::move(other)); }
   Work& operator=(Work&& other) noexcept;
   ~Work();
 

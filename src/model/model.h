@@ -140,6 +140,10 @@ class Model {
   /// One update of every expert bias from the sums over all ranks (once per optimizer step, before it).
   /// finite_1: as update_expert_bias's.
   void update_expert_biases(const Context& op, const Tensor& finite_1);
+  /// Throws what the dispatcher has found since, in steps that a GPU has ended (Dispatcher::check).
+  void check_dispatch() {
+    if (dispatcher_ != nullptr) dispatcher_->check();
+  }
 
  private:
   struct MtpModule;

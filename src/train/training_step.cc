@@ -191,6 +191,7 @@ TrainingStep::Recorded& TrainingStep::recorded(const GraphKey& key) {
 
 void TrainingStep::wait_for_gpu(const Started& started) {
   cuda_->wait(started.done);
+  model_.check_dispatch();
   const auto* numbers = reinterpret_cast<const double*>(started.squares_and_sums.data());
   squares_.host()[0] = numbers[0];
   const std::span<double> sums = model_.sums().host();

@@ -28,5 +28,17 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"cp2_documents", 2, {.cp = 2}, 2, kDocuments}, MeshCase{"fsdp2_cp2", 4, {.cp = 2}, 2}),
     [](const auto& test) { return test.param.name; });
 
+INSTANTIATE_TEST_SUITE_P(
+    ExpertMeshes, OnGpus,
+    ::testing::Values(MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect},
+                      MeshCase{"ep4_mtp_direct", 4, {.ep = 4}, 1, kDirect + kMtp},
+                      MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kDirect + kBalance},
+                      MeshCase{"ep2_of_fsdp4_never_full_direct", 4, {.ep = 2}, 1, kDirect + kNever + kFull},
+                      MeshCase{"ep2_selective_direct", 2, {.ep = 2}, 1, kDirect + kSelective},
+                      MeshCase{"ep8_groups_direct", 8, {.ep = 8}, 1, kDirect + kGroups},
+                      MeshCase{"tp2_ep2_direct", 2, {.tp = 2, .ep = 2}, 1, kDirect + kBalance},
+                      MeshCase{"cp2_ep2_selective_direct", 2, {.cp = 2, .ep = 2}, 2, kDirect + kSelective}),
+    [](const auto& test) { return test.param.name; });
+
 }  // namespace
 }  // namespace tessera::mesh_test
