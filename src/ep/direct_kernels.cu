@@ -210,9 +210,10 @@ __device__ void copy_row(const RowPart& part, const std::byte* from, unsigned la
 }
 
 struct Placement {
-  std::int32_t total[kMaxGpuExperts];                              // rows of an expert
-  std::int32_t base[kMaxGpuExperts];                               // what takes this rank's sorted slots to rows
-  std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts];  // of the own experts' rows
+  std::int32_t total[kMaxGpuExperts];  // rows of an expert
+  std::int32_t base[kMaxGpuExperts];   // what takes this rank's sorted slots to rows
+  // Of the own experts' rows; the last end is of no use.
+  std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts + 1];
   std::int32_t overloaded;
 };
 
