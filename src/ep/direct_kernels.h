@@ -1,4 +1,5 @@
-// The kernels of the direct dispatcher on GPUs: one per call. For sources that are built with CUDA only.
+// The kernels of the direct dispatcher on GPUs (direct_device.cuh): one per call. For sources that are built with CUDA
+// only.
 #pragma once
 
 #include <cstddef>

@@ -84,6 +84,22 @@ __device__ inline void store_release_gpu(std::int32_t* pointer, std::int32_t val
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(pointer), "r"(value) : "memory");
 }
 
+/// For what other GPUs read and write.
+__device__ inline std::uint64_t load_acquire_sys(const std::uint64_t* pointer) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];\n" : "=l"(value) : "l"(pointer) : "memory");
+  return value;
+}
+__device__ inline void store_release_sys(std::uint64_t* pointer, std::uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;\n" ::"l"(pointer), "l"(value) : "memory");
+}
+/// Since some time, the same for the whole GPU.
+__device__ inline std::uint64_t nanoseconds() {
+  std::uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;\n" : "=l"(now));
+  return now;
+}
+
 /// Adds four float32 to four in global memory at a multiple of 16 bytes, each atomically.
 __device__ inline void red_add_v4(float* pointer, float4 value) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(pointer), "f"(value.x), "f"(value.y),

@@ -1,0 +1,166 @@
+// Dispatch and combine by stores into other GPUs' windows, by the steps of protocol.h.
+//
+// Five of eight blocks of a call store, the others work on what comes. Both go through the call's tokens in chunks:
+// when all warps that store have stored their part of a chunk (of own tokens, in a combine of all ranks'), the last one
+// signals `stored` for it; the others wait for all ranks' signal of a chunk, then read it. Ready flags and counts come
+// before, from the first block. Storing never waits for reading, so no order in which blocks get on can hang; but
+// every rank's blocks must be on its GPU at the same time.
+//
+// A flag holds the call's epoch; `stored` epoch · kMaxChunks + the chunk, counted so that the last one has the highest
+// number. Visibility: a warp's stores, fence.sys, arrival; the last to arrive: fence.sys, release store of the flag.
+#pragma once
+
+#include "ep/direct_kernels.h"
+#include "ep/direct_window.h"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/ptx.cuh"
+
+namespace tessera::ep {
+
+using cuda::kWarp;
+
+inline constexpr int kThreads = 512, kWarps = kThreads / kWarp;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+/// In rank_TJ: the token's layer was overloaded.
+inline constexpr int kNoRank = -1, kOverloaded = -2;
+
+__device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline int lowest(unsigned lanes) { return __ffs(static_cast<int>(lanes)) - 1; }
+
+/// What the own window's `place` is in another's.
+template <typename T>
+__device__ inline T* at(const CallArgs& call, int rank, T* place) {
+  return reinterpret_cast<T*>(call.peers[rank] + (reinterpret_cast<std::byte*>(place) - call.peers[call.rank]));
+}
+
+// --- Flags ---------------------------------------------------------------------------------------------------------
+
+__device__ inline std::uint64_t* flag_word(const CallArgs& call, Flag flag, int source) {
+  return reinterpret_cast<std::uint64_t*>(call.flags +
+                                          (static_cast<int>(flag) * call.num_ranks + source) * sizeof(FlagWord));
+}
+
+__device__ inline std::uint64_t flag_value(const CallArgs& call, Flag flag, std::uint64_t epoch, int chunk) {
+  return flag == Flag::kReady ? epoch
+                              : epoch * kMaxChunks + static_cast<unsigned>(kMaxChunks - call.num_chunks + chunk);
+}
+__device__ inline std::uint64_t epoch_seen(Flag flag, std::uint64_t value) {
+  return flag == Flag::kReady || value == 0 ? value : (value + 1) / kMaxChunks - 1;
+}
+
+/// A warp's.
+__device__ inline void signal(const CallArgs& call, Flag flag, std::uint64_t value) {
+  for (int peer = lane_idx(); peer < call.num_ranks; peer += kWarp) {
+    ptx::store_release_sys(at(call, peer, flag_word(call, flag, call.rank)), value);
+  }
+}
+
+__device__ inline bool has_failed(const CallArgs& call) {
+  return *static_cast<volatile std::uint32_t*>(&call.state->failed);
+}
+
+/// Lets `fill` fill in the report if there is none.
+template <typename Fill>
+__device__ inline void report(const CallArgs& call, GpuReport::Kind kind, Fill&& fill) {
+  volatile GpuReport& found = *call.report;
+  if (found.kind != GpuReport::Kind::kNone) return;
+  found.layer = call.layer;
+  fill(found);
+  __threadfence_system();
+  found.kind = kind;
+}
+
+/// A warp's: until all sources' flags have this value. False if one does not come in time, or has not before.
+__device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoch, int chunk) {
+  const std::uint64_t expected = flag_value(call, flag, epoch, chunk), begin = ptx::nanoseconds();
+  bool came = true;
+  for (int source = lane_idx(); source < call.num_ranks && came; source += kWarp) {
+    const std::uint64_t* word = flag_word(call, flag, source);
+    for (std::uint64_t seen = ptx::load_acquire_sys(word); seen < expected && came;
+         seen = ptx::load_acquire_sys(word)) {
+      came = !has_failed(call);
+      if (came && ptx::nanoseconds() - begin > call.timeout_ns) {
+        came = false;
+        if (atomicExch(&call.state->failed, 1u) != 0) continue;
+        report(call, GpuReport::Kind::kLate, [&](volatile GpuReport& late) {
+          late.call = call.call;
+          late.flag = flag;
+          late.source = source;
+          late.expected = epoch;
+          late.seen = epoch_seen(flag, seen);
+        });
+      }
+    }
+  }
+  return __all_sync(kAllLanes, came);
+}
+
+/// This rank's share of a call in blocks.
+struct Share {
+  int num_senders, num_warps, warp;  // blocks that store; warps that do as this one does, this one
+  bool sends;
+  std::uint64_t epoch;
+  int tokens_per_chunk;
+
+  __device__ explicit Share(const CallArgs& call)
+      : num_senders(max(1, call.num_blocks * 5 / 8)),
+        sends(static_cast<int>(blockIdx.x) < num_senders),
+        epoch(*static_cast<volatile std::uint64_t*>(&call.state->epoch) + 1),
+        tokens_per_chunk((call.num_tokens + call.num_chunks - 1) / call.num_chunks) {
+    // Neighbours are in different blocks.
+    const int blocks = sends ? num_senders : call.num_blocks - num_senders;
+    const int block = static_cast<int>(blockIdx.x) - (sends ? 0 : num_senders);
+    num_warps = blocks * kWarps;
+    warp = static_cast<int>(threadIdx.x) / kWarp * blocks + block;
+  }
+  __device__ int end_of(const CallArgs& call, int chunk) const {
+    return min(call.num_tokens, (chunk + 1) * tokens_per_chunk);
+  }
+};
+
+/// A warp's: has stored its part of a chunk.
+__device__ inline void arrive(const CallArgs& call, const Share& share, int chunk) {
+  bool is_last = false;
+  __syncwarp();
+  if (lane_idx() == 0) {
+    __threadfence_system();
+    is_last = atomicAdd(&call.state->arrivals[chunk], 1u) == static_cast<unsigned>(share.num_warps) - 1;
+    if (is_last) call.state->arrivals[chunk] = 0;
+    __threadfence_system();
+  }
+  __syncwarp();
+  if (__any_sync(kAllLanes, is_last)) {
+    signal(call, Flag::kStored, flag_value(call, Flag::kStored, share.epoch, chunk));
+  }
+}
+
+/// The end of all blocks.
+__device__ inline void finish(const CallArgs& call, const Share& share, bool stored_sums) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(&call.state->num_finished, 1u) != gridDim.x - 1) return;
+  call.state->num_finished = 0;
+  call.state->epoch = share.epoch;
+  call.state->after_sums = stored_sums;
+}
+
+/// A block's; with ready flags if `needed`. False if it is not to go on.
+__device__ inline bool get_ready(const CallArgs& call, const Share& share, bool needed) {
+  __shared__ bool ready;
+  if (threadIdx.x < kWarp) {
+    bool goes_on = !__any_sync(kAllLanes, has_failed(call));
+    if (needed && goes_on) {
+      if (blockIdx.x == 0) {
+        __threadfence_system();
+        signal(call, Flag::kReady, share.epoch);
+      }
+      goes_on = await(call, Flag::kReady, share.epoch, 0);
+    }
+    if (threadIdx.x == 0) ready = goes_on;
+  }
+  __syncthreads();
+  return ready;
+}
+
+}  // namespace tessera::ep

@@ -1,0 +1,295 @@
+// Calls that store rows: dispatch, dispatch again and combine's backward (direct_device.cuh).
+#include "ep/direct_device.cuh"
+
+namespace tessera::ep {
+namespace {
+
+/// A warp's: bytes to the addresses that `lanes` have in `to`.
+template <typename Unit>
+__device__ void copy_units(const std::byte* from, std::int64_t num_bytes, unsigned lanes, std::byte* to) {
+  constexpr int kInFlight = 8;
+  const int length = static_cast<int>(num_bytes / static_cast<std::int64_t>(sizeof(Unit)));
+  const Unit* source = reinterpret_cast<const Unit*>(from);
+  for (int begin = lane_idx(); begin - lane_idx() < length; begin += kWarp * kInFlight) {
+    Unit units[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      if (begin + i * kWarp < length) units[i] = source[begin + i * kWarp];
+    }
+    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+      Unit* target =
+          reinterpret_cast<Unit*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), lowest(rest)));
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (begin + i * kWarp < length) target[begin + i * kWarp] = units[i];
+      }
+    }
+  }
+}
+
+__device__ void copy_row(const RowPart& part, const std::byte* from, unsigned lanes, std::byte* to) {
+  if (part.wide) {
+    copy_units<uint4>(from, part.row_bytes, lanes, to);
+  } else {
+    copy_units<std::uint8_t>(from, part.row_bytes, lanes, to);
+  }
+}
+
+struct Placement {
+  std::int32_t total[kMaxGpuExperts];  // rows of an expert
+  std::int32_t base[kMaxGpuExperts];   // what takes this rank's sorted slots to rows
+  // Of the own experts' rows; the last end is of no use.
+  std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts + 1];
+  std::int32_t overloaded;
+};
+
+/// A block's: where rows go, from all ranks' counts (placement.h). Without a row anywhere if a rank gets too many.
+__device__ void place(const CallArgs& call, const RowsArgs& args, Placement& placement) {
+  const int num_ranks = call.num_ranks, local = args.num_local_experts;
+  if (threadIdx.x == 0) placement.overloaded = num_ranks;
+  for (int x = static_cast<int>(threadIdx.x); x < args.num_experts; x += kThreads) {
+    std::int32_t before = 0, total = 0;
+    for (int source = 0; source < num_ranks; ++source) {
+      if (source == call.rank) before = total;
+      total += args.counts_PE[source * args.num_experts + x];
+    }
+    placement.total[x] = total;
+    placement.base[x] = before - args.sorted_offsets_E1[x];
+  }
+  __syncthreads();
+  const int rank = static_cast<int>(threadIdx.x);
+  std::int32_t row = 0, num_rows = 0;
+  if (rank < num_ranks) {
+    for (int i = 0; i < local; ++i) {
+      const std::int32_t total = placement.total[rank * local + i];
+      placement.base[rank * local + i] += row;
+      if (rank == call.rank) {
+        placement.offsets[i] = row;
+        placement.ends[i] = row + total;
+      }
+      num_rows += total;
+      row = (row + total + args.alignment - 1) / args.alignment * args.alignment;
+    }
+    if (rank == call.rank) placement.offsets[local] = row;
+    if (row > args.max_rows) atomicMin(&placement.overloaded, rank);
+  }
+  __syncthreads();
+  if (placement.overloaded == num_ranks) return;
+  if (blockIdx.x == 0 && rank == placement.overloaded) {
+    report(call, GpuReport::Kind::kOverload, [&](volatile GpuReport& overload) {
+      overload.rank = rank;
+      overload.num_rows = num_rows;
+      overload.num_rows_needed = row;
+    });
+  }
+  for (int i = static_cast<int>(threadIdx.x); i <= local; i += kThreads) placement.offsets[i] = placement.ends[i] = 0;
+  __syncthreads();
+}
+
+/// A warp's, of a dispatch: where the copies of token t go, and their records. Each lane of the result has a copy's
+/// rank and first row in `its_rank` and `its_row`.
+__device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, const Placement& placement, int t,
+                                 int& its_rank, int& its_row) {
+  const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
+  const int slot = t * top_k + lane, token = call.rank * call.num_tokens + t;
+  int rank = kNoRank, row = -1;
+  float weight = 0.0f;
+  if (lane < top_k) {
+    const int expert = args.expert_ids_TK[slot];
+    rank = expert / args.num_local_experts;
+    row = placement.base[expert] + args.row_of_slot_TK[slot];
+    weight = args.weights_TK[slot];
+  }
+  const unsigned same = __match_any_sync(kAllLanes, rank);
+  const bool is_first = lane < top_k && lowest(same) == lane;
+  const unsigned firsts = __ballot_sync(kAllLanes, is_first);
+  int place = 0;
+  for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
+    place += __shfl_sync(kAllLanes, rank, lowest(rest)) < rank ? 1 : 0;
+  }
+  if (is_first) {
+    call.rank_TJ[t * max_ranks + place] = rank;
+    args.first_row_TJ[t * max_ranks + place] = row;
+  }
+  if (__popc(firsts) <= lane && lane < max_ranks) call.rank_TJ[t * max_ranks + lane] = kNoRank;
+  for (int begin = 0; begin < call.num_ranks; begin += kWarp) {
+    const int peer = begin + lane;
+    int its_place = -1;
+    for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
+      const int copy_rank = __shfl_sync(kAllLanes, rank, lowest(rest));
+      const int copy_place = __shfl_sync(kAllLanes, place, lowest(rest));
+      if (copy_rank == peer) its_place = copy_place;
+    }
+    if (peer < call.num_ranks) at(call, peer, args.window_place_PT)[token] = its_place;
+  }
+  for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
+    const int peer = __shfl_sync(kAllLanes, rank, lowest(rest));
+    if (lane < top_k) at(call, peer, args.window_choice_PTK)[token * top_k + lane] = {rank == peer ? row : -1, weight};
+  }
+  its_rank = rank;
+  its_row = row;
+  return firsts;
+}
+
+/// A warp's: the copies of token t as a dispatch has decided. They begin with another one for each token, so that ranks
+/// do not all store to the same one.
+__device__ unsigned find_copies(const CallArgs& call, const RowsArgs& args, int t, int& its_rank, int& its_row) {
+  const int lane = lane_idx(), max_ranks = call.max_ranks_of_token;
+  int rank = kNoRank, row = -1;
+  if (lane < max_ranks) {
+    rank = call.rank_TJ[t * max_ranks + lane];
+    row = args.first_row_TJ[t * max_ranks + lane];
+  }
+  const int num_copies = __popc(__ballot_sync(kAllLanes, rank >= 0));
+  if (num_copies == 0) return 0;
+  const int from = (lane + t + call.rank) % num_copies;
+  its_rank = __shfl_sync(kAllLanes, rank, from);
+  its_row = __shfl_sync(kAllLanes, row, from);
+  return kAllLanes >> (kWarp - num_copies);
+}
+
+template <bool kDispatch>
+__device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement) {
+  const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
+  int t = share.warp;
+  for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
+    for (; t < share.end_of(call, chunk); t += share.num_warps) {
+      if (overloaded) {
+        for (int i = lane_idx(); i < call.max_ranks_of_token; i += kWarp) {
+          call.rank_TJ[t * call.max_ranks_of_token + i] = kOverloaded;
+        }
+        continue;
+      }
+      int rank = 0, row = 0;
+      const unsigned copies =
+          kDispatch ? send_records(call, args, placement, t, rank, row) : find_copies(call, args, t, rank, row);
+      const bool has_copy = (copies >> lane_idx() & 1) != 0;
+      for (int i = 0; i < args.num_parts; ++i) {
+        const RowPart& part = args.parts[i];
+        std::byte* target = has_copy ? at(call, rank, part.window) + row * part.row_bytes : nullptr;
+        copy_row(part, part.tokens + t * part.row_bytes, copies, target);
+      }
+    }
+    arrive(call, share, chunk);
+  }
+}
+
+/// Padding of the rows that are wanted.
+__device__ void clear_padding(const RowsArgs& args, const Share& share, const Placement& placement) {
+  for (int i = 0; i < args.num_local_experts; ++i) {
+    for (int row = placement.ends[i] + share.warp; row < placement.offsets[i + 1]; row += share.num_warps) {
+      for (int p = 0; p < args.num_parts; ++p) {
+        const RowPart& part = args.parts[p];
+        if (part.out == nullptr) continue;
+        std::byte* out = part.out + row * part.row_bytes;
+        for (std::int64_t at = lane_idx(); at < part.row_bytes; at += kWarp) out[at] = std::byte{0};
+      }
+    }
+  }
+}
+
+/// As many tokens of a source at a time as a warp has lanes for their choices.
+template <bool kDispatch>
+__device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const Share& share,
+                             const Placement& placement) {
+  const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
+  const int lane = lane_idx(), top_k = call.top_k, at_once = kWarp / top_k;
+  const int its_token = lane / top_k, k = lane % top_k;
+  clear_padding(args, share, placement);
+  for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
+    if (!await(call, Flag::kStored, share.epoch, chunk)) return;
+    const int first = chunk * share.tokens_per_chunk, count = share.end_of(call, chunk) - first;
+    const int groups = (max(count, 0) + at_once - 1) / at_once;
+    for (int group = share.warp; group < groups * call.num_ranks; group += share.num_warps) {
+      const int in_chunk = group / call.num_ranks * at_once + its_token;
+      const int token = group % call.num_ranks * call.num_tokens + first + in_chunk;
+      const bool has_token = its_token < at_once && in_chunk < count;
+      GpuChoice choice{-1, 0.0f};
+      int place = -1;
+      if (has_token) {
+        if constexpr (kDispatch) {
+          place = overloaded ? -1 : args.window_place_PT[token];
+          choice = args.window_choice_PTK[token * top_k + k];
+          if (k == 0) call.place_PT[token] = place;
+        } else {
+          place = call.place_PT[token];
+          choice.row = call.row_PTK[token * top_k + k];
+        }
+      }
+      const bool is_here = place >= 0 && choice.row >= 0;
+      const unsigned here = __ballot_sync(kAllLanes, is_here);
+      const unsigned of_token = __match_any_sync(kAllLanes, its_token) & here;
+      const int first_row = __shfl_sync(kAllLanes, choice.row, of_token == 0 ? lane : lowest(of_token));
+      if constexpr (kDispatch) {
+        if (place >= 0) call.row_PTK[token * top_k + k] = choice.row;
+        if (is_here) {
+          args.source_of_row_R[choice.row] = first_row;
+          args.weights_R[choice.row] = choice.weight;
+        }
+      }
+      for (int p = 0; p < args.num_parts; ++p) {
+        const RowPart& part = args.parts[p];
+        if (part.out == nullptr) continue;
+        const std::byte* from = part.window + first_row * part.row_bytes;
+        std::byte* to = part.out + choice.row * part.row_bytes;
+        const unsigned wanted = __ballot_sync(kAllLanes, is_here && to != from);
+        for (int i = 0; i < at_once; ++i) {
+          const unsigned lanes = __shfl_sync(kAllLanes, of_token, i * top_k) & wanted;
+          if (lanes == 0) continue;
+          const auto* source = reinterpret_cast<const std::byte*>(
+              __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(from), i * top_k));
+          copy_row(part, source, lanes, to);
+        }
+      }
+    }
+  }
+}
+
+template <bool kDispatch>
+__global__ void __launch_bounds__(kThreads)
+    rows_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ RowsArgs args) {
+  __shared__ Placement placement;
+  const Share share(call);
+  if (kDispatch && blockIdx.x == 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < call.num_ranks * args.num_experts; i += kThreads) {
+      const int peer = i / args.num_experts, x = i % args.num_experts;
+      at(call, peer, args.counts_PE)[call.rank * args.num_experts + x] = args.counts_E[x];
+    }
+    __syncthreads();
+  }
+  const bool ready = get_ready(call, share, true);
+  if (kDispatch && ready) place(call, args, placement);
+  for (int i = static_cast<int>(threadIdx.x); i <= args.num_local_experts; i += kThreads) {
+    if constexpr (kDispatch) {
+      // Where nothing comes, the experts have nothing to do.
+      if (blockIdx.x == 0) args.offsets_e1[i] = ready ? placement.offsets[i] : 0;
+      if (blockIdx.x == 0 && i < args.num_local_experts) args.ends_e[i] = ready ? placement.ends[i] : 0;
+    } else {
+      placement.offsets[i] = args.offsets_e1[i];
+      if (i < args.num_local_experts) placement.ends[i] = args.ends_e[i];
+    }
+  }
+  __syncthreads();
+  if (ready) {
+    if (share.sends) {
+      send_rows<kDispatch>(call, args, share, placement);
+    } else {
+      receive_rows<kDispatch>(call, args, share, placement);
+    }
+  }
+  finish(call, share, false);
+}
+
+}  // namespace
+
+void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args) {
+  const auto grid = static_cast<unsigned>(call.num_blocks);
+  if (call.call == Call::kDispatch) {
+    rows_kernel<true><<<grid, kThreads, 0, stream.handle()>>>(call, args);
+  } else {
+    rows_kernel<false><<<grid, kThreads, 0, stream.handle()>>>(call, args);
+  }
+  TESSERA_CUDA(cudaGetLastError());
+}
+
+}  // namespace tessera::ep
