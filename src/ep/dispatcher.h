@@ -24,6 +24,7 @@
 #include <memory>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "comm/process_group.h"
 #include "ep/protocol.h"
@@ -78,8 +79,12 @@ struct LocalRouting {
 /// Sent: this rank's slots sorted by expert. Received: rows by source rank, then expert, then token.
 struct StandardRouting {
   Tensor slot_of_sent_TK, sent_of_slot_TK;
-  Tensor num_sent_P, num_received_P;
   Tensor source_of_row_R, row_of_received_R;
+  /// Rows to each rank and from it, on the host, which drives the collectives.
+  struct Counts {
+    std::vector<std::int64_t> num_sent_P, num_received_P;
+  };
+  std::shared_ptr<Counts> counts;
 };
 
 struct DirectRouting {
@@ -135,6 +140,8 @@ class Dispatcher {
   virtual std::size_t window_bytes() const { return 0; }
   /// Together with all ranks, before the first call that does not measure. Throws Error if there is no such memory.
   virtual void allocate() {}
+  /// Whether calls wait for the GPU, and so cannot be parts of a graph.
+  virtual bool waits_for_gpu() const { return false; }
   /// Throws what a GPU's calls that have ended would have thrown: once for too many rows, where combine gave NaN; again
   /// and again for a rank that did not come, after which calls do nothing.
   virtual void check() {}

@@ -6,6 +6,7 @@
 #include "ops/checks.h"
 #include "ops/cpu/operand_output.h"
 #include "ops/cpu/sum_rows.h"
+#include "ops/permute.h"
 #include "ops/quantize.h"
 
 namespace tessera::ep {
@@ -60,27 +61,31 @@ Payload make_payload(const Context& op, const Tensor& y_TD, PayloadPrecision pre
   return payload;
 }
 
-void gather_row_bytes(const Context& op, const Tensor& x, const Tensor& source, std::int64_t divisor, const Tensor& y) {
-  TESSERA_CHECK_TENSOR(x, x.dtype(), {x.dim(0), x.dim(1)});
-  TESSERA_CHECK_TENSOR(source, DType::kInt32, {y.dim(0)});
-  TESSERA_CHECK_TENSOR(y, x.dtype(), {y.dim(0), x.dim(1)});
-  if (op.measuring()) return;
-  const auto* sources = source.data<std::int32_t>();
-  const std::size_t num_bytes = bytes_of_row(x);
-  parallel_ranges(y.dim(0), kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      std::memcpy(row_bytes(y, i), row_bytes(x, sources[i] / divisor), num_bytes);
+namespace {
+
+/// On a GPU by the operators that there are.
+void deliver_by_operators(const Context& op, const Payload& received, DType dtype, const Tensor& source_of_row_R,
+                          const Tensor& num_rows_1, const GemmOperand& x_RD) {
+  GemmOperand computed = x_RD;
+  Tensor table = received.plain;
+  if (received.packed.defined()) {
+    const mx::Quantized& packed = received.packed;
+    if (x_RD.rows.defined() && x_RD.rows.format == packed.format) {
+      gather_row_bytes(op, packed.elements, source_of_row_R, 1, x_RD.rows.elements);
+      gather_row_bytes(op, packed.scales, source_of_row_R, 1, x_RD.rows.scales);
+      computed.rows = {};
     }
-  });
+    if (!computed.plain.defined() && !computed.quantized()) return;
+    table = op.arena->allocate(packed.elements.shape(), dtype);
+    dequantize(op, packed, table);
+  }
+  gather_rows(op, table, source_of_row_R, 1, num_rows_1, computed);
 }
 
-void deliver_rows(const Context& op, const Payload& received, DType dtype, const Tensor& source_of_row_R,
-                  const Tensor& num_rows_1, const GemmOperand& x_RD) {
-  const TraceScope trace(op.trace, "ep.deliver_rows");
+void deliver_on_cpu(const Context& op, const Payload& received, DType dtype, const Tensor& source_of_row_R,
+                    const Tensor& num_rows_1, const GemmOperand& x_RD) {
   const std::int64_t num_rows = source_of_row_R.dim(0), dim = received.parts()[0].dim(1);
   const bool packed = received.packed.defined();
-  TESSERA_CHECK_TENSOR(source_of_row_R, DType::kInt32, {num_rows});
-  check_operand(x_RD, num_rows, dim, dtype);
   const bool copies_packed = packed && x_RD.rows.defined() && x_RD.rows.format == received.packed.format;
   GemmOperand computed = x_RD;
   if (copies_packed) computed.rows = {};
@@ -100,6 +105,18 @@ void deliver_rows(const Context& op, const Payload& received, DType dtype, const
       output->finish<T>(begin, end);
     });
   });
+}
+
+}  // namespace
+
+void deliver_rows(const Context& op, const Payload& received, DType dtype, const Tensor& source_of_row_R,
+                  const Tensor& num_rows_1, const GemmOperand& x_RD) {
+  const TraceScope trace(op.trace, "ep.deliver_rows");
+  const std::int64_t num_rows = source_of_row_R.dim(0);
+  TESSERA_CHECK_TENSOR(source_of_row_R, DType::kInt32, {num_rows});
+  check_operand(x_RD, num_rows, received.parts()[0].dim(1), dtype);
+  const auto deliver = op.target() == Device::kCuda ? deliver_by_operators : deliver_on_cpu;
+  deliver(op, received, dtype, source_of_row_R, num_rows_1, x_RD);
 }
 
 void sum_rows(DType dtype, std::span<const void* const> rows, const float* weights, std::int64_t length, Write write,

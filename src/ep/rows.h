@@ -31,12 +31,9 @@ Payload allocate_payload(std::int64_t num_rows, std::int64_t dim, DType dtype, P
 /// y_TD itself, or quantized into scratch memory.
 Payload make_payload(const Context& op, const Tensor& y_TD, PayloadPrecision precision);
 
-/// y[i] = x[source[i] / divisor], rows of bytes; source (int32) has y's rows.
-void gather_row_bytes(const Context& op, const Tensor& x, const Tensor& source, std::int64_t divisor, const Tensor& y);
-
 /// x_RD (=), in its defined forms: row r is row source_of_row_R[r] (int32) of `received`, 0 for -1; up to num_rows_1[0]
-/// rows. `dtype`: of the numbers. x_RD.plain may be received.plain: then a row that is its own source stays, and a
-/// source must be its own source.
+/// rows. `dtype`: of the numbers. On a CPU x_RD.plain may be received.plain: then a row that is its own source stays,
+/// and a source must be its own source.
 void deliver_rows(const Context& op, const Payload& received, DType dtype, const Tensor& source_of_row_R,
                   const Tensor& num_rows_1, const GemmOperand& x_RD);
 

@@ -1,24 +1,39 @@
 #include "ep/standard_dispatcher.h"
 
 #include <array>
+#include <cstring>
 #include <numeric>
 
 #include "ep/placement.h"
-#include "ops/cpu/types.h"
+#include "ops/cuda/runtime.h"
 #include "ops/permute.h"
-#include "tensor/parallel.h"
 
 namespace tessera::ep {
 namespace {
 
-std::vector<std::int64_t> host_counts(const Tensor& x_P) {
-  return {x_P.data<std::int32_t>(), x_P.data<std::int32_t>() + x_P.dim(0)};
+using Ints = std::vector<std::int32_t>;
+
+/// On the host.
+Tensor tensor_of(Ints& numbers, const Shape& shape) {
+  return Tensor(numbers.data(), shape, DType::kInt32, Device::kCpu);
+}
+
+/// x = numbers, wherever x is.
+void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor& x) {
+  TESSERA_CHECK(static_cast<std::int64_t>(numbers.size()) <= x.num_elements());
+  if (op.cuda != nullptr) return cuda::copy_bytes(op.cuda->stream(), numbers.data(), numbers.size_bytes(), x.raw());
+  std::memcpy(x.raw(), numbers.data(), numbers.size_bytes());
+}
+
+const StandardRouting::Counts& counts_of(const DispatchSaved& saved) {
+  return *std::get<StandardRouting>(saved.backend).counts;
 }
 
 /// Rows that this rank has received.
-Tensor received_rows(const StandardRouting& routing) {
-  const std::vector<std::int64_t> counts = host_counts(routing.num_received_P);
-  return routing.row_of_received_R.rows(0, std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+Tensor received_rows(const DispatchSaved& saved) {
+  const std::vector<std::int64_t>& counts = counts_of(saved).num_received_P;
+  return std::get<StandardRouting>(saved.backend)
+      .row_of_received_R.rows(0, std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
 }
 
 }  // namespace
@@ -29,62 +44,70 @@ void StandardDispatcher::allocate_backend(const Context& op, DispatchSaved& save
   saved.backend = StandardRouting{
       .slot_of_sent_TK = ints({num_slots}),
       .sent_of_slot_TK = ints({saved.num_tokens(), options().top_k}),
-      .num_sent_P = ints({num_ranks()}),
-      .num_received_P = ints({num_ranks()}),
       .source_of_row_R = ints({num_rows}),
       .row_of_received_R = ints({num_rows}),
+      .counts = std::make_shared<StandardRouting::Counts>(),
   };
 }
 
 void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
   const std::int64_t num_experts = options().num_experts, local = num_local_experts(), ranks = num_ranks();
-  const Tensor counts_PE = op.arena->allocate({ranks, num_experts}, DType::kInt32);
   const Tensor sent_offsets_E1 = op.arena->allocate({num_experts + 1}, DType::kInt32);
-  const Placement placement = allocate_placement(op, ranks, num_experts);
   sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, 1, sent_offsets_E1, routing.slot_of_sent_TK,
                  routing.sent_of_slot_TK);
   if (op.measuring()) return;
-  group_.all_gather(saved.routing.counts_E, counts_PE, saved.layer.name).wait();
+  const auto ints = [](std::int64_t count) { return Ints(static_cast<std::size_t>(count)); };
+  Ints own_counts = ints(num_experts), counts = ints(ranks * num_experts), first_rows = ints(ranks * num_experts),
+       offsets = ints(ranks * (local + 1));
+  if (op.cuda != nullptr) {
+    op.cuda->fetch(saved.routing.counts_E, own_counts.data());
+  } else {
+    std::copy_n(saved.routing.counts_E.data<std::int32_t>(), num_experts, own_counts.begin());
+  }
+  const Tensor counts_PE = tensor_of(counts, {ranks, num_experts});
+  const Placement placement{.first_row_PE = tensor_of(first_rows, {ranks, num_experts}),
+                            .offsets_Pe1 = tensor_of(offsets, {ranks, local + 1})};
+  group_.all_gather(tensor_of(own_counts, {num_experts}), counts_PE, saved.layer.name).wait();
   place_rows(counts_PE, saved.layer.alignment, placement);
   const std::string overload =
       find_overload(counts_PE, placement, saved.layer, saved.num_rows(), options().capacity_factor);
   if (!overload.empty()) throw Error(overload);
 
-  const auto* counts = counts_PE.data<std::int32_t>();
-  const auto* sent_offsets = sent_offsets_E1.data<std::int32_t>();
   const std::int64_t first_expert = group_.rank() * local;
-  auto* source_of_row = routing.source_of_row_R.data<std::int32_t>();
-  auto* row_of_received = routing.row_of_received_R.data<std::int32_t>();
-  std::copy_n(placement.offsets_Pe1.data<std::int32_t>() + group_.rank() * (local + 1), local + 1,
-              saved.offsets_e1.data<std::int32_t>());
-  std::fill_n(source_of_row, saved.num_rows(), -1);
-  std::int32_t received = 0;
+  Ints source_of_row(static_cast<std::size_t>(saved.num_rows()), -1), row_of_received;
+  StandardRouting::Counts& rows = *routing.counts;
+  rows = {};
   for (std::int64_t source = 0; source < ranks; ++source) {
-    const std::int32_t before = received;
+    const std::size_t before = row_of_received.size();
     for (std::int64_t x = first_expert; x < first_expert + local; ++x) {
-      std::int32_t row = placement.first_row_PE.data<std::int32_t>()[source * num_experts + x];
-      for (std::int32_t i = 0; i < counts[source * num_experts + x]; ++i, ++row, ++received) {
-        source_of_row[row] = received;
-        row_of_received[received] = row;
+      const auto at = static_cast<std::size_t>(source * num_experts + x);
+      for (std::int32_t row = first_rows[at]; row < first_rows[at] + counts[at]; ++row) {
+        source_of_row[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(row_of_received.size());
+        row_of_received.push_back(row);
       }
     }
-    routing.num_received_P.data<std::int32_t>()[source] = received - before;
-    routing.num_sent_P.data<std::int32_t>()[source] = sent_offsets[(source + 1) * local] - sent_offsets[source * local];
+    rows.num_received_P.push_back(static_cast<std::int64_t>(row_of_received.size() - before));
+    const auto theirs = own_counts.begin() + static_cast<std::ptrdiff_t>(source * local);
+    rows.num_sent_P.push_back(std::accumulate(theirs, theirs + static_cast<std::ptrdiff_t>(local), std::int64_t{0}));
   }
+  put(op, source_of_row, routing.source_of_row_R);
+  put(op, row_of_received, routing.row_of_received_R);
+  put(op,
+      std::span(offsets).subspan(static_cast<std::size_t>(group_.rank() * (local + 1)),
+                                 static_cast<std::size_t>(local + 1)),
+      saved.offsets_e1);
 }
 
 Work StandardDispatcher::to_experts(const Tensor& sent, const Tensor& received, const DispatchSaved& saved,
                                     std::string_view operation) {
-  const auto& routing = std::get<StandardRouting>(saved.backend);
-  return group_.all_to_all_v(sent, host_counts(routing.num_sent_P), received, host_counts(routing.num_received_P),
+  return group_.all_to_all_v(sent, counts_of(saved).num_sent_P, received, counts_of(saved).num_received_P,
                              fmt::format("{} of {}", operation, saved.layer.name));
 }
 
 Work StandardDispatcher::from_experts(const Tensor& returned, const Tensor& back, const DispatchSaved& saved,
                                       std::string_view operation) {
-  const auto& routing = std::get<StandardRouting>(saved.backend);
-  return group_.all_to_all_v(returned, host_counts(routing.num_received_P), back, host_counts(routing.num_sent_P),
+  return group_.all_to_all_v(returned, counts_of(saved).num_received_P, back, counts_of(saved).num_sent_P,
                              fmt::format("{} of {}", operation, saved.layer.name));
 }
 
@@ -137,50 +160,24 @@ void StandardDispatcher::do_combine_backward(const Context& op, const Tensor& d_
   send_tokens(op, d_y_TD, options().combine_backward, saved, d_out_RD, "combine backward");
 }
 
-void StandardDispatcher::return_rows(const Context& op, const Tensor& x_RD, const float* weights_TK,
+void StandardDispatcher::return_rows(const Context& op, const Tensor& x_RD, const Tensor& weights_TK,
                                      const DispatchSaved& saved, const Tensor& y_TD, Write write,
                                      std::string_view operation) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
-  const std::int64_t num_tokens = saved.num_tokens(), top_k = options().top_k, dim = options().dim;
-  const DType dtype = options().dtype;
-  const Tensor returned = op.arena->allocate(x_RD.shape(), dtype);
-  const Tensor back = op.arena->allocate({num_tokens * top_k, dim}, dtype);
-  const std::int64_t max_ranks = std::min<std::int64_t>(top_k, num_ranks());
-  const cpu::ThreadScratch scratch(op, static_cast<std::size_t>(max_ranks * dim) * size_of(dtype));
-  if (op.measuring()) return;
-  const Tensor rows = received_rows(routing);
-  gather_row_bytes(op, x_RD, rows, 1, returned.rows(0, rows.dim(0)));
-  from_experts(returned, back, saved, operation).wait();
-
-  const auto* expert_ids = saved.routing.expert_ids_TK.data<std::int32_t>();
-  const auto* sent_of_slot = routing.sent_of_slot_TK.data<std::int32_t>();
-  const std::int64_t local = num_local_experts();
-  parallel_ranges(num_tokens, kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<const void*> its_rows, sums;
-    std::vector<float> its_weights;
-    for (std::int64_t t = begin; t < end; ++t) {
-      sums.clear();
-      for (int rank = 0; rank < num_ranks(); ++rank) {
-        its_rows.clear();
-        its_weights.clear();
-        for (std::int64_t slot = t * top_k; slot < (t + 1) * top_k; ++slot) {
-          if (expert_ids[slot] / local != rank) continue;
-          its_rows.push_back(row_bytes(back, sent_of_slot[slot]));
-          if (weights_TK != nullptr) its_weights.push_back(weights_TK[slot]);
-        }
-        if (its_rows.empty()) continue;
-        std::byte* sum = scratch.mine() + sums.size() * bytes_of_row(back);
-        sum_rows(dtype, its_rows, weights_TK != nullptr ? its_weights.data() : nullptr, dim, Write::kAssign, sum);
-        sums.push_back(sum);
-      }
-      sum_rows(dtype, sums, nullptr, dim, write, row_bytes(y_TD, t));
-    }
-  });
+  const Tensor returned = op.arena->allocate(x_RD.shape(), x_RD.dtype());
+  const Tensor back = op.arena->allocate({saved.num_tokens() * options().top_k, options().dim}, x_RD.dtype());
+  if (!op.measuring()) {
+    const Tensor rows = received_rows(saved);
+    gather_row_bytes(op, x_RD, rows, 1, returned.rows(0, rows.dim(0)));
+    from_experts(returned, back, saved, operation).wait();
+  }
+  combine_rows_by_rank(op, back, routing.sent_of_slot_TK, weights_TK, saved.routing.expert_ids_TK, num_local_experts(),
+                       y_TD, write);
 }
 
 void StandardDispatcher::do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved,
                                     const Tensor& y_TD, Write write) {
-  return_rows(op, out_RD, saved.routing.weights_TK.data<float>(), saved, y_TD, write, "combine");
+  return_rows(op, out_RD, saved.routing.weights_TK, saved, y_TD, write, "combine");
 }
 
 void StandardDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
@@ -192,13 +189,13 @@ void StandardDispatcher::do_dispatch_backward(const Context& op, const Tensor& d
     const Tensor returned = op.arena->allocate({saved.num_rows()}, DType::kFloat32);
     const Tensor back = op.arena->allocate(routing.slot_of_sent_TK.shape(), DType::kFloat32);
     if (!op.measuring()) {
-      const Tensor rows = received_rows(routing);
+      const Tensor rows = received_rows(saved);
       gather_numbers(op, d_weights_R, rows, returned.rows(0, rows.dim(0)));
       from_experts(returned, back, saved, "weights' gradients").wait();
     }
     gather_numbers(op, back, routing.sent_of_slot_TK, d_weights_TK);
   }
-  return_rows(op, d_x_RD, nullptr, saved, d_y_TD, write, "dispatch backward");
+  return_rows(op, d_x_RD, Tensor(), saved, d_y_TD, write, "dispatch backward");
 }
 
 }  // namespace tessera::ep

@@ -11,6 +11,8 @@ class StandardDispatcher : public Dispatcher {
   StandardDispatcher(const DispatchOptions& options, ProcessGroup& group)
       : Dispatcher(options, group.size()), group_(group) {}
 
+  bool waits_for_gpu() const override { return options().device == Device::kCuda; }
+
  private:
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
   void do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD) override;
@@ -30,7 +32,7 @@ class StandardDispatcher : public Dispatcher {
   void send_tokens(const Context& op, const Tensor& y_TD, PayloadPrecision precision, const DispatchSaved& saved,
                    const GemmOperand& x_RD, std::string_view operation);
   /// Experts' rows to their tokens' rank, where they are summed.
-  void return_rows(const Context& op, const Tensor& x_RD, const float* weights_TK, const DispatchSaved& saved,
+  void return_rows(const Context& op, const Tensor& x_RD, const Tensor& weights_TK, const DispatchSaved& saved,
                    const Tensor& y_TD, Write write, std::string_view operation);
   Work to_experts(const Tensor& sent, const Tensor& received, const DispatchSaved& saved, std::string_view operation);
   Work from_experts(const Tensor& returned, const Tensor& back, const DispatchSaved& saved, std::string_view operation);

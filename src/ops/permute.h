@@ -27,6 +27,10 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
                  const Tensor& num_rows_1, const GemmOperand& y_RD);
 
+/// y[i] = x[source[i] / divisor], rows of bytes, 0 for source -1; source (int32) has y's rows. x and y of one type.
+void gather_row_bytes(const Context& context, const Tensor& x, const Tensor& source, std::int64_t divisor,
+                      const Tensor& y);
+
 /// y[i] = x[index[i]], 0 for index -1. x and y float32, index int32 of y's shape: routing weights to rows by
 /// slot_of_row_R, and rows' numbers back to slots by row_of_slot_TK.
 void gather_numbers(const Context& context, const Tensor& x, const Tensor& index, const Tensor& y);
@@ -35,5 +39,11 @@ void gather_numbers(const Context& context, const Tensor& x, const Tensor& index
 /// weights float32; undefined: all 1. x and y have one float type.
 void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                   const Tensor& y_TD, Write write);
+
+/// The same, rank by rank: what belongs to the experts of one rank, which are `experts_per_rank` of them, is summed as
+/// above, to y's type; then these sums, in the order of the ranks, in float32. expert_ids_TK: int32.
+void combine_rows_by_rank(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK,
+                          const Tensor& weights_TK, const Tensor& expert_ids_TK, std::int64_t experts_per_rank,
+                          const Tensor& y_TD, Write write);
 
 }  // namespace tessera

@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
 #include "ops/cpu/operand_output.h"
 #include "ops/cpu/sum_rows.h"
 #include "ops/permute.h"
@@ -66,6 +70,25 @@ void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_
   });
 }
 
+void gather_row_bytes(const Context& context, const Tensor& x, const Tensor& source, std::int64_t divisor,
+                      const Tensor& y) {
+  if (context.measuring()) return;
+  const auto* sources = source.data<std::int32_t>();
+  const std::size_t num_bytes = static_cast<std::size_t>(x.dim(1)) * size_of(x.dtype());
+  const auto* from = static_cast<const std::byte*>(x.raw());
+  auto* to = static_cast<std::byte*>(y.raw());
+  parallel_ranges(y.dim(0), kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::byte* row = to + static_cast<std::size_t>(i) * num_bytes;
+      if (sources[i] < 0) {
+        std::memset(row, 0, num_bytes);
+      } else {
+        std::memcpy(row, from + static_cast<std::size_t>(sources[i] / divisor) * num_bytes, num_bytes);
+      }
+    }
+  });
+}
+
 void gather_numbers(const Context& context, const Tensor& x, const Tensor& index, const Tensor& y) {
   if (context.measuring()) return;
   const float* from = x.data<float>();
@@ -87,6 +110,46 @@ void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_
         const float* weights = weights_TK.defined() ? weights_TK.data<float>() + t * top_k : nullptr;
         sum_rows(
             top_k, [&](std::int64_t k) { return row_of<T>(x_RD, rows[k]); }, weights, dim, write, row_of<T>(y_TD, t));
+      }
+    });
+  });
+}
+
+void combine_rows_by_rank(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK,
+                          const Tensor& weights_TK, const Tensor& expert_ids_TK, std::int64_t experts_per_rank,
+                          const Tensor& y_TD, Write write) {
+  const std::int64_t num_tokens = row_of_slot_TK.dim(0), top_k = row_of_slot_TK.dim(1), dim = x_RD.dim(1);
+  const ThreadScratch scratch(context, static_cast<std::size_t>(top_k * dim) * size_of(x_RD.dtype()));
+  if (context.measuring()) return;
+  for_float_type(x_RD.dtype(), [&]<typename T>(T) {
+    parallel_ranges(num_tokens, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+      T* sums = reinterpret_cast<T*>(scratch.mine());
+      std::vector<std::int64_t> ranks;
+      std::vector<const T*> rows;
+      std::vector<float> weights;
+      for (std::int64_t t = begin; t < end; ++t) {
+        const auto rank_of = [&](std::int64_t k) {
+          return row_of<std::int32_t>(expert_ids_TK, t)[k] / experts_per_rank;
+        };
+        ranks.clear();
+        for (std::int64_t k = 0; k < top_k; ++k) ranks.push_back(rank_of(k));
+        std::ranges::sort(ranks);
+        ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+        for (std::size_t j = 0; j < ranks.size(); ++j) {
+          rows.clear();
+          weights.clear();
+          for (std::int64_t k = 0; k < top_k; ++k) {
+            if (rank_of(k) != ranks[j]) continue;
+            rows.push_back(row_of<T>(x_RD, row_of<std::int32_t>(row_of_slot_TK, t)[k]));
+            weights.push_back(weights_TK.defined() ? weights_TK.data<float>()[t * top_k + k] : 1.0f);
+          }
+          sum_rows(
+              static_cast<std::int64_t>(rows.size()), [&](std::int64_t i) { return rows[static_cast<std::size_t>(i)]; },
+              weights.data(), dim, Write::kAssign, sums + static_cast<std::int64_t>(j) * dim);
+        }
+        sum_rows(
+            static_cast<std::int64_t>(ranks.size()), [&](std::int64_t j) { return sums + j * dim; }, nullptr, dim,
+            write, row_of<T>(y_TD, t));
       }
     });
   });

@@ -225,8 +225,51 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// A thread has kCount neighbouring numbers of a token.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    combine_rows_by_rank_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,
+                                const float* __restrict__ weights, const std::int32_t* __restrict__ expert_ids,
+                                int experts_per_rank, int top_k, std::int64_t num_tokens, int length, bool accumulate,
+                                T* __restrict__ y) {
+  const int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kCount;
+  if (column >= length) return;
+  for (std::int64_t t = blockIdx.y; t < num_tokens; t += gridDim.y) {
+    const auto rank_of = [&](int k) { return expert_ids[t * top_k + k] / experts_per_rank; };
+    float sums[kCount] = {};
+    if (accumulate) load_lanes(y + t * length + column, sums);
+    for (int before = -1;;) {
+      constexpr int kNone = 0x7fffffff;
+      int rank = kNone;
+      for (int k = 0; k < top_k; ++k) {
+        if (rank_of(k) > before) rank = min(rank, rank_of(k));
+      }
+      if (rank == kNone) break;
+      float part[kCount] = {};
+      for (int k = 0; k < top_k; ++k) {
+        if (rank_of(k) != rank) continue;
+        const Lanes<T, kCount> row = get_lanes<kCount>(x + std::int64_t{row_of_slot[t * top_k + k]} * length + column);
+        const float factor = weights != nullptr ? weights[t * top_k + k] : 1.0f;
+#pragma unroll
+        for (int lane = 0; lane < kCount; ++lane) part[lane] = fmaf(factor, to_float(row.x[lane]), part[lane]);
+      }
+#pragma unroll
+      for (int lane = 0; lane < kCount; ++lane) sums[lane] += rounded<T>(part[lane]);
+      before = rank;
+    }
+    store_lanes(sums, y + t * length + column);
+  }
+}
+
 /// That run side by side.
 constexpr int kCombineBlocksPerSm = 4;
+
+/// Tokens' columns over the GPU: `per_block` of them and a token a block at a time.
+dim3 combine_grid(const Context& op, std::int64_t num_tokens, std::int64_t length, std::int64_t per_block) {
+  const std::int64_t across = (length + per_block - 1) / per_block;
+  const std::int64_t down = std::max<std::int64_t>(1, op.cuda->num_sms() * kCombineBlocksPerSm / across);
+  return dim3(static_cast<unsigned>(across), static_cast<unsigned>(std::min(num_tokens, down)));
+}
 
 /// Calls body(std::integral_constant<int, N>), N rows in flight for the sum of top_k.
 template <typename Body>
@@ -302,6 +345,23 @@ void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_ro
   }
 }
 
+void gather_row_bytes(const Context& op, const Tensor& x, const Tensor& source, std::int64_t divisor, const Tensor& y) {
+  if (op.measuring() || y.num_bytes() == 0) return;
+  const std::int64_t num_rows = y.dim(0);
+  const std::size_t row_bytes = y.num_bytes() / static_cast<std::size_t>(num_rows);
+  const auto launch = [&]<typename Unit>(Unit) {
+    gather_rows_kernel<<<static_cast<unsigned>((num_rows + kWarps - 1) / kWarps), kThreads, 0, stream_of(op)>>>(
+        static_cast<const Unit*>(x.raw()), numbers<const std::int32_t>(source), static_cast<int>(divisor), num_rows,
+        static_cast<int>(row_bytes / sizeof(Unit)), static_cast<Unit*>(y.raw()));
+  };
+  const auto all = reinterpret_cast<std::uintptr_t>(x.raw()) | reinterpret_cast<std::uintptr_t>(y.raw()) | row_bytes;
+  if (all % sizeof(uint4) == 0) {
+    launch(uint4{});
+  } else {
+    launch(std::uint8_t{});
+  }
+}
+
 void gather_numbers(const Context& op, const Tensor& x, const Tensor& index, const Tensor& y) {
   if (op.measuring() || y.num_elements() == 0) return;
   gather_numbers_kernel<<<grid_for(op, y.num_elements(), kThreads), kThreads, 0, stream_of(op)>>>(
@@ -315,10 +375,7 @@ void combine_rows(const Context& op, const Tensor& x_RD, const Tensor& row_of_sl
   for_float_type(x_RD.dtype(), [&]<typename T>(T) {
     for_lanes(in_lanes(x_RD, y_TD), [&](auto lanes) {
       constexpr int kCount = decltype(lanes)::value;
-      const std::int64_t per_block = std::int64_t{kThreads} * kCount;
-      const std::int64_t across = (length + per_block - 1) / per_block;
-      const std::int64_t down = std::max<std::int64_t>(1, op.cuda->num_sms() * kCombineBlocksPerSm / across);
-      const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(std::min(num_tokens, down)));
+      const dim3 grid = combine_grid(op, num_tokens, length, std::int64_t{kThreads} * kCount);
       const std::int64_t top_k = row_of_slot_TK.dim(1);
       for_rows(top_k, [&](auto rows) {
         combine_rows_kernel<T, kCount, decltype(rows)::value><<<grid, kThreads, 0, stream_of(op)>>>(
@@ -326,6 +383,23 @@ void combine_rows(const Context& op, const Tensor& x_RD, const Tensor& row_of_sl
             static_cast<int>(top_k), num_tokens, static_cast<int>(length), write == Write::kAccumulate,
             numbers<T>(y_TD));
       });
+    });
+  });
+}
+
+void combine_rows_by_rank(const Context& op, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
+                          const Tensor& expert_ids_TK, std::int64_t experts_per_rank, const Tensor& y_TD, Write write) {
+  if (op.measuring() || y_TD.num_elements() == 0) return;
+  const std::int64_t num_tokens = y_TD.dim(0), length = y_TD.dim(1);
+  for_float_type(x_RD.dtype(), [&]<typename T>(T) {
+    for_lanes(in_lanes(x_RD, y_TD), [&](auto lanes) {
+      constexpr int kCount = decltype(lanes)::value;
+      const dim3 grid = combine_grid(op, num_tokens, length, std::int64_t{kThreads} * kCount);
+      combine_rows_by_rank_kernel<T, kCount><<<grid, kThreads, 0, stream_of(op)>>>(
+          numbers<const T>(x_RD), numbers<const std::int32_t>(row_of_slot_TK), numbers<const float>(weights_TK),
+          numbers<const std::int32_t>(expert_ids_TK), static_cast<int>(experts_per_rank),
+          static_cast<int>(row_of_slot_TK.dim(1)), num_tokens, static_cast<int>(length), write == Write::kAccumulate,
+          numbers<T>(y_TD));
     });
   });
 }

@@ -164,7 +164,7 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
     run.clock.reset();
     update(started, run.clock);
   };
-  if (!run.has_run || started.probe) {
+  if (!run.has_run || started.probe || model_.waits_for_gpu()) {
     run.graph = {};
     update_all();
     run.has_run = true;

@@ -75,9 +75,40 @@ TEST_F(PermuteCuda, RowsThereAndBack) {
             expect_same(
                 [&](const Side& side) { combine_rows(side.op, side(out), side(rows), side(factors), side(y), write); },
                 {y});
+            constexpr std::int64_t kExpertsPerRank = 4;
+            const Tensor sums =
+                write == Write::kAssign ? poisoned({kTokens, dim}, dtype) : random({kTokens, dim}, dtype);
+            expect_same(
+                [&](const Side& side) {
+                  combine_rows_by_rank(side.op, side(out), side(rows), side(factors), side(x.ids_TK), kExpertsPerRank,
+                                       side(sums), write);
+                },
+                {sums});
           }
         }
       }
+    }
+  }
+}
+
+TEST_F(PermuteCuda, RowsOfBytes) {
+  for (const auto& [dtype, dim] : {std::pair{DType::kFloat8E4M3, 2048},
+                                   {DType::kFloat8E8M0, 64},
+                                   {DType::kFloat8E8M0, 5},
+                                   {DType::kBFloat16, 7},
+                                   {DType::kFloat32, 12}}) {
+    for (const std::int64_t divisor : {1, 3}) {
+      const ArenaScope scope(arena_);
+      constexpr std::int64_t kRows = 41, kOut = 130;
+      const Tensor x = arena_.allocate({kRows, dim}, dtype);
+      for (std::size_t i = 0; i < x.num_bytes(); ++i)
+        static_cast<std::uint8_t*>(x.raw())[i] = static_cast<std::uint8_t>(i * 7);
+      std::vector<std::int32_t> sources;
+      for (std::int32_t r = 0; r < kOut; ++r) {
+        sources.push_back(r % 9 == 4 ? -1 : static_cast<std::int32_t>(r * 17 % (kRows * divisor)));
+      }
+      const Tensor source = ints(sources), y = poisoned({kOut, dim}, dtype);
+      expect_same([&](const Side& side) { gather_row_bytes(side.op, side(x), side(source), divisor, side(y)); }, {y});
     }
   }
 }

@@ -1,5 +1,6 @@
 #include "ops/permute.h"
 
+#include "ops/elementwise.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {
@@ -97,6 +98,39 @@ TEST_P(Permute, ManyTokens) {
       expected[i] *= w[0] + w[1] + w[2];
     }
     EXPECT_LE(relative_error(back, expected), bound_for(dtype(), kForwardBound));
+  }
+}
+
+// By ranks of 3 experts: what combine_rows gives for each rank alone, and then for these sums.
+TEST_P(Permute, CombinesRankByRank) {
+  constexpr std::int64_t kDim = 300, kExpertsPerRank = 3, kRanks = 2;
+  sort_by_expert(context(), ids_, counts_, 1, offsets_, slot_of_row_, row_of_slot_);
+  const Tensor out = randoms({8, kDim}), weights = random({4, 2}), y = randoms({4, kDim});
+  for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+    const Tensor sums = randoms({kRanks * 4, kDim}), expected = randoms({4, kDim});
+    for (std::int64_t rank = 0; rank < kRanks; ++rank) {
+      const Tensor of_rank = random({4, 2});
+      for (std::int64_t slot = 0; slot < 8; ++slot) {
+        const bool is_its = ids_.data<std::int32_t>()[slot] / kExpertsPerRank == rank;
+        of_rank.data<float>()[slot] = is_its ? weights.data<float>()[slot] : 0.0f;
+      }
+      combine_rows(context(), out, row_of_slot_, of_rank, sums.rows(rank * 4, rank * 4 + 4), Write::kAssign);
+    }
+    copy(context(), y, expected);
+    combine_rows(context(), sums, ints({0, 4, 1, 5, 2, 6, 3, 7}, {4, 2}), {}, expected, write);
+    combine_rows_by_rank(context(), out, row_of_slot_, weights, ids_, kExpertsPerRank, y, write);
+    EXPECT_EQ(doubles(y), doubles(expected));
+  }
+}
+
+TEST_P(Permute, GathersRowsOfBytes) {
+  const Tensor x = randoms({4, 7}), y = randoms({5, 7});
+  const std::vector<std::int32_t> sources = {7, -1, 0, 1, 4};
+  gather_row_bytes(context(), x, ints(sources), 2, y);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const auto row = static_cast<std::int64_t>(i);
+    const std::int64_t from = sources[i] / 2;
+    EXPECT_EQ(doubles(y.rows(row, row + 1)), sources[i] < 0 ? Doubles(7, 0.0) : doubles(x.rows(from, from + 1)));
   }
 }
 

@@ -30,7 +30,11 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     ExpertMeshes, OnGpus,
-    ::testing::Values(MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect},
+    ::testing::Values(MeshCase{"ep2", 2, {.ep = 2}}, MeshCase{"ep4_balance", 4, {.ep = 4}, 1, kBalance},
+                      MeshCase{"ep2_of_fsdp4_selective", 4, {.ep = 2}, 1, kSelective},
+                      MeshCase{"ep2_mxfp8", 2, {.ep = 2}, 1, kMxfp8},
+                      MeshCase{"ep2_mxfp8_direct", 2, {.ep = 2}, 1, kDirect + kMxfp8},
+                      MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect},
                       MeshCase{"ep4_mtp_direct", 4, {.ep = 4}, 1, kDirect + kMtp},
                       MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kDirect + kBalance},
                       MeshCase{"ep2_of_fsdp4_never_full_direct", 4, {.ep = 2}, 1, kDirect + kNever + kFull},
