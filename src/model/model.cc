@@ -131,6 +131,7 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
   if (moe_layers_.empty() || options_.max_tokens == 0) return nullptr;
   DispatchOptions dispatch = dispatch_options(config_, options_.compute, options_.max_tokens);
   dispatch.capacity_factor = options_.capacity_factor;
+  dispatch.num_sms = options_.dispatch_sms;
   dispatch.dispatch_forward = options_.dispatch_forward;
   dispatch.combine_backward = options_.combine_backward;
   dispatch.device = options_.device;

@@ -31,6 +31,7 @@ struct ModelOptions {
   // Expert parallelism (DispatchOptions); one rank needs no backend.
   DispatchBackend dispatch_backend = DispatchBackend::kStandard;
   double capacity_factor = 0.0;
+  int dispatch_sms = 24;
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;
 };

@@ -230,6 +230,9 @@ void JobConfig::validate() const {
       "parallelism.expert_parallel_capacity_factor is {}; expected 0 (room for any load), or at least 1, a balanced "
       "load's",
       capacity);
+  const std::int64_t num_sms = parallelism.expert_parallel_num_sms;
+  require(num_sms >= 2 && num_sms <= 128,
+          "parallelism.expert_parallel_num_sms is {}; expected 2 to 128: some store, some work on what comes", num_sms);
   for (const auto& [key, payload] : {std::pair{"parallelism.expert_parallel_a2a_dispatch_fwd_precision",
                                                parallelism.expert_parallel_a2a_dispatch_fwd_precision},
                                      {"parallelism.expert_parallel_a2a_combine_bwd_precision",
@@ -505,6 +508,8 @@ ConfigTable config_table(JobConfig& c) {
         "the same for the gradients of the experts' outputs");
   t.add("parallelism.expert_parallel_capacity_factor", p.expert_parallel_capacity_factor,
         "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More end the run");
+  t.add("parallelism.expert_parallel_num_sms", p.expert_parallel_num_sms,
+        "a GPU's multiprocessors that a dispatch or combine by direct stores takes");
 
   add_recipe_keys(t, std::string(kLinearConverter), c.quantize_mx.linear, true);
   add_recipe_keys(t, std::string(kGroupedConverter), c.quantize_mx.grouped_mm, false);

@@ -71,6 +71,7 @@ struct JobConfig {
     PayloadPrecision expert_parallel_a2a_dispatch_fwd_precision = PayloadPrecision::kDefault;
     PayloadPrecision expert_parallel_a2a_combine_bwd_precision = PayloadPrecision::kDefault;
     double expert_parallel_capacity_factor = 0.0;
+    std::int64_t expert_parallel_num_sms = 24;
   } parallelism;
   struct {
     RecipeOptions linear{.fqns = {"output"}};

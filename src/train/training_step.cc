@@ -23,6 +23,7 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
                        .max_tokens = config.training.local_batch_size * config.training.seq_len / num_parts,
                        .dispatch_backend = parallelism.expert_parallel_comm_backend,
                        .capacity_factor = parallelism.expert_parallel_capacity_factor,
+                       .dispatch_sms = static_cast<int>(parallelism.expert_parallel_num_sms),
                        .dispatch_forward = parallelism.expert_parallel_a2a_dispatch_fwd_precision,
                        .combine_backward = parallelism.expert_parallel_a2a_combine_bwd_precision};
   const bool is_pipeline = mesh != nullptr && mesh->degrees.pp > 1;

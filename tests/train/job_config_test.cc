@@ -178,6 +178,8 @@ TEST(JobConfig, ExpertParallelism) {
   }
   EXPECT_THAT(on_8_ranks({"--parallelism.expert_parallel_capacity_factor=0.9"}),
               AllOf(HasSubstr("capacity_factor is 0.9"), HasSubstr("at least 1")));
+  EXPECT_THAT(on_8_ranks({"--parallelism.expert_parallel_num_sms=1"}),
+              AllOf(HasSubstr("expert_parallel_num_sms is 1"), HasSubstr("2 to 128")));
   EXPECT_THAT(on_8_ranks({"--parallelism.expert_tensor_parallel_degree=2"}),
               AllOf(HasSubstr("expert_tensor_parallel_degree is 2"), HasSubstr("expected 1")));
 }
