@@ -12,6 +12,7 @@ something could not be run.
 import argparse
 import collections
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ import tempfile
 import time
 
 from recipes import CONVERTERS
+from training_run import AS_ROOT
 
 PEERS = pathlib.Path(__file__).parent / "peers"
 TABLES = {"grouped": "grouped_mm.py", "attention": "attention.py", "gemm": "matmul.py", "quantize": None,
@@ -62,38 +64,66 @@ class Measurements:
 class Runner:
     """Runs programs that print or write lines of JSON; goes on when one fails."""
 
-    def __init__(self, args):
-        self.args = args
+    def __init__(self, timeout):
+        self.timeout = timeout
         self.failed = False
 
-    def run(self, command):
+    def attempt(self, command):
+        """What it printed and what it said on stderr; if it failed, how, else an empty text."""
         begin = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=os.environ | AS_ROOT)
+        printed, said = "", ""
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=self.args.timeout)
-            problem = f"exit status {done.returncode}" if done.returncode != 0 else ""
-            # A peer says there what it cannot run; of a step it is the list of kernels.
-            said = done.stderr if problem or command[0] == self.args.python else ""
+            printed, said = process.communicate(timeout=self.timeout)
+            problem = f"exit status {process.returncode}" if process.returncode != 0 else ""
         except subprocess.TimeoutExpired:
-            problem, said = f"more than {self.args.timeout} s", ""
+            problem = f"more than {self.timeout} s"
+            process.terminate()  # mpirun ends its ranks
+            try:
+                printed, said = process.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        except BaseException:
+            process.terminate()
+            raise
         seconds = time.monotonic() - begin
-        print(f"{seconds:.1f} s: {' '.join(map(str, command))} {problem}\n{said}", file=sys.stderr, end="", flush=True)
-        self.failed |= bool(problem)
-        return "" if problem else done.stdout
+        print(f"{seconds:.1f} s: {' '.join(map(str, command))} {problem}", file=sys.stderr, flush=True)
+        return printed, said, problem
 
-    def lines(self, text):
-        return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    def run(self, command, tell=False):
+        """What it printed, or nothing if it failed; what it said on stderr is passed on then, and with `tell`."""
+        printed, said, problem = self.attempt(command)
+        if problem or tell:
+            print(said, file=sys.stderr, end="", flush=True)
+        self.failed |= bool(problem)
+        return "" if problem else printed
+
+
+def json_lines(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+class Programs(Runner):
+    """Ours, and PyTorch's beside."""
+
+    def __init__(self, args):
+        super().__init__(args.timeout)
+        self.args = args
 
     def table(self, table):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "rows.jsonl"
             self.run([self.args.tessera, "bench", table, "--json", path])
-            return self.lines(path.read_text() if path.exists() else "")
+            return json_lines(path.read_text() if path.exists() else "")
 
     def peer(self, script):
-        return self.lines(self.run([self.args.python, PEERS / script]))
+        # It says on stderr what it cannot run.
+        return json_lines(self.run([self.args.python, PEERS / script], tell=True))
 
     def step(self, options):
-        return self.lines(self.run([self.args.tessera, "bench", "step", *STEP, *options]))
+        return json_lines(self.run([self.args.tessera, "bench", "step", *STEP, *options]))
 
 
 def measure_tables(runner, args):
@@ -111,18 +141,19 @@ class Report:
 
     def __init__(self):
         self.all_hold = True
-        print(f"{'row / beside':64} {'ours':>9} {'beside':>9} {'':9} {'ratio':>6} {'must':>8} holds")
+        print(f"{'row / beside':64} {'ours':>9} {'beside':>9} {'':9} {'ratio':>6} {'must':>8}")
 
-    def row(self, label, ours, beside, unit, at_least=None, at_most=None):
-        """Numbers are None where they were not measured, and a row without a bound cannot miss it."""
+    def row(self, label, ours, beside, unit, at_least=None, at_most=None, or_why=None):
+        """Numbers are None where they were not measured, which misses the bound unless `or_why` says why they are not.
+        A row without a bound cannot miss it."""
         ratio = ours / beside if ours is not None and beside else None
         must = f">= {at_least:g}" if at_least else f"<= {at_most:g}" if at_most else ""
         holds = None
-        if must:
+        if must and (ratio is not None or or_why is None):
             holds = ratio is not None and (ratio >= at_least if at_least else ratio <= at_most)
             self.all_hold &= holds
         number = lambda value, digits: "-" if value is None else f"{value:.{digits}f}"
-        verdict = {None: "", True: "yes", False: "NO"}[holds]
+        verdict = {None: or_why or "" if ratio is None else "", True: "ok", False: "MISSED"}[holds]
         numbers = f"{number(ours, 2):>9} {number(beside, 2):>9} {unit:9} {number(ratio, 3):>6}"
         print(f"{label:64} {numbers} {must:>8} {verdict}".rstrip(), flush=True)
 
@@ -207,7 +238,7 @@ def main():
     parser.add_argument("--timeout", type=int, default=300, help="seconds that a program may run")
     args = parser.parse_args()
 
-    runner = Runner(args)
+    runner = Programs(args)
     ours, peers = measure_tables(runner, args)
     report = Report()
     report_grouped(report, ours, peers, args.peers)

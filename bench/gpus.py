@@ -1,0 +1,326 @@
+#!/usr/bin/env python3
+"""Dispatch, training steps, layers and scaling on several GPUs of one machine, against what they are to reach.
+
+    bench/gpus.py --tessera build/release/src/app/tessera --bench build/release/bench/bench_ep_gpu [--ranks 8]
+        [--only PART,...] [--timeout 180] [--json rows.jsonl]
+
+Parts: `dispatch` (DeepEP's shape, the 16B model's), `cells` (the 16B model: precisions x backends x routers), `layers` (of
+the 671B model) and `scaling` (the 16B model cut to 8 layers on 1, 2, 4, ... GPUs). --only takes beginnings of runs' names,
+too: "cells bf16 direct". Runs follow one another, each with a timeout; a row is printed as soon as it is known. With --json
+it goes into that file, and runs whose rows are there are not run again: take a new file for a new build.
+
+A step's figures count if its loss is finite and ends below the first step's. In the end comes a table of all bounds, which
+are of 8 GPUs. Exits with status 1 if one that was measured is missed, or something could not be run. What the program says
+that it does not have yet is "not built"; a setting without room is no failure where another one of its cell has a figure.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+from collections import namedtuple
+
+from gpu import STEPS, Report, Runner, json_lines
+from training_run import mpirun
+
+# Sequences per micro-batch, activation_checkpoint.mode, expert_parallel_capacity_factor, and the precision that tokens cross
+# to their experts in.
+Setting = namedtuple("Setting", "batch recompute room payload", defaults=["default"])
+
+FORCED, REAL = 1.05, (1.5, 2.0)
+NONE, KEPT = Setting(2, "none", FORCED), Setting(3, "selective", FORCED)
+ROUTED = (Setting(2, "selective", REAL[0]), Setting(4, "full", REAL[1]))
+# Precision, backend and router: what is tried, of which the fastest counts.
+CELLS = {
+    ("bf16", "direct", "forced"): (NONE, KEPT),
+    ("mxfp8", "direct", "forced"): (NONE, KEPT, NONE._replace(payload="mxfp8")),
+    ("fp8_blockwise", "direct", "forced"): (NONE, KEPT),
+    ("bf16", "standard", "forced"): (NONE, KEPT),
+    ("mxfp8", "standard", "forced"): (NONE, KEPT),
+    ("fp8_blockwise", "standard", "forced"): (NONE, KEPT),
+    ("bf16", "direct", "real"): ROUTED,
+    ("mxfp8", "direct", "real"): ROUTED,
+    ("fp8_blockwise", "direct", "real"): ROUTED,
+    ("bf16", "standard", "real"): ROUTED,
+    ("mxfp8", "standard", "real"): ROUTED,
+    ("fp8_blockwise", "standard", "real"): ROUTED,
+}
+CELL_SHAPE = ["--model.flavor=16B", "--training.seq_len=8192"]
+# Layers of the 671B model, all with experts: the difference, over their number, is a layer's time. By reckoning a layer takes
+# 24 to 27 GiB of each of 8 GPUs (weights, gradients, moments, copies), so that four leave no room for activations.
+DEPTHS = (1, 3)
+LAYERS = {
+    "forced": Setting(2, "none", FORCED),
+    "real": Setting(2, "none", REAL[1]),
+}
+LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096"]
+# What a single GPU has room for.
+SCALING = Setting(2, "none", FORCED)
+SCALING_SHAPE = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192"]
+
+STEP = ["--training.device=cuda", "--steps=16", "--warmup=4"]
+DISPATCH_SHAPES = {"4096x7168": "4096,7168,256,8", "16B": "16384,2048,64,6"}
+SMS = (16, 24)
+
+# The bounds, on as many GPUs.
+BOUND_RANKS = 8
+MICROSECONDS = (("bf16", "dispatch", 937), ("mxfp8", "dispatch", 495), ("bf16", "combine", 967))  # DeepEP v1
+TOKENS = (("bf16", "standard", 14500), ("bf16", "direct", 18500), ("best 8-bit", "direct", 22000))
+GAIN = 1.41
+SCALES = 0.90
+
+NOT_BUILT = "need parallelism.expert_parallel_comm_backend"
+NO_ROOM = ("cannot allocate", "Make parallelism.expert_parallel_capacity_factor")
+
+# One process: `cell` is what its settings have in common, `key` what it is the same by in another call of this script.
+Run = namedtuple("Run", "cell setting command key")
+
+
+def name_of(run):
+    return " ".join(filter(None, (run.cell, run.setting)))
+
+
+def step_run(args, cell, ranks, setting, precision, backend, router, shape):
+    """Without a rank to send tokens to, the backend has nothing to do."""
+    options = [*STEP, *shape, *STEPS[precision], f"--training.local_batch_size={setting.batch}",
+               f"--activation_checkpoint.mode={setting.recompute}",
+               f"--debug.moe_force_load_balance={'true' if router == 'forced' else 'false'}"]
+    if ranks > 1:
+        options += [f"--parallelism.expert_parallel_degree={ranks}",
+                    f"--parallelism.expert_parallel_comm_backend={backend}",
+                    f"--parallelism.expert_parallel_capacity_factor={setting.room}",
+                    f"--parallelism.expert_parallel_a2a_dispatch_fwd_precision={setting.payload}"]
+    words = f"batch={setting.batch} recompute={setting.recompute} room={setting.room}"
+    words += f" payload={setting.payload}" if setting.payload != "default" else ""
+    command = ["bench", "step", *options]
+    return Run(cell, words, [*mpirun(ranks), args.tessera, *command], [ranks, *command])
+
+
+def powers_of_two(most):
+    return [2**i for i in range(most.bit_length()) if 2**i <= most]
+
+
+def plan(args):
+    for name, shape in DISPATCH_SHAPES.items():
+        options = ["--gpus", str(args.ranks), "--shape", shape, "--sms", ",".join(map(str, SMS))]
+        yield Run(f"dispatch {name}", "", [args.bench, *options], options)
+    for (precision, backend, router), settings in CELLS.items():
+        for setting in settings:
+            cell = f"cells {precision} {backend} {router}"
+            yield step_run(args, cell, args.ranks, setting, precision, backend, router, CELL_SHAPE)
+    for router, setting in LAYERS.items():
+        for backend in ("direct", "standard"):
+            for precision in STEPS:
+                for depth in DEPTHS:
+                    shape = [*LAYER_SHAPE, f"--model.args.n_layers={depth}"]
+                    cell = f"layers {precision} {backend} {router} {depth}"
+                    yield step_run(args, cell, args.ranks, setting, precision, backend, router, shape)
+    for ranks in powers_of_two(args.ranks):
+        yield step_run(args, f"scaling {ranks}", ranks, SCALING, "bf16", "direct", "forced", SCALING_SHAPE)
+
+
+def dispatch_rows(printed):
+    """Lines such as ` 24 SMs bf16   dispatch 937 us 332 (249) GB/s  again 900 us ...`."""
+    rows = []
+    for line in printed.splitlines():
+        if head := re.match(r"\s*(\d+) SMs (\w+)", line):
+            calls = re.findall(r"  ([a-z][a-z ]*) ([\d.]+) us ([\d.]+) \(([\d.]+)\) GB/s", line)
+            rows += [{"sms": int(head[1]), "payload": head[2], "call": call, "microseconds": float(us),
+                      "gb_per_s": float(rate), "gb_per_s_to_others": float(others)} for call, us, rate, others in calls]
+    return rows
+
+
+def loss_problem(line):
+    first, last = line.get("loss_first"), line.get("loss_last")
+    if not all(isinstance(loss, (int, float)) and math.isfinite(loss) for loss in (first, last)):
+        return f"no figure: the loss is {first} in the first step, {last} in the last one"
+    return "" if last < first else f"no figure: the loss goes from {first:.4f} to {last:.4f}"
+
+
+class Results:
+    """Rows by cell; what went wrong by cell. Rows come from the file, too."""
+
+    def __init__(self, path):
+        self.path = path
+        self.done = {}
+        self.rows, self.problems = {}, {}
+        if path and path.exists():
+            text = path.read_text()
+            whole = text[:text.rfind("\n") + 1]
+            if whole != text:  # an earlier call was ended while it wrote
+                path.write_text(whole)
+            for row in json_lines(whole):
+                self.done[json.dumps(row["key"])] = row["rows"]
+
+    def add(self, run, rows, is_new=True):
+        self.rows.setdefault(run.cell, []).extend(row | {"setting": run.setting} for row in rows)
+        if is_new and self.path:
+            with self.path.open("a") as file:
+                file.write(json.dumps({"name": name_of(run), "key": run.key, "rows": rows}) + "\n")
+
+    def failed(self):
+        """Cells that could not be run, or of whose settings none has room."""
+        def is_bad(cell, problem):
+            return problem == "no room" and cell not in self.rows or problem.startswith(("failed", "no figure"))
+
+        return [cell for cell, problems in self.problems.items() if any(is_bad(cell, one) for one in problems)]
+
+    def why_not(self, cell):
+        return (self.problems.get(cell) or ["not measured"])[0]
+
+    def best(self, cell):
+        return max(self.rows.get(cell, []), key=lambda row: row["tokens_per_s_per_rank"], default=None)
+
+
+def measure(run, runner, results):
+    """What to print of it."""
+    if rows := results.done.get(json.dumps(run.key)):
+        results.add(run, rows, is_new=False)
+        return rows, ""
+    printed, said, problem = runner.attempt(run.command)
+    rows = dispatch_rows(printed) if run.cell.startswith("dispatch") else json_lines(printed)
+    if problem:
+        told = printed + said
+        known = "not built" if NOT_BUILT in told else "no room" if any(text in told for text in NO_ROOM) else ""
+        problem = known or f"failed: {problem}"
+        if known != "not built":
+            print(told, file=sys.stderr, end="", flush=True)
+    elif not rows:
+        problem = "failed: it printed no figures"
+    elif not run.cell.startswith("dispatch"):
+        problem = loss_problem(rows[0])
+    if problem:
+        results.problems.setdefault(run.cell, []).append(problem)
+        return [], problem
+    results.add(run, rows)
+    return rows, ""
+
+
+def print_rows(run, rows, problem):
+    if problem:
+        print(f"{name_of(run):78} {problem}", flush=True)
+    for row in rows:
+        if "call" in row:
+            what = f"{run.cell} {row['payload']} {row['call']} {row['sms']} SMs"
+            print(f"{what:78} {row['microseconds']:8.0f} us  {row['gb_per_s']:.0f} GB/s, "
+                  f"{row['gb_per_s_to_others']:.0f} to others", flush=True)
+        else:
+            mfu = f"MFU {100 * row['mfu']:.1f} %" if row.get("mfu") else ""
+            print(f"{name_of(run):78} {row['tokens_per_s_per_rank']:8.0f} tokens/s per GPU  {row['step_ms']:.1f} ms  "
+                  f"{row['tflops']:.0f} TFLOP/s {mfu}  loss {row['loss_first']:.4f} -> {row['loss_last']:.4f}",
+                  flush=True)
+
+
+def report_layers(results):
+    """Milliseconds per layer. A step's have the optimizer's in them."""
+    parts = ("forward_ms", "backward_ms", "step_ms")
+    if not any(cell.startswith("layers") for cell in results.rows | results.problems):
+        return
+    few, many = DEPTHS
+    print(f"\n{'a layer of the 671B model, ms':42}" + "".join(f"{part.removesuffix('_ms'):>10}" for part in parts))
+    for router in LAYERS:
+        for backend in ("direct", "standard"):
+            for precision in STEPS:
+                name = f"layers {precision} {backend} {router}"
+                of = [results.best(f"{name} {depth}") for depth in DEPTHS]
+                if None in of:
+                    why = next(results.why_not(f"{name} {depth}") for depth, row in zip(DEPTHS, of) if row is None)
+                    print(f"{name:42}{why:>10}")
+                    continue
+                each = [f"{(of[1][part] - of[0][part]) / (many - few):10.2f}" if part in of[0] and part in of[1] else
+                        f"{'-':>10}" for part in parts]
+                print(f"{name:42}{''.join(each)}")
+
+
+def report_bounds(results, ranks):
+    """Whether all that were measured hold."""
+    print()
+    report = Report()
+
+    def row(label, value, bound, unit, why, least=True):
+        if ranks != BOUND_RANKS:
+            report.row(label, value, bound, unit, or_why=why)
+        else:
+            report.row(label, value, bound, unit, or_why=why, **{"at_least" if least else "at_most": 1.0})
+
+    for payload, call, bound in MICROSECONDS:
+        cell = "dispatch 4096x7168"
+        times = [row["microseconds"] for row in results.rows.get(cell, [])
+                 if row["payload"] == payload and row["call"] == call and row["sms"] <= max(SMS)]
+        row(f"{call} {payload}, at most {max(SMS)} SMs / DeepEP", min(times, default=None), bound, "us",
+            results.why_not(cell), least=False)
+
+    def tokens(precision, backend):
+        best = results.best(f"cells {precision} {backend} forced")
+        return best["tokens_per_s_per_rank"] if best else None
+
+    def largest(values):
+        return max((value for value in values if value is not None), default=None)
+
+    low = [precision for precision in STEPS if precision != "bf16"]
+    for precision, backend, bound in TOKENS:
+        value = largest(tokens(each, backend) for each in (low if precision == "best 8-bit" else [precision]))
+        why = results.why_not(f"cells {low[0] if precision == 'best 8-bit' else precision} {backend} forced")
+        row(f"16B {precision} {backend} / bound", value, bound, "tokens/s", why)
+    base = tokens("bf16", "standard")
+    best = largest(tokens(precision, backend) for precision, backend, router in CELLS if router == "forced")
+    row(f"16B best cell / {GAIN} of bf16 standard", best if base else None, base * GAIN if base else None, "tokens/s",
+        results.why_not("cells bf16 standard forced"))
+
+    one, all_ranks = (results.best(f"scaling {n}") for n in (1, ranks))
+    per_gpu = [line["tokens_per_s_per_rank"] if line else None for line in (one, all_ranks)]
+    row(f"weak scaling, 1 to {ranks} GPUs / 90 %", None if None in per_gpu else 100 * per_gpu[1] / per_gpu[0],
+        100 * SCALES, "%", results.why_not("scaling 1" if one is None else f"scaling {ranks}"))
+    if ranks != BOUND_RANKS:
+        print(f"bounds are of {BOUND_RANKS} GPUs, these are {ranks}: no verdicts")
+    return report.all_hold
+
+
+def num_gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        sys.exit("nvidia-smi lists no GPUs; say how many with --ranks")
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tessera", required=True)
+    parser.add_argument("--bench", required=True, help="bench_ep_gpu")
+    parser.add_argument("--ranks", type=int, help="GPUs; without it, all there are")
+    parser.add_argument("--only", default="", help="runs whose names begin with one of these, with commas")
+    parser.add_argument("--timeout", type=int, default=180, help="seconds that a program may run")
+    parser.add_argument("--json", type=pathlib.Path, help="file of rows, to go on from")
+    args = parser.parse_args()
+    args.ranks = args.ranks or num_gpus()
+
+    runs = list(plan(args))
+    wanted = [part.strip() for part in args.only.split(",") if part.strip()]
+    for part in wanted:
+        if not any(name_of(run).startswith(part) for run in runs):
+            parser.error(f"--only {part}: no run's name begins with that; e.g. {name_of(runs[0])}")
+    runner, results = Runner(args.timeout), Results(args.json)
+    for number, run in enumerate(runs, 1):
+        is_wanted = not wanted or any(name_of(run).startswith(part) for part in wanted)
+        # The table has what earlier calls measured, too.
+        if not is_wanted and json.dumps(run.key) not in results.done:
+            continue
+        if "not built" in results.problems.get(run.cell, []):
+            continue
+        if is_wanted:
+            print(f"{number} of {len(runs)}: {name_of(run)}", file=sys.stderr, flush=True)
+        print_rows(run, *measure(run, runner, results))
+    report_layers(results)
+    all_hold = report_bounds(results, args.ranks)
+    failed = results.failed()
+    if failed:
+        print(f"could not be measured: {'; '.join(failed)}")
+    sys.exit(0 if all_hold and not failed else 1)
+
+
+if __name__ == "__main__":
+    main()
