@@ -75,13 +75,14 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   TraceRecorder trace;
   step.set_trace(&trace);
   std::vector<double> seconds;
+  PhaseSeconds phases;
   double first_loss = 0.0, last_loss = 0.0;
   const auto start = [&](std::int64_t i) {
     std::vector<Batch>& of_step = batches[static_cast<std::size_t>(i) % batches.size()];
     for (Batch& batch : of_step) {
       for (std::int32_t& token : tokens) {
-        token = static_cast<std::int32_t>(random.words(drawn++)[0] %
-                                          static_cast<std::uint32_t>(config.model.args.vocab_size));
+        const double u = random.uniform(drawn++);  // few tokens are frequent, so that there is something to learn
+        token = static_cast<std::int32_t>(u * u * u * static_cast<double>(config.model.args.vocab_size));
       }
       batch.fill(tokens);
     }
@@ -90,7 +91,10 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   Stopwatch watch;  // from the end of a step to that of the next
   const auto finish = [&] {
     const StepResult result = step.finish();
-    if (result.step > options.warmup) seconds.push_back(watch.seconds());
+    if (result.step > options.warmup) {
+      seconds.push_back(watch.seconds());
+      phases += result.seconds;
+    }
     watch = {};
     if (result.step == 1) first_loss = result.loss;
     last_loss = result.loss;
@@ -133,6 +137,8 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
       {"tokens_per_s", tokens_per_second},
       {"tokens_per_s_per_rank", tokens_per_second / ranks.size()},
       {"step_ms", step_seconds * 1e3},
+      {"forward_ms", phases.forward * 1e3 / static_cast<double>(options.steps)},
+      {"backward_ms", phases.backward * 1e3 / static_cast<double>(options.steps)},
       {"tflops", tflops},
       {"mfu", peak > 0.0 ? nlohmann::json(tflops / peak) : nlohmann::json()},
       {"loss_first", first_loss},
