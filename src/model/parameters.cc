@@ -302,8 +302,12 @@ void Parameters::acquire_gradients(UnitId unit) {
   free->wait();
   free->unit = unit;
   free->in_use = true;
+  std::int64_t used = 0;
+  for (const Bucket& bucket : buckets_) {
+    if (bucket.unit == unit && sharded(bucket)) used = bucket.slot_offset + group(bucket).size() * bucket.shard_size;
+  }
   set_zero(context(),
-           in_slot(summed_, DType::kFloat32, static_cast<std::size_t>(free - gradient_slots_.data()), 0, {slot_size_}));
+           in_slot(summed_, DType::kFloat32, static_cast<std::size_t>(free - gradient_slots_.data()), 0, {used}));
 }
 
 void Parameters::release_gradients(UnitId unit) {
