@@ -31,8 +31,9 @@ from training_run import mpirun
 Setting = namedtuple("Setting", "batch recompute room payload", defaults=["default"])
 
 FORCED, REAL = 1.05, (1.5, 2.0)
-NONE, KEPT = Setting(2, "none", FORCED), Setting(3, "selective", FORCED)
-ROUTED = (Setting(2, "selective", REAL[0]), Setting(4, "full", REAL[1]))
+# `tessera plan memory --ranks 8 --device cuda` says what 8 H200s have room for.
+NONE, KEPT = Setting(4, "none", FORCED), Setting(4, "selective", FORCED)
+ROUTED = (Setting(3, "none", REAL[0]), Setting(4, "selective", REAL[0]))
 # Precision, backend and router: what is tried, of which the fastest counts.
 CELLS = {
     ("bf16", "direct", "forced"): (NONE, KEPT),

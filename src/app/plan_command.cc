@@ -78,44 +78,80 @@ void add_schedule_command(CLI::App& parent) {
   });
 }
 
+constexpr int kMaxRanks = 1 << 20;
+
 struct MemoryCommand {
   std::string config, device = "cpu";
+  int num_ranks = 1;
   double available_gib = 0.0;
 
   void run(const std::vector<std::string>& overrides) const {
     const JobConfig job = config.empty() ? parse_job_config("", overrides) : load_job_config(config, overrides);
     job.validate();
-    const Device on = device == "cuda" ? Device::kCuda : Device::kCpu;
-    require(kHasCuda || on == Device::kCpu, "--device=cuda: {}", cuda::why_unavailable());
-    const std::int64_t batch = job.training.local_batch_size;
-    fmt::print("{:>10}{:>12}{:>12}{:>12}{:>24}{:>12}\n", "mode", "weights", "gradients", "moments",
-               "activations, scratch", "in all");
-    MemoryPlan asked;
-    for (const auto& [name, mode] : recompute_modes()) {
-      const MemoryPlan plan = memory_plan(job, on, mode, batch);
-      if (mode == job.activation_checkpoint.mode) asked = plan;
-      fmt::print("{:>10}{:>12}{:>12}{:>12}{:>24}{:>12}\n", name, format_gib(plan.weights), format_gib(plan.gradients),
-                 format_gib(plan.moments), format_gib(plan.activations), format_gib(plan.total()));
+    const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
+    job.validate_on(degrees);
+    const PlannedRun planned{job, device == "cuda" ? Device::kCuda : Device::kCpu, degrees};
+    if (planned.device == Device::kCuda) {
+      require(kHasCuda, "--device=cuda: {}", cuda::why_unavailable());
+      require(job.why_on_cpus().empty(), "--device=cuda: {}", job.why_on_cpus());
+    }
+    if (num_ranks > 1) fmt::print("a rank of {}: {}\n\n", num_ranks, describe(degrees));
+    print_table(planned);
+    if (num_ranks > 1 && planned.device == Device::kCuda) {
+      fmt::print("\nNot counted: CUDA's own memory on each GPU, and what NCCL takes for its communicators.\n");
     }
     if (available_gib <= 0.0) return;
     const auto available = static_cast<std::size_t>(available_gib * static_cast<double>(1ULL << 30));
-    if (asked.total() <= available) {
+    const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.training.local_batch_size);
+    if (std::all_of(plans.begin(), plans.end(), [&](const MemoryPlan& plan) { return plan.total() <= available; })) {
       fmt::print("\nfits {}\n", format_gib(available));
     } else {
-      fmt::print("\ndoes not fit {}:\n{}\n", format_gib(available), memory_advice(job, on, asked, 0, available));
+      fmt::print("\ndoes not fit {}:\n{}\n", format_gib(available), memory_advice(planned, 0, available));
+    }
+  }
+
+  static bool uses_windows(const PlannedRun& planned) {
+    return planned.degrees.ep > 1 &&
+           planned.config.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
+  }
+
+  /// A line per mode; of a pipeline, per mode and rank of it.
+  static void print_table(const PlannedRun& planned) {
+    const bool is_pipeline = planned.degrees.pp > 1, has_windows = uses_windows(planned);
+    const auto print_line = [&](std::string_view mode, std::string_view rank, std::string_view weights,
+                                std::string_view gradients, std::string_view moments, std::string_view activations,
+                                std::string_view windows, std::string_view all) {
+      fmt::print("{:>10}", mode);
+      if (is_pipeline) fmt::print("{:>15}", rank);
+      fmt::print("{:>12}{:>12}{:>12}{:>24}", weights, gradients, moments, activations);
+      if (has_windows) fmt::print("{:>12}", windows);
+      fmt::print("{:>12}\n", all);
+    };
+    print_line("mode", "pipeline rank", "weights", "gradients", "moments", "activations, scratch", "windows", "in all");
+    for (const auto& [name, mode] : recompute_modes()) {
+      const auto plans = memory_plans(planned, mode, planned.config.training.local_batch_size);
+      for (std::size_t rank = 0; rank < plans.size(); ++rank) {
+        const MemoryPlan& plan = plans[rank];
+        print_line(name, std::to_string(rank), format_gib(plan.weights), format_gib(plan.gradients),
+                   format_gib(plan.moments), format_gib(plan.activations), format_gib(plan.windows),
+                   format_gib(plan.total()));
+      }
     }
   }
 };
 
 void add_memory_command(CLI::App& parent) {
   auto command = std::make_shared<MemoryCommand>();
-  CLI::App* app = parent.add_subcommand("memory", "Where the memory of a run of one rank goes, by recomputation");
+  CLI::App* app = parent.add_subcommand("memory", "Where the memory of a rank goes, by recomputation");
   app->add_option("config", command->config, "TOML file; without one, all keys have their defaults");
+  app->add_option("--ranks", command->num_ranks, "Ranks of the run, which need not be there")
+      ->check(CLI::Range(1, kMaxRanks))
+      ->capture_default_str();
   app->add_option("--device", command->device,
                   "What it would run on; a GPU need not be there, and is taken for a Hopper")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  app->add_option("--available", command->available_gib, "GiB that there are: also says what would fit")
+  app->add_option("--available", command->available_gib, "GiB that a rank has: also says what would fit")
       ->check(CLI::PositiveNumber);
   app->allow_extras();
   app->footer("Keys of the configuration as in `tessera train`. On a CPU the program itself comes besides.");

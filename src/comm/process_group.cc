@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "comm/planned_transport.h"
 
 namespace tessera {
 namespace {
@@ -288,6 +289,13 @@ void Work::wait() {
 ProcessGroup::ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis)
     : transport_(std::move(transport)), progress_(&progress), axis_(std::move(axis)) {}
 
+ProcessGroup ProcessGroup::planned(int rank, int size, std::string axis) {
+  ProcessGroup group;
+  group.transport_ = std::make_unique<PlannedTransport>(rank, size);
+  group.axis_ = std::move(axis);
+  return group;
+}
+
 std::string ProcessGroup::title(std::string_view operation, std::string_view name) const {
   return fmt::format("{} of {} ({})", operation, name, axis_);
 }
@@ -295,6 +303,7 @@ std::string ProcessGroup::title(std::string_view operation, std::string_view nam
 int ProcessGroup::next_tag() { return num_collectives_++ % kFirstUserTag; }
 
 Work ProcessGroup::start(std::shared_ptr<Operation> operation) {
+  TESSERA_CHECK(progress_ != nullptr, "{} of ranks that are planned only", operation->name());
   progress_->start(operation);
   return {*progress_, std::move(operation)};
 }

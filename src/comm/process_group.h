@@ -50,6 +50,8 @@ class ProcessGroup {
   ProcessGroup() = default;
   /// `axis`: its name in messages ("dp_shard").
   ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis);
+  /// Of ranks that are not there: one can measure with it, and every operation fails a check.
+  static ProcessGroup planned(int rank, int size, std::string axis);
 
   int rank() const { return transport_ == nullptr ? 0 : transport_->rank(); }
   int size() const { return transport_ == nullptr ? 1 : transport_->size(); }

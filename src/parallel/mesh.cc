@@ -1,5 +1,6 @@
 #include "parallel/mesh.h"
 
+#include <array>
 #include <numeric>
 
 #include "base/error.h"
@@ -49,6 +50,11 @@ MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks) {
   return degrees;
 }
 
+std::string describe(const MeshDegrees& d) {
+  return fmt::format("pipeline {} x replicate {} x shard {} x context {} x tensor {}, expert {}", d.pp, d.dp_replicate,
+                     d.dp_shard, d.cp, d.tp, d.ep);
+}
+
 MeshPlace place_of(const MeshDegrees& degrees, std::int64_t rank) {
   MeshPlace place;
   const auto take = [&](std::int64_t degree) {
@@ -67,30 +73,64 @@ MeshPlace place_of(const MeshDegrees& degrees, std::int64_t rank) {
   return place;
 }
 
-Mesh::Mesh(ProcessGroup& world, const MeshDegrees& resolved)
-    : degrees(resolved), place(place_of(resolved, world.rank())) {
-  TESSERA_CHECK(world.size() == resolved.num_ranks(), "{} {}", world.size(), resolved.num_ranks());
-  // A group is of the ranks that agree in all coordinates but those that vary along it: the color is what they agree
-  // in.
-  const MeshDegrees& d = degrees;
+namespace {
+
+/// A group, which is of the ranks that agree in all coordinates but those that vary along it: the color is what they
+/// agree in.
+struct Group {
+  ProcessGroup Mesh::*of;
+  const char* axis;
+  std::int64_t color;
+};
+
+std::array<Group, 11> groups_of(const MeshDegrees& d, const MeshPlace& place) {
   const std::int64_t stage_replica = place.pp * d.dp_replicate + place.dp_replicate;
   const std::int64_t part = place.cp * d.tp + place.tp;                // of a sequence
   const std::int64_t data_rank = place.dp_shard * d.cp * d.tp + part;  // within stage and replica
-  const auto group = [&](std::int64_t color, const char* axis) {
-    return world.split(static_cast<int>(color), world.rank(), axis);
-  };
   const std::int64_t num_data_ranks = d.dp_shard * d.cp * d.tp;
-  pp = group(place.dp_replicate * num_data_ranks + data_rank, "pp");
-  dp_replicate = group(place.pp * num_data_ranks + data_rank, "dp_replicate");
-  cp = group((stage_replica * d.dp_shard + place.dp_shard) * d.tp + place.tp, "cp");
-  tp = group((stage_replica * d.dp_shard + place.dp_shard) * d.cp + place.cp, "tp");
-  ep = group(stage_replica * num_data_ranks + place.ep_shard, "ep");
-  sequence = group(stage_replica * d.dp_shard + place.dp_shard, "cp_tp");
-  tokens = group(place.pp, "dp_cp_tp");
-  shard_of_cut = group(stage_replica * d.tp + place.tp, "dp_shard_cp");
-  shard_of_whole = group(stage_replica, "dp_shard_cp_tp");
-  shard_of_experts = group(stage_replica * num_data_ranks + place.ep, "ep_shard");
-  model = group(place.dp_replicate, "model");
+  return {{{&Mesh::pp, "pp", place.dp_replicate * num_data_ranks + data_rank},
+           {&Mesh::dp_replicate, "dp_replicate", place.pp * num_data_ranks + data_rank},
+           {&Mesh::cp, "cp", (stage_replica * d.dp_shard + place.dp_shard) * d.tp + place.tp},
+           {&Mesh::tp, "tp", (stage_replica * d.dp_shard + place.dp_shard) * d.cp + place.cp},
+           {&Mesh::ep, "ep", stage_replica * num_data_ranks + place.ep_shard},
+           {&Mesh::sequence, "cp_tp", stage_replica * d.dp_shard + place.dp_shard},
+           {&Mesh::tokens, "dp_cp_tp", place.pp},
+           {&Mesh::shard_of_cut, "dp_shard_cp", stage_replica * d.tp + place.tp},
+           {&Mesh::shard_of_whole, "dp_shard_cp_tp", stage_replica},
+           {&Mesh::shard_of_experts, "ep_shard", stage_replica * num_data_ranks + place.ep},
+           {&Mesh::model, "model", place.dp_replicate}}};
+}
+
+}  // namespace
+
+Mesh::Mesh(ProcessGroup& world, const MeshDegrees& resolved)
+    : degrees(resolved), place(place_of(resolved, world.rank())) {
+  TESSERA_CHECK(world.size() == resolved.num_ranks(), "{} {}", world.size(), resolved.num_ranks());
+  for (const Group& group : groups_of(degrees, place)) {
+    this->*group.of = world.split(static_cast<int>(group.color), world.rank(), group.axis);
+  }
+}
+
+Mesh Mesh::planned(const MeshDegrees& resolved, std::int64_t rank) {
+  TESSERA_CHECK(0 <= rank && rank < resolved.num_ranks(), "{} {}", rank, resolved.num_ranks());
+  Mesh mesh;
+  mesh.degrees = resolved;
+  mesh.place = place_of(resolved, rank);
+  mesh.is_planned = true;
+  const auto own = groups_of(resolved, mesh.place);
+  std::array<int, own.size()> ranks{}, sizes{};
+  for (std::int64_t other = 0; other < resolved.num_ranks(); ++other) {
+    const auto its = groups_of(resolved, place_of(resolved, other));
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (its[i].color != own[i].color) continue;
+      ++sizes[i];
+      if (other < rank) ++ranks[i];
+    }
+  }
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    mesh.*own[i].of = ProcessGroup::planned(ranks[i], sizes[i], own[i].axis);
+  }
+  return mesh;
 }
 
 }  // namespace tessera

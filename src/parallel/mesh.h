@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "comm/process_group.h"
@@ -31,6 +32,9 @@ struct MeshDegrees {
 /// not multiply to `num_ranks`, or ep does not divide dp_shard · cp · tp.
 MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks);
 
+/// "pipeline 1 x replicate 2 x shard 4 x context 1 x tensor 1, expert 4".
+std::string describe(const MeshDegrees& resolved);
+
 /// Throws Error unless `degree`, a key's value, divides `total`, which `what` describes ("the 8 ranks"); names the
 /// nearest divisors. `others`: what else the degree has to divide, so that these will do; 0: any number.
 void require_divides(std::string_view key, std::int64_t degree, std::int64_t total, std::string_view what,
@@ -49,9 +53,13 @@ struct Mesh {
   Mesh() = default;
   /// Together with all ranks of `the_world`, which must stay.
   Mesh(ProcessGroup& the_world, const MeshDegrees& resolved);
+  /// As rank `rank` would have it in a run that is not there: its groups know their sizes and this rank's places, which
+  /// is enough to measure a step, and cannot communicate.
+  static Mesh planned(const MeshDegrees& resolved, std::int64_t rank);
 
   MeshDegrees degrees{.dp_shard = 1};
   MeshPlace place;
+  bool is_planned = false;  // only
 
   // One axis each.
   ProcessGroup pp, dp_replicate, cp, tp, ep;

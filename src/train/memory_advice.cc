@@ -1,31 +1,68 @@
 #include "train/memory_advice.h"
 
+#include <algorithm>
+
 #include "train/metrics.h"
 
 namespace tessera {
+namespace {
 
-MemoryPlan memory_plan(const JobConfig& given, Device device, Recompute mode, std::int64_t local_batch_size) {
-  JobConfig config = given;
-  config.training.global_batch_size = given.sequences_per_step();
-  config.activation_checkpoint.mode = mode;
-  config.training.local_batch_size = local_batch_size;
-  return TrainingStep(config, nullptr, device).memory_plan();
+/// Room for rows that a router which balances its load seldom needs more of.
+constexpr double kCloseCapacity = 1.5;
+
+struct Largest {
+  MemoryPlan plan;
+  std::size_t rank = 0;  // of the pipeline
+};
+
+Largest largest(const PlannedRun& run, Recompute mode, std::int64_t local_batch_size) {
+  const std::vector<MemoryPlan> plans = memory_plans(run, mode, local_batch_size);
+  const auto found = std::max_element(plans.begin(), plans.end(),
+                                      [](const MemoryPlan& a, const MemoryPlan& b) { return a.total() < b.total(); });
+  return {*found, static_cast<std::size_t>(found - plans.begin())};
 }
 
-std::string memory_advice(const JobConfig& config, Device device, const MemoryPlan& plan, std::size_t others,
-                          std::size_t available) {
+std::int64_t num_data_ranks(const PlannedRun& run) { return run.degrees.dp_replicate * run.degrees.dp_shard; }
+
+}  // namespace
+
+MemoryPlan memory_plan(const PlannedRun& run, std::int64_t rank, Recompute mode, std::int64_t local_batch_size) {
+  JobConfig config = run.config;
+  config.training.global_batch_size = run.config.sequences_per_step(num_data_ranks(run));
+  config.activation_checkpoint.mode = mode;
+  config.training.local_batch_size = local_batch_size;
+  return TrainingStep(config, std::make_shared<Mesh>(Mesh::planned(run.degrees, rank)), run.device).memory_plan();
+}
+
+std::vector<MemoryPlan> memory_plans(const PlannedRun& run, Recompute mode, std::int64_t local_batch_size) {
+  const std::int64_t ranks_of_stage = run.degrees.num_ranks() / run.degrees.pp;
+  std::vector<MemoryPlan> plans;
+  for (std::int64_t pp = 0; pp < run.degrees.pp; ++pp) {
+    plans.push_back(memory_plan(run, pp * ranks_of_stage, mode, local_batch_size));
+  }
+  return plans;
+}
+
+std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t available) {
+  const JobConfig& config = run.config;
   const std::int64_t batch = config.training.local_batch_size;
-  const auto fits = [&](const MemoryPlan& candidate) { return candidate.total() + others <= available; };
+  const std::int64_t num_sequences = config.sequences_per_step(num_data_ranks(run));
+  const auto fits = [&](const MemoryPlan& plan) { return plan.total() + others <= available; };
+  const Largest asked = largest(run, config.activation_checkpoint.mode, batch);
+  const MemoryPlan& plan = asked.plan;
   std::string table = fmt::format("  weights {}, gradients {}, moments {}", format_gib(plan.weights),
                                   format_gib(plan.gradients), format_gib(plan.moments));
+  if (plan.windows > 0) table += fmt::format(", windows {}", format_gib(plan.windows));
   if (others > 0) table += fmt::format(", besides the step {}", format_gib(others));
+  if (run.degrees.num_ranks() > 1) table += " per rank";
+  if (run.degrees.pp > 1) table += fmt::format(", of rank {} of the pipeline, which takes most", asked.rank);
   table += "\n  activations and scratch, by activation_checkpoint.mode:";
   std::string advice;
   const auto advise = [&](const std::string& settings, const MemoryPlan& candidate) {
     advice += fmt::format("\n  that fits: {}: {}", settings, format_gib(candidate.total() + others));
   };
   for (const auto& [name, mode] : recompute_modes()) {
-    const MemoryPlan same_batch = memory_plan(config, device, mode, batch);
+    const MemoryPlan same_batch = largest(run, mode, batch).plan;
     table += fmt::format(" {} {}", name, format_gib(same_batch.activations));
     const std::string as_toml = fmt::format("activation_checkpoint.mode = \"{}\"", name);
     if (fits(same_batch)) {
@@ -34,11 +71,11 @@ std::string memory_advice(const JobConfig& config, Device device, const MemoryPl
     }
     // The largest batch that a step can be made of in the same number of sequences.
     for (std::int64_t smaller = batch / 2; smaller >= 1; smaller /= 2) {
-      if (config.sequences_per_step() % smaller != 0) continue;
-      const MemoryPlan candidate = memory_plan(config, device, mode, smaller);
+      if (num_sequences % (smaller * num_data_ranks(run)) != 0) continue;
+      const MemoryPlan candidate = largest(run, mode, smaller).plan;
       if (!fits(candidate)) continue;
       advise(fmt::format("{}, training.local_batch_size = {}, training.global_batch_size = {}", as_toml, smaller,
-                         config.sequences_per_step()),
+                         num_sequences),
              candidate);
       break;
     }
@@ -46,6 +83,18 @@ std::string memory_advice(const JobConfig& config, Device device, const MemoryPl
   if (advice.empty()) {
     advice =
         "\n  no mode fits with one sequence either: make training.seq_len or the model smaller, or take more ranks";
+  }
+  if (run.degrees.ep > 1 && config.parallelism.expert_parallel_capacity_factor == 0.0) {
+    JobConfig closer = config;
+    closer.parallelism.expert_parallel_capacity_factor = kCloseCapacity;
+    advice += fmt::format(
+        "\n  experts have room for any load; with parallelism.expert_parallel_capacity_factor = {} (more than that "
+        "ends the run), by mode:",
+        kCloseCapacity);
+    for (const auto& [name, mode] : recompute_modes()) {
+      const MemoryPlan candidate = largest({closer, run.device, run.degrees}, mode, batch).plan;
+      advice += fmt::format(" {} {}", name, format_gib(candidate.total() + others));
+    }
   }
   return table + advice;
 }

@@ -1,20 +1,29 @@
-// Where the memory of a run goes, in every mode of recomputation; and what to say when it does not fit.
+// Where the memory of a run goes, in every mode of recomputation; and what to say when it does not fit. Of a run of any
+// number of ranks, which need not be there: measuring communicates with nobody.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "train/training_step.h"
 
 namespace tessera {
 
-/// Of a run of one rank with another mode and local batch, and as many sequences per step. Measures it; allocates
-/// nothing, and needs no GPU for kCuda, which it takes for a Hopper.
-MemoryPlan memory_plan(const JobConfig& config, Device device, Recompute mode, std::int64_t local_batch_size);
+struct PlannedRun {
+  const JobConfig& config;
+  Device device = Device::kCpu;        // kCuda needs no GPU: without one it is taken for a Hopper
+  MeshDegrees degrees{.dp_shard = 1};  // resolved
+};
 
-/// For a run of one rank that would take `plan` and `others` bytes besides it, on a device with `available` bytes: a
-/// table of its memory, and the nearest settings that fit, if any do. Measures other settings' steps; allocates
-/// nothing.
-std::string memory_advice(const JobConfig& config, Device device, const MemoryPlan& plan, std::size_t others,
-                          std::size_t available);
+/// Of one rank, with another mode and local batch, and as many sequences per step. Measures it; allocates nothing.
+MemoryPlan memory_plan(const PlannedRun& run, std::int64_t rank, Recompute mode, std::int64_t local_batch_size);
+
+/// Of the ranks of a pipeline, one behind the other. Ranks of one stage are all alike.
+std::vector<MemoryPlan> memory_plans(const PlannedRun& run, Recompute mode, std::int64_t local_batch_size);
+
+/// For a run whose ranks have `available` bytes each, of which `others` are taken by what is besides the step, and that
+/// does not fit: a table of a rank's memory, of a pipeline that rank's which takes most, and the nearest settings that
+/// fit, if any do.
+std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t available);
 
 }  // namespace tessera

@@ -64,6 +64,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
     lock_.emplace(dump_folder_ / kRunLockName, fmt::format("the folder '{}' (job.dump_folder)", dump_folder_.string()));
     print_plan();
   }
+  ranks_.world().barrier("whether the run fits the memory");
   step_.allocate();
   step_.set_trace(&trace_);
   micro_batches_.resize(step_.max_started());
@@ -100,11 +101,7 @@ void Trainer::print_plan() const {
   spdlog::info("data {}: {} sequences of {} tokens per epoch, {} per step", config_.training.dataset_path,
                loader_->num_samples(), config_.training.seq_len, config_.sequences_per_step(mesh_->num_data_ranks()));
   if (ranks_.size() > 1) {
-    const MeshDegrees& d = mesh_->degrees;
-    spdlog::info(
-        "mesh: {} ranks = pipeline {} x replicate {} x shard {} x context {} x tensor {}, expert {}; memory per "
-        "rank:",
-        ranks_.size(), d.pp, d.dp_replicate, d.dp_shard, d.cp, d.tp, d.ep);
+    spdlog::info("mesh: {} ranks = {}; memory per rank:", ranks_.size(), describe(mesh_->degrees));
   }
   const bool on_gpu = step_.device() == Device::kCuda;
   const std::size_t snapshot = config_.checkpoint.enable ? checkpointer_.snapshot_bytes() : 0,
@@ -117,15 +114,24 @@ void Trainer::print_plan() const {
                format_gib(plan.activations), if_any("windows", plan.windows), if_any("checkpoint's copy", snapshot),
                format_gib(process), format_gib(total));
   // What a step takes is on the GPU, if there is one; the rest on the host.
-  const std::size_t others = on_gpu ? 0 : process + snapshot, needed = plan.total() + others;
-  const std::size_t available = on_gpu ? cuda::free_memory_bytes() : machine_memory_bytes(),
-                    on_node = needed * static_cast<std::size_t>(on_gpu ? 1 : ranks_.num_on_node());
-  if (on_node <= available) return;
-  const std::string what = fmt::format("the run needs {} of memory on this {}, which has {}{}", format_gib(on_node),
-                                       on_gpu ? "GPU" : "machine", format_gib(available), on_gpu ? " free" : "");
-  require(ranks_.size() == 1,
-          "{}; try a smaller training.local_batch_size or seq_len, or activation_checkpoint.mode = \"full\"", what);
-  fail("{}:\n{}", what, memory_advice(config_, step_.device(), plan, others, available));
+  const std::size_t others = on_gpu ? 0 : process + snapshot;
+  const std::size_t available = on_gpu ? cuda::free_memory_bytes() : machine_memory_bytes();
+  // Ranks that share the memory: the first of all, if ranks fill one node after the other.
+  const std::int64_t sharing = on_gpu ? 1 : ranks_.num_on_node();
+  const PlannedRun run{config_, step_.device(), mesh_->degrees};
+  std::vector<MemoryPlan> plans = {plan};
+  if (mesh_->degrees.pp > 1)
+    plans = memory_plans(run, config_.activation_checkpoint.mode, config_.training.local_batch_size);
+  std::size_t needed = 0;
+  for (std::int64_t rank = 0; rank < sharing; ++rank) {
+    needed += plans[static_cast<std::size_t>(place_of(mesh_->degrees, rank).pp)].total() + others;
+  }
+  if (needed <= available) return;
+  const std::size_t of_rank = available / static_cast<std::size_t>(sharing);
+  fail("the run needs {} of memory on this {}, which has {}{}{}:\n{}", format_gib(needed), on_gpu ? "GPU" : "machine",
+       format_gib(available), on_gpu ? " free" : "",
+       sharing == 1 ? "" : fmt::format(", {} for each of its {} ranks", format_gib(of_rank), sharing),
+       memory_advice(run, others, of_rank));
 }
 
 bool Trainer::measures_sqnr(std::int64_t step) const {

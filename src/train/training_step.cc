@@ -54,7 +54,7 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
       model_(config.model.args, model_options(config, mesh_, device)),
       all_sums_(whole_.num_moe_layers(), config.model.args.num_experts),
       arena_(device) {
-  TESSERA_CHECK(device_ == Device::kCpu || cuda_ != nullptr || mesh_->degrees.num_ranks() == 1);
+  TESSERA_CHECK(device_ == Device::kCpu || cuda_ != nullptr || mesh_->degrees.num_ranks() == 1 || mesh_->is_planned);
   if (device_ == Device::kCuda && cuda_ == nullptr && cuda::available()) cuda_ = cuda::make_runtime();
   if (cuda_ != nullptr) cuda_->set_deterministic(config.debug.deterministic);  // null on a GPU: it is measured only
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
@@ -97,6 +97,7 @@ void TrainingStep::measure() {
 }
 
 void TrainingStep::allocate() {
+  TESSERA_CHECK(!mesh_->is_planned);
   if (device_ == Device::kCuda && cuda_ == nullptr) cuda_ = cuda::make_runtime();
   squares_ = Mirrored<double>(1, device_);
   step_numbers_ = Mirrored<float>(AdamWStep::kNumbers, device_);

@@ -28,6 +28,7 @@ struct MemoryPlan {
   std::size_t windows = 0;      // where other ranks store what they send
 
   std::size_t total() const { return weights + gradients + moments + activations + windows; }
+  bool operator==(const MemoryPlan&) const = default;
 };
 
 struct StepResult {
@@ -60,7 +61,8 @@ class TrainingStep {
  public:
   /// Builds the model and measures the step; allocates nothing of the plan. Throws Error for a config that cannot work.
   /// With a mesh (null: one rank), all ranks together; so all that follows. `device`: where it runs, kCpu or kCuda, and
-  /// there by `cuda`, which several ranks must give; for one rank null is a new one.
+  /// there by `cuda`, which several ranks must give; for one rank, or a mesh that is planned only, null is a new one.
+  /// With such a mesh the step is measured, and nothing else.
   explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu,
                         std::shared_ptr<cuda::Runtime> cuda = nullptr);
 

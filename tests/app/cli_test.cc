@@ -174,6 +174,36 @@ TEST_F(Cli, PlanSaysWhereMemoryGoes) {
   EXPECT_THAT(with({"--available=100"}).output, HasSubstr("fits 100.00GiB"));
   EXPECT_THAT(with({"--available=0.001"}).output, AllOf(HasSubstr("does not fit 0.00GiB"), HasSubstr("no mode fits")));
   EXPECT_EQ(with({"--device=tpu"}).status, 2);
+  EXPECT_THAT(plain.output, Not(HasSubstr("windows")));
+}
+
+TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
+  const auto plan = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"plan", "memory", "--training.seq_len=64", "--model.args.n_layers=4"};
+    all.insert(all.end(), more.begin(), more.end());
+    return run(all);
+  };
+  const std::string experts = "--parallelism.expert_parallel_degree=8";
+  const Finished direct =
+      plan({"--ranks=8", experts, "--parallelism.expert_parallel_comm_backend=direct", "--available=0.001"});
+  EXPECT_EQ(direct.status, 0) << direct.output;
+  EXPECT_THAT(direct.output, AllOf(HasSubstr("a rank of 8: pipeline 1 x replicate 1 x shard 8"), HasSubstr("windows"),
+                                   HasSubstr("does not fit"), HasSubstr("per rank")));
+  const Finished pipeline =
+      plan({"--ranks=4", "--parallelism.pipeline_parallel_degree=4", "--training.global_batch_size=32"});
+  EXPECT_EQ(pipeline.status, 0) << pipeline.output;
+  EXPECT_THAT(pipeline.output, HasSubstr("pipeline rank"));
+  // As in a run.
+  for (const std::string ranks : {"0", "-1", "many"}) EXPECT_EQ(plan({"--ranks=" + ranks}).status, 2) << ranks;
+  for (const std::string ranks : {"1", "6"}) {
+    const Finished refused = plan({"--ranks=" + ranks, experts});
+    EXPECT_EQ(refused.status, 2) << refused.output;
+    EXPECT_THAT(refused.output, HasSubstr("parallelism.expert_parallel_degree is 8, which does not divide"));
+  }
+#ifdef TESSERA_HAS_CUDA
+  EXPECT_THAT(plan({"--ranks=8", "--device=cuda", experts, "--parallelism.expert_parallel_comm_backend=direct"}).output,
+              HasSubstr("NCCL"));
+#endif
 }
 
 TEST_F(Cli, PlanDrawsASchedule) {

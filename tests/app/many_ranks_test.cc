@@ -164,6 +164,19 @@ std::vector<std::string> mpirun_first(const std::vector<std::string>& command_of
   return launcher;
 }
 
+// More than any machine has; nothing of it is taken.
+TEST_F(ManyRanks, MoreThanTheMemoryIsRefusedWithWhatFits) {
+  const std::string huge = "--model.args.moe_inter_dim=16777216";
+  const auto error = [&](const std::vector<std::string>& more) {
+    const Finished finished = run(train_arguments(more), mpirun(2));
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    return only_error(finished.output);
+  };
+  EXPECT_THAT(error({huge}), AllOf(HasSubstr("the run needs"), HasSubstr("for each of its 2 ranks"),
+                                   HasSubstr("GiB per rank\n"), HasSubstr("no mode fits")));
+  EXPECT_THAT(error({huge, "--parallelism.pipeline_parallel_degree=2"}), HasSubstr("of the pipeline"));
+}
+
 TEST_F(ManyRanks, RanksThatAreNotGivenTheSameAreRefused) {
   const auto error = [&](const fs::path& program, const std::vector<std::string>& more) {
     const std::vector<std::string> arguments = train_arguments({"--training.steps=2"});
