@@ -309,6 +309,25 @@ void sort_by_expert(const Context& op, const Tensor& expert_ids_TK, const Tensor
       numbers<std::int32_t>(slot_of_row_R), numbers<std::int32_t>(row_of_slot_TK));
 }
 
+void gather_row_bytes(const Context& op, const Tensor& x, const Tensor& source, std::int64_t divisor, const Tensor& y) {
+  if (op.measuring() || y.num_bytes() == 0) return;
+  const std::int64_t num_rows = y.dim(0);
+  const std::size_t row_bytes = y.num_bytes() / static_cast<std::size_t>(num_rows);
+  const auto launch = [&]<typename Unit>(Unit) {
+    gather_rows_kernel<<<static_cast<unsigned>((num_rows + kWarps - 1) / kWarps), kThreads, 0, stream_of(op)>>>(
+        static_cast<const Unit*>(x.raw()), numbers<const std::int32_t>(source), static_cast<int>(divisor), num_rows,
+        static_cast<int>(row_bytes / sizeof(Unit)), static_cast<Unit*>(y.raw()));
+  };
+  const auto all = reinterpret_cast<std::uintptr_t>(x.raw()) | reinterpret_cast<std::uintptr_t>(y.raw()) | row_bytes;
+  if (all % sizeof(uint4) == 0) {
+    launch(uint4{});
+  } else if (all % sizeof(std::uint16_t) == 0) {
+    launch(std::uint16_t{});
+  } else {
+    launch(std::uint8_t{});
+  }
+}
+
 void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
                  const Tensor& num_rows_1, const GemmOperand& y_RD) {
   const Tensor& y = y_RD.plain;
@@ -332,34 +351,7 @@ void gather_rows(const Context& op, const Tensor& x_TD, const Tensor& slot_of_ro
     });
     return;
   }
-  const auto launch = [&]<typename Unit>(Unit) {
-    const std::size_t row_bytes = static_cast<std::size_t>(length) * size_of(y.dtype());
-    gather_rows_kernel<<<static_cast<unsigned>((num_rows + kWarps - 1) / kWarps), kThreads, 0, stream_of(op)>>>(
-        static_cast<const Unit*>(x_TD.raw()), slots, static_cast<int>(top_k), num_rows,
-        static_cast<int>(row_bytes / sizeof(Unit)), static_cast<Unit*>(y.raw()));
-  };
-  if (in_lanes(x_TD, y)) {
-    launch(uint4{});
-  } else {
-    for_float_type(y.dtype(), launch);
-  }
-}
-
-void gather_row_bytes(const Context& op, const Tensor& x, const Tensor& source, std::int64_t divisor, const Tensor& y) {
-  if (op.measuring() || y.num_bytes() == 0) return;
-  const std::int64_t num_rows = y.dim(0);
-  const std::size_t row_bytes = y.num_bytes() / static_cast<std::size_t>(num_rows);
-  const auto launch = [&]<typename Unit>(Unit) {
-    gather_rows_kernel<<<static_cast<unsigned>((num_rows + kWarps - 1) / kWarps), kThreads, 0, stream_of(op)>>>(
-        static_cast<const Unit*>(x.raw()), numbers<const std::int32_t>(source), static_cast<int>(divisor), num_rows,
-        static_cast<int>(row_bytes / sizeof(Unit)), static_cast<Unit*>(y.raw()));
-  };
-  const auto all = reinterpret_cast<std::uintptr_t>(x.raw()) | reinterpret_cast<std::uintptr_t>(y.raw()) | row_bytes;
-  if (all % sizeof(uint4) == 0) {
-    launch(uint4{});
-  } else {
-    launch(std::uint8_t{});
-  }
+  cuda::gather_row_bytes(op, x_TD, slot_of_row_R, top_k, y);
 }
 
 void gather_numbers(const Context& op, const Tensor& x, const Tensor& index, const Tensor& y) {
