@@ -1,6 +1,7 @@
 #include "train/job_config.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include "base/error.h"
@@ -50,7 +51,10 @@ Recipes JobConfig::recipes() const {
 Device JobConfig::device(int num_ranks_on_node) const {
   if (training.device == DeviceChoice::kCpu) return Device::kCpu;
   std::string why_not = cuda::why_unavailable();
-  if (const int num_gpus = cuda::num_devices(); why_not.empty() && num_gpus < num_ranks_on_node) {
+  // A launcher may show each rank a GPU of its own, and no other.
+  const int num_gpus = cuda::num_devices();
+  const bool sees_its_own = num_gpus == 1 && std::getenv("CUDA_VISIBLE_DEVICES") != nullptr;
+  if (why_not.empty() && num_gpus < num_ranks_on_node && !sees_its_own) {
     why_not = fmt::format("{} ranks on a machine with {} GPUs", num_ranks_on_node, num_gpus);
   }
   if (const std::string always = why_on_cpus(); !always.empty()) why_not = always;

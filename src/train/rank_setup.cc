@@ -12,7 +12,8 @@ std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device) {
 
 std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks) {
   if (config.device(ranks.num_on_node()) == Device::kCpu) return nullptr;
-  return ranks.size() == 1 ? cuda::make_runtime() : join_gpus(ranks.world(), ranks.rank_on_node());
+  if (ranks.size() == 1) return cuda::make_runtime();
+  return join_gpus(ranks.world(), ranks.rank_on_node() % cuda::num_devices());
 }
 
 std::shared_ptr<Mesh> make_mesh(const JobConfig& config, Ranks& ranks) {
