@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "comm/process_group.h"
+#include "tests/comm/forwarding_transport.h"
 
 namespace tessera::comm_test {
 
@@ -37,32 +38,21 @@ class SentBytes {
   std::vector<std::shared_ptr<std::atomic<std::int64_t>>> counters_;
 };
 
-class CountingTransport : public Transport {
+class CountingTransport : public ForwardingTransport {
  public:
   /// `sent` must stay.
   CountingTransport(std::unique_ptr<Transport> transport, SentBytes& sent)
-      : transport_(std::move(transport)), sent_(sent), counter_(sent.add()) {}
+      : ForwardingTransport(std::move(transport)), sent_(sent), counter_(sent.add()) {}
 
-  int rank() const override { return transport_->rank(); }
-  int size() const override { return transport_->size(); }
   std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
     counter_->fetch_add(static_cast<std::int64_t>(num_bytes));
-    return transport_->send(data, num_bytes, to, tag);
-  }
-  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
-    return transport_->receive(data, num_bytes, from, tag);
+    return transport().send(data, num_bytes, to, tag);
   }
   std::unique_ptr<Transport> split(int color, int order) override {
-    return std::make_unique<CountingTransport>(transport_->split(color, order), sent_);
+    return std::make_unique<CountingTransport>(transport().split(color, order), sent_);
   }
-  std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
-  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
-    return transport_->allocate_window(num_bytes);
-  }
-  void abort(int status) override { transport_->abort(status); }
 
  private:
-  std::unique_ptr<Transport> transport_;
   SentBytes& sent_;
   std::shared_ptr<std::atomic<std::int64_t>> counter_;
 };

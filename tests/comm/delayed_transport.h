@@ -8,27 +8,24 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/transport.h"
 #include "tensor/philox.h"
+#include "tests/comm/forwarding_transport.h"
 
 namespace tessera::comm_test {
 
-class DelayedTransport : public Transport {
+class DelayedTransport : public ForwardingTransport {
  public:
   DelayedTransport(std::unique_ptr<Transport> transport, std::uint64_t seed)
-      : transport_(std::move(transport)),
+      : ForwardingTransport(std::move(transport)),
         seed_(seed),
-        random_(seed * 1000 + static_cast<std::uint64_t>(transport_->rank()), stream_of("test.delay")) {}
-
-  int rank() const override { return transport_->rank(); }
-  int size() const override { return transport_->size(); }
+        random_(seed * 1000 + static_cast<std::uint64_t>(rank()), stream_of("test.delay")) {}
 
   std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
     const std::lock_guard lock(mutex_);  // operations start while others go on in the background
     constexpr double kLongestInMs = 2.0;
     const double ms = kLongestInMs * (random_.words(num_sends_++)[0] * 0x1p-32);
     auto request = std::make_unique<DelayedSend>();
-    request->transport = transport_.get();
+    request->transport = &transport();
     request->data = data;
     request->num_bytes = num_bytes;
     request->to = to;
@@ -44,17 +41,9 @@ class DelayedTransport : public Transport {
     return request;
   }
 
-  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
-    return transport_->receive(data, num_bytes, from, tag);
-  }
   std::unique_ptr<Transport> split(int color, int order) override {
-    return std::make_unique<DelayedTransport>(transport_->split(color, order), seed_ + 1);
+    return std::make_unique<DelayedTransport>(transport().split(color, order), seed_ + 1);
   }
-  std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
-  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
-    return transport_->allocate_window(num_bytes);
-  }
-  void abort(int status) override { transport_->abort(status); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -79,7 +68,6 @@ class DelayedTransport : public Transport {
   };
 
   std::mutex mutex_;
-  std::unique_ptr<Transport> transport_;
   std::uint64_t seed_;
   Philox random_;
   std::uint64_t num_sends_ = 0;

@@ -5,34 +5,24 @@
 #include <memory>
 #include <thread>
 
-#include "comm/transport.h"
 #include "tensor/arena.h"
+#include "tests/comm/forwarding_transport.h"
 
 namespace tessera::comm_test {
 
 /// Groups that are split from this one have windows in the memory of the one GPU that all ranks use.
-class OneGpuTransport : public Transport {
+class OneGpuTransport : public ForwardingTransport {
  public:
   explicit OneGpuTransport(std::unique_ptr<Transport> transport, bool is_split = false)
-      : transport_(std::move(transport)), is_split_(is_split) {}
+      : ForwardingTransport(std::move(transport)), is_split_(is_split) {}
 
-  int rank() const override { return transport_->rank(); }
-  int size() const override { return transport_->size(); }
-  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
-    return transport_->send(data, num_bytes, to, tag);
-  }
-  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
-    return transport_->receive(data, num_bytes, from, tag);
-  }
   std::unique_ptr<Transport> split(int color, int order) override {
-    return std::make_unique<OneGpuTransport>(transport_->split(color, order), true);
+    return std::make_unique<OneGpuTransport>(transport().split(color, order), true);
   }
-  std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
-    if (!is_split_) return transport_->allocate_window(num_bytes);
-    return std::make_unique<Window>(*transport_, num_bytes);
+    if (!is_split_) return transport().allocate_window(num_bytes);
+    return std::make_unique<Window>(transport(), num_bytes);
   }
-  void abort(int status) override { transport_->abort(status); }
 
  private:
   class Window : public SymmetricWindow {
@@ -58,7 +48,6 @@ class OneGpuTransport : public Transport {
     int rank_;
   };
 
-  std::unique_ptr<Transport> transport_;
   bool is_split_;
 };
 

@@ -11,20 +11,11 @@ using ep_test::allocated_dispatcher;
 using ep_test::Case;
 using ep_test::Layer;
 using ep_test::LayerRun;
+using ep_test::message_of;
 using ep_test::RandomDelays;
 using ep_test::Skew;
 
 constexpr std::size_t kArenaBytes = std::size_t{4} << 20;
-
-template <typename Failure, typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Failure& failure) {
-    return failure.what();
-  }
-  return "nothing was thrown";
-}
 
 /// All ranks throw, whichever has too little room; the next dispatch that fits works.
 TEST(DispatcherFailure, TooManyRows) {

@@ -25,6 +25,7 @@ using ep_test::Case;
 using ep_test::cases;
 using ep_test::Layer;
 using ep_test::LayerRun;
+using ep_test::message_of;
 using ep_test::Skew;
 using Results = std::map<std::string, Bytes>;
 
@@ -420,16 +421,6 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
       if (HasFailure()) return;
     }
   }
-}
-
-template <typename Failure, typename Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const Failure& failure) {
-    return failure.what();
-  }
-  return "nothing was thrown";
 }
 
 /// Nothing is stored where there is no room; the layer's output is NaN, all ranks are told, and the next dispatch that

@@ -472,4 +472,15 @@ class LayerRun {
   std::map<std::string, Bytes> results_;
 };
 
+/// Of the Failure that body() throws.
+template <typename Failure, typename Body>
+std::string message_of(Body&& body) {
+  try {
+    body();
+  } catch (const Failure& failure) {
+    return failure.what();
+  }
+  return "nothing was thrown";
+}
+
 }  // namespace tessera::ep_test

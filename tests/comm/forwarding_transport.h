@@ -1,0 +1,36 @@
+// What transports around another one do if nothing else is said: what it does.
+#pragma once
+
+#include <memory>
+
+#include "comm/transport.h"
+
+namespace tessera::comm_test {
+
+class ForwardingTransport : public Transport {
+ public:
+  explicit ForwardingTransport(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
+
+  int rank() const override { return transport_->rank(); }
+  int size() const override { return transport_->size(); }
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    return transport_->send(data, num_bytes, to, tag);
+  }
+  std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
+    return transport_->receive(data, num_bytes, from, tag);
+  }
+  std::unique_ptr<Transport> split_by_node() override { return transport_->split_by_node(); }
+  std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) override {
+    return transport_->allocate_window(num_bytes);
+  }
+  void abort(int status) override { transport_->abort(status); }
+
+ protected:
+  /// The one inside.
+  Transport& transport() const { return *transport_; }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+};
+
+}  // namespace tessera::comm_test
