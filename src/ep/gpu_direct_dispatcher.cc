@@ -7,7 +7,6 @@
 #include "ep/placement.h"
 #include "ops/cuda/runtime.h"
 #include "ops/permute.h"
-#include "ops/quantize.h"
 #include "tensor/cuda_check.h"
 
 namespace tessera::ep {
@@ -171,12 +170,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
       launch_rows(op.cuda->stream(), call_args(call, saved), args);
     }
     if (!computed.plain.defined() && !computed.quantized()) return;
-    Tensor table = received.plain;
-    if (received.packed.defined()) {
-      table = op.arena->allocate(received.packed.elements.shape(), options().dtype);
-      dequantize(op, received.packed, table);
-    }
-    gather_rows(op, table, routing_of(saved).source_of_row_R, 1, saved.num_rows_1(), computed);
+    deliver_rows(op, received, options().dtype, routing_of(saved).source_of_row_R, saved.num_rows_1(), computed);
   }
 
   void do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
