@@ -6,7 +6,6 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <vector>
 
 #include "base/optional_library.h"
@@ -55,10 +54,6 @@ ncclConfig_t group_config() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.splitShare = 1;
   return config;
-}
-
-std::size_t row_bytes(const Tensor& x) {
-  return x.dim(0) == 0 ? 0 : x.num_bytes() / static_cast<std::size_t>(x.dim(0));
 }
 
 class GpuWindow : public SymmetricWindow {
@@ -204,15 +199,15 @@ Fence GpuGroup::all_reduce(const Tensor& x, const std::string& title) {
 }
 
 Fence GpuGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
-                             std::span<const std::int64_t> out_rows, const std::string& title) {
+                             std::span<const std::int64_t> out_rows, std::size_t row_bytes, const std::string& title) {
   return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
     const auto* from = static_cast<const std::byte*>(in.raw());
     auto* to = static_cast<std::byte*>(out.raw());
     TESSERA_NCCL(ncclGroupStart);
     for (int peer = 0; peer < member_->size; ++peer) {
       const auto at = static_cast<std::size_t>(peer);
-      const std::size_t sent = static_cast<std::size_t>(in_rows[at]) * row_bytes(in),
-                        received = static_cast<std::size_t>(out_rows[at]) * row_bytes(out);
+      const std::size_t sent = static_cast<std::size_t>(in_rows[at]) * row_bytes,
+                        received = static_cast<std::size_t>(out_rows[at]) * row_bytes;
       if (sent > 0) TESSERA_NCCL(ncclSend, from, sent, ncclUint8, peer, communicator, stream);
       if (received > 0) TESSERA_NCCL(ncclRecv, to, received, ncclUint8, peer, communicator, stream);
       from += sent;

@@ -40,7 +40,7 @@ class GpuGroup {
   Fence reduce_scatter(const Tensor& in, const Tensor& out, Write write, const std::string& title);
   Fence all_reduce(const Tensor& x, const std::string& title);
   Fence all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
-                     std::span<const std::int64_t> out_rows, const std::string& title);
+                     std::span<const std::int64_t> out_rows, std::size_t row_bytes, const std::string& title);
   Fence broadcast(const Tensor& x, int root, const std::string& title);
 
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);

@@ -19,7 +19,7 @@ Fence GpuGroup::all_gather(const Tensor&, const Tensor&, const std::string&) { r
 Fence GpuGroup::reduce_scatter(const Tensor&, const Tensor&, Write, const std::string&) { refuse(); }
 Fence GpuGroup::all_reduce(const Tensor&, const std::string&) { refuse(); }
 Fence GpuGroup::all_to_all_v(const Tensor&, std::span<const std::int64_t>, const Tensor&, std::span<const std::int64_t>,
-                             const std::string&) {
+                             std::size_t, const std::string&) {
   refuse();
 }
 Fence GpuGroup::broadcast(const Tensor&, int, const std::string&) { refuse(); }

@@ -413,7 +413,7 @@ Work ProcessGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> 
   TESSERA_CHECK(static_cast<std::int64_t>(first_row(in_rows, ranks)) <= in.dim(0) &&
                     static_cast<std::int64_t>(first_row(out_rows, ranks)) <= out.dim(0),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
-  if (on_gpu(in)) return work_of(gpu_->all_to_all_v(in, in_rows, out, out_rows, title("all-to-all", name)));
+  if (on_gpu(in)) return work_of(gpu_->all_to_all_v(in, in_rows, out, out_rows, row, title("all-to-all", name)));
   copy(in_part(own), static_cast<std::size_t>(in_rows[own]) * row, out_part(own));
   if (size() == 1) return {};
   auto exchange = std::make_shared<Exchange>(title("all-to-all", name));
