@@ -264,11 +264,18 @@ __global__ void __launch_bounds__(kThreads)
 /// That run side by side.
 constexpr int kCombineBlocksPerSm = 4;
 
-/// Tokens' columns over the GPU: `per_block` of them and a token a block at a time.
-dim3 combine_grid(const Context& op, std::int64_t num_tokens, std::int64_t length, std::int64_t per_block) {
-  const std::int64_t across = (length + per_block - 1) / per_block;
-  const std::int64_t down = std::max<std::int64_t>(1, op.cuda->num_sms() * kCombineBlocksPerSm / across);
-  return dim3(static_cast<unsigned>(across), static_cast<unsigned>(std::min(num_tokens, down)));
+/// Calls body(T{}, std::integral_constant<int, kCount>, grid) for sums of rows of x: a block has kThreads * kCount
+/// columns of a token of y at a time.
+template <typename Body>
+void for_combine(const Context& op, const Tensor& x_RD, const Tensor& y_TD, Body&& body) {
+  for_float_type(x_RD.dtype(), [&](auto zero) {
+    for_lanes(in_lanes(x_RD, y_TD), [&](auto lanes) {
+      constexpr std::int64_t kPerBlock = std::int64_t{kThreads} * decltype(lanes)::value;
+      const std::int64_t across = (y_TD.dim(1) + kPerBlock - 1) / kPerBlock;
+      const std::int64_t down = std::max<std::int64_t>(1, op.cuda->num_sms() * kCombineBlocksPerSm / across);
+      body(zero, lanes, dim3(static_cast<unsigned>(across), static_cast<unsigned>(std::min(y_TD.dim(0), down))));
+    });
+  });
 }
 
 /// Calls body(std::integral_constant<int, N>), N rows in flight for the sum of top_k.
@@ -363,18 +370,13 @@ void gather_numbers(const Context& op, const Tensor& x, const Tensor& index, con
 void combine_rows(const Context& op, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                   const Tensor& y_TD, Write write) {
   if (op.measuring() || y_TD.num_elements() == 0) return;
-  const std::int64_t num_tokens = y_TD.dim(0), length = y_TD.dim(1);
-  for_float_type(x_RD.dtype(), [&]<typename T>(T) {
-    for_lanes(in_lanes(x_RD, y_TD), [&](auto lanes) {
-      constexpr int kCount = decltype(lanes)::value;
-      const dim3 grid = combine_grid(op, num_tokens, length, std::int64_t{kThreads} * kCount);
-      const std::int64_t top_k = row_of_slot_TK.dim(1);
-      for_rows(top_k, [&](auto rows) {
-        combine_rows_kernel<T, kCount, decltype(rows)::value><<<grid, kThreads, 0, stream_of(op)>>>(
-            numbers<const T>(x_RD), numbers<const std::int32_t>(row_of_slot_TK), numbers<const float>(weights_TK),
-            static_cast<int>(top_k), num_tokens, static_cast<int>(length), write == Write::kAccumulate,
-            numbers<T>(y_TD));
-      });
+  const std::int64_t top_k = row_of_slot_TK.dim(1);
+  for_combine(op, x_RD, y_TD, [&]<typename T>(T, auto lanes, dim3 grid) {
+    for_rows(top_k, [&](auto rows) {
+      combine_rows_kernel<T, decltype(lanes)::value, decltype(rows)::value><<<grid, kThreads, 0, stream_of(op)>>>(
+          numbers<const T>(x_RD), numbers<const std::int32_t>(row_of_slot_TK), numbers<const float>(weights_TK),
+          static_cast<int>(top_k), y_TD.dim(0), static_cast<int>(y_TD.dim(1)), write == Write::kAccumulate,
+          numbers<T>(y_TD));
     });
   });
 }
@@ -382,17 +384,12 @@ void combine_rows(const Context& op, const Tensor& x_RD, const Tensor& row_of_sl
 void combine_rows_by_rank(const Context& op, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                           const Tensor& expert_ids_TK, std::int64_t experts_per_rank, const Tensor& y_TD, Write write) {
   if (op.measuring() || y_TD.num_elements() == 0) return;
-  const std::int64_t num_tokens = y_TD.dim(0), length = y_TD.dim(1);
-  for_float_type(x_RD.dtype(), [&]<typename T>(T) {
-    for_lanes(in_lanes(x_RD, y_TD), [&](auto lanes) {
-      constexpr int kCount = decltype(lanes)::value;
-      const dim3 grid = combine_grid(op, num_tokens, length, std::int64_t{kThreads} * kCount);
-      combine_rows_by_rank_kernel<T, kCount><<<grid, kThreads, 0, stream_of(op)>>>(
-          numbers<const T>(x_RD), numbers<const std::int32_t>(row_of_slot_TK), numbers<const float>(weights_TK),
-          numbers<const std::int32_t>(expert_ids_TK), static_cast<int>(experts_per_rank),
-          static_cast<int>(row_of_slot_TK.dim(1)), num_tokens, static_cast<int>(length), write == Write::kAccumulate,
-          numbers<T>(y_TD));
-    });
+  for_combine(op, x_RD, y_TD, [&]<typename T>(T, auto lanes, dim3 grid) {
+    combine_rows_by_rank_kernel<T, decltype(lanes)::value><<<grid, kThreads, 0, stream_of(op)>>>(
+        numbers<const T>(x_RD), numbers<const std::int32_t>(row_of_slot_TK), numbers<const float>(weights_TK),
+        numbers<const std::int32_t>(expert_ids_TK), static_cast<int>(experts_per_rank),
+        static_cast<int>(row_of_slot_TK.dim(1)), y_TD.dim(0), static_cast<int>(y_TD.dim(1)),
+        write == Write::kAccumulate, numbers<T>(y_TD));
   });
 }
 
