@@ -58,7 +58,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   const std::shared_ptr<Mesh> mesh = make_mesh(config, ranks);
   const Device device = cuda == nullptr ? Device::kCpu : Device::kCuda;
   require(!options.kernels || device == Device::kCuda, "--kernels lists what a GPU runs, but these steps run on a CPU");
-  if (config.training.num_threads > 0) set_num_threads(static_cast<int>(config.training.num_threads));
+  set_threads(config, ranks);
 
   TrainingStep step(config, mesh, device, cuda);
   step.allocate();
@@ -157,9 +157,10 @@ void add_step_command(CLI::App& parent, int& status) {
   command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in a step");
   command->allow_extras();
   command->footer(
-      "Prints one line of JSON with the median step; under mpirun, of all ranks together. tflops and mfu are a rank's. "
-      "mfu is of metrics.peak_tflops or, without it, of the GPU's dense\n"
-      "bfloat16 rate, if that is known. Keys of the configuration as in `tessera train`.");
+      "Prints one line of JSON with the median step; under mpirun, of all ranks together. tflops and mfu are a "
+      "rank's;\n"
+      "mfu is of metrics.peak_tflops or, without it, of the GPU's dense bfloat16 rate, if that is known. Keys of the "
+      "configuration as in `tessera train`.");
   command->callback([command, options, &status] {
     status = run_on_ranks([&] { return read_config(*options, config_overrides(command->remaining())); },
                           [&](const JobConfig& config, Ranks& ranks) {

@@ -1,6 +1,18 @@
 #include "train/rank_setup.h"
 
+#include <algorithm>
+
+#include "tensor/parallel.h"
+
 namespace tessera {
+
+void set_threads(const JobConfig& config, const Ranks& ranks) {
+  if (config.training.num_threads > 0) {
+    set_num_threads(static_cast<int>(config.training.num_threads));
+  } else if (ranks.size() > 1) {
+    set_num_threads(std::max(1, num_cores() / ranks.num_on_node()));
+  }
+}
 
 std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device) {
   cuda::use_device(device);

@@ -10,6 +10,9 @@
 
 namespace tessera {
 
+/// Sets the threads of a rank: training.num_threads, or, of several ranks, the node's cores shared evenly.
+void set_threads(const JobConfig& config, const Ranks& ranks);
+
 /// GPU number `device` of this machine, for one of several ranks: `world`, which must stay, and the groups that are
 /// split from it then move what lies there, and waiting for the GPU is waiting for other ranks. Together with all
 /// ranks.

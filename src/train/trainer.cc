@@ -32,11 +32,7 @@ data::LoaderConfig loader_config(const JobConfig& config, const Mesh& mesh, cons
 JobConfig prepared(JobConfig config, Ranks& ranks) {
   ranks.require_same(config_table(config).to_toml(), "configuration");
   config.validate();
-  if (config.training.num_threads > 0) {
-    set_num_threads(static_cast<int>(config.training.num_threads));
-  } else if (ranks.size() > 1) {
-    set_num_threads(std::max(1, num_cores() / ranks.num_on_node()));
-  }
+  set_threads(config, ranks);
   set_document_end(config);
   return config;
 }
