@@ -71,6 +71,7 @@ TEST_F(PermuteCuda, RowsThereAndBack) {
         const Tensor weights = random({kTokens, top_k}), out = random({num_rows, dim}, dtype);
         for (const Write write : {Write::kAssign, Write::kAccumulate}) {
           for (const Tensor& factors : {weights, Tensor()}) {
+            const ArenaScope results(arena_);
             const Tensor y = write == Write::kAssign ? poisoned({kTokens, dim}, dtype) : random({kTokens, dim}, dtype);
             expect_same(
                 [&](const Side& side) { combine_rows(side.op, side(out), side(rows), side(factors), side(y), write); },
