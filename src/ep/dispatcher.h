@@ -140,6 +140,8 @@ class Dispatcher {
   virtual std::size_t window_bytes() const { return 0; }
   /// Together with all ranks, before the first call that does not measure. Throws Error if there is no such memory.
   virtual void allocate() {}
+  /// SMs of a GPU that a call takes, while others are free for other work; 0: all of them, for a short time.
+  virtual int num_sms() const { return 0; }
   /// Whether calls wait for the GPU, and so cannot be parts of a graph.
   virtual bool waits_for_gpu() const { return false; }
   /// Throws what a GPU's calls that have ended would have thrown: once for too many rows, where combine gave NaN; again

@@ -41,6 +41,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
     report_ = Buffer_::pinned(sizeof(GpuReport));
   }
 
+  int num_sms() const override { return options().num_sms; }
+
   void check() override {
     if (report_.data() == nullptr) return;
     auto& report = *reinterpret_cast<GpuReport*>(report_.data());

@@ -11,6 +11,8 @@ class StandardDispatcher : public Dispatcher {
   StandardDispatcher(const DispatchOptions& options, ProcessGroup& group)
       : Dispatcher(options, group.size()), group_(group) {}
 
+  /// NCCL's are not told, so that this is a guess.
+  int num_sms() const override { return options().device == Device::kCuda ? options().num_sms : 0; }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
 
  private:

@@ -44,8 +44,13 @@ void FeedForward::forward(const LayerContext& context, const GemmOperand& x_TD, 
 
 void FeedForward::backward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I,
                            const Tensor& d_out_TD, const Tensor& d_x_TD) const {
-  const TraceScope trace(context.op.trace, "feed_forward.backward");
   const ArenaScope scope(*context.op.arena);
+  backward_weights(context, x_TD, backward_inputs(context, h_T2I, d_out_TD, d_x_TD));
+}
+
+FeedForward::Gradients FeedForward::backward_inputs(const LayerContext& context, const Tensor& h_T2I,
+                                                    const Tensor& d_out_TD, const Tensor& d_x_TD) const {
+  const TraceScope trace(context.op.trace, "feed_forward.backward_inputs");
   const GemmOperand d_out =
       gradient_operand(context, gather_tokens(context, d_out_TD, context.parameters->spec(w2_).name), w2_);
   const Tensor d_a_TI = context.allocate({h_T2I.dim(0), inter_dim_});
@@ -54,11 +59,17 @@ void FeedForward::backward(const LayerContext& context, const GemmOperand& x_TD,
   const GemmOperand d_h_T2I = allocate_operand(context, h_T2I.shape(), gradient_forms(context, w13_), h_T2I);
   const GemmOperand a_TI = allocate_operand(context, d_a_TI.shape(), input_forms(context, {w2_}).wgrad, d_a_TI);
   swiglu_backward(context.op, d_a_TI, h_T2I, d_h_T2I, a_TI);
-  linear_wgrad(context, d_out, a_TI, w2_);
+  column_parallel_dgrad(context, d_h_T2I, w13_, d_x_TD);
+  return {.d_out_TD = d_out, .a_TI = a_TI, .d_h_T2I = d_h_T2I};
+}
+
+void FeedForward::backward_weights(const LayerContext& context, const GemmOperand& x_TD,
+                                   const Gradients& gradients) const {
+  const TraceScope trace(context.op.trace, "feed_forward.backward_weights");
+  linear_wgrad(context, gradients.d_out_TD, gradients.a_TI, w2_);
   const GemmOperand all_TD =
       gather_tokens(context, x_TD, input_forms(context, {w13_}).wgrad, context.parameters->spec(w13_).name);
-  linear_wgrad(context, d_h_T2I, all_TD, w13_);
-  column_parallel_dgrad(context, d_h_T2I, w13_, d_x_TD);
+  linear_wgrad(context, gradients.d_h_T2I, all_TD, w13_);
 }
 
 }  // namespace tessera

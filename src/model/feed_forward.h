@@ -26,6 +26,14 @@ class FeedForward {
   void backward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I, const Tensor& d_out_TD,
                 const Tensor& d_x_TD) const;
 
+  // The same in two calls: d_x_TD, then the parameters' gradients, from what the first leaves in the arena.
+  struct Gradients {
+    GemmOperand d_out_TD, a_TI, d_h_T2I;
+  };
+  Gradients backward_inputs(const LayerContext& context, const Tensor& h_T2I, const Tensor& d_out_TD,
+                            const Tensor& d_x_TD) const;
+  void backward_weights(const LayerContext& context, const GemmOperand& x_TD, const Gradients& gradients) const;
+
  private:
   ParamId w13_, w2_;
   std::int64_t inter_dim_;  // I, of this rank

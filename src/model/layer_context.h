@@ -77,6 +77,12 @@ struct LayerContext {
     if (kept != nullptr) result.op.arena = kept;
     return result;
   }
+  /// The same for operators that `other` runs.
+  LayerContext on(const Context& other) const {
+    LayerContext result = *this;
+    result.op = other;
+    return result;
+  }
   Tensor allocate(Shape shape) const { return op.arena->allocate(shape, compute()); }
   Tensor allocate(Shape shape, DType dtype) const { return op.arena->allocate(shape, dtype); }
 };

@@ -1,5 +1,7 @@
 #include "model/moe.h"
 
+#include "model/token_exchange.h"
+#include "ops/beside.h"
 #include "ops/elementwise.h"
 #include "ops/swiglu.h"
 
@@ -49,6 +51,12 @@ RouterOptions Moe::router_options(const LayerContext& context) const {
           .seq_len = context.batch->seq_len(),
           .first_token = context.first_local_token(),
           .tokens_per_seq = context.batch->tokens_per_seq()};
+}
+
+int Moe::num_sms_of_dispatch(const LayerContext& context) const {
+  // Tensor-parallel ranks' shared experts send, too; and a probe is told of operators one by one.
+  const bool can_run_beside = shared_ && !tokens_are_cut(context) && context.probe == nullptr;
+  return can_run_beside ? context.dispatcher->num_sms() : 0;
 }
 
 InputForms Moe::y_forms(const LayerContext& context) const {
@@ -123,7 +131,13 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   const GemmOperand x_RD =
       allocate_operand(context, rows_shape, keeps ? x_forms.forward | x_forms.wgrad : x_forms.forward,
                        keeps ? saved.x_RD : context.dispatcher->rows_in_window(op, saved.dispatch));
-  context.dispatcher->dispatch(op, y_TD, saved.dispatch, x_RD);
+  {
+    const ArenaScope shared_scope(*op.arena);
+    Beside beside(op, num_sms_of_dispatch(context));
+    if (shared_) shared_->forward(context.on(beside.op()), y, saved.shared_h_T2I, out_TD, Write::kAssign);
+    context.dispatcher->dispatch(op, y_TD, saved.dispatch, x_RD);
+    beside.join();
+  }
   grouped_linear_forward(context, x_RD, w13_, offsets_e1, saved.h_R2F);
   if (out_TD.defined()) {
     const GemmOperand a_RF =
@@ -131,9 +145,9 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
     const Tensor expert_out_RD = context.allocate(rows_shape);
     swiglu_forward(op, saved.h_R2F, a_RF, num_rows_1);
     grouped_linear_forward(context, a_RF, w2_, offsets_e1, expert_out_RD);
-    context.dispatcher->combine(op, expert_out_RD, saved.dispatch, out_TD, Write::kAssign);
+    context.dispatcher->combine(op, expert_out_RD, saved.dispatch, out_TD,
+                                shared_ ? Write::kAccumulate : Write::kAssign);
   }
-  if (shared_) shared_->forward(context, y, saved.shared_h_T2I, out_TD, Write::kAccumulate);
 }
 
 void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& d_out_TD,
@@ -143,9 +157,8 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
   const Context& op = context.op;
   const Tensor& y_TD = y.plain;
   const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts;
-  if (shared_) shared_->backward(context, y, saved.shared_h_T2I, d_out_TD, d_y_TD);
-
   const ArenaScope scope(*op.arena);
+  FeedForward::Gradients shared;
   const Tensor d_weights_TK = context.allocate({num_tokens, config.top_k}, DType::kFloat32);
   {
     const ArenaScope experts_scope(*op.arena);
@@ -155,7 +168,12 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
     const GemmOperand d_out_RD = allocate_operand(context, rows_shape, gradient_forms(context, w2_),
                                                   dispatcher.gradients_in_window(op, saved.dispatch));
-    dispatcher.combine_backward(op, d_out_TD, saved.dispatch, d_out_RD);
+    {
+      Beside beside(op, num_sms_of_dispatch(context));
+      if (shared_) shared = shared_->backward_inputs(context.on(beside.op()), saved.shared_h_T2I, d_out_TD, d_y_TD);
+      dispatcher.combine_backward(op, d_out_TD, saved.dispatch, d_out_RD);
+      beside.join();
+    }
     const Tensor d_a_RF = context.allocate({rows_shape[0], config.moe_inter_dim});
     grouped_linear_dgrad(context, d_out_RD, w2_, offsets_e1, d_a_RF);
     // In place, where they are wanted as they are.
@@ -176,8 +194,11 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     grouped_linear_wgrad(context, d_h_R2F, x_RD, w13_, offsets_e1);
     const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
     grouped_linear_dgrad(context, d_h_R2F, w13_, offsets_e1, d_x_RD);
+    Beside beside(op, num_sms_of_dispatch(context));
+    if (shared_) shared_->backward_weights(context.on(beside.op()), y, shared);
     dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, saved.dispatch, d_y_TD,
                                  shared_ ? Write::kAccumulate : Write::kAssign, d_weights_TK);
+    beside.join();
   }
 
   const Tensor d_logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);

@@ -50,6 +50,8 @@ class Moe {
 
  private:
   RouterOptions router_options(const LayerContext& context) const;
+  /// SMs that a dispatcher's call takes while the shared experts run beside it; 0: they do not.
+  int num_sms_of_dispatch(const LayerContext& context) const;
   /// loss_1 (float64) += the balance loss of the micro-batch's sequences, with the tokens that other ranks have of
   /// them; undefined: only what the backward needs.
   void balance(const LayerContext& context, const RouterOptions& options, const RouterOutputs& routing,

@@ -155,7 +155,8 @@ void grouped_linear_forward(const Context& op, const Tensor& x_RN, const Tensor&
                         .num_experts = static_cast<int>(w_EMN.dim(0)),
                         .num_rows = static_cast<int>(x_RN.dim(0)),
                         .m = static_cast<int>(w_EMN.dim(1)),
-                        .n = static_cast<int>(w_EMN.dim(2))},
+                        .n = static_cast<int>(w_EMN.dim(2)),
+                        .num_sms = op.cuda->num_sms()},
                        stream_of(op));
 }
 
@@ -171,7 +172,8 @@ void grouped_linear_dgrad(const Context& op, const Tensor& d_y_RM, const Tensor&
                       .num_experts = static_cast<int>(w_EMN.dim(0)),
                       .num_rows = static_cast<int>(d_y_RM.dim(0)),
                       .m = static_cast<int>(w_EMN.dim(1)),
-                      .n = static_cast<int>(w_EMN.dim(2))},
+                      .n = static_cast<int>(w_EMN.dim(2)),
+                      .num_sms = op.cuda->num_sms()},
                      stream_of(op));
 }
 
@@ -191,7 +193,8 @@ void grouped_linear_wgrad(const Context& op, const Tensor& d_y_RM, const Tensor&
                       .num_experts = static_cast<int>(d_w_EMN.dim(0)),
                       .num_rows = static_cast<int>(x_RN.dim(0)),
                       .m = static_cast<int>(d_w_EMN.dim(1)),
-                      .n = static_cast<int>(d_w_EMN.dim(2))},
+                      .n = static_cast<int>(d_w_EMN.dim(2)),
+                      .num_sms = op.cuda->num_sms()},
                      stream_of(op));
 }
 

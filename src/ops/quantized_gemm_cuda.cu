@@ -165,7 +165,8 @@ void run_blockwise(const Context& op, const mx::Quantized& x, const mx::Quantize
                           .num_experts = to_int(experts),
                           .num_rows = to_int(y.dim(0)),
                           .m = to_int(y.dim(1)),
-                          .n = to_int(x.elements.dim(1))},
+                          .n = to_int(x.elements.dim(1)),
+                          .num_sms = op.cuda->num_sms()},
                          stream_of(op));
 }
 
@@ -181,7 +182,8 @@ void run_exact(const Context& op, const mx::Quantized& x, const Tensor& wide, st
                       .num_experts = to_int(experts),
                       .num_rows = to_int(y.dim(0)),
                       .m = to_int(y.dim(1)),
-                      .n = to_int(x.elements.dim(1))},
+                      .n = to_int(x.elements.dim(1)),
+                      .num_sms = op.cuda->num_sms()},
                      stream_of(op));
 }
 
@@ -313,7 +315,8 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
                                  .num_experts = to_int(experts),
                                  .num_rows = to_int(num_rows),
                                  .m = to_int(m),
-                                 .n = to_int(n)},
+                                 .n = to_int(n),
+                                 .num_sms = op.cuda->num_sms()},
                                 stream_of(op));
   }
   if (fits && is_e8m0(x_NR)) {

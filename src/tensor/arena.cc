@@ -95,7 +95,7 @@ bool Arena::contains(const Tensor& tensor) const {
 
 void Arena::release_to(std::size_t mark) {
   TESSERA_CHECK(mark <= used_, "mark {} used {}", mark, used_);
-  used_ = mark;
+  if (num_holds_ == 0) used_ = mark;
 }
 
 }  // namespace tessera

@@ -65,10 +65,11 @@ class Arena {
   std::size_t peak() const { return peak_; }
   std::size_t capacity() const { return buffer_.size(); }
 
-  /// Gives back all that was allocated since `used()` was `mark`.
+  /// Gives back all that was allocated since `used()` was `mark`; within an ArenaHold nothing.
   void release_to(std::size_t mark);
 
  private:
+  friend class ArenaHold;
   std::byte* base() const;
 
   Device device_, target_;
@@ -76,6 +77,7 @@ class Arena {
   std::uintptr_t measured_base_ = 0;
   std::size_t used_ = 0;
   std::size_t peak_ = 0;
+  int num_holds_ = 0;
 };
 
 /// Gives back at the end of the block what was allocated since its construction.
@@ -89,6 +91,19 @@ class ArenaScope {
  private:
   Arena& arena_;
   std::size_t mark_;
+};
+
+/// Until the end of the block nothing is given back: two streams of a GPU may use what has been allocated at the same
+/// time. It goes with the next ArenaScope that ends, which began before.
+class ArenaHold {
+ public:
+  explicit ArenaHold(Arena& arena) : arena_(arena) { ++arena_.num_holds_; }
+  ~ArenaHold() { --arena_.num_holds_; }
+  ArenaHold(const ArenaHold&) = delete;
+  ArenaHold& operator=(const ArenaHold&) = delete;
+
+ private:
+  Arena& arena_;
 };
 
 }  // namespace tessera

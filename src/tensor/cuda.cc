@@ -95,9 +95,10 @@ std::byte* allocate_pinned(std::size_t num_bytes) {
 
 void free_pinned(std::byte* memory) noexcept { cudaFreeHost(memory); }
 
-Stream::Stream() {
+Stream::Stream(Priority priority) {
   require(available(), "no GPU: {}", why_unavailable());
-  TESSERA_CUDA(cudaStreamCreateWithFlags(&handle_, cudaStreamNonBlocking));
+  // CUDA's least priority is 0, and a higher one a smaller number.
+  TESSERA_CUDA(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, -static_cast<int>(priority)));
 }
 
 Stream::~Stream() {

@@ -46,10 +46,13 @@ class EventHandle {
 
 class Fence;
 
+/// Whose blocks the GPU starts first, where work of several streams is ready.
+enum class Priority { kLow, kNormal, kHigh };
+
 /// A queue of the GPU's work: what is put on one stream runs in order. Owned; movable.
 class Stream {
  public:
-  Stream();
+  explicit Stream(Priority priority = Priority::kNormal);
   ~Stream();
   Stream(Stream&& other) noexcept;
   Stream& operator=(Stream&& other) noexcept;

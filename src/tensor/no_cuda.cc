@@ -23,7 +23,7 @@ std::size_t total_memory_bytes() { refuse(); }
 std::byte* allocate_pinned(std::size_t) { refuse(); }
 void free_pinned(std::byte*) noexcept {}
 
-Stream::Stream() { refuse(); }
+Stream::Stream(Priority /*priority*/) { refuse(); }
 Stream::~Stream() = default;
 Stream::Stream(Stream&&) noexcept = default;
 Stream& Stream::operator=(Stream&&) noexcept = default;

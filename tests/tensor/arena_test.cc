@@ -55,6 +55,25 @@ TEST(Arena, GivesAlignedMemoryAsAStack) {
   EXPECT_EQ(arena.allocate({1}, DType::kFloat32).raw(), second.raw());
 }
 
+TEST(Arena, GivesNothingBackWhileItIsHeld) {
+  Arena arena(1024);
+  void* first = nullptr;
+  {
+    const ArenaScope scope(arena);
+    {
+      const ArenaHold hold(arena);
+      {
+        const ArenaScope inner(arena);
+        first = arena.allocate({1}, DType::kFloat32).raw();
+      }
+      EXPECT_NE(arena.allocate({1}, DType::kFloat32).raw(), first);
+    }
+    EXPECT_EQ(arena.used(), 2 * kAlignment);
+  }
+  EXPECT_EQ(arena.used(), 0u);
+  EXPECT_EQ(arena.allocate({1}, DType::kFloat32).raw(), first);
+}
+
 TEST(Arena, MoreThanPlannedThrows) {
   Arena arena(128);
   arena.allocate_bytes(128);

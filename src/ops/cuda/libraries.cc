@@ -55,7 +55,7 @@ BlasPlan::~BlasPlan() {
   }
 }
 
-Runtime::Libraries::Libraries(const Stream& stream) : stream_(stream) {
+Runtime::Libraries::Libraries(const Stream& stream, int sm_target) : stream_(stream), sm_target_(sm_target) {
   const cublasStatus_t status = TESSERA_BLAS_FUNCTION(cublasLtCreate)(&blas_);
   require(status == CUBLAS_STATUS_SUCCESS, "cuBLASLt cannot start: {}",
           TESSERA_BLAS_FUNCTION(cublasLtGetStatusString)(status));
@@ -75,6 +75,7 @@ const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key, const BlasScale
   TESSERA_BLAS(cublasLtMatmulDescCreate, &plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  if (sm_target_ != 0) set(plan.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, sm_target_);
   if (is_block_scaled) {
     set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);
     set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0);

@@ -49,7 +49,8 @@ class AttentionLibrary;
 
 class Runtime::Libraries {
  public:
-  explicit Libraries(const Stream& stream);
+  /// sm_target: SMs that products are to take, 0: all.
+  Libraries(const Stream& stream, int sm_target);
   ~Libraries();
   Libraries(const Libraries&) = delete;
   Libraries& operator=(const Libraries&) = delete;
@@ -63,6 +64,7 @@ class Runtime::Libraries {
 
  private:
   const Stream& stream_;
+  int sm_target_;
   cublasLtHandle_t blas_ = nullptr;
   std::unordered_map<GemmKey, std::unique_ptr<const BlasPlan>, GemmKeyHash> plans_;
   std::unique_ptr<AttentionLibrary> attention_;

@@ -38,12 +38,27 @@ Runtime::Runtime() {
   TESSERA_CUDA(cudaDeviceGetAttribute(&compute_capability_, cudaDevAttrComputeCapabilityMajor, device));
 }
 
+Runtime::Runtime(const Runtime& main, int num_sms)
+    : stream_(Priority::kLow),
+      num_sms_(num_sms),
+      sm_target_(num_sms),
+      compute_capability_(main.compute_capability_),
+      deterministic_(main.deterministic_),
+      recorder_(main.recorder_) {}
+
 Runtime::~Runtime() = default;
+
+Runtime& Runtime::beside(int num_sms) {
+  TESSERA_CHECK(0 <= num_sms && num_sms < num_sms_, "{} of {} SMs", num_sms, num_sms_);
+  if (beside_ == nullptr) beside_.reset(new Runtime(*this, num_sms_ - num_sms));
+  TESSERA_CHECK(beside_->num_sms_ == num_sms_ - num_sms && beside_->deterministic_ == deterministic_);
+  return *beside_;
+}
 
 std::shared_ptr<Runtime> make_runtime() { return std::make_shared<Runtime>(); }
 
 Runtime::Libraries& Runtime::libraries() {
-  if (libraries_ == nullptr) libraries_ = std::make_unique<Libraries>(stream_);
+  if (libraries_ == nullptr) libraries_ = std::make_unique<Libraries>(stream_, sm_target_);
   return *libraries_;
 }
 
@@ -58,11 +73,12 @@ void Runtime::wait(const Event& event) {
   const char* failure = event.wait();
   if (failure == nullptr) return;
   fail("the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
-       failure, recorder_.dump());
+       failure, recorder_->dump());
 }
 
 void Runtime::fetch(const Tensor& tensor, void* target) {
   TESSERA_CHECK(tensor.device() == Device::kCuda && tensor.is_contiguous());
+  synchronize();  // here, where it can be given up: a copy to memory that is not pinned waits within the driver
   copy_bytes(stream_, tensor.raw(), tensor.num_bytes(), target);
   synchronize();
 }

@@ -41,10 +41,15 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   const Stream& stream() const { return stream_; }
+  /// Those that operators are to use.
   int num_sms() const { return num_sms_; }
   /// Its major number: 9 is Hopper, 10 Blackwell.
   int compute_capability() const { return compute_capability_; }
-  FlightRecorder& recorder() { return recorder_; }
+  FlightRecorder& recorder() { return *recorder_; }
+
+  /// For operators that run beside this one's (ops/beside.h): another stream, behind this one where both want the same
+  /// SMs, whose kernels that stay on an SM leave `num_sms` of them free. Made by the first call; the same afterwards.
+  Runtime& beside(int num_sms);
 
   /// Whether two runs give the same bits, at a price in time and scratch memory. Without it, gradients that cuDNN sums
   /// up may differ in their last bits. To be set before a step is measured.
@@ -69,13 +74,16 @@ class Runtime {
   Libraries& libraries();
 
  private:
+  Runtime(const Runtime& main, int num_sms);
+
   Stream stream_;
-  int num_sms_ = 0;
+  int num_sms_ = 0, sm_target_ = 0;  // the latter: for libraries, 0: all
   int compute_capability_ = 0;
   bool deterministic_ = false;
-  FlightRecorder recorder_;
+  std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   std::function<void(const Event&)> wait_;
   std::unique_ptr<Libraries> libraries_;
+  std::unique_ptr<Runtime> beside_;
 };
 
 /// A new one. Throws Error where there is no GPU, also in a build without CUDA.

@@ -51,10 +51,10 @@ CUtensorMap gradient_map(float* data, int experts, int rows, int columns) {
   return make_tensor_map(spec);
 }
 
-/// One block per SM, as many clusters as the GPU holds at once.
+/// One block on each of num_sms SMs at most, as many clusters as the GPU holds at once.
 template <Product kProduct, bool kTransposed>
 void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& out, const sm90::Params& params,
-            cudaStream_t stream) {
+            int num_sms, cudaStream_t stream) {
   constexpr auto kernel = sm90::grouped_gemm<kProduct, kTransposed>;
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(sm90::kThreads);
@@ -69,7 +69,7 @@ void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& out, 
     TESSERA_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kernel, &any));
     return clusters;
   }();
-  config.gridDim = dim3(static_cast<unsigned>(num_clusters * sm90::kCluster));
+  config.gridDim = dim3(static_cast<unsigned>(std::min(num_clusters, num_sms / sm90::kCluster) * sm90::kCluster));
   TESSERA_CUDA(cudaLaunchKernelEx(&config, kernel, a, b, out, params));
 }
 
@@ -91,35 +91,35 @@ bool transpose_rows(int num_experts, int num_rows, int columns) {
 }  // namespace
 
 void sm90_grouped_forward(const Sm90GroupedForward& args, cudaStream_t stream) {
-  const auto [x_RN, w_EMN, offsets_E1, y_RM, num_experts, num_rows, m, n] = args;
+  const auto [x_RN, w_EMN, offsets_E1, y_RM, num_experts, num_rows, m, n, num_sms] = args;
   check(num_experts, num_rows, m, n);
   const CUtensorMap x = k_major<Product::kForward>(matrix(x_RN, 0, num_rows, n));
   const CUtensorMap w = k_major<Product::kForward>(matrix(w_EMN, num_experts, m, n));
   const CUtensorMap y = output_map(y_RM, num_rows, m);
   const sm90::Params params{.offsets_E1 = offsets_E1, .num_experts = num_experts, .m = m, .n = n, .output = y_RM};
   if (transpose_rows(num_experts, num_rows, m)) {
-    launch<Product::kForward, true>(w, x, y, params, stream);
+    launch<Product::kForward, true>(w, x, y, params, num_sms, stream);
   } else {
-    launch<Product::kForward, false>(x, w, y, params, stream);
+    launch<Product::kForward, false>(x, w, y, params, num_sms, stream);
   }
 }
 
 void sm90_grouped_dgrad(const Sm90GroupedDgrad& args, cudaStream_t stream) {
-  const auto [d_y_RM, w_EMN, offsets_E1, d_x_RN, num_experts, num_rows, m, n] = args;
+  const auto [d_y_RM, w_EMN, offsets_E1, d_x_RN, num_experts, num_rows, m, n, num_sms] = args;
   check(num_experts, num_rows, m, n);
   const CUtensorMap d_y = k_major<Product::kDgrad>(matrix(d_y_RM, 0, num_rows, m));
   const CUtensorMap w = mn_major<Product::kDgrad>(matrix(w_EMN, num_experts, m, n));
   const CUtensorMap d_x = output_map(d_x_RN, num_rows, n);
   const sm90::Params params{.offsets_E1 = offsets_E1, .num_experts = num_experts, .m = m, .n = n, .output = d_x_RN};
   if (transpose_rows(num_experts, num_rows, n)) {
-    launch<Product::kDgrad, true>(w, d_y, d_x, params, stream);
+    launch<Product::kDgrad, true>(w, d_y, d_x, params, num_sms, stream);
   } else {
-    launch<Product::kDgrad, false>(d_y, w, d_x, params, stream);
+    launch<Product::kDgrad, false>(d_y, w, d_x, params, num_sms, stream);
   }
 }
 
 void sm90_grouped_wgrad(const Sm90GroupedWgrad& args, cudaStream_t stream) {
-  const auto [d_y_RM, x_RN, offsets_E1, d_w_EMN, scratch, accumulate, num_experts, num_rows, m, n] = args;
+  const auto [d_y_RM, x_RN, offsets_E1, d_w_EMN, scratch, accumulate, num_experts, num_rows, m, n, num_sms] = args;
   check(num_experts, num_rows, m, n);
   TESSERA_CUDA(cudaMemsetAsync(scratch, 0, kSm90WgradScratchBytes, stream));
   const CUtensorMap d_y = mn_major<Product::kWgrad>(matrix(d_y_RM, 0, num_rows, m));
@@ -132,9 +132,9 @@ void sm90_grouped_wgrad(const Sm90GroupedWgrad& args, cudaStream_t stream) {
                             .parts_done = static_cast<std::int32_t*>(scratch),
                             .accumulate = accumulate};
   if (padded(m, sm90::kTileB) * padded(n, sm90::kTileA) < padded(m, sm90::kTileA) * padded(n, sm90::kTileB)) {
-    launch<Product::kWgrad, true>(x, d_y, d_w, params, stream);
+    launch<Product::kWgrad, true>(x, d_y, d_w, params, num_sms, stream);
   } else {
-    launch<Product::kWgrad, false>(d_y, x, d_w, params, stream);
+    launch<Product::kWgrad, false>(d_y, x, d_w, params, num_sms, stream);
   }
 }
 

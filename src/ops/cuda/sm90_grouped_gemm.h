@@ -15,11 +15,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace tessera::cuda {
 
 /// At most that many experts in one launch.
 inline constexpr int kSm90MaxExperts = 256;
+
+/// A launch has a block on each of at most num_sms SMs, as long as it lasts; this is all that there are.
+inline constexpr int kAllSms = std::numeric_limits<int>::max();
 
 struct Sm90GroupedForward {
   const __nv_bfloat16* x_RN = nullptr;
@@ -27,6 +31,7 @@ struct Sm90GroupedForward {
   const std::int32_t* offsets_E1 = nullptr;
   __nv_bfloat16* y_RM = nullptr;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;  // num_rows: what x and y have room for
+  int num_sms = kAllSms;
 };
 
 struct Sm90GroupedDgrad {
@@ -35,6 +40,7 @@ struct Sm90GroupedDgrad {
   const std::int32_t* offsets_E1 = nullptr;
   __nv_bfloat16* d_x_RN = nullptr;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
+  int num_sms = kAllSms;
 };
 
 struct Sm90GroupedWgrad {
@@ -45,6 +51,7 @@ struct Sm90GroupedWgrad {
   void* scratch = nullptr;  // kSm90WgradScratchBytes
   bool accumulate = true;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
+  int num_sms = kAllSms;
 };
 
 /// 8 bytes for each block; each launch sets them to 0.

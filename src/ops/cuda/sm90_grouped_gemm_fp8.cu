@@ -41,9 +41,9 @@ sm90::Scales scales_of(const void* data, int columns, mx::ScaleType type) {
       .data = data, .stride = sm90::ceil_div(columns, is_float ? mx::kWideBlock : mx::kBlock), .is_float = is_float};
 }
 
-/// One block per SM, as many clusters as the GPU holds at once.
+/// One block on each of num_sms SMs at most, as many clusters as the GPU holds at once.
 template <auto kKernel, typename Shared, typename... Args>
-void launch(int threads, int cluster, cudaStream_t stream, const Args&... args) {
+void launch(int threads, int cluster, int num_sms, cudaStream_t stream, const Args&... args) {
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = sizeof(Shared);
@@ -56,7 +56,7 @@ void launch(int threads, int cluster, cudaStream_t stream, const Args&... args) 
     TESSERA_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &any));
     return clusters;
   }();
-  config.gridDim = dim3(static_cast<unsigned>(num_clusters * cluster));
+  config.gridDim = dim3(static_cast<unsigned>(std::min(num_clusters, num_sms / cluster) * cluster));
   TESSERA_CUDA(cudaLaunchKernelEx(&config, kKernel, args...));
 }
 
@@ -79,7 +79,7 @@ void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t strea
                            .scales_a = scales_of(args.x_scales, args.n, args.scale_type),
                            .scales_b = scales_of(args.w_scales, args.n, args.scale_type),
                            .y_RM = args.y_RM};
-  launch<fp8::blockwise_gemm<false, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, x, w, params);
+  launch<fp8::blockwise_gemm<false, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, x, w, params);
 }
 
 void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
@@ -119,9 +119,9 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
                            .parts_done = parts_done,
                            .accumulate = args.accumulate};
   if (is_wide) {
-    launch<fp8::blockwise_gemm<true, true>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, x, d_y, params);
+    launch<fp8::blockwise_gemm<true, true>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, x, d_y, params);
   } else {
-    launch<fp8::blockwise_gemm<true, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, stream, d_y, x, params);
+    launch<fp8::blockwise_gemm<true, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, d_y, x, params);
   }
 }
 
@@ -143,7 +143,7 @@ void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
                              .n = args.n,
                              .x_scales = scales_of(args.x_scales, args.n, mx::ScaleType::kE8M0),
                              .y_RM = args.y_RM};
-  launch<exact::exact_gemm, exact::Shared>(exact::kThreads, exact::kCluster, stream, x, make_tensor_map(wide), params);
+  launch<exact::exact_gemm, exact::Shared>(exact::kThreads, exact::kCluster, args.num_sms, stream, x, make_tensor_map(wide), params);
 }
 
 }  // namespace tessera::cuda

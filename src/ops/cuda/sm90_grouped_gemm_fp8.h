@@ -23,6 +23,7 @@
 #include <cstdint>
 
 #include "mx/block.h"
+#include "ops/cuda/sm90_grouped_gemm.h"
 
 namespace tessera::cuda {
 
@@ -37,6 +38,7 @@ struct Sm90BlockwiseForward {
   const std::int32_t* offsets_E1 = nullptr;
   __nv_bfloat16* y_RM = nullptr;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;  // num_rows: what x and y have room for
+  int num_sms = kAllSms;
 };
 
 /// Scales are float32 [M, ceil(R / 128)] and [N, ceil(R / 128)], or E8M0 [M, ceil(R / 32)] and [N, ceil(R / 32)] that
@@ -52,6 +54,7 @@ struct Sm90BlockwiseWgrad {
   void* scratch = nullptr;  // sm90_blockwise_scratch_bytes
   bool accumulate = true;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
+  int num_sms = kAllSms;
 };
 
 inline constexpr std::size_t kSm90PartsBytes = 4096;
@@ -68,6 +71,7 @@ struct Sm90ExactForward {
   const std::int32_t* offsets_E1 = nullptr;
   __nv_bfloat16* y_RM = nullptr;
   int num_experts = 0, num_rows = 0, m = 0, n = 0;
+  int num_sms = kAllSms;
 };
 
 void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t stream);
