@@ -26,12 +26,13 @@ from collections import namedtuple
 from gpu import STEPS, Report, Runner, json_lines
 from training_run import mpirun
 
-# Sequences per micro-batch, activation_checkpoint.mode, expert_parallel_capacity_factor, and the precision that tokens cross
-# to their experts in.
+# Sequences per micro-batch, activation_checkpoint.mode, expert_parallel_capacity_factor, and the precision that tokens and
+# gradients cross to the experts in.
 Setting = namedtuple("Setting", "batch recompute room payload", defaults=["default"])
 
 FORCED, REAL = 1.05, (1.5, 2.0)
-# `tessera plan memory --ranks 8 --device cuda` says what 8 H200s have room for.
+# `tessera plan memory --ranks 8 --device cuda` says what 8 H200s have room for. Fewer have larger parts of the model each:
+# there batches are smaller (batch_of).
 NONE, KEPT = Setting(4, "none", FORCED), Setting(4, "selective", FORCED)
 ROUTED = (Setting(3, "none", REAL[0]), Setting(4, "selective", REAL[0]))
 # Precision, backend and router: what is tried, of which the fastest counts.
@@ -50,9 +51,7 @@ CELLS = {
     ("fp8_blockwise", "standard", "real"): ROUTED,
 }
 CELL_SHAPE = ["--model.flavor=16B", "--training.seq_len=8192"]
-# Layers of the 671B model, all with experts: the difference, over their number, is a layer's time. By reckoning a layer takes
-# 24 to 27 GiB of each of 8 GPUs (weights, gradients, moments, copies), so that four leave no room for activations.
-DEPTHS = (1, 3)
+# Layers of the 671B model, all with experts (depths_of).
 LAYERS = {
     "forced": Setting(2, "none", FORCED),
     "real": Setting(2, "none", REAL[1]),
@@ -83,6 +82,16 @@ def name_of(run):
     return " ".join(filter(None, (run.cell, run.setting)))
 
 
+def batch_of(setting, ranks):
+    return max(1, setting.batch * ranks // BOUND_RANKS)
+
+
+def depths_of(ranks):
+    """The difference, over the layers' number, is a layer's time. A layer takes 24 to 27 GiB of each of 8 GPUs (weights,
+    gradients, moments, copies), so that four leave no room for activations."""
+    return 1, max(2, 1 + ranks // 4)
+
+
 def step_run(args, cell, ranks, setting, precision, backend, router, shape):
     """Without a rank to send tokens to, the backend has nothing to do."""
     options = [*STEP, *shape, *STEPS[precision], f"--training.local_batch_size={setting.batch}",
@@ -92,7 +101,8 @@ def step_run(args, cell, ranks, setting, precision, backend, router, shape):
         options += [f"--parallelism.expert_parallel_degree={ranks}",
                     f"--parallelism.expert_parallel_comm_backend={backend}",
                     f"--parallelism.expert_parallel_capacity_factor={setting.room}",
-                    f"--parallelism.expert_parallel_a2a_dispatch_fwd_precision={setting.payload}"]
+                    f"--parallelism.expert_parallel_a2a_dispatch_fwd_precision={setting.payload}",
+                    f"--parallelism.expert_parallel_a2a_combine_bwd_precision={setting.payload}"]
     words = f"batch={setting.batch} recompute={setting.recompute} room={setting.room}"
     words += f" payload={setting.payload}" if setting.payload != "default" else ""
     command = ["bench", "step", *options]
@@ -110,11 +120,12 @@ def plan(args):
     for (precision, backend, router), settings in CELLS.items():
         for setting in settings:
             cell = f"cells {precision} {backend} {router}"
-            yield step_run(args, cell, args.ranks, setting, precision, backend, router, CELL_SHAPE)
+            here = setting._replace(batch=batch_of(setting, args.ranks))
+            yield step_run(args, cell, args.ranks, here, precision, backend, router, CELL_SHAPE)
     for router, setting in LAYERS.items():
         for backend in ("direct", "standard"):
             for precision in STEPS:
-                for depth in DEPTHS:
+                for depth in depths_of(args.ranks):
                     shape = [*LAYER_SHAPE, f"--model.args.n_layers={depth}"]
                     cell = f"layers {precision} {backend} {router} {depth}"
                     yield step_run(args, cell, args.ranks, setting, precision, backend, router, shape)
@@ -212,20 +223,20 @@ def print_rows(run, rows, problem):
                   flush=True)
 
 
-def report_layers(results):
+def report_layers(results, ranks):
     """Milliseconds per layer. A step's have the optimizer's in them."""
     parts = ("forward_ms", "backward_ms", "step_ms")
     if not any(cell.startswith("layers") for cell in results.rows | results.problems):
         return
-    few, many = DEPTHS
+    few, many = depths = depths_of(ranks)
     print(f"\n{'a layer of the 671B model, ms':42}" + "".join(f"{part.removesuffix('_ms'):>10}" for part in parts))
     for router in LAYERS:
         for backend in ("direct", "standard"):
             for precision in STEPS:
                 name = f"layers {precision} {backend} {router}"
-                of = [results.best(f"{name} {depth}") for depth in DEPTHS]
+                of = [results.best(f"{name} {depth}") for depth in depths]
                 if None in of:
-                    why = next(results.why_not(f"{name} {depth}") for depth, row in zip(DEPTHS, of) if row is None)
+                    why = next(results.why_not(f"{name} {depth}") for depth, row in zip(depths, of) if row is None)
                     print(f"{name:42}{why:>10}")
                     continue
                 each = [f"{(of[1][part] - of[0][part]) / (many - few):10.2f}" if part in of[0] and part in of[1] else
@@ -310,7 +321,7 @@ def main():
         if is_wanted:
             print(f"{number} of {len(runs)}: {name_of(run)}", file=sys.stderr, flush=True)
         print_rows(run, *measure(run, runner, results))
-    report_layers(results)
+    report_layers(results, args.ranks)
     all_hold = report_bounds(results, args.ranks)
     failed = results.failed()
     if failed:

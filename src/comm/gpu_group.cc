@@ -105,7 +105,7 @@ struct GpuGroup::Family {
 struct GpuGroup::Member {
   ncclComm_t communicator = nullptr;
   int rank = 0, size = 1;
-  Stream stream{Priority::kHigh};  // the other ranks wait, too
+  Stream stream{Priority::kHigh};                            // the other ranks wait, too
   Buffer notes = Buffer::pinned(2 * sizeof(std::uint32_t));  // operations' ids: the last that began, that ended
 
   std::uint32_t* begun() const { return reinterpret_cast<std::uint32_t*>(notes.data()); }

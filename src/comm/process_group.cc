@@ -335,9 +335,13 @@ void ProcessGroup::wait_for_gpu(const cuda::Event& event, std::string_view name)
   try {
     progress_->wait_until(std::string(name), passed, [&] { return gpu_->describe(); });
   } catch (...) {
-    gpu_->abort();  // else what is freed on the way out waits for it
+    abort_gpu();
     throw;
   }
+}
+
+void ProcessGroup::abort_gpu() noexcept {
+  if (gpu_ != nullptr) gpu_->abort();
 }
 
 Work ProcessGroup::all_gather(const Tensor& in, const Tensor& out, std::string_view name) {

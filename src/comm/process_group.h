@@ -88,6 +88,9 @@ class ProcessGroup {
   /// Until the GPU has passed `event`. Throws RankFailure, having ended what the GPU hangs in, if another rank has died
   /// or it does not come to it within the timeout.
   void wait_for_gpu(const cuda::Event& event, std::string_view name);
+  /// After a failure: ends what this rank's GPU does for the groups of the same world, which would wait for other
+  /// ranks; what is freed on the way out waits for it.
+  void abort_gpu() noexcept;
 
   /// The ranks with the same color, in the order of `order`, as a group. Together with all ranks of this one.
   ProcessGroup split(int color, int order, std::string axis);

@@ -143,7 +143,14 @@ void TrainingStep::start(std::int64_t step, std::span<const Batch> micro_batches
 
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
   const AdamWStep numbers = adamw_step(adamw_options(), static_cast<float>(result.learning_rate), step);
-  if (cuda_ != nullptr) return start_on_gpu(now, numbers);
+  if (cuda_ != nullptr) {
+    try {
+      return start_on_gpu(now, numbers);
+    } catch (...) {
+      mesh_->tokens.abort_gpu();
+      throw;
+    }
+  }
   std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
   clock_.reset();
   now.clock = &clock_;

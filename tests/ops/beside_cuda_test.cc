@@ -1,5 +1,4 @@
 #include "ops/beside.h"
-
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
 #include "tests/ops/parity.h"

@@ -53,16 +53,17 @@ CUtensorMap gradient_map(float* data, int experts, int rows, int columns) {
 
 /// One block on each of num_sms SMs at most, as many clusters as the GPU holds at once.
 template <Product kProduct, bool kTransposed>
-void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& out, const sm90::Params& params,
-            int num_sms, cudaStream_t stream) {
+void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& out, const sm90::Params& params, int num_sms,
+            cudaStream_t stream) {
   constexpr auto kernel = sm90::grouped_gemm<kProduct, kTransposed>;
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(sm90::kThreads);
   config.dynamicSmemBytes = sizeof(sm90::Shared<kProduct>);
   config.stream = stream;
+  // Each GPU of the process wants to be told; all hold as many.
+  TESSERA_CUDA(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(sm90::Shared<kProduct>)));
   static const int num_clusters = [&config] {
-    TESSERA_CUDA(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(sm90::Shared<kProduct>)));
     cudaLaunchConfig_t any = config;
     any.gridDim = dim3(sm90::kCluster);
     int clusters = 0;

@@ -39,8 +39,8 @@ struct alignas(1024) Shared {
   };
   Stage stages[kStages];
   WarpBuffer buffers[kConsumers * kWarpgroup / 32];
-  std::uint32_t scales[kStages][kTileA][kBlocks];  // each a bfloat16, twice
-  ptx::Barrier full[kStages], empty[kStages];
+  std::uint32_t scales[kStages][kTileA][kBlocks];                    // each a bfloat16, twice
+  ptx::Barrier full[kStages], empty[kStages], scales_read[kStages];  // the last by the block's own warps
   Groups groups;
 };
 
@@ -116,7 +116,7 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
 #pragma unroll
       for (int step = 0; step < kScaleSteps; ++step) {
         if (begin + step >= work.k_count) break;
-        ptx::mbarrier_wait(&shared.empty[at], parity);
+        ptx::mbarrier_wait(&shared.scales_read[at], parity);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
 #pragma unroll
@@ -139,7 +139,7 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
 struct Consumer {
   const Params& p;
   Shared& shared;
-  const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32, rank = ptx::cluster_cta_rank();
+  const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
   const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first of the tile
   int at = 0;                                                                // the buffer
   std::uint32_t parity = 0;
@@ -186,8 +186,8 @@ struct Consumer {
       multiply<kColumns>(d, a);
       ptx::wgmma_wait<0>();
       __syncwarp();  // all lanes have read x and the scales
-      if (lane == rank) ptx::mbarrier_arrive(&shared.empty[at]);
-      if (lane == kCluster - 1 - rank) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
+      if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
+      if (lane == kCluster) ptx::mbarrier_arrive(&shared.scales_read[at]);
       if (++at == kStages) {
         at = 0;
         parity ^= 1;
@@ -219,6 +219,7 @@ __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, c
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
       ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
+      ptx::mbarrier_init(&shared.scales_read[i], kConsumers * kWarpgroup / 32);
     }
     ptx::fence_mbarrier_init();
   }

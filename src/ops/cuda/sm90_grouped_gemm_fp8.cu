@@ -48,8 +48,9 @@ void launch(int threads, int cluster, int num_sms, cudaStream_t stream, const Ar
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = sizeof(Shared);
   config.stream = stream;
+  // Each GPU of the process wants to be told; all hold as many.
+  TESSERA_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   static const int num_clusters = [&] {
-    TESSERA_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
     cudaLaunchConfig_t any = config;
     any.gridDim = dim3(static_cast<unsigned>(cluster));
     int clusters = 0;
@@ -79,7 +80,8 @@ void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t strea
                            .scales_a = scales_of(args.x_scales, args.n, args.scale_type),
                            .scales_b = scales_of(args.w_scales, args.n, args.scale_type),
                            .y_RM = args.y_RM};
-  launch<fp8::blockwise_gemm<false, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, x, w, params);
+  launch<fp8::blockwise_gemm<false, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, x, w,
+                                                         params);
 }
 
 void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
@@ -119,9 +121,11 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
                            .parts_done = parts_done,
                            .accumulate = args.accumulate};
   if (is_wide) {
-    launch<fp8::blockwise_gemm<true, true>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, x, d_y, params);
+    launch<fp8::blockwise_gemm<true, true>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, x, d_y,
+                                                         params);
   } else {
-    launch<fp8::blockwise_gemm<true, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, d_y, x, params);
+    launch<fp8::blockwise_gemm<true, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, d_y, x,
+                                                          params);
   }
 }
 
@@ -143,7 +147,8 @@ void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
                              .n = args.n,
                              .x_scales = scales_of(args.x_scales, args.n, mx::ScaleType::kE8M0),
                              .y_RM = args.y_RM};
-  launch<exact::exact_gemm, exact::Shared>(exact::kThreads, exact::kCluster, args.num_sms, stream, x, make_tensor_map(wide), params);
+  launch<exact::exact_gemm, exact::Shared>(exact::kThreads, exact::kCluster, args.num_sms, stream, x,
+                                           make_tensor_map(wide), params);
 }
 
 }  // namespace tessera::cuda
