@@ -1,10 +1,13 @@
 // Dispatch and combine by stores into other GPUs' windows, by the steps of protocol.h.
 //
-// Five of eight blocks of a call store, the others work on what comes. Both go through the call's tokens in chunks:
-// when all warps that store have stored their part of a chunk (of own tokens, in a combine of all ranks'), the last one
-// signals `stored` for it; the others wait for all ranks' signal of a chunk, then read it. Ready flags and counts come
-// before, from the first block. Storing never waits for reading, so no order in which blocks get on can hang; but
-// every rank's blocks must be on its GPU at the same time.
+// Some blocks of a call store, the others work on what comes. Both go through the call's tokens in chunks: when all
+// warps that store have stored their part of a chunk (of own tokens, in a combine of all ranks'), the last one signals
+// `stored` for it; the others wait for all ranks' signal of a chunk, then read it. Ready flags and counts come before,
+// from the first block. Storing never waits for reading, so no order in which blocks get on can hang; but every rank's
+// blocks must be on its GPU at the same time.
+//
+// An SM writes at most 32 bytes per cycle, wherever to, and some eight of them fill a GPU's NVLink: so how many store,
+// and how many do the rest, decides how long a call takes.
 //
 // A flag holds the call's epoch; `stored` epoch · kMaxChunks + the chunk, counted so that the last one has the highest
 // number. Visibility: a warp's stores, fence.sys, arrival; the last to arrive: fence.sys, release store of the flag.
@@ -95,15 +98,15 @@ __device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoc
   return __all_sync(kAllLanes, came);
 }
 
-/// This rank's share of a call in blocks.
+/// This rank's share of a call in blocks, of which so many sixteenths store.
 struct Share {
   int num_senders, num_warps, warp;  // blocks that store; warps that do as this one does, this one
   bool sends;
   std::uint64_t epoch;
   int tokens_per_chunk;
 
-  __device__ explicit Share(const CallArgs& call)
-      : num_senders(max(1, call.num_blocks * 5 / 8)),
+  __device__ Share(const CallArgs& call, int sixteenths)
+      : num_senders(max(1, call.num_blocks * sixteenths / 16)),
         sends(static_cast<int>(blockIdx.x) < num_senders),
         epoch(*static_cast<volatile std::uint64_t*>(&call.state->epoch) + 1),
         tokens_per_chunk((call.num_tokens + call.num_chunks - 1) / call.num_chunks) {
@@ -161,6 +164,67 @@ __device__ inline bool get_ready(const CallArgs& call, const Share& share, bool 
   }
   __syncthreads();
   return ready;
+}
+
+// --- Pieces of rows ------------------------------------------------------------------------------------------------
+
+// What is read comes through shared memory: each warp has kStages pieces of rows on their way, of the row or sum that
+// it works on and of the next.
+constexpr int kPieceBytes = 4096, kUnitBytes = 16, kStages = 3;
+
+struct PiecesMemory {
+  std::byte pieces[kWarps][kStages][kPieceBytes];
+  ptx::Barrier arrived[kWarps][kStages];
+};
+
+/// A warp's, in the order in which they were asked for.
+class Pieces {
+ public:
+  __device__ explicit Pieces(PiecesMemory& memory) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    pieces_ = memory.pieces[warp];
+    arrived_ = memory.arrived[warp];
+    if (lane_idx() < kStages) ptx::mbarrier_init(&arrived_[lane_idx()], 1);
+    ptx::fence_mbarrier_init();
+    __syncwarp();
+  }
+
+  __device__ bool has_room() const { return num_held_ < kStages; }
+  /// Up to kPieceBytes. All lanes give the same.
+  __device__ void fetch(const std::byte* from, int num_bytes) {
+    if (lane_idx() == 0) {
+      ptx::mbarrier_arrive_expect_tx(&arrived_[fetched_], static_cast<std::uint32_t>(num_bytes));
+      ptx::bulk_load(pieces_[fetched_], from, static_cast<std::uint32_t>(num_bytes), &arrived_[fetched_]);
+    }
+    fetched_ = next_stage(fetched_);
+    ++num_held_;
+  }
+  /// The next one, when it is there.
+  __device__ const std::byte* wait() {
+    const std::byte* piece = pieces_[awaited_];
+    ptx::mbarrier_wait(&arrived_[awaited_], parity_);
+    awaited_ = next_stage(awaited_);
+    if (awaited_ == 0) parity_ ^= 1;
+    return piece;
+  }
+  /// The oldest one has been read, by all lanes.
+  __device__ void release() { --num_held_; }
+
+ private:
+  __device__ static int next_stage(int stage) { return stage + 1 == kStages ? 0 : stage + 1; }
+
+  std::byte (*pieces_)[kPieceBytes];
+  ptx::Barrier* arrived_;
+  int num_held_ = 0;               // asked for and not released
+  int fetched_ = 0, awaited_ = 0;  // stages of the next ones
+  std::uint32_t parity_ = 0;
+};
+
+template <typename Args>
+void launch(const cuda::Stream& stream, void (*kernel)(CallArgs, Args), const CallArgs& call, const Args& args) {
+  TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PiecesMemory)));
+  kernel<<<static_cast<unsigned>(call.num_blocks), kThreads, sizeof(PiecesMemory), stream.handle()>>>(call, args);
+  TESSERA_CUDA(cudaGetLastError());
 }
 
 }  // namespace tessera::ep

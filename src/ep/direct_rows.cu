@@ -4,34 +4,76 @@
 namespace tessera::ep {
 namespace {
 
-/// A warp's: bytes to the addresses that `lanes` have in `to`.
-template <typename Unit>
-__device__ void copy_units(const std::byte* from, std::int64_t num_bytes, unsigned lanes, std::byte* to) {
-  constexpr int kInFlight = 8;
-  const int length = static_cast<int>(num_bytes / static_cast<std::int64_t>(sizeof(Unit)));
-  const Unit* source = reinterpret_cast<const Unit*>(from);
-  for (int begin = lane_idx(); begin - lane_idx() < length; begin += kWarp * kInFlight) {
-    Unit units[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      if (begin + i * kWarp < length) units[i] = source[begin + i * kWarp];
+constexpr int kSenders = 7;  // of 16 blocks. The others write duplicates, or all rows where these are wanted elsewhere
+
+/// Bytes that a warp copies.
+struct Source {
+  const std::byte* from = nullptr;
+  int num_bytes = 0;
+};
+
+/// A warp's.
+class Copying {
+ public:
+  __device__ explicit Copying(PiecesMemory& memory) : pieces_(memory) {}
+
+  /// To the addresses that `lanes` have in `to`; all in whole 16 bytes. `next` is the next call's `source`, if it is
+  /// known.
+  __device__ void copy(const Source& source, unsigned lanes, std::byte* to, const Source& next) {
+    const bool has_target = (lanes >> lane_idx() & 1) != 0;
+    int asked = next_asked_;
+    next_asked_ = 0;
+    for (int begin = 0; begin < source.num_bytes; begin += kPieceBytes) {
+      fetch(source, asked);
+      fetch(next, next_asked_);
+      const std::byte* piece = pieces_.wait();
+      const int num_bytes = min(kPieceBytes, source.num_bytes - begin);
+      if (has_target) ptx::bulk_store(to + begin, piece, static_cast<std::uint32_t>(num_bytes));
+      ptx::tma_store_commit();
+      // All but this one have been read.
+      ptx::tma_store_wait_read<1>();
+      __syncwarp();
+      if (is_reading_) pieces_.release();
+      is_reading_ = true;
     }
-    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
-      Unit* target =
-          reinterpret_cast<Unit*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), lowest(rest)));
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i) {
-        if (begin + i * kWarp < length) target[begin + i * kWarp] = units[i];
-      }
+  }
+  /// Returns when all has been written.
+  __device__ void finish() { ptx::tma_store_wait<0>(); }
+
+ private:
+  __device__ void fetch(const Source& source, int& asked) {
+    for (; asked < source.num_bytes && pieces_.has_room(); asked += kPieceBytes) {
+      pieces_.fetch(source.from + asked, min(kPieceBytes, source.num_bytes - asked));
     }
+  }
+
+  Pieces pieces_;
+  bool is_reading_ = false;  // the last piece may be
+  int next_asked_ = 0;       // bytes of the next source
+};
+
+/// A warp's, of what is not whole 16 bytes.
+__device__ void copy_bytes(const std::byte* from, std::int64_t num_bytes, unsigned lanes, std::byte* to) {
+  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+    auto* target =
+        reinterpret_cast<std::byte*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), lowest(rest)));
+    for (std::int64_t i = lane_idx(); i < num_bytes; i += kWarp) target[i] = from[i];
   }
 }
 
-__device__ void copy_row(const RowPart& part, const std::byte* from, unsigned lanes, std::byte* to) {
+/// Row `row` of `base` for Copying; none if it is not for it.
+__device__ Source source_of(const RowPart& part, const std::byte* base, int row) {
+  if (!part.wide) return {};
+  return {base + row * part.row_bytes, static_cast<int>(part.row_bytes)};
+}
+
+/// A warp's: row `row` of `base` to where `lanes` have their `to`.
+__device__ void copy_row(const RowPart& part, const std::byte* base, int row, unsigned lanes, std::byte* to,
+                         const Source& next, Copying& copying) {
   if (part.wide) {
-    copy_units<uint4>(from, part.row_bytes, lanes, to);
+    copying.copy(source_of(part, base, row), lanes, to, next);
   } else {
-    copy_units<std::uint8_t>(from, part.row_bytes, lanes, to);
+    copy_bytes(base + row * part.row_bytes, part.row_bytes, lanes, to);
   }
 }
 
@@ -149,7 +191,8 @@ __device__ unsigned find_copies(const CallArgs& call, const RowsArgs& args, int 
 }
 
 template <bool kDispatch>
-__device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement) {
+__device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement,
+                          Copying& copying) {
   const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
   int t = share.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
@@ -164,12 +207,20 @@ __device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Shar
       const unsigned copies =
           kDispatch ? send_records(call, args, placement, t, rank, row) : find_copies(call, args, t, rank, row);
       const bool has_copy = (copies >> lane_idx() & 1) != 0;
+      const int next_t = t + share.num_warps;
       for (int i = 0; i < args.num_parts; ++i) {
         const RowPart& part = args.parts[i];
         std::byte* target = has_copy ? at(call, rank, part.window) + row * part.row_bytes : nullptr;
-        copy_row(part, part.tokens + t * part.row_bytes, copies, target);
+        Source next;
+        if (i + 1 < args.num_parts) {
+          next = source_of(args.parts[i + 1], args.parts[i + 1].tokens, t);
+        } else if (next_t < call.num_tokens) {
+          next = source_of(args.parts[0], args.parts[0].tokens, next_t);
+        }
+        copy_row(part, part.tokens, t, copies, target, next, copying);
       }
     }
+    copying.finish();
     arrive(call, share, chunk);
   }
 }
@@ -190,17 +241,21 @@ __device__ void clear_padding(const RowsArgs& args, const Share& share, const Pl
 
 /// As many tokens of a source at a time as a warp has lanes for their choices.
 template <bool kDispatch>
-__device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const Share& share,
-                             const Placement& placement) {
+__device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement,
+                             Copying& copying) {
   const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
   const int lane = lane_idx(), top_k = call.top_k, at_once = kWarp / top_k;
   const int its_token = lane / top_k, k = lane % top_k;
+  // Where rows came is where one of them is wanted, or none is.
+  const bool in_place = args.parts[0].out == args.parts[0].window;
   clear_padding(args, share, placement);
+  int group = share.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
-    if (!await(call, Flag::kStored, share.epoch, chunk)) return;
+    if (!await(call, Flag::kStored, share.epoch, chunk)) break;
+    ptx::fence_proxy_async();  // before the copies of what was awaited
     const int first = chunk * share.tokens_per_chunk, count = share.end_of(call, chunk) - first;
-    const int groups = (max(count, 0) + at_once - 1) / at_once;
-    for (int group = share.warp; group < groups * call.num_ranks; group += share.num_warps) {
+    const int groups = (max(count, 0) + at_once - 1) / at_once * call.num_ranks;
+    for (; group < groups; group += share.num_warps) {
       const int in_chunk = group / call.num_ranks * at_once + its_token;
       const int token = group % call.num_ranks * call.num_tokens + first + in_chunk;
       const bool has_token = its_token < at_once && in_chunk < count;
@@ -227,29 +282,38 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const S
           args.weights_R[choice.row] = choice.weight;
         }
       }
-      for (int p = 0; p < args.num_parts; ++p) {
-        const RowPart& part = args.parts[p];
-        if (part.out == nullptr) continue;
-        const std::byte* from = part.window + first_row * part.row_bytes;
-        std::byte* to = part.out + choice.row * part.row_bytes;
-        const unsigned wanted = __ballot_sync(kAllLanes, is_here && to != from);
-        for (int i = 0; i < at_once; ++i) {
-          const unsigned lanes = __shfl_sync(kAllLanes, of_token, i * top_k) & wanted;
-          if (lanes == 0) continue;
-          const auto* source = reinterpret_cast<const std::byte*>(
-              __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(from), i * top_k));
-          copy_row(part, source, lanes, to);
+      if (args.parts[0].out == nullptr) continue;
+      const unsigned wanted = in_place ? of_token & (of_token - 1) : of_token;
+      const bool is_begin = its_token < at_once && k == 0 && wanted != 0;
+      for (unsigned rest = __ballot_sync(kAllLanes, is_begin); rest != 0; rest &= rest - 1) {
+        const unsigned later = rest & (rest - 1);
+        const unsigned lanes = __shfl_sync(kAllLanes, wanted, lowest(rest));
+        const int row = __shfl_sync(kAllLanes, first_row, lowest(rest));
+        const int later_row = __shfl_sync(kAllLanes, first_row, later != 0 ? lowest(later) : 0);
+        for (int p = 0; p < args.num_parts; ++p) {
+          const RowPart& part = args.parts[p];
+          Source next;
+          if (p + 1 < args.num_parts) {
+            next = source_of(args.parts[p + 1], args.parts[p + 1].window, row);
+          } else if (later != 0) {
+            next = source_of(args.parts[0], args.parts[0].window, later_row);
+          }
+          copy_row(part, part.window, row, lanes, part.out + choice.row * part.row_bytes, next, copying);
         }
       }
     }
+    group -= groups;  // on, with the next warp's: all have as much to do
   }
+  copying.finish();
 }
 
 template <bool kDispatch>
 __global__ void __launch_bounds__(kThreads)
     rows_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ RowsArgs args) {
+  extern __shared__ __align__(128) std::byte memory[];
   __shared__ Placement placement;
-  const Share share(call);
+  const Share share(call, kSenders);
+  Copying copying(*reinterpret_cast<PiecesMemory*>(memory));
   if (kDispatch && blockIdx.x == 0) {
     for (int i = static_cast<int>(threadIdx.x); i < call.num_ranks * args.num_experts; i += kThreads) {
       const int peer = i / args.num_experts, x = i % args.num_experts;
@@ -272,9 +336,9 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (ready) {
     if (share.sends) {
-      send_rows<kDispatch>(call, args, share, placement);
+      send_rows<kDispatch>(call, args, share, placement, copying);
     } else {
-      receive_rows<kDispatch>(call, args, share, placement);
+      receive_rows<kDispatch>(call, args, share, placement, copying);
     }
   }
   finish(call, share, false);
@@ -283,13 +347,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args) {
-  const auto grid = static_cast<unsigned>(call.num_blocks);
-  if (call.call == Call::kDispatch) {
-    rows_kernel<true><<<grid, kThreads, 0, stream.handle()>>>(call, args);
-  } else {
-    rows_kernel<false><<<grid, kThreads, 0, stream.handle()>>>(call, args);
-  }
-  TESSERA_CUDA(cudaGetLastError());
+  launch(stream, call.call == Call::kDispatch ? rows_kernel<true> : rows_kernel<false>, call, args);
 }
 
 }  // namespace tessera::ep

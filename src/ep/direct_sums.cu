@@ -9,18 +9,7 @@ using cuda::get_lanes;
 using cuda::Lanes;
 using cuda::to_float;
 
-// What is read comes through shared memory: each warp has kStages pieces of rows on their way, of the sum that it makes
-// and of the next.
-constexpr int kPieceBytes = 4096, kUnitBytes = 16, kStages = 3;
-constexpr int kUnits = kPieceBytes / kWarp / kUnitBytes;  // of a piece, per lane
-
-struct WarpMemory {
-  std::byte pieces[kStages][kPieceBytes];
-};
-struct SumsMemory {
-  WarpMemory warps[kWarps];
-  ptx::Barrier arrived[kWarps][kStages];
-};
+constexpr int kSenders = 12;  // of 16 blocks. They read a row per choice, the others one per copy
 
 /// y = the sum of weight · row, over the lanes that have a row, in their order. No lanes: no sum.
 struct Sum {
@@ -35,14 +24,8 @@ template <typename T>
 class Summing {
  public:
   /// `first`: what sums begin with.
-  __device__ Summing(SumsMemory& memory, int row_bytes, float first) : row_bytes_(row_bytes), first_(first) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    pieces_ = memory.warps[warp].pieces;
-    arrived_ = memory.arrived[warp];
-    if (lane_idx() < kStages) ptx::mbarrier_init(&arrived_[lane_idx()], 1);
-    ptx::fence_mbarrier_init();
-    __syncwarp();
-  }
+  __device__ Summing(PiecesMemory& memory, int row_bytes, float first)
+      : pieces_(memory), row_bytes_(row_bytes), first_(first) {}
 
   /// `next` is the next call's `sum`, if it is known.
   __device__ void make(const Sum& sum, const Sum& next) {
@@ -59,8 +42,7 @@ class Summing {
         fetch(sum, cursor);
         fetch(next, next_);
         const float weight = __shfl_sync(kAllLanes, sum.weight, lowest(rest));
-        const std::byte* piece = pieces_[added_];
-        ptx::mbarrier_wait(&arrived_[added_], parity_);
+        const std::byte* piece = pieces_.wait();
 #pragma unroll
         for (int i = 0; i < kUnits; ++i) {  // what is beyond the row's end is of no use, and is not stored
           const Lanes<T, kPerUnit> unit =
@@ -68,10 +50,8 @@ class Summing {
 #pragma unroll
           for (int j = 0; j < kPerUnit; ++j) numbers[i][j] = fmaf(weight, to_float(unit.x[j]), numbers[i][j]);
         }
-        __syncwarp();  // the piece may be overwritten
-        --num_fetched_;
-        added_ = next_stage(added_);
-        if (added_ == 0) parity_ ^= 1;
+        __syncwarp();
+        pieces_.release();
       }
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
@@ -83,6 +63,7 @@ class Summing {
 
  private:
   static constexpr int kPerUnit = kUnitBytes / sizeof(T);
+  static constexpr int kUnits = kPieceBytes / kWarp / kUnitBytes;  // of a piece, per lane
 
   /// How far the pieces of a sum have been asked for.
   struct Cursor {
@@ -90,33 +71,21 @@ class Summing {
     unsigned rest = 0;  // rows of which this piece is still to come; none: all
   };
 
-  __device__ static int next_stage(int stage) { return stage + 1 == kStages ? 0 : stage + 1; }
-
   /// Asks for as many pieces as there is room for.
   __device__ void fetch(const Sum& sum, Cursor& cursor) {
-    while (num_fetched_ < kStages && cursor.begin < row_bytes_ && sum.lanes != 0) {
+    while (pieces_.has_room() && cursor.begin < row_bytes_ && sum.lanes != 0) {
       if (cursor.rest == 0) cursor.rest = sum.lanes;
       const auto row = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(sum.row), lowest(cursor.rest));
-      if (lane_idx() == 0) {
-        const auto num_bytes = static_cast<std::uint32_t>(min(kPieceBytes, row_bytes_ - cursor.begin));
-        ptx::mbarrier_arrive_expect_tx(&arrived_[fetched_], num_bytes);
-        ptx::bulk_load(pieces_[fetched_], reinterpret_cast<const std::byte*>(row) + cursor.begin, num_bytes,
-                       &arrived_[fetched_]);
-      }
-      ++num_fetched_;
-      fetched_ = next_stage(fetched_);
+      pieces_.fetch(reinterpret_cast<const std::byte*>(row) + cursor.begin,
+                    min(kPieceBytes, row_bytes_ - cursor.begin));
       cursor.rest &= cursor.rest - 1;
       if (cursor.rest == 0) cursor.begin += kPieceBytes;
     }
   }
 
+  Pieces pieces_;
   int row_bytes_;
   float first_;
-  std::byte (*pieces_)[kPieceBytes];
-  ptx::Barrier* arrived_;
-  int num_fetched_ = 0;          // pieces that are not added yet
-  int fetched_ = 0, added_ = 0;  // stages of the next ones
-  std::uint32_t parity_ = 0;
   Cursor next_;
 };
 
@@ -198,9 +167,9 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ SumsArgs args) {
   extern __shared__ __align__(128) std::byte memory[];
-  const Share share(call);
+  const Share share(call, kSenders);
   // An addition to what was there keeps a negative zero.
-  Summing<T> summing(*reinterpret_cast<SumsMemory*>(memory), static_cast<int>(args.row_bytes),
+  Summing<T> summing(*reinterpret_cast<PiecesMemory*>(memory), static_cast<int>(args.row_bytes),
                      !share.sends && args.accumulate ? -0.0f : 0.0f);
   const bool after_sums = *static_cast<volatile std::uint32_t*>(&call.state->after_sums) != 0;
   if (get_ready(call, share, after_sums)) {
@@ -216,12 +185,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void launch_sums(const cuda::Stream& stream, DType dtype, const CallArgs& call, const SumsArgs& args) {
-  cuda::for_float_type(dtype, [&]<typename T>(T) {
-    TESSERA_CUDA(cudaFuncSetAttribute(sums_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(SumsMemory)));
-    sums_kernel<T>
-        <<<static_cast<unsigned>(call.num_blocks), kThreads, sizeof(SumsMemory), stream.handle()>>>(call, args);
-  });
-  TESSERA_CUDA(cudaGetLastError());
+  cuda::for_float_type(dtype, [&]<typename T>(T) { launch(stream, sums_kernel<T>, call, args); });
 }
 
 }  // namespace tessera::ep

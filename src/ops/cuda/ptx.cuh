@@ -213,6 +213,12 @@ __device__ inline void tma_reduce_add_3d(const CUtensorMap* map, const void* sha
       "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
+/// Contiguous bytes, a multiple of 16, from and to multiples of 16.
+__device__ inline void bulk_store(void* to, const void* shared, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(shared_address(shared)),
+               "r"(bytes)
+               : "memory");
+}
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
 /// Until at most kPending of this thread's groups have still to read their shared memory.
 template <int kPending>
