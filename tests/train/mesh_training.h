@@ -165,6 +165,8 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
       EXPECT_NEAR(many.expert_loads[s][i], one.expert_loads[s][i], quantizes ? kLoadOfOneToken : 0.0) << s << " " << i;
     }
   }
+  // A GPU's sums differ from a CPU's in their last bits, too, and a step of e4m3 is a sixteenth of the number.
+  const double gradient_bound = quantizes && mesh_case.device == Device::kCuda ? 1e-3 : 1e-4;
   ASSERT_EQ(many.gradients.size(), one.gradients.size());
   for (const auto& [name, expected] : one.gradients) {
     const std::vector<float>& actual = many.gradients.at(name);
@@ -173,7 +175,7 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
       difference += std::pow(static_cast<double>(actual[i]) - static_cast<double>(expected[i]), 2);
       norm += std::pow(static_cast<double>(expected[i]), 2);
     }
-    EXPECT_LE(std::sqrt(difference), 1e-4 * std::sqrt(norm)) << name;
+    EXPECT_LE(std::sqrt(difference), gradient_bound * std::sqrt(norm)) << name;
   }
 }
 

@@ -40,7 +40,7 @@ struct alignas(1024) Shared {
   Stage stages[kStages];
   WarpBuffer buffers[kConsumers * kWarpgroup / 32];
   std::uint32_t scales[kStages][kTileA][kBlocks];                    // each a bfloat16, twice
-  ptx::Barrier full[kStages], empty[kStages], scales_read[kStages];  // the last by the block's own warps
+  ptx::Barrier full[kStages], empty[kStages];
   Groups groups;
 };
 
@@ -116,7 +116,7 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
 #pragma unroll
       for (int step = 0; step < kScaleSteps; ++step) {
         if (begin + step >= work.k_count) break;
-        ptx::mbarrier_wait(&shared.scales_read[at], parity);
+        ptx::mbarrier_wait(&shared.empty[at], parity);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
 #pragma unroll
@@ -187,7 +187,6 @@ struct Consumer {
       ptx::wgmma_wait<0>();
       __syncwarp();  // all lanes have read x and the scales
       if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
-      if (lane == kCluster) ptx::mbarrier_arrive(&shared.scales_read[at]);
       if (++at == kStages) {
         at = 0;
         parity ^= 1;
@@ -219,7 +218,6 @@ __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, c
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
       ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
-      ptx::mbarrier_init(&shared.scales_read[i], kConsumers * kWarpgroup / 32);
     }
     ptx::fence_mbarrier_init();
   }
