@@ -227,7 +227,8 @@ std::unique_ptr<SymmetricWindow> GpuGroup::allocate_window(std::size_t num_bytes
   const int reachable = num_reachable(member_->communicator);
   require(reachable == member_->size,
           "this GPU reaches the memory of {} of the {} GPUs of its group: direct expert parallelism needs all of them "
-          "to be linked by NVLink; set parallelism.expert_parallel_comm_backend = \"standard\"",
+          "to be linked by NVLink; set parallelism.expert_parallel_ranks_per_domain to as many as are, or "
+          "parallelism.expert_parallel_comm_backend = \"standard\"",
           reachable, member_->size);
   return std::make_unique<GpuWindow>(member_->communicator, member_->stream, member_->size, num_bytes);
 }

@@ -74,7 +74,7 @@ void RankBoard::set_operation(std::string_view name) {
 
 void RankBoard::set_waiting() { own_->waiting_ms.store(now_in_ms(), std::memory_order_relaxed); }
 
-bool RankBoard::has_first_rank() const { return entry(0).world_rank_plus_1.load() == 1; }
+int RankBoard::first_rank() const { return entry(0).world_rank_plus_1.load() - 1; }
 
 bool RankBoard::take_report() { return !reinterpret_cast<Entry*>(window_->peer(0))->reported.exchange(true); }
 

@@ -23,7 +23,8 @@ class RankBoard {
   int num_ranks() const { return node_->size(); }
   /// This rank among them.
   int rank() const { return node_->rank(); }
-  bool has_first_rank() const;
+  /// The first of them, by its rank in `world`; -1 if it has not come yet.
+  int first_rank() const;
 
   // Of this rank.
   void set_step(std::int64_t step);

@@ -20,6 +20,14 @@ void Ranks::set_step(std::int64_t step) {
   if (board_ != nullptr) board_->set_step(step);
 }
 
+std::vector<int> Ranks::first_ranks_on_nodes() {
+  if (board_ == nullptr) return {0};
+  world_.barrier("ranks that tell of their nodes");  // all of a node have come
+  const double own = board_->first_rank();
+  const std::vector<double> all = world_.all_gather(std::span(&own, 1), "nodes of ranks");
+  return {all.begin(), all.end()};
+}
+
 bool Ranks::may_report() { return board_ == nullptr || board_->take_report(); }
 
 void Ranks::require_same(std::string_view text, std::string_view what) {

@@ -27,7 +27,9 @@ class Ranks {
   /// True for the first rank of a node that asks: who tells of a failure that many ranks see.
   bool may_report();
   /// True on the node of rank 0.
-  bool on_first_node() const { return board_ == nullptr || board_->has_first_rank(); }
+  bool on_first_node() const { return board_ == nullptr || board_->first_rank() == 0; }
+  /// Of every rank, the first rank on its node. Together with all ranks.
+  std::vector<int> first_ranks_on_nodes();
 
   /// Throws Error, naming the first rank that differs, unless `text` is the same on all ranks. `what` is what it is.
   void require_same(std::string_view text, std::string_view what);

@@ -94,26 +94,28 @@ void DirectDispatcher::store_records(const Placement& placement, const Tensor& n
   };
   std::vector<Choice> choices(static_cast<std::size_t>(top_k));
   for (std::int64_t t = 0; t < num_tokens; ++t) {
+    std::size_t num_choices = 0;
     for (std::int64_t k = 0; k < top_k; ++k) {
       const std::int32_t expert = expert_ids[t * top_k + k];
+      if (expert == kNoExpert) continue;
       TESSERA_CHECK(0 <= expert && expert < num_experts, "token {}: expert {} of {}", t, expert, num_experts);
       const std::int32_t row = next_row[expert]++;
       TESSERA_CHECK(row < first_row[expert] + counts[expert], "expert {} has more than the {} rows counted", expert,
                     counts[expert]);
       // By rank, ascending, then by k.
       const auto rank = static_cast<int>(expert / local);
-      auto at = static_cast<std::size_t>(k);
+      std::size_t at = num_choices++;
       for (; at > 0 && choices[at - 1].rank > rank; --at) choices[at] = choices[at - 1];
       choices[at] = {rank, {row, static_cast<std::int32_t>(k), weights[t * top_k + k]}};
     }
     std::int32_t place = 0;
-    for (std::size_t i = 0; i < choices.size(); ++place) {
+    for (std::size_t i = 0; i < num_choices; ++place) {
       const int rank = choices[i].rank;
       ranks[t * max_places + place] = rank;
       first_rows[t * max_places + place] = choices[i].choice.row;
       CopyRecord* copy = window_.copy(rank, group_.rank(), num_copies[static_cast<std::size_t>(rank)]++);
       std::int32_t num_rows = 0;
-      for (; i < choices.size() && choices[i].rank == rank; ++i) {
+      for (; i < num_choices && choices[i].rank == rank; ++i) {
         TESSERA_CHECK(num_rows < local, "token {} has one expert twice", t);
         DirectWindow::choices(copy)[num_rows++] = choices[i].choice;
       }
@@ -181,7 +183,7 @@ void DirectDispatcher::read_records(const DispatchSaved& saved) {
   routing.num_copies_1.data<std::int32_t>()[0] = copies;
 }
 
-void DirectDispatcher::do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                                    const GemmOperand& x_RD) {
   const Placement placement = allocate_placement(op, num_ranks(), options().num_experts);
   const Tensor next_row_E = op.arena->allocate({options().num_experts}, DType::kInt32);
@@ -214,7 +216,7 @@ void DirectDispatcher::do_dispatch(const Context& op, const Tensor& y_TD, const 
 }
 
 void DirectDispatcher::send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op,
-                                   const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD) {
+                                   const GemmOperand& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD) {
   const Payload tokens = make_payload(op, y_TD, precision);
   const auto deliver = [&] {
     deliver_rows(op, rows_of(group_.rank(), buffer, saved), options().dtype, routing_of(saved).source_of_row_R,
@@ -225,12 +227,12 @@ void DirectDispatcher::send_tokens(Call call, Buffer buffer, PayloadPrecision pr
       call, saved, [&](Buffer target) { store_tokens(tokens, target, saved); }, [&](Buffer) { deliver(); });
 }
 
-void DirectDispatcher::do_dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+void DirectDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                                          const GemmOperand& x_RD) {
   send_tokens(Call::kDispatchAgain, Buffer::kRows, options().dispatch_forward, op, y_TD, saved, x_RD);
 }
 
-void DirectDispatcher::do_combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+void DirectDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
                                            const GemmOperand& d_out_RD) {
   send_tokens(Call::kCombineBackward, Buffer::kGradients, options().combine_backward, op, d_y_TD, saved, d_out_RD);
 }

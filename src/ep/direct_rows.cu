@@ -136,14 +136,14 @@ __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, con
   const int slot = t * top_k + lane, token = call.rank * call.num_tokens + t;
   int rank = kNoRank, row = -1;
   float weight = 0.0f;
-  if (lane < top_k) {
-    const int expert = args.expert_ids_TK[slot];
+  const int expert = lane < top_k ? args.expert_ids_TK[slot] : kNoExpert;
+  if (expert != kNoExpert) {
     rank = expert / args.num_local_experts;
     row = placement.base[expert] + args.row_of_slot_TK[slot];
     weight = args.weights_TK[slot];
   }
   const unsigned same = __match_any_sync(kAllLanes, rank);
-  const bool is_first = lane < top_k && lowest(same) == lane;
+  const bool is_first = rank != kNoRank && lowest(same) == lane;
   const unsigned firsts = __ballot_sync(kAllLanes, is_first);
   int place = 0;
   for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {

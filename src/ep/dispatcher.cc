@@ -8,6 +8,7 @@
 #include "ep/gpu_direct_dispatcher.h"
 #include "ep/local_dispatcher.h"
 #include "ep/standard_dispatcher.h"
+#include "ep/two_level_dispatcher.h"
 #include "ops/backends.h"
 #include "ops/checks.h"
 #include "ops/gemm_operand.h"
@@ -19,9 +20,9 @@ Dispatcher::Dispatcher(const DispatchOptions& options, int num_ranks) : options_
   TESSERA_CHECK(options.num_experts % num_ranks == 0, "{} experts on {} ranks", options.num_experts, num_ranks);
   TESSERA_CHECK(options.capacity_factor == 0.0 || options.capacity_factor >= 1.0, "{}", options.capacity_factor);
   TESSERA_CHECK(options.max_tokens > 0 && options.dim > 0 && 0 < options.top_k &&
-                    options.top_k <= options.num_experts && options.max_alignment > 0,
-                "{} tokens of {} numbers, top {} of {}, alignment {}", options.max_tokens, options.dim, options.top_k,
-                options.num_experts, options.max_alignment);
+                    options.top_k <= options.num_experts * options.num_domains && options.max_alignment > 0,
+                "{} tokens of {} numbers, top {} of {} in each of {} domains, alignment {}", options.max_tokens,
+                options.dim, options.top_k, options.num_experts, options.num_domains, options.max_alignment);
   const std::int64_t most = max_rows(options.max_tokens, options.max_alignment);
   require(most <= std::numeric_limits<std::int32_t>::max(),
           "room for any load of {} tokens per rank on {} ranks is {} rows, 2^31 or more: set "
@@ -31,7 +32,7 @@ Dispatcher::Dispatcher(const DispatchOptions& options, int num_ranks) : options_
 
 std::int64_t Dispatcher::max_rows(std::int64_t num_tokens, std::int64_t alignment) const {
   const std::int64_t any_load = num_ranks_ * num_tokens * std::min(options_.top_k, num_local_experts());
-  const double balanced = static_cast<double>(num_tokens * options_.top_k);
+  const double balanced = balanced_rows(num_tokens);
   const auto limit = static_cast<std::int64_t>(std::ceil(options_.capacity_factor * balanced));
   const std::int64_t rows = options_.capacity_factor > 0.0 ? std::min(any_load, limit) : any_load;
   return tessera::max_rows(rows, num_local_experts(), alignment);
@@ -47,38 +48,51 @@ DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer&
   TESSERA_CHECK_TENSOR(routing.weights_TK, DType::kFloat32, {num_tokens, options_.top_k});
   TESSERA_CHECK_TENSOR(routing.counts_E, DType::kInt32, {options_.num_experts});
   DispatchSaved saved{.layer = layer, .routing = routing, .offsets_e1 = {}, .weights_R = {}, .backend = {}};
-  saved.offsets_e1 = op.arena->allocate({num_local_experts() + 1}, DType::kInt32);
-  saved.weights_R = op.arena->allocate({max_rows(num_tokens, layer.alignment)}, DType::kFloat32);
+  allocate_rows(op, saved);
   allocate_backend(op, saved);
   return saved;
+}
+
+void Dispatcher::allocate_rows(const Context& op, DispatchSaved& saved) const {
+  saved.offsets_e1 = op.arena->allocate({num_local_experts() + 1}, DType::kInt32);
+  saved.weights_R = op.arena->allocate({max_rows(saved.num_tokens(), saved.layer.alignment)}, DType::kFloat32);
 }
 
 void Dispatcher::check_tokens(const Tensor& y_TD, const DispatchSaved& saved) const {
   TESSERA_CHECK_TENSOR(y_TD, options_.dtype, {saved.num_tokens(), options_.dim});
 }
 
+void Dispatcher::check_payload(const GemmOperand& y_TD, PayloadPrecision precision, const DispatchSaved& saved) const {
+  check_operand(y_TD, saved.num_tokens(), options_.dim, options_.dtype);
+  TESSERA_CHECK(y_TD.plain.defined() ||
+                (precision == PayloadPrecision::kMxfp8 && y_TD.rows.defined() && y_TD.rows.format == mx::Format{}));
+}
+
 void Dispatcher::check_rows(const GemmOperand& x_RD, const DispatchSaved& saved) const {
   check_operand(x_RD, saved.num_rows(), options_.dim, options_.dtype);
 }
 
-void Dispatcher::dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD) {
+void Dispatcher::dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+                          const GemmOperand& x_RD) {
   const TraceScope trace(op.trace, "ep.dispatch");
-  check_tokens(y_TD, saved);
+  check_payload(y_TD, options_.dispatch_forward, saved);
   check_rows(x_RD, saved);
   if (!op.measuring() && op.target() == Device::kCpu) {  // a GPU's are not waited for
     const auto* counts = saved.routing.counts_E.data<std::int32_t>();
     const std::int64_t counted = std::accumulate(counts, counts + options_.num_experts, std::int64_t{0});
-    TESSERA_CHECK(counted == saved.num_tokens() * options_.top_k, "{}: {} rows counted for {} tokens, top {}",
-                  saved.layer.name, counted, saved.num_tokens(), options_.top_k);
+    const std::int64_t num_choices = saved.num_tokens() * options_.top_k;
+    TESSERA_CHECK(counted == num_choices || (options_.num_domains > 1 && counted < num_choices),
+                  "{}: {} rows counted for {} tokens, top {}", saved.layer.name, counted, saved.num_tokens(),
+                  options_.top_k);
   }
   const ArenaScope scope(*op.arena);
   do_dispatch(op, y_TD, saved, x_RD);
 }
 
-void Dispatcher::dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+void Dispatcher::dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                                 const GemmOperand& x_RD) {
   const TraceScope trace(op.trace, "ep.dispatch_again");
-  check_tokens(y_TD, saved);
+  check_payload(y_TD, options_.dispatch_forward, saved);
   check_rows(x_RD, saved);
   const ArenaScope scope(*op.arena);
   do_dispatch_again(op, y_TD, saved, x_RD);
@@ -93,10 +107,10 @@ void Dispatcher::combine(const Context& op, const Tensor& out_RD, const Dispatch
   do_combine(op, out_RD, saved, y_TD, write);
 }
 
-void Dispatcher::combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+void Dispatcher::combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
                                   const GemmOperand& d_out_RD) {
   const TraceScope trace(op.trace, "ep.combine_backward");
-  check_tokens(d_y_TD, saved);
+  check_payload(d_y_TD, options_.combine_backward, saved);
   check_rows(d_out_RD, saved);
   const ArenaScope scope(*op.arena);
   do_combine_backward(op, d_y_TD, saved, d_out_RD);
@@ -133,6 +147,11 @@ std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGrou
   TESSERA_CHECK(kHasCuda && hook == nullptr);
   if constexpr (kHasCuda) return ep::make_gpu_direct_dispatcher(options, group);
   return nullptr;
+}
+
+std::unique_ptr<Dispatcher> make_two_level_dispatcher(const DomainGroups& groups, const DispatchOptions& options,
+                                                      ep::StepHook* hook) {
+  return std::make_unique<ep::TwoLevelDispatcher>(options, groups, hook);
 }
 
 }  // namespace tessera

@@ -12,9 +12,13 @@
 //   standard  two all-to-alls that the host drives, one copy of a token per expert; the host waits for the counts.
 //   direct    stores into the other ranks' windows (protocol.h), one copy of a token per rank. On GPUs the host waits
 //             for nothing, and learns of failures when it asks (check).
+//   two-level direct within domains of ranks that reach each other's memory, all-to-alls that the host drives between
+//             them, one copy of a token per domain (two_level_dispatcher.h). Tokens of an expert's rows are in the
+//             order of their ranks' places in their domains, then of the domains, then of their own.
 //
 // Sums. Both standard and direct sum a token's rows rank by rank, ascending: on each rank in the order of k, in
-// float32, rounded to the layer's type; then these in float32, rounded once. So they give the same bits.
+// float32, rounded to the layer's type; then these in float32, rounded once. So they give the same bits. Two-level sums
+// so within a domain; then it adds the domains' sums, ascending, in float32, and rounds once more.
 //
 // Payload. A token crosses as it is, or in MXFP8 (E4M3 elements, a scale per 32 numbers of D, mode rceil), quantized
 // once by its own rank; then its rows are the numbers that this stands for. Both for what dispatch and dispatch_again
@@ -28,9 +32,11 @@
 
 #include "comm/process_group.h"
 #include "ep/protocol.h"
-#include "ops/gemm_operand.h"
+#include "ops/permute.h"
 
 namespace tessera {
+
+struct DispatchSaved;
 
 enum class DispatchBackend { kLocal, kStandard, kDirect };
 
@@ -41,11 +47,15 @@ struct DispatchOptions {
   std::int64_t dim = 0;
   std::int64_t num_experts = 0;  // E
   std::int64_t top_k = 0;        // K
+  /// More than one, for direct: the E experts are those of one of so many domains, over which a token's K choices are
+  /// spread. A choice that is of another domain has expert id kNoExpert, no row, and a weight that is not read;
+  /// its gradient is undefined.
+  std::int64_t num_domains = 1;
   DType dtype = DType::kFloat32;
   /// The largest that a layer has.
   std::int64_t max_alignment = 1;
-  /// Rows that a rank has room for, as a multiple of those of a balanced load, T·K; 0: for any load. Tokens are never
-  /// dropped: more rows than that are an error.
+  /// Rows that a rank has room for, as a multiple of those of a balanced load, T·K (of several domains, their number's
+  /// part of that); 0: for any load. Tokens are never dropped: more rows than that are an error.
   double capacity_factor = 0.0;
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;
@@ -108,6 +118,22 @@ struct GpuDirectRouting {
   Tensor ends_e;
 };
 
+/// Of two-level, N domains. It exchanges up to N·T tokens between domains each way, a token once with each domain.
+struct TwoLevelRouting {
+  /// This rank's tokens as they are sent, domain by domain: which they are.
+  Tensor token_of_sent_NT;
+  /// The place of a token among those sent to a domain; N·T: it is not sent there. The place of a choice's number among
+  /// the numbers, K each, that come back for those.
+  Tensor sent_of_token_TN, number_of_slot_TK;
+  /// Tokens to each domain and from it, on the host.
+  struct Counts {
+    std::vector<std::int64_t> num_sent_N, num_received_N;
+  };
+  std::shared_ptr<Counts> counts;
+  /// Of the dispatch within the domain, of the tokens that have come; it holds its routing, T' = N·T.
+  std::shared_ptr<DispatchSaved> within;
+};
+
 }  // namespace ep
 
 /// What a layer keeps from its dispatch for the other calls. Holds the routing's tensors, which must live as long.
@@ -117,7 +143,8 @@ struct DispatchSaved {
   // From dispatch.
   Tensor offsets_e1;  // int32: rows [offsets[i], offsets[i + 1]) are the i-th local expert's
   Tensor weights_R;   // float32: a row's routing weight, 0 for all that are padding
-  std::variant<ep::LocalRouting, ep::StandardRouting, ep::DirectRouting, ep::GpuDirectRouting> backend;
+  std::variant<ep::LocalRouting, ep::StandardRouting, ep::DirectRouting, ep::GpuDirectRouting, ep::TwoLevelRouting>
+      backend;
 
   std::int64_t num_tokens() const { return routing.expert_ids_TK.dim(0); }
   std::int64_t num_rows() const { return weights_R.dim(0); }
@@ -126,10 +153,11 @@ struct DispatchSaved {
 };
 
 /// Shapes: y_TD and its gradients [T, D], rows [R, D] with R = max_rows(T, alignment), of the options' type. Rows at
-/// and beyond the last offset are neither read nor, in any form, defined.
+/// and beyond the last offset are neither read nor, in any form, defined. What is sent is given plain; where its
+/// payload is MXFP8, it may be given as `rows` alone, which are sent as they are.
 ///
-/// Every call throws RankFailure if another rank has died or does not come within the group's timeout. A GPU's calls
-/// throw neither this nor Error for too many rows: check() does.
+/// Every call throws RankFailure if another rank has died or does not come within the group's timeout. Calls that do
+/// not wait for the GPU throw neither this nor Error for too many rows: check() does.
 class Dispatcher {
  public:
   virtual ~Dispatcher() = default;
@@ -155,14 +183,14 @@ class Dispatcher {
   /// x_RD (=) the rows, padding 0, in those of its forms that are defined, and what is saved from the routing. Where
   /// the payload has x_RD.rows' format, these are the very bytes that were sent. Throws Error, on all ranks, if a rank
   /// gets more rows than it has room for; the calls of that layer that follow are then not to be made.
-  void dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD);
+  void dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD);
   /// The same rows once more, for recomputation.
-  void dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD);
+  void dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD);
   /// y_TD[t] (= or +=) the sum of weight · row of out_RD over the token's rows.
   void combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD, Write write);
   /// d_out_RD (=) the gradient of out_RD without the weight, which comes in with SwiGLU's backward; padding 0. In the
   /// forms that are defined.
-  void combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+  void combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
                         const GemmOperand& d_out_RD);
   /// d_y_TD[t] (= or +=) the sum of the token's rows of d_x_RD; d_weights_TK (=) their numbers of d_weights_R
   /// (float32).
@@ -184,23 +212,30 @@ class Dispatcher {
 
   int num_ranks() const { return num_ranks_; }
   std::int64_t num_local_experts() const { return options_.num_experts / num_ranks_; }
+  /// That a rank's experts get of a balanced load.
+  double balanced_rows(std::int64_t num_tokens) const {
+    return static_cast<double>(num_tokens * options_.top_k / options_.num_domains);
+  }
 
  private:
+  /// offsets_e1 and weights_R.
+  virtual void allocate_rows(const Context& op, DispatchSaved& saved) const;
   // The calls, after their operands have been checked; also when measuring.
   virtual void allocate_backend(const Context& op, DispatchSaved& saved) const = 0;
-  virtual void do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+  virtual void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                            const GemmOperand& x_RD) = 0;
-  virtual void do_dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+  virtual void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                                  const GemmOperand& x_RD) = 0;
   virtual void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
                           Write write) = 0;
-  virtual void do_combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+  virtual void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
                                    const GemmOperand& d_out_RD) = 0;
   virtual void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
                                     const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
                                     const Tensor& d_weights_TK) = 0;
 
   void check_tokens(const Tensor& y_TD, const DispatchSaved& saved) const;
+  void check_payload(const GemmOperand& y_TD, PayloadPrecision precision, const DispatchSaved& saved) const;
   void check_rows(const GemmOperand& x_RD, const DispatchSaved& saved) const;
 
   DispatchOptions options_;
@@ -210,5 +245,14 @@ class Dispatcher {
 /// The group must stay; `hook`, for direct, may be null. Throws Error if so many rows cannot be counted.
 std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
                                             const DispatchOptions& options, ep::StepHook* hook = nullptr);
+
+/// A rank's groups for two-level: all ranks, which are cut into domains of neighbours, all of one size; those of its
+/// own domain, which reach each other's memory; and those with its place in each of the domains, in their order.
+struct DomainGroups {
+  ProcessGroup &all, &within, &across;
+};
+/// Two-level. The groups must stay; the rest as of make_dispatcher for all ranks.
+std::unique_ptr<Dispatcher> make_two_level_dispatcher(const DomainGroups& groups, const DispatchOptions& options,
+                                                      ep::StepHook* hook = nullptr);
 
 }  // namespace tessera

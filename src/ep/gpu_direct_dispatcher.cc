@@ -53,9 +53,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
       group_.fail_late(name_of(report.call), layer, missing(report.flag, report.source, report.expected, report.seen));
     }
     const Layer& its = layers_[static_cast<std::size_t>(report.layer)];
-    const std::string text =
-        describe_overload(layer, report.rank, report.num_rows, static_cast<double>(its.num_tokens * options().top_k),
-                          report.num_rows_needed, its.max_rows, options().capacity_factor);
+    const std::string text = describe_overload(layer, report.rank, report.num_rows, balanced_rows(its.num_tokens),
+                                               report.num_rows_needed, its.max_rows, options().capacity_factor);
     report.kind = GpuReport::Kind::kNone;
     throw Error(text);
   }
@@ -154,7 +153,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
 
   /// What a call that stores rows does; add(args) adds what only a dispatch has.
   template <typename Add>
-  void send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op, const Tensor& y_TD,
+  void send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op, const GemmOperand& y_TD,
                    const DispatchSaved& saved, const GemmOperand& x_RD, Add&& add) {
     const Payload tokens = make_payload(op, y_TD, precision);
     const Payload received = rows_of(group_.rank(), buffer, saved);
@@ -175,7 +174,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
     deliver_rows(op, received, options().dtype, routing_of(saved).source_of_row_R, saved.num_rows_1(), computed);
   }
 
-  void do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+  void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                    const GemmOperand& x_RD) override {
     const std::int64_t num_experts = options().num_experts, num_slots = saved.num_tokens() * options().top_k;
     const auto allocate = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
@@ -192,13 +191,13 @@ class GpuDirectDispatcher : public WindowDispatcher {
                 [&](RowsArgs& args) { add_dispatch(args, row_of_slot_TK, offsets_E1, saved); });
   }
 
-  void do_dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+  void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                          const GemmOperand& x_RD) override {
     send_tokens(Call::kDispatchAgain, Buffer::kRows, options().dispatch_forward, op, y_TD, saved, x_RD,
                 [](RowsArgs&) {});
   }
 
-  void do_combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+  void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
                            const GemmOperand& d_out_RD) override {
     send_tokens(Call::kCombineBackward, Buffer::kGradients, options().combine_backward, op, d_y_TD, saved, d_out_RD,
                 [](RowsArgs&) {});

@@ -11,7 +11,7 @@ void LocalDispatcher::allocate_backend(const Context& op, DispatchSaved& saved) 
   };
 }
 
-void LocalDispatcher::do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+void LocalDispatcher::do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                                   const GemmOperand& x_RD) {
   const auto& routing = std::get<LocalRouting>(saved.backend);
   sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, saved.layer.alignment, saved.offsets_e1,
@@ -20,9 +20,10 @@ void LocalDispatcher::do_dispatch(const Context& op, const Tensor& y_TD, const D
   do_dispatch_again(op, y_TD, saved, x_RD);
 }
 
-void LocalDispatcher::do_dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+void LocalDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                                         const GemmOperand& x_RD) {
-  gather_rows(op, y_TD, std::get<LocalRouting>(saved.backend).slot_of_row_R, options().top_k, saved.num_rows_1(), x_RD);
+  gather_rows(op, y_TD.plain, std::get<LocalRouting>(saved.backend).slot_of_row_R, options().top_k, saved.num_rows_1(),
+              x_RD);
 }
 
 void LocalDispatcher::do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved,
@@ -30,7 +31,7 @@ void LocalDispatcher::do_combine(const Context& op, const Tensor& out_RD, const 
   combine_rows(op, out_RD, std::get<LocalRouting>(saved.backend).row_of_slot_TK, saved.routing.weights_TK, y_TD, write);
 }
 
-void LocalDispatcher::do_combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+void LocalDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
                                           const GemmOperand& d_out_RD) {
   do_dispatch_again(op, d_y_TD, saved, d_out_RD);
 }

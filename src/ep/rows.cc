@@ -52,12 +52,14 @@ Payload Payload::first_rows(std::int64_t count) const {
   return {.plain = {}, .packed = {packed.elements.rows(0, count), packed.scales.rows(0, count), packed.format}};
 }
 
-Payload make_payload(const Context& op, const Tensor& y_TD, PayloadPrecision precision) {
-  if (precision == PayloadPrecision::kDefault) return {.plain = y_TD, .packed = {}};
+Payload make_payload(const Context& op, const GemmOperand& y_TD, PayloadPrecision precision) {
+  const Tensor& plain = y_TD.plain;
+  if (precision == PayloadPrecision::kDefault) return {.plain = plain, .packed = {}};
+  if (!plain.defined()) return {.plain = {}, .packed = y_TD.rows};
   const Payload payload =
-      allocate_payload(y_TD.dim(0), y_TD.dim(1), y_TD.dtype(), precision,
+      allocate_payload(plain.dim(0), plain.dim(1), plain.dtype(), precision,
                        [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); });
-  quantize(op, y_TD, payload.packed, {});
+  quantize(op, plain, payload.packed, {});
   return payload;
 }
 

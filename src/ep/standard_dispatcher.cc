@@ -1,29 +1,13 @@
 #include "ep/standard_dispatcher.h"
 
 #include <array>
-#include <cstring>
 #include <numeric>
 
-#include "ep/placement.h"
-#include "ops/cuda/runtime.h"
+#include "ep/host_plan.h"
 #include "ops/permute.h"
 
 namespace tessera::ep {
 namespace {
-
-using Ints = std::vector<std::int32_t>;
-
-/// On the host.
-Tensor tensor_of(Ints& numbers, const Shape& shape) {
-  return Tensor(numbers.data(), shape, DType::kInt32, Device::kCpu);
-}
-
-/// x = numbers, wherever x is.
-void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor& x) {
-  TESSERA_CHECK(static_cast<std::int64_t>(numbers.size()) <= x.num_elements());
-  if (op.cuda != nullptr) return cuda::copy_bytes(op.cuda->stream(), numbers.data(), numbers.size_bytes(), x.raw());
-  std::memcpy(x.raw(), numbers.data(), numbers.size_bytes());
-}
 
 const StandardRouting::Counts& counts_of(const DispatchSaved& saved) {
   return *std::get<StandardRouting>(saved.backend).counts;
@@ -57,22 +41,7 @@ void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, 1, sent_offsets_E1, routing.slot_of_sent_TK,
                  routing.sent_of_slot_TK);
   if (op.measuring()) return;
-  const auto ints = [](std::int64_t count) { return Ints(static_cast<std::size_t>(count)); };
-  Ints own_counts = ints(num_experts), counts = ints(ranks * num_experts), first_rows = ints(ranks * num_experts),
-       offsets = ints(ranks * (local + 1));
-  if (op.cuda != nullptr) {
-    op.cuda->fetch(saved.routing.counts_E, own_counts.data());
-  } else {
-    std::copy_n(saved.routing.counts_E.data<std::int32_t>(), num_experts, own_counts.begin());
-  }
-  const Tensor counts_PE = tensor_of(counts, {ranks, num_experts});
-  const Placement placement{.first_row_PE = tensor_of(first_rows, {ranks, num_experts}),
-                            .offsets_Pe1 = tensor_of(offsets, {ranks, local + 1})};
-  group_.all_gather(tensor_of(own_counts, {num_experts}), counts_PE, saved.layer.name).wait();
-  place_rows(counts_PE, saved.layer.alignment, placement);
-  const std::string overload =
-      find_overload(counts_PE, placement, saved.layer, saved.num_rows(), options().capacity_factor);
-  if (!overload.empty()) throw Error(overload);
+  const auto [counts, first_rows, offsets] = gather_placement(op, group_, saved, options().capacity_factor);
 
   const std::int64_t first_expert = group_.rank() * local;
   Ints source_of_row(static_cast<std::size_t>(saved.num_rows()), -1), row_of_received;
@@ -88,7 +57,7 @@ void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
       }
     }
     rows.num_received_P.push_back(static_cast<std::int64_t>(row_of_received.size() - before));
-    const auto theirs = own_counts.begin() + static_cast<std::ptrdiff_t>(source * local);
+    const auto theirs = counts.begin() + static_cast<std::ptrdiff_t>(group_.rank() * num_experts + source * local);
     rows.num_sent_P.push_back(std::accumulate(theirs, theirs + static_cast<std::ptrdiff_t>(local), std::int64_t{0}));
   }
   put(op, source_of_row, routing.source_of_row_R);
@@ -111,7 +80,7 @@ Work StandardDispatcher::from_experts(const Tensor& returned, const Tensor& back
                              fmt::format("{} of {}", operation, saved.layer.name));
 }
 
-void StandardDispatcher::send_tokens(const Context& op, const Tensor& y_TD, PayloadPrecision precision,
+void StandardDispatcher::send_tokens(const Context& op, const GemmOperand& y_TD, PayloadPrecision precision,
                                      const DispatchSaved& saved, const GemmOperand& x_RD, std::string_view operation) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
   const auto allocate = [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); };
@@ -132,7 +101,7 @@ void StandardDispatcher::send_tokens(const Context& op, const Tensor& y_TD, Payl
   deliver_rows(op, received, options().dtype, routing.source_of_row_R, saved.num_rows_1(), x_RD);
 }
 
-void StandardDispatcher::do_dispatch(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+void StandardDispatcher::do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                                      const GemmOperand& x_RD) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
   {
@@ -150,12 +119,12 @@ void StandardDispatcher::do_dispatch(const Context& op, const Tensor& y_TD, cons
   send_tokens(op, y_TD, options().dispatch_forward, saved, x_RD, "dispatch");
 }
 
-void StandardDispatcher::do_dispatch_again(const Context& op, const Tensor& y_TD, const DispatchSaved& saved,
+void StandardDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
                                            const GemmOperand& x_RD) {
   send_tokens(op, y_TD, options().dispatch_forward, saved, x_RD, "dispatch again");
 }
 
-void StandardDispatcher::do_combine_backward(const Context& op, const Tensor& d_y_TD, const DispatchSaved& saved,
+void StandardDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
                                              const GemmOperand& d_out_RD) {
   send_tokens(op, d_y_TD, options().combine_backward, saved, d_out_RD, "combine backward");
 }

@@ -138,9 +138,12 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
   for (const Moe* moe : moe_layers_) {
     dispatch.max_alignment = std::max(dispatch.max_alignment, moe->row_alignment(quantized_));
   }
-  ProcessGroup& group = parameters_.mesh().ep;
-  const DispatchBackend backend = group.size() == 1 ? DispatchBackend::kLocal : options_.dispatch_backend;
-  return tessera::make_dispatcher(backend, group, dispatch);
+  Mesh& mesh = parameters_.mesh();
+  const DispatchBackend backend = mesh.ep.size() == 1 ? DispatchBackend::kLocal : options_.dispatch_backend;
+  if (backend == DispatchBackend::kDirect && mesh.ep_across.size() > 1) {
+    return make_two_level_dispatcher({.all = mesh.ep, .within = mesh.ep_within, .across = mesh.ep_across}, dispatch);
+  }
+  return tessera::make_dispatcher(backend, mesh.ep, dispatch);
 }
 
 void Model::set_precisions(const Context& op, PrecisionTable table) {

@@ -9,16 +9,19 @@
 
 namespace tessera {
 
+/// The expert id of a slot that has no expert.
+inline constexpr std::int32_t kNoExpert = -1;
+
 /// Rows that hold any T·K slots of E experts at this alignment.
 inline std::int64_t max_rows(std::int64_t num_slots, std::int64_t num_experts, std::int64_t alignment) {
   const std::int64_t rows = num_slots + num_experts * (alignment - 1);
   return rows / alignment * alignment;
 }
 
-/// From expert_ids_TK (int32) and counts_E (int32): offsets_E1 (int32, [E + 1]): expert e computes rows
+/// From expert_ids_TK (int32, or kNoExpert) and counts_E (int32): offsets_E1 (int32, [E + 1]): expert e computes rows
 /// [offsets[e], offsets[e + 1]), multiples of `alignment`; slot_of_row_R (int32), -1 for rows without a slot, and its
-/// inverse row_of_slot_TK (int32). R = max_rows(T·K, E, alignment). A CPU throws InternalError if counts and ids
-/// differ; a GPU, which takes up to 1024 experts, does not look.
+/// inverse row_of_slot_TK (int32), -1 for slots without an expert. R = max_rows(T·K, E, alignment). A CPU throws
+/// InternalError if counts and ids differ; a GPU, which takes up to 1024 experts, does not look.
 void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
                     const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK);
 

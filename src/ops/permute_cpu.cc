@@ -31,10 +31,14 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
     offsets[e + 1] = offsets[e] + static_cast<std::int32_t>((count + alignment - 1) / alignment * alignment);
     counted += count;
   }
-  TESSERA_CHECK(counted == num_slots, "{} rows, {} slots", counted, num_slots);
+  TESSERA_CHECK(counted <= num_slots, "{} rows, {} slots", counted, num_slots);
   std::fill_n(slot_of_row_R.data<std::int32_t>(), slot_of_row_R.dim(0), -1);
   for (std::int64_t slot = 0; slot < num_slots; ++slot) {
     const std::int32_t expert = expert_ids_TK.data<std::int32_t>()[slot];
+    if (expert == kNoExpert) {
+      row_of_slot_TK.data<std::int32_t>()[slot] = -1;
+      continue;
+    }
     TESSERA_CHECK(0 <= expert && expert < num_experts && next_row[expert] < offsets[expert + 1], "slot {} expert {}",
                   slot, expert);
     const std::int32_t row = next_row[expert]++;

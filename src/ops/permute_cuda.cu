@@ -22,7 +22,8 @@ __device__ void count_slots(const std::int32_t* ids, std::int64_t num_slots, int
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const std::int64_t first = std::int64_t{blockIdx.x} * kSlotsPerBlock + warp * kSlotsPerWarp;
   for (int i = lane; i < kSlotsPerWarp && first + i < num_slots; i += kWarp) {
-    atomicAdd(&counts[warp * num_experts + ids[first + i]], 1);
+    const int expert = ids[first + i];
+    if (expert != kNoExpert) atomicAdd(&counts[warp * num_experts + expert], 1);
   }
   __syncthreads();
 }
@@ -98,13 +99,15 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t first = std::int64_t{blockIdx.x} * kSlotsPerBlock + warp * kSlotsPerWarp;
   for (int i = lane; i < kSlotsPerWarp; i += kWarp) {
     const std::int64_t slot = first + i;
-    const int expert = slot < num_slots ? ids[slot] : -1;
+    const int expert = slot < num_slots ? ids[slot] : kNoExpert;
     // Lanes of one expert take its rows in their order.
     const unsigned same = __match_any_sync(kAllLanes, expert);
     if (expert >= 0) {
       const int row = next[expert] + __popc(same & ((1u << lane) - 1));
       row_of_slot[slot] = row;
       slot_of_row[row] = static_cast<std::int32_t>(slot);
+    } else if (slot < num_slots) {
+      row_of_slot[slot] = -1;
     }
     __syncwarp();
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) next[expert] += __popc(same);

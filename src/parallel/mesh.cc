@@ -1,7 +1,7 @@
 #include "parallel/mesh.h"
 
-#include <array>
 #include <numeric>
+#include <vector>
 
 #include "base/error.h"
 
@@ -47,12 +47,20 @@ MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks) {
   require_divides("parallelism.expert_parallel_degree", degrees.ep, data_ranks,
                   fmt::format("the ranks that it is cut out of, shard {} x context {} x tensor {} = {}",
                               degrees.dp_shard, degrees.cp, degrees.tp, data_ranks));
+  if (degrees.ep_domain == 0) return degrees;
+  require_divides("parallelism.expert_parallel_ranks_per_domain", degrees.ep_domain, degrees.ep,
+                  fmt::format("parallelism.expert_parallel_degree, {}", degrees.ep));
+  require(
+      degrees.ep_domain > 1 || degrees.ep == 1,
+      "parallelism.expert_parallel_ranks_per_domain is 1, which leaves nobody to make direct stores to; expected 2 or "
+      "more, or parallelism.expert_parallel_comm_backend = \"standard\"");
   return degrees;
 }
 
 std::string describe(const MeshDegrees& d) {
   return fmt::format("pipeline {} x replicate {} x shard {} x context {} x tensor {}, expert {}", d.pp, d.dp_replicate,
-                     d.dp_shard, d.cp, d.tp, d.ep);
+                     d.dp_shard, d.cp, d.tp, d.ep) +
+         (d.num_ep_domains() > 1 ? fmt::format(" in domains of {}", d.ep_domain) : "");
 }
 
 MeshPlace place_of(const MeshDegrees& degrees, std::int64_t rank) {
@@ -83,22 +91,28 @@ struct Group {
   std::int64_t color;
 };
 
-std::array<Group, 11> groups_of(const MeshDegrees& d, const MeshPlace& place) {
+std::vector<Group> groups_of(const MeshDegrees& d, const MeshPlace& place) {
   const std::int64_t stage_replica = place.pp * d.dp_replicate + place.dp_replicate;
   const std::int64_t part = place.cp * d.tp + place.tp;                // of a sequence
   const std::int64_t data_rank = place.dp_shard * d.cp * d.tp + part;  // within stage and replica
   const std::int64_t num_data_ranks = d.dp_shard * d.cp * d.tp;
-  return {{{&Mesh::pp, "pp", place.dp_replicate * num_data_ranks + data_rank},
-           {&Mesh::dp_replicate, "dp_replicate", place.pp * num_data_ranks + data_rank},
-           {&Mesh::cp, "cp", (stage_replica * d.dp_shard + place.dp_shard) * d.tp + place.tp},
-           {&Mesh::tp, "tp", (stage_replica * d.dp_shard + place.dp_shard) * d.cp + place.cp},
-           {&Mesh::ep, "ep", stage_replica * num_data_ranks + place.ep_shard},
-           {&Mesh::sequence, "cp_tp", stage_replica * d.dp_shard + place.dp_shard},
-           {&Mesh::tokens, "dp_cp_tp", place.pp},
-           {&Mesh::shard_of_cut, "dp_shard_cp", stage_replica * d.tp + place.tp},
-           {&Mesh::shard_of_whole, "dp_shard_cp_tp", stage_replica},
-           {&Mesh::shard_of_experts, "ep_shard", stage_replica * num_data_ranks + place.ep},
-           {&Mesh::model, "model", place.dp_replicate}}};
+  const std::int64_t ep_group = stage_replica * num_data_ranks + place.ep_shard;
+  std::vector<Group> groups = {{&Mesh::pp, "pp", place.dp_replicate * num_data_ranks + data_rank},
+                               {&Mesh::dp_replicate, "dp_replicate", place.pp * num_data_ranks + data_rank},
+                               {&Mesh::cp, "cp", (stage_replica * d.dp_shard + place.dp_shard) * d.tp + place.tp},
+                               {&Mesh::tp, "tp", (stage_replica * d.dp_shard + place.dp_shard) * d.cp + place.cp},
+                               {&Mesh::ep, "ep", ep_group},
+                               {&Mesh::sequence, "cp_tp", stage_replica * d.dp_shard + place.dp_shard},
+                               {&Mesh::tokens, "dp_cp_tp", place.pp},
+                               {&Mesh::shard_of_cut, "dp_shard_cp", stage_replica * d.tp + place.tp},
+                               {&Mesh::shard_of_whole, "dp_shard_cp_tp", stage_replica},
+                               {&Mesh::shard_of_experts, "ep_shard", stage_replica * num_data_ranks + place.ep},
+                               {&Mesh::model, "model", place.dp_replicate}};
+  if (d.num_ep_domains() > 1) {
+    groups.push_back({&Mesh::ep_within, "ep_within", ep_group * d.ep + place.ep / d.ep_domain});
+    groups.push_back({&Mesh::ep_across, "ep_across", ep_group * d.ep + place.ep % d.ep_domain});
+  }
+  return groups;
 }
 
 }  // namespace
@@ -118,7 +132,7 @@ Mesh Mesh::planned(const MeshDegrees& resolved, std::int64_t rank) {
   mesh.place = place_of(resolved, rank);
   mesh.is_planned = true;
   const auto own = groups_of(resolved, mesh.place);
-  std::array<int, own.size()> ranks{}, sizes{};
+  std::vector<int> ranks(own.size(), 0), sizes(own.size(), 0);
   for (std::int64_t other = 0; other < resolved.num_ranks(); ++other) {
     const auto its = groups_of(resolved, place_of(resolved, other));
     for (std::size_t i = 0; i < own.size(); ++i) {

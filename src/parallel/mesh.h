@@ -23,16 +23,20 @@ struct MeshDegrees {
   std::int64_t dp_replicate = 1;
   std::int64_t dp_shard = -1;  // -1: what the others leave
   std::int64_t cp = 1, tp = 1, pp = 1, ep = 1;
+  std::int64_t ep_domain = 0;  // ep neighbours that reach each other's memory, expert_parallel_ranks_per_domain; 0: all
 
   /// After resolve().
   std::int64_t num_ranks() const { return dp_replicate * dp_shard * cp * tp * pp; }
+  std::int64_t num_ep_domains() const { return ep_domain == 0 ? 1 : ep / ep_domain; }
 };
 
 /// With dp_shard as a number. Throws Error, naming the key and the nearest values that it can have, if the degrees do
-/// not multiply to `num_ranks`, or ep does not divide dp_shard · cp · tp.
+/// not multiply to `num_ranks`, ep does not divide dp_shard · cp · tp, or ep_domain, which is not to be 1, does not
+/// divide ep.
 MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks);
 
-/// "pipeline 1 x replicate 2 x shard 4 x context 1 x tensor 1, expert 4".
+/// "pipeline 1 x replicate 2 x shard 4 x context 1 x tensor 1, expert 4"; of several domains "expert 4 in domains of
+/// 2".
 std::string describe(const MeshDegrees& resolved);
 
 /// Throws Error unless `degree`, a key's value, divides `total`, which `what` describes ("the 8 ranks"); names the
@@ -63,6 +67,8 @@ struct Mesh {
 
   // One axis each.
   ProcessGroup pp, dp_replicate, cp, tp, ep;
+  // Of several domains: the ranks of ep in this rank's domain, and those with its place in each domain.
+  ProcessGroup ep_within, ep_across;
   /// cp · tp: the ranks with parts of the same sequences.
   ProcessGroup sequence;
   /// dp_replicate · dp_shard · cp · tp: a stage's ranks; all its tokens.

@@ -74,7 +74,10 @@ MeshDegrees JobConfig::mesh_degrees() const {
           .cp = parallelism.context_parallel_degree,
           .tp = parallelism.tensor_parallel_degree,
           .pp = parallelism.pipeline_parallel_degree,
-          .ep = parallelism.expert_parallel_degree};
+          .ep = parallelism.expert_parallel_degree,
+          .ep_domain = parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect
+                           ? parallelism.expert_parallel_ranks_per_domain
+                           : 0};
 }
 
 namespace {
@@ -519,6 +522,9 @@ ConfigTable config_table(JobConfig& c) {
         "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More end the run");
   t.add("parallelism.expert_parallel_num_sms", p.expert_parallel_num_sms,
         "a GPU's multiprocessors that a dispatch or combine by direct stores takes");
+  t.add("parallelism.expert_parallel_ranks_per_domain", p.expert_parallel_ranks_per_domain,
+        "neighbours that direct stores are made between, linked by NVLink or of one node; tokens for others are "
+        "forwarded once per domain. 0: those of a node");
 
   add_recipe_keys(t, std::string(kLinearConverter), c.quantize_mx.linear, true);
   add_recipe_keys(t, std::string(kGroupedConverter), c.quantize_mx.grouped_mm, false);

@@ -72,6 +72,7 @@ struct JobConfig {
     PayloadPrecision expert_parallel_a2a_combine_bwd_precision = PayloadPrecision::kDefault;
     double expert_parallel_capacity_factor = 0.0;
     std::int64_t expert_parallel_num_sms = 24;
+    std::int64_t expert_parallel_ranks_per_domain = 0;
   } parallelism;
   struct {
     RecipeOptions linear{.fqns = {"output"}};

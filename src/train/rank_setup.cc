@@ -1,6 +1,7 @@
 #include "train/rank_setup.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "tensor/parallel.h"
 
@@ -28,8 +29,49 @@ std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks) 
   return join_gpus(ranks.world(), ranks.rank_on_node() % cuda::num_devices());
 }
 
+std::int64_t max_ranks_per_domain(std::span<const int> node_of_rank, std::int64_t ep) {
+  // Expert-parallel groups, and their domains, are runs of ranks that begin at multiples of their length.
+  std::int64_t common = ep;
+  std::size_t begin = 0;
+  for (std::size_t rank = 1; rank <= node_of_rank.size(); ++rank) {
+    if (rank < node_of_rank.size() && node_of_rank[rank] == node_of_rank[begin]) continue;
+    common = std::gcd(common, static_cast<std::int64_t>(rank - begin));
+    begin = rank;
+  }
+  return common;
+}
+
+namespace {
+
+/// With ep_domain for direct expert parallelism on these ranks.
+MeshDegrees with_domains(MeshDegrees degrees, const JobConfig& config, Ranks& ranks) {
+  const bool is_direct = config.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
+  if (!is_direct || degrees.ep == 1) return degrees;
+  constexpr std::string_view kInOrder =
+      "start the ranks of a node one after the other (mpirun --map-by slot, srun --distribution=block)";
+  const std::int64_t most = max_ranks_per_domain(ranks.first_ranks_on_nodes(), degrees.ep);
+  if (degrees.ep_domain == 0) {
+    require(
+        most > 1,
+        "parallelism.expert_parallel_comm_backend is direct, but groups of {} ranks cannot be cut into neighbours on "
+        "one node each: {}, or set \"standard\"",
+        degrees.ep, kInOrder);
+    degrees.ep_domain = most;
+  }
+  // GPUs may be linked beyond a node; if they are not, there will be no window.
+  require(
+      config.device(ranks.num_on_node()) == Device::kCuda || most % degrees.ep_domain == 0,
+      "parallelism.expert_parallel_ranks_per_domain is {}, but not all of these ranks are on one node; expected {} or "
+      "a divisor of it: {}",
+      degrees.ep_domain, most, kInOrder);
+  return degrees;
+}
+
+}  // namespace
+
 std::shared_ptr<Mesh> make_mesh(const JobConfig& config, Ranks& ranks) {
-  const MeshDegrees degrees = resolve(config.mesh_degrees(), ranks.size());
+  const MeshDegrees asked = resolve(config.mesh_degrees(), ranks.size());
+  const MeshDegrees degrees = with_domains(asked, config, ranks);
   config.validate_on(degrees);
   return std::make_shared<Mesh>(ranks.world(), degrees);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "comm/ranks.h"
 #include "ops/cuda/runtime.h"
@@ -20,6 +21,10 @@ std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device);
 
 /// This rank's GPU; null if the run computes on CPUs. Together with all ranks.
 std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks);
+
+/// The most ranks of an expert-parallel group of `ep` that every domain of it can have on one node, where node_of_rank
+/// says which ranks are on one node. Neighbours: 1 if there are none on one node.
+std::int64_t max_ranks_per_domain(std::span<const int> node_of_rank, std::int64_t ep);
 
 /// The mesh that the configuration asks for. Throws Error if there can be none. Together with all ranks.
 std::shared_ptr<Mesh> make_mesh(const JobConfig& config, Ranks& ranks);

@@ -189,6 +189,10 @@ TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
   EXPECT_EQ(direct.status, 0) << direct.output;
   EXPECT_THAT(direct.output, AllOf(HasSubstr("a rank of 8: pipeline 1 x replicate 1 x shard 8"), HasSubstr("windows"),
                                    HasSubstr("does not fit"), HasSubstr("per rank")));
+  EXPECT_THAT(plan({"--ranks=8", experts, "--parallelism.expert_parallel_comm_backend=direct",
+                    "--parallelism.expert_parallel_ranks_per_domain=4"})
+                  .output,
+              HasSubstr("expert 8 in domains of 4"));
   const Finished pipeline =
       plan({"--ranks=4", "--parallelism.pipeline_parallel_degree=4", "--training.global_batch_size=32"});
   EXPECT_EQ(pipeline.status, 0) << pipeline.output;

@@ -114,7 +114,11 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RankFailures,
                                            // With windows, which ranks cannot free alone.
                                            FailureCase{"direct_experts",
                                                        {"--parallelism.expert_parallel_degree=4",
-                                                        "--parallelism.expert_parallel_comm_backend=direct"}}),
+                                                        "--parallelism.expert_parallel_comm_backend=direct"}},
+                                           FailureCase{"experts_on_domains",
+                                                       {"--parallelism.expert_parallel_degree=4",
+                                                        "--parallelism.expert_parallel_comm_backend=direct",
+                                                        "--parallelism.expert_parallel_ranks_per_domain=2"}}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(RankFailures, ADeadRankEndsAllAndIsNamed) {

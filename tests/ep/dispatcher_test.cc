@@ -2,53 +2,25 @@
 // against direct, bit for bit.
 #include "ep/dispatcher.h"
 
-#include "tests/ep/layer.h"
+#include "tests/ep/cpu_ranks.h"
 
 namespace tessera {
 namespace {
 
-using comm_test::DelayedTransport;
-using comm_test::with_ranks;
 using ep_test::allocated_dispatcher;
 using ep_test::Bytes;
 using ep_test::Case;
 using ep_test::cases;
+using ep_test::expect_measured;
+using ep_test::kArenaBytes;
+using ep_test::kLargeArenaBytes;
 using ep_test::Layer;
 using ep_test::LayerRun;
-using ep_test::RandomDelays;
-using ep_test::set_bytes;
+using ep_test::Memory;
+using ep_test::on_ranks;
 using ep_test::Skew;
 
 constexpr int kMaxRanks = 4;
-constexpr std::size_t kArenaBytes = std::size_t{3} << 20, kLargeArenaBytes = std::size_t{12} << 20;
-
-/// A rank's memory, full of NaN.
-struct Memory {
-  explicit Memory(std::size_t num_bytes = kArenaBytes) : arena(num_bytes) { poison(arena); }
-  Arena arena;
-  GemmLibrary gemm;
-  Context op() { return {.arena = &arena, .gemm = &gemm}; }
-};
-
-/// With ranks, and messages, that come late in ways of the seed's; 0: at once.
-void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void(ProcessGroup&, ep::StepHook*)>& body) {
-  comm_test::RankOptions options;
-  if (seed != 0) {
-    options.wrap = [seed](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
-      return std::make_unique<DelayedTransport>(std::move(transport), seed);
-    };
-  }
-  const int threads_before = num_threads();
-  with_ranks(
-      num_ranks,
-      [&](ProcessGroup& group) {
-        set_num_threads(1 + group.rank() % 2);
-        RandomDelays delays(seed, group.rank());
-        body(group, seed != 0 ? &delays : nullptr);
-      },
-      options);
-  set_num_threads(threads_before);
-}
 
 std::vector<DispatchBackend> backends(int num_ranks) {
   std::vector<DispatchBackend> result = {DispatchBackend::kStandard, DispatchBackend::kDirect};
@@ -93,6 +65,30 @@ TEST(Dispatcher, GivesWhatItPromises) {
           }
         });
       }
+    }
+  }
+}
+
+/// Direct of one of several domains: choices without a row, and tokens without one.
+TEST(Dispatcher, ChoicesInOtherDomains) {
+  for (int size = 1; size <= kMaxRanks; ++size) {
+    std::uint64_t seed = 0;
+    for (Case its : cases()) {
+      its.one_of_domains = seed % 2 == 0 ? 2 : 5;
+      SCOPED_TRACE(testing::Message() << size << " ranks, case " << seed);
+      on_ranks(size, seed++ % 5, [&](ProcessGroup& group, ep::StepHook* hook) {
+        const auto dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options(), hook);
+        for (std::uint64_t pass = 1; pass <= 2; ++pass) {
+          Memory memory(kLargeArenaBytes);
+          const Layer layer(its, group.size(), pass);
+          LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
+          run.dispatch();
+          run.combine(pass == 1 ? Write::kAssign : Write::kAccumulate);
+          run.combine_backward();
+          run.dispatch_again();
+          run.dispatch_backward(pass == 1 ? Write::kAssign : Write::kAccumulate);
+        }
+      });
     }
   }
 }
@@ -207,38 +203,7 @@ TEST(Dispatcher, IsMeasured) {
           its.skew = Skew::kUniform;
           const auto dispatcher = allocated_dispatcher(backend, group, its.options());
           const Layer layer(its, group.size(), 1);
-          GemmLibrary gemm;
-          const auto pass = [&](Arena& arena) {
-            const Context op{.arena = &arena, .gemm = &gemm};
-            const auto tensor = [&](const Shape& shape, DType dtype) {
-              const Tensor x = arena.allocate(shape, dtype);
-              if (!op.measuring()) set_bytes(x, 0);
-              return x;
-            };
-            const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "layer", .alignment = its.alignment},
-                                                                   layer.tensors(arena, group.rank()));
-            const Shape rows{saved.num_rows(), its.dim}, tokens{its.num_tokens, its.dim};
-            const Tensor y_TD = tensor(tokens, its.dtype);
-            GemmOperand x_RD;
-            if (its.plain) x_RD.plain = dispatcher->rows_in_window(op, saved);
-            if (its.plain && !x_RD.plain.defined()) x_RD.plain = tensor(rows, its.dtype);
-            if (its.quantized) {
-              x_RD.rows = mx::allocate_quantized(rows, mx::Format{}, tensor);
-              x_RD.columns = mx::allocate_quantized(mx::transposed(rows), mx::Format{}, tensor);
-            }
-            const Tensor out_RD = tensor(rows, its.dtype);
-            const Tensor d_weights_TK = tensor({its.num_tokens, its.top_k}, DType::kFloat32);
-            dispatcher->dispatch(op, y_TD, saved, x_RD);
-            dispatcher->combine(op, out_RD, saved, y_TD, Write::kAssign);
-            dispatcher->combine_backward(op, y_TD, saved, x_RD);
-            dispatcher->dispatch_again(op, y_TD, saved, x_RD);
-            dispatcher->dispatch_backward(op, out_RD, saved.weights_R, saved, y_TD, Write::kAssign, d_weights_TK);
-          };
-          Arena measuring;
-          pass(measuring);
-          Arena real(measuring.peak());
-          pass(real);
-          EXPECT_EQ(real.peak(), measuring.peak());
+          expect_measured(layer, *dispatcher, group);
         }
       }
     });

@@ -1,5 +1,5 @@
 // The direct dispatcher on GPUs against the one on CPUs, bit for bit: ranks that are threads, on one GPU together and,
-// where there are several, on one each.
+// where there are several, on one each; on two levels on one each only, since NCCL takes that.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -19,10 +19,10 @@ namespace {
 using comm_test::num_gpus;
 using comm_test::OneGpuTransport;
 using comm_test::with_ranks;
-using ep_test::allocated_dispatcher;
 using ep_test::Bytes;
 using ep_test::Case;
 using ep_test::cases;
+using ep_test::Domains;
 using ep_test::Layer;
 using ep_test::LayerRun;
 using ep_test::message_of;
@@ -43,32 +43,40 @@ const bool kEnvironment = [] {
   return true;
 }();
 
-/// Runs the body on this many ranks: on one GPU, and on as many GPUs where there are. `gpus`: a group whose windows are
-/// the GPUs'.
-void on_gpus(int num_ranks, const std::function<void(ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime&)>& body,
-             Progress::Seconds timeout = Progress::Seconds(10.0)) {
-  comm_test::RankOptions options{.timeout = timeout, .wrap = {}};
-  const auto run = [&](bool has_own) {
-    with_ranks(
-        num_ranks,
-        [&](ProcessGroup& world) {
-          if (has_own) cuda::use_device(world.rank());
-          cuda::Runtime runtime;
-          ProcessGroup gpus = world.split(0, world.rank(), "ep");
-          if (has_own) gpus.use_gpu(runtime.stream());
-          body(world, gpus, runtime);
-        },
-        options);
-  };
-  if (num_ranks > 1 && num_gpus() >= num_ranks) {
-    SCOPED_TRACE("a GPU per rank");
-    run(true);
-  }
+/// `gpus`: groups whose windows are the GPUs'.
+using Body = std::function<void(Domains& host, Domains& gpus, cuda::Runtime&)>;
+
+/// Runs the body on this many ranks with a GPU each.
+void on_own_gpus(int num_ranks, const Body& body, int num_domains = 1,
+                 Progress::Seconds timeout = Progress::Seconds(10.0)) {
+  SCOPED_TRACE("a GPU per rank");
+  with_ranks(num_ranks,
+             [&](ProcessGroup& world) {
+               cuda::use_device(world.rank());
+               cuda::Runtime runtime;
+               ProcessGroup group = world.split(0, world.rank(), "ep");
+               group.use_gpu(runtime.stream());
+               Domains host(world, num_domains), gpus(group, num_domains);
+               body(host, gpus, runtime);
+             },
+             {.timeout = timeout, .wrap = {}});
+}
+
+/// On one GPU, and on as many GPUs where there are.
+void on_gpus(int num_ranks, const Body& body, Progress::Seconds timeout = Progress::Seconds(10.0)) {
+  if (num_ranks > 1 && num_gpus() >= num_ranks) on_own_gpus(num_ranks, body, 1, timeout);
   SCOPED_TRACE("one GPU");
-  options.wrap = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+  const auto wrap = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
     return std::make_unique<OneGpuTransport>(std::move(transport));
   };
-  run(false);
+  with_ranks(num_ranks,
+             [&](ProcessGroup& world) {
+               cuda::Runtime runtime;
+               ProcessGroup group = world.split(0, world.rank(), "ep");
+               Domains host(world, 1), gpus(group, 1);
+               body(host, gpus, runtime);
+             },
+             {.timeout = timeout, .wrap = wrap});
 }
 
 /// Holds the stream up for a random time, also as a part of a graph. Which times the seed says.
@@ -158,10 +166,8 @@ class GpuRun {
     results_["combine"] = get(out_TD_);
     results_["dispatch backward"] = get(d_in_TD_);
     const Bytes fetched = get(d_weights_TK_);
-    const auto* d_weights = reinterpret_cast<const float*>(fetched.data());
-    for (std::int64_t slot = 0; slot < case_.num_tokens * case_.top_k; ++slot) {
-      ASSERT_EQ(d_weights[slot], layer_->number("d_weight", rank_, slot / case_.top_k, slot % case_.top_k)) << slot;
-    }
+    layer_->expect_d_weights(std::span(reinterpret_cast<const float*>(fetched.data()), fetched.size() / sizeof(float)),
+                             rank_);
   }
   Bytes out() { return get(out_TD_); }
   const Results& results() const { return results_; }
@@ -209,7 +215,6 @@ class GpuRun {
   }
   Bytes get(const Tensor& x) const {
     Bytes bytes(x.num_bytes());
-    op_.cuda->synchronize();  // a copy into such memory would hold other ranks' launches up while it waits
     op_.cuda->fetch(x, bytes.data());
     return bytes;
   }
@@ -269,13 +274,14 @@ class CpuPass {
 
 /// A rank's two dispatchers, and how much memory a run on the GPU takes.
 struct Rank {
-  Rank(const Case& its, ProcessGroup& host, ProcessGroup& its_gpus, cuda::Runtime& its_runtime, int num_sms = 2)
-      : gpus(its_gpus), runtime(its_runtime) {
+  Rank(const Case& its, Domains& host, Domains& its_gpus, cuda::Runtime& its_runtime, int num_sms = 2)
+      : gpus(its_gpus.all), runtime(its_runtime) {
     DispatchOptions options = its.options();
-    cpu = allocated_dispatcher(DispatchBackend::kDirect, host, options);
+    cpu = host.make_direct(options);
+    cpu->allocate();
     options.device = Device::kCuda;
     options.num_sms = num_sms;
-    gpu = make_dispatcher(DispatchBackend::kDirect, gpus, options);
+    gpu = its_gpus.make_direct(options);
     Arena measuring(Device::kCuda);
     GpuRun run(its, *gpu, gpus, {.arena = &measuring, .cuda = &runtime});
     run.dispatch();
@@ -330,16 +336,15 @@ std::vector<Case> gpu_cases() {
   return all;
 }
 
-/// Two passes with other numbers, by the rank's dispatchers.
-void expect_the_bits_of_the_cpu(const Case& its, std::uint64_t seed, ProcessGroup& host, ProcessGroup& gpus,
-                                cuda::Runtime& runtime) {
+/// Two passes of a rank, against the CPU's.
+void expect_bits_of_the_cpu(const Case& its, std::uint64_t seed, Domains& host, Domains& gpus, cuda::Runtime& runtime) {
   Rank rank(its, host, gpus, runtime, 2 + static_cast<int>(seed % 4));
-  Delays delays(seed % 3, gpus.rank());
+  Delays delays(seed % 3, gpus.all.rank());
   Arena arena(rank.run_bytes, Device::kCuda);
-  GpuRun run(its, *rank.gpu, gpus, {.arena = &arena, .cuda = &runtime});
+  GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
   for (std::uint64_t pass = 1; pass <= 2; ++pass) {
-    const Layer layer(its, gpus.size(), pass);
-    CpuPass cpu(layer, *rank.cpu, gpus);
+    const Layer layer(its, gpus.all.size(), pass);
+    CpuPass cpu(layer, *rank.cpu, gpus.all);
     const Write combine = pass == 1 ? Write::kAssign : Write::kAccumulate;
     const Write backward = pass == 1 ? Write::kAccumulate : Write::kAssign;
     cpu.make_all(combine, backward);
@@ -360,23 +365,117 @@ void expect_the_bits_of_the_cpu(const Case& its, std::uint64_t seed, ProcessGrou
   }
 }
 
+/// Every case in both types, as `adapt(its, seed)` leaves it.
+template <typename Adapt>
+void expect_bits_of_all_cases(Domains& host, Domains& gpus, cuda::Runtime& runtime, Adapt&& adapt) {
+  std::uint64_t seed = 0;
+  const int num_ranks = gpus.all.size();
+  for (const Case& in_float : gpu_cases()) {
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      Case its = in_float;
+      its.dtype = dtype;
+      if (its.num_experts % num_ranks != 0) its.num_experts *= 2;
+      if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
+      if (its.dim % 8 != 0 && dtype == DType::kBFloat16) continue;  // rows are whole 16 bytes
+      SCOPED_TRACE(testing::Message() << num_ranks << " ranks, case " << seed / 2 << ", " << name_of(dtype));
+      adapt(its, seed);
+      expect_bits_of_the_cpu(its, seed++, host, gpus, runtime);
+    }
+  }
+}
+
 TEST_F(GpuDirect, GivesTheBitsOfTheCpu) {
   for (const int size : {1, 2, 3, kMaxRanks}) {
-    on_gpus(size, [&](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
-      std::uint64_t seed = 0;
-      for (const Case& in_float : gpu_cases()) {
-        for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-          Case its = in_float;
-          its.dtype = dtype;
-          if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
-          if (its.dim % 8 != 0 && dtype == DType::kBFloat16) continue;  // rows are whole 16 bytes
-          SCOPED_TRACE(testing::Message() << size << " ranks, case " << seed / 2 << ", " << name_of(dtype));
-          expect_the_bits_of_the_cpu(its, seed++, host, gpus, runtime);
-        }
-      }
+    on_gpus(size, [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
+      expect_bits_of_all_cases(host, gpus, runtime, [](Case& /*its*/, std::uint64_t /*seed*/) {});
     });
     if (HasFailure()) return;
   }
+}
+
+/// Of one of several domains: choices without a row, and tokens without one.
+TEST_F(GpuDirect, GivesTheBitsOfTheCpuOfOneOfManyDomains) {
+  for (const int size : {1, 2, kMaxRanks}) {
+    on_gpus(size, [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
+      expect_bits_of_all_cases(host, gpus, runtime,
+                               [](Case& its, std::uint64_t seed) { its.one_of_domains = seed % 2 == 0 ? 2 : 5; });
+    });
+    if (HasFailure()) return;
+  }
+}
+
+/// Virtual domains.
+TEST_F(GpuDirect, GivesTheBitsOfTheCpuOnTwoLevels) {
+  constexpr std::pair<int, int> kMeshes[] = {{2, 2}, {2, 4}, {4, 2}};
+  if (num_gpus() < 4) GTEST_SKIP() << "needs 4 GPUs";
+  for (const auto& [num_domains, ranks_per_domain] : kMeshes) {
+    const int size = num_domains * ranks_per_domain;
+    if (num_gpus() < size) continue;
+    SCOPED_TRACE(testing::Message() << num_domains << " domains");
+    on_own_gpus(
+        size,
+        [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
+          expect_bits_of_all_cases(host, gpus, runtime,
+                                   [&](Case& its, std::uint64_t /*seed*/) { its.num_domains = gpus.across.size(); });
+        },
+        num_domains);
+    if (HasFailure()) return;
+  }
+}
+
+/// Of tokens that all leave their domain, or all stay.
+TEST_F(GpuDirect, TokensOfOneDomain) {
+  if (num_gpus() < 4) GTEST_SKIP() << "needs 4 GPUs";
+  for (const Skew skew : {Skew::kOwnDomain, Skew::kNextDomain}) {
+    const Case its{.num_tokens = 21, .alignment = 16, .skew = skew, .quantized = true, .num_domains = 2};
+    on_own_gpus(
+        4,
+        [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
+          expect_bits_of_the_cpu(its, 1, host, gpus, runtime);
+        },
+        its.num_domains);
+  }
+}
+
+/// The ranks of both domains throw the same at once, and the next dispatch works.
+TEST_F(GpuDirect, TooManyRowsOnTwoLevels) {
+  if (num_gpus() < 4) GTEST_SKIP() << "needs 4 GPUs";
+  on_own_gpus(
+      4,
+      [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
+        Case its{.alignment = 4, .capacity_factor = 1.7, .num_domains = 2};
+        Rank rank(its, host, gpus, runtime);
+        EXPECT_TRUE(rank.gpu->waits_for_gpu());
+        Arena arena(rank.run_bytes, Device::kCuda);
+        GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
+        for (std::uint64_t pass = 0; pass < 4; ++pass) {
+          its.skew = Skew::kUniform;
+          const Layer fits(its, gpus.all.size(), pass);
+          CpuPass cpu(fits, *rank.cpu, gpus.all);
+          cpu.make_all(Write::kAssign, Write::kAssign);
+          run.fill(fits, cpu.run());
+          its.skew = Skew::kOneRank;
+          const Layer large(its, gpus.all.size(), pass);
+          if (pass % 2 == 1) run.fill(large, cpu.run());
+          rank.come_together();
+          if (pass % 2 == 1) {
+            EXPECT_THAT(
+                message_of<Error>([&] { run.dispatch(); }),
+                testing::AllOf(testing::HasSubstr("layers.7.moe: the experts of rank 3 get 444 rows, 4.000 times"),
+                               testing::HasSubstr("capacity_factor, now 1.7,")));
+          } else {
+            run.dispatch();
+            run.combine(Write::kAssign);
+            const Bytes out = run.out();
+            for (std::size_t i = 0; i < out.size() / sizeof(float); ++i) {
+              EXPECT_FALSE(std::isnan(reinterpret_cast<const float*>(out.data())[i]));
+            }
+          }
+          rank.gpu->check();
+          rank.come_together();
+        }
+      },
+      2);
 }
 
 /// Two layers whose calls overlap, recorded once and replayed with other routings, without the host in between; ranks
@@ -384,13 +483,13 @@ TEST_F(GpuDirect, GivesTheBitsOfTheCpu) {
 TEST_F(GpuDirect, AsPartsOfAGraph) {
   for (const int size : {2, kMaxRanks}) {
     for (const bool in_window : {false, true}) {
-      on_gpus(size, [&](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
+      on_gpus(size, [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
         const Case its{.num_tokens = 200, .dim = 72, .dtype = DType::kBFloat16, .alignment = 8, .in_window = in_window};
         Rank rank(its, host, gpus, runtime, 3);
-        Delays delays(7, gpus.rank());
+        Delays delays(7, gpus.all.rank());
         Arena arena(2 * rank.run_bytes, Device::kCuda);
         const Context op{.arena = &arena, .cuda = &runtime};
-        GpuRun first(its, *rank.gpu, gpus, op), second(its, *rank.gpu, gpus, op);
+        GpuRun first(its, *rank.gpu, gpus.all, op), second(its, *rank.gpu, gpus.all, op);
         const auto step = [&] {
           for (GpuRun* run : {&first, &second}) delays.put(runtime), run->dispatch();
           for (GpuRun* run : {&first, &second}) delays.put(runtime), run->combine(Write::kAccumulate);
@@ -403,8 +502,8 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
         rank.come_together();
         const cuda::Graph graph(runtime.stream(), step);
         for (std::uint64_t pass = 1; pass <= 4; ++pass) {
-          const Layer layers[] = {{its, gpus.size(), 10 * pass}, {its, gpus.size(), 10 * pass + 1}};
-          CpuPass cpu_first(layers[0], *rank.cpu, gpus), cpu_second(layers[1], *rank.cpu, gpus);
+          const Layer layers[] = {{its, gpus.all.size(), 10 * pass}, {its, gpus.all.size(), 10 * pass + 1}};
+          CpuPass cpu_first(layers[0], *rank.cpu, gpus.all), cpu_second(layers[1], *rank.cpu, gpus.all);
           for (CpuPass* cpu : {&cpu_first, &cpu_second}) cpu->make_all(Write::kAccumulate, Write::kAccumulate);
           first.fill(layers[0], cpu_first.run());
           second.fill(layers[1], cpu_second.run());
@@ -431,19 +530,19 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
 /// Nothing is stored where there is no room; the layer's output is NaN, all ranks are told, and the next dispatch that
 /// fits works.
 TEST_F(GpuDirect, TooManyRows) {
-  on_gpus(3, [](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
+  on_gpus(3, [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
     Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
     Rank rank(its, host, gpus, runtime);
     Arena arena(rank.run_bytes, Device::kCuda);
-    GpuRun run(its, *rank.gpu, gpus, {.arena = &arena, .cuda = &runtime});
+    GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
     for (std::uint64_t pass = 0; pass < 4; ++pass) {
       its.skew = Skew::kUniform;
-      const Layer fits(its, gpus.size(), pass);
-      CpuPass cpu(fits, *rank.cpu, gpus);
+      const Layer fits(its, gpus.all.size(), pass);
+      CpuPass cpu(fits, *rank.cpu, gpus.all);
       cpu.make_all(Write::kAssign, Write::kAssign);
       run.fill(fits, cpu.run());
       its.skew = Skew::kOneRank;
-      const Layer large(its, gpus.size(), pass);
+      const Layer large(its, gpus.all.size(), pass);
       if (pass % 2 == 1) run.fill(large, cpu.run());
       rank.come_together();
       run.dispatch();
@@ -470,19 +569,19 @@ TEST_F(GpuDirect, TooManyRows) {
 TEST_F(GpuDirect, ARankThatDoesNotCome) {
   on_gpus(
       3,
-      [](ProcessGroup& host, ProcessGroup& gpus, cuda::Runtime& runtime) {
+      [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
         const Case its;
         Rank rank(its, host, gpus, runtime);
         Arena arena(rank.run_bytes, Device::kCuda);
-        GpuRun run(its, *rank.gpu, gpus, {.arena = &arena, .cuda = &runtime});
-        const Layer layer(its, gpus.size(), 1);
-        CpuPass cpu(layer, *rank.cpu, gpus);
+        GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
+        const Layer layer(its, gpus.all.size(), 1);
+        CpuPass cpu(layer, *rank.cpu, gpus.all);
         cpu.make_all(Write::kAssign, Write::kAssign);
         run.fill(layer, cpu.run());
         rank.come_together();
         run.dispatch();
         run.combine(Write::kAssign);
-        if (gpus.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        if (gpus.all.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
         run.dispatch_again();
         run.dispatch_backward(Write::kAssign);  // does nothing
         runtime.synchronize();

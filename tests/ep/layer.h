@@ -36,8 +36,8 @@ class RandomDelays : public ep::StepHook {
   std::uint64_t num_steps_ = 0;
 };
 
-/// Where tokens go.
-enum class Skew { kUniform, kForced, kOneExpert, kOneRank, kEmptyRank, kHalfOfTheExperts };
+/// Where tokens go. kOwnDomain, kNextDomain: to experts of their rank's domain only, or of the next one.
+enum class Skew { kUniform, kForced, kOneExpert, kOneRank, kEmptyRank, kHalfOfTheExperts, kOwnDomain, kNextDomain };
 
 struct Case {
   std::int64_t num_tokens = 37, dim = 40, num_experts = 12, top_k = 3;
@@ -49,12 +49,16 @@ struct Case {
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault, combine_backward = PayloadPrecision::kDefault;
   double capacity_factor = 0.0;
   bool on_grid = true;
+  int num_domains = 1;  // more: two-level
+  /// More: the ranks are the first of so many domains, and tokens have choices in the others.
+  std::int64_t one_of_domains = 1;
 
   DispatchOptions options() const {
     return {.max_tokens = num_tokens,
             .dim = dim,
             .num_experts = num_experts,
             .top_k = top_k,
+            .num_domains = one_of_domains,
             .dtype = dtype,
             .max_alignment = alignment,
             .capacity_factor = capacity_factor,
@@ -86,6 +90,28 @@ inline std::vector<Case> cases() {
   };
 }
 
+/// A rank's groups for two-level.
+struct Domains {
+  Domains(ProcessGroup& group, int num_domains)
+      : all(group),
+        within(part(group.rank() / (group.size() / num_domains), "ep_within", num_domains)),
+        across(part(group.rank() % (group.size() / num_domains), "ep_across", num_domains)) {}
+  DomainGroups groups() { return {.all = all, .within = within, .across = across}; }
+  /// Direct on one domain or more.
+  std::unique_ptr<Dispatcher> make_direct(const DispatchOptions& options, ep::StepHook* hook = nullptr) {
+    if (across.size() == 1) return make_dispatcher(DispatchBackend::kDirect, all, options, hook);
+    return make_two_level_dispatcher(groups(), options, hook);
+  }
+
+  ProcessGroup& all;
+  ProcessGroup within, across;  // of one domain: none
+
+ private:
+  ProcessGroup part(int color, const char* axis, int num_domains) const {
+    return num_domains == 1 ? ProcessGroup() : all.split(color, all.rank(), axis);
+  }
+};
+
 /// With its memory.
 inline std::unique_ptr<Dispatcher> allocated_dispatcher(DispatchBackend backend, ProcessGroup& group,
                                                         const DispatchOptions& options, ep::StepHook* hook = nullptr) {
@@ -115,7 +141,11 @@ struct HostRouting {
 class Layer {
  public:
   Layer(const Case& the_case, int num_ranks, std::uint64_t pass)
-      : case_(the_case), num_ranks_(num_ranks), pass_(pass), local_(the_case.num_experts / num_ranks) {
+      : case_(the_case),
+        num_ranks_(num_ranks),
+        ranks_per_domain_(num_ranks / the_case.num_domains),
+        pass_(pass),
+        local_(the_case.num_experts / num_ranks) {
     for (int rank = 0; rank < num_ranks; ++rank) routings_.push_back(route(rank));
   }
 
@@ -128,6 +158,17 @@ class Layer {
     if (case_.on_grid) return static_cast<float>(static_cast<int>(word % 255) - 127) / 64.0f;  // 7 bits and a sign
     return static_cast<float>(BFloat16(static_cast<float>(word) * 0x1p-31f - 1.0f)) +
            (case_.dtype == DType::kFloat32 ? static_cast<float>(word % 1024) * 0x1p-20f : 0.0f);
+  }
+
+  /// That a rank's choices, as far as there are experts for them, have the gradients of their weights.
+  void expect_d_weights(std::span<const float> d_weights_TK, int rank) const {
+    const std::vector<std::int32_t>& expert_ids = routing(rank).expert_ids;
+    ASSERT_EQ(d_weights_TK.size(), expert_ids.size());
+    for (std::size_t slot = 0; slot < expert_ids.size(); ++slot) {
+      const auto at = static_cast<std::int64_t>(slot);
+      if (expert_ids[slot] == kNoExpert) continue;
+      ASSERT_EQ(d_weights_TK[slot], number("d_weight", rank, at / case_.top_k, at % case_.top_k)) << slot;
+    }
   }
 
   float token(int rank, std::int64_t t, std::int64_t j) const { return number("y", rank, t, 0, j); }
@@ -165,7 +206,9 @@ class Layer {
   Rows rows_of(int rank) const {
     Rows result;
     for (std::int64_t expert = rank * local_; expert < (rank + 1) * local_; ++expert) {
-      for (int source = 0; source < num_ranks_; ++source) {
+      for (int i = 0; i < num_ranks_; ++i) {
+        // By place, then by domain.
+        const int source = i % case_.num_domains * ranks_per_domain_ + i / case_.num_domains;
         const auto& ids = routing(source).expert_ids;
         for (std::size_t slot = 0; slot < ids.size(); ++slot) {
           if (ids[slot] != expert) continue;
@@ -183,17 +226,20 @@ class Layer {
   /// The sum of a token's rows of `what` as every backend makes it (ep/dispatcher.h), on top of y.
   double sum(const char* what, int rank, std::int64_t t, std::int64_t j, bool weighted, double y, bool per_rank) const {
     const HostRouting& host = routing(rank);
-    double total = y;
+    double total = y, in_domain = 0.0;
     for (int its_rank = 0; its_rank < num_ranks_; ++its_rank) {
       double part = 0.0;
       for (std::int64_t k = 0; k < case_.top_k; ++k) {
         const auto slot = static_cast<std::size_t>(t * case_.top_k + k);
         const std::int64_t expert = host.expert_ids[slot];
-        if (expert / local_ != its_rank) continue;
+        if (expert == kNoExpert || expert / local_ != its_rank) continue;
         const auto weight = weighted ? static_cast<double>(host.weights[slot]) : 1.0;
         part += weight * static_cast<double>(number(what, rank, t, expert + 1, j));
       }
-      total += per_rank ? rounded(part) : part;
+      in_domain += per_rank ? rounded(part) : part;
+      if ((its_rank + 1) % ranks_per_domain_ != 0) continue;
+      total += case_.num_domains > 1 ? rounded(in_domain) : in_domain;
+      in_domain = 0.0;
     }
     return rounded(total);
   }
@@ -231,17 +277,19 @@ class Layer {
     for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
       // The K allowed experts with the lowest random numbers, in their order.
       std::vector<std::pair<std::uint32_t, std::int32_t>> drawn;
-      for (std::int32_t expert = 0; expert < case_.num_experts; ++expert) {
-        const auto index = static_cast<std::uint64_t>(t * case_.num_experts + expert);
-        if (allowed(expert)) drawn.emplace_back(draw(expert, philox.words(index)[0]), expert);
+      const std::int64_t num_experts = case_.num_experts * case_.one_of_domains;
+      for (std::int32_t expert = 0; expert < num_experts; ++expert) {
+        const auto index = static_cast<std::uint64_t>(t * num_experts + expert);
+        if (allowed(rank, expert)) drawn.emplace_back(draw(expert, philox.words(index)[0]), expert);
       }
       std::sort(drawn.begin(), drawn.end());
       for (std::int64_t k = 0; k < case_.top_k; ++k) {
         const std::int64_t slot = t * case_.top_k + k;
-        const std::int32_t expert = case_.skew == Skew::kForced ? static_cast<std::int32_t>(slot % case_.num_experts)
+        const std::int32_t expert = case_.skew == Skew::kForced ? static_cast<std::int32_t>(slot % num_experts)
                                                                 : drawn[static_cast<std::size_t>(k)].second;
-        host.expert_ids.push_back(expert);
-        ++host.counts[static_cast<std::size_t>(expert)];
+        const bool is_here = expert < case_.num_experts;
+        host.expert_ids.push_back(is_here ? expert : kNoExpert);
+        if (is_here) ++host.counts[static_cast<std::size_t>(expert)];
         const std::uint32_t word = philox.words(static_cast<std::uint64_t>(slot), 1)[0];
         host.weights.push_back(case_.on_grid ? static_cast<float>(word % 5) * 0.25f
                                              : static_cast<float>(word) * 0x1p-32f);
@@ -250,8 +298,13 @@ class Layer {
     return host;
   }
 
-  bool allowed(std::int32_t expert) const {
+  bool allowed(int rank, std::int32_t expert) const {
+    const std::int64_t domain = expert / local_ / ranks_per_domain_, own = rank / ranks_per_domain_;
     switch (case_.skew) {
+      case Skew::kOwnDomain:
+        return domain == own;
+      case Skew::kNextDomain:
+        return domain == (own + 1) % case_.num_domains;
       case Skew::kOneRank:
         return expert / local_ == num_ranks_ - 1;
       case Skew::kEmptyRank:
@@ -268,7 +321,7 @@ class Layer {
   }
 
   Case case_;
-  int num_ranks_;
+  int num_ranks_, ranks_per_domain_;
   std::uint64_t pass_;
   std::int64_t local_;
   std::vector<HostRouting> routings_;
@@ -345,11 +398,7 @@ class LayerRun {
     }
     dispatcher_.dispatch_backward(op_, d_x_RD, d_weights_R, saved_, d_y_TD, write, d_weights_TK);
     check_sums("dispatch backward", "d_x", /*weighted=*/false, write, d_y_TD);
-    std::vector<float> expected;
-    for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
-      for (std::int64_t k = 0; k < case_.top_k; ++k) expected.push_back(layer_.number("d_weight", rank_, t, k));
-    }
-    EXPECT_TRUE(std::ranges::equal(std::span(d_weights_TK.data<float>(), expected.size()), expected));
+    layer_.expect_d_weights(std::span(d_weights_TK.data<float>(), layer_.routing(rank_).weights.size()), rank_);
   }
 
   /// Rows that experts made: numbers that tell the row, NaN in padding and beyond.

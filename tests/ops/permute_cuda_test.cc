@@ -10,14 +10,19 @@ class PermuteCuda : public ParityTest {
     Tensor ids_TK, counts_E;
   };
 
-  /// Random experts. `skew` > 0 leaves the upper experts without slots.
-  Routing routing(std::int64_t tokens, std::int64_t top_k, std::int64_t experts, std::int64_t skew) {
+  /// Random experts. `skew` > 0 leaves the upper experts without slots; !all_have every third slot without an expert.
+  Routing routing(std::int64_t tokens, std::int64_t top_k, std::int64_t experts, std::int64_t skew,
+                  bool all_have = true) {
     const Philox philox(3, static_cast<std::uint32_t>(tokens + skew));
     std::vector<std::int32_t> ids, counts(static_cast<std::size_t>(experts), 0);
     for (std::int64_t slot = 0; slot < tokens * top_k; ++slot) {
       const auto drawn = static_cast<std::int64_t>(philox.words(static_cast<std::uint64_t>(slot))[0]);
       ids.push_back(static_cast<std::int32_t>(drawn % std::max<std::int64_t>(1, experts - skew)));
       ++counts[static_cast<std::size_t>(ids.back())];
+    }
+    for (std::size_t slot = 0; slot < ids.size() && !all_have; slot += 3) {
+      --counts[static_cast<std::size_t>(ids[slot])];
+      ids[slot] = kNoExpert;
     }
     return {ints(ids, {tokens, top_k}), ints(counts, {experts})};
   }
@@ -32,9 +37,10 @@ TEST_F(PermuteCuda, SortByExpert) {
                                                      {3000, 8, 256, 100},
                                                      {2500, 8, 300, 299},
                                                      {5000, 1, 1024, 0}}) {
-    for (const std::int64_t alignment : {1, 16, 128}) {
+    for (const auto& [alignment, all_have] :
+         {std::pair<std::int64_t, bool>{1, true}, {16, true}, {128, true}, {1, false}, {16, false}}) {
       const ArenaScope scope(arena_);
-      const Routing x = routing(tokens, top_k, experts, skew);
+      const Routing x = routing(tokens, top_k, experts, skew, all_have);
       const Tensor offsets = poisoned({experts + 1}, DType::kInt32);
       const Tensor slots = poisoned({max_rows(tokens * top_k, experts, alignment)}, DType::kInt32);
       const Tensor rows = poisoned({tokens, top_k}, DType::kInt32);

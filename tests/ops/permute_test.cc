@@ -27,6 +27,17 @@ TEST_P(Permute, CountsThatDoNotAddUpThrow) {
                InternalError);
 }
 
+// Of two groups of experts, those of the first.
+TEST_P(Permute, SlotsWithoutAnExpertHaveNoRow) {
+  const Tensor ids = ints({2, kNoExpert, kNoExpert, 2, 1, kNoExpert, 0, kNoExpert}, {4, 2});
+  sort_by_expert(context(), ids, ints({1, 1, 2, 0, 0}), 1, offsets_, slot_of_row_, row_of_slot_);
+  EXPECT_EQ(doubles(offsets_), (Doubles{0, 1, 2, 4, 4, 4}));
+  EXPECT_EQ(doubles(slot_of_row_), (Doubles{6, 4, 0, 3, -1, -1, -1, -1}));
+  EXPECT_EQ(doubles(row_of_slot_), (Doubles{2, -1, -1, 3, 1, -1, 0, -1}));
+  EXPECT_THROW(sort_by_expert(context(), ids, ints({1, 1, 3, 0, 0}), 1, offsets_, slot_of_row_, row_of_slot_),
+               InternalError);
+}
+
 TEST_P(Permute, GathersAndCombines) {
   sort_by_expert(context(), ids_, counts_, 1, offsets_, slot_of_row_, row_of_slot_);
   constexpr std::int64_t kDim = 300;  // more than a block of sums

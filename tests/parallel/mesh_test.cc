@@ -26,8 +26,19 @@ TEST(Mesh, WhatCannotBeNamesTheAxisAndTheNearestValues) {
                {"data_parallel_replicate_degree is 16", "nearest possible: 8"});
   expect_error([] { resolve({.dp_shard = 3, .tp = 2}, 8); }, {"data_parallel_shard_degree is 3", "leave 4", "-1"});
   expect_error([] { resolve({.tp = 2, .ep = 3}, 8); }, {"expert_parallel_degree is 3", "= 8", "2 and 4"});
+  expect_error([] { resolve({.ep = 8, .ep_domain = 3}, 8); },
+               {"expert_parallel_ranks_per_domain is 3", "expert_parallel_degree, 8", "2 and 4"});
+  expect_error([] { resolve({.ep = 4, .ep_domain = 8}, 8); }, {"expert_parallel_ranks_per_domain is 8", "possible: 4"});
+  expect_error([] { resolve({.ep = 4, .ep_domain = 1}, 8); }, {"expert_parallel_ranks_per_domain is 1", "standard"});
   expect_error([] { resolve({.tp = 0}, 8); }, {"tensor_parallel_degree is 0"});
   expect_error([] { resolve({.dp_shard = -2}, 8); }, {"data_parallel_shard_degree is -2"});
+}
+
+TEST(Mesh, DescribesDomains) {
+  EXPECT_EQ(describe(resolve({.ep = 8, .ep_domain = 8}, 8)),
+            "pipeline 1 x replicate 1 x shard 8 x context 1 x tensor 1, expert 8");
+  EXPECT_EQ(describe(resolve({.ep = 8, .ep_domain = 4}, 8)),
+            "pipeline 1 x replicate 1 x shard 8 x context 1 x tensor 1, expert 8 in domains of 4");
 }
 
 /// All ranks of a mesh, by their coordinates and what groups are made of.
@@ -47,8 +58,10 @@ TEST(Mesh, PlacesAreDistinctAndTensorRanksAreNeighbours) {
 
 /// Every group holds the ranks that it should: their world ranks, summed along each group, against the places.
 TEST(Mesh, GroupsAlongTheAxes) {
-  for (const MeshDegrees& wanted : {MeshDegrees{.cp = 2, .tp = 2, .ep = 4}, MeshDegrees{.dp_replicate = 2, .pp = 2},
-                                    MeshDegrees{.tp = 2, .pp = 2, .ep = 2}, MeshDegrees{.dp_shard = 8, .ep = 2}}) {
+  for (const MeshDegrees& wanted :
+       {MeshDegrees{.cp = 2, .tp = 2, .ep = 4}, MeshDegrees{.dp_replicate = 2, .pp = 2},
+        MeshDegrees{.tp = 2, .pp = 2, .ep = 2}, MeshDegrees{.dp_shard = 8, .ep = 2},
+        MeshDegrees{.cp = 2, .ep = 8, .ep_domain = 2}, MeshDegrees{.tp = 2, .ep = 4, .ep_domain = 2}}) {
     comm_test::with_ranks(8, [&](ProcessGroup& world) {
       const MeshDegrees degrees = resolve(wanted, 8);
       Mesh mesh(world, degrees);
@@ -86,6 +99,18 @@ TEST(Mesh, GroupsAlongTheAxes) {
       expect_members(mesh.shard_of_experts,
                      [&](const MeshPlace& p) { return same_stage_and_replica(p) && p.ep == own.ep; });
       expect_members(mesh.model, same_replica);
+      if (degrees.num_ep_domains() > 1) {
+        const std::int64_t size = degrees.ep_domain;
+        expect_members(mesh.ep_within, [&](const MeshPlace& p) {
+          return same_stage_and_replica(p) && p.ep_shard == own.ep_shard && p.ep / size == own.ep / size;
+        });
+        expect_members(mesh.ep_across, [&](const MeshPlace& p) {
+          return same_stage_and_replica(p) && p.ep_shard == own.ep_shard && p.ep % size == own.ep % size;
+        });
+        EXPECT_EQ(mesh.ep_across.rank(), own.ep / size);
+      } else {
+        EXPECT_EQ(mesh.ep_within.size() * mesh.ep_across.size(), 1);
+      }
       EXPECT_EQ(mesh.ep.rank(), own.ep);
     });
   }

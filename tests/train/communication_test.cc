@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <set>
 
 #include "tensor/parallel.h"
 #include "tests/comm/counting_transport.h"
@@ -139,17 +141,49 @@ class Formulas {
     bytes_["sequence"] += micro_batches_ * (mesh_.sequence.size() - 1) * tokens_t_ * key_numbers * b_;
   }
 
+  // "Over several domains". The forced balance gives the same tokens the same experts on every rank.
+  void experts_on_domains() {
+    const std::int64_t N = mesh_.degrees.num_ep_domains(), per_domain = model_.num_experts / N;
+    std::vector<std::int64_t> tokens(static_cast<std::size_t>(N), 0);  // with an expert there
+    for (std::int64_t t = 0; t < tokens_t_; ++t) {
+      std::set<std::int64_t> domains;
+      for (std::int64_t k = 0; k < model_.top_k; ++k) {
+        domains.insert((t * model_.top_k + k) % model_.num_experts / per_domain);
+      }
+      for (const std::int64_t domain : domains) ++tokens[static_cast<std::size_t>(domain)];
+    }
+    const std::int64_t own = mesh_.place.ep / mesh_.degrees.ep_domain;
+    const std::int64_t here = tokens[static_cast<std::size_t>(own)], come = (N - 1) * here;
+    const std::int64_t go = std::accumulate(tokens.begin(), tokens.end(), -here);
+    const std::int64_t dispatched = go * row_bytes(config_.parallelism.expert_parallel_a2a_dispatch_fwd_precision);
+    const std::int64_t dispatch = dispatched + go * model_.top_k * 4 + (N - 1) * tokens_t_ * model_.top_k * 4;
+    const std::int64_t combine = come * model_.dim * b_;
+    const std::int64_t combine_backward = go * row_bytes(config_.parallelism.expert_parallel_a2a_combine_bwd_precision);
+    const std::int64_t dispatch_backward = come * (model_.dim * b_ + model_.top_k * 4);
+    const bool is_full = mode_ == Recompute::kFull;
+    const std::int64_t again = is_full ? dispatch : mode_ == Recompute::kSelective ? dispatched : 0;
+    for (const bool is_moe : is_moe_) {
+      if (!is_moe) continue;
+      bytes_["ep"] += micro_batches_ * (is_full ? 2 : 1) * (mesh_.degrees.ep - 1) * model_.num_experts * 4;
+      bytes_["ep_across"] += micro_batches_ * (dispatch + combine + combine_backward + dispatch_backward + again);
+    }
+  }
+
+  /// Of a token that crosses.
+  std::int64_t row_bytes(PayloadPrecision precision) const {
+    return precision == PayloadPrecision::kMxfp8 ? model_.dim * 33 / 32 : model_.dim * b_;
+  }
+
   // "Expert", standard backend. The forced balance sends 1/P of the copies to each rank.
   void experts() {
+    if (mesh_.degrees.num_ep_domains() > 1) return experts_on_domains();
     const std::int64_t P = mesh_.degrees.ep;
     const std::int64_t copies = tokens_t_ * model_.top_k * (P - 1) / P;
-    const auto row = [&](PayloadPrecision precision) {
-      return precision == PayloadPrecision::kMxfp8 ? model_.dim * 33 / 32 : model_.dim * b_;
-    };
-    const std::int64_t dispatched = copies * row(config_.parallelism.expert_parallel_a2a_dispatch_fwd_precision);
+    const std::int64_t dispatched = copies * row_bytes(config_.parallelism.expert_parallel_a2a_dispatch_fwd_precision);
     const std::int64_t dispatch = dispatched + copies * 4 + (P - 1) * model_.num_experts * 4;
     const std::int64_t combine = copies * model_.dim * b_;
-    const std::int64_t combine_backward = copies * row(config_.parallelism.expert_parallel_a2a_combine_bwd_precision);
+    const std::int64_t combine_backward =
+        copies * row_bytes(config_.parallelism.expert_parallel_a2a_combine_bwd_precision);
     const std::int64_t dispatch_backward = copies * (model_.dim * b_ + 4);
     std::int64_t again = 0;
     if (mode_ == Recompute::kSelective) again = dispatched;
@@ -225,6 +259,8 @@ TEST_P(Communication, IsWhatTheFormulasSay) {
                                                             {"cp", &mesh->cp},
                                                             {"tp", &mesh->tp},
                                                             {"ep", &mesh->ep},
+                                                            {"ep_within", &mesh->ep_within},
+                                                            {"ep_across", &mesh->ep_across},
                                                             {"sequence", &mesh->sequence},
                                                             {"tokens", &mesh->tokens},
                                                             {"shard_of_cut", &mesh->shard_of_cut},
@@ -260,6 +296,10 @@ const Overrides kMxfp8Rows = {"--parallelism.expert_parallel_a2a_dispatch_fwd_pr
                               "--parallelism.expert_parallel_a2a_combine_bwd_precision=mxfp8"};
 const Overrides kMxfp8 = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
                           "--quantize.linear.mx.unaligned=bf16"};
+const Overrides kDirect = {"--parallelism.expert_parallel_comm_backend=direct"};
+const Overrides kDirectMxfp8Rows = {kDirect[0], kMxfp8Rows[0], kMxfp8Rows[1]};
+const Overrides kDirectFull = {kDirect[0], "--activation_checkpoint.mode=full", "--model.args.q_lora_rank=48"};
+const Overrides kDirectSelective = {kDirect[0], kSelective[0], kSelective[1]};
 const Overrides kInterleaved = {"--parallelism.pipeline_parallel_schedule=Interleaved1F1B"};
 const Overrides kZbv = {"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"};
 
@@ -276,7 +316,10 @@ INSTANTIATE_TEST_SUITE_P(
         StepCase{"cp2", 2, {.cp = 2}}, StepCase{"cp4_selective", 4, {.cp = 4}, 2, kSelective},
         StepCase{"cp2_tp2_balance", 4, {.cp = 2, .tp = 2}, 1, kBalance}, StepCase{"ep2", 2, {.ep = 2}},
         StepCase{"ep2_mxfp8_rows", 4, {.ep = 2}, 1, kMxfp8Rows}, StepCase{"ep4_selective", 4, {.ep = 4}, 2, kSelective},
-        StepCase{"ep2_full", 2, {.ep = 2}, 1, kFull}, StepCase{"pp2", 2, {.pp = 2}, 4},
+        StepCase{"ep2_full", 2, {.ep = 2}, 1, kFull}, StepCase{"ep4_of_2x2", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect},
+        StepCase{"ep4_of_2x2_mxfp8_rows", 4, {.ep = 4, .ep_domain = 2}, 1, kDirectMxfp8Rows},
+        StepCase{"ep8_of_4x2_selective", 8, {.ep = 8, .ep_domain = 2}, 1, kDirectSelective},
+        StepCase{"ep8_of_2x4_full", 8, {.ep = 8, .ep_domain = 4}, 1, kDirectFull}, StepCase{"pp2", 2, {.pp = 2}, 4},
         StepCase{"pp2_interleaved", 2, {.pp = 2}, 4, kInterleaved}, StepCase{"pp2_zbv", 2, {.pp = 2}, 4, kZbv},
         StepCase{"pp2_fsdp2", 4, {.pp = 2}, 4}, StepCase{"pp2_fsdp2_tp2_ep2", 8, {.tp = 2, .pp = 2, .ep = 2}, 2},
         StepCase{"hsdp_cp2_tp2", 8, {.dp_replicate = 2, .cp = 2, .tp = 2}, 2}),

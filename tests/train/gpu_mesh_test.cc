@@ -30,18 +30,22 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     ExpertMeshes, OnGpus,
-    ::testing::Values(MeshCase{"ep2", 2, {.ep = 2}}, MeshCase{"ep4_balance", 4, {.ep = 4}, 1, kBalance},
-                      MeshCase{"ep2_of_fsdp4_selective", 4, {.ep = 2}, 1, kSelective},
-                      MeshCase{"ep2_mxfp8", 2, {.ep = 2}, 1, kMxfp8},
-                      MeshCase{"ep2_mxfp8_direct", 2, {.ep = 2}, 1, kDirect + kMxfp8},
-                      MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect},
-                      MeshCase{"ep4_mtp_direct", 4, {.ep = 4}, 1, kDirect + kMtp},
-                      MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kDirect + kBalance},
-                      MeshCase{"ep2_of_fsdp4_never_full_direct", 4, {.ep = 2}, 1, kDirect + kNever + kFull},
-                      MeshCase{"ep2_selective_direct", 2, {.ep = 2}, 1, kDirect + kSelective},
-                      MeshCase{"ep8_groups_direct", 8, {.ep = 8}, 1, kDirect + kGroups},
-                      MeshCase{"tp2_ep2_direct", 2, {.tp = 2, .ep = 2}, 1, kDirect + kBalance},
-                      MeshCase{"cp2_ep2_selective_direct", 2, {.cp = 2, .ep = 2}, 2, kDirect + kSelective}),
+    ::testing::Values(
+        MeshCase{"ep2", 2, {.ep = 2}}, MeshCase{"ep4_balance", 4, {.ep = 4}, 1, kBalance},
+        MeshCase{"ep2_of_fsdp4_selective", 4, {.ep = 2}, 1, kSelective}, MeshCase{"ep2_mxfp8", 2, {.ep = 2}, 1, kMxfp8},
+        MeshCase{"ep2_mxfp8_direct", 2, {.ep = 2}, 1, kDirect + kMxfp8},
+        MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect}, MeshCase{"ep4_mtp_direct", 4, {.ep = 4}, 1, kDirect + kMtp},
+        MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kDirect + kBalance},
+        MeshCase{"ep2_of_fsdp4_never_full_direct", 4, {.ep = 2}, 1, kDirect + kNever + kFull},
+        MeshCase{"ep2_selective_direct", 2, {.ep = 2}, 1, kDirect + kSelective},
+        MeshCase{"ep8_groups_direct", 8, {.ep = 8}, 1, kDirect + kGroups},
+        MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect + kBalance},
+        MeshCase{"ep4_of_2x2_selective_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kSelective},
+        MeshCase{"ep8_of_2x4_full_direct", 8, {.ep = 8, .ep_domain = 4}, 1, kDirect + kFull},
+        MeshCase{"ep8_of_4x2_direct", 8, {.ep = 8, .ep_domain = 2}, 1, kDirect},
+        MeshCase{"ep4_of_2x2_of_fsdp8_mxfp8_direct", 8, {.ep = 4, .ep_domain = 2}, 1, kDirect + kWgradHigh},
+        MeshCase{"tp2_ep2_direct", 2, {.tp = 2, .ep = 2}, 1, kDirect + kBalance},
+        MeshCase{"cp2_ep2_selective_direct", 2, {.cp = 2, .ep = 2}, 2, kDirect + kSelective}),
     [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -180,6 +180,15 @@ TEST(JobConfig, ExpertParallelism) {
               AllOf(HasSubstr("capacity_factor is 0.9"), HasSubstr("at least 1")));
   EXPECT_THAT(on_8_ranks({"--parallelism.expert_parallel_num_sms=1"}),
               AllOf(HasSubstr("expert_parallel_num_sms is 1"), HasSubstr("2 to 128")));
+  // Domains are of direct; standard has none.
+  const std::string domains = "--parallelism.expert_parallel_ranks_per_domain=";
+  const std::vector<std::string> ep8 = {"--parallelism.expert_parallel_degree=8",
+                                        "--parallelism.expert_parallel_comm_backend=direct", domains + "3"};
+  EXPECT_THAT(on_8_ranks(ep8),
+              AllOf(HasSubstr("parallelism.expert_parallel_ranks_per_domain is 3"), HasSubstr("2 and 4")));
+  EXPECT_EQ(on_8_ranks({ep8[0], domains + "3"}), "no error");
+  const JobConfig in_domains = parse_job_config("", {ep8[0], ep8[1], domains + "4"});
+  EXPECT_EQ(resolve(in_domains.mesh_degrees(), 8).num_ep_domains(), 2);
   EXPECT_THAT(on_8_ranks({"--parallelism.expert_tensor_parallel_degree=2"}),
               AllOf(HasSubstr("expert_tensor_parallel_degree is 2"), HasSubstr("expected 1")));
 }

@@ -62,9 +62,9 @@ TEST_P(PlannedMesh, TakesWhatItsRanksTake) {
   with_ranks(GetParam().num_ranks, [&](ProcessGroup& world) {
     const auto mesh = std::make_shared<Mesh>(world, degrees);
     const Mesh planned = Mesh::planned(degrees, world.rank());
-    for (ProcessGroup Mesh::*group :
-         {&Mesh::pp, &Mesh::dp_replicate, &Mesh::cp, &Mesh::tp, &Mesh::ep, &Mesh::sequence, &Mesh::tokens,
-          &Mesh::shard_of_cut, &Mesh::shard_of_whole, &Mesh::shard_of_experts, &Mesh::model}) {
+    for (ProcessGroup Mesh::*group : {&Mesh::pp, &Mesh::dp_replicate, &Mesh::cp, &Mesh::tp, &Mesh::ep, &Mesh::sequence,
+                                      &Mesh::tokens, &Mesh::shard_of_cut, &Mesh::shard_of_whole,
+                                      &Mesh::shard_of_experts, &Mesh::model, &Mesh::ep_within, &Mesh::ep_across}) {
       const ProcessGroup& its = (*mesh).*group;
       EXPECT_EQ((planned.*group).size(), its.size()) << its.axis();
       EXPECT_EQ((planned.*group).rank(), its.rank()) << its.axis();
@@ -88,6 +88,13 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"tp2", 2, {.tp = 2}, 1, kBalance}, MeshCase{"cp2", 2, {.cp = 2}, 1, kNever},
                       MeshCase{"ep2_of_fsdp4", 4, {.ep = 2}},
                       MeshCase{"ep4_direct_mxfp8", 4, {.ep = 4}, 1, kDirect + kMxfp8}, MeshCase{"pp4", 4, {.pp = 4}},
+                      MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect},
+                      MeshCase{"ep8_of_4x2_direct_mxfp8",
+                               8,
+                               {.ep = 8, .ep_domain = 2},
+                               1,
+                               kDirect + kMxfp8 +
+                                   Overrides{"--parallelism.expert_parallel_a2a_dispatch_fwd_precision=mxfp8"}},
                       MeshCase{"pp2_fsdp2_cp2_tp2_ep4_direct_zbv",
                                16,
                                {.cp = 2, .tp = 2, .pp = 2, .ep = 4},
@@ -148,6 +155,13 @@ TEST_F(MemoryAdvice, OfGpusThatAreNotThere) {
   const std::size_t flags = 2 * 8 * kAlignment, counts = 8 * 8 * 4;
   EXPECT_EQ(plan.windows,
             flags + counts + 8 * tokens * 4 + 8 * tokens * 3 * 8 + 2 * rows * row + 3 * tokens * row + tokens * 3 * 4);
+  // In 4 domains of 2: of 2 sources, 4 times the tokens, 2 experts; a token's sums come from 2 ranks.
+  MeshDegrees domains = given.mesh_degrees();
+  domains.ep_domain = 2;
+  const std::size_t many = 4 * tokens;
+  EXPECT_EQ(memory_plan({given, Device::kCuda, resolve(domains, 8)}, 5, Recompute::kSelective, 4).windows,
+            2 * 2 * kAlignment + kAlignment + 2 * many * 4 + 2 * many * 3 * 8 + 2 * rows * row + 2 * many * row +
+                many * 3 * 4);
 }
 #endif
 

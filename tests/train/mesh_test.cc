@@ -32,23 +32,39 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     ExpertMeshes, OnMesh,
-    ::testing::Values(MeshCase{"ep2", 2, {.ep = 2}}, MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect},
-                      MeshCase{"ep4_mtp_direct", 4, {.ep = 4}, 1, kDirect + kMtp},
-                      MeshCase{"ep8", 8, {.ep = 8}, 1, kBalance},
-                      MeshCase{"ep8_groups_direct", 8, {.ep = 8}, 1, kDirect + kGroups},
-                      MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kDirect + kBalance},
-                      MeshCase{"ep2_of_fsdp4_selective", 4, {.ep = 2}, 1, kSelective},
-                      MeshCase{"ep2_of_fsdp4_never_full_direct", 4, {.ep = 2}, 1, kDirect + kNever + kFull},
-                      MeshCase{"hsdp_ep2", 4, {.dp_replicate = 2, .ep = 2}, 1, kGroups},
-                      MeshCase{"hsdp_ep2_of_fsdp4_direct", 8, {.dp_replicate = 2, .ep = 2}, 1, kDirect},
-                      MeshCase{"ep4_forced_direct", 4, {.ep = 4}, 1, kDirect + kForced},
-                      MeshCase{"tp2_ep2_direct", 2, {.tp = 2, .ep = 2}, 1, kDirect + kBalance},
-                      MeshCase{"cp2_ep2_selective_direct", 2, {.cp = 2, .ep = 2}, 2, kDirect + kSelective},
-                      MeshCase{"fsdp2_tp2_ep4", 4, {.tp = 2, .ep = 4}, 2, kGroups},
-                      MeshCase{"fsdp2_cp2_tp2_ep4_direct", 8, {.cp = 2, .tp = 2, .ep = 4}, 1, kDirect + kFull},
-                      MeshCase{"ep2_mxfp8", 2, {.ep = 2}, 1, kMxfp8},
-                      MeshCase{"ep4_mxfp8_direct", 4, {.ep = 4}, 1, kDirect + kMxfp8},
-                      MeshCase{"ep2_of_fsdp4_mxfp8_wgrad_high_direct", 4, {.ep = 2}, 1, kDirect + kWgradHigh}),
+    ::testing::Values(
+        MeshCase{"ep2", 2, {.ep = 2}}, MeshCase{"ep2_direct", 2, {.ep = 2}, 2, kDirect},
+        MeshCase{"ep4_mtp_direct", 4, {.ep = 4}, 1, kDirect + kMtp}, MeshCase{"ep8", 8, {.ep = 8}, 1, kBalance},
+        MeshCase{"ep8_groups_direct", 8, {.ep = 8}, 1, kDirect + kGroups},
+        MeshCase{"ep2_of_fsdp4_direct", 4, {.ep = 2}, 2, kDirect + kBalance},
+        MeshCase{"ep2_of_fsdp4_selective", 4, {.ep = 2}, 1, kSelective},
+        MeshCase{"ep2_of_fsdp4_never_full_direct", 4, {.ep = 2}, 1, kDirect + kNever + kFull},
+        MeshCase{"hsdp_ep2", 4, {.dp_replicate = 2, .ep = 2}, 1, kGroups},
+        MeshCase{"hsdp_ep2_of_fsdp4_direct", 8, {.dp_replicate = 2, .ep = 2}, 1, kDirect},
+        MeshCase{"ep4_forced_direct", 4, {.ep = 4}, 1, kDirect + kForced},
+        MeshCase{"tp2_ep2_direct", 2, {.tp = 2, .ep = 2}, 1, kDirect + kBalance},
+        MeshCase{"cp2_ep2_selective_direct", 2, {.cp = 2, .ep = 2}, 2, kDirect + kSelective},
+        MeshCase{"fsdp2_tp2_ep4", 4, {.tp = 2, .ep = 4}, 2, kGroups},
+        MeshCase{"fsdp2_cp2_tp2_ep4_direct", 8, {.cp = 2, .tp = 2, .ep = 4}, 1, kDirect + kFull},
+        MeshCase{"ep2_mxfp8", 2, {.ep = 2}, 1, kMxfp8}, MeshCase{"ep4_mxfp8_direct", 4, {.ep = 4}, 1, kDirect + kMxfp8},
+        MeshCase{"ep2_of_fsdp4_mxfp8_wgrad_high_direct", 4, {.ep = 2}, 1, kDirect + kWgradHigh},
+        MeshCase{"ep4_of_2x2_direct", 4, {.ep = 4, .ep_domain = 2}, 2, kDirect + kBalance},
+        MeshCase{"ep4_of_2x2_selective_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kSelective},
+        MeshCase{"ep4_of_2x2_mtp_full_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kMtp + kFull},
+        MeshCase{"ep8_of_2x4_direct", 8, {.ep = 8, .ep_domain = 4}, 1, kDirect},
+        MeshCase{"ep8_of_4x2_groups_direct", 8, {.ep = 8, .ep_domain = 2}, 1, kDirect + kGroups},
+        MeshCase{"ep4_of_2x2_of_fsdp8_never_direct", 8, {.ep = 4, .ep_domain = 2}, 1, kDirect + kNever + kForced},
+        MeshCase{"fsdp2_cp2_tp2_ep4_of_2x2_selective_direct",
+                 8,
+                 {.cp = 2, .tp = 2, .ep = 4, .ep_domain = 2},
+                 1,
+                 kDirect + kSelective},
+        MeshCase{"pp2_ep4_of_2x2_zbv_direct",
+                 8,
+                 {.pp = 2, .ep = 4, .ep_domain = 2},
+                 2,
+                 kDirect + Overrides{"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+        MeshCase{"ep4_of_2x2_mxfp8_wgrad_high_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kWgradHigh}),
     [](const auto& test) { return test.param.name; });
 
 // Tensor-parallel ranks' parts are whole blocks, too.
@@ -150,6 +166,16 @@ TEST(ExpertMesh, SameBits) {
     expect_same_bits(run({}, delayed(seed)), standard);
     expect_same_bits(run(kDirect, delayed(seed)), standard);
   }
+}
+
+TEST(ExpertMesh, SameBitsOnDomains) {
+  const auto run = [](const Overrides& overrides, const RankOptions& options = {}) {
+    return train({"", 4, {.ep = 4, .ep_domain = 2}, 2, kFourSteps + kDirect + overrides}, options);
+  };
+  const Trained on_time = run({});
+  expect_same_bits(run(kSelective), on_time);
+  expect_same_bits(run(kFull), on_time);
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) expect_same_bits(run({}, delayed(seed)), on_time);
 }
 
 TEST(ExpertMesh, SameBitsInBFloat16AndMxfp8) {

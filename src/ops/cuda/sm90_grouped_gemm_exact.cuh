@@ -39,7 +39,7 @@ struct alignas(1024) Shared {
   };
   Stage stages[kStages];
   WarpBuffer buffers[kConsumers * kWarpgroup / 32];
-  std::uint32_t scales[kStages][kTileA][kBlocks];                    // each a bfloat16, twice
+  std::uint32_t scales[kStages][kTileA][kBlocks];  // each a bfloat16, twice
   ptx::Barrier full[kStages], empty[kStages];
   Groups groups;
 };

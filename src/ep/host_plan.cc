@@ -1,0 +1,48 @@
+#include "ep/host_plan.h"
+
+#include <cstring>
+
+#include "ep/placement.h"
+#include "ops/cuda/runtime.h"
+
+namespace tessera::ep {
+
+Tensor tensor_of(Ints& numbers, const Shape& shape) {
+  return Tensor(numbers.data(), shape, DType::kInt32, Device::kCpu);
+}
+
+Ints fetch(const Context& op, const Tensor& x) {
+  Ints numbers(static_cast<std::size_t>(x.num_elements()));
+  if (op.cuda != nullptr) {
+    op.cuda->fetch(x, numbers.data());
+  } else {
+    std::memcpy(numbers.data(), x.raw(), x.num_bytes());
+  }
+  return numbers;
+}
+
+void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor& x) {
+  TESSERA_CHECK(static_cast<std::int64_t>(numbers.size()) <= x.num_elements());
+  if (op.cuda != nullptr) return cuda::copy_bytes(op.cuda->stream(), numbers.data(), numbers.size_bytes(), x.raw());
+  std::memcpy(x.raw(), numbers.data(), numbers.size_bytes());
+}
+
+HostPlacement gather_placement(const Context& op, ProcessGroup& group, const DispatchSaved& saved,
+                               double capacity_factor) {
+  const std::int64_t ranks = group.size(), num_experts = saved.routing.counts_E.dim(0), local = num_experts / ranks;
+  const auto ints = [](std::int64_t count) { return Ints(static_cast<std::size_t>(count)); };
+  HostPlacement result{.counts_PE = ints(ranks * num_experts),
+                       .first_row_PE = ints(ranks * num_experts),
+                       .offsets_Pe1 = ints(ranks * (local + 1))};
+  Ints own_counts = fetch(op, saved.routing.counts_E);
+  const Tensor counts_PE = tensor_of(result.counts_PE, {ranks, num_experts});
+  const Placement placement{.first_row_PE = tensor_of(result.first_row_PE, {ranks, num_experts}),
+                            .offsets_Pe1 = tensor_of(result.offsets_Pe1, {ranks, local + 1})};
+  group.all_gather(tensor_of(own_counts, {num_experts}), counts_PE, saved.layer.name).wait();
+  place_rows(counts_PE, saved.layer.alignment, placement);
+  const std::string overload = find_overload(counts_PE, placement, saved.layer, saved.num_rows(), capacity_factor);
+  if (!overload.empty()) throw Error(overload);
+  return result;
+}
+
+}  // namespace tessera::ep

@@ -1,0 +1,63 @@
+// The direct dispatcher over N domains of L ranks that reach each other's memory, nodes for instance: EP rank
+// r = domain · L + place. A token crosses once to each domain that has one of its experts, to the rank with its own
+// rank's place there, by an all-to-all that the host drives; and from there by the domain's direct dispatcher, of N·T
+// tokens per rank and E/N experts, to the ranks of its experts. Sums come back the same way.
+//
+// Every rank gathers the expert ids of the N ranks with its place. From these follows, without another message, which
+// tokens come and go; those that came lie one domain behind the other, and the rest of the N·T have no expert.
+#pragma once
+
+#include "ep/rows.h"
+
+namespace tessera::ep {
+
+class TwoLevelDispatcher : public Dispatcher {
+ public:
+  TwoLevelDispatcher(const DispatchOptions& options, const DomainGroups& groups, StepHook* hook);
+
+  std::size_t window_bytes() const override { return within_->window_bytes(); }
+  void allocate() override { within_->allocate(); }
+  int num_sms() const override { return within_->num_sms(); }
+  bool waits_for_gpu() const override { return options().device == Device::kCuda; }
+  void check() override { within_->check(); }
+  Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const override;
+  Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const override;
+
+ private:
+  void allocate_rows(const Context& op, DispatchSaved& saved) const override;
+  void allocate_backend(const Context& op, DispatchSaved& saved) const override;
+  void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+                   const GemmOperand& x_RD) override;
+  void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+                         const GemmOperand& x_RD) override;
+  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+                  Write write) override;
+  void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+                           const GemmOperand& d_out_RD) override;
+  void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
+                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
+                            const Tensor& d_weights_TK) override;
+
+  int num_domains() const { return groups_.across.size(); }
+  /// T', tokens per rank of the dispatch within the domain.
+  std::int64_t num_tokens_within(const DispatchSaved& saved) const { return num_domains() * saved.num_tokens(); }
+  /// From the expert ids of the ranks with this place: all that is saved but weights. Throws Error, on all ranks, if a
+  /// rank gets more rows than it has room for.
+  void plan(const Context& op, const DispatchSaved& saved);
+  /// This rank's tokens to the domains of their experts; what comes here of others' [T', D], in scratch memory.
+  GemmOperand exchange_tokens(const Context& op, const GemmOperand& y_TD, PayloadPrecision precision,
+                              const DispatchSaved& saved, std::string_view operation);
+  /// Rows of x, a row per token, to the domains; what comes from there.
+  Work to_domains(const Context& op, const Tensor& x, const Tensor& received, const DispatchSaved& saved,
+                  std::string_view operation);
+  /// Rows of what came to the ranks that they came from.
+  Work from_domains(const Tensor& x, const Tensor& back, const DispatchSaved& saved, std::string_view operation);
+  /// The domains' sums x [T', D] to their tokens' ranks, where they are added: y_TD (= or +=).
+  void return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_TD, Write write,
+                   std::string_view operation);
+
+  DomainGroups groups_;
+  std::unique_ptr<Dispatcher> within_;
+};
+
+}  // namespace tessera::ep

@@ -1,0 +1,75 @@
+// Layers on ranks of CPUs.
+#pragma once
+
+#include "tests/ep/layer.h"
+
+namespace tessera::ep_test {
+
+inline constexpr std::size_t kArenaBytes = std::size_t{3} << 20, kLargeArenaBytes = std::size_t{12} << 20;
+
+/// A rank's memory, full of NaN.
+struct Memory {
+  explicit Memory(std::size_t num_bytes = kArenaBytes) : arena(num_bytes) { poison(arena); }
+  Arena arena;
+  GemmLibrary gemm;
+  Context op() { return {.arena = &arena, .gemm = &gemm}; }
+};
+
+/// With ranks, and messages, that come late in ways of the seed's; 0: at once.
+inline void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void(ProcessGroup&, ep::StepHook*)>& body) {
+  comm_test::RankOptions options;
+  if (seed != 0) {
+    options.wrap = [seed](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
+      return std::make_unique<comm_test::DelayedTransport>(std::move(transport), seed);
+    };
+  }
+  const int threads_before = num_threads();
+  comm_test::with_ranks(
+      num_ranks,
+      [&](ProcessGroup& group) {
+        set_num_threads(1 + group.rank() % 2);
+        RandomDelays delays(seed, group.rank());
+        body(group, seed != 0 ? &delays : nullptr);
+      },
+      options);
+  set_num_threads(threads_before);
+}
+
+/// A measuring run takes as much memory as a real one, and touches no data.
+inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group) {
+  const Case& its = layer.its_case();
+  GemmLibrary gemm;
+  const auto pass = [&](Arena& arena) {
+    const Context op{.arena = &arena, .gemm = &gemm};
+    const auto tensor = [&](const Shape& shape, DType dtype) {
+      const Tensor x = arena.allocate(shape, dtype);
+      if (!op.measuring()) set_bytes(x, 0);
+      return x;
+    };
+    const DispatchSaved saved = dispatcher.allocate_saved(op, {.name = "layer", .alignment = its.alignment},
+                                                          layer.tensors(arena, group.rank()));
+    const Shape rows{saved.num_rows(), its.dim}, tokens{its.num_tokens, its.dim};
+    const Tensor y_TD = tensor(tokens, its.dtype);
+    GemmOperand x_RD;
+    if (its.plain) x_RD.plain = dispatcher.rows_in_window(op, saved);
+    if (its.plain && !x_RD.plain.defined()) x_RD.plain = tensor(rows, its.dtype);
+    if (its.quantized) {
+      x_RD.rows = mx::allocate_quantized(rows, mx::Format{}, tensor);
+      x_RD.columns = mx::allocate_quantized(mx::transposed(rows), mx::Format{}, tensor);
+    }
+    const Tensor out_RD = tensor(rows, its.dtype);
+    const Tensor d_weights_TK = tensor({its.num_tokens, its.top_k}, DType::kFloat32);
+    dispatcher.dispatch(op, y_TD, saved, x_RD);
+    dispatcher.combine(op, out_RD, saved, y_TD, Write::kAssign);
+    dispatcher.combine_backward(op, y_TD, saved, x_RD);
+    dispatcher.dispatch_again(op, y_TD, saved, x_RD);
+    dispatcher.dispatch_backward(op, out_RD, saved.weights_R, saved, y_TD, Write::kAssign, d_weights_TK);
+  };
+  Arena measuring;
+  pass(measuring);
+  Arena real(measuring.peak());
+  pass(real);
+  EXPECT_EQ(real.peak(), measuring.peak());
+}
+
+}  // namespace tessera::ep_test

@@ -1,0 +1,223 @@
+// Two-level dispatch on virtual domains against what each rank must get, with ranks and messages that come late.
+#include <thread>
+
+#include "tests/ep/cpu_ranks.h"
+
+namespace tessera {
+namespace {
+
+using ep_test::Case;
+using ep_test::cases;
+using ep_test::Domains;
+using ep_test::expect_measured;
+using ep_test::Layer;
+using ep_test::LayerRun;
+using ep_test::Memory;
+using ep_test::message_of;
+using ep_test::on_ranks;
+using ep_test::Skew;
+
+constexpr std::size_t kManyBytes = std::size_t{48} << 20;
+
+/// Of so many domains of so many ranks.
+struct DomainMesh {
+  int num_domains, ranks_per_domain;
+  int num_ranks() const { return num_domains * ranks_per_domain; }
+};
+constexpr DomainMesh kMeshes[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}};
+
+/// The case on domains; experts for all ranks.
+Case on_domains(Case its, const DomainMesh& mesh) {
+  its.num_domains = mesh.num_domains;
+  if (its.num_experts % mesh.num_ranks() != 0) its.num_experts *= 2;
+  return its;
+}
+
+std::unique_ptr<Dispatcher> allocated(Domains& domains, const Case& its, ep::StepHook* hook = nullptr) {
+  std::unique_ptr<Dispatcher> dispatcher = domains.make_direct(its.options(), hook);
+  dispatcher->allocate();
+  return dispatcher;
+}
+
+/// Passes through one dispatcher, each with another routing.
+void expect_passes(const DomainMesh& mesh, const Case& its, std::uint64_t seed) {
+  on_ranks(mesh.num_ranks(), seed, [&](ProcessGroup& group, ep::StepHook* hook) {
+    Domains domains(group, mesh.num_domains);
+    const auto dispatcher = allocated(domains, its, hook);
+    EXPECT_FALSE(dispatcher->waits_for_gpu());
+    EXPECT_GT(dispatcher->window_bytes(), 0u);
+    for (std::uint64_t pass = 1; pass <= 2; ++pass) {
+      Memory memory(its.num_tokens > 100 ? kManyBytes : ep_test::kLargeArenaBytes);
+      const Layer layer(its, group.size(), pass);
+      LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
+      run.dispatch();
+      run.combine(pass == 1 ? Write::kAssign : Write::kAccumulate);
+      run.check_rows("kept");
+      run.combine_backward();
+      run.dispatch_again();
+      run.check_gradients("kept gradients");
+      run.dispatch_backward(pass == 1 ? Write::kAssign : Write::kAccumulate);
+    }
+  });
+}
+
+TEST(TwoLevel, GivesWhatItPromises) {
+  for (const DomainMesh& mesh : kMeshes) {
+    std::uint64_t seed = 0;
+    for (const Case& in_float : cases()) {
+      for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+        Case its = on_domains(in_float, mesh);
+        its.dtype = dtype;
+        if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
+        SCOPED_TRACE(testing::Message() << mesh.num_domains << " domains of " << mesh.ranks_per_domain << ", case "
+                                        << seed / 2 << ", " << name_of(dtype));
+        expect_passes(mesh, its, seed++ % 5);
+      }
+    }
+  }
+}
+
+/// No token crosses, or all do.
+TEST(TwoLevel, TokensOfOneDomain) {
+  for (const DomainMesh& mesh : kMeshes) {
+    for (const Skew skew : {Skew::kOwnDomain, Skew::kNextDomain}) {
+      for (const PayloadPrecision payload : {PayloadPrecision::kDefault, PayloadPrecision::kMxfp8}) {
+        const Case its = on_domains({.num_tokens = 21,
+                                     .dtype = DType::kBFloat16,
+                                     .alignment = 16,
+                                     .skew = skew,
+                                     .quantized = true,
+                                     .dispatch_forward = payload,
+                                     .combine_backward = payload},
+                                    mesh);
+        SCOPED_TRACE(testing::Message() << mesh.num_domains << " domains of " << mesh.ranks_per_domain);
+        expect_passes(mesh, its, static_cast<std::uint64_t>(skew));
+      }
+    }
+  }
+}
+
+/// As Dispatcher.LayersInterleave.
+TEST(TwoLevel, LayersInterleave) {
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    on_ranks(4, seed, [&](ProcessGroup& group, ep::StepHook* hook) {
+      const Case its{.dtype = DType::kBFloat16, .alignment = 8, .in_window = seed % 2 == 0, .num_domains = 2};
+      Domains domains(group, its.num_domains);
+      const auto dispatcher = allocated(domains, its, hook);
+      Memory memory(ep_test::kLargeArenaBytes);
+      std::vector<Layer> layers;
+      std::vector<std::unique_ptr<LayerRun>> runs;
+      for (std::uint64_t i = 0; i < 3; ++i) layers.emplace_back(its, group.size(), seed * 10 + i);
+      for (const Layer& layer : layers) {
+        runs.push_back(std::make_unique<LayerRun>(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op()));
+      }
+      for (int step = 0; step < 2; ++step) {
+        for (const auto& run : runs) run->dispatch();
+        for (const auto& run : runs) run->combine();
+        runs[2]->combine_backward();
+        runs[2]->dispatch_backward();
+        runs[1]->combine_backward();
+        runs[1]->check_gradients("kept gradients");
+        runs[0]->combine_backward();
+        runs[0]->dispatch_backward();
+        runs[1]->dispatch_backward();
+        runs[1]->dispatch_again();
+      }
+    });
+  }
+}
+
+/// Fewer tokens and a smaller alignment than there is room for.
+TEST(TwoLevel, SmallerLayers) {
+  on_ranks(4, 7, [&](ProcessGroup& group, ep::StepHook* hook) {
+    const Case large{.alignment = 32, .in_window = true, .num_domains = 2};
+    Domains domains(group, large.num_domains);
+    const auto dispatcher = allocated(domains, large, hook);
+    for (const std::int64_t num_tokens : {std::int64_t{1}, large.num_tokens, std::int64_t{5}}) {
+      Memory memory(ep_test::kLargeArenaBytes);
+      Case its = large;
+      its.num_tokens = num_tokens;
+      its.alignment = num_tokens == 5 ? 1 : 32;
+      const Layer layer(its, group.size(), 3);
+      LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
+      run.dispatch();
+      run.combine();
+      run.combine_backward();
+      run.dispatch_backward();
+    }
+  });
+}
+
+TEST(TwoLevel, IsMeasured) {
+  on_ranks(4, 0, [&](ProcessGroup& group, ep::StepHook*) {
+    set_num_threads(2);
+    Domains domains(group, 2);
+    for (Case its : cases()) {
+      its.num_domains = 2;
+      its.skew = Skew::kUniform;
+      const auto dispatcher = allocated(domains, its);
+      expect_measured(Layer(its, group.size(), 1), *dispatcher, group);
+    }
+  });
+}
+
+/// As much room as on one level; the ranks of all domains throw the same, and the next dispatch that fits works.
+TEST(TwoLevel, TooManyRows) {
+  for (const DomainMesh& mesh : {DomainMesh{2, 2}, DomainMesh{4, 2}}) {
+    for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+      on_ranks(mesh.num_ranks(), seed, [&](ProcessGroup& group, ep::StepHook* hook) {
+        Case its = on_domains({.alignment = 4, .in_window = true, .capacity_factor = 1.7}, mesh);
+        Domains domains(group, mesh.num_domains);
+        const auto dispatcher = allocated(domains, its, hook);
+        const auto one_level = make_dispatcher(DispatchBackend::kDirect, group, its.options());
+        for (std::uint64_t pass = 0; pass < 6; ++pass) {
+          Memory memory(ep_test::kLargeArenaBytes);
+          its.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
+          const Layer layer(its, group.size(), pass);
+          LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
+          EXPECT_EQ(run.saved().num_rows(), one_level->max_rows(its.num_tokens, its.alignment));
+          if (its.skew == Skew::kUniform) {
+            run.dispatch();
+            run.combine();
+            continue;
+          }
+          // All tokens' 3 rows each on the experts of the last rank; 111 rows are a balanced load.
+          const int last = mesh.num_ranks() - 1;
+          EXPECT_THAT(message_of<Error>([&] { run.dispatch(); }),
+                      testing::AllOf(testing::HasSubstr(fmt::format(
+                                         "layers.7.moe: the experts of rank {} get {} rows, {}.000 times the balanced",
+                                         last, 111 * (last + 1), last + 1)),
+                                     testing::HasSubstr(fmt::format("room for {}.", run.saved().num_rows())),
+                                     testing::HasSubstr("capacity_factor, now 1.7,")));
+        }
+      });
+    }
+  }
+}
+
+/// A rank that does not come to its second dispatch: no other gets through it.
+TEST(TwoLevel, ARankThatDoesNotCome) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half a call";
+  std::vector<std::string> messages(4);
+  const auto body = [&](ProcessGroup& group) {
+    const Case its{.num_domains = 2};
+    Domains domains(group, its.num_domains);
+    const auto dispatcher = allocated(domains, its);
+    Memory memory(ep_test::kLargeArenaBytes);
+    const Layer layer(its, group.size(), 1);
+    LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
+    run.dispatch();
+    run.combine();
+    if (group.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    messages[static_cast<std::size_t>(group.rank())] = message_of<RankFailure>([&] { run.dispatch_again(); });
+    // The failure of others ends the run; here they are to see it themselves.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  };
+  comm_test::with_ranks(4, body, {.timeout = Progress::Seconds(0.5)});
+  EXPECT_THAT(messages[0], testing::HasSubstr("dispatch again of layers.7.moe (ep_within) did not end within"));
+  EXPECT_THAT(messages[0], testing::HasSubstr("it waits for rank 1 of ep_within to come"));
+  EXPECT_THAT(messages[3], testing::HasSubstr("all-to-all of dispatch again of layers.7.moe (ep_across)"));
+}
+
+}  // namespace
+}  // namespace tessera
