@@ -274,7 +274,11 @@ Work& Work::operator=(Work&& other) noexcept {
 }
 
 Work::~Work() {
-  if ((operation_ == nullptr && computation_ == nullptr) || std::uncaught_exceptions() > 0) return;
+  if (operation_ == nullptr && computation_ == nullptr) return;
+  if (std::uncaught_exceptions() > 0) {
+    if (operation_ != nullptr) progress_->abandon(operation_);
+    return;
+  }
   spdlog::critical("{} was never waited for", operation_ == nullptr ? "an operation of the GPU" : operation_->name());
   std::terminate();
 }

@@ -13,6 +13,8 @@ constexpr std::chrono::microseconds kBackgroundPause{100};
 constexpr std::chrono::milliseconds kSpin{2};
 constexpr std::chrono::microseconds kWaitingPause{50};
 constexpr std::chrono::milliseconds kBetweenChecksOfPeers{100};
+/// All ranks have failed alike, and so have started it, or it never ends.
+constexpr std::chrono::milliseconds kTimeOfAbandoned{500};
 
 }  // namespace
 
@@ -56,6 +58,16 @@ bool Progress::done(Operation& operation) {
 void Progress::wait(Operation& operation) {
   keep_polling(
       operation.name(), [&] { return done(operation); }, [] { return std::string(); });
+}
+
+void Progress::abandon(const std::shared_ptr<Operation>& operation) noexcept {
+  try {
+    const Clock::time_point begin = Clock::now();
+    while (!done(*operation) && Clock::now() - begin < kTimeOfAbandoned) std::this_thread::sleep_for(kWaitingPause);
+  } catch (...) {  // one failure is being told of already
+  }
+  const std::lock_guard lock(mutex_);
+  std::erase(pending_, operation);
 }
 
 void Progress::wait_until(const std::string& name, const std::function<bool()>& over,

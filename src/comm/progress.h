@@ -61,6 +61,9 @@ class Progress {
   /// Until it is done. Throws RankFailure, or what the operation threw.
   void wait(Operation& operation);
   bool done(Operation& operation);
+  /// After a failure: the operation's memory is about to go. It is given some time to end, and is not moved on any
+  /// more.
+  void abandon(const std::shared_ptr<Operation>& operation) noexcept;
   /// Until over() is true, for what other ranks store into a window; moves started operations on meanwhile. `name`:
   /// what is waited for, `missing()`: what of it is not there; both for the RankFailure that is thrown as above.
   void wait_until(const std::string& name, const std::function<bool()>& over,

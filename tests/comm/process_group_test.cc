@@ -344,6 +344,44 @@ TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
   });
 }
 
+// What a failure leaves behind may not be written to any more: its memory goes.
+TEST(ProcessGroup, AFailureEndsWhatWasStarted) {
+  constexpr std::int64_t kCount = 1000;
+  with_ranks(2, [](ProcessGroup& group) {
+    Arena arena(1 << 16);
+    const Tensor in = floats(arena, kCount), out = floats(arena, 2 * kCount);
+    fill(in, group.rank());
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      return group.all_gather(in, out, "weights").wait();
+    }
+    EXPECT_THROW(
+        {
+          const Work work = group.all_gather(in, out, "weights");
+          fail("too many rows");
+        },
+        Error);
+    for (std::int64_t i = 0; i < kCount; ++i) ASSERT_EQ(out.data<float>()[kCount + i], number(1, i)) << i;
+  });
+}
+
+TEST(ProcessGroup, AFailureLeavesWhatDoesNotEnd) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
+  with_ranks(2, [](ProcessGroup& group) {
+    if (group.rank() == 1) return;
+    Arena arena(1 << 16);
+    const Tensor in = floats(arena, 8), out = floats(arena, 16);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THROW(
+        {
+          const Work work = group.all_gather(in, out, "weights");
+          fail("too many rows");
+        },
+        Error);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  });
+}
+
 /// A rank that does not come: the others say which, and what each is doing.
 TEST(ProcessGroup, ARankThatHangs) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
