@@ -1,10 +1,11 @@
 // Expert-parallel dispatch and combine of one MoE layer by direct stores between the GPUs of this machine, by the
 // number of SMs that a call takes:
 //   bench_ep_gpu [--gpus N] [--shape 4096,7168,256,8 --shape 16384,2048,64,6] [--sms 8,16,20,24,32] [--repetitions 20]
+//       [--domains 1]
 // A shape: tokens per GPU, dim, experts, top-k. bfloat16, or rows that cross in MXFP8; routing uniform at random; rows
-// where they come in. Microseconds of the slowest GPU: events around so many calls of a kind in a row. GB/s: of the
-// copies of tokens that a GPU sends on average, one per rank that a token goes to, its own included, as DeepEP counts
-// them; and in brackets of those to other GPUs.
+// where they come in. Domains: as if the GPUs were of so many nodes, NCCL between them. Microseconds of the slowest
+// GPU: events around so many calls of a kind in a row. GB/s: of the copies of tokens that a GPU sends on average, one
+// per rank that a token goes to, its own included, as DeepEP counts them; and in brackets of those to other GPUs.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -56,8 +57,9 @@ Routing route(const Shape4& shape, int rank, int num_ranks) {
   return routing;
 }
 
-void run(ProcessGroup& group, cuda::Runtime& runtime, const Shape4& shape, PayloadPrecision payload, int num_sms,
+void run(const DomainGroups& groups, cuda::Runtime& runtime, const Shape4& shape, PayloadPrecision payload, int num_sms,
          int repetitions) {
+  ProcessGroup& group = groups.all;
   const Routing routing = route(shape, group.rank(), group.size());
   const DispatchOptions options{.max_tokens = shape.tokens,
                                 .dim = shape.dim,
@@ -69,7 +71,8 @@ void run(ProcessGroup& group, cuda::Runtime& runtime, const Shape4& shape, Paylo
                                 .combine_backward = payload,
                                 .device = Device::kCuda,
                                 .num_sms = num_sms};
-  const auto dispatcher = make_dispatcher(DispatchBackend::kDirect, group, options);
+  const auto dispatcher = groups.across.size() == 1 ? make_dispatcher(DispatchBackend::kDirect, group, options)
+                                                    : make_two_level_dispatcher(groups, options);
   std::array<double, kCalls.size()> us{};
   const auto pass = [&](Arena& arena) {
     const Context op{.arena = &arena, .cuda = &runtime};
@@ -156,7 +159,7 @@ void run(ProcessGroup& group, cuda::Runtime& runtime, const Shape4& shape, Paylo
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  int gpus = tessera::cuda::num_devices(), repetitions = 20;
+  int gpus = tessera::cuda::num_devices(), repetitions = 20, domains = 1;
   std::vector<std::string> shapes = {"4096,7168,256,8", "16384,2048,64,6"};
   std::vector<int> sms = {8, 16, 20, 24, 32};
   CLI::App app("Times of expert-parallel dispatch and combine between this machine's GPUs");
@@ -164,21 +167,31 @@ int main(int argc, char** argv) {
   app.add_option("--shape", shapes, "tokens per GPU,dim,experts,top-k");
   app.add_option("--sms", sms)->delimiter(',');
   app.add_option("--repetitions", repetitions);
+  app.add_option("--domains", domains)->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
+  if (gpus % domains != 0) return app.exit(CLI::ValidationError("--domains", "does not divide the number of GPUs"));
   tessera::run_rank_threads(gpus, [&](std::unique_ptr<tessera::Transport> transport) {
     tessera::Ranks ranks(std::move(transport), tessera::Progress::Seconds(20.0));
     tessera::ProcessGroup& group = ranks.world();
     tessera::cuda::use_device(group.rank());
     tessera::cuda::Runtime runtime;
     group.use_gpu(runtime.stream());
+    tessera::ProcessGroup within, across;
+    if (domains > 1) {
+      const int per_domain = group.size() / domains;
+      within = group.split(group.rank() / per_domain, group.rank(), "ep_within");
+      across = group.split(group.rank() % per_domain, group.rank(), "ep_across");
+    }
+    const tessera::DomainGroups groups{.all = group, .within = within, .across = across};
     for (const std::string& text : shapes) {
       tessera::Shape4 shape{};
       if (std::sscanf(text.c_str(), "%ld,%ld,%ld,%ld", &shape.tokens, &shape.dim, &shape.experts, &shape.top_k) != 4) {
         tessera::fail("a shape is tokens,dim,experts,top-k, not {}", text);
       }
-      if (group.rank() == 0) fmt::print("{} GPUs, {}\n", group.size(), text);
+      if (group.rank() == 0)
+        fmt::print("{} GPUs{}, {}\n", group.size(), domains == 1 ? "" : fmt::format(" in {} domains", domains), text);
       for (const auto payload : {tessera::PayloadPrecision::kDefault, tessera::PayloadPrecision::kMxfp8}) {
-        for (const int num_sms : sms) tessera::run(group, runtime, shape, payload, num_sms, repetitions);
+        for (const int num_sms : sms) tessera::run(groups, runtime, shape, payload, num_sms, repetitions);
       }
     }
   });
