@@ -191,8 +191,11 @@ def measure(run, runner, results):
     if rows := results.done.get(json.dumps(run.key)):
         results.add(run, rows, is_new=False)
         return rows, ""
-    printed, said, problem = runner.attempt(run.command)
-    rows = dispatch_rows(printed) if run.cell.startswith("dispatch") else json_lines(printed)
+    for _ in range(2):  # mpirun may lose the last line of what ends at once
+        printed, said, problem = runner.attempt(run.command)
+        rows = dispatch_rows(printed) if run.cell.startswith("dispatch") else json_lines(printed)
+        if problem or rows:
+            break
     if problem:
         told = printed + said
         problem = "no room" if any(text in told for text in NO_ROOM) else f"failed: {problem}"
