@@ -34,8 +34,8 @@ tests=$("$TEST_BINARY" --gtest_list_tests --gtest_filter="${2:-*}-$excluded" |
 [ -n "$tests" ] || { echo "no such test: ${2:-}" >&2; exit 2; }
 for tool in memcheck initcheck racecheck; do
   for name in $tests; do
-    # GemmCuda is cuBLASLt, which the tool cannot leave out.
-    [ $tool = racecheck ] && [[ $name == GemmCuda.* ]] || echo "$tool $name"
+    # These use cuBLASLt, which the tool cannot leave out. Dense products run the grouped kernels.
+    [ $tool = racecheck ] && [[ $name == GemmCuda.* || $name == QuantizedGemmCuda.Dense ]] || echo "$tool $name"
   done
 done | xargs -P "$(nproc)" -L 1 bash -c 'check "$0" "$1"'
 echo "compute-sanitizer: $(wc -w <<< "$tests") tests are clean under memcheck, initcheck and racecheck"

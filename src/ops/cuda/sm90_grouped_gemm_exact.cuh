@@ -185,7 +185,7 @@ struct Consumer {
       widen_x(a);
       multiply<kColumns>(d, a);
       ptx::wgmma_wait<0>();
-      __syncwarp();  // all lanes have read x and the scales
+      __syncwarp();  // all lanes have read x and the scales: WGMMA has taken it, so that this compiles to nothing
       if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
       if (++at == kStages) {
         at = 0;
