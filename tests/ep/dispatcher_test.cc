@@ -47,13 +47,8 @@ TEST(Dispatcher, GivesWhatItPromises) {
               Memory memory(its.num_tokens > 100 ? kLargeArenaBytes : kArenaBytes);
               const Layer layer(its, group.size(), pass);
               LayerRun run(layer, backend, *dispatcher, group, memory.op());
-              run.dispatch();
-              run.combine(pass == 1 ? Write::kAssign : Write::kAccumulate);
-              run.check_rows("kept");
-              run.combine_backward();
-              run.dispatch_again();
-              run.check_gradients("kept gradients");
-              run.dispatch_backward(pass == 1 ? Write::kAssign : Write::kAccumulate);
+              const Write write = pass == 1 ? Write::kAssign : Write::kAccumulate;
+              run.make_all(write, write);
               if (backend != DispatchBackend::kLocal) results.push_back(run.results());
             }
           }
@@ -82,11 +77,8 @@ TEST(Dispatcher, ChoicesInOtherDomains) {
           Memory memory(kLargeArenaBytes);
           const Layer layer(its, group.size(), pass);
           LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
-          run.dispatch();
-          run.combine(pass == 1 ? Write::kAssign : Write::kAccumulate);
-          run.combine_backward();
-          run.dispatch_again();
-          run.dispatch_backward(pass == 1 ? Write::kAssign : Write::kAccumulate);
+          const Write write = pass == 1 ? Write::kAssign : Write::kAccumulate;
+          run.make_all(write, write);
         }
       });
     }

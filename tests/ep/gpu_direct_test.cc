@@ -258,13 +258,6 @@ class CpuPass {
       : arena_(host_bytes(layer.its_case())),
         run_(layer, DispatchBackend::kDirect, dispatcher, group, {.arena = &arena_, .gemm = &gemm_}) {}
   LayerRun& run() { return run_; }
-  void make_all(Write combine, Write backward) {
-    run_.dispatch();
-    run_.combine(combine);
-    run_.combine_backward();
-    run_.dispatch_again();
-    run_.dispatch_backward(backward);
-  }
 
  private:
   Arena arena_;
@@ -304,6 +297,27 @@ struct Rank {
   std::unique_ptr<Dispatcher> cpu, gpu;
   std::size_t run_bytes = 0;
 };
+
+/// Calls body(overloads) on the operands of four passes, of which every other one has more rows than the last rank has
+/// room for.
+template <typename Body>
+void for_passes_that_fit_and_do_not(Case its, Rank& rank, GpuRun& run, Body&& body) {
+  for (std::uint64_t pass = 0; pass < 4; ++pass) {
+    const bool overloads = pass % 2 == 1;
+    its.skew = Skew::kUniform;
+    const Layer fits(its, rank.gpus.size(), pass);
+    CpuPass cpu(fits, *rank.cpu, rank.gpus);
+    cpu.run().make_all(Write::kAssign, Write::kAssign);
+    run.fill(fits, cpu.run());
+    its.skew = Skew::kOneRank;
+    const Layer large(its, rank.gpus.size(), pass);
+    if (overloads) run.fill(large, cpu.run());
+    rank.come_together();
+    body(overloads);
+    rank.gpu->check();
+    rank.come_together();
+  }
+}
 
 class GpuDirect : public ::testing::Test {
  protected:
@@ -347,7 +361,7 @@ void expect_bits_of_the_cpu(const Case& its, std::uint64_t seed, Domains& host, 
     CpuPass cpu(layer, *rank.cpu, gpus.all);
     const Write combine = pass == 1 ? Write::kAssign : Write::kAccumulate;
     const Write backward = pass == 1 ? Write::kAccumulate : Write::kAssign;
-    cpu.make_all(combine, backward);
+    cpu.run().make_all(combine, backward);
     run.fill(layer, cpu.run());
     rank.come_together();
     delays.put(runtime), run.dispatch();
@@ -443,22 +457,13 @@ TEST_F(GpuDirect, TooManyRowsOnTwoLevels) {
   on_own_gpus(
       4,
       [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-        Case its{.alignment = 4, .capacity_factor = 1.7, .num_domains = 2};
+        const Case its{.alignment = 4, .capacity_factor = 1.7, .num_domains = 2};
         Rank rank(its, host, gpus, runtime);
         EXPECT_TRUE(rank.gpu->waits_for_gpu());
         Arena arena(rank.run_bytes, Device::kCuda);
         GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
-        for (std::uint64_t pass = 0; pass < 4; ++pass) {
-          its.skew = Skew::kUniform;
-          const Layer fits(its, gpus.all.size(), pass);
-          CpuPass cpu(fits, *rank.cpu, gpus.all);
-          cpu.make_all(Write::kAssign, Write::kAssign);
-          run.fill(fits, cpu.run());
-          its.skew = Skew::kOneRank;
-          const Layer large(its, gpus.all.size(), pass);
-          if (pass % 2 == 1) run.fill(large, cpu.run());
-          rank.come_together();
-          if (pass % 2 == 1) {
+        for_passes_that_fit_and_do_not(its, rank, run, [&](bool overloads) {
+          if (overloads) {
             EXPECT_THAT(
                 message_of<Error>([&] { run.dispatch(); }),
                 testing::AllOf(testing::HasSubstr("layers.7.moe: the experts of rank 3 get 444 rows, 4.000 times"),
@@ -471,9 +476,7 @@ TEST_F(GpuDirect, TooManyRowsOnTwoLevels) {
               EXPECT_FALSE(std::isnan(reinterpret_cast<const float*>(out.data())[i]));
             }
           }
-          rank.gpu->check();
-          rank.come_together();
-        }
+        });
       },
       2);
 }
@@ -504,7 +507,7 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
         for (std::uint64_t pass = 1; pass <= 4; ++pass) {
           const Layer layers[] = {{its, gpus.all.size(), 10 * pass}, {its, gpus.all.size(), 10 * pass + 1}};
           CpuPass cpu_first(layers[0], *rank.cpu, gpus.all), cpu_second(layers[1], *rank.cpu, gpus.all);
-          for (CpuPass* cpu : {&cpu_first, &cpu_second}) cpu->make_all(Write::kAccumulate, Write::kAccumulate);
+          for (CpuPass* cpu : {&cpu_first, &cpu_second}) cpu->run().make_all(Write::kAccumulate, Write::kAccumulate);
           first.fill(layers[0], cpu_first.run());
           second.fill(layers[1], cpu_second.run());
           rank.come_together();
@@ -531,20 +534,11 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
 /// fits works.
 TEST_F(GpuDirect, TooManyRows) {
   on_gpus(3, [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-    Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
+    const Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
     Rank rank(its, host, gpus, runtime);
     Arena arena(rank.run_bytes, Device::kCuda);
     GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
-    for (std::uint64_t pass = 0; pass < 4; ++pass) {
-      its.skew = Skew::kUniform;
-      const Layer fits(its, gpus.all.size(), pass);
-      CpuPass cpu(fits, *rank.cpu, gpus.all);
-      cpu.make_all(Write::kAssign, Write::kAssign);
-      run.fill(fits, cpu.run());
-      its.skew = Skew::kOneRank;
-      const Layer large(its, gpus.all.size(), pass);
-      if (pass % 2 == 1) run.fill(large, cpu.run());
-      rank.come_together();
+    for_passes_that_fit_and_do_not(its, rank, run, [&](bool overloads) {
       run.dispatch();
       run.combine(Write::kAssign);
       run.combine_backward();
@@ -552,16 +546,14 @@ TEST_F(GpuDirect, TooManyRows) {
       run.dispatch_backward(Write::kAssign);
       const Bytes out = run.out();
       for (std::size_t i = 0; i < out.size() / sizeof(float); ++i) {
-        EXPECT_EQ(std::isnan(reinterpret_cast<const float*>(out.data())[i]), pass % 2 == 1);
+        EXPECT_EQ(std::isnan(reinterpret_cast<const float*>(out.data())[i]), overloads);
       }
-      if (pass % 2 == 1) {
+      if (overloads) {
         EXPECT_THAT(message_of<Error>([&] { rank.gpu->check(); }),
                     testing::AllOf(testing::HasSubstr("layers.7.moe: the experts of rank 2 get 333 rows, 3.000 times"),
                                    testing::HasSubstr("capacity_factor, now 1.5,")));
       }
-      rank.gpu->check();
-      rank.come_together();
-    }
+    });
   });
 }
 
@@ -576,7 +568,7 @@ TEST_F(GpuDirect, ARankThatDoesNotCome) {
         GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
         const Layer layer(its, gpus.all.size(), 1);
         CpuPass cpu(layer, *rank.cpu, gpus.all);
-        cpu.make_all(Write::kAssign, Write::kAssign);
+        cpu.run().make_all(Write::kAssign, Write::kAssign);
         run.fill(layer, cpu.run());
         rank.come_together();
         run.dispatch();

@@ -348,6 +348,17 @@ class LayerRun {
   const DispatchSaved& saved() const { return saved_; }
   const std::map<std::string, Bytes>& results() const { return results_; }
 
+  /// All calls, with sums assigned or added; what came is still there behind the call after.
+  void make_all(Write combine_write, Write backward_write) {
+    dispatch();
+    combine(combine_write);
+    check_rows("kept");
+    combine_backward();
+    dispatch_again();
+    check_gradients("kept gradients");
+    dispatch_backward(backward_write);
+  }
+
   void dispatch() {
     x_RD_ = operand(case_.in_window ? dispatcher_.rows_in_window(op_, saved_) : Tensor());
     dispatcher_.dispatch(op_, layer_.tokens(*op_.arena, "y", rank_), saved_, x_RD_);

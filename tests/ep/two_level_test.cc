@@ -50,13 +50,8 @@ void expect_passes(const DomainMesh& mesh, const Case& its, std::uint64_t seed) 
       Memory memory(its.num_tokens > 100 ? kManyBytes : ep_test::kLargeArenaBytes);
       const Layer layer(its, group.size(), pass);
       LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
-      run.dispatch();
-      run.combine(pass == 1 ? Write::kAssign : Write::kAccumulate);
-      run.check_rows("kept");
-      run.combine_backward();
-      run.dispatch_again();
-      run.check_gradients("kept gradients");
-      run.dispatch_backward(pass == 1 ? Write::kAssign : Write::kAccumulate);
+      const Write write = pass == 1 ? Write::kAssign : Write::kAccumulate;
+      run.make_all(write, write);
     }
   });
 }
