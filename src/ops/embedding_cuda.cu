@@ -1,6 +1,7 @@
-// The backward sorts the tokens by id, stably, and adds up each id's run of rows in its order.
+// The backward sorts a tile of tokens by id, stably, in one block, and adds up each id's run of rows in its order; then
+// the next tile's.
 #include <bit>
-#include <cub/device/device_radix_sort.cuh>
+#include <cub/block/block_radix_sort.cuh>
 
 #include "ops/cuda/launch.cuh"
 #include "ops/embedding.h"
@@ -13,6 +14,9 @@ constexpr int kThreads = 256;
 constexpr int kLong = 32;
 /// Columns of such a block at a time, and rows that it has on their way.
 constexpr int kSlice = 64, kChunk = 128;
+/// Tokens of a tile: a block's threads, and tokens of each.
+constexpr int kSortThreads = 1024, kTokensEach = 16, kTokenBits = 14, kTile = 1 << kTokenBits;
+static_assert(kTile == kSortThreads * kTokensEach);
 
 template <typename T, int kCount>
 __global__ void forward_kernel(const std::int32_t* tokens, const T* table, std::int64_t num_ids, std::int64_t first_id,
@@ -27,20 +31,39 @@ __global__ void forward_kernel(const std::int32_t* tokens, const T* table, std::
   }
 }
 
-/// rows_T[t]: row of the table, or num_ids if it has none; order_T[t] = t.
-__global__ void rows_kernel(const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t first_id,
-                            std::int64_t num_ids, std::uint32_t* rows, std::int32_t* order) {
-  const std::int64_t t = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (t >= num_tokens) return;
-  const std::int64_t row = tokens[t] - first_id;
-  rows[t] = static_cast<std::uint32_t>(0 <= row && row < num_ids ? row : num_ids);
-  order[t] = static_cast<std::int32_t>(t);
+template <typename Key>
+using Sort = cub::BlockRadixSort<Key, kSortThreads, kTokensEach>;
+
+/// Of each tile, a block per tile: rows_T, rows of the table in ascending order, num_ids for a token that has none, and
+/// order_T, their tokens, counted from the tile's first. A Key is a row and its token below it.
+template <typename Key>
+__global__ void __launch_bounds__(kSortThreads)
+    sort_kernel(const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t first_id, std::int64_t num_ids,
+                int num_bits, std::uint32_t* rows, std::uint16_t* order) {
+  extern __shared__ __align__(16) std::byte memory[];
+  const std::int64_t start = std::int64_t{blockIdx.x} * kTile;
+  Key keys[kTokensEach];
+#pragma unroll
+  for (int i = 0; i < kTokensEach; ++i) {
+    const int token = threadIdx.x * kTokensEach + i;
+    const std::int64_t id = start + token < num_tokens ? tokens[start + token] - first_id : num_ids;
+    keys[i] = static_cast<Key>(0 <= id && id < num_ids ? id : num_ids) << kTokenBits | token;
+  }
+  Sort<Key>(reinterpret_cast<typename Sort<Key>::TempStorage&>(memory))
+      .SortBlockedToStriped(keys, kTokenBits, kTokenBits + num_bits);
+#pragma unroll
+  for (int i = 0; i < kTokensEach; ++i) {
+    const std::int64_t place = start + i * kSortThreads + threadIdx.x;
+    if (place >= num_tokens) break;
+    rows[place] = static_cast<std::uint32_t>(keys[i] >> kTokenBits);
+    order[place] = static_cast<std::uint16_t>(keys[i] & (kTile - 1));
+  }
 }
 
 template <typename T>
 struct BackwardArgs {
-  const std::uint32_t* rows;  // in sorted order; num_ids: of none
-  const std::int32_t* order;  // and their tokens
+  const std::uint32_t* rows;   // of a tile, in sorted order; num_ids: of none
+  const std::uint16_t* order;  // and their tokens
   std::int64_t num_tokens, dim;
   std::uint32_t num_ids;
   const T* d_x;
@@ -128,12 +151,6 @@ __global__ void __launch_bounds__(kThreads, 6) add_runs_kernel(const BackwardArg
   }
 }
 
-/// More than the sort asks for, which can be asked on a machine with a GPU only: histograms, and counts per few
-/// thousand tokens and digit.
-std::size_t sort_bytes(std::int64_t num_tokens) {
-  return (std::size_t{2} << 20) + 4 * static_cast<std::size_t>(num_tokens);
-}
-
 }  // namespace
 
 void embedding_forward(const Context& op, const Tensor& tokens_T, const Tensor& table_VD, std::int64_t first_id,
@@ -155,33 +172,35 @@ void embedding_backward(const Context& op, const Tensor& tokens_T, const Tensor&
                         const Tensor& d_table_VD) {
   const std::int64_t num_tokens = tokens_T.dim(0), num_ids = d_table_VD.dim(0), dim = d_table_VD.dim(1);
   const ArenaScope scope(*op.arena);
-  const Tensor pairs = op.arena->allocate({4, num_tokens}, DType::kInt32);
-  std::size_t num_bytes = sort_bytes(num_tokens);
-  std::byte* scratch = op.arena->allocate_bytes(num_bytes);
+  const Tensor rows_T = op.arena->allocate({num_tokens}, DType::kInt32);
+  auto* order = reinterpret_cast<std::uint16_t*>(op.arena->allocate_bytes(num_tokens * sizeof(std::uint16_t)));
   if (op.measuring() || num_tokens == 0 || dim == 0) return;
-  cub::DoubleBuffer<std::uint32_t> rows(numbers<std::uint32_t>(pairs), numbers<std::uint32_t>(pairs.rows(1, 2)));
-  cub::DoubleBuffer<std::int32_t> order(numbers<std::int32_t>(pairs.rows(2, 3)),
-                                        numbers<std::int32_t>(pairs.rows(3, 4)));
-  rows_kernel<<<static_cast<unsigned>((num_tokens + kThreads - 1) / kThreads), kThreads, 0, stream_of(op)>>>(
-      numbers<const std::int32_t>(tokens_T), num_tokens, first_id, num_ids, rows.Current(), order.Current());
+  auto* rows = numbers<std::uint32_t>(rows_T);
   const int num_bits = std::bit_width(static_cast<std::uint64_t>(num_ids));
-  std::size_t needed = 0;
-  TESSERA_CUDA(cub::DeviceRadixSort::SortPairs(nullptr, needed, rows, order, static_cast<int>(num_tokens), 0, num_bits,
-                                               stream_of(op)));
-  TESSERA_CHECK(needed <= num_bytes, "the sort of {} tokens needs {} bytes, has {}", num_tokens, needed, num_bytes);
-  TESSERA_CUDA(cub::DeviceRadixSort::SortPairs(scratch, num_bytes, rows, order, static_cast<int>(num_tokens), 0,
-                                               num_bits, stream_of(op)));
+  const auto sort = [&]<typename Key>(Key) {
+    constexpr int kBytes = sizeof(typename Sort<Key>::TempStorage);
+    TESSERA_CUDA(cudaFuncSetAttribute(sort_kernel<Key>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+    sort_kernel<Key><<<static_cast<unsigned>((num_tokens + kTile - 1) / kTile), kSortThreads, kBytes, stream_of(op)>>>(
+        numbers<const std::int32_t>(tokens_T), num_tokens, first_id, num_ids, num_bits, rows, order);
+  };
+  if (num_bits + kTokenBits <= 32) {
+    sort(std::uint32_t{});
+  } else {
+    sort(std::uint64_t{});
+  }
   for_float_type(d_x_TD.dtype(), [&]<typename T>(T) {
-    const BackwardArgs<T> args{.rows = rows.Current(),
-                               .order = order.Current(),
-                               .num_tokens = num_tokens,
-                               .dim = dim,
-                               .num_ids = static_cast<std::uint32_t>(num_ids),
-                               .d_x = numbers<T>(d_x_TD),
-                               .d_table = numbers<float>(d_table_VD)};
     for_lanes(in_lanes(d_x_TD, d_table_VD), [&](auto lanes) {
-      add_runs_kernel<T, decltype(lanes)::value>
-          <<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(args);
+      for (std::int64_t start = 0; start < num_tokens; start += kTile) {
+        const BackwardArgs<T> args{.rows = rows + start,
+                                   .order = order + start,
+                                   .num_tokens = std::min<std::int64_t>(kTile, num_tokens - start),
+                                   .dim = dim,
+                                   .num_ids = static_cast<std::uint32_t>(num_ids),
+                                   .d_x = numbers<T>(d_x_TD) + start * dim,
+                                   .d_table = numbers<float>(d_table_VD)};
+        add_runs_kernel<T, decltype(lanes)::value>
+            <<<static_cast<unsigned>(args.num_tokens), kThreads, 0, stream_of(op)>>>(args);
+      }
     });
   });
 }

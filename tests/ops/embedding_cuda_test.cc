@@ -31,11 +31,17 @@ TEST_F(EmbeddingCuda, Forward) {
   }
 }
 
-// Sums in the order of t, so the same bytes.
+// Sums in the order of t, so the same bytes. 16384 tokens are a tile.
 TEST_F(EmbeddingCuda, Backward) {
   for (const DType dtype : kTypes) {
-    for (const auto& [count, num_ids, dim] :
-         {std::tuple{1, 1, 1}, {300, 50, 45}, {2000, 300, 64}, {1200, 40, 2048}, {20000, 100'000, 8}, {700, 9, 2056}}) {
+    for (const auto& [count, num_ids, dim] : {std::tuple{1, 1, 1},
+                                              {300, 50, 45},
+                                              {2000, 300, 64},
+                                              {1200, 40, 2048},
+                                              {16384, 100'000, 8},
+                                              {20000, 300'000, 8},
+                                              {33000, 3, 64},
+                                              {700, 9, 2056}}) {
       const ArenaScope scope(arena_);
       const Tensor tokens_T = tokens(count, 10, num_ids), d_x = random({count, dim}, dtype);
       const Tensor d_table = random({num_ids, dim});
