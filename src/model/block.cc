@@ -5,13 +5,13 @@
 
 namespace tessera {
 
-Block::Block(Parameters& parameters, const ModelConfig& config, bool is_moe, bool force_load_balance,
-             const std::string& prefix, std::int64_t layer)
+Block::Block(Parameters& parameters, const ModelConfig& config, bool is_moe, const std::string& prefix,
+             std::int64_t layer)
     : attention_norm_(parameters.add({prefix + "attention_norm.weight", {config.dim}, {}})),
       attention_(parameters, config, prefix + "attention.", layer),
       ffn_norm_(parameters.add({prefix + "ffn_norm.weight", {config.dim}, {}})) {
   if (is_moe) {
-    moe_.emplace(parameters, config, force_load_balance, prefix + "moe.", layer);
+    moe_.emplace(parameters, config, prefix + "moe.", layer);
   } else {
     feed_forward_.emplace(parameters, config.dim, config.inter_dim, prefix + "feed_forward.", layer);
   }

@@ -20,8 +20,7 @@ struct BlockSaved {
 
 class Block {
  public:
-  Block(Parameters& parameters, const ModelConfig& config, bool is_moe, bool force_load_balance,
-        const std::string& prefix, std::int64_t layer);
+  Block(Parameters& parameters, const ModelConfig& config, bool is_moe, const std::string& prefix, std::int64_t layer);
 
   /// Output of x_TD (which must stay as it is until the backward) into out_TD. `sums`: an MoE layer's.
   void forward(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,

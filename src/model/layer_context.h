@@ -43,6 +43,8 @@ struct LayerContext {
   Mesh* mesh;
   Dispatcher* dispatcher;  // of all MoE layers
   Recompute recompute = Recompute::kNone;
+  /// Experts take turns, whatever the router says.
+  bool force_load_balance = false;
   /// True while a forward is repeated for the backward: a probe has seen its operands.
   bool repeated = false;
   /// Factor of the balance loss's gradient: 1 / (sequences of the global batch).

@@ -67,8 +67,7 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
                        .num_blocks = static_cast<std::size_t>(modules.num_layers)});
     for (std::int64_t layer = modules.first_layer; layer < modules.first_layer + modules.num_layers; ++layer) {
       parameters_.begin_unit();
-      blocks_.emplace_back(parameters_, config, config.is_moe_layer(layer), options.force_load_balance,
-                           fmt::format("layers.{}.", layer), layer);
+      blocks_.emplace_back(parameters_, config, config.is_moe_layer(layer), fmt::format("layers.{}.", layer), layer);
     }
   }
   if (has_head) {
@@ -91,7 +90,7 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
       const ParamId eh_proj =
           parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
       mtp_.push_back({unit, embedding_norm, hidden_norm, eh_proj,
-                      Block(parameters_, config, is_moe, options.force_load_balance, prefix + "block.", layer),
+                      Block(parameters_, config, is_moe, prefix + "block.", layer),
                       Head(parameters_, config, prefix + "norm.weight", output_)});
     }
   }
@@ -195,6 +194,7 @@ LayerContext Model::layer_context(const Context& op, const Batch& batch) {
                              .mesh = &parameters_.mesh(),
                              .dispatcher = dispatcher_.get(),
                              .recompute = options_.recompute,
+                             .force_load_balance = options_.force_load_balance,
                              .gradients = &parameters_};
   TESSERA_CHECK(context.num_local_tokens() <= options_.max_tokens, "{} tokens, of at most {}",
                 context.num_local_tokens(), options_.max_tokens);

@@ -7,9 +7,8 @@
 
 namespace tessera {
 
-Moe::Moe(Parameters& parameters, const ModelConfig& config, bool force_load_balance, const std::string& prefix,
-         std::int64_t layer)
-    : name_(prefix.substr(0, prefix.size() - 1)), force_load_balance_(force_load_balance) {
+Moe::Moe(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer)
+    : name_(prefix.substr(0, prefix.size() - 1)) {
   const std::int64_t dim = config.dim, experts = config.num_experts, inter = config.moe_inter_dim;
   gate_ = parameters.add({prefix + "router.gate.weight", {experts, dim}, init_by_depth(layer)});
   const Cut by_expert{.axis = Cut::Axis::kExperts, .dim = 0};
@@ -46,7 +45,7 @@ RouterOptions Moe::router_options(const LayerContext& context) const {
           .top_k = config.top_k,
           .num_groups = config.n_expert_groups,
           .num_limited_groups = config.n_limited_groups,
-          .force_load_balance = force_load_balance_,
+          .force_load_balance = context.force_load_balance,
           .balance_coefficient = config.seq_balance_loss_coeff,
           .seq_len = context.batch->seq_len(),
           .first_token = context.first_local_token(),

@@ -27,8 +27,7 @@ DispatchOptions dispatch_options(const ModelConfig& config, DType compute, std::
 class Moe {
  public:
   /// Adds the parameters and the expert bias under `prefix`.
-  Moe(Parameters& parameters, const ModelConfig& config, bool force_load_balance, const std::string& prefix,
-      std::int64_t layer);
+  Moe(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer);
 
   /// Forms of y_TD.
   InputForms y_forms(const LayerContext& context) const;
@@ -58,7 +57,6 @@ class Moe {
                const Tensor& loss_1) const;
 
   std::string name_;
-  bool force_load_balance_;
   ParamId gate_, w13_, w2_, expert_bias_;
   std::optional<FeedForward> shared_;
 };

@@ -31,6 +31,8 @@ class StepSums {
 
   /// All of them; for clearing, and to be added up over ranks.
   Tensor all(Device device) const { return numbers_.tensor(device); }
+  /// Main and MTP loss, float64, [2].
+  Tensor losses(Device device) const { return all(device).rows(0, kNumLosses); }
   // float64, [1].
   Tensor main_loss(Device device) const { return all(device).rows(0, 1); }
   Tensor mtp_loss(Device device) const { return all(device).rows(1, 2); }

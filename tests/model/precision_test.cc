@@ -312,7 +312,7 @@ class MoeLayer : public LowPrecision {
     poison(arena_);
     Sites sites;
     sites.config = config;
-    const Moe moe(sites.parameters, sites.config, false, "moe.", 0);
+    const Moe moe(sites.parameters, sites.config, "moe.", 0);
     const auto precision_of = [&](const ParamSpec& spec) {
       if (spec.gemm == GemmKind::kGrouped) return options.experts;
       return spec.gemm == GemmKind::kLinear ? options.shared : kHighPrecision;
