@@ -91,10 +91,7 @@ struct MemoryCommand {
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
     const PlannedRun planned{job, device == "cuda" ? Device::kCuda : Device::kCpu, degrees};
-    if (planned.device == Device::kCuda) {
-      require(kHasCuda, "--device=cuda: {}", cuda::why_unavailable());
-      require(job.why_on_cpus().empty(), "--device=cuda: {}", job.why_on_cpus());
-    }
+    require(planned.device == Device::kCpu || kHasCuda, "--device=cuda: {}", cuda::why_unavailable());
     if (num_ranks > 1) fmt::print("a rank of {}: {}\n\n", num_ranks, describe(degrees));
     print_table(planned);
     if (num_ranks > 1 && planned.device == Device::kCuda) {

@@ -56,6 +56,14 @@ ncclConfig_t group_config() {
   return config;
 }
 
+ncclComm_t connect(const GpuGroup::Id& id, int rank, int size, ncclConfig_t config) {
+  ncclUniqueId unique;
+  std::memcpy(&unique, id.data(), sizeof unique);
+  ncclComm_t communicator = nullptr;
+  TESSERA_NCCL(ncclCommInitRankConfig, &communicator, size, unique, rank, &config);
+  return communicator;
+}
+
 class GpuWindow : public SymmetricWindow {
  public:
   GpuWindow(ncclComm_t communicator, const Stream& stream, int size, std::size_t num_bytes)
@@ -122,17 +130,7 @@ GpuGroup::Id GpuGroup::make_id() {
 }
 
 GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation)
-    : GpuGroup(
-          std::make_shared<Family>(computation),
-          [&] {
-            ncclUniqueId unique;
-            std::memcpy(&unique, id.data(), sizeof unique);
-            ncclConfig_t config = group_config();
-            ncclComm_t communicator = nullptr;
-            TESSERA_NCCL(ncclCommInitRankConfig, &communicator, size, unique, rank, &config);
-            return communicator;
-          }(),
-          rank, size) {}
+    : GpuGroup(std::make_shared<Family>(computation), connect(id, rank, size, group_config()), rank, size) {}
 
 GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size)
     : family_(std::move(family)), member_(std::make_unique<Member>()) {
@@ -158,6 +156,12 @@ std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size) const 
   int rank = 0;
   TESSERA_NCCL(ncclCommUserRank, communicator, &rank);
   return std::unique_ptr<GpuGroup>(new GpuGroup(family_, communicator, rank, size));
+}
+
+std::unique_ptr<GpuGroup> GpuGroup::link(const Id& id, int rank) const {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.maxCTAs = 1;
+  return std::unique_ptr<GpuGroup>(new GpuGroup(family_, connect(id, rank, 2, config), rank, 2));
 }
 
 template <typename Put>
@@ -220,6 +224,18 @@ Fence GpuGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_
 Fence GpuGroup::broadcast(const Tensor& x, int root, const std::string& title) {
   return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
     TESSERA_NCCL(ncclBroadcast, x.raw(), x.raw(), x.num_bytes(), ncclUint8, root, communicator, stream);
+  });
+}
+
+Fence GpuGroup::send(const Tensor& x, int to, const std::string& title) {
+  return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
+    TESSERA_NCCL(ncclSend, x.raw(), x.num_bytes(), ncclUint8, to, communicator, stream);
+  });
+}
+
+Fence GpuGroup::receive(const Tensor& x, int from, const std::string& title) {
+  return put(title, [&](ncclComm_t communicator, cudaStream_t stream) {
+    TESSERA_NCCL(ncclRecv, x.raw(), x.num_bytes(), ncclUint8, from, communicator, stream);
   });
 }
 

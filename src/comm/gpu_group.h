@@ -34,6 +34,12 @@ class GpuGroup {
 
   /// Together with all ranks: those of the same color, in the order of `order`. Null for `size` 1.
   std::unique_ptr<GpuGroup> split(int color, int order, int size) const;
+  /// Two of the ranks, rank 0 and 1 of the new group. Of groups that were split from each other NCCL runs one operation
+  /// at a time; this one's neither wait for theirs nor keep them waiting. Together with the other rank.
+  std::unique_ptr<GpuGroup> link(const Id& id, int rank) const;
+  /// What other kernels should leave to a link: its operation stays on an SM until the other rank has come, and
+  /// clusters of two blocks do without a second one then.
+  static constexpr int kSmsOfLink = 2;
 
   // As in process_group.h; `title` says what moves between whom.
   Fence all_gather(const Tensor& in, const Tensor& out, const std::string& title);
@@ -42,6 +48,8 @@ class GpuGroup {
   Fence all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
                      std::span<const std::int64_t> out_rows, std::size_t row_bytes, const std::string& title);
   Fence broadcast(const Tensor& x, int root, const std::string& title);
+  Fence send(const Tensor& x, int to, const std::string& title);
+  Fence receive(const Tensor& x, int from, const std::string& title);
 
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
 

@@ -15,6 +15,7 @@ GpuGroup::Id GpuGroup::make_id() { refuse(); }
 GpuGroup::GpuGroup(const Id&, int, int, const Stream&) { refuse(); }
 GpuGroup::~GpuGroup() = default;
 std::unique_ptr<GpuGroup> GpuGroup::split(int, int, int) const { refuse(); }
+std::unique_ptr<GpuGroup> GpuGroup::link(const Id&, int) const { refuse(); }
 Fence GpuGroup::all_gather(const Tensor&, const Tensor&, const std::string&) { refuse(); }
 Fence GpuGroup::reduce_scatter(const Tensor&, const Tensor&, Write, const std::string&) { refuse(); }
 Fence GpuGroup::all_reduce(const Tensor&, const std::string&) { refuse(); }
@@ -23,6 +24,8 @@ Fence GpuGroup::all_to_all_v(const Tensor&, std::span<const std::int64_t>, const
   refuse();
 }
 Fence GpuGroup::broadcast(const Tensor&, int, const std::string&) { refuse(); }
+Fence GpuGroup::send(const Tensor&, int, const std::string&) { refuse(); }
+Fence GpuGroup::receive(const Tensor&, int, const std::string&) { refuse(); }
 std::unique_ptr<SymmetricWindow> GpuGroup::allocate_window(std::size_t) { refuse(); }
 const Stream& GpuGroup::computation() const { refuse(); }
 void GpuGroup::check() const { refuse(); }

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "comm/planned_transport.h"
+#include "tensor/arena.h"
 
 namespace tessera {
 namespace {
@@ -319,13 +320,18 @@ bool ProcessGroup::on_gpu(const Tensor& x) const {
   return true;
 }
 
+namespace {
+/// Words, since that is what tensors hold.
+Tensor words_of(cuda::GpuGroup::Id& id) {
+  return {id.data(), {static_cast<std::int64_t>(sizeof id / sizeof(std::int32_t))}, DType::kInt32, Device::kCpu};
+}
+}  // namespace
+
 void ProcessGroup::use_gpu(const cuda::Stream& computation) {
   if (size() == 1) return;
-  // The ranks agree on one id, which the first one makes; words, since that is what tensors hold.
-  cuda::GpuGroup::Id id{};
+  cuda::GpuGroup::Id id{};  // which the first one makes
   if (rank() == 0) id = cuda::GpuGroup::make_id();
-  constexpr auto kWords = static_cast<std::int64_t>(sizeof id / sizeof(std::int32_t));
-  broadcast(Tensor(id.data(), {kWords}, DType::kInt32, Device::kCpu), 0, "NCCL's id").wait();
+  broadcast(words_of(id), 0, "NCCL's id").wait();
   gpu_ = std::make_unique<cuda::GpuGroup>(id, rank(), size(), computation);
 }
 
@@ -451,20 +457,39 @@ Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
   return start(std::move(exchange));
 }
 
+void ProcessGroup::open_links(std::span<const Link> links) {
+  if (gpu_ == nullptr) return;
+  barrier("ranks that open links");  // what follows waits without a timeout
+  const Buffer word(sizeof(std::int32_t), Device::kCuda);
+  const Tensor greeting(word.data(), {1}, DType::kInt32, Device::kCuda);
+  for (const Link& link : links) {
+    const bool sends = link.from == rank();
+    if (!sends && link.to != rank()) continue;
+    cuda::GpuGroup::Id id{};
+    if (sends) id = cuda::GpuGroup::make_id();
+    constexpr std::string_view kId = "NCCL's id";
+    (sends ? send(words_of(id), link.to, link.tag, kId) : receive(words_of(id), link.from, link.tag, kId)).wait();
+    TESSERA_CHECK(links_.try_emplace(link.tag, gpu_->link(id, sends ? 0 : 1)).second, "{} {}", axis_, link.tag);
+    // The first message connects the two, for which the host waits: here, where both have come.
+    (sends ? send(greeting, link.to, link.tag, "nothing") : receive(greeting, link.from, link.tag, "nothing")).wait();
+  }
+  gpu_->computation().synchronize();
+}
+
 Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name) {
-  TESSERA_CHECK(
-      x.device() == Device::kCpu && x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(),
-      "{} {}", to, tag);
-  auto exchange = std::make_shared<Exchange>(title(fmt::format("send to {} rank {}", axis_, to), name));
+  TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(), "{} {}", to, tag);
+  const std::string its_title = title(fmt::format("send to {} rank {}", axis_, to), name);
+  if (on_gpu(x)) return work_of(links_.at(tag)->send(x, 1, its_title));
+  auto exchange = std::make_shared<Exchange>(its_title);
   exchange->messages.add(transport_->send(bytes_of(x), x.num_bytes(), to, kFirstUserTag + tag));
   return start(std::move(exchange));
 }
 
 Work ProcessGroup::receive(const Tensor& x, int from, int tag, std::string_view name) {
-  TESSERA_CHECK(
-      x.device() == Device::kCpu && x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(),
-      "{} {}", from, tag);
-  auto exchange = std::make_shared<Exchange>(title(fmt::format("receive from {} rank {}", axis_, from), name));
+  TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(), "{} {}", from, tag);
+  const std::string its_title = title(fmt::format("receive from {} rank {}", axis_, from), name);
+  if (on_gpu(x)) return work_of(links_.at(tag)->receive(x, 0, its_title));
+  auto exchange = std::make_shared<Exchange>(its_title);
   exchange->messages.add(transport_->receive(bytes_of(x), x.num_bytes(), from, kFirstUserTag + tag));
   return start(std::move(exchange));
 }

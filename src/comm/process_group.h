@@ -13,6 +13,7 @@
 // complete; the host waits for nothing. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string_view>
 
@@ -74,6 +75,16 @@ class ProcessGroup {
   static constexpr int kMaxTag = (1 << 14) - 1;
   Work send(const Tensor& x, int to, int tag, std::string_view name);
   Work receive(const Tensor& x, int from, int tag, std::string_view name);
+  /// A tag's way from one rank to another.
+  struct Link {
+    int from, to, tag;
+  };
+  /// Has to come before tensors of GPUs are sent with these tags, each of which has one link. A message waits for those
+  /// of its tag only, so any order will do in which the messages of each are sent as they are received. Together with
+  /// all ranks, with the same links; nothing on CPUs.
+  void open_links(std::span<const Link> links);
+  /// What operators should leave to this rank's links.
+  int sms_of_links() const { return static_cast<int>(links_.size()) * cuda::GpuGroup::kSmsOfLink; }
 
   /// Sums of a few numbers of the host: losses, counts. Blocking.
   void all_reduce(std::span<double> x, std::string_view name);
@@ -114,6 +125,7 @@ class ProcessGroup {
 
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<cuda::GpuGroup> gpu_;
+  std::map<int, std::unique_ptr<cuda::GpuGroup>> links_;  // by tag: those from or to this rank
   Progress* progress_ = nullptr;
   std::string axis_;
   int num_collectives_ = 0;

@@ -57,15 +57,9 @@ Device JobConfig::device(int num_ranks_on_node) const {
   if (why_not.empty() && num_gpus < num_ranks_on_node && !sees_its_own) {
     why_not = fmt::format("{} ranks on a machine with {} GPUs", num_ranks_on_node, num_gpus);
   }
-  if (const std::string always = why_on_cpus(); !always.empty()) why_not = always;
   if (why_not.empty()) return Device::kCuda;
   require(training.device == DeviceChoice::kAuto, "training.device is cuda, but no GPU can be used: {}", why_not);
   return Device::kCpu;
-}
-
-std::string JobConfig::why_on_cpus() const {
-  if (parallelism.pipeline_parallel_degree > 1) return "the stages of a pipeline compute on CPUs so far";
-  return "";
 }
 
 MeshDegrees JobConfig::mesh_degrees() const {

@@ -129,8 +129,6 @@ struct JobConfig {
   /// Where a run with so many ranks on this machine computes, on GPUs one per rank. Throws Error, saying why, if a GPU
   /// is asked for that cannot be used.
   Device device(int num_ranks_on_node) const;
-  /// Why a run with these numbers computes on CPUs wherever there are GPUs; empty if it need not.
-  std::string why_on_cpus() const;
   MeshDegrees mesh_degrees() const;
   // On a mesh whose degrees are resolved; they throw Error for a pipeline that cannot be.
   /// The modules of the pipeline's stages.

@@ -44,6 +44,14 @@ Pipeline::Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule)
     stages_.push_back(std::move(local_stage));
   }
   TESSERA_CHECK(stages_.size() == model_.num_stages(), "{} {}", stages_.size(), model_.num_stages());
+  std::vector<ProcessGroup::Link> links;
+  for (int stage = 0; stage + 1 < schedule_.num_stages(); ++stage) {
+    const int here = rank_of(stage), next = rank_of(stage + 1);
+    if (here == next) continue;
+    links.push_back({.from = here, .to = next, .tag = tag_of(stage + 1, Direction::kForward)});
+    links.push_back({.from = next, .to = here, .tag = tag_of(stage, Direction::kBackward)});
+  }
+  mesh_.pp.open_links(links);
 }
 
 Pipeline::LocalStage& Pipeline::local(int stage) {
@@ -64,16 +72,21 @@ Tensor Pipeline::boundary(Arena& arena, const Batch& batch) const {
   return arena.allocate({batch.num_tokens() / mesh_.degrees.tp, model_.config().dim}, model_.options().compute);
 }
 
-void Pipeline::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
+void Pipeline::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe,
+                         Arena& arena) {
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
+  StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
+  saved.arena = &arena;
+  if (!model_.stage(index_of(stage)).embedding) saved.x_TD = boundary(arena, batch);
+  model_.forward(op, index_of(stage), batch, scale, saved, probe);
+  model_.backward(op, index_of(stage), batch, scale, saved, probe);
+  if (saved.deferred) model_.backward_weights(op, index_of(stage), batch, saved);
+}
+
+void Pipeline::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
   for (LocalStage& stage : stages_) {
-    Arena arena;
-    StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
-    saved.arena = &arena;
-    if (!model_.stage(index_of(stage)).embedding) saved.x_TD = boundary(arena, batch);
-    model_.forward(op, index_of(stage), batch, scale, saved, probe);
-    model_.backward(op, index_of(stage), batch, scale, saved, probe);
-    if (saved.deferred) model_.backward_weights(op, index_of(stage), batch, saved);
+    Arena arena(op.target());
+    run_alone(op, stage, batch, probe, arena);
     stage.slot_bytes = std::max(stage.slot_bytes, arena.peak());
     const ArenaScope scope(*op.arena);
     model_.evaluate(op, batch, {}, {}, {}, index_of(stage), boundary(*op.arena, batch));
@@ -90,12 +103,23 @@ void Pipeline::allocate() {
   for (LocalStage& stage : stages_) {
     for (std::size_t i = 0; i < stage.num_slots; ++i) {
       auto slot = std::make_unique<Slot>();
-      slot->arena = Arena(stage.slot_bytes);
+      slot->arena = Arena(stage.slot_bytes, model_.options().device);
       slot->saved = model_.make_saved(index_of(stage), splits_backward());
       slot->saved.arena = &slot->arena;
       stage.slots.push_back(std::move(slot));
     }
   }
+}
+
+void Pipeline::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) {
+  const bool forced = model_.options().force_load_balance;
+  model_.force_load_balance(true);  // for the slots' memory is empty: all tokens would have the same experts
+  for (const LocalStage& stage : stages_) {
+    Arena& arena = stage.slots.front()->arena;
+    run_alone(op, stage, batch, probe, arena);
+    arena.release_to(0);
+  }
+  model_.force_load_balance(forced);
 }
 
 Pipeline::Slot* Pipeline::find(LocalStage& stage, int micro_batch) {

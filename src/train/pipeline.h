@@ -25,6 +25,10 @@ class Pipeline {
   /// Memory of the slots. After measure().
   std::size_t num_bytes() const;
   void allocate();
+  /// To come before the first run() on a GPU: the same passes, of each stage by itself. Gradients and sums then have
+  /// numbers that mean nothing. A kernel's first launch may wait until the GPU is idle (CUDA loads it then), which it
+  /// never is while a message waits for another rank.
+  void warm_up(const Context& op, const Batch& batch, SiteProbe* probe);
 
   /// The passes of all micro-batches, as many as the schedule has: gradients and the model's sums +=. `probe` is told
   /// of the first num_probed micro-batches.
@@ -58,6 +62,8 @@ class Pipeline {
   /// A free one, null if there is none.
   Slot* take(LocalStage& stage, int micro_batch);
   Tensor boundary(Arena& arena, const Batch& batch) const;
+  /// All passes of a micro-batch in one stage, with its memory on an arena that is empty.
+  void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena);
   /// Takes a slot for a forward, if there is one, and starts to receive its input.
   void prepare(const PipelinePass& pass, const Batch& batch);
   void execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,

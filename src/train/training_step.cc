@@ -63,6 +63,7 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   const Recipes recipes = is_hopper ? on_hopper(config.recipes()) : config.recipes();
   model_.set_precisions(context(), resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
   if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
+  if (cuda_ != nullptr) cuda_->leave_sms(mesh_->pp.sms_of_links());
   measure();
 }
 
@@ -165,6 +166,7 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   for (const Batch& batch : started.micro_batches) batch.upload(stream);
   // What differs from step to step is in memory, but for these; a step that has not run like this before may still
   // load kernels, which cannot be recorded.
+  if (pipeline_ && recorded_.empty()) warm_up(started.micro_batches.front());
   GraphKey key{.per_token = started.scale.per_token, .batches = {}};
   for (const Batch& batch : started.micro_batches) key.batches.push_back(batch.inputs(device_).raw());
   Recorded& run = recorded(key);
@@ -185,6 +187,16 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   cuda::copy_bytes(stream, squares_.tensor(device_).raw(), sizeof(double), numbers_of_step);
   model_.sums().download(stream, numbers_of_step + 1);
   started.done.record(stream);
+}
+
+void TrainingStep::warm_up(const Batch& batch) {
+  SqnrProbe sqnr;
+  FiniteProbe finite(model_.parameters());
+  model_.parameters().clear_gradients();
+  for (SiteProbe* probe :
+       {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&sqnr), static_cast<SiteProbe*>(&finite)}) {
+    pipeline_->warm_up(context(), batch, probe);
+  }
 }
 
 TrainingStep::Recorded& TrainingStep::recorded(const GraphKey& key) {
@@ -297,25 +309,27 @@ void TrainingStep::sum_over_ranks() {
     set_zero(op, own.layer(i, op.device()).balance_loss_1);  // a sequence's ranks all have it
   }
   constexpr const char *kSums = "losses and loads", *kNorm = "the gradient norm";
+  // Not only the last stage decides by the loss whether the step counts.
   if (cuda_ != nullptr) {
     mesh_->tokens.all_reduce(own.all(device_), kSums).wait();
+    mesh_->pp.all_reduce(own.losses(device_), kSums).wait();
     return mesh_->model.all_reduce(squares_.tensor(device_), kNorm).wait();
   }
   mesh_->tokens.all_reduce(own.host(), kSums);
+  mesh_->pp.all_reduce(own.loss_numbers(), kSums);
   mesh_->model.all_reduce(squares_.host(), kNorm);
   collect_sums();
 }
 
 void TrainingStep::collect_sums() {
-  StepSums& own = model_.sums();
-  std::ranges::fill(all_sums_.host(), 0.0);  // of layers that other ranks of the pipeline have
-  std::ranges::copy(own.loss_numbers(), all_sums_.loss_numbers().begin());
+  const StepSums& own = model_.sums();
+  const std::span<double> losses = all_sums_.loss_numbers(), layers = all_sums_.host().subspan(losses.size());
+  std::ranges::copy(own.loss_numbers(), losses.begin());
+  std::ranges::fill(layers, 0.0);  // of those that other ranks of the pipeline have
   for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
     std::ranges::copy(own.layer_numbers(i), all_sums_.layer_numbers(model_.moe_index(i)).begin());
   }
-  if (mesh_->pp.size() == 1) return;
-  mesh_->pp.all_reduce(all_sums_.host(), "losses and loads");
-  std::ranges::copy(all_sums_.loss_numbers(), own.loss_numbers().begin());
+  if (mesh_->pp.size() > 1) mesh_->pp.all_reduce(layers, "losses and loads");
 }
 
 LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& observer) {

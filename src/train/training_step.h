@@ -147,6 +147,7 @@ class TrainingStep {
   /// A step from zero gradients to new weights: all that a GPU can do without the host. On one that is not finite
   /// weights, moments and biases stay.
   void update(Started& started, PhaseClock& clock);
+  void warm_up(const Batch& batch);
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);
   Recorded& recorded(const GraphKey& key);

@@ -230,6 +230,49 @@ TEST_F(GpuGroups, AsPartsOfAGraph) {
   });
 }
 
+/// Messages that are too long to be sent before they are received, and are received in another order; by themselves and
+/// as parts of a graph.
+TEST_F(GpuGroups, LinksInAnyOrder) {
+  on_gpus([](Rank& r) {
+    const int size = r.world.size(), own = r.world.rank(), next = (own + 1) % size, previous = (own + size - 1) % size;
+    const auto tag_of = [](int from, int k) { return 2 * from + k; };
+    std::vector<ProcessGroup::Link> links;
+    for (int from = 0; from < size; ++from) {
+      for (const int k : {0, 1}) links.push_back({.from = from, .to = (from + 1) % size, .tag = tag_of(from, k)});
+    }
+    r.world.open_links(links);
+    constexpr std::int64_t kCount = 2 << 20;
+    const Tensor sent[] = {r.own(kCount), r.own(kCount)}, received[] = {r.poisoned(kCount), r.poisoned(kCount)};
+    const auto exchange = [&] {
+      Work sends[2];
+      for (const int k : {0, 1}) sends[k] = r.world.send(sent[k], next, tag_of(own, k), "test");
+      for (const int k : {1, 0}) r.world.receive(received[k], previous, tag_of(previous, k), "test").wait();
+      for (Work& send : sends) send.wait();
+    };
+    const auto expect_received = [&](float factor) {
+      for (const int k : {0, 1}) {
+        const std::vector<float> numbers = r.read(received[k]);
+        for (std::int64_t i = 0; i < kCount; ++i) {
+          ASSERT_EQ(numbers[static_cast<std::size_t>(i)], factor * number(previous, i)) << k << " " << i;
+        }
+      }
+    };
+    exchange();
+    expect_received(1.0f);
+    const cuda::Graph graph(r.computation, exchange);
+    for (const float factor : {2.0f, 3.0f}) {
+      for (const Tensor& x : sent) {
+        std::vector<float> numbers;
+        for (std::int64_t i = 0; i < kCount; ++i) numbers.push_back(factor * number(own, i));
+        cuda::copy_bytes(r.computation, numbers.data(), x.num_bytes(), x.raw());
+        r.computation.synchronize();
+      }
+      graph.launch(r.computation);
+      expect_received(factor);
+    }
+  });
+}
+
 /// Every rank stores its number into all windows; after a barrier each reads what the others have stored.
 TEST_F(GpuGroups, WindowsThatAllRanksStoreInto) {
   on_gpus([](Rank& r) {

@@ -1,7 +1,10 @@
-// Bodies of tests that run on several ranks, each a thread with a GPU of its own.
+// Bodies of tests that run on several ranks, each a thread with a GPU of its own. With NCCL_MULTI_RANK_GPU_ENABLE=1,
+// which NCCL 2.30 and newer know, ranks share the GPUs that there are; NCCL_MAX_CTAS=2 then leaves all of them room.
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 
 #include "tensor/cuda.h"
 #include "tests/comm/ranks.h"
@@ -10,8 +13,14 @@ namespace tessera::comm_test {
 
 inline constexpr int kMaxGpus = 8;
 
-/// Of the ranks that a test wants at most: as many as there are GPUs.
-inline int num_gpus(int at_most = kMaxGpus) { return std::min(cuda::num_devices(), at_most); }
+/// Of the ranks that a test wants at most: as many as GPUs can be had for.
+inline int num_gpus(int at_most = kMaxGpus) {
+  const char* shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  const int num_devices = cuda::num_devices();
+  if (num_devices > 0 && shares != nullptr && shares == std::string_view("1")) return at_most;
+  return std::min(num_devices, at_most);
+}
+inline int gpu_of(int rank) { return rank % cuda::num_devices(); }
 
 /// As with_ranks(); `world` moves GPUs' tensors, on behalf of `computation`.
 inline void with_gpus(int num_ranks, const std::function<void(ProcessGroup& world, const cuda::Stream&)>& body,
@@ -19,7 +28,7 @@ inline void with_gpus(int num_ranks, const std::function<void(ProcessGroup& worl
   with_ranks(
       num_ranks,
       [&](ProcessGroup& world) {
-        cuda::use_device(world.rank());
+        cuda::use_device(gpu_of(world.rank()));
         const cuda::Stream computation;
         world.use_gpu(computation);
         body(world, computation);

@@ -52,7 +52,7 @@ void on_own_gpus(int num_ranks, const Body& body, int num_domains = 1,
   SCOPED_TRACE("a GPU per rank");
   with_ranks(num_ranks,
              [&](ProcessGroup& world) {
-               cuda::use_device(world.rank());
+               cuda::use_device(comm_test::gpu_of(world.rank()));
                cuda::Runtime runtime;
                ProcessGroup group = world.split(0, world.rank(), "ep");
                group.use_gpu(runtime.stream());

@@ -10,7 +10,7 @@ class OnGpus : public ::testing::TestWithParam<MeshCase> {};
 TEST_P(OnGpus, TrainsAsOneRankDoes) {
   MeshCase mesh_case = GetParam();
   mesh_case.device = Device::kCuda;
-  if (cuda::num_devices() < mesh_case.num_ranks) {
+  if (comm_test::num_gpus() < mesh_case.num_ranks) {
     GTEST_SKIP() << "needs " << mesh_case.num_ranks << " GPUs: " << cuda::why_unavailable();
   }
   expect_as_on_one_rank(mesh_case);
@@ -46,6 +46,24 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"ep4_of_2x2_of_fsdp8_mxfp8_direct", 8, {.ep = 4, .ep_domain = 2}, 1, kDirect + kWgradHigh},
         MeshCase{"tp2_ep2_direct", 2, {.tp = 2, .ep = 2}, 1, kDirect + kBalance},
         MeshCase{"cp2_ep2_selective_direct", 2, {.cp = 2, .ep = 2}, 2, kDirect + kSelective}),
+    [](const auto& test) { return test.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    PipelineMeshes, OnGpus,
+    ::testing::Values(
+        MeshCase{"pp2", 2, {.pp = 2}, 4}, MeshCase{"pp2_interleaved", 2, {.pp = 2}, 4, schedule("Interleaved1F1B")},
+        MeshCase{"pp2_zbv_selective", 2, {.pp = 2}, 4, schedule("ZBVZeroBubble") + kSelective},
+        MeshCase{"pp2_zbv_mtp", 2, {.pp = 2}, 2, schedule("ZBVZeroBubble") + kMtp},
+        MeshCase{"pp2_dualpipev_full", 2, {.pp = 2}, 4, schedule("DualPipeV") + kFull},
+        MeshCase{"pp2_dualpipev_mxfp8", 2, {.pp = 2}, 4, schedule("DualPipeV") + kWgradHigh},
+        MeshCase{"pp4_balance", 4, {.pp = 4}, 8, kBalance},
+        MeshCase{"pp4_zbv", 4, {.pp = 4}, 8, schedule("ZBVZeroBubble") + kEightLayers},
+        MeshCase{"pp4_dualpipev_mtp", 4, {.pp = 4}, 8, schedule("DualPipeV") + kEightLayers + kMtp},
+        MeshCase{"pp2_fsdp2", 4, {.pp = 2}, 4}, MeshCase{"pp2_ep2", 4, {.pp = 2, .ep = 2}, 4},
+        MeshCase{"pp2_tp2_dualpipev", 4, {.tp = 2, .pp = 2}, 4, schedule("DualPipeV")},
+        MeshCase{"pp2_ep2_zbv_direct", 4, {.pp = 2, .ep = 2}, 4, schedule("ZBVZeroBubble") + kDirect},
+        MeshCase{
+            "pp2_fsdp2_cp2_ep2_zbv_direct", 8, {.cp = 2, .pp = 2, .ep = 2}, 4, schedule("ZBVZeroBubble") + kDirect}),
     [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -59,11 +59,8 @@ INSTANTIATE_TEST_SUITE_P(
                  {.cp = 2, .tp = 2, .ep = 4, .ep_domain = 2},
                  1,
                  kDirect + kSelective},
-        MeshCase{"pp2_ep4_of_2x2_zbv_direct",
-                 8,
-                 {.pp = 2, .ep = 4, .ep_domain = 2},
-                 2,
-                 kDirect + Overrides{"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}},
+        MeshCase{
+            "pp2_ep4_of_2x2_zbv_direct", 8, {.pp = 2, .ep = 4, .ep_domain = 2}, 2, kDirect + schedule("ZBVZeroBubble")},
         MeshCase{"ep4_of_2x2_mxfp8_wgrad_high_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kWgradHigh}),
     [](const auto& test) { return test.param.name; });
 
@@ -76,11 +73,9 @@ const Overrides kKeysHigh = {"--quantize.linear.mx.filter_fqns=output,wkv_b"};
 /// Sums in another order round in another way now and then, and a number that is quantized then differs by a whole
 /// step. Of seeds, one with which this does not happen in the first step.
 Overrides seed(int number) { return {fmt::format("--debug.seed={}", number)}; }
-Overrides schedule(const std::string& name) { return {"--parallelism.pipeline_parallel_schedule=" + name}; }
 const Overrides kLayersPerStage = {"--parallelism.pipeline_parallel_layers_per_stage=2"};
 const Overrides kModuleLists = {
     "--parallelism.module_fqns_per_model_part=tok_embeddings;layers.0,layers.1,layers.2;layers.3;norm,output"};
-const Overrides kEightLayers = {"--model.args.n_layers=8"};
 
 INSTANTIATE_TEST_SUITE_P(
     PipelineMeshes, OnMesh,

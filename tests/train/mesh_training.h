@@ -9,7 +9,7 @@
 
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
-#include "tests/comm/ranks.h"
+#include "tests/comm/gpus.h"
 #include "tests/train/small_model.h"
 #include "train/rank_setup.h"
 #include "train/training_step.h"
@@ -74,7 +74,8 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
   const auto rank = [&](ProcessGroup* world) {
     set_num_threads(1);
     const bool on_gpus = mesh_case.device == Device::kCuda;
-    const std::shared_ptr<cuda::Runtime> runtime = on_gpus ? join_gpus(*world, world->rank()) : nullptr;
+    const std::shared_ptr<cuda::Runtime> runtime =
+        on_gpus ? join_gpus(*world, comm_test::gpu_of(world->rank())) : nullptr;
     const std::shared_ptr<Mesh> mesh = world == nullptr
                                            ? std::make_shared<Mesh>()
                                            : std::make_shared<Mesh>(*world, resolve(mesh_case.degrees, world->size()));
@@ -185,6 +186,8 @@ inline Overrides operator+(Overrides a, const Overrides& b) {
   return a;
 }
 
+inline const Overrides kEightLayers = {"--model.args.n_layers=8"};
+inline Overrides schedule(const std::string& name) { return {"--parallelism.pipeline_parallel_schedule=" + name}; }
 inline const Overrides kMtp = {"--model.args.num_mtp_modules=1"};
 inline const Overrides kBalance = {"--model.args.seq_balance_loss_coeff=0.01", "--model.args.score_func=sigmoid",
                                    "--model.args.route_norm=true"};

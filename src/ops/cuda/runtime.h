@@ -47,6 +47,9 @@ class Runtime {
   int compute_capability() const { return compute_capability_; }
   FlightRecorder& recorder() { return *recorder_; }
 
+  /// Leaves so many of them to kernels that stay on their SM for long. Before the first operator.
+  void leave_sms(int num_sms);
+
   /// For operators that run beside this one's (ops/beside.h): another stream, behind this one where both want the same
   /// SMs, whose kernels that stay on an SM leave `num_sms` of them free. Made by the first call; the same afterwards.
   Runtime& beside(int num_sms);
