@@ -64,6 +64,17 @@ void norms(GpuBench& bench) {
   residual("residual_rmsnorm, 1x32", true);
 }
 
+void plain_memory(GpuBench& bench) {
+  bench.row("copy", text({kT, kD}), [&] {
+    const Tensor x = bench.random({kT, kD}), y = bench.empty({kT, kD}, kBf16);
+    return Call{bytes_of({x, y}), [=](const Context& op) { copy(op, x, y); }};
+  });
+  bench.row("set_zero", "2^27 float32", [&] {
+    const Tensor x = bench.empty({std::int64_t{1} << 27}, kFloat);
+    return Call{bytes_of({x}), [=](const Context& op) { set_zero(op, x); }};
+  });
+}
+
 void activations(GpuBench& bench) {
   const Shape h_shape{kR, 2 * kF}, a_shape{kR, kF};
   for (const bool quantizes : {false, true}) {
@@ -298,6 +309,7 @@ void time_quantizers(GpuBench& bench) {
 }
 
 void time_operators(GpuBench& bench) {
+  plain_memory(bench);
   norms(bench);
   activations(bench);
   embeddings(bench);
