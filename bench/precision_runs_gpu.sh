@@ -12,7 +12,7 @@ fi
 tessera=$1 ranks=$2 folder=${3:-outputs/precision-16B} dataset=${4:-data/gcide} seeds=${5:-3}
 options=("${@:6}")
 source "$(dirname "$0")/precision_sides.sh"
-# As many tokens as the debug model's corpus has in little more than an epoch; room for any load of the experts.
+# 1,500 steps of 2048 tokens per rank are 0.2 epochs of the debug model's corpus for each; room for any load of the experts.
 base="--model.flavor=16B --training.device=cuda --training.dataset_path=$dataset --training.local_batch_size=1 \
 --training.seq_len=2048 --validation.enable=true --activation_checkpoint.mode=selective --metrics.log_freq=1 \
 --parallelism.expert_parallel_degree=$ranks --parallelism.expert_parallel_comm_backend=direct"
@@ -23,31 +23,39 @@ is_not_finite() { # a run whose loss is not finite any more has ended, too, and 
   [[ -f $1/metrics.jsonl ]] && tail -n 1 "$1/metrics.jsonl" | grep -Eq '"(loss|grad_norm)":null'
 }
 
-train() { # precision, seed, the first of its GPUs
+train() { # precision, seed, the place's number
   local run=$folder/$1/seed-$2
   if [[ -f $run/train.ended ]]; then return; fi
   rm -rf "$run"
   mkdir -p "$run"
   echo "$1, seed $2: $run/train.log" >&2
   # shellcheck disable=SC2046,SC2086  # options are words without spaces
-  CUDA_VISIBLE_DEVICES=$(seq -s, "$3" $(($3 + ranks - 1))) mpirun --oversubscribe --bind-to none -np "$ranks" "$tessera" train \
+  CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]:$3*ranks:ranks}") mpirun --oversubscribe --bind-to none -np "$ranks" "$tessera" train \
     $base $common "${options[@]}" $(in_precision "$1") "--debug.seed=$2" "--job.dump_folder=$run" >"$run/train.log" 2>&1 ||
     is_not_finite "$run" || { tail -n 20 "$run/train.log" >&2; return 1; }
   touch "$run/train.ended"
 }
 
-# Every place for a run takes every num_places-th of them.
-num_places=$(($(nvidia-smi -L | wc -l) / ranks))
-[[ $num_places -gt 0 ]] || { echo "$0: $ranks ranks, but $(nvidia-smi -L | wc -l) GPUs" >&2; exit 2; }
+# Every place for a run takes every num_places-th of them, in a process group of its own.
+if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
+  IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+else
+  mapfile -t gpus < <(nvidia-smi --query-gpu=index --format=csv,noheader)
+fi
+num_places=$((${#gpus[@]} / ranks))
+[[ $num_places -gt 0 ]] || { echo "$0: $ranks ranks, but ${#gpus[@]} GPUs" >&2; exit 2; }
 places=()
+trap 'for place in "${places[@]}"; do kill -- "-$place" 2>/dev/null || true; done' EXIT
+trap 'exit 1' INT TERM
+set -m
 for ((place = 0; place < num_places; ++place)); do
   for ((i = place; i < seeds * ${#precisions[@]}; i += num_places)); do
-    train "${precisions[i % ${#precisions[@]}]}" $((1 + i / ${#precisions[@]})) $((place * ranks)) || exit 1
+    train "${precisions[i % ${#precisions[@]}]}" $((1 + i / ${#precisions[@]})) "$place"
   done &
   places+=($!)
 done
-trap 'kill "${places[@]}" 2>/dev/null || true' EXIT
-for place in "${places[@]}"; do wait "$place"; done
+for _ in "${places[@]}"; do wait -n; done
+places=()
 
 sides=()
 for precision in "${precisions[@]}"; do sides+=("$precision=$folder/$precision"); done

@@ -459,27 +459,44 @@ Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
 
 void ProcessGroup::open_links(std::span<const Link> links) {
   if (gpu_ == nullptr) return;
-  barrier("ranks that open links");  // what follows waits without a timeout
+  barrier("ranks that open links");  // what follows waits for NCCL without a timeout
   const Buffer word(sizeof(std::int32_t), Device::kCuda);
   const Tensor greeting(word.data(), {1}, DType::kInt32, Device::kCuda);
-  for (const Link& link : links) {
-    const bool sends = link.from == rank();
-    if (!sends && link.to != rank()) continue;
+  const auto open = [&](const Link& link, bool sends) {
+    const int peer = sends ? link.to : link.from;
     cuda::GpuGroup::Id id{};
     if (sends) id = cuda::GpuGroup::make_id();
     constexpr std::string_view kId = "NCCL's id";
-    (sends ? send(words_of(id), link.to, link.tag, kId) : receive(words_of(id), link.from, link.tag, kId)).wait();
-    TESSERA_CHECK(links_.try_emplace(link.tag, gpu_->link(id, sends ? 0 : 1)).second, "{} {}", axis_, link.tag);
+    (sends ? send(words_of(id), peer, link.tag, kId) : receive(words_of(id), peer, link.tag, kId)).wait();
+    TESSERA_CHECK(!links_.contains(link.tag), "{} {}", axis_, link.tag);
+    links_[link.tag] = {.peer = peer, .sends = sends, .gpu = gpu_->link(id, sends ? 0 : 1)};
     // The first message connects the two, for which the host waits: here, where both have come.
-    (sends ? send(greeting, link.to, link.tag, "nothing") : receive(greeting, link.from, link.tag, "nothing")).wait();
+    (sends ? send(greeting, peer, link.tag, "nothing") : receive(greeting, peer, link.tag, "nothing")).wait();
+  };
+  try {
+    for (const Link& link : links) {
+      if (link.from == rank() || link.to == rank()) open(link, link.from == rank());
+    }
+    cuda::Event all;
+    all.record(gpu_->computation());
+    wait_for_gpu(all, "opening links");
+  } catch (...) {
+    abort_gpu();  // for memory that is freed waits for what hangs
+    throw;
   }
-  gpu_->computation().synchronize();
+}
+
+cuda::GpuGroup& ProcessGroup::link_of(int tag, int peer, bool sends) const {
+  const auto found = links_.find(tag);
+  TESSERA_CHECK(found != links_.end() && found->second.peer == peer && found->second.sends == sends,
+                "{}: no link {} {} with tag {}", axis_, sends ? "to" : "from", peer, tag);
+  return *found->second.gpu;
 }
 
 Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(), "{} {}", to, tag);
   const std::string its_title = title(fmt::format("send to {} rank {}", axis_, to), name);
-  if (on_gpu(x)) return work_of(links_.at(tag)->send(x, 1, its_title));
+  if (on_gpu(x)) return work_of(link_of(tag, to, true).send(x, 1, its_title));
   auto exchange = std::make_shared<Exchange>(its_title);
   exchange->messages.add(transport_->send(bytes_of(x), x.num_bytes(), to, kFirstUserTag + tag));
   return start(std::move(exchange));
@@ -488,7 +505,7 @@ Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name)
 Work ProcessGroup::receive(const Tensor& x, int from, int tag, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(), "{} {}", from, tag);
   const std::string its_title = title(fmt::format("receive from {} rank {}", axis_, from), name);
-  if (on_gpu(x)) return work_of(links_.at(tag)->receive(x, 0, its_title));
+  if (on_gpu(x)) return work_of(link_of(tag, from, false).receive(x, 0, its_title));
   auto exchange = std::make_shared<Exchange>(its_title);
   exchange->messages.add(transport_->receive(bytes_of(x), x.num_bytes(), from, kFirstUserTag + tag));
   return start(std::move(exchange));

@@ -13,6 +13,7 @@
 // complete; the host waits for nothing. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <span>
 #include <string_view>
@@ -83,8 +84,11 @@ class ProcessGroup {
   /// of its tag only, so any order will do in which the messages of each are sent as they are received. Together with
   /// all ranks, with the same links; nothing on CPUs.
   void open_links(std::span<const Link> links);
-  /// What operators should leave to this rank's links.
-  int sms_of_links() const { return static_cast<int>(links_.size()) * cuda::GpuGroup::kSmsOfLink; }
+  /// What operators should leave to this rank's links: of many, few wait at once.
+  int sms_of_links() const {
+    constexpr std::size_t kMostThatWait = 4;
+    return static_cast<int>(std::min(links_.size(), kMostThatWait)) * cuda::GpuGroup::kSmsOfLink;
+  }
 
   /// Sums of a few numbers of the host: losses, counts. Blocking.
   void all_reduce(std::span<double> x, std::string_view name);
@@ -121,11 +125,17 @@ class ProcessGroup {
   int next_tag();
   Work start(std::shared_ptr<Operation> operation);
   bool on_gpu(const Tensor& x) const;
+  struct OpenLink {
+    int peer;
+    bool sends;
+    std::unique_ptr<cuda::GpuGroup> gpu;
+  };
+  cuda::GpuGroup& link_of(int tag, int peer, bool sends) const;
   Work work_of(cuda::Fence end) const { return {gpu_->computation(), std::move(end)}; }
 
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<cuda::GpuGroup> gpu_;
-  std::map<int, std::unique_ptr<cuda::GpuGroup>> links_;  // by tag: those from or to this rank
+  std::map<int, OpenLink> links_;  // by tag: those from or to this rank
   Progress* progress_ = nullptr;
   std::string axis_;
   int num_collectives_ = 0;

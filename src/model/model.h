@@ -141,7 +141,8 @@ class Model {
   /// One update of every expert bias from the sums over all ranks (once per optimizer step, before it).
   /// finite_1: as update_expert_bias's.
   void update_expert_biases(const Context& op, const Tensor& finite_1);
-  void force_load_balance(bool force) { options_.force_load_balance = force; }
+  /// From now on, as options().force_load_balance.
+  void set_force_load_balance(bool force) { options_.force_load_balance = force; }
   /// Whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return dispatcher_ != nullptr && dispatcher_->waits_for_gpu(); }
   /// Throws what the dispatcher has found since, in steps that a GPU has ended (Dispatcher::check).

@@ -137,7 +137,8 @@ void copy(const Context& op, const Tensor& source, const Tensor& target) {
   };
   const auto bits = reinterpret_cast<std::uintptr_t>(source.raw()) | reinterpret_cast<std::uintptr_t>(target.raw()) |
                     source.num_bytes();
-  bits % sizeof(uint4) == 0 ? run(uint4{}) : run(std::uint8_t{});
+  if (bits % sizeof(uint4) == 0) return run(uint4{});
+  run(std::uint8_t{});
 }
 
 void set_zero(const Context& op, const Tensor& target) {

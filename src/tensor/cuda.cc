@@ -20,9 +20,9 @@ void call_failed(const char* file, int line, const char* call, cudaError_t statu
 
 const char* why_unavailable() {
   static const std::string reason = [] {
-    // Streams that share one of the driver's queues, 8 by default, wait for each other: a message between GPUs for
-    // what another rank waits for, in the worst case. The driver reads this when it starts.
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    // Streams that share one of the driver's queues, 8 by default, wait for each other: then a message between GPUs
+    // may keep back the very work that the other rank needs to send it. The driver reads this when it starts.
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     int driver = 0, devices = 0;
     if (const cudaError_t status = cudaDriverGetVersion(&driver); status != cudaSuccess || driver == 0) {
       return std::string("no NVIDIA driver is loaded: install one, or run on a CPU");

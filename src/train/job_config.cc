@@ -376,7 +376,8 @@ void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& 
          {"rceil", mx::ScalingMode::kRceil},
          {"ceil", mx::ScalingMode::kCeil},
          {"even", mx::ScalingMode::kEven}},
-        "how a block's scale follows from its largest number; default: rceil, with mxfp8_cublas floor");
+        linear ? "how a block's scale follows from its largest number; default: rceil, with mxfp8_cublas floor"
+               : "how a block's scale follows from its largest number; default: rceil");
   t.add(section + ".block_shape", options.block_shape,
         {{"default", BlockChoice::kOfRecipe},
          {"1x32", BlockChoice::k1x32},
@@ -463,7 +464,7 @@ ConfigTable config_table(JobConfig& c) {
   t.add("training.dataset_path", c.training.dataset_path, "folder made by `tessera data prepare`");
   t.add("training.local_batch_size", c.training.local_batch_size, "sequences per micro-batch");
   t.add("training.global_batch_size", c.training.global_batch_size,
-        "sequences per optimizer step, by gradient accumulation; -1: one micro-batch");
+        "sequences per optimizer step, by gradient accumulation; -1: one micro-batch of each data rank");
   t.add("training.seq_len", c.training.seq_len, "tokens per sequence");
   t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped");
   t.add("training.steps", c.training.steps, "optimizer steps of the whole run");
@@ -472,7 +473,7 @@ ConfigTable config_table(JobConfig& c) {
         {{"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}}, "type that layers compute in");
   t.add("training.device", c.training.device,
         {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
-        "where to compute; auto: on a GPU, if there is one, else on the CPU");
+        "where to compute; auto: on GPUs, if each rank of the machine has one, else on CPUs");
   t.add("training.num_threads", c.training.num_threads, "CPU threads; 0: one per core");
 
   auto& p = c.parallelism;

@@ -51,6 +51,15 @@ Pipeline::Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule)
     links.push_back({.from = here, .to = next, .tag = tag_of(stage + 1, Direction::kForward)});
     links.push_back({.from = next, .to = here, .tag = tag_of(stage, Direction::kBackward)});
   }
+  // As many streams as the driver has queues (tensor/cuda.cc), other groups' included.
+  constexpr std::ptrdiff_t kMaxLinks = 16;
+  const auto num_own = std::ranges::count_if(links, [&](const ProcessGroup::Link& link) {
+    return link.from == mesh_.pp.rank() || link.to == mesh_.pp.rank();
+  });
+  require(model_.options().device == Device::kCpu || num_own <= kMaxLinks,
+          "the pipeline has {} stages, so that rank {} of it has {} links to others; on GPUs {} are possible: make "
+          "parallelism.pipeline_parallel_layers_per_stage larger",
+          schedule_.num_stages(), mesh_.pp.rank(), num_own, kMaxLinks);
   mesh_.pp.open_links(links);
 }
 
@@ -113,13 +122,13 @@ void Pipeline::allocate() {
 
 void Pipeline::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) {
   const bool forced = model_.options().force_load_balance;
-  model_.force_load_balance(true);  // for the slots' memory is empty: all tokens would have the same experts
+  model_.set_force_load_balance(true);  // for the slots' memory is empty: all tokens would have the same experts
   for (const LocalStage& stage : stages_) {
     Arena& arena = stage.slots.front()->arena;
     run_alone(op, stage, batch, probe, arena);
     arena.release_to(0);
   }
-  model_.force_load_balance(forced);
+  model_.set_force_load_balance(forced);
 }
 
 Pipeline::Slot* Pipeline::find(LocalStage& stage, int micro_batch) {

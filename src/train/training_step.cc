@@ -144,22 +144,28 @@ void TrainingStep::start(std::int64_t step, std::span<const Batch> micro_batches
 
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
   const AdamWStep numbers = adamw_step(adamw_options(), static_cast<float>(result.learning_rate), step);
-  if (cuda_ != nullptr) {
-    try {
-      return start_on_gpu(now, numbers);
-    } catch (...) {
-      mesh_->tokens.abort_gpu();
-      throw;
-    }
-  }
+  if (cuda_ != nullptr) return or_abort([&] { start_on_gpu(now, numbers); });
   std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
   clock_.reset();
   now.clock = &clock_;
   update(now, clock_);
 }
 
+void TrainingStep::or_abort(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const NonFiniteStep&) {  // on all ranks
+    throw;
+  } catch (...) {
+    for (ProcessGroup* group : {&mesh_->tokens, &mesh_->model}) group->abort_gpu();
+    throw;
+  }
+}
+
 void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   const cuda::Stream& stream = cuda_->stream();
+  // What evaluations have gathered since is of older weights, and no part of a graph.
+  model_.parameters().forget_gathered();
   constexpr std::size_t kBytesOfHost = AdamWStep::kNumbersOfHost * sizeof(float);
   std::memcpy(started.numbers.data(), &numbers, kBytesOfHost);
   cuda::copy_bytes(stream, started.numbers.data(), kBytesOfHost, step_numbers_.tensor(device_).raw());
@@ -228,6 +234,12 @@ void TrainingStep::forget_failure() {
 }
 
 StepResult TrainingStep::finish() {
+  StepResult result;
+  or_abort([&] { result = finish_oldest(); });
+  return result;
+}
+
+StepResult TrainingStep::finish_oldest() {
   TESSERA_CHECK(num_started_ > 0);
   Started& oldest = started(oldest_started_);
   if (cuda_ != nullptr) wait_for_gpu(oldest);
@@ -309,7 +321,7 @@ void TrainingStep::sum_over_ranks() {
     set_zero(op, own.layer(i, op.device()).balance_loss_1);  // a sequence's ranks all have it
   }
   constexpr const char *kSums = "losses and loads", *kNorm = "the gradient norm";
-  // Not only the last stage decides by the loss whether the step counts.
+  // Every stage decides by the loss whether the step counts; only the last one has it.
   if (cuda_ != nullptr) {
     mesh_->tokens.all_reduce(own.all(device_), kSums).wait();
     mesh_->pp.all_reduce(own.losses(device_), kSums).wait();
@@ -337,10 +349,13 @@ LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& ob
 }
 
 double TrainingStep::evaluate(const Batch& batch) {
-  if (cuda_ != nullptr) batch.upload(cuda_->stream());
-  double numbers[] = {evaluate_part(batch).main, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
-  mesh_->tokens.all_reduce(numbers, "a validation loss");
-  mesh_->pp.all_reduce(std::span(numbers, 1), "a validation loss");  // of the stage that has it
+  double numbers[] = {0.0, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
+  or_abort([&] {
+    if (cuda_ != nullptr) batch.upload(cuda_->stream());
+    numbers[0] = evaluate_part(batch).main;
+    mesh_->tokens.all_reduce(numbers, "a validation loss");
+    mesh_->pp.all_reduce(std::span(numbers, 1), "a validation loss");  // of the stage that has it
+  });
   return numbers[0] / std::max(numbers[1], 1.0);
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <list>
 #include <optional>
 #include <span>
@@ -147,7 +148,12 @@ class TrainingStep {
   /// A step from zero gradients to new weights: all that a GPU can do without the host. On one that is not finite
   /// weights, moments and biases stay.
   void update(Started& started, PhaseClock& clock);
+  /// A pipeline's, also of the kernels that its probes launch.
   void warm_up(const Batch& batch);
+  /// Where it fails on this rank, what the GPUs do for the others is ended: memory that is freed on the way out waits
+  /// for it.
+  void or_abort(const std::function<void()>& body);
+  StepResult finish_oldest();
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);
   Recorded& recorded(const GraphKey& key);

@@ -1,5 +1,6 @@
 // Bodies of tests that run on several ranks, each a thread with a GPU of its own. With NCCL_MULTI_RANK_GPU_ENABLE=1,
 // which NCCL 2.30 and newer know, ranks share the GPUs that there are; NCCL_MAX_CTAS=2 then leaves all of them room.
+// Windows and all-to-alls work so; NCCL's collectives hang (docs/cuda.md).
 #pragma once
 
 #include <algorithm>

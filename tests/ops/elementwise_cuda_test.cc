@@ -50,9 +50,13 @@ TEST_F(ElementwiseCuda, Sums) {
 TEST_F(ElementwiseCuda, CopyAndZero) {
   const Tensor x = random({5, 1001}, DType::kBFloat16), y = poisoned({5, 1001}, DType::kBFloat16);
   expect_same([&](const Side& side) { copy(side.op, side(x), side(y)); }, {y});
-  const Shape longer{1 << 18, 21};
-  const Tensor long_x = random(longer), long_y = poisoned(longer, DType::kFloat32);
-  expect_same([&](const Side& side) { copy(side.op, side(long_x), side(long_y)); }, {long_y});
+  // Several words of a thread on their way; and, byte by byte, several times as many.
+  for (const auto& [shape, dtype] :
+       {std::pair{Shape{1 << 18, 21}, DType::kFloat32}, {Shape{(1 << 20) + 1, 3}, DType::kBFloat16}}) {
+    const ArenaScope scope(arena_);
+    const Tensor long_x = random(shape, dtype), long_y = poisoned(shape, dtype);
+    expect_same([&](const Side& side) { copy(side.op, side(long_x), side(long_y)); }, {long_y});
+  }
   expect_same([&](const Side& side) { set_zero(side.op, side(y)); }, {y});
 }
 

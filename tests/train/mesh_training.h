@@ -63,7 +63,7 @@ inline std::vector<std::int32_t> sequence(std::int64_t step, std::int64_t idx, s
 
 /// What a run shows: the same on all ranks, but for the gradients, of which each rank has its part.
 struct Trained {
-  std::vector<double> losses, balance_losses, grad_norms;
+  std::vector<double> losses, balance_losses, grad_norms, validation_losses;
   std::vector<std::vector<double>> expert_loads;
   std::map<std::string, std::vector<float>> gradients;  // of the first step
 };
@@ -102,6 +102,9 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
         batch.fill(tokens);
       }
       const StepResult result = step.run(s, batches);
+      // Between steps that run operator by operator, are recorded, and are replayed: it may change none of them.
+      double validation_loss = 0.0;
+      for (const Batch& batch : batches) validation_loss += step.evaluate(batch);
       const std::lock_guard lock(mutex);
       if (s == 1) {
         const Parameters& parameters = step.model().parameters();
@@ -121,6 +124,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
       trained.losses.push_back(result.loss);
       trained.balance_losses.push_back(result.balance_loss);
       trained.grad_norms.push_back(result.grad_norm);
+      trained.validation_losses.push_back(validation_loss / static_cast<double>(batches.size()));
       trained.expert_loads.push_back(result.expert_load);
     }
   };
@@ -157,6 +161,7 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   expect_near(many.losses, one.losses, 1e-5, "loss");
   expect_near(many.balance_losses, one.balance_losses, 1e-5, "balance loss");
   expect_near(many.grad_norms, one.grad_norms, 1e-4, "gradient norm");
+  expect_near(many.validation_losses, one.validation_losses, 1e-5, "validation loss");
   ASSERT_EQ(many.expert_loads.size(), one.expert_loads.size());
   // The last bit of a float32 sum, which depends on the mesh, can become a step between 8-bit numbers, and with it a
   // token's choice of an expert another.

@@ -49,8 +49,10 @@ Runtime::Runtime(const Runtime& main, int num_sms)
 Runtime::~Runtime() = default;
 
 void Runtime::leave_sms(int num_sms) {
-  TESSERA_CHECK(libraries_ == nullptr && beside_ == nullptr && 0 <= num_sms && num_sms < num_sms_);
-  if (num_sms > 0) sm_target_ = num_sms_ -= num_sms;
+  if (num_sms == 0) return;
+  TESSERA_CHECK(libraries_ == nullptr && beside_ == nullptr && 0 < num_sms && num_sms < num_sms_, "{} of {} SMs",
+                num_sms, num_sms_);
+  sm_target_ = num_sms_ -= num_sms;
 }
 
 Runtime& Runtime::beside(int num_sms) {
