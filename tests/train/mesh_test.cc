@@ -262,17 +262,21 @@ TEST(ExpertMesh, PastTheCapacity) {
 // Numbers that are not finite on one rank only: all ranks say so, none waits for another.
 TEST(ExpertMesh, NonFiniteNumbersEndAllRanks) {
   for (const Overrides& overrides : {Overrides{}, kDirect, kMxfp8 + kDirect}) {
-    for (const std::int64_t ep : {1, 4}) {
+    for (const MeshDegrees& degrees : {MeshDegrees{}, {.ep = 4}, {.pp = 2}}) {
       std::atomic<int> num_failed = 0;
       const auto rank = [&](ProcessGroup& world) {
-        const JobConfig config = parse_job_config(kToml, overrides + Overrides{"--training.local_batch_size=2"});
+        const auto mesh = std::make_shared<Mesh>(world, resolve(degrees, world.size()));
+        const JobConfig config = parse_job_config(
+            kToml, overrides + Overrides{fmt::format("--training.local_batch_size={}", 8 / mesh->num_data_ranks())});
         try {
-          TrainingStep step(config, std::make_shared<Mesh>(world, resolve({.ep = ep}, world.size())));
+          TrainingStep step(config, mesh);
           step.allocate();
           const std::int32_t token = sequence(1, 0, 1, config.model.args.vocab_size)[0];
-          const Batch batch = first_batch(step, config, world.rank(), token);
+          const Batch batch = first_batch(step, config, static_cast<int>(mesh->data_rank()), token);
           const std::vector<float> row(static_cast<std::size_t>(config.model.args.dim), NAN);
-          step.model().parameters().set(step.model().embedding(), token * config.model.args.dim, row);
+          if (mesh->place.pp == 0) {
+            step.model().parameters().set(step.model().embedding(), token * config.model.args.dim, row);
+          }
           step.refresh_weights();
           step.run(1, std::span(&batch, 1));
         } catch (const NonFiniteStep& error) {
