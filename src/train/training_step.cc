@@ -151,9 +151,10 @@ void TrainingStep::start(std::int64_t step, std::span<const Batch> micro_batches
   update(now, clock_);
 }
 
-void TrainingStep::or_abort(const std::function<void()>& body) {
+template <typename Body>
+auto TrainingStep::or_abort(Body&& body) -> decltype(body()) {
   try {
-    body();
+    return body();
   } catch (const NonFiniteStep&) {  // on all ranks
     throw;
   } catch (...) {
@@ -170,9 +171,9 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   std::memcpy(started.numbers.data(), &numbers, kBytesOfHost);
   cuda::copy_bytes(stream, started.numbers.data(), kBytesOfHost, step_numbers_.tensor(device_).raw());
   for (const Batch& batch : started.micro_batches) batch.upload(stream);
+  if (pipeline_ && recorded_.empty()) warm_up(started.micro_batches.front());
   // What differs from step to step is in memory, but for these; a step that has not run like this before may still
   // load kernels, which cannot be recorded.
-  if (pipeline_ && recorded_.empty()) warm_up(started.micro_batches.front());
   GraphKey key{.per_token = started.scale.per_token, .batches = {}};
   for (const Batch& batch : started.micro_batches) key.batches.push_back(batch.inputs(device_).raw());
   Recorded& run = recorded(key);
@@ -234,9 +235,7 @@ void TrainingStep::forget_failure() {
 }
 
 StepResult TrainingStep::finish() {
-  StepResult result;
-  or_abort([&] { result = finish_oldest(); });
-  return result;
+  return or_abort([&] { return finish_oldest(); });
 }
 
 StepResult TrainingStep::finish_oldest() {
@@ -349,14 +348,13 @@ LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& ob
 }
 
 double TrainingStep::evaluate(const Batch& batch) {
-  double numbers[] = {0.0, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
-  or_abort([&] {
+  return or_abort([&] {
     if (cuda_ != nullptr) batch.upload(cuda_->stream());
-    numbers[0] = evaluate_part(batch).main;
+    double numbers[] = {evaluate_part(batch).main, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
     mesh_->tokens.all_reduce(numbers, "a validation loss");
     mesh_->pp.all_reduce(std::span(numbers, 1), "a validation loss");  // of the stage that has it
+    return numbers[0] / std::max(numbers[1], 1.0);
   });
-  return numbers[0] / std::max(numbers[1], 1.0);
 }
 
 std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <list>
 #include <optional>
 #include <span>
@@ -152,7 +151,8 @@ class TrainingStep {
   void warm_up(const Batch& batch);
   /// Where it fails on this rank, what the GPUs do for the others is ended: memory that is freed on the way out waits
   /// for it.
-  void or_abort(const std::function<void()>& body);
+  template <typename Body>
+  auto or_abort(Body&& body) -> decltype(body());
   StepResult finish_oldest();
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);

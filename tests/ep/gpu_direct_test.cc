@@ -36,9 +36,8 @@ std::size_t host_bytes(const Case& its) {
   return std::size_t{its.dim > 1000 ? 192u : its.num_tokens > 100 ? 24u : 3u} << 20;
 }
 
-/// Ranks on one GPU wait for each other's kernels: these must not share a queue, nor have to be loaded meanwhile.
+/// Ranks on one GPU wait for each other's kernels, which must not have to be loaded meanwhile.
 const bool kEnvironment = [] {
-  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   return true;
 }();
