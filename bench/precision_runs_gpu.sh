@@ -2,7 +2,8 @@
 # The loss of the 16B model in mxfp8 and fp8_blockwise against bfloat16 on the GPUs of this machine: a real corpus, 1,500 steps,
 # on all sides the same data and seeds, then `tessera compare`. As many runs at a time as there are GPUs for, RANKS of them each.
 # FOLDER/SIDE/seed-N/train.log is what a run says; a run that ended is not run again, others start anew: checkpoints would be 190
-# GB each. A verdict takes three seeds. OPTIONS, of `tessera train`, are for all sides.
+# GB each. A verdict takes three seeds. OPTIONS, of `tessera train`, are for all sides. PRECISIONS, in the environment: the sides,
+# of which the first is the baseline.
 #   bench/precision_runs_gpu.sh TESSERA RANKS [FOLDER [DATASET [SEEDS [OPTIONS...]]]]
 set -euo pipefail
 if [[ $# -lt 2 ]]; then
@@ -17,7 +18,7 @@ base="--model.flavor=16B --training.device=cuda --training.dataset_path=$dataset
 --training.seq_len=2048 --validation.enable=true --activation_checkpoint.mode=selective --metrics.log_freq=1 \
 --parallelism.expert_parallel_degree=$ranks --parallelism.expert_parallel_comm_backend=direct"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-precisions=(bf16 mxfp8 fp8_blockwise)
+read -ra precisions <<<"${PRECISIONS:-bf16 mxfp8 fp8_blockwise}"
 
 is_not_finite() { # a run whose loss is not finite any more has ended, too, and compare says so
   [[ -f $1/metrics.jsonl ]] && tail -n 1 "$1/metrics.jsonl" | grep -Eq '"(loss|grad_norm)":null'

@@ -244,17 +244,19 @@ void losses(GpuBench& bench) {
 
 void optimizers(GpuBench& bench) {
   constexpr std::int64_t kN = 1 << 27;
-  bench.row("adamw", text({kN}), [&] {
-    const Tensor d_w = bench.random({kN}, kFloat), m = bench.random({kN}, kFloat), w = bench.random({kN}, kFloat);
-    const Tensor v = bench.empty({kN}, kFloat), shadow = bench.empty({kN}, kBf16);
-    set_zero(bench.context(), v);
-    const Tensor step_S = bench.empty({AdamWStep::kNumbers}, kFloat);
-    const AdamWOptions options{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
-    const AdamWStep step = adamw_step(options, 1e-4f, 10);
-    cuda::copy_bytes(bench.runtime().stream(), &step, sizeof step, step_S.raw());
-    return Call{bytes_of({d_w, m, m, v, v, w, w, shadow}),
-                [=](const Context& op) { adamw(op, options, step_S, d_w, m, v, w, shadow); }};
-  });
+  for (const auto& [name, dtype] : {std::pair{"adamw", kFloat}, {"adamw, moments in bfloat16", kBf16}}) {
+    bench.row(name, text({kN}), [&, dtype = dtype] {
+      const Tensor d_w = bench.random({kN}, kFloat), w = bench.random({kN}, kFloat), m = bench.random({kN}, dtype);
+      const Tensor v = bench.empty({kN}, dtype), shadow = bench.empty({kN}, kBf16);
+      set_zero(bench.context(), v);
+      const Tensor step_S = bench.empty({AdamWStep::kNumbers}, kFloat);
+      const AdamWOptions options{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
+      const AdamWStep step = adamw_step(options, 1e-4f, 10);
+      cuda::copy_bytes(bench.runtime().stream(), &step, sizeof step, step_S.raw());
+      return Call{bytes_of({d_w, m, m, v, v, w, w, shadow}),
+                  [=](const Context& op) { adamw(op, options, step_S, d_w, m, v, w, shadow); }};
+    });
+  }
   bench.row("sum_of_squares", text({kN}), [&] {
     const Tensor x = bench.random({kN}, kFloat), squares_1 = bench.empty({1}, DType::kFloat64);
     return Call{bytes_of({x}), [=](const Context& op) { sum_of_squares(op, x, squares_1); }};

@@ -119,23 +119,30 @@ WrittenFile write_shard(const fs::path& path, const ShardId& id, std::span<const
   return writer.finish();
 }
 
-std::span<const float> AssembledTensor::from(std::int64_t begin) const {
+Tensor AssembledTensor::stretch(std::int64_t begin) const {
   const auto behind = std::upper_bound(runs_.begin(), runs_.end(), begin,
                                        [](std::int64_t index, const Run& run) { return index < run.begin; });
   TESSERA_CHECK(behind != runs_.begin(), "{}", begin);
   const Run& run = *std::prev(behind);
   TESSERA_CHECK(begin < run.begin + run.count, "{} {} {}", begin, run.begin, run.count);
-  const std::int64_t offset = begin - run.begin;
-  return {run.numbers + offset, static_cast<std::size_t>(run.count - offset)};
+  return run.numbers.rows(begin - run.begin, run.count);
+}
+
+std::span<const float> AssembledTensor::from(std::int64_t begin) const {
+  const Tensor numbers = stretch(begin);
+  return {numbers.data<float>(), static_cast<std::size_t>(numbers.num_elements())};
 }
 
 void AssembledTensor::read(const Piece& piece, float* target) const {
   piece.slice.for_each_run(piece.begin, piece.end, [&](std::int64_t, std::int64_t global, std::int64_t count) {
     for (const std::int64_t end = global + count; global < end;) {
-      const std::span<const float> numbers = from(global);
-      const std::size_t size = std::min(numbers.size(), static_cast<std::size_t>(end - global));
-      target = std::copy_n(numbers.data(), size, target);
-      global += static_cast<std::int64_t>(size);
+      const Tensor numbers = stretch(global);
+      const std::int64_t size = std::min(numbers.num_elements(), end - global);
+      const auto copy = [&](const auto* from) {
+        target = std::transform(from, from + size, target, [](auto number) { return static_cast<float>(number); });
+      };
+      numbers.dtype() == DType::kBFloat16 ? copy(numbers.data<BFloat16>()) : copy(numbers.data<float>());
+      global += size;
     }
   });
 }
@@ -161,11 +168,18 @@ void ShardFiles::add(std::size_t file) {
   for (const auto& [name, place] : places.items()) shard.at(name);  // an Error if it is not there
   for (const auto& [name, entry] : shard.entries()) {
     const std::string tensor = fmt::format("{}, tensor '{}'", where, name);
-    require(entry.dtype == "F32", "{}: it is {}, expected F32", tensor, entry.dtype);
-    require(reinterpret_cast<std::uintptr_t>(entry.bytes.data()) % alignof(float) == 0, "{}: not aligned", tensor);
-    const auto num_elements = static_cast<std::int64_t>(entry.bytes.size() / sizeof(float));
+    const bool may_be_bf16 = kind_ == kOptimizerShards, is_bf16 = may_be_bf16 && entry.dtype == "BF16";
+    require(is_bf16 || entry.dtype == "F32", "{}: it is {}, expected F32{}", tensor, entry.dtype,
+            may_be_bf16 ? " or BF16" : "");
+    const DType dtype = is_bf16 ? DType::kBFloat16 : DType::kFloat32;
+    require(reinterpret_cast<std::uintptr_t>(entry.bytes.data()) % size_of(dtype) == 0, "{}: not aligned", tensor);
+    const auto num_elements = static_cast<std::int64_t>(entry.bytes.size() / size_of(dtype));
     const auto place = places.find(name);
-    StoredPiece stored{.file = file, .piece = {}, .numbers = reinterpret_cast<const float*>(entry.bytes.data())};
+    // Only read: the mapped file.
+    StoredPiece stored{
+        .file = file,
+        .piece = {},
+        .numbers = Tensor(const_cast<std::byte*>(entry.bytes.data()), {num_elements}, dtype, Device::kCpu)};
     if (place != places.end()) {
       stored.piece = parse_piece(*place, num_elements, tensor);
     } else {
@@ -192,7 +206,8 @@ AssembledTensor ShardFiles::at(const std::string& name, const Shape& shape) cons
     require(piece.slice.global == shape, "'{}', tensor '{}': the shape is {}, expected {}",
             paths_[stored.file].string(), name, piece.slice.global.to_string(), shape.to_string());
     piece.slice.for_each_run(piece.begin, piece.end, [&](std::int64_t local, std::int64_t global, std::int64_t count) {
-      tensor.runs_.push_back({global, count, stored.numbers + (local - piece.begin), &paths_[stored.file]});
+      const std::int64_t first = local - piece.begin;
+      tensor.runs_.push_back({global, count, stored.numbers.rows(first, first + count), &paths_[stored.file]});
     });
   }
   std::sort(tensor.runs_.begin(), tensor.runs_.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });

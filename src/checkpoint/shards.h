@@ -54,7 +54,7 @@ struct Piece {
 struct TensorPiece {
   std::string name;
   Piece piece;
-  Tensor numbers;  // float32 [end - begin]
+  Tensor numbers;  // [end - begin]; float32, those of the optimizer float32 or bfloat16
 };
 
 /// Writes a rank's pieces, atomically. Throws Error, also when `stop` asks for it.
@@ -64,7 +64,8 @@ WrittenFile write_shard(const std::filesystem::path& path, const ShardId& id, st
 /// A tensor put together from pieces in mapped files.
 class AssembledTensor {
  public:
-  /// The numbers from index `begin` of the flattened tensor on, as many as lie one behind the other in one file.
+  /// The numbers from index `begin` of the flattened tensor, of a model's shards, on, as many as lie one behind the
+  /// other in one file.
   std::span<const float> from(std::int64_t begin) const;
   /// Copies the numbers of a piece, which need not be one of the files'.
   void read(const Piece& piece, float* target) const;
@@ -73,9 +74,12 @@ class AssembledTensor {
   friend class ShardFiles;
   struct Run {
     std::int64_t begin, count;  // in the flattened tensor
-    const float* numbers;
+    Tensor numbers;
     const std::filesystem::path* file;
   };
+  /// As from(), of any type.
+  Tensor stretch(std::int64_t begin) const;
+
   std::vector<Run> runs_;  // rising, without gaps
 };
 
@@ -94,7 +98,7 @@ class ShardFiles {
   struct StoredPiece {
     std::size_t file;
     Piece piece;
-    const float* numbers;
+    Tensor numbers;  // flattened
   };
   void add(std::size_t file);
 

@@ -27,10 +27,11 @@ struct Model::MtpModule {
 
 namespace {
 
-ShardOptions shard_options(const ModelConfig& config, const ModelOptions& options) {
+StorageOptions storage_options(const ModelConfig& config, const ModelOptions& options) {
   // One unit that is computed and one that is on its way. A multi-token prediction module needs the embedding and the
   // head at the same time.
-  return {.keep_gathered = options.keep_gathered,
+  return {.moments = options.moments,
+          .keep_gathered = options.keep_gathered,
           .keep_gradients = options.keep_gradients,
           .num_slots = config.num_mtp_modules == 0 ? std::size_t{2} : 4};
 }
@@ -43,7 +44,7 @@ constexpr std::size_t kMaxSitesPerBlock = 12;
 Model::Model(const ModelConfig& config, const ModelOptions& options)
     : config_(config),
       options_(options),
-      parameters_(options.mesh, shard_options(config, options)),
+      parameters_(options.mesh, storage_options(config, options)),
       rope_(config, options.seq_len) {
   config_.validate();
   if (options_.stages.empty()) {

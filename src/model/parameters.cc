@@ -18,8 +18,8 @@ std::int64_t align_up(std::int64_t count) {
   return (count + kAlignmentInNumbers - 1) / kAlignmentInNumbers * kAlignmentInNumbers;
 }
 
-/// Numbers that a thread copies or draws at a time.
-constexpr std::int64_t kGrain = 1 << 14;
+/// Bytes that a thread copies at a time.
+constexpr std::int64_t kGrain = 1 << 16;
 
 std::size_t bytes_of(std::int64_t count, DType dtype) { return static_cast<std::size_t>(count) * size_of(dtype); }
 
@@ -32,7 +32,7 @@ auto find(Slots& slots, UnitId unit) {
 
 }  // namespace
 
-Parameters::Parameters(std::shared_ptr<Mesh> mesh, const ShardOptions& options)
+Parameters::Parameters(std::shared_ptr<Mesh> mesh, const StorageOptions& options)
     : mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()), options_(options) {}
 
 UnitId Parameters::begin_unit() { return num_units_++; }
@@ -108,9 +108,9 @@ bool Parameters::sharded_unit(UnitId unit) const {
 }
 
 std::size_t Parameters::num_bytes(DType compute) const {
-  return 4 * bytes_of(total_, DType::kFloat32) + (compute == DType::kBFloat16 ? bytes_of(total_, compute) : 0) +
-         bytes_of(buffer_total_, DType::kFloat32) + slots_.size() * bytes_of(slot_size_, compute) +
-         gradient_slots_.size() * bytes_of(slot_size_, DType::kFloat32);
+  return 2 * bytes_of(total_, DType::kFloat32) + 2 * bytes_of(total_, options_.moments) +
+         (compute == DType::kBFloat16 ? bytes_of(total_, compute) : 0) + bytes_of(buffer_total_, DType::kFloat32) +
+         slots_.size() * bytes_of(slot_size_, compute) + gradient_slots_.size() * bytes_of(slot_size_, DType::kFloat32);
 }
 
 void Parameters::allocate(DType compute, cuda::Runtime* cuda) {
@@ -118,8 +118,9 @@ void Parameters::allocate(DType compute, cuda::Runtime* cuda) {
   cuda_ = cuda;
   device_ = cuda == nullptr ? Device::kCpu : Device::kCuda;
   no_scratch_ = Arena(0, device_);
-  for (Buffer* buffer : {&masters_, &gradients_, &first_moments_, &second_moments_}) {
-    *buffer = Buffer(bytes_of(total_, DType::kFloat32), device_);
+  for (Buffer* buffer : {&masters_, &gradients_}) *buffer = Buffer(bytes_of(total_, DType::kFloat32), device_);
+  for (Buffer* buffer : {&first_moments_, &second_moments_}) {
+    *buffer = Buffer(bytes_of(total_, options_.moments), device_);
   }
   if (compute == DType::kBFloat16) shadows_ = Buffer(bytes_of(total_, compute), device_);
   buffers_ = Buffer(bytes_of(buffer_total_, DType::kFloat32), device_);
@@ -150,18 +151,18 @@ Parameters::Range Parameters::shard_range(ParamId id) const {
           std::clamp<std::int64_t>(shard_begin + bucket.shard_size, 0, size)};
 }
 
-Tensor Parameters::shard(const Buffer& buffer, ParamId id) const {
+Tensor Parameters::shard(const Tensor& all, ParamId id) const {
   const Place& place = places_[id];
   const Bucket& bucket = buckets_[place.bucket];
   const Range range = shard_range(id);
   const std::int64_t in_bucket = place.offset + range.begin - group(bucket).rank() * bucket.shard_size;
   const std::int64_t begin = range.begin == range.end ? 0 : bucket.flat_offset + in_bucket;
-  return flat(buffer, DType::kFloat32).rows(begin, begin + range.end - range.begin);
+  return all.rows(begin, begin + range.end - range.begin);
 }
 
-Tensor Parameters::whole(const Buffer& buffer, ParamId id) const {
+Tensor Parameters::master(ParamId id) const {
   TESSERA_CHECK(!sharded(id), "{}", specs_[id].name);
-  return shard(buffer, id).reshape(places_[id].local);
+  return master_shard(id).reshape(places_[id].local);
 }
 
 Tensor Parameters::in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset,
@@ -378,27 +379,33 @@ Context Parameters::context() const { return {.arena = &no_scratch_, .cuda = cud
 
 void Parameters::write(std::span<const float> numbers, const Tensor& tensor) const {
   TESSERA_CHECK(tensor.num_elements() == static_cast<std::int64_t>(numbers.size()) && tensor.is_contiguous());
+  std::span<const std::byte> bytes = std::as_bytes(numbers);
+  std::vector<BFloat16> rounded;
+  if (tensor.dtype() == DType::kBFloat16) {
+    rounded = std::vector<BFloat16>(numbers.begin(), numbers.end());
+    bytes = std::as_bytes(std::span(rounded));
+  }
   if (cuda_ == nullptr) {
-    std::copy(numbers.begin(), numbers.end(), tensor.data<float>());
+    std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(tensor.raw()));
     return;
   }
-  cuda::copy_bytes(cuda_->stream(), numbers.data(), numbers.size_bytes(), tensor.raw());
+  cuda::copy_bytes(cuda_->stream(), bytes.data(), bytes.size(), tensor.raw());
   cuda_->synchronize();
 }
 
 void Parameters::fill(const Tensor& tensor, const std::function<void(float*)>& fill) const {
-  if (cuda_ == nullptr) return fill(tensor.data<float>());
+  if (cuda_ == nullptr && tensor.dtype() == DType::kFloat32) return fill(tensor.data<float>());
   std::vector<float> numbers(static_cast<std::size_t>(tensor.num_elements()));
   fill(numbers.data());
   write(numbers, tensor);
 }
 
-void Parameters::read(const Tensor& tensor, float* target) const {
-  TESSERA_CHECK(tensor.dtype() == DType::kFloat32 && tensor.is_contiguous());
+void Parameters::read(const Tensor& tensor, void* target) const {
+  TESSERA_CHECK(tensor.is_contiguous());
   if (cuda_ == nullptr) {
-    const float* numbers = tensor.data<float>();
-    parallel_ranges(tensor.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      std::copy(numbers + begin, numbers + end, target + begin);
+    const auto* bytes = static_cast<const std::byte*>(tensor.raw());
+    parallel_ranges(static_cast<std::int64_t>(tensor.num_bytes()), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      std::copy(bytes + begin, bytes + end, static_cast<std::byte*>(target) + begin);
     });
     return;
   }

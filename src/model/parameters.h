@@ -1,9 +1,9 @@
 // The field table: what parameters a model has, written once. It drives allocation, initialisation, sharding, the
 // optimizer, checkpoints and tests.
 //
-// Per parameter there are a float32 master weight, a float32 gradient and AdamW's two float32 moments, and, when
-// computing in bfloat16, a rounded copy that the layers read. Each of the five is one flat buffer with the parameters
-// one behind the other.
+// Per parameter there are a float32 master weight, a float32 gradient and AdamW's two moments (float32 or bfloat16),
+// and, when computing in bfloat16, a rounded copy that the layers read. Each of the five is one flat buffer with the
+// parameters one behind the other.
 //
 // Sharding (FSDP, arXiv 2304.11277). Tensor and expert parallelism cut a parameter along a dim (Cut); what a rank holds
 // then is the local tensor. Parameters of a unit (a block of the model) that are cut alike are a bucket, and the flat
@@ -53,8 +53,10 @@ using ParamId = std::size_t;
 /// Parameters that layers need at the same time.
 using UnitId = std::size_t;
 
-/// How the units of a model share memory.
-struct ShardOptions {
+/// What is kept of parameters, and how the units of a model share memory.
+struct StorageOptions {
+  /// Of AdamW's moments: float32 or bfloat16 ([optimizer] state_dtype).
+  DType moments = DType::kFloat32;
   /// A unit's weights stay gathered until the step's end, in a slot of their own; else they may go when released
   /// ([parallelism] fsdp_reshard_after_forward).
   bool keep_gathered = false;
@@ -68,7 +70,7 @@ struct ShardOptions {
 class Parameters {
  public:
   /// Without a mesh: all on one rank.
-  explicit Parameters(std::shared_ptr<Mesh> mesh = nullptr, const ShardOptions& options = {});
+  explicit Parameters(std::shared_ptr<Mesh> mesh = nullptr, const StorageOptions& options = {});
 
   Mesh& mesh() const { return *mesh_; }
 
@@ -138,20 +140,18 @@ class Parameters {
     std::int64_t begin = 0, end = 0;
   };
   Range shard_range(ParamId id) const;
-  Tensor master_shard(ParamId id) const { return shard(masters_, id); }
-  Tensor gradient_shard(ParamId id) const { return shard(gradients_, id); }
-  Tensor first_moment_shard(ParamId id) const { return shard(first_moments_, id); }
-  Tensor second_moment_shard(ParamId id) const { return shard(second_moments_, id); }
-  // The local tensor, of a parameter that is not sharded.
-  Tensor master(ParamId id) const { return whole(masters_, id); }
-  Tensor first_moment(ParamId id) const { return whole(first_moments_, id); }
-  Tensor second_moment(ParamId id) const { return whole(second_moments_, id); }
+  Tensor master_shard(ParamId id) const { return shard(all_masters(), id); }
+  Tensor gradient_shard(ParamId id) const { return shard(all_gradients(), id); }
+  Tensor first_moment_shard(ParamId id) const { return shard(all_first_moments(), id); }
+  Tensor second_moment_shard(ParamId id) const { return shard(all_second_moments(), id); }
+  /// The local tensor, of a parameter that is not sharded.
+  Tensor master(ParamId id) const;
 
   /// This rank's numbers of all parameters at once, [total]. The gaps between parameters are 0.
   Tensor all_gradients() const { return flat(gradients_, DType::kFloat32); }
   Tensor all_masters() const { return flat(masters_, DType::kFloat32); }
-  Tensor all_first_moments() const { return flat(first_moments_, DType::kFloat32); }
-  Tensor all_second_moments() const { return flat(second_moments_, DType::kFloat32); }
+  Tensor all_first_moments() const { return flat(first_moments_, options_.moments); }
+  Tensor all_second_moments() const { return flat(second_moments_, options_.moments); }
   /// Undefined when computing in float32.
   Tensor all_shadows() const;
 
@@ -162,11 +162,11 @@ class Parameters {
   /// Sets numbers of a parameter from `offset` of the flattened whole on, as far as this rank has them, in the masters
   /// and in the copies, as far as there are any.
   void set(ParamId id, std::int64_t offset, std::span<const float> numbers);
-  /// Has fill(target) set the numbers of one of this rank's float32 tensors: in place, or, if it is on a GPU, in memory
-  /// of the host that is then copied there.
+  /// Has fill(target) set the numbers of one of this rank's tensors: in place, or, if it is on a GPU or in bfloat16, in
+  /// memory of the host that is then copied there and rounded.
   void fill(const Tensor& tensor, const std::function<void(float*)>& fill) const;
-  /// Copies the numbers of such a tensor to the host.
-  void read(const Tensor& tensor, float* target) const;
+  /// Copies the numbers of such a tensor, as they are, to the host.
+  void read(const Tensor& tensor, void* target) const;
 
  private:
   /// Parameters of a unit that are cut alike.
@@ -203,8 +203,8 @@ class Parameters {
   void lay_out();
   std::size_t num_weight_slots() const { return options_.keep_gathered ? num_units_ : options_.num_slots; }
   Tensor flat(const Buffer& buffer, DType dtype) const;
-  Tensor shard(const Buffer& buffer, ParamId id) const;
-  Tensor whole(const Buffer& buffer, ParamId id) const;
+  /// Of a flat buffer, this rank's numbers of a parameter.
+  Tensor shard(const Tensor& all, ParamId id) const;
   Tensor in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
   void start_gathering(UnitId unit, std::size_t slot);
   void start_reducing(Slot& slot);
@@ -214,7 +214,7 @@ class Parameters {
   void for_each_run(ParamId id, Visit&& visit) const;
 
   std::shared_ptr<Mesh> mesh_;
-  ShardOptions options_;
+  StorageOptions options_;
   std::vector<ParamSpec> specs_, buffer_specs_;
   std::vector<Place> places_;
   std::vector<Bucket> buckets_;

@@ -40,7 +40,9 @@ void adamw(const Context& context, const AdamWOptions& options, const Tensor& st
   const TraceScope trace(context.trace, "adamw");
   const std::int64_t size = w_N.dim(0);
   TESSERA_CHECK_TENSOR(step_S, DType::kFloat32, {AdamWStep::kNumbers});
-  for (const Tensor& tensor : {d_w_N, m_N, v_N, w_N}) TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {size});
+  for (const Tensor& tensor : {d_w_N, w_N}) TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {size});
+  const DType moments = m_N.dtype() == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
+  for (const Tensor& tensor : {m_N, v_N}) TESSERA_CHECK_TENSOR(tensor, moments, {size});
   if (shadow_N.defined()) TESSERA_CHECK_TENSOR(shadow_N, DType::kBFloat16, {size});
   TESSERA_RUN(adamw, context, options, step_S, d_w_N, m_N, v_N, w_N, shadow_N);
 }

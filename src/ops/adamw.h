@@ -44,7 +44,8 @@ inline constexpr double kNormFloor = 1e-6;
 void clip_gradients(const Context& context, const Tensor& squares_1, const Tensor& loss_1, double max_norm,
                     const Tensor& step_S);
 
-/// One step over N numbers, all float32 but the shadow:
+/// One step over N numbers, float32 but for the shadow, and for the moments m and v, which may both be bfloat16 (as
+/// DeepSeek-V3's, arXiv 2412.19437, 3.3.2): then the new ones are rounded when w has been computed from them.
 ///   g = d_w · gradient_scale;  m = β1·m + (1-β1)·g;  v = β2·v + (1-β2)·g²;
 ///   w = w · (1 - lr·decay) - lr · (m · correction1) / (sqrt(v · correction2) + ε).
 /// shadow_N (bfloat16) = w rounded; undefined: none. A step that is not finite changes nothing.

@@ -7,13 +7,11 @@ namespace tessera::cpu {
 
 namespace {
 constexpr std::int64_t kGrain = 1 << 15;
-}
 
-void adamw(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
-           const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
-  if (context.measuring()) return;
-  const auto step = *reinterpret_cast<const AdamWStep*>(step_S.data<float>());
-  if (step.finite == 0.0f) return;
+/// `Moment`: float or BFloat16.
+template <typename Moment>
+void make_step(const AdamWOptions& options, const AdamWStep& step, const Tensor& d_w_N, const Tensor& m_N,
+               const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
   const std::int64_t size = w_N.dim(0);
   const float keep = 1.0f - step.learning_rate * options.weight_decay;
   const float rate = step.learning_rate * step.correction1;
@@ -21,19 +19,32 @@ void adamw(const Context& context, const AdamWOptions& options, const Tensor& st
   const float beta1 = options.beta1, beta2 = options.beta2, epsilon = options.epsilon;
   parallel_ranges(size, kGrain, [&](std::int64_t begin, std::int64_t end) {
     const float* __restrict d_w = d_w_N.data<float>();
-    float* __restrict m = m_N.data<float>();
-    float* __restrict v = v_N.data<float>();
+    Moment* __restrict m = m_N.data<Moment>();
+    Moment* __restrict v = v_N.data<Moment>();
     float* __restrict w = w_N.data<float>();
     for (std::int64_t i = begin; i < end; ++i) {
       const float g = d_w[i] * scale;
-      m[i] = beta1 * m[i] + (1.0f - beta1) * g;
-      v[i] = beta2 * v[i] + (1.0f - beta2) * g * g;
-      w[i] = keep * w[i] - rate * m[i] / (std::sqrt(v[i] * correction2) + epsilon);
+      const float m_i = beta1 * static_cast<float>(m[i]) + (1.0f - beta1) * g;
+      const float v_i = beta2 * static_cast<float>(v[i]) + (1.0f - beta2) * g * g;
+      w[i] = keep * w[i] - rate * m_i / (std::sqrt(v_i * correction2) + epsilon);
+      m[i] = Moment(m_i);
+      v[i] = Moment(v_i);
     }
     if (!shadow_N.defined()) return;
     BFloat16* shadow = shadow_N.data<BFloat16>();
     for (std::int64_t i = begin; i < end; ++i) shadow[i] = BFloat16(w[i]);
   });
+}
+
+}  // namespace
+
+void adamw(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
+           const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
+  if (context.measuring()) return;
+  const auto step = *reinterpret_cast<const AdamWStep*>(step_S.data<float>());
+  if (step.finite == 0.0f) return;
+  const auto make = m_N.dtype() == DType::kBFloat16 ? make_step<BFloat16> : make_step<float>;
+  make(options, step, d_w_N, m_N, v_N, w_N, shadow_N);
 }
 
 void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squares_1) {

@@ -8,16 +8,20 @@ constexpr int kThreads = 256;
 /// Parts of a sum: as many blocks as a large GPU runs at once.
 constexpr int kParts = 1024;
 
+/// `Moment`: float or __nv_bfloat16.
+template <typename Moment>
 struct AdamWArgs {
   AdamWOptions options;
   const AdamWStep* step;
   const float* d_w;
-  float *m, *v, *w;
+  Moment *m, *v;
+  float* w;
   __nv_bfloat16* shadow;  // null: none
   std::int64_t size;
 };
 
-/// Numbers that are read or written once: not to be kept in the cache. kCount is 4 (one access of 16 bytes) or 1.
+/// Numbers that are read or written once: not to be kept in the cache. kCount is 4 (one access of 16 bytes, 8 in
+/// bfloat16) or 1.
 template <int kCount>
 __device__ void load_once(const float* from, float (&x)[kCount]) {
   if constexpr (kCount == 4) {
@@ -25,6 +29,19 @@ __device__ void load_once(const float* from, float (&x)[kCount]) {
     x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
   } else {
     x[0] = *from;
+  }
+}
+template <int kCount>
+__device__ void load_once(const __nv_bfloat16* from, float (&x)[kCount]) {
+  if constexpr (kCount == 4) {
+    const uint2 words = __ldcs(reinterpret_cast<const uint2*>(from));
+    __nv_bfloat162 pairs[2];
+    memcpy(pairs, &words, sizeof words);
+#pragma unroll
+    for (int lane = 0; lane < kCount; ++lane)
+      x[lane] = __bfloat162float(lane % 2 ? pairs[lane / 2].y : pairs[lane / 2].x);
+  } else {
+    x[0] = __bfloat162float(*from);
   }
 }
 template <int kCount>
@@ -36,7 +53,7 @@ __device__ void store_once(const float (&x)[kCount], float* to) {
   }
 }
 template <int kCount>
-__device__ void store_rounded(const float (&x)[kCount], __nv_bfloat16* to) {
+__device__ void store_once(const float (&x)[kCount], __nv_bfloat16* to) {
   if constexpr (kCount == 4) {
     const __nv_bfloat162 pairs[] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
     uint2 words;
@@ -48,8 +65,8 @@ __device__ void store_rounded(const float (&x)[kCount], __nv_bfloat16* to) {
 }
 
 /// A thread's next accesses are kThreads · kCount numbers further on, so that those of a warp are neighbours.
-template <int kCount>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs args) {
+template <int kCount, typename Moment>
+__global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment> args) {
   constexpr int kAccesses = 2;  // of every array, before the first result is written
   const AdamWStep step = *args.step;
   if (step.finite == 0.0f) return;
@@ -84,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs args) {
       store_once(m[access], args.m + i);
       store_once(v[access], args.v + i);
       store_once(w[access], args.w + i);
-      if (args.shadow != nullptr) store_rounded(w[access], args.shadow + i);
+      if (args.shadow != nullptr) store_once(w[access], args.shadow + i);
     }
   }
 }
@@ -124,6 +141,26 @@ bool aligned(const T* x) {
   return reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
 }
 
+template <typename Moment>
+void launch_adamw(const Context& op, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
+                  const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
+  const std::int64_t size = w_N.dim(0);
+  const AdamWArgs<Moment> args{.options = options,
+                               .step = reinterpret_cast<const AdamWStep*>(numbers<float>(step_S)),
+                               .d_w = numbers<const float>(d_w_N),
+                               .m = numbers<Moment>(m_N),
+                               .v = numbers<Moment>(v_N),
+                               .w = numbers<float>(w_N),
+                               .shadow = shadow_N.defined() ? numbers<__nv_bfloat16>(shadow_N) : nullptr,
+                               .size = size};
+  const bool by_four = size % 4 == 0 && aligned(args.d_w) && aligned(args.m) && aligned(args.v) && aligned(args.w) &&
+                       aligned(args.shadow);
+  const auto launch = [&](auto kernel, std::int64_t accesses) {
+    kernel<<<grid_for(op, accesses, 2 * kThreads), kThreads, 0, stream_of(op)>>>(args);
+  };
+  by_four ? launch(adamw_kernel<4, Moment>, size / 4) : launch(adamw_kernel<1, Moment>, size);
+}
+
 }  // namespace
 
 void sum_of_squares(const Context& op, const Tensor& x_N, const Tensor& squares_1) {
@@ -148,22 +185,9 @@ void clip_gradients(const Context& op, const Tensor& squares_1, const Tensor& lo
 
 void adamw(const Context& op, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N, const Tensor& m_N,
            const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
-  const std::int64_t size = w_N.dim(0);
-  if (op.measuring() || size == 0) return;
-  AdamWArgs args{.options = options,
-                 .step = reinterpret_cast<const AdamWStep*>(numbers<float>(step_S)),
-                 .d_w = numbers<const float>(d_w_N),
-                 .m = numbers<float>(m_N),
-                 .v = numbers<float>(v_N),
-                 .w = numbers<float>(w_N),
-                 .shadow = shadow_N.defined() ? numbers<__nv_bfloat16>(shadow_N) : nullptr,
-                 .size = size};
-  const bool by_four = size % 4 == 0 && aligned(args.d_w) && aligned(args.m) && aligned(args.v) && aligned(args.w) &&
-                       aligned(args.shadow);
-  const auto launch = [&](auto kernel, std::int64_t accesses) {
-    kernel<<<grid_for(op, accesses, 2 * kThreads), kThreads, 0, stream_of(op)>>>(args);
-  };
-  by_four ? launch(adamw_kernel<4>, size / 4) : launch(adamw_kernel<1>, size);
+  if (op.measuring() || w_N.dim(0) == 0) return;
+  const auto launch = m_N.dtype() == DType::kBFloat16 ? launch_adamw<__nv_bfloat16> : launch_adamw<float>;
+  launch(op, options, step_S, d_w_N, m_N, v_N, w_N, shadow_N);
 }
 
 }  // namespace tessera::cuda

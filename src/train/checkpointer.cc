@@ -19,8 +19,6 @@ constexpr std::array kKinds = {kModelShards, kOptimizerShards};
 constexpr const char* kFirstMoment = ".exp_avg";
 constexpr const char* kSecondMoment = ".exp_avg_sq";
 
-/// Numbers that a thread copies at a time.
-
 /// The keys that make the model and the numbers that it computes, with their values.
 nlohmann::json model_identity(JobConfig config) {
   nlohmann::json identity;
@@ -118,8 +116,8 @@ void Checkpointer::take_snapshot(Pieces& pieces) {
   std::byte* next = snapshot_.data();
   for (std::vector<TensorPiece>& tensors : pieces) {
     for (TensorPiece& tensor : tensors) {
-      const Tensor copy(next, tensor.numbers.shape(), DType::kFloat32, Device::kCpu);
-      parameters_.read(tensor.numbers, copy.data<float>());
+      const Tensor copy(next, tensor.numbers.shape(), tensor.numbers.dtype(), Device::kCpu);
+      parameters_.read(tensor.numbers, next);
       tensor.numbers = copy;
       next += copy.num_bytes();
     }

@@ -22,7 +22,7 @@ struct Unbuilt {
   std::string_view feature;
 };
 constexpr Unbuilt kUnbuilt[] = {
-    {"training.dtype", "training with masters, gradients and moments in another type"},
+    {"training.dtype", "training with masters and gradients in another type"},
 };
 
 void require_built(const JobConfig& config) {
@@ -452,6 +452,9 @@ ConfigTable config_table(JobConfig& c) {
   t.add("optimizer.beta2", c.optimizer.beta2, "decay of the second moment");
   t.add("optimizer.eps", c.optimizer.eps, "added to the root of the second moment");
   t.add("optimizer.weight_decay", c.optimizer.weight_decay, "decoupled weight decay");
+  t.add("optimizer.state_dtype", c.optimizer.state_dtype,
+        {{"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}},
+        "type that both moments are kept in; bfloat16, as DeepSeek-V3's, takes 4 bytes per parameter less");
 
   t.add("lr_scheduler.warmup_steps", c.lr_scheduler.warmup_steps, "steps of linear warm-up");
   t.add("lr_scheduler.total_steps", c.lr_scheduler.total_steps, "steps that the schedule is for; 0: training.steps");
@@ -468,7 +471,7 @@ ConfigTable config_table(JobConfig& c) {
   t.add("training.seq_len", c.training.seq_len, "tokens per sequence");
   t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped");
   t.add("training.steps", c.training.steps, "optimizer steps of the whole run");
-  t.add("training.dtype", c.training.dtype, "type of master weights, gradients and moments: float32");
+  t.add("training.dtype", c.training.dtype, "type of master weights and gradients: float32");
   t.add("training.mixed_precision_param", c.training.mixed_precision_param,
         {{"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}}, "type that layers compute in");
   t.add("training.device", c.training.device,

@@ -39,6 +39,7 @@ struct JobConfig {
     double lr = 8e-4;
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
     double weight_decay = 0.1;
+    DType state_dtype = DType::kFloat32;
   } optimizer;
   LrSchedule lr_scheduler;
   struct {

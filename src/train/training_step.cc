@@ -17,6 +17,7 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   const std::int64_t num_parts = mesh == nullptr ? 1 : mesh->sequence.size();
   ModelOptions options{.device = device,
                        .compute = config.training.mixed_precision_param,
+                       .moments = config.optimizer.state_dtype,
                        .recompute = config.activation_checkpoint.mode,
                        .force_load_balance = config.debug.moe_force_load_balance,
                        .seq_len = config.training.seq_len,
@@ -88,13 +89,14 @@ void TrainingStep::measure() {
   }
   sum_of_squares(op, model_.parameters().all_gradients(), squares_.tensor(op.device()));
   const Parameters& parameters = model_.parameters();
-  const std::size_t one = parameters.all_gradients().num_bytes();
-  plan_ = {
-      .weights = parameters.num_bytes(parameters.compute_dtype()) - 3 * one + model_.quantized_weights().num_bytes(),
-      .gradients = one,
-      .moments = 2 * one,
-      .activations = arena_.peak() + (pipeline_ ? pipeline_->num_bytes() : 0),
-      .windows = model_.window_bytes()};
+  const std::size_t gradients = parameters.all_gradients().num_bytes(),
+                    moments = 2 * parameters.all_first_moments().num_bytes();
+  plan_ = {.weights = parameters.num_bytes(parameters.compute_dtype()) - gradients - moments +
+                      model_.quantized_weights().num_bytes(),
+           .gradients = gradients,
+           .moments = moments,
+           .activations = arena_.peak() + (pipeline_ ? pipeline_->num_bytes() : 0),
+           .windows = model_.window_bytes()};
 }
 
 void TrainingStep::allocate() {

@@ -139,6 +139,23 @@ TEST(Shards, FilesOfOtherCheckpointsAreRefused) {
   expect_error([&] { open(3, 2); }, {name, "no step"});
 }
 
+TEST(Shards, OnlyTheOptimizersMayBeInBfloat16) {
+  const Scratch scratch;
+  const Piece whole = Piece::whole({3, 5});
+  std::vector<BFloat16> numbers;
+  for (const float number : numbers_of(whole)) numbers.emplace_back(number);
+  const TensorPiece tensor{"w", whole, Tensor(numbers.data(), {15}, DType::kBFloat16, Device::kCpu)};
+  for (const std::string_view kind : {kModelShards, kOptimizerShards}) {
+    write_shard(scratch / shard_file_name(kind, 0, 1), {}, std::span(&tensor, 1));
+  }
+  std::vector<float> read(6);
+  const Piece middle{.slice = {.global = {3, 5}, .dim = 0}, .begin = 4, .end = 10};
+  ShardFiles(scratch.path(), kOptimizerShards, 0, 1).at("w", {3, 5}).read(middle, read.data());
+  EXPECT_EQ(read, numbers_of(middle));
+  expect_error([&] { ShardFiles(scratch.path(), kModelShards, 0, 1); },
+               {"model.safetensors", "'w'", "BF16", "expected F32"});
+}
+
 TEST(Shards, GapsAndOverlapsAreRefused) {
   const Scratch scratch;
   const auto read = [&](const std::vector<Piece>& pieces, const Shape& shape = {4, 6}) {

@@ -140,12 +140,13 @@ TEST_F(Sides, PrecisionPlacesAndParallelismMayDiffer) {
                                                       {"parallelism.expert_parallel_degree", "8"},
                                                       {"activation_checkpoint.mode", "\"full\""},
                                                       {"checkpoint.enable", "true"},
-                                                      {"metrics.log_freq", "1"}}})});
+                                                      {"metrics.log_freq", "1"},
+                                                      {"optimizer.state_dtype", "\"bfloat16\""}}})});
   EXPECT_NO_THROW(require_comparable({a, b}));
   std::vector<std::string> keys;
   for (const Difference& difference : differences_of({a, b})) keys.push_back(difference.key);
   EXPECT_THAT(keys, ElementsAre("activation_checkpoint.mode", "checkpoint.enable", "metrics.log_freq",
-                                "model.converters", "parallelism.expert_parallel_degree",
+                                "model.converters", "optimizer.state_dtype", "parallelism.expert_parallel_degree",
                                 "quantize.linear.mx.recipe_name", "training.mixed_precision_param"));
 }
 

@@ -100,6 +100,10 @@ TEST(Parameters, NamesAreUniqueAndViewsAligned) {
   EXPECT_THROW(parameters.add({"a", {4}, {}}), InternalError);
   const ParamId b = parameters.add({"b", {5, 2}, {}});
   EXPECT_EQ(parameters.num_bytes(DType::kBFloat16), 64u * 18u);  // each rounded up to 32 numbers of 4·4 + 2 bytes
+  Parameters with_small_moments(nullptr, {.moments = DType::kBFloat16});
+  with_small_moments.add({"a", {3}, {}});
+  with_small_moments.add({"b", {5, 2}, {}});
+  EXPECT_EQ(with_small_moments.num_bytes(DType::kBFloat16), 64u * 14u);
   parameters.allocate(DType::kBFloat16);
   for (const Tensor& tensor : {parameters.master(b), parameters.weight(b), parameters.gradient(b)}) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.raw()) % kAlignment, 0u);

@@ -23,10 +23,17 @@ class AdamWCuda : public ParityTest {
 
 TEST_F(AdamWCuda, Steps) {
   for (const std::int64_t size : {1, 9, 70'001, 1 << 20}) {
-    for (const bool has_shadow : {false, true}) {
+    for (const auto& [has_shadow, moments] :
+         {std::pair{false, DType::kFloat32}, {true, DType::kFloat32}, {true, DType::kBFloat16}}) {
       const ArenaScope scope(arena_);
-      const Tensor g = random({size}), m = random({size}), v = random({size}), w = random({size});
-      for (std::int64_t i = 0; i < size; ++i) v.data<float>()[i] = std::abs(v.data<float>()[i]);
+      const Tensor g = random({size}), w = random({size}), m = random({size}, moments), v = random({size}, moments);
+      for (std::int64_t i = 0; i < size; ++i) {
+        if (moments == DType::kFloat32) {
+          v.data<float>()[i] = std::abs(v.data<float>()[i]);
+        } else {
+          v.data<BFloat16>()[i].bits &= 0x7fff;
+        }
+      }
       const Tensor shadow = has_shadow ? poisoned({size}, DType::kBFloat16) : Tensor();
       const Tensor step_S = step_numbers(3);
       reinterpret_cast<AdamWStep*>(step_S.raw())->gradient_scale = 0.37f;

@@ -52,6 +52,35 @@ TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   }
 }
 
+// What is kept of the moments is rounded, what the weights move by is not.
+TEST_F(AdamW, MomentsInBfloat16) {
+  constexpr std::int64_t kSize = 40'000;
+  const Tensor w = random({kSize}), m = random({kSize}, DType::kBFloat16), v = random({kSize}, DType::kBFloat16);
+  for (std::int64_t i = 0; i < kSize; ++i) {
+    BFloat16& v_i = v.data<BFloat16>()[i];
+    v_i = BFloat16(std::abs(static_cast<float>(v_i)));
+  }
+  const double lr = 0.01, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, decay = 0.1, scale = 0.5;
+  for (int step = 4; step <= 6; ++step) {
+    const Tensor g = random({kSize});
+    const Doubles gradient = doubles(g), m_old = doubles(m), v_old = doubles(v), w_old = doubles(w);
+    put_step(adamw_step(kOptions, 0.01f, step), 0.5f);
+    adamw(context(), kOptions, step_S_, g, m, v, w, {});
+    const Doubles m_new = doubles(m), v_new = doubles(v);
+    Doubles w_ref(kSize);
+    for (std::size_t i = 0; i < kSize; ++i) {
+      const double m_ref = beta1 * m_old[i] + (1 - beta1) * gradient[i] * scale;
+      const double v_ref = beta2 * v_old[i] + (1 - beta2) * std::pow(gradient[i] * scale, 2);
+      w_ref[i] = w_old[i] * (1 - lr * decay) - lr * (m_ref / (1 - std::pow(beta1, step))) /
+                                                   (std::sqrt(v_ref / (1 - std::pow(beta2, step))) + epsilon);
+      // To nearest, but where the float32 sum is on the other side of the middle.
+      ASSERT_NEAR(m_new[i], m_ref, 0x1.01p-8 * std::abs(m_ref) + 1e-7) << i;
+      ASSERT_NEAR(v_new[i], v_ref, 0x1.01p-8 * std::abs(v_ref) + 1e-7) << i;
+    }
+    EXPECT_LE(relative_error(w, w_ref), 1e-6) << step;
+  }
+}
+
 // Without gradients, moments fade and weights decay; without a shadow, nothing is rounded.
 TEST_F(AdamW, NoGradientAndNoShadow) {
   const Tensor g = random({5}, DType::kFloat32, 0.0), m = random({5}, DType::kFloat32, 0.0),

@@ -114,6 +114,13 @@ class Checkpoints : public ::testing::Test {
     return losses;
   }
 
+  /// Without the checkpoints so far.
+  std::map<std::int64_t, double> train_anew(const MeshShape& mesh, const std::vector<std::string>& overrides = {},
+                                            std::int64_t last_step = 0) const {
+    fs::remove_all(outputs());
+    return train(mesh, overrides, last_step);
+  }
+
   Scratch scratch_;
 };
 
@@ -133,8 +140,7 @@ TEST_P(Resharding, GoesOnWithTheSameLossesOnAnotherMesh) {
   const std::map<std::int64_t, double> straight = train(kOne);
   ASSERT_EQ(straight.size(), 6u);
   for (const auto& [first, second] : {std::pair{kOne, GetParam()}, {GetParam(), kOne}, {GetParam(), kMeshes[2]}}) {
-    fs::remove_all(outputs());
-    std::map<std::int64_t, double> losses = train(first, {}, 3);
+    std::map<std::int64_t, double> losses = train_anew(first, {}, 3);
     ASSERT_EQ(losses.size(), 3u);
     EXPECT_EQ(verify_checkpoint(checkpoint(3)).num_shards, first.num_ranks / first.degrees.dp_replicate);
     losses.merge(train(second));
@@ -147,6 +153,31 @@ TEST_P(Resharding, GoesOnWithTheSameLossesOnAnotherMesh) {
 
 INSTANTIATE_TEST_SUITE_P(Meshes, Resharding, ::testing::ValuesIn(kMeshes),
                          [](const auto& test) { return std::string(test.param.name); });
+
+/// Moments in bfloat16 are saved as they are, and go on in float32 as well, and the other way round.
+TEST_F(Checkpoints, MomentsInBfloat16) {
+  const std::vector<std::string> small = {"--optimizer.state_dtype=bfloat16"}, large = {};
+  const std::map<std::int64_t, double> straight = train_anew(kOne, small), in_float32 = train_anew(kOne, large);
+  EXPECT_NE(straight, in_float32);
+  for (const MeshShape& mesh : {kOne, kMeshes[1]}) {
+    for (const auto& [first, second] : {std::pair{small, small}, {small, large}, {large, small}}) {
+      std::map<std::int64_t, double> losses = train_anew(mesh, first, 3);
+      for (const auto& entry : fs::directory_iterator(checkpoint(3))) {
+        if (!is_shard_file_name(entry.path().filename().string(), kOptimizerShards)) continue;
+        const SafetensorsFile file(entry.path());
+        for (const auto& [name, tensor] : file.entries()) {
+          EXPECT_EQ(tensor.dtype, first == small ? "BF16" : "F32") << name;
+        }
+      }
+      losses.merge(train(kOne, second));
+      ASSERT_EQ(losses.size(), 6u);
+      if (mesh.num_ranks == 1 && first == small && second == small) {
+        EXPECT_EQ(losses, straight);
+      }
+      for (const auto& [step, loss] : losses) EXPECT_NEAR(loss, straight.at(step), 1e-4 * loss) << step;
+    }
+  }
+}
 
 /// The tensors of all model shards, each as often as it is in one.
 std::vector<std::string> tensors_of_shards(const fs::path& folder) {
@@ -169,14 +200,12 @@ TEST_F(Checkpoints, GoOnWithTheSameLossesOnAnotherPipeline) {
   for (const bool with_mtp : {false, true}) {  // multi-token prediction only where the last stage is on the first rank
     const std::vector<std::string> model = {"--model.args.n_layers=4",
                                             fmt::format("--model.args.num_mtp_modules={}", with_mtp ? 1 : 0)};
-    fs::remove_all(outputs());
-    const std::map<std::int64_t, double> straight = train(kOne, model);
+    const std::map<std::int64_t, double> straight = train_anew(kOne, model);
     const std::pair<MeshShape, MeshShape> of_all[] = {
         {kPipeline2, kZbv2Tensor2}, {kZbv2Tensor2, kFsdp2Pipeline2}, {kPipeline2, kOne}, {kOne, kPipeline2}};
     const std::pair<MeshShape, MeshShape> of_zbv[] = {{kZbv2, kZbv2Tensor2}, {kZbv2Tensor2, kOne}, {kOne, kZbv2}};
     for (const auto& [first, second] : with_mtp ? std::span<const std::pair<MeshShape, MeshShape>>(of_zbv) : of_all) {
-      fs::remove_all(outputs());
-      std::map<std::int64_t, double> losses = train(first, model, 3);
+      std::map<std::int64_t, double> losses = train_anew(first, model, 3);
       if (first.degrees.pp == first.num_ranks) {  // no tensor is cut, so that each is in the shard of one stage
         std::vector<std::string> names = tensors_of_shards(checkpoint(3));
         std::sort(names.begin(), names.end());
@@ -234,8 +263,7 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
 TEST_F(Checkpoints, AsynchronousFilesAreThoseOfSynchronousSaves) {
   const std::vector<std::string> often = {"--checkpoint.interval=1", "--checkpoint.keep_latest_k=0"};
   for (const MeshShape& mesh : {kOne, kMeshes[1], kMeshes[4]}) {
-    fs::remove_all(outputs());
-    train(mesh, often);
+    train_anew(mesh, often);
     fs::rename(outputs(), scratch_ / "synchronous");
     for (const char* mode : {"async", "async_with_pinned_mem"}) {
       train(mesh, {often[0], often[1], std::string("--checkpoint.async_mode=") + mode});

@@ -138,16 +138,16 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   ASSERT_EQ(parameters.spec(0).name, "tok_embeddings.weight");
   parameters.set(0, (vocab - 1) * job.model.args.dim, {&bad, 1});
   const auto state = [&] {
-    std::vector<float> all;
+    std::vector<std::byte> all;
     for (const Tensor& tensor :
          {parameters.all_masters(), parameters.all_first_moments(), parameters.all_second_moments()}) {
-      std::vector<float> numbers(static_cast<std::size_t>(tensor.num_elements()));
-      parameters.read(tensor, numbers.data());
-      all.insert(all.end(), numbers.begin(), numbers.end());
+      const std::size_t begin = all.size();
+      all.resize(begin + tensor.num_bytes());
+      parameters.read(tensor, all.data() + begin);
     }
     return all;
   };
-  const std::vector<float> before = state();
+  const std::vector<std::byte> before = state();
   try {
     fill(job, 6, batches, vocab);
     fill(job, 7, others, vocab - 1);
@@ -188,6 +188,7 @@ INSTANTIATE_TEST_SUITE_P(
              {"--model.args.score_func=sigmoid", "--model.args.route_norm", "--model.args.n_expert_groups=4",
               "--model.args.n_limited_groups=2", "--model.args.seq_balance_loss_coeff=0.001",
               "--model.args.q_lora_rank=32", "--model.args.num_mtp_modules=1"}},
+        Case{"moments_in_bfloat16", {"--optimizer.state_dtype=bfloat16"}},
         Case{"selective", {"--activation_checkpoint.mode=selective"}},
         Case{"full", {"--activation_checkpoint.mode=full"}}, Case{"mxfp8", recipe("mxfp8", "128x128")},
         Case{"mxfp8_exact", recipe("mxfp8", "1x32")}, Case{"fp8_blockwise", recipe("fp8_blockwise")}),
