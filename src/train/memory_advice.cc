@@ -84,17 +84,26 @@ std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t
     advice =
         "\n  no mode fits with one sequence either: make training.seq_len or the model smaller, or take more ranks";
   }
+  const auto advise_other = [&](const std::string& change, const JobConfig& other) {
+    advice += fmt::format("\n  {}, by mode:", change);
+    for (const auto& [name, mode] : recompute_modes()) {
+      const MemoryPlan candidate = largest({other, run.device, run.degrees}, mode, batch).plan;
+      advice += fmt::format(" {} {}", name, format_gib(candidate.total() + others));
+    }
+  };
   if (run.degrees.ep > 1 && config.parallelism.expert_parallel_capacity_factor == 0.0) {
     JobConfig closer = config;
     closer.parallelism.expert_parallel_capacity_factor = kCloseCapacity;
-    advice += fmt::format(
-        "\n  experts have room for any load; with parallelism.expert_parallel_capacity_factor = {} (more than that "
-        "ends the run), by mode:",
-        kCloseCapacity);
-    for (const auto& [name, mode] : recompute_modes()) {
-      const MemoryPlan candidate = largest({closer, run.device, run.degrees}, mode, batch).plan;
-      advice += fmt::format(" {} {}", name, format_gib(candidate.total() + others));
-    }
+    advise_other(
+        fmt::format("experts have room for any load; with parallelism.expert_parallel_capacity_factor = {} (more "
+                    "than that ends the run)",
+                    kCloseCapacity),
+        closer);
+  }
+  if (config.optimizer.state_dtype == DType::kFloat32) {
+    JobConfig smaller = config;
+    smaller.optimizer.state_dtype = DType::kBFloat16;
+    advise_other("with optimizer.state_dtype = \"bfloat16\"", smaller);
   }
   return table + advice;
 }

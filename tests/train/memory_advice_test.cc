@@ -45,6 +45,17 @@ TEST_F(MemoryAdvice, SaysThatNothingFits) {
   EXPECT_THAT(advice(1 << 10), AllOf(HasSubstr("no mode fits"), Not(HasSubstr("that fits:"))));
 }
 
+TEST_F(MemoryAdvice, MomentsInBfloat16TakeHalf) {
+  const MemoryPlan plan = plan_of(config("none", 8));
+  JobConfig smaller = config("none", 8);
+  smaller.optimizer.state_dtype = DType::kBFloat16;
+  MemoryPlan expected = plan;
+  expected.moments /= 2;
+  EXPECT_EQ(plan_of(smaller), expected);
+  EXPECT_THAT(advice(1 << 10), HasSubstr("with optimizer.state_dtype = \"bfloat16\", by mode: none "));
+  EXPECT_THAT(memory_advice({smaller}, 0, 1 << 10), Not(HasSubstr("state_dtype")));
+}
+
 /// What the ranks of a mesh that is there plan, and one that is not.
 class PlannedMesh : public ::testing::TestWithParam<MeshCase> {
  protected:
