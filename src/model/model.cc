@@ -329,7 +329,8 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
   for (std::size_t k = 0; k < mtp_.size(); ++k) {
     const Tensor z_TD = keeping.allocate(shape), out_TD = keeping.allocate(shape);
     begin_unit(op, embedding_unit_);
-    begin_unit_backward(op, mtp_[k].unit, head_unit_);  // its norm's gradient comes with the loss
+    begin_unit(op, mtp_[k].unit, head_unit_);
+    parameters_.acquire_gradients(mtp_[k].unit, false);  // its norm's gradient comes with the loss
     mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, saved.mtp[k], z_TD);
     end_unit(embedding_unit_);
     mtp_[k].block.forward(context, z_TD, saved.blocks[stage.num_blocks + k], out_TD, sums_of(mtp_[k].block, device));

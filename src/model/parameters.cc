@@ -196,22 +196,30 @@ Tensor Parameters::gradient(ParamId id) const {
   return in_slot(summed_, DType::kFloat32, at, bucket.slot_offset + place.offset, place.local);
 }
 
-void Parameters::clear_gradients() {
-  to_assign_.assign(size(), false);
-  std::vector<Range> kept;  // of the flat buffer
+template <typename IsAssigned, typename BeginOf>
+void Parameters::start_sums(const Tensor& sums, IsAssigned&& is_assigned, BeginOf&& begin_of) {
+  to_assign_.resize(size());
+  std::vector<Range> kept;
   for (ParamId id = 0; id < size(); ++id) {
-    if (specs_[id].gemm == GemmKind::kNone || sharded(id)) continue;
+    if (specs_[id].gemm == GemmKind::kNone || !is_assigned(id)) continue;
     to_assign_[id] = true;
-    const std::int64_t begin = buckets_[places_[id].bucket].flat_offset + places_[id].offset;
+    const std::int64_t begin = begin_of(buckets_[places_[id].bucket]) + places_[id].offset;
     kept.push_back({begin, begin + places_[id].local.num_elements()});
   }
   std::ranges::sort(kept, {}, &Range::begin);
-  kept.push_back({total_, total_});
+  kept.push_back({sums.dim(0), sums.dim(0)});
   std::int64_t end = 0;  // of the range before
   for (const Range& range : kept) {
-    if (range.begin > end) set_zero(context(), all_gradients().rows(end, range.begin));
+    if (range.begin > end) set_zero(context(), sums.rows(end, range.begin));
     end = range.end;
   }
+}
+
+void Parameters::clear_gradients() {
+  to_assign_.assign(size(), false);
+  start_sums(
+      all_gradients(), [&](ParamId id) { return !sharded(id); },
+      [](const Bucket& bucket) { return bucket.flat_offset; });
 }
 
 Write Parameters::gradient_write(ParamId id) {
@@ -285,7 +293,7 @@ void Parameters::forget_gathered() {
   }
 }
 
-void Parameters::acquire_gradients(UnitId unit) {
+void Parameters::acquire_gradients(UnitId unit, bool with_products) {
   if (device_ == Device::kMeta || !sharded_unit(unit)) return;
   // The slot of the same unit's last sum, so that its sums enter the shards one after the other; or one that is free.
   Slot* free = find(gradient_slots_, unit);
@@ -307,8 +315,10 @@ void Parameters::acquire_gradients(UnitId unit) {
   for (const Bucket& bucket : buckets_) {
     if (bucket.unit == unit && sharded(bucket)) used = bucket.slot_offset + group(bucket).size() * bucket.shard_size;
   }
-  set_zero(context(),
-           in_slot(summed_, DType::kFloat32, static_cast<std::size_t>(free - gradient_slots_.data()), 0, {used}));
+  start_sums(
+      in_slot(summed_, DType::kFloat32, static_cast<std::size_t>(free - gradient_slots_.data()), 0, {used}),
+      [&](ParamId id) { return with_products && places_[id].unit == unit && sharded(id); },
+      [](const Bucket& bucket) { return bucket.slot_offset; });
 }
 
 void Parameters::release_gradients(UnitId unit) {
@@ -332,6 +342,9 @@ void Parameters::start_reducing(Slot& slot) {
 }
 
 void Parameters::finish_gradients() {
+  for (ParamId id = 0; id < to_assign_.size(); ++id) {
+    TESSERA_CHECK(!to_assign_[id], "no product has assigned the gradient of {}", specs_[id].name);
+  }
   if (options_.keep_gradients) {
     for (UnitId unit = 0; unit < num_units_; ++unit) {
       if (Slot* slot = find(gradient_slots_, unit)) start_reducing(*slot);

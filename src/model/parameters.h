@@ -109,7 +109,7 @@ class Parameters {
   /// What layers add to: the local tensor. Of a sharded parameter only while its unit's gradients are acquired.
   Tensor gradient(ParamId id) const;
   /// Starts the sums of a step. Gradients are 0 then, but for those of GEMMs' weights that are not sharded: these hold
-  /// what they held, until the first product assigns them.
+  /// whatever they held, until the first product assigns them.
   void clear_gradients();
   /// How the next product enters the gradient of a GEMM's weight; to be asked once per product.
   Write gradient_write(ParamId id);
@@ -126,8 +126,9 @@ class Parameters {
   /// Gathers a unit's weights, if need be. True if they were not there before the call (or the prefetch).
   bool acquire(UnitId unit);
   void release(UnitId unit);
-  /// A unit's gradients, zero (or what the micro-batches of this step so far have added up to).
-  void acquire_gradients(UnitId unit);
+  /// A unit's gradients, 0 but for those of GEMMs' weights, which the first product assigns: without products, all are
+  /// 0. Or what the micro-batches of this step so far have added up to.
+  void acquire_gradients(UnitId unit, bool with_products = true);
   /// Starts to add them to the shards, unless they are to stay.
   void release_gradients(UnitId unit);
   /// After the last micro-batch: all sums are in the shards of all replicas.
@@ -208,6 +209,9 @@ class Parameters {
   Tensor in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
   void start_gathering(UnitId unit, std::size_t slot);
   void start_reducing(Slot& slot);
+  /// Starts sums at 0, but for the GEMMs' weights of which is_assigned(id) is true; begin_of(bucket): where its are.
+  template <typename IsAssigned, typename BeginOf>
+  void start_sums(const Tensor& sums, IsAssigned&& is_assigned, BeginOf&& begin_of);
   /// Calls visit(index in the flat buffers, index in the flattened whole, count) for this rank's numbers of a
   /// parameter.
   template <typename Visit>

@@ -88,9 +88,11 @@ TEST(Parameters, GradientsOfProductsAreAssignedFirst) {
       EXPECT_EQ(moments(parameters.gradient(id).data<float>(), parameters.gradient(id).num_elements()).largest, 0.0);
     }
     for (const ParamId id : {linear, grouped}) {
+      EXPECT_THROW(parameters.finish_gradients(), InternalError);
       EXPECT_EQ(parameters.gradient_write(id), Write::kAssign);
       EXPECT_EQ(parameters.gradient_write(id), Write::kAccumulate);
     }
+    EXPECT_NO_THROW(parameters.finish_gradients());
   }
 }
 
