@@ -18,7 +18,7 @@ std::int64_t align_up(std::int64_t count) {
   return (count + kAlignmentInNumbers - 1) / kAlignmentInNumbers * kAlignmentInNumbers;
 }
 
-/// Bytes that a thread copies at a time.
+/// Bytes or numbers that a thread copies at a time.
 constexpr std::int64_t kGrain = 1 << 16;
 
 std::size_t bytes_of(std::int64_t count, DType dtype) { return static_cast<std::size_t>(count) * size_of(dtype); }
@@ -126,6 +126,7 @@ void Parameters::allocate(DType compute, cuda::Runtime* cuda) {
   buffers_ = Buffer(bytes_of(buffer_total_, DType::kFloat32), device_);
   gathered_ = Buffer(slots_.size() * bytes_of(slot_size_, compute), device_);
   summed_ = Buffer(gradient_slots_.size() * bytes_of(slot_size_, DType::kFloat32), device_);
+  to_assign_.assign(size(), false);
 }
 
 void Parameters::allocate_weights(DType compute) {
@@ -196,14 +197,13 @@ Tensor Parameters::gradient(ParamId id) const {
   return in_slot(summed_, DType::kFloat32, at, bucket.slot_offset + place.offset, place.local);
 }
 
-template <typename IsAssigned, typename BeginOf>
-void Parameters::start_sums(const Tensor& sums, IsAssigned&& is_assigned, BeginOf&& begin_of) {
-  to_assign_.resize(size());
+template <typename IsThere>
+void Parameters::start_sums(const Tensor& sums, std::int64_t Bucket::*begin_of, IsThere&& is_there) {
   std::vector<Range> kept;
   for (ParamId id = 0; id < size(); ++id) {
-    if (specs_[id].gemm == GemmKind::kNone || !is_assigned(id)) continue;
+    if (specs_[id].gemm == GemmKind::kNone || !is_there(id)) continue;
     to_assign_[id] = true;
-    const std::int64_t begin = begin_of(buckets_[places_[id].bucket]) + places_[id].offset;
+    const std::int64_t begin = buckets_[places_[id].bucket].*begin_of + places_[id].offset;
     kept.push_back({begin, begin + places_[id].local.num_elements()});
   }
   std::ranges::sort(kept, {}, &Range::begin);
@@ -216,14 +216,24 @@ void Parameters::start_sums(const Tensor& sums, IsAssigned&& is_assigned, BeginO
 }
 
 void Parameters::clear_gradients() {
+  // Passes that no step follows, of a warm-up or a search for what is not finite, leave sums behind.
+  for (Slot& slot : gradient_slots_) {
+    slot.wait();
+    slot.unit.reset();
+  }
   to_assign_.assign(size(), false);
-  start_sums(
-      all_gradients(), [&](ParamId id) { return !sharded(id); },
-      [](const Bucket& bucket) { return bucket.flat_offset; });
+  start_sums(all_gradients(), &Bucket::flat_offset, [&](ParamId id) { return !sharded(id); });
+}
+
+void Parameters::require_assigned(std::optional<UnitId> unit) const {
+  for (ParamId id = 0; id < size(); ++id) {
+    const bool is_there = unit ? sharded(id) && places_[id].unit == *unit : !sharded(id);
+    TESSERA_CHECK(!is_there || !to_assign_[id], "no product has assigned the gradient of {}", specs_[id].name);
+  }
 }
 
 Write Parameters::gradient_write(ParamId id) {
-  if (to_assign_.empty() || !to_assign_[id]) return Write::kAccumulate;
+  if (!to_assign_[id]) return Write::kAccumulate;
   to_assign_[id] = false;
   return Write::kAssign;
 }
@@ -315,10 +325,9 @@ void Parameters::acquire_gradients(UnitId unit, bool with_products) {
   for (const Bucket& bucket : buckets_) {
     if (bucket.unit == unit && sharded(bucket)) used = bucket.slot_offset + group(bucket).size() * bucket.shard_size;
   }
-  start_sums(
-      in_slot(summed_, DType::kFloat32, static_cast<std::size_t>(free - gradient_slots_.data()), 0, {used}),
-      [&](ParamId id) { return with_products && places_[id].unit == unit && sharded(id); },
-      [](const Bucket& bucket) { return bucket.slot_offset; });
+  const auto slot = static_cast<std::size_t>(free - gradient_slots_.data());
+  start_sums(in_slot(summed_, DType::kFloat32, slot, 0, {used}), &Bucket::slot_offset,
+             [&](ParamId id) { return with_products && places_[id].unit == unit && sharded(id); });
 }
 
 void Parameters::release_gradients(UnitId unit) {
@@ -330,6 +339,7 @@ void Parameters::release_gradients(UnitId unit) {
 }
 
 void Parameters::start_reducing(Slot& slot) {
+  require_assigned(slot.unit);
   for (const Bucket& bucket : buckets_) {
     if (bucket.unit != slot.unit || !sharded(bucket)) continue;
     const std::int64_t size = bucket.shard_size * group(bucket).size();
@@ -342,9 +352,7 @@ void Parameters::start_reducing(Slot& slot) {
 }
 
 void Parameters::finish_gradients() {
-  for (ParamId id = 0; id < to_assign_.size(); ++id) {
-    TESSERA_CHECK(!to_assign_[id], "no product has assigned the gradient of {}", specs_[id].name);
-  }
+  require_assigned(std::nullopt);
   if (options_.keep_gradients) {
     for (UnitId unit = 0; unit < num_units_; ++unit) {
       if (Slot* slot = find(gradient_slots_, unit)) start_reducing(*slot);
@@ -395,7 +403,11 @@ void Parameters::write(std::span<const float> numbers, const Tensor& tensor) con
   std::span<const std::byte> bytes = std::as_bytes(numbers);
   std::vector<BFloat16> rounded;
   if (tensor.dtype() == DType::kBFloat16) {
-    rounded = std::vector<BFloat16>(numbers.begin(), numbers.end());
+    rounded.resize(numbers.size());
+    parallel_ranges(tensor.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      std::transform(numbers.begin() + begin, numbers.begin() + end, rounded.begin() + begin,
+                     [](float number) { return BFloat16(number); });
+    });
     bytes = std::as_bytes(std::span(rounded));
   }
   if (cuda_ == nullptr) {
@@ -413,16 +425,13 @@ void Parameters::fill(const Tensor& tensor, const std::function<void(float*)>& f
   write(numbers, tensor);
 }
 
-void Parameters::read(const Tensor& tensor, void* target) const {
-  TESSERA_CHECK(tensor.is_contiguous());
-  if (cuda_ == nullptr) {
-    const auto* bytes = static_cast<const std::byte*>(tensor.raw());
-    parallel_ranges(static_cast<std::int64_t>(tensor.num_bytes()), kGrain, [&](std::int64_t begin, std::int64_t end) {
-      std::copy(bytes + begin, bytes + end, static_cast<std::byte*>(target) + begin);
-    });
-    return;
-  }
-  cuda_->fetch(tensor, target);
+void Parameters::read(const Tensor& from, const Tensor& to) const {
+  TESSERA_CHECK(from.is_contiguous() && to.is_contiguous() && from.dtype() == to.dtype() && from.shape() == to.shape());
+  if (cuda_ != nullptr) return cuda_->fetch(from, to.raw());
+  const auto* bytes = static_cast<const std::byte*>(from.raw());
+  auto* target = static_cast<std::byte*>(to.raw());
+  parallel_ranges(static_cast<std::int64_t>(from.num_bytes()), kGrain,
+                  [&](std::int64_t begin, std::int64_t end) { std::copy(bytes + begin, bytes + end, target + begin); });
 }
 
 void Parameters::initialise(std::uint64_t seed) {

@@ -166,8 +166,8 @@ class Parameters {
   /// Has fill(target) set the numbers of one of this rank's tensors: in place, or, if it is on a GPU or in bfloat16, in
   /// memory of the host that is then copied there and rounded.
   void fill(const Tensor& tensor, const std::function<void(float*)>& fill) const;
-  /// Copies the numbers of such a tensor, as they are, to the host.
-  void read(const Tensor& tensor, void* target) const;
+  /// Copies the numbers of such a tensor to one of the same type and shape on the host.
+  void read(const Tensor& from, const Tensor& to) const;
 
  private:
   /// Parameters of a unit that are cut alike.
@@ -209,9 +209,12 @@ class Parameters {
   Tensor in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
   void start_gathering(UnitId unit, std::size_t slot);
   void start_reducing(Slot& slot);
-  /// Starts sums at 0, but for the GEMMs' weights of which is_assigned(id) is true; begin_of(bucket): where its are.
-  template <typename IsAssigned, typename BeginOf>
-  void start_sums(const Tensor& sums, IsAssigned&& is_assigned, BeginOf&& begin_of);
+  /// Starts sums at 0, but for those of GEMMs' weights with is_there(id), which are marked as to be assigned.
+  /// `begin_of`: where a bucket's sums begin.
+  template <typename IsThere>
+  void start_sums(const Tensor& sums, std::int64_t Bucket::*begin_of, IsThere&& is_there);
+  /// Ends in InternalError if a gradient of the unit's slot, or of the flat buffer, still holds what it held before.
+  void require_assigned(std::optional<UnitId> unit) const;
   /// Calls visit(index in the flat buffers, index in the flattened whole, count) for this rank's numbers of a
   /// parameter.
   template <typename Visit>

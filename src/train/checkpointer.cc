@@ -117,7 +117,7 @@ void Checkpointer::take_snapshot(Pieces& pieces) {
   for (std::vector<TensorPiece>& tensors : pieces) {
     for (TensorPiece& tensor : tensors) {
       const Tensor copy(next, tensor.numbers.shape(), tensor.numbers.dtype(), Device::kCpu);
-      parameters_.read(tensor.numbers, next);
+      parameters_.read(tensor.numbers, copy);
       tensor.numbers = copy;
       next += copy.num_bytes();
     }

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "tests/comm/ranks.h"
+
 namespace tessera {
 namespace {
 
@@ -93,6 +95,70 @@ TEST(Parameters, GradientsOfProductsAreAssignedFirst) {
       EXPECT_EQ(parameters.gradient_write(id), Write::kAccumulate);
     }
     EXPECT_NO_THROW(parameters.finish_gradients());
+  }
+}
+
+// The same in slots, each time that one starts new sums: per micro-batch, or per step.
+TEST(Parameters, GradientsOfProductsInSlotsAreAssignedFirst) {
+  for (const bool keep : {false, true}) {
+    comm_test::with_ranks(2, [&](ProcessGroup& world) {
+      Parameters parameters(std::make_shared<Mesh>(world, resolve({}, 2)), {.keep_gradients = keep, .num_slots = 1});
+      const ParamId norm = parameters.add({"norm", {5}, {}});
+      const ParamId linear =
+          parameters.add({.name = "linear", .shape = {3, 7}, .init = {}, .gemm = GemmKind::kLinear, .cut = {}});
+      const ParamId gate = parameters.add({"gate", {2, 3}, {}});
+      parameters.allocate(DType::kFloat32);
+      const auto expect_started = [&](Write write) {
+        for (const ParamId id : {norm, gate}) {
+          EXPECT_EQ(moments(parameters.gradient(id).data<float>(), parameters.gradient(id).num_elements()).largest,
+                    0.0);
+        }
+        EXPECT_EQ(parameters.gradient_write(linear), write);
+        EXPECT_EQ(parameters.gradient_write(linear), Write::kAccumulate);
+      };
+      const auto fill = [&] {
+        for (const ParamId id : {norm, linear, gate}) {
+          std::fill_n(parameters.gradient(id).data<float>(), parameters.gradient(id).num_elements(), 3.0f);
+        }
+      };
+      parameters.clear_gradients();
+      parameters.acquire_gradients(0);
+      expect_started(Write::kAssign);
+      fill();
+      parameters.release_gradients(0);
+      // Without an end: a step starts anew, and so does a pass without products.
+      for (const bool with_products : {true, false}) {
+        parameters.clear_gradients();
+        parameters.acquire_gradients(0, with_products);
+        expect_started(with_products ? Write::kAssign : Write::kAccumulate);
+        if (!with_products) {
+          EXPECT_EQ(moments(parameters.gradient(linear).data<float>(), 21).largest, 0.0);
+        }
+        fill();
+        parameters.release_gradients(0);
+      }
+      parameters.acquire_gradients(0);  // the next micro-batch
+      if (keep) {
+        EXPECT_EQ(parameters.gradient(norm).data<float>()[4], 3.0f);
+      } else {
+        expect_started(Write::kAssign);
+      }
+      fill();
+      parameters.release_gradients(0);
+      parameters.finish_gradients();
+      const float sum = keep ? 6.0f : 12.0f;  // over ranks, and over two passes
+      const Parameters::Range range = parameters.shard_range(linear);
+      for (std::int64_t i = 0; i < range.end - range.begin; ++i) {
+        EXPECT_EQ(parameters.gradient_shard(linear).data<float>()[i], sum);
+      }
+      parameters.clear_gradients();
+      parameters.acquire_gradients(0);
+      const auto end = [&] {
+        parameters.release_gradients(0);
+        parameters.finish_gradients();
+      };
+      EXPECT_THROW(end(), InternalError) << "no product";
+    });
   }
 }
 

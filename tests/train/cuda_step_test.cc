@@ -143,7 +143,7 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
          {parameters.all_masters(), parameters.all_first_moments(), parameters.all_second_moments()}) {
       const std::size_t begin = all.size();
       all.resize(begin + tensor.num_bytes());
-      parameters.read(tensor, all.data() + begin);
+      parameters.read(tensor, Tensor(all.data() + begin, tensor.shape(), tensor.dtype(), Device::kCpu));
     }
     return all;
   };

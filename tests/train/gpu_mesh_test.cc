@@ -60,6 +60,7 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"pp4_zbv", 4, {.pp = 4}, 8, schedule("ZBVZeroBubble") + kEightLayers},
         MeshCase{"pp4_dualpipev_mtp", 4, {.pp = 4}, 8, schedule("DualPipeV") + kEightLayers + kMtp},
         MeshCase{"pp2_fsdp2", 4, {.pp = 2}, 4}, MeshCase{"pp2_ep2", 4, {.pp = 2, .ep = 2}, 4},
+        MeshCase{"pp2_fsdp2_zbv_mtp", 4, {.pp = 2}, 2, schedule("ZBVZeroBubble") + kMtp},
         MeshCase{"pp2_tp2_dualpipev", 4, {.tp = 2, .pp = 2}, 4, schedule("DualPipeV")},
         MeshCase{"pp2_ep2_zbv_direct", 4, {.pp = 2, .ep = 2}, 4, schedule("ZBVZeroBubble") + kDirect},
         MeshCase{

@@ -86,6 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"pp2_zbv", 2, {.pp = 2}, 4, schedule("ZBVZeroBubble")},
                       MeshCase{"pp2_zbv_selective", 2, {.pp = 2}, 4, schedule("ZBVZeroBubble") + kSelective},
                       MeshCase{"pp2_zbv_mtp", 2, {.pp = 2}, 2, schedule("ZBVZeroBubble") + kMtp},
+                      MeshCase{"pp2_fsdp2_zbv_mtp", 4, {.pp = 2}, 2, schedule("ZBVZeroBubble") + kMtp},
                       MeshCase{"pp2_dualpipev_full", 2, {.pp = 2}, 4, schedule("DualPipeV") + kFull},
                       MeshCase{"pp2_dualpipev_mxfp8", 2, {.pp = 2}, 4, schedule("DualPipeV") + kWgradHigh},
                       MeshCase{"pp4_zbv", 4, {.pp = 4}, 8, schedule("ZBVZeroBubble") + kEightLayers},

@@ -113,7 +113,8 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
           whole.resize(static_cast<std::size_t>(parameters.spec(id).shape.num_elements()), NAN);
           const Parameters::Range range = parameters.shard_range(id);
           std::vector<float> shard(static_cast<std::size_t>(range.end - range.begin));
-          parameters.read(parameters.gradient_shard(id), shard.data());
+          parameters.read(parameters.gradient_shard(id),
+                          Tensor(shard.data(), {range.end - range.begin}, DType::kFloat32, Device::kCpu));
           parameters.slice(id).for_each_run(
               range.begin, range.end, [&](std::int64_t local_begin, std::int64_t global, std::int64_t count) {
                 std::copy_n(shard.begin() + (local_begin - range.begin), count, whole.begin() + global);
