@@ -95,7 +95,9 @@ __device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoc
       }
     }
   }
-  return __all_sync(kAllLanes, came);
+  const bool all_came = __all_sync(kAllLanes, came);
+  __syncwarp();  // what one lane has acquired, all of them may read: a vote does not order memory
+  return all_came;
 }
 
 /// This rank's share of a call in blocks, of which so many sixteenths store.

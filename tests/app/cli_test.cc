@@ -149,7 +149,7 @@ TEST_F(Cli, ACudnnThatIsTooOldIsToldOf) {
   const Finished finished =
       Process(scratch_, {"bench", "attention"}, RLIM_INFINITY, {"/usr/bin/env", old_cudnn}).finish();
   EXPECT_EQ(finished.status, 2) << finished.output;
-  EXPECT_THAT(finished.output, HasSubstr("is too old: 9.12 or newer is needed"));
+  EXPECT_THAT(finished.output, HasSubstr("is too old: 9.18 or newer is needed"));
 }
 #endif
 

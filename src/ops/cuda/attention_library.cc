@@ -20,7 +20,9 @@ void* cudnn_dlhandle = nullptr;
 namespace tessera::cuda {
 namespace {
 
-constexpr std::size_t kOldestVersion = 91200;  // writes logsumexps in any layout
+/// On Hopper older ones read what their workspace happens to hold, in the backward of documents
+/// (github.com/NVIDIA/TransformerEngine, issue 2186).
+constexpr std::size_t kOldestVersion = 91800;
 
 std::size_t round_up(std::size_t x, std::size_t to) { return (x + to - 1) / to * to; }
 
