@@ -16,6 +16,9 @@ namespace {
 
 constexpr std::int64_t kMaxThreads = 4096;
 
+/// A moment in bfloat16 that is within 2^-8 / (1 - beta) of what it tends to does not move on: 20 % here, 8 % at 0.95.
+constexpr double kLargestBetaInBfloat16 = 0.98;
+
 /// Keys that a file may have at any value, but that a run takes at their default only.
 struct Unbuilt {
   std::string_view key;
@@ -203,6 +206,10 @@ void JobConfig::validate() const {
   for (const auto& [key, beta] :
        {std::pair{"optimizer.beta1", optimizer.beta1}, {"optimizer.beta2", optimizer.beta2}}) {
     require(0.0 <= beta && beta < 1.0, "{} is {}; expected 0 <= beta < 1", key, beta);
+    require(optimizer.state_dtype == DType::kFloat32 || beta <= kLargestBetaInBfloat16,
+            "{} is {}; with optimizer.state_dtype = bfloat16 expected at most {}: smaller steps of a moment are "
+            "rounded away",
+            key, beta, kLargestBetaInBfloat16);
   }
   not_negative("lr_scheduler.warmup_steps", lr_scheduler.warmup_steps);
   require(lr_scheduler.decay_ratio <= 1.0, "lr_scheduler.decay_ratio is {}; expected at most 1",

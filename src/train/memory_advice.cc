@@ -88,7 +88,7 @@ std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t
     advice += fmt::format("\n  {}, by mode:", change);
     for (const auto& [name, mode] : recompute_modes()) {
       const MemoryPlan candidate = largest({other, run.device, run.degrees}, mode, batch).plan;
-      advice += fmt::format(" {} {}", name, format_gib(candidate.total() + others));
+      advice += fmt::format(" {} {}{}", name, format_gib(candidate.total() + others), fits(candidate) ? " (fits)" : "");
     }
   };
   if (run.degrees.ep > 1 && config.parallelism.expert_parallel_capacity_factor == 0.0) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/mesh_training.h"
+#include "train/metrics.h"
 
 namespace tessera::mesh_test {
 namespace {
@@ -53,6 +54,8 @@ TEST_F(MemoryAdvice, MomentsInBfloat16TakeHalf) {
   expected.moments /= 2;
   EXPECT_EQ(plan_of(smaller), expected);
   EXPECT_THAT(advice(1 << 10), HasSubstr("with optimizer.state_dtype = \"bfloat16\", by mode: none "));
+  EXPECT_THAT(advice(1 << 10), Not(HasSubstr("(fits)")));
+  EXPECT_THAT(advice(expected.total()), HasSubstr("by mode: none " + format_gib(expected.total()) + " (fits)"));
   EXPECT_THAT(memory_advice({smaller}, 0, 1 << 10), Not(HasSubstr("state_dtype")));
 }
 
