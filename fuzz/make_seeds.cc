@@ -74,16 +74,15 @@ void write_shards_seeds(const fs::path& folder) {
   // Upper halves of the matrix whose lower one the target lays beside it, or that and what is too much.
   std::vector<float> numbers(24, 2.0f);
   const Slice rows{.global = {4, 6}}, left{.global = {4, 6}, .dim = 1, .part = 0, .parts = 2};
-  const auto write_piece = [&](const char* name, const Piece& piece) {
+  const auto write_piece = [&](const char* name, const Piece& piece, DType dtype = DType::kFloat32) {
     const TensorPiece tensor{
-        .name = "w",
-        .piece = piece,
-        .numbers = Tensor(numbers.data(), {piece.end - piece.begin}, DType::kFloat32, Device::kCpu)};
+        .name = "w", .piece = piece, .numbers = Tensor(numbers.data(), {piece.end - piece.begin}, dtype, Device::kCpu)};
     write_shard(folder / name, {.step = 3, .shard = 0, .num_shards = 2}, std::span(&tensor, 1));
   };
   write_piece("seed-upper", {.slice = rows, .begin = 0, .end = 12});
   write_piece("seed-left", {.slice = left, .begin = 0, .end = 12});
   write_piece("seed-whole", Piece::whole({4, 6}));
+  write_piece("seed-bfloat16", {.slice = rows, .begin = 0, .end = 12}, DType::kBFloat16);
 }
 
 void write_dataset_seeds(const fs::path& folder) {

@@ -1,5 +1,5 @@
-// ShardFiles: any bytes as the first of two shards. The second, the lower half of a matrix, is as it should be, so that
-// the first can be right.
+// ShardFiles: any bytes as the first of two shards, of the model and of the optimizer. The second, the lower half of a
+// matrix, is as it should be, so that the first can be right.
 #include "checkpoint/shards.h"
 
 #include "target.h"
@@ -10,11 +10,13 @@ namespace {
 
 const Shape kShape = {4, 6};
 
-/// Reads every number of the matrix, in its order and by a cut that no file has.
-void read_matrix() {
-  const ShardFiles files(fuzz::input_folder(), kModelShards, 3, 2);
+constexpr std::string_view kKinds[] = {kModelShards, kOptimizerShards};
+
+/// Reads every number of a model's matrix in its order, and some of either by a cut that no file has.
+void read_matrix(std::string_view kind) {
+  const ShardFiles files(fuzz::input_folder(), kind, 3, 2);
   const AssembledTensor matrix = files.at("w", kShape);
-  for (std::int64_t at = 0; at < kShape.num_elements();) {
+  for (std::int64_t at = 0; kind == kModelShards && at < kShape.num_elements();) {
     const std::span<const float> numbers = matrix.from(at);
     fuzz::touch(std::as_bytes(numbers));
     at += static_cast<std::int64_t>(numbers.size());
@@ -29,14 +31,19 @@ void read_matrix() {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const auto second = [] {
-    const auto path = fuzz::input_folder() / shard_file_name(kModelShards, 1, 2);
     std::vector<float> numbers(12, 1.0f);
     const TensorPiece lower{.name = "w",
                             .piece = {.slice = {.global = kShape}, .begin = 12, .end = 24},
                             .numbers = Tensor(numbers.data(), {12}, DType::kFloat32, Device::kCpu)};
-    return write_shard(path, {.step = 3, .shard = 1, .num_shards = 2}, std::span(&lower, 1));
+    for (const std::string_view kind : kKinds) {
+      write_shard(fuzz::input_folder() / shard_file_name(kind, 1, 2), {.step = 3, .shard = 1, .num_shards = 2},
+                  std::span(&lower, 1));
+    }
+    return true;
   }();
-  fuzz::write_input(shard_file_name(kModelShards, 0, 2), fuzz::as_text({data, size}));
-  fuzz::read_hostile(fuzz::input_folder().native(), [] { read_matrix(); });
+  for (const std::string_view kind : kKinds) {
+    fuzz::write_input(shard_file_name(kind, 0, 2), fuzz::as_text({data, size}));
+    fuzz::read_hostile(fuzz::input_folder().native(), [&] { read_matrix(kind); });
+  }
   return 0;
 }

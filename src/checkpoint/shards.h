@@ -64,7 +64,7 @@ WrittenFile write_shard(const std::filesystem::path& path, const ShardId& id, st
 /// A tensor put together from pieces in mapped files.
 class AssembledTensor {
  public:
-  /// The numbers from index `begin` of the flattened tensor, of a model's shards, on, as many as lie one behind the
+  /// Of a model's shards: the numbers from index `begin` of the flattened tensor on, as many as lie one behind the
   /// other in one file.
   std::span<const float> from(std::int64_t begin) const;
   /// Copies the numbers of a piece, which need not be one of the files'.

@@ -37,9 +37,8 @@ __device__ void load_once(const __nv_bfloat16* from, float (&x)[kCount]) {
     const uint2 words = __ldcs(reinterpret_cast<const uint2*>(from));
     __nv_bfloat162 pairs[2];
     memcpy(pairs, &words, sizeof words);
-#pragma unroll
-    for (int lane = 0; lane < kCount; ++lane)
-      x[lane] = __bfloat162float(lane % 2 ? pairs[lane / 2].y : pairs[lane / 2].x);
+    const float2 low = __bfloat1622float2(pairs[0]), high = __bfloat1622float2(pairs[1]);
+    x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
   } else {
     x[0] = __bfloat162float(*from);
   }

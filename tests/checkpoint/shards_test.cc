@@ -152,6 +152,18 @@ TEST(Shards, OnlyTheOptimizersMayBeInBfloat16) {
   const Piece middle{.slice = {.global = {3, 5}, .dim = 0}, .begin = 4, .end = 10};
   ShardFiles(scratch.path(), kOptimizerShards, 0, 1).at("w", {3, 5}).read(middle, read.data());
   EXPECT_EQ(read, numbers_of(middle));
+  // A file of each type: runs of both make up the tensor.
+  std::vector<float> wide = numbers_of({whole.slice, 0, 7});
+  const TensorPiece pieces[] = {{"w", {whole.slice, 0, 7}, view(wide)},
+                                {"w", {whole.slice, 7, 15}, Tensor(&numbers[7], {8}, DType::kBFloat16, Device::kCpu)}};
+  for (const std::int64_t shard : {0, 1}) {
+    write_shard(scratch / shard_file_name(kOptimizerShards, shard, 2), {0, shard, 2}, std::span(&pieces[shard], 1));
+  }
+  ShardFiles(scratch.path(), kOptimizerShards, 0, 2).at("w", {3, 5}).read(middle, read.data());
+  EXPECT_EQ(read, numbers_of(middle));
+  const NamedTensor whole_numbers{"w", Tensor(&numbers[0], {7}, DType::kInt32, Device::kCpu)};
+  write_safetensors(scratch / "optimizer.safetensors", std::span(&whole_numbers, 1), shard_metadata({}));
+  expect_error([&] { ShardFiles(scratch.path(), kOptimizerShards, 0, 1); }, {"I32", "expected F32 or BF16"});
   expect_error([&] { ShardFiles(scratch.path(), kModelShards, 0, 1); },
                {"model.safetensors", "'w'", "BF16", "expected F32"});
 }

@@ -446,15 +446,18 @@ std::vector<Operator> operators() {
     const Tensor d_q = c.out({300, 3 * 16}), d_kv = c.out({300, 3 * 22});
     mla_attention_backward(c.context(), kMla, x, o, lse, d_o, d_q, d_kv, c.out({300, 6}));
   });
-  add_operator(
-      "AdamW",
-      [](Call& c) {
-        const Tensor d_w = c.in({70'001}), m = c.changed({70'001}), v = c.changed({70'001}), w = c.changed({70'001});
-        const Tensor step = c.in({AdamWStep::kNumbers});  // positive numbers
-        adamw(c.context(), {.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f}, step, d_w, m, v, w,
-              c.out({70'001}, DType::kBFloat16));
-      },
-      /*typed=*/false);
+  for (const auto& [name, moments] : {std::pair{"AdamW", DType::kFloat32}, {"AdamWBfloat16", DType::kBFloat16}}) {
+    add_operator(
+        name,
+        [moments = moments](Call& c) {
+          const Tensor d_w = c.in({70'001}), w = c.changed({70'001}), m = c.changed({70'001}, moments),
+                       v = c.changed({70'001}, moments);
+          const Tensor step = c.in({AdamWStep::kNumbers});  // positive numbers
+          adamw(c.context(), {.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f}, step, d_w, m, v,
+                w, c.out({70'001}, DType::kBFloat16));
+        },
+        /*typed=*/false);
+  }
   add_operator(
       "SumOfSquares",
       [](Call& c) { sum_of_squares(c.context(), c.in({70'001}, kAnyShape), c.out({1}, DType::kFloat64)); },
