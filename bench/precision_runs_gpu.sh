@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# The loss of the 16B model in mxfp8 and fp8_blockwise against bfloat16 on the GPUs of this machine: a real corpus, 1,500 steps,
+# The loss of the 16B model in low precision against bfloat16 on the GPUs of this machine: a real corpus, 1,500 steps,
 # on all sides the same data and seeds, then `tessera compare`. As many runs at a time as there are GPUs for, RANKS of them each.
 # FOLDER/SIDE/seed-N/train.log is what a run says; a run that ended is not run again, others start anew: checkpoints would be 190
-# GB each. A verdict takes three seeds. OPTIONS, of `tessera train`, are for all sides. PRECISIONS, in the environment: the sides,
-# of which the first is the baseline.
-#   bench/precision_runs_gpu.sh TESSERA RANKS [FOLDER [DATASET [SEEDS [OPTIONS...]]]]
+# GB each. A verdict takes three seeds. PRECISIONS are the sides, of which the first is the baseline. OPTIONS, of `tessera train`,
+# are for all sides.
+#   bench/precision_runs_gpu.sh TESSERA RANKS [FOLDER [DATASET [SEEDS [PRECISIONS [OPTIONS...]]]]]
 set -euo pipefail
 if [[ $# -lt 2 ]]; then
-  echo "usage: $0 TESSERA RANKS [FOLDER [DATASET [SEEDS [OPTIONS...]]]]" >&2
+  echo "usage: $0 TESSERA RANKS [FOLDER [DATASET [SEEDS [PRECISIONS [OPTIONS...]]]]]" >&2
   exit 2
 fi
 tessera=$1 ranks=$2 folder=${3:-outputs/precision-16B} dataset=${4:-data/gcide} seeds=${5:-3}
-options=("${@:6}")
+IFS=, read -ra precisions <<<"${6:-bf16,mxfp8,fp8_blockwise}"
+options=("${@:7}")
 source "$(dirname "$0")/precision_sides.sh"
 # 1,500 steps of 2048 tokens per rank are 0.2 epochs of the debug model's corpus for each; room for any load of the experts.
 base="--model.flavor=16B --training.device=cuda --training.dataset_path=$dataset --training.local_batch_size=1 \
 --training.seq_len=2048 --validation.enable=true --activation_checkpoint.mode=selective --metrics.log_freq=1 \
 --parallelism.expert_parallel_degree=$ranks --parallelism.expert_parallel_comm_backend=direct"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-read -ra precisions <<<"${PRECISIONS:-bf16 mxfp8 fp8_blockwise}"
 
 is_not_finite() { # a run whose loss is not finite any more has ended, too, and compare says so
   [[ -f $1/metrics.jsonl ]] && tail -n 1 "$1/metrics.jsonl" | grep -Eq '"(loss|grad_norm)":null'
