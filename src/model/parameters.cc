@@ -197,13 +197,18 @@ Tensor Parameters::gradient(ParamId id) const {
   return in_slot(summed_, DType::kFloat32, at, bucket.slot_offset + place.offset, place.local);
 }
 
-template <typename IsThere>
-void Parameters::start_sums(const Tensor& sums, std::int64_t Bucket::*begin_of, IsThere&& is_there) {
+bool Parameters::is_assigned_in(std::optional<UnitId> unit, ParamId id) const {
+  if (specs_[id].gemm == GemmKind::kNone) return false;
+  return unit ? sharded(id) && places_[id].unit == *unit : !sharded(id);
+}
+
+void Parameters::start_sums(const Tensor& sums, std::optional<UnitId> unit) {
   std::vector<Range> kept;
   for (ParamId id = 0; id < size(); ++id) {
-    if (specs_[id].gemm == GemmKind::kNone || !is_there(id)) continue;
+    if (!is_assigned_in(unit, id)) continue;
     to_assign_[id] = true;
-    const std::int64_t begin = buckets_[places_[id].bucket].*begin_of + places_[id].offset;
+    const Bucket& bucket = buckets_[places_[id].bucket];
+    const std::int64_t begin = (unit ? bucket.slot_offset : bucket.flat_offset) + places_[id].offset;
     kept.push_back({begin, begin + places_[id].local.num_elements()});
   }
   std::ranges::sort(kept, {}, &Range::begin);
@@ -217,18 +222,15 @@ void Parameters::start_sums(const Tensor& sums, std::int64_t Bucket::*begin_of, 
 
 void Parameters::clear_gradients() {
   // Passes that no step follows, of a warm-up or a search for what is not finite, leave sums behind.
-  for (Slot& slot : gradient_slots_) {
-    slot.wait();
-    slot.unit.reset();
-  }
+  for (Slot& slot : gradient_slots_) slot.clear();
   to_assign_.assign(size(), false);
-  start_sums(all_gradients(), &Bucket::flat_offset, [&](ParamId id) { return !sharded(id); });
+  start_sums(all_gradients(), std::nullopt);
 }
 
 void Parameters::require_assigned(std::optional<UnitId> unit) const {
   for (ParamId id = 0; id < size(); ++id) {
-    const bool is_there = unit ? sharded(id) && places_[id].unit == *unit : !sharded(id);
-    TESSERA_CHECK(!is_there || !to_assign_[id], "no product has assigned the gradient of {}", specs_[id].name);
+    TESSERA_CHECK(!is_assigned_in(unit, id) || !to_assign_[id], "no product has assigned the gradient of {}",
+                  specs_[id].name);
   }
 }
 
@@ -249,6 +251,12 @@ Tensor Parameters::all_shadows() const {
 void Parameters::Slot::wait() {
   for (Work& one : work) one.wait();
   work.clear();
+}
+
+void Parameters::Slot::clear() {
+  TESSERA_CHECK(!in_use);
+  wait();
+  unit.reset();
 }
 
 std::size_t Parameters::slot(UnitId unit) const {
@@ -296,11 +304,7 @@ void Parameters::release(UnitId unit) {
 }
 
 void Parameters::forget_gathered() {
-  for (Slot& slot : slots_) {
-    TESSERA_CHECK(!slot.in_use);
-    slot.wait();
-    slot.unit.reset();
-  }
+  for (Slot& slot : slots_) slot.clear();
 }
 
 void Parameters::acquire_gradients(UnitId unit, bool with_products) {
@@ -326,8 +330,8 @@ void Parameters::acquire_gradients(UnitId unit, bool with_products) {
     if (bucket.unit == unit && sharded(bucket)) used = bucket.slot_offset + group(bucket).size() * bucket.shard_size;
   }
   const auto slot = static_cast<std::size_t>(free - gradient_slots_.data());
-  start_sums(in_slot(summed_, DType::kFloat32, slot, 0, {used}), &Bucket::slot_offset,
-             [&](ParamId id) { return with_products && places_[id].unit == unit && sharded(id); });
+  const Tensor sums = in_slot(summed_, DType::kFloat32, slot, 0, {used});
+  with_products ? start_sums(sums, unit) : set_zero(context(), sums);
 }
 
 void Parameters::release_gradients(UnitId unit) {
@@ -358,11 +362,7 @@ void Parameters::finish_gradients() {
       if (Slot* slot = find(gradient_slots_, unit)) start_reducing(*slot);
     }
   }
-  for (Slot& slot : gradient_slots_) {
-    TESSERA_CHECK(!slot.in_use);
-    slot.wait();
-    slot.unit.reset();
-  }
+  for (Slot& slot : gradient_slots_) slot.clear();
   mesh_->dp_replicate.all_reduce(all_gradients(), "the gradients of the replicas").wait();
 }
 

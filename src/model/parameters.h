@@ -192,6 +192,8 @@ class Parameters {
     std::vector<Work> work;
 
     void wait();
+    /// Waits, and is no unit's any more.
+    void clear();
   };
 
   /// For operators on the parameters, which need no scratch memory.
@@ -209,11 +211,12 @@ class Parameters {
   Tensor in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
   void start_gathering(UnitId unit, std::size_t slot);
   void start_reducing(Slot& slot);
-  /// Starts sums at 0, but for those of GEMMs' weights with is_there(id), which are marked as to be assigned.
-  /// `begin_of`: where a bucket's sums begin.
-  template <typename IsThere>
-  void start_sums(const Tensor& sums, std::int64_t Bucket::*begin_of, IsThere&& is_there);
-  /// Ends in InternalError if a gradient of the unit's slot, or of the flat buffer, still holds what it held before.
+  /// Whether a product is to assign the parameter's gradient in the unit's slot, or, without a unit, in the flat
+  /// buffer.
+  bool is_assigned_in(std::optional<UnitId> unit, ParamId id) const;
+  /// Starts sums there at 0, but for those that are to be assigned, which are marked.
+  void start_sums(const Tensor& sums, std::optional<UnitId> unit);
+  /// Ends in InternalError if one there is still to be assigned.
   void require_assigned(std::optional<UnitId> unit) const;
   /// Calls visit(index in the flat buffers, index in the flattened whole, count) for this rank's numbers of a
   /// parameter.

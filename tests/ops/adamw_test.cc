@@ -6,6 +6,7 @@ namespace tessera {
 namespace {
 
 constexpr AdamWOptions kOptions{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
+constexpr double kRate = 0.01, kScale = 0.5;  // learning rate, and what gradients are multiplied by
 
 class AdamW : public OperatorTest {
  protected:
@@ -14,6 +15,17 @@ class AdamW : public OperatorTest {
     std::memcpy(step_S_.raw(), &step, sizeof step);
   }
   AdamWStep step() const { return *reinterpret_cast<const AdamWStep*>(step_S_.data<float>()); }
+  /// The formula, in float64, of kOptions, kRate and gradients times kScale.
+  static void make_reference_step(int step, const Doubles& gradient, Doubles& m, Doubles& v, Doubles& w) {
+    const double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, decay = 0.1;
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      const double scaled = gradient[i] * kScale;
+      m[i] = beta1 * m[i] + (1 - beta1) * scaled;
+      v[i] = beta2 * v[i] + (1 - beta2) * scaled * scaled;
+      w[i] = w[i] * (1 - kRate * decay) -
+             kRate * (m[i] / (1 - std::pow(beta1, step))) / (std::sqrt(v[i] / (1 - std::pow(beta2, step))) + epsilon);
+    }
+  }
   Tensor number(double value) {
     const Tensor tensor = arena_.allocate({1}, DType::kFloat64);
     tensor.data<double>()[0] = value;
@@ -30,19 +42,11 @@ TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   std::fill_n(m.data<float>(), kSize, 0.0f);
   std::fill_n(v.data<float>(), kSize, 0.0f);
   Doubles w_ref = doubles(w), m_ref(kSize, 0.0), v_ref(kSize, 0.0);
-  const double lr = 0.01, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, decay = 0.1, scale = 0.5;
   for (int step = 1; step <= 3; ++step) {
     const Tensor g = random({kSize});
-    put_step(adamw_step(kOptions, 0.01f, step), 0.5f);
+    put_step(adamw_step(kOptions, static_cast<float>(kRate), step), static_cast<float>(kScale));
     adamw(context(), kOptions, step_S_, g, m, v, w, shadow);
-    const Doubles gradient = doubles(g);
-    for (std::size_t i = 0; i < kSize; ++i) {
-      const double scaled = gradient[i] * scale;
-      m_ref[i] = beta1 * m_ref[i] + (1 - beta1) * scaled;
-      v_ref[i] = beta2 * v_ref[i] + (1 - beta2) * scaled * scaled;
-      w_ref[i] = w_ref[i] * (1 - lr * decay) - lr * (m_ref[i] / (1 - std::pow(beta1, step))) /
-                                                   (std::sqrt(v_ref[i] / (1 - std::pow(beta2, step))) + epsilon);
-    }
+    make_reference_step(step, doubles(g), m_ref, v_ref, w_ref);
   }
   EXPECT_LE(relative_error(w, w_ref), 1e-6);
   EXPECT_LE(relative_error(m, m_ref), 1e-6);
@@ -60,22 +64,17 @@ TEST_F(AdamW, MomentsInBfloat16) {
     BFloat16& v_i = v.data<BFloat16>()[i];
     v_i = BFloat16(std::abs(static_cast<float>(v_i)));
   }
-  const double lr = 0.01, beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, decay = 0.1, scale = 0.5;
   for (int step = 4; step <= 6; ++step) {
     const Tensor g = random({kSize});
-    const Doubles gradient = doubles(g), m_old = doubles(m), v_old = doubles(v), w_old = doubles(w);
-    put_step(adamw_step(kOptions, 0.01f, step), 0.5f);
+    Doubles m_ref = doubles(m), v_ref = doubles(v), w_ref = doubles(w);
+    make_reference_step(step, doubles(g), m_ref, v_ref, w_ref);
+    put_step(adamw_step(kOptions, static_cast<float>(kRate), step), static_cast<float>(kScale));
     adamw(context(), kOptions, step_S_, g, m, v, w, {});
     const Doubles m_new = doubles(m), v_new = doubles(v);
-    Doubles w_ref(kSize);
     for (std::size_t i = 0; i < kSize; ++i) {
-      const double m_ref = beta1 * m_old[i] + (1 - beta1) * gradient[i] * scale;
-      const double v_ref = beta2 * v_old[i] + (1 - beta2) * std::pow(gradient[i] * scale, 2);
-      w_ref[i] = w_old[i] * (1 - lr * decay) - lr * (m_ref / (1 - std::pow(beta1, step))) /
-                                                   (std::sqrt(v_ref / (1 - std::pow(beta2, step))) + epsilon);
       // To nearest, but where the float32 sum is on the other side of the middle.
-      ASSERT_NEAR(m_new[i], m_ref, 0x1.01p-8 * std::abs(m_ref) + 1e-7) << i;
-      ASSERT_NEAR(v_new[i], v_ref, 0x1.01p-8 * std::abs(v_ref) + 1e-7) << i;
+      ASSERT_NEAR(m_new[i], m_ref[i], 0x1.01p-8 * std::abs(m_ref[i]) + 1e-7) << i;
+      ASSERT_NEAR(v_new[i], v_ref[i], 0x1.01p-8 * std::abs(v_ref[i]) + 1e-7) << i;
     }
     EXPECT_LE(relative_error(w, w_ref), 1e-6) << step;
   }

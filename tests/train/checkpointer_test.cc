@@ -154,6 +154,14 @@ TEST_P(Resharding, GoesOnWithTheSameLossesOnAnotherMesh) {
 INSTANTIATE_TEST_SUITE_P(Meshes, Resharding, ::testing::ValuesIn(kMeshes),
                          [](const auto& test) { return std::string(test.param.name); });
 
+std::vector<SafetensorsFile> shards_of(const fs::path& folder, std::string_view kind) {
+  std::vector<SafetensorsFile> shards;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    if (is_shard_file_name(entry.path().filename().string(), kind)) shards.emplace_back(entry.path());
+  }
+  return shards;
+}
+
 /// Moments in bfloat16 are saved as they are, and go on in float32 as well, and the other way round.
 TEST_F(Checkpoints, MomentsInBfloat16) {
   const std::vector<std::string> small = {"--optimizer.state_dtype=bfloat16"}, large = {};
@@ -162,16 +170,13 @@ TEST_F(Checkpoints, MomentsInBfloat16) {
   for (const MeshShape& mesh : {kOne, kMeshes[1]}) {
     for (const auto& [first, second] : {std::pair{small, small}, {small, large}, {large, small}}) {
       std::map<std::int64_t, double> losses = train_anew(mesh, first, 3);
-      std::int64_t num_shards = 0;
-      for (const auto& entry : fs::directory_iterator(checkpoint(3))) {
-        if (!is_shard_file_name(entry.path().filename().string(), kOptimizerShards)) continue;
-        ++num_shards;
-        const SafetensorsFile file(entry.path());
+      const std::vector<SafetensorsFile> shards = shards_of(checkpoint(3), kOptimizerShards);
+      EXPECT_EQ(shards.size(), static_cast<std::size_t>(mesh.num_ranks));
+      for (const SafetensorsFile& file : shards) {
         for (const auto& [name, tensor] : file.entries()) {
           EXPECT_EQ(tensor.dtype, first == small ? "BF16" : "F32") << name;
         }
       }
-      EXPECT_EQ(num_shards, mesh.num_ranks);
       losses.merge(train(kOne, second));
       ASSERT_EQ(losses.size(), 6u);
       if (mesh.num_ranks == 1 && first == small && second == small) {
@@ -185,9 +190,7 @@ TEST_F(Checkpoints, MomentsInBfloat16) {
 /// The tensors of all model shards, each as often as it is in one.
 std::vector<std::string> tensors_of_shards(const fs::path& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    if (!is_shard_file_name(entry.path().filename().string(), kModelShards)) continue;
-    const SafetensorsFile file(entry.path());
+  for (const SafetensorsFile& file : shards_of(folder, kModelShards)) {
     for (const auto& [name, tensor] : file.entries()) names.push_back(name);
   }
   return names;
