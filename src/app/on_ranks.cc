@@ -4,6 +4,8 @@
 
 #include <array>
 #include <chrono>
+#include <cstdlib>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
@@ -30,10 +32,19 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     Ranks one;
     return body(read_config(), one);
   }
+  // Nobody knows of the others yet, and MPI_Abort is not to be had: the launcher ends them when one has ended so.
+  const Progress::Seconds timeout = seconds(JobConfig().comm.init_timeout_seconds);
+  Progress start(nullptr, timeout);
+  start.set_way_out([](const RankFailure& error) {
+    spdlog::error("{}", error.what());
+    std::_Exit(1);
+  });
+  std::optional<Progress::Watched> watched(std::in_place, start, "the start of MPI on all ranks");
   const MpiRuntime runtime;
   std::unique_ptr<Transport> transport = runtime.world();
   Transport& world = *transport;
-  Ranks ranks(std::move(transport), seconds(JobConfig().comm.init_timeout_seconds));
+  Ranks ranks(std::move(transport), timeout);
+  watched.reset();
   if (ranks.rank() != 0) {
     spdlog::set_level(spdlog::level::warn);
     spdlog::set_pattern(fmt::format("[%H:%M:%S] %^%l%$ [rank {} on {}] %v", ranks.rank(), host_name()));
@@ -51,6 +62,7 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     world.abort(status);
     return status;
   };
+  ranks.set_way_out([&](const RankFailure& error) { end(error, 1); });
   try {
     const JobConfig config = read_config();
     ranks.set_timeout(seconds(config.comm.init_timeout_seconds), "comm.init_timeout_seconds");

@@ -56,10 +56,11 @@ ncclConfig_t group_config() {
   return config;
 }
 
-ncclComm_t connect(const GpuGroup::Id& id, int rank, int size, ncclConfig_t config) {
+ncclComm_t connect(const GpuGroup::Id& id, int rank, int size, ncclConfig_t config, Progress& progress) {
   ncclUniqueId unique;
   std::memcpy(&unique, id.data(), sizeof unique);
   ncclComm_t communicator = nullptr;
+  const Progress::Watched watched(progress, fmt::format("NCCL's connection of {} ranks", size));
   TESSERA_NCCL(ncclCommInitRankConfig, &communicator, size, unique, rank, &config);
   return communicator;
 }
@@ -96,9 +97,10 @@ class GpuWindow : public SymmetricWindow {
 
 /// What groups that were split from one have in common.
 struct GpuGroup::Family {
-  explicit Family(const Stream& stream) : computation(stream) {}
+  Family(const Stream& stream, Progress& its_progress) : computation(stream), progress(its_progress) {}
 
   const Stream& computation;
+  Progress& progress;
   std::mutex mutex;
   std::vector<const Member*> members;
   std::map<std::string, std::uint32_t> ids;  // of operations' titles, from 1 on
@@ -129,8 +131,9 @@ GpuGroup::Id GpuGroup::make_id() {
   return id;
 }
 
-GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation)
-    : GpuGroup(std::make_shared<Family>(computation), connect(id, rank, size, group_config()), rank, size) {}
+GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation, Progress& progress)
+    : GpuGroup(std::make_shared<Family>(computation, progress), connect(id, rank, size, group_config(), progress), rank,
+               size) {}
 
 GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size)
     : family_(std::move(family)), member_(std::make_unique<Member>()) {
@@ -144,12 +147,15 @@ GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank,
 GpuGroup::~GpuGroup() {
   const std::lock_guard lock(family_->mutex);
   std::erase(family_->members, member_.get());
-  if (!family_->aborted) TESSERA_NCCL_FUNCTION(ncclCommDestroy)(member_->communicator);
+  if (family_->aborted) return;
+  const Progress::Watched watched(family_->progress, "the end of NCCL's connections");
+  TESSERA_NCCL_FUNCTION(ncclCommDestroy)(member_->communicator);
 }
 
 std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size) const {
   ncclConfig_t config = group_config();
   ncclComm_t communicator = nullptr;
+  const Progress::Watched watched(family_->progress, fmt::format("NCCL's split of {} ranks", member_->size));
   TESSERA_NCCL(ncclCommSplit, member_->communicator, size == 1 ? NCCL_SPLIT_NOCOLOR : color, order, &communicator,
                &config);
   if (communicator == nullptr) return nullptr;
@@ -161,7 +167,7 @@ std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size) const 
 std::unique_ptr<GpuGroup> GpuGroup::link(const Id& id, int rank) const {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.maxCTAs = 1;
-  return std::unique_ptr<GpuGroup>(new GpuGroup(family_, connect(id, rank, 2, config), rank, 2));
+  return std::unique_ptr<GpuGroup>(new GpuGroup(family_, connect(id, rank, 2, config, family_->progress), rank, 2));
 }
 
 template <typename Put>
@@ -172,7 +178,10 @@ Fence GpuGroup::put(const std::string& title, Put&& put_operation) {
   operands_are_there.record(family_->computation);
   own.stream.wait(operands_are_there);
   put_note(own.stream, id, own.begun());
-  put_operation(own.communicator, own.stream.handle());
+  {
+    const Progress::Watched watched(family_->progress, title);  // ranks are connected by the first that needs it
+    put_operation(own.communicator, own.stream.handle());
+  }
   put_note(own.stream, id, own.ended());
   end.record(own.stream);
   return end;

@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 
+#include "comm/progress.h"
 #include "comm/transport.h"
 #include "tensor/cuda.h"
 #include "tensor/tensor.h"
@@ -25,9 +26,9 @@ class GpuGroup {
   using Id = std::array<std::byte, 128>;
   static Id make_id();
 
-  /// Together with all ranks of the group. `computation` must stay. Throws Error if NCCL is missing, too old, or cannot
-  /// connect the GPUs.
-  GpuGroup(const Id& id, int rank, int size, const Stream& computation);
+  /// Together with all ranks of the group. `computation` must stay, and `progress`, which watches every call of NCCL
+  /// that waits for other ranks. Throws Error if NCCL is missing, too old, or cannot connect the GPUs.
+  GpuGroup(const Id& id, int rank, int size, const Stream& computation, Progress& progress);
   ~GpuGroup();
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;

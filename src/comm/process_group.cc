@@ -332,7 +332,7 @@ void ProcessGroup::use_gpu(const cuda::Stream& computation) {
   cuda::GpuGroup::Id id{};  // which the first one makes
   if (rank() == 0) id = cuda::GpuGroup::make_id();
   broadcast(words_of(id), 0, "NCCL's id").wait();
-  gpu_ = std::make_unique<cuda::GpuGroup>(id, rank(), size(), computation);
+  gpu_ = std::make_unique<cuda::GpuGroup>(id, rank(), size(), computation, *progress_);
 }
 
 void ProcessGroup::wait_for_gpu(const cuda::Event& event, std::string_view name) {
@@ -459,7 +459,7 @@ Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
 
 void ProcessGroup::open_links(std::span<const Link> links) {
   if (gpu_ == nullptr) return;
-  barrier("ranks that open links");  // what follows waits for NCCL without a timeout
+  barrier("ranks that open links");  // what follows can be ended with the process only
   const Buffer word(sizeof(std::int32_t), Device::kCuda);
   const Tensor greeting(word.data(), {1}, DType::kInt32, Device::kCuda);
   const auto open = [&](const Link& link, bool sends) {
@@ -544,14 +544,20 @@ void ProcessGroup::barrier(std::string_view name) {
 
 ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
   if (transport_ == nullptr) return {};
-  ProcessGroup group(transport_->split(color, order), *progress_, std::move(axis));
+  std::unique_ptr<Transport> part;
+  {
+    const Progress::Watched watched(*progress_, title("creation", axis));
+    part = transport_->split(color, order);
+  }
+  ProcessGroup group(std::move(part), *progress_, std::move(axis));
   if (gpu_ != nullptr) group.gpu_ = gpu_->split(color, order, group.size());
   return group;
 }
 
 std::unique_ptr<SymmetricWindow> ProcessGroup::allocate_window(std::size_t num_bytes) {
   TESSERA_CHECK(transport_ != nullptr, "a window of a group without ranks to share it with");
-  barrier("ranks that allocate a window");  // what follows waits without a timeout
+  barrier("ranks that allocate a window");  // what follows can be ended with the process only
+  const Progress::Watched watched(*progress_, title("allocation", "a window"));
   return gpu_ != nullptr ? gpu_->allocate_window(num_bytes) : transport_->allocate_window(num_bytes);
 }
 

@@ -22,11 +22,13 @@ Progress::Progress(RankBoard* board, Seconds timeout) : board_(board), timeout_(
 
 Progress::~Progress() {
   {
-    const std::lock_guard lock(mutex_);
+    const std::scoped_lock lock(mutex_, watch_mutex_);
     ending_ = true;
   }
   work_.notify_all();
+  watch_ends_.notify_all();
   if (background_.joinable()) background_.join();
+  if (watcher_.joinable()) watcher_.join();
 }
 
 void Progress::start(std::shared_ptr<Operation> operation) {
@@ -81,23 +83,34 @@ void Progress::wait_until(const std::string& name, const std::function<bool()>& 
   keep_polling(name, poll, missing);
 }
 
-void Progress::fail_waiting(const std::string& name, const std::string& reason, const std::string& missing) const {
-  throw RankFailure(fmt::format("{} {}{}{}", name, reason, missing, board_ == nullptr ? "" : board_->describe()));
+RankFailure Progress::failure(const std::string& name, const std::string& reason, const std::string& missing) const {
+  return RankFailure(fmt::format("{} {}{}{}", name, reason, missing, board_ == nullptr ? "" : board_->describe()));
 }
 
-void Progress::fail_late(const std::string& name, const std::string& missing) const {
-  fail_waiting(name, fmt::format("did not end within {:g} s ({})", timeout_.count(), timeout_key_), missing);
+RankFailure Progress::late(const std::string& name, const std::string& missing) const {
+  return failure(name, fmt::format("did not end within {:g} s ({})", timeout_.count(), timeout_key_), missing);
+}
+
+void Progress::fail_late(const std::string& name, const std::string& missing) const { throw late(name, missing); }
+
+std::optional<RankFailure> Progress::failure_of_wait(const std::string& name, Clock::time_point begin,
+                                                     const std::function<std::string()>& missing) const {
+  if (board_ != nullptr) {
+    if (const auto dead = board_->find_dead()) {
+      return failure(name, fmt::format("cannot end: rank {} has died", *dead), missing());
+    }
+  }
+  if (Clock::now() - begin <= timeout_) return std::nullopt;
+  const std::vector<int> ranks = board_ == nullptr ? std::vector<int>() : board_->find_not_waiting();
+  const std::string waiting_for =
+      ranks.empty() ? "" : fmt::format("; waiting for rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+  return late(name, waiting_for + missing());
 }
 
 void Progress::keep_polling(const std::string& name, const std::function<bool()>& poll,
                             const std::function<std::string()>& missing) {
   const Clock::time_point begin = Clock::now();
   Clock::time_point checked = begin;
-  const auto ranks_waited_for = [&]() -> std::string {
-    const std::vector<int> ranks = board_ == nullptr ? std::vector<int>() : board_->find_not_waiting();
-    if (ranks.empty()) return "";
-    return fmt::format("; waiting for rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-  };
   if (board_ != nullptr) {
     board_->set_operation(name);
     board_->set_waiting();
@@ -112,14 +125,41 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
     if (now - checked < kBetweenChecksOfPeers) continue;
     checked = now;
     if (board_ != nullptr) board_->set_waiting();
-    if (const auto dead = board_ == nullptr ? std::nullopt : board_->find_dead()) {
-      fail_waiting(name, fmt::format("cannot end: rank {} has died", *dead), missing());
-    }
-    if (now - begin > timeout_) {
-      fail_late(name, ranks_waited_for() + missing());
-    }
+    if (const auto failure = failure_of_wait(name, begin, missing)) throw *failure;
   }
   if (board_ != nullptr) board_->set_operation("computation after " + name);
+}
+
+Progress::Watched::Watched(Progress& progress, std::string name) : progress_(progress) {
+  const std::lock_guard lock(progress.watch_mutex_);
+  TESSERA_CHECK(!progress.watched_, "{} within {}", name, progress.watched_->name);
+  progress.watched_ = {.name = std::move(name), .begin = Clock::now()};
+  if (!progress.watcher_.joinable()) progress.watcher_ = std::thread([&progress] { progress.watch(); });
+}
+
+Progress::Watched::~Watched() {
+  const std::lock_guard lock(progress_.watch_mutex_);
+  const Call& call = *progress_.watched_;
+  if (call.is_on_board) progress_.board_->set_operation("computation after " + call.name);
+  progress_.watched_.reset();
+}
+
+void Progress::watch() {
+  std::unique_lock lock(watch_mutex_);
+  while (!watch_ends_.wait_for(lock, kBetweenChecksOfPeers, [this] { return ending_; })) {
+    if (!watched_ || Clock::now() - watched_->begin < kBetweenChecksOfPeers) continue;
+    Call& call = *watched_;
+    if (board_ != nullptr) {
+      if (!call.is_on_board) board_->set_operation(call.name);
+      call.is_on_board = true;
+      board_->set_waiting();
+    }
+    if (const auto failure = failure_of_wait(call.name, call.begin, [] { return std::string(); })) {
+      lock.unlock();
+      if (way_out_) way_out_(*failure);
+      return;
+    }
+  }
 }
 
 void Progress::run_in_background() {

@@ -1,5 +1,5 @@
 // Operations between ranks that go on while the rank computes: whoever waits moves all of them on, and so does a thread
-// in the background.
+// in the background. Another one watches calls of other libraries that wait for ranks by themselves.
 #pragma once
 
 #include <chrono>
@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -54,6 +55,8 @@ class Progress {
     timeout_key_ = std::move(key);
   }
   Seconds timeout() const { return timeout_; }
+  /// Ends this rank from another thread, where it is in a Watched call that has no end.
+  void set_way_out(std::function<void(const RankFailure&)> way_out) { way_out_ = std::move(way_out); }
   /// Throws the RankFailure of a wait that did not end within the timeout, which someone else found out.
   [[noreturn]] void fail_late(const std::string& name, const std::string& missing) const;
   /// Moves it on as far as it goes; the rest happens behind.
@@ -71,13 +74,38 @@ class Progress {
 
   RankBoard* board() const { return board_; }
 
+  /// While it lives, the calling thread is in a call of another library that waits for other ranks and cannot be told
+  /// to return: NCCL and MPI connect ranks so. If a rank has died or the call does not end within the timeout, the way
+  /// out is called, with what wait() would throw. One at a time.
+  class Watched {
+   public:
+    Watched(Progress& progress, std::string name);
+    ~Watched();
+    Watched(const Watched&) = delete;
+    Watched& operator=(const Watched&) = delete;
+
+   private:
+    Progress& progress_;
+  };
+
  private:
+  struct Call {
+    std::string name;
+    std::chrono::steady_clock::time_point begin;
+    bool is_on_board = false;  // the others are told once it takes long
+  };
+
   void advance_all();  // under the lock
   void run_in_background();
   /// Until poll() is true.
   void keep_polling(const std::string& name, const std::function<bool()>& poll,
                     const std::function<std::string()>& missing);
-  [[noreturn]] void fail_waiting(const std::string& name, const std::string& reason, const std::string& missing) const;
+  /// Why a wait that began then must end; none if it need not yet.
+  std::optional<RankFailure> failure_of_wait(const std::string& name, std::chrono::steady_clock::time_point begin,
+                                             const std::function<std::string()>& missing) const;
+  RankFailure late(const std::string& name, const std::string& missing) const;
+  RankFailure failure(const std::string& name, const std::string& reason, const std::string& missing) const;
+  void watch();
 
   RankBoard* board_;
   Seconds timeout_;
@@ -88,6 +116,12 @@ class Progress {
   std::exception_ptr error_;
   bool ending_ = false;
   std::thread background_;  // started with the first operation that has to wait
+
+  std::function<void(const RankFailure&)> way_out_;
+  std::mutex watch_mutex_;  // of what follows
+  std::condition_variable watch_ends_;
+  std::optional<Call> watched_;
+  std::thread watcher_;  // started with the first call
 };
 
 }  // namespace tessera

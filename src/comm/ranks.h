@@ -22,6 +22,8 @@ class Ranks {
 
   /// `key`: of the configuration, for messages.
   void set_timeout(Progress::Seconds timeout, std::string key);
+  /// As Progress::set_way_out().
+  void set_way_out(std::function<void(const RankFailure&)> way_out);
   /// For what is told of a rank that hangs or has died.
   void set_step(std::int64_t step);
   /// True for the first rank of a node that asks: who tells of a failure that many ranks see.

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <mutex>
 #include <thread>
 
 #include "comm/together.h"
@@ -401,6 +402,28 @@ TEST(ProcessGroup, ARankThatHangs) {
   EXPECT_THAT(message, testing::HasSubstr("rank 1 (process"));
   EXPECT_THAT(message, testing::ContainsRegex("rank 1 .*in starting"));
   EXPECT_THAT(message, testing::ContainsRegex("rank [02] .*in all-gather of the first step"));
+}
+
+/// A rank that does not come to what has no timeout, and returns nothing but what was asked for: another thread tells.
+TEST(ProcessGroup, ARankThatOthersCannotStopWaitingFor) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  const auto keep = [&](const RankFailure& failure) {
+    const std::lock_guard lock(mutex);
+    messages.emplace_back(failure.what());
+  };
+  with_ranks(2,
+             [](ProcessGroup& group) {
+               static_cast<void>(group.split(0, group.rank(), "dp_shard"));  // soon enough
+               if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+               static_cast<void>(group.split(0, group.rank(), "ep"));
+             },
+             {.timeout = Progress::Seconds(0.3), .way_out = keep});
+  ASSERT_EQ(messages.size(), 1u);
+  EXPECT_THAT(messages[0], testing::HasSubstr("creation of ep (world) did not end within 0.3 s "
+                                              "(comm.init_timeout_seconds); waiting for rank 1\n"));
+  EXPECT_THAT(messages[0], testing::ContainsRegex("rank 0 .*in creation of ep"));
 }
 
 }  // namespace

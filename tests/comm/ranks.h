@@ -13,12 +13,14 @@ struct RankOptions {
   Progress::Seconds timeout{60.0};
   /// Put around every rank's transport.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
+  std::function<void(const RankFailure&)> way_out = {};  // Progress::set_way_out()
 };
 
 inline void run_rank(std::unique_ptr<Transport> transport, const RankOptions& options,
                      const std::function<void(ProcessGroup&)>& body) {
   if (options.wrap) transport = options.wrap(std::move(transport));
   Ranks ranks(std::move(transport), options.timeout);
+  ranks.set_way_out(options.way_out);
   body(ranks.world());
 }
 
