@@ -3,9 +3,11 @@
 //   bench_ep_gpu [--gpus N] [--shape 4096,7168,256,8 --shape 16384,2048,64,6] [--sms 8,16,20,24,32] [--repetitions 20]
 //       [--domains 1]
 // A shape: tokens per GPU, dim, experts, top-k. bfloat16, or rows that cross in MXFP8; routing uniform at random; rows
-// where they come in. Domains: as if the GPUs were of so many nodes, NCCL between them. Microseconds of the slowest
-// GPU: events around so many calls of a kind in a row. GB/s: of the copies of tokens that a GPU sends on average, one
-// per rank that a token goes to, its own included, as DeepEP counts them; and in brackets of those to other GPUs.
+// where they come in. "As DeepEP" is what DeepEP's own test times (tests/test_intranode.py): dispatch with the layout
+// of an earlier one, of tokens that are in the payload's precision already. Domains: as if the GPUs were of so many
+// nodes, NCCL between them. Microseconds of the slowest GPU: events around so many calls of a kind in a row. GB/s: of
+// the copies of tokens that a GPU sends on average, one per rank that a token goes to, its own included, as DeepEP
+// counts them; and in brackets of those to other GPUs.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -24,7 +26,7 @@ struct Shape4 {
   std::int64_t tokens, dim, experts, top_k;
 };
 
-constexpr std::array kCalls = {"dispatch", "again", "combine", "combine backward", "dispatch backward"};
+constexpr std::array kCalls = {"dispatch", "again", "combine", "combine backward", "dispatch backward", "as DeepEP"};
 
 /// Of a rank: its router's results, and how many copies of its tokens go to each rank.
 struct Routing {
@@ -86,11 +88,13 @@ void run(const DomainGroups& groups, cuda::Runtime& runtime, const Shape4& shape
     const Tensor out_TD = allocate(y_TD.shape(), options.dtype), d_weights_TK = allocate(slots, DType::kFloat32);
     const mx::Quantized packed = mx::allocate_quantized({saved.num_rows(), shape.dim}, mx::Format{}, allocate);
     const Tensor rows_RD = allocate({saved.num_rows(), shape.dim}, options.dtype);
-    GemmOperand x_RD, d_out_RD;
+    GemmOperand x_RD, d_out_RD, payload_TD;
     if (payload == PayloadPrecision::kDefault) {
+      payload_TD.plain = y_TD;
       x_RD.plain = dispatcher->rows_in_window(op, saved);
       d_out_RD.plain = dispatcher->gradients_in_window(op, saved);
     } else {
+      payload_TD.rows = mx::allocate_quantized(y_TD.shape(), mx::Format{}, allocate);
       x_RD.rows = d_out_RD.rows = packed;
     }
     const std::array<std::function<void()>, kCalls.size()> calls = {
@@ -100,7 +104,8 @@ void run(const DomainGroups& groups, cuda::Runtime& runtime, const Shape4& shape
         [&] { dispatcher->combine_backward(op, y_TD, saved, d_out_RD); },
         [&] {
           dispatcher->dispatch_backward(op, rows_RD, saved.weights_R, saved, out_TD, Write::kAssign, d_weights_TK);
-        }};
+        },
+        [&] { dispatcher->dispatch_again(op, payload_TD, saved, x_RD); }};
     if (op.measuring()) {
       for (const auto& call : calls) call();
       return;

@@ -67,7 +67,10 @@ SMS = (16, 24)
 
 # The bounds, on as many GPUs.
 BOUND_RANKS = 8
-MICROSECONDS = (("bf16", "dispatch", 937), ("mxfp8", "dispatch", 495), ("bf16", "combine", 967))  # DeepEP v1
+# DeepEP v1's figures. Its dispatch is timed without what ours begins with, the layout and the payload's quantization: so
+# there is a row of the like, too.
+MICROSECONDS = (("bf16", "dispatch", 937), ("bf16", "as DeepEP", 937), ("mxfp8", "dispatch", 495),
+                ("mxfp8", "as DeepEP", 495), ("bf16", "combine", 967))
 TOKENS = (("bf16", "standard", 14500), ("bf16", "direct", 18500), ("best 8-bit", "direct", 22000))
 GAIN = 1.41
 SCALES = 0.90
@@ -138,7 +141,7 @@ def dispatch_rows(printed):
     rows = []
     for line in printed.splitlines():
         if head := re.match(r"\s*(\d+) SMs (\w+)", line):
-            calls = re.findall(r"  ([a-z][a-z ]*) ([\d.]+) us ([\d.]+) \(([\d.]+)\) GB/s", line)
+            calls = re.findall(r"  ([A-Za-z][A-Za-z ]*) ([\d.]+) us ([\d.]+) \(([\d.]+)\) GB/s", line)
             rows += [{"sms": int(head[1]), "payload": head[2], "call": call, "microseconds": float(us),
                       "gb_per_s": float(rate), "gb_per_s_to_others": float(others)} for call, us, rate, others in calls]
     return rows
@@ -262,7 +265,8 @@ def report_bounds(results, ranks):
         cell = "dispatch 4096x7168"
         times = [row["microseconds"] for row in results.rows.get(cell, [])
                  if row["payload"] == payload and row["call"] == call and row["sms"] <= max(SMS)]
-        row(f"{call} {payload}, at most {max(SMS)} SMs / DeepEP", min(times, default=None), bound, "us",
+        name = f"dispatch {payload} as DeepEP times it" if call == "as DeepEP" else f"{call} {payload}"
+        row(f"{name}, at most {max(SMS)} SMs / DeepEP", min(times, default=None), bound, "us",
             results.why_not(cell), least=False)
 
     def tokens(precision, backend):

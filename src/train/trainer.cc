@@ -205,9 +205,11 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     ranks_.set_step(step);
     const bool traced =
         is_first_rank() && config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0;
+    const bool measured = measures_sqnr(step);
+    const bool alone = traced || measured;  // the host is busy with it: its time is not to be the step's before
     std::optional<cuda::KernelProfile> kernels;
+    if (alone) finish_steps(0);
     if (traced) {
-      finish_steps(0);
       trace_.start();
       if (step_.device() == Device::kCuda) kernels.emplace();
     }
@@ -223,9 +225,9 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
         }
       }
       data_seconds_[slot] = data_watch.seconds();
-      step_.start(step, micro_batches_[slot], measures_sqnr(step));
+      step_.start(step, micro_batches_[slot], measured);
       // A GPU has this step before the host reads the one before.
-      finish_steps(traced ? 0 : step_.max_started() - 1);
+      finish_steps(alone ? 0 : step_.max_started() - 1);
     }
     // A signal may reach some ranks only, or some a step later: all stop if one is to.
     double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0};
