@@ -32,10 +32,17 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     Ranks one;
     return body(read_config(), one);
   }
+  JobConfig config;
+  std::exception_ptr unreadable;  // which is told of by one rank
+  try {
+    config = read_config();
+  } catch (...) {
+    unreadable = std::current_exception();
+  }
+  const Progress::Seconds timeout = seconds(config.comm.init_timeout_seconds);
   // Nobody knows of the others yet, and MPI_Abort is not to be had: the launcher ends them when one has ended so.
-  const Progress::Seconds timeout = seconds(JobConfig().comm.init_timeout_seconds);
   Progress start(nullptr, timeout);
-  start.set_way_out([](const RankFailure& error) {
+  start.set_way_out([](const std::exception& error) {
     spdlog::error("{}", error.what());
     std::_Exit(1);
   });
@@ -49,8 +56,9 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     spdlog::set_level(spdlog::level::warn);
     spdlog::set_pattern(fmt::format("[%H:%M:%S] %^%l%$ [rank {} on {}] %v", ranks.rank(), host_name()));
   }
-  const auto end = [&](const std::exception& error, int status) {
+  const auto end = [&](const std::exception& error) {
     const bool is_of_ranks = dynamic_cast<const RankFailure*>(&error) != nullptr;
+    const int status = dynamic_cast<const Error*>(&error) != nullptr && !is_of_ranks ? 2 : 1;
     // What all ranks see is told once, on the first node; of the ranks that wait for others every node knows its own.
     if (!is_of_ranks && !ranks.on_first_node()) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (ranks.may_report()) {
@@ -62,22 +70,17 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     world.abort(status);
     return status;
   };
-  ranks.set_way_out([&](const RankFailure& error) { end(error, 1); });
+  ranks.set_way_out([end](const std::exception& error) { end(error); });
   try {
-    const JobConfig config = read_config();
-    ranks.set_timeout(seconds(config.comm.init_timeout_seconds), "comm.init_timeout_seconds");
+    if (unreadable) std::rethrow_exception(unreadable);
     const MappedFile program("/proc/self/exe");
     const auto* text = reinterpret_cast<const char*>(program.bytes().data());
     ranks.require_same({text, program.bytes().size()}, "program");
     const int status = body(config, ranks);
     ranks.world().barrier("the end of the run");  // MPI's own end waits without a timeout
     return status;
-  } catch (const RankFailure& error) {
-    return end(error, 1);
-  } catch (const Error& error) {
-    return end(error, 2);
   } catch (const std::exception& error) {
-    return end(error, 1);
+    return end(error);
   }
 }
 

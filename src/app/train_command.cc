@@ -88,7 +88,7 @@ void add_train_command(CLI::App& app, int& status) {
     status = run_on_ranks(read_config, [](const JobConfig& config, Ranks& ranks) {
       Trainer trainer(config, &ranks);
       ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
-      return status_of(trainer.run(stop_signal));
+      return ranks.end_where_it_fails([&] { return status_of(trainer.run(stop_signal)); });
     });
   });
 }

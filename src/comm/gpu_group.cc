@@ -67,8 +67,10 @@ ncclComm_t connect(const GpuGroup::Id& id, int rank, int size, ncclConfig_t conf
 
 class GpuWindow : public SymmetricWindow {
  public:
-  GpuWindow(ncclComm_t communicator, const Stream& stream, int size, std::size_t num_bytes)
-      : communicator_(communicator), num_bytes_(num_bytes) {
+  /// `aborted`: of the communicator, which is no more then.
+  GpuWindow(ncclComm_t communicator, std::shared_ptr<const bool> aborted, const Stream& stream, int size,
+            std::size_t num_bytes)
+      : communicator_(communicator), aborted_(std::move(aborted)), num_bytes_(num_bytes) {
     const std::size_t whole =
         (num_bytes + NCCL_WIN_REQUIRED_ALIGNMENT - 1) / NCCL_WIN_REQUIRED_ALIGNMENT * NCCL_WIN_REQUIRED_ALIGNMENT;
     TESSERA_NCCL(ncclMemAlloc, &memory_, whole);
@@ -78,7 +80,7 @@ class GpuWindow : public SymmetricWindow {
     peers_ = peers_of_window(stream, window_, size);
   }
   ~GpuWindow() override {
-    TESSERA_NCCL_FUNCTION(ncclCommWindowDeregister)(communicator_, window_);
+    if (!*aborted_) TESSERA_NCCL_FUNCTION(ncclCommWindowDeregister)(communicator_, window_);
     TESSERA_NCCL_FUNCTION(ncclMemFree)(memory_);
   }
 
@@ -87,6 +89,7 @@ class GpuWindow : public SymmetricWindow {
 
  private:
   ncclComm_t communicator_;
+  std::shared_ptr<const bool> aborted_;
   std::size_t num_bytes_;
   void* memory_ = nullptr;
   ncclWindow_t window_ = nullptr;
@@ -255,7 +258,8 @@ std::unique_ptr<SymmetricWindow> GpuGroup::allocate_window(std::size_t num_bytes
           "to be linked by NVLink; set parallelism.expert_parallel_ranks_per_domain to as many as are, or "
           "parallelism.expert_parallel_comm_backend = \"standard\"",
           reachable, member_->size);
-  return std::make_unique<GpuWindow>(member_->communicator, member_->stream, member_->size, num_bytes);
+  return std::make_unique<GpuWindow>(member_->communicator, std::shared_ptr<const bool>(family_, &family_->aborted),
+                                     member_->stream, member_->size, num_bytes);
 }
 
 const Stream& GpuGroup::computation() const { return family_->computation; }

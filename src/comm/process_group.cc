@@ -344,14 +344,16 @@ void ProcessGroup::wait_for_gpu(const cuda::Event& event, std::string_view name)
   };
   try {
     progress_->wait_until(std::string(name), passed, [&] { return gpu_->describe(); });
-  } catch (...) {
-    abort_gpu();
+  } catch (const std::exception& error) {
+    abort_gpu(error);
     throw;
   }
 }
 
-void ProcessGroup::abort_gpu() noexcept {
-  if (gpu_ != nullptr) gpu_->abort();
+void ProcessGroup::abort_gpu(const std::exception& error) noexcept {
+  if (gpu_ == nullptr) return;
+  progress_->take_way_out(error);
+  gpu_->abort();
 }
 
 Work ProcessGroup::all_gather(const Tensor& in, const Tensor& out, std::string_view name) {
@@ -480,8 +482,8 @@ void ProcessGroup::open_links(std::span<const Link> links) {
     cuda::Event all;
     all.record(gpu_->computation());
     wait_for_gpu(all, "opening links");
-  } catch (...) {
-    abort_gpu();  // for memory that is freed waits for what hangs
+  } catch (const std::exception& error) {
+    abort_gpu(error);
     throw;
   }
 }

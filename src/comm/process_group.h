@@ -103,9 +103,10 @@ class ProcessGroup {
   /// Until the GPU has passed `event`. Throws RankFailure, having ended what the GPU hangs in, if another rank has died
   /// or it does not come to it within the timeout.
   void wait_for_gpu(const cuda::Event& event, std::string_view name);
-  /// After a failure: ends what this rank's GPU does for the groups of the same world, which would wait for other
-  /// ranks; what is freed on the way out waits for it.
-  void abort_gpu() noexcept;
+  /// After a failure, if there is a GPU: takes the way out (Progress), for what is freed behind it would wait for the
+  /// GPU, and that for other ranks. Where there is none, as in tests, ends what the GPU does for the groups of this
+  /// world; it must not be a recorded graph, which NCCL waits for.
+  void abort_gpu(const std::exception& error) noexcept;
 
   /// The ranks with the same color, in the order of `order`, as a group. Together with all ranks of this one.
   ProcessGroup split(int color, int order, std::string axis);

@@ -133,8 +133,8 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
 Progress::Watched::Watched(Progress& progress, std::string name) : progress_(progress) {
   const std::lock_guard lock(progress.watch_mutex_);
   TESSERA_CHECK(!progress.watched_, "{} within {}", name, progress.watched_->name);
-  progress.watched_ = {.name = std::move(name), .begin = Clock::now()};
   if (!progress.watcher_.joinable()) progress.watcher_ = std::thread([&progress] { progress.watch(); });
+  progress.watched_ = {.name = std::move(name), .begin = Clock::now()};
 }
 
 Progress::Watched::~Watched() {
@@ -156,8 +156,7 @@ void Progress::watch() {
     }
     if (const auto failure = failure_of_wait(call.name, call.begin, [] { return std::string(); })) {
       lock.unlock();
-      if (way_out_) way_out_(*failure);
-      return;
+      return take_way_out(*failure);
     }
   }
 }

@@ -55,8 +55,13 @@ class Progress {
     timeout_key_ = std::move(key);
   }
   Seconds timeout() const { return timeout_; }
-  /// Ends this rank from another thread, where it is in a Watched call that has no end.
-  void set_way_out(std::function<void(const RankFailure&)> way_out) { way_out_ = std::move(way_out); }
+  /// Tells of an error and ends this rank where it is: from another thread, when it is in a Watched call that has no
+  /// end, and before memory is freed that GPUs use which wait for other ranks.
+  void set_way_out(std::function<void(const std::exception&)> way_out) { way_out_ = std::move(way_out); }
+  /// Returns if there is none.
+  void take_way_out(const std::exception& error) const {
+    if (way_out_) way_out_(error);
+  }
   /// Throws the RankFailure of a wait that did not end within the timeout, which someone else found out.
   [[noreturn]] void fail_late(const std::string& name, const std::string& missing) const;
   /// Moves it on as far as it goes; the rest happens behind.
@@ -117,7 +122,7 @@ class Progress {
   bool ending_ = false;
   std::thread background_;  // started with the first operation that has to wait
 
-  std::function<void(const RankFailure&)> way_out_;
+  std::function<void(const std::exception&)> way_out_;
   std::mutex watch_mutex_;  // of what follows
   std::condition_variable watch_ends_;
   std::optional<Call> watched_;

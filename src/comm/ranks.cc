@@ -16,7 +16,7 @@ void Ranks::set_timeout(Progress::Seconds timeout, std::string key) {
   if (progress_ != nullptr) progress_->set_timeout(timeout, std::move(key));
 }
 
-void Ranks::set_way_out(std::function<void(const RankFailure&)> way_out) {
+void Ranks::set_way_out(std::function<void(const std::exception&)> way_out) {
   if (progress_ != nullptr) progress_->set_way_out(std::move(way_out));
 }
 

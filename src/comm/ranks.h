@@ -23,7 +23,18 @@ class Ranks {
   /// `key`: of the configuration, for messages.
   void set_timeout(Progress::Seconds timeout, std::string key);
   /// As Progress::set_way_out().
-  void set_way_out(std::function<void(const RankFailure&)> way_out);
+  void set_way_out(std::function<void(const std::exception&)> way_out);
+  /// What body() returns. If it throws and this rank has a GPU, the way out is taken before anything of the caller's
+  /// goes.
+  template <typename Body>
+  auto end_where_it_fails(Body&& body) -> decltype(body()) {
+    try {
+      return body();
+    } catch (const std::exception& error) {
+      world_.abort_gpu(error);
+      throw;
+    }
+  }
   /// For what is told of a rank that hangs or has died.
   void set_step(std::int64_t step);
   /// True for the first rank of a node that asks: who tells of a failure that many ranks see.

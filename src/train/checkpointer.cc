@@ -16,6 +16,8 @@ namespace fs = std::filesystem;
 /// In the order of Checkpointer::Pieces.
 constexpr std::array kKinds = {kModelShards, kOptimizerShards};
 
+constexpr std::chrono::milliseconds kBetweenVotes{100};
+
 constexpr const char* kFirstMoment = ".exp_avg";
 constexpr const char* kSecondMoment = ".exp_avg_sq";
 
@@ -124,11 +126,6 @@ void Checkpointer::take_snapshot(Pieces& pieces) {
   }
 }
 
-void Checkpointer::start(std::function<void()> task) {
-  const bool async = config_.checkpoint.async_mode == AsyncMode::kAsync;
-  task_ = std::async(async ? std::launch::async : std::launch::deferred, std::move(task));
-}
-
 void Checkpointer::save(std::int64_t step, const data::LoaderState& loader) {
   finish();
   since_start_ = {};
@@ -144,7 +141,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader) {
   if (is_writer()) {
     Pieces pieces = pieces_to_write();
     if (takes_snapshot()) take_snapshot(pieces);
-    start([this, pieces = std::move(pieces)] { write_shards(pieces); });
+    task_ = std::async(std::launch::async, [this, pieces = std::move(pieces)] { write_shards(pieces); });
   }
   saved_.stall_seconds = since_start_.seconds();
   if (config_.checkpoint.async_mode == AsyncMode::kDisabled) finish();
@@ -181,7 +178,7 @@ void Checkpointer::advance() {
   if (phase_ == Phase::kWriting) {
     phase_ = Phase::kCommitting;
     gather_files();
-    if (is_first_rank()) start([this] { commit(); });
+    if (is_first_rank()) task_ = std::async(std::launch::async, [this] { commit(); });
     saved_.stall_seconds += stall.seconds();
     return;
   }
@@ -196,7 +193,16 @@ void Checkpointer::advance() {
 }
 
 void Checkpointer::finish() {
-  while (phase_ != Phase::kIdle) advance();
+  while (phase_ != Phase::kIdle) {
+    const Stopwatch stall;
+    for (double num_writing = 1.0; num_writing > 0.0;) {  // files may take longer than ranks wait for each other
+      if (task_.valid()) task_.wait_for(kBetweenVotes);
+      num_writing = ready() ? 0.0 : 1.0;
+      ranks_.world().all_reduce(std::span(&num_writing, 1), "whether files are written");
+    }
+    saved_.stall_seconds += stall.seconds();
+    advance();
+  }
 }
 
 void Checkpointer::gather_files() {

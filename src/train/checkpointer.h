@@ -71,11 +71,10 @@ class Checkpointer {
   Pieces pieces_to_write() const;
   bool is_writer() const { return mesh_.place.dp_replicate == 0; }
   bool is_first_rank() const { return ranks_.rank() == 0; }
-  /// Copies the numbers and lets the pieces point to the copy.
   /// Whether files are written from a copy in the host's memory.
   bool takes_snapshot() const;
+  /// Copies the numbers and lets the pieces point to the copy.
   void take_snapshot(Pieces& pieces);
-  void start(std::function<void()> task);
   void write_shards(const Pieces& pieces);
   /// Tells rank 0 what all ranks have written.
   void gather_files();

@@ -16,9 +16,6 @@ namespace {
 
 constexpr std::int64_t kMaxThreads = 4096;
 
-/// A moment in bfloat16 that is within 2^-8 / (1 - beta) of what it tends to does not move on: 20 % here, 8 % at 0.95.
-constexpr double kLargestBetaInBfloat16 = 0.98;
-
 /// Keys that a file may have at any value, but that a run takes at their default only.
 struct Unbuilt {
   std::string_view key;

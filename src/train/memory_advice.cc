@@ -100,7 +100,8 @@ std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t
                     kCloseCapacity),
         closer);
   }
-  if (config.optimizer.state_dtype == DType::kFloat32) {
+  if (config.optimizer.state_dtype == DType::kFloat32 &&
+      std::max(config.optimizer.beta1, config.optimizer.beta2) <= kLargestBetaInBfloat16) {
     JobConfig smaller = config;
     smaller.optimizer.state_dtype = DType::kBFloat16;
     advise_other("with optimizer.state_dtype = \"bfloat16\"", smaller);

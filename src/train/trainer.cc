@@ -203,10 +203,10 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   std::int64_t step = first_step_;
   for (;; ++step) {
     ranks_.set_step(step);
-    const bool traced =
-        is_first_rank() && config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0;
-    const bool measured = measures_sqnr(step);
-    const bool alone = traced || measured;  // the host is busy with it: its time is not to be the step's before
+    const bool profiled = config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0,
+               traced = profiled && is_first_rank(), measured = measures_sqnr(step);
+    // On all ranks. The host is busy with it: its time is not to be the step's before.
+    const bool alone = profiled || measured;
     std::optional<cuda::KernelProfile> kernels;
     if (alone) finish_steps(0);
     if (traced) {

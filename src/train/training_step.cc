@@ -121,6 +121,10 @@ void TrainingStep::allocate() {
 void TrainingStep::refresh_weights() { model_.refresh_weights(context()); }
 
 void TrainingStep::start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
+  or_abort([&] { make_or_start(step, micro_batches, measure_sqnr); });
+}
+
+void TrainingStep::make_or_start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
   TESSERA_CHECK(num_started_ < max_started(), "{} steps started", num_started_);
   if (num_started_++ == 0) oldest_started_ = step;
   TESSERA_CHECK(step + 1 == oldest_started_ + static_cast<std::int64_t>(num_started_), "step {}", step);
@@ -146,7 +150,7 @@ void TrainingStep::start(std::int64_t step, std::span<const Batch> micro_batches
 
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
   const AdamWStep numbers = adamw_step(adamw_options(), static_cast<float>(result.learning_rate), step);
-  if (cuda_ != nullptr) return or_abort([&] { start_on_gpu(now, numbers); });
+  if (cuda_ != nullptr) return start_on_gpu(now, numbers);
   std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
   clock_.reset();
   now.clock = &clock_;
@@ -159,8 +163,8 @@ auto TrainingStep::or_abort(Body&& body) -> decltype(body()) {
     return body();
   } catch (const NonFiniteStep&) {  // on all ranks
     throw;
-  } catch (...) {
-    for (ProcessGroup* group : {&mesh_->tokens, &mesh_->model}) group->abort_gpu();
+  } catch (const std::exception& error) {
+    for (ProcessGroup* group : {&mesh_->tokens, &mesh_->model}) group->abort_gpu(error);
     throw;
   }
 }

@@ -149,10 +149,10 @@ class TrainingStep {
   void update(Started& started, PhaseClock& clock);
   /// A pipeline's, also of the kernels that its probes launch.
   void warm_up(const Batch& batch);
-  /// Where it fails on this rank, what the GPUs do for the others is ended: memory that is freed on the way out waits
-  /// for it.
+  /// What body() returns; as ProcessGroup::abort_gpu() says where it fails on this rank.
   template <typename Body>
   auto or_abort(Body&& body) -> decltype(body());
+  void make_or_start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr);
   StepResult finish_oldest();
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);

@@ -409,7 +409,7 @@ TEST(ProcessGroup, ARankThatOthersCannotStopWaitingFor) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
   std::mutex mutex;
   std::vector<std::string> messages;
-  const auto keep = [&](const RankFailure& failure) {
+  const auto keep = [&](const std::exception& failure) {
     const std::lock_guard lock(mutex);
     messages.emplace_back(failure.what());
   };

@@ -13,7 +13,7 @@ struct RankOptions {
   Progress::Seconds timeout{60.0};
   /// Put around every rank's transport.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
-  std::function<void(const RankFailure&)> way_out = {};  // Progress::set_way_out()
+  std::function<void(const std::exception&)> way_out = {};  // Progress::set_way_out()
 };
 
 inline void run_rank(std::unique_ptr<Transport> transport, const RankOptions& options,
