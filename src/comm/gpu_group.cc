@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <vector>
@@ -150,7 +151,8 @@ GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank,
 GpuGroup::~GpuGroup() {
   const std::lock_guard lock(family_->mutex);
   std::erase(family_->members, member_.get());
-  if (family_->aborted) return;
+  // On the way out of a failure it might wait for other ranks, before anyone has been told.
+  if (family_->aborted || std::uncaught_exceptions() > 0) return;
   const Progress::Watched watched(family_->progress, "the end of NCCL's connections");
   TESSERA_NCCL_FUNCTION(ncclCommDestroy)(member_->communicator);
 }
