@@ -61,16 +61,21 @@ struct CallArgs {
 
 /// One tensor of a payload.
 struct RowPart {
+  /// How a warp copies a row: in pieces through shared memory, whole 16 bytes; 16 bytes by each lane (a row's scales,
+  /// for which a piece is too much: it costs as much with 224 bytes as with 4096); byte by byte.
+  enum class Copied : std::int32_t { kPieces, kLanes, kBytes };
+
   const std::byte* tokens;
   std::byte* window;
   std::byte* out;  // where rows are wanted, which may be the window; null: nowhere
   std::int64_t row_bytes;
-  bool wide;  // all of it in 16-byte pieces
+  Copied copied;
 };
+inline constexpr int kMaxLanesBytes = 32 * 16;
 
 /// Of the calls that store rows.
 struct RowsArgs {
-  RowPart parts[2];
+  RowPart parts[2];  // at most the first one in pieces, at most the second one by lanes
   int num_parts;
   std::int32_t* first_row_TJ;
   std::int32_t *offsets_e1, *ends_e;

@@ -52,28 +52,57 @@ class Copying {
   int next_asked_ = 0;       // bytes of the next source
 };
 
-/// A warp's, of what is not whole 16 bytes.
-__device__ void copy_bytes(const std::byte* from, std::int64_t num_bytes, unsigned lanes, std::byte* to) {
-  for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
-    auto* target =
-        reinterpret_cast<std::byte*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), lowest(rest)));
-    for (std::int64_t i = lane_idx(); i < num_bytes; i += kWarp) target[i] = from[i];
+/// A warp's: where lane `of` has its `to`.
+__device__ std::byte* target_of(int of, std::byte* to) {
+  return reinterpret_cast<std::byte*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), of));
+}
+
+/// Where a row of `part` is read: own tokens if they are sent, else the window.
+template <bool kSends>
+__device__ const std::byte* row_of(const RowPart& part, int row) {
+  return (kSends ? part.tokens : part.window) + row * part.row_bytes;
+}
+
+/// Row `row` for Copying; none if it has no part in pieces, or is -1.
+template <bool kSends>
+__device__ Source source_of(const RowsArgs& args, int row) {
+  const RowPart& part = args.parts[0];
+  if (row < 0 || part.copied != RowPart::Copied::kPieces) return {};
+  return {row_of<kSends>(part, row), static_cast<int>(part.row_bytes)};
+}
+
+/// A warp's: all parts of a row to where `lanes` have it: to(part) is where a part's rows are, `to_row` the row there.
+/// `next_row` comes in the next call; -1 if that is not known.
+template <bool kSends, typename To>
+__device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To& to, int to_row, int next_row,
+                         Copying& copying) {
+  using Copied = RowPart::Copied;
+  const int lane = lane_idx(), begin = lane * kUnitBytes;
+  const bool has_target = (lanes >> lane & 1) != 0;
+  // What lanes copy is on its way while pieces are copied.
+  uint4 held{};
+  for (int p = 0; p < args.num_parts; ++p) {
+    const RowPart& part = args.parts[p];
+    if (part.copied == Copied::kLanes && begin < part.row_bytes) {
+      held = *reinterpret_cast<const uint4*>(row_of<kSends>(part, row) + begin);
+    }
   }
-}
-
-/// Row `row` of `base` for Copying; none if it is not for it.
-__device__ Source source_of(const RowPart& part, const std::byte* base, int row) {
-  if (!part.wide) return {};
-  return {base + row * part.row_bytes, static_cast<int>(part.row_bytes)};
-}
-
-/// A warp's: row `row` of `base` to where `lanes` have their `to`.
-__device__ void copy_row(const RowPart& part, const std::byte* base, int row, unsigned lanes, std::byte* to,
-                         const Source& next, Copying& copying) {
-  if (part.wide) {
-    copying.copy(source_of(part, base, row), lanes, to, next);
-  } else {
-    copy_bytes(base + row * part.row_bytes, part.row_bytes, lanes, to);
+  for (int p = 0; p < args.num_parts; ++p) {
+    const RowPart& part = args.parts[p];
+    std::byte* target = has_target ? to(part) + to_row * part.row_bytes : nullptr;
+    if (part.copied == Copied::kPieces) {
+      copying.copy(source_of<kSends>(args, row), lanes, target, source_of<kSends>(args, next_row));
+      continue;
+    }
+    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+      std::byte* its_target = target_of(lowest(rest), target);
+      if (part.copied == Copied::kLanes) {
+        if (begin < part.row_bytes) *reinterpret_cast<uint4*>(its_target + begin) = held;
+      } else {
+        const std::byte* from = row_of<kSends>(part, row);
+        for (std::int64_t i = lane; i < part.row_bytes; i += kWarp) its_target[i] = from[i];
+      }
+    }
   }
 }
 
@@ -206,19 +235,10 @@ __device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Shar
       int rank = 0, row = 0;
       const unsigned copies =
           kDispatch ? send_records(call, args, placement, t, rank, row) : find_copies(call, args, t, rank, row);
-      const bool has_copy = (copies >> lane_idx() & 1) != 0;
       const int next_t = t + share.num_warps;
-      for (int i = 0; i < args.num_parts; ++i) {
-        const RowPart& part = args.parts[i];
-        std::byte* target = has_copy ? at(call, rank, part.window) + row * part.row_bytes : nullptr;
-        Source next;
-        if (i + 1 < args.num_parts) {
-          next = source_of(args.parts[i + 1], args.parts[i + 1].tokens, t);
-        } else if (next_t < call.num_tokens) {
-          next = source_of(args.parts[0], args.parts[0].tokens, next_t);
-        }
-        copy_row(part, part.tokens, t, copies, target, next, copying);
-      }
+      copy_row<true>(
+          args, t, copies, [&](const RowPart& part) { return at(call, rank, part.window); }, row,
+          next_t < call.num_tokens ? next_t : -1, copying);
     }
     copying.finish();
     arrive(call, share, chunk);
@@ -290,16 +310,9 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const S
         const unsigned lanes = __shfl_sync(kAllLanes, wanted, lowest(rest));
         const int row = __shfl_sync(kAllLanes, first_row, lowest(rest));
         const int later_row = __shfl_sync(kAllLanes, first_row, later != 0 ? lowest(later) : 0);
-        for (int p = 0; p < args.num_parts; ++p) {
-          const RowPart& part = args.parts[p];
-          Source next;
-          if (p + 1 < args.num_parts) {
-            next = source_of(args.parts[p + 1], args.parts[p + 1].window, row);
-          } else if (later != 0) {
-            next = source_of(args.parts[0], args.parts[0].window, later_row);
-          }
-          copy_row(part, part.window, row, lanes, part.out + choice.row * part.row_bytes, next, copying);
-        }
+        copy_row<false>(
+            args, row, lanes, [](const RowPart& part) { return part.out; }, choice.row, later != 0 ? later_row : -1,
+            copying);
       }
     }
     group -= groups;  // on, with the next warp's: all have as much to do

@@ -120,11 +120,20 @@ class GpuDirectDispatcher : public WindowDispatcher {
       const auto is_wide = [](const Tensor& x) {
         return !x.defined() || (reinterpret_cast<std::uintptr_t>(x.raw()) | bytes_of_row(x)) % 16 == 0;
       };
+      using Copied = RowPart::Copied;
+      Copied copied = Copied::kBytes;
+      if (is_wide(from) && is_wide(window) && is_wide(out)) {
+        if (i == 0) {
+          copied = Copied::kPieces;
+        } else if (bytes_of_row(from) <= kMaxLanesBytes) {
+          copied = Copied::kLanes;
+        }
+      }
       args.parts[args.num_parts++] = {.tokens = bytes_of(from),
                                       .window = bytes_of(window),
                                       .out = out.defined() ? bytes_of(out) : nullptr,
                                       .row_bytes = static_cast<std::int64_t>(bytes_of_row(from)),
-                                      .wide = is_wide(from) && is_wide(window) && is_wide(out)};
+                                      .copied = copied};
     }
     const GpuDirectRouting& routing = routing_of(saved);
     args.first_row_TJ = ints(routing.first_row_TJ);
