@@ -276,6 +276,17 @@ void GpuGroup::check() const {
   }
 }
 
+std::uint64_t GpuGroup::position() const {
+  const std::lock_guard lock(family_->mutex);
+  std::uint64_t position = 0;
+  for (const Member* member : family_->members) {
+    for (const std::uint32_t* note : {member->begun(), member->ended()}) {
+      position = 31 * position + *static_cast<const volatile std::uint32_t*>(note);
+    }
+  }
+  return position;
+}
+
 std::string GpuGroup::describe() const {
   const std::lock_guard lock(family_->mutex);
   std::string text;

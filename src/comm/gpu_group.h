@@ -61,6 +61,8 @@ class GpuGroup {
   /// The operations of all these groups that have begun and not ended: "; the GPU is in all-gather of layers.3
   /// (dp_shard)". Empty if there are none.
   std::string describe() const;
+  /// Changes, but for chance, whenever one of them begins or ends.
+  std::uint64_t position() const;
   /// Ends all operations of all these groups, which are of no use any more.
   void abort() noexcept;
 

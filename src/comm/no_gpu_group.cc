@@ -30,6 +30,7 @@ std::unique_ptr<SymmetricWindow> GpuGroup::allocate_window(std::size_t) { refuse
 const Stream& GpuGroup::computation() const { refuse(); }
 void GpuGroup::check() const { refuse(); }
 std::string GpuGroup::describe() const { refuse(); }
+std::uint64_t GpuGroup::position() const { refuse(); }
 void GpuGroup::abort() noexcept {}
 
 }  // namespace tessera::cuda

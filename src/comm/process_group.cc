@@ -288,7 +288,12 @@ void Work::wait() {
   if (computation_ != nullptr) return std::exchange(computation_, nullptr)->wait(end_);
   if (operation_ == nullptr) return;
   const std::shared_ptr<Operation> operation = std::move(operation_);
-  progress_->wait(*operation);
+  try {
+    progress_->wait(*operation);
+  } catch (...) {
+    progress_->abandon(operation);
+    throw;
+  }
 }
 
 ProcessGroup::ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis)
@@ -305,7 +310,7 @@ std::string ProcessGroup::title(std::string_view operation, std::string_view nam
   return fmt::format("{} of {} ({})", operation, name, axis_);
 }
 
-int ProcessGroup::next_tag() { return num_collectives_++ % kFirstUserTag; }
+int ProcessGroup::next_tag() { return std::exchange(num_collectives_, (num_collectives_ + 1) % kFirstUserTag); }
 
 Work ProcessGroup::start(std::shared_ptr<Operation> operation) {
   TESSERA_CHECK(progress_ != nullptr, "{} of ranks that are planned only", operation->name());
@@ -335,15 +340,17 @@ void ProcessGroup::use_gpu(const cuda::Stream& computation) {
   gpu_ = std::make_unique<cuda::GpuGroup>(id, rank(), size(), computation, *progress_);
 }
 
-void ProcessGroup::wait_for_gpu(const cuda::Event& event, std::string_view name) {
+void ProcessGroup::wait_for_gpu(const cuda::Event& event, std::string_view name, const std::function<void()>& check) {
   TESSERA_CHECK(gpu_ != nullptr && progress_ != nullptr);
   const auto passed = [&] {
     if (event.passed()) return true;
     gpu_->check();
+    if (check) check();
     return false;
   };
   try {
-    progress_->wait_until(std::string(name), passed, [&] { return gpu_->describe(); });
+    progress_->wait_until(
+        std::string(name), passed, [&] { return gpu_->describe(); }, [&] { return gpu_->position(); });
   } catch (const std::exception& error) {
     abort_gpu(error);
     throw;

@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <utility>
+
 namespace tessera {
 namespace {
 
@@ -59,7 +61,7 @@ bool Progress::done(Operation& operation) {
 
 void Progress::wait(Operation& operation) {
   keep_polling(
-      operation.name(), [&] { return done(operation); }, [] { return std::string(); });
+      operation.name(), [&] { return done(operation); }, [] { return std::string(); }, {});
 }
 
 void Progress::abandon(const std::shared_ptr<Operation>& operation) noexcept {
@@ -73,14 +75,14 @@ void Progress::abandon(const std::shared_ptr<Operation>& operation) noexcept {
 }
 
 void Progress::wait_until(const std::string& name, const std::function<bool()>& over,
-                          const std::function<std::string()>& missing) {
+                          const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position) {
   const auto poll = [&] {
     if (over()) return true;
     const std::lock_guard lock(mutex_);
     advance_all();
     return false;
   };
-  keep_polling(name, poll, missing);
+  keep_polling(name, poll, missing, position);
 }
 
 RankFailure Progress::failure(const std::string& name, const std::string& reason, const std::string& missing) const {
@@ -108,9 +110,10 @@ std::optional<RankFailure> Progress::failure_of_wait(const std::string& name, Cl
 }
 
 void Progress::keep_polling(const std::string& name, const std::function<bool()>& poll,
-                            const std::function<std::string()>& missing) {
-  const Clock::time_point begin = Clock::now();
-  Clock::time_point checked = begin;
+                            const std::function<std::string()>& missing,
+                            const std::function<std::uint64_t()>& position) {
+  Clock::time_point begin = Clock::now(), checked = begin;
+  std::uint64_t seen = position ? position() : 0;
   if (board_ != nullptr) {
     board_->set_operation(name);
     board_->set_waiting();
@@ -124,6 +127,13 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
     }
     if (now - checked < kBetweenChecksOfPeers) continue;
     checked = now;
+    if (position) {
+      const std::uint64_t before = std::exchange(seen, position());
+      if (seen != before) {
+        begin = now;
+        if (board_ != nullptr) board_->set_operation(name);
+      }
+    }
     if (board_ != nullptr) board_->set_waiting();
     if (const auto failure = failure_of_wait(name, begin, missing)) throw *failure;
   }

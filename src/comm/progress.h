@@ -73,9 +73,10 @@ class Progress {
   /// more.
   void abandon(const std::shared_ptr<Operation>& operation) noexcept;
   /// Until over() is true, for what other ranks store into a window; moves started operations on meanwhile. `name`:
-  /// what is waited for, `missing()`: what of it is not there; both for the RankFailure that is thrown as above.
+  /// what is waited for, `missing()`: what of it is not there; both for the RankFailure that is thrown as above. With
+  /// `position()`, for many operations at once, the timeout is of the time since its value has changed.
   void wait_until(const std::string& name, const std::function<bool()>& over,
-                  const std::function<std::string()>& missing);
+                  const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position = {});
 
   RankBoard* board() const { return board_; }
 
@@ -104,7 +105,7 @@ class Progress {
   void run_in_background();
   /// Until poll() is true.
   void keep_polling(const std::string& name, const std::function<bool()>& poll,
-                    const std::function<std::string()>& missing);
+                    const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position);
   /// Why a wait that began then must end; none if it need not yet.
   std::optional<RankFailure> failure_of_wait(const std::string& name, std::chrono::steady_clock::time_point begin,
                                              const std::function<std::string()>& missing) const;

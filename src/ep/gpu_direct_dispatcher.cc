@@ -88,7 +88,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
     const auto found = std::find(layers_.begin(), layers_.end(), layer);
     const std::int64_t layer_idx = found - layers_.begin();
     if (found == layers_.end()) layers_.push_back(layer);
-    constexpr double kLongest = 1e9;  // seconds
+    // Somewhat less than the host's, since it can tell what has not come.
+    constexpr double kLongest = 1e9, kOfTimeout = 0.9;  // seconds
     CallArgs args{
         .call = call,
         .layer = static_cast<std::int32_t>(layer_idx),
@@ -99,7 +100,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
         .max_ranks_of_token = static_cast<int>(max_ranks_of_token_),
         .num_blocks = options().num_sms,
         .num_chunks = static_cast<int>(std::clamp<std::int64_t>(saved.num_tokens() / kTokensPerChunk, 1, kMaxChunks)),
-        .timeout_ns = static_cast<std::uint64_t>(1e9 * std::min(kLongest, group_.timeout().count())),
+        .timeout_ns = static_cast<std::uint64_t>(1e9 * std::min(kLongest, kOfTimeout * group_.timeout().count())),
         .state = reinterpret_cast<GpuState*>(state_.data()),
         .report = reinterpret_cast<GpuReport*>(report_.data()),
         .peers = {},

@@ -44,7 +44,12 @@ void ModelConfig::validate() const {
           rope_theta);
   require(1.0f <= rope_factor && rope_factor < HUGE_VALF,
           "model.args.rope_factor is {}; expected a finite number from 1", rope_factor);
-  require(0.0f <= mscale && mscale < HUGE_VALF, "model.args.mscale is {}; expected a finite number from 0", mscale);
+  for (const auto& [key, value] : {std::pair{"mscale", mscale},
+                                   {"load_balance_coeff", load_balance_coeff},
+                                   {"seq_balance_loss_coeff", seq_balance_loss_coeff},
+                                   {"mtp_loss_weight", mtp_loss_weight}}) {
+    require(0.0f <= value && value < HUGE_VALF, "model.args.{} is {}; expected a finite number from 0", key, value);
+  }
   require(0 <= n_dense_layers && n_dense_layers <= n_layers,
           "model.args.n_dense_layers is {}; expected 0 to n_layers = {}", n_dense_layers, n_layers);
   if (num_mtp_modules != 0) positive("num_mtp_modules", num_mtp_modules);

@@ -48,8 +48,7 @@ Recipes JobConfig::recipes() const {
   return recipes;
 }
 
-Device JobConfig::device(int num_ranks_on_node) const {
-  if (training.device == DeviceChoice::kCpu) return Device::kCpu;
+std::string JobConfig::why_no_gpu(int num_ranks_on_node) const {
   std::string why_not = cuda::why_unavailable();
   // A launcher may show each rank a GPU of its own, and no other.
   const int num_gpus = cuda::num_devices();
@@ -57,6 +56,12 @@ Device JobConfig::device(int num_ranks_on_node) const {
   if (why_not.empty() && num_gpus < num_ranks_on_node && !sees_its_own) {
     why_not = fmt::format("{} ranks on a machine with {} GPUs", num_ranks_on_node, num_gpus);
   }
+  return why_not;
+}
+
+Device JobConfig::device(int num_ranks_on_node) const {
+  if (training.device == DeviceChoice::kCpu) return Device::kCpu;
+  const std::string why_not = why_no_gpu(num_ranks_on_node);
   if (why_not.empty()) return Device::kCuda;
   require(training.device == DeviceChoice::kAuto, "training.device is cuda, but no GPU can be used: {}", why_not);
   return Device::kCpu;
@@ -159,6 +164,10 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
       "nearest that is: {}",
       training.global_batch_size, training.local_batch_size, data_ranks,
       std::max(unit, (training.global_batch_size + unit / 2) / unit * unit));
+  constexpr std::int64_t kMaxMicroBatches = std::int64_t{1} << 20;
+  require(micro_batches_per_step(data_ranks) <= kMaxMicroBatches,
+          "training.global_batch_size = {} sequences are {} micro-batches of each rank per step; expected at most {}",
+          training.global_batch_size, micro_batches_per_step(data_ranks), kMaxMicroBatches);
   require_divides("parallelism.expert_parallel_degree", degrees.ep, model.args.num_experts,
                   fmt::format("model.args.num_experts = {}", model.args.num_experts),
                   degrees.dp_shard * degrees.cp * degrees.tp);
@@ -179,10 +188,12 @@ void JobConfig::validate() const {
             "model.converters has '{}'; there are {} and {}", converter, kLinearConverter, kGroupedConverter);
   }
   const auto positive = [](std::string_view key, auto value) {
-    require(value > 0, "{} is {}; expected a number above 0", key, value);
+    require(value > 0 && value <= std::numeric_limits<decltype(value)>::max(), "{} is {}; expected a number above 0",
+            key, value);
   };
   const auto not_negative = [](std::string_view key, auto value) {
-    require(value >= 0, "{} is {}; expected 0 or more", key, value);
+    require(value >= 0 && value <= std::numeric_limits<decltype(value)>::max(), "{} is {}; expected 0 or more", key,
+            value);
   };
   require(model.name == "deepseek_v3", "model.name is '{}'; expected 'deepseek_v3', the only model here", model.name);
   require(optimizer.name == "AdamW", "optimizer.name is '{}'; expected 'AdamW', the only optimizer here",
@@ -209,7 +220,9 @@ void JobConfig::validate() const {
             key, beta, kLargestBetaInBfloat16);
   }
   not_negative("lr_scheduler.warmup_steps", lr_scheduler.warmup_steps);
-  require(lr_scheduler.decay_ratio <= 1.0, "lr_scheduler.decay_ratio is {}; expected at most 1",
+  not_negative("lr_scheduler.total_steps", lr_scheduler.total_steps);
+  require(lr_scheduler.decay_ratio == -1.0 || (0.0 <= lr_scheduler.decay_ratio && lr_scheduler.decay_ratio <= 1.0),
+          "lr_scheduler.decay_ratio is {}; expected 0 to 1, or -1 for all steps after the warm-up",
           lr_scheduler.decay_ratio);
   require(0.0 <= lr_scheduler.min_lr_factor && lr_scheduler.min_lr_factor <= 1.0,
           "lr_scheduler.min_lr_factor is {}; expected 0 to 1", lr_scheduler.min_lr_factor);
@@ -220,6 +233,8 @@ void JobConfig::validate() const {
   if (checkpoint.enable) {
     positive("checkpoint.interval", checkpoint.interval);
     not_negative("checkpoint.keep_latest_k", checkpoint.keep_latest_k);
+    require(checkpoint.load_step >= -1, "checkpoint.load_step is {}; expected a step, or -1 for the newest one",
+            checkpoint.load_step);
   }
   require(
       !checkpoint.initial_load_in_hf || !checkpoint.initial_load_path.empty(),

@@ -130,6 +130,8 @@ struct JobConfig {
   std::int64_t micro_batches_per_step(std::int64_t num_data_ranks = 1) const {
     return sequences_per_step(num_data_ranks) / (training.local_batch_size * num_data_ranks);
   }
+  /// Why so many ranks on this machine cannot have a GPU each; empty if they can.
+  std::string why_no_gpu(int num_ranks_on_node) const;
   /// Where a run with so many ranks on this machine computes, on GPUs one per rank. Throws Error, saying why, if a GPU
   /// is asked for that cannot be used.
   Device device(int num_ranks_on_node) const;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/log.h"
+#include "comm/together.h"
 #include "tensor/parallel.h"
 
 namespace tessera {
@@ -19,12 +21,29 @@ std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device) {
   cuda::use_device(device);
   const std::shared_ptr<cuda::Runtime> runtime = cuda::make_runtime();
   world.use_gpu(runtime->stream());
-  runtime->set_wait([&world](const cuda::Event& event) { world.wait_for_gpu(event, "the GPU's work"); });
+  runtime->set_wait([&world](const cuda::Event& event, const std::function<void()>& check) {
+    world.wait_for_gpu(event, "the GPU's work", check);
+  });
   return runtime;
 }
 
 std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks) {
-  if (config.device(ranks.num_on_node()) == Device::kCpu) return nullptr;
+  const bool on_cpu = config.device(ranks.num_on_node()) == Device::kCpu;
+  if (config.training.device == DeviceChoice::kAuto) {
+    // One that has none must not leave the others waiting for it.
+    const std::string why_not = config.why_no_gpu(ranks.num_on_node());
+    if (ranks.size() > 1) {
+      double num_on_cpu = on_cpu ? 1.0 : 0.0;
+      ranks.world().all_reduce(std::span(&num_on_cpu, 1), "who has a GPU");
+      const std::string first =
+          first_text(ranks.world(), on_cpu ? fmt::format("rank {}: {}", ranks.rank(), why_not) : "", "who has no GPU");
+      require(num_on_cpu == 0.0 || num_on_cpu == ranks.size(),
+              "training.device is auto, and {:.0f} of {} ranks have no GPU ({}): mend that, or set it to cpu",
+              num_on_cpu, ranks.size(), first);
+    }
+    if (on_cpu && ranks.rank() == 0) spdlog::info("training.device is auto: on CPUs ({})", why_not);
+  }
+  if (on_cpu) return nullptr;
   if (ranks.size() == 1) return cuda::make_runtime();
   return join_gpus(ranks.world(), ranks.rank_on_node() % cuda::num_devices());
 }

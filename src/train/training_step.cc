@@ -65,6 +65,10 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   model_.set_precisions(context(), resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
   if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
   if (cuda_ != nullptr) cuda_->leave_sms(mesh_->pp.sms_of_links());
+  const std::int64_t dispatch_sms = config.parallelism.expert_parallel_num_sms;
+  require(cuda_ == nullptr || mesh_->ep.size() == 1 || dispatch_sms < cuda_->num_sms(),
+          "parallelism.expert_parallel_num_sms is {}, but the GPU has {} multiprocessors for all operators",
+          dispatch_sms, cuda_ == nullptr ? 0 : cuda_->num_sms());
   measure();
 }
 
@@ -96,7 +100,9 @@ void TrainingStep::measure() {
            .gradients = gradients,
            .moments = moments,
            .activations = arena_.peak() + (pipeline_ ? pipeline_->num_bytes() : 0),
-           .windows = model_.window_bytes()};
+           .windows = model_.window_bytes(),
+           .batches = batch.num_bytes() * (device_ == Device::kCuda ? kMaxStarted : 1) *
+                      static_cast<std::size_t>(config_.micro_batches_per_step(mesh_->num_data_ranks()))};
 }
 
 void TrainingStep::allocate() {
@@ -224,8 +230,9 @@ TrainingStep::Recorded& TrainingStep::recorded(const GraphKey& key) {
 }
 
 void TrainingStep::wait_for_gpu(const Started& started) {
-  cuda_->wait(started.done);
-  model_.check_dispatch();
+  const auto check = [&] { model_.check_dispatch(); };
+  cuda_->wait(started.done, check);
+  check();
   const auto* numbers = reinterpret_cast<const double*>(started.squares_and_sums.data());
   squares_.host()[0] = numbers[0];
   const std::span<double> sums = model_.sums().host();
@@ -356,7 +363,9 @@ LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& ob
 double TrainingStep::evaluate(const Batch& batch) {
   return or_abort([&] {
     if (cuda_ != nullptr) batch.upload(cuda_->stream());
-    double numbers[] = {evaluate_part(batch).main, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
+    const double loss = evaluate_part(batch).main;
+    if (cuda_ != nullptr) model_.check_dispatch();
+    double numbers[] = {loss, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
     mesh_->tokens.all_reduce(numbers, "a validation loss");
     mesh_->pp.all_reduce(std::span(numbers, 1), "a validation loss");  // of the stage that has it
     return numbers[0] / std::max(numbers[1], 1.0);
@@ -366,17 +375,19 @@ double TrainingStep::evaluate(const Batch& batch) {
 std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale) {
   const Context op = context();
   const Parameters& parameters = model_.parameters();
-  // The backward runs from the last parameter to the first.
   std::string gradient, found;
-  for (ParamId id = 0; id < parameters.size(); ++id) {
-    if (!all_finite(op, parameters.gradient_shard(id))) gradient = "the gradient of " + parameters.spec(id).name;
-  }
   FiniteProbe probe(parameters);
   PhaseClock clock;
+  // Anew: on a GPU, the next step has been started since.
   model_.parameters().clear_gradients();
   // To the end, whatever is found: other ranks, which may find nothing, must not wait for this one.
   forward_backward(micro_batches, scale, clock, &probe, micro_batches.size());
+  model_.parameters().finish_gradients();
   found = probe.found();
+  // The backward runs from the last parameter to the first.
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    if (!all_finite(op, parameters.gradient_shard(id))) gradient = "the gradient of " + parameters.spec(id).name;
+  }
   for (const Batch& batch : micro_batches) {
     evaluate_part(batch, [&](const std::string& name, const Tensor& x_TD) {
       if (found.empty() && !all_finite(op, x_TD)) found = "the output of " + name;

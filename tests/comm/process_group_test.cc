@@ -323,6 +323,24 @@ TEST(ProcessGroup, WaitsForStoresIntoAWindow) {
   });
 }
 
+/// Of many operations in one wait, each has the timeout to itself.
+TEST(Progress, TheTimeoutCountsAnewWhereTheWaitGetsOn) {
+  using Clock = std::chrono::steady_clock;
+  Progress progress(nullptr, Progress::Seconds(0.5));
+  const auto nothing = [] { return std::string(); };
+  const auto run = [&](Progress::Seconds until, Progress::Seconds moves) {
+    const Clock::time_point begin = Clock::now();
+    progress.wait_until(
+        "test", [&] { return Clock::now() - begin > until; }, nothing,
+        [&] {
+          const Progress::Seconds now = Clock::now() - begin;
+          return static_cast<std::uint64_t>(std::min(now, moves) / Progress::Seconds(0.05));
+        });
+  };
+  EXPECT_NO_THROW(run(Progress::Seconds(1.2), Progress::Seconds(1.2)));
+  EXPECT_THROW(run(Progress::Seconds(10.0), Progress::Seconds(0.6)), RankFailure);
+}
+
 /// What one rank cannot do, all fail at, with the same words.
 TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
   with_ranks(4, [](ProcessGroup& group) {

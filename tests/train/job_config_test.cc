@@ -70,6 +70,17 @@ TEST(JobConfig, NumbersThatCannotWork) {
   EXPECT_THAT(error_of("[training]\nsteps = \"many\"\n"), HasSubstr("integer"));
   EXPECT_THAT(error_of("[training\n"), HasSubstr("config:1"));
   EXPECT_THAT(error_of("", {"--lr_scheduler.decay_type=step"}), HasSubstr("linear, sqrt, cosine"));
+  for (const char* number :
+       {"optimizer.lr=inf", "optimizer.eps=inf", "optimizer.weight_decay=nan", "model.args.load_balance_coeff=nan",
+        "model.args.load_balance_coeff=-0.001", "model.args.seq_balance_loss_coeff=-1.0",
+        "model.args.mtp_loss_weight=inf", "lr_scheduler.total_steps=-1", "lr_scheduler.decay_ratio=-0.5"}) {
+    const std::string text = number, key = text.substr(0, text.find('='));
+    EXPECT_THAT(error_of("", {"--" + text}), HasSubstr(key + " is "));
+  }
+  EXPECT_THAT(error_of("", {"--checkpoint.enable", "--checkpoint.load_step=-2"}), HasSubstr("load_step is -2"));
+  // Tokens where sequences are meant.
+  EXPECT_THAT(error_of("", {"--training.local_batch_size=1", "--training.global_batch_size=62914560"}),
+              AllOf(HasSubstr("training.global_batch_size = 62914560"), HasSubstr("1048576")));
 }
 
 // What an axis does not divide: the key, and the nearest values that would do.

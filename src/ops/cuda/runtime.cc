@@ -75,8 +75,8 @@ void Runtime::synchronize() {
   wait(all);
 }
 
-void Runtime::wait(const Event& event) {
-  if (wait_) wait_(event);
+void Runtime::wait(const Event& event, const std::function<void()>& check) {
+  if (wait_) wait_(event, check);
   const char* failure = event.wait();
   if (failure == nullptr) return;
   fail("the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",

@@ -61,13 +61,14 @@ class Runtime {
 
   /// Has `wait` do the waiting below, which may give up and throw: on several ranks, where what one of them does not do
   /// can hang the others' GPUs.
-  void set_wait(std::function<void(const Event&)> wait) { wait_ = std::move(wait); }
+  using Wait = std::function<void(const Event&, const std::function<void()>& check)>;
+  void set_wait(Wait wait) { wait_ = std::move(wait); }
 
   /// Waits for all operators. Throws Error, with the CUDA error and the last operators, if one failed.
   void synchronize();
 
-  /// Waits for an event on the stream, as above.
-  void wait(const Event& event);
+  /// Waits for an event on the stream, as above. `check` may be called meanwhile, and throw.
+  void wait(const Event& event, const std::function<void()>& check = {});
 
   /// Copies a contiguous tensor of the GPU to the host, and waits for it as above.
   void fetch(const Tensor& tensor, void* target);
@@ -84,7 +85,7 @@ class Runtime {
   int compute_capability_ = 0;
   bool deterministic_ = false;
   std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
-  std::function<void(const Event&)> wait_;
+  Wait wait_;
   std::unique_ptr<Libraries> libraries_;
   std::unique_ptr<Runtime> beside_;
 };
