@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json.h"
+#include "base/log.h"
 
 namespace tessera {
 namespace {
@@ -121,6 +122,14 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
 }
 
 void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t last_saved) {
+  // A folder that cannot be deleted, because someone reads its files over NFS or owns it, is in nobody's way.
+  const auto or_warn = [](auto&& remove) {
+    try {
+      remove();
+    } catch (const Error& error) {
+      spdlog::warn("{}: it stays", error.what());
+    }
+  };
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     // Cut short between two renames: the old checkpoint is the only one of its step.
@@ -133,7 +142,7 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
     if (name.ends_with(kPartialSuffix) || name.ends_with(kReplacedSuffix) || name.ends_with(".deleted")) {
-      remove_folder(entry.path());
+      or_warn([&] { remove_folder(entry.path()); });
     }
   }
   if (keep <= 0) return;
@@ -145,8 +154,10 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
     if (step == last_saved) continue;  // of a run that went back to an earlier step
     const fs::path path = checkpoint_path(folder, step);
     const fs::path doomed = path.string() + ".deleted";
-    rename_folder(path, doomed);
-    remove_folder(doomed);
+    or_warn([&] {
+      rename_folder(path, doomed);
+      remove_folder(doomed);
+    });
   }
 }
 

@@ -41,6 +41,8 @@ class Batch {
   void upload(const cuda::Stream& stream) const { ids_.upload(stream); }
 
   std::int64_t num_seqs() const { return num_seqs_; }
+  /// Of its tensors on one device.
+  std::size_t num_bytes() const { return ids_.host().size_bytes(); }
   std::int64_t seq_len() const { return seq_len_; }
   /// Tokens of a sequence, and of all, that this rank has.
   std::int64_t tokens_per_seq() const { return seq_len_ / part_.size; }

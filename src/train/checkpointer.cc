@@ -42,19 +42,54 @@ bool is_of_training(std::string_view key) {
   return false;
 }
 
-/// Throws Error unless the checkpoint is one of this run.
-void require_same_run(const fs::path& path, const CheckpointManifest& manifest, std::int64_t step,
-                      const JobConfig& config) {
+/// Of these, the ones that change in the course of a run: DeepSeek-V3 trained its last tokens with other ones.
+bool is_of_schedule(std::string_view key) {
+  for (const char* name : {"load_balance_coeff", "seq_balance_loss_coeff", "mtp_loss_weight"}) {
+    if (key.substr(key.rfind('.') + 1) == name) return true;
+  }
+  return false;
+}
+
+/// Throws Error unless the checkpoint is one of this run. Returns what of is_of_schedule differs, for the log.
+std::vector<std::string> require_same_run(const fs::path& path, const CheckpointManifest& manifest, std::int64_t step,
+                                          const JobConfig& config) {
+  std::vector<std::string> changes;
   require(manifest.step == step, "'{}' says that it is of step {}", path.string(), manifest.step);
   const nlohmann::json identity = model_identity(config);
   for (const auto& [key, value] : identity.items()) {
     const std::string saved = manifest.state.at("model").value(key, "(absent)");
+    if (saved != value && is_of_schedule(key)) {
+      changes.push_back(fmt::format("{} is {} from here on, before {}", key, value.get<std::string>(), saved));
+      continue;
+    }
     require(saved == value, "'{}' was trained with {} = {}, this run has {}", path.string(), key, saved,
             value.get<std::string>());
   }
   const auto seed = manifest.state.at("seed").get<std::int64_t>();
   require(seed == config.debug.seed, "'{}' was trained with debug.seed = {}, this run has {}", path.string(), seed,
           config.debug.seed);
+  return changes;
+}
+
+/// YaRN is part of what the weights compute, and whether there is any follows from the sequences' length.
+void require_same_yarn(const fs::path& path, const HfConfig& saved, const JobConfig& config) {
+  const ModelConfig &before = saved.model, &now = config.model.args;
+  const bool had = saved.seq_len > before.original_seq_len, has = config.training.seq_len > now.original_seq_len;
+  require(!had || has,
+          "the weights in '{}' are for {} tokens with YaRN ({} = model.args.original_seq_len); this run's {} would go "
+          "without: set model.args.original_seq_len below training.seq_len",
+          path.string(), saved.seq_len, before.original_seq_len, config.training.seq_len);
+  if (!had) return;
+  const auto numbers = [](const ModelConfig& m) {
+    return std::tuple(m.rope_factor, m.beta_fast, m.beta_slow, m.mscale);
+  };
+  if (numbers(before) == numbers(now)) return;
+  spdlog::warn(
+      "the weights in '{}' have model.args rope_factor = {}, beta_fast = {}, beta_slow = {}, mscale = {}; this run has "
+      "{}, "
+      "{}, {}, {}",
+      path.string(), before.rope_factor, before.beta_fast, before.beta_slow, before.mscale, now.rope_factor,
+      now.beta_fast, now.beta_slow, now.mscale);
 }
 
 }  // namespace
@@ -252,6 +287,12 @@ std::optional<std::int64_t> Checkpointer::choose_step() {
     require(step < 0 || fs::exists(path),
             "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}", path.string(), step,
             fmt::join(steps, ", "));
+    if (step >= 0 && !steps.empty() && step < steps.back()) {
+      spdlog::warn(
+          "'{}' is not the newest checkpoint: a start without checkpoint.load_step goes on from step {}, unless those "
+          "of later steps are moved away",
+          path.string(), steps.back());
+    }
   });
   // The others may see a folder of another machine a little later.
   const auto chosen = static_cast<double>(step);
@@ -267,7 +308,10 @@ std::optional<std::int64_t> Checkpointer::resume(data::Loader& loader) {
   run_together(ranks_.world(), "the check of a checkpoint", [&] {
     const CheckpointManifest manifest = read_checkpoint_manifest(path);
     try {
-      require_same_run(path, manifest, *step, config_);
+      const std::vector<std::string> changes = require_same_run(path, manifest, *step, config_);
+      for (const std::string& change : changes) {
+        if (is_first_rank()) spdlog::info("{}", change);
+      }
       loader.restore(manifest.state.at("loader").get<data::LoaderState>());
     } catch (const nlohmann::json::exception& error) {
       fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), error.what());
@@ -306,6 +350,7 @@ bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& par
       require(values[i].value == saved_values[i].value, "'{}' has {} = {}, this run has {}", path.string(),
               values[i].key, saved_values[i].value, values[i].value);
     }
+    require_same_yarn(path, saved.config(), config);
     saved.load(parameters, config.model.args);
   });
   if (ranks.rank() == 0) spdlog::info("initial weights from {}", path.string());

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 namespace tessera {
 namespace {
 
+namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 std::string split_identity(const std::filesystem::path& dataset, const std::string& split) {
@@ -85,7 +87,24 @@ std::string processor_name() {
 }
 
 std::size_t machine_memory_bytes() {
-  return static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
+  std::size_t bytes =
+      static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
+  // What Slurm or a container allows (cgroups of version 2 and 1): of this process's group, or one that it is within.
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {
+    const std::size_t name = line.find(':'), path = line.find(':', name + 1);
+    if (name == std::string::npos || path == std::string::npos) continue;
+    const std::string controllers = line.substr(name + 1, path - name - 1);
+    if (!controllers.empty() && controllers != "memory") continue;
+    const fs::path root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    const char* file = controllers.empty() ? "memory.max" : "memory.limit_in_bytes";
+    for (fs::path group = line.substr(path + 1);; group = group.parent_path()) {
+      std::size_t limit = 0;  // "max" is no number
+      if (std::ifstream(root / group.relative_path() / file) >> limit && limit > 0) bytes = std::min(bytes, limit);
+      if (!group.has_relative_path()) break;
+    }
+  }
+  return bytes;
 }
 
 std::map<std::string, std::string> config_values(JobConfig config) {

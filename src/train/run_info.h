@@ -17,7 +17,7 @@ namespace tessera {
 
 /// As the system calls it.
 std::string processor_name();
-/// Of the whole machine.
+/// Of the whole machine, or as much of it as the process may take where it runs (a job of Slurm, a container).
 std::size_t machine_memory_bytes();
 
 /// Every key of the configuration and its value, as TOML.

@@ -54,6 +54,9 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
     const std::string& folder =
         config_.validation.dataset_path.empty() ? config_.training.dataset_path : config_.validation.dataset_path;
     validation_loader_ = std::make_unique<data::Loader>(loader_config(config_, *mesh_, folder, "val"));
+    require(validation_loader_->manifest().tokenizer_checksum == loader_->manifest().tokenizer_checksum,
+            "'{}' (validation.dataset_path) was prepared with another tokenizer than '{}'", folder,
+            config_.training.dataset_path);
   }
   if (is_first_rank()) {
     create_folder(dump_folder_);
@@ -102,25 +105,36 @@ void Trainer::print_plan() const {
   const bool on_gpu = step_.device() == Device::kCuda;
   const std::size_t snapshot = config_.checkpoint.enable ? checkpointer_.snapshot_bytes() : 0,
                     process = resident_bytes(), total = process + plan.total() + snapshot;
-  const auto if_any = [](const char* use, std::size_t bytes) {
-    return bytes == 0 ? "" : fmt::format("  {} {}", use, format_gib(bytes));
+  const auto if_any = [&](const char* use, std::size_t bytes) {
+    return bytes < total / 200 ? "" : fmt::format("  {} {}", use, format_gib(bytes));
   };
-  spdlog::info("memory: weights {}  gradients {}  moments {}  activations {}{}{}  program {}  peak {}",
+  spdlog::info("memory: weights {}  gradients {}  moments {}  activations {}{}{}{}  program {}  peak {}",
                format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.moments),
-               format_gib(plan.activations), if_any("windows", plan.windows), if_any("checkpoint's copy", snapshot),
-               format_gib(process), format_gib(total));
+               format_gib(plan.activations), if_any("windows", plan.windows), if_any("batches", plan.batches),
+               if_any("checkpoint's copy", snapshot), format_gib(process), format_gib(total));
   // What a step takes is on the GPU, if there is one; the rest on the host.
   const std::size_t others = on_gpu ? 0 : process + snapshot;
   const std::size_t available = on_gpu ? cuda::free_memory_bytes() : machine_memory_bytes();
-  // Ranks that share the memory: the first of all, if ranks fill one node after the other.
-  const std::int64_t sharing = on_gpu ? 1 : ranks_.num_on_node();
+  const std::int64_t on_node = ranks_.num_on_node(), sharing = on_gpu ? 1 : on_node;
+  const std::size_t on_host = static_cast<std::size_t>(on_node) * (process + snapshot + plan.batches);
+  require(
+      !on_gpu || on_host <= machine_memory_bytes(),
+      "the run needs {} of memory on this machine besides its GPUs', which has {}: {} ranks with {} of program, {} of "
+      "batches and {} of checkpoint's copy each (checkpoint.enable)",
+      format_gib(on_host), format_gib(machine_memory_bytes()), on_node, format_gib(process), format_gib(plan.batches),
+      format_gib(snapshot));
   const PlannedRun run{config_, step_.device(), mesh_->degrees};
   std::vector<MemoryPlan> plans = {plan};
   if (mesh_->degrees.pp > 1)
     plans = memory_plans(run, config_.activation_checkpoint.mode, config_.training.local_batch_size);
+  // Of the node, or GPU, that has most to hold, if ranks fill one after the other.
   std::size_t needed = 0;
-  for (std::int64_t rank = 0; rank < sharing; ++rank) {
-    needed += plans[static_cast<std::size_t>(place_of(mesh_->degrees, rank).pp)].total() + others;
+  for (std::int64_t begin = 0; begin < ranks_.size(); begin += sharing) {
+    std::size_t its = 0;
+    for (std::int64_t rank = begin; rank < std::min<std::int64_t>(begin + sharing, ranks_.size()); ++rank) {
+      its += plans[static_cast<std::size_t>(place_of(mesh_->degrees, rank).pp)].total() + others;
+    }
+    needed = std::max(needed, its);
   }
   if (needed <= available) return;
   const std::size_t of_rank = available / static_cast<std::size_t>(sharing);
@@ -256,13 +270,13 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     if (metrics) metrics->resume();
     if (last) break;
   }
-  if (stop_signal != 0)
-    spdlog::warn("stopped by signal {} after step {} of {}", static_cast<int>(stop_signal), step, num_steps);
+  const int stopped_by = step == num_steps ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
+  if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());
   }
   spdlog::info("metrics: {}", metrics_path.string());
-  return stop_signal;
+  return stopped_by;
 }
 
 }  // namespace tessera

@@ -26,8 +26,9 @@ struct MemoryPlan {
   std::size_t moments = 0;
   std::size_t activations = 0;  // the arena: activations and scratch of a step
   std::size_t windows = 0;      // where other ranks store what they send
+  std::size_t batches = 0;      // tokens and the like of all micro-batches of the steps that may be started
 
-  std::size_t total() const { return weights + gradients + moments + activations + windows; }
+  std::size_t total() const { return weights + gradients + moments + activations + windows + batches; }
   bool operator==(const MemoryPlan&) const = default;
 };
 

@@ -183,6 +183,7 @@ TEST_P(TrainerTest, StepsAllocateNothing) {
   EXPECT_EQ(step.context().arena->used(), 0u);
   EXPECT_LE(step.context().arena->peak(), step.memory_plan().activations);
   EXPECT_GE(step.context().arena->peak(), step.memory_plan().activations * 99 / 100);
+  EXPECT_EQ(step.memory_plan().batches, batches[0].num_bytes() + batches[1].num_bytes());
 }
 
 TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
@@ -293,6 +294,51 @@ TEST_F(Trained, RefusesACheckpointOfAnotherRun) {
   refused("--debug.seed=1", {"debug.seed"});
   refused("--training.seq_len=16", {"sequences of 32 tokens", "have 16"});
   refused("--checkpoint.load_step=5", {"step-5", "4, 8"});
+}
+
+/// A router's bias that stands still and a smaller weight for the tokens after the next: DeepSeek-V3's last phase.
+TEST_F(Trained, WhatChangesInTheCourseOfARunMayChangeWhereItGoesOn) {
+  train(small_config(scratch_));
+  const Outcome on =
+      train(small_config(scratch_, {"--training.steps=10", "--model.args.load_balance_coeff=0",
+                                    "--model.args.mtp_loss_weight=0", "--model.args.seq_balance_loss_coeff=0"}));
+  EXPECT_EQ(on.losses.size(), 4u);
+  const auto changed = nlohmann::json::parse(read_text_file(scratch_ / "outputs" / "run.json"))["changed"];
+  EXPECT_EQ(changed["model.args.mtp_loss_weight"], (nlohmann::json{"0.3", "0.0 at step 9"}));
+}
+
+/// Whether RoPE is scaled follows from the sequences' length; weights that were trained with it are of no use without.
+TEST_F(Trained, WeightsWithYarnStayWithYarn) {
+  train(small_config(scratch_, {"--model.args.original_seq_len=16"}));
+  std::filesystem::rename(scratch_ / "outputs", scratch_ / "initial");
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {fmt::format("--checkpoint.initial_load_path={}", (scratch_ / "initial").string())};
+    all.insert(all.end(), more.begin(), more.end());
+    return small_config(scratch_, all);
+  };
+  expect_error([&] { Trainer trainer(with({"--model.args.original_seq_len=32"})); },
+               {"32 tokens with YaRN", "16", "model.args.original_seq_len below training.seq_len"});
+  EXPECT_NO_THROW(Trainer(with({"--model.args.original_seq_len=31"})));
+}
+
+TEST_F(Trained, ValidationDataOfAnotherTokenizerAreRefused) {
+  const std::filesystem::path other = scratch_ / "other";
+  std::filesystem::copy(scratch_ / "dataset", other);
+  const auto validated_on_other = [&] {
+    Trainer trainer(small_config(scratch_, {"--validation.enable", "--validation.dataset_path=" + other.string()}));
+  };
+  EXPECT_NO_THROW(validated_on_other());
+  data::Manifest manifest = data::read_manifest(other);
+  ++manifest.tokenizer_checksum;
+  data::write_manifest(other, manifest);
+  expect_error(validated_on_other, {other.string(), "another tokenizer"});
+}
+
+/// What comes when all is done does not make a run that ended well a failed one.
+TEST_F(Trained, ASignalInTheLastStepIsTooLate) {
+  const volatile std::sig_atomic_t signal = SIGTERM;
+  EXPECT_EQ(Trainer(small_config(scratch_)).run(signal), SIGTERM);  // after step 1
+  EXPECT_EQ(Trainer(small_config(scratch_, {"--training.steps=2"})).run(signal), 0);
 }
 
 TEST_F(Trained, DamagedCheckpointsAreErrors) {
