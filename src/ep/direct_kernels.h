@@ -85,7 +85,7 @@ struct RowsArgs {
   const std::int32_t *expert_ids_TK, *counts_E;
   const float* weights_TK;
   const std::int32_t *row_of_slot_TK, *sorted_offsets_E1;  // slots sorted by expert
-  std::int32_t *counts_PE, *window_place_PT;               // in the window
+  std::int32_t *counts_PE, *window_place_PT;               // in the window; counts of even epochs, then of odd ones
   GpuChoice* window_choice_PTK;
   std::int32_t* source_of_row_R;
   float* weights_R;

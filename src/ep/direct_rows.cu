@@ -114,15 +114,20 @@ struct Placement {
   std::int32_t overloaded;
 };
 
+/// In the own window: the counts of a dispatch.
+__device__ std::int32_t* counts_of(const CallArgs& call, const RowsArgs& args, std::uint64_t epoch) {
+  return args.counts_PE + static_cast<int>(epoch % 2) * call.num_ranks * args.num_experts;
+}
+
 /// A block's: where rows go, from all ranks' counts (placement.h). Without a row anywhere if a rank gets too many.
-__device__ void place(const CallArgs& call, const RowsArgs& args, Placement& placement) {
+__device__ void place(const CallArgs& call, const RowsArgs& args, const std::int32_t* counts_PE, Placement& placement) {
   const int num_ranks = call.num_ranks, local = args.num_local_experts;
   if (threadIdx.x == 0) placement.overloaded = num_ranks;
   for (int x = static_cast<int>(threadIdx.x); x < args.num_experts; x += kThreads) {
     std::int32_t before = 0, total = 0;
     for (int source = 0; source < num_ranks; ++source) {
       if (source == call.rank) before = total;
-      total += args.counts_PE[source * args.num_experts + x];
+      total += counts_PE[source * args.num_experts + x];
     }
     placement.total[x] = total;
     placement.base[x] = before - args.sorted_offsets_E1[x];
@@ -327,15 +332,16 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ Placement placement;
   const Share share(call, kSenders);
   Copying copying(*reinterpret_cast<PiecesMemory*>(memory));
+  std::int32_t* counts_PE = counts_of(call, args, share.epoch);
   if (kDispatch && blockIdx.x == 0) {
     for (int i = static_cast<int>(threadIdx.x); i < call.num_ranks * args.num_experts; i += kThreads) {
       const int peer = i / args.num_experts, x = i % args.num_experts;
-      at(call, peer, args.counts_PE)[call.rank * args.num_experts + x] = args.counts_E[x];
+      at(call, peer, counts_PE)[call.rank * args.num_experts + x] = args.counts_E[x];
     }
     __syncthreads();
   }
   const bool ready = get_ready(call, share, true);
-  if (kDispatch && ready) place(call, args, placement);
+  if (kDispatch && ready) place(call, args, counts_PE, placement);
   for (int i = static_cast<int>(threadIdx.x); i <= args.num_local_experts; i += kThreads) {
     if constexpr (kDispatch) {
       // Where nothing comes, the experts have nothing to do.

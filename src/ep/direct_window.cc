@@ -30,8 +30,9 @@ DirectWindow::DirectWindow(int num_ranks, const DispatchOptions& options, std::i
   };
   const std::int64_t tokens = options.max_tokens;
   flags_ = take(sizeof(FlagWord) * static_cast<std::size_t>(kNumFlags * num_ranks_));
-  counts_ = take_tensor({num_ranks_, options.num_experts}, DType::kInt32);
-  if (options.device == Device::kCuda) {
+  const bool on_gpus = options.device == Device::kCuda;
+  counts_ = take_tensor({on_gpus ? 2 * num_ranks_ : num_ranks_, options.num_experts}, DType::kInt32);
+  if (on_gpus) {
     places_ = take_tensor({num_ranks_ * tokens}, DType::kInt32);
     choices_ = take_tensor({num_ranks_ * tokens, options.top_k, 2}, DType::kInt32);
   } else {

@@ -39,7 +39,8 @@ class DirectWindow {
   std::byte* flags(int rank) const { return at(rank, flags_); }
   // On `rank`'s side; the tensors are on Device::kMeta before allocate().
   std::atomic<std::uint64_t>& flag(int rank, Flag flag, int source) const;
-  Tensor counts_PE(int rank) const;  // int32
+  /// int32. On GPUs those of even epochs; those of odd ones lie right behind them.
+  Tensor counts_PE(int rank) const;
   // On CPUs:
   Tensor num_copies_P(int rank) const;  // int32: per source
   /// The i-th copy from `source`; its choices follow.

@@ -21,7 +21,9 @@
 //    ranks agree on it.
 //  - Counts: A stores them before it waits for anything, into what B read in the dispatch before. In that one B read
 //    its counts before it stored rows, and signalled `stored` to A after that; A waited for this before its dispatch
-//    ended. So every dispatch runs all its steps, also one that finds too many rows and throws in the end.
+//    ended. So every dispatch runs all its steps, also one that finds too many rows and throws in the end. On GPUs
+//    other blocks of B may read them after that; there counts have two places, by turns, and A comes to the same one
+//    again only after B's next call has stored, which begins when the one before has ended.
 //  - What goes along with rows or sums (what copies are for, weights, their gradients) is stored and read in the same
 //    steps as these.
 //

@@ -166,10 +166,10 @@ TEST_F(MemoryAdvice, OfGpusThatAreNotThere) {
                     "--parallelism.expert_parallel_comm_backend=direct"});
   const MemoryPlan plan =
       memory_plan({given, Device::kCuda, resolve(given.mesh_degrees(), 8)}, 5, Recompute::kSelective, 4);
-  // 256 tokens to 8 ranks with an expert each, top 3: flags, counts; places, choices of all tokens; rows and gradients
-  // of any load; sums; gradients of weights. Every part is a multiple of the alignment.
+  // 256 tokens to 8 ranks with an expert each, top 3: flags, counts, twice; places, choices of all tokens; rows and
+  // gradients of any load; sums; gradients of weights. Every part is a multiple of the alignment.
   const std::size_t tokens = 256, rows = 8 * tokens, row = 64 * 2;
-  const std::size_t flags = 2 * 8 * kAlignment, counts = 8 * 8 * 4;
+  const std::size_t flags = 2 * 8 * kAlignment, counts = 2 * 8 * 8 * 4;
   EXPECT_EQ(plan.windows,
             flags + counts + 8 * tokens * 4 + 8 * tokens * 3 * 8 + 2 * rows * row + 3 * tokens * row + tokens * 3 * 4);
   // In 4 domains of 2: of 2 sources, 4 times the tokens, 2 experts; a token's sums come from 2 ranks.
