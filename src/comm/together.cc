@@ -1,7 +1,9 @@
 #include "comm/together.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <future>
 
 namespace tessera {
 
@@ -34,6 +36,21 @@ void run_together(ProcessGroup& group, std::string_view name, const std::functio
   }
   message = first_text(group, message, name);
   if (!message.empty()) throw Error(message);
+}
+
+void wait_together(ProcessGroup& group, std::string_view name, const std::function<bool()>& ready) {
+  for (double num_waiting = 1.0; num_waiting > 0.0;) {
+    num_waiting = ready() ? 0.0 : 1.0;
+    group.all_reduce(std::span(&num_waiting, 1), name);
+  }
+}
+
+void run_long_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body) {
+  if (group.size() == 1) return body();
+  constexpr std::chrono::milliseconds kBetweenVotes{100};
+  std::future<void> task = std::async(std::launch::async, body);
+  wait_together(group, name, [&] { return task.wait_for(kBetweenVotes) == std::future_status::ready; });
+  run_together(group, name, [&] { task.get(); });
 }
 
 }  // namespace tessera

@@ -16,4 +16,11 @@ std::string first_text(ProcessGroup& group, const std::string& text, std::string
 /// threw Error on some, throws the Error of the first of these, with its rank, on all. `name` says what is done.
 void run_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
+/// Returns when ready() is true on all ranks, however long that takes; it is asked many times, and may wait a moment.
+void wait_together(ProcessGroup& group, std::string_view name, const std::function<bool()>& ready);
+
+/// As run_together, for a body that may take longer than ranks wait for each other (reading and checking of large
+/// files), and that does nothing on a GPU: it runs in another thread.
+void run_long_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
+
 }  // namespace tessera

@@ -230,11 +230,10 @@ void Checkpointer::advance() {
 void Checkpointer::finish() {
   while (phase_ != Phase::kIdle) {
     const Stopwatch stall;
-    for (double num_writing = 1.0; num_writing > 0.0;) {  // files may take longer than ranks wait for each other
+    wait_together(ranks_.world(), "whether files are written", [&] {
       if (task_.valid()) task_.wait_for(kBetweenVotes);
-      num_writing = ready() ? 0.0 : 1.0;
-      ranks_.world().all_reduce(std::span(&num_writing, 1), "whether files are written");
-    }
+      return ready();
+    });
     saved_.stall_seconds += stall.seconds();
     advance();
   }
@@ -305,7 +304,7 @@ std::optional<std::int64_t> Checkpointer::resume(data::Loader& loader) {
   if (!step) return step;
   const fs::path path = checkpoint_path(folder_, *step);
   std::vector<ShardFiles> shards;
-  run_together(ranks_.world(), "the check of a checkpoint", [&] {
+  run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
     const CheckpointManifest manifest = read_checkpoint_manifest(path);
     try {
       const std::vector<std::string> changes = require_same_run(path, manifest, *step, config_);
@@ -335,8 +334,11 @@ std::optional<std::int64_t> Checkpointer::resume(data::Loader& loader) {
 bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& parameters) {
   const fs::path path = config.checkpoint.initial_load_path;
   if (path.empty()) return false;
+  std::optional<SavedModel> files;
+  run_long_together(ranks.world(), "the check of the initial weights",
+                    [&] { files.emplace(path, VerifyShare{.rank = ranks.rank(), .size = ranks.size()}); });
   run_together(ranks.world(), "the initial weights", [&] {
-    const SavedModel saved(path, {.rank = ranks.rank(), .size = ranks.size()});
+    const SavedModel& saved = *files;
     require(saved.is_hf() == config.checkpoint.initial_load_in_hf,
             "checkpoint.initial_load_path '{}' is {}, but checkpoint.initial_load_in_hf is {}", path.string(),
             saved.is_hf() ? "a folder of Hugging Face files" : "a checkpoint of Tessera",

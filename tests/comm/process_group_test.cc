@@ -341,6 +341,28 @@ TEST(Progress, TheTimeoutCountsAnewWhereTheWaitGetsOn) {
   EXPECT_THROW(run(Progress::Seconds(10.0), Progress::Seconds(0.6)), RankFailure);
 }
 
+/// What takes one rank longer than the others wait for an operation.
+TEST(RunTogether, ALongBodyKeepsTheOthersWaiting) {
+  with_ranks(3,
+             [](ProcessGroup& group) {
+               std::atomic<int> calls = 0;
+               const auto body = [&] {
+                 if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+                 ++calls;
+               };
+               run_long_together(group, "test", body);
+               EXPECT_EQ(calls, 1);
+               EXPECT_THROW(run_long_together(group, "test",
+                                              [&] {
+                                                body();
+                                                if (group.rank() == 2) fail("of rank 2");
+                                              }),
+                            Error);
+               EXPECT_EQ(calls, 2);
+             },
+             {.timeout = Progress::Seconds(0.5)});
+}
+
 /// What one rank cannot do, all fail at, with the same words.
 TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
   with_ranks(4, [](ProcessGroup& group) {
