@@ -130,7 +130,7 @@ struct MemoryCommand {
       for (std::size_t rank = 0; rank < plans.size(); ++rank) {
         const MemoryPlan& plan = plans[rank];
         print_line(name, std::to_string(rank), format_gib(plan.weights), format_gib(plan.gradients),
-                   format_gib(plan.moments), format_gib(plan.activations), format_gib(plan.windows),
+                   format_gib(plan.moments), format_gib(plan.activations + plan.batches), format_gib(plan.windows),
                    format_gib(plan.total()));
       }
     }

@@ -127,7 +127,7 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
     try {
       remove();
     } catch (const Error& error) {
-      spdlog::warn("{}: it stays", error.what());
+      spdlog::warn("{}: the next save tries again", error.what());
     }
   };
   std::error_code missing;

@@ -109,6 +109,7 @@ struct GpuGroup::Family {
   std::vector<const Member*> members;
   std::map<std::string, std::uint32_t> ids;  // of operations' titles, from 1 on
   bool aborted = false;
+  Note mark;  // of the computation
 
   std::uint32_t id_of(const std::string& title) {
     const std::lock_guard lock(mutex);
@@ -119,11 +120,8 @@ struct GpuGroup::Family {
 struct GpuGroup::Member {
   ncclComm_t communicator = nullptr;
   int rank = 0, size = 1;
-  Stream stream{Priority::kHigh};                            // the other ranks wait, too
-  Buffer notes = Buffer::pinned(2 * sizeof(std::uint32_t));  // operations' ids: the last that began, that ended
-
-  std::uint32_t* begun() const { return reinterpret_cast<std::uint32_t*>(notes.data()); }
-  std::uint32_t* ended() const { return begun() + 1; }
+  Stream stream{Priority::kHigh};  // the other ranks wait, too
+  Note begun, ended;               // operations' ids
 };
 
 GpuGroup::Id GpuGroup::make_id() {
@@ -182,12 +180,12 @@ Fence GpuGroup::put(const std::string& title, Put&& put_operation) {
   Fence operands_are_there, end;
   operands_are_there.record(family_->computation);
   own.stream.wait(operands_are_there);
-  put_note(own.stream, id, own.begun());
+  own.begun.put(own.stream, id);
   {
     const Progress::Watched watched(family_->progress, title);  // ranks are connected by the first that needs it
     put_operation(own.communicator, own.stream.handle());
   }
-  put_note(own.stream, id, own.ended());
+  own.ended.put(own.stream, id);
   end.record(own.stream);
   return end;
 }
@@ -278,23 +276,23 @@ void GpuGroup::check() const {
 
 std::uint64_t GpuGroup::position() const {
   const std::lock_guard lock(family_->mutex);
-  std::uint64_t position = 0;
+  std::uint64_t position = Note::count_of(family_->mark.seen());
   for (const Member* member : family_->members) {
-    for (const std::uint32_t* note : {member->begun(), member->ended()}) {
-      position = 31 * position + *static_cast<const volatile std::uint32_t*>(note);
-    }
+    for (const Note* note : {&member->begun, &member->ended}) position += Note::count_of(note->seen());
   }
   return position;
 }
+
+void GpuGroup::mark() const { family_->mark.put(family_->computation, 0); }
 
 std::string GpuGroup::describe() const {
   const std::lock_guard lock(family_->mutex);
   std::string text;
   for (const Member* member : family_->members) {
-    const std::uint32_t id = *static_cast<volatile std::uint32_t*>(member->begun());
-    if (id == *static_cast<volatile std::uint32_t*>(member->ended())) continue;
+    const std::uint64_t begun = member->begun.seen();
+    if (Note::count_of(begun) == Note::count_of(member->ended.seen())) continue;
     for (const auto& [title, its_id] : family_->ids) {
-      if (its_id == id) text += (text.empty() ? "; the GPU is in " : ", ") + title;
+      if (its_id == Note::value_of(begun)) text += (text.empty() ? "; the GPU is in " : ", ") + title;
     }
   }
   return text;

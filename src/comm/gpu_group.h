@@ -61,8 +61,10 @@ class GpuGroup {
   /// The operations of all these groups that have begun and not ended: "; the GPU is in all-gather of layers.3
   /// (dp_shard)". Empty if there are none.
   std::string describe() const;
-  /// Changes, but for chance, whenever one of them begins or ends.
+  /// Grows whenever one of them begins or ends, and when the computation comes by a mark.
   std::uint64_t position() const;
+  /// Puts a mark on the computation's stream.
+  void mark() const;
   /// Ends all operations of all these groups, which are of no use any more.
   void abort() noexcept;
 

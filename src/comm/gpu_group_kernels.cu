@@ -5,7 +5,6 @@
 
 #include "comm/gpu_group_kernels.h"
 #include "comm/nccl_library.h"
-#include "tensor/arena.h"
 #include "tensor/cuda_check.h"
 
 namespace tessera::cuda {
@@ -13,7 +12,9 @@ namespace {
 
 constexpr int kThreads = 256, kMaxBlocks = 264;
 
-__global__ void note_kernel(std::uint32_t value, volatile std::uint32_t* target) { *target = value; }
+__global__ void note_kernel(std::uint32_t value, std::uint32_t* count, volatile std::uint64_t* target) {
+  *target = std::uint64_t{++*count} << 32 | value;
+}
 
 __device__ float to_float(float x) { return x; }
 __device__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -53,8 +54,9 @@ __global__ void peers_kernel(ncclWindow_t window, void** peers) {
 
 }  // namespace
 
-void put_note(const Stream& stream, std::uint32_t value, std::uint32_t* target) {
-  note_kernel<<<1, 1, 0, stream.handle()>>>(value, target);
+void Note::put(const Stream& stream, std::uint32_t value) const {
+  note_kernel<<<1, 1, 0, stream.handle()>>>(value, reinterpret_cast<std::uint32_t*>(count_.data()),
+                                            reinterpret_cast<std::uint64_t*>(word_.data()));
   TESSERA_CUDA(cudaGetLastError());
 }
 

@@ -6,13 +6,26 @@
 #include <cstdint>
 #include <vector>
 
+#include "tensor/arena.h"
 #include "tensor/cuda.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {
 
-/// Puts a store into the host's memory on the stream.
-void put_note(const Stream& stream, std::uint32_t value, std::uint32_t* target);
+/// A word of the host's memory that a GPU writes as it comes by, for the host to see how far it is; also in graphs.
+class Note {
+ public:
+  /// Puts it on the stream; of one note always the same stream.
+  void put(const Stream& stream, std::uint32_t value) const;
+  /// The last value that the GPU has come to, and behind it, in the upper half, how many it has come to in all.
+  std::uint64_t seen() const { return *reinterpret_cast<const volatile std::uint64_t*>(word_.data()); }
+  static std::uint32_t value_of(std::uint64_t seen) { return static_cast<std::uint32_t>(seen); }
+  static std::uint32_t count_of(std::uint64_t seen) { return static_cast<std::uint32_t>(seen >> 32); }
+
+ private:
+  Buffer word_ = Buffer::pinned(sizeof(std::uint64_t));
+  Buffer count_ = Buffer(sizeof(std::uint32_t), Device::kCuda);
+};
 
 /// Puts out += x on the stream; float32 or bfloat16.
 void put_sum(const Stream& stream, const Tensor& x, const Tensor& out);

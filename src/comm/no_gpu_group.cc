@@ -31,6 +31,7 @@ const Stream& GpuGroup::computation() const { refuse(); }
 void GpuGroup::check() const { refuse(); }
 std::string GpuGroup::describe() const { refuse(); }
 std::uint64_t GpuGroup::position() const { refuse(); }
+void GpuGroup::mark() const { refuse(); }
 void GpuGroup::abort() noexcept {}
 
 }  // namespace tessera::cuda

@@ -101,9 +101,13 @@ class ProcessGroup {
   /// one per rank. `computation` is the stream of what makes and reads it; it must stay. Together with all ranks.
   void use_gpu(const cuda::Stream& computation);
   /// Until the GPU has passed `event`. Throws RankFailure, having ended what the GPU hangs in, if another rank has died
-  /// or the GPU does not get on within the timeout: an operation between ranks neither begins nor ends. `check` throws
-  /// what the GPU has found out by itself.
+  /// or the GPU does not get on within the timeout: no operation between ranks begins or ends, and it comes by no mark.
+  /// `check` throws what the GPU has found out by itself.
   void wait_for_gpu(const cuda::Event& event, std::string_view name, const std::function<void()>& check = {});
+  /// Puts a mark on the computation's stream: of work that no operation between ranks interrupts.
+  void mark_gpu() const {
+    if (gpu_ != nullptr) gpu_->mark();
+  }
   /// After a failure, if there is a GPU: takes the way out (Progress), for what is freed behind it would wait for the
   /// GPU, and that for other ranks. Where there is none, as in tests, ends what the GPU does for the groups of this
   /// world; it must not be a recorded graph, which NCCL waits for.

@@ -130,7 +130,7 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
     if (position) {
       const std::uint64_t before = std::exchange(seen, position());
       if (seen != before) {
-        begin = now;
+        begin = Clock::now();
         if (board_ != nullptr) board_->set_operation(name);
       }
     }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <future>
 
 namespace tessera {
 
@@ -38,18 +37,19 @@ void run_together(ProcessGroup& group, std::string_view name, const std::functio
   if (!message.empty()) throw Error(message);
 }
 
-void wait_together(ProcessGroup& group, std::string_view name, const std::function<bool()>& ready) {
+void wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task) {
+  constexpr std::chrono::milliseconds kBetweenVotes{100};
   for (double num_waiting = 1.0; num_waiting > 0.0;) {
-    num_waiting = ready() ? 0.0 : 1.0;
+    const bool waits = task.valid() && task.wait_for(kBetweenVotes) == std::future_status::timeout;
+    num_waiting = waits ? 1.0 : 0.0;
     group.all_reduce(std::span(&num_waiting, 1), name);
   }
 }
 
 void run_long_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body) {
   if (group.size() == 1) return body();
-  constexpr std::chrono::milliseconds kBetweenVotes{100};
   std::future<void> task = std::async(std::launch::async, body);
-  wait_together(group, name, [&] { return task.wait_for(kBetweenVotes) == std::future_status::ready; });
+  wait_together(group, name, task);
   run_together(group, name, [&] { task.get(); });
 }
 

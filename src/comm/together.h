@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <string>
 #include <string_view>
 
@@ -16,8 +17,8 @@ std::string first_text(ProcessGroup& group, const std::string& text, std::string
 /// threw Error on some, throws the Error of the first of these, with its rank, on all. `name` says what is done.
 void run_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
-/// Returns when ready() is true on all ranks, however long that takes; it is asked many times, and may wait a moment.
-void wait_together(ProcessGroup& group, std::string_view name, const std::function<bool()>& ready);
+/// Returns when the tasks of all ranks have ended, however long that takes; a rank may have none.
+void wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task);
 
 /// As run_together, for a body that may take longer than ranks wait for each other (reading and checking of large
 /// files), and that does nothing on a GPU: it runs in another thread.

@@ -172,7 +172,7 @@ class Dispatcher {
   virtual int num_sms() const { return 0; }
   /// Whether calls wait for the GPU, and so cannot be parts of a graph.
   virtual bool waits_for_gpu() const { return false; }
-  /// Throws what a GPU's calls that have ended would have thrown: once for too many rows, where combine gave NaN; again
+  /// Throws what a GPU's calls up to now would have thrown: once for too many rows, where combine gave NaN; again
   /// and again for a rank that did not come, after which calls do nothing.
   virtual void check() {}
 

@@ -1,6 +1,7 @@
 #include "ep/gpu_direct_dispatcher.h"
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "ep/direct_kernels.h"
@@ -48,6 +49,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
     auto& report = *reinterpret_cast<GpuReport*>(report_.data());
     const auto kind = *static_cast<volatile GpuReport::Kind*>(&report.kind);
     if (kind == GpuReport::Kind::kNone) return;
+    std::atomic_thread_fence(std::memory_order_acquire);  // written last
     const std::string& layer = layers_[static_cast<std::size_t>(report.layer)].name;
     if (kind == GpuReport::Kind::kLate) {
       group_.fail_late(name_of(report.call), layer, missing(report.flag, report.source, report.expected, report.seen));

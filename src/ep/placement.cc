@@ -34,13 +34,13 @@ void place_rows(const Tensor& counts_PE, std::int64_t alignment, const Placement
 std::string describe_overload(std::string_view layer, std::int64_t rank, std::int64_t num_rows, double balanced_rows,
                               std::int64_t num_rows_needed, std::int64_t max_rows, double capacity_factor) {
   // The router takes what is not a number for 0, and the first of equal experts.
-  const char* kNoNumbers =
-      ". Tokens whose numbers are not finite all choose the first experts: see whether losses were";
+  const char* of_first =
+      ". Tokens whose numbers are not finite all choose its experts: see whether the losses before were finite";
   return fmt::format(
       "{}: the experts of rank {} get {} rows, {:.3f} times the balanced load; with padding {} rows are needed, and "
       "there is room for {}. Make parallelism.expert_parallel_capacity_factor, now {}, larger, or 0 for any load{}",
       layer, rank, num_rows, static_cast<double>(num_rows) / balanced_rows, num_rows_needed, max_rows, capacity_factor,
-      rank == 0 ? kNoNumbers : "");
+      rank == 0 ? of_first : "");
 }
 
 std::string find_overload(const Tensor& counts_PE, const Placement& placement, const DispatchLayer& layer,

@@ -53,6 +53,10 @@ void ModelConfig::validate() const {
   require(0 <= n_dense_layers && n_dense_layers <= n_layers,
           "model.args.n_dense_layers is {}; expected 0 to n_layers = {}", n_dense_layers, n_layers);
   if (num_mtp_modules != 0) positive("num_mtp_modules", num_mtp_modules);
+  constexpr std::int64_t kMaxLayers = 1024;  // more than any model has; the table of parameters takes their square
+  for (const auto& [key, value] : {std::pair{"n_layers", n_layers}, {"num_mtp_modules", num_mtp_modules}}) {
+    require(value <= kMaxLayers, "model.args.{} is {}; expected at most {}", key, value, kMaxLayers);
+  }
   require(-1 <= eos_id && eos_id < vocab_size, "model.args.eos_id is {}; expected -1 to vocab_size - 1 = {}", eos_id,
           vocab_size - 1);
   const auto number = [](std::int64_t value) { return static_cast<double>(value); };

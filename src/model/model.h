@@ -146,7 +146,7 @@ class Model {
   void set_force_load_balance(bool force) { options_.force_load_balance = force; }
   /// Whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return dispatcher_ != nullptr && dispatcher_->waits_for_gpu(); }
-  /// Throws what the dispatcher has found since, in steps that a GPU has ended (Dispatcher::check).
+  /// Throws what the dispatcher's calls have found since, on a GPU (Dispatcher::check).
   void check_dispatch() {
     if (dispatcher_ != nullptr) dispatcher_->check();
   }

@@ -16,8 +16,6 @@ namespace fs = std::filesystem;
 /// In the order of Checkpointer::Pieces.
 constexpr std::array kKinds = {kModelShards, kOptimizerShards};
 
-constexpr std::chrono::milliseconds kBetweenVotes{100};
-
 constexpr const char* kFirstMoment = ".exp_avg";
 constexpr const char* kSecondMoment = ".exp_avg_sq";
 
@@ -32,22 +30,21 @@ nlohmann::json model_identity(JobConfig config) {
   return identity;
 }
 
+/// Whether a key has one of these names in its section.
+bool is_one_of(std::string_view key, std::initializer_list<std::string_view> names) {
+  return std::ranges::find(names, key.substr(key.rfind('.') + 1)) != names.end();
+}
+
 /// Keys of the model that say how it is trained, not what it is. original_seq_len is one, because it is not known of
 /// files without YaRN.
 bool is_of_training(std::string_view key) {
-  for (const char* name : {"load_balance_coeff", "seq_balance_loss_coeff", "attn_mask_type", "eos_id",
-                           "original_seq_len", "rope_factor", "beta_fast", "beta_slow", "mscale", "mtp_loss_weight"}) {
-    if (key.substr(key.rfind('.') + 1) == name) return true;
-  }
-  return false;
+  return is_one_of(key, {"load_balance_coeff", "seq_balance_loss_coeff", "attn_mask_type", "eos_id", "original_seq_len",
+                         "rope_factor", "beta_fast", "beta_slow", "mscale", "mtp_loss_weight"});
 }
 
 /// Of these, the ones that change in the course of a run: DeepSeek-V3 trained its last tokens with other ones.
 bool is_of_schedule(std::string_view key) {
-  for (const char* name : {"load_balance_coeff", "seq_balance_loss_coeff", "mtp_loss_weight"}) {
-    if (key.substr(key.rfind('.') + 1) == name) return true;
-  }
-  return false;
+  return is_one_of(key, {"load_balance_coeff", "seq_balance_loss_coeff", "mtp_loss_weight"});
 }
 
 /// Throws Error unless the checkpoint is one of this run. Returns what of is_of_schedule differs, for the log.
@@ -72,24 +69,23 @@ std::vector<std::string> require_same_run(const fs::path& path, const Checkpoint
 }
 
 /// YaRN is part of what the weights compute, and whether there is any follows from the sequences' length.
-void require_same_yarn(const fs::path& path, const HfConfig& saved, const JobConfig& config) {
+void warn_of_other_yarn(const fs::path& path, const HfConfig& saved, const JobConfig& config) {
   const ModelConfig &before = saved.model, &now = config.model.args;
-  const bool had = saved.seq_len > before.original_seq_len, has = config.training.seq_len > now.original_seq_len;
-  require(!had || has,
-          "the weights in '{}' are for {} tokens with YaRN ({} = model.args.original_seq_len); this run's {} would go "
-          "without: set model.args.original_seq_len below training.seq_len",
-          path.string(), saved.seq_len, before.original_seq_len, config.training.seq_len);
-  if (!had) return;
+  if (saved.seq_len <= before.original_seq_len) return;
+  if (config.training.seq_len <= now.original_seq_len) {
+    spdlog::warn(
+        "the weights in '{}' are for {} tokens with YaRN; training.seq_len = {} is not above "
+        "model.args.original_seq_len "
+        "= {}, so this run goes without",
+        path.string(), saved.seq_len, config.training.seq_len, now.original_seq_len);
+    return;
+  }
   const auto numbers = [](const ModelConfig& m) {
-    return std::tuple(m.rope_factor, m.beta_fast, m.beta_slow, m.mscale);
+    return fmt::format("original_seq_len = {}, rope_factor = {}, beta_fast = {}, beta_slow = {}, mscale = {}",
+                       m.original_seq_len, m.rope_factor, m.beta_fast, m.beta_slow, m.mscale);
   };
   if (numbers(before) == numbers(now)) return;
-  spdlog::warn(
-      "the weights in '{}' have model.args rope_factor = {}, beta_fast = {}, beta_slow = {}, mscale = {}; this run has "
-      "{}, "
-      "{}, {}, {}",
-      path.string(), before.rope_factor, before.beta_fast, before.beta_slow, before.mscale, now.rope_factor,
-      now.beta_fast, now.beta_slow, now.mscale);
+  spdlog::warn("the weights in '{}' have model.args {}; this run has {}", path.string(), numbers(before), numbers(now));
 }
 
 }  // namespace
@@ -230,10 +226,7 @@ void Checkpointer::advance() {
 void Checkpointer::finish() {
   while (phase_ != Phase::kIdle) {
     const Stopwatch stall;
-    wait_together(ranks_.world(), "whether files are written", [&] {
-      if (task_.valid()) task_.wait_for(kBetweenVotes);
-      return ready();
-    });
+    wait_together(ranks_.world(), "whether files are written", task_);
     saved_.stall_seconds += stall.seconds();
     advance();
   }
@@ -352,7 +345,7 @@ bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& par
       require(values[i].value == saved_values[i].value, "'{}' has {} = {}, this run has {}", path.string(),
               values[i].key, saved_values[i].value, values[i].value);
     }
-    require_same_yarn(path, saved.config(), config);
+    if (ranks.rank() == 0) warn_of_other_yarn(path, saved.config(), config);
     saved.load(parameters, config.model.args);
   });
   if (ranks.rank() == 0) spdlog::info("initial weights from {}", path.string());

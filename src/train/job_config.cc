@@ -188,12 +188,12 @@ void JobConfig::validate() const {
             "model.converters has '{}'; there are {} and {}", converter, kLinearConverter, kGroupedConverter);
   }
   const auto positive = [](std::string_view key, auto value) {
-    require(value > 0 && value <= std::numeric_limits<decltype(value)>::max(), "{} is {}; expected a number above 0",
-            key, value);
+    require(value > 0 && value <= std::numeric_limits<decltype(value)>::max(),
+            "{} is {}; expected a finite number above 0", key, value);
   };
   const auto not_negative = [](std::string_view key, auto value) {
-    require(value >= 0 && value <= std::numeric_limits<decltype(value)>::max(), "{} is {}; expected 0 or more", key,
-            value);
+    require(value >= 0 && value <= std::numeric_limits<decltype(value)>::max(),
+            "{} is {}; expected a finite number, 0 or more", key, value);
   };
   require(model.name == "deepseek_v3", "model.name is '{}'; expected 'deepseek_v3', the only model here", model.name);
   require(optimizer.name == "AdamW", "optimizer.name is '{}'; expected 'AdamW', the only optimizer here",
@@ -202,7 +202,7 @@ void JobConfig::validate() const {
   positive("training.steps", training.steps);
   positive("training.seq_len", training.seq_len);
   positive("training.local_batch_size", training.local_batch_size);
-  positive("training.max_norm", training.max_norm);
+  require(training.max_norm > 0, "training.max_norm is {}; expected a number above 0, or inf", training.max_norm);
   require(0 <= training.num_threads && training.num_threads <= kMaxThreads,
           "training.num_threads is {}; expected 0 (one per core) to {}", training.num_threads, kMaxThreads);
   require(training.global_batch_size == -1 || training.global_batch_size > 0,

@@ -10,7 +10,7 @@ enum class DecayType { kLinear, kSqrt, kCosine };
 struct LrSchedule {
   std::int64_t warmup_steps = 200;
   std::int64_t total_steps = 0;  // above 0: the schedule is this long, whatever the run's length
-  double decay_ratio = -1.0;     // part of the steps that decay; below 0: all after the warm-up
+  double decay_ratio = -1.0;     // part of the steps that decay; -1: all after the warm-up
   DecayType decay_type = DecayType::kLinear;
   double min_lr_factor = 0.0;
 

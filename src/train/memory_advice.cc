@@ -53,6 +53,9 @@ std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t
   std::string table = fmt::format("  weights {}, gradients {}, moments {}", format_gib(plan.weights),
                                   format_gib(plan.gradients), format_gib(plan.moments));
   if (plan.windows > 0) table += fmt::format(", windows {}", format_gib(plan.windows));
+  if (plan.batches > plan.total() / 200) {
+    table += fmt::format(", batches {} (of training.global_batch_size)", format_gib(plan.batches));
+  }
   if (others > 0) table += fmt::format(", besides the step {}", format_gib(others));
   if (run.degrees.num_ranks() > 1) table += " per rank";
   if (run.degrees.pp > 1) table += fmt::format(", of rank {} of the pipeline, which takes most", asked.rank);

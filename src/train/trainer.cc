@@ -62,6 +62,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
     create_folder(dump_folder_);
     lock_.emplace(dump_folder_ / kRunLockName, fmt::format("the folder '{}' (job.dump_folder)", dump_folder_.string()));
     print_plan();
+    require_memory();
   }
   ranks_.world().barrier("whether the run fits the memory");
   step_.allocate();
@@ -102,9 +103,7 @@ void Trainer::print_plan() const {
   if (ranks_.size() > 1) {
     spdlog::info("mesh: {} ranks = {}; memory per rank:", ranks_.size(), describe(mesh_->degrees));
   }
-  const bool on_gpu = step_.device() == Device::kCuda;
-  const std::size_t snapshot = config_.checkpoint.enable ? checkpointer_.snapshot_bytes() : 0,
-                    process = resident_bytes(), total = process + plan.total() + snapshot;
+  const std::size_t snapshot = snapshot_bytes(), process = resident_bytes(), total = process + plan.total() + snapshot;
   const auto if_any = [&](const char* use, std::size_t bytes) {
     return bytes < total / 200 ? "" : fmt::format("  {} {}", use, format_gib(bytes));
   };
@@ -112,37 +111,53 @@ void Trainer::print_plan() const {
                format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.moments),
                format_gib(plan.activations), if_any("windows", plan.windows), if_any("batches", plan.batches),
                if_any("checkpoint's copy", snapshot), format_gib(process), format_gib(total));
-  // What a step takes is on the GPU, if there is one; the rest on the host.
-  const std::size_t others = on_gpu ? 0 : process + snapshot;
-  const std::size_t available = on_gpu ? cuda::free_memory_bytes() : machine_memory_bytes();
-  const std::int64_t on_node = ranks_.num_on_node(), sharing = on_gpu ? 1 : on_node;
-  const std::size_t on_host = static_cast<std::size_t>(on_node) * (process + snapshot + plan.batches);
-  require(
-      !on_gpu || on_host <= machine_memory_bytes(),
-      "the run needs {} of memory on this machine besides its GPUs', which has {}: {} ranks with {} of program, {} of "
-      "batches and {} of checkpoint's copy each (checkpoint.enable)",
-      format_gib(on_host), format_gib(machine_memory_bytes()), on_node, format_gib(process), format_gib(plan.batches),
-      format_gib(snapshot));
+}
+
+void Trainer::require_memory() const {
+  const bool on_gpu = step_.device() == Device::kCuda;
   const PlannedRun run{config_, step_.device(), mesh_->degrees};
-  std::vector<MemoryPlan> plans = {plan};
+  std::vector<MemoryPlan> plans = {step_.memory_plan()};
   if (mesh_->degrees.pp > 1)
     plans = memory_plans(run, config_.activation_checkpoint.mode, config_.training.local_batch_size);
-  // Of the node, or GPU, that has most to hold, if ranks fill one after the other.
-  std::size_t needed = 0;
-  for (std::int64_t begin = 0; begin < ranks_.size(); begin += sharing) {
-    std::size_t its = 0;
-    for (std::int64_t rank = begin; rank < std::min<std::int64_t>(begin + sharing, ranks_.size()); ++rank) {
-      its += plans[static_cast<std::size_t>(place_of(mesh_->degrees, rank).pp)].total() + others;
+  // What a step takes is on the GPU, if there is one; the rest, and a copy of the batches, on the host.
+  const auto of_step = [&](const MeshPlace& place) { return plans[static_cast<std::size_t>(place.pp)].total(); };
+  const std::size_t process = resident_bytes(), snapshot = snapshot_bytes(), batches = plans.front().batches;
+  const auto besides_step = [&](const MeshPlace& place) { return process + (place.dp_replicate == 0 ? snapshot : 0); };
+  // The most that a node's or a GPU's ranks take, which fill one after the other.
+  const auto most = [&](std::int64_t sharing, const auto& of_place) {
+    std::size_t found = 0;
+    for (std::int64_t begin = 0; begin < ranks_.size(); begin += sharing) {
+      std::size_t sum = 0;
+      for (std::int64_t rank = begin; rank < std::min<std::int64_t>(begin + sharing, ranks_.size()); ++rank) {
+        sum += of_place(place_of(mesh_->degrees, rank));
+      }
+      found = std::max(found, sum);
     }
-    needed = std::max(needed, its);
+    return found;
+  };
+  const std::int64_t on_node = ranks_.num_on_node();
+  const std::size_t host = machine_memory_bytes();
+  if (on_gpu) {
+    const std::size_t needed = most(on_node, [&](const MeshPlace& place) { return besides_step(place) + batches; });
+    require(needed <= host,
+            "besides the GPUs the run needs {} of memory on this machine, where it may take {}: for {} ranks {} of "
+            "program and {} of batches each, and {} each for the copies of a checkpoint (checkpoint.enable)",
+            format_gib(needed), format_gib(host), on_node, format_gib(process), format_gib(batches),
+            format_gib(snapshot));
   }
+  const std::int64_t sharing = on_gpu ? 1 : on_node;
+  const std::size_t available = on_gpu ? cuda::free_memory_bytes() : host;
+  const std::size_t needed =
+      most(sharing, [&](const MeshPlace& place) { return of_step(place) + (on_gpu ? 0 : besides_step(place)); });
   if (needed <= available) return;
   const std::size_t of_rank = available / static_cast<std::size_t>(sharing);
-  fail("the run needs {} of memory on this {}, which has {}{}{}:\n{}", format_gib(needed), on_gpu ? "GPU" : "machine",
-       format_gib(available), on_gpu ? " free" : "",
+  fail("the run needs {} of memory on this {} {}{}:\n{}", format_gib(needed),
+       on_gpu ? "GPU, of which are free" : "machine, where it may take", format_gib(available),
        sharing == 1 ? "" : fmt::format(", {} for each of its {} ranks", format_gib(of_rank), sharing),
-       memory_advice(run, others, of_rank));
+       memory_advice(run, on_gpu ? 0 : process + snapshot, of_rank));
 }
+
+std::size_t Trainer::snapshot_bytes() const { return config_.checkpoint.enable ? checkpointer_.snapshot_bytes() : 0; }
 
 bool Trainer::measures_sqnr(std::int64_t step) const {
   const std::int64_t freq = config_.metrics.quantization_error_freq;
