@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -28,24 +31,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The bytes of a file, decompressed if they are gzip.
+constexpr unsigned kReadBytes = 1u << 18;
+
+/// The bytes of a file, decompressed if they are gzip: one member or several, one behind the other. zlib's own reader
+/// of files drops whatever follows a member and does not begin like one, which may be most of a damaged file.
 class ByteStream {
  public:
-  explicit ByteStream(const fs::path& path) : path_(path) {
-    errno = 0;
-    file_ = ::gzopen(path.c_str(), "rbe");
-    if (file_ == nullptr) {
-      fail("cannot open '{}': {}", path.string(), errno != 0 ? std::strerror(errno) : "out of memory");
-    }
-    ::gzbuffer(file_, 1u << 18);
+  explicit ByteStream(const fs::path& path) : path_(path), file_(std::fopen(path.c_str(), "rbe"), &std::fclose) {
+    require(file_ != nullptr, "cannot open '{}': {}", path.string(), std::strerror(errno));
+    read();
+    is_gzip_ = begins_member();
     const std::string extension = path.extension().string();
-    const bool named_gzip = extension == ".gz" || extension == ".dz";
-    if (named_gzip && ::gzdirect(file_) == 1) {
-      ::gzclose(file_);
-      fail("cannot read '{}': its name says gzip, but its first bytes are not those of a gzip file", path.string());
-    }
+    require(is_gzip_ || (extension != ".gz" && extension != ".dz"),
+            "cannot read '{}': its name says gzip, but its first bytes are not those of a gzip file", path.string());
+    constexpr int kGzip = 16;  // added to the window's bits: with gzip's header and checksum
+    TESSERA_CHECK(!is_gzip_ || ::inflateInit2(&stream_, kGzip + MAX_WBITS) == Z_OK);
   }
-  ~ByteStream() { ::gzclose(file_); }
+  ~ByteStream() {
+    if (is_gzip_) ::inflateEnd(&stream_);
+  }
   ByteStream(const ByteStream&) = delete;
   ByteStream& operator=(const ByteStream&) = delete;
 
@@ -53,29 +57,83 @@ class ByteStream {
   bool append_to(std::string& out, unsigned max_bytes) {
     const std::size_t old_size = out.size();
     out.resize(old_size + max_bytes);
-    const int num_read = ::gzread(file_, out.data() + old_size, max_bytes);
-    out.resize(old_size + static_cast<std::size_t>(std::max(num_read, 0)));
-    if (num_read > 0) return true;
-    // A gzip file that ends too soon gives what it has, then 0 bytes with an error set.
-    int code = Z_OK;
-    const char* reason = ::gzerror(file_, &code);
-    if (code == Z_ERRNO) fail("cannot read '{}': {}", path_.string(), std::strerror(errno));
-    if (code != Z_OK && code != Z_STREAM_END) {
-      fail("cannot read '{}': gzip data cut short or damaged near byte {} ({})", path_.string(), num_bytes_done(),
-           reason);
+    const unsigned size = is_gzip_ ? inflate(out.data() + old_size, max_bytes) : copy(out.data() + old_size, max_bytes);
+    out.resize(old_size + size);
+    return size > 0;
+  }
+
+  /// Bytes read from the disk so far.
+  std::uint64_t num_bytes_done() const { return num_read_ - stream_.avail_in; }
+
+ private:
+  /// More of the file behind what is left of it; false at its end.
+  bool read() {
+    std::memmove(buffer_.data(), stream_.next_in, stream_.avail_in);
+    stream_.next_in = buffer_.data();
+    const std::size_t size =
+        std::fread(buffer_.data() + stream_.avail_in, 1, buffer_.size() - stream_.avail_in, file_.get());
+    require(std::ferror(file_.get()) == 0, "cannot read '{}': {}", path_.string(), std::strerror(errno));
+    stream_.avail_in += static_cast<unsigned>(size);
+    num_read_ += size;
+    return size > 0;
+  }
+
+  bool begins_member() const {
+    return stream_.avail_in >= 2 && stream_.next_in[0] == 0x1f && stream_.next_in[1] == 0x8b;
+  }
+
+  unsigned copy(char* out, unsigned max_bytes) {
+    if (stream_.avail_in == 0) read();
+    const unsigned size = std::min(max_bytes, stream_.avail_in);
+    std::memcpy(out, stream_.next_in, size);
+    stream_.next_in += size;
+    stream_.avail_in -= size;
+    return size;
+  }
+
+  unsigned inflate(char* out, unsigned max_bytes) {
+    stream_.next_out = reinterpret_cast<Bytef*>(out);
+    stream_.avail_out = max_bytes;
+    while (stream_.avail_out == max_bytes) {
+      if (between_members_ && !find_member()) break;
+      if (stream_.avail_in == 0 && !read()) fail_damaged("it ends within a member");
+      const int code = ::inflate(&stream_, Z_NO_FLUSH);
+      if (code == Z_STREAM_END) {
+        between_members_ = true;
+      } else if (code != Z_OK && code != Z_BUF_ERROR) {
+        fail_damaged(stream_.msg != nullptr ? stream_.msg : ::zError(code));
+      }
+    }
+    return max_bytes - stream_.avail_out;
+  }
+
+  /// Behind a member: zeros may fill up the file, nothing else comes but another one. False at the file's end.
+  bool find_member() {
+    while (stream_.avail_in >= 2 || read() || stream_.avail_in > 0) {
+      if (begins_member()) {
+        TESSERA_CHECK(::inflateReset(&stream_) == Z_OK);
+        between_members_ = false;
+        return true;
+      }
+      if (*stream_.next_in != 0) fail_damaged("what follows a member is none");
+      ++stream_.next_in;
+      --stream_.avail_in;
     }
     return false;
   }
 
-  /// Bytes read from the disk so far.
-  std::uint64_t num_bytes_done() const { return static_cast<std::uint64_t>(std::max<z_off_t>(::gzoffset(file_), 0)); }
+  [[noreturn]] void fail_damaged(const char* reason) const {
+    fail("cannot read '{}': gzip data cut short or damaged near byte {} ({})", path_.string(), num_bytes_done(),
+         reason);
+  }
 
- private:
   fs::path path_;
-  gzFile file_ = nullptr;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
+  std::vector<Bytef> buffer_ = std::vector<Bytef>(kReadBytes);
+  z_stream stream_ = {};  // its input is what is left of the buffer, also of a file that is not gzip
+  bool is_gzip_ = false, between_members_ = false;
+  std::uint64_t num_read_ = 0;
 };
-
-constexpr unsigned kReadBytes = 1u << 18;
 
 class PlainTextReader : public DocumentReader {
  public:
@@ -275,7 +333,7 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     if (entry->path().filename().string().starts_with('.')) {
       entry.disable_recursion_pending();
-    } else if (entry->is_regular_file()) {
+    } else if (std::error_code broken; entry->is_regular_file(broken)) {  // not a link that leads nowhere
       found.push_back(entry->path());
     }
   }

@@ -71,16 +71,28 @@ constexpr OutputKind kDataset = {
       return name == kManifestName || is_tokenizer_file(name) || name.extension() == kShardExtension;
     }};
 
-/// Fills `texts` with the next documents; false if there were none left.
-bool read_batch(DocumentSource& source, std::vector<std::string>& texts) {
-  texts.clear();
+struct Document {
+  std::string text, origin;
+};
+
+/// The next ones; none if none are left.
+std::vector<Document> read_batch(DocumentSource& source) {
+  std::vector<Document> batch;
   std::size_t num_bytes = 0;
   std::string text;
-  while (texts.size() < kBatchDocuments && num_bytes < kBatchBytes && source.next(text)) {
+  while (batch.size() < kBatchDocuments && num_bytes < kBatchBytes && source.next(text)) {
     num_bytes += text.size();
-    texts.push_back(std::move(text));
+    batch.push_back({std::move(text), source.origin()});
   }
-  return !texts.empty();
+  return batch;
+}
+
+std::vector<std::int32_t> encode(const Tokenizer& tokenizer, const Document& document) {
+  try {
+    return tokenizer.encode(document.text);
+  } catch (const Error& error) {
+    fail("{}: {}", document.origin, error.what());
+  }
 }
 
 }  // namespace
@@ -97,14 +109,13 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
   SplitWriter train(folder.path(), "train", *tokenizer, options.shard_tokens);
   SplitWriter val(folder.path(), "val", *tokenizer, options.shard_tokens);
   const Philox random(options.seed, stream_of("data.prepare.val"));
-  std::vector<std::string> texts;
   std::vector<std::vector<std::int32_t>> tokens;
   std::uint64_t document_idx = 0;
-  while (read_batch(source, texts)) {
-    tokens.resize(texts.size());
-    parallel_for(static_cast<std::int64_t>(texts.size()), [&](std::int64_t i) {
+  for (std::vector<Document> batch = read_batch(source); !batch.empty(); batch = read_batch(source)) {
+    tokens.resize(batch.size());
+    parallel_for(static_cast<std::int64_t>(batch.size()), [&](std::int64_t i) {
       const auto at = static_cast<std::size_t>(i);
-      tokens[at] = tokenizer->encode(texts[at]);
+      tokens[at] = encode(*tokenizer, batch[at]);
     });
     for (const std::vector<std::int32_t>& document : tokens) {
       const bool is_val = random.uniform(document_idx++) < options.val_fraction;

@@ -28,6 +28,12 @@ TEST(DocumentSource, GzipIsToldByContent) {
   EXPECT_EQ(read_all({write_file(scratch / "a.txt.gz", gzipped(text)), write_file(scratch / "b.txt", gzipped("b"))}),
             (Documents{text, "b"}));
   EXPECT_EQ(read_all({write_file(scratch / "c.txt.gz", gzipped("one ") + gzipped("two"))}), Documents{"one two"});
+  // tar and some tapes fill up with zeros; a member may be empty.
+  for (const std::size_t zeros : {1, 512, 600'000}) {
+    const std::string filled = gzipped("one ") + gzipped("") + gzipped("two") + std::string(zeros, '\0');
+    EXPECT_EQ(read_all({write_file(scratch / "d.txt.gz", filled)}), Documents{"one two"}) << zeros;
+  }
+  EXPECT_EQ(read_all({write_file(scratch / "e.txt", "\x1f")}), Documents{"\x1f"});
 }
 
 TEST(DocumentSource, DamagedGzipIsAnError) {
@@ -43,6 +49,12 @@ TEST(DocumentSource, DamagedGzipIsAnError) {
   flipped[good.size() / 2] ^= 0x10;
   const auto path = write_file(scratch / "flipped.txt.gz", flipped);
   expect_error([&] { read_all({path}); }, {path.string(), "cut short or damaged"});
+  // What follows a member, near its end or far from it.
+  for (const std::size_t rest : {std::size_t{0}, std::size_t{2'000'000}}) {
+    std::string members = good + good + std::string(rest, '\0');
+    members[good.size()] ^= 0x01;
+    expect_error([&] { read_all({write_file(scratch / "members.txt.gz", members)}); }, {"members", "damaged"});
+  }
   const auto plain = write_file(scratch / "plain.txt.gz", "not gzip");
   expect_error([&] { read_all({plain}); }, {plain.string(), "gzip"});
 }
@@ -91,6 +103,14 @@ TEST(DocumentSource, FoldersInSortedOrder) {
   write_file(scratch / "in/.hidden.txt", "no");
   EXPECT_EQ(read_all({scratch / "in"}), (Documents{"ay", "az", "b", "c"}));
   EXPECT_EQ(read_all({scratch / "in/c.txt.gz", scratch / "in/a"}), (Documents{"c", "ay", "az"}));
+}
+
+TEST(DocumentSource, LinksThatLeadNowhereAreNoFiles) {
+  const Scratch scratch;
+  write_file(scratch / "in/a.txt", "a");
+  std::filesystem::create_symlink("loop", scratch / "in/loop");
+  std::filesystem::create_symlink("absent", scratch / "in/dangling");
+  EXPECT_EQ(read_all({scratch / "in"}), Documents{"a"});
 }
 
 TEST(DocumentSource, EmptyDocumentsAreLeftOut) {
