@@ -31,7 +31,7 @@ $(CORPUS)/gcide.dict.dz: scripts/fetch_corpus.sh
 	scripts/fetch_corpus.sh $(CORPUS)
 
 data/tokenizer/tokenizer.model: $(CORPUS)/gcide.dict.dz
-	$(TESSERA) data tokenizer --input $< --vocab-size 2048 --output $@
+	$(TESSERA) data tokenizer --input $< --vocab-size 2048 --output $@ --force
 
 $(DATASET)/dataset.json: data/tokenizer/tokenizer.model
 	$(TESSERA) data prepare --input $(CORPUS)/gcide.dict.dz --tokenizer $< --output $(DATASET) --force

@@ -11,9 +11,11 @@ something could not be run.
 
 import argparse
 import collections
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -67,6 +69,7 @@ class Runner:
     def __init__(self, timeout):
         self.timeout = timeout
         self.failed = False
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     def attempt(self, command):
         """What it printed and what it said on stderr; if it failed, how, else an empty text."""
@@ -85,8 +88,9 @@ class Runner:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        except BaseException:
+        except BaseException:  # SIGTERM as well
             process.terminate()
+            process.wait()
             raise
         seconds = time.monotonic() - begin
         print(f"{seconds:.1f} s: {' '.join(map(str, command))} {problem}", file=sys.stderr, flush=True)
@@ -102,7 +106,12 @@ class Runner:
 
 
 def json_lines(text):
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    """Whole ones: mpirun may lose the end of the last."""
+    found = []
+    for line in text.splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            found += [json.loads(line)] if line.startswith("{") else []
+    return found
 
 
 class Programs(Runner):

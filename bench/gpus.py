@@ -61,7 +61,8 @@ LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--traini
 SCALING = Setting(2, "none", FORCED)
 SCALING_SHAPE = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192"]
 
-STEP = ["--training.device=cuda", "--steps=16", "--warmup=4"]
+# A rank that others wait for is named before the time of a run is over.
+STEP = ["--training.device=cuda", "--steps=16", "--warmup=4", "--comm.init_timeout_seconds=90"]
 DISPATCH_SHAPES = {"4096x7168": "4096,7168,256,8", "16B": "16384,2048,64,6"}
 SMS = (16, 24)
 
@@ -75,7 +76,8 @@ TOKENS = (("bf16", "standard", 14500), ("bf16", "direct", 18500), ("best 8-bit",
 GAIN = 1.41
 SCALES = 0.90
 
-NO_ROOM = ("cannot allocate", "Make parallelism.expert_parallel_capacity_factor")
+NO_ROOM = "no room"
+TOLD_OF_NO_ROOM = ("cannot allocate", "Make parallelism.expert_parallel_capacity_factor")
 
 # One process: `cell` is what its settings have in common, `key` what it is the same by in another call of this script.
 Run = namedtuple("Run", "cell setting command key")
@@ -168,6 +170,8 @@ class Results:
                 path.write_text(whole)
             for row in json_lines(whole):
                 self.done[json.dumps(row["key"])] = row["rows"]
+        elif path:
+            path.parent.mkdir(parents=True, exist_ok=True)
 
     def add(self, run, rows, is_new=True):
         self.rows.setdefault(run.cell, []).extend(row | {"setting": run.setting} for row in rows)
@@ -175,10 +179,15 @@ class Results:
             with self.path.open("a") as file:
                 file.write(json.dumps({"name": name_of(run), "key": run.key, "rows": rows}) + "\n")
 
+    def add_problem(self, run, problem, is_new=True):
+        self.problems.setdefault(run.cell, []).append(problem)
+        if problem == NO_ROOM and is_new and self.path:  # no use to try it again
+            self.add(run, [])
+
     def failed(self):
         """Cells that could not be run, or of whose settings none has room."""
         def is_bad(cell, problem):
-            return problem == "no room" and cell not in self.rows or problem.startswith(("failed", "no figure"))
+            return problem == NO_ROOM and not self.rows.get(cell) or problem.startswith(("failed", "no figure"))
 
         return [cell for cell, problems in self.problems.items() if any(is_bad(cell, one) for one in problems)]
 
@@ -191,9 +200,13 @@ class Results:
 
 def measure(run, runner, results):
     """What to print of it."""
-    if rows := results.done.get(json.dumps(run.key)):
-        results.add(run, rows, is_new=False)
-        return rows, ""
+    known = results.done.get(json.dumps(run.key))
+    if known:
+        results.add(run, known, is_new=False)
+        return known, ""
+    if known is not None:
+        results.add_problem(run, NO_ROOM, is_new=False)
+        return [], NO_ROOM
     for _ in range(2):  # mpirun may lose the last line of what ends at once
         printed, said, problem = runner.attempt(run.command)
         rows = dispatch_rows(printed) if run.cell.startswith("dispatch") else json_lines(printed)
@@ -201,14 +214,14 @@ def measure(run, runner, results):
             break
     if problem:
         told = printed + said
-        problem = "no room" if any(text in told for text in NO_ROOM) else f"failed: {problem}"
+        problem = NO_ROOM if any(text in told for text in TOLD_OF_NO_ROOM) else f"failed: {problem}"
         print(told, file=sys.stderr, end="", flush=True)
     elif not rows:
         problem = "failed: it printed no figures"
     elif not run.cell.startswith("dispatch"):
         problem = loss_problem(rows[0])
     if problem:
-        results.problems.setdefault(run.cell, []).append(problem)
+        results.add_problem(run, problem)
         return [], problem
     results.add(run, rows)
     return rows, ""

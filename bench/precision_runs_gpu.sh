@@ -2,7 +2,7 @@
 # The loss of the 16B model in low precision against bfloat16 on the GPUs of this machine: a real corpus, 1,500 steps,
 # on all sides the same data and seeds, then `tessera compare`. As many runs at a time as there are GPUs for, RANKS of them each.
 # FOLDER/SIDE/seed-N/train.log is what a run says; a run that ended is not run again, others start anew: checkpoints would be 190
-# GB each. A verdict takes three seeds. PRECISIONS are the sides, of which the first is the baseline. OPTIONS, of `tessera train`,
+# GB each; one that was made with other options is an error. A verdict takes three seeds. PRECISIONS are the sides, of which the first is the baseline. OPTIONS, of `tessera train`,
 # are for all sides.
 #   bench/precision_runs_gpu.sh TESSERA RANKS [FOLDER [DATASET [SEEDS [PRECISIONS [OPTIONS...]]]]]
 set -euo pipefail
@@ -25,8 +25,12 @@ is_not_finite() { # a run whose loss is not finite any more has ended, too, and 
 }
 
 train() { # precision, seed, the place's number
-  local run=$folder/$1/seed-$2
-  if [[ -f $run/train.ended ]]; then return; fi
+  local run=$folder/$1/seed-$2 what="$ranks ranks, $dataset: ${options[*]}"
+  if [[ -f $run/train.ended ]]; then
+    [[ $(<"$run/train.ended") == "$what" ]] && return
+    echo "$0: $run was made with other options ($(<"$run/train.ended")); take another FOLDER" >&2
+    return 1
+  fi
   rm -rf "$run"
   mkdir -p "$run"
   echo "$1, seed $2: $run/train.log" >&2
@@ -34,7 +38,7 @@ train() { # precision, seed, the place's number
   CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]:$3*ranks:ranks}") mpirun --oversubscribe --bind-to none -np "$ranks" "$tessera" train \
     $base $common "${options[@]}" $(in_precision "$1") "--debug.seed=$2" "--job.dump_folder=$run" >"$run/train.log" 2>&1 ||
     is_not_finite "$run" || { tail -n 20 "$run/train.log" >&2; return 1; }
-  touch "$run/train.ended"
+  echo "$what" >"$run/train.ended"
 }
 
 # Every place for a run takes every num_places-th of them, in a process group of its own.
