@@ -43,8 +43,10 @@ void print_kernels(const cuda::KernelSummary& summary) {
 }
 
 JobConfig read_config(const StepOptions& options, const std::vector<std::string>& overrides) {
-  require(options.steps > 0 && options.warmup >= 0,
-          "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more", options.steps, options.warmup);
+  constexpr std::int64_t kMost = 1'000'000'000;
+  require(0 < options.steps && options.steps <= kMost && 0 <= options.warmup && options.warmup <= kMost,
+          "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more, up to {}", options.steps,
+          options.warmup, kMost);
   JobConfig config =
       options.config.empty() ? parse_job_config("", overrides) : load_job_config(options.config, overrides);
   config.training.steps = options.warmup + options.steps;

@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/is_number.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/output_folder.h"
@@ -119,7 +120,7 @@ void add_convert_command(CLI::App& app) {
                            ->capture_default_str();
   CLI::Option* max_shard =
       command->add_option("--max-shard-gb", options->max_shard_gb, "Size of a shard, at most (but one tensor at least)")
-          ->check(CLI::Range(1e-6, 1e6))
+          ->check(is_number(1e-6, 1e6))
           ->capture_default_str();
   command->add_flag("--force", options->overwrite, "Replace what is there");
   command->callback([options, dtype, max_shard] {

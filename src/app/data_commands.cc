@@ -199,7 +199,9 @@ void add_tokenizer_command(CLI::App& parent) {
   app->add_option("--sample-bytes", command->options.sample_bytes,
                   "Train on a random sample of this many bytes of the text (memory grows with it)")
       ->capture_default_str();
-  app->add_option("--seed", command->options.seed, "Seed of the sample")->capture_default_str();
+  app->add_option("--seed", command->options.seed, "Seed of the sample")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app->add_flag("--force", command->overwrite, "Replace the model if it exists");
   app->callback([command] { command->run(); });
 }
@@ -216,8 +218,11 @@ void add_prepare_command(CLI::App& parent) {
   app->add_option("--val-fraction", options.val_fraction, "Fraction of the documents kept for validation, below 1")
       ->capture_default_str();
   app->add_option("--shard-tokens", options.shard_tokens, "Tokens per shard, at most (but one document at least)")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app->add_option("--seed", options.seed, "Seed of the choice of validation documents")->capture_default_str();
+  app->add_option("--seed", options.seed, "Seed of the choice of validation documents")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app->add_option("--threads", command->num_threads,
                   "Threads that tokenize; the result does not depend on it (default: all cores)")
       ->check(CLI::PositiveNumber);
@@ -230,7 +235,8 @@ void add_inspect_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("inspect", "Describe a dataset, and check all of it or print a document");
   app->add_option("DIR", command->folder, "The dataset's folder")->required();
   CLI::Option* document = app->add_option("--document", command->document,
-                                          "Print this document's text (counted from 0) in place of checking");
+                                          "Print this document's text (counted from 0) in place of checking")
+                              ->check(CLI::NonNegativeNumber);
   app->add_option("--split", command->split, "The split that --document counts in: train or val")
       ->capture_default_str();
   app->callback([command, document] {

@@ -1,4 +1,3 @@
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -6,6 +5,7 @@
 #include <sstream>
 
 #include "app/commands.h"
+#include "app/is_number.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
@@ -27,19 +27,6 @@ struct GenerateOptions {
   std::int64_t seed = 0;
   std::string dtype = "bfloat16";
 };
-
-/// CLI11's own Range lets "nan" pass.
-CLI::Validator is_number(double lowest, double highest) {
-  return CLI::Validator(
-      [lowest, highest](const std::string& text) {
-        double number = 0.0;
-        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-        const bool in_range =
-            error == std::errc() && end == text.data() + text.size() && number >= lowest && number <= highest;
-        return in_range ? std::string() : fmt::format("{} is not a number from {} to {}", text, lowest, highest);
-      },
-      fmt::format("[{} - {}]", lowest, highest));
-}
 
 /// One text of a batch.
 struct Text {

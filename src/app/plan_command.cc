@@ -4,6 +4,7 @@
 #include <string>
 
 #include "app/commands.h"
+#include "app/is_number.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "ops/backends.h"
@@ -149,7 +150,7 @@ void add_memory_command(CLI::App& parent) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app->add_option("--available", command->available_gib, "GiB that a rank has: also says what would fit")
-      ->check(CLI::PositiveNumber);
+      ->check(is_number(1e-6, 1e9));
   app->allow_extras();
   app->footer("Keys of the configuration as in `tessera train`. On a CPU the program itself comes besides.");
   app->callback([command, app] { command->run(config_overrides(app->remaining())); });

@@ -152,7 +152,7 @@ bool validation_comparable(const std::vector<Side>& sides) {
         const auto a = first.config.find(key), b = run.config.find(key);
         if (a == first.config.end() || b == run.config.end() || a->second != b->second) return false;
       }
-      if (run.dataset.at("val") != first.dataset.at("val")) return false;
+      if (run.num_data_ranks != first.num_data_ranks || run.dataset.at("val") != first.dataset.at("val")) return false;
     }
   }
   return true;

@@ -54,6 +54,7 @@ std::vector<std::int64_t> seeds_to_start(const std::vector<SideSpec>& specs, con
 
 std::vector<PlannedRun> plan_side(const std::vector<SideSpec>& specs, SideSpec& spec, const LaunchOptions& options) {
   JobConfig config = config_of(spec);
+  config.training.global_batch_size = config.sequences_per_step();
   const auto dataset = dataset_identity(config);
   std::vector<PlannedRun> runs;
   for (const std::int64_t seed : seeds_to_start(specs, options, config)) {

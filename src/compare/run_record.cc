@@ -59,6 +59,10 @@ void read_info(const fs::path& path, RunRecord& run) {
   run.program = fields.text("program");
   run.processor = fields.text("processor");
   run.threads = static_cast<std::int64_t>(fields.count("threads", std::numeric_limits<std::int32_t>::max()));
+  if (fields.contains("data_ranks")) {
+    run.num_data_ranks =
+        static_cast<std::int64_t>(fields.count("data_ranks", std::numeric_limits<std::int32_t>::max()));
+  }
   require(run.num_steps() > 0, "{}: training.steps is {}; expected a number above 0", name, run.num_steps());
   run.seed();  // an Error, if it is no number
 }
@@ -189,7 +193,8 @@ std::vector<fs::path> find_runs(const fs::path& path) {
   if (is_run(path)) return {path};
   std::vector<fs::path> runs;
   for (const auto& entry : fs::directory_iterator(path)) {
-    if (entry.is_directory() && is_run(entry.path())) runs.push_back(entry.path());
+    std::error_code broken;
+    if (entry.is_directory(broken) && is_run(entry.path())) runs.push_back(entry.path());
   }
   require(!runs.empty(), "'{}' holds no run: neither it nor a folder in it has a {}", path.string(), kMetricsName);
   std::sort(runs.begin(), runs.end());

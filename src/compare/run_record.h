@@ -35,7 +35,7 @@ struct RunRecord {
   /// Keys that were changed when the run was resumed: their values in turn, with the step of each change.
   std::map<std::string, std::vector<std::string>> changed;
   std::string program, processor;
-  std::int64_t threads = 0;
+  std::int64_t threads = 0, num_data_ranks = 1;
 
   /// The logged steps, and per logged step; NaN where the file has null.
   std::vector<std::int64_t> steps;

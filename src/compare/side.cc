@@ -89,8 +89,9 @@ Side make_side(std::string label, std::vector<RunRecord> runs) {
             run.folder.string(), run.last_step(), run.num_steps());
     pointers.push_back(&run);
   }
-  const std::string lines =
-      differing_lines(pointers, [](const std::string& key) { return is_place(key) || key == "debug.seed"; });
+  const std::string lines = differing_lines(pointers, [](const std::string& key) {
+    return is_place(key) || key.starts_with("comm.") || key == "debug.seed";
+  });
   require(lines.empty(), "the runs of side '{}' may differ in their seed only, but they differ in{}", label, lines);
   std::sort(runs.begin(), runs.end(), [](const RunRecord& a, const RunRecord& b) { return a.seed() < b.seed(); });
   for (std::size_t i = 1; i < runs.size(); ++i) {

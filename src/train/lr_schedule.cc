@@ -7,10 +7,8 @@
 namespace tessera {
 
 double LrSchedule::factor(std::int64_t step, std::int64_t num_steps) const {
-  if (total_steps > 0) {
-    num_steps = total_steps;
-    step = std::min(step, num_steps - 1);  // a longer run stays at the end of the schedule
-  }
+  if (total_steps > 0) num_steps = total_steps;
+  step = std::min(step, num_steps - 1);  // a longer run stays at the end of the schedule
   const std::int64_t warmup = std::min(warmup_steps, num_steps);
   std::int64_t decay = num_steps - warmup;
   if (decay_ratio >= 0.0) {

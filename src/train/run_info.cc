@@ -134,7 +134,7 @@ void set_document_end(JobConfig& config) {
 }
 
 bool makes_the_run(const std::string& key) {
-  for (const char* prefix : {"job.", "metrics.", "checkpoint.", "profiling.", "validation."}) {
+  for (const char* prefix : {"job.", "metrics.", "checkpoint.", "profiling.", "validation.", "comm."}) {
     if (key.starts_with(prefix)) return false;
   }
   for (const char* name :
@@ -144,14 +144,17 @@ bool makes_the_run(const std::string& key) {
   return true;
 }
 
-void write_run_info(const std::filesystem::path& folder, const JobConfig& config, std::int64_t first_step) {
+void write_run_info(const std::filesystem::path& folder, JobConfig config, std::int64_t num_data_ranks,
+                    std::int64_t first_step) {
   const std::filesystem::path path = folder / kRunInfoName;
+  config.training.global_batch_size = config.sequences_per_step(num_data_ranks);  // whatever the next start's ranks
   if (first_step > config.training.steps && std::filesystem::exists(path)) return;
   ordered_json info = {{"format", "tessera-run"},
                        {"version", 1},
                        {"program", TESSERA_VERSION},
                        {"config", config_values(config)},
                        {"dataset", dataset_identity(config)},
+                       {"data_ranks", num_data_ranks},
                        {"threads", num_threads()},
                        {"processor", processor_name()}};
   if (first_step > 1 && std::filesystem::exists(path)) {

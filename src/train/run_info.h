@@ -36,8 +36,10 @@ void set_document_end(JobConfig& config);
 /// validation. The data counts as "dataset.train", not as its folder.
 bool makes_the_run(const std::string& key);
 
-/// Writes run.json to `folder`, when a run starts at step `first_step`. At 1, over what is there. A run that goes on
-/// with another configuration has it under "changed"; one that is done already keeps its file. Throws Error.
-void write_run_info(const std::filesystem::path& folder, const JobConfig& config, std::int64_t first_step);
+/// Writes run.json to `folder`, when a run of so many data-parallel ranks starts at step `first_step`. At 1, over what
+/// is there. A run that goes on with another configuration has it under "changed"; one that is done already keeps its
+/// file. Throws Error.
+void write_run_info(const std::filesystem::path& folder, JobConfig config, std::int64_t num_data_ranks,
+                    std::int64_t first_step);
 
 }  // namespace tessera

@@ -199,7 +199,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   const std::int64_t num_steps = config_.training.steps;
   const fs::path metrics_path = dump_folder_ / kMetricsName,
                  trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
-  if (is_first_rank()) write_run_info(dump_folder_, config_, first_step_);
+  if (is_first_rank()) write_run_info(dump_folder_, config_, mesh_->num_data_ranks(), first_step_);
   if (first_step_ > num_steps) {
     spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
     return 0;

@@ -199,6 +199,7 @@ TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
   EXPECT_THAT(pipeline.output, HasSubstr("pipeline rank"));
   // As in a run.
   for (const std::string ranks : {"0", "-1", "many"}) EXPECT_EQ(plan({"--ranks=" + ranks}).status, 2) << ranks;
+  for (const std::string gib : {"nan", "inf", "0"}) EXPECT_EQ(plan({"--available=" + gib}).status, 2) << gib;
   for (const std::string ranks : {"1", "6"}) {
     const Finished refused = plan({"--ranks=" + ranks, experts});
     EXPECT_EQ(refused.status, 2) << refused.output;

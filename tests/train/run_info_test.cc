@@ -23,11 +23,13 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);
   data::write_file(scratch / "run/run.json", "of an earlier start");
   JobConfig config = config_of(dataset, {"--model.args.score_func=sigmoid", "--validation.enable"});
-  write_run_info(scratch / "run", config, 1);
+  write_run_info(scratch / "run", config, 2, 1);
   const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
   EXPECT_EQ(info["format"], "tessera-run");
   EXPECT_EQ(info["config"].size(), config_table(config).describe().size());
   EXPECT_EQ(info["config"]["training.steps"], "7");
+  EXPECT_EQ(info["config"]["training.global_batch_size"], std::to_string(2 * config.training.local_batch_size));
+  EXPECT_EQ(info["data_ranks"], 2);
   EXPECT_EQ(info["config"]["model.args.score_func"], "\"sigmoid\"");
   EXPECT_EQ(info["dataset"].size(), 2u);
   EXPECT_NE(info["dataset"]["train"], info["dataset"]["val"]);
@@ -73,9 +75,9 @@ TEST(RunInfo, AFinishedRunKeepsItsFile) {
   const Scratch scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
-  write_run_info(scratch / "run", config_of(dataset), 8);
+  write_run_info(scratch / "run", config_of(dataset), 1, 8);
   const std::string written = read_text_file(scratch / "run/run.json");
-  write_run_info(scratch / "run", config_of(dataset, {"--model.converters=quantize.linear.mx"}), 8);
+  write_run_info(scratch / "run", config_of(dataset, {"--model.converters=quantize.linear.mx"}), 1, 8);
   EXPECT_EQ(read_text_file(scratch / "run/run.json"), written);
 }
 
@@ -84,7 +86,7 @@ TEST(RunInfo, ChangesOnResumingAreRecorded) {
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
   const auto start = [&](std::int64_t first_step, const std::vector<std::string>& overrides) {
-    write_run_info(scratch / "run", config_of(dataset, overrides), first_step);
+    write_run_info(scratch / "run", config_of(dataset, overrides), 1, first_step);
     const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
     return info.value("changed", nlohmann::json::object());
   };
