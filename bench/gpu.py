@@ -63,6 +63,16 @@ class Measurements:
         return [shape for of, named, shape in self.lines if (of, named) == (table, name)]
 
 
+def ended(process):
+    """Ends it, and returns what it printed and said."""
+    process.terminate()  # mpirun ends its ranks
+    try:
+        return process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.communicate()
+
+
 class Runner:
     """Runs programs that print or write lines of JSON; goes on when one fails."""
 
@@ -82,16 +92,10 @@ class Runner:
             problem = f"exit status {process.returncode}" if process.returncode != 0 else ""
         except subprocess.TimeoutExpired:
             problem = f"more than {self.timeout} s"
-            process.terminate()  # mpirun ends its ranks
-            try:
-                printed, said = process.communicate(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        except BaseException:  # SIGTERM as well
-            process.terminate()
-            process.wait()
-            raise
+            printed, said = ended(process)
+        finally:  # after SIGTERM as well
+            if process.poll() is None:
+                ended(process)
         seconds = time.monotonic() - begin
         print(f"{seconds:.1f} s: {' '.join(map(str, command))} {problem}", file=sys.stderr, flush=True)
         return printed, said, problem

@@ -7,7 +7,7 @@
 Parts: `dispatch` (DeepEP's shape, the 16B model's), `cells` (the 16B model: precisions x backends x routers), `layers` (of
 the 671B model) and `scaling` (the 16B model cut to 8 layers on 1, 2, 4, ... GPUs). --only takes beginnings of runs' names,
 too: "cells bf16 direct". Runs follow one another, each with a timeout; a row is printed as soon as it is known. With --json
-it goes into that file, and runs whose rows are there are not run again: take a new file for a new build.
+it goes into that file, and runs whose rows are there, or that had no room, are not run again: take a new file for a new build.
 
 A step's figures count if its loss is finite and ends below the first step's. In the end comes a table of all bounds, which
 are of 8 GPUs. Exits with status 1 if one that was measured is missed, or something could not be run. A setting without room is

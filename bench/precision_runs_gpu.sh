@@ -25,12 +25,8 @@ is_not_finite() { # a run whose loss is not finite any more has ended, too, and 
 }
 
 train() { # precision, seed, the place's number
-  local run=$folder/$1/seed-$2 what="$ranks ranks, $dataset: ${options[*]}"
-  if [[ -f $run/train.ended ]]; then
-    [[ $(<"$run/train.ended") == "$what" ]] && return
-    echo "$0: $run was made with other options ($(<"$run/train.ended")); take another FOLDER" >&2
-    return 1
-  fi
+  local run=$folder/$1/seed-$2
+  if [[ -f $run/train.ended ]]; then return; fi
   rm -rf "$run"
   mkdir -p "$run"
   echo "$1, seed $2: $run/train.log" >&2
@@ -40,6 +36,15 @@ train() { # precision, seed, the place's number
     is_not_finite "$run" || { tail -n 20 "$run/train.log" >&2; return 1; }
   echo "$what" >"$run/train.ended"
 }
+
+# What is there already is kept, and must have been made like this.
+what="$ranks ranks, $base $common ${options[*]}"
+for ended in "$folder"/*/seed-*/train.ended; do
+  if [[ -f $ended && $(<"$ended") != "$what" ]]; then
+    echo "$0: ${ended%/*} was made with other options; take another FOLDER. It: $(<"$ended"). Now: $what" >&2
+    exit 2
+  fi
+done
 
 # Every place for a run takes every num_places-th of them, in a process group of its own.
 if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then

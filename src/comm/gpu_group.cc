@@ -138,7 +138,12 @@ GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation, 
                size) {}
 
 GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size)
-    : family_(std::move(family)), member_(std::make_unique<Member>()) {
+    : family_(std::move(family)) {
+  {
+    // It takes memory of the GPU, which waits for what other groups have put there.
+    const Progress::Watched watched(family_->progress, "memory of a group of GPUs");
+    member_ = std::make_unique<Member>();
+  }
   member_->communicator = static_cast<ncclComm_t>(communicator);
   member_->rank = rank;
   member_->size = size;
@@ -158,9 +163,11 @@ GpuGroup::~GpuGroup() {
 std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size) const {
   ncclConfig_t config = group_config();
   ncclComm_t communicator = nullptr;
-  const Progress::Watched watched(family_->progress, fmt::format("NCCL's split of {} ranks", member_->size));
-  TESSERA_NCCL(ncclCommSplit, member_->communicator, size == 1 ? NCCL_SPLIT_NOCOLOR : color, order, &communicator,
-               &config);
+  {
+    const Progress::Watched watched(family_->progress, fmt::format("NCCL's split of {} ranks", member_->size));
+    TESSERA_NCCL(ncclCommSplit, member_->communicator, size == 1 ? NCCL_SPLIT_NOCOLOR : color, order, &communicator,
+                 &config);
+  }
   if (communicator == nullptr) return nullptr;
   int rank = 0;
   TESSERA_NCCL(ncclCommUserRank, communicator, &rank);

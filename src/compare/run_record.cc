@@ -193,8 +193,7 @@ std::vector<fs::path> find_runs(const fs::path& path) {
   if (is_run(path)) return {path};
   std::vector<fs::path> runs;
   for (const auto& entry : fs::directory_iterator(path)) {
-    std::error_code broken;
-    if (entry.is_directory(broken) && is_run(entry.path())) runs.push_back(entry.path());
+    if (entry.is_directory() && is_run(entry.path())) runs.push_back(entry.path());
   }
   require(!runs.empty(), "'{}' holds no run: neither it nor a folder in it has a {}", path.string(), kMetricsName);
   std::sort(runs.begin(), runs.end());

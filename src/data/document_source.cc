@@ -68,7 +68,7 @@ class ByteStream {
  private:
   /// More of the file behind what is left of it; false at its end.
   bool read() {
-    std::memmove(buffer_.data(), stream_.next_in, stream_.avail_in);
+    std::copy_n(stream_.next_in, stream_.avail_in, buffer_.data());  // to the front
     stream_.next_in = buffer_.data();
     const std::size_t size =
         std::fread(buffer_.data() + stream_.avail_in, 1, buffer_.size() - stream_.avail_in, file_.get());
@@ -94,7 +94,7 @@ class ByteStream {
   unsigned inflate(char* out, unsigned max_bytes) {
     stream_.next_out = reinterpret_cast<Bytef*>(out);
     stream_.avail_out = max_bytes;
-    while (stream_.avail_out == max_bytes) {
+    while (stream_.avail_out > 0) {
       if (between_members_ && !find_member()) break;
       if (stream_.avail_in == 0 && !read()) fail_damaged("it ends within a member");
       const int code = ::inflate(&stream_, Z_NO_FLUSH);
@@ -333,8 +333,12 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     if (entry->path().filename().string().starts_with('.')) {
       entry.disable_recursion_pending();
-    } else if (std::error_code broken; entry->is_regular_file(broken)) {  // not a link that leads nowhere
-      found.push_back(entry->path());
+    } else {
+      std::error_code broken;
+      if (entry->is_regular_file(broken)) found.push_back(entry->path());
+      const bool leads_nowhere =
+          broken == std::errc::no_such_file_or_directory || broken == std::errc::too_many_symbolic_link_levels;
+      require(!broken || leads_nowhere, "cannot read '{}': {}", entry->path().string(), broken.message());
     }
   }
   require(!error, "cannot read folder '{}': {}", folder.string(), error.message());

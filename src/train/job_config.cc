@@ -488,7 +488,7 @@ ConfigTable config_table(JobConfig& c) {
   t.add("training.global_batch_size", c.training.global_batch_size,
         "sequences per optimizer step, by gradient accumulation; -1: one micro-batch of each data rank");
   t.add("training.seq_len", c.training.seq_len, "tokens per sequence");
-  t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped");
+  t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped; inf: never");
   t.add("training.steps", c.training.steps, "optimizer steps of the whole run");
   t.add("training.dtype", c.training.dtype, "type of master weights and gradients: float32");
   t.add("training.mixed_precision_param", c.training.mixed_precision_param,

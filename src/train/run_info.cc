@@ -106,7 +106,8 @@ std::size_t memory_limit_of_groups(const fs::path& groups, const fs::path& root)
     const char* limit_file = is_version_2 ? "memory.max" : "memory.limit_in_bytes";
     for (fs::path group = line.substr(path + 1);; group = group.parent_path()) {
       std::size_t limit = 0;  // "max" is no number
-      if (std::ifstream(mounted / group.relative_path() / limit_file) >> limit) least = std::min(least, limit);
+      if (std::ifstream(mounted / group.relative_path() / limit_file) >> limit && limit > 0)
+        least = std::min(least, limit);
       if (!group.has_relative_path()) break;
     }
   }

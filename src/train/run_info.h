@@ -32,8 +32,8 @@ std::map<std::string, std::string> dataset_identity(const JobConfig& config);
 /// Sets which token ends a document, if the configuration leaves that to the data.
 void set_document_end(JobConfig& config);
 
-/// Whether a run that goes on with another value of the key is another run. Not so for folders, logs, checkpoints and
-/// validation. The data counts as "dataset.train", not as its folder.
+/// Whether a run that goes on with another value of the key is another run. Not so for folders, logs, checkpoints,
+/// timeouts and validation. The data counts as "dataset.train", not as its folder.
 bool makes_the_run(const std::string& key);
 
 /// Writes run.json to `folder`, when a run of so many data-parallel ranks starts at step `first_step`. At 1, over what

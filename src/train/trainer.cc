@@ -141,7 +141,7 @@ void Trainer::require_memory() const {
     const std::size_t needed = most(on_node, [&](const MeshPlace& place) { return besides_step(place) + batches; });
     require(needed <= host,
             "besides the GPUs the run needs {} of memory on this machine, where it may take {}: for {} ranks {} of "
-            "program and {} of batches each, and {} each for the copies of a checkpoint (checkpoint.enable)",
+            "program and {} of batches each, and {} for the checkpoint's copy of each that writes (checkpoint.enable)",
             format_gib(needed), format_gib(host), on_node, format_gib(process), format_gib(batches),
             format_gib(snapshot));
   }

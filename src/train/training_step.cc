@@ -323,7 +323,7 @@ void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const 
   if (pipeline_) return pipeline_->run(op, micro_batches, scale, clock, probe, num_probed);
   for (std::size_t i = 0; i < micro_batches.size(); ++i) {
     model_.train_step(op, micro_batches[i], scale, &clock, i < num_probed ? probe : nullptr);
-    for (const ProcessGroup* group : {&mesh_->tokens, &mesh_->model}) group->mark_gpu();
+    mesh_->tokens.mark_gpu();
   }
 }
 

@@ -77,6 +77,7 @@ TEST(JobConfig, NumbersThatCannotWork) {
     const std::string text = number, key = text.substr(0, text.find('='));
     EXPECT_THAT(error_of("", {"--" + text}), HasSubstr(key + " is "));
   }
+  EXPECT_EQ(error_of("", {"--training.max_norm=inf"}), "no error");
   EXPECT_THAT(error_of("", {"--model.args.n_layers=100000"}), HasSubstr("n_layers is 100000; expected at most 1024"));
   EXPECT_THAT(error_of("", {"--checkpoint.enable", "--checkpoint.load_step=-2"}), HasSubstr("load_step is -2"));
   // Tokens where sequences are meant.
