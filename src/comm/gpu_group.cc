@@ -109,7 +109,17 @@ struct GpuGroup::Family {
   std::vector<const Member*> members;
   std::map<std::string, std::uint32_t> ids;  // of operations' titles, from 1 on
   bool aborted = false;
-  Note mark;  // of the computation
+  // Taken at once: to take memory of the GPU later would wait for operations that wait for other ranks.
+  static constexpr std::size_t kMaxNotes = 4096;
+  Buffer counts{kMaxNotes * sizeof(std::uint32_t), Device::kCuda};
+  std::size_t num_counts = 0;
+  Note mark{new_count()};  // of the computation
+
+  std::uint32_t* new_count() {
+    const std::lock_guard lock(mutex);
+    TESSERA_CHECK(num_counts < kMaxNotes, "{} groups of GPUs", num_counts / 2);
+    return reinterpret_cast<std::uint32_t*>(counts.data()) + num_counts++;
+  }
 
   std::uint32_t id_of(const std::string& title) {
     const std::lock_guard lock(mutex);
@@ -118,6 +128,8 @@ struct GpuGroup::Family {
 };
 
 struct GpuGroup::Member {
+  explicit Member(Family& family) : begun(family.new_count()), ended(family.new_count()) {}
+
   ncclComm_t communicator = nullptr;
   int rank = 0, size = 1;
   Stream stream{Priority::kHigh};  // the other ranks wait, too
@@ -138,12 +150,7 @@ GpuGroup::GpuGroup(const Id& id, int rank, int size, const Stream& computation, 
                size) {}
 
 GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank, int size)
-    : family_(std::move(family)) {
-  {
-    // It takes memory of the GPU, which waits for what other groups have put there.
-    const Progress::Watched watched(family_->progress, "memory of a group of GPUs");
-    member_ = std::make_unique<Member>();
-  }
+    : family_(std::move(family)), member_(std::make_unique<Member>(*family_)) {
   member_->communicator = static_cast<ncclComm_t>(communicator);
   member_->rank = rank;
   member_->size = size;
@@ -163,11 +170,9 @@ GpuGroup::~GpuGroup() {
 std::unique_ptr<GpuGroup> GpuGroup::split(int color, int order, int size) const {
   ncclConfig_t config = group_config();
   ncclComm_t communicator = nullptr;
-  {
-    const Progress::Watched watched(family_->progress, fmt::format("NCCL's split of {} ranks", member_->size));
-    TESSERA_NCCL(ncclCommSplit, member_->communicator, size == 1 ? NCCL_SPLIT_NOCOLOR : color, order, &communicator,
-                 &config);
-  }
+  const Progress::Watched watched(family_->progress, fmt::format("NCCL's split of {} ranks", member_->size));
+  TESSERA_NCCL(ncclCommSplit, member_->communicator, size == 1 ? NCCL_SPLIT_NOCOLOR : color, order, &communicator,
+               &config);
   if (communicator == nullptr) return nullptr;
   int rank = 0;
   TESSERA_NCCL(ncclCommUserRank, communicator, &rank);

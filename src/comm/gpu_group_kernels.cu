@@ -55,8 +55,7 @@ __global__ void peers_kernel(ncclWindow_t window, void** peers) {
 }  // namespace
 
 void Note::put(const Stream& stream, std::uint32_t value) const {
-  note_kernel<<<1, 1, 0, stream.handle()>>>(value, reinterpret_cast<std::uint32_t*>(count_.data()),
-                                            reinterpret_cast<std::uint64_t*>(word_.data()));
+  note_kernel<<<1, 1, 0, stream.handle()>>>(value, count_, reinterpret_cast<std::uint64_t*>(word_.data()));
   TESSERA_CUDA(cudaGetLastError());
 }
 

@@ -15,6 +15,9 @@ namespace tessera::cuda {
 /// A word of the host's memory that a GPU writes as it comes by, for the host to see how far it is; also in graphs.
 class Note {
  public:
+  /// `count`: a word of the GPU's memory, 0.
+  explicit Note(std::uint32_t* count) : count_(count) {}
+
   /// Puts it on the stream; of one note always the same stream.
   void put(const Stream& stream, std::uint32_t value) const;
   /// The last value that the GPU has come to, and behind it, in the upper half, how many it has come to in all.
@@ -24,7 +27,7 @@ class Note {
 
  private:
   Buffer word_ = Buffer::pinned(sizeof(std::uint64_t));
-  Buffer count_ = Buffer(sizeof(std::uint32_t), Device::kCuda);
+  std::uint32_t* count_;
 };
 
 /// Puts out += x on the stream; float32 or bfloat16.
