@@ -113,8 +113,9 @@ def json_lines(text):
     """Whole ones: mpirun may lose the end of the last."""
     found = []
     for line in text.splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            found += [json.loads(line)] if line.startswith("{") else []
+        if line.startswith("{"):
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
     return found
 
 

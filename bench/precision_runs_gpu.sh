@@ -2,8 +2,8 @@
 # The loss of the 16B model in low precision against bfloat16 on the GPUs of this machine: a real corpus, 1,500 steps,
 # on all sides the same data and seeds, then `tessera compare`. As many runs at a time as there are GPUs for, RANKS of them each.
 # FOLDER/SIDE/seed-N/train.log is what a run says; a run that ended is not run again, others start anew: checkpoints would be 190
-# GB each; one that was made with other options is an error. A verdict takes three seeds. PRECISIONS are the sides, of which the first is the baseline. OPTIONS, of `tessera train`,
-# are for all sides.
+# GB each. One there that was made with other options is an error. A verdict takes three seeds. PRECISIONS are the sides, of which
+# the first is the baseline. OPTIONS, of `tessera train`, are for all sides.
 #   bench/precision_runs_gpu.sh TESSERA RANKS [FOLDER [DATASET [SEEDS [PRECISIONS [OPTIONS...]]]]]
 set -euo pipefail
 if [[ $# -lt 2 ]]; then

@@ -71,7 +71,7 @@ struct RowPart {
   std::int64_t row_bytes;
   Copied copied;
 };
-inline constexpr int kMaxLanesBytes = 32 * 16;
+inline constexpr int kMaxLanesBytes = 32 * 16;  // a warp's
 
 /// Of the calls that store rows.
 struct RowsArgs {

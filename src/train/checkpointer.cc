@@ -35,16 +35,16 @@ bool is_one_of(std::string_view key, std::initializer_list<std::string_view> nam
   return std::ranges::find(names, key.substr(key.rfind('.') + 1)) != names.end();
 }
 
+/// Keys of the model that may change in the course of a run: DeepSeek-V3 trained its last tokens with other values.
+bool is_of_schedule(std::string_view key) {
+  return is_one_of(key, {"load_balance_coeff", "seq_balance_loss_coeff", "mtp_loss_weight"});
+}
+
 /// Keys of the model that say how it is trained, not what it is. original_seq_len is one, because it is not known of
 /// files without YaRN.
 bool is_of_training(std::string_view key) {
-  return is_one_of(key, {"load_balance_coeff", "seq_balance_loss_coeff", "attn_mask_type", "eos_id", "original_seq_len",
-                         "rope_factor", "beta_fast", "beta_slow", "mscale", "mtp_loss_weight"});
-}
-
-/// Of these, the ones that change in the course of a run: DeepSeek-V3 trained its last tokens with other ones.
-bool is_of_schedule(std::string_view key) {
-  return is_one_of(key, {"load_balance_coeff", "seq_balance_loss_coeff", "mtp_loss_weight"});
+  return is_of_schedule(key) || is_one_of(key, {"attn_mask_type", "eos_id", "original_seq_len", "rope_factor",
+                                                "beta_fast", "beta_slow", "mscale"});
 }
 
 /// Throws Error unless the checkpoint is one of this run. Returns what of is_of_schedule differs, for the log.
@@ -75,8 +75,7 @@ void warn_of_other_yarn(const fs::path& path, const HfConfig& saved, const JobCo
   if (config.training.seq_len <= now.original_seq_len) {
     spdlog::warn(
         "the weights in '{}' are for {} tokens with YaRN; training.seq_len = {} is not above "
-        "model.args.original_seq_len "
-        "= {}, so this run goes without",
+        "model.args.original_seq_len = {}, so this run goes without",
         path.string(), saved.seq_len, config.training.seq_len, now.original_seq_len);
     return;
   }
@@ -135,7 +134,7 @@ bool Checkpointer::takes_snapshot() const {
 }
 
 std::size_t Checkpointer::snapshot_bytes() const {
-  if (!takes_snapshot()) return 0;
+  if (!config_.checkpoint.enable || !takes_snapshot()) return 0;
   std::size_t sum = 0;
   for (const std::vector<TensorPiece>& tensors : pieces_to_write()) {
     for (const TensorPiece& tensor : tensors) sum += tensor.numbers.num_bytes();
@@ -301,8 +300,8 @@ std::optional<std::int64_t> Checkpointer::resume(data::Loader& loader) {
     const CheckpointManifest manifest = read_checkpoint_manifest(path);
     try {
       const std::vector<std::string> changes = require_same_run(path, manifest, *step, config_);
-      for (const std::string& change : changes) {
-        if (is_first_rank()) spdlog::info("{}", change);
+      if (is_first_rank()) {
+        for (const std::string& change : changes) spdlog::info("{}", change);
       }
       loader.restore(manifest.state.at("loader").get<data::LoaderState>());
     } catch (const nlohmann::json::exception& error) {

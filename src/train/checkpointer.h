@@ -37,7 +37,7 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Bytes of the copy that an asynchronous save writes; 0 if saves are not asynchronous.
+  /// Of the copy in the host's memory that saves write from; 0 if there is none.
   std::size_t snapshot_bytes() const;
   void allocate_snapshot();
   /// `on_saved` is told of every save when it is committed.

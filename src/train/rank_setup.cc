@@ -31,7 +31,7 @@ std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks) 
   const bool on_cpu = config.device(ranks.num_on_node()) == Device::kCpu;
   if (config.training.device == DeviceChoice::kAuto) {
     // One that has none must not leave the others waiting for it.
-    const std::string why_not = config.why_no_gpu(ranks.num_on_node());
+    const std::string why_not = on_cpu ? config.why_no_gpu(ranks.num_on_node()) : "";
     if (ranks.size() > 1) {
       double num_on_cpu = on_cpu ? 1.0 : 0.0;
       ranks.world().all_reduce(std::span(&num_on_cpu, 1), "who has a GPU");

@@ -103,7 +103,8 @@ void Trainer::print_plan() const {
   if (ranks_.size() > 1) {
     spdlog::info("mesh: {} ranks = {}; memory per rank:", ranks_.size(), describe(mesh_->degrees));
   }
-  const std::size_t snapshot = snapshot_bytes(), process = resident_bytes(), total = process + plan.total() + snapshot;
+  const std::size_t snapshot = checkpointer_.snapshot_bytes(), process = resident_bytes(),
+                    total = process + plan.total() + snapshot;
   const auto if_any = [&](const char* use, std::size_t bytes) {
     return bytes < total / 200 ? "" : fmt::format("  {} {}", use, format_gib(bytes));
   };
@@ -121,7 +122,8 @@ void Trainer::require_memory() const {
     plans = memory_plans(run, config_.activation_checkpoint.mode, config_.training.local_batch_size);
   // What a step takes is on the GPU, if there is one; the rest, and a copy of the batches, on the host.
   const auto of_step = [&](const MeshPlace& place) { return plans[static_cast<std::size_t>(place.pp)].total(); };
-  const std::size_t process = resident_bytes(), snapshot = snapshot_bytes(), batches = plans.front().batches;
+  const std::size_t process = resident_bytes(), snapshot = checkpointer_.snapshot_bytes(),
+                    batches = plans.front().batches;
   const auto besides_step = [&](const MeshPlace& place) { return process + (place.dp_replicate == 0 ? snapshot : 0); };
   // The most that a node's or a GPU's ranks take, which fill one after the other.
   const auto most = [&](std::int64_t sharing, const auto& of_place) {
@@ -156,8 +158,6 @@ void Trainer::require_memory() const {
        sharing == 1 ? "" : fmt::format(", {} for each of its {} ranks", format_gib(of_rank), sharing),
        memory_advice(run, on_gpu ? 0 : process + snapshot, of_rank));
 }
-
-std::size_t Trainer::snapshot_bytes() const { return config_.checkpoint.enable ? checkpointer_.snapshot_bytes() : 0; }
 
 bool Trainer::measures_sqnr(std::int64_t step) const {
   const std::int64_t freq = config_.metrics.quantization_error_freq;

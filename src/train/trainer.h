@@ -41,8 +41,6 @@ class Trainer {
   void print_plan() const;
   /// Throws Error if a machine or a GPU has less memory than the run needs there, by the plan.
   void require_memory() const;
-  /// Of this rank's copy of a checkpoint's numbers.
-  std::size_t snapshot_bytes() const;
 
   Ranks one_rank_;
   Ranks& ranks_;

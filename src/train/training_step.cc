@@ -64,11 +64,13 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   const Recipes recipes = is_hopper ? on_hopper(config.recipes()) : config.recipes();
   model_.set_precisions(context(), resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
   if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
-  if (cuda_ != nullptr) cuda_->leave_sms(mesh_->pp.sms_of_links());
-  const std::int64_t dispatch_sms = config.parallelism.expert_parallel_num_sms;
-  require(cuda_ == nullptr || mesh_->ep.size() == 1 || dispatch_sms < cuda_->num_sms(),
-          "parallelism.expert_parallel_num_sms is {}, but the GPU has {} multiprocessors for all operators",
-          dispatch_sms, cuda_ == nullptr ? 0 : cuda_->num_sms());
+  if (cuda_ != nullptr) {
+    cuda_->leave_sms(mesh_->pp.sms_of_links());
+    const std::int64_t dispatch_sms = config.parallelism.expert_parallel_num_sms;
+    require(mesh_->ep.size() == 1 || dispatch_sms < cuda_->num_sms(),
+            "parallelism.expert_parallel_num_sms is {}, but the GPU has {} multiprocessors for all operators",
+            dispatch_sms, cuda_->num_sms());
+  }
   measure();
 }
 
