@@ -111,7 +111,7 @@ void MetricsWriter::step(const StepResult& result) {
     draw_progress(step, result.loss);
     return;
   }
-  const Clock::duration window = Clock::now() - window_begin_;
+  const Clock::duration window = result.ended - window_begin_;
   const double seconds = std::chrono::duration<double>(window).count();
   const double steps = static_cast<double>(window_steps_);
   Rates rates{.tokens_per_second = static_cast<double>(window_tokens_) / seconds / options_.num_ranks,
@@ -161,7 +161,7 @@ void MetricsWriter::step(const StepResult& result) {
   if (tensorboard_) write_tensorboard(step, result, rates);
 
   run_time_ += window;
-  window_begin_ = Clock::now();
+  window_begin_ = result.ended;
   window_tokens_ = window_steps_ = 0;
   window_seconds_ = {};
   draw_progress(step, result.loss);

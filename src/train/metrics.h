@@ -47,7 +47,7 @@ class MetricsWriter {
   void validation(std::int64_t step, double loss);
   /// After a save is committed: for how long training waited, and how long it took.
   void checkpoint(std::int64_t step, double stall_seconds, double seconds);
-  /// Time from now to the next call of step() with `resume` in between does not count as training time.
+  /// The time from pause() to resume() does not count as training time; no step may be under way.
   void pause();
   void resume();
 

@@ -265,7 +265,8 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     const bool validates = validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps);
     const bool saves = config_.checkpoint.enable && (last || step % config_.checkpoint.interval == 0);
     if (last || validates || saves) finish_steps(0);
-    if (metrics) metrics->pause();
+    const bool pauses = metrics && step_.num_started() == 0;
+    if (pauses) metrics->pause();
     if (traced) {
       trace_.stop();
       if (kernels) add_to_trace(kernels->finish(), trace_);
@@ -282,7 +283,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
       checkpointer_.save(step, loader_->state());
     }
     if (last) checkpointer_.finish();
-    if (metrics) metrics->resume();
+    if (pauses) metrics->resume();
     if (last) break;
   }
   const int stopped_by = step == num_steps ? 0 : static_cast<int>(stop_signal);  // it may come when all is done

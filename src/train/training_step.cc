@@ -179,6 +179,10 @@ auto TrainingStep::or_abort(Body&& body) -> decltype(body()) {
 
 void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   const cuda::Stream& stream = cuda_->stream();
+  if (num_started_ == 1) {  // the GPU has nothing to do
+    last_end_.record(stream);
+    last_ended_ = Clock::now();
+  }
   // What evaluations have gathered since is of older weights, and no part of a graph.
   model_.parameters().forget_gathered();
   constexpr std::size_t kBytesOfHost = AdamWStep::kNumbersOfHost * sizeof(float);
@@ -241,6 +245,13 @@ void TrainingStep::wait_for_gpu(const Started& started) {
   std::copy_n(numbers + 1, sums.size(), sums.begin());
 }
 
+TrainingStep::Clock::time_point TrainingStep::end_on_gpu(Started& started) {
+  const std::chrono::duration<double> since(started.done.seconds_since(last_end_));
+  last_ended_ += std::chrono::duration_cast<Clock::duration>(since);
+  std::swap(last_end_, started.done);
+  return last_ended_;
+}
+
 void TrainingStep::forget_failure() {
   const AdamWStep numbers{};
   std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
@@ -261,6 +272,7 @@ StepResult TrainingStep::finish_oldest() {
 
   StepResult result = std::move(oldest.result);
   result.seconds = oldest.clock->seconds();
+  result.ended = cuda_ != nullptr ? end_on_gpu(oldest) : Clock::now();
   const ModelConfig& model = config_.model.args;
   const LossScale& scale = oldest.scale;
   const LossSums losses = all_sums_.losses();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <list>
 #include <optional>
 #include <span>
@@ -42,6 +43,8 @@ struct StepResult {
   double learning_rate = 0.0;
   std::int64_t num_tokens = 0;
   PhaseSeconds seconds;  // all but data
+  /// When the device had made it, which may be long before the host came to finish().
+  std::chrono::steady_clock::time_point ended;
   /// Per MoE layer: tokens of its most loaded expert over the mean.
   std::vector<double> expert_load;
   /// Of the first micro-batch, if asked for; a site in low precision each.
@@ -104,6 +107,8 @@ class TrainingStep {
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void measure();
   /// Forward and backward of the micro-batches: gradients and the model's sums +=. `probe` is told of the first
   /// num_probed.
@@ -157,6 +162,8 @@ class TrainingStep {
   StepResult finish_oldest();
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);
+  /// Of the oldest step, which has ended.
+  Clock::time_point end_on_gpu(Started& started);
   Recorded& recorded(const GraphKey& key);
   /// Lets steps be made again.
   void forget_failure();
@@ -167,6 +174,10 @@ class TrainingStep {
   Mirrored<double> squares_;                  // of the gradients' norm
   Mirrored<float> step_numbers_;              // AdamWStep
   std::array<Started, kMaxStarted> started_;  // by step
+  // A GPU's: the end of the step that was finished last, or what the first of those in flight was put behind; and when
+  // it passed that.
+  cuda::Event last_end_;
+  Clock::time_point last_ended_;
   std::int64_t oldest_started_ = 0;
   std::size_t num_started_ = 0;
   std::shared_ptr<Mesh> mesh_;

@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "tensor/cuda.h"
 #include "tensor/philox.h"
@@ -117,6 +119,26 @@ TEST_P(CudaStep, DeterministicRunsAreTheSameBits) {
   const std::vector<double> numbers = run(job, Device::kCuda);
   EXPECT_EQ(run(job, Device::kCuda), numbers);
   EXPECT_EQ(run(job, Device::kCuda, 1), numbers) << "a step that was started before the one before was read";
+}
+
+/// Steps that the host comes to late do not seem to have been long, nor those behind them to have been short.
+TEST_P(CudaStep, AStepEndsWhenTheGpuHasMadeIt) {
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+  const JobConfig job = config("bfloat16");
+  TrainingStep step(job, nullptr, Device::kCuda);
+  step.allocate();
+  std::vector<Batch> batches = make_batches(job, step), others = make_batches(job, step);
+  for (std::vector<Batch>* of_step : {&batches, &others}) fill(job, 1, *of_step, job.model.args.vocab_size);
+  const Clock::time_point begin = Clock::now();
+  step.start(1, batches);
+  step.start(2, others);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  const StepResult first = step.finish(), second = step.finish();
+  const auto busy = [](const PhaseSeconds& of) { return of.forward + of.backward + of.optimizer; };
+  EXPECT_GE(Seconds(first.ended - begin).count(), busy(first.seconds));
+  EXPECT_GE(Seconds(second.ended - first.ended).count(), busy(second.seconds));
+  EXPECT_GT(Seconds(Clock::now() - second.ended).count(), 0.5);
 }
 
 /// A step that is not finite says where, and leaves weights, moments and biases as they were: also when it is a replay,

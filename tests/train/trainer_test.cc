@@ -255,6 +255,9 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
     EXPECT_GE(json["expert_load_max_over_mean"].get<double>(), 1.0);
     EXPECT_EQ(json["expert_load_per_layer"].size(), 3u);
     EXPECT_GT(json["tokens_per_second"].get<double>(), 0.0);
+    const auto& seconds = json["seconds"];
+    EXPECT_GE(json["step_seconds"].get<double>(), seconds["forward"].get<double>() + seconds["backward"].get<double>() +
+                                                      seconds["optimizer"].get<double>());
     EXPECT_GT(json["mtp_loss"].get<double>(), 0.0);
   }
   EXPECT_THAT(steps, ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
