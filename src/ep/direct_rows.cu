@@ -162,19 +162,34 @@ __device__ void place(const CallArgs& call, const RowsArgs& args, const std::int
   __syncthreads();
 }
 
+/// What is read of a token before it is sent, ahead of its turn. A lane's: in a dispatch the token's k-th choice, else
+/// the j-th copy as the dispatch has decided.
+struct Planned {
+  int to = -1;  // expert, else rank
+  int row = 0;  // where the choice is among its expert's on this rank, else the copy's first row
+  float weight = 0.0f;
+};
+static_assert(kNoExpert < 0 && kNoRank < 0);
+
+template <bool kDispatch>
+__device__ Planned read_planned(const CallArgs& call, const RowsArgs& args, int t) {
+  const int lane = lane_idx(), num_lanes = kDispatch ? call.top_k : call.max_ranks_of_token;
+  if (t >= call.num_tokens || lane >= num_lanes) return {};
+  const int i = t * num_lanes + lane;
+  if constexpr (kDispatch) return {args.expert_ids_TK[i], args.row_of_slot_TK[i], args.weights_TK[i]};
+  return {call.rank_TJ[i], args.first_row_TJ[i]};
+}
+
 /// A warp's, of a dispatch: where the copies of token t go, and their records. Each lane of the result has a copy's
 /// rank and first row in `its_rank` and `its_row`.
 __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, const Placement& placement, int t,
-                                 int& its_rank, int& its_row) {
+                                 const Planned& choice, int& its_rank, int& its_row) {
   const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
-  const int slot = t * top_k + lane, token = call.rank * call.num_tokens + t;
+  const int token = call.rank * call.num_tokens + t;
   int rank = kNoRank, row = -1;
-  float weight = 0.0f;
-  const int expert = lane < top_k ? args.expert_ids_TK[slot] : kNoExpert;
-  if (expert != kNoExpert) {
-    rank = expert / args.num_local_experts;
-    row = placement.base[expert] + args.row_of_slot_TK[slot];
-    weight = args.weights_TK[slot];
+  if (choice.to >= 0) {
+    rank = choice.to / args.num_local_experts;
+    row = placement.base[choice.to] + choice.row;
   }
   const unsigned same = __match_any_sync(kAllLanes, rank);
   const bool is_first = rank != kNoRank && lowest(same) == lane;
@@ -200,27 +215,21 @@ __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, con
   }
   for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
     const int peer = __shfl_sync(kAllLanes, rank, lowest(rest));
-    if (lane < top_k) at(call, peer, args.window_choice_PTK)[token * top_k + lane] = {rank == peer ? row : -1, weight};
+    if (lane < top_k) at(call, peer, args.window_choice_PTK)[token * top_k + lane] = {rank == peer ? row : -1, choice.weight};
   }
   its_rank = rank;
   its_row = row;
   return firsts;
 }
 
-/// A warp's: the copies of token t as a dispatch has decided. They begin with another one for each token, so that ranks
-/// do not all store to the same one.
-__device__ unsigned find_copies(const CallArgs& call, const RowsArgs& args, int t, int& its_rank, int& its_row) {
-  const int lane = lane_idx(), max_ranks = call.max_ranks_of_token;
-  int rank = kNoRank, row = -1;
-  if (lane < max_ranks) {
-    rank = call.rank_TJ[t * max_ranks + lane];
-    row = args.first_row_TJ[t * max_ranks + lane];
-  }
-  const int num_copies = __popc(__ballot_sync(kAllLanes, rank >= 0));
+/// A warp's, of token t. The copies begin with another one for each token, so that ranks do not all store to the same
+/// one.
+__device__ unsigned find_copies(const CallArgs& call, int t, const Planned& copy, int& its_rank, int& its_row) {
+  const int num_copies = __popc(__ballot_sync(kAllLanes, copy.to >= 0));
   if (num_copies == 0) return 0;
-  const int from = (lane + t + call.rank) % num_copies;
-  its_rank = __shfl_sync(kAllLanes, rank, from);
-  its_row = __shfl_sync(kAllLanes, row, from);
+  const int from = (lane_idx() + t + call.rank) % num_copies;
+  its_rank = __shfl_sync(kAllLanes, copy.to, from);
+  its_row = __shfl_sync(kAllLanes, copy.row, from);
   return kAllLanes >> (kWarp - num_copies);
 }
 
@@ -229,6 +238,7 @@ __device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Shar
                           Copying& copying) {
   const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
   int t = share.warp;
+  Planned next = read_planned<kDispatch>(call, args, t);
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
     for (; t < share.end_of(call, chunk); t += share.num_warps) {
       if (overloaded) {
@@ -237,10 +247,12 @@ __device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Shar
         }
         continue;
       }
-      int rank = 0, row = 0;
-      const unsigned copies =
-          kDispatch ? send_records(call, args, placement, t, rank, row) : find_copies(call, args, t, rank, row);
+      const Planned planned = next;
       const int next_t = t + share.num_warps;
+      next = read_planned<kDispatch>(call, args, next_t);
+      int rank = 0, row = 0;
+      const unsigned copies = kDispatch ? send_records(call, args, placement, t, planned, rank, row)
+                                        : find_copies(call, t, planned, rank, row);
       copy_row<true>(
           args, t, copies, [&](const RowPart& part) { return at(call, rank, part.window); }, row,
           next_t < call.num_tokens ? next_t : -1, copying);
