@@ -40,7 +40,7 @@ class GpuGroup {
   std::unique_ptr<GpuGroup> link(const Id& id, int rank) const;
   /// What other kernels should leave to a link: its operation stays on an SM until the other rank has come, and
   /// clusters of two blocks do without a second one then.
-  static constexpr int kSmsOfLink = 2;
+  static constexpr int kSmsOfLink = 1;
 
   // As in process_group.h; `title` says what moves between whom.
   Fence all_gather(const Tensor& in, const Tensor& out, const std::string& title);
