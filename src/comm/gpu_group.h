@@ -38,8 +38,7 @@ class GpuGroup {
   /// Two of the ranks, rank 0 and 1 of the new group. Of groups that were split from each other NCCL runs one operation
   /// at a time; this one's neither wait for theirs nor keep them waiting. Together with the other rank.
   std::unique_ptr<GpuGroup> link(const Id& id, int rank) const;
-  /// What other kernels should leave to a link: its operation stays on an SM until the other rank has come, and
-  /// clusters of two blocks do without a second one then.
+  /// What other kernels should leave to a link: its operation stays on an SM until the other rank has come.
   static constexpr int kSmsOfLink = 1;
 
   // As in process_group.h; `title` says what moves between whom.

@@ -10,7 +10,7 @@
 // and how many do the rest, decides how long a call takes.
 //
 // A flag holds the call's epoch; `stored` epoch · kMaxChunks + the chunk, counted so that the last one has the highest
-// number. Visibility: a warp's stores, fence.sys, arrival; the last to arrive: fence.sys, release store of the flag.
+// number. Visibility: a warp's stores, fence.gpu, arrival; the last to arrive: fence.sys, release store of the flag.
 #pragma once
 
 #include "ep/direct_kernels.h"
@@ -128,10 +128,12 @@ __device__ inline void arrive(const CallArgs& call, const Share& share, int chun
   bool is_last = false;
   __syncwarp();
   if (lane_idx() == 0) {
-    __threadfence_system();
+    __threadfence();  // for the last to arrive, on this GPU, which then tells the others
     is_last = atomicAdd(&call.state->arrivals[chunk], 1u) == static_cast<unsigned>(share.num_warps) - 1;
-    if (is_last) call.state->arrivals[chunk] = 0;
-    __threadfence_system();
+    if (is_last) {
+      call.state->arrivals[chunk] = 0;
+      __threadfence_system();
+    }
   }
   __syncwarp();
   if (__any_sync(kAllLanes, is_last)) {
