@@ -215,7 +215,8 @@ __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, con
   }
   for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
     const int peer = __shfl_sync(kAllLanes, rank, lowest(rest));
-    if (lane < top_k) at(call, peer, args.window_choice_PTK)[token * top_k + lane] = {rank == peer ? row : -1, choice.weight};
+    if (lane < top_k)
+      at(call, peer, args.window_choice_PTK)[token * top_k + lane] = {rank == peer ? row : -1, choice.weight};
   }
   its_rank = rank;
   its_row = row;
