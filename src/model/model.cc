@@ -251,8 +251,12 @@ void Model::mtp_input(const LayerContext& context, const MtpModule& module, cons
   rmsnorm_forward(op, hidden_TD, context.weight(module.hidden_norm), config_.norm_eps, saved.hidden_y_TD,
                   saved.hidden_rstd_T);
   const Tensor eh_proj = context.weight(module.eh_proj);
-  linear_forward(op, saved.embedding_y_TD, eh_proj.columns(0, dim), z_TD);
-  linear_forward(op, saved.hidden_y_TD, eh_proj.columns(dim, 2 * dim), z_TD, Write::kAccumulate);
+  // One sum, which is rounded once.
+  const ArenaScope scope(*op.arena);
+  const Tensor sum_TD = op.arena->allocate(shape, DType::kFloat32);
+  linear_forward(op, saved.embedding_y_TD, eh_proj.columns(0, dim), sum_TD);
+  linear_forward(op, saved.hidden_y_TD, eh_proj.columns(dim, 2 * dim), sum_TD, Write::kAccumulate);
+  convert(op, sum_TD, z_TD);
 }
 
 std::optional<UnitId> Model::unit_after(const Stage& stage, std::size_t block) const {

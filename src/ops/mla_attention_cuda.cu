@@ -237,7 +237,10 @@ void* values_of(const MlaDims& dims, const Tensor& kv) {
 }
 
 void check_fits(const MlaDims& dims) {
-  TESSERA_CHECK(plain_attention_fits(dims), "head dims {} and {}", dims.dim_nope + dims.dim_rope, dims.dim_v);
+  require(plain_attention_fits(dims),
+          "attention on a GPU takes heads of up to 256 numbers, not queries of {} + {} (model.args.qk_nope_head_dim, "
+          "qk_rope_head_dim) and values of {} (v_head_dim)",
+          dims.dim_nope, dims.dim_rope, dims.dim_v);
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ struct RouterOptions {
   std::int64_t top_k = 1;
   std::int64_t num_groups = 0;  // 0: no groups
   std::int64_t num_limited_groups = 0;
-  /// Token t's k-th expert is (t·K + k) mod E; weights still come from the scores.
+  /// Token t's k-th expert is (t·K + k) mod E, of this rank's tokens; weights still come from the scores.
   bool force_load_balance = false;
   /// 0: no balance loss.
   float balance_coefficient = 0.0f;

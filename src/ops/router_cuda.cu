@@ -302,9 +302,10 @@ __global__ void __launch_bounds__(kThreads)
 /// Calls body(std::integral_constant<int, N>), N numbers per lane for all experts.
 template <typename Body>
 void for_experts(std::int64_t experts, const RouterOptions& options, Body&& body) {
-  TESSERA_CHECK(experts <= kMaxExperts && options.top_k <= kWarp && options.num_groups <= kWarp,
-                "{} experts in {} groups, top {}: at most {}, {} and {} on a GPU", experts, options.num_groups,
-                options.top_k, kMaxExperts, kWarp, kWarp);
+  require(experts <= kMaxExperts && options.top_k <= kWarp && options.num_groups <= kWarp,
+          "a GPU's router takes up to {} experts (model.args.num_experts), {} of them for a token (top_k) and {} groups "
+          "(n_expert_groups); these are {}, {} and {}",
+          kMaxExperts, kWarp, kWarp, experts, options.top_k, options.num_groups);
   if (experts <= 2 * kWarp) {
     body(std::integral_constant<int, 2>{});
   } else if (experts <= 8 * kWarp) {

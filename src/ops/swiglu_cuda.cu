@@ -88,7 +88,7 @@ struct Backward {
       const float gradient = to_float(input.d_a.x[i]), s = sigmoid(gate), silu = gate * s;
       const float a = silu * up, weighted = input.weight * gradient;
       sum += gradient * a;
-      out[0].x[i] = from_float<T>(weighted * up * (s + silu - silu * s));
+      out[0].x[i] = from_float<T>(weighted * up * (s + silu * (1.0f - s)));
       out[1].x[i] = from_float<T>(weighted * silu);
       out[2].x[i] = from_float<T>(input.weight * a);
     }

@@ -519,7 +519,7 @@ def loss(config: Config, output: Output, labels_BS: Tensor, num_valid: int, num_
 def lr_factor(train: TrainConfig, step: int) -> float:
     """Warm-up, stable and decay phase; step counts from 0."""
     warmup = min(train.warmup_steps, train.steps)
-    decay = round(train.steps * train.decay_ratio)
+    decay = min(round(train.steps * train.decay_ratio), train.steps - warmup)
     stable = train.steps + 1 - warmup - decay
     if step < warmup:
         return (step + 1) / warmup

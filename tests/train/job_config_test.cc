@@ -166,6 +166,35 @@ TEST(Flavors, ParameterCounts) {
   EXPECT_NEAR(static_cast<double>(counts_of("671B").total) * 1e-9, 671.0, 1.0);
 }
 
+/// What the models' published configurations say, as far as it is not in the number of parameters.
+TEST(Flavors, PublishedChoices) {
+  const ModelConfig small = model_flavor("16B"), middle = model_flavor("236B"), large = model_flavor("671B");
+  for (const ModelConfig& config : {small, middle}) {
+    EXPECT_EQ(config.score_func, ScoreFunction::kSoftmax);
+    EXPECT_FALSE(config.route_norm);
+    EXPECT_EQ(config.top_k, 6);
+  }
+  EXPECT_EQ(small.route_scale, 1.0f);
+  EXPECT_EQ(small.n_expert_groups, 0);
+  EXPECT_EQ(small.mscale, 0.7f);
+  EXPECT_EQ(middle.route_scale, 16.0f);
+  EXPECT_EQ(middle.n_expert_groups, 8);
+  EXPECT_EQ(middle.n_limited_groups, 3);
+  EXPECT_EQ(middle.mscale, 1.0f);
+  EXPECT_EQ(large.score_func, ScoreFunction::kSigmoid);
+  EXPECT_TRUE(large.route_norm);
+  EXPECT_EQ(large.top_k, 8);
+  EXPECT_EQ(large.route_scale, 2.5f);
+  EXPECT_EQ(large.n_expert_groups, 8);
+  EXPECT_EQ(large.n_limited_groups, 4);
+  EXPECT_EQ(large.mscale, 1.0f);
+  for (const ModelConfig& config : {small, middle, large}) {
+    EXPECT_EQ(config.rope_theta, 10000.0f);
+    EXPECT_EQ(config.rope_factor, 40.0f);
+    EXPECT_EQ(config.original_seq_len, 4096);
+  }
+}
+
 TEST(JobConfig, ExpertParallelism) {
   const auto on_8_ranks = [](const std::vector<std::string>& overrides) {
     try {

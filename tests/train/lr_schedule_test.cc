@@ -27,6 +27,23 @@ TEST(LrSchedule, DecayShapes) {
   EXPECT_NEAR(schedule.factor(4, 10), 1.0 - std::sqrt(0.4), 1e-12);
 }
 
+TEST(LrSchedule, ADecayGetsWhatTheWarmUpLeaves) {
+  const LrSchedule schedule{
+      .warmup_steps = 8, .decay_ratio = 0.5, .decay_type = DecayType::kLinear, .min_lr_factor = 0.0};
+  // 10 steps: 2 of the 5 that the decay asks for.
+  EXPECT_DOUBLE_EQ(schedule.factor(7, 10), 1.0);
+  EXPECT_DOUBLE_EQ(schedule.factor(8, 10), 1.0);
+  EXPECT_DOUBLE_EQ(schedule.factor(9, 10), 0.5);
+}
+
+TEST(LrSchedule, DecayStepsAreRounded) {
+  const LrSchedule schedule{
+      .warmup_steps = 0, .decay_ratio = 0.27, .decay_type = DecayType::kLinear, .min_lr_factor = 0.0};
+  // 10 steps: 3 of decay, stable 8.
+  EXPECT_DOUBLE_EQ(schedule.factor(7, 10), 1.0);
+  EXPECT_DOUBLE_EQ(schedule.factor(8, 10), 1.0 - 1.0 / 3.0);
+}
+
 TEST(LrSchedule, WarmupLongerThanTheRunIsCut) {
   const LrSchedule schedule{.warmup_steps = 2000};
   EXPECT_DOUBLE_EQ(schedule.factor(0, 10), 0.1);

@@ -38,6 +38,19 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   EXPECT_NE(info["program"], "");
 }
 
+TEST(RunInfo, DocumentsEndWithTheTokenizersEos) {
+  const Scratch scratch;
+  const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);
+  const data::Manifest manifest = data::read_manifest(dataset);
+  ASSERT_GE(manifest.eos_id, 0);
+  ASSERT_NE(manifest.eos_id, manifest.bos_id);
+  JobConfig config = config_of(dataset), other = config_of(dataset, {"--model.args.eos_id=77"});
+  set_document_end(config);
+  EXPECT_EQ(config.model.args.eos_id, manifest.eos_id);
+  set_document_end(other);
+  EXPECT_EQ(other.model.args.eos_id, 77);
+}
+
 /// What a job or a container may take, in both versions of control groups: its own limit, or one above it.
 TEST(RunInfo, MemoryLimitsOfControlGroups) {
   const Scratch scratch;
