@@ -30,10 +30,10 @@ $(TESSERA): build
 $(CORPUS)/gcide.dict.dz: scripts/fetch_corpus.sh
 	scripts/fetch_corpus.sh $(CORPUS)
 
-data/tokenizer/tokenizer.model: $(CORPUS)/gcide.dict.dz
+data/tokenizer/tokenizer.model: $(CORPUS)/gcide.dict.dz | $(TESSERA)
 	$(TESSERA) data tokenizer --input $< --vocab-size 2048 --output $@ --force
 
-$(DATASET)/dataset.json: data/tokenizer/tokenizer.model
+$(DATASET)/dataset.json: data/tokenizer/tokenizer.model | $(TESSERA)
 	$(TESSERA) data prepare --input $(CORPUS)/gcide.dict.dz --tokenizer $< --output $(DATASET) --force
 
 train: build

@@ -48,7 +48,7 @@ def read_documents(path: Path) -> list[str]:
 
 
 def train(style: str, documents: list[str], vocab_size: int, path: Path) -> None:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "reference"))
     from tokenizer_styles import pre_tokenizer

@@ -1,3 +1,4 @@
+#include <chrono>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -5,7 +6,6 @@
 #include "app/gpu_tables.h"
 #include "app/on_ranks.h"
 #include "base/error.h"
-#include "base/stopwatch.h"
 #include "compare/statistics.h"
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
@@ -63,6 +63,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   set_threads(config, ranks);
 
   TrainingStep step(config, mesh, device, cuda);
+  if (ranks.rank() == 0) step.warn_of_slow_operators();
   step.allocate();
   std::vector<std::vector<Batch>> batches(step.max_started());
   for (std::vector<Batch>& of_step : batches) {
@@ -90,14 +91,14 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
     }
     step.start(i, of_step);
   };
-  Stopwatch watch;  // from the end of a step to that of the next
+  auto ended = std::chrono::steady_clock::now();  // the step before
   const auto finish = [&] {
     const StepResult result = step.finish();
     if (result.step > options.warmup) {
-      seconds.push_back(watch.seconds());
+      seconds.push_back(std::chrono::duration<double>(result.ended - ended).count());
       phases += result.seconds;
     }
-    watch = {};
+    ended = result.ended;
     if (result.step == 1) first_loss = result.loss;
     last_loss = result.loss;
   };

@@ -29,7 +29,7 @@ void add_data_commands(CLI::App& app);
 /// `tessera doctor`: prints devices, driver, libraries, links, and what is missing.
 void add_doctor_command(CLI::App& app);
 
-/// `tessera plan schedule`.
+/// `tessera plan schedule|memory`.
 void add_plan_commands(CLI::App& app);
 
 /// What CLI11 left over: "--section.key=value" items. Throws Error for anything else.

@@ -20,10 +20,10 @@
 
 namespace tessera::ep {
 
+using cuda::kAllLanes;
 using cuda::kWarp;
 
 inline constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-inline constexpr unsigned kAllLanes = 0xffffffffu;
 /// In rank_TJ: the token's layer was overloaded.
 inline constexpr int kNoRank = -1, kOverloaded = -2;
 

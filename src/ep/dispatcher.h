@@ -42,6 +42,9 @@ enum class DispatchBackend { kLocal, kStandard, kDirect };
 
 enum class PayloadPrecision { kDefault, kMxfp8 };
 
+/// Multiprocessors for a call of direct: found by measurement (docs/performance.md).
+inline constexpr int kDefaultSms = 24;
+
 struct DispatchOptions {
   std::int64_t max_tokens = 0;  // the largest T
   std::int64_t dim = 0;
@@ -62,7 +65,7 @@ struct DispatchOptions {
   /// Where tensors are, for direct: kCpu or kCuda.
   Device device = Device::kCpu;
   /// Of a GPU, that a call of direct takes; at least 2.
-  int num_sms = 24;
+  int num_sms = kDefaultSms;
 };
 
 /// How a layer's rows are laid out.
@@ -214,7 +217,7 @@ class Dispatcher {
   std::int64_t num_local_experts() const { return options_.num_experts / num_ranks_; }
   /// That a rank's experts get of a balanced load.
   double balanced_rows(std::int64_t num_tokens) const {
-    return static_cast<double>(num_tokens * options_.top_k / options_.num_domains);
+    return static_cast<double>(num_tokens * options_.top_k) / static_cast<double>(options_.num_domains);
   }
 
  private:

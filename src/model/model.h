@@ -32,7 +32,7 @@ struct ModelOptions {
   // Expert parallelism (DispatchOptions); one rank needs no backend.
   DispatchBackend dispatch_backend = DispatchBackend::kStandard;
   double capacity_factor = 0.0;
-  int dispatch_sms = 24;
+  int dispatch_sms = kDefaultSms;
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;
 };
@@ -120,7 +120,7 @@ class Model {
   void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);
 
   /// Forward and backward of one micro-batch by a model of one stage; sums() +=. Activations live on op's arena during
-  /// the call. `seconds`, if given: forward and backward +=.
+  /// the call. `clock`, if given: forward and backward +=.
   void train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseClock* clock = nullptr,
                   SiteProbe* probe = nullptr);
 

@@ -35,7 +35,7 @@ struct E4M3 {
 struct E5M2 {
   static constexpr int kMantissaBits = 2, kBias = 15;
   static constexpr int kMaxExponent = 15;  // 1.75 · 2^15
-  static constexpr std::uint8_t kLargest = 0x7B, kNaN = 0x7F, kInfinity = 0x7C;
+  static constexpr std::uint8_t kLargest = 0x7B, kNaN = 0x7F;
   static constexpr float kLargestValue = 57344.0f;
   static constexpr std::uint32_t kReciprocal = 0x37924925u;  // 1/57344
 };

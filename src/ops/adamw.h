@@ -5,6 +5,8 @@
 //   sum_of_squares: squares_1     clip_gradients: step_S from it     adamw: reads step_S
 #pragma once
 
+#include <cstddef>
+
 #include "ops/context.h"
 
 namespace tessera {
@@ -25,10 +27,12 @@ struct AdamWStep {
   static constexpr std::int64_t kNumbers = 5;
   /// The first ones are the host's, which differ from step to step.
   static constexpr std::int64_t kNumbersOfHost = 3;
+  static constexpr std::int64_t kFinite = 4;
   /// `finite` of step_S, [1].
-  static Tensor finite_1(const Tensor& step_S) { return step_S.rows(4, 5); }
+  static Tensor finite_1(const Tensor& step_S) { return step_S.rows(kFinite, kFinite + 1); }
 };
 static_assert(sizeof(AdamWStep) == AdamWStep::kNumbers * sizeof(float));
+static_assert(offsetof(AdamWStep, finite) == AdamWStep::kFinite * sizeof(float));
 
 /// Of step `step`, from 1; without clipping.
 AdamWStep adamw_step(const AdamWOptions& options, float learning_rate, std::int64_t step);

@@ -1,4 +1,4 @@
-// Shape checks that operators share. They read as algebra: check_shape(x, {T, D}).
+// Shape checks that operators share. They read as algebra: TESSERA_CHECK_TENSOR(x, DType::kFloat32, {T, D}).
 #pragma once
 
 #include "tensor/tensor.h"

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/hash.h"
 #include "tensor/tensor.h"
 
 namespace tessera {
@@ -31,16 +32,11 @@ struct GemmKey {
 
 struct GemmKeyHash {
   std::size_t operator()(const GemmKey& key) const {
-    std::size_t hash = 0;
-    for (const std::int64_t value :
-         {key.m, key.n, key.k, key.stride_a, key.stride_b, key.stride_c,
-          std::int64_t{key.transpose_a} * 8 + std::int64_t{key.transpose_b} * 4 + std::int64_t{key.accumulate} * 2,
-          static_cast<std::int64_t>(key.dtype) * 4 + static_cast<std::int64_t>(key.dtype_c),
-          (std::int64_t{key.alignment_a} << 32) + (std::int64_t{key.alignment_b} << 16) + key.alignment_c}) {
-      hash = (hash ^ static_cast<std::size_t>(value)) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 29;
-    }
-    return hash;
+    return hash_of(
+        {key.m, key.n, key.k, key.stride_a, key.stride_b, key.stride_c,
+         std::int64_t{key.transpose_a} * 8 + std::int64_t{key.transpose_b} * 4 + std::int64_t{key.accumulate} * 2,
+         static_cast<std::int64_t>(key.dtype) * 4 + static_cast<std::int64_t>(key.dtype_c),
+         (std::int64_t{key.alignment_a} << 32) + (std::int64_t{key.alignment_b} << 16) + key.alignment_c});
   }
 };
 

@@ -43,9 +43,9 @@ struct QuantizedWeight {
 };
 
 /// Of the wide form of a weight of this shape: lines are filled up with zeros to whole steps of the kernel.
+inline constexpr std::int64_t kWideStep = 64;
 inline Shape wide_shape(const Shape& shape) {
-  constexpr std::int64_t kStep = 64;
-  const std::int64_t length = (shape[shape.num_dims() - 1] + kStep - 1) / kStep * kStep;
+  const std::int64_t length = (shape[shape.num_dims() - 1] + kWideStep - 1) / kWideStep * kWideStep;
   return shape.num_dims() == 2 ? Shape{shape[0], length} : Shape{shape[0], shape[1], length};
 }
 

@@ -80,6 +80,15 @@ bool fits_sm90(const Context& op, const Tensor& x, const Tensor& w_EMN) {
          w_EMN.dim(1) % 8 == 0 && w_EMN.dim(2) % 8 == 0;
 }
 
+/// Float32 is for comparisons, and has no other kernel.
+void tell_if_slow(const Context& op, const Tensor& x, const Tensor& w_EMN) {
+  if (op.cuda == nullptr || x.dtype() != DType::kBFloat16 || fits_sm90(op, x, w_EMN)) return;
+  op.cuda->add_slow_operator(
+      fmt::format("bfloat16 products of {} experts, {} x {}, run without tensor cores: these take up to {} experts and "
+                  "sizes that are multiples of 8, on Hopper GPUs",
+                  w_EMN.dim(0), w_EMN.dim(1), w_EMN.dim(2), kSm90MaxExperts));
+}
+
 }  // namespace
 
 void grouped_simt(const Context& op, GroupedKind kind, const Tensor& x_or_dy, const Tensor& w_or_x,
@@ -145,7 +154,7 @@ void grouped_simt(const Context& op, GroupedKind kind, const Tensor& x_or_dy, co
 
 void grouped_linear_forward(const Context& op, const Tensor& x_RN, const Tensor& w_EMN, const Tensor& offsets_E1,
                             const Tensor& y_RM) {
-  if (op.measuring()) return;
+  if (op.measuring()) return tell_if_slow(op, x_RN, w_EMN);
   if (!fits_sm90(op, x_RN, w_EMN))
     return grouped_simt(op, GroupedKind::kForward, x_RN, w_EMN, offsets_E1, y_RM, Write::kAssign);
   sm90_grouped_forward({.x_RN = numbers<const __nv_bfloat16>(x_RN),
@@ -162,7 +171,7 @@ void grouped_linear_forward(const Context& op, const Tensor& x_RN, const Tensor&
 
 void grouped_linear_dgrad(const Context& op, const Tensor& d_y_RM, const Tensor& w_EMN, const Tensor& offsets_E1,
                           const Tensor& d_x_RN) {
-  if (op.measuring()) return;
+  if (op.measuring()) return tell_if_slow(op, d_y_RM, w_EMN);
   if (!fits_sm90(op, d_y_RM, w_EMN))
     return grouped_simt(op, GroupedKind::kDgrad, d_y_RM, w_EMN, offsets_E1, d_x_RN, Write::kAssign);
   sm90_grouped_dgrad({.d_y_RM = numbers<const __nv_bfloat16>(d_y_RM),
@@ -181,7 +190,7 @@ void grouped_linear_wgrad(const Context& op, const Tensor& d_y_RM, const Tensor&
                           const Tensor& d_w_EMN, Write write) {
   const ArenaScope scope(*op.arena);
   std::byte* scratch = op.arena->allocate_bytes(kSm90WgradScratchBytes);
-  if (op.measuring()) return;
+  if (op.measuring()) return tell_if_slow(op, x_RN, d_w_EMN);
   if (!fits_sm90(op, x_RN, d_w_EMN))
     return grouped_simt(op, GroupedKind::kWgrad, d_y_RM, x_RN, offsets_E1, d_w_EMN, write);
   sm90_grouped_wgrad({.d_y_RM = numbers<const __nv_bfloat16>(d_y_RM),

@@ -249,6 +249,13 @@ void mla_attention_forward(const Context& op, const MlaDims& dims, const MlaOper
                            const Tensor& lse_TH) {
   check_fits(dims);
   const bool is_library = is_for_library(dims, operands);
+  if (op.measuring() && !is_library && operands.q.dtype() == DType::kBFloat16 && op.cuda != nullptr) {
+    op.cuda->add_slow_operator(
+        fmt::format("attention of heads of {} + {} and {} runs without tensor cores: cuDNN takes 128 + 64 and 128, or "
+                    "multiples of 8 "
+                    "up to 128 in all, of whole sequences (without context parallelism)",
+                    dims.dim_nope, dims.dim_rope, dims.dim_v));
+  }
   const AttentionShape shape = library_shape(op, dims);
   const ArenaScope scope(*op.arena);
   const Scratch scratch = allocate(op, dims, operands, is_library, /*backward=*/false);

@@ -2,8 +2,8 @@
 // (DeepSeek-V2, arXiv 2405.04434, sec. 2.1.2). Per token and layer the cache holds the normalised latent c and the
 // rotated k_rope, C + R numbers for all heads together, in place of every head's keys and values:
 //
-//   q_nope · (W_k c) + q_rope · k_rope = (W_kᵀ q_nope) · c + q_rope · k_rope,    sum of p · (W_v c) = W_v (sum of p ·
-//   c)
+//   q_nope · (W_k c) + q_rope · k_rope = (W_kᵀ q_nope) · c + q_rope · k_rope,
+//   sum of p · (W_v c) = W_v (sum of p · c)
 #pragma once
 
 #include "ops/context.h"

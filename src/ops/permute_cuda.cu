@@ -8,7 +8,6 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Sorting, stable, by counting. A block of threads has kSlotsPerBlock slots, each warp a run of them: how many there
 // are per expert and block is counted first, then summed up over blocks, then every slot takes its row.

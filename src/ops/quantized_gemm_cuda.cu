@@ -323,6 +323,12 @@ void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& 
     const Tensor d_y = widened_transposed(op, d_y_MR), x = widened_transposed(op, x_NR);
     return tessera::grouped_linear_wgrad(op, d_y, x, offsets_E1, d_w.reshape({experts, m, n}), write);
   }
+  if (op.measuring() && op.cuda != nullptr) {
+    op.cuda->add_slow_operator(fmt::format(
+        "weights' gradients of {} experts, {} x {}, in 8 bits run without tensor cores: these take up to {} "
+        "experts, and sizes that are multiples of 16",
+        experts, m, n, kSm90MaxExperts));
+  }
   const DType dtype = wide_type(x_NR);
   const Tensor d_y = widened(op, d_y_MR, dtype), x = widened(op, x_NR, dtype);
   grouped_simt(op, GroupedKind::kWgradOfColumns, d_y, x, offsets_E1, d_w.reshape({experts, m, n}), write);

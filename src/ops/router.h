@@ -19,6 +19,9 @@ namespace tessera {
 
 enum class ScoreFunction { kSoftmax, kSigmoid };
 
+/// Of the weights' sum under route_norm.
+inline constexpr float kRouteNormEpsilon = 1e-20f;
+
 struct RouterOptions {
   ScoreFunction score_function = ScoreFunction::kSoftmax;
   bool route_norm = false;

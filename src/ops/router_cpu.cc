@@ -10,7 +10,6 @@ namespace tessera::cpu {
 namespace {
 
 constexpr std::int64_t kTokensPerTask = 64;
-constexpr float kNormEpsilon = 1e-20f;
 constexpr float kExcluded = -std::numeric_limits<float>::infinity();
 
 void score(ScoreFunction function, std::span<const float> logits, std::span<float> scores) {
@@ -94,7 +93,7 @@ void router_forward(const Context& context, const RouterOptions& options, const 
         take_top(biased, ids);
       }
       float* weights = row_of<float>(outputs.weights_TK, t);
-      float sum = kNormEpsilon;
+      float sum = kRouteNormEpsilon;
       for (std::int64_t k = 0; k < top_k; ++k) {
         weights[k] = scores[static_cast<std::size_t>(ids[static_cast<std::size_t>(k)])];
         sum += weights[k];
@@ -176,7 +175,7 @@ void router_backward(const Context& context, const RouterOptions& options, const
 
       if (options.route_norm) {
         // w_k = c · s_k / (sum + eps): d_s_k = (c · d_w_k - sum_j d_w_j · w_j) / (sum + eps).
-        float sum = kNormEpsilon, dot = 0.0f;
+        float sum = kRouteNormEpsilon, dot = 0.0f;
         for (std::int64_t k = 0; k < top_k; ++k) {
           sum += scores[static_cast<std::size_t>(ids[k])];
           dot += d_weights[k] * weights[k];

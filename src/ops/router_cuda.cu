@@ -7,9 +7,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxExperts = 512;
-constexpr float kNormEpsilon = 1e-20f;
 
 __device__ float excluded() { return -INFINITY; }
 
@@ -133,7 +131,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) keys[i] = lane + i * kWarp < experts ? order_of(biased[i]) : 0;
     int id = 0;  // of this lane's choice
-    float weight = 0.0f, sum = kNormEpsilon;
+    float weight = 0.0f, sum = kRouteNormEpsilon;
     for (int k = 0; k < top_k; ++k) {
       const int expert = options.force_load_balance ? static_cast<int>((t * top_k + k) % experts) : take_highest(keys);
       float score = 0.0f;
@@ -181,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
     if (options.route_norm) {
       const float dot = sum_warp(lane < top_k ? d_weight * weights_TK[t * top_k + lane] : 0.0f);
       const float score = lane < top_k ? scores_TE[t * experts + id] : 0.0f;
-      d_score = (d_score - dot) / (kNormEpsilon + sum_warp(score));
+      d_score = (d_score - dot) / (kRouteNormEpsilon + sum_warp(score));
     }
     for (int k = 0; k < top_k; ++k) {
       const int expert = __shfl_sync(kAllLanes, id, k);
@@ -302,10 +300,11 @@ __global__ void __launch_bounds__(kThreads)
 /// Calls body(std::integral_constant<int, N>), N numbers per lane for all experts.
 template <typename Body>
 void for_experts(std::int64_t experts, const RouterOptions& options, Body&& body) {
-  require(experts <= kMaxExperts && options.top_k <= kWarp && options.num_groups <= kWarp,
-          "a GPU's router takes up to {} experts (model.args.num_experts), {} of them for a token (top_k) and {} groups "
-          "(n_expert_groups); these are {}, {} and {}",
-          kMaxExperts, kWarp, kWarp, experts, options.top_k, options.num_groups);
+  require(
+      experts <= kMaxExperts && options.top_k <= kWarp && options.num_groups <= kWarp,
+      "a GPU's router takes up to {} experts (model.args.num_experts), {} of them for a token (top_k) and {} groups "
+      "(n_expert_groups); these are {}, {} and {}",
+      kMaxExperts, kWarp, kWarp, experts, options.top_k, options.num_groups);
   if (experts <= 2 * kWarp) {
     body(std::integral_constant<int, 2>{});
   } else if (experts <= 8 * kWarp) {

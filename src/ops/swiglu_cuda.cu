@@ -1,3 +1,4 @@
+#include "ops/cuda/ptx.cuh"
 #include "ops/cuda/tile_quantizer.cuh"
 #include "ops/swiglu.h"
 
@@ -6,13 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// 1 / (1 + 2^(-x · log2 e)), without care for denormal numbers, which are far from mattering here.
-__device__ float sigmoid(float x) {
-  float power = 0.0f, result = 0.0f;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.44269504f));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + power));
-  return result;
-}
+/// 1 / (1 + 2^(-x · log2 e)). Denormal numbers are far from mattering here.
+__device__ float sigmoid(float x) { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(x * -1.44269504f)); }
 
 template <typename T>
 struct Forward {

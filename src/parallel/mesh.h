@@ -2,8 +2,8 @@
 //
 // Rank = (((pp · dp_replicate + r) · dp_shard + s) · cp + c) · tp + t: ranks of one tensor-parallel group are next to
 // each other, ranks of one pipeline far apart, as in TorchTitan. Expert ranks are cut out of the data ranks: within the
-// dp_shard · cp · tp ranks of a stage and replica, ep neighbours hold an expert each, and every ep-th rank the same
-// ones.
+// dp_shard · cp · tp ranks of a stage and replica, ep neighbours hold the E experts, E / ep each, and every ep-th rank
+// the same ones.
 //
 // Tokens differ between all ranks of a stage: dp_replicate and dp_shard have other sequences, cp other parts of them,
 // tp other parts of those (sequence parallelism). So the gradient of a parameter that tensor parallelism does not cut

@@ -20,8 +20,9 @@ Graph::Graph(const Stream& stream, const std::function<void()>& run) {
   }
   TESSERA_CUDA(cudaStreamEndCapture(stream.handle(), &graph));
   const cudaError_t status = cudaGraphInstantiate(&executable_, graph, 0);
-  cudaGraphDestroy(graph);
+  const cudaError_t destroyed = cudaGraphDestroy(graph);
   TESSERA_CUDA(status);
+  TESSERA_CUDA(destroyed);
 }
 
 Graph::~Graph() {

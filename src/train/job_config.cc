@@ -337,7 +337,7 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("memory_estimation.*", kFlag, "every run prints its memory before it takes it");
   t.ignore("metrics.disable_color_printing", kFlag, "lines have no colours");
   t.ignore("metrics.save_for_all_ranks", kFlag, "metrics are of all ranks together");
-  t.ignore("debug.deterministic_warn_only", kFlag, "the CPU always is");
+  t.ignore("debug.deterministic_warn_only", kFlag, "debug.deterministic never only warns");
   t.ignore("profiling.profiler_active", kValue, "a trace is of one step");
   t.ignore("profiling.profiler_warmup", kValue, "a trace is of one step");
   t.ignore("profiling.save_memory_snapshot_folder", kValue, "there are no memory snapshots");

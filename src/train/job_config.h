@@ -18,7 +18,7 @@ namespace tessera {
 /// Whether checkpoints are written while training goes on.
 enum class AsyncMode : std::uint8_t { kDisabled, kAsync };
 
-/// Where a run computes. kAuto: on a GPU if this process can use one.
+/// Where a run computes. kAuto: on GPUs if every rank of the machine has one.
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
 
 /// A moment in bfloat16 that is within 2^-8 / (1 - beta) of what it tends to does not move on: 20 % here, 8 % at 0.95.
@@ -75,7 +75,7 @@ struct JobConfig {
     PayloadPrecision expert_parallel_a2a_dispatch_fwd_precision = PayloadPrecision::kDefault;
     PayloadPrecision expert_parallel_a2a_combine_bwd_precision = PayloadPrecision::kDefault;
     double expert_parallel_capacity_factor = 0.0;
-    std::int64_t expert_parallel_num_sms = 24;
+    std::int64_t expert_parallel_num_sms = kDefaultSms;
     std::int64_t expert_parallel_ranks_per_domain = 0;
   } parallelism;
   struct {
@@ -158,8 +158,8 @@ std::vector<std::pair<std::string, Recompute>> recompute_modes();
 /// (docs/from-torchtitan.md).
 ConfigTable config_table(JobConfig& config);
 
-/// Reads a TOML file (or, if `text` is true, TOML text), then applies overrides "section.key=value". The flavor's
-/// numbers come first, [model.args] and overrides on top. Throws Error; does not validate().
+/// Reads a TOML file, or TOML text, then applies overrides "section.key=value". The flavor's numbers come first,
+/// [model.args] and overrides on top. Throws Error; does not validate().
 JobConfig load_job_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 JobConfig parse_job_config(std::string_view toml_text, const std::vector<std::string>& overrides = {});
 

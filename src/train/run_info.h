@@ -3,6 +3,7 @@
 //   {"format": "tessera-run", "version": 1, "program": "0.1.0",
 //    "config": {"training.steps": "300", ...},      every key of the configuration, its value as TOML
 //    "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
+//    "data_ranks": 1,                               ranks that have other sequences
 //    "threads": 2, "processor": "AMD EPYC 9575F 64-Core Processor",
 //    "changed": {"optimizer.lr": ["0.0008", "0.0004 at step 101"]}}   if it was resumed with another configuration
 #pragma once

@@ -62,6 +62,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
     create_folder(dump_folder_);
     lock_.emplace(dump_folder_ / kRunLockName, fmt::format("the folder '{}' (job.dump_folder)", dump_folder_.string()));
     print_plan();
+    step_.warn_of_slow_operators();
     require_memory();
   }
   ranks_.world().barrier("whether the run fits the memory");

@@ -1,5 +1,7 @@
 #include "train/training_step.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -105,6 +107,11 @@ void TrainingStep::measure() {
            .windows = model_.window_bytes(),
            .batches = batch.num_bytes() * (device_ == Device::kCuda ? kMaxStarted : 1) *
                       static_cast<std::size_t>(config_.micro_batches_per_step(mesh_->num_data_ranks()))};
+}
+
+void TrainingStep::warn_of_slow_operators() const {
+  if (cuda_ == nullptr) return;
+  for (const std::string& text : cuda_->slow_operators()) spdlog::warn("{}", text);
 }
 
 void TrainingStep::allocate() {

@@ -73,6 +73,8 @@ class TrainingStep {
   const MemoryPlan& memory_plan() const { return plan_; }
   /// Where it runs.
   Device device() const { return device_; }
+  /// Warns of what a GPU makes slowly, and says why.
+  void warn_of_slow_operators() const;
   /// Takes the planned memory and initialises the parameters.
   void allocate();
 

@@ -1,5 +1,5 @@
-// The CPU's hot kernels: packed block GEMMs, and on them MLA attention and grouped GEMM. They are compiled once per
-// instruction set and chosen at run time; what is here is the same for all.
+// The CPU's hot kernels: packed block GEMMs, on them MLA attention and grouped GEMM, and quantizers. They are compiled
+// once per instruction set and chosen at run time; what is here is the same for all.
 //
 // A kernel does one task in one thread; the operators (ops/*_cpu.cc) check operands, cut the work into tasks by problem
 // size, and hand each task scratch memory for one thread.

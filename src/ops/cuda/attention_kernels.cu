@@ -75,7 +75,7 @@ __device__ void store_row(const float (&sums)[kPerThread], float factor, int col
 template <typename Op>
 __device__ float reduce_row(float x, Op&& op) {
 #pragma unroll
-  for (int lane = kPerRow / 2; lane > 0; lane /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, lane));
+  for (int lane = kPerRow / 2; lane > 0; lane /= 2) x = op(x, __shfl_xor_sync(kAllLanes, x, lane));
   return x;
 }
 
@@ -155,7 +155,7 @@ __global__ void delta_kernel(const Args<T> args, std::int64_t count) {
     sum += to_float(args.o[at * args.v + i]) * to_float(args.d_o[at * args.v + i]);
   }
 #pragma unroll
-  for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(kAllLanes, sum, lane);
   if (threadIdx.x % kWarp == 0) args.delta[at] = sum;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "cudnn_frontend.h"
 
 namespace fe = cudnn_frontend;
@@ -47,14 +48,8 @@ struct Pass {
 struct PassHash {
   std::size_t operator()(const Pass& pass) const {
     const AttentionShape& s = pass.shape;
-    std::size_t hash = 0;
-    for (const std::int64_t value :
-         {s.num_seqs, s.seq_len, s.num_heads, s.dim_qk, s.dim_v, s.v_stride, s.max_documents,
-          std::int64_t{std::bit_cast<std::int32_t>(s.scale)} * 4 + s.deterministic * 2 + pass.backward}) {
-      hash = (hash ^ static_cast<std::size_t>(value)) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 29;
-    }
-    return hash;
+    return hash_of({s.num_seqs, s.seq_len, s.num_heads, s.dim_qk, s.dim_v, s.v_stride, s.max_documents,
+                    std::int64_t{std::bit_cast<std::int32_t>(s.scale)} * 4 + s.deterministic * 2 + pass.backward});
   }
 };
 

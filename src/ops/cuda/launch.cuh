@@ -13,6 +13,7 @@
 namespace tessera::cuda {
 
 inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
 
 inline cudaStream_t stream_of(const Context& op) { return op.cuda->stream().handle(); }
 

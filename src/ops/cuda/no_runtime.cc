@@ -12,7 +12,8 @@ Runtime::Runtime() = default;
 Runtime::~Runtime() = default;
 Runtime& Runtime::beside(int) { return *this; }
 void Runtime::synchronize() {}
-void Runtime::wait(const Event&) {}
+void Runtime::leave_sms(int) {}
+void Runtime::wait(const Event&, const std::function<void()>&) {}
 void Runtime::fetch(const Tensor&, void*) {}
 
 Inventory take_inventory() { return {}; }

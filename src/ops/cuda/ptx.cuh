@@ -21,13 +21,6 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
 /// The index of this thread's warpgroup, in a way that the compiler knows to be the same for a whole warp.
 __device__ inline int warpgroup_idx() { return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0); }
 
-/// One lane of a converged warp, always the same one.
-__device__ inline bool elect_one() {
-  std::uint32_t elected;
-  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}\n" : "=r"(elected));
-  return elected != 0;
-}
-
 /// Moves registers between warpgroups. Both need a register cap at entry: __launch_bounds__(threads, 1).
 template <int kRegisters>
 __device__ inline void set_max_registers_up() {
@@ -64,6 +57,20 @@ __device__ inline std::uint32_t num_clusters() {
 /// Every thread of every block of the cluster.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
+// --- Numbers -------------------------------------------------------------------------------------------------------
+
+/// 2^x and 1 / x to about 2 units in the last place; denormal numbers are 0.
+__device__ inline float exp2_approx(float x) {
+  float y = 0.0f;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float reciprocal_approx(float x) {
+  float y = 0.0f;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // --- Fences and flags ----------------------------------------------------------------------------------------------
@@ -201,12 +208,6 @@ __device__ inline void tma_store_3d(const CUtensorMap* map, const void* shared, 
                : "memory");
 }
 /// Adds to what is there, each element atomically, in the tensor map's type.
-__device__ inline void tma_reduce_add_2d(const CUtensorMap* map, const void* shared, int c0, int c1) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];\n" ::"l"(map),
-      "r"(shared_address(shared)), "r"(c0), "r"(c1)
-      : "memory");
-}
 __device__ inline void tma_reduce_add_3d(const CUtensorMap* map, const void* shared, int c0, int c1, int c2) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];\n" ::"l"(map),

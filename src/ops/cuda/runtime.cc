@@ -1,5 +1,7 @@
 #include "ops/cuda/runtime.h"
 
+#include <algorithm>
+
 #include "ops/backends.h"
 #include "ops/cuda/libraries.h"
 #include "tensor/cuda_check.h"
@@ -53,6 +55,10 @@ void Runtime::leave_sms(int num_sms) {
   TESSERA_CHECK(libraries_ == nullptr && beside_ == nullptr && 0 < num_sms && num_sms < num_sms_, "{} of {} SMs",
                 num_sms, num_sms_);
   sm_target_ = num_sms_ -= num_sms;
+}
+
+void Runtime::add_slow_operator(const std::string& text) {
+  if (std::ranges::find(slow_operators_, text) == slow_operators_.end()) slow_operators_.push_back(text);
 }
 
 Runtime& Runtime::beside(int num_sms) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tensor/cuda.h"
 #include "tensor/tensor.h"
@@ -59,6 +60,10 @@ class Runtime {
   bool deterministic() const { return deterministic_; }
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
 
+  /// Which operators do not run by their fast kernels, and why: while a step is measured they say so, each text once.
+  const std::vector<std::string>& slow_operators() const { return slow_operators_; }
+  void add_slow_operator(const std::string& text);
+
   /// Has `wait` do the waiting below, which may give up and throw: on several ranks, where what one of them does not do
   /// can hang the others' GPUs.
   using Wait = std::function<void(const Event&, const std::function<void()>& check)>;
@@ -84,6 +89,7 @@ class Runtime {
   int num_sms_ = 0, sm_target_ = 0;  // the latter: for libraries, 0: all
   int compute_capability_ = 0;
   bool deterministic_ = false;
+  std::vector<std::string> slow_operators_;
   std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   Wait wait_;
   std::unique_ptr<Libraries> libraries_;

@@ -4,6 +4,7 @@
 #include "ops/cuda/sm90_grouped_gemm_fp8.cuh"
 #include "ops/cuda/sm90_grouped_gemm_fp8.h"
 #include "ops/cuda/tensor_map.h"
+#include "ops/gemm_operand.h"
 #include "tensor/cuda_check.h"
 
 namespace tessera::cuda {
@@ -15,6 +16,10 @@ namespace exact = sm90::exact;
 
 constexpr int kPiece = 128;  // rows of all operands' copies
 static_assert(fp8::kPiece == kPiece && exact::kPiece == kPiece && sm90::kTileA == kPiece);
+static_assert(exact::kStep == kWideStep);
+// Two steps of k, m and n of one and two tiles.
+static_assert(sm90_blockwise_scratch_bytes(fp8::kStep + 1, 16, fp8::kLarge + 16) ==
+              kSm90PartsBytes + sizeof(float) * 2 * (fp8::arranged_row(16) + fp8::arranged_row(fp8::kLarge + 16)));
 
 /// 8-bit numbers [rows, columns] (experts = 0) or [experts, rows, columns], copied in boxes of kPiece × `box_columns`.
 CUtensorMap bytes_map(const std::uint8_t* data, int experts, int rows, int columns, int box_columns,

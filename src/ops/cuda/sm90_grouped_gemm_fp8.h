@@ -5,10 +5,9 @@
 //   blockwise  y_RM = x_RN · w_EMN[e]ᵀ: x with a scale per row and 128 along N, w with one per 128 × 128. FP8 tensor
 //              cores; the sum of every 128 numbers is scaled and added up in float32 registers, for the tensor cores'
 //              own sums are short of bits (arXiv 2412.19437, sec. 3.3.2).
-//   wgrad      d_w_EMN[e] (= or +=) d_yᵀ · x over expert e's rows, from both operands' columns (d_y_MR, x_NR, a scale
-//   per
-//              row and 128 along R). Offsets are multiples of 128. An expert without rows assigns zeros, or adds
-//              nothing.
+//   wgrad      d_w_EMN[e] (= or +=) d_yᵀ · x over expert e's rows, from both operands' columns (d_y_MR, x_NR, with a
+//              scale per row and 128 along R). Offsets are multiples of 128. An expert without rows assigns zeros, or
+//              adds nothing.
 //   exact      y_RM = x_RN · w_EMN[e]ᵀ of MXFP8 with scales per row and 32, which bfloat16 holds exactly: w was widened
 //              when it was quantized; x is in registers, on its way to the bfloat16 tensor cores.
 //
