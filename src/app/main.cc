@@ -1,7 +1,9 @@
 // The command line. Exit status: 0 done, 1 a bug or a failure of the machine, 2 input that cannot work,
-// 130/143 stopped by SIGINT/SIGTERM after saving.
+// 130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after saving.
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <cstdio>
+#include <iostream>
 
 #include "app/commands.h"
 #include "base/error.h"
@@ -49,6 +51,10 @@ int main(int argc, char** argv) {
   tessera::add_doctor_command(app);
   try {
     app.parse(joined_arguments(argc, argv));
+    std::cout.flush();
+    std::fflush(stdout);
+    tessera::require(std::cout.good() && std::ferror(stdout) == 0,
+                     "the standard output cannot be written to its end: is its disk full?");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const tessera::Error& error) {

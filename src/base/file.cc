@@ -86,7 +86,13 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_) {
+AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
+  std::error_code unreadable;  // then it cannot be created either, which is told below
+  if (std::filesystem::is_symlink(path_, unreadable)) path_ = std::filesystem::weakly_canonical(path_, unreadable);
+  // A device would be gone, and another file in its place.
+  require(!std::filesystem::exists(path_, unreadable) || std::filesystem::is_regular_file(path_, unreadable),
+          "'{}' is no regular file, and cannot be replaced by one", path_.string());
+  temporary_ = path_;
   temporary_ += ".tmp";
   descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (descriptor_ < 0) fail_system("create", temporary_);

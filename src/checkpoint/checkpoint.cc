@@ -109,16 +109,37 @@ void save_checkpoint(const fs::path& folder, const std::vector<CheckpointPart>& 
   }
 }
 
-std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
-  std::vector<std::int64_t> steps;
+namespace {
+
+/// Calls use(step, path, whether there is a manifest) of folders that are named like checkpoints.
+template <typename Use>
+void for_each_checkpoint(const fs::path& folder, Use&& use) {
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     const auto step = step_of(entry.path().filename().string());
     std::error_code unreadable;  // not a checkpoint either
-    if (step && fs::exists(entry.path() / kManifest, unreadable)) steps.push_back(*step);
+    if (step) use(*step, entry.path(), fs::exists(entry.path() / kManifest, unreadable));
   }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
+  std::vector<std::int64_t> steps;
+  for_each_checkpoint(folder, [&](std::int64_t step, const fs::path&, bool is_whole) {
+    if (is_whole) steps.push_back(step);
+  });
   std::sort(steps.begin(), steps.end());
   return steps;
+}
+
+std::vector<fs::path> damaged_checkpoints(const fs::path& folder) {
+  std::vector<fs::path> damaged;
+  for_each_checkpoint(folder, [&](std::int64_t, const fs::path& path, bool is_whole) {
+    if (!is_whole) damaged.push_back(path);
+  });
+  std::sort(damaged.begin(), damaged.end());
+  return damaged;
 }
 
 void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t last_saved) {

@@ -220,12 +220,18 @@ void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor>
   for (const std::string& name : expected) {
     if (!weights.contains(name)) missing.push_back(name);
   }
+  // Multi-token prediction's layers, which this model may be without.
+  std::set<std::int64_t> mtp_layers;
+  for (const std::string& name : weights.names()) {
+    if (name.ends_with(".eh_proj.weight")) mtp_layers.insert(layer_of(name));
+  }
   for (const std::string& name : weights.names()) {
     const bool is_mtp = layer_of(name) >= num_layers;
     const bool is_copy =
         is_mtp && (name.ends_with(".embed_tokens.weight") || name.ends_with(".shared_head.head.weight"));
     const bool is_scale = name.ends_with(kScaleSuffix);
-    if (!expected.contains(name) && !is_copy && !is_scale && layer_of(name) <= last_layer) unexpected.push_back(name);
+    const bool may_be_left = layer_of(name) > last_layer && mtp_layers.contains(layer_of(name));
+    if (!expected.contains(name) && !is_copy && !is_scale && !may_be_left) unexpected.push_back(name);
   }
   static constexpr std::size_t kShown = 5;
   const auto list = [](std::vector<std::string> names) {

@@ -272,6 +272,9 @@ std::optional<std::int64_t> Checkpointer::choose_step() {
     if (!is_first_rank()) return;
     create_folder(folder_);
     prune_checkpoints(folder_, 0);  // what a killed run has left
+    for (const fs::path& damaged : damaged_checkpoints(folder_)) {
+      spdlog::warn("'{}' has no manifest, so it is passed over", damaged.string());
+    }
     const std::vector<std::int64_t> steps = checkpoint_steps(folder_);
     if (step < 0 && !steps.empty()) step = steps.back();
     const fs::path path = checkpoint_path(folder_, step);

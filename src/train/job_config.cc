@@ -235,6 +235,9 @@ void JobConfig::validate() const {
     not_negative("checkpoint.keep_latest_k", checkpoint.keep_latest_k);
     require(checkpoint.load_step >= -1, "checkpoint.load_step is {}; expected a step, or -1 for the newest one",
             checkpoint.load_step);
+  } else {
+    require(checkpoint.load_step == -1, "checkpoint.load_step is {}, but checkpoint.enable is false",
+            checkpoint.load_step);
   }
   require(
       !checkpoint.initial_load_in_hf || !checkpoint.initial_load_path.empty(),
@@ -251,7 +254,7 @@ void JobConfig::validate() const {
           parallelism.expert_tensor_parallel_degree);
   const double capacity = parallelism.expert_parallel_capacity_factor;
   require(
-      capacity == 0.0 || capacity >= 1.0,
+      capacity == 0.0 || (capacity >= 1.0 && capacity <= 1e6),
       "parallelism.expert_parallel_capacity_factor is {}; expected 0 (room for any load), or at least 1, a balanced "
       "load's",
       capacity);

@@ -60,7 +60,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   }
   if (is_first_rank()) {
     create_folder(dump_folder_);
-    lock_.emplace(dump_folder_ / kRunLockName, fmt::format("the folder '{}' (job.dump_folder)", dump_folder_.string()));
+    lock_folders();
     print_plan();
     step_.warn_of_slow_operators();
     require_memory();
@@ -80,6 +80,24 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
     first_step_ = 1 + checkpointer_.resume(*loader_).value_or(0);
   }
   if (first_step_ > 1 || load_initial_weights(config_, ranks_, step_.model().parameters())) step_.refresh_weights();
+}
+
+void Trainer::lock_folders() {
+  const auto lock = [](std::optional<FileLock>& its, const fs::path& folder, const char* key) {
+    create_folder(folder);
+    its.emplace(folder / kRunLockName, fmt::format("the folder '{}' ({})", folder.string(), key));
+  };
+  lock(lock_, dump_folder_, "job.dump_folder");
+  const fs::path& checkpoints = checkpointer_.folder();
+  const bool is_elsewhere =
+      *fs::weakly_canonical(checkpoints).lexically_relative(fs::weakly_canonical(dump_folder_)).begin() == "..";
+  if (config_.checkpoint.enable && is_elsewhere) lock(checkpoints_lock_, checkpoints, "checkpoint.folder");
+  if (!config_.checkpoint.enable && !checkpoint_steps(checkpoints).empty()) {
+    spdlog::warn(
+        "'{}' holds checkpoints, but checkpoint.enable is false: this run begins at step 1, and its metrics "
+        "take the place of those that are there",
+        checkpoints.string());
+  }
 }
 
 void Trainer::print_plan() const {
@@ -200,7 +218,10 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   const std::int64_t num_steps = config_.training.steps;
   const fs::path metrics_path = dump_folder_ / kMetricsName,
                  trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
-  if (is_first_rank()) write_run_info(dump_folder_, config_, mesh_->num_data_ranks(), first_step_);
+  if (is_first_rank()) {
+    write_run_info(dump_folder_, config_, mesh_->num_data_ranks(), first_step_);
+    if (config_.profiling.enable_profiling) create_folder(trace_folder);
+  }
   if (first_step_ > num_steps) {
     spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
     return 0;

@@ -38,6 +38,8 @@ class Trainer {
   void finish_step(MetricsWriter* metrics);
   bool measures_sqnr(std::int64_t step) const;
   bool is_first_rank() const { return ranks_.rank() == 0; }
+  /// And warns if there is what this run will overwrite. Of rank 0.
+  void lock_folders();
   void print_plan() const;
   /// Throws Error if a machine or a GPU has less memory than the run needs there, by the plan.
   void require_memory() const;
@@ -49,6 +51,7 @@ class Trainer {
   std::shared_ptr<Mesh> mesh_;
   std::filesystem::path dump_folder_;
   std::optional<FileLock> lock_;                // of the folder, on rank 0
+  std::optional<FileLock> checkpoints_lock_;    // of theirs, if it is elsewhere
   std::unique_ptr<data::Tokenizer> tokenizer_;  // goes into checkpoints
   std::unique_ptr<data::Loader> loader_, validation_loader_;
   TrainingStep step_;

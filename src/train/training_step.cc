@@ -296,8 +296,8 @@ StepResult TrainingStep::finish_oldest() {
   result.grad_norm = std::sqrt(squares_.host()[0]);
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
     const std::string message = fmt::format(
-        "step {}: loss {}, gradient norm {}; first non-finite numbers in {}. The last checkpoint is from "
-        "before.",
+        "step {}: loss {}, gradient norm {}; first non-finite numbers in {}. A checkpoint, if there is "
+        "one, is from before.",
         result.step, result.total_loss, result.grad_norm, find_non_finite(oldest.micro_batches, scale));
     num_started_ = 0;
     forget_failure();

@@ -299,7 +299,7 @@ TEST_F(Cli, DamagedShardsExitWithTwo) {
 }
 
 TEST_F(Cli, SignalsFinishTheStepAndSave) {
-  for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}}) {
+  for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGUSR1, 138}}) {
     std::filesystem::remove_all(scratch_ / "outputs");
     const Process process(scratch_, train_arguments({"--training.steps=1000000"}));
     process.wait_for_output("step:       3");
@@ -314,6 +314,25 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
     // Plain lines where there is no terminal.
     EXPECT_THAT(finished.output, Not(HasSubstr("\r")));
   }
+}
+
+TEST_F(Cli, OutputThatCannotBeWrittenExitsWithTwo) {
+  const std::filesystem::path said = scratch_ / "said";
+  const int status =
+      std::system(fmt::format("{} train --list-keys >/dev/full 2>{}", TESSERA_BINARY, said.string()).c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 2);
+  EXPECT_THAT(read_text_file(said), HasSubstr("standard output cannot be written"));
+}
+
+TEST_F(Cli, WhatWillBeOverwrittenIsToldOf) {
+  const std::string elsewhere = "--checkpoint.folder=" + (scratch_ / "elsewhere").string();
+  ASSERT_EQ(run(train_arguments({elsewhere})).status, 0);
+  EXPECT_TRUE(std::filesystem::exists(scratch_ / "elsewhere" / "run.lock"));
+  const Finished again = run(train_arguments({elsewhere, "--checkpoint.enable=false"}));
+  EXPECT_EQ(again.status, 0) << again.output;
+  EXPECT_THAT(again.output, AllOf(HasSubstr("elsewhere"), HasSubstr("checkpoint.enable is false")));
+  std::filesystem::remove(checkpoint_path(scratch_ / "elsewhere", 4) / "manifest.json");
+  EXPECT_THAT(run(train_arguments({elsewhere})).output, AllOf(HasSubstr("step-4"), HasSubstr("no manifest")));
 }
 
 TEST_F(Cli, AFullDiskKeepsThePreviousCheckpoint) {

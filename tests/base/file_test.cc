@@ -45,6 +45,20 @@ TEST(AtomicFile, FoldersThatAreNotThere) {
   expect_error([] { AtomicFile file("/nonexistent/file"); }, {"/nonexistent/file", "No such file"});
 }
 
+TEST(AtomicFile, ReplacesFilesOnly) {
+  const Scratch scratch;
+  expect_error([] { AtomicFile file("/dev/null"); }, {"/dev/null", "no regular file"});
+  expect_error([&] { AtomicFile file(scratch.path()); }, {"no regular file"});
+  // What a link points to is replaced, not the link.
+  const auto target = data::write_file(scratch / "target", "old");
+  std::filesystem::create_symlink(target, scratch / "link");
+  AtomicFile file(scratch / "link");
+  file.write("new");
+  file.commit();
+  EXPECT_TRUE(std::filesystem::is_symlink(scratch / "link"));
+  EXPECT_EQ(read_text_file(target), "new");
+}
+
 TEST(MappedFile, WhatCannotBeMapped) {
   const Scratch scratch;
   expect_error([&] { MappedFile file(scratch / "missing"); }, {"missing", "No such file"});

@@ -80,6 +80,9 @@ TEST(JobConfig, NumbersThatCannotWork) {
   EXPECT_EQ(error_of("", {"--training.max_norm=inf"}), "no error");
   EXPECT_THAT(error_of("", {"--model.args.n_layers=100000"}), HasSubstr("n_layers is 100000; expected at most 1024"));
   EXPECT_THAT(error_of("", {"--checkpoint.enable", "--checkpoint.load_step=-2"}), HasSubstr("load_step is -2"));
+  EXPECT_THAT(error_of("", {"--checkpoint.load_step=5"}),
+              AllOf(HasSubstr("load_step is 5"), HasSubstr("checkpoint.enable is false")));
+  EXPECT_THAT(error_of("", {"--parallelism.expert_parallel_capacity_factor=inf"}), HasSubstr("capacity_factor is inf"));
   // Tokens where sequences are meant.
   EXPECT_THAT(error_of("", {"--training.local_batch_size=1", "--training.global_batch_size=62914560"}),
               AllOf(HasSubstr("training.global_batch_size = 62914560"), HasSubstr("1048576")));
