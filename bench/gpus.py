@@ -121,15 +121,22 @@ def powers_of_two(most):
     return [2**i for i in range(most.bit_length()) if 2**i <= most]
 
 
-def plan(args):
-    for name, shape in DISPATCH_SHAPES.items():
-        options = ["--gpus", str(args.ranks), "--shape", shape, "--sms", ",".join(map(str, SMS))]
-        yield Run(f"dispatch {name}", "", [args.bench, *options], options)
-    for (precision, backend, router), settings in CELLS.items():
-        for setting in settings:
+def plan_cells(args, router):
+    for (precision, backend, its_router), settings in CELLS.items():
+        for setting in settings if its_router == router else ():
             cell = f"cells {precision} {backend} {router}"
             here = setting._replace(batch=batch_of(setting, args.ranks))
             yield step_run(args, cell, args.ranks, here, precision, backend, router, CELL_SHAPE)
+
+
+def plan(args):
+    """What has a bound comes first."""
+    for name, shape in DISPATCH_SHAPES.items():
+        options = ["--gpus", str(args.ranks), "--shape", shape, "--sms", ",".join(map(str, SMS))]
+        yield Run(f"dispatch {name}", "", [args.bench, *options], options)
+    yield from plan_cells(args, "forced")
+    for ranks in powers_of_two(args.ranks):
+        yield step_run(args, f"scaling {ranks}", ranks, SCALING, "bf16", "direct", "forced", SCALING_SHAPE)
     for router, setting in LAYERS.items():
         for backend in ("direct", "standard"):
             for precision in STEPS:
@@ -138,8 +145,7 @@ def plan(args):
                              f"--model.args.num_experts={LAYER_EXPERTS * args.ranks // BOUND_RANKS}"]
                     cell = f"layers {precision} {backend} {router} {depth}"
                     yield step_run(args, cell, args.ranks, setting, precision, backend, router, shape)
-    for ranks in powers_of_two(args.ranks):
-        yield step_run(args, f"scaling {ranks}", ranks, SCALING, "bf16", "direct", "forced", SCALING_SHAPE)
+    yield from plan_cells(args, "real")
 
 
 def dispatch_rows(printed):
