@@ -51,16 +51,15 @@ CELLS = {
     ("fp8_blockwise", "standard", "real"): ROUTED,
 }
 CELL_SHAPE = ["--model.flavor=16B", "--training.seq_len=8192"]
-# At the default learning rate, without a warm-up, routers soon send some rank three times a balanced load.
+# At the default learning rate, which these few steps reach without a warm-up, routers soon send some rank three times a
+# balanced load, and the loss of layers as wide as the 671B model's rises.
 SMALL_RATE = ["--optimizer.lr=2e-5"]
 # Layers of the 671B model, all with experts, of which a GPU has as many as one of eight (depths_of).
 LAYERS = {
     "forced": Setting(2, "none", FORCED),
     "real": Setting(2, "none", REAL[1]),
 }
-# At the default learning rate, which these few steps reach without a warm-up, the loss of layers so wide rises.
-LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096",
-               "--optimizer.lr=2e-5"]
+LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096", *SMALL_RATE]
 LAYER_EXPERTS = 256
 # What a single GPU has room for.
 SCALING = Setting(2, "none", FORCED)
