@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "tensor/parallel.h"
+#include "tests/threads_scope.h"
 #include "tokenizer_json_support.h"
 
 namespace tessera::data {
@@ -363,13 +363,12 @@ TEST(Prepare, KeepsTheTokenizersFiles) {
   options.shard_tokens = 2000;
   options.val_fraction = 0.1;
 
-  const int all_threads = num_threads();
+  const ThreadsScope threads_before;
   for (const int threads : {1, 2, 4}) {
     set_num_threads(threads);
     options.output = scratch / fmt::format("dataset-{}", threads);
     prepare_dataset(options);
   }
-  set_num_threads(all_threads);
   int num_files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(scratch / "dataset-1")) {
     const std::string name = entry.path().filename().string();

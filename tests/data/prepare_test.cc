@@ -5,7 +5,7 @@
 #include <set>
 
 #include "support.h"
-#include "tensor/parallel.h"
+#include "tests/threads_scope.h"
 
 namespace tessera::data {
 namespace {
@@ -70,8 +70,7 @@ TEST(Prepare, DoesNotDependOnTheNumberOfThreads) {
   const Scratch scratch;
   PrepareOptions options = options_for(scratch, 3000);
   options.shard_tokens = 5000;
-  const int num_threads_before = num_threads();
-  set_num_threads(1);
+  const ThreadsScope threads(1);
   prepare_dataset(options);
   const auto expected = contents_of(options.output);
   for (const int count : {2, 4}) {
@@ -80,7 +79,6 @@ TEST(Prepare, DoesNotDependOnTheNumberOfThreads) {
     prepare_dataset(options);
     EXPECT_EQ(contents_of(options.output), expected);
   }
-  set_num_threads(num_threads_before);
 }
 
 TEST(Prepare, SeedChoosesTheValidationDocuments) {

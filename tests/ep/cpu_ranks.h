@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/ep/layer.h"
+#include "tests/threads_scope.h"
 
 namespace tessera::ep_test {
 
@@ -23,7 +24,7 @@ inline void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void
       return std::make_unique<comm_test::DelayedTransport>(std::move(transport), seed);
     };
   }
-  const int threads_before = num_threads();
+  const ThreadsScope threads;
   comm_test::with_ranks(
       num_ranks,
       [&](ProcessGroup& group) {
@@ -32,7 +33,6 @@ inline void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void
         body(group, seed != 0 ? &delays : nullptr);
       },
       options);
-  set_num_threads(threads_before);
 }
 
 /// A measuring run takes as much memory as a real one, and touches no data.

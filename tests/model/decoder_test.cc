@@ -6,10 +6,10 @@
 #include <chrono>
 #include <cmath>
 
-#include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "tests/compare.h"
 #include "tests/forward.h"
+#include "tests/threads_scope.h"
 
 namespace tessera {
 namespace {
@@ -155,8 +155,7 @@ TEST(Decoder, IsFiveTimesFasterThanRecomputingAPrefixOf512) {
   GTEST_SKIP() << "a sanitizer slows the two sides differently";
 #endif
   using Clock = std::chrono::steady_clock;
-  const int threads = num_threads();
-  set_num_threads(1);
+  const ThreadsScope one_thread(1);
   const std::int64_t context = 512;
   Model model(ModelConfig{}, {.compute = DType::kFloat32, .seq_len = context, .max_tokens = context});
   model.parameters().allocate_weights(DType::kFloat32);
@@ -180,7 +179,6 @@ TEST(Decoder, IsFiveTimesFasterThanRecomputingAPrefixOf512) {
   const std::vector<std::int32_t> token = {5};
   decoder.decode(token);
   const double cached = seconds([&] { decoder.decode(token); });
-  set_num_threads(threads);
   RecordProperty("recomputed_ms", std::to_string(1e3 * recomputed));
   RecordProperty("cached_ms", std::to_string(1e3 * cached));
   EXPECT_GE(recomputed / cached, 5.0) << recomputed << " s against " << cached << " s";

@@ -489,8 +489,6 @@ void PrintTo(const Operator& op, std::ostream* out) { *out << op.name; }
 
 class Contract : public ::testing::TestWithParam<Operator> {
  protected:
-  ~Contract() override { set_num_threads(threads_before_); }
-
   /// On fresh memory.
   Call run(Arena& arena, Variation variation = {}) {
     arena.release_to(0);
@@ -521,7 +519,7 @@ class Contract : public ::testing::TestWithParam<Operator> {
 
   std::size_t num_operands() { return run(measuring_).operands().size(); }
 
-  int threads_before_ = num_threads();
+  ThreadsScope threads_{std::min(num_threads(), kMostThreads)};
   Arena arena_{std::size_t{4} << 20};
   Arena measuring_;
   GemmLibrary gemm_;

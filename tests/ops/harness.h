@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -14,8 +15,8 @@
 #include <vector>
 
 #include "ops/gemm.h"
-#include "tensor/parallel.h"
 #include "tensor/philox.h"
+#include "tests/threads_scope.h"
 
 namespace tessera {
 
@@ -108,6 +109,9 @@ inline void poison(Arena& arena) {
   std::memset(arena.allocate_bytes(rest), 0xff, rest);
 }
 
+/// Operators take scratch for each thread, which tests' arenas need not have for any number of cores.
+inline constexpr int kMostThreads = 4;
+
 class OperatorTest : public ::testing::Test {
  protected:
   OperatorTest() : arena_(std::size_t{64} << 20) { poison(arena_); }
@@ -141,7 +145,7 @@ class OperatorTest : public ::testing::Test {
 
   /// `run` gives the same bytes in `outputs` with one thread and with two. It must not accumulate.
   static void expect_same_for_any_threads(const std::function<void()>& run, const std::vector<Tensor>& outputs) {
-    const int before = num_threads();
+    const ThreadsScope threads_before;
     std::vector<Doubles> first;
     for (const int threads : {1, 2, 3}) {
       set_num_threads(threads);
@@ -154,7 +158,6 @@ class OperatorTest : public ::testing::Test {
         }
       }
     }
-    set_num_threads(before);
   }
 
   /// A measuring run needs as much scratch as a real one, and touches no data. `run` takes operands from `context`.
@@ -167,6 +170,7 @@ class OperatorTest : public ::testing::Test {
     EXPECT_EQ(real.peak(), measuring.peak());
   }
 
+  ThreadsScope threads_{std::min(num_threads(), kMostThreads)};
   Arena arena_;
   GemmLibrary gemm_;
   std::uint32_t stream_ = 0;

@@ -7,16 +7,15 @@
 #include <thread>
 #include <vector>
 
+#include "tests/threads_scope.h"
+
 namespace tessera {
 namespace {
 
 class Parallel : public ::testing::TestWithParam<int> {
  protected:
-  Parallel() : before_(num_threads()) { set_num_threads(GetParam()); }
-  ~Parallel() override { set_num_threads(before_); }
-
  private:
-  int before_;
+  ThreadsScope threads_{GetParam()};
 };
 
 TEST_P(Parallel, RunsEachTaskOnce) {

@@ -7,9 +7,9 @@
 #include <optional>
 #include <set>
 
-#include "tensor/parallel.h"
 #include "tests/comm/counting_transport.h"
 #include "tests/comm/ranks.h"
+#include "tests/threads_scope.h"
 #include "tests/train/small_model.h"
 #include "train/training_step.h"
 
@@ -234,7 +234,7 @@ TEST_P(Communication, IsWhatTheFormulasSay) {
   const StepCase& step_case = GetParam();
   std::vector<comm_test::SentBytes> sent(static_cast<std::size_t>(step_case.num_ranks));
   const auto rank = [&](ProcessGroup& world) {
-    set_num_threads(1);
+    const ThreadsScope one_thread(1);
     const auto mesh = std::make_shared<Mesh>(world, resolve(step_case.degrees, world.size()));
     Overrides overrides = step_case.overrides;
     const JobConfig defaults = parse_job_config(kToml, overrides);

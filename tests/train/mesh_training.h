@@ -9,9 +9,9 @@
 #include <numeric>
 
 #include "ops/cross_entropy.h"
-#include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "tests/comm/gpus.h"
+#include "tests/threads_scope.h"
 #include "tests/train/small_model.h"
 #include "train/rank_setup.h"
 #include "train/training_step.h"
@@ -77,7 +77,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
   Trained trained;
   std::mutex mutex;
   const auto rank = [&](ProcessGroup* world) {
-    set_num_threads(1);
+    const ThreadsScope one_thread(1);
     const bool on_gpus = mesh_case.device == Device::kCuda;
     const std::shared_ptr<cuda::Runtime> runtime =
         on_gpus ? join_gpus(*world, comm_test::gpu_of(world->rank())) : nullptr;
