@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <sstream>
 
 #include "comm/ranks.h"
 #include "comm/thread_transport.h"
@@ -151,7 +152,7 @@ void run(const DomainGroups& groups, cuda::Runtime& runtime, const Shape4& shape
     const bool is_sum = i == 2 || i == 4;
     const double bytes = payload == PayloadPrecision::kDefault || is_sum
                              ? 2.0 * static_cast<double>(shape.dim)
-                             : static_cast<double>(shape.dim + shape.dim / mx::kBlock);
+                             : static_cast<double>(shape.dim) * (1.0 + 1.0 / mx::kBlock);
     const double rate = bytes / static_cast<double>(group.size()) / slowest * 1e-3;
     fmt::print("  {} {:.0f} us {:.0f} ({:.0f}) GB/s", kCalls[i], slowest, copies[0] * rate, copies[1] * rate);
   }
@@ -190,9 +191,10 @@ int main(int argc, char** argv) {
     const tessera::DomainGroups groups{.all = group, .within = within, .across = across};
     for (const std::string& text : shapes) {
       tessera::Shape4 shape{};
-      if (std::sscanf(text.c_str(), "%ld,%ld,%ld,%ld", &shape.tokens, &shape.dim, &shape.experts, &shape.top_k) != 4) {
-        tessera::fail("a shape is tokens,dim,experts,top-k, not {}", text);
-      }
+      std::istringstream numbers(text);
+      char comma = ',';
+      numbers >> shape.tokens >> comma >> shape.dim >> comma >> shape.experts >> comma >> shape.top_k;
+      tessera::require(!numbers.fail() && numbers.eof(), "a shape is tokens,dim,experts,top-k, not {}", text);
       if (group.rank() == 0)
         fmt::print("{} GPUs{}, {}\n", group.size(), domains == 1 ? "" : fmt::format(" in {} domains", domains), text);
       for (const auto payload : {tessera::PayloadPrecision::kDefault, tessera::PayloadPrecision::kMxfp8}) {

@@ -20,7 +20,7 @@ int run(int argc, char** argv) {
   tessera::data::DocumentSource source({argv[2]});
   std::vector<std::string> documents;
   for (std::string text; source.next(text);) documents.push_back(std::move(text));
-  const int num_passes = argc == 4 ? std::max(1, std::atoi(argv[3])) : 1;
+  const int num_passes = argc == 4 ? std::max(1, static_cast<int>(std::strtol(argv[3], nullptr, 10))) : 1;
 
   double seconds = std::numeric_limits<double>::infinity();
   std::vector<std::vector<std::int32_t>> ids(documents.size());

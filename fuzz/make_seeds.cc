@@ -86,7 +86,7 @@ void write_shards_seeds(const fs::path& folder) {
 }
 
 void write_dataset_seeds(const fs::path& folder) {
-  data::Manifest manifest{.tokenizer_kind = "bytes", .vocab_size = 258, .bos_id = 256, .eos_id = 257};
+  data::Manifest manifest{.tokenizer_kind = "bytes", .vocab_size = 258, .bos_id = 256, .eos_id = 257, .splits = {}};
   manifest.tokenizer_checksum = data::ByteTokenizer().checksum();
   manifest.splits["train"] = {{"train-00000.tokens", 256, 22, 3, 1}, {"train-00001.tokens", 256, 22, 3, 2}};
   manifest.splits["val"] = {{"val-00000.tokens", 256, 22, 3, 4}};

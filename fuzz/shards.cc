@@ -32,7 +32,7 @@ void read_matrix(std::string_view kind) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const auto second = [] {
+  [[maybe_unused]] static const auto second = [] {
     std::vector<float> numbers(12, 1.0f);
     const TensorPiece lower{.name = "w",
                             .piece = {.slice = {.global = kShape}, .begin = 12, .end = 24},

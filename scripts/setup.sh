@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04), and where there is nvcc, the
 # headers of cuDNN's C++ frontend and of CUTLASS from PyPI into build/. Does nothing, in a moment, when all of it is
-# there. `setup.sh lint` installs what `make lint` needs instead, `setup.sh fuzz` what `make fuzz` needs as well,
+# there. `setup.sh lint` installs what `make lint` needs as well, `setup.sh fuzz` what `make fuzz` needs,
 # `setup.sh browser` a browser without a screen, for the tests of `tessera compare`'s report (status 2 where there is no
 # package of one).
 set -euo pipefail
@@ -17,7 +17,7 @@ packages=(
 )
 
 if [[ ${1:-} == lint ]]; then
-  packages=(clang-format-14)  # pinned: other versions format differently
+  packages+=(clang-format-14)  # pinned: other versions format differently
 elif [[ ${1:-} == browser ]]; then
   for browser in chromium-headless-shell chromium google-chrome; do
     if command -v "$browser" >/dev/null; then exit 0; fi
@@ -29,26 +29,26 @@ elif [[ ${1:-} == fuzz ]]; then
 fi
 
 build=$(dirname "$0")/../build
-# Name, package, version, the wheel's folder of headers, and its platform, which need not be this machine's: headers are
-# wanted only.
-headers=(
-  "cudnn-frontend nvidia-cudnn-frontend 1.32.0 include x86_64"
-  "cutlass nvidia-cutlass 4.2.0.0 cutlass_library/source/include any"
-)
-wanted=()
-if [[ $# -eq 0 ]] && { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; } >/dev/null; then
-  for line in "${headers[@]}"; do
-    read -r name _ version _ <<<"$line"
-    [[ $(cat "$build/$name/version" 2>/dev/null) == "$version" ]] || wanted+=("$line")
-  done
+# Name, package, version, the folder of its wheel that is wanted, and its platform: of headers it need not be this
+# machine's.
+wheels=()
+if { [[ $# -eq 0 ]] || [[ $1 == lint ]]; } && { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; } >/dev/null; then
+  wheels+=("cudnn-frontend nvidia-cudnn-frontend 1.32.0 include x86_64"
+    "cutlass nvidia-cutlass 4.2.0.0 cutlass_library/source/include any")
 fi
+if [[ ${1:-} == lint ]]; then wheels+=("clang-tidy clang-tidy 23.1.4 clang_tidy/data any"); fi
+wanted=()
+for line in "${wheels[@]}"; do
+  read -r name _ version _ <<<"$line"
+  [[ $(cat "$build/$name/version" 2>/dev/null) == "$version" ]] || wanted+=("$line")
+done
 if [[ ${#wanted[@]} -gt 0 ]] && ! python3 -m pip --version >/dev/null 2>&1; then packages+=(python3-pip); fi
 
-fetch_headers() {
+fetch_wheels() {
   local line name package version folder platform options
   for line in "${wanted[@]}"; do
     read -r name package version folder platform <<<"$line"
-    echo "setup: fetching the headers of $package $version" >&2
+    echo "setup: fetching $package $version" >&2
     options=()
     if [[ $platform == x86_64 ]]; then
       options=(--python-version 3.11 --implementation cp --abi cp311 --platform manylinux_2_28_x86_64)
@@ -58,7 +58,8 @@ fetch_headers() {
     python3 -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: "${options[@]}" \
       -d "$build/$name/wheel" "$package==$version"
     python3 -m zipfile -e "$build/$name"/wheel/*.whl "$build/$name/wheel"
-    mv "$build/$name/wheel/$folder" "$build/$name/include"
+    mv "$build/$name/wheel/$folder" "$build/$name/"
+    if [[ $name == clang-tidy ]]; then chmod +x "$build/$name"/data/bin/*; fi
     rm -r "$build/$name/wheel"
     echo "$version" >"$build/$name/version"
   done
@@ -71,7 +72,7 @@ for package in "${packages[@]}"; do
 done
 command -v c++ >/dev/null || missing+=(g++)
 if [[ ${#missing[@]} -eq 0 ]]; then
-  fetch_headers
+  fetch_wheels
   exit 0
 fi
 
@@ -88,4 +89,4 @@ if [[ ${1:-} == browser ]] && ! apt-cache show "${packages[@]}" >/dev/null 2>&1;
   exit 2
 fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
-fetch_headers
+fetch_wheels

@@ -147,7 +147,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
       {"loss_first", first_loss},
       {"loss_last", last_loss}};
   if (kernels) line["gpu_idle_share"] = idle_share(*kernels);
-  std::cout << line.dump() << std::endl;
+  std::cout << line.dump() << '\n' << std::flush;
 }
 
 void add_step_command(CLI::App& parent, int& status) {

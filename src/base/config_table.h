@@ -39,7 +39,8 @@ class ConfigTable {
 
   /// A string out of a list that stands for a value.
   template <typename Choice>
-  void add(std::string key, Choice& target, std::vector<std::pair<std::string, Choice>> choices, std::string help) {
+  void add(std::string key, Choice& target, const std::vector<std::pair<std::string, Choice>>& choices,
+           std::string help) {
     std::vector<std::string> names;
     for (const auto& [name, value] : choices) names.push_back(name);
     add_choice(

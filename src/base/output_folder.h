@@ -2,13 +2,14 @@
 #pragma once
 
 #include <filesystem>
+#include <string_view>
 
 namespace tessera {
 
 /// What a kind of folder consists of. It guards what is removed: a folder that holds anything else is never replaced.
 struct OutputKind {
-  const char* name;    // "a dataset"
-  const char* marker;  // the file that is written last
+  const char* name;         // "a dataset"
+  std::string_view marker;  // the file that is written last
   bool (*is_part)(const std::filesystem::path& name);
 };
 

@@ -154,7 +154,8 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     // Cut short between two renames: the old checkpoint is the only one of its step.
-    const fs::path path = entry.path(), original = fs::path(path).replace_extension();
+    const fs::path& path = entry.path();
+    const fs::path original = fs::path(path).replace_extension();
     if (path.extension() == kReplacedSuffix && step_of(original.filename().string()) && !fs::exists(original)) {
       rename_folder(path, original);
     }

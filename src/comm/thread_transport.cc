@@ -51,27 +51,29 @@ struct Group {
         process(the_process),
         mailboxes(static_cast<std::size_t>(num_ranks) * static_cast<std::size_t>(num_ranks)) {}
 
-  Mailbox& mailbox(int from, int to) { return mailboxes[static_cast<std::size_t>(from * size + to)]; }
+  Mailbox& mailbox(int from, int to) {
+    return mailboxes[static_cast<std::size_t>(from) * static_cast<std::size_t>(size) + static_cast<std::size_t>(to)];
+  }
 
   /// All ranks give something, one makes of all that what all get.
   std::shared_ptr<void> meet(
       int rank, std::pair<int, int> given,
       const std::function<std::shared_ptr<void>(const std::vector<std::pair<int, int>>&)>& make) {
-    std::unique_lock lock(mutex);
-    arrivals.resize(static_cast<std::size_t>(size));
-    arrivals[static_cast<std::size_t>(rank)] = given;
-    const std::int64_t round = rounds;
-    if (++num_arrived == size) {
-      num_arrived = 0;
-      result = make(arrivals);
-      ++rounds;
-      all_arrived.notify_all();
+    std::unique_lock lock(mutex_);
+    arrivals_.resize(static_cast<std::size_t>(size));
+    arrivals_[static_cast<std::size_t>(rank)] = given;
+    const std::int64_t round = rounds_;
+    if (++num_arrived_ == size) {
+      num_arrived_ = 0;
+      result_ = make(arrivals_);
+      ++rounds_;
+      all_arrived_.notify_all();
     }
-    while (rounds == round) {
-      all_arrived.wait_for(lock, std::chrono::milliseconds(10));
+    while (rounds_ == round) {
+      all_arrived_.wait_for(lock, std::chrono::milliseconds(10));
       process.require_alive();
     }
-    return result;
+    return result_;
   }
 
   const int size;
@@ -79,12 +81,12 @@ struct Group {
   std::vector<Mailbox> mailboxes;
 
  private:
-  std::mutex mutex;
-  std::condition_variable all_arrived;
-  int num_arrived = 0;
-  std::int64_t rounds = 0;
-  std::vector<std::pair<int, int>> arrivals;
-  std::shared_ptr<void> result;
+  std::mutex mutex_;
+  std::condition_variable all_arrived_;
+  int num_arrived_ = 0;
+  std::int64_t rounds_ = 0;
+  std::vector<std::pair<int, int>> arrivals_;
+  std::shared_ptr<void> result_;
 };
 
 class ThreadSend : public Request {

@@ -12,8 +12,6 @@
 
 #include "base/error.h"
 
-extern char** environ;
-
 namespace tessera {
 
 pid_t spawn(const std::string& program, const std::vector<std::string>& arguments, const std::filesystem::path& log) {

@@ -146,7 +146,7 @@ void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const Laun
   std::vector<std::string> arguments = {"train", run.side->config};
   arguments.insert(arguments.end(), run.side->overrides.begin(), run.side->overrides.end());
   arguments.push_back(fmt::format("--debug.seed={}", run.expected.seed()));
-  arguments.push_back("--metrics.log_freq=1");
+  arguments.emplace_back("--metrics.log_freq=1");
   arguments.push_back("--job.dump_folder=" + run.folder.string());
   const int status = wait_for(spawn(options.program, arguments, log), stop);
   if (stop.count != 0) return;

@@ -153,7 +153,7 @@ std::string sqnr_figures(const SideResult& side, std::size_t side_idx) {
 std::vector<std::string> operands_of(const std::map<std::string, Curve>& curves) {
   std::vector<std::string> operands;
   for (const char* known : {"x", "w", "dy"}) {
-    if (curves.contains(known)) operands.push_back(known);
+    if (curves.contains(known)) operands.emplace_back(known);
   }
   for (const auto& [operand, curve] : curves) {
     if (std::find(operands.begin(), operands.end(), operand) == operands.end()) operands.push_back(operand);

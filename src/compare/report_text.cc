@@ -140,7 +140,7 @@ std::string report_text(const Comparison& comparison) {
     }
     text += "\n" + line.substr(0, line.find_last_not_of(' ') + 1);
   }
-  text += "\n";
+  text += '\n';
   if (comparison.num_seeds < 2) return text;
   return text + fmt::format(
                     "\n±: in a verdict, the {:g} % confidence interval of the mean difference; in the table, the "

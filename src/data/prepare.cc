@@ -66,10 +66,10 @@ class SplitWriter {
   std::uint64_t num_tokens_ = 0;
 };
 
-constexpr OutputKind kDataset = {
-    .name = "a dataset", .marker = kManifestName.data(), .is_part = [](const fs::path& name) {
-      return name == kManifestName || is_tokenizer_file(name) || name.extension() == kShardExtension;
-    }};
+constexpr OutputKind kDataset = {.name = "a dataset", .marker = kManifestName, .is_part = [](const fs::path& name) {
+                                   return name == kManifestName || is_tokenizer_file(name) ||
+                                          name.extension() == kShardExtension;
+                                 }};
 
 struct Document {
   std::string text, origin;

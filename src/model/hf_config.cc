@@ -107,7 +107,7 @@ std::vector<std::string> hf_differences(const HfConfig& hf_config) {
   std::vector<std::string> differences;
   const bool has_experts = config.n_dense_layers < config.n_layers;
   if (has_experts && config.score_func == ScoreFunction::kSoftmax) {
-    differences.push_back("its router scores with a sigmoid; this model's is softmax, so its logits differ there");
+    differences.emplace_back("its router scores with a sigmoid; this model's is softmax, so its logits differ there");
   }
   if (config.norm_eps != kHfLatentEps) {
     differences.push_back(
@@ -115,7 +115,7 @@ std::vector<std::string> hf_differences(const HfConfig& hf_config) {
   }
   if (hf_config.seq_len <= config.original_seq_len) return differences;
   if (config.mscale == 0.0f) {
-    differences.push_back("its YaRN scales cosines and sines if mscale is 0, as it is here");
+    differences.emplace_back("its YaRN scales cosines and sines if mscale is 0, as it is here");
   }
   const double ratio = static_cast<double>(hf_config.seq_len) / static_cast<double>(config.original_seq_len);
   if (ratio != static_cast<double>(config.rope_factor)) {

@@ -54,13 +54,12 @@ std::vector<std::string> require_same_run(const fs::path& path, const Checkpoint
   require(manifest.step == step, "'{}' says that it is of step {}", path.string(), manifest.step);
   const nlohmann::json identity = model_identity(config);
   for (const auto& [key, value] : identity.items()) {
-    const std::string saved = manifest.state.at("model").value(key, "(absent)");
-    if (saved != value && is_of_schedule(key)) {
-      changes.push_back(fmt::format("{} is {} from here on, before {}", key, value.get<std::string>(), saved));
+    const std::string saved = manifest.state.at("model").value(key, "(absent)"), now = value.get<std::string>();
+    if (saved != now && is_of_schedule(key)) {
+      changes.push_back(fmt::format("{} is {} from here on, before {}", key, now, saved));
       continue;
     }
-    require(saved == value, "'{}' was trained with {} = {}, this run has {}", path.string(), key, saved,
-            value.get<std::string>());
+    require(saved == now, "'{}' was trained with {} = {}, this run has {}", path.string(), key, saved, now);
   }
   const auto seed = manifest.state.at("seed").get<std::int64_t>();
   require(seed == config.debug.seed, "'{}' was trained with debug.seed = {}, this run has {}", path.string(), seed,

@@ -57,7 +57,7 @@ ordered_json changes(const ordered_json& earlier, const ordered_json& now, std::
         if (!entry.is_string()) continue;
         const std::string text = entry.get<std::string>();
         const std::size_t at = kept.empty() ? std::string::npos : text.rfind(kAt);
-        if (at != std::string::npos && std::atoll(text.c_str() + at + kAt.size()) >= first_step) break;
+        if (at != std::string::npos && std::strtoll(text.c_str() + at + kAt.size(), nullptr, 10) >= first_step) break;
         values[key] = text.substr(0, at);
         kept.push_back(text);
       }

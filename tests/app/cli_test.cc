@@ -65,7 +65,7 @@ TEST_F(Cli, HelpOfEverySubcommand) {
                                                   {"plan", "schedule"},
                                                   {"plan", "memory"}}) {
     std::vector<std::string> arguments = command;
-    arguments.push_back("--help");
+    arguments.emplace_back("--help");
     const Finished finished = run(arguments);
     EXPECT_EQ(finished.status, 0);
     EXPECT_THAT(finished.output, AllOf(HasSubstr("--help"), HasSubstr(command.back())));
@@ -318,7 +318,7 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
 
 TEST_F(Cli, OutputThatCannotBeWrittenExitsWithTwo) {
   const std::filesystem::path said = scratch_ / "said";
-  const int status =
+  const int status =  // NOLINTNEXTLINE(bugprone-command-processor)
       std::system(fmt::format("{} train --list-keys >/dev/full 2>{}", TESSERA_BINARY, said.string()).c_str());
   EXPECT_EQ(WEXITSTATUS(status), 2);
   EXPECT_THAT(read_text_file(said), HasSubstr("standard output cannot be written"));

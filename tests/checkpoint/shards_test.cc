@@ -208,7 +208,7 @@ TEST(Shards, PiecesThatLie) {
     const NamedTensor tensor{"w", view(numbers)};
     write_safetensors(scratch / "model.safetensors", std::span(&tensor, 1), metadata);
     std::vector<std::string> all = parts;
-    all.push_back("model.safetensors");
+    all.emplace_back("model.safetensors");
     expect_error([&] { ShardFiles(scratch.path(), "model", 0, 1); }, all);
   };
   const auto piece = [](const char* shape, int dim, int blocks, int part, int parts, int begin, int end) {

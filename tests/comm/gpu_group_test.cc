@@ -163,7 +163,8 @@ TEST_F(GpuGroups, AllToAllOfRows) {
     std::size_t at = 0;
     for (int peer = 0; peer < size; ++peer) {
       for (std::int64_t i = 0; i < out_rows[static_cast<std::size_t>(peer)] * kWidth; ++i, ++at) {
-        ASSERT_EQ(received[at], static_cast<float>(peer * 100 + own * 10 + i / kWidth)) << at;
+        const std::int64_t row = i / kWidth;
+        ASSERT_EQ(received[at], static_cast<float>(peer * 100 + own * 10 + row)) << at;
       }
     }
     EXPECT_TRUE(at == received.size() || std::isnan(received[at]));

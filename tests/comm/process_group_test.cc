@@ -17,7 +17,6 @@ namespace tessera {
 namespace {
 
 using comm_test::DelayedTransport;
-using comm_test::RankOptions;
 using comm_test::with_ranks;
 
 constexpr int kMaxRanks = 4;

@@ -31,7 +31,7 @@ std::string find_browser() {
 
 /// Standard output of a shell command.
 std::string output_of(const std::string& command) {
-  std::FILE* pipe = popen(command.c_str(), "r");
+  std::FILE* pipe = popen(command.c_str(), "r");  // NOLINT(bugprone-command-processor)
   std::string output;
   std::array<char, 4096> buffer;
   while (const std::size_t count = std::fread(buffer.data(), 1, buffer.size(), pipe))

@@ -62,12 +62,12 @@ inline std::string check_xml(const std::string& text) {
     if (end == text.size()) return "a tag without an end: " + text.substr(at, 80);
     const std::string tag = text.substr(at + 1, end - at - 1);
     at = end + 1;
-    if (tag.starts_with("!")) continue;
+    if (tag.starts_with('!')) continue;
     const std::string name = tag.substr(0, tag.find_first_of(" /", 1));
-    if (tag.starts_with("/")) {
+    if (tag.starts_with('/')) {
       if (open.empty() || "/" + open.back() != tag) return "</" + tag + "> closes " + (open.empty() ? "" : open.back());
       open.pop_back();
-    } else if (!tag.ends_with("/")) {
+    } else if (!tag.ends_with('/')) {
       open.push_back(name);
       if (name == "style") at = text.find("</style>", at);
     }

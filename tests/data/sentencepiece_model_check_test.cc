@@ -108,8 +108,8 @@ TEST(SentencePieceModelCheck, CharacterRulesThatLeadOut) {
   units[0] = unit(0, 1u << 20);
   expect_refused(base + charsmap(units, text), part);  // the first step
   units = chain(1, 0);
-  units[256 ^ 'a'] = unit('a', (256 ^ 'a') ^ 256, true);
-  expect_refused(base + charsmap(units, text), part);  // a circle
+  units[256 ^ 'a'] = unit('a', 'a', true);  // on from 256 again
+  expect_refused(base + charsmap(units, text), part);
   for (const std::uint32_t size : {1u, 5u, 6u, 7u, 8u, ~0u}) {
     const std::string bytes = std::string(reinterpret_cast<const char*>(&size), sizeof size) + std::string(3, '\0');
     expect_refused(base + field(3, field(2, bytes)), part);

@@ -96,7 +96,8 @@ inline std::filesystem::path make_dataset(const Scratch& scratch, int num_docume
   for (int i = 0; i < num_documents; ++i) {
     std::string text = fmt::format("{} ", i);
     for (int k = 0; k < i * 7 % 53; ++k) {
-      text.push_back(static_cast<char>('a' + letters.words(static_cast<std::uint64_t>(i * 53 + k))[0] % 26));
+      text.push_back(static_cast<char>(
+          'a' + letters.words(static_cast<std::uint64_t>(i) * 53 + static_cast<std::uint64_t>(k))[0] % 26));
     }
     lines += fmt::format("{{\"text\": \"{}\"}}\n", text);
   }

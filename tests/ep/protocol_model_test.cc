@@ -190,8 +190,8 @@ TEST(Protocol, NoInterleavingGoesWrong) {
   }
 }
 
-/// Without the steps that `leave_out` tells, in calls of these kinds.
-Mutation without(std::vector<Call> calls, std::vector<Step> left_out) {
+/// Without the steps in `left_out`, in calls of these kinds.
+Mutation without(const std::vector<Call>& calls, const std::vector<Step>& left_out) {
   return [=](Call call, std::vector<Step> steps) {
     if (std::find(calls.begin(), calls.end(), call) == calls.end()) return steps;
     std::erase_if(

@@ -68,7 +68,7 @@ TEST(Parameters, NumbersDependOnSeedAndNameOnly) {
   EXPECT_FALSE(same(among.master(b), among.master(c)));
   const std::vector<float> before(among.master(b).data<float>(), among.master(b).data<float>() + 100);
   among.initialise(6);
-  EXPECT_NE(std::memcmp(before.data(), among.master(b).raw(), 400), 0);
+  EXPECT_FALSE(std::equal(before.begin(), before.end(), among.master(b).data<float>()));
 }
 
 // A product's first sum replaces whatever the gradient of its weight held; all other gradients start from 0.

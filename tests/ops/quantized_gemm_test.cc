@@ -241,7 +241,7 @@ TEST_P(FusedQuantize, SwiGlu) {
 TEST_P(FusedQuantize, RoutedRows) {
   const Tensor weights = random({256}), d_weights = random({256});
   std::vector<std::int32_t> slot_of_row(256, -1);
-  for (std::int32_t i = 0; i < 160; ++i) slot_of_row[static_cast<std::size_t>(i + i / 60 * 4)] = i * 7 % 160;
+  for (std::size_t i = 0; i < 160; ++i) slot_of_row[i + i / 60 * 4] = static_cast<std::int32_t>(i * 7 % 160);
   const Tensor slots = ints(slot_of_row), used = ints({192});
   const Tensor h = randoms({256, 128}, 3.0), d_a = randoms({256, 64}), x = randoms({40, 64});
   expect_fused(

@@ -161,7 +161,7 @@ TEST(ModuleLists, DescribeStages) {
 TEST(ModuleLists, WhatIsNoCut) {
   const auto fails = [](const std::vector<std::vector<std::string>>& lists, const std::vector<std::string>& parts) {
     std::vector<std::string> all = parts;
-    all.push_back("parallelism.module_fqns_per_model_part");
+    all.emplace_back("parallelism.module_fqns_per_model_part");
     expect_error([&] { stages_of_module_lists(lists, 3); }, all);
   };
   const std::vector<std::string> last = {"layers.2", "norm", "output"};

@@ -90,7 +90,7 @@ TEST(JobConfig, NumbersThatCannotWork) {
 
 // What an axis does not divide: the key, and the nearest values that would do.
 TEST(JobConfig, MeshesThatCannotCut) {
-  const auto error = [](std::vector<std::string> overrides, std::int64_t num_ranks) {
+  const auto error = [](const std::vector<std::string>& overrides, std::int64_t num_ranks) {
     return error_of("", overrides, num_ranks);
   };
   EXPECT_THAT(error({"--parallelism.tensor_parallel_degree=3"}, 8),

@@ -21,7 +21,6 @@ namespace {
 
 using data::Scratch;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 const volatile std::sig_atomic_t kNoSignal = 0;
 
@@ -129,10 +128,10 @@ struct SmallStep {
   JobConfig config;
   TrainingStep step;
 
-  explicit SmallStep(const Overrides& overrides) : config(parse_job_config(kToml, overrides)), step(valid(config)) {
+  explicit SmallStep(const Overrides& overrides) : config(valid(parse_job_config(kToml, overrides))), step(config) {
     step.allocate();
   }
-  static const JobConfig& valid(const JobConfig& config) {
+  static JobConfig valid(JobConfig config) {
     config.validate();
     return config;
   }

@@ -67,8 +67,8 @@ class PlannedMesh : public ::testing::TestWithParam<MeshCase> {
  protected:
   static JobConfig config() {
     Overrides overrides = GetParam().overrides;
-    overrides.push_back("--training.local_batch_size=2");
-    overrides.push_back("--training.global_batch_size=16");
+    overrides.emplace_back("--training.local_batch_size=2");
+    overrides.emplace_back("--training.global_batch_size=16");
     return parse_job_config(kToml, overrides);
   }
 };

@@ -198,7 +198,7 @@ TEST(HfConfigJson, WhatItRefuses) {
     nlohmann::json json = valid;
     json[key] = value;
     std::vector<std::string> all = parts;
-    all.push_back("config.json");
+    all.emplace_back("config.json");
     expect_error([&] { parse_hf_config(json.dump(), "config.json"); }, all);
   };
   refused("model_type", "llama", {"model_type", "llama", "deepseek_v3"});
@@ -221,7 +221,7 @@ TEST(HfConfigJson, WhatItRefuses) {
     json.erase(key);  // transformers has a default, but none that means "none"
     expect_error([&] { parse_hf_config(json.dump(), "config.json"); }, {"config.json", key, "missing"});
   }
-  const nlohmann::json yarn = valid["rope_scaling"];
+  const nlohmann::json& yarn = valid["rope_scaling"];
   const auto refused_yarn = [&](const char* key, const nlohmann::json& value, const std::string& part) {
     nlohmann::json changed = yarn;
     changed[key] = value;
