@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "app/signals.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -26,12 +27,6 @@ void on_signal(int signal) {
   stop.count = stop.count + 1;
 }
 
-void handle_signals(void (*handler)(int)) {
-  std::signal(SIGINT, handler);
-  std::signal(SIGTERM, handler);
-  if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // under nohup it stays ignored
-}
-
 struct CompareOptions {
   std::vector<std::string> sides;
   std::string out, json, runs;
@@ -39,11 +34,12 @@ struct CompareOptions {
   double margin_percent = 100.0 * kDefaultMargin;
 };
 
-/// `path`, or `otherwise` if that is empty; its folder exists afterwards. Asked for before hours of training.
+/// `path`, or `otherwise` if that is empty; it can be written. Asked for before hours of training.
 fs::path output_path(const std::string& path, const fs::path& otherwise) {
   const fs::path output = path.empty() ? otherwise : fs::path(path);
   require(!fs::is_directory(output), "'{}' is a folder; expected the name of a file", output.string());
   if (output.has_parent_path()) create_folder(output.parent_path());
+  AtomicFile{output};
   return output;
 }
 
@@ -98,9 +94,9 @@ int compare(const CompareOptions& options) {
   std::vector<SideSpec> specs = parse_sides(options.sides);
   const fs::path runs =
       options.runs.empty() ? html.parent_path() / (html.stem().string() + "-runs") : fs::path(options.runs);
-  handle_signals(on_signal);
+  handle_stop_signals(on_signal);
   const int signal = train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, stop);
-  handle_signals(SIG_DFL);
+  handle_stop_signals(SIG_DFL);
   if (signal != 0) return 128 + signal;
   Comparison comparison = compare_sides(read_sides(specs), margin);
   comparison.command = command_line(options);

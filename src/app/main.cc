@@ -1,13 +1,18 @@
 // The command line. Exit status: 0 done, 1 a bug or a failure of the machine, 2 input that cannot work,
-// 130/143/138 stopped by SIGINT/SIGTERM/SIGUSR1 after saving.
+// 130/143/129/138 stopped by SIGINT/SIGTERM/SIGHUP/SIGUSR1 after saving.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "tensor/parallel.h"
 #include "train/job_config.h"
 
 namespace {
@@ -31,11 +36,29 @@ std::vector<std::string> joined_arguments(int argc, char** argv) {
   return {arguments.rbegin(), arguments.rend()};
 }
 
+/// Standard files that the caller has closed: no file of a run shall get their numbers, and messages with it.
+void open_standard_files() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(descriptor, F_GETFD) < 0) open("/dev/null", O_RDWR);  // gets the lowest number that is free
+  }
+}
+
+/// A file that is mapped and became shorter, or shared memory without a place: there is no error to return.
+void on_bus_error(int signal) {
+  constexpr char kMessage[] =
+      "tessera: bus error: a file that was being read became shorter, or its disk failed, or /dev/shm is full\n";
+  if (write(STDERR_FILENO, kMessage, sizeof kMessage - 1) >= 0) std::signal(signal, SIG_DFL);
+  raise(signal);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_files();
   // A file that outgrows a limit is to be an error with a message, like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGBUS, on_bus_error);
+  tessera::set_num_threads(tessera::num_threads());
   tessera::init_logging();
   CLI::App app("Tessera: pre-training of DeepSeek-V3-class mixture-of-experts models", "tessera");
   app.require_subcommand(1);
@@ -58,6 +81,9 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   } catch (const tessera::Error& error) {
+    spdlog::error("{}", error.what());
+    return 2;
+  } catch (const std::filesystem::filesystem_error& error) {
     spdlog::error("{}", error.what());
     return 2;
   } catch (const std::exception& error) {

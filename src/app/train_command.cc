@@ -6,6 +6,7 @@
 
 #include "app/commands.h"
 #include "app/on_ranks.h"
+#include "app/signals.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -70,10 +71,9 @@ void add_train_command(CLI::App& app, int& status) {
   command->footer(
       "Any key of the configuration can be set as --section.key=value, for example\n"
       "  tessera train configs/debugmodel.toml --training.steps=100 --optimizer.lr=4e-4\n"
-      "A run resumes by itself from the newest checkpoint in its folder. SIGINT, SIGTERM\n"
-      "and SIGUSR1 finish the step, save and exit with 130, 143 or 138. mpirun gives its ranks one second after SIGINT "
-      "and\n"
-      "SIGTERM; SIGUSR1 it passes on.");
+      "A run resumes by itself from the newest checkpoint in its folder. SIGINT, SIGTERM,\n"
+      "SIGHUP and SIGUSR1 finish the step, save and exit with 130, 143, 129 or 138. mpirun\n"
+      "gives its ranks one second after SIGINT and SIGTERM; SIGUSR1 it passes on.");
   command->callback([command, options, &status] {
     if (options->list_keys) return print_keys();
     const auto read_config = [&] {
@@ -85,8 +85,7 @@ void add_train_command(CLI::App& app, int& status) {
       std::cout << config_table(printed).to_toml();
       return;
     }
-    std::signal(SIGINT, on_signal);
-    std::signal(SIGTERM, on_signal);
+    handle_stop_signals(on_signal);
     std::signal(SIGUSR1, on_signal);
     status = run_on_ranks(read_config, [](const JobConfig& config, Ranks& ranks) {
       Trainer trainer(config, &ranks);

@@ -1,7 +1,7 @@
 #include "compare/side_spec.h"
 
 #include <algorithm>
-#include <iterator>
+#include <iomanip>
 #include <span>
 #include <sstream>
 
@@ -74,7 +74,8 @@ SideSpec parse_side(const std::string& text) {
   }
   require(spec.label != "." && spec.label != "..", "'{}' is no name for a side", spec.label);
   std::istringstream stream(spec.text);
-  const std::vector<std::string> words(std::istream_iterator<std::string>(stream), {});
+  std::vector<std::string> words;
+  for (std::string word; stream >> std::quoted(word);) words.push_back(word);
   require(!words.empty(), "'{}' names no runs; expected a folder, or a configuration (.toml)", text);
   if (words[0].ends_with(".toml")) {
     spec.config = words[0];

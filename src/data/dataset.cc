@@ -96,7 +96,7 @@ Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestName;
   std::error_code unreadable;
   require(fs::is_directory(folder, unreadable), "dataset '{}': no such folder", folder.string());
-  require(fs::exists(path, unreadable),
+  require(fs::exists(path, unreadable) || unreadable,
           "dataset '{}': the folder has no {}; `tessera data prepare` writes it last, when all else "
           "is there",
           folder.string(), kManifestName);
@@ -149,7 +149,7 @@ std::vector<Shard> open_split(const fs::path& folder, const Manifest& manifest, 
   for (const ShardEntry& entry : found->second) {
     const fs::path path = folder / entry.file;
     std::error_code unreadable;
-    require(fs::exists(path, unreadable), "shard '{}' is missing; '{}' lists it", path.string(),
+    require(fs::exists(path, unreadable) || unreadable, "shard '{}' is missing; '{}' lists it", path.string(),
             (folder / kManifestName).string());
     const Shard& shard = shards.emplace_back(path);
     require(shard.header().header_checksum == entry.checksum,

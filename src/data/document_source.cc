@@ -341,7 +341,7 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
       require(!broken || leads_nowhere, "cannot read '{}': {}", entry->path().string(), broken.message());
     }
   }
-  require(!error, "cannot read folder '{}': {}", folder.string(), error.message());
+  require(!error, "cannot read folder '{}' or one in it: {}", folder.string(), error.message());
   std::sort(found.begin(), found.end());
   std::set<fs::path> indices;
   for (const fs::path& path : found) {

@@ -23,8 +23,14 @@ inline int num_threads() { return omp_get_max_threads(); }
 /// Cores that this process may use.
 inline int num_cores() { return omp_get_num_procs(); }
 
-/// Sets the number of threads of parallel_for and of the GEMM library.
-inline void set_num_threads(int count) { omp_set_num_threads(count); }
+/// Sets the number of threads of parallel_for and of the GEMM library, no more than OMP_THREAD_LIMIT. OpenMP then gives
+/// all of them, whatever OMP_DYNAMIC and OMP_MAX_ACTIVE_LEVELS say: oneDNN 2 leaves out the work of threads that were
+/// promised and do not come.
+inline void set_num_threads(int count) {
+  omp_set_dynamic(0);
+  omp_set_max_active_levels(std::max(omp_get_max_active_levels(), 1));
+  omp_set_num_threads(std::min(count, omp_get_thread_limit()));
+}
 
 namespace detail {
 

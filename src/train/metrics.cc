@@ -215,16 +215,19 @@ void MetricsWriter::draw_progress(std::int64_t step, double loss) {
   const std::int64_t filled = kWidth * step / options_.num_steps;
   const std::chrono::duration<double> elapsed = run_time_ + (Clock::now() - window_begin_);
   const double per_step = elapsed.count() / static_cast<double>(step - options_.first_step + 1);
-  fmt::print(stderr, "\r\033[K[{:#<{}}{:.<{}}] {}/{}  loss {:.4f}  {:.2f} s/step  ETA {}", "", filled, "",
-             kWidth - filled, step, options_.num_steps, loss, per_step,
-             format_duration(per_step * static_cast<double>(options_.num_steps - step)));
+  // A terminal that has been closed is no reason to stop, as it would be for fmt::print.
+  std::fputs(fmt::format("\r\033[K[{:#<{}}{:.<{}}] {}/{}  loss {:.4f}  {:.2f} s/step  ETA {}", "", filled, "",
+                         kWidth - filled, step, options_.num_steps, loss, per_step,
+                         format_duration(per_step * static_cast<double>(options_.num_steps - step)))
+                 .c_str(),
+             stderr);
   std::fflush(stderr);
   progress_drawn_ = true;
 }
 
 void MetricsWriter::clear_progress() {
   if (!progress_drawn_) return;
-  fmt::print(stderr, "\r\033[K");
+  std::fputs("\r\033[K", stderr);
   progress_drawn_ = false;
 }
 

@@ -163,7 +163,7 @@ void write_run_info(const std::filesystem::path& folder, JobConfig config, std::
     if (!changed.empty()) info["changed"] = std::move(changed);
   }
   AtomicFile file(path);
-  file.write(info.dump(2) + "\n");
+  file.write(info.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");  // a path may be any bytes
   file.commit();
 }
 

@@ -29,7 +29,9 @@ using ::testing::Not;
 
 class Cli : public ::testing::Test {
  protected:
-  Finished run(const std::vector<std::string>& arguments) { return Process(scratch_, arguments).finish(); }
+  Finished run(const std::vector<std::string>& arguments, const std::vector<std::string>& launcher = {}) {
+    return Process(scratch_, arguments, RLIM_INFINITY, launcher).finish();
+  }
 
   /// A small run on a dataset of bytes.
   std::vector<std::string> train_arguments(const std::vector<std::string>& more = {}) {
@@ -299,7 +301,7 @@ TEST_F(Cli, DamagedShardsExitWithTwo) {
 }
 
 TEST_F(Cli, SignalsFinishTheStepAndSave) {
-  for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGUSR1, 138}}) {
+  for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}, {SIGUSR1, 138}}) {
     std::filesystem::remove_all(scratch_ / "outputs");
     const Process process(scratch_, train_arguments({"--training.steps=1000000"}));
     process.wait_for_output("step:       3");
@@ -314,6 +316,56 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
     // Plain lines where there is no terminal.
     EXPECT_THAT(finished.output, Not(HasSubstr("\r")));
   }
+}
+
+/// The GEMM library computes a part of a product only where OpenMP gives it fewer threads than it was promised.
+TEST_F(Cli, TheLossIsTheSameWhateverOpenMpIsTold) {
+  const std::vector<std::string> arguments = {"bench",
+                                              "step",
+                                              "--steps=1",
+                                              "--warmup=1",
+                                              "--training.device=cpu",
+                                              "--training.seq_len=128",
+                                              "--training.local_batch_size=1"};
+  const auto losses = [&](const std::vector<std::string>& settings) {
+    std::vector<std::string> launcher = {"/usr/bin/env"};
+    launcher.insert(launcher.end(), settings.begin(), settings.end());
+    const Finished finished = run(arguments, launcher);
+    EXPECT_EQ(finished.status, 0) << finished.output;
+    const auto line = nlohmann::json::parse(finished.output);
+    return std::pair(line["loss_first"].get<double>(), line["loss_last"].get<double>());
+  };
+  const auto expected = losses({"OMP_NUM_THREADS=2"});
+  EXPECT_EQ(losses({"OMP_NUM_THREADS=8", "OMP_DYNAMIC=true"}), expected);
+  EXPECT_EQ(losses({"OMP_NUM_THREADS=8", "OMP_THREAD_LIMIT=3"}), expected);
+  EXPECT_EQ(losses({"OMP_NUM_THREADS=8", "OMP_MAX_ACTIVE_LEVELS=0"}), expected);
+}
+
+TEST_F(Cli, MessagesDoNotGoIntoFilesWhereStandardOnesAreClosed) {
+  const Finished finished = run(train_arguments({"--checkpoint.interval=1", "--checkpoint.async_mode=async"}),
+                                {"/bin/sh", "-c", R"(exec "$0" "$@" <&- >&- 2>&-)"});
+  EXPECT_EQ(finished.status, 0);
+  std::ifstream metrics(scratch_ / "outputs" / "metrics.jsonl");
+  int num_lines = 0;
+  for (std::string line; std::getline(metrics, line); ++num_lines) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+  EXPECT_GE(num_lines, 4);
+  for (const std::int64_t step : checkpoint_steps(checkpoints())) {
+    EXPECT_NO_THROW(verify_checkpoint(checkpoint_path(checkpoints(), step)));
+  }
+}
+
+TEST_F(Cli, TrainsOnWhereNobodyReadsItsMessages) {
+  const Finished finished = run(train_arguments({"--training.steps=30"}),
+                                {"/bin/bash", "-c", R"(exec "$0" "$@" 2> >(head -n 1 >/dev/null))"});
+  EXPECT_EQ(finished.status, 0);
+  EXPECT_EQ(checkpoint_steps(checkpoints()), std::vector<std::int64_t>{30});
+}
+
+TEST_F(Cli, PathsMayHaveAnyBytes) {
+  const std::filesystem::path outputs = scratch_ / "\xff";
+  const Finished finished = run(train_arguments({"--job.dump_folder=" + outputs.string()}));
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_TRUE(std::filesystem::exists(outputs / "metrics.jsonl"));
 }
 
 TEST_F(Cli, OutputThatCannotBeWrittenExitsWithTwo) {

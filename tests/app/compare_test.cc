@@ -194,6 +194,9 @@ TEST_F(Compare, ChecksRunsAndRecipesBeforeItTrains) {
   };
   const std::string start = "a=" + tiny;
   refused({start, "b=" + tiny + " --training.mixed_precision_param=float32", "--margin=0"}, {"margin"});
+  const std::string unwritable = (scratch_ / std::string(252, 'r')).string();  // too long with ".tmp"
+  refused({start, "b=" + tiny + " --training.mixed_precision_param=float32", "--json=" + unwritable},
+          {"cannot create"});
   refused({start, "b=" + tiny + " --model.converters=quantize.linear.mx --quantize.linear.mx.filter_fqns=nothing"},
           {"nothing"});
   PlantedRun{.steps = 1000, .last_step = 10}.write(scratch_ / "unfinished");
@@ -244,6 +247,13 @@ TEST_F(Compare, LongConfigurationsAreSides) {
   const std::string label = parse_side("a.toml --model.converters=" + list).label;
   EXPECT_LE(label.size(), 60u);
   EXPECT_NE(parse_side("a.toml --model.converters=" + other).label, label);
+}
+
+TEST_F(Compare, ConfigurationsWithSpacesAreQuoted) {
+  const SideSpec side = parse_side(R"(a="/my runs/a.toml" "--job.description=two words" --training.steps=2)");
+  EXPECT_EQ(side.label, "a");
+  EXPECT_EQ(side.config, "/my runs/a.toml");
+  EXPECT_EQ(side.overrides, (std::vector<std::string>{"--job.description=two words", "--training.steps=2"}));
 }
 
 TEST_F(Compare, TheCommandInTheReportCanBeRunAgain) {

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <unordered_map>
 
 #include "data/sentencepiece_tokenizer.h"
 #include "support.h"
@@ -84,9 +85,12 @@ TEST(SentencePieceModelCheck, TheLibrarysOwnRulesPass) {
   const Scratch scratch;
   write_file(scratch / "text", "the quality of being amicable, of naming names\n");
   const auto status = sentencepiece::SentencePieceTrainer::Train(
-      fmt::format("--input={0}/text --model_prefix={0}/m --minloglevel=2 --hard_vocab_limit=false --vocab_size=40 "
-                  "--normalization_rule_name=nmt_nfkc_cf",
-                  scratch.path().string()));
+      std::unordered_map<std::string, std::string>{{"input", scratch / "text"},
+                                                   {"model_prefix", scratch / "m"},
+                                                   {"minloglevel", "2"},
+                                                   {"hard_vocab_limit", "false"},
+                                                   {"vocab_size", "40"},
+                                                   {"normalization_rule_name", "nmt_nfkc_cf"}});
   ASSERT_TRUE(status.ok()) << status.ToString();
   const std::string model = read_text_file(scratch / "m.model");
   ASSERT_GT(model.size(), 100'000u);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -26,8 +27,9 @@ class Scratch {
  public:
   Scratch() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = std::filesystem::path(::testing::TempDir()) /
-              fmt::format("tessera_data_{}_{}_{}", test->test_suite_name(), test->name(), getpid());
+    std::string name = fmt::format("tessera_data_{}_{}_{}", test->test_suite_name(), test->name(), getpid());
+    std::replace(name.begin(), name.end(), '/', '_');  // of a test with parameters
+    folder_ = std::filesystem::path(::testing::TempDir()) / name;
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }

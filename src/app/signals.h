@@ -1,0 +1,18 @@
+// Signals that ask a run to end.
+#pragma once
+
+#include <csignal>
+
+namespace tessera {
+
+/// Calls `handler` for SIGINT, SIGTERM and SIGHUP, a terminal that closes; under nohup SIGHUP stays ignored. From then on
+/// messages that nobody reads any more do not end the program: Ctrl-C also ends the `tee` that a run's are piped into.
+/// SIG_DFL: all as it was.
+inline void handle_stop_signals(void (*handler)(int)) {
+  std::signal(SIGINT, handler);
+  std::signal(SIGTERM, handler);
+  if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
+  std::signal(SIGPIPE, handler == SIG_DFL ? SIG_DFL : SIG_IGN);
+}
+
+}  // namespace tessera
