@@ -2,16 +2,17 @@
 """Dispatch, training steps, layers and scaling on several GPUs of one machine, against what they are to reach.
 
     bench/gpus.py --tessera build/release/src/app/tessera --bench build/release/bench/bench_ep_gpu [--ranks 8]
-        [--only PART,...] [--timeout 180] [--json rows.jsonl]
+        [--only PART,...] [--timeout 180] [--seconds 0] [--json rows.jsonl]
 
 Parts: `dispatch` (DeepEP's shape, the 16B model's), `cells` (the 16B model: precisions x backends x routers), `layers` (of
 the 671B model) and `scaling` (the 16B model cut to 8 layers on 1, 2, 4, ... GPUs). --only takes beginnings of runs' names,
 too: "cells bf16 direct". Runs follow one another, each with a timeout; a row is printed as soon as it is known. With --json
 it goes into that file, and runs whose rows are there, or that had no room, are not run again: take a new file for a new build.
+With --seconds it ends by then, with the tables; another call with the same file goes on.
 
-A step's figures count if its loss is finite and ends below the first step's. In the end comes a table of all bounds, which
-are of 8 GPUs. Exits with status 1 if one that was measured is missed, or something could not be run. A setting without room is
-no failure where another one of its cell has a figure.
+A step's figures count if its loss is finite, ends below the first step's and, in a cell, within 1 % of bfloat16's over
+`standard`. In the end comes a table of all bounds, which are of 8 GPUs. Exits with status 1 if one that was measured is missed,
+or something could not be run. A setting without room is no failure where another one of its cell has a figure.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 from collections import namedtuple
 
 from gpu import STEPS, Report, Runner, json_lines
@@ -30,40 +32,45 @@ from training_run import mpirun
 # gradients cross to the experts in.
 Setting = namedtuple("Setting", "batch recompute room payload", defaults=["default"])
 
-FORCED, REAL = 1.05, (1.5, 2.0)
+FORCED, REAL = 1.05, 2.5
 # `tessera plan memory --ranks 8 --device cuda` says what 8 H200s have room for. Fewer have larger parts of the model each:
-# there batches are smaller (batch_of).
+# there batches are smaller (batch_of). Of settings that follow one another with "or", the first that has room runs.
 NONE, KEPT = Setting(4, "none", FORCED), Setting(4, "selective", FORCED)
-ROUTED = (Setting(3, "none", REAL[0]), Setting(4, "selective", REAL[0]))
-# Precision, backend and router: what is tried, of which the fastest counts.
+IN_MXFP8 = [setting._replace(payload="mxfp8") for setting in (NONE, KEPT)]
+ROUTED = [Setting(3, "selective", REAL), Setting(3, "full", REAL)]
+# Precision, backend and router: what is tried, of which the fastest counts. The first is what others' losses are held to.
 CELLS = {
-    ("bf16", "direct", "forced"): (NONE, KEPT),
-    ("mxfp8", "direct", "forced"): (NONE, KEPT, NONE._replace(payload="mxfp8")),
-    ("fp8_blockwise", "direct", "forced"): (NONE, KEPT),
-    ("bf16", "standard", "forced"): (NONE, KEPT),
-    ("mxfp8", "standard", "forced"): (NONE, KEPT),
-    ("fp8_blockwise", "standard", "forced"): (NONE, KEPT),
-    ("bf16", "direct", "real"): ROUTED,
-    ("mxfp8", "direct", "real"): ROUTED,
-    ("fp8_blockwise", "direct", "real"): ROUTED,
-    ("bf16", "standard", "real"): ROUTED,
-    ("mxfp8", "standard", "real"): ROUTED,
-    ("fp8_blockwise", "standard", "real"): ROUTED,
+    ("bf16", "standard", "forced"): [[NONE, KEPT]],
+    ("bf16", "direct", "forced"): [[NONE, KEPT]],
+    ("mxfp8", "direct", "forced"): [[NONE, KEPT], IN_MXFP8],
+    ("fp8_blockwise", "direct", "forced"): [[NONE, KEPT]],
+    ("mxfp8", "standard", "forced"): [[NONE, KEPT]],
+    ("fp8_blockwise", "standard", "forced"): [[NONE, KEPT]],
+    ("bf16", "standard", "real"): [ROUTED],
+    ("bf16", "direct", "real"): [ROUTED],
+    ("mxfp8", "direct", "real"): [ROUTED],
+    ("fp8_blockwise", "direct", "real"): [ROUTED],
+    ("mxfp8", "standard", "real"): [ROUTED],
+    ("fp8_blockwise", "standard", "real"): [ROUTED],
 }
+# These few steps come to their learning rate without a warm-up: DeepSeek-V3's with forced balance. The real router would soon
+# send some rank two to three times a balanced load at that rate, and at 2e-5 the loss of 27 layers is higher after 20 steps
+# than before them; that of layers as wide as the 671B model's rises at larger ones.
+RATES = {"forced": "--optimizer.lr=2.2e-4", "real": "--optimizer.lr=5e-5", "layers": "--optimizer.lr=2e-5"}
 CELL_SHAPE = ["--model.flavor=16B", "--training.seq_len=8192"]
-# At the default learning rate, which these few steps reach without a warm-up, routers soon send some rank three times a
-# balanced load, and the loss of layers as wide as the 671B model's rises.
-SMALL_RATE = ["--optimizer.lr=2e-5"]
+LOSS_MARGIN = 0.01
 # Layers of the 671B model, all with experts, of which a GPU has as many as one of eight (depths_of).
 LAYERS = {
     "forced": Setting(2, "none", FORCED),
-    "real": Setting(2, "none", REAL[1]),
+    "real": Setting(2, "none", 2.0),
 }
-LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096", *SMALL_RATE]
+LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096",
+               RATES["layers"]]
 LAYER_EXPERTS = 256
 # What a single GPU has room for.
 SCALING = Setting(2, "none", FORCED)
-SCALING_SHAPE = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192"]
+SCALING_SHAPE = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192",
+                 RATES["forced"]]
 
 # A rank that others wait for is named before the time of a run is over.
 STEP = ["--training.device=cuda", "--steps=16", "--warmup=4", "--comm.init_timeout_seconds=90"]
@@ -79,12 +86,17 @@ MICROSECONDS = (("bf16", "dispatch", 937), ("bf16", "as DeepEP", 937), ("mxfp8",
 TOKENS = (("bf16", "standard", 14500), ("bf16", "direct", 18500), ("best 8-bit", "direct", 22000))
 GAIN = 1.41
 SCALES = 0.90
+FIRST_STEP_SECONDS = 20
 
-NO_ROOM = "no room"
-TOLD_OF_NO_ROOM = ("cannot allocate", "Make parallelism.expert_parallel_capacity_factor")
+NO_ROOM, NO_TIME = "no room", "no time left"
+TOLD_OF_NO_ROOM = ("cannot allocate", "out of memory", "unhandled cuda error",
+                   "Make parallelism.expert_parallel_capacity_factor")
+# A program needs some time to begin with.
+LEAST_SECONDS = 45
 
-# One process: `cell` is what its settings have in common, `key` what it is the same by in another call of this script.
-Run = namedtuple("Run", "cell setting command key")
+# One process: `cell` is what its settings have in common, `key` what it is the same by in another call of this script,
+# `instead_of` the run without room that this one replaces.
+Run = namedtuple("Run", "cell setting command key instead_of", defaults=[None])
 
 
 def name_of(run):
@@ -123,12 +135,16 @@ def powers_of_two(most):
 
 
 def plan_cells(args, router):
-    for (precision, backend, its_router), settings in CELLS.items():
-        for setting in settings if its_router == router else ():
-            cell = f"cells {precision} {backend} {router}"
-            here = setting._replace(batch=batch_of(setting, args.ranks))
-            shape = CELL_SHAPE + (SMALL_RATE if router == "real" else [])
-            yield step_run(args, cell, args.ranks, here, precision, backend, router, shape)
+    for (precision, backend, its_router), alternatives in CELLS.items():
+        for settings in alternatives if its_router == router else ():
+            before = None
+            for setting in settings:
+                cell = f"cells {precision} {backend} {router}"
+                here = setting._replace(batch=batch_of(setting, args.ranks))
+                shape = [*CELL_SHAPE, RATES[router]]
+                run = step_run(args, cell, args.ranks, here, precision, backend, router, shape)
+                yield run._replace(instead_of=before)
+                before = run
 
 
 def plan(args):
@@ -168,13 +184,19 @@ def loss_problem(line):
     return "" if last < first else f"no figure: the loss goes from {first:.4f} to {last:.4f}"
 
 
+def tells_of_no_room(told, ranks):
+    """NCCL calls it an unhandled CUDA error. Where all rows go to one rank, they are of tokens that are not finite."""
+    load = re.search(r"([0-9.]+) times the balanced load", told)
+    return any(text in told for text in TOLD_OF_NO_ROOM) and not (load and float(load[1]) > 0.9 * ranks)
+
+
 class Results:
     """Rows by cell; what went wrong by cell. Rows come from the file, too."""
 
     def __init__(self, path):
         self.path = path
         self.done = {}
-        self.rows, self.problems = {}, {}
+        self.rows, self.problems, self.without_room = {}, {}, []
         if path and path.exists():
             text = path.read_text()
             whole = text[:text.rfind("\n") + 1]
@@ -193,13 +215,30 @@ class Results:
 
     def add_problem(self, run, problem, is_new=True):
         self.problems.setdefault(run.cell, []).append(problem)
-        if problem == NO_ROOM and is_new and self.path:  # no use to try it again
-            self.add(run, [])
+        if problem == NO_ROOM:
+            self.without_room.append(run)
+            if is_new and self.path:  # no use to try it again
+                self.add(run, [])
+
+    def is_called_for(self, run):
+        return run.instead_of is None or any(run.instead_of.key == one.key for one in self.without_room)
+
+    def hold_losses(self):
+        """Takes the figures of cells whose loss is not that of bfloat16 over `standard`."""
+        for (precision, backend, router) in CELLS:
+            cell, base = f"cells {precision} {backend} {router}", self.best(f"cells bf16 standard {router}")
+            for row in self.rows.get(cell, []) if base else []:
+                if abs(row["loss_last"] / base["loss_last"] - 1.0) > LOSS_MARGIN:
+                    self.problems.setdefault(cell, []).append(
+                        f"no figure: the loss ends at {row['loss_last']:.4f}, bfloat16's over standard at "
+                        f"{base['loss_last']:.4f}")
+                    self.rows[cell] = [other for other in self.rows[cell] if other is not row]
 
     def failed(self):
         """Cells that could not be run, or of whose settings none has room."""
         def is_bad(cell, problem):
-            return problem == NO_ROOM and not self.rows.get(cell) or problem.startswith(("failed", "no figure"))
+            no_figure = problem in (NO_ROOM, NO_TIME) and not self.rows.get(cell)
+            return no_figure or problem.startswith(("failed", "no figure"))
 
         return [cell for cell, problems in self.problems.items() if any(is_bad(cell, one) for one in problems)]
 
@@ -210,8 +249,8 @@ class Results:
         return max(self.rows.get(cell, []), key=lambda row: row["tokens_per_s_per_rank"], default=None)
 
 
-def measure(run, runner, results):
-    """What to print of it."""
+def measure(run, runner, results, timeout, deadline):
+    """What to print of it. `deadline`: of this call, by time.monotonic()."""
     known = results.done.get(json.dumps(run.key))
     if known:
         results.add(run, known, is_new=False)
@@ -220,13 +259,21 @@ def measure(run, runner, results):
         results.add_problem(run, NO_ROOM, is_new=False)
         return [], NO_ROOM
     for _ in range(2):  # mpirun may lose the last line of what ends at once
+        left = deadline - time.monotonic()
+        if left < LEAST_SECONDS:
+            results.add_problem(run, NO_TIME)
+            return [], NO_TIME
+        runner.timeout = min(timeout, left)
         printed, said, problem = runner.attempt(run.command)
         rows = dispatch_rows(printed) if run.cell.startswith("dispatch") else json_lines(printed)
         if problem or rows:
             break
     if problem:
         told = printed + said
-        problem = NO_ROOM if any(text in told for text in TOLD_OF_NO_ROOM) else f"failed: {problem}"
+        if problem.startswith("more than") and runner.timeout < timeout:
+            problem = NO_TIME
+        else:
+            problem = NO_ROOM if tells_of_no_room(told, run.key[0]) else f"failed: {problem}"
         print(told, file=sys.stderr, end="", flush=True)
     elif not rows:
         problem = "failed: it printed no figures"
@@ -306,10 +353,16 @@ def report_bounds(results, ranks):
         value = largest(tokens(each, backend) for each in (low if precision == "best 8-bit" else [precision]))
         why = results.why_not(f"cells {low[0] if precision == 'best 8-bit' else precision} {backend} forced")
         row(f"16B {precision} {backend} / bound", value, bound, "tokens/s", why)
-    base = tokens("bf16", "standard")
-    best = largest(tokens(precision, backend) for precision, backend, router in CELLS if router == "forced")
-    row(f"16B best cell / {GAIN} of bf16 standard", best if base else None, base * GAIN if base else None, "tokens/s",
-        results.why_not("cells bf16 standard forced"))
+    # Of all cells or of none: the best may be the one that is missing.
+    forced = {f"cells {precision} {backend} {router}": tokens(precision, backend)
+              for precision, backend, router in CELLS if router == "forced"}
+    missing = next((cell for cell, value in forced.items() if value is None), None)
+    row(f"16B best cell / {GAIN} of bf16 standard", None if missing else max(forced.values()),
+        None if missing else tokens("bf16", "standard") * GAIN, "tokens/s", f"{missing}: {results.why_not(missing)}")
+
+    first = results.best("cells bf16 direct forced")
+    row("16B bf16 direct, from the start to the first step", first and first.get("first_step_s"), FIRST_STEP_SECONDS, "s",
+        results.why_not("cells bf16 direct forced"), least=False)
 
     one, all_ranks = (results.best(f"scaling {n}") for n in (1, ranks))
     per_gpu = [line["tokens_per_s_per_rank"] if line else None for line in (one, all_ranks)]
@@ -335,9 +388,11 @@ def main():
     parser.add_argument("--ranks", type=int, help="GPUs; without it, all there are")
     parser.add_argument("--only", default="", help="runs whose names begin with one of these, with commas")
     parser.add_argument("--timeout", type=int, default=180, help="seconds that a program may run")
+    parser.add_argument("--seconds", type=int, default=0, help="that this call may take; 0: as long as it takes")
     parser.add_argument("--json", type=pathlib.Path, help="file of rows, to go on from")
     args = parser.parse_args()
     args.ranks = args.ranks or num_gpus()
+    deadline = time.monotonic() + args.seconds if args.seconds else math.inf
 
     runs = list(plan(args))
     wanted = [part.strip() for part in args.only.split(",") if part.strip()]
@@ -348,11 +403,12 @@ def main():
     for number, run in enumerate(runs, 1):
         is_wanted = not wanted or any(name_of(run).startswith(part) for part in wanted)
         # The table has what earlier calls measured, too.
-        if not is_wanted and json.dumps(run.key) not in results.done:
+        if not results.is_called_for(run) or not is_wanted and json.dumps(run.key) not in results.done:
             continue
         if is_wanted:
             print(f"{number} of {len(runs)}: {name_of(run)}", file=sys.stderr, flush=True)
-        print_rows(run, *measure(run, runner, results))
+        print_rows(run, *measure(run, runner, results, args.timeout, deadline))
+    results.hold_losses()
     report_layers(results, args.ranks)
     all_hold = report_bounds(results, args.ranks)
     failed = results.failed()

@@ -17,6 +17,8 @@
 namespace tessera {
 namespace {
 
+const auto kLoaded = std::chrono::steady_clock::now();  // the program
+
 struct StepOptions {
   std::string config;
   std::int64_t steps = 10;
@@ -79,7 +81,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   step.set_trace(&trace);
   std::vector<double> seconds;
   PhaseSeconds phases;
-  double first_loss = 0.0, last_loss = 0.0;
+  double first_loss = 0.0, last_loss = 0.0, first_step_seconds = 0.0;
   const auto start = [&](std::int64_t i) {
     std::vector<Batch>& of_step = batches[static_cast<std::size_t>(i) % batches.size()];
     for (Batch& batch : of_step) {
@@ -99,7 +101,10 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
       phases += result.seconds;
     }
     ended = result.ended;
-    if (result.step == 1) first_loss = result.loss;
+    if (result.step == 1) {
+      first_loss = result.loss;
+      first_step_seconds = std::chrono::duration<double>(result.ended - kLoaded).count();
+    }
     last_loss = result.loss;
   };
   std::optional<cuda::KernelProfile> traced_kernels;
@@ -142,6 +147,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
       {"step_ms", step_seconds * 1e3},
       {"forward_ms", phases.forward * 1e3 / static_cast<double>(options.steps)},
       {"backward_ms", phases.backward * 1e3 / static_cast<double>(options.steps)},
+      {"first_step_s", first_step_seconds},
       {"tflops", tflops},
       {"mfu", peak > 0.0 ? nlohmann::json(tflops / peak) : nlohmann::json()},
       {"loss_first", first_loss},

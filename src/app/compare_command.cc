@@ -39,7 +39,7 @@ fs::path output_path(const std::string& path, const fs::path& otherwise) {
   const fs::path output = path.empty() ? otherwise : fs::path(path);
   require(!fs::is_directory(output), "'{}' is a folder; expected the name of a file", output.string());
   if (output.has_parent_path()) create_folder(output.parent_path());
-  AtomicFile{output};
+  const AtomicFile can_be_created(output);
   return output;
 }
 

@@ -97,6 +97,7 @@ TEST_F(Cli, BenchTimesSteps) {
   const auto line = nlohmann::json::parse(timed.output);
   EXPECT_NEAR(line["tokens_per_s"].get<double>(), 64 / (1e-3 * line["step_ms"].get<double>()), 1e-3);
   EXPECT_GT(line["loss_first"].get<double>(), 4.0);
+  EXPECT_GT(line["first_step_s"].get<double>(), 1e-3 * line["step_ms"].get<double>());
   EXPECT_TRUE(line["mfu"].is_null());
   EXPECT_FALSE(line.contains("gpu_idle_share"));
   data::write_file(scratch_ / "peak.toml", "[metrics]\npeak_tflops = 2.0\n");
