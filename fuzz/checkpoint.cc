@@ -1,4 +1,5 @@
-// verify_checkpoint: any bytes as manifest.json of a checkpoint. The folder also has model.safetensors, of kModelBytes,
+// verify_checkpoint: any bytes as manifest.json of a checkpoint, once as they are and once with the content's checksum
+// made right. The folder also has model.safetensors, of kModelBytes,
 // so that a manifest can be right.
 #include "checkpoint/checkpoint.h"
 
@@ -12,8 +13,11 @@ constexpr std::string_view kModelBytes("\x02\0\0\0\0\0\0\0{}", 10);  // no tenso
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const auto model = fuzz::write_input("model.safetensors", kModelBytes);
-  fuzz::write_input("manifest.json", fuzz::as_text({data, size}));
-  fuzz::read_hostile(fuzz::input_folder().native(),
-                     [&] { static_cast<void>(verify_checkpoint(fuzz::input_folder()).state.dump()); });
+  const std::string text(fuzz::as_text({data, size}));
+  for (const std::string& content : {text, fuzz::with_checksum(text)}) {
+    fuzz::write_input("manifest.json", content);
+    fuzz::read_hostile(fuzz::input_folder().native(),
+                       [&] { static_cast<void>(verify_checkpoint(fuzz::input_folder()).state.dump()); });
+  }
   return 0;
 }

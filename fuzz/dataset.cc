@@ -2,33 +2,14 @@
 // shards and the tokenizer that it names are looked for.
 #include "data/dataset.h"
 
-#include "base/file.h"
-#include "base/json.h"
 #include "target.h"
 
 using namespace tessera;
 
-namespace {
-
-std::string with_checksum(std::string_view text) {
-  try {
-    auto json = parse_json<nlohmann::ordered_json>(text, "input");
-    if (!json.is_object()) return {};
-    json.erase("checksum");
-    const std::string rest = json.dump();
-    json["checksum"] = fmt::format("{:016x}", checksum(std::as_bytes(std::span(rest))));
-    return json.dump();
-  } catch (const Error&) {
-    return {};
-  }
-}
-
-}  // namespace
-
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::filesystem::path& folder = fuzz::input_folder();
   const std::string text(fuzz::as_text({data, size}));
-  for (const std::string& content : {text, with_checksum(text)}) {
+  for (const std::string& content : {text, fuzz::with_checksum(text)}) {
     fuzz::write_input(std::string(data::kManifestName), content);
     fuzz::read_hostile(folder.native(), [&] {
       const data::Manifest manifest = data::read_manifest(folder);

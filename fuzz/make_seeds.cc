@@ -59,7 +59,7 @@ void write_checkpoint_seeds(const fs::path& folder) {
   write(folder / "seed-model",
         nlohmann::json{
             {"format", "tessera-checkpoint"},
-            {"version", 2},
+            {"version", 3},
             {"step", 3},
             {"num_shards", 1},
             {"files",

@@ -12,12 +12,25 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace tessera::fuzz {
 
 /// The bytes as text.
 inline std::string_view as_text(std::span<const std::uint8_t> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+/// The same JSON with the checksum of its content; empty if it is not an object.
+inline std::string with_checksum(std::string_view text) {
+  try {
+    auto json = parse_json<nlohmann::ordered_json>(text, "input");
+    if (!json.is_object()) return {};
+    json[kChecksumField] = checksum_of_rest(json);
+    return json.dump();
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 /// Writes `content` to the file called `name` in a folder of this process's own, which is in memory where the machine

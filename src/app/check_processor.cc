@@ -1,5 +1,5 @@
-// Compiled for every x86-64 processor, unlike the rest (CMakeLists.txt): runs before all else, and says what the program
-// would need instead of ending in an illegal instruction.
+// Compiled for every x86-64 processor, unlike the rest (CMakeLists.txt): runs before all else, and says what the
+// program would need instead of ending in an illegal instruction.
 #include <unistd.h>
 
 namespace {
@@ -8,7 +8,8 @@ namespace {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) return;
-  constexpr char kMessage[] = "tessera: this processor has no AVX2, FMA or BMI2; expected Haswell (2013), Zen or later\n";
+  constexpr char kMessage[] =
+      "tessera: this processor has no AVX2, FMA or BMI2; expected Haswell (2013), Zen or later\n";
   if (write(STDERR_FILENO, kMessage, sizeof kMessage - 1) < 0) _exit(1);
   _exit(1);
 #endif

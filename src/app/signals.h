@@ -5,9 +5,9 @@
 
 namespace tessera {
 
-/// Calls `handler` for SIGINT, SIGTERM and SIGHUP, a terminal that closes; under nohup SIGHUP stays ignored. From then on
-/// messages that nobody reads any more do not end the program: Ctrl-C also ends the `tee` that a run's are piped into.
-/// SIG_DFL: all as it was.
+/// Calls `handler` for SIGINT, SIGTERM and SIGHUP, a terminal that closes; under nohup SIGHUP stays ignored. From then
+/// on messages that nobody reads any more do not end the program: Ctrl-C also ends the `tee` that a run's are piped
+/// into. SIG_DFL: all as it was.
 inline void handle_stop_signals(void (*handler)(int)) {
   std::signal(SIGINT, handler);
   std::signal(SIGTERM, handler);

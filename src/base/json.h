@@ -1,16 +1,19 @@
 // JSON of files that may be hostile, and names of files in it. A folder that includes this links nlohmann-json itself.
 #pragma once
 
+#include <charconv>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
+#include "base/file.h"
 
 namespace tessera {
 
@@ -49,6 +52,20 @@ Json parse_json(std::string_view text, const std::string& name) {
 /// JSON has no NaN and no infinity: null stands for them.
 inline nlohmann::ordered_json json_number(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
+
+/// A checksum in JSON: 16 hexadecimal digits, because many readers keep only 53 bits of a number.
+inline std::string to_hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
+
+/// The field of an object that has the checksum of all its others.
+inline constexpr const char* kChecksumField = "checksum";
+
+/// Of all fields but kChecksumField, in their order: what a file with this object has as that field.
+inline std::string checksum_of_rest(nlohmann::ordered_json object) {
+  object.erase(kChecksumField);
+  // Text that is not UTF-8 counts as it is written.
+  const std::string text = object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return to_hex(checksum(std::as_bytes(std::span(text))));
 }
 
 /// A value in a message: short, and without anything that a terminal would obey, whatever the file holds.
@@ -104,6 +121,21 @@ class JsonFields {
     const Json& field = at(name);
     expect(field.is_boolean(), name, "true or false", field);
     return field.template get<bool>();
+  }
+  /// What to_hex has made.
+  std::uint64_t hex(const char* name) const {
+    const std::string& digits = text(name);
+    std::uint64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
+    const bool is_whole = error == std::errc() && end == digits.data() + digits.size() && to_hex(value) == digits;
+    expect(is_whole, name, "16 hexadecimal digits in lower case", at(name));
+    return value;
+  }
+  /// Throws Error unless kChecksumField is right.
+  void require_checksum() const {
+    const std::string expected = to_hex(hex(kChecksumField)), found = checksum_of_rest(object_);
+    require(found == expected, "{}: its content has checksum {}, expected {}: it was damaged, or edited by hand",
+            place_, found, expected);
   }
   const Json& array(const char* name) const {
     const Json& field = at(name);

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kManifest = "manifest.json";
 constexpr const char* kFormat = "tessera-checkpoint";
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 constexpr std::uint64_t kMaxStep = std::uint64_t{1} << 48;
 constexpr std::string_view kPrefix = "step-";
 constexpr const char* kPartialSuffix = ".partial";
@@ -78,9 +78,10 @@ void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifes
   nlohmann::ordered_json json = {
       {"format", kFormat}, {"version", kVersion}, {"step", manifest.step}, {"num_shards", manifest.num_shards}};
   for (const auto& [name, written] : manifest.files) {
-    json["files"][name] = {{"bytes", written.size}, {"xxh3_64", fmt::format("{:016x}", written.checksum)}};
+    json["files"][name] = {{"bytes", written.size}, {"xxh3_64", to_hex(written.checksum)}};
   }
   json["state"] = manifest.state;
+  json[kChecksumField] = checksum_of_rest(json);
   {
     AtomicFile file(partial / kManifest);
     // Text from the command line may be anything; JSON is UTF-8.
@@ -186,23 +187,19 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
 CheckpointManifest read_checkpoint_manifest(const fs::path& path) {
   const fs::path manifest_path = path / kManifest;
   const std::string where = fmt::format("'{}'", manifest_path.string());
-  const nlohmann::json json = parse_json(read_text_file(manifest_path), where);
+  const auto json = parse_json<nlohmann::ordered_json>(read_text_file(manifest_path), where);
   const JsonFields fields(json, where + ", $");
-  const nlohmann::json &format = fields.at("format"), &version = fields.at("version");
+  const nlohmann::ordered_json &format = fields.at("format"), &version = fields.at("version");
   require(format == kFormat && version == kVersion, "{} has the format {} version {}, expected \"{}\" version {}",
           where, describe_json(format), describe_json(version), kFormat, kVersion);
+  fields.require_checksum();
   CheckpointManifest manifest{.step = static_cast<std::int64_t>(fields.count("step", kMaxStep)),
                               .state = fields.at("state")};
   const JsonFields files(fields.at("files"), fields.place_of("files"));
   for (const auto& [name, json_file] : fields.at("files").items()) {
     require_plain_name(name, where);
     const JsonFields file(json_file, files.place_of(name.c_str()));
-    const std::string& sum = file.text("xxh3_64");
-    std::uint64_t value = 0;
-    const auto [end, error] = std::from_chars(sum.data(), sum.data() + sum.size(), value, 16);
-    require(error == std::errc() && end == sum.data() + sum.size(), "{}: expected up to 16 hexadecimal digits, got {}",
-            file.place_of("xxh3_64"), describe_json(file.at("xxh3_64")));
-    manifest.files[name] = {.size = file.count("bytes"), .checksum = value};
+    manifest.files[name] = {.size = file.count("bytes"), .checksum = file.hex("xxh3_64")};
   }
   // Every shard has a file, so there are no more of them than files.
   manifest.num_shards = static_cast<std::int64_t>(fields.count("num_shards", manifest.files.size()));

@@ -1,6 +1,5 @@
 #include "data/dataset.h"
 
-#include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -17,27 +16,10 @@ using nlohmann::ordered_json;
 constexpr std::string_view kFormatName = "tessera-dataset";
 constexpr int kManifestVersion = 1;
 
-/// 64-bit checksums are written as 16 hexadecimal digits: many JSON readers keep only 53 bits of a number.
-std::string to_hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
-
-std::uint64_t checksum_of_text(std::string_view text) {
-  return checksum(std::as_bytes(std::span(text.data(), text.size())));
-}
-
 using Fields = JsonFields<ordered_json>;
 
 std::int32_t id_of(const Fields& fields, const char* name) {
   return static_cast<std::int32_t>(fields.count(name, std::numeric_limits<std::int32_t>::max()));
-}
-
-std::uint64_t hex_of(const Fields& fields, const char* name) {
-  const std::string& digits = fields.text(name);
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16);
-  require(error == std::errc() && end == digits.data() + digits.size() && to_hex(value) == digits,
-          "{}: expected 16 hexadecimal digits in lower case, got {}", fields.place_of(name),
-          describe_json(fields.at(name)));
-  return value;
 }
 
 }  // namespace
@@ -86,7 +68,7 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
                                  {"checksum", to_hex(shard.checksum)}});
     }
   }
-  json["checksum"] = to_hex(checksum_of_text(json.dump()));
+  json[kChecksumField] = checksum_of_rest(json);
   AtomicFile file(folder / kManifestName);
   file.write(json.dump(2) + "\n");
   file.commit();
@@ -107,17 +89,12 @@ Manifest read_manifest(const fs::path& folder) {
           describe_json(fields.at("format")));
   require(fields.count("version") == kManifestVersion, "{}: version {}, this program reads version {}", place,
           fields.count("version"), kManifestVersion);
-  const std::uint64_t expected = hex_of(fields, "checksum");
-  ordered_json rest = json;
-  rest.erase("checksum");
-  const std::uint64_t found = checksum_of_text(rest.dump());
-  require(found == expected, "{}: its content has checksum {}, expected {}: it was damaged, or edited by hand", place,
-          to_hex(found), to_hex(expected));
+  fields.require_checksum();
 
   Manifest manifest;
   const Fields tokenizer(fields.at("tokenizer"), fields.place_of("tokenizer"));
   manifest.tokenizer_kind = tokenizer.text("kind");
-  manifest.tokenizer_checksum = hex_of(tokenizer, "checksum");
+  manifest.tokenizer_checksum = tokenizer.hex("checksum");
   manifest.vocab_size = id_of(fields, "vocab_size");
   manifest.bos_id = id_of(fields, "bos_id");
   manifest.eos_id = id_of(fields, "eos_id");
@@ -134,7 +111,7 @@ Manifest read_manifest(const fs::path& folder) {
                                        .num_bytes = shard_fields.count("num_bytes"),
                                        .num_tokens = shard_fields.count("num_tokens"),
                                        .num_documents = shard_fields.count("num_documents"),
-                                       .checksum = hex_of(shard_fields, "checksum")});
+                                       .checksum = shard_fields.hex("checksum")});
     }
   }
   return manifest;

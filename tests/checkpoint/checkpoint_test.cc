@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -83,6 +84,22 @@ TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
   EXPECT_EQ(entries, 1u);
 }
 
+TEST_F(CheckpointTest, ADigitOfTheManifestThatChangedIsNoticed) {
+  save(1);
+  const auto path = scratch_ / "step-1/manifest.json";
+  const std::string text = read_text_file(path);
+  int num_digits = 0;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] < '0' || text[i] > '9') continue;
+    std::string changed = text;
+    changed[i] = text[i] == '1' ? '2' : '1';
+    data::write_file(path, changed);
+    expect_error([&] { read_checkpoint_manifest(scratch_ / "step-1"); }, {path.string()});
+    ++num_digits;
+  }
+  EXPECT_GT(num_digits, 20);
+}
+
 // Manifests that no save writes. Each was a crash, or a file outside of the checkpoint that was opened.
 TEST_F(CheckpointTest, ManifestsThatLie) {
   save(1);
@@ -90,41 +107,45 @@ TEST_F(CheckpointTest, ManifestsThatLie) {
   const std::string deep = std::string(300'000, '[') + std::string(300'000, ']');
   const auto refused = [&](const std::string& version, const std::string& listed, const std::string& state,
                            const std::string& part, int num_shards = 1) {
-    data::write_file(
-        path,
-        fmt::format(
-            R"({{"format": "tessera-checkpoint", "version": {}, "step": 1, "num_shards": {}, "files": {}, "state": {}}})",
-            version, num_shards, listed, state));
+    std::string text = fmt::format(
+        R"({{"format": "tessera-checkpoint", "version": {}, "step": 1, "num_shards": {}, "files": {}, "state": {}}})",
+        version, num_shards, listed, state);
+    if (text.size() < deep.size()) {
+      auto json = nlohmann::ordered_json::parse(text);
+      json[kChecksumField] = checksum_of_rest(json);
+      text = json.dump();
+    }
+    data::write_file(path, text);
     expect_error([&] { verify_checkpoint(scratch_ / "step-1"); }, {path.string(), part});
   };
   const auto files = [](const std::vector<std::string>& names) {
     std::string text;
     for (const std::string& name : names) {
-      text += fmt::format(R"({}"{}": {{"bytes": 0, "xxh3_64": "0"}})", text.empty() ? "" : ", ", name);
+      text += fmt::format(R"({}"{}": {{"bytes": 0, "xxh3_64": "0000000000000000"}})", text.empty() ? "" : ", ", name);
     }
     return "{" + text + "}";
   };
   refused("1", "{}", "1", "version 1, expected");
   refused(deep, "{}", "1", "nested deeper");
-  refused("2", "{}", deep, "nested deeper");
-  refused("2", "5", "1", "expected an object");
-  refused("2", R"({"model.safetensors": 5})", "1", "expected an object");
-  refused("2", R"({"model.safetensors": {"bytes": 1e300, "xxh3_64": "0"}})", "1", "a whole number");
-  refused("2", R"({"model.safetensors": {"bytes": -1, "xxh3_64": "0"}})", "1", "a whole number");
-  for (const char* sum : {"", "0x1", "-1", "11112222333344445"}) {
-    refused("2", fmt::format(R"({{"model.safetensors": {{"bytes": 1, "xxh3_64": "{}"}}}})", sum), "1", "hexadecimal");
+  refused("3", "{}", deep, "nested deeper");
+  refused("3", "5", "1", "expected an object");
+  refused("3", R"({"model.safetensors": 5})", "1", "expected an object");
+  refused("3", R"({"model.safetensors": {"bytes": 1e300, "xxh3_64": "0000000000000000"}})", "1", "a whole number");
+  refused("3", R"({"model.safetensors": {"bytes": -1, "xxh3_64": "0000000000000000"}})", "1", "a whole number");
+  for (const char* sum : {"", "0x1", "-1", "123", "11112222333344445"}) {
+    refused("3", fmt::format(R"({{"model.safetensors": {{"bytes": 1, "xxh3_64": "{}"}}}})", sum), "1", "hexadecimal");
   }
   for (const char* name : {"", ".", "..", "../step-1/model.safetensors", "/dev/null", "model.safetensors\\u0000x"}) {
-    refused("2", files({name}), "1", "expected the name of a file");
+    refused("3", files({name}), "1", "expected the name of a file");
   }
   // Another number of shards than files.
-  refused("2", files({"model.safetensors"}), "1", "too large", 2);
-  refused("2", files({"model.safetensors"}), "1", "'model-00000-of-00000.safetensors'", 0);
-  refused("2", files({"model-00000-of-00002.safetensors", "tokenizer.model"}), "1", "'model-00001-of-00002", 2);
-  refused("2", files({"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors", "model.safetensors"}),
+  refused("3", files({"model.safetensors"}), "1", "too large", 2);
+  refused("3", files({"model.safetensors"}), "1", "'model-00000-of-00000.safetensors'", 0);
+  refused("3", files({"model-00000-of-00002.safetensors", "tokenizer.model"}), "1", "'model-00001-of-00002", 2);
+  refused("3", files({"model-00000-of-00002.safetensors", "model-00001-of-00002.safetensors", "model.safetensors"}),
           "1", "3 shards of the model", 2);
-  refused("2", files({"model.safetensors", "optimizer-00000-of-00002.safetensors"}), "1", "'optimizer.safetensors'");
-  refused("2", files({"tokenizer.model"}), "1", "'model.safetensors'");
+  refused("3", files({"model.safetensors", "optimizer-00000-of-00002.safetensors"}), "1", "'optimizer.safetensors'");
+  refused("3", files({"tokenizer.model"}), "1", "'model.safetensors'");
 }
 
 }  // namespace
