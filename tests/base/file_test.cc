@@ -1,14 +1,58 @@
 #include "base/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/file_lock.h"
 #include "tests/data/support.h"
+
+namespace {
+/// What was flushed, in order; the C library's functions give way to these.
+std::vector<std::filesystem::path> flushed;
+bool exchanges = true;
+}  // namespace
+extern "C" int fsync(int descriptor) {
+  flushed.push_back(std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", descriptor)));
+  return 0;
+}
+extern "C" int renameat2(int, const char* from, int, const char* to, unsigned int flags) noexcept {
+  if (exchanges) return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, flags));
+  errno = EINVAL;
+  return -1;
+}
 
 namespace tessera {
 namespace {
 
 using data::Scratch;
+
+TEST(AtomicFile, IsFlushedBeforeItHasItsNameAndItsFolderAfter) {
+  const Scratch scratch;
+  AtomicFile file(scratch / "file");
+  file.write("new");
+  flushed.clear();
+  file.commit();
+  EXPECT_EQ(flushed, (std::vector<std::filesystem::path>{scratch / "file.tmp", scratch.path()}));
+}
+
+/// Also on file systems on which two folders cannot change places.
+TEST(ReplaceFolder, PutsTheWholeInThePlaceOfTheOld) {
+  for (const bool can : {true, false}) {
+    exchanges = can;
+    const Scratch scratch;
+    data::write_file(scratch / "new/file", "new");
+    data::write_file(scratch / "old/file", "old");
+    flushed.clear();
+    replace_folder(scratch / "new", scratch / "old");
+    EXPECT_EQ(read_text_file(scratch / "old/file"), "new");
+    EXPECT_FALSE(std::filesystem::exists(scratch / "new"));
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(scratch.path()), {}), 1);
+    EXPECT_EQ(flushed, std::vector<std::filesystem::path>{scratch.path()});
+  }
+  exchanges = true;
+}
 
 TEST(AtomicFile, AppearsWithCommitOnly) {
   const Scratch scratch;

@@ -65,6 +65,26 @@ TEST_F(CheckpointTest, PruningKeepsTheNewestAndClearsLeftovers) {
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-11.partial"));
 }
 
+TEST_F(CheckpointTest, PruningSparesWhatWasSavedLast) {
+  for (const std::int64_t step : {4, 8, 5}) save(step);  // step 5 by a run that went back to 4
+  prune_checkpoints(scratch_.path(), 1, 5);
+  EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(5, 8));
+}
+
+/// What replace_folder() leaves where two folders cannot change places in one step, cut short at each of its renames.
+TEST_F(CheckpointTest, PruningEndsAReplacementThatWasCutShort) {
+  save(3);
+  std::filesystem::rename(scratch_ / "step-3", scratch_ / "step-3.replaced");
+  prune_checkpoints(scratch_.path(), 0);
+  EXPECT_EQ(load(3), 1.0f);
+  std::filesystem::create_directories(scratch_ / "step-3.replaced");
+  std::filesystem::create_directories(scratch_ / "step-2.deleted");
+  prune_checkpoints(scratch_.path(), 0);
+  EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-3.replaced"));
+  EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-2.deleted"));
+  EXPECT_EQ(load(3), 1.0f);
+}
+
 // The same failure as a full disk: write() fails half-way.
 TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
   save(1);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "compare/report_style.h"
+#include "compare/statistics.h"
 #include "compare/svg_plot.h"
 #include "tests/compare/report_support.h"
 
@@ -130,7 +131,8 @@ TEST(Comparison, ValidationLossesOfOtherDataAreLeftOut) {
     const auto folder =
         PlantedRun{.config = {{"validation.steps", "8"}}, .dataset = {{"val", checksum}}}.write(scratch / name);
     data::write_file(folder / "metrics.jsonl",
-                     read_text_file(folder / "metrics.jsonl") + "{\"step\":200,\"validation_loss\":4.5}\n");
+                     read_text_file(folder / "metrics.jsonl") +
+                         "{\"step\":100,\"validation_loss\":9.5}\n{\"step\":200,\"validation_loss\":4.5}\n");
     return make_side(name, {read_run(folder)});
   };
   const Side a = with_validation("a", "01"), b = with_validation("b", "01"), c = with_validation("c", "02");
@@ -143,6 +145,34 @@ TEST(Comparison, ValidationLossesOfOtherDataAreLeftOut) {
   info["data_ranks"] = 2;  // each reads so many batches
   data::write_file(scratch / "b/run.json", info.dump());
   EXPECT_FALSE(compare_sides({a, make_side("b", {read_run(scratch / "b")})}, kDefaultMargin).sides[0].validation_loss);
+}
+
+/// Against the runs' own lines.
+TEST(Comparison, NumbersOfASide) {
+  const Scratch scratch;
+  std::vector<Side> sides;
+  std::vector<double> ends, ratios;  // of the candidate
+  for (const double offset : {0.0, 0.01}) {
+    std::vector<RunRecord> runs;
+    for (std::int64_t seed = 1; seed <= 3; ++seed) {
+      const auto folder = scratch / fmt::format("{}-{}", offset > 0.0 ? "b" : "a", seed);
+      runs.push_back(read_run(
+          PlantedRun{.seed = seed,
+                     .loss = [&](double loss, auto) { return loss * (1.0 + offset * static_cast<double>(seed)); },
+                     .tokens_per_second = 1000.0 * static_cast<double>(seed * seed)}
+              .write(folder)));
+      if (offset > 0.0) ends.push_back(mean(std::span(runs.back().losses).last(20)));
+      if (offset > 0.0) ratios.push_back(offset * static_cast<double>(seed));
+    }
+    sides.push_back(make_side(offset > 0.0 ? "b" : "a", std::move(runs)));
+  }
+  const Comparison comparison = compare_sides(sides, kDefaultMargin);
+  const SideResult& b = comparison.sides[1];
+  EXPECT_NEAR(b.final_loss.mean, mean(ends), 1e-12);
+  EXPECT_EQ(b.tokens_per_second, 4000.0);
+  EXPECT_NEAR(b.difference.y.back(), 0.02, 1e-9);
+  EXPECT_NEAR(b.difference.high.back() - b.difference.y.back(),
+              confidence_half_width(standard_deviation(ratios), 3, kConfidence), 1e-9);
 }
 
 /// Runs that log differently are compared at the steps that both have.

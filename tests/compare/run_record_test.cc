@@ -204,6 +204,14 @@ TEST(RunRecord, ARunThatBreaksDownHasEnded) {
   EXPECT_EQ(broken.broken()->step, 9);
   EXPECT_NO_THROW(make_side("a", {broken}));
   EXPECT_FALSE(at(5, 9).ended());
+  // A step without a gradient norm is broken, too.
+  std::string lines = read_text_file(PlantedRun{.steps = 20, .last_step = 9}.write(scratch / "norm") / "metrics.jsonl");
+  const std::size_t field = lines.rfind("\"grad_norm\":") + std::string_view("\"grad_norm\":").size();
+  lines.replace(field, lines.find_first_of(",}", field) - field, "null");
+  data::write_file(scratch / "norm/metrics.jsonl", lines);
+  const RunRecord without_norm = read_run(scratch / "norm");
+  EXPECT_TRUE(without_norm.ended());
+  EXPECT_STREQ(without_norm.broken()->what, "gradient norm");
   expect_error([&] { require_sound_baseline({"a", {broken}}); }, {"baseline", "loss", "step 9 of seed 1"});
 }
 

@@ -80,6 +80,16 @@ TEST(DocumentSource, LinesLongerThanTheBuffer) {
             (Documents{text, "b", text}));
 }
 
+/// A line's end may be the first byte that is read, or the last.
+TEST(DocumentSource, LinesThatEndAtTheBuffersEnd) {
+  const Scratch scratch;
+  for (const int before : {-1, 0, 1}) {
+    const std::string text((1 << 18) - 12 + before, 'y');  // {"text": ""} takes 12
+    EXPECT_EQ(read_all({write_file(scratch / "a.jsonl", "{\"text\": \"" + text + "\"}\n{\"text\": \"b\"}\n")}),
+              (Documents{text, "b"}));
+  }
+}
+
 TEST(DocumentSource, BadJsonLinesNameTheLine) {
   const Scratch scratch;
   for (const auto& [bad, reason] :

@@ -2,6 +2,9 @@
 // against direct, bit for bit.
 #include "ep/dispatcher.h"
 
+#include <gmock/gmock.h>
+
+#include "ep/placement.h"
 #include "tests/ep/cpu_ranks.h"
 
 namespace tessera {
@@ -26,6 +29,19 @@ std::vector<DispatchBackend> backends(int num_ranks) {
   std::vector<DispatchBackend> result = {DispatchBackend::kStandard, DispatchBackend::kDirect};
   if (num_ranks == 1) result.push_back(DispatchBackend::kLocal);
   return result;
+}
+
+/// The room is enough to the last row, and no further.
+TEST(Placement, OneRowTooMany) {
+  std::vector<std::int32_t> counts = {3, 0, 2, 1}, first_rows(4), offsets(4);  // 5 rows for rank 0, 1 for rank 1
+  const auto ints = [](std::vector<std::int32_t>& values) {
+    return Tensor(values.data(), {2, 2}, DType::kInt32, Device::kCpu);
+  };
+  const ep::Placement placement{.first_row_PE = ints(first_rows), .offsets_Pe1 = ints(offsets)};
+  ep::place_rows(ints(counts), 1, placement);
+  EXPECT_EQ(ep::find_overload(ints(counts), placement, {.name = "moe"}, 5, 1.0), "");
+  EXPECT_THAT(ep::find_overload(ints(counts), placement, {.name = "moe"}, 4, 1.0),
+              ::testing::HasSubstr("rank 0 get 5 rows"));
 }
 
 /// Passes through one dispatcher, each with another routing, so that what a pass left behind shows in the next.

@@ -210,6 +210,7 @@ INSTANTIATE_TEST_SUITE_P(
              {"--model.args.score_func=sigmoid", "--model.args.route_norm", "--model.args.n_expert_groups=4",
               "--model.args.n_limited_groups=2", "--model.args.seq_balance_loss_coeff=0.001",
               "--model.args.q_lora_rank=32", "--model.args.num_mtp_modules=1"}},
+        Case{"two_chunks_of_the_head", {"--training.seq_len=1056"}},
         Case{"moments_in_bfloat16", {"--optimizer.state_dtype=bfloat16"}},
         Case{"selective", {"--activation_checkpoint.mode=selective"}},
         Case{"full", {"--activation_checkpoint.mode=full"}}, Case{"mxfp8", recipe("mxfp8", "128x128")},

@@ -154,6 +154,22 @@ INSTANTIATE_TEST_SUITE_P(Cases, GoldenModel,
                                            "moe_softmax_groups", "force_balance", "balance_loss", "mtp", "odd_sizes"),
                          [](const auto& parameter) { return std::string(parameter.param); });
 
+// A step tells of the mean over its modules.
+TEST(GoldenSteps, TheLossOfTwoPredictionModules) {
+  const Golden golden("mtp");
+  TrainingStep step(golden.config);
+  step.allocate();
+  golden.load(step.model().parameters());
+  ASSERT_EQ(golden.config.model.args.num_mtp_modules, 2);
+  Batch batch = step.make_batch();
+  batch.fill(numbers<std::int32_t>(golden.file, "tokens"), numbers<std::int32_t>(golden.file, "labels"));
+  const StepResult result = step.run(1, std::span(&batch, 1));
+  const std::vector<double> loss = numbers<double>(golden.file, "loss");
+  EXPECT_NEAR(result.loss, loss[1], 1e-5 * loss[1]);
+  EXPECT_NEAR(result.mtp_loss, loss[2], 1e-5 * loss[2]);
+  EXPECT_EQ(result.num_tokens, batch.num_tokens());
+}
+
 // Ten optimizer steps: accumulation, clipping, warm-up and decay, AdamW, expert bias.
 TEST(GoldenSteps, LossesAndWeightsAfterTenSteps) {
   const Golden golden("train_steps");

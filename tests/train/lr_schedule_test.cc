@@ -50,5 +50,15 @@ TEST(LrSchedule, WarmupLongerThanTheRunIsCut) {
   EXPECT_DOUBLE_EQ(schedule.factor(9, 10), 1.0);
 }
 
+TEST(LrSchedule, AScheduleOfItsOwnLength) {
+  const LrSchedule schedule{.warmup_steps = 2, .total_steps = 10, .min_lr_factor = 0.1};
+  const LrSchedule of_run{.warmup_steps = 2, .min_lr_factor = 0.1};
+  for (std::int64_t step = 0; step < 10; ++step) {
+    EXPECT_EQ(schedule.factor(step, 100), of_run.factor(step, 10)) << step;
+    EXPECT_EQ(schedule.factor(step, 5), of_run.factor(step, 10)) << step;
+  }
+  for (const std::int64_t step : {10, 11, 99}) EXPECT_EQ(schedule.factor(step, 100), of_run.factor(9, 10)) << step;
+}
+
 }  // namespace
 }  // namespace tessera

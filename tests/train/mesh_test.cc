@@ -16,18 +16,20 @@ TEST_P(OnMesh, TrainsAsOneRankDoes) { expect_as_on_one_rank(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(
     Meshes, OnMesh,
-    ::testing::Values(MeshCase{"fsdp2", 2, {}}, MeshCase{"fsdp4", 4, {}, 2}, MeshCase{"fsdp8", 8, {}, 1, kBalance},
-                      MeshCase{"replicate2", 2, {.dp_replicate = 2}, 2}, MeshCase{"hsdp", 4, {.dp_replicate = 2}, 2},
-                      MeshCase{"fsdp2_mtp", 2, {}, 2, kMtp}, MeshCase{"fsdp3_of_4_never", 4, {}, 1, kNever},
-                      MeshCase{"hsdp_full", 8, {.dp_replicate = 4}, 1, kFull}, MeshCase{"tp2", 2, {.tp = 2}},
-                      MeshCase{"tp4_balance", 4, {.tp = 4}, 2, kBalance},
-                      MeshCase{"tp2_queries", 2, {.tp = 2}, 1, kQueries}, MeshCase{"tp2_mtp", 2, {.tp = 2}, 1, kMtp},
-                      MeshCase{"fsdp2_tp2", 4, {.tp = 2}, 1, kSelective}, MeshCase{"cp2", 2, {.cp = 2}},
-                      MeshCase{"cp4_balance", 4, {.cp = 4}, 1, kBalance},
-                      MeshCase{"cp2_documents", 2, {.cp = 2}, 2, kDocuments},
-                      MeshCase{"cp2_queries", 2, {.cp = 2}, 1, kQueries}, MeshCase{"cp2_mtp", 2, {.cp = 2}, 1, kMtp},
-                      MeshCase{"fsdp2_cp2_tp2", 8, {.cp = 2, .tp = 2}, 2, kSelective},
-                      MeshCase{"hsdp_cp2_full", 8, {.dp_replicate = 2, .cp = 2}, 1, kFull}),
+    ::testing::Values(
+        MeshCase{"one_against_640_tokens_at_once", 1, {}, 8, {"--training.seq_len=80"}}, MeshCase{"fsdp2", 2, {}},
+        MeshCase{"ep2_no_shared", 2, {.ep = 2}, 2, {"--model.args.num_shared_experts=0"}},
+        MeshCase{"fsdp2_never_mxfp8", 2, {}, 1, kNever + kMxfp8}, MeshCase{"fsdp4", 4, {}, 2},
+        MeshCase{"fsdp8", 8, {}, 1, kBalance}, MeshCase{"replicate2", 2, {.dp_replicate = 2}, 2},
+        MeshCase{"hsdp", 4, {.dp_replicate = 2}, 2}, MeshCase{"fsdp2_mtp", 2, {}, 2, kMtp},
+        MeshCase{"fsdp3_of_4_never", 4, {}, 1, kNever}, MeshCase{"hsdp_full", 8, {.dp_replicate = 4}, 1, kFull},
+        MeshCase{"tp2", 2, {.tp = 2}}, MeshCase{"tp4_balance", 4, {.tp = 4}, 2, kBalance},
+        MeshCase{"tp2_queries", 2, {.tp = 2}, 1, kQueries}, MeshCase{"tp2_mtp", 2, {.tp = 2}, 1, kMtp},
+        MeshCase{"fsdp2_tp2", 4, {.tp = 2}, 1, kSelective}, MeshCase{"cp2", 2, {.cp = 2}},
+        MeshCase{"cp4_balance", 4, {.cp = 4}, 1, kBalance}, MeshCase{"cp2_documents", 2, {.cp = 2}, 2, kDocuments},
+        MeshCase{"cp2_queries", 2, {.cp = 2}, 1, kQueries}, MeshCase{"cp2_mtp", 2, {.cp = 2}, 1, kMtp},
+        MeshCase{"fsdp2_cp2_tp2", 8, {.cp = 2, .tp = 2}, 2, kSelective},
+        MeshCase{"hsdp_cp2_full", 8, {.dp_replicate = 2, .cp = 2}, 1, kFull}),
     [](const auto& test) { return test.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(
@@ -118,6 +120,50 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"tp2_ep2_mxfp8_wgrad_high", 2, {.tp = 2, .ep = 2}, 1, kWgradHigh + kWholeBlocks + seed(1)},
         MeshCase{"fsdp2_cp2_tp2_mxfp8_wgrad_high", 8, {.cp = 2, .tp = 2}, 1, kWgradHigh + kWholeBlocks + kKeysHigh}),
     [](const auto& test) { return test.param.name; });
+
+/// Of the first step, by name; shared experts, if there are any, give 0.
+std::map<std::string, std::vector<float>> gradients_of(std::int64_t num_shared_experts) {
+  const JobConfig config = parse_job_config(
+      kToml, {fmt::format("--model.args.num_shared_experts={}", num_shared_experts), "--training.local_batch_size=8"});
+  TrainingStep step(config);
+  step.allocate();
+  Parameters& parameters = step.model().parameters();
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    const ParamSpec& spec = parameters.spec(id);
+    if (!spec.name.ends_with("shared_experts.w2.weight")) continue;
+    parameters.set(id, 0, std::vector<float>(static_cast<std::size_t>(spec.shape.num_elements())));
+  }
+  step.refresh_weights();
+  Batch batch = step.make_batch();
+  std::vector<std::int32_t> tokens;
+  for (std::int64_t idx = 0; idx < 8; ++idx) {
+    const auto one = sequence(1, idx, config.training.seq_len + 1, config.model.args.vocab_size);
+    tokens.insert(tokens.end(), one.begin(), one.end());
+  }
+  batch.fill(tokens);
+  step.run(1, std::span(&batch, 1));
+  std::map<std::string, std::vector<float>> gradients;
+  for (ParamId id = 0; id < parameters.size(); ++id) {
+    const Tensor gradient = parameters.gradient(id);
+    gradients[parameters.spec(id).name].assign(gradient.data<float>(),
+                                               gradient.data<float>() + gradient.num_elements());
+  }
+  return gradients;
+}
+
+TEST(Moe, WithoutSharedExpertsIsWithSomeThatGiveNothing) {
+  const auto with = gradients_of(1), without = gradients_of(0);
+  EXPECT_LT(without.size(), with.size());
+  for (const auto& [name, expected] : without) {
+    const std::vector<float>& actual = with.at(name);
+    double difference = 0.0, norm = 0.0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      difference += std::pow(static_cast<double>(actual[i]) - static_cast<double>(expected[i]), 2);
+      norm += std::pow(static_cast<double>(expected[i]), 2);
+    }
+    EXPECT_LE(std::sqrt(difference), 1e-5 * std::sqrt(norm)) << name;
+  }
+}
 
 /// Messages, and with them ranks, that come late in ways of the seed's.
 RankOptions delayed(std::uint64_t seed) {

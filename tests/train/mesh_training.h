@@ -69,6 +69,7 @@ inline std::int64_t num_ignored(std::int64_t idx) { return idx * 5 % 7; }
 /// What a run shows: the same on all ranks, but for the gradients, of which each rank has its part.
 struct Trained {
   std::vector<double> losses, balance_losses, grad_norms, validation_losses;
+  std::vector<std::int64_t> num_tokens;
   std::vector<std::vector<double>> expert_loads;
   std::map<std::string, std::vector<float>> gradients;  // of the first step
 };
@@ -138,6 +139,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
       }
       if (world != nullptr && world->rank() != 0) continue;
       trained.losses.push_back(result.loss);
+      trained.num_tokens.push_back(result.num_tokens);
       trained.balance_losses.push_back(result.balance_loss);
       trained.grad_norms.push_back(result.grad_norm);
       trained.validation_losses.push_back(validation_loss);
@@ -175,6 +177,7 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   ASSERT_EQ(one.losses.size(), 10u);
   EXPECT_LT(one.losses.back(), 0.98 * one.losses.front());
   expect_near(many.losses, one.losses, 1e-5, "loss");
+  EXPECT_EQ(many.num_tokens, one.num_tokens);
   expect_near(many.balance_losses, one.balance_losses, 1e-5, "balance loss");
   expect_near(many.grad_norms, one.grad_norms, 1e-4, "gradient norm");
   expect_near(many.validation_losses, one.validation_losses, 1e-5, "validation loss");

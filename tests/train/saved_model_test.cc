@@ -110,6 +110,71 @@ TEST(HfWeights, Fp8BlocksWithTailsInBothDirections) {
   }
 }
 
+/// More numbers than are converted at a time, there and back.
+TEST(HfWeights, TensorsOfSeveralChunks) {
+  const Scratch scratch;
+  const std::int64_t rows = 515, columns = 1024;  // 2 chunks of 2^18, and 3 rows
+  std::vector<float> numbers(static_cast<std::size_t>(rows * columns));
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = static_cast<float>(i % 251) + static_cast<float>(i >> 12) * 256;
+  for (float& number : numbers) number = static_cast<float>(BFloat16(number));
+  const NamedTensor parameter{"output.weight", Tensor(numbers.data(), {rows, columns}, DType::kFloat32, Device::kCpu)};
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    write_hf_weights(
+        scratch.path(), std::span(&parameter, 1),
+        [&](const NamedTensor&, std::int64_t begin, std::int64_t end, const FloatSink& sink) {
+          sink(std::span(numbers).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)));
+        },
+        1, {.dtype = dtype});
+    std::vector<float> read;
+    HfWeights(scratch.path()).read({"lm_head.weight", {rows, columns}}, [&](std::span<const float> chunk) {
+      read.insert(read.end(), chunk.begin(), chunk.end());
+    });
+    EXPECT_TRUE(read == numbers);
+  }
+}
+
+/// What readers of DeepSeek's files use and this one passes over: the copies in a multi-token prediction layer. The
+/// router's bias stays float32.
+TEST(HfWeights, CopiesAndTypes) {
+  const Scratch scratch;
+  ModelConfig config;
+  config.n_layers = 2;
+  config.n_dense_layers = 1;
+  config.num_mtp_modules = 1;
+  const Model model(config, {.seq_len = 16});
+  const std::vector<NamedTensor> tensors = tensor_names(model.parameters());
+  write_hf_weights(scratch.path(), tensors,
+                   [&](const NamedTensor& tensor, std::int64_t begin, std::int64_t end, const FloatSink& sink) {
+                     const float number = tensor.name == "tok_embeddings.weight" ? 1.0f
+                                          : tensor.name == "output.weight"       ? 2.0f
+                                                                                 : 0.3f;
+                     sink(std::vector<float>(static_cast<std::size_t>(end - begin), number));
+                   },
+                   config.n_layers, {.dtype = DType::kBFloat16});
+  const HfWeights weights(scratch.path());
+  const auto first = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+    float number = 0.0f;
+    weights.read({name, shape}, [&](std::span<const float> chunk) { number = chunk.front(); });
+    return number;
+  };
+  EXPECT_EQ(first("model.layers.2.embed_tokens.weight", {config.vocab_size, config.dim}), 1.0f);
+  EXPECT_EQ(first("model.layers.2.shared_head.head.weight", {config.vocab_size, config.dim}), 2.0f);
+  EXPECT_EQ(first("model.layers.1.mlp.gate.e_score_correction_bias", {config.num_experts}), 0.3f);
+  EXPECT_EQ(first("model.layers.1.mlp.gate.weight", {config.num_experts, config.dim}),
+            static_cast<float>(BFloat16(0.3f)));
+}
+
+/// As transformers saves them: config.json tells of layers that are in no file.
+TEST(SavedModel, MultiTokenPredictionThatIsInNoFile) {
+  const Scratch scratch;
+  fs::copy(golden("groups"), scratch / "hf");
+  auto json = nlohmann::json::parse(read_text_file(scratch / "hf/config.json"));
+  json["num_nextn_predict_layers"] = 1;
+  data::write_file(scratch / "hf/config.json", json.dump());
+  EXPECT_EQ(SavedModel(scratch / "hf").config().model.num_mtp_modules, 0);
+}
+
 TEST(HfWeights, WhatTheyRefuse) {
   const Scratch scratch;
   const auto read = [&](const std::vector<std::int64_t>& shape) {

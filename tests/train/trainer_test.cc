@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "tensor/parallel.h"
 #include "tests/data/support.h"
+#include "train/run_info.h"
 
 namespace tessera {
 namespace {
@@ -270,21 +271,91 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
   EXPECT_THAT(names, ::testing::IsSupersetOf({"step", "data", "attention.forward", "moe.backward", "gemm", "adamw"}));
 }
 
-TEST_F(Trained, ResumingDropsMetricsOfStepsThatRunAgain) {
-  train(small_config(scratch_));
-  train(small_config(scratch_, {"--checkpoint.load_step=4"}));
+/// The mean over the first sequences of the validation split, the same ones each time; weights stand still here.
+TEST_F(Trained, ValidationIsOfTheFirstSequencesOfItsSplit) {
+  JobConfig config =
+      small_config(scratch_, {"--validation.enable", "--validation.freq=3", "--validation.steps=3", "--optimizer.lr=0",
+                              "--model.args.load_balance_coeff=0", "--checkpoint.enable=false"});
+  train(config);
+  set_document_end(config);
+  TrainingStep step(config);
+  step.allocate();
+  data::Loader loader({.dataset = scratch_ / "dataset",
+                       .split = "val",
+                       .seq_len = 32,
+                       .local_batch_size = 2,
+                       .vocab_size = 258,
+                       .shuffle = false});
+  Batch batch = step.make_batch();
+  std::vector<std::int32_t> tokens(2 * 33);
+  double expected = 0.0;
+  for (int i = 0; i < 3; ++i) {
+    loader.next(tokens);
+    batch.fill(tokens);
+    expected += step.evaluate(batch) / 3;
+  }
+  std::vector<double> losses;
   std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
-  std::vector<std::int64_t> steps;
   for (std::string line; std::getline(file, line);) {
     const auto json = nlohmann::json::parse(line);
-    if (json.contains("loss")) steps.push_back(json["step"]);
+    if (json.contains("validation_loss")) losses.push_back(json["validation_loss"]);
   }
-  EXPECT_THAT(steps, ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+  ASSERT_EQ(losses.size(), 3u);
+  for (const double loss : losses) EXPECT_NEAR(loss, expected, 1e-12 * expected);
+}
+
+/// A run that resumes does not begin from its initial weights again.
+TEST_F(Trained, InitialWeightsAreOfTheFirstStartOnly) {
+  train(small_config(scratch_));
+  std::filesystem::rename(scratch_ / "outputs", scratch_ / "initial");
+  const std::string initial = fmt::format("--checkpoint.initial_load_path={}", (scratch_ / "initial").string());
+  const Outcome straight = train(small_config(scratch_, {initial}));
+  const Outcome resumed = train(small_config(scratch_, {initial, "--checkpoint.load_step=4"}));
+  EXPECT_TRUE(same_bits(resumed.weights, straight.weights));
+}
+
+/// Every key of the optimizer changes what a run comes to.
+TEST_F(Trained, KeysOfTheOptimizerTakeEffect) {
+  const auto weights = [&](const std::string& key) {
+    std::filesystem::remove_all(scratch_ / "outputs");
+    return train(small_config(scratch_, {"--training.steps=4", key})).weights;
+  };
+  const std::vector<float> plain = weights("--training.max_norm=1.0");
+  for (const char* key : {"--optimizer.lr=1e-5", "--optimizer.beta1=0.5", "--optimizer.beta2=0.5",
+                          "--optimizer.eps=0.01", "--optimizer.weight_decay=0", "--training.max_norm=0.001"}) {
+    EXPECT_FALSE(same_bits(weights(key), plain)) << key;
+  }
+}
+
+TEST_F(Trained, ResumingDropsMetricsOfStepsThatRunAgain) {
+  const std::vector<std::string> validates = {"--validation.enable", "--validation.freq=2", "--validation.steps=1"};
+  train(small_config(scratch_, validates));
+  std::vector<std::string> resumes = validates;
+  resumes.emplace_back("--checkpoint.load_step=4");
+  train(small_config(scratch_, resumes));
+  std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
+  std::map<std::string, std::vector<std::int64_t>> steps;
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line);
+    for (const char* kind : {"loss", "validation_loss", "checkpoint_seconds"}) {
+      if (json.contains(kind)) steps[kind].push_back(json["step"]);
+    }
+  }
+  EXPECT_THAT(steps["loss"], ::testing::ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+  EXPECT_THAT(steps["validation_loss"], ::testing::ElementsAre(2, 4, 6, 8));
+  EXPECT_THAT(steps["checkpoint_seconds"], ::testing::ElementsAre(4, 8));
 }
 
 TEST_F(Trained, KeepsTheLatestCheckpoints) {
   train(small_config(scratch_, {"--checkpoint.interval=1", "--checkpoint.keep_latest_k=3"}));
   EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(6, 7, 8));
+}
+
+/// Of a run that went back, whose last save is not the one of the highest step.
+TEST_F(Trained, TheCheckpointJustSavedStays) {
+  train(small_config(scratch_));
+  train(small_config(scratch_, {"--checkpoint.load_step=4", "--training.steps=5", "--checkpoint.keep_latest_k=1"}));
+  EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(5, 8));
 }
 
 TEST_F(Trained, RefusesACheckpointOfAnotherRun) {
