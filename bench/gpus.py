@@ -55,8 +55,10 @@ CELLS = {
 }
 # These few steps come to their learning rate without a warm-up: DeepSeek-V3's with forced balance. The real router would soon
 # send some rank two to three times a balanced load at that rate, and at 2e-5 the loss of 27 layers is higher after 20 steps
-# than before them; that of layers as wide as the 671B model's rises at larger ones.
-RATES = {"forced": "--optimizer.lr=2.2e-4", "real": "--optimizer.lr=5e-5", "layers": "--optimizer.lr=2e-5"}
+# than before them. That of layers as wide as the 671B model's falls at these: at larger ones three layers' rises, at smaller
+# ones that of a single one.
+RATES = {"forced": "--optimizer.lr=2.2e-4", "real": "--optimizer.lr=5e-5"}
+LAYER_RATES = {"forced": "--optimizer.lr=2e-5", "real": "--optimizer.lr=5e-6"}
 CELL_SHAPE = ["--model.flavor=16B", "--training.seq_len=8192"]
 LOSS_MARGIN = 0.01
 # Layers of the 671B model, all with experts, of which a GPU has as many as one of eight (depths_of).
@@ -64,8 +66,7 @@ LAYERS = {
     "forced": Setting(2, "none", FORCED),
     "real": Setting(2, "none", 2.0),
 }
-LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096",
-               RATES["layers"]]
+LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096"]
 LAYER_EXPERTS = 256
 # What a single GPU has room for.
 SCALING = Setting(2, "none", FORCED)
@@ -159,7 +160,7 @@ def plan(args):
         for backend in ("direct", "standard"):
             for precision in STEPS:
                 for depth in depths_of(args.ranks):
-                    shape = [*LAYER_SHAPE, f"--model.args.n_layers={depth}",
+                    shape = [*LAYER_SHAPE, LAYER_RATES[router], f"--model.args.n_layers={depth}",
                              f"--model.args.num_experts={LAYER_EXPERTS * args.ranks // BOUND_RANKS}"]
                     cell = f"layers {precision} {backend} {router} {depth}"
                     yield step_run(args, cell, args.ranks, setting, precision, backend, router, shape)
