@@ -26,7 +26,7 @@ inline constexpr int kMaxJsonDepth = 64;
 ///   Json: nlohmann::json, or nlohmann::ordered_json where the order of keys counts
 template <typename Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& name) {
-  using Event = Json::parse_event_t;
+  using Event = typename Json::parse_event_t;
   constexpr std::size_t kMaxShown = 200;              // of what the file says
   std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
   const auto check = [&](int depth, Event event, Json& value) {
