@@ -86,7 +86,8 @@ TEST(AtomicFile, WritesWithinTheFileOnly) {
 }
 
 TEST(AtomicFile, FoldersThatAreNotThere) {
-  expect_error([] { AtomicFile file("/nonexistent/file"); }, {"/nonexistent/file", "No such file"});
+  const Scratch scratch;
+  expect_error([&] { AtomicFile file(scratch / "missing/file"); }, {"missing/file", "No such file"});
 }
 
 TEST(AtomicFile, ReplacesFilesOnly) {
