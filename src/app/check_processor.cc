@@ -10,7 +10,7 @@ namespace {
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) return;
   constexpr char kMessage[] =
       "tessera: this processor has no AVX2, FMA or BMI2; expected Haswell (2013), Zen or later\n";
-  if (write(STDERR_FILENO, kMessage, sizeof kMessage - 1) < 0) _exit(1);
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kMessage, sizeof kMessage - 1);
   _exit(1);
 #endif
 }

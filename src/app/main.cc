@@ -47,7 +47,8 @@ void open_standard_files() {
 void on_bus_error(int signal) {
   constexpr char kMessage[] =
       "tessera: bus error: a file that was being read became shorter, or its disk failed, or /dev/shm is full\n";
-  if (write(STDERR_FILENO, kMessage, sizeof kMessage - 1) >= 0) std::signal(signal, SIG_DFL);
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, kMessage, sizeof kMessage - 1);
+  std::signal(signal, SIG_DFL);
   raise(signal);
 }
 
