@@ -34,11 +34,12 @@ Setting = namedtuple("Setting", "batch recompute room payload", defaults=["defau
 
 FORCED, REAL = 1.05, 2.5
 # `tessera plan memory --ranks 8 --device cuda` says what 8 H200s have room for. Fewer have larger parts of the model each:
-# there batches are smaller (batch_of). Of settings that follow one another with "or", the first that has room runs.
+# there batches are smaller (batch_of).
 NONE, KEPT = Setting(4, "none", FORCED), Setting(4, "selective", FORCED)
 IN_MXFP8 = [setting._replace(payload="mxfp8") for setting in (NONE, KEPT)]
 ROUTED = [Setting(3, "selective", REAL), Setting(3, "full", REAL)]
-# Precision, backend and router: what is tried, of which the fastest counts. The first is what others' losses are held to.
+# Precision, backend and router: lists of settings. Of each list the first that has room runs; of those the fastest counts.
+# Losses are held to those of bfloat16 over `standard`, which come first.
 CELLS = {
     ("bf16", "standard", "forced"): [[NONE, KEPT]],
     ("bf16", "direct", "forced"): [[NONE, KEPT]],
@@ -70,8 +71,7 @@ LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--traini
 LAYER_EXPERTS = 256
 # What a single GPU has room for.
 SCALING = Setting(2, "none", FORCED)
-SCALING_SHAPE = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192",
-                 RATES["forced"]]
+SCALING_SHAPE = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192", RATES["forced"]]
 
 # A rank that others wait for is named before the time of a run is over.
 STEP = ["--training.device=cuda", "--steps=16", "--warmup=4", "--comm.init_timeout_seconds=90"]

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "checkpoint/checkpoint.h"
 #include "data/bpe.h"
 #include "data/byte_tokenizer.h"
@@ -64,8 +65,7 @@ void write_checkpoint_seeds(const fs::path& folder) {
             {"num_shards", 1},
             {"files",
              {{"model.safetensors",
-               {{"bytes", 10},
-                {"xxh3_64", fmt::format("{:016x}", checksum(std::as_bytes(std::span("\x02\0\0\0\0\0\0\0{}", 10))))}}}}},
+               {{"bytes", 10}, {"xxh3_64", to_hex(checksum(std::as_bytes(std::span("\x02\0\0\0\0\0\0\0{}", 10))))}}}}},
             {"state", {{"step", 3}, {"tokens", 4096}}}}
             .dump(2));
 }

@@ -54,6 +54,12 @@ inline nlohmann::ordered_json json_number(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
+/// For a file. JSON is UTF-8; paths and what people type may be any bytes, of which replacement characters are written.
+template <typename Json>
+std::string json_text(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
 /// A checksum in JSON: 16 hexadecimal digits, because many readers keep only 53 bits of a number.
 inline std::string to_hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
@@ -63,8 +69,7 @@ inline constexpr const char* kChecksumField = "checksum";
 /// Of all fields but kChecksumField, in their order: what a file with this object has as that field.
 inline std::string checksum_of_rest(nlohmann::ordered_json object) {
   object.erase(kChecksumField);
-  // Text that is not UTF-8 counts as it is written.
-  const std::string text = object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const std::string text = json_text(object);
   return to_hex(checksum(std::as_bytes(std::span(text))));
 }
 

@@ -84,8 +84,7 @@ void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifes
   json[kChecksumField] = checksum_of_rest(json);
   {
     AtomicFile file(partial / kManifest);
-    // Text from the command line may be anything; JSON is UTF-8.
-    file.write(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n");
+    file.write(json_text(json, 2) + "\n");
     file.commit();
   }
   // There is one if the step was saved before, by a run that went on from an earlier step.

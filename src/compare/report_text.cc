@@ -176,8 +176,7 @@ std::string report_json(const Comparison& comparison) {
                             {"program", run.program}});
   }
   json["command"] = comparison.command;
-  // Names of folders need not be UTF-8.
-  return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+  return json_text(json) + "\n";
 }
 
 }  // namespace tessera

@@ -70,7 +70,7 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
   }
   json[kChecksumField] = checksum_of_rest(json);
   AtomicFile file(folder / kManifestName);
-  file.write(json.dump(2) + "\n");
+  file.write(json_text(json, 2) + "\n");
   file.commit();
 }
 

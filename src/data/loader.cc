@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "data/permutation.h"
 
 namespace tessera::data {
@@ -13,11 +14,10 @@ constexpr std::uint32_t kOrderStream = stream_of("data.loader.order");
 
 }  // namespace
 
-// The checksum is text for the reason given in dataset.cc, the seed so that all of its 64 bits survive as
-// well.
+// The seed is text for the reason that the checksum is: all of its 64 bits survive.
 void to_json(nlohmann::json& json, const LoaderState& state) {
   json = {{"position", state.position},
-          {"dataset_checksum", fmt::format("{:016x}", state.dataset_checksum)},
+          {"dataset_checksum", to_hex(state.dataset_checksum)},
           {"seed", fmt::format("{}", state.seed)},
           {"seq_len", state.seq_len},
           {"shuffle", state.shuffle}};

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "data/dataset.h"
 #include "tensor/parallel.h"
 #include "train/run_files.h"
@@ -20,7 +21,7 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 std::string split_identity(const std::filesystem::path& dataset, const std::string& split) {
-  return fmt::format("{:016x}", data::split_checksum(data::read_manifest(dataset), split));
+  return to_hex(data::split_checksum(data::read_manifest(dataset), split));
 }
 
 /// The file's object; empty if it is damaged, which must not keep a run from going on.
@@ -163,7 +164,7 @@ void write_run_info(const std::filesystem::path& folder, JobConfig config, std::
     if (!changed.empty()) info["changed"] = std::move(changed);
   }
   AtomicFile file(path);
-  file.write(info.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");  // a path may be any bytes
+  file.write(json_text(info, 2) + "\n");
   file.commit();
 }
 

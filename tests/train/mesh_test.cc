@@ -154,15 +154,7 @@ std::map<std::string, std::vector<float>> gradients_of(std::int64_t num_shared_e
 TEST(Moe, WithoutSharedExpertsIsWithSomeThatGiveNothing) {
   const auto with = gradients_of(1), without = gradients_of(0);
   EXPECT_LT(without.size(), with.size());
-  for (const auto& [name, expected] : without) {
-    const std::vector<float>& actual = with.at(name);
-    double difference = 0.0, norm = 0.0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      difference += std::pow(static_cast<double>(actual[i]) - static_cast<double>(expected[i]), 2);
-      norm += std::pow(static_cast<double>(expected[i]), 2);
-    }
-    EXPECT_LE(std::sqrt(difference), 1e-5 * std::sqrt(norm)) << name;
-  }
+  for (const auto& [name, expected] : without) expect_near_in_norm(with.at(name), expected, 1e-5, name);
 }
 
 /// Messages, and with them ranks, that come late in ways of the seed's.

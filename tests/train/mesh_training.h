@@ -171,6 +171,18 @@ inline void expect_near(const std::vector<double>& actual, const std::vector<dou
   }
 }
 
+/// The norm of the difference against that of what is expected.
+inline void expect_near_in_norm(const std::vector<float>& actual, const std::vector<float>& expected, double tolerance,
+                                const std::string& name) {
+  ASSERT_EQ(actual.size(), expected.size()) << name;
+  double difference = 0.0, norm = 0.0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    difference += std::pow(static_cast<double>(actual[i]) - static_cast<double>(expected[i]), 2);
+    norm += std::pow(static_cast<double>(expected[i]), 2);
+  }
+  EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(norm)) << name;
+}
+
 /// Losses, gradients and loads against those of one rank on a CPU.
 inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   const Trained &one = on_one_rank(mesh_case.overrides), many = train(mesh_case);
@@ -194,13 +206,7 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   const double gradient_bound = quantizes && mesh_case.device == Device::kCuda ? 1e-3 : 1e-4;
   ASSERT_EQ(many.gradients.size(), one.gradients.size());
   for (const auto& [name, expected] : one.gradients) {
-    const std::vector<float>& actual = many.gradients.at(name);
-    double difference = 0.0, norm = 0.0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      difference += std::pow(static_cast<double>(actual[i]) - static_cast<double>(expected[i]), 2);
-      norm += std::pow(static_cast<double>(expected[i]), 2);
-    }
-    EXPECT_LE(std::sqrt(difference), gradient_bound * std::sqrt(norm)) << name;
+    expect_near_in_norm(many.gradients.at(name), expected, gradient_bound, name);
   }
 }
 
