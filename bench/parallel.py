@@ -31,8 +31,10 @@ MESHES = {
                                   "--parallelism.expert_parallel_comm_backend=standard"]),
     "tensor 2": (2, 4, ["--parallelism.tensor_parallel_degree=2"]),
     "context 2": (2, 4, ["--parallelism.context_parallel_degree=2"]),
-    "pipeline 2, 1F1B": (2, 1, ["--parallelism.pipeline_parallel_degree=2"]),
+    "pipeline 2, 1F1B": (2, 1, ["--parallelism.pipeline_parallel_degree=2",
+                               "--parallelism.pipeline_parallel_microbatch_size=1"]),
     "pipeline 2, ZBV": (2, 1, ["--parallelism.pipeline_parallel_degree=2",
+                               "--parallelism.pipeline_parallel_microbatch_size=1",
                                "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"]),
 }
 LIMITED = ("shard 2", "replicate 2")

@@ -74,8 +74,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   }
   const Philox random(static_cast<std::uint64_t>(config.debug.seed),
                       stream_of(fmt::format("bench.tokens.{}", mesh->data_rank())));
-  std::vector<std::int32_t> tokens(
-      static_cast<std::size_t>(config.training.local_batch_size * (config.training.seq_len + 1)));
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(config.micro_batch_size() * (config.training.seq_len + 1)));
   std::uint64_t drawn = 0;
   TraceRecorder trace;
   step.set_trace(&trace);

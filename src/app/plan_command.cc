@@ -100,7 +100,7 @@ struct MemoryCommand {
     }
     if (available_gib <= 0.0) return;
     const auto available = static_cast<std::size_t>(available_gib * static_cast<double>(1ULL << 30));
-    const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.training.local_batch_size);
+    const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.micro_batch_size());
     if (std::all_of(plans.begin(), plans.end(), [&](const MemoryPlan& plan) { return plan.total() <= available; })) {
       fmt::print("\nfits {}\n", format_gib(available));
     } else {
@@ -127,7 +127,7 @@ struct MemoryCommand {
     };
     print_line("mode", "pipeline rank", "weights", "gradients", "moments", "activations, scratch", "windows", "in all");
     for (const auto& [name, mode] : recompute_modes()) {
-      const auto plans = memory_plans(planned, mode, planned.config.training.local_batch_size);
+      const auto plans = memory_plans(planned, mode, planned.config.micro_batch_size());
       for (std::size_t rank = 0; rank < plans.size(); ++rank) {
         const MemoryPlan& plan = plans[rank];
         print_line(name, std::to_string(rank), format_gib(plan.weights), format_gib(plan.gradients),

@@ -74,6 +74,13 @@ std::string to_text(const Value& value) {
   return std::visit(Visitor{}, value);
 }
 
+/// A string as it is, a list with commas, anything else as TOML.
+std::string unquoted_text(const Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  if (const auto* list = std::get_if<ConfigTable::List>(&value)) return fmt::format("{}", fmt::join(*list, ","));
+  return to_text(value);
+}
+
 std::string with_underscores(std::string_view key) {
   std::string result(key);
   std::replace(result.begin(), result.end(), '-', '_');
@@ -187,8 +194,9 @@ void check_dotted_keys(std::string_view text, const std::string& source) {
   }
 }
 
-bool asks_for_something(const std::optional<Value>& value) {
-  return value != Value(false) && value != Value(std::string()) && value != Value(ConfigTable::List());
+bool asks_for_something(const Value* value) {
+  return value == nullptr ||
+         (*value != Value(false) && *value != Value(std::string()) && *value != Value(ConfigTable::List()));
 }
 
 }  // namespace
@@ -249,11 +257,16 @@ void ConfigTable::add(std::string key, Lists& target, std::string help) {
 }
 
 void ConfigTable::ignore(std::string key, Form form, std::string why) {
-  foreign_.push_back({.key = std::move(key), .form = form, .why = std::move(why), .refused = false});
+  foreign_.push_back({.key = std::move(key), .form = form, .why = std::move(why), .refused = false, .accepted = {}});
 }
 
 void ConfigTable::refuse(std::string key, Form form, std::string feature) {
-  foreign_.push_back({.key = std::move(key), .form = form, .why = std::move(feature), .refused = true});
+  foreign_.push_back({.key = std::move(key), .form = form, .why = std::move(feature), .refused = true, .accepted = {}});
+}
+
+void ConfigTable::accept_only(std::string key, Form form, List accepted, std::string why) {
+  foreign_.push_back(
+      {.key = std::move(key), .form = form, .why = std::move(why), .refused = false, .accepted = std::move(accepted)});
 }
 
 void ConfigTable::add_choice(std::string key, std::vector<std::string> names, std::function<void(std::size_t)> set,
@@ -298,7 +311,7 @@ const ConfigTable::Entry& ConfigTable::find(std::string_view key, const std::str
   fail("{}: unknown key '{}'; did you mean '{}'?", where, key, nearest->key);
 }
 
-void ConfigTable::assign(const Entry& entry, const Value& value, const std::string& where) const {
+void ConfigTable::assign(const Entry& entry, const Value& value, const std::string& where) {
   Value converted = value;
   // TOML users write 1 for 1.0.
   if (std::holds_alternative<double>(entry.example) && std::holds_alternative<std::int64_t>(value)) {
@@ -319,11 +332,22 @@ void ConfigTable::assign(const Entry& entry, const Value& value, const std::stri
             "{}: {} is {}; expected one of {}", where, entry.key, to_text(converted), fmt::join(entry.choices, ", "));
   }
   entry.set(converted);
+  set_.push_back(entry.key);
 }
 
-void ConfigTable::pass_over(const Foreign& foreign, std::string_view key, bool asks, const std::string& where) {
-  if (!asks) return;
-  require(!foreign.refused, "{}: {}: {} is not built yet", where, key, foreign.why);
+bool ConfigTable::was_set(std::string_view key) const { return std::find(set_.begin(), set_.end(), key) != set_.end(); }
+
+void ConfigTable::pass_over(const Foreign& foreign, std::string_view key, const Value* value,
+                            const std::string& where) {
+  if (!foreign.accepted.empty()) {
+    const std::string text = value == nullptr ? "a date or an array" : unquoted_text(*value);
+    require(text.empty() || std::find(foreign.accepted.begin(), foreign.accepted.end(), text) != foreign.accepted.end(),
+            "{}: {} is {}; expected {}, or no such key: {}", where, key, text, fmt::join(foreign.accepted, " or "),
+            foreign.why);
+    return;
+  }
+  if (!asks_for_something(value)) return;
+  require(!foreign.refused, "{}: {}: {} is not built", where, key, foreign.why);
   if (std::find(ignored_.begin(), ignored_.end(), key) == ignored_.end()) ignored_.emplace_back(key);
 }
 
@@ -346,7 +370,7 @@ void ConfigTable::apply_toml(std::string_view text, const std::string& source) {
       }
       const std::optional<Value> value = value_of(node);
       if (const Foreign* skipped = foreign(key)) {
-        pass_over(*skipped, key, asks_for_something(value), where);
+        pass_over(*skipped, key, value ? &*value : nullptr, where);
         continue;
       }
       const Entry& entry = find(key, where);
@@ -369,14 +393,17 @@ void ConfigTable::apply_override(std::string_view assignment) {
     text = "false";
   }
   if (const Foreign* skipped = foreign(key)) {
-    const bool asks = !text || (*text != "false" && *text != "False" && !without_quotes(*text).empty());
-    return pass_over(*skipped, key, asks, where);
+    Value value = true;
+    if (text) {
+      const std::optional<Value> boolean = parse_as(Value(false), *text);
+      value = boolean ? *boolean : Value(std::string(without_quotes(*text)));
+    }
+    return pass_over(*skipped, key, &value, where);
   }
   const Entry& entry = find(key, where);
   if (!text) {
     require(std::holds_alternative<bool>(entry.example), "{}: expected --{}=VALUE", where, entry.key);
-    entry.set(true);
-    return;
+    return assign(entry, true, where);
   }
   const std::optional<Value> value = parse_as(entry.example, *text);
   require(value.has_value(), "{}: '{}' is not a value of type {}", where, *text, entry.type);
@@ -418,8 +445,10 @@ std::vector<ConfigTable::Description> ConfigTable::describe() const {
 std::vector<ConfigTable::Description> ConfigTable::describe_foreign() const {
   std::vector<Description> descriptions;
   for (const Foreign& foreign : foreign_) {
-    descriptions.push_back(
-        {.key = foreign.key, .type = foreign.refused ? "refused" : "ignored", .value = {}, .help = foreign.why});
+    const std::string type = foreign.refused            ? "refused"
+                             : foreign.accepted.empty() ? "ignored"
+                                                        : fmt::format("{} only", fmt::join(foreign.accepted, ", "));
+    descriptions.push_back({.key = foreign.key, .type = type, .value = {}, .help = foreign.why});
   }
   return descriptions;
 }

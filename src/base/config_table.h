@@ -37,6 +37,10 @@ class ConfigTable {
   /// A key whose feature does not exist: an Error saying so, unless its value asks for nothing: false, "" or [].
   void refuse(std::string key, Form form, std::string feature);
 
+  /// A key that may have the values `accepted` only, as text, because the program does what they ask for and nothing
+  /// else. Another value is an Error that gives `why`.
+  void accept_only(std::string key, Form form, List accepted, std::string why);
+
   /// A string out of a list that stands for a value.
   template <typename Choice>
   void add(std::string key, Choice& target, const std::vector<std::pair<std::string, Choice>>& choices,
@@ -64,6 +68,9 @@ class ConfigTable {
   /// Whether "--key value" gives the key that value: not for a key that stands alone, followed by something else.
   bool takes_value(std::string_view key, std::string_view value) const;
 
+  /// Whether a file or an override has set the key.
+  bool was_set(std::string_view key) const;
+
   /// The ignored keys that were set to something other than false, "" or [].
   const std::vector<std::string>& ignored() const { return ignored_; }
 
@@ -75,7 +82,7 @@ class ConfigTable {
   };
   /// All keys in order, with their present values, for documentation.
   std::vector<Description> describe() const;
-  /// The keys without a target; `type` is "ignored" or "refused", `help` says why.
+  /// The keys without a target; `type` is "ignored", "refused" or the values that are accepted, `help` says why.
   std::vector<Description> describe_foreign() const;
 
  private:
@@ -94,6 +101,7 @@ class ConfigTable {
     Form form;
     std::string why;
     bool refused;
+    List accepted;  // empty: any
   };
 
   void add_entry(std::string key, std::string help, std::string type, Value example,
@@ -103,12 +111,14 @@ class ConfigTable {
   const Entry* known(std::string_view key) const;
   const Foreign* foreign(std::string_view key) const;
   const Entry& find(std::string_view key, const std::string& where) const;
-  void assign(const Entry& entry, const Value& value, const std::string& where) const;
-  void pass_over(const Foreign& foreign, std::string_view key, bool asks_for_something, const std::string& where);
+  void assign(const Entry& entry, const Value& value, const std::string& where);
+  /// `value`: null if it is of a type that no key has.
+  void pass_over(const Foreign& foreign, std::string_view key, const Value* value, const std::string& where);
 
   std::vector<Entry> entries_;
   std::vector<Foreign> foreign_;
   std::vector<std::string> ignored_;
+  std::vector<std::string> set_;  // keys of entries
 };
 
 }  // namespace tessera

@@ -26,7 +26,8 @@ Dispatcher::Dispatcher(const DispatchOptions& options, int num_ranks) : options_
   const std::int64_t most = max_rows(options.max_tokens, options.max_alignment);
   require(most <= std::numeric_limits<std::int32_t>::max(),
           "room for any load of {} tokens per rank on {} ranks is {} rows, 2^31 or more: set "
-          "parallelism.expert_parallel_capacity_factor, now {}, or make training.local_batch_size smaller",
+          "parallelism.expert_parallel_capacity_factor, now {}, or make the micro-batch smaller "
+          "(training.local_batch_size; with a pipeline, parallelism.pipeline_parallel_microbatch_size)",
           options.max_tokens, num_ranks, most, options.capacity_factor);
 }
 

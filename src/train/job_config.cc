@@ -129,10 +129,10 @@ PipelineSchedule JobConfig::pipeline_schedule(const MeshDegrees& degrees) const 
     return schedule;
   } catch (const Error& error) {
     fail(
-        "parallelism.pipeline_parallel_degree is {}: {} (a micro-batch is training.local_batch_size = {} of a step's "
-        "{} "
-        "sequences, training.global_batch_size, which {} data ranks share)",
-        degrees.pp, error.what(), training.local_batch_size, sequences_per_step(data_ranks), data_ranks);
+        "parallelism.pipeline_parallel_degree is {}: {} (each of {} data ranks has {} sequences per step, from "
+        "training.global_batch_size or local_batch_size; parallelism.pipeline_parallel_microbatch_size = {} of them "
+        "are a micro-batch)",
+        degrees.pp, error.what(), data_ranks, sequences_per_step(data_ranks) / data_ranks, micro_batch_size());
   }
 }
 
@@ -181,6 +181,19 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
   }
 }
 
+void JobConfig::require_data() const {
+  require(
+      !training.dataset_path.empty(),
+      "training.dataset is '{}', a name that only TorchTitan knows; expected training.dataset_path, a folder made by "
+      "`tessera data prepare --input TEXTS --tokenizer TOKENIZER --output FOLDER`",
+      training.dataset);
+  require(
+      !validation.enable || validation.dataset.empty() || !validation.dataset_path.empty(),
+      "validation.dataset is '{}', a name that only TorchTitan knows; expected validation.dataset_path, a folder made "
+      "by `tessera data prepare`, or neither, for the validation split of training.dataset_path",
+      validation.dataset);
+}
+
 void JobConfig::validate() const {
   require_built(*this);
   for (const std::string& converter : model.converters) {
@@ -202,11 +215,18 @@ void JobConfig::validate() const {
   positive("training.steps", training.steps);
   positive("training.seq_len", training.seq_len);
   positive("training.local_batch_size", training.local_batch_size);
+  const std::int64_t micro_batch = parallelism.pipeline_parallel_microbatch_size;
+  positive("parallelism.pipeline_parallel_microbatch_size", micro_batch);
+  require(
+      training.local_batch_size % micro_batch_size() == 0,
+      "training.local_batch_size = {} is not a multiple of parallelism.pipeline_parallel_microbatch_size = {}: with "
+      "a pipeline a local batch is cut into micro-batches of that size",
+      training.local_batch_size, micro_batch);
   require(training.max_norm > 0, "training.max_norm is {}; expected a number above 0, or inf", training.max_norm);
   require(0 <= training.num_threads && training.num_threads <= kMaxThreads,
           "training.num_threads is {}; expected 0 (one per core) to {}", training.num_threads, kMaxThreads);
   require(training.global_batch_size == -1 || training.global_batch_size > 0,
-          "training.global_batch_size is {}; expected a number above 0, or -1 for one micro-batch per step",
+          "training.global_batch_size is {}; expected a number above 0, or -1 for one local batch per data rank",
           training.global_batch_size);
   not_negative("optimizer.lr", optimizer.lr);
   not_negative("optimizer.weight_decay", optimizer.weight_decay);
@@ -229,6 +249,12 @@ void JobConfig::validate() const {
   if (validation.enable) {
     positive("validation.freq", validation.freq);
     positive("validation.steps", validation.steps);
+    for (const auto& [key, value, trained] :
+         {std::tuple{"local_batch_size", validation.local_batch_size, training.local_batch_size},
+          {"seq_len", validation.seq_len, training.seq_len}}) {
+      require(value == -1 || value == trained,
+              "validation.{} is {}; expected -1 or training.{} = {}, which validation uses", key, value, key, trained);
+    }
   }
   if (checkpoint.enable) {
     positive("checkpoint.interval", checkpoint.interval);
@@ -286,12 +312,12 @@ void JobConfig::validate() const {
   if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
   // Rows and tokens of a micro-batch are counted in 32 bits. In floating point, so that nothing overflows on the way.
   const double padding = static_cast<double>(model.args.num_experts) * mx::kWideBlock;
-  const double rows = static_cast<double>(training.local_batch_size) * static_cast<double>(training.seq_len) *
+  const double rows = static_cast<double>(micro_batch_size()) * static_cast<double>(training.seq_len) *
                       static_cast<double>(std::max<std::int64_t>(model.args.top_k, 1));
   require(rows + padding < 0x1p31,
-          "training.local_batch_size = {} times training.seq_len = {} times model.args.top_k = {}, with the experts' "
-          "padding, is 2^31 or more",
-          training.local_batch_size, training.seq_len, model.args.top_k);
+          "a micro-batch of {} sequences times training.seq_len = {} times model.args.top_k = {}, with the experts' "
+          "padding, is 2^31 or more: make {} smaller",
+          micro_batch_size(), training.seq_len, model.args.top_k, micro_batch_key());
 }
 
 namespace {
@@ -302,8 +328,6 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   constexpr auto kValue = ConfigTable::Form::kValue;
 
   const char* python = "there is no Python here";
-  t.ignore("job.custom_config_module", kValue, python);
-  t.ignore("experimental.*", kValue, python);
   t.ignore("training.gc_freq", kValue, python);
   t.ignore("training.gc_debug", kFlag, python);
   for (const char* key : {"training.dataloader.persistent_workers", "training.dataloader.pin_memory",
@@ -316,28 +340,25 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("compile.*", kValue, "everything is compiled");
   t.ignore("parallelism.enable_async_tensor_parallel", kFlag, "a matter of torch.compile");
   t.ignore("optimizer.implementation", kValue, "there is one implementation");
-  t.ignore("training.dataset", kValue, "data is prepared beforehand; training.dataset_path says where it is");
-  t.ignore("validation.dataset", kValue, "data is prepared beforehand; validation.dataset_path says where it is");
-  t.ignore("validation.local_batch_size", kValue, "training.local_batch_size holds");
-  t.ignore("validation.seq_len", kValue, "training.seq_len holds");
-  t.ignore("model.hf_assets_path", kValue, "a dataset carries its tokenizer; checkpoint.initial_load_path has weights");
-  t.ignore("model.tokenizer_path", kValue, "a dataset carries its tokenizer");
-  t.ignore("training.mixed_precision_reduce", kValue, "gradients are summed in float32");
-  t.ignore("checkpoint.initial_load_model_only", kFlag, "initial_load_path always gives the weights only");
+  t.accept_only("training.mixed_precision_reduce", kValue, {"float32"}, "gradients are summed in float32");
+  t.accept_only("checkpoint.initial_load_model_only", kFlag, {"true"},
+                "initial_load_path gives the weights only; a run with the optimizer's state goes on in its folder");
   t.ignore("checkpoint.initial_load_in_hf_quantized", kFlag, "FP8 weights are recognised by their scales");
   t.ignore("checkpoint.last_save_model_only", kFlag, "the last checkpoint is whole, so that a run can go on from it");
   t.ignore("checkpoint.export_dtype", kValue, "`tessera convert --to hf --dtype` chooses it");
   t.ignore("checkpoint.enable_ft_dataloader_checkpoints", kFlag, "the loader's state is in every checkpoint");
-  t.ignore("activation_checkpoint.selective_ac_option", kValue, "docs/model.md says what selective keeps");
-  t.ignore("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", kValue,
-           "docs/model.md says what selective keeps");
+  const char* selective = "what selective keeps is fixed, and docs/model.md lists it";
+  t.accept_only("activation_checkpoint.selective_ac_option", kValue, {"op"}, selective);
+  t.accept_only("activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns", kValue, {"moe.router.gate"},
+                selective);
   t.ignore("activation_checkpoint.early_stop", kFlag, "a matter of torch.utils.checkpoint");
   t.ignore("activation_checkpoint.memory_budget", kValue, "a matter of torch.compile");
   t.ignore("activation_checkpoint.visualize_memory_budget_pareto", kFlag, "a matter of torch.compile");
   t.ignore("activation_checkpoint.preserve_rng_state", kFlag, "recomputation is exact");
   t.ignore("activation_checkpoint.determinism_check", kValue, "recomputation is exact");
   t.ignore("activation_checkpoint.debug", kFlag, "a matter of torch.utils.checkpoint");
-  t.ignore("memory_estimation.*", kFlag, "every run prints its memory before it takes it");
+  t.refuse("memory_estimation.enable", kFlag, "an estimate in place of a run (`tessera plan memory` gives one)");
+  t.ignore("memory_estimation.*", kFlag, "takes effect with memory_estimation.enable only");
   t.ignore("metrics.disable_color_printing", kFlag, "lines have no colours");
   t.ignore("metrics.save_for_all_ranks", kFlag, "metrics are of all ranks together");
   t.ignore("debug.deterministic_warn_only", kFlag, "debug.deterministic never only warns");
@@ -348,11 +369,11 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
     t.ignore(fmt::format("comm.{}", key), kValue, "there is no recorder of NCCL's operations");
   }
   t.ignore("parallelism.disable_loss_parallel", kFlag, "tensor-parallel ranks always share the cross-entropy");
-  t.ignore("parallelism.pipeline_parallel_schedule_csv", kValue, "pipeline_parallel_schedule says which actions run");
-  t.ignore("parallelism.pipeline_parallel_microbatch_size", kValue, "training.local_batch_size is the micro-batch");
+  t.refuse("parallelism.pipeline_parallel_schedule_csv", kValue, "a schedule from a file");
   t.ignore("parallelism.pipeline_parallel_expert_parallel_overlap", kFlag, "passes that overlap run one by one");
   t.ignore("parallelism.context_parallel_load_balancer", kValue, "sequences are always cut in head-tail chunks");
-  t.ignore("parallelism.context_parallel_rotate_method", kValue, "attention gathers the latents of all chunks");
+  t.accept_only("parallelism.context_parallel_rotate_method", kValue, {"allgather"},
+                "attention gathers the latents of all chunks");
   for (const char* key : {"enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "emulate"}) {
     t.ignore(fmt::format("quantize.linear.float8.{}", key), kFlag, "takes effect through model.converters only");
   }
@@ -360,6 +381,11 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.ignore("quantize.grouped_mm.float8.*", kValue, "takes effect through model.converters only");
   t.ignore("quantize.linear.mx.mxfp8_dim1_cast_kernel_choice", kValue, "there is one kernel");
 
+  for (const char* key :
+       {"job.custom_config_module", "experimental.custom_import", "experimental.custom_args_module"}) {
+    t.refuse(key, kValue, "loading Python modules");
+  }
+  t.refuse("model.tokenizer_path", kValue, "TorchTitan's older name of model.hf_assets_path");
   t.refuse("job.save_config_file", kValue, "saving the configuration to a file (--print-config prints it)");
   t.refuse("profiling.enable_memory_snapshot", kFlag, "memory snapshots");
   t.refuse("metrics.enable_wandb", kFlag, "Weights & Biases");
@@ -425,6 +451,8 @@ ConfigTable config_table(JobConfig& c) {
 
   t.add("model.name", c.model.name, "the model: deepseek_v3");
   t.add("model.flavor", c.model.flavor, "the model's sizes: debugmodel, 16B, 236B or 671B");
+  t.add("model.hf_assets_path", c.model.hf_assets_path,
+        "folder with a tokenizer, as TorchTitan's; if it exists, its tokenizer must be that of the dataset");
   t.add("model.converters", c.model.converters,
         "low precision: quantize.linear.mx, quantize.grouped_mm.mx (docs/mxfp8.md)");
   t.add("model.print_after_conversion", c.model.print_after_conversion,
@@ -486,10 +514,14 @@ ConfigTable config_table(JobConfig& c) {
         "shape of the decay");
   t.add("lr_scheduler.min_lr_factor", c.lr_scheduler.min_lr_factor, "factor of the learning rate at the end");
 
+  t.add(
+      "training.dataset", c.training.dataset,
+      "name of a dataset, as TorchTitan's; a run that has one must set training.dataset_path, which is what it reads");
   t.add("training.dataset_path", c.training.dataset_path, "folder made by `tessera data prepare`");
-  t.add("training.local_batch_size", c.training.local_batch_size, "sequences per micro-batch");
+  t.add("training.local_batch_size", c.training.local_batch_size,
+        "sequences that a data rank passes through the model at once; a pipeline cuts them into micro-batches");
   t.add("training.global_batch_size", c.training.global_batch_size,
-        "sequences per optimizer step, by gradient accumulation; -1: one micro-batch of each data rank");
+        "sequences per optimizer step, by gradient accumulation; -1: one local batch of each data rank");
   t.add("training.seq_len", c.training.seq_len, "tokens per sequence");
   t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped; inf: never");
   t.add("training.steps", c.training.steps, "optimizer steps of the whole run");
@@ -512,6 +544,8 @@ ConfigTable config_table(JobConfig& c) {
   t.add("parallelism.pipeline_parallel_degree", p.pipeline_parallel_degree, "ranks that the layers are cut over");
   t.add("parallelism.pipeline_parallel_schedule", p.pipeline_parallel_schedule,
         "1F1B, Interleaved1F1B, ZBVZeroBubble or DualPipeV (docs/pipeline-schedules.md)");
+  t.add("parallelism.pipeline_parallel_microbatch_size", p.pipeline_parallel_microbatch_size,
+        "sequences per micro-batch of a pipeline: training.local_batch_size is cut into micro-batches of this size");
   t.add("parallelism.pipeline_parallel_layers_per_stage", p.pipeline_parallel_layers_per_stage,
         "layers of a stage, which gives the number of stages; -1: stages of about the same cost, as few as the "
         "schedule takes");
@@ -554,6 +588,10 @@ ConfigTable config_table(JobConfig& c) {
 
   t.add("validation.enable", c.validation.enable, "evaluate on the validation split during training");
   t.add("validation.dataset_path", c.validation.dataset_path, "its folder; empty: training.dataset_path");
+  t.add("validation.dataset", c.validation.dataset, "as training.dataset, with validation.dataset_path");
+  t.add("validation.local_batch_size", c.validation.local_batch_size,
+        "-1 or training.local_batch_size, which validation uses");
+  t.add("validation.seq_len", c.validation.seq_len, "-1 or training.seq_len, which validation uses");
   t.add("validation.freq", c.validation.freq, "steps between validations");
   t.add("validation.steps", c.validation.steps, "micro-batches per validation");
 
@@ -605,6 +643,8 @@ JobConfig parse(std::string_view text, const std::string& source, const std::vec
     ConfigTable table = config_table(config);
     table.apply_toml(text, source);
     for (const std::string& override_text : overrides) table.apply_override(override_text);
+    // The default is another dataset than the one that is named.
+    if (!config.training.dataset.empty() && !table.was_set("training.dataset_path")) config.training.dataset_path = {};
     return table.ignored();
   };
   // The first pass finds the flavor, the second puts what is said explicitly on top of its numbers.

@@ -33,6 +33,7 @@ struct JobConfig {
   struct {
     std::string name = "deepseek_v3";
     std::string flavor = "debugmodel";
+    std::string hf_assets_path;
     ConfigTable::List converters;
     bool print_after_conversion = false;
     ModelConfig args;
@@ -46,6 +47,7 @@ struct JobConfig {
   } optimizer;
   LrSchedule lr_scheduler;
   struct {
+    std::string dataset;
     std::string dataset_path = "./data/gcide";
     std::int64_t local_batch_size = 8;
     std::int64_t global_batch_size = -1;
@@ -64,6 +66,7 @@ struct JobConfig {
     std::int64_t tensor_parallel_degree = 1;
     std::int64_t pipeline_parallel_degree = 1;
     std::string pipeline_parallel_schedule = "1F1B";
+    std::int64_t pipeline_parallel_microbatch_size = 1;
     std::int64_t pipeline_parallel_layers_per_stage = -1;
     std::int64_t pipeline_parallel_first_stage_less_layers = 1;
     std::int64_t pipeline_parallel_last_stage_less_layers = 1;
@@ -87,7 +90,9 @@ struct JobConfig {
   } activation_checkpoint;
   struct {
     bool enable = false;
+    std::string dataset;
     std::string dataset_path;
+    std::int64_t local_batch_size = -1, seq_len = -1;
     std::int64_t freq = 10;
     std::int64_t steps = 10;
   } validation;
@@ -123,12 +128,22 @@ struct JobConfig {
     bool moe_force_load_balance = false;
   } debug;
 
-  /// Sequences per optimizer step, of all data ranks; global_batch_size, or one micro-batch of each.
+  /// Whether a local batch is cut into micro-batches of parallelism.pipeline_parallel_microbatch_size sequences.
+  bool cuts_local_batch() const { return parallelism.pipeline_parallel_degree > 1; }
+  /// Sequences that a data rank passes through the model at once.
+  std::int64_t micro_batch_size() const {
+    return cuts_local_batch() ? parallelism.pipeline_parallel_microbatch_size : training.local_batch_size;
+  }
+  /// The key that sets it, for messages.
+  std::string_view micro_batch_key() const {
+    return cuts_local_batch() ? "parallelism.pipeline_parallel_microbatch_size" : "training.local_batch_size";
+  }
+  /// Sequences per optimizer step, summed over data ranks: global_batch_size, or one local batch of each.
   std::int64_t sequences_per_step(std::int64_t num_data_ranks = 1) const {
     return training.global_batch_size > 0 ? training.global_batch_size : training.local_batch_size * num_data_ranks;
   }
   std::int64_t micro_batches_per_step(std::int64_t num_data_ranks = 1) const {
-    return sequences_per_step(num_data_ranks) / (training.local_batch_size * num_data_ranks);
+    return sequences_per_step(num_data_ranks) / (micro_batch_size() * num_data_ranks);
   }
   /// Why so many ranks on this machine cannot have a GPU each; empty if they can.
   std::string why_no_gpu(int num_ranks_on_node) const;
@@ -144,6 +159,8 @@ struct JobConfig {
   /// What model.converters asks for.
   Recipes recipes() const;
 
+  /// Throws Error if the configuration names data that it does not say the folder of.
+  void require_data() const;
   /// Throws Error, naming keys and values, if a run cannot work with these numbers, or asks for a feature that is not
   /// built yet.
   void validate() const;

@@ -15,8 +15,8 @@ struct Largest {
   std::size_t rank = 0;  // of the pipeline
 };
 
-Largest largest(const PlannedRun& run, Recompute mode, std::int64_t local_batch_size) {
-  const std::vector<MemoryPlan> plans = memory_plans(run, mode, local_batch_size);
+Largest largest(const PlannedRun& run, Recompute mode, std::int64_t micro_batch_size) {
+  const std::vector<MemoryPlan> plans = memory_plans(run, mode, micro_batch_size);
   const auto found = std::max_element(plans.begin(), plans.end(),
                                       [](const MemoryPlan& a, const MemoryPlan& b) { return a.total() < b.total(); });
   return {*found, static_cast<std::size_t>(found - plans.begin())};
@@ -26,26 +26,27 @@ std::int64_t num_data_ranks(const PlannedRun& run) { return run.degrees.dp_repli
 
 }  // namespace
 
-MemoryPlan memory_plan(const PlannedRun& run, std::int64_t rank, Recompute mode, std::int64_t local_batch_size) {
+MemoryPlan memory_plan(const PlannedRun& run, std::int64_t rank, Recompute mode, std::int64_t micro_batch_size) {
   JobConfig config = run.config;
   config.training.global_batch_size = run.config.sequences_per_step(num_data_ranks(run));
   config.activation_checkpoint.mode = mode;
-  config.training.local_batch_size = local_batch_size;
+  (config.cuts_local_batch() ? config.parallelism.pipeline_parallel_microbatch_size
+                             : config.training.local_batch_size) = micro_batch_size;
   return TrainingStep(config, std::make_shared<Mesh>(Mesh::planned(run.degrees, rank)), run.device).memory_plan();
 }
 
-std::vector<MemoryPlan> memory_plans(const PlannedRun& run, Recompute mode, std::int64_t local_batch_size) {
+std::vector<MemoryPlan> memory_plans(const PlannedRun& run, Recompute mode, std::int64_t micro_batch_size) {
   const std::int64_t ranks_of_stage = run.degrees.num_ranks() / run.degrees.pp;
   std::vector<MemoryPlan> plans;
   for (std::int64_t pp = 0; pp < run.degrees.pp; ++pp) {
-    plans.push_back(memory_plan(run, pp * ranks_of_stage, mode, local_batch_size));
+    plans.push_back(memory_plan(run, pp * ranks_of_stage, mode, micro_batch_size));
   }
   return plans;
 }
 
 std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t available) {
   const JobConfig& config = run.config;
-  const std::int64_t batch = config.training.local_batch_size;
+  const std::int64_t batch = config.micro_batch_size();
   const std::int64_t num_sequences = config.sequences_per_step(num_data_ranks(run));
   const auto fits = [&](const MemoryPlan& plan) { return plan.total() + others <= available; };
   const Largest asked = largest(run, config.activation_checkpoint.mode, batch);
@@ -77,7 +78,7 @@ std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t
       if (num_sequences % (smaller * num_data_ranks(run)) != 0) continue;
       const MemoryPlan candidate = largest(run, mode, smaller).plan;
       if (!fits(candidate)) continue;
-      advise(fmt::format("{}, training.local_batch_size = {}, training.global_batch_size = {}", as_toml, smaller,
+      advise(fmt::format("{}, {} = {}, training.global_batch_size = {}", as_toml, config.micro_batch_key(), smaller,
                          num_sequences),
              candidate);
       break;

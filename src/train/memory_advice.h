@@ -15,11 +15,11 @@ struct PlannedRun {
   MeshDegrees degrees{.dp_shard = 1};  // resolved
 };
 
-/// Of one rank, with another mode and local batch, and as many sequences per step. Measures it; allocates nothing.
-MemoryPlan memory_plan(const PlannedRun& run, std::int64_t rank, Recompute mode, std::int64_t local_batch_size);
+/// Of one rank, with another mode and micro-batch, and as many sequences per step. Measures it; allocates nothing.
+MemoryPlan memory_plan(const PlannedRun& run, std::int64_t rank, Recompute mode, std::int64_t micro_batch_size);
 
 /// Of the ranks of a pipeline, one behind the other. Ranks of one stage are all alike.
-std::vector<MemoryPlan> memory_plans(const PlannedRun& run, Recompute mode, std::int64_t local_batch_size);
+std::vector<MemoryPlan> memory_plans(const PlannedRun& run, Recompute mode, std::int64_t micro_batch_size);
 
 /// For a run whose ranks have `available` bytes each, of which `others` are taken by what is besides the step, and that
 /// does not fit: a table of a rank's memory, of a pipeline that rank's which takes most, and the nearest settings that

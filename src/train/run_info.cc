@@ -139,8 +139,8 @@ bool makes_the_run(const std::string& key) {
   for (const char* prefix : {"job.", "metrics.", "checkpoint.", "profiling.", "validation.", "comm."}) {
     if (key.starts_with(prefix)) return false;
   }
-  for (const char* name :
-       {"training.num_threads", "training.dataset_path", "model.print_after_conversion", "dataset.val"}) {
+  for (const char* name : {"training.num_threads", "training.dataset", "training.dataset_path", "model.hf_assets_path",
+                           "model.print_after_conversion", "dataset.val"}) {
     if (key == name) return false;
   }
   return true;

@@ -20,7 +20,7 @@ data::LoaderConfig loader_config(const JobConfig& config, const Mesh& mesh, cons
   return {.dataset = folder,
           .split = split,
           .seq_len = config.training.seq_len,
-          .local_batch_size = config.training.local_batch_size,
+          .local_batch_size = config.micro_batch_size(),
           .dp_rank = mesh.data_rank(),
           .dp_size = mesh.num_data_ranks(),
           .seed = static_cast<std::uint64_t>(config.debug.seed),
@@ -33,8 +33,22 @@ JobConfig prepared(JobConfig config, Ranks& ranks) {
   ranks.require_same(config_table(config).to_toml(), "configuration");
   config.validate();
   set_threads(config, ranks);
+  config.require_data();
   set_document_end(config);
   return config;
+}
+
+/// Throws Error if model.hf_assets_path has another tokenizer than the data.
+void require_tokenizer_of_assets(const JobConfig& config, const data::Tokenizer& of_data) {
+  const fs::path assets = config.model.hf_assets_path;
+  std::error_code unreadable;
+  const bool has_one = !assets.empty() && (fs::exists(assets / data::kTokenizerJsonName, unreadable) ||
+                                           fs::exists(assets / data::kTokenizerModelName, unreadable));
+  if (!has_one) return;
+  require(data::load_tokenizer(assets.string())->checksum() == of_data.checksum(),
+          "model.hf_assets_path '{}' has another tokenizer than training.dataset_path '{}' was prepared with: prepare "
+          "the data with `tessera data prepare --tokenizer {}`, or leave model.hf_assets_path out",
+          assets.string(), config.training.dataset_path, assets.string());
 }
 
 }  // namespace
@@ -50,6 +64,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
       loader_(std::make_unique<data::Loader>(loader_config(config_, *mesh_, config_.training.dataset_path, "train"))),
       step_(config_, mesh_, cuda_ == nullptr ? Device::kCpu : Device::kCuda, cuda_),
       checkpointer_(config_, ranks_, *mesh_, step_.model().parameters(), *tokenizer_) {
+  require_tokenizer_of_assets(config_, *tokenizer_);
   if (config_.validation.enable) {
     const std::string& folder =
         config_.validation.dataset_path.empty() ? config_.training.dataset_path : config_.validation.dataset_path;
@@ -74,7 +89,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
     for (std::int64_t i = 0; i < config_.micro_batches_per_step(mesh_->num_data_ranks()); ++i)
       batches.push_back(step_.make_batch());
   }
-  tokens_.resize(static_cast<std::size_t>(config_.training.local_batch_size * (config_.training.seq_len + 1)));
+  tokens_.resize(static_cast<std::size_t>(config_.micro_batch_size() * (config_.training.seq_len + 1)));
   if (config_.checkpoint.enable) {
     checkpointer_.allocate_snapshot();
     first_step_ = 1 + checkpointer_.resume(*loader_).value_or(0);
@@ -137,8 +152,7 @@ void Trainer::require_memory() const {
   const bool on_gpu = step_.device() == Device::kCuda;
   const PlannedRun run{config_, step_.device(), mesh_->degrees};
   std::vector<MemoryPlan> plans = {step_.memory_plan()};
-  if (mesh_->degrees.pp > 1)
-    plans = memory_plans(run, config_.activation_checkpoint.mode, config_.training.local_batch_size);
+  if (mesh_->degrees.pp > 1) plans = memory_plans(run, config_.activation_checkpoint.mode, config_.micro_batch_size());
   // What a step takes is on the GPU, if there is one; the rest, and a copy of the batches, on the host.
   const auto of_step = [&](const MeshPlace& place) { return plans[static_cast<std::size_t>(place.pp)].total(); };
   const std::size_t process = resident_bytes(), snapshot = checkpointer_.snapshot_bytes(),

@@ -23,7 +23,7 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
                        .recompute = config.activation_checkpoint.mode,
                        .force_load_balance = config.debug.moe_force_load_balance,
                        .seq_len = config.training.seq_len,
-                       .max_tokens = config.training.local_batch_size * config.training.seq_len / num_parts,
+                       .max_tokens = config.micro_batch_size() * config.training.seq_len / num_parts,
                        .dispatch_backend = parallelism.expert_parallel_comm_backend,
                        .capacity_factor = parallelism.expert_parallel_capacity_factor,
                        .dispatch_sms = static_cast<int>(parallelism.expert_parallel_num_sms),
@@ -77,7 +77,7 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
 }
 
 Batch TrainingStep::make_batch() const {
-  return Batch(config_.model.args, config_.training.local_batch_size, config_.training.seq_len,
+  return Batch(config_.model.args, config_.micro_batch_size(), config_.training.seq_len,
                {.rank = mesh_->place.cp, .size = mesh_->degrees.cp}, cuda_ == nullptr ? Device::kCpu : device_);
 }
 

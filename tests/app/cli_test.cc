@@ -377,6 +377,25 @@ TEST_F(Cli, OutputThatCannotBeWrittenExitsWithTwo) {
   EXPECT_THAT(read_text_file(said), HasSubstr("standard output cannot be written"));
 }
 
+TEST_F(Cli, TheConfigurationsPageIsCurrent) {
+  EXPECT_THAT(read_text_file(std::string(TESSERA_TEST_DATA) + "/../docs/config.md"),
+              ::testing::EndsWith(run({"train", "--list-keys"}).output))
+      << "docs/config.md: everything from '## [job]' on is the output of `tessera train --list-keys`";
+}
+
+// The data brings its tokenizer; a configuration that names another one is not what is trained.
+TEST_F(Cli, TheTokenizerOfAssetsIsTheDatasets) {
+  const std::filesystem::path assets = scratch_ / "assets";
+  const std::string key = "--model.hf_assets_path=" + assets.string();
+  EXPECT_EQ(run(train_arguments({key})).status, 0);  // TorchTitan's files name a folder that need not be here
+  std::filesystem::create_directory(assets);
+  std::ofstream(assets / "tokenizer.json") << data::small_tokenizer().dump();
+  const Finished other = run(train_arguments({key}));
+  EXPECT_EQ(other.status, 2);
+  EXPECT_THAT(other.output, AllOf(HasSubstr("model.hf_assets_path"), HasSubstr("another tokenizer"),
+                                  HasSubstr("training.dataset_path")));
+}
+
 TEST_F(Cli, WhatWillBeOverwrittenIsToldOf) {
   const std::string elsewhere = "--checkpoint.folder=" + (scratch_ / "elsewhere").string();
   ASSERT_EQ(run(train_arguments({elsewhere})).status, 0);

@@ -352,6 +352,73 @@ components = ["loss"]
 filter_fqns = ["output", "router.gate"]
 )";
 
+// A key whose being ignored would change results or memory works, or is an error.
+TEST(TorchTitan, NoKeyThatChangesResultsIsIgnored) {
+  const auto error = [](const std::vector<std::string>& overrides) { return error_of("", overrides); };
+  EXPECT_THAT(error({"--training.mixed_precision_reduce=bfloat16"}),
+              AllOf(HasSubstr("is bfloat16"), HasSubstr("expected float32"), HasSubstr("summed in float32")));
+  EXPECT_EQ(error({"--training.mixed_precision_reduce=float32"}), "no error");
+  EXPECT_THAT(error({"--checkpoint.initial_load_model_only=false"}), HasSubstr("expected true"));
+  EXPECT_EQ(error({"--checkpoint.initial_load_model_only"}), "no error");
+  EXPECT_THAT(error_of("[activation_checkpoint]\nselective_ac_option = 2\n"), HasSubstr("is 2; expected op"));
+  EXPECT_EQ(error({"--activation_checkpoint.selective_ac_option=op"}), "no error");
+  EXPECT_THAT(
+      error_of(
+          "[activation_checkpoint]\nper_op_sac_force_recompute_mm_shapes_by_fqns = [\"moe.router.gate\", \"wq\"]\n"),
+      HasSubstr("is moe.router.gate,wq; expected moe.router.gate"));
+  EXPECT_THAT(error({"--parallelism.context_parallel_rotate_method=alltoall"}), HasSubstr("expected allgather"));
+  for (const char* key : {"parallelism.pipeline_parallel_schedule_csv=my.csv", "experimental.custom_import=mine",
+                          "memory_estimation.enable", "model.tokenizer_path=assets"}) {
+    EXPECT_THAT(error({fmt::format("--{}", key)}), HasSubstr("is not built"));
+  }
+  const std::string validates = "--validation.enable";
+  EXPECT_THAT(error({validates, "--validation.seq_len=1024"}),
+              AllOf(HasSubstr("validation.seq_len is 1024"), HasSubstr("training.seq_len = 2048")));
+  EXPECT_THAT(error({validates, "--validation.local_batch_size=1"}), HasSubstr("training.local_batch_size = 8"));
+  EXPECT_EQ(error({validates, "--validation.seq_len=2048", "--validation.local_batch_size=8"}), "no error");
+  EXPECT_EQ(error({"--validation.seq_len=1024"}), "no error");
+}
+
+TEST(TorchTitan, ANameOfADatasetNeedsItsFolder) {
+  const auto error = [](const std::vector<std::string>& overrides) {
+    try {
+      parse_job_config("[training]\ndataset = \"c4\"\n", overrides).require_data();
+    } catch (const Error& thrown) {
+      return std::string(thrown.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_THAT(error({}), AllOf(HasSubstr("training.dataset is 'c4'"), HasSubstr("training.dataset_path")));
+  EXPECT_EQ(error({"--training.dataset_path=data/c4"}), "no error");
+  const std::string path = "--training.dataset_path=data/c4";
+  EXPECT_THAT(error({path, "--validation.enable", "--validation.dataset=c4_validation"}),
+              AllOf(HasSubstr("validation.dataset is 'c4_validation'"), HasSubstr("validation.dataset_path")));
+  EXPECT_EQ(error({path, "--validation.dataset=c4_validation"}), "no error");
+}
+
+// With a pipeline a local batch is cut into micro-batches, of one sequence by default; all of a step go through one
+// schedule.
+TEST(TorchTitan, LocalBatchesOfPipelinesAreCutIntoMicroBatches) {
+  const JobConfig published = parse_job_config(
+      "", {"--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=64", "--training.seq_len=8192"});
+  published.validate();
+  EXPECT_EQ(published.micro_batch_size(), 1);
+  EXPECT_EQ(published.sequences_per_step(128), 64 * 128);
+  EXPECT_EQ(published.micro_batches_per_step(128), 64);
+  EXPECT_EQ(published.pipeline_schedule(resolve(published.mesh_degrees(), 256)).num_micro_batches, 64);
+
+  const std::vector<std::string> pairs = {"--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=4",
+                                          "--training.global_batch_size=16",
+                                          "--parallelism.pipeline_parallel_microbatch_size=2"};
+  const JobConfig accumulating = parse_job_config("", pairs);
+  EXPECT_EQ(accumulating.micro_batches_per_step(2), 4);
+  EXPECT_THAT(error_of("", {pairs[0], pairs[1], "--parallelism.pipeline_parallel_microbatch_size=3"}),
+              AllOf(HasSubstr("training.local_batch_size = 4"), HasSubstr("microbatch_size = 3")));
+  EXPECT_THAT(error_of("", {"--parallelism.pipeline_parallel_microbatch_size=0"}), HasSubstr("microbatch_size is 0"));
+  // Without a pipeline the whole local batch is one micro-batch.
+  EXPECT_EQ(parse_job_config("", {pairs[1], pairs[3]}).micro_batch_size(), 4);
+}
+
 TEST(TorchTitan, FilesAndTheRecipesFlagsLoad) {
   const JobConfig config = parse_job_config(
       kTorchTitanFile,
