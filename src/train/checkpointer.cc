@@ -47,24 +47,29 @@ bool is_of_training(std::string_view key) {
                                                 "beta_fast", "beta_slow", "mscale"});
 }
 
-/// Throws Error unless the checkpoint is one of this run. Returns what of is_of_schedule differs, for the log.
-std::vector<std::string> require_same_run(const fs::path& path, const CheckpointManifest& manifest, std::int64_t step,
-                                          const JobConfig& config) {
-  std::vector<std::string> changes;
+/// Throws Error unless the checkpoint is one of this run.
+void require_same_run(const fs::path& path, const CheckpointManifest& manifest, std::int64_t step,
+                      const JobConfig& config) {
   require(manifest.step == step, "'{}' says that it is of step {}", path.string(), manifest.step);
   const nlohmann::json identity = model_identity(config);
   for (const auto& [key, value] : identity.items()) {
     const std::string saved = manifest.state.at("model").value(key, "(absent)"), now = value.get<std::string>();
-    if (saved != now && is_of_schedule(key)) {
-      changes.push_back(fmt::format("{} is {} from here on, before {}", key, now, saved));
-      continue;
-    }
-    require(saved == now, "'{}' was trained with {} = {}, this run has {}", path.string(), key, saved, now);
+    require(saved == now || is_of_schedule(key), "'{}' was trained with {} = {}, this run has {}", path.string(), key,
+            saved, now);
   }
   const auto seed = manifest.state.at("seed").get<std::int64_t>();
   require(seed == config.debug.seed, "'{}' was trained with debug.seed = {}, this run has {}", path.string(), seed,
           config.debug.seed);
-  return changes;
+}
+
+/// The configuration that a checkpoint was saved with; none if it has keys that this program does not know.
+std::optional<JobConfig> saved_config(const CheckpointManifest& manifest) {
+  try {
+    return parse_job_config(manifest.state.at("config").get<std::string>());
+  } catch (const Error& error) {
+    spdlog::warn("the checkpoint's configuration cannot be compared with this run's: {}", error.what());
+    return std::nullopt;
+  }
 }
 
 /// YaRN is part of what the weights compute, and whether there is any follows from the sequences' length.
@@ -162,6 +167,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader) {
   phase_ = Phase::kWriting;
   manifest_ = {.step = step, .num_shards = mesh_.model.size()};
   JobConfig config = config_;
+  config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
   manifest_.state = {{"seed", config.debug.seed},
                      {"loader", loader},
                      {"model", model_identity(config)},
@@ -261,8 +267,22 @@ void Checkpointer::commit() {
   for (const CheckpointPart& part : tokenizer_parts(tokenizer_)) {
     manifest_.files[part.name] = part.write(partial / part.name);
   }
+  if (before_commit_) before_commit_();
   commit_checkpoint(folder_, manifest_);
   prune_checkpoints(folder_, config_.checkpoint.keep_latest_k, manifest_.step);
+}
+
+void Checkpointer::require_writable() {
+  run_together(ranks_.world(), "whether checkpoints can be written", [&] {
+    if (!is_writer()) return;
+    try {
+      create_folder(folder_);
+      const AtomicFile probe(folder_ / fmt::format("probe-of-rank-{}", ranks_.rank()));  // is removed at once
+    } catch (const Error& error) {
+      fail("checkpoint.folder: no checkpoint can be saved in '{}': {}; expected a folder that this user may write to",
+           folder_.string(), error.what());
+    }
+  });
 }
 
 std::optional<std::int64_t> Checkpointer::choose_step() {
@@ -293,18 +313,17 @@ std::optional<std::int64_t> Checkpointer::choose_step() {
   return step < 0 ? std::nullopt : std::optional(step);
 }
 
-std::optional<std::int64_t> Checkpointer::resume(data::Loader& loader) {
+std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader) {
   const std::optional<std::int64_t> step = choose_step();
-  if (!step) return step;
+  if (!step) return std::nullopt;
+  ResumedFrom resumed{.step = *step, .config = {}};
   const fs::path path = checkpoint_path(folder_, *step);
   std::vector<ShardFiles> shards;
   run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
     const CheckpointManifest manifest = read_checkpoint_manifest(path);
     try {
-      const std::vector<std::string> changes = require_same_run(path, manifest, *step, config_);
-      if (is_first_rank()) {
-        for (const std::string& change : changes) spdlog::info("{}", change);
-      }
+      require_same_run(path, manifest, *step, config_);
+      if (is_first_rank()) resumed.config = saved_config(manifest);
       loader.restore(manifest.state.at("loader").get<data::LoaderState>());
     } catch (const nlohmann::json::exception& error) {
       fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), error.what());
@@ -322,7 +341,7 @@ std::optional<std::int64_t> Checkpointer::resume(data::Loader& loader) {
     }
   });
   if (is_first_rank()) spdlog::info("resumed from {}", path.string());
-  return step;
+  return resumed;
 }
 
 bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& parameters) {

@@ -28,6 +28,13 @@ struct SavedCheckpoint {
   double seconds = 0.0;        // until it was committed
 };
 
+/// The checkpoint that a run goes on from.
+struct ResumedFrom {
+  std::int64_t step = 0;
+  /// What it was saved with, training.global_batch_size resolved; none if this program cannot read it any more.
+  std::optional<JobConfig> config;
+};
+
 class Checkpointer {
  public:
   /// All of these must stay.
@@ -43,13 +50,19 @@ class Checkpointer {
   /// `on_saved` is told of every save when it is committed.
   void set_on_saved(std::function<void(const SavedCheckpoint&)> on_saved) { on_saved_ = std::move(on_saved); }
 
+  /// Called by rank 0 before a save gets its name. If it throws Error, the save fails.
+  void set_before_commit(std::function<void()> before_commit) { before_commit_ = std::move(before_commit); }
+
   const std::filesystem::path& folder() const { return folder_; }
 
   // What follows, all ranks do together. It throws Error on all if it fails on one.
 
   /// Loads masters, moments, buffers and the loader's position from the checkpoint that the configuration asks for, the
-  /// newest if it does not say. Returns its step, if there is one.
-  std::optional<std::int64_t> resume(data::Loader& loader);
+  /// newest if it does not say. Returns what it is, if there is one.
+  std::optional<ResumedFrom> resume(data::Loader& loader);
+
+  /// Throws Error if a rank that will write cannot.
+  void require_writable();
 
   /// Starts to save; first ends a save that is under way. Not asynchronous: returns when all is on the disk.
   void save(std::int64_t step, const data::LoaderState& loader);
@@ -88,6 +101,7 @@ class Checkpointer {
   const data::Tokenizer& tokenizer_;
   std::filesystem::path folder_;
   std::function<void(const SavedCheckpoint&)> on_saved_;
+  std::function<void()> before_commit_;
   Buffer snapshot_;
 
   Phase phase_ = Phase::kIdle;

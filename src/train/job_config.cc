@@ -1,6 +1,7 @@
 #include "train/job_config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <numeric>
 
@@ -15,6 +16,7 @@ namespace tessera {
 namespace {
 
 constexpr std::int64_t kMaxThreads = 4096;
+constexpr std::size_t kMaxRunId = 128;
 
 /// Keys that a file may have at any value, but that a run takes at their default only.
 struct Unbuilt {
@@ -208,6 +210,13 @@ void JobConfig::validate() const {
     require(value >= 0 && value <= std::numeric_limits<decltype(value)>::max(),
             "{} is {}; expected a finite number, 0 or more", key, value);
   };
+  const bool is_plain = std::ranges::all_of(job.run_id, [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("._-").find(c) != std::string_view::npos;
+  });
+  require(is_plain && job.run_id.size() <= kMaxRunId,
+          "job.run_id is '{}'; expected at most {} letters, digits, '.', '_' and '-'", job.run_id, kMaxRunId);
+  not_negative("job.attempt", job.attempt);
   require(model.name == "deepseek_v3", "model.name is '{}'; expected 'deepseek_v3', the only model here", model.name);
   require(optimizer.name == "AdamW", "optimizer.name is '{}'; expected 'AdamW', the only optimizer here",
           optimizer.name);
@@ -448,6 +457,14 @@ ConfigTable config_table(JobConfig& c) {
   t.add("job.dump_folder", c.job.dump_folder, "folder of everything that a run writes");
   t.add("job.description", c.job.description, "free text");
   t.add("job.print_config", c.job.print_config, "print the whole configuration when the run starts");
+  t.add("job.overwrite", c.job.overwrite,
+        "begin at step 1 in a folder that holds another run's metrics.jsonl and run.json, and replace them");
+  t.add("job.run_id", c.job.run_id,
+        "which run this is, for launchers: processes with one id are attempts of one run; empty: the Slurm job and "
+        "step, or a new id");
+  t.add("job.attempt", c.job.attempt,
+        "which attempt of the run this is, 1 or more; it takes the folder over from earlier ones that hang. 0: the "
+        "next one, or Slurm's count of requeues, and nothing is taken over");
 
   t.add("model.name", c.model.name, "the model: deepseek_v3");
   t.add("model.flavor", c.model.flavor, "the model's sizes: debugmodel, 16B, 236B or 671B");

@@ -29,6 +29,9 @@ struct JobConfig {
     std::string dump_folder = "./outputs";
     std::string description;
     bool print_config = false;
+    bool overwrite = false;
+    std::string run_id;
+    std::int64_t attempt = 0;
   } job;
   struct {
     std::string name = "deepseek_v3";

@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "data/dataset.h"
 #include "tensor/parallel.h"
 #include "train/run_files.h"
@@ -146,21 +147,69 @@ bool makes_the_run(const std::string& key) {
   return true;
 }
 
-void write_run_info(const std::filesystem::path& folder, JobConfig config, std::int64_t num_data_ranks,
-                    std::int64_t first_step) {
+std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder) {
+  const fs::path path = folder / kRunInfoName;
+  if (!fs::exists(path)) return std::nullopt;
+  const ordered_json info = earlier_info(path);
+  const auto run = info.find("run");
+  if (run == info.end() || !run->is_object() || !run->value("id", ordered_json()).is_string()) return std::nullopt;
+  const ordered_json attempt = run->value("attempt", ordered_json());
+  return RunIdentity{.id = (*run)["id"].get<std::string>(),
+                     .attempt = attempt.is_number_integer() ? attempt.get<std::int64_t>() : 1};
+}
+
+std::vector<ConfigChange> config_changes(const JobConfig& before, const JobConfig& now) {
+  std::vector<ConfigChange> changes;
+  auto old = config_values(before);
+  for (const auto& [key, value] : config_values(now)) {
+    if (key == "job.run_id" || key == "job.attempt" || key == "job.overwrite" || old[key] == value) continue;
+    changes.push_back({.key = key, .before = old[key], .now = value});
+  }
+  return changes;
+}
+
+void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step) {
+  for (const ConfigChange& change : config_changes(before, now)) {
+    spdlog::info("from step {} on {} is {}, before {}", first_step, change.key, change.now, change.before);
+  }
+  // A factor that no schedule takes from one step to the next, but for its first ones and its end.
+  constexpr double kJump = 3.0;
+  const auto warn_of_jump = [&](std::string_view what, double last, double next, std::string_view keys) {
+    if (std::max(last, next) <= kJump * std::min(last, next)) return;
+    const std::string line(100, '!');
+    spdlog::warn("{}", line);
+    spdlog::warn("THE {} JUMPS AT STEP {}: {:.4g} BEFORE, {:.4g} FROM HERE ON", what, first_step, last, next);
+    spdlog::warn("If this is not what you want, stop and give the keys the values that they had ({}).", keys);
+    spdlog::warn("{}", line);
+  };
+  const auto rate = [](const JobConfig& config, std::int64_t step) {
+    return config.optimizer.lr * config.lr_scheduler.factor(step - 1, config.training.steps);
+  };
+  const auto tokens = [](const JobConfig& config) {
+    return static_cast<double>(config.training.global_batch_size * config.training.seq_len);
+  };
+  if (rate(before, first_step) != rate(now, first_step)) {
+    warn_of_jump("LEARNING RATE", rate(before, first_step - 1), rate(now, first_step),
+                 "optimizer.lr, lr_scheduler.*, training.steps");
+  }
+  warn_of_jump("NUMBER OF TOKENS PER STEP", tokens(before), tokens(now),
+               "training.global_batch_size, local_batch_size, seq_len, the number of ranks");
+}
+
+void write_run_info(const std::filesystem::path& folder, const RunIdentity& run, JobConfig config,
+                    std::int64_t num_data_ranks, std::int64_t first_step, const std::optional<JobConfig>& saved) {
   const std::filesystem::path path = folder / kRunInfoName;
   config.training.global_batch_size = config.sequences_per_step(num_data_ranks);  // whatever the next start's ranks
   if (first_step > config.training.steps && std::filesystem::exists(path)) return;
-  ordered_json info = {{"format", "tessera-run"},
-                       {"version", 1},
-                       {"program", TESSERA_VERSION},
-                       {"config", config_values(config)},
-                       {"dataset", dataset_identity(config)},
-                       {"data_ranks", num_data_ranks},
-                       {"threads", num_threads()},
+  ordered_json info = {{"format", "tessera-run"},         {"version", 1},
+                       {"program", TESSERA_VERSION},      {"run", {{"id", run.id}, {"attempt", run.attempt}}},
+                       {"config", config_values(config)}, {"dataset", dataset_identity(config)},
+                       {"data_ranks", num_data_ranks},    {"threads", num_threads()},
                        {"processor", processor_name()}};
-  if (first_step > 1 && std::filesystem::exists(path)) {
-    ordered_json changed = changes(earlier_info(path), info, first_step);
+  if (first_step > 1 && (std::filesystem::exists(path) || saved)) {
+    const ordered_json earlier =
+        std::filesystem::exists(path) ? earlier_info(path) : ordered_json{{"config", config_values(*saved)}};
+    ordered_json changed = changes(earlier, info, first_step);
     if (!changed.empty()) info["changed"] = std::move(changed);
   }
   AtomicFile file(path);

@@ -1,6 +1,7 @@
 // run.json in a run's folder: what the run was, for programs that compare runs (docs/compare.md).
 //
 //   {"format": "tessera-run", "version": 1, "program": "0.1.0",
+//    "run": {"id": "slurm-4711.0", "attempt": 1},   which run wrote this, and which process of it (train/run_folder.h)
 //    "config": {"training.steps": "300", ...},      every key of the configuration, its value as TOML
 //    "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
 //    "data_ranks": 1,                               ranks that have other sequences
@@ -10,9 +11,12 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "train/job_config.h"
+#include "train/run_folder.h"
 
 namespace tessera {
 
@@ -39,8 +43,23 @@ bool makes_the_run(const std::string& key);
 
 /// Writes run.json to `folder`, when a run of so many data-parallel ranks starts at step `first_step`. At 1, over what
 /// is there. A run that goes on with another configuration has it under "changed"; one that is done already keeps its
-/// file. Throws Error.
-void write_run_info(const std::filesystem::path& folder, JobConfig config, std::int64_t num_data_ranks,
-                    std::int64_t first_step);
+/// file. `saved`: the configuration in the checkpoint that it goes on from, which counts if the folder has no run.json.
+/// Throws Error.
+void write_run_info(const std::filesystem::path& folder, const RunIdentity& run, JobConfig config,
+                    std::int64_t num_data_ranks, std::int64_t first_step, const std::optional<JobConfig>& saved = {});
+
+/// Which run has left its files in the folder, if its run.json says so.
+std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder);
+
+/// A key whose value a run changes when it goes on.
+struct ConfigChange {
+  std::string key, before, now;
+};
+/// All keys whose values differ, but for those of job.* that name a start of the program.
+std::vector<ConfigChange> config_changes(const JobConfig& before, const JobConfig& now);
+
+/// Says in the log what changes in a run that goes on at step `first_step`: every key, and, so that nobody misses it,
+/// jumps of the learning rate and of the batch. Both configurations have training.global_batch_size resolved.
+void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step);
 
 }  // namespace tessera

@@ -74,13 +74,14 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
             config_.training.dataset_path);
   }
   if (is_first_rank()) {
-    create_folder(dump_folder_);
-    lock_folders();
+    run_folder_.emplace(config_, checkpointer_.folder());
+    checkpointer_.set_before_commit([this] { run_folder_->require_held(); });
     print_plan();
     step_.warn_of_slow_operators();
     require_memory();
   }
   ranks_.world().barrier("whether the run fits the memory");
+  if (config_.checkpoint.enable) checkpointer_.require_writable();
   step_.allocate();
   step_.set_trace(&trace_);
   micro_batches_.resize(step_.max_started());
@@ -92,27 +93,12 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   tokens_.resize(static_cast<std::size_t>(config_.micro_batch_size() * (config_.training.seq_len + 1)));
   if (config_.checkpoint.enable) {
     checkpointer_.allocate_snapshot();
-    first_step_ = 1 + checkpointer_.resume(*loader_).value_or(0);
+    if (std::optional<ResumedFrom> resumed = checkpointer_.resume(*loader_)) {
+      first_step_ = 1 + resumed->step;
+      resumed_config_ = std::move(resumed->config);
+    }
   }
   if (first_step_ > 1 || load_initial_weights(config_, ranks_, step_.model().parameters())) step_.refresh_weights();
-}
-
-void Trainer::lock_folders() {
-  const auto lock = [](std::optional<FileLock>& its, const fs::path& folder, const char* key) {
-    create_folder(folder);
-    its.emplace(folder / kRunLockName, fmt::format("the folder '{}' ({})", folder.string(), key));
-  };
-  lock(lock_, dump_folder_, "job.dump_folder");
-  const fs::path& checkpoints = checkpointer_.folder();
-  const bool is_elsewhere =
-      *fs::weakly_canonical(checkpoints).lexically_relative(fs::weakly_canonical(dump_folder_)).begin() == "..";
-  if (config_.checkpoint.enable && is_elsewhere) lock(checkpoints_lock_, checkpoints, "checkpoint.folder");
-  if (!config_.checkpoint.enable && !checkpoint_steps(checkpoints).empty()) {
-    spdlog::warn(
-        "'{}' holds checkpoints, but checkpoint.enable is false: this run begins at step 1, and its metrics "
-        "take the place of those that are there",
-        checkpoints.string());
-  }
 }
 
 void Trainer::print_plan() const {
@@ -224,6 +210,7 @@ void Trainer::finish_step(MetricsWriter* metrics) {
     throw;
   }
   result.seconds.data = data_seconds(result);
+  if (run_folder_) run_folder_->require_held();
   if (metrics != nullptr) metrics->step(result);
   if (step_callback_) step_callback_(result.step, result);
 }
@@ -233,7 +220,10 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   const fs::path metrics_path = dump_folder_ / kMetricsName,
                  trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
   if (is_first_rank()) {
-    write_run_info(dump_folder_, config_, mesh_->num_data_ranks(), first_step_);
+    JobConfig now = config_;
+    now.training.global_batch_size = now.sequences_per_step(mesh_->num_data_ranks());
+    if (resumed_config_) tell_config_changes(*resumed_config_, now, first_step_);
+    write_run_info(dump_folder_, run_folder_->run(), now, mesh_->num_data_ranks(), first_step_, resumed_config_);
     if (config_.profiling.enable_profiling) create_folder(trace_folder);
   }
   if (first_step_ > num_steps) {

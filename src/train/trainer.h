@@ -6,12 +6,12 @@
 #include <memory>
 #include <optional>
 
-#include "base/file_lock.h"
 #include "comm/ranks.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "train/checkpointer.h"
 #include "train/metrics.h"
+#include "train/run_folder.h"
 #include "train/training_step.h"
 
 namespace tessera {
@@ -38,8 +38,6 @@ class Trainer {
   void finish_step(MetricsWriter* metrics);
   bool measures_sqnr(std::int64_t step) const;
   bool is_first_rank() const { return ranks_.rank() == 0; }
-  /// And warns if there is what this run will overwrite. Of rank 0.
-  void lock_folders();
   void print_plan() const;
   /// Throws Error if a machine or a GPU has less memory than the run needs there, by the plan.
   void require_memory() const;
@@ -50,8 +48,7 @@ class Trainer {
   std::shared_ptr<cuda::Runtime> cuda_;  // null on CPUs
   std::shared_ptr<Mesh> mesh_;
   std::filesystem::path dump_folder_;
-  std::optional<FileLock> lock_;                // of the folder, on rank 0
-  std::optional<FileLock> checkpoints_lock_;    // of theirs, if it is elsewhere
+  std::optional<RunFolder> run_folder_;         // on rank 0
   std::unique_ptr<data::Tokenizer> tokenizer_;  // goes into checkpoints
   std::unique_ptr<data::Loader> loader_, validation_loader_;
   TrainingStep step_;
@@ -60,6 +57,7 @@ class Trainer {
   std::vector<double> data_seconds_;               // as micro_batches_
   std::vector<std::int32_t> tokens_;
   std::int64_t first_step_ = 1;
+  std::optional<JobConfig> resumed_config_;  // of the checkpoint that this run goes on from, on rank 0
   TraceRecorder trace_;
   std::function<void(std::int64_t, const StepResult&)> step_callback_;
 };

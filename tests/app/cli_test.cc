@@ -378,8 +378,8 @@ TEST_F(Cli, OutputThatCannotBeWrittenExitsWithTwo) {
 }
 
 TEST_F(Cli, TheConfigurationsPageIsCurrent) {
-  EXPECT_THAT(read_text_file(std::string(TESSERA_TEST_DATA) + "/../docs/config.md"),
-              ::testing::EndsWith(run({"train", "--list-keys"}).output))
+  EXPECT_TRUE(read_text_file(std::string(TESSERA_TEST_DATA) + "/../docs/config.md")
+                  .ends_with(run({"train", "--list-keys"}).output))
       << "docs/config.md: everything from '## [job]' on is the output of `tessera train --list-keys`";
 }
 
@@ -396,15 +396,69 @@ TEST_F(Cli, TheTokenizerOfAssetsIsTheDatasets) {
                                   HasSubstr("training.dataset_path")));
 }
 
-TEST_F(Cli, WhatWillBeOverwrittenIsToldOf) {
+// The second run in a folder would take the place of the first one's metrics.
+TEST_F(Cli, AnotherRunIsNotOverwritten) {
+  const std::vector<std::string> without_checkpoints = train_arguments({"--checkpoint.enable=false"});
+  ASSERT_EQ(run(without_checkpoints).status, 0);
+  const std::filesystem::path metrics = scratch_ / "outputs" / "metrics.jsonl";
+  const std::string first = read_text_file(metrics);
+  const Finished second = run(without_checkpoints);
+  EXPECT_EQ(second.status, 2);
+  EXPECT_THAT(second.output, AllOf(HasSubstr("outputs"), HasSubstr("another run"), HasSubstr("--job.dump_folder"),
+                                   HasSubstr("--job.overwrite")));
+  EXPECT_EQ(read_text_file(metrics), first);
+  EXPECT_EQ(run(train_arguments({"--checkpoint.enable=false", "--job.overwrite", "--training.steps=2"})).status, 0);
+  EXPECT_EQ(std::ranges::count(read_text_file(metrics), '\n'), 2);
+}
+
+TEST_F(Cli, FoldersOfCheckpointsAreLockedWhereverTheyAre) {
   const std::string elsewhere = "--checkpoint.folder=" + (scratch_ / "elsewhere").string();
   ASSERT_EQ(run(train_arguments({elsewhere})).status, 0);
   EXPECT_TRUE(std::filesystem::exists(scratch_ / "elsewhere" / "run.lock"));
-  const Finished again = run(train_arguments({elsewhere, "--checkpoint.enable=false"}));
-  EXPECT_EQ(again.status, 0) << again.output;
-  EXPECT_THAT(again.output, AllOf(HasSubstr("elsewhere"), HasSubstr("checkpoint.enable is false")));
   std::filesystem::remove(checkpoint_path(scratch_ / "elsewhere", 4) / "manifest.json");
-  EXPECT_THAT(run(train_arguments({elsewhere})).output, AllOf(HasSubstr("step-4"), HasSubstr("no manifest")));
+  EXPECT_THAT(run(train_arguments({elsewhere, "--job.overwrite"})).output,
+              AllOf(HasSubstr("step-4"), HasSubstr("no manifest")));
+}
+
+// What a run goes on with, where it is not what it had before: every key, and jumps so that nobody misses them.
+TEST_F(Cli, ChangesOfAResumedRunAreTold) {
+  ASSERT_EQ(
+      run(train_arguments({"--optimizer.lr=1e-3", "--lr_scheduler.decay_ratio=0", "--lr_scheduler.warmup_steps=1"}))
+          .status,
+      0);
+  const Finished resumed =
+      run(train_arguments({"--optimizer.lr=5e-4", "--lr_scheduler.decay_ratio=0", "--lr_scheduler.warmup_steps=1",
+                           "--training.steps=6", "--validation.freq=7"}));
+  EXPECT_EQ(resumed.status, 0) << resumed.output;
+  EXPECT_THAT(resumed.output, AllOf(HasSubstr("from step 5 on optimizer.lr is 0.0005, before 0.001"),
+                                    HasSubstr("training.steps is 6, before 4"),
+                                    HasSubstr("validation.freq is 7, before 10"), Not(HasSubstr("JUMPS"))));
+  const auto info = nlohmann::json::parse(read_text_file(scratch_ / "outputs" / "run.json"));
+  EXPECT_EQ(info["changed"]["optimizer.lr"], nlohmann::json({"0.001", "0.0005 at step 5"}));
+  const Finished jump =
+      run(train_arguments({"--optimizer.lr=5e-3", "--lr_scheduler.decay_ratio=0", "--lr_scheduler.warmup_steps=1",
+                           "--training.steps=8", "--training.global_batch_size=8"}));
+  EXPECT_THAT(jump.output, AllOf(HasSubstr("THE LEARNING RATE JUMPS AT STEP 7: 0.0005 BEFORE, 0.005 FROM HERE ON"),
+                                 HasSubstr("THE NUMBER OF TOKENS PER STEP JUMPS AT STEP 7: 64 BEFORE, 256 FROM")));
+  const Finished same =
+      run(train_arguments({"--optimizer.lr=5e-3", "--lr_scheduler.decay_ratio=0", "--lr_scheduler.warmup_steps=1",
+                           "--training.steps=8", "--training.global_batch_size=8"}));
+  EXPECT_THAT(same.output, AllOf(HasSubstr("nothing to do"), Not(HasSubstr("before"))));
+}
+
+TEST_F(Cli, AFolderWithoutPermissionIsNoticedAtTheStart) {
+  if (geteuid() == 0) {
+    // root may write anywhere but on what is no folder for files.
+    const Finished finished = run(train_arguments({"--checkpoint.folder=/proc/self"}));
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_THAT(finished.output, AllOf(HasSubstr("/proc/self"), Not(HasSubstr("step: 1"))));
+    return;
+  }
+  std::filesystem::create_directory(scratch_ / "locked");
+  std::filesystem::permissions(scratch_ / "locked", std::filesystem::perms::owner_read);
+  const Finished finished = run(train_arguments({"--checkpoint.folder=" + (scratch_ / "locked").string()}));
+  EXPECT_EQ(finished.status, 2) << finished.output;
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("locked"), Not(HasSubstr("step: 1"))));
 }
 
 TEST_F(Cli, AFullDiskKeepsThePreviousCheckpoint) {

@@ -18,14 +18,20 @@ JobConfig config_of(const std::filesystem::path& dataset, const std::vector<std:
   return parse_job_config("", overrides);
 }
 
+const RunIdentity kRun{.id = "a-run", .attempt = 2};
+
 TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   const Scratch scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);
   data::write_file(scratch / "run/run.json", "of an earlier start");
   JobConfig config = config_of(dataset, {"--model.args.score_func=sigmoid", "--validation.enable"});
-  write_run_info(scratch / "run", config, 2, 1);
+  write_run_info(scratch / "run", kRun, config, 2, 1);
   const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
   EXPECT_EQ(info["format"], "tessera-run");
+  const std::optional<RunIdentity> run = read_run_identity(scratch / "run");
+  ASSERT_TRUE(run.has_value());
+  EXPECT_EQ(run->id, kRun.id);
+  EXPECT_EQ(run->attempt, kRun.attempt);
   EXPECT_EQ(info["config"].size(), config_table(config).describe().size());
   EXPECT_EQ(info["config"]["training.steps"], "7");
   EXPECT_EQ(info["config"]["training.global_batch_size"], std::to_string(2 * config.training.local_batch_size));
@@ -88,9 +94,9 @@ TEST(RunInfo, AFinishedRunKeepsItsFile) {
   const Scratch scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
-  write_run_info(scratch / "run", config_of(dataset), 1, 8);
+  write_run_info(scratch / "run", kRun, config_of(dataset), 1, 8);
   const std::string written = read_text_file(scratch / "run/run.json");
-  write_run_info(scratch / "run", config_of(dataset, {"--model.converters=quantize.linear.mx"}), 1, 8);
+  write_run_info(scratch / "run", kRun, config_of(dataset, {"--model.converters=quantize.linear.mx"}), 1, 8);
   EXPECT_EQ(read_text_file(scratch / "run/run.json"), written);
 }
 
@@ -99,7 +105,7 @@ TEST(RunInfo, ChangesOnResumingAreRecorded) {
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
   const auto start = [&](std::int64_t first_step, const std::vector<std::string>& overrides) {
-    write_run_info(scratch / "run", config_of(dataset, overrides), 1, first_step);
+    write_run_info(scratch / "run", kRun, config_of(dataset, overrides), 1, first_step);
     const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
     return info.value("changed", nlohmann::json::object());
   };
@@ -120,6 +126,17 @@ TEST(RunInfo, ChangesOnResumingAreRecorded) {
   EXPECT_TRUE(start(2, {}).empty());
   data::write_file(scratch / "run/run.json", "damaged");
   EXPECT_TRUE(start(2, {}).empty());
+}
+
+// A run that goes on in a new folder from a checkpoint elsewhere has no run.json yet: the checkpoint says what it was.
+TEST(RunInfo, ChangesAgainstTheCheckpointAreRecorded) {
+  const Scratch scratch;
+  const auto dataset = data::make_dataset(scratch, 100, 3000);
+  std::filesystem::create_directories(scratch / "run");
+  write_run_info(scratch / "run", kRun, config_of(dataset, {"--optimizer.lr=4e-4"}), 1, 5,
+                 config_of(dataset, {"--optimizer.lr=2e-4", "--training.global_batch_size=8"}));
+  const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
+  EXPECT_EQ(info["changed"], nlohmann::json({{"optimizer.lr", {"0.0002", "0.0004 at step 5"}}}));
 }
 
 }  // namespace
