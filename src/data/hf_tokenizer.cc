@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/stop.h"
 #include "data/text.h"
 
 namespace tessera::data {
@@ -221,6 +222,7 @@ std::vector<std::int32_t> HfTokenizer::encode_text(std::string_view text, bool s
       continue;
     }
     pre_tokenizer_.split(part.text, scratch.regex, [&](std::string_view word) {
+      throw_if_stopped();  // a document may be a whole library
       if (!special_is_text && !special_words_.empty()) {
         if (const auto found = special_words_.find(std::string(word)); found != special_words_.end()) {
           ids.push_back(found->second);

@@ -330,6 +330,22 @@ TEST(HfTokenizer, BytesWithoutATokenAreDropped) {
   EXPECT_EQ(tokenizer.encode(many), expected);
 }
 
+// A document of such bytes alone would be BOS and EOS.
+TEST(Prepare, DocumentsWithoutTokensAreSkippedAndCounted) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  file["model"]["vocab"].erase(byte_level_text(0xC3));
+  file["model"]["vocab"].erase(byte_level_text(0xA9));
+  PrepareOptions options;
+  options.inputs = {write_file(scratch / "a.txt", "\u00E9"), write_file(scratch / "b.txt", "b")};
+  options.tokenizer = write_file(scratch / "tokenizer.json", file.dump());
+  options.output = scratch / "out";
+  options.val_fraction = 0;
+  const PrepareResult result = prepare_dataset(options);
+  EXPECT_EQ(result.num_without_tokens, 1u);
+  EXPECT_EQ(all_tokens(options.output, "train"), (Ids{kBos, 'b', kEos}));
+}
+
 // Many threads at once, as prepare does.
 TEST(HfTokenizer, ThreadsDoNotDisturbEachOther) {
   const Scratch scratch;
