@@ -246,12 +246,18 @@ fs::path dictd_base(const fs::path& path) {
   return {};
 }
 
+/// The index of a dictd database. Throws Error if there is none.
+fs::path dictd_index(const fs::path& path) {
+  fs::path index = dictd_base(path).string() + ".index";
+  require(fs::exists(index), "'{}': a dictd database needs its index '{}', which does not exist", path.string(),
+          index.string());
+  return index;
+}
+
 class DictdReader : public DocumentReader {
  public:
-  explicit DictdReader(const fs::path& path) : path_(path), num_bytes_on_disk_(fs::file_size(path)) {
-    index_path_ = dictd_base(path).string() + ".index";
-    require(fs::exists(index_path_), "'{}': a dictd database needs its index '{}', which does not exist", path.string(),
-            index_path_.string());
+  explicit DictdReader(const fs::path& path)
+      : path_(path), index_path_(dictd_index(path)), num_bytes_on_disk_(fs::file_size(path)) {
     ByteStream stream(path);
     while (stream.append_to(database_, kReadBytes)) {
     }
@@ -353,7 +359,10 @@ std::optional<ForeignKind> find_foreign_kind_of(const fs::path& path) {
     if (!stream.append_to(beginning, static_cast<unsigned>(kKindBytes - beginning.size()))) break;
   }
   if (auto kind = find_foreign_kind(beginning)) return kind;
-  if (!dictd_base(path).empty()) return std::nullopt;
+  if (!dictd_base(path).empty()) {
+    dictd_index(path);
+    return std::nullopt;
+  }
   if (!is_json_lines(path)) {
     if (!begins_with_json_line(beginning)) return std::nullopt;
     return ForeignKind{.name = "JSON lines under the name of a text", .remedy = "rename it to NAME.jsonl"};

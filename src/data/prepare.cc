@@ -150,7 +150,7 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
   }
   const std::uint64_t num_blank = source.statistics().num_empty_documents + result.num_without_tokens;
   require(document_idx > 0, "no document with text in the inputs{}",
-          num_blank == 0 ? "" : fmt::format(": {} are empty, or white space alone", num_blank));
+          num_blank == 0 ? "" : fmt::format(": all {} documents are empty, or white space alone", num_blank));
   require(train.num_tokens() > 0,
           "all {} documents fell to validation, none is left to train on: give more documents, another seed, "
           "or a "

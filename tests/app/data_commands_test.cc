@@ -145,7 +145,10 @@ std::vector<Mistake> mistakes() {
        file("a.txt", "{\"text\": \"x\"}\n"),
        prepare("@a.txt"),
        {"JSON lines", "NAME.jsonl"}},
-      {"white space alone", file("a.txt", " \n"), prepare("@a.txt"), {"no document with text", "1 are empty"}},
+      {"white space alone",
+       file("a.txt", " \n"),
+       prepare("@a.txt"),
+       {"no document with text", "all 1 documents are empty"}},
       {"an output that is a file",
        [=](const Scratch& scratch) {
          text(scratch);
@@ -260,7 +263,7 @@ TEST_F(DataCommands, ASecondWriterIsRefusedAndASignalLeavesNothing) {
     second.tokenizer = "bytes";
     second.output = scratch_ / "out";
     second.val_fraction = 0;
-    expect_error([&] { data::prepare_dataset(second); }, {"out", "in use", "process ", "out.lock"});
+    expect_error([&] { data::prepare_dataset(second); }, {"out", "in use", "process ", "out.tmp.lock"});
     EXPECT_TRUE(fs::exists(scratch_ / "out.tmp"));
     first.send(signal);
     const Finished finished = first.finish(std::chrono::seconds(20));
@@ -280,7 +283,7 @@ TEST_F(DataCommands, WhatAKilledWriterLeftIsCleaned) {
   wait_for("out.tmp");
   first.send(SIGKILL);
   EXPECT_EQ(first.finish().status, 128 + SIGKILL);
-  EXPECT_EQ(names(), (std::set<std::string>{"long.jsonl.gz", "out.lock", "out.tmp"}));
+  EXPECT_EQ(names(), (std::set<std::string>{"long.jsonl.gz", "out.tmp.lock", "out.tmp"}));
   write_file(scratch_ / "a.txt", "text");
   EXPECT_EQ(
       run({"data", "prepare", "--input", "@a.txt", "--tokenizer", "bytes", "--out", "@out", "--val-fraction=0"}).status,

@@ -31,7 +31,7 @@ TEST(OutputFolder, HasOneWriterAtATime) {
     OutputFolder folder(scratch / "sub/out", kKind);
     write_file(folder.path() / "part", "of the first");
     expect_error([&] { OutputFolder(scratch / "sub/out/", kKind); },
-                 {"out", "in use", fmt::format("process {} on ", getpid()), "out.lock"});
+                 {"out", "in use", fmt::format("process {} on ", getpid()), "out.tmp.lock"});
     EXPECT_EQ(read_text_file(folder.path() / "part"), "of the first");
     write_file(folder.path() / "marker", "");
     folder.commit(false);
@@ -62,7 +62,7 @@ TEST(OutputFolder, WhatAKilledWriterLeftIsRemoved) {
   int status = 0;
   waitpid(child, &status, 0);
   ASSERT_TRUE(WIFSIGNALED(status));
-  EXPECT_EQ(names_in(scratch.path()), (std::vector<std::string>{"out.lock", "out.tmp"}));
+  EXPECT_EQ(names_in(scratch.path()), (std::vector<std::string>{"out.tmp", "out.tmp.lock"}));
   {
     const OutputFolder folder(scratch / "out", kKind);
     EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{});

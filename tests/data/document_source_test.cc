@@ -216,7 +216,7 @@ TEST(DocumentSource, DictdEntriesOnceInFileOrder) {
 TEST(DocumentSource, DictdErrors) {
   const Scratch scratch;
   const auto database = write_file(scratch / "x.dict", kDatabase);
-  expect_error([&] { read_all({database}); }, {"x.index", "does not exist"});
+  expect_error([&] { DocumentSource({database}); }, {"x.index", "does not exist"});
   for (const auto& [bad, reason] :
        std::vector<std::pair<std::string, std::string>>{{"only headword", "TAB"},
                                                         {"w\tA!\tB", "base 64, got 'A!'"},

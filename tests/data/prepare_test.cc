@@ -195,7 +195,7 @@ TEST(Prepare, OptionsThatCannotWork) {
   expect_error([&] { prepare_dataset(options); }, {"tokens per shard"});
   options = options_for(scratch);
   options.inputs = {write_file(scratch / "empty.txt", "")};
-  expect_error([&] { prepare_dataset(options); }, {"no document with text", "1 are empty"});
+  expect_error([&] { prepare_dataset(options); }, {"no document with text", "all 1 documents are empty"});
   options.inputs = {write_file(scratch / "one.txt", "one")};
   options.val_fraction = 0.999999;
   expect_error([&] { prepare_dataset(options); }, {"all 1 documents fell to validation"});
