@@ -23,8 +23,8 @@ void add_convert_command(CLI::App& app);
 /// `tessera generate --checkpoint DIR --prompt TEXT`.
 void add_generate_command(CLI::App& app);
 
-/// `tessera data prepare|tokenizer|inspect`.
-void add_data_commands(CLI::App& app);
+/// `tessera data prepare|tokenizer|inspect`. Sets `status` to the process's exit status if a signal stops it.
+void add_data_commands(CLI::App& app, int& status);
 
 /// `tessera doctor`: prints devices, driver, libraries, links, and what is missing.
 void add_doctor_command(CLI::App& app);

@@ -1,13 +1,18 @@
 // `tessera data`: text to tokenizers and datasets.
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "app/commands.h"
+#include "app/signals.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/parse_count.h"
+#include "base/stop.h"
 #include "base/stopwatch.h"
 #include "data/dataset.h"
 #include "data/document_source.h"
@@ -30,53 +35,32 @@ constexpr const char* kInputHelp =
 
 void report_source(const data::SourceStatistics& source) {
   if (source.num_repaired_documents > 0) {
-    spdlog::warn("{} documents are not UTF-8 throughout (the first: {}); U+FFFD stands for what is not",
-                 source.num_repaired_documents, source.first_repaired);
+    spdlog::warn(
+        "{} documents are not UTF-8 throughout (the first: {}); U+FFFD stands for what is not. If that is another "
+        "encoding, convert it: iconv -f WINDOWS-1252 -t UTF-8 IN > OUT",
+        source.num_repaired_documents, source.first_repaired);
   }
-  if (source.num_empty_documents > 0) spdlog::info("{} documents without text left out", source.num_empty_documents);
+  if (source.num_empty_documents > 0) {
+    spdlog::warn("{} documents are left out: they are empty, or white space alone (the first: {})",
+                 source.num_empty_documents, source.first_empty);
+  }
 }
 
-/// Shows progress on standard error: a bar that is drawn again and again on a terminal, now and then a line
-/// elsewhere.
-class ProgressDisplay {
- public:
-  ~ProgressDisplay() { clear(); }
+constexpr const char* kSkipHelp =
+    "Leave out files that are not text (images, Parquet, other encodings, ...) and say how many, in place of an error";
 
-  void show(const data::PrepareProgress& progress) {
-    const double seconds_between = is_terminal_ ? 0.1 : 10.0;
-    if (since_shown_.seconds() < seconds_between) return;
-    since_shown_ = {};
-    const double part = progress.num_bytes_total == 0 ? 1.0
-                                                      : static_cast<double>(progress.num_bytes_done) /
-                                                            static_cast<double>(progress.num_bytes_total);
-    const double elapsed = since_start_.seconds();
-    const double remaining = part > 0 ? elapsed / part - elapsed : 0;
-    const std::string numbers =
-        fmt::format("{:.0f}%, {} documents, {:.1f} M tokens, {:.1f} M tokens/s, {:.0f} s to go", part * 100,
-                    progress.num_documents, static_cast<double>(progress.num_tokens) * 1e-6,
-                    static_cast<double>(progress.num_tokens) * 1e-6 / elapsed, remaining);
-    if (!is_terminal_) {
-      spdlog::info("{}", numbers);
-      return;
-    }
-    constexpr int kBarWidth = 30;
-    const int filled = static_cast<int>(part * kBarWidth);
-    fmt::print(stderr, "\r\033[K[{:=<{}}{: <{}}] {}", "", filled, "", kBarWidth - filled, numbers);
-    std::fflush(stderr);
-    drawn_ = true;
-  }
+constexpr const char* kOutputNames = "--output,--out";
 
-  void clear() {
-    if (drawn_) fmt::print(stderr, "\r\033[K");
-    drawn_ = false;
-  }
-
- private:
-  const bool is_terminal_ = stderr_is_terminal();
-  const Stopwatch since_start_;
-  Stopwatch since_shown_;
-  bool drawn_ = false;
-};
+/// Lets a count have a unit, as 32k.
+CLI::Validator as_count() {
+  return {[](std::string& text) {
+            const auto count = parse_count(text);
+            if (!count || *count < 0) return fmt::format("'{}' is not a count: expected {}", text, kCountForm);
+            text = std::to_string(*count);
+            return std::string();
+          },
+          "COUNT", "count"};
+}
 
 void print_splits(const data::Manifest& manifest) {
   for (const auto& [name, shards] : manifest.splits) {
@@ -96,14 +80,14 @@ struct TokenizerCommand {
   std::vector<std::string> inputs;
   std::string output;
   data::SentencePieceOptions options;
-  bool overwrite = false;
+  bool overwrite = false, skip_unknown = false;
 
   void run() const {
     fs::path path(output);
     if (path.extension() != ".model") path /= data::kTokenizerModelName;
     require(overwrite || !fs::exists(path), "output '{}': it exists; --force replaces it", path.string());
     const Stopwatch watch;
-    data::DocumentSource source({inputs.begin(), inputs.end()});
+    data::DocumentSource source({inputs.begin(), inputs.end()}, skip_unknown);
     const std::string model = data::train_sentencepiece(source, options);
     report_source(source.statistics());
     if (path.has_parent_path()) create_folder(path.parent_path());
@@ -127,13 +111,12 @@ struct PrepareCommand {
     options.inputs.assign(inputs.begin(), inputs.end());
     options.output = output;
     const Stopwatch watch;
-    data::PrepareResult result;
-    {
-      ProgressDisplay display;
-      options.on_progress = [&](const data::PrepareProgress& progress) { display.show(progress); };
-      result = data::prepare_dataset(options);
-    }
+    const data::PrepareResult result = data::prepare_dataset(options);
     report_source(result.source);
+    if (result.num_without_tokens > 0) {
+      spdlog::warn("{} documents are left out: the tokenizer has no token for any of their text",
+                   result.num_without_tokens);
+    }
     if (options.val_fraction > 0 && !result.manifest.splits.contains("val")) {
       spdlog::warn("no document fell to validation: there are only {}", result.source.num_documents);
     }
@@ -190,23 +173,30 @@ void add_tokenizer_command(CLI::App& parent) {
   auto command = std::make_shared<TokenizerCommand>();
   CLI::App* app = parent.add_subcommand("tokenizer", "Train a SentencePiece BPE tokenizer on text");
   app->add_option("--input", command->inputs, kInputHelp)->required();
-  app->add_option("--output", command->output,
+  app->add_option(kOutputNames, command->output,
                   "Where the model goes: NAME.model, or a folder, which then gets tokenizer.model")
       ->required();
   app->add_option("--vocab-size", command->options.vocab_size,
                   "Number of pieces, with 3 control pieces and 256 byte pieces")
+      ->transform(as_count())
       ->capture_default_str();
   app->add_option("--sample-bytes", command->options.sample_bytes,
                   "Train on a random sample of this many bytes of the text (memory grows with it)")
+      ->transform(as_count())
       ->capture_default_str();
   app->add_option("--seed", command->options.seed, "Seed of the sample")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app->add_flag("--skip-unknown", command->skip_unknown, kSkipHelp);
   app->add_flag("--force", command->overwrite, "Replace the model if it exists");
   app->callback([command] { command->run(); });
 }
 
-void add_prepare_command(CLI::App& parent) {
+std::string name_of_signal(int signal) {
+  return signal == SIGINT ? "Ctrl-C (SIGINT)" : fmt::format("SIG{}", ::sigabbrev_np(signal));
+}
+
+void add_prepare_command(CLI::App& parent, int& status) {
   auto command = std::make_shared<PrepareCommand>();
   CLI::App* app = parent.add_subcommand("prepare", "Turn text into a dataset: a folder of checksummed token shards");
   data::PrepareOptions& options = command->options;
@@ -214,11 +204,11 @@ void add_prepare_command(CLI::App& parent) {
   app->add_option("--tokenizer", options.tokenizer,
                   "'bytes', a SentencePiece model file, a tokenizer.json, or a folder with one of them")
       ->required();
-  app->add_option("--output", command->output, "The dataset's folder; it appears when it is whole")->required();
+  app->add_option(kOutputNames, command->output, "The dataset's folder; it appears when it is whole")->required();
   app->add_option("--val-fraction", options.val_fraction, "Fraction of the documents kept for validation, below 1")
       ->capture_default_str();
   app->add_option("--shard-tokens", options.shard_tokens, "Tokens per shard, at most (but one document at least)")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(as_count())
       ->capture_default_str();
   app->add_option("--seed", options.seed, "Seed of the choice of validation documents")
       ->check(CLI::NonNegativeNumber)
@@ -226,8 +216,18 @@ void add_prepare_command(CLI::App& parent) {
   app->add_option("--threads", command->num_threads,
                   "Threads that tokenize; the result does not depend on it (default: all cores)")
       ->check(CLI::PositiveNumber);
+  app->add_flag("--skip-unknown", options.skip_unknown, kSkipHelp);
   app->add_flag("--force", options.overwrite, "Replace the dataset if it exists");
-  app->callback([command] { command->run(); });
+  app->callback([command, &status] {
+    handle_stop_signals(request_stop);
+    try {
+      command->run();
+    } catch (const Stopped& stopped) {
+      spdlog::info("stopped by {}: '{}' is not written, and what was begun is removed",
+                   name_of_signal(stopped.signal()), command->output);
+      status = 128 + stopped.signal();
+    }
+  });
 }
 
 void add_inspect_command(CLI::App& parent) {
@@ -247,11 +247,11 @@ void add_inspect_command(CLI::App& parent) {
 
 }  // namespace
 
-void add_data_commands(CLI::App& app) {
+void add_data_commands(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("data", "Make tokenizers and datasets, and look into them");
   command->require_subcommand(1);
   add_tokenizer_command(*command);
-  add_prepare_command(*command);
+  add_prepare_command(*command, status);
   add_inspect_command(*command);
 }
 

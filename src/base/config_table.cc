@@ -10,6 +10,7 @@
 #include <toml++/toml.h>
 
 #include "base/error.h"
+#include "base/parse_count.h"
 
 namespace tessera {
 namespace {
@@ -115,23 +116,19 @@ ConfigTable::Lists split_lists(std::string_view text) {
 
 /// The value of an override's text for an entry of `example`'s type; monostate-like nullopt if it does not parse.
 std::optional<Value> parse_as(const Value& example, std::string_view text) {
-  const auto whole_number = [&](auto& number) {
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc() && end == text.data() + text.size();
-  };
   if (std::holds_alternative<bool>(example)) {
     if (text == "true" || text == "True") return true;
     if (text == "false" || text == "False") return false;
     return std::nullopt;
   }
   if (std::holds_alternative<std::int64_t>(example)) {
-    std::int64_t number = 0;
-    if (whole_number(number)) return number;
+    if (const auto count = parse_count(text)) return *count;
     return std::nullopt;
   }
   if (std::holds_alternative<double>(example)) {
     double number = 0;
-    if (whole_number(number)) return number;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error == std::errc() && end == text.data() + text.size()) return number;
     return std::nullopt;
   }
   if (std::holds_alternative<ConfigTable::List>(example)) return split(without_quotes(text));
@@ -406,7 +403,8 @@ void ConfigTable::apply_override(std::string_view assignment) {
     return assign(entry, true, where);
   }
   const std::optional<Value> value = parse_as(entry.example, *text);
-  require(value.has_value(), "{}: '{}' is not a value of type {}", where, *text, entry.type);
+  require(value.has_value(), "{}: '{}' is not a value of type {}{}", where, *text, entry.type,
+          std::holds_alternative<std::int64_t>(entry.example) ? fmt::format("; expected {}", kCountForm) : "");
   assign(entry, *value, where);
 }
 

@@ -21,6 +21,7 @@ class ConfigTable {
 
   /// `key` is "section.name". The targets must outlive the table.
   void add(std::string key, bool& target, std::string help);
+  /// Command line: also with a unit, as 32k (parse_count.h).
   void add(std::string key, std::int64_t& target, std::string help);
   void add(std::string key, double& target, std::string help);
   void add(std::string key, float& target, std::string help);

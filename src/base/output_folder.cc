@@ -45,6 +45,9 @@ void check_output(const fs::path& output, const OutputKind& kind, bool overwrite
 
 OutputFolder::OutputFolder(const fs::path& output, const OutputKind& kind)
     : output_(absolute_folder(output)), path_(output_.string() + ".tmp"), kind_(kind) {
+  create_folder(output_.parent_path());
+  lock_.emplace(path_.string() + ".lock", fmt::format("output '{}'", output_.string()),
+                FileLock::Options{.at_end = FileLock::AtEnd::kRemoveFile});
   if (fs::exists(path_)) {
     const fs::path foreign = fs::is_directory(path_) ? find_foreign_entry(path_, kind) : path_;
     require(foreign.empty(), "'{}' is in the way: it is needed for the time of writing", foreign.string());

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string_view>
+
+#include "base/file_lock.h"
 
 namespace tessera {
 
@@ -17,7 +20,8 @@ struct OutputKind {
 /// this kind. For asking before a long way there; OutputFolder asks again.
 void check_output(const std::filesystem::path& output, const OutputKind& kind, bool overwrite);
 
-/// "OUTPUT.tmp": becomes `output` on commit, or disappears. What a killed run left under that name is removed.
+/// "OUTPUT.tmp": becomes `output` on commit, or disappears. What a killed run left under that name is removed. While
+/// the object lives, "OUTPUT.tmp.lock" keeps other writers away: their constructor throws Error, which names the process.
 class OutputFolder {
  public:
   OutputFolder(const std::filesystem::path& output, const OutputKind& kind);
@@ -29,7 +33,9 @@ class OutputFolder {
   void commit(bool overwrite);
 
  private:
-  std::filesystem::path output_, path_;
+  std::filesystem::path output_;
+  std::optional<FileLock> lock_;
+  std::filesystem::path path_;  // empty once it is committed
   OutputKind kind_;
 };
 

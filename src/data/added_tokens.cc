@@ -14,22 +14,6 @@ std::size_t character_begin(std::string_view text, std::size_t end) {
   return at;
 }
 
-/// Length of the character that `text` begins with if it is white space, else 0.
-std::size_t space_size(std::string_view text) {
-  if (text.empty()) return 0;
-  const auto first = static_cast<std::uint8_t>(text[0]);
-  if (first == ' ' || (first >= 9 && first <= 13)) return 1;
-  if (text.starts_with("\xC2\x85") || text.starts_with("\xC2\xA0")) return 2;  // U+0085, U+00A0
-  if (text.size() < 3) return 0;
-  const bool in_general_punctuation = text.starts_with("\xE2\x80");  // U+2000 to U+203F
-  const auto last = static_cast<std::uint8_t>(text[2]);
-  if (in_general_punctuation && (last <= 0x8A || last == 0xA8 || last == 0xA9 || last == 0xAF)) return 3;
-  for (const std::string_view space : {"\xE1\x9A\x80", "\xE2\x81\x9F", "\xE3\x80\x80"}) {  // U+1680, U+205F, U+3000
-    if (text.starts_with(space)) return 3;
-  }
-  return 0;
-}
-
 std::size_t space_begin(std::string_view text) {
   std::size_t begin = text.size();
   while (begin > 0) {

@@ -22,6 +22,47 @@ std::int32_t id_of(const Fields& fields, const char* name) {
   return static_cast<std::int32_t>(fields.count(name, std::numeric_limits<std::int32_t>::max()));
 }
 
+std::string remedy(const fs::path& folder) {
+  return fmt::format("`tessera data prepare --input TEXTS --tokenizer TOKENIZER --output {}` makes a dataset",
+                     folder.string());
+}
+
+Manifest parse_manifest(const fs::path& path) {
+  const std::string place = fmt::format("'{}'", path.string());
+  const auto json = parse_json<ordered_json>(read_text_file(path), place);
+  const Fields fields(json, place + ", $");
+  require(fields.text("format") == kFormatName, "{}: expected '{}', got {}", fields.place_of("format"), kFormatName,
+          describe_json(fields.at("format")));
+  require(fields.count("version") == kManifestVersion, "{}: version {}, this program reads version {}", place,
+          fields.count("version"), kManifestVersion);
+  fields.require_checksum();
+
+  Manifest manifest;
+  const Fields tokenizer(fields.at("tokenizer"), fields.place_of("tokenizer"));
+  manifest.tokenizer_kind = tokenizer.text("kind");
+  manifest.tokenizer_checksum = tokenizer.hex("checksum");
+  manifest.vocab_size = id_of(fields, "vocab_size");
+  manifest.bos_id = id_of(fields, "bos_id");
+  manifest.eos_id = id_of(fields, "eos_id");
+  manifest.val_fraction = fields.number("val_fraction");
+  manifest.seed = fields.count("seed");
+  const ordered_json& splits = fields.at("splits");
+  require(splits.is_object(), "{}: expected an object, got {}", fields.place_of("splits"), describe_json(splits));
+  for (const auto& [name, split] : splits.items()) {
+    const std::string split_place = fmt::format("{}, split {}", place, name);
+    for (const ordered_json& shard : Fields(split, split_place).array("shards")) {
+      const Fields shard_fields(shard, split_place + ", shards");
+      require_plain_name(shard_fields.text("file"), split_place);
+      manifest.splits[name].push_back({.file = shard_fields.text("file"),
+                                       .num_bytes = shard_fields.count("num_bytes"),
+                                       .num_tokens = shard_fields.count("num_tokens"),
+                                       .num_documents = shard_fields.count("num_documents"),
+                                       .checksum = shard_fields.hex("checksum")});
+    }
+  }
+  return manifest;
+}
+
 }  // namespace
 
 std::uint64_t num_tokens(const std::vector<ShardEntry>& shards) {
@@ -77,57 +118,27 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
 Manifest read_manifest(const fs::path& folder) {
   const fs::path path = folder / kManifestName;
   std::error_code unreadable;
-  require(fs::is_directory(folder, unreadable), "dataset '{}': no such folder", folder.string());
+  require(fs::is_directory(folder, unreadable), "dataset '{}': no such folder; {}", folder.string(), remedy(folder));
   require(fs::exists(path, unreadable) || unreadable,
-          "dataset '{}': the folder has no {}; `tessera data prepare` writes it last, when all else "
-          "is there",
-          folder.string(), kManifestName);
-  const std::string place = fmt::format("'{}'", path.string());
-  const auto json = parse_json<ordered_json>(read_text_file(path), place);
-  const Fields fields(json, place + ", $");
-  require(fields.text("format") == kFormatName, "{}: expected '{}', got {}", fields.place_of("format"), kFormatName,
-          describe_json(fields.at("format")));
-  require(fields.count("version") == kManifestVersion, "{}: version {}, this program reads version {}", place,
-          fields.count("version"), kManifestVersion);
-  fields.require_checksum();
-
-  Manifest manifest;
-  const Fields tokenizer(fields.at("tokenizer"), fields.place_of("tokenizer"));
-  manifest.tokenizer_kind = tokenizer.text("kind");
-  manifest.tokenizer_checksum = tokenizer.hex("checksum");
-  manifest.vocab_size = id_of(fields, "vocab_size");
-  manifest.bos_id = id_of(fields, "bos_id");
-  manifest.eos_id = id_of(fields, "eos_id");
-  manifest.val_fraction = fields.number("val_fraction");
-  manifest.seed = fields.count("seed");
-  const ordered_json& splits = fields.at("splits");
-  require(splits.is_object(), "{}: expected an object, got {}", fields.place_of("splits"), describe_json(splits));
-  for (const auto& [name, split] : splits.items()) {
-    const std::string split_place = fmt::format("{}, split {}", place, name);
-    for (const ordered_json& shard : Fields(split, split_place).array("shards")) {
-      const Fields shard_fields(shard, split_place + ", shards");
-      require_plain_name(shard_fields.text("file"), split_place);
-      manifest.splits[name].push_back({.file = shard_fields.text("file"),
-                                       .num_bytes = shard_fields.count("num_bytes"),
-                                       .num_tokens = shard_fields.count("num_tokens"),
-                                       .num_documents = shard_fields.count("num_documents"),
-                                       .checksum = shard_fields.hex("checksum")});
-    }
+          "dataset '{}': the folder has no {}, which is written last, when all else is there; {}", folder.string(),
+          kManifestName, remedy(folder));
+  try {
+    return parse_manifest(path);
+  } catch (const Error& error) {
+    fail("{}; {}", error.what(), remedy(folder));
   }
-  return manifest;
 }
-
 std::vector<Shard> open_split(const fs::path& folder, const Manifest& manifest, const std::string& split) {
   const auto found = manifest.splits.find(split);
-  require(found != manifest.splits.end(), "dataset '{}': it has no documents in its split '{}'", folder.string(),
-          split);
+  require(found != manifest.splits.end(), "dataset '{}': it has no documents in its split '{}'{}", folder.string(),
+          split, split == "val" ? "; `tessera data prepare --val-fraction 0.01` sets some aside" : "");
   std::vector<Shard> shards;
   shards.reserve(found->second.size());
   for (const ShardEntry& entry : found->second) {
     const fs::path path = folder / entry.file;
     std::error_code unreadable;
-    require(fs::exists(path, unreadable) || unreadable, "shard '{}' is missing; '{}' lists it", path.string(),
-            (folder / kManifestName).string());
+    require(fs::exists(path, unreadable) || unreadable, "shard '{}' is missing; '{}' lists it; {}", path.string(),
+            (folder / kManifestName).string(), remedy(folder));
     const Shard& shard = shards.emplace_back(path);
     require(shard.header().header_checksum == entry.checksum,
             "shard '{}': its header has checksum {}, '{}' lists {}: it is a shard of another dataset", path.string(),

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.h"
 #include "data/shard.h"
 
 namespace tessera::data {
@@ -47,6 +48,16 @@ std::uint64_t num_documents(const std::vector<ShardEntry>& shards);
 
 /// Identifies the tokens of a split: of the tokenizer's and of all its shards' checksums, in order.
 std::uint64_t split_checksum(const Manifest& manifest, const std::string& split);
+
+/// Calls `read`, which reads a dataset. Its Error then begins with the configuration's key that named the dataset.
+template <typename Read>
+auto read_for_key(const char* key, Read&& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    fail("{}: {}", key, error.what());
+  }
+}
 
 /// Error, naming the file and the field, if there is no manifest in `folder`, or one that is damaged.
 Manifest read_manifest(const std::filesystem::path& folder);

@@ -1,19 +1,27 @@
 #include "data/document_source.h"
 
+#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/log.h"
+#include "base/stop.h"
+#include "data/file_kind.h"
 #include "data/text.h"
 
 namespace tessera::data {
@@ -142,8 +150,7 @@ class PlainTextReader : public DocumentReader {
   bool next(std::string& text, std::string& origin, bool&) override {
     if (std::exchange(done_, true)) return false;
     origin = path_.string();
-    while (stream_.append_to(text, kReadBytes)) {
-    }
+    while (stream_.append_to(text, kReadBytes)) throw_if_stopped();
     return true;
   }
   std::uint64_t num_bytes_done() const override { return stream_.num_bytes_done(); }
@@ -199,9 +206,15 @@ class JsonLinesReader : public DocumentReader {
     try {
       object = nlohmann::json::parse(line_);
     } catch (const nlohmann::json::exception& error) {
-      fail("{}: expected a JSON object on one line, got {}: {}", origin, excerpt(line_), error.what());
+      const std::string_view begins(line_.data() + line_.find_first_not_of(" \t\r"), 1);
+      const char* remedy = begins == "["   ? ": `jq -c '.[]' IN > OUT.jsonl` takes an array apart"
+                           : begins == "{" ? ": `jq -c . IN > OUT.jsonl` puts each object on one line"
+                                           : "";
+      fail("{}: expected a JSON object on one line, got {}: {}{}", origin, excerpt(line_), error.what(), remedy);
     }
     const std::string expected = "expected a JSON object with a string \"text\"";
+    require(!object.is_array(), "{}: {} on each line, got array: `jq -c '.[]' IN > OUT.jsonl` takes it apart", origin,
+            expected);
     require(object.is_object(), "{}: {}, got {}", origin, expected, object.type_name());
     const auto field = object.find("text");
     require(field != object.end(), "{}: {}, got an object without \"text\": {}", origin, expected, excerpt(line_));
@@ -233,12 +246,18 @@ fs::path dictd_base(const fs::path& path) {
   return {};
 }
 
+/// The index of a dictd database. Throws Error if there is none.
+fs::path dictd_index(const fs::path& path) {
+  fs::path index = dictd_base(path).string() + ".index";
+  require(fs::exists(index), "'{}': a dictd database needs its index '{}', which does not exist", path.string(),
+          index.string());
+  return index;
+}
+
 class DictdReader : public DocumentReader {
  public:
-  explicit DictdReader(const fs::path& path) : path_(path), num_bytes_on_disk_(fs::file_size(path)) {
-    index_path_ = dictd_base(path).string() + ".index";
-    require(fs::exists(index_path_), "'{}': a dictd database needs its index '{}', which does not exist", path.string(),
-            index_path_.string());
+  explicit DictdReader(const fs::path& path)
+      : path_(path), index_path_(dictd_index(path)), num_bytes_on_disk_(fs::file_size(path)) {
     ByteStream stream(path);
     while (stream.append_to(database_, kReadBytes)) {
     }
@@ -314,18 +333,64 @@ class DictdReader : public DocumentReader {
   std::size_t next_entry_ = 0;
 };
 
-std::unique_ptr<DocumentReader> open_reader(const fs::path& path) {
-  if (!dictd_base(path).empty()) return std::make_unique<DictdReader>(path);
+bool is_json_lines(const fs::path& path) {
   const fs::path uncompressed = path.extension() == ".gz" ? path.stem() : path.filename();
   const std::string extension = uncompressed.extension().string();
-  if (extension == ".json" || extension == ".jsonl" || extension == ".ndjson") {
-    return std::make_unique<JsonLinesReader>(path);
-  }
+  return extension == ".json" || extension == ".jsonl" || extension == ".ndjson";
+}
+
+std::unique_ptr<DocumentReader> open_reader(const fs::path& path) {
+  if (!dictd_base(path).empty()) return std::make_unique<DictdReader>(path);
+  if (is_json_lines(path)) return std::make_unique<JsonLinesReader>(path);
   return std::make_unique<PlainTextReader>(path);
 }
 
-/// Adds the regular files below `folder`, sorted by path. A link to a file counts as a file; links to folders
-/// are not followed, so there are no cycles.
+/// Whether text begins with a line that is an object with a string "text".
+bool begins_with_json_line(std::string_view text) {
+  if (!text.starts_with('{')) return false;
+  const auto line = nlohmann::json::parse(text.substr(0, text.find('\n')), nullptr, false);
+  return line.is_object() && line.contains("text") && line["text"].is_string();
+}
+
+/// What a file is, if it holds anything but documents. Throws Error if it cannot be read.
+std::optional<ForeignKind> find_foreign_kind_of(const fs::path& path) {
+  std::string beginning;
+  for (ByteStream stream(path); beginning.size() < kKindBytes;) {
+    if (!stream.append_to(beginning, static_cast<unsigned>(kKindBytes - beginning.size()))) break;
+  }
+  if (auto kind = find_foreign_kind(beginning)) return kind;
+  if (!dictd_base(path).empty()) {
+    dictd_index(path);
+    return std::nullopt;
+  }
+  if (!is_json_lines(path)) {
+    if (!begins_with_json_line(beginning)) return std::nullopt;
+    return ForeignKind{.name = "JSON lines under the name of a text", .remedy = "rename it to NAME.jsonl"};
+  }
+  try {
+    std::string text, origin;
+    bool repaired = false;
+    JsonLinesReader(path).next(text, origin, repaired);
+    return std::nullopt;
+  } catch (const Error& error) {
+    return ForeignKind{.name = "JSON that is not JSON lines of documents", .remedy = error.what()};
+  }
+}
+
+/// Whether a file in a folder describes the folder, by its name: no document is meant.
+bool describes_folder(const fs::path& path) {
+  const std::string name = path.filename().string();
+  for (const char* metadata : {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"}) {
+    if (name == metadata) return true;
+  }
+  if (is_json_lines(path)) return false;
+  std::string word = name.substr(0, name.find_first_of("._-"));
+  for (char& c : word) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return word == "README" || word == "LICENSE" || word == "LICENCE" || word == "COPYING";
+}
+
+/// Adds the regular files below `folder`, sorted by path, without those that describe it. A link to a file counts as a
+/// file; links to folders are not followed, so there are no cycles.
 void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
   std::vector<fs::path> found;
   std::error_code error;
@@ -348,19 +413,26 @@ void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
     if (const fs::path base = dictd_base(path); !base.empty()) indices.insert(base.string() + ".index");
   }
   std::erase_if(found, [&](const fs::path& path) { return indices.contains(path); });
-  files.insert(files.end(), found.begin(), found.end());
+  const auto described = std::stable_partition(found.begin(), found.end(), std::not_fn(describes_folder));
+  if (described != found.end()) {
+    const auto count = found.end() - described;
+    spdlog::warn("{} left out: by the name, '{}'{} describes the folder; --input PATH_OF_THE_FILE reads such a file",
+                 count == 1 ? "1 file is" : fmt::format("{} files are", count), described->string(),
+                 count == 1 ? "" : fmt::format(", like {} more,", count - 1));
+  }
+  files.insert(files.end(), found.begin(), described);
 }
 
 }  // namespace
 
-DocumentSource::DocumentSource(const std::vector<fs::path>& inputs) {
+DocumentSource::DocumentSource(const std::vector<fs::path>& inputs, bool skip_unknown) {
   for (const fs::path& input : inputs) {
     std::error_code error;
     const fs::file_status status = fs::status(input, error);
     if (fs::is_directory(status)) {
       const std::size_t num_before = files_.size();
       list_folder(input, files_);
-      require(files_.size() > num_before, "input '{}': the folder has no files", input.string());
+      require(files_.size() > num_before, "input '{}': the folder has no files of text", input.string());
     } else {
       require(fs::exists(status), "input '{}': no such file or folder", input.string());
       require(fs::is_regular_file(status), "input '{}': neither a regular file nor a folder", input.string());
@@ -368,7 +440,34 @@ DocumentSource::DocumentSource(const std::vector<fs::path>& inputs) {
     }
   }
   require(!files_.empty(), "no input files given");
+  require_documents(skip_unknown);
   for (const fs::path& file : files_) num_bytes_total_ += fs::file_size(file);
+}
+
+void DocumentSource::require_documents(bool skip_unknown) {
+  std::vector<fs::path> readable;
+  std::map<std::string, std::uint64_t> num_by_kind;
+  std::string first;
+  for (const fs::path& path : files_) {
+    throw_if_stopped();
+    const std::optional<ForeignKind> kind = find_foreign_kind_of(path);
+    if (!kind) {
+      readable.push_back(path);
+    } else if (num_by_kind[kind->name]++ == 0 && first.empty()) {
+      first = fmt::format("'{}' is {}; expected text in UTF-8, JSON lines or a dictd database, plain or gzipped: {}",
+                          path.string(), kind->name, kind->remedy);
+    }
+  }
+  if (num_by_kind.empty()) return;
+  const std::size_t num_foreign = files_.size() - readable.size();
+  std::vector<std::string> counts;
+  for (const auto& [kind, count] : num_by_kind) counts.push_back(fmt::format("{}: {}", kind, count));
+  const std::string summary =
+      fmt::format("{} of {} files cannot be read ({})", num_foreign, files_.size(), fmt::join(counts, ", "));
+  require(skip_unknown, "{}; {}; --skip-unknown leaves such files out", first, summary);
+  require(!readable.empty(), "no file with text is left: {}; the first: {}", summary, first);
+  spdlog::warn("{} and are left out; the first: {}", summary, first);
+  files_ = std::move(readable);
 }
 
 DocumentSource::~DocumentSource() = default;
@@ -387,8 +486,8 @@ bool DocumentSource::next(std::string& text) {
       continue;
     }
     repaired = repair_utf8(text) != 0 || repaired;
-    if (text.empty()) {
-      ++statistics_.num_empty_documents;
+    if (is_blank(text)) {
+      if (statistics_.num_empty_documents++ == 0) statistics_.first_empty = origin_;
       continue;
     }
     if (repaired && statistics_.num_repaired_documents++ == 0) statistics_.first_repaired = origin_;

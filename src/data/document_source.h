@@ -3,19 +3,21 @@
 //   NAME.json, .jsonl, .ndjson   JSON lines: each line an object with a string "text"; a line is a document
 //   NAME.dict, NAME.dict.dz      a dictd database with NAME.index beside it: an entry is a document
 //   anything else                plain text: the file is a document
-//   a folder                     its files and those of its folders, sorted by path (hidden ones left out)
+//   a folder                     its files and those of its folders, sorted by path; hidden ones and those that
+//                                describe the folder (README, LICENSE, dataset_infos.json, ...) are left out
 //
 // Any of these may be compressed by gzip and named so (x.txt.gz, x.jsonl.gz); compression is told by content.
-// Text is UTF-8. Ill-formed parts become U+FFFD, and are counted. A document without text is skipped and
-// counted.
+// Text is UTF-8. Ill-formed parts become U+FFFD, and are counted. A document without text, or of white space alone, is
+// skipped and counted. All files are looked at before the first is read: one that is not text is an Error that says
+// what it is, or is skipped and counted.
 //
 // A dictd index has lines "headword TAB offset TAB length", with numbers in base 64 (RFC 4648's alphabet as
 // digits, the most significant first). Headwords that point at the same bytes name the same entry, which is
 // given once; entries come in the order of the file; entries named 00-database-... or 00database... describe
 // the database and are left out.
 //
-// Errors (tessera::Error, with file and line): an input that does not exist or cannot be read, gzip data cut
-// short or damaged, a line that is not such an object, an index that is missing or points outside its
+// Errors (tessera::Error, with file and line): an input that does not exist or cannot be read, a file of another kind,
+// gzip data cut short or damaged, a line that is not such an object, an index that is missing or points outside its
 // database.
 #pragma once
 
@@ -30,7 +32,8 @@ namespace tessera::data {
 struct SourceStatistics {
   std::uint64_t num_documents = 0;
   std::uint64_t num_text_bytes = 0;
-  std::uint64_t num_empty_documents = 0;
+  std::uint64_t num_empty_documents = 0;     // without text, or of white space alone
+  std::string first_empty;                   // where the first of them is
   std::uint64_t num_repaired_documents = 0;  // documents with ill-formed UTF-8
   std::string first_repaired;                // where the first of them is
 };
@@ -39,8 +42,9 @@ class DocumentReader;
 
 class DocumentSource {
  public:
-  /// Lists the files of `inputs`, in the given order. Reads none of them yet.
-  explicit DocumentSource(const std::vector<std::filesystem::path>& inputs);
+  /// Lists the files of `inputs`, in the given order, and looks at the beginning of each. Throws Error if one holds
+  /// anything but documents; with `skip_unknown` such files are left out. What is left out is logged.
+  explicit DocumentSource(const std::vector<std::filesystem::path>& inputs, bool skip_unknown = false);
   ~DocumentSource();
 
   /// Puts the next document into `text` and returns true; returns false after the last one. A document is
@@ -57,6 +61,8 @@ class DocumentSource {
   const SourceStatistics& statistics() const { return statistics_; }
 
  private:
+  void require_documents(bool skip_unknown);
+
   std::vector<std::filesystem::path> files_;
   std::size_t next_file_ = 0;
   std::unique_ptr<DocumentReader> reader_;

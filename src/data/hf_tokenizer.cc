@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/stop.h"
 #include "data/text.h"
 
 namespace tessera::data {
@@ -185,9 +186,15 @@ void HfTokenizer::choose_bos_and_eos(const Source& source) {
     const auto is_this = [wanted = id](const AddedToken& token) { return token.id == wanted; };
     const auto added = std::find_if(json.added_tokens.begin(), json.added_tokens.end(), is_this);
     const bool is_found_in_text = added != json.added_tokens.end() && !added->special;
-    require(!is_found_in_text && !bpe_.can_give(id),
-            "tokenizer '{}': {} is id {}, which text can have as well: expected an added token with \"special\": true",
-            path.string(), name, id);
+    require(
+        !is_found_in_text,
+        "tokenizer '{}': {} is id {}, an added token that is looked for in texts: expected one with \"special\": true",
+        path.string(), name, id);
+    require(!bpe_.can_give(id),
+            "tokenizer '{}': {} is id {}, which the model also gives for a text: it is a byte's token, a word or the "
+            "result of merges, so \"special\" does not keep it apart. Name another token in {}, or take the merges of "
+            "this one out of the file",
+            path.string(), name, id, kTokenizerConfigName);
   }
 }
 
@@ -215,6 +222,7 @@ std::vector<std::int32_t> HfTokenizer::encode_text(std::string_view text, bool s
       continue;
     }
     pre_tokenizer_.split(part.text, scratch.regex, [&](std::string_view word) {
+      throw_if_stopped();  // a document may be a whole library
       if (!special_is_text && !special_words_.empty()) {
         if (const auto found = special_words_.find(std::string(word)); found != special_words_.end()) {
           ids.push_back(found->second);

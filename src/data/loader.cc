@@ -138,7 +138,7 @@ void Loader::restore(const LoaderState& state) {
   const std::string place =
       fmt::format("cannot resume in dataset '{}', split '{}'", config_.dataset.string(), config_.split);
   require(state.dataset_checksum == mine.dataset_checksum,
-          "{}: the saved position is in a dataset with checksum {:016x}, this one has {:016x}", place,
+          "{}: the saved position is in another dataset, with checksum {:016x}; this one has {:016x}", place,
           state.dataset_checksum, mine.dataset_checksum);
   require(state.seq_len == mine.seq_len, "{}: the saved position counts sequences of {} tokens, this run's have {}",
           place, state.seq_len, mine.seq_len);

@@ -67,6 +67,7 @@ class Loader {
   std::uint64_t position() const { return position_; }
   std::uint64_t epoch() const { return position_ / num_samples_; }
   const Manifest& manifest() const { return manifest_; }
+  const std::filesystem::path& dataset() const { return config_.dataset; }
 
   /// Goes to a position, e.g. back to 0 before each validation.
   void seek(std::uint64_t position) { position_ = position; }

@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/output_folder.h"
+#include "base/progress_bar.h"
+#include "base/stop.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 
@@ -75,12 +77,25 @@ struct Document {
   std::string text, origin;
 };
 
+/// What is written into an input folder would be read as text the next time.
+void require_outside(const fs::path& output, const std::vector<fs::path>& inputs) {
+  const fs::path folder = fs::weakly_canonical(fs::absolute(output));
+  for (const fs::path& input : inputs) {
+    std::error_code error;
+    if (!fs::is_directory(input, error)) continue;
+    require(*folder.lexically_relative(fs::canonical(input)).begin() == "..",
+            "output '{}' is within the input folder '{}', whose files are read as text: choose a folder outside of it",
+            output.string(), input.string());
+  }
+}
+
 /// The next ones; none if none are left.
 std::vector<Document> read_batch(DocumentSource& source) {
   std::vector<Document> batch;
   std::size_t num_bytes = 0;
   std::string text;
   while (batch.size() < kBatchDocuments && num_bytes < kBatchBytes && source.next(text)) {
+    throw_if_stopped();
     num_bytes += text.size();
     batch.push_back({std::move(text), source.origin()});
   }
@@ -102,40 +117,46 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
           options.val_fraction);
   require(options.shard_tokens >= 1, "0 tokens per shard, expected at least 1");
   check_output(options.output, kDataset, options.overwrite);
+  require_outside(options.output, options.inputs);
   const std::unique_ptr<Tokenizer> tokenizer = load_tokenizer(options.tokenizer);
-  DocumentSource source(options.inputs);
+  DocumentSource source(options.inputs, options.skip_unknown);
 
   OutputFolder folder(options.output, kDataset);
   SplitWriter train(folder.path(), "train", *tokenizer, options.shard_tokens);
   SplitWriter val(folder.path(), "val", *tokenizer, options.shard_tokens);
   const Philox random(options.seed, stream_of("data.prepare.val"));
+  ProgressBar progress("tokenizing", source.num_bytes_total(), "B");
+  PrepareResult result;
   std::vector<std::vector<std::int32_t>> tokens;
   std::uint64_t document_idx = 0;
   for (std::vector<Document> batch = read_batch(source); !batch.empty(); batch = read_batch(source)) {
     tokens.resize(batch.size());
     parallel_for(static_cast<std::int64_t>(batch.size()), [&](std::int64_t i) {
+      throw_if_stopped();
       const auto at = static_cast<std::size_t>(i);
       tokens[at] = encode(*tokenizer, batch[at]);
     });
     for (const std::vector<std::int32_t>& document : tokens) {
+      if (document.empty()) {
+        ++result.num_without_tokens;
+        continue;
+      }
       const bool is_val = random.uniform(document_idx++) < options.val_fraction;
       (is_val ? val : train).add(document);
     }
-    if (options.on_progress) {
-      options.on_progress({.num_bytes_done = source.num_bytes_done(),
-                           .num_bytes_total = source.num_bytes_total(),
-                           .num_documents = document_idx,
-                           .num_tokens = train.num_tokens() + val.num_tokens()});
-    }
+    progress.set(source.num_bytes_done(),
+                 format_quantity(static_cast<double>(document_idx), "documents") + ", " +
+                     format_quantity(static_cast<double>(train.num_tokens() + val.num_tokens()), "tokens"));
   }
-  require(document_idx > 0, "no document with text in the inputs");
+  const std::uint64_t num_blank = source.statistics().num_empty_documents + result.num_without_tokens;
+  require(document_idx > 0, "no document with text in the inputs{}",
+          num_blank == 0 ? "" : fmt::format(": all {} documents are empty, or white space alone", num_blank));
   require(train.num_tokens() > 0,
           "all {} documents fell to validation, none is left to train on: give more documents, another seed, "
           "or a "
           "validation fraction of 0 (it is {})",
           document_idx, options.val_fraction);
 
-  PrepareResult result;
   result.source = source.statistics();
   Manifest& manifest = result.manifest;
   manifest.tokenizer_kind = tokenizer->kind();

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,13 +10,6 @@
 #include "data/document_source.h"
 
 namespace tessera::data {
-
-struct PrepareProgress {
-  std::uint64_t num_bytes_done = 0;  // of the input files, as they are on the disk
-  std::uint64_t num_bytes_total = 0;
-  std::uint64_t num_documents = 0;
-  std::uint64_t num_tokens = 0;
-};
 
 struct PrepareOptions {
   std::vector<std::filesystem::path> inputs;
@@ -27,25 +19,26 @@ struct PrepareOptions {
   std::uint64_t shard_tokens = 100'000'000;
   std::uint64_t seed = 0;  // of the choice of validation documents
   bool overwrite = false;
-  std::function<void(const PrepareProgress&)> on_progress;  // from the calling thread, now and then
+  bool skip_unknown = false;  // files that are not text are left out, in place of an Error
 };
 
 struct PrepareResult {
   Manifest manifest;
   SourceStatistics source;
+  std::uint64_t num_without_tokens = 0;  // documents whose text gives no token: left out
 };
 
-/// Writes the dataset to "OUTPUT.tmp" and renames that to `output` when it is whole; on an Error, nothing is
-/// left.
+/// Writes the dataset to "OUTPUT.tmp" and renames that to `output` when it is whole; on an Error, or Stopped (a
+/// signal), nothing is left. Shows progress (progress_bar.h).
 ///
-/// Document i (of those with text, counted from 0) belongs to "val" if Philox(seed,
+/// Document i (of those with tokens, counted from 0) belongs to "val" if Philox(seed,
 /// "data.prepare.val").uniform(i) is less than val_fraction, else to "train". Shards are filled in the order
 /// of the documents; a shard ends before the document that would take it beyond `shard_tokens`, but has one
 /// at least. The result does not depend on the number of threads. Memory: some 10 MB of text and its tokens,
 /// and the largest document.
 ///
-/// Error: `output` exists (with `overwrite`, only if it holds anything but a dataset); no document is left
-/// for "train".
+/// Error: `output` exists (with `overwrite`, only if it holds anything but a dataset), is within a folder of `inputs`,
+/// or is being written by another process; a file is not text; no document is left for "train".
 PrepareResult prepare_dataset(const PrepareOptions& options);
 
 }  // namespace tessera::data

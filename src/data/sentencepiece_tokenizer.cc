@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/stop.h"
 #include "data/sentencepiece_model_check.h"
 #include "data/text.h"
 
@@ -65,6 +66,7 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
     return ids;
   }
   while (!text.empty()) {
+    throw_if_stopped();  // a document may be a whole library
     std::size_t size = first_piece_size(text, kEncodeBytes);
     const std::size_t block = block_ids_.empty() ? std::string_view::npos : text.substr(0, size).find(kBlock);
     if (block != std::string_view::npos) size = block;

@@ -2,12 +2,15 @@
 
 #include <sentencepiece_trainer.h>
 
+#include <cstdlib>
 #include <map>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/log.h"
+#include "base/progress_bar.h"
 #include "data/text.h"
 #include "tensor/philox.h"
 
@@ -68,6 +71,22 @@ class Sentences final : public sentencepiece::SentenceIterator {
   std::size_t at_ = 0;
 };
 
+/// The library's reason; where it is that the text is too short, in our words.
+[[noreturn]] void fail_training(const std::string& reason, const SentencePieceOptions& options,
+                                const SourceStatistics& source) {
+  constexpr std::string_view kLimit = "Please set it to a value <= ";
+  const std::size_t at = reason.find(kLimit);
+  if (at != std::string::npos) {
+    fail(
+        "cannot train a tokenizer of {} pieces on {} bytes of text, which give {} at most: ask for a smaller "
+        "vocabulary "
+        "(--vocab-size), or give more text",
+        options.vocab_size, source.num_text_bytes, std::atoll(reason.c_str() + at + kLimit.size()));
+  }
+  fail("cannot train a tokenizer of {} pieces on {} bytes of text: {}", options.vocab_size, source.num_text_bytes,
+       reason);
+}
+
 }  // namespace
 
 std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptions& options) {
@@ -76,14 +95,17 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
           options.vocab_size, kNumFixedPieces);
   require(options.sample_bytes > 0, "sample size 0: expected at least 1 byte");
   Sample sample(options.sample_bytes, options.seed);
+  ProgressBar progress("reading", source.num_bytes_total(), "B");
   std::string text;
   while (source.next(text)) {
+    progress.set(source.num_bytes_done());
     for (std::string_view rest = text; !rest.empty();) {
       const std::size_t size = first_piece_size(rest, kPieceBytes);
       sample.add(rest.substr(0, size));
       rest.remove_prefix(size);
     }
   }
+  progress.clear();
   require(source.statistics().num_documents > 0, "cannot train a tokenizer: the inputs have no text");
 
   const std::unordered_map<std::string, std::string> arguments = {
@@ -111,8 +133,7 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
   Sentences iterator(sentences);
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, &model);
-  require(status.ok(), "cannot train a tokenizer of {} pieces on {} bytes of text: {}", options.vocab_size,
-          source.statistics().num_text_bytes, status.ToString());
+  if (!status.ok()) fail_training(status.ToString(), options, source.statistics());
   return model;
 }
 

@@ -19,6 +19,12 @@ constexpr bool is_continuation(char byte) { return (static_cast<std::uint8_t>(by
 /// True if `text` has no ill-formed part.
 bool is_utf8(std::string_view text);
 
+/// Length of the character that `text` begins with if it is white space (the Unicode property White_Space), else 0.
+std::size_t space_size(std::string_view text);
+
+/// True if `text` has nothing but white space, or nothing at all.
+bool is_blank(std::string_view text);
+
 /// `text` for a message: in quotes, control characters as \x00, cut off (and its size said) if it is long.
 std::string quote_text(std::string_view text);
 

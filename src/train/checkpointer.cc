@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "comm/together.h"
 #include "tensor/parallel.h"
@@ -45,6 +46,22 @@ bool is_of_schedule(std::string_view key) {
 bool is_of_training(std::string_view key) {
   return is_of_schedule(key) || is_one_of(key, {"attn_mask_type", "eos_id", "original_seq_len", "rope_factor",
                                                 "beta_fast", "beta_slow", "mscale"});
+}
+
+/// Throws Error if the checkpoint's run read other data. Asked before all else: another tokenizer also changes the
+/// model's eos_id, which would be a misleading reason.
+void require_same_dataset(const fs::path& path, const CheckpointManifest& manifest, const data::Loader& loader) {
+  const data::LoaderState saved = manifest.state.at("loader").get<data::LoaderState>(), now = loader.state();
+  if (saved.dataset_checksum == now.dataset_checksum) return;
+  const nlohmann::json& tokenizer = manifest.state.at("tokenizer");
+  const JobConfig config = parse_job_config(manifest.state.at("config").get<std::string>());
+  fail(
+      "'{}' was trained on another dataset: '{}' with checksum {} (tokenizer {}, EOS {}); training.dataset_path is "
+      "'{}' "
+      "with checksum {} (tokenizer {}, EOS {}). Give that dataset to go on, or another job.dump_folder to start anew",
+      path.string(), config.training.dataset_path, to_hex(saved.dataset_checksum),
+      tokenizer.at("kind").get<std::string>(), tokenizer.at("eos_id").get<std::int64_t>(), loader.dataset().string(),
+      to_hex(now.dataset_checksum), loader.manifest().tokenizer_kind, loader.manifest().eos_id);
 }
 
 /// Throws Error unless the checkpoint is one of this run.
@@ -322,6 +339,7 @@ std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader) {
   run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
     const CheckpointManifest manifest = read_checkpoint_manifest(path);
     try {
+      require_same_dataset(path, manifest, loader);
       require_same_run(path, manifest, *step, config_);
       if (is_first_rank()) resumed.config = saved_config(manifest);
       loader.restore(manifest.state.at("loader").get<data::LoaderState>());

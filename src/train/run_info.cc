@@ -21,8 +21,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-std::string split_identity(const std::filesystem::path& dataset, const std::string& split) {
-  return to_hex(data::split_checksum(data::read_manifest(dataset), split));
+std::string split_identity(const char* key, const std::filesystem::path& dataset, const std::string& split) {
+  const data::Manifest manifest = data::read_for_key(key, [&] { return data::read_manifest(dataset); });
+  return to_hex(data::split_checksum(manifest, split));
 }
 
 /// The file's object; empty if it is damaged, which must not keep a run from going on.
@@ -124,16 +125,19 @@ std::map<std::string, std::string> config_values(JobConfig config) {
 
 std::map<std::string, std::string> dataset_identity(const JobConfig& config) {
   const std::string& train = config.training.dataset_path;
-  std::map<std::string, std::string> identity = {{"train", split_identity(train, "train")}};
+  std::map<std::string, std::string> identity = {{"train", split_identity(kTrainDataKey, train, "train")}};
   if (config.validation.enable) {
     const std::string& validation = config.validation.dataset_path;
-    identity["val"] = split_identity(validation.empty() ? train : validation, "val");
+    identity["val"] = validation.empty() ? split_identity(kTrainDataKey, train, "val")
+                                         : split_identity(kValidationDataKey, validation, "val");
   }
   return identity;
 }
 
 void set_document_end(JobConfig& config) {
-  if (config.model.args.eos_id < 0) config.model.args.eos_id = data::read_manifest(config.training.dataset_path).eos_id;
+  if (config.model.args.eos_id >= 0) return;
+  const std::string& dataset = config.training.dataset_path;
+  config.model.args.eos_id = data::read_for_key(kTrainDataKey, [&] { return data::read_manifest(dataset).eos_id; });
 }
 
 bool makes_the_run(const std::string& key) {

@@ -31,6 +31,10 @@ std::size_t memory_limit_of_groups(const std::filesystem::path& groups, const st
 /// Every key of the configuration and its value, as TOML.
 std::map<std::string, std::string> config_values(JobConfig config);
 
+/// The keys that name datasets.
+inline constexpr const char* kTrainDataKey = "training.dataset_path";
+inline constexpr const char* kValidationDataKey = "validation.dataset_path";
+
 /// Checksums of the tokens that the run trains on ("train") and, if it does, validates on ("val"), from the manifests.
 std::map<std::string, std::string> dataset_identity(const JobConfig& config);
 

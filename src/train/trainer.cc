@@ -15,17 +15,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-data::LoaderConfig loader_config(const JobConfig& config, const Mesh& mesh, const std::string& folder,
-                                 const std::string& split) {
-  return {.dataset = folder,
-          .split = split,
-          .seq_len = config.training.seq_len,
-          .local_batch_size = config.micro_batch_size(),
-          .dp_rank = mesh.data_rank(),
-          .dp_size = mesh.num_data_ranks(),
-          .seed = static_cast<std::uint64_t>(config.debug.seed),
-          .vocab_size = config.model.args.vocab_size,
-          .shuffle = split == "train"};
+/// `key` named the dataset's folder.
+std::unique_ptr<data::Loader> make_loader(const JobConfig& config, const Mesh& mesh, const char* key,
+                                          const std::string& folder, const std::string& split) {
+  return data::read_for_key(key, [&] {
+    return std::make_unique<data::Loader>(data::LoaderConfig{.dataset = folder,
+                                                             .split = split,
+                                                             .seq_len = config.training.seq_len,
+                                                             .local_batch_size = config.micro_batch_size(),
+                                                             .dp_rank = mesh.data_rank(),
+                                                             .dp_size = mesh.num_data_ranks(),
+                                                             .seed = static_cast<std::uint64_t>(config.debug.seed),
+                                                             .vocab_size = config.model.args.vocab_size,
+                                                             .shuffle = split == "train"});
+  });
+}
+
+std::unique_ptr<data::Tokenizer> load_tokenizer_of(const std::string& dataset) {
+  return data::read_for_key(kTrainDataKey,
+                            [&] { return data::load_dataset_tokenizer(dataset, data::read_manifest(dataset)); });
 }
 
 /// Checks the config, sets the threads and finds out which token ends a document, before anything is built on it.
@@ -59,16 +67,15 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
       cuda_(join_gpus(config_, ranks_)),
       mesh_(make_mesh(config_, ranks_)),
       dump_folder_(config_.job.dump_folder),
-      tokenizer_(data::load_dataset_tokenizer(config_.training.dataset_path,
-                                              data::read_manifest(config_.training.dataset_path))),
-      loader_(std::make_unique<data::Loader>(loader_config(config_, *mesh_, config_.training.dataset_path, "train"))),
+      tokenizer_(load_tokenizer_of(config_.training.dataset_path)),
+      loader_(make_loader(config_, *mesh_, kTrainDataKey, config_.training.dataset_path, "train")),
       step_(config_, mesh_, cuda_ == nullptr ? Device::kCpu : Device::kCuda, cuda_),
       checkpointer_(config_, ranks_, *mesh_, step_.model().parameters(), *tokenizer_) {
   require_tokenizer_of_assets(config_, *tokenizer_);
   if (config_.validation.enable) {
-    const std::string& folder =
-        config_.validation.dataset_path.empty() ? config_.training.dataset_path : config_.validation.dataset_path;
-    validation_loader_ = std::make_unique<data::Loader>(loader_config(config_, *mesh_, folder, "val"));
+    const bool is_other = !config_.validation.dataset_path.empty();
+    const std::string& folder = is_other ? config_.validation.dataset_path : config_.training.dataset_path;
+    validation_loader_ = make_loader(config_, *mesh_, is_other ? kValidationDataKey : kTrainDataKey, folder, "val");
     require(validation_loader_->manifest().tokenizer_checksum == loader_->manifest().tokenizer_checksum,
             "'{}' (validation.dataset_path) was prepared with another tokenizer than '{}'", folder,
             config_.training.dataset_path);

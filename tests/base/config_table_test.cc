@@ -57,6 +57,18 @@ TEST(ConfigTable, TomlAndOverrides) {
   EXPECT_TRUE(s.flag);
 }
 
+TEST(ConfigTable, CountsOnTheCommandLineMayHaveUnits) {
+  Settings s;
+  s.table().apply_override("--first.count=32k");
+  EXPECT_EQ(s.count, 32'000);
+  s.table().apply_override("--first.count=1.5Mi");
+  EXPECT_EQ(s.count, 1'572'864);
+  for (const char* bad : {"--first.count=32x", "--first.count=1.5", "--first.count="}) {
+    expect_error([&] { s.table().apply_override(bad); }, {bad, "not a value of type integer", "32k or 1.5M"});
+  }
+  EXPECT_EQ(s.count, 1'572'864);
+}
+
 TEST(ConfigTable, PrintsWhatItReads) {
   Settings s;
   s.name = "a \"quoted\\\" \n\t\x01 name";

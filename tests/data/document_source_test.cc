@@ -93,8 +93,10 @@ TEST(DocumentSource, LinesThatEndAtTheBuffersEnd) {
 TEST(DocumentSource, BadJsonLinesNameTheLine) {
   const Scratch scratch;
   for (const auto& [bad, reason] :
-       std::vector<std::pair<std::string, std::string>>{{"{\"text\": \"cut", "expected a JSON object"},
+       std::vector<std::pair<std::string, std::string>>{{"{\"text\": \"cut", "jq -c . IN"},
                                                         {"[1, 2]", "got array"},
+                                                        {"[1, 2]", "jq -c '.[]'"},
+                                                        {"[", "jq -c '.[]'"},
                                                         {"{\"body\": \"x\"}", "without \"text\""},
                                                         {"{\"text\": 5}", "number"},
                                                         {"{\"text\": \"\\ud800\"}", "expected a JSON object"}}) {
@@ -123,27 +125,66 @@ TEST(DocumentSource, LinksThatLeadNowhereAreNoFiles) {
   EXPECT_EQ(read_all({scratch / "in"}), Documents{"a"});
 }
 
-TEST(DocumentSource, EmptyDocumentsAreLeftOut) {
+TEST(DocumentSource, DocumentsWithoutTextAreLeftOut) {
   const Scratch scratch;
-  DocumentSource source({write_file(scratch / "a.txt", ""), write_file(scratch / "b.txt", "b")});
+  const auto lines = write_file(scratch / "c.jsonl", "{\"text\": \" \\n\\t\"}\n{\"text\": \"c\"}\n{\"text\": \"\"}\n");
+  DocumentSource source({write_file(scratch / "b.txt", "b"), write_file(scratch / "empty.txt", ""),
+                         write_file(scratch / "blank.txt", " \u3000\u00A0\r\n"), lines});
   std::string text;
   ASSERT_TRUE(source.next(text));
   EXPECT_EQ(text, "b");
+  ASSERT_TRUE(source.next(text));
+  EXPECT_EQ(text, "c");
   EXPECT_FALSE(source.next(text));
-  EXPECT_EQ(source.statistics().num_empty_documents, 1u);
+  EXPECT_EQ(source.statistics().num_empty_documents, 4u);
+  EXPECT_EQ(source.statistics().first_empty, (scratch / "empty.txt").string());
+}
+
+TEST(DocumentSource, FilesThatDescribeAFolderAreNoDocuments) {
+  const Scratch scratch;
+  for (const char* name : {"README.md", "readme", "README_zh.md", "LICENSE", "LICENSE-MIT", "sub/COPYING.txt",
+                           "dataset_infos.json", "sub/state.json", ".gitattributes"}) {
+    write_file(scratch / "in" / name, "{}");
+  }
+  expect_error([&] { read_all({scratch / "in"}); }, {"in", "no files of text"});
+  write_file(scratch / "in/readme.jsonl", "{\"text\": \"a\"}");
+  write_file(scratch / "in/readmes.txt", "b");
+  EXPECT_EQ(read_all({scratch / "in"}), (Documents{"a", "b"}));
+  EXPECT_EQ(read_all({scratch / "in/LICENSE"}), Documents{"{}"});  // asked for by name
+}
+
+TEST(DocumentSource, FilesOfOtherKindsAreRefusedBeforeAnythingIsRead) {
+  const Scratch scratch;
+  const auto png = write_file(scratch / "in/b.png", std::string("\x89PNG\r\n\x1A\n\0\0", 10));
+  const auto zipped = write_file(scratch / "in/c.txt.gz", gzipped(std::string("PAR1\0", 5)));
+  const auto renamed = write_file(scratch / "in/d.txt", "{\"text\": \"d\"}\n");
+  const auto config = write_file(scratch / "in/e.json", "{\"layers\": 3}");
+  expect_error([&] { DocumentSource({zipped}); }, {zipped.string(), "Parquet", "not read yet", "to_json"});
+  expect_error([&] { DocumentSource({renamed}); }, {renamed.string(), "JSON lines", "NAME.jsonl"});
+  expect_error([&] { DocumentSource({config}); }, {config.string(), "without \"text\""});
+  write_file(scratch / "in/a.txt", "a");
+  expect_error([&] { DocumentSource({scratch / "in"}); },
+               {png.string(), "a PNG image", "4 of 5 files", "a PNG image: 1", "Parquet: 1", "--skip-unknown"});
+  DocumentSource source({scratch / "in"}, /*skip_unknown=*/true);
+  std::string text;
+  ASSERT_TRUE(source.next(text));
+  EXPECT_EQ(text, "a");
+  EXPECT_FALSE(source.next(text));
+  EXPECT_EQ(source.num_bytes_total(), 1u);
+  expect_error([&] { DocumentSource({png}, /*skip_unknown=*/true); }, {png.string(), "no file with text is left"});
 }
 
 TEST(DocumentSource, IllFormedUtf8IsReplacedAndCounted) {
   const Scratch scratch;
   const auto lines = write_file(scratch / "b.jsonl",
-                                "{\"text\": \"good\"}\n{\"text\": \"fa\xE7"
+                                "{\"text\": \"g\u00F6\u00F6d\"}\n{\"text\": \"fa\xE7"
                                 "ade\"}\n");
-  DocumentSource source({write_file(scratch / "a.txt", "drop\x92s"), lines});
+  DocumentSource source({write_file(scratch / "a.txt", "\u00E9drop\x92s"), lines});
   std::string text;
   ASSERT_TRUE(source.next(text));
-  EXPECT_EQ(text, "drop\uFFFDs");
+  EXPECT_EQ(text, "\u00E9drop\uFFFDs");
   ASSERT_TRUE(source.next(text));
-  EXPECT_EQ(text, "good");
+  EXPECT_EQ(text, "g\u00F6\u00F6d");
   ASSERT_TRUE(source.next(text));
   EXPECT_EQ(text, "fa\uFFFDade");
   EXPECT_EQ(source.origin(), lines.string() + ":2");
@@ -175,7 +216,7 @@ TEST(DocumentSource, DictdEntriesOnceInFileOrder) {
 TEST(DocumentSource, DictdErrors) {
   const Scratch scratch;
   const auto database = write_file(scratch / "x.dict", kDatabase);
-  expect_error([&] { read_all({database}); }, {"x.index", "does not exist"});
+  expect_error([&] { DocumentSource({database}); }, {"x.index", "does not exist"});
   for (const auto& [bad, reason] :
        std::vector<std::pair<std::string, std::string>>{{"only headword", "TAB"},
                                                         {"w\tA!\tB", "base 64, got 'A!'"},
@@ -192,7 +233,7 @@ TEST(DocumentSource, InputsThatCannotWork) {
   const Scratch scratch;
   expect_error([&] { DocumentSource({scratch / "none"}); }, {"none", "no such file"});
   std::filesystem::create_directories(scratch / "empty");
-  expect_error([&] { DocumentSource({scratch / "empty"}); }, {"empty", "no files"});
+  expect_error([&] { DocumentSource({scratch / "empty"}); }, {"empty", "no files of text"});
   expect_error([&] { DocumentSource({}); }, {"no input"});
 }
 

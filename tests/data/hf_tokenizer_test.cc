@@ -276,6 +276,24 @@ TEST(HfTokenizer, BosAndEos) {
   expect_error([&] { with_config("{"); }, {"tokenizer_config.json", "not JSON"});
 }
 
+// "special" does not keep a text from giving the token, so its absence must not be the reason that is told.
+TEST(HfTokenizer, MergesThatSpellBos) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  const json spelled = file;
+  file["model"]["vocab"]["<s"] = 262;
+  file["model"]["vocab"]["<s>"] = kBos;
+  file["model"]["merges"].push_back("< s");
+  EXPECT_NO_THROW(load(scratch, file));
+  file["model"]["merges"].push_back("<s >");
+  const std::string message =
+      expect_error([&] { load(scratch, file); }, {"tokenizer.json", "BOS is id 260", "the result of merges"});
+  EXPECT_EQ(message.find("expected one with \"special\""), std::string::npos) << message;
+  json unmarked = spelled;
+  unmarked["added_tokens"] = {added_token(kBos, "<s>", false), added_token(kEos, "</s>", true)};
+  expect_error([&] { load(scratch, unmarked); }, {"BOS is id 260", "expected one with \"special\": true"});
+}
+
 // A special token that text gives too is not lost, and BOS and EOS give no text even if the file does not call them
 // special.
 TEST(HfTokenizer, DecodingLosesNoText) {
@@ -310,6 +328,22 @@ TEST(HfTokenizer, BytesWithoutATokenAreDropped) {
     expected.push_back(kAb);
   }
   EXPECT_EQ(tokenizer.encode(many), expected);
+}
+
+// A document of such bytes alone would be BOS and EOS.
+TEST(Prepare, DocumentsWithoutTokensAreSkippedAndCounted) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  file["model"]["vocab"].erase(byte_level_text(0xC3));
+  file["model"]["vocab"].erase(byte_level_text(0xA9));
+  PrepareOptions options;
+  options.inputs = {write_file(scratch / "a.txt", "\u00E9"), write_file(scratch / "b.txt", "b")};
+  options.tokenizer = write_file(scratch / "tokenizer.json", file.dump());
+  options.output = scratch / "out";
+  options.val_fraction = 0;
+  const PrepareResult result = prepare_dataset(options);
+  EXPECT_EQ(result.num_without_tokens, 1u);
+  EXPECT_EQ(all_tokens(options.output, "train"), (Ids{kBos, 'b', kEos}));
 }
 
 // Many threads at once, as prepare does.

@@ -195,11 +195,42 @@ TEST(Prepare, OptionsThatCannotWork) {
   expect_error([&] { prepare_dataset(options); }, {"tokens per shard"});
   options = options_for(scratch);
   options.inputs = {write_file(scratch / "empty.txt", "")};
-  expect_error([&] { prepare_dataset(options); }, {"no document"});
+  expect_error([&] { prepare_dataset(options); }, {"no document with text", "all 1 documents are empty"});
   options.inputs = {write_file(scratch / "one.txt", "one")};
   options.val_fraction = 0.999999;
   expect_error([&] { prepare_dataset(options); }, {"all 1 documents fell to validation"});
   EXPECT_FALSE(fs::exists(options.output));
+}
+
+TEST(Prepare, TheOutputIsNoPartOfTheInput) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  options.inputs = {scratch.path()};
+  expect_error([&] { prepare_dataset(options); }, {(scratch / "out").string(), "within the input folder"});
+  options.output = scratch.path().string() + "_beside";
+  EXPECT_NO_THROW(prepare_dataset(options));
+  fs::remove_all(options.output);
+}
+
+/// As a dataset's shards, if they are given as text.
+TEST(Prepare, ADatasetIsNoText) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  prepare_dataset(options);
+  options.inputs = {options.output / "train-00000.tokens"};
+  options.output = scratch / "other";
+  expect_error([&] { prepare_dataset(options); }, {"train-00000.tokens", "prepared already"});
+}
+
+TEST(Prepare, BlankDocumentsAreSkippedAndCounted) {
+  const Scratch scratch;
+  PrepareOptions options = options_for(scratch);
+  options.inputs = {write_file(scratch / "in.jsonl", "{\"text\": \"a\"}\n{\"text\": \" \\n\"}\n{\"text\": \"b\"}\n")};
+  options.val_fraction = 0;
+  const PrepareResult result = prepare_dataset(options);
+  EXPECT_EQ(result.source.num_empty_documents, 1u);
+  EXPECT_EQ(result.source.first_empty, (scratch / "in.jsonl").string() + ":2");
+  EXPECT_EQ(all_tokens(options.output, "train"), (std::vector<std::int32_t>{256, 'a', 257, 256, 'b', 257}));
 }
 
 TEST(Manifest, EveryFlippedBitIsFound) {
@@ -265,8 +296,10 @@ TEST(Manifest, ShardsMustBeThoseOfTheManifest) {
   fs::rename(scratch / "aside", shard1);
   EXPECT_NO_THROW(open());
   expect_error([&] { open_split(options.output, manifest, "test"); }, {"'test'"});
-  expect_error([&] { read_manifest(scratch / "none"); }, {"none", "no such folder"});
-  expect_error([&] { read_manifest(scratch.path()); }, {"dataset.json"});
+  expect_error(
+      [&] { read_manifest(scratch / "none"); },
+      {"none", "no such folder", "tessera data prepare --input TEXTS", "--output " + (scratch / "none").string()});
+  expect_error([&] { read_manifest(scratch.path()); }, {"dataset.json", "--output " + scratch.path().string()});
 }
 
 }  // namespace

@@ -62,6 +62,13 @@ TEST(IsUtf8, SeesIllFormedParts) {
   for (const char* text : {"\xFF", "12345678\xC3", "\xC0\x80", "\xED\xA0\x80"}) EXPECT_FALSE(is_utf8(text));
 }
 
+TEST(IsBlank, KnowsAllWhiteSpace) {
+  for (const char* text : {"", " ", "\r\n\t\v\f", "\u0085\u00A0\u1680\u2000\u200A\u2028\u2029\u202F\u205F\u3000"}) {
+    EXPECT_TRUE(is_blank(text)) << text;
+  }
+  for (const char* text : {"a", " a", "\u200B", "\xE2\x80", "\uFFFD"}) EXPECT_FALSE(is_blank(text)) << text;
+}
+
 TEST(QuoteText, IsShortAndPrintable) {
   EXPECT_EQ(quote_text("a \"b\" \u00e9"), "\"a \"b\" \u00e9\"");
   EXPECT_EQ(quote_text(std::string_view("\0\n", 2)), "\"\\x00\\x0a\"");

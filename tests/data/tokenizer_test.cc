@@ -141,7 +141,7 @@ TEST(SentencePieceTokenizer, TheSampleIsOfTheWholeText) {
 
 TEST(SentencePieceTokenizer, TrainingErrors) {
   expect_error([] { train(training_text(), 259); }, {"259", "more than 259"});
-  expect_error([] { train("tiny", 5000); }, {"5000 pieces", "4 bytes"});
+  expect_error([] { train("tiny", 5000); }, {"5000 pieces", "4 bytes", "at most", "smaller vocabulary"});
   expect_error([] { train("", 300); }, {"no text"});
 }
 

@@ -11,9 +11,11 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "tensor/parallel.h"
 #include "tests/data/support.h"
+#include "tests/data/tokenizer_json_support.h"
 #include "train/run_info.h"
 
 namespace tessera {
@@ -369,6 +371,34 @@ TEST_F(Trained, RefusesACheckpointOfAnotherRun) {
   refused("--debug.seed=1", {"debug.seed"});
   refused("--training.seq_len=16", {"sequences of 32 tokens", "have 16"});
   refused("--checkpoint.load_step=5", {"step-5", "4, 8"});
+}
+
+/// Whose tokenizer may be another one, too: then model.args.eos_id differs as well, which nobody has set.
+TEST_F(Trained, RefusesToGoOnWithAnotherDataset) {
+  train(small_config(scratch_));
+  const std::filesystem::path first = scratch_ / "first", dataset = scratch_ / "dataset";
+  std::filesystem::rename(dataset, first);
+  const auto refused = [&](const std::vector<std::string>& parts) {
+    const std::string message = expect_error([&] { Trainer trainer(small_config(scratch_)); }, parts);
+    EXPECT_EQ(message.find("eos_id"), std::string::npos) << message;
+  };
+  const auto checksum = [](const std::filesystem::path& folder) {
+    return to_hex(data::split_checksum(data::read_manifest(folder), "train"));
+  };
+  data::make_dataset(scratch_, 401, 3000, 0.1);
+  refused({"step-8", "another dataset", "training.dataset_path is '" + dataset.string(), checksum(first),
+           checksum(dataset), "another job.dump_folder"});
+
+  nlohmann::json tokenizer = data::small_tokenizer();
+  for (const char* token : {"\u0120", "ab", "bc", "abc", "\u0120a"}) tokenizer["model"]["vocab"].erase(token);
+  tokenizer["model"]["merges"] = nlohmann::json::array();
+  tokenizer["added_tokens"] = {data::added_token(256, "<s>", true), data::added_token(32, "</s>", true)};
+  data::prepare_dataset({.inputs = {scratch_ / "in.jsonl"},
+                         .tokenizer = data::write_file(scratch_ / "tokenizer.json", tokenizer.dump()),
+                         .output = dataset,
+                         .val_fraction = 0.1,
+                         .overwrite = true});
+  refused({"another dataset", "tokenizer bytes, EOS 257", "tokenizer huggingface, EOS 32"});
 }
 
 /// A router's bias that stands still and a smaller weight for the tokens after the next: DeepSeek-V3's last phase.
