@@ -36,6 +36,7 @@ struct SideResult {
   std::optional<Verdict> verdict;   // none for the baseline
   bool same_configuration = false;  // as the baseline's, but for seeds, folders, program and machine
 
+  Learned learned;                        // means over the seeds
   Spread final_loss;                      // each seed's mean over the last tenth of the steps
   std::optional<Spread> validation_loss;  // at the last step, if every run of every side has the same one
   double tokens_per_second = 0.0;         // median of the logged lines
@@ -54,7 +55,8 @@ struct RunSummary {
   std::int64_t seed = 0;
   std::string folder, program, processor;
   std::int64_t threads = 0;
-  double final_loss = 0.0, tokens_per_second = 0.0;
+  Learned learned;
+  double tokens_per_second = 0.0;
 };
 
 struct Comparison {

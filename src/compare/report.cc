@@ -77,12 +77,18 @@ std::string verdict_box(const SideResult& side, const std::string& baseline) {
     tone = "better", mark = "↓";
     meaning = "The loss is lower, and the confidence interval of the difference lies beyond the margin.";
   }
+  if (verdict.kind == Verdict::Kind::kTooShort) {
+    meaning =
+        "What a change costs shows where a model learns. These runs have learned too little for the losses at their "
+        "end to say anything.";
+  }
   if (verdict.more_seeds > kMaxMoreSeeds) {
     meaning = verdict.near_margin
                   ? "The difference is so close to the margin that no number of seeds within reach tells them apart."
                   : "The seeds scatter too much for a decision. Longer runs and larger batches scatter less.";
   }
-  if (verdict.identical) meaning = "No step of any seed has another loss, to the last bit.";
+  if (verdict.identical && verdict.kind == Verdict::Kind::kEquivalent)
+    meaning = "No step of any seed has another loss, to the last bit.";
   if (verdict.broken) meaning = "A run that breaks down is worse, whatever the other seeds do.";
   if (verdict.growing)
     meaning = "The loss is higher, still within the margin, but the gap grows from the middle of the run to its end.";
@@ -109,11 +115,15 @@ std::string differences_table(const Comparison& comparison) {
 }
 
 std::string runs_table(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> rows = {{"Side", "Seed", "Loss at the end", "Tokens/s", "Folder"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"Side", "Seed", "Loss at first", "At the end", "Tokens", "After the warm-up", "Tokens/s", "Folder"}};
   std::set<std::string> machines;
   for (const RunSummary& run : comparison.runs) {
-    rows.push_back({run.side, std::to_string(run.seed), fmt::format("{:.4f}", run.final_loss),
-                    fmt::format("{:.0f}", run.tokens_per_second), run.folder});
+    const Learned& learned = run.learned;
+    rows.push_back({run.side, std::to_string(run.seed), fmt::format("{:.4f}", learned.first_loss),
+                    fmt::format("{:.4f}", learned.last_loss), fmt::format("{:.0f}", learned.tokens),
+                    fmt::format("{} steps", learned.steps_after_warmup), fmt::format("{:.0f}", run.tokens_per_second),
+                    run.folder});
     machines.insert(fmt::format("{}, {}, tessera {}", run.processor,
                                 run.threads == 1 ? "1 thread" : fmt::format("{} threads", run.threads), run.program));
   }
@@ -133,12 +143,15 @@ std::string explanation(const Comparison& comparison) {
       "is "
       "not finite, or a gap that grows, so that at this rate it passes the margin before the run is twice as long.</li>"
       "<li><b>Not enough evidence</b>: anything else, and fewer than {} seeds.</li>"
+      "<li><b>Too short to say</b>: fewer than {:.0f} tokens, fewer steps after the warm-up than in it or than {}, or "
+      "a baseline whose loss has fallen by less than {:g} times the margin.</li>"
       "<li>The 5 % hold for one candidate and a number of seeds that was fixed before. Seeds that are added after a "
       "look at the result raise the chance of an error, to about 10 % where once as many are added as are asked for; "
       "so does every further candidate.</li>"
       "<li>SQNR: the power of a tensor over the power of its rounding error, 10 log10, in dB. 6 dB are one bit.</li>"
       "</ul></details>\n",
-      100.0 * kTail, 100.0 * kConfidence, 100.0 * comparison.margin, kMinSeeds);
+      100.0 * kTail, 100.0 * kConfidence, 100.0 * comparison.margin, kMinSeeds, kMinTokens, kMinStepsAfterWarmup,
+      kMinFallInMargins);
 }
 
 /// No line break between a number and its "%".
@@ -170,7 +183,9 @@ std::string report_html(const Comparison& comparison) {
   }
   html += table(summary_table(comparison));
   html += fmt::format(
-      "<p class=\"soft\">Loss at the end: mean over the last {:g} % of the steps.{}</p>\n", 100.0 * kTail,
+      "<p class=\"soft\">Loss at the end: mean over the last {0:g} % of the steps. Fallen by: from "
+      "the first {0:g} % to there.{1}{2}</p>\n",
+      100.0 * kTail, comparison.sides[0].learned.uniform_loss ? " ln(vocabulary): the loss of a uniform guess." : "",
       comparison.num_seeds > 1 ? " ±: standard deviation over the seeds; in the verdict, the confidence interval."
                                : "");
   html += "<h2>Curves</h2>\n" + figures_html(comparison);

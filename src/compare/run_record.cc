@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "compare/statistics.h"
+#include "train/job_config.h"
 #include "train/run_files.h"
 
 namespace tessera {
@@ -139,15 +140,40 @@ void read_metrics(const fs::path& path, RunRecord& run) {
 
 }  // namespace
 
-std::int64_t RunRecord::integer(const std::string& key) const {
+std::optional<std::int64_t> RunRecord::find_integer(const std::string& key) const {
   const auto found = config.find(key);
-  require(found != config.end(), "'{}' has no {}", (folder / kRunInfoName).string(), key);
+  if (found == config.end()) return {};
   const std::string& text = found->second;
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require(error == std::errc() && end == text.data() + text.size(), "'{}': {} is '{}'; expected a whole number",
           (folder / kRunInfoName).string(), key, printable(text));
   return value;
+}
+
+std::int64_t RunRecord::integer(const std::string& key) const {
+  const std::optional<std::int64_t> value = find_integer(key);
+  require(value.has_value(), "'{}' has no {}", (folder / kRunInfoName).string(), key);
+  return *value;
+}
+
+double RunRecord::tokens_per_step() const {
+  const JobConfig defaults;
+  const auto local = find_integer("training.local_batch_size").value_or(defaults.training.local_batch_size);
+  const auto global = find_integer("training.global_batch_size").value_or(defaults.training.global_batch_size);
+  const double sequences =
+      global > 0 ? static_cast<double>(global) : static_cast<double>(local) * static_cast<double>(num_data_ranks);
+  return sequences * static_cast<double>(find_integer("training.seq_len").value_or(defaults.training.seq_len));
+}
+
+std::int64_t RunRecord::warmup_steps() const {
+  return find_integer("lr_scheduler.warmup_steps").value_or(JobConfig().lr_scheduler.warmup_steps);
+}
+
+std::optional<double> RunRecord::uniform_loss() const {
+  const auto entries = find_integer("model.args.vocab_size");
+  if (!entries || *entries < 2) return {};
+  return std::log(static_cast<double>(*entries));
 }
 
 std::optional<Break> RunRecord::broken() const {

@@ -47,6 +47,11 @@ struct RunRecord {
 
   std::int64_t seed() const { return integer("debug.seed"); }
   std::int64_t num_steps() const { return integer("training.steps"); }
+  /// Of all ranks.
+  double tokens_per_step() const;
+  std::int64_t warmup_steps() const;
+  /// ln(model.args.vocab_size): the loss of a guess that knows nothing. Nothing where the file does not say.
+  std::optional<double> uniform_loss() const;
   std::int64_t last_step() const { return steps.empty() ? 0 : steps.back(); }
   bool finished() const { return last_step() == num_steps(); }
   /// The first logged step whose loss or gradient norm is not finite.
@@ -56,6 +61,8 @@ struct RunRecord {
 
  private:
   std::int64_t integer(const std::string& key) const;
+  /// Nothing if the file does not have the key, because the program did not know it yet.
+  std::optional<std::int64_t> find_integer(const std::string& key) const;
 };
 
 /// Reads run.json alone.
