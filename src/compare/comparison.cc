@@ -45,28 +45,8 @@ std::vector<double> at_steps(const RunRecord& run, const std::vector<double>& va
   return kept;
 }
 
-std::int64_t smoothing_window(std::size_t num_values) {
-  const auto width = static_cast<std::int64_t>(std::llround(kSmoothing * static_cast<double>(num_values)));
-  return std::max<std::int64_t>(1, width / 2 * 2 + 1);
-}
-
 std::vector<double> smoothed(const std::vector<double>& values) {
   return moving_average(values, smoothing_window(values.size()));
-}
-
-/// Keeps the first, the last and evenly spaced points between them.
-Curve thinned(const Curve& curve) {
-  const std::size_t size = curve.x.size(), kept = std::min(size, kMaxCurvePoints);
-  Curve result;
-  for (std::size_t k = 0; k < kept; ++k) {
-    const std::size_t i = kept == 1 ? 0 : k * (size - 1) / (kept - 1);
-    result.x.push_back(curve.x[i]);
-    result.y.push_back(curve.y[i]);
-    if (curve.low.empty()) continue;
-    result.low.push_back(curve.low[i]);
-    result.high.push_back(curve.high[i]);
-  }
-  return result;
 }
 
 /// Column i of the rows.
@@ -205,27 +185,6 @@ SqnrMeans sqnr_means(const Side& side) {
   return means;
 }
 
-void add_sqnr_curves(const Side& side, SideResult& result) {
-  for (const auto& [operand, steps] : sqnr_means(side)) {
-    Curve curve;
-    for (const auto& [step, layers] : steps) {
-      std::vector<double> values;
-      for (const auto& [layer, sum] : layers) values.push_back(sum.mean());
-      curve.x.push_back(static_cast<double>(step));
-      curve.y.push_back(median(values));
-      curve.low.push_back(*std::min_element(values.begin(), values.end()));
-      curve.high.push_back(*std::max_element(values.begin(), values.end()));
-    }
-    for (std::vector<double>* line : {&curve.y, &curve.low, &curve.high}) *line = smoothed(*line);
-    result.sqnr[operand] = thinned(curve);
-    for (const auto& [layer, sum] : steps.rbegin()->second) {
-      if (layer < 0) continue;
-      result.sqnr_by_layer[operand].x.push_back(layer);
-      result.sqnr_by_layer[operand].y.push_back(sum.mean());
-    }
-  }
-}
-
 double lowest(const WorstSite& site) {
   double value = HUGE_VAL;
   for (const auto& [operand, decibel] : site.sqnr) value = std::min(value, decibel);
@@ -281,6 +240,27 @@ SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, b
 }
 
 }  // namespace
+
+void add_sqnr_curves(const Side& side, SideResult& result) {
+  for (const auto& [operand, steps] : sqnr_means(side)) {
+    Curve curve;
+    for (const auto& [step, layers] : steps) {
+      std::vector<double> values;
+      for (const auto& [layer, sum] : layers) values.push_back(sum.mean());
+      curve.x.push_back(static_cast<double>(step));
+      curve.y.push_back(median(values));
+      curve.low.push_back(*std::min_element(values.begin(), values.end()));
+      curve.high.push_back(*std::max_element(values.begin(), values.end()));
+    }
+    for (std::vector<double>* line : {&curve.y, &curve.low, &curve.high}) *line = smoothed(*line);
+    result.sqnr[operand] = thinned(curve);
+    for (const auto& [layer, sum] : steps.rbegin()->second) {
+      if (layer < 0) continue;
+      result.sqnr_by_layer[operand].x.push_back(layer);
+      result.sqnr_by_layer[operand].y.push_back(sum.mean());
+    }
+  }
+}
 
 Comparison compare_sides(const std::vector<Side>& sides, double margin) {
   require(sides.size() >= 2, "{} side was given; expected two or more: a baseline and what is compared with it",
