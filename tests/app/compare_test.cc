@@ -271,6 +271,34 @@ done
   expect_error([&] { train_missing_runs(specs, options, none); }, {"baseline", "step 3 of seed 1"});
 }
 
+TEST_F(Compare, AMistypedSideNamesWhatWasMeant) {
+  const std::string tiny = config();
+  const auto refused = [&](const std::vector<std::string>& words, const std::vector<std::string>& parts) {
+    std::vector<std::string> arguments = {"a=" + tiny};
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    const Finished finished = compare(arguments);
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    for (const std::string& part : parts) EXPECT_THAT(finished.output, HasSubstr(part));
+  };
+  refused({"b=" + tiny + " --training.stpes=7"}, {"'training.stpes'", "did you mean 'training.steps'?"});
+  refused({"b=" + tiny + " -training.steps=7"}, {"'-training.steps=7'", "did you mean '--training.steps=7'?"});
+  refused({"b=" + tiny + " training.steps=7"}, {"did you mean '--training.steps=7'?"});
+  refused({"b=" + tiny + " --training.steps 7"}, {"unexpected '7'", "did you mean '--training.steps=7'?"});
+  refused({"b=tiny.tml"}, {"there is no folder 'tiny.tml'", "a configuration (.toml)"});
+  refused({"b=" + tiny, "--training.steps=7"},
+          {"'--training.steps=7' belongs to no side", "in quotes", "\"b=" + tiny + " --training.steps=7\""});
+  refused({"b=" + tiny, "--sead=7"}, {"unexpected argument '--sead=7'", "--help"});
+}
+
+TEST_F(Compare, OutputIsAnotherNameOfOut) {
+  const std::string base = side("base", 1, [](auto, auto) { return 1.0; });
+  const std::string other = side("other", 1, [](auto, auto) { return 1.0; });
+  const Finished finished =
+      Process(scratch_, {"compare", base, other, "--output=" + (scratch_ / "alias.html").string()}).finish();
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_TRUE(fs::exists(scratch_ / "alias.html"));
+}
+
 TEST_F(Compare, LongConfigurationsAreSides) {
   const std::string list(400, 'x'), other = list + "y";
   const SideSpec side = parse_side("low=a.toml --model.converters=" + list);
@@ -343,7 +371,8 @@ TEST_F(Compare, ASignalSavesAndTheSameCommandGoesOn) {
       process.send(signal);
       const Finished stopped = process.finish();
       ASSERT_EQ(stopped.status, 128 + told) << stopped.output;
-      EXPECT_THAT(stopped.output, HasSubstr("the same command goes on"));
+      EXPECT_THAT(stopped.output, AllOf(HasSubstr("the run saves and ends; a second signal ends it at once"),
+                                        HasSubstr("the same command goes on")));
     }
     EXPECT_TRUE(fs::exists(run / "checkpoint"));
     EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr(fmt::format("stopped by signal {}", told)));
