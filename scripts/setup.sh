@@ -2,8 +2,8 @@
 # Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04), and where there is nvcc, the
 # headers of cuDNN's C++ frontend and of CUTLASS from PyPI into build/. Does nothing, in a moment, when all of it is
 # there. `setup.sh lint` installs what `make lint` needs as well, `setup.sh fuzz` what `make fuzz` needs,
-# `setup.sh browser` a browser without a screen, for the tests of `tessera compare`'s report (status 2 where there is no
-# package of one).
+# `setup.sh browser` a browser without a screen, for the tests of the pages of `tessera compare` and `tessera report`
+# (status 2 where there is no package of one).
 set -euo pipefail
 
 packages=(
@@ -12,6 +12,7 @@ packages=(
   libopenmpi-dev openmpi-bin                                    # ranks
   libfmt-dev libspdlog-dev libcli11-dev                         # format, log, command line
   libtomlplusplus-dev nlohmann-json3-dev                        # TOML, JSON
+  libboost-math-dev                                             # Student's t distribution
   libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums
   libgtest-dev libgmock-dev libbenchmark-dev                    # tests, micro-benchmarks
 )

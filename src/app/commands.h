@@ -17,6 +17,9 @@ void add_bench_command(CLI::App& app, int& status);
 /// `tessera compare SIDE SIDE ... --out report.html`. Sets `status` to the process's exit status.
 void add_compare_command(CLI::App& app, int& status);
 
+/// `tessera report RUN`.
+void add_report_command(CLI::App& app);
+
 /// `tessera convert --to hf|tessera`.
 void add_convert_command(CLI::App& app);
 

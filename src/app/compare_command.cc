@@ -7,9 +7,9 @@
 #include <memory>
 
 #include "app/commands.h"
+#include "app/output_file.h"
 #include "app/signals.h"
 #include "base/error.h"
-#include "base/file.h"
 #include "base/log.h"
 #include "compare/launcher.h"
 #include "compare/report.h"
@@ -33,21 +33,6 @@ struct CompareOptions {
   std::int64_t seeds = 3;
   double margin_percent = 100.0 * kDefaultMargin;
 };
-
-/// `path`, or `otherwise` if that is empty; it can be written. Asked for before hours of training.
-fs::path output_path(const std::string& path, const fs::path& otherwise) {
-  const fs::path output = path.empty() ? otherwise : fs::path(path);
-  require(!fs::is_directory(output), "'{}' is a folder; expected the name of a file", output.string());
-  if (output.has_parent_path()) create_folder(output.parent_path());
-  const AtomicFile can_be_created(output);
-  return output;
-}
-
-void write_file(const fs::path& path, const std::string& content) {
-  AtomicFile file(path);
-  file.write(content);
-  file.commit();
-}
 
 std::vector<SideSpec> parse_sides(const std::vector<std::string>& texts) {
   std::vector<SideSpec> specs;
@@ -82,13 +67,23 @@ std::string command_line(const CompareOptions& options) {
   return options.runs.empty() ? command : command + " --runs " + quoted(options.runs);
 }
 
+/// An override outside of the quotes of its side would belong to no side.
+void require_no_stray_overrides(const std::vector<std::string>& remaining, const std::vector<std::string>& sides) {
+  if (remaining.empty()) return;
+  const std::string& word = remaining.front();
+  require(word.find('.') >= word.find('='),
+          "'{}' belongs to no side; put it in quotes with its configuration, as in \"{} {}\"", word, sides.back(),
+          word);
+  fail("unexpected argument '{}'; `tessera compare --help` lists what there is", word);
+}
+
 int compare(const CompareOptions& options) {
   const double margin = 0.01 * options.margin_percent;
   require_margin(margin);
   require(options.sides.size() <= kMaxSides, "{} sides; expected at most {}: a report has no more kinds of lines",
           options.sides.size(), kMaxSides);
-  const fs::path html = output_path(options.out, {});
-  const fs::path json = output_path(options.json, fs::path(html).replace_extension(".json"));
+  const fs::path html = output_file(options.out, {});
+  const fs::path json = output_file(options.json, fs::path(html).replace_extension(".json"));
   require(fs::weakly_canonical(html) != fs::weakly_canonical(json),
           "the report and its JSON would both be '{}'; expected an --out that ends in .html", html.string());
   std::vector<SideSpec> specs = parse_sides(options.sides);
@@ -100,8 +95,8 @@ int compare(const CompareOptions& options) {
   if (signal != 0) return 128 + signal;
   Comparison comparison = compare_sides(read_sides(specs), margin);
   comparison.command = command_line(options);
-  write_file(html, report_html(comparison));
-  write_file(json, report_json(comparison));
+  write_whole_file(html, report_html(comparison));
+  write_whole_file(json, report_json(comparison));
   std::cout << report_text(comparison) << fmt::format("\nreport: {}\njson: {}\n", html.string(), json.string());
   return 0;
 }
@@ -117,7 +112,7 @@ void add_compare_command(CLI::App& app, int& status) {
                    "several with commas. [NAME=]\"CONFIG.toml [--section.key=value ...]\": runs that are started")
       ->required()
       ->expected(2, std::numeric_limits<int>::max());
-  command->add_option("--out", options->out, "The report, an HTML file")->required();
+  command->add_option("--out,--output", options->out, "The report, an HTML file")->required();
   command->add_option("--json", options->json, "The same as JSON; default: beside the report");
   command->add_option("--seeds", options->seeds, "Seeds per side that is started, unless other sides have runs already")
       ->capture_default_str();
@@ -130,7 +125,11 @@ void add_compare_command(CLI::App& app, int& status) {
       "--model.converters=quantize.linear.mx\" --out report.html\n"
       "Runs that are finished are not started again; others go on from their checkpoints. docs/compare.md says what\n"
       "the verdict means.");
-  command->callback([options, &status] { status = compare(*options); });
+  command->allow_extras();  // for an error that says where they belong
+  command->callback([command, options, &status] {
+    require_no_stray_overrides(command->remaining(), options->sides);
+    status = compare(*options);
+  });
 }
 
 }  // namespace tessera

@@ -67,6 +67,7 @@ int main(int argc, char** argv) {
   int status = 0;
   tessera::add_train_command(app, status);
   tessera::add_compare_command(app, status);
+  tessera::add_report_command(app);
   tessera::add_bench_command(app, status);
   tessera::add_data_commands(app, status);
   tessera::add_convert_command(app);

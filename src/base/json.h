@@ -1,4 +1,4 @@
-// JSON of files that may be hostile, and names of files in it. A folder that includes this links nlohmann-json itself.
+// JSON of files that may be hostile, and names of files in it.
 #pragma once
 
 #include <charconv>

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/file.h"
+#include "base/json.h"
 
 namespace tessera {
 
@@ -15,8 +16,8 @@ void TraceRecorder::write(const std::filesystem::path& path) const {
     const auto microseconds = [](Clock::duration duration) {
       return std::chrono::duration<double, std::micro>(duration).count();
     };
-    text += fmt::format(R"({{"name": "{}", "ph": "X", "pid": 0, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},)", name, row,
-                        microseconds(begin - origin), microseconds(end - begin));
+    text += fmt::format(R"({{"name": {}, "ph": "X", "pid": 0, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},)",
+                        json_text(nlohmann::json(name)), row, microseconds(begin - origin), microseconds(end - begin));
     text += '\n';
   };
   for (const Event& event : events_) add(event.name, 0, event.begin, event.end);

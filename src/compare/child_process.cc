@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/log.h"
 
 namespace tessera {
 
@@ -48,7 +49,10 @@ int wait_for(pid_t process, const volatile StopRequest& stop) {
     const pid_t ended = waitpid(process, &status, WNOHANG);
     require(ended >= 0 || errno == EINTR, "cannot wait for process {}: {}", process, std::strerror(errno));
     if (ended == process) return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    for (; told < stop.count; ++told) kill(process, stop.signal);
+    for (; told < stop.count; ++told) {
+      kill(process, stop.signal);
+      if (told == 0) spdlog::info("signal {}: the run saves and ends; a second signal ends it at once", stop.signal);
+    }
     std::this_thread::sleep_for(kPause);
   }
 }

@@ -45,28 +45,8 @@ std::vector<double> at_steps(const RunRecord& run, const std::vector<double>& va
   return kept;
 }
 
-std::int64_t smoothing_window(std::size_t num_values) {
-  const auto width = static_cast<std::int64_t>(std::llround(kSmoothing * static_cast<double>(num_values)));
-  return std::max<std::int64_t>(1, width / 2 * 2 + 1);
-}
-
 std::vector<double> smoothed(const std::vector<double>& values) {
   return moving_average(values, smoothing_window(values.size()));
-}
-
-/// Keeps the first, the last and evenly spaced points between them.
-Curve thinned(const Curve& curve) {
-  const std::size_t size = curve.x.size(), kept = std::min(size, kMaxCurvePoints);
-  Curve result;
-  for (std::size_t k = 0; k < kept; ++k) {
-    const std::size_t i = kept == 1 ? 0 : k * (size - 1) / (kept - 1);
-    result.x.push_back(curve.x[i]);
-    result.y.push_back(curve.y[i]);
-    if (curve.low.empty()) continue;
-    result.low.push_back(curve.low[i]);
-    result.high.push_back(curve.high[i]);
-  }
-  return result;
 }
 
 /// Column i of the rows.
@@ -131,11 +111,29 @@ std::vector<LossPair> loss_pairs(const Side& baseline, const Side& candidate, co
   return pairs;
 }
 
-/// The run's mean loss over the last tenth of the steps.
-double final_loss(const RunRecord& run, const std::vector<std::int64_t>& steps) {
+Learned learned_by(const RunRecord& run, const std::vector<std::int64_t>& steps) {
   const std::vector<double> losses = at_steps(run, run.losses, steps);
-  const StepWindow tail = tail_of(steps);
-  return mean(std::span(losses).subspan(tail.begin, tail.end - tail.begin));
+  return {.tokens = run.tokens_per_step() * static_cast<double>(run.last_step()),
+          .steps_after_warmup = std::max<std::int64_t>(0, run.last_step() - run.warmup_steps()),
+          .first_loss = mean_in(losses, head_of(steps)),
+          .last_loss = mean_in(losses, tail_of(steps)),
+          .uniform_loss = run.uniform_loss()};
+}
+
+/// Runs of a side differ in their losses alone, unless one broke down.
+Learned mean_of(const std::vector<Learned>& runs) {
+  Learned result = runs.front();
+  RunningMean tokens, first_loss, last_loss;
+  for (const Learned& run : runs) {
+    tokens.add(run.tokens);
+    first_loss.add(run.first_loss);
+    last_loss.add(run.last_loss);
+    result.steps_after_warmup = std::min(result.steps_after_warmup, run.steps_after_warmup);
+  }
+  result.tokens = tokens.mean();
+  result.first_loss = first_loss.mean();
+  result.last_loss = last_loss.mean();
+  return result;
 }
 
 Spread spread_of(const std::vector<double>& values) { return {mean(values), standard_deviation(values)}; }
@@ -187,27 +185,6 @@ SqnrMeans sqnr_means(const Side& side) {
   return means;
 }
 
-void add_sqnr_curves(const Side& side, SideResult& result) {
-  for (const auto& [operand, steps] : sqnr_means(side)) {
-    Curve curve;
-    for (const auto& [step, layers] : steps) {
-      std::vector<double> values;
-      for (const auto& [layer, sum] : layers) values.push_back(sum.mean());
-      curve.x.push_back(static_cast<double>(step));
-      curve.y.push_back(median(values));
-      curve.low.push_back(*std::min_element(values.begin(), values.end()));
-      curve.high.push_back(*std::max_element(values.begin(), values.end()));
-    }
-    for (std::vector<double>* line : {&curve.y, &curve.low, &curve.high}) *line = smoothed(*line);
-    result.sqnr[operand] = thinned(curve);
-    for (const auto& [layer, sum] : steps.rbegin()->second) {
-      if (layer < 0) continue;
-      result.sqnr_by_layer[operand].x.push_back(layer);
-      result.sqnr_by_layer[operand].y.push_back(sum.mean());
-    }
-  }
-}
-
 double lowest(const WorstSite& site) {
   double value = HUGE_VAL;
   for (const auto& [operand, decibel] : site.sqnr) value = std::min(value, decibel);
@@ -236,11 +213,13 @@ SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, b
   SideResult result;
   result.label = side.label;
   Rows losses, grad_norms;
+  std::vector<Learned> learned;
   std::vector<double> final_losses, validation_losses, speeds;
   for (const RunRecord& run : side.runs) {
     losses.push_back(smoothed(at_steps(run, run.losses, steps)));
     grad_norms.push_back(smoothed(at_steps(run, run.grad_norms, steps)));
-    final_losses.push_back(final_loss(run, steps));
+    learned.push_back(learned_by(run, steps));
+    final_losses.push_back(learned.back().last_loss);
     speeds.insert(speeds.end(), run.tokens_per_second.begin(), run.tokens_per_second.end());
     if (with_validation) {
       validation_losses.push_back(run.broken() ? std::numeric_limits<double>::quiet_NaN()
@@ -248,6 +227,7 @@ SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, b
     }
     result.peak_memory_bytes = std::max(result.peak_memory_bytes, run.peak_memory_bytes);
   }
+  result.learned = mean_of(learned);
   result.final_loss = spread_of(final_losses);
   if (with_validation) result.validation_loss = spread_of(validation_losses);
   result.tokens_per_second = median(speeds);
@@ -260,6 +240,27 @@ SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, b
 }
 
 }  // namespace
+
+void add_sqnr_curves(const Side& side, SideResult& result) {
+  for (const auto& [operand, steps] : sqnr_means(side)) {
+    Curve curve;
+    for (const auto& [step, layers] : steps) {
+      std::vector<double> values;
+      for (const auto& [layer, sum] : layers) values.push_back(sum.mean());
+      curve.x.push_back(static_cast<double>(step));
+      curve.y.push_back(median(values));
+      curve.low.push_back(*std::min_element(values.begin(), values.end()));
+      curve.high.push_back(*std::max_element(values.begin(), values.end()));
+    }
+    for (std::vector<double>* line : {&curve.y, &curve.low, &curve.high}) *line = smoothed(*line);
+    result.sqnr[operand] = thinned(curve);
+    for (const auto& [layer, sum] : steps.rbegin()->second) {
+      if (layer < 0) continue;
+      result.sqnr_by_layer[operand].x.push_back(layer);
+      result.sqnr_by_layer[operand].y.push_back(sum.mean());
+    }
+  }
+}
 
 Comparison compare_sides(const std::vector<Side>& sides, double margin) {
   require(sides.size() >= 2, "{} side was given; expected two or more: a baseline and what is compared with it",
@@ -276,11 +277,14 @@ Comparison compare_sides(const std::vector<Side>& sides, double margin) {
   comparison.smoothing_lines = smoothing_window(steps.size());
   comparison.differences = differences_of(sides);
   const bool with_validation = validation_comparable(sides);
+  const RunRecord& baseline = sides[0].runs[0];  // require_comparable: the others have trained for as long
+  const TrainingLength length = {.tokens = baseline.tokens_per_step() * static_cast<double>(steps.back()),
+                                 .warmup_steps = baseline.warmup_steps()};
   for (const Side& side : sides) {
     SideResult& result = comparison.sides.emplace_back(result_of(side, steps, with_validation));
     for (const RunRecord& run : side.runs) {
       comparison.runs.push_back({side.label, run.seed(), run.folder.string(), run.program, run.processor, run.threads,
-                                 final_loss(run, steps), median(run.tokens_per_second)});
+                                 learned_by(run, steps), median(run.tokens_per_second)});
     }
     if (&side == &sides[0]) continue;
     const auto same = [&, i = comparison.sides.size() - 1](const Difference& difference) {
@@ -288,7 +292,7 @@ Comparison compare_sides(const std::vector<Side>& sides, double margin) {
     };
     result.same_configuration = std::all_of(comparison.differences.begin(), comparison.differences.end(), same);
     const std::vector<LossPair> pairs = loss_pairs(sides[0], side, steps);
-    result.verdict = judge(steps, pairs, margin);
+    result.verdict = judge(steps, pairs, margin, length);
     result.difference = difference_curve(steps, pairs);
   }
   return comparison;

@@ -7,20 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "compare/curve.h"
 #include "compare/side.h"
 #include "compare/verdict.h"
 
 namespace tessera {
 
-inline constexpr double kSmoothing = 0.02;           // width of the moving average, as a part of the steps
-inline constexpr std::size_t kMaxCurvePoints = 320;  // closer together than the moving average is wide
 inline constexpr std::size_t kMaxWorstSites = 8;
 inline constexpr std::size_t kMaxSides = 6;  // as many kinds of lines as people tell apart
-
-struct Curve {
-  std::vector<double> x, y;
-  std::vector<double> low, high;  // a band around y; or empty
-};
 
 struct Spread {
   double mean = 0.0, deviation = 0.0;  // over the seeds; deviation NaN with one
@@ -36,6 +30,7 @@ struct SideResult {
   std::optional<Verdict> verdict;   // none for the baseline
   bool same_configuration = false;  // as the baseline's, but for seeds, folders, program and machine
 
+  Learned learned;                        // means over the seeds
   Spread final_loss;                      // each seed's mean over the last tenth of the steps
   std::optional<Spread> validation_loss;  // at the last step, if every run of every side has the same one
   double tokens_per_second = 0.0;         // median of the logged lines
@@ -54,7 +49,8 @@ struct RunSummary {
   std::int64_t seed = 0;
   std::string folder, program, processor;
   std::int64_t threads = 0;
-  double final_loss = 0.0, tokens_per_second = 0.0;
+  Learned learned;
+  double tokens_per_second = 0.0;
 };
 
 struct Comparison {
@@ -67,6 +63,9 @@ struct Comparison {
   std::vector<RunSummary> runs;
   std::string command;  // that made this; empty if unknown
 };
+
+/// Sets the side's curves of quantization errors; none without low precision.
+void add_sqnr_curves(const Side& side, SideResult& result);
 
 /// Checks that the sides may be compared, and compares all with the first. Throws Error.
 Comparison compare_sides(const std::vector<Side>& sides, double margin);

@@ -3,45 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <set>
 
+#include "compare/html.h"
 #include "compare/report_figures.h"
-#include "compare/report_style.h"
-#include "compare/svg_plot.h"
 
 namespace tessera {
 namespace {
-
-/// Lines of a long text break between a key's or a path's parts as well.
-std::string cell_text(const std::string& text) {
-  constexpr std::size_t kLong = 16;
-  if (text.size() < kLong) return html_escape(text);
-  std::string html;
-  const std::string escaped = html_escape(text);
-  for (std::size_t i = 0; i < escaped.size(); ++i) {
-    html += escaped[i];
-    const bool part_ends = escaped[i] == '.' || escaped[i] == '_' || escaped[i] == '/';
-    if (part_ends && i + 1 < escaped.size() && std::isalpha(static_cast<unsigned char>(escaped[i + 1])) != 0) {
-      html += "<wbr/>";
-    }
-  }
-  return html;
-}
-
-/// The first cell of a row is its heading.
-std::string table(const std::vector<std::vector<std::string>>& rows) {
-  std::string html = "<div class=\"scroll\"><table>";
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    html += r == 0 ? "<thead><tr>" : r == 1 ? "<tbody><tr>" : "<tr>";
-    for (std::size_t c = 0; c < rows[r].size(); ++c) {
-      const char* tag = r == 0 || c == 0 ? "th" : "td";
-      html += fmt::format("<{0}>{1}</{0}>", tag, cell_text(rows[r][c]));
-    }
-    html += r == 0 ? "</tr></thead>" : "</tr>";
-  }
-  return html + (rows.size() > 1 ? "</tbody></table></div>\n" : "</table></div>\n");
-}
 
 std::string worst_sites_table(const SideResult& side) {
   std::vector<std::vector<std::string>> rows = {{"Matrix"}};
@@ -55,7 +23,7 @@ std::string worst_sites_table(const SideResult& side) {
     }
   }
   return fmt::format("<h2>Lowest SQNR of {}, dB, at the last measurement</h2>\n", html_escape(side.label)) +
-         table(rows);
+         html_table(rows);
 }
 
 std::string verdict_box(const SideResult& side, const std::string& baseline) {
@@ -77,12 +45,18 @@ std::string verdict_box(const SideResult& side, const std::string& baseline) {
     tone = "better", mark = "↓";
     meaning = "The loss is lower, and the confidence interval of the difference lies beyond the margin.";
   }
+  if (verdict.kind == Verdict::Kind::kTooShort) {
+    meaning =
+        "What a change costs shows where a model learns. These runs have learned too little for the losses at their "
+        "end to say anything.";
+  }
   if (verdict.more_seeds > kMaxMoreSeeds) {
     meaning = verdict.near_margin
                   ? "The difference is so close to the margin that no number of seeds within reach tells them apart."
                   : "The seeds scatter too much for a decision. Longer runs and larger batches scatter less.";
   }
-  if (verdict.identical) meaning = "No step of any seed has another loss, to the last bit.";
+  if (verdict.identical && verdict.kind == Verdict::Kind::kEquivalent)
+    meaning = "No step of any seed has another loss, to the last bit.";
   if (verdict.broken) meaning = "A run that breaks down is worse, whatever the other seeds do.";
   if (verdict.growing)
     meaning = "The loss is higher, still within the margin, but the gap grows from the middle of the run to its end.";
@@ -91,10 +65,9 @@ std::string verdict_box(const SideResult& side, const std::string& baseline) {
   const std::size_t end = std::min(verdict.text.find(" ("), verdict.text.find(": "));
   const std::string head = verdict.text.substr(0, end),
                     rest = end < verdict.text.size() ? verdict.text.substr(end) : "";
-  return fmt::format(
-      "<section class=\"verdict {}\"><span class=\"mark\" aria-hidden=\"true\">{}</span><div><h2>{} against {}: "
-      "<b>{}</b>{}</h2><p>{}</p></div></section>\n",
-      tone, mark, html_escape(side.label), html_escape(baseline), html_escape(head), html_escape(rest), meaning + same);
+  const std::string heading = fmt::format("{} against {}: <b>{}</b>{}", html_escape(side.label), html_escape(baseline),
+                                          html_escape(head), html_escape(rest));
+  return html_box(tone, mark, heading, meaning + same);
 }
 
 std::string differences_table(const Comparison& comparison) {
@@ -105,19 +78,23 @@ std::string differences_table(const Comparison& comparison) {
     auto& row = rows.emplace_back(std::vector<std::string>{difference.key});
     row.insert(row.end(), difference.values.begin(), difference.values.end());
   }
-  return table(rows);
+  return html_table(rows);
 }
 
 std::string runs_table(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> rows = {{"Side", "Seed", "Loss at the end", "Tokens/s", "Folder"}};
+  std::vector<std::vector<std::string>> rows = {
+      {"Side", "Seed", "Loss at first", "At the end", "Tokens", "After the warm-up", "Tokens/s", "Folder"}};
   std::set<std::string> machines;
   for (const RunSummary& run : comparison.runs) {
-    rows.push_back({run.side, std::to_string(run.seed), fmt::format("{:.4f}", run.final_loss),
-                    fmt::format("{:.0f}", run.tokens_per_second), run.folder});
+    const Learned& learned = run.learned;
+    rows.push_back({run.side, std::to_string(run.seed), fmt::format("{:.4f}", learned.first_loss),
+                    fmt::format("{:.4f}", learned.last_loss), fmt::format("{:.0f}", learned.tokens),
+                    fmt::format("{} steps", learned.steps_after_warmup), fmt::format("{:.0f}", run.tokens_per_second),
+                    run.folder});
     machines.insert(fmt::format("{}, {}, tessera {}", run.processor,
                                 run.threads == 1 ? "1 thread" : fmt::format("{} threads", run.threads), run.program));
   }
-  return table(rows) +
+  return html_table(rows) +
          fmt::format("<p class=\"soft\">Machine: {}</p>\n", html_escape(fmt::format("{}", fmt::join(machines, "; "))));
 }
 
@@ -133,20 +110,15 @@ std::string explanation(const Comparison& comparison) {
       "is "
       "not finite, or a gap that grows, so that at this rate it passes the margin before the run is twice as long.</li>"
       "<li><b>Not enough evidence</b>: anything else, and fewer than {} seeds.</li>"
+      "<li><b>Too short to say</b>: fewer than {:.0f} tokens, fewer steps after the warm-up than in it or than {}, or "
+      "a baseline whose loss has fallen by less than {:g} times the margin.</li>"
       "<li>The 5 % hold for one candidate and a number of seeds that was fixed before. Seeds that are added after a "
       "look at the result raise the chance of an error, to about 10 % where once as many are added as are asked for; "
       "so does every further candidate.</li>"
       "<li>SQNR: the power of a tensor over the power of its rounding error, 10 log10, in dB. 6 dB are one bit.</li>"
       "</ul></details>\n",
-      100.0 * kTail, 100.0 * kConfidence, 100.0 * comparison.margin, kMinSeeds);
-}
-
-/// No line break between a number and its "%".
-std::string with_hard_spaces(std::string html) {
-  for (std::size_t at = html.find(" %"); at != std::string::npos; at = html.find(" %", at)) {
-    html.replace(at, 1, "\u00a0");
-  }
-  return html;
+      100.0 * kTail, 100.0 * kConfidence, 100.0 * comparison.margin, kMinSeeds, kMinTokens, kMinStepsAfterWarmup,
+      kMinFallInMargins);
 }
 
 }  // namespace
@@ -155,22 +127,18 @@ std::string report_html(const Comparison& comparison) {
   const std::string& baseline = comparison.sides.front().label;
   std::vector<std::string> others;
   for (std::size_t i = 1; i < comparison.sides.size(); ++i) others.push_back(comparison.sides[i].label);
-  const std::string title = html_escape(fmt::format("{} against {}", fmt::join(others, ", "), baseline));
   std::string html = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>"
-      "<link rel=\"icon\" href=\"data:,\"/><title>{0} – tessera compare</title><style>{1}</style></head><body>\n"
-      "<h1>{0}</h1>\n<p class=\"soft\">{2} steps, of which {5} are compared, {3} per side, paired. Margin {4:g} % of "
-      "the loss.</p>\n",
-      title, kReportStyle, comparison.num_steps,
-      comparison.num_seeds == 1 ? "1 seed" : fmt::format("{} seeds", comparison.num_seeds), 100.0 * comparison.margin,
-      comparison.num_lines);
+      "<p class=\"soft\">{} steps, of which {} are compared, {} per side, paired. Margin {:g} % of the loss.</p>\n",
+      comparison.num_steps, comparison.num_lines,
+      comparison.num_seeds == 1 ? "1 seed" : fmt::format("{} seeds", comparison.num_seeds), 100.0 * comparison.margin);
   for (const SideResult& side : comparison.sides) {
     if (side.verdict) html += verdict_box(side, baseline);
   }
-  html += table(summary_table(comparison));
+  html += html_table(summary_table(comparison));
   html += fmt::format(
-      "<p class=\"soft\">Loss at the end: mean over the last {:g} % of the steps.{}</p>\n", 100.0 * kTail,
+      "<p class=\"soft\">Loss at the end: mean over the last {0:g} % of the steps. Fallen by: from "
+      "the first {0:g} % to there.{1}{2}</p>\n",
+      100.0 * kTail, comparison.sides[0].learned.uniform_loss ? " ln(vocabulary): the loss of a uniform guess." : "",
       comparison.num_seeds > 1 ? " ±: standard deviation over the seeds; in the verdict, the confidence interval."
                                : "");
   html += "<h2>Curves</h2>\n" + figures_html(comparison);
@@ -181,7 +149,8 @@ std::string report_html(const Comparison& comparison) {
   html += "<h2>Runs</h2>\n" + runs_table(comparison);
   if (!comparison.command.empty())
     html += fmt::format("<h2>Command</h2>\n<pre><code>{}</code></pre>\n", html_escape(comparison.command));
-  return with_hard_spaces(html + explanation(comparison)) + "</body></html>\n";
+  const std::string title = fmt::format("{} against {}", fmt::join(others, ", "), baseline);
+  return html_page(title, "compare", html + explanation(comparison));
 }
 
 }  // namespace tessera

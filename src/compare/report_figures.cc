@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compare/html.h"
 #include "compare/svg_plot.h"
 
 namespace tessera {
@@ -12,30 +13,6 @@ namespace {
 
 /// Operands have lines of their own, so that no colour stands for a side and for an operand.
 constexpr int kFirstOperandStyle = 3;
-
-struct LegendEntry {
-  std::string label;
-  std::string line;  // its class
-};
-
-std::string line_class(const PlotSeries& series) {
-  return fmt::format("s{}{}", series.style, series.solid ? " solid" : "");
-}
-
-std::string figure(const std::string& title, const std::vector<LegendEntry>& legend, const Plot& plot,
-                   const std::string& caption) {
-  std::string html = fmt::format("<figure><h3>{}</h3>", html_escape(title));
-  if (!legend.empty()) {
-    html += "<p class=\"legend\">";
-    for (const LegendEntry& entry : legend) {
-      html += fmt::format(
-          "<span><svg viewBox=\"0 0 34 12\" aria-hidden=\"true\"><path class=\"{}\" d=\"M0 6H34\"/></svg>{}</span>",
-          entry.line, html_escape(entry.label));
-    }
-    html += "</p>";
-  }
-  return html + svg_plot(plot) + fmt::format("<figcaption>{}</figcaption></figure>\n", html_escape(caption));
-}
 
 std::string smoothing_text(const Comparison& comparison) {
   if (comparison.smoothing_lines <= 1) return "One point per logged step, not smoothed.";
@@ -55,7 +32,7 @@ std::string sides_figure(const Comparison& comparison, const std::string& title,
   plot.description = fmt::format("{} of all sides over the steps", title);
   const char* band =
       comparison.num_seeds > 1 ? " Line: mean over the seeds. Band: from the lowest seed to the highest." : "";
-  return figure(title, legend, plot, smoothing_text(comparison) + band);
+  return html_figure(title, legend, svg_plot(plot), smoothing_text(comparison) + band);
 }
 
 /// With the margins in sight. The first steps, where losses fall fast, and the band of two seeds, which is six times
@@ -97,7 +74,7 @@ std::string difference_figure(const Comparison& comparison, std::size_t side_idx
   const std::vector<LegendEntry> legend = {
       {fmt::format("({0} − {1}) / {1}", side.label, baseline), line_class(plot.series[0])},
       {fmt::format("margin, ±{:g} %", 100.0 * comparison.margin), "ref"}};
-  return figure(fmt::format("Loss of {} against {}", side.label, baseline), legend, plot, caption);
+  return html_figure(fmt::format("Loss of {} against {}", side.label, baseline), legend, svg_plot(plot), caption);
 }
 
 std::string grad_norm_figure(const Comparison& comparison) {
@@ -131,7 +108,20 @@ std::string sqnr_figure(const std::map<std::string, Curve>& curves, const std::s
   }
   plot.description = title;
   plot.y_label = "dB, higher is better";
-  return figure(title, legend, plot, caption);
+  return html_figure(title, legend, svg_plot(plot), caption);
+}
+
+}  // namespace
+
+std::vector<std::string> operands_of(const std::map<std::string, Curve>& curves) {
+  std::vector<std::string> operands;
+  for (const char* known : {"x", "w", "dy"}) {
+    if (curves.contains(known)) operands.emplace_back(known);
+  }
+  for (const auto& [operand, curve] : curves) {
+    if (std::find(operands.begin(), operands.end(), operand) == operands.end()) operands.push_back(operand);
+  }
+  return operands;
 }
 
 std::string sqnr_figures(const SideResult& side, std::size_t side_idx) {
@@ -146,19 +136,6 @@ std::string sqnr_figures(const SideResult& side, std::size_t side_idx) {
                         "At the last measurement, mean over the layer's matrices and the seeds.");
   }
   return html;
-}
-
-}  // namespace
-
-std::vector<std::string> operands_of(const std::map<std::string, Curve>& curves) {
-  std::vector<std::string> operands;
-  for (const char* known : {"x", "w", "dy"}) {
-    if (curves.contains(known)) operands.emplace_back(known);
-  }
-  for (const auto& [operand, curve] : curves) {
-    if (std::find(operands.begin(), operands.end(), operand) == operands.end()) operands.push_back(operand);
-  }
-  return operands;
 }
 
 std::string figures_html(const Comparison& comparison) {

@@ -26,6 +26,12 @@ std::string with_change(std::string text, double value, double baseline, bool is
   return fmt::format("{} ({}{:.0f} %)", text, change < 0.0 ? "−" : "+", std::abs(change));
 }
 
+/// "4.5437 nats (63 %)"
+std::string nats_text(double nats, double of) {
+  if (!std::isfinite(nats)) return "not finite";
+  return fmt::format("{}{:.4f} nats ({:.0f} %)", nats < 0.0 ? "−" : "", std::abs(nats), 100.0 * nats / of);
+}
+
 /// Characters, as far as a terminal's columns go: bytes that do not continue one.
 std::size_t columns_of(const std::string& text) {
   return static_cast<std::size_t>(
@@ -57,9 +63,26 @@ ordered_json to_json(const Spread& spread) {
   return {{"mean", json_number(spread.mean)}, {"standard_deviation", json_number(spread.deviation)}};
 }
 
+ordered_json to_json(const Evidence& evidence) {
+  return {
+      {"enough", evidence.enough()},
+      {"tokens", {{"found", evidence.tokens}, {"needed", kMinTokens}}},
+      {"steps_after_warmup", {{"found", evidence.steps_after_warmup}, {"needed", evidence.needed_steps_after_warmup}}},
+      {"loss_fall", {{"found", json_number(evidence.fall)}, {"needed", json_number(evidence.needed_fall)}}}};
+}
+
+ordered_json to_json(const Learned& learned) {
+  return {{"tokens", learned.tokens},
+          {"steps_after_warmup", learned.steps_after_warmup},
+          {"first_loss", json_number(learned.first_loss)},
+          {"final_loss", json_number(learned.last_loss)},
+          {"uniform_loss", learned.uniform_loss ? ordered_json(*learned.uniform_loss) : ordered_json(nullptr)}};
+}
+
 ordered_json to_json(const Verdict& verdict) {
   return {{"verdict", name_of(verdict.kind)},
           {"text", verdict.text},
+          {"evidence", to_json(verdict.evidence)},
           {"seeds", verdict.num_seeds},
           {"difference", json_number(verdict.difference)},
           {"half_width", json_number(verdict.half_width)},
@@ -77,6 +100,7 @@ ordered_json to_json(const SideResult& side) {
     json["verdict"] = to_json(*side.verdict);
     json["same_configuration"] = side.same_configuration;
   }
+  json["learned"] = to_json(side.learned);
   json["final_loss"] = to_json(side.final_loss);
   if (side.validation_loss) json["validation_loss"] = to_json(*side.validation_loss);
   json["tokens_per_second"] = json_number(side.tokens_per_second);
@@ -98,20 +122,33 @@ ordered_json to_json(const SideResult& side) {
 }  // namespace
 
 std::vector<std::vector<std::string>> summary_table(const Comparison& comparison) {
-  std::vector<std::vector<std::string>> rows = {{""},      {"Loss at the end"}, {"Tokens/s"}, {"Peak memory"},
-                                                {"Steps"}, {"Steps compared"},  {"Seeds"}};
+  std::vector<std::vector<std::string>> rows = {
+      {""},       {"Loss at the end"}, {"Fallen by"},         {"Tokens/s"},       {"Peak memory"},
+      {"Tokens"}, {"Steps"},           {"After the warm-up"}, {"Steps compared"}, {"Seeds"}};
   const SideResult& baseline = comparison.sides.front();
   for (const SideResult& side : comparison.sides) {
     const bool is_baseline = &side == &baseline;
     rows[0].push_back(side.label);
     rows[1].push_back(spread_text(side.final_loss));
-    rows[2].push_back(with_change(fmt::format("{:.0f}", side.tokens_per_second), side.tokens_per_second,
+    const Learned& learned = side.learned;
+    rows[2].push_back(nats_text(learned.fall(), learned.first_loss));
+    rows[3].push_back(with_change(fmt::format("{:.0f}", side.tokens_per_second), side.tokens_per_second,
                                   baseline.tokens_per_second, is_baseline));
-    rows[3].push_back(with_change(format_gib(static_cast<std::size_t>(side.peak_memory_bytes)), side.peak_memory_bytes,
+    rows[4].push_back(with_change(format_gib(static_cast<std::size_t>(side.peak_memory_bytes)), side.peak_memory_bytes,
                                   baseline.peak_memory_bytes, is_baseline));
-    rows[4].push_back(std::to_string(comparison.num_steps));
-    rows[5].push_back(std::to_string(comparison.num_lines));
-    rows[6].push_back(std::to_string(comparison.num_seeds));
+    rows[5].push_back(fmt::format("{:.0f}", learned.tokens));
+    rows[6].push_back(std::to_string(comparison.num_steps));
+    rows[7].push_back(std::to_string(learned.steps_after_warmup));
+    rows[8].push_back(std::to_string(comparison.num_lines));
+    rows[9].push_back(std::to_string(comparison.num_seeds));
+  }
+  if (baseline.learned.uniform_loss) {
+    std::vector<std::string> row = {"Below ln(vocabulary)"};
+    for (const SideResult& side : comparison.sides) {
+      const double uniform = *side.learned.uniform_loss;
+      row.push_back(nats_text(uniform - side.learned.last_loss, uniform));
+    }
+    rows.insert(rows.begin() + 3, row);
   }
   if (baseline.validation_loss) {
     std::vector<std::string> row = {"Validation loss"};
@@ -169,7 +206,8 @@ std::string report_json(const Comparison& comparison) {
     json["runs"].push_back({{"side", run.side},
                             {"seed", run.seed},
                             {"folder", run.folder},
-                            {"final_loss", json_number(run.final_loss)},
+                            {"final_loss", json_number(run.learned.last_loss)},
+                            {"learned", to_json(run.learned)},
                             {"tokens_per_second", json_number(run.tokens_per_second)},
                             {"threads", run.threads},
                             {"processor", run.processor},

@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "compare/statistics.h"
+#include "train/job_config.h"
 #include "train/run_files.h"
 
 namespace tessera {
@@ -73,6 +74,34 @@ double number_or_nan(const Fields& fields, const json& line, const char* name) {
   return fields.number(name);
 }
 
+/// Likewise, but NaN also where `name` is missing.
+double optional_number(const Fields& fields, const json& line, const char* name) {
+  return line.contains(name) ? number_or_nan(fields, line, name) : std::numeric_limits<double>::quiet_NaN();
+}
+
+void read_phases(const Fields& fields, RunRecord& run) {
+  constexpr const char* kName = "seconds";
+  const json none = json::object();
+  const json* found = fields.find(kName);
+  const json& phases = found == nullptr ? none : *found;
+  const Fields phase_fields(phases, fields.place_of(kName));
+  run.data_seconds.push_back(optional_number(phase_fields, phases, "data"));
+  run.forward_seconds.push_back(optional_number(phase_fields, phases, "forward"));
+  run.backward_seconds.push_back(optional_number(phase_fields, phases, "backward"));
+  run.optimizer_seconds.push_back(optional_number(phase_fields, phases, "optimizer"));
+}
+
+void read_expert_loads(const Fields& fields, RunRecord& run) {
+  constexpr const char* kName = "expert_load_per_layer";
+  std::vector<double>& loads = run.expert_loads.emplace_back();
+  if (fields.find(kName) == nullptr) return;
+  for (const json& load : fields.array(kName)) {
+    require(load.is_number() || load.is_null(), "{}: expected numbers, got {}", fields.place_of(kName),
+            describe_json(load));
+    loads.push_back(load.is_null() ? std::numeric_limits<double>::quiet_NaN() : load.get<double>());
+  }
+}
+
 /// n of "layers.<n>.…", else -1.
 int layer_of(std::string_view site) {
   constexpr std::string_view kPrefix = "layers.";
@@ -113,6 +142,11 @@ void read_line(const std::string& text, const std::string& place, RunRecord& run
   const Fields fields(line, place + ", $");
   const auto step = static_cast<std::int64_t>(fields.count("step", kMaxStep));
   if (line.contains("validation_loss")) run.validation_losses[step] = number_or_nan(fields, line, "validation_loss");
+  if (line.contains("checkpoint_seconds")) {
+    run.checkpoints.push_back({.step = step,
+                               .stall_seconds = fields.number("checkpoint_stall_seconds"),
+                               .seconds = fields.number("checkpoint_seconds")});
+  }
   if (!line.contains("loss")) return;
   require(step > run.last_step(), "{}: step {} comes after step {}; expected ascending steps", place, step,
           run.last_step());
@@ -120,7 +154,14 @@ void read_line(const std::string& text, const std::string& place, RunRecord& run
   run.losses.push_back(number_or_nan(fields, line, "loss"));
   run.grad_norms.push_back(number_or_nan(fields, line, "grad_norm"));
   run.tokens_per_second.push_back(fields.number("tokens_per_second"));
-  run.peak_memory_bytes = std::max(run.peak_memory_bytes, static_cast<double>(fields.count("memory_bytes", kMaxBytes)));
+  run.memory_bytes.push_back(static_cast<double>(fields.count("memory_bytes", kMaxBytes)));
+  run.peak_memory_bytes = std::max(run.peak_memory_bytes, run.memory_bytes.back());
+  run.mtp_losses.push_back(optional_number(fields, line, "mtp_loss"));
+  run.learning_rates.push_back(optional_number(fields, line, "lr"));
+  run.mfus.push_back(optional_number(fields, line, "mfu"));
+  run.step_seconds.push_back(optional_number(fields, line, "step_seconds"));
+  read_phases(fields, run);
+  read_expert_loads(fields, run);
   read_sqnr(fields, step, run);
 }
 
@@ -139,15 +180,77 @@ void read_metrics(const fs::path& path, RunRecord& run) {
 
 }  // namespace
 
-std::int64_t RunRecord::integer(const std::string& key) const {
+std::optional<std::int64_t> RunRecord::find_integer(const std::string& key) const {
   const auto found = config.find(key);
-  require(found != config.end(), "'{}' has no {}", (folder / kRunInfoName).string(), key);
+  if (found == config.end()) return {};
   const std::string& text = found->second;
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   require(error == std::errc() && end == text.data() + text.size(), "'{}': {} is '{}'; expected a whole number",
           (folder / kRunInfoName).string(), key, printable(text));
   return value;
+}
+
+std::int64_t RunRecord::integer(const std::string& key) const {
+  const std::optional<std::int64_t> value = find_integer(key);
+  require(value.has_value(), "'{}' has no {}", (folder / kRunInfoName).string(), key);
+  return *value;
+}
+
+double RunRecord::tokens_per_step() const {
+  const JobConfig defaults;
+  const auto local = find_integer("training.local_batch_size").value_or(defaults.training.local_batch_size);
+  const auto global = find_integer("training.global_batch_size").value_or(defaults.training.global_batch_size);
+  const double sequences =
+      global > 0 ? static_cast<double>(global) : static_cast<double>(local) * static_cast<double>(num_data_ranks);
+  return sequences * static_cast<double>(find_integer("training.seq_len").value_or(defaults.training.seq_len));
+}
+
+std::int64_t RunRecord::warmup_steps() const {
+  return find_integer("lr_scheduler.warmup_steps").value_or(JobConfig().lr_scheduler.warmup_steps);
+}
+
+std::optional<double> RunRecord::uniform_loss() const {
+  const auto entries = find_integer("model.args.vocab_size");
+  if (!entries || *entries < 2) return {};
+  return std::log(static_cast<double>(*entries));
+}
+
+std::optional<double> RunRecord::gradient_clip() const {
+  const auto found = config.find("training.max_norm");
+  double limit = JobConfig().training.max_norm;
+  if (found != config.end()) {
+    const std::string& text = found->second;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), limit);
+    if (error != std::errc() || end != text.data() + text.size()) return {};
+  }
+  return std::isfinite(limit) && limit > 0.0 ? std::optional(limit) : std::nullopt;
+}
+
+std::int64_t RunRecord::first_moe_layer() const {
+  return find_integer("model.args.n_dense_layers").value_or(ModelConfig().n_dense_layers);
+}
+
+std::vector<ConfigChange> RunRecord::changes() const {
+  constexpr std::string_view kAt = " at step ";
+  std::vector<ConfigChange> result;
+  for (const auto& [key, values] : changed) {
+    std::string before = values.empty() ? "" : values.front();
+    for (std::size_t i = 1; i < values.size(); ++i) {
+      const std::size_t at = values[i].rfind(kAt);
+      const char *begin = values[i].data(), *end = begin + values[i].size();
+      std::int64_t step = 0;
+      const bool dated = at != std::string::npos && std::from_chars(begin + at + kAt.size(), end, step).ptr == end;
+      require(dated, "'{}', $.changed.{}: expected \"VALUE at step N\", got '{}'", (folder / kRunInfoName).string(),
+              printable(key), printable(values[i]));
+      const std::string after = values[i].substr(0, at);
+      result.push_back({key, before, after, step});
+      before = after;
+    }
+  }
+  std::stable_sort(result.begin(), result.end(),
+                   [](const ConfigChange& a, const ConfigChange& b) { return a.step < b.step; });
+  return result;
 }
 
 std::optional<Break> RunRecord::broken() const {
@@ -188,7 +291,8 @@ RunRecord read_run(const fs::path& folder) {
 bool is_run(const fs::path& folder) { return fs::exists(folder / kRunInfoName) || fs::exists(folder / kMetricsName); }
 
 std::vector<fs::path> find_runs(const fs::path& path) {
-  require(fs::is_directory(path), "there is no folder '{}'; expected a run's folder, or a folder of runs",
+  require(fs::is_directory(path),
+          "there is no folder '{}'; expected a run's folder, a folder of runs, or a configuration (.toml)",
           path.string());
   if (is_run(path)) return {path};
   std::vector<fs::path> runs;

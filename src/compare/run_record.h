@@ -21,6 +21,19 @@ struct SqnrPoint {
   std::map<std::string, std::map<int, double>> by_layer;
 };
 
+/// A checkpoint that was committed.
+struct CheckpointRecord {
+  std::int64_t step = 0;
+  double stall_seconds = 0.0;  // for how long training waited
+  double seconds = 0.0;        // until it was committed
+};
+
+/// A key that had another value from a step on, because the run was resumed with another configuration.
+struct ConfigChange {
+  std::string key, before, after;
+  std::int64_t step = 0;
+};
+
 /// Where a run broke down.
 struct Break {
   std::int64_t step = 0;
@@ -40,6 +53,12 @@ struct RunRecord {
   /// The logged steps, and per logged step; NaN where the file has null.
   std::vector<std::int64_t> steps;
   std::vector<double> losses, grad_norms, tokens_per_second;
+  /// Likewise; NaN also where the file does not have them.
+  std::vector<double> mtp_losses, learning_rates, mfus, memory_bytes, step_seconds;
+  std::vector<double> data_seconds, forward_seconds, backward_seconds, optimizer_seconds;  // parts of step_seconds
+  /// Per logged step and MoE layer: tokens of the busiest expert over the mean. A step without is empty.
+  std::vector<std::vector<double>> expert_loads;
+  std::vector<CheckpointRecord> checkpoints;
   double peak_memory_bytes = 0.0;
   std::map<std::int64_t, double> validation_losses;  // by step
   std::vector<SqnrPoint> sqnr;                       // empty without low precision
@@ -47,6 +66,17 @@ struct RunRecord {
 
   std::int64_t seed() const { return integer("debug.seed"); }
   std::int64_t num_steps() const { return integer("training.steps"); }
+  /// Of all ranks.
+  double tokens_per_step() const;
+  std::int64_t warmup_steps() const;
+  /// ln(model.args.vocab_size): the loss of a guess that knows nothing. Nothing where the file does not say.
+  std::optional<double> uniform_loss() const;
+  /// training.max_norm. Nothing where gradients are not clipped.
+  std::optional<double> gradient_clip() const;
+  /// The lowest layer that has experts.
+  std::int64_t first_moe_layer() const;
+  /// All of `changed`, by step.
+  std::vector<ConfigChange> changes() const;
   std::int64_t last_step() const { return steps.empty() ? 0 : steps.back(); }
   bool finished() const { return last_step() == num_steps(); }
   /// The first logged step whose loss or gradient norm is not finite.
@@ -56,6 +86,8 @@ struct RunRecord {
 
  private:
   std::int64_t integer(const std::string& key) const;
+  /// Nothing if the file does not have the key, because the program did not know it yet.
+  std::optional<std::int64_t> find_integer(const std::string& key) const;
 };
 
 /// Reads run.json alone.

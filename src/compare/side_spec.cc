@@ -59,6 +59,15 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
+/// What a word that is no override was probably to be: "--key value", or too few dashes.
+std::string meant_instead(const std::string& before, const std::string& word) {
+  if (before.starts_with("--") && before.find('=') == std::string::npos) {
+    return fmt::format("; did you mean '{}={}'?", before, word);
+  }
+  const std::string key = word.substr(std::min(word.find_first_not_of('-'), word.size()));
+  return key.find('.') < key.find('=') ? fmt::format("; did you mean '--{}'?", key) : "";
+}
+
 }  // namespace
 
 SideSpec parse_side(const std::string& text) {
@@ -80,8 +89,9 @@ SideSpec parse_side(const std::string& text) {
   if (words[0].ends_with(".toml")) {
     spec.config = words[0];
     spec.overrides.assign(words.begin() + 1, words.end());
-    for (const std::string& word : spec.overrides) {
-      require(word.starts_with("--"), "side '{}': unexpected '{}'; expected --section.key=value", spec.text, word);
+    for (std::size_t i = 1; i < words.size(); ++i) {
+      require(words[i].starts_with("--"), "side '{}': unexpected '{}'; expected --section.key=value{}", spec.text,
+              words[i], meant_instead(words[i - 1], words[i]));
     }
     if (!labelled) spec.label = label_of_config(spec.config, spec.overrides);
     return spec;

@@ -25,6 +25,8 @@ class RunningMean {
   int count_ = 0;
 };
 
+std::vector<double> finite_of(std::span<const double> values);
+
 double mean(std::span<const double> values);
 /// Of a sample: divided by n - 1. NaN for fewer than two values.
 double standard_deviation(std::span<const double> values);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "compare/html.h"
+
 namespace tessera {
 namespace {
 
@@ -44,6 +46,7 @@ struct Range {
 };
 
 Axis x_axis(const Plot& plot) {
+  if (plot.x_range) return {plot.x_range->first, plot.x_range->second, kLeft, kWidth - kRight};
   Range range;
   for (const PlotSeries& series : plot.series) {
     for (const double x : series.curve.x) range.add(x);
@@ -71,6 +74,15 @@ Axis y_axis(const Plot& plot) {
     range = range.widened(kSpare);
   }
   return {range.low * plot.y_factor, range.high * plot.y_factor, kHeight - kBottom, kTop, log};
+}
+
+/// Whole numbers only: steps, layers.
+std::vector<double> whole_ticks(double low, double high, int count) {
+  const std::vector<double> ticks = round_ticks(low, high, count);
+  if (ticks.size() < 2 || ticks[1] - ticks[0] >= 1.0) return ticks;
+  std::vector<double> whole;
+  for (double tick = std::ceil(low); tick <= high; tick += 1.0) whole.push_back(tick);
+  return whole;
 }
 
 /// "M x y L x y ..." through the finite points.
@@ -114,17 +126,25 @@ std::vector<std::string> tick_texts(const std::vector<double>& ticks, bool log) 
   return texts;
 }
 
-std::string draw_axes(const Plot& plot, const Axis& x, const Axis& y) {
+struct AxisLabels {
+  std::string x, y;
+  bool whole_y = false;  // ticks of y at whole numbers only
+  bool grid = true;
+};
+
+std::string draw_axes(const AxisLabels& labels, const Axis& x, const Axis& y) {
   constexpr int kTicks = 5;
   std::string svg;
-  const std::vector<double> y_ticks = y.log ? log_ticks(y.low, y.high) : round_ticks(y.low, y.high, kTicks);
+  const std::vector<double> y_ticks = y.log            ? log_ticks(y.low, y.high)
+                                      : labels.whole_y ? whole_ticks(y.low, y.high, kTicks)
+                                                       : round_ticks(y.low, y.high, kTicks);
   const std::vector<std::string> y_texts = tick_texts(y_ticks, y.log);
   for (std::size_t i = 0; i < y_ticks.size(); ++i) {
     const double at = y(y_ticks[i]);
-    svg += fmt::format("<path class=\"grid\" d=\"M{} {:.1f}H{}\"/>", kLeft, at, kWidth - kRight);
+    if (labels.grid) svg += fmt::format("<path class=\"grid\" d=\"M{} {:.1f}H{}\"/>", kLeft, at, kWidth - kRight);
     svg += fmt::format("<text class=\"ty\" x=\"{}\" y=\"{:.1f}\">{}</text>", kLeft - 10, at + 7, y_texts[i]);
   }
-  const std::vector<double> x_ticks = round_ticks(x.low, x.high, kTicks);
+  const std::vector<double> x_ticks = whole_ticks(x.low, x.high, kTicks);
   const std::vector<std::string> x_texts = tick_texts(x_ticks, false);
   for (std::size_t i = 0; i < x_ticks.size(); ++i) {
     const double at = x(x_ticks[i]);
@@ -136,37 +156,34 @@ std::string draw_axes(const Plot& plot, const Axis& x, const Axis& y) {
   }
   svg += fmt::format("<path class=\"axis\" d=\"M{} {}V{}H{}\"/>", kLeft, kTop, kHeight - kBottom, kWidth - kRight);
   svg += fmt::format("<text class=\"tx\" x=\"{}\" y=\"{}\">{}</text>", (kLeft + kWidth - kRight) / 2, kHeight - 6,
-                     html_escape(plot.x_label));
-  svg += fmt::format("<text class=\"tl\" x=\"6\" y=\"{}\">{}</text>", kTop - 13, html_escape(plot.y_label));
+                     html_escape(labels.x));
+  svg += fmt::format("<text class=\"tl\" x=\"6\" y=\"{}\">{}</text>", kTop - 13, html_escape(labels.y));
+  return svg;
+}
+
+/// The element's start, up to where what lies within the axes is clipped to them.
+std::string begin_svg(const std::string& id, const std::string& description) {
+  return fmt::format(
+      "<svg viewBox=\"0 0 {0} {1}\" role=\"img\" aria-label=\"{2}\"><clipPath id=\"{3}\"><rect x=\"{4}\" y=\"{5}\" "
+      "width=\"{6}\" height=\"{7}\"/></clipPath>",
+      kWidth, kHeight, html_escape(description), id, kLeft, kTop, kWidth - kLeft - kRight, kHeight - kTop - kBottom);
+}
+
+std::string points_of(const Curve& curve, const Axis& x, const Axis& y, double factor, int style) {
+  std::string svg;
+  for (std::size_t i = 0; i < curve.x.size(); ++i) {
+    const double value = curve.y[i] * factor;
+    if (!std::isfinite(value) || curve.x[i] < x.low || curve.x[i] > x.high || value < y.low || value > y.high) continue;
+    svg += fmt::format("<circle class=\"p{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"5\"/>", style, x(curve.x[i]), y(value));
+  }
   return svg;
 }
 
 }  // namespace
 
-std::string html_escape(std::string_view text) {
-  std::string escaped;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        escaped += "&amp;";
-        break;
-      case '<':
-        escaped += "&lt;";
-        break;
-      case '>':
-        escaped += "&gt;";
-        break;
-      case '"':
-        escaped += "&quot;";
-        break;
-      case '\'':
-        escaped += "&#39;";
-        break;
-      default:
-        escaped += c;
-    }
-  }
-  return escaped;
+std::string line_class(const PlotSeries& series) {
+  if (series.area) return fmt::format("b{} area", series.style);
+  return fmt::format("s{}{}", series.style, series.solid ? " solid" : "");
 }
 
 std::vector<double> round_ticks(double low, double high, int count) {
@@ -197,25 +214,57 @@ std::vector<double> log_ticks(double low, double high) {
 
 std::string svg_plot(const Plot& plot) {
   const Axis x = x_axis(plot), y = y_axis(plot);
-  std::string svg = fmt::format(
-      "<svg viewBox=\"0 0 {0} {1}\" role=\"img\" aria-label=\"{2}\"><clipPath id=\"{3}\"><rect x=\"{4}\" y=\"{5}\" "
-      "width=\"{6}\" height=\"{7}\"/></clipPath>",
-      kWidth, kHeight, html_escape(plot.description), plot.id, kLeft, kTop, kWidth - kLeft - kRight,
-      kHeight - kTop - kBottom);
-  svg += draw_axes(plot, x, y);
+  std::string svg = begin_svg(plot.id, plot.description) + draw_axes({.x = plot.x_label, .y = plot.y_label}, x, y);
   svg += fmt::format("<g clip-path=\"url(#{})\">", plot.id);
+  for (const double mark : plot.x_marks) {
+    svg += fmt::format("<path class=\"mark-x\" d=\"M{:.1f} {}V{}\"/>", x(mark), kTop, kHeight - kBottom);
+  }
   for (const double line : plot.reference_lines) {
     svg += fmt::format("<path class=\"ref\" d=\"M{} {:.1f}H{}\"/>", kLeft, y(line * plot.y_factor), kWidth - kRight);
   }
   for (const PlotSeries& series : plot.series) {
     const std::string path = band_path(series.curve, x, y, plot.y_factor);
-    if (!path.empty()) svg += fmt::format("<path class=\"b{}\" d=\"{}\"/>", series.style, path);
+    const char* area = series.area ? " area" : "";
+    if (!path.empty()) svg += fmt::format("<path class=\"b{}{}\" d=\"{}\"/>", series.style, area, path);
   }
   for (const PlotSeries& series : plot.series) {
-    svg += fmt::format("<path class=\"s{}{}\" d=\"{}\"/>", series.style, series.solid ? " solid" : "",
-                       line_path(series.curve, x, y, plot.y_factor));
+    if (series.area) continue;
+    svg +=
+        fmt::format("<path class=\"{}\" d=\"{}\"/>", line_class(series), line_path(series.curve, x, y, plot.y_factor));
   }
-  return svg + "</g></svg>";
+  svg += "</g>";
+  for (const PlotSeries& series : plot.series) {
+    if (series.points) svg += points_of(series.curve, x, y, plot.y_factor, series.style);  // whole at the edges, too
+  }
+  return svg + "</svg>";
+}
+
+std::string svg_heat_map(const HeatMap& map) {
+  const double half = 0.5;  // of a row
+  const Axis x{map.x_range.first, map.x_range.second, kLeft, kWidth - kRight};
+  const Axis y{map.first_row - half, map.first_row + static_cast<double>(map.levels.size()) - half, kHeight - kBottom,
+               kTop};
+  std::vector<std::string> paths(kNumHeatLevels);
+  for (std::size_t row = 0; row < map.levels.size(); ++row) {
+    const std::vector<int>& levels = map.levels[row];
+    const double middle = map.first_row + static_cast<double>(row);
+    for (std::size_t begin = 0; begin < levels.size();) {
+      std::size_t end = begin + 1;
+      while (end < levels.size() && levels[end] == levels[begin]) ++end;  // neighbours of one colour are one shape
+      if (levels[begin] >= 0) {
+        paths.at(static_cast<std::size_t>(levels[begin])) +=
+            fmt::format("M{:.1f} {:.1f}H{:.1f}V{:.1f}H{:.1f}z", x(map.edges[begin]), y(middle - half),
+                        x(map.edges[end]), y(middle + half), x(map.edges[begin]));
+      }
+      begin = end;
+    }
+  }
+  std::string svg = begin_svg(map.id, map.description) + fmt::format("<g clip-path=\"url(#{})\">", map.id);
+  for (std::size_t level = 0; level < paths.size(); ++level) {
+    if (!paths[level].empty()) svg += fmt::format("<path class=\"h{}\" d=\"{}\"/>", level, paths[level]);
+  }
+  return svg + "</g>" + draw_axes({.x = map.x_label, .y = map.y_label, .whole_y = true, .grid = false}, x, y) +
+         "</svg>";
 }
 
 }  // namespace tessera

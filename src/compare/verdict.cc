@@ -1,20 +1,18 @@
 #include "compare/verdict.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <span>
 
 #include "base/error.h"
 #include "compare/statistics.h"
 
 namespace tessera {
 namespace {
-
-/// The mean loss in a window.
-double mean_in(const std::vector<double>& losses, StepWindow window) {
-  return mean(std::span(losses).subspan(window.begin, window.end - window.begin));
-}
 
 /// The candidate's mean loss in the window, less the baseline's, over the baseline's.
 double relative_difference(const LossPair& pair, StepWindow window) {
@@ -61,6 +59,26 @@ int decimals_for(double half_width) {
   return std::clamp(static_cast<int>(std::ceil(-std::log10(100.0 * half_width))), 2, 4);
 }
 
+/// What the runs have of what is missing, and how much of it would be enough.
+std::string describe_shortage(const Verdict& verdict) {
+  const Evidence& evidence = verdict.evidence;
+  std::vector<std::string> parts;
+  if (!evidence.enough_tokens()) {
+    parts.push_back(fmt::format("{:.0f} tokens (enough: {:.0f})", evidence.tokens, kMinTokens));
+  }
+  if (!evidence.enough_steps()) {
+    parts.push_back(fmt::format("{} steps after the warm-up (enough: {})", evidence.steps_after_warmup,
+                                evidence.needed_steps_after_warmup));
+  }
+  if (!evidence.enough_fall()) {
+    parts.push_back(fmt::format("the baseline's loss has {} by {:.3f} nats (enough: a fall of {:.3f})",
+                                evidence.fall < 0.0 ? "risen" : "fallen", std::abs(evidence.fall),
+                                evidence.needed_fall));
+  }
+  return fmt::format("too short to say: {}{}", fmt::join(parts, ", "),
+                     verdict.identical ? "; so far the losses are the same" : "");
+}
+
 std::string describe(const Verdict& verdict, bool every_step) {
   const int decimals = decimals_for(verdict.half_width);
   const std::string margin = fmt::format("margin {:g} %", 100.0 * verdict.margin);
@@ -81,6 +99,7 @@ std::string describe(const Verdict& verdict, bool every_step) {
           "worse by {} and growing: at this rate it passes the margin of {:g} % before the run is twice as long", size,
           100.0 * verdict.margin);
     case Verdict::Kind::kNotEnoughEvidence:
+    case Verdict::Kind::kTooShort:  // describe_shortage has its text
       break;
   }
   const std::string more = verdict.more_seeds > kMaxMoreSeeds ? fmt::format("more than {} more seeds", kMaxMoreSeeds)
@@ -99,15 +118,6 @@ void require_finite_baseline(const std::vector<std::int64_t>& steps, const LossP
 
 }  // namespace
 
-StepWindow window_of(const std::vector<std::int64_t>& steps, double from, double to) {
-  const double last = static_cast<double>(steps.back());
-  const auto first_above = [&](double part) {
-    const auto above = [&](std::int64_t step) { return static_cast<double>(step) > part * last; };
-    return static_cast<std::size_t>(std::find_if(steps.begin(), steps.end(), above) - steps.begin());
-  };
-  return {first_above(from), first_above(to)};
-}
-
 void require_margin(double margin) {
   require(std::isfinite(margin) && margin > 0.0, "the margin is {} %; expected a number above 0", 100.0 * margin);
 }
@@ -120,6 +130,8 @@ const char* name_of(Verdict::Kind kind) {
       return "worse";
     case Verdict::Kind::kBetter:
       return "better";
+    case Verdict::Kind::kTooShort:
+      return "too short to say";
     case Verdict::Kind::kNotEnoughEvidence:
       break;
   }
@@ -147,7 +159,8 @@ std::int64_t seeds_to_add(double mean, double standard_deviation, std::int64_t c
   return more;
 }
 
-Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, double margin) {
+Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, double margin,
+              const TrainingLength& length) {
   TESSERA_CHECK(!steps.empty() && !pairs.empty(), "{} steps, {} pairs", steps.size(), pairs.size());
   require_margin(margin);
   Verdict verdict;
@@ -155,9 +168,11 @@ Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair
   verdict.margin = margin;
   verdict.identical = true;
   const LossPair* broken_pair = nullptr;
+  std::vector<std::span<const double>> baselines;
   Break broken;
   for (const LossPair& pair : pairs) {
     require_finite_baseline(steps, pair);
+    baselines.emplace_back(pair.baseline);
     verdict.differences.push_back(relative_difference(pair, tail_of(steps)));
     verdict.identical = verdict.identical && pair.same_lines && pair.baseline == pair.candidate;
     const auto bad = first_non_finite(pair.candidate);
@@ -165,6 +180,7 @@ Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair
     broken_pair = &pair;
     broken = pair.broken ? *pair.broken : Break{steps[*bad], "loss"};
   }
+  verdict.evidence = evidence_of(steps, baselines, length, margin);
   verdict.difference = mean(verdict.differences);
   const double deviation = standard_deviation(verdict.differences);
   verdict.half_width = confidence_half_width(deviation, verdict.num_seeds, kConfidence);
@@ -173,6 +189,11 @@ Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair
     verdict.kind = Verdict::Kind::kWorse;
     verdict.text =
         fmt::format("worse: the {} is not finite at step {} (seed {})", broken.what, broken.step, broken_pair->seed);
+    return verdict;
+  }
+  if (!verdict.evidence.enough()) {
+    verdict.kind = Verdict::Kind::kTooShort;
+    verdict.text = describe_shortage(verdict);
     return verdict;
   }
   verdict.kind =

@@ -3,7 +3,8 @@
 // Per seed, d = (mean loss of the candidate - that of the baseline) / that of the baseline, over the last tenth of the
 // steps. The 90 % confidence interval of d's mean over the seeds (Student's t) decides: inside of +-margin the two are
 // equivalent, which is two one-sided t-tests at 5 % (Schuirmann 1987, "TOST"). With an interval
-// above the margin the candidate is worse; mirrored, it is better. Everything else is not enough evidence.
+// above the margin the candidate is worse; mirrored, it is better. Everything else is not enough evidence. Runs that
+// have hardly learned anything are too short to say (compare/evidence.h).
 //
 // The default margin is the bound that DeepSeek-V3's report gives for FP8 against BF16: a relative loss error below
 // 0.25 % (arXiv 2412.19437, section 3.3).
@@ -15,13 +16,13 @@
 #include <string>
 #include <vector>
 
+#include "compare/evidence.h"
 #include "compare/run_record.h"
 
 namespace tessera {
 
 inline constexpr double kDefaultMargin = 0.0025;
 inline constexpr double kConfidence = 0.90;
-inline constexpr double kTail = 0.1;  // part of the steps whose losses count
 inline constexpr std::int64_t kMinSeeds = 3;
 inline constexpr std::int64_t kMaxMoreSeeds = 100;
 
@@ -33,20 +34,11 @@ struct LossPair {
   std::optional<Break> broken = {};  // of the candidate's run, at whatever step it logged that
 };
 
-/// Indices [begin, end) of steps.
-struct StepWindow {
-  std::size_t begin, end;
-};
-
-/// The steps in (from, to], which are parts of the last step.
-StepWindow window_of(const std::vector<std::int64_t>& steps, double from, double to);
-/// The steps whose losses count.
-inline StepWindow tail_of(const std::vector<std::int64_t>& steps) { return window_of(steps, 1.0 - kTail, 1.0); }
-
 struct Verdict {
-  enum class Kind { kEquivalent, kWorse, kBetter, kNotEnoughEvidence };
+  enum class Kind { kEquivalent, kWorse, kBetter, kNotEnoughEvidence, kTooShort };
   Kind kind = Kind::kNotEnoughEvidence;
-  std::string text;  // one line
+  std::string text;   // one line
+  Evidence evidence;  // how far the baseline had learned
   std::int64_t num_seeds = 0;
   std::vector<double> differences;  // d of every seed, a fraction
   double difference = 0.0;          // their mean
@@ -62,7 +54,7 @@ struct Verdict {
   double growth_rate = std::numeric_limits<double>::quiet_NaN();
 };
 
-/// "equivalent", "worse", "better", "not enough evidence".
+/// "equivalent", "worse", "better", "not enough evidence", "too short to say".
 const char* name_of(Verdict::Kind kind);
 
 /// Throws Error for a margin that is no number above 0.
@@ -76,7 +68,8 @@ Verdict::Kind decide(double mean, double standard_deviation, std::int64_t count,
 std::int64_t seeds_to_add(double mean, double standard_deviation, std::int64_t count, double margin);
 
 /// `steps` ascend and belong to every pair's losses. Throws Error for a baseline without finite, positive losses: there
-/// is nothing to compare with. A candidate whose loss is not finite anywhere is worse.
-Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, double margin);
+/// is nothing to compare with. A candidate whose loss is not finite anywhere is worse, however short the runs are.
+Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, double margin,
+              const TrainingLength& length);
 
 }  // namespace tessera

@@ -101,6 +101,34 @@ TEST_F(Compare, PlantedCases) {
   EXPECT_THAT(finished.output, HasSubstr("broken against base: worse: the loss is not finite at step 1000 (seed 3)"));
 }
 
+/// Exit status 0, as with every verdict; the JSON says what there is and what would be enough.
+TEST_F(Compare, TooShortToSay) {
+  const auto short_side = [&](const std::string& name, double factor) {
+    for (std::int64_t seed = 1; seed <= 3; ++seed) {
+      PlantedRun run{
+          .seed = seed, .steps = 10, .config = {{"training.seq_len", "32"}, {"model.args.vocab_size", "258"}}};
+      run.config["training.local_batch_size"] = "1";
+      run.loss = [&](double loss, std::int64_t) { return loss * factor; };
+      run.write(scratch_ / name / ("seed-" + std::to_string(seed)));
+    }
+    return (scratch_ / name).string();
+  };
+  const Finished finished = compare({short_side("base", 1.0), short_side("other", 1.0001)});
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("other against base: too short to say: 320 tokens (enough: 100000), 0 "
+                                               "steps after the warm-up (enough: 100)"),
+                                     HasSubstr("Below ln(vocabulary)")));
+  EXPECT_EQ(verdict(), "too short to say");
+  const nlohmann::json evidence = json()["sides"][1]["verdict"]["evidence"];
+  EXPECT_EQ(evidence["enough"], false);
+  EXPECT_EQ(evidence["tokens"], (nlohmann::json{{"found", 320.0}, {"needed", 100'000.0}}));
+  EXPECT_EQ(evidence["steps_after_warmup"], (nlohmann::json{{"found", 0}, {"needed", 100}}));
+  EXPECT_GT(evidence["loss_fall"]["needed"], 0.3);
+  const nlohmann::json learned = json()["runs"][0]["learned"];
+  EXPECT_EQ(learned["tokens"], 320.0);
+  EXPECT_NEAR(learned["uniform_loss"].get<double>(), std::log(258.0), 1e-12);
+}
+
 TEST_F(Compare, BadInputExitsWithTwoAndWritesNoReport) {
   const std::string base = side("base", 1, [](auto, auto) { return 1.0; });
   const auto refused = [&](const std::vector<std::string>& arguments, const std::vector<std::string>& parts) {
@@ -142,6 +170,9 @@ TEST_F(Compare, TrainsWhatIsNotThere) {
   EXPECT_LT(first, second) << finished.output;
   EXPECT_NE(second, std::string::npos);
   EXPECT_EQ(json()["seeds"], 2);
+  // 6 steps of 2 x 32 tokens say nothing.
+  EXPECT_EQ(verdict(), "too short to say");
+  EXPECT_THAT(finished.output, HasSubstr("fp32 against bf16: too short to say: 384 tokens (enough: 100000), 0 steps"));
   EXPECT_EQ(json()["differences"][0]["key"], "training.mixed_precision_param");
   EXPECT_THAT(read_text_file(fs::path(runs) / "bf16" / "seed-1" / "train.log"), HasSubstr("step: 6"));
 
@@ -157,7 +188,7 @@ TEST_F(Compare, TrainsWhatIsNotThere) {
   finished = compare({runs + "/bf16/seed-2", "again=" + tiny, "--runs=" + runs});
   EXPECT_EQ(finished.status, 0) << finished.output;
   EXPECT_THAT(finished.output,
-              AllOf(HasSubstr("run 1 of 1: again, seed 2"), HasSubstr("the same losses at every step")));
+              AllOf(HasSubstr("run 1 of 1: again, seed 2"), HasSubstr("so far the losses are the same")));
 
   // A run whose last line and checkpoint are lost goes on, here from the start.
   const fs::path half = fs::path(runs) / "again" / "seed-2";
@@ -165,7 +196,7 @@ TEST_F(Compare, TrainsWhatIsNotThere) {
   data::write_file(half / "metrics.jsonl", metrics.substr(0, metrics.size() / 2));
   fs::remove_all(half / "checkpoint");
   finished = compare({runs + "/bf16/seed-2", "again=" + tiny, "--runs=" + runs});
-  EXPECT_THAT(finished.output, AllOf(HasSubstr("again, seed 2: training"), HasSubstr("the same losses")));
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("again, seed 2: training"), HasSubstr("the losses are the same")));
 
   // Other runs under the same name are not taken for these.
   finished = compare(
@@ -240,6 +271,34 @@ done
   expect_error([&] { train_missing_runs(specs, options, none); }, {"baseline", "step 3 of seed 1"});
 }
 
+TEST_F(Compare, AMistypedSideNamesWhatWasMeant) {
+  const std::string tiny = config();
+  const auto refused = [&](const std::vector<std::string>& words, const std::vector<std::string>& parts) {
+    std::vector<std::string> arguments = {"a=" + tiny};
+    arguments.insert(arguments.end(), words.begin(), words.end());
+    const Finished finished = compare(arguments);
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    for (const std::string& part : parts) EXPECT_THAT(finished.output, HasSubstr(part));
+  };
+  refused({"b=" + tiny + " --training.stpes=7"}, {"'training.stpes'", "did you mean 'training.steps'?"});
+  refused({"b=" + tiny + " -training.steps=7"}, {"'-training.steps=7'", "did you mean '--training.steps=7'?"});
+  refused({"b=" + tiny + " training.steps=7"}, {"did you mean '--training.steps=7'?"});
+  refused({"b=" + tiny + " --training.steps 7"}, {"unexpected '7'", "did you mean '--training.steps=7'?"});
+  refused({"b=tiny.tml"}, {"there is no folder 'tiny.tml'", "a configuration (.toml)"});
+  refused({"b=" + tiny, "--training.steps=7"},
+          {"'--training.steps=7' belongs to no side", "in quotes", "\"b=" + tiny + " --training.steps=7\""});
+  refused({"b=" + tiny, "--sead=7"}, {"unexpected argument '--sead=7'", "--help"});
+}
+
+TEST_F(Compare, OutputIsAnotherNameOfOut) {
+  const std::string base = side("base", 1, [](auto, auto) { return 1.0; });
+  const std::string other = side("other", 1, [](auto, auto) { return 1.0; });
+  const Finished finished =
+      Process(scratch_, {"compare", base, other, "--output=" + (scratch_ / "alias.html").string()}).finish();
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_TRUE(fs::exists(scratch_ / "alias.html"));
+}
+
 TEST_F(Compare, LongConfigurationsAreSides) {
   const std::string list(400, 'x'), other = list + "y";
   const SideSpec side = parse_side("low=a.toml --model.converters=" + list);
@@ -312,14 +371,16 @@ TEST_F(Compare, ASignalSavesAndTheSameCommandGoesOn) {
       process.send(signal);
       const Finished stopped = process.finish();
       ASSERT_EQ(stopped.status, 128 + told) << stopped.output;
-      EXPECT_THAT(stopped.output, HasSubstr("the same command goes on"));
+      EXPECT_THAT(stopped.output, AllOf(HasSubstr("the run saves and ends; a second signal ends it at once"),
+                                        HasSubstr("the same command goes on")));
     }
     EXPECT_TRUE(fs::exists(run / "checkpoint"));
     EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr(fmt::format("stopped by signal {}", told)));
     const Finished finished = Process(scratch_, arguments).finish();
     ASSERT_EQ(finished.status, 0) << finished.output;
     EXPECT_THAT(read_text_file(run / "train.log"), HasSubstr("resumed from"));
-    EXPECT_THAT(finished.output, HasSubstr("b against a: equivalent: the same losses at every step"));
+    EXPECT_THAT(finished.output, AllOf(HasSubstr("b against a: too short to say: 3840 tokens"),
+                                       HasSubstr("so far the losses are the same")));
   }
 }
 

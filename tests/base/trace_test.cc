@@ -30,6 +30,21 @@ TEST(TraceRecorder, TheGpuHasARowOfItsOwn) {
   EXPECT_EQ(json["traceEvents"][1]["ts"], 0.0);
 }
 
+/// A kernel's name comes from the GPU's library and may hold anything.
+TEST(TraceRecorder, NamesAreEscaped) {
+  const data::Scratch scratch;
+  TraceRecorder recorder;
+  recorder.start();
+  const auto origin = TraceRecorder::Clock::now();
+  const std::string name = "operator\"\" \\ <\n\x01\xC3\xA4>";
+  recorder.record_on_gpu(name, origin, origin + microseconds(3));
+  recorder.record_on_gpu("\xFF", origin, origin + microseconds(3));
+  recorder.write(scratch / "trace.json");
+  const auto json = nlohmann::json::parse(read_text_file(scratch / "trace.json"));
+  EXPECT_EQ(json["traceEvents"][0]["name"], name);
+  EXPECT_EQ(json["traceEvents"][1]["name"], "\xEF\xBF\xBD");  // the replacement character: JSON is UTF-8
+}
+
 TEST(TraceRecorder, WritesEventsInMicroseconds) {
   const data::Scratch scratch;
   TraceRecorder recorder(2);

@@ -1,4 +1,4 @@
-// The report in a real browser: what a phone and a desktop show of it. `scripts/setup.sh browser` installs one.
+// The reports in a real browser: what a phone and a desktop show of it. `scripts/setup.sh browser` installs one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -7,6 +7,7 @@
 #include <cstdio>
 
 #include "compare/report.h"
+#include "compare/run_report.h"
 #include "tests/compare/report_support.h"
 
 namespace tessera {
@@ -14,6 +15,7 @@ namespace {
 
 using compare_test::planted_comparison;
 using compare_test::PlantedComparison;
+using compare_test::write_full_run;
 using data::Scratch;
 using ::testing::IsEmpty;
 
@@ -66,6 +68,8 @@ frame.onload = () => {
     verdict: {text: verdict.innerText, bottom: box(verdict).bottom, height: box(verdict).height,
               color: view.getComputedStyle(verdict).color},
     background: view.getComputedStyle(page.body).backgroundColor,
+    tops: [...page.querySelectorAll('figure > svg')].map(svg => Math.round(box(svg).top)),
+    heat: [...page.querySelectorAll('figure > svg [class^="h"]')].map(e => view.getComputedStyle(e).fill),
     resources: view.performance.getEntriesByType('resource').map(r => r.name).filter(n => !n.startsWith('data:')),
   });
 };
@@ -87,10 +91,9 @@ class Browser : public ::testing::Test {
     if (browser_.empty()) GTEST_SKIP() << "there is no Chromium; `scripts/setup.sh browser` installs one";
   }
 
-  /// What the probe finds in a report of this comparison on a screen of this size.
-  nlohmann::json measure(const Comparison& comparison, int width, int height, bool dark = false) {
-    const std::string report =
-        replaced(replaced(report_html(comparison), "&", "&amp;"), "\"", "&quot;");  // as an attribute
+  /// What the probe finds in a page on a screen of this size.
+  nlohmann::json measure(const std::string& html, int width, int height, bool dark = false) {
+    const std::string report = replaced(replaced(html, "&", "&amp;"), "\"", "&quot;");  // as an attribute
     const std::string probe = replaced(
         replaced(replaced(kProbe, "WIDTH", std::to_string(width)), "HEIGHT", std::to_string(height)), "REPORT", report);
     data::write_file(scratch_ / "probe.html", probe);
@@ -136,7 +139,7 @@ TEST_F(Browser, EverythingIsLegibleOnAPhoneAndOnADesktop) {
     const Comparison comparison = planted_comparison(scratch_, planted);
     for (const auto& [width, height] : {std::pair{390, 844}, std::pair{1280, 800}}) {
       SCOPED_TRACE(fmt::format("{}, {} px", planted.label, width));
-      const nlohmann::json page = measure(comparison, width, height);
+      const nlohmann::json page = measure(report_html(comparison), width, height);
       ASSERT_TRUE(page.is_object());
       EXPECT_EQ(page["innerWidth"], width);
       EXPECT_LE(page["scrollWidth"], width) << "the page scrolls sideways";
@@ -158,11 +161,62 @@ TEST_F(Browser, EverythingIsLegibleOnAPhoneAndOnADesktop) {
 }
 
 TEST_F(Browser, DarkSchemeIsFollowed) {
-  const Comparison comparison = planted_comparison(scratch_, kPlanted[0]);
-  const nlohmann::json light = measure(comparison, 390, 844), dark = measure(comparison, 390, 844, true);
+  const std::string report = report_html(planted_comparison(scratch_, kPlanted[0]));
+  const nlohmann::json light = measure(report, 390, 844), dark = measure(report, 390, 844, true);
   EXPECT_EQ(light["background"], "rgb(255, 255, 255)");
   EXPECT_EQ(dark["background"], "rgb(20, 23, 26)");
   EXPECT_NE(light["verdict"]["color"], dark["verdict"]["color"]);
+}
+
+class RunBrowser : public Browser {
+ protected:
+  /// Of a finished run, of one that still goes on, and of one whose numbers and names are long.
+  std::vector<std::string> pages() {
+    const auto growing = write_full_run(scratch_ / "growing", {.steps = 100'000, .last_step = 37});
+    const std::string lines = read_text_file(growing / "metrics.jsonl");
+    data::write_file(growing / "metrics.jsonl", lines.substr(0, lines.size() - 40));  // the last line is not whole
+    const auto wide =
+        write_full_run(scratch_ / std::string(60, 'w') / std::string(60, 'x'), {.steps = 12'000, .moe_layers = 60});
+    std::vector<std::string> pages;
+    for (const auto& folder : {write_full_run(scratch_ / "run", {}), growing, wide}) {
+      pages.push_back(run_report_html(read_run(folder), {}));
+    }
+    return pages;
+  }
+};
+
+TEST_F(RunBrowser, EverythingIsLegibleOnAPhoneAndOnADesktop) {
+  int page_idx = 0;
+  for (const std::string& html : pages()) {
+    ++page_idx;
+    EXPECT_LT(html.size(), 400'000u);
+    for (const auto& [width, height] : {std::pair{360, 740}, std::pair{390, 844}, std::pair{1280, 800}}) {
+      SCOPED_TRACE(fmt::format("page {}, {} px", page_idx, width));
+      const nlohmann::json page = measure(html, width, height);
+      ASSERT_TRUE(page.is_object());
+      EXPECT_LE(page["scrollWidth"], width) << "the page scrolls sideways";
+      EXPECT_GE(page["smallest"].get<double>(), 9.0);
+      EXPECT_THAT(page["cut"], IsEmpty()) << page["cut"];
+      EXPECT_THAT(page["overlaps"], IsEmpty()) << page["overlaps"];
+      EXPECT_EQ(page["svgs"].size(), page_idx == 2 ? 10u : 12u);  // early: no second half, no checkpoint
+      for (const auto& svg : page["svgs"]) EXPECT_GT(svg["width"].get<double>(), 0.4 * width);
+      EXPECT_LT(page["verdict"]["bottom"].get<double>(), height) << "the state is not in the first screen";
+      EXPECT_THAT(page["resources"], IsEmpty()) << page["resources"];
+      EXPECT_EQ(console_, "");
+      if (width < 880) continue;
+      for (std::size_t i = 0; i + 1 < page["tops"].size(); i += 2) {
+        EXPECT_EQ(page["tops"][i], page["tops"][i + 1]) << "plots side by side begin at different heights";
+      }
+    }
+  }
+}
+
+TEST_F(RunBrowser, DarkSchemeIsFollowedByTheHeatMap) {
+  const std::string html = pages()[0];
+  const nlohmann::json light = measure(html, 390, 844), dark = measure(html, 390, 844, true);
+  EXPECT_EQ(dark["background"], "rgb(20, 23, 26)");
+  ASSERT_GT(light["heat"].size(), 3u);
+  for (std::size_t i = 0; i < light["heat"].size(); ++i) EXPECT_NE(light["heat"][i], dark["heat"][i]);
 }
 
 }  // namespace

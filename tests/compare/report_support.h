@@ -1,6 +1,8 @@
 // Comparisons of planted runs, and a check that a page is well-formed.
 #pragma once
 
+#include <sstream>
+
 #include "compare/comparison.h"
 #include "tests/compare/support.h"
 
@@ -37,6 +39,48 @@ inline Side planted_side(const data::Scratch& scratch, const PlantedComparison& 
 
 inline Comparison planted_comparison(const data::Scratch& scratch, const PlantedComparison& planted) {
   return compare_sides({planted_side(scratch, planted, true), planted_side(scratch, planted, false)}, kDefaultMargin);
+}
+
+struct FullRun {
+  std::int64_t steps = 200, last_step = -1;
+  int moe_layers = 5;
+};
+
+/// A run with every field that a report shows: a checkpoint and a validation every 50 steps, other settings from steps
+/// 41 and 81 on, and low precision.
+inline std::filesystem::path write_full_run(const std::filesystem::path& folder, const FullRun& full) {
+  PlantedRun planted{.steps = full.steps,
+                     .config = {{"model.args.vocab_size", "258"},
+                                {"model.args.n_layers", "\"" + std::to_string(full.moe_layers) + " <layers>\""},
+                                {"validation.enable", "true"}},
+                     .sqnr_layers = 2,
+                     .last_step = full.last_step};
+  planted.write(folder);
+  auto info = nlohmann::json::parse(read_text_file(folder / "run.json"));
+  info["changed"] = {{"optimizer.lr", {"0.0008", "0.0004 at step 41", "0.0002 at step 81"}},
+                     {"training.steps", {"40", std::to_string(full.steps) + " at step 41"}}};
+  data::write_file(folder / "run.json", info.dump());
+  std::istringstream stream(read_text_file(folder / "metrics.jsonl"));
+  std::string lines;
+  for (std::string text; std::getline(stream, text);) {
+    auto line = nlohmann::json::parse(text);
+    const auto step = line["step"].get<std::int64_t>();
+    line["lr"] = 1e-3 * static_cast<double>(step);
+    line["mfu"] = 0.4;
+    line["mtp_loss"] = line["loss"].get<double>() + 0.5;
+    line["step_seconds"] = 0.2;
+    line["seconds"] = {{"data", 0.01}, {"forward", 0.05}, {"backward", 0.1}, {"optimizer", 0.03}};
+    for (int layer = 0; layer < full.moe_layers; ++layer) {
+      line["expert_load_per_layer"].push_back(1.0 + 8.0 * std::exp(-static_cast<double>(step) / (10.0 + 5.0 * layer)));
+    }
+    lines += line.dump() + "\n";
+    if (step % 50 != 0) continue;
+    lines += nlohmann::json{{"step", step}, {"validation_loss", line["loss"].get<double>() + 0.1}}.dump() + "\n";
+    lines +=
+        nlohmann::json{{"step", step}, {"checkpoint_stall_seconds", 0.03}, {"checkpoint_seconds", 1.4}}.dump() + "\n";
+  }
+  data::write_file(folder / "metrics.jsonl", lines);
+  return folder;
 }
 
 /// "" if tags are balanced, attributes quoted, and '<' and '&' escaped in what is between; else the first fault. A

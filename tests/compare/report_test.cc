@@ -18,6 +18,7 @@ using data::Scratch;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 std::size_t occurrences(const std::string& text, const std::string& part) {
   std::size_t count = 0;
@@ -151,7 +152,7 @@ TEST(Comparison, ValidationLossesOfOtherDataAreLeftOut) {
 TEST(Comparison, NumbersOfASide) {
   const Scratch scratch;
   std::vector<Side> sides;
-  std::vector<double> ends, ratios;  // of the candidate
+  std::vector<double> starts, ends, ratios;  // of the candidate
   for (const double offset : {0.0, 0.01}) {
     std::vector<RunRecord> runs;
     for (std::int64_t seed = 1; seed <= 3; ++seed) {
@@ -161,6 +162,7 @@ TEST(Comparison, NumbersOfASide) {
                      .loss = [&](double loss, auto) { return loss * (1.0 + offset * static_cast<double>(seed)); },
                      .tokens_per_second = 1000.0 * static_cast<double>(seed * seed)}
               .write(folder)));
+      if (offset > 0.0) starts.push_back(mean(std::span(runs.back().losses).first(20)));
       if (offset > 0.0) ends.push_back(mean(std::span(runs.back().losses).last(20)));
       if (offset > 0.0) ratios.push_back(offset * static_cast<double>(seed));
     }
@@ -169,10 +171,33 @@ TEST(Comparison, NumbersOfASide) {
   const Comparison comparison = compare_sides(sides, kDefaultMargin);
   const SideResult& b = comparison.sides[1];
   EXPECT_NEAR(b.final_loss.mean, mean(ends), 1e-12);
+  EXPECT_EQ(b.learned.tokens, 200 * 4 * 512);
+  EXPECT_EQ(b.learned.steps_after_warmup, 180);
+  EXPECT_EQ(b.learned.last_loss, b.final_loss.mean);
+  EXPECT_NEAR(b.learned.first_loss, mean(starts), 1e-12);
+  EXPECT_FALSE(b.learned.uniform_loss);
   EXPECT_EQ(b.tokens_per_second, 4000.0);
   EXPECT_NEAR(b.difference.y.back(), 0.02, 1e-9);
   EXPECT_NEAR(b.difference.high.back() - b.difference.y.back(),
               confidence_half_width(standard_deviation(ratios), 3, kConfidence), 1e-9);
+}
+
+/// The runs of docs/results.md: long enough for the verdict that stands there.
+TEST(Comparison, TheWholeModelsRunsAreLongEnough) {
+  const std::filesystem::path folder = std::filesystem::path(TESSERA_TEST_DATA) / "../docs/runs/16B-two-h200";
+  std::vector<Side> sides;
+  for (const char* name : {"bf16", "mxfp8", "fp8_blockwise"}) {
+    std::vector<RunRecord> runs;
+    for (const auto& run : find_runs(folder / name)) runs.push_back(read_run(run));
+    sides.push_back(make_side(name, std::move(runs)));
+  }
+  const Comparison comparison = compare_sides(sides, kDefaultMargin);
+  EXPECT_THAT(comparison.sides[1].verdict->text, StartsWith("equivalent (difference +0.02 % ± 0.18 %"));
+  EXPECT_THAT(comparison.sides[2].verdict->text, StartsWith("equivalent (difference +0.05 % ± 0.15 %"));
+  EXPECT_EQ(comparison.sides[0].learned.tokens, 1500 * 2 * 2048);
+  EXPECT_EQ(comparison.sides[0].learned.steps_after_warmup, 1300);
+  EXPECT_NEAR(comparison.sides[0].learned.fall(), 4.54, 0.01);
+  EXPECT_EQ(comparison.sides[0].learned.uniform_loss, std::log(102'400.0));
 }
 
 /// Runs that log differently are compared at the steps that both have.
@@ -191,7 +216,7 @@ TEST(Comparison, LoggedStepsMayDiffer) {
   EXPECT_FALSE(comparison.sides[1].verdict->identical);
   EXPECT_EQ(nlohmann::json::parse(report_json(comparison))["compared_steps"], 40);
   EXPECT_THAT(report_html(comparison), HasSubstr("200 steps, of which 40 are compared"));
-  EXPECT_THAT(report_text(comparison), HasSubstr("Steps compared   40"));
+  EXPECT_THAT(report_text(comparison), HasSubstr("Steps compared     40"));
 }
 
 TEST(Report, SixKindsOfLinesThatDashesAloneTellApart) {

@@ -35,6 +35,25 @@ TEST(RunRecord, ReadsWhatATrainerWrites) {
   EXPECT_NEAR(run.last_sqnr.at("layers.1.moe.experts.w2").at("dy"), 31.5 - 0.05 - 0.02 - 1.0, 1e-9);
 }
 
+TEST(RunRecord, TokensPerStepAreOfAllRanks) {
+  const Scratch scratch;
+  const auto tokens = [&](const std::map<std::string, std::string>& config, int ranks) {
+    const auto folder = PlantedRun{.steps = 1, .config = config}.write(scratch / "run");
+    auto info = nlohmann::json::parse(read_text_file(folder / "run.json"));
+    info["data_ranks"] = ranks;
+    if (config.contains("training.seq_len")) info["config"].erase("lr_scheduler.warmup_steps");
+    write_file(folder / "run.json", info.dump());
+    return read_run(folder);
+  };
+  EXPECT_EQ(tokens({}, 2).tokens_per_step(), 2 * 4 * 512);
+  EXPECT_EQ(tokens({{"training.global_batch_size", "-1"}}, 2).tokens_per_step(), 2 * 4 * 512);
+  EXPECT_EQ(tokens({{"training.global_batch_size", "64"}}, 2).tokens_per_step(), 64 * 512);
+  EXPECT_EQ(tokens({}, 1).warmup_steps(), 20);
+  EXPECT_EQ(tokens({{"training.seq_len", "1024"}}, 1).warmup_steps(), 200);  // the default
+  EXPECT_EQ(tokens({{"model.args.vocab_size", "1"}}, 1).uniform_loss(), std::nullopt);
+  expect_error([&] { tokens({{"training.seq_len", "x"}}, 1).tokens_per_step(); }, {"training.seq_len", "'x'"});
+}
+
 TEST(RunRecord, SitesOutsideOfLayersAreTheirOwn) {
   const Scratch scratch;
   const auto folder = PlantedRun{.steps = 1}.write(scratch / "run");

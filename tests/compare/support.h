@@ -36,6 +36,7 @@ inline double learning_loss(std::int64_t step, double noise) {
 struct Planted {
   std::vector<std::int64_t> steps;
   std::vector<LossPair> pairs;
+  TrainingLength length;
 };
 
 inline Planted plant(std::int64_t num_seeds, std::int64_t num_steps,
@@ -43,6 +44,7 @@ inline Planted plant(std::int64_t num_seeds, std::int64_t num_steps,
                      std::uint64_t data_seed = 0) {
   Planted planted;
   const Noise noise(data_seed);
+  planted.length = {.tokens = 2048.0 * static_cast<double>(num_steps), .warmup_steps = 20};
   for (std::int64_t step = 1; step <= num_steps; ++step) planted.steps.push_back(step);
   for (std::int64_t seed = 1; seed <= num_seeds; ++seed) {
     LossPair& pair = planted.pairs.emplace_back(LossPair{seed, {}, {}});
@@ -93,6 +95,7 @@ inline std::filesystem::path PlantedRun::write(const std::filesystem::path& fold
                            {"training.dataset_path", "\"./data/gcide\""},
                            {"model.args.dim", "256"},
                            {"model.converters", "[]"},
+                           {"lr_scheduler.warmup_steps", "20"},
                            {"optimizer.lr", "0.0008"},
                            {"job.dump_folder", "\"" + folder.string() + "\""}}},
                          {"dataset", {{"train", "0123456789abcdef"}}}};

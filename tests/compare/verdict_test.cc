@@ -20,7 +20,7 @@ using ::testing::StartsWith;
 using Kind = Verdict::Kind;
 
 Verdict judge(const Planted& planted, double margin = kDefaultMargin) {
-  return judge(planted.steps, planted.pairs, margin);
+  return judge(planted.steps, planted.pairs, margin, planted.length);
 }
 
 TEST(Verdict, IdenticalRunsAreEquivalentWithAnyNumberOfSeeds) {
@@ -264,6 +264,90 @@ TEST(Verdict, WorseIsCertainlyBeyondTheMargin) {
     EXPECT_GT(more, 1);
     EXPECT_EQ(decide(difference, deviation, 3 + more, kDefaultMargin), sign > 0 ? Kind::kWorse : Kind::kBetter);
   }
+}
+
+/// The verdict on 4 seeds whose gap opens after the middle of the run. The seeds' gaps are their mean times 1 plus or
+/// minus `scatter`, so the mean is sqrt(3) / scatter standard errors.
+Verdict verdict_on_opening_gap(double scatter) {
+  Planted planted = plant(4, 1000, [](double loss, auto, auto) { return loss; });
+  for (LossPair& pair : planted.pairs) {
+    const double gap = 0.0012 * (1.0 + (pair.seed % 2 == 0 ? scatter : -scatter));
+    for (std::size_t i = 0; i < pair.baseline.size(); ++i) {
+      pair.baseline[i] = 4.0 + 4.0 * std::exp(-static_cast<double>(i) / 50.0);
+      pair.candidate[i] = pair.baseline[i] + (i > 700 ? 4.0 * gap : 0.0);
+    }
+  }
+  return judge(planted);
+}
+
+/// Growth counts when it is certain to 99 %: with 4 seeds, where it is 4.541 standard errors or more.
+TEST(Verdict, GrowthMustBeCertain) {
+  const Verdict certain = verdict_on_opening_gap(std::sqrt(3.0) / 4.7);
+  EXPECT_TRUE(certain.growing) << certain.text;
+  EXPECT_EQ(certain.kind, Kind::kWorse);
+  const Verdict doubtful = verdict_on_opening_gap(std::sqrt(3.0) / 4.4);
+  EXPECT_GT(doubtful.difference, doubtful.half_width);  // the gap itself is certain
+  EXPECT_GT(doubtful.difference + doubtful.growth_rate, kDefaultMargin);
+  EXPECT_FALSE(doubtful.growing) << doubtful.text;
+  EXPECT_EQ(doubtful.kind, Kind::kEquivalent);
+}
+
+/// Each of the three minimums on its own, from just below it.
+TEST(Verdict, RunsThatHaveHardlyLearnedAreTooShort) {
+  const auto same = [](double loss, auto, auto) { return loss; };
+  Planted planted = plant(3, 10, same);
+  planted.length = {.tokens = 320, .warmup_steps = 200};
+  const Verdict tiny = judge(planted);
+  EXPECT_EQ(tiny.kind, Kind::kTooShort);
+  EXPECT_STREQ(name_of(tiny.kind), "too short to say");
+  EXPECT_THAT(tiny.text, StartsWith("too short to say: 320 tokens (enough: 100000), 0 steps after the warm-up (enough: "
+                                    "200)"));
+  EXPECT_THAT(tiny.text, HasSubstr("; so far the losses are the same"));
+  EXPECT_EQ(tiny.more_seeds, 0);
+  EXPECT_EQ(tiny.evidence.tokens, 320);
+
+  planted = plant(3, 300, same);
+  planted.length.tokens = 99'999;
+  EXPECT_THAT(judge(planted).text, StartsWith("too short to say: 99999 tokens (enough: 100000);"));
+  planted.length = {.tokens = 100'000, .warmup_steps = 151};
+  EXPECT_THAT(judge(planted).text, StartsWith("too short to say: 149 steps after the warm-up (enough: 151);"));
+  planted.length.warmup_steps = 150;
+  EXPECT_EQ(judge(planted).kind, Kind::kEquivalent);
+  planted = plant(3, 119, same);
+  planted.length.tokens = 100'000;
+  EXPECT_THAT(judge(planted).text, StartsWith("too short to say: 99 steps after the warm-up (enough: 100);"));
+  planted = plant(3, 120, same);
+  EXPECT_EQ(judge(planted).kind, Kind::kEquivalent);
+}
+
+/// A candidate that learns a twentieth less must be beyond the margin; where the loss has hardly fallen it is not.
+TEST(Verdict, ALossThatHasNotFallenShowsNoDifference) {
+  Planted planted = plant(3, 300, [](double loss, auto, auto) { return loss; });
+  const auto fall_by = [&](double nats) {
+    for (LossPair& pair : planted.pairs) {
+      for (std::size_t i = 0; i < pair.baseline.size(); ++i) {
+        pair.baseline[i] = i < 30 ? 4.0 + nats : 4.0;
+        pair.candidate[i] = pair.baseline[i] * 1.02;
+      }
+    }
+  };
+  fall_by(0.199);
+  EXPECT_EQ(judge(planted).text,
+            "too short to say: the baseline's loss has fallen by 0.199 nats (enough: a fall of 0.200)");
+  fall_by(-1.0);
+  EXPECT_THAT(judge(planted).text, HasSubstr("the baseline's loss has risen by 1.000 nats"));
+  fall_by(0.201);
+  EXPECT_THAT(judge(planted).text, StartsWith("worse by 2.00 %"));
+  // A wider margin sees less, and needs more.
+  EXPECT_THAT(judge(planted, 0.005).text, HasSubstr("enough: a fall of 0.400"));
+}
+
+TEST(Verdict, ABreakIsWorseHoweverShortTheRuns) {
+  Planted planted = plant(3, 10, [](double loss, std::int64_t seed, std::int64_t step) {
+    return seed == 2 && step == 4 ? std::numeric_limits<double>::quiet_NaN() : loss;
+  });
+  planted.length = {.tokens = 320, .warmup_steps = 200};
+  EXPECT_EQ(judge(planted).text, "worse: the loss is not finite at step 4 (seed 2)");
 }
 
 /// A gap that stays the same becomes a larger part of a loss that falls. It does not grow.

@@ -1,0 +1,16 @@
+// Files that commands write as results.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace tessera {
+
+/// `path`, or `otherwise` if that is empty; its folder is made. Throws Error unless a file can be written there, so
+/// that a long command fails before its work.
+std::filesystem::path output_file(const std::string& path, const std::filesystem::path& otherwise);
+
+/// Writes the file whole or not at all.
+void write_whole_file(const std::filesystem::path& path, const std::string& content);
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+// The report of one run, finished or not: one HTML page that needs nothing else. docs/report.md says what is on it.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+
+#include "compare/run_record.h"
+
+namespace tessera {
+
+/// Throws Error unless the folder holds a run that has logged a step.
+void require_run(const std::filesystem::path& folder);
+
+struct RunStatus {
+  enum class Kind { kFinished, kUnfinished, kBroken };
+  Kind kind = Kind::kUnfinished;
+  std::string text;  // "Step 340 of 1000 (34 %)"
+};
+
+RunStatus run_status(const RunRecord& run);
+
+/// Well-formed XML as well. All text that comes from files is escaped. Throws Error for a run without a logged step.
+///   as_of: when the run's last line was written
+std::string run_report_html(const RunRecord& run, std::chrono::system_clock::time_point as_of);
+
+}  // namespace tessera
