@@ -18,15 +18,6 @@
 namespace tessera {
 namespace {
 
-/// A field of /proc/self/status, in bytes; 0 if the system has none.
-std::size_t status_bytes(std::string_view field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(field)) return std::stoull(line.substr(field.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
 std::string format_thousands(std::int64_t number) {
   std::string text = fmt::format("{}", number);
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) {
@@ -55,8 +46,16 @@ std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_
 
 }  // namespace
 
-std::size_t resident_bytes() { return status_bytes("VmRSS"); }
-std::size_t peak_resident_bytes() { return status_bytes("VmHWM"); }
+std::size_t resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::size_t bytes = 0;
+  for (std::string line; std::getline(status, line);) {  // "RssAnon:	     148 kB"
+    if (line.starts_with("RssAnon:") || line.starts_with("RssShmem:")) {
+      bytes += std::stoull(line.substr(line.find(':') + 1)) * 1024;
+    }
+  }
+  return bytes;
+}
 
 double peak_tflops(const JobConfig& config, Device device) {
   if (config.metrics.peak_tflops > 0.0 || device == Device::kCpu) return config.metrics.peak_tflops;
@@ -92,7 +91,7 @@ void MetricsWriter::append(const std::string& line) {
 }
 
 std::size_t MetricsWriter::memory_in_use() const {
-  return options_.device == Device::kCuda ? options_.memory_bytes - cuda::free_memory_bytes() : peak_resident_bytes();
+  return options_.device == Device::kCuda ? options_.memory_bytes - cuda::free_memory_bytes() : peak_resident_bytes_;
 }
 
 void MetricsWriter::pause() { paused_at_ = Clock::now(); }
@@ -103,6 +102,7 @@ void MetricsWriter::step(const StepResult& result) {
   window_tokens_ += result.num_tokens;
   ++window_steps_;
   window_seconds_ += result.seconds;
+  if (options_.device == Device::kCpu) peak_resident_bytes_ = std::max(peak_resident_bytes_, resident_bytes());
   // The sum that is minimised: where a part of it is not finite, no loss is worth a number.
   const bool finite = std::isfinite(result.total_loss) && std::isfinite(result.loss);
   const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps ||

@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// Resident memory of this process now, and its highest value so far, in bytes.
+/// Resident memory that this process takes for itself, in bytes: anonymous and shared memory, without mapped files. The
+/// system can drop and reread the pages of mapped files (token shards, the program) whenever it needs room.
 std::size_t resident_bytes();
-std::size_t peak_resident_bytes();
 
 /// The highest rate of what a run computes on, for MFU: metrics.peak_tflops, or of a GPU that is known its dense
 /// bfloat16 rate; 0: unknown.
@@ -65,7 +65,8 @@ class MetricsWriter {
 
   /// The scalars of a step, under TorchTitan's names where it has them.
   void write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates);
-  /// Of the machine the process's highest; a GPU's now, which does not change during a run.
+  /// On a CPU, the highest resident_bytes() after any step so far, for the system's own peak (VmHWM) includes mapped
+  /// files. On a GPU, what is taken of its memory now, which does not change during a run.
   std::size_t memory_in_use() const;
   void draw_progress(std::int64_t step, double loss);
   void clear_progress();
@@ -78,6 +79,7 @@ class MetricsWriter {
   Clock::time_point window_begin_, paused_at_;
   Clock::duration run_time_{};  // of all closed windows
   std::int64_t window_tokens_ = 0, window_steps_ = 0;
+  std::size_t peak_resident_bytes_ = 0;
   PhaseSeconds window_seconds_;
 };
 

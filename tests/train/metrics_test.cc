@@ -2,11 +2,17 @@
 #include "train/metrics.h"
 
 #include <gtest/gtest.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
 
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <thread>
 
+#include "base/file.h"
 #include "tests/data/support.h"
 
 namespace tessera {
@@ -74,6 +80,35 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
   EXPECT_NEAR(lines[4]["mfu"], 25.0 * 3e9 / 1e12, 1e-9);
   EXPECT_LT(lines[6]["step_seconds"], 1.0 - 0.025);  // without the pause
   EXPECT_GT(lines[6]["step_seconds"], 0.8);
+}
+
+/// How much resident memory grows when every page of `bytes`, which are zeros, is read.
+std::size_t growth(std::span<const std::byte> bytes) {
+  const std::size_t before = resident_bytes();
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < bytes.size(); i += 4096) sum += static_cast<std::size_t>(bytes[i]);
+  EXPECT_EQ(sum, 0u);
+  return std::max(resident_bytes(), before) - before;
+}
+
+// A token shard that has been read is no memory that the run needs; its tensors and the ranks' windows are.
+TEST(Metrics, ResidentMemoryIsWithoutMappedFiles) {
+  constexpr std::size_t kSize = 64 << 20;
+  const Scratch scratch;
+  struct statfs file_system {};
+  ASSERT_EQ(statfs(scratch.path().c_str(), &file_system), 0);
+  if (file_system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "files in " << scratch.path() << " are shared memory";
+  data::write_file(scratch / "shard", std::string(kSize, '\0'));
+  const MappedFile file(scratch / "shard");
+  EXPECT_LT(growth(file.bytes()), kSize / 8);
+  for (const int kind : {MAP_PRIVATE, MAP_SHARED}) {
+    void* at = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(at, MAP_FAILED);
+    const std::size_t before = resident_bytes();
+    std::memset(at, 0, kSize);
+    EXPECT_GE(resident_bytes(), before + kSize * 7 / 8);
+    munmap(at, kSize);
+  }
 }
 
 }  // namespace
