@@ -555,7 +555,8 @@ ConfigTable config_table(JobConfig& c) {
   t.add("validation.enable", c.validation.enable, "evaluate on the validation split during training");
   t.add("validation.dataset_path", c.validation.dataset_path, "its folder; empty: training.dataset_path");
   t.add("validation.freq", c.validation.freq, "steps between validations");
-  t.add("validation.steps", c.validation.steps, "micro-batches per validation");
+  t.add("validation.steps", c.validation.steps,
+        "global batches per validation: the split's first steps * training.global_batch_size sequences, on any mesh");
 
   t.add("checkpoint.enable", c.checkpoint.enable, "save checkpoints, and resume from the last one");
   t.add("checkpoint.folder", c.checkpoint.folder, "folder of checkpoints under job.dump_folder");

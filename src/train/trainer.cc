@@ -1,5 +1,8 @@
 #include "train/trainer.h"
 
+#include <algorithm>
+#include <array>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
@@ -58,12 +61,13 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
             "'{}' (validation.dataset_path) was prepared with another tokenizer than '{}'", folder,
             config_.training.dataset_path);
   }
+  const std::vector<RankMemory> memory = memory_of_ranks();
   if (is_first_rank()) {
     create_folder(dump_folder_);
     lock_folders();
-    print_plan();
+    print_plan(memory);
     step_.warn_of_slow_operators();
-    require_memory();
+    require_memory(memory);
   }
   ranks_.world().barrier("whether the run fits the memory");
   step_.allocate();
@@ -100,7 +104,26 @@ void Trainer::lock_folders() {
   }
 }
 
-void Trainer::print_plan() const {
+std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {
+  constexpr auto kUses = std::to_array({&MemoryPlan::weights, &MemoryPlan::gradients, &MemoryPlan::moments,
+                                        &MemoryPlan::activations, &MemoryPlan::windows, &MemoryPlan::batches});
+  static_assert(sizeof(MemoryPlan) == kUses.size() * sizeof(std::size_t));
+  std::array<double, kUses.size() + 2> own{};  // doubles hold sizes up to 2^53 exactly
+  std::ranges::transform(kUses, own.begin(), [&](auto use) { return static_cast<double>(step_.memory_plan().*use); });
+  own[kUses.size()] = static_cast<double>(checkpointer_.snapshot_bytes());
+  own[kUses.size() + 1] = static_cast<double>(resident_bytes());
+  const std::vector<double> all = ranks_.world().all_gather(own, "the ranks' memory");
+  std::vector<RankMemory> ranks;
+  for (auto next = all.begin(); next != all.end();) {
+    RankMemory& rank = ranks.emplace_back();
+    for (const auto use : kUses) rank.plan.*use = static_cast<std::size_t>(*next++);
+    rank.snapshot = static_cast<std::size_t>(*next++);
+    rank.process = static_cast<std::size_t>(*next++);
+  }
+  return ranks;
+}
+
+void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
   if (config_.job.print_config) {
     JobConfig printed = config_;
     spdlog::info("configuration:\n{}", config_table(printed).to_toml());
@@ -113,69 +136,71 @@ void Trainer::print_plan() const {
   }
   const ModelConfig& model = config_.model.args;
   const ParameterCounts counts = step_.whole_model().count_parameters();
-  const MemoryPlan& plan = step_.memory_plan();
   spdlog::info("model {}: {:.1f}M parameters ({:.1f}M active), {} layers, {} experts, top {}", config_.model.flavor,
                static_cast<double>(counts.total) * 1e-6, static_cast<double>(counts.active) * 1e-6, model.n_layers,
                model.num_experts, model.top_k);
   spdlog::info("data {}: {} sequences of {} tokens per epoch, {} per step", config_.training.dataset_path,
                loader_->num_samples(), config_.training.seq_len, config_.sequences_per_step(mesh_->num_data_ranks()));
+  // Processes differ a little from rank to rank, which is no reason to name one of them.
+  const auto largest =
+      std::ranges::max_element(ranks, {}, [](const RankMemory& rank) { return rank.plan.total() + rank.snapshot; });
+  const MemoryPlan& plan = largest->plan;
+  const std::size_t total = largest->total();
   if (ranks_.size() > 1) {
-    spdlog::info("mesh: {} ranks = {}; memory per rank:", ranks_.size(), describe(mesh_->degrees));
+    const auto rank = largest - ranks.begin();
+    const std::string which = mesh_->degrees.pp == 1
+                                  ? "memory per rank"
+                                  : fmt::format("memory of rank {} (rank {} of the pipeline), which takes most", rank,
+                                                place_of(mesh_->degrees, rank).pp);
+    spdlog::info("mesh: {} ranks = {}; {}:", ranks_.size(), describe(mesh_->degrees), which);
   }
-  const std::size_t snapshot = checkpointer_.snapshot_bytes(), process = resident_bytes(),
-                    total = process + plan.total() + snapshot;
   const auto if_any = [&](const char* use, std::size_t bytes) {
     return bytes < total / 200 ? "" : fmt::format("  {} {}", use, format_gib(bytes));
   };
   spdlog::info("memory: weights {}  gradients {}  moments {}  activations {}{}{}{}  program {}  peak {}",
                format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.moments),
                format_gib(plan.activations), if_any("windows", plan.windows), if_any("batches", plan.batches),
-               if_any("checkpoint's copy", snapshot), format_gib(process), format_gib(total));
+               if_any("checkpoint's copy", largest->snapshot), format_gib(largest->process), format_gib(total));
 }
 
-void Trainer::require_memory() const {
+void Trainer::require_memory(const std::vector<RankMemory>& ranks) const {
   const bool on_gpu = step_.device() == Device::kCuda;
-  const PlannedRun run{config_, step_.device(), mesh_->degrees};
-  std::vector<MemoryPlan> plans = {step_.memory_plan()};
-  if (mesh_->degrees.pp > 1)
-    plans = memory_plans(run, config_.activation_checkpoint.mode, config_.training.local_batch_size);
   // What a step takes is on the GPU, if there is one; the rest, and a copy of the batches, on the host.
-  const auto of_step = [&](const MeshPlace& place) { return plans[static_cast<std::size_t>(place.pp)].total(); };
-  const std::size_t process = resident_bytes(), snapshot = checkpointer_.snapshot_bytes(),
-                    batches = plans.front().batches;
-  const auto besides_step = [&](const MeshPlace& place) { return process + (place.dp_replicate == 0 ? snapshot : 0); };
+  const auto besides_step = [](const RankMemory& rank) { return rank.process + rank.snapshot; };
   // The most that a node's or a GPU's ranks take, which fill one after the other.
-  const auto most = [&](std::int64_t sharing, const auto& of_place) {
+  const auto most = [&](std::int64_t sharing, const auto& of_rank) {
     std::size_t found = 0;
-    for (std::int64_t begin = 0; begin < ranks_.size(); begin += sharing) {
+    for (std::size_t begin = 0; begin < ranks.size(); begin += static_cast<std::size_t>(sharing)) {
       std::size_t sum = 0;
-      for (std::int64_t rank = begin; rank < std::min<std::int64_t>(begin + sharing, ranks_.size()); ++rank) {
-        sum += of_place(place_of(mesh_->degrees, rank));
+      for (std::size_t i = begin; i < std::min(begin + static_cast<std::size_t>(sharing), ranks.size()); ++i) {
+        sum += of_rank(ranks[i]);
       }
       found = std::max(found, sum);
     }
     return found;
   };
+  const RankMemory& own = ranks.front();
   const std::int64_t on_node = ranks_.num_on_node();
   const std::size_t host = machine_memory_bytes();
   if (on_gpu) {
-    const std::size_t needed = most(on_node, [&](const MeshPlace& place) { return besides_step(place) + batches; });
+    const std::size_t needed =
+        most(on_node, [&](const RankMemory& rank) { return besides_step(rank) + rank.plan.batches; });
     require(needed <= host,
             "besides the GPUs the run needs {} of memory on this machine, where it may take {}: for {} ranks {} of "
             "program and {} of batches each, and {} for the checkpoint's copy of each that writes (checkpoint.enable)",
-            format_gib(needed), format_gib(host), on_node, format_gib(process), format_gib(batches),
-            format_gib(snapshot));
+            format_gib(needed), format_gib(host), on_node, format_gib(own.process), format_gib(own.plan.batches),
+            format_gib(own.snapshot));
   }
   const std::int64_t sharing = on_gpu ? 1 : on_node;
   const std::size_t available = on_gpu ? cuda::free_memory_bytes() : host;
   const std::size_t needed =
-      most(sharing, [&](const MeshPlace& place) { return of_step(place) + (on_gpu ? 0 : besides_step(place)); });
+      most(sharing, [&](const RankMemory& rank) { return rank.plan.total() + (on_gpu ? 0 : besides_step(rank)); });
   if (needed <= available) return;
   const std::size_t of_rank = available / static_cast<std::size_t>(sharing);
   fail("the run needs {} of memory on this {} {}{}:\n{}", format_gib(needed),
        on_gpu ? "GPU, of which are free" : "machine, where it may take", format_gib(available),
        sharing == 1 ? "" : fmt::format(", {} for each of its {} ranks", format_gib(of_rank), sharing),
-       memory_advice(run, on_gpu ? 0 : process + snapshot, of_rank));
+       memory_advice({config_, step_.device(), mesh_->degrees}, on_gpu ? 0 : besides_step(own), of_rank));
 }
 
 bool Trainer::measures_sqnr(std::int64_t step) const {
@@ -189,12 +214,13 @@ double Trainer::validate() {
   validation_loader_->seek(0);
   Batch& batch = micro_batches_.front().front();
   double sum = 0.0;
-  for (std::int64_t i = 0; i < config_.validation.steps; ++i) {
+  const std::int64_t num_batches = config_.validation.steps * config_.micro_batches_per_step(mesh_->num_data_ranks());
+  for (std::int64_t i = 0; i < num_batches; ++i) {
     validation_loader_->next(tokens_);
     batch.fill(tokens_);
     sum += step_.evaluate(batch);
   }
-  return sum / static_cast<double>(config_.validation.steps);
+  return sum / static_cast<double>(num_batches);
 }
 
 void Trainer::finish_step(MetricsWriter* metrics) {

@@ -33,6 +33,7 @@ class Trainer {
   Model& model() { return step_.model(); }
 
  private:
+  /// Mean loss of the split's first validation.steps global batches: the same sequences on every mesh.
   double validate();
   /// Waits for the oldest step that was started, and tells of it.
   void finish_step(MetricsWriter* metrics);
@@ -40,9 +41,19 @@ class Trainer {
   bool is_first_rank() const { return ranks_.rank() == 0; }
   /// And warns if there is what this run will overwrite. Of rank 0.
   void lock_folders();
-  void print_plan() const;
+  /// What a rank's process takes.
+  struct RankMemory {
+    MemoryPlan plan;
+    std::size_t snapshot = 0;  // the checkpoint's copy
+    std::size_t process = 0;   // resident before the plan's memory is allocated
+
+    std::size_t total() const { return plan.total() + snapshot + process; }
+  };
+  /// By rank. All ranks must call it.
+  std::vector<RankMemory> memory_of_ranks();
+  void print_plan(const std::vector<RankMemory>& ranks) const;
   /// Throws Error if a machine or a GPU has less memory than the run needs there, by the plan.
-  void require_memory() const;
+  void require_memory(const std::vector<RankMemory>& ranks) const;
 
   Ranks one_rank_;
   Ranks& ranks_;
