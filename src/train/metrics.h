@@ -22,6 +22,18 @@ double peak_tflops(const JobConfig& config, Device device);
 /// "1.25GiB".
 std::string format_gib(std::size_t bytes);
 
+/// What a line of metrics says besides the step's result. Means are over the steps since the last line.
+struct Rates {
+  double tokens_per_second = 0.0, tflops = 0.0;
+  std::optional<double> mfu;  // as a fraction, if the device's peak is known
+  std::size_t memory_bytes = 0;
+  double step_seconds = 0.0;
+  PhaseSeconds seconds;
+};
+
+/// The log's line of a step: with its time and level at most 100 columns, as long as rates are below 10 million.
+std::string step_line(const StepResult& result, const Rates& rates, std::int64_t num_steps);
+
 struct MetricsOptions {
   std::filesystem::path path;                // of metrics.jsonl
   std::filesystem::path tensorboard_folder;  // empty: no event files
@@ -54,16 +66,8 @@ class MetricsWriter {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// What a line of metrics says besides the step's result. Means are over the steps since the last line.
-  struct Rates {
-    double tokens_per_second, tflops;
-    std::optional<double> mfu;  // as a fraction, if the device's peak is known
-    std::size_t memory_bytes;
-    double step_seconds;
-    PhaseSeconds seconds;
-  };
-
-  /// The scalars of a step, under TorchTitan's names where it has them.
+  /// The scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by name:
+  /// "_overview" comes first.
   void write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates);
   /// On a CPU, the highest resident_bytes() after any step so far, for the system's own peak (VmHWM) includes mapped
   /// files. On a GPU, what is taken of its memory now, which does not change during a run.
@@ -75,7 +79,7 @@ class MetricsWriter {
   MetricsOptions options_;
   std::FILE* file_ = nullptr;
   std::optional<TensorBoardWriter> tensorboard_;
-  bool terminal_, progress_drawn_ = false;
+  bool terminal_, progress_drawn_ = false, told_memory_ = false;
   Clock::time_point window_begin_, paused_at_;
   Clock::duration run_time_{};  // of all closed windows
   std::int64_t window_tokens_ = 0, window_steps_ = 0;

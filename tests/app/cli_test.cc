@@ -305,7 +305,7 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
   for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}, {SIGUSR1, 138}}) {
     std::filesystem::remove_all(scratch_ / "outputs");
     const Process process(scratch_, train_arguments({"--training.steps=1000000"}));
-    process.wait_for_output("step:       3");
+    process.wait_for_output("step       3");
     process.send(signal);
     const Finished finished = process.finish();
     EXPECT_EQ(finished.status, status) << finished.output;
