@@ -147,7 +147,7 @@ bool makes_the_run(const std::string& key) {
 }
 
 void write_run_info(const std::filesystem::path& folder, JobConfig config, std::int64_t num_data_ranks,
-                    std::int64_t first_step) {
+                    std::int64_t first_step, const std::vector<std::string>& gpus) {
   const std::filesystem::path path = folder / kRunInfoName;
   config.training.global_batch_size = config.sequences_per_step(num_data_ranks);  // whatever the next start's ranks
   if (first_step > config.training.steps && std::filesystem::exists(path)) return;
@@ -159,6 +159,7 @@ void write_run_info(const std::filesystem::path& folder, JobConfig config, std::
                        {"data_ranks", num_data_ranks},
                        {"threads", num_threads()},
                        {"processor", processor_name()}};
+  if (!gpus.empty()) info["gpus"] = gpus;
   if (first_step > 1 && std::filesystem::exists(path)) {
     ordered_json changed = changes(earlier_info(path), info, first_step);
     if (!changed.empty()) info["changed"] = std::move(changed);

@@ -5,12 +5,14 @@
 //    "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
 //    "data_ranks": 1,                               ranks that have other sequences
 //    "threads": 2, "processor": "AMD EPYC 9575F 64-Core Processor",
+//    "gpus": ["NVIDIA H200", ...],                  of rank 0's machine, if the run computes on GPUs
 //    "changed": {"optimizer.lr": ["0.0008", "0.0004 at step 101"]}}   if it was resumed with another configuration
 #pragma once
 
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "train/job_config.h"
 
@@ -39,8 +41,8 @@ bool makes_the_run(const std::string& key);
 
 /// Writes run.json to `folder`, when a run of so many data-parallel ranks starts at step `first_step`. At 1, over what
 /// is there. A run that goes on with another configuration has it under "changed"; one that is done already keeps its
-/// file. Throws Error.
+/// file. `gpus`: the names of those that it computes on. Throws Error.
 void write_run_info(const std::filesystem::path& folder, JobConfig config, std::int64_t num_data_ranks,
-                    std::int64_t first_step);
+                    std::int64_t first_step, const std::vector<std::string>& gpus = {});
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
+#include "ops/cuda/inventory.h"
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
 #include "train/memory_advice.h"
@@ -246,7 +247,8 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
   const fs::path metrics_path = dump_folder_ / kMetricsName,
                  trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
   if (is_first_rank()) {
-    write_run_info(dump_folder_, config_, mesh_->num_data_ranks(), first_step_);
+    write_run_info(dump_folder_, config_, mesh_->num_data_ranks(), first_step_,
+                   step_.device() == Device::kCuda ? cuda::gpu_names() : std::vector<std::string>());
     if (config_.profiling.enable_profiling) create_folder(trace_folder);
   }
   if (first_step_ > num_steps) {

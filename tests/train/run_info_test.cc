@@ -25,6 +25,7 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   JobConfig config = config_of(dataset, {"--model.args.score_func=sigmoid", "--validation.enable"});
   write_run_info(scratch / "run", config, 2, 1);
   const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
+  EXPECT_FALSE(info.contains("gpus"));
   EXPECT_EQ(info["format"], "tessera-run");
   EXPECT_EQ(info["config"].size(), config_table(config).describe().size());
   EXPECT_EQ(info["config"]["training.steps"], "7");
@@ -36,6 +37,9 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   EXPECT_GE(info["threads"], 1);
   EXPECT_NE(info["processor"], "");
   EXPECT_NE(info["program"], "");
+  write_run_info(scratch / "run", config, 2, 1, {"NVIDIA H200", "NVIDIA H200"});
+  const auto on_gpus = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
+  EXPECT_EQ(on_gpus["gpus"], (nlohmann::json{"NVIDIA H200", "NVIDIA H200"}));
 }
 
 TEST(RunInfo, DocumentsEndWithTheTokenizersEos) {
