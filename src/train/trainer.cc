@@ -211,12 +211,15 @@ bool Trainer::measures_sqnr(std::int64_t step) const {
   return freq > 0 && due && !config_.model.converters.empty();
 }
 
-double Trainer::validate() {
+std::optional<double> Trainer::validate(const volatile std::sig_atomic_t& stop_signal) {
   validation_loader_->seek(0);
   Batch& batch = micro_batches_.front().front();
   double sum = 0.0;
   const std::int64_t num_batches = config_.validation.steps * config_.micro_batches_per_step(mesh_->num_data_ranks());
   for (std::int64_t i = 0; i < num_batches; ++i) {
+    double stops = stop_signal != 0 ? 1.0 : 0.0;
+    ranks_.world().all_reduce(std::span(&stops, 1), "whether to stop validating");
+    if (stops > 0.0) return std::nullopt;
     validation_loader_->next(tokens_);
     batch.fill(tokens_);
     sum += step_.evaluate(batch);
@@ -242,7 +245,7 @@ void Trainer::finish_step(MetricsWriter* metrics) {
   if (step_callback_) step_callback_(result.step, result);
 }
 
-int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
+int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
   const std::int64_t num_steps = config_.training.steps;
   const fs::path metrics_path = dump_folder_ / kMetricsName,
                  trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
@@ -281,8 +284,10 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     while (step_.num_started() > left) finish_step(metrics ? &*metrics : nullptr);
   };
   std::int64_t step = first_step_;
+  bool is_done = false;  // all steps, and the last validation
   for (;; ++step) {
     ranks_.set_step(step);
+    if (current_step != nullptr) *current_step = step;
     const bool profiled = config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0,
                traced = profiled && is_first_rank(), measured = measures_sqnr(step);
     // On all ranks. The host is busy with it: its time is not to be the step's before.
@@ -312,10 +317,11 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     // A signal may reach some ranks only, or some a step later: all stop if one is to.
     double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0};
     ranks_.world().all_reduce(votes, "whether to stop, and whether files are written");
-    const bool last = step == num_steps || votes[0] > 0.0;
+    bool last = step == num_steps || votes[0] > 0.0;
+    is_done = step == num_steps;
     const bool validates = validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps);
-    const bool saves = config_.checkpoint.enable && (last || step % config_.checkpoint.interval == 0);
-    if (last || validates || saves) finish_steps(0);
+    const bool saves_now = config_.checkpoint.enable && step % config_.checkpoint.interval == 0;
+    if (last || validates || saves_now) finish_steps(0);
     const bool pauses = metrics && step_.num_started() == 0;
     if (pauses) metrics->pause();
     if (traced) {
@@ -325,11 +331,12 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
       trace_.write(trace_folder / fmt::format("step-{}.json", step));
     }
     if (validates) {
-      const double loss = validate();
-      if (metrics) metrics->validation(step, loss);
+      const std::optional<double> loss = validate(stop_signal);
+      if (metrics && loss) metrics->validation(step, *loss);
+      if (!loss) last = true, is_done = false;
     }
     if (votes[1] == ranks_.size()) checkpointer_.advance();
-    if (saves) {
+    if (saves_now || (config_.checkpoint.enable && last)) {
       const TraceScope trace(&trace_, "checkpoint");
       checkpointer_.save(step, loader_->state());
     }
@@ -337,7 +344,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     if (pauses) metrics->resume();
     if (last) break;
   }
-  const int stopped_by = step == num_steps ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
+  const int stopped_by = is_done ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());

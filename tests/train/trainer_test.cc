@@ -10,6 +10,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/log.h"
 #include "tensor/parallel.h"
@@ -478,6 +479,34 @@ TEST_F(Trained, ASignalInTheLastStepIsTooLate) {
   const volatile std::sig_atomic_t signal = SIGTERM;
   EXPECT_EQ(Trainer(small_config(scratch_)).run(signal), SIGTERM);  // after step 1
   EXPECT_EQ(Trainer(small_config(scratch_, {"--training.steps=2"})).run(signal), 0);
+}
+
+/// This validation would take hours.
+TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
+  for (const char* num_steps : {"1", "8"}) {  // the last step, or not
+    std::filesystem::remove_all(scratch_ / "outputs");
+    const JobConfig config =
+        small_config(scratch_, {"--validation.enable", "--validation.freq=1", "--validation.steps=10000000",
+                                "--training.num_threads=1", fmt::format("--training.steps={}", num_steps)});
+    volatile std::sig_atomic_t signal = 0;
+    on_ranks(2, [&](Ranks& ranks) {
+      Trainer trainer(config, &ranks);
+      std::atomic<std::int64_t> step = 0;
+      std::optional<std::jthread> sender;
+      if (ranks.rank() == 1) {
+        sender.emplace([&] {
+          while (step == 0) std::this_thread::yield();
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          signal = SIGTERM;
+        });
+      }
+      const int stopped_by = trainer.run(ranks.rank() == 1 ? signal : kNoSignal, &step);
+      EXPECT_EQ(stopped_by, ranks.rank() == 1 ? SIGTERM : 0);
+      EXPECT_EQ(step, 1);
+    });
+    EXPECT_EQ(checkpoint_steps(checkpoints()), std::vector<std::int64_t>{1});
+    EXPECT_TRUE(logged("validation_loss").empty());
+  }
 }
 
 TEST_F(Trained, DamagedCheckpointsAreErrors) {
