@@ -1,8 +1,15 @@
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <string_view>
 
 #include "app/commands.h"
 #include "app/on_ranks.h"
@@ -16,11 +23,39 @@ namespace tessera {
 namespace {
 
 volatile std::sig_atomic_t stop_signal = 0;
+std::atomic<std::int64_t> current_step = 0;  // 0: training has not begun
+static_assert(std::atomic<std::int64_t>::is_always_lock_free, "read in a signal handler");
 
-/// The first signal asks for an orderly end, the second ends at once.
+/// What the handler says, set before training begins.
+struct {
+  bool is_first_rank = false, saves = false, on_terminal = false;
+} announcement;
+
+/// Only what a signal handler may call.
+void announce_stop(std::int64_t step) {
+  std::array<char, 96> text;
+  char* end = text.data();
+  const auto put = [&](std::string_view part) { end = std::copy(part.begin(), part.end(), end); };
+  if (announcement.on_terminal) put("\r\033[K");  // over the progress bar
+  put("finishing step ");
+  end = std::to_chars(end, text.data() + text.size(), step).ptr;
+  put(announcement.saves ? ", then saving; again to stop now\n" : "; again to stop now\n");
+  const int error = errno;
+  static_cast<void>(!::write(STDERR_FILENO, text.data(), static_cast<std::size_t>(end - text.data())));
+  errno = error;
+}
+
+/// The first signal asks for an orderly end and says so at once, the second of its kind ends the program. Before
+/// training begins there is nothing to save, and the first one ends it.
 void on_signal(int signal) {
-  stop_signal = signal;
   std::signal(signal, SIG_DFL);
+  const std::int64_t step = current_step;
+  if (step == 0) {
+    std::raise(signal);
+    return;
+  }
+  if (stop_signal == 0 && announcement.is_first_rank) announce_stop(step);
+  stop_signal = signal;
 }
 
 struct TrainOptions {
@@ -72,8 +107,9 @@ void add_train_command(CLI::App& app, int& status) {
       "Any key of the configuration can be set as --section.key=value, for example\n"
       "  tessera train configs/debugmodel.toml --training.steps=100 --optimizer.lr=4e-4\n"
       "A run resumes by itself from the newest checkpoint in its folder. SIGINT, SIGTERM,\n"
-      "SIGHUP and SIGUSR1 finish the step, save and exit with 130, 143, 129 or 138. mpirun\n"
-      "gives its ranks one second after SIGINT and SIGTERM; SIGUSR1 it passes on.");
+      "SIGHUP and SIGUSR1 finish the step, save and exit with 130, 143, 129 or 138; a second\n"
+      "one of the same kind ends the run at once. mpirun gives its ranks one second after\n"
+      "SIGINT and SIGTERM; SIGUSR1 it passes on.");
   command->callback([command, options, &status] {
     if (options->list_keys) return print_keys();
     const auto read_config = [&] {
@@ -90,7 +126,8 @@ void add_train_command(CLI::App& app, int& status) {
     status = run_on_ranks(read_config, [](const JobConfig& config, Ranks& ranks) {
       Trainer trainer(config, &ranks);
       ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
-      return ranks.end_where_it_fails([&] { return status_of(trainer.run(stop_signal)); });
+      announcement = {ranks.rank() == 0, config.checkpoint.enable, stderr_is_terminal()};
+      return ranks.end_where_it_fails([&] { return status_of(trainer.run(stop_signal, &current_step)); });
     });
   });
 }

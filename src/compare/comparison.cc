@@ -146,11 +146,11 @@ bool validation_comparable(const std::vector<Side>& sides) {
     for (const RunRecord& run : side.runs) {
       if (run.broken()) continue;
       if (!run.validation_losses.contains(run.last_step()) || !run.dataset.contains("val")) return false;
-      for (const char* key : {"validation.steps", "training.local_batch_size"}) {
+      for (const char* key : {"validation.steps", "training.global_batch_size"}) {
         const auto a = first.config.find(key), b = run.config.find(key);
         if (a == first.config.end() || b == run.config.end() || a->second != b->second) return false;
       }
-      if (run.num_data_ranks != first.num_data_ranks || run.dataset.at("val") != first.dataset.at("val")) return false;
+      if (run.dataset.at("val") != first.dataset.at("val")) return false;
     }
   }
   return true;

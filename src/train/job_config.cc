@@ -610,7 +610,8 @@ ConfigTable config_table(JobConfig& c) {
         "-1 or training.local_batch_size, which validation uses");
   t.add("validation.seq_len", c.validation.seq_len, "-1 or training.seq_len, which validation uses");
   t.add("validation.freq", c.validation.freq, "steps between validations");
-  t.add("validation.steps", c.validation.steps, "micro-batches per validation");
+  t.add("validation.steps", c.validation.steps,
+        "global batches per validation: the split's first steps * training.global_batch_size sequences, on any mesh");
 
   t.add("checkpoint.enable", c.checkpoint.enable, "save checkpoints, and resume from the last one");
   t.add("checkpoint.folder", c.checkpoint.folder, "folder of checkpoints under job.dump_folder");

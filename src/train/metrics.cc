@@ -18,15 +18,6 @@
 namespace tessera {
 namespace {
 
-/// A field of /proc/self/status, in bytes; 0 if the system has none.
-std::size_t status_bytes(std::string_view field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(field)) return std::stoull(line.substr(field.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
 std::string format_thousands(std::int64_t number) {
   std::string text = fmt::format("{}", number);
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) {
@@ -55,8 +46,16 @@ std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_
 
 }  // namespace
 
-std::size_t resident_bytes() { return status_bytes("VmRSS"); }
-std::size_t peak_resident_bytes() { return status_bytes("VmHWM"); }
+std::size_t resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::size_t bytes = 0;
+  for (std::string line; std::getline(status, line);) {  // "RssAnon:	     148 kB"
+    if (line.starts_with("RssAnon:") || line.starts_with("RssShmem:")) {
+      bytes += std::stoull(line.substr(line.find(':') + 1)) * 1024;
+    }
+  }
+  return bytes;
+}
 
 double peak_tflops(const JobConfig& config, Device device) {
   if (config.metrics.peak_tflops > 0.0 || device == Device::kCpu) return config.metrics.peak_tflops;
@@ -65,6 +64,14 @@ double peak_tflops(const JobConfig& config, Device device) {
 
 std::string format_gib(std::size_t bytes) {
   return fmt::format("{:.2f}GiB", static_cast<double>(bytes) / static_cast<double>(1ULL << 30));
+}
+
+std::string step_line(const StepResult& result, const Rates& rates, std::int64_t num_steps) {
+  return fmt::format(
+      "step {:>{}}  loss {:7.4f}  norm {:7.4f}  lr {:.2e}  tps {}  {}", result.step,
+      fmt::formatted_size("{}", num_steps), result.loss, result.grad_norm, result.learning_rate,
+      format_thousands(static_cast<std::int64_t>(rates.tokens_per_second)),
+      rates.mfu ? fmt::format("mfu {:.1f}%", 100.0 * *rates.mfu) : fmt::format("tflops {:.2f}", rates.tflops));
 }
 
 MetricsWriter::MetricsWriter(const MetricsOptions& options)
@@ -92,7 +99,7 @@ void MetricsWriter::append(const std::string& line) {
 }
 
 std::size_t MetricsWriter::memory_in_use() const {
-  return options_.device == Device::kCuda ? options_.memory_bytes - cuda::free_memory_bytes() : peak_resident_bytes();
+  return options_.device == Device::kCuda ? options_.memory_bytes - cuda::free_memory_bytes() : peak_resident_bytes_;
 }
 
 void MetricsWriter::pause() { paused_at_ = Clock::now(); }
@@ -103,6 +110,7 @@ void MetricsWriter::step(const StepResult& result) {
   window_tokens_ += result.num_tokens;
   ++window_steps_;
   window_seconds_ += result.seconds;
+  if (options_.device == Device::kCpu) peak_resident_bytes_ = std::max(peak_resident_bytes_, resident_bytes());
   // The sum that is minimised: where a part of it is not finite, no loss is worth a number.
   const bool finite = std::isfinite(result.total_loss) && std::isfinite(result.loss);
   const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps ||
@@ -122,15 +130,14 @@ void MetricsWriter::step(const StepResult& result) {
               .seconds = window_seconds_ / steps};
   rates.tflops = rates.tokens_per_second * options_.flop_per_token * 1e-12;
   if (options_.peak_flops > 0) rates.mfu = rates.tflops * 1e12 / options_.peak_flops;
-  const double memory_percent =
-      100.0 * static_cast<double>(rates.memory_bytes) / static_cast<double>(options_.memory_bytes);
-  const std::string mfu = rates.mfu ? fmt::format("{:.2f}%", 100.0 * *rates.mfu) : "N/A";
 
   clear_progress();
-  spdlog::info("step: {:>{}}  loss: {:7.4f}  grad_norm: {:7.4f}  memory: {}({:.2f}%)  tps: {}  tflops: {:.2f}  mfu: {}",
-               step, fmt::formatted_size("{}", options_.num_steps), result.loss, result.grad_norm,
-               format_gib(rates.memory_bytes), memory_percent,
-               format_thousands(static_cast<std::int64_t>(rates.tokens_per_second)), rates.tflops, mfu);
+  spdlog::info("{}", step_line(result, rates, options_.num_steps));
+  if (!told_memory_) {  // it hardly changes during a run
+    told_memory_ = true;
+    spdlog::info("memory in use: {} of {} ({:.1f}%)", format_gib(rates.memory_bytes), format_gib(options_.memory_bytes),
+                 100.0 * static_cast<double>(rates.memory_bytes) / static_cast<double>(options_.memory_bytes));
+  }
 
   nlohmann::ordered_json line = {{"step", step},
                                  {"loss", json_number(finite ? result.loss : std::numeric_limits<double>::quiet_NaN())},
@@ -168,7 +175,10 @@ void MetricsWriter::step(const StepResult& result) {
 }
 
 void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates) {
-  Scalars scalars = {{"loss_metrics/global_avg_loss", result.loss},
+  Scalars scalars = {{"_overview/loss", result.loss},
+                     {"_overview/lr", result.learning_rate},
+                     {"_overview/tokens_per_second", rates.tokens_per_second},
+                     {"loss_metrics/global_avg_loss", result.loss},
                      {"grad_norm", result.grad_norm},
                      {"lr", result.learning_rate},
                      {"throughput(tps)", rates.tokens_per_second},
@@ -185,10 +195,16 @@ void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& resul
   for (std::size_t i = 0; i < result.expert_load.size(); ++i) {
     scalars.emplace_back(fmt::format("expert_load_max_over_mean/{}", options_.moe_layers[i]), result.expert_load[i]);
   }
-  for (const SiteSqnr& site : result.sqnr) {
-    for (const auto& [name, sqnr] : {std::pair{"x", site.x}, {"w", site.w}, {"dy", site.d_y}}) {
-      if (sqnr) scalars.emplace_back(fmt::format("quantization_sqnr_db/{}.{}", site.module, name), *sqnr);
+  // A card per module would be hundreds: metrics.jsonl has them.
+  for (const auto& [name, operand] : {std::pair{"x", &SiteSqnr::x}, {"w", &SiteSqnr::w}, {"dy", &SiteSqnr::d_y}}) {
+    std::vector<double> sqnr;
+    for (const SiteSqnr& site : result.sqnr) {
+      if (site.*operand) sqnr.push_back(*(site.*operand));
     }
+    if (sqnr.empty()) continue;
+    std::ranges::sort(sqnr);
+    scalars.emplace_back(fmt::format("quantization_sqnr_db/{}_lowest", name), sqnr.front());
+    scalars.emplace_back(fmt::format("quantization_sqnr_db/{}_median", name), sqnr[sqnr.size() / 2]);
   }
   tensorboard_->write(step, scalars);
 }

@@ -11,9 +11,9 @@
 
 namespace tessera {
 
-/// Resident memory of this process now, and its highest value so far, in bytes.
+/// Resident memory that this process takes for itself, in bytes: anonymous and shared memory, without mapped files. The
+/// system can drop and reread the pages of mapped files (token shards, the program) whenever it needs room.
 std::size_t resident_bytes();
-std::size_t peak_resident_bytes();
 
 /// The highest rate of what a run computes on, for MFU: metrics.peak_tflops, or of a GPU that is known its dense
 /// bfloat16 rate; 0: unknown.
@@ -21,6 +21,18 @@ double peak_tflops(const JobConfig& config, Device device);
 
 /// "1.25GiB".
 std::string format_gib(std::size_t bytes);
+
+/// What a line of metrics says besides the step's result. Means are over the steps since the last line.
+struct Rates {
+  double tokens_per_second = 0.0, tflops = 0.0;
+  std::optional<double> mfu;  // as a fraction, if the device's peak is known
+  std::size_t memory_bytes = 0;
+  double step_seconds = 0.0;
+  PhaseSeconds seconds;
+};
+
+/// The log's line of a step: with its time and level at most 100 columns, as long as rates are below 10 million.
+std::string step_line(const StepResult& result, const Rates& rates, std::int64_t num_steps);
 
 struct MetricsOptions {
   std::filesystem::path path;                // of metrics.jsonl
@@ -54,18 +66,11 @@ class MetricsWriter {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// What a line of metrics says besides the step's result. Means are over the steps since the last line.
-  struct Rates {
-    double tokens_per_second, tflops;
-    std::optional<double> mfu;  // as a fraction, if the device's peak is known
-    std::size_t memory_bytes;
-    double step_seconds;
-    PhaseSeconds seconds;
-  };
-
-  /// The scalars of a step, under TorchTitan's names where it has them.
+  /// The scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by name:
+  /// "_overview" comes first.
   void write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates);
-  /// Of the machine the process's highest; a GPU's now, which does not change during a run.
+  /// On a CPU, the highest resident_bytes() after any step so far, for the system's own peak (VmHWM) includes mapped
+  /// files. On a GPU, what is taken of its memory now, which does not change during a run.
   std::size_t memory_in_use() const;
   void draw_progress(std::int64_t step, double loss);
   void clear_progress();
@@ -74,10 +79,11 @@ class MetricsWriter {
   MetricsOptions options_;
   std::FILE* file_ = nullptr;
   std::optional<TensorBoardWriter> tensorboard_;
-  bool terminal_, progress_drawn_ = false;
+  bool terminal_, progress_drawn_ = false, told_memory_ = false;
   Clock::time_point window_begin_, paused_at_;
   Clock::duration run_time_{};  // of all closed windows
   std::int64_t window_tokens_ = 0, window_steps_ = 0;
+  std::size_t peak_resident_bytes_ = 0;
   PhaseSeconds window_seconds_;
 };
 

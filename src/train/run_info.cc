@@ -200,20 +200,26 @@ void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int
                "training.global_batch_size, local_batch_size, seq_len, the number of ranks");
 }
 
-void write_run_info(const std::filesystem::path& folder, const RunIdentity& run, JobConfig config,
-                    std::int64_t num_data_ranks, std::int64_t first_step, const std::optional<JobConfig>& saved) {
+void write_run_info(const std::filesystem::path& folder, const RunStart& start) {
   const std::filesystem::path path = folder / kRunInfoName;
-  config.training.global_batch_size = config.sequences_per_step(num_data_ranks);  // whatever the next start's ranks
-  if (first_step > config.training.steps && std::filesystem::exists(path)) return;
-  ordered_json info = {{"format", "tessera-run"},         {"version", 1},
-                       {"program", TESSERA_VERSION},      {"run", {{"id", run.id}, {"attempt", run.attempt}}},
-                       {"config", config_values(config)}, {"dataset", dataset_identity(config)},
-                       {"data_ranks", num_data_ranks},    {"threads", num_threads()},
+  const bool exists = std::filesystem::exists(path);
+  JobConfig config = start.config;
+  config.training.global_batch_size =
+      config.sequences_per_step(start.num_data_ranks);  // whatever the next start's ranks
+  if (start.first_step > config.training.steps && exists) return;
+  ordered_json info = {{"format", "tessera-run"},
+                       {"version", 1},
+                       {"program", TESSERA_VERSION},
+                       {"run", {{"id", start.run.id}, {"attempt", start.run.attempt}}},
+                       {"config", config_values(config)},
+                       {"dataset", dataset_identity(config)},
+                       {"data_ranks", start.num_data_ranks},
+                       {"threads", num_threads()},
                        {"processor", processor_name()}};
-  if (first_step > 1 && (std::filesystem::exists(path) || saved)) {
-    const ordered_json earlier =
-        std::filesystem::exists(path) ? earlier_info(path) : ordered_json{{"config", config_values(*saved)}};
-    ordered_json changed = changes(earlier, info, first_step);
+  if (!start.gpus.empty()) info["gpus"] = start.gpus;
+  if (start.first_step > 1 && (exists || start.saved)) {
+    const ordered_json earlier = exists ? earlier_info(path) : ordered_json{{"config", config_values(*start.saved)}};
+    ordered_json changed = changes(earlier, info, start.first_step);
     if (!changed.empty()) info["changed"] = std::move(changed);
   }
   AtomicFile file(path);

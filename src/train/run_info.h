@@ -6,6 +6,7 @@
 //    "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
 //    "data_ranks": 1,                               ranks that have other sequences
 //    "threads": 2, "processor": "AMD EPYC 9575F 64-Core Processor",
+//    "gpus": ["NVIDIA H200", ...],                  of rank 0's machine, if the run computes on GPUs
 //    "changed": {"optimizer.lr": ["0.0008", "0.0004 at step 101"]}}   if it was resumed with another configuration
 #pragma once
 
@@ -45,12 +46,20 @@ void set_document_end(JobConfig& config);
 /// timeouts and validation. The data counts as "dataset.train", not as its folder.
 bool makes_the_run(const std::string& key);
 
-/// Writes run.json to `folder`, when a run of so many data-parallel ranks starts at step `first_step`. At 1, over what
-/// is there. A run that goes on with another configuration has it under "changed"; one that is done already keeps its
-/// file. `saved`: the configuration in the checkpoint that it goes on from, which counts if the folder has no run.json.
-/// Throws Error.
-void write_run_info(const std::filesystem::path& folder, const RunIdentity& run, JobConfig config,
-                    std::int64_t num_data_ranks, std::int64_t first_step, const std::optional<JobConfig>& saved = {});
+/// A start of the program, as run.json records it.
+struct RunStart {
+  RunIdentity run;
+  JobConfig config;
+  std::int64_t num_data_ranks = 1;
+  std::int64_t first_step = 1;
+  /// The configuration in the checkpoint that the run goes on from. It counts if the folder has no run.json.
+  std::optional<JobConfig> saved = {};
+  std::vector<std::string> gpus = {};  // names of those that the run computes on
+};
+
+/// Writes run.json to `folder`. At step 1, over what is there. A run that goes on with another configuration has it
+/// under "changed"; one that is done already keeps its file. Throws Error.
+void write_run_info(const std::filesystem::path& folder, const RunStart& start);
 
 /// Which run has left its files in the folder, if its run.json says so.
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder);

@@ -32,23 +32,40 @@ void SqnrProbe::observe(const Context& op, ParamId site, Role role, const Tensor
   } else {
     op.cuda->fetch(sums_2, sums);
   }
-  sums_[site][role] += {.signal = sums[0], .noise = sums[1]};
+  sums_[site][static_cast<std::size_t>(role)] += {.signal = sums[0], .noise = sums[1]};
 }
 
-std::vector<SiteSqnr> SqnrProbe::result(const Parameters& parameters) const {
-  std::vector<SiteSqnr> sites;
-  for (const auto& [site, roles] : sums_) {
-    const auto sqnr = [&roles = roles](Role role) -> std::optional<double> {
-      const auto found = roles.find(role);
-      if (found == roles.end() || !std::isfinite(found->second.sqnr_db())) return std::nullopt;
-      return found->second.sqnr_db();
-    };
-    sites.push_back({.module = module_name(parameters.spec(site)),
-                     .x = sqnr(Role::kInput),
-                     .w = sqnr(Role::kWeight),
-                     .d_y = sqnr(Role::kGradient)});
+std::vector<SiteSqnr> SqnrProbe::result(const Parameters& parameters, const Parameters& whole) const {
+  std::map<std::string_view, const SiteSums*> own;
+  for (const auto& [site, sums] : sums_) own[parameters.spec(site).name] = &sums;
+  // The same sites in the same order on all ranks. Sites of other pipeline stages are 0 here.
+  std::vector<ParamId> sites;
+  std::vector<double> numbers;
+  for (ParamId id = 0; id < whole.size(); ++id) {
+    if (whole.spec(id).gemm == GemmKind::kNone) continue;
+    sites.push_back(id);
+    const auto found = own.find(whole.spec(id).name);
+    for (const ErrorSums& sum : found == own.end() ? SiteSums() : *found->second) {
+      numbers.insert(numbers.end(), {sum.signal, sum.noise});
+    }
   }
-  return sites;
+  Mesh& mesh = parameters.mesh();
+  for (ProcessGroup* group : {&mesh.tokens, &mesh.pp}) group->all_reduce(numbers, "quantization errors");
+
+  std::vector<SiteSqnr> result;
+  auto next = numbers.begin();
+  const auto next_sqnr = [&]() -> std::optional<double> {
+    const double signal = *next++, noise = *next++;
+    const double sqnr = ErrorSums{.signal = signal, .noise = noise}.sqnr_db();
+    return std::isfinite(sqnr) ? std::optional(sqnr) : std::nullopt;
+  };
+  static_assert(static_cast<int>(Role::kInput) == 0 && static_cast<int>(Role::kWeight) == 1 &&
+                static_cast<int>(Role::kGradient) == 2);
+  for (const ParamId id : sites) {
+    SiteSqnr site{.module = module_name(whole.spec(id)), .x = next_sqnr(), .w = next_sqnr(), .d_y = next_sqnr()};
+    if (site.x || site.w || site.d_y) result.push_back(std::move(site));
+  }
+  return result;
 }
 
 void FiniteProbe::observe(const Context& op, ParamId site, Role role, const Tensor& plain, const mx::Quantized&,

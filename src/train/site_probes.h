@@ -1,6 +1,7 @@
 // What is measured at the GEMM sites of a step: quantization errors, and where numbers stop being finite.
 #pragma once
 
+#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -11,8 +12,8 @@
 
 namespace tessera {
 
-/// Signal-to-quantization-noise ratios of a site's operands in dB, along the contraction of fprop (dgrad for d_y).
-/// Those that are not quantized, are not finite, or lose nothing (all 0, say), are absent.
+/// Signal-to-quantization-noise ratios of a site's operands in dB, quantized along the contraction of fprop (of dgrad
+/// for d_y). An operand is absent if it is not quantized, not finite, or loses nothing (all zeros, for example).
 struct SiteSqnr {
   std::string module;
   std::optional<double> x, w, d_y;
@@ -22,10 +23,19 @@ class SqnrProbe : public SiteProbe {
  public:
   void observe(const Context& op, ParamId site, Role role, const Tensor& plain, const mx::Quantized& quantized,
                std::int64_t num_rows) override;
-  std::vector<SiteSqnr> result(const Parameters& parameters) const;
+  /// The ratios of the whole model: signal and noise are summed over all ranks of the mesh before they are divided. All
+  /// ranks must call it. `parameters`: this rank's, whose sites were observed. `whole`: those of all pipeline stages.
+  ///
+  /// What several ranks hold alike counts once per rank: a weight on every data-parallel rank, an activation that the
+  /// tensor-parallel ranks have gathered. All parts of one operand are on equally many ranks, so that signal and noise
+  /// grow by the same factor, and their ratio stays.
+  std::vector<SiteSqnr> result(const Parameters& parameters, const Parameters& whole) const;
 
  private:
-  std::map<ParamId, std::map<Role, ErrorSums>> sums_;
+  static constexpr std::size_t kNumRoles = 3;
+  using SiteSums = std::array<ErrorSums, kNumRoles>;  // by role
+
+  std::map<ParamId, SiteSums> sums_;
 };
 
 class FiniteProbe : public SiteProbe {

@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
@@ -13,6 +15,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr std::string_view kNamePrefix = "events.out.tfevents.";
 
 constexpr std::uint32_t kCastagnoli = 0x82F63B78u;  // reflected
 
@@ -98,11 +102,14 @@ TensorBoardWriter::WallClock TensorBoardWriter::system_clock() {
 TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step, WallClock clock)
     : clock_(std::move(clock)) {
   create_folder(folder);
-  // The readers take a folder's files in the order of their names.
-  const auto name = fmt::format("events.out.tfevents.{:010}.{}.{}", static_cast<std::int64_t>(clock_()), host_name(),
-                                static_cast<int>(getpid()));
-  path_ = folder / name;
-  for (int i = 1; std::filesystem::exists(path_); ++i) path_ = folder / fmt::format("{}.{}", name, i);
+  auto time = static_cast<std::int64_t>(clock_());
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string other = entry.path().filename().string();
+    if (other.starts_with(kNamePrefix)) {
+      time = std::max<std::int64_t>(time, std::strtoll(other.c_str() + kNamePrefix.size(), nullptr, 10) + 1);
+    }
+  }
+  path_ = folder / fmt::format("{}{:010}.{}.{}", kNamePrefix, time, host_name(), static_cast<int>(getpid()));
   file_ = std::fopen(path_.c_str(), "wb");
   require(file_ != nullptr, "cannot open '{}': {}", path_.string(), std::strerror(errno));
   append(event(clock_(), 0, field::kFileVersion, "brain.Event:2"));

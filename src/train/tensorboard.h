@@ -21,8 +21,9 @@ class TensorBoardWriter {
   /// Seconds since 1970.
   using WallClock = std::function<double()>;
 
-  /// Creates `folder`/events.out.tfevents.<time>.<host>.<process>. A run that resumes writes a new file beside the old;
-  /// TensorBoard then drops what the old ones have of `first_step` and later. Throws Error.
+  /// Creates `folder`/events.out.tfevents.<time>.<host>.<process>. A run that resumes writes a new file beside the old
+  /// ones; TensorBoard then drops what those have of `first_step` and later. TensorBoard reads files in the order of
+  /// their names, so <time> is the clock's, or a second after the latest file that is there. Throws Error.
   TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step, WallClock clock = system_clock());
   ~TensorBoardWriter();
   TensorBoardWriter(const TensorBoardWriter&) = delete;

@@ -1,8 +1,12 @@
 #include "train/trainer.h"
 
+#include <algorithm>
+#include <array>
+
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
+#include "ops/cuda/inventory.h"
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
 #include "train/memory_advice.h"
@@ -80,12 +84,13 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
             "'{}' (validation.dataset_path) was prepared with another tokenizer than '{}'", folder,
             config_.training.dataset_path);
   }
+  const std::vector<RankMemory> memory = memory_of_ranks();
   if (is_first_rank()) {
     run_folder_.emplace(config_, checkpointer_.folder());
     checkpointer_.set_before_commit([this] { run_folder_->require_held(); });
-    print_plan();
+    print_plan(memory);
     step_.warn_of_slow_operators();
-    require_memory();
+    require_memory(memory);
   }
   ranks_.world().barrier("whether the run fits the memory");
   if (config_.checkpoint.enable) checkpointer_.require_writable();
@@ -108,7 +113,26 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   if (first_step_ > 1 || load_initial_weights(config_, ranks_, step_.model().parameters())) step_.refresh_weights();
 }
 
-void Trainer::print_plan() const {
+std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {
+  constexpr auto kUses = std::to_array({&MemoryPlan::weights, &MemoryPlan::gradients, &MemoryPlan::moments,
+                                        &MemoryPlan::activations, &MemoryPlan::windows, &MemoryPlan::batches});
+  static_assert(sizeof(MemoryPlan) == kUses.size() * sizeof(std::size_t));
+  std::array<double, kUses.size() + 2> own{};  // doubles hold sizes up to 2^53 exactly
+  std::ranges::transform(kUses, own.begin(), [&](auto use) { return static_cast<double>(step_.memory_plan().*use); });
+  own[kUses.size()] = static_cast<double>(checkpointer_.snapshot_bytes());
+  own[kUses.size() + 1] = static_cast<double>(resident_bytes());
+  const std::vector<double> all = ranks_.world().all_gather(own, "the ranks' memory");
+  std::vector<RankMemory> ranks;
+  for (auto next = all.begin(); next != all.end();) {
+    RankMemory& rank = ranks.emplace_back();
+    for (const auto use : kUses) rank.plan.*use = static_cast<std::size_t>(*next++);
+    rank.snapshot = static_cast<std::size_t>(*next++);
+    rank.process = static_cast<std::size_t>(*next++);
+  }
+  return ranks;
+}
+
+void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
   if (config_.job.print_config) {
     JobConfig printed = config_;
     spdlog::info("configuration:\n{}", config_table(printed).to_toml());
@@ -121,86 +145,94 @@ void Trainer::print_plan() const {
   }
   const ModelConfig& model = config_.model.args;
   const ParameterCounts counts = step_.whole_model().count_parameters();
-  const MemoryPlan& plan = step_.memory_plan();
   spdlog::info("model {}: {:.1f}M parameters ({:.1f}M active), {} layers, {} experts, top {}", config_.model.flavor,
                static_cast<double>(counts.total) * 1e-6, static_cast<double>(counts.active) * 1e-6, model.n_layers,
                model.num_experts, model.top_k);
   spdlog::info("data {}: {} sequences of {} tokens per epoch, {} per step", config_.training.dataset_path,
                loader_->num_samples(), config_.training.seq_len, config_.sequences_per_step(mesh_->num_data_ranks()));
+  // Processes differ a little from rank to rank, which is no reason to name one of them.
+  const auto largest =
+      std::ranges::max_element(ranks, {}, [](const RankMemory& rank) { return rank.plan.total() + rank.snapshot; });
+  const MemoryPlan& plan = largest->plan;
+  const std::size_t total = largest->total();
   if (ranks_.size() > 1) {
-    spdlog::info("mesh: {} ranks = {}; memory per rank:", ranks_.size(), describe(mesh_->degrees));
+    const auto rank = largest - ranks.begin();
+    const std::string which = mesh_->degrees.pp == 1
+                                  ? "memory per rank"
+                                  : fmt::format("memory of rank {} (rank {} of the pipeline), which takes most", rank,
+                                                place_of(mesh_->degrees, rank).pp);
+    spdlog::info("mesh: {} ranks = {}; {}:", ranks_.size(), describe(mesh_->degrees), which);
   }
-  const std::size_t snapshot = checkpointer_.snapshot_bytes(), process = resident_bytes(),
-                    total = process + plan.total() + snapshot;
   const auto if_any = [&](const char* use, std::size_t bytes) {
     return bytes < total / 200 ? "" : fmt::format("  {} {}", use, format_gib(bytes));
   };
   spdlog::info("memory: weights {}  gradients {}  moments {}  activations {}{}{}{}  program {}  peak {}",
                format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.moments),
                format_gib(plan.activations), if_any("windows", plan.windows), if_any("batches", plan.batches),
-               if_any("checkpoint's copy", snapshot), format_gib(process), format_gib(total));
+               if_any("checkpoint's copy", largest->snapshot), format_gib(largest->process), format_gib(total));
 }
 
-void Trainer::require_memory() const {
+void Trainer::require_memory(const std::vector<RankMemory>& ranks) const {
   const bool on_gpu = step_.device() == Device::kCuda;
-  const PlannedRun run{config_, step_.device(), mesh_->degrees};
-  std::vector<MemoryPlan> plans = {step_.memory_plan()};
-  if (mesh_->degrees.pp > 1) plans = memory_plans(run, config_.activation_checkpoint.mode, config_.micro_batch_size());
   // What a step takes is on the GPU, if there is one; the rest, and a copy of the batches, on the host.
-  const auto of_step = [&](const MeshPlace& place) { return plans[static_cast<std::size_t>(place.pp)].total(); };
-  const std::size_t process = resident_bytes(), snapshot = checkpointer_.snapshot_bytes(),
-                    batches = plans.front().batches;
-  const auto besides_step = [&](const MeshPlace& place) { return process + (place.dp_replicate == 0 ? snapshot : 0); };
+  const auto besides_step = [](const RankMemory& rank) { return rank.process + rank.snapshot; };
   // The most that a node's or a GPU's ranks take, which fill one after the other.
-  const auto most = [&](std::int64_t sharing, const auto& of_place) {
+  const auto most = [&](std::int64_t sharing, const auto& of_rank) {
     std::size_t found = 0;
-    for (std::int64_t begin = 0; begin < ranks_.size(); begin += sharing) {
+    for (std::size_t begin = 0; begin < ranks.size(); begin += static_cast<std::size_t>(sharing)) {
       std::size_t sum = 0;
-      for (std::int64_t rank = begin; rank < std::min<std::int64_t>(begin + sharing, ranks_.size()); ++rank) {
-        sum += of_place(place_of(mesh_->degrees, rank));
+      for (std::size_t i = begin; i < std::min(begin + static_cast<std::size_t>(sharing), ranks.size()); ++i) {
+        sum += of_rank(ranks[i]);
       }
       found = std::max(found, sum);
     }
     return found;
   };
+  const RankMemory& own = ranks.front();
   const std::int64_t on_node = ranks_.num_on_node();
   const std::size_t host = machine_memory_bytes();
   if (on_gpu) {
-    const std::size_t needed = most(on_node, [&](const MeshPlace& place) { return besides_step(place) + batches; });
+    const std::size_t needed =
+        most(on_node, [&](const RankMemory& rank) { return besides_step(rank) + rank.plan.batches; });
     require(needed <= host,
             "besides the GPUs the run needs {} of memory on this machine, where it may take {}: for {} ranks {} of "
             "program and {} of batches each, and {} for the checkpoint's copy of each that writes (checkpoint.enable)",
-            format_gib(needed), format_gib(host), on_node, format_gib(process), format_gib(batches),
-            format_gib(snapshot));
+            format_gib(needed), format_gib(host), on_node, format_gib(own.process), format_gib(own.plan.batches),
+            format_gib(own.snapshot));
   }
   const std::int64_t sharing = on_gpu ? 1 : on_node;
   const std::size_t available = on_gpu ? cuda::free_memory_bytes() : host;
   const std::size_t needed =
-      most(sharing, [&](const MeshPlace& place) { return of_step(place) + (on_gpu ? 0 : besides_step(place)); });
+      most(sharing, [&](const RankMemory& rank) { return rank.plan.total() + (on_gpu ? 0 : besides_step(rank)); });
   if (needed <= available) return;
   const std::size_t of_rank = available / static_cast<std::size_t>(sharing);
   fail("the run needs {} of memory on this {} {}{}:\n{}", format_gib(needed),
        on_gpu ? "GPU, of which are free" : "machine, where it may take", format_gib(available),
        sharing == 1 ? "" : fmt::format(", {} for each of its {} ranks", format_gib(of_rank), sharing),
-       memory_advice(run, on_gpu ? 0 : process + snapshot, of_rank));
+       memory_advice({config_, step_.device(), mesh_->degrees}, on_gpu ? 0 : besides_step(own), of_rank));
 }
 
 bool Trainer::measures_sqnr(std::int64_t step) const {
   const std::int64_t freq = config_.metrics.quantization_error_freq;
   const bool due = step == 1 || step % std::max<std::int64_t>(freq, 1) == 0 || step == config_.training.steps;
-  return freq > 0 && due && !step_.model().quantized_weights().table().empty();
+  // By the configuration, not by this rank's pipeline stage: all ranks sum what they measured.
+  return freq > 0 && due && !config_.model.converters.empty();
 }
 
-double Trainer::validate() {
+std::optional<double> Trainer::validate(const volatile std::sig_atomic_t& stop_signal) {
   validation_loader_->seek(0);
   Batch& batch = micro_batches_.front().front();
   double sum = 0.0;
-  for (std::int64_t i = 0; i < config_.validation.steps; ++i) {
+  const std::int64_t num_batches = config_.validation.steps * config_.micro_batches_per_step(mesh_->num_data_ranks());
+  for (std::int64_t i = 0; i < num_batches; ++i) {
+    double stops = stop_signal != 0 ? 1.0 : 0.0;
+    ranks_.world().all_reduce(std::span(&stops, 1), "whether to stop validating");
+    if (stops > 0.0) return std::nullopt;
     validation_loader_->next(tokens_);
     batch.fill(tokens_);
     sum += step_.evaluate(batch);
   }
-  return sum / static_cast<double>(config_.validation.steps);
+  return sum / static_cast<double>(num_batches);
 }
 
 void Trainer::finish_step(MetricsWriter* metrics) {
@@ -222,7 +254,7 @@ void Trainer::finish_step(MetricsWriter* metrics) {
   if (step_callback_) step_callback_(result.step, result);
 }
 
-int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
+int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
   const std::int64_t num_steps = config_.training.steps;
   const fs::path metrics_path = dump_folder_ / kMetricsName,
                  trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
@@ -230,7 +262,13 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     JobConfig now = config_;
     now.training.global_batch_size = now.sequences_per_step(mesh_->num_data_ranks());
     if (resumed_config_) tell_config_changes(*resumed_config_, now, first_step_);
-    write_run_info(dump_folder_, run_folder_->run(), now, mesh_->num_data_ranks(), first_step_, resumed_config_);
+    write_run_info(dump_folder_,
+                   {.run = run_folder_->run(),
+                    .config = now,
+                    .num_data_ranks = mesh_->num_data_ranks(),
+                    .first_step = first_step_,
+                    .saved = resumed_config_,
+                    .gpus = step_.device() == Device::kCuda ? cuda::gpu_names() : std::vector<std::string>()});
     if (config_.profiling.enable_profiling) create_folder(trace_folder);
   }
   if (first_step_ > num_steps) {
@@ -263,8 +301,10 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     while (step_.num_started() > left) finish_step(metrics ? &*metrics : nullptr);
   };
   std::int64_t step = first_step_;
+  bool is_done = false;  // all steps, and the last validation
   for (;; ++step) {
     ranks_.set_step(step);
+    if (current_step != nullptr) *current_step = step;
     const bool profiled = config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0,
                traced = profiled && is_first_rank(), measured = measures_sqnr(step);
     // On all ranks. The host is busy with it: its time is not to be the step's before.
@@ -294,10 +334,11 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     // A signal may reach some ranks only, or some a step later: all stop if one is to.
     double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0};
     ranks_.world().all_reduce(votes, "whether to stop, and whether files are written");
-    const bool last = step == num_steps || votes[0] > 0.0;
+    bool last = step == num_steps || votes[0] > 0.0;
+    is_done = step == num_steps;
     const bool validates = validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps);
-    const bool saves = config_.checkpoint.enable && (last || step % config_.checkpoint.interval == 0);
-    if (last || validates || saves) finish_steps(0);
+    const bool saves_now = config_.checkpoint.enable && step % config_.checkpoint.interval == 0;
+    if (last || validates || saves_now) finish_steps(0);
     const bool pauses = metrics && step_.num_started() == 0;
     if (pauses) metrics->pause();
     if (traced) {
@@ -307,11 +348,12 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
       trace_.write(trace_folder / fmt::format("step-{}.json", step));
     }
     if (validates) {
-      const double loss = validate();
-      if (metrics) metrics->validation(step, loss);
+      const std::optional<double> loss = validate(stop_signal);
+      if (metrics && loss) metrics->validation(step, *loss);
+      if (!loss) last = true, is_done = false;
     }
     if (votes[1] == ranks_.size()) checkpointer_.advance();
-    if (saves) {
+    if (saves_now || (config_.checkpoint.enable && last)) {
       const TraceScope trace(&trace_, "checkpoint");
       checkpointer_.save(step, loader_->state());
     }
@@ -319,7 +361,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal) {
     if (pauses) metrics->resume();
     if (last) break;
   }
-  const int stopped_by = step == num_steps ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
+  const int stopped_by = is_done ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());

@@ -1,6 +1,7 @@
 // The training loop: data, steps, validation, checkpoints, metrics.
 #pragma once
 
+#include <atomic>
 #include <csignal>
 #include <functional>
 #include <memory>
@@ -22,9 +23,10 @@ class Trainer {
   /// (null: one), which must stay, all ranks together. Rank 0 tells of the run and writes its files.
   explicit Trainer(JobConfig config, Ranks* ranks = nullptr);
 
-  /// Trains to the last step, or until `stop_signal` is not 0: then the step at hand is finished and saved.
-  /// Returns the signal, or 0.
-  int run(const volatile std::sig_atomic_t& stop_signal);
+  /// Trains to the last step, or until `stop_signal` is not 0 on some rank: then the step at hand is finished and
+  /// saved, and a validation that is under way is given up. Returns the signal, or 0. `current_step`, for a signal
+  /// handler that says what it waits for, is set to the step at hand.
+  int run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step = nullptr);
 
   /// For tests: called after each step.
   void set_step_callback(std::function<void(std::int64_t, const StepResult&)> callback) {
@@ -33,14 +35,26 @@ class Trainer {
   Model& model() { return step_.model(); }
 
  private:
-  double validate();
+  /// Mean loss of the split's first validation.steps global batches: the same sequences on every mesh. Nothing if a
+  /// rank has got a signal before the end.
+  std::optional<double> validate(const volatile std::sig_atomic_t& stop_signal);
   /// Waits for the oldest step that was started, and tells of it.
   void finish_step(MetricsWriter* metrics);
   bool measures_sqnr(std::int64_t step) const;
   bool is_first_rank() const { return ranks_.rank() == 0; }
-  void print_plan() const;
+  /// What a rank's process takes.
+  struct RankMemory {
+    MemoryPlan plan;
+    std::size_t snapshot = 0;  // the checkpoint's copy
+    std::size_t process = 0;   // resident before the plan's memory is allocated
+
+    std::size_t total() const { return plan.total() + snapshot + process; }
+  };
+  /// By rank. All ranks must call it.
+  std::vector<RankMemory> memory_of_ranks();
+  void print_plan(const std::vector<RankMemory>& ranks) const;
   /// Throws Error if a machine or a GPU has less memory than the run needs there, by the plan.
-  void require_memory() const;
+  void require_memory(const std::vector<RankMemory>& ranks) const;
 
   Ranks one_rank_;
   Ranks& ranks_;

@@ -303,7 +303,7 @@ StepResult TrainingStep::finish_oldest() {
     forget_failure();
     throw NonFiniteStep(message, std::move(result));
   }
-  if (oldest.probe) result.sqnr = oldest.probe->result(model_.parameters());
+  if (oldest.probe) result.sqnr = oldest.probe->result(model_.parameters(), whole_.parameters());
   oldest.probe.reset();
   ++oldest_started_;
   --num_started_;

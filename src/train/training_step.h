@@ -47,7 +47,8 @@ struct StepResult {
   std::chrono::steady_clock::time_point ended;
   /// Per MoE layer: tokens of its most loaded expert over the mean.
   std::vector<double> expert_load;
-  /// Of the first micro-batch, if asked for; a site in low precision each.
+  /// If asked for: one entry per GEMM in low precision, of the first micro-batch of all data ranks. The same on all
+  /// ranks.
   std::vector<SiteSqnr> sqnr;
 };
 
@@ -80,8 +81,8 @@ class TrainingStep {
 
   /// Step `step` (from 1) over micro_batches_per_step() batches. On a GPU it returns before the step is made, so that
   /// the next one can be put behind it: up to max_started() steps may be started and not finished, each of batches of
-  /// its own, which must stay as they are until finish(). `measure_sqnr` measures quantization errors, which costs as
-  /// much as reading all operands once more.
+  /// its own, which must stay as they are until finish(). `measure_sqnr`, the same on all ranks, measures quantization
+  /// errors, which costs as much as reading all operands once more.
   void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
   /// Waits for the oldest step that was started. Throws NonFiniteStep, naming step and layer, if the loss or the
   /// gradient norm is not finite; then the parameters are those of before it, steps that were started later are not

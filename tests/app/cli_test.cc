@@ -305,7 +305,7 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
   for (const auto& [signal, status] : {std::pair{SIGINT, 130}, {SIGTERM, 143}, {SIGHUP, 129}, {SIGUSR1, 138}}) {
     std::filesystem::remove_all(scratch_ / "outputs");
     const Process process(scratch_, train_arguments({"--training.steps=1000000"}));
-    process.wait_for_output("step:       3");
+    process.wait_for_output("step       3");
     process.send(signal);
     const Finished finished = process.finish();
     EXPECT_EQ(finished.status, status) << finished.output;
@@ -313,10 +313,24 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
     ASSERT_EQ(steps.size(), 1u) << finished.output;
     EXPECT_GE(steps[0], 3);
     EXPECT_NO_THROW(verify_checkpoint(checkpoint_path(checkpoints(), steps[0])));
+    EXPECT_THAT(finished.output, HasSubstr(", then saving; again to stop now\n"));
     EXPECT_THAT(finished.output, HasSubstr("stopped by signal"));
     // Plain lines where there is no terminal.
     EXPECT_THAT(finished.output, Not(HasSubstr("\r")));
   }
+}
+
+// In the midst of a step that takes seconds.
+TEST_F(Cli, TheFirstSignalIsAnsweredAtOnceAndTheSecondEndsTheRun) {
+  const Process process(scratch_, train_arguments({"--training.steps=1000000", "--training.global_batch_size=400",
+                                                   "--checkpoint.enable=false"}));
+  process.wait_for_output("step       1");
+  process.send(SIGINT);
+  process.wait_for_output("finishing step 2; again to stop now\n");  // without a checkpoint
+  process.send(SIGINT);
+  const Finished finished = process.finish();
+  EXPECT_EQ(finished.status, 130) << finished.output;
+  EXPECT_THAT(finished.output, Not(HasSubstr("stopped by signal")));
 }
 
 /// The GEMM library computes a part of a product only where OpenMP gives it fewer threads than it was promised.

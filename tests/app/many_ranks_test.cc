@@ -91,7 +91,7 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
                                      fmt::format("--comm.train_timeout_seconds={}", kTimeout)};
     more.insert(more.end(), GetParam().mesh.begin(), GetParam().mesh.end());
     const Process process(scratch_, train_arguments(more), RLIM_INFINITY, mpirun(4));
-    process.wait_for_output("step:      10");
+    process.wait_for_output("step      10");
     const std::map<int, pid_t> ranks = processes_by_rank(process);
     EXPECT_EQ(ranks.size(), 4u);
     if (ranks.contains(rank)) kill(ranks.at(rank), signal);

@@ -38,4 +38,16 @@ inline void with_ranks(int num_ranks, const std::function<void(ProcessGroup&)>& 
   if (takes_part) run_rank(std::move(part), options, body);
 }
 
+/// The same for bodies that need Ranks: one rank without a transport, or several threads.
+inline void on_ranks(int num_ranks, const std::function<void(Ranks&)>& body) {
+  if (num_ranks == 1) {
+    Ranks one;
+    return body(one);
+  }
+  run_rank_threads(num_ranks, [&](std::unique_ptr<Transport> transport) {
+    Ranks ranks(std::move(transport), Progress::Seconds(60.0));
+    body(ranks);
+  });
+}
+
 }  // namespace tessera::comm_test

@@ -143,7 +143,10 @@ TEST(Comparison, ValidationLossesOfOtherDataAreLeftOut) {
   EXPECT_EQ(same.sides[1].verdict->kind, Verdict::Kind::kEquivalent);
   EXPECT_FALSE(other.sides[0].validation_loss);
   auto info = nlohmann::json::parse(read_text_file(scratch / "b/run.json"));
-  info["data_ranks"] = 2;  // each reads so many batches
+  info["data_ranks"] = 2;  // the same sequences, spread over two ranks
+  data::write_file(scratch / "b/run.json", info.dump());
+  EXPECT_TRUE(compare_sides({a, make_side("b", {read_run(scratch / "b")})}, kDefaultMargin).sides[0].validation_loss);
+  info["config"]["validation.steps"] = "4";
   data::write_file(scratch / "b/run.json", info.dump());
   EXPECT_FALSE(compare_sides({a, make_side("b", {read_run(scratch / "b")})}, kDefaultMargin).sides[0].validation_loss);
 }

@@ -92,6 +92,7 @@ inline std::filesystem::path PlantedRun::write(const std::filesystem::path& fold
                            {"training.steps", std::to_string(steps)},
                            {"training.seq_len", "512"},
                            {"training.local_batch_size", "4"},
+                           {"training.global_batch_size", "4"},
                            {"training.dataset_path", "\"./data/gcide\""},
                            {"model.args.dim", "256"},
                            {"model.converters", "[]"},

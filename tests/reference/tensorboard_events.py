@@ -54,6 +54,13 @@ def check(run):
         entry = json.loads(line)
         step = entry["step"]
         expected = {tag: entry[key] for key, tag in same.items() if key in entry}
+        expected |= {f"_overview/{key}": entry[key] for key in ("loss", "lr", "tokens_per_second") if key in entry}
+        modules = entry.get("quantization_sqnr_db", {}).values()
+        for operand in ("x", "w", "dy"):
+            ratios = sorted(module[operand] for module in modules if operand in module)
+            if ratios:
+                expected[f"quantization_sqnr_db/{operand}_lowest"] = ratios[0]
+                expected[f"quantization_sqnr_db/{operand}_median"] = ratios[len(ratios) // 2]
         if entry.get("mfu") is not None:
             expected["mfu(%)"] = 100.0 * entry["mfu"]
         for phase, seconds in entry.get("seconds", {}).items():

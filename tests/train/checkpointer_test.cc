@@ -19,19 +19,8 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using comm_test::on_ranks;
 using data::Scratch;
-
-/// Runs `body` on so many ranks: one without a transport, or threads.
-void on_ranks(int num_ranks, const std::function<void(Ranks&)>& body) {
-  if (num_ranks == 1) {
-    Ranks one;
-    return body(one);
-  }
-  run_rank_threads(num_ranks, [&](std::unique_ptr<Transport> transport) {
-    Ranks ranks(std::move(transport), Progress::Seconds(60.0));
-    body(ranks);
-  });
-}
 
 struct MeshShape {
   const char* name;

@@ -121,6 +121,47 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"fsdp2_cp2_tp2_mxfp8_wgrad_high", 8, {.cp = 2, .tp = 2}, 1, kWgradHigh + kWholeBlocks + kKeysHigh}),
     [](const auto& test) { return test.param.name; });
 
+class SqnrOnMesh : public ::testing::TestWithParam<MeshCase> {};
+
+// Of all modules, experts and tokens, on whichever ranks they are.
+TEST_P(SqnrOnMesh, IsThatOfOneRank) {
+  const MeshCase& mesh_case = GetParam();
+  const std::vector<SiteSqnr> many = train(mesh_case).sqnr, one = train({.name = "one",
+                                                                         .num_ranks = 1,
+                                                                         .degrees = {},
+                                                                         .micro_batches = mesh_case.micro_batches,
+                                                                         .overrides = mesh_case.overrides})
+                                                                      .sqnr;
+  ASSERT_GE(one.size(), 20u);
+  ASSERT_EQ(many.size(), one.size());
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    const std::string& module = one[i].module;
+    EXPECT_EQ(many[i].module, module);
+    for (const auto operand : {&SiteSqnr::x, &SiteSqnr::w, &SiteSqnr::d_y}) {
+      ASSERT_TRUE(one[i].*operand && many[i].*operand) << module;
+      // Weights differ in nothing; of the rest, a number in the last bit now and then, and with it a block's scale.
+      EXPECT_NEAR(*(many[i].*operand), *(one[i].*operand), operand == &SiteSqnr::w ? 1e-9 : 0.01) << module;
+    }
+  }
+}
+
+const Overrides kMeasured =
+    kWgradHigh + kWholeBlocks + Overrides{"--training.steps=1", "--lr_scheduler.warmup_steps=1"};
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, SqnrOnMesh,
+    ::testing::Values(MeshCase{"fsdp4", 4, {}, 2, kMeasured}, MeshCase{"tp2", 2, {.tp = 2}, 1, kMeasured},
+                      MeshCase{"hsdp_ep2_of_fsdp4_direct", 8, {.dp_replicate = 2, .ep = 2}, 1, kMeasured + kDirect},
+                      MeshCase{"pp3", 3, {.pp = 3}, 4, kMeasured + kLayersPerStage},
+                      MeshCase{"pp2_zbv", 2, {.pp = 2}, 4, kMeasured + schedule("ZBVZeroBubble")},
+                      MeshCase{"pp2_cp2_tp2_ep4_selective",
+                               8,
+                               {.cp = 2, .tp = 2, .pp = 2, .ep = 4},
+                               2,
+                               kMeasured + kKeysHigh + kSelective},
+                      MeshCase{"pp2_fsdp2_tp2_ep4", 8, {.tp = 2, .pp = 2, .ep = 4}, 2, kMeasured}),
+    [](const auto& test) { return test.param.name; });
+
 /// Of the first step, by name; shared experts, if there are any, give 0.
 std::map<std::string, std::vector<float>> gradients_of(std::int64_t num_shared_experts) {
   const JobConfig config = parse_job_config(

@@ -72,6 +72,7 @@ struct Trained {
   std::vector<std::int64_t> num_tokens;
   std::vector<std::vector<double>> expert_loads;
   std::map<std::string, std::vector<float>> gradients;  // of the first step
+  std::vector<SiteSqnr> sqnr;                           // of the first step, if something is quantized
 };
 
 inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {}) {
@@ -96,7 +97,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
     std::vector<Batch> batches;
     for (std::int64_t m = 0; m < mesh_case.micro_batches; ++m) batches.push_back(step.make_batch());
     // Which seeds suit what is quantized was found with all labels (mesh_test.cc).
-    const bool ignores = config.model.converters.empty();
+    const bool quantizes = !config.model.converters.empty(), ignores = !quantizes;
     for (std::int64_t s = 1; s <= config.training.steps; ++s) {
       std::int64_t next = 0;
       std::vector<std::int64_t> num_valid;  // of each micro-batch, on all ranks
@@ -114,7 +115,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
         for (; next < end; ++next) num_valid.back() -= ignores ? num_ignored(next) : 0;
         batch.fill(tokens, labels);
       }
-      const StepResult result = step.run(s, batches);
+      const StepResult result = step.run(s, batches, quantizes && s == 1);
       // Between steps that run operator by operator, are recorded, and are replayed: it may change none of them.
       double validation_loss = 0.0;
       for (std::size_t m = 0; m < batches.size(); ++m) {
@@ -138,6 +139,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
         }
       }
       if (world != nullptr && world->rank() != 0) continue;
+      if (s == 1) trained.sqnr = result.sqnr;
       trained.losses.push_back(result.loss);
       trained.num_tokens.push_back(result.num_tokens);
       trained.balance_losses.push_back(result.balance_loss);

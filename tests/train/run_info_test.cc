@@ -25,8 +25,9 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);
   data::write_file(scratch / "run/run.json", "of an earlier start");
   JobConfig config = config_of(dataset, {"--model.args.score_func=sigmoid", "--validation.enable"});
-  write_run_info(scratch / "run", kRun, config, 2, 1);
+  write_run_info(scratch / "run", {.run = kRun, .config = config, .num_data_ranks = 2});
   const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
+  EXPECT_FALSE(info.contains("gpus"));
   EXPECT_EQ(info["format"], "tessera-run");
   const std::optional<RunIdentity> run = read_run_identity(scratch / "run");
   ASSERT_TRUE(run.has_value());
@@ -42,6 +43,10 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
   EXPECT_GE(info["threads"], 1);
   EXPECT_NE(info["processor"], "");
   EXPECT_NE(info["program"], "");
+  write_run_info(scratch / "run",
+                 {.run = kRun, .config = config, .num_data_ranks = 2, .gpus = {"NVIDIA H200", "NVIDIA H200"}});
+  const auto on_gpus = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
+  EXPECT_EQ(on_gpus["gpus"], (nlohmann::json{"NVIDIA H200", "NVIDIA H200"}));
 }
 
 TEST(RunInfo, DocumentsEndWithTheTokenizersEos) {
@@ -94,9 +99,11 @@ TEST(RunInfo, AFinishedRunKeepsItsFile) {
   const Scratch scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
-  write_run_info(scratch / "run", kRun, config_of(dataset), 1, 8);
+  write_run_info(scratch / "run", {.run = kRun, .config = config_of(dataset), .first_step = 8});
   const std::string written = read_text_file(scratch / "run/run.json");
-  write_run_info(scratch / "run", kRun, config_of(dataset, {"--model.converters=quantize.linear.mx"}), 1, 8);
+  write_run_info(
+      scratch / "run",
+      {.run = kRun, .config = config_of(dataset, {"--model.converters=quantize.linear.mx"}), .first_step = 8});
   EXPECT_EQ(read_text_file(scratch / "run/run.json"), written);
 }
 
@@ -105,7 +112,7 @@ TEST(RunInfo, ChangesOnResumingAreRecorded) {
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
   const auto start = [&](std::int64_t first_step, const std::vector<std::string>& overrides) {
-    write_run_info(scratch / "run", kRun, config_of(dataset, overrides), 1, first_step);
+    write_run_info(scratch / "run", {.run = kRun, .config = config_of(dataset, overrides), .first_step = first_step});
     const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
     return info.value("changed", nlohmann::json::object());
   };
@@ -133,8 +140,11 @@ TEST(RunInfo, ChangesAgainstTheCheckpointAreRecorded) {
   const Scratch scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
-  write_run_info(scratch / "run", kRun, config_of(dataset, {"--optimizer.lr=4e-4"}), 1, 5,
-                 config_of(dataset, {"--optimizer.lr=2e-4", "--training.global_batch_size=8"}));
+  write_run_info(scratch / "run",
+                 {.run = kRun,
+                  .config = config_of(dataset, {"--optimizer.lr=4e-4"}),
+                  .first_step = 5,
+                  .saved = config_of(dataset, {"--optimizer.lr=2e-4", "--training.global_batch_size=8"})});
   const auto info = nlohmann::json::parse(read_text_file(scratch / "run/run.json"));
   EXPECT_EQ(info["changed"], nlohmann::json({{"optimizer.lr", {"0.0002", "0.0004 at step 5"}}}));
 }

@@ -10,17 +10,21 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/json.h"
 #include "base/log.h"
 #include "tensor/parallel.h"
+#include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/data/tokenizer_json_support.h"
+#include "train/memory_advice.h"
 #include "train/run_info.h"
 
 namespace tessera {
 namespace {
 
+using comm_test::on_ranks;
 using data::Scratch;
 
 const volatile std::sig_atomic_t kNoSignal = 0;
@@ -231,6 +235,16 @@ class Trained : public ::testing::Test {
  protected:
   Trained() { data::make_dataset(scratch_, 400, 3000, 0.1); }
   std::filesystem::path checkpoints() const { return scratch_ / "outputs" / "checkpoint"; }
+  /// What metrics.jsonl has under `key`, line by line.
+  std::vector<double> logged(const std::string& key) const {
+    std::vector<double> values;
+    std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const auto json = nlohmann::json::parse(line);
+      if (json.contains(key)) values.push_back(json[key]);
+    }
+    return values;
+  }
 
   Scratch scratch_;
 };
@@ -273,7 +287,7 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
   EXPECT_THAT(names, ::testing::IsSupersetOf({"step", "data", "attention.forward", "moe.backward", "gemm", "adamw"}));
 }
 
-/// The mean over the first sequences of the validation split, the same ones each time; weights stand still here.
+/// The mean over the first global batches of the validation split, the same ones each time; weights stand still here.
 TEST_F(Trained, ValidationIsOfTheFirstSequencesOfItsSplit) {
   JobConfig config =
       small_config(scratch_, {"--validation.enable", "--validation.freq=3", "--validation.steps=3", "--optimizer.lr=0",
@@ -291,19 +305,64 @@ TEST_F(Trained, ValidationIsOfTheFirstSequencesOfItsSplit) {
   Batch batch = step.make_batch();
   std::vector<std::int32_t> tokens(2 * 33);
   double expected = 0.0;
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 6; ++i) {  // of 2 micro-batches each
     loader.next(tokens);
     batch.fill(tokens);
-    expected += step.evaluate(batch) / 3;
+    expected += step.evaluate(batch) / 6;
   }
-  std::vector<double> losses;
-  std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
-  for (std::string line; std::getline(file, line);) {
-    const auto json = nlohmann::json::parse(line);
-    if (json.contains("validation_loss")) losses.push_back(json["validation_loss"]);
-  }
+  const std::vector<double> losses = logged("validation_loss");
   ASSERT_EQ(losses.size(), 3u);
   for (const double loss : losses) EXPECT_NEAR(loss, expected, 1e-12 * expected);
+}
+
+TEST_F(Trained, ValidationIsOfTheSameSequencesOnEveryMesh) {
+  const auto losses = [&](int num_ranks, const std::vector<std::string>& mesh) {
+    std::filesystem::remove_all(scratch_ / "outputs");
+    std::vector<std::string> all = {"--validation.enable",      "--validation.freq=2",
+                                    "--validation.steps=3",     "--training.mixed_precision_param=float32",
+                                    "--training.steps=4",       "--checkpoint.enable=false",
+                                    "--training.num_threads=1", "--model.args.num_mtp_modules=0"};
+    all.insert(all.end(), mesh.begin(), mesh.end());
+    const JobConfig config = small_config(scratch_, all);
+    on_ranks(num_ranks, [&](Ranks& ranks) { Trainer(config, &ranks).run(kNoSignal); });
+    return logged("validation_loss");
+  };
+  const std::vector<double> one = losses(1, {});
+  ASSERT_EQ(one.size(), 2u);
+  using Mesh = std::pair<int, std::vector<std::string>>;
+  for (const auto& [num_ranks, mesh] :
+       {Mesh{1, {"--training.local_batch_size=4"}}, Mesh{2, {"--parallelism.expert_parallel_degree=2"}},
+        Mesh{4, {"--training.local_batch_size=1", "--parallelism.tensor_parallel_degree=2"}},
+        Mesh{2, {"--parallelism.pipeline_parallel_degree=2"}}}) {
+    const std::vector<double> many = losses(num_ranks, mesh);
+    ASSERT_EQ(many.size(), one.size());
+    for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(many[i], one[i], 1e-5 * one[i]) << mesh.back();
+  }
+}
+
+// A rate is that of one rank.
+TEST_F(Trained, TokensPerSecondAreOfOneOfTheRanks) {
+  const JobConfig config =
+      small_config(scratch_, {"--training.steps=2", "--checkpoint.enable=false", "--training.num_threads=1"});
+  on_ranks(2, [&](Ranks& ranks) { Trainer(config, &ranks).run(kNoSignal); });
+  const std::vector<double> rates = logged("tokens_per_second"), seconds = logged("step_seconds");
+  ASSERT_EQ(rates.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(rates[i] * seconds[i], 4 * 32 / 2, 1e-6);
+}
+
+TEST_F(Trained, ThePlanOfAPipelineIsOfTheRankThatTakesMost) {
+  const JobConfig config = small_config(
+      scratch_,
+      {"--parallelism.pipeline_parallel_degree=2", "--model.args.num_mtp_modules=0", "--training.num_threads=1",
+       "--parallelism.module_fqns_per_model_part=tok_embeddings;layers.0,layers.1,layers.2,norm,output"});
+  const PlannedRun run{config, Device::kCpu, resolve(config.mesh_degrees(), 4)};
+  const std::vector<MemoryPlan> plans = memory_plans(run, Recompute::kNone, 2);
+  ASSERT_GT(plans.at(1).total(), plans.at(0).total());
+  ::testing::internal::CaptureStdout();
+  on_ranks(4, [&](Ranks& ranks) { Trainer trainer(config, &ranks); });
+  spdlog::default_logger()->flush();
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+              ::testing::HasSubstr("memory of rank 2 (rank 1 of the pipeline), which takes most:"));
 }
 
 /// A run that resumes does not begin from its initial weights again.
@@ -450,6 +509,34 @@ TEST_F(Trained, ASignalInTheLastStepIsTooLate) {
   const volatile std::sig_atomic_t signal = SIGTERM;
   EXPECT_EQ(Trainer(small_config(scratch_)).run(signal), SIGTERM);  // after step 1
   EXPECT_EQ(Trainer(small_config(scratch_, {"--training.steps=2"})).run(signal), 0);
+}
+
+/// This validation would take hours.
+TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
+  for (const char* num_steps : {"1", "8"}) {  // the last step, or not
+    std::filesystem::remove_all(scratch_ / "outputs");
+    const JobConfig config =
+        small_config(scratch_, {"--validation.enable", "--validation.freq=1", "--validation.steps=10000000",
+                                "--training.num_threads=1", fmt::format("--training.steps={}", num_steps)});
+    volatile std::sig_atomic_t signal = 0;
+    on_ranks(2, [&](Ranks& ranks) {
+      Trainer trainer(config, &ranks);
+      std::atomic<std::int64_t> step = 0;
+      std::optional<std::jthread> sender;
+      if (ranks.rank() == 1) {
+        sender.emplace([&] {
+          while (step == 0) std::this_thread::yield();
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          signal = SIGTERM;
+        });
+      }
+      const int stopped_by = trainer.run(ranks.rank() == 1 ? signal : kNoSignal, &step);
+      EXPECT_EQ(stopped_by, ranks.rank() == 1 ? SIGTERM : 0);
+      EXPECT_EQ(step, 1);
+    });
+    EXPECT_EQ(checkpoint_steps(checkpoints()), std::vector<std::int64_t>{1});
+    EXPECT_TRUE(logged("validation_loss").empty());
+  }
 }
 
 TEST_F(Trained, DamagedCheckpointsAreErrors) {

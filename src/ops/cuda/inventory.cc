@@ -107,15 +107,25 @@ GpuInfo gpu_info(int device, const Management& management) {
   return info;
 }
 
+std::string device_name(int device) {
+  cudaDeviceProp properties{};
+  TESSERA_CUDA(cudaGetDeviceProperties(&properties, device));
+  return properties.name;
+}
+
 }  // namespace
 
 std::string gpu_name() {
   require(available(), "no GPU: {}", why_unavailable());
   int device = 0;
-  cudaDeviceProp properties{};
   TESSERA_CUDA(cudaGetDevice(&device));
-  TESSERA_CUDA(cudaGetDeviceProperties(&properties, device));
-  return properties.name;
+  return device_name(device);
+}
+
+std::vector<std::string> gpu_names() {
+  std::vector<std::string> names;
+  for (int device = 0; device < num_devices(); ++device) names.push_back(device_name(device));
+  return names;
 }
 
 Inventory take_inventory() {

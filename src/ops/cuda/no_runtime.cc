@@ -17,6 +17,7 @@ void Runtime::wait(const Event&, const std::function<void()>&) {}
 void Runtime::fetch(const Tensor&, void*) {}
 
 Inventory take_inventory() { return {}; }
+std::vector<std::string> gpu_names() { return {}; }
 std::string gpu_name() { fail("no GPU: {}", why_unavailable()); }
 
 KernelProfile::KernelProfile() { fail("no GPU: {}", why_unavailable()); }
