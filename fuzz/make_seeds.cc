@@ -133,7 +133,12 @@ void write_hf_seeds(const fs::path& config_folder, const fs::path& index_folder)
     HfConfig config{.model = model_flavor(flavor), .seq_len = flavor == "671B" ? 8192 : 2048};
     config.bos_id = 0;
     config.model.eos_id = config.eos_id = 1;
-    write(config_folder / ("seed-" + flavor), hf_config_json(config, DType::kBFloat16));
+    for (const HfForm form : {HfForm::kDeepseekV2, HfForm::kDeepseekV3, HfForm::kRemoteCode}) {
+      config.form = form;
+      if (!hf_obstacles(config).empty()) continue;
+      write(config_folder / fmt::format("seed-{}-{}", hf_class_name(form), flavor),
+            hf_config_json(config, DType::kBFloat16));
+    }
   }
   const char* shard = "model-00001-of-00001.safetensors";
   write(index_folder / "seed-shard",

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -6,8 +8,11 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/output_folder.h"
+#include "checkpoint/remote_code.h"
 #include "model/model.h"
+#include "tensor/philox.h"
 #include "train/job_config.h"
+#include "train/router_sample.h"
 #include "train/saved_model.h"
 
 namespace tessera {
@@ -17,6 +22,7 @@ namespace fs = std::filesystem;
 
 struct ConvertOptions {
   std::string to, input, output;
+  std::string form = "auto";
   std::string dtype = "bfloat16";
   double max_shard_gb = 5.0;
   bool overwrite = false;
@@ -27,9 +33,13 @@ Model field_table(const HfConfig& config) { return Model(config.model, {.compute
 
 constexpr OutputKind kHfFolder = {
     .name = "a folder of Hugging Face files", .marker = kHfConfigName, .is_part = [](const fs::path& name) {
+      const auto has_name = [&](const RemoteCodeFile& file) { return name == file.name; };
       return name == kHfConfigName || name == kHfIndexName || name.extension() == ".safetensors" ||
-             data::is_tokenizer_file(name);
+             data::is_tokenizer_file(name) || std::ranges::any_of(remote_code_files(), has_name);
     }};
+
+const std::map<std::string, HfForm> kForms = {
+    {"v2", HfForm::kDeepseekV2}, {"v3", HfForm::kDeepseekV3}, {"remote-code", HfForm::kRemoteCode}};
 
 /// Null, with a warning, if the folder of weights has no tokenizer, which a model can do without.
 std::unique_ptr<data::Tokenizer> tokenizer_of(const SavedModel& saved) {
@@ -41,30 +51,101 @@ std::unique_ptr<data::Tokenizer> tokenizer_of(const SavedModel& saved) {
   }
 }
 
+bool has_expert_bias(const SavedModel& saved, std::span<const NamedTensor> tensors) {
+  bool found = false;
+  for (const auto& [name, tensor] : tensors) {
+    if (!name.ends_with(".expert_bias")) continue;
+    saved.read(name, tensor.shape(), [&](std::span<const float> numbers) {
+      found = found || std::ranges::any_of(numbers, [](float number) { return number != 0.0f; });
+    });
+  }
+  return found;
+}
+
+constexpr const char* kSampleText =
+    "The harbour lay quiet in the early light. Three boats had come in during the night, and their crews were asleep "
+    "below deck. Anna walked along the wall with a basket on her arm and counted the nets that hung there to dry. "
+    "Most of them were torn. \"If the wind turns before noon,\" her father had said, \"we can be back by Friday; "
+    "otherwise it will take until the 14th.\" She did not believe him. Last year they had lost two days to repairs, "
+    "and the price of rope had risen since then by a third, from 12 to 16 crowns a length. Still, there was work to "
+    "be done, and nobody else in the village who knew how to do it. She sat down, took the needle out of her pocket, "
+    "and began with the smallest hole.";
+
+/// "on 256 tokens of a sample text, 3 of 768 selections of layers.2.moe differ (5 of 1536 in all layers)".
+std::string describe_routing(const SavedModel& saved) {
+  constexpr std::size_t kMaxTokens = 256;
+  std::vector<std::int32_t> tokens;
+  const char* what = "tokens of a sample text";
+  try {
+    const auto tokenizer = saved.tokenizer();
+    tokens = tokenizer->encode(kSampleText);
+    tokens.insert(tokens.begin(), tokenizer->bos_id());
+    tokens.resize(std::min(tokens.size(), kMaxTokens));
+  } catch (const Error&) {
+    what = "random tokens (the model has no tokenizer)";
+    const Philox random(0, stream_of("convert"));
+    const auto vocab = static_cast<double>(saved.config().model.vocab_size);
+    for (std::size_t i = 0; i < kMaxTokens; ++i) {
+      tokens.push_back(static_cast<std::int32_t>(random.uniform(i) * vocab));
+    }
+  }
+  const std::vector<RoutingDifference> layers = compare_with_v2_router(saved, tokens);
+  const auto worst = std::ranges::max_element(layers, {}, &RoutingDifference::num_different);
+  std::int64_t num_different = 0, num_selections = 0;
+  for (const RoutingDifference& layer : layers) {
+    num_different += layer.num_different;
+    num_selections += layer.num_selections;
+  }
+  return fmt::format("on {} {}, {} of {} selections of {} differ ({} of {} in all layers)", tokens.size(), what,
+                     worst->num_different, worst->num_selections, worst->layer, num_different, num_selections);
+}
+
+/// Throws Error if the form's class computes anything else than the model.
+void require_exact(const SavedModel& saved, const HfConfig& config, std::span<const NamedTensor> tensors) {
+  std::vector<std::string> obstacles = hf_obstacles(config);
+  if (config.form == HfForm::kDeepseekV2 && plain_hf_form(config.model) == HfForm::kDeepseekV2) {
+    const bool has_bias = has_expert_bias(saved, tensors);
+    if (has_bias) obstacles.emplace_back("its router has no expert bias, and this model's is not 0 (load_balance_coeff)");
+    if (has_bias || config.model.n_expert_groups > 1) obstacles.push_back(describe_routing(saved));
+  }
+  require(obstacles.empty(),
+          "'{}' has no exact form as {}: {}. --form remote-code writes a folder with its own modeling code, which "
+          "computes the same; docs/checkpoints.md says how to train for the plain form",
+          saved.path().string(), hf_class_name(config.form), fmt::join(obstacles, "; "));
+}
+
 void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   require(!saved.is_hf(), "'{}' is a folder of Hugging Face files already", options.input);
-  const HfConfig& config = saved.config();
+  HfConfig config = saved.config();
+  config.form = options.form == "auto" ? plain_hf_form(config.model) : kForms.at(options.form);
+  const Model model = field_table(config);
+  const std::vector<NamedTensor> tensors = tensor_names(model.parameters());
+  saved.require_same_tensors(tensors);
+  require_exact(saved, config, tensors);
   const DType dtype = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16;
   const std::string config_json = hf_config_json(config, dtype);
   check_output(options.output, kHfFolder, options.overwrite);
   for (const std::string& difference : hf_differences(config)) {
-    spdlog::warn("transformers' DeepseekV3 will not compute quite the same: {}", difference);
+    spdlog::warn("{} of transformers will not compute quite the same: {}", hf_class_name(config.form), difference);
   }
-  const Model model = field_table(config);
   OutputFolder folder(options.output, kHfFolder);
-  const std::vector<NamedTensor> tensors = tensor_names(model.parameters());
-  saved.require_same_tensors(tensors);
   const auto source = [&](const NamedTensor& parameter, std::int64_t begin, std::int64_t end, const FloatSink& sink) {
     saved.read(parameter.name, parameter.tensor.shape(), begin, end, sink);
   };
-  write_hf_weights(folder.path(), tensors, source, config.model.n_layers,
+  write_hf_weights(folder.path(), hf_parameters(tensors, config.form), source, config.model.n_layers,
                    {.dtype = dtype, .max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
   if (const auto tokenizer = tokenizer_of(saved)) {
     for (const CheckpointPart& part : tokenizer_parts(*tokenizer)) part.write(folder.path() / part.name);
   }
+  if (config.form == HfForm::kRemoteCode) {
+    for (const auto& [name, content] : remote_code_files()) {
+      text_part(std::string(name), std::string(content)).write(folder.path() / name);
+    }
+  }
   text_part(kHfConfigName, config_json).write(folder.path() / kHfConfigName);
   folder.commit(options.overwrite);
-  fmt::print("{}: step {} as {} for DeepseekV3ForCausalLM\n", options.output, saved.step(), options.dtype);
+  fmt::print("{}: step {} as {} for {}{}\n", options.output, saved.step(), options.dtype, hf_class_name(config.form),
+             config.form == HfForm::kRemoteCode ? " (trust_remote_code=True)" : "");
 }
 
 void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
@@ -105,7 +186,7 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
 
 void add_convert_command(CLI::App& app) {
   auto options = std::make_shared<ConvertOptions>();
-  CLI::App* command = app.add_subcommand("convert", "Convert weights to and from Hugging Face's files (DeepseekV3)");
+  CLI::App* command = app.add_subcommand("convert", "Convert weights to and from Hugging Face's files");
   command->add_option("--to", options->to, "hf or tessera")->required()->check(CLI::IsMember({"hf", "tessera"}));
   command
       ->add_option(
@@ -115,6 +196,13 @@ void add_convert_command(CLI::App& app) {
       ->required();
   command->add_option("--output", options->output, "For hf: the new folder. For tessera: the folder that gets step-0")
       ->required();
+  CLI::Option* form =
+      command
+          ->add_option("--form", options->form,
+                       "Class of transformers: v2 (DeepseekV2ForCausalLM, softmax routers), v3 (DeepseekV3ForCausalLM, "
+                       "sigmoid routers), remote-code (any model; the folder brings its own code); auto: v2 or v3")
+          ->check(CLI::IsMember({"auto", "v2", "v3", "remote-code"}))
+          ->capture_default_str();
   CLI::Option* dtype = command->add_option("--dtype", options->dtype, "Type of the weights in Hugging Face's files")
                            ->check(CLI::IsMember({"float32", "bfloat16"}))
                            ->capture_default_str();
@@ -123,9 +211,9 @@ void add_convert_command(CLI::App& app) {
           ->check(is_number(1e-6, 1e6))
           ->capture_default_str();
   command->add_flag("--force", options->overwrite, "Replace what is there");
-  command->callback([options, dtype, max_shard] {
-    require(options->to == "hf" || (dtype->count() == 0 && max_shard->count() == 0),
-            "--dtype and --max-shard-gb are for --to hf; Tessera's checkpoints are in float32, in one file");
+  command->callback([options, form, dtype, max_shard] {
+    require(options->to == "hf" || (form->count() == 0 && dtype->count() == 0 && max_shard->count() == 0),
+            "--form, --dtype and --max-shard-gb are for --to hf; Tessera's checkpoints are in float32, in one file");
     const SavedModel saved(options->input);
     options->to == "hf" ? to_hf(*options, saved) : to_tessera(*options, saved);
   });

@@ -7,8 +7,32 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kModelType = "deepseek_v3";
-/// DeepseekV3RMSNorm's default, which transformers uses for the latents' norms.
+/// Model types by form, and the class that reads them.
+struct Family {
+  HfForm form;
+  const char* model_type;
+  const char* class_name;
+  const char* topk_method;
+};
+constexpr Family kFamilies[] = {
+    {HfForm::kDeepseekV2, "deepseek_v2", "DeepseekV2ForCausalLM", "greedy"},
+    {HfForm::kDeepseekV3, "deepseek_v3", "DeepseekV3ForCausalLM", "noaux_tc"},
+    {HfForm::kRemoteCode, "tessera", "TesseraForCausalLM", "noaux_tc"},
+};
+
+const Family& family_of(HfForm form) { return kFamilies[static_cast<std::size_t>(form)]; }
+
+const Family& family_of(const std::string& model_type, const std::string& where) {
+  for (const Family& family : kFamilies) {
+    if (model_type == family.model_type) return family;
+  }
+  fail(
+      "{}: \"model_type\" is \"{}\"; expected \"deepseek_v3\" (DeepSeek-V3), \"deepseek_v2\" (DeepSeek-V2-Lite) or "
+      "\"tessera\" (written by tessera convert --form remote-code)",
+      where, model_type);
+}
+
+/// Default of the RMSNorm classes of DeepseekV2 and DeepseekV3, which transformers uses for the latents' norms.
 constexpr float kHfLatentEps = 1e-6f;
 
 /// A number as people write it: 1e-05, not 9.999999747378752e-06.
@@ -45,13 +69,47 @@ void require_only(const Fields& fields, const char* key, const nlohmann::json& v
 
 }  // namespace
 
+const char* hf_class_name(HfForm form) { return family_of(form).class_name; }
+
+HfForm plain_hf_form(const ModelConfig& config) {
+  const bool has_softmax = config.n_dense_layers < config.n_layers && config.score_func == ScoreFunction::kSoftmax;
+  return has_softmax ? HfForm::kDeepseekV2 : HfForm::kDeepseekV3;
+}
+
+std::vector<std::string> hf_obstacles(const HfConfig& config) {
+  const ModelConfig& m = config.model;
+  std::vector<std::string> obstacles;
+  const auto add_if = [&](bool holds, const char* clause) {
+    if (holds) obstacles.emplace_back(clause);
+  };
+  if (config.form == HfForm::kRemoteCode) return obstacles;
+  if (config.form == HfForm::kDeepseekV2) {
+    add_if(m.dim % m.n_heads != 0, "it takes only a dim that is a multiple of n_heads");
+  }
+  if (!config.has_experts()) return obstacles;
+  add_if(m.num_shared_experts == 0, "it always has shared experts, and this model has none");
+  if (config.form == HfForm::kDeepseekV3) {
+    add_if(m.score_func != ScoreFunction::kSigmoid, "it scores experts with a sigmoid, this model with a softmax");
+    add_if(m.num_experts < 2 * std::max<std::int64_t>(m.n_expert_groups, 1),
+           "it needs two experts in every group, and this model has fewer");
+    return obstacles;
+  }
+  add_if(m.score_func != ScoreFunction::kSoftmax, "it scores experts with a softmax, this model with a sigmoid");
+  add_if(m.n_expert_groups > 1,
+         "it scores a group of experts by the best one, this model by the sum of the two best (n_expert_groups)");
+  add_if(m.route_norm, "it does not divide the routing weights by their sum, as this model does (route_norm)");
+  return obstacles;
+}
+
 std::string hf_config_json(const HfConfig& config, DType dtype) {
   const ModelConfig& m = config.model;
-  const bool has_experts = m.n_dense_layers < m.n_layers;
-  require(!has_experts || m.num_shared_experts > 0,
-          "a model without shared experts (model.args.num_shared_experts is 0) has no form as DeepseekV3ForCausalLM");
-  nlohmann::ordered_json json = {{"architectures", {"DeepseekV3ForCausalLM"}},
-                                 {"model_type", kModelType},
+  const Family& family = family_of(config.form);
+  const std::vector<std::string> obstacles = hf_obstacles(config);
+  require(obstacles.empty(), "{} cannot compute what this model does: {}", family.class_name,
+          fmt::join(obstacles, "; "));
+  const auto or_null = [](bool there, auto value) { return there ? nlohmann::ordered_json(value) : nullptr; };
+  nlohmann::ordered_json json = {{"architectures", {family.class_name}},
+                                 {"model_type", family.model_type},
                                  {"torch_dtype", dtype == DType::kFloat32 ? "float32" : "bfloat16"},
                                  {"vocab_size", m.vocab_size},
                                  {"hidden_size", m.dim},
@@ -61,7 +119,7 @@ std::string hf_config_json(const HfConfig& config, DType dtype) {
                                  {"num_nextn_predict_layers", m.num_mtp_modules},
                                  {"num_attention_heads", m.n_heads},
                                  {"num_key_value_heads", m.n_heads},
-                                 {"q_lora_rank", m.q_lora_rank > 0 ? nlohmann::ordered_json(m.q_lora_rank) : nullptr},
+                                 {"q_lora_rank", or_null(m.q_lora_rank > 0, m.q_lora_rank)},
                                  {"kv_lora_rank", m.kv_lora_rank},
                                  {"qk_nope_head_dim", m.qk_nope_head_dim},
                                  {"qk_rope_head_dim", m.qk_rope_head_dim},
@@ -73,7 +131,7 @@ std::string hf_config_json(const HfConfig& config, DType dtype) {
                                  {"moe_layer_freq", 1},
                                  {"n_group", std::max<std::int64_t>(m.n_expert_groups, 1)},
                                  {"topk_group", std::max<std::int64_t>(m.n_limited_groups, 1)},
-                                 {"topk_method", "noaux_tc"},
+                                 {"topk_method", family.topk_method},
                                  {"scoring_func", m.score_func == ScoreFunction::kSigmoid ? "sigmoid" : "softmax"},
                                  {"norm_topk_prob", m.route_norm},
                                  {"routed_scaling_factor", shortest(m.route_scale)},
@@ -88,7 +146,7 @@ std::string hf_config_json(const HfConfig& config, DType dtype) {
                                  {"rope_theta", shortest(m.rope_theta)},
                                  {"rope_interleave", true},
                                  {"rope_scaling", nullptr}};
-  if (config.seq_len > m.original_seq_len) {
+  if (config.uses_yarn()) {
     json["rope_scaling"] = {{"type", "yarn"},
                             {"factor", shortest(m.rope_factor)},
                             {"original_max_position_embeddings", m.original_seq_len},
@@ -96,33 +154,44 @@ std::string hf_config_json(const HfConfig& config, DType dtype) {
                             {"beta_slow", shortest(m.beta_slow)},
                             {"mscale", shortest(m.mscale)},
                             {"mscale_all_dim", shortest(m.mscale)}};
+    // Without it, transformers scales cosines and sines where mscale is 0.
+    if (m.mscale == 0.0f) json["rope_scaling"]["attention_factor"] = 1.0;
   }
-  if (config.bos_id >= 0) json["bos_token_id"] = config.bos_id;
-  if (config.eos_id >= 0) json["eos_token_id"] = config.eos_id;
+  if (config.form == HfForm::kRemoteCode) {
+    // transformers rewrites what it finds under "rope_scaling", and that differs between versions.
+    json["yarn"] = json["rope_scaling"];
+    json.erase("rope_scaling");
+    json["auto_map"] = {{"AutoConfig", "configuration_tessera.TesseraConfig"},
+                        {"AutoModelForCausalLM", "modeling_tessera.TesseraForCausalLM"}};
+  }
+  // Null, because the classes have defaults, which would end a text at a token that is no EOS.
+  json["bos_token_id"] = or_null(config.bos_id >= 0, config.bos_id);
+  json["eos_token_id"] = or_null(config.eos_id >= 0, config.eos_id);
   return json.dump(2) + "\n";
 }
 
-std::vector<std::string> hf_differences(const HfConfig& hf_config) {
-  const ModelConfig& config = hf_config.model;
+std::vector<std::string> hf_differences(const HfConfig& config) {
+  const ModelConfig& m = config.model;
   std::vector<std::string> differences;
-  const bool has_experts = config.n_dense_layers < config.n_layers;
-  if (has_experts && config.score_func == ScoreFunction::kSoftmax) {
-    differences.emplace_back("its router scores with a sigmoid; this model's is softmax, so its logits differ there");
-  }
-  if (config.norm_eps != kHfLatentEps) {
+  if (config.form == HfForm::kRemoteCode) return differences;
+  if (m.norm_eps != kHfLatentEps) {
     differences.push_back(
-        fmt::format("it normalises MLA's latents with epsilon {}; this model has {}", kHfLatentEps, config.norm_eps));
+        fmt::format("it normalises MLA's latents with epsilon {}; this model has norm_eps = {}, which changes its "
+                    "logits by a few 1e-5 of the largest",
+                    kHfLatentEps, m.norm_eps));
   }
-  if (hf_config.seq_len <= config.original_seq_len) return differences;
-  if (config.mscale == 0.0f) {
-    differences.emplace_back("its YaRN scales cosines and sines if mscale is 0, as it is here");
-  }
-  const double ratio = static_cast<double>(hf_config.seq_len) / static_cast<double>(config.original_seq_len);
-  if (ratio != static_cast<double>(config.rope_factor)) {
+  if (!config.uses_yarn()) return differences;
+  const double ratio = static_cast<double>(config.seq_len) / static_cast<double>(m.original_seq_len);
+  if (ratio != static_cast<double>(m.rope_factor)) {
     differences.push_back(
         fmt::format("versions before 5 scale RoPE by max_position_embeddings / original_max_position_embeddings = {}; "
                     "this model by {}",
-                    ratio, config.rope_factor));
+                    ratio, m.rope_factor));
+  }
+  if (config.form == HfForm::kDeepseekV2 && m.mscale != 0.0f) {
+    differences.emplace_back(
+        "versions up to 5.12, at least, do not scale the attention scores by mscale, so their logits are far off; 5.23 "
+        "does");
   }
   return differences;
 }
@@ -131,15 +200,20 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
   const std::string where = fmt::format("'{}'", source);
   const nlohmann::json json = parse_json(json_text, where);
   const Fields fields(json, where + ", $");
-  const std::string type = text(fields, "model_type", "");
-  require(type == kModelType, "{}: \"model_type\" is \"{}\"; only \"{}\" is implemented", where, type, kModelType);
+  const Family& family = family_of(fields.text("model_type"), where);
+  const bool is_v2 = family.form == HfForm::kDeepseekV2;
   require_only(fields, "hidden_act", "silu");
   require_only(fields, "attention_bias", false);
   require_only(fields, "tie_word_embeddings", false);
   require_only(fields, "moe_layer_freq", 1);
-  require_only(fields, "topk_method", "noaux_tc");
+  require_only(fields, "topk_method", family.topk_method);
   require_only(fields, "rope_interleave", true);
-  const std::string scores = text(fields, "scoring_func", "sigmoid");
+  if (is_v2) {
+    require_only(fields, "scoring_func", "softmax");
+    require_only(fields, "norm_topk_prob", false);
+    require_only(fields, "mlp_bias", false);
+  }
+  const std::string scores = text(fields, "scoring_func", is_v2 ? "softmax" : "sigmoid");
   require(scores == "sigmoid" || scores == "softmax", "{}: \"scoring_func\" is \"{}\"; expected sigmoid or softmax",
           where, scores);
   const std::int64_t heads = integer(fields, "num_attention_heads");
@@ -147,6 +221,7 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
           "{}: \"num_key_value_heads\" is not \"num_attention_heads\"", where);
 
   HfConfig config;
+  config.form = family.form;
   config.bos_id = integer(fields, "bos_token_id", -1);
   config.eos_id = integer(fields, "eos_token_id", -1);
   config.seq_len = integer(fields, "max_position_embeddings");
@@ -168,18 +243,25 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
   m.num_shared_experts = integer(fields, "n_shared_experts");
   m.top_k = integer(fields, "num_experts_per_tok");
   m.n_dense_layers = integer(fields, "first_k_dense_replace");
-  m.n_expert_groups = integer_or_null(fields, "n_group");
-  m.n_limited_groups = integer_or_null(fields, "topk_group");
-  if (m.n_expert_groups <= 1) m.n_expert_groups = m.n_limited_groups = 0;
+  if (!is_v2) {  // its method "greedy" does not look at groups
+    m.n_expert_groups = integer_or_null(fields, "n_group");
+    m.n_limited_groups = integer_or_null(fields, "topk_group");
+    if (m.n_expert_groups <= 1) m.n_expert_groups = m.n_limited_groups = 0;
+  }
   m.score_func = scores == "sigmoid" ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax;
-  m.route_norm = fields.find("norm_topk_prob") == nullptr || fields.flag("norm_topk_prob");
+  m.route_norm = fields.find("norm_topk_prob") == nullptr ? !is_v2 : fields.flag("norm_topk_prob");
   m.route_scale = number(fields, "routed_scaling_factor");
   m.norm_eps = number(fields, "rms_norm_eps", 1e-6f);
   m.rope_theta = number(fields, "rope_theta", 10000.0f);
   m.eos_id = config.eos_id;
   // transformers 5 writes "rope_parameters" with the base in it, older versions "rope_scaling".
   m.original_seq_len = config.seq_len;
-  const char* rope_key = fields.find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
+  const char* rope_key = "rope_scaling";
+  if (family.form == HfForm::kRemoteCode) {
+    rope_key = "yarn";
+  } else if (fields.find("rope_parameters") != nullptr) {
+    rope_key = "rope_parameters";
+  }
   if (const nlohmann::json* rope_object = fields.find(rope_key)) {
     const Fields rope(*rope_object, fields.place_of(rope_key));
     m.rope_theta = number(rope, "rope_theta", m.rope_theta);
@@ -193,9 +275,11 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
       m.beta_slow = number(rope, "beta_slow", 1.0f);
       // With other values transformers scales cosines and sines as well.
       m.mscale = number(rope, "mscale_all_dim");
-      require(number(rope, "mscale") == m.mscale && m.mscale > 0.0f,
-              "{}: \"mscale\" and \"mscale_all_dim\" are not the same number above 0, which is not implemented", where);
-      require(rope.find("attention_factor") == nullptr, "{}: \"attention_factor\" is not implemented", where);
+      require(number(rope, "mscale") == m.mscale,
+              "{}: \"mscale\" and \"mscale_all_dim\" are not the same number, which is not implemented", where);
+      require(m.mscale != 0.0f || rope.find("attention_factor") != nullptr,
+              "{}: \"mscale\" is 0 without \"attention_factor\": 1, which is not implemented", where);
+      require_only(rope, "attention_factor", 1);
       require_only(rope, "truncate", true);
       require(
           m.original_seq_len < config.seq_len,

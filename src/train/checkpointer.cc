@@ -377,6 +377,10 @@ bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& par
     // Weights fit other numbers as well, as long as no shape differs; then they are not this model's.
     JobConfig given = config, other = config;
     other.model.args = saved.config().model;
+    // One group of experts is none, and Hugging Face's files do not tell the two apart.
+    for (ModelConfig* model : {&given.model.args, &other.model.args}) {
+      if (model->n_expert_groups <= 1) model->n_expert_groups = model->n_limited_groups = 0;
+    }
     const auto values = config_table(given).describe(), saved_values = config_table(other).describe();
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (!values[i].key.starts_with("model.args.") || is_of_training(values[i].key)) continue;

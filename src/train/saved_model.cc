@@ -16,6 +16,10 @@ constexpr const char* kBytes = "bytes";
 /// Numbers per call of a sink.
 constexpr std::int64_t kChunk = 1 << 20;
 
+bool holds(HfForm form, const std::string& name) {
+  return form != HfForm::kDeepseekV2 || !name.ends_with(".expert_bias");
+}
+
 }  // namespace
 
 SavedModel::SavedModel(const fs::path& path, const VerifyShare& share) : path_(path) {
@@ -56,6 +60,8 @@ SavedModel::SavedModel(const fs::path& path, const VerifyShare& share) : path_(p
 }
 
 void SavedModel::read(const std::string& name, const Shape& shape, const FloatSink& sink) const {
+  if (hf_ && !holds(config_.form, name))
+    return sink(std::vector<float>(static_cast<std::size_t>(shape.num_elements())));
   if (hf_) return read_hf_parameter(*hf_, name, shape, config_.model.n_layers, sink);
   read(name, shape, 0, shape.num_elements(), sink);
 }
@@ -73,13 +79,20 @@ void SavedModel::read(const std::string& name, const Shape& shape, std::int64_t 
 }
 
 void SavedModel::require_same_tensors(std::span<const NamedTensor> tensors) const {
-  if (hf_) return tessera::require_same_tensors(*hf_, tensors, config_.model.n_layers);
+  if (hf_) {
+    return tessera::require_same_tensors(*hf_, hf_parameters({tensors.begin(), tensors.end()}, config_.form),
+                                         config_.model.n_layers);
+  }
   require(checkpoint_->num_tensors() == tensors.size(), "'{}' holds {} tensors, this model has {}", path_.string(),
           checkpoint_->num_tensors(), tensors.size());
 }
 
 void SavedModel::load(Parameters& parameters, const ModelConfig& model) const {
   require_same_tensors(tensor_names(Model(model, {.seq_len = 1}).parameters()));
+  load_tensors(parameters);
+}
+
+void SavedModel::load_tensors(Parameters& parameters) const {
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const std::string& name = parameters.spec(id).name;
     const Shape& shape = parameters.spec(id).shape;
@@ -117,6 +130,11 @@ std::vector<NamedTensor> tensor_names(const Parameters& parameters) {
   };
   for (ParamId id = 0; id < parameters.size(); ++id) add(parameters.spec(id));
   for (ParamId id = 0; id < parameters.num_buffers(); ++id) add(parameters.buffer_spec(id));
+  return tensors;
+}
+
+std::vector<NamedTensor> hf_parameters(std::vector<NamedTensor> tensors, HfForm form) {
+  std::erase_if(tensors, [&](const NamedTensor& tensor) { return !holds(form, tensor.name); });
   return tensors;
 }
 

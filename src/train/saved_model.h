@@ -33,6 +33,8 @@ class SavedModel {
   /// are not the whole parameter only the masters are set. Throws Error unless the folder has exactly the model's
   /// tensors.
   void load(Parameters& parameters, const ModelConfig& model) const;
+  /// The same for some of the model's tensors: those that `parameters` has.
+  void load_tensors(Parameters& parameters) const;
   /// Hands out a parameter's or a buffer's numbers in order, a chunk per call.
   void read(const std::string& name, const Shape& shape, const FloatSink& sink) const;
   /// The numbers [begin, end) of it; of a checkpoint only.
@@ -53,6 +55,9 @@ class SavedModel {
 
 /// All parameters' and buffers' names and shapes, without numbers.
 std::vector<NamedTensor> tensor_names(const Parameters& parameters);
+
+/// Those of a model's tensors that a folder of this form holds: a DeepseekV2 router has no expert bias.
+std::vector<NamedTensor> hf_parameters(std::vector<NamedTensor> tensors, HfForm form);
 
 /// The files by which a folder of weights keeps its tokenizer, and what a checkpoint's state says of it.
 std::vector<CheckpointPart> tokenizer_parts(const data::Tokenizer& tokenizer);

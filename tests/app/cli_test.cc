@@ -518,6 +518,62 @@ std::map<std::string, std::string> contents_of(const std::filesystem::path& fold
   return contents;
 }
 
+/// For each form, from the files that transformers has read.
+TEST_F(Cli, ConvertingGoldenFilesThereAndBackChangesNoBit) {
+  const std::filesystem::path tests = TESSERA_TEST_DATA;
+  for (const std::string name : {"v2", "v2_yarn", "remote_code"}) {
+    const std::string golden = tests / "golden/hf" / name, tessera = scratch_ / (name + "-tessera"),
+                      back = scratch_ / (name + "-back");
+    EXPECT_EQ(run({"convert", "--to", "tessera", "--input", golden, "--output", tessera}).status, 0);
+    const Finished there = run({"convert", "--to", "hf", "--input", tessera, "--output", back, "--dtype", "float32",
+                                "--max-shard-gb", "0.0002", "--form", name == "remote_code" ? "remote-code" : "auto"});
+    EXPECT_EQ(there.status, 0) << there.output;
+    auto expected = contents_of(golden);
+    expected.erase("golden.safetensors");
+    if (name == "remote_code") expected.merge(contents_of(tests.parent_path() / "src/checkpoint/transformers"));
+    EXPECT_GE(expected.size(), 4u);
+    EXPECT_TRUE(contents_of(back) == expected) << name;
+  }
+}
+
+TEST_F(Cli, ConvertingRefusesAFormThatIsNotExact) {
+  const auto train = [&](std::vector<std::string> more) {
+    std::filesystem::remove_all(scratch_ / "outputs");
+    more.emplace_back("--training.steps=2");
+    const Finished finished = run(train_arguments(more));
+    EXPECT_EQ(finished.status, 0) << finished.output;
+  };
+  const auto convert = [&](const std::string& form) {
+    return run({"convert", "--to", "hf", "--form", form, "--input", scratch_ / "outputs", "--output", scratch_ / "hf"});
+  };
+  const auto refused = [&](const std::string& form, const std::vector<std::string>& parts) {
+    const Finished finished = convert(form);
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    for (const std::string& part : parts) EXPECT_THAT(finished.output, HasSubstr(part));
+    EXPECT_THAT(finished.output, HasSubstr("--form remote-code"));
+    EXPECT_FALSE(std::filesystem::exists(scratch_ / "hf"));
+  };
+  train({});
+  refused("auto",
+          {"DeepseekV2ForCausalLM", "expert bias", "on 256 tokens of a sample text, ", "selections of layers.1.moe"});
+  refused("v3", {"DeepseekV3ForCausalLM", "sigmoid"});
+  train({"--model.args.load_balance_coeff=0", "--model.args.n_expert_groups=4", "--model.args.n_limited_groups=2"});
+  refused("auto", {"sum of the two best", "selections of layers.1.moe"});
+
+  const std::vector<std::string> plain = {"--model.args.load_balance_coeff=0", "--model.args.n_expert_groups=1",
+                                          "--model.args.n_limited_groups=1"};
+  train(plain);
+  const Finished exact = convert("auto");
+  EXPECT_EQ(exact.status, 0) << exact.output;
+  EXPECT_THAT(exact.output, AllOf(HasSubstr("for DeepseekV2ForCausalLM"), HasSubstr("epsilon")));
+  // The folder does not tell one group from none.
+  std::vector<std::string> start = plain;
+  start.insert(start.end(), {"--checkpoint.initial_load_path=" + (scratch_ / "hf").string(),
+                             "--checkpoint.initial_load_in_hf", "--job.dump_folder=" + (scratch_ / "more").string()});
+  const Finished started = run(train_arguments(start));
+  EXPECT_EQ(started.status, 0) << started.output;
+}
+
 TEST_F(Cli, ConvertingThereAndBackChangesNoBit) {
   const auto convert = [&](const std::vector<std::string>& arguments) {
     std::vector<std::string> all = {"convert"};
@@ -527,7 +583,6 @@ TEST_F(Cli, ConvertingThereAndBackChangesNoBit) {
   };
   const std::string golden = std::string(TESSERA_TEST_DATA) + "/golden/hf/groups", tessera = scratch_ / "tessera",
                     back = scratch_ / "back", rounded = scratch_ / "rounded", again = scratch_ / "again";
-  // The files that transformers has read.
   convert({"--to", "tessera", "--input", golden, "--output", tessera});
   convert({"--to", "hf", "--input", tessera, "--output", back, "--dtype", "float32", "--max-shard-gb", "0.0002"});
   auto expected = contents_of(golden);
@@ -563,10 +618,9 @@ TEST_F(Cli, ConvertingThereAndBackChangesNoBit) {
 TEST_F(Cli, ConvertingKeepsMultiTokenPredictionAndTheTokenizer) {
   ASSERT_EQ(run(train_arguments({"--model.args.num_mtp_modules=1", "--training.steps=2"})).status, 0);
   const std::string hf = scratch_ / "hf", back = scratch_ / "back";
-  const Finished there =
-      run({"convert", "--to", "hf", "--input", scratch_ / "outputs", "--output", hf, "--dtype", "float32"});
+  const Finished there = run({"convert", "--to", "hf", "--form", "remote-code", "--input", scratch_ / "outputs",
+                              "--output", hf, "--dtype", "float32"});
   EXPECT_EQ(there.status, 0) << there.output;
-  EXPECT_THAT(there.output, AllOf(HasSubstr("softmax"), HasSubstr("epsilon")));  // what transformers does differently
   EXPECT_THAT(read_text_file(hf + "/model.safetensors.index.json"),
               AllOf(HasSubstr("model.layers.2.eh_proj.weight"), HasSubstr("model.layers.2.shared_head.head.weight"),
                     HasSubstr("model.layers.2.embed_tokens.weight")));

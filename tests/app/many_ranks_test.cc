@@ -275,9 +275,9 @@ TEST_F(ManyRanks, ShardsConvertAsOneFileDoes) {
     const Finished finished = run(arguments);
     EXPECT_EQ(finished.status, 0) << finished.output;
   };
-  convert("hf", scratch_ / "outputs", scratch_ / "hf", {"--dtype", "float32"});
+  convert("hf", scratch_ / "outputs", scratch_ / "hf", {"--dtype", "float32", "--form", "remote-code"});
   convert("tessera", scratch_ / "hf", scratch_ / "one");
-  convert("hf", scratch_ / "one", scratch_ / "again", {"--dtype", "float32"});
+  convert("hf", scratch_ / "one", scratch_ / "again", {"--dtype", "float32", "--form", "remote-code"});
   EXPECT_TRUE(fs::exists(scratch_ / "one" / "step-0" / "model.safetensors"));
   std::size_t num_files = 0;
   for (const auto& entry : fs::directory_iterator(scratch_ / "hf")) {

@@ -1,10 +1,11 @@
 """Golden logits of Hugging Face's transformers, on weights that `tessera convert` exported.
 
-Trains small models for a few steps, exports them with `tessera convert --to hf`, loads the exported folders with
-DeepseekV3ForCausalLM (asserting that no key is missing or unexpected) and stores its logits beside them:
+Trains small models, exports them with `tessera convert --to hf`, loads the exported folders (asserting that no key is
+missing or unexpected), and stores what transformers computes beside them:
 
-    tests/golden/hf/<case>/            the exported folder: config.json, index, shards in float32
-    tests/golden/hf/<case>/golden.safetensors   tokens [B, S] int32, logits [B, S, V] float32 of transformers
+    tests/golden/hf/<case>/            the exported folder: config.json, index, shards in float32; no Python files
+    tests/golden/hf/<case>/golden.safetensors   tokens [B, S] int32, logits [B, S, V] float32,
+                                                prompts [B, P] int32, greedy [B, N] int32 that continue them
     tests/golden/hf/fp8/               case "groups" in DeepSeek's FP8 form; logits are of the dequantized weights
 
     python make_hf_goldens.py --tessera ../../build/release/src/app/tessera
@@ -31,28 +32,53 @@ TEXT = "\n".join(
 COMMON = """
 [model.args]
 vocab_size = 260
+qk_rope_head_dim = 8
+num_experts = 8
+"""
+SIGMOID = """
 dim = 48
 inter_dim = 64
 moe_inter_dim = 24
 n_layers = 3
-n_dense_layers = 1
 n_heads = 3
 norm_eps = 1e-6
-num_experts = 8
 score_func = "sigmoid"
 load_balance_coeff = 0.05
 kv_lora_rank = 32
 qk_nope_head_dim = 16
-qk_rope_head_dim = 8
 v_head_dim = 12
 """
+SOFTMAX = """
+dim = 32
+inter_dim = 48
+moe_inter_dim = 16
+n_heads = 2
+kv_lora_rank = 16
+qk_nope_head_dim = 8
+v_head_dim = 8
+"""
+YARN = "original_seq_len = 16\nrope_factor = 8.0\n"
+# Class of transformers, training steps, model.args.
 CASES = {
-    # query compression, expert groups, normalised and scaled routing weights
-    "groups": "num_shared_experts = 1\ntop_k = 3\nq_lora_rank = 20\nroute_norm = true\nroute_scale = 2.5\n"
-    "n_expert_groups = 4\nn_limited_groups = 2\n",
-    # none of these; YaRN, because sequences are longer than original_seq_len
-    "yarn": "num_shared_experts = 2\ntop_k = 2\noriginal_seq_len = 16\nrope_factor = 8.0\nmscale = 0.7\n",
+    # Query compression, expert groups, normalised and scaled routing weights.
+    "groups": ("DeepseekV3ForCausalLM", 30, SIGMOID + "num_shared_experts = 1\ntop_k = 3\nq_lora_rank = 20\n"
+               "route_norm = true\nroute_scale = 2.5\nn_expert_groups = 4\nn_limited_groups = 2\n"),
+    # None of these; YaRN, because sequences are longer than original_seq_len.
+    "yarn": ("DeepseekV3ForCausalLM", 30, SIGMOID + YARN + "num_shared_experts = 2\ntop_k = 2\nmscale = 0.7\n"),
+    # What makes the plain form of a softmax router exact: experts are balanced by the loss alone.
+    "v2": ("DeepseekV2ForCausalLM", 300, SOFTMAX + "n_layers = 4\nnorm_eps = 1e-6\nload_balance_coeff = 0.0\n"
+           "seq_balance_loss_coeff = 0.001\n"),
+    # The same with query compression, two dense layers, YaRN with mscale, and scaled routing weights.
+    "v2_yarn": ("DeepseekV2ForCausalLM", 300, SOFTMAX + YARN + "n_layers = 4\nnorm_eps = 1e-6\nload_balance_coeff = 0.0\n"
+                "seq_balance_loss_coeff = 0.001\nq_lora_rank = 12\nn_dense_layers = 2\nmscale = 0.7\n"
+                "route_scale = 2.0\ntop_k = 2\n"),
+    # What neither class computes: softmax scores with an expert bias, groups, no shared experts, norm_eps in MLA's
+    # norms, YaRN without mscale; and a module of multi-token prediction, which transformers does not load.
+    "remote_code": ("TesseraForCausalLM", 300, SOFTMAX + YARN + "norm_eps = 1e-3\nnum_shared_experts = 0\n"
+                    "route_norm = true\nn_expert_groups = 4\nn_limited_groups = 2\nmscale = 0.0\n"
+                    "num_mtp_modules = 1\nn_layers = 3\n"),
 }
+NUM_PROMPT_TOKENS, NUM_NEW_TOKENS = 16, 32
 
 
 def run(*command):
@@ -60,23 +86,40 @@ def run(*command):
     subprocess.run([str(part) for part in command], check=True)
 
 
-def logits_of(folder, tokens):
+def load(folder, class_name):
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, trust_remote_code=True
     )
-    assert type(model).__name__ == "DeepseekV3ForCausalLM", type(model)
+    assert type(model).__name__ == class_name, type(model)
     assert not info["missing_keys"], info["missing_keys"]
     assert not info["unexpected_keys"], info["unexpected_keys"]
     assert not info["mismatched_keys"], info["mismatched_keys"]
-    with torch.no_grad():
-        return model.eval()(input_ids=tokens.long(), use_cache=False).logits.float()
+    return model.eval()
 
 
-def store_golden(folder, tokens, logits):
-    save_file({"tokens": tokens.int(), "logits": logits.contiguous()}, folder / "golden.safetensors")
+@torch.no_grad()
+def store_golden(folder, model):
+    """Logits of random tokens, and how texts go on; no choice of a token is a near-tie."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, 256, (2, 48), generator=generator)
+    logits = model(input_ids=tokens, use_cache=False).logits.float()
+    prompts = torch.tensor([list(TEXT[at : at + NUM_PROMPT_TOKENS].encode()) for at in (0, 100)])
+    model.generation_config.eos_token_id = None
+    texts = model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=NUM_NEW_TOKENS, do_sample=False
+    )
+    best = model(input_ids=texts, use_cache=False).logits[:, NUM_PROMPT_TOKENS - 1 : -1].topk(2)
+    greedy = texts[:, NUM_PROMPT_TOKENS:]
+    margin = (best.values[..., 0] - best.values[..., 1]).min()
+    assert torch.equal(best.indices[..., 0], greedy) and margin > 1e-3, margin
+    print(f"{folder.name}: logits up to {logits.abs().max():.3f}, greedy margin {margin:.4f}, {bytes(greedy[0].tolist())}")
+    golden = {"tokens": tokens, "prompts": prompts, "greedy": greedy}
+    golden = {name: numbers.int().contiguous() for name, numbers in golden.items()}
+    save_file(golden | {"logits": logits.contiguous()}, folder / "golden.safetensors")
 
 
-def export_case(tessera, name, args, work):
+def export_case(tessera, name, work):
+    class_name, steps, args = CASES[name]
     (work / "text.txt").write_text(TEXT)
     data = work / "data"
     if not data.exists():
@@ -85,21 +128,20 @@ def export_case(tessera, name, args, work):
     config = work / f"{name}.toml"
     config.write_text(COMMON + args)
     out = work / name
-    run(tessera, "train", config, f"--job.dump_folder={out}", f"--training.dataset_path={data}", "--training.steps=30",
+    run(tessera, "train", config, f"--job.dump_folder={out}", f"--training.dataset_path={data}", f"--training.steps={steps}",
         "--training.seq_len=64", "--training.local_batch_size=4", "--training.mixed_precision_param=float32",
         "--checkpoint.enable", "--optimizer.lr=0.01", "--lr_scheduler.warmup_steps=2")
     folder = GOLDEN / name
     shutil.rmtree(folder, ignore_errors=True)
-    run(tessera, "convert", "--to", "hf", "--input", out, "--output", folder, "--dtype", "float32", "--max-shard-gb",
-        "0.0002")
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, 256, (2, 48), generator=generator)
-    logits = logits_of(folder, tokens)
-    print(f"{name}: logits up to {logits.abs().max():.3f}")
-    store_golden(folder, tokens, logits)
+    form = "remote-code" if class_name == "TesseraForCausalLM" else "auto"
+    convert = [tessera, "convert", "--to", "hf", "--form", form, "--input", out]
+    run(*convert, "--output", folder, "--dtype", "float32", "--max-shard-gb", "0.0002")
+    store_golden(folder, load(folder, class_name))
+    for file in folder.glob("*.py"):
+        file.unlink()  # the test compares them with src/checkpoint/transformers
     # The same in bfloat16 must load, too.
-    run(tessera, "convert", "--to", "hf", "--input", out, "--output", work / f"{name}-bf16")
-    logits_of(work / f"{name}-bf16", tokens)
+    run(*convert, "--output", work / f"{name}-bf16")
+    load(work / f"{name}-bf16", class_name)
 
 
 def quantize(weight):
@@ -146,8 +188,7 @@ def make_fp8(work):
     save_file(stored, folder / "model-00001-of-00001.safetensors", metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": {name: "model-00001-of-00001.safetensors" for name in sorted(stored)}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
-    tokens = load_file(source / "golden.safetensors")["tokens"]
-    store_golden(folder, tokens, logits_of(plain, tokens))
+    store_golden(folder, load(plain, CASES["groups"][0]))
 
 
 def main():
@@ -156,8 +197,8 @@ def main():
     options = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as work:
-        for name, args in CASES.items():
-            export_case(options.tessera.resolve(), name, args, pathlib.Path(work))
+        for name in CASES:
+            export_case(options.tessera.resolve(), name, pathlib.Path(work))
         make_fp8(pathlib.Path(work))
 
 

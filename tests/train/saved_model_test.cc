@@ -9,6 +9,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "model/decoder.h"
 #include "mx/formats.h"
 #include "tests/compare.h"
 #include "tests/data/support.h"
@@ -22,28 +23,58 @@ using data::Scratch;
 
 fs::path golden(const std::string& name) { return fs::path(TESSERA_TEST_DATA) / "golden" / "hf" / name; }
 
-class HfLogits : public ::testing::TestWithParam<const char*> {};
+template <typename T>
+std::vector<T> numbers_of(const SafetensorsEntry& entry) {
+  std::vector<T> numbers(entry.bytes.size() / sizeof(T));
+  std::memcpy(numbers.data(), entry.bytes.data(), entry.bytes.size());
+  return numbers;
+}
 
-TEST_P(HfLogits, AreThoseOfTransformers) {
-  const SafetensorsFile file(golden(GetParam()) / "golden.safetensors");
-  const SafetensorsEntry& entry = file.at("tokens");
-  std::vector<std::int32_t> tokens(entry.bytes.size() / sizeof(std::int32_t));
-  std::memcpy(tokens.data(), entry.bytes.data(), entry.bytes.size());
-  std::vector<float> expected(file.at("logits").bytes.size() / sizeof(float));
-  std::memcpy(expected.data(), file.at("logits").bytes.data(), file.at("logits").bytes.size());
+/// What transformers computes from each folder.
+class HfModel : public ::testing::TestWithParam<const char*> {
+ protected:
+  HfModel()
+      : file_(golden(GetParam()) / "golden.safetensors"),
+        saved_(golden(GetParam())),
+        model_(saved_.config().model,
+               {.compute = DType::kFloat32, .seq_len = saved_.config().seq_len, .max_tokens = 128}) {
+    model_.parameters().allocate_weights(DType::kFloat32);
+    saved_.load(model_.parameters(), saved_.config().model);
+  }
 
-  const SavedModel saved(golden(GetParam()));
-  Model model(saved.config().model, {.compute = DType::kFloat32,
-                                     .seq_len = saved.config().seq_len,
-                                     .max_tokens = static_cast<std::int64_t>(tokens.size())});
-  model.parameters().allocate_weights(DType::kFloat32);
-  saved.load(model.parameters(), saved.config().model);
-  const std::vector<float> logits = forward_logits(model, tokens, entry.shape[0]);
+  SafetensorsFile file_;
+  SavedModel saved_;
+  Model model_;
+};
+
+TEST_P(HfModel, LogitsAreThoseOfTransformers) {
+  const SafetensorsEntry& entry = file_.at("tokens");
+  const auto tokens = numbers_of<std::int32_t>(entry);
+  const auto expected = numbers_of<float>(file_.at("logits"));
+  const std::vector<float> logits = forward_logits(model_, tokens, entry.shape[0]);
   EXPECT_LE(relative_difference(logits, expected), 1e-5);
   EXPECT_GT(*std::max_element(expected.begin(), expected.end()), 1.0f);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, HfLogits, ::testing::Values("groups", "yarn", "fp8"));
+TEST_P(HfModel, GreedyTextIsThatOfTransformers) {
+  const SafetensorsEntry &prompts = file_.at("prompts"), &greedy = file_.at("greedy");
+  const auto prompt_ids = numbers_of<std::int32_t>(prompts), expected = numbers_of<std::int32_t>(greedy);
+  const std::int64_t num_prompt = prompts.shape[1], num_new = greedy.shape[1];
+  Decoder decoder(model_, {.seq_len = saved_.config().seq_len, .num_slots = 1, .num_positions = num_prompt + num_new});
+  std::vector<std::int32_t> texts;
+  for (std::int64_t text = 0; text < prompts.shape[0]; ++text) {
+    std::span<const float> logits = decoder.prefill(
+        0, std::span(prompt_ids)
+               .subspan(static_cast<std::size_t>(text * num_prompt), static_cast<std::size_t>(num_prompt)));
+    for (std::int64_t i = 0; i < num_new; ++i) {
+      if (i > 0) logits = decoder.decode(std::span(texts).last(1));
+      texts.push_back(static_cast<std::int32_t>(std::ranges::max_element(logits) - logits.begin()));
+    }
+  }
+  EXPECT_EQ(texts, expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, HfModel, ::testing::Values("groups", "yarn", "fp8", "v2", "v2_yarn", "remote_code"));
 
 TEST(HfNames, OfDeepSeekV3) {
   const auto names = [](const std::string& name, const Shape& shape) {
@@ -212,21 +243,144 @@ TEST(HfConfigJson, RoundTripsWhatItHolds) {
   config.seq_len = 8192;
   config.bos_id = 0;
   config.eos_id = 1;
-  const std::string text = hf_config_json(config, DType::kBFloat16);
-  EXPECT_THAT(text, ::testing::HasSubstr("\"rms_norm_eps\": 1e-06"));
-  EXPECT_EQ(hf_config_json(parse_hf_config(text, "config.json"), DType::kBFloat16), text);
+  const auto expect_round_trip = [&] {
+    const std::string text = hf_config_json(config, DType::kBFloat16);
+    const HfConfig parsed = parse_hf_config(text, "config.json");
+    EXPECT_EQ(parsed.form, config.form);
+    EXPECT_EQ(parsed.model.mscale, config.model.mscale);
+    EXPECT_EQ(parsed.model.score_func, config.model.score_func);
+    EXPECT_EQ(hf_config_json(parsed, DType::kBFloat16), text);
+    return text;
+  };
+  EXPECT_THAT(expect_round_trip(), ::testing::HasSubstr("\"rms_norm_eps\": 1e-06"));
+  config.model.mscale = 0.0f;
+  EXPECT_THAT(expect_round_trip(), ::testing::HasSubstr("\"attention_factor\": 1.0"));
+  config.form = HfForm::kRemoteCode;
+  config.bos_id = config.eos_id = config.model.eos_id = -1;
+  EXPECT_THAT(expect_round_trip(), ::testing::HasSubstr("\"eos_token_id\": null"));
+  config.model = model_flavor("236B");
+  config.model.num_shared_experts = 0;
+  expect_round_trip();
+  config.model = model_flavor("16B");
+  config.form = HfForm::kDeepseekV2;
+  EXPECT_THAT(expect_round_trip(), ::testing::HasSubstr("\"topk_method\": \"greedy\""));
 }
 
 TEST(HfConfigJson, SaysWhatTransformersDoesDifferently) {
+  using ::testing::ElementsAre;
+  using ::testing::HasSubstr;
   HfConfig config{.model = model_flavor("671B"), .seq_len = 4096};
+  EXPECT_THAT(hf_differences(config), ElementsAre(HasSubstr("epsilon 1e-06")));
   config.model.norm_eps = 1e-6f;
   EXPECT_TRUE(hf_differences(config).empty());
   config.seq_len = 163840;  // 40 times the original length, as DeepSeek-V3's
   EXPECT_TRUE(hf_differences(config).empty());
   config.seq_len = 8192;
-  EXPECT_THAT(hf_differences(config), ::testing::ElementsAre(::testing::HasSubstr("versions before 5")));
+  EXPECT_THAT(hf_differences(config), ElementsAre(HasSubstr("versions before 5")));
+  config.form = HfForm::kDeepseekV2;
+  EXPECT_THAT(hf_differences(config), ElementsAre(HasSubstr("scale RoPE"), HasSubstr("mscale")));
   config.model.mscale = 0.0f;
-  EXPECT_EQ(hf_differences(config).size(), 2u);
+  EXPECT_THAT(hf_differences(config), ElementsAre(HasSubstr("scale RoPE")));
+  config.model.norm_eps = 1e-5f;
+  config.form = HfForm::kRemoteCode;
+  EXPECT_TRUE(hf_differences(config).empty());
+}
+
+TEST(HfConfigJson, SaysWhyAFormCannotHoldAModel) {
+  using ::testing::ElementsAre;
+  using ::testing::HasSubstr;
+  const auto obstacles = [](const ModelConfig& model, HfForm form) {
+    return hf_obstacles({.model = model, .form = form, .seq_len = 8});
+  };
+  for (const std::string& flavor : model_flavor_names()) {
+    EXPECT_TRUE(obstacles(model_flavor(flavor), HfForm::kRemoteCode).empty());
+  }
+  ModelConfig softmax = model_flavor("16B"), sigmoid = model_flavor("671B");
+  EXPECT_EQ(plain_hf_form(softmax), HfForm::kDeepseekV2);
+  EXPECT_EQ(plain_hf_form(sigmoid), HfForm::kDeepseekV3);
+  EXPECT_TRUE(obstacles(softmax, HfForm::kDeepseekV2).empty());
+  EXPECT_TRUE(obstacles(sigmoid, HfForm::kDeepseekV3).empty());
+  EXPECT_THAT(obstacles(softmax, HfForm::kDeepseekV3), ElementsAre(HasSubstr("sigmoid")));
+  EXPECT_THAT(obstacles(sigmoid, HfForm::kDeepseekV2),
+              ElementsAre(HasSubstr("softmax"), HasSubstr("n_expert_groups"), HasSubstr("route_norm")));
+  EXPECT_THAT(obstacles(model_flavor("236B"), HfForm::kDeepseekV2), ElementsAre(HasSubstr("n_expert_groups")));
+  expect_error([] { hf_config_json({.model = model_flavor("236B"), .form = HfForm::kDeepseekV2}, DType::kFloat32); },
+               {"DeepseekV2ForCausalLM", "n_expert_groups"});
+  softmax.n_expert_groups = softmax.n_limited_groups = 1;
+  EXPECT_TRUE(obstacles(softmax, HfForm::kDeepseekV2).empty());
+  softmax.n_heads = 15;
+  softmax.num_shared_experts = 0;
+  EXPECT_THAT(obstacles(softmax, HfForm::kDeepseekV2), ElementsAre(HasSubstr("n_heads"), HasSubstr("shared experts")));
+  sigmoid.n_expert_groups = sigmoid.n_limited_groups = 256;
+  EXPECT_THAT(obstacles(sigmoid, HfForm::kDeepseekV3), ElementsAre(HasSubstr("two experts")));
+  softmax.n_dense_layers = softmax.n_layers;  // then routers do not matter
+  EXPECT_EQ(plain_hf_form(softmax), HfForm::kDeepseekV3);
+  EXPECT_TRUE(obstacles(softmax, HfForm::kDeepseekV3).empty());
+}
+
+/// As DeepSeek-V2-Lite is published, without the keys that nobody here reads.
+TEST(HfConfigJson, ReadsDeepSeekV2Lite) {
+  const nlohmann::json published = {{"architectures", {"DeepseekV2ForCausalLM"}},
+                                    {"model_type", "deepseek_v2"},
+                                    {"attention_bias", false},
+                                    {"bos_token_id", 100000},
+                                    {"eos_token_id", 100001},
+                                    {"first_k_dense_replace", 1},
+                                    {"hidden_act", "silu"},
+                                    {"hidden_size", 2048},
+                                    {"intermediate_size", 10944},
+                                    {"kv_lora_rank", 512},
+                                    {"max_position_embeddings", 163840},
+                                    {"moe_intermediate_size", 1408},
+                                    {"moe_layer_freq", 1},
+                                    {"n_group", 1},
+                                    {"n_routed_experts", 64},
+                                    {"n_shared_experts", 2},
+                                    {"norm_topk_prob", false},
+                                    {"num_attention_heads", 16},
+                                    {"num_experts_per_tok", 6},
+                                    {"num_hidden_layers", 27},
+                                    {"num_key_value_heads", 16},
+                                    {"q_lora_rank", nullptr},
+                                    {"qk_nope_head_dim", 128},
+                                    {"qk_rope_head_dim", 64},
+                                    {"rms_norm_eps", 1e-6},
+                                    {"rope_scaling",
+                                     {{"beta_fast", 32},
+                                      {"beta_slow", 1},
+                                      {"factor", 40},
+                                      {"mscale", 0.707},
+                                      {"mscale_all_dim", 0.707},
+                                      {"original_max_position_embeddings", 4096},
+                                      {"type", "yarn"}}},
+                                    {"rope_theta", 10000},
+                                    {"routed_scaling_factor", 1.0},
+                                    {"scoring_func", "softmax"},
+                                    {"tie_word_embeddings", false},
+                                    {"topk_group", 1},
+                                    {"topk_method", "greedy"},
+                                    {"v_head_dim", 128},
+                                    {"vocab_size", 102400}};
+  const HfConfig config = parse_hf_config(published.dump(), "config.json");
+  EXPECT_EQ(config.form, HfForm::kDeepseekV2);
+  ModelConfig expected = model_flavor("16B");
+  EXPECT_EQ(config.model.num_experts, expected.num_experts);
+  EXPECT_EQ(config.model.top_k, expected.top_k);
+  EXPECT_EQ(config.model.score_func, ScoreFunction::kSoftmax);
+  EXPECT_FALSE(config.model.route_norm);
+  EXPECT_EQ(config.model.n_expert_groups, 0);
+  EXPECT_EQ(config.model.mscale, 0.707f);
+  const auto refused = [&](const char* key, const nlohmann::json& value, const std::vector<std::string>& parts) {
+    nlohmann::json json = published;
+    json[key] = value;
+    expect_error([&] { parse_hf_config(json.dump(), "config.json"); }, parts);
+  };
+  refused("topk_method", "group_limited_greedy", {"topk_method", "group_limited_greedy", "greedy"});  // DeepSeek-V2's
+  refused("norm_topk_prob", true, {"norm_topk_prob", "true", "false"});
+  refused("scoring_func", "sigmoid", {"scoring_func", "sigmoid", "softmax"});
+  refused("mlp_bias", true, {"mlp_bias"});
+  refused("model_type", "kimi_k2", {"kimi_k2", "deepseek_v3", "deepseek_v2", "remote-code"});
+  refused("model_type", nullptr, {"model_type", "missing"});
 }
 
 TEST(HfConfigJson, ReadsBothFormsOfRope) {
@@ -298,6 +452,9 @@ TEST(HfConfigJson, WhatItRefuses) {
   refused_yarn("factor", 1e300, "rope_factor");
   refused_yarn("truncate", false, "truncate");
   refused_yarn("attention_factor", 1.5, "attention_factor");
+  nlohmann::json without_mscale = yarn;
+  without_mscale["mscale"] = without_mscale["mscale_all_dim"] = 0.0;  // transformers scales cosines and sines then
+  refused("rope_scaling", without_mscale, {"mscale", "attention_factor"});
   refused_yarn("original_max_position_embeddings", 8192, "YaRN");
   expect_error([] { parse_hf_config("{", "config.json"); }, {"config.json", "JSON"});
   expect_error([] { parse_hf_config("[]", "config.json"); }, {"config.json", "object"});

@@ -1,0 +1,17 @@
+// The Python files of a Hugging Face folder whose model is of no class of transformers: configuration and modeling code
+// (src/checkpoint/transformers), which trust_remote_code runs.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace tessera {
+
+struct RemoteCodeFile {
+  std::string_view name;
+  std::string_view content;
+};
+
+std::span<const RemoteCodeFile> remote_code_files();
+
+}  // namespace tessera
