@@ -1,5 +1,8 @@
 #include "base/progress_bar.h"
 
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -7,6 +10,16 @@
 #include "base/log.h"
 
 namespace tessera {
+namespace {
+
+/// Of the terminal that standard error is.
+std::size_t num_columns() {
+  constexpr std::size_t kUsual = 80;
+  struct winsize size {};
+  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsual;
+}
+
+}  // namespace
 
 std::string format_quantity(double count, const std::string& unit) {
   constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T"};
@@ -49,9 +62,10 @@ void ProgressBar::set(std::uint64_t done, const std::string& extra) {
       total_ == 0 ? kWidth
                   : static_cast<std::uint64_t>(static_cast<double>(kWidth) *
                                                std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)));
+  std::string line = fmt::format("[{:#<{}}{:.<{}}] {}", "", filled, "", kWidth - filled, numbers(extra));
+  line.resize(std::min(line.size(), num_columns() - 1));  // a line that wraps cannot be drawn over
   // A terminal that has been closed is no reason to stop, as it would be for fmt::print.
-  std::fputs(fmt::format("\r\033[K[{:#<{}}{:.<{}}] {}", "", filled, "", kWidth - filled, numbers(extra)).c_str(),
-             stderr);
+  std::fputs(("\r\033[K" + line).c_str(), stderr);
   std::fflush(stderr);
   drawn_ = true;
 }

@@ -130,6 +130,10 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
       {"minloglevel", "2"},
   };
   const std::vector<std::string> sentences = sample.take();
+  std::uint64_t num_bytes = 0;
+  for (const std::string& sentence : sentences) num_bytes += sentence.size();
+  spdlog::info("learning {} pieces from {} of text", options.vocab_size,
+               format_quantity(static_cast<double>(num_bytes), "B"));
   Sentences iterator(sentences);
   std::string model;
   const auto status = sentencepiece::SentencePieceTrainer::Train(arguments, &iterator, &model);

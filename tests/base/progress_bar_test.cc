@@ -86,7 +86,8 @@ TEST(ProgressBar, LogsALineNowAndThenWithoutATerminal) {
 
 TEST(ProgressBar, DrawsOverItselfOnATerminal) {
   int screen = -1, terminal = -1;
-  ASSERT_EQ(openpty(&screen, &terminal, nullptr, nullptr, nullptr), 0);
+  const struct winsize size { .ws_row = 25, .ws_col = 60, .ws_xpixel = 0, .ws_ypixel = 0 };
+  ASSERT_EQ(openpty(&screen, &terminal, nullptr, nullptr, &size), 0);
   {
     const ErrorsTo errors(terminal);
     const LogTaken log;
@@ -99,6 +100,7 @@ TEST(ProgressBar, DrawsOverItselfOnATerminal) {
   shown.resize(static_cast<std::size_t>(read(screen, shown.data(), shown.size())));
   EXPECT_THAT(shown, AllOf(HasSubstr("\r\033[K[###############...............] reading: 50%"),
                            ::testing::EndsWith("\r\033[K")));
+  EXPECT_EQ(shown.size(), 59 + 2 * std::string("\r\033[K").size());  // cut, so that it does not wrap
   close(screen);
   close(terminal);
 }
