@@ -193,7 +193,8 @@ void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& resul
   if (result.mtp_loss != 0.0) scalars.emplace_back("loss_metrics/mtp_loss", result.mtp_loss);
   if (result.balance_loss != 0.0) scalars.emplace_back("loss_metrics/balance_loss", result.balance_loss);
   for (std::size_t i = 0; i < result.expert_load.size(); ++i) {
-    scalars.emplace_back(fmt::format("expert_load_max_over_mean/{}", options_.moe_layers[i]), result.expert_load[i]);
+    scalars.emplace_back(fmt::format("moe/expert_load_max_over_mean/{}", options_.moe_layers[i]),
+                         result.expert_load[i]);
   }
   // A card per module would be hundreds: metrics.jsonl has them.
   for (const auto& [name, operand] : {std::pair{"x", &SiteSqnr::x}, {"w", &SiteSqnr::w}, {"dy", &SiteSqnr::d_y}}) {

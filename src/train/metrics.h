@@ -66,8 +66,8 @@ class MetricsWriter {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// The scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by name:
-  /// "_overview" comes first.
+  /// The scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by name and
+  /// opens the first two: "_overview" and grad_norm, before a group with a card per layer.
   void write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates);
   /// On a CPU, the highest resident_bytes() after any step so far, for the system's own peak (VmHWM) includes mapped
   /// files. On a GPU, what is taken of its memory now, which does not change during a run.

@@ -68,7 +68,7 @@ def check(run):
         if "memory_bytes" in entry:
             expected["memory/peak_resident(GiB)"] = entry["memory_bytes"] / 2**30
         loads = entry.get("expert_load_per_layer", [])
-        load_tags = sorted(tag for tag in found if tag.startswith("expert_load_max_over_mean/"))
+        load_tags = sorted(tag for tag in found if tag.startswith("moe/expert_load_max_over_mean/"))
         assert not loads or len(loads) == len(load_tags), (loads, load_tags)
         for value, tag in zip(loads, sorted(load_tags, key=lambda tag: [len(tag), tag])):
             expected[tag] = value

@@ -154,12 +154,13 @@ TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
                         .first_step = 5,
                         .num_steps = 10,
                         .memory_bytes = 1,
-                        .moe_layers = {}});
+                        .moe_layers = {"layers.1.moe"}});
   StepResult result;
   result.step = 5;
   result.loss = 3.0;
   result.learning_rate = 0.25;
   result.num_tokens = 100;
+  result.expert_load = {1.5};
   result.sqnr = {{.module = "a", .x = 31.0, .w = 33.0, .d_y = {}},
                  {.module = "b", .x = 29.0, .w = 32.0, .d_y = 30.0},
                  {.module = "c", .x = 30.0, .w = 31.0, .d_y = {}}};
@@ -177,6 +178,7 @@ TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
   EXPECT_EQ(scalars.at("_overview/loss"), 3.0f);
   EXPECT_EQ(scalars.at("_overview/lr"), 0.25f);
   EXPECT_EQ(scalars.at("_overview/tokens_per_second"), scalars.at("throughput(tps)"));
+  EXPECT_EQ(scalars.at("moe/expert_load_max_over_mean/layers.1.moe"), 1.5f);
   EXPECT_EQ(scalars.at("quantization_sqnr_db/x_lowest"), 29.0f);
   EXPECT_EQ(scalars.at("quantization_sqnr_db/x_median"), 30.0f);
   EXPECT_EQ(scalars.at("quantization_sqnr_db/w_lowest"), 31.0f);
