@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/progress_bar.h"
 #include "ops/cuda/inventory.h"
 
 namespace tessera {
@@ -24,12 +25,6 @@ std::string format_thousands(std::int64_t number) {
     text.insert(static_cast<std::size_t>(at), ",");
   }
   return text;
-}
-
-std::string format_duration(double seconds) {
-  const auto whole = static_cast<std::int64_t>(seconds);
-  if (whole >= 3600) return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
-  return fmt::format("{}:{:02}", whole / 60, whole % 60);
 }
 
 /// Lines of steps before `first_step`.

@@ -162,19 +162,13 @@ std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder
                      .attempt = attempt.is_number_integer() ? attempt.get<std::int64_t>() : 1};
 }
 
-std::vector<ConfigChange> config_changes(const JobConfig& before, const JobConfig& now) {
-  std::vector<ConfigChange> changes;
+void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step) {
   auto old = config_values(before);
   for (const auto& [key, value] : config_values(now)) {
-    if (key == "job.run_id" || key == "job.attempt" || key == "job.overwrite" || old[key] == value) continue;
-    changes.push_back({.key = key, .before = old[key], .now = value});
-  }
-  return changes;
-}
-
-void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step) {
-  for (const ConfigChange& change : config_changes(before, now)) {
-    spdlog::info("from step {} on {} is {}, before {}", first_step, change.key, change.now, change.before);
+    const bool names_a_start = key == "job.run_id" || key == "job.attempt" || key == "job.overwrite";
+    if (!names_a_start && old[key] != value) {
+      spdlog::info("from step {} on {} is {}, before {}", first_step, key, value, old[key]);
+    }
   }
   // A factor that no schedule takes from one step to the next, but for its first ones and its end.
   constexpr double kJump = 3.0;

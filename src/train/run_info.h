@@ -64,13 +64,6 @@ void write_run_info(const std::filesystem::path& folder, const RunStart& start);
 /// Which run has left its files in the folder, if its run.json says so.
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder);
 
-/// A key whose value a run changes when it goes on.
-struct ConfigChange {
-  std::string key, before, now;
-};
-/// All keys whose values differ, but for those of job.* that name a start of the program.
-std::vector<ConfigChange> config_changes(const JobConfig& before, const JobConfig& now);
-
 /// Says in the log what changes in a run that goes on at step `first_step`: every key, and, so that nobody misses it,
 /// jumps of the learning rate and of the batch. Both configurations have training.global_batch_size resolved.
 void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step);
