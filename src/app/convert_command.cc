@@ -105,7 +105,8 @@ void require_exact(const SavedModel& saved, const HfConfig& config, std::span<co
   std::vector<std::string> obstacles = hf_obstacles(config);
   if (config.form == HfForm::kDeepseekV2 && plain_hf_form(config.model) == HfForm::kDeepseekV2) {
     const bool has_bias = has_expert_bias(saved, tensors);
-    if (has_bias) obstacles.emplace_back("its router has no expert bias, and this model's is not 0 (load_balance_coeff)");
+    if (has_bias)
+      obstacles.emplace_back("its router has no expert bias, and this model's is not 0 (load_balance_coeff)");
     if (has_bias || config.model.n_expert_groups > 1) obstacles.push_back(describe_routing(saved));
   }
   require(obstacles.empty(),
@@ -117,6 +118,7 @@ void require_exact(const SavedModel& saved, const HfConfig& config, std::span<co
 void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   require(!saved.is_hf(), "'{}' is a folder of Hugging Face files already", options.input);
   HfConfig config = saved.config();
+  check_output(options.output, kHfFolder, options.overwrite);
   config.form = options.form == "auto" ? plain_hf_form(config.model) : kForms.at(options.form);
   const Model model = field_table(config);
   const std::vector<NamedTensor> tensors = tensor_names(model.parameters());
@@ -124,7 +126,6 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   require_exact(saved, config, tensors);
   const DType dtype = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16;
   const std::string config_json = hf_config_json(config, dtype);
-  check_output(options.output, kHfFolder, options.overwrite);
   for (const std::string& difference : hf_differences(config)) {
     spdlog::warn("{} of transformers will not compute quite the same: {}", hf_class_name(config.form), difference);
   }

@@ -207,7 +207,7 @@ void add_generate_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Continue texts with a trained model");
   command
       ->add_option("--checkpoint", options->checkpoint,
-                   "A checkpoint, a run's folder (its newest counts), or a folder of Hugging Face files (DeepseekV3)")
+                   "A checkpoint, a run's folder (its newest counts), or a folder of Hugging Face files")
       ->required();
   CLI::Option* prompt = command->add_option("--prompt", options->prompt, "Text to continue; printed as it grows");
   command

@@ -69,7 +69,8 @@ class Attention(nn.Module):
             self.q_b_proj = nn.Linear(config.q_lora_rank, heads * head_dim, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(dim, config.kv_lora_rank + config.qk_rope_head_dim, bias=False)
         self.kv_a_layernorm = RMSNorm(config.kv_lora_rank, eps)
-        self.kv_b_proj = nn.Linear(config.kv_lora_rank, heads * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
+        kv_dim = config.qk_nope_head_dim + config.v_head_dim
+        self.kv_b_proj = nn.Linear(config.kv_lora_rank, heads * kv_dim, bias=False)
         self.o_proj = nn.Linear(heads * config.v_head_dim, dim, bias=False)
         self.scale = head_dim**-0.5
         if config.yarn is not None:
