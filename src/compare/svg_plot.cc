@@ -78,7 +78,7 @@ Axis y_axis(const Plot& plot) {
 
 /// Whole numbers only: steps, layers.
 std::vector<double> whole_ticks(double low, double high, int count) {
-  const std::vector<double> ticks = round_ticks(low, high, count);
+  std::vector<double> ticks = round_ticks(low, high, count);
   if (ticks.size() < 2 || ticks[1] - ticks[0] >= 1.0) return ticks;
   std::vector<double> whole;
   for (double tick = std::ceil(low); tick <= high; tick += 1.0) whole.push_back(tick);

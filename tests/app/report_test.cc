@@ -13,7 +13,6 @@ using compare_test::PlantedRun;
 using data::Scratch;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 class Report : public ::testing::Test {
  protected:
