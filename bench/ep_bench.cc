@@ -12,7 +12,6 @@
 #include "base/stopwatch.h"
 #include "comm/mpi_transport.h"
 #include "ep/dispatcher.h"
-#include "ops/gemm.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 
@@ -146,15 +145,14 @@ bool run(ProcessGroup& group, const Sizes& sizes) {
   for (const RoutingKind kind : {RoutingKind::kUniform, RoutingKind::kForced}) {
     Side sides[] = {{"standard", make_dispatcher(DispatchBackend::kStandard, group, options)},
                     {"direct", make_dispatcher(DispatchBackend::kDirect, group, options)}};
-    GemmLibrary gemm;
     Arena measuring;
-    const Context plan{.arena = &measuring, .gemm = &gemm};
+    const Context plan{.arena = &measuring};
     for (Side& side : sides) side.allocate(plan);
     for (Side& side : sides) {
       for (std::size_t i = 0; i < kCalls.size(); ++i) side.call(plan, i);
     }
     Arena arena(measuring.peak());
-    const Context op{.arena = &arena, .gemm = &gemm};
+    const Context op{.arena = &arena};
     for (Side& side : sides) {
       side.dispatcher->allocate();
       side.allocate(op);

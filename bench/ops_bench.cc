@@ -26,7 +26,7 @@ constexpr std::int64_t kExperts = 8, kTopK = 3, kRows = kTokens * kTopK, kInter 
 class Bench {
  public:
   Bench() : arena_(std::size_t{1} << 30) {}
-  Context context() { return {.arena = &arena_, .gemm = &gemm_}; }
+  Context context() { return {.arena = &arena_}; }
 
   Tensor random(Shape shape, DType dtype) {
     const Tensor tensor = arena_.allocate(shape, dtype);
@@ -50,7 +50,6 @@ class Bench {
 
  private:
   Arena arena_;
-  GemmLibrary gemm_;
   std::uint32_t stream_ = 0;
 };
 

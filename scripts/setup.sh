@@ -8,7 +8,7 @@ set -euo pipefail
 
 packages=(
   cmake ninja-build ccache pkg-config                           # build
-  libdnnl-dev libgomp1                                          # CPU GEMM, threads
+  libgomp1                                                      # threads
   libopenmpi-dev openmpi-bin                                    # ranks
   libfmt-dev libspdlog-dev libcli11-dev                         # format, log, command line
   libtomlplusplus-dev nlohmann-json3-dev                        # TOML, JSON

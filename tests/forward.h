@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "model/model.h"
-#include "ops/gemm.h"
 
 namespace tessera {
 
@@ -22,13 +21,10 @@ inline std::vector<float> forward_logits(Model& model, std::span<const std::int3
   batch.fill(rows);
   const Shape shape{num_tokens, model.config().vocab_size};
   std::vector<float> logits(static_cast<std::size_t>(shape.num_elements()));
-  GemmLibrary gemm;
   Arena measuring;
-  model.evaluate({.arena = &measuring, .gemm = &gemm}, batch, {},
-                 Tensor(nullptr, shape, DType::kFloat32, Device::kMeta));
+  model.evaluate({.arena = &measuring}, batch, {}, Tensor(nullptr, shape, DType::kFloat32, Device::kMeta));
   Arena arena(measuring.peak());
-  model.evaluate({.arena = &arena, .gemm = &gemm}, batch, {},
-                 Tensor(logits.data(), shape, DType::kFloat32, Device::kCpu));
+  model.evaluate({.arena = &arena}, batch, {}, Tensor(logits.data(), shape, DType::kFloat32, Device::kCpu));
   return logits;
 }
 

@@ -7,6 +7,7 @@
 #include "app/on_ranks.h"
 #include "base/error.h"
 #include "compare/statistics.h"
+#include "ops/cpu/kernels.h"
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
@@ -25,6 +26,7 @@ struct StepOptions {
   std::int64_t warmup = 3;
   std::string trace;
   bool kernels = false;
+  std::string cpu_kernels;
 };
 
 double idle_share(const cuda::KernelSummary& summary) {
@@ -63,6 +65,13 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   const Device device = cuda == nullptr ? Device::kCpu : Device::kCuda;
   require(!options.kernels || device == Device::kCuda, "--kernels lists what a GPU runs, but these steps run on a CPU");
   set_threads(config, ranks);
+  if (!options.cpu_kernels.empty()) {
+    const cpu::KernelTable* table = cpu::kernels_named(options.cpu_kernels.c_str());
+    require(table != nullptr,
+            "--cpu-kernels is \"{}\"; expected portable, baseline, or, if this processor has it, avx512 or avx512_bf16",
+            options.cpu_kernels);
+    cpu::use_kernels(table);
+  }
 
   TrainingStep step(config, mesh, device, cuda);
   if (ranks.rank() == 0) step.warn_of_slow_operators();
@@ -163,6 +172,8 @@ void add_step_command(CLI::App& parent, int& status) {
   command->add_option("--warmup", options->warmup, "Steps before them")->capture_default_str();
   command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
   command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in a step");
+  command->add_option("--cpu-kernels", options->cpu_kernels,
+                      "Compute as a processor without newer instructions would: baseline (AVX2), avx512, avx512_bf16");
   command->allow_extras();
   command->footer(
       "Prints one line of JSON with the median step; under mpirun, of all ranks together. tflops and mfu are a "

@@ -1,4 +1,3 @@
-#include <oneapi/dnnl/dnnl.h>
 
 #include <iostream>
 
@@ -30,11 +29,9 @@ void print_gpus(const cuda::Inventory& inventory) {
 }
 
 void doctor() {
-  const dnnl_version_t& dnnl = *dnnl_version();
   std::cout << fmt::format("tessera:   {}\n", TESSERA_VERSION);
   std::cout << fmt::format("processor: {}, {} cores, {} of memory\n", processor_name(), num_cores(),
                            format_gib(machine_memory_bytes()));
-  std::cout << fmt::format("oneDNN:    {}.{}.{}\n", dnnl.major, dnnl.minor, dnnl.patch);
   const cuda::Inventory inventory = cuda::take_inventory();
   if (!inventory.driver.empty()) std::cout << fmt::format("driver:    {}\n", inventory.driver);
   for (const cuda::LibraryInfo& library : inventory.libraries) {

@@ -26,7 +26,7 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options)
 }
 
 LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
-  return {.op = {.arena = &arena, .gemm = &gemm_},
+  return {.op = {.arena = &arena},
           .config = &model_.config(),
           .parameters = &model_.parameters(),
           .quantized = &unquantized_,

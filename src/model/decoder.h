@@ -7,7 +7,6 @@
 
 #include "ep/local_dispatcher.h"
 #include "model/model.h"
-#include "ops/gemm.h"
 
 namespace tessera {
 
@@ -53,7 +52,6 @@ class Decoder {
   RopeTable rope_;
   ep::LocalDispatcher dispatcher_;
   QuantizedWeights unquantized_;  // texts are decoded in the type that layers compute in
-  GemmLibrary gemm_;
   Arena arena_;
   Buffer cache_;  // [layers, slots, positions, C + R]
   Batch step_;

@@ -12,7 +12,6 @@
 
 namespace tessera {
 
-class GemmLibrary;
 namespace cuda {
 class Runtime;
 }
@@ -20,8 +19,6 @@ class Runtime;
 struct Context {
   /// Scratch and activations of the step. Its target is where operators run.
   Arena* arena = nullptr;
-  /// The CPU's GEMM library: its compiled kernels (ops/gemm.h).
-  GemmLibrary* gemm = nullptr;
   /// The GPU's stream and libraries (ops/cuda/runtime.h), if operators run there. They return before it is done.
   cuda::Runtime* cuda = nullptr;
   /// Where layers and the costly operators record their times; may be null.

@@ -1,27 +1,9 @@
-// Dense matrix products, through the GEMM library (oneDNN on the CPU), accumulated in float32.
+// Dense matrix products, accumulated in float32.
 #pragma once
-
-#include <memory>
 
 #include "ops/context.h"
 
 namespace tessera {
-
-/// The library's kernels for the shapes met so far. Measuring a step compiles all that it needs, so that the step
-/// itself neither compiles nor allocates. Not thread-safe: one per thread that runs operators.
-class GemmLibrary {
- public:
-  GemmLibrary();
-  ~GemmLibrary();
-  GemmLibrary(const GemmLibrary&) = delete;
-  GemmLibrary& operator=(const GemmLibrary&) = delete;
-
-  struct Implementation;
-  Implementation& implementation() { return *implementation_; }
-
- private:
-  std::unique_ptr<Implementation> implementation_;
-};
 
 /// c_MN (= or +=) op(a) · op(b), where op transposes if asked to. a, b: float32 or bfloat16, strided; c: float32, or
 /// bfloat16 if b is, strided. Sums in float32; into a bfloat16 c, += rounds once. A float32 a counts in full when b is

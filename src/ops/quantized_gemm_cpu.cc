@@ -1,7 +1,6 @@
-#include "ops/cpu/gemm_float32.h"
+#include "ops/cpu/gemm.h"
 #include "ops/cpu/grouped.h"
 #include "ops/elementwise.h"
-#include "ops/gemm.h"
 #include "ops/quantize.h"
 #include "ops/quantized_gemm.h"
 
@@ -25,24 +24,20 @@ void multiply(const Context& context, const mx::Quantized& a, const mx::Quantize
   const ArenaScope scope(*context.arena);
   const DType dtype = wide_type(a);
   const Tensor a_wide = widened(context, a, dtype), b_wide = widened(context, b, dtype);
-  const auto product = dtype == DType::kFloat32 ? gemm_float32 : tessera::gemm;
-  product(context, a_wide, false, b_wide, transpose_b, c, write);
+  const Shape expected = {a_wide.dim(0), b_wide.dim(transpose_b ? 0 : 1)};
+  TESSERA_CHECK(b_wide.dim(transpose_b ? 1 : 0) == a_wide.dim(1) && c.shape() == expected, "a {} b {} c {}",
+                a_wide.shape().to_string(), b_wide.shape().to_string(), c.shape().to_string());
+  cpu::gemm(context, a_wide, false, b_wide, transpose_b, c, write);
 }
 
 /// y rows = x rows · w_eᵀ, or x rows · w_e.
 void multiply_grouped(const Context& context, const mx::Quantized& x, const mx::Quantized& w, bool transpose_w,
                       const Tensor& offsets_E1, const Tensor& y) {
   const ArenaScope scope(*context.arena);
-  // The grouped kernel's operands and output have one type.
-  const DType dtype = y.dtype() == DType::kFloat32 ? DType::kFloat32 : wide_type(x);
+  const DType dtype = wide_type(x);
   const Tensor x_wide = widened(context, x, dtype), w_wide = widened(context, w, dtype);
-  const bool same = y.dtype() == dtype;
-  const Tensor target = same ? y : context.arena->allocate(y.shape(), dtype);
-  const auto product = transpose_w ? GroupedGemm::Kind::kForward : GroupedGemm::Kind::kDgrad;
-  run_grouped_gemm(context, product, x_wide, w_wide, offsets_E1, target);
-  if (same) return;
-  const std::int64_t used = context.measuring() ? y.dim(0) : offsets_E1.data<std::int32_t>()[offsets_E1.dim(0) - 1];
-  tessera::convert(context, target.rows(0, used), y.rows(0, used));
+  const auto product = transpose_w ? GroupedKind::kForward : GroupedKind::kDgrad;
+  run_grouped_gemm(context, product, x_wide, w_wide, offsets_E1, y);
 }
 
 }  // namespace
@@ -92,7 +87,7 @@ void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, c
     }
   }
   if (write == Write::kAssign) tessera::set_zero(context, d_w_EMN);
-  run_grouped_gemm(context, GroupedGemm::Kind::kWgradOfColumns, d_y, x, offsets_E1, d_w_EMN);
+  run_grouped_gemm(context, GroupedKind::kWgradOfColumns, d_y, x, offsets_E1, d_w_EMN);
 }
 
 }  // namespace tessera::cpu

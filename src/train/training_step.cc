@@ -81,7 +81,7 @@ Batch TrainingStep::make_batch() const {
                {.rank = mesh_->place.cp, .size = mesh_->degrees.cp}, cuda_ == nullptr ? Device::kCpu : device_);
 }
 
-Context TrainingStep::context() { return {.arena = &arena_, .gemm = &gemm_, .cuda = cuda_.get(), .trace = trace_}; }
+Context TrainingStep::context() { return {.arena = &arena_, .cuda = cuda_.get(), .trace = trace_}; }
 
 void TrainingStep::measure() {
   const Batch batch = make_batch();

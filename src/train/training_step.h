@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "model/model.h"
 #include "ops/adamw.h"
-#include "ops/gemm.h"
 #include "tensor/cuda_graph.h"
 #include "train/job_config.h"
 #include "train/pipeline.h"
@@ -188,7 +187,6 @@ class TrainingStep {
   Model model_;
   StepSums all_sums_;                 // of all layers of the pipeline, over all ranks
   std::optional<Pipeline> pipeline_;  // with several stages
-  GemmLibrary gemm_;
   Arena arena_;
   TraceRecorder* trace_ = nullptr;
   MemoryPlan plan_;

@@ -333,27 +333,40 @@ TEST_F(Cli, TheFirstSignalIsAnsweredAtOnceAndTheSecondEndsTheRun) {
   EXPECT_THAT(finished.output, Not(HasSubstr("stopped by signal")));
 }
 
-/// The GEMM library computes a part of a product only where OpenMP gives it fewer threads than it was promised.
+/// On any number of threads and cores, whatever OpenMP is told, with each set of instructions.
 TEST_F(Cli, TheLossIsTheSameWhateverOpenMpIsTold) {
-  const std::vector<std::string> arguments = {"bench",
-                                              "step",
-                                              "--steps=1",
-                                              "--warmup=1",
-                                              "--training.device=cpu",
-                                              "--training.seq_len=128",
-                                              "--training.local_batch_size=1"};
-  const auto losses = [&](const std::vector<std::string>& settings) {
+  const auto losses = [&](const std::vector<std::string>& more, const std::vector<std::string>& settings = {}) {
+    std::vector<std::string> arguments = {"bench",
+                                          "step",
+                                          "--steps=1",
+                                          "--warmup=1",
+                                          "--training.device=cpu",
+                                          "--training.seq_len=128",
+                                          "--training.local_batch_size=1"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
     std::vector<std::string> launcher = {"/usr/bin/env"};
     launcher.insert(launcher.end(), settings.begin(), settings.end());
     const Finished finished = run(arguments, launcher);
     EXPECT_EQ(finished.status, 0) << finished.output;
-    const auto line = nlohmann::json::parse(finished.output);
+    const auto line = nlohmann::json::parse(finished.output.substr(finished.output.find('{')));
     return std::pair(line["loss_first"].get<double>(), line["loss_last"].get<double>());
   };
-  const auto expected = losses({"OMP_NUM_THREADS=2"});
-  EXPECT_EQ(losses({"OMP_NUM_THREADS=8", "OMP_DYNAMIC=true"}), expected);
-  EXPECT_EQ(losses({"OMP_NUM_THREADS=8", "OMP_THREAD_LIMIT=3"}), expected);
-  EXPECT_EQ(losses({"OMP_NUM_THREADS=8", "OMP_MAX_ACTIVE_LEVELS=0"}), expected);
+  for (const std::string dtype : {"float32", "bfloat16"}) {
+    for (const std::vector<std::string>& kernels : {std::vector<std::string>{"--cpu-kernels=baseline"}, {}}) {
+      SCOPED_TRACE(dtype + (kernels.empty() ? "" : ", baseline"));
+      std::vector<std::string> more = {"--training.mixed_precision_param=" + dtype, "--training.num_threads=1"};
+      more.insert(more.end(), kernels.begin(), kernels.end());
+      const auto expected = losses(more);
+      for (const int threads : {2, 3, 4, 8}) {
+        more[1] = fmt::format("--training.num_threads={}", threads);
+        EXPECT_EQ(losses(more), expected) << threads << " threads";
+      }
+      more[1] = "--training.num_threads=0";
+      EXPECT_EQ(losses(more, {"OMP_NUM_THREADS=8", "OMP_DYNAMIC=true"}), expected);
+      EXPECT_EQ(losses(more, {"OMP_NUM_THREADS=8", "OMP_THREAD_LIMIT=3"}), expected);
+      EXPECT_EQ(losses(more, {"OMP_NUM_THREADS=8", "OMP_MAX_ACTIVE_LEVELS=0"}), expected);
+    }
+  }
 }
 
 TEST_F(Cli, MessagesDoNotGoIntoFilesWhereStandardOnesAreClosed) {

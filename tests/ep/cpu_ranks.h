@@ -12,8 +12,7 @@ inline constexpr std::size_t kArenaBytes = std::size_t{3} << 20, kLargeArenaByte
 struct Memory {
   explicit Memory(std::size_t num_bytes = kArenaBytes) : arena(num_bytes) { poison(arena); }
   Arena arena;
-  GemmLibrary gemm;
-  Context op() { return {.arena = &arena, .gemm = &gemm}; }
+  Context op() { return {.arena = &arena}; }
 };
 
 /// With ranks, and messages, that come late in ways of the seed's; 0: at once.
@@ -38,9 +37,8 @@ inline void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void
 /// A measuring run takes as much memory as a real one, and touches no data.
 inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group) {
   const Case& its = layer.its_case();
-  GemmLibrary gemm;
   const auto pass = [&](Arena& arena) {
-    const Context op{.arena = &arena, .gemm = &gemm};
+    const Context op{.arena = &arena};
     const auto tensor = [&](const Shape& shape, DType dtype) {
       const Tensor x = arena.allocate(shape, dtype);
       if (!op.measuring()) set_bytes(x, 0);

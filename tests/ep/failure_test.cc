@@ -23,7 +23,6 @@ TEST(DispatcherFailure, TooManyRows) {
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
       with_ranks(3, [&](ProcessGroup& group) {
         RandomDelays delays(seed, group.rank());
-        GemmLibrary gemm;
         Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
         const auto dispatcher = allocated_dispatcher(backend, group, its.options(), &delays);
         for (std::uint64_t pass = 0; pass < 6; ++pass) {
@@ -31,7 +30,7 @@ TEST(DispatcherFailure, TooManyRows) {
           poison(arena);
           its.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
           const Layer layer(its, group.size(), pass);
-          LayerRun run(layer, backend, *dispatcher, group, {.arena = &arena, .gemm = &gemm});
+          LayerRun run(layer, backend, *dispatcher, group, {.arena = &arena});
           if (its.skew == Skew::kUniform) {
             run.dispatch();
             run.combine();
@@ -66,11 +65,10 @@ TEST(DispatcherFailure, ARankThatDoesNotCome) {
   std::vector<std::string> messages(3);
   const auto body = [&](ProcessGroup& group) {
     const Case its;
-    GemmLibrary gemm;
     const auto dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
     Arena arena(kArenaBytes);
     const Layer layer(its, group.size(), 1);
-    LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, {.arena = &arena, .gemm = &gemm});
+    LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, {.arena = &arena});
     run.dispatch();
     run.combine();
     if (group.rank() == 1) {
@@ -95,7 +93,6 @@ TEST(DispatcherFailure, RoutingThatContradictsItself) {
       for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
         const auto dispatcher = allocated_dispatcher(backend, group, its.options());
         Arena arena(kArenaBytes);
-        GemmLibrary gemm;
         const Layer layer(its, 1, 1);
         const TokenRouting routing = layer.tensors(arena, 0);
         auto* ids = routing.expert_ids_TK.data<std::int32_t>();
@@ -103,7 +100,7 @@ TEST(DispatcherFailure, RoutingThatContradictsItself) {
         if (fault == 0) ++counts[ids[0]];
         if (fault == 1) --counts[ids[0]], ++counts[(ids[0] + 1) % 12];
         if (fault == 2) ids[4] = 12;
-        const Context op{.arena = &arena, .gemm = &gemm};
+        const Context op{.arena = &arena};
         const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "layer"}, routing);
         const Tensor x_RD = arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
         EXPECT_THROW(dispatcher->dispatch(op, layer.tokens(arena, "y", 0), saved, x_RD), InternalError) << fault;

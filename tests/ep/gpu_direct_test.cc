@@ -255,12 +255,11 @@ class CpuPass {
  public:
   CpuPass(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group)
       : arena_(host_bytes(layer.its_case())),
-        run_(layer, DispatchBackend::kDirect, dispatcher, group, {.arena = &arena_, .gemm = &gemm_}) {}
+        run_(layer, DispatchBackend::kDirect, dispatcher, group, {.arena = &arena_}) {}
   LayerRun& run() { return run_; }
 
  private:
   Arena arena_;
-  GemmLibrary gemm_;
   LayerRun run_;
 };
 

@@ -25,11 +25,9 @@ Doubles product(const Tensor& a, bool transpose_a, const Tensor& b, bool transpo
   return c;
 }
 
-class Gemm : public TypedOperatorTest {};
-
-TEST_P(Gemm, AllTransposesAndWrites) {
-  // Sizes: one of everything, multiples of nothing, multiples of the vector width.
-  for (const auto& [m, n, k] : {std::tuple{1, 1, 1}, {5, 3, 7}, {33, 17, 129}, {64, 32, 48}}) {
+class Gemm : public TypedOperatorTest {
+ protected:
+  void check(std::int64_t m, std::int64_t n, std::int64_t k) {
     for (const bool transpose_a : {false, true}) {
       for (const bool transpose_b : {false, true}) {
         const Tensor a = randoms(transpose_a ? Shape{k, m} : Shape{m, k});
@@ -48,6 +46,49 @@ TEST_P(Gemm, AllTransposesAndWrites) {
       }
     }
   }
+};
+
+TEST_P(Gemm, AllTransposesAndWrites) {
+  for_every_instruction_set([&] {
+    check(1, 1, 1);
+    check(5, 3, 7);
+    check(33, 17, 129);
+    check(64, 32, 48);
+    check(2, 3, 600);  // k in blocks, of a transposed left operand
+  });
+}
+
+// More than one part, each of several packed blocks of rows.
+TEST_P(Gemm, Parts) {
+  check(300, 70, 40);
+  check(20, 300, 40);
+  check(530, 280, 9);
+}
+
+// Rows 4 KiB apart, or a multiple of it, are packed so that they do not compete for cache lines.
+TEST_P(Gemm, RowsThatAlias) { check(5, 7, 2048); }
+
+TEST_P(Gemm, SameAtAnyNumberOfThreads) {
+  for_every_instruction_set([&] {
+    for (const bool transpose : {false, true}) {
+      const Tensor a = randoms({600, 300}), b = randoms({300, 600}),
+                   c = random({transpose ? 300 : 600, transpose ? 300 : 600});
+      expect_same_for_any_threads([&] { gemm(context(), a, transpose, b, transpose, c, Write::kAssign); }, {c});
+    }
+  });
+}
+
+// A float32 operand counts in full beside a bfloat16 one; into bfloat16, += rounds once.
+TEST_F(OperatorTest, GemmOfTwoTypes) {
+  const Tensor a = random({40, 90}), b = random({50, 90}, DType::kBFloat16);
+  for_every_instruction_set([&] {
+    for (const DType out : {DType::kFloat32, DType::kBFloat16}) {
+      const Tensor c = random({40, 50}, out);
+      const Doubles before = doubles(c);
+      gemm(context(), a, false, b, true, c, Write::kAccumulate);
+      EXPECT_LE(relative_error(c, plus(product(a, false, b, true), before)), bound_for(out, kForwardBound));
+    }
+  });
 }
 
 TEST_P(Gemm, ColumnsOfWiderMatrices) {
@@ -90,19 +131,6 @@ TEST_P(Gemm, SumsInFloat32) {
   const Tensor a = randoms({2, 4000}), c = random({2, 2});
   gemm(context(), a, false, a, true, c, Write::kAssign);
   EXPECT_LE(relative_error(c, product(a, false, a, true)), kForwardBound);
-}
-
-// One library serves shapes in any order, as compiled kernels are kept: the second use of a shape has other data.
-TEST_P(Gemm, KernelsAreKeptApart) {
-  for (int round = 0; round < 2; ++round) {
-    for (const std::int64_t m : {3, 4}) {
-      for (const std::int64_t k : {5, 6}) {
-        const Tensor a = randoms({m, k}), b = randoms({7, k}), c = randoms({m, 7});
-        gemm(context(), a, false, b, true, c, Write::kAssign);
-        EXPECT_LE(relative_error(c, product(a, false, b, true)), bound_for(dtype(), kForwardBound));
-      }
-    }
-  }
 }
 
 TEST_P(Gemm, NothingToDo) {

@@ -14,7 +14,8 @@
 #include <span>
 #include <vector>
 
-#include "ops/gemm.h"
+#include "ops/context.h"
+#include "ops/cpu/kernels.h"
 #include "tensor/philox.h"
 #include "tests/threads_scope.h"
 
@@ -109,6 +110,22 @@ inline void poison(Arena& arena) {
   std::memset(arena.allocate_bytes(rest), 0xff, rest);
 }
 
+/// Calls `run` with operators that use one instruction set that this processor has after the other.
+template <typename Run>
+void for_every_instruction_set(Run&& run) {
+  int tables = 0;
+  for (const char* name : {"portable", "baseline", "avx512", "avx512_bf16"}) {
+    const cpu::KernelTable* table = cpu::kernels_named(name);
+    if (table == nullptr) continue;
+    SCOPED_TRACE(name);
+    cpu::use_kernels(table);
+    run();
+    ++tables;
+  }
+  cpu::use_kernels(nullptr);
+  EXPECT_GE(tables, 2);
+}
+
 /// Operators take scratch for each thread, which tests' arenas need not have for any number of cores.
 inline constexpr int kMostThreads = 4;
 
@@ -116,7 +133,7 @@ class OperatorTest : public ::testing::Test {
  protected:
   OperatorTest() : arena_(std::size_t{64} << 20) { poison(arena_); }
 
-  Context context() { return {.arena = &arena_, .gemm = &gemm_}; }
+  Context context() { return {.arena = &arena_}; }
 
   /// Uniform in [-scale, scale], rounded to the type.
   Tensor random(Shape shape, DType dtype = DType::kFloat32, double scale = 1.0) {
@@ -164,15 +181,14 @@ class OperatorTest : public ::testing::Test {
   template <typename Run>
   void expect_measured(Run&& run) {
     Arena measuring;
-    run(Context{.arena = &measuring, .gemm = &gemm_});
+    run(Context{.arena = &measuring});
     Arena real(measuring.peak());
-    run(Context{.arena = &real, .gemm = &gemm_});
+    run(Context{.arena = &real});
     EXPECT_EQ(real.peak(), measuring.peak());
   }
 
   ThreadsScope threads_{std::min(num_threads(), kMostThreads)};
   Arena arena_;
-  GemmLibrary gemm_;
   std::uint32_t stream_ = 0;
 };
 

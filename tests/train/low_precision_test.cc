@@ -329,7 +329,6 @@ std::vector<std::uint8_t> bytes_of(const mx::Quantized& q) {
 void expect_fresh(const Model& model) {
   const Parameters& parameters = model.parameters();
   Arena arena(std::size_t{1} << 20);
-  GemmLibrary gemm;
   for (ParamId id = 0; id < parameters.size(); ++id) {
     if (!model.quantized_weights().precision(id).quantizes_weight()) continue;
     const ArenaScope scope(arena);
@@ -340,7 +339,7 @@ void expect_fresh(const Model& model) {
     if (is.columns.defined()) {
       should.columns = mx::allocate_quantized(is.columns.elements.shape(), is.columns.format, allocate);
     }
-    quantize({.arena = &arena, .gemm = &gemm}, parameters.weight(id), should.rows, should.columns);
+    quantize({.arena = &arena}, parameters.weight(id), should.rows, should.columns);
     EXPECT_EQ(bytes_of(is.rows), bytes_of(should.rows)) << parameters.spec(id).name;
     EXPECT_EQ(bytes_of(is.columns), bytes_of(should.columns)) << parameters.spec(id).name;
   }

@@ -1,5 +1,5 @@
-// The CPU's hot kernels: packed block GEMMs, on them MLA attention and grouped GEMM, and quantizers. They are compiled
-// once per instruction set and chosen at run time; what is here is the same for all.
+// The CPU's hot kernels: packed block GEMMs, on them dense and grouped products and MLA attention, and quantizers. They
+// are compiled once per instruction set and chosen at run time; what is here is the same for all.
 //
 // A kernel does one task in one thread; the operators (ops/*_cpu.cc) check operands, cut the work into tasks by problem
 // size, and hand each task scratch memory for one thread.
@@ -48,22 +48,17 @@ struct AttentionBackward {
   float* d_k_rope_per_head;
 };
 
-/// A product of routed rows with expert weights: which operands it has depends on `kind`; names as in
-/// ops/grouped_gemm.h.
-struct GroupedGemm {
-  /// kWgradOfColumns: the operands are transposed, d_y [m, num_rows] and x [n, num_rows].
-  enum class Kind : std::uint8_t { kForward, kDgrad, kWgrad, kWgradOfColumns };
-  Kind kind;
-  std::int64_t num_experts, m, n;  // the weights are [num_experts, m, n]
-  std::int64_t num_rows;           // that the tensors have, used or not
-  const std::int32_t* offsets;     // [num_experts + 1]
-  const void* x_or_dy;             // rows: x of kForward, d_y of the others
-  const void* w_or_x;              // weights; the rows x of a weight gradient
-  void* out;                       // rows, or float32 d_w (+=) of a weight gradient
+/// c [m, n] (= or +=) op(a) · op(b), where op transposes if asked to. Consecutive rows in memory are `stride_*` numbers
+/// apart. A bfloat16 a needs a bfloat16 b.
+struct Gemm {
+  std::int64_t m, n, k;
+  const void* a;
+  const void* b;
+  void* c;
+  std::int64_t stride_a, stride_b, stride_c;
+  bool transpose_a, transpose_b, accumulate;
+  Element element_a, element_b, element_c;
 };
-
-/// Columns of the output that one task of a grouped GEMM computes.
-inline constexpr std::int64_t kGroupedColumnsPerTask = 128;
 
 /// Side of a tile that is quantized at once: what shares a scale lies in one.
 inline constexpr std::int64_t kQuantizeSide = 128;
@@ -100,22 +95,24 @@ struct KernelTable {
   /// Bytes of scratch memory of one thread.
   std::size_t (*attention_forward_scratch)(const AttentionShape&, Element);
   std::size_t (*attention_backward_scratch)(const AttentionShape&, Element);
-  std::size_t (*grouped_gemm_scratch)(const GroupedGemm&, Element);
+  std::size_t (*gemm_scratch)(const Gemm&);
   /// One head of one sequence.
   void (*attention_forward)(const AttentionForward&, Element, std::int64_t seq, std::int64_t head, std::byte* scratch);
   void (*attention_backward)(const AttentionBackward&, Element, std::int64_t seq, std::int64_t head,
                              std::byte* scratch);
-  /// Columns [block · kGroupedColumnsPerTask, ...) of one expert's product.
-  void (*grouped_gemm)(const GroupedGemm&, Element, std::int64_t expert, std::int64_t block, std::byte* scratch);
+  void (*gemm)(const Gemm&, std::byte* scratch);
   void (*quantize_tile)(const QuantizeTile&, Element);
   void (*dequantize_row)(const DequantizeRow&, Element);
 };
 
-/// The best table that this processor runs.
+/// The best table that this processor runs, or what use_kernels has set.
 const KernelTable& kernels();
 
+/// Has all operators take this table; null: the best again. For tests and measurements, while no operator runs.
+void use_kernels(const KernelTable* table);
+
 /// By name, "portable" (what any processor of the kind has), "baseline", "avx512" or "avx512_bf16"; null if this
-/// processor cannot run it. For tests.
+/// processor cannot run it. For tests and measurements.
 const KernelTable* kernels_named(const char* name);
 
 }  // namespace tessera::cpu
