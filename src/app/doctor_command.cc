@@ -2,6 +2,7 @@
 #include <iostream>
 
 #include "app/commands.h"
+#include "base/version.h"
 #include "ops/cuda/inventory.h"
 #include "tensor/cuda.h"
 #include "tensor/parallel.h"
@@ -29,7 +30,7 @@ void print_gpus(const cuda::Inventory& inventory) {
 }
 
 void doctor() {
-  std::cout << fmt::format("tessera:   {}\n", TESSERA_VERSION);
+  std::cout << fmt::format("tessera:   {}\n", version());
   std::cout << fmt::format("processor: {}, {} cores, {} of memory\n", processor_name(), num_cores(),
                            format_gib(machine_memory_bytes()));
   const cuda::Inventory inventory = cuda::take_inventory();

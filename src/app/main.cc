@@ -12,6 +12,7 @@
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/version.h"
 #include "tensor/parallel.h"
 #include "train/job_config.h"
 
@@ -63,7 +64,7 @@ int main(int argc, char** argv) {
   tessera::init_logging();
   CLI::App app("Tessera: pre-training of DeepSeek-V3-class mixture-of-experts models", "tessera");
   app.require_subcommand(1);
-  app.set_version_flag("--version", TESSERA_VERSION);
+  app.set_version_flag("--version", tessera::version());
   int status = 0;
   tessera::add_train_command(app, status);
   tessera::add_compare_command(app, status);

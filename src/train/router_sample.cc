@@ -68,7 +68,6 @@ std::vector<RoutingDifference> compare_with_v2_router(const SavedModel& saved, s
   const RopeTable rope(config, saved.config().seq_len, num_tokens);
   ep::LocalDispatcher dispatcher(dispatch_options(config, DType::kFloat32, num_tokens));
   const QuantizedWeights unquantized;
-  GemmLibrary gemm;
   const Shape shape{num_tokens, config.dim};
   std::vector<float> x(static_cast<std::size_t>(shape.num_elements())), out(x.size());
   {
@@ -90,7 +89,7 @@ std::vector<RoutingDifference> compare_with_v2_router(const SavedModel& saved, s
     saved.load_tensors(parameters);
     const auto run = [&](Arena& arena) {
       const bool measuring = arena.device() == Device::kMeta;
-      const LayerContext context{.op = {.arena = &arena, .gemm = &gemm},
+      const LayerContext context{.op = {.arena = &arena},
                                  .config = &config,
                                  .parameters = &parameters,
                                  .quantized = &unquantized,

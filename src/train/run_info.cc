@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/version.h"
 #include "data/dataset.h"
 #include "tensor/parallel.h"
 #include "train/run_files.h"
@@ -203,7 +204,7 @@ void write_run_info(const std::filesystem::path& folder, const RunStart& start) 
   if (start.first_step > config.training.steps && exists) return;
   ordered_json info = {{"format", "tessera-run"},
                        {"version", 1},
-                       {"program", TESSERA_VERSION},
+                       {"program", version()},
                        {"run", {{"id", start.run.id}, {"attempt", start.run.attempt}}},
                        {"config", config_values(config)},
                        {"dataset", dataset_identity(config)},

@@ -1,0 +1,8 @@
+# Writes OUTPUT with VERSION and the commit of SOURCE, "0.1.0+6a74773", with ".changed" where files differ from it.
+# Outside of a git checkout it is VERSION alone.
+execute_process(COMMAND git describe --always --dirty=.changed --exclude=* --abbrev=9
+  WORKING_DIRECTORY ${SOURCE} OUTPUT_VARIABLE commit ERROR_QUIET OUTPUT_STRIP_TRAILING_WHITESPACE)
+if(commit)
+  string(APPEND VERSION "+${commit}")
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "#define TESSERA_VERSION_TEXT \"@VERSION@\"\n" @ONLY)
