@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Benchmarks: operators and generation (Google Benchmark), then the training step against PyTorch, several ranks, saving, tokenizing
+# Benchmarks: operators and generation (Google Benchmark), then the training step against PyTorch, beside other programs, several ranks, saving, tokenizing
 # against the package `tokenizers`, expert-parallel backends against each other, and where there is a GPU, its operators and steps
 # against PyTorch. bench/run.sh BUILD_FOLDER
 set -euo pipefail
@@ -20,6 +20,7 @@ fi
 "$venv/bin/python" bench/compare.py --tessera "$build/src/app/tessera" --python "$venv/bin/python"
 # These fail when a bound is missed; the others are to run all the same.
 status=0
+"$venv/bin/python" bench/busy.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/recipes.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1

@@ -60,7 +60,6 @@ int main(int argc, char** argv) {
   // A file that outgrows a limit is to be an error with a message, like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGBUS, on_bus_error);
-  tessera::set_num_threads(tessera::num_threads());
   tessera::init_logging();
   CLI::App app("Tessera: pre-training of DeepSeek-V3-class mixture-of-experts models", "tessera");
   app.require_subcommand(1);

@@ -10,59 +10,26 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#if defined(__SANITIZE_THREAD__)
-#include <thread>
-#include <vector>
-#endif
 
 namespace tessera {
 
-/// Number of threads that parallel_for uses at most.
-inline int num_threads() { return omp_get_max_threads(); }
+/// Number of threads that parallel_for uses at most when the calling thread calls it. At first what OpenMP would use:
+/// OMP_NUM_THREADS, or one per core, no more than OMP_THREAD_LIMIT.
+int num_threads();
 
 /// Cores that this process may use.
 inline int num_cores() { return omp_get_num_procs(); }
 
-/// Sets the number of threads of parallel_for and of the GEMM library, no more than OMP_THREAD_LIMIT. OpenMP then gives
-/// all of them, whatever OMP_DYNAMIC and OMP_MAX_ACTIVE_LEVELS say: oneDNN 2 leaves out the work of threads that were
-/// promised and do not come.
-inline void set_num_threads(int count) {
-  omp_set_dynamic(0);
-  omp_set_max_active_levels(std::max(omp_get_max_active_levels(), 1));
-  omp_set_num_threads(std::min(count, omp_get_thread_limit()));
-}
+/// Sets num_threads() of the calling thread, no more than OMP_THREAD_LIMIT.
+void set_num_threads(int count);
 
 namespace detail {
 
-#if defined(__SANITIZE_THREAD__)
-// The thread sanitizer does not see how GCC's OpenMP runtime, which is not instrumented, forks and joins. Under it the
-// team is made of plain threads.
-inline thread_local int team_idx = 0;
-inline thread_local bool in_team = false;
-
-template <typename Body>
-void run_team(int size, Body&& body) {
-  std::vector<std::thread> team;
-  for (int i = 0; i < size; ++i) {
-    team.emplace_back([&body, i] {
-      team_idx = i;
-      in_team = true;
-      body();
-    });
-  }
-  for (std::thread& thread : team) thread.join();
-}
-inline int team_thread_idx() { return team_idx; }
-inline bool inside_team() { return in_team; }
-#else
-template <typename Body>
-void run_team(int size, Body&& body) {
-#pragma omp parallel num_threads(size)
-  body();
-}
-inline int team_thread_idx() { return omp_get_thread_num(); }
-inline bool inside_team() { return omp_in_parallel() != 0; }
-#endif
+/// Calls body(argument) on the calling thread and on up to size - 1 others, which are kept for the next call. One that
+/// comes when the calling thread is already through is not waited for, and does not call it.
+void run_team(int size, void (*body)(void*), void* argument);
+int team_thread_idx();
+bool inside_team();
 
 }  // namespace detail
 
@@ -82,13 +49,16 @@ void parallel_for(std::int64_t num_tasks, Task&& task) {
   std::atomic<std::int64_t> next{0};
   std::exception_ptr error;
   std::atomic<bool> failed{false};
-  detail::run_team(static_cast<int>(std::min<std::int64_t>(num_tasks, num_threads())), [&] {
+  auto take_tasks = [&] {
     try {
       for (std::int64_t i = next.fetch_add(1); i < num_tasks; i = next.fetch_add(1)) task(i);
     } catch (...) {
       if (!failed.exchange(true)) error = std::current_exception();
     }
-  });
+  };
+  detail::run_team(
+      static_cast<int>(std::min<std::int64_t>(num_tasks, num_threads())),
+      [](void* argument) { (*static_cast<decltype(take_tasks)*>(argument))(); }, &take_tasks);
   if (error) std::rethrow_exception(error);
 }
 
