@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/version.h"
-#include "tensor/parallel.h"
 #include "train/job_config.h"
 
 namespace {
