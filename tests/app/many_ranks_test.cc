@@ -2,6 +2,7 @@
 // while checkpoints are written, and what is left.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -123,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RankFailures,
 
 TEST_P(RankFailures, ADeadRankEndsAllAndIsNamed) {
   const std::string error = only_error(output_after(SIGKILL, 2));
-  EXPECT_THAT(error, AllOf(HasSubstr("cannot end: rank 2 has died"),
+  EXPECT_THAT(error, AllOf(HasSubstr(" cannot end: rank 2 has died"),
                            ContainsRegex("rank 2 \\(process [0-9]+, has died\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 0 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
 }
@@ -136,6 +137,47 @@ TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
                                                      kTimeout)),
                            ContainsRegex("rank 1 \\(process [0-9]+, is stopped\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 3 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
+}
+
+/// As Ctrl-Z and `scontrol suspend` do: no rank waits for another one meanwhile.
+TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
+  const Process process(
+      scratch_,
+      train_arguments({"--training.steps=500", "--checkpoint.enable=false", "--comm.train_timeout_seconds=2"}),
+      RLIM_INFINITY, mpirun(4));
+  process.wait_for_output("step  10");
+  const std::map<int, pid_t> ranks = processes_by_rank(process);
+  ASSERT_EQ(ranks.size(), 4u);
+  for (const auto& [rank, pid] : ranks) kill(pid, SIGSTOP);
+  const std::string output = process.output();
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  EXPECT_EQ(process.output(), output);
+  for (const auto& [rank, pid] : ranks) kill(pid, SIGCONT);
+  const Finished finished = process.finish();
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("step 500"));
+}
+
+/// Every rank's writer waits for storage, here to open a FIFO that nobody reads, when a rank dies.
+TEST_F(ManyRanks, ADeadRankIsToldOfWhileStorageHangs) {
+  const Process process(
+      scratch_,
+      train_arguments({"--training.steps=1000000", "--checkpoint.interval=500", "--checkpoint.async_mode=async"}),
+      RLIM_INFINITY, mpirun(4));
+  process.wait_for_output("step      10");
+  const fs::path partial = checkpoints() / "step-500.partial";
+  fs::create_directories(partial);
+  for (int shard = 0; shard < 4; ++shard) {
+    const std::string name = shard_file_name(kModelShards, shard, 4) + ".tmp";
+    ASSERT_EQ(mkfifo((partial / name).c_str(), 0600), 0);
+  }
+  process.wait_for_output("step     510");
+  const std::map<int, pid_t> ranks = processes_by_rank(process);
+  ASSERT_EQ(ranks.size(), 4u);
+  kill(ranks.at(2), SIGKILL);
+  const Finished finished = process.finish(std::chrono::seconds(10));
+  EXPECT_NE(finished.status, 0);
+  EXPECT_THAT(only_error(finished.output), HasSubstr("rank 2 has died"));
 }
 
 /// What all ranks see is told by one.
