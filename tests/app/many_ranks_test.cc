@@ -223,6 +223,35 @@ TEST_F(ManyRanks, MoreThanTheMemoryIsRefusedWithWhatFits) {
   EXPECT_THAT(error({huge, "--parallelism.pipeline_parallel_degree=2"}), HasSubstr("of the pipeline"));
 }
 
+/// In a container /dev/shm often has 64 MiB.
+TEST_F(ManyRanks, WindowsThatDoNotFitSharedMemoryAreRefused) {
+  const std::vector<std::string> in_small_memory = {"/usr/bin/unshare",
+                                                    "--map-root-user",
+                                                    "--mount",
+                                                    "/bin/sh",
+                                                    "-c",
+                                                    "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\"",
+                                                    "sh"};
+  std::string probe;
+  for (const std::string& word : in_small_memory) probe += "'" + word + "' ";
+  if (std::system((probe + "true 2>/dev/null").c_str()) != 0) GTEST_SKIP() << "this user may not mount a /dev/shm";
+  std::vector<std::string> launcher = in_small_memory;
+  for (const std::string& word : mpirun(4)) launcher.push_back(word);
+  const auto run_direct = [&](const std::string& dim) {
+    return run(train_arguments({"--training.steps=1", "--model.args.dim=" + dim, "--training.seq_len=256",
+                                "--parallelism.expert_parallel_degree=4",
+                                "--parallelism.expert_parallel_comm_backend=direct"}),
+               launcher);
+  };
+  const Finished refused = run_direct("2048");
+  EXPECT_EQ(refused.status, 2) << refused.output;
+  EXPECT_THAT(only_error(refused.output),
+              AllOf(HasSubstr("\"direct\" needs 0."), HasSubstr("'/dev/shm' has 0.06GiB"), HasSubstr("remount,size=1G"),
+                    HasSubstr("--shm-size"), HasSubstr("expert_parallel_comm_backend=standard")));
+  const Finished fits = run_direct("32");
+  EXPECT_EQ(fits.status, 0) << fits.output;
+}
+
 TEST_F(ManyRanks, RanksThatAreNotGivenTheSameAreRefused) {
   const auto error = [&](const fs::path& program, const std::vector<std::string>& more) {
     const std::vector<std::string> arguments = train_arguments({"--training.steps=2"});
