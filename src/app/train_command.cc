@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "comm/mpi_transport.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -28,7 +29,7 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free, "read in a signal 
 
 /// What the handler says, set before training begins.
 struct {
-  bool is_first_rank = false, saves = false, on_terminal = false;
+  bool is_of_many = false, is_first_rank = false, saves = false, on_terminal = false;
 } announcement;
 
 /// Only what a signal handler may call.
@@ -46,10 +47,17 @@ void announce_stop(std::int64_t step) {
 }
 
 /// The first signal asks for an orderly end and says so at once, the second of its kind ends the program. Before
-/// training begins there is nothing to save, and the first one ends it.
+/// training begins there is nothing to save, and the first one ends it. mpirun sends SIGTERM when a rank has died: the
+/// others live for one second more, in which one of them tells of it.
 void on_signal(int signal) {
   std::signal(signal, SIG_DFL);
   const std::int64_t step = current_step;
+  if (step == 0 && signal == SIGTERM && announcement.is_of_many) {
+    stop_signal = signal;
+    std::signal(SIGALRM, [](int) { std::raise(static_cast<int>(stop_signal)); });
+    alarm(1);
+    return;
+  }
   if (step == 0) {
     std::raise(signal);
     return;
@@ -121,12 +129,13 @@ void add_train_command(CLI::App& app, int& status) {
       std::cout << config_table(printed).to_toml();
       return;
     }
+    announcement.is_of_many = launched_by_mpi();
     handle_stop_signals(on_signal);
     std::signal(SIGUSR1, on_signal);
     status = run_on_ranks(read_config, [](const JobConfig& config, Ranks& ranks) {
       Trainer trainer(config, &ranks);
       ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
-      announcement = {ranks.rank() == 0, config.checkpoint.enable, stderr_is_terminal()};
+      announcement = {launched_by_mpi(), ranks.rank() == 0, config.checkpoint.enable, stderr_is_terminal()};
       return ranks.end_where_it_fails([&] { return status_of(trainer.run(stop_signal, &current_step)); });
     });
   });

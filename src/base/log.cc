@@ -13,4 +13,11 @@ void init_logging() {
 
 bool stderr_is_terminal() { return ::isatty(STDERR_FILENO) == 1; }
 
+void warn_in_frame(std::string_view title, std::string_view text) {
+  const std::string line(100, '!');
+  for (const std::string_view part : {std::string_view(line), title, text, std::string_view(line)}) {
+    spdlog::warn("{}", part);
+  }
+}
+
 }  // namespace tessera

@@ -111,14 +111,14 @@ void save_checkpoint(const fs::path& folder, const std::vector<CheckpointPart>& 
 
 namespace {
 
-/// Calls use(step, path, whether there is a manifest) of folders that are named like checkpoints.
+/// Calls use(step, whether there is a manifest) of folders that are named like checkpoints.
 template <typename Use>
 void for_each_checkpoint(const fs::path& folder, Use&& use) {
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     const auto step = step_of(entry.path().filename().string());
     std::error_code unreadable;  // not a checkpoint either
-    if (step) use(*step, entry.path(), fs::exists(entry.path() / kManifest, unreadable));
+    if (step) use(*step, fs::exists(entry.path() / kManifest, unreadable));
   }
 }
 
@@ -126,20 +126,18 @@ void for_each_checkpoint(const fs::path& folder, Use&& use) {
 
 std::vector<std::int64_t> checkpoint_steps(const fs::path& folder) {
   std::vector<std::int64_t> steps;
-  for_each_checkpoint(folder, [&](std::int64_t step, const fs::path&, bool is_whole) {
-    if (is_whole) steps.push_back(step);
+  for_each_checkpoint(folder, [&](std::int64_t step, bool has_manifest) {
+    if (has_manifest) steps.push_back(step);
   });
   std::sort(steps.begin(), steps.end());
   return steps;
 }
 
-std::vector<fs::path> damaged_checkpoints(const fs::path& folder) {
-  std::vector<fs::path> damaged;
-  for_each_checkpoint(folder, [&](std::int64_t, const fs::path& path, bool is_whole) {
-    if (!is_whole) damaged.push_back(path);
-  });
-  std::sort(damaged.begin(), damaged.end());
-  return damaged;
+std::vector<std::int64_t> steps_of_folders(const fs::path& folder) {
+  std::vector<std::int64_t> steps;
+  for_each_checkpoint(folder, [&](std::int64_t step, bool) { steps.push_back(step); });
+  std::sort(steps.begin(), steps.end());
+  return steps;
 }
 
 void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t last_saved) {
@@ -185,6 +183,8 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
 
 CheckpointManifest read_checkpoint_manifest(const fs::path& path) {
   const fs::path manifest_path = path / kManifest;
+  std::error_code unreadable;  // told of below
+  require(fs::exists(manifest_path, unreadable) || unreadable, "'{}' has no {}", path.string(), kManifest);
   const std::string where = fmt::format("'{}'", manifest_path.string());
   const auto json = parse_json<nlohmann::ordered_json>(read_text_file(manifest_path), where);
   const JsonFields fields(json, where + ", $");
@@ -225,11 +225,8 @@ void verify_file(const fs::path& file_path, const WrittenFile& expected) {
           "'{}' is {} bytes long, the manifest says {}: truncated or not of this checkpoint", file_path.string(),
           file.bytes().size(), expected.size);
   const std::uint64_t actual = checksum(file.bytes());
-  require(
-      actual == expected.checksum,
-      "'{}' has the checksum {:016x}, the manifest says {:016x}: the file is damaged; resume from another checkpoint "
-      "with --checkpoint.load_step",
-      file_path.string(), actual, expected.checksum);
+  require(actual == expected.checksum, "'{}' has the checksum {:016x}, the manifest says {:016x}: the file is damaged",
+          file_path.string(), actual, expected.checksum);
 }
 
 }  // namespace

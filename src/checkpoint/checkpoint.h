@@ -52,8 +52,8 @@ void prune_checkpoints(const std::filesystem::path& folder, std::int64_t keep, s
 
 /// Steps of the checkpoints in `folder`, rising; empty if there is no such folder.
 std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& folder);
-/// Folders that are named like checkpoints, but have lost their manifest.
-std::vector<std::filesystem::path> damaged_checkpoints(const std::filesystem::path& folder);
+/// The same with folders that have lost their manifest.
+std::vector<std::int64_t> steps_of_folders(const std::filesystem::path& folder);
 
 std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::int64_t step);
 

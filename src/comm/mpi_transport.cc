@@ -2,8 +2,10 @@
 
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -18,15 +20,36 @@ namespace {
 /// MPI counts in int.
 constexpr std::size_t kMaxMessage = std::size_t{1} << 30;
 
-/// With the handler that returns codes, which every group gets.
-void check_mpi(int code, const char* call) {
-  if (code == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING];
+/// What MPI says of a code that it has returned.
+std::string text_of(int code) {
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
-  MPI_Error_string(code, text, &length);
-  fail("{} failed: {}", call, std::string_view(text, static_cast<std::size_t>(length)));
+  MPI_Error_string(code, text.data(), &length);
+  return {text.data(), static_cast<std::size_t>(length)};
 }
-#define TESSERA_MPI(call) check_mpi(call, #call)
+
+/// TESSERA_MPI(call, "format of what it does", values...): throws Error if MPI returns a code, which it does for every
+/// group.
+#define TESSERA_MPI(call, ...)                                                                                 \
+  do {                                                                                                         \
+    if (const int mpi_code = (call); mpi_code != MPI_SUCCESS) [[unlikely]]                                     \
+      fail(                                                                                                    \
+          "{} failed; MPI says: {}. Another rank may have died, or the network between them may have failed: " \
+          "see what mpirun (or srun) and the other ranks say",                                                 \
+          fmt::format(__VA_ARGS__), text_of(mpi_code));                                                        \
+  } while (false)
+
+/// The folder that Open MPI takes for windows unless it is told of another one.
+WindowRoom find_window_room() {
+  const char* folder = std::getenv("OMPI_MCA_osc_sm_backing_directory");
+  WindowRoom room{.folder = folder == nullptr ? "/dev/shm" : folder};
+  struct statvfs found {};
+  if (statvfs(room.folder.c_str(), &found) == 0) {
+    room.size = found.f_blocks * found.f_frsize;
+    room.available = found.f_bavail * found.f_frsize;
+  }
+  return room;
+}
 
 class MpiRequest : public Request {
  public:
@@ -34,7 +57,8 @@ class MpiRequest : public Request {
 
   bool test() override {
     int done = 0;
-    TESSERA_MPI(MPI_Testall(static_cast<int>(parts.size()), parts.data(), &done, MPI_STATUSES_IGNORE));
+    TESSERA_MPI(MPI_Testall(static_cast<int>(parts.size()), parts.data(), &done, MPI_STATUSES_IGNORE),
+                "a message to or from another rank");
     return done != 0;
   }
 };
@@ -42,7 +66,7 @@ class MpiRequest : public Request {
 /// A communicator that is freed with the last object that uses it.
 struct Communicator {
   explicit Communicator(MPI_Comm the_comm) : comm(the_comm) {
-    TESSERA_MPI(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN));
+    TESSERA_MPI(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "setting the error handler of a group of ranks");
   }
   ~Communicator() {
     if (comm != MPI_COMM_WORLD) MPI_Comm_free(&comm);
@@ -59,17 +83,25 @@ class MpiWindow : public SymmetricWindow {
       : communicator_(std::move(communicator)), num_bytes_(num_bytes) {
     // The library aligns to less than kAlignment. Windows begin at pages, so rounding up is the same on all ranks.
     void* own = nullptr;
-    TESSERA_MPI(MPI_Win_allocate_shared(static_cast<MPI_Aint>(num_bytes + kAlignment), 1, MPI_INFO_NULL,
-                                        communicator_->comm, &own, &window_));
+    const int code = MPI_Win_allocate_shared(static_cast<MPI_Aint>(num_bytes + kAlignment), 1, MPI_INFO_NULL,
+                                             communicator_->comm, &own, &window_);
+    if (code != MPI_SUCCESS) {
+      const WindowRoom room = find_window_room();
+      fail(
+          "allocating memory that {} ranks share, {} bytes for each, failed; MPI says: {}. '{}' has {} bytes, of which "
+          "{} are free: enlarge it, or delete what ended programs have left there",
+          size, num_bytes, text_of(code), room.folder, room.size, room.available);
+    }
     std::memset(aligned(own), 0, num_bytes);
     for (int rank = 0; rank < size; ++rank) {
       MPI_Aint bytes = 0;
       int unit = 0;
       void* memory = nullptr;
-      TESSERA_MPI(MPI_Win_shared_query(window_, rank, &bytes, &unit, &memory));
+      TESSERA_MPI(MPI_Win_shared_query(window_, rank, &bytes, &unit, &memory), "finding the memory of rank {} of {}",
+                  rank, size);
       peers_.push_back(aligned(memory));
     }
-    TESSERA_MPI(MPI_Barrier(communicator_->comm));  // all are zeroed
+    TESSERA_MPI(MPI_Barrier(communicator_->comm), "waiting for the shared memory of {} ranks", size);  // all zeroed
   }
   /// Freeing waits for the other ranks. Of these none may come while an exception is on its way, which ends the run.
   ~MpiWindow() override {
@@ -94,8 +126,8 @@ class MpiWindow : public SymmetricWindow {
 class MpiTransport : public Transport {
  public:
   explicit MpiTransport(std::shared_ptr<Communicator> communicator) : communicator_(std::move(communicator)) {
-    TESSERA_MPI(MPI_Comm_rank(comm(), &rank_));
-    TESSERA_MPI(MPI_Comm_size(comm(), &size_));
+    TESSERA_MPI(MPI_Comm_rank(comm(), &rank_), "finding this rank in its group");
+    TESSERA_MPI(MPI_Comm_size(comm(), &size_), "finding the size of a group of ranks");
   }
 
   int rank() const override { return rank_; }
@@ -103,25 +135,28 @@ class MpiTransport : public Transport {
 
   std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
     return in_parts(num_bytes, [&](std::size_t begin, int count, MPI_Request* request) {
-      TESSERA_MPI(MPI_Isend(data + begin, count, MPI_BYTE, to, tag, comm(), request));
+      TESSERA_MPI(MPI_Isend(data + begin, count, MPI_BYTE, to, tag, comm(), request),
+                  "sending {} bytes from rank {} to rank {} of a group of {}", count, rank_, to, size_);
     });
   }
 
   std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) override {
     return in_parts(num_bytes, [&](std::size_t begin, int count, MPI_Request* request) {
-      TESSERA_MPI(MPI_Irecv(data + begin, count, MPI_BYTE, from, tag, comm(), request));
+      TESSERA_MPI(MPI_Irecv(data + begin, count, MPI_BYTE, from, tag, comm(), request),
+                  "receiving {} bytes from rank {} on rank {} of a group of {}", count, from, rank_, size_);
     });
   }
 
   std::unique_ptr<Transport> split(int color, int order) override {
     MPI_Comm part = MPI_COMM_NULL;
-    TESSERA_MPI(MPI_Comm_split(comm(), color, order, &part));
+    TESSERA_MPI(MPI_Comm_split(comm(), color, order, &part), "splitting a group of {} ranks", size_);
     return std::make_unique<MpiTransport>(std::make_shared<Communicator>(part));
   }
 
   std::unique_ptr<Transport> split_by_node() override {
     MPI_Comm part = MPI_COMM_NULL;
-    TESSERA_MPI(MPI_Comm_split_type(comm(), MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &part));
+    TESSERA_MPI(MPI_Comm_split_type(comm(), MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &part),
+                "splitting a group of {} ranks by node", size_);
     return std::make_unique<MpiTransport>(std::make_shared<Communicator>(part));
   }
 
@@ -129,6 +164,11 @@ class MpiTransport : public Transport {
     const int reachable = split_by_node()->size();
     require(reachable == size_, "{} ranks are to share memory, but only {} of them are on one node", size_, reachable);
     return std::make_unique<MpiWindow>(communicator_, size_, num_bytes);
+  }
+
+  std::optional<WindowRoom> window_room() const override {
+    WindowRoom room = find_window_room();
+    return room.size == 0 ? std::nullopt : std::optional(std::move(room));
   }
 
   void abort(int status) override { MPI_Abort(MPI_COMM_WORLD, status); }
@@ -170,7 +210,11 @@ bool launched_by_mpi() {
 MpiRuntime::MpiRuntime() {
   int provided = 0;
   const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
-  require(code == MPI_SUCCESS, "MPI_Init_thread failed with code {}", code);
+  require(
+      code == MPI_SUCCESS,
+      "the start of MPI failed; it says: {}. Expected a start by the mpirun of the MPI library that this program was "
+      "built with, or by srun --mpi=pmix",
+      text_of(code));
   require(
       provided == MPI_THREAD_MULTIPLE,
       "this MPI library gives thread level {}, needed is {} (MPI_THREAD_MULTIPLE): build or choose one with support "

@@ -117,6 +117,10 @@ class ProcessGroup {
   ProcessGroup split(int color, int order, std::string axis);
   /// Memory that the ranks of this group share: the GPUs', if they use any. Together with all of them.
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
+  /// As Transport::window_room(), of windows on CPUs.
+  std::optional<WindowRoom> window_room() const {
+    return transport_ == nullptr ? std::nullopt : transport_->window_room();
+  }
   /// Until over() is true, which other ranks' stores into a window make it. Throws RankFailure as Work::wait() does;
   /// its message ends in what missing() tells.
   void wait_until(std::string_view operation, std::string_view name, const std::function<bool()>& over,

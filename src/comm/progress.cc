@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = WaitClock::Clock;
 
 // In the background operations need not be looked at often: a message of some hundred kilobytes takes as long.
 constexpr std::chrono::microseconds kBackgroundPause{100};
@@ -15,10 +15,19 @@ constexpr std::chrono::microseconds kBackgroundPause{100};
 constexpr std::chrono::milliseconds kSpin{2};
 constexpr std::chrono::microseconds kWaitingPause{50};
 constexpr std::chrono::milliseconds kBetweenChecksOfPeers{100};
+/// Waits look many times in it, so this process did not run in a longer gap.
+constexpr std::chrono::seconds kLongestGap{1};
 /// All ranks have failed alike, and so have started it, or it never ends.
 constexpr std::chrono::milliseconds kTimeOfAbandoned{500};
 
 }  // namespace
+
+WaitClock::Clock::duration WaitClock::elapsed() {
+  const Clock::time_point now = Clock::now();
+  const Clock::duration gap = now - std::exchange(looked_, now);
+  if (gap > kLongestGap) begin_ += gap;
+  return now - begin_;
+}
 
 Progress::Progress(RankBoard* board, Seconds timeout) : board_(board), timeout_(timeout) {}
 
@@ -95,14 +104,14 @@ RankFailure Progress::late(const std::string& name, const std::string& missing) 
 
 void Progress::fail_late(const std::string& name, const std::string& missing) const { throw late(name, missing); }
 
-std::optional<RankFailure> Progress::failure_of_wait(const std::string& name, Clock::time_point begin,
+std::optional<RankFailure> Progress::failure_of_wait(const std::string& name, Clock::duration elapsed,
                                                      const std::function<std::string()>& missing) const {
   if (board_ != nullptr) {
     if (const auto dead = board_->find_dead()) {
       return failure(name, fmt::format("cannot end: rank {} has died", *dead), missing());
     }
   }
-  if (Clock::now() - begin <= timeout_) return std::nullopt;
+  if (elapsed <= timeout_) return std::nullopt;
   const std::vector<int> ranks = board_ == nullptr ? std::vector<int>() : board_->find_not_waiting();
   const std::string waiting_for =
       ranks.empty() ? "" : fmt::format("; waiting for rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
@@ -112,7 +121,9 @@ std::optional<RankFailure> Progress::failure_of_wait(const std::string& name, Cl
 void Progress::keep_polling(const std::string& name, const std::function<bool()>& poll,
                             const std::function<std::string()>& missing,
                             const std::function<std::uint64_t()>& position) {
-  Clock::time_point begin = Clock::now(), checked = begin;
+  WaitClock clock;
+  const Clock::time_point begin = Clock::now();
+  Clock::time_point checked = begin;
   std::uint64_t seen = position ? position() : 0;
   if (board_ != nullptr) {
     board_->set_operation(name);
@@ -130,12 +141,15 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
     if (position) {
       const std::uint64_t before = std::exchange(seen, position());
       if (seen != before) {
-        begin = Clock::now();
+        clock.restart();
         if (board_ != nullptr) board_->set_operation(name);
       }
     }
     if (board_ != nullptr) board_->set_waiting();
-    if (const auto failure = failure_of_wait(name, begin, missing)) throw *failure;
+    if (const auto failure = failure_of_wait(name, clock.elapsed(), missing)) {
+      take_way_out(*failure);
+      throw *failure;
+    }
   }
   if (board_ != nullptr) board_->set_operation("computation after " + name);
 }
@@ -143,8 +157,8 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
 Progress::Watched::Watched(Progress& progress, std::string name) : progress_(progress) {
   const std::lock_guard lock(progress.watch_mutex_);
   TESSERA_CHECK(!progress.watched_, "{} within {}", name, progress.watched_->name);
-  if (!progress.watcher_.joinable()) progress.watcher_ = std::thread([&progress] { progress.watch(); });
-  progress.watched_ = {.name = std::move(name), .begin = Clock::now()};
+  progress.start_watching();
+  progress.watched_ = {.name = std::move(name)};
 }
 
 Progress::Watched::~Watched() {
@@ -154,21 +168,42 @@ Progress::Watched::~Watched() {
   progress_.watched_.reset();
 }
 
+void Progress::set_way_out(std::function<void(const std::exception&)> way_out) {
+  const std::lock_guard lock(watch_mutex_);
+  way_out_ = std::move(way_out);
+  if (way_out_) start_watching();
+}
+
+void Progress::start_watching() {
+  if (!watcher_.joinable()) watcher_ = std::thread([this] { watch(); });
+}
+
 void Progress::watch() {
   std::unique_lock lock(watch_mutex_);
   while (!watch_ends_.wait_for(lock, kBetweenChecksOfPeers, [this] { return ending_; })) {
-    if (!watched_ || Clock::now() - watched_->begin < kBetweenChecksOfPeers) continue;
-    Call& call = *watched_;
-    if (board_ != nullptr) {
-      if (!call.is_on_board) board_->set_operation(call.name);
-      call.is_on_board = true;
-      board_->set_waiting();
+    std::optional<RankFailure> found = failure_of_call();
+    if (!found && board_ != nullptr) {
+      if (const auto dead = board_->find_dead_neighbour()) {
+        found = failure("the run", fmt::format("cannot end: rank {} has died", *dead), "");
+      }
     }
-    if (const auto failure = failure_of_wait(call.name, call.begin, [] { return std::string(); })) {
-      lock.unlock();
-      return take_way_out(*failure);
-    }
+    if (!found) continue;
+    lock.unlock();
+    return take_way_out(*found);
   }
+}
+
+std::optional<RankFailure> Progress::failure_of_call() {
+  if (!watched_) return std::nullopt;
+  Call& call = *watched_;
+  const Clock::duration elapsed = call.clock.elapsed();
+  if (elapsed < kBetweenChecksOfPeers) return std::nullopt;
+  if (board_ != nullptr) {
+    if (!call.is_on_board) board_->set_operation(call.name);
+    call.is_on_board = true;
+    board_->set_waiting();
+  }
+  return failure_of_wait(call.name, elapsed, [] { return std::string(); });
 }
 
 void Progress::run_in_background() {

@@ -1,5 +1,6 @@
 // Operations between ranks that go on while the rank computes: whoever waits moves all of them on, and so does a thread
-// in the background. Another one watches calls of other libraries that wait for ranks by themselves.
+// in the background. Another one looks whether other ranks live, and watches calls of other libraries that wait for
+// ranks by themselves.
 #pragma once
 
 #include <chrono>
@@ -41,6 +42,21 @@ class Operation {
   bool done_ = false;
 };
 
+/// How long a wait has lasted, without the time for which this process was suspended: Ctrl-Z and `scontrol suspend`
+/// stop all ranks of a run, and none of them is late then.
+class WaitClock {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Counts anew.
+  void restart() { begin_ = looked_ = Clock::now(); }
+  /// To be asked several times a second, since longer gaps do not count.
+  Clock::duration elapsed();
+
+ private:
+  Clock::time_point begin_ = Clock::now(), looked_ = begin_;
+};
+
 class Progress {
  public:
   using Seconds = std::chrono::duration<double>;
@@ -55,9 +71,10 @@ class Progress {
     timeout_key_ = std::move(key);
   }
   Seconds timeout() const { return timeout_; }
-  /// Tells of an error and ends this rank where it is: from another thread, when it is in a Watched call that has no
-  /// end, and before memory is freed that GPUs use which wait for other ranks.
-  void set_way_out(std::function<void(const std::exception&)> way_out) { way_out_ = std::move(way_out); }
+  /// Tells of an error and ends this rank where it is. It is called where a RankFailure is found, since what would be
+  /// destroyed behind it may wait: for other ranks, for storage that hangs. Another thread calls it when another rank
+  /// has died, whatever this one does, and when a Watched call has no end. To be set once, before ranks wait.
+  void set_way_out(std::function<void(const std::exception&)> way_out);
   /// Returns if there is none.
   void take_way_out(const std::exception& error) const {
     if (way_out_) way_out_(error);
@@ -97,7 +114,7 @@ class Progress {
  private:
   struct Call {
     std::string name;
-    std::chrono::steady_clock::time_point begin;
+    WaitClock clock = {};
     bool is_on_board = false;  // the others are told once it takes long
   };
 
@@ -106,12 +123,16 @@ class Progress {
   /// Until poll() is true.
   void keep_polling(const std::string& name, const std::function<bool()>& poll,
                     const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position);
-  /// Why a wait that began then must end; none if it need not yet.
-  std::optional<RankFailure> failure_of_wait(const std::string& name, std::chrono::steady_clock::time_point begin,
+  /// Why a wait that has lasted so long must end; none if it need not yet.
+  std::optional<RankFailure> failure_of_wait(const std::string& name, WaitClock::Clock::duration elapsed,
                                              const std::function<std::string()>& missing) const;
   RankFailure late(const std::string& name, const std::string& missing) const;
   RankFailure failure(const std::string& name, const std::string& reason, const std::string& missing) const;
+  /// Under the lock.
+  void start_watching();
   void watch();
+  /// Why the watched call, if there is one, must end.
+  std::optional<RankFailure> failure_of_call();
 
   RankBoard* board_;
   Seconds timeout_;
@@ -127,7 +148,7 @@ class Progress {
   std::mutex watch_mutex_;  // of what follows
   std::condition_variable watch_ends_;
   std::optional<Call> watched_;
-  std::thread watcher_;  // started with the first call
+  std::thread watcher_;  // started with the way out, or with the first call
 };
 
 }  // namespace tessera

@@ -82,13 +82,21 @@ const RankBoard::Entry& RankBoard::entry(int node_rank) const {
   return *reinterpret_cast<const Entry*>(window_->peer(node_rank));
 }
 
+bool RankBoard::is_dead(const Entry& its) const {
+  const pid_t pid = its.pid.load();
+  return its.world_rank_plus_1.load() > 0 && pid != getpid() && state_of(pid) == ProcessState::kEnded;
+}
+
 std::optional<int> RankBoard::find_dead() const {
   for (int rank = 0; rank < node_->size(); ++rank) {
-    const int world_rank = entry(rank).world_rank_plus_1.load() - 1;
-    const pid_t pid = entry(rank).pid.load();
-    if (world_rank >= 0 && pid != getpid() && state_of(pid) == ProcessState::kEnded) return world_rank;
+    if (is_dead(entry(rank))) return entry(rank).world_rank_plus_1.load() - 1;
   }
   return std::nullopt;
+}
+
+std::optional<int> RankBoard::find_dead_neighbour() const {
+  const Entry& next = entry((node_->rank() + 1) % node_->size());
+  return is_dead(next) ? std::optional(next.world_rank_plus_1.load() - 1) : std::nullopt;
 }
 
 std::vector<int> RankBoard::find_not_waiting() const {

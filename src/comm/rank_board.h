@@ -38,6 +38,8 @@ class RankBoard {
 
   /// A rank of this node whose process has ended.
   std::optional<int> find_dead() const;
+  /// The same of the next rank alone: if every rank asks, each is looked at once.
+  std::optional<int> find_dead_neighbour() const;
   /// Ranks of this node that do not say that they wait for others: they compute, or are stopped.
   std::vector<int> find_not_waiting() const;
   /// A line per rank of this node: "rank 3 (process 4711, is stopped): step 17, for 31.0 s in all-gather of layers.2".
@@ -46,6 +48,7 @@ class RankBoard {
  private:
   struct Entry;
   const Entry& entry(int node_rank) const;
+  bool is_dead(const Entry& its) const;
 
   std::unique_ptr<Transport> node_;
   std::unique_ptr<SymmetricWindow> window_;

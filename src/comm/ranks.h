@@ -24,14 +24,14 @@ class Ranks {
   void set_timeout(Progress::Seconds timeout, std::string key);
   /// As Progress::set_way_out().
   void set_way_out(std::function<void(const std::exception&)> way_out);
-  /// What body() returns. If it throws and this rank has a GPU, the way out is taken before anything of the caller's
-  /// goes.
+  /// What body() returns. If it throws, the way out is taken before anything of the caller's goes, which might wait for
+  /// a GPU, for other ranks, or for storage that hangs.
   template <typename Body>
   auto end_where_it_fails(Body&& body) -> decltype(body()) {
     try {
       return body();
     } catch (const std::exception& error) {
-      world_.abort_gpu(error);
+      if (progress_ != nullptr) progress_->take_way_out(error);
       throw;
     }
   }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace tessera {
@@ -35,6 +36,12 @@ class SymmetricWindow {
   virtual std::size_t num_bytes() const = 0;
 };
 
+/// A folder whose files are the memory of windows.
+struct WindowRoom {
+  std::string folder;
+  std::size_t size = 0, available = 0;  // bytes
+};
+
 class Transport {
  public:
   Transport() = default;
@@ -55,6 +62,8 @@ class Transport {
   virtual std::unique_ptr<Transport> split_by_node() = 0;
   /// Throws Error if the ranks are not of one node, or there is not that much memory.
   virtual std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) = 0;
+  /// Where windows of this node's processes are, if that is a folder with a size of its own.
+  virtual std::optional<WindowRoom> window_room() const { return std::nullopt; }
 
   /// Ends all ranks at once, after a failure: for those that wait for this one. `status`: the processes' exit status.
   virtual void abort(int status) = 0;

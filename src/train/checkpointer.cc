@@ -1,5 +1,6 @@
 #include "train/checkpointer.h"
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -106,6 +107,29 @@ void warn_of_other_yarn(const fs::path& path, const HfConfig& saved, const JobCo
   };
   if (numbers(before) == numbers(now)) return;
   spdlog::warn("the weights in '{}' have model.args {}; this run has {}", path.string(), numbers(before), numbers(now));
+}
+
+/// Calls `read`, which takes a trainer's state out of a manifest. Throws Error if it is not there.
+template <typename Read>
+void require_trainer_state(const fs::path& path, Read&& read) {
+  try {
+    read();
+  } catch (const nlohmann::json::exception& error) {
+    fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), error.what());
+  }
+}
+
+/// What is wrong with a checkpoint, by a check that all ranks do together; none if nothing.
+template <typename Check>
+std::optional<std::string> error_of(Check&& check) {
+  try {
+    check();
+    return std::nullopt;
+  } catch (const RankFailure&) {
+    throw;
+  } catch (const Error& error) {
+    return error.what();
+  }
 }
 
 }  // namespace
@@ -303,62 +327,123 @@ void Checkpointer::require_writable() {
 }
 
 std::optional<std::int64_t> Checkpointer::choose_step() {
-  std::int64_t step = config_.checkpoint.load_step;
+  const std::int64_t asked = config_.checkpoint.load_step;
   run_together(ranks_.world(), "the choice of a checkpoint", [&] {
     if (!is_first_rank()) return;
     create_folder(folder_);
     prune_checkpoints(folder_, 0);  // what a killed run has left
-    for (const fs::path& damaged : damaged_checkpoints(folder_)) {
-      spdlog::warn("'{}' has no manifest, so it is passed over", damaged.string());
-    }
-    const std::vector<std::int64_t> steps = checkpoint_steps(folder_);
-    if (step < 0 && !steps.empty()) step = steps.back();
-    const fs::path path = checkpoint_path(folder_, step);
-    require(step < 0 || fs::exists(path),
-            "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}", path.string(), step,
-            fmt::join(steps, ", "));
-    if (step >= 0 && !steps.empty() && step < steps.back()) {
+    if (asked < 0) return;
+    const std::vector<std::int64_t> steps = steps_of_folders(folder_);
+    const fs::path path = checkpoint_path(folder_, asked);
+    require(fs::exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
+            path.string(), asked, fmt::join(steps, ", "));
+    if (asked < steps.back()) {
       spdlog::warn(
           "'{}' is not the newest checkpoint: a start without checkpoint.load_step goes on from step {}, unless those "
           "of later steps are moved away",
           path.string(), steps.back());
     }
   });
+  return asked < 0 ? newest_below(std::numeric_limits<std::int64_t>::max()) : asked;
+}
+
+std::optional<std::int64_t> Checkpointer::newest_below(std::int64_t limit) {
   // The others may see a folder of another machine a little later.
-  const auto chosen = static_cast<double>(step);
-  step = static_cast<std::int64_t>(ranks_.world().all_gather(std::span(&chosen, 1), "the chosen checkpoint").front());
-  return step < 0 ? std::nullopt : std::optional(step);
+  double newest = -1.0;
+  if (is_first_rank()) {
+    for (const std::int64_t step : steps_of_folders(folder_)) {
+      if (step < limit) newest = static_cast<double>(step);
+    }
+  }
+  newest = ranks_.world().all_gather(std::span(&newest, 1), "the newest checkpoint").front();
+  return newest < 0.0 ? std::nullopt : std::optional(static_cast<std::int64_t>(newest));
+}
+
+std::optional<std::string> Checkpointer::read_manifest(Stored& stored) {
+  return error_of([&] {
+    run_together(ranks_.world(), "a checkpoint's manifest",
+                 [&] { stored.manifest = read_checkpoint_manifest(stored.path); });
+  });
+}
+
+std::optional<std::string> Checkpointer::open_files(Stored& stored) {
+  return error_of([&] {
+    run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
+      const CheckpointManifest& manifest = stored.manifest;
+      for (const std::string_view kind : kKinds) {
+        stored.shards.emplace_back(stored.path, kind, manifest.step, manifest.num_shards);
+      }
+      verify_files(stored.path, manifest, {}, {.rank = ranks_.rank(), .size = ranks_.size()});
+    });
+  });
+}
+
+void Checkpointer::fail_damaged(std::int64_t step, const std::string& damage) {
+  if (is_first_rank()) spdlog::warn("step {} is damaged; looking for a checkpoint that is whole", step);
+  std::optional<std::int64_t> whole = newest_below(std::numeric_limits<std::int64_t>::max());
+  for (; whole; whole = newest_below(*whole)) {
+    Stored stored{.path = checkpoint_path(folder_, *whole)};
+    if (*whole != step && !read_manifest(stored) && !open_files(stored)) break;
+  }
+  const std::string path = checkpoint_path(folder_, step).string();
+  require(whole.has_value(),
+          "{}\nThe checkpoint '{}' is damaged, and no other one is whole. Move it away to start without it", damage,
+          path);
+  fail(
+      "{}\nThe checkpoint '{}' is damaged. That of step {} is whole, by its checksums: --checkpoint.load_step={} goes "
+      "on from there. --checkpoint.fallback goes on from the newest whole one whenever the last is damaged",
+      damage, path, *whole, *whole);
 }
 
 std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader) {
-  const std::optional<std::int64_t> step = choose_step();
-  if (!step) return std::nullopt;
-  ResumedFrom resumed{.step = *step, .config = {}};
-  const fs::path path = checkpoint_path(folder_, *step);
-  std::vector<ShardFiles> shards;
-  run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
-    const CheckpointManifest manifest = read_checkpoint_manifest(path);
-    try {
-      require_same_dataset(path, manifest, loader);
-      require_same_run(path, manifest, *step, config_);
-      if (is_first_rank()) resumed.config = saved_config(manifest);
-      loader.restore(manifest.state.at("loader").get<data::LoaderState>());
-    } catch (const nlohmann::json::exception& error) {
-      fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), error.what());
+  const std::optional<std::int64_t> first = choose_step();
+  if (!first) return std::nullopt;
+  const bool falls_back = config_.checkpoint.fallback && config_.checkpoint.load_step < 0;
+  ResumedFrom resumed{.step = *first, .config = {}};
+  Stored stored;
+  std::string passed_over;
+  for (;;) {
+    stored = {.path = checkpoint_path(folder_, resumed.step)};
+    std::optional<std::string> damage = read_manifest(stored);
+    if (!damage) {
+      // Before all of it is read.
+      run_together(ranks_.world(), "whether the checkpoint is of this run", [&] {
+        require_trainer_state(stored.path, [&] {
+          require_same_dataset(stored.path, stored.manifest, loader);
+          require_same_run(stored.path, stored.manifest, resumed.step, config_);
+          if (is_first_rank()) resumed.config = saved_config(stored.manifest);
+        });
+      });
+      damage = open_files(stored);
     }
-    for (const std::string_view kind : kKinds) shards.emplace_back(path, kind, manifest.step, manifest.num_shards);
-    verify_files(path, manifest, {}, {.rank = ranks_.rank(), .size = ranks_.size()});
-  });
+    if (!damage) break;
+    if (!falls_back) fail_damaged(resumed.step, *damage);
+    passed_over += fmt::format("\n  step {}: {}", resumed.step, *damage);
+    const std::optional<std::int64_t> next = newest_below(resumed.step);
+    require(next.has_value(), "no checkpoint in '{}' is whole. Move them away to start without them:{}",
+            folder_.string(), passed_over);
+    resumed.step = *next;
+  }
   run_together(ranks_.world(), "a checkpoint's numbers", [&] {
+    require_trainer_state(stored.path,
+                          [&] { loader.restore(stored.manifest.state.at("loader").get<data::LoaderState>()); });
     const Pieces pieces = this->pieces();
     for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
       for (const auto& [name, piece, numbers] : pieces[kind]) {
-        const AssembledTensor saved = shards[kind].at(name, piece.slice.global);
+        const AssembledTensor saved = stored.shards[kind].at(name, piece.slice.global);
         parameters_.fill(numbers, [&, &piece = piece](float* target) { saved.read(piece, target); });
       }
     }
   });
-  if (is_first_rank()) spdlog::info("resumed from {}", path.string());
+  if (!is_first_rank()) return resumed;
+  if (resumed.step != *first) {
+    warn_in_frame(
+        fmt::format("THE RUN GOES BACK TO STEP {}: THE CHECKPOINT OF STEP {} IS DAMAGED", resumed.step, *first),
+        fmt::format("Passed over (checkpoint.fallback), and left where they are until their step is saved "
+                    "again:{}",
+                    passed_over));
+  }
+  spdlog::info("resumed from {}", stored.path.string());
   return resumed;
 }
 

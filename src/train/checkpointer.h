@@ -58,7 +58,8 @@ class Checkpointer {
   // What follows, all ranks do together. It throws Error on all if it fails on one.
 
   /// Loads masters, moments, buffers and the loader's position from the checkpoint that the configuration asks for, the
-  /// newest if it does not say. Returns what it is, if there is one.
+  /// newest if it does not say. Returns what it is, if there is one. Throws Error if that is damaged; with
+  /// checkpoint.fallback, if all are.
   std::optional<ResumedFrom> resume(data::Loader& loader);
 
   /// Throws Error if a rank that will write cannot.
@@ -92,7 +93,22 @@ class Checkpointer {
   /// Tells rank 0 what all ranks have written.
   void gather_files();
   void commit();
+
+  /// A checkpoint that is to be loaded.
+  struct Stored {
+    std::filesystem::path path;
+    CheckpointManifest manifest = {};
+    std::vector<ShardFiles> shards = {};  // by kind
+  };
   std::optional<std::int64_t> choose_step();
+  /// The step of the newest folder below `limit`.
+  std::optional<std::int64_t> newest_below(std::int64_t limit);
+  /// Reads its manifest. What is wrong with it; none if nothing.
+  std::optional<std::string> read_manifest(Stored& stored);
+  /// Checks and maps its files. What is wrong with them; none if nothing.
+  std::optional<std::string> open_files(Stored& stored);
+  /// Throws Error with the damage and the newest other checkpoint that is whole.
+  [[noreturn]] void fail_damaged(std::int64_t step, const std::string& damage);
 
   const JobConfig& config_;
   Ranks& ranks_;

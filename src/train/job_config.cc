@@ -618,6 +618,8 @@ ConfigTable config_table(JobConfig& c) {
   t.add("checkpoint.interval", c.checkpoint.interval, "steps between checkpoints; the last step always makes one");
   t.add("checkpoint.keep_latest_k", c.checkpoint.keep_latest_k, "checkpoints that stay; 0: all");
   t.add("checkpoint.load_step", c.checkpoint.load_step, "step to resume from; -1: the last");
+  t.add("checkpoint.fallback", c.checkpoint.fallback,
+        "pass over a last checkpoint that is damaged, with a warning, and resume from the newest whole one");
   t.add(
       "checkpoint.async_mode", c.checkpoint.async_mode,
       {{"disabled", AsyncMode::kDisabled}, {"async", AsyncMode::kAsync}, {"async_with_pinned_mem", AsyncMode::kAsync}},

@@ -105,6 +105,7 @@ struct JobConfig {
     std::int64_t interval = 500;
     std::int64_t keep_latest_k = 10;
     std::int64_t load_step = -1;
+    bool fallback = false;
     AsyncMode async_mode = AsyncMode::kDisabled;
     std::string initial_load_path;
     bool initial_load_in_hf = false;

@@ -53,7 +53,7 @@ bool has_metrics(const fs::path& folder) {
 void require_nothing_is_lost(const JobConfig& config, const fs::path& folder, const fs::path& checkpoints,
                              const RunIdentity& run, const std::optional<RunIdentity>& previous) {
   if (config.job.overwrite || !has_metrics(folder) || (previous && run.follows(*previous))) return;
-  const std::vector<std::int64_t> steps = checkpoint_steps(checkpoints);
+  const std::vector<std::int64_t> steps = steps_of_folders(checkpoints);
   if (config.checkpoint.enable && !steps.empty()) return;  // it goes on, or says why it cannot
   const std::string go_on =
       steps.empty() ? "" : fmt::format(", --checkpoint.enable to go on from step {}", steps.back());

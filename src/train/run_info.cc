@@ -175,11 +175,9 @@ void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int
   constexpr double kJump = 3.0;
   const auto warn_of_jump = [&](std::string_view what, double last, double next, std::string_view keys) {
     if (std::max(last, next) <= kJump * std::min(last, next)) return;
-    const std::string line(100, '!');
-    spdlog::warn("{}", line);
-    spdlog::warn("THE {} JUMPS AT STEP {}: {:.4g} BEFORE, {:.4g} FROM HERE ON", what, first_step, last, next);
-    spdlog::warn("If this is not what you want, stop and give the keys the values that they had ({}).", keys);
-    spdlog::warn("{}", line);
+    warn_in_frame(
+        fmt::format("THE {} JUMPS AT STEP {}: {:.4g} BEFORE, {:.4g} FROM HERE ON", what, first_step, last, next),
+        fmt::format("If this is not what you want, stop and give the keys the values that they had ({}).", keys));
   };
   const auto rate = [](const JobConfig& config, std::int64_t step) {
     return config.optimizer.lr * config.lr_scheduler.factor(step - 1, config.training.steps);

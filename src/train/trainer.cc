@@ -200,6 +200,17 @@ void Trainer::require_memory(const std::vector<RankMemory>& ranks) const {
             format_gib(needed), format_gib(host), on_node, format_gib(own.process), format_gib(own.plan.batches),
             format_gib(own.snapshot));
   }
+  const std::optional<WindowRoom> room = on_gpu ? std::nullopt : ranks_.world().window_room();
+  if (room) {
+    const std::size_t windows = most(on_node, [](const RankMemory& rank) { return rank.plan.windows; });
+    require(windows <= room->available,
+            "parallelism.expert_parallel_comm_backend = \"direct\" needs {} of shared memory for the windows of {} "
+            "ranks on this machine, but '{}' has {}, of which {} are free. Enlarge it (mount -o remount,size={}G {}; "
+            "docker run --shm-size={}g), give --parallelism.expert_parallel_capacity_factor for smaller windows, or "
+            "--parallelism.expert_parallel_comm_backend=standard, which needs none",
+            format_gib(windows), on_node, room->folder, format_gib(room->size), format_gib(room->available),
+            1 + (windows >> 30), room->folder, 1 + (windows >> 30));
+  }
   const std::int64_t sharing = on_gpu ? 1 : on_node;
   const std::size_t available = on_gpu ? cuda::free_memory_bytes() : host;
   const std::size_t needed =

@@ -2,6 +2,7 @@
 // while checkpoints are written, and what is left.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -123,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RankFailures,
 
 TEST_P(RankFailures, ADeadRankEndsAllAndIsNamed) {
   const std::string error = only_error(output_after(SIGKILL, 2));
-  EXPECT_THAT(error, AllOf(HasSubstr("cannot end: rank 2 has died"),
+  EXPECT_THAT(error, AllOf(HasSubstr(" cannot end: rank 2 has died"),
                            ContainsRegex("rank 2 \\(process [0-9]+, has died\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 0 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
 }
@@ -136,6 +137,47 @@ TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
                                                      kTimeout)),
                            ContainsRegex("rank 1 \\(process [0-9]+, is stopped\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 3 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
+}
+
+/// As Ctrl-Z and `scontrol suspend` do: no rank waits for another one meanwhile.
+TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
+  const Process process(
+      scratch_,
+      train_arguments({"--training.steps=500", "--checkpoint.enable=false", "--comm.train_timeout_seconds=2"}),
+      RLIM_INFINITY, mpirun(4));
+  process.wait_for_output("step  10");
+  const std::map<int, pid_t> ranks = processes_by_rank(process);
+  ASSERT_EQ(ranks.size(), 4u);
+  for (const auto& [rank, pid] : ranks) kill(pid, SIGSTOP);
+  const std::string output = process.output();
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  EXPECT_EQ(process.output(), output);
+  for (const auto& [rank, pid] : ranks) kill(pid, SIGCONT);
+  const Finished finished = process.finish();
+  EXPECT_EQ(finished.status, 0) << finished.output;
+  EXPECT_THAT(finished.output, HasSubstr("step 500"));
+}
+
+/// Every rank's writer waits for storage, here to open a FIFO that nobody reads, when a rank dies.
+TEST_F(ManyRanks, ADeadRankIsToldOfWhileStorageHangs) {
+  const Process process(
+      scratch_,
+      train_arguments({"--training.steps=1000000", "--checkpoint.interval=500", "--checkpoint.async_mode=async"}),
+      RLIM_INFINITY, mpirun(4));
+  process.wait_for_output("step      10");
+  const fs::path partial = checkpoints() / "step-500.partial";
+  fs::create_directories(partial);
+  for (int shard = 0; shard < 4; ++shard) {
+    const std::string name = shard_file_name(kModelShards, shard, 4) + ".tmp";
+    ASSERT_EQ(mkfifo((partial / name).c_str(), 0600), 0);
+  }
+  process.wait_for_output("step     510");
+  const std::map<int, pid_t> ranks = processes_by_rank(process);
+  ASSERT_EQ(ranks.size(), 4u);
+  kill(ranks.at(2), SIGKILL);
+  const Finished finished = process.finish(std::chrono::seconds(10));
+  EXPECT_NE(finished.status, 0);
+  EXPECT_THAT(only_error(finished.output), HasSubstr("rank 2 has died"));
 }
 
 /// What all ranks see is told by one.
@@ -179,6 +221,35 @@ TEST_F(ManyRanks, MoreThanTheMemoryIsRefusedWithWhatFits) {
   EXPECT_THAT(error({huge}), AllOf(HasSubstr("the run needs"), HasSubstr("for each of its 2 ranks"),
                                    HasSubstr("GiB per rank\n"), HasSubstr("no mode fits")));
   EXPECT_THAT(error({huge, "--parallelism.pipeline_parallel_degree=2"}), HasSubstr("of the pipeline"));
+}
+
+/// In a container /dev/shm often has 64 MiB.
+TEST_F(ManyRanks, WindowsThatDoNotFitSharedMemoryAreRefused) {
+  const std::vector<std::string> in_small_memory = {"/usr/bin/unshare",
+                                                    "--map-root-user",
+                                                    "--mount",
+                                                    "/bin/sh",
+                                                    "-c",
+                                                    "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\"",
+                                                    "sh"};
+  std::string probe;
+  for (const std::string& word : in_small_memory) probe += "'" + word + "' ";
+  if (std::system((probe + "true 2>/dev/null").c_str()) != 0) GTEST_SKIP() << "this user may not mount a /dev/shm";
+  std::vector<std::string> launcher = in_small_memory;
+  for (const std::string& word : mpirun(4)) launcher.push_back(word);
+  const auto run_direct = [&](const std::string& dim) {
+    return run(train_arguments({"--training.steps=1", "--model.args.dim=" + dim, "--training.seq_len=256",
+                                "--parallelism.expert_parallel_degree=4",
+                                "--parallelism.expert_parallel_comm_backend=direct"}),
+               launcher);
+  };
+  const Finished refused = run_direct("2048");
+  EXPECT_EQ(refused.status, 2) << refused.output;
+  EXPECT_THAT(only_error(refused.output),
+              AllOf(HasSubstr("\"direct\" needs 0."), HasSubstr("'/dev/shm' has 0.06GiB"), HasSubstr("remount,size=1G"),
+                    HasSubstr("--shm-size"), HasSubstr("expert_parallel_comm_backend=standard")));
+  const Finished fits = run_direct("32");
+  EXPECT_EQ(fits.status, 0) << fits.output;
 }
 
 TEST_F(ManyRanks, RanksThatAreNotGivenTheSameAreRefused) {

@@ -554,6 +554,49 @@ TEST_F(Trained, DamagedCheckpointsAreErrors) {
   EXPECT_NO_THROW(Trainer(small_config(scratch_, {"--checkpoint.load_step=4"})));
 }
 
+/// The last checkpoints are damaged, each in another way.
+TEST_F(Trained, TheNewestWholeCheckpointIsNamedAndFallenBackTo) {
+  const std::vector<float> straight = train(small_config(scratch_, {"--checkpoint.interval=2"})).weights;
+  const auto file = checkpoints() / "step-8" / "optimizer.safetensors";
+  data::flip_bit(file, std::filesystem::file_size(file) / 2, 3);
+  std::filesystem::remove(checkpoints() / "step-6" / "manifest.json");
+  const auto start = [&](int num_ranks, const std::vector<std::string>& more) {
+    on_ranks(num_ranks, [&](Ranks& ranks) { Trainer trainer(small_config(scratch_, more), &ranks); });
+  };
+  for (const int num_ranks : {1, 2}) {
+    expect_error([&] { start(num_ranks, {}); }, {"step-8/optimizer.safetensors", "has the checksum",
+                                                 "--checkpoint.load_step=4", "--checkpoint.fallback"});
+    expect_error(
+        [&] {
+          start(num_ranks, {"--checkpoint.load_step=6", "--checkpoint.fallback"});
+        },
+        {"step-6", "no manifest.json", "--checkpoint.load_step=4"});
+  }
+  ::testing::internal::CaptureStdout();
+  start(2, {"--checkpoint.fallback"});
+  const std::vector<float> resumed = train(small_config(scratch_, {"--checkpoint.fallback"})).weights;
+  spdlog::default_logger()->flush();
+  const std::string log = ::testing::internal::GetCapturedStdout();
+  EXPECT_THAT(log, ::testing::HasSubstr("THE RUN GOES BACK TO STEP 4: THE CHECKPOINT OF STEP 8 IS DAMAGED"));
+  EXPECT_THAT(log, ::testing::ContainsRegex("step 8: .*has the checksum .*\n.*step 6: .*step-6' has no manifest.json"));
+  EXPECT_TRUE(same_bits(resumed, straight));
+  EXPECT_EQ(verify_checkpoint(checkpoints() / "step-8").step, 8);  // saved again
+  for (const char* step : {"step-2", "step-4", "step-8"})
+    std::filesystem::remove(checkpoints() / step / "manifest.json");
+  expect_error([&] { start(1, {}); }, {"no other one is whole"});
+  expect_error([&] { start(1, {"--checkpoint.fallback"}); }, {"no checkpoint in", "is whole", "step-2"});
+}
+
+/// A checkpoint of another run is none that one falls back from.
+TEST_F(Trained, FallsBackFromDamageOnly) {
+  train(small_config(scratch_));
+  expect_error(
+      [&] {
+        Trainer trainer(small_config(scratch_, {"--checkpoint.fallback", "--debug.seed=1"}));
+      },
+      {"step-8", "debug.seed"});
+}
+
 TEST_F(Trained, TokensBeyondTheVocabularyAreErrors) {
   expect_error(
       [&] {
