@@ -195,7 +195,9 @@ void add_convert_command(CLI::App& app) {
           "For hf: a checkpoint, or a run's folder (its newest counts). For tessera: a folder with config.json "
           "and safetensors in float32, bfloat16 or FP8")
       ->required();
-  command->add_option("--output", options->output, "For hf: the new folder. For tessera: the folder that gets step-0")
+  command
+      ->add_option("--output,--out", options->output,
+                   "For hf: the new folder. For tessera: the folder that gets step-0")
       ->required();
   CLI::Option* form =
       command
