@@ -24,8 +24,8 @@ void add_compare_command(CLI::App& app, int& status);
 /// `tessera report RUN`.
 void add_report_command(CLI::App& app);
 
-/// `tessera convert --to hf|tessera`.
-void add_convert_command(CLI::App& app);
+/// `tessera convert --to hf|tessera`. Sets `status` to the process's exit status if a signal stops it.
+void add_convert_command(CLI::App& app, int& status);
 
 /// `tessera generate --checkpoint DIR --prompt TEXT`.
 void add_generate_command(CLI::App& app);

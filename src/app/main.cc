@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   tessera::add_report_command(app);
   tessera::add_bench_command(app, status);
   tessera::add_data_commands(app, status);
-  tessera::add_convert_command(app);
+  tessera::add_convert_command(app, status);
   tessera::add_generate_command(app);
   tessera::add_plan_commands(app);
   tessera::add_doctor_command(app);

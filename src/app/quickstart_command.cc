@@ -235,7 +235,7 @@ class Quickstart {
         "  tessera train {} --training.steps={}   # go on from here\n"
         "  tessera generate --checkpoint {} --prompt 'A rank' --seed 1\n"
         "  tessera data prepare --input MY_TEXTS --tokenizer {} --output data/mine\n"
-        "  tessera plan memory --model.flavor=16B --device cuda --ranks 8 --available 80\n"
+        "  tessera plan memory --model.flavor=16B --ranks 8 --available 80\n"
         "  tessera train --list-keys   # every key of the configuration\n",
         folder_.string(), watch_.seconds(), shell_word(config), 2 * steps_in(seconds_), shell_word(run),
         shell_word((folder_ / "tokenizer.model").string()));

@@ -275,6 +275,27 @@ TEST_F(Mistakes, TwoRunsInOneFolderAreTold) {
   first.finish();
 }
 
+TEST_F(Mistakes, CtrlCEndsAConversionAndLeavesNothing) {
+  ASSERT_EQ(run(train({"--job.dump_folder=@large", "--checkpoint.enable", "--model.args.vocab_size=200000",
+                       "--training.steps=1"}))
+                .status,
+            0);
+  const Arguments convert = {"convert", "--to=hf", "--input=@large", "--form=remote-code", "--out=@new"};
+  int status = 0;
+  for (int attempt = 0; attempt < 20 && status == 0; ++attempt) {  // it may be done before the signal comes
+    fs::remove_all(scratch_ / "new");
+    const Process process = start(convert);
+    for (int i = 0; i < 10'000 && !fs::exists(scratch_ / "new.tmp") && !fs::exists(scratch_ / "new"); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    process.send(SIGINT);
+    status = process.finish().status;
+  }
+  EXPECT_EQ(status, 130);
+  EXPECT_FALSE(fs::exists(scratch_ / "new"));
+  EXPECT_FALSE(fs::exists(scratch_ / "new.tmp"));
+}
+
 /// What people write, and what means the same.
 TEST_F(Mistakes, OtherSpellingsAreTaken) {
   const auto config = [&](const Arguments& more) {
