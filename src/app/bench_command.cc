@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/config_arguments.h"
 #include "app/gpu_tables.h"
 #include "app/on_ranks.h"
 #include "base/error.h"
@@ -21,7 +22,6 @@ namespace {
 const auto kLoaded = std::chrono::steady_clock::now();  // the program
 
 struct StepOptions {
-  std::string config;
   std::int64_t steps = 10;
   std::int64_t warmup = 3;
   std::string trace;
@@ -46,13 +46,12 @@ void print_kernels(const cuda::KernelSummary& summary) {
                            ms(summary.span), ms(summary.span - summary.busy), 100.0 * idle_share(summary));
 }
 
-JobConfig read_config(const StepOptions& options, const std::vector<std::string>& overrides) {
+JobConfig read_config(const StepOptions& options, const ConfigArguments& arguments) {
   constexpr std::int64_t kMost = 1'000'000'000;
   require(0 < options.steps && options.steps <= kMost && 0 <= options.warmup && options.warmup <= kMost,
           "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more, up to {}", options.steps,
           options.warmup, kMost);
-  JobConfig config =
-      options.config.empty() ? parse_job_config("", overrides) : load_job_config(options.config, overrides);
+  JobConfig config = arguments.read();
   config.training.steps = options.warmup + options.steps;
   config.validate();
   return config;
@@ -167,21 +166,20 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
 void add_step_command(CLI::App& parent, int& status) {
   auto options = std::make_shared<StepOptions>();
   CLI::App* command = parent.add_subcommand("step", "Time training steps on random tokens");
-  command->add_option("config", options->config, "TOML file; without one, all keys have their defaults");
+  const auto arguments = std::make_shared<ConfigArguments>(command);
   command->add_option("--steps", options->steps, "Steps that are timed")->capture_default_str();
   command->add_option("--warmup", options->warmup, "Steps before them")->capture_default_str();
   command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
   command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in a step");
   command->add_option("--cpu-kernels", options->cpu_kernels,
                       "Compute as a processor without newer instructions would: baseline (AVX2), avx512, avx512_bf16");
-  command->allow_extras();
   command->footer(
       "Prints one line of JSON with the median step; under mpirun, of all ranks together. tflops and mfu are a "
       "rank's;\n"
       "mfu is of metrics.peak_tflops or, without it, of the GPU's dense bfloat16 rate, if that is known. Keys of the "
       "configuration as in `tessera train`.");
-  command->callback([command, options, &status] {
-    status = run_on_ranks([&] { return read_config(*options, config_overrides(command->remaining())); },
+  command->callback([arguments, options, &status] {
+    status = run_on_ranks([&] { return read_config(*options, *arguments); },
                           [&](const JobConfig& config, Ranks& ranks) {
                             bench_step(*options, config, ranks);
                             return 0;
@@ -207,13 +205,7 @@ void add_bench_command(CLI::App& app, int& status) {
   add_table_command(*command, GpuTable::kAttention, "attention", "Multi-head latent attention on a GPU");
   add_table_command(*command, GpuTable::kQuantize, "quantize", "Quantizers on a GPU");
   add_table_command(*command, GpuTable::kOperators, "operators", "All other operators on a GPU");
-  // At most one, and here at least one: CLI11's own message would not name them.
-  command->require_subcommand(0, 1);
-  command->parse_complete_callback([command] {
-    std::vector<std::string> names;
-    for (const CLI::App* one : command->get_subcommands({})) names.push_back(one->get_name());
-    require(!command->get_subcommands().empty(), "tessera bench needs a subcommand: {}", fmt::join(names, ", "));
-  });
+  command->require_subcommand(1);
 }
 
 }  // namespace tessera

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <string>
-#include <vector>
 
 namespace tessera {
+
+/// `tessera quickstart`: what Tessera does, in about two minutes. Sets `status` to the process's exit status.
+void add_quickstart_command(CLI::App& app, int& status);
+
+/// `tessera completion bash|zsh`: prints a script for the shell.
+void add_completion_command(CLI::App& app);
 
 /// `tessera train CONFIG [--section.key=value ...]`. Sets `status` to the process's exit status.
 void add_train_command(CLI::App& app, int& status);
@@ -20,8 +24,8 @@ void add_compare_command(CLI::App& app, int& status);
 /// `tessera report RUN`.
 void add_report_command(CLI::App& app);
 
-/// `tessera convert --to hf|tessera`.
-void add_convert_command(CLI::App& app);
+/// `tessera convert --to hf|tessera`. Sets `status` to the process's exit status if a signal stops it.
+void add_convert_command(CLI::App& app, int& status);
 
 /// `tessera generate --checkpoint DIR --prompt TEXT`.
 void add_generate_command(CLI::App& app);
@@ -34,8 +38,5 @@ void add_doctor_command(CLI::App& app);
 
 /// `tessera plan schedule|memory`.
 void add_plan_commands(CLI::App& app);
-
-/// What CLI11 left over: "--section.key=value" items. Throws Error for anything else.
-std::vector<std::string> config_overrides(const std::vector<std::string>& remaining);
 
 }  // namespace tessera

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cctype>
 #include <csignal>
 #include <filesystem>
 #include <iostream>
@@ -8,6 +7,7 @@
 
 #include "app/commands.h"
 #include "app/output_file.h"
+#include "app/shell_word.h"
 #include "app/signals.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -46,25 +46,13 @@ std::vector<SideSpec> parse_sides(const std::vector<std::string>& texts) {
   return specs;
 }
 
-/// A word of a shell's command.
-std::string quoted(const std::string& word) {
-  const bool plain = !word.empty() && std::all_of(word.begin(), word.end(), [](char ch) {
-    return std::isalnum(static_cast<unsigned char>(ch)) != 0 ||
-           std::string_view("-_./=,:+@%").find(ch) != std::string_view::npos;
-  });
-  if (plain) return word;
-  std::string text = "'";
-  for (const char ch : word) text += ch == '\'' ? "'\\''" : std::string(1, ch);
-  return text + "'";
-}
-
 std::string command_line(const CompareOptions& options) {
   std::string command = "tessera compare";
-  for (const std::string& side : options.sides) command += " " + quoted(side);
+  for (const std::string& side : options.sides) command += " " + shell_word(side);
   command +=
-      fmt::format(" --out {} --seeds {} --margin {:g}", quoted(options.out), options.seeds, options.margin_percent);
-  if (!options.json.empty()) command += " --json " + quoted(options.json);
-  return options.runs.empty() ? command : command + " --runs " + quoted(options.runs);
+      fmt::format(" --out {} --seeds {} --margin {:g}", shell_word(options.out), options.seeds, options.margin_percent);
+  if (!options.json.empty()) command += " --json " + shell_word(options.json);
+  return options.runs.empty() ? command : command + " --runs " + shell_word(options.runs);
 }
 
 /// An override outside of the quotes of its side would belong to no side.

@@ -5,9 +5,12 @@
 
 #include "app/commands.h"
 #include "app/is_number.h"
+#include "app/signals.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/output_folder.h"
+#include "base/progress_bar.h"
+#include "base/stop.h"
 #include "checkpoint/remote_code.h"
 #include "model/model.h"
 #include "tensor/philox.h"
@@ -115,6 +118,29 @@ void require_exact(const SavedModel& saved, const HfConfig& config, std::span<co
           saved.path().string(), hf_class_name(config.form), fmt::join(obstacles, "; "));
 }
 
+/// Counts numbers on their way from one form to the other, and ends the way when a signal asks for it.
+class ConversionProgress {
+ public:
+  explicit ConversionProgress(const std::vector<NamedTensor>& tensors) : bar_("converting", num_bytes(tensors), "B") {}
+
+  FloatSink counting(const FloatSink& sink) {
+    return [this, &sink](std::span<const float> numbers) {
+      throw_if_stopped();
+      sink(numbers);
+      bar_.advance(numbers.size_bytes());
+    };
+  }
+
+ private:
+  static std::uint64_t num_bytes(const std::vector<NamedTensor>& tensors) {
+    std::uint64_t sum = 0;
+    for (const auto& [name, tensor] : tensors) sum += static_cast<std::uint64_t>(tensor.num_elements()) * sizeof(float);
+    return sum;
+  }
+
+  ProgressBar bar_;
+};
+
 void to_hf(const ConvertOptions& options, const SavedModel& saved) {
   require(!saved.is_hf(), "'{}' is a folder of Hugging Face files already", options.input);
   HfConfig config = saved.config();
@@ -130,10 +156,12 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
     spdlog::warn("{} of transformers will not compute quite the same: {}", hf_class_name(config.form), difference);
   }
   OutputFolder folder(options.output, kHfFolder);
+  const std::vector<NamedTensor> written = hf_parameters(tensors, config.form);
+  ConversionProgress progress(written);
   const auto source = [&](const NamedTensor& parameter, std::int64_t begin, std::int64_t end, const FloatSink& sink) {
-    saved.read(parameter.name, parameter.tensor.shape(), begin, end, sink);
+    saved.read(parameter.name, parameter.tensor.shape(), begin, end, progress.counting(sink));
   };
-  write_hf_weights(folder.path(), hf_parameters(tensors, config.form), source, config.model.n_layers,
+  write_hf_weights(folder.path(), written, source, config.model.n_layers,
                    {.dtype = dtype, .max_shard_bytes = static_cast<std::uint64_t>(options.max_shard_gb * 1e9)});
   if (const auto tokenizer = tokenizer_of(saved)) {
     for (const CheckpointPart& part : tokenizer_parts(*tokenizer)) part.write(folder.path() / part.name);
@@ -171,11 +199,14 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   } else {
     state["tokenizer"] = {{"kind", ""}, {"bos_id", saved.config().bos_id}, {"eos_id", saved.config().eos_id}};
   }
+  ConversionProgress progress(tensors);
   parts.push_back({.name = shard_file_name(kModelShards, 0, 1), .write = [&](const fs::path& path) {
                      SafetensorsWriter writer(path, specs_of(tensors), shard_metadata({.step = 0}));
+                     const FloatSink append = [&](std::span<const float> numbers) {
+                       writer.append(std::as_bytes(numbers));
+                     };
                      for (const NamedTensor& named : tensors) {
-                       saved.read(named.name, named.tensor.shape(),
-                                  [&](std::span<const float> numbers) { writer.append(std::as_bytes(numbers)); });
+                       saved.read(named.name, named.tensor.shape(), progress.counting(append));
                      }
                      return writer.finish();
                    }});
@@ -185,7 +216,7 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
 
 }  // namespace
 
-void add_convert_command(CLI::App& app) {
+void add_convert_command(CLI::App& app, int& status) {
   auto options = std::make_shared<ConvertOptions>();
   CLI::App* command = app.add_subcommand("convert", "Convert weights to and from Hugging Face's files");
   command->add_option("--to", options->to, "hf or tessera")->required()->check(CLI::IsMember({"hf", "tessera"}));
@@ -195,7 +226,9 @@ void add_convert_command(CLI::App& app) {
           "For hf: a checkpoint, or a run's folder (its newest counts). For tessera: a folder with config.json "
           "and safetensors in float32, bfloat16 or FP8")
       ->required();
-  command->add_option("--output", options->output, "For hf: the new folder. For tessera: the folder that gets step-0")
+  command
+      ->add_option("--output,--out", options->output,
+                   "For hf: the new folder. For tessera: the folder that gets step-0")
       ->required();
   CLI::Option* form =
       command
@@ -212,11 +245,18 @@ void add_convert_command(CLI::App& app) {
           ->check(is_number(1e-6, 1e6))
           ->capture_default_str();
   command->add_flag("--force", options->overwrite, "Replace what is there");
-  command->callback([options, form, dtype, max_shard] {
+  command->callback([options, form, dtype, max_shard, &status] {
     require(options->to == "hf" || (form->count() == 0 && dtype->count() == 0 && max_shard->count() == 0),
             "--form, --dtype and --max-shard-gb are for --to hf; Tessera's checkpoints are in float32, in one file");
     const SavedModel saved(options->input);
-    options->to == "hf" ? to_hf(*options, saved) : to_tessera(*options, saved);
+    handle_stop_signals(request_stop);
+    try {
+      options->to == "hf" ? to_hf(*options, saved) : to_tessera(*options, saved);
+    } catch (const Stopped& stopped) {
+      spdlog::info("stopped by signal {}: '{}' is not written, and what was begun is removed", stopped.signal(),
+                   options->output);
+      status = 128 + stopped.signal();
+    }
   });
 }
 

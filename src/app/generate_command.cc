@@ -43,12 +43,40 @@ struct Text {
   }
 };
 
+/// The tokenizer of --tokenizer, or the checkpoint's own. Throws Error for one that the model cannot have learned.
+std::unique_ptr<data::Tokenizer> choose_tokenizer(const GenerateOptions& options, const SavedModel& saved) {
+  if (options.tokenizer.empty()) return saved.tokenizer();
+  std::unique_ptr<data::Tokenizer> chosen = data::load_tokenizer(options.tokenizer), own;
+  try {
+    own = saved.tokenizer();
+  } catch (const Error&) {
+    // A folder of weights may have none.
+  }
+  if (own == nullptr) {
+    const std::int64_t vocab = saved.config().model.vocab_size;
+    // Models have a few entries more than their tokenizers, so that the size is round.
+    require(chosen->vocab_size() <= vocab && 2 * chosen->vocab_size() >= vocab,
+            "--tokenizer '{}' has {} tokens, the model in '{}' has {}; expected the tokenizer that it was trained with",
+            options.tokenizer, chosen->vocab_size(), options.checkpoint, vocab);
+    return chosen;
+  }
+  require(chosen->vocab_size() == own->vocab_size(),
+          "--tokenizer '{}' has {} tokens, but the model in '{}' was trained with a tokenizer of {}, which is in its "
+          "folder; leave --tokenizer out",
+          options.tokenizer, chosen->vocab_size(), options.checkpoint, own->vocab_size());
+  if (chosen->checksum() != own->checksum()) {
+    spdlog::warn("--tokenizer '{}' is not the tokenizer that the model in '{}' was trained with", options.tokenizer,
+                 options.checkpoint);
+  }
+  return chosen;
+}
+
 class Generator {
  public:
   explicit Generator(const GenerateOptions& options)
       : options_(options),
         saved_(options.checkpoint),
-        tokenizer_(options.tokenizer.empty() ? saved_.tokenizer() : data::load_tokenizer(options.tokenizer)),
+        tokenizer_(choose_tokenizer(options, saved_)),
         model_(saved_.config().model, {.compute = options.dtype == "float32" ? DType::kFloat32 : DType::kBFloat16,
                                        .seq_len = 1}) {  // the decoder has its own table of positions
     const std::int64_t vocab = model_.config().vocab_size;
@@ -214,7 +242,8 @@ void add_generate_command(CLI::App& app) {
       ->add_option("--prompts", options->prompts_file,
                    "File with a prompt per line; prints a line of JSON per text as soon as it is done")
       ->excludes(prompt);
-  command->add_option("--tokenizer", options->tokenizer, "In place of the checkpoint's own");
+  command->add_option("--tokenizer", options->tokenizer,
+                      "A tokenizer in place of the one in the checkpoint's folder, for weights without one");
   command->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to generate, at most; an EOS ends a text")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
@@ -233,7 +262,7 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--batch-size", options->batch_size, "Texts of --prompts that are generated together")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  command->add_option("--dtype", options->dtype, "Type to compute in")
+  command->add_option("--dtype", options->dtype, "Type of the weights and of the computation")
       ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->capture_default_str();
   command->callback([options, prompt] {

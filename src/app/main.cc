@@ -9,32 +9,13 @@
 #include <filesystem>
 #include <iostream>
 
+#include "app/arguments.h"
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/version.h"
-#include "train/job_config.h"
 
 namespace {
-
-/// The arguments with "--section.key value" joined to "--section.key=value": only the configuration knows these keys,
-/// so CLI11 would take the value for a positional argument. In reverse, as CLI11 wants them.
-std::vector<std::string> joined_arguments(int argc, char** argv) {
-  tessera::JobConfig config;
-  const tessera::ConfigTable keys = config_table(config);
-  std::vector<std::string> arguments;
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    const std::string_view key = arguments.empty() ? std::string_view() : std::string_view(arguments.back());
-    const bool waits = key.starts_with("--") && key.find('.') != key.npos && key.find('=') == key.npos;
-    if (waits && !argument.starts_with("--") && keys.takes_value(key.substr(2), argument)) {
-      arguments.back() += "=" + argument;
-    } else {
-      arguments.push_back(argument);
-    }
-  }
-  return {arguments.rbegin(), arguments.rend()};
-}
 
 /// Standard files that the caller has closed: no file of a run shall get their numbers, and messages with it.
 void open_standard_files() {
@@ -64,17 +45,19 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", tessera::version());
   int status = 0;
+  tessera::add_quickstart_command(app, status);
   tessera::add_train_command(app, status);
   tessera::add_compare_command(app, status);
   tessera::add_report_command(app);
   tessera::add_bench_command(app, status);
   tessera::add_data_commands(app, status);
-  tessera::add_convert_command(app);
+  tessera::add_convert_command(app, status);
   tessera::add_generate_command(app);
   tessera::add_plan_commands(app);
   tessera::add_doctor_command(app);
+  tessera::add_completion_command(app);
   try {
-    app.parse(joined_arguments(argc, argv));
+    app.parse(tessera::checked_arguments(app, {argv + 1, argv + argc}));
     std::cout.flush();
     std::fflush(stdout);
     tessera::require(std::cout.good() && std::ferror(stdout) == 0,

@@ -8,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "app/launch_line.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -30,7 +31,9 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
                  const std::function<int(const JobConfig& config, Ranks& ranks)>& body) {
   if (!launched_by_mpi()) {
     Ranks one;
-    return body(read_config(), one);
+    const JobConfig config = read_config();
+    require_enough_ranks(config, 1);
+    return body(config, one);
   }
   JobConfig config;
   std::exception_ptr unreadable;  // which is told of by one rank
@@ -76,6 +79,7 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     const MappedFile program("/proc/self/exe");
     const auto* text = reinterpret_cast<const char*>(program.bytes().data());
     ranks.require_same({text, program.bytes().size()}, "program");
+    require_enough_ranks(config, ranks.size());
     const int status = body(config, ranks);
     ranks.world().barrier("the end of the run");  // MPI's own end waits without a timeout
     return status;

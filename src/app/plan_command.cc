@@ -4,6 +4,7 @@
 #include <string>
 
 #include "app/commands.h"
+#include "app/config_arguments.h"
 #include "app/is_number.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -72,7 +73,7 @@ void add_schedule_command(CLI::App& parent) {
   app->add_option("--communication", command->costs.communication, "Time of a message from rank to rank")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app->add_option("--svg", command->svg, "Also draw it into this file");
+  app->add_option("--svg,--out,--output", command->svg, "Also draw it into this file");
   app->callback([command, stages_per_rank] {
     command->has_stages_per_rank = stages_per_rank->count() > 0;
     command->run();
@@ -82,16 +83,14 @@ void add_schedule_command(CLI::App& parent) {
 constexpr int kMaxRanks = 1 << 20;
 
 struct MemoryCommand {
-  std::string config, device = "cpu";
   int num_ranks = 1;
   double available_gib = 0.0;
 
-  void run(const std::vector<std::string>& overrides) const {
-    const JobConfig job = config.empty() ? parse_job_config("", overrides) : load_job_config(config, overrides);
+  void run(const JobConfig& job) const {
     job.validate();
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
-    const PlannedRun planned{job, device == "cuda" ? Device::kCuda : Device::kCpu, degrees};
+    const PlannedRun planned{job, job.training.device == DeviceChoice::kCuda ? Device::kCuda : Device::kCpu, degrees};
     require(planned.device == Device::kCpu || kHasCuda, "--device=cuda: {}", cuda::why_unavailable());
     if (num_ranks > 1) fmt::print("a rank of {}: {}\n\n", num_ranks, describe(degrees));
     print_table(planned);
@@ -141,19 +140,17 @@ struct MemoryCommand {
 void add_memory_command(CLI::App& parent) {
   auto command = std::make_shared<MemoryCommand>();
   CLI::App* app = parent.add_subcommand("memory", "Where the memory of a rank goes, by recomputation");
-  app->add_option("config", command->config, "TOML file; without one, all keys have their defaults");
+  const auto arguments = std::make_shared<ConfigArguments>(app);
   app->add_option("--ranks", command->num_ranks, "Ranks of the run, which need not be there")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
-  app->add_option("--device", command->device,
-                  "What it would run on; a GPU need not be there, and is taken for a Hopper")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
   app->add_option("--available", command->available_gib, "GiB that a rank has: also says what would fit")
       ->check(is_number(1e-6, 1e9));
-  app->allow_extras();
-  app->footer("Keys of the configuration as in `tessera train`. On a CPU the program itself comes besides.");
-  app->callback([command, app] { command->run(config_overrides(app->remaining())); });
+  app->footer(
+      "Keys of the configuration as in `tessera train`. The plan is for CPUs unless --device is cuda; a GPU need not "
+      "be\n"
+      "there, and is taken for a Hopper. On a CPU the program itself comes besides.");
+  app->callback([command, arguments] { command->run(arguments->read()); });
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "app/commands.h"
+#include "app/config_arguments.h"
 #include "app/on_ranks.h"
 #include "app/signals.h"
 #include "base/error.h"
@@ -67,7 +68,6 @@ void on_signal(int signal) {
 }
 
 struct TrainOptions {
-  std::string config;
   bool print_config = false;
   bool list_keys = false;
 };
@@ -96,21 +96,12 @@ int status_of(int signal) { return signal == 0 ? 0 : 128 + signal; }
 
 }  // namespace
 
-std::vector<std::string> config_overrides(const std::vector<std::string>& remaining) {
-  for (const std::string& argument : remaining) {
-    require(argument.starts_with("--"), "unexpected argument '{}'; expected --section.key=value", argument);
-  }
-  return remaining;
-}
-
 void add_train_command(CLI::App& app, int& status) {
   auto options = std::make_shared<TrainOptions>();
   CLI::App* command = app.add_subcommand("train", "Train a model");
-  command->add_option("config,--job.config_file", options->config,
-                      "TOML file; without one, all keys have their defaults");
+  const auto config_arguments = std::make_shared<ConfigArguments>(command);
   command->add_flag("--print-config", options->print_config, "Print the whole configuration as TOML and exit");
   command->add_flag("--list-keys", options->list_keys, "Print every key with its default and meaning, and exit");
-  command->allow_extras();
   command->footer(
       "Any key of the configuration can be set as --section.key=value, for example\n"
       "  tessera train configs/debugmodel.toml --training.steps=100 --optimizer.lr=4e-4\n"
@@ -118,26 +109,24 @@ void add_train_command(CLI::App& app, int& status) {
       "SIGHUP and SIGUSR1 finish the step, save and exit with 130, 143, 129 or 138; a second\n"
       "one of the same kind ends the run at once. mpirun gives its ranks one second after\n"
       "SIGINT and SIGTERM; SIGUSR1 it passes on.");
-  command->callback([command, options, &status] {
+  command->callback([config_arguments, options, &status] {
     if (options->list_keys) return print_keys();
-    const auto read_config = [&] {
-      const std::vector<std::string> overrides = config_overrides(command->remaining());
-      return options->config.empty() ? parse_job_config("", overrides) : load_job_config(options->config, overrides);
-    };
     if (options->print_config) {
-      JobConfig printed = read_config();
+      JobConfig printed = config_arguments->read();
       std::cout << config_table(printed).to_toml();
       return;
     }
     announcement.is_of_many = launched_by_mpi();
     handle_stop_signals(on_signal);
     std::signal(SIGUSR1, on_signal);
-    status = run_on_ranks(read_config, [](const JobConfig& config, Ranks& ranks) {
-      Trainer trainer(config, &ranks);
-      ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
-      announcement = {launched_by_mpi(), ranks.rank() == 0, config.checkpoint.enable, stderr_is_terminal()};
-      return ranks.end_where_it_fails([&] { return status_of(trainer.run(stop_signal, &current_step)); });
-    });
+    status = run_on_ranks(
+        [&] { return config_arguments->read(); },
+        [](const JobConfig& config, Ranks& ranks) {
+          Trainer trainer(config, &ranks);
+          ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
+          announcement = {launched_by_mpi(), ranks.rank() == 0, config.checkpoint.enable, stderr_is_terminal()};
+          return ranks.end_where_it_fails([&] { return status_of(trainer.run(stop_signal, &current_step)); });
+        });
   });
 }
 

@@ -5,33 +5,17 @@
 #include <algorithm>
 #include <charconv>
 #include <limits>
-#include <numeric>
 #define TOML_EXCEPTIONS 1
 #include <toml++/toml.h>
 
 #include "base/error.h"
+#include "base/nearest.h"
 #include "base/parse_count.h"
 
 namespace tessera {
 namespace {
 
 using Value = ConfigTable::Value;
-
-/// Number of single-character edits between two words (Levenshtein).
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
-}
 
 std::string_view last_part(std::string_view key) { return key.substr(key.rfind('.') + 1); }
 
@@ -114,6 +98,14 @@ ConfigTable::Lists split_lists(std::string_view text) {
   return lists;
 }
 
+/// For messages: how a value of the example's type is written; "" where any text will do.
+std::string expected_form(const Value& example) {
+  if (std::holds_alternative<bool>(example)) return ": true or false";
+  if (std::holds_alternative<std::int64_t>(example)) return fmt::format(": {}", kCountForm);
+  if (std::holds_alternative<double>(example)) return ", as 0.1 or 4e-4";
+  return "";
+}
+
 /// The value of an override's text for an entry of `example`'s type; monostate-like nullopt if it does not parse.
 std::optional<Value> parse_as(const Value& example, std::string_view text) {
   if (std::holds_alternative<bool>(example)) {
@@ -189,6 +181,33 @@ void check_dotted_keys(std::string_view text, const std::string& source) {
       dots = 0;
     }
   }
+}
+
+/// Throws Error for what is no text in UTF-8.
+void require_text(std::string_view text, const std::string& source) {
+  const bool is_utf16 = text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF");
+  require(!is_utf16, "{}: this is UTF-16; expected TOML in UTF-8: iconv -f UTF-16 -t UTF-8 IN > OUT", source);
+  require(text.find('\0') == text.npos, "{}: this is a binary file; expected a configuration in TOML", source);
+}
+
+/// Throws Error, with a hint how the same is written in TOML, if `text` seems to be JSON or YAML.
+void require_neither_json_nor_yaml(std::string_view text, const std::string& source) {
+  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  // The first line that is neither empty nor a comment.
+  std::string_view line;
+  while (!text.empty() && (line.empty() || line.starts_with('#'))) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    line.remove_prefix(std::min(line.find_first_not_of(" \t\r"), line.size()));
+  }
+  constexpr const char* kHint = "is a line \"[training]\" and below it a line \"steps = 100\"";
+  require(!line.starts_with('{'), "{}: this is JSON; expected TOML, where {{\"training\": {{\"steps\": 100}}}} {}",
+          source, kHint);
+  const std::size_t colon = line.find(':');
+  const bool is_yaml = line.starts_with("---") || (colon != line.npos && colon < line.find_first_of("=[\"'"));
+  require(!is_yaml, "{}: this is YAML; expected TOML, where \"training:\" and below it \"  steps: 100\" {}", source,
+          kHint);
 }
 
 bool asks_for_something(const Value* value) {
@@ -294,17 +313,25 @@ const ConfigTable::Foreign* ConfigTable::foreign(std::string_view key) const {
 
 const ConfigTable::Entry& ConfigTable::find(std::string_view key, const std::string& where) const {
   if (const Entry* entry = known(key)) return *entry;
+  // A name without a section can only be like a key's last part.
+  const bool is_bare = key.find('.') == std::string_view::npos;
+  const std::string_view name = last_part(key);
   const Entry* nearest = nullptr;
   std::size_t nearest_distance = std::numeric_limits<std::size_t>::max();
   for (const Entry& entry : entries_) {
-    // The right name in a wrong section is nearer than any misspelling.
-    const std::size_t distance = last_part(entry.key) == last_part(key) ? 1 : 2 * edit_distance(entry.key, key);
+    const std::string_view entry_name = last_part(entry.key);
+    std::size_t distance = 2 * edit_distance(is_bare ? entry_name : entry.key, key);
+    // Nearer than any misspelling is the right name in a wrong section, and then what is an end of one: batch_size.
+    if (entry_name.ends_with(fmt::format("_{}", name))) distance = std::min<std::size_t>(distance, 3);
+    if (entry_name == name) distance = 1;
     if (distance < nearest_distance) {
       nearest = &entry;
       nearest_distance = distance;
     }
   }
   TESSERA_CHECK(nearest != nullptr, "the table is empty");
+  require(nearest_distance <= 3 || is_slip(key, nearest_distance / 2),
+          "{}: unknown key '{}'; expected section.name (`tessera train --list-keys` lists all)", where, key);
   fail("{}: unknown key '{}'; did you mean '{}'?", where, key, nearest->key);
 }
 
@@ -321,8 +348,11 @@ void ConfigTable::assign(const Entry& entry, const Value& value, const std::stri
     if (std::holds_alternative<std::string>(value)) converted = split_lists(std::get<std::string>(value));
     if (value == Value(List())) converted = Lists();
   }
-  require(converted.index() == entry.example.index(), "{}: {} is {}; expected a value of type {}", where, entry.key,
-          to_text(value), entry.type);
+  if (std::holds_alternative<std::int64_t>(entry.example) && std::holds_alternative<std::string>(value)) {
+    if (const auto count = parse_count(std::get<std::string>(value))) converted = *count;
+  }
+  require(converted.index() == entry.example.index(), "{}: {} is {}; expected a value of type {}{}", where, entry.key,
+          to_text(value), entry.type, expected_form(entry.example));
   if (!entry.choices.empty()) {
     const auto& name = std::get<std::string>(converted);
     require(std::find(entry.choices.begin(), entry.choices.end(), name) != entry.choices.end(),
@@ -344,16 +374,18 @@ void ConfigTable::pass_over(const Foreign& foreign, std::string_view key, const 
     return;
   }
   if (!asks_for_something(value)) return;
-  require(!foreign.refused, "{}: {}: {} is not built", where, key, foreign.why);
+  require(!foreign.refused, "{}: {}: {} is not built; leave the key out", where, key, foreign.why);
   if (std::find(ignored_.begin(), ignored_.end(), key) == ignored_.end()) ignored_.emplace_back(key);
 }
 
 void ConfigTable::apply_toml(std::string_view text, const std::string& source) {
+  require_text(text, source);
   check_dotted_keys(text, source);
   toml::table root;
   try {
     root = toml::parse(text, source);
   } catch (const toml::parse_error& error) {
+    require_neither_json_nor_yaml(text, source);
     fail("{}:{}: {}", source, error.source().begin.line, error.description());
   }
   const std::function<void(const toml::table&, const std::string&)> visit = [&](const toml::table& table,
@@ -404,7 +436,7 @@ void ConfigTable::apply_override(std::string_view assignment) {
   }
   const std::optional<Value> value = parse_as(entry.example, *text);
   require(value.has_value(), "{}: '{}' is not a value of type {}{}", where, *text, entry.type,
-          std::holds_alternative<std::int64_t>(entry.example) ? fmt::format("; expected {}", kCountForm) : "");
+          expected_form(entry.example));
   assign(entry, *value, where);
 }
 

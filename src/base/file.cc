@@ -139,6 +139,8 @@ void sync_directory(const std::filesystem::path& directory) {
 
 void create_folder(const std::filesystem::path& folder) {
   std::error_code error;
+  require(!std::filesystem::is_regular_file(folder, error),
+          "'{}' is a file; expected a folder, or a name for a new one", folder.string());
   std::filesystem::create_directories(folder, error);
   require(!error, "cannot create the folder '{}': {}", folder.string(), error.message());
 }

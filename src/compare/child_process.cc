@@ -23,8 +23,10 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& argument
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   constexpr mode_t kMode = 0666;  // less the user's mask
-  posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, kMode);
-  posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
+  if (!log.empty()) {
+    posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, kMode);
+    posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
+  }
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
@@ -37,7 +39,8 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& argument
   const int error = posix_spawn(&process, program.c_str(), &files, &attributes, argv.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
-  require(error == 0, "cannot start '{}' with its output to '{}': {}", program, log.string(), std::strerror(error));
+  require(error == 0, "cannot start '{}'{}: {}", program,
+          log.empty() ? "" : fmt::format(" with its output to '{}'", log.string()), std::strerror(error));
   return process;
 }
 

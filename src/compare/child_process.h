@@ -16,7 +16,8 @@ struct StopRequest {
 };
 
 /// Starts the program in a process group of its own, so that a terminal's Ctrl-C reaches it through us, once: a second
-/// signal would keep it from saving. Standard output and error are appended to `log`.
+/// signal would keep it from saving. Standard output and error are appended to `log`; an empty `log` leaves them as
+/// they are.
 pid_t spawn(const std::string& program, const std::vector<std::string>& arguments, const std::filesystem::path& log);
 
 /// Waits for the process and hands it every signal that came meanwhile: the first makes a trainer save and end, the

@@ -1,5 +1,6 @@
 #include "parallel/mesh.h"
 
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -55,6 +56,17 @@ MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks) {
       "parallelism.expert_parallel_ranks_per_domain is 1, which leaves nobody to make direct stores to; expected 2 or "
       "more, or parallelism.expert_parallel_comm_backend = \"standard\"");
   return degrees;
+}
+
+std::int64_t fewest_ranks(const MeshDegrees& degrees) {
+  const auto times = [](std::int64_t a, std::int64_t b) {
+    std::int64_t product = 0;
+    return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
+  };
+  const std::int64_t parts = times(degrees.cp, degrees.tp);
+  // Experts are cut out of dp_shard · cp · tp ranks.
+  const std::int64_t dp_shard = degrees.dp_shard == -1 ? degrees.ep / std::gcd(degrees.ep, parts) : degrees.dp_shard;
+  return times(times(times(parts, dp_shard), degrees.pp), degrees.dp_replicate);
 }
 
 std::string describe(const MeshDegrees& d) {

@@ -35,6 +35,10 @@ struct MeshDegrees {
 /// divide ep.
 MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks);
 
+/// The smallest number of ranks on which `degrees`, each 1 or more but for dp_shard = -1, resolve. Where dp_shard is
+/// -1, every multiple of it will do as well. Numbers that are too large for 64 bits give the largest one.
+std::int64_t fewest_ranks(const MeshDegrees& degrees);
+
 /// "pipeline 1 x replicate 2 x shard 4 x context 1 x tensor 1, expert 4"; of several domains "expert 4 in domains of
 /// 2".
 std::string describe(const MeshDegrees& resolved);

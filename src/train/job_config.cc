@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/nearest.h"
 #include "parallel/pipeline_timing.h"
 #include "tensor/cuda.h"
 
@@ -683,6 +684,18 @@ JobConfig parse(std::string_view text, const std::string& source, const std::vec
 }  // namespace
 
 JobConfig load_job_config(const std::filesystem::path& path, const std::vector<std::string>& overrides) {
+  std::error_code unreadable;
+  require(!std::filesystem::is_directory(path, unreadable), "'{}' is a folder; expected a configuration file in TOML",
+          path.string());
+  if (!std::filesystem::exists(path, unreadable) && !unreadable) {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path.parent_path() / ".", unreadable)) {
+      names.push_back(entry.path().filename());
+    }
+    const std::string nearest = nearest_word(path.filename().string(), names);
+    fail("there is no file '{}'; expected a configuration in TOML{}", path.string(),
+         nearest.empty() ? "" : fmt::format("; did you mean '{}'?", (path.parent_path() / nearest).string()));
+  }
   return parse(read_text_file(path), path.string(), overrides);
 }
 

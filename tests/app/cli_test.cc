@@ -282,6 +282,39 @@ TEST_F(Cli, BadInputExitsWithTwoAndLeavesNothing) {
   EXPECT_EQ(run({"train", "/nonexistent.toml"}).status, 2);
 }
 
+TEST_F(Cli, TooFewRanksAreToldWithTheLineThatStartsEnough) {
+  const auto message = [&](const std::vector<std::string>& more) {
+    const Finished finished = run(train_arguments(more));
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_FALSE(std::filesystem::exists(scratch_ / "outputs"));
+    return finished.output;
+  };
+  const std::string tp = message({"--parallelism.tensor_parallel_degree=2", "--job.description=two words"});
+  EXPECT_THAT(tp, HasSubstr("1 rank was started, but the mesh needs 2 ranks or a multiple of that "
+                            "(parallelism.tensor_parallel_degree = 2)"));
+  EXPECT_EQ(tp.find("--allow-run-as-root") != std::string::npos, geteuid() == 0);
+  EXPECT_THAT(tp, AllOf(HasSubstr("-np 2 " + std::string(TESSERA_BINARY) + " train "),
+                        HasSubstr("'--job.description=two words'"), HasSubstr("srun --mpi=pmix -n 2 ")));
+  EXPECT_THAT(message({"--parallelism.pipeline_parallel_degree=2", "--training.global_batch_size=8",
+                       "--parallelism.pipeline_parallel_schedule=1F1B"}),
+              HasSubstr("needs 2 ranks"));
+  EXPECT_THAT(message({"--parallelism.context_parallel_degree=2"}), HasSubstr("needs 2 ranks"));
+  EXPECT_THAT(message({"--parallelism.expert_parallel_degree=4"}), HasSubstr("needs 4 ranks"));
+  EXPECT_THAT(message({"--parallelism.data_parallel_replicate_degree=2"}), HasSubstr("needs 2 ranks"));
+  EXPECT_THAT(message({"--parallelism.data_parallel_shard_degree=4000"}),
+              AllOf(HasSubstr("needs 4000 ranks ("), HasSubstr("--oversubscribe")));
+  // More ranks would be no remedy.
+  EXPECT_THAT(message({"--parallelism.tensor_parallel_degree=3"}),
+              AllOf(HasSubstr("model.args.n_heads = 2"), Not(HasSubstr("mpirun"))));
+  EXPECT_THAT(message({"--parallelism.tensor_parallel_degree=0"}), HasSubstr("tensor_parallel_degree is 0"));
+  // The line works as printed.
+  std::istringstream lines(tp);
+  std::string command;
+  while (std::getline(lines, command) && command.find("mpirun") == std::string::npos) continue;
+  EXPECT_EQ(std::system(fmt::format("{} > '{}' 2>&1", command, (scratch_ / "mpirun.txt").string()).c_str()), 0)
+      << read_text_file(scratch_ / "mpirun.txt");
+}
+
 TEST_F(Cli, DamagedShardsExitWithTwo) {
   const std::vector<std::string> arguments = train_arguments({"--training.steps=60"});  // enough to meet every shard
   const auto shard = scratch_ / "dataset" / "train-00000.tokens";

@@ -89,6 +89,8 @@ TEST(ConfigTable, UnknownKeys) {
                {"file.toml:3", "'first.cuont'", "'first.count'"});
   expect_error([&] { s.table().apply_override("--third.colour=red"); }, {"'third.colour'", "'second.colour'"});
   expect_error([&] { s.table().apply_toml("count = 1\n", "file"); }, {"'count'", "'first.count'"});
+  expect_error([&] { s.table().apply_override("--cuont=1"); }, {"'cuont'", "'first.count'"});
+  expect_error([&] { s.table().apply_override("--something.else=1"); }, {"'something.else'", "section.name"});
 }
 
 TEST(ConfigTable, ValuesOfAWrongKind) {
@@ -154,6 +156,28 @@ TEST(ConfigTable, ErrorsInToml) {
   expect_error([&] { s.table().apply_toml("[first]\ncount = 1\ncount = 2\n", "f"); }, {"f:3"});
   expect_error([&] { s.table().apply_toml("[first]\ncount = 1979-05-27\n", "f"); }, {"f:2", "first.count"});
   expect_error([&] { s.table().apply_toml("[first.count]\nx = 1\n", "f"); }, {"f:2", "'first.count.x'"});
+}
+
+TEST(ConfigTable, CountsInStringsMayHaveUnits) {
+  Settings s;
+  s.table().apply_toml("[first]\ncount = \"32k\"\n", "file");
+  EXPECT_EQ(s.count, 32'000);
+  expect_error([&] { s.table().apply_toml("[first]\ncount = \"3 k\"\n", "file"); },
+               {"file:2", "first.count", "\"3 k\"", "a whole number"});
+}
+
+TEST(ConfigTable, OtherFormatsAreRecognised) {
+  Settings s;
+  const auto refused = [&](std::string_view text, const std::string& what) {
+    expect_error([&] { s.table().apply_toml(text, "file"); }, {"file", what, "expected"});
+  };
+  for (const char* json : {"{\"first\": {\"count\": 3}}", "\n  {\n}", "\xEF\xBB\xBF{}"}) refused(json, "this is JSON");
+  for (const char* yaml : {"first:\n  count: 3\n", "---\nfirst:\n", "# text\n\nfirst: {count: 3}\n"}) {
+    refused(yaml, "this is YAML");
+  }
+  refused(std::string_view("\xFF\xFE[\0", 4), "this is UTF-16");
+  refused(std::string_view("a\0", 2), "this is a binary file");
+  expect_error([&] { s.table().apply_toml("name = \"a: b\n", "file"); }, {"file:1"});
 }
 
 TEST(ConfigTable, Describes) {

@@ -34,6 +34,22 @@ TEST(Mesh, WhatCannotBeNamesTheAxisAndTheNearestValues) {
   expect_error([] { resolve({.dp_shard = -2}, 8); }, {"data_parallel_shard_degree is -2"});
 }
 
+TEST(Mesh, TheFewestRanksResolve) {
+  EXPECT_EQ(fewest_ranks({}), 1);
+  EXPECT_EQ(fewest_ranks({.tp = 2}), 2);
+  EXPECT_EQ(fewest_ranks({.dp_replicate = 2, .cp = 3, .pp = 2}), 12);
+  EXPECT_EQ(fewest_ranks({.tp = 4, .ep = 8}), 8);
+  EXPECT_EQ(fewest_ranks({.tp = 4, .ep = 6}), 12);
+  EXPECT_EQ(fewest_ranks({.tp = 4, .ep = 2}), 4);
+  EXPECT_EQ(fewest_ranks({.dp_shard = 4, .ep = 2}), 4);
+  EXPECT_EQ(fewest_ranks({.tp = 1LL << 40, .pp = 1LL << 40}), std::numeric_limits<std::int64_t>::max());
+  for (const std::int64_t ep : {2, 3, 4, 6, 12}) {
+    const MeshDegrees degrees{.cp = 2, .tp = 3, .ep = ep};
+    EXPECT_EQ(resolve(degrees, fewest_ranks(degrees)).num_ranks(), fewest_ranks(degrees)) << ep;
+    EXPECT_NO_THROW(resolve(degrees, 3 * fewest_ranks(degrees))) << ep;
+  }
+}
+
 TEST(Mesh, DescribesDomains) {
   EXPECT_EQ(describe(resolve({.ep = 8, .ep_domain = 8}, 8)),
             "pipeline 1 x replicate 1 x shard 8 x context 1 x tensor 1, expert 8");

@@ -1,0 +1,21 @@
+// The words of a command line, before CLI11 reads them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+/// Names of the subcommands, in the order of --help.
+std::vector<std::string> subcommand_names(const CLI::App& command);
+
+/// Whether the command reads a configuration, and takes its keys as options.
+bool takes_config(const CLI::App& command);
+
+/// `words`, the arguments of `app`, as CLI11's parse() wants them: in reverse. "--section.key value" becomes
+/// "--section.key=value", because only the configuration knows which keys have a value. Throws Error for a subcommand
+/// that is missing or unknown and for an unknown option, with the nearest known one.
+std::vector<std::string> checked_arguments(const CLI::App& app, const std::vector<std::string>& words);
+
+}  // namespace tessera

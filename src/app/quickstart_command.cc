@@ -1,0 +1,275 @@
+// `tessera quickstart`: the commands of a first project, one after the other, in one folder. Every stage prints the
+// command that it runs as a child process, so that people can run it themselves.
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "app/commands.h"
+#include "app/is_number.h"
+#include "app/output_file.h"
+#include "app/quickstart_text.h"
+#include "app/shell_word.h"
+#include "app/signals.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/stopwatch.h"
+#include "comm/mpi_transport.h"
+#include "compare/child_process.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+volatile StopRequest stop;
+
+void on_signal(int signal) {
+  stop.signal = signal == SIGHUP ? SIGTERM : signal;
+  stop.count = stop.count + 1;
+}
+
+constexpr const char* kConfigName = "quickstart.toml";  // marks the folder
+constexpr int kNumStages = 6;
+
+/// A model of 2 million parameters, of which a step takes some 0.1 s on two cores.
+std::string config_text(const fs::path& folder, std::int64_t num_steps) {
+  return fmt::format(
+      R"(# Made by `tessera quickstart`. docs/config.md explains every key.
+
+[job]
+dump_folder = {}
+
+[model.args]
+vocab_size = 1024
+dim = 128
+inter_dim = 384
+moe_inter_dim = 96
+n_layers = 4
+n_heads = 4
+num_experts = 8
+num_shared_experts = 1
+top_k = 2
+kv_lora_rank = 64
+qk_nope_head_dim = 32
+qk_rope_head_dim = 32
+v_head_dim = 32
+
+[optimizer]
+lr = 3e-3
+
+[lr_scheduler]
+warmup_steps = {}
+
+[training]
+dataset_path = {}
+device = "cpu"
+local_batch_size = 8
+seq_len = 128
+steps = {}
+
+[validation]
+enable = true
+freq = {}
+steps = 4
+
+[checkpoint]
+enable = true
+interval = {}
+keep_latest_k = 1
+
+[metrics]
+log_freq = {}
+)",
+      nlohmann::json((folder / "run").string()).dump(), std::max<std::int64_t>(1, num_steps / 20),
+      nlohmann::json((folder / "data").string()).dump(), num_steps, std::max<std::int64_t>(1, num_steps / 4), num_steps,
+      std::max<std::int64_t>(1, num_steps / 20));
+}
+
+/// The end of quickstart before its last stage: a child's exit status, or a signal.
+struct Ended {
+  int status;
+};
+
+class Quickstart {
+ public:
+  Quickstart(const std::string& out, double seconds, bool opens_report)
+      : folder_(out), seconds_(seconds), opens_report_(opens_report) {}
+
+  /// The exit status.
+  int run() {
+    require(!launched_by_mpi(), "quickstart is one process; start it without mpirun or srun");
+    const bool is_new = !fs::exists(folder_) || (fs::is_directory(folder_) && fs::is_empty(folder_));
+    require(is_new || fs::exists(folder_ / kConfigName),
+            "'{}' exists and was not made by quickstart; expected a new folder (--out FOLDER)", folder_.string());
+    create_folder(folder_);
+    if (!is_new) std::cout << fmt::format("'{}' is there: what is done is not done again\n", folder_.string());
+    if (is_new) write_whole_file(folder_ / kConfigName, config_text(folder_, 100));
+    handle_stop_signals(on_signal);
+    try {
+      run_stages();
+    } catch (const Ended& ended) {
+      if (stop.count == 0) return ended.status;
+      std::cout << fmt::format("\nstopped; `tessera quickstart --out {}` goes on from here\n",
+                               shell_word(folder_.string()));
+      return 128 + stop.signal;
+    }
+    return 0;
+  }
+
+ private:
+  void run_stages() {
+    const std::string config = folder_ / kConfigName, run = folder_ / "run";
+    begin_stage("what this machine computes with");
+    start({"doctor"});
+
+    begin_stage("data: Tessera's own documentation, a tokenizer of 1024 pieces, token shards");
+    prepare_data();
+
+    begin_stage(fmt::format("training for about {:.0f} s", seconds_));
+    if (!fs::exists(folder_ / kTimingName)) measure();
+    start({"train", config});
+
+    begin_stage("a sample of what the model writes (so short a training gives words, and little sense)");
+    start({"generate", "--checkpoint", run, "--prompt", "The experts of a layer", "--max-new-tokens", "60",
+           "--temperature", "0.7", "--top-k", "40"});
+
+    begin_stage("does MXFP8 cost anything? two short runs, in bfloat16 and in MXFP8");
+    const std::string html = folder_ / "compare.html";
+    const std::string short_run =
+        fmt::format("{} --training.steps={} --lr_scheduler.warmup_steps=2 --checkpoint.no-enable",
+                    quoted_config(config), steps_in(seconds_ / 10.0));
+    start({"compare", "bf16=" + short_run,
+           "mxfp8=" + short_run + " --model.converters=quantize.linear.mx,quantize.grouped_mm.mx", "--seeds=1", "--out",
+           html});
+    std::cout << "One short run per side cannot tell; docs/results.md has runs that are long enough.\n";
+
+    begin_stage("the run's report");
+    start({"report", run});
+    if (opens_report_) open_report(folder_ / "run" / "report.html");
+    say_what_is_next(config, run);
+  }
+
+  void begin_stage(const std::string& what) {
+    std::cout << fmt::format("\n[{}/{}] {}\n", ++stage_, kNumStages, what) << std::flush;
+  }
+
+  /// Runs this program with these arguments. Throws Ended unless it succeeds.
+  void start(const std::vector<std::string>& arguments, const fs::path& log = {}) {
+    std::string line = "$ tessera";
+    for (const std::string& argument : arguments) line += " " + shell_word(argument);
+    std::cout << line << '\n' << std::flush;
+    if (stop.count != 0) throw Ended{128 + stop.signal};
+    const int status = wait_for(spawn("/proc/self/exe", arguments, log), stop);
+    if (status != 0 || stop.count != 0) throw Ended{status};
+  }
+
+  void prepare_data() {
+    const fs::path text = folder_ / "text.jsonl", model = folder_ / "tokenizer.model", dataset = folder_ / "data";
+    if (!fs::exists(text)) write_whole_file(text, documents());
+    if (!fs::exists(model)) {
+      start({"data", "tokenizer", "--input", text, "--vocab-size", "1024", "--output", model});
+    }
+    if (!fs::exists(dataset)) {
+      start({"data", "prepare", "--input", text, "--tokenizer", model, "--val-fraction", "0.1", "--output", dataset});
+    }
+  }
+
+  /// A line of JSON per section of the documentation.
+  static std::string documents() {
+    std::string lines;
+    for (std::string_view page : quickstart_pages()) {
+      while (!page.empty()) {
+        const std::size_t end = std::min(page.find("\n## ", 1), page.size());
+        lines += nlohmann::json({{"text", page.substr(0, end)}}).dump() + "\n";
+        page.remove_prefix(std::min(end + 1, page.size()));
+      }
+    }
+    return lines;
+  }
+
+  /// Finds out how long a step takes, and lets the configuration train for as many as fit the time.
+  void measure() {
+    const fs::path log = folder_ / "timing.log";
+    fs::remove(log);
+    start({"bench", "step", folder_ / kConfigName, "--steps=8", "--warmup=2"}, log);
+    const std::string output = read_text_file(log);
+    write_whole_file(folder_ / kTimingName, output.substr(output.find('{')));
+    const std::int64_t num_steps = steps_in(seconds_);
+    std::cout << fmt::format("a step takes {:.0f} ms: {} steps\n", step_ms(), num_steps);
+    write_whole_file(folder_ / kConfigName, config_text(folder_, num_steps));
+  }
+
+  double step_ms() const {
+    const auto timing = nlohmann::json::parse(read_text_file(folder_ / kTimingName), nullptr, false);
+    require(timing.is_object() && timing.contains("step_ms") && timing["step_ms"].is_number(),
+            "'{}' is damaged; remove it, and quickstart measures again", (folder_ / kTimingName).string());
+    return timing["step_ms"].get<double>();
+  }
+
+  std::int64_t steps_in(double seconds) const {
+    constexpr double kFewest = 20, kMost = 10'000;
+    return std::llround(std::clamp(seconds * 1e3 / step_ms(), kFewest, kMost));
+  }
+
+  /// A configuration's path as a word of a side of `tessera compare`.
+  static std::string quoted_config(const std::string& path) {
+    return path.find(' ') == path.npos ? path : "\"" + path + "\"";
+  }
+
+  static void open_report(const fs::path& path) {
+    const bool has_display = std::getenv("DISPLAY") != nullptr || std::getenv("WAYLAND_DISPLAY") != nullptr;
+    const std::string command = fmt::format("xdg-open {} >/dev/null 2>&1", shell_word(path.string()));
+    if (!has_display || std::system(command.c_str()) != 0) {
+      std::cout << fmt::format("there is no display to open it on: {}\n", path.string());
+    }
+  }
+
+  void say_what_is_next(const std::string& config, const std::string& run) const {
+    std::cout << fmt::format(
+        "\nAll of it is in '{}'; it took {:.0f} s. What next:\n"
+        "  tessera train {} --training.steps={}   # go on from here\n"
+        "  tessera generate --checkpoint {} --prompt 'A rank' --seed 1\n"
+        "  tessera data prepare --input MY_TEXTS --tokenizer {} --output data/mine\n"
+        "  tessera plan memory --model.flavor=16B --ranks 8 --available 80\n"
+        "  tessera train --list-keys   # every key of the configuration\n",
+        folder_.string(), watch_.seconds(), shell_word(config), 2 * steps_in(seconds_), shell_word(run),
+        shell_word((folder_ / "tokenizer.model").string()));
+  }
+
+  static constexpr const char* kTimingName = "timing.json";
+  fs::path folder_;
+  double seconds_;
+  bool opens_report_;
+  int stage_ = 0;
+  Stopwatch watch_;
+};
+
+}  // namespace
+
+void add_quickstart_command(CLI::App& app, int& status) {
+  struct Options {
+    std::string out = "quickstart";
+    double seconds = 60.0;
+    bool opens_report = false;
+  };
+  auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("quickstart", "See what Tessera does: data, training, text, a report, in minutes");
+  command->add_option("--out,--output", options->out, "Folder of all that it makes")->capture_default_str();
+  command->add_option("--seconds", options->seconds, "Time to train, about")
+      ->check(is_number(1.0, 1e5))
+      ->capture_default_str();
+  command->add_flag("--open", options->opens_report, "Show the report in the browser");
+  command->footer(
+      "It needs no GPU and no network, and takes about two minutes on two cores. Started again, it goes on where it\n"
+      "was stopped.");
+  command->callback(
+      [options, &status] { status = Quickstart(options->out, options->seconds, options->opens_report).run(); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,12 @@
+// The text that `tessera quickstart` trains on: the pages of this project's documentation, so that it needs no network.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace tessera {
+
+/// Pages in Markdown.
+std::span<const std::string_view> quickstart_pages();
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+// Commands that a message shows, ready to be pasted into a shell.
+#pragma once
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+/// `word` with the quotes that a shell needs to read it back as one word.
+inline std::string shell_word(std::string_view word) {
+  const bool plain = !word.empty() && std::ranges::all_of(word, [](char ch) {
+    return std::isalnum(static_cast<unsigned char>(ch)) != 0 ||
+           std::string_view("-_./=,:+@%").find(ch) != std::string_view::npos;
+  });
+  if (plain) return std::string(word);
+  std::string text = "'";
+  for (const char ch : word) text += ch == '\'' ? "'\\''" : std::string(1, ch);
+  return text + "'";
+}
+
+}  // namespace tessera

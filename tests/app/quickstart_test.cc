@@ -1,0 +1,56 @@
+// `tessera quickstart` from outside: all its stages with little time, a second start, and Ctrl-C.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/app/process.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using app_test::Finished;
+using app_test::Process;
+using data::Scratch;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+/// With one thread: beside other tests two would wait for each other.
+Finished run(const Scratch& scratch, const std::vector<std::string>& arguments) {
+  return Process(scratch, arguments, RLIM_INFINITY, {"/usr/bin/env", "OMP_NUM_THREADS=1"}).finish();
+}
+
+TEST(Quickstart, GoesThroughItsStagesAndDoesNothingTwice) {
+  const Scratch scratch;
+  const fs::path folder = scratch / "quick start";
+  const std::vector<std::string> arguments = {"quickstart", "--out", folder, "--seconds=1"};
+  const Finished first = run(scratch, arguments);
+  ASSERT_EQ(first.status, 0) << first.output;
+  EXPECT_THAT(first.output, AllOf(HasSubstr("[1/6]"), HasSubstr("processor:"), HasSubstr("[6/6]"),
+                                  HasSubstr("too short to say"), HasSubstr("report.html"), HasSubstr("What next:")));
+  EXPECT_THAT(first.output, Not(HasSubstr("\r")));  // no terminal
+  for (const char* made :
+       {"quickstart.toml", "data/dataset.json", "run/metrics.jsonl", "run/report.html", "compare.html"}) {
+    EXPECT_TRUE(fs::exists(folder / made)) << made;
+  }
+  const Finished second = run(scratch, arguments);
+  ASSERT_EQ(second.status, 0) << second.output;
+  EXPECT_THAT(second.output, AllOf(HasSubstr("what is done is not done again"), HasSubstr("nothing to do"),
+                                   Not(HasSubstr("data prepare --input " + folder.string()))));
+}
+
+TEST(Quickstart, CtrlCEndsItAndItGoesOn) {
+  const Scratch scratch;
+  const fs::path folder = scratch / "quickstart";
+  const Process process(scratch, {"quickstart", "--out", folder, "--seconds=60"});
+  process.wait_for_output("norm");  // a step is logged
+  process.send(SIGINT);
+  const Finished stopped = process.finish(std::chrono::seconds(60));
+  EXPECT_EQ(stopped.status, 130) << stopped.output;
+  EXPECT_THAT(stopped.output, AllOf(HasSubstr("goes on from here"), Not(HasSubstr("[4/6]"))));
+  EXPECT_TRUE(fs::exists(folder / "run" / "checkpoint"));
+}
+
+}  // namespace
+}  // namespace tessera
