@@ -7,9 +7,9 @@
 Run it with a Python that has TorchTitan (0.3.0 was tested); it needs neither a GPU nor torchao. All other options are
 TorchTitan's. Files of TorchTitan v0.2 and before need no script: `tessera train FILE.toml` reads them.
 
-The comments at the end of the TOML list what moved, what has no counterpart and what Tessera refuses. The exit status is
-2 if a field was refused or is unknown to this script, because the TOML then describes another run; --allow-unknown
-makes it 0. docs/from-torchtitan.md has the table of all fields.
+The comments at the end of the TOML list what moved, what has no counterpart and what Tessera refuses. The exit status
+is 2 if a field was refused or is unknown to this script, because the TOML then describes another run; --allow-unknown
+makes it 0. Status 1 means that no TOML was written. docs/from-torchtitan.md has the table of all fields.
 """
 
 import argparse
@@ -161,9 +161,9 @@ class Import:
         special = {
             "optimizer.param_groups": self.optimizer_groups,
             "optimizer.implementation": self.optimizer_implementation,
-            "lr_scheduler.total_steps": lambda name, value: self.set("lr_scheduler.total_steps", value or 0, name, value),
+            "lr_scheduler.total_steps": lambda name, value: self.set(name, value or 0, name, value),
             "lr_scheduler.decay_ratio":
-                lambda name, value: self.set("lr_scheduler.decay_ratio", -1.0 if value is None else value, name, value),
+                lambda name, value: self.set(name, -1.0 if value is None else value, name, value),
             "parallelism.pipeline_parallel_layers_per_stage":
                 lambda name, value: self.set(name, -1 if value is None else value, name, value),
             "parallelism.module_fqns_per_model_part": self.stages,
@@ -361,7 +361,7 @@ class Import:
     def text(self, source):
         lines = [f"# Written by scripts/import_torchtitan.py from {source}."]
         if "dataset" in self.sections["training"]:
-            lines.append("# Set training.dataset_path to the folder that `tessera data prepare` has made of the dataset.")
+            lines.append("# Set training.dataset_path to the folder that `tessera data prepare` has made of it.")
         for section, keys in self.sections.items():
             if keys:
                 lines += ["", f"[{section}]", *(f"{key} = {toml(value)}" for key, value in keys.items())]
@@ -516,8 +516,8 @@ def expected_values(a):
 
 
 def linear_names(model):
-    """Modules that an MXFP8LinearConverter may convert, as both programs name them. Tessera leaves the output projection, the
-    router's gate and MTP's input projection in high precision."""
+    """Modules that an MXFP8LinearConverter may convert, as both programs name them. Tessera leaves the output
+    projection, the router's gate and MTP's input projection in high precision."""
     return [path for path, value in model_values("", model) if value == "Linear" and
             not path.endswith(("lm_head", ".gate", ".eh_proj"))]
 
@@ -534,14 +534,14 @@ def left_out(names, include):
 
 
 def load(arguments):
-    """TorchTitan's configuration, and the converters that it names: they are noted in place of being built, since building
-    them takes torchao and a GPU, and the model that they return no longer tells what they were."""
+    """TorchTitan's configuration, and the converters that it names. They are noted in place of being built, because
+    building them takes torchao and a GPU, and the model that they return no longer tells what they were."""
     try:
         from torchtitan.config.manager import ConfigManager
         from torchtitan.protocols.model import ModelConfigConverter
     except ImportError as error:
-        sys.exit(f"import_torchtitan: {error}; run this with a Python that has TorchTitan 0.3 and its requirements. Files "
-                 "of TorchTitan v0.2 need no script")
+        sys.exit(f"import_torchtitan: {error}; run this with a Python that has TorchTitan 0.3 and its requirements. "
+                 "Files of TorchTitan v0.2 need no script")
     converters = []
 
     class Noted:
@@ -578,8 +578,8 @@ def main():
         sys.stdout.write(text)
     missing = len(result.refused) + len(result.unknown)
     if missing:
-        print(f"import_torchtitan: {missing} field{'s were' if missing > 1 else ' was'} not imported; the end of the TOML "
-              "lists what and why", file=sys.stderr)
+        print(f"import_torchtitan: {missing} field{'s were' if missing > 1 else ' was'} not imported; the end of the "
+              "TOML lists what and why", file=sys.stderr)
     sys.exit(2 if missing and not args.allow_unknown else 0)
 
 

@@ -17,7 +17,8 @@ def config(class_name, base=None, /, **fields):
 
 # Parts of the model; param_init and sharding_config are in each.
 Linear = config("Linear", param_init=None, sharding_config=None, in_features=0, out_features=0, bias=False)
-RMSNorm = config("RMSNorm", param_init=None, sharding_config=None, normalized_shape=0, eps=1e-5, elementwise_affine=True)
+RMSNorm = config("RMSNorm", param_init=None, sharding_config=None, normalized_shape=0, eps=1e-5,
+                 elementwise_affine=True)
 Embedding = config("Embedding", param_init=None, sharding_config=None, num_embeddings=0, embedding_dim=0)
 FeedForward = config("FeedForward", w1=None, w2=None, w3=None)
 FlexAttention = config("FlexAttention", block_size=128, kernel_options=dict)
