@@ -44,40 +44,42 @@ MOVED = {f"{place}.{name}".lstrip("."): f"{section}.{name}"
          for section, (place, names) in SAME.items() for name in names.split()}
 MOVED["debug.print_config"] = "job.print_config"
 
-# Fields without a counterpart that change neither results nor what fits. A trailing * stands for any rest.
-IGNORED = {
-    "compile.*": "everything is compiled",
-    "training.disable_cuda_graphs": "the engine decides how it launches kernels",
-    "training.gc_freq": "there is no Python",
-    "training.gc_debug": "there is no Python",
-    "training.mixed_precision_reduce": "gradients are summed in float32",
-    "parallelism.enable_fsdp_symm_mem": "the engine chooses its collectives",
-    "parallelism.enable_sequence_parallel": "tensor-parallel ranks always share the sequence between products",
-    "parallelism.spmd_backend": "a matter of PyTorch",
-    "parallelism.context_parallel_load_balancer": "sequences are always cut in head-tail chunks",
-    "parallelism.context_parallel_ptrr_mask_key": "sequences are always cut in head-tail chunks",
-    "dataloader.num_workers": "the loader maps token shards and needs no workers",
-    "dataloader.persistent_workers": "the loader maps token shards and needs no workers",
-    "dataloader.pin_memory": "the loader maps token shards and needs no workers",
-    "dataloader.prefetch_factor": "the loader maps token shards and needs no workers",
-    "checkpoint.initial_load_in_hf_quantized": "FP8 weights are recognised by their scales",
-    "checkpoint.last_save_model_only": "the last checkpoint is whole",
-    "checkpoint.export_dtype": "`tessera convert --to hf --dtype` chooses it",
-    "activation_checkpoint.*": "what selective and full keep is fixed (docs/model.md)",
-    "metrics.disable_color_printing": "lines have no colours",
-    "metrics.save_for_all_ranks": "metrics are of all ranks together",
-    "profiler.*": "a trace is of one step",
-    "comm.*": "there is no recorder of NCCL's operations",
-    "debug.spmd_typechecking": "a matter of PyTorch",
-    "debug.deterministic_warn_only": "debug.deterministic never only warns",
-    "debug.detect_anomaly": "a loss or gradient norm that is not finite ends every run, with its cause",
-    "debug.save_config_file": "`tessera train --print-config` prints it",
-    "debug.enable_structured_logging": "metrics.jsonl is always written",
-    "loss.num_chunks": "the output projection always works in chunks",
-    "loss.global_vocab_size": "it follows from the model",
-    "loss.loss_fn.global_vocab_size": "it follows from the model",
-}
-IGNORED |= {f"validator.{name}": why for name, why in IGNORED.items() if name.startswith("dataloader.")}
+# Fields without a counterpart that change neither results nor what fits. [why]: TorchTitan's place, names.
+IGNORED_BECAUSE = (
+    ("everything is compiled", "compile", "enable enable_async_tensor_parallel components backend"),
+    ("the engine decides how it launches kernels", "training", "disable_cuda_graphs"),
+    ("there is no Python", "training", "gc_freq gc_debug"),
+    ("gradients are summed in float32", "training", "mixed_precision_reduce"),
+    ("the engine chooses its collectives", "parallelism", "enable_fsdp_symm_mem"),
+    ("tensor-parallel ranks always share the sequence between products", "parallelism", "enable_sequence_parallel"),
+    ("a matter of PyTorch", "parallelism", "spmd_backend"),
+    ("sequences are always cut in head-tail chunks", "parallelism",
+     "context_parallel_load_balancer context_parallel_ptrr_mask_key"),
+    ("the loader maps token shards and needs no workers", "dataloader",
+     "num_workers persistent_workers pin_memory prefetch_factor"),
+    ("the loader maps token shards and needs no workers", "validator.dataloader",
+     "num_workers persistent_workers pin_memory prefetch_factor"),
+    ("FP8 weights are recognised by their scales", "checkpoint", "initial_load_in_hf_quantized"),
+    ("the last checkpoint is whole", "checkpoint", "last_save_model_only"),
+    ("`tessera convert --to hf --dtype` chooses it", "checkpoint", "export_dtype"),
+    ("recomputation is exact", "activation_checkpoint", "preserve_rng_state determinism_check debug"),
+    ("lines have no colours", "metrics", "disable_color_printing"),
+    ("metrics are of all ranks together", "metrics", "save_for_all_ranks"),
+    ("a trace is of one step", "profiler",
+     "profiler_repeat profiler_skip_first profiler_skip_first_wait profiler_active profiler_warmup"),
+    ("there are no memory snapshots", "profiler",
+     "memory_snapshot_freq save_memory_snapshot_folder memory_snapshot_max_entries"),
+    ("there is no recorder of NCCL's operations", "comm", "trace_buf_size save_traces_folder save_traces_file_prefix"),
+    ("a matter of PyTorch", "debug", "spmd_typechecking"),
+    ("debug.deterministic never only warns", "debug", "deterministic_warn_only"),
+    ("a loss or gradient norm that is not finite ends every run, with its cause", "debug", "detect_anomaly"),
+    ("`tessera train --print-config` prints it", "debug", "save_config_file"),
+    ("metrics.jsonl is always written", "debug", "enable_structured_logging"),
+    ("the output projection always works in chunks", "loss", "num_chunks"),
+    ("it follows from the model", "loss", "global_vocab_size"),
+    ("it follows from the model", "loss.loss_fn", "global_vocab_size"),
+)
+IGNORED = {f"{place}.{name}": why for why, place, names in IGNORED_BECAUSE for name in names.split()}
 # Fields that are accepted with these values only.
 REFUSED = {
     "training.enable_cpu_offload": ([False], "offloading to the CPU is not built"),
@@ -88,6 +90,8 @@ REFUSED = {
     "checkpoint.enable_first_step_checkpoint": ([False], "a checkpoint of the first step is not built"),
     "checkpoint.create_seed_checkpoint": ([False], "a seed checkpoint is not built"),
     "checkpoint.load_only": ([False], "loading without saving is not built"),
+    "activation_checkpoint.force_recompute_mm_shapes_by_fqns":
+        ([["moe.router.gate"]], "what selective keeps is fixed (docs/model.md)"),
     "metrics.enable_wandb": ([False], "Weights & Biases is not built; TensorBoard is"),
     "profiler.enable_memory_snapshot": ([False], "memory snapshots are not built"),
     "profiler.trace_post_processor": ([None], "Python functions are not called"),
@@ -130,15 +134,6 @@ def parts_of(value):
         if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         yield field.name, now, default is not dataclasses.MISSING and now == default
-
-
-def lookup(table, name):
-    """The entry of the name itself, or of the longest `beginning.*`."""
-    words = name.split(".")
-    for key in [name, *(".".join(words[:i]) + ".*" for i in range(len(words) - 1, 0, -1))]:
-        if key in table:
-            return table[key]
-    return None
 
 
 def toml(value):
@@ -214,9 +209,9 @@ class Import:
             elif path in REFUSED:
                 if value not in REFUSED[path][0]:
                     self.refuse(path, value, REFUSED[path][1])
-            elif (why := lookup(IGNORED, path)) is not None:
+            elif path in IGNORED:
                 if not is_default:
-                    self.without.append(f"{path} = {value!r}: {why}")
+                    self.without.append(f"{path} = {value!r}: {IGNORED[path]}")
             else:
                 self.unknown.append(f"{path} = {value!r}")
 
@@ -347,7 +342,8 @@ class Import:
             for key, value in (("original_seq_len", original // part), ("beta_fast", args["beta_fast"] / part),
                                ("beta_slow", args["beta_slow"] / part)):
                 self.set(f"model.args.{key}", value, f"model_spec.model.layers.*.attention.rope.{key}", args[key])
-            self.moved.append("  (TorchTitan 0.3 applies YaRN at every length; these three give the same frequencies)")
+            self.moved.append("  (TorchTitan 0.3 applies YaRN at every length. These three do so, with the same "
+                              f"frequencies, above {original // part} tokens: for shorter sequences import again)")
 
     def backend(self, found):
         backends = {"AllToAllTokenDispatcher": "standard", "LocalTokenDispatcher": "standard",

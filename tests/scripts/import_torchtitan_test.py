@@ -50,6 +50,7 @@ class ImportTorchTitan(unittest.TestCase):
         short, long = imported("small")[1], imported("small", "--training.seq_len", "8192")[1]
         for line in ("original_seq_len = 2048", "beta_fast = 16.0", "beta_slow = 0.5"):
             self.assertIn(line, keys(short))
+        self.assertIn("above 2048 tokens", short)
         for line in ("original_seq_len = 4096", "beta_fast = 32.0", "beta_slow = 1.0"):
             self.assertIn(line, keys(long))
 
@@ -77,6 +78,7 @@ class ImportTorchTitan(unittest.TestCase):
     def test_nothing_is_dropped_silently(self):
         for config, options, what in (
                 ("new_field", (), "training.from_tomorrow = 7"),
+                ("new_policy", (), "activation_checkpoint is a MemoryBudgetAC"),
                 ("other_epsilon", (), "model_spec.model.norm.eps = 1e-06: Tessera's model has 1e-05 there"),
                 ("float8", (), "Float8LinearConverter"),
                 ("small", ("--training.enable_cpu_offload", "True"), "training.enable_cpu_offload = True"),

@@ -127,6 +127,12 @@ def new_field():
     return trainer
 
 
+def new_policy():
+    trainer = small()
+    trainer.activation_checkpoint = config("MemoryBudgetAC", memory_budget=0.5)()
+    return trainer
+
+
 def other_epsilon():
     trainer = small()
     trainer.model_spec.model.norm.eps = 1e-6
