@@ -1,0 +1,76 @@
+// The files in configs/ stay valid, and fit as the command in their header says.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "tests/app/process.h"
+
+namespace tessera {
+namespace {
+
+using app_test::Process;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::filesystem::path configs() { return std::filesystem::path(TESSERA_TEST_DATA).parent_path() / "configs"; }
+
+std::vector<std::string> names() {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator(configs())) found.push_back(entry.path().filename());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// The arguments of `tessera plan memory` in the file's header, with the file's place for its name; none without one.
+std::vector<std::string> plan_in_header(const std::string& name) {
+  std::istringstream lines(read_text_file(configs() / name));
+  for (std::string line; std::getline(lines, line) && line.starts_with('#');) {
+    const std::size_t at = line.find("tessera plan memory configs/" + name);
+    if (at == std::string::npos) continue;
+    std::istringstream words(line.substr(at));
+    std::vector<std::string> arguments;
+    for (std::string word; words >> word;) arguments.push_back(word);
+    std::replace(arguments.begin(), arguments.end(), "configs/" + name, (configs() / name).string());
+    arguments.erase(arguments.begin());  // tessera
+    return arguments;
+  }
+  return {};
+}
+
+class Configs : public ::testing::TestWithParam<std::string> {
+ protected:
+  data::Scratch scratch_;
+};
+
+TEST_P(Configs, AreValidOnTheRanksThatTheirNameSays) {
+  const std::string name = GetParam();
+  const auto printed = Process(scratch_, {"train", configs() / name, "--print-config"}).finish();
+  EXPECT_EQ(printed.status, 0) << printed.output;
+  EXPECT_THAT(printed.output, Not(HasSubstr("warning")));
+
+  std::vector<std::string> arguments = plan_in_header(name);
+  const bool has_plan = !arguments.empty();
+  EXPECT_EQ(has_plan, name.find("gpu") != std::string::npos) << "a header says what the ranks have room for";
+  if (!has_plan) arguments = {"plan", "memory", configs() / name};
+  if (has_plan) {
+    const std::size_t dash = name.find('-') + 1;
+    const std::string ranks = name.substr(dash, name.find("gpu") - dash);
+    EXPECT_THAT(arguments, ::testing::IsSupersetOf({std::string("--ranks"), ranks}));
+  }
+  const auto planned = Process(scratch_, arguments).finish();
+  EXPECT_EQ(planned.status, 0) << planned.output;
+  if (has_plan) {
+    EXPECT_THAT(planned.output, HasSubstr("\nfits "));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, Configs, ::testing::ValuesIn(names()), [](const auto& file) {
+  std::string name = file.param.substr(0, file.param.find('.'));
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+}  // namespace
+}  // namespace tessera
