@@ -107,7 +107,7 @@ TEST_F(Compare, TooShortToSay) {
     for (std::int64_t seed = 1; seed <= 3; ++seed) {
       PlantedRun run{
           .seed = seed, .steps = 10, .config = {{"training.seq_len", "32"}, {"model.args.vocab_size", "258"}}};
-      run.config["training.local_batch_size"] = "1";
+      run.config["training.global_batch_size"] = "1";
       run.loss = [&](double loss, std::int64_t) { return loss * factor; };
       run.write(scratch_ / name / ("seed-" + std::to_string(seed)));
     }
