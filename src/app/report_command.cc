@@ -33,7 +33,7 @@ void add_report_command(CLI::App& app) {
   };
   auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("report", "Draw a run's metrics in one HTML page, also while it goes on");
-  command->add_option("RUN", options->run, "The run's folder (job.dump_folder)")->required();
+  command->add_option("run", options->run, "The run's folder (job.dump_folder)")->required();
   command->add_option("--out,--output", options->out, "The page, an HTML file; default: RUN/report.html");
   command->footer(
       "For example\n"

@@ -287,7 +287,7 @@ TEST_F(Compare, AMistypedSideNamesWhatWasMeant) {
   refused({"b=tiny.tml"}, {"there is no folder 'tiny.tml'", "a configuration (.toml)"});
   refused({"b=" + tiny, "--training.steps=7"},
           {"'--training.steps=7' belongs to no side", "in quotes", "\"b=" + tiny + " --training.steps=7\""});
-  refused({"b=" + tiny, "--sead=7"}, {"unexpected argument '--sead=7'", "--help"});
+  refused({"b=" + tiny, "--sead=7"}, {"unknown option '--sead'", "--help"});
 }
 
 TEST_F(Compare, OutputIsAnotherNameOfOut) {

@@ -177,7 +177,7 @@ std::vector<Mistake> mistakes() {
       {"a folder below a file",
        text,
        {"data", "prepare", "--input", "@a.txt", "--tokenizer", "bytes", "--out", "@a.txt/out"},
-       {"a.txt", "Not a directory"}},
+       {"a.txt", "is a file; expected a folder"}},
       {"a vocabulary too large for the text",
        text,
        train("@a.txt", "32k"),
