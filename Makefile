@@ -1,11 +1,15 @@
 # The commands for people. CMake does the building; see CONTRIBUTING.md.
-#   make train   set up, build, prepare the corpus, train configs/debugmodel.toml
+#   make train   set up, build the program, prepare the corpus, train configs/debugmodel.toml
+#   make install build the program and install it under PREFIX (make package: as a Debian package)
 #   make test    set up, build, run every test
 #   make fuzz    set up, build, fuzz the readers of files for SECONDS each; make test does so for 5 s each
 #   make lint    check the formatting (make format mends it), and every .cc with clang-tidy
 #   make bench   set up, build, run the benchmarks (installs PyTorch into build/venv for the comparison)
 PRESET ?= release
+# What runs here needs no CUDA where there is no GPU, and does not wait for its kernels to be compiled.
+PROGRAM_PRESET := $(if $(filter file,$(origin PRESET)),$(if $(wildcard /dev/nvidia0),release,cpu),$(PRESET))
 BUILD := build/$(if $(filter ci,$(PRESET)),release,$(PRESET))
+PREFIX ?= /usr/local
 TESSERA := $(BUILD)/src/app/tessera
 CORPUS := data/corpus
 DATASET := data/gcide
@@ -13,7 +17,7 @@ CONFIG ?= configs/debugmodel.toml
 ARGS ?=
 SECONDS ?= 20
 
-.PHONY: all setup build train test fuzz bench lint format clean
+.PHONY: all setup build program train run install package test fuzz bench lint format clean
 all: build
 
 setup:
@@ -25,7 +29,13 @@ $(BUILD)/build.ninja: CMakeLists.txt CMakePresets.json | setup
 build: setup $(BUILD)/build.ninja
 	cmake --build $(BUILD)
 
-$(TESSERA): build
+# The program alone, without tests and benchmarks.
+program:
+	@scripts/setup.sh program $(if $(filter cpu,$(PRESET)),,cuda)
+	@[ -f $(BUILD)/build.ninja ] || cmake --preset $(PRESET)
+	cmake --build $(BUILD) --target tessera
+
+$(TESSERA): program
 
 $(CORPUS)/gcide.dict.dz: scripts/fetch_corpus.sh
 	scripts/fetch_corpus.sh $(CORPUS)
@@ -36,9 +46,25 @@ data/tokenizer/tokenizer.model: $(CORPUS)/gcide.dict.dz | $(TESSERA)
 $(DATASET)/dataset.json: data/tokenizer/tokenizer.model | $(TESSERA)
 	$(TESSERA) data prepare --input $(CORPUS)/gcide.dict.dz --tokenizer $< --output $(DATASET) --force
 
-train: build
+train:
+	@$(MAKE) --no-print-directory run PRESET=$(PROGRAM_PRESET)
+
+run: program
 	@$(MAKE) --no-print-directory $(DATASET)/dataset.json PRESET=$(PRESET)
-	$(TESSERA) train $(CONFIG) $(ARGS)
+	scripts/first_run.sh $(TESSERA) $(CONFIG) $(ARGS)
+	@echo "The program is $(TESSERA). To call it as tessera: make install PREFIX=\$$HOME/.local, with \$$HOME/.local/bin on the PATH"
+
+install package:
+	@$(MAKE) --no-print-directory program PRESET=$(PROGRAM_PRESET)
+	@$(MAKE) --no-print-directory do-$@ PRESET=$(PROGRAM_PRESET)
+
+do-install:
+	cmake --install $(BUILD) --prefix $(PREFIX)
+	@case ":$$PATH:" in *":$(PREFIX)/bin:"*) ;; *) \
+		echo "To call it as tessera: export PATH=\"$(PREFIX)/bin:\$$PATH\"" ;; esac
+
+do-package:
+	cd $(BUILD) && cpack -G DEB
 
 test: build
 	@scripts/setup.sh browser || [ -z "$$TESSERA_REQUIRE_BROWSER" ]
@@ -61,13 +87,13 @@ bench: build
 
 # Every source file is formatted as .clang-format says, and no .cc that is built here has anything that .clang-tidy lists, nor
 # what other builds have instead. clang reads g++'s commands: it does not know all their warnings, and has no omp.h of its own.
-TIDY := build/clang-tidy/data/bin/clang-tidy -p $(BUILD) --quiet --extra-arg=-idirafter$(shell c++ -print-file-name=include) \
+TIDY := build/clang-tidy/data/bin/clang-tidy -p build/lint --quiet --extra-arg=-idirafter$(shell c++ -print-file-name=include) \
 	$(addprefix --extra-arg=-Wno-,unknown-warning-option unknown-pragmas deprecated-declarations)
 lint:
 	@scripts/setup.sh lint
 	git ls-files '*.h' '*.cc' '*.inc' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
-	@$(MAKE) --no-print-directory $(BUILD)/build.ninja PRESET=$(PRESET)
-	{ sed -n 's|.*"file": "\(.*\.cc\)".*|\1|p' $(BUILD)/compile_commands.json; \
+	cmake --preset lint >/dev/null
+	{ sed -n 's|.*"file": "\(.*\.cc\)".*|\1|p' build/lint/compile_commands.json; \
 		git ls-files 'fuzz/*.cc' '*/no_*.cc'; } | sort -u | xargs -d '\n' -P $$(nproc) -n 4 $(TIDY)
 
 format:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04), and where there is nvcc, the
 # headers of cuDNN's C++ frontend and of CUTLASS from PyPI into build/. Does nothing, in a moment, when all of it is
-# there. `setup.sh lint` installs what `make lint` needs as well, `setup.sh fuzz` what `make fuzz` needs,
+# there. `setup.sh program` installs what the program alone needs, `setup.sh program cuda` with CUDA's headers;
+# `setup.sh lint` installs what `make lint` needs as well, `setup.sh fuzz` what `make fuzz` needs,
 # `setup.sh browser` a browser without a screen, for the tests of the pages of `tessera compare` and `tessera report`
 # (status 2 where there is no package of one).
 set -euo pipefail
@@ -14,8 +15,10 @@ packages=(
   libtomlplusplus-dev nlohmann-json3-dev                        # TOML, JSON
   libboost-math-dev                                             # Student's t distribution
   libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums
-  libgtest-dev libgmock-dev libbenchmark-dev                    # tests, micro-benchmarks
 )
+if [[ ${1:-} != program ]]; then
+  packages+=(libgtest-dev libgmock-dev libbenchmark-dev)  # tests, micro-benchmarks
+fi
 
 if [[ ${1:-} == lint ]]; then
   packages+=(clang-format-14)  # pinned: other versions format differently
@@ -33,7 +36,7 @@ build=$(dirname "$0")/../build
 # Name, package, version, the folder of its wheel that is wanted, and its platform: of headers it need not be this
 # machine's.
 wheels=()
-if { [[ $# -eq 0 ]] || [[ $1 == lint ]]; } && { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; } >/dev/null; then
+if { [[ $# -eq 0 || $1 == lint ]] || [[ "$*" == "program cuda" ]]; } && { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; } >/dev/null; then
   wheels+=("cudnn-frontend nvidia-cudnn-frontend 1.32.0 include x86_64"
     "cutlass nvidia-cutlass 4.2.0.0 cutlass_library/source/include any")
 fi

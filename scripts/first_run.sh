@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# first_run.sh TESSERA CONFIG [ARGS]: says how long the run will take on this machine, then trains. A first run that would
+# take more than five minutes gets fewer steps, unless ARGS says how many.
+set -euo pipefail
+tessera=$1 config=$2
+shift 2
+
+value_of() {  # of a key in the configuration that the run will have: value_of section key
+  "$tessera" train "$config" "${arguments[@]}" --print-config | sed -n "/^\[$1\]/,/^\[/s/^$2 = //p" | tr -d '"'
+}
+arguments=("$@")
+steps=$(value_of training steps)
+checkpoints=$(value_of job dump_folder)/$(value_of checkpoint folder)
+if [[ -z $(find "$checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null) ]]; then
+  echo "timing three steps" >&2
+  milliseconds=$("$tessera" bench step "$config" "${arguments[@]}" --steps 2 --warmup 1 2>/dev/null |
+    sed -n 's/.*"step_ms":\([0-9.e+-]*\).*/\1/p')
+  if [[ -n $milliseconds ]]; then
+    # At most 270 s of steps; the rest is for validations and checkpoints.
+    read -r minutes fitting < <(awk -v ms="$milliseconds" -v n="$steps" \
+      'BEGIN { s = ms / 1000; fit = int(270 / s / 10) * 10; if (fit < 40) fit = 40; printf "%.1f %d\n", s * n / 60, fit }')
+    echo "$steps steps take about $minutes minutes here" >&2
+    if [[ $fitting -lt $steps && " $* " != *--training.steps* ]]; then
+      echo "so this first run takes $fitting; make train ARGS=--training.steps=$steps goes on to $steps" >&2
+      arguments+=("--training.steps=$fitting")
+    fi
+  fi
+fi
+exec "$tessera" train "$config" "${arguments[@]}"
