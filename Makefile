@@ -93,6 +93,7 @@ lint:
 	@scripts/setup.sh lint
 	git ls-files '*.h' '*.cc' '*.inc' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
 	cmake --preset lint >/dev/null
+	cmake --build build/lint --target tessera_find_commit >/dev/null
 	{ sed -n 's|.*"file": "\(.*\.cc\)".*|\1|p' build/lint/compile_commands.json; \
 		git ls-files 'fuzz/*.cc' '*/no_*.cc'; } | sort -u | xargs -d '\n' -P $$(nproc) -n 4 $(TIDY)
 

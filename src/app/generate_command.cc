@@ -49,8 +49,7 @@ std::unique_ptr<data::Tokenizer> choose_tokenizer(const GenerateOptions& options
   std::unique_ptr<data::Tokenizer> chosen = data::load_tokenizer(options.tokenizer), own;
   try {
     own = saved.tokenizer();
-  } catch (const Error&) {
-    // A folder of weights may have none.
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a folder of weights may have none
   }
   if (own == nullptr) {
     const std::int64_t vocab = saved.config().model.vocab_size;

@@ -91,8 +91,13 @@ log_freq = {}
 }
 
 /// The end of quickstart before its last stage: a child's exit status, or a signal.
-struct Ended {
-  int status;
+class Ended : public std::exception {
+ public:
+  explicit Ended(int status) : status_(status) {}
+  int status() const { return status_; }
+
+ private:
+  int status_;
 };
 
 class Quickstart {
@@ -113,7 +118,7 @@ class Quickstart {
     try {
       run_stages();
     } catch (const Ended& ended) {
-      if (stop.count == 0) return ended.status;
+      if (stop.count == 0) return ended.status();
       std::cout << fmt::format("\nstopped; `tessera quickstart --out {}` goes on from here\n",
                                shell_word(folder_.string()));
       return 128 + stop.signal;
@@ -163,9 +168,9 @@ class Quickstart {
     std::string line = "$ tessera";
     for (const std::string& argument : arguments) line += " " + shell_word(argument);
     std::cout << line << '\n' << std::flush;
-    if (stop.count != 0) throw Ended{128 + stop.signal};
+    if (stop.count != 0) throw Ended(128 + stop.signal);
     const int status = wait_for(spawn("/proc/self/exe", arguments, log), stop);
-    if (status != 0 || stop.count != 0) throw Ended{status};
+    if (status != 0 || stop.count != 0) throw Ended(status);
   }
 
   void prepare_data() {
@@ -224,6 +229,7 @@ class Quickstart {
   static void open_report(const fs::path& path) {
     const bool has_display = std::getenv("DISPLAY") != nullptr || std::getenv("WAYLAND_DISPLAY") != nullptr;
     const std::string command = fmt::format("xdg-open {} >/dev/null 2>&1", shell_word(path.string()));
+    // NOLINTNEXTLINE(bugprone-command-processor): the path is quoted
     if (!has_display || std::system(command.c_str()) != 0) {
       std::cout << fmt::format("there is no display to open it on: {}\n", path.string());
     }

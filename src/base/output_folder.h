@@ -21,7 +21,8 @@ struct OutputKind {
 void check_output(const std::filesystem::path& output, const OutputKind& kind, bool overwrite);
 
 /// "OUTPUT.tmp": becomes `output` on commit, or disappears. What a killed run left under that name is removed. While
-/// the object lives, "OUTPUT.tmp.lock" keeps other writers away: their constructor throws Error, which names the process.
+/// the object lives, "OUTPUT.tmp.lock" keeps other writers away: their constructor throws Error, which names the
+/// process.
 class OutputFolder {
  public:
   OutputFolder(const std::filesystem::path& output, const OutputKind& kind);

@@ -81,7 +81,7 @@ class Sentences final : public sentencepiece::SentenceIterator {
         "cannot train a tokenizer of {} pieces on {} bytes of text, which give {} at most: ask for a smaller "
         "vocabulary "
         "(--vocab-size), or give more text",
-        options.vocab_size, source.num_text_bytes, std::atoll(reason.c_str() + at + kLimit.size()));
+        options.vocab_size, source.num_text_bytes, std::strtoll(reason.c_str() + at + kLimit.size(), nullptr, 10));
   }
   fail("cannot train a tokenizer of {} pieces on {} bytes of text: {}", options.vocab_size, source.num_text_bytes,
        reason);

@@ -33,7 +33,7 @@ std::vector<std::size_t> v2_choice(const ModelConfig& config, std::vector<float>
     for (const std::size_t group : best(group_scores, config.n_limited_groups)) {
       std::copy_n(scores.begin() + group * size, size, kept.begin() + group * size);
     }
-    scores = kept;
+    scores = std::move(kept);
   }
   return best(scores, config.top_k);
 }

@@ -45,7 +45,7 @@ class Configs : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(Configs, AreValidOnTheRanksThatTheirNameSays) {
-  const std::string name = GetParam();
+  const std::string& name = GetParam();
   const auto printed = Process(scratch_, {"train", configs() / name, "--print-config"}).finish();
   EXPECT_EQ(printed.status, 0) << printed.output;
   EXPECT_THAT(printed.output, Not(HasSubstr("warning")));

@@ -234,6 +234,7 @@ TEST_F(ManyRanks, WindowsThatDoNotFitSharedMemoryAreRefused) {
                                                     "sh"};
   std::string probe;
   for (const std::string& word : in_small_memory) probe += "'" + word + "' ";
+  // NOLINTNEXTLINE(bugprone-command-processor)
   if (std::system((probe + "true 2>/dev/null").c_str()) != 0) GTEST_SKIP() << "this user may not mount a /dev/shm";
   std::vector<std::string> launcher = in_small_memory;
   for (const std::string& word : mpirun(4)) launcher.push_back(word);

@@ -21,7 +21,6 @@ using data::Scratch;
 using data::write_file;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 using Arguments = std::vector<std::string>;
 
@@ -330,6 +329,7 @@ TEST_F(Mistakes, BashCompletesCommandsOptionsKeysAndValues) {
              "echo \"${COMPREPLY[*]}\"\n");
   const auto completed = [&](const std::string& words) {
     const fs::path output = scratch_ / "completed.txt";
+    // NOLINTNEXTLINE(bugprone-command-processor)
     EXPECT_EQ(std::system(fmt::format("bash '{}' '{}' {} > '{}'", (scratch_ / "try.bash").string(),
                                       (scratch_ / "completion.bash").string(), words, output.string())
                               .c_str()),
