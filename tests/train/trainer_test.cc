@@ -347,7 +347,7 @@ TEST_F(Trained, TokensPerSecondAreOfOneOfTheRanks) {
   on_ranks(2, [&](Ranks& ranks) { Trainer(config, &ranks).run(kNoSignal); });
   const std::vector<double> rates = logged("tokens_per_second"), seconds = logged("step_seconds");
   ASSERT_EQ(rates.size(), 2u);
-  for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(rates[i] * seconds[i], 4 * 32 / 2, 1e-6);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(rates[i] * seconds[i], 4 * 32 / 2.0, 1e-6);
 }
 
 TEST_F(Trained, ThePlanOfAPipelineIsOfTheRankThatTakesMost) {
