@@ -162,16 +162,16 @@ TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
 TEST_F(ManyRanks, ADeadRankIsToldOfWhileStorageHangs) {
   const Process process(
       scratch_,
-      train_arguments({"--training.steps=1000000", "--checkpoint.interval=500", "--checkpoint.async_mode=async"}),
+      train_arguments({"--training.steps=1000000", "--checkpoint.interval=200", "--checkpoint.async_mode=async"}),
       RLIM_INFINITY, mpirun(4));
   process.wait_for_output("step      10");
-  const fs::path partial = checkpoints() / "step-500.partial";
+  const fs::path partial = checkpoints() / "step-200.partial";
   fs::create_directories(partial);
   for (int shard = 0; shard < 4; ++shard) {
     const std::string name = shard_file_name(kModelShards, shard, 4) + ".tmp";
     ASSERT_EQ(mkfifo((partial / name).c_str(), 0600), 0);
   }
-  process.wait_for_output("step     510");
+  process.wait_for_output("step     210");
   const std::map<int, pid_t> ranks = processes_by_rank(process);
   ASSERT_EQ(ranks.size(), 4u);
   kill(ranks.at(2), SIGKILL);
