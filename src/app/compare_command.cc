@@ -21,11 +21,8 @@ namespace fs = std::filesystem;
 
 volatile StopRequest stop;
 
-/// Signals go to the run at hand: the first makes it save. A terminal that closes asks for the same as SIGTERM.
-void on_signal(int signal) {
-  stop.signal = signal == SIGHUP ? SIGTERM : signal;
-  stop.count = stop.count + 1;
-}
+/// Signals go to the run at hand: the first makes it save.
+void on_signal(int signal) { note_signal(stop, signal); }
 
 struct CompareOptions {
   std::vector<std::string> sides;

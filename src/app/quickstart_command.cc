@@ -28,10 +28,7 @@ namespace fs = std::filesystem;
 
 volatile StopRequest stop;
 
-void on_signal(int signal) {
-  stop.signal = signal == SIGHUP ? SIGTERM : signal;
-  stop.count = stop.count + 1;
-}
+void on_signal(int signal) { note_signal(stop, signal); }
 
 constexpr const char* kConfigName = "quickstart.toml";  // marks the folder
 constexpr int kNumStages = 6;

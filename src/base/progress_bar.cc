@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// Of the terminal that standard error is.
+/// Returns the width of the terminal that standard error is, in columns.
 std::size_t num_columns() {
   constexpr std::size_t kUsual = 80;
   struct winsize size {};

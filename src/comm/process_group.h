@@ -117,7 +117,7 @@ class ProcessGroup {
   ProcessGroup split(int color, int order, std::string axis);
   /// Memory that the ranks of this group share: the GPUs', if they use any. Together with all of them.
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
-  /// As Transport::window_room(), of windows on CPUs.
+  /// Returns what Transport::window_room() does, for windows on CPUs.
   std::optional<WindowRoom> window_room() const {
     return transport_ == nullptr ? std::nullopt : transport_->window_room();
   }

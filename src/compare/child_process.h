@@ -15,6 +15,12 @@ struct StopRequest {
   std::sig_atomic_t signal = 0, count = 0;
 };
 
+/// Notes a signal, for its handler. A terminal that closes asks for the same as SIGTERM.
+inline void note_signal(volatile StopRequest& stop, int signal) {
+  stop.signal = signal == SIGHUP ? SIGTERM : signal;
+  stop.count = stop.count + 1;
+}
+
 /// Starts the program in a process group of its own, so that a terminal's Ctrl-C reaches it through us, once: a second
 /// signal would keep it from saving. Standard output and error are appended to `log`; an empty `log` leaves them as
 /// they are.

@@ -66,7 +66,7 @@ struct RunRecord {
 
   std::int64_t seed() const { return integer("debug.seed"); }
   std::int64_t num_steps() const { return integer("training.steps"); }
-  /// Of all ranks.
+  /// Counts the tokens of all ranks.
   double tokens_per_step() const;
   std::int64_t warmup_steps() const;
   /// ln(model.args.vocab_size): the loss of a guess that knows nothing. Nothing where the file does not say.

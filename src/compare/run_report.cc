@@ -64,7 +64,7 @@ std::string count_text(double count) {
   return fmt::format("{:.{}f}{}", count, decimals, std::string_view(" kMBT").substr(power, 1));
 }
 
-/// Of the logged steps; each line's mean stands for the steps since the line before.
+/// Sums over the logged steps; each line's mean stands for the steps since the line before.
 double training_seconds(const RunRecord& run) {
   double seconds = 0.0;
   std::int64_t before = run.steps.front() - 1;

@@ -4,7 +4,7 @@
 namespace tessera::cpu {
 namespace {
 
-/// Of a part, at most: its packed operands fit into the second cache.
+/// A part has at most so many rows and columns: its packed operands fit into the second cache.
 constexpr std::int64_t kRows = 256, kColumns = 128;
 /// A transposed left operand costs more to pack, so wider parts share it, if there are enough of them.
 constexpr std::int64_t kWideColumns = 2 * kColumns, kEnoughParts = 8;

@@ -15,7 +15,7 @@ struct PlannedRun {
   MeshDegrees degrees{.dp_shard = 1};  // resolved
 };
 
-/// Of one rank, with another mode and micro-batch, and as many sequences per step. Measures it; allocates nothing.
+/// Plans one rank with another mode and micro-batch, and as many sequences per step. It allocates nothing.
 MemoryPlan memory_plan(const PlannedRun& run, std::int64_t rank, Recompute mode, std::int64_t micro_batch_size);
 
 /// Of the ranks of a pipeline, one behind the other. Ranks of one stage are all alike.

@@ -1,5 +1,5 @@
 // How often transformers' DeepseekV2 router would choose other experts than a saved model's own, on a sample of tokens.
-// That router has no expert bias, and scores a group of experts by its best one.
+// The other router has no expert bias, and scores a group of experts by its best one.
 #pragma once
 
 #include <span>

@@ -56,7 +56,7 @@ class SavedModel {
 /// All parameters' and buffers' names and shapes, without numbers.
 std::vector<NamedTensor> tensor_names(const Parameters& parameters);
 
-/// Those of a model's tensors that a folder of this form holds: a DeepseekV2 router has no expert bias.
+/// Returns the model's tensors that a folder of this form holds: a DeepseekV2 router has no expert bias.
 std::vector<NamedTensor> hf_parameters(std::vector<NamedTensor> tensors, HfForm form);
 
 /// The files by which a folder of weights keeps its tokenizer, and what a checkpoint's state says of it.

@@ -226,7 +226,7 @@ void Trainer::require_memory(const std::vector<RankMemory>& ranks) const {
 bool Trainer::measures_sqnr(std::int64_t step) const {
   const std::int64_t freq = config_.metrics.quantization_error_freq;
   const bool due = step == 1 || step % std::max<std::int64_t>(freq, 1) == 0 || step == config_.training.steps;
-  // By the configuration, not by this rank's pipeline stage: all ranks sum what they measured.
+  // The configuration decides, not this rank's pipeline stage: all ranks sum what they measured.
   return freq > 0 && due && !config_.model.converters.empty();
 }
 

@@ -50,7 +50,7 @@ class Trainer {
 
     std::size_t total() const { return plan.total() + snapshot + process; }
   };
-  /// By rank. All ranks must call it.
+  /// Returns the memory of every rank, by rank. All ranks must call it.
   std::vector<RankMemory> memory_of_ranks();
   void print_plan(const std::vector<RankMemory>& ranks) const;
   /// Throws Error if a machine or a GPU has less memory than the run needs there, by the plan.

@@ -139,7 +139,7 @@ TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
                            ContainsRegex("rank 3 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
 }
 
-/// As Ctrl-Z and `scontrol suspend` do: no rank waits for another one meanwhile.
+/// Ctrl-Z and `scontrol suspend` stop all ranks at once: no rank waits for another one meanwhile.
 TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
   const Process process(
       scratch_,

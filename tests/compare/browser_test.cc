@@ -170,7 +170,7 @@ TEST_F(Browser, DarkSchemeIsFollowed) {
 
 class RunBrowser : public Browser {
  protected:
-  /// Of a finished run, of one that still goes on, and of one whose numbers and names are long.
+  /// Reports of a finished run, of one that still goes on, and of one whose numbers and names are long.
   std::vector<std::string> pages() {
     const auto growing = write_full_run(scratch_ / "growing", {.steps = 100'000, .last_step = 37});
     const std::string lines = read_text_file(growing / "metrics.jsonl");

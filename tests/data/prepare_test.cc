@@ -212,7 +212,7 @@ TEST(Prepare, TheOutputIsNoPartOfTheInput) {
   fs::remove_all(options.output);
 }
 
-/// As a dataset's shards, if they are given as text.
+/// Such files are a dataset's shards that are given as text.
 TEST(Prepare, ADatasetIsNoText) {
   const Scratch scratch;
   PrepareOptions options = options_for(scratch);

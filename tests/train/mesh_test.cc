@@ -123,7 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class SqnrOnMesh : public ::testing::TestWithParam<MeshCase> {};
 
-// Of all modules, experts and tokens, on whichever ranks they are.
+// The errors count all modules, experts and tokens, on whichever ranks they are.
 TEST_P(SqnrOnMesh, IsThatOfOneRank) {
   const MeshCase& mesh_case = GetParam();
   const std::vector<SiteSqnr> many = train(mesh_case).sqnr, one = train({.name = "one",

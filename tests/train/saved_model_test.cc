@@ -318,7 +318,7 @@ TEST(HfConfigJson, SaysWhyAFormCannotHoldAModel) {
   EXPECT_TRUE(obstacles(softmax, HfForm::kDeepseekV3).empty());
 }
 
-/// As DeepSeek-V2-Lite is published, without the keys that nobody here reads.
+/// The configuration that DeepSeek-V2-Lite is published with, without the keys that nobody here reads.
 TEST(HfConfigJson, ReadsDeepSeekV2Lite) {
   const nlohmann::json published = {{"architectures", {"DeepseekV2ForCausalLM"}},
                                     {"model_type", "deepseek_v2"},

@@ -7,7 +7,7 @@
 
 namespace tessera::cpu {
 
-/// As gemm (ops/gemm.h), but c may be bfloat16 whatever a and b are.
+/// Computes what gemm (ops/gemm.h) does, but c may be bfloat16 whatever a and b are.
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write);
 

@@ -5,8 +5,8 @@
 
 namespace tessera::cpu {
 
-/// Of routed rows and expert weights [num_experts, m, n]; operands as in ops/grouped_gemm.h. kWgradOfColumns: the
-/// operands are transposed, d_y [m, num_rows] and x [n, num_rows].
+/// Multiplies routed rows and expert weights [num_experts, m, n]; operands as in ops/grouped_gemm.h. kWgradOfColumns:
+/// the operands are transposed, d_y [m, num_rows] and x [n, num_rows].
 enum class GroupedKind : std::uint8_t { kForward, kDgrad, kWgrad, kWgradOfColumns };
 
 /// out (of a weight gradient: +=) the product that `kind` says: of x and weights, d_y and weights, or d_y and x.

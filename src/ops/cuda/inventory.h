@@ -34,7 +34,7 @@ Inventory take_inventory();
 
 /// Of the GPU that this process uses. Throws Error where there is none.
 std::string gpu_name();
-/// Of all GPUs that this process sees. Empty where there is none.
+/// Returns the names of all GPUs that this process sees. Empty where there is none.
 std::vector<std::string> gpu_names();
 
 /// Dense bfloat16 TFLOP/s by the vendor's data sheet of a GPU with this name; 0 if it is not known. A PCIe card has
