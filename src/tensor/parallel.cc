@@ -1,9 +1,15 @@
 #include "tensor/parallel.h"
 
+#include <sched.h>
+
 #include <chrono>
+#include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "base/control_groups.h"
 
 namespace tessera {
 namespace {
@@ -28,7 +34,36 @@ void wait_while(const std::atomic<std::uint32_t>& current, State state) {
   current.wait(state, std::memory_order_acquire);
 }
 
-thread_local int most_threads = omp_get_max_threads();
+/// The cores that the calling thread may use.
+cpu_set_t allowed_cores() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  sched_getaffinity(0, sizeof(allowed), &allowed);
+  return allowed;
+}
+
+/// Moves the calling thread away from `core`, if it runs there and may run elsewhere. With three busy threads on two
+/// cores Linux finds two on one core as even as any other way, and leaves them there: a team's threads would share a
+/// core for seconds, and another program would have the other one.
+void leave_core(int core, int team_idx) {
+  if (sched_getcpu() != core) return;
+  const cpu_set_t allowed = allowed_cores();
+  const int others = CPU_COUNT(&allowed) - 1;
+  if (others < 1) return;
+  int skipped = 0;
+  for (int other = 0; other < CPU_SETSIZE; ++other) {
+    if (other == core || !CPU_ISSET(other, &allowed) || skipped++ < (team_idx - 1) % others) continue;
+    cpu_set_t only_that;
+    CPU_ZERO(&only_that);
+    CPU_SET(other, &only_that);
+    sched_setaffinity(0, sizeof(only_that), &only_that);
+    sched_setaffinity(0, sizeof(allowed), &allowed);  // where it goes from there is Linux's choice again
+    return;
+  }
+}
+
+thread_local int most_threads =
+    std::getenv("OMP_NUM_THREADS") == nullptr ? std::min(omp_get_max_threads(), num_cores()) : omp_get_max_threads();
 thread_local int team_idx = 0;
 thread_local bool in_team = false;
 
@@ -42,10 +77,12 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  void post(void (*body)(void*), void* argument) {
+  /// `core`: where the caller runs.
+  void post(void (*body)(void*), void* argument, int core) {
     body_ = body;
     argument_ = argument;
     most_threads_ = most_threads;
+    core_of_caller_ = core;
     set(kPosted);
   }
   /// Takes back what was posted; if the worker has begun, waits for its end.
@@ -67,6 +104,7 @@ class Worker {
       std::uint32_t posted = kPosted;
       if (state_.compare_exchange_strong(posted, kRunning)) {
         most_threads = most_threads_;
+        leave_core(core_of_caller_, idx);
         body_(argument_);
         set(kIdle);
       } else if (posted == kStopped) {
@@ -79,6 +117,7 @@ class Worker {
   void (*body_)(void*) = nullptr;
   void* argument_ = nullptr;
   int most_threads_ = 1;
+  int core_of_caller_ = -1;
   std::thread thread_;  // last: it uses the others
 };
 
@@ -88,6 +127,15 @@ thread_local std::vector<std::unique_ptr<Worker>> team;  // the calling thread's
 
 int num_threads() { return most_threads; }
 
+int num_cores() {
+  static const int cores = [] {
+    const int allowed = omp_get_num_procs();
+    const double share = control_group_limits().cores.value_or(allowed);
+    return std::clamp(static_cast<int>(std::ceil(share)), 1, allowed);
+  }();
+  return cores;
+}
+
 void set_num_threads(int count) { most_threads = std::min(count, omp_get_thread_limit()); }
 
 namespace detail {
@@ -95,7 +143,8 @@ namespace detail {
 void run_team(int size, void (*body)(void*), void* argument) {
   const auto others = static_cast<std::size_t>(size - 1);
   while (team.size() < others) team.push_back(std::make_unique<Worker>(static_cast<int>(team.size()) + 1));
-  for (std::size_t i = 0; i < others; ++i) team[i]->post(body, argument);
+  const int core = sched_getcpu();
+  for (std::size_t i = 0; i < others; ++i) team[i]->post(body, argument, core);
   in_team = true;
   body(argument);
   in_team = false;

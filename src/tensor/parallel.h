@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-/// Number of threads that parallel_for uses at most when the calling thread calls it. At first what OpenMP would use:
-/// OMP_NUM_THREADS, or one per core, no more than OMP_THREAD_LIMIT.
+/// Number of threads that parallel_for uses at most when the calling thread calls it. At first OMP_NUM_THREADS, or
+/// num_cores() where that is not set; no more than OMP_THREAD_LIMIT.
 int num_threads();
 
-/// Cores that this process may use.
-inline int num_cores() { return omp_get_num_procs(); }
+/// Cores that this process may use: those that it may run on, and no more than a container's share of processor time.
+int num_cores();
 
 /// Sets num_threads() of the calling thread, no more than OMP_THREAD_LIMIT.
 void set_num_threads(int count);

@@ -335,6 +335,8 @@ std::optional<std::int64_t> Checkpointer::choose_step() {
     if (asked < 0) return;
     const std::vector<std::int64_t> steps = steps_of_folders(folder_);
     const fs::path path = checkpoint_path(folder_, asked);
+    require(!steps.empty(), "checkpoint.load_step is {}, but '{}' holds no checkpoint: leave the key out to start anew",
+            asked, folder_.string());
     require(fs::exists(path), "there is no checkpoint '{}'; checkpoint.load_step is {}, saved are the steps {}",
             path.string(), asked, fmt::join(steps, ", "));
     if (asked < steps.back()) {

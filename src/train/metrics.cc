@@ -13,7 +13,6 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
-#include "base/progress_bar.h"
 #include "ops/cuda/inventory.h"
 
 namespace tessera {
@@ -61,16 +60,23 @@ std::string format_gib(std::size_t bytes) {
   return fmt::format("{:.2f}GiB", static_cast<double>(bytes) / static_cast<double>(1ULL << 30));
 }
 
+namespace {
+
+/// "step  12": as wide for all steps of a run.
+std::string step_label(std::int64_t step, std::int64_t num_steps) {
+  return fmt::format("step {:>{}}", step, fmt::formatted_size("{}", num_steps));
+}
+
+}  // namespace
+
 std::string step_line(const StepResult& result, const Rates& rates, std::int64_t num_steps) {
   return fmt::format(
-      "step {:>{}}  loss {:7.4f}  norm {:7.4f}  lr {:.2e}  tps {}  {}", result.step,
-      fmt::formatted_size("{}", num_steps), result.loss, result.grad_norm, result.learning_rate,
-      format_thousands(static_cast<std::int64_t>(rates.tokens_per_second)),
+      "{}  loss {:7.4f}  norm {:7.4f}  lr {:.2e}  tps {}  {}", step_label(result.step, num_steps), result.loss,
+      result.grad_norm, result.learning_rate, format_thousands(static_cast<std::int64_t>(rates.tokens_per_second)),
       rates.mfu ? fmt::format("mfu {:.1f}%", 100.0 * *rates.mfu) : fmt::format("tflops {:.2f}", rates.tflops));
 }
 
-MetricsWriter::MetricsWriter(const MetricsOptions& options)
-    : options_(options), terminal_(stderr_is_terminal()), window_begin_(Clock::now()) {
+MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options), window_begin_(Clock::now()) {
   const std::filesystem::path& path = options_.path;
   {
     const std::string kept = earlier_lines(path, options_.first_step);
@@ -81,12 +87,14 @@ MetricsWriter::MetricsWriter(const MetricsOptions& options)
   file_ = std::fopen(path.c_str(), "a");
   require(file_ != nullptr, "cannot open '{}': {}", path.string(), std::strerror(errno));
   if (!options_.tensorboard_folder.empty()) tensorboard_.emplace(options_.tensorboard_folder, options_.first_step);
+  // Elsewhere the lines of the steps show how far the run is.
+  if (stderr_is_terminal()) {
+    const std::int64_t num_steps = options_.num_steps - options_.first_step + 1;
+    progress_.emplace("training", static_cast<std::uint64_t>(num_steps), "steps");
+  }
 }
 
-MetricsWriter::~MetricsWriter() {
-  clear_progress();
-  std::fclose(file_);
-}
+MetricsWriter::~MetricsWriter() { std::fclose(file_); }
 
 void MetricsWriter::append(const std::string& line) {
   const bool written = std::fputs((line + "\n").c_str(), file_) >= 0 && std::fflush(file_) == 0;
@@ -162,7 +170,6 @@ void MetricsWriter::step(const StepResult& result) {
   append(line.dump());
   if (tensorboard_) write_tensorboard(step, result, rates);
 
-  run_time_ += window;
   window_begin_ = result.ended;
   window_tokens_ = window_steps_ = 0;
   window_seconds_ = {};
@@ -207,7 +214,7 @@ void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& resul
 
 void MetricsWriter::validation(std::int64_t step, double loss) {
   clear_progress();
-  spdlog::info("validate step: {}  loss: {:7.4f}", step, loss);
+  spdlog::info("{}  validation loss {:7.4f}", step_label(step, options_.num_steps), loss);
   append(nlohmann::ordered_json{{"step", step}, {"validation_loss", json_number(loss)}}.dump());
   if (tensorboard_) tensorboard_->write(step, {{"validation_metrics/loss", loss}});
 }
@@ -222,25 +229,12 @@ void MetricsWriter::checkpoint(std::int64_t step, double stall_seconds, double s
 }
 
 void MetricsWriter::draw_progress(std::int64_t step, double loss) {
-  if (!terminal_) return;
-  constexpr std::int64_t kWidth = 30;
-  const std::int64_t filled = kWidth * step / options_.num_steps;
-  const std::chrono::duration<double> elapsed = run_time_ + (Clock::now() - window_begin_);
-  const double per_step = elapsed.count() / static_cast<double>(step - options_.first_step + 1);
-  // A terminal that has been closed is no reason to stop, as it would be for fmt::print.
-  std::fputs(fmt::format("\r\033[K[{:#<{}}{:.<{}}] {}/{}  loss {:.4f}  {:.2f} s/step  ETA {}", "", filled, "",
-                         kWidth - filled, step, options_.num_steps, loss, per_step,
-                         format_duration(per_step * static_cast<double>(options_.num_steps - step)))
-                 .c_str(),
-             stderr);
-  std::fflush(stderr);
-  progress_drawn_ = true;
+  if (!progress_) return;
+  progress_->set(static_cast<std::uint64_t>(step - options_.first_step + 1), fmt::format("loss {:.4f}", loss));
 }
 
 void MetricsWriter::clear_progress() {
-  if (!progress_drawn_) return;
-  std::fputs("\r\033[K", stderr);
-  progress_drawn_ = false;
+  if (progress_) progress_->clear();
 }
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/progress_bar.h"
 #include "train/tensorboard.h"
 #include "train/training_step.h"
 
@@ -79,9 +80,9 @@ class MetricsWriter {
   MetricsOptions options_;
   std::FILE* file_ = nullptr;
   std::optional<TensorBoardWriter> tensorboard_;
-  bool terminal_, progress_drawn_ = false, told_memory_ = false;
+  std::optional<ProgressBar> progress_;  // on a terminal
+  bool told_memory_ = false;
   Clock::time_point window_begin_, paused_at_;
-  Clock::duration run_time_{};  // of all closed windows
   std::int64_t window_tokens_ = 0, window_steps_ = 0;
   std::size_t peak_resident_bytes_ = 0;
   PhaseSeconds window_seconds_;

@@ -1,5 +1,7 @@
 #include "train/rank_setup.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -8,10 +10,32 @@
 #include "tensor/parallel.h"
 
 namespace tessera {
+namespace {
+
+/// Threads that share a core wait for each other at the end of every parallel loop.
+void warn_of_too_many_threads(std::int64_t num_threads, const Ranks& ranks) {
+  if (ranks.rank_on_node() != 0) return;
+  // A launcher may give each rank cores of its own: then a rank's own cores say nothing of the others'.
+  const std::int64_t of_machine = sysconf(_SC_NPROCESSORS_ONLN), on_node = ranks.num_on_node();
+  if (num_threads > num_cores()) {
+    spdlog::warn(
+        "training.num_threads = {} is more than the {} core{} that a rank may use here: expect a slow run, or "
+        "set it to 0, which chooses",
+        num_threads, num_cores(), num_cores() == 1 ? "" : "s");
+  } else if (num_threads * on_node > of_machine) {
+    spdlog::warn(
+        "{} ranks with training.num_threads = {} are {} threads on a machine of {} cores: expect a slow run, or "
+        "set it to 0, which chooses",
+        on_node, num_threads, num_threads * on_node, of_machine);
+  }
+}
+
+}  // namespace
 
 void set_threads(const JobConfig& config, const Ranks& ranks) {
   if (config.training.num_threads > 0) {
     set_num_threads(static_cast<int>(config.training.num_threads));
+    warn_of_too_many_threads(config.training.num_threads, ranks);
   } else if (ranks.size() > 1) {
     set_num_threads(std::max(1, num_cores() / ranks.num_on_node()));
   }

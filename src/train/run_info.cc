@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/control_groups.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -93,29 +94,8 @@ std::string processor_name() {
 
 std::size_t machine_memory_bytes() {
   const auto pages = static_cast<std::size_t>(sysconf(_SC_PHYS_PAGES));
-  return std::min(pages * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE)),
-                  memory_limit_of_groups("/proc/self/cgroup", "/sys/fs/cgroup"));
-}
-
-std::size_t memory_limit_of_groups(const fs::path& groups, const fs::path& root) {
-  std::size_t least = std::numeric_limits<std::size_t>::max();
-  std::ifstream file(groups);  // lines of number:controllers:path
-  for (std::string line; std::getline(file, line);) {
-    const std::size_t name = line.find(':'), path = line.find(':', name + 1);
-    if (name == std::string::npos || path == std::string::npos) continue;
-    const std::string controllers = line.substr(name + 1, path - name - 1);
-    const bool is_version_2 = controllers.empty();
-    if (!is_version_2 && controllers != "memory") continue;
-    const fs::path mounted = is_version_2 ? root : root / "memory";
-    const char* limit_file = is_version_2 ? "memory.max" : "memory.limit_in_bytes";
-    for (fs::path group = line.substr(path + 1);; group = group.parent_path()) {
-      std::size_t limit = 0;  // "max" is no number
-      if (std::ifstream(mounted / group.relative_path() / limit_file) >> limit && limit > 0)
-        least = std::min(least, limit);
-      if (!group.has_relative_path()) break;
-    }
-  }
-  return least;
+  const std::size_t memory = pages * static_cast<std::size_t>(sysconf(_SC_PAGE_SIZE));
+  return std::min(memory, control_group_limits().memory_bytes.value_or(memory));
 }
 
 std::map<std::string, std::string> config_values(JobConfig config) {

@@ -25,9 +25,6 @@ namespace tessera {
 std::string processor_name();
 /// Of the whole machine, or as much of it as the process may take where it runs (a job of Slurm, a container).
 std::size_t machine_memory_bytes();
-/// The least limit of the control groups that a file like /proc/self/cgroup names, and of those that they are within,
-/// of the hierarchies (versions 2 and 1) mounted at `root`; the largest number if there is none.
-std::size_t memory_limit_of_groups(const std::filesystem::path& groups, const std::filesystem::path& root);
 
 /// Every key of the configuration and its value, as TOML.
 std::map<std::string, std::string> config_values(JobConfig config);

@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "ops/cuda/inventory.h"
 #include "tensor/cuda.h"
+#include "tensor/parallel.h"
 #include "tests/app/process.h"
 #include "tests/data/support.h"
 #include "tests/data/tokenizer_json_support.h"
@@ -280,7 +281,7 @@ TEST_F(Cli, BadInputExitsWithTwoAndLeavesNothing) {
   refused({"--training.steps=0"}, {"training.steps is 0"});
   refused({"--training.dataset_path=/nonexistent"}, {"/nonexistent"});
   refused({"--model.args.vocab_size=100"}, {"100"});
-  refused({"--checkpoint.load_step=7"}, {"step-7"});
+  refused({"--checkpoint.load_step=7"}, {"load_step is 7", "holds no checkpoint"});
   refused({"stray"}, {"stray"});
   EXPECT_EQ(run({"train", "/nonexistent.toml"}).status, 2);
 }
@@ -404,6 +405,15 @@ TEST_F(Cli, TheLossIsTheSameWhateverOpenMpIsTold) {
       EXPECT_EQ(losses(more, {"OMP_NUM_THREADS=8", "OMP_MAX_ACTIVE_LEVELS=0"}), expected);
     }
   }
+}
+
+TEST_F(Cli, MoreThreadsThanCoresAreWarnedOf) {
+  const auto too_many = fmt::format("--training.num_threads={}", num_cores() + 1);
+  const Finished finished = run(train_arguments({too_many}));
+  EXPECT_EQ(finished.status, 0);
+  EXPECT_THAT(finished.output, HasSubstr(fmt::format("= {} is more than the {} core", num_cores() + 1, num_cores())));
+  EXPECT_THAT(run(train_arguments({"--training.num_threads=1", "--job.overwrite"})).output,
+              Not(HasSubstr("is more than the")));
 }
 
 TEST_F(Cli, MessagesDoNotGoIntoFilesWhereStandardOnesAreClosed) {

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "tests/data/support.h"
@@ -63,26 +62,6 @@ TEST(RunInfo, DocumentsEndWithTheTokenizersEos) {
 }
 
 /// What a job or a container may take, in both versions of control groups: its own limit, or one above it.
-TEST(RunInfo, MemoryLimitsOfControlGroups) {
-  const Scratch scratch;
-  const auto limit_of = [&](const std::string& groups) {
-    return memory_limit_of_groups(data::write_file(scratch / "groups", groups), scratch / "mounted");
-  };
-  const std::size_t none = std::numeric_limits<std::size_t>::max();
-  EXPECT_EQ(limit_of("0::/job/step\n"), none);
-  data::write_file(scratch / "mounted/job/step/memory.max", "max\n");
-  EXPECT_EQ(limit_of("0::/job/step\n"), none);
-  data::write_file(scratch / "mounted/job/memory.max", "5000000000\n");
-  EXPECT_EQ(limit_of("0::/job/step\n"), 5000000000u);
-  EXPECT_EQ(limit_of("0::/other\n"), none);
-  data::write_file(scratch / "mounted/memory.max", "6000000000\n");
-  EXPECT_EQ(limit_of("0::/other\n"), 6000000000u);
-  data::write_file(scratch / "mounted/memory/old/memory.limit_in_bytes", "4000\n");
-  EXPECT_EQ(limit_of("3:cpu:/old\n2:memory:/old\n0::/\n"), 4000u);
-  EXPECT_EQ(limit_of("no such line\n"), none);
-  EXPECT_EQ(memory_limit_of_groups(scratch / "absent", scratch / "mounted"), none);
-}
-
 /// The data is known by what it is, not by where it is.
 TEST(RunInfo, DataIsItsTokens) {
   const Scratch scratch;
