@@ -47,7 +47,7 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
   Progress start(nullptr, timeout);
   start.set_way_out([](const std::exception& error) {
     spdlog::error("{}", error.what());
-    std::_Exit(1);
+    std::_Exit(static_cast<int>(exit_status_of(error)));
   });
   std::optional<Progress::Watched> watched(std::in_place, start, "the start of MPI on all ranks");
   const MpiRuntime runtime;
@@ -60,8 +60,8 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     spdlog::set_pattern(fmt::format("[%H:%M:%S] %^%l%$ [rank {} on {}] %v", ranks.rank(), host_name()));
   }
   const auto end = [&](const std::exception& error) {
-    const bool is_of_ranks = dynamic_cast<const RankFailure*>(&error) != nullptr;
-    const int status = dynamic_cast<const Error*>(&error) != nullptr && !is_of_ranks ? 2 : 1;
+    const ExitStatus status = exit_status_of(error);
+    const bool is_of_ranks = status == ExitStatus::kRankFailed;
     // What all ranks see is told once, on the first node; of the ranks that wait for others every node knows its own.
     if (!is_of_ranks && !ranks.on_first_node()) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (ranks.may_report()) {
@@ -70,8 +70,8 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     } else {
       std::this_thread::sleep_for(std::chrono::seconds(2));  // the one that tells ends this rank
     }
-    world.abort(status);
-    return status;
+    world.abort(static_cast<int>(status));
+    return static_cast<int>(status);
   };
   ranks.set_way_out([end](const std::exception& error) { end(error); });
   try {

@@ -11,7 +11,7 @@
 #include <exception>
 #include <vector>
 
-#include "base/error.h"
+#include "comm/progress.h"
 #include "tensor/arena.h"
 
 namespace tessera {
@@ -28,15 +28,19 @@ std::string text_of(int code) {
   return {text.data(), static_cast<std::size_t>(length)};
 }
 
-/// TESSERA_MPI(call, "format of what it does", values...): throws Error if MPI returns a code, which it does for every
-/// group.
-#define TESSERA_MPI(call, ...)                                                                                 \
-  do {                                                                                                         \
-    if (const int mpi_code = (call); mpi_code != MPI_SUCCESS) [[unlikely]]                                     \
-      fail(                                                                                                    \
-          "{} failed; MPI says: {}. Another rank may have died, or the network between them may have failed: " \
-          "see what mpirun (or srun) and the other ranks say",                                                 \
-          fmt::format(__VA_ARGS__), text_of(mpi_code));                                                        \
+[[noreturn]] void mpi_failed(const std::string& what, int code) {
+  throw RankFailure(
+      fmt::format("{} failed; MPI says: {}. Another rank may have died, or the network between them may have failed: "
+                  "see what mpirun (or srun) and the other ranks say",
+                  what, text_of(code)));
+}
+
+/// TESSERA_MPI(call, "format of what it does", values...): throws RankFailure if MPI returns a code, which it does for
+/// every group.
+#define TESSERA_MPI(call, ...)                                             \
+  do {                                                                     \
+    if (const int mpi_code = (call); mpi_code != MPI_SUCCESS) [[unlikely]] \
+      mpi_failed(fmt::format(__VA_ARGS__), mpi_code);                      \
   } while (false)
 
 /// The folder that Open MPI takes for windows unless it is told of another one.

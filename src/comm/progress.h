@@ -21,7 +21,7 @@ namespace tessera {
 /// Another rank has died, or did not come within the timeout.
 class RankFailure : public Error {
  public:
-  using Error::Error;
+  explicit RankFailure(const std::string& message) : Error(message, ExitStatus::kRankFailed) {}
 };
 
 /// A started operation.
