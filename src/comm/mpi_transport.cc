@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -209,6 +210,17 @@ bool launched_by_mpi() {
   // PMIx clients are told their rank by it (srun --mpi=pmix), tasks of Slurm's mpi/pmi2 plugin by the other, which it
   // does not set for batch scripts. SLURM_PROCID and SLURM_MPI_TYPE say nothing: shells have them too.
   return is_set("PMIX_RANK") || is_set("PMI_RANK");
+}
+
+std::optional<int> launched_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    const char* value = std::getenv(name);
+    int rank = -1;
+    if (value == nullptr) continue;
+    std::from_chars(value, value + std::strlen(value), rank);
+    if (rank >= 0) return rank;
+  }
+  return std::nullopt;
 }
 
 MpiRuntime::MpiRuntime() {
