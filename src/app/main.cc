@@ -1,12 +1,10 @@
-// The command line. Exit status: 0 done, 1 a bug or a failure of the machine, 2 input that cannot work,
-// 130/143/129/138 stopped by SIGINT/SIGTERM/SIGHUP/SIGUSR1 after saving.
+// The command line. Its exit statuses are those of base/exit_status.h.
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstdio>
-#include <filesystem>
 #include <iostream>
 
 #include "app/arguments.h"
@@ -63,16 +61,12 @@ int main(int argc, char** argv) {
     tessera::require(std::cout.good() && std::ferror(stdout) == 0,
                      "the standard output cannot be written to its end: is its disk full?");
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  } catch (const tessera::Error& error) {
-    spdlog::error("{}", error.what());
-    return 2;
-  } catch (const std::filesystem::filesystem_error& error) {
-    spdlog::error("{}", error.what());
-    return 2;
+    return static_cast<int>(app.exit(error) == 0 ? tessera::ExitStatus::kDone : tessera::ExitStatus::kWrongInput);
   } catch (const std::exception& error) {
-    spdlog::critical("{}", error.what());
-    return 1;
+    const tessera::ExitStatus failed = tessera::exit_status_of(error);
+    const bool is_bug = failed == tessera::ExitStatus::kProgramError;
+    spdlog::log(is_bug ? spdlog::level::critical : spdlog::level::err, "{}", error.what());
+    return static_cast<int>(failed);
   }
   return status;
 }

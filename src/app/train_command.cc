@@ -92,7 +92,7 @@ void print_keys() {
   }
 }
 
-int status_of(int signal) { return signal == 0 ? 0 : 128 + signal; }
+int status_of(int signal) { return signal == 0 ? 0 : static_cast<int>(ExitStatus::kSignal) + signal; }
 
 }  // namespace
 

@@ -1,6 +1,6 @@
 // Errors. Two kinds, because they ask for different things of whoever sees them:
 //  * Error: the input (a config, a file, an argument, the machine) cannot work. Its message says what was given,
-//    what was expected and where. The command line prints it and exits with status 2.
+//    what was expected and where. The command line prints it and exits with status 2, unless the error has another one.
 //  * InternalError: a broken promise between two parts of Tessera, thrown by TESSERA_CHECK. Exit status 1.
 #pragma once
 
@@ -9,17 +9,29 @@
 #include <stdexcept>
 #include <string>
 
+#include "base/exit_status.h"
+
 namespace tessera {
 
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(const std::string& message, ExitStatus status = ExitStatus::kWrongInput)
+      : std::runtime_error(message), status_(status) {}
+
+  /// The exit status of a program that this error ends.
+  ExitStatus status() const { return status_; }
+
+ private:
+  ExitStatus status_;
 };
 
 class InternalError : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };
+
+/// The exit status of a program that an exception ends: that of an Error, 2 for std::filesystem_error, otherwise 1.
+ExitStatus exit_status_of(const std::exception& error);
 
 /// Throws Error with a formatted message.
 template <typename... Args>

@@ -7,6 +7,8 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -16,8 +18,20 @@
 namespace tessera {
 namespace {
 
-[[noreturn]] void fail_system(const char* action, const std::filesystem::path& path) {
-  fail("cannot {} '{}': {}", action, path.string(), std::strerror(errno));
+/// Whether the system's reason for a failure is that storage is full or broken, not what it was asked for.
+bool is_of_storage(int reason) {
+  constexpr std::array kReasons = {ENOSPC, EDQUOT, EFBIG,     EIO,       ESTALE,  EROFS,
+                                   ENODEV, ENXIO,  ETIMEDOUT, EREMOTEIO, ENOTCONN};
+  return std::ranges::find(kReasons, reason) != kReasons.end();
+}
+
+[[noreturn]] void fail_system(const std::string& what, int reason) {
+  throw Error(fmt::format("cannot {}: {}", what, std::strerror(reason)),
+              is_of_storage(reason) ? ExitStatus::kStorageFailed : ExitStatus::kWrongInput);
+}
+
+[[noreturn]] void fail_system(const char* action, const std::filesystem::path& path, int reason = errno) {
+  fail_system(fmt::format("{} '{}'", action, path.string()), reason);
 }
 
 void write_fully(int descriptor, std::span<const std::byte> bytes, std::uint64_t offset,
@@ -60,12 +74,11 @@ MappedFile::MappedFile(const std::filesystem::path& path) : path_(path) {
   }
   size_ = static_cast<std::size_t>(status.st_size);
   if (size_ > 0) {
-    void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
+    void* address = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, descriptor, 0);
     if (address == MAP_FAILED) {
       const int reason = errno;
       ::close(descriptor);
-      errno = reason;
-      fail_system("map", path);
+      fail_system("map", path, reason);
     }
     data_ = static_cast<const std::byte*>(address);
   }
@@ -122,8 +135,7 @@ void AtomicFile::commit() {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
     const int reason = errno;
     ::unlink(temporary_.c_str());
-    errno = reason;
-    fail_system("rename", temporary_);
+    fail_system("rename", temporary_, reason);
   }
   sync_directory(path_.parent_path());
 }
@@ -132,9 +144,9 @@ void sync_directory(const std::filesystem::path& directory) {
   const std::filesystem::path path = directory.empty() ? "." : directory;
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) fail_system("open", path);
-  const int result = ::fsync(descriptor);
+  const int reason = ::fsync(descriptor) == 0 ? 0 : errno;
   ::close(descriptor);
-  if (result != 0) fail_system("flush", path);
+  if (reason != 0) fail_system("flush", path, reason);
 }
 
 void create_folder(const std::filesystem::path& folder) {
@@ -142,7 +154,7 @@ void create_folder(const std::filesystem::path& folder) {
   require(!std::filesystem::is_regular_file(folder, error),
           "'{}' is a file; expected a folder, or a name for a new one", folder.string());
   std::filesystem::create_directories(folder, error);
-  require(!error, "cannot create the folder '{}': {}", folder.string(), error.message());
+  if (error) fail_system("create the folder", folder, error.value());
 }
 
 void replace_folder(const std::filesystem::path& whole, const std::filesystem::path& target) {
@@ -150,12 +162,12 @@ void replace_folder(const std::filesystem::path& whole, const std::filesystem::p
   const auto rename = [](const fs::path& from, const fs::path& to) {
     std::error_code error;
     fs::rename(from, to, error);
-    require(!error, "cannot rename '{}' to '{}': {}", from.string(), to.string(), error.message());
+    if (error) fail_system(fmt::format("rename '{}' to '{}'", from.string(), to.string()), error.value());
   };
   const auto remove = [](const fs::path& path) {
     std::error_code error;
     fs::remove_all(path, error);
-    require(!error, "cannot delete '{}': {}", path.string(), error.message());
+    if (error) fail_system("delete", path, error.value());
   };
   // The two change places in one step.
   if (::renameat2(AT_FDCWD, whole.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {

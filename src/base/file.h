@@ -1,5 +1,6 @@
 // Files: whole-file reads, read-only memory maps, and files that appear complete or not at all.
-// Every failure is an Error with the path and the system's reason.
+// Every failure is an Error with the path and the system's reason; where storage is full or broken, the program ends
+// with ExitStatus::kStorageFailed.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,8 @@ class Checksum {
 
 std::string read_text_file(const std::filesystem::path& path);
 
-/// A read-only memory map of a whole file. Empty files map to an empty span.
+/// A read-only memory map of a whole file, which shows what other processes write into it meanwhile. Empty files map to
+/// an empty span.
 class MappedFile {
  public:
   MappedFile() = default;

@@ -66,8 +66,8 @@ FileLock::FileLock(std::filesystem::path path, const std::string& what, const Op
       break;
     case Outcome::kHeldByOther: {
       const Holder holder = read_holder(descriptor_);
+      ::close(descriptor_);
       if (!options.takes_over || !options.takes_over(holder.owner)) {
-        ::close(descriptor_);
         fail("{} is in use: {} holds '{}'; wait for it to end, or stop it", what, holder.describe(), path_.string());
       }
       spdlog::warn("{} is taken over from {}", what, holder.describe());
@@ -98,7 +98,6 @@ FileLock::Outcome FileLock::try_lock() {
 
 void FileLock::replace_file() {
   const std::filesystem::path own = fmt::format("{}.{}", path_.string(), ::getpid());
-  ::close(descriptor_);
   descriptor_ = open_file(own);
   const bool replaced = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 && ::rename(own.c_str(), path_.c_str()) == 0;
   require(replaced, "cannot take over '{}': {}", path_.string(), std::strerror(errno));

@@ -17,7 +17,8 @@ class FileLock {
     AtEnd at_end = AtEnd::kKeepFile;
     /// What the program that holds the lock does, for messages: "run 4711, attempt 1". Its process is added.
     std::string owner = {};
-    /// Whether to take the lock from a holder that is still there, given what it has as `owner`. Null: never.
+    /// Whether to take the lock from a holder that is still there, given what it has as `owner`. Null: never. What it
+    /// throws, the constructor throws.
     std::function<bool(const std::string& owner)> takes_over = {};
   };
 

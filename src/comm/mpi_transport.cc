@@ -6,12 +6,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <vector>
 
-#include "base/error.h"
+#include "comm/progress.h"
 #include "tensor/arena.h"
 
 namespace tessera {
@@ -28,15 +29,19 @@ std::string text_of(int code) {
   return {text.data(), static_cast<std::size_t>(length)};
 }
 
-/// TESSERA_MPI(call, "format of what it does", values...): throws Error if MPI returns a code, which it does for every
-/// group.
-#define TESSERA_MPI(call, ...)                                                                                 \
-  do {                                                                                                         \
-    if (const int mpi_code = (call); mpi_code != MPI_SUCCESS) [[unlikely]]                                     \
-      fail(                                                                                                    \
-          "{} failed; MPI says: {}. Another rank may have died, or the network between them may have failed: " \
-          "see what mpirun (or srun) and the other ranks say",                                                 \
-          fmt::format(__VA_ARGS__), text_of(mpi_code));                                                        \
+[[noreturn]] void mpi_failed(const std::string& what, int code) {
+  throw RankFailure(
+      fmt::format("{} failed; MPI says: {}. Another rank may have died, or the network between them may have failed: "
+                  "see what mpirun (or srun) and the other ranks say",
+                  what, text_of(code)));
+}
+
+/// TESSERA_MPI(call, "format of what it does", values...): throws RankFailure if MPI returns a code, which it does for
+/// every group.
+#define TESSERA_MPI(call, ...)                                             \
+  do {                                                                     \
+    if (const int mpi_code = (call); mpi_code != MPI_SUCCESS) [[unlikely]] \
+      mpi_failed(fmt::format(__VA_ARGS__), mpi_code);                      \
   } while (false)
 
 /// The folder that Open MPI takes for windows unless it is told of another one.
@@ -205,6 +210,17 @@ bool launched_by_mpi() {
   // PMIx clients are told their rank by it (srun --mpi=pmix), tasks of Slurm's mpi/pmi2 plugin by the other, which it
   // does not set for batch scripts. SLURM_PROCID and SLURM_MPI_TYPE say nothing: shells have them too.
   return is_set("PMIX_RANK") || is_set("PMI_RANK");
+}
+
+std::optional<int> launched_rank() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
+    const char* value = std::getenv(name);
+    int rank = -1;
+    if (value == nullptr) continue;
+    std::from_chars(value, value + std::strlen(value), rank);
+    if (rank >= 0) return rank;
+  }
+  return std::nullopt;
 }
 
 MpiRuntime::MpiRuntime() {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "comm/planned_transport.h"
 #include "tensor/arena.h"
@@ -32,22 +33,48 @@ std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw()); 
 /// Messages that are all under way.
 class Messages {
  public:
-  void add(std::unique_ptr<Request> request) { requests_.push_back(std::move(request)); }
+  explicit Messages(Transport& transport) : transport_(&transport) {}
+
+  void send(const std::byte* data, std::size_t num_bytes, int to, int tag) {
+    under_way_.push_back({transport_->send(data, num_bytes, to, tag), to, true});
+  }
+  void receive(std::byte* data, std::size_t num_bytes, int from, int tag) {
+    under_way_.push_back({transport_->receive(data, num_bytes, from, tag), from, false});
+  }
+  /// The same bytes to all other ranks.
+  void send_to_others(const std::byte* data, std::size_t num_bytes, int tag) {
+    for (int peer = 0; peer < transport_->size(); ++peer) {
+      if (peer != transport_->rank() && num_bytes > 0) send(data, num_bytes, peer, tag);
+    }
+  }
   bool test() {
-    std::erase_if(requests_, [](const auto& request) { return request->test(); });
-    return requests_.empty();
+    std::erase_if(under_way_, [](const Message& message) { return message.request->test(); });
+    return under_way_.empty();
+  }
+  /// As Operation's.
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const {
+    for (const Message& message : under_way_) (message.is_sent ? receivers : senders).push_back(message.peer);
   }
 
  private:
-  std::vector<std::unique_ptr<Request>> requests_;
+  struct Message {
+    std::unique_ptr<Request> request;
+    int peer;
+    bool is_sent;
+  };
+  Transport* transport_;
+  std::vector<Message> under_way_;
 };
 
 /// An operation that is nothing but messages.
 class Exchange : public Operation {
  public:
-  using Operation::Operation;
+  Exchange(std::string name, Transport& transport) : Operation(std::move(name)), messages(transport) {}
   Messages messages;
   bool advance() override { return messages.test(); }
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
+    messages.find_missing(senders, receivers);
+  }
 };
 
 /// out (= or +=) the sum of parts[r] over r, in this order.
@@ -91,7 +118,9 @@ class RangeSum {
         ranges_(std::move(ranges)),
         write_(write),
         out_(out),
-        add_(add_parts_of(dtype)) {
+        add_(add_parts_of(dtype)),
+        slots_{Slot{{}, Messages(transport)}, Slot{{}, Messages(transport)}},
+        sends_(transport) {
     std::size_t longest = 0;
     for (const Range& range : ranges_) longest = std::max(longest, range.size());
     num_pieces_ = (longest + kPieceBytes - 1) / kPieceBytes;
@@ -110,6 +139,11 @@ class RangeSum {
       if (next_ + slots_.size() < num_pieces_) start(next_ + slots_.size());
     }
     return sends_.test();
+  }
+
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const {
+    for (const Slot& slot : slots_) slot.receives.find_missing(senders, receivers);
+    sends_.find_missing(senders, receivers);
   }
 
  private:
@@ -132,8 +166,8 @@ class RangeSum {
       if (rank == own_rank) continue;
       const Range theirs = piece_of(rank, piece);
       const int peer = static_cast<int>(rank);
-      if (own > 0) slot.receives.add(transport_.receive(slot.received.data() + rank * own_piece_, own, peer, tag_));
-      if (theirs.size() > 0) sends_.add(transport_.send(in_ + theirs.begin, theirs.size(), peer, tag_));
+      if (own > 0) slot.receives.receive(slot.received.data() + rank * own_piece_, own, peer, tag_);
+      if (theirs.size() > 0) sends_.send(in_ + theirs.begin, theirs.size(), peer, tag_);
     }
   }
 
@@ -164,16 +198,13 @@ class ReduceScatter : public Operation {
  public:
   ReduceScatter(std::string name, RangeSum sum) : Operation(std::move(name)), sum_(std::move(sum)) {}
   bool advance() override { return sum_.advance(); }
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
+    sum_.find_missing(senders, receivers);
+  }
 
  private:
   RangeSum sum_;
 };
-
-void send_to_others(Transport& transport, const std::byte* data, std::size_t num_bytes, int tag, Messages& messages) {
-  for (int peer = 0; peer < transport.size(); ++peer) {
-    if (peer != transport.rank() && num_bytes > 0) messages.add(transport.send(data, num_bytes, peer, tag));
-  }
-}
 
 /// Sums of ranges, then the ranges to all.
 class AllReduce : public Operation {
@@ -186,21 +217,26 @@ class AllReduce : public Operation {
         x_(x),
         ranges_(ranges),
         sum_(transport, tag, x, ranges, dtype, Write::kAssign,
-             x + ranges[static_cast<std::size_t>(transport.rank())].begin) {}
+             x + ranges[static_cast<std::size_t>(transport.rank())].begin),
+        messages_(transport) {}
 
   bool advance() override {
     if (!summed_) {
       if (!sum_.advance()) return false;
       summed_ = true;
       const Range own = ranges_[static_cast<std::size_t>(transport_.rank())];
-      send_to_others(transport_, x_ + own.begin, own.size(), tag_, messages_);
+      messages_.send_to_others(x_ + own.begin, own.size(), tag_);
       for (int peer = 0; peer < transport_.size(); ++peer) {
         const Range theirs = ranges_[static_cast<std::size_t>(peer)];
         if (peer == transport_.rank() || theirs.size() == 0) continue;
-        messages_.add(transport_.receive(x_ + theirs.begin, theirs.size(), peer, tag_));
+        messages_.receive(x_ + theirs.begin, theirs.size(), peer, tag_);
       }
     }
     return messages_.test();
+  }
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
+    if (!summed_) return sum_.find_missing(senders, receivers);
+    messages_.find_missing(senders, receivers);
   }
 
  private:
@@ -217,7 +253,7 @@ class AllReduce : public Operation {
 class SmallAllReduce : public Operation {
  public:
   SmallAllReduce(std::string name, Transport& transport, int tag, std::byte* x, std::size_t num_bytes, DType dtype)
-      : Operation(std::move(name)), x_(x), num_bytes_(num_bytes), add_(add_parts_of(dtype)) {
+      : Operation(std::move(name)), x_(x), num_bytes_(num_bytes), add_(add_parts_of(dtype)), messages_(transport) {
     const auto size = static_cast<std::size_t>(transport.size());
     all_.resize(size * num_bytes);
     for (std::size_t rank = 0; rank < size; ++rank) {
@@ -225,9 +261,9 @@ class SmallAllReduce : public Operation {
       const int peer = static_cast<int>(rank);
       if (peer == transport.rank()) {
         std::memcpy(part, x, num_bytes);
-        send_to_others(transport, part, num_bytes, tag, messages_);
+        messages_.send_to_others(part, num_bytes, tag);
       } else {
-        messages_.add(transport.receive(part, num_bytes, peer, tag));
+        messages_.receive(part, num_bytes, peer, tag);
       }
       parts_.push_back(part);
     }
@@ -237,6 +273,9 @@ class SmallAllReduce : public Operation {
     if (!messages_.test()) return false;
     add_(parts_, num_bytes_, Write::kAssign, x_);
     return true;
+  }
+  void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const override {
+    messages_.find_missing(senders, receivers);
   }
 
  private:
@@ -297,7 +336,16 @@ void Work::wait() {
 }
 
 ProcessGroup::ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis)
-    : transport_(std::move(transport)), progress_(&progress), axis_(std::move(axis)) {}
+    : ProcessGroup(std::move(transport), progress, std::move(axis), 1) {
+  std::vector<int> ranks(static_cast<std::size_t>(size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  world_ranks_ = std::make_shared<const std::vector<int>>(std::move(ranks));
+}
+
+ProcessGroup::ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis, std::uint64_t id)
+    : transport_(std::move(transport)), progress_(&progress), axis_(std::move(axis)), id_(id) {
+  if (size() > 1) flight_group_ = progress.recorder().add_group(id_, axis_, rank(), size());
+}
 
 ProcessGroup ProcessGroup::planned(int rank, int size, std::string axis) {
   ProcessGroup group;
@@ -312,8 +360,17 @@ std::string ProcessGroup::title(std::string_view operation, std::string_view nam
 
 int ProcessGroup::next_tag() { return std::exchange(num_collectives_, (num_collectives_ + 1) % kFirstUserTag); }
 
-Work ProcessGroup::start(std::shared_ptr<Operation> operation) {
+std::uint64_t ProcessGroup::record(const FlightRecorder::NewEvent& event) const {
+  return progress_ == nullptr ? 0 : progress_->recorder().begin(flight_group_, event);
+}
+
+int ProcessGroup::world_rank(int rank) const {
+  return world_ranks_ == nullptr ? -1 : (*world_ranks_)[static_cast<std::size_t>(rank)];
+}
+
+Work ProcessGroup::start(std::shared_ptr<Operation> operation, const FlightRecorder::NewEvent& event) {
   TESSERA_CHECK(progress_ != nullptr, "{} of ranks that are planned only", operation->name());
+  operation->set_identity(world_ranks_, record(event));
   progress_->start(operation);
   return {*progress_, std::move(operation)};
 }
@@ -367,46 +424,59 @@ Work ProcessGroup::all_gather(const Tensor& in, const Tensor& out, std::string_v
   TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() &&
                     out.num_elements() == in.num_elements() * size(),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
-  if (on_gpu(in)) return work_of(gpu_->all_gather(in, out, title("all-gather", name)));
+  if (on_gpu(in)) {
+    record({.kind = FlightKind::kAllGather, .bytes = in.num_bytes(), .on_gpu = true});
+    return work_of(gpu_->all_gather(in, out, title("all-gather", name)));
+  }
   const std::size_t part = in.num_bytes();
   copy(bytes_of(in), part, bytes_of(out) + static_cast<std::size_t>(rank()) * part);
   if (size() == 1) return {};
-  auto exchange = std::make_shared<Exchange>(title("all-gather", name));
+  auto exchange = std::make_shared<Exchange>(title("all-gather", name), *transport_);
   const int tag = next_tag();
-  send_to_others(*transport_, bytes_of(in), part, tag, exchange->messages);
+  exchange->messages.send_to_others(bytes_of(in), part, tag);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank() || part == 0) continue;
-    exchange->messages.add(transport_->receive(bytes_of(out) + static_cast<std::size_t>(peer) * part, part, peer, tag));
+    exchange->messages.receive(bytes_of(out) + static_cast<std::size_t>(peer) * part, part, peer, tag);
   }
-  return start(std::move(exchange));
+  return start(std::move(exchange), {.kind = FlightKind::kAllGather, .bytes = part});
 }
 
 Work ProcessGroup::reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name) {
   TESSERA_CHECK(in.is_contiguous() && out.is_contiguous() && in.dtype() == out.dtype() &&
                     in.num_elements() == out.num_elements() * size(),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
-  if (on_gpu(in)) return work_of(gpu_->reduce_scatter(in, out, write, title("reduce-scatter", name)));
+  if (on_gpu(in)) {
+    record({.kind = FlightKind::kReduceScatter, .bytes = in.num_bytes(), .on_gpu = true});
+    return work_of(gpu_->reduce_scatter(in, out, write, title("reduce-scatter", name)));
+  }
   if (size() == 1) {
     const std::byte* part = bytes_of(in);
     add_parts_of(in.dtype())(std::span(&part, 1), in.num_bytes(), write, bytes_of(out));
     return {};
   }
-  return start(std::make_shared<ReduceScatter>(
-      title("reduce-scatter", name),
-      RangeSum(*transport_, next_tag(), bytes_of(in), even_ranges(in.num_elements(), size_of(in.dtype()), size()),
-               in.dtype(), write, bytes_of(out))));
+  return start(std::make_shared<ReduceScatter>(title("reduce-scatter", name),
+                                               RangeSum(*transport_, next_tag(), bytes_of(in),
+                                                        even_ranges(in.num_elements(), size_of(in.dtype()), size()),
+                                                        in.dtype(), write, bytes_of(out))),
+               {.kind = FlightKind::kReduceScatter, .bytes = in.num_bytes()});
 }
 
 Work ProcessGroup::all_reduce(const Tensor& x, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous());
   if (size() == 1 || x.num_bytes() == 0) return {};
-  if (on_gpu(x)) return work_of(gpu_->all_reduce(x, title("all-reduce", name)));
+  if (on_gpu(x)) {
+    record({.kind = FlightKind::kAllReduce, .bytes = x.num_bytes(), .on_gpu = true});
+    return work_of(gpu_->all_reduce(x, title("all-reduce", name)));
+  }
+  const FlightRecorder::NewEvent event{.kind = FlightKind::kAllReduce, .bytes = x.num_bytes()};
   if (x.num_bytes() <= kOneRoundBytes) {
     return start(std::make_shared<SmallAllReduce>(title("all-reduce", name), *transport_, next_tag(), bytes_of(x),
-                                                  x.num_bytes(), x.dtype()));
+                                                  x.num_bytes(), x.dtype()),
+                 event);
   }
   return start(std::make_shared<AllReduce>(title("all-reduce", name), *transport_, next_tag(), bytes_of(x),
-                                           even_ranges(x.num_elements(), size_of(x.dtype()), size()), x.dtype()));
+                                           even_ranges(x.num_elements(), size_of(x.dtype()), size()), x.dtype()),
+               event);
 }
 
 Work ProcessGroup::all_to_all(const Tensor& in, const Tensor& out, std::string_view name) {
@@ -436,34 +506,39 @@ Work ProcessGroup::all_to_all_v(const Tensor& in, std::span<const std::int64_t> 
   TESSERA_CHECK(static_cast<std::int64_t>(first_row(in_rows, ranks)) <= in.dim(0) &&
                     static_cast<std::int64_t>(first_row(out_rows, ranks)) <= out.dim(0),
                 "{} {}", in.shape().to_string(), out.shape().to_string());
-  if (on_gpu(in)) return work_of(gpu_->all_to_all_v(in, in_rows, out, out_rows, row, title("all-to-all", name)));
+  if (on_gpu(in)) {
+    record({.kind = FlightKind::kAllToAll, .bytes = in.num_bytes(), .on_gpu = true});
+    return work_of(gpu_->all_to_all_v(in, in_rows, out, out_rows, row, title("all-to-all", name)));
+  }
   copy(in_part(own), static_cast<std::size_t>(in_rows[own]) * row, out_part(own));
   if (size() == 1) return {};
-  auto exchange = std::make_shared<Exchange>(title("all-to-all", name));
+  auto exchange = std::make_shared<Exchange>(title("all-to-all", name), *transport_);
   const int tag = next_tag();
   for (std::size_t peer = 0; peer < ranks; ++peer) {
     if (peer == own) continue;
     const std::size_t sent = static_cast<std::size_t>(in_rows[peer]) * row,
                       received = static_cast<std::size_t>(out_rows[peer]) * row;
-    if (sent > 0) exchange->messages.add(transport_->send(in_part(peer), sent, static_cast<int>(peer), tag));
-    if (received > 0)
-      exchange->messages.add(transport_->receive(out_part(peer), received, static_cast<int>(peer), tag));
+    if (sent > 0) exchange->messages.send(in_part(peer), sent, static_cast<int>(peer), tag);
+    if (received > 0) exchange->messages.receive(out_part(peer), received, static_cast<int>(peer), tag);
   }
-  return start(std::move(exchange));
+  return start(std::move(exchange), {.kind = FlightKind::kAllToAll, .bytes = in.num_bytes()});
 }
 
 Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= root && root < size());
   if (size() == 1 || x.num_bytes() == 0) return {};
-  if (on_gpu(x)) return work_of(gpu_->broadcast(x, root, title("broadcast", name)));
-  auto exchange = std::make_shared<Exchange>(title("broadcast", name));
+  if (on_gpu(x)) {
+    record({.kind = FlightKind::kBroadcast, .bytes = x.num_bytes(), .on_gpu = true});
+    return work_of(gpu_->broadcast(x, root, title("broadcast", name)));
+  }
+  auto exchange = std::make_shared<Exchange>(title("broadcast", name), *transport_);
   const int tag = next_tag();
   if (rank() == root) {
-    send_to_others(*transport_, bytes_of(x), x.num_bytes(), tag, exchange->messages);
+    exchange->messages.send_to_others(bytes_of(x), x.num_bytes(), tag);
   } else {
-    exchange->messages.add(transport_->receive(bytes_of(x), x.num_bytes(), root, tag));
+    exchange->messages.receive(bytes_of(x), x.num_bytes(), root, tag);
   }
-  return start(std::move(exchange));
+  return start(std::move(exchange), {.kind = FlightKind::kBroadcast, .bytes = x.num_bytes()});
 }
 
 void ProcessGroup::open_links(std::span<const Link> links) {
@@ -505,19 +580,29 @@ cuda::GpuGroup& ProcessGroup::link_of(int tag, int peer, bool sends) const {
 Work ProcessGroup::send(const Tensor& x, int to, int tag, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && to != rank() && to < size(), "{} {}", to, tag);
   const std::string its_title = title(fmt::format("send to {} rank {}", axis_, to), name);
-  if (on_gpu(x)) return work_of(link_of(tag, to, true).send(x, 1, its_title));
-  auto exchange = std::make_shared<Exchange>(its_title);
-  exchange->messages.add(transport_->send(bytes_of(x), x.num_bytes(), to, kFirstUserTag + tag));
-  return start(std::move(exchange));
+  const FlightRecorder::NewEvent event{
+      .kind = FlightKind::kSend, .bytes = x.num_bytes(), .peer = world_rank(to), .on_gpu = on_gpu(x)};
+  if (event.on_gpu) {
+    record(event);
+    return work_of(link_of(tag, to, true).send(x, 1, its_title));
+  }
+  auto exchange = std::make_shared<Exchange>(its_title, *transport_);
+  exchange->messages.send(bytes_of(x), x.num_bytes(), to, kFirstUserTag + tag);
+  return start(std::move(exchange), event);
 }
 
 Work ProcessGroup::receive(const Tensor& x, int from, int tag, std::string_view name) {
   TESSERA_CHECK(x.is_contiguous() && 0 <= tag && tag <= kMaxTag && from != rank() && from < size(), "{} {}", from, tag);
   const std::string its_title = title(fmt::format("receive from {} rank {}", axis_, from), name);
-  if (on_gpu(x)) return work_of(link_of(tag, from, false).receive(x, 0, its_title));
-  auto exchange = std::make_shared<Exchange>(its_title);
-  exchange->messages.add(transport_->receive(bytes_of(x), x.num_bytes(), from, kFirstUserTag + tag));
-  return start(std::move(exchange));
+  const FlightRecorder::NewEvent event{
+      .kind = FlightKind::kReceive, .bytes = x.num_bytes(), .peer = world_rank(from), .on_gpu = on_gpu(x)};
+  if (event.on_gpu) {
+    record(event);
+    return work_of(link_of(tag, from, false).receive(x, 0, its_title));
+  }
+  auto exchange = std::make_shared<Exchange>(its_title, *transport_);
+  exchange->messages.receive(bytes_of(x), x.num_bytes(), from, kFirstUserTag + tag);
+  return start(std::move(exchange), event);
 }
 
 std::vector<double> ProcessGroup::all_gather(std::span<const double> x, std::string_view name) {
@@ -527,14 +612,14 @@ std::vector<double> ProcessGroup::all_gather(std::span<const double> x, std::str
   std::byte* own = bytes + static_cast<std::size_t>(rank()) * part;
   copy(reinterpret_cast<const std::byte*>(x.data()), part, own);
   if (size() == 1 || part == 0) return all;
-  auto exchange = std::make_shared<Exchange>(title("all-gather", name));
+  auto exchange = std::make_shared<Exchange>(title("all-gather", name), *transport_);
   const int tag = next_tag();
-  send_to_others(*transport_, own, part, tag, exchange->messages);
+  exchange->messages.send_to_others(own, part, tag);
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
-    exchange->messages.add(transport_->receive(bytes + static_cast<std::size_t>(peer) * part, part, peer, tag));
+    exchange->messages.receive(bytes + static_cast<std::size_t>(peer) * part, part, peer, tag);
   }
-  start(std::move(exchange)).wait();
+  start(std::move(exchange), {.kind = FlightKind::kAllGather, .bytes = part}).wait();
   return all;
 }
 
@@ -558,7 +643,12 @@ ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
     const Progress::Watched watched(*progress_, title("creation", axis));
     part = transport_->split(color, order);
   }
-  ProcessGroup group(std::move(part), *progress_, std::move(axis));
+  // The ranks of a group split it in the same order, so they agree on this id.
+  const std::array<std::uint64_t, 3> origin = {id_, ++num_splits_, static_cast<std::uint64_t>(color)};
+  ProcessGroup group(std::move(part), *progress_, std::move(axis), checksum(std::as_bytes(std::span(origin))));
+  const double own = world_rank(rank());
+  const std::vector<double> ranks = group.all_gather(std::span(&own, 1), "ranks in the world");
+  group.world_ranks_ = std::make_shared<const std::vector<int>>(ranks.begin(), ranks.end());
   if (gpu_ != nullptr) group.gpu_ = gpu_->split(color, order, group.size());
   return group;
 }
@@ -570,11 +660,15 @@ std::unique_ptr<SymmetricWindow> ProcessGroup::allocate_window(std::size_t num_b
   return gpu_ != nullptr ? gpu_->allocate_window(num_bytes) : transport_->allocate_window(num_bytes);
 }
 
-void ProcessGroup::wait_until(std::string_view operation, std::string_view name, const std::function<bool()>& over,
-                              const std::function<std::string()>& missing) {
+void ProcessGroup::wait_until(std::string_view operation, std::string_view name, int peer,
+                              const std::function<bool()>& over, const std::function<std::string()>& missing) {
   if (over()) return;
   TESSERA_CHECK(progress_ != nullptr, "{} of {} waits, in a group of one rank", operation, name);
-  progress_->wait_until(title(operation, name), over, missing);
+  const std::uint64_t event = record({.kind = FlightKind::kWindowWait, .bytes = 0, .peer = world_rank(peer)});
+  progress_->wait_until(
+      title(operation, name), over,
+      [&] { return fmt::format("; a store of rank {} is missing{}", world_rank(peer), missing()); }, {}, event);
+  progress_->recorder().end(event);
 }
 
 Progress::Seconds ProcessGroup::timeout() const {

@@ -121,9 +121,9 @@ class ProcessGroup {
   std::optional<WindowRoom> window_room() const {
     return transport_ == nullptr ? std::nullopt : transport_->window_room();
   }
-  /// Until over() is true, which other ranks' stores into a window make it. Throws RankFailure as Work::wait() does;
-  /// its message ends in what missing() tells.
-  void wait_until(std::string_view operation, std::string_view name, const std::function<bool()>& over,
+  /// Until over() is true, which the stores of rank `peer` into a window make it. Throws RankFailure as Work::wait()
+  /// does; its message ends in what missing() tells.
+  void wait_until(std::string_view operation, std::string_view name, int peer, const std::function<bool()>& over,
                   const std::function<std::string()>& missing);
   /// Of every wait for other ranks.
   Progress::Seconds timeout() const;
@@ -131,9 +131,15 @@ class ProcessGroup {
   [[noreturn]] void fail_late(std::string_view operation, std::string_view name, const std::string& missing) const;
 
  private:
+  ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis, std::uint64_t id);
+
   std::string title(std::string_view operation, std::string_view name) const;
   int next_tag();
-  Work start(std::shared_ptr<Operation> operation);
+  /// -1 while the group does not know it.
+  int world_rank(int rank) const;
+  /// Tells the flight recorder.
+  std::uint64_t record(const FlightRecorder::NewEvent& event) const;
+  Work start(std::shared_ptr<Operation> operation, const FlightRecorder::NewEvent& event);
   bool on_gpu(const Tensor& x) const;
   struct OpenLink {
     int peer;
@@ -149,6 +155,10 @@ class ProcessGroup {
   Progress* progress_ = nullptr;
   std::string axis_;
   int num_collectives_ = 0;
+  std::uint64_t id_ = 0;  // the same on all ranks of the group; no other group has it
+  std::uint64_t num_splits_ = 0;
+  std::shared_ptr<const std::vector<int>> world_ranks_;  // of the group's ranks
+  std::uint16_t flight_group_ = FlightRecorder::kNoGroup;
 };
 
 }  // namespace tessera

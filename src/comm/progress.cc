@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace tessera {
@@ -19,6 +20,7 @@ constexpr std::chrono::milliseconds kBetweenChecksOfPeers{100};
 constexpr std::chrono::seconds kLongestGap{1};
 /// All ranks have failed alike, and so have started it, or it never ends.
 constexpr std::chrono::milliseconds kTimeOfAbandoned{500};
+constexpr std::size_t kMostRanksToName = 8;
 
 }  // namespace
 
@@ -44,7 +46,7 @@ Progress::~Progress() {
 
 void Progress::start(std::shared_ptr<Operation> operation) {
   const std::lock_guard lock(mutex_);
-  operation->done_ = operation->advance();
+  advance(*operation);
   if (operation->done_) return;
   pending_.push_back(std::move(operation));
   if (!background_.joinable()) background_ = std::thread([this] { run_in_background(); });
@@ -54,12 +56,35 @@ void Progress::start(std::shared_ptr<Operation> operation) {
 void Progress::advance_all() {
   if (error_) std::rethrow_exception(error_);
   try {
-    for (const auto& operation : pending_) operation->done_ = operation->advance();
+    for (const auto& operation : pending_) advance(*operation);
   } catch (...) {
     error_ = std::current_exception();
     throw;
   }
   std::erase_if(pending_, [](const auto& operation) { return operation->done_; });
+}
+
+void Progress::advance(Operation& operation) {
+  if (operation.done_ || !operation.advance()) return;
+  operation.done_ = true;
+  recorder().end(operation.event_);
+}
+
+std::string Progress::describe_missing(const Operation& operation) {
+  std::vector<int> senders, receivers;
+  operation.find_missing(senders, receivers);
+  const bool none_came = !senders.empty();
+  std::vector<int>& ranks = none_came ? senders : receivers;
+  if (operation.world_ranks_ == nullptr || ranks.empty()) return "";
+  for (int& rank : ranks) rank = (*operation.world_ranks_)[static_cast<std::size_t>(rank)];
+  std::ranges::sort(ranks);
+  ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());
+  recorder().set_peer(operation.event_, ranks.front());
+  const std::size_t told = std::min(ranks.size(), kMostRanksToName);
+  const std::string more = told == ranks.size() ? "" : fmt::format(" and {} more", ranks.size() - told);
+  return fmt::format("; {} rank{} {}{}", none_came ? "no message has come from" : "no message was taken by",
+                     ranks.size() == 1 ? "" : "s",
+                     fmt::join(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(told), ", "), more);
 }
 
 bool Progress::done(Operation& operation) {
@@ -69,8 +94,11 @@ bool Progress::done(Operation& operation) {
 }
 
 void Progress::wait(Operation& operation) {
-  keep_polling(
-      operation.name(), [&] { return done(operation); }, [] { return std::string(); }, {});
+  const auto missing = [&] {
+    const std::lock_guard lock(mutex_);
+    return describe_missing(operation);
+  };
+  keep_polling(operation.name(), operation.event_, [&] { return done(operation); }, missing, {});
 }
 
 void Progress::abandon(const std::shared_ptr<Operation>& operation) noexcept {
@@ -84,14 +112,15 @@ void Progress::abandon(const std::shared_ptr<Operation>& operation) noexcept {
 }
 
 void Progress::wait_until(const std::string& name, const std::function<bool()>& over,
-                          const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position) {
+                          const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position,
+                          std::uint64_t event) {
   const auto poll = [&] {
     if (over()) return true;
     const std::lock_guard lock(mutex_);
     advance_all();
     return false;
   };
-  keep_polling(name, poll, missing, position);
+  keep_polling(name, event, poll, missing, position);
 }
 
 RankFailure Progress::failure(const std::string& name, const std::string& reason, const std::string& missing) const {
@@ -105,20 +134,20 @@ RankFailure Progress::late(const std::string& name, const std::string& missing) 
 void Progress::fail_late(const std::string& name, const std::string& missing) const { throw late(name, missing); }
 
 std::optional<RankFailure> Progress::failure_of_wait(const std::string& name, Clock::duration elapsed,
-                                                     const std::function<std::string()>& missing) const {
+                                                     const std::string& missing) const {
   if (board_ != nullptr) {
     if (const auto dead = board_->find_dead()) {
-      return failure(name, fmt::format("cannot end: rank {} has died", *dead), missing());
+      return failure(name, fmt::format("cannot end: rank {} has died", *dead), missing);
     }
   }
   if (elapsed <= timeout_) return std::nullopt;
   const std::vector<int> ranks = board_ == nullptr ? std::vector<int>() : board_->find_not_waiting();
   const std::string waiting_for =
       ranks.empty() ? "" : fmt::format("; waiting for rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-  return late(name, waiting_for + missing());
+  return late(name, waiting_for + missing);
 }
 
-void Progress::keep_polling(const std::string& name, const std::function<bool()>& poll,
+void Progress::keep_polling(const std::string& name, std::uint64_t event, const std::function<bool()>& poll,
                             const std::function<std::string()>& missing,
                             const std::function<std::uint64_t()>& position) {
   WaitClock clock;
@@ -128,6 +157,7 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
   if (board_ != nullptr) {
     board_->set_operation(name);
     board_->set_waiting();
+    board_->set_awaited(event);
   }
   while (!poll()) {
     const Clock::time_point now = Clock::now();
@@ -146,7 +176,8 @@ void Progress::keep_polling(const std::string& name, const std::function<bool()>
       }
     }
     if (board_ != nullptr) board_->set_waiting();
-    if (const auto failure = failure_of_wait(name, clock.elapsed(), missing)) {
+    const std::string what_is_missing = missing();  // which the flight recorder is told of
+    if (const auto failure = failure_of_wait(name, clock.elapsed(), what_is_missing)) {
       take_way_out(*failure);
       throw *failure;
     }
@@ -203,7 +234,7 @@ std::optional<RankFailure> Progress::failure_of_call() {
     call.is_on_board = true;
     board_->set_waiting();
   }
-  return failure_of_wait(call.name, elapsed, [] { return std::string(); });
+  return failure_of_wait(call.name, elapsed, "");
 }
 
 void Progress::run_in_background() {

@@ -21,7 +21,7 @@ namespace tessera {
 /// Another rank has died, or did not come within the timeout.
 class RankFailure : public Error {
  public:
-  using Error::Error;
+  explicit RankFailure(const std::string& message) : Error(message, ExitStatus::kRankFailed) {}
 };
 
 /// A started operation.
@@ -34,12 +34,23 @@ class Operation {
 
   /// Does what can be done without waiting; true when all is done. Called by one thread at a time.
   virtual bool advance() = 0;
+  /// Adds the ranks of the group that it waits for: `senders` of messages that have not come, `receivers` of those that
+  /// were not taken. Called as advance().
+  virtual void find_missing(std::vector<int>& /*senders*/, std::vector<int>& /*receivers*/) const {}
   const std::string& name() const { return name_; }
+
+  /// For what is told of it: the group's ranks in the world, and its event in the flight recorder (0: none).
+  void set_identity(std::shared_ptr<const std::vector<int>> world_ranks, std::uint64_t event) {
+    world_ranks_ = std::move(world_ranks);
+    event_ = event;
+  }
 
  private:
   friend class Progress;
   std::string name_;
   bool done_ = false;
+  std::shared_ptr<const std::vector<int>> world_ranks_;
+  std::uint64_t event_ = 0;
 };
 
 /// How long a wait has lasted, without the time for which this process was suspended: Ctrl-Z and `scontrol suspend`
@@ -91,11 +102,14 @@ class Progress {
   void abandon(const std::shared_ptr<Operation>& operation) noexcept;
   /// Until over() is true, for what other ranks store into a window; moves started operations on meanwhile. `name`:
   /// what is waited for, `missing()`: what of it is not there; both for the RankFailure that is thrown as above. With
-  /// `position()`, for many operations at once, the timeout is of the time since its value has changed.
+  /// `position()`, for many operations at once, the timeout is of the time since its value has changed. `event`: of the
+  /// flight recorder.
   void wait_until(const std::string& name, const std::function<bool()>& over,
-                  const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position = {});
+                  const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position = {},
+                  std::uint64_t event = 0);
 
-  RankBoard* board() const { return board_; }
+  /// Of operations between this rank and others.
+  FlightRecorder& recorder() { return board_ == nullptr ? no_recorder_ : board_->recorder(); }
 
   /// While it lives, the calling thread is in a call of another library that waits for other ranks and cannot be told
   /// to return: NCCL and MPI connect ranks so. If a rank has died or the call does not end within the timeout, the way
@@ -118,14 +132,17 @@ class Progress {
     bool is_on_board = false;  // the others are told once it takes long
   };
 
-  void advance_all();  // under the lock
+  // Under the lock.
+  void advance_all();
+  void advance(Operation& operation);
+  std::string describe_missing(const Operation& operation);
   void run_in_background();
   /// Until poll() is true.
-  void keep_polling(const std::string& name, const std::function<bool()>& poll,
+  void keep_polling(const std::string& name, std::uint64_t event, const std::function<bool()>& poll,
                     const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position);
   /// Why a wait that has lasted so long must end; none if it need not yet.
   std::optional<RankFailure> failure_of_wait(const std::string& name, WaitClock::Clock::duration elapsed,
-                                             const std::function<std::string()>& missing) const;
+                                             const std::string& missing) const;
   RankFailure late(const std::string& name, const std::string& missing) const;
   RankFailure failure(const std::string& name, const std::string& reason, const std::string& missing) const;
   /// Under the lock.
@@ -135,6 +152,7 @@ class Progress {
   std::optional<RankFailure> failure_of_call();
 
   RankBoard* board_;
+  FlightRecorder no_recorder_;
   Seconds timeout_;
   std::string timeout_key_ = "comm.init_timeout_seconds";
   std::mutex mutex_;

@@ -1,5 +1,5 @@
 // What the ranks of a node are doing, in memory that all of them see: for the message that a run ends with when one of
-// them has died or hangs.
+// them has died or hangs. With job.node_folder it is in files that a monitor reads, too (comm/rank_file.h).
 #pragma once
 
 #include <cstdint>
@@ -9,29 +9,41 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file.h"
+#include "comm/rank_file.h"
 #include "comm/transport.h"
 
 namespace tessera {
 
 class RankBoard {
  public:
-  /// Together with all ranks of `world`.
-  explicit RankBoard(Transport& world);
+  /// Together with all ranks of `world`. `file`: this rank's; null keeps its entry in memory that the node shares.
+  explicit RankBoard(Transport& world, std::unique_ptr<RankFile> file = nullptr);
+  /// The only rank of a run.
+  explicit RankBoard(std::unique_ptr<RankFile> file);
   ~RankBoard();
 
   /// Of this node.
-  int num_ranks() const { return node_->size(); }
+  int num_ranks() const { return static_cast<int>(entries_.size()); }
   /// This rank among them.
-  int rank() const { return node_->rank(); }
+  int rank() const { return rank_; }
   /// The first of them, by its rank in `world`; -1 if it has not come yet.
   int first_rank() const;
 
   // Of this rank.
+  /// Begins a step, and its section.
   void set_step(std::int64_t step);
-  /// What it does from now on, up to 95 bytes of it.
+  void set_section(Section section);
+  /// What it does from now on, up to 95 bytes of it. Ends a wait.
   void set_operation(std::string_view name);
   /// That it waits for other ranks in this operation. To be repeated while it does, several times a second.
   void set_waiting();
+  /// The event of the flight recorder that the wait is for; 0: none that is recorded.
+  void set_awaited(std::uint64_t event);
+  /// How it ends, before it does. The first call counts.
+  void set_end(int exit_status, std::string_view message);
+  /// Without a file it records nothing.
+  FlightRecorder& recorder() { return recorder_; }
 
   /// True once on a node.
   bool take_report();
@@ -46,13 +58,17 @@ class RankBoard {
   std::string describe() const;
 
  private:
-  struct Entry;
-  const Entry& entry(int node_rank) const;
-  bool is_dead(const Entry& its) const;
+  struct Shared;
+  static bool is_dead(const RankEntry& its);
 
-  std::unique_ptr<Transport> node_;
-  std::unique_ptr<SymmetricWindow> window_;
-  Entry* own_;
+  std::unique_ptr<RankFile> file_;
+  std::unique_ptr<Transport> node_;          // null for the only rank
+  std::unique_ptr<SymmetricWindow> window_;  // as node_: per rank a Shared
+  std::vector<MappedFile> files_;            // of the node's other ranks
+  std::vector<const RankEntry*> entries_;
+  RankEntry* own_;
+  int rank_ = 0;
+  FlightRecorder recorder_;
 };
 
 }  // namespace tessera

@@ -6,8 +6,12 @@
 
 namespace tessera {
 
-Ranks::Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout) {
-  board_ = std::make_unique<RankBoard>(*world);
+Ranks::Ranks(std::unique_ptr<RankFile> file) {
+  if (file != nullptr) board_ = std::make_unique<RankBoard>(std::move(file));
+}
+
+Ranks::Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout, std::unique_ptr<RankFile> file) {
+  board_ = std::make_unique<RankBoard>(*world, std::move(file));
   progress_ = std::make_unique<Progress>(board_.get(), timeout);
   world_ = ProcessGroup(std::move(world), *progress_, "world");
 }
@@ -22,6 +26,14 @@ void Ranks::set_way_out(std::function<void(const std::exception&)> way_out) {
 
 void Ranks::set_step(std::int64_t step) {
   if (board_ != nullptr) board_->set_step(step);
+}
+
+void Ranks::set_section(Section section) {
+  if (board_ != nullptr) board_->set_section(section);
+}
+
+void Ranks::set_end(ExitStatus status, std::string_view message) {
+  if (board_ != nullptr) board_->set_end(static_cast<int>(status), message);
 }
 
 std::vector<int> Ranks::first_ranks_on_nodes() {

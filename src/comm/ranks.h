@@ -1,16 +1,20 @@
 // The ranks of a run, from this one's side: the group of all, who waits for whom and how long, and how a run ends.
 #pragma once
 
+#include <memory>
+#include <string_view>
+
 #include "comm/process_group.h"
+#include "comm/rank_file.h"
 
 namespace tessera {
 
 class Ranks {
  public:
-  /// One rank.
-  Ranks() = default;
+  /// One rank. `file`: where it says what it does; null: nowhere.
+  explicit Ranks(std::unique_ptr<RankFile> file = nullptr);
   /// Together with all ranks of `world`. `timeout`: of every operation between ranks, comm.init_timeout_seconds.
-  Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout);
+  Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout, std::unique_ptr<RankFile> file = nullptr);
 
   ProcessGroup& world() { return world_; }
   int rank() const { return world_.rank(); }
@@ -35,8 +39,12 @@ class Ranks {
       throw;
     }
   }
-  /// For what is told of a rank that hangs or has died.
+  // For what is told of a rank that hangs or has died, and for a monitor (RankFile).
+  /// Begins a step.
   void set_step(std::int64_t step);
+  void set_section(Section section);
+  /// How this rank ends, before it does.
+  void set_end(ExitStatus status, std::string_view message);
   /// True for the first rank of a node that asks: who tells of a failure that many ranks see.
   bool may_report();
   /// True on the node of rank 0.

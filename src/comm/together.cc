@@ -27,14 +27,14 @@ std::string first_text(ProcessGroup& group, const std::string& text, std::string
 
 void run_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body) {
   if (group.size() == 1) return body();
-  std::string message;
+  std::string message;  // behind a first character that is the exit status
   try {
     body();
   } catch (const Error& error) {
-    message = fmt::format("rank {}: {}", group.rank(), error.what());
+    message = fmt::format("{}rank {}: {}", static_cast<char>(error.status()), group.rank(), error.what());
   }
   message = first_text(group, message, name);
-  if (!message.empty()) throw Error(message);
+  if (!message.empty()) throw Error(message.substr(1), static_cast<ExitStatus>(message.front()));
 }
 
 void wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task) {

@@ -140,7 +140,6 @@ std::string last_lines(const fs::path& path) {
 /// A run whose loss is no longer finite fails; that is a result of the comparison and not its end.
 void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const LaunchOptions& options,
            const volatile StopRequest& stop) {
-  constexpr int kFailed = 2;  // the exit status for an Error
   create_folder(run.folder);
   const fs::path log = run.folder / "train.log";
   std::vector<std::string> arguments = {"train", run.side->config};
@@ -151,7 +150,7 @@ void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const Laun
   arguments.emplace_back("--job.overwrite");  // found_run() has seen that only this run's beginning is there
   const int status = wait_for(spawn(options.program, arguments, log), stop);
   if (stop.count != 0) return;
-  if (status == kFailed && has_ended(run, specs) && found_run(run)->broken()) {
+  if (status == static_cast<int>(ExitStatus::kNonFinite) && has_ended(run, specs) && found_run(run)->broken()) {
     const Break broken = *found_run(run)->broken();
     spdlog::warn("the run of '{}' with debug.seed = {} broke down: its {} is not finite at step {}", run.side->label,
                  run.expected.seed(), broken.what, broken.step);

@@ -61,7 +61,7 @@ void DirectDispatcher::await(Call call, Flag flag, std::uint64_t epoch, const Di
   for (int source = 0; source < num_ranks(); ++source) {
     const std::atomic<std::uint64_t>& word = window_.flag(group_.rank(), flag, source);
     group_.wait_until(
-        name_of(call), saved.layer.name, [&] { return word.load(std::memory_order_acquire) >= epoch; },
+        name_of(call), saved.layer.name, source, [&] { return word.load(std::memory_order_acquire) >= epoch; },
         [&] { return missing(flag, source, epoch, word.load()); });
   }
 }

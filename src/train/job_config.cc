@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <filesystem>
 #include <numeric>
 
 #include "base/error.h"
@@ -218,6 +219,8 @@ void JobConfig::validate() const {
   require(is_plain && job.run_id.size() <= kMaxRunId,
           "job.run_id is '{}'; expected at most {} letters, digits, '.', '_' and '-'", job.run_id, kMaxRunId);
   not_negative("job.attempt", job.attempt);
+  require(job.node_folder.empty() || std::filesystem::path(job.node_folder).is_absolute(),
+          "job.node_folder is '{}'; expected a path that begins with '/'", job.node_folder);
   require(model.name == "deepseek_v3", "model.name is '{}'; expected 'deepseek_v3', the only model here", model.name);
   require(optimizer.name == "AdamW", "optimizer.name is '{}'; expected 'AdamW', the only optimizer here",
           optimizer.name);
@@ -466,6 +469,9 @@ ConfigTable config_table(JobConfig& c) {
   t.add("job.attempt", c.job.attempt,
         "which attempt of the run this is, 1 or more; it takes the folder over from earlier ones that hang. 0: the "
         "next one, or Slurm's count of requeues, and nothing is taken over");
+  t.add("job.node_folder", c.job.node_folder,
+        "for launchers: folder in this node's memory (a tmpfs) in which ranks say what they do, for a monitor. Empty: "
+        "they tell only each other");
 
   t.add("model.name", c.model.name, "the model: deepseek_v3");
   t.add("model.flavor", c.model.flavor, "the model's sizes: debugmodel, 16B, 236B or 671B");

@@ -32,6 +32,7 @@ struct JobConfig {
     bool overwrite = false;
     std::string run_id;
     std::int64_t attempt = 0;
+    std::string node_folder;
   } job;
   struct {
     std::string name = "deepseek_v3";

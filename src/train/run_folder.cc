@@ -83,6 +83,7 @@ RunFolder::RunFolder(const JobConfig& config, const fs::path& checkpoints) : fol
   create_folder(folder_);
   const std::optional<RunIdentity> previous = read_run_identity(folder_);
   run_ = identify_run(config, previous);
+  if (previous) require_not_later(*previous);
   lock(lock_, folder_, "job.dump_folder");
   if (config.checkpoint.enable) {
     create_folder(checkpoints);
@@ -91,9 +92,19 @@ RunFolder::RunFolder(const JobConfig& config, const fs::path& checkpoints) : fol
   require_nothing_is_lost(config, folder_, checkpoints, run_, previous);
 }
 
+void RunFolder::require_not_later(const RunIdentity& other) const {
+  if (!other.follows(run_)) return;
+  throw Error(
+      fmt::format("{}: a later attempt, {}, has begun in the folder '{}' (job.dump_folder); this process writes "
+                  "nothing. Give a higher job.attempt to start the run once more",
+                  run_.describe(), other.attempt, folder_.string()),
+      ExitStatus::kTakenOver);
+}
+
 void RunFolder::lock(std::optional<FileLock>& its, const fs::path& folder, const char* key) const {
-  const auto is_earlier_attempt = [this](const std::string& owner) {
+  const auto is_earlier_attempt = [&](const std::string& owner) {
     const std::optional<RunIdentity> holder = parse_owner(owner);
+    if (holder) require_not_later(*holder);
     return run_.is_counted && holder && run_.follows(*holder);
   };
   its.emplace(folder / kRunLockName, fmt::format("the folder '{}' ({})", folder.string(), key),
@@ -102,10 +113,11 @@ void RunFolder::lock(std::optional<FileLock>& its, const fs::path& folder, const
 
 void RunFolder::require_held() const {
   for (const std::optional<FileLock>* lock : {&lock_, &checkpoints_lock_}) {
-    require(!*lock || (*lock)->is_held(),
-            "{}: a later attempt has taken over the folder '{}', or its {} was deleted; this process writes nothing "
-            "more",
-            run_.describe(), folder_.string(), kRunLockName);
+    if (!*lock || (*lock)->is_held()) continue;
+    throw Error(fmt::format("{}: a later attempt has taken over the folder '{}', or its {} was deleted; this process "
+                            "writes nothing more",
+                            run_.describe(), folder_.string(), kRunLockName),
+                ExitStatus::kTakenOver);
   }
 }
 

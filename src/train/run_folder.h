@@ -35,6 +35,7 @@ class RunFolder {
  public:
   /// Creates and locks job.dump_folder and, with checkpoint.enable, the folder of checkpoints. Throws Error if
   ///   - another program uses one of them; a later attempt of the same run takes them over from it;
+  ///   - a later attempt of the same run has begun, which ends the program with ExitStatus::kTakenOver;
   ///   - the files of another run would be overwritten, unless job.overwrite is set;
   ///   - a folder cannot be written to.
   RunFolder(const JobConfig& config, const std::filesystem::path& checkpoints);
@@ -44,6 +45,8 @@ class RunFolder {
   void require_held() const;
 
  private:
+  /// Throws Error if this process was started before the other one, whose place it would take.
+  void require_not_later(const RunIdentity& other) const;
   void lock(std::optional<FileLock>& its, const std::filesystem::path& folder, const char* key) const;
 
   std::filesystem::path folder_;

@@ -103,6 +103,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
       batches.push_back(step_.make_batch());
   }
   tokens_.resize(static_cast<std::size_t>(config_.micro_batch_size() * (config_.training.seq_len + 1)));
+  ranks_.set_section(Section::kLoading);
   if (config_.checkpoint.enable) {
     checkpointer_.allocate_snapshot();
     if (std::optional<ResumedFrom> resumed = checkpointer_.resume(*loader_)) {
@@ -359,6 +360,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
       trace_.write(trace_folder / fmt::format("step-{}.json", step));
     }
     if (validates) {
+      ranks_.set_section(Section::kValidation);
       const std::optional<double> loss = validate(stop_signal);
       if (metrics && loss) metrics->validation(step, *loss);
       if (!loss) last = true, is_done = false;
@@ -366,6 +368,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     if (votes[1] == ranks_.size()) checkpointer_.advance();
     if (saves_now || (config_.checkpoint.enable && last)) {
       const TraceScope trace(&trace_, "checkpoint");
+      ranks_.set_section(Section::kCheckpoint);
       checkpointer_.save(step, loader_->state());
     }
     if (last) checkpointer_.finish();

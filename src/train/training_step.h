@@ -54,7 +54,8 @@ struct StepResult {
 /// A step whose loss or gradient norm is not finite. It was not taken.
 class NonFiniteStep : public Error {
  public:
-  NonFiniteStep(const std::string& message, StepResult step_result) : Error(message), result(std::move(step_result)) {}
+  NonFiniteStep(const std::string& message, StepResult step_result)
+      : Error(message, ExitStatus::kNonFinite), result(std::move(step_result)) {}
   StepResult result;
 };
 

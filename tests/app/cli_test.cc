@@ -539,7 +539,7 @@ TEST_F(Cli, AFullDiskKeepsThePreviousCheckpoint) {
   ASSERT_EQ(run(train_arguments()).status, 0);
   // A limit on file sizes stands in for the full disk: the write fails half-way with an error from the system.
   const Finished finished = Process(scratch_, train_arguments({"--training.steps=8"}), 100'000).finish();
-  EXPECT_EQ(finished.status, 2) << finished.output;
+  EXPECT_EQ(finished.status, static_cast<int>(ExitStatus::kStorageFailed)) << finished.output;
   EXPECT_THAT(finished.output, HasSubstr("cannot write"));
   EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(4));
   EXPECT_NO_THROW(verify_checkpoint(checkpoints() / "step-4"));

@@ -68,6 +68,7 @@ struct Mistake {
   std::vector<std::string> arguments;
   std::vector<std::string> parts;  // of the message
   rlim_t max_file_bytes = RLIM_INFINITY;
+  ExitStatus status = ExitStatus::kWrongInput;
 };
 
 std::vector<Mistake> mistakes() {
@@ -190,7 +191,12 @@ std::vector<Mistake> mistakes() {
        prepare("@a.txt", "bytes", {"--val-fraction=1"}),
        {"validation fraction 1", "[0, 1)"}},
       {"an unknown option", text, prepare("@a.txt", "bytes", {"--shard-token=5"}), {"--shard-token"}},
-      {"a full disk", file("a.jsonl", lines), prepare("@a.jsonl"), {"cannot write", "train-00000.tokens"}, 100'000},
+      {"a full disk",
+       file("a.jsonl", lines),
+       prepare("@a.jsonl"),
+       {"cannot write", "train-00000.tokens"},
+       100'000,
+       ExitStatus::kStorageFailed},
   };
 }
 
@@ -200,7 +206,7 @@ TEST_F(DataCommands, MistakesEndWithTwoAndAReason) {
     mistake.prepare(scratch_);
     const std::set<std::string> before = names();
     const Finished finished = run(mistake.arguments, mistake.max_file_bytes);
-    EXPECT_EQ(finished.status, 2) << mistake.name << ": " << finished.output;
+    EXPECT_EQ(finished.status, static_cast<int>(mistake.status)) << mistake.name << ": " << finished.output;
     for (const std::string& part : mistake.parts) EXPECT_THAT(finished.output, HasSubstr(part)) << mistake.name;
     EXPECT_THAT(finished.output, Not(HasSubstr("Internal"))) << mistake.name;
     EXPECT_EQ(names(), before) << mistake.name;

@@ -86,8 +86,8 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
  protected:
   static constexpr int kTimeout = 3;  // seconds
 
-  /// Sends a signal to a rank in the midst of training. What is printed until all have ended; none is left behind.
-  std::string output_after(int signal, int rank) const {
+  /// Sends a signal to a rank in the midst of training. How the run ends; no rank is left behind.
+  Finished finished_after(int signal, int rank) const {
     std::vector<std::string> more = {"--training.steps=1000000", "--checkpoint.enable=false",
                                      fmt::format("--comm.train_timeout_seconds={}", kTimeout)};
     more.insert(more.end(), GetParam().mesh.begin(), GetParam().mesh.end());
@@ -103,7 +103,7 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
       EXPECT_TRUE(has_ended(pid)) << "rank " << its << "\n" << finished.output;
       if (!has_ended(pid)) kill(pid, SIGKILL);
     }
-    return finished.output;
+    return finished;
   }
 };
 
@@ -123,14 +123,16 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RankFailures,
                          [](const auto& test) { return std::string(test.param.name); });
 
 TEST_P(RankFailures, ADeadRankEndsAllAndIsNamed) {
-  const std::string error = only_error(output_after(SIGKILL, 2));
+  const std::string error = only_error(finished_after(SIGKILL, 2).output);
   EXPECT_THAT(error, AllOf(HasSubstr(" cannot end: rank 2 has died"),
                            ContainsRegex("rank 2 \\(process [0-9]+, has died\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 0 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
 }
 
 TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
-  const std::string error = only_error(output_after(SIGSTOP, 1));
+  const Finished finished = finished_after(SIGSTOP, 1);
+  EXPECT_EQ(finished.status, static_cast<int>(ExitStatus::kRankFailed));
+  const std::string error = only_error(finished.output);
   // The rank that tells of it may know more (";"): which of another's stores it waits for.
   EXPECT_THAT(error, AllOf(ContainsRegex(fmt::format("did not end within {} s \\(comm.train_timeout_seconds\\); "
                                                      "waiting for rank 1[;\n]",

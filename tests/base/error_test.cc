@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <new>
+
 namespace tessera {
 namespace {
 
@@ -30,6 +33,14 @@ TEST(Error, RequireAndFail) {
   } catch (const Error& error) {
     EXPECT_STREQ(error.what(), "x is 2");
   }
+}
+
+TEST(Error, SaysWithWhichStatusTheProgramEnds) {
+  EXPECT_EQ(exit_status_of(Error("x")), ExitStatus::kWrongInput);
+  EXPECT_EQ(exit_status_of(Error("x", ExitStatus::kStorageFailed)), ExitStatus::kStorageFailed);
+  EXPECT_EQ(exit_status_of(std::filesystem::filesystem_error("x", std::error_code())), ExitStatus::kWrongInput);
+  EXPECT_EQ(exit_status_of(InternalError("x")), ExitStatus::kProgramError);
+  EXPECT_EQ(exit_status_of(std::bad_alloc()), ExitStatus::kProgramError);
 }
 
 }  // namespace

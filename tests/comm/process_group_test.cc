@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "comm/together.h"
 #include "tensor/arena.h"
 #include "tests/comm/delayed_transport.h"
+#include "tests/comm/forwarding_transport.h"
 #include "tests/comm/ranks.h"
 
 namespace tessera {
@@ -315,7 +317,7 @@ TEST(ProcessGroup, WaitsForStoresIntoAWindow) {
     group.receive(y, previous, 0, "test").wait();
     word_of(previous).store(7, std::memory_order_release);
     group.wait_until(
-        "wait", "test", [&] { return word_of(group.rank()).load(std::memory_order_acquire) == 7; },
+        "wait", "test", previous, [&] { return word_of(group.rank()).load(std::memory_order_acquire) == 7; },
         [] { return std::string(); });
     sent.wait();
     EXPECT_EQ(y.data<float>()[3], number(previous, 3));
@@ -380,6 +382,15 @@ TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
       }
       EXPECT_EQ(message, fmt::format("rank 1: {} of 1", text));
     }
+    ExitStatus status = ExitStatus::kDone;
+    try {
+      run_together(group, "test", [&] {
+        if (group.rank() == 2) throw Error("full", ExitStatus::kStorageFailed);
+      });
+    } catch (const Error& error) {
+      status = error.status();
+    }
+    EXPECT_EQ(status, ExitStatus::kStorageFailed);
     group.barrier("test");
   });
 }
@@ -437,10 +448,45 @@ TEST(ProcessGroup, ARankThatHangs) {
     message = failure.what();
   }
   EXPECT_THAT(message, testing::HasSubstr("all-gather of the first step (world) did not end within 0.3 s"));
-  EXPECT_THAT(message, testing::HasSubstr("(comm.init_timeout_seconds); waiting for rank 1\n"));
+  EXPECT_THAT(message, testing::HasSubstr("(comm.init_timeout_seconds); waiting for rank 1; "
+                                          "no message has come from rank 1\n"));
   EXPECT_THAT(message, testing::HasSubstr("rank 1 (process"));
   EXPECT_THAT(message, testing::ContainsRegex("rank 1 .*in starting"));
   EXPECT_THAT(message, testing::ContainsRegex("rank [02] .*in all-gather of the first step"));
+}
+
+/// Two ranks on each of two nodes, as far as the board of ranks can tell.
+class TwoNodes : public comm_test::ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  std::unique_ptr<Transport> split(int color, int order) override { return transport().split(color, order); }
+  std::unique_ptr<Transport> split_by_node() override { return transport().split(rank() / 2, rank()); }
+};
+
+/// The ranks of a node cannot see what those of another one do, but which of them has sent nothing: by their rank in
+/// the world, whatever the group.
+TEST(ProcessGroup, ARankOfAnotherNodeThatHangs) {
+  if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
+  std::array<std::string, 4> messages;
+  with_ranks(4,
+             [&](ProcessGroup& world) {
+               ProcessGroup group = world.split(world.rank() == 0 ? 0 : 1, world.rank(), "dp_shard");
+               if (world.rank() == 3) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+               if (world.rank() % 3 == 0) return;
+               try {
+                 group.barrier("the first step");
+               } catch (const RankFailure& failure) {
+                 messages[static_cast<std::size_t>(world.rank())] = failure.what();
+               }
+             },
+             {.timeout = Progress::Seconds(0.3), .wrap = [](std::unique_ptr<Transport> transport) {
+                return std::make_unique<TwoNodes>(std::move(transport));
+              }});
+  // Rank 1 is alone on its node in this wait, rank 2 sees on its own node that rank 3 computes.
+  EXPECT_THAT(messages[1],
+              testing::ContainsRegex("did not end within 0.3 s [^\n]*; no message has come from rank 3\n"));
+  EXPECT_THAT(messages[1], testing::Not(testing::HasSubstr("rank 3 (process")));
+  EXPECT_THAT(messages[2], testing::HasSubstr("waiting for rank 3; no message has come from rank 3\n"));
 }
 
 /// A rank that does not come to what has no timeout, and returns nothing but what was asked for: another thread tells.

@@ -473,6 +473,7 @@ TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
         rank.checkpointer.finish();
       } catch (const Error& error) {
         message = error.what();
+        EXPECT_EQ(error.status(), ExitStatus::kStorageFailed);
       }
       const std::lock_guard lock(mutex);
       messages.push_back(message);

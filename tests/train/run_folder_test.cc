@@ -54,6 +54,16 @@ class RunFolders : public ::testing::Test {
   Scratch scratch_;
 };
 
+template <typename Action>
+ExitStatus status_of(Action&& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return ExitStatus::kDone;
+}
+
 TEST_F(RunFolders, AnotherRunsMetricsAreNotOverwritten) {
   { const RunFolder empty(config(), checkpoints()); }
   leave_run({.id = "first"});
@@ -65,6 +75,14 @@ TEST_F(RunFolders, AnotherRunsMetricsAreNotOverwritten) {
   EXPECT_NO_THROW(start({"--job.run_id=first"}));
   EXPECT_NO_THROW(start({"--job.run_id=first", "--job.attempt=2"}));
   expect_error([&] { start({"--job.run_id=first", "--job.attempt=1"}); }, {"another run"});
+  // A late process of an earlier attempt does not take a later one's place, though nobody holds the folder.
+  leave_run({.id = "first", .attempt = 3});
+  expect_error(
+      [&] {
+        start({"--job.run_id=first", "--job.attempt=2"});
+      },
+      {"run first, attempt 2", "later attempt, 3,"});
+  leave_run({.id = "first"});
   // What goes on from a checkpoint overwrites nothing.
   leave_checkpoint();
   EXPECT_NO_THROW(start({}));
@@ -105,6 +123,11 @@ TEST_F(RunFolders, TheNextAttemptTakesOver) {
   const RunFolder second(config({"--job.run_id=run", "--job.attempt=2"}), checkpoints());
   EXPECT_NO_THROW(second.require_held());
   expect_error([&] { first.require_held(); }, {"run run, attempt 1", "taken over"});
+  EXPECT_EQ(status_of([&] { first.require_held(); }), ExitStatus::kTakenOver);
+  EXPECT_EQ(status_of([&] {
+              const RunFolder late(config({"--job.run_id=run", "--job.attempt=1"}), checkpoints());
+            }),
+            ExitStatus::kTakenOver);
   expect_error([&] { const RunFolder third(config(), checkpoints()); }, {"in use", "run run, attempt 2"});
 }
 
