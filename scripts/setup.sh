@@ -13,6 +13,7 @@ packages=(
   libopenmpi-dev openmpi-bin                                    # ranks
   libfmt-dev libspdlog-dev libcli11-dev                         # format, log, command line
   libtomlplusplus-dev nlohmann-json3-dev                        # TOML, JSON
+  libzmq3-dev cppzmq-dev                                        # a launcher's messages
   libboost-math-dev                                             # Student's t distribution
   libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums
 )

@@ -14,6 +14,15 @@ void add_completion_command(CLI::App& app);
 /// `tessera train CONFIG [--section.key=value ...]`. Sets `status` to the process's exit status.
 void add_train_command(CLI::App& app, int& status);
 
+/// `tessera launch -- train CONFIG [--section.key=value ...]`. Sets `status` to the process's exit status.
+void add_launch_command(CLI::App& app, int& status);
+
+/// `tessera monitor`, which a launcher starts. Sets `status` to the process's exit status.
+void add_monitor_command(CLI::App& app, int& status);
+
+/// `tessera status RUN`.
+void add_status_command(CLI::App& app);
+
 /// `tessera bench step [CONFIG] [--section.key=value ...]`: times training steps on random tokens; `tessera bench
 /// gemm|grouped|attention|quantize|operators`: times operators on a GPU. Sets `status` to the process's exit status.
 void add_bench_command(CLI::App& app, int& status);

@@ -7,7 +7,7 @@
 
 #include "app/commands.h"
 #include "app/output_file.h"
-#include "app/shell_word.h"
+#include "base/shell_word.h"
 #include "app/signals.h"
 #include "base/error.h"
 #include "base/log.h"

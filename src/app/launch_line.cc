@@ -7,7 +7,7 @@
 #include <fstream>
 #include <set>
 
-#include "app/shell_word.h"
+#include "base/shell_word.h"
 #include "base/error.h"
 #include "tensor/parallel.h"
 

@@ -45,6 +45,8 @@ int main(int argc, char** argv) {
   int status = 0;
   tessera::add_quickstart_command(app, status);
   tessera::add_train_command(app, status);
+  tessera::add_launch_command(app, status);
+  tessera::add_status_command(app);
   tessera::add_compare_command(app, status);
   tessera::add_report_command(app);
   tessera::add_bench_command(app, status);
@@ -54,6 +56,7 @@ int main(int argc, char** argv) {
   tessera::add_plan_commands(app);
   tessera::add_doctor_command(app);
   tessera::add_completion_command(app);
+  tessera::add_monitor_command(app, status);
   try {
     app.parse(tessera::checked_arguments(app, {argv + 1, argv + argc}));
     std::cout.flush();

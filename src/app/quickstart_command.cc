@@ -13,13 +13,13 @@
 #include "app/is_number.h"
 #include "app/output_file.h"
 #include "app/quickstart_text.h"
-#include "app/shell_word.h"
+#include "base/shell_word.h"
 #include "app/signals.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/stopwatch.h"
 #include "comm/mpi_transport.h"
-#include "compare/child_process.h"
+#include "base/child_process.h"
 
 namespace tessera {
 namespace {
@@ -166,7 +166,7 @@ class Quickstart {
     for (const std::string& argument : arguments) line += " " + shell_word(argument);
     std::cout << line << '\n' << std::flush;
     if (stop.count != 0) throw Ended(128 + stop.signal);
-    const int status = wait_for(spawn("/proc/self/exe", arguments, log), stop);
+    const int status = wait_for(spawn("/proc/self/exe", arguments, {.log = log}), stop);
     if (status != 0 || stop.count != 0) throw Ended(status);
   }
 

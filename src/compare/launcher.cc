@@ -148,7 +148,7 @@ void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const Laun
   arguments.emplace_back("--metrics.log_freq=1");
   arguments.push_back("--job.dump_folder=" + run.folder.string());
   arguments.emplace_back("--job.overwrite");  // found_run() has seen that only this run's beginning is there
-  const int status = wait_for(spawn(options.program, arguments, log), stop);
+  const int status = wait_for(spawn(options.program, arguments, {.log = log}), stop);
   if (stop.count != 0) return;
   if (status == static_cast<int>(ExitStatus::kNonFinite) && has_ended(run, specs) && found_run(run)->broken()) {
     const Break broken = *found_run(run)->broken();

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "compare/child_process.h"
+#include "base/child_process.h"
 #include "compare/side.h"
 #include "compare/side_spec.h"
 

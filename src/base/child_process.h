@@ -21,10 +21,18 @@ inline void note_signal(volatile StopRequest& stop, int signal) {
   stop.count = stop.count + 1;
 }
 
-/// Starts the program in a process group of its own, so that a terminal's Ctrl-C reaches it through us, once: a second
-/// signal would keep it from saving. Standard output and error are appended to `log`; an empty `log` leaves them as
-/// they are.
-pid_t spawn(const std::string& program, const std::vector<std::string>& arguments, const std::filesystem::path& log);
+struct SpawnOptions {
+  std::filesystem::path log = {};  // standard output and error are appended to it; empty: they stay as they are
+  int input = -1;                  // a descriptor that becomes its standard input; -1: ours
+  std::vector<std::string> variables = {};  // "NAME=value": added to our environment
+};
+
+/// Starts the program, which is looked for in PATH, in a process group of its own: so a terminal's Ctrl-C reaches it
+/// through us, once, where a second signal would keep it from saving. Throws Error if it cannot be started.
+pid_t spawn(const std::string& program, const std::vector<std::string>& arguments, const SpawnOptions& options = {});
+
+/// The exit status of a process that waitpid() has told of: its own, or 128 + the signal that ended it.
+int exit_status_of(int wait_status);
 
 /// Waits for the process and hands it every signal that came meanwhile: the first makes a trainer save and end, the
 /// second ends it at once. Returns its exit status, or 128 + signal.

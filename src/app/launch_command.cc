@@ -1,0 +1,145 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "app/arguments.h"
+#include "app/commands.h"
+#include "app/config_arguments.h"
+#include "app/launch_line.h"
+#include "app/signals.h"
+#include "base/error.h"
+#include "launch/launcher.h"
+#include "launch/monitor.h"
+#include "tensor/cuda.h"
+
+namespace tessera {
+namespace {
+
+volatile StopRequest stop;
+
+struct LaunchArguments {
+  std::string engine = "auto", hosts;
+  int num_nodes = 0, num_spares = 0, ranks_per_node = 0;
+  std::vector<std::string> starter_options;  // of mpirun or srun
+  std::vector<std::string> command;
+  LauncherOptions options;
+};
+
+/// The configuration of "train CONFIG --section.key=value ...".
+JobConfig config_of(const std::vector<std::string>& command) {
+  require(!command.empty() && command.front() == "train",
+          "tessera launch: expected the training command behind '--', as in -- train CONFIG --section.key=value, got "
+          "{}",
+          command.empty() ? "nothing" : fmt::format("'{}'", command.front()));
+  CLI::App app("", "tessera launch --");
+  const ConfigArguments arguments(app.add_subcommand("train"));
+  try {
+    app.parse(checked_arguments(app, command));
+  } catch (const CLI::ParseError& error) {
+    fail("tessera launch: the training command cannot be read: {}", error.what());
+  }
+  return arguments.read();
+}
+
+std::unique_ptr<Engine> make_engine(const LaunchArguments& arguments) {
+  std::string name = arguments.engine;
+  if (name == "auto") {
+    name = !arguments.hosts.empty() ? "hosts" : std::getenv("SLURM_JOB_NODELIST") != nullptr ? "slurm" : "local";
+  }
+  require(arguments.hosts.empty() || name == "hosts", "--hosts goes with --engine hosts, not with {}", name);
+  require(!arguments.hosts.empty() || name != "hosts", "--engine hosts needs --hosts: a file, or names as in n1,n2");
+  if (name == "slurm") return make_slurm_engine(arguments.starter_options);
+  if (name == "hosts") return make_hosts_engine(read_hosts(arguments.hosts), arguments.starter_options);
+  require(arguments.num_nodes <= 1 && arguments.num_spares == 0,
+          "--nodes {} --spares {}, but there is one machine: give --hosts, or start in a job of Slurm",
+          arguments.num_nodes, arguments.num_spares);
+  return make_local_engine(arguments.starter_options);
+}
+
+int run_launch(LaunchArguments& arguments) {
+  const JobConfig config = config_of(arguments.command);
+  config.validate();
+  require(config.job.attempt == 0 && config.job.node_folder.empty(),
+          "tessera launch sets job.attempt and job.node_folder (--node-folder) itself: leave them out");
+  std::unique_ptr<Engine> engine = make_engine(arguments);
+  LauncherOptions& options = arguments.options;
+  const int all_nodes = static_cast<int>(engine->nodes().size());
+  options.num_nodes = arguments.num_nodes > 0 ? arguments.num_nodes : std::max(1, all_nodes - arguments.num_spares);
+  options.num_spares = arguments.num_spares;
+  options.ranks_per_node = arguments.ranks_per_node;
+  if (options.ranks_per_node == 0) {
+    const std::int64_t fewest = fewest_ranks(config.mesh_degrees());
+    const bool on_gpu = config.device(1) == Device::kCuda;
+    options.ranks_per_node =
+        on_gpu ? cuda::num_devices() : static_cast<int>((fewest + options.num_nodes - 1) / options.num_nodes);
+  }
+  require_enough_ranks(config, options.num_nodes * options.ranks_per_node);
+  config.validate_on(resolve(config.mesh_degrees(), options.num_nodes * options.ranks_per_node));
+  options.program = std::filesystem::read_symlink("/proc/self/exe").string();
+  options.arguments = arguments.command;
+  handle_stop_signals([](int signal) { note_signal(stop, signal); });
+  return launch(options, config, std::move(engine), stop);
+}
+
+}  // namespace
+
+void add_launch_command(CLI::App& app, int& status) {
+  auto arguments = std::make_shared<LaunchArguments>();
+  LauncherOptions& options = arguments->options;
+  CLI::App* command = app.add_subcommand("launch", "Train on one or many nodes, and heal the run when one fails");
+  command
+      ->add_option("--engine", arguments->engine,
+                   "local (this machine), hosts (ssh and mpirun) or slurm; auto: hosts with --hosts, slurm in a job "
+                   "of Slurm, else local")
+      ->check(CLI::IsMember({"auto", "local", "hosts", "slurm"}));
+  command->add_option("--hosts", arguments->hosts, "A file with a host per line, or names: n1,n2,n3");
+  command->add_option("--nodes", arguments->num_nodes, "Nodes that train; default: all but the spares")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--spares", arguments->num_spares, "Nodes that wait to take the place of one that fails")
+      ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--ranks-per-node", arguments->ranks_per_node,
+                   "Default: one per GPU; on CPUs as few as the mesh needs")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--address", options.address, "Name or address of this machine for the nodes; default: its name");
+  command->add_option("--node-folder", options.node_folder,
+                      "Folder on each node's tmpfs for the ranks' files and copies in memory; default: "
+                      "/dev/shm/tessera-RUN");
+  command->add_option("--restarts-per-hour", options.restarts_per_hour, "The launcher stops after more; default: 10")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--node-timeout", options.watch.node_timeout,
+                      "Seconds of silence after which a node is lost; default: 4");
+  command->add_option("--hang-timeout", options.watch.hang_floor,
+                      "Seconds in a step that count as a hang if they are also 3 usual steps; default: 5");
+  command->add_option("--slow-factor", options.watch.slow_factor,
+                      "A rank that computes so many times as long as the others is slow; default: 1.5");
+  command->add_option("--starter-option", arguments->starter_options,
+                      "An option for mpirun or srun; may be given several times");
+  command->add_option("command", arguments->command, "-- train CONFIG --section.key=value ...");
+  command->footer(
+      "For example\n"
+      "  tessera launch --hosts n1,n2,n3,n4 --spares 1 --ranks-per-node 8 -- train configs/16b-8gpu.toml\n"
+      "docs/resilience.md says what is done about which failure. tessera status RUN shows a run from outside.");
+  command->callback([arguments, &status] { status = run_launch(*arguments); });
+}
+
+void add_monitor_command(CLI::App& app, int& status) {
+  auto options = std::make_shared<MonitorOptions>();
+  CLI::App* command = app.add_subcommand("monitor", "Watch the ranks of a node; tessera launch starts it");
+  command->add_option("--node", options->node)->required();
+  command->add_option("--connect", options->endpoint)->required();
+  command->add_option("--run-id", options->run_id)->required();
+  command->add_option("--folder", options->folder)->required();
+  command->group("");  // not for people
+  command->callback([options, &status] {
+    require(static_cast<bool>(std::getline(std::cin, options->key)),
+            "tessera monitor: expected the key of the launch on standard input; tessera launch starts monitors");
+    status = run_monitor(*options);
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,152 @@
+#include "launch/channel.h"
+
+#include <array>
+#include <zmq.hpp>
+#include <zmq_addon.hpp>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::size_t kKeySize = 40;  // of a CURVE key in Z85
+
+struct KeyPair {
+  std::array<char, kKeySize + 1> open{}, secret{};
+  KeyPair() {
+    require(zmq_curve_keypair(open.data(), secret.data()) == 0,
+            "this ZeroMQ library has no CURVE encryption: install one that was built with libsodium");
+  }
+};
+
+/// What can wait in a direction. A launcher that hangs must not fill the memory of its monitors.
+constexpr int kMaxWaiting = 1000;
+
+std::vector<zmq::message_t> frames_of(const nlohmann::json& body, const std::vector<std::string>& files) {
+  std::vector<zmq::message_t> frames;
+  frames.emplace_back(json_text(body));
+  for (const std::string& file : files) frames.emplace_back(file);
+  return frames;
+}
+
+/// None for what is not an object of JSON.
+std::optional<Message> message_of(std::string node, const std::vector<zmq::message_t>& frames, std::size_t first) {
+  if (frames.size() <= first) return std::nullopt;
+  try {
+    Message message{.node = std::move(node), .body = parse_json(frames[first].to_string_view(), "a message")};
+    for (std::size_t i = first + 1; i < frames.size(); ++i) message.files.push_back(frames[i].to_string());
+    return message.body.is_object() ? std::optional(std::move(message)) : std::nullopt;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+struct LauncherChannel::Sockets {
+  zmq::context_t context;
+  zmq::socket_t router{context, zmq::socket_type::router};
+};
+
+LauncherChannel::LauncherChannel(bool only_here) : sockets_(std::make_unique<Sockets>()) {
+  const KeyPair keys;
+  key_.assign(keys.open.data(), kKeySize);
+  zmq::socket_t& router = sockets_->router;
+  router.set(zmq::sockopt::curve_server, true);
+  router.set(zmq::sockopt::curve_secretkey, keys.secret.data());
+  router.set(zmq::sockopt::router_handover, true);  // a node's next monitor takes the place of the one before
+  router.set(zmq::sockopt::linger, 0);
+  router.set(zmq::sockopt::sndhwm, kMaxWaiting);
+  try {
+    router.bind(only_here ? "tcp://127.0.0.1:*" : "tcp://*:*");
+  } catch (const zmq::error_t& error) {
+    fail("cannot listen for the monitors of the nodes: {}", error.what());
+  }
+  const std::string endpoint = router.get(zmq::sockopt::last_endpoint);
+  port_ = std::stoi(endpoint.substr(endpoint.rfind(':') + 1));
+}
+
+LauncherChannel::~LauncherChannel() = default;
+
+std::optional<Message> LauncherChannel::receive(std::chrono::milliseconds timeout) {
+  std::vector<zmq::pollitem_t> items = {{sockets_->router.handle(), 0, ZMQ_POLLIN, 0}};
+  try {
+    if (zmq::poll(items, timeout) == 0) return std::nullopt;
+    std::vector<zmq::message_t> frames;
+    if (!zmq::recv_multipart(sockets_->router, std::back_inserter(frames), zmq::recv_flags::dontwait)) {
+      return std::nullopt;
+    }
+    return message_of(frames.front().to_string(), frames, 1);
+  } catch (const zmq::error_t&) {  // a signal
+    return std::nullopt;
+  }
+}
+
+void LauncherChannel::send(const Message& message) {
+  std::vector<zmq::message_t> frames = frames_of(message.body, message.files);
+  frames.insert(frames.begin(), zmq::message_t(message.node));
+  try {
+    zmq::send_multipart(sockets_->router, frames, zmq::send_flags::dontwait);
+  } catch (const zmq::error_t&) {  // NOLINT(bugprone-empty-catch): a node that is gone is told of by its silence
+  }
+}
+
+struct MonitorChannel::Sockets {
+  zmq::context_t context;
+  zmq::socket_t dealer{context, zmq::socket_type::dealer};
+};
+
+MonitorChannel::MonitorChannel(const std::string& node, const std::string& endpoint, const std::string& key)
+    : sockets_(std::make_unique<Sockets>()), node_(node) {
+  require(key.size() == kKeySize, "the key of the launch has {} characters, expected {}", key.size(), kKeySize);
+  const KeyPair own;
+  zmq::socket_t& dealer = sockets_->dealer;
+  dealer.set(zmq::sockopt::curve_serverkey, key);
+  dealer.set(zmq::sockopt::curve_publickey, own.open.data());
+  dealer.set(zmq::sockopt::curve_secretkey, own.secret.data());
+  dealer.set(zmq::sockopt::routing_id, node);
+  dealer.set(zmq::sockopt::linger, 0);
+  dealer.set(zmq::sockopt::sndhwm, kMaxWaiting);
+  // A cable that was pulled ends no connection by itself.
+  dealer.set(zmq::sockopt::heartbeat_ivl, 1000);
+  dealer.set(zmq::sockopt::heartbeat_timeout, 4000);
+  dealer.set(zmq::sockopt::reconnect_ivl_max, 1000);
+  try {
+    dealer.connect(endpoint);
+  } catch (const zmq::error_t& error) {
+    fail("cannot connect to the launcher at '{}': {}", endpoint, error.what());
+  }
+}
+
+MonitorChannel::~MonitorChannel() = default;
+
+void MonitorChannel::wait(std::chrono::milliseconds timeout, const std::vector<int>& descriptors) {
+  std::vector<zmq::pollitem_t> items = {{sockets_->dealer.handle(), 0, ZMQ_POLLIN, 0}};
+  for (const int descriptor : descriptors) items.push_back({nullptr, descriptor, ZMQ_POLLIN, 0});
+  try {
+    zmq::poll(items, timeout);
+  } catch (const zmq::error_t&) {  // NOLINT(bugprone-empty-catch): a signal; the caller looks itself
+  }
+}
+
+std::optional<Message> MonitorChannel::receive() {
+  std::vector<zmq::message_t> frames;
+  try {
+    if (!zmq::recv_multipart(sockets_->dealer, std::back_inserter(frames), zmq::recv_flags::dontwait)) {
+      return std::nullopt;
+    }
+  } catch (const zmq::error_t&) {
+    return std::nullopt;
+  }
+  return message_of(node_, frames, 0);
+}
+
+void MonitorChannel::send(const nlohmann::json& body, const std::vector<std::string>& files) {
+  std::vector<zmq::message_t> frames = frames_of(body, files);
+  try {
+    zmq::send_multipart(sockets_->dealer, frames, zmq::send_flags::dontwait);
+  } catch (const zmq::error_t&) {  // NOLINT(bugprone-empty-catch): the launcher will notice the silence
+  }
+}
+
+}  // namespace tessera

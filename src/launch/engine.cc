@@ -1,0 +1,206 @@
+#include "launch/engine.h"
+
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/shell_word.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What a short command prints. Throws Error if it fails.
+std::string output_of(const std::string& command) {
+  // NOLINTNEXTLINE(bugprone-command-processor): the program is the scheduler's, which PATH finds
+  std::FILE* pipe = popen(("timeout -k 1 20 " + command + " 2>&1").c_str(), "r");
+  require(pipe != nullptr, "cannot start '{}'", command);
+  std::string output;
+  std::array<char, 4096> part{};
+  while (const std::size_t size = std::fread(part.data(), 1, part.size(), pipe)) output.append(part.data(), size);
+  const int status = pclose(pipe);
+  require(status == 0, "'{}' failed: {}", command, output.empty() ? "it printed nothing" : output);
+  return output;
+}
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  return {std::istream_iterator<std::string>(stream), {}};
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+/// What mpirun needs wherever it starts ranks.
+CommandLine mpirun(std::int64_t num_ranks, const std::vector<std::string>& variables,
+                   const std::vector<std::string>& options) {
+  CommandLine command = {"mpirun", "-np", std::to_string(num_ranks), "--bind-to", "none"};
+  if (geteuid() == 0) command.emplace_back("--allow-run-as-root");
+  for (const std::string& name : variables) command.insert(command.end(), {"-x", name});
+  command.insert(command.end(), options.begin(), options.end());
+  return command;
+}
+
+void append(CommandLine& command, const CommandLine& more) { command.insert(command.end(), more.begin(), more.end()); }
+
+class LocalEngine : public Engine {
+ public:
+  explicit LocalEngine(std::vector<std::string> mpirun_options) : options_(std::move(mpirun_options)) {}
+
+  std::string name() const override { return "local"; }
+  std::vector<std::string> nodes() const override { return {host_name()}; }
+  bool is_one_machine() const override { return true; }
+  CommandLine on_node(const std::string&, const CommandLine& program) const override { return program; }
+  CommandLine on_ranks(const std::vector<std::string>&, int ranks_per_node, const std::vector<std::string>& variables,
+                       const CommandLine& program) const override {
+    if (ranks_per_node == 1) return program;
+    CommandLine command = mpirun(ranks_per_node, variables, options_);
+    command.emplace_back("--oversubscribe");  // slots are physical cores, which ranks on GPUs hardly need
+    append(command, program);
+    return command;
+  }
+
+ private:
+  std::vector<std::string> options_;
+};
+
+class HostsEngine : public Engine {
+ public:
+  HostsEngine(std::vector<std::string> hosts, std::vector<std::string> mpirun_options)
+      : hosts_(std::move(hosts)), options_(std::move(mpirun_options)) {}
+
+  std::string name() const override { return "hosts"; }
+  std::vector<std::string> nodes() const override { return hosts_; }
+  CommandLine on_node(const std::string& node, const CommandLine& program) const override {
+    CommandLine command = {"ssh"};
+    append(command, ssh_options());
+    std::vector<std::string> words;
+    for (const std::string& word : program) words.push_back(shell_word(word));
+    command.insert(command.end(), {node, fmt::format("exec {}", fmt::join(words, " "))});
+    return command;
+  }
+  CommandLine on_ranks(const std::vector<std::string>& nodes, int ranks_per_node,
+                       const std::vector<std::string>& variables, const CommandLine& program) const override {
+    std::vector<std::string> slots;
+    for (const std::string& node : nodes) slots.push_back(fmt::format("{}:{}", node, ranks_per_node));
+    CommandLine command = mpirun(static_cast<std::int64_t>(nodes.size()) * ranks_per_node, variables, options_);
+    append(command, {"-H", fmt::format("{}", fmt::join(slots, ",")), "--map-by", "slot"});
+    append(command, {"--mca", "plm_rsh_args", fmt::format("{}", fmt::join(ssh_options(), " "))});
+    append(command, program);
+    return command;
+  }
+
+ private:
+  static CommandLine ssh_options() {
+    return {"-oBatchMode=yes", "-oConnectTimeout=5", "-oServerAliveInterval=2", "-oServerAliveCountMax=2"};
+  }
+
+  std::vector<std::string> hosts_, options_;
+};
+
+class SlurmEngine : public Engine {
+ public:
+  explicit SlurmEngine(std::vector<std::string> srun_options) : options_(std::move(srun_options)) {
+    const char* list = std::getenv("SLURM_JOB_NODELIST");
+    require(list != nullptr && std::getenv("SLURM_JOB_ID") != nullptr,
+            "the engine slurm needs an allocation (SLURM_JOB_ID is not set): start it in a job of sbatch or salloc, or "
+            "give --hosts");
+    nodes_ = words_of(output_of("scontrol show hostnames " + shell_word(list)));
+    const std::vector<std::string> kinds = words_of(output_of("srun --mpi=list"));
+    require(std::ranges::find(kinds, "pmix") != kinds.end(),
+            "srun has no PMIx here (srun --mpi=list: {}), which starts ranks: install Slurm's PMIx plugin, or give "
+            "--hosts to start them by mpirun",
+            fmt::join(kinds, " "));
+  }
+
+  std::string name() const override { return "slurm"; }
+  std::vector<std::string> nodes() const override { return nodes_; }
+  CommandLine on_node(const std::string& node, const CommandLine& program) const override {
+    CommandLine command = {"srun", "--overlap", "--no-kill", "--quiet", "-N1", "-n1", "-w", node, "--cpu-bind=none"};
+    append(command, program);
+    return command;
+  }
+  CommandLine on_ranks(const std::vector<std::string>& nodes, int ranks_per_node, const std::vector<std::string>&,
+                       const CommandLine& program) const override {
+    // --overlap: the step before holds its cores until Slurm has found out that its node is gone.
+    CommandLine command = {"srun",
+                           "--overlap",
+                           "--no-kill",
+                           "--kill-on-bad-exit=0",  // the launcher ends the ranks, when it has seen who failed
+                           "--mpi=pmix",
+                           "--distribution=block",
+                           "--cpu-bind=none",
+                           fmt::format("-N{}", nodes.size()),
+                           fmt::format("-n{}", nodes.size() * static_cast<std::size_t>(ranks_per_node)),
+                           fmt::format("--ntasks-per-node={}", ranks_per_node),
+                           "-w",
+                           fmt::format("{}", fmt::join(nodes, ","))};
+    append(command, options_);
+    append(command, program);
+    return command;
+  }
+  std::optional<CommandLine> drain(const std::string& node, const std::string& reason) const override {
+    return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
+  }
+  bool can_requeue() const override { return true; }
+
+ private:
+  std::vector<std::string> nodes_, options_;
+};
+
+}  // namespace
+
+std::optional<CommandLine> Engine::drain(const std::string&, const std::string&) const { return std::nullopt; }
+
+std::unique_ptr<Engine> make_local_engine(std::vector<std::string> mpirun_options) {
+  return std::make_unique<LocalEngine>(std::move(mpirun_options));
+}
+
+std::unique_ptr<Engine> make_hosts_engine(std::vector<std::string> hosts, std::vector<std::string> mpirun_options) {
+  return std::make_unique<HostsEngine>(std::move(hosts), std::move(mpirun_options));
+}
+
+std::unique_ptr<Engine> make_slurm_engine(std::vector<std::string> srun_options) {
+  return std::make_unique<SlurmEngine>(std::move(srun_options));
+}
+
+std::vector<std::string> read_hosts(const std::string& list_or_file) {
+  std::vector<std::string> hosts;
+  std::error_code unreadable;
+  const bool is_file = fs::is_regular_file(list_or_file, unreadable);
+  if (is_file) {
+    std::ifstream file(list_or_file);
+    for (std::string line; std::getline(file, line);) {
+      const std::vector<std::string> words = words_of(line.substr(0, line.find('#')));
+      if (!words.empty()) hosts.push_back(words.front());
+    }
+  } else {
+    require(list_or_file.find('/') == std::string::npos,
+            "--hosts: there is no file '{}'; expected a file with a host per line, or names as in n1,n2,n3",
+            list_or_file);
+    std::istringstream list(list_or_file);
+    for (std::string host; std::getline(list, host, ',');) {
+      if (!host.empty()) hosts.push_back(host);
+    }
+  }
+  require(!hosts.empty(), "--hosts '{}' names no host; expected {}", list_or_file,
+          is_file ? "a host per line" : "names as in n1,n2,n3, or a file with a host per line");
+  std::set<std::string> seen;
+  for (const std::string& host : hosts) require(seen.insert(host).second, "--hosts names '{}' twice", host);
+  return hosts;
+}
+
+}  // namespace tessera

@@ -1,0 +1,55 @@
+#include "launch/failure.h"
+
+#include "base/exit_status.h"
+
+namespace tessera {
+
+std::string_view name_of(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::kRankDied:
+      return "rank died";
+    case FailureKind::kRankHung:
+      return "rank hung";
+    case FailureKind::kRankSlow:
+      return "rank slow";
+    case FailureKind::kNodeLost:
+      return "node lost";
+    case FailureKind::kNonFinite:
+      return "step not finite";
+    case FailureKind::kWeightsDiffer:
+      return "weights differ";
+    case FailureKind::kStorageFailed:
+      return "storage failed";
+    case FailureKind::kProgramError:
+      return "program error";
+    case FailureKind::kWrongInput:
+      return "wrong input";
+    case FailureKind::kTakenOver:
+      return "taken over";
+    case FailureKind::kStartFailed:
+      return "start failed";
+  }
+  return "unknown";
+}
+
+std::optional<FailureKind> kind_of_status(int exit_status) {
+  switch (static_cast<ExitStatus>(exit_status)) {
+    case ExitStatus::kDone:
+    case ExitStatus::kRankFailed:
+      return std::nullopt;
+    case ExitStatus::kWrongInput:
+      return FailureKind::kWrongInput;
+    case ExitStatus::kNonFinite:
+      return FailureKind::kNonFinite;
+    case ExitStatus::kWeightsDiffer:
+      return FailureKind::kWeightsDiffer;
+    case ExitStatus::kTakenOver:
+      return FailureKind::kTakenOver;
+    case ExitStatus::kStorageFailed:
+      return FailureKind::kStorageFailed;
+    default:
+      return FailureKind::kProgramError;
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,31 @@
+// What has happened to a run, for people and programs: <dump_folder>/incidents/N.json.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "launch/failure.h"
+#include "launch/ladder.h"
+
+namespace tessera {
+
+struct Incident {
+  int number = 1;
+  double noticed_at = 0.0;  // seconds of Unix time
+  std::int64_t attempt = 1;
+  Failure failure = {};
+  Decision decision = {};
+  std::string spare = {};  // in the place of the blamed node
+  /// Once the run trains again; its first step then is resumed_step + 1.
+  std::optional<std::int64_t> resumed_step = {};
+  std::int64_t last_step = 0;  // the last one that all ranks had begun
+  double seconds_lost = 0.0;   // from when it was noticed until the run was as far as before
+};
+
+nlohmann::ordered_json to_json(const Incident& incident);
+
+/// One paragraph.
+std::string describe(const Incident& incident);
+
+}  // namespace tessera

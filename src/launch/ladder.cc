@@ -1,0 +1,83 @@
+#include "launch/ladder.h"
+
+#include <fmt/format.h>
+
+namespace tessera {
+namespace {
+
+constexpr double kHour = 3600.0;
+/// A step that fails so often is not the hardware's fault.
+constexpr int kFailuresOfStep = 3;
+
+}  // namespace
+
+std::string_view name_of(Action action) {
+  switch (action) {
+    case Action::kRestart:
+      return "restart on the same nodes";
+    case Action::kReplace:
+      return "restart with a spare";
+    case Action::kRequeue:
+      return "requeue";
+    case Action::kStop:
+      return "stop";
+  }
+  return "unknown";
+}
+
+Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
+  using Kind = FailureKind;
+  if (failure.kind == Kind::kWrongInput) {
+    return {Action::kStop, "what was given cannot work, and a restart does not help", ExitStatus::kWrongInput};
+  }
+  if (failure.kind == Kind::kTakenOver) {
+    return {Action::kStop, "another launcher has taken the run over", ExitStatus::kTakenOver};
+  }
+  while (!restarts_.empty() && now - restarts_.front() > kHour) restarts_.pop_front();
+  if (static_cast<int>(restarts_.size()) >= restarts_per_hour_) {
+    return {Action::kStop,
+            fmt::format("there were {} restarts within an hour, the limit (--restarts-per-hour)", restarts_.size())};
+  }
+  restarts_.push_back(now);
+  if (failure.kind == Kind::kNodeLost) return replace(failure, num_spares, fmt::format("{} is lost", failure.node));
+
+  const int before = failures_of_node_[failure.node]++;
+  if (failure.step > 0 && failure.kind != Kind::kRankSlow) {
+    std::map<std::string, int>& nodes = at_step_[failure.step];
+    ++nodes[failure.node];
+    int failures = 0;
+    for (const auto& [node, count] : nodes) failures += count;
+    const bool is_on_other_hardware = nodes.size() > 1 && (failure.kind == Kind::kNonFinite || failures > 2);
+    if (is_on_other_hardware || failures >= kFailuresOfStep) {
+      return {Action::kStop, fmt::format("step {} failed {} times{}: the program or the data is at fault, not the "
+                                         "hardware",
+                                         failure.step, failures, nodes.size() > 1 ? ", on different nodes" : "")};
+    }
+  }
+  switch (failure.kind) {
+    case Kind::kRankSlow:
+      return replace(failure, num_spares, fmt::format("{} is slow", failure.node));
+    case Kind::kNonFinite:
+      return replace(failure, num_spares, fmt::format("step {} was not finite twice there", failure.step));
+    case Kind::kWeightsDiffer:
+      if (failure.sure == Certainty::kCertain) {
+        return replace(failure, num_spares, fmt::format("{} computes or keeps numbers wrongly", failure.node));
+      }
+      return {Action::kRestart, "the run goes on from the last copy that was verified"};
+    default:
+      break;
+  }
+  if (before > 0 && num_spares > 0 && !failure.node.empty()) {
+    return replace(failure, num_spares, fmt::format("{} has failed {} times", failure.node, before + 1));
+  }
+  return {Action::kRestart, "a first failure may pass"};
+}
+
+Decision Ladder::replace(const Failure& failure, int num_spares, const std::string& why) const {
+  if (num_spares > 0 && !failure.node.empty()) return {Action::kReplace, why};
+  if (failure.kind != FailureKind::kNodeLost) return {Action::kRestart, why + ", and there is no spare"};
+  if (can_requeue_) return {Action::kRequeue, why + ", and there is no spare", ExitStatus::kRequeue};
+  return {Action::kStop, why + ", and there is no spare", ExitStatus::kHold};
+}
+
+}  // namespace tessera

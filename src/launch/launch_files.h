@@ -1,0 +1,10 @@
+// Names of the files that a launcher leaves in a run's folder.
+#pragma once
+
+namespace tessera {
+
+inline constexpr const char* kLaunchStateName = "launch.json";    // what the launcher does (launch/launch_state.h)
+inline constexpr const char* kLaunchLockName = "launch.lock";     // locked while a launcher runs
+inline constexpr const char* kIncidentsFolderName = "incidents";  // N.json (launch/incident.h)
+
+}  // namespace tessera

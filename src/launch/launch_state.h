@@ -1,0 +1,48 @@
+// launch.json in a run's folder: what the launcher does, for `tessera status` and for the next launcher of the run.
+//
+//   {"format": "tessera-launch", "version": 1, "run_id": "...", "attempt": 3, "state": "training",
+//    "host": "head", "pid": 4711, "engine": "hosts", "time": 1764000000.0, "begin": 1763990000.0,
+//    "step": 120, "num_steps": 300, "step_seconds": 0.5,
+//    "nodes": [{"name": "n1", "role": "active", "silent_seconds": 0.2}, ...],
+//    "incidents": 2, "seconds_lost": 17.5, "exit_status": null}
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+struct LaunchState {
+  struct Node {
+    std::string name;
+    std::string role;  // "active", "spare", "lost", "drained"
+    double silent_seconds = 0.0;
+  };
+
+  std::string run_id;
+  std::int64_t attempt = 0;
+  std::string state;  // "starting", "training", "recovering", "done", "stopped"
+  std::string host, engine;
+  int pid = 0;
+  double time = 0.0, begin = 0.0;  // Unix time, seconds: when it was written, and when the launch began
+  std::int64_t step = 0, num_steps = 0;
+  double step_seconds = 0.0;
+  std::vector<Node> nodes;
+  int incidents = 0;
+  double seconds_lost = 0.0;  // by all incidents
+  std::optional<int> exit_status = {};
+
+  /// The share of the time since the launch began in which the run got on.
+  double effective_training_time() const { return time > begin ? 1.0 - seconds_lost / (time - begin) : 1.0; }
+  bool has_ended() const { return state == "done" || state == "stopped"; }
+};
+
+nlohmann::ordered_json to_json(const LaunchState& state);
+
+/// None if the folder has no such file. Throws Error if it is damaged.
+std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder);
+
+}  // namespace tessera

@@ -1,0 +1,584 @@
+#include "launch/launcher.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <map>
+
+#include "base/error.h"
+#include "base/exit_status.h"
+#include "base/file.h"
+#include "base/file_lock.h"
+#include "base/log.h"
+#include "base/shell_word.h"
+#include "base/stopwatch.h"
+#include "base/version.h"
+#include "launch/background_writer.h"
+#include "launch/channel.h"
+#include "launch/incident.h"
+#include "launch/ladder.h"
+#include "launch/launch_files.h"
+#include "launch/launch_state.h"
+#include "launch/protocol.h"
+#include "train/run_info.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+/// All monitors are started at once, so this is for one, on a machine that is busy.
+constexpr double kMonitorStart = 30.0;
+/// After the connection to a monitor has ended: for a new one.
+constexpr double kMonitorRestart = 2.0;
+/// Between two tries to reach a node that was lost.
+constexpr double kBetweenTries = 5.0;
+/// How long evidence may take to arrive, and ranks to end.
+constexpr double kGathering = 1.5, kEnding = 4.0;
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+enum class Role : std::uint8_t {
+  kActive,
+  kSpare,
+  kLost,     // it was silent; a spare again once it is heard of, and has ended its old ranks
+  kDrained,  // it was blamed, and is not used until it has been started anew
+};
+
+std::string name_of(Role role) {
+  constexpr std::array kNames = {"active", "spare", "lost", "drained"};
+  return kNames[static_cast<std::size_t>(role)];
+}
+
+struct Node {
+  std::string name;
+  Role role = Role::kSpare;
+  pid_t monitor = 0;  // its process here; 0: none
+  int input = -1;     // of that process; closing it ends the monitor
+  bool has_come = false;
+  double seen = 0.0;
+  double closed = 0.0;       // when the connection ended; 0: it has not
+  double next_try = 0.0;     // to start a monitor
+  int last_status = 0;       // of the connection's process
+  std::int64_t ended = 0;    // attempts of which it has no process left
+  std::string problem = {};  // why it cannot be used
+  bool has_evidence = false;
+};
+
+class Launcher {
+ public:
+  Launcher(const LauncherOptions& options, const JobConfig& config, std::unique_ptr<Engine> engine,
+           const volatile StopRequest& stop)
+      : options_(options),
+        config_(config),
+        engine_(std::move(engine)),
+        stop_(stop),
+        channel_(engine_->is_one_machine()),
+        ladder_(options.restarts_per_hour, engine_->can_requeue()),
+        dump_folder_(config.job.dump_folder) {
+    state_.begin = unix_time();
+    create_folder(dump_folder_);
+    identify();
+    for (const std::string& name : engine_->nodes()) nodes_.push_back({.name = name});
+    const auto needed = static_cast<std::size_t>(options_.num_nodes + options_.num_spares);
+    require(nodes_.size() >= needed,
+            "--nodes {} and --spares {} need {} nodes, but the engine {} has {}: give fewer, or start with more "
+            "({})",
+            options_.num_nodes, options_.num_spares, needed, engine_->name(), nodes_.size(),
+            engine_->name() == "slurm" ? "sbatch -N" : "--hosts");
+    nodes_.resize(needed);
+    node_folder_ = options_.node_folder.empty() ? fs::path("/dev/shm/tessera-" + state_.run_id) : options_.node_folder;
+  }
+
+  ~Launcher() {
+    for (Node& node : nodes_) close_monitor(node);
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  int run() {
+    start_monitors();
+    for (int i = 0; i < options_.num_nodes; ++i) {
+      nodes_[static_cast<std::size_t>(i)].role = Role::kActive;
+      active_.push_back(nodes_[static_cast<std::size_t>(i)].name);
+    }
+    keeps_monitors_ = true;
+    while (true) {
+      std::optional<Failure> failure = run_attempt();
+      if (!failure) return finish("done");
+      if (!heal(std::move(*failure))) return finish("stopped");
+      if (stop_.count > 0) {
+        exit_status_ = 128 + stop_.signal;
+        return finish("stopped");
+      }
+    }
+  }
+
+ private:
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  /// Which run this is, and the number of its last attempt; locks the run.
+  void identify() {
+    const std::optional<LaunchState> before = read_launch_state(dump_folder_);
+    const std::optional<RunIdentity> trained = read_run_identity(dump_folder_);
+    state_.run_id = config_.job.run_id;
+    if (state_.run_id.empty() && before && !before->has_ended()) state_.run_id = before->run_id;
+    if (state_.run_id.empty()) state_.run_id = identify_run(config_, std::nullopt).id;
+    if (before && before->run_id == state_.run_id) {
+      state_.attempt = before->attempt;
+      state_.begin = before->begin;
+      state_.incidents = before->incidents;
+      state_.seconds_lost = before->seconds_lost;
+    }
+    if (trained && trained->id == state_.run_id) state_.attempt = std::max(state_.attempt, trained->attempt);
+    for (const char ch : state_.run_id) {
+      require(
+          std::isalnum(static_cast<unsigned char>(ch)) != 0 || std::string_view("-_.").find(ch) != std::string::npos,
+          "job.run_id is '{}': with `tessera launch` it names folders, and may have letters, digits, '-', '_' "
+          "and '.'",
+          state_.run_id);
+    }
+    state_.host = host_name();
+    state_.pid = ::getpid();
+    state_.engine = engine_->name();
+    state_.num_steps = config_.training.steps;
+    const char* restarts = std::getenv("SLURM_RESTART_COUNT");
+    const std::string starts = restarts == nullptr ? "0" : restarts;
+    lock_.emplace(dump_folder_ / kLaunchLockName, fmt::format("the run in '{}'", dump_folder_.string()),
+                  FileLock::Options{.owner = fmt::format("launch of run {}, requeued {} times", state_.run_id, starts),
+                                    .takes_over = [&](const std::string&) { return starts != "0"; }});
+  }
+
+  std::string endpoint() const {
+    const std::string address = engine_->is_one_machine()  ? "127.0.0.1"
+                                : options_.address.empty() ? host_name()
+                                                           : options_.address;
+    return fmt::format("tcp://{}:{}", address, channel_.port());
+  }
+
+  void start_monitor(Node& node) {
+    close_monitor(node);
+    std::array<int, 2> pipe{};
+    require(pipe2(pipe.data(), O_CLOEXEC) == 0, "cannot make a pipe: {}", std::strerror(errno));
+    const CommandLine command =
+        engine_->on_node(node.name, {options_.program, "monitor", "--node", node.name, "--connect", endpoint(),
+                                     "--run-id", state_.run_id, "--folder", node_folder_.string()});
+    node.monitor = spawn(command.front(), {command.begin() + 1, command.end()}, {.input = pipe[0]});
+    close(pipe[0]);
+    node.input = pipe[1];
+    const std::string line = channel_.key() + "\n";
+    static_cast<void>(!::write(node.input, line.data(), line.size()));  // if it has ended, that is told of
+    node.next_try = now() + kBetweenTries;
+  }
+
+  static void close_monitor(Node& node) {
+    if (node.input >= 0) close(node.input);
+    node.input = -1;
+    if (node.monitor > 0) {
+      kill(-node.monitor, SIGTERM);
+      waitpid(node.monitor, nullptr, WNOHANG);
+    }
+    node.monitor = 0;
+  }
+
+  /// Throws Error unless all nodes have a monitor that is fit.
+  void start_monitors() {
+    write_state("starting");
+    for (Node& node : nodes_) start_monitor(node);
+    const Stopwatch watch;
+    const auto is_decided = [](const Node& node) {
+      return node.has_come || !node.problem.empty() || (node.monitor == 0 && node.closed > 0.0);
+    };
+    while (watch.seconds() < kMonitorStart && !std::ranges::all_of(nodes_, is_decided)) {
+      pump();
+      if (stop_.count > 0) fail("stopped by signal {} before the ranks were started", stop_.signal);
+    }
+    std::string missing;
+    for (const Node& node : nodes_) {
+      if (node.has_come && node.problem.empty()) continue;
+      const CommandLine test = engine_->on_node(node.name, {"true"});
+      std::string line;
+      for (const std::string& word : test) line += (line.empty() ? "" : " ") + shell_word(word);
+      missing += fmt::format("\n  {}: {}", node.name,
+                             !node.problem.empty() ? node.problem
+                             : node.monitor == 0
+                                 ? fmt::format("its monitor ended with status {}; try: {}", node.last_status, line)
+                                 : fmt::format("its monitor did not reach {} within {:g} s; check that the node can "
+                                               "connect to this machine, or give --address",
+                                               endpoint(), kMonitorStart));
+    }
+    require(missing.empty(), "not all of {} nodes are fit, no rank was started:{}", nodes_.size(), missing);
+    spdlog::info("run {}: {} of {} nodes train, {} ranks on each, {} in reserve", state_.run_id, options_.num_nodes,
+                 nodes_.size(), options_.ranks_per_node, options_.num_spares);
+  }
+
+  Node* find_node(const std::string& name) {
+    const auto found = std::ranges::find(nodes_, name, &Node::name);
+    return found == nodes_.end() ? nullptr : &*found;
+  }
+
+  int num_spares() const {
+    return static_cast<int>(std::ranges::count_if(nodes_, [](const Node& node) { return is_ready(node); }));
+  }
+  static bool is_ready(const Node& node) {
+    return node.role == Role::kSpare && node.has_come && node.closed == 0.0 && now() - node.seen < kMonitorRestart;
+  }
+
+  /// Hears what has come, for up to 50 ms, and looks after processes.
+  void pump() {
+    std::optional<Message> message = channel_.receive(milliseconds(50));
+    for (; message; message = channel_.receive(milliseconds(0))) hear(*message);
+    reap();
+    for (Node& node : nodes_) look_after(node);
+    if (since_written_.seconds() > 1.0) write_state(state_.state);
+  }
+
+  void hear(const Message& message) {
+    Node* node = find_node(message.node);
+    if (node == nullptr) return;
+    const std::string what = message.body.value("say", "");
+    node->seen = now();
+    if (what == "hello") {
+      const std::string its = message.body.value("version", "");
+      if (its != version()) {
+        node->problem = fmt::format("it runs Tessera {}, this is {}: install the same program", its, version());
+      }
+      node->has_come = true;
+      node->closed = 0.0;
+      if (node->role == Role::kDrained) node->role = Role::kLost;
+      channel_.send({node->name, {{"do", "watch"}, {"attempt", state_.attempt}}});
+    } else if (what == "beat") {
+      answer_beat(*node, message);
+    } else if (what == "evidence" && message.body.value("attempt", std::int64_t{0}) == state_.attempt) {
+      take_evidence(*node, message);
+    } else if (what == "ended") {
+      const auto left = message.body.value("left", std::vector<int>());
+      if (left.empty()) node->ended = std::max(node->ended, message.body.value("attempt", std::int64_t{0}));
+    }
+  }
+
+  void answer_beat(Node& node, const Message& message) {
+    if (node.role == Role::kLost) {
+      // It is back: a reboot, a link, or a thaw. Nothing of what it did before may be left.
+      if (node.ended < state_.attempt - 1) {
+        channel_.send({node.name, {{"do", "end"}, {"attempt", state_.attempt - 1}}});
+        return;
+      }
+      node.role = Role::kSpare;
+      spdlog::info("{} is back, as a spare", node.name);
+    }
+    if (watch_ && message.body.value("attempt", std::int64_t{0}) == state_.attempt) {
+      std::vector<RankReport> reports;
+      for (const nlohmann::json& rank : message.body.value("ranks", nlohmann::json::array())) {
+        reports.push_back(report_from_json(rank));
+      }
+      watch_->report(node.name, reports, now());
+    }
+    channel_.send({node.name, {{"do", "watch"}, {"attempt", state_.attempt}}});
+  }
+
+  void take_evidence(Node& node, const Message& message) {
+    node.has_evidence = true;
+    const auto processes = message.body.value("processes", std::vector<int>());
+    for (std::size_t i = 0; i < std::min(processes.size(), message.files.size()); ++i) {
+      try {
+        RankState state = parse_rank_file(std::as_bytes(std::span(message.files[i])), "of " + node.name);
+        state.process = static_cast<ProcessState>(processes[i]);
+        evidence_.push_back(std::move(state));
+      } catch (const Error& error) {
+        spdlog::warn("{}", error.what());
+      }
+    }
+  }
+
+  void reap() {
+    for (Node& node : nodes_) {
+      int status = 0;
+      if (node.monitor == 0 || waitpid(node.monitor, &status, WNOHANG) != node.monitor) continue;
+      node.monitor = 0;
+      node.last_status = exit_status_of(status);
+      if (node.input >= 0) close(node.input);
+      node.input = -1;
+      if (node.closed == 0.0) node.closed = now();
+      node.next_try = node.has_come && node.role != Role::kLost ? now() : now() + kBetweenTries;
+      if (keeps_monitors_ && node.role == Role::kActive) {
+        spdlog::warn("the connection to the monitor of {} has ended (status {})", node.name, node.last_status);
+      }
+    }
+    int status = 0;
+    if (ranks_ != 0 && !ranks_status_ && waitpid(ranks_, &status, WNOHANG) == ranks_) {
+      ranks_status_ = exit_status_of(status);
+    }
+  }
+
+  void look_after(Node& node) {
+    if (!keeps_monitors_) return;
+    if (node.monitor == 0 && now() > node.next_try) start_monitor(node);
+    if (node.role == Role::kActive && node.closed > 0.0 && now() - node.closed > kMonitorRestart && watch_) {
+      watch_->lose(node.name, fmt::format("its monitor's connection ended, and no new one could be made within {:g} s",
+                                          kMonitorRestart));
+    }
+    if (node.role == Role::kSpare && node.closed > 0.0 && now() - node.closed > kMonitorRestart) {
+      node.role = Role::kLost;
+      node.ended = 0;
+      spdlog::warn("the spare {} is lost", node.name);
+    }
+  }
+
+  void start_ranks() {
+    ++state_.attempt;
+    write_state("starting");
+    for (const Node& node : nodes_) channel_.send({node.name, {{"do", "watch"}, {"attempt", state_.attempt}}});
+    CommandLine program = {options_.program};
+    program.insert(program.end(), options_.arguments.begin(), options_.arguments.end());
+    program.push_back("--job.run_id=" + state_.run_id);
+    program.push_back(fmt::format("--job.attempt={}", state_.attempt));
+    program.push_back("--job.node_folder=" + node_folder_.string());
+    const CommandLine command = engine_->on_ranks(active_, options_.ranks_per_node, {kAttemptVariable}, program);
+    const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ranks_status_.reset();
+    ranks_ = spawn(
+        command.front(), {command.begin() + 1, command.end()},
+        {.input = nothing, .variables = {fmt::format("{}={}:{}", kAttemptVariable, state_.run_id, state_.attempt)}});
+    close(nothing);
+    WatchOptions watch = options_.watch;
+    watch.start_timeout = static_cast<double>(config_.comm.init_timeout_seconds);
+    watch.other_timeout = static_cast<double>(config_.comm.train_timeout_seconds);
+    watch_.emplace(watch, active_, options_.ranks_per_node, now());
+  }
+
+  /// Returns what went wrong; none if the ranks have ended as they should.
+  std::optional<Failure> run_attempt() {
+    start_ranks();
+    std::optional<double> ended;  // when the ranks' process did
+    int told = 0;
+    while (true) {
+      pump();
+      for (; told < stop_.count; ++told) {
+        if (told == 0) spdlog::info("signal {}: the run saves and ends; a second one ends it at once", stop_.signal);
+        kill(ranks_, told == 0 ? SIGUSR1 : SIGKILL);  // mpirun and srun pass SIGUSR1 on
+      }
+      note_progress();
+      if (ranks_status_) {
+        if (!ended) ended = now();
+        if (*ranks_status_ == 0 || (stop_.count > 0 && *ranks_status_ > 128)) {
+          exit_status_ = stop_.count > 0 ? 128 + stop_.signal : 0;
+          return std::nullopt;
+        }
+      }
+      if (std::optional<Failure> failure = watch_->find(now())) {
+        const bool can_wait = failure->kind == FailureKind::kRankSlow && num_spares() == 0;
+        if (!can_wait) return settle(std::move(*failure));
+        if (!slow_is_told_) spdlog::warn("{}; there is no spare for it", failure->evidence.front());
+        slow_is_told_ = true;
+      }
+      if (ended && now() - *ended > 2.0) {
+        const std::optional<FailureKind> kind = kind_of_status(*ranks_status_);
+        return Failure{
+            .kind = kind.value_or(FailureKind::kProgramError),
+            .step = watch_->step(),
+            .evidence = {fmt::format("the ranks ended with status {}, and none of them said why", *ranks_status_)}};
+      }
+    }
+  }
+
+  /// Waits for what else comes of the same event: a node that is lost explains a rank that hangs.
+  Failure settle(Failure failure) {
+    if (failure.kind == FailureKind::kRankSlow || failure.kind == FailureKind::kNodeLost) return failure;
+    const Stopwatch watch;
+    while (watch.seconds() < 0.2) {
+      pump();
+      if (std::optional<Failure> later = watch_->find(now())) failure = std::move(*later);
+    }
+    // A rank that hangs on a node whose monitor is silent hangs because of the node.
+    for (const Node& node : nodes_) {
+      if (node.role != Role::kActive || now() - node.seen < 1.0 || failure.rank) continue;
+      failure.evidence.push_back(fmt::format("{} has been silent for {:.1f} s", node.name, now() - node.seen));
+      failure.kind = FailureKind::kNodeLost;
+      failure.node = node.name;
+      failure.sure = Certainty::kLikely;
+      break;
+    }
+    return failure;
+  }
+
+  void note_progress() {
+    const std::int64_t step = watch_->step();
+    state_.step_seconds = watch_->step_seconds();
+    if (step == 0) return;
+    state_.step = step;
+    if (state_.state != "training" && (!healing_ || healing_->resumed_step)) write_state("training");
+    if (!healing_) return;
+    if (!healing_->resumed_step) {
+      healing_->resumed_step = step - 1;
+      spdlog::info("the run goes on after step {}, {:.1f} s after the failure was noticed", step - 1,
+                   unix_time() - healing_->noticed_at);
+    }
+    if (step < healing_->last_step) return;
+    healing_->seconds_lost = unix_time() - healing_->noticed_at;
+    state_.seconds_lost += healing_->seconds_lost;
+    write_incident(*healing_);
+    healing_.reset();
+  }
+
+  /// Ends the attempt, finds out who is to blame, and prepares the next. False: there is no next.
+  bool heal(Failure failure) {
+    const double noticed = unix_time();
+    const std::int64_t last_step = watch_->step();
+    gather_evidence();
+    blame(failure);
+    Incident incident{.number = ++state_.incidents,
+                      .noticed_at = noticed,
+                      .attempt = state_.attempt,
+                      .failure = std::move(failure),
+                      .last_step = last_step};
+    incident.decision = ladder_.decide(incident.failure, num_spares(), now());
+    end_ranks();
+    if (incident.decision.action == Action::kReplace) incident.spare = promote_spare(incident.failure);
+    spdlog::warn("incident {}: {}", incident.number, describe(incident));
+    write_incident(incident);
+    write_state("recovering");
+    watch_.reset();
+    const Action action = incident.decision.action;
+    healing_ = std::move(incident);
+    if (action == Action::kRestart || action == Action::kReplace) return true;
+    exit_status_ = static_cast<int>(healing_->decision.status);
+    return false;
+  }
+
+  void gather_evidence() {
+    evidence_.clear();
+    for (Node& node : nodes_) {
+      node.has_evidence = node.role != Role::kActive || now() - node.seen > 1.0;
+      if (!node.has_evidence) channel_.send({node.name, {{"do", "gather"}, {"attempt", state_.attempt}}});
+    }
+    const Stopwatch watch;
+    while (watch.seconds() < kGathering && !std::ranges::all_of(nodes_, &Node::has_evidence)) pump();
+  }
+
+  void blame(Failure& failure) const {
+    if (failure.kind == FailureKind::kNodeLost || failure.kind == FailureKind::kRankSlow) return;
+    const int world_size = static_cast<int>(active_.size()) * options_.ranks_per_node;
+    const Culprit culprit = find_culprit(evidence_, world_size);
+    if (culprit.ranks.empty()) return;
+    failure.evidence.push_back(culprit.reason);
+    if (failure.rank) return;
+    failure.rank = culprit.ranks.front();
+    failure.node = watch_->node_of(*failure.rank);
+    failure.sure = culprit.sure;
+  }
+
+  void end_ranks() {
+    for (const Node& node : nodes_) channel_.send({node.name, {{"do", "end"}, {"attempt", state_.attempt}}});
+    if (ranks_ != 0 && !ranks_status_) kill(-ranks_, SIGKILL);
+    const auto is_over = [&](const Node& node) {
+      return node.role != Role::kActive || node.ended >= state_.attempt || now() - node.seen > 1.0;
+    };
+    const Stopwatch watch;
+    do {
+      pump();
+    } while (watch.seconds() < kEnding && !(ranks_status_ && std::ranges::all_of(nodes_, is_over)));
+    ranks_ = 0;
+  }
+
+  /// Puts a spare in the place of the blamed node. Returns its name.
+  std::string promote_spare(const Failure& failure) {
+    Node& bad = *find_node(failure.node);
+    const auto spare = std::ranges::find_if(nodes_, [](const Node& node) { return is_ready(node); });
+    if (spare == nodes_.end()) return "";  // it was lost a moment ago; the same nodes are tried
+    bad.role = failure.kind == FailureKind::kNodeLost ? Role::kLost : Role::kDrained;
+    bad.ended = 0;
+    spare->role = Role::kActive;
+    *std::ranges::find(active_, bad.name) = spare->name;
+    if (const auto drain =
+            engine_->drain(bad.name, fmt::format("[node_problem] {}: {}", state_.run_id, name_of(failure.kind)))) {
+      spawn(drain->front(), {drain->begin() + 1, drain->end()});
+    }
+    return spare->name;
+  }
+
+  void write_incident(const Incident& incident) {
+    create_folder(dump_folder_ / kIncidentsFolderName);
+    writer_.write(dump_folder_ / kIncidentsFolderName / fmt::format("{}.json", incident.number),
+                  json_text(to_json(incident), 2) + "\n");
+  }
+
+  void write_state(const std::string& name) {
+    since_written_ = {};
+    state_.state = name;
+    state_.time = unix_time();
+    state_.nodes.clear();
+    for (const Node& node : nodes_) {
+      state_.nodes.push_back({node.name, name_of(node.role), node.has_come ? now() - node.seen : 0.0});
+    }
+    writer_.write(dump_folder_ / kLaunchStateName, json_text(to_json(state_), 2) + "\n");
+  }
+
+  int finish(const std::string& state) {
+    keeps_monitors_ = false;
+    const bool is_over = exit_status_ != static_cast<int>(ExitStatus::kRequeue);
+    if (is_over) {  // a launch that is requeued finds the copies in memory again
+      for (const Node& node : nodes_) channel_.send({node.name, {{"do", "quit"}, {"attempt", state_.attempt}}});
+      const Stopwatch watch;
+      const auto has_quit = [](const Node& node) { return node.monitor == 0 || now() - node.seen > 1.0; };
+      while (watch.seconds() < 3.0 && !std::ranges::all_of(nodes_, has_quit)) pump();
+    }
+    state_.exit_status = exit_status_;
+    write_state(state);
+    if (state_.incidents > 0) {
+      spdlog::info("{} incidents, {:.1f} s lost: effective training time {:.1f} %", state_.incidents,
+                   state_.seconds_lost, 100.0 * state_.effective_training_time());
+    }
+    if (state == "stopped" && healing_) spdlog::error("stopped: {}", healing_->decision.reason);
+    return exit_status_;
+  }
+
+  const LauncherOptions& options_;
+  const JobConfig& config_;
+  std::unique_ptr<Engine> engine_;
+  const volatile StopRequest& stop_;
+  LauncherChannel channel_;
+  Ladder ladder_;
+  fs::path dump_folder_, node_folder_;
+  std::optional<FileLock> lock_;
+  LaunchState state_;
+  Stopwatch since_written_;
+  std::vector<Node> nodes_;
+  std::vector<std::string> active_;  // names, in the order of ranks
+  std::optional<RunWatch> watch_;    // of the attempt
+  std::vector<RankState> evidence_;
+  std::optional<Incident> healing_;  // until the run is as far as before
+  bool keeps_monitors_ = false;      // whether a monitor that ends is started again: not before all have come
+  bool slow_is_told_ = false;
+  pid_t ranks_ = 0;  // mpirun, srun or the one rank
+  std::optional<int> ranks_status_;
+  int exit_status_ = 0;
+  BackgroundWriter writer_;  // ends first, while all else is there
+};
+
+}  // namespace
+
+int launch(const LauncherOptions& options, const JobConfig& config, std::unique_ptr<Engine> engine,
+           const volatile StopRequest& stop) {
+  return Launcher(options, config, std::move(engine), stop).run();
+}
+
+}  // namespace tessera

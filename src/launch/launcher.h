@@ -1,0 +1,31 @@
+// The launcher: starts the ranks of a run on the nodes of an engine, watches them, and heals the run when something
+// fails, until all steps are done (docs/resilience.md).
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/child_process.h"
+#include "launch/engine.h"
+#include "launch/run_watch.h"
+#include "train/job_config.h"
+
+namespace tessera {
+
+struct LauncherOptions {
+  int num_nodes = 1, num_spares = 0, ranks_per_node = 1;
+  int restarts_per_hour = 10;
+  std::string address;                // by which nodes reach the launcher; empty: this machine's name
+  std::filesystem::path node_folder;  // of each node; empty: /dev/shm/tessera-<run id>
+  WatchOptions watch;
+  std::string program;                 // of ranks and monitors: the same path on all nodes
+  std::vector<std::string> arguments;  // of the ranks, from "train" on
+};
+
+/// Returns the exit status of `tessera launch`. Throws Error before any rank starts if a node is missing or is not fit.
+int launch(const LauncherOptions& options, const JobConfig& config, std::unique_ptr<Engine> engine,
+           const volatile StopRequest& stop);
+
+}  // namespace tessera

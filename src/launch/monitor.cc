@@ -1,0 +1,214 @@
+#include "launch/monitor.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <csignal>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <thread>
+
+#include "base/error.h"
+#include "base/stopwatch.h"
+#include "base/version.h"
+#include "launch/channel.h"
+#include "launch/protocol.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+/// Becomes readable when the process ends.
+class ProcessHandle {
+ public:
+  explicit ProcessHandle(pid_t pid) : descriptor_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
+  ~ProcessHandle() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  ProcessHandle(const ProcessHandle&) = delete;
+  ProcessHandle& operator=(const ProcessHandle&) = delete;
+
+  int descriptor() const { return descriptor_; }
+  bool is_over() const {
+    pollfd item = {.fd = descriptor_, .events = POLLIN, .revents = 0};
+    return descriptor_ < 0 || poll(&item, 1, 0) > 0;
+  }
+
+ private:
+  int descriptor_;
+};
+
+/// The attempt that a process of this run belongs to, from its environment; 0 if it is none of them.
+std::int64_t attempt_of(pid_t pid, const std::string& run_id) {
+  std::ifstream file(fmt::format("/proc/{}/environ", pid));
+  const std::string wanted = fmt::format("{}={}:", kAttemptVariable, run_id);
+  std::int64_t attempt = 0;
+  for (std::string variable; std::getline(file, variable, '\0');) {
+    if (variable.starts_with(wanted)) {
+      std::from_chars(variable.data() + wanted.size(), variable.data() + variable.size(), attempt);
+    }
+  }
+  return attempt;
+}
+
+class Monitor {
+ public:
+  explicit Monitor(const MonitorOptions& options)
+      : options_(options), channel_(options.node, options.endpoint, options.key) {
+    fs::create_directories(options_.folder);
+    fs::permissions(options_.folder, fs::perms::owner_all);
+  }
+
+  int run() {
+    say_hello();
+    while (!quits_) {
+      std::vector<int> descriptors = {STDIN_FILENO};
+      for (const auto& [path, process] : processes_) {
+        if (process->descriptor() >= 0 && !process->is_over()) descriptors.push_back(process->descriptor());
+      }
+      channel_.wait(kBetweenBeats, descriptors);
+      while (const std::optional<Message> message = channel_.receive()) obey(message->body);
+      if (input_has_ended()) {
+        end_ranks(attempt_);
+        return 0;
+      }
+      if (since_word_.seconds() > options_.lonely_seconds) end_ranks(attempt_);
+      beat();
+    }
+    return 0;
+  }
+
+ private:
+  void say_hello() {
+    std::error_code unreadable;
+    channel_.send({{"say", "hello"},
+                   {"pid", ::getpid()},
+                   {"host", host_name()},
+                   {"version", version()},
+                   {"free_bytes", fs::space(options_.folder, unreadable).available}});
+  }
+
+  void obey(const nlohmann::json& order) {
+    since_word_ = {};
+    const std::string what = order.value("do", "");
+    const std::int64_t attempt = order.value("attempt", std::int64_t{0});
+    if (what == "watch" && attempt > attempt_) {
+      end_ranks(attempt - 1);
+      attempt_ = attempt;
+      processes_.clear();
+    } else if (what == "gather") {
+      send_evidence(attempt);
+    } else if (what == "end") {
+      channel_.send({{"say", "ended"}, {"attempt", attempt}, {"left", end_ranks(attempt)}});
+    } else if (what == "quit") {
+      end_ranks(std::max(attempt, attempt_));
+      std::error_code kept;
+      fs::remove_all(options_.folder, kept);
+      channel_.send({{"say", "quit"}});
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until it is on its way
+      quits_ = true;
+    }
+  }
+
+  /// The files of an attempt's ranks.
+  std::vector<fs::path> rank_files(std::int64_t attempt) const {
+    std::vector<fs::path> files;
+    std::error_code missing;
+    for (const auto& entry :
+         fs::directory_iterator(rank_file_path(options_.folder, attempt, 0).parent_path(), missing)) {
+      files.push_back(entry.path());
+    }
+    std::ranges::sort(files);
+    return files;
+  }
+
+  void beat() {
+    nlohmann::json ranks = nlohmann::json::array();
+    for (const fs::path& path : rank_files(attempt_)) {
+      try {
+        const RankState state = read_rank_file(path);
+        if (state.pid != 0 && !processes_.contains(path)) {
+          processes_.emplace(path, std::make_unique<ProcessHandle>(state.pid));
+        }
+        ranks.push_back(to_json(report_of(state)));
+      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it is being created, and is there in the next beat
+      }
+    }
+    channel_.send({{"say", "beat"}, {"attempt", attempt_}, {"ranks", ranks}});
+  }
+
+  void send_evidence(std::int64_t attempt) {
+    std::vector<std::string> files;
+    nlohmann::json processes = nlohmann::json::array();
+    for (const fs::path& path : rank_files(attempt)) {
+      try {
+        processes.push_back(static_cast<int>(read_rank_file(path).process));
+      } catch (const Error&) {
+        continue;
+      }
+      std::ifstream file(path, std::ios::binary);
+      std::ostringstream bytes;
+      bytes << file.rdbuf();
+      files.push_back(bytes.str());
+    }
+    channel_.send({{"say", "evidence"}, {"attempt", attempt}, {"processes", processes}}, files);
+  }
+
+  /// Ends every process of the run that belongs to this attempt or to one before. Returns those that are still there
+  /// after two seconds: they hang in the kernel.
+  std::vector<pid_t> end_ranks(std::int64_t last_attempt) {
+    const Stopwatch watch;
+    std::vector<pid_t> left;
+    do {
+      left.clear();
+      std::error_code vanished;
+      for (const auto& entry : fs::directory_iterator("/proc", vanished)) {
+        const std::string name = entry.path().filename().string();
+        pid_t pid = 0;
+        if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
+        const std::int64_t attempt = pid == ::getpid() ? 0 : attempt_of(pid, options_.run_id);
+        if (attempt == 0 || attempt > last_attempt || state_of_process(pid, 0) == ProcessState::kEnded) continue;
+        kill(pid, SIGKILL);
+        left.push_back(pid);
+      }
+      if (!left.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    } while (!left.empty() && watch.seconds() < 2.0);
+    return left;
+  }
+
+  static bool input_has_ended() {
+    pollfd item = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+    if (poll(&item, 1, 0) <= 0) return false;
+    char text = 0;
+    return read(STDIN_FILENO, &text, 1) <= 0;
+  }
+
+  const MonitorOptions& options_;
+  MonitorChannel channel_;
+  std::int64_t attempt_ = 0;
+  std::map<fs::path, std::unique_ptr<ProcessHandle>> processes_;  // of the attempt, by the rank's file
+  Stopwatch since_word_;                                          // of the launcher
+  bool quits_ = false;
+};
+
+}  // namespace
+
+int run_monitor(const MonitorOptions& options) {
+  // A terminal's Ctrl-C is the launcher's to answer.
+  for (const int signal : {SIGINT, SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
+  return Monitor(options).run();
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+// The monitor of a node: a small process that outlives every rank. It tells the launcher what the node's ranks do, from
+// their files (comm/rank_file.h), and at once when one of them ends. It ends ranks when the launcher says so, or when
+// the launcher has not been heard of for long: a node that was given up must not go on alone.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace tessera {
+
+struct MonitorOptions {
+  std::string node;      // its name for the launcher
+  std::string endpoint;  // of the launcher
+  std::string key;       // LauncherChannel::key()
+  std::string run_id;
+  std::filesystem::path folder;  // job.node_folder of the ranks
+  double lonely_seconds = 10.0;  // without a word of the launcher, after which the ranks are ended
+};
+
+/// Until the launcher ends it, or standard input ends, which the launcher holds open. Returns the exit status.
+int run_monitor(const MonitorOptions& options);
+
+}  // namespace tessera
