@@ -112,7 +112,10 @@ fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
 if [[ ${1:-} == cluster ]]; then
   for package in "${missing[@]}"; do
-    case $package in slurmctld | slurmd | munge | openssh-server) systemctl -q disable "${package/openssh-server/ssh}" || true ;; esac
+    case $package in
+      slurmctld | slurmd | munge) systemctl -q disable "$package" || true ;;
+      openssh-server) systemctl -q disable ssh || true ;;
+    esac
   done 2>/dev/null
 fi
 fetch_wheels

@@ -249,11 +249,12 @@ down() {
   [[ -e $lab/is_a_lab ]] || fail "$lab is not a lab: it has no file is_a_lab"
   # What is frozen cannot die.
   fsfreeze --unfreeze "$lab/disk" 2>/dev/null || true
-  local name deadline=$((SECONDS + 20)) pids
+  local name deadline=$((SECONDS + 20)) pids=""
   for name in "${all[@]}"; do thaw "$name"; done
-  while pids=$(pgrep -f "^(unshare|bash) .*init $lab (switch|head|n[1-4])\$"); do
-    [[ $SECONDS -lt $deadline ]] || fail "processes do not end: ${pids//$'\n'/ }"
-    kill -KILL $pids 2>/dev/null || true
+  # A machine's first process is gone only when all others of it are.
+  while pids=$(pgrep -d, -f "^(unshare|bash) .*init $lab (switch|head|n[1-4])\$" || ps -o pid= -p "${pids:-1}" | grep -vw 1); do
+    [[ $SECONDS -lt $deadline ]] || fail "processes do not end: $pids"
+    kill -KILL ${pids//,/ } 2>/dev/null || true
     sleep 0.05
   done
   for name in "${all[@]}"; do [[ ! -d $(cgroup_of "$name") ]] || rmdir "$(cgroup_of "$name")"; done
@@ -356,6 +357,8 @@ repair() {
     in_network_of switch ip link set "sw-$1" up
     in_network_of "$1" nft delete table inet lab 2>/dev/null || true
   else
+    # Slurm may not have noticed yet; a node that it does not know to be down it takes for one that crashes on its own.
+    if [[ $1 != head ]]; then slurm scontrol update nodename="$1" state=down reason=repaired; fi
     start "$1"
     plug "$1"
   fi
