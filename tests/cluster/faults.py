@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import statistics
 import struct
 import subprocess
@@ -132,11 +133,22 @@ class Run:
 # --- The faults -------------------------------------------------------------------------------------------------------
 # Each returns when it struck, in seconds since 1970, and what should be blamed: a rank, a node or both.
 
-def on_rank(kind):
+def on_rank(signal_number):
     def strike(run):
-        rank, node, _ = run.victim()
-        return run.lab.fault(kind, rank), {"rank": rank, "node": node}
+        rank, node, pid = run.victim()
+        return send(pid, signal_number), {"rank": rank, "node": node}
     return strike
+
+
+def send(pid, signal_number):
+    when = time.time()
+    os.kill(pid, signal_number)
+    return when
+
+
+def slow_rank(run):
+    rank, node, _ = run.victim()
+    return run.lab.fault("slow-rank", rank), {"rank": rank, "node": node}
 
 
 def on_node(kind, *more):
@@ -160,14 +172,14 @@ def bit_flip(run):
         before = run.checkpoint_steps()
         while run.checkpoint_steps()[-1:] == before[-1:]:
             time.sleep(0.001)
-        os.kill(pid, 19)  # SIGSTOP
+        send(pid, signal.SIGSTOP)
         try:
             address = find_in_memory(pid, some_weights(os.path.join(run.checkpoints, f"step-{run.checkpoint_steps()[-1]}")))
             if address is not None:
                 # The byte with the upper bits of a float's mantissa: the weight changes by up to 1 %.
                 return run.lab.fault("flip", f"/proc/{pid}/mem", address + 2), {"rank": rank, "node": node}
         finally:
-            os.kill(pid, 18)  # SIGCONT
+            send(pid, signal.SIGCONT)
     raise Missed("the weights were not found in the rank's memory")
 
 
@@ -200,19 +212,21 @@ def find_in_memory(pid, pattern):
 
 
 def damaged_checkpoint(run):
+    rank, node, pid = run.victim()
+    when = send(pid, signal.SIGKILL)
     newest = os.path.join(run.checkpoints, f"step-{run.checkpoint_steps()[-1]}")
     path = sorted(glob.glob(os.path.join(newest, "model*.safetensors")))[-1]
-    when, blamed = on_rank("kill-rank")(run)
     run.lab.fault("flip", path, os.path.getsize(path) // 2)
-    return when, blamed
+    return when, {"rank": rank, "node": node}
 
 
 def damaged_memory_copy(run):
     """A byte of every copy of the newest step, but one, which is cut."""
     ranks = run.lab.ranks()
-    when, blamed = on_rank("kill-rank")(run)
+    rank, node, pid = run.victim()
+    when = send(pid, signal.SIGKILL)
     newest, found = 0, []
-    for _, pid in [ranks[rank] for rank in ranks if rank != blamed["rank"]]:
+    for _, pid in [ranks[other] for other in ranks if other != rank]:
         for path in glob.glob(f"/proc/{pid}/root/dev/shm/tessera-*/memory/**/rank-*", recursive=True):
             with open(path, "rb") as file:
                 step = re.search(rb'"step":\s*(\d+)', file.read(MEMORY_HEADER))
@@ -225,7 +239,7 @@ def damaged_memory_copy(run):
     os.truncate(paths[0], os.path.getsize(paths[0]) // 2)
     for path in paths[1:]:
         run.lab.fault("flip", path, (MEMORY_HEADER + os.path.getsize(path)) // 2)
-    return when, blamed
+    return when, {"rank": rank, "node": node}
 
 
 def on_disk(kind):
@@ -264,9 +278,9 @@ class Case:
 
 
 CASES = [
-    Case("kill-rank", on_rank("kill-rank"), 1, 10, short=True),
-    Case("stop-rank", on_rank("stop-rank"), 5, 15, noticed_steps=3),
-    Case("slow-rank", on_rank("slow-rank"), 0, 20, noticed_steps=20, steps=120, again_from_noticed=True),
+    Case("kill-rank", on_rank(signal.SIGKILL), 1, 10, short=True),
+    Case("stop-rank", on_rank(signal.SIGSTOP), 5, 15, noticed_steps=3),
+    Case("slow-rank", slow_rank, 0, 20, noticed_steps=20, steps=120, again_from_noticed=True),
     Case("nan-once", nan, 0, 5, lost=0, healed_by="replay",
          keys={"debug.nan_at_step": NAN_STEP, "debug.nan_count": 1, "debug.nan_on_rank": 1}),
     Case("nan-on-a-node", nan, 5, 20,
@@ -332,7 +346,7 @@ def follow_restart(run, row, case, when, blamed):
             row.noticed_bound = row.noticed
     again = run.follower.wait_for(lambda step: step[1] > attempt and step[0] > when, limit, "step of a later attempt")
     row.again = again[0] - (noticed if case.again_from_noticed else when)
-    row.lost = sum(t > when or s >= again[2] for t, a, s, *_ in run.follower.steps if a <= attempt and s >= again[2])
+    row.lost = len({step for _, made_by, step, *_ in run.follower.steps if made_by <= attempt and step >= again[2]})
     named = incident.get("blamed") or {}
     row.blamed = f"rank {named['rank']} on {named['node']}" if named.get("rank") is not None else str(named.get("node"))
     row.action = str(incident.get("action", "-"))
