@@ -2,6 +2,7 @@
 #   make train   set up, build the program, prepare the corpus, train configs/debugmodel.toml
 #   make install build the program and install it under PREFIX (make package: as a Debian package)
 #   make test    set up, build, run every test
+#   make faults  hurt runs in a cluster in a box, print how each heals (CAMPAIGN=50: that many random faults in one run)
 #   make fuzz    set up, build, fuzz the readers of files for SECONDS each; make test does so for 5 s each
 #   make lint    check the formatting (make format mends it), and every .cc with clang-tidy
 #   make bench   set up, build, run the benchmarks (installs PyTorch into build/venv for the comparison)
@@ -17,7 +18,7 @@ CONFIG ?= configs/debugmodel.toml
 ARGS ?=
 SECONDS ?= 20
 
-.PHONY: all setup build program train run install package test fuzz bench lint format clean
+.PHONY: all setup build program train run install package test faults fuzz bench lint format clean
 all: build
 
 setup:
@@ -68,8 +69,13 @@ do-package:
 
 test: build
 	@scripts/setup.sh browser || [ -z "$$TESSERA_REQUIRE_BROWSER" ]
+	@scripts/setup.sh cluster
 	ctest --test-dir $(BUILD) --output-on-failure -j 2
 	@$(MAKE) --no-print-directory fuzz SECONDS=5
+
+faults: program
+	@scripts/setup.sh cluster
+	tests/cluster/faults.py $(TESSERA) $(if $(CAMPAIGN),--campaign $(CAMPAIGN)) $(ARGS)
 
 build/fuzz/build.ninja: CMakeLists.txt CMakePresets.json
 	cmake --preset fuzz

@@ -4,7 +4,8 @@
 # there. `setup.sh program` installs what the program alone needs, `setup.sh program cuda` with CUDA's headers;
 # `setup.sh lint` installs what `make lint` needs as well, `setup.sh fuzz` what `make fuzz` needs,
 # `setup.sh browser` a browser without a screen, for the tests of the pages of `tessera compare` and `tessera report`
-# (status 2 where there is no package of one).
+# (status 2 where there is no package of one), `setup.sh cluster` what tests/cluster needs, where that can run: as root
+# with namespaces.
 set -euo pipefail
 
 packages=(
@@ -28,6 +29,16 @@ elif [[ ${1:-} == browser ]]; then
     if command -v "$browser" >/dev/null; then exit 0; fi
   done
   packages=(chromium-headless-shell)
+elif [[ ${1:-} == cluster ]]; then
+  if [[ $(id -u) -ne 0 ]] || ! unshare --net --pid --fork true 2>/dev/null; then
+    echo "setup: no cluster for tests/cluster, whose tests are skipped: it needs root and namespaces" >&2
+    exit 0
+  fi
+  packages=(
+    slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge  # Slurm
+    openssh-server openssh-client openmpi-bin                    # MPI over hosts
+    iproute2 nftables procps e2fsprogs python3                   # network, faults, harness
+  )
 elif [[ ${1:-} == fuzz ]]; then
   # The compiler, and libFuzzer and the sanitizers of the same version, which the package of this name depends on.
   packages+=(clang libclang-rt-dev)
@@ -93,5 +104,19 @@ if [[ ${1:-} == browser ]] && ! apt-cache show "${packages[@]}" >/dev/null 2>&1;
   echo "setup: no package of a browser; the tests that need one are skipped (install google-chrome to run them)" >&2
   exit 2
 fi
+if [[ ${1:-} == cluster && ! -e /usr/sbin/policy-rc.d ]]; then
+  # The daemons run in the lab only: those that are installed now start neither now nor when this machine boots.
+  printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+  chmod +x /usr/sbin/policy-rc.d
+  trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
+if [[ ${1:-} == cluster ]]; then
+  for package in "${missing[@]}"; do
+    case $package in
+      slurmctld | slurmd | munge) systemctl -q disable "$package" || true ;;
+      openssh-server) systemctl -q disable ssh || true ;;
+    esac
+  done 2>/dev/null
+fi
 fetch_wheels

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Tests of the cluster in a box, and of training in it. cluster_test.py TESSERA [unittest's arguments]"""
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+from lab import HERE, SKIP, Lab, Skip, losses, train_arguments
+
+TESSERA = None
+
+
+def namespaces_and_processes(lab):
+    """The inodes of the lab's namespaces, and its processes with their start times."""
+    firsts = subprocess.run(["pgrep", "-f", f"init {lab.folder} "], stdout=subprocess.PIPE, text=True).stdout.split()
+    spaces, processes = set(), set()
+    for pid in firsts:
+        for kind in ("net", "uts", "ipc", "mnt", "pid", "time"):
+            spaces.add(os.readlink(f"/proc/{pid}/ns/{kind}"))
+    spaces -= {os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "uts", "ipc", "mnt", "pid", "time")}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/ns/net") in spaces or pid in firsts:
+                processes.add((pid, start_time(pid)))
+        except OSError:  # ended meanwhile
+            pass
+    return spaces, processes
+
+
+def start_time(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[19]
+
+
+def machine_state(folder):
+    """What of a lab would be seen on the machine: links, mounts, loop devices, control groups, files."""
+    def output(*words):
+        return subprocess.run(words, stdout=subprocess.PIPE, text=True).stdout
+    cgroups = output("find", "/sys/fs/cgroup", "-maxdepth", "3", "-name", f"tessera{folder.replace('/', '-')}*")
+    mounts = [line for line in output("mount").splitlines() if folder in line]
+    return output("ip", "-o", "link"), mounts, [l for l in output("losetup", "-a").splitlines() if folder in l], cgroups
+
+
+class LabTest(unittest.TestCase):
+    def setUp(self):
+        self.lab = Lab()
+        self.addCleanup(self.lab.down)
+        self.before = machine_state(self.lab.folder)
+
+    def expect_nothing_left(self, spaces, processes):
+        self.assertFalse(os.path.exists(self.lab.folder))
+        for _ in range(30):  # the kernel removes a dead namespace's mounts and links a moment later
+            left = self.left(spaces, processes)
+            if not any(left):
+                return
+            time.sleep(0.1)
+        self.fail(f"processes, namespaces or a state of the machine are left: {left}")
+
+    def left(self, spaces, processes):
+        running = [pid for pid, started in processes if os.path.exists(f"/proc/{pid}/stat") and start_time(pid) == started]
+        listed = subprocess.run(["lsns", "-n", "-o", "NS"], stdout=subprocess.PIPE, text=True).stdout.split()
+        now = machine_state(self.lab.folder)
+        return running, [space for space in spaces if space.strip("]").split("[")[1] in listed], now != self.before and now
+
+    def test_down_leaves_nothing(self):
+        self.lab.up()
+        shared_memory = os.path.join("/dev/shm", os.path.basename(self.lab.folder))
+        self.lab.run("n1", "touch", shared_memory)
+        self.assertFalse(os.path.exists(shared_memory))  # every machine has its own
+        self.lab.fault("freeze", "n2")
+        self.lab.fault("disk-hung")
+        # It waits where no signal gets to it.
+        writer = subprocess.Popen(self.lab.command("n1", "touch", os.path.join(self.lab.disk, "x")))
+        time.sleep(0.3)
+        found = namespaces_and_processes(self.lab)
+        self.assertGreater(len(found[1]), 20)
+        self.lab.down()
+        writer.wait(10)
+        self.expect_nothing_left(*found)
+
+    def test_down_after_up_was_killed(self):
+        for seconds in (0.05, 0.4, 1.2):
+            up = subprocess.Popen([os.path.join(HERE, "lab.sh"), "--lab", self.lab.folder, "up"])
+            time.sleep(seconds)
+            up.send_signal(signal.SIGKILL)
+            up.wait()
+            time.sleep(0.1)
+            found = namespaces_and_processes(self.lab)
+            self.lab.down()
+            self.expect_nothing_left(*found)
+
+    def test_two_labs_do_not_meet(self):
+        other = Lab()
+        self.addCleanup(other.down)
+        self.lab.up()
+        other.up()
+        self.lab.fault("crash", "n1")
+        self.assertEqual(other.run("head", "ssh", "n1", "hostname"), "n1\n")
+        other.down()
+        self.assertEqual(self.lab.run("head", "ssh", "n2", "hostname"), "n2\n")
+
+    def test_faults_and_repairs(self):
+        self.lab.up()
+        for node, fault in (("n1", "crash"), ("n2", "power-cut"), ("n3", "freeze"), ("n4", "link-down"),
+                            ("n1", "one-way-loss"), ("n2", "one-way-loss out")):
+            with self.subTest(fault=fault):
+                kind, *direction = fault.split()
+                self.lab.fault(kind, node, *direction)
+                reach = ["ssh", "-o", "ConnectTimeout=1", node, "true"]
+                with self.assertRaises(RuntimeError):
+                    self.lab.run("head", *reach, timeout=2)
+                self.lab.repair(node)
+                self.lab.run("head", *reach, timeout=10)
+                self.lab.run("head", "srun", "-w", node, "true", timeout=10)
+        path = os.path.join(self.lab.disk, "x")
+        self.lab.fault("disk-full")
+        with self.assertRaisesRegex(RuntimeError, "No space left"):
+            self.lab.run("n1", "bash", "-c", f"head -c 1000000 /dev/zero > {path}")
+        self.lab.repair("disk")
+        self.lab.fault("disk-hung")
+        writer = subprocess.Popen(self.lab.command("n1", "bash", "-c", f"echo text > {path}"))
+        time.sleep(0.5)
+        self.assertIsNone(writer.poll())
+        self.lab.repair("disk")
+        self.assertEqual(writer.wait(10), 0)
+        self.lab.fault("flip", path, 1)
+        with open(path) as file:
+            self.assertEqual(file.read(), "tdxt\n")  # e is 0x65, d is 0x64
+        self.lab.fault("crash", "head")
+        self.lab.repair("head")
+        self.lab.run("n1", "srun", "-N4", "hostname", timeout=20)
+
+
+class TrainingTest(unittest.TestCase):
+    STEPS = 20
+
+    @classmethod
+    def setUpClass(cls):
+        cls.lab = Lab(TESSERA)
+        cls.lab.up()
+        cls.addClassCleanup(cls.lab.down)
+        # On one machine, and not in the lab.
+        cls.one_machine = cls.arguments("one_machine")
+        subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", TESSERA, *cls.one_machine],
+                       check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        cls.expected = losses(os.path.join(cls.lab.shared, "one_machine"))
+
+    @classmethod
+    def arguments(cls, name):
+        return train_arguments(cls.lab.dataset, os.path.join(cls.lab.shared, name), cls.STEPS)
+
+    def expect_the_same(self, name):
+        self.assertEqual(sorted(self.expected), list(range(1, self.STEPS + 1)))
+        self.assertEqual(losses(os.path.join(self.lab.shared, name)), self.expected)
+
+    def test_srun(self):
+        self.lab.run("head", "srun", "--mpi=pmix", "-N3", self.lab.tessera, *self.arguments("srun"))
+        self.expect_the_same("srun")
+
+    def test_mpirun_over_ssh_from_the_head(self):
+        self.lab.run("head", "mpirun", "-H", "n1,n2,n3", self.lab.tessera, *self.arguments("head"))
+        self.expect_the_same("head")
+
+    def test_mpirun_over_ssh_from_a_node(self):
+        self.lab.run("n1", "mpirun", "-H", "n2,n3,n4", self.lab.tessera, *self.arguments("node"))
+        self.expect_the_same("node")
+
+    def test_mpirun_in_a_batch_job(self):
+        script = os.path.join(self.lab.shared, "batch.sh")
+        with open(script, "w") as file:
+            file.write("#!/bin/bash\nmpirun " + " ".join([self.lab.tessera, *self.arguments("batch")]) + "\n")
+        self.lab.run("head", "sbatch", "--wait", "-N3", "-o", os.path.join(self.lab.shared, "batch.log"), script)
+        self.expect_the_same("batch")
+
+
+def main():
+    global TESSERA
+    TESSERA = os.path.abspath(sys.argv.pop(1))
+    try:
+        Lab().script("check")
+    except Skip as reason:
+        print(reason)
+        sys.exit(SKIP)
+    unittest.main(verbosity=2)
+
+
+if __name__ == "__main__":
+    main()

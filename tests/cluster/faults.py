@@ -1,0 +1,559 @@
+#!/usr/bin/env python3
+"""Hurts runs under `tessera launch` in a cluster in a box (lab.sh) and prints how each of them healed.
+
+Every run must end with the losses of one that nothing happened to, to the last bit, also in steps that were made twice;
+notice the fault and train again in time; lose no more steps than it may; blame the right rank or node; and leave no
+process, shared memory or open port on any node, not even on one that was thawed or plugged in again meanwhile.
+"""
+import argparse
+import dataclasses
+import glob
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from typing import Callable, Optional
+
+from lab import SKIP, Follower, Lab, Skip, losses, make_dataset, train_arguments
+
+MEMORY_HEADER = 64 << 10  # bytes in front of the state in a copy in memory (src/train/memory_copies.h)
+
+# Three nodes and one rank on each. "shards": every rank has its own third of the state, "replicas": all have all of it.
+MESHES = {
+    "shards": (1, {"parallelism.data_parallel_shard_degree": 3}),
+    "replicas": (1, {"parallelism.data_parallel_replicate_degree": 3, "parallelism.data_parallel_shard_degree": 1}),
+    # Of the campaign, two ranks on each node: a replica per node, over whose ranks its state is cut.
+    "both": (2, {"parallelism.data_parallel_replicate_degree": 3, "parallelism.data_parallel_shard_degree": 2}),
+}
+
+
+class Missed(Exception):
+    """What a run should have done and has not."""
+
+
+class Run:
+    """One `tessera launch` on three nodes and a spare."""
+
+    def __init__(self, lab, engine, mesh, steps, keys, launch_options=()):
+        self.lab, self.engine, self.steps = lab, engine, steps
+        ranks_per_node, mesh_keys = MESHES[mesh]
+        self.dump = os.path.join(lab.shared, "run")
+        self.log = os.path.join(lab.shared, "run.log")
+        self.checkpoints = os.path.join(lab.disk, "checkpoint")
+        os.makedirs(self.dump)
+        keys = {"checkpoint.enable": "true", "checkpoint.folder": self.checkpoints, "checkpoint.interval": 20,
+                "checkpoint.keep_latest_k": 4, "checkpoint.memory_interval": 1, **mesh_keys, **keys}
+        self.command = [lab.tessera, "launch", "--nodes", "3", "--spares", "1", "--ranks-per-node", str(ranks_per_node),
+                        *(["--hosts", ",".join(lab.NODES)] if engine == "hosts" else []), *launch_options, "--",
+                        *train_arguments(lab.dataset, self.dump, steps, **keys)]
+        self.follower = Follower(self.dump)
+        self.follower.start()
+        if engine == "hosts":
+            with open(self.log, "w") as log:
+                self.process = subprocess.Popen(lab.command("head", *self.command), stdin=subprocess.DEVNULL, stdout=log,
+                                                stderr=subprocess.STDOUT)
+        else:
+            script = os.path.join(lab.shared, "run.sh")
+            with open(script, "w") as file:
+                file.write("#!/bin/bash\nexec " + " ".join(self.command) + "\n")
+            # Without --no-kill Slurm ends the job with its first lost node, without --overcommit a node has one task.
+            self.job = lab.run("head", "sbatch", "--parsable", "-N4", "--no-kill", "--requeue", "--overcommit",
+                               "--open-mode=append", "-o", self.log, script).strip()
+
+    def status(self):
+        """The exit status; None while it runs."""
+        if self.engine == "hosts":
+            return self.process.poll()
+        shown = self.lab.run("head", "scontrol", "-o", "show", "job", self.job, timeout=5, check=False)
+        if not re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|NODE_FAIL|TIMEOUT|SPECIAL_EXIT)", shown):
+            return None
+        return int(re.search(r"ExitCode=(\d+):", shown).group(1))
+
+    def wait(self, timeout):
+        deadline = time.time() + timeout
+        while self.status() is None:
+            if time.time() > deadline:
+                raise Missed(f"still runs after {timeout} s")
+            time.sleep(0.1)
+        self.follower.end()
+        return self.status()
+
+    def incidents(self):
+        found = []
+        for path in glob.glob(os.path.join(self.dump, "incidents", "*.json")):
+            if os.path.basename(path)[:-5].isdigit():
+                with open(path) as file:
+                    found.append(json.load(file))
+        return sorted(found, key=lambda incident: incident["number"])
+
+    def wait_for_incident(self, after, timeout):
+        deadline = time.time() + timeout
+        while time.time() < deadline:
+            for incident in self.incidents():
+                if incident["time_of_fault_noticed"] >= after:
+                    return incident
+            if self.status() is not None:
+                break
+            time.sleep(0.02)
+        raise Missed(f"not noticed within {timeout:.0f} s")
+
+    def checkpoint_steps(self):
+        names = os.listdir(self.checkpoints) if os.path.isdir(self.checkpoints) else []
+        return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name))
+
+    def victim(self, rank=1):
+        """(rank, node, pid) of the rank that is to be hurt."""
+        ranks = self.lab.ranks()
+        if rank not in ranks:
+            raise Missed(f"no rank {rank} is running, only {sorted(ranks)}")
+        return (rank, *ranks[rank])
+
+    def step_seconds(self):
+        times = [when for when, *_ in self.follower.steps]
+        return statistics.median(b - a for a, b in zip(times, times[1:]))
+
+    def check_losses(self, expected):
+        made = {}
+        for _, attempt, step, *values in self.follower.steps:
+            if tuple(values) != expected[step]:
+                raise Missed(f"step {step} (attempt {attempt}): loss and norm {values}, undisturbed {expected[step]}")
+            made[step] = made.get(step, 0) + 1
+        missing = sorted(set(range(1, self.steps + 1)) - set(made))
+        if missing or losses(self.dump) != expected:
+            raise Missed(f"steps {missing[:5]} are missing" if missing else "metrics.jsonl differs from what was written")
+
+
+# --- The faults -------------------------------------------------------------------------------------------------------
+# Each returns when it struck, in seconds since 1970, and what should be blamed: a rank, a node or both.
+
+def on_rank(signal_number):
+    def strike(run):
+        rank, node, pid = run.victim()
+        return send(pid, signal_number), {"rank": rank, "node": node}
+    return strike
+
+
+def send(pid, signal_number):
+    when = time.time()
+    os.kill(pid, signal_number)
+    return when
+
+
+def slow_rank(run):
+    rank, node, _ = run.victim()
+    return run.lab.fault("slow-rank", rank), {"rank": rank, "node": node}
+
+
+def on_node(kind, *more):
+    def strike(run):
+        _, node, _ = run.victim()
+        return run.lab.fault(kind, node, *more), {"node": node}
+    return strike
+
+
+def launcher_gone(run):
+    node = run.lab.run("head", "scontrol", "-o", "show", "job", run.job)
+    node = re.search(r"BatchHost=(\S+)", node).group(1)
+    return run.lab.fault("power-cut", node), {"node": node}
+
+
+def bit_flip(run):
+    """Another bit in a weight of a running rank, whose place in its memory a checkpoint tells: for a moment after the
+    save, its numbers are the weights."""
+    rank, node, pid = run.victim()
+    for _ in range(20):
+        before = run.checkpoint_steps()
+        while run.checkpoint_steps()[-1:] == before[-1:]:
+            time.sleep(0.001)
+        send(pid, signal.SIGSTOP)
+        try:
+            address = find_in_memory(pid, some_weights(os.path.join(run.checkpoints, f"step-{run.checkpoint_steps()[-1]}")))
+            if address is not None:
+                # The byte with the upper bits of a float's mantissa: the weight changes by up to 1 %.
+                return run.lab.fault("flip", f"/proc/{pid}/mem", address + 2), {"rank": rank, "node": node}
+        finally:
+            send(pid, signal.SIGCONT)
+    raise Missed("the weights were not found in the rank's memory")
+
+
+def some_weights(checkpoint):
+    """64 bytes out of the middle of the largest tensor."""
+    with open(sorted(glob.glob(os.path.join(checkpoint, "model*.safetensors")))[0], "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        begin = file.tell()
+        tensors = (entry["data_offsets"] for name, entry in header.items() if name != "__metadata__")
+        first, end = max(tensors, key=lambda offsets: offsets[1] - offsets[0])
+        file.seek(begin + (first + end) // 8 * 4)
+        return file.read(64)
+
+
+def find_in_memory(pid, pattern):
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            addresses, permissions, _, _, inode, *_ = line.split()
+            if not permissions.startswith("rw") or inode != "0":  # a copy in memory is a file
+                continue
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            memory.seek(begin)
+            try:
+                at = memory.read(end - begin).find(pattern)
+            except OSError:  # [vvar] and the like
+                continue
+            if at >= 0:
+                return begin + at
+    return None
+
+
+def damaged_checkpoint(run):
+    rank, node, pid = run.victim()
+    when = send(pid, signal.SIGKILL)
+    newest = os.path.join(run.checkpoints, f"step-{run.checkpoint_steps()[-1]}")
+    path = sorted(glob.glob(os.path.join(newest, "model*.safetensors")))[-1]
+    run.lab.fault("flip", path, os.path.getsize(path) // 2)
+    return when, {"rank": rank, "node": node}
+
+
+def damaged_memory_copy(run):
+    """A byte of every copy of the newest step, but one, which is cut."""
+    ranks = run.lab.ranks()
+    rank, node, pid = run.victim()
+    when = send(pid, signal.SIGKILL)
+    newest, found = 0, []
+    for _, pid in [ranks[other] for other in ranks if other != rank]:
+        for path in glob.glob(f"/proc/{pid}/root/dev/shm/tessera-*/memory/**/rank-*", recursive=True):
+            with open(path, "rb") as file:
+                step = re.search(rb'"step":\s*(\d+)', file.read(MEMORY_HEADER))
+            if step:
+                found.append((int(step.group(1)), path))
+                newest = max(newest, int(step.group(1)))
+    paths = [path for step, path in found if step == newest]
+    if not paths:
+        raise Missed("there is no copy in memory to damage")
+    os.truncate(paths[0], os.path.getsize(paths[0]) // 2)
+    for path in paths[1:]:
+        run.lab.fault("flip", path, (MEMORY_HEADER + os.path.getsize(path)) // 2)
+    return when, {"rank": rank, "node": node}
+
+
+def on_disk(kind):
+    def strike(run):
+        return run.lab.fault(kind), {}
+    return strike
+
+
+def nan(run):  # the keys of the case make it happen
+    _, node, _ = run.victim()
+    made = run.follower.wait_for(lambda made: made[2] == NAN_STEP - 1, 60, f"step {NAN_STEP - 1}")
+    return made[0], {"node": node}
+
+
+NAN_STEP = 25
+SAVES_OFTEN = {"checkpoint.interval": 5}
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    strike: Callable
+    noticed: float            # bound, in seconds
+    again: float              # bound, in seconds from the fault until a step of a later attempt is made
+    noticed_steps: int = 0    # it may also take so many steps, if they take longer
+    lost: int = 1             # bound of lost steps
+    at: int = 20              # step that it strikes after
+    steps: int = 60           # of the run
+    mesh: str = "shards"
+    keys: dict = dataclasses.field(default_factory=dict)
+    engine: Optional[str] = None   # the only one that it works with
+    again_from_noticed: bool = False
+    healed_by: str = "restart"     # or "replay", "going on"
+    repairs: bool = True           # the node, while the healed run goes on
+    short: bool = False            # also in `make test`
+
+
+CASES = [
+    Case("kill-rank", on_rank(signal.SIGKILL), 1, 10, short=True),
+    Case("stop-rank", on_rank(signal.SIGSTOP), 5, 15, noticed_steps=3),
+    Case("slow-rank", slow_rank, 0, 20, noticed_steps=20, steps=120, again_from_noticed=True),
+    Case("nan-once", nan, 0, 5, lost=0, healed_by="replay",
+         keys={"debug.nan_at_step": NAN_STEP, "debug.nan_count": 1, "debug.nan_on_rank": 1}),
+    Case("nan-on-a-node", nan, 5, 20,
+         keys={"debug.nan_at_step": NAN_STEP, "debug.nan_count": 1000, "debug.nan_on_host": "n2"}),
+    Case("bit-flip", bit_flip, 0, 15, noticed_steps=5, lost=5, mesh="replicas",
+         keys={**SAVES_OFTEN, "checkpoint.verify_interval": 5}),
+    Case("damaged-checkpoint", damaged_checkpoint, 1, 10, at=23, lost=10, keys={**SAVES_OFTEN, "checkpoint.memory_interval": 0}),
+    Case("damaged-memory-copy", damaged_memory_copy, 1, 10, at=23, lost=10, keys={"checkpoint.memory_interval": 5}),
+    Case("disk-full", on_disk("disk-full"), 0, 5, healed_by="going on", keys={**SAVES_OFTEN, "checkpoint.async_mode": "async"}),
+    Case("disk-hung", on_disk("disk-hung"), 0, 5, healed_by="going on", keys={**SAVES_OFTEN, "checkpoint.async_mode": "async"}),
+    Case("link-down", on_node("link-down"), 5, 20),
+    Case("one-way-loss", on_node("one-way-loss"), 5, 20),
+    Case("one-way-loss-out", on_node("one-way-loss", "out"), 5, 20),
+    Case("node-crash", on_node("crash"), 3, 20),
+    Case("node-power-cut", on_node("power-cut"), 5, 20, short=True),
+    Case("node-frozen", on_node("freeze"), 10, 20),
+    Case("launcher-gone", launcher_gone, 15, 45, engine="slurm", repairs=False),
+]
+
+
+# --- One case ---------------------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Row:
+    name: str
+    noticed: Optional[float] = None
+    noticed_bound: float = 0
+    again: Optional[float] = None
+    again_bound: float = 0
+    lost: Optional[int] = None
+    lost_bound: int = 0
+    blamed: str = "-"
+    action: str = "-"
+    missed: list = dataclasses.field(default_factory=list)
+
+    def cells(self):
+        def number(value, bound, digits=1):
+            return "-" if value is None else f"{value:.{digits}f} / {bound:.{digits}f}"
+        return [self.name, number(self.noticed, self.noticed_bound), number(self.again, self.again_bound),
+                number(self.lost, self.lost_bound, 0), self.blamed, self.action, "; ".join(self.missed) or "healed"]
+
+
+HEAD = ["fault", "noticed s / bound", "trains again s / bound", "steps lost / bound", "blamed", "action", "result"]
+
+
+def print_table(head, rows):
+    print("\n" + "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in [head, ["---"] * len(head), *rows]) + "\n")
+
+
+def follow_restart(run, row, case, when, blamed):
+    """Fills in how the run noticed a fault, and how it restarted."""
+    limit = max(row.again_bound * 3, 60)  # what is late is still measured
+    attempt = max((a for t, a, *_ in run.follower.steps if t <= when), default=0)
+    incident = run.wait_for_incident(when - 0.05, limit)
+    noticed = incident["time_of_fault_noticed"]
+    row.noticed = max(0.0, noticed - when)
+    if case.noticed_steps:
+        normal = run.step_seconds()
+        # Steps that were made, and, where they take longer now, the time that so many would take.
+        made = sum(when < t <= noticed for t, *_ in run.follower.steps)
+        row.noticed_bound = max(row.noticed_bound, case.noticed_steps * normal)
+        if row.noticed > row.noticed_bound and made <= case.noticed_steps:
+            row.noticed_bound = row.noticed
+    again = run.follower.wait_for(lambda step: step[1] > attempt and step[0] > when, limit, "step of a later attempt")
+    row.again = again[0] - (noticed if case.again_from_noticed else when)
+    row.lost = len({step for _, made_by, step, *_ in run.follower.steps if made_by <= attempt and step >= again[2]})
+    named = incident.get("blamed") or {}
+    row.blamed = f"rank {named['rank']} on {named['node']}" if named.get("rank") is not None else str(named.get("node"))
+    row.action = str(incident.get("action", "-"))
+    for what, value in blamed.items():
+        if named.get(what) != value:
+            row.missed.append(f"blames {row.blamed}, expected {what} {value}")
+
+
+def follow_disk(run, row, when):
+    """Training goes on while saves fail, and saves succeed when they can again."""
+    begin = run.follower.last_step()
+    try:
+        run.follower.wait_for(lambda step: step[2] >= begin + 12, 60, f"step {begin + 12} while saves fail")
+    finally:
+        run.lab.repair("disk")
+    times = [t for t, *_ in run.follower.steps if t > when]
+    row.again = max(b - a for a, b in zip(times, times[1:]))  # the longest step
+    repaired = run.follower.last_step()
+    run.wait(120)
+    if not [step for step in run.checkpoint_steps() if step > repaired]:
+        row.missed.append("no save succeeded after there was room")
+    with open(run.log, errors="replace") as log:
+        if not re.search(r"(?i)warn.*(checkpoint|save)", log.read()):
+            row.missed.append("not warned of")
+
+
+def follow_replay(run, row, when):
+    made = run.follower.wait_for(lambda step: step[2] == NAN_STEP, 60, f"step {NAN_STEP}")
+    row.again = made[0] - when
+    row.action = "replay"
+    if made[1] != 1:
+        row.missed.append("the run was restarted")
+    with open(run.log, errors="replace") as log:
+        if "transient" not in log.read():
+            row.missed.append("not warned of")
+
+
+def try_case(case, engine, tessera, expected, output, slack):
+    row = Row(case.name, noticed_bound=case.noticed * slack, again_bound=case.again * slack, lost_bound=case.lost)
+    with Lab(tessera) as lab:
+        before = {node: lab.leftovers(node) for node in ("head", *lab.NODES)}
+        run = Run(lab, case.engine or engine, case.mesh, case.steps, case.keys)
+        try:
+            run.follower.wait_for(lambda step: step[2] >= case.at, 120, f"step {case.at}")
+            when, blamed = case.strike(run)
+            if case.healed_by == "restart":
+                follow_restart(run, row, case, when, blamed)
+                # It comes back while the healed run goes on, and must not write to it.
+                if case.repairs and "rank" not in blamed:
+                    lab.repair(blamed["node"])
+            elif case.healed_by == "replay":
+                follow_replay(run, row, when)
+            else:
+                follow_disk(run, row, when)
+            status = run.wait(120)
+            if status != 0:
+                row.missed.append(f"exit status {status}")
+            run.check_losses(expected)
+            for value, bound, what in ((row.noticed, row.noticed_bound, "noticed late"), (row.again, row.again_bound, "trains late"),
+                                       (row.lost, row.lost_bound, "lost too many steps")):
+                if value is not None and value > bound:
+                    row.missed.append(what)
+            check_nothing_left(lab, before, row)
+        except (Missed, TimeoutError, RuntimeError) as problem:
+            row.missed.append(str(problem).splitlines()[0])
+        finally:
+            keep(lab, run, os.path.join(output, case.name))
+    return row
+
+
+def check_nothing_left(lab, before, row):
+    deadline = time.time() + 15  # monitors that were cut off give up by themselves
+    for node in before:
+        if not lab.is_on(node):
+            continue
+        while left := lab.leftovers(node) - before[node]:
+            if time.time() > deadline:
+                row.missed.append(f"left on {node}: {', '.join(sorted(left))[:200]}")
+                break
+            time.sleep(0.5)
+
+
+def keep(lab, run, folder):
+    """For who wants to know why."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    for path in (run.log, os.path.join(run.dump, "metrics.jsonl"), *glob.glob(os.path.join(run.dump, "incidents", "*"))):
+        if os.path.isfile(path):
+            shutil.copy(path, folder)
+
+
+def undisturbed(tessera, output, mesh, steps):
+    """The losses of a run that nothing happens to. On this machine: the lab's are the same (cluster_test.py)."""
+    ranks_per_node, keys = MESHES[mesh]
+    folder = os.path.join(output, f"undisturbed-{mesh}-{steps}")
+    shutil.rmtree(folder, ignore_errors=True)
+    dataset = os.path.join(output, "dataset")
+    if not os.path.isdir(dataset):
+        make_dataset(tessera, dataset)
+    subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(3 * ranks_per_node), "--mca",
+                    "mpi_yield_when_idle", "1", tessera, *train_arguments(dataset, folder, steps, **keys)],
+                   check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return losses(folder)
+
+
+# --- Many faults in one run -------------------------------------------------------------------------------------------
+
+def campaign(number, seed, engine, tessera, output, slack):
+    """Random faults at random steps of one run. Returns whether it had an undisturbed run's losses."""
+    draw = random.Random(seed)
+    wanted = [case for case in CASES if case.engine is None and not case.name.startswith("nan") and case.name != "damaged-checkpoint"]
+    spacing = 60  # steps from fault to fault, on average
+    plan = [(spacing * (i + 1) + draw.randrange(-20, 20), draw.choice(wanted), draw.randrange(6)) for i in range(number)]
+    nan_at, nan_host = plan[number // 2][0] + 30, draw.choice(Lab.NODES[:3])
+    steps = spacing * (number + 2)
+    print(f"campaign: {number} faults in {steps} steps, seed {seed}; a NaN at step {nan_at} on {nan_host}", flush=True)
+    expected = undisturbed(tessera, output, "both", steps)
+    rows, again = [], None
+    with Lab(tessera) as lab:
+        before = {node: lab.leftovers(node) for node in ("head", *lab.NODES)}
+        begin = time.time()
+        run = Run(lab, engine, "both", steps,
+                  {**SAVES_OFTEN, "checkpoint.async_mode": "async", "checkpoint.verify_interval": 5,
+                   "debug.nan_at_step": nan_at, "debug.nan_count": 1000, "debug.nan_on_host": nan_host},
+                  ("--restarts-per-hour", str(10 * number)))
+        end = Row("end")
+        try:
+            for step, case, rank in plan:
+                made = run.follower.wait_for(lambda made, step=step: made[2] >= step, 300, f"step {step}")
+                undisturbed_seconds = run.step_seconds()
+                run.victim = lambda rank=rank: Run.victim(run, rank)
+                row = Row(f"{made[2]}: {case.name}", noticed_bound=case.noticed * slack, again_bound=case.again * slack,
+                          lost_bound=max(case.lost, 5))
+                rows.append(row)
+                when, blamed = case.strike(run)
+                if case.healed_by == "restart":
+                    follow_restart(run, row, case, when, blamed)
+                    if "node" in blamed:
+                        lab.repair(blamed["node"])
+                else:
+                    time.sleep(12 * undisturbed_seconds)
+                    lab.repair("disk")
+                print("  ".join(row.cells()), flush=True)
+            status = run.wait(300)
+            if status != 0:
+                end.missed.append(f"exit status {status}")
+            run.check_losses(expected)
+            check_nothing_left(lab, before, end)
+        except (Missed, TimeoutError, RuntimeError) as problem:
+            end.missed.append(str(problem).splitlines()[0])
+        finally:
+            keep(lab, run, os.path.join(output, "campaign"))
+        seconds = time.time() - begin
+        print_table(HEAD, [row.cells() for row in rows])
+        with open(run.log, errors="replace") as log:
+            model = re.search(r"model .*", log.read())
+        step_seconds = run.step_seconds()
+        print(f"{model.group(0) if model else 'model unknown'}; a step takes {step_seconds * 1e3:.0f} ms (median)")
+        for what in ("noticed", "again"):
+            values = [getattr(row, what) for row in rows if getattr(row, what) is not None]
+            if values:
+                print(f"{what}: median {statistics.median(values):.1f} s, longest {max(values):.1f} s")
+        print(f"effective training time: {100 * run.follower.last_step() * step_seconds / seconds:.1f} % of {seconds:.0f} s")
+        print(f"{number} faults, seed {seed}: {'; '.join(end.missed) or 'the losses of an undisturbed run, nothing left'}")
+    return not end.missed
+
+
+def main():
+    names = [case.name for case in CASES]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     epilog="faults: " + ", ".join(names))
+    parser.add_argument("tessera")
+    parser.add_argument("--only", help="faults, with commas between them")
+    parser.add_argument("--short", action="store_true", help="those of `make test`")
+    parser.add_argument("--engine", choices=("hosts", "slurm"), default="hosts")
+    parser.add_argument("--campaign", type=int, metavar="N", help="N random faults in one run, in place of one fault in each")
+    parser.add_argument("--seed", type=int, default=1, help="of the campaign")
+    parser.add_argument("--slack", type=float, default=1.0, help="factor of all bounds, for a machine that is busy")
+    parser.add_argument("--output", default="build/faults", help="folder for logs and incidents")
+    options = parser.parse_args()
+    chosen = options.only.split(",") if options.only else [case.name for case in CASES if case.short or not options.short]
+    if unknown := set(chosen) - set(names):
+        parser.error(f"there is no fault {', '.join(unknown)}; expected some of {', '.join(names)}")
+    tessera, output = os.path.abspath(options.tessera), os.path.abspath(options.output)
+    try:
+        Lab().script("check")
+    except Skip as reason:
+        print(reason)
+        return SKIP
+    if subprocess.run([tessera, "launch", "--help"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
+        print(f"skipped: {tessera} has no command 'launch'")
+        return SKIP
+    os.makedirs(output, exist_ok=True)
+    if options.campaign:
+        return 0 if campaign(options.campaign, options.seed, options.engine, tessera, output, options.slack) else 1
+    expected, rows = {}, []
+    for case in CASES:
+        if case.name not in chosen:
+            continue
+        key = (case.mesh, case.steps)
+        if key not in expected:
+            expected[key] = undisturbed(tessera, output, *key)
+        rows.append(try_case(case, options.engine, tessera, expected[key], output, options.slack))
+        print("  ".join(rows[-1].cells()), flush=True)
+    print_table(HEAD, [row.cells() for row in rows])
+    return 1 if any(row.missed for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
