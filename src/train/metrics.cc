@@ -221,6 +221,10 @@ void MetricsWriter::checkpoint(std::int64_t step, double stall_seconds, double s
                         {{"time_metrics/checkpoint_stall(s)", stall_seconds}, {"time_metrics/checkpoint(s)", seconds}});
 }
 
+void MetricsWriter::state_checksum(std::int64_t step, std::uint64_t checksum) {
+  append(nlohmann::ordered_json{{"step", step}, {"state_checksum", to_hex(checksum)}}.dump());
+}
+
 void MetricsWriter::draw_progress(std::int64_t step, double loss) {
   if (!terminal_) return;
   constexpr std::int64_t kWidth = 30;
