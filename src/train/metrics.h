@@ -54,7 +54,8 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  /// After each step; writes if the step is due, or its loss or gradient norm is not finite: no step comes after that.
+  /// After each step; writes if the step is due, was made twice, or its loss or gradient norm is not finite: no step
+  /// comes after that.
   void step(const StepResult& result);
   void validation(std::int64_t step, double loss);
   /// After a save is committed: for how long training waited, and how long it took.

@@ -301,6 +301,11 @@ void Trainer::finish_step(MetricsWriter* metrics) {
     throw;
   }
   result.seconds.data = data_seconds(result);
+  if (is_first_rank() && !result.repeated_for.empty()) {
+    spdlog::warn("step {}: {}; made again from the same batches: {}", result.step, result.repeated_for,
+                 result.is_skipped ? "the same. The step is left out (training.skip_loss_spikes)"
+                                   : "it is well. A transient fault; the run goes on with the second result");
+  }
   if (run_folder_) run_folder_->require_held();
   if (metrics != nullptr) metrics->step(result);
   if (step_callback_) step_callback_(result.step, result);

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
+#include "tests/log_of.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -175,20 +176,6 @@ TEST_F(MemoryCopiesOnNodes, ALostNodeChangesNoBit) {
     expect_same(healed, straight, first);
     for (const char* folder : {"outputs", "undisturbed"}) fs::remove_all(scratch_ / folder);
   }
-}
-
-/// What the program logs while `body` runs.
-std::string log_of(const std::function<void()>& body) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  try {
-    body();
-  } catch (...) {
-    testing::internal::GetCapturedStdout();
-    testing::internal::GetCapturedStderr();
-    throw;
-  }
-  return testing::internal::GetCapturedStdout() + testing::internal::GetCapturedStderr();
 }
 
 const Cluster kSharded{4, 1, 2}, kReplicas{4, 2, 2}, kOneNode{2, 1, 2};
