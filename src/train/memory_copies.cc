@@ -530,6 +530,11 @@ bool MemoryCopies::settle(double seconds) {
   for (Work& work : works_) work.wait();
   works_.clear();
   is_under_way_ = false;
+  if (!told_time_ && ranks_.rank() == 0) {
+    spdlog::info("copies in memory: training waited {:.3f} s for the first ({:.1f} GB/s)", stall_seconds_,
+                 static_cast<double>(place().state_bytes) * 1e-9 / stall_seconds_);
+  }
+  told_time_ = true;
   if (has_leftovers_) {
     has_leftovers_ = false;
     delete_leftovers(true);
@@ -552,6 +557,7 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, cons
   Slot& slot = slots_[next_slot_];
   if (slot.own) slot.own->invalidate();
   for (const auto& file : slot.others) file->invalidate();
+  const Stopwatch stall;
   const TrainingState::Checksums checksums = state_.read(slot.own ? slot.own->payload() : nullptr);
   compare(checksums);
   if (slot.own) {
@@ -575,6 +581,7 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, cons
   if (place().partner >= 0) {
     works_.push_back(ranks_.world().send(slot.own->words(), place().partner, kTag, kName));
   }
+  stall_seconds_ = stall.seconds();
   is_under_way_ = true;
   next_slot_ = 1 - next_slot_;
   return true;

@@ -135,8 +135,9 @@ class MemoryCopies {
   bool has_leftovers_ = false;
   std::array<Slot, 2> slots_;
   std::size_t next_slot_ = 0;
-  bool is_postponed_ = false, is_under_way_ = false;
-  std::vector<Work> works_;  // of the copy under way
+  bool is_postponed_ = false, is_under_way_ = false, told_time_ = false;
+  double stall_seconds_ = 0.0;  // of the copy under way
+  std::vector<Work> works_;     // of the copy under way
 };
 
 }  // namespace tessera
