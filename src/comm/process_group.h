@@ -38,6 +38,8 @@ class [[nodiscard]] Work {
 
   /// Throws RankFailure if another rank has died, or does not come within the timeout.
   void wait();
+  /// True if wait() would return at once. Of operations on CPUs.
+  bool done() { return operation_ == nullptr || progress_->done(*operation_); }
 
  private:
   Progress* progress_ = nullptr;

@@ -244,6 +244,8 @@ Tensor Parameters::buffer(ParamId id) const {
   return in_slot(buffers_, DType::kFloat32, 0, buffer_offsets_[id], buffer_specs_[id].shape);
 }
 
+Tensor Parameters::all_buffers() const { return {buffers_.data(), {buffer_total_}, DType::kFloat32, device_}; }
+
 Tensor Parameters::all_shadows() const {
   return compute_ == DType::kBFloat16 ? flat(shadows_, DType::kBFloat16) : Tensor();
 }
@@ -410,11 +412,16 @@ void Parameters::write(std::span<const float> numbers, const Tensor& tensor) con
     });
     bytes = std::as_bytes(std::span(rounded));
   }
+  assign(tensor, bytes);
+}
+
+void Parameters::assign(const Tensor& to, std::span<const std::byte> bytes) const {
+  TESSERA_CHECK(to.is_contiguous() && to.num_bytes() == bytes.size());
   if (cuda_ == nullptr) {
-    std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(tensor.raw()));
+    std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(to.raw()));
     return;
   }
-  cuda::copy_bytes(cuda_->stream(), bytes.data(), bytes.size(), tensor.raw());
+  cuda::copy_bytes(cuda_->stream(), bytes.data(), bytes.size(), to.raw());
   cuda_->synchronize();
 }
 

@@ -155,6 +155,8 @@ class Parameters {
   Tensor all_second_moments() const { return flat(second_moments_, options_.moments); }
   /// Undefined when computing in float32.
   Tensor all_shadows() const;
+  /// All buffers, one behind the other.
+  Tensor all_buffers() const;
 
   /// Draws the masters, each number by (seed, parameter's name, index), and rounds the copies.
   void initialise(std::uint64_t seed);
@@ -168,6 +170,8 @@ class Parameters {
   void fill(const Tensor& tensor, const std::function<void(float*)>& fill) const;
   /// Copies the numbers of such a tensor to one of the same type and shape on the host.
   void read(const Tensor& from, const Tensor& to) const;
+  /// Sets the numbers of such a tensor to those that the bytes, of its type, are.
+  void assign(const Tensor& to, std::span<const std::byte> bytes) const;
 
  private:
   /// Parameters of a unit that are cut alike.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 #include "ops/context.h"
 
@@ -20,14 +21,15 @@ struct AdamWOptions {
 /// A step's numbers as they lie in the tensor step_S (float32, [kNumbers]).
 struct AdamWStep {
   float learning_rate;
-  float correction1, correction2;  // of the moments' bias: 1 / (1 - β^step)
-  float gradient_scale = 1.0f;     // gradients are multiplied by this first
-  float finite = 1.0f;             // 0: the step is not made, nor is what follows until the host puts 1 here
+  float correction1, correction2;                               // of the moments' bias: 1 / (1 - β^step)
+  float largest_loss = std::numeric_limits<float>::infinity();  // a step whose loss sum is above it is not made
+  float gradient_scale = 1.0f;                                  // gradients are multiplied by this first
+  float finite = 1.0f;  // 0: the step is not made, nor is what follows until the host puts 1 here
 
-  static constexpr std::int64_t kNumbers = 5;
+  static constexpr std::int64_t kNumbers = 6;
   /// The first ones are the host's, which differ from step to step.
-  static constexpr std::int64_t kNumbersOfHost = 3;
-  static constexpr std::int64_t kFinite = 4;
+  static constexpr std::int64_t kNumbersOfHost = 4;
+  static constexpr std::int64_t kFinite = 5;
   /// `finite` of step_S, [1].
   static Tensor finite_1(const Tensor& step_S) { return step_S.rows(kFinite, kFinite + 1); }
 };
@@ -44,7 +46,7 @@ void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squ
 inline constexpr double kNormFloor = 1e-6;
 
 /// Of step_S: gradient_scale = min(1, max_norm / (norm + kNormFloor)), norm = sqrt(squares_1); finite = 0 unless the
-/// norm is finite, and loss_1 (float64, [1]; undefined: not asked), and finite was 1.
+/// norm is finite, and loss_1 (float64, [1]; undefined: not asked) is and is at most largest_loss, and finite was 1.
 void clip_gradients(const Context& context, const Tensor& squares_1, const Tensor& loss_1, double max_norm,
                     const Tensor& step_S);
 

@@ -80,8 +80,10 @@ void clip_gradients(const Context& context, const Tensor& squares_1, const Tenso
   const double norm = std::sqrt(squares_1.data<double>()[0]);
   auto* step = reinterpret_cast<AdamWStep*>(step_S.data<float>());
   step->gradient_scale = static_cast<float>(std::min(1.0, max_norm / (norm + kNormFloor)));
-  const bool finite = std::isfinite(norm) && (!loss_1.defined() || std::isfinite(loss_1.data<double>()[0]));
-  if (!finite) step->finite = 0.0f;
+  const double loss = loss_1.defined() ? loss_1.data<double>()[0] : 0.0;
+  if (!std::isfinite(norm) || !std::isfinite(loss) || loss > static_cast<double>(step->largest_loss)) {
+    step->finite = 0.0f;
+  }
 }
 
 }  // namespace tessera::cpu

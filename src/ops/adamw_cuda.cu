@@ -132,7 +132,8 @@ __global__ void add_parts_kernel(const double* parts, double* sum_1) {
 __global__ void clip_kernel(const double* squares, const double* loss, double max_norm, AdamWStep* step) {
   const double norm = sqrt(*squares);
   step->gradient_scale = static_cast<float>(fmin(1.0, max_norm / (norm + kNormFloor)));
-  if (!isfinite(norm) || (loss != nullptr && !isfinite(*loss))) step->finite = 0.0f;
+  const double sum = loss == nullptr ? 0.0 : *loss;
+  if (!isfinite(norm) || !isfinite(sum) || sum > static_cast<double>(step->largest_loss)) step->finite = 0.0f;
 }
 
 template <typename T>

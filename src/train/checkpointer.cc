@@ -9,6 +9,7 @@
 #include "comm/together.h"
 #include "tensor/parallel.h"
 #include "train/saved_model.h"
+#include "train/training_state.h"
 
 namespace tessera {
 namespace {
@@ -17,20 +18,6 @@ namespace fs = std::filesystem;
 
 /// In the order of Checkpointer::Pieces.
 constexpr std::array kKinds = {kModelShards, kOptimizerShards};
-
-constexpr const char* kFirstMoment = ".exp_avg";
-constexpr const char* kSecondMoment = ".exp_avg_sq";
-
-/// The keys that make the model and the numbers that it computes, with their values.
-nlohmann::json model_identity(JobConfig config) {
-  nlohmann::json identity;
-  for (const auto& entry : config_table(config).describe()) {
-    if (entry.key.starts_with("model.args.") || entry.key == "training.mixed_precision_param") {
-      identity[entry.key] = entry.value;
-    }
-  }
-  return identity;
-}
 
 /// Whether a key has one of these names in its section.
 bool is_one_of(std::string_view key, std::initializer_list<std::string_view> names) {
@@ -133,6 +120,16 @@ std::optional<std::string> error_of(Check&& check) {
 }
 
 }  // namespace
+
+nlohmann::json model_identity(JobConfig config) {
+  nlohmann::json identity;
+  for (const auto& entry : config_table(config).describe()) {
+    if (entry.key.starts_with("model.args.") || entry.key == "training.mixed_precision_param") {
+      identity[entry.key] = entry.value;
+    }
+  }
+  return identity;
+}
 
 Checkpointer::Checkpointer(const JobConfig& config, Ranks& ranks, const Mesh& mesh, Parameters& parameters,
                            const data::Tokenizer& tokenizer)
@@ -380,7 +377,7 @@ std::optional<std::string> Checkpointer::open_files(Stored& stored) {
   });
 }
 
-void Checkpointer::fail_damaged(std::int64_t step, const std::string& damage) {
+void Checkpointer::fail_damaged(std::int64_t step, const std::string& damage, std::optional<std::int64_t> in_memory) {
   if (is_first_rank()) spdlog::warn("step {} is damaged; looking for a checkpoint that is whole", step);
   std::optional<std::int64_t> whole = newest_below(std::numeric_limits<std::int64_t>::max());
   for (; whole; whole = newest_below(*whole)) {
@@ -388,6 +385,12 @@ void Checkpointer::fail_damaged(std::int64_t step, const std::string& damage) {
     if (*whole != step && !read_manifest(stored) && !open_files(stored)) break;
   }
   const std::string path = checkpoint_path(folder_, step).string();
+  if (in_memory && (!whole || *in_memory > *whole)) {
+    fail(
+        "{}\nThe checkpoint '{}' is damaged. The copies in memory of step {} are whole: --checkpoint.fallback goes on "
+        "from there",
+        damage, path, *in_memory);
+  }
   require(whole.has_value(),
           "{}\nThe checkpoint '{}' is damaged, and no other one is whole. Move it away to start without it", damage,
           path);
@@ -397,9 +400,19 @@ void Checkpointer::fail_damaged(std::int64_t step, const std::string& damage) {
       damage, path, *whole, *whole);
 }
 
-std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader) {
+void Checkpointer::tell_what_was_passed_over(std::int64_t step, std::int64_t newest,
+                                             const std::string& passed_over) const {
+  if (!is_first_rank() || passed_over.empty()) return;
+  warn_in_frame(fmt::format("THE RUN GOES BACK TO STEP {}: THE CHECKPOINT OF STEP {} IS DAMAGED", step, newest),
+                fmt::format("Passed over (checkpoint.fallback), and left where they are until their step is saved "
+                            "again:{}",
+                            passed_over));
+}
+
+std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader, std::optional<std::int64_t> in_memory) {
   const std::optional<std::int64_t> first = choose_step();
-  if (!first) return std::nullopt;
+  if (config_.checkpoint.load_step >= 0) in_memory.reset();  // a person asked for that checkpoint
+  if (!first || (in_memory && *in_memory > *first)) return std::nullopt;
   const bool falls_back = config_.checkpoint.fallback && config_.checkpoint.load_step < 0;
   ResumedFrom resumed{.step = *first, .config = {}};
   Stored stored;
@@ -419,9 +432,13 @@ std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader) {
       damage = open_files(stored);
     }
     if (!damage) break;
-    if (!falls_back) fail_damaged(resumed.step, *damage);
+    if (!falls_back) fail_damaged(resumed.step, *damage, in_memory);
     passed_over += fmt::format("\n  step {}: {}", resumed.step, *damage);
     const std::optional<std::int64_t> next = newest_below(resumed.step);
+    if (in_memory && (!next || *in_memory > *next)) {
+      tell_what_was_passed_over(*in_memory, *first, passed_over);
+      return std::nullopt;
+    }
     require(next.has_value(), "no checkpoint in '{}' is whole. Move them away to start without them:{}",
             folder_.string(), passed_over);
     resumed.step = *next;
@@ -437,15 +454,8 @@ std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader) {
       }
     }
   });
-  if (!is_first_rank()) return resumed;
-  if (resumed.step != *first) {
-    warn_in_frame(
-        fmt::format("THE RUN GOES BACK TO STEP {}: THE CHECKPOINT OF STEP {} IS DAMAGED", resumed.step, *first),
-        fmt::format("Passed over (checkpoint.fallback), and left where they are until their step is saved "
-                    "again:{}",
-                    passed_over));
-  }
-  spdlog::info("resumed from {}", stored.path.string());
+  tell_what_was_passed_over(resumed.step, *first, passed_over);
+  if (is_first_rank()) spdlog::info("resumed from {}", stored.path.string());
   return resumed;
 }
 

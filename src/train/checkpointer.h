@@ -59,8 +59,9 @@ class Checkpointer {
 
   /// Loads masters, moments, buffers and the loader's position from the checkpoint that the configuration asks for, the
   /// newest if it does not say. Returns what it is, if there is one. Throws Error if that is damaged; with
-  /// checkpoint.fallback, if all are.
-  std::optional<ResumedFrom> resume(data::Loader& loader);
+  /// checkpoint.fallback, if all are. `in_memory`: the step of copies in memory that are whole. Where no newer
+  /// checkpoint is whole, nothing is loaded and nothing returned: the copies are to be loaded.
+  std::optional<ResumedFrom> resume(data::Loader& loader, std::optional<std::int64_t> in_memory = {});
 
   /// Throws Error if a rank that will write cannot.
   void require_writable();
@@ -107,8 +108,10 @@ class Checkpointer {
   std::optional<std::string> read_manifest(Stored& stored);
   /// Checks and maps its files. What is wrong with them; none if nothing.
   std::optional<std::string> open_files(Stored& stored);
-  /// Throws Error with the damage and the newest other checkpoint that is whole.
-  [[noreturn]] void fail_damaged(std::int64_t step, const std::string& damage);
+  /// Throws Error with the damage and the newest other checkpoint, or copy in memory, that is whole.
+  [[noreturn]] void fail_damaged(std::int64_t step, const std::string& damage, std::optional<std::int64_t> in_memory);
+  /// In a framed warning, if anything was.
+  void tell_what_was_passed_over(std::int64_t step, std::int64_t newest, const std::string& passed_over) const;
 
   const JobConfig& config_;
   Ranks& ranks_;
@@ -128,6 +131,9 @@ class Checkpointer {
   std::stop_source stop_;
   std::future<void> task_;  // the last member: it is waited for before the others go
 };
+
+/// The keys that make the model and the numbers that it computes, with their values.
+nlohmann::json model_identity(JobConfig config);
 
 /// Loads the weights that a run starts from, of a checkpoint or of Hugging Face files. False if the configuration names
 /// none.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <numeric>
@@ -236,6 +237,10 @@ void JobConfig::validate() const {
       "a pipeline a local batch is cut into micro-batches of that size",
       training.local_batch_size, micro_batch);
   require(training.max_norm > 0, "training.max_norm is {}; expected a number above 0, or inf", training.max_norm);
+  require(training.max_loss_spike == 0 || (1 < training.max_loss_spike && std::isfinite(training.max_loss_spike)),
+          "training.max_loss_spike is {}; expected a finite factor above 1, or 0 for none", training.max_loss_spike);
+  require(!training.skip_loss_spikes || training.max_loss_spike > 0,
+          "training.skip_loss_spikes is true, but training.max_loss_spike = 0 says that no loss is a spike");
   require(0 <= training.num_threads && training.num_threads <= kMaxThreads,
           "training.num_threads is {}; expected 0 (one per core) to {}", training.num_threads, kMaxThreads);
   require(training.global_batch_size == -1 || training.global_batch_size > 0,
@@ -277,6 +282,18 @@ void JobConfig::validate() const {
   } else {
     require(checkpoint.load_step == -1, "checkpoint.load_step is {}, but checkpoint.enable is false",
             checkpoint.load_step);
+  }
+  not_negative("checkpoint.memory_interval", checkpoint.memory_interval);
+  not_negative("checkpoint.verify_interval", checkpoint.verify_interval);
+  if (checkpoint.memory_interval > 0) {
+    require(checkpoint.enable,
+            "checkpoint.memory_interval is {}, but checkpoint.enable is false: copies in memory need checkpoints on "
+            "disk to fall back to",
+            checkpoint.memory_interval);
+    require(!job.node_folder.empty(),
+            "checkpoint.memory_interval is {}, but job.node_folder does not say where copies in memory are kept; "
+            "`tessera launch` sets it, or give a folder on tmpfs, like --job.node_folder=/dev/shm/my-run",
+            checkpoint.memory_interval);
   }
   require(
       !checkpoint.initial_load_in_hf || !checkpoint.initial_load_path.empty(),
@@ -322,6 +339,9 @@ void JobConfig::validate() const {
   positive("metrics.log_freq", metrics.log_freq);
   not_negative("metrics.peak_tflops", metrics.peak_tflops);
   not_negative("metrics.quantization_error_freq", metrics.quantization_error_freq);
+  not_negative("debug.nan_at_step", debug.nan_at_step);
+  not_negative("debug.nan_count", debug.nan_count);
+  require(debug.nan_on_rank >= -1, "debug.nan_on_rank is {}; expected a rank, or -1 for every rank", debug.nan_on_rank);
   if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
   // Rows and tokens of a micro-batch are counted in 32 bits. In floating point, so that nothing overflows on the way.
   const double padding = static_cast<double>(model.args.num_experts) * mx::kWideBlock;
@@ -470,8 +490,8 @@ ConfigTable config_table(JobConfig& c) {
         "which attempt of the run this is, 1 or more; it takes the folder over from earlier ones that hang. 0: the "
         "next one, or Slurm's count of requeues, and nothing is taken over");
   t.add("job.node_folder", c.job.node_folder,
-        "for launchers: folder in this node's memory (a tmpfs) in which ranks say what they do, for a monitor. Empty: "
-        "they tell only each other");
+        "folder in this node's memory (a tmpfs), which `tessera launch` makes: the ranks' files for a monitor, and "
+        "copies in memory. Empty: none");
 
   t.add("model.name", c.model.name, "the model: deepseek_v3");
   t.add("model.flavor", c.model.flavor, "the model's sizes: debugmodel, 16B, 236B or 671B");
@@ -548,6 +568,11 @@ ConfigTable config_table(JobConfig& c) {
         "sequences per optimizer step, by gradient accumulation; -1: one local batch of each data rank");
   t.add("training.seq_len", c.training.seq_len, "tokens per sequence");
   t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped; inf: never");
+  t.add("training.max_loss_spike", c.training.max_loss_spike,
+        "a loss above so many times the mean of the last 20 steps' is a spike: the step is made once more, and if it "
+        "is a spike again, the run ends. 0: any loss will do");
+  t.add("training.skip_loss_spikes", c.training.skip_loss_spikes,
+        "a step that is a spike twice is left out, and the run goes on with the next batch");
   t.add("training.steps", c.training.steps, "optimizer steps of the whole run");
   t.add("training.dtype", c.training.dtype, "type of master weights and gradients: float32");
   t.add("training.mixed_precision_param", c.training.mixed_precision_param,
@@ -631,6 +656,11 @@ ConfigTable config_table(JobConfig& c) {
       "checkpoint.async_mode", c.checkpoint.async_mode,
       {{"disabled", AsyncMode::kDisabled}, {"async", AsyncMode::kAsync}, {"async_with_pinned_mem", AsyncMode::kAsync}},
       "write checkpoints while training goes on, from a copy in memory");
+  t.add("checkpoint.memory_interval", c.checkpoint.memory_interval,
+        "steps between copies of the state in job.node_folder, of which another node holds a second one; 0: none");
+  t.add("checkpoint.verify_interval", c.checkpoint.verify_interval,
+        "steps between comparisons of the state that replicas share (as Megatron's "
+        "check_weight_hash_across_dp_replicas_interval), also before every save; a difference ends the run. 0: never");
   t.add("checkpoint.initial_load_path", c.checkpoint.initial_load_path,
         "checkpoint whose weights a run without checkpoints of its own starts from");
   t.add("checkpoint.initial_load_in_hf", c.checkpoint.initial_load_in_hf,
@@ -659,6 +689,11 @@ ConfigTable config_table(JobConfig& c) {
         "the same bits in every run on a GPU as well, for some speed (a CPU's always are)");
   t.add("debug.moe_force_load_balance", c.debug.moe_force_load_balance,
         "token t's k-th expert is (t * top_k + k) mod num_experts");
+  t.add("debug.nan_at_step", c.debug.nan_at_step, "for tests of recovery: a gradient of this step is NaN; 0: none");
+  t.add("debug.nan_count", c.debug.nan_count,
+        "how many times in a process: 1, and the step is finite when it is made again; 2, and it is not");
+  t.add("debug.nan_on_rank", c.debug.nan_on_rank, "the rank whose gradient it is; -1: every rank's");
+  t.add("debug.nan_on_host", c.debug.nan_on_host, "only on the machine of this name; empty: on any");
   pass_over_torchtitan_keys(t);
   return t;
 }

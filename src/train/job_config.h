@@ -57,6 +57,8 @@ struct JobConfig {
     std::int64_t global_batch_size = -1;
     std::int64_t seq_len = 2048;
     double max_norm = 1.0;
+    double max_loss_spike = 0.0;
+    bool skip_loss_spikes = false;
     std::int64_t steps = 10000;
     std::string dtype = "float32";
     DType mixed_precision_param = DType::kBFloat16;
@@ -108,6 +110,8 @@ struct JobConfig {
     std::int64_t load_step = -1;
     bool fallback = false;
     AsyncMode async_mode = AsyncMode::kDisabled;
+    std::int64_t memory_interval = 0;
+    std::int64_t verify_interval = 0;
     std::string initial_load_path;
     bool initial_load_in_hf = false;
   } checkpoint;
@@ -131,6 +135,10 @@ struct JobConfig {
     std::int64_t seed = 0;
     bool deterministic = false;
     bool moe_force_load_balance = false;
+    std::int64_t nan_at_step = 0;
+    std::int64_t nan_count = 1;
+    std::int64_t nan_on_rank = 0;
+    std::string nan_on_host;
   } debug;
 
   /// Whether a local batch is cut into micro-batches of parallelism.pipeline_parallel_microbatch_size sequences.

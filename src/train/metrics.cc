@@ -117,7 +117,7 @@ void MetricsWriter::step(const StepResult& result) {
   // The sum that is minimised: where a part of it is not finite, no loss is worth a number.
   const bool finite = std::isfinite(result.total_loss) && std::isfinite(result.loss);
   const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps ||
-                   !result.sqnr.empty() || !finite || !std::isfinite(result.grad_norm);
+                   !result.sqnr.empty() || !result.repeated_for.empty() || !finite || !std::isfinite(result.grad_norm);
   if (!due) {
     draw_progress(step, result.loss);
     return;
@@ -156,6 +156,8 @@ void MetricsWriter::step(const StepResult& result) {
                                    {"forward", rates.seconds.forward},
                                    {"backward", rates.seconds.backward},
                                    {"optimizer", rates.seconds.optimizer}}}};
+  if (!result.repeated_for.empty()) line["repeated_for"] = result.repeated_for;
+  if (result.is_skipped) line["skipped"] = true;
   if (!result.expert_load.empty()) {
     line["expert_load_max_over_mean"] = *std::max_element(result.expert_load.begin(), result.expert_load.end());
     line["expert_load_per_layer"] = result.expert_load;
@@ -226,6 +228,10 @@ void MetricsWriter::checkpoint(std::int64_t step, double stall_seconds, double s
   if (tensorboard_)
     tensorboard_->write(step,
                         {{"time_metrics/checkpoint_stall(s)", stall_seconds}, {"time_metrics/checkpoint(s)", seconds}});
+}
+
+void MetricsWriter::state_checksum(std::int64_t step, std::uint64_t checksum) {
+  append(nlohmann::ordered_json{{"step", step}, {"state_checksum", to_hex(checksum)}}.dump());
 }
 
 void MetricsWriter::draw_progress(std::int64_t step, double loss) {

@@ -74,7 +74,8 @@ RunIdentity identify_run(const JobConfig& config, const std::optional<RunIdentit
     if (!run.is_counted) run.attempt = 1 + number_in(variable("SLURM_RESTART_COUNT"));
     run.is_counted = true;
   }
-  if (run.id.empty()) run.id = new_run_id();
+  run.is_new = run.id.empty();
+  if (run.is_new) run.id = new_run_id();
   if (!run.is_counted) run.attempt = previous && previous->id == run.id ? previous->attempt + 1 : 1;
   return run;
 }

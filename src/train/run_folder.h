@@ -20,6 +20,8 @@ struct RunIdentity {
   std::int64_t attempt = 1;
   /// Whether job.attempt or Slurm says which attempt this is.
   bool is_counted = false;
+  /// Whether no other process can have this id, because nobody gave it.
+  bool is_new = false;
 
   std::string describe() const { return fmt::format("run {}, attempt {}", id, attempt); }
   /// Whether this process was started in the place of the other one.

@@ -122,7 +122,7 @@ void set_document_end(JobConfig& config) {
 }
 
 bool makes_the_run(const std::string& key) {
-  for (const char* prefix : {"job.", "metrics.", "checkpoint.", "profiling.", "validation.", "comm."}) {
+  for (const char* prefix : {"job.", "metrics.", "checkpoint.", "profiling.", "validation.", "comm.", "debug.nan_"}) {
     if (key.starts_with(prefix)) return false;
   }
   for (const char* name : {"training.num_threads", "training.dataset", "training.dataset_path", "model.hf_assets_path",

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
+#include "comm/together.h"
 #include "ops/cuda/inventory.h"
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"
@@ -42,7 +43,9 @@ std::unique_ptr<data::Tokenizer> load_tokenizer_of(const std::string& dataset) {
 
 /// Checks the config, sets the threads and finds out which token ends a document, before anything is built on it.
 JobConfig prepared(JobConfig config, Ranks& ranks) {
-  ranks.require_same(config_table(config).to_toml(), "configuration");
+  JobConfig common = config;
+  common.job.node_folder = {};  // nodes may have others
+  ranks.require_same(config_table(common).to_toml(), "configuration");
   config.validate();
   set_threads(config, ranks);
   config.require_data();
@@ -74,7 +77,8 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
       tokenizer_(load_tokenizer_of(config_.training.dataset_path)),
       loader_(make_loader(config_, *mesh_, kTrainDataKey, config_.training.dataset_path, "train")),
       step_(config_, mesh_, cuda_ == nullptr ? Device::kCpu : Device::kCuda, cuda_),
-      checkpointer_(config_, ranks_, *mesh_, step_.model().parameters(), *tokenizer_) {
+      checkpointer_(config_, ranks_, *mesh_, step_.model().parameters(), *tokenizer_),
+      state_(step_.model().parameters()) {
   require_tokenizer_of_assets(config_, *tokenizer_);
   if (config_.validation.enable) {
     const bool is_other = !config_.validation.dataset_path.empty();
@@ -84,9 +88,14 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
             "'{}' (validation.dataset_path) was prepared with another tokenizer than '{}'", folder,
             config_.training.dataset_path);
   }
+  if (config_.checkpoint.memory_interval > 0) memory_copies_.emplace(config_, ranks_, *mesh_, state_);
   const std::vector<RankMemory> memory = memory_of_ranks();
   if (is_first_rank()) {
     run_folder_.emplace(config_, checkpointer_.folder());
+    require(!memory_copies_ || !run_folder_->run().is_new,
+            "checkpoint.memory_interval is {}, but job.run_id is empty; expected a name by which the next start finds "
+            "this run's copies in memory",
+            config_.checkpoint.memory_interval);
     checkpointer_.set_before_commit([this] { run_folder_->require_held(); });
     print_plan(memory);
     step_.warn_of_slow_operators();
@@ -94,6 +103,17 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   }
   ranks_.world().barrier("whether the run fits the memory");
   if (config_.checkpoint.enable) checkpointer_.require_writable();
+  if (memory_copies_ || config_.checkpoint.verify_interval > 0) {
+    const RunIdentity run = share_run_identity();
+    replica_check_.emplace(ranks_, *mesh_, state_, dump_folder_, run.attempt);
+    if (memory_copies_) memory_copies_->open(run, loader_->state());
+    if (config_.checkpoint.verify_interval > 0 && !replica_check_->sees_weights() && is_first_rank()) {
+      spdlog::warn(
+          "checkpoint.verify_interval: no weights of this mesh are held by two ranks "
+          "(parallelism.data_parallel_replicate_degree = 1), so flipped bits are not seen{}",
+          ranks_.size() > 1 ? ", but in the experts' biases" : "");
+    }
+  }
   step_.allocate();
   step_.set_trace(&trace_);
   micro_batches_.resize(step_.max_started());
@@ -104,30 +124,47 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   }
   tokens_.resize(static_cast<std::size_t>(config_.micro_batch_size() * (config_.training.seq_len + 1)));
   ranks_.set_section(Section::kLoading);
-  if (config_.checkpoint.enable) {
-    checkpointer_.allocate_snapshot();
-    if (std::optional<ResumedFrom> resumed = checkpointer_.resume(*loader_)) {
-      first_step_ = 1 + resumed->step;
-      resumed_config_ = std::move(resumed->config);
-    }
-  }
+  if (config_.checkpoint.enable) resume();
   if (first_step_ > 1 || load_initial_weights(config_, ranks_, step_.model().parameters())) step_.refresh_weights();
+}
+
+RunIdentity Trainer::share_run_identity() {
+  RunIdentity run;
+  if (run_folder_) run = run_folder_->run();
+  run.id = first_text(ranks_.world(), run.id, "the run's identity");
+  const auto attempt = static_cast<double>(run.attempt);
+  run.attempt =
+      static_cast<std::int64_t>(ranks_.world().all_gather(std::span(&attempt, 1), "the run's attempt").front());
+  return run;
+}
+
+void Trainer::resume() {
+  checkpointer_.allocate_snapshot();
+  const auto in_memory = memory_copies_ ? memory_copies_->newest_step() : std::nullopt;
+  std::optional<ResumedFrom> resumed = checkpointer_.resume(*loader_, in_memory);
+  if (!resumed && in_memory) resumed = memory_copies_->load(*loader_);
+  if (memory_copies_) memory_copies_->allocate();
+  if (!resumed) return;
+  first_step_ = 1 + resumed->step;
+  resumed_config_ = std::move(resumed->config);
 }
 
 std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {
   constexpr auto kUses = std::to_array({&MemoryPlan::weights, &MemoryPlan::gradients, &MemoryPlan::moments,
                                         &MemoryPlan::activations, &MemoryPlan::windows, &MemoryPlan::batches});
   static_assert(sizeof(MemoryPlan) == kUses.size() * sizeof(std::size_t));
-  std::array<double, kUses.size() + 2> own{};  // doubles hold sizes up to 2^53 exactly
+  std::array<double, kUses.size() + 3> own{};  // doubles hold sizes up to 2^53 exactly
   std::ranges::transform(kUses, own.begin(), [&](auto use) { return static_cast<double>(step_.memory_plan().*use); });
   own[kUses.size()] = static_cast<double>(checkpointer_.snapshot_bytes());
-  own[kUses.size() + 1] = static_cast<double>(resident_bytes());
+  own[kUses.size() + 1] = static_cast<double>(memory_copies_ ? memory_copies_->num_bytes() : 0);
+  own[kUses.size() + 2] = static_cast<double>(resident_bytes());
   const std::vector<double> all = ranks_.world().all_gather(own, "the ranks' memory");
   std::vector<RankMemory> ranks;
   for (auto next = all.begin(); next != all.end();) {
     RankMemory& rank = ranks.emplace_back();
     for (const auto use : kUses) rank.plan.*use = static_cast<std::size_t>(*next++);
     rank.snapshot = static_cast<std::size_t>(*next++);
+    rank.copies = static_cast<std::size_t>(*next++);
     rank.process = static_cast<std::size_t>(*next++);
   }
   return ranks;
@@ -153,7 +190,7 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
                loader_->num_samples(), config_.training.seq_len, config_.sequences_per_step(mesh_->num_data_ranks()));
   // Processes differ a little from rank to rank, which is no reason to name one of them.
   const auto largest =
-      std::ranges::max_element(ranks, {}, [](const RankMemory& rank) { return rank.plan.total() + rank.snapshot; });
+      std::ranges::max_element(ranks, {}, [](const RankMemory& rank) { return rank.total() - rank.process; });
   const MemoryPlan& plan = largest->plan;
   const std::size_t total = largest->total();
   if (ranks_.size() > 1) {
@@ -167,16 +204,17 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
   const auto if_any = [&](const char* use, std::size_t bytes) {
     return bytes < total / 200 ? "" : fmt::format("  {} {}", use, format_gib(bytes));
   };
-  spdlog::info("memory: weights {}  gradients {}  moments {}  activations {}{}{}{}  program {}  peak {}",
+  spdlog::info("memory: weights {}  gradients {}  moments {}  activations {}{}{}{}{}  program {}  peak {}",
                format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.moments),
                format_gib(plan.activations), if_any("windows", plan.windows), if_any("batches", plan.batches),
-               if_any("checkpoint's copy", largest->snapshot), format_gib(largest->process), format_gib(total));
+               if_any("checkpoint's copy", largest->snapshot), if_any("copies in memory", largest->copies),
+               format_gib(largest->process), format_gib(total));
 }
 
 void Trainer::require_memory(const std::vector<RankMemory>& ranks) const {
   const bool on_gpu = step_.device() == Device::kCuda;
   // What a step takes is on the GPU, if there is one; the rest, and a copy of the batches, on the host.
-  const auto besides_step = [](const RankMemory& rank) { return rank.process + rank.snapshot; };
+  const auto besides_step = [](const RankMemory& rank) { return rank.process + rank.snapshot + rank.copies; };
   // The most that a node's or a GPU's ranks take, which fill one after the other.
   const auto most = [&](std::int64_t sharing, const auto& of_rank) {
     std::size_t found = 0;
@@ -195,11 +233,13 @@ void Trainer::require_memory(const std::vector<RankMemory>& ranks) const {
   if (on_gpu) {
     const std::size_t needed =
         most(on_node, [&](const RankMemory& rank) { return besides_step(rank) + rank.plan.batches; });
-    require(needed <= host,
-            "besides the GPUs the run needs {} of memory on this machine, where it may take {}: for {} ranks {} of "
-            "program and {} of batches each, and {} for the checkpoint's copy of each that writes (checkpoint.enable)",
-            format_gib(needed), format_gib(host), on_node, format_gib(own.process), format_gib(own.plan.batches),
-            format_gib(own.snapshot));
+    require(
+        needed <= host,
+        "besides the GPUs the run needs {} of memory on this machine, where it may take {}: for {} ranks {} of "
+        "program and {} of batches each, {} for the checkpoint's copy of each that writes (checkpoint.enable), and {} "
+        "for copies in memory (checkpoint.memory_interval)",
+        format_gib(needed), format_gib(host), on_node, format_gib(own.process), format_gib(own.plan.batches),
+        format_gib(own.snapshot), format_gib(own.copies));
   }
   const std::optional<WindowRoom> room = on_gpu ? std::nullopt : ranks_.world().window_room();
   if (room) {
@@ -258,12 +298,40 @@ void Trainer::finish_step(MetricsWriter* metrics) {
     error.result.seconds.data = data_seconds(error.result);
     if (metrics != nullptr) metrics->step(error.result);  // so that the run's files say how it ended
     checkpointer_.finish();
+    if (memory_copies_) memory_copies_->finish();
     throw;
   }
   result.seconds.data = data_seconds(result);
+  if (is_first_rank() && !result.repeated_for.empty()) {
+    spdlog::warn("step {}: {}; made again from the same batches: {}", result.step, result.repeated_for,
+                 result.is_skipped ? "the same. The step is left out (training.skip_loss_spikes)"
+                                   : "it is well. A transient fault; the run goes on with the second result");
+  }
   if (run_folder_) run_folder_->require_held();
   if (metrics != nullptr) metrics->step(result);
   if (step_callback_) step_callback_(result.step, result);
+}
+
+bool Trainer::verifies(std::int64_t step, bool saves) const {
+  const std::int64_t interval = config_.checkpoint.verify_interval;
+  return replica_check_ && ((interval > 0 && step % interval == 0) || saves || replica_check_->explains(step));
+}
+
+void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, MetricsWriter* metrics) {
+  if (!verifies && !copies) return;
+  const TraceScope trace(&trace_, "copy in memory");
+  const auto compare = [&](const TrainingState::Checksums& checksums) {
+    const std::uint64_t of_model = replica_check_->compare(step, checksums);
+    if (metrics != nullptr && verifies) metrics->state_checksum(step, of_model);
+  };
+  try {
+    const bool is_compared = copies && memory_copies_->take(step, loader_->state(), compare);
+    if (verifies && !is_compared) compare(state_.read());
+  } catch (const StateMismatch&) {  // on all ranks
+    checkpointer_.finish();
+    if (memory_copies_) memory_copies_->finish();
+    throw;
+  }
 }
 
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
@@ -350,7 +418,8 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     is_done = step == num_steps;
     const bool validates = validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps);
     const bool saves_now = config_.checkpoint.enable && step % config_.checkpoint.interval == 0;
-    if (last || validates || saves_now) finish_steps(0);
+    const bool copies = memory_copies_ && memory_copies_->is_due(step);
+    if (last || validates || saves_now || copies || verifies(step, saves_now)) finish_steps(0);
     const bool pauses = metrics && step_.num_started() == 0;
     if (pauses) metrics->pause();
     if (traced) {
@@ -365,16 +434,22 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
       if (metrics && loss) metrics->validation(step, *loss);
       if (!loss) last = true, is_done = false;
     }
+    const bool saves = saves_now || (config_.checkpoint.enable && last);
+    guard_state(step, verifies(step, saves), copies && !last, metrics ? &*metrics : nullptr);
     if (votes[1] == ranks_.size()) checkpointer_.advance();
-    if (saves_now || (config_.checkpoint.enable && last)) {
+    if (saves) {
       const TraceScope trace(&trace_, "checkpoint");
       ranks_.set_section(Section::kCheckpoint);
       checkpointer_.save(step, loader_->state());
     }
-    if (last) checkpointer_.finish();
+    if (last) {
+      checkpointer_.finish();
+      if (memory_copies_) memory_copies_->finish();
+    }
     if (pauses) metrics->resume();
     if (last) break;
   }
+  if (memory_copies_) memory_copies_->remove();                        // the checkpoint has all
   const int stopped_by = is_done ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {

@@ -11,7 +11,9 @@
 #include "data/loader.h"
 #include "data/tokenizer.h"
 #include "train/checkpointer.h"
+#include "train/memory_copies.h"
 #include "train/metrics.h"
+#include "train/replica_check.h"
 #include "train/run_folder.h"
 #include "train/training_step.h"
 
@@ -41,14 +43,24 @@ class Trainer {
   /// Waits for the oldest step that was started, and tells of it.
   void finish_step(MetricsWriter* metrics);
   bool measures_sqnr(std::int64_t step) const;
+  /// Loads the newest state that there is, on disk or in memory.
+  void resume();
+  /// The run that rank 0 has identified, on all ranks.
+  RunIdentity share_run_identity();
+  /// Compares replicas' states if it `verifies`, and copies them to memory if it `copies`, which compares them as well.
+  /// No step may be under way.
+  void guard_state(std::int64_t step, bool verifies, bool copies, MetricsWriter* metrics);
+  /// Whether replicas' states are compared after a step, before a checkpoint if it `saves` one.
+  bool verifies(std::int64_t step, bool saves) const;
   bool is_first_rank() const { return ranks_.rank() == 0; }
   /// What a rank's process takes.
   struct RankMemory {
     MemoryPlan plan;
     std::size_t snapshot = 0;  // the checkpoint's copy
+    std::size_t copies = 0;    // copies in memory, on tmpfs
     std::size_t process = 0;   // resident before the plan's memory is allocated
 
-    std::size_t total() const { return plan.total() + snapshot + process; }
+    std::size_t total() const { return plan.total() + snapshot + copies + process; }
   };
   /// Returns the memory of every rank, by rank. All ranks must call it.
   std::vector<RankMemory> memory_of_ranks();
@@ -67,6 +79,9 @@ class Trainer {
   std::unique_ptr<data::Loader> loader_, validation_loader_;
   TrainingStep step_;
   Checkpointer checkpointer_;
+  TrainingState state_;
+  std::optional<ReplicaCheck> replica_check_;      // with checkpoint.verify_interval or memory_interval
+  std::optional<MemoryCopies> memory_copies_;      // with checkpoint.memory_interval
   std::vector<std::vector<Batch>> micro_batches_;  // of as many steps as may be started, by step
   std::vector<double> data_seconds_;               // as micro_batches_
   std::vector<std::int32_t> tokens_;

@@ -1,18 +1,27 @@
 #include "train/training_step.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "comm/together.h"
 #include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
 
 namespace tessera {
+namespace {
+
+/// How many steps' losses a loss is compared with.
+constexpr std::size_t kLossesOfMean = 20;
+
+}  // namespace
 
 ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device) {
   const auto& parallelism = config.parallelism;
@@ -164,7 +173,10 @@ void TrainingStep::make_or_start(std::int64_t step, std::span<const Batch> micro
   now.scale = {.per_token = 1.0 / std::max(num_valid, 1.0), .per_sequence = 1.0 / static_cast<double>(num_sequences)};
 
   result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
-  const AdamWStep numbers = adamw_step(adamw_options(), static_cast<float>(result.learning_rate), step);
+  AdamWStep numbers = adamw_step(adamw_options(), static_cast<float>(result.learning_rate), step);
+  numbers.largest_loss = static_cast<float>(largest_loss() / now.scale.per_token);
+  now.largest_loss = numbers.largest_loss;
+  now.is_poisoned = is_to_be_poisoned(step);
   if (cuda_ != nullptr) return start_on_gpu(now, numbers);
   std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
   clock_.reset();
@@ -207,7 +219,7 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
     run.clock.reset();
     update(started, run.clock);
   };
-  if (!run.has_run || started.probe || model_.waits_for_gpu()) {
+  if (!run.has_run || started.probe || started.is_poisoned || model_.waits_for_gpu()) {
     run.graph = {};
     update_all();
     run.has_run = true;
@@ -273,6 +285,22 @@ StepResult TrainingStep::finish() {
 
 StepResult TrainingStep::finish_oldest() {
   TESSERA_CHECK(num_started_ > 0);
+  StepResult result = collect_oldest();
+  const std::string fault = fault_of(result);
+  if (!fault.empty()) {
+    result = repeat_oldest(fault);
+  } else {
+    if (const auto& probe = started(oldest_started_).probe) {
+      result.sqnr = probe->result(model_.parameters(), whole_.parameters());
+    }
+    leave_oldest();
+  }
+  if (!result.is_skipped) last_losses_.push_back(result.loss);
+  if (last_losses_.size() > kLossesOfMean) last_losses_.pop_front();
+  return result;
+}
+
+StepResult TrainingStep::collect_oldest() {
   Started& oldest = started(oldest_started_);
   if (cuda_ != nullptr) wait_for_gpu(oldest);
   if (cuda_ != nullptr || mesh_->degrees.num_ranks() == 1) collect_sums();
@@ -294,20 +322,81 @@ StepResult TrainingStep::finish_oldest() {
   }
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
   result.grad_norm = std::sqrt(squares_.host()[0]);
+  return result;
+}
+
+std::string TrainingStep::fault_of(const StepResult& result) const {
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
+    return fmt::format("loss {}, gradient norm {}", result.total_loss, result.grad_norm);
+  }
+  const Started& its = started_[static_cast<std::size_t>(result.step) % kMaxStarted];
+  // As the device compares them (clip_gradients).
+  if (!(all_sums_.losses().main > static_cast<double>(its.largest_loss))) return {};
+  return fmt::format("loss {}, which is more than training.max_loss_spike = {} times the mean of the last {} steps'",
+                     result.loss, config_.training.max_loss_spike, kLossesOfMean);
+}
+
+double TrainingStep::largest_loss() const {
+  const double factor = config_.training.max_loss_spike;
+  if (factor == 0.0 || last_losses_.size() < kLossesOfMean) return std::numeric_limits<double>::infinity();
+  return factor * std::accumulate(last_losses_.begin(), last_losses_.end(), 0.0) / static_cast<double>(kLossesOfMean);
+}
+
+void TrainingStep::leave_oldest() {
+  started(oldest_started_).probe.reset();
+  ++oldest_started_;
+  --num_started_;
+}
+
+StepResult TrainingStep::repeat_oldest(const std::string& fault) {
+  const std::int64_t step = oldest_started_, end = step + static_cast<std::int64_t>(num_started_);
+  std::array<bool, kMaxStarted> measures{};  // by step
+  for (std::int64_t i = step; i < end; ++i) {
+    measures[static_cast<std::size_t>(i) % kMaxStarted] = started(i).probe.has_value();
+  }
+  const auto start_again = [&](std::int64_t i) {
+    make_or_start(i, started(i).micro_batches, measures[static_cast<std::size_t>(i) % kMaxStarted]);
+  };
+  num_started_ = 0;
+  forget_failure();
+  start_again(step);
+  StepResult result = collect_oldest();
+  result.repeated_for = fault;
+  const std::string again = fault_of(result);
+  const bool is_spike = std::isfinite(result.total_loss) && std::isfinite(result.grad_norm);
+  result.is_skipped = !again.empty() && is_spike && config_.training.skip_loss_spikes;
+  if (!again.empty() && !result.is_skipped) {
+    const Started& oldest = started(step);
+    const std::string place =
+        is_spike ? "the batch may be bad (--training.skip_loss_spikes leaves such steps out)"
+                 : fmt::format("first non-finite numbers in {}", find_non_finite(oldest.micro_batches, oldest.scale));
     const std::string message = fmt::format(
-        "step {}: loss {}, gradient norm {}; first non-finite numbers in {}. A checkpoint, if there is "
-        "one, is from before.",
-        result.step, result.total_loss, result.grad_norm, find_non_finite(oldest.micro_batches, scale));
+        "step {}: {}; made again from the same batches: {}; {}. A checkpoint, if there is one, is from before.", step,
+        fault, again, place);
     num_started_ = 0;
     forget_failure();
     throw NonFiniteStep(message, std::move(result));
   }
-  if (oldest.probe) result.sqnr = oldest.probe->result(model_.parameters(), whole_.parameters());
-  oldest.probe.reset();
-  ++oldest_started_;
-  --num_started_;
+  if (started(step).probe) result.sqnr = started(step).probe->result(model_.parameters(), whole_.parameters());
+  leave_oldest();
+  if (result.is_skipped) forget_failure();
+  for (std::int64_t i = step + 1; i < end; ++i) start_again(i);
   return result;
+}
+
+bool TrainingStep::is_to_be_poisoned(std::int64_t step) {
+  const auto& debug = config_.debug;
+  if (debug.nan_at_step != step || num_poisoned_ >= debug.nan_count) return false;
+  const MeshDegrees& d = mesh_->degrees;
+  const MeshPlace& at = mesh_->place;
+  const std::int64_t rank =
+      (((at.pp * d.dp_replicate + at.dp_replicate) * d.dp_shard + at.dp_shard) * d.cp + at.cp) * d.tp + at.tp;
+  if (debug.nan_on_rank >= 0 && debug.nan_on_rank != rank) return false;
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  if (!debug.nan_on_host.empty() && debug.nan_on_host != host.data()) return false;
+  ++num_poisoned_;
+  return true;
 }
 
 AdamWOptions TrainingStep::adamw_options() const {
@@ -325,6 +414,13 @@ void TrainingStep::update(Started& started, PhaseClock& clock) {
   forward_backward(started.micro_batches, started.scale, clock, started.probe ? &*started.probe : nullptr,
                    started.probe ? 1 : 0);
   parameters.finish_gradients();
+  if (started.is_poisoned) {
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    parameters.assign(parameters.all_gradients().rows(0, 1), as_bytes_of(kNan));
+    // On CPUs sum_over_ranks() tells the other replicas.
+    constexpr double kNanLoss = std::numeric_limits<double>::quiet_NaN();
+    if (cuda_ != nullptr) parameters.assign(model_.sums().main_loss(op.device()), as_bytes_of(kNanLoss));
+  }
   clock.begin();
   const TraceScope trace(trace_, "optimizer");
   const Tensor squares_1 = squares_.tensor(op.device()), step_S = step_numbers_.tensor(op.device());
@@ -361,6 +457,8 @@ void TrainingStep::sum_over_ranks() {
     mesh_->pp.all_reduce(own.losses(device_), kSums).wait();
     return mesh_->model.all_reduce(squares_.tensor(device_), kNorm).wait();
   }
+  // A norm is of one replica, and the loss of all: they have to agree on whether the step counts.
+  own.loss_numbers()[0] += 0.0 * squares_.host()[0];  // NaN unless the squares are finite
   mesh_->tokens.all_reduce(own.host(), kSums);
   mesh_->pp.all_reduce(own.loss_numbers(), kSums);
   mesh_->model.all_reduce(squares_.host(), kNorm);

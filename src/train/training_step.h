@@ -4,6 +4,7 @@
 
 #include <array>
 #include <chrono>
+#include <deque>
 #include <list>
 #include <optional>
 #include <span>
@@ -46,12 +47,18 @@ struct StepResult {
   std::chrono::steady_clock::time_point ended;
   /// Per MoE layer: tokens of its most loaded expert over the mean.
   std::vector<double> expert_load;
+  /// Why the step was made once more, if it was: "loss nan, gradient norm nan". The numbers are those of the second
+  /// time.
+  std::string repeated_for;
+  /// The weights are those of before it: its loss was a spike both times, and training.skip_loss_spikes leaves it out.
+  bool is_skipped = false;
   /// If asked for: one entry per GEMM in low precision, of the first micro-batch of all data ranks. The same on all
   /// ranks.
   std::vector<SiteSqnr> sqnr;
 };
 
-/// A step whose loss or gradient norm is not finite. It was not taken.
+/// A step whose loss or gradient norm is not finite, or whose loss is a spike (training.max_loss_spike), also when it
+/// was made again from the same batches. It was not taken.
 class NonFiniteStep : public Error {
  public:
   NonFiniteStep(const std::string& message, StepResult step_result)
@@ -84,9 +91,10 @@ class TrainingStep {
   /// its own, which must stay as they are until finish(). `measure_sqnr`, the same on all ranks, measures quantization
   /// errors, which costs as much as reading all operands once more.
   void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
-  /// Waits for the oldest step that was started. Throws NonFiniteStep, naming step and layer, if the loss or the
-  /// gradient norm is not finite; then the parameters are those of before it, steps that were started later are not
-  /// made, and none is left.
+  /// Waits for the oldest step that was started. If its loss or gradient norm is not finite, or its loss is a spike, it
+  /// is made once more from the same batches, and the steps that were started later after it: a fault of the hardware
+  /// may be over. If it fails again, throws NonFiniteStep, naming step and layer; then the parameters are those of
+  /// before it, steps that were started later are not made, and none is left.
   StepResult finish();
   std::size_t num_started() const { return num_started_; }
   std::size_t max_started() const { return cuda_ == nullptr ? 1 : kMaxStarted; }
@@ -144,6 +152,8 @@ class TrainingStep {
     StepResult result;
     std::span<const Batch> micro_batches;
     LossScale scale = {};
+    float largest_loss = 0.0f;  // as AdamWStep's
+    bool is_poisoned = false;   // a gradient of it becomes NaN, by debug.nan_at_step
     std::optional<SqnrProbe> probe;
     const PhaseClock* clock = nullptr;
     // What a GPU is told and tells, in pinned memory: the host's part of AdamWStep; squares_ and the model's sums.
@@ -163,6 +173,18 @@ class TrainingStep {
   auto or_abort(Body&& body) -> decltype(body());
   void make_or_start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr);
   StepResult finish_oldest();
+  /// The result of the oldest step, when it has ended.
+  StepResult collect_oldest();
+  /// What of a step's result is why it was not taken; empty if it was.
+  std::string fault_of(const StepResult& result) const;
+  /// After a fault: makes the oldest step once more, and starts those that were started behind it again. Throws
+  /// NonFiniteStep.
+  StepResult repeat_oldest(const std::string& fault);
+  void leave_oldest();
+  /// The largest loss that is no spike after the last steps; infinite without training.max_loss_spike.
+  double largest_loss() const;
+  /// Whether debug.nan_at_step asks for a NaN in this step on this rank. Counts them.
+  bool is_to_be_poisoned(std::int64_t step);
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);
   /// Of the oldest step, which has ended.
@@ -181,6 +203,8 @@ class TrainingStep {
   // it passed that.
   cuda::Event last_end_;
   Clock::time_point last_ended_;
+  std::deque<double> last_losses_;  // of steps that were taken, for training.max_loss_spike
+  std::int64_t num_poisoned_ = 0;
   std::int64_t oldest_started_ = 0;
   std::size_t num_started_ = 0;
   std::shared_ptr<Mesh> mesh_;

@@ -114,6 +114,16 @@ TEST_F(AdamW, ClipsByTheNorm) {
   EXPECT_EQ(step().learning_rate, 0.5f);
 }
 
+TEST_F(AdamW, ALossAboveTheLargestIsNoStep) {
+  for (const auto& [loss, finite] : {std::pair{2.0, 1.0f}, {2.5, 1.0f}, {2.75, 0.0f}, {1e300, 0.0f}}) {
+    AdamWStep numbers = adamw_step(kOptions, 0.5f, 1);
+    numbers.largest_loss = 2.5f;
+    put_step(numbers, 1.0f);
+    clip_gradients(context(), number(1.0), number(loss), 1.0, step_S_);
+    EXPECT_EQ(step().finite, finite) << loss;
+  }
+}
+
 TEST_F(AdamW, StepThatIsNotFiniteChangesNothing) {
   const Tensor g = random({9}), m = random({9}), v = random({9}), w = random({9});
   const Doubles before[] = {doubles(m), doubles(v), doubles(w)};
