@@ -26,6 +26,14 @@ bool failed_by_itself(const RankState& state) {
          status <= static_cast<int>(ExitStatus::kSignal);
 }
 
+/// Stopped and continued shortly before its end, or before it was last heard of. mpirun continues what it kills.
+bool was_stopped(const RankState& state) {
+  constexpr std::int64_t kShortlyNs = 5'000'000'000;
+  const std::int64_t heard_of =
+      std::max({state.section_since_ns, state.operation_since_ns, state.wait_begin_ns, state.stopped_until_ns});
+  return state.stopped_until_ns != 0 && heard_of - state.stopped_until_ns < kShortlyNs;
+}
+
 class Analysis {
  public:
   Analysis(std::span<const RankState> states, int world_size) : world_size_(world_size) {
@@ -36,6 +44,7 @@ class Analysis {
     for (int rank = 0; rank < world_size; ++rank) {
       if (!states_.contains(rank)) without_file_.push_back(rank);
     }
+    all_were_stopped_ = std::ranges::all_of(states, was_stopped);  // `scontrol suspend`
     for (const auto& [rank, state] : states_) follow(*state);
   }
 
@@ -57,9 +66,8 @@ class Analysis {
 
   bool is_gone(int rank) const {
     const auto found = states_.find(rank);
-    if (found == states_.end()) return true;
-    const RankState& state = *found->second;
-    return !state.end && (state.process == ProcessState::kEnded || state.process == ProcessState::kStopped);
+    if (found == states_.end() || is_stopped(rank)) return true;
+    return !found->second->end && found->second->process == ProcessState::kEnded;
   }
 
   std::string describe(const RankState& state, const RankState::Event& event) const {
@@ -94,11 +102,17 @@ class Analysis {
       for (const RankState::Group& group : state.groups) wait.for_ranks.merge(not_come(group, group.sequence));
     }
     wait.for_ranks.erase(state.world_rank);
+    // A rank may be killed while it waits for what is on its way. The others that were killed wait for one another.
+    const bool would_end =
+        wait.all_came && std::ranges::none_of(wait.for_ranks, [&](int rank) { return is_gone(rank); });
+    if (is_gone(state.world_rank) && would_end) waits_.erase(state.world_rank);
   }
 
   bool is_stopped(int rank) const {
     const auto found = states_.find(rank);
-    return found != states_.end() && found->second->process == ProcessState::kStopped;
+    if (found == states_.end()) return false;
+    const RankState& state = *found->second;
+    return (!state.end && state.process == ProcessState::kStopped) || (!all_were_stopped_ && was_stopped(state));
   }
 
   /// The ranks that these wait for, directly or through others, and that wait for nobody.
@@ -170,8 +184,11 @@ class Analysis {
     std::string what = "left no file";
     if (of_first != states_.end()) {
       const RankState& state = *of_first->second;
-      what = fmt::format("{} in step {}, in {}", state.process == ProcessState::kStopped ? "is stopped" : "has died",
-                         state.step, state.operation);
+      const double seconds = 1e-9 * static_cast<double>(state.stopped_until_ns - state.stopped_from_ns);
+      const std::string fate = state.process == ProcessState::kStopped && !state.end ? "is stopped"
+                               : is_stopped(ranks.front()) ? fmt::format("was stopped for {:.1f} s", seconds)
+                                                           : "has died";
+      what = fmt::format("{} in step {}, in {}", fate, state.step, state.operation);
     }
     return Culprit{
         .ranks = ranks,
@@ -229,6 +246,7 @@ class Analysis {
   std::map<int, const RankState*> states_;
   std::map<std::uint64_t, std::vector<std::pair<int, const RankState::Group*>>> members_;
   std::vector<int> without_file_;
+  bool all_were_stopped_ = false;
   std::map<int, Wait> waits_;
 };
 

@@ -30,8 +30,11 @@ void* nccl_symbol(const char* name) {
 }
 
 void nccl_failed(const char* call, ncclResult_t status) {
-  fail("{}: NCCL: {} ({}); NCCL_DEBUG=WARN tells more", call, TESSERA_NCCL_FUNCTION(ncclGetErrorString)(status),
-       TESSERA_NCCL_FUNCTION(ncclGetLastError)(nullptr));
+  const std::string message =
+      fmt::format("{}: NCCL: {} ({}); NCCL_DEBUG=WARN tells more", call,
+                  TESSERA_NCCL_FUNCTION(ncclGetErrorString)(status), TESSERA_NCCL_FUNCTION(ncclGetLastError)(nullptr));
+  if (status == ncclRemoteError) throw RankFailure(message);  // another rank has ended, or the network to it has failed
+  fail("{}", message);
 }
 
 namespace {

@@ -211,7 +211,11 @@ void Progress::start_watching() {
 
 void Progress::watch() {
   std::unique_lock lock(watch_mutex_);
+  std::int64_t looked = monotonic_ns();
   while (!watch_ends_.wait_for(lock, kBetweenChecksOfPeers, [this] { return ending_; })) {
+    const std::int64_t now = monotonic_ns();
+    const std::int64_t before = std::exchange(looked, now);
+    if (board_ != nullptr && std::chrono::nanoseconds(now - before) > kLongestGap) board_->set_stopped(before, now);
     std::optional<RankFailure> found = failure_of_call();
     if (!found && board_ != nullptr) {
       if (const auto dead = board_->find_dead_neighbour()) {

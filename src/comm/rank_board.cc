@@ -90,6 +90,11 @@ void RankBoard::set_waiting() {
 
 void RankBoard::set_awaited(std::uint64_t event) { own_->awaited_event.store(event, kRelaxed); }
 
+void RankBoard::set_stopped(std::int64_t from_ns, std::int64_t until_ns) {
+  own_->stopped_from_ns.store(from_ns, kRelaxed);
+  own_->stopped_until_ns.store(until_ns, kRelaxed);
+}
+
 void RankBoard::set_end(int exit_status, std::string_view message) { tessera::set_end(*own_, exit_status, message); }
 
 int RankBoard::first_rank() const { return entries_.front()->world_rank_plus_1.load() - 1; }

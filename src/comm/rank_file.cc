@@ -179,6 +179,8 @@ RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& n
                   .wait_begin_ns = entry.wait_begin_ns.load(kRelaxed),
                   .waited_ns = entry.waited_ns.load(kRelaxed),
                   .awaited_event = entry.awaited_event.load(kRelaxed),
+                  .stopped_from_ns = entry.stopped_from_ns.load(kRelaxed),
+                  .stopped_until_ns = entry.stopped_until_ns.load(kRelaxed),
                   .end = {},
                   .groups = groups_of(content.log),
                   .events = {}};

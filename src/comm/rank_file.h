@@ -40,8 +40,10 @@ struct RankEntry {
   std::atomic<std::int64_t> wait_seen_ns;    // when it said last that it waits
   std::atomic<std::int64_t> waited_ns;       // in all waits that have ended
   std::atomic<std::uint64_t> awaited_event;  // of the flight recorder: what it waits for; 0: nothing that is recorded
-  std::atomic<std::int32_t> exit_status;     // once its section is kEnded
-  SharedText<1024> end_message;              // of the error that ended it
+  std::atomic<std::int64_t> stopped_from_ns,
+      stopped_until_ns;                   // when its process last did not run for a second or more
+  std::atomic<std::int32_t> exit_status;  // once its section is kEnded
+  SharedText<1024> end_message;           // of the error that ended it
 };
 
 /// How the rank ends, before it does. The first call counts.
@@ -96,6 +98,9 @@ struct RankState {
   bool is_waiting() const { return wait_begin_ns != 0; }
   /// In all waits until it was read. What a rank does not wait, it computes.
   std::int64_t all_waited_ns() const { return waited_ns + (is_waiting() ? read_ns - wait_begin_ns : 0); }
+
+  /// When its process last did not run for a second or more: it was stopped and continued. 0: never.
+  std::int64_t stopped_from_ns = 0, stopped_until_ns = 0;
 
   struct End {
     int exit_status = 0;

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "checkpoint/checkpoint.h"
+#include "comm/flight_analysis.h"
 #include "tests/app/process.h"
 #include "tests/data/support.h"
 
@@ -23,6 +24,7 @@ using app_test::mpirun;
 using app_test::Process;
 using data::Scratch;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -40,6 +42,15 @@ class ManyRanks : public ::testing::Test {
   }
   fs::path checkpoints() const { return scratch_ / "outputs" / "checkpoint"; }
   std::int64_t newest() const { return checkpoint_steps(checkpoints()).back(); }
+  fs::path node_folder() const { return scratch_ / "node"; }
+  /// What the files of `num_ranks` ranks say.
+  std::vector<RankState> rank_states(int num_ranks, std::int64_t attempt) const {
+    std::vector<RankState> states;
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      states.push_back(read_rank_file(rank_file_path(node_folder(), attempt, rank)));
+    }
+    return states;
+  }
   Finished run(const std::vector<std::string>& arguments, const std::vector<std::string>& launcher = {}) const {
     return Process(scratch_, arguments, RLIM_INFINITY, launcher).finish();
   }
@@ -89,7 +100,8 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
   /// Sends a signal to a rank in the midst of training. How the run ends; no rank is left behind.
   Finished finished_after(int signal, int rank) const {
     std::vector<std::string> more = {"--training.steps=1000000", "--checkpoint.enable=false",
-                                     fmt::format("--comm.train_timeout_seconds={}", kTimeout)};
+                                     fmt::format("--comm.train_timeout_seconds={}", kTimeout),
+                                     "--job.node_folder=" + node_folder().string()};
     more.insert(more.end(), GetParam().mesh.begin(), GetParam().mesh.end());
     const Process process(scratch_, train_arguments(more), RLIM_INFINITY, mpirun(4));
     process.wait_for_output("step      10");
@@ -105,10 +117,22 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
     }
     return finished;
   }
+  /// By the files that the ranks have left.
+  void expect_culprit(int rank) const {
+    const std::vector<RankState> states = rank_states(4, 0);
+    const Culprit found = find_culprit(states, 4);
+    EXPECT_THAT(found.ranks, Contains(rank)) << found.reason;
+    EXPECT_NE(found.sure, Certainty::kUnknown) << found.reason;
+    const auto has_told = [](const RankState& state) {
+      return state.end && state.end->exit_status == static_cast<int>(ExitStatus::kRankFailed);
+    };
+    EXPECT_TRUE(std::ranges::any_of(states, has_told));
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(Meshes, RankFailures,
-                         ::testing::Values(FailureCase{"tensor_pipeline",
+                         ::testing::Values(FailureCase{"sharded_data", {}},
+                                           FailureCase{"tensor_pipeline",
                                                        {"--parallelism.tensor_parallel_degree=2",
                                                         "--parallelism.pipeline_parallel_degree=2",
                                                         "--parallelism.pipeline_parallel_schedule=1F1B"}},
@@ -127,6 +151,8 @@ TEST_P(RankFailures, ADeadRankEndsAllAndIsNamed) {
   EXPECT_THAT(error, AllOf(HasSubstr(" cannot end: rank 2 has died"),
                            ContainsRegex("rank 2 \\(process [0-9]+, has died\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 0 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
+  EXPECT_FALSE(rank_states(4, 0)[2].end.has_value());
+  expect_culprit(2);
 }
 
 TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
@@ -139,6 +165,42 @@ TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
                                                      kTimeout)),
                            ContainsRegex("rank 1 \\(process [0-9]+, is stopped\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 3 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
+  // Every rank waits for it by itself, so none needs to see it to name it.
+  if (GetParam().mesh.empty()) {
+    EXPECT_THAT(error, ContainsRegex("; no message (has come from|was taken by) rank 1\n"));
+  }
+  expect_culprit(1);
+}
+
+/// What a monitor reads after the end of a run.
+TEST_F(ManyRanks, FilesOfRanksTellHowTheRunEnded) {
+  const std::vector<std::string> in_folder = {"--job.node_folder=" + node_folder().string(), "--job.attempt=3"};
+  const auto train = [&](const std::vector<std::string>& more, const std::vector<std::string>& launcher) {
+    std::vector<std::string> arguments = in_folder;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(train_arguments(arguments), launcher);
+  };
+  const Finished trained = train({"--training.steps=4"}, mpirun(4));
+  EXPECT_EQ(trained.status, 0) << trained.output;
+  for (const RankState& state : rank_states(4, 3)) {
+    EXPECT_EQ(state.world_size, 4);
+    EXPECT_EQ(state.attempt, 3);
+    EXPECT_EQ(state.step, 4);
+    EXPECT_EQ(state.process, ProcessState::kEnded);
+    ASSERT_TRUE(state.end.has_value());
+    EXPECT_EQ(state.end->exit_status, 0);
+    EXPECT_GT(state.waited_ns, 0);
+    EXPECT_GT(state.events.size(), 100u);
+  }
+  // Errors too, of one process as of many.
+  for (const auto& launcher : {std::vector<std::string>(), mpirun(4)}) {
+    EXPECT_EQ(train({"--training.seq_len=0"}, launcher).status, 2);
+    const RankState state = rank_states(1, 3).front();
+    ASSERT_TRUE(state.end.has_value());
+    EXPECT_EQ(state.end->exit_status, 2);
+    EXPECT_THAT(state.end->message, HasSubstr("training.seq_len is 0"));
+    EXPECT_EQ(state.world_size, launcher.empty() ? 1 : 4);
+  }
 }
 
 /// Ctrl-Z and `scontrol suspend` stop all ranks at once: no rank waits for another one meanwhile.

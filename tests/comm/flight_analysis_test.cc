@@ -101,6 +101,25 @@ TEST(FlightAnalysis, ARankThatIsStoppedIsBlamedWhereverItIs) {
   EXPECT_THAT(found.reason, HasSubstr("rank 1 is stopped in step 17, in all-gather of x (world)"));
 }
 
+/// The launcher has continued it to end it; then it has come to the operation in which the others had given up.
+TEST(FlightAnalysis, ARankThatWasContinuedToBeEnded) {
+  std::vector<RankState> states = {ended(waiting(0, 9, 1), 70, "late"), ended(waiting(1, 9, 0), 70, "rank 0 has died"),
+                                   ended(waiting(2, 9, 1), 70, "late"),
+                                   with_process(waiting(3, 9, 1), ProcessState::kEnded)};
+  states[1].stopped_from_ns = 5'000'000'000;
+  states[1].stopped_until_ns = 8'500'000'000;
+  const Culprit found = culprit_of(states);
+  EXPECT_THAT(found.ranks, ElementsAre(1));
+  EXPECT_EQ(found.sure, Certainty::kLikely);
+  EXPECT_THAT(found.reason, HasSubstr("rank 1 was stopped for 3.5 s"));
+  // All of a run that was suspended were.
+  for (RankState& state : states) {
+    state.stopped_from_ns = 5'000'000'000;
+    state.stopped_until_ns = 8'500'000'000;
+  }
+  EXPECT_THAT(culprit_of(states).reason, ::testing::Not(HasSubstr("was stopped")));
+}
+
 TEST(FlightAnalysis, ADeadRankIsBlamed) {
   const Culprit found = culprit_of({ended(waiting(0, 9), 70, "cannot end: rank 2 has died"),
                                     ended(computing(1, 8), 70, "the run cannot end: rank 2 has died"),
@@ -125,6 +144,15 @@ TEST(FlightAnalysis, ARankThatWasKilledWhileItWaited) {
       culprit_of({waiting(0, 9), waiting(1, 9), with_process(waiting(2, 8), ProcessState::kEnded), waiting(3, 9)});
   EXPECT_THAT(found.ranks, ElementsAre(2));
   EXPECT_EQ(found.sure, Certainty::kCertain);
+}
+
+/// Both have come to the operation, and the first one was killed before it sent its part.
+TEST(FlightAnalysis, ARankThatWasKilledBetweenTwoMessages) {
+  const Culprit found =
+      culprit_of({ended(waiting(0, 9, 2), 70, "late"), with_process(waiting(1, 9, 2), ProcessState::kEnded),
+                  with_process(waiting(2, 9), ProcessState::kEnded), waiting(3, 9, 2)});
+  EXPECT_THAT(found.ranks, ElementsAre(2));
+  EXPECT_EQ(found.sure, Certainty::kLikely);
 }
 
 TEST(FlightAnalysis, ANodeThatIsGoneLeavesNoFiles) {

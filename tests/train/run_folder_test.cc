@@ -153,6 +153,7 @@ TEST_F(RunFolders, WhichRunAProcessBelongsTo) {
 TEST_F(RunFolders, NamesOfRunsArePlain) {
   expect_error([&] { config({"--job.run_id=a b"}).validate(); }, {"job.run_id is 'a b'", "letters"});
   expect_error([&] { config({"--job.attempt=-1"}).validate(); }, {"job.attempt is -1"});
+  expect_error([&] { config({"--job.node_folder=node"}).validate(); }, {"job.node_folder is 'node'", "'/'"});
 }
 
 }  // namespace
