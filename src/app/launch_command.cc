@@ -61,10 +61,11 @@ std::unique_ptr<Engine> make_engine(const LaunchArguments& arguments) {
 }
 
 int run_launch(LaunchArguments& arguments) {
-  const JobConfig config = config_of(arguments.command);
-  config.validate();
+  JobConfig config = config_of(arguments.command);
   require(config.job.attempt == 0 && config.job.node_folder.empty(),
           "tessera launch sets job.attempt and job.node_folder (--node-folder) itself: leave them out");
+  config.job.node_folder = "/dev/shm";  // some folder: which one, the launcher decides
+  config.validate();
   std::unique_ptr<Engine> engine = make_engine(arguments);
   LauncherOptions& options = arguments.options;
   const int all_nodes = static_cast<int>(engine->nodes().size());

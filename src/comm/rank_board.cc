@@ -62,6 +62,8 @@ RankBoard::RankBoard(std::unique_ptr<RankFile> file)
 RankBoard::~RankBoard() = default;
 
 void RankBoard::set_step(std::int64_t step) {
+  std::int64_t none = 0;
+  own_->first_step.compare_exchange_strong(none, step, kRelaxed);
   own_->step.store(step, kRelaxed);
   set_section(Section::kStep);
 }

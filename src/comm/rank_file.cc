@@ -171,6 +171,7 @@ RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& n
                   .attempt = content.attempt,
                   .pid = entry.pid.load(kRelaxed),
                   .process_start = entry.process_start.load(kRelaxed),
+                  .first_step = entry.first_step.load(kRelaxed),
                   .step = entry.step.load(kRelaxed),
                   .section = entry.section.load(kRelaxed),
                   .section_since_ns = entry.section_since_ns.load(kRelaxed),

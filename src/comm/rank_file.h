@@ -31,6 +31,7 @@ struct RankEntry {
   std::atomic<std::int32_t> world_rank_plus_1;
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint64_t> process_start;  // start_of_process()
+  std::atomic<std::int64_t> first_step;  // that it makes; 0: it makes none yet
   std::atomic<std::int64_t> step;
   std::atomic<Section> section;
   std::atomic<std::int64_t> section_since_ns;
@@ -86,6 +87,7 @@ struct RankState {
   ProcessState process = ProcessState::kUnknown;
   std::int64_t read_ns = 0;  // when it was read, on the clock of all times here (CLOCK_MONOTONIC of the rank's machine)
 
+  std::int64_t first_step = 0;
   std::int64_t step = 0;
   Section section = Section::kStarting;
   std::int64_t section_since_ns = 0;

@@ -428,8 +428,8 @@ class Launcher {
     if (state_.state != "training" && (!healing_ || healing_->resumed_step)) write_state("training");
     if (!healing_) return;
     if (!healing_->resumed_step) {
-      healing_->resumed_step = step - 1;
-      spdlog::info("the run goes on after step {}, {:.1f} s after the failure was noticed", step - 1,
+      healing_->resumed_step = watch_->first_step() - 1;
+      spdlog::info("the run goes on after step {}, {:.1f} s after the failure was noticed", *healing_->resumed_step,
                    unix_time() - healing_->noticed_at);
     }
     if (step < healing_->last_step) return;

@@ -13,6 +13,7 @@ RankReport report_of(const RankState& state) {
   RankReport report{.rank = state.world_rank,
                     .is_ended = state.process == ProcessState::kEnded,
                     .is_stopped = state.process == ProcessState::kStopped,
+                    .first_step = state.first_step,
                     .step = state.step,
                     .section = std::string(name_of(state.section)),
                     .section_seconds = static_cast<double>(state.read_ns - state.section_since_ns) / kSecond,
@@ -27,10 +28,16 @@ RankReport report_of(const RankState& state) {
 }
 
 nlohmann::json to_json(const RankReport& report) {
-  nlohmann::json json = {
-      {"rank", report.rank},           {"ended", report.is_ended},     {"stopped", report.is_stopped},
-      {"step", report.step},           {"section", report.section},    {"section_seconds", report.section_seconds},
-      {"operation", report.operation}, {"waiting", report.is_waiting}, {"waited_seconds", report.waited_seconds}};
+  nlohmann::json json = {{"rank", report.rank},
+                         {"ended", report.is_ended},
+                         {"stopped", report.is_stopped},
+                         {"first_step", report.first_step},
+                         {"step", report.step},
+                         {"section", report.section},
+                         {"section_seconds", report.section_seconds},
+                         {"operation", report.operation},
+                         {"waiting", report.is_waiting},
+                         {"waited_seconds", report.waited_seconds}};
   if (report.exit_status) {
     json["exit_status"] = *report.exit_status;
     json["message"] = report.end_message;
@@ -43,6 +50,7 @@ RankReport report_from_json(const nlohmann::json& json) {
     RankReport report{.rank = json.at("rank").get<int>(),
                       .is_ended = json.at("ended").get<bool>(),
                       .is_stopped = json.at("stopped").get<bool>(),
+                      .first_step = json.at("first_step").get<std::int64_t>(),
                       .step = json.at("step").get<std::int64_t>(),
                       .section = json.at("section").get<std::string>(),
                       .section_seconds = json.at("section_seconds").get<double>(),

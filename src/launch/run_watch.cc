@@ -242,7 +242,7 @@ std::optional<Failure> RunWatch::find_slow() {
       if (other_number != number) others.push_back(other.compute_per_step);
     }
     const double usual = median(others);
-    const bool is_slow = rank.compute_per_step > options_.slow_factor * usual;
+    const bool is_slow = rank.compute_per_step > std::max(options_.slow_factor * usual, usual + options_.slow_seconds);
     rank.slow_windows = is_slow ? rank.slow_windows + 1 : 0;
     if (rank.slow_windows < 2 || found) continue;
     found = Failure{

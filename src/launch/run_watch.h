@@ -17,7 +17,7 @@ namespace tessera {
 struct RankReport {
   int rank = 0;
   bool is_ended = false, is_stopped = false;  // its process
-  std::int64_t step = 0;
+  std::int64_t first_step = 0, step = 0;
   std::string section;
   double section_seconds = 0.0;  // since it began
   std::string operation;
@@ -34,6 +34,7 @@ struct WatchOptions {
   double start_timeout = 300.0;   // seconds until all ranks have come: comm.init_timeout_seconds
   double stopped_seconds = 2.0;   // a process may be stopped so long
   double slow_factor = 1.5;       // a rank that computes so much longer than the median of the others is slow
+  double slow_seconds = 0.02;     // and by so much per step: a busy core makes short steps differ more than that
   std::int64_t slow_window = 10;  // steps; in two windows one after the other
 };
 
@@ -53,6 +54,8 @@ class RunWatch {
 
   /// The step that all ranks have reached; 0: not all train yet.
   std::int64_t step() const;
+  /// The first step of this attempt; 0: not all train yet.
+  std::int64_t first_step() const { return step() == 0 ? 0 : ranks_.begin()->second.report.first_step; }
   /// Median of the last steps; 0 if none is known.
   double step_seconds() const;
   bool all_ended() const;

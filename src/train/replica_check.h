@@ -18,7 +18,7 @@ namespace tessera {
 /// Ranks that should hold the same state hold different ones. The run should go on from an earlier copy.
 class StateMismatch : public Error {
  public:
-  using Error::Error;
+  explicit StateMismatch(const std::string& message) : Error(message, ExitStatus::kWeightsDiffer) {}
 };
 
 /// File of a run's folder: a line of JSON per mismatch, and one per mismatch that a replay has explained.
