@@ -74,7 +74,8 @@ class Run:
         shown = self.lab.run("head", "scontrol", "-o", "show", "job", self.job, timeout=5, check=False)
         if not re.search(r"JobState=(COMPLETED|FAILED|CANCELLED|NODE_FAIL|TIMEOUT|SPECIAL_EXIT)", shown):
             return None
-        return int(re.search(r"ExitCode=(\d+):", shown).group(1))
+        status, signal_number = map(int, re.search(r"ExitCode=(\d+):(\d+)", shown).groups())
+        return status or (128 + signal_number if signal_number else 0)
 
     def wait(self, timeout):
         deadline = time.time() + timeout
@@ -84,6 +85,18 @@ class Run:
             time.sleep(0.1)
         self.follower.end()
         return self.status()
+
+    def wait_for(self, condition, timeout, what):
+        """The first step, as Follower has it, for which condition(it) holds."""
+        deadline = time.time() + timeout
+        while True:
+            try:
+                return self.follower.wait_for(condition, 1, what)
+            except TimeoutError:
+                if time.time() > deadline:
+                    raise
+                if self.status() is not None:
+                    raise Missed(f"no {what}: the run ended at step {self.follower.last_step()} with {self.status()}") from None
 
     def incidents(self):
         found = []
@@ -250,7 +263,7 @@ def on_disk(kind):
 
 def nan(run):  # the keys of the case make it happen
     _, node, _ = run.victim()
-    made = run.follower.wait_for(lambda made: made[2] == NAN_STEP - 1, 60, f"step {NAN_STEP - 1}")
+    made = run.wait_for(lambda made: made[2] == NAN_STEP - 1, 60, f"step {NAN_STEP - 1}")
     return made[0], {"node": node}
 
 
@@ -344,7 +357,7 @@ def follow_restart(run, row, case, when, blamed):
         row.noticed_bound = max(row.noticed_bound, case.noticed_steps * normal)
         if row.noticed > row.noticed_bound and made <= case.noticed_steps:
             row.noticed_bound = row.noticed
-    again = run.follower.wait_for(lambda step: step[1] > attempt and step[0] > when, limit, "step of a later attempt")
+    again = run.wait_for(lambda step: step[1] > attempt and step[0] > when, limit, "step of a later attempt")
     row.again = again[0] - (noticed if case.again_from_noticed else when)
     row.lost = len({step for _, made_by, step, *_ in run.follower.steps if made_by <= attempt and step >= again[2]})
     named = incident.get("blamed") or {}
@@ -359,7 +372,7 @@ def follow_disk(run, row, when):
     """Training goes on while saves fail, and saves succeed when they can again."""
     begin = run.follower.last_step()
     try:
-        run.follower.wait_for(lambda step: step[2] >= begin + 12, 60, f"step {begin + 12} while saves fail")
+        run.wait_for(lambda step: step[2] >= begin + 12, 60, f"step {begin + 12} while saves fail")
     finally:
         run.lab.repair("disk")
     times = [t for t, *_ in run.follower.steps if t > when]
@@ -374,7 +387,7 @@ def follow_disk(run, row, when):
 
 
 def follow_replay(run, row, when):
-    made = run.follower.wait_for(lambda step: step[2] == NAN_STEP, 60, f"step {NAN_STEP}")
+    made = run.wait_for(lambda step: step[2] == NAN_STEP, 60, f"step {NAN_STEP}")
     row.again = made[0] - when
     row.action = "replay"
     if made[1] != 1:
@@ -390,7 +403,7 @@ def try_case(case, engine, tessera, expected, output, slack):
         before = {node: lab.leftovers(node) for node in ("head", *lab.NODES)}
         run = Run(lab, case.engine or engine, case.mesh, case.steps, case.keys)
         try:
-            run.follower.wait_for(lambda step: step[2] >= case.at, 120, f"step {case.at}")
+            run.wait_for(lambda step: step[2] >= case.at, 120, f"step {case.at}")
             when, blamed = case.strike(run)
             if case.healed_by == "restart":
                 follow_restart(run, row, case, when, blamed)
@@ -475,7 +488,7 @@ def campaign(number, seed, engine, tessera, output, slack):
         end = Row("end")
         try:
             for step, case, rank in plan:
-                made = run.follower.wait_for(lambda made, step=step: made[2] >= step, 300, f"step {step}")
+                made = run.wait_for(lambda made, step=step: made[2] >= step, 300, f"step {step}")
                 undisturbed_seconds = run.step_seconds()
                 run.victim = lambda rank=rank: Run.victim(run, rank)
                 row = Row(f"{made[2]}: {case.name}", noticed_bound=case.noticed * slack, again_bound=case.again * slack,

@@ -154,7 +154,6 @@ make_disk() {
 }
 
 start() {  # a machine without a cable
-  ! pid_of "$1" >/dev/null || fail "$1 is on already"
   # slurmctld takes a node for rebooted only if its uptime begins anew.
   setsid unshare --time --boottime "-$(cut -d. -f1 /proc/uptime)" --net --uts --ipc --mount --pid --fork \
     --kill-child=KILL --mount-proc bash "$self" init "$lab" "$1" </dev/null >"$lab/log/$1.console" 2>&1 &
@@ -338,7 +337,12 @@ fault() {
       if [[ ${2:-in} == out ]]; then hook=output name=oif; fi
       in_network_of "$1" nft "add table inet lab; add chain inet lab loss { type filter hook $hook priority 0; };
         add rule inet lab loss $name eth0 drop" ;;
-    disk-full) cat /dev/zero >"$lab/disk/ballast" 2>/dev/null || true ;;
+    disk-full)
+      # What others delete is taken as well, until the repair. The switch never fails, and ends with the lab.
+      touch "$lab/disk_is_full"
+      cat /dev/zero >"$lab/disk/ballast" 2>/dev/null || true
+      (enter switch setsid bash -c "while [[ -e $lab/disk_is_full ]]; do cat /dev/zero >>$lab/disk/ballast; sleep 0.05; done
+        rm $lab/disk/ballast" </dev/null >/dev/null 2>&1 &) ;;
     disk-hung)
       [[ $(stat -fc %T "$lab/disk") != tmpfs ]] || skip "disk-hung needs loop devices and ext4"
       fsfreeze --freeze "$lab/disk" ;;
@@ -349,7 +353,8 @@ fault() {
 repair() {
   if [[ $1 == disk ]]; then
     fsfreeze --unfreeze "$lab/disk" 2>/dev/null || true
-    rm -f "$lab/disk/ballast"
+    rm -f "$lab/disk_is_full"
+    while [[ -e $lab/disk/ballast ]]; do sleep 0.02; done
     return
   fi
   thaw "$1"
