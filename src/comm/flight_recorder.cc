@@ -58,7 +58,7 @@ std::uint64_t FlightRecorder::begin(std::uint16_t group, const NewEvent& event) 
   slot.peer.store(event.peer, kRelaxed);
   slot.group.store(group, kRelaxed);
   slot.kind.store(event.kind, kRelaxed);
-  slot.on_gpu.store(event.on_gpu, kRelaxed);
+  slot.on_gpu.store(event.on_gpu ? 1 : 0, kRelaxed);
   slot.number.store(number, std::memory_order_release);
   return number;
 }

@@ -53,7 +53,7 @@ struct alignas(64) FlightEvent {
   std::atomic<std::int32_t> peer;    // in the world: of a message or window; else the first whose message is missing
   std::atomic<std::uint16_t> group;  // index into the groups
   std::atomic<FlightKind> kind;
-  std::atomic<bool> on_gpu;
+  std::atomic<std::uint8_t> on_gpu;  // 0 or 1
   std::atomic<std::uint64_t> check;  // the number; written first
 };
 

@@ -146,7 +146,7 @@ std::vector<RankState::Event> events_of(const FlightLog& log, std::size_t num_gr
                       .peer = event.peer.load(kRelaxed),
                       .begin_ns = event.begin_ns.load(kRelaxed),
                       .end_ns = event.end_ns.load(kRelaxed),
-                      .on_gpu = event.on_gpu.load(kRelaxed)});
+                      .on_gpu = event.on_gpu.load(kRelaxed) != 0});
   }
   std::ranges::sort(events, {}, &RankState::Event::number);
   return events;
@@ -166,10 +166,12 @@ RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& n
           "'{}' was written by another version of this program: its layout is {}, expected {}", name, content.version,
           kVersion);
   const RankEntry& entry = content.entry;
-  RankState state{.world_rank = entry.world_rank_plus_1.load(kRelaxed) - 1,
+  const std::int32_t rank_plus_1 = entry.world_rank_plus_1.load(kRelaxed), pid = entry.pid.load(kRelaxed);
+  require(rank_plus_1 > 0 && pid > 0, "'{}' is damaged: it is of rank {}, process {}", name, rank_plus_1 - 1LL, pid);
+  RankState state{.world_rank = rank_plus_1 - 1,
                   .world_size = content.world_size.load(kRelaxed),
                   .attempt = content.attempt,
-                  .pid = entry.pid.load(kRelaxed),
+                  .pid = pid,
                   .process_start = entry.process_start.load(kRelaxed),
                   .first_step = entry.first_step.load(kRelaxed),
                   .step = entry.step.load(kRelaxed),
@@ -185,8 +187,6 @@ RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& n
                   .end = {},
                   .groups = groups_of(content.log),
                   .events = {}};
-  require(state.world_rank >= 0 && state.pid > 0, "'{}' is damaged: it is of rank {}, process {}", name,
-          state.world_rank, state.pid);
   if (state.section == Section::kEnded) {
     state.end = {.exit_status = entry.exit_status.load(kRelaxed), .message = get_text(entry.end_message)};
   }

@@ -165,9 +165,10 @@ TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
                                                      kTimeout)),
                            ContainsRegex("rank 1 \\(process [0-9]+, is stopped\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 3 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
-  // Every rank waits for it by itself, so none needs to see it to name it.
+  // Every rank waits for it by itself, so none needs to see it to name it. A process that stops while it puts a message
+  // into MPI's queue in shared memory holds back those of others.
   if (GetParam().mesh.empty()) {
-    EXPECT_THAT(error, ContainsRegex("; no message (has come from|was taken by) rank 1\n"));
+    EXPECT_THAT(error, ContainsRegex("; no message (has come from|was taken by) ranks? [0-9, ]*1[,\n]"));
   }
   expect_culprit(1);
 }

@@ -225,7 +225,8 @@ TEST_F(RankFiles, AReaderGetsWholeEvents) {
   EXPECT_EQ(state.events.front().number + kMaxFlightEvents, state.events.back().number + 1);
 }
 
-/// A step of the 16B model on 8 GPUs starts some thousand operations and takes seconds: at 1 us per event, 0.1 % of it.
+/// The debug model on 4 ranks starts 60 to 200 operations in a step of about a second. At 1 us each, 1000 are 0.1 % of
+/// it.
 TEST_F(RankFiles, AnEventTakesLessThanAMicrosecond) {
   RankFile its(folder_, 2, 0);
   FlightRecorder recorder = its.recorder();
@@ -239,6 +240,9 @@ TEST_F(RankFiles, AnEventTakesLessThanAMicrosecond) {
     best = std::min(best, static_cast<double>(monotonic_ns() - begin) / kEvents);
   }
   std::printf("flight recorder: %.0f ns per event\n", best);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers take most of the time";
+#endif
   EXPECT_LT(best, 1000.0);
 }
 
