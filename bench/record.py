@@ -41,7 +41,7 @@ KERNELS = ["src/mx/*", "src/ops/*_cuda.cu", "src/ops/cuda/*"]
 MODEL = ["src/model/*", "src/train/training_step.*"]
 SOURCES = {
     "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/*.cu*", "src/ep/gpu_*", "src/tensor/cuda*",
-               "tests/*/*cuda*", "tests/*/gpu_*", "tests/ops/parity.h"],
+               "tests/*/*cuda*", "tests/*/gpu_*", "tests/gpu_*", "tests/ops/parity.h"],
     "steps": [*KERNELS, *MODEL, "bench/gpu.py"],
     "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/*grouped_gemm_cuda.cu", "src/ops/quantized_gemm_cuda.cu",
                 "src/ops/cuda/ptx.cuh", "src/ops/cuda/sm90_*"],

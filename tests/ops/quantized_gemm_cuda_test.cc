@@ -1,6 +1,6 @@
 #include "ops/quantize.h"
 #include "ops/quantized_gemm.h"
-#include "tests/ops/hold_sms.h"
+#include "tests/gpu_delay.h"
 #include "tests/ops/parity.h"
 
 namespace tessera {
