@@ -254,10 +254,9 @@ class Pages:
         machine = record["machine"]
         file = os.path.relpath(self.root / RECORDS / f"{name}.json.gz", path.parent)
         old = f" {OLD}: the sources have changed since." if self.is_old(record, part) else ""
-        head = (f"Record [{name}]({file}): {machine['GPU 0'].split(',')[0]}, driver {machine['driver'].split(',')[0]}, "
-                f"cuBLASLt {machine.get('cuBLASLt')}, cuDNN {machine.get('cuDNN')}; Tessera {machine['tessera']}, "
-                f"PyTorch {record['torch']}.{old}")
-        return [head, "", *PARTS[part](record)]
+        return [f"Record [{name}]({file}): {machine['GPU 0'].split(',')[0]}, driver {machine['driver'].split(',')[0]},",
+                f"cuBLASLt {machine.get('cuBLASLt')}, cuDNN {machine.get('cuDNN')}, PyTorch {record['torch']}; "
+                f"Tessera {machine['tessera']}.{old}", "", *PARTS[part](record)]
 
     def renewed(self, path):
         """The page's lines as they should be."""

@@ -59,7 +59,8 @@ class Record(unittest.TestCase):
 
     def test_figures_are_written_and_hold(self):
         self.assertIn("| 8x8x8 | 600, 1.20 | 400, - | -, - |", self.page())
-        self.assertIn("NVIDIA H100 80GB HBM3, driver 580.1, cuBLASLt 13.1, cuDNN 9.19; Tessera 0.1.0+abc", self.page())
+        self.assertIn("NVIDIA H100 80GB HBM3, driver 580.1,\ncuBLASLt 13.1, cuDNN 9.19, PyTorch 2.11; "
+                      "Tessera 0.1.0+abc.", self.page())
         self.assertIn("(../bench/records/first.json.gz)", self.page())
         self.assertTrue(self.page().endswith("<!-- end -->\n\nThe end.\n"))
         self.assertNotIn("**Old**", self.page())
@@ -67,7 +68,7 @@ class Record(unittest.TestCase):
 
     def test_another_figure_fails(self):
         self.write("docs/performance.md", self.page().replace("600, 1.20", "700, 1.40"))
-        self.fails("docs/performance.md:10: figures differ from their record; bench/record.py docs")
+        self.fails("docs/performance.md:11: figures differ from their record; bench/record.py docs")
 
     def test_another_record_fails(self):
         self.record["lines"][0]["rate"] = 610.0
