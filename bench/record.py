@@ -192,15 +192,19 @@ def gemm(record):
 
 
 def attention(record):
+    """Beside PyTorch's from the same operands, and its own operator alone, from keys that were joined before."""
     ours, torch = sides(record)
     rows = []
     for shape in ours.shapes("attention", "attention fwd"):
-        def both(of):
-            parts = [of.median("attention", f"attention {way}", shape, "microseconds") for way in ("fwd", "bwd")]
+        def both(of, name="attention"):
+            parts = [of.median("attention", f"{name} {way}", shape, "microseconds") for way in ("fwd", "bwd")]
             return None if None in parts else sum(parts)
-        a, b = both(ours), both(torch)
-        rows.append([shape, number(a), number(b), number(b / a if a and b else None, 2)])
-    return table(["forward + backward, µs", "ours", "cuDNN through PyTorch", "ratio"], rows)
+
+        a = both(ours)
+        beside = [both(torch), both(torch, "attention core")]
+        rows.append([shape, number(a), *(f"{number(b)}, {number(b / a if a and b else None, 2)}" for b in beside)])
+    return table(["forward + backward, µs, and as a multiple of ours", "ours", "cuDNN through PyTorch", "of joined keys"],
+                 rows)
 
 
 def of_bytes(record):

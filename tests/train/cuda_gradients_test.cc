@@ -147,7 +147,7 @@ TEST_P(CudaGradients, AreTheCpus) {
   const Case& one = GetParam();
   Case in_float32 = one;
   in_float32.dtype = "float32";
-  in_float32.overrides.push_back("--model.converters=");
+  in_float32.overrides.emplace_back("--model.converters=");
   Gradients weights;
   const Gradients exact = gradients(config_of(in_float32), Device::kCpu, weights);
   const Gradients cpu = gradients(config_of(one), Device::kCpu, weights);
