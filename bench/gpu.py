@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """A GPU's operators and training steps, against PyTorch and against what they are to reach.
 
-    bench/gpu.py --tessera build/release/src/app/tessera [--peers] [--rounds 3]
+    bench/gpu.py --tessera build/release/src/app/tessera [--peers] [--rounds 3] [--json FILE]
 
 Runs every table of `tessera bench` and, with --peers, the same operators in PyTorch (bench/peers/), a process each. They
 take turns in several rounds, because clocks fall under load: the medians of the rounds are compared. Then training steps.
 Prints a row per comparison, on stderr what runs and for how long, and exits with status 1 if one misses its bound, or
-something could not be run.
+something could not be run. FILE gets every line that was measured, with "side" and "table"; bench/record.py keeps it.
 """
 
 import argparse
@@ -125,19 +125,26 @@ class Programs(Runner):
     def __init__(self, args):
         super().__init__(args.timeout)
         self.args = args
+        self.lines = []  # all that were measured
+
+    def keep(self, side, table, text):
+        lines = json_lines(text)
+        self.lines += [{"side": side, "table": table, **line} for line in lines]
+        return lines
 
     def table(self, table):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "rows.jsonl"
             self.run([self.args.tessera, "bench", table, "--json", path])
-            return json_lines(path.read_text() if path.exists() else "")
+            return self.keep("ours", table, path.read_text() if path.exists() else "")
 
-    def peer(self, script):
+    def peer(self, table, script):
         # It says on stderr what it cannot run.
-        return json_lines(self.run([self.args.python, PEERS / script], tell=True))
+        return self.keep("torch", table, self.run([self.args.python, PEERS / script], tell=True))
 
-    def step(self, options):
-        return json_lines(self.run([self.args.tessera, "bench", "step", *STEP, *options]))
+    def step(self, name, options):
+        printed = self.run([self.args.tessera, "bench", "step", *STEP, *options])
+        return self.keep("ours", f"step {name}", printed)
 
 
 def measure_tables(runner, args):
@@ -146,7 +153,7 @@ def measure_tables(runner, args):
         for table, script in TABLES.items():
             ours.add(table, runner.table(table))
             if args.peers and script:
-                peers.add(table, runner.peer(script))
+                peers.add(table, runner.peer(table, script))
     return ours, peers
 
 
@@ -231,7 +238,7 @@ def report_steps(report, runner):
     """A row as soon as it is known: most of a process's time goes into initial weights."""
     bf16 = None
     for name, options in STEPS.items():
-        lines = runner.step(options)
+        lines = runner.step(name, options)
         line = lines[0] if lines else {}
         tokens, mfu, tflops = (line.get(key) for key in ("tokens_per_s", "mfu", "tflops"))
         if name == "bf16":
@@ -250,6 +257,7 @@ def main():
     parser.add_argument("--python", default=sys.executable, help="one that has PyTorch")
     parser.add_argument("--rounds", type=int, default=3, help="of the tables")
     parser.add_argument("--timeout", type=int, default=300, help="seconds that a program may run")
+    parser.add_argument("--json", type=pathlib.Path, help="a file for all lines that were measured")
     args = parser.parse_args()
 
     runner = Programs(args)
@@ -263,6 +271,8 @@ def main():
         print("not compared without --peers: grouped products (bfloat16, 8-bit forward and dgrad), attention, dense ones")
     report_bytes(report, ours)
     report_steps(report, runner)
+    if args.json:
+        args.json.write_text("".join(json.dumps(line) + "\n" for line in runner.lines))
     sys.exit(0 if report.all_hold and not runner.failed else 1)
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs every test of the GPU's operators under compute-sanitizer's memcheck, initcheck and racecheck, many at a time:
 #   tests/compute_sanitizer.sh BUILD [FILTER]
-# BUILD: the build folder (build/release); FILTER: of the tests, as for --gtest_filter. Prints a line per tool and test
-# that is not clean, and fails if there is one; six minutes on an H200. Races are looked for in our own kernels only: of
+# BUILD: the build folder (build/release); FILTER: of the tests, as for --gtest_filter. SANITIZER_JOBS: how many run at
+# a time, by default 5, because 16 ran out of memory; SANITIZER_SECONDS: how long each may take. Prints a line per tool and test that is
+# not clean, and fails if there is one. Races are looked for in our own kernels only: of
 # cuBLASLt's and cuDNN's, which wait for copies by barriers that the tool does not know, it reports some that are none.
 set -euo pipefail
 
@@ -38,5 +39,5 @@ for tool in memcheck initcheck racecheck; do
   for name in $tests; do
     [ $tool = racecheck ] && [[ $name =~ $blas ]] || echo "$tool $name"
   done
-done | xargs -P "$(nproc)" -L 1 bash -c 'check "$0" "$1"'
+done | xargs -P "${SANITIZER_JOBS:-5}" -L 1 bash -c 'check "$0" "$1"'
 echo "compute-sanitizer: $(wc -w <<< "$tests") tests are clean under memcheck, initcheck and racecheck"

@@ -10,8 +10,8 @@
 #include "tensor/cuda_graph.h"
 #include "tests/comm/gpus.h"
 #include "tests/comm/one_gpu.h"
-#include "tests/ep/gpu_delay.h"
 #include "tests/ep/layer.h"
+#include "tests/gpu_delay.h"
 
 namespace tessera {
 namespace {
@@ -36,9 +36,10 @@ std::size_t host_bytes(const Case& its) {
   return std::size_t{its.dim > 1000 ? 192u : its.num_tokens > 100 ? 24u : 3u} << 20;
 }
 
-/// Ranks on one GPU wait for each other's kernels, which must not have to be loaded meanwhile.
+/// Ranks on one GPU wait for each other's kernels, which must not have to be loaded meanwhile, nor to queue up.
 const bool kEnvironment = [] {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   return true;
 }();
 
@@ -61,9 +62,7 @@ void on_own_gpus(int num_ranks, const Body& body, int num_domains = 1,
              {.timeout = timeout, .wrap = {}});
 }
 
-/// On one GPU, and on as many GPUs where there are.
-void on_gpus(int num_ranks, const Body& body, Progress::Seconds timeout = Progress::Seconds(10.0)) {
-  if (num_ranks > 1 && num_gpus() >= num_ranks) on_own_gpus(num_ranks, body, 1, timeout);
+void on_one_gpu(int num_ranks, const Body& body, Progress::Seconds timeout = Progress::Seconds(10.0)) {
   SCOPED_TRACE("one GPU");
   const auto wrap = [](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
     return std::make_unique<OneGpuTransport>(std::move(transport));
@@ -78,6 +77,12 @@ void on_gpus(int num_ranks, const Body& body, Progress::Seconds timeout = Progre
              {.timeout = timeout, .wrap = wrap});
 }
 
+/// On one GPU, and on as many GPUs where there are.
+void on_gpus(int num_ranks, const Body& body, Progress::Seconds timeout = Progress::Seconds(10.0)) {
+  if (num_ranks > 1 && num_gpus() >= num_ranks) on_own_gpus(num_ranks, body, 1, timeout);
+  on_one_gpu(num_ranks, body, timeout);
+}
+
 /// Holds the stream up for a random time, also as a part of a graph. Which times the seed says.
 class Delays {
  public:
@@ -88,7 +93,7 @@ class Delays {
     if (seed_ == 0) return;
     const auto words = random_.words(num_put_++);
     if (words[0] % 2 == 0) return;
-    ep_test::put_delay(runtime.stream(), static_cast<int>(words[1] % 1500));
+    put_delay(runtime.stream(), static_cast<int>(words[1] % 1500));
   }
 
  private:
@@ -525,6 +530,58 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
       });
       if (HasFailure()) return;
     }
+  }
+}
+
+/// A dispatch right behind another one leaves the counts alone that a late block of another rank still reads. The
+/// blocks of rank 1 that only receive are late: at first there are SMs for its first blocks only, and the SMs that
+/// become free are held, but for one, until other ranks begin their second dispatch. The GPU starts blocks of rank 1
+/// last.
+TEST_F(GpuDirect, BlocksThatStartLate) {
+  constexpr int kSms = 16, kEarly = 8, kLongMicroseconds = 4000, kShortMicroseconds = 2000, kHeldMicroseconds = 500;
+  for (const int size : {2, 4, 8}) {
+    on_one_gpu(size, [&](Domains& host, Domains& gpus, cuda::Runtime& its_runtime) {
+      const int me = gpus.all.rank();
+      cuda::Runtime& runtime = me == 1 ? its_runtime.beside(0) : its_runtime;
+      const Case its{.num_tokens = 96, .dim = 64, .num_experts = 16, .dtype = DType::kBFloat16, .alignment = 32};
+      Rank rank(its, host, gpus, runtime, kSms);
+      Arena arena(2 * rank.run_bytes, Device::kCuda);
+      const Context op{.arena = &arena, .cuda = &runtime};
+      GpuRun first(its, *rank.gpu, gpus.all, op), second(its, *rank.gpu, gpus.all, op);
+      const cuda::Stream for_long(cuda::Priority::kHigh), for_short(cuda::Priority::kHigh), behind_rank_0;
+      for (std::uint64_t pass = 1; pass <= 5; ++pass) {
+        const Layer layers[] = {{its, size, 2 * pass}, {its, size, 2 * pass + 1}};
+        CpuPass cpu_first(layers[0], *rank.cpu, gpus.all), cpu_second(layers[1], *rank.cpu, gpus.all);
+        cpu_first.run().dispatch();
+        cpu_second.run().dispatch();
+        first.fill(layers[0], cpu_first.run());
+        second.fill(layers[1], cpu_second.run());
+        rank.come_together();
+        const int of_others = kSms * (size - 2) + kEarly;
+        if (me == 0) {
+          hold_sms(for_long, its_runtime.num_sms() - of_others - kSms, kLongMicroseconds);
+          hold_sms(for_short, kSms, kShortMicroseconds);
+        }
+        for (const int turn : {2, 1, 0}) {  // ranks from 2 on, rank 1, rank 0
+          gpus.all.barrier("turn");
+          if (std::min(me, 2) != turn) continue;
+          first.dispatch();
+          second.dispatch();
+        }
+        if (me == 0) {
+          std::this_thread::sleep_for(std::chrono::microseconds(200));  // rank 0's first dispatch waits for SMs by now
+          hold_sms(behind_rank_0, of_others + kSms - 1, kHeldMicroseconds);
+        }
+        first.fetch_rows("dispatch");
+        second.fetch_rows("dispatch");
+        first.expect_same(cpu_first.run());
+        second.expect_same(cpu_second.run());
+        rank.gpu->check();
+        for (const cuda::Stream* stream : {&for_long, &for_short, &behind_rank_0}) stream->synchronize();
+        rank.come_together();
+      }
+    });
+    if (HasFailure()) return;
   }
 }
 

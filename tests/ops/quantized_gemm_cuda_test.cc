@@ -1,5 +1,6 @@
 #include "ops/quantize.h"
 #include "ops/quantized_gemm.h"
+#include "tests/gpu_delay.h"
 #include "tests/ops/parity.h"
 
 namespace tessera {
@@ -108,6 +109,47 @@ TEST_F(QuantizedGemmCuda, Grouped) {
             [&](const Side& s) { grouped_linear_wgrad(s.op, s(d_y_columns), s(x_columns), s(offsets), s(d_w), write); },
             {d_w}, 1e-3);
       }
+    }
+  }
+}
+
+// Of few tiles, clusters share the sums, and write their parts one after the other. Kernels that hold SMs make some of
+// them start late.
+TEST_F(QuantizedGemmCuda, SharedSumsBesideKernelsThatHoldSms) {
+  constexpr std::int64_t kRows = 16384;
+  constexpr int kRounds = 25, kHeldMicroseconds = 200;
+  for (const mx::Format& format : {kWide, kFloatRows}) {
+    for (const auto& [m, n, ends] : {std::tuple{128, 128, std::vector<std::int32_t>{0, kRows}},
+                                     {256, 128, {0, kRows}},
+                                     {256, 256, {0, kRows}},
+                                     {384, 128, {0, kRows}},
+                                     {128, 128, {0, 3072, 3072, 4096, kRows}},
+                                     {256, 256, {0, 12288, kRows}}}) {
+      SCOPED_TRACE(fmt::format("{} x {}, rows {}", m, n, fmt::join(ends, " ")));
+      const ArenaScope scope(arena_);
+      const mx::Quantized d_y = quantized(random({kRows, m}, DType::kBFloat16), format, true),
+                          x = quantized(random({kRows, n}, DType::kBFloat16), format, true);
+      const Tensor offsets = ints(ends);
+      const Tensor d_w = poisoned({static_cast<std::int64_t>(ends.size()) - 1, m, n}, DType::kFloat32);
+      expect_close(
+          [&](const Side& s) {
+            const mx::Quantized d_ys = s(d_y), xs = s(x);
+            const Tensor offset = s(offsets), result = s(d_w);
+            if (s.op.target() == Device::kCpu)
+              return grouped_linear_wgrad(s.op, d_ys, xs, offset, result, Write::kAssign);
+            const cuda::Stream others;
+            std::vector<std::byte> first, again(d_w.num_bytes());
+            for (int round = 0; round < kRounds; ++round) {
+              hold_sms(others, 1 + round * 37 % s.op.cuda->num_sms(), kHeldMicroseconds);
+              grouped_linear_wgrad(s.op, d_ys, xs, offset, result, Write::kAssign);
+              cuda::copy_bytes(s.op.cuda->stream(), result.raw(), result.num_bytes(), again.data());
+              s.op.cuda->synchronize();
+              if (round == 0) first = again;
+              EXPECT_TRUE(again == first) << "round " << round;
+            }
+            others.synchronize();
+          },
+          {d_w}, 1e-3);
     }
   }
 }

@@ -1,0 +1,363 @@
+#!/usr/bin/env python3
+"""Records of what ran on a GPU, and the docs' figures that come from them.
+
+    bench/record.py make build/release [--mutants] [--sanitizer]   # on a machine with a GPU
+    bench/record.py docs     # writes the docs' figures anew from their records
+    bench/record.py check    # fails where they differ from their records; part of make test
+
+`make` runs the GPU's test suites and the tables of bench/gpu.py with PyTorch beside (--python: one that has it), and
+writes bench/records/DATE-GPU.json.gz: machine, libraries, commit, hashes of the sources, logs and every measured line.
+--mutants runs tests/gpu_mutants.py, too, and --sanitizer [FILTER] tests/compute_sanitizer.sh.
+
+A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, as `docs` writes them. They say "Old" once
+the sources of PART are not those that were measured. A section that names an H100 or H200 has such figures, or says
+"**Old**", or lies in a section that does.
+"""
+
+import argparse
+import contextlib
+import datetime
+import gzip
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+from gpu import BF16, STEPS, Measurements, json_lines
+from training_run import AS_ROOT
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RECORDS = "bench/records"
+SUITES = ("ops", "train", "ep", "comm")
+
+# What the figures of a part depend on.
+TABLE_SOURCES = ["bench/gpu.py", "bench/peers/*", "src/app/gpu_bench.*", "src/app/gpu_tables*"]
+KERNELS = ["src/mx/*", "src/ops/*_cuda.cu", "src/ops/cuda/*"]
+MODEL = ["src/model/*", "src/train/training_step.*"]
+SOURCES = {
+    "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/*.cu*", "src/ep/gpu_*", "src/tensor/cuda*",
+               "tests/*/*cuda*", "tests/*/gpu_*", "tests/gpu_*", "tests/ops/parity.h"],
+    "steps": [*KERNELS, *MODEL, "bench/gpu.py"],
+    "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/*grouped_gemm_cuda.cu", "src/ops/quantized_gemm_cuda.cu",
+                "src/ops/cuda/ptx.cuh", "src/ops/cuda/sm90_*"],
+    "gemm": [*TABLE_SOURCES, "src/ops/gemm_cuda.cu", "src/ops/cuda/libraries.*"],
+    "attention": [*TABLE_SOURCES, "src/ops/mla_attention_cuda.cu", "src/ops/cuda/attention_*"],
+    "bytes": [*TABLE_SOURCES, *KERNELS],
+}
+
+
+# --- Making a record ------------------------------------------------------------------------------------------------
+
+
+def hashes(root, globs):
+    """Of the files that there are, by their paths."""
+    paths = {path for pattern in globs for path in root.glob(pattern) if path.is_file()}
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(paths)}
+
+
+def run(name, command):
+    """A log of it."""
+    print(f"{name}: {' '.join(map(str, command))}", file=sys.stderr, flush=True)
+    begin = time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                          env=os.environ | AS_ROOT)
+    print(f"{name}: exit status {done.returncode}", file=sys.stderr, flush=True)
+    return {"name": name, "status": done.returncode, "seconds": round(time.monotonic() - begin, 1), "log": done.stdout}
+
+
+def run_suite(build, suite):
+    with tempfile.TemporaryDirectory() as folder:
+        results = pathlib.Path(folder) / "results.json"
+        log = run(f"test_{suite}_cuda", [build / f"tests/{suite}/test_{suite}_cuda", f"--gtest_output=json:{results}"])
+        with contextlib.suppress(FileNotFoundError):
+            tests = [test for group in json.loads(results.read_text())["testsuites"] for test in group["testsuite"]]
+            log["skipped"] = sum(test["result"] == "SKIPPED" for test in tests)
+            log["failed"] = sum("failures" in test for test in tests)
+            log["passed"] = len(tests) - log["skipped"] - log["failed"]
+    return log
+
+
+def make(args):
+    build, tessera = args.build, args.build / "src/app/tessera"
+    doctor = subprocess.run([tessera, "doctor"], check=True, capture_output=True, text=True).stdout
+    machine = dict(re.split(r":\s+", line, maxsplit=1) for line in doctor.splitlines())
+    if "GPU 0" not in machine:
+        sys.exit(f"record: no GPU here: {machine.get('no GPU', doctor)}")
+    date = datetime.date.today().isoformat()
+    logs = [run_suite(build, suite) for suite in SUITES if (build / f"tests/{suite}/test_{suite}_cuda").exists()]
+    if args.mutants:
+        logs.append(run("gpu_mutants.py", [sys.executable, ROOT / "tests/gpu_mutants.py", build]))
+    if args.sanitizer:
+        logs.append(run("compute_sanitizer.sh", [ROOT / "tests/compute_sanitizer.sh", build, args.sanitizer]))
+    lines = []
+    if args.rounds > 0:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = pathlib.Path(folder) / "rows.jsonl"
+            logs.append(run("bench/gpu.py", [sys.executable, ROOT / "bench/gpu.py", "--tessera", tessera, "--python",
+                                             args.python, "--peers", "--rounds", str(args.rounds), "--json", rows]))
+            lines = json_lines(rows.read_text() if rows.exists() else "")
+    torch = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True,
+                           text=True)
+    record = {"date": date, "machine": machine, "torch": torch.stdout.strip(), "rounds": args.rounds,
+              "sources": hashes(ROOT, {glob for globs in SOURCES.values() for glob in globs}), "logs": logs,
+              "lines": lines}
+    gpu = re.search(r"[A-Z]+\d+", machine["GPU 0"]).group().lower()
+    name = free = f"{date}-{gpu}"
+    number = 2
+    while (ROOT / RECORDS / f"{free}.json.gz").exists():
+        free, number = f"{name}-{number}", number + 1
+    path = ROOT / RECORDS / f"{free}.json.gz"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(json.dumps(record, indent=1).encode(), mtime=0))
+    print(path)
+    # A bound of speed that is missed is a figure, too; a test that fails is not.
+    sys.exit(any(log["status"] != 0 for log in logs if log["name"] != "bench/gpu.py"))
+
+
+# --- Figures of a record, as Markdown -------------------------------------------------------------------------------
+
+
+def number(value, digits=0):
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def table(titles, rows):
+    lines = ["| " + " | ".join(row) + " |" for row in [titles, *rows]]
+    return [lines[0], "|" + " --- |" * len(titles), *lines[1:]]
+
+
+def sides(record):
+    ours, torch = Measurements(), Measurements()
+    for line in record["lines"]:
+        if not line["table"].startswith("step "):
+            (ours if line["side"] == "ours" else torch).add(line["table"], [line])
+    return ours, torch
+
+
+def suites(record):
+    def row(log):
+        counts = ["all" if log["status"] == 0 else "not all", "", ""]
+        if "passed" in log:
+            counts = [str(log[key]) for key in ("passed", "failed", "skipped")]
+        return [f"`{log['name']}`", *counts, f"{log['seconds']:.0f}"]
+
+    return table(["", "passed", "failed", "skipped", "s"],
+                 [row(log) for log in record["logs"] if log["name"] != "bench/gpu.py"])
+
+
+def steps(record):
+    lines = {line["table"][len("step "):]: line for line in record["lines"] if line["table"].startswith("step ")}
+    of_bf16 = lines.get("bf16", {}).get("tokens_per_s")
+    rows = []
+    for name in STEPS:
+        line = lines.get(name, {})
+        tokens, mfu, idle = (line.get(key) for key in ("tokens_per_s", "mfu", "gpu_idle_share"))
+        ratio = tokens / of_bf16 if tokens and of_bf16 else None
+        rows.append([f"`{name}`", number(line.get("step_ms"), 1), number(tokens), number(mfu and 100 * mfu, 1),
+                     number(ratio, 3), number(idle and 100 * idle, 1)])
+    return table(["step of 8 layers of the 16B model", "ms", "tokens/s", "MFU, %", "of bf16", "GPU idle, %"], rows)
+
+
+def grouped(record):
+    """A cell: our rate, and that over PyTorch's, or over our bfloat16's for weight gradients in 8 bits."""
+    ours, torch = sides(record)
+    columns = [*BF16, *(f"{kind} {way}" for kind in ("fp8", "mxfp8/128") for way in ("fwd", "dgrad", "wgrad =")),
+               "mxfp8/32 fwd"]
+
+    def cell(name, shape):
+        kind, way = name.split(" ", 1)
+        rate = ours.median("grouped", name, shape, "rate")
+        if kind == "bf16" or (kind != "mxfp8/32" and way in ("fwd", "dgrad")):
+            beside = torch.median("grouped", name if kind == "bf16" else f"fp8 {way}", shape, "rate")
+        else:
+            beside = ours.median("grouped", f"bf16 {way}", shape, "rate")
+        return f"{number(rate)}, {number(rate / beside if rate and beside else None, 2)}"
+
+    return table(["TFLOP/s, ratio", *columns],
+                 [[shape, *(cell(name, shape) for name in columns)] for shape in ours.shapes("grouped", "bf16 fwd")])
+
+
+def gemm(record):
+    ours, torch = sides(record)
+    rows = []
+    for shape in ours.shapes("gemm", BF16[0]):
+        rates = [(ours.median("gemm", name, shape, "rate"), torch.median("gemm", name, shape, "rate")) for name in BF16]
+        rows.append([shape, *(f"{number(a)}, {number(a / b if a and b else None, 2)}" for a, b in rates)])
+    return table(["TFLOP/s, of PyTorch's", *BF16], rows)
+
+
+def attention(record):
+    """Beside PyTorch's from the same operands, and its own operator alone, from keys that were joined before."""
+    ours, torch = sides(record)
+    rows = []
+    for shape in ours.shapes("attention", "attention fwd"):
+        def both(of, name="attention"):
+            parts = [of.median("attention", f"{name} {way}", shape, "microseconds") for way in ("fwd", "bwd")]
+            return None if None in parts else sum(parts)
+
+        a = both(ours)
+        beside = [both(torch), both(torch, "attention core")]
+        rows.append([shape, number(a), *(f"{number(b)}, {number(b / a if a and b else None, 2)}" for b in beside)])
+    return table(["forward + backward, µs, and as a multiple of ours", "ours", "cuDNN through PyTorch", "of joined keys"],
+                 rows)
+
+
+def of_bytes(record):
+    ours, _ = sides(record)
+    shapes = {}
+    for of, name, shape in ours.lines:
+        if of in ("quantize", "operators") and (of, name) != ("quantize", "copy"):
+            shapes.setdefault((of, name), []).append(shape)
+    rows = []
+    for (of, name), all_of in shapes.items():
+        shares = [ours.median(of, name, shape, "share") for shape in all_of]
+        rows.append([name, "; ".join(all_of), " / ".join(number(100 * share) for share in shares)])
+    return table(["operator", "of", "% of a copy's rate"], rows)
+
+
+PARTS = {"suites": suites, "steps": steps, "grouped": grouped, "gemm": gemm, "attention": attention, "bytes": of_bytes}
+
+
+# --- Pages ----------------------------------------------------------------------------------------------------------
+
+BEGIN = re.compile(r"<!-- record (\S+) (\S+) -->")
+END = "<!-- end -->"
+OLD = "**Old**"
+
+
+class Pages:
+    """The pages of a source tree, and what is wrong with them."""
+
+    def __init__(self, root):
+        self.root, self.problems, self.records = root, [], {}
+
+    def paths(self):
+        return [*sorted(self.root.glob("docs/*.md")), *self.root.glob("lab/README.md")]
+
+    def record(self, name):
+        if name not in self.records:
+            path = self.root / RECORDS / f"{name}.json.gz"
+            self.records[name] = json.loads(gzip.decompress(path.read_bytes())) if path.exists() else None
+        return self.records[name]
+
+    def is_old(self, record, part):
+        measured = {path: one for path, one in record["sources"].items()
+                    if any(pathlib.PurePath(path).match(glob) for glob in SOURCES[part])}
+        return hashes(self.root, SOURCES[part]) != measured
+
+    def block(self, path, name, part):
+        """What stands between the comments; none if there is no such record or part."""
+        record = self.record(name)
+        if record is None or part not in PARTS:
+            return None
+        machine = record["machine"]
+        file = os.path.relpath(self.root / RECORDS / f"{name}.json.gz", path.parent)
+        old = f" {OLD}: the sources have changed since." if self.is_old(record, part) else ""
+        return [f"Record [{name}]({file}): {machine['GPU 0'].split(',')[0]}, driver {machine['driver'].split(',')[0]},",
+                f"cuBLASLt {machine.get('cuBLASLt')}, cuDNN {machine.get('cuDNN')}, PyTorch {record['torch']}; "
+                f"Tessera {machine['tessera']}.{old}", "", *PARTS[part](record)]
+
+    def renewed(self, path):
+        """The page's lines as they should be."""
+        lines, made = path.read_text().splitlines(), []
+        at = 0
+        while at < len(lines):
+            made.append(lines[at])
+            begin = BEGIN.fullmatch(lines[at])
+            at += 1
+            if not begin:
+                continue
+            where = f"{path.relative_to(self.root)}:{at}"
+            if END not in lines[at:]:
+                self.problems.append(f"{where}: no '{END}' below '{begin.group()}'")
+                continue
+            end = lines.index(END, at)
+            block = self.block(path, *begin.groups())
+            if block is None:
+                self.problems.append(f"{where}: no record '{begin[1]}' in {RECORDS}, or no part '{begin[2]}' "
+                                     f"(parts: {', '.join(PARTS)})")
+            made += lines[at:end] if block is None else block
+            made.append(END)
+            at = end + 1
+        return made
+
+    def check_sections(self, path):
+        """A section that names a GPU has figures of a record, or is said to be old, or a section around it is."""
+        sections = []  # level, line, old, has a record, names a GPU
+        around = []
+        in_code = False
+
+        def close(level):
+            while around and around[-1]["level"] >= level:
+                around.pop()
+
+        for idx, line in enumerate(path.read_text().splitlines(), 1):
+            in_code ^= line.startswith("```")
+            heading = None if in_code else re.match(r"(#+) ", line)
+            if heading:
+                close(len(heading[1]))
+            if heading or not around:
+                around.append({"level": len(heading[1]) if heading else 0, "line": idx, "old": False, "record": False,
+                               "names": False, "in": list(around)})
+                sections.append(around[-1])
+            around[-1]["old"] |= OLD in line
+            around[-1]["record"] |= BEGIN.fullmatch(line) is not None
+            around[-1]["names"] |= re.search(r"\bH[12]00", line) is not None and re.search(r"\d", line) is not None
+        for section in sections:
+            said = section["old"] or any(outer["old"] for outer in section["in"])
+            if section["names"] and not section["record"] and not said:
+                self.problems.append(f"{path.relative_to(self.root)}:{section['line']}: the section names a GPU, but "
+                                     f"has no figures of a record; make a record, or say '{OLD}: no record.'")
+
+
+def check(root):
+    """What is wrong with the pages."""
+    pages = Pages(root)
+    for path in pages.paths():
+        renewed, lines = pages.renewed(path), path.read_text().splitlines()
+        if renewed != lines:
+            pairs = enumerate(zip(renewed, lines), 1)
+            first = next((number for number, (a, b) in pairs if a != b), min(len(renewed), len(lines)))
+            pages.problems.append(f"{path.relative_to(root)}:{first}: figures differ from their record; "
+                                  f"bench/record.py docs writes them")
+        pages.check_sections(path)
+    return pages.problems
+
+
+def write_docs(root):
+    pages = Pages(root)
+    for path in pages.paths():
+        renewed = pages.renewed(path)
+        if renewed != path.read_text().splitlines():
+            path.write_text("\n".join(renewed) + "\n")
+    return pages.problems
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the source tree whose pages are meant")
+    commands = parser.add_subparsers(dest="command", required=True)
+    maker = commands.add_parser("make", help="runs everything on this machine's GPU, and writes a record")
+    maker.add_argument("build", type=pathlib.Path, help="the build folder, with the tests")
+    maker.add_argument("--python", default=sys.executable, help="one that has PyTorch")
+    maker.add_argument("--rounds", type=int, default=2, help="of the tables; 0 leaves tables and steps out")
+    maker.add_argument("--mutants", action="store_true", help="with tests/gpu_mutants.py")
+    maker.add_argument("--sanitizer", nargs="?", const="*", metavar="FILTER", help="with tests/compute_sanitizer.sh")
+    commands.add_parser("docs", help="writes the docs' figures anew from their records")
+    commands.add_parser("check", help="fails where they differ from their records")
+    args = parser.parse_args()
+
+    if args.command == "make":
+        make(args)
+    problems = (check if args.command == "check" else write_docs)(args.root.resolve())
+    print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Shows that the GPU's gradient tests notice kernels that scale or add up wrongly.
+
+    tests/gpu_mutants.py BUILD [--only PART] [--jobs N]
+
+Each mutant is a change of one line. Its source is compiled beside the build's objects and linked with them, and the
+case of CudaGradients that runs the kernel must fail. The sources and the build stay as they are. Needs a GPU, and a
+build with test_train_cuda. Prints a line per mutant, and fails if one passes its test.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TARGET = "tests/train/test_train_cuda"
+FP8, EXACT, BF16 = "sm90_grouped_gemm_fp8", "sm90_grouped_gemm_exact", "sm90_grouped_gemm"
+
+# What is wrong, the file in src/ops, what it has, what the mutant has, the source in src/ops that is compiled, and the
+# case that must fail.
+MUTANTS = [
+    ("bfloat16 products forget the first step", f"cuda/{BF16}.cuh", "warpgroup, step > 0);",
+     "warpgroup, step > 0 && (kWgrad || step != 1));", f"cuda/{BF16}.cu", "bfloat16"),
+    ("bfloat16 weight gradients forget the first step", f"cuda/{BF16}.cuh", "warpgroup, step > 0);",
+     "warpgroup, step > 0 && (!kWgrad || step != 1));", f"cuda/{BF16}.cu", "bfloat16"),
+    ("bfloat16 weight gradients: later parts of a sum are lost", f"cuda/{BF16}.cuh",
+     "if (p.accumulate || !work.is_last_part)", "if (p.accumulate)", f"cuda/{BF16}.cu", "bfloat16"),
+    ("bfloat16 weight gradients count the next expert's rows", f"cuda/{BF16}.cuh",
+     "if (num_valid < kStepK)", "if (num_valid < 0)", f"cuda/{BF16}.cu", "bfloat16"),
+    ("8-bit products: rows have their neighbours' scales", f"cuda/{FP8}.cuh",
+     "d[i] += scale[i / 2 % 2] * sum[i];", "d[i] += scale[0] * sum[i];", f"cuda/{FP8}.cu", "mxfp8"),
+    ("8-bit products, float32 scales: the same", f"cuda/{FP8}.cuh",
+     "d[i] += scale[i / 2 % 2] * sum[i];", "d[i] += scale[0] * sum[i];", f"cuda/{FP8}.cu", "fp8_blockwise"),
+    ("8-bit products forget the second step", f"cuda/{FP8}.cuh", "add(d[wave], sum, scale);",
+     "if (step != 1) add(d[wave], sum, scale);", f"cuda/{FP8}.cu", "mxfp8"),
+    ("8-bit products: all experts have the first one's scales", f"cuda/{FP8}.cuh",
+     "kFloat ? std::int64_t{work.expert} *", "kFloat ? std::int64_t{0} *", f"cuda/{FP8}.cu", "fp8_blockwise"),
+    ("8-bit weight gradients: rows have their neighbours' scales", f"cuda/{FP8}.cuh",
+     "* sum[i] * scale[i / 2 % 2];", "* sum[i] * scale[0];", f"cuda/{FP8}.cu", "mxfp8"),
+    ("8-bit weight gradients: columns have others' scales", f"cuda/{FP8}.cuh",
+     "scale_position(j0 % kPiece + x)", "(j0 % kPiece + x)", f"cuda/{FP8}.cu", "fp8_blockwise"),
+    ("8-bit weight gradients: later parts of a sum are lost", f"cuda/{FP8}.cuh",
+     "if (p.accumulate || !work.is_last_part)", "if (p.accumulate)", f"cuda/{FP8}.cu", "mxfp8"),
+    ("exact products: both blocks have the first one's scale", f"cuda/{EXACT}.cuh",
+     "shared.scales[at][in_tile][t / 2]", "shared.scales[at][in_tile][0]", f"cuda/{FP8}.cu", "mxfp8_exact"),
+    ("exact products forget the second step", f"cuda/{EXACT}.cuh", "      multiply<kColumns>(d, a);",
+     "      if (k != 1) multiply<kColumns>(d, a);", f"cuda/{FP8}.cu", "mxfp8_exact"),
+    ("exact weight gradients: rows have their neighbours' scales", "quantized_gemm_cuda.cu",
+     "scales[(row + i) * (num_rows / mx::kBlock) +", "scales[row * (num_rows / mx::kBlock) +",
+     "quantized_gemm_cuda.cu", "mxfp8_exact"),
+    ("quantizer: scales are rounded down", "cuda/tile_quantizer.cuh", "mx::float_of(amax[b]), format.mode)",
+     "mx::float_of(amax[b]), mx::ScalingMode::kFloor)", "quantize_cuda.cu", "mxfp8_exact"),
+    ("quantizer: a wide block's scale is that of its first half", "cuda/tile_quantizer.cuh",
+     "max(max(amax[0], amax[1]), max(amax[2], amax[3]));\n    if", "max(amax[0], amax[1]);\n    if",
+     "quantize_cuda.cu", "fp8_blockwise"),
+    ("SwiGLU quantizes with scales that are rounded down", "cuda/tile_quantizer.cuh",
+     "mx::float_of(amax[b]), format.mode)", "mx::float_of(amax[b]), mx::ScalingMode::kFloor)", "swiglu_cuda.cu",
+     "mxfp8_exact"),
+    ("rows are gathered and quantized with scales that are rounded down", "cuda/tile_quantizer.cuh",
+     "mx::float_of(amax[b]), format.mode)", "mx::float_of(amax[b]), mx::ScalingMode::kFloor)", "permute_cuda.cu",
+     "mxfp8_exact"),
+    ("RMSNorm quantizes with scales that are rounded down", "cuda/tile_quantizer.cuh",
+     "mx::float_of(amax[b]), format.mode)", "mx::float_of(amax[b]), mx::ScalingMode::kFloor)", "rmsnorm_cuda.cu",
+     "mxfp8_exact"),
+    ("dense products assign where they should add", "gemm_cuda.cu", "key.accumulate ? 1.0f : 0.0f", "0.0f",
+     "gemm_cuda.cu", "bfloat16"),
+    ("attention's scale is 0.5 % off", "mla_attention_cuda.cu", ".scale = dims.scale,",
+     ".scale = dims.scale * 1.005f,", "mla_attention_cuda.cu", "bfloat16"),
+    ("attention: the shared key's gradient misses a head", "mla_attention_cuda.cu", "for (unsigned head = 0;",
+     "for (unsigned head = 1;", "mla_attention_cuda.cu", "bfloat16"),
+    ("combine: a token's last row has no weight", "permute_cuda.cu", "if (begin + i >= top_k) break;",
+     "if (begin + i >= top_k - 1) break;", "permute_cuda.cu", "bfloat16"),
+    ("RMSNorm: the weight's gradient misses a warp's rows", "rmsnorm_cuda.cu", "i < kMaxThreads / kWarp; ++i) sum +=",
+     "i < kMaxThreads / kWarp - 1; ++i) sum +=", "rmsnorm_cuda.cu", "bfloat16"),
+    ("embedding: long runs miss a row", "embedding_cuda.cu", "for (int line = 0; line < count;",
+     "for (int line = 1; line < count;", "embedding_cuda.cu", "bfloat16"),
+    ("cross-entropy: the label's part is 0.5 % off", "cross_entropy_cuda.cu", "x[i][lane] -= scale;",
+     "x[i][lane] -= scale * 1.005f;", "cross_entropy_cuda.cu", "bfloat16"),
+]
+
+
+def run(command, folder, seconds=600):
+    done = subprocess.run(command, shell=True, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=seconds)
+    return done.returncode, done.stdout
+
+
+def must(command, folder):
+    status, said = run(command, folder)
+    if status != 0:
+        sys.exit(f"{command}\n{said}")
+
+
+def link_command(build, objects, output):
+    """Of the test, with objects before the libraries, whose own of that name are then not taken."""
+    _, commands = run(f"ninja -t commands {TARGET}", build)
+    parts = commands.strip().splitlines()[-1].split(" && ")
+    link = next(part for part in parts if f"-o {TARGET} " in part)
+    return link.replace(f"-o {TARGET} ", f"-o {output} {objects} ")
+
+
+def make(mutant, number, build, commands, scratch):
+    """The program with the mutant."""
+    _, changed, before, after, source, _ = mutant
+    copy, made, program = (scratch / f"{number}.{what}" for what in ("src", "o", "test"))
+    shutil.copytree(ROOT / "src", copy)
+    path = copy / "ops" / changed
+    text = path.read_text()
+    if text.count(before) != 1:
+        sys.exit(f"{changed} has {text.count(before)} times and not once: {before}")
+    path.write_text(text.replace(before, after))
+    command = commands[str(ROOT / "src/ops" / source)]
+    command = command.replace(str(ROOT / "src"), str(copy))
+    must(re.sub(r" -o \S+", f" -o {made}", command), build)
+    must(link_command(build, made, program), build)
+    return program
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="mutants whose description has this")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
+    args = parser.parse_args()
+
+    build = args.build.resolve()
+    commands = {one["file"]: one["command"] for one in json.loads((build / "compile_commands.json").read_text())}
+    mutants = [mutant for mutant in MUTANTS if args.only in mutant[0]]
+    survivors = 0
+    with (tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool,
+          concurrent.futures.ThreadPoolExecutor(4) as tests):
+        programs = [pool.submit(make, mutant, number, build, commands, pathlib.Path(folder))
+                    for number, mutant in enumerate(mutants)]
+
+        def test(program, mutant):
+            return run(f"{program.result()} --gtest_filter=*CudaGradients*/{mutant[-1]}", build)
+
+        for mutant, (status, said) in zip(mutants, tests.map(test, programs, mutants)):
+            # A test that fails says of which parameters; a program that ends in another way has shown nothing.
+            noticed = status == 1 and "[  FAILED  ]" in said
+            survivors += not noticed
+            print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutant[0]} ({mutant[-1]}): "
+                  f"{said.count('Failure')} bounds", flush=True)
+    print(f"{len(mutants) - survivors} of {len(mutants)} mutants noticed")
+    sys.exit(1 if survivors or not mutants else 0)
+
+
+if __name__ == "__main__":
+    main()

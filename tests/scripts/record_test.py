@@ -1,0 +1,115 @@
+"""bench/record.py: the docs' figures of GPUs are those of their records, or are said to be old.
+usage: record_test.py"""
+
+import gzip
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+import record  # noqa: E402
+
+MACHINE = {"tessera": "0.1.0+abc", "driver": "580.1, for CUDA up to 13.0", "cuBLASLt": "13.1", "cuDNN": "9.19",
+           "GPU 0": "NVIDIA H100 80GB HBM3, compute capability 9.0"}
+PAGE = "# Speed\n\nOn an H100, 2 sizes:\n\n<!-- record first gemm -->\n<!-- end -->\n\nThe end.\n"
+
+
+class Repository(unittest.TestCase):
+    def test_figures_are_those_of_their_records(self):
+        self.assertEqual(record.check(ROOT), [])
+
+
+class Record(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        self.write("src/ops/gemm_cuda.cu", "one\n")
+        self.write("docs/performance.md", PAGE)
+        rates = {("ours", "bf16 fwd"): 600.0, ("torch", "bf16 fwd"): 500.0, ("ours", "bf16 dgrad"): 400.0}
+        self.record = {"machine": MACHINE, "torch": "2.11", "logs": [], "sources": self.sources(),
+                       "lines": [{"side": side, "table": "gemm", "name": name, "shape": "8x8x8", "rate": rate}
+                                 for (side, name), rate in rates.items()]}
+        self.keep()
+        self.assertEqual(record.write_docs(self.root), [])
+
+    def sources(self):
+        return record.hashes(self.root, record.SOURCES["gemm"])
+
+    def keep(self):
+        path = self.root / "bench/records/first.json.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(json.dumps(self.record).encode()))
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def page(self):
+        return (self.root / "docs/performance.md").read_text()
+
+    def fails(self, expected):
+        problems = record.check(self.root)
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn(expected, problems[0])
+
+    def test_figures_are_written_and_hold(self):
+        self.assertIn("| 8x8x8 | 600, 1.20 | 400, - | -, - |", self.page())
+        self.assertIn("NVIDIA H100 80GB HBM3, driver 580.1,\ncuBLASLt 13.1, cuDNN 9.19, PyTorch 2.11; "
+                      "Tessera 0.1.0+abc.", self.page())
+        self.assertIn("(../bench/records/first.json.gz)", self.page())
+        self.assertTrue(self.page().endswith("<!-- end -->\n\nThe end.\n"))
+        self.assertNotIn("**Old**", self.page())
+        self.assertEqual(record.check(self.root), [])
+
+    def test_another_figure_fails(self):
+        self.write("docs/performance.md", self.page().replace("600, 1.20", "700, 1.40"))
+        self.fails("docs/performance.md:11: figures differ from their record; bench/record.py docs")
+
+    def test_another_record_fails(self):
+        self.record["lines"][0]["rate"] = 610.0
+        self.keep()
+        self.fails("figures differ")
+
+    def test_changed_sources_make_figures_old(self):
+        for change in ({"src/ops/gemm_cuda.cu": "two\n"}, {"src/ops/cuda/libraries.cc": "new\n"}):
+            for name, text in change.items():
+                self.write(name, text)
+            self.fails("figures differ")
+            self.assertEqual(record.write_docs(self.root), [])
+            self.assertIn("**Old**: the sources have changed since.", self.page())
+            self.assertEqual(record.check(self.root), [])
+            self.record["sources"] = self.sources()
+            self.keep()
+            self.fails("figures differ")
+            record.write_docs(self.root)
+            self.assertNotIn("**Old**", self.page())
+
+    def test_other_sources_do_not(self):
+        self.write("src/ops/rope_cuda.cu", "new\n")
+        self.assertEqual(record.check(self.root), [])
+
+    def test_a_record_that_is_not_there_fails(self):
+        (self.root / "bench/records/first.json.gz").unlink()
+        self.fails("docs/performance.md:5: no record 'first' in bench/records")
+
+    def test_a_block_without_an_end_fails(self):
+        self.write("docs/performance.md", PAGE.replace("<!-- end -->", ""))
+        self.fails("docs/performance.md:5: no '<!-- end -->'")
+
+    def test_a_gpu_without_a_record_is_old(self):
+        for text, problems in (("## Here\n\n700 TFLOP/s on an H200.\n", 1),
+                               ("## Here\n\n**Old**: no record. 700 TFLOP/s on an H200.\n", 0),
+                               ("## Here\n\n**Old**: no record.\n\n### Below\n\n700 TFLOP/s on an H200.\n", 0),
+                               ("## Here\n\n**Old**: no record.\n\n## Beside\n\n700 TFLOP/s on an H200.\n", 1),
+                               ("## Here\n\n700 GFLOP/s on a CPU.\n", 0)):
+            self.write("docs/results.md", "# Results\n\n" + text)
+            self.assertEqual(len(record.check(self.root)), problems, text)
+
+
+if __name__ == "__main__":
+    unittest.main()
