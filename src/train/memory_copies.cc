@@ -184,6 +184,11 @@ class MemoryCopies::File {
 
 MemoryCopies::MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state)
     : config_(config), ranks_(ranks), mesh_(mesh), state_(state) {
+  require(
+      !config_.job.node_folder.empty(),
+      "checkpoint.memory_interval is {}, but job.node_folder does not say where copies in memory are kept; `tessera "
+      "launch` sets it, or give a folder on tmpfs, like --job.node_folder=/dev/shm/my-run",
+      config_.checkpoint.memory_interval);
   std::uint64_t node = 0;
   run_together(ranks_.world(), "the nodes' folders", [&] {
     create_folder(config_.job.node_folder);
@@ -544,7 +549,7 @@ bool MemoryCopies::settle(double seconds) {
 }
 
 bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, const Compare& compare) {
-  if (!settle(kLongestStall)) {
+  if (!settle(is_postponed_ ? 0.0 : kLongestStall)) {
     if (!is_postponed_ && ranks_.rank() == 0) {
       spdlog::warn("the copy in memory of step {} waits for the one before, which is still on its way to other nodes",
                    step);
