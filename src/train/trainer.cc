@@ -352,6 +352,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
   }
   if (first_step_ > num_steps) {
     spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
+    if (memory_copies_) memory_copies_->remove();
     return 0;
   }
   const Model& whole = step_.whole_model();
