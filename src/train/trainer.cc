@@ -318,7 +318,7 @@ bool Trainer::verifies(std::int64_t step, bool saves) const {
 
 void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, MetricsWriter* metrics) {
   if (!verifies && !copies) return;
-  const TraceScope trace(&trace_, "copy in memory");
+  const TraceScope trace(&trace_, copies ? "copy in memory" : "comparison of replicas");
   const auto compare = [&](const TrainingState::Checksums& checksums) {
     const std::uint64_t of_model = replica_check_->compare(step, checksums);
     if (metrics != nullptr && verifies) metrics->state_checksum(step, of_model);
