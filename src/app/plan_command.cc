@@ -97,6 +97,7 @@ struct MemoryCommand {
     if (num_ranks > 1 && planned.device == Device::kCuda) {
       fmt::print("\nNot counted: CUDA's own memory on each GPU, and what NCCL takes for its communicators.\n");
     }
+    print_copies(planned);
     if (available_gib <= 0.0) return;
     const auto available = static_cast<std::size_t>(available_gib * static_cast<double>(1ULL << 30));
     const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.micro_batch_size());
@@ -105,6 +106,20 @@ struct MemoryCommand {
     } else {
       fmt::print("\ndoes not fit {}:\n{}\n", format_gib(available), memory_advice(planned, 0, available));
     }
+  }
+
+  /// What copies in memory take of the host's, which the table does not count.
+  static void print_copies(const PlannedRun& planned) {
+    const JobConfig& job = planned.config;
+    if (job.checkpoint.memory_interval == 0) return;
+    const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.micro_batch_size());
+    std::size_t state = 0;  // masters, of which there are as many as gradients, and moments
+    for (const MemoryPlan& plan : plans) state = std::max(state, plan.gradients + plan.moments);
+    const bool is_sent = planned.degrees.num_ranks() > 1 && planned.degrees.dp_replicate == 1;
+    fmt::print(
+        "\nCopies in memory (checkpoint.memory_interval) take {} more of the node's memory for each rank: two of its "
+        "state{}.\n",
+        format_gib((is_sent ? 4 : 2) * state), is_sent ? ", and two of the state of a rank on another node" : "");
   }
 
   static bool uses_windows(const PlannedRun& planned) {

@@ -285,16 +285,10 @@ void JobConfig::validate() const {
   }
   not_negative("checkpoint.memory_interval", checkpoint.memory_interval);
   not_negative("checkpoint.verify_interval", checkpoint.verify_interval);
-  if (checkpoint.memory_interval > 0) {
-    require(checkpoint.enable,
-            "checkpoint.memory_interval is {}, but checkpoint.enable is false: copies in memory need checkpoints on "
-            "disk to fall back to",
-            checkpoint.memory_interval);
-    require(!job.node_folder.empty(),
-            "checkpoint.memory_interval is {}, but job.node_folder does not say where copies in memory are kept; "
-            "`tessera launch` sets it, or give a folder on tmpfs, like --job.node_folder=/dev/shm/my-run",
-            checkpoint.memory_interval);
-  }
+  require(checkpoint.memory_interval == 0 || checkpoint.enable,
+          "checkpoint.memory_interval is {}, but checkpoint.enable is false: copies in memory need checkpoints on disk "
+          "to fall back to",
+          checkpoint.memory_interval);
   require(
       !checkpoint.initial_load_in_hf || !checkpoint.initial_load_path.empty(),
       "checkpoint.initial_load_in_hf is true, but checkpoint.initial_load_path does not say where the files are (it "

@@ -137,8 +137,8 @@ std::optional<MemoryCopyHeader> read_memory_copy(std::span<const std::byte> file
                           .payload_bytes = fields.count("bytes", kLargest),
                           .checksum = fields.hex("checksum")};
   const std::span<const std::byte> payload = file.subspan(kMemoryCopyHeaderBytes);
-  require(payload.size() == header.payload_bytes, "'{}' is cut: it has {} bytes of state, expected {}", name,
-          payload.size(), header.payload_bytes);
+  require(payload.size() == header.payload_bytes && payload.size() % sizeof(std::int32_t) == 0,
+          "'{}' is cut: it has {} bytes of state, expected {}", name, payload.size(), header.payload_bytes);
   require(checksum_of_pieces(payload) == header.checksum,
           "'{}', the copy of rank {} after step {}, is damaged, or was not sent to its end: its state has another "
           "checksum than its header says",
@@ -184,6 +184,11 @@ class MemoryCopies::File {
 
 MemoryCopies::MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state)
     : config_(config), ranks_(ranks), mesh_(mesh), state_(state) {
+  require(
+      !config_.job.node_folder.empty(),
+      "checkpoint.memory_interval is {}, but job.node_folder does not say where copies in memory are kept; `tessera "
+      "launch` sets it, or give a folder on tmpfs, like --job.node_folder=/dev/shm/my-run",
+      config_.checkpoint.memory_interval);
   std::uint64_t node = 0;
   run_together(ranks_.world(), "the nodes' folders", [&] {
     create_folder(config_.job.node_folder);
@@ -295,6 +300,9 @@ void MemoryCopies::require_room(std::size_t leftovers) const {
 void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader) {
   run_ = run;
   identity_ = identity_of(config_, mesh_.degrees, loader);
+  JobConfig config = config_;
+  config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
+  config_toml_ = config_table(config).to_toml();
   std::vector<Held> own;
   run_long_together(ranks_.world(), "the check of copies in memory", [&] {
     require_no_later_attempt();
@@ -544,7 +552,7 @@ bool MemoryCopies::settle(double seconds) {
 }
 
 bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, const Compare& compare) {
-  if (!settle(kLongestStall)) {
+  if (!settle(is_postponed_ ? 0.0 : kLongestStall)) {
     if (!is_postponed_ && ranks_.rank() == 0) {
       spdlog::warn("the copy in memory of step {} waits for the one before, which is still on its way to other nodes",
                    step);
@@ -561,8 +569,6 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, cons
   const TrainingState::Checksums checksums = state_.read(slot.own ? slot.own->payload() : nullptr);
   compare(checksums);
   if (slot.own) {
-    JobConfig config = config_;
-    config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
     slot.own->write_header({.run = run_.id,
                             .attempt = run_.attempt,
                             .step = step,
@@ -570,7 +576,7 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, cons
                             .shard = place().shard,
                             .identity = identity_,
                             .loader = loader,
-                            .config = config_table(config).to_toml(),
+                            .config = config_toml_,
                             .payload_bytes = place().state_bytes,
                             .checksum = checksums.all});
   }

@@ -130,8 +130,8 @@ class MemoryCopies {
   std::vector<int> sources_;   // ranks whose copies this one keeps
   int num_nodes_ = 1;
   RunIdentity run_;
-  std::string identity_;
-  std::vector<Held> chosen_;  // the newest whole copies of an earlier attempt
+  std::string identity_, config_toml_;  // of headers
+  std::vector<Held> chosen_;            // the newest whole copies of an earlier attempt
   bool has_leftovers_ = false;
   std::array<Slot, 2> slots_;
   std::size_t next_slot_ = 0;

@@ -36,9 +36,9 @@ nlohmann::json last_line(const std::filesystem::path& path) {
 
 }  // namespace
 
-ReplicaCheck::ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state, std::filesystem::path dump_folder,
-                           std::int64_t attempt)
-    : ranks_(ranks), mesh_(mesh), state_(state), path_(std::move(dump_folder) / kMismatchesName), attempt_(attempt) {
+ReplicaCheck::ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state,
+                           const std::filesystem::path& dump_folder, std::int64_t attempt)
+    : ranks_(ranks), mesh_(mesh), state_(state), path_(dump_folder / kMismatchesName), attempt_(attempt) {
   double open_step = 0.0;
   if (ranks_.rank() == 0) {
     const nlohmann::json last = last_line(path_);

@@ -27,7 +27,7 @@ inline constexpr const char* kMismatchesName = "state_mismatches.jsonl";
 class ReplicaCheck {
  public:
   /// All of these must stay. `attempt`: of the run, for the file in `dump_folder`, which rank 0 writes.
-  ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state, std::filesystem::path dump_folder,
+  ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state, const std::filesystem::path& dump_folder,
                std::int64_t attempt);
 
   /// Whether weights are held by more than one rank.

@@ -146,7 +146,8 @@ std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder
 void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step) {
   auto old = config_values(before);
   for (const auto& [key, value] : config_values(now)) {
-    const bool names_a_start = key == "job.run_id" || key == "job.attempt" || key == "job.overwrite";
+    const bool names_a_start =
+        key == "job.run_id" || key == "job.attempt" || key == "job.overwrite" || key == "job.node_folder";
     if (!names_a_start && old[key] != value) {
       spdlog::info("from step {} on {} is {}, before {}", first_step, key, value, old[key]);
     }

@@ -319,7 +319,7 @@ bool Trainer::verifies(std::int64_t step, bool saves) const {
 
 void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, MetricsWriter* metrics) {
   if (!verifies && !copies) return;
-  const TraceScope trace(&trace_, "copy in memory");
+  const TraceScope trace(&trace_, copies ? "copy in memory" : "comparison of replicas");
   const auto compare = [&](const TrainingState::Checksums& checksums) {
     const std::uint64_t of_model = replica_check_->compare(step, checksums);
     if (metrics != nullptr && verifies) metrics->state_checksum(step, of_model);
@@ -353,6 +353,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
   }
   if (first_step_ > num_steps) {
     spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
+    if (memory_copies_) memory_copies_->remove();
     return 0;
   }
   const Model& whole = step_.whole_model();

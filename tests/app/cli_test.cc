@@ -182,6 +182,9 @@ TEST_F(Cli, PlanSaysWhereMemoryGoes) {
   EXPECT_THAT(with({"--available=0.001"}).output, AllOf(HasSubstr("does not fit 0.00GiB"), HasSubstr("no mode fits")));
   EXPECT_EQ(with({"--device=tpu"}).status, 2);
   EXPECT_THAT(plain.output, Not(HasSubstr("windows")));
+  EXPECT_THAT(plain.output, Not(HasSubstr("opies in memory")));
+  const std::vector<std::string> copies = {"--checkpoint.enable", "--checkpoint.memory_interval=20"};
+  EXPECT_THAT(with(copies).output, HasSubstr("Copies in memory (checkpoint.memory_interval) take"));
 }
 
 TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
@@ -200,6 +203,8 @@ TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
                     "--parallelism.expert_parallel_ranks_per_domain=4"})
                   .output,
               HasSubstr("expert 8 in domains of 4"));
+  const std::vector<std::string> copies = {"--ranks=2", "--checkpoint.enable", "--checkpoint.memory_interval=20"};
+  EXPECT_THAT(plan(copies).output, HasSubstr("and two of the state of a rank on another node"));
   const Finished pipeline =
       plan({"--ranks=4", "--parallelism.pipeline_parallel_degree=4", "--training.global_batch_size=32"});
   EXPECT_EQ(pipeline.status, 0) << pipeline.output;

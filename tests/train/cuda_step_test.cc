@@ -4,11 +4,13 @@
 
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <thread>
 
 #include "tensor/cuda.h"
 #include "tensor/philox.h"
 #include "tests/train/small_model.h"
+#include "train/training_state.h"
 #include "train/training_step.h"
 
 namespace tessera {
@@ -183,6 +185,59 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   EXPECT_EQ(state(), before);
   step.run(7, others);
   EXPECT_NE(state(), before);
+}
+
+/// A fault that does not come back changes no bit, also when the step behind it was started already.
+TEST_P(CudaStep, AStepThatFailsOnceIsMadeAgain) {
+  const auto train = [&](std::int64_t nan_at_step) {
+    JobConfig job = config("bfloat16");
+    job.debug.deterministic = true;
+    job.debug.nan_at_step = nan_at_step;
+    TrainingStep step(job, nullptr, Device::kCuda);
+    step.allocate();
+    std::vector<Batch> even = make_batches(job, step), odd = make_batches(job, step);
+    std::vector<std::pair<double, double>> results;
+    const auto finish = [&] {
+      const StepResult result = step.finish();
+      EXPECT_EQ(result.repeated_for.empty(), result.step != nan_at_step) << result.step;
+      results.emplace_back(result.loss, result.grad_norm);
+    };
+    for (std::int64_t i = 1; i <= 8; ++i) {
+      std::vector<Batch>& batches = i % 2 == 0 ? even : odd;
+      fill(job, i, batches, job.model.args.vocab_size);
+      step.start(i, batches);
+      if (step.num_started() == step.max_started()) finish();
+    }
+    while (step.num_started() > 0) finish();
+    return results;
+  };
+  EXPECT_EQ(train(6), train(0));
+}
+
+TEST_P(CudaStep, TheStateIsReadAndWritten) {
+  const JobConfig job = config("bfloat16");
+  TrainingStep step(job, nullptr, Device::kCuda);
+  step.allocate();
+  std::vector<Batch> batches = make_batches(job, step);
+  const auto make_step = [&](std::int64_t i) {
+    fill(job, i, batches, job.model.args.vocab_size);
+    step.run(i, batches);
+  };
+  make_step(1);
+  TrainingState state(step.model().parameters());
+  std::vector<std::byte> bytes(state.num_bytes());
+  const TrainingState::Checksums before = state.read(bytes.data());
+  EXPECT_EQ(checksum_of_pieces(bytes), before.all);
+  std::vector<float> masters(static_cast<std::size_t>(step.model().parameters().all_masters().num_elements()));
+  const Tensor all = step.model().parameters().all_masters();
+  step.model().parameters().read(all, Tensor(masters.data(), all.shape(), all.dtype(), Device::kCpu));
+  EXPECT_EQ(std::memcmp(masters.data(), bytes.data(), all.num_bytes()), 0);
+  make_step(2);
+  EXPECT_NE(state.read().all, before.all);
+  state.write(bytes);
+  const TrainingState::Checksums after = state.read();
+  EXPECT_EQ(after.all, before.all);
+  EXPECT_EQ(after.buffers, before.buffers);
 }
 
 const Overrides kConverters = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"};

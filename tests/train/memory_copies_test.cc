@@ -5,10 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <fstream>
-#include <mutex>
+#include <map>
 
 #include "base/log.h"
+#include "tests/comm/forwarding_transport.h"
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"
@@ -18,9 +20,39 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using comm_test::on_ranks;
 using data::Scratch;
 using Losses = std::map<std::int64_t, std::pair<double, double>>;  // and gradient norms, by step
+
+/// Holds back what is sent to partners, the only messages of the world that have tags, until `released`.
+class HeldTransport : public comm_test::ForwardingTransport {
+ public:
+  HeldTransport(std::unique_ptr<Transport> transport, const std::atomic<bool>& released)
+      : ForwardingTransport(std::move(transport)), released_(released) {}
+
+  std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
+    constexpr int kFirstUserTag = ProcessGroup::kMaxTag + 1;
+    if (tag < kFirstUserTag) return transport().send(data, num_bytes, to, tag);
+    return std::make_unique<HeldSend>(
+        released_, [this, data, num_bytes, to, tag] { return transport().send(data, num_bytes, to, tag); });
+  }
+  std::unique_ptr<Transport> split(int color, int order) override { return transport().split(color, order); }
+
+ private:
+  struct HeldSend : Request {
+    HeldSend(const std::atomic<bool>& flag, std::function<std::unique_ptr<Request>()> start_it)
+        : released(flag), start(std::move(start_it)) {}
+    bool test() override {
+      if (!released) return false;
+      if (!request) request = start();
+      return request->test();
+    }
+    const std::atomic<bool>& released;
+    std::function<std::unique_ptr<Request>()> start;
+    std::unique_ptr<Request> request;
+  };
+
+  const std::atomic<bool>& released_;
+};
 
 /// What a test throws to end a run as a fault does, without a last checkpoint.
 struct Fault : std::runtime_error {
@@ -84,13 +116,16 @@ memory_interval = 1
   /// Losses of a run in which all ranks fail after `last_step`, before its copy is taken; 0 or less: they do not.
   /// `at_step` is called by every rank after each step, also before its copy.
   Losses train(const Cluster& cluster, std::vector<std::string> overrides = {}, std::int64_t last_step = 0,
-               const std::function<void(std::int64_t step, int rank, Trainer&)>& at_step = {}) const {
+               const std::function<void(std::int64_t step, int rank, Trainer&)>& at_step = {},
+               const std::atomic<bool>* released = nullptr) const {
     overrides.push_back(fmt::format("--training.global_batch_size={}", cluster.num_ranks));
     overrides.push_back(fmt::format("--parallelism.data_parallel_replicate_degree={}", cluster.dp_replicate));
     const JobConfig common = config(overrides);
     Losses losses;
     const auto run = [&] {
-      on_ranks(cluster.num_ranks, [&](Ranks& ranks) {
+      run_rank_threads(cluster.num_ranks, [&](std::unique_ptr<Transport> transport) {
+        if (released != nullptr) transport = std::make_unique<HeldTransport>(std::move(transport), *released);
+        Ranks ranks(std::move(transport), Progress::Seconds(60.0));
         JobConfig own = common;
         own.job.node_folder = node(ranks.rank() / cluster.ranks_per_node);
         Trainer trainer(own, &ranks);
@@ -180,6 +215,23 @@ TEST_F(MemoryCopiesOnNodes, ALostNodeChangesNoBit) {
 
 const Cluster kSharded{4, 1, 2}, kReplicas{4, 2, 2}, kOneNode{2, 1, 2};
 
+TEST_F(MemoryCopiesOnNodes, OnOtherAxes) {
+  for (const char* axis : {"pipeline", "tensor", "expert", "context"}) {
+    SCOPED_TRACE(axis);
+    const std::vector<std::string> mesh = {fmt::format("--parallelism.{}_parallel_degree=2", axis),
+                                           "--optimizer.state_dtype=bfloat16"};
+    std::vector<std::string> plain = mesh;
+    plain.insert(plain.end(), {"--checkpoint.memory_interval=0", "--job.dump_folder=" + (scratch_ / "plain").string()});
+    const Losses straight = train(kSharded, plain);
+    train(kSharded, mesh, 5);
+    fs::remove_all(node(1));
+    const Losses healed = train(kSharded, mesh);
+    EXPECT_GE(healed.begin()->first, 4);
+    expect_same(healed, straight, healed.begin()->first);
+    for (const char* folder : {"outputs", "plain"}) fs::remove_all(scratch_ / folder);
+  }
+}
+
 TEST_F(MemoryCopiesOnNodes, RanksThatDieLeaveTheirCopies) {
   const Losses straight = undisturbed(kOneNode);
   train(kOneNode, {}, 5);
@@ -193,6 +245,29 @@ TEST_F(MemoryCopiesOnNodes, NoStepIsLostWhenACopyWasTakenLast) {
   train(kSharded, {"--checkpoint.memory_interval=3"}, 8);
   fs::remove_all(node(1));
   expect_same(train(kSharded, {"--checkpoint.memory_interval=3"}), straight, 7);
+}
+
+TEST_F(MemoryCopiesOnNodes, ASlowPartnerDoesNotStopTheRun) {
+  const Losses straight = undisturbed(kSharded);
+  std::atomic<bool> released = false;
+  Losses losses;
+  const std::string log = log_of([&] {
+    losses = train(
+        kSharded, {}, 7,
+        [&](std::int64_t step, int rank, Trainer&) {
+          if (step == 5 && rank == 0) released = true;
+        },
+        &released);
+  });
+  for (const auto& [step, numbers] : losses) EXPECT_EQ(numbers, straight.at(step)) << step;
+  EXPECT_EQ(losses.rbegin()->first, 7);
+  EXPECT_THAT(log, testing::HasSubstr("the copy in memory of step 2 waits for the one before"));
+  EXPECT_THAT(log, testing::Not(testing::HasSubstr("the copy in memory of step 3 waits"))) << "told once";
+  // Once the messages came the copies went on.
+  fs::remove_all(node(0));
+  const Losses healed = train(kSharded);
+  EXPECT_GE(healed.begin()->first, 6);
+  expect_same(healed, straight, healed.begin()->first);
 }
 
 TEST_F(MemoryCopiesOnNodes, ADamagedCopyIsNotLoaded) {
