@@ -268,8 +268,10 @@ std::vector<std::int64_t> MemoryCopies::attempts() const {
 
 void MemoryCopies::require_no_later_attempt() const {
   for (const std::int64_t attempt : attempts()) {
-    require(attempt <= run_.attempt, "{}: attempt {} has begun on this node ('{}'); this process writes nothing more",
-            run_.describe(), attempt, attempt_folder(attempt).string());
+    if (attempt <= run_.attempt) continue;
+    throw Error(fmt::format("{}: attempt {} has begun on this node ('{}'); this process writes nothing more",
+                            run_.describe(), attempt, attempt_folder(attempt).string()),
+                ExitStatus::kTakenOver);
   }
 }
 

@@ -330,7 +330,7 @@ TEST_F(Compare, EverySignalReachesTheChild) {
   StopRequest request;
   volatile StopRequest& stop = request;
   const pid_t child = spawn("/bin/sh", {"-c", "trap 'echo saving; trap - INT' INT; while :; do sleep 0.02; done"},
-                            scratch_ / "child.log");
+                            {.log = scratch_ / "child.log"});
   std::thread sender([&] {
     const auto pause = std::chrono::milliseconds(300);
     std::this_thread::sleep_for(pause);

@@ -1,0 +1,64 @@
+#include "launch/channel.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/expect_error.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::ElementsAre;
+
+std::string endpoint_of(const LauncherChannel& launcher) {
+  return "tcp://127.0.0.1:" + std::to_string(launcher.port());
+}
+
+std::optional<Message> wait_for_message(MonitorChannel& monitor) {
+  for (int i = 0; i < 100; ++i) {
+    monitor.wait(milliseconds(50), {});
+    if (auto message = monitor.receive()) return message;
+  }
+  return std::nullopt;
+}
+
+TEST(Channel, MessagesGoBothWaysWithTheirFiles) {
+  LauncherChannel launcher(true);
+  MonitorChannel monitor("n1", endpoint_of(launcher), launcher.key());
+  monitor.send({{"say", "hello"}}, {"first", std::string("\0\1", 2)});
+  const auto hello = launcher.receive(milliseconds(5000));
+  ASSERT_TRUE(hello);
+  EXPECT_EQ(hello->node, "n1");
+  EXPECT_EQ(hello->body.at("say"), "hello");
+  EXPECT_THAT(hello->files, ElementsAre("first", std::string("\0\1", 2)));
+  launcher.send({"n1", {{"do", "watch"}, {"attempt", 3}}});
+  const auto order = wait_for_message(monitor);
+  ASSERT_TRUE(order);
+  EXPECT_EQ(order->body.at("attempt"), 3);
+}
+
+TEST(Channel, WhoDoesNotHaveTheKeyIsNotHeard) {
+  LauncherChannel launcher(true), other(true);
+  MonitorChannel stranger("n1", endpoint_of(launcher), other.key());
+  stranger.send({{"say", "hello"}});
+  EXPECT_FALSE(launcher.receive(milliseconds(500)));
+}
+
+TEST(Channel, TheNextMonitorOfANodeTakesThePlaceOfTheOneBefore) {
+  LauncherChannel launcher(true);
+  MonitorChannel first("n1", endpoint_of(launcher), launcher.key());
+  first.send({{"say", "first"}});
+  ASSERT_TRUE(launcher.receive(milliseconds(5000)));
+  MonitorChannel second("n1", endpoint_of(launcher), launcher.key());
+  second.send({{"say", "second"}});
+  ASSERT_TRUE(launcher.receive(milliseconds(5000)));
+  launcher.send({"n1", {{"do", "quit"}}});
+  EXPECT_TRUE(wait_for_message(second));
+}
+
+TEST(Channel, AWrongKeyIsRefused) {
+  expect_error([] { MonitorChannel("n1", "tcp://127.0.0.1:1", "short"); }, {"5 characters, expected 40"});
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,72 @@
+#include "launch/ladder.h"
+
+#include <gmock/gmock.h>
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kMinute = 60.0;
+
+Failure failure(FailureKind kind, const std::string& node, std::int64_t step = 7) {
+  return {.kind = kind, .node = node, .sure = Certainty::kCertain, .step = step};
+}
+
+TEST(Ladder, ARankThatDiedIsStartedOnTheSameNodesFirstThenOnASpare) {
+  Ladder ladder(10, false);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 5), 1, 0).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n2", 6), 1, 1).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 9), 1, 2).action, Action::kReplace);
+}
+
+TEST(Ladder, ALostNodeIsReplacedOrTheSchedulerIsAskedOrTheRunStops) {
+  EXPECT_EQ(Ladder(10, true).decide(failure(FailureKind::kNodeLost, "n1"), 1, 0).action, Action::kReplace);
+  const Decision requeue = Ladder(10, true).decide(failure(FailureKind::kNodeLost, "n1"), 0, 0);
+  EXPECT_EQ(requeue.action, Action::kRequeue);
+  EXPECT_EQ(requeue.status, ExitStatus::kRequeue);
+  const Decision stop = Ladder(10, false).decide(failure(FailureKind::kNodeLost, "n1"), 0, 0);
+  EXPECT_EQ(stop.action, Action::kStop);
+  EXPECT_EQ(stop.status, ExitStatus::kHold);
+  EXPECT_THAT(stop.reason, HasSubstr("no spare"));
+}
+
+TEST(Ladder, AStepThatIsNotFiniteOnOtherHardwareStopsTheRun) {
+  Ladder ladder(10, false);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kNonFinite, "n1"), 2, 0).action, Action::kReplace);
+  const Decision second = ladder.decide(failure(FailureKind::kNonFinite, "n3"), 1, 1);
+  EXPECT_EQ(second.action, Action::kStop);
+  EXPECT_THAT(second.reason, HasSubstr("on different nodes"));
+}
+
+TEST(Ladder, AStepThatAlwaysFailsStopsTheRun) {
+  Ladder ladder(10, false);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kProgramError, "n1"), 0, 0).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kProgramError, "n1"), 0, 1).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kProgramError, "n1"), 0, 2).action, Action::kStop);
+}
+
+TEST(Ladder, LostNodesAtTheSameStepAreHardware) {
+  Ladder ladder(10, false);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(ladder.decide(failure(FailureKind::kNodeLost, "n1"), 1, i).action, Action::kReplace);
+  }
+}
+
+TEST(Ladder, RestartsOfAnHourAreCounted) {
+  Ladder ladder(2, true);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 1), 0, 0).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 2), 0, kMinute).action, Action::kRestart);
+  const Decision third = ladder.decide(failure(FailureKind::kRankDied, "n1", 3), 0, 2 * kMinute);
+  EXPECT_EQ(third.action, Action::kStop);
+  EXPECT_THAT(third.reason, HasSubstr("--restarts-per-hour"));
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 4), 0, 60.5 * kMinute).action, Action::kRestart);
+}
+
+TEST(Ladder, WhatARestartCannotMendStopsWithItsOwnStatus) {
+  EXPECT_EQ(Ladder(10, true).decide(failure(FailureKind::kWrongInput, "n1"), 1, 0).status, ExitStatus::kWrongInput);
+  EXPECT_EQ(Ladder(10, true).decide(failure(FailureKind::kTakenOver, "n1"), 1, 0).status, ExitStatus::kTakenOver);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,65 @@
+#include "launch/launch_state.h"
+
+#include <gmock/gmock.h>
+
+#include "launch/incident.h"
+#include "launch/launch_files.h"
+#include "tests/data/support.h"
+#include "tests/expect_error.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(LaunchState, IsReadAsItWasWritten) {
+  const data::Scratch scratch;
+  EXPECT_FALSE(read_launch_state(scratch.path()));
+  const LaunchState written{.run_id = "r",
+                            .attempt = 3,
+                            .state = "training",
+                            .host = "head",
+                            .engine = "hosts",
+                            .pid = 7,
+                            .time = 110.0,
+                            .begin = 10.0,
+                            .step = 5,
+                            .num_steps = 9,
+                            .step_seconds = 0.5,
+                            .nodes = {{"n1", "active", 0.25}},
+                            .incidents = 2,
+                            .seconds_lost = 25.0};
+  data::write_file(scratch / kLaunchStateName, to_json(written).dump());
+  const auto read = read_launch_state(scratch.path());
+  ASSERT_TRUE(read);
+  EXPECT_EQ(to_json(*read), to_json(written));
+  EXPECT_DOUBLE_EQ(read->effective_training_time(), 0.75);
+  EXPECT_FALSE(read->has_ended());
+  data::write_file(scratch / kLaunchStateName, "{\"format\": \"other\", \"version\": 1}");
+  expect_error([&] { read_launch_state(scratch.path()); }, {"expected format 'tessera-launch'"});
+}
+
+TEST(Incident, SaysWhatWasLostOnceTheRunGoesOn) {
+  Incident incident{.number = 2,
+                    .noticed_at = 100.0,
+                    .attempt = 1,
+                    .failure = {.kind = FailureKind::kNodeLost,
+                                .node = "n2",
+                                .sure = Certainty::kCertain,
+                                .step = 24,
+                                .evidence = {"n2 is silent"}},
+                    .decision = {.action = Action::kReplace, .reason = "n2 is lost"},
+                    .spare = "n4",
+                    .last_step = 24};
+  EXPECT_TRUE(to_json(incident)["resumed_step"].is_null());
+  incident.resumed_step = 20;
+  incident.seconds_lost = 8.5;
+  const auto json = to_json(incident);
+  EXPECT_EQ(json["steps_lost"], 3);  // 21 to 23: step 24 was not done yet
+  EXPECT_EQ(json["blamed"]["node"], "n2");
+  EXPECT_TRUE(json["blamed"]["rank"].is_null());
+  EXPECT_THAT(describe(incident), HasSubstr("(n4 for n2), since n2 is lost. The run went on from step 20"));
+}
+
+}  // namespace
+}  // namespace tessera
