@@ -182,8 +182,10 @@ def bit_flip(run):
     save, its numbers are the weights."""
     rank, node, pid = run.victim()
     for _ in range(20):
-        before = run.checkpoint_steps()
+        before, deadline = run.checkpoint_steps(), time.time() + 30
         while run.checkpoint_steps()[-1:] == before[-1:]:
+            if time.time() > deadline:
+                raise Missed("no checkpoint was saved within 30 s")
             time.sleep(0.001)
         send(pid, signal.SIGSTOP)
         try:
@@ -423,7 +425,7 @@ def try_case(case, engine, tessera, expected, output, slack):
                 if value is not None and value > bound:
                     row.missed.append(what)
             check_nothing_left(lab, before, row)
-        except (Missed, TimeoutError, RuntimeError) as problem:
+        except (Missed, RuntimeError, OSError) as problem:
             row.missed.append(str(problem).splitlines()[0])
         finally:
             keep(lab, run, os.path.join(output, case.name))
@@ -508,7 +510,7 @@ def campaign(number, seed, engine, tessera, output, slack):
                 end.missed.append(f"exit status {status}")
             run.check_losses(expected)
             check_nothing_left(lab, before, end)
-        except (Missed, TimeoutError, RuntimeError) as problem:
+        except (Missed, RuntimeError, OSError) as problem:
             end.missed.append(str(problem).splitlines()[0])
         finally:
             keep(lab, run, os.path.join(output, "campaign"))
@@ -553,6 +555,7 @@ def main():
         print(f"skipped: {tessera} has no command 'launch'")
         return SKIP
     os.makedirs(output, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # `with Lab` still ends the lab
     if options.campaign:
         return 0 if campaign(options.campaign, options.seed, options.engine, tessera, output, options.slack) else 1
     expected, rows = {}, []
