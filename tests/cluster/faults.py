@@ -237,23 +237,27 @@ def damaged_checkpoint(run):
 
 def damaged_memory_copy(run):
     """A byte of every copy of the newest step, but one, which is cut."""
-    ranks = run.lab.ranks()
     rank, node, pid = run.victim()
+    # Opened before: the folders of the processes are out of reach when these have ended.
+    files = [open(path, "r+b", buffering=0) for _, other in run.lab.ranks().values()
+             for path in glob.glob(f"/proc/{other}/root/dev/shm/tessera-*/memory/**/rank-*", recursive=True)]
     when = send(pid, signal.SIGKILL)
-    newest, found = 0, []
-    for _, pid in [ranks[other] for other in ranks if other != rank]:
-        for path in glob.glob(f"/proc/{pid}/root/dev/shm/tessera-*/memory/**/rank-*", recursive=True):
-            with open(path, "rb") as file:
-                step = re.search(rb'"step":\s*(\d+)', file.read(MEMORY_HEADER))
-            if step:
-                found.append((int(step.group(1)), path))
-                newest = max(newest, int(step.group(1)))
-    paths = [path for step, path in found if step == newest]
-    if not paths:
+    steps = [re.search(rb'"step":\s*(\d+)', file.read(MEMORY_HEADER)) for file in files]
+    newest = max((int(step.group(1)) for step in steps if step), default=None)
+    if newest is None:
         raise Missed("there is no copy in memory to damage")
-    os.truncate(paths[0], os.path.getsize(paths[0]) // 2)
-    for path in paths[1:]:
-        run.lab.fault("flip", path, (MEMORY_HEADER + os.path.getsize(path)) // 2)
+    damaged = [file for file, step in zip(files, steps) if step and int(step.group(1)) == newest]
+    for file in damaged:
+        middle = (MEMORY_HEADER + file.seek(0, os.SEEK_END)) // 2
+        if file is damaged[0]:
+            file.truncate(middle)
+        else:
+            file.seek(middle)
+            byte = file.read(1)[0]
+            file.seek(middle)
+            file.write(bytes([byte ^ 1]))
+    for file in files:
+        file.close()
     return when, {"rank": rank, "node": node}
 
 
