@@ -295,15 +295,15 @@ thaw() {
 }
 
 ranks() {
-  local name process rank
-  local -A machines
+  local name process rank space
+  local -A machines=([none]="")
   for name in "${all[@]}"; do
-    if process=$(pid_of "$name"); then machines[$(readlink "/proc/$process/ns/pid")]=$name; fi
+    if process=$(pid_of "$name"); then machines[$(readlink "/proc/$process/ns/pid" || echo none)]=$name; fi
   done
   for process in $(pgrep -f '^[^ ]*tessera[^ ]* train '); do
-    name=${machines[$(readlink "/proc/$process/ns/pid")]:-}
-    rank=$(tr '\0' '\n' <"/proc/$process/environ" | sed -n 's/^PMIX_RANK=//p')
-    if [[ -n $name && -n $rank ]]; then echo "$rank $name $process"; fi
+    space=$(readlink "/proc/$process/ns/pid" || echo none)  # it may end meanwhile
+    rank=$(tr '\0' '\n' <"/proc/$process/environ" | sed -n 's/^PMIX_RANK=//p') || true
+    if [[ -n ${machines[$space]:-} && -n $rank ]]; then echo "$rank ${machines[$space]} $process"; fi
   done 2>/dev/null | sort -n
 }
 process_of_rank() {
