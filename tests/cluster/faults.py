@@ -423,16 +423,20 @@ def try_case(case, engine, tessera, expected, output, slack):
             if status != 0:
                 row.missed.append(f"exit status {status}")
             run.check_losses(expected)
-            for value, bound, what in ((row.noticed, row.noticed_bound, "noticed late"), (row.again, row.again_bound, "trains late"),
-                                       (row.lost, row.lost_bound, "lost too many steps")):
-                if value is not None and value > bound:
-                    row.missed.append(what)
+            check_bounds(row)
             check_nothing_left(lab, before, row)
         except (Missed, RuntimeError, OSError) as problem:
             row.missed.append(str(problem).splitlines()[0])
         finally:
             keep(lab, run, os.path.join(output, case.name))
     return row
+
+
+def check_bounds(row):
+    for value, bound, what in ((row.noticed, row.noticed_bound, "noticed late"), (row.again, row.again_bound, "trains late"),
+                               (row.lost, row.lost_bound, "lost too many steps")):
+        if value is not None and value > bound:
+            row.missed.append(what)
 
 
 def check_nothing_left(lab, before, row):
@@ -508,6 +512,7 @@ def campaign(number, seed, engine, tessera, output, slack):
                 else:
                     time.sleep(12 * undisturbed_seconds)
                     lab.repair("disk")
+                check_bounds(row)
                 print("  ".join(row.cells()), flush=True)
             status = run.wait(300)
             if status != 0:
