@@ -51,7 +51,7 @@ enter() {  # NODE CMD ...
   local namespaces=(--net --uts --ipc --mount --pid)
   if [[ -e /proc/self/ns/time_for_children ]]; then namespaces+=(--time); fi
   # The folder is looked up inside: there, /tmp is another one.
-  exec nsenter --target "$pid" "${namespaces[@]}" env HOME=/root OMPI_ALLOW_RUN_AS_ROOT=1 \
+  exec nsenter --target "$pid" "${namespaces[@]}" env HOME="$(getent passwd root | cut -d: -f6)" OMPI_ALLOW_RUN_AS_ROOT=1 \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 bash -c 'cd "$0" 2>/dev/null || cd /; exec "$@"' "$PWD" "$@"
 }
 in_network_of() {  # NODE CMD ...
@@ -180,15 +180,18 @@ init() {  # NAME
     while :; do sleep 3600; done
   fi
   mount -t tmpfs -o size=1g tmpfs /dev/shm
-  # Its own /tmp and /run, for PMIx, munge and sshd; in /tmp only what must be seen is the same on all machines.
-  mount -t tmpfs -o size=256m tmpfs /mnt
-  local folder
-  for folder in "$repository" "$lab"; do
-    [[ $folder == /tmp/* ]] || continue
-    mkdir -p "/mnt/${folder#/tmp/}"
-    mount --rbind "$folder" "/mnt/${folder#/tmp/}"
+  # Its own /tmp, /run and home folder, for PMIx, munge and sshd, and so that a shell's start-up files cannot leave locks
+  # of dead machines to this one. Of what the machine has there, only the repository and the lab are seen.
+  local place folder
+  for place in /tmp "$(getent passwd root | cut -d: -f6)"; do
+    mount -t tmpfs -o size=256m tmpfs /mnt
+    for folder in "$repository" "$lab"; do
+      [[ $folder == "$place"/* ]] || continue
+      mkdir -p "/mnt/${folder#"$place"/}"
+      mount --rbind "$folder" "/mnt/${folder#"$place"/}"
+    done
+    mount --move /mnt "$place"
   done
-  mount --move /mnt /tmp
   mount -t tmpfs tmpfs /run
   mkdir -p /run/sshd /run/munge
   mount --bind "$lab/etc/slurm" /etc/slurm
@@ -250,10 +253,11 @@ down() {
   fsfreeze --unfreeze "$lab/disk" 2>/dev/null || true
   local name deadline=$((SECONDS + 20)) pids=""
   for name in "${all[@]}"; do thaw "$name"; done
-  # A machine's first process is gone only when all others of it are.
-  while pids=$(pgrep -d, -f "^(unshare|bash) .*init $lab (switch|head|n[1-4])\$" || ps -o pid= -p "${pids:-1}" | grep -vw 1); do
+  # A machine's first process is gone only when all others of it are. While it ends it has no command line any more.
+  while pids=$(pgrep -f "^(unshare|bash) .*init $lab (switch|head|n[1-4])\$" || ps -o pid= -p "${pids:-0}"); do
     [[ $SECONDS -lt $deadline ]] || fail "processes do not end: $pids"
-    kill -KILL ${pids//,/ } 2>/dev/null || true
+    pids=$(echo $pids)  # in one line
+    kill -KILL $pids 2>/dev/null || true
     sleep 0.05
   done
   for name in "${all[@]}"; do [[ ! -d $(cgroup_of "$name") ]] || rmdir "$(cgroup_of "$name")"; done
@@ -291,15 +295,15 @@ thaw() {
 }
 
 ranks() {
-  local name process rank
-  local -A machines
+  local name process rank space
+  local -A machines=([none]="")
   for name in "${all[@]}"; do
-    if process=$(pid_of "$name"); then machines[$(readlink "/proc/$process/ns/pid")]=$name; fi
+    if process=$(pid_of "$name"); then machines[$(readlink "/proc/$process/ns/pid" || echo none)]=$name; fi
   done
   for process in $(pgrep -f '^[^ ]*tessera[^ ]* train '); do
-    name=${machines[$(readlink "/proc/$process/ns/pid")]:-}
-    rank=$(tr '\0' '\n' <"/proc/$process/environ" | sed -n 's/^PMIX_RANK=//p')
-    if [[ -n $name && -n $rank ]]; then echo "$rank $name $process"; fi
+    space=$(readlink "/proc/$process/ns/pid" || echo none)  # it may end meanwhile
+    rank=$(tr '\0' '\n' <"/proc/$process/environ" | sed -n 's/^PMIX_RANK=//p') || true
+    if [[ -n ${machines[$space]:-} && -n $rank ]]; then echo "$rank ${machines[$space]} $process"; fi
   done 2>/dev/null | sort -n
 }
 process_of_rank() {
