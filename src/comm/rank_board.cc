@@ -69,7 +69,8 @@ void RankBoard::set_step(std::int64_t step) {
 }
 
 void RankBoard::set_section(Section section) {
-  own_->section_since_ns.store(monotonic_ns(), kRelaxed);
+  const std::int64_t now = monotonic_ns(), before = own_->section_since_ns.exchange(now, kRelaxed);
+  if (before != 0 && own_->section.load(kRelaxed) != Section::kStep) own_->idle_ns.fetch_add(now - before, kRelaxed);
   own_->section.store(section, kRelaxed);
 }
 
@@ -79,9 +80,8 @@ void RankBoard::set_operation(std::string_view name) {
   own_->operation_since_ns.store(now, kRelaxed);
   own_->wait_seen_ns.store(0, kRelaxed);
   own_->awaited_event.store(0, kRelaxed);
-  if (const std::int64_t begin = own_->wait_begin_ns.exchange(0, kRelaxed); begin != 0) {
-    own_->waited_ns.fetch_add(now - begin, kRelaxed);
-  }
+  const std::int64_t begin = own_->wait_begin_ns.exchange(0, kRelaxed);
+  if (begin != 0 && own_->section.load(kRelaxed) == Section::kStep) own_->idle_ns.fetch_add(now - begin, kRelaxed);
 }
 
 void RankBoard::set_waiting() {

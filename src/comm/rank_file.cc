@@ -180,7 +180,7 @@ RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& n
                   .operation = get_text(entry.operation),
                   .operation_since_ns = entry.operation_since_ns.load(kRelaxed),
                   .wait_begin_ns = entry.wait_begin_ns.load(kRelaxed),
-                  .waited_ns = entry.waited_ns.load(kRelaxed),
+                  .idle_ns = entry.idle_ns.load(kRelaxed),
                   .awaited_event = entry.awaited_event.load(kRelaxed),
                   .stopped_from_ns = entry.stopped_from_ns.load(kRelaxed),
                   .stopped_until_ns = entry.stopped_until_ns.load(kRelaxed),

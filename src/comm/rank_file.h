@@ -31,7 +31,7 @@ struct RankEntry {
   std::atomic<std::int32_t> world_rank_plus_1;
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint64_t> process_start;  // start_of_process()
-  std::atomic<std::int64_t> first_step;  // that it makes; 0: it makes none yet
+  std::atomic<std::int64_t> first_step;      // that it makes; 0: it makes none yet
   std::atomic<std::int64_t> step;
   std::atomic<Section> section;
   std::atomic<std::int64_t> section_since_ns;
@@ -39,7 +39,7 @@ struct RankEntry {
   std::atomic<std::int64_t> operation_since_ns;
   std::atomic<std::int64_t> wait_begin_ns;   // of the wait for other ranks that it is in; 0: in none
   std::atomic<std::int64_t> wait_seen_ns;    // when it said last that it waits
-  std::atomic<std::int64_t> waited_ns;       // in all waits that have ended
+  std::atomic<std::int64_t> idle_ns;         // in all waits of steps, and in all sections but steps, that have ended
   std::atomic<std::uint64_t> awaited_event;  // of the flight recorder: what it waits for; 0: nothing that is recorded
   std::atomic<std::int64_t> stopped_from_ns,
       stopped_until_ns;                   // when its process last did not run for a second or more
@@ -94,12 +94,15 @@ struct RankState {
   std::string operation;
   std::int64_t operation_since_ns = 0;
   std::int64_t wait_begin_ns = 0;   // of the wait for other ranks, or for its GPU, that it is in; 0: in none
-  std::int64_t waited_ns = 0;       // in all waits before
+  std::int64_t idle_ns = 0;         // in steps' waits and in sections other than steps, before the present one
   std::uint64_t awaited_event = 0;  // number of the event that it waits for; 0: none, or not recorded
 
   bool is_waiting() const { return wait_begin_ns != 0; }
-  /// In all waits until it was read. What a rank does not wait, it computes.
-  std::int64_t all_waited_ns() const { return waited_ns + (is_waiting() ? read_ns - wait_begin_ns : 0); }
+  /// The time until it was read in which it made no step, or waited in one. In the rest of its time it computes.
+  std::int64_t all_idle_ns() const {
+    if (section != Section::kStep) return idle_ns + read_ns - section_since_ns;
+    return idle_ns + (is_waiting() ? read_ns - wait_begin_ns : 0);
+  }
 
   /// When its process last did not run for a second or more: it was stopped and continued. 0: never.
   std::int64_t stopped_from_ns = 0, stopped_until_ns = 0;

@@ -58,6 +58,7 @@ Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
     case Kind::kRankSlow:
       return replace(failure, num_spares, fmt::format("{} is slow", failure.node));
     case Kind::kNonFinite:
+      if (failure.node.empty()) return {Action::kRestart, "no node can be blamed: all are tried once more"};
       return replace(failure, num_spares, fmt::format("step {} was not finite twice there", failure.step));
     case Kind::kWeightsDiffer:
       if (failure.sure == Certainty::kCertain) {

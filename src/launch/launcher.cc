@@ -352,6 +352,7 @@ class Launcher {
     program.push_back("--job.run_id=" + state_.run_id);
     program.push_back(fmt::format("--job.attempt={}", state_.attempt));
     program.push_back("--job.node_folder=" + node_folder_.string());
+    if (config_.checkpoint.enable) program.emplace_back("--checkpoint.fallback");  // nobody is there to choose
     const CommandLine command = engine_->on_ranks(active_, options_.ranks_per_node, {kAttemptVariable}, program);
     const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
     ranks_status_.reset();

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/file_lock.h"
 #include "base/stopwatch.h"
 #include "base/version.h"
 #include "launch/channel.h"
@@ -66,10 +67,10 @@ std::int64_t attempt_of(pid_t pid, const std::string& run_id) {
 class Monitor {
  public:
   explicit Monitor(const MonitorOptions& options)
-      : options_(options), channel_(options.node, options.endpoint, options.key) {
-    fs::create_directories(options_.folder);
-    fs::permissions(options_.folder, fs::perms::owner_all);
-  }
+      : options_(options),
+        channel_(options.node, options.endpoint, options.key),
+        lock_(made_folder(options) / "monitor.lock", "the node folder",
+              {.owner = options.node, .takes_over = [](const std::string&) { return true; }}) {}
 
   int run() {
     say_hello();
@@ -80,17 +81,27 @@ class Monitor {
       }
       channel_.wait(kBetweenBeats, descriptors);
       while (const std::optional<Message> message = channel_.receive()) obey(message->body);
+      const bool is_lonely = since_word_.seconds() > options_.lonely_seconds;
+      was_given_up_ = was_given_up_ || is_lonely;
+      if (is_lonely || input_has_ended()) end_ranks(attempt_);
       if (input_has_ended()) {
-        end_ranks(attempt_);
+        // A launcher that was lost is followed by another one, which wants the copies in memory. A node that was given
+        // up has none that count.
+        if (was_given_up_) delete_folder();
         return 0;
       }
-      if (since_word_.seconds() > options_.lonely_seconds) end_ranks(attempt_);
       beat();
     }
     return 0;
   }
 
  private:
+  static const fs::path& made_folder(const MonitorOptions& options) {
+    fs::create_directories(options.folder);
+    fs::permissions(options.folder, fs::perms::owner_all);
+    return options.folder;
+  }
+
   void say_hello() {
     std::error_code unreadable;
     channel_.send({{"say", "hello"},
@@ -114,12 +125,17 @@ class Monitor {
       channel_.send({{"say", "ended"}, {"attempt", attempt}, {"left", end_ranks(attempt)}});
     } else if (what == "quit") {
       end_ranks(std::max(attempt, attempt_));
-      std::error_code kept;
-      fs::remove_all(options_.folder, kept);
+      delete_folder();
       channel_.send({{"say", "quit"}});
       std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until it is on its way
       quits_ = true;
     }
+  }
+
+  /// Unless the node has another monitor by now.
+  void delete_folder() {
+    std::error_code kept;
+    if (lock_.is_held()) fs::remove_all(options_.folder, kept);
   }
 
   /// The files of an attempt's ranks.
@@ -197,9 +213,11 @@ class Monitor {
 
   const MonitorOptions& options_;
   MonitorChannel channel_;
+  FileLock lock_;
   std::int64_t attempt_ = 0;
   std::map<fs::path, std::unique_ptr<ProcessHandle>> processes_;  // of the attempt, by the rank's file
   Stopwatch since_word_;                                          // of the launcher
+  bool was_given_up_ = false;                                     // the launcher was silent for long
   bool quits_ = false;
 };
 

@@ -19,7 +19,7 @@ RankReport report_of(const RankState& state) {
                     .section_seconds = static_cast<double>(state.read_ns - state.section_since_ns) / kSecond,
                     .operation = state.operation,
                     .is_waiting = state.is_waiting(),
-                    .waited_seconds = static_cast<double>(state.all_waited_ns()) / kSecond};
+                    .idle_seconds = static_cast<double>(state.all_idle_ns()) / kSecond};
   if (state.end) {
     report.exit_status = state.end->exit_status;
     report.end_message = state.end->message;
@@ -37,7 +37,7 @@ nlohmann::json to_json(const RankReport& report) {
                          {"section_seconds", report.section_seconds},
                          {"operation", report.operation},
                          {"waiting", report.is_waiting},
-                         {"waited_seconds", report.waited_seconds}};
+                         {"idle_seconds", report.idle_seconds}};
   if (report.exit_status) {
     json["exit_status"] = *report.exit_status;
     json["message"] = report.end_message;
@@ -56,7 +56,7 @@ RankReport report_from_json(const nlohmann::json& json) {
                       .section_seconds = json.at("section_seconds").get<double>(),
                       .operation = json.at("operation").get<std::string>(),
                       .is_waiting = json.at("waiting").get<bool>(),
-                      .waited_seconds = json.at("waited_seconds").get<double>()};
+                      .idle_seconds = json.at("idle_seconds").get<double>()};
     if (json.contains("exit_status")) {
       report.exit_status = json.at("exit_status").get<int>();
       report.end_message = json.at("message").get<std::string>();

@@ -63,12 +63,12 @@ void RunWatch::measure(Rank& rank, double now) const {
   } else {
     const auto steps = static_cast<double>(report.step - rank.window_step);
     if (steps < static_cast<double>(options_.slow_window)) return;
-    const double waited = report.waited_seconds - rank.window_waited;
-    rank.compute_per_step = std::max(0.0, now - rank.window_time - waited) / steps;
+    const double idle = report.idle_seconds - rank.window_idle;
+    rank.compute_per_step = std::max(0.0, now - rank.window_time - idle) / steps;
   }
   rank.window_step = report.step;
   rank.window_time = now;
-  rank.window_waited = report.waited_seconds;
+  rank.window_idle = report.idle_seconds;
 }
 
 void RunWatch::note_steps(double now) {
@@ -148,6 +148,7 @@ std::optional<Failure> RunWatch::find_ended() const {
   const Failure* first = nullptr;
   Failure own, killed;
   bool others_failed = false;
+  std::size_t num_alike = 0;
   for (const auto& [number, rank] : ranks_) {
     const RankReport& report = rank.report;
     if (!report.exit_status && !report.is_ended) continue;
@@ -167,6 +168,7 @@ std::optional<Failure> RunWatch::find_ended() const {
     }
     const std::optional<FailureKind> kind = kind_of_status(*report.exit_status);
     others_failed = others_failed || (!kind && *report.exit_status != 0);
+    if (kind == FailureKind::kNonFinite) ++num_alike;
     // Ranks that wait for others end because of them; a rank's own reason counts more than a process that is gone.
     if (!kind || *report.exit_status > 128 || (first != nullptr && first != &killed)) continue;
     own = {.kind = *kind,
@@ -177,6 +179,11 @@ std::optional<Failure> RunWatch::find_ended() const {
            .evidence = {fmt::format("rank {} on {} ended with status {}: {}", number, node_of(number),
                                     *report.exit_status, report.end_message)}};
     first = &own;
+  }
+  if (first == &own && num_alike == world_size() && world_size() > 1) {
+    own.rank.reset();  // all of them say it, so it tells of none
+    own.node.clear();
+    own.sure = Certainty::kUnknown;
   }
   if (first != nullptr) return *first;
   if (!others_failed) return std::nullopt;

@@ -22,7 +22,7 @@ struct RankReport {
   double section_seconds = 0.0;  // since it began
   std::string operation;
   bool is_waiting = false;
-  double waited_seconds = 0.0;          // for other ranks, in all
+  double idle_seconds = 0.0;            // in which it computed no step, in all
   std::optional<int> exit_status = {};  // as it said before it ended
   std::string end_message = {};
 };
@@ -78,7 +78,7 @@ class RunWatch {
     std::optional<double> stopped_since;
     // At the begin of the window of steps.
     std::int64_t window_step = 0;
-    double window_time = 0.0, window_waited = 0.0;
+    double window_time = 0.0, window_idle = 0.0;
     double compute_per_step = 0.0;  // of the last whole window; 0: none yet
     int slow_windows = 0;
   };

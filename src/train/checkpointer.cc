@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -18,6 +19,11 @@ namespace fs = std::filesystem;
 
 /// In the order of Checkpointer::Pieces.
 constexpr std::array kKinds = {kModelShards, kOptimizerShards};
+
+/// How long a save waits for the one before, in seconds. Then the storage hangs, or is too slow for checkpoint.interval.
+constexpr double kPatience = 3.0;
+/// Between two looks whether files are written.
+constexpr std::chrono::microseconds kLongestPause{20'000};
 
 /// Whether a key has one of these names in its section.
 bool is_one_of(std::string_view key, std::initializer_list<std::string_view> names) {
@@ -198,8 +204,15 @@ void Checkpointer::take_snapshot(Pieces& pieces) {
   }
 }
 
-void Checkpointer::save(std::int64_t step, const data::LoaderState& loader) {
-  finish();
+void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool is_last) {
+  if (!finish_within(is_last ? std::numeric_limits<double>::infinity() : kPatience)) {
+    if (is_first_rank()) {
+      spdlog::warn("step {} is not saved: the storage is still busy with step {}, since {:.0f} s. Training goes on",
+                   step, manifest_.step, since_start_.seconds());
+    }
+    return;
+  }
+  is_last_ = is_last;
   since_start_ = {};
   saved_ = {.step = step};
   phase_ = Phase::kWriting;
@@ -243,10 +256,15 @@ void Checkpointer::advance() {
     });
   } catch (const RankFailure&) {
     throw;  // others may still write
-  } catch (const Error&) {
+  } catch (const Error& error) {
     phase_ = Phase::kIdle;
     if (is_first_rank()) discard_partial(folder_, manifest_.step);
-    throw;
+    if (is_last_ || error.status() != ExitStatus::kStorageFailed) throw;
+    if (is_first_rank()) {
+      spdlog::warn("step {} is not saved: {}. Training goes on, and the next save is tried", manifest_.step,
+                   error.what());
+    }
+    return;
   }
   if (phase_ == Phase::kWriting) {
     phase_ = Phase::kCommitting;
@@ -265,13 +283,23 @@ void Checkpointer::advance() {
   if (on_saved_) on_saved_(saved_);
 }
 
-void Checkpointer::finish() {
-  while (phase_ != Phase::kIdle) {
+bool Checkpointer::finish_within(double seconds) {
+  const Stopwatch since_begin;
+  for (auto pause = std::chrono::microseconds(100); phase_ != Phase::kIdle;
+       pause = std::min(2 * pause, kLongestPause)) {
     const Stopwatch stall;
-    wait_together(ranks_.world(), "whether files are written", task_);
+    double votes[] = {ready() ? 1.0 : 0.0, since_begin.seconds() > seconds ? 1.0 : 0.0};
+    ranks_.world().all_reduce(votes, "whether files are written");
+    const bool is_ready = votes[0] == ranks_.size();
+    if (!is_ready && votes[1] == 0.0) std::this_thread::sleep_for(pause);
     saved_.stall_seconds += stall.seconds();
-    advance();
+    if (is_ready) {
+      advance();
+    } else if (votes[1] > 0.0) {
+      return false;
+    }
   }
+  return true;
 }
 
 void Checkpointer::gather_files() {

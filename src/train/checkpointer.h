@@ -8,6 +8,7 @@
 #include <array>
 #include <functional>
 #include <future>
+#include <limits>
 #include <optional>
 #include <stop_token>
 
@@ -66,14 +67,16 @@ class Checkpointer {
   /// Throws Error if a rank that will write cannot.
   void require_writable();
 
-  /// Starts to save; first ends a save that is under way. Not asynchronous: returns when all is on the disk.
-  void save(std::int64_t step, const data::LoaderState& loader);
+  /// Starts to save; first ends a save that is under way. Not asynchronous: returns when all is on the disk. A save
+  /// that is not the run's last one is left out, with a warning, where the storage is full, fails, or hangs in the save
+  /// before: training goes on, and the next save is tried.
+  void save(std::int64_t step, const data::LoaderState& loader, bool is_last);
   /// False while this rank writes. May differ between ranks.
   bool ready() const;
   /// When all ranks are ready: goes on to the next phase, if a save is under way.
   void advance();
   /// Ends a save that is under way.
-  void finish();
+  void finish() { finish_within(std::numeric_limits<double>::infinity()); }
 
  private:
   enum class Phase : std::uint8_t { kIdle, kWriting, kCommitting };
@@ -94,6 +97,8 @@ class Checkpointer {
   /// Tells rank 0 what all ranks have written.
   void gather_files();
   void commit();
+  /// False if the save under way does not end within so many seconds.
+  bool finish_within(double seconds);
 
   /// A checkpoint that is to be loaded.
   struct Stored {
@@ -124,6 +129,7 @@ class Checkpointer {
   Buffer snapshot_;
 
   Phase phase_ = Phase::kIdle;
+  bool is_last_ = false;                  // the save under way
   CheckpointManifest manifest_;           // of the save under way; whole on rank 0
   std::array<WrittenFile, 2> written_{};  // this rank's shards of it, by kind
   SavedCheckpoint saved_;

@@ -1,5 +1,7 @@
 #include "train/trainer.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 
@@ -287,6 +289,20 @@ std::optional<double> Trainer::validate(const volatile std::sig_atomic_t& stop_s
   return sum / static_cast<double>(num_batches);
 }
 
+void Trainer::fail_not_finite(const NonFiniteStep& error) {
+  const double own = error.begins_here ? 1.0 : 0.0;
+  const std::vector<double> all = ranks_.world().all_gather(std::span(&own, 1), "where a step is not finite");
+  std::vector<std::size_t> ranks;
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] > 0.0) ranks.push_back(rank);
+  }
+  if (ranks.empty() || ranks.size() == all.size()) throw NonFiniteStep(error);
+  // A launcher looks for the rank that ends with kNonFinite, and takes another node in the place of its.
+  throw NonFiniteStep(
+      fmt::format("{} It began on rank{} {}.", error.what(), ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")),
+      error.result, error.begins_here, error.begins_here ? ExitStatus::kNonFinite : ExitStatus::kRankFailed);
+}
+
 void Trainer::finish_step(MetricsWriter* metrics) {
   const auto data_seconds = [&](const StepResult& result) {
     return data_seconds_[static_cast<std::size_t>(result.step) % data_seconds_.size()];
@@ -299,7 +315,7 @@ void Trainer::finish_step(MetricsWriter* metrics) {
     if (metrics != nullptr) metrics->step(error.result);  // so that the run's files say how it ended
     checkpointer_.finish();
     if (memory_copies_) memory_copies_->finish();
-    throw;
+    fail_not_finite(error);
   }
   result.seconds.data = data_seconds(result);
   if (is_first_rank() && !result.repeated_for.empty()) {
@@ -441,7 +457,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     if (saves) {
       const TraceScope trace(&trace_, "checkpoint");
       ranks_.set_section(Section::kCheckpoint);
-      checkpointer_.save(step, loader_->state());
+      checkpointer_.save(step, loader_->state(), last);
     }
     if (last) {
       checkpointer_.finish();

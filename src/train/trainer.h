@@ -42,6 +42,8 @@ class Trainer {
   std::optional<double> validate(const volatile std::sig_atomic_t& stop_signal);
   /// Waits for the oldest step that was started, and tells of it.
   void finish_step(MetricsWriter* metrics);
+  /// Throws the error with the ranks on which it began. Together with all ranks.
+  [[noreturn]] void fail_not_finite(const NonFiniteStep& error);
   bool measures_sqnr(std::int64_t step) const;
   /// Loads the newest state that there is, on disk or in memory.
   void resume();

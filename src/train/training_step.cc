@@ -375,7 +375,7 @@ StepResult TrainingStep::repeat_oldest(const std::string& fault) {
         fault, again, place);
     num_started_ = 0;
     forget_failure();
-    throw NonFiniteStep(message, std::move(result));
+    throw NonFiniteStep(message, std::move(result), !own_is_finite_);
   }
   if (started(step).probe) result.sqnr = started(step).probe->result(model_.parameters(), whole_.parameters());
   leave_oldest();
@@ -457,6 +457,7 @@ void TrainingStep::sum_over_ranks() {
     mesh_->pp.all_reduce(own.losses(device_), kSums).wait();
     return mesh_->model.all_reduce(squares_.tensor(device_), kNorm).wait();
   }
+  own_is_finite_ = std::isfinite(squares_.host()[0]) && std::isfinite(own.losses().main);
   // A norm is of one replica, and the loss of all: they have to agree on whether the step counts.
   own.loss_numbers()[0] += 0.0 * squares_.host()[0];  // NaN unless the squares are finite
   mesh_->tokens.all_reduce(own.host(), kSums);

@@ -61,9 +61,13 @@ struct StepResult {
 /// was made again from the same batches. It was not taken.
 class NonFiniteStep : public Error {
  public:
-  NonFiniteStep(const std::string& message, StepResult step_result)
-      : Error(message, ExitStatus::kNonFinite), result(std::move(step_result)) {}
+  NonFiniteStep(const std::string& message, StepResult step_result, bool began_here,
+                ExitStatus status = ExitStatus::kNonFinite)
+      : Error(message, status), result(std::move(step_result)), begins_here(began_here) {}
   StepResult result;
+  /// Whether this rank's own numbers were not finite, before they were summed with those of other ranks. On GPUs nobody
+  /// knows, and it is true.
+  bool begins_here;
 };
 
 /// What a model of this configuration is built with.
@@ -210,6 +214,7 @@ class TrainingStep {
   std::shared_ptr<Mesh> mesh_;
   Model whole_;
   Model model_;
+  bool own_is_finite_ = false;        // this rank's part of the last step, on CPUs and with other ranks
   StepSums all_sums_;                 // of all layers of the pipeline, over all ranks
   std::optional<Pipeline> pipeline_;  // with several stages
   Arena arena_;

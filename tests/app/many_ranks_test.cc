@@ -190,7 +190,7 @@ TEST_F(ManyRanks, FilesOfRanksTellHowTheRunEnded) {
     EXPECT_EQ(state.process, ProcessState::kEnded);
     ASSERT_TRUE(state.end.has_value());
     EXPECT_EQ(state.end->exit_status, 0);
-    EXPECT_GT(state.waited_ns, 0);
+    EXPECT_GT(state.idle_ns, 0);
     EXPECT_GT(state.events.size(), 100u);
   }
   // Errors too, of one process as of many.

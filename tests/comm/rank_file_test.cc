@@ -142,16 +142,25 @@ TEST_F(RankFiles, AFolderThatCannotBeIsAnError) {
   expect_error([&] { const RankFile its(folder_ / "a" / "b", 1, 0); }, {"job.node_folder", "No such file"});
 }
 
-/// Waiting is what is left of a rank's time when others are slow: of two ranks the one that sleeps waits for nobody.
-TEST_F(RankFiles, CountTheTimeSpentWaiting) {
+/// Idle is what is left of a rank's time when others are slow: of two ranks the one that sleeps waits for nobody. What
+/// is no step does not count as computing, whoever waits in it.
+TEST_F(RankFiles, CountTheTimeInWhichARankDoesNotCompute) {
   with_files(2, [](Ranks& ranks) {
+    ranks.set_step(1);
+    if (ranks.rank() == 1) {
+      ranks.set_section(Section::kCheckpoint);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      ranks.set_step(2);
+    }
+    ranks.world().barrier("a checkpoint");
     for (int i = 0; i < 10; ++i) {
       if (ranks.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
       ranks.world().barrier("a step");
     }
   });
-  EXPECT_GT(read_rank_file(path(0)).all_waited_ns(), 200'000'000);
-  EXPECT_LT(read_rank_file(path(1)).all_waited_ns(), 100'000'000);
+  EXPECT_GT(read_rank_file(path(0)).all_idle_ns(), 300'000'000);
+  EXPECT_GT(read_rank_file(path(1)).all_idle_ns(), 100'000'000);
+  EXPECT_LT(read_rank_file(path(1)).all_idle_ns(), 200'000'000);
 }
 
 /// Both ends see the same operations of a group, with the same numbers.

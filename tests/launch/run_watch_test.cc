@@ -131,7 +131,7 @@ TEST_F(RunWatchTest, ASlowRankIsFoundByItsOwnTimeWithinTwoWindows) {
   while (!found && step < 60) {
     ++step;
     // All steps take a second. Rank 1 computes for 0.9 s of it, the others for 0.4 s, and wait.
-    for (RankReport& rank : ranks_) rank.waited_seconds += rank.rank == 1 ? 0.1 : 0.6;
+    for (RankReport& rank : ranks_) rank.idle_seconds += rank.rank == 1 ? 0.1 : 0.6;
     report(static_cast<double>(step), step);
     found = watch_.find(static_cast<double>(step));
   }

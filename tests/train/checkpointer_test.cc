@@ -310,7 +310,7 @@ TEST_F(Checkpoints, ConvertingShardsGivesTheBytesOfOneRanksFile) {
   Ranks one;
   const Mesh mesh;
   const auto tokenizer = data::load_tokenizer("bytes");
-  Checkpointer(config, one, mesh, trainer.model().parameters(), *tokenizer).save(6, {});
+  Checkpointer(config, one, mesh, trainer.model().parameters(), *tokenizer).save(6, {}, true);
   const std::vector<NamedTensor> tensors = tensor_names(trainer.model().parameters());
   const auto convert = [&](const fs::path& from, const fs::path& to) {
     const SavedModel saved(from);
@@ -422,7 +422,7 @@ TEST_F(CutParameters, FromAnyMeshToAnyOther) {
       Rank rank(scratch_, ranks, saved.degrees, AsyncMode::kAsync);
       EXPECT_FALSE(rank.checkpointer.resume(rank.loader).has_value());
       for_each_number(rank.parameters, [](float& number, float expected) { number = expected; });
-      rank.checkpointer.save(5, rank.loader.state());
+      rank.checkpointer.save(5, rank.loader.state(), true);
       // What comes after the save is not in it.
       for_each_number(rank.parameters, [](float& number, float) { number = -1.0f; });
       rank.checkpointer.finish();
@@ -459,7 +459,7 @@ TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
     on_ranks(4, [&](Ranks& ranks) {
       Rank rank(scratch_, ranks, {.pp = 4}, mode);
       rank.checkpointer.resume(rank.loader);
-      rank.checkpointer.save(1, rank.loader.state());
+      rank.checkpointer.save(1, rank.loader.state(), true);
       rank.checkpointer.finish();
       if (ranks.rank() == 0) {
         struct rlimit limit = old_limit;
@@ -467,9 +467,13 @@ TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
         EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
       }
       ranks.world().barrier("the limit");
+      // A save that is not the last is left out.
+      rank.checkpointer.save(2, rank.loader.state(), false);
+      rank.checkpointer.finish();
+      EXPECT_FALSE(fs::exists(checkpoint_path(rank.checkpointer.folder(), 2)));
       std::string message;
       try {
-        rank.checkpointer.save(2, rank.loader.state());
+        rank.checkpointer.save(2, rank.loader.state(), true);
         rank.checkpointer.finish();
       } catch (const Error& error) {
         message = error.what();
