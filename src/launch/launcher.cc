@@ -27,6 +27,7 @@
 #include "launch/launch_files.h"
 #include "launch/launch_state.h"
 #include "launch/protocol.h"
+#include "train/replica_check.h"
 #include "train/run_info.h"
 
 namespace tessera {
@@ -378,6 +379,7 @@ class Launcher {
         kill(ranks_, told == 0 ? SIGUSR1 : SIGKILL);  // mpirun and srun pass SIGUSR1 on
       }
       note_progress();
+      if (std::optional<Failure> failure = find_wrong_state()) return failure;
       if (ranks_status_) {
         if (!ended) ended = now();
         if (*ranks_status_ == 0 || (stop_.count > 0 && *ranks_status_ > 128)) {
@@ -399,6 +401,29 @@ class Launcher {
             .evidence = {fmt::format("the ranks ended with status {}, and none of them said why", *ranks_status_)}};
       }
     }
+  }
+
+  /// After a run went back because replicas differed: the rank that had the wrong state, once the replay has told.
+  std::optional<Failure> find_wrong_state() {
+    if (!differed_ || since_looked_.seconds() < 0.5) return std::nullopt;
+    since_looked_ = {};
+    const std::optional<WrongState> found = find_replayed_state(dump_folder_, state_.attempt);
+    if (!found) return std::nullopt;
+    Incident incident = *std::exchange(differed_, std::nullopt);
+    if (found->ranks.empty()) return std::nullopt;
+    Failure& failure = incident.failure;
+    failure.rank = static_cast<int>(found->ranks.front());
+    failure.node = watch_->node_of(*failure.rank);
+    failure.sure = Certainty::kCertain;
+    failure.evidence.push_back(fmt::format("the replay of step {} gives another state than rank {} on {} had",
+                                           found->step, *failure.rank, failure.node));
+    if (healing_ && healing_->number == incident.number) healing_->failure = failure;
+    incident.resumed_step = watch_->first_step() - 1;
+    incident.seconds_lost = last_seconds_lost_;
+    write_incident(incident);
+    if (num_spares() > 0) return failure;
+    spdlog::warn("{}; there is no spare for it", failure.evidence.back());
+    return std::nullopt;
   }
 
   /// Waits for what else comes of the same event: a node that is lost explains a rank that hangs.
@@ -434,7 +459,7 @@ class Launcher {
                    unix_time() - healing_->noticed_at);
     }
     if (step < healing_->last_step) return;
-    healing_->seconds_lost = unix_time() - healing_->noticed_at;
+    healing_->seconds_lost = last_seconds_lost_ = unix_time() - healing_->noticed_at;
     state_.seconds_lost += healing_->seconds_lost;
     write_incident(*healing_);
     healing_.reset();
@@ -459,6 +484,7 @@ class Launcher {
     write_state("recovering");
     watch_.reset();
     const Action action = incident.decision.action;
+    if (incident.failure.kind == FailureKind::kWeightsDiffer && !incident.failure.rank) differed_ = incident;
     healing_ = std::move(incident);
     if (action == Action::kRestart || action == Action::kReplace) return true;
     exit_status_ = static_cast<int>(healing_->decision.status);
@@ -533,7 +559,18 @@ class Launcher {
     writer_.write(dump_folder_ / kLaunchStateName, json_text(to_json(state_), 2) + "\n");
   }
 
+  /// Nodes that were lost may be there again, with old files in their memory.
+  void reach_lost_nodes() {
+    const auto is_settled = [](const Node& node) { return node.role != Role::kLost || now() - node.seen < 1.0; };
+    for (Node& node : nodes_) {
+      if (!is_settled(node)) node.next_try = 0.0;
+    }
+    const Stopwatch watch;
+    while (watch.seconds() < 3.0 && !std::ranges::all_of(nodes_, is_settled)) pump();
+  }
+
   int finish(const std::string& state) {
+    reach_lost_nodes();
     keeps_monitors_ = false;
     const bool is_over = exit_status_ != static_cast<int>(ExitStatus::kRequeue);
     if (is_over) {  // a launch that is requeued finds the copies in memory again
@@ -566,8 +603,11 @@ class Launcher {
   std::vector<std::string> active_;  // names, in the order of ranks
   std::optional<RunWatch> watch_;    // of the attempt
   std::vector<RankState> evidence_;
-  std::optional<Incident> healing_;  // until the run is as far as before
-  bool keeps_monitors_ = false;      // whether a monitor that ends is started again: not before all have come
+  std::optional<Incident> healing_;   // until the run is as far as before
+  std::optional<Incident> differed_;  // replicas; until a replay has told whose state was wrong
+  Stopwatch since_looked_;
+  double last_seconds_lost_ = 0.0;
+  bool keeps_monitors_ = false;  // whether a monitor that ends is started again: not before all have come
   bool slow_is_told_ = false;
   pid_t ranks_ = 0;  // mpirun, srun or the one rank
   std::optional<int> ranks_status_;

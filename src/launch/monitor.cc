@@ -64,6 +64,9 @@ std::int64_t attempt_of(pid_t pid, const std::string& run_id) {
   return attempt;
 }
 
+/// After so many times lonely_seconds nobody can want the node folder any more.
+constexpr double kForgotten = 30.0;
+
 class Monitor {
  public:
   explicit Monitor(const MonitorOptions& options)
@@ -84,7 +87,7 @@ class Monitor {
       const bool is_lonely = since_word_.seconds() > options_.lonely_seconds;
       was_given_up_ = was_given_up_ || is_lonely;
       if (is_lonely || input_has_ended()) end_ranks(attempt_);
-      if (input_has_ended()) {
+      if (input_has_ended() || since_word_.seconds() > kForgotten * options_.lonely_seconds) {
         // A launcher that was lost is followed by another one, which wants the copies in memory. A node that was given
         // up has none that count.
         if (was_given_up_) delete_folder();

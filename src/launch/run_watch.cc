@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace tessera {
@@ -42,7 +43,7 @@ void RunWatch::report(const std::string& node, const std::vector<RankReport>& ra
   for (const RankReport& report : ranks) {
     if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= world_size()) continue;
     Rank& rank = ranks_[report.rank];
-    if (!report.is_stopped) rank.stopped_since.reset();
+    if (!report.is_stopped || report.step != rank.report.step) rank.stopped_since.reset();
     if (report.is_stopped && !rank.stopped_since) rank.stopped_since = now;
     rank.report = report;
     rank.reported = now;
@@ -168,7 +169,7 @@ std::optional<Failure> RunWatch::find_ended() const {
     }
     const std::optional<FailureKind> kind = kind_of_status(*report.exit_status);
     others_failed = others_failed || (!kind && *report.exit_status != 0);
-    if (kind == FailureKind::kNonFinite) ++num_alike;
+    if (kind == FailureKind::kNonFinite || kind == FailureKind::kWeightsDiffer) ++num_alike;
     // Ranks that wait for others end because of them; a rank's own reason counts more than a process that is gone.
     if (!kind || *report.exit_status > 128 || (first != nullptr && first != &killed)) continue;
     own = {.kind = *kind,
@@ -249,8 +250,13 @@ std::optional<Failure> RunWatch::find_slow() {
       if (other_number != number) others.push_back(other.compute_per_step);
     }
     const double usual = median(others);
-    const bool is_slow = rank.compute_per_step > std::max(options_.slow_factor * usual, usual + options_.slow_seconds);
-    rank.slow_windows = is_slow ? rank.slow_windows + 1 : 0;
+    const double excess = rank.compute_per_step - usual;
+    const auto exceeds = [&](double times) {
+      return rank.compute_per_step > std::pow(options_.slow_factor, times) * usual &&
+             excess > times * options_.slow_seconds;
+    };
+    // What is far beyond the limit is not looked at twice.
+    rank.slow_windows = exceeds(2.0) ? 2 : exceeds(1.0) ? rank.slow_windows + 1 : 0;
     if (rank.slow_windows < 2 || found) continue;
     found = Failure{
         .kind = FailureKind::kRankSlow,

@@ -28,14 +28,14 @@ struct RankReport {
 };
 
 struct WatchOptions {
-  double node_timeout = 4.0;      // seconds of silence after which a node counts as lost
-  double hang_floor = 5.0;        // seconds in a step that are no hang, however short steps are
-  double other_timeout = 100.0;   // seconds in a section whose usual length is not known: comm.train_timeout_seconds
-  double start_timeout = 300.0;   // seconds until all ranks have come: comm.init_timeout_seconds
-  double stopped_seconds = 2.0;   // a process may be stopped so long
-  double slow_factor = 1.5;       // a rank that computes so much longer than the median of the others is slow
-  double slow_seconds = 0.02;     // and by so much per step: a busy core makes short steps differ more than that
-  std::int64_t slow_window = 10;  // steps; in two windows one after the other
+  double node_timeout = 4.0;     // seconds of silence after which a node counts as lost
+  double hang_floor = 5.0;       // seconds in a step that are no hang, however short steps are
+  double other_timeout = 100.0;  // seconds in a section whose usual length is not known: comm.train_timeout_seconds
+  double start_timeout = 300.0;  // seconds until all ranks have come: comm.init_timeout_seconds
+  double stopped_seconds = 2.0;  // a process may be stopped so long
+  double slow_factor = 1.5;      // a rank that computes so much longer than the median of the others is slow
+  double slow_seconds = 0.05;    // and by so much per step: a busy core makes short steps differ more than that
+  std::int64_t slow_window = 6;  // steps; in two windows one after the other, or in one that exceeds both limits twice
 };
 
 class RunWatch {
@@ -75,7 +75,7 @@ class RunWatch {
   struct Rank {
     RankReport report;
     double reported = 0.0;
-    std::optional<double> stopped_since;
+    std::optional<double> stopped_since;  // in the same step
     // At the begin of the window of steps.
     std::int64_t window_step = 0;
     double window_time = 0.0, window_idle = 0.0;

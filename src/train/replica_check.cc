@@ -36,6 +36,15 @@ nlohmann::json last_line(const std::filesystem::path& path) {
 
 }  // namespace
 
+std::optional<WrongState> find_replayed_state(const std::filesystem::path& dump_folder, std::int64_t attempt) {
+  const nlohmann::json last = last_line(dump_folder / kMismatchesName);
+  if (!last.is_object() || !last.contains("wrong_ranks") || last.value("attempt", std::int64_t{-1}) != attempt) {
+    return std::nullopt;
+  }
+  return WrongState{.step = last.value("step", std::int64_t{0}),
+                    .ranks = last.at("wrong_ranks").get<std::vector<std::int64_t>>()};
+}
+
 ReplicaCheck::ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state,
                            const std::filesystem::path& dump_folder, std::int64_t attempt)
     : ranks_(ranks), mesh_(mesh), state_(state), path_(dump_folder / kMismatchesName), attempt_(attempt) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "comm/ranks.h"
@@ -23,6 +24,13 @@ class StateMismatch : public Error {
 
 /// File of a run's folder: a line of JSON per mismatch, and one per mismatch that a replay has explained.
 inline constexpr const char* kMismatchesName = "state_mismatches.jsonl";
+
+/// What the last line of that file says, if it is of a replay that this attempt made.
+struct WrongState {
+  std::int64_t step = 0;
+  std::vector<std::int64_t> ranks;  // whose state was another than the replay's
+};
+std::optional<WrongState> find_replayed_state(const std::filesystem::path& dump_folder, std::int64_t attempt);
 
 class ReplicaCheck {
  public:

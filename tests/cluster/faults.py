@@ -348,6 +348,17 @@ def print_table(head, rows):
     print("\n" + "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in [head, ["---"] * len(head), *rows]) + "\n")
 
 
+def who_is_blamed(run, incident, limit):
+    """Where replicas differ, only the replay tells whose state was wrong, and the incident's file says so then."""
+    end = time.time() + limit
+    while time.time() < end:
+        named = next((i["blamed"] for i in run.incidents() if i["number"] == incident["number"]), {})
+        if named.get("node") is not None or run.process.poll() is not None:
+            break
+        time.sleep(0.05)
+    return named
+
+
 def follow_restart(run, row, case, when, blamed):
     """Fills in how the run noticed a fault, and how it restarted."""
     limit = max(row.again_bound * 3, 60)  # what is late is still measured
@@ -365,7 +376,7 @@ def follow_restart(run, row, case, when, blamed):
     again = run.wait_for(lambda step: step[1] > attempt and step[0] > when, limit, "step of a later attempt")
     row.again = again[0] - (noticed if case.again_from_noticed else when)
     row.lost = len({step for _, made_by, step, *_ in run.follower.steps if made_by <= attempt and step >= again[2]})
-    named = incident.get("blamed") or {}
+    named = who_is_blamed(run, incident, limit)
     row.blamed = f"rank {named['rank']} on {named['node']}" if named.get("rank") is not None else str(named.get("node"))
     row.action = str(incident.get("action", "-"))
     for what, value in blamed.items():
