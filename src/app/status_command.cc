@@ -79,7 +79,7 @@ std::string describe(const nlohmann::ordered_json& status) {
                         number("loss"), number("tokens_per_second"), number("step_seconds"));
     if (training["mfu"].is_number()) text += fmt::format("  MFU {:.1f} %", 100.0 * number("mfu"));
     if (number("seconds_left") > 0.0) text += fmt::format("  ETA {}", format_duration(number("seconds_left")));
-    text += "\n";
+    text += '\n';
   }
   if (launch.is_null()) return text;
   text +=
@@ -89,7 +89,7 @@ std::string describe(const nlohmann::ordered_json& status) {
   if (const double silent = launch["silent_seconds"].get<double>(); silent > kSilent) {
     text += fmt::format(", which has been silent for {}", format_duration(silent));
   }
-  text += "\n";
+  text += '\n';
   for (const char* role : {"active", "spare", "lost", "drained"}) {
     std::vector<std::string> names;
     for (const auto& node : launch["nodes"]) {

@@ -97,7 +97,7 @@ class Launcher {
     create_folder(dump_folder_);
     identify();
     for (const std::string& name : engine_->nodes()) nodes_.push_back({.name = name});
-    const auto needed = static_cast<std::size_t>(options_.num_nodes + options_.num_spares);
+    const auto needed = static_cast<std::size_t>(options_.num_nodes) + static_cast<std::size_t>(options_.num_spares);
     require(nodes_.size() >= needed,
             "--nodes {} and --spares {} need {} nodes, but the engine {} has {}: give fewer, or start with more "
             "({})",

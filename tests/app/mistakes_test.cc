@@ -52,7 +52,7 @@ std::vector<Mistake> mistakes_with_words() {
   return {
       {"no command", {}, {"tessera needs a command: quickstart, train,", "--help"}},
       {"a command's typo", {"trian"}, {"'trian'", "did you mean 'train'?"}},
-      {"no such command", {"evaluate"}, {"'evaluate'", "there are: quickstart, train, compare"}},
+      {"no such command", {"evaluate"}, {"'evaluate'", "there are: quickstart, train, launch"}},
       {"a nested command's typo", {"data", "prepar"}, {"tessera data", "'prepar'", "did you mean 'prepare'?"}},
       {"half a command", {"plan"}, {"tessera plan needs a command: schedule, memory"}},
       {"an option's typo",

@@ -21,13 +21,12 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using comm_test::with_ranks;
 using ::testing::HasSubstr;
 
 class RankFiles : public ::testing::Test {
  protected:
   RankFiles() : folder_(fs::temp_directory_path() / fmt::format("tessera-rank-files-{}", ::getpid())) {}
-  ~RankFiles() override { fs::remove_all(folder_); }
+  void TearDown() override { fs::remove_all(folder_); }
   void SetUp() override {
     if (launched_by_mpi()) GTEST_SKIP() << "ranks are threads here";
   }

@@ -57,7 +57,8 @@ TEST(RunReport, HasEveryPart) {
                            "AdamW"}) {
     EXPECT_THAT(html, HasSubstr(part));
   }
-  for (const char* outside : {"<script", "http:", "https:", "url(http", "@import", "src=", "nan", "inf<"}) {
+  for (const char* outside :
+       {"<script", "http:", "https:", "url(http", "@import", "src=", ">nan<", "\"nan\"", "nan,", "inf<"}) {
     EXPECT_THAT(html, Not(HasSubstr(outside)));
   }
 }
