@@ -122,7 +122,7 @@ class Launcher {
     keeps_monitors_ = true;
     while (true) {
       std::optional<Failure> failure = run_attempt();
-      if (!failure) return finish("done");
+      if (!failure) return finish(exit_status_ == 0 ? "done" : "stopped");
       if (!heal(std::move(*failure))) return finish("stopped");
       if (stop_.count > 0) {
         exit_status_ = 128 + stop_.signal;

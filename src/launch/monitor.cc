@@ -84,6 +84,7 @@ class Monitor {
       }
       channel_.wait(kBetweenBeats, descriptors);
       while (const std::optional<Message> message = channel_.receive()) obey(message->body);
+      if (!lock_.is_held()) return 0;  // the node has another monitor now, which would share this one's name
       const bool is_lonely = since_word_.seconds() > options_.lonely_seconds;
       was_given_up_ = was_given_up_ || is_lonely;
       if (is_lonely || input_has_ended()) end_ranks(attempt_);
@@ -135,10 +136,9 @@ class Monitor {
     }
   }
 
-  /// Unless the node has another monitor by now.
   void delete_folder() {
     std::error_code kept;
-    if (lock_.is_held()) fs::remove_all(options_.folder, kept);
+    fs::remove_all(options_.folder, kept);
   }
 
   /// The files of an attempt's ranks.
