@@ -561,7 +561,9 @@ class Launcher {
 
   /// Nodes that were lost may be there again, with old files in their memory.
   void reach_lost_nodes() {
-    const auto is_settled = [](const Node& node) { return node.role != Role::kLost || now() - node.seen < 1.0; };
+    const auto is_settled = [](const Node& node) {
+      return node.role != Role::kLost || (node.closed == 0.0 && now() - node.seen < 1.0);
+    };
     for (Node& node : nodes_) {
       if (!is_settled(node)) node.next_try = 0.0;
     }

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <cstdlib>
 #include <utility>
 
 namespace tessera {
@@ -250,23 +250,18 @@ std::optional<Failure> RunWatch::find_slow() {
       if (other_number != number) others.push_back(other.compute_per_step);
     }
     const double usual = median(others);
-    const double excess = rank.compute_per_step - usual;
-    const auto exceeds = [&](double times) {
-      return rank.compute_per_step > std::pow(options_.slow_factor, times) * usual &&
-             excess > times * options_.slow_seconds;
-    };
-    // What is far beyond the limit is not looked at twice.
-    rank.slow_windows = exceeds(2.0) ? 2 : exceeds(1.0) ? rank.slow_windows + 1 : 0;
+    const bool is_slow = rank.compute_per_step > std::max(options_.slow_factor * usual, usual + options_.slow_seconds);
+    rank.slow_windows = is_slow ? rank.slow_windows + 1 : 0;
     if (rank.slow_windows < 2 || found) continue;
-    found =
-        Failure{.kind = FailureKind::kRankSlow,
-                .rank = number,
-                .node = node_of(number),
-                .sure = Certainty::kLikely,
-                .step = rank.report.step,
-                .evidence = {fmt::format("rank {} on {} computes {:.3f} s per step, the others {:.3f} s (median), "
-                                         "in {} steps and more",
-                                         number, node_of(number), rank.compute_per_step, usual, options_.slow_window)}};
+    found = Failure{
+        .kind = FailureKind::kRankSlow,
+        .rank = number,
+        .node = node_of(number),
+        .sure = Certainty::kLikely,
+        .step = rank.report.step,
+        .evidence = {fmt::format("rank {} on {} computes {:.3f} s per step, the others {:.3f} s (median), "
+                                 "over {} steps",
+                                 number, node_of(number), rank.compute_per_step, usual, 2 * options_.slow_window)}};
   }
   for (auto& [number, rank] : ranks_) rank.compute_per_step = 0.0;  // until the next window
   return found;

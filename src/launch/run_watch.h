@@ -35,7 +35,7 @@ struct WatchOptions {
   double stopped_seconds = 2.0;  // a process may be stopped so long
   double slow_factor = 1.5;      // a rank that computes so much longer than the median of the others is slow
   double slow_seconds = 0.05;    // and by so much per step: a busy core makes short steps differ more than that
-  std::int64_t slow_window = 6;  // steps; in two windows one after the other, or in one that exceeds both limits twice
+  std::int64_t slow_window = 6;  // steps; in two windows one after the other
 };
 
 class RunWatch {
