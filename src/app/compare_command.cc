@@ -7,10 +7,10 @@
 
 #include "app/commands.h"
 #include "app/output_file.h"
-#include "base/shell_word.h"
 #include "app/signals.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/shell_word.h"
 #include "compare/launcher.h"
 #include "compare/report.h"
 

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <set>
 
-#include "base/shell_word.h"
 #include "base/error.h"
+#include "base/shell_word.h"
 #include "tensor/parallel.h"
 
 namespace tessera {

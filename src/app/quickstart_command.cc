@@ -13,13 +13,13 @@
 #include "app/is_number.h"
 #include "app/output_file.h"
 #include "app/quickstart_text.h"
-#include "base/shell_word.h"
 #include "app/signals.h"
+#include "base/child_process.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/shell_word.h"
 #include "base/stopwatch.h"
 #include "comm/mpi_transport.h"
-#include "base/child_process.h"
 
 namespace tessera {
 namespace {

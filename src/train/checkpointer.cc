@@ -20,7 +20,8 @@ namespace fs = std::filesystem;
 /// In the order of Checkpointer::Pieces.
 constexpr std::array kKinds = {kModelShards, kOptimizerShards};
 
-/// How long a save waits for the one before, in seconds. Then the storage hangs, or is too slow for checkpoint.interval.
+/// How long a save waits for the one before, in seconds. Then the storage hangs, or is too slow for
+/// checkpoint.interval.
 constexpr double kPatience = 3.0;
 /// Between two looks whether files are written.
 constexpr std::chrono::microseconds kLongestPause{20'000};
