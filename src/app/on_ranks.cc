@@ -12,17 +12,12 @@
 #include "app/launch_line.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/host_name.h"
 #include "base/log.h"
 #include "comm/mpi_transport.h"
 
 namespace tessera {
 namespace {
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 Progress::Seconds seconds(std::int64_t count) { return Progress::Seconds(static_cast<double>(count)); }
 

@@ -13,6 +13,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/progress_bar.h"
+#include "base/unix_time.h"
 #include "compare/run_record.h"
 #include "launch/launch_files.h"
 #include "launch/launch_state.h"
@@ -25,10 +26,6 @@ namespace fs = std::filesystem;
 
 /// A launcher writes its state every second.
 constexpr double kSilent = 10.0;
-
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 /// What there is to say of a run from outside.
 nlohmann::ordered_json status_of(const fs::path& folder) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/host_name.h"
 #include "base/log.h"
 
 namespace tessera {
@@ -34,9 +35,7 @@ struct Holder {
 };
 
 Holder this_holder(const std::string& owner) {
-  std::array<char, 256> host{};
-  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
-  return {.owner = owner, .process = fmt::format("{}{} on {}", kProcess, ::getpid(), host.data())};
+  return {.owner = owner, .process = fmt::format("{}{} on {}", kProcess, ::getpid(), host_name())};
 }
 
 /// The holder may not have written its lines yet.

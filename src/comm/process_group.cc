@@ -51,7 +51,7 @@ class Messages {
     std::erase_if(under_way_, [](const Message& message) { return message.request->test(); });
     return under_way_.empty();
   }
-  /// As Operation's.
+  /// Adds the peers whose messages have not come, and those that have not taken one.
   void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const {
     for (const Message& message : under_way_) (message.is_sent ? receivers : senders).push_back(message.peer);
   }

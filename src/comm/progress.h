@@ -108,7 +108,7 @@ class Progress {
                   const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position = {},
                   std::uint64_t event = 0);
 
-  /// Of operations between this rank and others.
+  /// Records the operations between this rank and others.
   FlightRecorder& recorder() { return board_ == nullptr ? no_recorder_ : board_->recorder(); }
 
   /// While it lives, the calling thread is in a call of another library that waits for other ranks and cannot be told

@@ -40,7 +40,7 @@ class RankBoard {
   void set_waiting();
   /// The event of the flight recorder that the wait is for; 0: none that is recorded.
   void set_awaited(std::uint64_t event);
-  /// That its process did not run between these times (monotonic_ns()).
+  /// Notes that this process did not run between these times (monotonic_ns()).
   void set_stopped(std::int64_t from_ns, std::int64_t until_ns);
   /// How it ends, before it does. The first call counts.
   void set_end(int exit_status, std::string_view message);

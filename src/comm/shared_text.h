@@ -21,7 +21,7 @@ inline std::int64_t monotonic_ns() {
 template <std::size_t kSize>
 using SharedText = std::array<std::atomic<char>, kSize>;
 
-/// As much of `text` as there is room for, in whole characters of UTF-8.
+/// Stores as much of `text` as there is room for, in whole characters of UTF-8.
 template <std::size_t kSize>
 void put_text(std::string_view text, SharedText<kSize>& to) {
   std::size_t length = std::min(text.size(), kSize - 1);

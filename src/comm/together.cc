@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/stopwatch.h"
+
 namespace tessera {
 
 std::string first_text(ProcessGroup& group, const std::string& text, std::string_view name) {
@@ -37,12 +39,15 @@ void run_together(ProcessGroup& group, std::string_view name, const std::functio
   if (!message.empty()) throw Error(message.substr(1), static_cast<ExitStatus>(message.front()));
 }
 
-void wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task) {
+bool wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task, double seconds) {
   constexpr std::chrono::milliseconds kBetweenVotes{100};
-  for (double num_waiting = 1.0; num_waiting > 0.0;) {
+  const Stopwatch since_begin;
+  while (true) {
     const bool waits = task.valid() && task.wait_for(kBetweenVotes) == std::future_status::timeout;
-    num_waiting = waits ? 1.0 : 0.0;
-    group.all_reduce(std::span(&num_waiting, 1), name);
+    double votes[] = {waits ? 1.0 : 0.0, since_begin.seconds() > seconds ? 1.0 : 0.0};
+    group.all_reduce(votes, name);
+    if (votes[0] == 0.0) return true;
+    if (votes[1] > 0.0) return false;
   }
 }
 

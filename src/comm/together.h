@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <future>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -17,8 +18,10 @@ std::string first_text(ProcessGroup& group, const std::string& text, std::string
 /// threw Error on some, throws the Error of the first of these, with its rank, on all. `name` says what is done.
 void run_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
-/// Returns when the tasks of all ranks have ended, however long that takes; a rank may have none.
-void wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task);
+/// Waits until the tasks of all ranks have ended; a rank may have none. False, on all ranks, if that takes longer than
+/// so many seconds.
+bool wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task,
+                   double seconds = std::numeric_limits<double>::infinity());
 
 /// As run_together, for a body that may take longer than ranks wait for each other (reading and checking of large
 /// files), and that does nothing on a GPU: it runs in another thread.

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/host_name.h"
 #include "base/shell_word.h"
 
 namespace tessera {
@@ -36,12 +37,6 @@ std::string output_of(const std::string& command) {
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
   return {std::istream_iterator<std::string>(stream), {}};
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 /// What mpirun needs wherever it starts ranks.

@@ -16,9 +16,11 @@
 #include "base/exit_status.h"
 #include "base/file.h"
 #include "base/file_lock.h"
+#include "base/host_name.h"
 #include "base/log.h"
 #include "base/shell_word.h"
 #include "base/stopwatch.h"
+#include "base/unix_time.h"
 #include "base/version.h"
 #include "launch/background_writer.h"
 #include "launch/channel.h"
@@ -44,16 +46,6 @@ constexpr double kMonitorRestart = 2.0;
 constexpr double kBetweenTries = 5.0;
 /// How long evidence may take to arrive, and ranks to end.
 constexpr double kGathering = 1.5, kEnding = 4.0;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
-
-double unix_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 enum class Role : std::uint8_t {
   kActive,

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/file_lock.h"
+#include "base/host_name.h"
 #include "base/stopwatch.h"
 #include "base/version.h"
 #include "launch/channel.h"
@@ -24,12 +25,6 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 /// Becomes readable when the process ends.
 class ProcessHandle {

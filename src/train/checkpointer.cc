@@ -2,7 +2,6 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -23,8 +22,6 @@ constexpr std::array kKinds = {kModelShards, kOptimizerShards};
 /// How long a save waits for the one before, in seconds. Then the storage hangs, or is too slow for
 /// checkpoint.interval.
 constexpr double kPatience = 3.0;
-/// Between two looks whether files are written.
-constexpr std::chrono::microseconds kLongestPause{20'000};
 
 /// Whether a key has one of these names in its section.
 bool is_one_of(std::string_view key, std::initializer_list<std::string_view> names) {
@@ -286,19 +283,13 @@ void Checkpointer::advance() {
 
 bool Checkpointer::finish_within(double seconds) {
   const Stopwatch since_begin;
-  for (auto pause = std::chrono::microseconds(100); phase_ != Phase::kIdle;
-       pause = std::min(2 * pause, kLongestPause)) {
+  while (phase_ != Phase::kIdle) {
     const Stopwatch stall;
-    double votes[] = {ready() ? 1.0 : 0.0, since_begin.seconds() > seconds ? 1.0 : 0.0};
-    ranks_.world().all_reduce(votes, "whether files are written");
-    const bool is_ready = votes[0] == ranks_.size();
-    if (!is_ready && votes[1] == 0.0) std::this_thread::sleep_for(pause);
+    const bool have_ended =
+        wait_together(ranks_.world(), "whether files are written", task_, seconds - since_begin.seconds());
     saved_.stall_seconds += stall.seconds();
-    if (is_ready) {
-      advance();
-    } else if (votes[1] > 0.0) {
-      return false;
-    }
+    if (!have_ended) return false;
+    advance();
   }
   return true;
 }

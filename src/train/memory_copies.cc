@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kMagic = "tessera-memcopy1";  // 16 bytes
 constexpr std::string_view kAttemptPrefix = "attempt-";
 constexpr std::string_view kFilePrefix = "rank-";
-/// Of the world's messages, no others have tags.
+/// No other messages of the world group have tags.
 constexpr int kTag = 0;
 /// A copy that takes longer than this after the next one is due delays that one.
 constexpr double kLongestStall = 1.0;

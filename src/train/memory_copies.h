@@ -64,7 +64,7 @@ class MemoryCopies {
   /// Looks for copies that earlier attempts of `run` have left. Throws Error if the nodes' folders have no room for
   /// this attempt's, or if a later attempt was there.
   void open(const RunIdentity& run, const data::LoaderState& loader);
-  /// Of the newest copies of which every rank's state is whole on some node.
+  /// The step of the newest copies of which every rank's state is whole on some node; none if there are no such copies.
   std::optional<std::int64_t> newest_step() const;
   /// Loads them: state and loader's position. Ranks whose node does not have theirs receive it.
   ResumedFrom load(data::Loader& loader);

@@ -1,7 +1,6 @@
 #include "train/training_step.h"
 
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/host_name.h"
 #include "comm/together.h"
 #include "ops/cuda/runtime.h"
 #include "ops/elementwise.h"
@@ -330,7 +330,7 @@ std::string TrainingStep::fault_of(const StepResult& result) const {
     return fmt::format("loss {}, gradient norm {}", result.total_loss, result.grad_norm);
   }
   const Started& its = started_[static_cast<std::size_t>(result.step) % kMaxStarted];
-  // As the device compares them (clip_gradients).
+  // clip_gradients compares them so on the device.
   if (!(all_sums_.losses().main > static_cast<double>(its.largest_loss))) return {};
   return fmt::format("loss {}, which is more than training.max_loss_spike = {} times the mean of the last {} steps'",
                      result.loss, config_.training.max_loss_spike, kLossesOfMean);
@@ -392,9 +392,7 @@ bool TrainingStep::is_to_be_poisoned(std::int64_t step) {
   const std::int64_t rank =
       (((at.pp * d.dp_replicate + at.dp_replicate) * d.dp_shard + at.dp_shard) * d.cp + at.cp) * d.tp + at.tp;
   if (debug.nan_on_rank >= 0 && debug.nan_on_rank != rank) return false;
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  if (!debug.nan_on_host.empty() && debug.nan_on_host != host.data()) return false;
+  if (!debug.nan_on_host.empty() && debug.nan_on_host != host_name()) return false;
   ++num_poisoned_;
   return true;
 }

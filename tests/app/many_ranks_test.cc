@@ -117,7 +117,7 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
     }
     return finished;
   }
-  /// By the files that the ranks have left.
+  /// Expects the files that the ranks have left to name this rank.
   void expect_culprit(int rank) const {
     const std::vector<RankState> states = rank_states(4, 0);
     const Culprit found = find_culprit(states, 4);

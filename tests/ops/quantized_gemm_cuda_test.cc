@@ -113,8 +113,8 @@ TEST_F(QuantizedGemmCuda, Grouped) {
   }
 }
 
-// Of few tiles, clusters share the sums, and write their parts one after the other. Kernels that hold SMs make some of
-// them start late.
+// Where there are few tiles, clusters share a tile's sums and write their parts one after the other. Kernels that hold
+// SMs make some of the clusters start late.
 TEST_F(QuantizedGemmCuda, SharedSumsBesideKernelsThatHoldSms) {
   constexpr std::int64_t kRows = 16384;
   constexpr int kRounds = 25, kHeldMicroseconds = 200;

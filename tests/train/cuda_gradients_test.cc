@@ -43,7 +43,7 @@ global_batch_size = 8
 steps = 1
 )";
 
-/// Of a parameter's gradient: how far a GPU's may be from a CPU's.
+/// Says how far a GPU's gradient of a parameter may be from a CPU's.
 struct Bounds {
   double difference;  // the norm of their difference over the norm of the CPU's
   double scale;       // the part of the difference that is a multiple of the CPU's gradient: rounding has nearly none
@@ -133,7 +133,7 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(sum);
 }
 
-/// Of an error that all parameters have: the largest, and whose it is.
+/// Holds the largest error over all parameters, and the parameter that has it.
 struct Worst {
   double error = 0.0;
   std::string name;

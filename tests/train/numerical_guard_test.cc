@@ -10,6 +10,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"
+#include "tests/train/short_run.h"
 #include "train/trainer.h"
 
 namespace tessera {
@@ -24,32 +25,7 @@ class NumericalGuard : public ::testing::Test {
   NumericalGuard() { data::make_dataset(scratch_, 400, 3000, 0.1); }
 
   JobConfig config(const std::vector<std::string>& overrides) const {
-    static const char* const kToml = R"(
-[model.args]
-vocab_size = 258
-dim = 32
-inter_dim = 48
-moe_inter_dim = 16
-n_layers = 2
-n_dense_layers = 1
-n_heads = 2
-num_experts = 8
-num_shared_experts = 1
-top_k = 2
-kv_lora_rank = 24
-qk_nope_head_dim = 16
-qk_rope_head_dim = 8
-v_head_dim = 16
-load_balance_coeff = 0.01
-[training]
-local_batch_size = 1
-global_batch_size = 4
-seq_len = 16
-steps = 8
-num_threads = 1
-mixed_precision_param = "float32"
-[lr_scheduler]
-warmup_steps = 2
+    static const std::string kToml = std::string(kShortRun) + R"(
 [metrics]
 log_freq = 1
 )";

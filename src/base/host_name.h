@@ -1,0 +1,17 @@
+// The name of this machine.
+#pragma once
+
+#include <unistd.h>
+
+#include <array>
+#include <string>
+
+namespace tessera {
+
+/// As the system calls the machine that this process runs on; empty if it does not tell.
+inline std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+}  // namespace tessera
