@@ -78,7 +78,7 @@ std::string Progress::describe_missing(const Operation& operation) {
   if (operation.world_ranks_ == nullptr || ranks.empty()) return "";
   for (int& rank : ranks) rank = (*operation.world_ranks_)[static_cast<std::size_t>(rank)];
   std::ranges::sort(ranks);
-  ranks.erase(std::ranges::unique(ranks).begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   recorder().set_peer(operation.event_, ranks.front());
   const std::size_t told = std::min(ranks.size(), kMostRanksToName);
   const std::string more = told == ranks.size() ? "" : fmt::format(" and {} more", ranks.size() - told);
