@@ -190,9 +190,11 @@ class Analysis {
                                                            : "has died";
       what = fmt::format("{} in step {}, in {}", fate, state.step, state.operation);
     }
+    // On a machine that is too busy several do not run for a while.
+    const bool may_be_busy = ranks.size() > 1 && is_stopped(ranks.front());
     return Culprit{
         .ranks = ranks,
-        .sure = first.size() == gone.size() ? Certainty::kCertain : Certainty::kLikely,
+        .sure = first.size() == gone.size() && !may_be_busy ? Certainty::kCertain : Certainty::kLikely,
         .reason = fmt::format("rank {} {}{}{}", ranks.front(), what, who_waits_for(ranks.front()), others(ranks))};
   }
 
