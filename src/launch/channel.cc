@@ -1,6 +1,8 @@
 #include "launch/channel.h"
 
 #include <array>
+#include <map>
+#include <utility>
 #include <zmq.hpp>
 #include <zmq_addon.hpp>
 
@@ -41,11 +43,22 @@ std::optional<Message> message_of(std::string node, const std::vector<zmq::messa
   }
 }
 
+/// Descriptors of connections that have ended.
+class ConnectionEvents : public zmq::monitor_t {
+ public:
+  std::vector<int> ended;
+
+ private:
+  void on_event_disconnected(const zmq_event_t& event, const char*) override { ended.push_back(event.value); }
+};
+
 }  // namespace
 
 struct LauncherChannel::Sockets {
   zmq::context_t context;
   zmq::socket_t router{context, zmq::socket_type::router};
+  ConnectionEvents events;
+  std::map<int, std::string> nodes;  // by the descriptor of the connection that they were last heard on
 };
 
 LauncherChannel::LauncherChannel(bool only_here) : sockets_(std::make_unique<Sockets>()) {
@@ -57,6 +70,7 @@ LauncherChannel::LauncherChannel(bool only_here) : sockets_(std::make_unique<Soc
   router.set(zmq::sockopt::router_handover, true);  // a node's next monitor takes the place of the one before
   router.set(zmq::sockopt::linger, 0);
   router.set(zmq::sockopt::sndhwm, kMaxWaiting);
+  sockets_->events.init(router, "inproc://connections", ZMQ_EVENT_DISCONNECTED);
   try {
     router.bind(only_here ? "tcp://127.0.0.1:*" : "tcp://*:*");
   } catch (const zmq::error_t& error) {
@@ -76,10 +90,25 @@ std::optional<Message> LauncherChannel::receive(std::chrono::milliseconds timeou
     if (!zmq::recv_multipart(sockets_->router, std::back_inserter(frames), zmq::recv_flags::dontwait)) {
       return std::nullopt;
     }
-    return message_of(frames.front().to_string(), frames, 1);
+    const std::string node = frames.front().to_string();
+    sockets_->nodes[frames.back().get(ZMQ_SRCFD)] = node;
+    return message_of(node, frames, 1);
   } catch (const zmq::error_t&) {  // a signal
     return std::nullopt;
   }
+}
+
+std::vector<std::string> LauncherChannel::take_disconnected() {
+  std::vector<std::string> nodes;
+  try {
+    while (sockets_->events.check_event(0)) {
+    }
+  } catch (const zmq::error_t&) {  // NOLINT(bugprone-empty-catch): a signal; they are there the next time
+  }
+  for (const int descriptor : std::exchange(sockets_->events.ended, {})) {
+    if (auto found = sockets_->nodes.extract(descriptor)) nodes.push_back(found.mapped());
+  }
+  return nodes;
 }
 
 void LauncherChannel::send(const Message& message) {

@@ -32,6 +32,9 @@ class LauncherChannel {
 
   /// The next message; none if none comes within the timeout. What is no message of ours is dropped.
   std::optional<Message> receive(std::chrono::milliseconds timeout);
+  /// Nodes whose connection has ended since the last call. It ends at once if the node crashes or its monitor is
+  /// killed; after a power cut it does not end.
+  std::vector<std::string> take_disconnected();
   /// Does not wait. A message to a node that is gone is lost.
   void send(const Message& message);
 

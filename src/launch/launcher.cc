@@ -42,8 +42,8 @@ using std::chrono::milliseconds;
 constexpr double kMonitorStart = 30.0;
 /// After the connection to a monitor has ended: for a new one.
 constexpr double kMonitorRestart = 2.0;
-/// Between two tries to reach a node that was lost.
-constexpr double kBetweenTries = 5.0;
+/// Between the first tries to reach a node that was lost; later ones are rarer.
+constexpr double kBetweenTries = 5.0, kLongestBetweenTries = 60.0;
 /// How long evidence may take to arrive, and ranks to end.
 constexpr double kGathering = 1.5, kEnding = 4.0;
 
@@ -66,8 +66,9 @@ struct Node {
   int input = -1;     // of that process; closing it ends the monitor
   bool has_come = false;
   double seen = 0.0;
-  double closed = 0.0;       // when the connection ended; 0: it has not
-  double next_try = 0.0;     // to start a monitor
+  double closed = 0.0;    // when the connection ended; 0: it has not
+  double next_try = 0.0;  // to start a monitor
+  double between_tries = kBetweenTries;
   int last_status = 0;       // of the connection's process
   std::int64_t ended = 0;    // attempts of which it has no process left
   std::string problem = {};  // why it cannot be used
@@ -179,7 +180,7 @@ class Launcher {
     node.input = pipe[1];
     const std::string line = channel_.key() + "\n";
     static_cast<void>(!::write(node.input, line.data(), line.size()));  // if it has ended, that is told of
-    node.next_try = now() + kBetweenTries;
+    node.next_try = now() + node.between_tries;
   }
 
   static void close_monitor(Node& node) {
@@ -238,6 +239,9 @@ class Launcher {
   /// Hears what has come, for up to 50 ms, and looks after processes.
   void pump() {
     std::optional<Message> message = channel_.receive(milliseconds(50));
+    for (const std::string& name : channel_.take_disconnected()) {
+      if (Node* node = find_node(name); node != nullptr && node->closed == 0.0) node->closed = now();
+    }
     for (; message; message = channel_.receive(milliseconds(0))) hear(*message);
     reap();
     for (Node& node : nodes_) look_after(node);
@@ -249,13 +253,14 @@ class Launcher {
     if (node == nullptr) return;
     const std::string what = message.body.value("say", "");
     node->seen = now();
+    node->closed = 0.0;
     if (what == "hello") {
       const std::string its = message.body.value("version", "");
       if (its != version()) {
         node->problem = fmt::format("it runs Tessera {}, this is {}: install the same program", its, version());
       }
       node->has_come = true;
-      node->closed = 0.0;
+      node->between_tries = kBetweenTries;
       if (node->role == Role::kDrained) node->role = Role::kLost;
       channel_.send({node->name, {{"do", "watch"}, {"attempt", state_.attempt}}});
     } else if (what == "beat") {
@@ -311,7 +316,9 @@ class Launcher {
       if (node.input >= 0) close(node.input);
       node.input = -1;
       if (node.closed == 0.0) node.closed = now();
-      node.next_try = node.has_come && node.role != Role::kLost ? now() : now() + kBetweenTries;
+      const bool is_expected = node.has_come && node.role != Role::kLost;
+      node.next_try = is_expected ? now() : now() + node.between_tries;
+      if (!is_expected) node.between_tries = std::min(kLongestBetweenTries, 1.5 * node.between_tries);
       if (keeps_monitors_ && node.role == Role::kActive) {
         spdlog::warn("the connection to the monitor of {} has ended (status {})", node.name, node.last_status);
       }

@@ -47,29 +47,12 @@ void RunWatch::report(const std::string& node, const std::vector<RankReport>& ra
     if (report.is_stopped && !rank.stopped_since) rank.stopped_since = now;
     rank.report = report;
     rank.reported = now;
-    measure(rank, now);
   }
   note_steps(now);
 }
 
 void RunWatch::lose(const std::string& node, const std::string& how) {
   if (const auto found = node_states_.find(node); found != node_states_.end()) found->second.lost = how;
-}
-
-void RunWatch::measure(Rank& rank, double now) const {
-  const RankReport& report = rank.report;
-  if (report.section != kStep || report.step < rank.window_step) return;
-  if (rank.window_step == 0) {  // the first steps are slower
-    if (report.step < 3) return;
-  } else {
-    const auto steps = static_cast<double>(report.step - rank.window_step);
-    if (steps < static_cast<double>(options_.slow_window)) return;
-    const double idle = report.idle_seconds - rank.window_idle;
-    rank.compute_per_step = std::max(0.0, now - rank.window_time - idle) / steps;
-  }
-  rank.window_step = report.step;
-  rank.window_time = now;
-  rank.window_idle = report.idle_seconds;
 }
 
 void RunWatch::note_steps(double now) {
@@ -115,6 +98,7 @@ std::optional<Failure> RunWatch::find(double now) {
   if (gap > kLongestGap) {
     begin_ += gap;
     step_time_ += gap;
+    window_step_ = 0;
     for (auto& [name, node] : node_states_) node.seen += gap;
     for (auto& [number, rank] : ranks_) {
       rank.reported += gap;
@@ -126,7 +110,7 @@ std::optional<Failure> RunWatch::find(double now) {
   if (auto found = find_ended()) return found;
   if (auto found = find_stopped(now)) return found;
   if (auto found = find_late(now)) return found;
-  return find_slow();
+  return find_slow(now);
 }
 
 std::optional<Failure> RunWatch::find_lost_node(double now) const {
@@ -234,15 +218,28 @@ std::optional<Failure> RunWatch::find_late(double now) const {
   return std::nullopt;
 }
 
-std::optional<Failure> RunWatch::find_slow() {
-  if (ranks_.size() < 2 || ranks_.size() < world_size()) return std::nullopt;
-  // All ranks have ended the same window.
-  const std::int64_t window = ranks_.begin()->second.window_step;
-  for (const auto& [number, rank] : ranks_) {
-    if (rank.compute_per_step == 0.0 || std::abs(rank.window_step - window) >= options_.slow_window) {
-      return std::nullopt;
-    }
+std::optional<Failure> RunWatch::find_slow(double now) {
+  const std::int64_t step = this->step();
+  if (ranks_.size() < 2 || step < 3) return std::nullopt;  // the first steps are slower
+  const bool is_first = window_step_ == 0;
+  if (!is_first && (step - window_step_ < options_.slow_window || now - window_time_ < options_.slow_window_seconds)) {
+    return std::nullopt;
   }
+  for (auto& [number, rank] : ranks_) {
+    const double idle = rank.report.idle_seconds, seconds = rank.reported - rank.window_time;
+    if (!is_first) {
+      rank.compute_per_step =
+          std::max(0.0, seconds - (idle - rank.window_idle)) / static_cast<double>(step - window_step_);
+    }
+    rank.window_time = rank.reported;
+    rank.window_idle = idle;
+  }
+  window_step_ = step;
+  window_time_ = now;
+  return is_first ? std::nullopt : compare_ranks();
+}
+
+std::optional<Failure> RunWatch::compare_ranks() {
   std::optional<Failure> found;
   for (auto& [number, rank] : ranks_) {
     std::vector<double> others;
@@ -253,17 +250,14 @@ std::optional<Failure> RunWatch::find_slow() {
     const bool is_slow = rank.compute_per_step > std::max(options_.slow_factor * usual, usual + options_.slow_seconds);
     rank.slow_windows = is_slow ? rank.slow_windows + 1 : 0;
     if (rank.slow_windows < 2 || found) continue;
-    found = Failure{
-        .kind = FailureKind::kRankSlow,
-        .rank = number,
-        .node = node_of(number),
-        .sure = Certainty::kLikely,
-        .step = rank.report.step,
-        .evidence = {fmt::format("rank {} on {} computes {:.3f} s per step, the others {:.3f} s (median), "
-                                 "over {} steps",
-                                 number, node_of(number), rank.compute_per_step, usual, 2 * options_.slow_window)}};
+    found = Failure{.kind = FailureKind::kRankSlow,
+                    .rank = number,
+                    .node = node_of(number),
+                    .sure = Certainty::kLikely,
+                    .step = rank.report.step,
+                    .evidence = {fmt::format("rank {} on {} computes {:.3f} s per step, the others {:.3f} s (median)",
+                                             number, node_of(number), rank.compute_per_step, usual)}};
   }
-  for (auto& [number, rank] : ranks_) rank.compute_per_step = 0.0;  // until the next window
   return found;
 }
 

@@ -28,14 +28,15 @@ struct RankReport {
 };
 
 struct WatchOptions {
-  double node_timeout = 4.0;     // seconds of silence after which a node counts as lost
-  double hang_floor = 5.0;       // seconds in a step that are no hang, however short steps are
-  double other_timeout = 100.0;  // seconds in a section whose usual length is not known: comm.train_timeout_seconds
-  double start_timeout = 300.0;  // seconds until all ranks have come: comm.init_timeout_seconds
-  double stopped_seconds = 2.0;  // a process may be stopped so long
-  double slow_factor = 1.5;      // a rank that computes so much longer than the median of the others is slow
-  double slow_seconds = 0.05;    // and by so much per step: a busy core makes short steps differ more than that
-  std::int64_t slow_window = 6;  // steps; in two windows one after the other
+  double node_timeout = 4.0;         // seconds of silence after which a node counts as lost
+  double hang_floor = 5.0;           // seconds in a step that are no hang, however short steps are
+  double other_timeout = 100.0;      // seconds in a section whose usual length is not known: comm.train_timeout_seconds
+  double start_timeout = 300.0;      // seconds until all ranks have come: comm.init_timeout_seconds
+  double stopped_seconds = 2.0;      // a process may be stopped so long
+  double slow_factor = 1.5;          // a rank that computes so much longer than the median of the others is slow
+  double slow_seconds = 0.05;        // and by so much per step
+  std::int64_t slow_window = 6;      // steps; in two windows one after the other
+  double slow_window_seconds = 2.0;  // a window is so long at least: a busy core makes ranks differ for a moment
 };
 
 class RunWatch {
@@ -75,21 +76,19 @@ class RunWatch {
   struct Rank {
     RankReport report;
     double reported = 0.0;
-    std::optional<double> stopped_since;  // in the same step
-    // At the begin of the window of steps.
-    std::int64_t window_step = 0;
-    double window_time = 0.0, window_idle = 0.0;
-    double compute_per_step = 0.0;  // of the last whole window; 0: none yet
-    int slow_windows = 0;
+    std::optional<double> stopped_since;          // in the same step
+    double window_time = 0.0, window_idle = 0.0;  // when the window of steps began: of its report
+    double compute_per_step = 0.0;                // in the last window
+    int slow_windows = 0;                         // one after the other
   };
 
   std::optional<Failure> find_lost_node(double now) const;
   std::optional<Failure> find_ended() const;
   std::optional<Failure> find_stopped(double now) const;
   std::optional<Failure> find_late(double now) const;
-  std::optional<Failure> find_slow();
+  std::optional<Failure> find_slow(double now);
+  std::optional<Failure> compare_ranks();
   void note_steps(double now);
-  void measure(Rank& rank, double now) const;
   std::size_t world_size() const { return nodes_.size() * static_cast<std::size_t>(ranks_per_node_); }
 
   WatchOptions options_;
@@ -100,6 +99,8 @@ class RunWatch {
   std::map<int, Rank> ranks_;
   std::int64_t step_ = 0;
   double step_time_ = 0.0;
+  std::int64_t window_step_ = 0;  // at which the window began that ranks are compared over; 0: none has
+  double window_time_ = 0.0;
   std::deque<double> step_seconds_;  // of the last steps
 };
 

@@ -27,10 +27,8 @@ MEMORY_HEADER = 64 << 10  # bytes in front of the state in a copy in memory (src
 
 # Three nodes and one rank on each. "shards": every rank has its own third of the state, "replicas": all have all of it.
 MESHES = {
-    "shards": (1, {"parallelism.data_parallel_shard_degree": 3}),
-    "replicas": (1, {"parallelism.data_parallel_replicate_degree": 3, "parallelism.data_parallel_shard_degree": 1}),
-    # Of the campaign, two ranks on each node: a replica per node, over whose ranks its state is cut.
-    "both": (2, {"parallelism.data_parallel_replicate_degree": 3, "parallelism.data_parallel_shard_degree": 2}),
+    "shards": {"parallelism.data_parallel_shard_degree": 3},
+    "replicas": {"parallelism.data_parallel_replicate_degree": 3, "parallelism.data_parallel_shard_degree": 1},
 }
 
 
@@ -43,14 +41,13 @@ class Run:
 
     def __init__(self, lab, engine, mesh, steps, keys, launch_options=()):
         self.lab, self.engine, self.steps = lab, engine, steps
-        ranks_per_node, mesh_keys = MESHES[mesh]
         self.dump = os.path.join(lab.shared, "run")
         self.log = os.path.join(lab.shared, "run.log")
         self.checkpoints = os.path.join(lab.disk, "checkpoint")
         os.makedirs(self.dump)
         keys = {"checkpoint.enable": "true", "checkpoint.folder": self.checkpoints, "checkpoint.interval": 20,
-                "checkpoint.keep_latest_k": 4, "checkpoint.memory_interval": 1, **mesh_keys, **keys}
-        self.command = [lab.tessera, "launch", "--nodes", "3", "--spares", "1", "--ranks-per-node", str(ranks_per_node),
+                "checkpoint.keep_latest_k": 4, "checkpoint.memory_interval": 1, **MESHES[mesh], **keys}
+        self.command = [lab.tessera, "launch", "--nodes", "3", "--spares", "1", "--ranks-per-node", "1",
                         *(["--hosts", ",".join(lab.NODES)] if engine == "hosts" else []), *launch_options, "--",
                         *train_arguments(lab.dataset, self.dump, steps, **keys)]
         self.follower = Follower(self.dump)
@@ -274,6 +271,7 @@ def nan(run):  # the keys of the case make it happen
 
 NAN_STEP = 25
 SAVES_OFTEN = {"checkpoint.interval": 5}
+LONG_STEPS = 48  # sequences: a rank that is slowed down stands out from what ranks differ by when they share two cores
 
 
 @dataclasses.dataclass
@@ -299,8 +297,7 @@ class Case:
 CASES = [
     Case("kill-rank", on_rank(signal.SIGKILL), 1, 10, short=True),
     Case("stop-rank", on_rank(signal.SIGSTOP), 5, 15, noticed_steps=3),
-    # In longer steps a slowed rank stands out from what ranks differ by when four of them share two cores.
-    Case("slow-rank", slow_rank, 0, 20, noticed_steps=20, batch=48, again_from_noticed=True),
+    Case("slow-rank", slow_rank, 0, 20, noticed_steps=20, batch=LONG_STEPS, again_from_noticed=True),
     Case("nan-once", nan, 0, 5, lost=0, healed_by="replay",
          keys={"debug.nan_at_step": NAN_STEP, "debug.nan_count": 1, "debug.nan_on_rank": 1}),
     Case("nan-on-a-node", nan, 5, 20,
@@ -355,7 +352,7 @@ def who_is_blamed(run, incident, limit):
     end = time.time() + limit
     while time.time() < end:
         named = next((i["blamed"] for i in run.incidents() if i["number"] == incident["number"]), {})
-        if named.get("node") is not None or run.process.poll() is not None:
+        if named.get("node") is not None or run.status() is not None:
             break
         time.sleep(0.05)
     return named
@@ -476,56 +473,64 @@ def keep(lab, run, folder):
 
 def undisturbed(tessera, output, mesh, steps, batch=6):
     """The losses of a run that nothing happens to. On this machine: the lab's are the same (cluster_test.py)."""
-    ranks_per_node, keys = MESHES[mesh]
     folder = os.path.join(output, f"undisturbed-{mesh}-{steps}-{batch}")
     shutil.rmtree(folder, ignore_errors=True)
     dataset = os.path.join(output, "dataset")
     if not os.path.isdir(dataset):
         make_dataset(tessera, dataset)
-    subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(3 * ranks_per_node), "--mca",
-                    "mpi_yield_when_idle", "1", tessera, *train_arguments(dataset, folder, steps, **keys, **{"training.global_batch_size": batch})],
+    subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", "--mca",
+                    "mpi_yield_when_idle", "1", tessera, *train_arguments(dataset, folder, steps, **MESHES[mesh], **{"training.global_batch_size": batch})],
                    check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return losses(folder)
 
 
 # --- Many faults in one run -------------------------------------------------------------------------------------------
 
-def campaign(number, seed, engine, tessera, output, slack):
-    """Random faults at random steps of one run. Returns whether it had an undisturbed run's losses."""
+SPACING = 40  # steps from fault to fault, on average
+
+
+def plan_of(number, seed):
+    """[(step, case, rank)]: random faults at random steps; one of them is a NaN that comes back on one node only."""
     draw = random.Random(seed)
-    wanted = [case for case in CASES if case.engine is None and not case.name.startswith("nan") and case.name != "damaged-checkpoint"]
-    spacing = 60  # steps from fault to fault, on average
-    plan = [(spacing * (i + 1) + draw.randrange(-20, 20), draw.choice(wanted), draw.randrange(6)) for i in range(number)]
-    nan_at, nan_host = plan[number // 2][0] + 30, draw.choice(Lab.NODES[:3])
-    steps = spacing * (number + 2)
-    print(f"campaign: {number} faults in {steps} steps, seed {seed}; a NaN at step {nan_at} on {nan_host}", flush=True)
-    expected = undisturbed(tessera, output, "both", steps)
-    rows, again = [], None
+    wanted = [case for case in CASES if case.engine is None and case.name not in ("nan-once", "nan-on-a-node", "damaged-checkpoint")]
+    plan = [(SPACING * (i + 1) + draw.randrange(-10, 10), draw.choice(wanted), draw.randrange(3)) for i in range(number)]
+    # The first one: n2, on which the hook waits, trains until then.
+    plan[0] = (plan[0][0], next(case for case in CASES if case.name == "nan-on-a-node"), 1)
+    return plan
+
+
+def campaign(number, seed, engine, tessera, output, slack):
+    """Random faults at random steps of one run. Returns whether it healed from all of them."""
+    plan = plan_of(number, seed)
+    steps, nan_at = SPACING * (number + 2), plan[0][0]
+    print(f"campaign: {number} faults in {steps} steps, seed {seed}", flush=True)
+    expected = undisturbed(tessera, output, "replicas", steps, LONG_STEPS)
+    rows = []
     with Lab(tessera) as lab:
         before = {node: lab.leftovers(node) for node in ("head", *lab.NODES)}
         begin = time.time()
-        run = Run(lab, engine, "both", steps,
-                  {**SAVES_OFTEN, "checkpoint.async_mode": "async", "checkpoint.verify_interval": 5,
-                   "debug.nan_at_step": nan_at, "debug.nan_count": 1000, "debug.nan_on_rank": -1,
-                   "debug.nan_on_host": nan_host},
+        run = Run(lab, engine, "replicas", steps,
+                  {**SAVES_OFTEN, "training.global_batch_size": LONG_STEPS, "checkpoint.async_mode": "async",
+                   "checkpoint.verify_interval": 5, "debug.nan_at_step": nan_at, "debug.nan_count": 1000,
+                   "debug.nan_on_rank": 1, "debug.nan_on_host": "n2"},
                   ("--restarts-per-hour", str(10 * number)))
         end = Row("end")
         try:
             for step, case, rank in plan:
-                made = run.wait_for(lambda made, step=step: made[2] >= step, 300, f"step {step}")
-                undisturbed_seconds = run.step_seconds()
+                made = run.wait_for(lambda made, step=step: made[2] >= step - 1, 300, f"step {step - 1}")
+                step_seconds = run.step_seconds()
                 run.victim = lambda rank=rank: Run.victim(run, rank)
-                row = Row(f"{made[2]}: {case.name}", noticed_bound=case.noticed * slack, again_bound=case.again * slack,
+                row = Row(f"{step}: {case.name}", noticed_bound=case.noticed * slack, again_bound=case.again * slack,
                           lost_bound=max(case.lost, 5))
                 rows.append(row)
-                when, blamed = case.strike(run)
+                when, blamed = (made[0], {"node": "n2"}) if case.strike is nan else case.strike(run)
                 if case.healed_by == "restart":
                     follow_restart(run, row, case, when, blamed)
-                    if "node" in blamed:
-                        lab.repair(blamed["node"])
+                    operate(lab, run, blamed["node"])
                 else:
-                    time.sleep(12 * undisturbed_seconds)
+                    time.sleep(12 * step_seconds)
                     lab.repair("disk")
+                    row.action = case.healed_by
                 check_bounds(row)
                 print("  ".join(row.cells()), flush=True)
             status = run.wait(300)
@@ -549,7 +554,16 @@ def campaign(number, seed, engine, tessera, output, slack):
                 print(f"{what}: median {statistics.median(values):.1f} s, longest {max(values):.1f} s")
         print(f"effective training time: {100 * run.follower.last_step() * step_seconds / seconds:.1f} % of {seconds:.0f} s")
         print(f"{number} faults, seed {seed}: {'; '.join(end.missed) or 'the losses of an undisturbed run, nothing left'}")
-    return not end.missed
+    return not end.missed and not any(row.missed for row in rows)
+
+
+def operate(lab, run, node):
+    """What an operator does with a node that was blamed: repairs it, and says that it may be used again."""
+    lab.repair(node)
+    with open(os.path.join(run.dump, "launch.json")) as file:
+        roles = {entry["name"]: entry["role"] for entry in json.load(file)["nodes"]}
+    if roles[node] == "drained":
+        lab.run("head", lab.tessera, "undrain", run.dump, node)
 
 
 def main():

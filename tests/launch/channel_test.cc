@@ -56,6 +56,25 @@ TEST(Channel, TheNextMonitorOfANodeTakesThePlaceOfTheOneBefore) {
   EXPECT_TRUE(wait_for_message(second));
 }
 
+TEST(Channel, ANodeWhoseConnectionEndsIsNamed) {
+  LauncherChannel launcher(true);
+  MonitorChannel stays("n1", endpoint_of(launcher), launcher.key());
+  auto goes = std::make_unique<MonitorChannel>("n2", endpoint_of(launcher), launcher.key());
+  for (MonitorChannel* monitor : {&stays, goes.get()}) {
+    monitor->send({{"say", "hello"}});
+    ASSERT_TRUE(launcher.receive(milliseconds(5000)));
+  }
+  EXPECT_THAT(launcher.take_disconnected(), ElementsAre());
+  goes.reset();
+  std::vector<std::string> ended;
+  for (int i = 0; i < 100 && ended.empty(); ++i) {
+    EXPECT_FALSE(launcher.receive(milliseconds(20)));
+    ended = launcher.take_disconnected();
+  }
+  EXPECT_THAT(ended, ElementsAre("n2"));
+  EXPECT_THAT(launcher.take_disconnected(), ElementsAre());
+}
+
 TEST(Channel, AWrongKeyIsRefused) {
   expect_error([] { MonitorChannel("n1", "tcp://127.0.0.1:1", "short"); }, {"5 characters, expected 40"});
 }
