@@ -34,7 +34,7 @@ struct WatchOptions {
   double start_timeout = 300.0;      // seconds until all ranks have come: comm.init_timeout_seconds
   double stopped_seconds = 2.0;      // a process may be stopped so long
   double slow_factor = 1.5;          // a rank that computes so much longer than the median of the others is slow
-  double slow_seconds = 0.05;        // and by so much per step
+  double slow_seconds = 0.1;         // and by so much per step
   std::int64_t slow_window = 6;      // steps; in two windows one after the other
   double slow_window_seconds = 2.0;  // a window is so long at least: a busy core makes ranks differ for a moment
 };

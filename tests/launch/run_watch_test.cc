@@ -144,11 +144,11 @@ TEST_F(RunWatchTest, ASlowRankIsFoundByItsOwnTimeWithinTwoWindows) {
 }
 
 TEST_F(RunWatchTest, ARankIsNotSlowForAMoment) {
-  // Steps of 0.1 s. For 1.5 s of every 4 rank 1 computes five times as long as the others, as beside another program.
+  // Steps of 0.2 s. For 2.2 s of every 8 rank 1 computes five times as long as the others, as beside another program.
   for (int i = 1; i < 1000; ++i) {
-    const double now = 0.1 * i;
-    const bool is_busy = std::fmod(now, 4.0) >= 2.5;
-    for (RankReport& rank : ranks_) rank.idle_seconds += rank.rank == 1 && is_busy ? 0.0 : 0.08;
+    const double now = 0.2 * i;
+    const bool is_busy = std::fmod(now, 8.0) >= 5.8;
+    for (RankReport& rank : ranks_) rank.idle_seconds += rank.rank == 1 && is_busy ? 0.0 : 0.16;
     report(now, i);
     const auto found = watch_.find(now);
     ASSERT_FALSE(found) << found->evidence.front();
