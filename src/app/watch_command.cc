@@ -89,7 +89,7 @@ class WatchedRun {
     const LauncherWatch::Verdict verdict = watch_.judge(job, is_launcher_at(state.endpoint, kAnswer), now());
     const double noticed_at = unix_time();
     say(verdict.text, spdlog::level::warn);
-    if (watch_.is_over()) status_ = ExitStatus::kProgramError;
+    if (watch_.is_over() && !state.has_ended()) status_ = ExitStatus::kProgramError;
     if (!verdict.requeue) return;
     try {
       write_launcher_loss(folder_, state, noticed_at);

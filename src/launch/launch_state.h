@@ -18,8 +18,6 @@
 #include <string>
 #include <vector>
 
-#include "base/exit_status.h"
-
 namespace tessera {
 
 struct LaunchState {
@@ -53,8 +51,6 @@ struct LaunchState {
   /// The share of the time since the launch began in which the run got on.
   double effective_training_time() const { return time > begin ? 1.0 - seconds_lost / (time - begin) : 1.0; }
   bool has_ended() const { return state == "done" || state == "stopped"; }
-  /// Whether the launch has ended for the scheduler to start it again.
-  bool is_requeued() const { return exit_status == static_cast<int>(ExitStatus::kRequeue); }
 };
 
 nlohmann::ordered_json to_json(const LaunchState& state);

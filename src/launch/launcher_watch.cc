@@ -27,7 +27,7 @@ std::string LauncherWatch::look(const LaunchState& state, double now) {
   is_known_ = true;
   looked_ = now;
   state_ = state;
-  is_over_ = state.has_ended() && !state.is_requeued();
+  is_over_ = state.state == "done" || (state.has_ended() && !state.job);
   if (is_over_) return fmt::format("run {} has ended: {}", state.run_id, state.state);
   if (!is_new_launcher && !(is_changed && was_suspect)) return "";
   return fmt::format("run {}: {}, step {} of {}, launcher on {}, {}", state.run_id, state.state, state.step,
@@ -41,14 +41,17 @@ LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, d
       fmt::format("the launcher on {} has written nothing for {:g} s (--silent)", state_.host, options_.silent_seconds);
   if (job.has_ended()) {
     is_over_ = true;
+    if (state_.has_ended())
+      return {.text = fmt::format("run {} has {}, {} is {}", state_.run_id, state_.state, name, job.state)};
     return {.text = fmt::format("{} is {}, but the run has not ended; submit its script again to go on with it", name,
                                 job.state)};
   }
   // A job that Slurm has requeued since is not requeued again before its new launcher writes.
-  if (job.state != "RUNNING" || job.restarts != state_.job->restarts || state_.has_ended()) {
+  if (job.state != "RUNNING" || job.restarts != state_.job->restarts) {
     return {.text =
                 fmt::format("{} is {}: waiting for its launcher", describe({state_.job->id, job.restarts}), job.state)};
   }
+  if (state_.has_ended()) return {};  // its script is about to end
   if (answers) return {.text = silence + ", but it answers: its storage may hang or be full"};
   if (!job.host_is_down && !is_reachable_.value_or(false)) {
     return {.text = fmt::format("{}. Whether it is lost is not known: it was never reached at {}, and Slurm does not "
@@ -63,8 +66,8 @@ LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, d
   }
   requeues_.push_back(now);
   return {.requeue = true,
-          .text = fmt::format("{}, and does not answer{}: it is lost, {} is requeued", silence,
-                              job.host_is_down ? fmt::format(". Slurm: {} is down", job.host) : "", name)};
+          .text = fmt::format("{}, and does not answer{}: {} is requeued", silence,
+                              job.host_is_down ? fmt::format(", and Slurm says that {} is down", job.host) : "", name)};
 }
 
 }  // namespace tessera

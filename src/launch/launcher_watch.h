@@ -32,8 +32,9 @@ class LauncherWatch {
   bool wants_contact() const { return is_alive_ && !is_reachable_; }
   /// Whether the launcher answers while it works (is_launcher_at). If not, its silence later says nothing.
   void set_reachable(bool reachable) { is_reachable_ = reachable; }
-  /// Whether launch.json has not changed for so long that judge() is to be called.
-  bool is_suspect() const { return silent_ >= options_.silent_seconds; }
+  /// Whether judge() is to be called: launch.json has not changed for so long, or the launcher has stopped, and its job
+  /// may have been requeued or have ended.
+  bool is_suspect() const { return silent_ >= options_.silent_seconds || state_.state == "stopped"; }
 
   struct Verdict {
     bool requeue = false;

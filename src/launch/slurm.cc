@@ -31,14 +31,15 @@ std::string output_of(const std::string& command) {
   std::array<char, 4096> part{};
   while (const std::size_t size = std::fread(part.data(), 1, part.size(), pipe)) output.append(part.data(), size);
   const int status = pclose(pipe);
-  require(status == 0, "'{}' failed: {}", command, output.empty() ? "it printed nothing" : output);
+  const std::string_view shown = std::string_view(output).substr(0, output.find_last_not_of('\n') + 1);
+  require(status == 0, "'{}' failed: {}", command, shown.empty() ? "it printed nothing" : shown);
   return output;
 }
 
 bool SlurmJob::has_ended() const {
-  constexpr std::array<std::string_view, 11> kEnds = {"BOOT_FAIL", "CANCELLED", "COMPLETED",     "DEADLINE",
-                                                      "FAILED",    "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-                                                      "REVOKED",   "TIMEOUT",   kForgottenJob};
+  constexpr std::array<std::string_view, 13> kEnds = {
+      "SPECIAL_EXIT", "REQUEUE_HOLD",  "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE",   "FAILED",
+      "NODE_FAIL",    "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",   "TIMEOUT",   kForgottenJob};
   return std::ranges::find(kEnds, state) != kEnds.end();
 }
 

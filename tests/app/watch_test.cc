@@ -57,7 +57,7 @@ TEST_F(WatchTest, AJobWhoseBatchHostIsDownIsRequeued) {
                  "NodeName=n1 State=DOWN; exit; fi\n[ -e " + requeued + " ] && restarts=1\n" +
                  "echo JobState=RUNNING Restarts=${restarts:-0} BatchHost=n1\n");
   const Process process = watch({run_.string()});
-  process.wait_for_output("it is lost, job 7 is requeued");
+  process.wait_for_output("and Slurm says that n1 is down: job 7 is requeued");
   process.wait_for_output("job 7 (Restarts=1) is RUNNING: waiting for its launcher");
   EXPECT_TRUE(read_launcher_loss(run_, lost_));
   LaunchState next = lost_;

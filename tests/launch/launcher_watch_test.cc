@@ -147,16 +147,23 @@ TEST_F(LauncherWatchTest, RequeuesPerHourAreLimited) {
   EXPECT_TRUE(judge(running(2)).requeue);
 }
 
-TEST_F(LauncherWatchTest, ARunThatHasEndedIsOver) {
+TEST_F(LauncherWatchTest, OneThatHasStoppedIsOverWhenItsJobIs) {
   begin();
   state_.state = "stopped";
-  state_.exit_status = static_cast<int>(ExitStatus::kRequeue);
-  pass(1.0, true);
-  EXPECT_FALSE(watch_.is_over());  // Slurm starts it again
-  pass(10.0, false);
-  EXPECT_FALSE(judge(running()).requeue);
+  pass(0.5, true);
+  EXPECT_TRUE(watch_.is_suspect());
+  for (const auto& [state, restarts] : {std::pair{"RUNNING", 0}, {"COMPLETING", 0}, {"PENDING", 1}, {"RUNNING", 1}}) {
+    pass(3600.0, false);
+    EXPECT_FALSE(judge({.state = state, .restarts = restarts, .host = "n1", .host_is_down = true}).requeue) << state;
+    EXPECT_FALSE(watch_.is_over());  // as by `scontrol requeue`, or exit status 75
+  }
+  EXPECT_THAT(judge({.state = "SPECIAL_EXIT"}).text, HasSubstr("run r has stopped, job 7 is SPECIAL_EXIT"));
+  EXPECT_TRUE(watch_.is_over());
+}
+
+TEST_F(LauncherWatchTest, ARunThatHasEndedIsOver) {
+  begin();
   state_.state = "done";
-  state_.exit_status = 0;
   EXPECT_THAT(pass(0.5, true), HasSubstr("run r has ended: done"));
   EXPECT_TRUE(watch_.is_over());
 }

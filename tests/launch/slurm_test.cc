@@ -42,7 +42,7 @@ TEST(Slurm, ANodeThatDoesNotRespondIsDown) {
 
 TEST(Slurm, ACommandThatFailsIsAnErrorWithItsOutput) {
   EXPECT_EQ(output_of("echo one"), "one\n");
-  expect_error([] { output_of("sh -c 'echo why; exit 3'"); }, {"exit 3", "failed: why"});
+  expect_error([] { output_of("sh -c 'echo why; exit 3'"); }, {"'sh -c 'echo why; exit 3'' failed: why"});
 }
 
 }  // namespace
