@@ -190,9 +190,8 @@ class Launcher {
                     .sure = Certainty::kLikely,
                     .step = lost.step,
                     .evidence = {fmt::format(
-                        "the launcher on {} (process {}) wrote that step {} had begun, and nothing "
-                        "after that",
-                        lost.host, lost.pid, lost.step)}},
+                        "the last word of the launcher on {} (process {}) was that step {} had begun", lost.host,
+                        lost.pid, lost.step)}},
         .decision = {is_requeued ? Action::kRequeue : Action::kRestart,
                      is_requeued ? fmt::format("job {} was requeued", lost.job->id) : "the run was launched again"},
         .last_step = lost.step};
