@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -166,7 +167,9 @@ class Launcher {
     state_.endpoint = endpoint();
     state_.num_steps = config_.training.steps;
     int restarts = 0;
-    if (const char* text = std::getenv("SLURM_RESTART_COUNT")) restarts = std::atoi(text);
+    const char* variable = std::getenv("SLURM_RESTART_COUNT");
+    const std::string_view text = variable == nullptr ? "" : variable;
+    std::from_chars(text.data(), text.data() + text.size(), restarts);
     if (!engine_->job().empty()) state_.job = {.id = engine_->job(), .restarts = restarts};
     lock_.emplace(
         dump_folder_ / kLaunchLockName, fmt::format("the run in '{}'", dump_folder_.string()),
