@@ -1,5 +1,6 @@
 #include "launch/channel.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <utility>
@@ -117,6 +118,26 @@ void LauncherChannel::send(const Message& message) {
   try {
     zmq::send_multipart(sockets_->router, frames, zmq::send_flags::dontwait);
   } catch (const zmq::error_t&) {  // NOLINT(bugprone-empty-catch): a node that is gone is told of by its silence
+  }
+}
+
+bool is_launcher_at(const std::string& endpoint, std::chrono::milliseconds timeout) {
+  // ZeroMQ greets whoever connects, before any encryption. The kernel alone, of a process that is stopped, does not.
+  zmq::context_t context;
+  zmq::socket_t stream(context, zmq::socket_type::stream);
+  stream.set(zmq::sockopt::linger, 0);
+  try {
+    stream.connect(endpoint);
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    while (true) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+      stream.set(zmq::sockopt::rcvtimeo, std::max(0, static_cast<int>(left.count())));
+      std::vector<zmq::message_t> frames;
+      if (!zmq::recv_multipart(stream, std::back_inserter(frames))) return false;
+      if (frames.back().size() > 0) return true;  // an empty one says that the connection has begun or ended
+    }
+  } catch (const zmq::error_t&) {  // the endpoint cannot be read, or a signal
+    return false;
   }
 }
 

@@ -45,6 +45,9 @@ class LauncherChannel {
   int port_ = 0;
 };
 
+/// Whether a launcher's channel listens at the endpoint and its process is at work. Waits for up to `timeout`.
+bool is_launcher_at(const std::string& endpoint, std::chrono::milliseconds timeout);
+
 /// A monitor's end.
 class MonitorChannel {
  public:

@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -15,24 +13,12 @@
 #include "base/error.h"
 #include "base/host_name.h"
 #include "base/shell_word.h"
+#include "launch/slurm.h"
 
 namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// What a short command prints. Throws Error if it fails.
-std::string output_of(const std::string& command) {
-  // NOLINTNEXTLINE(bugprone-command-processor): the program is the scheduler's, which PATH finds
-  std::FILE* pipe = popen(("timeout -k 1 20 " + command + " 2>&1").c_str(), "r");
-  require(pipe != nullptr, "cannot start '{}'", command);
-  std::string output;
-  std::array<char, 4096> part{};
-  while (const std::size_t size = std::fread(part.data(), 1, part.size(), pipe)) output.append(part.data(), size);
-  const int status = pclose(pipe);
-  require(status == 0, "'{}' failed: {}", command, output.empty() ? "it printed nothing" : output);
-  return output;
-}
 
 std::vector<std::string> words_of(const std::string& text) {
   std::istringstream stream(text);
@@ -109,10 +95,11 @@ class HostsEngine : public Engine {
 class SlurmEngine : public Engine {
  public:
   explicit SlurmEngine(std::vector<std::string> srun_options) : options_(std::move(srun_options)) {
-    const char* list = std::getenv("SLURM_JOB_NODELIST");
-    require(list != nullptr && std::getenv("SLURM_JOB_ID") != nullptr,
+    const char *list = std::getenv("SLURM_JOB_NODELIST"), *job = std::getenv("SLURM_JOB_ID");
+    require(list != nullptr && job != nullptr,
             "the engine slurm needs an allocation (SLURM_JOB_ID is not set): start it in a job of sbatch or salloc, or "
             "give --hosts");
+    job_ = job;
     nodes_ = words_of(output_of("scontrol show hostnames " + shell_word(list)));
     const std::vector<std::string> kinds = words_of(output_of("srun --mpi=list"));
     require(std::ranges::find(kinds, "pmix") != kinds.end(),
@@ -150,10 +137,11 @@ class SlurmEngine : public Engine {
   std::optional<CommandLine> drain(const std::string& node, const std::string& reason) const override {
     return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
   }
-  bool can_requeue() const override { return true; }
+  std::string job() const override { return job_; }
 
  private:
   std::vector<std::string> nodes_, options_;
+  std::string job_;
 };
 
 }  // namespace

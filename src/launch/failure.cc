@@ -28,6 +28,8 @@ std::string_view name_of(FailureKind kind) {
       return "taken over";
     case FailureKind::kStartFailed:
       return "start failed";
+    case FailureKind::kLauncherLost:
+      return "launcher lost";
   }
   return "unknown";
 }

@@ -23,6 +23,7 @@ enum class FailureKind : std::uint8_t {
   kWrongInput,     // ExitStatus::kWrongInput
   kTakenOver,      // ExitStatus::kTakenOver
   kStartFailed,    // the ranks did not come
+  kLauncherLost,   // the launcher before this one ended without a word
 };
 /// "rank died".
 std::string_view name_of(FailureKind kind);

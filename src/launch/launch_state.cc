@@ -9,7 +9,29 @@ namespace tessera {
 namespace {
 
 constexpr const char* kFormat = "tessera-launch";
+constexpr const char* kLossFormat = "tessera-launcher-lost";
 constexpr std::uint64_t kVersion = 1;
+
+/// What a file of the folder holds; none if there is no such file.
+std::optional<nlohmann::json> read_json(const std::filesystem::path& path, const char* format) {
+  std::error_code unreadable;
+  if (!std::filesystem::exists(path, unreadable)) return std::nullopt;
+  const std::string name = fmt::format("'{}'", path.string());
+  auto json = parse_json(read_text_file(path), name);
+  const JsonFields<> fields(json, name);
+  require(fields.text("format") == format && fields.count("version") == kVersion,
+          "{}: expected format '{}', version {}, got '{}', version {}", name, format, kVersion, fields.text("format"),
+          fields.count("version"));
+  return json;
+}
+
+nlohmann::ordered_json to_json(const LaunchState::Job& job) { return {{"id", job.id}, {"restarts", job.restarts}}; }
+
+LaunchState::Job job_from_json(const JsonFields<>& parent) {
+  const JsonFields<> fields(parent.at("job"), parent.place_of("job"));
+  return {.id = fields.text("id"),
+          .restarts = static_cast<int>(fields.count("restarts", std::numeric_limits<int>::max()))};
+}
 
 }  // namespace
 
@@ -26,6 +48,8 @@ nlohmann::ordered_json to_json(const LaunchState& state) {
                                  {"host", state.host},
                                  {"pid", state.pid},
                                  {"engine", state.engine},
+                                 {"endpoint", state.endpoint},
+                                 {"job", nullptr},
                                  {"time", state.time},
                                  {"begin", state.begin},
                                  {"step", state.step},
@@ -36,25 +60,21 @@ nlohmann::ordered_json to_json(const LaunchState& state) {
                                  {"seconds_lost", state.seconds_lost},
                                  {"effective_training_time", state.effective_training_time()},
                                  {"exit_status", nullptr}};
+  if (state.job) json["job"] = to_json(*state.job);
   if (state.exit_status) json["exit_status"] = *state.exit_status;
   return json;
 }
 
 std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / kLaunchStateName;
-  std::error_code unreadable;
-  if (!std::filesystem::exists(path, unreadable)) return std::nullopt;
-  const std::string name = fmt::format("'{}'", path.string());
-  const auto json = parse_json(read_text_file(path), name);
-  const JsonFields<> fields(json, name);
-  require(fields.text("format") == kFormat && fields.count("version") == kVersion,
-          "{}: expected format '{}', version {}, got '{}', version {}", name, kFormat, kVersion, fields.text("format"),
-          fields.count("version"));
+  const auto json = read_json(folder / kLaunchStateName, kFormat);
+  if (!json) return std::nullopt;
+  const JsonFields<> fields(*json, fmt::format("'{}'", (folder / kLaunchStateName).string()));
   LaunchState state{.run_id = fields.text("run_id"),
                     .attempt = static_cast<std::int64_t>(fields.count("attempt")),
                     .state = fields.text("state"),
                     .host = fields.text("host"),
                     .engine = fields.text("engine"),
+                    .endpoint = fields.contains("endpoint") ? fields.text("endpoint") : "",
                     .pid = static_cast<int>(fields.count("pid")),
                     .time = fields.number("time"),
                     .begin = fields.number("begin"),
@@ -68,8 +88,25 @@ std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder
     const JsonFields<> of_node(node, fields.place_of("nodes"));
     state.nodes.push_back({of_node.text("name"), of_node.text("role"), of_node.number("silent_seconds")});
   }
+  if (fields.find("job") != nullptr) state.job = job_from_json(fields);
   if (fields.find("exit_status") != nullptr) state.exit_status = static_cast<int>(fields.count("exit_status"));
   return state;
+}
+
+void write_launcher_loss(const std::filesystem::path& folder, const LaunchState& lost, double noticed_at) {
+  const nlohmann::ordered_json json = {
+      {"format", kLossFormat}, {"version", kVersion}, {"job", to_json(lost.job.value())}, {"noticed_at", noticed_at}};
+  AtomicFile file(folder / kLauncherLossName);
+  file.write(json_text(json, 2) + "\n");
+  file.commit();
+}
+
+std::optional<double> read_launcher_loss(const std::filesystem::path& folder, const LaunchState& lost) {
+  const auto json = read_json(folder / kLauncherLossName, kLossFormat);
+  if (!json) return std::nullopt;
+  const JsonFields<> fields(*json, fmt::format("'{}'", (folder / kLauncherLossName).string()));
+  if (lost.job != job_from_json(fields)) return std::nullopt;  // another launcher's loss
+  return fields.number("noticed_at");
 }
 
 }  // namespace tessera

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -84,19 +85,13 @@ class Launcher {
         engine_(std::move(engine)),
         stop_(stop),
         channel_(engine_->is_one_machine()),
-        ladder_(options.restarts_per_hour, engine_->can_requeue()),
+        ladder_(options.restarts_per_hour, !engine_->job().empty()),
         dump_folder_(config.job.dump_folder) {
     state_.begin = unix_time();
     create_folder(dump_folder_);
     identify();
     for (const std::string& name : engine_->nodes()) nodes_.push_back({.name = name});
-    const auto needed = static_cast<std::size_t>(options_.num_nodes) + static_cast<std::size_t>(options_.num_spares);
-    require(nodes_.size() >= needed,
-            "--nodes {} and --spares {} need {} nodes, but the engine {} has {}: give fewer, or start with more "
-            "({})",
-            options_.num_nodes, options_.num_spares, needed, engine_->name(), nodes_.size(),
-            engine_->name() == "slurm" ? "sbatch -N" : "--hosts");
-    nodes_.resize(needed);
+    limit_nodes();
     node_folder_ = options_.node_folder.empty() ? fs::path("/dev/shm/tessera-" + state_.run_id) : options_.node_folder;
   }
 
@@ -129,6 +124,23 @@ class Launcher {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
+  /// Leaves the nodes that are asked for. A run that goes on may have lost some for which there were spares.
+  void limit_nodes() {
+    const auto num_active = static_cast<std::size_t>(options_.num_nodes);
+    const std::size_t needed = num_active + static_cast<std::size_t>(options_.num_spares);
+    if (state_.attempt > 0 && nodes_.size() >= num_active && nodes_.size() < needed) {
+      spdlog::warn("the run goes on with {} spares, fewer than --spares {}: the engine {} has {} nodes",
+                   nodes_.size() - num_active, options_.num_spares, engine_->name(), nodes_.size());
+      return;
+    }
+    require(nodes_.size() >= needed,
+            "--nodes {} and --spares {} need {} nodes, but the engine {} has {}: give fewer, or start with more "
+            "({})",
+            options_.num_nodes, options_.num_spares, needed, engine_->name(), nodes_.size(),
+            engine_->name() == "slurm" ? "sbatch -N" : "--hosts");
+    nodes_.resize(needed);
+  }
+
   /// Which run this is, and the number of its last attempt; locks the run.
   void identify() {
     const std::optional<LaunchState> before = read_launch_state(dump_folder_);
@@ -153,12 +165,43 @@ class Launcher {
     state_.host = host_name();
     state_.pid = ::getpid();
     state_.engine = engine_->name();
+    state_.endpoint = endpoint();
     state_.num_steps = config_.training.steps;
-    const char* restarts = std::getenv("SLURM_RESTART_COUNT");
-    const std::string starts = restarts == nullptr ? "0" : restarts;
-    lock_.emplace(dump_folder_ / kLaunchLockName, fmt::format("the run in '{}'", dump_folder_.string()),
-                  FileLock::Options{.owner = fmt::format("launch of run {}, requeued {} times", state_.run_id, starts),
-                                    .takes_over = [&](const std::string&) { return starts != "0"; }});
+    int restarts = 0;
+    const char* variable = std::getenv("SLURM_RESTART_COUNT");
+    const std::string_view text = variable == nullptr ? "" : variable;
+    std::from_chars(text.data(), text.data() + text.size(), restarts);
+    if (!engine_->job().empty()) state_.job = {.id = engine_->job(), .restarts = restarts};
+    lock_.emplace(
+        dump_folder_ / kLaunchLockName, fmt::format("the run in '{}'", dump_folder_.string()),
+        FileLock::Options{.owner = fmt::format("launch of run {}, requeued {} times", state_.run_id, restarts),
+                          .takes_over = [&](const std::string&) { return restarts > 0; }});
+    const bool had_trained = before && before->run_id == state_.run_id && before->step > 0;
+    if (had_trained && !before->has_ended()) take_over_from(*before);
+  }
+
+  /// After a launcher that ended without a word: its loss is an incident of the run.
+  void take_over_from(const LaunchState& lost) {
+    const std::optional<double> noticed = read_launcher_loss(dump_folder_, lost);
+    const bool is_requeued = state_.job && lost.job && state_.job->id == lost.job->id;
+    Incident incident{
+        .number = ++state_.incidents,
+        .noticed_at = noticed.value_or(unix_time()),
+        .lost_from = lost.time,
+        .attempt = lost.attempt,
+        .failure = {.kind = FailureKind::kLauncherLost,
+                    .node = lost.host,
+                    .sure = Certainty::kLikely,
+                    .step = lost.step,
+                    .evidence = {fmt::format(
+                        "the last word of the launcher on {} (process {}) was that step {} had begun", lost.host,
+                        lost.pid, lost.step)}},
+        .decision = {is_requeued ? Action::kRequeue : Action::kRestart,
+                     is_requeued ? fmt::format("job {} was requeued", lost.job->id) : "the run was launched again"},
+        .last_step = lost.step};
+    spdlog::warn("incident {}: {}", incident.number, describe(incident));
+    write_incident(incident);
+    healing_ = std::move(incident);
   }
 
   std::string endpoint() const {
@@ -221,7 +264,7 @@ class Launcher {
     }
     require(missing.empty(), "not all of {} nodes are fit, no rank was started:{}", nodes_.size(), missing);
     spdlog::info("run {}: {} of {} nodes train, {} ranks on each, {} in reserve", state_.run_id, options_.num_nodes,
-                 nodes_.size(), options_.ranks_per_node, options_.num_spares);
+                 nodes_.size(), options_.ranks_per_node, nodes_.size() - static_cast<std::size_t>(options_.num_nodes));
   }
 
   Node* find_node(const std::string& name) {
@@ -458,7 +501,7 @@ class Launcher {
                    unix_time() - healing_->noticed_at);
     }
     if (step < healing_->last_step) return;
-    healing_->seconds_lost = last_seconds_lost_ = unix_time() - healing_->noticed_at;
+    healing_->seconds_lost = last_seconds_lost_ = std::max(0.0, unix_time() - healing_->lost_from);
     state_.seconds_lost += healing_->seconds_lost;
     write_incident(*healing_);
     healing_.reset();
@@ -472,6 +515,7 @@ class Launcher {
     blame(failure);
     Incident incident{.number = ++state_.incidents,
                       .noticed_at = noticed,
+                      .lost_from = noticed,
                       .attempt = state_.attempt,
                       .failure = std::move(failure),
                       .last_step = last_step};

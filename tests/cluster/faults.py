@@ -42,7 +42,7 @@ class Run:
     def __init__(self, lab, engine, mesh, steps, keys, launch_options=()):
         self.lab, self.engine, self.steps = lab, engine, steps
         self.dump = os.path.join(lab.shared, "run")
-        self.log = os.path.join(lab.shared, "run.log")
+        self.log, self.watch_log = os.path.join(lab.shared, "run.log"), os.path.join(lab.shared, "watch.log")
         self.checkpoints = os.path.join(lab.disk, "checkpoint")
         os.makedirs(self.dump)
         keys = {"checkpoint.enable": "true", "checkpoint.folder": self.checkpoints, "checkpoint.interval": 20,
@@ -60,9 +60,13 @@ class Run:
             script = os.path.join(lab.shared, "run.sh")
             with open(script, "w") as file:
                 file.write("#!/bin/bash\nexec " + " ".join(self.command) + "\n")
-            # Without --no-kill Slurm ends the job with its first lost node, without --overcommit a node has one task.
-            self.job = lab.run("head", "sbatch", "--parsable", "-N4", "--no-kill", "--requeue", "--overcommit",
+            # Without --no-kill Slurm ends the job with its first lost node, without --overcommit a node has one task. A
+            # job that is requeued does without the spare.
+            self.job = lab.run("head", "sbatch", "--parsable", "-N3-4", "--no-kill", "--requeue", "--overcommit",
                                "--open-mode=append", "-o", self.log, script).strip()
+            with open(self.watch_log, "w") as log:
+                self.watcher = subprocess.Popen(lab.command("head", lab.tessera, "watch", self.dump), stdout=log,
+                                                stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
     def status(self):
         """The exit status; None while it runs."""
@@ -81,6 +85,12 @@ class Run:
                 raise Missed(f"still runs after {timeout} s")
             time.sleep(0.1)
         self.follower.end()
+        if self.engine == "slurm":
+            try:
+                if self.watcher.wait(10) != 0:
+                    raise Missed(f"`tessera watch` ended with {self.watcher.returncode}")
+            except subprocess.TimeoutExpired:
+                raise Missed("`tessera watch` still runs 10 s after the run's end") from None
         return self.status()
 
     def wait_for(self, condition, timeout, what):
@@ -466,7 +476,7 @@ def keep(lab, run, folder):
     """For who wants to know why."""
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    for path in (run.log, os.path.join(run.dump, "metrics.jsonl"), *glob.glob(os.path.join(run.dump, "incidents", "*"))):
+    for path in (run.log, run.watch_log, os.path.join(run.dump, "metrics.jsonl"), *glob.glob(os.path.join(run.dump, "incidents", "*"))):
         if os.path.isfile(path):
             shutil.copy(path, folder)
 

@@ -1,6 +1,9 @@
 #include "launch/channel.h"
 
 #include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "tests/expect_error.h"
 
@@ -73,6 +76,30 @@ TEST(Channel, ANodeWhoseConnectionEndsIsNamed) {
   }
   EXPECT_THAT(ended, ElementsAre("n2"));
   EXPECT_THAT(launcher.take_disconnected(), ElementsAre());
+}
+
+TEST(Channel, OnlyAProcessThatIsAtWorkAnswers) {
+  const milliseconds short_time(300);
+  std::string endpoint;
+  {
+    LauncherChannel launcher(true);
+    endpoint = endpoint_of(launcher);
+    EXPECT_TRUE(is_launcher_at(endpoint, milliseconds(5000)));
+    EXPECT_FALSE(launcher.receive(milliseconds(100)));
+  }
+  EXPECT_FALSE(is_launcher_at(endpoint, short_time));
+  EXPECT_FALSE(is_launcher_at("nonsense", short_time));
+  // A kernel accepts connections for a process that is stopped.
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(bind(listener, reinterpret_cast<const sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  ASSERT_EQ(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  EXPECT_FALSE(is_launcher_at("tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port)), short_time));
+  close(listener);
 }
 
 TEST(Channel, AWrongKeyIsRefused) {

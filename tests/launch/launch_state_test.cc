@@ -19,7 +19,9 @@ TEST(LaunchState, IsReadAsItWasWritten) {
                             .attempt = 3,
                             .state = "training",
                             .host = "head",
-                            .engine = "hosts",
+                            .engine = "slurm",
+                            .endpoint = "tcp://head:1",
+                            .job = LaunchState::Job{.id = "4711", .restarts = 2},
                             .pid = 7,
                             .time = 110.0,
                             .begin = 10.0,
@@ -33,10 +35,24 @@ TEST(LaunchState, IsReadAsItWasWritten) {
   const auto read = read_launch_state(scratch.path());
   ASSERT_TRUE(read);
   EXPECT_EQ(to_json(*read), to_json(written));
+  EXPECT_EQ(read->job, written.job);
   EXPECT_DOUBLE_EQ(read->effective_training_time(), 0.75);
   EXPECT_FALSE(read->has_ended());
   data::write_file(scratch / kLaunchStateName, "{\"format\": \"other\", \"version\": 1}");
   expect_error([&] { read_launch_state(scratch.path()); }, {"expected format 'tessera-launch'"});
+}
+
+TEST(LaunchState, TheLossOfALauncherIsNotedForTheNextOne) {
+  const data::Scratch scratch;
+  const LaunchState lost{.run_id = "r", .job = LaunchState::Job{.id = "4711", .restarts = 2}};
+  EXPECT_FALSE(read_launcher_loss(scratch.path(), lost));
+  write_launcher_loss(scratch.path(), lost, 110.5);
+  EXPECT_EQ(read_launcher_loss(scratch.path(), lost), 110.5);
+  LaunchState later = lost;
+  ++later.job->restarts;
+  EXPECT_FALSE(read_launcher_loss(scratch.path(), later));
+  later.job.reset();
+  EXPECT_FALSE(read_launcher_loss(scratch.path(), later));
 }
 
 TEST(Incident, SaysWhatWasLostOnceTheRunGoesOn) {
