@@ -23,6 +23,9 @@ void add_monitor_command(CLI::App& app, int& status);
 /// `tessera status RUN`.
 void add_status_command(CLI::App& app);
 
+/// `tessera undrain RUN NODE...`.
+void add_undrain_command(CLI::App& app);
+
 /// `tessera bench step [CONFIG] [--section.key=value ...]`: times training steps on random tokens; `tessera bench
 /// gemm|grouped|attention|quantize|operators`: times operators on a GPU. Sets `status` to the process's exit status.
 void add_bench_command(CLI::App& app, int& status);

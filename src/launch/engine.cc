@@ -150,6 +150,9 @@ class SlurmEngine : public Engine {
   std::optional<CommandLine> drain(const std::string& node, const std::string& reason) const override {
     return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
   }
+  std::optional<CommandLine> undrain(const std::string& node) const override {
+    return CommandLine{"scontrol", "update", "nodename=" + node, "state=resume"};
+  }
   bool can_requeue() const override { return true; }
 
  private:
@@ -159,6 +162,7 @@ class SlurmEngine : public Engine {
 }  // namespace
 
 std::optional<CommandLine> Engine::drain(const std::string&, const std::string&) const { return std::nullopt; }
+std::optional<CommandLine> Engine::undrain(const std::string&) const { return std::nullopt; }
 
 std::unique_ptr<Engine> make_local_engine(std::vector<std::string> mpirun_options) {
   return std::make_unique<LocalEngine>(std::move(mpirun_options));

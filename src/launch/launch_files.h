@@ -3,8 +3,9 @@
 
 namespace tessera {
 
-inline constexpr const char* kLaunchStateName = "launch.json";    // what the launcher does (launch/launch_state.h)
-inline constexpr const char* kLaunchLockName = "launch.lock";     // locked while a launcher runs
-inline constexpr const char* kIncidentsFolderName = "incidents";  // N.json (launch/incident.h)
+inline constexpr const char* kLaunchStateName = "launch.json";         // what the launcher does (launch/launch_state.h)
+inline constexpr const char* kLaunchLockName = "launch.lock";          // locked while a launcher runs
+inline constexpr const char* kRequestsFolderName = "launch_requests";  // of operators (launch/requests.h)
+inline constexpr const char* kIncidentsFolderName = "incidents";       // N.json (launch/incident.h)
 
 }  // namespace tessera
