@@ -26,6 +26,9 @@ void add_status_command(CLI::App& app);
 /// `tessera watch RUN...`. Sets `status` to the process's exit status.
 void add_watch_command(CLI::App& app, int& status);
 
+/// `tessera undrain RUN NODE...`.
+void add_undrain_command(CLI::App& app);
+
 /// `tessera bench step [CONFIG] [--section.key=value ...]`: times training steps on random tokens; `tessera bench
 /// gemm|grouped|attention|quantize|operators`: times operators on a GPU. Sets `status` to the process's exit status.
 void add_bench_command(CLI::App& app, int& status);

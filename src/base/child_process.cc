@@ -45,8 +45,9 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& argument
   const int error = posix_spawnp(&process, program.c_str(), &files, &attributes, argv.data(), variables.data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
-  require(error == 0, "cannot start '{}'{}: {}", program,
-          log.empty() ? "" : fmt::format(" with its output to '{}'", log), std::strerror(error));
+  require(error == 0, "cannot start '{}'{}: {}{}", program,
+          log.empty() ? "" : fmt::format(" with its output to '{}'", log), std::strerror(error),
+          error == ENOENT && log.empty() ? "; install it, or add its folder to PATH" : "");
   return process;
 }
 

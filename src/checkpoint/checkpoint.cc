@@ -18,7 +18,7 @@ constexpr const char* kFormat = "tessera-checkpoint";
 constexpr int kVersion = 3;
 constexpr std::uint64_t kMaxStep = std::uint64_t{1} << 48;
 constexpr std::string_view kPrefix = "step-";
-constexpr const char* kPartialSuffix = ".partial";
+constexpr std::string_view kPartialSuffix = ".partial";
 
 std::optional<std::int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
@@ -26,6 +26,19 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), step);
   if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
   return step;
+}
+
+/// Whether a folder of this name is a save that was begun, and not by a later attempt than the saver.
+bool is_old_partial(std::string_view name, const Saver& saver) {
+  const std::size_t at = name.find(kPartialSuffix);
+  if (!name.starts_with(kPrefix) || at == name.npos) return false;
+  const std::string of_run = fmt::format("-{}-", saver.run);
+  std::string_view owner = name.substr(at + kPartialSuffix.size());
+  if (!owner.starts_with(of_run)) return true;  // another run's, whose lock the saver's run has
+  owner.remove_prefix(of_run.size());
+  std::int64_t attempt = 0;
+  const auto [end, error] = std::from_chars(owner.data(), owner.data() + owner.size(), attempt);
+  return error != std::errc() || end != owner.data() + owner.size() || attempt <= saver.attempt;
 }
 
 template <typename Call>
@@ -69,12 +82,13 @@ CheckpointPart text_part(std::string name, std::string text) {
           }};
 }
 
-fs::path partial_path(const fs::path& folder, std::int64_t step) {
-  return checkpoint_path(folder, step).concat(kPartialSuffix);
+fs::path partial_path(const fs::path& folder, std::int64_t step, const Saver& saver) {
+  const fs::path path = checkpoint_path(folder, step).concat(kPartialSuffix);
+  return saver.run.empty() ? path : fs::path(path).concat(fmt::format("-{}-{}", saver.run, saver.attempt));
 }
 
-void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifest) {
-  const fs::path partial = partial_path(folder, manifest.step);
+void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifest, const Saver& saver) {
+  const fs::path partial = partial_path(folder, manifest.step, saver);
   nlohmann::ordered_json json = {
       {"format", kFormat}, {"version", kVersion}, {"step", manifest.step}, {"num_shards", manifest.num_shards}};
   for (const auto& [name, written] : manifest.files) {
@@ -91,20 +105,20 @@ void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifes
   replace_folder(partial, checkpoint_path(folder, manifest.step));
 }
 
-void discard_partial(const fs::path& folder, std::int64_t step) noexcept {
+void discard_partial(const fs::path& folder, std::int64_t step, const Saver& saver) noexcept {
   std::error_code ignored;  // the failure that came before is the one to tell
-  fs::remove_all(partial_path(folder, step), ignored);
+  fs::remove_all(partial_path(folder, step, saver), ignored);
 }
 
 void save_checkpoint(const fs::path& folder, const std::vector<CheckpointPart>& parts, CheckpointManifest manifest) {
-  const fs::path partial = partial_path(folder, manifest.step);
+  const fs::path partial = partial_path(folder, manifest.step, {});
   remove_folder(partial);
   create_folder(partial);
   try {
     for (const CheckpointPart& part : parts) manifest.files[part.name] = part.write(partial / part.name);
-    commit_checkpoint(folder, manifest);
+    commit_checkpoint(folder, manifest, {});
   } catch (...) {
-    discard_partial(folder, manifest.step);
+    discard_partial(folder, manifest.step, {});
     throw;
   }
 }
@@ -140,7 +154,7 @@ std::vector<std::int64_t> steps_of_folders(const fs::path& folder) {
   return steps;
 }
 
-void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t last_saved) {
+void prune_checkpoints(const fs::path& folder, const Saver& saver, std::int64_t keep, std::int64_t last_saved) {
   // A folder that cannot be deleted, because someone reads its files over NFS or owns it, is in nobody's way.
   const auto or_warn = [](auto&& remove) {
     try {
@@ -161,7 +175,7 @@ void prune_checkpoints(const fs::path& folder, std::int64_t keep, std::int64_t l
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
-    if (name.ends_with(kPartialSuffix) || name.ends_with(kReplacedSuffix) || name.ends_with(".deleted")) {
+    if (is_old_partial(name, saver) || name.ends_with(kReplacedSuffix) || name.ends_with(".deleted")) {
       or_warn([&] { remove_folder(entry.path()); });
     }
   }

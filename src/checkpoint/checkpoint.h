@@ -1,6 +1,6 @@
 // Checkpoints: folders `step-N` with safetensors files and a manifest that says their sizes and checksums.
-// docs/checkpoints.md describes the layout. A checkpoint is written as `step-N.partial` and renamed when all of it is
-// on the disk, so that what is called `step-N` is whole, whatever happens while saving.
+// docs/checkpoints.md describes the layout. A checkpoint is written under another name (partial_path) and renamed when
+// all of it is on the disk, so that what is called `step-N` is whole, whatever happens while saving.
 #pragma once
 
 #include <filesystem>
@@ -30,16 +30,23 @@ struct CheckpointPart {
 };
 CheckpointPart text_part(std::string name, std::string text);
 
+/// The attempt of a run that saves. Each one writes into partial folders of its own, so a process of an earlier attempt
+/// that wakes up late changes no file that a later attempt commits.
+struct Saver {
+  std::string run = {};  // its id; empty: the program is no run
+  std::int64_t attempt = 0;
+};
+
 // A save: files into the folder partial_path(), by as many processes as there are; then one of them commits, or
 // discards.
 
-/// `folder`/step-`step`.partial.
-std::filesystem::path partial_path(const std::filesystem::path& folder, std::int64_t step);
-/// Writes the manifest beside the files that it lists and gives the folder its name. Throws Error; then the checkpoints
-/// that were there are as they were.
-void commit_checkpoint(const std::filesystem::path& folder, const CheckpointManifest& manifest);
+/// `folder`/step-`step`.partial-`run`-`attempt`, or step-`step`.partial without a run.
+std::filesystem::path partial_path(const std::filesystem::path& folder, std::int64_t step, const Saver& saver);
+/// Writes the manifest into the partial folder, beside the files that it lists, and renames that folder to step-N.
+/// Throws Error; then the checkpoints that were there are unchanged.
+void commit_checkpoint(const std::filesystem::path& folder, const CheckpointManifest& manifest, const Saver& saver);
 /// Removes what is there of a save that failed.
-void discard_partial(const std::filesystem::path& folder, std::int64_t step) noexcept;
+void discard_partial(const std::filesystem::path& folder, std::int64_t step, const Saver& saver) noexcept;
 
 /// The whole save by one process; it fills in the manifest's `files`. Throws Error (disk full, ...); then the
 /// checkpoints that were there are as they were.
@@ -47,8 +54,9 @@ void save_checkpoint(const std::filesystem::path& folder, const std::vector<Chec
                      CheckpointManifest manifest);
 
 /// Deletes all but the newest `keep` checkpoints and that of step `last_saved`, and what an interrupted save or
-/// deletion left. 0 keeps all.
-void prune_checkpoints(const std::filesystem::path& folder, std::int64_t keep, std::int64_t last_saved = -1);
+/// deletion left. 0 keeps all. Partial folders of later attempts of the saver's run stay.
+void prune_checkpoints(const std::filesystem::path& folder, const Saver& saver, std::int64_t keep,
+                       std::int64_t last_saved = -1);
 
 /// Steps of the checkpoints in `folder`, rising; empty if there is no such folder.
 std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& folder);

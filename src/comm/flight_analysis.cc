@@ -148,17 +148,21 @@ class Analysis {
 
   std::optional<Culprit> find_failed() const {
     std::vector<int> failed;
-    bool alike = true;
+    bool same_message = true, same_status = true;
     for (const auto& [rank, state] : states_) {
       if (!failed_by_itself(*state)) continue;
       failed.push_back(rank);
-      alike = alike && state->end->message == states_.at(failed.front())->end->message;
+      const RankState::End& first = *states_.at(failed.front())->end;
+      same_message = same_message && state->end->message == first.message;
+      same_status = same_status && state->end->exit_status == first.exit_status;
     }
     if (failed.empty()) return std::nullopt;
     const RankState::End& end = *states_.at(failed.front())->end;
     const std::string why = fmt::format("ended with exit status {}: {}", end.exit_status, first_line(end.message));
-    // Ranks tell each other of an error, and then all end with the same.
-    if (failed.size() > 1 && alike) {
+    // Ranks tell each other of an error, and then all end with the same one. An error of the program, the data or the
+    // storage may be met by all ranks, each with a message of its own.
+    const bool all_failed = static_cast<int>(failed.size()) == world_size_;
+    if (failed.size() > 1 && (same_message || (same_status && all_failed))) {
       return Culprit{.ranks = {}, .sure = Certainty::kCertain, .reason = fmt::format("{} {}", ranks_text(failed), why)};
     }
     return Culprit{.ranks = failed,

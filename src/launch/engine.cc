@@ -138,6 +138,9 @@ class SlurmEngine : public Engine {
     return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
   }
   std::string job() const override { return job_; }
+  std::optional<CommandLine> undrain(const std::string& node) const override {
+    return CommandLine{"scontrol", "update", "nodename=" + node, "state=resume"};
+  }
 
  private:
   std::vector<std::string> nodes_, options_;
@@ -147,6 +150,7 @@ class SlurmEngine : public Engine {
 }  // namespace
 
 std::optional<CommandLine> Engine::drain(const std::string&, const std::string&) const { return std::nullopt; }
+std::optional<CommandLine> Engine::undrain(const std::string&) const { return std::nullopt; }
 
 std::unique_ptr<Engine> make_local_engine(std::vector<std::string> mpirun_options) {
   return std::make_unique<LocalEngine>(std::move(mpirun_options));

@@ -30,6 +30,7 @@
 #include "launch/launch_files.h"
 #include "launch/launch_state.h"
 #include "launch/protocol.h"
+#include "launch/requests.h"
 #include "train/replica_check.h"
 #include "train/run_info.h"
 
@@ -52,7 +53,7 @@ enum class Role : std::uint8_t {
   kActive,
   kSpare,
   kLost,     // it was silent; a spare again once it is heard of, and has ended its old ranks
-  kDrained,  // it was blamed, and is not used until it has been started anew
+  kDrained,  // it was blamed, and is not used until it has been started anew or an operator returns it
 };
 
 std::string name_of(Role role) {
@@ -108,6 +109,7 @@ class Launcher {
       active_.push_back(nodes_[static_cast<std::size_t>(i)].name);
     }
     keeps_monitors_ = true;
+    requests_.emplace(dump_folder_);
     while (true) {
       std::optional<Failure> failure = run_attempt();
       if (!failure) return finish(exit_status_ == 0 ? "done" : "stopped");
@@ -288,6 +290,9 @@ class Launcher {
     for (; message; message = channel_.receive(milliseconds(0))) hear(*message);
     reap();
     for (Node& node : nodes_) look_after(node);
+    if (requests_) {
+      for (const std::string& name : requests_->take_undrained()) undrain(name);
+    }
     if (since_written_.seconds() > 1.0) write_state(state_.state);
   }
 
@@ -384,6 +389,23 @@ class Launcher {
       node.ended = 0;
       spdlog::warn("the spare {} is lost", node.name);
     }
+  }
+
+  /// An operator returns a drained node.
+  void undrain(const std::string& name) {
+    Node* node = find_node(name);
+    if (node == nullptr || node->role != Role::kDrained) {
+      spdlog::warn("tessera undrain '{}': {}", name,
+                   node == nullptr ? "the run has no such node" : "the node is " + name_of(node->role));
+      return;
+    }
+    spdlog::info("{} was returned by tessera undrain: it is a spare once its old ranks have ended", name);
+    node->role = Role::kLost;
+    tell_scheduler(engine_->undrain(name));
+  }
+
+  static void tell_scheduler(const std::optional<CommandLine>& command) {
+    if (command) spawn(command->front(), {command->begin() + 1, command->end()});
   }
 
   void start_ranks() {
@@ -578,10 +600,8 @@ class Launcher {
     bad.ended = 0;
     spare->role = Role::kActive;
     *std::ranges::find(active_, bad.name) = spare->name;
-    if (const auto drain =
-            engine_->drain(bad.name, fmt::format("[node_problem] {}: {}", state_.run_id, name_of(failure.kind)))) {
-      spawn(drain->front(), {drain->begin() + 1, drain->end()});
-    }
+    tell_scheduler(
+        engine_->drain(bad.name, fmt::format("[node_problem] {}: {}", state_.run_id, name_of(failure.kind))));
     return spare->name;
   }
 
@@ -657,7 +677,8 @@ class Launcher {
   pid_t ranks_ = 0;  // mpirun, srun or the one rank
   std::optional<int> ranks_status_;
   int exit_status_ = 0;
-  BackgroundWriter writer_;  // ends first, while all else is there
+  std::optional<RequestInbox> requests_;  // once all monitors have come
+  BackgroundWriter writer_;               // ends first, while all else is there
 };
 
 }  // namespace

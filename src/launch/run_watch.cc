@@ -133,7 +133,7 @@ std::optional<Failure> RunWatch::find_ended() const {
   const Failure* first = nullptr;
   Failure own, killed;
   bool others_failed = false;
-  std::size_t num_alike = 0;
+  std::map<FailureKind, std::size_t> num_of_kind;
   for (const auto& [number, rank] : ranks_) {
     const RankReport& report = rank.report;
     if (!report.exit_status && !report.is_ended) continue;
@@ -153,9 +153,10 @@ std::optional<Failure> RunWatch::find_ended() const {
     }
     const std::optional<FailureKind> kind = kind_of_status(*report.exit_status);
     others_failed = others_failed || (!kind && *report.exit_status != 0);
-    if (kind == FailureKind::kNonFinite || kind == FailureKind::kWeightsDiffer) ++num_alike;
     // Ranks that wait for others end because of them; a rank's own reason counts more than a process that is gone.
-    if (!kind || *report.exit_status > 128 || (first != nullptr && first != &killed)) continue;
+    if (!kind || *report.exit_status > 128) continue;
+    ++num_of_kind[*kind];
+    if (first == &own) continue;
     own = {.kind = *kind,
            .rank = number,
            .node = node_of(number),
@@ -165,8 +166,8 @@ std::optional<Failure> RunWatch::find_ended() const {
                                     *report.exit_status, report.end_message)}};
     first = &own;
   }
-  if (first == &own && num_alike == world_size() && world_size() > 1) {
-    own.rank.reset();  // all of them say it, so it tells of none
+  if (first == &own && num_of_kind[own.kind] == world_size() && world_size() > 1) {
+    own.rank.reset();  // an error that all ranks report points at none of them
     own.node.clear();
     own.sure = Certainty::kUnknown;
   }

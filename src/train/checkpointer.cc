@@ -232,7 +232,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool
 }
 
 void Checkpointer::write_shards(const Pieces& pieces) {
-  const fs::path partial = partial_path(folder_, manifest_.step);
+  const fs::path partial = partial_path(folder_, manifest_.step, saver_);
   create_folder(partial);
   const ShardId id{.step = manifest_.step, .shard = mesh_.model.rank(), .num_shards = manifest_.num_shards};
   for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
@@ -256,7 +256,7 @@ void Checkpointer::advance() {
     throw;  // others may still write
   } catch (const Error& error) {
     phase_ = Phase::kIdle;
-    if (is_first_rank()) discard_partial(folder_, manifest_.step);
+    if (is_first_rank()) discard_partial(folder_, manifest_.step, saver_);
     if (is_last_ || error.status() != ExitStatus::kStorageFailed) throw;
     if (is_first_rank()) {
       spdlog::warn("step {} is not saved: {}. Training goes on, and the next save is tried", manifest_.step,
@@ -315,7 +315,7 @@ void Checkpointer::gather_files() {
 }
 
 void Checkpointer::commit() {
-  const fs::path partial = partial_path(folder_, manifest_.step);
+  const fs::path partial = partial_path(folder_, manifest_.step, saver_);
   for (const auto& [name, written] : manifest_.files) {
     std::error_code missing;
     require(fs::file_size(partial / name, missing) == written.size,
@@ -326,8 +326,8 @@ void Checkpointer::commit() {
     manifest_.files[part.name] = part.write(partial / part.name);
   }
   if (before_commit_) before_commit_();
-  commit_checkpoint(folder_, manifest_);
-  prune_checkpoints(folder_, config_.checkpoint.keep_latest_k, manifest_.step);
+  commit_checkpoint(folder_, manifest_, saver_);
+  prune_checkpoints(folder_, saver_, config_.checkpoint.keep_latest_k, manifest_.step);
 }
 
 void Checkpointer::require_writable() {
@@ -348,7 +348,7 @@ std::optional<std::int64_t> Checkpointer::choose_step() {
   run_together(ranks_.world(), "the choice of a checkpoint", [&] {
     if (!is_first_rank()) return;
     create_folder(folder_);
-    prune_checkpoints(folder_, 0);  // what a killed run has left
+    prune_checkpoints(folder_, saver_, 0);  // what a killed run has left
     if (asked < 0) return;
     const std::vector<std::int64_t> steps = steps_of_folders(folder_);
     const fs::path path = checkpoint_path(folder_, asked);

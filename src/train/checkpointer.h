@@ -11,6 +11,7 @@
 #include <limits>
 #include <optional>
 #include <stop_token>
+#include <utility>
 
 #include "base/stopwatch.h"
 #include "checkpoint/checkpoint.h"
@@ -50,6 +51,9 @@ class Checkpointer {
   void allocate_snapshot();
   /// `on_saved` is told of every save when it is committed.
   void set_on_saved(std::function<void(const SavedCheckpoint&)> on_saved) { on_saved_ = std::move(on_saved); }
+
+  /// Which attempt of which run saves; to be told before resume().
+  void set_saver(Saver saver) { saver_ = std::move(saver); }
 
   /// Called by rank 0 before a save gets its name. If it throws Error, the save fails.
   void set_before_commit(std::function<void()> before_commit) { before_commit_ = std::move(before_commit); }
@@ -124,6 +128,7 @@ class Checkpointer {
   Parameters& parameters_;
   const data::Tokenizer& tokenizer_;
   std::filesystem::path folder_;
+  Saver saver_;
   std::function<void(const SavedCheckpoint&)> on_saved_;
   std::function<void()> before_commit_;
   Buffer snapshot_;

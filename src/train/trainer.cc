@@ -105,8 +105,9 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   }
   ranks_.world().barrier("whether the run fits the memory");
   if (config_.checkpoint.enable) checkpointer_.require_writable();
+  const RunIdentity run = share_run_identity();
+  checkpointer_.set_saver({.run = run.id, .attempt = run.attempt});
   if (memory_copies_ || config_.checkpoint.verify_interval > 0) {
-    const RunIdentity run = share_run_identity();
     replica_check_.emplace(ranks_, *mesh_, state_, dump_folder_, run.attempt);
     if (memory_copies_) memory_copies_->open(run, loader_->state());
     if (config_.checkpoint.verify_interval > 0 && !replica_check_->sees_weights() && is_first_rank()) {

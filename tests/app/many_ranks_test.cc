@@ -225,12 +225,12 @@ TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
 
 /// Every rank's writer waits for storage, here to open a FIFO that nobody reads, when a rank dies.
 TEST_F(ManyRanks, ADeadRankIsToldOfWhileStorageHangs) {
-  const Process process(
-      scratch_,
-      train_arguments({"--training.steps=1000000", "--checkpoint.interval=200", "--checkpoint.async_mode=async"}),
-      RLIM_INFINITY, mpirun(4));
+  const Process process(scratch_,
+                        train_arguments({"--training.steps=1000000", "--checkpoint.interval=200",
+                                         "--checkpoint.async_mode=async", "--job.run_id=run"}),
+                        RLIM_INFINITY, mpirun(4));
   process.wait_for_output("step      10");
-  const fs::path partial = checkpoints() / "step-200.partial";
+  const fs::path partial = partial_path(checkpoints(), 200, {.run = "run", .attempt = 1});
   fs::create_directories(partial);
   for (int shard = 0; shard < 4; ++shard) {
     const std::string name = shard_file_name(kModelShards, shard, 4) + ".tmp";

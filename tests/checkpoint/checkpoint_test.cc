@@ -59,15 +59,39 @@ TEST_F(CheckpointTest, PruningKeepsTheNewestAndClearsLeftovers) {
   for (const std::int64_t step : {1, 2, 10}) save(step);
   std::filesystem::create_directories(scratch_ / "step-11.partial");
   std::filesystem::create_directories(scratch_ / "step-12");  // no manifest: not a checkpoint
-  prune_checkpoints(scratch_.path(), 2);
+  prune_checkpoints(scratch_.path(), {}, 2);
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(2, 10));
   EXPECT_THAT(steps_of_folders(scratch_.path()), ::testing::Contains(12));
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-11.partial"));
 }
 
+/// A process of attempt 1 that wakes up while attempt 2 saves deletes nothing of it.
+TEST_F(CheckpointTest, PruningSparesTheSavesOfLaterAttempts) {
+  const Saver first{.run = "a", .attempt = 1}, second{.run = "a", .attempt = 2}, third{.run = "a", .attempt = 3};
+  const auto partial = [&](const Saver& saver) { return partial_path(scratch_.path(), 7, saver); };
+  const auto make_all = [&] {
+    const std::vector<Saver> savers = {
+        {}, first, second, third, {.run = "b", .attempt = 9}, {.run = "a-b", .attempt = 9}};
+    for (const Saver& saver : savers) std::filesystem::create_directories(partial(saver));
+  };
+  const auto folders_after = [&](const Saver& saver) {
+    make_all();
+    prune_checkpoints(scratch_.path(), saver, 0);
+    std::vector<std::filesystem::path> paths;
+    for (const auto& entry : std::filesystem::directory_iterator(scratch_.path())) paths.push_back(entry.path());
+    return paths;
+  };
+  EXPECT_EQ(partial(second).filename(), "step-7.partial-a-2");
+  EXPECT_THAT(folders_after(first), ::testing::UnorderedElementsAre(partial(second), partial(third)));
+  EXPECT_THAT(folders_after(second), ::testing::ElementsAre(partial(third)));
+  EXPECT_THAT(folders_after({.run = "c", .attempt = 1}), ::testing::IsEmpty());
+  make_all();
+  EXPECT_THAT(steps_of_folders(scratch_.path()), ::testing::IsEmpty());
+}
+
 TEST_F(CheckpointTest, PruningSparesWhatWasSavedLast) {
   for (const std::int64_t step : {4, 8, 5}) save(step);  // step 5 by a run that went back to 4
-  prune_checkpoints(scratch_.path(), 1, 5);
+  prune_checkpoints(scratch_.path(), {}, 1, 5);
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(5, 8));
 }
 
@@ -75,11 +99,11 @@ TEST_F(CheckpointTest, PruningSparesWhatWasSavedLast) {
 TEST_F(CheckpointTest, PruningEndsAReplacementThatWasCutShort) {
   save(3);
   std::filesystem::rename(scratch_ / "step-3", scratch_ / "step-3.replaced");
-  prune_checkpoints(scratch_.path(), 0);
+  prune_checkpoints(scratch_.path(), {}, 0);
   EXPECT_EQ(load(3), 1.0f);
   std::filesystem::create_directories(scratch_ / "step-3.replaced");
   std::filesystem::create_directories(scratch_ / "step-2.deleted");
-  prune_checkpoints(scratch_.path(), 0);
+  prune_checkpoints(scratch_.path(), {}, 0);
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-3.replaced"));
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-2.deleted"));
   EXPECT_EQ(load(3), 1.0f);

@@ -301,6 +301,7 @@ class Case:
     again_from_noticed: bool = False
     healed_by: str = "restart"     # or "replay", "going on"
     repairs: bool = True           # the node, while the healed run goes on
+    undrains: bool = False         # an operator returns the node to the healed run
     short: bool = False            # also in `make test`
 
 
@@ -310,7 +311,7 @@ CASES = [
     Case("slow-rank", slow_rank, 0, 20, noticed_steps=20, batch=LONG_STEPS, again_from_noticed=True),
     Case("nan-once", nan, 0, 5, lost=0, healed_by="replay",
          keys={"debug.nan_at_step": NAN_STEP, "debug.nan_count": 1, "debug.nan_on_rank": 1}),
-    Case("nan-on-a-node", nan, 5, 20,
+    Case("nan-on-a-node", nan, 5, 20, steps=200, repairs=False, undrains=True,
          keys={"debug.nan_at_step": NAN_STEP, "debug.nan_count": 1000, "debug.nan_on_rank": 1, "debug.nan_on_host": "n2"}),
     Case("bit-flip", bit_flip, 0, 15, noticed_steps=5, lost=5, mesh="replicas",
          keys={**SAVES_OFTEN, "checkpoint.verify_interval": 5}),
@@ -393,6 +394,20 @@ def follow_restart(run, row, case, when, blamed):
             row.missed.append(f"blames {row.blamed}, expected {what} {value}")
 
 
+def undrain(run, node):
+    """Returns a drained node, which is to be a spare soon."""
+    run.lab.run("head", run.lab.tessera, "undrain", run.dump, node)
+    deadline = time.time() + 10
+    while True:
+        with open(os.path.join(run.dump, "launch.json")) as file:
+            role = next(its["role"] for its in json.load(file)["nodes"] if its["name"] == node)
+        if role == "spare":
+            return
+        if time.time() > deadline or run.status() is not None:
+            raise Missed(f"{node} was returned and is {role}, not a spare")
+        time.sleep(0.1)
+
+
 def follow_disk(run, row, when):
     """Training goes on while saves fail, and saves succeed when they can again."""
     begin = run.follower.last_step()
@@ -436,6 +451,8 @@ def try_case(case, engine, tessera, expected, output, slack):
                 # It comes back while the healed run goes on, and must not write to it.
                 if case.repairs and "rank" not in blamed:
                     lab.repair(blamed["node"])
+                if case.undrains:
+                    undrain(run, blamed["node"])
             elif case.healed_by == "replay":
                 follow_replay(run, row, when)
             else:

@@ -1,6 +1,7 @@
 // Who is blamed, by states of ranks that are made up. Unless a test says otherwise, four ranks are in group "world".
 #include "comm/flight_analysis.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -178,6 +179,13 @@ TEST(FlightAnalysis, WhatAllRanksSayIsNobodysFault) {
   EXPECT_THAT(found.ranks, IsEmpty());
   EXPECT_EQ(found.sure, Certainty::kCertain);
   EXPECT_EQ(found.reason, "ranks 0, 1, 2, 3 ended with exit status 71: step 17: loss nan");
+  // Each met the same kind of error by itself. That of three ranks is theirs.
+  for (int rank = 0; rank < 4; ++rank) {
+    states[static_cast<std::size_t>(rank)] = ended(computing(rank, 8), 1, fmt::format("no shard {}", rank));
+  }
+  EXPECT_THAT(culprit_of(states).ranks, IsEmpty());
+  states[3] = ended(waiting(3, 9), 70, "late");
+  EXPECT_THAT(culprit_of(states).ranks, ElementsAre(0, 1, 2));
 }
 
 /// All have come, and what rank 3 sends arrives nowhere.

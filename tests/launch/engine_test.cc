@@ -35,6 +35,11 @@ TEST(Engine, AProgramOnAHostIsOneWordForItsShell) {
   EXPECT_EQ(command.back(), "exec tessera --folder 'a b'");
 }
 
+TEST(Engine, OnlyASchedulerIsToldOfDrainedNodes) {
+  EXPECT_FALSE(make_hosts_engine({"n1"}, {})->drain("n1", "why"));
+  EXPECT_FALSE(make_hosts_engine({"n1"}, {})->undrain("n1"));
+}
+
 TEST(Engine, HostsComeFromAListOrAFile) {
   const data::Scratch scratch;
   EXPECT_THAT(read_hosts("n1,n2"), ElementsAre("n1", "n2"));

@@ -94,6 +94,34 @@ TEST_F(RunWatchTest, ARanksOwnReasonCounts) {
   EXPECT_THAT(found->evidence.front(), HasSubstr("step 11 is not finite"));
 }
 
+/// What the program, the data or the storage does to all ranks is no node's fault.
+TEST_F(RunWatchTest, AnErrorThatAllRanksReportBlamesNobody) {
+  train(1, 10);
+  for (const int status : {1, 2, 71, 72, 73, 74}) {
+    for (RankReport& rank : ranks_) {
+      rank.is_ended = true;
+      rank.exit_status = status;
+      rank.end_message = "tensor of rank " + std::to_string(rank.rank) + " has a wrong shape";
+    }
+    report(10.5, 10);
+    const auto found = watch_.find(10.5);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->kind, kind_of_status(status));
+    EXPECT_FALSE(found->rank) << status;
+    EXPECT_EQ(found->node, "") << status;
+    EXPECT_EQ(found->sure, Certainty::kUnknown) << status;
+    EXPECT_THAT(found->evidence.front(), HasSubstr("wrong shape"));
+  }
+  // Where one rank says something else, the others' words count again.
+  ranks_[0].exit_status = 143;
+  ranks_[1].exit_status = ranks_[2].exit_status = 1;
+  report(10.6, 10);
+  const auto found = watch_.find(10.6);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->rank, 1);
+  EXPECT_EQ(found->node, "n2");
+}
+
 TEST_F(RunWatchTest, OneStoppedRankHangsAndAllStoppedRanksAreSuspended) {
   train(1, 10);
   for (RankReport& rank : ranks_) rank.is_stopped = true;

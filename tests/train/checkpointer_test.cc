@@ -9,6 +9,7 @@
 #include <cmath>
 #include <mutex>
 #include <span>
+#include <thread>
 
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
@@ -445,6 +446,38 @@ TEST_F(CutParameters, FromAnyMeshToAnyOther) {
       EXPECT_GE(num_numbers, 3 * (64 * 12 + 2 * 48 * 12 + 12 + 37 * 3 + 8 * 6 * 5) + 8);
     }
   }
+}
+
+/// A rank of attempt 1 wakes up, and writes its shard of the step that attempt 2 is saving.
+TEST_F(CutParameters, ALateRankOfAnEarlierAttemptChangesNoByteOfALaterOnes) {
+  on_ranks(2, [&](Ranks& ranks) {
+    const auto wait = [](const Checkpointer& checkpointer) {
+      while (!checkpointer.ready()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    Rank old(scratch_, ranks, {}, AsyncMode::kAsync), current(scratch_, ranks, {}, AsyncMode::kAsync);
+    old.checkpointer.set_saver({.run = "run", .attempt = 1});
+    current.checkpointer.set_saver({.run = "run", .attempt = 2});
+    for_each_number(old.parameters, [](float& number, float) { number = -1.0f; });
+    for_each_number(current.parameters, [](float& number, float expected) { number = expected; });
+    current.checkpointer.resume(current.loader);
+    current.checkpointer.save(5, current.loader.state(), true);
+    wait(current.checkpointer);
+    ranks.world().barrier("the later attempt's shards");
+    if (ranks.rank() == 1) {
+      old.checkpointer.save(5, old.loader.state(), false);
+      wait(old.checkpointer);
+    }
+    ranks.world().barrier("the earlier attempt's shard");
+    current.checkpointer.finish();
+  });
+  const std::vector<fs::path> left(fs::directory_iterator(outputs() / "checkpoint"), {});
+  EXPECT_THAT(left, ::testing::ElementsAre(checkpoint(5)));
+  EXPECT_NO_THROW(verify_checkpoint(checkpoint(5)));
+  on_ranks(2, [&](Ranks& ranks) {
+    Rank rank(scratch_, ranks, {});
+    EXPECT_TRUE(rank.checkpointer.resume(rank.loader).has_value());
+    for_each_number(rank.parameters, [](float number, float expected) { ASSERT_EQ(number, expected); });
+  });
 }
 
 /// A limit on the size of files stands in for a full disk. Only the first stage's files are larger.

@@ -1,0 +1,152 @@
+// What a user may get wrong with `tessera launch`: each mistake ends with exit status 2 before any rank starts, and
+// with a message that says what is wrong and what helps. Scripts stand in for ssh, mpirun, srun and scontrol.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/version.h"
+#include "tests/app/process.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using app_test::Finished;
+using app_test::Process;
+using data::write_file;
+using ::testing::HasSubstr;
+
+using Words = std::vector<std::string>;
+
+/// `ssh OPTIONS HOST COMMAND` runs the command here, in a node folder of the host's. Host "none" does not exist, "late"
+/// does not answer, and "old" has another version of the program.
+constexpr const char* kSsh = R"(while [ "${1#-}" != "$1" ]; do shift; done
+[ "$1" = none ] && { echo 'ssh: Could not resolve hostname none' >&2; exit 255; }
+[ "$1" = late ] && exec sleep 60
+command=$(echo "$2" | sed "s|--folder [^ ]*|&-$1|")
+[ "$1" = old ] && command=$(echo "$command" | sed 's|^exec [^ ]*|exec FOLDER/other_version|')
+eval "$command"
+)";
+/// An allocation of n1 and n2, on which srun starts nothing.
+constexpr const char* kScontrol = "echo n1; echo n2\n";
+constexpr const char* kSrun = R"(case "$*" in
+  --mpi=list) echo 'MPI plugin types are... none pmix pmix_v4';;
+  *--mpi=pmix*) touch FOLDER/a_rank_was_started;;
+  *) echo 'srun: error: Unable to create step' >&2; exit 1;;
+esac
+)";
+
+struct Mistake {
+  const char* name;
+  Words options;         // of tessera launch
+  Words parts;           // of the message
+  Words variables = {};  // of the environment; "FOLDER" stands for the test's
+};
+
+class LaunchMistakes : public ::testing::Test {
+ protected:
+  LaunchMistakes() {
+    make_script("ssh", kSsh);
+    make_script("mpirun", "touch FOLDER/a_rank_was_started\n");
+    make_script("scontrol", kScontrol);
+    make_script("srun", kSrun);
+  }
+
+  std::string in_scratch(std::string text) const {
+    for (std::size_t at = 0; (at = text.find("FOLDER")) != text.npos;) text.replace(at, 6, scratch_.path().string());
+    return text;
+  }
+
+  void make_script(const std::string& name, const std::string& text) const {
+    fs::permissions(write_file(scratch_ / "bin" / name, in_scratch("#!/bin/sh\n" + text)), fs::perms::owner_all);
+  }
+
+  Process start(const Words& options, const Words& variables = {}) const {
+    Words launcher = {
+        "/usr/bin/env", "-u", "SLURM_JOB_ID", "-u", "SLURM_JOB_NODELIST", in_scratch("PATH=FOLDER/bin:/usr/bin:/bin")};
+    for (const std::string& variable : variables) launcher.push_back(in_scratch(variable));
+    Words arguments = {"launch", "--address=127.0.0.1", in_scratch("--node-folder=FOLDER/node")};
+    for (const std::string& option : options) arguments.push_back(in_scratch(option));
+    for (const char* argument : {"--", "train", "--training.device=cpu", "--job.dump_folder=FOLDER/outputs"}) {
+      arguments.push_back(in_scratch(argument));
+    }
+    return {scratch_, arguments, RLIM_INFINITY, launcher};
+  }
+
+  void expect_refused(const std::vector<Mistake>& mistakes) const {
+    for (const Mistake& mistake : mistakes) {
+      SCOPED_TRACE(mistake.name);
+      const Finished finished = start(mistake.options, mistake.variables).finish();
+      EXPECT_EQ(finished.status, 2) << finished.output;
+      for (const std::string& part : mistake.parts) EXPECT_THAT(finished.output, HasSubstr(part));
+      EXPECT_FALSE(fs::exists(scratch_ / "a_rank_was_started"));
+      fs::remove_all(scratch_ / "outputs");
+    }
+  }
+
+  data::Scratch scratch_;
+};
+
+TEST_F(LaunchMistakes, WithHostsAreTold) {
+  expect_refused({
+      {"ssh fails",
+       {"--hosts=n1,none"},
+       {"not all of 2 nodes are fit, no rank was started", "none: its monitor ended with status 255; try: ssh "}},
+      {"a spare fails",
+       {"--hosts=n1,n2,none", "--spares=1"},
+       {"not all of 3 nodes are fit", "none: its monitor ended with status 255"}},
+      {"no ssh", {"--hosts=n1"}, {"cannot start 'ssh'", "install it"}, {"PATH=FOLDER/empty"}},
+      {"more nodes than hosts",
+       {"--hosts=n1,n2", "--nodes=2", "--spares=1"},
+       {"--nodes 2 and --spares 1 need 3 nodes", "the engine hosts has 2", "(--hosts)"}},
+      {"a host twice", {"--hosts=n1,n1"}, {"--hosts names 'n1' twice"}},
+      {"no such file of hosts", {"--hosts=FOLDER/hosts"}, {"--hosts: there is no file", "a host per line"}},
+      {"hosts for Slurm", {"--hosts=n1", "--engine=slurm"}, {"--hosts goes with --engine hosts"}},
+      {"no hosts", {"--engine=hosts"}, {"--engine hosts needs --hosts", "n1,n2"}},
+      {"nodes without hosts", {"--nodes=2"}, {"--nodes 2", "there is one machine", "give --hosts"}},
+  });
+}
+
+TEST_F(LaunchMistakes, AnotherVersionOnANodeIsTold) {
+  std::string program = read_text_file(TESSERA_BINARY);
+  const std::string other = "9" + std::string(version()).substr(1);
+  for (std::size_t at = 0; (at = program.find(version(), at)) != program.npos;)
+    program.replace(at, other.size(), other);
+  fs::permissions(write_file(scratch_ / "other_version", program), fs::perms::owner_all);
+  expect_refused(
+      {{"another version",
+        {"--hosts=n1,old"},
+        {"old: it runs Tessera " + other, std::string("this is ") + version(), "install the same program"}}});
+}
+
+TEST_F(LaunchMistakes, WithSlurmAreTold) {
+  const Words job = {"SLURM_JOB_ID=7", "SLURM_JOB_NODELIST=n[1-2]"};
+  expect_refused({
+      {"outside of an allocation", {"--engine=slurm"}, {"needs an allocation", "sbatch or salloc", "--hosts"}},
+      {"more nodes than the allocation", {"--nodes=3"}, {"need 3 nodes", "the engine slurm has 2", "sbatch -N"}, job},
+      {"srun fails", {}, {"n1: its monitor ended with status 1; try: srun ", "no rank was started"}, job},
+  });
+  make_script("srun", "echo 'MPI plugin types are... none pmi2'\n");
+  expect_refused(
+      {{"no PMIx", {}, {"srun has no PMIx here", "none pmi2", "install Slurm's PMIx plugin", "--hosts"}, job}});
+  make_script("scontrol", "echo 'scontrol: error: Invalid hostlist'; exit 1\n");
+  expect_refused({{"scontrol fails", {}, {"'scontrol show hostnames", "failed", "Invalid hostlist"}, job}});
+}
+
+TEST_F(LaunchMistakes, TwoLaunchersOfOneRunAreTold) {
+  const Process first = start({"--hosts=late"});
+  for (int i = 0; i < 1000 && !fs::exists(scratch_ / "outputs" / "launch.json"); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  fs::rename(scratch_ / "log.txt", scratch_ / "first_log.txt");  // the second launcher writes one, too
+  const Finished second = start({"--hosts=n1"}).finish();
+  EXPECT_EQ(second.status, 2) << second.output;
+  for (const char* part : {"the run in '", "is in use", "launch of run ", "process "}) {
+    EXPECT_THAT(second.output, HasSubstr(part));
+  }
+  EXPECT_FALSE(fs::exists(scratch_ / "a_rank_was_started"));
+  first.send(SIGTERM);
+  EXPECT_EQ(first.finish().status, 2);  // no rank was started
+}
+
+}  // namespace
+}  // namespace tessera
