@@ -124,6 +124,12 @@ class Run:
             time.sleep(0.02)
         raise Missed(f"not noticed within {timeout:.0f} s")
 
+    def launch_state(self):
+        """The launch's state, and {node: "active", "spare", "lost" or "drained"}."""
+        with open(os.path.join(self.dump, "launch.json")) as file:
+            state = json.load(file)
+        return state["state"], {node["name"]: node["role"] for node in state["nodes"]}
+
     def checkpoint_steps(self):
         names = os.listdir(self.checkpoints) if os.path.isdir(self.checkpoints) else []
         return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name))
@@ -399,8 +405,7 @@ def undrain(run, node):
     run.lab.run("head", run.lab.tessera, "undrain", run.dump, node)
     deadline = time.time() + 10
     while True:
-        with open(os.path.join(run.dump, "launch.json")) as file:
-            role = next(its["role"] for its in json.load(file)["nodes"] if its["name"] == node)
+        role = run.launch_state()[1][node]
         if role == "spare":
             return
         if time.time() > deadline or run.status() is not None:
@@ -537,7 +542,7 @@ def campaign(number, seed, engine, tessera, output, slack):
         before = {node: lab.leftovers(node) for node in ("head", *lab.NODES)}
         begin = time.time()
         run = Run(lab, engine, "replicas", steps,
-                  {**SAVES_OFTEN, "training.global_batch_size": LONG_STEPS, "checkpoint.async_mode": "async",
+                  {**SAVES_OFTEN, "training.global_batch_size": LONG_STEPS,
                    "checkpoint.verify_interval": 5, "debug.nan_at_step": nan_at, "debug.nan_count": 1000,
                    "debug.nan_on_rank": 1, "debug.nan_on_host": "n2"},
                   ("--restarts-per-hour", str(10 * number)))
@@ -545,6 +550,7 @@ def campaign(number, seed, engine, tessera, output, slack):
         try:
             for step, case, rank in plan:
                 made = run.wait_for(lambda made, step=step: made[2] >= step - 1, 300, f"step {step - 1}")
+                operate(run)
                 step_seconds = run.step_seconds()
                 run.victim = lambda rank=rank: Run.victim(run, rank)
                 row = Row(f"{step}: {case.name}", noticed_bound=case.noticed * slack, again_bound=case.again * slack,
@@ -553,7 +559,7 @@ def campaign(number, seed, engine, tessera, output, slack):
                 when, blamed = (made[0], {"node": "n2"}) if case.strike is nan else case.strike(run)
                 if case.healed_by == "restart":
                     follow_restart(run, row, case, when, blamed)
-                    operate(lab, run, blamed["node"])
+                    lab.repair(blamed["node"])
                 else:
                     time.sleep(12 * step_seconds)
                     lab.repair("disk")
@@ -574,6 +580,8 @@ def campaign(number, seed, engine, tessera, output, slack):
         with open(run.log, errors="replace") as log:
             model = re.search(r"model .*", log.read())
         step_seconds = run.step_seconds()
+        found = len(run.incidents()) - sum(row.noticed is not None for row in rows)
+        print(f"incidents that no fault of this campaign caused: {found}")
         print(f"{model.group(0) if model else 'model unknown'}; a step takes {step_seconds * 1e3:.0f} ms (median)")
         for what in ("noticed", "again"):
             values = [getattr(row, what) for row in rows if getattr(row, what) is not None]
@@ -584,13 +592,18 @@ def campaign(number, seed, engine, tessera, output, slack):
     return not end.missed and not any(row.missed for row in rows)
 
 
-def operate(lab, run, node):
-    """What an operator does with a node that was blamed: repairs it, and says that it may be used again."""
-    lab.repair(node)
-    with open(os.path.join(run.dump, "launch.json")) as file:
-        roles = {entry["name"]: entry["role"] for entry in json.load(file)["nodes"]}
-    if roles[node] == "drained":
-        lab.run("head", lab.tessera, "undrain", run.dump, node)
+def operate(run):
+    """What an operator does until the run trains and has a spare: says that drained nodes may be used again."""
+    deadline = time.time() + 90
+    while True:
+        state, roles = run.launch_state()
+        for node in (node for node, role in roles.items() if role == "drained"):
+            undrain(run, node)
+        if state == "training" and "spare" in roles.values():
+            return
+        if time.time() > deadline or run.status() is not None:
+            raise Missed(f"the run is {state}, its nodes are {roles}")
+        time.sleep(0.1)
 
 
 def main():
