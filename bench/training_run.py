@@ -15,11 +15,16 @@ def mpirun(num_ranks):
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(num_ranks)]
 
 
-def train(args, num_ranks, options):
-    """What the run printed, and the lines of its metrics.jsonl. args: tessera, dataset, scratch."""
+def train(args, num_ranks, options, launch=False):
+    """What the run printed, and the lines of its metrics.jsonl. args: tessera, dataset, scratch. launch: by tessera
+    launch, and not by mpirun."""
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
-        command = mpirun(num_ranks) if num_ranks > 1 else []
-        command += [args.tessera, "train", f"--training.dataset_path={args.dataset}", f"--job.dump_folder={folder}"]
+        command = [args.tessera, "train"]
+        if launch:
+            command = [args.tessera, "launch", "--ranks-per-node", str(num_ranks), "--", "train"]
+        elif num_ranks > 1:
+            command = mpirun(num_ranks) + command
+        command += [f"--training.dataset_path={args.dataset}", f"--job.dump_folder={folder}"]
         done = subprocess.run(command + ["--metrics.log_freq=1"] + options, check=True, capture_output=True, text=True,
                               env=os.environ | AS_ROOT)
         lines = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").open()]

@@ -581,7 +581,8 @@ def campaign(number, seed, engine, tessera, output, slack):
             model = re.search(r"model .*", log.read())
         step_seconds = run.step_seconds()
         found = len(run.incidents()) - sum(row.noticed is not None for row in rows)
-        print(f"incidents that no fault of this campaign caused: {found}")
+        # A bit flip has two: whose state was wrong is known when the step has been made again.
+        print(f"further incidents: {found}")
         print(f"{model.group(0) if model else 'model unknown'}; a step takes {step_seconds * 1e3:.0f} ms (median)")
         for what in ("noticed", "again"):
             values = [getattr(row, what) for row in rows if getattr(row, what) is not None]
