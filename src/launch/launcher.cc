@@ -401,6 +401,7 @@ class Launcher {
     }
     spdlog::info("{} was returned by tessera undrain: it is a spare once its old ranks have ended", name);
     node->role = Role::kLost;
+    ladder_.forget_failures(name);
     tell_scheduler(engine_->undrain(name));
   }
 
