@@ -193,9 +193,9 @@ class Monitor {
     std::vector<pid_t> left;
     do {
       left.clear();
-      std::error_code vanished;
-      for (const auto& entry : fs::directory_iterator("/proc", vanished)) {
-        const std::string name = entry.path().filename().string();
+      std::error_code unreadable;
+      for (fs::directory_iterator entry("/proc", unreadable), end; entry != end; entry.increment(unreadable)) {
+        const std::string name = entry->path().filename().string();
         pid_t pid = 0;
         if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
         const std::int64_t attempt = pid == ::getpid() ? 0 : attempt_of(pid, options_.run_id);
@@ -203,8 +203,9 @@ class Monitor {
         kill(pid, SIGKILL);
         left.push_back(pid);
       }
-      if (!left.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    } while (!left.empty() && watch.seconds() < 2.0);
+      if (left.empty() && !unreadable) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    } while (watch.seconds() < 2.0);
     return left;
   }
 
