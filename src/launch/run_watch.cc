@@ -145,11 +145,13 @@ std::optional<Failure> RunWatch::find_ended() const {
   const Failure* first = nullptr;
   Failure own, killed;
   bool others_failed = false;
+  std::size_t num_killed = 0;
   std::map<FailureKind, std::size_t> num_of_kind;
   for (const auto& [number, rank] : ranks_) {
     const RankReport& report = rank.report;
     if (!report.exit_status && !report.is_ended) continue;
     if (!report.exit_status) {
+      ++num_killed;
       if (first == nullptr) {
         killed = {.kind = FailureKind::kRankDied,
                   .rank = number,
@@ -178,10 +180,17 @@ std::optional<Failure> RunWatch::find_ended() const {
                                     *report.exit_status, report.end_message)}};
     first = &own;
   }
+  // What happened to all ranks points at none of them.
   if (first == &own && num_of_kind[own.kind] == world_size() && world_size() > 1) {
-    own.rank.reset();  // an error that all ranks report points at none of them
+    own.rank.reset();
     own.node.clear();
     own.sure = Certainty::kUnknown;
+  }
+  if (num_killed == world_size() && world_size() > 1) {
+    return Failure{
+        .kind = FailureKind::kRankDied,
+        .step = step_,
+        .evidence = {fmt::format("the processes of all {} ranks ended without a word, as by a signal", num_killed)}};
   }
   if (first != nullptr) return *first;
   if (!others_failed) return std::nullopt;

@@ -144,6 +144,20 @@ TEST_F(RunWatchTest, AnErrorThatAllRanksReportBlamesNobody) {
   EXPECT_EQ(found->node, "n2");
 }
 
+TEST_F(RunWatchTest, WhenAllRanksAreKilledNobodyIsBlamed) {
+  train(1, 10);
+  for (RankReport& rank : ranks_) rank.is_ended = true;
+  report(10.5, 10);
+  const auto found = watch_.find(10.5);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FailureKind::kRankDied);
+  EXPECT_EQ(found->step, 10);
+  EXPECT_FALSE(found->rank);
+  EXPECT_EQ(found->node, "");
+  EXPECT_EQ(found->sure, Certainty::kUnknown);
+  EXPECT_THAT(found->evidence.front(), HasSubstr("all 3 ranks"));
+}
+
 TEST_F(RunWatchTest, OneStoppedRankHangsAndAllStoppedRanksAreSuspended) {
   train(1, 10);
   for (RankReport& rank : ranks_) rank.is_stopped = true;
