@@ -35,6 +35,9 @@ class Ladder {
   /// `num_spares`: nodes that are ready. `now`: seconds on a clock that only goes on.
   Decision decide(const Failure& failure, int num_spares, double now);
 
+  /// An operator has repaired the node: its next failure counts as its first.
+  void forget_failures(const std::string& node) { failures_of_node_.erase(node); }
+
  private:
   Decision replace(const Failure& failure, int num_spares, const std::string& why) const;
 

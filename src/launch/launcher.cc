@@ -401,6 +401,7 @@ class Launcher {
     }
     spdlog::info("{} was returned by tessera undrain: it is a spare once its old ranks have ended", name);
     node->role = Role::kLost;
+    ladder_.forget_failures(name);
     tell_scheduler(engine_->undrain(name));
   }
 
@@ -572,7 +573,8 @@ class Launcher {
     const Culprit culprit = find_culprit(evidence_, world_size);
     if (culprit.ranks.empty()) return;
     failure.evidence.push_back(culprit.reason);
-    if (failure.rank) return;
+    // What holds for all ranks points at none of them.
+    if (failure.rank || (culprit.ranks.size() == static_cast<std::size_t>(world_size) && world_size > 1)) return;
     failure.rank = culprit.ranks.front();
     failure.node = watch_->node_of(*failure.rank);
     failure.sure = culprit.sure;

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <csignal>
@@ -61,6 +62,8 @@ std::int64_t attempt_of(pid_t pid, const std::string& run_id) {
 
 /// After so many times lonely_seconds nobody can want the node folder any more.
 constexpr double kForgotten = 30.0;
+/// A longer pause between two looks is time for which this process was suspended, as by `scontrol suspend`.
+constexpr double kLongestPause = 2.0 * std::chrono::duration<double>(kBetweenBeats).count();
 
 class Monitor {
  public:
@@ -78,12 +81,15 @@ class Monitor {
         if (process->descriptor() >= 0 && !process->is_over()) descriptors.push_back(process->descriptor());
       }
       channel_.wait(kBetweenBeats, descriptors);
+      // The launcher may have been suspended together with this process, so most of a suspension is no silence.
+      silent_seconds_ += std::min(since_looked_.seconds(), kLongestPause);
+      since_looked_ = {};
       while (const std::optional<Message> message = channel_.receive()) obey(message->body);
       if (!lock_.is_held()) return 0;  // the node has another monitor now, which would share this one's name
-      const bool is_lonely = since_word_.seconds() > options_.lonely_seconds;
+      const bool is_lonely = silent_seconds_ > options_.lonely_seconds;
       was_given_up_ = was_given_up_ || is_lonely;
       if (is_lonely || input_has_ended()) end_ranks(attempt_);
-      if (input_has_ended() || since_word_.seconds() > kForgotten * options_.lonely_seconds) {
+      if (input_has_ended() || silent_seconds_ > kForgotten * options_.lonely_seconds) {
         // A launcher that was lost is followed by another one, which wants the copies in memory. A node that was given
         // up has none that count.
         if (was_given_up_) delete_folder();
@@ -111,7 +117,7 @@ class Monitor {
   }
 
   void obey(const nlohmann::json& order) {
-    since_word_ = {};
+    silent_seconds_ = 0.0;
     const std::string what = order.value("do", "");
     const std::int64_t attempt = order.value("attempt", std::int64_t{0});
     if (what == "watch" && attempt > attempt_) {
@@ -187,9 +193,9 @@ class Monitor {
     std::vector<pid_t> left;
     do {
       left.clear();
-      std::error_code vanished;
-      for (const auto& entry : fs::directory_iterator("/proc", vanished)) {
-        const std::string name = entry.path().filename().string();
+      std::error_code unreadable;
+      for (fs::directory_iterator entry("/proc", unreadable), end; entry != end; entry.increment(unreadable)) {
+        const std::string name = entry->path().filename().string();
         pid_t pid = 0;
         if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
         const std::int64_t attempt = pid == ::getpid() ? 0 : attempt_of(pid, options_.run_id);
@@ -197,8 +203,9 @@ class Monitor {
         kill(pid, SIGKILL);
         left.push_back(pid);
       }
-      if (!left.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    } while (!left.empty() && watch.seconds() < 2.0);
+      if (left.empty() && !unreadable) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    } while (watch.seconds() < 2.0);
     return left;
   }
 
@@ -214,8 +221,9 @@ class Monitor {
   FileLock lock_;
   std::int64_t attempt_ = 0;
   std::map<fs::path, std::unique_ptr<ProcessHandle>> processes_;  // of the attempt, by the rank's file
-  Stopwatch since_word_;                                          // of the launcher
-  bool was_given_up_ = false;                                     // the launcher was silent for long
+  Stopwatch since_looked_;
+  double silent_seconds_ = 0.0;  // since the last word of the launcher; pauses count for kLongestPause at most
+  bool was_given_up_ = false;    // the launcher was silent for long
   bool quits_ = false;
 };
 

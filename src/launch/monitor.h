@@ -14,7 +14,9 @@ struct MonitorOptions {
   std::string key;       // LauncherChannel::key()
   std::string run_id;
   std::filesystem::path folder;  // job.node_folder of the ranks
-  double lonely_seconds = 10.0;  // without a word of the launcher, after which the ranks are ended
+  // Without a word of the launcher, after which the ranks are ended. Time in which the monitor was suspended is left
+  // out.
+  double lonely_seconds = 10.0;
 };
 
 /// Until the launcher ends it, or standard input ends, which the launcher holds open. Returns the exit status.

@@ -37,6 +37,7 @@ RunWatch::RunWatch(const WatchOptions& options, std::vector<std::string> nodes, 
 }
 
 void RunWatch::report(const std::string& node, const std::vector<RankReport>& ranks, double now) {
+  look(now);
   const auto found = node_states_.find(node);
   if (found == node_states_.end()) return;  // a spare
   found->second.seen = now;
@@ -45,6 +46,7 @@ void RunWatch::report(const std::string& node, const std::vector<RankReport>& ra
     Rank& rank = ranks_[report.rank];
     if (!report.is_stopped || report.step != rank.report.step) rank.stopped_since.reset();
     if (report.is_stopped && !rank.stopped_since) rank.stopped_since = now;
+    if (report.step != rank.report.step || report.section != rank.report.section) rank.suspended_seconds = 0.0;
     rank.report = report;
     rank.reported = now;
   }
@@ -93,19 +95,29 @@ const RankReport* RunWatch::find_rank(int rank) const {
   return found == ranks_.end() ? nullptr : &found->second.report;
 }
 
-std::optional<Failure> RunWatch::find(double now) {
-  const double gap = now - std::exchange(looked_, now);
-  if (gap > kLongestGap) {
-    begin_ += gap;
-    step_time_ += gap;
-    window_step_ = 0;
-    for (auto& [name, node] : node_states_) node.seen += gap;
-    for (auto& [number, rank] : ranks_) {
-      rank.reported += gap;
-      if (rank.stopped_since) *rank.stopped_since += gap;
-    }
-    return std::nullopt;
+bool RunWatch::all_stopped() const {
+  return ranks_.size() == world_size() &&
+         std::ranges::all_of(ranks_, [](const auto& rank) { return rank.second.stopped_since.has_value(); });
+}
+
+void RunWatch::look(double now) {
+  const double seconds = now - std::exchange(looked_, now);
+  const bool was_suspended = seconds > kLongestGap;
+  if (!was_suspended && !all_stopped()) return;
+  begin_ += seconds;
+  step_time_ += seconds;
+  window_step_ = 0;
+  for (auto& [name, node] : node_states_) {
+    if (was_suspended) node.seen += seconds;  // otherwise monitors report, also of ranks that are stopped
   }
+  for (auto& [number, rank] : ranks_) {
+    rank.suspended_seconds += seconds;
+    if (rank.stopped_since) *rank.stopped_since += seconds;
+  }
+}
+
+std::optional<Failure> RunWatch::find(double now) {
+  look(now);
   if (auto found = find_lost_node(now)) return found;
   if (auto found = find_ended()) return found;
   if (auto found = find_stopped(now)) return found;
@@ -133,11 +145,13 @@ std::optional<Failure> RunWatch::find_ended() const {
   const Failure* first = nullptr;
   Failure own, killed;
   bool others_failed = false;
+  std::size_t num_killed = 0;
   std::map<FailureKind, std::size_t> num_of_kind;
   for (const auto& [number, rank] : ranks_) {
     const RankReport& report = rank.report;
     if (!report.exit_status && !report.is_ended) continue;
     if (!report.exit_status) {
+      ++num_killed;
       if (first == nullptr) {
         killed = {.kind = FailureKind::kRankDied,
                   .rank = number,
@@ -166,10 +180,17 @@ std::optional<Failure> RunWatch::find_ended() const {
                                     *report.exit_status, report.end_message)}};
     first = &own;
   }
+  // What happened to all ranks points at none of them.
   if (first == &own && num_of_kind[own.kind] == world_size() && world_size() > 1) {
-    own.rank.reset();  // an error that all ranks report points at none of them
+    own.rank.reset();
     own.node.clear();
     own.sure = Certainty::kUnknown;
+  }
+  if (num_killed == world_size() && world_size() > 1) {
+    return Failure{
+        .kind = FailureKind::kRankDied,
+        .step = step_,
+        .evidence = {fmt::format("the processes of all {} ranks ended without a word, as by a signal", num_killed)}};
   }
   if (first != nullptr) return *first;
   if (!others_failed) return std::nullopt;
@@ -209,7 +230,7 @@ std::optional<Failure> RunWatch::find_late(double now) const {
     const double limit = report.section == kStarting              ? options_.start_timeout
                          : report.section == kStep && usual > 0.0 ? std::max(options_.hang_floor, kUsualTimes * usual)
                                                                   : options_.other_timeout;
-    const double age = report.section_seconds + (now - rank.reported);
+    const double age = report.section_seconds - rank.suspended_seconds + (now - rank.reported);
     if (age <= limit) continue;
     Failure failure{.kind = FailureKind::kRankHung, .sure = Certainty::kUnknown, .step = report.step};
     failure.evidence.push_back(fmt::format(

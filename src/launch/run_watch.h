@@ -49,8 +49,8 @@ class RunWatch {
   /// The connection to the node's monitor has ended.
   void lose(const std::string& node, const std::string& how);
 
-  /// What is wrong, if something is. To be asked several times a second: longer gaps count as time for which this
-  /// process was suspended, and so is everything it watches.
+  /// What is wrong, if something is. To be asked several times a second: a longer gap without a question and a report
+  /// counts as time for which this process was suspended, together with everything that it watches.
   std::optional<Failure> find(double now);
 
   /// The step that all ranks have reached; 0: not all train yet.
@@ -76,12 +76,16 @@ class RunWatch {
   struct Rank {
     RankReport report;
     double reported = 0.0;
-    std::optional<double> stopped_since;          // in the same step
+    std::optional<double> stopped_since;          // in the same step, while not all ranks were stopped
+    double suspended_seconds = 0.0;               // of its section, in which the whole run was suspended
     double window_time = 0.0, window_idle = 0.0;  // when the window of steps began: of its report
     double compute_per_step = 0.0;                // in the last window
     int slow_windows = 0;                         // one after the other
   };
 
+  /// Leaves the time since the last look out of all limits if the whole run was suspended meanwhile.
+  void look(double now);
+  bool all_stopped() const;
   std::optional<Failure> find_lost_node(double now) const;
   std::optional<Failure> find_ended() const;
   std::optional<Failure> find_stopped(double now) const;

@@ -20,6 +20,15 @@ TEST(Ladder, ARankThatDiedIsStartedOnTheSameNodesFirstThenOnASpare) {
   EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 9), 1, 2).action, Action::kReplace);
 }
 
+TEST(Ladder, ANodeThatAnOperatorReturnedBeginsAnew) {
+  Ladder ladder(10, false);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 5), 1, 0).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 6), 1, 1).action, Action::kReplace);
+  ladder.forget_failures("n1");
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 9), 1, 2).action, Action::kRestart);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 10), 1, 3).action, Action::kReplace);
+}
+
 TEST(Ladder, ALostNodeIsReplacedOrTheSchedulerIsAskedOrTheRunStops) {
   EXPECT_EQ(Ladder(10, true).decide(failure(FailureKind::kNodeLost, "n1"), 1, 0).action, Action::kReplace);
   const Decision requeue = Ladder(10, true).decide(failure(FailureKind::kNodeLost, "n1"), 0, 0);

@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "base/child_process.h"
 #include "comm/rank_file.h"
 #include "launch/channel.h"
@@ -108,6 +110,22 @@ TEST_F(MonitorTest, EndsItsRanksWhenTheLauncherIsSilent) {
   order({{"do", "watch"}, {"attempt", 1}});
   const pid_t rank = start_rank(1);
   EXPECT_EQ(status_of(rank), 128 + SIGKILL);  // this launcher answers nothing meanwhile
+}
+
+/// `scontrol suspend` stops launcher, monitors and ranks, and no monitor hears a word until all go on.
+TEST_F(MonitorTest, ASuspendedMonitorDoesNotTakeItsLauncherForSilent) {
+  hear("hello");
+  order({{"do", "watch"}, {"attempt", 1}});
+  const pid_t rank = start_rank(1);
+  hear("beat", [](const nlohmann::json& body) { return body.at("attempt") == 1; });
+  std::this_thread::sleep_for(milliseconds(100));  // until it has read the answer
+  kill(monitor_, SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(2000));  // twice lonely_seconds
+  kill(monitor_, SIGCONT);
+  for (int i = 0; i < 3; ++i) hear("beat");
+  EXPECT_EQ(waitpid(rank, nullptr, WNOHANG), 0);
+  kill(rank, SIGKILL);
+  status_of(rank);
 }
 
 TEST_F(MonitorTest, EndsWithItsLauncher) {

@@ -67,6 +67,28 @@ TEST_F(RunWatchTest, ASuspendedLauncherBlamesNobody) {
   EXPECT_FALSE(watch_.find(500.5));
 }
 
+/// A rank was in its step for as long as the suspension took when its monitor reports again.
+TEST_F(RunWatchTest, AStepThatWasSuspendedWithTheLauncherIsNotLate) {
+  train(1, 10);
+  for (double now = 500.0; now < 503.0; now += 0.5) {
+    for (RankReport& rank : ranks_) {
+      rank.section_seconds = now - 10.0;
+      watch_.report(node(rank.rank), {rank}, now);
+    }
+    const auto found = watch_.find(now);
+    EXPECT_FALSE(found) << found->evidence.front();
+  }
+  // The step after it has its usual limit.
+  for (double now = 503.0; now < 509.5; now += 0.5) {
+    for (RankReport& rank : ranks_) {
+      rank.step = 11;
+      rank.section_seconds = now - 503.0;
+      watch_.report(node(rank.rank), {rank}, now);
+    }
+    EXPECT_EQ(watch_.find(now).has_value(), now > 508.0) << now;
+  }
+}
+
 TEST_F(RunWatchTest, AKilledRankIsBlamedAndNotThoseThatEndedBecauseOfIt) {
   train(1, 10);
   ranks_[0].is_ended = true;
@@ -122,6 +144,20 @@ TEST_F(RunWatchTest, AnErrorThatAllRanksReportBlamesNobody) {
   EXPECT_EQ(found->node, "n2");
 }
 
+TEST_F(RunWatchTest, WhenAllRanksAreKilledNobodyIsBlamed) {
+  train(1, 10);
+  for (RankReport& rank : ranks_) rank.is_ended = true;
+  report(10.5, 10);
+  const auto found = watch_.find(10.5);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->kind, FailureKind::kRankDied);
+  EXPECT_EQ(found->step, 10);
+  EXPECT_FALSE(found->rank);
+  EXPECT_EQ(found->node, "");
+  EXPECT_EQ(found->sure, Certainty::kUnknown);
+  EXPECT_THAT(found->evidence.front(), HasSubstr("all 3 ranks"));
+}
+
 TEST_F(RunWatchTest, OneStoppedRankHangsAndAllStoppedRanksAreSuspended) {
   train(1, 10);
   for (RankReport& rank : ranks_) rank.is_stopped = true;
@@ -129,12 +165,28 @@ TEST_F(RunWatchTest, OneStoppedRankHangsAndAllStoppedRanksAreSuspended) {
     report(now, 10);
     EXPECT_FALSE(watch_.find(now));
   }
+  // They go on one after the other, and the first to do so finds the others still stopped.
   ranks_[0].is_stopped = ranks_[2].is_stopped = false;
   report(13.0, 10);
-  const auto found = watch_.find(13.0);
+  EXPECT_FALSE(watch_.find(13.0));
+  report(15.0, 10);
+  const auto found = watch_.find(15.0);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->kind, FailureKind::kRankHung);
   EXPECT_EQ(found->rank, 1);
+}
+
+TEST_F(RunWatchTest, AStepInWhichAllRanksWereStoppedIsNotLate) {
+  train(1, 10);
+  for (double now = 10.5; now < 40.0; now += 0.5) {
+    for (RankReport& rank : ranks_) {
+      rank.is_stopped = now < 35.0;
+      rank.section_seconds = now - 10.0;
+      watch_.report(node(rank.rank), {rank}, now);
+    }
+    const auto found = watch_.find(now);
+    EXPECT_FALSE(found) << found->evidence.front();
+  }
 }
 
 TEST_F(RunWatchTest, AStepThatTakesThreeTimesAsLongAndFiveSecondsHangs) {
