@@ -13,6 +13,7 @@
 #include <map>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "base/error.h"
 #include "base/file_lock.h"
@@ -26,6 +27,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using std::chrono::milliseconds;
 
 /// Becomes readable when the process ends.
 class ProcessHandle {
@@ -80,7 +82,7 @@ class Monitor {
       for (const auto& [path, process] : processes_) {
         if (process->descriptor() >= 0 && !process->is_over()) descriptors.push_back(process->descriptor());
       }
-      channel_.wait(kBetweenBeats, descriptors);
+      channel_.wait(std::max(milliseconds(0), kBetweenBeats - milliseconds_of(since_beat_)), descriptors);
       // The launcher may have been suspended together with this process, so most of a suspension is no silence.
       silent_seconds_ += std::min(since_looked_.seconds(), kLongestPause);
       since_looked_ = {};
@@ -95,12 +97,20 @@ class Monitor {
         if (was_given_up_) delete_folder();
         return 0;
       }
+      // The launcher answers each beat, and that answer is no reason for the next one.
+      const auto num_over = std::ranges::count_if(processes_, [](const auto& item) { return item.second->is_over(); });
+      if (std::exchange(num_over_, num_over) == num_over && milliseconds_of(since_beat_) < kBetweenBeats) continue;
+      since_beat_ = {};
       beat();
     }
     return 0;
   }
 
  private:
+  static milliseconds milliseconds_of(const Stopwatch& watch) {
+    return milliseconds(static_cast<std::int64_t>(1e3 * watch.seconds()));
+  }
+
   static const fs::path& made_folder(const MonitorOptions& options) {
     fs::create_directories(options.folder);
     fs::permissions(options.folder, fs::perms::owner_all);
@@ -132,7 +142,7 @@ class Monitor {
       end_ranks(std::max(attempt, attempt_));
       delete_folder();
       channel_.send({{"say", "quit"}});
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until it is on its way
+      std::this_thread::sleep_for(milliseconds(50));  // until it is on its way
       quits_ = true;
     }
   }
@@ -204,7 +214,7 @@ class Monitor {
         left.push_back(pid);
       }
       if (left.empty() && !unreadable) break;
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      std::this_thread::sleep_for(milliseconds(10));
     } while (watch.seconds() < 2.0);
     return left;
   }
@@ -221,6 +231,8 @@ class Monitor {
   FileLock lock_;
   std::int64_t attempt_ = 0;
   std::map<fs::path, std::unique_ptr<ProcessHandle>> processes_;  // of the attempt, by the rank's file
+  std::ptrdiff_t num_over_ = 0;                                   // of the processes
+  Stopwatch since_beat_;
   Stopwatch since_looked_;
   double silent_seconds_ = 0.0;  // since the last word of the launcher; pauses count for kLongestPause at most
   bool was_given_up_ = false;    // the launcher was silent for long

@@ -103,6 +103,21 @@ TEST_F(MonitorTest, TellsWhatRanksDoAndEndsThemWhenItIsTold) {
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "node"));
 }
 
+/// A rank's cores are not the monitor's.
+TEST_F(MonitorTest, AnswersMakeItReportNoMoreOften) {
+  hear("hello");
+  int num_beats = 0;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  while (std::chrono::steady_clock::now() < end) {
+    const auto message = launcher_->receive(milliseconds(10));
+    if (!message) continue;
+    ++num_beats;
+    order({{"do", "watch"}, {"attempt", 1}});
+  }
+  EXPECT_GE(num_beats, 2);
+  EXPECT_LE(num_beats, 2000 / kBetweenBeats.count() + 1);
+}
+
 /// A node that nobody can reach has been given up: its ranks must not go on beside those of the next attempt.
 TEST_F(MonitorTest, EndsItsRanksWhenTheLauncherIsSilent) {
   hear("hello");
