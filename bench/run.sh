@@ -21,6 +21,7 @@ fi
 # These fail when a bound is missed; the others are to run all the same.
 status=0
 "$venv/bin/python" bench/busy.py --tessera "$build/src/app/tessera" || status=1
+"$venv/bin/python" bench/guards.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/recipes.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/parallel.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/checkpoint.py --tessera "$build/src/app/tessera" || status=1
