@@ -221,10 +221,10 @@ class Launcher {
         engine_->on_node(node.name, {options_.program, "monitor", "--node", node.name, "--connect", endpoint(),
                                      "--run-id", state_.run_id, "--folder", node_folder_.string()});
     node.monitor = spawn(command.front(), {command.begin() + 1, command.end()}, {.input = pipe[0]});
-    close(pipe[0]);
     node.input = pipe[1];
     const std::string line = channel_.key() + "\n";
-    static_cast<void>(!::write(node.input, line.data(), line.size()));  // if it has ended, that is told of
+    static_cast<void>(!::write(node.input, line.data(), line.size()));
+    close(pipe[0]);  // after the write, which would end this process by SIGPIPE if the monitor had ended already
     node.next_try = now() + node.between_tries;
   }
 
