@@ -27,9 +27,11 @@ std::string describe(const Incident& incident) {
   text += fmt::format(" Action: {}{}, since {}.", name_of(incident.decision.action),
                       incident.spare.empty() ? "" : fmt::format(" ({} for {})", incident.spare, failure.node),
                       incident.decision.reason);
-  if (incident.resumed_step) {
-    text += fmt::format(" The run went on from step {}; {} steps and {:.1f} s were lost.", *incident.resumed_step,
-                        steps_lost(incident), incident.seconds_lost);
+  if (incident.seconds_lost) {
+    text += incident.resumed_step
+                ? fmt::format(" The run went on from step {}; {} steps and {:.1f} s were lost.", *incident.resumed_step,
+                              steps_lost(incident), *incident.seconds_lost)
+                : fmt::format(" The run failed again before it trained; {:.1f} s were lost.", *incident.seconds_lost);
   }
   return text;
 }
@@ -57,8 +59,8 @@ nlohmann::ordered_json to_json(const Incident& incident) {
   if (incident.resumed_step) {
     json["resumed_step"] = *incident.resumed_step;
     json["steps_lost"] = steps_lost(incident);
-    json["seconds_lost"] = incident.seconds_lost;
   }
+  if (incident.seconds_lost) json["seconds_lost"] = *incident.seconds_lost;
   return json;
 }
 

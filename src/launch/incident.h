@@ -21,7 +21,8 @@ struct Incident {
   /// Once the run trains again; its first step then is resumed_step + 1.
   std::optional<std::int64_t> resumed_step = {};
   std::int64_t last_step = 0;  // the last one that all ranks had begun
-  double seconds_lost = 0.0;   // from lost_from until the run was as far as before
+  /// From lost_from until the run was as far as before, or failed again.
+  std::optional<double> seconds_lost = {};
 };
 
 nlohmann::ordered_json to_json(const Incident& incident);

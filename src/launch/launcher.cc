@@ -203,6 +203,7 @@ class Launcher {
         .last_step = lost.step};
     spdlog::warn("incident {}: {}", incident.number, describe(incident));
     write_incident(incident);
+    step_before_failure_ = incident.last_step;
     healing_ = std::move(incident);
   }
 
@@ -221,10 +222,10 @@ class Launcher {
         engine_->on_node(node.name, {options_.program, "monitor", "--node", node.name, "--connect", endpoint(),
                                      "--run-id", state_.run_id, "--folder", node_folder_.string()});
     node.monitor = spawn(command.front(), {command.begin() + 1, command.end()}, {.input = pipe[0]});
-    close(pipe[0]);
     node.input = pipe[1];
     const std::string line = channel_.key() + "\n";
-    static_cast<void>(!::write(node.input, line.data(), line.size()));  // if it has ended, that is told of
+    static_cast<void>(!::write(node.input, line.data(), line.size()));
+    close(pipe[0]);  // after the write, which would end this process by SIGPIPE if the monitor had ended already
     node.next_try = now() + node.between_tries;
   }
 
@@ -375,6 +376,7 @@ class Launcher {
     if (ranks_ != 0 && !ranks_status_ && waitpid(ranks_, &status, WNOHANG) == ranks_) {
       ranks_status_ = exit_status_of(status);
     }
+    std::erase_if(scheduler_commands_, [](pid_t command) { return waitpid(command, nullptr, WNOHANG) != 0; });
   }
 
   void look_after(Node& node) {
@@ -405,8 +407,8 @@ class Launcher {
     tell_scheduler(engine_->undrain(name));
   }
 
-  static void tell_scheduler(const std::optional<CommandLine>& command) {
-    if (command) spawn(command->front(), {command->begin() + 1, command->end()});
+  void tell_scheduler(const std::optional<CommandLine>& command) {
+    if (command) scheduler_commands_.push_back(spawn(command->front(), {command->begin() + 1, command->end()}));
   }
 
   void start_ranks() {
@@ -523,9 +525,14 @@ class Launcher {
       spdlog::info("the run goes on after step {}, {:.1f} s after the failure was noticed", *healing_->resumed_step,
                    unix_time() - healing_->noticed_at);
     }
-    if (step < healing_->last_step) return;
-    healing_->seconds_lost = last_seconds_lost_ = std::max(0.0, unix_time() - healing_->lost_from);
-    state_.seconds_lost += healing_->seconds_lost;
+    if (step >= step_before_failure_) end_healing(unix_time());
+  }
+
+  /// Counts what the incident has cost until `end`: the run is as far as before, or has failed again.
+  void end_healing(double end) {
+    last_seconds_lost_ = std::max(0.0, end - healing_->lost_from);
+    healing_->seconds_lost = last_seconds_lost_;
+    state_.seconds_lost += last_seconds_lost_;
     write_incident(*healing_);
     healing_.reset();
   }
@@ -534,6 +541,8 @@ class Launcher {
   bool heal(Failure failure) {
     const double noticed = unix_time();
     const std::int64_t last_step = watch_->step();
+    step_before_failure_ = std::max(step_before_failure_, last_step);
+    if (healing_) end_healing(noticed);
     gather_evidence();
     blame(failure);
     Incident incident{.number = ++state_.incidents,
@@ -652,7 +661,11 @@ class Launcher {
       spdlog::info("{} incidents, {:.1f} s lost: effective training time {:.1f} %", state_.incidents,
                    state_.seconds_lost, 100.0 * state_.effective_training_time());
     }
-    if (state == "stopped" && healing_) spdlog::error("stopped: {}", healing_->decision.reason);
+    if (exit_status_ > static_cast<int>(ExitStatus::kSignal)) {
+      spdlog::info("stopped by signal {}", stop_.signal);
+    } else if (state == "stopped" && healing_) {
+      spdlog::error("stopped: {}", healing_->decision.reason);
+    }
     return exit_status_;
   }
 
@@ -670,14 +683,16 @@ class Launcher {
   std::vector<std::string> active_;  // names, in the order of ranks
   std::optional<RunWatch> watch_;    // of the attempt
   std::vector<RankState> evidence_;
-  std::optional<Incident> healing_;   // until the run is as far as before
-  std::optional<Incident> differed_;  // replicas; until a replay has told whose state was wrong
+  std::optional<Incident> healing_;       // until the run is as far as before, or fails again
+  std::int64_t step_before_failure_ = 0;  // the run has healed once it is there again
+  std::optional<Incident> differed_;      // replicas; until a replay has told whose state was wrong
   Stopwatch since_looked_;
   double last_seconds_lost_ = 0.0;
   bool keeps_monitors_ = false;  // whether a monitor that ends is started again: not before all have come
   bool slow_is_told_ = false;
   pid_t ranks_ = 0;  // mpirun, srun or the one rank
   std::optional<int> ranks_status_;
+  std::vector<pid_t> scheduler_commands_;  // that still run
   int exit_status_ = 0;
   std::optional<RequestInbox> requests_;  // once all monitors have come
   BackgroundWriter writer_;               // ends first, while all else is there

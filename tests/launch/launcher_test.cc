@@ -1,0 +1,125 @@
+// The launcher with real monitors on this machine, and shell scripts in the place of ranks.
+#include "launch/launcher.h"
+
+#include <gmock/gmock.h>
+
+#include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <functional>
+
+#include "launch/launch_files.h"
+#include "launch/launch_state.h"
+#include "tests/data/support.h"
+#include "tests/log_of.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Script {
+  std::vector<std::string> nodes = {"n1"};
+  std::vector<std::string> ranks = {};        // what the ranks of each attempt do
+  std::string monitor_of_n1 = "exec \"$@\"";  // "$@": the monitor's command
+  std::string drain = "true";
+  std::function<void(std::size_t)> before_ranks = [](std::size_t) {};  // gets the index of the attempt
+};
+
+class ScriptEngine : public Engine {
+ public:
+  explicit ScriptEngine(Script script) : script_(std::move(script)) {}
+
+  std::string name() const override { return "script"; }
+  std::vector<std::string> nodes() const override { return script_.nodes; }
+  bool is_one_machine() const override { return true; }
+  CommandLine on_node(const std::string& node, const CommandLine& program) const override {
+    CommandLine command = {"sh", "-c", node == "n1" ? script_.monitor_of_n1 : "exec \"$@\"", "sh"};
+    command.insert(command.end(), program.begin(), program.end());
+    command.back() += "-" + node;  // the node folder: these nodes share one machine
+    return command;
+  }
+  CommandLine on_ranks(const std::vector<std::string>&, int, const std::vector<std::string>&,
+                       const CommandLine&) const override {
+    script_.before_ranks(attempt_);
+    return {"sh", "-c", script_.ranks.at(attempt_++)};
+  }
+  std::optional<CommandLine> drain(const std::string&, const std::string&) const override {
+    return CommandLine{"sh", "-c", script_.drain};
+  }
+
+ private:
+  Script script_;
+  mutable std::size_t attempt_ = 0;
+};
+
+class LauncherTest : public ::testing::Test {
+ protected:
+  LauncherTest() {
+    config_.job.dump_folder = run_;
+    config_.job.run_id = "a-run";
+    options_.node_folder = scratch_ / "node";
+    options_.program = TESSERA_BINARY;
+  }
+
+  /// Returns the exit status; the log is in log_ then.
+  int run(const Script& script) {
+    int status = -1;
+    log_ = log_of([&] { status = launch(options_, config_, std::make_unique<ScriptEngine>(script), stop_); });
+    return status;
+  }
+  nlohmann::json incident(int number) const {
+    return nlohmann::json::parse(read_text_file(run_ / kIncidentsFolderName / (std::to_string(number) + ".json")));
+  }
+
+  const data::Scratch scratch_;
+  const std::filesystem::path run_ = scratch_ / "run";
+  std::string log_;
+  LauncherOptions options_;
+  JobConfig config_;
+  volatile StopRequest stop_;
+};
+
+TEST_F(LauncherTest, AFailureBeforeTheRunHasHealedEndsTheFirstIncident) {
+  options_.restarts_per_hour = 1;
+  EXPECT_EQ(run({.ranks = {"exit 1", "exit 1"}}), static_cast<int>(ExitStatus::kHold));
+  const auto first = incident(1), second = incident(2);
+  const double seconds =
+      second.at("time_of_fault_noticed").get<double>() - first.at("time_of_fault_noticed").get<double>();
+  ASSERT_TRUE(first.at("seconds_lost").is_number()) << first;
+  EXPECT_NEAR(first.at("seconds_lost").get<double>(), seconds, 1e-3);
+  EXPECT_NEAR(read_launch_state(run_)->seconds_lost, seconds, 1e-3);
+  EXPECT_TRUE(first.at("resumed_step").is_null());
+  EXPECT_THAT(first.at("text").get<std::string>(), HasSubstr("failed again before it trained"));
+  EXPECT_TRUE(second.at("seconds_lost").is_null());
+  EXPECT_THAT(log_, HasSubstr("stopped: there were 1 restarts"));
+}
+
+TEST_F(LauncherTest, ASignalThatStopsAHealingRunIsTheReasonOfItsEnd) {
+  const auto stop_second = [&](std::size_t attempt) {
+    if (attempt == 1) note_signal(stop_, SIGTERM);
+  };
+  EXPECT_EQ(run({.ranks = {"exit 1", "exec sleep 100"}, .before_ranks = stop_second}), 128 + SIGTERM);
+  EXPECT_THAT(log_, HasSubstr("stopped by signal 15"));
+  EXPECT_THAT(log_, Not(HasSubstr("stopped: ")));
+}
+
+TEST_F(LauncherTest, TheSchedulersCommandsAreReaped) {
+  options_.num_spares = 1;
+  const std::string folder = scratch_.path().string(), monitor = folder + "/monitor.pid", drain = folder + "/drain.pid";
+  // n1 is lost: its monitor is killed, and no other one can be started there.
+  const Script script{.nodes = {"n1", "n2"},
+                      .ranks = {fmt::format("sleep 0.5; kill -9 $(cat {}); exec sleep 100", monitor), "exec sleep 1"},
+                      .monitor_of_n1 = fmt::format("[ -e {0} ] && exit 1; echo $$ > {0}; exec \"$@\"", monitor),
+                      .drain = "echo $$ > " + drain};
+  EXPECT_EQ(run(script), 0) << log_;
+  pid_t process = 0;
+  std::ifstream(drain) >> process;
+  ASSERT_GT(process, 0);
+  EXPECT_EQ(kill(process, 0), -1);
+  EXPECT_EQ(errno, ESRCH);
+}
+
+}  // namespace
+}  // namespace tessera
