@@ -46,6 +46,8 @@ constexpr double kMonitorStart = 30.0;
 constexpr double kMonitorRestart = 2.0;
 /// Between the first tries to reach a node that was lost; later ones are rarer.
 constexpr double kBetweenTries = 5.0, kLongestBetweenTries = 60.0;
+/// For a last try to reach them: a connection is given up after 5 s.
+constexpr double kReaching = 6.0;
 /// How long evidence may take to arrive, and ranks to end.
 constexpr double kGathering = 1.5, kEnding = 4.0;
 
@@ -322,6 +324,15 @@ class Launcher {
     }
   }
 
+  /// Until a new monitor has come: one that was cut off may still be heard, but ends when it finds its input closed.
+  static void lose(Node& node) {
+    close_monitor(node);
+    node.role = Role::kLost;
+    node.ended = 0;
+    node.has_come = false;
+    node.next_try = now() + node.between_tries;
+  }
+
   void answer_beat(Node& node, const Message& message) {
     if (node.role == Role::kLost) {
       // It is back: a reboot, a link, or a thaw. Nothing of what it did before may be left.
@@ -329,6 +340,7 @@ class Launcher {
         channel_.send({node.name, {{"do", "end"}, {"attempt", state_.attempt - 1}}});
         return;
       }
+      if (!node.has_come) return;
       node.role = Role::kSpare;
       spdlog::info("{} is back, as a spare", node.name);
     }
@@ -387,8 +399,7 @@ class Launcher {
                                           kMonitorRestart));
     }
     if (node.role == Role::kSpare && node.closed > 0.0 && now() - node.closed > kMonitorRestart) {
-      node.role = Role::kLost;
-      node.ended = 0;
+      lose(node);
       spdlog::warn("the spare {} is lost", node.name);
     }
   }
@@ -607,8 +618,9 @@ class Launcher {
     Node& bad = *find_node(failure.node);
     const auto spare = std::ranges::find_if(nodes_, [](const Node& node) { return is_ready(node); });
     if (spare == nodes_.end()) return "";  // it was lost a moment ago; the same nodes are tried
-    bad.role = failure.kind == FailureKind::kNodeLost ? Role::kLost : Role::kDrained;
+    bad.role = Role::kDrained;
     bad.ended = 0;
+    if (failure.kind == FailureKind::kNodeLost) lose(bad);
     spare->role = Role::kActive;
     *std::ranges::find(active_, bad.name) = spare->name;
     tell_scheduler(
@@ -636,13 +648,15 @@ class Launcher {
   /// Nodes that were lost may be there again, with old files in their memory.
   void reach_lost_nodes() {
     const auto is_settled = [](const Node& node) {
-      return node.role != Role::kLost || (node.closed == 0.0 && now() - node.seen < 1.0);
+      return node.role != Role::kLost || (node.monitor == 0 && node.next_try > now());  // it was tried in vain
     };
     for (Node& node : nodes_) {
-      if (!is_settled(node)) node.next_try = 0.0;
+      if (node.role != Role::kLost) continue;
+      lose(node);  // the connection may still wait for a node that was away
+      node.next_try = 0.0;
     }
     const Stopwatch watch;
-    while (watch.seconds() < 3.0 && !std::ranges::all_of(nodes_, is_settled)) pump();
+    while (watch.seconds() < kReaching && !std::ranges::all_of(nodes_, is_settled)) pump();
   }
 
   int finish(const std::string& state) {
