@@ -461,6 +461,12 @@ class Launcher {
       if (ranks_status_) {
         if (!ended) ended = now();
         if (*ranks_status_ == 0 || (stop_.count > 0 && *ranks_status_ > 128)) {
+          // A run may be over before the monitors have reported its steps.
+          const Stopwatch watch;
+          while (healing_ && watch.seconds() < kGathering) {
+            pump();
+            note_progress();
+          }
           exit_status_ = stop_.count > 0 ? 128 + stop_.signal : 0;
           return std::nullopt;
         }

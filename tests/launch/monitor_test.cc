@@ -36,7 +36,7 @@ class MonitorTest : public ::testing::Test {
                          .key = key,
                          .run_id = "a-run",
                          .folder = scratch_ / "node",
-                         .lonely_seconds = 1.0}));
+                         .lonely_seconds = 2.0}));
     }
     close(input_[0]);
     launcher_.emplace(true);
@@ -135,7 +135,7 @@ TEST_F(MonitorTest, ASuspendedMonitorDoesNotTakeItsLauncherForSilent) {
   hear("beat", [](const nlohmann::json& body) { return body.at("attempt") == 1; });
   std::this_thread::sleep_for(milliseconds(100));  // until it has read the answer
   kill(monitor_, SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(2000));  // twice lonely_seconds
+  std::this_thread::sleep_for(milliseconds(4000));  // twice lonely_seconds
   kill(monitor_, SIGCONT);
   for (int i = 0; i < 3; ++i) hear("beat");
   EXPECT_EQ(waitpid(rank, nullptr, WNOHANG), 0);
