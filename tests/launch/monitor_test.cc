@@ -34,7 +34,7 @@ class MonitorTest : public ::testing::Test {
       _exit(run_monitor({.node = "n1",
                          .endpoint = "tcp://127.0.0.1:" + std::to_string(port),
                          .key = key,
-                         .run_id = "a-run",
+                         .run_id = run_id_,
                          .folder = scratch_ / "node",
                          .lonely_seconds = 2.0}));
     }
@@ -65,9 +65,9 @@ class MonitorTest : public ::testing::Test {
   void order(const nlohmann::json& body) { launcher_->send({"n1", body}); }
 
   /// A process that sleeps, as a rank of this attempt.
-  static pid_t start_rank(int attempt) {
+  pid_t start_rank(int attempt) const {
     return spawn("sleep", {"100"},
-                 {.variables = {std::string(kAttemptVariable) + "=a-run:" + std::to_string(attempt)}});
+                 {.variables = {std::string(kAttemptVariable) + "=" + run_id_ + ":" + std::to_string(attempt)}});
   }
   static int status_of(pid_t process) {
     int status = 0;
@@ -76,6 +76,8 @@ class MonitorTest : public ::testing::Test {
   }
 
   const data::Scratch scratch_;
+  // Of this test alone: a monitor ends all processes of its run, and tests run beside each other.
+  const std::string run_id_ = "run-" + std::to_string(getpid());
   int input_[2] = {-1, -1};
   pid_t monitor_ = 0;
   std::optional<LauncherChannel> launcher_;
