@@ -134,7 +134,7 @@ bool is_launcher_at(const std::string& endpoint, std::chrono::milliseconds timeo
       stream.set(zmq::sockopt::rcvtimeo, std::max(0, static_cast<int>(left.count())));
       std::vector<zmq::message_t> frames;
       if (!zmq::recv_multipart(stream, std::back_inserter(frames))) return false;
-      if (frames.back().size() > 0) return true;  // an empty one says that the connection has begun or ended
+      if (!frames.back().empty()) return true;  // an empty one says that the connection has begun or ended
     }
   } catch (const zmq::error_t&) {  // the endpoint cannot be read, or a signal
     return false;

@@ -2,6 +2,7 @@
 #include "launch/launcher.h"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
@@ -58,7 +59,7 @@ class LauncherTest : public ::testing::Test {
  protected:
   LauncherTest() {
     config_.job.dump_folder = run_;
-    config_.job.run_id = "a-run";
+    config_.job.run_id = "run-" + std::to_string(getpid());  // tests run beside each other
     options_.node_folder = scratch_ / "node";
     options_.program = TESSERA_BINARY;
   }
