@@ -32,7 +32,7 @@ class LauncherWatchTest : public ::testing::Test {
   /// The launcher of a job that was requeued writes, and is reached.
   void start_again() {
     ++state_.job->restarts;
-    state_.endpoint += "1";
+    state_.endpoint += '1';
     pass(3.0, true);
     watch_.set_reachable(true);
   }
