@@ -9,6 +9,7 @@
 #include "app/output_file.h"
 #include "app/signals.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/shell_word.h"
 #include "compare/launcher.h"

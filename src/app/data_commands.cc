@@ -91,9 +91,7 @@ struct TokenizerCommand {
     const std::string model = data::train_sentencepiece(source, options);
     report_source(source.statistics());
     if (path.has_parent_path()) create_folder(path.parent_path());
-    AtomicFile file(path);
-    file.write(model);
-    file.commit();
+    write_whole_file(path, model);
     spdlog::info("trained on {} documents of {} bytes in {:.1f} s", source.statistics().num_documents,
                  source.statistics().num_text_bytes, watch.seconds());
     fmt::print("{}: {} pieces\n", path.string(), data::load_tokenizer(path.string())->vocab_size());

@@ -15,10 +15,4 @@ fs::path output_file(const std::string& path, const fs::path& otherwise) {
   return output;
 }
 
-void write_whole_file(const fs::path& path, const std::string& content) {
-  AtomicFile file(path);
-  file.write(content);
-  file.commit();
-}
-
 }  // namespace tessera

@@ -10,7 +10,4 @@ namespace tessera {
 /// that a long command fails before its work.
 std::filesystem::path output_file(const std::string& path, const std::filesystem::path& otherwise);
 
-/// Writes the file whole or not at all.
-void write_whole_file(const std::filesystem::path& path, const std::string& content);
-
 }  // namespace tessera

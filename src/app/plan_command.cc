@@ -29,11 +29,7 @@ struct ScheduleCommand {
         schedule_kind, num_ranks, has_stages_per_rank ? stages_per_rank : min_stages_per_rank(schedule_kind),
         num_micro_batches);
     const PipelineTiming timing = simulate(schedule, costs);
-    if (!svg.empty()) {
-      AtomicFile file(svg);
-      file.write(to_svg(schedule, timing));
-      file.commit();
-    }
+    if (!svg.empty()) write_whole_file(svg, to_svg(schedule, timing));
     fmt::print("{}, {} ranks, stages per rank: {}, {} micro-batches\n\n{}\n", name_of(schedule.kind),
                schedule.num_ranks, schedule.stages_per_rank, schedule.num_micro_batches, to_text(schedule, timing));
     fmt::print("makespan {:g}, bubble {:.1f} %\n\n{:<8}{:>8}{:>24}\n", timing.makespan,

@@ -11,7 +11,6 @@
 
 #include "app/commands.h"
 #include "app/is_number.h"
-#include "app/output_file.h"
 #include "app/quickstart_text.h"
 #include "app/signals.h"
 #include "base/child_process.h"

@@ -5,6 +5,7 @@
 #include "app/commands.h"
 #include "app/output_file.h"
 #include "base/error.h"
+#include "base/file.h"
 #include "compare/run_report.h"
 #include "train/run_files.h"
 

@@ -73,6 +73,9 @@ class AtomicFile {
   std::uint64_t size_ = 0;
 };
 
+/// Writes a file with this content by AtomicFile: whole or not at all. Throws Error.
+void write_whole_file(const std::filesystem::path& path, std::string_view content);
+
 /// Makes the names in `directory` durable (fsync of the directory).
 void sync_directory(const std::filesystem::path& directory);
 

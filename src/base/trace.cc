@@ -25,9 +25,7 @@ void TraceRecorder::write(const std::filesystem::path& path) const {
   if (!events_.empty() || !gpu_events_.empty()) text.erase(text.size() - 2, 1);  // the last comma
   text += fmt::format("], \"displayTimeUnit\": \"ms\", \"otherData\": {{\"complete\": {}}}}}\n",
                       events_.size() < events_.capacity());
-  AtomicFile file(path);
-  file.write(text);
-  file.commit();
+  write_whole_file(path, text);
 }
 
 }  // namespace tessera

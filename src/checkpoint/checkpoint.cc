@@ -75,9 +75,7 @@ fs::path find_checkpoint(const fs::path& path) {
 
 CheckpointPart text_part(std::string name, std::string text) {
   return {.name = std::move(name), .write = [text = std::move(text)](const fs::path& path) {
-            AtomicFile file(path);
-            file.write(text);
-            file.commit();
+            write_whole_file(path, text);
             return WrittenFile{.size = text.size(), .checksum = checksum(std::as_bytes(std::span(text)))};
           }};
 }
@@ -96,11 +94,7 @@ void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifes
   }
   json["state"] = manifest.state;
   json[kChecksumField] = checksum_of_rest(json);
-  {
-    AtomicFile file(partial / kManifest);
-    file.write(json_text(json, 2) + "\n");
-    file.commit();
-  }
+  write_whole_file(partial / kManifest, json_text(json, 2) + "\n");
   // There is one if the step was saved before, by a run that went on from an earlier step.
   replace_folder(partial, checkpoint_path(folder, manifest.step));
 }

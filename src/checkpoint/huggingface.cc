@@ -335,10 +335,9 @@ void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> param
     writer.finish();
     begin = end;
   }
-  AtomicFile index(folder / kHfIndexName);
-  index.write(nlohmann::ordered_json{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}}.dump(2) +
-              "\n");
-  index.commit();
+  write_whole_file(
+      folder / kHfIndexName,
+      nlohmann::ordered_json{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", weight_map}}.dump(2) + "\n");
 }
 
 }  // namespace tessera

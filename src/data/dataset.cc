@@ -110,9 +110,7 @@ void write_manifest(const fs::path& folder, const Manifest& manifest) {
     }
   }
   json[kChecksumField] = checksum_of_rest(json);
-  AtomicFile file(folder / kManifestName);
-  file.write(json_text(json, 2) + "\n");
-  file.commit();
+  write_whole_file(folder / kManifestName, json_text(json, 2) + "\n");
 }
 
 Manifest read_manifest(const fs::path& folder) {

@@ -169,9 +169,7 @@ PrepareResult prepare_dataset(const PrepareOptions& options) {
   manifest.splits["train"] = train.finish();
   if (val.num_tokens() > 0) manifest.splits["val"] = val.finish();
   for (const TokenizerFile& part : tokenizer->files()) {
-    AtomicFile file(folder.path() / part.name);
-    file.write(part.content);
-    file.commit();
+    write_whole_file(folder.path() / part.name, part.content);
   }
   write_manifest(folder.path(), manifest);
   folder.commit(options.overwrite);

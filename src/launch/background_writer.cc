@@ -27,9 +27,7 @@ struct BackgroundWriter::State {
       is_writing = true;
       lock.unlock();
       try {
-        AtomicFile file(path);
-        file.write(text);
-        file.commit();
+        write_whole_file(path, text);
       } catch (const Error& error) {
         spdlog::warn("{}", error.what());
       }

@@ -96,9 +96,7 @@ std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder
 void write_launcher_loss(const std::filesystem::path& folder, const LaunchState& lost, double noticed_at) {
   const nlohmann::ordered_json json = {
       {"format", kLossFormat}, {"version", kVersion}, {"job", to_json(lost.job.value())}, {"noticed_at", noticed_at}};
-  AtomicFile file(folder / kLauncherLossName);
-  file.write(json_text(json, 2) + "\n");
-  file.commit();
+  write_whole_file(folder / kLauncherLossName, json_text(json, 2) + "\n");
 }
 
 std::optional<double> read_launcher_loss(const std::filesystem::path& folder, const LaunchState& lost) {

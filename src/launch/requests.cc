@@ -101,7 +101,7 @@ void request_undrain(const fs::path& dump_folder, const std::vector<std::string>
   std::vector<fs::path> requests;
   for (const std::string& name : nodes) {
     requests.push_back(undrain_path(dump_folder, name));
-    AtomicFile(requests.back()).commit();
+    write_whole_file(requests.back(), "");
   }
   const auto waits = [](const fs::path& request) {
     std::error_code unreadable;

@@ -80,9 +80,7 @@ MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options),
   const std::filesystem::path& path = options_.path;
   {
     const std::string kept = earlier_lines(path, options_.first_step);
-    AtomicFile file(path);
-    file.write(kept);
-    file.commit();
+    write_whole_file(path, kept);
   }
   file_ = std::fopen(path.c_str(), "a");
   require(file_ != nullptr, "cannot open '{}': {}", path.string(), std::strerror(errno));

@@ -196,9 +196,7 @@ void write_run_info(const std::filesystem::path& folder, const RunStart& start) 
     ordered_json changed = changes(earlier, info, start.first_step);
     if (!changed.empty()) info["changed"] = std::move(changed);
   }
-  AtomicFile file(path);
-  file.write(json_text(info, 2) + "\n");
-  file.commit();
+  write_whole_file(path, json_text(info, 2) + "\n");
 }
 
 }  // namespace tessera
