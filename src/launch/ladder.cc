@@ -5,7 +5,6 @@
 namespace tessera {
 namespace {
 
-constexpr double kHour = 3600.0;
 /// A step that fails so often is not the hardware's fault.
 constexpr int kFailuresOfStep = 3;
 
@@ -33,12 +32,10 @@ Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
   if (failure.kind == Kind::kTakenOver) {
     return {Action::kStop, "another launcher has taken the run over", ExitStatus::kTakenOver};
   }
-  while (!restarts_.empty() && now - restarts_.front() > kHour) restarts_.pop_front();
-  if (static_cast<int>(restarts_.size()) >= restarts_per_hour_) {
+  if (!restarts_.take(now)) {
     return {Action::kStop,
-            fmt::format("there were {} restarts within an hour, the limit (--restarts-per-hour)", restarts_.size())};
+            fmt::format("there were {} restarts within an hour, the limit (--restarts-per-hour)", restarts_.most())};
   }
-  restarts_.push_back(now);
   if (failure.kind == Kind::kNodeLost) return replace(failure, num_spares, fmt::format("{} is lost", failure.node));
 
   const int before = failures_of_node_[failure.node]++;

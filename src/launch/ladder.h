@@ -3,12 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <string>
 
 #include "base/exit_status.h"
 #include "launch/failure.h"
+#include "launch/hourly_limit.h"
 
 namespace tessera {
 
@@ -30,7 +30,7 @@ struct Decision {
 class Ladder {
  public:
   /// At most `restarts_per_hour` times in any hour.
-  Ladder(int restarts_per_hour, bool can_requeue) : restarts_per_hour_(restarts_per_hour), can_requeue_(can_requeue) {}
+  Ladder(int restarts_per_hour, bool can_requeue) : restarts_(restarts_per_hour), can_requeue_(can_requeue) {}
 
   /// `num_spares`: nodes that are ready. `now`: seconds on a clock that only goes on.
   Decision decide(const Failure& failure, int num_spares, double now);
@@ -41,9 +41,8 @@ class Ladder {
  private:
   Decision replace(const Failure& failure, int num_spares, const std::string& why) const;
 
-  int restarts_per_hour_;
+  HourlyLimit restarts_;
   bool can_requeue_;
-  std::deque<double> restarts_;                                 // of the last hour
   std::map<std::string, int> failures_of_node_;                 // that a node's ranks were blamed for
   std::map<std::int64_t, std::map<std::string, int>> at_step_;  // failures of ranks, by step and node
 };

@@ -7,11 +7,10 @@
 namespace tessera {
 namespace {
 
-constexpr double kHour = 3600.0;
-/// Of silence, between two looks.
+/// A launcher's silence counts for so long at most between two looks.
 constexpr double kLongestGap = 2.0;
 
-/// As Slurm shows it.
+/// The job as Slurm's own output names it.
 std::string describe(const LaunchState::Job& job) { return fmt::format("job {} (Restarts={})", job.id, job.restarts); }
 
 }  // namespace
@@ -58,13 +57,11 @@ LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, d
                                 "say that {} is down. If it is lost: scontrol requeue {}",
                                 silence, state_.endpoint, job.host, state_.job->id)};
   }
-  while (!requeues_.empty() && now - requeues_.front() > kHour) requeues_.pop_front();
-  if (static_cast<int>(requeues_.size()) >= options_.requeues_per_hour) {
+  if (!requeues_.take(now)) {
     return {.text = fmt::format("{}, and does not answer, but {} was requeued {} times within an hour, the limit "
                                 "(--requeues-per-hour). To start it again: scontrol requeue {}",
-                                silence, name, requeues_.size(), state_.job->id)};
+                                silence, name, requeues_.most(), state_.job->id)};
   }
-  requeues_.push_back(now);
   return {.requeue = true,
           .text = fmt::format("{}, and does not answer{}: {} is requeued", silence,
                               job.host_is_down ? fmt::format(", and Slurm says that {} is down", job.host) : "", name)};

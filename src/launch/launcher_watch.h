@@ -3,10 +3,10 @@
 // outside, and when, so that tests need not wait.
 #pragma once
 
-#include <deque>
 #include <optional>
 #include <string>
 
+#include "launch/hourly_limit.h"
 #include "launch/launch_state.h"
 #include "launch/slurm.h"
 
@@ -19,7 +19,8 @@ struct LauncherWatchOptions {
 
 class LauncherWatch {
  public:
-  explicit LauncherWatch(const LauncherWatchOptions& options) : options_(options) {}
+  explicit LauncherWatch(const LauncherWatchOptions& options)
+      : options_(options), requeues_(options.requeues_per_hour) {}
 
   /// What launch.json held at `now`, seconds on a clock that only goes on. To be called at least once a second: longer
   /// gaps are time in which the storage hung or this process was suspended, and do not count as the launcher's silence.
@@ -51,7 +52,7 @@ class LauncherWatch {
   bool is_alive_ = false;             // launch.json of this launcher has changed before our eyes
   std::optional<bool> is_reachable_;  // of this launcher; none: not tried yet
   bool is_over_ = false;
-  std::deque<double> requeues_;  // of the last hour
+  HourlyLimit requeues_;
 };
 
 }  // namespace tessera
