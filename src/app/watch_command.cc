@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/exit_status.h"
 #include "base/log.h"
+#include "base/stopwatch.h"
 #include "base/unix_time.h"
 #include "launch/channel.h"
 #include "launch/launch_files.h"
@@ -27,8 +28,6 @@ constexpr milliseconds kAnswer(2000);
 /// Seconds between two questions to Slurm about a launcher that is silent.
 constexpr double kBetweenQuestions = 5.0;
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 class WatchedRun {
  public:
   WatchedRun(fs::path folder, const LauncherWatchOptions& options) : folder_(std::move(folder)), watch_(options) {
@@ -41,7 +40,7 @@ class WatchedRun {
   bool is_over() const { return status_ || watch_.is_over(); }
   ExitStatus status() const { return status_.value_or(ExitStatus::kDone); }
 
-  /// What fails, as reading from storage that fails or Slurm's answer, is warned of and tried again.
+  /// Looks once. If storage or Slurm fails, that is warned of and tried again at the next look.
   void look() {
     try {
       const std::optional<LaunchState> state = read_launch_state(folder_);
@@ -59,7 +58,7 @@ class WatchedRun {
   }
 
  private:
-  /// Once, as long as nothing else is said.
+  /// Logs the text, unless it is what was logged last.
   void say(const std::string& text, spdlog::level::level_enum level = spdlog::level::info) {
     if (text.empty() || text == said_) return;
     spdlog::log(level, "'{}': {}", folder_.string(), text);
@@ -99,6 +98,9 @@ class WatchedRun {
     requeue_slurm_job(state.job->id);
   }
 
+  double now() const { return clock_.seconds(); }
+
+  Stopwatch clock_;
   fs::path folder_;
   LauncherWatch watch_;
   std::string said_;

@@ -7,10 +7,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <map>
 
 #include "base/error.h"
@@ -32,6 +30,7 @@
 #include "launch/protocol.h"
 #include "launch/requests.h"
 #include "train/replica_check.h"
+#include "train/run_folder.h"
 #include "train/run_info.h"
 
 namespace tessera {
@@ -44,9 +43,9 @@ using std::chrono::milliseconds;
 constexpr double kMonitorStart = 30.0;
 /// After the connection to a monitor has ended: for a new one.
 constexpr double kMonitorRestart = 2.0;
-/// Between the first tries to reach a node that was lost; later ones are rarer.
+/// A node that was lost is tried again after the first of these, then after ever more, up to the second.
 constexpr double kBetweenTries = 5.0, kLongestBetweenTries = 60.0;
-/// For a last try to reach them: a connection is given up after 5 s.
+/// At the end of a run lost nodes are tried once more, for so long: ssh gives a connection up after 5 s.
 constexpr double kReaching = 6.0;
 /// How long evidence may take to arrive, and ranks to end.
 constexpr double kGathering = 1.5, kEnding = 4.0;
@@ -54,7 +53,7 @@ constexpr double kGathering = 1.5, kEnding = 4.0;
 enum class Role : std::uint8_t {
   kActive,
   kSpare,
-  kLost,     // it was silent; a spare again once it is heard of, and has ended its old ranks
+  kLost,     // it was silent; a spare again once it has a new monitor, and has ended its old ranks
   kDrained,  // it was blamed, and is not used until it has been started anew or an operator returns it
 };
 
@@ -171,10 +170,7 @@ class Launcher {
     state_.engine = engine_->name();
     state_.endpoint = endpoint();
     state_.num_steps = config_.training.steps;
-    int restarts = 0;
-    const char* variable = std::getenv("SLURM_RESTART_COUNT");
-    const std::string_view text = variable == nullptr ? "" : variable;
-    std::from_chars(text.data(), text.data() + text.size(), restarts);
+    const auto restarts = static_cast<int>(num_slurm_requeues());
     if (!engine_->job().empty()) state_.job = {.id = engine_->job(), .restarts = restarts};
     lock_.emplace(
         dump_folder_ / kLaunchLockName, fmt::format("the run in '{}'", dump_folder_.string()),
@@ -324,7 +320,8 @@ class Launcher {
     }
   }
 
-  /// Until a new monitor has come: one that was cut off may still be heard, but ends when it finds its input closed.
+  /// The node is lost until a new monitor comes from it. One that was cut off may still be heard, but ends when it
+  /// finds its input closed.
   static void lose(Node& node) {
     close_monitor(node);
     node.role = Role::kLost;
@@ -624,9 +621,12 @@ class Launcher {
     Node& bad = *find_node(failure.node);
     const auto spare = std::ranges::find_if(nodes_, [](const Node& node) { return is_ready(node); });
     if (spare == nodes_.end()) return "";  // it was lost a moment ago; the same nodes are tried
-    bad.role = Role::kDrained;
-    bad.ended = 0;
-    if (failure.kind == FailureKind::kNodeLost) lose(bad);
+    if (failure.kind == FailureKind::kNodeLost) {
+      lose(bad);
+    } else {
+      bad.role = Role::kDrained;
+      bad.ended = 0;
+    }
     spare->role = Role::kActive;
     *std::ranges::find(active_, bad.name) = spare->name;
     tell_scheduler(

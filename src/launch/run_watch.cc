@@ -241,22 +241,21 @@ std::optional<Failure> RunWatch::find_late(double now) const {
 }
 
 std::optional<Failure> RunWatch::find_slow(double now) {
-  const std::int64_t step = this->step();
-  if (ranks_.size() < 2 || step < 3) return std::nullopt;  // the first steps are slower
+  if (ranks_.size() < 2 || step_ < 3) return std::nullopt;  // the first steps are slower
   const bool is_first = window_step_ == 0;
-  if (!is_first && (step - window_step_ < options_.slow_window || now - window_time_ < options_.slow_window_seconds)) {
+  if (!is_first && (step_ - window_step_ < options_.slow_window || now - window_time_ < options_.slow_window_seconds)) {
     return std::nullopt;
   }
   for (auto& [number, rank] : ranks_) {
     const double idle = rank.report.idle_seconds, seconds = rank.reported - rank.window_time;
     if (!is_first) {
       rank.compute_per_step =
-          std::max(0.0, seconds - (idle - rank.window_idle)) / static_cast<double>(step - window_step_);
+          std::max(0.0, seconds - (idle - rank.window_idle)) / static_cast<double>(step_ - window_step_);
     }
     rank.window_time = rank.reported;
     rank.window_idle = idle;
   }
-  window_step_ = step;
+  window_step_ = step_;
   window_time_ = now;
   return is_first ? std::nullopt : compare_ranks();
 }

@@ -65,13 +65,15 @@ void require_nothing_is_lost(const JobConfig& config, const fs::path& folder, co
 
 }  // namespace
 
+std::int64_t num_slurm_requeues() { return number_in(variable("SLURM_RESTART_COUNT")); }
+
 RunIdentity identify_run(const JobConfig& config, const std::optional<RunIdentity>& previous) {
   RunIdentity run{.id = config.job.run_id, .attempt = config.job.attempt, .is_counted = config.job.attempt > 0};
   const std::string slurm_job = variable("SLURM_JOB_ID");
   if (run.id.empty() && !slurm_job.empty()) {
     const std::string step = variable("SLURM_STEP_ID");
     run.id = fmt::format("slurm-{}.{}", slurm_job, step.empty() ? "batch" : step);
-    if (!run.is_counted) run.attempt = 1 + number_in(variable("SLURM_RESTART_COUNT"));
+    if (!run.is_counted) run.attempt = 1 + num_slurm_requeues();
     run.is_counted = true;
   }
   run.is_new = run.id.empty();

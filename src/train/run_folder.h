@@ -28,6 +28,9 @@ struct RunIdentity {
   bool follows(const RunIdentity& other) const { return id == other.id && attempt > other.attempt; }
 };
 
+/// How often Slurm has requeued the job that this process belongs to; 0 without Slurm.
+std::int64_t num_slurm_requeues();
+
 /// From job.run_id and job.attempt; without job.run_id, from the Slurm job and step and the number of requeues; without
 /// Slurm, a new id. `previous`: the run whose files are in the folder. An attempt that nobody counts follows that one.
 RunIdentity identify_run(const JobConfig& config, const std::optional<RunIdentity>& previous);
