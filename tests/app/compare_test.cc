@@ -241,8 +241,7 @@ TEST_F(Compare, ChecksRunsAndRecipesBeforeItTrains) {
 /// A program that trains, and then lets one run look as if its loss had become infinite.
 TEST_F(Compare, ARunThatBreaksDownDoesNotEndTheComparison) {
   const std::string tiny = config();
-  const fs::path program = data::write_file(scratch_ / "program.sh", fmt::format(R"(#!/bin/sh
-'{}' "$@" || exit $?
+  const fs::path program = app_test::write_script(scratch_ / "program.sh", fmt::format(R"('{}' "$@" || exit $?
 for word in "$@"; do
   case "$word" in --job.dump_folder=*/low/seed-1)
     metrics="${{word#*=}}/metrics.jsonl"
@@ -251,8 +250,7 @@ for word in "$@"; do
   esac
 done
 )",
-                                                                                 TESSERA_BINARY));
-  fs::permissions(program, fs::perms::owner_all);
+                                                                                       TESSERA_BINARY));
   const volatile StopRequest none;
   const LaunchOptions options{.folder = scratch_ / "runs", .num_seeds = 2, .program = program};
   const std::string low = "low=" + tiny + " --training.mixed_precision_param=float32";

@@ -57,7 +57,7 @@ class LaunchMistakes : public ::testing::Test {
   }
 
   void make_script(const std::string& name, const std::string& text) const {
-    fs::permissions(write_file(scratch_ / "bin" / name, in_scratch("#!/bin/sh\n" + text)), fs::perms::owner_all);
+    app_test::write_script(scratch_ / "bin" / name, in_scratch(text));
   }
 
   Process start(const Words& options, const Words& variables = {}) const {

@@ -44,6 +44,13 @@ inline std::vector<std::string> small_run(const data::Scratch& scratch, const st
   return arguments;
 }
 
+/// Writes a shell script that can be started by its path, which is returned.
+inline std::filesystem::path write_script(const std::filesystem::path& path, const std::string& text) {
+  data::write_file(path, "#!/bin/sh\n" + text);
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
+
 /// A running program; its output goes to a file. `launcher`: a command that starts it.
 class Process {
  public:

@@ -24,9 +24,7 @@ class WatchTest : public ::testing::Test {
 
   void write_state(const LaunchState& state) const { write_file(run_ / kLaunchStateName, to_json(state).dump()); }
   /// Puts a shell script in the place of scontrol. Its $2 is "show" of "-o show job 7", or the job of "requeue 7".
-  void write_scontrol(const std::string& script) const {
-    fs::permissions(write_file(scratch_ / "bin/scontrol", "#!/bin/sh\n" + script), fs::perms::owner_all);
-  }
+  void write_scontrol(const std::string& script) const { app_test::write_script(scratch_ / "bin/scontrol", script); }
   Process watch(const std::vector<std::string>& folders) const {
     std::vector<std::string> arguments = {"watch", "--silent=1"};
     arguments.insert(arguments.end(), folders.begin(), folders.end());
@@ -36,7 +34,7 @@ class WatchTest : public ::testing::Test {
 
   Scratch scratch_;
   fs::path run_ = scratch_ / "outputs";  // as app_test::small_run has it
-  /// Of a launcher that nobody can reach.
+  /// A launcher that nobody can reach has left this state.
   LaunchState lost_{.run_id = "r",
                     .attempt = 1,
                     .state = "training",

@@ -503,15 +503,16 @@ def keep(lab, run, folder):
             shutil.copy(path, folder)
 
 
-def undisturbed(tessera, output, mesh, steps, batch=6):
+def undisturbed(tessera, output, mesh, steps, batch):
     """The losses of a run that nothing happens to. On this machine: the lab's are the same (cluster_test.py)."""
     folder = os.path.join(output, f"undisturbed-{mesh}-{steps}-{batch}")
     shutil.rmtree(folder, ignore_errors=True)
     dataset = os.path.join(output, "dataset")
     if not os.path.isdir(dataset):
         make_dataset(tessera, dataset)
-    subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", "--mca",
-                    "mpi_yield_when_idle", "1", tessera, *train_arguments(dataset, folder, steps, **MESHES[mesh], **{"training.global_batch_size": batch})],
+    keys = {**MESHES[mesh], "training.global_batch_size": batch}
+    subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", "--mca", "mpi_yield_when_idle", "1",
+                    tessera, *train_arguments(dataset, folder, steps, **keys)],
                    check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return losses(folder)
 
@@ -526,7 +527,7 @@ def plan_of(number, seed):
     draw = random.Random(seed)
     wanted = [case for case in CASES if case.engine is None and case.name not in ("nan-once", "nan-on-a-node", "damaged-checkpoint")]
     plan = [(SPACING * (i + 1) + draw.randrange(-10, 10), draw.choice(wanted), draw.randrange(3)) for i in range(number)]
-    # The first one: n2, on which the hook waits, trains until then.
+    # It is the first one, because n2, on which the hook waits, trains until then.
     plan[0] = (plan[0][0], next(case for case in CASES if case.name == "nan-on-a-node"), 1)
     return plan
 
