@@ -13,7 +13,7 @@ namespace tessera {
 struct Incident {
   int number = 1;
   double noticed_at = 0.0;  // seconds of Unix time
-  double lost_from = 0.0;   // the same; a launcher's loss is noticed long after the run stands still
+  double lost_from = 0.0;   // when the run stood still: a launcher's loss is noticed long after that
   std::int64_t attempt = 1;
   Failure failure = {};
   Decision decision = {};
@@ -21,7 +21,7 @@ struct Incident {
   /// Once the run trains again; its first step then is resumed_step + 1.
   std::optional<std::int64_t> resumed_step = {};
   std::int64_t last_step = 0;  // the last one that all ranks had begun
-  /// From lost_from until the run was as far as before, or failed again.
+  /// The time from lost_from until the run was as far as before, or failed again; none: it still heals.
   std::optional<double> seconds_lost = {};
 };
 

@@ -26,7 +26,7 @@ struct LaunchState {
     std::string role;  // "active", "spare", "lost", "drained"
     double silent_seconds = 0.0;
   };
-  /// Of the scheduler, in which the launcher runs.
+  /// The scheduler's job that the launcher runs in.
   struct Job {
     std::string id;
     int restarts = 0;  // how often it had been requeued when this launcher began

@@ -14,8 +14,8 @@ struct MonitorOptions {
   std::string key;       // LauncherChannel::key()
   std::string run_id;
   std::filesystem::path folder;  // job.node_folder of the ranks
-  // Without a word of the launcher, after which the ranks are ended. Time in which the monitor was suspended is left
-  // out.
+  /// The monitor ends its ranks if it hears nothing of the launcher for so long. Time in which it was itself suspended
+  /// does not count.
   double lonely_seconds = 10.0;
 };
 

@@ -21,7 +21,7 @@ class LauncherWatchTest : public ::testing::Test {
     }
     return news;
   }
-  /// A watch of a launcher that works and answers.
+  /// Begins to watch a launcher that works and answers.
   void begin() {
     pass(3.0, true);
     ASSERT_TRUE(watch_.wants_contact());

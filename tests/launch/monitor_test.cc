@@ -76,7 +76,7 @@ class MonitorTest : public ::testing::Test {
   }
 
   const data::Scratch scratch_;
-  // Of this test alone: a monitor ends all processes of its run, and tests run beside each other.
+  // No other test has this id: a monitor ends all processes of its run, and tests run beside each other.
   const std::string run_id_ = "run-" + std::to_string(getpid());
   int input_[2] = {-1, -1};
   pid_t monitor_ = 0;
