@@ -1,0 +1,60 @@
+// What a probe of a node's health is. A probe looks at one subject (GPUs, disks, links) and says what is wrong with it,
+// with numbers. Whether the node is sick follows from all findings together (health/verdict.h).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// How much a finding says by itself.
+enum class Evidence : std::uint8_t {
+  kHard,   // alone enough to call the node bad: an XID, a lost link
+  kSoft,   // calls the node bad only together with another signal that agrees: link errors that rise
+  kAlert,  // is told to people, and never drains a node: thermal throttling
+};
+
+/// Something that is wrong with a part of the node.
+struct Finding {
+  std::string signal;  // "gpuXid": letters and digits, as in a drain's reason, "[node_problem] gpuXid: GPU 3 ..."
+  std::string part;    // "GPU 3", "mlx5_0 port 1", "/dev/shm"; empty: the whole node
+  Evidence evidence = Evidence::kSoft;
+  double value = 0.0, limit = 0.0;  // what was seen, and what is allowed
+  std::string unit = {};
+  std::string detail = {};  // a sentence for people
+};
+
+/// A number that a probe read, for metrics: tessera_node_<name>{<labels>} <value>.
+struct Measurement {
+  std::string name;  // with its unit: "gpu_temperature_celsius"
+  std::string help;
+  std::map<std::string, std::string> labels = {};
+  double value = 0.0;
+  bool is_counter = false;  // only rises, and its name ends in _total
+};
+
+struct ProbeResult {
+  std::vector<Finding> findings = {};  // none: all is well
+  std::vector<Measurement> measurements = {};
+};
+
+/// Keeps what it saw before, where only a difference means something.
+class Probe {
+ public:
+  Probe() = default;
+  virtual ~Probe() = default;
+  Probe(const Probe&) = delete;
+  Probe& operator=(const Probe&) = delete;
+
+  /// "gpu".
+  virtual std::string_view name() const = 0;
+  /// Looks once. `now`: seconds on a clock that only goes on. Throws Error if it cannot look at all; that is a failure
+  /// of the probe, which never makes a node bad. A part that does not exist or is not supported here is no error.
+  virtual ProbeResult look(double now) = 0;
+};
+
+}  // namespace tessera
