@@ -99,6 +99,23 @@ std::byte* allocate_pinned(std::size_t num_bytes) {
 
 void free_pinned(std::byte* memory) noexcept { cudaFreeHost(memory); }
 
+void pin(std::byte* memory, std::size_t num_bytes) {
+  TESSERA_CUDA(cudaHostRegister(memory, num_bytes, cudaHostRegisterPortable));
+}
+
+void unpin(std::byte* memory) noexcept { cudaHostUnregister(memory); }
+
+namespace {
+
+/// Whether a graph is being recorded from the stream.
+bool is_recorded(const Stream& stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  TESSERA_CUDA(cudaStreamIsCapturing(stream.handle(), &status));
+  return status == cudaStreamCaptureStatusActive;
+}
+
+}  // namespace
+
 Stream::Stream(Priority priority) {
   require(available(), "no GPU: {}", why_unavailable());
   // CUDA's least priority is 0, and a higher one a smaller number.
@@ -120,6 +137,10 @@ void Stream::synchronize() const { TESSERA_CUDA(cudaStreamSynchronize(handle_));
 
 void Stream::wait(const Fence& fence) const { TESSERA_CUDA(cudaStreamWaitEvent(handle_, fence.handle_)); }
 
+void Stream::wait(const Event& event) const {
+  TESSERA_CUDA(cudaStreamWaitEvent(handle_, event.handle_, is_recorded(*this) ? cudaEventWaitExternal : 0u));
+}
+
 EventHandle::~EventHandle() {
   if (handle_ != nullptr) cudaEventDestroy(handle_);
 }
@@ -138,9 +159,7 @@ void Fence::record(const Stream& stream) {
 
 void Event::record(const Stream& stream) {
   if (handle_ == nullptr) TESSERA_CUDA(cudaEventCreate(&handle_));
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  TESSERA_CUDA(cudaStreamIsCapturing(stream.handle(), &status));
-  const unsigned flags = status == cudaStreamCaptureStatusActive ? cudaEventRecordExternal : cudaEventRecordDefault;
+  const unsigned flags = is_recorded(stream) ? cudaEventRecordExternal : cudaEventRecordDefault;
   TESSERA_CUDA(cudaEventRecordWithFlags(handle_, stream.handle(), flags));
 }
 

@@ -31,6 +31,10 @@ std::size_t total_memory_bytes();
 /// Memory of the host that the GPU reads and writes without a copy in between, zeroed.
 std::byte* allocate_pinned(std::size_t num_bytes);
 void free_pinned(std::byte* memory) noexcept;
+/// Makes memory that the host has already, shared memory of a tmpfs included, like that of allocate_pinned(), until
+/// unpin(). `memory`: the begin of a page.
+void pin(std::byte* memory, std::size_t num_bytes);
+void unpin(std::byte* memory) noexcept;
 
 /// What Event and Fence own, from the first record() on; movable.
 class EventHandle {
@@ -45,6 +49,7 @@ class EventHandle {
 };
 
 class Fence;
+class Event;
 
 /// Whose blocks the GPU starts first, where work of several streams is ready.
 enum class Priority { kLow, kNormal, kHigh };
@@ -62,6 +67,8 @@ class Stream {
   void synchronize() const;
   /// What is put on this stream from now on runs when the other stream has passed the fence.
   void wait(const Fence& fence) const;
+  /// The same with an event. In a graph it is a wait of its own in every launch, for what was recorded last before.
+  void wait(const Event& event) const;
 
  private:
   CUstream_st* handle_ = nullptr;
@@ -87,6 +94,9 @@ class Event : EventHandle {
   bool passed() const;
   /// Between two that have been passed.
   double seconds_since(const Event& earlier) const;
+
+ private:
+  friend class Stream;
 };
 
 /// Puts a copy between any two of the host's and the GPU's memories on the stream. Memory of the host that is not

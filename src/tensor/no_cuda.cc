@@ -22,6 +22,8 @@ std::size_t free_memory_bytes() { refuse(); }
 std::size_t total_memory_bytes() { refuse(); }
 std::byte* allocate_pinned(std::size_t) { refuse(); }
 void free_pinned(std::byte*) noexcept {}
+void pin(std::byte*, std::size_t) { refuse(); }
+void unpin(std::byte*) noexcept {}
 
 Stream::Stream(Priority /*priority*/) { refuse(); }
 Stream::~Stream() = default;
@@ -30,6 +32,7 @@ Stream& Stream::operator=(Stream&&) noexcept = default;
 void Stream::synchronize() const { refuse(); }
 
 void Stream::wait(const Fence&) const { refuse(); }
+void Stream::wait(const Event&) const { refuse(); }
 
 EventHandle::~EventHandle() = default;
 EventHandle::EventHandle(EventHandle&&) noexcept = default;

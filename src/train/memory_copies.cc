@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/stopwatch.h"
 #include "comm/together.h"
+#include "tensor/parallel.h"
 #include "train/metrics.h"
 
 namespace tessera {
@@ -166,12 +167,20 @@ class MemoryCopies::File {
     }
     data_ = static_cast<std::byte*>(memory);
   }
-  ~File() { ::munmap(data_, size_); }
+  ~File() {
+    if (is_pinned_) cuda::unpin(data_);
+    ::munmap(data_, size_);
+  }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
   std::byte* payload() const { return data_ + kMemoryCopyHeaderBytes; }
   Tensor words() const { return words_of({data_, size_}); }
+  /// Lets a GPU write to it on its own.
+  void pin() {
+    cuda::pin(data_, size_);
+    is_pinned_ = true;
+  }
   void invalidate() { std::memset(data_, 0, sizeof(Preamble)); }
   void write_header(const MemoryCopyHeader& header) { write_memory_copy_header(header, data_); }
   void remove() const { ::unlink(path_.c_str()); }
@@ -180,10 +189,12 @@ class MemoryCopies::File {
   fs::path path_;
   std::size_t size_;
   std::byte* data_ = nullptr;
+  bool is_pinned_ = false;
 };
 
-MemoryCopies::MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state)
-    : config_(config), ranks_(ranks), mesh_(mesh), state_(state) {
+MemoryCopies::MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state,
+                           cuda::Event* state_is_read)
+    : config_(config), ranks_(ranks), mesh_(mesh), state_(state), state_is_read_(state_is_read) {
   require(
       !config_.job.node_folder.empty(),
       "checkpoint.memory_interval is {}, but job.node_folder does not say where copies in memory are kept; `tessera "
@@ -522,27 +533,36 @@ void MemoryCopies::allocate(Slot& slot) {
     return std::make_unique<File>(path_of(held), file_bytes(owner));
   };
   if (place().keeps) slot.own = create(ranks_.rank());
+  if (slot.own && state_is_read_ != nullptr) slot.own->pin();
   for (const int source : sources_) slot.others.push_back(create(source));
 }
 
-bool MemoryCopies::settle(double seconds) {
-  if (!is_under_way_) return true;
+bool MemoryCopies::wait_for_all(const std::function<bool()>& is_done, double seconds) {
   const Stopwatch watch;
-  const auto is_done = [&] { return std::ranges::all_of(works_, [](Work& work) { return work.done(); }); };
   for (;;) {
     while (!is_done() && watch.seconds() < seconds) std::this_thread::sleep_for(std::chrono::microseconds(200));
     // Rank 0's clock decides for all.
     std::array<double, 2> votes = {is_done() ? 0.0 : 1.0, ranks_.rank() == 0 && watch.seconds() >= seconds ? 1.0 : 0.0};
     ranks_.world().all_reduce(votes, "whether copies in memory are whole");
-    if (votes[0] == 0.0) break;
+    if (votes[0] == 0.0) return true;
     if (votes[1] > 0.0) return false;
   }
+}
+
+bool MemoryCopies::settle(double seconds) {
+  if (!is_under_way_) return true;
+  if (taken_) {
+    if (!wait_for_all([&] { return ready(); }, seconds)) return false;
+    advance();
+  }
+  const auto is_sent = [&] { return std::ranges::all_of(works_, [](Work& work) { return work.done(); }); };
+  if (!wait_for_all(is_sent, seconds)) return false;
   for (Work& work : works_) work.wait();
   works_.clear();
   is_under_way_ = false;
   if (!told_time_ && ranks_.rank() == 0) {
-    spdlog::info("copies in memory: training waited {:.3f} s for the first ({:.1f} GB/s)", stall_seconds_,
-                 static_cast<double>(place().state_bytes) * 1e-9 / stall_seconds_);
+    spdlog::info("copies in memory: training waited {:.3f} s for the first, of {}", stall_seconds_,
+                 format_gib(place().state_bytes));
   }
   told_time_ = true;
   if (has_leftovers_) {
@@ -553,7 +573,7 @@ bool MemoryCopies::settle(double seconds) {
   return true;
 }
 
-bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, const Compare& compare) {
+bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, Compare compare, bool compares_now) {
   if (!settle(is_postponed_ ? 0.0 : kLongestStall)) {
     if (!is_postponed_ && ranks_.rank() == 0) {
       spdlog::warn("the copy in memory of step {} waits for the one before, which is still on its way to other nodes",
@@ -568,10 +588,23 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, cons
   if (slot.own) slot.own->invalidate();
   for (const auto& file : slot.others) file->invalidate();
   const Stopwatch stall;
-  const TrainingState::Checksums checksums = state_.read(slot.own ? slot.own->payload() : nullptr);
-  compare(checksums);
-  if (slot.own) {
-    slot.own->write_header({.run = run_.id,
+  std::future<TrainingState::Checksums> checksums;
+  const bool is_beside = state_is_read_ != nullptr && !compares_now;
+  if (is_beside && slot.own) {
+    const std::span<const std::byte> copy(slot.own->payload(), place().state_bytes);
+    state_.start_copy(slot.own->payload(), *state_is_read_);
+    checksums = std::async(std::launch::async, [this, copy] {
+      const char* failure = state_is_read_->wait();
+      TESSERA_CHECK(failure == nullptr, "copying the state of the GPU: {}", failure);
+      set_num_threads(1);  // the others are training's
+      return state_.checksums_of_copy(copy);
+    });
+  } else {
+    std::promise<TrainingState::Checksums> read;
+    read.set_value(state_.read(slot.own ? slot.own->payload() : nullptr));
+    checksums = read.get_future();
+  }
+  taken_ = Taken{.header = {.run = run_.id,
                             .attempt = run_.attempt,
                             .step = step,
                             .rank = ranks_.rank(),
@@ -579,9 +612,29 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, cons
                             .identity = identity_,
                             .loader = loader,
                             .config = config_toml_,
-                            .payload_bytes = place().state_bytes,
-                            .checksum = checksums.all});
-  }
+                            .payload_bytes = place().state_bytes},
+                 .compare = std::move(compare),
+                 .checksums = std::move(checksums)};
+  is_under_way_ = true;
+  stall_seconds_ = 0.0;
+  if (!is_beside) advance();
+  stall_seconds_ = stall.seconds();
+  return true;
+}
+
+bool MemoryCopies::ready() const {
+  return taken_ && taken_->checksums.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+void MemoryCopies::advance() {
+  const Stopwatch stall;
+  Taken taken = std::move(*std::exchange(taken_, std::nullopt));
+  is_under_way_ = false;  // if it is not what replicas have, it never counts
+  const TrainingState::Checksums checksums = taken.checksums.get();
+  taken.compare(checksums);
+  Slot& slot = slots_[next_slot_];
+  taken.header.checksum = checksums.all;
+  if (slot.own) slot.own->write_header(taken.header);
   constexpr const char* kName = "a copy in memory";
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     works_.push_back(ranks_.world().receive(slot.others[i]->words(), sources_[i], kTag, kName));
@@ -589,10 +642,9 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, cons
   if (place().partner >= 0) {
     works_.push_back(ranks_.world().send(slot.own->words(), place().partner, kTag, kName));
   }
-  stall_seconds_ = stall.seconds();
+  stall_seconds_ += stall.seconds();
   is_under_way_ = true;
   next_slot_ = 1 - next_slot_;
-  return true;
 }
 
 void MemoryCopies::finish() { settle(std::numeric_limits<double>::max()); }

@@ -12,6 +12,7 @@
 #include <array>
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -49,9 +50,10 @@ std::optional<MemoryCopyHeader> read_memory_copy(std::span<const std::byte> file
 
 class MemoryCopies {
  public:
-  /// All of these must stay. Finds out which ranks share a node: those whose job.node_folder is the same one. Together
-  /// with all ranks.
-  MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state);
+  /// All of these must stay. Finds out which ranks share a node: those whose job.node_folder is the same one.
+  /// `state_is_read`: on GPUs, TrainingStep's; null on CPUs. Together with all ranks.
+  MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state,
+               cuda::Event* state_is_read = nullptr);
   ~MemoryCopies();
   MemoryCopies(const MemoryCopies&) = delete;
   MemoryCopies& operator=(const MemoryCopies&) = delete;
@@ -77,7 +79,12 @@ class MemoryCopies {
   /// Copies the state, which no step may be changing, and starts to send it. `compare` gets its checksums before the
   /// copy counts, and may throw. Waits for the copy before, up to a second: if that is still on its way, this one is
   /// postponed to the next step. Returns false then. Throws Error if a later attempt of the run has begun on this node.
-  bool take(std::int64_t step, const data::LoaderState& loader, const Compare& compare);
+  /// A GPU's state leaves it beside the next step, and is compared in advance(), unless `compares_now`.
+  bool take(std::int64_t step, const data::LoaderState& loader, Compare compare, bool compares_now = true);
+  /// Whether this rank's copy has left its GPU, and waits for advance().
+  bool ready() const;
+  /// When all ranks are ready(): calls `compare`, and starts to send the copy. No step may be under way.
+  void advance();
   /// Waits until the last copy is whole.
   void finish();
   /// After the run's end: deletes this attempt's copies.
@@ -112,7 +119,15 @@ class MemoryCopies {
   void allocate(Slot& slot);
   /// True when the copy under way is whole on all ranks; false if that takes longer than `seconds`.
   bool settle(double seconds);
+  /// Whether `is_done` becomes true on all ranks within `seconds`.
+  bool wait_for_all(const std::function<bool()>& is_done, double seconds);
 
+  /// A copy that was taken and is not sent yet.
+  struct Taken {
+    MemoryCopyHeader header;  // without the checksum
+    Compare compare;
+    std::future<TrainingState::Checksums> checksums;
+  };
   struct Place {
     std::uint64_t node = 0;
     std::int64_t shard = 0;
@@ -126,6 +141,7 @@ class MemoryCopies {
   Ranks& ranks_;
   const Mesh& mesh_;
   TrainingState& state_;
+  cuda::Event* state_is_read_;
   std::vector<Place> places_;  // by rank
   std::vector<int> sources_;   // ranks whose copies this one keeps
   int num_nodes_ = 1;
@@ -136,8 +152,9 @@ class MemoryCopies {
   std::array<Slot, 2> slots_;
   std::size_t next_slot_ = 0;
   bool is_postponed_ = false, is_under_way_ = false, told_time_ = false;
-  double stall_seconds_ = 0.0;  // of the copy under way
-  std::vector<Work> works_;     // of the copy under way
+  double stall_seconds_ = 0.0;  // in which training waited for the copy under way
+  std::optional<Taken> taken_;
+  std::vector<Work> works_;  // of the copy under way
 };
 
 }  // namespace tessera

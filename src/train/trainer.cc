@@ -90,7 +90,10 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
             "'{}' (validation.dataset_path) was prepared with another tokenizer than '{}'", folder,
             config_.training.dataset_path);
   }
-  if (config_.checkpoint.memory_interval > 0) memory_copies_.emplace(config_, ranks_, *mesh_, state_);
+  if (config_.checkpoint.memory_interval > 0) {
+    memory_copies_.emplace(config_, ranks_, *mesh_, state_,
+                           step_.device() == Device::kCuda ? &step_.state_is_read() : nullptr);
+  }
   const std::vector<RankMemory> memory = memory_of_ranks();
   if (is_first_rank()) {
     run_folder_.emplace(config_, checkpointer_.folder());
@@ -334,15 +337,17 @@ bool Trainer::verifies(std::int64_t step, bool saves) const {
   return replica_check_ && ((interval > 0 && step % interval == 0) || saves || replica_check_->explains(step));
 }
 
-void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, MetricsWriter* metrics) {
-  if (!verifies && !copies) return;
-  const TraceScope trace(&trace_, copies ? "copy in memory" : "comparison of replicas");
-  const auto compare = [&](const TrainingState::Checksums& checksums) {
+void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, bool has_copied, MetricsWriter* metrics) {
+  if (!verifies && !copies && !has_copied) return;
+  const TraceScope trace(&trace_, copies || has_copied ? "copy in memory" : "comparison of replicas");
+  // A copy may be compared in a later step, when this function has returned.
+  const auto compare = [this, step, verifies, metrics](const TrainingState::Checksums& checksums) {
     const std::uint64_t of_model = replica_check_->compare(step, checksums);
     if (metrics != nullptr && verifies) metrics->state_checksum(step, of_model);
   };
   try {
-    const bool is_compared = copies && memory_copies_->take(step, loader_->state(), compare);
+    if (has_copied) memory_copies_->advance();
+    const bool is_compared = copies && memory_copies_->take(step, loader_->state(), compare, verifies);
     if (verifies && !is_compared) compare(state_.read());
   } catch (const StateMismatch&) {  // on all ranks
     checkpointer_.finish();
@@ -430,14 +435,15 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
       finish_steps(alone ? 0 : step_.max_started() - 1);
     }
     // A signal may reach some ranks only, or some a step later: all stop if one is to.
-    double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0};
-    ranks_.world().all_reduce(votes, "whether to stop, and whether files are written");
+    double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0,
+                      memory_copies_ && memory_copies_->ready() ? 1.0 : 0.0};
+    ranks_.world().all_reduce(votes, "whether to stop, and whether files are written and copies taken");
     bool last = step == num_steps || votes[0] > 0.0;
     is_done = step == num_steps;
     const bool validates = validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps);
     const bool saves_now = config_.checkpoint.enable && step % config_.checkpoint.interval == 0;
-    const bool copies = memory_copies_ && memory_copies_->is_due(step);
-    if (last || validates || saves_now || copies || verifies(step, saves_now)) finish_steps(0);
+    const bool copies = memory_copies_ && memory_copies_->is_due(step), has_copied = votes[2] == ranks_.size();
+    if (last || validates || saves_now || copies || has_copied || verifies(step, saves_now)) finish_steps(0);
     const bool pauses = metrics && step_.num_started() == 0;
     if (pauses) metrics->pause();
     if (traced) {
@@ -453,7 +459,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
       if (!loss) last = true, is_done = false;
     }
     const bool saves = saves_now || (config_.checkpoint.enable && last);
-    guard_state(step, verifies(step, saves), copies && !last, metrics ? &*metrics : nullptr);
+    guard_state(step, verifies(step, saves), copies && !last, has_copied, metrics ? &*metrics : nullptr);
     if (votes[1] == ranks_.size()) checkpointer_.advance();
     if (saves) {
       const TraceScope trace(&trace_, "checkpoint");

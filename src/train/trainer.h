@@ -50,8 +50,8 @@ class Trainer {
   /// The run that rank 0 has identified, on all ranks.
   RunIdentity share_run_identity();
   /// Compares replicas' states if it `verifies`, and copies them to memory if it `copies`, which compares them as well.
-  /// No step may be under way.
-  void guard_state(std::int64_t step, bool verifies, bool copies, MetricsWriter* metrics);
+  /// `has_copied`: a copy of an earlier step has left the GPUs, and is compared first. No step may be under way.
+  void guard_state(std::int64_t step, bool verifies, bool copies, bool has_copied, MetricsWriter* metrics);
   /// Whether replicas' states are compared after a step, before a checkpoint if it `saves` one.
   bool verifies(std::int64_t step, bool saves) const;
   bool is_first_rank() const { return ranks_.rank() == 0; }

@@ -98,7 +98,7 @@ TrainingState::Checksums TrainingState::read(std::byte* target) {
     read_pieces(tensors, num_bytes, target, checksums.data());
   } else {
     // While the host reads one part from pinned memory, the next one crosses.
-    const cuda::Stream stream(cuda::Priority::kLow);
+    const cuda::Stream& stream = this->stream();
     const Pieces parts{num_bytes, kStaged};
     std::array<cuda::Event, 2> arrived;
     const auto start = [&](std::size_t part) {
@@ -124,6 +124,23 @@ TrainingState::Checksums TrainingState::read(std::byte* target) {
   }
   result.all = checksum_of(checksums);
   return result;
+}
+
+const cuda::Stream& TrainingState::stream() {
+  if (!stream_) stream_.emplace(cuda::Priority::kLow);
+  return *stream_;
+}
+
+void TrainingState::start_copy(std::byte* target, cuda::Event& copied) {
+  for (const Tensor& tensor : tensors()) {
+    cuda::copy_bytes(stream(), tensor.raw(), tensor.num_bytes(), target);
+    target += tensor.num_bytes();
+  }
+  copied.record(stream());
+}
+
+TrainingState::Checksums TrainingState::checksums_of_copy(std::span<const std::byte> bytes) const {
+  return {.all = checksum_of_pieces(bytes), .buffers = checksum(bytes.last(tensors().back().num_bytes()))};
 }
 
 void TrainingState::write(std::span<const std::byte> bytes) {

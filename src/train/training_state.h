@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,6 +36,11 @@ class TrainingState {
   /// Reads the state once. Also copies it to `target`, of num_bytes(), unless that is null. The state of a GPU comes
   /// through pinned memory on a stream of its own, which does not wait for the computation's: no step may be under way.
   Checksums read(std::byte* target = nullptr);
+  /// Starts to copy a GPU's state to `target`, pinned memory of num_bytes(), and puts `copied` behind that. The state
+  /// must not change before.
+  void start_copy(std::byte* target, cuda::Event& copied);
+  /// What read() would return for the state whose copy `bytes` is.
+  Checksums checksums_of_copy(std::span<const std::byte> bytes) const;
   /// Sets the state. What layers compute with (Model::refresh_weights) is not made anew.
   void write(std::span<const std::byte> bytes);
 
@@ -52,6 +58,10 @@ class TrainingState {
   std::array<Tensor, 4> tensors() const;
 
   const Parameters& parameters_;
+  /// On which a GPU's state leaves it.
+  const cuda::Stream& stream();
+
+  std::optional<cuda::Stream> stream_;
   std::array<Buffer, 2> staging_;  // of a GPU's state, from the first read() on
 };
 

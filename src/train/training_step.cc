@@ -130,6 +130,7 @@ void TrainingStep::allocate() {
   step_numbers_ = Mirrored<float>(AdamWStep::kNumbers, device_);
   forget_failure();
   if (cuda_ != nullptr) {
+    state_is_read_.record(cuda_->stream());
     for (Started& started : started_) {
       started.numbers = Buffer::pinned(sizeof(AdamWStep));
       started.squares_and_sums = Buffer::pinned((1 + model_.sums().host().size()) * sizeof(double));
@@ -424,6 +425,7 @@ void TrainingStep::update(Started& started, PhaseClock& clock) {
   const Tensor squares_1 = squares_.tensor(op.device()), step_S = step_numbers_.tensor(op.device());
   sum_of_squares(op, parameters.all_gradients(), squares_1);
   if (mesh_->degrees.num_ranks() > 1) sum_over_ranks();
+  if (cuda_ != nullptr) cuda_->stream().wait(state_is_read_);
   clip_gradients(op, squares_1, model_.sums().main_loss(op.device()), config_.training.max_norm, step_S);
   model_.update_expert_biases(op, AdamWStep::finite_1(step_S));
   adamw(op, adamw_options(), step_S, parameters.all_gradients(), parameters.all_first_moments(),

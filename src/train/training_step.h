@@ -107,6 +107,10 @@ class TrainingStep {
     return finish();
   }
 
+  /// What a GPU waits for before a step changes the training state. Who reads the state beside a step puts this event
+  /// behind that.
+  cuda::Event& state_is_read() { return state_is_read_; }
+
   /// Makes the copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights();
 
@@ -207,6 +211,7 @@ class TrainingStep {
   // it passed that.
   cuda::Event last_end_;
   Clock::time_point last_ended_;
+  cuda::Event state_is_read_;       // defined on a GPU
   std::deque<double> last_losses_;  // of steps that were taken, for training.max_loss_spike
   std::int64_t num_poisoned_ = 0;
   std::int64_t oldest_started_ = 0;

@@ -9,6 +9,7 @@
 
 #include "tensor/cuda.h"
 #include "tensor/philox.h"
+#include "tests/gpu_delay.h"
 #include "tests/train/small_model.h"
 #include "train/training_state.h"
 #include "train/training_step.h"
@@ -238,6 +239,48 @@ TEST_P(CudaStep, TheStateIsReadAndWritten) {
   const TrainingState::Checksums after = state.read();
   EXPECT_EQ(after.all, before.all);
   EXPECT_EQ(after.buffers, before.buffers);
+}
+
+/// The state is copied so late that steps which did not wait for the copy would have changed it.
+TEST_P(CudaStep, AStepWaitsForWhoReadsTheState) {
+  JobConfig job = config("bfloat16");
+  job.debug.deterministic = true;
+  TrainingStep step(job, nullptr, Device::kCuda);
+  step.allocate();
+  std::vector<Batch> batches = make_batches(job, step);
+  const Tensor masters = step.model().parameters().all_masters();
+  Buffer copy = Buffer::pinned(masters.num_bytes());
+  const cuda::Stream stream;
+  TrainingState state(step.model().parameters());
+  for (std::int64_t i = 1; i <= 6; ++i) {  // the first ones are not a graph yet
+    std::vector<std::byte> before(state.num_bytes());
+    state.read(before.data());
+    put_delay(stream, 50000);
+    cuda::copy_bytes(stream, masters.raw(), masters.num_bytes(), copy.data());
+    step.state_is_read().record(stream);
+    fill(job, i, batches, job.model.args.vocab_size);
+    step.run(i, batches);
+    EXPECT_EQ(std::memcmp(copy.data(), before.data(), masters.num_bytes()), 0) << i;
+  }
+}
+
+TEST_P(CudaStep, ACopyBesideAStepIsOfTheStateBefore) {
+  const JobConfig job = config("bfloat16");
+  TrainingStep step(job, nullptr, Device::kCuda);
+  step.allocate();
+  std::vector<Batch> batches = make_batches(job, step);
+  TrainingState state(step.model().parameters());
+  Buffer copy = Buffer::pinned(state.num_bytes());
+  for (std::int64_t i = 1; i <= 4; ++i) {
+    const TrainingState::Checksums before = state.read();
+    state.start_copy(copy.data(), step.state_is_read());
+    fill(job, i, batches, job.model.args.vocab_size);
+    step.run(i, batches);
+    const TrainingState::Checksums copied = state.checksums_of_copy({copy.data(), copy.size()});
+    EXPECT_EQ(copied.all, before.all);
+    EXPECT_EQ(copied.buffers, before.buffers);
+    EXPECT_NE(state.read().all, before.all);
+  }
 }
 
 const Overrides kConverters = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"};
