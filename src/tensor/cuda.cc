@@ -99,8 +99,11 @@ std::byte* allocate_pinned(std::size_t num_bytes) {
 
 void free_pinned(std::byte* memory) noexcept { cudaFreeHost(memory); }
 
-void pin(std::byte* memory, std::size_t num_bytes) {
-  TESSERA_CUDA(cudaHostRegister(memory, num_bytes, cudaHostRegisterPortable));
+const char* pin(std::byte* memory, std::size_t num_bytes) {
+  const cudaError_t status = cudaHostRegister(memory, num_bytes, cudaHostRegisterPortable);
+  if (status == cudaSuccess) return nullptr;
+  cudaGetLastError();  // or the next check of a kernel's launch would find it
+  return cudaGetErrorString(status);
 }
 
 void unpin(std::byte* memory) noexcept { cudaHostUnregister(memory); }

@@ -32,8 +32,9 @@ std::size_t total_memory_bytes();
 std::byte* allocate_pinned(std::size_t num_bytes);
 void free_pinned(std::byte* memory) noexcept;
 /// Makes memory that the host has already, shared memory of a tmpfs included, like that of allocate_pinned(), until
-/// unpin(). `memory`: the begin of a page.
-void pin(std::byte* memory, std::size_t num_bytes);
+/// unpin(). `memory`: the begin of a page. Returns why that cannot be, null if it is done: files of a disk cannot be
+/// pinned.
+const char* pin(std::byte* memory, std::size_t num_bytes);
 void unpin(std::byte* memory) noexcept;
 
 /// What Event and Fence own, from the first record() on; movable.

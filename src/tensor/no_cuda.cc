@@ -22,7 +22,7 @@ std::size_t free_memory_bytes() { refuse(); }
 std::size_t total_memory_bytes() { refuse(); }
 std::byte* allocate_pinned(std::size_t) { refuse(); }
 void free_pinned(std::byte*) noexcept {}
-void pin(std::byte*, std::size_t) { refuse(); }
+const char* pin(std::byte*, std::size_t) { refuse(); }
 void unpin(std::byte*) noexcept {}
 
 Stream::Stream(Priority /*priority*/) { refuse(); }

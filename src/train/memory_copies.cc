@@ -176,11 +176,16 @@ class MemoryCopies::File {
 
   std::byte* payload() const { return data_ + kMemoryCopyHeaderBytes; }
   Tensor words() const { return words_of({data_, size_}); }
-  /// Lets a GPU write to it on its own.
+  /// Lets a GPU write to it on its own, which takes a tmpfs.
   void pin() {
-    cuda::pin(data_, size_);
-    is_pinned_ = true;
+    const char* problem = cuda::pin(data_, size_);
+    is_pinned_ = problem == nullptr;
+    if (!is_pinned_) {
+      spdlog::warn("a GPU cannot write to '{}' (job.node_folder) by itself, so training waits for copies in memory: {}",
+                   path_.string(), problem);
+    }
   }
+  bool is_pinned() const { return is_pinned_; }
   void invalidate() { std::memset(data_, 0, sizeof(Preamble)); }
   void write_header(const MemoryCopyHeader& header) { write_memory_copy_header(header, data_); }
   void remove() const { ::unlink(path_.c_str()); }
@@ -590,7 +595,7 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, Comp
   const Stopwatch stall;
   std::future<TrainingState::Checksums> checksums;
   const bool is_beside = state_is_read_ != nullptr && !compares_now;
-  if (is_beside && slot.own) {
+  if (is_beside && slot.own && slot.own->is_pinned()) {
     const std::span<const std::byte> copy(slot.own->payload(), place().state_bytes);
     state_.start_copy(slot.own->payload(), *state_is_read_);
     checksums = std::async(std::launch::async, [this, copy] {
