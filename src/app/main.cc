@@ -49,6 +49,7 @@ int main(int argc, char** argv) {
   tessera::add_status_command(app);
   tessera::add_watch_command(app, status);
   tessera::add_undrain_command(app);
+  tessera::add_health_commands(app, status);
   tessera::add_compare_command(app, status);
   tessera::add_report_command(app);
   tessera::add_bench_command(app, status);

@@ -24,6 +24,8 @@ class OptionalLibrary {
     require(found != nullptr, "{} is older than this build's: it has no {}", name_, symbol);
     return found;
   }
+  /// Null if it has none.
+  void* find(const char* symbol) const { return dlsym(handle_, symbol); }
 
  private:
   std::string name_;

@@ -20,8 +20,8 @@ enum class Evidence : std::uint8_t {
 
 /// Something that is wrong with a part of the node.
 struct Finding {
-  std::string signal;  // "gpuXid": letters and digits, as in a drain's reason, "[node_problem] gpuXid: GPU 3 ..."
-  std::string part;    // "GPU 3", "mlx5_0 port 1", "/dev/shm"; empty: the whole node
+  std::string signal = {};  // "gpuXid": letters and digits, as in a drain's reason, "[node_problem] gpuXid: GPU 3 ..."
+  std::string part = {};    // "GPU 3", "mlx5_0 port 1", "/dev/shm"; empty: the whole node
   Evidence evidence = Evidence::kSoft;
   double value = 0.0, limit = 0.0;  // what was seen, and what is allowed
   std::string unit = {};
@@ -30,8 +30,8 @@ struct Finding {
 
 /// A number that a probe read, for metrics: tessera_node_<name>{<labels>} <value>.
 struct Measurement {
-  std::string name;  // with its unit: "gpu_temperature_celsius"
-  std::string help;
+  std::string name = {};  // with its unit: "gpu_temperature_celsius"
+  std::string help = {};
   std::map<std::string, std::string> labels = {};
   double value = 0.0;
   bool is_counter = false;  // only rises, and its name ends in _total
@@ -55,6 +55,8 @@ class Probe {
   /// Looks once. `now`: seconds on a clock that only goes on. Throws Error if it cannot look at all; that is a failure
   /// of the probe, which never makes a node bad. A part that does not exist or is not supported here is no error.
   virtual ProbeResult look(double now) = 0;
+  /// An active check has passed: events that were seen before it (an XID, a line of the kernel's log) are told no more.
+  virtual void forget() {}
 };
 
 }  // namespace tessera

@@ -4,6 +4,8 @@
 #include <array>
 #include <charconv>
 #include <cstdio>
+#include <set>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/shell_word.h"
@@ -56,6 +58,29 @@ SlurmJob parse_slurm_job(std::string_view line) {
 bool is_down(std::string_view line) {
   const std::string_view state = field(line, "State");
   return state.find("DOWN") != state.npos || state.find("NOT_RESPONDING") != state.npos || state.ends_with('*');
+}
+
+SchedulerNode parse_slurm_node(std::string_view line) {
+  SchedulerNode node;
+  node.is_drained = field(line, "State").find("DRAIN") != std::string_view::npos;
+  // "Reason=[node_problem] gpuXid: GPU 3 [root@2026-11-24T05:00:00]": words, up to who gave it and when.
+  constexpr std::string_view kReason = " Reason=";
+  if (const std::size_t at = line.find(kReason); at != line.npos) {
+    const std::string_view rest = line.substr(at + kReason.size());
+    node.reason = rest.substr(0, std::min(rest.rfind(" ["), rest.size()));
+  }
+  return node;
+}
+
+SchedulerNode find_slurm_node(const std::string& name) {
+  SchedulerNode node = parse_slurm_node(output_of("scontrol -o show node " + shell_word(name)));
+  std::istringstream lines(output_of("sinfo -h -N -t drain,drng -o '%N %E'"));
+  std::set<std::string> drained;  // a node of two partitions has two lines
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(kReasonPrefix) != line.npos) drained.insert(line);
+  }
+  node.num_drained = static_cast<int>(drained.size());
+  return node;
 }
 
 SlurmJob find_slurm_job(const std::string& id) {

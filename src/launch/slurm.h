@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "health/drain.h"
+
 namespace tessera {
 
 /// What a short command of a shell prints. Throws Error if it fails or takes 20 s.
@@ -25,6 +27,12 @@ inline constexpr const char* kForgottenJob = "unknown to Slurm";
 SlurmJob parse_slurm_job(std::string_view line);
 /// Whether Slurm counts the node of a line of `scontrol -o show node` as down, or gets no answer from it.
 bool is_down(std::string_view line);
+
+/// What Slurm says of a node, and how many nodes are drained for a "[node_problem]". Throws Error if it does not
+/// answer.
+SchedulerNode find_slurm_node(const std::string& name);
+/// Reads a line of `scontrol -o show node`, without the number of nodes.
+SchedulerNode parse_slurm_node(std::string_view line);
 
 /// Asks Slurm. Throws Error if it does not answer.
 SlurmJob find_slurm_job(const std::string& id);

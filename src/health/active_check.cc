@@ -1,0 +1,175 @@
+#include "health/active_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "base/stopwatch.h"
+#include "ops/cuda/runtime.h"
+#include "ops/gemm.h"
+#include "tensor/bfloat16.h"
+#include "tensor/cuda.h"
+#include "tensor/parallel.h"
+
+namespace tessera {
+namespace {
+
+// The numbers repeat along both dims, so that few sums have to be known. All are small enough for bfloat16, and the
+// sums for float32.
+constexpr std::int64_t kPeriodA = 5, kPeriodB = 7;
+std::int64_t a_of(std::int64_t row, std::int64_t k) { return (7 * (row % kPeriodA) + 3 * k) % 5 - 2; }
+std::int64_t b_of(std::int64_t row, std::int64_t k) { return (5 * (row % kPeriodB) + 11 * k) % 7 - 3; }
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+class ActiveChecks {
+ public:
+  explicit ActiveChecks(const ActiveCheckOptions& options)
+      : options_(options),
+        is_gpu_(options.device == Device::kCuda),
+        size_(is_gpu_ ? 4096 : 512),
+        runtime_(is_gpu_ ? cuda::make_runtime() : nullptr),
+        arena_(is_gpu_ ? std::size_t{1} << 30 : std::size_t{64} << 20, options.device) {}
+
+  ProbeResult run() {
+    check_gemm();
+    check_copy();
+    return std::move(result_);
+  }
+
+ private:
+  void check_gemm() {
+    const ArenaScope scope(arena_);
+    const Context op{.arena = &arena_, .cuda = runtime_.get()};
+    const Tensor a = arena_.allocate({size_, size_}, DType::kBFloat16),
+                 b = arena_.allocate({size_, size_}, DType::kBFloat16),
+                 c = arena_.allocate({size_, size_}, DType::kFloat32);
+    fill(a, a_of);
+    fill(b, b_of);
+    const auto multiply = [&] { linear_forward(op, a, b, c); };
+    multiply();
+    const std::int64_t num_wrong = count_wrong(c);
+    const double elements = static_cast<double>(size_) * static_cast<double>(size_);
+    const double tflops = 2e-12 * elements * static_cast<double>(size_) / median_seconds(multiply);
+    const std::int64_t wrong_later = count_wrong(c);
+    if (num_wrong + wrong_later > 0) {
+      add("gemmWrong", static_cast<double>(num_wrong + wrong_later), 0.0, "",
+          fmt::format("{} of {:.0f} sums of a known product are wrong, and {} when it was made again", num_wrong,
+                      elements, wrong_later));
+    }
+    measure("gemm_tflops", "Rate of a bfloat16 product in the last active check", tflops);
+    judge_rate("gemmSlow", tflops, options_.expected_gemm_tflops, "TFLOP/s");
+  }
+
+  void check_copy() {
+    const ArenaScope scope(arena_);
+    const std::int64_t num_bytes = is_gpu_ ? std::int64_t{256} << 20 : std::int64_t{24} << 20;
+    const Tensor from = arena_.allocate({num_bytes / 4}, DType::kInt32),
+                 to = arena_.allocate({num_bytes / 4}, DType::kInt32);
+    const auto copy = [&] {
+      if (is_gpu_) return cuda::copy_bytes(runtime_->stream(), from.raw(), from.num_bytes(), to.raw());
+      constexpr std::int64_t kPiece = std::int64_t{1} << 20;
+      parallel_for(num_bytes / kPiece, [&](std::int64_t piece) {
+        std::copy_n(static_cast<const std::byte*>(from.raw()) + piece * kPiece, kPiece,
+                    static_cast<std::byte*>(to.raw()) + piece * kPiece);
+      });
+    };
+    const double rate = 2e-9 * static_cast<double>(num_bytes) / median_seconds(copy);
+    measure("copy_gb_per_second", "Bytes read and written by a copy in the last active check", rate);
+    judge_rate("copySlow", rate, options_.expected_copy_gb_per_s, "GB/s");
+  }
+
+  template <typename Number>
+  void fill(const Tensor& matrix, Number number) const {
+    std::vector<BFloat16> numbers(static_cast<std::size_t>(size_ * size_));
+    for (std::int64_t row = 0; row < size_; ++row) {
+      for (std::int64_t k = 0; k < size_; ++k) {
+        numbers[static_cast<std::size_t>(row * size_ + k)] = BFloat16(static_cast<float>(number(row, k)));
+      }
+    }
+    move(numbers.data(), matrix.raw(), matrix.num_bytes());
+  }
+
+  std::int64_t count_wrong(const Tensor& c) const {
+    std::array<std::array<float, kPeriodB>, kPeriodA> expected{};
+    for (std::int64_t row = 0; row < kPeriodA; ++row) {
+      for (std::int64_t column = 0; column < kPeriodB; ++column) {
+        std::int64_t sum = 0;
+        for (std::int64_t k = 0; k < size_; ++k) sum += a_of(row, k) * b_of(column, k);
+        expected[static_cast<std::size_t>(row)][static_cast<std::size_t>(column)] = static_cast<float>(sum);
+      }
+    }
+    std::vector<float> numbers(static_cast<std::size_t>(size_ * size_));
+    move(c.raw(), numbers.data(), c.num_bytes());
+    std::int64_t num_wrong = 0;
+    for (std::int64_t row = 0; row < size_; ++row) {
+      for (std::int64_t column = 0; column < size_; ++column) {
+        const float right =
+            expected[static_cast<std::size_t>(row % kPeriodA)][static_cast<std::size_t>(column % kPeriodB)];
+        if (numbers[static_cast<std::size_t>(row * size_ + column)] != right) ++num_wrong;
+      }
+    }
+    return num_wrong;
+  }
+
+  void move(const void* from, void* to, std::size_t num_bytes) const {
+    if (!is_gpu_) {
+      std::copy_n(static_cast<const std::byte*>(from), num_bytes, static_cast<std::byte*>(to));
+      return;
+    }
+    cuda::copy_bytes(runtime_->stream(), from, num_bytes, to);
+    runtime_->synchronize();
+  }
+
+  template <typename Work>
+  double median_seconds(const Work& work) const {
+    std::vector<double> seconds;
+    const Stopwatch watch;
+    do {
+      const Stopwatch one;
+      work();
+      if (is_gpu_) runtime_->synchronize();
+      seconds.push_back(one.seconds());
+    } while (watch.seconds() < options_.seconds);
+    return median(std::move(seconds));
+  }
+
+  void judge_rate(const char* signal, double rate, double expected, const char* unit) {
+    if (expected <= 0.0 || rate >= kSlow * expected) return;
+    add(signal, rate, kSlow * expected, unit,
+        fmt::format("{:.3g} {}, which is {:.0f} % of what its peers reach", rate, unit, 100.0 * rate / expected));
+  }
+
+  void add(const char* signal, double value, double limit, const char* unit, std::string detail) {
+    result_.findings.push_back({.signal = signal,
+                                .part = is_gpu_ ? "GPU 0" : "",
+                                .evidence = Evidence::kHard,
+                                .value = value,
+                                .limit = limit,
+                                .unit = unit,
+                                .detail = std::move(detail)});
+  }
+
+  void measure(const char* name, const char* help, double value) {
+    result_.measurements.push_back({.name = name, .help = help, .value = value});
+  }
+
+  const ActiveCheckOptions& options_;
+  bool is_gpu_;
+  std::int64_t size_;  // of the matrices
+  std::shared_ptr<cuda::Runtime> runtime_;
+  Arena arena_;
+  ProbeResult result_;
+};
+
+}  // namespace
+
+ProbeResult run_active_checks(const ActiveCheckOptions& options) { return ActiveChecks(options).run(); }
+
+}  // namespace tessera

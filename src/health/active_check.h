@@ -1,0 +1,25 @@
+// Checks that put load on a node, for a Prolog or an idle node: does it multiply right, bit for bit, and as fast as its
+// peers? A few seconds each.
+#pragma once
+
+#include "health/probe.h"
+#include "tensor/tensor.h"
+
+namespace tessera {
+
+struct ActiveCheckOptions {
+  Device device = Device::kCpu;
+  double seconds = 1.0;  // that a check measures at least
+  /// What the node's peers reach; a node below kSlow of it is bad. 0: not compared.
+  double expected_gemm_tflops = 0.0, expected_copy_gb_per_s = 0.0;
+};
+inline constexpr double kSlow = 0.8;
+
+/// - `gemmWrong`: a product of bfloat16 matrices of small whole numbers, whose sums are exact in float32 in any order,
+///   differs from the numbers that whole-number arithmetic gives.
+/// - `gemmSlow`: its median rate.
+/// - `copySlow`: the rate of a copy within the memory, of bytes read and written.
+/// All are hard evidence. Throws Error if there is no such device.
+ProbeResult run_active_checks(const ActiveCheckOptions& options);
+
+}  // namespace tessera

@@ -1,0 +1,16 @@
+#include "health/drain.h"
+
+namespace tessera {
+
+DrainAction decide(const Verdict& verdict, const SchedulerNode& node, const std::optional<std::string>& own_reason,
+                   int max_drained, double unix_now) {
+  if (!verdict.is_fresh(unix_now)) return DrainAction::kNone;
+  if (verdict.level == HealthLevel::kBad) {
+    if (node.is_drained) return DrainAction::kNone;
+    return node.num_drained >= max_drained ? DrainAction::kLimited : DrainAction::kDrain;
+  }
+  const bool is_ours = node.is_drained && own_reason && node.reason == *own_reason;
+  return is_ours && verdict.active_check > 0.0 ? DrainAction::kUndrain : DrainAction::kNone;
+}
+
+}  // namespace tessera

@@ -1,0 +1,209 @@
+#include "health/gpu_probe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <set>
+
+#include "base/error.h"
+#include "health/nvml.h"
+#include "health/readings.h"
+
+namespace tessera {
+namespace {
+
+constexpr unsigned kMaxLinks = 36;  // NVML_NVLINK_MAX_LINKS
+constexpr unsigned kRecoveryAction = 230;
+
+/// XIDs after which NVIDIA's catalog has the GPU reset or the node serviced, and those that a program of the user may
+/// cause. All others are soft evidence.
+constexpr std::array<std::uint64_t, 14> kHardXids = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
+constexpr std::array<std::uint64_t, 6> kProgramXids = {13, 31, 43, 45, 68, 69};
+
+Evidence evidence_of_xid(std::uint64_t xid) {
+  if (std::ranges::find(kHardXids, xid) != kHardXids.end()) return Evidence::kHard;
+  return std::ranges::find(kProgramXids, xid) != kProgramXids.end() ? Evidence::kAlert : Evidence::kSoft;
+}
+
+struct Counter {
+  unsigned field;
+  const char* name;
+};
+/// Error counters of an NVLink: of Hopper, then of Blackwell.
+constexpr std::array kLinkCounters = {
+    Counter{161, "replay"},          Counter{162, "recovery"},  Counter{163, "crc"},
+    Counter{208, "receive errors"},  Counter{211, "integrity"}, Counter{213, "recovery, successful"},
+    Counter{214, "recovery, failed"}};
+
+/// nvmlClocksEventReason: what slows a GPU down although it has work.
+struct Throttle {
+  std::uint64_t bit;
+  const char* name;
+};
+constexpr std::array kThrottles = {Throttle{0x8, "hardware slowdown"}, Throttle{0x20, "software thermal slowdown"},
+                                   Throttle{0x40, "hardware thermal slowdown"}, Throttle{0x80, "power brake"}};
+
+class GpuProbe : public Probe {
+ public:
+  explicit GpuProbe(GpuProbeOptions options) : options_(std::move(options)) {}
+
+  std::string_view name() const override { return "gpu"; }
+  void forget() override {
+    xids_.clear();
+    uncorrected_.clear();
+  }
+
+  ProbeResult look(double now) override {
+    ProbeResult result;
+    if (!nvml_ && !open(result)) return result;
+    const std::vector<nvml::Device> devices = nvml_->devices();
+    const auto count = static_cast<int>(devices.size());
+    result.measurements.push_back({.name = "gpus", .help = "GPUs that NVML counts", .value = 1.0 * count});
+    most_ = std::max({most_, count, options_.expected_gpus});
+    if (count < most_) {
+      add(result, "gpuMissing", "", Evidence::kHard, count, most_, "",
+          fmt::format("{} of {} GPUs are there", count, most_));
+    }
+    for (std::size_t i = 0; i < devices.size(); ++i) look_at(devices[i], fmt::format("GPU {}", i), now, result);
+    for (const nvml::XidEvent& event : nvml_->take_xids()) note_xid(event, devices);
+    for (const auto& [key, count_of_xid] : xids_) {
+      const auto& [gpu, xid] = key;
+      add(result, "gpuXid", gpu, evidence_of_xid(xid), static_cast<double>(xid), 0.0, "",
+          fmt::format("XID {}, {} times", xid, count_of_xid));
+      result.measurements.push_back({.name = "gpu_xid_total",
+                                     .help = "XIDs since the daemon began, or since the last active check",
+                                     .labels = {{"gpu", gpu}, {"xid", std::to_string(xid)}},
+                                     .value = static_cast<double>(count_of_xid),
+                                     .is_counter = true});
+    }
+    return result;
+  }
+
+ private:
+  static void add(ProbeResult& result, std::string signal, std::string part, Evidence evidence, double value,
+                  double limit, std::string unit, std::string detail) {
+    result.findings.push_back(
+        {std::move(signal), std::move(part), evidence, value, limit, std::move(unit), std::move(detail)});
+  }
+
+  bool open(ProbeResult& result) {
+    try {
+      nvml_.emplace(options_.library);
+      return true;
+    } catch (const Error& error) {
+      if (options_.expected_gpus == 0) return false;
+      add(result, "gpuMissing", "", Evidence::kHard, 0.0, options_.expected_gpus, "",
+          fmt::format("{} GPUs are expected, but {}", options_.expected_gpus, error.what()));
+      return false;
+    }
+  }
+
+  void note_xid(const nvml::XidEvent& event, const std::vector<nvml::Device>& devices) {
+    const auto found = std::ranges::find(devices, event.device);
+    const std::string gpu = found == devices.end() ? "GPU ?" : fmt::format("GPU {}", found - devices.begin());
+    ++xids_[{gpu, event.xid}];
+  }
+
+  void look_at(nvml::Device device, const std::string& gpu, double now, ProbeResult& result) {
+    const auto measure = [&](const char* metric, const char* help, double value) {
+      result.measurements.push_back({.name = metric, .help = help, .labels = {{"gpu", gpu}}, .value = value});
+    };
+    if (const auto temperature = nvml_->temperature(device)) {
+      measure("gpu_temperature_celsius", "Temperature of the GPU", *temperature);
+      if (*temperature > options_.limits.temperature) {
+        add(result, "gpuTemperature", gpu, Evidence::kAlert, *temperature, options_.limits.temperature, "C",
+            fmt::format("{:g} C, {:g} are allowed", *temperature, options_.limits.temperature));
+      }
+    }
+    if (const auto power = nvml_->power(device)) measure("gpu_power_watts", "Power that the GPU draws", *power);
+    if (const auto reasons = nvml_->throttle_reasons(device)) {
+      bool is_throttled = false;
+      for (const Throttle& throttle : kThrottles) {
+        if ((*reasons & throttle.bit) == 0) continue;
+        is_throttled = true;
+        add(result, "gpuThrottled", gpu, Evidence::kAlert, static_cast<double>(*reasons), 0.0, "", throttle.name);
+      }
+      measure("gpu_throttled", "Whether heat or power slows the GPU down", is_throttled ? 1.0 : 0.0);
+    }
+    if (const auto errors = nvml_->uncorrected_errors(device)) {
+      measure("gpu_uncorrected_errors", "Uncorrected ECC errors since the driver was loaded",
+              static_cast<double>(*errors));
+      const std::uint64_t first = uncorrected_.try_emplace(gpu, *errors).first->second;
+      if (*errors > first) {
+        add(result, "gpuEcc", gpu, Evidence::kHard, static_cast<double>(*errors - first), 0.0, "",
+            fmt::format("{} uncorrected memory errors", *errors - first));
+      }
+    }
+    if (const auto rows = nvml_->remapped_rows(device)) {
+      if (rows->has_failed)
+        add(result, "gpuRowRemap", gpu, Evidence::kHard, 1.0, 0.0, "", "a row could not be remapped");
+      if (rows->is_pending) {
+        add(result, "gpuRowRemapPending", gpu, Evidence::kSoft, 1.0, 0.0, "", "a row is remapped at the next reset");
+      }
+    }
+    if (const auto action = nvml_->field(device, kRecoveryAction); action && *action != 0) {
+      static constexpr std::array kActions = {
+          "none",       "reset the GPU", "reboot the node",  "drain peer to peer", "drain and reset",
+          "reset IMEX", "reset the bus", "reboot the system"};
+      const char* text = *action > 0 && static_cast<std::size_t>(*action) < kActions.size()
+                             ? kActions[static_cast<std::size_t>(*action)]
+                             : "unknown";
+      add(result, "gpuRecoveryAction", gpu, Evidence::kHard, static_cast<double>(*action), 0.0, "",
+          fmt::format("the driver asks for: {}", text));
+    }
+    look_at_links(device, gpu, now, result);
+    if (const auto lost = nvml_->take_lost(device)) {
+      add(result, "gpuLost", gpu, Evidence::kHard, static_cast<double>(*lost), 0.0, "",
+          *lost == nvml::Status::kGpuIsLost ? "the driver has lost it" : "it must be reset");
+    }
+  }
+
+  void look_at_links(nvml::Device device, const std::string& gpu, double now, ProbeResult& result) {
+    int num_up = 0;
+    for (unsigned link = 0; link < kMaxLinks; ++link) {
+      const std::optional<bool> is_up = nvml_->is_link_up(device, link);
+      if (!is_up) continue;
+      const std::string part = fmt::format("{} link {}", gpu, link);
+      if (*is_up) {
+        ++num_up;
+        links_up_.insert(part);
+      } else if (links_up_.contains(part)) {
+        add(result, "gpuLink", part, Evidence::kHard, 0.0, 1.0, "", "the NVLink was up, and is down");
+      }
+      for (const Counter& counter : kLinkCounters) {
+        const auto value = nvml_->field(device, counter.field, link);
+        if (!value) continue;
+        result.measurements.push_back(
+            {.name = "gpu_link_errors_total",
+             .help = "Error counters of an NVLink",
+             .labels = {{"gpu", gpu}, {"link", std::to_string(link)}, {"counter", counter.name}},
+             .value = static_cast<double>(*value),
+             .is_counter = true});
+        const double rate = rates_.per_minute(part + counter.name, static_cast<double>(*value), now);
+        if (rate <= options_.limits.link_errors_per_minute) continue;
+        add(result, "gpuLinkErrors", part, Evidence::kSoft, rate, options_.limits.link_errors_per_minute, "per minute",
+            fmt::format("{} rises by {:.0f} per minute", counter.name, rate));
+      }
+    }
+    if (num_up > 0) {
+      result.measurements.push_back(
+          {.name = "gpu_links_up", .help = "NVLinks that are up", .labels = {{"gpu", gpu}}, .value = 1.0 * num_up});
+    }
+  }
+
+  GpuProbeOptions options_;
+  std::optional<nvml::Library> nvml_;
+  int most_ = 0;  // GPUs that were there at one time
+  std::map<std::pair<std::string, std::uint64_t>, int> xids_;
+  std::map<std::string, std::uint64_t> uncorrected_;  // counters when they were first seen
+  std::set<std::string> links_up_;                    // at one time
+  CounterRates rates_;
+};
+
+}  // namespace
+
+std::unique_ptr<Probe> make_gpu_probe(const GpuProbeOptions& options) { return std::make_unique<GpuProbe>(options); }
+
+}  // namespace tessera

@@ -1,0 +1,25 @@
+// Probe of NVIDIA GPUs, by NVML. What a GPU or a driver does not support is no fault.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "health/probe.h"
+
+namespace tessera {
+
+struct GpuLimits {
+  double temperature = 87.0;             // degrees Celsius
+  double link_errors_per_minute = 10.0;  // of one NVLink counter
+};
+
+struct GpuProbeOptions {
+  std::string library = "libnvidia-ml.so.1";  // name or path
+  int expected_gpus = 0;  // fewer are a fault, and so is a missing library; 0: as many as there were at first
+  GpuLimits limits = {};
+};
+
+/// Without the library, and without expected GPUs, it finds nothing.
+std::unique_ptr<Probe> make_gpu_probe(const GpuProbeOptions& options = {});
+
+}  // namespace tessera

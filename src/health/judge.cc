@@ -1,0 +1,126 @@
+#include "health/judge.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kDay = 86400.0;
+constexpr std::size_t kLongestLedger = 1000;
+
+std::string describe(const Finding& finding) {
+  return finding.part.empty() ? finding.detail : fmt::format("{}: {}", finding.part, finding.detail);
+}
+
+/// Slurm cuts reasons nowhere, but a line should stay one.
+std::string reason_of(const Finding& finding, const std::string& more = "") {
+  std::string text = fmt::format("[node_problem] {}: {}{}", finding.signal, describe(finding), more);
+  std::ranges::replace_if(
+      text, [](char ch) { return static_cast<unsigned char>(ch) < ' ' || ch == '\'' || ch == '"'; }, ' ');
+  constexpr std::size_t kLongest = 400;
+  return text.substr(0, kLongest);
+}
+
+}  // namespace
+
+Judge::Judge(std::string node, std::vector<double> past, const JudgeOptions& options)
+    : node_(std::move(node)), past_(std::move(past)), options_(options) {}
+
+bool Judge::is_lemon(double unix_now) const {
+  const double first = unix_now - options_.lemon_days * kDay;
+  return std::ranges::count_if(past_, [&](double time) { return time >= first; }) >= options_.lemon_count;
+}
+
+std::string Judge::find_reason(const std::vector<Finding>& findings, double unix_now) const {
+  std::set<std::string> soft;
+  const Finding* first = nullptr;
+  for (const Finding& finding : findings) {
+    if (finding.evidence == Evidence::kAlert) continue;
+    if (seen_.at({finding.signal, finding.part}).polls < options_.polls_to_bad) continue;
+    if (finding.evidence == Evidence::kHard) return reason_of(finding);
+    soft.insert(finding.signal);
+    if (first == nullptr) first = &finding;
+  }
+  if (soft.empty()) return {};
+  if (is_lemon(unix_now)) soft.insert(fmt::format("bad {} times in {:g} days", past_.size(), options_.lemon_days));
+  if (soft.size() < 2) return {};
+  soft.erase(first->signal);
+  return reason_of(*first, fmt::format("; also {}", fmt::join(soft, ", ")));
+}
+
+Verdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
+  std::map<std::pair<std::string, std::string>, Seen> now;
+  bool is_suspect = false;
+  for (const Finding& finding : findings) {
+    const std::pair key(finding.signal, finding.part);
+    const auto before = seen_.find(key);
+    now[key] = before == seen_.end() ? Seen{1, unix_now} : Seen{before->second.polls + 1, before->second.since};
+    is_suspect = is_suspect || finding.evidence != Evidence::kAlert;
+  }
+  seen_ = std::move(now);
+  if (bad_since_ == 0.0) {
+    reason_ = find_reason(findings, unix_now);
+    if (!reason_.empty()) {
+      bad_since_ = unix_now;
+      past_.push_back(unix_now);
+    }
+  }
+  Verdict verdict{.node = node_,
+                  .time = unix_now,
+                  .level = bad_since_ > 0.0 ? HealthLevel::kBad
+                           : is_suspect     ? HealthLevel::kSuspect
+                                            : HealthLevel::kOk,
+                  .reason = reason_,
+                  .bad_since = bad_since_,
+                  .active_check = active_check_};
+  for (const Finding& finding : findings) {
+    verdict.items.push_back({finding, seen_.at({finding.signal, finding.part}).since});
+  }
+  return verdict;
+}
+
+void Judge::pass_active_check(double unix_time) {
+  active_check_ = unix_time;
+  bad_since_ = 0.0;
+  reason_.clear();
+  seen_.clear();
+}
+
+std::vector<double> HealthLedger::read() const {
+  std::vector<double> times;
+  std::error_code missing;
+  if (!std::filesystem::exists(path_, missing)) return times;
+  std::istringstream lines(read_text_file(path_));
+  for (std::string line; std::getline(lines, line);) {
+    try {
+      const nlohmann::json json = parse_json(line, "a line");
+      times.push_back(JsonFields(json, "a line").number("bad_since"));
+    } catch (const Error&) {  // of a write that a crash has cut
+      continue;
+    }
+  }
+  return times;
+}
+
+void HealthLedger::add(const Verdict& verdict) {
+  std::vector<std::string> lines;
+  std::error_code missing;
+  if (std::filesystem::exists(path_, missing)) {
+    std::istringstream text(read_text_file(path_));
+    for (std::string line; std::getline(text, line);) lines.push_back(line);
+  }
+  if (lines.size() >= kLongestLedger) lines.erase(lines.begin(), lines.end() - (kLongestLedger - 1));
+  lines.push_back(json_text(
+      nlohmann::ordered_json{{"bad_since", verdict.bad_since}, {"node", verdict.node}, {"reason", verdict.reason}}));
+  write_whole_file(path_, fmt::format("{}\n", fmt::join(lines, "\n")));
+}
+
+}  // namespace tessera

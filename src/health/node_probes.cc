@@ -1,0 +1,426 @@
+#include "health/node_probes.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/statvfs.h>
+#include <sys/timex.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/unix_time.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Events are told for so long, in seconds.
+constexpr double kHold = 600.0;
+
+/// Errors in counters of a part, as soft evidence.
+void judge_rate(const std::string& signal, const std::string& part, const std::string& counter, double rate,
+                double limit, std::vector<Finding>& findings) {
+  if (rate <= limit) return;
+  findings.push_back({.signal = signal,
+                      .part = part,
+                      .evidence = Evidence::kSoft,
+                      .value = rate,
+                      .limit = limit,
+                      .unit = "per minute",
+                      .detail = fmt::format("{} rises by {:.0f} per minute, {:g} are allowed", counter, rate, limit)});
+}
+
+class NetworkProbe : public Probe {
+ public:
+  NetworkProbe(Sysroot sysroot, const NodeLimits& limits) : sysroot_(std::move(sysroot)), limits_(limits) {}
+
+  std::string_view name() const override { return "network"; }
+
+  ProbeResult look(double now) override {
+    ProbeResult result;
+    for (const std::string& device : sysroot_.names("/sys/class/infiniband")) {
+      const std::string ports = fmt::format("/sys/class/infiniband/{}/ports", device);
+      for (const std::string& port : sysroot_.names(ports)) {
+        look_at_port(fmt::format("{} port {}", device, port), fmt::format("{}/{}", ports, port), now, result);
+      }
+    }
+    for (const std::string& interface : sysroot_.names("/sys/class/net")) {
+      look_at_interface(interface, fmt::format("/sys/class/net/{}", interface), now, result);
+    }
+    return result;
+  }
+
+ private:
+  /// A link that was up and is not is hard evidence; one that was never up may have no cable.
+  void judge_link(const std::string& part, bool is_up, const std::string& state, std::vector<Finding>& findings) {
+    if (is_up) {
+      were_up_.insert(part);
+    } else if (were_up_.contains(part)) {
+      findings.push_back({.signal = "networkLink",
+                          .part = part,
+                          .evidence = Evidence::kHard,
+                          .value = 0.0,
+                          .limit = 1.0,
+                          .detail = fmt::format("the link was up, and is '{}' now", state)});
+    }
+  }
+
+  void look_at_port(const std::string& part, const std::string& folder, double now, ProbeResult& result) {
+    const std::optional<std::string> state = sysroot_.text(folder + "/state");  // "4: ACTIVE"
+    if (!state || state->empty()) return;
+    const bool is_up = state->find("ACTIVE") != std::string::npos;
+    judge_link(part, is_up, *state, result.findings);
+    const std::map<std::string, std::string> labels = {{"port", part}};
+    result.measurements.push_back(
+        {.name = "infiniband_up", .help = "Whether the port is active", .labels = labels, .value = is_up ? 1.0 : 0.0});
+    if (const auto rate = sysroot_.number(folder + "/rate"); rate && is_up) {  // "400 Gb/sec (4X NDR)"
+      std::int64_t& highest = highest_rates_[part];
+      highest = std::max(highest, *rate);
+      if (*rate < highest) {
+        result.findings.push_back({.signal = "networkRate",
+                                   .part = part,
+                                   .evidence = Evidence::kSoft,
+                                   .value = static_cast<double>(*rate),
+                                   .limit = static_cast<double>(highest),
+                                   .unit = "Gb/s",
+                                   .detail = fmt::format("runs at {} Gb/s, and ran at {}", *rate, highest)});
+      }
+    }
+    constexpr std::array kCounters = {"symbol_error",    "link_error_recovery",         "link_downed",
+                                      "port_rcv_errors", "local_link_integrity_errors", "port_xmit_discards"};
+    for (const char* counter : kCounters) {
+      const auto value = sysroot_.number(fmt::format("{}/counters/{}", folder, counter));
+      if (!value) continue;
+      result.measurements.push_back({.name = "infiniband_errors_total",
+                                     .help = "Error counters of the port",
+                                     .labels = {{"port", part}, {"counter", counter}},
+                                     .value = static_cast<double>(*value),
+                                     .is_counter = true});
+      const double rate = rates_.per_minute(part + counter, static_cast<double>(*value), now);
+      judge_rate("networkErrors", part, counter, rate, limits_.network_errors_per_minute, result.findings);
+    }
+  }
+
+  void look_at_interface(const std::string& interface, const std::string& folder, double now, ProbeResult& result) {
+    if (!sysroot_.exists(folder + "/device")) return;  // not a card: a bridge, a container's end
+    const std::optional<std::string> state = sysroot_.text(folder + "/operstate"),
+                                     flags = sysroot_.text(folder + "/flags");  // "0x1003"
+    if (!state || !flags) return;
+    constexpr unsigned long kUp = 1;  // IFF_UP: somebody wants it
+    const bool is_wanted = (std::strtoul(flags->c_str(), nullptr, 16) & kUp) != 0;
+    if (is_wanted) judge_link(interface, *state == "up", *state, result.findings);
+    result.measurements.push_back({.name = "ethernet_up",
+                                   .help = "Whether the interface has a carrier",
+                                   .labels = {{"interface", interface}},
+                                   .value = *state == "up" ? 1.0 : 0.0});
+    for (const char* counter : {"rx_errors", "tx_errors"}) {
+      const auto value = sysroot_.number(fmt::format("{}/statistics/{}", folder, counter));
+      if (!value) continue;
+      const double rate = rates_.per_minute(interface + counter, static_cast<double>(*value), now);
+      judge_rate("ethernetErrors", interface, counter, rate, limits_.ethernet_errors_per_minute, result.findings);
+    }
+  }
+
+  Sysroot sysroot_;
+  NodeLimits limits_;
+  std::set<std::string> were_up_;
+  std::map<std::string, std::int64_t> highest_rates_;
+  CounterRates rates_;
+};
+
+class DiskProbe : public Probe {
+ public:
+  DiskProbe(Sysroot sysroot, std::vector<fs::path> folders, const NodeLimits& limits)
+      : sysroot_(std::move(sysroot)), folders_(std::move(folders)), limits_(limits) {}
+
+  std::string_view name() const override { return "disk"; }
+
+  ProbeResult look(double now) override {
+    ProbeResult result;
+    look_at_mounts(result.findings);
+    for (const std::string& disk : sysroot_.names("/sys/block")) {
+      const auto errors = sysroot_.number(fmt::format("/sys/block/{}/device/ioerr_cnt", disk));
+      if (!errors) continue;
+      const double rate = rates_.per_minute(disk, static_cast<double>(*errors), now);
+      judge_rate("diskErrors", disk, "ioerr_cnt", rate, limits_.disk_errors_per_minute, result.findings);
+    }
+    for (const std::string& disk : sysroot_.names("/sys/class/nvme")) {
+      const std::optional<std::string> state = sysroot_.text(fmt::format("/sys/class/nvme/{}/state", disk));
+      if (!state || state->empty()) continue;
+      if (*state == "live") {
+        were_live_.insert(disk);
+      } else if (were_live_.contains(disk)) {
+        result.findings.push_back({.signal = "diskState",
+                                   .part = disk,
+                                   .evidence = Evidence::kHard,
+                                   .limit = 1.0,
+                                   .detail = fmt::format("the disk was live, and is '{}' now", *state)});
+      }
+    }
+    for (const fs::path& folder : folders_) look_at_room(folder, result);
+    return result;
+  }
+
+ private:
+  void look_at_mounts(std::vector<Finding>& findings) {
+    std::istringstream mounts(sysroot_.text("/proc/mounts").value_or(""));
+    for (std::string line; std::getline(mounts, line);) {
+      std::istringstream words(line);
+      std::string device, place, type, options;
+      if (!(words >> device >> place >> type >> options) || !device.starts_with("/dev/")) continue;
+      const bool is_read_only = options == "ro" || options.starts_with("ro,");
+      if (!is_read_only) {
+        were_writable_.insert(place);
+      } else if (were_writable_.contains(place)) {
+        findings.push_back({.signal = "diskReadOnly",
+                            .part = place,
+                            .evidence = Evidence::kHard,
+                            .limit = 1.0,
+                            .detail = fmt::format("the file system of {} was writable, and is read-only now", device)});
+      }
+    }
+  }
+
+  void look_at_room(const fs::path& folder, ProbeResult& result) {
+    struct statvfs room {};
+    if (::statvfs((sysroot_ / folder.string()).c_str(), &room) != 0 || room.f_blocks == 0) return;
+    const double share = static_cast<double>(room.f_bavail) / static_cast<double>(room.f_blocks);
+    const double files =
+        room.f_files == 0 ? 1.0 : static_cast<double>(room.f_ffree) / static_cast<double>(room.f_files);
+    result.measurements.push_back({.name = "disk_free_ratio",
+                                   .help = "Free share of the file system",
+                                   .labels = {{"folder", folder.string()}},
+                                   .value = share});
+    if (std::min(share, files) >= limits_.free_share) return;
+    result.findings.push_back({.signal = "diskFull",
+                               .part = folder.string(),
+                               .evidence = Evidence::kAlert,
+                               .value = std::min(share, files),
+                               .limit = limits_.free_share,
+                               .detail = fmt::format("{:.1f} % of the bytes and {:.1f} % of the files are free",
+                                                     100.0 * share, 100.0 * files)});
+  }
+
+  Sysroot sysroot_;
+  std::vector<fs::path> folders_;
+  NodeLimits limits_;
+  std::set<std::string> were_writable_, were_live_;
+  CounterRates rates_;
+};
+
+class MemoryProbe : public Probe {
+ public:
+  MemoryProbe(Sysroot sysroot, const NodeLimits& limits) : sysroot_(std::move(sysroot)), limits_(limits) {}
+
+  std::string_view name() const override { return "memory"; }
+  void forget() override { uncorrected_.clear(); }
+
+  ProbeResult look(double now) override {
+    ProbeResult result;
+    for (const std::string& controller : sysroot_.names("/sys/devices/system/edac/mc")) {
+      const std::string folder = fmt::format("/sys/devices/system/edac/mc/{}", controller);
+      if (const auto errors = sysroot_.number(folder + "/ue_count")) {
+        const std::int64_t first = uncorrected_.try_emplace(controller, *errors).first->second;
+        if (*errors > first) {
+          result.findings.push_back({.signal = "memoryUncorrected",
+                                     .part = controller,
+                                     .evidence = Evidence::kHard,
+                                     .value = static_cast<double>(*errors - first),
+                                     .detail = fmt::format("{} uncorrected memory errors", *errors - first)});
+        }
+      }
+      if (const auto errors = sysroot_.number(folder + "/ce_count")) {
+        const double rate = rates_.per_minute(controller, static_cast<double>(*errors), now);
+        judge_rate("memoryCorrected", controller, "ce_count", rate, limits_.corrected_memory_errors_per_minute,
+                   result.findings);
+        result.measurements.push_back({.name = "memory_corrected_errors_total",
+                                       .help = "Memory errors that were corrected",
+                                       .labels = {{"controller", controller}},
+                                       .value = static_cast<double>(*errors),
+                                       .is_counter = true});
+      }
+    }
+    const double total = field("/proc/meminfo", "MemTotal:"), available = field("/proc/meminfo", "MemAvailable:");
+    if (total > 0.0) {
+      result.measurements.push_back({.name = "memory_available_ratio",
+                                     .help = "Share of the memory that processes can have",
+                                     .value = available / total});
+      if (available / total < limits_.free_share) {
+        result.findings.push_back(
+            {.signal = "memoryLow",
+             .evidence = Evidence::kAlert,
+             .value = available / total,
+             .limit = limits_.free_share,
+             .detail = fmt::format("{:.1f} % of the memory are left", 100.0 * available / total)});
+      }
+    }
+    const double killed = field("/proc/vmstat", "oom_kill");
+    if (rates_.per_minute("oom_kill", killed, now) > 0.0) {
+      result.findings.push_back({.signal = "outOfMemory",
+                                 .evidence = Evidence::kAlert,
+                                 .value = killed,
+                                 .detail = "the kernel has killed a process for want of memory"});
+    }
+    return result;
+  }
+
+ private:
+  /// The number behind a word at a line's begin; 0 if there is none.
+  double field(std::string_view path, const std::string& word) const {
+    std::istringstream lines(sysroot_.text(path).value_or(""));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string first;
+      double value = 0.0;
+      if (words >> first >> value && first == word) return value;
+    }
+    return 0.0;
+  }
+
+  Sysroot sysroot_;
+  NodeLimits limits_;
+  std::map<std::string, std::int64_t> uncorrected_;  // counters when they were first seen
+  CounterRates rates_;
+};
+
+class ClockProbe : public Probe {
+ public:
+  explicit ClockProbe(const NodeLimits& limits) : limits_(limits) {}
+
+  std::string_view name() const override { return "clock"; }
+
+  ProbeResult look(double now) override {
+    ProbeResult result;
+    timex state{};
+    if (::adjtimex(&state) >= 0) {
+      const double unit = (state.status & STA_NANO) != 0 ? 1e-9 : 1e-6,
+                   offset = static_cast<double>(state.offset) * unit;
+      result.measurements.push_back(
+          {.name = "clock_offset_seconds", .help = "Offset of the clock, as the kernel knows it", .value = offset});
+      if (std::abs(offset) > limits_.clock_offset_seconds) {
+        result.findings.push_back({.signal = "clockOffset",
+                                   .evidence = Evidence::kAlert,
+                                   .value = offset,
+                                   .limit = limits_.clock_offset_seconds,
+                                   .unit = "s",
+                                   .detail = fmt::format("the clock is off by {:.3f} s", offset)});
+      }
+    }
+    const double difference = unix_time() - now;
+    if (difference_ && std::abs(difference - *difference_) > limits_.clock_jump_seconds) {
+      result.findings.push_back({.signal = "clockJump",
+                                 .evidence = Evidence::kAlert,
+                                 .value = difference - *difference_,
+                                 .limit = limits_.clock_jump_seconds,
+                                 .unit = "s",
+                                 .detail = fmt::format("the clock jumped by {:.1f} s", difference - *difference_)});
+    }
+    difference_ = difference;
+    return result;
+  }
+
+ private:
+  NodeLimits limits_;
+  std::optional<double> difference_;  // between the time of day and a clock that only goes on
+};
+
+class KernelLogProbe : public Probe {
+ public:
+  explicit KernelLogProbe(const Sysroot& sysroot)
+      : descriptor_(::open((sysroot / "/dev/kmsg").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)), held_(kHold) {
+    if (descriptor_ >= 0) ::lseek(descriptor_, 0, SEEK_END);
+  }
+  ~KernelLogProbe() override {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  KernelLogProbe(const KernelLogProbe&) = delete;
+  KernelLogProbe& operator=(const KernelLogProbe&) = delete;
+
+  std::string_view name() const override { return "kernel log"; }
+  void forget() override { held_.clear(); }
+
+  ProbeResult look(double now) override {
+    require(descriptor_ >= 0, "cannot read /dev/kmsg: is this process allowed to? (CAP_SYSLOG)");
+    ProbeResult result;
+    std::array<char, 8192> record{};
+    for (int num_records = 0; num_records < 10'000; ++num_records) {
+      const ssize_t size = ::read(descriptor_, record.data(), record.size());
+      if (size < 0 && errno == EPIPE) continue;  // records were overwritten before they were read
+      if (size <= 0) break;
+      const std::string_view text(record.data(), static_cast<std::size_t>(size));
+      for (std::size_t begin = 0; begin < text.size();) {  // a file has several lines, a record of the kernel one
+        const std::size_t end = std::min(text.find('\n', begin), text.size());
+        judge_line(text.substr(begin, end - begin), now);
+        begin = end + 1;
+      }
+    }
+    held_.append_to(result.findings, now);
+    return result;
+  }
+
+ private:
+  struct Pattern {
+    std::string_view text, signal;
+    Evidence evidence;
+  };
+
+  void judge_line(std::string_view line, double now) {
+    static constexpr std::array kPatterns = {
+        Pattern{"NVRM: Xid", "kernelXid", Evidence::kSoft},
+        Pattern{"[Hardware Error]", "kernelHardwareError", Evidence::kSoft},
+        Pattern{"EXT4-fs error", "kernelDiskError", Evidence::kSoft},
+        Pattern{"I/O error", "kernelDiskError", Evidence::kSoft},
+        Pattern{"blocked for more than", "kernelHungTask", Evidence::kSoft},
+        Pattern{"NETDEV WATCHDOG", "kernelNetwork", Evidence::kSoft},
+        Pattern{"Out of memory: Killed", "kernelOutOfMemory", Evidence::kAlert},
+    };
+    const std::string_view message = line.substr(line.find(';') == line.npos ? 0 : line.find(';') + 1);
+    for (const Pattern& pattern : kPatterns) {
+      if (message.find(pattern.text) == message.npos) continue;
+      constexpr std::size_t kShown = 160;
+      held_.add({.signal = std::string(pattern.signal),
+                 .evidence = pattern.evidence,
+                 .detail = fmt::format("the kernel said: {}", message.substr(0, kShown))},
+                now);
+      return;
+    }
+  }
+
+  int descriptor_;
+  HeldEvents held_;
+};
+
+}  // namespace
+
+std::unique_ptr<Probe> make_network_probe(const Sysroot& sysroot, const NodeLimits& limits) {
+  return std::make_unique<NetworkProbe>(sysroot, limits);
+}
+std::unique_ptr<Probe> make_disk_probe(const Sysroot& sysroot, std::vector<fs::path> folders,
+                                       const NodeLimits& limits) {
+  return std::make_unique<DiskProbe>(sysroot, std::move(folders), limits);
+}
+std::unique_ptr<Probe> make_memory_probe(const Sysroot& sysroot, const NodeLimits& limits) {
+  return std::make_unique<MemoryProbe>(sysroot, limits);
+}
+std::unique_ptr<Probe> make_clock_probe(const NodeLimits& limits) { return std::make_unique<ClockProbe>(limits); }
+std::unique_ptr<Probe> make_kernel_log_probe(const Sysroot& sysroot) {
+  return std::make_unique<KernelLogProbe>(sysroot);
+}
+
+std::vector<std::unique_ptr<Probe>> make_node_probes(const Sysroot& sysroot, const NodeLimits& limits) {
+  std::vector<std::unique_ptr<Probe>> probes;
+  probes.push_back(make_network_probe(sysroot, limits));
+  probes.push_back(make_disk_probe(sysroot, {"/", "/tmp", "/dev/shm"}, limits));
+  probes.push_back(make_memory_probe(sysroot, limits));
+  if (sysroot.is_real()) probes.push_back(make_clock_probe(limits));
+  probes.push_back(make_kernel_log_probe(sysroot));
+  return probes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,96 @@
+// NVIDIA's management library, loaded at run time: nothing here needs a GPU, a driver or their headers. Names, numbers
+// and structures are those of nvml.h of CUDA 13 (NVML API reference).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/optional_library.h"
+
+namespace tessera::nvml {
+
+/// What NVML's functions return.
+enum class Status : int {
+  kSuccess = 0,
+  kNotSupported = 3,
+  kTimeout = 10,
+  kGpuIsLost = 15,
+  kResetRequired = 16,
+};
+
+using Device = void*;
+
+/// nvmlFieldValue_t.
+struct FieldValue {
+  unsigned id = 0, scope = 0;
+  long long timestamp = 0, latency = 0;
+  unsigned type = 0;  // of the value
+  Status status = Status::kSuccess;
+  union {
+    double d;
+    unsigned u32;
+    unsigned long ul;
+    unsigned long long u64;
+    long long s64;
+    int s32;
+  } value = {.u64 = 0};
+};
+static_assert(sizeof(FieldValue) == 40);
+
+/// An XID: an error that the driver reports (NVIDIA, "XID errors").
+struct XidEvent {
+  Device device = nullptr;
+  std::uint64_t xid = 0;
+};
+
+struct RemappedRows {
+  unsigned corrected = 0, uncorrected = 0;
+  bool is_pending = false, has_failed = false;
+};
+
+/// The library, initialized. Functions that it lacks count as not supported.
+class Library {
+ public:
+  /// Throws Error if there is no library of this name or path, or if it cannot be initialized.
+  explicit Library(const std::string& path);
+  ~Library();
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+  /// All GPUs. Empty where NVML counts none.
+  std::vector<Device> devices();
+  std::string uuid(Device device);
+
+  // Each returns nothing for what the GPU or the driver does not support, and for a GPU that is lost.
+
+  std::optional<double> temperature(Device device);  // degrees Celsius
+  std::optional<double> power(Device device);        // watts
+  std::optional<std::uint64_t> throttle_reasons(Device device);
+  std::optional<std::uint64_t> uncorrected_errors(Device device);  // since the driver was loaded
+  std::optional<RemappedRows> remapped_rows(Device device);
+  std::optional<bool> is_link_up(Device device, unsigned link);
+  std::optional<std::int64_t> field(Device device, unsigned id, unsigned scope = 0);
+
+  /// Whether a call for the device has said since take_lost() was called last that it is lost or must be reset, and
+  /// which of the two.
+  std::optional<Status> take_lost(Device device);
+  /// XIDs since the last call, of all devices.
+  std::vector<XidEvent> take_xids();
+
+ private:
+  template <typename... Parameters>
+  Status call(const char* name, Parameters... parameters);
+  template <typename... Parameters>
+  bool call_for(Device device, const char* name, Parameters... parameters);
+
+  OptionalLibrary library_;
+  std::map<std::string, void*, std::less<>> symbols_;  // by name; null: the library has none
+  std::map<Device, Status> lost_;
+  void* events_ = nullptr;  // nvmlEventSet_t
+};
+
+}  // namespace tessera::nvml

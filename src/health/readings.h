@@ -1,0 +1,63 @@
+// How probes read the kernel's files and counters.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "health/probe.h"
+
+namespace tessera {
+
+/// Files of /proc and /sys, or of a folder in their place. Any of them may vanish, be empty or hold nonsense at any
+/// time.
+class Sysroot {
+ public:
+  explicit Sysroot(std::filesystem::path root = "/") : root_(std::move(root)) {}
+
+  /// `path`: as the kernel calls it, "/sys/class/net".
+  std::filesystem::path operator/(std::string_view path) const;
+  /// Text without white space around it, of 64 KiB at most; none if it cannot be read.
+  std::optional<std::string> text(std::string_view path) const;
+  /// The number that the file begins with, 12 or 0xc; none if it has none.
+  std::optional<std::int64_t> number(std::string_view path) const;
+  bool exists(std::string_view path) const;
+  /// Names in a folder, sorted; none if there is no such folder.
+  std::vector<std::string> names(std::string_view folder) const;
+  bool is_real() const { return root_ == "/"; }
+
+ private:
+  std::filesystem::path root_;
+};
+
+/// How fast counters rise.
+class CounterRates {
+ public:
+  /// By how much the counter has risen per minute since the last call; 0 at the first one, and after the counter began
+  /// anew. `now`: seconds.
+  double per_minute(const std::string& counter, double value, double now);
+
+ private:
+  std::map<std::string, std::pair<double, double>> last_;  // value and time
+};
+
+/// Events, which are told for a while, so that two polls see them.
+class HeldEvents {
+ public:
+  explicit HeldEvents(double seconds) : seconds_(seconds) {}
+  /// Replaces an earlier one of the same signal and part.
+  void add(Finding finding, double now);
+  void append_to(std::vector<Finding>& findings, double now);
+  void clear() { events_.clear(); }
+
+ private:
+  double seconds_;
+  std::map<std::pair<std::string, std::string>, std::pair<Finding, double>> events_;
+};
+
+}  // namespace tessera

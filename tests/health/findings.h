@@ -1,0 +1,22 @@
+// What a probe found, in short.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "health/probe.h"
+
+namespace tessera {
+
+/// "gpuXid GPU 3", sorted; the part is left out where there is none.
+inline std::vector<std::string> names_of(const std::vector<Finding>& findings) {
+  std::vector<std::string> names;
+  for (const Finding& finding : findings) {
+    names.push_back(finding.part.empty() ? finding.signal : finding.signal + " " + finding.part);
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+}  // namespace tessera

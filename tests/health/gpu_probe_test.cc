@@ -1,0 +1,124 @@
+// The GPU probe against a library in NVML's place (nvml_stub.cc).
+#include "health/gpu_probe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "health/judge.h"
+#include "tests/data/support.h"
+#include "tests/health/findings.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+using data::Scratch;
+
+class GpuProbe : public ::testing::Test {
+ protected:
+  GpuProbe() {
+    ::setenv("TESSERA_NVML_STUB", (scratch_ / "gpus").c_str(), 1);
+    set("count 2\n");
+  }
+
+  void set(const std::string& text) const { std::ofstream(scratch_ / "gpus") << text; }
+  /// What is found in the next poll.
+  std::vector<std::string> look() {
+    result_ = probe_->look(now_ += 5.0);
+    return names_of(result_.findings);
+  }
+  Evidence evidence() const { return result_.findings.front().evidence; }
+
+  Scratch scratch_;
+  std::unique_ptr<Probe> probe_ = make_gpu_probe({.library = NVML_STUB});
+  double now_ = 0.0;
+  ProbeResult result_;
+};
+
+TEST_F(GpuProbe, WhatIsNotSupportedIsNoFault) {
+  EXPECT_THAT(look(), IsEmpty());  // no key at all: a lone H100 has no NVLink either
+  set("count 2\n0 temperature 40\n0 link.0 0\n0 field.230 0\n");
+  EXPECT_THAT(look(), IsEmpty());  // a link that was never up
+}
+
+TEST_F(GpuProbe, FaultsAreFound) {
+  const std::string healthy = "count 2\n0 link.0 1\n1 ecc 4\n1 field.161.0 0\n1 link.0 1\n";
+  struct Case {
+    const char* line;
+    const char* found;
+    Evidence evidence;
+  };
+  for (const Case& one :
+       {Case{"0 temperature 95", "gpuTemperature GPU 0", Evidence::kAlert},
+        Case{"0 throttle 64", "gpuThrottled GPU 0", Evidence::kAlert}, Case{"1 ecc 5", "gpuEcc GPU 1", Evidence::kHard},
+        Case{"1 remap.failure 1", "gpuRowRemap GPU 1", Evidence::kHard},
+        Case{"1 remap.pending 1", "gpuRowRemapPending GPU 1", Evidence::kSoft},
+        Case{"0 field.230 2", "gpuRecoveryAction GPU 0", Evidence::kHard},
+        Case{"0 link.0 0", "gpuLink GPU 0 link 0", Evidence::kHard},
+        Case{"1 field.161.0 100", "gpuLinkErrors GPU 1 link 0", Evidence::kSoft},
+        Case{"0 lost 15", "gpuLost GPU 0", Evidence::kHard}, Case{"count 1", "gpuMissing", Evidence::kHard}}) {
+    probe_ = make_gpu_probe({.library = NVML_STUB});
+    set(healthy);
+    EXPECT_THAT(look(), IsEmpty()) << one.line;
+    set(healthy + one.line + "\n");
+    EXPECT_THAT(look(), ElementsAre(one.found));
+    EXPECT_EQ(evidence(), one.evidence) << one.line;
+  }
+}
+
+TEST_F(GpuProbe, AnXidStaysUntilAnActiveCheckHasPassed) {
+  EXPECT_THAT(look(), IsEmpty());
+  set("count 2\n1 xid 79\n");
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(look(), ElementsAre("gpuXid GPU 1"));
+  EXPECT_EQ(evidence(), Evidence::kHard);
+  probe_->forget();
+  EXPECT_THAT(look(), IsEmpty());
+}
+
+TEST_F(GpuProbe, XidsOfProgramsOnlyAlert) {
+  EXPECT_THAT(look(), IsEmpty());
+  set("count 2\n0 xid 31\n");
+  EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0"));
+  EXPECT_EQ(evidence(), Evidence::kAlert);
+  set("count 2\n0 xid 31\n0 xid 94\n");
+  EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0", "gpuXid GPU 0"));
+}
+
+TEST_F(GpuProbe, ALibraryThatLiesIsNotBelieved) {
+  set("count 4000000000\n");
+  look();
+  set("garbage\n\n-5 link.0 -7\n99 xid\n");
+  EXPECT_NO_THROW(look());
+}
+
+TEST_F(GpuProbe, AMissingLibraryMeansNoGpusUnlessSomeAreExpected) {
+  probe_ = make_gpu_probe({.library = "/nowhere/libnvidia-ml.so.1"});
+  EXPECT_THAT(look(), IsEmpty());
+  probe_ = make_gpu_probe({.library = "/nowhere/libnvidia-ml.so.1", .expected_gpus = 8});
+  EXPECT_THAT(look(), ElementsAre("gpuMissing"));
+  probe_ = make_gpu_probe({.library = NVML_STUB, .expected_gpus = 8});
+  EXPECT_THAT(look(), ElementsAre("gpuMissing"));
+}
+
+/// An hour of polls in which every sensor moves below its limit.
+TEST_F(GpuProbe, NoiseMakesNoNodeBad) {
+  Judge judge("n1", {});
+  for (int poll = 0; poll < 720; ++poll) {
+    const int minute = poll / 12;
+    set(fmt::format(
+        "count 2\n0 temperature {}\n1 temperature {}\n0 power {}\n0 throttle {}\n0 link.0 1\n"
+        "0 field.161.0 {}\n0 field.162.0 {}\n0 ecc 3\n0 field.230 0\n",
+        60 + poll % 27, 86 - poll % 30, 300000 + 1000 * (poll % 400), poll % 3 == 0 ? 4 : 0, 8 * minute, minute / 7));
+    const ProbeResult result = probe_->look(now_ += 5.0);
+    const Verdict verdict = judge.judge(result.findings, now_);
+    ASSERT_NE(verdict.level, HealthLevel::kBad) << poll << ": " << verdict.reason;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

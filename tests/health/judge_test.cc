@@ -1,0 +1,138 @@
+#include "health/judge.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "tests/data/support.h"
+#include "tests/expect_error.h"
+
+namespace tessera {
+namespace {
+
+using data::Scratch;
+using ::testing::ElementsAre;
+
+const Finding kXid = {
+    .signal = "gpuXid", .part = "GPU 3", .evidence = Evidence::kHard, .value = 79, .detail = "XID 79"};
+const Finding kErrors = {
+    .signal = "gpuLinkErrors", .part = "GPU 3 link 1", .evidence = Evidence::kSoft, .detail = "rises"};
+const Finding kRate = {.signal = "networkRate", .part = "mlx5_0 port 1", .evidence = Evidence::kSoft, .detail = "200"};
+const Finding kHot = {.signal = "gpuTemperature", .part = "GPU 3", .evidence = Evidence::kAlert, .detail = "90 C"};
+
+HealthLevel level(Judge& judge, const std::vector<Finding>& findings, double now = 1000.0) {
+  return judge.judge(findings, now).level;
+}
+
+TEST(Judge, HardEvidenceCountsInTheSecondPollInARow) {
+  Judge judge("n1", {});
+  EXPECT_EQ(level(judge, {kXid}), HealthLevel::kSuspect);
+  EXPECT_EQ(level(judge, {}), HealthLevel::kOk);  // a glitch
+  EXPECT_EQ(level(judge, {kXid}, 1010.0), HealthLevel::kSuspect);
+  const Verdict verdict = judge.judge({kXid}, 1015.0);
+  EXPECT_EQ(verdict.level, HealthLevel::kBad);
+  EXPECT_EQ(verdict.reason, "[node_problem] gpuXid: GPU 3: XID 79");
+  EXPECT_EQ(verdict.bad_since, 1015.0);
+  ASSERT_EQ(verdict.items.size(), 1u);
+  EXPECT_EQ(verdict.items.front().since, 1010.0);
+}
+
+TEST(Judge, SoftEvidenceNeedsASecondSignal) {
+  Judge judge("n1", {});
+  Finding other_link = kErrors;
+  other_link.part = "GPU 4 link 1";
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(level(judge, {kErrors, other_link, kHot}), HealthLevel::kSuspect);
+  EXPECT_EQ(level(judge, {kErrors, kRate}), HealthLevel::kSuspect);  // the second signal is new
+  const Verdict verdict = judge.judge({kErrors, kRate}, 1000.0);
+  EXPECT_EQ(verdict.level, HealthLevel::kBad);
+  EXPECT_EQ(verdict.reason, "[node_problem] gpuLinkErrors: GPU 3 link 1: rises; also networkRate");
+}
+
+TEST(Judge, HeatAloneOnlyAlerts) {
+  Judge judge("n1", {});
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(level(judge, {kHot}), HealthLevel::kOk);
+  EXPECT_EQ(judge.judge({kHot}, 1000.0).items.size(), 1u);
+}
+
+TEST(Judge, ANodeThatWasBadOftenIsBadWithOneSoftSignal) {
+  constexpr double kNow = 100 * 86400.0;
+  const std::vector<double> past = {kNow - 86400.0, kNow - 2 * 86400.0, kNow - 3 * 86400.0};
+  Judge lemon("n1", past);
+  EXPECT_EQ(level(lemon, {kErrors}, kNow), HealthLevel::kSuspect);
+  EXPECT_EQ(level(lemon, {kErrors}, kNow), HealthLevel::kBad);
+  Judge long_ago("n1", past);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(level(long_ago, {kErrors}, kNow + 40 * 86400.0), HealthLevel::kSuspect);
+}
+
+TEST(Judge, ABadNodeIsBadUntilAnActiveCheckHasPassed) {
+  Judge judge("n1", {});
+  level(judge, {kXid});
+  level(judge, {kXid});
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(level(judge, {}), HealthLevel::kBad);
+  judge.pass_active_check(2000.0);
+  const Verdict verdict = judge.judge({}, 2001.0);
+  EXPECT_EQ(verdict.level, HealthLevel::kOk);
+  EXPECT_EQ(verdict.active_check, 2000.0);
+  EXPECT_EQ(verdict.reason, "");
+  // What is still there makes it bad again.
+  EXPECT_EQ(level(judge, {kXid}), HealthLevel::kSuspect);
+  EXPECT_EQ(level(judge, {kXid}), HealthLevel::kBad);
+}
+
+TEST(Judge, AReasonIsOneLine) {
+  Judge judge("n1", {});
+  Finding odd = kXid;
+  odd.detail = "a \"line\"\nand 'more'" + std::string(1000, 'x');
+  level(judge, {odd});
+  const std::string reason = judge.judge({odd}, 1000.0).reason;
+  EXPECT_EQ(reason.find_first_of("\n\"'"), reason.npos);
+  EXPECT_EQ(reason.size(), 400u);
+}
+
+TEST(VerdictFile, IsReadAsItWasWritten) {
+  const Scratch scratch;
+  EXPECT_FALSE(read_verdict(scratch.path()));
+  Judge judge("n1", {});
+  level(judge, {kXid});
+  const Verdict verdict = judge.judge({kXid, kHot}, 1015.5);
+  write_verdict(scratch.path(), verdict);
+  const std::optional<Verdict> read = read_verdict(scratch.path());
+  ASSERT_TRUE(read);
+  EXPECT_EQ(to_json(*read), to_json(verdict));
+  EXPECT_TRUE(read->is_fresh(1070.0));
+  EXPECT_FALSE(read->is_fresh(1080.0));
+  write_active_check(scratch.path(), 7.0, {kXid});
+  const std::optional<ActiveCheckResult> check = read_active_check(scratch.path());
+  ASSERT_TRUE(check);
+  EXPECT_EQ(check->time, 7.0);
+  EXPECT_EQ(check->findings.front().detail, "XID 79");
+}
+
+TEST(VerdictFile, DamageIsAnError) {
+  const Scratch scratch;
+  for (const char* text :
+       {"", "{}", R"({"format": "other", "version": 1})", R"({"format": "tessera-health-verdict", "version": 2})",
+        R"({"format": "tessera-health-verdict", "version": 1, "node": "n", "time": 1, "level": "x"})"}) {
+    write_whole_file(scratch / kVerdictName, text);
+    expect_error([&] { read_verdict(scratch.path()); }, {"verdict.json"});
+  }
+}
+
+TEST(HealthLedger, KeepsTheNewestEntries) {
+  const Scratch scratch;
+  HealthLedger ledger(scratch / "ledger.jsonl");
+  EXPECT_THAT(ledger.read(), ElementsAre());
+  for (const double time : {1.0, 2.0}) ledger.add({.node = "n1", .bad_since = time});
+  std::ofstream(scratch / "ledger.jsonl", std::ios::app) << "{\"bad_si\n";  // a write that a crash has cut
+  ledger.add({.node = "n1", .bad_since = 3.0});
+  EXPECT_THAT(ledger.read(), ElementsAre(1.0, 2.0, 3.0));
+  for (int i = 4; i < 1100; ++i) ledger.add({.node = "n1", .bad_since = static_cast<double>(i)});
+  EXPECT_EQ(ledger.read().size(), 1000u);
+  EXPECT_EQ(ledger.read().back(), 1099.0);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,193 @@
+// Probes of a machine that is a folder.
+#include "health/node_probes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "health/judge.h"
+#include "tests/data/support.h"
+#include "tests/health/findings.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+using data::Scratch;
+
+class NodeProbes : public ::testing::Test {
+ protected:
+  void set(const std::string& path, const std::string& text) const {
+    const fs::path file = root_ / path;
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  void remove(const std::string& path) const { fs::remove_all(root_ / path); }
+
+  std::vector<std::string> look(Probe& probe) {
+    result_ = probe.look(now_ += 5.0);
+    return names_of(result_.findings);
+  }
+
+  Scratch scratch_;
+  fs::path root_ = scratch_ / "root";
+  Sysroot sysroot_{root_};
+  double now_ = 0.0;
+  ProbeResult result_;
+};
+
+constexpr const char* kPort = "sys/class/infiniband/mlx5_0/ports/1/";
+
+TEST_F(NodeProbes, InfiniBand) {
+  const auto probe = make_network_probe(sysroot_);
+  EXPECT_THAT(look(*probe), IsEmpty());  // none is there
+  const auto set_port = [&](const std::string& name, const std::string& text) { set(kPort + name, text); };
+  set_port("state", "4: ACTIVE\n");
+  set_port("rate", "400 Gb/sec (4X NDR)\n");
+  set_port("counters/symbol_error", "5\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set_port("rate", "200 Gb/sec (2X NDR)\n");
+  EXPECT_THAT(look(*probe), ElementsAre("networkRate mlx5_0 port 1"));
+  set_port("rate", "400 Gb/sec (4X NDR)\n");
+  set_port("counters/symbol_error", "100\n");
+  EXPECT_THAT(look(*probe), ElementsAre("networkErrors mlx5_0 port 1"));
+  EXPECT_EQ(result_.findings.front().evidence, Evidence::kSoft);
+  EXPECT_THAT(look(*probe), IsEmpty());  // it does not rise any more
+  set_port("state", "1: DOWN\n");
+  EXPECT_THAT(look(*probe), ElementsAre("networkLink mlx5_0 port 1"));
+  EXPECT_EQ(result_.findings.front().evidence, Evidence::kHard);
+}
+
+TEST_F(NodeProbes, APortWithoutACableIsNoFault) {
+  const auto probe = make_network_probe(sysroot_);
+  set(std::string(kPort) + "state", "1: DOWN\n");
+  for (int i = 0; i < 3; ++i) EXPECT_THAT(look(*probe), IsEmpty());
+}
+
+TEST_F(NodeProbes, Ethernet) {
+  const auto probe = make_network_probe(sysroot_);
+  set("sys/class/net/eth0/device/vendor", "0x15b3\n");
+  set("sys/class/net/eth0/flags", "0x1003\n");
+  set("sys/class/net/eth0/operstate", "up\n");
+  set("sys/class/net/veth1/flags", "0x1003\n");  // of a container, which comes and goes
+  set("sys/class/net/veth1/operstate", "up\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("sys/class/net/eth0/operstate", "down\n");
+  set("sys/class/net/veth1/operstate", "down\n");
+  EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
+  set("sys/class/net/eth0/flags", "0x1002\n");  // an operator took it down
+  EXPECT_THAT(look(*probe), IsEmpty());
+}
+
+TEST_F(NodeProbes, Disks) {
+  const auto probe = make_disk_probe(sysroot_, {});
+  set("proc/mounts", "/dev/sda1 / ext4 rw,relatime 0 0\n/dev/sr0 /media iso9660 ro 0 0\n");
+  set("sys/block/sda/device/ioerr_cnt", "0x0\n");
+  set("sys/class/nvme/nvme0/state", "live\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("proc/mounts", "/dev/sda1 / ext4 ro,relatime 0 0\n/dev/sr0 /media iso9660 ro 0 0\n");
+  set("sys/class/nvme/nvme0/state", "resetting\n");
+  EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
+}
+
+TEST_F(NodeProbes, DiskErrorsAreCountedInHexadecimalToo) {
+  const auto probe = make_disk_probe(sysroot_, {});
+  set("sys/block/sda/device/ioerr_cnt", "0x1\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("sys/block/sda/device/ioerr_cnt", "0x2f\n");
+  EXPECT_THAT(look(*probe), ElementsAre("diskErrors sda"));
+}
+
+TEST_F(NodeProbes, AFullDiskOnlyAlerts) {
+  const auto probe = make_disk_probe(Sysroot("/"), {"/"}, {.free_share = 1.1});
+  EXPECT_THAT(look(*probe), ElementsAre("diskFull /"));
+  EXPECT_EQ(result_.findings.front().evidence, Evidence::kAlert);
+}
+
+TEST_F(NodeProbes, Memory) {
+  const auto probe = make_memory_probe(sysroot_);
+  set("sys/devices/system/edac/mc/mc0/ue_count", "1\n");  // of before the daemon
+  set("sys/devices/system/edac/mc/mc0/ce_count", "7\n");
+  set("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n");
+  set("proc/vmstat", "nr_free 5\noom_kill 3\n");
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set("sys/devices/system/edac/mc/mc0/ue_count", "2\n");
+  set("sys/devices/system/edac/mc/mc0/ce_count", "70\n");
+  set("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 5 kB\n");
+  set("proc/vmstat", "nr_free 5\noom_kill 4\n");
+  EXPECT_THAT(look(*probe), ElementsAre("memoryCorrected mc0", "memoryLow", "memoryUncorrected mc0", "outOfMemory"));
+  EXPECT_THAT(look(*probe), ElementsAre("memoryLow", "memoryUncorrected mc0"));
+  probe->forget();
+  EXPECT_THAT(look(*probe), ElementsAre("memoryLow"));
+}
+
+TEST_F(NodeProbes, KernelLog) {
+  set("dev/kmsg", "6,1,1,-;NVRM: Xid (PCI:0000:06:00): 79, of before the daemon\n");
+  const auto probe = make_kernel_log_probe(sysroot_);
+  EXPECT_THAT(look(*probe), IsEmpty());
+  std::ofstream(root_ / "dev/kmsg", std::ios::app)
+      << "6,2,2,-;eth0: link becomes ready\n3,3,3,-;NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus\n"
+         "3,4,4,-;EXT4-fs error (device sda1): bad block\n";
+  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));
+  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));  // so that two polls see it
+  now_ += 700.0;
+  EXPECT_THAT(look(*probe), IsEmpty());
+}
+
+TEST_F(NodeProbes, FilesThatVanishOrHoldNonsenseAreNoFaults) {
+  const auto network = make_network_probe(sysroot_), memory = make_memory_probe(sysroot_),
+             disk = make_disk_probe(sysroot_, {"/nowhere"});
+  const std::string huge(300'000, '9');
+  for (const std::string& text : {std::string("4: ACTIVE"), std::string(), std::string("\0\xff garbage", 10), huge,
+                                  std::string("-1"), std::string("99999999999999999999999")}) {
+    for (const char* path : {"counters/symbol_error", "rate"}) set(std::string(kPort) + path, text);
+    set(std::string(kPort) + "state", "4: ACTIVE");
+    for (const char* path : {"sys/devices/system/edac/mc/mc0/ce_count", "proc/meminfo", "proc/vmstat", "proc/mounts",
+                             "sys/block/sda/device/ioerr_cnt"}) {
+      set(path, text);
+    }
+    for (Probe* probe : {network.get(), memory.get(), disk.get()}) EXPECT_NO_THROW(look(*probe)) << text.substr(0, 20);
+  }
+  remove("sys");
+  remove("proc");
+  for (Probe* probe : {network.get(), memory.get(), disk.get()}) EXPECT_THAT(look(*probe), IsEmpty());
+}
+
+/// An hour in which every sensor moves below its limit.
+TEST_F(NodeProbes, NoiseMakesNoNodeBad) {
+  std::vector<std::unique_ptr<Probe>> probes = make_node_probes(sysroot_);
+  probes.pop_back();  // the kernel's log, which is not there
+  Judge judge("n1", {});
+  set(std::string(kPort) + "state", "4: ACTIVE");
+  set(std::string(kPort) + "rate", "400 Gb/sec");
+  for (int poll = 0; poll < 720; ++poll) {
+    const int minute = poll / 12;
+    set(std::string(kPort) + "counters/symbol_error", std::to_string(minute / 2));
+    set(std::string(kPort) + "counters/port_rcv_errors", std::to_string(minute / 3));
+    set("sys/devices/system/edac/mc/mc0/ce_count", std::to_string(minute / 30));
+    set("proc/meminfo", fmt::format("MemTotal: 1000 kB\nMemAvailable: {} kB\n", 30 + poll % 900));
+    std::vector<Finding> findings;
+    now_ += 5.0;
+    for (const auto& probe : probes) {
+      const ProbeResult result = probe->look(now_);
+      findings.insert(findings.end(), result.findings.begin(), result.findings.end());
+    }
+    const Verdict verdict = judge.judge(findings, now_);
+    ASSERT_NE(verdict.level, HealthLevel::kBad) << poll << ": " << verdict.reason;
+  }
+}
+
+TEST(ThisMachine, IsLookedAtWithoutAnError) {
+  double now = 0.0;
+  for (const auto& probe : make_node_probes(Sysroot())) {
+    if (probe->name() == "kernel log") continue;  // takes a privilege
+    for (int i = 0; i < 2; ++i) EXPECT_NO_THROW(probe->look(now += 5.0)) << probe->name();
+  }
+}
+
+}  // namespace
+}  // namespace tessera
