@@ -196,6 +196,10 @@ int act_for_slurm(const HealthOptions& options, const std::optional<Verdict>& ve
   std::error_code missing;
   if (fs::exists(record, missing)) own_reason = read_text_file(record);
   const SchedulerNode now = find_slurm_node(options.node);
+  // The launcher of a run may have drained the node for our reason before us.
+  if (now.is_drained && now.reason == verdict->reason && own_reason != now.reason) {
+    write_whole_file(record, now.reason);
+  }
   switch (decide(*verdict, now, own_reason, options.max_drained, unix_time())) {
     case DrainAction::kDrain:
       output_of(fmt::format("scontrol update nodename={} state=drain reason={}", node, shell_word(verdict->reason)));

@@ -110,6 +110,8 @@ void add_launch_command(CLI::App& app, int& status) {
   command->add_option("--node-folder", options.node_folder,
                       "Folder on each node's tmpfs for the ranks' files and copies in memory; default: "
                       "/dev/shm/tessera-RUN");
+  command->add_option("--health-folder", options.health_folder,
+                      fmt::format("Where tessera health serve writes on each node; default: {}", kHealthFolder));
   command->add_option("--restarts-per-hour", options.restarts_per_hour, "The launcher stops after more; default: 10")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--node-timeout", options.watch.node_timeout,
@@ -134,6 +136,7 @@ void add_monitor_command(CLI::App& app, int& status) {
   command->add_option("--node", options->node)->required();
   command->add_option("--connect", options->endpoint)->required();
   command->add_option("--run-id", options->run_id)->required();
+  command->add_option("--health-folder", options->health_folder)->required();
   command->add_option("--folder", options->folder)->required();
   command->group("");  // not for people
   command->callback([options, &status] {

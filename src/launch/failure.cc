@@ -12,6 +12,8 @@ std::string_view name_of(FailureKind kind) {
       return "rank hung";
     case FailureKind::kRankSlow:
       return "rank slow";
+    case FailureKind::kNodeSick:
+      return "node sick";
     case FailureKind::kNodeLost:
       return "node lost";
     case FailureKind::kNonFinite:

@@ -15,6 +15,7 @@ enum class FailureKind : std::uint8_t {
   kRankDied,       // its process ended without saying why
   kRankHung,       // it is stopped, or does not get on
   kRankSlow,       // it computes much longer than the others
+  kNodeSick,       // its health daemon says that it is bad (health/verdict.h)
   kNodeLost,       // its monitor is silent: crash, power, network, a frozen kernel
   kNonFinite,      // ExitStatus::kNonFinite
   kWeightsDiffer,  // ExitStatus::kWeightsDiffer

@@ -39,7 +39,7 @@ Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
   if (failure.kind == Kind::kNodeLost) return replace(failure, num_spares, fmt::format("{} is lost", failure.node));
 
   const int before = failures_of_node_[failure.node]++;
-  if (failure.step > 0 && failure.kind != Kind::kRankSlow) {
+  if (failure.step > 0 && failure.kind != Kind::kRankSlow && failure.kind != Kind::kNodeSick) {
     std::map<std::string, int>& nodes = at_step_[failure.step];
     ++nodes[failure.node];
     int failures = 0;
@@ -54,6 +54,8 @@ Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
   switch (failure.kind) {
     case Kind::kRankSlow:
       return replace(failure, num_spares, fmt::format("{} is slow", failure.node));
+    case Kind::kNodeSick:
+      return replace(failure, num_spares, fmt::format("{} is sick", failure.node));
     case Kind::kNonFinite:
       if (failure.node.empty()) return {Action::kRestart, "no node can be blamed: all are tried once more"};
       return replace(failure, num_spares, fmt::format("step {} was not finite twice there", failure.step));

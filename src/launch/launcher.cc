@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <map>
+#include <utility>
 
 #include "base/error.h"
 #include "base/exit_status.h"
@@ -76,6 +77,9 @@ struct Node {
   std::int64_t ended = 0;    // attempts of which it has no process left
   std::string problem = {};  // why it cannot be used
   bool has_evidence = false;
+  std::string sickness = {};  // why its health daemon calls it bad; empty: it does not
+  bool is_drained_as_sick = false;
+  bool is_sickness_told = false;  // that it is sick, and nothing can be done
 };
 
 class Launcher {
@@ -105,10 +109,7 @@ class Launcher {
 
   int run() {
     start_monitors();
-    for (int i = 0; i < options_.num_nodes; ++i) {
-      nodes_[static_cast<std::size_t>(i)].role = Role::kActive;
-      active_.push_back(nodes_[static_cast<std::size_t>(i)].name);
-    }
+    choose_nodes();
     keeps_monitors_ = true;
     requests_.emplace(dump_folder_);
     while (true) {
@@ -218,7 +219,8 @@ class Launcher {
     require(pipe2(pipe.data(), O_CLOEXEC) == 0, "cannot make a pipe: {}", std::strerror(errno));
     const CommandLine command =
         engine_->on_node(node.name, {options_.program, "monitor", "--node", node.name, "--connect", endpoint(),
-                                     "--run-id", state_.run_id, "--folder", node_folder_.string()});
+                                     "--run-id", state_.run_id, "--health-folder", options_.health_folder.string(),
+                                     "--folder", node_folder_.string()});
     node.monitor = spawn(command.front(), {command.begin() + 1, command.end()}, {.input = pipe[0]});
     node.input = pipe[1];
     const std::string line = channel_.key() + "\n";
@@ -268,6 +270,31 @@ class Launcher {
                  nodes_.size(), options_.ranks_per_node, nodes_.size() - static_cast<std::size_t>(options_.num_nodes));
   }
 
+  /// The first nodes that are well train. Throws Error if there are too few.
+  void choose_nodes() {
+    std::string sick;
+    for (Node& node : nodes_) {
+      if (!node.sickness.empty()) {
+        sick += fmt::format("\n  {}: {}", node.name, node.sickness);
+        drain_as_sick(node);
+      } else if (active_.size() < static_cast<std::size_t>(options_.num_nodes)) {
+        node.role = Role::kActive;
+        active_.push_back(node.name);
+      }
+    }
+    require(active_.size() == static_cast<std::size_t>(options_.num_nodes),
+            "{} of {} nodes are well, and {} are to train, no rank was started:{}\n"
+            "After a repair run tessera health check --active there",
+            active_.size(), nodes_.size(), options_.num_nodes, sick);
+    if (!sick.empty()) spdlog::warn("nodes that are not well are left out:{}", sick);
+  }
+
+  static void drain_as_sick(Node& node) {
+    node.role = Role::kDrained;
+    node.ended = 0;
+    node.is_drained_as_sick = true;
+  }
+
   Node* find_node(const std::string& name) {
     const auto found = std::ranges::find(nodes_, name, &Node::name);
     return found == nodes_.end() ? nullptr : &*found;
@@ -277,7 +304,8 @@ class Launcher {
     return static_cast<int>(std::ranges::count_if(nodes_, [](const Node& node) { return is_ready(node); }));
   }
   static bool is_ready(const Node& node) {
-    return node.role == Role::kSpare && node.has_come && node.closed == 0.0 && now() - node.seen < kMonitorRestart;
+    return node.role == Role::kSpare && node.sickness.empty() && node.has_come && node.closed == 0.0 &&
+           now() - node.seen < kMonitorRestart;
   }
 
   /// Hears what has come, for up to 50 ms, and looks after processes.
@@ -301,6 +329,7 @@ class Launcher {
     const std::string what = message.body.value("say", "");
     node->seen = now();
     node->closed = 0.0;
+    if (what == "hello" || what == "beat") take_health(*node, message.body);
     if (what == "hello") {
       const std::string its = message.body.value("version", "");
       if (its != version()) {
@@ -308,7 +337,7 @@ class Launcher {
       }
       node->has_come = true;
       node->between_tries = kBetweenTries;
-      if (node->role == Role::kDrained) node->role = Role::kLost;
+      if (node->role == Role::kDrained && node->sickness.empty()) node->role = Role::kLost;
       channel_.send({node->name, {{"do", "watch"}, {"attempt", state_.attempt}}});
     } else if (what == "beat") {
       answer_beat(*node, message);
@@ -318,6 +347,25 @@ class Launcher {
       const auto left = message.body.value("left", std::vector<int>());
       if (left.empty()) node->ended = std::max(node->ended, message.body.value("attempt", std::int64_t{0}));
     }
+  }
+
+  /// What the node's health daemon says. A daemon that is silent says nothing new.
+  void take_health(Node& node, const nlohmann::json& message) {
+    const nlohmann::json health = message.value("health", nlohmann::json());
+    if (!health.is_object()) return;
+    node.sickness = health.value("is_bad", false) ? health.value("reason", "it is bad") : "";
+    if (!node.sickness.empty()) return;
+    node.is_sickness_told = false;
+    if (node.role != Role::kDrained || !node.is_drained_as_sick) return;
+    spdlog::info("{} has passed its active check: it is a spare once its old ranks have ended", node.name);
+    return_node(node);
+  }
+
+  /// A drained node becomes a spare when nothing of its old ranks is left.
+  void return_node(Node& node) {
+    node.role = Role::kLost;
+    node.is_drained_as_sick = false;
+    ladder_.forget_failures(node.name);
   }
 
   /// The node is lost until a new monitor comes from it. One that was cut off may still be heard, but ends when it
@@ -410,8 +458,7 @@ class Launcher {
       return;
     }
     spdlog::info("{} was returned by tessera undrain: it is a spare once its old ranks have ended", name);
-    node->role = Role::kLost;
-    ladder_.forget_failures(name);
+    return_node(*node);
     tell_scheduler(engine_->undrain(name));
   }
 
@@ -474,6 +521,7 @@ class Launcher {
         if (!slow_is_told_) spdlog::warn("{}; there is no spare for it", failure->evidence.front());
         slow_is_told_ = true;
       }
+      if (std::optional<Failure> failure = find_sick_node()) return failure;
       if (ended && now() - *ended > 2.0) {
         const std::optional<FailureKind> kind = kind_of_status(*ranks_status_);
         return Failure{
@@ -482,6 +530,25 @@ class Launcher {
             .evidence = {fmt::format("the ranks ended with status {}, and none of them said why", *ranks_status_)}};
       }
     }
+  }
+
+  /// A node that trains and that its health daemon calls bad, if there is a spare for it. A restart needs copies in
+  /// memory of this attempt, or it would lose more than it saves: it waits for the first steps.
+  std::optional<Failure> find_sick_node() {
+    for (Node& node : nodes_) {
+      if (node.role != Role::kActive || node.sickness.empty() || watch_->step() == 0) continue;
+      if (num_spares() > 0) {
+        return Failure{.kind = FailureKind::kNodeSick,
+                       .node = node.name,
+                       .sure = Certainty::kCertain,
+                       .step = watch_->step(),
+                       .evidence = {fmt::format("the health daemon of {} said: {}", node.name, node.sickness)}};
+      }
+      if (!std::exchange(node.is_sickness_told, true)) {
+        spdlog::warn("{} is sick ({}), and there is no spare for it", node.name, node.sickness);
+      }
+    }
+    return std::nullopt;
   }
 
   /// After a run went back because replicas differed: the rank that had the wrong state, once the replay has told.
@@ -591,7 +658,10 @@ class Launcher {
   }
 
   void blame(Failure& failure) const {
-    if (failure.kind == FailureKind::kNodeLost || failure.kind == FailureKind::kRankSlow) return;
+    if (failure.kind == FailureKind::kNodeLost || failure.kind == FailureKind::kRankSlow ||
+        failure.kind == FailureKind::kNodeSick) {
+      return;
+    }
     const int world_size = static_cast<int>(active_.size()) * options_.ranks_per_node;
     const Culprit culprit = find_culprit(evidence_, world_size);
     if (culprit.ranks.empty()) return;
@@ -624,13 +694,16 @@ class Launcher {
     if (failure.kind == FailureKind::kNodeLost) {
       lose(bad);
     } else {
-      bad.role = Role::kDrained;
-      bad.ended = 0;
+      drain_as_sick(bad);
+      bad.is_drained_as_sick = failure.kind == FailureKind::kNodeSick;
     }
     spare->role = Role::kActive;
     *std::ranges::find(active_, bad.name) = spare->name;
+    // For a sick node in the daemon's words: it returns what is drained for these.
     tell_scheduler(
-        engine_->drain(bad.name, fmt::format("[node_problem] {}: {}", state_.run_id, name_of(failure.kind))));
+        engine_->drain(bad.name, failure.kind == FailureKind::kNodeSick
+                                     ? bad.sickness
+                                     : fmt::format("[node_problem] {}: {}", state_.run_id, name_of(failure.kind))));
     return spare->name;
   }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/child_process.h"
+#include "health/verdict.h"
 #include "launch/engine.h"
 #include "launch/run_watch.h"
 #include "train/job_config.h"
@@ -17,8 +18,9 @@ namespace tessera {
 struct LauncherOptions {
   int num_nodes = 1, num_spares = 0, ranks_per_node = 1;
   int restarts_per_hour = 10;
-  std::string address;                // by which nodes reach the launcher; empty: this machine's name
-  std::filesystem::path node_folder;  // of each node; empty: /dev/shm/tessera-<run id>
+  std::string address;                                  // by which nodes reach the launcher; empty: this machine's name
+  std::filesystem::path node_folder;                    // of each node; empty: /dev/shm/tessera-<run id>
+  std::filesystem::path health_folder = kHealthFolder;  // of each node's health daemon
   WatchOptions watch;
   std::string program;                 // of ranks and monitors: the same path on all nodes
   std::vector<std::string> arguments;  // of the ranks, from "train" on

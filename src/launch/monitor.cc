@@ -19,6 +19,7 @@
 #include "base/file_lock.h"
 #include "base/host_name.h"
 #include "base/stopwatch.h"
+#include "base/unix_time.h"
 #include "base/version.h"
 #include "launch/channel.h"
 #include "launch/protocol.h"
@@ -123,7 +124,27 @@ class Monitor {
                    {"pid", ::getpid()},
                    {"host", host_name()},
                    {"version", version()},
-                   {"free_bytes", fs::space(options_.folder, unreadable).available}});
+                   {"free_bytes", fs::space(options_.folder, unreadable).available},
+                   {"health", health()}});
+  }
+
+  /// What the node's health daemon said last; null if it says nothing.
+  const nlohmann::json& health() {
+    constexpr double kBetweenReadings = 1.0;
+    if (has_read_health_ && since_health_.seconds() < kBetweenReadings) return health_;
+    has_read_health_ = true;
+    since_health_ = {};
+    health_ = nullptr;
+    try {
+      const std::optional<Verdict> verdict = read_verdict(options_.health_folder);
+      // A folder that several nodes share, by mistake, must not make one of them answer for all.
+      const bool is_ours = verdict && (verdict->node == options_.node || verdict->node == host_name());
+      if (is_ours && verdict->is_fresh(unix_time())) {
+        health_ = {{"is_bad", verdict->level == HealthLevel::kBad}, {"reason", verdict->reason}};
+      }
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a damaged file says nothing of the node
+    }
+    return health_;
   }
 
   void obey(const nlohmann::json& order) {
@@ -176,7 +197,7 @@ class Monitor {
       } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it is being created, and is there in the next beat
       }
     }
-    channel_.send({{"say", "beat"}, {"attempt", attempt_}, {"ranks", ranks}});
+    channel_.send({{"say", "beat"}, {"attempt", attempt_}, {"ranks", ranks}, {"health", health()}});
   }
 
   void send_evidence(std::int64_t attempt) {
@@ -237,6 +258,9 @@ class Monitor {
   double silent_seconds_ = 0.0;  // since the last word of the launcher; pauses count for kLongestPause at most
   bool was_given_up_ = false;    // the launcher was silent for long
   bool quits_ = false;
+  nlohmann::json health_;
+  Stopwatch since_health_;
+  bool has_read_health_ = false;
 };
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <string>
 
+#include "health/verdict.h"
+
 namespace tessera {
 
 struct MonitorOptions {
@@ -14,6 +16,8 @@ struct MonitorOptions {
   std::string key;       // LauncherChannel::key()
   std::string run_id;
   std::filesystem::path folder;  // job.node_folder of the ranks
+  /// Where the node's health daemon writes. Without a daemon nothing is known of the node's health.
+  std::filesystem::path health_folder = kHealthFolder;
   /// The monitor ends its ranks if it hears nothing of the launcher for so long. Time in which it was itself suspended
   /// does not count.
   double lonely_seconds = 10.0;

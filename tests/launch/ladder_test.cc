@@ -20,6 +20,12 @@ TEST(Ladder, ARankThatDiedIsStartedOnTheSameNodesFirstThenOnASpare) {
   EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 9), 1, 2).action, Action::kReplace);
 }
 
+TEST(Ladder, ASickNodeIsReplacedWhereThereIsASpare) {
+  Ladder ladder(10, false);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kNodeSick, "n1", 5), 1, 0).action, Action::kReplace);
+  EXPECT_EQ(ladder.decide(failure(FailureKind::kNodeSick, "n2", 5), 0, 1).action, Action::kRestart);
+}
+
 TEST(Ladder, ANodeThatAnOperatorReturnedBeginsAnew) {
   Ladder ladder(10, false);
   EXPECT_EQ(ladder.decide(failure(FailureKind::kRankDied, "n1", 5), 1, 0).action, Action::kRestart);

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <functional>
 
+#include "base/unix_time.h"
+#include "health/verdict.h"
 #include "launch/launch_files.h"
 #include "launch/launch_state.h"
 #include "tests/data/support.h"
@@ -17,6 +19,7 @@
 namespace tessera {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -120,6 +123,48 @@ TEST_F(LauncherTest, TheSchedulersCommandsAreReaped) {
   ASSERT_GT(process, 0);
   EXPECT_EQ(kill(process, 0), -1);
   EXPECT_EQ(errno, ESRCH);
+}
+
+class SickNodes : public LauncherTest {
+ protected:
+  SickNodes() { options_.health_folder = scratch_ / "health"; }
+
+  /// The verdict of the daemon of n1. All nodes here see one folder, and n2 must not take it for its own.
+  void judge(HealthLevel level) const {
+    const std::string reason = level == HealthLevel::kBad ? "[node_problem] gpuXid: GPU 3: XID 79" : "";
+    fs::create_directories(options_.health_folder);
+    write_verdict(options_.health_folder, {.node = "n1", .time = unix_time(), .level = level, .reason = reason});
+  }
+};
+
+TEST_F(SickNodes, AreLeftOutAtTheStart) {
+  options_.num_spares = 1;
+  judge(HealthLevel::kBad);
+  EXPECT_EQ(run({.nodes = {"n1", "n2"}, .ranks = {"exit 0"}}), 0) << log_;
+  EXPECT_THAT(log_, HasSubstr("n1: [node_problem] gpuXid: GPU 3: XID 79"));
+  const std::vector<LaunchState::Node> nodes = read_launch_state(run_)->nodes;
+  EXPECT_EQ(nodes.at(0).role, "drained");
+  EXPECT_EQ(nodes.at(1).role, "active");
+}
+
+TEST_F(SickNodes, TooFewThatAreWellIsAnError) {
+  judge(HealthLevel::kBad);
+  expect_error([&] { run({.nodes = {"n1"}, .ranks = {"exit 0"}}); }, {"0 of 1 nodes are well", "XID 79"});
+}
+
+TEST_F(SickNodes, AVerdictThatIsOldSaysNothing) {
+  judge(HealthLevel::kBad);
+  write_verdict(options_.health_folder, {.node = "n1", .time = unix_time() - 100.0, .level = HealthLevel::kBad});
+  EXPECT_EQ(run({.nodes = {"n1"}, .ranks = {"exit 0"}}), 0) << log_;
+}
+
+TEST_F(SickNodes, ComeBackAfterTheirActiveCheck) {
+  options_.num_spares = 1;
+  judge(HealthLevel::kBad);
+  const auto heal = [&](std::size_t) { judge(HealthLevel::kOk); };
+  EXPECT_EQ(run({.nodes = {"n1", "n2"}, .ranks = {"sleep 3"}, .before_ranks = heal}), 0) << log_;
+  EXPECT_THAT(log_, HasSubstr("n1 has passed its active check"));
+  EXPECT_EQ(read_launch_state(run_)->nodes.at(0).role, "spare");
 }
 
 }  // namespace

@@ -40,6 +40,17 @@ TEST(Slurm, ANodeThatDoesNotRespondIsDown) {
   }
 }
 
+TEST(Slurm, ANodesReasonIsReadWhole) {
+  const SchedulerNode drained = parse_slurm_node(
+      "NodeName=n1 State=IDLE+DRAIN ThreadsPerCore=1 Comment=(null) "
+      "Reason=[node_problem] gpuXid: GPU 3: XID 79 [root@2026-11-24T05:00:00]\n");
+  EXPECT_TRUE(drained.is_drained);
+  EXPECT_EQ(drained.reason, "[node_problem] gpuXid: GPU 3: XID 79");
+  const SchedulerNode idle = parse_slurm_node("NodeName=n1 State=IDLE ThreadsPerCore=1\n");
+  EXPECT_FALSE(idle.is_drained);
+  EXPECT_EQ(idle.reason, "");
+}
+
 TEST(Slurm, ACommandThatFailsIsAnErrorWithItsOutput) {
   EXPECT_EQ(output_of("echo one"), "one\n");
   expect_error([] { output_of("sh -c 'echo why; exit 3'"); }, {"'sh -c 'echo why; exit 3'' failed: why"});
