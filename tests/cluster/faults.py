@@ -21,6 +21,7 @@ import sys
 import time
 from typing import Callable, Optional
 
+import sickness
 from lab import SKIP, Follower, Lab, Skip, losses, make_dataset, train_arguments
 
 MEMORY_HEADER = 64 << 10  # bytes in front of the state in a copy in memory (src/train/memory_copies.h)
@@ -285,6 +286,13 @@ def nan(run):  # the keys of the case make it happen
     return made[0], {"node": "n2"}
 
 
+def sick(kind):
+    def strike(run):
+        _, node, _ = run.victim()
+        return kind(run.daemons, node), {"node": node}
+    return strike
+
+
 NAN_STEP = 25
 SAVES_OFTEN = {"checkpoint.interval": 5}
 LONG_STEPS = 48  # sequences: a rank that is slowed down stands out from what ranks differ by when they share two cores
@@ -308,6 +316,7 @@ class Case:
     healed_by: str = "restart"     # or "replay", "going on"
     repairs: bool = True           # the node, while the healed run goes on
     undrains: bool = False         # an operator returns the node to the healed run
+    daemons: bool = False          # of health, on all nodes; a node that was blamed comes back after its active check
     short: bool = False            # also in `make test`
 
 
@@ -331,6 +340,11 @@ CASES = [
     Case("node-crash", on_node("crash"), 3, 20),
     Case("node-power-cut", on_node("power-cut"), 5, 20, short=True),
     Case("node-frozen", on_node("freeze"), 10, 20),
+    Case("gpu-xid", sick(sickness.xid), 3, 10, steps=400, daemons=True, short=True),
+    Case("nvlink-down", sick(sickness.nvlink_down), 3, 10, steps=400, daemons=True),
+    Case("port-down", sick(sickness.port_down), 3, 10, steps=400, daemons=True),
+    Case("dying-link", sick(sickness.dying_link), 3, 10, steps=600, daemons=True),
+    Case("heat", sick(sickness.heat), 0, 5, steps=200, healed_by="nothing", daemons=True),
     Case("launcher-gone", launcher_gone, 15, 45, engine="slurm", repairs=False),
 ]
 
@@ -403,6 +417,10 @@ def follow_restart(run, row, case, when, blamed):
 def undrain(run, node):
     """Returns a drained node, which is to be a spare soon."""
     run.lab.run("head", run.lab.tessera, "undrain", run.dump, node)
+    wait_until_spare(run, node)
+
+
+def wait_until_spare(run, node):
     deadline = time.time() + 10
     while True:
         role = run.launch_state()[1][node]
@@ -411,6 +429,36 @@ def undrain(run, node):
         if time.time() > deadline or run.status() is not None:
             raise Missed(f"{node} was returned and is {role}, not a spare")
         time.sleep(0.1)
+
+
+def follow_active_check(run, row, node):
+    """The node is drained until its active check has passed, and a spare then."""
+    slurm = run.engine == "slurm"
+    if slurm and not wait_for(lambda: run.daemons.is_drained(node), 15):
+        row.missed.append(f"Slurm has not drained {node}")
+    run.daemons.check(node)
+    wait_until_spare(run, node)
+    if slurm and not wait_for(lambda: not run.daemons.is_drained(node), 15):
+        row.missed.append(f"Slurm still has {node} drained")
+
+
+def wait_for(condition, seconds):
+    deadline = time.time() + seconds
+    while not condition():
+        if time.time() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def follow_nothing(run, row, when, node):
+    """The run goes on as if nothing had happened."""
+    time.sleep(4 * sickness.PERIOD)
+    row.action = "an alert"
+    if run.daemons.verdict(node) != "ok":
+        row.missed.append(f"{node} is {run.daemons.verdict(node)}")
+    if run.incidents():
+        row.missed.append("there is an incident")
 
 
 def follow_disk(run, row, when):
@@ -446,20 +494,26 @@ def try_case(case, engine, tessera, expected, output, slack):
     row = Row(case.name, noticed_bound=case.noticed * slack, again_bound=case.again * slack, lost_bound=case.lost)
     with Lab(tessera) as lab:
         before = {node: lab.leftovers(node) for node in ("head", *lab.NODES)}
+        daemons = sickness.Daemons(lab) if case.daemons else None
         run = Run(lab, case.engine or engine, case.mesh, case.steps,
                   {"training.global_batch_size": case.batch, **case.keys})
+        run.daemons = daemons
         try:
             run.wait_for(lambda step: step[2] >= case.at, 120, f"step {case.at}")
             when, blamed = case.strike(run)
             if case.healed_by == "restart":
                 follow_restart(run, row, case, when, blamed)
                 # It comes back while the healed run goes on, and must not write to it.
-                if case.repairs and "rank" not in blamed:
+                if daemons:
+                    follow_active_check(run, row, blamed["node"])
+                elif case.repairs and "rank" not in blamed:
                     lab.repair(blamed["node"])
                 if case.undrains:
                     undrain(run, blamed["node"])
             elif case.healed_by == "replay":
                 follow_replay(run, row, when)
+            elif case.healed_by == "nothing":
+                follow_nothing(run, row, when, blamed["node"])
             else:
                 follow_disk(run, row, when)
             status = run.wait(120)
@@ -467,6 +521,8 @@ def try_case(case, engine, tessera, expected, output, slack):
                 row.missed.append(f"exit status {status}")
             run.check_losses(expected)
             check_bounds(row)
+            if daemons:
+                daemons.end()
             check_nothing_left(lab, before, row)
         except (Missed, RuntimeError, OSError) as problem:
             row.missed.append(str(problem).splitlines()[0])
@@ -525,7 +581,7 @@ SPACING = 40  # steps from fault to fault, on average
 def plan_of(number, seed):
     """[(step, case, rank)]: random faults at random steps; one of them is a NaN that comes back on one node only."""
     draw = random.Random(seed)
-    wanted = [case for case in CASES if case.engine is None and case.name not in ("nan-once", "nan-on-a-node", "damaged-checkpoint")]
+    wanted = [case for case in CASES if case.engine is None and not case.daemons and case.name not in ("nan-once", "nan-on-a-node", "damaged-checkpoint")]
     plan = [(SPACING * (i + 1) + draw.randrange(-10, 10), draw.choice(wanted), draw.randrange(3)) for i in range(number)]
     # It is the first one, because n2, on which the hook waits, trains until then.
     plan[0] = (plan[0][0], next(case for case in CASES if case.name == "nan-on-a-node"), 1)

@@ -107,6 +107,14 @@ mpi_yield_when_idle = 1
 END
   # proctrack/linuxproc needs no cgroup, yet slurmd does not start without a plugin for it.
   echo "CgroupPlugin=cgroup/v1" >"$lab/etc/slurm/cgroup.conf"
+  # Slurm starts it without a PATH. A node without a health daemon has no verdict.
+  cat >"$lab/etc/slurm/health_check.sh" <<END
+#!/bin/bash
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+[[ -e /run/tessera-health/verdict.json ]] || exit 0
+exec $lab/shared/tessera health act --slurm --node "\$(hostname)"
+END
+  chmod +x "$lab/etc/slurm/health_check.sh"
   # Timers are short, so that Slurm notices within seconds what takes minutes elsewhere.
   cat >"$lab/etc/slurm/slurm.conf" <<END
 ClusterName=lab
@@ -139,6 +147,9 @@ ReturnToService=0
 JobRequeue=1
 RequeueExit=75
 RequeueExitHold=93
+HealthCheckProgram=/etc/slurm/health_check.sh
+HealthCheckInterval=5
+HealthCheckNodeState=ANY,CYCLE
 NodeName=n[1-4] NodeAddr=10.77.0.[1-4] CPUs=8 RealMemory=2000 State=UNKNOWN
 PartitionName=main Nodes=n[1-4] Default=YES MaxTime=INFINITE State=UP
 END

@@ -1,0 +1,106 @@
+"""Health daemons on the nodes of a lab, whose GPUs and ports are files that a fault changes."""
+import os
+import re
+import subprocess
+import time
+
+from lab import HERE
+
+PERIOD = 1.0  # seconds between two looks of a daemon
+PORT = "sys/class/infiniband/mlx5_0/ports/1"
+
+
+class Daemons:
+    """`tessera health serve` on every node. GPUs: tests/health/nvml_stub.cc in NVML's place; ports: a folder for /sys."""
+
+    def __init__(self, lab):
+        self.lab, self.processes = lab, []
+        self.nvml = os.path.join(lab.shared, "libnvidia-ml.so.1")
+        stub = os.path.join(HERE, os.pardir, "health", "nvml_stub.cc")
+        subprocess.run(["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", self.nvml, stub], check=True)
+        for node in lab.NODES:
+            os.makedirs(os.path.join(self.root(node), PORT, "counters"))
+            self.write(node, "gpus", "count 2\n0 temperature 60\n1 temperature 61\n1 link.0 1\n")
+            self.write(node, f"{PORT}/state", "4: ACTIVE\n")
+            self.write(node, f"{PORT}/rate", "400 Gb/sec (4X NDR)\n")
+            self.write(node, f"{PORT}/counters/symbol_error", "0\n")
+            log = open(os.path.join(lab.shared, f"health-{node}.log"), "w")
+            self.processes.append(subprocess.Popen(lab.command(node, *self.tessera(node, "serve", "--period", PERIOD)),
+                                                   stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT))
+
+    def root(self, node):
+        return os.path.join(self.lab.shared, f"root-{node}")
+
+    def write(self, node, name, text):
+        with open(os.path.join(self.root(node), name), "w") as file:
+            file.write(text)
+
+    def tessera(self, node, command, *options):
+        return ["env", f"TESSERA_NVML_STUB={self.root(node)}/gpus", self.lab.tessera, "health", command,
+                "--nvml", self.nvml, "--sysroot", self.root(node), *options]
+
+    def verdict(self, node):
+        """ok, suspect, bad or its reason, as the plugin for node-problem-detector prints it."""
+        return self.lab.run(node, self.lab.tessera, "health", "act", "--npd", check=False).splitlines()[-1]
+
+    def check(self, node):
+        """The repair, and the active check after it."""
+        self.write(node, "gpus", "count 2\n1 link.0 1\n")
+        self.write(node, f"{PORT}/state", "4: ACTIVE\n")
+        self.write(node, f"{PORT}/rate", "400 Gb/sec (4X NDR)\n")
+        time.sleep(2 * PERIOD)
+        self.lab.run(node, *self.tessera(node, "check", "--active"))
+
+    def is_drained(self, node):
+        return "DRAIN" in re.search(r"State=(\S+)", self.lab.run("head", "scontrol", "-o", "show", "node", node)).group(1)
+
+    def end(self):
+        for node in self.lab.NODES:
+            if self.lab.is_on(node):
+                self.lab.run(node, "pkill", "-TERM", "-f", "health serve", check=False)
+        for process in self.processes:
+            process.wait(10)
+
+
+# Each makes a node sick and returns when the evidence was complete.
+
+def xid(daemons, node):
+    when = time.time()
+    daemons.write(node, "gpus", "count 2\n1 link.0 1\n1 xid 79\n")
+    return when
+
+
+def nvlink_down(daemons, node):
+    when = time.time()
+    daemons.write(node, "gpus", "count 2\n1 link.0 0\n")
+    return when
+
+
+def port_down(daemons, node):
+    when = time.time()
+    daemons.write(node, f"{PORT}/state", "1: DOWN\n")
+    return when
+
+
+def dying_link(daemons, node):
+    """Errors rise, which is suspect; the second signal is that the port trains down to a lower rate."""
+    errors = 0
+    for _ in range(6):
+        errors += 50
+        daemons.write(node, f"{PORT}/counters/symbol_error", f"{errors}\n")
+        time.sleep(PERIOD / 2)
+    if daemons.verdict(node) not in ("suspect", "ok"):
+        raise RuntimeError(f"errors alone made {node} {daemons.verdict(node)}")
+    when = time.time()
+    daemons.write(node, f"{PORT}/rate", "100 Gb/sec (4X NDR)\n")
+    for _ in range(12):
+        errors += 50
+        daemons.write(node, f"{PORT}/counters/symbol_error", f"{errors}\n")
+        time.sleep(PERIOD / 2)
+    return when
+
+
+def heat(daemons, node):
+    when = time.time()
+    daemons.write(node, "gpus", "count 2\n0 temperature 95\n0 throttle 64\n1 link.0 1\n")
+    return when
