@@ -15,6 +15,7 @@ packages=(
   libfmt-dev libspdlog-dev libcli11-dev                         # format, log, command line
   libtomlplusplus-dev nlohmann-json3-dev                        # TOML, JSON
   libzmq3-dev cppzmq-dev                                        # a launcher's messages
+  prometheus-cpp-dev                                            # metrics for Prometheus
   libboost-math-dev                                             # Student's t distribution
   libsentencepiece-dev libpcre2-dev zlib1g-dev libxxhash-dev    # tokenizers, gzip, checksums
 )

@@ -18,6 +18,7 @@
 #include "base/host_name.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/metrics_server.h"
 #include "base/shell_word.h"
 #include "base/stopwatch.h"
 #include "base/unix_time.h"
@@ -40,7 +41,7 @@ constexpr const char* kDrainedName = "drained.txt";  // the reason for which we 
 constexpr double kProbeLimit = 2.0;
 
 struct HealthOptions {
-  std::string sysroot = "/", folder = kHealthFolder, ledger, node = host_name();
+  std::string sysroot = "/", folder = kHealthFolder, ledger, node = host_name(), address;
   GpuProbeOptions gpu;
   double period = 5.0, probe_limit = kProbeLimit;
   bool is_active = false, as_json = false, for_slurm = false, for_npd = false;
@@ -112,7 +113,9 @@ class Daemon {
         lock_(made_folder(options) / "serve.lock", fmt::format("the folder '{}'", options.folder), {}),
         ledger_(options.ledger.empty() ? fs::path(options.folder) / kLedgerName : fs::path(options.ledger)),
         judge_(options.node, ledger_.read()),
-        runner_(make_probes(options), options.probe_limit) {}
+        runner_(make_probes(options), options.probe_limit) {
+    if (!options.address.empty()) server_.emplace(options.address, "tessera_node_");
+  }
 
   int run() {
     spdlog::info("health of {}: every {:g} s, verdicts in '{}'", options_.node, options_.period, options_.folder);
@@ -136,7 +139,8 @@ class Daemon {
     const bool has_passed = take_active_check();
     std::vector<Finding> findings = active_findings_;
     std::set<std::string> failures;
-    for (ProbeRunner::Outcome& outcome : runner_.look(clock_.seconds(), has_passed)) {
+    const std::vector<ProbeRunner::Outcome> outcomes = runner_.look(clock_.seconds(), has_passed);
+    for (const ProbeRunner::Outcome& outcome : outcomes) {
       findings.insert(findings.end(), outcome.result.findings.begin(), outcome.result.findings.end());
       if (!outcome.failure.empty()) failures.insert(fmt::format("{}: {}", outcome.probe, outcome.failure));
     }
@@ -156,6 +160,35 @@ class Daemon {
       spdlog::warn("{}", error.what());
     }
     level_ = verdict.level;
+    if (server_) publish(verdict, outcomes);
+  }
+
+  void publish(const Verdict& verdict, const std::vector<ProbeRunner::Outcome>& outcomes) {
+    std::vector<Measurement> numbers = {
+        {"health_level", "0 ok, 1 suspect, 2 bad", {}, static_cast<double>(verdict.level)},
+        {"health_time_seconds", "Unix time of the verdict", {}, verdict.time},
+        {"bad_total",
+         "How often the node became bad, as the ledger has it",
+         {},
+         static_cast<double>(ledger_.read().size()),
+         true}};
+    for (const Verdict::Item& item : verdict.items) {
+      numbers.push_back({"finding",
+                         "1 for each thing that is wrong",
+                         {{"signal", item.finding.signal},
+                          {"part", item.finding.part},
+                          {"evidence", std::string(name_of(item.finding.evidence))}},
+                         1.0});
+    }
+    for (const ProbeRunner::Outcome& outcome : outcomes) {
+      const std::map<std::string, std::string> labels = {{"probe", outcome.probe}};
+      numbers.push_back(
+          {"probe_failed", "Whether the probe could not look", labels, outcome.failure.empty() ? 0.0 : 1.0});
+      numbers.push_back({"probe_seconds", "Seconds that the probe took", labels, outcome.seconds});
+      const std::vector<Measurement>& readings = outcome.result.measurements;
+      numbers.insert(numbers.end(), readings.begin(), readings.end());
+    }
+    server_->publish(numbers);
   }
 
   /// Whether an active check has passed since the last poll.
@@ -180,6 +213,7 @@ class Daemon {
   HealthLedger ledger_;
   Judge judge_;
   ProbeRunner runner_;
+  std::optional<MetricsServer> server_;
   Stopwatch clock_;
   HealthLevel level_ = HealthLevel::kOk;
   std::set<std::string> failures_;
@@ -279,6 +313,7 @@ void add_health_commands(CLI::App& app, int& status) {
   add_probe_options(*serve, *options);
   add_folder_option(*serve, *options);
   serve->add_option("--period", options->period, "Seconds between two looks; default: 5")->check(CLI::PositiveNumber);
+  serve->add_option("--address", options->address, "HOST:PORT to serve metrics for Prometheus at; default: none");
   serve->add_option("--ledger", options->ledger, "File with what was wrong before; default: in the folder");
   serve->add_option("--node", options->node, "The node's name; default: the host's");
   serve->callback([options, &status] {

@@ -110,6 +110,8 @@ void add_launch_command(CLI::App& app, int& status) {
   command->add_option("--node-folder", options.node_folder,
                       "Folder on each node's tmpfs for the ranks' files and copies in memory; default: "
                       "/dev/shm/tessera-RUN");
+  command->add_option("--prometheus-address", options.prometheus_address,
+                      "HOST:PORT to serve the launch's metrics for Prometheus at; default: none");
   command->add_option("--health-folder", options.health_folder,
                       fmt::format("Where tessera health serve writes on each node; default: {}", kHealthFolder));
   command->add_option("--restarts-per-hour", options.restarts_per_hour, "The launcher stops after more; default: 10")

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/measurement.h"
 
 namespace tessera {
 
@@ -28,18 +28,9 @@ struct Finding {
   std::string detail = {};  // a sentence for people
 };
 
-/// A number that a probe read, for metrics: tessera_node_<name>{<labels>} <value>.
-struct Measurement {
-  std::string name = {};  // with its unit: "gpu_temperature_celsius"
-  std::string help = {};
-  std::map<std::string, std::string> labels = {};
-  double value = 0.0;
-  bool is_counter = false;  // only rises, and its name ends in _total
-};
-
 struct ProbeResult {
-  std::vector<Finding> findings = {};  // none: all is well
-  std::vector<Measurement> measurements = {};
+  std::vector<Finding> findings = {};          // none: all is well
+  std::vector<Measurement> measurements = {};  // in Prometheus tessera_node_<name>
 };
 
 /// Keeps what it saw before, where only a difference means something.

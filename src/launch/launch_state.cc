@@ -1,8 +1,11 @@
 #include "launch/launch_state.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "launch/failure.h"
 #include "launch/launch_files.h"
 
 namespace tessera {
@@ -63,6 +66,41 @@ nlohmann::ordered_json to_json(const LaunchState& state) {
   if (state.job) json["job"] = to_json(*state.job);
   if (state.exit_status) json["exit_status"] = *state.exit_status;
   return json;
+}
+
+std::vector<Measurement> measurements_of(const LaunchState& state,
+                                         const std::map<std::string, int>& incidents_by_kind) {
+  const double seconds = state.time - state.begin;
+  std::vector<Measurement> numbers = {
+      {"attempt", "Number of the attempt", {}, static_cast<double>(state.attempt)},
+      {"is_training", "Whether the ranks train", {}, state.state == "training" ? 1.0 : 0.0},
+      {"step", "Step that all ranks have begun", {}, static_cast<double>(state.step)},
+      {"lost_seconds_total", "Seconds that incidents have cost", {}, state.seconds_lost, true},
+      {"effective_training_time_ratio",
+       "Share of the time in which the run got on",
+       {},
+       state.effective_training_time()},
+      {"time_seconds", "Unix time at which the launcher wrote this", {}, state.time}};
+  if (state.incidents > 0) {
+    numbers.push_back({"mtbf_seconds", "Mean time between incidents", {}, seconds / state.incidents});
+    numbers.push_back(
+        {"mttr_seconds", "Mean time that an incident has cost", {}, state.seconds_lost / state.incidents});
+  }
+  for (const char* role : {"active", "spare", "lost", "drained"}) {
+    const auto count = std::ranges::count(state.nodes, role, &LaunchState::Node::role);
+    numbers.push_back({"nodes", "Nodes by what they do", {{"role", role}}, static_cast<double>(count)});
+  }
+  // A counter that begins at 1 has not risen for Prometheus: each kind begins at 0.
+  for (int kind = 0; kind <= static_cast<int>(FailureKind::kLauncherLost); ++kind) {
+    const std::string name(name_of(static_cast<FailureKind>(kind)));
+    const auto found = incidents_by_kind.find(name);
+    numbers.push_back({"incidents_total",
+                       "Incidents since the launcher began, by kind",
+                       {{"kind", name}},
+                       found == incidents_by_kind.end() ? 0.0 : found->second,
+                       true});
+  }
+  return numbers;
 }
 
 std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder) {

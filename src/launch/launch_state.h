@@ -13,10 +13,13 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "base/measurement.h"
 
 namespace tessera {
 
@@ -54,6 +57,9 @@ struct LaunchState {
 };
 
 nlohmann::ordered_json to_json(const LaunchState& state);
+
+/// For Prometheus, behind "tessera_launch_". `incidents_by_kind`: by name_of(FailureKind).
+std::vector<Measurement> measurements_of(const LaunchState& state, const std::map<std::string, int>& incidents_by_kind);
 
 /// None if the folder has no such file. Throws Error if it is damaged.
 std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder);

@@ -18,6 +18,7 @@
 #include "base/file_lock.h"
 #include "base/host_name.h"
 #include "base/log.h"
+#include "base/metrics_server.h"
 #include "base/shell_word.h"
 #include "base/stopwatch.h"
 #include "base/unix_time.h"
@@ -98,6 +99,7 @@ class Launcher {
     identify();
     for (const std::string& name : engine_->nodes()) nodes_.push_back({.name = name});
     limit_nodes();
+    if (!options_.prometheus_address.empty()) server_.emplace(options_.prometheus_address, "tessera_launch_");
     node_folder_ = options_.node_folder.empty() ? fs::path("/dev/shm/tessera-" + state_.run_id) : options_.node_folder;
   }
 
@@ -708,6 +710,10 @@ class Launcher {
   }
 
   void write_incident(const Incident& incident) {
+    if (counted_incident_ < incident.number) {
+      counted_incident_ = incident.number;
+      ++incidents_by_kind_[std::string(name_of(incident.failure.kind))];
+    }
     create_folder(dump_folder_ / kIncidentsFolderName);
     writer_.write(dump_folder_ / kIncidentsFolderName / fmt::format("{}.json", incident.number),
                   json_text(to_json(incident), 2) + "\n");
@@ -722,6 +728,7 @@ class Launcher {
       state_.nodes.push_back({node.name, name_of(node.role), node.has_come ? now() - node.seen : 0.0});
     }
     writer_.write(dump_folder_ / kLaunchStateName, json_text(to_json(state_), 2) + "\n");
+    if (server_) server_->publish(measurements_of(state_, incidents_by_kind_));
   }
 
   /// Nodes that were lost may be there again, with old files in their memory.
@@ -788,7 +795,10 @@ class Launcher {
   std::vector<pid_t> scheduler_commands_;  // that still run
   int exit_status_ = 0;
   std::optional<RequestInbox> requests_;  // once all monitors have come
-  BackgroundWriter writer_;               // ends first, while all else is there
+  std::optional<MetricsServer> server_;
+  std::map<std::string, int> incidents_by_kind_;  // of this launcher
+  int counted_incident_ = 0;
+  BackgroundWriter writer_;  // ends first, while all else is there
 };
 
 }  // namespace

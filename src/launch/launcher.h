@@ -20,6 +20,7 @@ struct LauncherOptions {
   int restarts_per_hour = 10;
   std::string address;                                  // by which nodes reach the launcher; empty: this machine's name
   std::filesystem::path node_folder;                    // of each node; empty: /dev/shm/tessera-<run id>
+  std::string prometheus_address;                       // "HOST:PORT" to serve metrics at; empty: nowhere
   std::filesystem::path health_folder = kHealthFolder;  // of each node's health daemon
   WatchOptions watch;
   std::string program;                 // of ranks and monitors: the same path on all nodes

@@ -284,6 +284,8 @@ void JobConfig::validate() const {
             checkpoint.load_step);
   }
   not_negative("checkpoint.memory_interval", checkpoint.memory_interval);
+  require(metrics.prometheus_port >= 0 && metrics.prometheus_port <= 65535,
+          "metrics.prometheus_port is {}, expected a port from 1 to 65535, or 0 for none", metrics.prometheus_port);
   not_negative("checkpoint.verify_interval", checkpoint.verify_interval);
   require(checkpoint.memory_interval == 0 || checkpoint.enable,
           "checkpoint.memory_interval is {}, but checkpoint.enable is false: copies in memory need checkpoints on disk "
@@ -665,6 +667,10 @@ ConfigTable config_table(JobConfig& c) {
   t.add("metrics.save_tb_folder", c.metrics.save_tb_folder, "their folder under job.dump_folder");
   t.add("metrics.peak_tflops", c.metrics.peak_tflops,
         "the device's highest TFLOP/s, for MFU; 0: unknown, no MFU, but for GPUs whose rate is known");
+  t.add("metrics.prometheus_port", c.metrics.prometheus_port,
+        "rank 0 serves its metrics to Prometheus at this port; 0: it does not");
+  t.add("metrics.prometheus_address", c.metrics.prometheus_address,
+        "address of rank 0's machine that it listens on; 0.0.0.0: all, for a Prometheus on another machine");
 
   t.add("metrics.quantization_error_freq", c.metrics.quantization_error_freq,
         "steps between measurements of every low-precision module's quantization error, also after the first and the "

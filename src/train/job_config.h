@@ -120,6 +120,8 @@ struct JobConfig {
     bool enable_tensorboard = false;
     std::string save_tb_folder = "tb";
     double peak_tflops = 0.0;
+    std::int64_t prometheus_port = 0;
+    std::string prometheus_address = "127.0.0.1";
     std::int64_t quantization_error_freq = 100;
   } metrics;
   struct {

@@ -13,6 +13,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/unix_time.h"
+#include "base/version.h"
 #include "ops/cuda/inventory.h"
 
 namespace tessera {
@@ -85,6 +87,15 @@ MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options),
   file_ = std::fopen(path.c_str(), "a");
   require(file_ != nullptr, "cannot open '{}': {}", path.string(), std::strerror(errno));
   if (!options_.tensorboard_folder.empty()) tensorboard_.emplace(options_.tensorboard_folder, options_.first_step);
+  if (!options_.prometheus_address.empty()) {
+    saved_at_ = unix_time();
+    try {
+      server_.emplace(options_.prometheus_address, "tessera_train_");
+      spdlog::info("metrics for Prometheus: http://{}/metrics", options_.prometheus_address);
+    } catch (const Error& error) {  // a run is worth more than its curves
+      spdlog::warn("{} (metrics.prometheus_port); training goes on without", error.what());
+    }
+  }
   // Elsewhere the lines of the steps show how far the run is.
   if (stderr_is_terminal()) {
     const std::int64_t num_steps = options_.num_steps - options_.first_step + 1;
@@ -108,6 +119,8 @@ void MetricsWriter::resume() { window_begin_ += Clock::now() - paused_at_; }
 
 void MetricsWriter::step(const StepResult& result) {
   const std::int64_t step = result.step;
+  tokens_ += result.num_tokens;
+  repeated_steps_ += result.repeated_for.empty() ? 0 : 1;
   window_tokens_ += result.num_tokens;
   ++window_steps_;
   window_seconds_ += result.seconds;
@@ -168,12 +181,46 @@ void MetricsWriter::step(const StepResult& result) {
     }
   }
   append(line.dump());
+  if (server_) publish(result, rates);
   if (tensorboard_) write_tensorboard(step, result, rates);
 
   window_begin_ = result.ended;
   window_tokens_ = window_steps_ = 0;
   window_seconds_ = {};
   draw_progress(step, result.loss);
+}
+
+void MetricsWriter::publish(const StepResult& result, const Rates& rates) {
+  std::vector<Measurement> numbers;
+  const auto add = [&](const char* name, const char* help, double value, std::map<std::string, std::string> labels = {},
+                       bool is_counter = false) {
+    numbers.push_back({name, help, std::move(labels), value, is_counter});
+  };
+  add("info", "The run", 1.0, {{"run", options_.run_id}, {"version", version()}});
+  add("step", "Last step that was made", static_cast<double>(result.step));
+  add("steps", "Steps of the run", static_cast<double>(options_.num_steps));
+  add("step_time_seconds", "Unix time at which the last step was told of", unix_time());
+  add("loss", "Mean cross-entropy of the step", result.loss);
+  add("grad_norm", "Norm of the gradients before clipping", result.grad_norm);
+  add("learning_rate", "Learning rate of the step", result.learning_rate);
+  add("tokens_per_second", "Tokens per second of a rank", rates.tokens_per_second);
+  add("tokens_total", "Tokens of all ranks since the process began", static_cast<double>(tokens_), {}, true);
+  add("repeated_steps_total", "Steps that were made twice since the process began",
+      static_cast<double>(repeated_steps_), {}, true);
+  if (rates.mfu) add("mfu_ratio", "Model FLOP/s over the device's highest rate", *rates.mfu);
+  add("memory_bytes", "Memory of rank 0's device", static_cast<double>(rates.memory_bytes));
+  add("step_seconds", "Seconds of a step", rates.step_seconds);
+  for (const auto& [part, seconds] :
+       {std::pair{"data", rates.seconds.data}, std::pair{"forward", rates.seconds.forward},
+        std::pair{"backward", rates.seconds.backward}, std::pair{"optimizer", rates.seconds.optimizer}}) {
+    add("phase_seconds", "Seconds of a step, by part", seconds, {{"phase", part}});
+  }
+  for (std::size_t i = 0; i < result.expert_load.size(); ++i) {
+    add("expert_load_ratio", "Tokens of the busiest expert over the mean", result.expert_load[i],
+        {{"layer", options_.moe_layers[i]}});
+  }
+  add("checkpoint_time_seconds", "Unix time of the last checkpoint, or of the process's begin", saved_at_);
+  server_->publish(numbers);
 }
 
 void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates) {
@@ -223,6 +270,7 @@ void MetricsWriter::checkpoint(std::int64_t step, double stall_seconds, double s
   const nlohmann::ordered_json line = {
       {"step", step}, {"checkpoint_stall_seconds", stall_seconds}, {"checkpoint_seconds", seconds}};
   append(line.dump());
+  saved_at_ = unix_time();
   if (tensorboard_)
     tensorboard_->write(step,
                         {{"time_metrics/checkpoint_stall(s)", stall_seconds}, {"time_metrics/checkpoint(s)", seconds}});

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 
+#include "base/metrics_server.h"
 #include "base/progress_bar.h"
 #include "train/tensorboard.h"
 #include "train/training_step.h"
@@ -45,6 +46,8 @@ struct MetricsOptions {
   std::size_t memory_bytes = 0;         // that it has
   std::vector<std::string> moe_layers;  // names, in the order of StepResult::expert_load
   int num_ranks = 1;                    // rates are per rank
+  std::string prometheus_address = {};  // "HOST:PORT" to serve the metrics at; empty: nowhere
+  std::string run_id = {};              // for Prometheus
 };
 
 class MetricsWriter {
@@ -76,6 +79,8 @@ class MetricsWriter {
   /// On a CPU, the highest resident_bytes() after any step so far, for the system's own peak (VmHWM) includes mapped
   /// files. On a GPU, what is taken of its memory now, which does not change during a run.
   std::size_t memory_in_use() const;
+  /// For Prometheus: what the line of a step says, and when it was written.
+  void publish(const StepResult& result, const Rates& rates);
   void draw_progress(std::int64_t step, double loss);
   void clear_progress();
   void append(const std::string& line);
@@ -84,6 +89,10 @@ class MetricsWriter {
   std::FILE* file_ = nullptr;
   std::optional<TensorBoardWriter> tensorboard_;
   std::optional<ProgressBar> progress_;  // on a terminal
+  std::optional<MetricsServer> server_;
+  std::int64_t tokens_ = 0;  // since this process began, of all ranks
+  std::int64_t repeated_steps_ = 0;
+  double saved_at_ = 0.0;  // Unix time of the last checkpoint; 0: none of this process
   bool told_memory_ = false;
   Clock::time_point window_begin_, paused_at_;
   std::int64_t window_tokens_ = 0, window_steps_ = 0;

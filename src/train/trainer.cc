@@ -395,7 +395,12 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
         .device = step_.device(),
         .memory_bytes = step_.device() == Device::kCuda ? cuda::total_memory_bytes() : machine_memory_bytes(),
         .moe_layers = moe_layers,
-        .num_ranks = ranks_.size()});
+        .num_ranks = ranks_.size(),
+        .prometheus_address =
+            config_.metrics.prometheus_port == 0
+                ? ""
+                : fmt::format("{}:{}", config_.metrics.prometheus_address, config_.metrics.prometheus_port),
+        .run_id = run_folder_->run().id});
   }
   checkpointer_.set_on_saved([&](const SavedCheckpoint& saved) {
     if (metrics) metrics->checkpoint(saved.step, saved.stall_seconds, saved.seconds);
