@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Alerts and dashboards ask for metrics that the program exports; alerts fire when they should.
+
+    monitoring_test.py TESSERA NVML_STUB
+"""
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
+MONITORING = os.path.join(ROOT, "monitoring")
+TESSERA, NVML_STUB = sys.argv[1:3]
+METRIC = re.compile(r"\btessera_(?:train|launch|node)_\w+")
+# Of what this machine and this run have none.
+UNKNOWN_HERE = {"tessera_train_mfu_ratio", "tessera_launch_mtbf_seconds", "tessera_launch_mttr_seconds"}
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def scrape(port, wanted, process, seconds=60):
+    """{name: type} of what is exported, once `wanted` is."""
+    deadline = time.time() + seconds
+    while time.time() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
+                text = answer.read().decode()
+        except OSError:
+            time.sleep(0.1)
+            continue
+        found = dict(re.findall(r"^# TYPE (tessera_\S+) (\S+)$", text, re.M))
+        if wanted in found:
+            return found, text
+        time.sleep(0.1)
+    raise AssertionError(f"{wanted} is not exported at port {port}; the process ended with {process.poll()}")
+
+
+def expressions():
+    """(where, expression) of all alerts and panels."""
+    with open(os.path.join(MONITORING, "alerts.yml")) as file:
+        for line in file:
+            if match := re.match(r"\s+expr: (.*)", line):
+                yield "alerts.yml", match.group(1)
+    for name, board in dashboards():
+        for panel in board["panels"]:
+            for target in panel["targets"]:
+                yield f"{name}, {panel['title']}", target["expr"]
+
+
+def dashboards():
+    folder = os.path.join(MONITORING, "dashboards")
+    for name in sorted(os.listdir(folder)):
+        with open(os.path.join(folder, name)) as file:
+            yield name, json.load(file)
+
+
+def exported(folder):
+    """{name: type} of the three exporters, with a node that has a GPU and a port; and their texts."""
+    root, names, texts = os.path.join(folder, "root"), {}, []
+    port_folder = os.path.join(root, "sys/class/infiniband/mlx5_0/ports/1/counters")
+    os.makedirs(port_folder)
+    for path, text in ((f"{port_folder}/../state", "4: ACTIVE"), (f"{port_folder}/symbol_error", "0"),
+                       (f"{root}/gpus", "count 1\n0 temperature 95\n0 power 300000\n0 throttle 64\n0 link.0 1\n"
+                                        "0 field.161.0 5\n")):
+        with open(path, "w") as file:
+            file.write(text)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+    environment = {**os.environ, "TESSERA_NVML_STUB": f"{root}/gpus", "OMP_WAIT_POLICY": "passive"}
+
+    port = free_port()
+    daemon = subprocess.Popen([TESSERA, "health", "serve", "--folder", f"{folder}/health", "--period", "0.3", "--nvml", NVML_STUB,
+                               "--sysroot", root, "--address", f"127.0.0.1:{port}"], env=environment, **quiet)
+    try:
+        scrape(port, "tessera_node_gpu_temperature_celsius", daemon)
+        with open(f"{root}/gpus", "a") as file:
+            file.write("0 xid 31\n")
+        found, text = scrape(port, "tessera_node_gpu_xid_total", daemon)
+        names.update(found)
+        texts.append(text)
+    finally:
+        daemon.terminate()
+        daemon.wait(10)
+
+    with open(f"{folder}/text.jsonl", "w") as file:
+        file.writelines(json.dumps({"text": f"document {i} says {i * i}"}) + "\n" for i in range(300))
+    subprocess.run([TESSERA, "data", "prepare", "--input", f"{folder}/text.jsonl", "--tokenizer", "bytes", "--output", f"{folder}/data"],
+                   check=True, **quiet)
+    ports = free_port(), free_port()
+    launch = subprocess.Popen([TESSERA, "launch", "--prometheus-address", f"127.0.0.1:{ports[0]}", "--", "train",
+                               os.path.join(ROOT, "configs/debugmodel.toml"), f"--training.dataset_path={folder}/data", "--training.seq_len=32",
+                               f"--job.dump_folder={folder}/run", "--training.steps=100000", "--metrics.log_freq=1",
+                               "--training.device=cpu", f"--metrics.prometheus_port={ports[1]}"], env=environment, **quiet)
+    try:
+        for port, wanted in zip(ports, ("tessera_launch_step", "tessera_train_loss")):
+            found, text = scrape(port, wanted, launch)
+            names.update(found)
+            texts.append(text)
+    finally:
+        for _ in range(2):  # the second signal ends it at once
+            launch.terminate()
+            time.sleep(0.2)
+        launch.wait(30)
+    return names, texts
+
+
+class Monitoring(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        with tempfile.TemporaryDirectory() as folder:
+            cls.names, cls.texts = exported(folder)
+
+    def test_every_metric_that_is_asked_for_is_exported(self):
+        known = set(self.names) | UNKNOWN_HERE
+        asked = [(where, name) for where, expression in expressions() for name in METRIC.findall(expression)]
+        self.assertGreater(len(asked), 40)
+        self.assertEqual([(where, name) for where, name in asked if name not in known], [])
+
+    def test_rates_are_of_counters_and_of_nothing_else(self):
+        for where, expression in expressions():
+            for name in re.findall(r"(?:rate|increase)\((tessera_\w+)", expression):
+                self.assertEqual(self.names[name], "counter", where)
+
+    def test_counters_end_in_total(self):
+        for name, kind in self.names.items():
+            self.assertEqual(name.endswith("_total"), kind == "counter", name)
+
+    def test_no_secret_is_exported(self):
+        for text in self.texts:
+            self.assertNotRegex(text, r"(?i)key=|token=|password|endpoint")
+
+    def test_dashboards_are_whole(self):
+        seen = set()
+        for name, board in dashboards():
+            with self.subTest(name):
+                self.assertNotIn(board["uid"], seen)
+                seen.add(board["uid"])
+                self.assertEqual([v["name"] for v in board["templating"]["list"]], ["datasource"])
+                ids = [panel["id"] for panel in board["panels"]]
+                self.assertEqual(len(ids), len(set(ids)))
+                cells = set()
+                for panel in board["panels"]:
+                    self.assertEqual(panel["datasource"]["uid"], "${datasource}")
+                    self.assertLessEqual(set(panel), {"id", "title", "type", "datasource", "gridPos", "fieldConfig", "targets"})
+                    at = panel["gridPos"]
+                    its = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+                    self.assertFalse(its & cells, f"{panel['title']} lies over another panel")
+                    self.assertLessEqual(at["x"] + at["w"], 24)
+                    cells |= its
+
+    @unittest.skipUnless(shutil.which("promtool"), "there is no promtool: scripts/setup.sh cluster installs it")
+    def test_alerts_fire_when_they_should(self):
+        for words in (["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]):
+            done = subprocess.run(["promtool", *words], cwd=MONITORING, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout)
+
+    @unittest.skipUnless(shutil.which("promtool"), "there is no promtool: scripts/setup.sh cluster installs it")
+    def test_every_expression_can_be_read(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rules.yml")
+            with open(path, "w") as file:
+                rules = [{"record": f"tessera:{i}", "expr": expression} for i, (_, expression) in enumerate(expressions())]
+                json.dump({"groups": [{"name": "all", "rules": rules}]}, file)  # JSON is YAML
+            done = subprocess.run(["promtool", "check", "rules", path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout)
+
+    @unittest.skipUnless(shutil.which("promtool"), "there is no promtool: scripts/setup.sh cluster installs it")
+    def test_what_is_exported_is_prometheus_text(self):
+        for text in self.texts:
+            ours = "\n".join(line for line in text.splitlines() if "exposer_" not in line) + "\n"
+            done = subprocess.run(["promtool", "check", "metrics"], input=ours, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            self.assertEqual(done.returncode, 0, done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
