@@ -1,6 +1,8 @@
 #include "health/nvml.h"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 
 #include "base/error.h"
 
@@ -110,20 +112,18 @@ std::optional<bool> Library::is_link_up(Device device, unsigned link) {
 std::optional<std::int64_t> Library::field(Device device, unsigned id, unsigned scope) {
   FieldValue value{.id = id, .scope = scope};
   if (!call_for(device, "nvmlDeviceGetFieldValues", 1, &value) || value.status != Status::kSuccess) return std::nullopt;
-  enum Type : unsigned { kDouble, kUint, kUlong, kUint64, kInt64, kInt };
+  enum Type : unsigned { kDouble, kUint, kUlong, kUint64, kInt64, kInt };  // nvmlValueType_t
   switch (value.type) {
     case kDouble:
-      return static_cast<std::int64_t>(value.value.d);
+      return static_cast<std::int64_t>(std::bit_cast<double>(value.bits));
     case kUint:
-      return value.value.u32;
+      return static_cast<std::uint32_t>(value.bits);
     case kUlong:
-      return static_cast<std::int64_t>(value.value.ul);
     case kUint64:
-      return static_cast<std::int64_t>(value.value.u64);
     case kInt64:
-      return value.value.s64;
+      return static_cast<std::int64_t>(value.bits);
     case kInt:
-      return value.value.s32;
+      return static_cast<std::int32_t>(value.bits);
     default:
       return std::nullopt;
   }

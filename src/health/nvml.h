@@ -30,14 +30,7 @@ struct FieldValue {
   long long timestamp = 0, latency = 0;
   unsigned type = 0;  // of the value
   Status status = Status::kSuccess;
-  union {
-    double d;
-    unsigned u32;
-    unsigned long ul;
-    unsigned long long u64;
-    long long s64;
-    int s32;
-  } value = {.u64 = 0};
+  std::uint64_t bits = 0;  // of the value, in its type's lowest bytes
 };
 static_assert(sizeof(FieldValue) == 40);
 

@@ -39,7 +39,7 @@ std::vector<Line> lines() {
     if (first == "count" || first == "sleep") {
       line.key = first;
     } else {
-      line.gpu = std::atoi(first.c_str());
+      line.gpu = static_cast<int>(std::strtol(first.c_str(), nullptr, 10));
       words >> line.key;
     }
     words >> line.value;
@@ -86,6 +86,7 @@ std::size_t num_xids_told = 0;
 }  // namespace
 
 extern "C" {
+// NOLINTBEGIN(readability-identifier-naming): the names are NVML's
 
 int nvmlInit_v2() { return kSuccess; }
 int nvmlShutdown() { return kSuccess; }
@@ -159,4 +160,5 @@ int nvmlEventSetWait_v2(void*, EventData* data, unsigned) {
   return kTimeout;
 }
 
+// NOLINTEND(readability-identifier-naming)
 }  // extern "C"
