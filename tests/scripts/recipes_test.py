@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+"""Recipes start what they say: every variant loads and fits, and every script hands on options that exist.
+
+    recipes_test.py TESSERA
+"""
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
+SLURM = os.path.join(ROOT, "recipes", "slurm")
+TESSERA = sys.argv[1]
+RANKS = {"16b": 8, "671b": 256}
+VARIANTS = list(itertools.product(RANKS, ("bf16", "mxfp8"), ("standard", "direct")))
+
+
+def run(*words, **options):
+    return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def variant(*words):
+    return run(os.path.join(ROOT, "recipes", "variant.sh"), *words)
+
+
+def scripts():
+    return [os.path.join(SLURM, name) for name in sorted(os.listdir(SLURM)) if not name.endswith(".conf")]
+
+
+class Recipes(unittest.TestCase):
+    def test_every_variant_loads_and_is_planned(self):
+        """On CPUs, for which every build can plan; how much a GPU takes is tests/app/configs_test.cc's."""
+        for model, precision, exchange in VARIANTS:
+            with self.subTest(f"{model} {precision} {exchange}"):
+                arguments = variant(model, precision, exchange)
+                self.assertEqual(arguments.returncode, 0, arguments.stdout)
+                planned = run(TESSERA, "plan", "memory", *arguments.stdout.split(), "--training.device=cpu",
+                              "--ranks", str(RANKS[model]), "--available", "10000")
+                self.assertEqual(planned.returncode, 0, planned.stdout)
+                self.assertRegex(planned.stdout, r"GiB")
+
+    def test_unknown_variants_are_refused_by_name(self):
+        for words in (("7b", "bf16", "direct"), ("16b", "int4", "direct"), ("16b", "bf16", "pigeon"), ("16b", "bf16", "direct", "x")):
+            refused = variant(*words)
+            self.assertEqual(refused.returncode, 2)
+            self.assertRegex(refused.stdout, "unknown .*'(7b|int4|pigeon|x)'; expected")
+
+    def test_jobs_call_the_launcher_with_options_that_exist(self):
+        """The jobs run with a program in tessera's place that prints what it gets."""
+        for model, precision, exchange in VARIANTS:
+            with self.subTest(f"{model} {precision} {exchange}"), tempfile.TemporaryDirectory() as folder:
+                with open(os.path.join(folder, "tessera"), "w") as file:
+                    file.write("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+                os.chmod(os.path.join(folder, "tessera"), 0o755)
+                # A limit on locked memory can only be raised by root.
+                job = os.path.join(folder, "job")
+                with open(os.path.join(SLURM, f"{model}.sbatch")) as file, open(job, "w") as copy:
+                    copy.write(re.sub(r"^ulimit.*", "", file.read(), flags=re.M))
+                called = run("bash", job, env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": ROOT,
+                                               "PRECISION": precision, "EXCHANGE": exchange})
+                self.assertEqual(called.returncode, 0, called.stdout)
+                launch, train = called.stdout.split("\n--\n")
+                known = run(TESSERA, "launch", "--help").stdout
+                for option in re.findall(r"^--[\w-]+", launch, re.M):
+                    self.assertIn(option, known)
+                shown = run(TESSERA, *train.split(), "--print-config")
+                self.assertEqual(shown.returncode, 0, shown.stdout)
+                self.assertIn("memory_interval = 20", shown.stdout)
+                options = dict(zip(*[iter(launch.split()[1:])] * 2))
+                with open(job) as file:
+                    most = re.search(r"^#SBATCH --nodes=(?:\d+-)?(\d+)", file.read(), re.M).group(1)
+                self.assertEqual(int(options["--nodes"]) + int(options["--spares"]), int(most))
+                self.assertEqual(int(options["--nodes"]) * int(options["--ranks-per-node"]), RANKS[model])
+
+    def test_programs_for_slurm_use_options_that_exist(self):
+        for name in ("tessera_health.sh", "tessera_prolog.sh"):
+            with open(os.path.join(SLURM, name)) as file:
+                words = re.search(r"exec tessera (health \w+)(.*)", file.read())
+            known = run(TESSERA, *words.group(1).split(), "--help").stdout
+            for option in re.findall(r"--[\w-]+", words.group(2)):
+                self.assertIn(option, known)
+
+    def test_scripts_are_sound(self):
+        for path in [*scripts(), os.path.join(ROOT, "recipes", "variant.sh")]:
+            self.assertEqual(run("bash", "-n", path).stdout, "")
+            if shutil.which("shellcheck"):
+                self.assertEqual(run("shellcheck", path).stdout, "")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
