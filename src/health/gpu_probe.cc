@@ -68,15 +68,18 @@ class GpuProbe : public Probe {
     }
     for (std::size_t i = 0; i < devices.size(); ++i) look_at(devices[i], fmt::format("GPU {}", i), now, result);
     for (const nvml::XidEvent& event : nvml_->take_xids()) note_xid(event, devices);
+    for (std::size_t i = 0; i < devices.size(); ++i) {
+      const std::string gpu = fmt::format("GPU {}", i);
+      result.measurements.push_back({.name = "gpu_xid_total",
+                                     .help = "XIDs since the daemon began",
+                                     .labels = {{"gpu", gpu}},
+                                     .value = 1.0 * num_xids_[gpu],
+                                     .is_counter = true});
+    }
     for (const auto& [key, count_of_xid] : xids_) {
       const auto& [gpu, xid] = key;
       add(result, "gpuXid", gpu, evidence_of_xid(xid), static_cast<double>(xid), 0.0, "",
           fmt::format("XID {}, {} times", xid, count_of_xid));
-      result.measurements.push_back({.name = "gpu_xid_total",
-                                     .help = "XIDs since the daemon began, or since the last active check",
-                                     .labels = {{"gpu", gpu}, {"xid", std::to_string(xid)}},
-                                     .value = static_cast<double>(count_of_xid),
-                                     .is_counter = true});
     }
     return result;
   }
@@ -104,6 +107,7 @@ class GpuProbe : public Probe {
     const auto found = std::ranges::find(devices, event.device);
     const std::string gpu = found == devices.end() ? "GPU ?" : fmt::format("GPU {}", found - devices.begin());
     ++xids_[{gpu, event.xid}];
+    ++num_xids_[gpu];
   }
 
   void look_at(nvml::Device device, const std::string& gpu, double now, ProbeResult& result) {
@@ -195,10 +199,11 @@ class GpuProbe : public Probe {
 
   GpuProbeOptions options_;
   std::optional<nvml::Library> nvml_;
-  int most_ = 0;  // GPUs that were there at one time
-  std::map<std::pair<std::string, std::uint64_t>, int> xids_;
-  std::map<std::string, std::uint64_t> uncorrected_;  // counters when they were first seen
-  std::set<std::string> links_up_;                    // at one time
+  int most_ = 0;                                               // GPUs that were there at one time
+  std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // since the last active check
+  std::map<std::string, int> num_xids_;                        // in all, by GPU
+  std::map<std::string, std::uint64_t> uncorrected_;           // counters when they were first seen
+  std::set<std::string> links_up_;                             // at one time
   CounterRates rates_;
 };
 

@@ -78,6 +78,12 @@ TEST_F(GpuProbe, AnXidStaysUntilAnActiveCheckHasPassed) {
   EXPECT_EQ(evidence(), Evidence::kHard);
   probe_->forget();
   EXPECT_THAT(look(), IsEmpty());
+  // Prometheus' counter goes on.
+  const auto count = std::ranges::find_if(result_.measurements, [](const Measurement& one) {
+    return one.name == "gpu_xid_total" && one.labels.at("gpu") == "GPU 1";
+  });
+  ASSERT_NE(count, result_.measurements.end());
+  EXPECT_EQ(count->value, 1.0);
 }
 
 TEST_F(GpuProbe, XidsOfProgramsOnlyAlert) {

@@ -83,8 +83,6 @@ def exported(folder):
                                "--sysroot", root, "--address", f"127.0.0.1:{port}"], env=environment, **quiet)
     try:
         scrape(port, "tessera_node_gpu_temperature_celsius", daemon)
-        with open(f"{root}/gpus", "a") as file:
-            file.write("0 xid 31\n")
         found, text = scrape(port, "tessera_node_gpu_xid_total", daemon)
         names.update(found)
         texts.append(text)
