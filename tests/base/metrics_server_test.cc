@@ -7,6 +7,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "base/error.h"
@@ -91,7 +94,39 @@ TEST(MetricsServer, AnAddressThatIsTakenIsAnError) {
   const MetricsServer server("127.0.0.1:0", "a_");
   const std::string taken = "127.0.0.1:" + std::to_string(server.port());
   expect_error([&] { MetricsServer(taken, "b_"); }, {"cannot serve metrics at '" + taken + "'"});
-  expect_error([&] { MetricsServer("nonsense", "b_"); }, {"'nonsense'"});
+}
+
+TEST(MetricsServer, ListensOnTheOneAddressThatWasNamed) {
+  for (const char* address : {"", "0", "9400", ":9400", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:70000",
+                              "127.0.0.1:0,0.0.0.0:0", "nonsense"}) {
+    expect_error([&] { MetricsServer(address, "b_"); }, {"'" + std::string(address) + "'", "HOST:PORT"});
+  }
+}
+
+TEST(MetricsServer, LeavesTheProcesssSignalsAlone) {
+  struct sigaction before {};
+  before.sa_handler = SIG_DFL;
+  struct sigaction others {};
+  ASSERT_EQ(sigaction(SIGPIPE, &before, &others), 0);
+  {
+    const MetricsServer server("127.0.0.1:0", "a_");
+    struct sigaction now {};
+    sigaction(SIGPIPE, nullptr, &now);
+    EXPECT_EQ(now.sa_handler, SIG_DFL);
+    // Each of the server's threads blocks SIGTERM; this thread does not.
+    int num_blocking = 0, num_open = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::ifstream status(task.path() / "status");
+      for (std::string line; std::getline(status, line);) {
+        if (!line.starts_with("SigBlk:")) continue;
+        const bool blocks = (std::stoull(line.substr(7), nullptr, 16) >> (SIGTERM - 1) & 1) != 0;
+        ++(blocks ? num_blocking : num_open);
+      }
+    }
+    EXPECT_GE(num_blocking, 2);
+    EXPECT_EQ(num_open, 1);
+  }
+  sigaction(SIGPIPE, &others, nullptr);
 }
 
 }  // namespace
