@@ -1,4 +1,4 @@
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <chrono>
 #include <csignal>
@@ -12,14 +12,12 @@
 #include "app/signals.h"
 #include "base/child_process.h"
 #include "base/error.h"
-#include "base/exit_status.h"
 #include "base/file.h"
 #include "base/file_lock.h"
 #include "base/host_name.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/metrics_server.h"
-#include "base/shell_word.h"
 #include "base/stopwatch.h"
 #include "base/unix_time.h"
 #include "health/active_check.h"
@@ -67,13 +65,11 @@ std::string line_of(const Finding& finding) {
 /// All probes once, and the active checks if they are asked for. Returns 1 if something is bad.
 int check(const HealthOptions& options) {
   ProbeRunner runner(make_probes(options), options.probe_limit);
-  std::vector<ProbeRunner::Outcome> outcomes = runner.look(Stopwatch().seconds());
+  std::vector<ProbeRunner::Outcome> outcomes = runner.look(0.0);
   if (options.is_active) {
     ActiveCheckOptions active = options.active;
     active.device = cuda::available() ? Device::kCuda : Device::kCpu;
-    const Stopwatch watch;
     outcomes.push_back({.probe = "active check", .result = run_active_checks(active)});
-    outcomes.back().seconds = watch.seconds();
     if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for this
       write_active_check(options.folder, unix_time(), outcomes.back().result.findings);
     }
@@ -170,7 +166,7 @@ class Daemon {
         {"bad_total",
          "How often the node became bad, as the ledger has it",
          {},
-         static_cast<double>(ledger_.read().size()),
+         static_cast<double>(judge_.times_bad()),
          true}};
     for (const Verdict::Item& item : verdict.items) {
       numbers.push_back({"finding",
@@ -224,7 +220,6 @@ class Daemon {
 /// Tells Slurm what the daemon says. Ends within a second if Slurm does.
 int act_for_slurm(const HealthOptions& options, const std::optional<Verdict>& verdict) {
   if (!verdict) return 0;
-  const std::string node = shell_word(options.node);
   const fs::path record = fs::path(options.folder) / kDrainedName;
   std::optional<std::string> own_reason;
   std::error_code missing;
@@ -236,12 +231,12 @@ int act_for_slurm(const HealthOptions& options, const std::optional<Verdict>& ve
   }
   switch (decide(*verdict, now, own_reason, options.max_drained, unix_time())) {
     case DrainAction::kDrain:
-      output_of(fmt::format("scontrol update nodename={} state=drain reason={}", node, shell_word(verdict->reason)));
+      drain_slurm_node(options.node, verdict->reason);
       write_whole_file(record, verdict->reason);
       std::cout << fmt::format("drained {}: {}\n", options.node, verdict->reason);
       break;
     case DrainAction::kUndrain:
-      output_of(fmt::format("scontrol update nodename={} state=undrain", node));
+      undrain_slurm_node(options.node);
       fs::remove(record, missing);
       std::cout << fmt::format("returned {}: an active check has passed\n", options.node);
       break;
@@ -255,7 +250,8 @@ int act_for_slurm(const HealthOptions& options, const std::optional<Verdict>& ve
   return 0;
 }
 
-/// As a plugin of node-problem-detector: exit status 0 is well, 1 a problem, 2 unknown; one line of 80 bytes at most.
+/// Answers node-problem-detector, whose plugin this is: the exit status is 0 for a node that is well, 1 for a problem
+/// and 2 for unknown. It reads one line of 80 bytes at most.
 int act_for_npd(const std::optional<Verdict>& verdict) {
   constexpr std::size_t kLongest = 80;
   if (!verdict || !verdict->is_fresh(unix_time())) {

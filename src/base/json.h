@@ -4,8 +4,10 @@
 #include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -156,6 +158,21 @@ class JsonFields {
   const Json& object_;
   std::string place_;
 };
+
+/// The object of a file that says its format and version; none if there is no such file. Throws Error if it is damaged,
+/// or of another format or version.
+inline std::optional<nlohmann::json> read_json_file(const std::filesystem::path& path, const char* format,
+                                                    std::uint64_t version) {
+  std::error_code unreadable;
+  if (!std::filesystem::exists(path, unreadable)) return std::nullopt;
+  const std::string name = fmt::format("'{}'", path.string());
+  auto json = parse_json(read_text_file(path), name);
+  const JsonFields<> fields(json, name);
+  require(fields.text("format") == format && fields.count("version") == version,
+          "{}: expected format '{}', version {}, got '{}', version {}", name, format, version, fields.text("format"),
+          fields.count("version"));
+  return json;
+}
 
 /// Throws Error unless `name`, which the file called `where` gives, is a plain name: a list of a folder's files must
 /// not lead out of the folder.

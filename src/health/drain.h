@@ -28,6 +28,4 @@ enum class DrainAction : std::uint8_t {
 DrainAction decide(const Verdict& verdict, const SchedulerNode& node, const std::optional<std::string>& own_reason,
                    int max_drained, double unix_now);
 
-inline constexpr const char* kReasonPrefix = "[node_problem]";
-
 }  // namespace tessera

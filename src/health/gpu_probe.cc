@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <optional>
-#include <set>
 
 #include "base/error.h"
 #include "health/nvml.h"
@@ -134,10 +133,9 @@ class GpuProbe : public Probe {
     if (const auto errors = nvml_->uncorrected_errors(device)) {
       measure("gpu_uncorrected_errors", "Uncorrected ECC errors since the driver was loaded",
               static_cast<double>(*errors));
-      const std::uint64_t first = uncorrected_.try_emplace(gpu, *errors).first->second;
-      if (*errors > first) {
-        add(result, "gpuEcc", gpu, Evidence::kHard, static_cast<double>(*errors - first), 0.0, "",
-            fmt::format("{} uncorrected memory errors", *errors - first));
+      if (const std::int64_t rise = uncorrected_.rise(gpu, static_cast<std::int64_t>(*errors)); rise > 0) {
+        add(result, "gpuEcc", gpu, Evidence::kHard, static_cast<double>(rise), 0.0, "",
+            fmt::format("{} uncorrected memory errors", rise));
       }
     }
     if (const auto rows = nvml_->remapped_rows(device)) {
@@ -170,10 +168,8 @@ class GpuProbe : public Probe {
       const std::optional<bool> is_up = nvml_->is_link_up(device, link);
       if (!is_up) continue;
       const std::string part = fmt::format("{} link {}", gpu, link);
-      if (*is_up) {
-        ++num_up;
-        links_up_.insert(part);
-      } else if (links_up_.contains(part)) {
+      num_up += *is_up ? 1 : 0;
+      if (links_.has_failed(part, *is_up)) {
         add(result, "gpuLink", part, Evidence::kHard, 0.0, 1.0, "", "the NVLink was up, and is down");
       }
       for (const Counter& counter : kLinkCounters) {
@@ -202,8 +198,8 @@ class GpuProbe : public Probe {
   int most_ = 0;                                               // GPUs that were there at one time
   std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // since the last active check
   std::map<std::string, int> num_xids_;                        // in all, by GPU
-  std::map<std::string, std::uint64_t> uncorrected_;           // counters when they were first seen
-  std::set<std::string> links_up_;                             // at one time
+  CounterRises uncorrected_;
+  KnownGood links_;
   CounterRates rates_;
 };
 

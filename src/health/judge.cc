@@ -22,7 +22,7 @@ std::string describe(const Finding& finding) {
 
 /// Slurm cuts reasons nowhere, but a line should stay one.
 std::string reason_of(const Finding& finding, const std::string& more = "") {
-  std::string text = fmt::format("[node_problem] {}: {}{}", finding.signal, describe(finding), more);
+  std::string text = fmt::format("{} {}: {}{}", kReasonPrefix, finding.signal, describe(finding), more);
   std::ranges::replace_if(
       text, [](char ch) { return static_cast<unsigned char>(ch) < ' ' || ch == '\'' || ch == '"'; }, ' ');
   constexpr std::size_t kLongest = 400;

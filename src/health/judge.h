@@ -28,6 +28,8 @@ class Judge {
 
   /// After each poll. `unix_now` may jump.
   Verdict judge(const std::vector<Finding>& findings, double unix_now);
+  /// How often the node became bad, the past included.
+  std::size_t times_bad() const { return past_.size(); }
   /// An active check has passed: what was found before it counts no more.
   void pass_active_check(double unix_time);
 
@@ -35,7 +37,6 @@ class Judge {
   struct Seen {
     int polls = 0;  // in a row
     double since = 0.0;
-    bool operator==(const Seen&) const = default;
   };
   bool is_lemon(double unix_now) const;
   /// The reason for which the node is bad by the findings of this poll; empty if it is not.

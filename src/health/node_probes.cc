@@ -9,7 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <set>
 #include <sstream>
 
 #include "base/error.h"
@@ -57,18 +56,14 @@ class NetworkProbe : public Probe {
   }
 
  private:
-  /// A link that was up and is not is hard evidence; one that was never up may have no cable.
   void judge_link(const std::string& part, bool is_up, const std::string& state, std::vector<Finding>& findings) {
-    if (is_up) {
-      were_up_.insert(part);
-    } else if (were_up_.contains(part)) {
-      findings.push_back({.signal = "networkLink",
-                          .part = part,
-                          .evidence = Evidence::kHard,
-                          .value = 0.0,
-                          .limit = 1.0,
-                          .detail = fmt::format("the link was up, and is '{}' now", state)});
-    }
+    if (!links_.has_failed(part, is_up)) return;
+    findings.push_back({.signal = "networkLink",
+                        .part = part,
+                        .evidence = Evidence::kHard,
+                        .value = 0.0,
+                        .limit = 1.0,
+                        .detail = fmt::format("the link was up, and is '{}' now", state)});
   }
 
   void look_at_port(const std::string& part, const std::string& folder, double now, ProbeResult& result) {
@@ -129,7 +124,7 @@ class NetworkProbe : public Probe {
 
   Sysroot sysroot_;
   NodeLimits limits_;
-  std::set<std::string> were_up_;
+  KnownGood links_;
   std::map<std::string, std::int64_t> highest_rates_;
   CounterRates rates_;
 };
@@ -153,9 +148,7 @@ class DiskProbe : public Probe {
     for (const std::string& disk : sysroot_.names("/sys/class/nvme")) {
       const std::optional<std::string> state = sysroot_.text(fmt::format("/sys/class/nvme/{}/state", disk));
       if (!state || state->empty()) continue;
-      if (*state == "live") {
-        were_live_.insert(disk);
-      } else if (were_live_.contains(disk)) {
+      if (disks_.has_failed(disk, *state == "live")) {
         result.findings.push_back({.signal = "diskState",
                                    .part = disk,
                                    .evidence = Evidence::kHard,
@@ -175,9 +168,7 @@ class DiskProbe : public Probe {
       std::string device, place, type, options;
       if (!(words >> device >> place >> type >> options) || !device.starts_with("/dev/")) continue;
       const bool is_read_only = options == "ro" || options.starts_with("ro,");
-      if (!is_read_only) {
-        were_writable_.insert(place);
-      } else if (were_writable_.contains(place)) {
+      if (mounts_.has_failed(place, !is_read_only)) {
         findings.push_back({.signal = "diskReadOnly",
                             .part = place,
                             .evidence = Evidence::kHard,
@@ -210,7 +201,7 @@ class DiskProbe : public Probe {
   Sysroot sysroot_;
   std::vector<fs::path> folders_;
   NodeLimits limits_;
-  std::set<std::string> were_writable_, were_live_;
+  KnownGood disks_, mounts_;
   CounterRates rates_;
 };
 
@@ -226,13 +217,12 @@ class MemoryProbe : public Probe {
     for (const std::string& controller : sysroot_.names("/sys/devices/system/edac/mc")) {
       const std::string folder = fmt::format("/sys/devices/system/edac/mc/{}", controller);
       if (const auto errors = sysroot_.number(folder + "/ue_count")) {
-        const std::int64_t first = uncorrected_.try_emplace(controller, *errors).first->second;
-        if (*errors > first) {
+        if (const std::int64_t rise = uncorrected_.rise(controller, *errors); rise > 0) {
           result.findings.push_back({.signal = "memoryUncorrected",
                                      .part = controller,
                                      .evidence = Evidence::kHard,
-                                     .value = static_cast<double>(*errors - first),
-                                     .detail = fmt::format("{} uncorrected memory errors", *errors - first)});
+                                     .value = static_cast<double>(rise),
+                                     .detail = fmt::format("{} uncorrected memory errors", rise)});
         }
       }
       if (const auto errors = sysroot_.number(folder + "/ce_count")) {
@@ -246,7 +236,8 @@ class MemoryProbe : public Probe {
                                        .is_counter = true});
       }
     }
-    const double total = field("/proc/meminfo", "MemTotal:"), available = field("/proc/meminfo", "MemAvailable:");
+    const std::string memory = sysroot_.text("/proc/meminfo").value_or("");
+    const double total = number_behind("MemTotal:", memory), available = number_behind("MemAvailable:", memory);
     if (total > 0.0) {
       result.measurements.push_back({.name = "memory_available_ratio",
                                      .help = "Share of the memory that processes can have",
@@ -260,7 +251,7 @@ class MemoryProbe : public Probe {
              .detail = fmt::format("{:.1f} % of the memory are left", 100.0 * available / total)});
       }
     }
-    const double killed = field("/proc/vmstat", "oom_kill");
+    const double killed = number_behind("oom_kill", sysroot_.text("/proc/vmstat").value_or(""));
     if (rates_.per_minute("oom_kill", killed, now) > 0.0) {
       result.findings.push_back({.signal = "outOfMemory",
                                  .evidence = Evidence::kAlert,
@@ -272,8 +263,8 @@ class MemoryProbe : public Probe {
 
  private:
   /// The number behind a word at a line's begin; 0 if there is none.
-  double field(std::string_view path, const std::string& word) const {
-    std::istringstream lines(sysroot_.text(path).value_or(""));
+  static double number_behind(const std::string& word, const std::string& text) {
+    std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
       std::istringstream words(line);
       std::string first;
@@ -285,7 +276,7 @@ class MemoryProbe : public Probe {
 
   Sysroot sysroot_;
   NodeLimits limits_;
-  std::map<std::string, std::int64_t> uncorrected_;  // counters when they were first seen
+  CounterRises uncorrected_;
   CounterRates rates_;
 };
 
@@ -380,7 +371,7 @@ class KernelLogProbe : public Probe {
         Pattern{"NETDEV WATCHDOG", "kernelNetwork", Evidence::kSoft},
         Pattern{"Out of memory: Killed", "kernelOutOfMemory", Evidence::kAlert},
     };
-    const std::string_view message = line.substr(line.find(';') == line.npos ? 0 : line.find(';') + 1);
+    const std::string_view message = line.substr(line.find(';') + 1);  // all of it where there is none
     for (const Pattern& pattern : kPatterns) {
       if (message.find(pattern.text) == message.npos) continue;
       constexpr std::size_t kShown = 160;

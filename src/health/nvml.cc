@@ -1,7 +1,6 @@
 #include "health/nvml.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 
 #include "base/error.h"
@@ -59,11 +58,6 @@ std::vector<Device> Library::devices() {
     if (call("nvmlDeviceGetHandleByIndex_v2", i, &device) == Status::kSuccess) devices.push_back(device);
   }
   return devices;
-}
-
-std::string Library::uuid(Device device) {
-  std::array<char, 96> text{};
-  return call_for(device, "nvmlDeviceGetUUID", text.data(), static_cast<unsigned>(text.size() - 1)) ? text.data() : "";
 }
 
 std::optional<double> Library::temperature(Device device) {

@@ -17,7 +17,6 @@ namespace tessera::nvml {
 enum class Status : int {
   kSuccess = 0,
   kNotSupported = 3,
-  kTimeout = 10,
   kGpuIsLost = 15,
   kResetRequired = 16,
 };
@@ -56,7 +55,6 @@ class Library {
 
   /// All GPUs. Empty where NVML counts none.
   std::vector<Device> devices();
-  std::string uuid(Device device);
 
   // Each returns nothing for what the GPU or the driver does not support, and for a GPU that is lost.
 

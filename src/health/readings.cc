@@ -55,6 +55,15 @@ double CounterRates::per_minute(const std::string& counter, double value, double
   return (value - last_value) * 60.0 / (now - last_time);
 }
 
+std::int64_t CounterRises::rise(const std::string& counter, std::int64_t value) {
+  return std::max(std::int64_t{0}, value - first_.try_emplace(counter, value).first->second);
+}
+
+bool KnownGood::has_failed(const std::string& part, bool is_well) {
+  if (is_well) parts_.insert(part);
+  return !is_well && parts_.contains(part);
+}
+
 void HeldEvents::add(Finding finding, double now) {
   const std::pair key(finding.signal, finding.part);
   events_[key] = {std::move(finding), now};

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -38,12 +39,33 @@ class Sysroot {
 /// How fast counters rise.
 class CounterRates {
  public:
-  /// By how much the counter has risen per minute since the last call; 0 at the first one, and after the counter began
-  /// anew. `now`: seconds.
+  /// Returns by how much the counter has risen per minute since the last call. That is 0 at the first call, and after
+  /// the counter began anew. `now`: seconds.
   double per_minute(const std::string& counter, double value, double now);
 
  private:
   std::map<std::string, std::pair<double, double>> last_;  // value and time
+};
+
+/// How far counters have risen since they were first seen: what they had counted before is not news.
+class CounterRises {
+ public:
+  /// Returns 0 at the first call, and where the counter has fallen.
+  std::int64_t rise(const std::string& counter, std::int64_t value);
+  void clear() { first_.clear(); }
+
+ private:
+  std::map<std::string, std::int64_t> first_;
+};
+
+/// Parts that were well at one time. One that never was may not be in use: a port without a cable.
+class KnownGood {
+ public:
+  /// Whether the part was well in an earlier call, and is not now.
+  bool has_failed(const std::string& part, bool is_well);
+
+ private:
+  std::set<std::string> parts_;
 };
 
 /// Events, which are told for a while, so that two polls see them.

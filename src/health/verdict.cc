@@ -14,6 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kVerdictFormat = "tessera-health-verdict";
 constexpr const char* kActiveCheckFormat = "tessera-health-active-check";
+constexpr std::uint64_t kVersion = 1;
 constexpr const char* kActiveCheckName = "active_check.json";
 constexpr std::array<std::string_view, 3> kLevels = {"ok", "suspect", "bad"};
 constexpr std::array<std::string_view, 3> kEvidence = {"hard", "soft", "alert"};
@@ -46,19 +47,6 @@ Finding finding_from_json(const JsonFields<>& fields) {
           .detail = fields.text("detail")};
 }
 
-/// The object in a file of this format; none if there is no such file.
-std::optional<nlohmann::json> read_object(const fs::path& path, const char* format) {
-  std::error_code missing;
-  if (!fs::exists(path, missing)) return std::nullopt;
-  const std::string name = fmt::format("'{}'", path.string());
-  nlohmann::json json = parse_json(read_text_file(path), name);
-  const JsonFields fields(json, name);
-  require(fields.text("format") == format && fields.count("version") == 1,
-          "{}: expected format '{}', version 1, got '{}', version {}", name, format, fields.text("format"),
-          describe_json(fields.at("version")));
-  return json;
-}
-
 }  // namespace
 
 std::string_view name_of(HealthLevel level) { return kLevels[static_cast<std::size_t>(level)]; }
@@ -70,7 +58,7 @@ nlohmann::ordered_json to_json(const Verdict& verdict) {
     items.back()["since"] = item.since;
   }
   return {{"format", kVerdictFormat},
-          {"version", 1},
+          {"version", kVersion},
           {"node", verdict.node},
           {"time", verdict.time},
           {"level", name_of(verdict.level)},
@@ -85,7 +73,7 @@ void write_verdict(const fs::path& folder, const Verdict& verdict) {
 }
 
 std::optional<Verdict> read_verdict(const fs::path& folder) {
-  const std::optional<nlohmann::json> json = read_object(folder / kVerdictName, kVerdictFormat);
+  const std::optional<nlohmann::json> json = read_json_file(folder / kVerdictName, kVerdictFormat, kVersion);
   if (!json) return std::nullopt;
   const JsonFields fields(*json, fmt::format("'{}'", (folder / kVerdictName).string()));
   Verdict verdict{.node = fields.text("node"),
@@ -102,14 +90,14 @@ std::optional<Verdict> read_verdict(const fs::path& folder) {
 }
 
 void write_active_check(const fs::path& folder, double unix_time, const std::vector<Finding>& findings) {
-  nlohmann::ordered_json json = {{"format", kActiveCheckFormat}, {"version", 1}, {"time", unix_time}};
+  nlohmann::ordered_json json = {{"format", kActiveCheckFormat}, {"version", kVersion}, {"time", unix_time}};
   json["findings"] = nlohmann::ordered_json::array();
   for (const Finding& finding : findings) json["findings"].push_back(to_json(finding));
   write_whole_file(folder / kActiveCheckName, json_text(json, 2) + "\n");
 }
 
 std::optional<ActiveCheckResult> read_active_check(const fs::path& folder) {
-  const std::optional<nlohmann::json> json = read_object(folder / kActiveCheckName, kActiveCheckFormat);
+  const std::optional<nlohmann::json> json = read_json_file(folder / kActiveCheckName, kActiveCheckFormat, kVersion);
   if (!json) return std::nullopt;
   const JsonFields fields(*json, fmt::format("'{}'", (folder / kActiveCheckName).string()));
   ActiveCheckResult result{.time = fields.number("time"), .findings = {}};

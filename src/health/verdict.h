@@ -35,7 +35,7 @@ struct Verdict {
   std::string node;
   double time = 0.0;  // Unix time at which it was given
   HealthLevel level = HealthLevel::kOk;
-  /// Of a bad node, as Slurm and Soperator take it: "[node_problem] gpuXid: GPU 3: ...".
+  /// Why the node is bad, as Slurm and Soperator read it: "[node_problem] gpuXid: GPU 3: ...". Empty: it is not.
   std::string reason = {};
   double bad_since = 0.0;     // Unix time; 0: it is not bad
   double active_check = 0.0;  // Unix time of the last active check that passed; 0: none since the daemon began
@@ -45,6 +45,9 @@ struct Verdict {
   bool is_fresh(double unix_now) const { return unix_now - time <= kFreshSeconds; }
   static constexpr double kFreshSeconds = 60.0;
 };
+
+/// Soperator's tools look for it at the begin of the reason for which a node is drained.
+inline constexpr const char* kReasonPrefix = "[node_problem]";
 
 /// Where the daemon of a node writes by default.
 inline constexpr const char* kHealthFolder = "/run/tessera-health";

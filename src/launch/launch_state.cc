@@ -15,19 +15,6 @@ constexpr const char* kFormat = "tessera-launch";
 constexpr const char* kLossFormat = "tessera-launcher-lost";
 constexpr std::uint64_t kVersion = 1;
 
-/// What a file of the folder holds; none if there is no such file.
-std::optional<nlohmann::json> read_json(const std::filesystem::path& path, const char* format) {
-  std::error_code unreadable;
-  if (!std::filesystem::exists(path, unreadable)) return std::nullopt;
-  const std::string name = fmt::format("'{}'", path.string());
-  auto json = parse_json(read_text_file(path), name);
-  const JsonFields<> fields(json, name);
-  require(fields.text("format") == format && fields.count("version") == kVersion,
-          "{}: expected format '{}', version {}, got '{}', version {}", name, format, kVersion, fields.text("format"),
-          fields.count("version"));
-  return json;
-}
-
 nlohmann::ordered_json to_json(const LaunchState::Job& job) { return {{"id", job.id}, {"restarts", job.restarts}}; }
 
 LaunchState::Job job_from_json(const JsonFields<>& parent) {
@@ -104,7 +91,7 @@ std::vector<Measurement> measurements_of(const LaunchState& state,
 }
 
 std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder) {
-  const auto json = read_json(folder / kLaunchStateName, kFormat);
+  const auto json = read_json_file(folder / kLaunchStateName, kFormat, kVersion);
   if (!json) return std::nullopt;
   const JsonFields<> fields(*json, fmt::format("'{}'", (folder / kLaunchStateName).string()));
   LaunchState state{.run_id = fields.text("run_id"),
@@ -138,7 +125,7 @@ void write_launcher_loss(const std::filesystem::path& folder, const LaunchState&
 }
 
 std::optional<double> read_launcher_loss(const std::filesystem::path& folder, const LaunchState& lost) {
-  const auto json = read_json(folder / kLauncherLossName, kLossFormat);
+  const auto json = read_json_file(folder / kLauncherLossName, kLossFormat, kVersion);
   if (!json) return std::nullopt;
   const JsonFields<> fields(*json, fmt::format("'{}'", (folder / kLauncherLossName).string()));
   if (lost.job != job_from_json(fields)) return std::nullopt;  // another launcher's loss

@@ -278,7 +278,7 @@ class Launcher {
     for (Node& node : nodes_) {
       if (!node.sickness.empty()) {
         sick += fmt::format("\n  {}: {}", node.name, node.sickness);
-        drain_as_sick(node);
+        drain(node, true);
       } else if (active_.size() < static_cast<std::size_t>(options_.num_nodes)) {
         node.role = Role::kActive;
         active_.push_back(node.name);
@@ -291,10 +291,10 @@ class Launcher {
     if (!sick.empty()) spdlog::warn("nodes that are not well are left out:{}", sick);
   }
 
-  static void drain_as_sick(Node& node) {
+  static void drain(Node& node, bool as_sick) {
     node.role = Role::kDrained;
     node.ended = 0;
-    node.is_drained_as_sick = true;
+    node.is_drained_as_sick = as_sick;
   }
 
   Node* find_node(const std::string& name) {
@@ -696,8 +696,7 @@ class Launcher {
     if (failure.kind == FailureKind::kNodeLost) {
       lose(bad);
     } else {
-      drain_as_sick(bad);
-      bad.is_drained_as_sick = failure.kind == FailureKind::kNodeSick;
+      drain(bad, failure.kind == FailureKind::kNodeSick);
     }
     spare->role = Role::kActive;
     *std::ranges::find(active_, bad.name) = spare->name;
@@ -705,7 +704,7 @@ class Launcher {
     tell_scheduler(
         engine_->drain(bad.name, failure.kind == FailureKind::kNodeSick
                                      ? bad.sickness
-                                     : fmt::format("[node_problem] {}: {}", state_.run_id, name_of(failure.kind))));
+                                     : fmt::format("{} {}: {}", kReasonPrefix, state_.run_id, name_of(failure.kind))));
     return spare->name;
   }
 

@@ -131,9 +131,8 @@ class Monitor {
   /// What the node's health daemon said last; null if it says nothing.
   const nlohmann::json& health() {
     constexpr double kBetweenReadings = 1.0;
-    if (has_read_health_ && since_health_.seconds() < kBetweenReadings) return health_;
-    has_read_health_ = true;
-    since_health_ = {};
+    if (since_health_ && since_health_->seconds() < kBetweenReadings) return health_;
+    since_health_.emplace();
     health_ = nullptr;
     try {
       const std::optional<Verdict> verdict = read_verdict(options_.health_folder);
@@ -259,8 +258,7 @@ class Monitor {
   bool was_given_up_ = false;    // the launcher was silent for long
   bool quits_ = false;
   nlohmann::json health_;
-  Stopwatch since_health_;
-  bool has_read_health_ = false;
+  std::optional<Stopwatch> since_health_;  // none: it was not read yet
 };
 
 }  // namespace

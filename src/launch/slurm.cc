@@ -1,5 +1,7 @@
 #include "launch/slurm.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -81,6 +83,14 @@ SchedulerNode find_slurm_node(const std::string& name) {
   }
   node.num_drained = static_cast<int>(drained.size());
   return node;
+}
+
+void drain_slurm_node(const std::string& name, const std::string& reason) {
+  output_of(fmt::format("scontrol update nodename={} state=drain reason={}", shell_word(name), shell_word(reason)));
+}
+
+void undrain_slurm_node(const std::string& name) {
+  output_of(fmt::format("scontrol update nodename={} state=undrain", shell_word(name)));
 }
 
 SlurmJob find_slurm_job(const std::string& id) {

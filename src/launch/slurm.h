@@ -31,6 +31,9 @@ bool is_down(std::string_view line);
 /// What Slurm says of a node, and how many nodes are drained for a "[node_problem]". Throws Error if it does not
 /// answer.
 SchedulerNode find_slurm_node(const std::string& name);
+/// Throw Error if Slurm refuses. A node that is drained finishes its jobs.
+void drain_slurm_node(const std::string& name, const std::string& reason);
+void undrain_slurm_node(const std::string& name);
 /// Reads a line of `scontrol -o show node`, without the number of nodes.
 SchedulerNode parse_slurm_node(std::string_view line);
 

@@ -9,9 +9,7 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -101,11 +99,6 @@ int nvmlDeviceGetCount_v2(unsigned* count) {
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
   *device = reinterpret_cast<void*>(static_cast<std::intptr_t>(index) + 1);
-  return kSuccess;
-}
-
-int nvmlDeviceGetUUID(void* device, char* text, unsigned size) {
-  std::snprintf(text, size, "GPU-%d", gpu_of(device));
   return kSuccess;
 }
 
