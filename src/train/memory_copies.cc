@@ -555,7 +555,7 @@ bool MemoryCopies::wait_for_all(const std::function<bool()>& is_done, double sec
 }
 
 bool MemoryCopies::settle(double seconds) {
-  if (!is_under_way_) return true;
+  if (!taken_ && !is_being_sent_) return true;
   if (taken_) {
     if (!wait_for_all([&] { return ready(); }, seconds)) return false;
     advance();
@@ -564,7 +564,7 @@ bool MemoryCopies::settle(double seconds) {
   if (!wait_for_all(is_sent, seconds)) return false;
   for (Work& work : works_) work.wait();
   works_.clear();
-  is_under_way_ = false;
+  is_being_sent_ = false;
   if (!told_time_ && ranks_.rank() == 0) {
     spdlog::info("copies in memory: training waited {:.3f} s for the first, of {}", stall_seconds_,
                  format_gib(place().state_bytes));
@@ -620,7 +620,6 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, Comp
                             .payload_bytes = place().state_bytes},
                  .compare = std::move(compare),
                  .checksums = std::move(checksums)};
-  is_under_way_ = true;
   stall_seconds_ = 0.0;
   if (!is_beside) advance();
   stall_seconds_ = stall.seconds();
@@ -634,7 +633,6 @@ bool MemoryCopies::ready() const {
 void MemoryCopies::advance() {
   const Stopwatch stall;
   Taken taken = std::move(*std::exchange(taken_, std::nullopt));
-  is_under_way_ = false;  // if it is not what replicas have, it never counts
   const TrainingState::Checksums checksums = taken.checksums.get();
   taken.compare(checksums);
   Slot& slot = slots_[next_slot_];
@@ -648,7 +646,7 @@ void MemoryCopies::advance() {
     works_.push_back(ranks_.world().send(slot.own->words(), place().partner, kTag, kName));
   }
   stall_seconds_ += stall.seconds();
-  is_under_way_ = true;
+  is_being_sent_ = true;
   next_slot_ = 1 - next_slot_;
 }
 

@@ -53,7 +53,7 @@ class MemoryCopies {
   /// All of these must stay. Finds out which ranks share a node: those whose job.node_folder is the same one.
   /// `state_is_read`: on GPUs, TrainingStep's; null on CPUs. Together with all ranks.
   MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state,
-               cuda::Event* state_is_read = nullptr);
+               cuda::Event* state_is_read);
   ~MemoryCopies();
   MemoryCopies(const MemoryCopies&) = delete;
   MemoryCopies& operator=(const MemoryCopies&) = delete;
@@ -80,7 +80,7 @@ class MemoryCopies {
   /// copy counts, and may throw. Waits for the copy before, up to a second: if that is still on its way, this one is
   /// postponed to the next step. Returns false then. Throws Error if a later attempt of the run has begun on this node.
   /// A GPU's state leaves it beside the next step, and is compared in advance(), unless `compares_now`.
-  bool take(std::int64_t step, const data::LoaderState& loader, Compare compare, bool compares_now = true);
+  bool take(std::int64_t step, const data::LoaderState& loader, Compare compare, bool compares_now);
   /// Whether this rank's copy has left its GPU, and waits for advance().
   bool ready() const;
   /// When all ranks are ready(): calls `compare`, and starts to send the copy. No step may be under way.
@@ -151,7 +151,7 @@ class MemoryCopies {
   bool has_leftovers_ = false;
   std::array<Slot, 2> slots_;
   std::size_t next_slot_ = 0;
-  bool is_postponed_ = false, is_under_way_ = false, told_time_ = false;
+  bool is_postponed_ = false, is_being_sent_ = false, told_time_ = false;
   double stall_seconds_ = 0.0;  // in which training waited for the copy under way
   std::optional<Taken> taken_;
   std::vector<Work> works_;  // of the copy under way
