@@ -76,6 +76,12 @@ class Recipes(unittest.TestCase):
                 self.assertEqual(int(options["--nodes"]) + int(options["--spares"]), int(most))
                 self.assertEqual(int(options["--nodes"]) * int(options["--ranks-per-node"]), RANKS[model])
 
+    def test_a_job_of_an_unknown_variant_starts_nothing(self):
+        refused = run(os.path.join(SLURM, "train.sh"), "16b", "1", "0", "dataset", "dump", "eth0",
+                      env={**os.environ, "PRECISION": "int4"})
+        self.assertEqual(refused.returncode, 2, refused.stdout)
+        self.assertIn("unknown precision 'int4'", refused.stdout)
+
     def test_programs_for_slurm_use_options_that_exist(self):
         for name in ("tessera_health.sh", "tessera_prolog.sh"):
             with open(os.path.join(SLURM, name)) as file:
