@@ -313,7 +313,7 @@ class Case:
     batch: int = 6            # sequences per step
     engine: Optional[str] = None   # the only one that it works with
     again_from_noticed: bool = False
-    healed_by: str = "restart"     # or "replay", "going on"
+    healed_by: str = "restart"     # or "replay", "going on", "nothing"
     repairs: bool = True           # the node, while the healed run goes on
     undrains: bool = False         # an operator returns the node to the healed run
     daemons: bool = False          # of health, on all nodes; a node that was blamed comes back after its active check
@@ -451,12 +451,13 @@ def wait_for(condition, seconds):
     return True
 
 
-def follow_nothing(run, row, when, node):
+def follow_nothing(run, row, node):
     """The run goes on as if nothing had happened."""
     time.sleep(4 * sickness.PERIOD)
     row.action = "an alert"
-    if run.daemons.verdict(node) != "ok":
-        row.missed.append(f"{node} is {run.daemons.verdict(node)}")
+    verdict = run.daemons.verdict(node)
+    if verdict != "ok":
+        row.missed.append(f"{node} is {verdict}")
     if run.incidents():
         row.missed.append("there is an incident")
 
@@ -513,7 +514,7 @@ def try_case(case, engine, tessera, expected, output, slack):
             elif case.healed_by == "replay":
                 follow_replay(run, row, when)
             elif case.healed_by == "nothing":
-                follow_nothing(run, row, when, blamed["node"])
+                follow_nothing(run, row, blamed["node"])
             else:
                 follow_disk(run, row, when)
             status = run.wait(120)
@@ -581,7 +582,8 @@ SPACING = 40  # steps from fault to fault, on average
 def plan_of(number, seed):
     """[(step, case, rank)]: random faults at random steps; one of them is a NaN that comes back on one node only."""
     draw = random.Random(seed)
-    wanted = [case for case in CASES if case.engine is None and not case.daemons and case.name not in ("nan-once", "nan-on-a-node", "damaged-checkpoint")]
+    left_out = ("nan-once", "nan-on-a-node", "damaged-checkpoint")
+    wanted = [case for case in CASES if case.engine is None and not case.daemons and case.name not in left_out]
     plan = [(SPACING * (i + 1) + draw.randrange(-10, 10), draw.choice(wanted), draw.randrange(3)) for i in range(number)]
     # It is the first one, because n2, on which the hook waits, trains until then.
     plan[0] = (plan[0][0], next(case for case in CASES if case.name == "nan-on-a-node"), 1)

@@ -8,6 +8,7 @@ from lab import HERE
 
 PERIOD = 1.0  # seconds between two looks of a daemon
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
+GPUS = "count 2\n0 temperature 60\n1 temperature 61\n1 link.0 1\n"  # that are well; a later line of a key counts
 
 
 class Daemons:
@@ -20,10 +21,8 @@ class Daemons:
         subprocess.run(["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", self.nvml, stub], check=True)
         for node in lab.NODES:
             os.makedirs(os.path.join(self.root(node), PORT, "counters"))
-            self.write(node, "gpus", "count 2\n0 temperature 60\n1 temperature 61\n1 link.0 1\n")
-            self.write(node, f"{PORT}/state", "4: ACTIVE\n")
-            self.write(node, f"{PORT}/rate", "400 Gb/sec (4X NDR)\n")
             self.write(node, f"{PORT}/counters/symbol_error", "0\n")
+            self.repair(node)
             log = open(os.path.join(lab.shared, f"health-{node}.log"), "w")
             self.processes.append(subprocess.Popen(lab.command(node, *self.tessera(node, "serve", "--period", PERIOD)),
                                                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT))
@@ -35,6 +34,11 @@ class Daemons:
         with open(os.path.join(self.root(node), name), "w") as file:
             file.write(text)
 
+    def repair(self, node):
+        self.write(node, "gpus", GPUS)
+        self.write(node, f"{PORT}/state", "4: ACTIVE\n")
+        self.write(node, f"{PORT}/rate", "400 Gb/sec (4X NDR)\n")
+
     def tessera(self, node, command, *options):
         return ["env", f"TESSERA_NVML_STUB={self.root(node)}/gpus", self.lab.tessera, "health", command,
                 "--nvml", self.nvml, "--sysroot", self.root(node), *options]
@@ -45,9 +49,7 @@ class Daemons:
 
     def check(self, node):
         """The repair, and the active check after it."""
-        self.write(node, "gpus", "count 2\n1 link.0 1\n")
-        self.write(node, f"{PORT}/state", "4: ACTIVE\n")
-        self.write(node, f"{PORT}/rate", "400 Gb/sec (4X NDR)\n")
+        self.repair(node)
         time.sleep(2 * PERIOD)
         self.lab.run(node, *self.tessera(node, "check", "--active"))
 
@@ -66,13 +68,13 @@ class Daemons:
 
 def xid(daemons, node):
     when = time.time()
-    daemons.write(node, "gpus", "count 2\n1 link.0 1\n1 xid 79\n")
+    daemons.write(node, "gpus", GPUS + "1 xid 79\n")
     return when
 
 
 def nvlink_down(daemons, node):
     when = time.time()
-    daemons.write(node, "gpus", "count 2\n1 link.0 0\n")
+    daemons.write(node, "gpus", GPUS + "1 link.0 0\n")
     return when
 
 
@@ -102,5 +104,5 @@ def dying_link(daemons, node):
 
 def heat(daemons, node):
     when = time.time()
-    daemons.write(node, "gpus", "count 2\n0 temperature 95\n0 throttle 64\n1 link.0 1\n")
+    daemons.write(node, "gpus", GPUS + "0 temperature 95\n0 throttle 64\n")
     return when
