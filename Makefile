@@ -4,6 +4,7 @@
 #   make test    set up, build, run every test
 #   make faults  hurt runs in a cluster in a box, print how each heals (CAMPAIGN=50: that many random faults in one run)
 #   make fuzz    set up, build, fuzz the readers of files for SECONDS each; make test does so for 5 s each
+#   make image   build a container image without CUDA in build/image, and try the program in it
 #   make lint    check the formatting (make format mends it), and every .cc with clang-tidy
 #   make bench   set up, build, run the benchmarks (installs PyTorch into build/venv for the comparison)
 PRESET ?= release
@@ -18,7 +19,7 @@ CONFIG ?= configs/debugmodel.toml
 ARGS ?=
 SECONDS ?= 20
 
-.PHONY: all setup build program train run install package test faults fuzz bench lint format clean
+.PHONY: all setup build program train run install package image test faults fuzz bench lint format clean
 all: build
 
 setup:
@@ -66,6 +67,12 @@ do-install:
 
 do-package:
 	cd $(BUILD) && cpack -G DEB
+
+# docs/cluster.md has the image with CUDA.
+image:
+	@scripts/setup.sh image
+	@$(MAKE) --no-print-directory program PRESET=cpu
+	tests/container/image_test.py build/cpu/src/app/tessera build/image
 
 test: build
 	@scripts/setup.sh browser || [ -z "$$TESSERA_REQUIRE_BROWSER" ]

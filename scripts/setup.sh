@@ -5,7 +5,7 @@
 # `setup.sh lint` installs what `make lint` needs as well, `setup.sh fuzz` what `make fuzz` needs,
 # `setup.sh browser` a browser without a screen, for the tests of the pages of `tessera compare` and `tessera report`
 # (status 2 where there is no package of one), `setup.sh cluster` what tests/cluster needs, where that can run: as root
-# with namespaces.
+# with namespaces, `setup.sh image` what `make image` needs.
 set -euo pipefail
 
 packages=(
@@ -41,6 +41,8 @@ elif [[ ${1:-} == cluster ]]; then
     iproute2 nftables procps e2fsprogs python3                   # network, faults, harness
     prometheus                                                   # promtool, for the alerts
   )
+elif [[ ${1:-} == image ]]; then
+  packages+=(mmdebstrap umoci binutils python3)
 elif [[ ${1:-} == fuzz ]]; then
   # The compiler, and libFuzzer and the sanitizers of the same version, which the package of this name depends on.
   packages+=(clang libclang-rt-dev)
