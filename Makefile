@@ -77,6 +77,7 @@ image:
 test: build
 	@scripts/setup.sh browser || [ -z "$$TESSERA_REQUIRE_BROWSER" ]
 	@scripts/setup.sh cluster
+	@scripts/setup.sh kubernetes
 	ctest --test-dir $(BUILD) --output-on-failure -j 2
 	@$(MAKE) --no-print-directory fuzz SECONDS=5
 

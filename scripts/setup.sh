@@ -5,7 +5,7 @@
 # `setup.sh lint` installs what `make lint` needs as well, `setup.sh fuzz` what `make fuzz` needs,
 # `setup.sh browser` a browser without a screen, for the tests of the pages of `tessera compare` and `tessera report`
 # (status 2 where there is no package of one), `setup.sh cluster` what tests/cluster needs, where that can run: as root
-# with namespaces, `setup.sh image` what `make image` needs.
+# with namespaces, `setup.sh image` what `make image` needs, `setup.sh kubernetes` the validators of recipes/kubernetes.
 set -euo pipefail
 
 packages=(
@@ -62,7 +62,19 @@ for line in "${wheels[@]}"; do
   read -r name _ version _ <<<"$line"
   [[ $(cat "$build/$name/version" 2>/dev/null) == "$version" ]] || wanted+=("$line")
 done
-if [[ ${#wanted[@]} -gt 0 ]] && ! python3 -m pip --version >/dev/null 2>&1; then packages+=(python3-pip); fi
+# From PyPI, with what they need: the validators of Kubernetes' objects and of schemas.
+validators="kubernetes-validate==1.37.0 jsonschema==4.26.0"
+if [[ ${1:-} != kubernetes || $(cat "$build/kubernetes/version" 2>/dev/null) == "$validators" ]]; then validators=""; fi
+if [[ -n $validators || ${#wanted[@]} -gt 0 ]] && ! python3 -m pip --version >/dev/null 2>&1; then packages+=(python3-pip); fi
+
+fetch_validators() {
+  [[ -n $validators ]] || return 0
+  echo "setup: fetching $validators" >&2
+  rm -rf "${build:?}/kubernetes"
+  # shellcheck disable=SC2086
+  python3 -m pip install -q --disable-pip-version-check --root-user-action=ignore --target "$build/kubernetes" $validators
+  echo "$validators" >"$build/kubernetes/version"
+}
 
 fetch_wheels() {
   local line name package version folder platform options
@@ -93,6 +105,7 @@ done
 command -v c++ >/dev/null || missing+=(g++)
 if [[ ${#missing[@]} -eq 0 ]]; then
   fetch_wheels
+  fetch_validators
   exit 0
 fi
 
@@ -124,3 +137,4 @@ if [[ ${1:-} == cluster ]]; then
   done 2>/dev/null
 fi
 fetch_wheels
+fetch_validators

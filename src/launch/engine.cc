@@ -37,6 +37,16 @@ CommandLine mpirun(std::int64_t num_ranks, const std::vector<std::string>& varia
 
 void append(CommandLine& command, const CommandLine& more) { command.insert(command.end(), more.begin(), more.end()); }
 
+/// The names of NCCL's settings here. mpirun hands its own (OMPI_*) to other hosts, and no others.
+std::vector<std::string> nccl_settings() {
+  std::vector<std::string> names;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    if (text.starts_with("NCCL_")) names.emplace_back(text.substr(0, text.find('=')));
+  }
+  return names;
+}
+
 class LocalEngine : public Engine {
  public:
   explicit LocalEngine(std::vector<std::string> mpirun_options) : options_(std::move(mpirun_options)) {}
@@ -77,7 +87,9 @@ class HostsEngine : public Engine {
                        const std::vector<std::string>& variables, const CommandLine& program) const override {
     std::vector<std::string> slots;
     for (const std::string& node : nodes) slots.push_back(fmt::format("{}:{}", node, ranks_per_node));
-    CommandLine command = mpirun(static_cast<std::int64_t>(nodes.size()) * ranks_per_node, variables, options_);
+    std::vector<std::string> handed_on = nccl_settings();
+    append(handed_on, variables);
+    CommandLine command = mpirun(static_cast<std::int64_t>(nodes.size()) * ranks_per_node, handed_on, options_);
     append(command, {"-H", fmt::format("{}", fmt::join(slots, ",")), "--map-by", "slot"});
     append(command, {"--mca", "plm_rsh_args", fmt::format("{}", fmt::join(ssh_options(), " "))});
     append(command, program);

@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+
 #include "tests/data/support.h"
 #include "tests/expect_error.h"
 
@@ -27,6 +31,15 @@ TEST(Engine, HostsKeepTheirOrderAndGetTheirRanks) {
   EXPECT_THAT(command, Contains("8"));
   EXPECT_THAT(command, Contains("TESSERA_ATTEMPT"));
   EXPECT_THAT(command, Contains("x"));
+}
+
+TEST(Engine, RanksOfOtherHostsGetTheSettingsOfNccl) {
+  setenv("NCCL_IB_TIMEOUT", "22", 1);
+  const CommandLine command = make_hosts_engine({"n1"}, {})->on_ranks({"n1"}, 2, {"TESSERA_ATTEMPT"}, {"tessera"});
+  unsetenv("NCCL_IB_TIMEOUT");
+  const auto at = std::ranges::find(command, "NCCL_IB_TIMEOUT");
+  ASSERT_NE(at, command.end());
+  EXPECT_EQ(*std::prev(at), "-x");
 }
 
 TEST(Engine, AProgramOnAHostIsOneWordForItsShell) {

@@ -3,6 +3,7 @@
 
     recipes_test.py TESSERA
 """
+import glob
 import itertools
 import os
 import re
@@ -77,7 +78,7 @@ class Recipes(unittest.TestCase):
                 self.assertEqual(int(options["--nodes"]) * int(options["--ranks-per-node"]), RANKS[model])
 
     def test_a_job_of_an_unknown_variant_starts_nothing(self):
-        refused = run(os.path.join(SLURM, "train.sh"), "16b", "1", "0", "dataset", "dump", "eth0",
+        refused = run(os.path.join(ROOT, "recipes", "train.sh"), "16b", "1", "0", "dataset", "dump", "eth0",
                       env={**os.environ, "PRECISION": "int4"})
         self.assertEqual(refused.returncode, 2, refused.stdout)
         self.assertIn("unknown precision 'int4'", refused.stdout)
@@ -91,7 +92,7 @@ class Recipes(unittest.TestCase):
                 self.assertIn(option, known)
 
     def test_scripts_are_sound(self):
-        for path in [*scripts(), os.path.join(ROOT, "recipes", "variant.sh")]:
+        for path in [*scripts(), *glob.glob(os.path.join(ROOT, "recipes", "**", "*.sh"), recursive=True)]:
             self.assertEqual(run("bash", "-n", path).stdout, "")
             if shutil.which("shellcheck"):
                 self.assertEqual(run("shellcheck", path).stdout, "")

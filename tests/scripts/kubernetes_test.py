@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""What recipes/kubernetes prints is what Kubernetes, JobSet and the MPI operator take, as far as schemas can tell.
+
+    kubernetes_test.py TESSERA
+`scripts/setup.sh kubernetes` fetches the validators into build/kubernetes.
+"""
+import copy
+import glob
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
+RECIPES = os.path.join(ROOT, "recipes", "kubernetes")
+TESSERA = os.path.abspath(sys.argv[1])
+sys.path.insert(0, os.path.join(ROOT, "build", "kubernetes"))
+try:
+    import jsonschema
+    import kubernetes_validate
+    import yaml
+except ImportError as error:
+    print(f"skipped: {error}; scripts/setup.sh kubernetes fetches it")
+    sys.exit(0)
+
+VERSION = "1.33"  # of Kubernetes
+WORKERS = {"16b": 1, "671b": 34}
+with open(os.path.join(ROOT, "tests", "scripts", "kubernetes_schemas.json")) as schemas_file:
+    SCHEMAS = json.load(schemas_file)
+
+
+def run(*words, **options):
+    return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def render(*words):
+    printed = run(os.path.join(RECIPES, "render.sh"), *words)
+    assert printed.returncode == 0, printed.stdout
+    return list(yaml.safe_load_all(printed.stdout))
+
+
+def validate(document):
+    """Throws if a field is unknown, misses or has the wrong type."""
+    kind = document["kind"]
+    if kind not in SCHEMAS:
+        kubernetes_validate.validate(document, VERSION, strict=True)
+        return
+    jsonschema.validate(document, SCHEMAS[kind])
+    if kind == "JobSet":
+        for job in document["spec"]["replicatedJobs"]:
+            validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]})
+    else:
+        for name, replica in document["spec"]["mpiReplicaSpecs"].items():
+            validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name.lower()}, **replica["template"]})
+
+
+def pods(document):
+    """{"launcher": its pod's spec, "worker": ...}."""
+    if document["kind"] == "JobSet":
+        return {job["name"]: job["template"]["spec"]["template"]["spec"] for job in document["spec"]["replicatedJobs"]}
+    return {name.lower(): replica["template"]["spec"]
+            for name, replica in document["spec"]["mpiReplicaSpecs"].items()}
+
+
+class Kubernetes(unittest.TestCase):
+    def each(self):
+        for kind in ("jobset", "mpijob"):
+            for model in WORKERS:
+                with self.subTest(f"{kind} {model}"):
+                    yield kind, model, render(kind, model)
+
+    def test_every_document_is_valid(self):
+        for _, _, documents in self.each():
+            for document in documents:
+                validate(document)
+        for document in render("health"):
+            validate(document)
+
+    def test_mistakes_are_found(self):
+        """The validation can fail: each of these is one mistake."""
+        job_set, mpi_job, daemon = render("jobset", "16b")[0], render("mpijob", "16b")[0], render("health")[0]
+
+        def mistake(document, change):
+            document = copy.deepcopy(document)
+            change(document)
+            with self.assertRaises(Exception):
+                validate(document)
+        mistake(job_set, lambda it: it["spec"]["failurePolicy"].update(restartStrategy="Recreat"))
+        mistake(job_set, lambda it: it["spec"].update(replicas=2))
+        mistake(job_set, lambda it: pods(it)["worker"]["containers"][0].update(imagePullPolcy="Always"))
+        mistake(mpi_job, lambda it: it["spec"].update(slots=8))
+        mistake(mpi_job, lambda it: pods(it)["launcher"]["containers"][0].update(args="16b"))
+        mistake(daemon, lambda it: it["spec"]["template"]["spec"].update(hostNetwork="yes"))
+
+    def test_volumes_and_ports_that_are_used_exist(self):
+        for _, _, documents in self.each():
+            for pod in pods(documents[0]).values():
+                volumes = {volume["name"] for volume in pod["volumes"]}
+                for container in pod["containers"]:
+                    self.assertLessEqual({mount["name"] for mount in container["volumeMounts"]}, volumes)
+                    probed = container.get("readinessProbe", {}).get("tcpSocket", {}).get("port")
+                    self.assertIn(probed, [None, *(port["name"] for port in container["ports"])])
+
+    def test_spares_are_workers_that_the_launcher_counts(self):
+        for kind, model, documents in self.each():
+            arguments = pods(documents[0])["launcher"]["containers"][0]["args"]
+            self.assertEqual(arguments[0], model)
+            self.assertEqual(int(arguments[1]) + int(arguments[2]), WORKERS[model])
+            if kind == "mpijob":
+                self.assertEqual(documents[0]["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"], WORKERS[model])
+                continue
+            worker = documents[0]["spec"]["replicatedJobs"][1]["template"]["spec"]
+            self.assertEqual((worker["parallelism"], worker["completions"]), (WORKERS[model], WORKERS[model]))
+            hosts = documents[1]["data"]["hostfile"].split()
+            name, subdomain = documents[0]["metadata"]["name"], documents[0]["spec"]["network"]["subdomain"]
+            self.assertEqual(hosts, [f"{name}-worker-0-{i}.{subdomain}" for i in range(WORKERS[model])])
+
+    def test_names_reach_the_documents(self):
+        with tempfile.TemporaryDirectory() as folder:
+            names = os.path.join(folder, "names.env")
+            with open(os.path.join(RECIPES, "names.env")) as file:
+                lines = file.read()
+            with open(names, "w") as file:
+                file.write(lines.replace("NAMESPACE=default", "NAMESPACE=mine").replace("=bf16", "=mxfp8"))
+            document = render("jobset", "671b", names)[0]
+            self.assertEqual(document["metadata"]["namespace"], "mine")
+            environment = {it["name"]: it.get("value") for it in pods(document)["launcher"]["containers"][0]["env"]}
+            self.assertEqual(environment["PRECISION"], "mxfp8")
+            with open(names, "w") as file:
+                file.write(lines.replace("CLAIM=", "CLAIMED="))
+            refused = run(os.path.join(RECIPES, "render.sh"), "jobset", "16b", names)
+            self.assertEqual(refused.returncode, 2)
+            self.assertIn("does not say CLAIM", refused.stdout)
+        refused = run(os.path.join(RECIPES, "render.sh"), "jobset", "7b")
+        self.assertEqual((refused.returncode, "unknown model '7b'" in refused.stdout), (2, True))
+
+    def launch(self, folder, answering, **variables):
+        """launch.sh of 2 nodes and 1 spare among w0, w1 and w2; programs in the place of ssh and tessera."""
+        for name, text in (("ssh", f'for word in "$@"; do case " {answering} " in *" $word "*) exit 0 ;; esac; done; exit 255'),
+                           ("tessera", 'printf "%s " "$@"')):
+            with open(os.path.join(folder, name), "w") as file:
+                file.write(f"#!/bin/bash\n{text}\n")
+            os.chmod(os.path.join(folder, name), 0o755)
+        with open(os.path.join(folder, "hosts"), "w") as file:
+            file.write("w0 slots=8\nw1 slots=8\nw2 slots=8\n")
+        return run(os.path.join(RECIPES, "launch.sh"), "16b", "2", "1", "/data", "/dump", "eth0",
+                   env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "HOSTS": os.path.join(folder, "hosts"),
+                        "ADDRESS": "10.0.0.1", "WAIT": "0", **variables})
+
+    def test_the_launcher_trains_on_the_workers_that_answer(self):
+        with tempfile.TemporaryDirectory() as folder:
+            all_answer = self.launch(folder, "w0 w1 w2")
+            self.assertIn("launch --nodes 2 --spares 1 --ranks-per-node 8", all_answer.stdout)
+            self.assertIn("--hosts w0,w1,w2 --address 10.0.0.1 -- train", all_answer.stdout)
+            no_spare = self.launch(folder, "w0 w2")
+            self.assertIn("launch --nodes 2 --spares 0", no_spare.stdout)
+            self.assertIn("--hosts w0,w2 ", no_spare.stdout)
+            too_few = self.launch(folder, "w1")
+            self.assertEqual(too_few.returncode, 1)
+            self.assertIn("1 of 2 workers answer", too_few.stdout)
+
+    def test_the_launcher_uses_options_that_exist(self):
+        known = run(TESSERA, "launch", "--help").stdout
+        self.assertIn("--hosts", known)
+        self.assertIn("--address", known)
+        arguments = render("health")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+        known = run(TESSERA, *arguments[:2], "--help").stdout
+        for option in (word for word in arguments if word.startswith("--")):
+            self.assertIn(option, known)
+
+    def test_node_problem_detector_starts_the_copied_program(self):
+        configuration = json.loads(render("health")[1]["data"]["tessera.json"])
+        rule = configuration["rules"][0]
+        with tempfile.TemporaryDirectory() as folder:
+            copied = run(os.path.join(RECIPES, "copy_program.sh"), os.path.join(folder, "program"),
+                         env={**os.environ, "PATH": f"{os.path.dirname(TESSERA)}:{os.environ['PATH']}"})
+            self.assertEqual(copied.returncode, 0, copied.stdout)
+            program = os.path.join(folder, "program", os.path.basename(rule["path"]))
+            told = run(program, *rule["args"], "--folder", folder, env={})
+            self.assertEqual(told.returncode, 2, told.stdout)  # unknown: there is no daemon
+            self.assertLessEqual(len(told.stdout.strip()), configuration["pluginConfig"]["max_output_length"])
+
+    def test_paths_in_the_image_are_files_of_the_recipes(self):
+        prefix = "/usr/share/tessera/recipes/"
+        for path in glob.glob(os.path.join(RECIPES, "*.yaml")):
+            with open(path) as file:
+                for word in file.read().replace("[", " ").replace("]", " ").replace(",", " ").split():
+                    if word.startswith(prefix):
+                        self.assertTrue(os.access(os.path.join(ROOT, "recipes", word[len(prefix):]), os.X_OK), word)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
