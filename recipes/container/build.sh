@@ -104,7 +104,7 @@ layers=("$work/distribution.tar")
 if [[ -n $cuda ]]; then
   mkdir "$work/wheels" "$work/nvidia"
   python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
-    --platform manylinux_2_27_x86_64 --dest "$work/wheels" --requirement "$folder/cuda.txt"
+    --platform manylinux_2_27_x86_64 --platform manylinux_2_18_x86_64 --platform manylinux2014_x86_64 --dest "$work/wheels" --requirement "$folder/cuda.txt"
   for wheel in "$work"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$work/nvidia/site"; done
   # Libraries and licences; headers and static libraries stay behind.
   libraries=$work/nvidia/layer/usr/lib/tessera/nvidia
