@@ -42,7 +42,9 @@ elif [[ ${1:-} == cluster ]]; then
     prometheus                                                   # promtool, for the alerts
   )
 elif [[ ${1:-} == image ]]; then
-  packages+=(mmdebstrap umoci binutils python3)
+  packages=(mmdebstrap umoci binutils python3)
+elif [[ ${1:-} == kubernetes ]]; then
+  packages=(python3)
 elif [[ ${1:-} == fuzz ]]; then
   # The compiler, and libFuzzer and the sanitizers of the same version, which the package of this name depends on.
   packages+=(clang libclang-rt-dev)

@@ -9,9 +9,7 @@ nodes=$2 spares=$3
 wait=${WAIT:-1800}
 
 mapfile -t workers < <(awk 'NF && $1 !~ /^#/ { print $1 }' "$HOSTS")
-answering=()
 while :; do
-  answering=()
   mapfile -t answering < <(
     for worker in "${workers[@]}"; do
       { ssh -oBatchMode=yes -oConnectTimeout=5 "$worker" true </dev/null 2>/dev/null && echo "$worker"; } &
@@ -29,8 +27,6 @@ while :; do
 done
 if [[ ${#answering[@]} -lt $((nodes + spares)) ]]; then spares=$((${#answering[@]} - nodes)); fi
 # In the order of the workers' file: ranks keep their places from start to start.
-sorted=$(for worker in "${workers[@]}"; do for other in "${answering[@]}"; do
-  if [[ $worker == "$other" ]]; then echo "$worker"; fi
-done; done)
+sorted=$(printf '%s\n' "${workers[@]}" | grep -Fxf <(printf '%s\n' "${answering[@]}"))
 exec "$(dirname "$0")/../train.sh" "$1" "$nodes" "$spares" "${@:4}" \
   --hosts "$(paste -sd, <<<"$sorted")" --address "$ADDRESS"

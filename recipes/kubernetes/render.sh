@@ -42,10 +42,11 @@ text=$(include "$kind.yaml")
 # The MPI operator makes keys itself; for a JobSet they are in a Secret.
 if [[ $kind == mpijob ]]; then text=$(sed '/# jobset only/d' <<<"$text"); else text=${text//  # jobset only/}; fi
 workers=$((nodes + spares))
-for name in NAMESPACE IMAGE CLAIM DATASET RUNS INTERFACE RDMA PRECISION EXCHANGE model nodes spares workers; do
+# A JobSet's pods are called by its name, the job's, the job's index and the pod's; the subdomain is the JobSet's name.
+hosts=$(for ((i = 0; i < workers; ++i)); do echo "tessera-$model-worker-0-$i.tessera-$model"; done)
+hosts=${hosts//$'\n'/$'\n    '}  # as far to the right as the template has them
+for name in NAMESPACE IMAGE CLAIM DATASET RUNS INTERFACE RDMA PRECISION EXCHANGE model nodes spares workers hosts; do
   [[ -n ${!name+x} ]] || fail "'$names' does not say $name"
   text=${text//"@$name@"/"${!name}"}
 done
-# A JobSet's pods are called by its name, the job's, the job's index and the pod's; the subdomain is the JobSet's name.
-hosts=$(for ((i = 0; i < workers; ++i)); do echo "tessera-$model-worker-0-$i.tessera-$model"; done)
-printf '%s\n' "${text//@hosts@/${hosts//$'\n'/$'\n'    }}"
+printf '%s\n' "$text"

@@ -28,10 +28,6 @@ def variant(*words):
     return run(os.path.join(ROOT, "recipes", "variant.sh"), *words)
 
 
-def scripts():
-    return [os.path.join(SLURM, name) for name in sorted(os.listdir(SLURM)) if not name.endswith(".conf")]
-
-
 class Recipes(unittest.TestCase):
     def test_every_variant_loads_and_is_planned(self):
         """On CPUs, for which every build can plan; how much a GPU takes is tests/app/configs_test.cc's."""
@@ -92,7 +88,10 @@ class Recipes(unittest.TestCase):
                 self.assertIn(option, known)
 
     def test_scripts_are_sound(self):
-        for path in [*scripts(), *glob.glob(os.path.join(ROOT, "recipes", "**", "*.sh"), recursive=True)]:
+        scripts = [path for suffix in ("sh", "sbatch")
+                   for path in glob.glob(os.path.join(ROOT, "recipes", "**", f"*.{suffix}"), recursive=True)]
+        self.assertGreater(len(scripts), 8)
+        for path in scripts:
             self.assertEqual(run("bash", "-n", path).stdout, "")
             if shutil.which("shellcheck"):
                 self.assertEqual(run("shellcheck", path).stdout, "")
