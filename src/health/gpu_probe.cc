@@ -52,6 +52,7 @@ class GpuProbe : public Probe {
   void forget() override {
     xids_.clear();
     uncorrected_.clear();
+    rates_.clear();
   }
 
   ProbeResult look(double now) override {

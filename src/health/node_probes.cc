@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <sstream>
 
 #include "base/error.h"
@@ -40,15 +41,20 @@ class NetworkProbe : public Probe {
   NetworkProbe(Sysroot sysroot, const NodeLimits& limits) : sysroot_(std::move(sysroot)), limits_(limits) {}
 
   std::string_view name() const override { return "network"; }
+  void forget() override { rates_.clear(); }
 
   ProbeResult look(double now) override {
     ProbeResult result;
+    std::set<std::string> ports_there;
     for (const std::string& device : sysroot_.names("/sys/class/infiniband")) {
       const std::string ports = fmt::format("/sys/class/infiniband/{}/ports", device);
       for (const std::string& port : sysroot_.names(ports)) {
-        look_at_port(fmt::format("{} port {}", device, port), fmt::format("{}/{}", ports, port), now, result);
+        const std::string part = fmt::format("{} port {}", device, port);
+        ports_there.insert(part);
+        look_at_port(part, fmt::format("{}/{}", ports, port), now, result);
       }
     }
+    for (const std::string& part : ports_.missing(ports_there)) judge_link(ports_, part, false, "gone", result.findings);
     for (const std::string& interface : sysroot_.names("/sys/class/net")) {
       look_at_interface(interface, fmt::format("/sys/class/net/{}", interface), now, result);
     }
@@ -56,8 +62,9 @@ class NetworkProbe : public Probe {
   }
 
  private:
-  void judge_link(const std::string& part, bool is_up, const std::string& state, std::vector<Finding>& findings) {
-    if (!links_.has_failed(part, is_up)) return;
+  static void judge_link(KnownGood& links, const std::string& part, bool is_up, const std::string& state,
+                         std::vector<Finding>& findings) {
+    if (!links.has_failed(part, is_up)) return;
     findings.push_back({.signal = "networkLink",
                         .part = part,
                         .evidence = Evidence::kHard,
@@ -70,7 +77,7 @@ class NetworkProbe : public Probe {
     const std::optional<std::string> state = sysroot_.text(folder + "/state");  // "4: ACTIVE"
     if (!state || state->empty()) return;
     const bool is_up = state->find("ACTIVE") != std::string::npos;
-    judge_link(part, is_up, *state, result.findings);
+    judge_link(ports_, part, is_up, *state, result.findings);
     const std::map<std::string, std::string> labels = {{"port", part}};
     result.measurements.push_back(
         {.name = "infiniband_up", .help = "Whether the port is active", .labels = labels, .value = is_up ? 1.0 : 0.0});
@@ -109,7 +116,7 @@ class NetworkProbe : public Probe {
     if (!state || !flags) return;
     constexpr unsigned long kUp = 1;  // IFF_UP: somebody wants it
     const bool is_wanted = (std::strtoul(flags->c_str(), nullptr, 16) & kUp) != 0;
-    if (is_wanted) judge_link(interface, *state == "up", *state, result.findings);
+    if (is_wanted) judge_link(interfaces_, interface, *state == "up", *state, result.findings);
     result.measurements.push_back({.name = "ethernet_up",
                                    .help = "Whether the interface has a carrier",
                                    .labels = {{"interface", interface}},
@@ -124,7 +131,7 @@ class NetworkProbe : public Probe {
 
   Sysroot sysroot_;
   NodeLimits limits_;
-  KnownGood links_;
+  KnownGood ports_, interfaces_;
   std::map<std::string, std::int64_t> highest_rates_;
   CounterRates rates_;
 };
@@ -135,6 +142,7 @@ class DiskProbe : public Probe {
       : sysroot_(std::move(sysroot)), folders_(std::move(folders)), limits_(limits) {}
 
   std::string_view name() const override { return "disk"; }
+  void forget() override { rates_.clear(); }
 
   ProbeResult look(double now) override {
     ProbeResult result;
@@ -145,22 +153,28 @@ class DiskProbe : public Probe {
       const double rate = rates_.per_minute(disk, static_cast<double>(*errors), now);
       judge_rate("diskErrors", disk, "ioerr_cnt", rate, limits_.disk_errors_per_minute, result.findings);
     }
+    std::set<std::string> disks_there;
     for (const std::string& disk : sysroot_.names("/sys/class/nvme")) {
       const std::optional<std::string> state = sysroot_.text(fmt::format("/sys/class/nvme/{}/state", disk));
       if (!state || state->empty()) continue;
-      if (disks_.has_failed(disk, *state == "live")) {
-        result.findings.push_back({.signal = "diskState",
-                                   .part = disk,
-                                   .evidence = Evidence::kHard,
-                                   .limit = 1.0,
-                                   .detail = fmt::format("the disk was live, and is '{}' now", *state)});
-      }
+      disks_there.insert(disk);
+      judge_disk(disk, *state, result.findings);
     }
+    for (const std::string& disk : disks_.missing(disks_there)) judge_disk(disk, "gone", result.findings);
     for (const fs::path& folder : folders_) look_at_room(folder, result);
     return result;
   }
 
  private:
+  void judge_disk(const std::string& disk, const std::string& state, std::vector<Finding>& findings) {
+    if (!disks_.has_failed(disk, state == "live")) return;
+    findings.push_back({.signal = "diskState",
+                        .part = disk,
+                        .evidence = Evidence::kHard,
+                        .limit = 1.0,
+                        .detail = fmt::format("the disk was live, and is '{}' now", state)});
+  }
+
   void look_at_mounts(std::vector<Finding>& findings) {
     std::istringstream mounts(sysroot_.text("/proc/mounts").value_or(""));
     for (std::string line; std::getline(mounts, line);) {
@@ -210,7 +224,10 @@ class MemoryProbe : public Probe {
   MemoryProbe(Sysroot sysroot, const NodeLimits& limits) : sysroot_(std::move(sysroot)), limits_(limits) {}
 
   std::string_view name() const override { return "memory"; }
-  void forget() override { uncorrected_.clear(); }
+  void forget() override {
+    uncorrected_.clear();
+    rates_.clear();
+  }
 
   ProbeResult look(double now) override {
     ProbeResult result;
@@ -251,8 +268,9 @@ class MemoryProbe : public Probe {
              .detail = fmt::format("{:.1f} % of the memory are left", 100.0 * available / total)});
       }
     }
-    const double killed = number_behind("oom_kill", sysroot_.text("/proc/vmstat").value_or(""));
-    if (rates_.per_minute("oom_kill", killed, now) > 0.0) {
+    const std::string statistics = sysroot_.text("/proc/vmstat").value_or("");
+    const double killed = number_behind("oom_kill", statistics);
+    if (!statistics.empty() && rates_.per_minute("oom_kill", killed, now) > 0.0) {
       result.findings.push_back({.signal = "outOfMemory",
                                  .evidence = Evidence::kAlert,
                                  .value = killed,

@@ -49,10 +49,12 @@ std::vector<std::string> Sysroot::names(std::string_view folder) const {
 }
 
 double CounterRates::per_minute(const std::string& counter, double value, double now) {
-  const auto [last, is_new] = last_.try_emplace(counter, value, now);
-  const auto [last_value, last_time] = std::exchange(last->second, {value, now});
-  if (is_new || value <= last_value || now <= last_time) return 0.0;
-  return (value - last_value) * 60.0 / (now - last_time);
+  constexpr double kMinute = 60.0;
+  std::deque<Sample>& samples = seen_[counter];
+  if (!samples.empty() && (value < samples.back().value || now <= samples.back().time)) samples.clear();
+  samples.push_back({value, now});
+  while (samples.size() > 2 && samples[1].time <= now - kMinute) samples.pop_front();
+  return (value - samples.front().value) * kMinute / std::max(kMinute, now - samples.front().time);
 }
 
 std::int64_t CounterRises::rise(const std::string& counter, std::int64_t value) {
@@ -62,6 +64,12 @@ std::int64_t CounterRises::rise(const std::string& counter, std::int64_t value) 
 bool KnownGood::has_failed(const std::string& part, bool is_well) {
   if (is_well) parts_.insert(part);
   return !is_well && parts_.contains(part);
+}
+
+std::vector<std::string> KnownGood::missing(const std::set<std::string>& there) const {
+  std::vector<std::string> missing;
+  std::ranges::set_difference(parts_, there, std::back_inserter(missing));
+  return missing;
 }
 
 void HeldEvents::add(Finding finding, double now) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -36,15 +37,19 @@ class Sysroot {
   std::filesystem::path root_;
 };
 
-/// How fast counters rise.
+/// How fast counters rise. One error now and then is no trend, however short the time between two polls.
 class CounterRates {
  public:
-  /// Returns by how much the counter has risen per minute since the last call. That is 0 at the first call, and after
-  /// the counter began anew. `now`: seconds.
+  /// Returns by how much the counter has risen within the last minute; where calls are further apart, per minute since
+  /// the last one. That is 0 at the first call, and after the counter began anew. `now`: seconds.
   double per_minute(const std::string& counter, double value, double now);
+  void clear() { seen_.clear(); }
 
  private:
-  std::map<std::string, std::pair<double, double>> last_;  // value and time
+  struct Sample {
+    double value = 0.0, time = 0.0;
+  };
+  std::map<std::string, std::deque<Sample>> seen_;  // of the last minute, and one before it
 };
 
 /// How far counters have risen since they were first seen: what they had counted before is not news.
@@ -63,6 +68,8 @@ class KnownGood {
  public:
   /// Whether the part was well in an earlier call, and is not now.
   bool has_failed(const std::string& part, bool is_well);
+  /// Parts that were well, and are not among those that are `there`.
+  std::vector<std::string> missing(const std::set<std::string>& there) const;
 
  private:
   std::set<std::string> parts_;

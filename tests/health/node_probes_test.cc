@@ -56,10 +56,27 @@ TEST_F(NodeProbes, InfiniBand) {
   set_port("counters/symbol_error", "100\n");
   EXPECT_THAT(look(*probe), ElementsAre("networkErrors mlx5_0 port 1"));
   EXPECT_EQ(result_.findings.front().evidence, Evidence::kSoft);
+  now_ += 60.0;
   EXPECT_THAT(look(*probe), IsEmpty());  // it does not rise any more
   set_port("state", "1: DOWN\n");
   EXPECT_THAT(look(*probe), ElementsAre("networkLink mlx5_0 port 1"));
   EXPECT_EQ(result_.findings.front().evidence, Evidence::kHard);
+  remove("sys/class/infiniband/mlx5_0");
+  EXPECT_THAT(look(*probe), ElementsAre("networkLink mlx5_0 port 1"));
+}
+
+TEST_F(NodeProbes, AFewErrorsPerMinuteAreNoTrend) {
+  const auto probe = make_network_probe(sysroot_);
+  set(std::string(kPort) + "state", "4: ACTIVE\n");
+  for (int poll = 0; poll < 100; ++poll) {  // 8 per minute, two at a time
+    set(std::string(kPort) + "counters/symbol_error", std::to_string(poll / 3 * 2));
+    EXPECT_THAT(look(*probe), IsEmpty()) << poll;
+  }
+  for (int poll = 0; poll < 12; ++poll) {  // 12 per minute
+    set(std::string(kPort) + "counters/symbol_error", std::to_string(100 + poll));
+    look(*probe);
+  }
+  EXPECT_THAT(names_of(result_.findings), ElementsAre("networkErrors mlx5_0 port 1"));
 }
 
 TEST_F(NodeProbes, APortWithoutACableIsNoFault) {
@@ -92,6 +109,8 @@ TEST_F(NodeProbes, Disks) {
   set("proc/mounts", "/dev/sda1 / ext4 ro,relatime 0 0\n/dev/sr0 /media iso9660 ro 0 0\n");
   set("sys/class/nvme/nvme0/state", "resetting\n");
   EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
+  remove("sys/class/nvme/nvme0");
+  EXPECT_THAT(look(*probe), ElementsAre("diskReadOnly /", "diskState nvme0"));
 }
 
 TEST_F(NodeProbes, DiskErrorsAreCountedInHexadecimalToo) {
@@ -120,6 +139,7 @@ TEST_F(NodeProbes, Memory) {
   set("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 5 kB\n");
   set("proc/vmstat", "nr_free 5\noom_kill 4\n");
   EXPECT_THAT(look(*probe), ElementsAre("memoryCorrected mc0", "memoryLow", "memoryUncorrected mc0", "outOfMemory"));
+  now_ += 60.0;
   EXPECT_THAT(look(*probe), ElementsAre("memoryLow", "memoryUncorrected mc0"));
   probe->forget();
   EXPECT_THAT(look(*probe), ElementsAre("memoryLow"));
@@ -154,7 +174,8 @@ TEST_F(NodeProbes, FilesThatVanishOrHoldNonsenseAreNoFaults) {
   }
   remove("sys");
   remove("proc");
-  for (Probe* probe : {network.get(), memory.get(), disk.get()}) EXPECT_THAT(look(*probe), IsEmpty());
+  for (Probe* probe : {memory.get(), disk.get()}) EXPECT_THAT(look(*probe), IsEmpty());
+  EXPECT_THAT(look(*network), ElementsAre("networkLink mlx5_0 port 1"));  // it was up
 }
 
 /// An hour in which every sensor moves below its limit.
