@@ -50,6 +50,7 @@ struct HealthOptions {
 std::vector<std::unique_ptr<Probe>> make_probes(const HealthOptions& options) {
   std::vector<std::unique_ptr<Probe>> probes = make_node_probes(Sysroot(options.sysroot));
   probes.push_back(make_gpu_probe(options.gpu));
+  if (options.gpu.is_idle) probes.push_back(make_leftover_probe(Sysroot(options.sysroot)));
   return probes;
 }
 
@@ -300,6 +301,8 @@ void add_health_commands(CLI::App& app, int& status) {
   check_command->add_flag("--json", options->as_json, "Print JSON, with all readings");
   check_command->add_flag("--active", options->is_active,
                           "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
+  check_command->add_flag("--idle", options->gpu.is_idle,
+                          "No job runs here: processes of users, and GPU or shared memory that is in use, are bad");
   check_command->add_option("--expect-tflops", options->active.expected_gemm_tflops,
                             "What the node's peers reach with --active; below 80 % is bad");
   check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise");

@@ -156,10 +156,42 @@ class GpuProbe : public Probe {
       add(result, "gpuRecoveryAction", gpu, Evidence::kHard, static_cast<double>(*action), 0.0, "",
           fmt::format("the driver asks for: {}", text));
     }
+    if (nvml_->is_sram_worn_out(device).value_or(false)) {
+      add(result, "gpuSram", gpu, Evidence::kHard, 1.0, 0.0, "", "its SRAM has had more errors than NVIDIA allows");
+    }
+    look_at_fabric(device, gpu, result);
     look_at_links(device, gpu, now, result);
+    if (options_.is_idle) look_for_leftovers(device, gpu, result);
     if (const auto lost = nvml_->take_lost(device)) {
       add(result, "gpuLost", gpu, Evidence::kHard, static_cast<double>(*lost), 0.0, "",
           *lost == nvml::Status::kGpuIsLost ? "the driver has lost it" : "it must be reset");
+    }
+  }
+
+  void look_at_fabric(nvml::Device device, const std::string& gpu, ProbeResult& result) {
+    const std::optional<nvml::Fabric> fabric = nvml_->fabric(device);
+    if (!fabric) return;
+    if (fabrics_.has_failed(gpu, fabric->is_complete && fabric->status == 0)) {
+      add(result, "gpuFabric", gpu, Evidence::kHard, fabric->status, 0.0, "",
+          "it was registered with the NVLink fabric, and is not now");
+    }
+    if (fabric->health == nvml::Fabric::Health::kUnhealthy) {
+      add(result, "gpuFabric", gpu, Evidence::kHard, 1.0, 0.0, "", "the NVLink fabric is unhealthy");
+    } else if (fabric->health == nvml::Fabric::Health::kLimited) {
+      add(result, "gpuFabricLimited", gpu, Evidence::kSoft, 1.0, 0.0, "", "the NVLink fabric has less capacity");
+    }
+  }
+
+  /// Of jobs that have ended.
+  void look_for_leftovers(nvml::Device device, const std::string& gpu, ProbeResult& result) {
+    if (const auto pids = nvml_->processes(device); pids && !pids->empty()) {
+      add(result, "leftoverProcess", gpu, Evidence::kHard, static_cast<double>(pids->size()), 0.0, "",
+          fmt::format("processes {} compute on an idle node", fmt::join(*pids, ", ")));
+    }
+    const double used = static_cast<double>(nvml_->used_memory(device).value_or(0));
+    if (used > options_.limits.idle_memory_bytes) {
+      add(result, "leftoverGpuMemory", gpu, Evidence::kHard, used, options_.limits.idle_memory_bytes, "bytes",
+          fmt::format("{:.1f} GB are in use on an idle node", 1e-9 * used));
     }
   }
 
@@ -200,7 +232,7 @@ class GpuProbe : public Probe {
   std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // since the last active check
   std::map<std::string, int> num_xids_;                        // in all, by GPU
   CounterRises uncorrected_;
-  KnownGood links_;
+  KnownGood links_, fabrics_;
   CounterRates rates_;
 };
 

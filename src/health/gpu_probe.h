@@ -11,11 +11,13 @@ namespace tessera {
 struct GpuLimits {
   double temperature = 87.0;             // degrees Celsius
   double link_errors_per_minute = 10.0;  // of one NVLink counter
+  double idle_memory_bytes = 1e9;        // that may be in use on an idle GPU
 };
 
 struct GpuProbeOptions {
   std::string library = "libnvidia-ml.so.1";  // name or path
   int expected_gpus = 0;  // fewer are a fault, and so is a missing library; 0: as many as there were at first
+  bool is_idle = false;   // no job should run: what uses a GPU is left over
   GpuLimits limits = {};
 };
 

@@ -54,7 +54,8 @@ class NetworkProbe : public Probe {
         look_at_port(part, fmt::format("{}/{}", ports, port), now, result);
       }
     }
-    for (const std::string& part : ports_.missing(ports_there)) judge_link(ports_, part, false, "gone", result.findings);
+    for (const std::string& part : ports_.missing(ports_there))
+      judge_link(ports_, part, false, "gone", result.findings);
     for (const std::string& interface : sysroot_.names("/sys/class/net")) {
       look_at_interface(interface, fmt::format("/sys/class/net/{}", interface), now, result);
     }
@@ -298,6 +299,80 @@ class MemoryProbe : public Probe {
   CounterRates rates_;
 };
 
+class LeftoverProbe : public Probe {
+ public:
+  LeftoverProbe(Sysroot sysroot, const NodeLimits& limits) : sysroot_(std::move(sysroot)), limits_(limits) {}
+
+  std::string_view name() const override { return "leftovers"; }
+
+  ProbeResult look(double) override {
+    ProbeResult result;
+    for (const std::string& pid : sysroot_.names("/proc")) {
+      if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
+      look_at_process(pid, result.findings);
+    }
+    look_at_shared_memory(result.findings);
+    return result;
+  }
+
+ private:
+  void look_at_process(const std::string& pid, std::vector<Finding>& findings) {
+    const std::string status = sysroot_.text("/proc/" + pid + "/status").value_or("");
+    std::string command, state;
+    std::int64_t user = 0;
+    std::istringstream lines(status);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string key;
+      words >> key;
+      if (key == "Name:") words >> command;
+      if (key == "State:") words >> state;
+      if (key == "Uid:") words >> user;
+    }
+    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // as login.defs has them
+    constexpr std::array<std::string_view, 4> kOfSessions = {"systemd", "(sd-pam)", "sshd", "dbus-daemon"};
+    constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
+    const bool is_of_user =
+        user >= kFirstUser && user < kNobody && std::ranges::find(kOfSessions, command) == kOfSessions.end();
+    const bool is_of_run = std::ranges::find(kOfRuns, command) != kOfRuns.end() && !is_health_command(pid);
+    if (state == "Z" || (!is_of_user && !is_of_run)) return;
+    findings.push_back(
+        {.signal = "leftoverProcess",
+         .part = fmt::format("process {}", pid),
+         .evidence = Evidence::kHard,
+         .value = static_cast<double>(user),
+         .detail = fmt::format("'{}' of user {} runs on an idle node (state {})", command, user, state)});
+  }
+
+  /// Whether it is a health daemon, or this process.
+  bool is_health_command(const std::string& pid) const {
+    const std::string line = sysroot_.text("/proc/" + pid + "/cmdline").value_or("");  // words, with zeros behind them
+    return line.find(std::string_view("\0health\0", 8)) != std::string::npos;
+  }
+
+  void look_at_shared_memory(std::vector<Finding>& findings) const {
+    double num_bytes = 0.0;
+    std::error_code unreadable;
+    for (const std::string& name : sysroot_.names("/dev/shm")) {
+      if (name.starts_with("tessera-")) continue;
+      const fs::path path = sysroot_ / ("/dev/shm/" + name);
+      const std::uintmax_t size = fs::is_regular_file(path, unreadable) ? fs::file_size(path, unreadable) : 0;
+      if (!unreadable) num_bytes += static_cast<double>(size);
+    }
+    if (num_bytes <= limits_.leftover_bytes) return;
+    findings.push_back({.signal = "leftoverMemory",
+                        .part = "/dev/shm",
+                        .evidence = Evidence::kHard,
+                        .value = num_bytes,
+                        .limit = limits_.leftover_bytes,
+                        .unit = "bytes",
+                        .detail = fmt::format("files of {:.1f} GB lie on an idle node", 1e-9 * num_bytes)});
+  }
+
+  Sysroot sysroot_;
+  NodeLimits limits_;
+};
+
 class ClockProbe : public Probe {
  public:
   explicit ClockProbe(const NodeLimits& limits) : limits_(limits) {}
@@ -420,6 +495,10 @@ std::unique_ptr<Probe> make_memory_probe(const Sysroot& sysroot, const NodeLimit
 std::unique_ptr<Probe> make_clock_probe(const NodeLimits& limits) { return std::make_unique<ClockProbe>(limits); }
 std::unique_ptr<Probe> make_kernel_log_probe(const Sysroot& sysroot) {
   return std::make_unique<KernelLogProbe>(sysroot);
+}
+
+std::unique_ptr<Probe> make_leftover_probe(const Sysroot& sysroot, const NodeLimits& limits) {
+  return std::make_unique<LeftoverProbe>(sysroot, limits);
 }
 
 std::vector<std::unique_ptr<Probe>> make_node_probes(const Sysroot& sysroot, const NodeLimits& limits) {

@@ -19,6 +19,7 @@ struct NodeLimits {
   double corrected_memory_errors_per_minute = 1.0;
   double clock_offset_seconds = 0.5;  // of the kernel's estimate
   double clock_jump_seconds = 1.0;
+  double leftover_bytes = 1e9;  // of files in /dev/shm of an idle node
 };
 
 /// InfiniBand, RoCE and physical Ethernet ports, from /sys/class/infiniband and /sys/class/net.
@@ -33,7 +34,11 @@ std::unique_ptr<Probe> make_clock_probe(const NodeLimits& limits = {});
 /// Lines of /dev/kmsg that tell of broken hardware. With another sysroot than "/" it is a file that grows.
 std::unique_ptr<Probe> make_kernel_log_probe(const Sysroot& sysroot);
 
-/// All of these.
+/// What jobs that have ended left on an idle node: processes of users or of Tessera, and files in /dev/shm. What a run
+/// keeps there on purpose (/dev/shm/tessera-*) is no leftover.
+std::unique_ptr<Probe> make_leftover_probe(const Sysroot& sysroot, const NodeLimits& limits = {});
+
+/// All that hold for every node: not the one for leftovers.
 std::vector<std::unique_ptr<Probe>> make_node_probes(const Sysroot& sysroot, const NodeLimits& limits = {});
 
 }  // namespace tessera

@@ -1,6 +1,7 @@
 #include "health/nvml.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "base/error.h"
@@ -16,6 +17,47 @@ struct EventData {
   unsigned long long type = 0, data = 0;
   unsigned gpu_instance = 0, compute_instance = 0;
 };
+
+/// NVML's structures begin with their size and version.
+template <typename Structure>
+constexpr unsigned version_of(unsigned version) {
+  return static_cast<unsigned>(sizeof(Structure)) | (version << 24);
+}
+
+/// nvmlGpuFabricInfo_v3_t.
+struct FabricInfo {
+  unsigned version = version_of<FabricInfo>(3);
+  std::array<unsigned char, 16> cluster = {};
+  int status = 0;
+  unsigned clique = 0;
+  unsigned char state = 0;
+  unsigned mask = 0;
+  unsigned char summary = 0;
+};
+static_assert(sizeof(FabricInfo) == 40);
+
+/// nvmlEccSramErrorStatus_v1_t.
+struct SramErrors {
+  unsigned version = version_of<SramErrors>(1);
+  std::array<unsigned long long, 11> counts = {};
+  unsigned is_exceeded = 0;
+};
+static_assert(sizeof(SramErrors) == 104);
+
+/// nvmlMemory_v2_t.
+struct MemoryInfo {
+  unsigned version = version_of<MemoryInfo>(2);
+  unsigned long long total = 0, reserved = 0, free = 0, used = 0;
+};
+static_assert(sizeof(MemoryInfo) == 40);
+
+/// nvmlProcessInfo_v2_t.
+struct ProcessInfo {
+  unsigned pid = 0;
+  unsigned long long used_memory = 0;
+  unsigned gpu_instance = 0, compute_instance = 0;
+};
+static_assert(sizeof(ProcessInfo) == 24);
 
 }  // namespace
 
@@ -95,6 +137,38 @@ std::optional<RemappedRows> Library::remapped_rows(Device device) {
   rows.is_pending = is_pending != 0;
   rows.has_failed = has_failed != 0;
   return rows;
+}
+
+std::optional<bool> Library::is_sram_worn_out(Device device) {
+  SramErrors errors;
+  if (!call_for(device, "nvmlDeviceGetSramEccErrorStatus", &errors)) return std::nullopt;
+  return errors.is_exceeded != 0;
+}
+
+std::optional<Fabric> Library::fabric(Device device) {
+  constexpr unsigned char kNotSupported = 0, kCompleted = 3;  // NVML_GPU_FABRIC_STATE
+  FabricInfo info;
+  if (!call_for(device, "nvmlDeviceGetGpuFabricInfoV", &info) || info.state == kNotSupported) return std::nullopt;
+  Fabric fabric{.is_complete = info.state == kCompleted, .status = info.status};
+  if (info.summary <= static_cast<unsigned char>(Fabric::Health::kLimited)) {
+    fabric.health = static_cast<Fabric::Health>(info.summary);
+  }
+  return fabric;
+}
+
+std::optional<std::uint64_t> Library::used_memory(Device device) {
+  MemoryInfo info;
+  if (!call_for(device, "nvmlDeviceGetMemoryInfo_v2", &info)) return std::nullopt;
+  return info.used;
+}
+
+std::optional<std::vector<unsigned>> Library::processes(Device device) {
+  std::array<ProcessInfo, 256> infos;
+  auto count = static_cast<unsigned>(infos.size());
+  if (!call_for(device, "nvmlDeviceGetComputeRunningProcesses_v3", &count, infos.data())) return std::nullopt;
+  std::vector<unsigned> pids;
+  for (std::size_t i = 0; i < std::min<std::size_t>(count, infos.size()); ++i) pids.push_back(infos[i].pid);
+  return pids;
 }
 
 std::optional<bool> Library::is_link_up(Device device, unsigned link) {

@@ -44,6 +44,13 @@ struct RemappedRows {
   bool is_pending = false, has_failed = false;
 };
 
+/// What the GPU says of the NVLink fabric that it is registered with.
+struct Fabric {
+  bool is_complete = false;  // the registration has ended
+  int status = 0;            // of the registration; 0: success
+  enum class Health : std::uint8_t { kUnknown = 0, kHealthy = 1, kUnhealthy = 2, kLimited = 3 } health = {};
+};
+
 /// The library, initialized. Functions that it lacks count as not supported.
 class Library {
  public:
@@ -63,6 +70,11 @@ class Library {
   std::optional<std::uint64_t> throttle_reasons(Device device);
   std::optional<std::uint64_t> uncorrected_errors(Device device);  // since the driver was loaded
   std::optional<RemappedRows> remapped_rows(Device device);
+  /// Whether its SRAM has had more uncorrected errors than NVIDIA allows.
+  std::optional<bool> is_sram_worn_out(Device device);
+  std::optional<Fabric> fabric(Device device);
+  std::optional<std::uint64_t> used_memory(Device device);        // bytes, without what the driver keeps
+  std::optional<std::vector<unsigned>> processes(Device device);  // that compute on it: their ids
   std::optional<bool> is_link_up(Device device, unsigned link);
   std::optional<std::int64_t> field(Device device, unsigned id, unsigned scope = 0);
 

@@ -47,7 +47,7 @@ TEST_F(GpuProbe, WhatIsNotSupportedIsNoFault) {
 }
 
 TEST_F(GpuProbe, FaultsAreFound) {
-  const std::string healthy = "count 2\n0 link.0 1\n1 ecc 4\n1 field.161.0 0\n1 link.0 1\n";
+  const std::string healthy = "count 2\n0 link.0 1\n1 ecc 4\n1 field.161.0 0\n1 link.0 1\n0 fabric.state 3\n";
   struct Case {
     const char* line;
     const char* found;
@@ -61,6 +61,11 @@ TEST_F(GpuProbe, FaultsAreFound) {
         Case{"0 field.230 2", "gpuRecoveryAction GPU 0", Evidence::kHard},
         Case{"0 link.0 0", "gpuLink GPU 0 link 0", Evidence::kHard},
         Case{"1 field.161.0 100", "gpuLinkErrors GPU 1 link 0", Evidence::kSoft},
+        Case{"0 sram 1", "gpuSram GPU 0", Evidence::kHard},
+        Case{"0 fabric.state 2", "gpuFabric GPU 0", Evidence::kHard},
+        Case{"0 fabric.status 999", "gpuFabric GPU 0", Evidence::kHard},
+        Case{"0 fabric.health 2", "gpuFabric GPU 0", Evidence::kHard},
+        Case{"0 fabric.health 3", "gpuFabricLimited GPU 0", Evidence::kSoft},
         Case{"0 lost 15", "gpuLost GPU 0", Evidence::kHard}, Case{"count 1", "gpuMissing", Evidence::kHard}}) {
     probe_ = make_gpu_probe({.library = NVML_STUB});
     set(healthy);
@@ -69,6 +74,13 @@ TEST_F(GpuProbe, FaultsAreFound) {
     EXPECT_THAT(look(), ElementsAre(one.found));
     EXPECT_EQ(evidence(), one.evidence) << one.line;
   }
+}
+
+TEST_F(GpuProbe, WhatUsesAGpuOfAnIdleNodeIsLeftOver) {
+  set("count 2\n0 memory 5000000000\n1 memory 400000000\n1 process 4711\n");
+  EXPECT_THAT(look(), IsEmpty());
+  probe_ = make_gpu_probe({.library = NVML_STUB, .is_idle = true});
+  EXPECT_THAT(look(), ElementsAre("leftoverGpuMemory GPU 0", "leftoverProcess GPU 1"));
 }
 
 TEST_F(GpuProbe, AnXidStaysUntilAnActiveCheckHasPassed) {

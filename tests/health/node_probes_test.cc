@@ -158,6 +158,29 @@ TEST_F(NodeProbes, KernelLog) {
   EXPECT_THAT(look(*probe), IsEmpty());
 }
 
+TEST_F(NodeProbes, Leftovers) {
+  const auto probe = make_leftover_probe(sysroot_, {.leftover_bytes = 1000});
+  const auto set_process = [&](int pid, const std::string& name, int user, char state = 'S') {
+    set(fmt::format("proc/{}/status", pid),
+        fmt::format("Name:\t{0}\nState:\t{1} (x)\nUid:\t{2}\t{2}\n", name, state, user));
+  };
+  set_process(1, "systemd", 0);
+  set_process(20, "sshd", 1000);
+  set_process(21, "python3", 65534);
+  set_process(22, "python3", 1000, 'Z');
+  set_process(23, "tessera", 0);
+  set("proc/23/cmdline", std::string("tessera\0health\0serve\0", 21));
+  set("dev/shm/tessera-7/memory", std::string(5000, 'x'));
+  set("dev/shm/small", std::string(1000, 'x'));
+  EXPECT_THAT(look(*probe), IsEmpty());
+  set_process(30, "python3", 1000, 'D');
+  set_process(31, "tessera", 0);
+  set("proc/31/cmdline", std::string("tessera\0train\0", 14));
+  set("dev/shm/large", std::string(1000, 'x'));
+  EXPECT_THAT(look(*probe),
+              ElementsAre("leftoverMemory /dev/shm", "leftoverProcess process 30", "leftoverProcess process 31"));
+}
+
 TEST_F(NodeProbes, FilesThatVanishOrHoldNonsenseAreNoFaults) {
   const auto network = make_network_probe(sysroot_), memory = make_memory_probe(sysroot_),
              disk = make_disk_probe(sysroot_, {"/nowhere"});

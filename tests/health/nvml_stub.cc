@@ -3,8 +3,9 @@
 //   count 8                GPUs
 //   sleep 5                every call takes so many seconds
 //   3 KEY VALUE            of GPU 3, with these keys: temperature, power (mW), throttle, ecc, remap.pending,
-//   remap.failure,
-//                          link.N (1 up, 0 down), field.ID or field.ID.SCOPE, lost (15 or 16), xid
+//                          remap.failure, link.N (1 up, 0 down), field.ID or field.ID.SCOPE, lost (15 or 16), xid,
+//                          sram (1: worn out), fabric.state, fabric.status, fabric.health, memory (bytes in use),
+//                          process (its id; may come several times)
 // A key that is missing is not supported. Each line `xid` is an event that comes once.
 #include <unistd.h>
 
@@ -116,6 +117,52 @@ int nvmlDeviceGetRemappedRows(void* device, unsigned* corrected, unsigned* uncor
   *corrected = *uncorrected = *pending = *failure = 0;
   const int first = answer(device, "remap.pending", pending), second = answer(device, "remap.failure", failure);
   return first == kNotSupported ? second : first;
+}
+
+struct FabricInfo {
+  unsigned version;
+  unsigned char cluster[16];
+  int status;
+  unsigned clique;
+  unsigned char state;
+  unsigned mask;
+  unsigned char summary;
+};
+int nvmlDeviceGetGpuFabricInfoV(void* device, FabricInfo* info) {
+  answer(device, "fabric.status", &info->status);
+  answer(device, "fabric.health", &info->summary);
+  return info->version == (40 | (3 << 24)) ? answer(device, "fabric.state", &info->state) : kNotSupported;
+}
+
+struct SramErrors {
+  unsigned version;
+  unsigned long long counts[11];
+  unsigned is_exceeded;
+};
+int nvmlDeviceGetSramEccErrorStatus(void* device, SramErrors* errors) {
+  return answer(device, "sram", &errors->is_exceeded);
+}
+
+struct MemoryInfo {
+  unsigned version;
+  unsigned long long total, reserved, free, used;
+};
+int nvmlDeviceGetMemoryInfo_v2(void* device, MemoryInfo* info) { return answer(device, "memory", &info->used); }
+
+struct ProcessInfo {
+  unsigned pid;
+  unsigned long long used_memory;
+  unsigned gpu_instance, compute_instance;
+};
+int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, ProcessInfo* infos) {
+  const unsigned room = *count;
+  *count = 0;
+  for (const Line& line : lines()) {
+    if (line.gpu == gpu_of(device) && line.key == "process" && *count < room) {
+      infos[(*count)++] = {static_cast<unsigned>(line.value), 0, 0, 0};
+    }
+  }
+  return kSuccess;
 }
 
 int nvmlDeviceGetNvLinkState(void* device, unsigned link, unsigned* is_up) {
