@@ -7,7 +7,7 @@
 #include "app/gpu_tables.h"
 #include "app/on_ranks.h"
 #include "base/error.h"
-#include "compare/statistics.h"
+#include "base/median.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cuda/kernel_profile.h"
 #include "tensor/parallel.h"

@@ -33,8 +33,9 @@ void add_undrain_command(CLI::App& app);
 /// gemm|grouped|attention|quantize|operators`: times operators on a GPU. Sets `status` to the process's exit status.
 void add_bench_command(CLI::App& app, int& status);
 
-/// `tessera health check|serve|act`. Sets `status` to the process's exit status.
+/// `tessera health check|serve|act|links`. Sets `status` to the process's exit status.
 void add_health_commands(CLI::App& app, int& status);
+void add_health_links_command(CLI::App& health, int& status);
 
 /// `tessera compare SIDE SIDE ... --out report.html`. Sets `status` to the process's exit status.
 void add_compare_command(CLI::App& app, int& status);

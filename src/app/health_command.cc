@@ -25,9 +25,12 @@
 #include "health/gpu_probe.h"
 #include "health/judge.h"
 #include "health/node_probes.h"
+#include "health/peer_rates.h"
 #include "health/probe_runner.h"
 #include "launch/slurm.h"
+#include "ops/cuda/inventory.h"
 #include "tensor/cuda.h"
+#include "train/run_info.h"
 
 namespace tessera {
 namespace {
@@ -39,7 +42,7 @@ constexpr const char* kDrainedName = "drained.txt";  // the reason for which we 
 constexpr double kProbeLimit = 2.0;
 
 struct HealthOptions {
-  std::string sysroot = "/", folder = kHealthFolder, ledger, node = host_name(), address;
+  std::string sysroot = "/", folder = kHealthFolder, ledger, node = host_name(), address, rates;
   GpuProbeOptions gpu;
   double period = 5.0, probe_limit = kProbeLimit;
   bool is_active = false, as_json = false, for_slurm = false, for_npd = false;
@@ -63,14 +66,35 @@ std::string line_of(const Finding& finding) {
                      finding.part.empty() ? "" : ", ", finding.part, finding.detail);
 }
 
+/// Multiplies and copies; compares with what is expected, or with the node's peers.
+ProbeResult check_actively(const HealthOptions& options) {
+  ActiveCheckOptions active = options.active;
+  active.device = cuda::available() ? Device::kCuda : Device::kCpu;
+  const std::string processor = active.device == Device::kCuda ? cuda::gpu_name() : processor_name();
+  if (!options.rates.empty()) {
+    if (const std::optional<ActiveRates> peers = find_peer_rates(options.rates, options.node, processor)) {
+      if (active.expected_gemm_tflops == 0.0) active.expected_gemm_tflops = peers->gemm_tflops;
+      if (active.expected_copy_gb_per_s == 0.0) active.expected_copy_gb_per_s = peers->copy_gb_per_s;
+    }
+  }
+  ProbeResult result = run_active_checks(active);
+  if (!options.rates.empty() && result.findings.empty()) {  // a sick node is no measure for others
+    ActiveRates rates{.processor = processor};
+    for (const Measurement& measurement : result.measurements) {
+      if (measurement.name == kGemmRateName) rates.gemm_tflops = measurement.value;
+      if (measurement.name == kCopyRateName) rates.copy_gb_per_s = measurement.value;
+    }
+    write_rates(options.rates, options.node, rates);
+  }
+  return result;
+}
+
 /// All probes once, and the active checks if they are asked for. Returns 1 if something is bad.
 int check(const HealthOptions& options) {
   ProbeRunner runner(make_probes(options), options.probe_limit);
   std::vector<ProbeRunner::Outcome> outcomes = runner.look(0.0);
   if (options.is_active) {
-    ActiveCheckOptions active = options.active;
-    active.device = cuda::available() ? Device::kCuda : Device::kCpu;
-    outcomes.push_back({.probe = "active check", .result = run_active_checks(active)});
+    outcomes.push_back({.probe = "active check", .result = check_actively(options)});
     if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for this
       write_active_check(options.folder, unix_time(), outcomes.back().result.findings);
     }
@@ -303,8 +327,12 @@ void add_health_commands(CLI::App& app, int& status) {
                           "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
   check_command->add_flag("--idle", options->gpu.is_idle,
                           "No job runs here: processes of users, and GPU or shared memory that is in use, are bad");
-  check_command->add_option("--expect-tflops", options->active.expected_gemm_tflops,
-                            "What the node's peers reach with --active; below 80 % is bad");
+  check_command->add_option("--rates", options->rates,
+                            "Folder that all nodes see: what they reach with --active, by which each is judged");
+  check_command->add_option("--node", options->node, "The node's name; default: the host's");
+  check_command->add_option(
+      "--expect-tflops", options->active.expected_gemm_tflops,
+      "What the node should reach with --active, in place of its peers' median; below 80 % is bad");
   check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise");
   check_command->callback([options, &status] { status = check(*options); });
 
@@ -319,6 +347,8 @@ void add_health_commands(CLI::App& app, int& status) {
     handle_stop_signals([](int signal) { note_signal(stop_request, signal); });
     status = Daemon(*options).run();
   });
+
+  add_health_links_command(*health, status);
 
   CLI::App* act_command = health->add_subcommand("act", "Tell a scheduler what the daemon says");
   add_folder_option(*act_command, *options);

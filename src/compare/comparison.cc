@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/error.h"
+#include "base/median.h"
 #include "compare/statistics.h"
 
 namespace tessera {

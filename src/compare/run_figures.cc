@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 
+#include "base/median.h"
 #include "compare/comparison.h"
 #include "compare/html.h"
 #include "compare/report_figures.h"

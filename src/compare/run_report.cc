@@ -8,6 +8,7 @@
 #include <span>
 
 #include "base/error.h"
+#include "base/median.h"
 #include "compare/curve.h"
 #include "compare/html.h"
 #include "compare/run_figures.h"

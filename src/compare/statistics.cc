@@ -28,13 +28,6 @@ double standard_deviation(std::span<const double> values) {
   return std::sqrt(squares / (static_cast<double>(values.size()) - 1.0));
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
-}
-
 double confidence_half_width(double standard_deviation, std::int64_t count, double confidence) {
   if (count < 2) return std::numeric_limits<double>::infinity();
   const double n = static_cast<double>(count);

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <future>
 #include <memory>
 #include <vector>
 
+#include "base/median.h"
 #include "base/stopwatch.h"
+#include "health/copy_bytes.h"
 #include "ops/cuda/runtime.h"
 #include "ops/gemm.h"
 #include "tensor/bfloat16.h"
@@ -23,15 +26,12 @@ constexpr std::int64_t kPeriodA = 5, kPeriodB = 7;
 std::int64_t a_of(std::int64_t row, std::int64_t k) { return (7 * (row % kPeriodA) + 3 * k) % 5 - 2; }
 std::int64_t b_of(std::int64_t row, std::int64_t k) { return (5 * (row % kPeriodB) + 11 * k) % 7 - 3; }
 
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return values[values.size() / 2];
-}
-
 class ActiveChecks {
  public:
-  explicit ActiveChecks(const ActiveCheckOptions& options)
+  /// `part`: "GPU 3"; of the host: "".
+  ActiveChecks(const ActiveCheckOptions& options, std::string part)
       : options_(options),
+        part_(std::move(part)),
         is_gpu_(options.device == Device::kCuda),
         size_(is_gpu_ ? 4096 : 512),
         runtime_(is_gpu_ ? cuda::make_runtime() : nullptr),
@@ -63,7 +63,7 @@ class ActiveChecks {
           fmt::format("{} of {:.0f} sums of a known product are wrong, and {} when it was made again", num_wrong,
                       elements, wrong_later));
     }
-    measure("gemm_tflops", "Rate of a bfloat16 product in the last active check", tflops);
+    measure(kGemmRateName, "Rate of a bfloat16 product in the last active check", tflops);
     judge_rate("gemmSlow", tflops, options_.expected_gemm_tflops, "TFLOP/s");
   }
 
@@ -81,7 +81,7 @@ class ActiveChecks {
       });
     };
     const double rate = 2e-9 * static_cast<double>(num_bytes) / median_seconds(copy);
-    measure("copy_gb_per_second", "Bytes read and written by a copy in the last active check", rate);
+    measure(kCopyRateName, "Bytes read and written by a copy in the last active check", rate);
     judge_rate("copySlow", rate, options_.expected_copy_gb_per_s, "GB/s");
   }
 
@@ -93,7 +93,7 @@ class ActiveChecks {
         numbers[static_cast<std::size_t>(row * size_ + k)] = BFloat16(static_cast<float>(number(row, k)));
       }
     }
-    move(numbers.data(), matrix.raw(), matrix.num_bytes());
+    copy_bytes(runtime_.get(), numbers.data(), matrix.num_bytes(), matrix.raw());
   }
 
   std::int64_t count_wrong(const Tensor& c) const {
@@ -106,7 +106,7 @@ class ActiveChecks {
       }
     }
     std::vector<float> numbers(static_cast<std::size_t>(size_ * size_));
-    move(c.raw(), numbers.data(), c.num_bytes());
+    copy_bytes(runtime_.get(), c.raw(), c.num_bytes(), numbers.data());
     std::int64_t num_wrong = 0;
     for (std::int64_t row = 0; row < size_; ++row) {
       for (std::int64_t column = 0; column < size_; ++column) {
@@ -116,15 +116,6 @@ class ActiveChecks {
       }
     }
     return num_wrong;
-  }
-
-  void move(const void* from, void* to, std::size_t num_bytes) const {
-    if (!is_gpu_) {
-      std::copy_n(static_cast<const std::byte*>(from), num_bytes, static_cast<std::byte*>(to));
-      return;
-    }
-    cuda::copy_bytes(runtime_->stream(), from, num_bytes, to);
-    runtime_->synchronize();
   }
 
   template <typename Work>
@@ -148,7 +139,7 @@ class ActiveChecks {
 
   void add(const char* signal, double value, double limit, const char* unit, std::string detail) {
     result_.findings.push_back({.signal = signal,
-                                .part = is_gpu_ ? "GPU 0" : "",
+                                .part = part_,
                                 .evidence = Evidence::kHard,
                                 .value = value,
                                 .limit = limit,
@@ -161,6 +152,7 @@ class ActiveChecks {
   }
 
   const ActiveCheckOptions& options_;
+  std::string part_;
   bool is_gpu_;
   std::int64_t size_;  // of the matrices
   std::shared_ptr<cuda::Runtime> runtime_;
@@ -170,6 +162,25 @@ class ActiveChecks {
 
 }  // namespace
 
-ProbeResult run_active_checks(const ActiveCheckOptions& options) { return ActiveChecks(options).run(); }
+ProbeResult run_active_checks(const ActiveCheckOptions& options) {
+  if (options.device == Device::kCpu) return ActiveChecks(options, "").run();
+  const int num_gpus = std::max(1, cuda::num_devices());  // without any the first one says why
+  std::vector<std::future<ProbeResult>> checks;
+  for (int gpu = 0; gpu < num_gpus; ++gpu) {
+    checks.push_back(std::async(std::launch::async, [&options, gpu] {
+      cuda::use_device(gpu);
+      return ActiveChecks(options, fmt::format("GPU {}", gpu)).run();
+    }));
+  }
+  ProbeResult all = checks.front().get();
+  for (auto check = checks.begin() + 1; check != checks.end(); ++check) {
+    const ProbeResult one = check->get();
+    all.findings.insert(all.findings.end(), one.findings.begin(), one.findings.end());
+    for (std::size_t i = 0; i < all.measurements.size(); ++i) {
+      all.measurements[i].value = std::min(all.measurements[i].value, one.measurements[i].value);
+    }
+  }
+  return all;
+}
 
 }  // namespace tessera

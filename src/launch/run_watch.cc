@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/median.h"
+
 namespace tessera {
 namespace {
 
@@ -17,12 +19,6 @@ constexpr double kLongestGap = 2.0;
 constexpr std::size_t kStepsOfMedian = 50;
 /// A step that is usually shorter may take so many times longer.
 constexpr double kUsualTimes = 3.0;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 std::string describe(const RankReport& rank) {
   return fmt::format("rank {} is in step {}, for {:.1f} s in {}{}", rank.rank, rank.step, rank.section_seconds,

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "base/median.h"
+
 namespace tessera {
 namespace {
 

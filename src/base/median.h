@@ -1,0 +1,17 @@
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace tessera {
+
+/// The mean of the two middle ones of an even number of values. Of none: NaN.
+inline double median(std::vector<double> values) {
+  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
+  std::ranges::sort(values);
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
+}
+
+}  // namespace tessera

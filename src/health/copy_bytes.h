@@ -1,0 +1,19 @@
+#pragma once
+
+#include <algorithm>
+
+#include "ops/cuda/runtime.h"
+
+namespace tessera {
+
+/// Copies between the host's memory and that of `runtime`'s GPU, and waits; within the host's without a runtime.
+inline void copy_bytes(cuda::Runtime* runtime, const void* from, std::size_t num_bytes, void* to) {
+  if (runtime == nullptr) {
+    std::copy_n(static_cast<const std::byte*>(from), num_bytes, static_cast<std::byte*>(to));
+    return;
+  }
+  cuda::copy_bytes(runtime->stream(), from, num_bytes, to);
+  runtime->synchronize();
+}
+
+}  // namespace tessera
