@@ -18,7 +18,7 @@ inline constexpr const char *kGemmRateName = "gemm_tflops", *kCopyRateName = "co
 
 /// - `gemmWrong`: a product of bfloat16 matrices of small whole numbers, whose sums are exact in float32 in any order,
 ///   differs from the numbers that whole-number arithmetic gives.
-/// - `gemmSlow`: its median rate.
+/// - `gemmSlow`: its rate.
 /// - `copySlow`: the rate of a copy within the memory, of bytes read and written.
 /// Of every GPU. All are hard evidence. Throws Error if there is no such device. The measurements, kGemmRateName
 /// and kCopyRateName, are of the slowest GPU.

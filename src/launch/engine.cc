@@ -150,8 +150,13 @@ class SlurmEngine : public Engine {
     return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
   }
   std::string job() const override { return job_; }
-  std::optional<CommandLine> undrain(const std::string& node) const override {
-    return CommandLine{"scontrol", "update", "nodename=" + node, "state=resume"};
+  std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const override {
+    const CommandLine resume = {"scontrol", "update", "nodename=" + node, "state=resume"};
+    if (reason.empty()) return resume;
+    // An operator may have drained it for something else meanwhile.
+    return CommandLine{"sh", "-c",
+                       fmt::format("scontrol -o show node {} | grep -qF {} && {}", shell_word(node),
+                                   shell_word(" Reason=" + reason + " ["), fmt::join(resume, " "))};
   }
 
  private:
@@ -162,7 +167,7 @@ class SlurmEngine : public Engine {
 }  // namespace
 
 std::optional<CommandLine> Engine::drain(const std::string&, const std::string&) const { return std::nullopt; }
-std::optional<CommandLine> Engine::undrain(const std::string&) const { return std::nullopt; }
+std::optional<CommandLine> Engine::undrain(const std::string&, const std::string&) const { return std::nullopt; }
 
 std::unique_ptr<Engine> make_local_engine(std::vector<std::string> mpirun_options) {
   return std::make_unique<LocalEngine>(std::move(mpirun_options));

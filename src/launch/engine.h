@@ -33,8 +33,9 @@ class Engine {
                                const std::vector<std::string>& variables, const CommandLine& program) const = 0;
   /// Tells the scheduler that the node is not to be used; none if nobody is to be told.
   virtual std::optional<CommandLine> drain(const std::string& node, const std::string& reason) const;
-  /// Tells the scheduler that the node may be used again; none if nobody is to be told.
-  virtual std::optional<CommandLine> undrain(const std::string& node) const;
+  /// Tells the scheduler that the node may be used again, if it is still drained for `reason`; in any case if that is
+  /// empty. None if nobody is to be told.
+  virtual std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const;
   /// The id of the scheduler's job that the launch runs in. The scheduler starts the job again if the launch ends with
   /// ExitStatus::kRequeue. Empty: there is no scheduler.
   virtual std::string job() const { return ""; }

@@ -1,5 +1,7 @@
 #include "launch/failure.h"
 
+#include <cctype>
+
 #include "base/exit_status.h"
 
 namespace tessera {
@@ -34,6 +36,16 @@ std::string_view name_of(FailureKind kind) {
       return "launcher lost";
   }
   return "unknown";
+}
+
+std::string signal_of(FailureKind kind) {
+  std::string signal;
+  bool is_begin = false;  // of a word behind the first
+  for (const char ch : name_of(kind)) {
+    if (ch != ' ' && ch != '-') signal += is_begin ? static_cast<char>(std::toupper(ch)) : ch;
+    is_begin = ch == ' ' || ch == '-';
+  }
+  return signal;
 }
 
 std::optional<FailureKind> kind_of_status(int exit_status) {

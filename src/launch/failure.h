@@ -28,6 +28,8 @@ enum class FailureKind : std::uint8_t {
 };
 /// "rank died".
 std::string_view name_of(FailureKind kind);
+/// "rankDied", as the reasons for drained nodes name problems.
+std::string signal_of(FailureKind kind);
 
 /// The kind of a rank's end with this exit status; none if it tells of another rank's failure, or of none.
 std::optional<FailureKind> kind_of_status(int exit_status);

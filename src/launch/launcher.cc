@@ -78,9 +78,12 @@ struct Node {
   std::int64_t ended = 0;    // attempts of which it has no process left
   std::string problem = {};  // why it cannot be used
   bool has_evidence = false;
-  std::string sickness = {};  // why its health daemon calls it bad; empty: it does not
+  std::string sickness = {};                // why its health daemon calls it bad; empty: it does not
+  std::optional<double> active_check = {};  // when one passed last, as its health daemon says; none: it says nothing
   bool is_drained_as_sick = false;
-  bool is_sickness_told = false;  // that it is sick, and nothing can be done
+  std::string drain_reason = {};    // as the scheduler was told
+  double check_before_drain = 0.0;  // active_check when it was drained
+  bool is_sickness_told = false;    // that it is sick, and nothing can be done
 };
 
 class Launcher {
@@ -295,6 +298,7 @@ class Launcher {
     node.role = Role::kDrained;
     node.ended = 0;
     node.is_drained_as_sick = as_sick;
+    node.check_before_drain = node.active_check.value_or(0.0);
   }
 
   Node* find_node(const std::string& name) {
@@ -356,11 +360,32 @@ class Launcher {
     const nlohmann::json health = message.value("health", nlohmann::json());
     if (!health.is_object()) return;
     node.sickness = health.value("is_bad", false) ? health.value("reason", "it is bad") : "";
-    if (!node.sickness.empty()) return;
+    node.active_check = health.value("active_check", 0.0);
+    if (!node.sickness.empty()) return note_sick_if_drained(node);
     node.is_sickness_told = false;
-    if (node.role != Role::kDrained || !node.is_drained_as_sick) return;
+    if (node.role != Role::kDrained) return;
+    if (!node.is_drained_as_sick && *node.active_check <= node.check_before_drain) return;
     spdlog::info("{} has passed its active check: it is a spare once its old ranks have ended", node.name);
+    // What was drained in the daemon's words is returned by `tessera health act`.
+    if (!node.is_drained_as_sick) tell_scheduler(engine_->undrain(node.name, node.drain_reason));
     return_node(node);
+  }
+
+  /// The active check of a node that was slow has found out why: its drain is the daemon's from now on.
+  void note_sick_if_drained(Node& node) {
+    if (node.role != Role::kDrained || node.is_drained_as_sick) return;
+    node.is_drained_as_sick = true;
+    spdlog::warn("{} is sick: {}", node.name, node.sickness);
+    tell_scheduler(engine_->drain(node.name, node.sickness));
+  }
+
+  /// Has a node that was slow multiply and copy, where a health daemon takes the result.
+  void check_node(Node& node) {
+    CommandLine check = {options_.program, "health", "check", "--active", "--folder", options_.health_folder.string(),
+                         "--node",         node.name};
+    if (!options_.health_rates.empty()) check.insert(check.end(), {"--rates", options_.health_rates.string()});
+    spdlog::info("{} was slow: its active check begins", node.name);
+    tell_scheduler(engine_->on_node(node.name, check));
   }
 
   /// A drained node becomes a spare when nothing of its old ranks is left.
@@ -461,7 +486,7 @@ class Launcher {
     }
     spdlog::info("{} was returned by tessera undrain: it is a spare once its old ranks have ended", name);
     return_node(*node);
-    tell_scheduler(engine_->undrain(name));
+    tell_scheduler(engine_->undrain(name, ""));
   }
 
   void tell_scheduler(const std::optional<CommandLine>& command) {
@@ -693,6 +718,8 @@ class Launcher {
     Node& bad = *find_node(failure.node);
     const auto spare = std::ranges::find_if(nodes_, [](const Node& node) { return is_ready(node); });
     if (spare == nodes_.end()) return "";  // it was lost a moment ago; the same nodes are tried
+    const bool is_checked =
+        failure.kind == FailureKind::kRankSlow && bad.active_check.has_value() && bad.ended >= state_.attempt;
     if (failure.kind == FailureKind::kNodeLost) {
       lose(bad);
     } else {
@@ -701,10 +728,11 @@ class Launcher {
     spare->role = Role::kActive;
     *std::ranges::find(active_, bad.name) = spare->name;
     // For a sick node in the daemon's words: it returns what is drained for these.
-    tell_scheduler(
-        engine_->drain(bad.name, failure.kind == FailureKind::kNodeSick
-                                     ? bad.sickness
-                                     : fmt::format("{} {}: {}", kReasonPrefix, state_.run_id, name_of(failure.kind))));
+    bad.drain_reason = failure.kind == FailureKind::kNodeSick
+                           ? bad.sickness
+                           : fmt::format("{} {}: run {}", kReasonPrefix, signal_of(failure.kind), state_.run_id);
+    tell_scheduler(engine_->drain(bad.name, bad.drain_reason));
+    if (is_checked) check_node(bad);
     return spare->name;
   }
 

@@ -22,6 +22,7 @@ struct LauncherOptions {
   std::filesystem::path node_folder;                    // of each node; empty: /dev/shm/tessera-<run id>
   std::string prometheus_address;                       // "HOST:PORT" to serve metrics at; empty: nowhere
   std::filesystem::path health_folder = kHealthFolder;  // of each node's health daemon
+  std::filesystem::path health_rates;  // by which active checks judge a slow node (health/peer_rates.h); empty: none
   WatchOptions watch;
   std::string program;                 // of ranks and monitors: the same path on all nodes
   std::vector<std::string> arguments;  // of the ranks, from "train" on

@@ -139,7 +139,9 @@ class Monitor {
       // A folder that several nodes share, by mistake, must not make one of them answer for all.
       const bool is_ours = verdict && (verdict->node == options_.node || verdict->node == host_name());
       if (is_ours && verdict->is_fresh(unix_time())) {
-        health_ = {{"is_bad", verdict->level == HealthLevel::kBad}, {"reason", verdict->reason}};
+        health_ = {{"is_bad", verdict->level == HealthLevel::kBad},
+                   {"reason", verdict->reason},
+                   {"active_check", verdict->active_check}};
       }
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a damaged file says nothing of the node
     }

@@ -3,7 +3,8 @@
 //   from a monitor: {"say": "hello", "pid": 4711, "host": "n1", "version": "0.1.0+6a74773", "free_bytes": 123,
 //                    "health": null}
 //                   {"say": "beat", "attempt": 3, "ranks": [...],              several times a second
-//                    "health": {"is_bad": true, "reason": "[node_problem] gpuXid: GPU 3: ..."}}   of its health daemon
+//                    "health": {"is_bad": true, "reason": "[node_problem] gpuXid: GPU 3: ...",   of its health daemon
+//                               "active_check": 1764000000.0}}   when the last one passed
 //                   {"say": "evidence", "attempt": 3, "processes": ["stopped", ...]} and the files of the ranks
 //                   {"say": "ended", "attempt": 3, "left": [4712]}             processes that could not be ended
 //   from the launcher: {"do": "watch", "attempt": 3}    and again as the answer to each beat

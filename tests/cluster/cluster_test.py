@@ -175,6 +175,30 @@ class TrainingTest(unittest.TestCase):
         self.expect_the_same("batch")
 
 
+class LinksTest(unittest.TestCase):
+    """`tessera health links` over the network of a lab."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.lab = Lab(TESSERA)
+        cls.lab.up()
+        cls.addClassCleanup(cls.lab.down)
+
+    def links(self):
+        """What it says is bad. Rates of processes that share two cores differ much."""
+        said = self.lab.run("head", "mpirun", "-H", "n1,n2,n3,n4", self.lab.tessera, "health", "links", "--mebibytes", "1",
+                            "--slow", "0.2", check=False)
+        self.assertIn("between nodes  6 pairs", said)
+        return [line.split(":")[0] for line in said.splitlines() if line.startswith("bad ")]
+
+    def test_a_slow_node_is_named(self):
+        self.assertEqual(self.links(), [])
+        self.lab.fault("slow-link", "n3", 50)
+        self.assertEqual(self.links(), ["bad            linkSlow, rank 2 on n3"])
+        self.lab.repair("n3")
+        self.assertEqual(self.links(), [])
+
+
 def main():
     global TESSERA
     TESSERA = os.path.abspath(sys.argv.pop(1))

@@ -286,6 +286,12 @@ def nan(run):  # the keys of the case make it happen
     return made[0], {"node": "n2"}
 
 
+def slow_gemm(run):
+    """All that computes on a node becomes slow, also its active check."""
+    _, node, _ = run.victim()
+    return run.lab.fault("slow-node", node, 0.2, 0.02), {"node": node}
+
+
 def sick(kind):
     def strike(run):
         _, node, _ = run.victim()
@@ -317,6 +323,7 @@ class Case:
     repairs: bool = True           # the node, while the healed run goes on
     undrains: bool = False         # an operator returns the node to the healed run
     daemons: bool = False          # of health, on all nodes; a node that was blamed comes back after its active check
+    finds: Optional[str] = None    # what the active check of the blamed node finds, which the launcher starts
     short: bool = False            # also in `make test`
 
 
@@ -345,6 +352,8 @@ CASES = [
     Case("port-down", sick(sickness.port_down), 3, 10, steps=400, daemons=True),
     Case("dying-link", sick(sickness.dying_link), 3, 10, steps=600, daemons=True),
     Case("heat", sick(sickness.heat), 0, 5, steps=200, healed_by="nothing", daemons=True),
+    Case("slow-gemm", slow_gemm, 0, 20, noticed_steps=20, steps=200, batch=LONG_STEPS, again_from_noticed=True,
+         daemons=True, finds="gemmSlow"),
     Case("launcher-gone", launcher_gone, 15, 45, engine="slurm", repairs=False),
 ]
 
@@ -431,6 +440,12 @@ def wait_until_spare(run, node):
         time.sleep(0.1)
 
 
+def follow_finding(run, row, node, signal_name):
+    """The active check that the launcher has started on the node finds what is wrong."""
+    if not wait_for(lambda: run.daemons.verdict(node).startswith(f"[node_problem] {signal_name}:"), 30):
+        row.missed.append(f"the verdict on {node} is '{run.daemons.verdict(node)}', not {signal_name}")
+
+
 def follow_active_check(run, row, node):
     """The node is drained until its active check has passed, and a spare then."""
     slurm = run.engine == "slurm"
@@ -496,8 +511,11 @@ def try_case(case, engine, tessera, expected, output, slack):
     with Lab(tessera) as lab:
         before = {node: lab.leftovers(node) for node in ("head", *lab.NODES)}
         daemons = sickness.Daemons(lab) if case.daemons else None
+        if case.finds:
+            daemons.measure()
         run = Run(lab, case.engine or engine, case.mesh, case.steps,
-                  {"training.global_batch_size": case.batch, **case.keys})
+                  {"training.global_batch_size": case.batch, **case.keys},
+                  ["--health-rates", daemons.rates] if case.finds else [])
         run.daemons = daemons
         try:
             run.wait_for(lambda step: step[2] >= case.at, 120, f"step {case.at}")
@@ -506,6 +524,9 @@ def try_case(case, engine, tessera, expected, output, slack):
                 follow_restart(run, row, case, when, blamed)
                 # It comes back while the healed run goes on, and must not write to it.
                 if daemons:
+                    if case.finds:
+                        follow_finding(run, row, blamed["node"], case.finds)
+                        lab.repair(blamed["node"])
                     follow_active_check(run, row, blamed["node"])
                 elif case.repairs and "rank" not in blamed:
                     lab.repair(blamed["node"])

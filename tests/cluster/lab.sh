@@ -10,6 +10,8 @@
 #   lab.sh [--lab DIR] fault NAME [...]    prints the time in seconds since 1970, and does one of:
 #     kill-rank RANK, stop-rank RANK          SIGKILL, SIGSTOP
 #     slow-rank RANK [STOPPED RUNNING]        SIGSTOP and SIGCONT in turns, of so many seconds (0.15 0.05)
+#     slow-node NODE [STOPPED RUNNING]        the same of all programs of Tessera on it that compute, also of later ones
+#     slow-link NODE [MBIT]                   packets from it pass at so many Mbit/s (100)
 #     flip FILE OFFSET                        another bit in one byte, also of /proc/PID/mem
 #     crash NODE                              all its processes die; its kernel still closes their connections
 #     power-cut NODE                          the same with the cable pulled first: silence
@@ -328,7 +330,8 @@ fault() {
   shift
   case $kind in
     kill-rank | stop-rank | slow-rank) read -r rank node process <<<"$(process_of_rank "${1:?rank}")" ;;
-    crash | power-cut | freeze | link-down | one-way-loss) pid=$(pid_of "${1:?node}") || fail "$1 is off" ;;
+    crash | power-cut | freeze | link-down | one-way-loss | slow-node | slow-link)
+      pid=$(pid_of "${1:?node}") || fail "$1 is off" ;;
   esac
   echo "$EPOCHREALTIME"
   case $kind in
@@ -339,6 +342,10 @@ fault() {
       process=$(awk '/^NSpid:/ { print $NF }' "/proc/$process/status")
       (enter "$node" setsid bash -c "while kill -STOP $process && sleep ${2:-0.15} && kill -CONT $process; do sleep ${3:-0.05}; done" \
         </dev/null >/dev/null 2>&1 &) ;;
+    slow-node)
+      (enter "$1" setsid bash -c "exec -a slow-node bash -c 'while :; do pkill -STOP -f \"\$0\"; sleep ${2:-0.15}
+        pkill -CONT -f \"\$0\"; sleep ${3:-0.05}; done' '^[^ ]*tessera (train|health check)'" </dev/null >/dev/null 2>&1 &) ;;
+    slow-link) in_network_of "$1" tc qdisc replace dev eth0 root tbf rate "${2:-100}mbit" burst 64k latency 50ms ;;
     flip)
       local byte
       byte=$(dd if="$1" bs=1 skip="$2" count=1 status=none | od -An -tu1)
@@ -376,6 +383,9 @@ repair() {
   if pid_of "$1" >/dev/null; then
     in_network_of switch ip link set "sw-$1" up
     in_network_of "$1" nft delete table inet lab 2>/dev/null || true
+    in_network_of "$1" tc qdisc del dev eth0 root 2>/dev/null || true
+    (enter "$1" pkill -f '^slow-node') || true
+    (enter "$1" pkill -CONT -f '^[^ ]*tessera (train|health check)') || true
   else
     # Slurm may not have noticed yet; a node that it does not know to be down it takes for one that crashes on its own.
     if [[ $1 != head ]]; then slurm scontrol update nodename="$1" state=down reason=repaired; fi

@@ -17,6 +17,7 @@ class Daemons:
     def __init__(self, lab):
         self.lab, self.processes = lab, []
         self.nvml = os.path.join(lab.shared, "libnvidia-ml.so.1")
+        self.rates = os.path.join(lab.shared, "rates")
         stub = os.path.join(HERE, os.pardir, "health", "nvml_stub.cc")
         subprocess.run(["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", self.nvml, stub], check=True)
         for node in lab.NODES:
@@ -47,11 +48,24 @@ class Daemons:
         """ok, suspect, bad or its reason, as the plugin for node-problem-detector prints it."""
         return self.lab.run(node, self.lab.tessera, "health", "act", "--npd", check=False).splitlines()[-1]
 
+    def measure(self):
+        """What every node reaches in its active check. All nodes are one machine, on which ranks will train during the next
+        check: now every node checks itself twice at the same time, which is as much load."""
+        checks = [subprocess.Popen(self.lab.command(node, *self.active_check(node)), stdout=subprocess.DEVNULL)
+                  for node in 2 * self.lab.NODES]
+        for check in checks:
+            check.wait(60)  # one that had less of the cores than others counts as slow, and writes nothing
+        if len(os.listdir(self.rates)) < 3:
+            raise RuntimeError("too few nodes have passed their active check before anything was hurt")
+
+    def active_check(self, node):
+        return self.tessera(node, "check", "--active", "--rates", self.rates)
+
     def check(self, node):
         """The repair, and the active check after it."""
         self.repair(node)
         time.sleep(2 * PERIOD)
-        self.lab.run(node, *self.tessera(node, "check", "--active"))
+        self.lab.run(node, *self.active_check(node))
 
     def is_drained(self, node):
         return "DRAIN" in re.search(r"State=(\S+)", self.lab.run("head", "scontrol", "-o", "show", "node", node)).group(1)

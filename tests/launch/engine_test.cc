@@ -50,7 +50,7 @@ TEST(Engine, AProgramOnAHostIsOneWordForItsShell) {
 
 TEST(Engine, OnlyASchedulerIsToldOfDrainedNodes) {
   EXPECT_FALSE(make_hosts_engine({"n1"}, {})->drain("n1", "why"));
-  EXPECT_FALSE(make_hosts_engine({"n1"}, {})->undrain("n1"));
+  EXPECT_FALSE(make_hosts_engine({"n1"}, {})->undrain("n1", ""));
 }
 
 TEST(Engine, HostsComeFromAListOrAFile) {
