@@ -39,7 +39,7 @@ elif [[ ${1:-} == cluster ]]; then
     slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge  # Slurm
     openssh-server openssh-client openmpi-bin                    # MPI over hosts
     iproute2 nftables procps e2fsprogs python3                   # network, faults, harness
-    prometheus                                                   # promtool, for the alerts
+    prometheus prometheus-alertmanager                           # promtool, alerts that fire
   )
 elif [[ ${1:-} == image ]]; then
   packages=(mmdebstrap umoci binutils python3)
@@ -133,7 +133,7 @@ fi
 if [[ ${1:-} == cluster ]]; then
   for package in "${missing[@]}"; do
     case $package in
-      slurmctld | slurmd | munge | prometheus) systemctl -q disable "$package" || true ;;
+      slurmctld | slurmd | munge | prometheus | prometheus-alertmanager) systemctl -q disable "$package" || true ;;
       openssh-server) systemctl -q disable ssh || true ;;
     esac
   done 2>/dev/null

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # A cluster in a box: a head, three nodes and a spare (n1 to n4), with Slurm, munge and ssh. Each is one process tree in
-# namespaces of its own, with its own host name, network, /dev/shm and /tmp. All see the same disk, as over NFS.
+# namespaces of its own, with its own host name, network, /dev/shm and /tmp. All see the same disk, as over NFS. Slurm
+# starts and ends nodes of its partition "cloud" (c1 to c4) while `lab.sh cloud` runs.
 #
 #   lab.sh [--lab DIR] up                  start it; needs root. Everything that it writes is in DIR
 #   lab.sh [--lab DIR] down                end it and leave nothing, in whatever state it is
 #   lab.sh [--lab DIR] status              machines, Slurm's view of them, ranks
 #   lab.sh [--lab DIR] in NODE CMD ...     run a command on a node
+#   lab.sh [--lab DIR] cloud               be the cloud: until it is killed, start and end the machines that Slurm asks for
 #   lab.sh [--lab DIR] ranks               the running ranks of `tessera train`, as lines RANK NODE PID
 #   lab.sh [--lab DIR] fault NAME [...]    prints the time in seconds since 1970, and does one of:
 #     kill-rank RANK, stop-rank RANK          SIGKILL, SIGSTOP
@@ -32,11 +34,18 @@ if [[ ${1:-} == --lab ]]; then
   shift 2
 fi
 all=(head n1 n2 n3 n4)
+cloud=(c1 c2 c3 c4)  # that are off at first
 
 fail() { echo "lab.sh: $*" >&2; exit 1; }
 skip() { echo "lab.sh: skipped: $*" >&2; exit 77; }
 
-address() { [[ $1 == head ]] && echo 10.77.0.254 || echo "10.77.0.${1#n}"; }
+address() {
+  case $1 in
+    head) echo 10.77.0.254 ;;
+    c*) echo "10.77.0.10${1#c}" ;;
+    *) echo "10.77.0.${1#n}" ;;
+  esac
+}
 
 # A machine's first process as seen from outside. Processes are found by their command lines and not by files of pids:
 # these may be stale, or not yet written when the script is killed.
@@ -76,12 +85,12 @@ check() {
 }
 
 write_configuration() {
-  mkdir -p "$lab"/{etc/slurm,ssh,log,state,spool,shared,disk}
+  mkdir -p "$lab"/{etc/slurm,ssh,log,state,spool,shared,disk,cloud}
   mungekey --create --keyfile="$lab/munge.key"
   chmod 600 "$lab/munge.key"
   ssh-keygen -q -t ed25519 -N "" -f "$lab/ssh/host_key"
   ssh-keygen -q -t ed25519 -N "" -f "$lab/ssh/user_key"
-  { echo "127.0.0.1 localhost"; for name in "${all[@]}"; do echo "$(address "$name") $name"; done; } >"$lab/etc/hosts"
+  { echo "127.0.0.1 localhost"; for name in "${all[@]}" "${cloud[@]}"; do echo "$(address "$name") $name"; done; } >"$lab/etc/hosts"
   cat >"$lab/etc/ssh_config" <<END
 Host *
   IdentityFile $lab/ssh/user_key
@@ -117,6 +126,13 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 exec $lab/shared/tessera health act --slurm --node "\$(hostname)"
 END
   chmod +x "$lab/etc/slurm/health_check.sh"
+  cp "$repository"/recipes/slurm/tessera_{resume,suspend}.sh "$lab/etc/slurm"
+  # slurmctld cannot start machines, which are outside of its own: `lab.sh cloud` does, when it finds such a file.
+  cat >"$lab/etc/slurm/cloud_node.sh" <<END
+#!/bin/bash
+touch "$lab/cloud/\$2.\$1"
+END
+  chmod +x "$lab/etc/slurm/cloud_node.sh"
   # Timers are short, so that Slurm notices within seconds what takes minutes elsewhere.
   cat >"$lab/etc/slurm/slurm.conf" <<END
 ClusterName=lab
@@ -138,7 +154,7 @@ SwitchType=switch/none
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=bf_interval=5,sched_interval=5,sched_min_interval=100000
+SchedulerParameters=bf_interval=5,sched_interval=5,sched_min_interval=100000,permit_job_expansion
 SlurmctldTimeout=30
 SlurmdTimeout=10
 MessageTimeout=5
@@ -152,8 +168,18 @@ RequeueExitHold=93
 HealthCheckProgram=/etc/slurm/health_check.sh
 HealthCheckInterval=5
 HealthCheckNodeState=ANY,CYCLE
+ResumeProgram=/etc/slurm/tessera_resume.sh
+SuspendProgram=/etc/slurm/tessera_suspend.sh
+ResumeTimeout=30
+SuspendTimeout=5
+SuspendTime=10
+SuspendExcNodes=n[1-4]
+ResumeRate=0
+SuspendRate=0
 NodeName=n[1-4] NodeAddr=10.77.0.[1-4] CPUs=8 RealMemory=2000 State=UNKNOWN
+NodeName=c[1-4] NodeAddr=10.77.0.[101-104] CPUs=8 RealMemory=2000 State=CLOUD
 PartitionName=main Nodes=n[1-4] Default=YES MaxTime=INFINITE State=UP
+PartitionName=cloud Nodes=c[1-4] MaxTime=INFINITE State=UP
 END
 }
 
@@ -259,6 +285,23 @@ up() {
   wait_until_ready "${all[@]:1}"
 }
 
+# Machines that nobody may start but the cloud, which takes some seconds for it.
+cloud() {
+  local order name
+  while :; do
+    for order in "$lab"/cloud/*.up "$lab"/cloud/*.down; do
+      [[ -e $order ]] || continue
+      rm "$order"
+      name=$(basename "${order%.*}")
+      case ${order##*.} in
+        up) if ! pid_of "$name" >/dev/null; then sleep 2; start "$name"; plug "$name"; fi ;;
+        down) kill -KILL "$(pid_of "$name")" 2>/dev/null || true ;;
+      esac
+    done
+    sleep 0.1
+  done
+}
+
 down() {
   [[ -e $lab ]] || return 0
   [[ -e $lab/is_a_lab ]] || fail "$lab is not a lab: it has no file is_a_lab"
@@ -267,7 +310,8 @@ down() {
   local name deadline=$((SECONDS + 20)) pids=""
   for name in "${all[@]}"; do thaw "$name"; done
   # A machine's first process is gone only when all others of it are. While it ends it has no command line any more.
-  while pids=$(pgrep -f "^(unshare|bash) .*init $lab (switch|head|n[1-4])\$" || ps -o pid= -p "${pids:-0}"); do
+  pkill -KILL -f "lab.sh --lab $lab cloud\$" || true
+  while pids=$(pgrep -f "^(unshare|bash) .*init $lab (switch|head|[nc][1-4])\$" || ps -o pid= -p "${pids:-0}"); do
     [[ $SECONDS -lt $deadline ]] || fail "processes do not end: $pids"
     pids=$(echo $pids)  # in one line
     kill -KILL $pids 2>/dev/null || true
@@ -310,7 +354,7 @@ thaw() {
 ranks() {
   local name process rank space
   local -A machines=([none]="")
-  for name in "${all[@]}"; do
+  for name in "${all[@]}" "${cloud[@]}"; do
     if process=$(pid_of "$name"); then machines[$(readlink "/proc/$process/ns/pid" || echo none)]=$name; fi
   done
   for process in $(pgrep -f '^[^ ]*tessera[^ ]* train '); do
@@ -404,7 +448,7 @@ status() {
 }
 
 case ${1:-} in
-  up | down | status | check | ranks) "$1" ;;
+  up | down | status | check | ranks | cloud) "$1" ;;
   in) enter "${@:2}" ;;
   fault | repair) "$@" ;;
   init)

@@ -3,6 +3,7 @@
 
     monitoring_test.py TESSERA NVML_STUB
 """
+import http.server
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import urllib.request
@@ -178,6 +180,82 @@ class Monitoring(unittest.TestCase):
             ours = "\n".join(line for line in text.splitlines() if "exposer_" not in line) + "\n"
             done = subprocess.run(["promtool", "check", "metrics"], input=ours, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             self.assertEqual(done.returncode, 0, done.stdout)
+
+
+class Webhook(http.server.BaseHTTPRequestHandler):
+    """Whom Alertmanager tells."""
+    told = []  # (alert, "firing" or "resolved")
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Webhook.told += [(alert["labels"]["alertname"], alert["status"]) for alert in body["alerts"]]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@unittest.skipUnless(shutil.which("prometheus") and shutil.which("prometheus-alertmanager"),
+                     "there is no prometheus or no prometheus-alertmanager: scripts/setup.sh cluster installs them")
+class RealAlert(unittest.TestCase):
+    """From an XID to a message, and back: the daemon, Prometheus, Alertmanager and whom it tells."""
+
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = scratch.name
+        webhook = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Webhook)
+        threading.Thread(target=webhook.serve_forever, daemon=True).start()
+        self.addCleanup(webhook.server_close)
+        self.addCleanup(webhook.shutdown)
+        self.node, prometheus, alerts = free_port(), free_port(), free_port()
+        self.write("gpus", "count 1\n")
+        self.daemon = self.start(TESSERA, "health", "serve", "--folder", self.path("health"), "--period", "0.3", "--nvml",
+                                 NVML_STUB, "--sysroot", self.path("root"), "--address",
+                                 f"127.0.0.1:{self.node}")
+        self.write("alertmanager.json", json.dumps({
+            "route": {"receiver": "hook", "group_wait": "0s", "group_interval": "1s"},
+            "receivers": [{"name": "hook", "webhook_configs": [{"url": f"http://127.0.0.1:{webhook.server_port}/"}]}]}))
+        self.start("prometheus-alertmanager", f"--config.file={self.path('alertmanager.json')}", "--cluster.listen-address=",
+                   f"--storage.path={self.path('alerts')}", f"--web.listen-address=127.0.0.1:{alerts}")
+        self.write("prometheus.json", json.dumps({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [os.path.join(MONITORING, "alerts.yml")],
+            "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alerts}"]}]}]},
+            "scrape_configs": [{"job_name": "tessera-nodes", "static_configs": [{"targets": [f"127.0.0.1:{self.node}"]}]}]}))
+        self.start("prometheus", f"--config.file={self.path('prometheus.json')}", f"--storage.tsdb.path={self.path('tsdb')}",
+                   f"--web.listen-address=127.0.0.1:{prometheus}")
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, text):
+        with open(self.path(name), "w") as file:
+            file.write(text)
+
+    def start(self, *words):
+        process = subprocess.Popen(words, env={**os.environ, "TESSERA_NVML_STUB": self.path("gpus")},
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(process.wait, 20)
+        self.addCleanup(process.terminate)
+        return process
+
+    def wait_for(self, told):
+        deadline = time.time() + 60
+        while told not in Webhook.told:
+            self.assertLess(time.time(), deadline, f"not told of {told}, only of {Webhook.told}")
+            time.sleep(0.1)
+
+    def test_fires_and_clears(self):
+        scrape(self.node, "tessera_node_health_level", self.daemon)
+        self.write("gpus", "count 1\n0 xid 79\n")
+        self.wait_for(("NodeBad", "firing"))
+        self.write("gpus", "count 1\n")
+        subprocess.run([TESSERA, "health", "check", "--active", "--folder", self.path("health"), "--nvml", NVML_STUB,
+                        "--sysroot", self.path("root")], env={**os.environ, "TESSERA_NVML_STUB": self.path("gpus")},
+                       stdout=subprocess.DEVNULL, check=True)
+        self.wait_for(("NodeBad", "resolved"))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The daemon of a healthy node whose sensors are noisy: noise.py TESSERA NVML_STUB [--seconds 3600] [--period 5]
+"""The daemon of a healthy node whose sensors are noisy: health_noise_test.py TESSERA NVML_STUB [--seconds 3600] [--period 5]
 
 Every sensor moves below its limit: temperatures, power, error counters, memory, the rate of a port that is not in use.
 Meanwhile the world is hostile, too: files vanish while they are read, metrics are scraped every millisecond, and for a

@@ -1,0 +1,11 @@
+#!/bin/bash
+# ResumeProgram: starts the nodes that Slurm asks for. One that cannot be started is told to Slurm at once, so that the
+# job waits for another one and not for ResumeTimeout. Slurm starts it as SlurmUser, without a PATH.
+#   tessera_resume.sh 'cloud-[1-3]'
+set -u
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+for node in $(scontrol show hostnames "$1"); do
+  "$(dirname "$0")/cloud_node.sh" up "$node" && continue
+  logger -t tessera_resume "the cloud gives no $node" 2>/dev/null
+  scontrol update nodename="$node" state=down reason="[node_problem] cloudRefused: $node could not be started"
+done
