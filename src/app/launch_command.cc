@@ -114,6 +114,8 @@ void add_launch_command(CLI::App& app, int& status) {
                       "HOST:PORT to serve the launch's metrics for Prometheus at; default: none");
   command->add_option("--health-folder", options.health_folder,
                       fmt::format("Where tessera health serve writes on each node; default: {}", kHealthFolder));
+  command->add_flag("--grow", options.grows,
+                    "Ask Slurm for a node while there are fewer spares than --spares; it may start without any");
   command->add_option("--health-rates", options.health_rates,
                       "Folder of tessera health check --rates: a node that was slow is checked against its peers");
   command->add_option("--restarts-per-hour", options.restarts_per_hour, "The launcher stops after more; default: 10")

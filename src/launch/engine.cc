@@ -123,25 +123,21 @@ class SlurmEngine : public Engine {
   std::string name() const override { return "slurm"; }
   std::vector<std::string> nodes() const override { return nodes_; }
   CommandLine on_node(const std::string& node, const CommandLine& program) const override {
-    CommandLine command = {"srun", "--overlap", "--no-kill", "--quiet", "-N1", "-n1", "-w", node, "--cpu-bind=none"};
+    CommandLine command = environment_;
+    append(command, {"srun", "--overlap", "--no-kill", "--quiet", "-N1", "-n1", "-w", node, "--cpu-bind=none"});
     append(command, program);
     return command;
   }
   CommandLine on_ranks(const std::vector<std::string>& nodes, int ranks_per_node, const std::vector<std::string>&,
                        const CommandLine& program) const override {
     // --overlap: the step before holds its cores until Slurm has found out that its node is gone.
-    CommandLine command = {"srun",
-                           "--overlap",
-                           "--no-kill",
-                           "--kill-on-bad-exit=0",  // the launcher ends the ranks, when it has seen who failed
-                           "--mpi=pmix",
-                           "--distribution=block",
-                           "--cpu-bind=none",
-                           fmt::format("-N{}", nodes.size()),
-                           fmt::format("-n{}", nodes.size() * static_cast<std::size_t>(ranks_per_node)),
-                           fmt::format("--ntasks-per-node={}", ranks_per_node),
-                           "-w",
-                           fmt::format("{}", fmt::join(nodes, ","))};
+    CommandLine command = environment_;
+    append(command,
+           {"srun", "--overlap", "--no-kill",
+            "--kill-on-bad-exit=0",  // the launcher ends the ranks, when it has seen who failed
+            "--mpi=pmix", "--distribution=block", "--cpu-bind=none", fmt::format("-N{}", nodes.size()),
+            fmt::format("-n{}", nodes.size() * static_cast<std::size_t>(ranks_per_node)),
+            fmt::format("--ntasks-per-node={}", ranks_per_node), "-w", fmt::format("{}", fmt::join(nodes, ","))});
     append(command, options_);
     append(command, program);
     return command;
@@ -150,17 +146,39 @@ class SlurmEngine : public Engine {
     return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
   }
   std::string job() const override { return job_; }
-  std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const override {
-    const CommandLine resume = {"scontrol", "update", "nodename=" + node, "state=resume"};
-    if (reason.empty()) return resume;
-    // An operator may have drained it for something else meanwhile.
-    return CommandLine{"sh", "-c",
-                       fmt::format("scontrol -o show node {} | grep -qF {} && {}", shell_word(node),
-                                   shell_word(" Reason=" + reason + " ["), fmt::join(resume, " "))};
+  /// A job that expands ours (Slurm's FAQ, "job size"): when it has a node it gives that up, and ours takes it.
+  std::optional<CommandLine> grow() const override {
+    const SlurmJob job = find_slurm_job(job_);
+    const std::string merge =
+        fmt::format("scontrol update jobid=$SLURM_JOB_ID NumNodes=0 && scontrol update jobid={} NumNodes=ALL", job_);
+    // Slurm leaves files there that nobody needs.
+    const std::string ask = fmt::format(
+        "folder=$(mktemp -d) && cd \"$folder\" && salloc -N1 --exclusive --quiet --dependency=expand:{} -p {} -x {} "
+        "sh -c '{}'; status=$?; rm -rf \"$folder\"; exit $status",
+        job_, shell_word(job.partition), fmt::join(names_of(job), ","), merge);
+    return CommandLine{"sh", "-c", ask};
+  }
+  std::vector<std::string> grown_nodes() override {
+    const SlurmJob job = find_slurm_job(job_);
+    nodes_ = names_of(job);
+    // PMIx learns the job's nodes from srun's environment, which is of the time before it grew.
+    environment_ = {"env", "-u", "SLURM_JOB_CPUS_PER_NODE", "-u", "SLURM_TASKS_PER_NODE"};
+    for (const char* name : {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+      environment_.push_back(fmt::format("{}={}", name, job.nodes));
+    }
+    for (const char* name : {"SLURM_JOB_NUM_NODES", "SLURM_NNODES"}) {
+      environment_.push_back(fmt::format("{}={}", name, nodes_.size()));
+    }
+    return nodes_;
   }
 
  private:
+  static std::vector<std::string> names_of(const SlurmJob& job) {
+    return words_of(output_of("scontrol show hostnames " + shell_word(job.nodes)));
+  }
+
   std::vector<std::string> nodes_, options_;
+  CommandLine environment_;  // in front of srun, once the job has grown
   std::string job_;
 };
 

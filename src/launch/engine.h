@@ -36,6 +36,10 @@ class Engine {
   /// Tells the scheduler that the node may be used again, if it is still drained for `reason`; in any case if that is
   /// empty. None if nobody is to be told.
   virtual std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const;
+  /// Waits until the scheduler has given the launch one more node, for as long as that takes; none if it never does.
+  virtual std::optional<CommandLine> grow() const { return std::nullopt; }
+  /// All nodes, with those that such commands have added.
+  virtual std::vector<std::string> grown_nodes() { return nodes(); }
   /// The id of the scheduler's job that the launch runs in. The scheduler starts the job again if the launch ends with
   /// ExitStatus::kRequeue. Empty: there is no scheduler.
   virtual std::string job() const { return ""; }

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <deque>
 #include <map>
 #include <utility>
 
@@ -51,6 +52,8 @@ constexpr double kBetweenTries = 5.0, kLongestBetweenTries = 60.0;
 constexpr double kReaching = 6.0;
 /// How long evidence may take to arrive, and ranks to end.
 constexpr double kGathering = 1.5, kEnding = 4.0;
+/// Between two times that the scheduler is asked for a node.
+constexpr double kBetweenGrowing = 10.0;
 
 enum class Role : std::uint8_t {
   kActive,
@@ -83,6 +86,7 @@ struct Node {
   bool is_drained_as_sick = false;
   std::string drain_reason = {};    // as the scheduler was told
   double check_before_drain = 0.0;  // active_check when it was drained
+  bool is_new = false;              // the scheduler has given it, and its monitor has not come yet
   bool is_sickness_told = false;    // that it is sick, and nothing can be done
 };
 
@@ -137,8 +141,9 @@ class Launcher {
   void limit_nodes() {
     const auto num_active = static_cast<std::size_t>(options_.num_nodes);
     const std::size_t needed = num_active + static_cast<std::size_t>(options_.num_spares);
-    if (state_.attempt > 0 && nodes_.size() >= num_active && nodes_.size() < needed) {
-      spdlog::warn("the run goes on with {} spares, fewer than --spares {}: the engine {} has {} nodes",
+    const bool can_begin = state_.attempt > 0 || options_.grows;
+    if (can_begin && nodes_.size() >= num_active && nodes_.size() < needed) {
+      spdlog::warn("the run begins with {} spares, fewer than --spares {}: the engine {} has {} nodes",
                    nodes_.size() - num_active, options_.num_spares, engine_->name(), nodes_.size());
       return;
     }
@@ -323,6 +328,7 @@ class Launcher {
     for (; message; message = channel_.receive(milliseconds(0))) hear(*message);
     reap();
     for (Node& node : nodes_) look_after(node);
+    if (options_.grows && keeps_monitors_) grow();
     if (requests_) {
       for (const std::string& name : requests_->take_undrained()) undrain(name);
     }
@@ -414,7 +420,7 @@ class Launcher {
       }
       if (!node.has_come) return;
       node.role = Role::kSpare;
-      spdlog::info("{} is back, as a spare", node.name);
+      spdlog::info("{} is {}, as a spare", node.name, std::exchange(node.is_new, false) ? "there" : "back");
     }
     if (watch_ && message.body.value("attempt", std::int64_t{0}) == state_.attempt) {
       std::vector<RankReport> reports;
@@ -437,6 +443,33 @@ class Launcher {
       } catch (const Error& error) {
         spdlog::warn("{}", error.what());
       }
+    }
+  }
+
+  /// Asks the scheduler for a node while too few are fit, one after the other.
+  void grow() {
+    if (growth_ == 0) {
+      const auto is_fit = [](const Node& node) {
+        return (node.role == Role::kActive || node.role == Role::kSpare || node.is_new) && node.sickness.empty();
+      };
+      const auto num_fit = std::ranges::count_if(nodes_, is_fit);
+      if (num_fit >= options_.num_nodes + options_.num_spares || now() < next_growth_) return;
+      next_growth_ = now() + kBetweenGrowing;
+      const std::optional<CommandLine> ask = engine_->grow();
+      if (!ask) return;
+      spdlog::info("{} nodes are fit and {} are wanted: the scheduler is asked for one", num_fit,
+                   options_.num_nodes + options_.num_spares);
+      growth_ = spawn(ask->front(), {ask->begin() + 1, ask->end()});
+      return;
+    }
+    int status = 0;
+    if (waitpid(growth_, &status, WNOHANG) != growth_) return;
+    growth_ = 0;
+    next_growth_ = now() + kBetweenGrowing;
+    for (const std::string& name : engine_->grown_nodes()) {
+      if (find_node(name) != nullptr) continue;
+      spdlog::info("{} was added: it is a spare once its monitor has come", name);
+      nodes_.push_back({.name = name, .role = Role::kLost, .is_new = true});
     }
   }
 
@@ -773,6 +806,7 @@ class Launcher {
   }
 
   int finish(const std::string& state) {
+    if (growth_ != 0) kill(-growth_, SIGTERM);
     reach_lost_nodes();
     keeps_monitors_ = false;
     const bool is_over = exit_status_ != static_cast<int>(ExitStatus::kRequeue);
@@ -806,7 +840,7 @@ class Launcher {
   std::optional<FileLock> lock_;
   LaunchState state_;
   Stopwatch since_written_;
-  std::vector<Node> nodes_;
+  std::deque<Node> nodes_;           // to which nodes are added while others are referred to
   std::vector<std::string> active_;  // names, in the order of ranks
   std::optional<RunWatch> watch_;    // of the attempt
   std::vector<RankState> evidence_;
@@ -820,6 +854,8 @@ class Launcher {
   pid_t ranks_ = 0;  // mpirun, srun or the one rank
   std::optional<int> ranks_status_;
   std::vector<pid_t> scheduler_commands_;  // that still run
+  pid_t growth_ = 0;                       // that asks for a node; 0: none
+  double next_growth_ = 0.0;
   int exit_status_ = 0;
   std::optional<RequestInbox> requests_;  // once all monitors have come
   std::optional<MetricsServer> server_;

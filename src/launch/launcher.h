@@ -18,9 +18,10 @@ namespace tessera {
 struct LauncherOptions {
   int num_nodes = 1, num_spares = 0, ranks_per_node = 1;
   int restarts_per_hour = 10;
-  std::string address;                                  // by which nodes reach the launcher; empty: this machine's name
-  std::filesystem::path node_folder;                    // of each node; empty: /dev/shm/tessera-<run id>
-  std::string prometheus_address;                       // "HOST:PORT" to serve metrics at; empty: nowhere
+  bool grows = false;                 // asks the scheduler for a node while there are fewer spares than num_spares
+  std::string address;                // by which nodes reach the launcher; empty: this machine's name
+  std::filesystem::path node_folder;  // of each node; empty: /dev/shm/tessera-<run id>
+  std::string prometheus_address;     // "HOST:PORT" to serve metrics at; empty: nowhere
   std::filesystem::path health_folder = kHealthFolder;  // of each node's health daemon
   std::filesystem::path health_rates;  // by which active checks judge a slow node (health/peer_rates.h); empty: none
   WatchOptions watch;

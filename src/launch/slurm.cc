@@ -48,7 +48,10 @@ bool SlurmJob::has_ended() const {
 }
 
 SlurmJob parse_slurm_job(std::string_view line) {
-  SlurmJob job{.state = std::string(field(line, "JobState")), .host = std::string(field(line, "BatchHost"))};
+  SlurmJob job{.state = std::string(field(line, "JobState")),
+               .host = std::string(field(line, "BatchHost")),
+               .partition = std::string(field(line, "Partition")),
+               .nodes = std::string(field(line, "NodeList"))};
   const std::string_view restarts = field(line, "Restarts");
   const auto [end, error] = std::from_chars(restarts.data(), restarts.data() + restarts.size(), job.restarts);
   require(!job.state.empty() && error == std::errc() && end == restarts.data() + restarts.size(),

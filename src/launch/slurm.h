@@ -16,6 +16,7 @@ struct SlurmJob {
   int restarts = 0;       // how often it was requeued
   std::string host = {};  // the batch host, on which the job's script runs; empty: none
   bool host_is_down = false;
+  std::string partition = {}, nodes = {};  // "n[1-3]"
 
   /// Whether it has ended, and Slurm will not start it again by itself.
   bool has_ended() const;

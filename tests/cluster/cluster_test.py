@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Tests of the cluster in a box, and of training in it. cluster_test.py TESSERA [unittest's arguments]"""
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 import unittest
 
+import sickness
 from lab import HERE, SKIP, Lab, Skip, losses, train_arguments
 
 TESSERA = None
@@ -197,6 +199,68 @@ class LinksTest(unittest.TestCase):
         self.assertEqual(self.links(), ["bad            linkSlow, rank 2 on n3"])
         self.lab.repair("n3")
         self.assertEqual(self.links(), [])
+
+
+class CloudTest(unittest.TestCase):
+    """Nodes that exist only while a run needs them."""
+    STEPS, NODES = 1500, ("c1", "c2", "c3", "c4")
+
+    def setUp(self):
+        self.lab = Lab(TESSERA)
+        self.lab.up()
+        self.addCleanup(self.lab.down)
+        self.cloud = subprocess.Popen([os.path.join(HERE, "lab.sh"), "--lab", self.lab.folder, "cloud"])
+        self.addCleanup(self.cloud.wait)
+        self.addCleanup(self.cloud.kill)
+        self.log = os.path.join(self.lab.shared, "run.log")
+        self.dump = os.path.join(self.lab.shared, "run")
+
+    def on(self):
+        return [node for node in self.NODES if self.lab.is_on(node)]
+
+    def wait_for(self, what, condition, seconds):
+        deadline = time.time() + seconds
+        while not condition():
+            if time.time() > deadline:
+                with open(self.log, errors="replace") as log:
+                    self.fail(f"not within {seconds} s: {what}; {self.on()} are on; the run's log:\n{log.read()}")
+            time.sleep(0.2)
+
+    def roles(self):
+        try:
+            with open(os.path.join(self.dump, "launch.json")) as file:
+                return {node["name"]: node["role"] for node in json.load(file)["nodes"]}
+        except FileNotFoundError:
+            return {}
+
+    def test_starts_grows_and_vanishes(self):
+        keys = {"checkpoint__enable": "true", "checkpoint__interval": 100, "checkpoint__memory_interval": 1}
+        alone = train_arguments(self.lab.dataset, os.path.join(self.lab.shared, "alone"), self.STEPS)
+        subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", TESSERA, *alone], check=True,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        expected = losses(os.path.join(self.lab.shared, "alone"))
+        self.assertEqual(self.on(), [])
+        script = os.path.join(self.lab.shared, "run.sh")
+        with open(script, "w") as file:
+            file.write("#!/bin/bash\nexec " + " ".join([
+                self.lab.tessera, "launch", "--nodes", "3", "--spares", "0", "--ranks-per-node", "1", "--grow", "--",
+                *train_arguments(self.lab.dataset, self.dump, self.STEPS, **keys)]) + "\n")
+        job = self.lab.run("head", "sbatch", "--parsable", "-p", "cloud", "-N3", "--no-kill", "--overcommit",
+                           "-o", self.log, script).strip()
+        self.wait_for("a run on three nodes", lambda: list(self.roles().values()) == 3 * ["active"], 90)
+        self.assertEqual(len(self.on()), 3)
+        sick, other = sorted(self.roles())[1], (set(self.NODES) - set(self.roles())).pop()
+        daemons = sickness.Daemons(self.lab, [sick])
+        self.addCleanup(daemons.end)
+        time.sleep(2 * sickness.PERIOD)
+        sickness.xid(daemons, sick)
+        # There is no spare: the launcher asks for a node, and Slurm has the cloud start it.
+        self.wait_for("a new node in the place of the sick one",
+                      lambda: self.roles().get(other) == "active" and self.roles()[sick] == "drained", 90)
+        self.assertTrue(daemons.is_drained(sick))
+        self.wait_for("the run's end", lambda: "COMPLETED" in self.lab.run("head", "scontrol", "show", "job", job, check=False), 120)
+        self.assertEqual(losses(self.dump), expected)
+        self.wait_for("no node, when none is needed", lambda: not self.on(), 60)
 
 
 def main():

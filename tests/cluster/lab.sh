@@ -442,7 +442,7 @@ repair() {
 status() {
   [[ -e $lab/is_a_lab ]] || fail "there is no lab at $lab; 'lab.sh up' starts one"
   local name
-  for name in "${all[@]}"; do echo "$name $(address "$name") $(pid_of "$name" >/dev/null && echo on || echo off)"; done
+  for name in "${all[@]}" "${cloud[@]}"; do echo "$name $(address "$name") $(pid_of "$name" >/dev/null && echo on || echo off)"; done
   slurm sinfo -N -o "%N %T %E" || true
   ranks
 }

@@ -14,19 +14,19 @@ GPUS = "count 2\n0 temperature 60\n1 temperature 61\n1 link.0 1\n"  # that are w
 class Daemons:
     """`tessera health serve` on every node. GPUs: tests/health/nvml_stub.cc in NVML's place; ports: a folder for /sys."""
 
-    def __init__(self, lab):
-        self.lab, self.processes = lab, []
+    def __init__(self, lab, nodes=None):
+        self.lab, self.nodes, self.processes = lab, nodes or lab.NODES, []
         self.nvml = os.path.join(lab.shared, "libnvidia-ml.so.1")
         self.rates = os.path.join(lab.shared, "rates")
         stub = os.path.join(HERE, os.pardir, "health", "nvml_stub.cc")
         subprocess.run(["c++", "-std=c++20", "-O1", "-shared", "-fPIC", "-o", self.nvml, stub], check=True)
-        for node in lab.NODES:
+        for node in self.nodes:
             os.makedirs(os.path.join(self.root(node), PORT, "counters"))
             self.write(node, f"{PORT}/counters/symbol_error", "0\n")
             self.repair(node)
-            log = open(os.path.join(lab.shared, f"health-{node}.log"), "w")
-            self.processes.append(subprocess.Popen(lab.command(node, *self.tessera(node, "serve", "--period", PERIOD)),
-                                                   stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT))
+            with open(os.path.join(lab.shared, f"health-{node}.log"), "w") as log:
+                self.processes.append(subprocess.Popen(lab.command(node, *self.tessera(node, "serve", "--period", PERIOD)),
+                                                       stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT))
 
     def root(self, node):
         return os.path.join(self.lab.shared, f"root-{node}")
@@ -71,7 +71,7 @@ class Daemons:
         return "DRAIN" in re.search(r"State=(\S+)", self.lab.run("head", "scontrol", "-o", "show", "node", node)).group(1)
 
     def end(self):
-        for node in self.lab.NODES:
+        for node in self.nodes:
             if self.lab.is_on(node):
                 self.lab.run(node, "pkill", "-TERM", "-f", "health serve", check=False)
         for process in self.processes:
