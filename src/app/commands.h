@@ -53,7 +53,7 @@ void add_generate_command(CLI::App& app);
 void add_data_commands(CLI::App& app, int& status);
 
 /// `tessera doctor`: prints devices, driver, libraries, links, and what is missing.
-void add_doctor_command(CLI::App& app);
+void add_doctor_command(CLI::App& app, int& status);
 
 /// `tessera plan schedule|memory`.
 void add_plan_commands(CLI::App& app);

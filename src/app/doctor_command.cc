@@ -1,7 +1,9 @@
 
 #include <iostream>
+#include <memory>
 
 #include "app/commands.h"
+#include "app/doctor_cluster.h"
 #include "base/version.h"
 #include "ops/cuda/inventory.h"
 #include "tensor/cuda.h"
@@ -48,9 +50,39 @@ void doctor() {
 
 }  // namespace
 
-void add_doctor_command(CLI::App& app) {
+void add_doctor_command(CLI::App& app, int& status) {
+  struct Options {
+    bool for_cluster = false, meets_ranks = false;
+    std::string token;
+    ClusterDoctorOptions cluster;
+  };
+  auto options = std::make_shared<Options>();
   CLI::App* command = app.add_subcommand("doctor", "Say what this machine has to compute with, and what is missing");
-  command->callback([] { doctor(); });
+  command->add_flag("--cluster", options->for_cluster,
+                    "Ask all nodes, start ranks on them, and say what does not fit; exit status 1 if a run would fail");
+  add_engine_options(*command, options->cluster.engine);
+  command->add_option("--ranks-per-node", options->cluster.ranks_per_node, "Ranks that are started; default: 1")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--folder", options->cluster.folders,
+                      "A folder that all nodes should share, as for datasets and runs; may be given several times");
+  // What --cluster starts on nodes.
+  command->add_option("--node-facts", options->token)->group("");
+  command->add_flag("--meet-ranks", options->meets_ranks)->group("");
+  command->footer(
+      "For example\n"
+      "  tessera doctor --cluster --hosts n1,n2,n3 --ranks-per-node 8 --folder /shared/runs\n"
+      "  salloc -N4 --exclusive tessera doctor --cluster --folder /shared/runs");
+  command->callback([options, &status] {
+    if (options->for_cluster) {
+      status = examine_cluster(options->cluster);
+    } else if (!options->token.empty()) {
+      print_node_facts(options->cluster.folders, options->token);
+    } else if (options->meets_ranks) {
+      meet_ranks();
+    } else {
+      doctor();
+    }
+  });
 }
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include "app/arguments.h"
 #include "app/commands.h"
 #include "app/config_arguments.h"
+#include "app/engine_options.h"
 #include "app/launch_line.h"
 #include "app/signals.h"
 #include "base/error.h"
@@ -22,9 +23,8 @@ namespace {
 volatile StopRequest stop;
 
 struct LaunchArguments {
-  std::string engine = "auto", hosts;
+  EngineOptions engine;
   int num_nodes = 0, num_spares = 0, ranks_per_node = 0;
-  std::vector<std::string> starter_options;  // of mpirun or srun
   std::vector<std::string> command;
   LauncherOptions options;
 };
@@ -45,28 +45,16 @@ JobConfig config_of(const std::vector<std::string>& command) {
   return arguments.read();
 }
 
-std::unique_ptr<Engine> make_engine(const LaunchArguments& arguments) {
-  std::string name = arguments.engine;
-  if (name == "auto") {
-    name = !arguments.hosts.empty() ? "hosts" : std::getenv("SLURM_JOB_NODELIST") != nullptr ? "slurm" : "local";
-  }
-  require(arguments.hosts.empty() || name == "hosts", "--hosts goes with --engine hosts, not with {}", name);
-  require(!arguments.hosts.empty() || name != "hosts", "--engine hosts needs --hosts: a file, or names as in n1,n2");
-  if (name == "slurm") return make_slurm_engine(arguments.starter_options);
-  if (name == "hosts") return make_hosts_engine(read_hosts(arguments.hosts), arguments.starter_options);
-  require(arguments.num_nodes <= 1 && arguments.num_spares == 0,
-          "--nodes {} --spares {}, but there is one machine: give --hosts, or start in a job of Slurm",
-          arguments.num_nodes, arguments.num_spares);
-  return make_local_engine(arguments.starter_options);
-}
-
 int run_launch(LaunchArguments& arguments) {
   JobConfig config = config_of(arguments.command);
   require(config.job.attempt == 0 && config.job.node_folder.empty(),
           "tessera launch sets job.attempt and job.node_folder (--node-folder) itself: leave them out");
   config.job.node_folder = "/dev/shm";  // some folder: which one, the launcher decides
   config.validate();
-  std::unique_ptr<Engine> engine = make_engine(arguments);
+  std::unique_ptr<Engine> engine = make_engine(arguments.engine);
+  require(!engine->is_one_machine() || (arguments.num_nodes <= 1 && arguments.num_spares == 0),
+          "--nodes {} --spares {}, but there is one machine: give --hosts, or start in a job of Slurm",
+          arguments.num_nodes, arguments.num_spares);
   LauncherOptions& options = arguments.options;
   const int all_nodes = static_cast<int>(engine->nodes().size());
   options.num_nodes = arguments.num_nodes > 0 ? arguments.num_nodes : std::max(1, all_nodes - arguments.num_spares);
@@ -92,12 +80,7 @@ void add_launch_command(CLI::App& app, int& status) {
   auto arguments = std::make_shared<LaunchArguments>();
   LauncherOptions& options = arguments->options;
   CLI::App* command = app.add_subcommand("launch", "Train on one or many nodes, and heal the run when one fails");
-  command
-      ->add_option("--engine", arguments->engine,
-                   "local (this machine), hosts (ssh and mpirun) or slurm; auto: hosts with --hosts, slurm in a job "
-                   "of Slurm, else local")
-      ->check(CLI::IsMember({"auto", "local", "hosts", "slurm"}));
-  command->add_option("--hosts", arguments->hosts, "A file with a host per line, or names: n1,n2,n3");
+  add_engine_options(*command, arguments->engine);
   command->add_option("--nodes", arguments->num_nodes, "Nodes that train; default: all but the spares")
       ->check(CLI::PositiveNumber);
   command->add_option("--spares", arguments->num_spares, "Nodes that wait to take the place of one that fails")
@@ -126,8 +109,6 @@ void add_launch_command(CLI::App& app, int& status) {
                       "Seconds in a step that count as a hang if they are also 3 usual steps; default: 5");
   command->add_option("--slow-factor", options.watch.slow_factor,
                       "A rank that computes so many times as long as the others is slow; default: 1.5");
-  command->add_option("--starter-option", arguments->starter_options,
-                      "An option for mpirun or srun; may be given several times");
   command->add_option("command", arguments->command, "-- train CONFIG --section.key=value ...");
   command->footer(
       "For example\n"

@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
   tessera::add_convert_command(app, status);
   tessera::add_generate_command(app);
   tessera::add_plan_commands(app);
-  tessera::add_doctor_command(app);
+  tessera::add_doctor_command(app, status);
   tessera::add_completion_command(app);
   tessera::add_monitor_command(app, status);
   try {

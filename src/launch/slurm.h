@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// What a short command of a shell prints. Throws Error if it fails or takes 20 s.
-std::string output_of(const std::string& command);
+/// What a short command of a shell prints. Throws Error if it fails or takes longer than so many seconds.
+std::string output_of(const std::string& command, int seconds = 20);
 
 struct SlurmJob {
   std::string state;      // "RUNNING", "PENDING"; kForgottenJob if Slurm does not know the job any more

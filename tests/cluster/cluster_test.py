@@ -177,8 +177,8 @@ class TrainingTest(unittest.TestCase):
         self.expect_the_same("batch")
 
 
-class LinksTest(unittest.TestCase):
-    """`tessera health links` over the network of a lab."""
+class ReadinessTest(unittest.TestCase):
+    """Whether nodes fit together, and the links between them work."""
 
     @classmethod
     def setUpClass(cls):
@@ -187,15 +187,38 @@ class LinksTest(unittest.TestCase):
         cls.addClassCleanup(cls.lab.down)
 
     def links(self):
-        """What it says is bad. Rates of processes that share two cores differ much."""
+        """What it says is bad. Rates of processes that share two cores differ ten times."""
         said = self.lab.run("head", "mpirun", "-H", "n1,n2,n3,n4", self.lab.tessera, "health", "links", "--mebibytes", "1",
-                            "--slow", "0.2", check=False)
+                            "--repeats", "3", "--slow", "0.05", check=False)
         self.assertIn("between nodes  6 pairs", said)
         return [line.split(":")[0] for line in said.splitlines() if line.startswith("bad ")]
 
+    def test_the_doctor(self):
+        hosts = ("--hosts", "n1,n2,n3,n4")
+        said = self.lab.run("head", self.lab.tessera, "doctor", "--cluster", *hosts, "--folder", self.lab.shared)
+        self.assertIn("4 of 4 nodes answer", said)
+        self.assertRegex(said, "4 ranks on 4 nodes started and met")
+        self.assertNotIn("bad ", said)
+        said = self.lab.run("head", "salloc", "-N3", "--quiet", self.lab.tessera, "doctor", "--cluster")
+        self.assertIn("engine slurm: 3 of 3 nodes answer", said)
+        self.assertIn("3 ranks on 3 nodes started and met", said)
+        # A folder that one node has of its own, and a node that is away.
+        own = os.path.join("/tmp", "tessera-own")
+        for node in ("head", "n1", "n2"):
+            self.lab.run(node, "mkdir", "-p", own)
+        said = self.lab.run("head", self.lab.tessera, "doctor", "--cluster", "--hosts", "n1,n2,n3", "--folder", own, check=False)
+        self.assertIn(f"bad   n1, n2: '{own}' is another folder there", said)
+        self.assertIn(f"bad   n3: '{own}' does not exist there", said)
+        self.lab.fault("power-cut", "n4")
+        said = self.lab.run("head", self.lab.tessera, "doctor", "--cluster", *hosts, "--folder", self.lab.shared, check=False)
+        self.lab.repair("n4")
+        self.assertIn("3 of 4 nodes answer", said)
+        self.assertRegex(said, "bad   n4: it cannot be asked: .*Try: ssh")
+        self.assertIn("3 ranks on 3 nodes started", said)
+
     def test_a_slow_node_is_named(self):
         self.assertEqual(self.links(), [])
-        self.lab.fault("slow-link", "n3", 50)
+        self.lab.fault("slow-link", "n3", 20)
         self.assertEqual(self.links(), ["bad            linkSlow, rank 2 on n3"])
         self.lab.repair("n3")
         self.assertEqual(self.links(), [])
