@@ -47,6 +47,7 @@ NodeFacts ask(const Engine& engine, const std::string& node, const CommandLine& 
     facts.clock_uncertainty = 0.5 * (after - before);
   } catch (const Error& error) {
     std::string why = error.what();
+    std::erase(why, '\r');
     std::ranges::replace(why, '\n', ' ');  // what ssh prints; a finding is one line
     facts.problem = fmt::format("it cannot be asked: {}. Try: {}", why, line_of(engine.on_node(node, {"true"})));
   }
