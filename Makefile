@@ -84,6 +84,7 @@ test: build
 faults: program
 	@scripts/setup.sh cluster
 	tests/cluster/faults.py $(TESSERA) $(if $(CAMPAIGN),--campaign $(CAMPAIGN)) $(ARGS)
+	$(if $(NOISE),tests/scripts/health_noise_test.py $(TESSERA) $(BUILD)/tests/health/libnvml_stub.so --seconds $(NOISE))
 
 build/fuzz/build.ninja: CMakeLists.txt CMakePresets.json
 	cmake --preset fuzz

@@ -182,6 +182,20 @@ class Kubernetes(unittest.TestCase):
             self.assertEqual(told.returncode, 2, told.stdout)  # unknown: there is no daemon
             self.assertLessEqual(len(told.stdout.strip()), configuration["pluginConfig"]["max_output_length"])
 
+    def test_values_for_soperator_are_those_of_slurm_conf(self):
+        with open(os.path.join(RECIPES, "soperator.yaml")) as file:
+            values = yaml.safe_load(file)
+        with open(os.path.join(ROOT, "recipes", "slurm", "slurm.conf")) as file:
+            lines = [line.strip() for line in file]
+        jsonschema.validate(values, SCHEMAS["SoperatorValues"])
+        health = values["healthCheckConfig"]
+        self.assertIn(f"HealthCheckInterval={health['healthCheckInterval']}", lines)
+        self.assertIn("HealthCheckNodeState=" + ",".join(entry["state"] for entry in health["healthCheckNodeState"]), lines)
+        program = os.path.basename(health["healthCheckProgram"])
+        self.assertTrue(os.access(os.path.join(ROOT, "recipes", "slurm", program), os.X_OK))
+        for line in values["customSlurmConfig"].split():
+            self.assertIn(line, lines)
+
     def test_paths_in_the_image_are_files_of_the_recipes(self):
         prefix = "/usr/share/tessera/recipes/"
         for path in glob.glob(os.path.join(RECIPES, "*.yaml")):

@@ -82,7 +82,7 @@ class Recipes(unittest.TestCase):
     def test_programs_for_slurm_use_options_that_exist(self):
         for name in ("tessera_health.sh", "tessera_prolog.sh"):
             with open(os.path.join(SLURM, name)) as file:
-                words = re.search(r"exec tessera (health \w+)(.*)", file.read())
+                words = re.search(r'exec "\$program" (health \w+)(.*)', file.read(), re.S)
             known = run(TESSERA, *words.group(1).split(), "--help").stdout
             for option in re.findall(r"--[\w-]+", words.group(2)):
                 self.assertIn(option, known)
