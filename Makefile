@@ -2,7 +2,8 @@
 #   make train   set up, build the program, prepare the corpus, train configs/debugmodel.toml
 #   make install build the program and install it under PREFIX (make package: as a Debian package)
 #   make test    set up, build, run every test
-#   make faults  hurt runs in a cluster in a box, print how each heals (CAMPAIGN=50: that many random faults in one run)
+#   make faults  hurt runs in a cluster in a box, print how each heals (CAMPAIGN=50: that many random faults in one run;
+#                NOISE=3600: then a health daemon among noisy sensors for so many seconds)
 #   make fuzz    set up, build, fuzz the readers of files for SECONDS each; make test does so for 5 s each
 #   make image   build a container image without CUDA in build/image, and try the program in it
 #   make lint    check the formatting (make format mends it), and every .cc with clang-tidy
@@ -84,6 +85,7 @@ test: build
 faults: program
 	@scripts/setup.sh cluster
 	tests/cluster/faults.py $(TESSERA) $(if $(CAMPAIGN),--campaign $(CAMPAIGN)) $(ARGS)
+	$(if $(NOISE),cmake --build $(BUILD) --target nvml_stub)
 	$(if $(NOISE),tests/scripts/health_noise_test.py $(TESSERA) $(BUILD)/tests/health/libnvml_stub.so --seconds $(NOISE))
 
 build/fuzz/build.ninja: CMakeLists.txt CMakePresets.json

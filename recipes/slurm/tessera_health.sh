@@ -1,6 +1,6 @@
 #!/bin/bash
-# HealthCheckProgram: drains or returns this node, as the daemon of `tessera health serve` says. Slurm starts it as root,
-# without a PATH.
+# HealthCheckProgram: drains or returns this node, as the daemon of `tessera health serve` says. Slurm starts it as
+# root, without a PATH.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 program=$(dirname "$0")/tessera.sh  # of copy_program.sh
 [[ -x $program ]] || program=tessera
