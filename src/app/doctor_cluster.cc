@@ -134,7 +134,7 @@ void meet_ranks() {
   run_on_ranks([] { return JobConfig(); },
                [](const JobConfig&, Ranks& ranks) {
                  ranks.world().barrier("tessera doctor");
-                 if (ranks.rank() == 0) std::cout << ranks.size() << ' ' << kRanksHaveMet << std::endl;
+                 if (ranks.rank() == 0) std::cout << fmt::format("{} {}\n", ranks.size(), kRanksHaveMet) << std::flush;
                  return 0;
                });
 }

@@ -45,7 +45,7 @@ class LinkCheck {
   void check_all_reduce() {
     fill(out_, 1.0f + static_cast<float>(world_.rank()));
     world_.all_reduce(out_, "link check").wait();
-    const auto sum = static_cast<float>(size_ * (size_ + 1) / 2);
+    const auto sum = 0.5f * static_cast<float>(size_ * (size_ + 1));
     note_wrong(count_other_than(out_, sum), "all-reduce");
     fill(out_, 0.0f);  // so that sums of sums stay small
     const double seconds = slowest([&] { world_.all_reduce(out_, "link check").wait(); });
@@ -84,15 +84,14 @@ class LinkCheck {
     }
     const std::vector<double> all = world_.all_gather(mine, "rates of pairs"),
                               all_wrong = world_.all_gather(wrong, "wrong numbers of pairs");
-    for (int rank = 0; rank < size_; ++rank) {
-      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank) * size_;
+    for (std::size_t rank = 0; rank < mine.size(); ++rank) {
+      const auto begin = all.begin() + static_cast<std::ptrdiff_t>(rank * mine.size());
       report_.pairs.emplace_back(begin, begin + size_);
-      for (int other = 0; other < size_; ++other) {
-        const double num_wrong = all_wrong[static_cast<std::size_t>(rank * size_ + other)];
+      for (std::size_t other = 0; other < mine.size(); ++other) {
+        const double num_wrong = all_wrong[rank * mine.size() + other];
         if (num_wrong == 0.0) continue;
         report_.findings.push_back({.signal = "linkWrong",
-                                    .part = fmt::format("{} to {}", places_.hosts[static_cast<std::size_t>(other)],
-                                                        places_.hosts[static_cast<std::size_t>(rank)]),
+                                    .part = fmt::format("{} to {}", places_.hosts[other], places_.hosts[rank]),
                                     .evidence = Evidence::kHard,
                                     .value = num_wrong,
                                     .detail = fmt::format("{:.0f} numbers arrived wrong", num_wrong)});

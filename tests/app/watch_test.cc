@@ -133,7 +133,7 @@ TEST_F(WatchTest, OnlyARunThatGoesOnDoesWithoutItsSpares) {
   write_state(lost_);
   const Finished next = Process(scratch_, arguments).finish();
   EXPECT_EQ(next.status, 2);  // there is no such host
-  EXPECT_THAT(next.output, HasSubstr("goes on with 0 spares, fewer than --spares 1"));
+  EXPECT_THAT(next.output, HasSubstr("begins with 0 spares, fewer than --spares 1"));
   EXPECT_THAT(next.output, Not(HasSubstr("need 2 nodes")));
 }
 

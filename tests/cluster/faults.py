@@ -351,6 +351,7 @@ CASES = [
     Case("nvlink-down", sick(sickness.nvlink_down), 3, 10, steps=400, daemons=True),
     Case("port-down", sick(sickness.port_down), 3, 10, steps=400, daemons=True),
     Case("dying-link", sick(sickness.dying_link), 3, 10, steps=600, daemons=True),
+    Case("dying-disk", sick(sickness.dying_disk), 3, 10, steps=600, daemons=True),
     Case("heat", sick(sickness.heat), 0, 5, steps=200, healed_by="nothing", daemons=True),
     Case("slow-gemm", slow_gemm, 0, 20, noticed_steps=20, steps=200, batch=LONG_STEPS, again_from_noticed=True,
          daemons=True, finds="gemmSlow"),

@@ -8,6 +8,7 @@ from lab import HERE
 
 PERIOD = 1.0  # seconds between two looks of a daemon
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
+DISK_ERRORS = "sys/block/sda/device/ioerr_cnt"
 GPUS = "count 2\n0 temperature 60\n1 temperature 61\n1 link.0 1\n"  # that are well; a later line of a key counts
 
 
@@ -23,6 +24,10 @@ class Daemons:
         for node in self.nodes:
             os.makedirs(os.path.join(self.root(node), PORT, "counters"))
             self.write(node, f"{PORT}/counters/symbol_error", "0\n")
+            for path in ("dev", os.path.dirname(DISK_ERRORS)):
+                os.makedirs(os.path.join(self.root(node), path))
+            self.write(node, DISK_ERRORS, "0x0\n")
+            self.write(node, "dev/kmsg", "")
             self.repair(node)
             with open(os.path.join(lab.shared, f"health-{node}.log"), "w") as log:
                 self.processes.append(subprocess.Popen(lab.command(node, *self.tessera(node, "serve", "--period", PERIOD)),
@@ -113,6 +118,20 @@ def dying_link(daemons, node):
         errors += 50
         daemons.write(node, f"{PORT}/counters/symbol_error", f"{errors}\n")
         time.sleep(PERIOD / 2)
+    return when
+
+
+def dying_disk(daemons, node):
+    """Its errors rise, which is suspect; the second signal is what the kernel says of it."""
+    for errors in range(6):
+        daemons.write(node, DISK_ERRORS, f"{errors:#x}\n")
+        time.sleep(PERIOD / 2)
+    time.sleep(2 * PERIOD)
+    if daemons.verdict(node) != "suspect":
+        raise RuntimeError(f"errors alone made {node} {daemons.verdict(node)}")
+    when = time.time()
+    with open(os.path.join(daemons.root(node), "dev/kmsg"), "a") as log:
+        log.write("3,4,4,-;EXT4-fs error (device sda1): bad block\n")
     return when
 
 
