@@ -14,8 +14,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fuzz::read_hostile(fuzz::input_folder().native(), [] {
     if (const auto verdict = read_verdict(fuzz::input_folder())) static_cast<void>(to_json(*verdict).dump());
   });
-  fuzz::read_hostile(fuzz::input_folder().native(),
-                     [] { static_cast<void>(read_active_check(fuzz::input_folder())); });
+  fuzz::read_hostile(fuzz::input_folder().native(), [] { static_cast<void>(read_active_check(fuzz::input_folder())); });
   static_cast<void>(find_peer_rates(fuzz::input_folder(), "n1", "H100"));  // damaged files count not
   return 0;
 }

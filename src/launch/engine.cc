@@ -148,7 +148,7 @@ class SlurmEngine : public Engine {
   std::string job() const override { return job_; }
   /// A job that expands ours (Slurm's FAQ, "job size"): when it has a node it gives that up, and ours takes it.
   std::optional<CommandLine> grow() const override {
-    const SlurmJob job = find_slurm_job(job_);
+    const SlurmJob job = find_job();
     const std::string merge =
         fmt::format("scontrol update jobid=$SLURM_JOB_ID NumNodes=0 && scontrol update jobid={} NumNodes=ALL", job_);
     // Slurm leaves files there that nobody needs.
@@ -159,7 +159,7 @@ class SlurmEngine : public Engine {
     return CommandLine{"sh", "-c", ask};
   }
   std::vector<std::string> grown_nodes() override {
-    const SlurmJob job = find_slurm_job(job_);
+    const SlurmJob job = find_job();
     nodes_ = names_of(job);
     // PMIx learns the job's nodes from srun's environment, which is of the time before it grew.
     environment_ = {"env", "-u", "SLURM_JOB_CPUS_PER_NODE", "-u", "SLURM_TASKS_PER_NODE"};
@@ -173,6 +173,7 @@ class SlurmEngine : public Engine {
   }
 
  private:
+  SlurmJob find_job() const { return parse_slurm_job(output_of("scontrol -o show job " + job_, 2)); }
   static std::vector<std::string> names_of(const SlurmJob& job) {
     return words_of(output_of("scontrol show hostnames " + shell_word(job.nodes)));
   }

@@ -37,6 +37,7 @@ class Engine {
   /// empty. None if nobody is to be told.
   virtual std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const;
   /// Waits until the scheduler has given the launch one more node, for as long as that takes; none if it never does.
+  /// Throws Error if the scheduler does not answer within 2 s, in which the launcher is silent; so does grown_nodes().
   virtual std::optional<CommandLine> grow() const { return std::nullopt; }
   /// All nodes, with those that such commands have added.
   virtual std::vector<std::string> grown_nodes() { return nodes(); }

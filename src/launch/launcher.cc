@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <deque>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -52,14 +53,16 @@ constexpr double kBetweenTries = 5.0, kLongestBetweenTries = 60.0;
 constexpr double kReaching = 6.0;
 /// How long evidence may take to arrive, and ranks to end.
 constexpr double kGathering = 1.5, kEnding = 4.0;
-/// Between two times that the scheduler is asked for a node.
-constexpr double kBetweenGrowing = 10.0;
+/// Between two times that the scheduler is asked for a node: the first, and after refusals ever more, up to the second.
+constexpr double kBetweenGrowing = 10.0, kLongestBetweenGrowing = 600.0;
 
 enum class Role : std::uint8_t {
   kActive,
   kSpare,
-  kLost,     // it was silent; a spare again once it has a new monitor, and has ended its old ranks
-  kDrained,  // it was blamed, and is not used until it has been started anew or an operator returns it
+  kLost,  // it was silent; a spare again once it has a new monitor, and has ended its old ranks
+  /// It was blamed, and is not used until it has been started anew, has passed an active check, or an operator returns
+  /// it.
+  kDrained,
 };
 
 std::string name_of(Role role) {
@@ -84,10 +87,10 @@ struct Node {
   std::string sickness = {};                // why its health daemon calls it bad; empty: it does not
   std::optional<double> active_check = {};  // when one passed last, as its health daemon says; none: it says nothing
   bool is_drained_as_sick = false;
-  std::string drain_reason = {};    // as the scheduler was told
-  double check_before_drain = 0.0;  // active_check when it was drained
-  bool is_new = false;              // the scheduler has given it, and its monitor has not come yet
-  bool is_sickness_told = false;    // that it is sick, and nothing can be done
+  std::string drain_reason = {};                  // as the scheduler was told
+  std::optional<double> check_before_drain = {};  // active_check when it was drained
+  bool is_new = false;                            // the scheduler has given it, and its monitor has not come yet
+  bool is_sickness_told = false;                  // that it is sick, and nothing can be done
 };
 
 class Launcher {
@@ -303,7 +306,7 @@ class Launcher {
     node.role = Role::kDrained;
     node.ended = 0;
     node.is_drained_as_sick = as_sick;
-    node.check_before_drain = node.active_check.value_or(0.0);
+    node.check_before_drain = node.active_check;
   }
 
   Node* find_node(const std::string& name) {
@@ -370,7 +373,8 @@ class Launcher {
     if (!node.sickness.empty()) return note_sick_if_drained(node);
     node.is_sickness_told = false;
     if (node.role != Role::kDrained) return;
-    if (!node.is_drained_as_sick && *node.active_check <= node.check_before_drain) return;
+    if (!node.check_before_drain) node.check_before_drain = node.active_check;  // the daemon was silent then
+    if (!node.is_drained_as_sick && *node.active_check <= *node.check_before_drain) return;
     spdlog::info("{} has passed its active check: it is a spare once its old ranks have ended", node.name);
     // What was drained in the daemon's words is returned by `tessera health act`.
     if (!node.is_drained_as_sick) tell_scheduler(engine_->undrain(node.name, node.drain_reason));
@@ -446,31 +450,54 @@ class Launcher {
     }
   }
 
-  /// Asks the scheduler for a node while too few are fit, one after the other.
+  /// Asks the scheduler for a node while too few are fit, one after the other. A scheduler that does not answer is no
+  /// reason to stop a run.
   void grow() {
-    if (growth_ == 0) {
-      const auto is_fit = [](const Node& node) {
-        return (node.role == Role::kActive || node.role == Role::kSpare || node.is_new) && node.sickness.empty();
-      };
-      const auto num_fit = std::ranges::count_if(nodes_, is_fit);
-      if (num_fit >= options_.num_nodes + options_.num_spares || now() < next_growth_) return;
-      next_growth_ = now() + kBetweenGrowing;
-      const std::optional<CommandLine> ask = engine_->grow();
-      if (!ask) return;
-      spdlog::info("{} nodes are fit and {} are wanted: the scheduler is asked for one", num_fit,
-                   options_.num_nodes + options_.num_spares);
-      growth_ = spawn(ask->front(), {ask->begin() + 1, ask->end()});
+    try {
+      if (growth_ == 0) {
+        ask_for_node();
+      } else {
+        take_new_node();
+      }
+    } catch (const Error& error) {
+      delay_growth();
+      spdlog::warn("no node could be asked for, the next try is in {:.0f} s: {}", between_growing_, error.what());
+    }
+  }
+
+  void delay_growth() {
+    between_growing_ = std::min(kLongestBetweenGrowing, 2.0 * between_growing_);
+    next_growth_ = now() + between_growing_;
+  }
+
+  void ask_for_node() {
+    const auto is_fit = [](const Node& node) {
+      return (node.role == Role::kActive || node.role == Role::kSpare || node.is_new) && node.sickness.empty();
+    };
+    const auto num_fit = std::ranges::count_if(nodes_, is_fit);
+    if (num_fit >= options_.num_nodes + options_.num_spares || now() < next_growth_) return;
+    const std::optional<CommandLine> ask = engine_->grow();
+    if (!ask) {
+      next_growth_ = std::numeric_limits<double>::infinity();  // this engine has no scheduler
       return;
     }
+    spdlog::info("{} nodes are fit and {} are wanted: the scheduler is asked for one", num_fit,
+                 options_.num_nodes + options_.num_spares);
+    growth_ = spawn(ask->front(), {ask->begin() + 1, ask->end()});
+  }
+
+  void take_new_node() {
     int status = 0;
     if (waitpid(growth_, &status, WNOHANG) != growth_) return;
     growth_ = 0;
-    next_growth_ = now() + kBetweenGrowing;
+    require(exit_status_of(status) == 0, "the scheduler gave none (status {})", exit_status_of(status));
     for (const std::string& name : engine_->grown_nodes()) {
       if (find_node(name) != nullptr) continue;
       spdlog::info("{} was added: it is a spare once its monitor has come", name);
       nodes_.push_back({.name = name, .role = Role::kLost, .is_new = true});
     }
+    between_growing_ = kBetweenGrowing;
+    next_growth_ = now() + between_growing_;
   }
 
   void reap() {
@@ -855,7 +882,7 @@ class Launcher {
   std::optional<int> ranks_status_;
   std::vector<pid_t> scheduler_commands_;  // that still run
   pid_t growth_ = 0;                       // that asks for a node; 0: none
-  double next_growth_ = 0.0;
+  double next_growth_ = 0.0, between_growing_ = kBetweenGrowing;
   int exit_status_ = 0;
   std::optional<RequestInbox> requests_;  // once all monitors have come
   std::optional<MetricsServer> server_;
