@@ -490,12 +490,14 @@ class Launcher {
     int status = 0;
     if (waitpid(growth_, &status, WNOHANG) != growth_) return;
     growth_ = 0;
-    require(exit_status_of(status) == 0, "the scheduler gave none (status {})", exit_status_of(status));
+    bool is_new = false;  // whatever the status says: salloc may end with 1 although the job has grown
     for (const std::string& name : engine_->grown_nodes()) {
       if (find_node(name) != nullptr) continue;
+      is_new = true;
       spdlog::info("{} was added: it is a spare once its monitor has come", name);
       nodes_.push_back({.name = name, .role = Role::kLost, .is_new = true});
     }
+    require(is_new, "the scheduler gave none (status {})", exit_status_of(status));
     between_growing_ = kBetweenGrowing;
     next_growth_ = now() + between_growing_;
   }

@@ -304,6 +304,7 @@ cloud() {
 
 down() {
   [[ -e $lab ]] || return 0
+  if [[ ! -e $lab/is_a_lab ]] && rmdir "$lab" 2>/dev/null; then return 0; fi  # `up` was killed after its first command
   [[ -e $lab/is_a_lab ]] || fail "$lab is not a lab: it has no file is_a_lab"
   # What is frozen cannot die.
   fsfreeze --unfreeze "$lab/disk" 2>/dev/null || true
