@@ -26,14 +26,8 @@ namespace fs = std::filesystem;
 constexpr const char* kRanksHaveMet = "ranks have met";
 constexpr int kAsking = 30, kStarting = 300;  // seconds that a node may take to answer, and all ranks to meet
 
-std::string line_of(const CommandLine& words) {
-  std::string line;
-  for (const std::string& word : words) line += (line.empty() ? "" : " ") + shell_word(word);
-  return line;
-}
-
 NodeFacts ask(const Engine& engine, const std::string& node, const CommandLine& program) {
-  const std::string line = line_of(engine.on_node(node, program));
+  const std::string line = shell_line(engine.on_node(node, program));
   NodeFacts facts;
   try {
     const double before = unix_time();
@@ -49,7 +43,7 @@ NodeFacts ask(const Engine& engine, const std::string& node, const CommandLine& 
     std::string why = error.what();
     std::erase(why, '\r');
     std::ranges::replace(why, '\n', ' ');  // what ssh prints; a finding is one line
-    facts.problem = fmt::format("it cannot be asked: {}. Try: {}", why, line_of(engine.on_node(node, {"true"})));
+    facts.problem = fmt::format("it cannot be asked: {}. Try: {}", why, shell_line(engine.on_node(node, {"true"})));
   }
   facts.name = node;
   return facts;
@@ -80,7 +74,7 @@ void print(const char* what, const std::string& text) { std::cout << fmt::format
 /// Returns whether it could.
 bool start_ranks(const Engine& engine, const std::vector<std::string>& nodes, int ranks_per_node,
                  const std::string& program) {
-  const std::string line = line_of(engine.on_ranks(nodes, ranks_per_node, {}, {program, "doctor", "--meet-ranks"}));
+  const std::string line = shell_line(engine.on_ranks(nodes, ranks_per_node, {}, {program, "doctor", "--meet-ranks"}));
   const std::size_t num_ranks = nodes.size() * static_cast<std::size_t>(ranks_per_node);
   try {
     const Stopwatch watch;

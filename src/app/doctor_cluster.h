@@ -21,7 +21,7 @@ int examine_cluster(const ClusterDoctorOptions& options);
 /// What a node answers, as a line of JSON.
 void print_node_facts(const std::vector<std::filesystem::path>& folders, const std::string& token);
 
-/// As one of the ranks that are started: comes, waits for the others, and ends.
+/// What each of the started ranks runs: it waits until all ranks have come, and ends.
 void meet_ranks();
 
 }  // namespace tessera

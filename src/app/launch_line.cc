@@ -29,9 +29,9 @@ std::int64_t num_physical_cores() {
 
 std::string this_command() {
   std::ifstream file("/proc/self/cmdline");
-  std::string command;
-  for (std::string word; std::getline(file, word, '\0');) command += (command.empty() ? "" : " ") + shell_word(word);
-  return command;
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  return shell_line(words);
 }
 
 }  // namespace

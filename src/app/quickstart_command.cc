@@ -161,9 +161,7 @@ class Quickstart {
 
   /// Runs this program with these arguments. Throws Ended unless it succeeds.
   void start(const std::vector<std::string>& arguments, const fs::path& log = {}) {
-    std::string line = "$ tessera";
-    for (const std::string& argument : arguments) line += " " + shell_word(argument);
-    std::cout << line << '\n' << std::flush;
+    std::cout << "$ tessera " << shell_line(arguments) << '\n' << std::flush;
     if (stop.count != 0) throw Ended(128 + stop.signal);
     const int status = wait_for(spawn("/proc/self/exe", arguments, {.log = log}), stop);
     if (status != 0 || stop.count != 0) throw Ended(status);

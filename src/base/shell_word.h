@@ -5,6 +5,7 @@
 #include <cctype>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera {
 
@@ -18,6 +19,13 @@ inline std::string shell_word(std::string_view word) {
   std::string text = "'";
   for (const char ch : word) text += ch == '\'' ? "'\\''" : std::string(1, ch);
   return text + "'";
+}
+
+/// The words, quoted, with a space between them.
+inline std::string shell_line(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& word : words) line += (line.empty() ? "" : " ") + shell_word(word);
+  return line;
 }
 
 }  // namespace tessera

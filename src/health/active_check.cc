@@ -118,7 +118,7 @@ class ActiveChecks {
     return num_wrong;
   }
 
-  /// Of one call, on average: a device that stands still now and then is slow, too.
+  /// Returns the mean time of a call. A median would not show a device that stands still now and then.
   template <typename Work>
   double mean_seconds(const Work& work) const {
     int num_calls = 0;

@@ -20,8 +20,8 @@ inline constexpr const char *kGemmRateName = "gemm_tflops", *kCopyRateName = "co
 ///   differs from the numbers that whole-number arithmetic gives.
 /// - `gemmSlow`: its rate.
 /// - `copySlow`: the rate of a copy within the memory, of bytes read and written.
-/// Of every GPU. All are hard evidence. Throws Error if there is no such device. The measurements, kGemmRateName
-/// and kCopyRateName, are of the slowest GPU.
+/// Every GPU is checked, and all findings are hard evidence. The measurements kGemmRateName and kCopyRateName are those
+/// of the slowest GPU. Throws Error if there is no such device.
 ProbeResult run_active_checks(const ActiveCheckOptions& options);
 
 }  // namespace tessera

@@ -182,7 +182,7 @@ class GpuProbe : public Probe {
     }
   }
 
-  /// Of jobs that have ended.
+  /// Finds processes and memory that ended jobs have left on the GPU.
   void look_for_leftovers(nvml::Device device, const std::string& gpu, ProbeResult& result) {
     if (const auto pids = nvml_->processes(device); pids && !pids->empty()) {
       add(result, "leftoverProcess", gpu, Evidence::kHard, static_cast<double>(pids->size()), 0.0, "",

@@ -78,9 +78,7 @@ class HostsEngine : public Engine {
   CommandLine on_node(const std::string& node, const CommandLine& program) const override {
     CommandLine command = {"ssh"};
     append(command, ssh_options());
-    std::vector<std::string> words;
-    for (const std::string& word : program) words.push_back(shell_word(word));
-    command.insert(command.end(), {node, fmt::format("exec {}", fmt::join(words, " "))});
+    command.insert(command.end(), {node, "exec " + shell_line(program)});
     return command;
   }
   CommandLine on_ranks(const std::vector<std::string>& nodes, int ranks_per_node,
@@ -112,7 +110,7 @@ class SlurmEngine : public Engine {
             "the engine slurm needs an allocation (SLURM_JOB_ID is not set): start it in a job of sbatch or salloc, or "
             "give --hosts");
     job_ = job;
-    nodes_ = words_of(output_of("scontrol show hostnames " + shell_word(list)));
+    nodes_ = names_of(list);
     const std::vector<std::string> kinds = words_of(output_of("srun --mpi=list"));
     require(std::ranges::find(kinds, "pmix") != kinds.end(),
             "srun has no PMIx here (srun --mpi=list: {}), which starts ranks: install Slurm's PMIx plugin, or give "
@@ -155,12 +153,12 @@ class SlurmEngine : public Engine {
     const std::string ask = fmt::format(
         "folder=$(mktemp -d) && cd \"$folder\" && salloc -N1 --exclusive --quiet --dependency=expand:{} -p {} -x {} "
         "sh -c '{}'; status=$?; rm -rf \"$folder\"; exit $status",
-        job_, shell_word(job.partition), fmt::join(names_of(job), ","), merge);
+        job_, shell_word(job.partition), fmt::join(names_of(job.nodes), ","), merge);
     return CommandLine{"sh", "-c", ask};
   }
   std::vector<std::string> grown_nodes() override {
     const SlurmJob job = find_job();
-    nodes_ = names_of(job);
+    nodes_ = names_of(job.nodes);
     // PMIx learns the job's nodes from srun's environment, which is of the time before it grew.
     environment_ = {"env", "-u", "SLURM_JOB_CPUS_PER_NODE", "-u", "SLURM_TASKS_PER_NODE"};
     for (const char* name : {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
@@ -174,8 +172,9 @@ class SlurmEngine : public Engine {
 
  private:
   SlurmJob find_job() const { return parse_slurm_job(output_of("scontrol -o show job " + job_, 2)); }
-  static std::vector<std::string> names_of(const SlurmJob& job) {
-    return words_of(output_of("scontrol show hostnames " + shell_word(job.nodes)));
+  /// `list`: "n[1-3]".
+  static std::vector<std::string> names_of(const std::string& list) {
+    return words_of(output_of("scontrol show hostnames " + shell_word(list)));
   }
 
   std::vector<std::string> nodes_, options_;

@@ -267,9 +267,7 @@ class Launcher {
     std::string missing;
     for (const Node& node : nodes_) {
       if (node.has_come && node.problem.empty()) continue;
-      const CommandLine test = engine_->on_node(node.name, {"true"});
-      std::string line;
-      for (const std::string& word : test) line += (line.empty() ? "" : " ") + shell_word(word);
+      const std::string line = shell_line(engine_->on_node(node.name, {"true"}));
       missing += fmt::format("\n  {}: {}", node.name,
                              !node.problem.empty() ? node.problem
                              : node.monitor == 0

@@ -11,13 +11,14 @@ import os
 import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+
+from free_port import free_port
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 
@@ -94,12 +95,6 @@ def scrape(address, storm, stop, found):
         except OSError as problem:
             found["problem"] = str(problem)
         stop.wait(0.001 if not storm.is_set() else 5)
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def processor_seconds(pid):

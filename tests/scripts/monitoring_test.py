@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,18 +16,14 @@ import time
 import unittest
 import urllib.request
 
+from free_port import free_port
+
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.pardir))
 MONITORING = os.path.join(ROOT, "monitoring")
 TESSERA, NVML_STUB = sys.argv[1:3]
 METRIC = re.compile(r"\btessera_(?:train|launch|node)_\w+")
 # Of what this machine and this run have none.
 UNKNOWN_HERE = {"tessera_train_mfu_ratio", "tessera_launch_mtbf_seconds", "tessera_launch_mttr_seconds"}
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def scrape(port, wanted, process, seconds=60):
