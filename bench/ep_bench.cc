@@ -11,6 +11,7 @@
 
 #include "base/stopwatch.h"
 #include "comm/mpi_transport.h"
+#include "ep/backends/make_dispatcher.h"
 #include "ep/dispatcher.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"

@@ -16,8 +16,9 @@
 
 #include "comm/ranks.h"
 #include "comm/thread_transport.h"
+#include "ep/backends/make_dispatcher.h"
 #include "ep/dispatcher.h"
-#include "ops/cuda/runtime.h"
+#include "ops/runtime/runtime.h"
 #include "tensor/philox.h"
 
 namespace tessera {

@@ -2,7 +2,7 @@
 // whole prefix again. Rates are tokens per second.
 #include <benchmark/benchmark.h>
 
-#include "model/decoder.h"
+#include "generate/decoder.h"
 #include "tensor/philox.h"
 
 namespace tessera {

@@ -4,16 +4,16 @@
 
 #include <cstring>
 
-#include "ops/adamw.h"
-#include "ops/cross_entropy.h"
-#include "ops/gemm.h"
-#include "ops/grouped_gemm.h"
-#include "ops/mla_attention.h"
-#include "ops/permute.h"
-#include "ops/rmsnorm.h"
-#include "ops/rope.h"
-#include "ops/router.h"
-#include "ops/swiglu.h"
+#include "ops/attention/mla_attention.h"
+#include "ops/attention/rope.h"
+#include "ops/elementwise/swiglu.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/grouped_gemm.h"
+#include "ops/loss/cross_entropy.h"
+#include "ops/norm/rmsnorm.h"
+#include "ops/optimizer/adamw.h"
+#include "ops/routing/permute.h"
+#include "ops/routing/router.h"
 #include "tensor/philox.h"
 
 namespace tessera {

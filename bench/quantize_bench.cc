@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "ops/cpu/kernels.h"
-#include "ops/quantize.h"
+#include "ops/quantize/quantize.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 

@@ -33,20 +33,24 @@ from training_run import AS_ROOT
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECORDS = "bench/records"
-SUITES = ("ops", "train", "ep", "comm")
+SUITES = ("ops", "step", "ep", "comm")
 
 # What the figures of a part depend on.
-TABLE_SOURCES = ["bench/gpu.py", "bench/peers/*", "src/app/gpu_bench.*", "src/app/gpu_tables*"]
-KERNELS = ["src/mx/*", "src/ops/*_cuda.cu", "src/ops/cuda/*"]
-MODEL = ["src/model/*", "src/train/training_step.*"]
+TABLE_SOURCES = ["bench/gpu.py", "bench/peers/*", "src/app/bench/gpu_bench.*", "src/app/bench/gpu_tables*"]
+KERNELS = ["src/mx/*", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh", "src/ops/attention/attention_kernels.*", "src/ops/gemm/*",
+           "src/ops/gemm/sm*/*", "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
+MODEL = ["src/params/*", "src/model/*", "src/step/training_step.*"]
 SOURCES = {
-    "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/*.cu*", "src/ep/gpu_*", "src/tensor/cuda*",
-               "tests/*/*cuda*", "tests/*/gpu_*", "tests/gpu_*", "tests/ops/parity.h"],
+    "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/direct/*.cu*", "src/ep/direct/gpu_*",
+               "src/device/cuda*",
+               "tests/*/*cuda*", "tests/ops/*/*cuda*", "tests/*/gpu_*", "tests/gpu_*", "tests/ops/parity.h"],
     "steps": [*KERNELS, *MODEL, "bench/gpu.py"],
-    "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/*grouped_gemm_cuda.cu", "src/ops/quantized_gemm_cuda.cu",
-                "src/ops/cuda/ptx.cuh", "src/ops/cuda/sm90_*"],
-    "gemm": [*TABLE_SOURCES, "src/ops/gemm_cuda.cu", "src/ops/cuda/libraries.*"],
-    "attention": [*TABLE_SOURCES, "src/ops/mla_attention_cuda.cu", "src/ops/cuda/attention_*"],
+    "grouped": [*TABLE_SOURCES, "src/mx/block.h", "src/ops/gemm/grouped_gemm_cuda.cu",
+                "src/ops/gemm/quantized_gemm_cuda.cu",
+                "src/ops/kit/ptx.cuh", "src/ops/gemm/sm90/*"],
+    "gemm": [*TABLE_SOURCES, "src/ops/gemm/gemm_cuda.cu", "src/ops/runtime/libraries.*"],
+    "attention": [*TABLE_SOURCES, "src/ops/attention/mla_attention_cuda.cu", "src/ops/attention/attention_kernels.*",
+                  "src/ops/runtime/attention_library.*"],
     "bytes": [*TABLE_SOURCES, *KERNELS],
 }
 

@@ -10,7 +10,8 @@
 #include "base/error.h"
 #include "base/stopwatch.h"
 #include "data/document_source.h"
-#include "data/tokenizer.h"
+#include "data/load_tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
 
 namespace {
 

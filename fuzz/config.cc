@@ -1,6 +1,6 @@
 // parse_job_config: any bytes as TOML. What parses prints as TOML that reads back to the same.
+#include "config/job_config.h"
 #include "target.h"
-#include "train/job_config.h"
 
 using namespace tessera;
 

@@ -1,6 +1,6 @@
 // Overrides "--section.key=value", one on each line of the input.
+#include "config/job_config.h"
 #include "target.h"
-#include "train/job_config.h"
 
 using namespace tessera;
 

@@ -1,5 +1,5 @@
 // parse_hf_config: any bytes as config.json. What is accepted makes a model that prints and reads back to the same.
-#include "model/hf_config.h"
+#include "run/state/hf_config.h"
 
 #include "target.h"
 

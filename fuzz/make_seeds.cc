@@ -8,12 +8,12 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"
-#include "data/bpe.h"
-#include "data/byte_tokenizer.h"
+#include "config/job_config.h"
 #include "data/dataset.h"
 #include "data/shard.h"
-#include "model/hf_config.h"
-#include "train/job_config.h"
+#include "data/tokenizers/bpe.h"
+#include "data/tokenizers/byte_tokenizer.h"
+#include "run/state/hf_config.h"
 
 using namespace tessera;
 namespace fs = std::filesystem;

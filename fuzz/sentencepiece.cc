@@ -1,5 +1,5 @@
 // SentencePieceTokenizer: any bytes as the model; texts encoded with it and every id decoded.
-#include "data/sentencepiece_tokenizer.h"
+#include "data/tokenizers/sentencepiece_tokenizer.h"
 #include "target.h"
 
 using namespace tessera;

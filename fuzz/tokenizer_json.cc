@@ -1,5 +1,5 @@
 // HfTokenizer: any bytes as tokenizer.json. What loads gives ids of its vocabulary, which decode.
-#include "data/hf_tokenizer.h"
+#include "data/tokenizers/hf_tokenizer.h"
 #include "target.h"
 
 using namespace tessera;

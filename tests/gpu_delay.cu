@@ -1,6 +1,6 @@
 #include <cstdint>
 
-#include "tensor/cuda_check.h"
+#include "device/cuda_check.h"
 #include "tests/gpu_delay.h"
 
 namespace tessera {

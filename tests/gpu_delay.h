@@ -1,7 +1,7 @@
 // Kernels that do nothing for a while.
 #pragma once
 
-#include "tensor/cuda.h"
+#include "device/cuda.h"
 
 namespace tessera {
 

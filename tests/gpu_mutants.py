@@ -5,7 +5,7 @@
 
 Each mutant is a change of one line. Its source is compiled beside the build's objects and linked with them, and the
 case of CudaGradients that runs the kernel must fail. The sources and the build stay as they are. Needs a GPU, and a
-build with test_train_cuda. Prints a line per mutant, and fails if one passes its test.
+build with test_step_cuda. Prints a line per mutant, and fails if one passes its test.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TARGET = "tests/train/test_train_cuda"
+TARGET = "tests/step/test_step_cuda"
 FP8, EXACT, BF16 = "sm90_grouped_gemm_fp8", "sm90_grouped_gemm_exact", "sm90_grouped_gemm"
 
 # What is wrong, the file in src/ops, what it has, what the mutant has, the source in src/ops that is compiled, and the

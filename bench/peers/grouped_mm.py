@@ -12,7 +12,7 @@ SHAPES = ((8, 98304, 2048, 1408), (8, 98304, 1408, 2048), (32, 65536, 7168, 2048
 
 
 def groups(rows, experts, skewed):
-    """As in src/app/gpu_tables_products.cc."""
+    """As in src/app/bench/gpu_tables_products.cc."""
     weights = [1 + (5 * e + 3) % 8 if skewed else 1 for e in range(experts)]
     sizes = [rows // 128 * weight // sum(weights) * 128 for weight in weights]
     sizes[-1] += rows - sum(sizes)

@@ -1,4 +1,4 @@
-"""How PyTorch's operators are timed: as `tessera bench` times its own (src/app/gpu_bench.cc). One line of JSON per row."""
+"""How PyTorch's operators are timed: as `tessera bench` times its own (src/app/bench/gpu_bench.cc). One line of JSON per row."""
 
 import json
 import math

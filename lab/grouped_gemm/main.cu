@@ -1,4 +1,4 @@
-// Grouped GEMMs of src/ops/cuda against float64, and against the clock.
+// Grouped GEMMs of src/ops/gemm/sm90 against float64, and against the clock.
 //   grouped_gemm check    many shapes and groupings; exits with 1 if one is wrong
 //   grouped_gemm bench    the shapes of docs/performance.md; every case is checked on a sample first
 //   grouped_gemm once     each of bench's cases once, for a profiler
@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "ops/cuda/sm90_grouped_gemm.h"
+#include "device/cuda_check.h"
+#include "ops/gemm/sm90/sm90_grouped_gemm.h"
 #include "reference.cuh"
-#include "tensor/cuda_check.h"
 
 namespace lab {
 namespace {

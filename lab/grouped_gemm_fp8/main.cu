@@ -1,4 +1,4 @@
-// Grouped GEMMs of 8-bit operands in src/ops/cuda against float64, and against the clock.
+// Grouped GEMMs of 8-bit operands in src/ops/gemm/sm90 against float64, and against the clock.
 //   grouped_gemm_fp8 check    many shapes and groupings; exits with 1 if one is wrong
 //   grouped_gemm_fp8 bench    the shapes of docs/performance.md, bfloat16 beside them; every case is checked on a
 //   sample
@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "ops/cuda/sm90_grouped_gemm.h"
-#include "ops/cuda/sm90_grouped_gemm_fp8.h"
+#include "device/cuda_check.h"
+#include "ops/gemm/sm90/sm90_grouped_gemm.h"
+#include "ops/gemm/sm90/sm90_grouped_gemm_fp8.h"
 #include "reference.cuh"
-#include "tensor/cuda_check.h"
 
 namespace lab {
 namespace {

@@ -67,7 +67,7 @@ static __global__ void fill_scales(Matrix x, std::uint64_t seed) {
   }
 }
 
-/// `wide` [rows, k up to a multiple of 64]: the numbers of x in the order of ops/cuda/sm90_widen.cuh.
+/// `wide` [rows, k up to a multiple of 64]: the numbers of x in the order of ops/gemm/sm90/sm90_widen.cuh.
 static __global__ void widen(Matrix x, __nv_bfloat16* wide) {
   const std::int64_t length = (x.k + 63) / 64 * 64;
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < x.rows * length;

@@ -5,15 +5,15 @@
 #include <map>
 #include <memory>
 
-#include "app/commands.h"
-#include "app/output_file.h"
-#include "app/signals.h"
+#include "app/cli/commands.h"
+#include "app/cli/output_file.h"
+#include "app/cli/signals.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/shell_word.h"
 #include "compare/launcher.h"
-#include "compare/report.h"
+#include "compare/report/report.h"
+#include "system/shell_word.h"
 
 namespace tessera {
 namespace {

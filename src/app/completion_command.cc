@@ -6,10 +6,10 @@
 #include <iostream>
 #include <memory>
 
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/cli/arguments.h"
+#include "app/cli/commands.h"
 #include "base/error.h"
-#include "train/job_config.h"
+#include "config/job_config.h"
 
 namespace tessera {
 namespace {

@@ -3,20 +3,20 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "app/commands.h"
-#include "app/is_number.h"
-#include "app/signals.h"
+#include "app/cli/commands.h"
+#include "app/cli/is_number.h"
+#include "app/cli/signals.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/output_folder.h"
-#include "base/progress_bar.h"
-#include "base/stop.h"
 #include "checkpoint/remote_code.h"
+#include "config/job_config.h"
 #include "model/model.h"
+#include "run/router_sample.h"
+#include "run/state/saved_model.h"
+#include "system/output_folder.h"
+#include "system/progress_bar.h"
+#include "system/stop.h"
 #include "tensor/philox.h"
-#include "train/job_config.h"
-#include "train/router_sample.h"
-#include "train/saved_model.h"
 
 namespace tessera {
 namespace {

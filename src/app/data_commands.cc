@@ -6,19 +6,20 @@
 #include <string>
 #include <vector>
 
-#include "app/commands.h"
-#include "app/signals.h"
+#include "app/cli/commands.h"
+#include "app/cli/signals.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/parse_count.h"
-#include "base/stop.h"
 #include "base/stopwatch.h"
 #include "data/dataset.h"
 #include "data/document_source.h"
+#include "data/load_tokenizer.h"
 #include "data/prepare.h"
 #include "data/sentencepiece_trainer.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
+#include "system/stop.h"
 #include "tensor/parallel.h"
 
 namespace tessera {

@@ -2,14 +2,14 @@
 #include <iostream>
 #include <memory>
 
-#include "app/commands.h"
-#include "app/doctor_cluster.h"
+#include "app/cli/commands.h"
+#include "app/cluster/doctor_cluster.h"
 #include "base/version.h"
-#include "ops/cuda/inventory.h"
-#include "tensor/cuda.h"
+#include "device/cuda.h"
+#include "ops/runtime/inventory.h"
+#include "run/record/metrics.h"
+#include "run/record/run_info.h"
 #include "tensor/parallel.h"
-#include "train/metrics.h"
-#include "train/run_info.h"
 
 namespace tessera {
 namespace {

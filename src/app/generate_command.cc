@@ -4,16 +4,17 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "app/commands.h"
-#include "app/is_number.h"
+#include "app/cli/commands.h"
+#include "app/cli/is_number.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
-#include "data/text.h"
-#include "model/decoder.h"
-#include "model/sampling.h"
+#include "data/load_tokenizer.h"
+#include "data/tokenizers/text.h"
+#include "generate/decoder.h"
+#include "generate/sampling.h"
+#include "run/state/saved_model.h"
 #include "tensor/philox.h"
-#include "train/saved_model.h"
 
 namespace tessera {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <iostream>
 
-#include "app/arguments.h"
-#include "app/commands.h"
+#include "app/cli/arguments.h"
+#include "app/cli/commands.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/version.h"

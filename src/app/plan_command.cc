@@ -3,15 +3,15 @@
 #include <memory>
 #include <string>
 
-#include "app/commands.h"
-#include "app/config_arguments.h"
-#include "app/is_number.h"
+#include "app/cli/commands.h"
+#include "app/cli/config_arguments.h"
+#include "app/cli/is_number.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "ops/backends.h"
+#include "ops/runtime/backends.h"
 #include "parallel/pipeline_picture.h"
-#include "train/memory_advice.h"
-#include "train/metrics.h"
+#include "run/memory_advice.h"
+#include "run/record/metrics.h"
 
 namespace tessera {
 namespace {

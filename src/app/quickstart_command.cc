@@ -9,16 +9,16 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "app/commands.h"
-#include "app/is_number.h"
+#include "app/cli/commands.h"
+#include "app/cli/is_number.h"
+#include "app/cli/signals.h"
 #include "app/quickstart_text.h"
-#include "app/signals.h"
-#include "base/child_process.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "base/shell_word.h"
 #include "base/stopwatch.h"
 #include "comm/mpi_transport.h"
+#include "system/child_process.h"
+#include "system/shell_word.h"
 
 namespace tessera {
 namespace {

@@ -2,12 +2,12 @@
 #include <iostream>
 #include <memory>
 
-#include "app/commands.h"
-#include "app/output_file.h"
+#include "app/cli/commands.h"
+#include "app/cli/output_file.h"
 #include "base/error.h"
 #include "base/file.h"
-#include "compare/run_report.h"
-#include "train/run_files.h"
+#include "compare/report/run_report.h"
+#include "run/record/run_files.h"
 
 namespace tessera {
 namespace {

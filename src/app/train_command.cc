@@ -11,15 +11,15 @@
 #include <memory>
 #include <string_view>
 
-#include "app/commands.h"
-#include "app/config_arguments.h"
-#include "app/on_ranks.h"
-#include "app/signals.h"
+#include "app/cli/commands.h"
+#include "app/cli/config_arguments.h"
+#include "app/cli/on_ranks.h"
+#include "app/cli/signals.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "comm/mpi_transport.h"
-#include "train/trainer.h"
+#include "run/trainer.h"
 
 namespace tessera {
 namespace {

@@ -9,11 +9,11 @@
 #include <mutex>
 #include <vector>
 
-#include "base/optional_library.h"
 #include "comm/gpu_group_kernels.h"
 #include "comm/nccl_library.h"
+#include "device/cuda_check.h"
+#include "system/optional_library.h"
 #include "tensor/arena.h"
-#include "tensor/cuda_check.h"
 
 namespace tessera::cuda {
 

@@ -15,7 +15,7 @@
 
 #include "comm/progress.h"
 #include "comm/transport.h"
-#include "tensor/cuda.h"
+#include "device/cuda.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {

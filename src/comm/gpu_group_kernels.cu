@@ -5,7 +5,7 @@
 
 #include "comm/gpu_group_kernels.h"
 #include "comm/nccl_library.h"
-#include "tensor/cuda_check.h"
+#include "device/cuda_check.h"
 
 namespace tessera::cuda {
 namespace {

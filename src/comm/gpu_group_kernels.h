@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "device/cuda.h"
 #include "tensor/arena.h"
-#include "tensor/cuda.h"
 #include "tensor/tensor.h"
 
 namespace tessera::cuda {

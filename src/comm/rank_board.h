@@ -1,5 +1,5 @@
 // What the ranks of a node are doing, in memory that all of them see: for the message that a run ends with when one of
-// them has died or hangs. With job.node_folder it is in files that a monitor reads, too (comm/rank_file.h).
+// them has died or hangs. With job.node_folder it is in files that a monitor reads, too (comm/observe/rank_file.h).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/file.h"
-#include "comm/rank_file.h"
+#include "comm/observe/rank_file.h"
 #include "comm/transport.h"
 
 namespace tessera {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string_view>
 
+#include "comm/observe/rank_file.h"
 #include "comm/process_group.h"
-#include "comm/rank_file.h"
 
 namespace tessera {
 

@@ -9,9 +9,9 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
-#include "train/run_files.h"
-#include "train/run_info.h"
-#include "train/training_step.h"
+#include "run/record/run_files.h"
+#include "run/record/run_info.h"
+#include "step/training_step.h"
 
 namespace tessera {
 namespace {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "base/child_process.h"
 #include "compare/side.h"
 #include "compare/side_spec.h"
+#include "system/child_process.h"
 
 namespace tessera {
 

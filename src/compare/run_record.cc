@@ -9,8 +9,8 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "compare/statistics.h"
-#include "train/job_config.h"
-#include "train/run_files.h"
+#include "config/job_config.h"
+#include "run/record/run_files.h"
 
 namespace tessera {
 namespace {

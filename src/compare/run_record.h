@@ -1,4 +1,4 @@
-// What a run left in its folder: run.json (train/run_info.h) and metrics.jsonl (docs/metrics.md).
+// What a run left in its folder: run.json (run/record/run_info.h) and metrics.jsonl (docs/metrics.md).
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "train/run_info.h"
+#include "run/record/run_info.h"
 
 namespace tessera {
 namespace {

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "data/load_tokenizer.h"
 
 namespace tessera::data {
 namespace {

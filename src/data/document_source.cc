@@ -20,9 +20,9 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/stop.h"
 #include "data/file_kind.h"
-#include "data/text.h"
+#include "data/tokenizers/text.h"
+#include "system/stop.h"
 
 namespace tessera::data {
 

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "data/shard.h"
-#include "data/text.h"
+#include "data/tokenizers/text.h"
 
 namespace tessera::data {
 namespace {

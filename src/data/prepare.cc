@@ -6,9 +6,10 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/output_folder.h"
-#include "base/progress_bar.h"
-#include "base/stop.h"
+#include "data/load_tokenizer.h"
+#include "system/output_folder.h"
+#include "system/progress_bar.h"
+#include "system/stop.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 

@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/progress_bar.h"
-#include "data/text.h"
+#include "data/tokenizers/text.h"
+#include "system/progress_bar.h"
 #include "tensor/philox.h"
 
 namespace tessera::data {

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/file.h"
-#include "data/tokenizer.h"
+#include "data/tokenizers/tokenizer.h"
 
 namespace tessera::data {
 

@@ -4,15 +4,10 @@
 #include <limits>
 #include <numeric>
 
-#include "ep/direct_dispatcher.h"
-#include "ep/gpu_direct_dispatcher.h"
-#include "ep/local_dispatcher.h"
-#include "ep/standard_dispatcher.h"
-#include "ep/two_level_dispatcher.h"
-#include "ops/backends.h"
-#include "ops/checks.h"
-#include "ops/gemm_operand.h"
-#include "ops/permute.h"
+#include "ops/kit/checks.h"
+#include "ops/kit/gemm_operand.h"
+#include "ops/routing/permute.h"
+#include "ops/runtime/backends.h"
 
 namespace tessera {
 
@@ -132,27 +127,5 @@ void Dispatcher::dispatch_backward(const Context& op, const Tensor& d_x_RD, cons
 Tensor Dispatcher::rows_in_window(const Context&, const DispatchSaved&) const { return {}; }
 
 Tensor Dispatcher::gradients_in_window(const Context&, const DispatchSaved&) const { return {}; }
-
-std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
-                                            const DispatchOptions& options, ep::StepHook* hook) {
-  switch (backend) {
-    case DispatchBackend::kLocal:
-      TESSERA_CHECK(group.size() == 1, "{} ranks", group.size());
-      return std::make_unique<ep::LocalDispatcher>(options);
-    case DispatchBackend::kStandard:
-      return std::make_unique<ep::StandardDispatcher>(options, group);
-    case DispatchBackend::kDirect:
-      break;
-  }
-  if (options.device == Device::kCpu) return std::make_unique<ep::DirectDispatcher>(options, group, hook);
-  TESSERA_CHECK(kHasCuda && hook == nullptr);
-  if constexpr (kHasCuda) return ep::make_gpu_direct_dispatcher(options, group);
-  return nullptr;
-}
-
-std::unique_ptr<Dispatcher> make_two_level_dispatcher(const DomainGroups& groups, const DispatchOptions& options,
-                                                      ep::StepHook* hook) {
-  return std::make_unique<ep::TwoLevelDispatcher>(options, groups, hook);
-}
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 // A layer's forward is dispatch, experts, combine; its backward combine_backward, experts, dispatch_backward. All ranks
 // make the same calls in the same order. A call ends when this rank's result is there.
 //
-//   local     a group of one rank (ops/permute.h).
+//   local     a group of one rank (ops/routing/permute.h).
 //   standard  two all-to-alls that the host drives, one copy of a token per expert; the host waits for the counts.
 //   direct    stores into the other ranks' windows (protocol.h), one copy of a token per rank. On GPUs the host waits
 //             for nothing, and learns of failures when it asks (check).
@@ -32,7 +32,7 @@
 
 #include "comm/process_group.h"
 #include "ep/protocol.h"
-#include "ops/permute.h"
+#include "ops/routing/permute.h"
 
 namespace tessera {
 
@@ -245,17 +245,10 @@ class Dispatcher {
   int num_ranks_;
 };
 
-/// The group must stay; `hook`, for direct, may be null. Throws Error if so many rows cannot be counted.
-std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
-                                            const DispatchOptions& options, ep::StepHook* hook = nullptr);
-
 /// A rank's groups for two-level: all ranks, which are cut into domains of neighbours, all of one size; those of its
 /// own domain, which reach each other's memory; and those with its place in each of the domains, in their order.
 struct DomainGroups {
   ProcessGroup &all, &within, &across;
 };
-/// Two-level. The groups must stay; the rest as of make_dispatcher for all ranks.
-std::unique_ptr<Dispatcher> make_two_level_dispatcher(const DomainGroups& groups, const DispatchOptions& options,
-                                                      ep::StepHook* hook = nullptr);
 
 }  // namespace tessera

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "ep/placement.h"
-#include "ops/cuda/runtime.h"
+#include "ops/runtime/runtime.h"
 
 namespace tessera::ep {
 

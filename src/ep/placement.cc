@@ -1,6 +1,6 @@
 #include "ep/placement.h"
 
-#include "ops/checks.h"
+#include "ops/kit/checks.h"
 
 namespace tessera::ep {
 

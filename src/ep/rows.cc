@@ -3,11 +3,11 @@
 #include <cstring>
 #include <optional>
 
-#include "ops/checks.h"
 #include "ops/cpu/operand_output.h"
 #include "ops/cpu/sum_rows.h"
-#include "ops/permute.h"
-#include "ops/quantize.h"
+#include "ops/kit/checks.h"
+#include "ops/quantize/quantize.h"
+#include "ops/routing/permute.h"
 
 namespace tessera::ep {
 namespace {

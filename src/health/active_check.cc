@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "base/stopwatch.h"
+#include "device/cuda.h"
 #include "health/copy_bytes.h"
-#include "ops/cuda/runtime.h"
-#include "ops/gemm.h"
+#include "ops/gemm/gemm.h"
+#include "ops/runtime/runtime.h"
 #include "tensor/bfloat16.h"
-#include "tensor/cuda.h"
 #include "tensor/parallel.h"
 
 namespace tessera {

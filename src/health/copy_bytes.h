@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/cuda/runtime.h"
+#include "ops/runtime/runtime.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 
 #include "comm/process_group.h"
 #include "health/probe.h"
-#include "ops/cuda/runtime.h"
+#include "ops/runtime/runtime.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/optional_library.h"
+#include "system/optional_library.h"
 
 namespace tessera::nvml {
 

@@ -12,13 +12,13 @@
 
 #include "base/error.h"
 #include "base/file.h"
-#include "base/host_name.h"
 #include "base/json.h"
 #include "base/unix_time.h"
 #include "base/version.h"
 #include "health/verdict.h"
-#include "ops/cuda/inventory.h"
-#include "train/run_info.h"
+#include "ops/runtime/inventory.h"
+#include "run/record/run_info.h"
+#include "system/host_name.h"
 
 extern char** environ;  // NOLINT(readability-redundant-declaration)
 

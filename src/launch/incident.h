@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "launch/failure.h"
 #include "launch/ladder.h"
+#include "launch/watch/failure.h"
 
 namespace tessera {
 

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "base/exit_status.h"
-#include "launch/failure.h"
 #include "launch/hourly_limit.h"
+#include "launch/watch/failure.h"
 
 namespace tessera {
 

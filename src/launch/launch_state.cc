@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "launch/failure.h"
 #include "launch/launch_files.h"
+#include "launch/watch/failure.h"
 
 namespace tessera {
 namespace {

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "base/child_process.h"
+#include "config/job_config.h"
 #include "health/verdict.h"
-#include "launch/engine.h"
-#include "launch/run_watch.h"
-#include "train/job_config.h"
+#include "launch/engines/engine.h"
+#include "launch/watch/run_watch.h"
+#include "system/child_process.h"
 
 namespace tessera {
 

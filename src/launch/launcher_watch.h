@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "launch/engines/slurm.h"
 #include "launch/hourly_limit.h"
 #include "launch/launch_state.h"
-#include "launch/slurm.h"
 
 namespace tessera {
 

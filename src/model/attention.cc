@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "model/token_exchange.h"
-#include "ops/mla_decode.h"
-#include "ops/rmsnorm.h"
+#include "ops/attention/mla_decode.h"
+#include "ops/norm/rmsnorm.h"
 
 namespace tessera {
 

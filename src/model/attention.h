@@ -7,8 +7,8 @@
 #pragma once
 
 #include "model/gemm_site.h"
-#include "ops/mla_attention.h"
-#include "ops/rope.h"
+#include "ops/attention/mla_attention.h"
+#include "ops/attention/rope.h"
 
 namespace tessera {
 
@@ -43,7 +43,7 @@ class Attention {
                 const Tensor& d_out_TD, const Tensor& d_y_TD) const;
 
   /// out_TD for one new token of each slot, T slots: token t is at `positions` (context.batch) of slot t. Its latent
-  /// and k_rope go into cache_SPN, and it attends to all that the slot holds (ops/mla_decode.h).
+  /// and k_rope go into cache_SPN, and it attends to all that the slot holds (ops/attention/mla_decode.h).
   void decode(const LayerContext& context, const Tensor& y_TD, const Tensor& slot_T, const Tensor& cache_SPN,
               const Tensor& out_TD) const;
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ops/cross_entropy.h"
+#include "ops/loss/cross_entropy.h"
 
 namespace tessera {
 

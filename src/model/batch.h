@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/config.h"
-#include "ops/mla_attention.h"
+#include "ops/attention/mla_attention.h"
 #include "tensor/mirrored.h"
 
 namespace tessera {

@@ -1,7 +1,7 @@
 #include "model/block.h"
 
-#include "ops/elementwise.h"
-#include "ops/rmsnorm.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/norm/rmsnorm.h"
 
 namespace tessera {
 

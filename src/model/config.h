@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/router.h"
+#include "ops/routing/router.h"
 
 namespace tessera {
 

@@ -1,7 +1,7 @@
 #include "model/feed_forward.h"
 
 #include "model/token_exchange.h"
-#include "ops/swiglu.h"
+#include "ops/elementwise/swiglu.h"
 
 namespace tessera {
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "ops/cuda/runtime.h"
-#include "ops/elementwise.h"
-#include "ops/grouped_gemm.h"
-#include "ops/quantize.h"
-#include "ops/quantized_gemm.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/gemm/grouped_gemm.h"
+#include "ops/gemm/quantized_gemm.h"
+#include "ops/quantize/quantize.h"
+#include "ops/runtime/runtime.h"
 
 namespace tessera {
 namespace {

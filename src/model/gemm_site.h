@@ -1,13 +1,13 @@
-// GEMMs of the layers, each in the precision of its site (model/precision.h), and the forms of their operands that this
-// takes. A layer asks for the forms, has its operators write them, and multiplies.
+// GEMMs of the layers, each in the precision of its site (params/precision.h), and the forms of their operands that
+// this takes. A layer asks for the forms, has its operators write them, and multiplies.
 #pragma once
 
 #include <initializer_list>
 #include <vector>
 
 #include "model/layer_context.h"
-#include "ops/gemm.h"
-#include "ops/gemm_operand.h"
+#include "ops/gemm/gemm.h"
+#include "ops/kit/gemm_operand.h"
 
 namespace tessera {
 
@@ -39,7 +39,7 @@ inline GemmOperand gradient_operand(const LayerContext& context, const Tensor& d
   return quantized_operand(context, d_y, gradient_forms(context, site));
 }
 
-// As in ops/gemm.h and ops/grouped_gemm.h.
+// As in ops/gemm/gemm.h and ops/gemm/grouped_gemm.h.
 void linear_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& y,
                     Write write = Write::kAssign);
 void linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId site, const Tensor& d_x,

@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "model/token_exchange.h"
-#include "ops/cross_entropy.h"
-#include "ops/elementwise.h"
-#include "ops/gemm.h"
-#include "ops/rmsnorm.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm.h"
+#include "ops/loss/cross_entropy.h"
+#include "ops/norm/rmsnorm.h"
 
 namespace tessera {
 

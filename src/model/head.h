@@ -1,6 +1,6 @@
 // The end of the model: final norm, vocabulary projection and cross-entropy, with their gradients, chunk by chunk over
 // the tokens, so that logits of more than one chunk are never in memory. Tensor-parallel ranks have V / tp entries of
-// the vocabulary each; of the logits, a rank tells the others three sums per token (ops/cross_entropy.h).
+// the vocabulary each; of the logits, a rank tells the others three sums per token (ops/loss/cross_entropy.h).
 #pragma once
 
 #include "model/layer_context.h"

@@ -4,10 +4,10 @@
 #include "ep/dispatcher.h"
 #include "model/batch.h"
 #include "model/config.h"
-#include "model/quantized_weights.h"
 #include "model/rope_table.h"
-#include "ops/context.h"
+#include "ops/runtime/context.h"
 #include "parallel/mesh.h"
+#include "params/quantized_weights.h"
 
 namespace tessera {
 

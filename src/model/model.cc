@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ep/backends/make_dispatcher.h"
 #include "model/token_exchange.h"
-#include "ops/elementwise.h"
-#include "ops/embedding.h"
-#include "ops/expert_bias.h"
-#include "ops/gemm.h"
-#include "ops/rmsnorm.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/embedding.h"
+#include "ops/gemm/gemm.h"
+#include "ops/norm/rmsnorm.h"
+#include "ops/routing/expert_bias.h"
 
 namespace tessera {
 

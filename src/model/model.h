@@ -5,9 +5,9 @@
 #include <memory>
 #include <optional>
 
+#include "device/phase_clock.h"
 #include "model/block.h"
 #include "model/head.h"
-#include "model/phase_clock.h"
 #include "parallel/pipeline_stages.h"
 
 namespace tessera {

@@ -1,9 +1,9 @@
 #include "model/moe.h"
 
 #include "model/token_exchange.h"
-#include "ops/beside.h"
-#include "ops/elementwise.h"
-#include "ops/swiglu.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/swiglu.h"
+#include "ops/kit/beside.h"
 
 namespace tessera {
 

@@ -6,8 +6,8 @@
 
 #include "ep/dispatcher.h"
 #include "model/feed_forward.h"
-#include "model/step_sums.h"
-#include "ops/router.h"
+#include "ops/routing/router.h"
+#include "params/step_sums.h"
 
 namespace tessera {
 

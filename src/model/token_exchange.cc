@@ -1,6 +1,6 @@
 #include "model/token_exchange.h"
 
-#include "ops/embedding.h"
+#include "ops/elementwise/embedding.h"
 
 namespace tessera {
 namespace {

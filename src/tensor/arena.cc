@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tensor/cuda.h"
+#include "device/cuda.h"
 
 namespace tessera {
 namespace {

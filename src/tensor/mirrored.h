@@ -3,8 +3,8 @@
 
 #include <span>
 
+#include "device/cuda.h"
 #include "tensor/arena.h"
-#include "tensor/cuda.h"
 
 namespace tessera {
 

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/control_groups.h"
+#include "system/control_groups.h"
 
 namespace tessera {
 namespace {

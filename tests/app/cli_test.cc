@@ -11,8 +11,8 @@
 #include <sstream>
 
 #include "checkpoint/checkpoint.h"
-#include "ops/cuda/inventory.h"
-#include "tensor/cuda.h"
+#include "device/cuda.h"
+#include "ops/runtime/inventory.h"
 #include "tensor/parallel.h"
 #include "tests/app/process.h"
 #include "tests/data/support.h"

@@ -11,7 +11,7 @@
 #include <random>
 
 #include "checkpoint/checkpoint.h"
-#include "comm/flight_analysis.h"
+#include "comm/observe/flight_analysis.h"
 #include "tests/app/process.h"
 #include "tests/data/support.h"
 

@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "tensor/cuda.h"
+#include "device/cuda.h"
 #include "tests/app/process.h"
 #include "tests/data/support.h"
 #include "tests/data/tokenizer_json_support.h"

@@ -1,6 +1,6 @@
 // `tessera report` from outside: a run that trains, stops and goes on with another learning rate.
 #include "tests/app/process.h"
-#include "tests/compare/report_support.h"
+#include "tests/compare/report/report_support.h"
 
 namespace tessera {
 namespace {

@@ -5,7 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "base/file_lock.h"
+#include "system/file_lock.h"
 #include "tests/data/support.h"
 
 namespace {

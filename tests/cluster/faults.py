@@ -24,7 +24,7 @@ from typing import Callable, Optional
 import sickness
 from lab import SKIP, Follower, Lab, Skip, losses, make_dataset, train_arguments
 
-MEMORY_HEADER = 64 << 10  # bytes in front of the state in a copy in memory (src/train/memory_copies.h)
+MEMORY_HEADER = 64 << 10  # bytes in front of the state in a copy in memory (src/run/state/memory_copies.h)
 
 # Three nodes and one rank on each. "shards": every rank has its own third of the state, "replicas": all have all of it.
 MESHES = {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <thread>
 
+#include "device/cuda_graph.h"
 #include "tensor/arena.h"
-#include "tensor/cuda_graph.h"
 #include "tests/comm/gpus.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "tensor/cuda.h"
+#include "device/cuda.h"
 #include "tests/comm/ranks.h"
 
 namespace tessera::comm_test {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <thread>
 
-#include "data/byte_tokenizer.h"
+#include "data/tokenizers/byte_tokenizer.h"
 #include "support.h"
 
 namespace tessera::data {

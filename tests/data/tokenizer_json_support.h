@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/bpe.h"
+#include "data/tokenizers/bpe.h"
 #include "support.h"
 
 namespace tessera::data {

@@ -1,6 +1,7 @@
 // What the dispatchers say when they cannot work, and that they work on where they can.
 #include <thread>
 
+#include "ep/backends/make_dispatcher.h"
 #include "tests/ep/layer.h"
 
 namespace tessera {

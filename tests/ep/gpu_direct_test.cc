@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "ops/cuda/runtime.h"
-#include "tensor/cuda_check.h"
-#include "tensor/cuda_graph.h"
+#include "device/cuda_check.h"
+#include "device/cuda_graph.h"
+#include "ops/runtime/runtime.h"
 #include "tests/comm/gpus.h"
 #include "tests/comm/one_gpu.h"
 #include "tests/ep/layer.h"

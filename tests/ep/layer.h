@@ -12,8 +12,9 @@
 #include <map>
 #include <thread>
 
+#include "ep/backends/make_dispatcher.h"
 #include "ep/dispatcher.h"
-#include "ops/quantize.h"
+#include "ops/quantize/quantize.h"
 #include "tests/comm/delayed_transport.h"
 #include "tests/comm/ranks.h"
 #include "tests/ops/harness.h"

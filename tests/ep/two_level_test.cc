@@ -1,6 +1,7 @@
 // Two-level dispatch on virtual domains against what each rank must get, with ranks and messages that come late.
 #include <thread>
 
+#include "ep/backends/make_dispatcher.h"
 #include "tests/ep/cpu_ranks.h"
 
 namespace tessera {

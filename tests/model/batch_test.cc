@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ops/cross_entropy.h"
+#include "ops/loss/cross_entropy.h"
 
 namespace tessera {
 namespace {

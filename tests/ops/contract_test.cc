@@ -1,4 +1,4 @@
-// What every operator owes (ops/context.h), checked alike on one call of each, large enough for several tasks:
+// What every operator owes (ops/runtime/context.h), checked alike on one call of each, large enough for several tasks:
 //  * an operand of another shape, another type, or with rows apart where the contract does not say "strided", throws;
 //  * strided operands give the result of contiguous ones, and nothing beside them is written;
 //  * outputs are assigned whatever they held, sums accumulated, inputs left alone;
@@ -6,20 +6,20 @@
 //  * measuring touches no data, takes as much memory as the real call, and scratch is given back.
 #include <functional>
 
-#include "ops/adamw.h"
-#include "ops/cross_entropy.h"
-#include "ops/elementwise.h"
-#include "ops/embedding.h"
-#include "ops/gemm.h"
-#include "ops/grouped_gemm.h"
-#include "ops/mla_attention.h"
-#include "ops/permute.h"
-#include "ops/quantize.h"
-#include "ops/quantized_gemm.h"
-#include "ops/rmsnorm.h"
-#include "ops/rope.h"
-#include "ops/router.h"
-#include "ops/swiglu.h"
+#include "ops/attention/mla_attention.h"
+#include "ops/attention/rope.h"
+#include "ops/elementwise/elementwise.h"
+#include "ops/elementwise/embedding.h"
+#include "ops/elementwise/swiglu.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gemm/grouped_gemm.h"
+#include "ops/gemm/quantized_gemm.h"
+#include "ops/loss/cross_entropy.h"
+#include "ops/norm/rmsnorm.h"
+#include "ops/optimizer/adamw.h"
+#include "ops/quantize/quantize.h"
+#include "ops/routing/permute.h"
+#include "ops/routing/router.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {

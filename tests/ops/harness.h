@@ -14,8 +14,8 @@
 #include <span>
 #include <vector>
 
-#include "ops/context.h"
 #include "ops/cpu/kernels.h"
+#include "ops/runtime/context.h"
 #include "tensor/philox.h"
 #include "tests/threads_scope.h"
 

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <map>
 
+#include "device/cuda_check.h"
+#include "device/cuda_graph.h"
 #include "mx/quantized.h"
-#include "ops/cuda/runtime.h"
-#include "ops/gemm_operand.h"
-#include "tensor/cuda_check.h"
-#include "tensor/cuda_graph.h"
+#include "ops/kit/gemm_operand.h"
+#include "ops/runtime/runtime.h"
 #include "tests/ops/harness.h"
 
 namespace tessera {

@@ -27,7 +27,7 @@ class Record(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
-        self.write("src/ops/gemm_cuda.cu", "one\n")
+        self.write("src/ops/gemm/gemm_cuda.cu", "one\n")
         self.write("docs/performance.md", PAGE)
         rates = {("ours", "bf16 fwd"): 600.0, ("torch", "bf16 fwd"): 500.0, ("ours", "bf16 dgrad"): 400.0}
         self.record = {"machine": MACHINE, "torch": "2.11", "logs": [], "sources": self.sources(),
@@ -76,7 +76,7 @@ class Record(unittest.TestCase):
         self.fails("figures differ")
 
     def test_changed_sources_make_figures_old(self):
-        for change in ({"src/ops/gemm_cuda.cu": "two\n"}, {"src/ops/cuda/libraries.cc": "new\n"}):
+        for change in ({"src/ops/gemm/gemm_cuda.cu": "two\n"}, {"src/ops/runtime/libraries.cc": "new\n"}):
             for name, text in change.items():
                 self.write(name, text)
             self.fails("figures differ")
@@ -90,7 +90,7 @@ class Record(unittest.TestCase):
             self.assertNotIn("**Old**", self.page())
 
     def test_other_sources_do_not(self):
-        self.write("src/ops/rope_cuda.cu", "new\n")
+        self.write("src/ops/attention/rope_cuda.cu", "new\n")
         self.assertEqual(record.check(self.root), [])
 
     def test_a_record_that_is_not_there_fails(self):

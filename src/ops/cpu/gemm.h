@@ -1,13 +1,13 @@
 // Matrix products cut into parts that threads take; for the operators that are made of them.
 #pragma once
 
-#include "ops/context.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/types.h"
+#include "ops/runtime/context.h"
 
 namespace tessera::cpu {
 
-/// Computes what gemm (ops/gemm.h) does, but c may be bfloat16 whatever a and b are.
+/// Computes what gemm (ops/gemm/gemm.h) does, but c may be bfloat16 whatever a and b are.
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write);
 

@@ -27,7 +27,7 @@ struct AttentionShape {
   Range ranges[2];
 };
 
-/// Operands as in ops/mla_attention.h, float32 or bfloat16 throughout but for lse and the partial sums.
+/// Operands as in ops/attention/mla_attention.h, float32 or bfloat16 throughout but for lse and the partial sums.
 struct AttentionForward {
   AttentionShape shape;
   const void *q, *kv, *k_rope;

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "ops/cpu/types.h"
-#include "ops/gemm_operand.h"
+#include "ops/kit/gemm_operand.h"
 
 namespace tessera::cpu {
 

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "ops/context.h"
 #include "ops/cpu/kernels.h"
+#include "ops/runtime/context.h"
 #include "tensor/parallel.h"
 #include "tensor/tensor.h"
 

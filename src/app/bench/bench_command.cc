@@ -1,0 +1,211 @@
+#include <chrono>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "app/bench/gpu_tables.h"
+#include "app/cli/commands.h"
+#include "app/cli/config_arguments.h"
+#include "app/cli/on_ranks.h"
+#include "base/error.h"
+#include "base/median.h"
+#include "ops/cpu/kernels.h"
+#include "ops/runtime/kernel_profile.h"
+#include "run/rank_setup.h"
+#include "run/record/metrics.h"
+#include "step/training_step.h"
+#include "tensor/parallel.h"
+#include "tensor/philox.h"
+
+namespace tessera {
+namespace {
+
+const auto kLoaded = std::chrono::steady_clock::now();  // the program
+
+struct StepOptions {
+  std::int64_t steps = 10;
+  std::int64_t warmup = 3;
+  std::string trace;
+  bool kernels = false;
+  std::string cpu_kernels;
+};
+
+double idle_share(const cuda::KernelSummary& summary) {
+  return static_cast<double>(summary.span - summary.busy) / static_cast<double>(summary.span);
+}
+
+/// What the GPU did in a step, in milliseconds: a line per kernel.
+void print_kernels(const cuda::KernelSummary& summary) {
+  const auto ms = [](std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-6; };
+  std::cerr << fmt::format("{:>9} {:>6} {:>6} {:>8}  kernel\n", "ms", "%", "runs", "idle ms");
+  for (const cuda::KernelTime& kernel : summary.kernels) {
+    std::cerr << fmt::format("{:9.3f} {:6.2f} {:6} {:8.3f}  {}\n", ms(kernel.nanoseconds),
+                             100.0 * ms(kernel.nanoseconds) / ms(summary.span), kernel.num_runs, ms(kernel.idle_before),
+                             kernel.name);
+  }
+  std::cerr << fmt::format("{:9.3f} ms from the first to the last, {:.3f} ms of them ({:.2f} %) idle\n",
+                           ms(summary.span), ms(summary.span - summary.busy), 100.0 * idle_share(summary));
+}
+
+JobConfig read_config(const StepOptions& options, const ConfigArguments& arguments) {
+  constexpr std::int64_t kMost = 1'000'000'000;
+  require(0 < options.steps && options.steps <= kMost && 0 <= options.warmup && options.warmup <= kMost,
+          "--steps is {}, --warmup is {}; expected a number above 0, and 0 or more, up to {}", options.steps,
+          options.warmup, kMost);
+  JobConfig config = arguments.read();
+  config.training.steps = options.warmup + options.steps;
+  config.validate();
+  return config;
+}
+
+/// Trains on random tokens; rank 0 prints one line of JSON, the same that bench/reference/torch_train.py prints.
+void bench_step(const StepOptions& options, const JobConfig& config, Ranks& ranks) {
+  const std::shared_ptr<cuda::Runtime> cuda = join_gpus(config, ranks);
+  const std::shared_ptr<Mesh> mesh = make_mesh(config, ranks);
+  const Device device = cuda == nullptr ? Device::kCpu : Device::kCuda;
+  require(!options.kernels || device == Device::kCuda, "--kernels lists what a GPU runs, but these steps run on a CPU");
+  set_threads(config, ranks);
+  if (!options.cpu_kernels.empty()) {
+    const cpu::KernelTable* table = cpu::kernels_named(options.cpu_kernels.c_str());
+    require(table != nullptr,
+            "--cpu-kernels is \"{}\"; expected portable, baseline, or, if this processor has it, avx512 or avx512_bf16",
+            options.cpu_kernels);
+    cpu::use_kernels(table);
+  }
+
+  TrainingStep step(config, mesh, device, cuda);
+  if (ranks.rank() == 0) step.warn_of_slow_operators();
+  step.allocate();
+  std::vector<std::vector<Batch>> batches(step.max_started());
+  for (std::vector<Batch>& of_step : batches) {
+    for (std::int64_t i = 0; i < config.micro_batches_per_step(mesh->num_data_ranks()); ++i)
+      of_step.push_back(step.make_batch());
+  }
+  const Philox random(static_cast<std::uint64_t>(config.debug.seed),
+                      stream_of(fmt::format("bench.tokens.{}", mesh->data_rank())));
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(config.micro_batch_size() * (config.training.seq_len + 1)));
+  std::uint64_t drawn = 0;
+  TraceRecorder trace;
+  step.set_trace(&trace);
+  std::vector<double> seconds;
+  PhaseSeconds phases;
+  double first_loss = 0.0, last_loss = 0.0, first_step_seconds = 0.0;
+  const auto start = [&](std::int64_t i) {
+    std::vector<Batch>& of_step = batches[static_cast<std::size_t>(i) % batches.size()];
+    for (Batch& batch : of_step) {
+      for (std::int32_t& token : tokens) {
+        const double u = random.uniform(drawn++);  // few tokens are frequent, so that there is something to learn
+        token = static_cast<std::int32_t>(u * u * u * static_cast<double>(config.model.args.vocab_size));
+      }
+      batch.fill(tokens);
+    }
+    step.start(i, of_step);
+  };
+  auto ended = std::chrono::steady_clock::now();  // the step before
+  const auto finish = [&] {
+    const StepResult result = step.finish();
+    if (result.step > options.warmup) {
+      seconds.push_back(std::chrono::duration<double>(result.ended - ended).count());
+      phases += result.seconds;
+    }
+    ended = result.ended;
+    if (result.step == 1) {
+      first_loss = result.loss;
+      first_step_seconds = std::chrono::duration<double>(result.ended - kLoaded).count();
+    }
+    last_loss = result.loss;
+  };
+  std::optional<cuda::KernelProfile> traced_kernels;
+  for (std::int64_t i = 1; i <= config.training.steps; ++i) {
+    if (!options.trace.empty() && i == config.training.steps) {
+      while (step.num_started() > 0) finish();
+      trace.start();
+      if (device == Device::kCuda) traced_kernels.emplace();
+    }
+    start(i);
+    // A GPU has this step before the one before is read.
+    if (step.num_started() == step.max_started()) finish();
+  }
+  while (step.num_started() > 0) finish();
+  if (traced_kernels) add_to_trace(traced_kernels->finish(), trace);
+  if (!options.trace.empty()) trace.write(options.trace);
+  std::optional<cuda::KernelSummary> kernels;
+  if (options.kernels) {
+    // Two more, one behind the other, of which the second is listed: before the first the GPU waits for the host.
+    cuda::KernelProfile profile;
+    for (std::int64_t i : {1, 2}) start(config.training.steps + i);
+    while (step.num_started() > 0) step.finish();
+    const std::vector<cuda::KernelRun> runs = profile.finish();
+    kernels = cuda::summarize(std::span(runs).subspan(runs.size() / 2));
+    if (ranks.rank() == 0) print_kernels(*kernels);
+  }
+  if (ranks.rank() != 0) return;
+
+  const double step_seconds = median(seconds);
+  const double tokens_per_second =
+      static_cast<double>(config.sequences_per_step(mesh->num_data_ranks()) * config.training.seq_len) / step_seconds;
+  const double flop = flop_per_token(config.model.args, step.whole_model().count_parameters(), config.training.seq_len);
+  const double tflops = tokens_per_second * flop * 1e-12 / ranks.size(), peak = peak_tflops(config, device);
+  nlohmann::ordered_json line = {
+      {"dtype", config.training.mixed_precision_param == DType::kFloat32 ? "float32" : "bfloat16"},
+      {"threads", num_threads()},
+      {"ranks", ranks.size()},
+      {"tokens_per_s", tokens_per_second},
+      {"tokens_per_s_per_rank", tokens_per_second / ranks.size()},
+      {"step_ms", step_seconds * 1e3},
+      {"forward_ms", phases.forward * 1e3 / static_cast<double>(options.steps)},
+      {"backward_ms", phases.backward * 1e3 / static_cast<double>(options.steps)},
+      {"first_step_s", first_step_seconds},
+      {"tflops", tflops},
+      {"mfu", peak > 0.0 ? nlohmann::json(tflops / peak) : nlohmann::json()},
+      {"loss_first", first_loss},
+      {"loss_last", last_loss}};
+  if (kernels) line["gpu_idle_share"] = idle_share(*kernels);
+  std::cout << line.dump() << '\n' << std::flush;
+}
+
+void add_step_command(CLI::App& parent, int& status) {
+  auto options = std::make_shared<StepOptions>();
+  CLI::App* command = parent.add_subcommand("step", "Time training steps on random tokens");
+  const auto arguments = std::make_shared<ConfigArguments>(command);
+  command->add_option("--steps", options->steps, "Steps that are timed")->capture_default_str();
+  command->add_option("--warmup", options->warmup, "Steps before them")->capture_default_str();
+  command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
+  command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in a step");
+  command->add_option("--cpu-kernels", options->cpu_kernels,
+                      "Compute as a processor without newer instructions would: baseline (AVX2), avx512, avx512_bf16");
+  command->footer(
+      "Prints one line of JSON with the median step; under mpirun, of all ranks together. tflops and mfu are a "
+      "rank's;\n"
+      "mfu is of metrics.peak_tflops or, without it, of the GPU's dense bfloat16 rate, if that is known. Keys of the "
+      "configuration as in `tessera train`.");
+  command->callback([arguments, options, &status] {
+    status = run_on_ranks([&] { return read_config(*options, *arguments); },
+                          [&](const JobConfig& config, Ranks& ranks) {
+                            bench_step(*options, config, ranks);
+                            return 0;
+                          });
+  });
+}
+
+void add_table_command(CLI::App& parent, GpuTable table, const std::string& name, const std::string& help) {
+  auto options = std::make_shared<GpuTableOptions>();
+  CLI::App* command = parent.add_subcommand(name, help);
+  command->add_option("--filter", options->filter, "Only rows whose names have this part");
+  command->add_option("--json", options->json, "Write the rows to this file too, as lines of JSON");
+  command->callback([table, options] { print_gpu_table(table, *options); });
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app, int& status) {
+  CLI::App* command = app.add_subcommand("bench", "Time training steps, and operators on a GPU");
+  add_step_command(*command, status);
+  add_table_command(*command, GpuTable::kGemm, "gemm", "Dense products on a GPU, in bfloat16 and in 8 bits");
+  add_table_command(*command, GpuTable::kGrouped, "grouped", "Products of experts on a GPU, in bfloat16 and in 8 bits");
+  add_table_command(*command, GpuTable::kAttention, "attention", "Multi-head latent attention on a GPU");
+  add_table_command(*command, GpuTable::kQuantize, "quantize", "Quantizers on a GPU");
+  add_table_command(*command, GpuTable::kOperators, "operators", "All other operators on a GPU");
+  command->require_subcommand(1);
+}
+
+}  // namespace tessera

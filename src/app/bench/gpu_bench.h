@@ -1,0 +1,104 @@
+// Times calls of CUDA operators and prints them as a table. For sources that are built with CUDA only.
+//
+// A row: the time of a call, the rate by the work that the call must do (inputs read once and outputs written once, or
+// multiplications and additions), and the rate's share of a ceiling that was measured just before: the rate of a copy
+// from memory to memory, or of a large bfloat16 product through cuBLASLt.
+//
+// As in a training step, calls are parts of a graph: some milliseconds of them, in turns on sets of operands that are
+// together far larger than the L2 cache. The time of a call is the median of the launches' times, divided by the calls.
+// Two events around each call would cost it 3 µs that no step pays. Clocks fall under load, so products run for a while
+// before they are timed. bench/peers/timing.py does the same. The copy that is the ceiling is
+// in no graph: there the copy engine makes it, at two thirds of the rate that the SMs reach.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "app/bench/gpu_tables.h"
+#include "base/file.h"
+#include "ops/gemm/quantized_gemm.h"
+#include "ops/runtime/runtime.h"
+
+namespace tessera {
+
+inline constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
+// MXFP8 as specified; with scales that hold for 128 numbers; and DeepSeek-V3's float32 scales.
+inline constexpr mx::Format kMxfp8{};
+inline constexpr mx::Format kWide{.along = 128};
+inline constexpr mx::Format kWideSquare{.along = 128, .across = 128};
+inline constexpr mx::Format kFloatRows{.scale_type = mx::ScaleType::kFloat32, .along = 128};
+inline constexpr mx::Format kFloatSquare{.scale_type = mx::ScaleType::kFloat32, .along = 128, .across = 128};
+
+enum class Work { kBytes, kFlop };
+
+/// A call on its own operands.
+struct Call {
+  double work;
+  std::function<void(const Context&)> run;
+  /// The hardware's most for such work, as a multiple of the table's ceiling.
+  double times_ceiling = 1.0;
+};
+
+class GpuBench {
+ public:
+  /// Measures the ceiling, which is the table's first row.
+  GpuBench(Work work, const GpuTableOptions& options);
+  GpuBench(const GpuBench&) = delete;
+  GpuBench& operator=(const GpuBench&) = delete;
+
+  /// `make()` gives a call on operands that it takes from random() and the like.
+  void row(const std::string& name, const std::string& shape, const std::function<Call()>& make);
+  /// Writes the file of rows. To be called when all is done.
+  void finish();
+
+  /// Uniform in [-0.5, 0.5], a pattern that repeats every million numbers.
+  Tensor random(Shape shape, DType dtype = kBf16);
+  Tensor ints(std::int64_t count, const std::function<std::int64_t(std::int64_t)>& value);
+  Tensor empty(Shape shape, DType dtype) { return arena_.allocate(shape, dtype); }
+  mx::Quantized quantized(const Shape& shape, const mx::Format& format) {
+    return mx::allocate_quantized(shape, format, [&](const Shape& s, DType dtype) { return empty(s, dtype); });
+  }
+  GemmOperand operand(const Shape& shape, const mx::Format& format) {
+    GemmOperand x;
+    x.rows = quantized(shape, format), x.columns = quantized(mx::transposed(shape), format);
+    return x;
+  }
+  QuantizedWeight weight(const Shape& shape, const mx::Format& format) {
+    return allocate_weight(weight_form(context(), shape, format, kBf16), shape, format,
+                           [&](const Shape& s, DType dtype) { return empty(s, dtype); });
+  }
+  Context context() { return {.arena = &arena_, .cuda = &runtime_}; }
+  cuda::Runtime& runtime() { return runtime_; }
+
+ private:
+  static constexpr int kLaunches = 9;
+  static constexpr std::size_t kPattern = 1 << 20;
+
+  void copy();
+  Call ceiling();
+  double median_seconds(const std::vector<Call>& calls);
+  /// The rate in work per second.
+  double time_row(const std::string& name, const std::string& shape, const std::vector<Call>& calls);
+
+  Work work_;
+  std::string filter_;
+  std::optional<AtomicFile> json_;
+  cuda::Runtime runtime_;
+  Arena arena_;
+  std::vector<float> numbers_ = std::vector<float>(kPattern);
+  std::vector<BFloat16> bf16_ = std::vector<BFloat16>(kPattern);
+  std::byte *source_ = nullptr, *target_ = nullptr;
+  std::array<cuda::Event, kLaunches + 1> events_;  // before, between and behind launches
+  double ceiling_ = 0.0;
+};
+
+/// The tables' rows.
+void time_gemms(GpuBench& bench);
+void time_grouped_gemms(GpuBench& bench);
+void time_attention(GpuBench& bench);
+void time_quantizers(GpuBench& bench);
+void time_operators(GpuBench& bench);
+
+}  // namespace tessera

@@ -1,0 +1,12 @@
+// How to start more ranks.
+#pragma once
+
+#include "config/job_config.h"
+
+namespace tessera {
+
+/// Throws Error if the mesh of `config` needs more than `num_ranks` ranks. The message has the lines of mpirun and srun
+/// that start this command on as many as it needs.
+void require_enough_ranks(const JobConfig& config, int num_ranks);
+
+}  // namespace tessera

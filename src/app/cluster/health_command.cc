@@ -1,0 +1,365 @@
+#include <fmt/format.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <set>
+#include <thread>
+
+#include "app/cli/commands.h"
+#include "app/cli/signals.h"
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/stopwatch.h"
+#include "base/unix_time.h"
+#include "device/cuda.h"
+#include "health/active_check.h"
+#include "health/drain.h"
+#include "health/gpu_probe.h"
+#include "health/judge.h"
+#include "health/node_probes.h"
+#include "health/peer_rates.h"
+#include "health/probe_runner.h"
+#include "launch/engines/slurm.h"
+#include "ops/runtime/inventory.h"
+#include "run/record/run_info.h"
+#include "system/child_process.h"
+#include "system/file_lock.h"
+#include "system/host_name.h"
+#include "system/metrics_server.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLedgerName = "ledger.jsonl";
+constexpr const char* kDrainedName = "drained.txt";  // the reason for which we drained the node
+constexpr double kProbeLimit = 2.0;
+
+struct HealthOptions {
+  std::string sysroot = "/", folder = kHealthFolder, ledger, node = host_name(), address, rates;
+  GpuProbeOptions gpu;
+  double period = 5.0, probe_limit = kProbeLimit;
+  bool is_active = false, as_json = false, for_slurm = false, for_npd = false;
+  ActiveCheckOptions active;
+  int max_drained = 1;
+};
+
+std::vector<std::unique_ptr<Probe>> make_probes(const HealthOptions& options) {
+  std::vector<std::unique_ptr<Probe>> probes = make_node_probes(Sysroot(options.sysroot));
+  probes.push_back(make_gpu_probe(options.gpu));
+  if (options.gpu.is_idle) probes.push_back(make_leftover_probe(Sysroot(options.sysroot)));
+  return probes;
+}
+
+std::string_view name_of(Evidence evidence) {
+  return evidence == Evidence::kHard ? "bad" : evidence == Evidence::kSoft ? "suspect" : "alert";
+}
+
+std::string line_of(const Finding& finding) {
+  return fmt::format("  {:<8} {}{}{}: {}\n", name_of(finding.evidence), finding.signal,
+                     finding.part.empty() ? "" : ", ", finding.part, finding.detail);
+}
+
+/// Multiplies and copies; compares with what is expected, or with the node's peers.
+ProbeResult check_actively(const HealthOptions& options) {
+  ActiveCheckOptions active = options.active;
+  active.device = cuda::available() ? Device::kCuda : Device::kCpu;
+  const std::string processor = active.device == Device::kCuda ? cuda::gpu_name() : processor_name();
+  if (!options.rates.empty()) {
+    if (const std::optional<ActiveRates> peers = find_peer_rates(options.rates, options.node, processor)) {
+      if (active.expected_gemm_tflops == 0.0) active.expected_gemm_tflops = peers->gemm_tflops;
+      if (active.expected_copy_gb_per_s == 0.0) active.expected_copy_gb_per_s = peers->copy_gb_per_s;
+    }
+  }
+  ProbeResult result = run_active_checks(active);
+  if (!options.rates.empty() && result.findings.empty()) {  // a sick node is no measure for others
+    ActiveRates rates{.processor = processor};
+    for (const Measurement& measurement : result.measurements) {
+      if (measurement.name == kGemmRateName) rates.gemm_tflops = measurement.value;
+      if (measurement.name == kCopyRateName) rates.copy_gb_per_s = measurement.value;
+    }
+    write_rates(options.rates, options.node, rates);
+  }
+  return result;
+}
+
+/// All probes once, and the active checks if they are asked for. Returns 1 if something is bad.
+int check(const HealthOptions& options) {
+  ProbeRunner runner(make_probes(options), options.probe_limit);
+  std::vector<ProbeRunner::Outcome> outcomes = runner.look(0.0);
+  if (options.is_active) {
+    outcomes.push_back({.probe = "active check", .result = check_actively(options)});
+    if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for this
+      write_active_check(options.folder, unix_time(), outcomes.back().result.findings);
+    }
+  }
+  bool is_bad = false;
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  std::string text;
+  for (const ProbeRunner::Outcome& outcome : outcomes) {
+    const std::vector<Finding>& findings = outcome.result.findings;
+    is_bad = is_bad || std::ranges::count(findings, Evidence::kHard, &Finding::evidence) > 0;
+    text += fmt::format("{:<12} {}\n", outcome.probe,
+                        !outcome.failure.empty() ? "unknown: " + outcome.failure
+                        : findings.empty()       ? fmt::format("ok, {} readings", outcome.result.measurements.size())
+                                                 : fmt::format("{} findings", findings.size()));
+    for (const Finding& finding : findings) text += line_of(finding);
+    json.push_back({{"probe", outcome.probe}, {"failure", outcome.failure}});
+    Verdict items;
+    for (const Finding& finding : findings) items.items.push_back({finding, 0.0});
+    json.back()["findings"] = to_json(items)["findings"];
+    for (const Measurement& measurement : outcome.result.measurements) {
+      nlohmann::ordered_json reading = {{"name", measurement.name}};
+      for (const auto& [label, value] : measurement.labels) reading[label] = value;
+      reading["value"] = json_number(measurement.value);
+      json.back()["readings"].push_back(std::move(reading));
+    }
+  }
+  std::cout << (options.as_json ? json_text(json, 2) + "\n" : text);
+  return is_bad ? 1 : 0;
+}
+
+volatile StopRequest stop_request;
+
+class Daemon {
+ public:
+  explicit Daemon(const HealthOptions& options)
+      : options_(options),
+        lock_(made_folder(options) / "serve.lock", fmt::format("the folder '{}'", options.folder), {}),
+        ledger_(options.ledger.empty() ? fs::path(options.folder) / kLedgerName : fs::path(options.ledger)),
+        judge_(options.node, ledger_.read()),
+        runner_(make_probes(options), options.probe_limit) {
+    if (!options.address.empty()) server_.emplace(options.address, "tessera_node_");
+  }
+
+  int run() {
+    spdlog::info("health of {}: every {:g} s, verdicts in '{}'", options_.node, options_.period, options_.folder);
+    while (stop_request.count == 0) {
+      const Stopwatch watch;
+      poll();
+      while (stop_request.count == 0 && watch.seconds() < options_.period) {
+        std::this_thread::sleep_for(std::chrono::duration<double>(std::min(0.2, options_.period - watch.seconds())));
+      }
+    }
+    return 0;
+  }
+
+ private:
+  static fs::path made_folder(const HealthOptions& options) {
+    create_folder(options.folder);
+    return options.folder;
+  }
+
+  void poll() {
+    const bool has_passed = take_active_check();
+    std::vector<Finding> findings = active_findings_;
+    std::set<std::string> failures;
+    const std::vector<ProbeRunner::Outcome> outcomes = runner_.look(clock_.seconds(), has_passed);
+    for (const ProbeRunner::Outcome& outcome : outcomes) {
+      findings.insert(findings.end(), outcome.result.findings.begin(), outcome.result.findings.end());
+      if (!outcome.failure.empty()) failures.insert(fmt::format("{}: {}", outcome.probe, outcome.failure));
+    }
+    if (failures.size() != failures_.size()) {
+      for (const std::string& failure : failures) spdlog::warn("a probe cannot look: {}", failure);
+      failures_ = std::move(failures);
+    }
+    const Verdict verdict = judge_.judge(findings, unix_time());
+    if (verdict.level != level_) {
+      spdlog::log(verdict.level == HealthLevel::kOk ? spdlog::level::info : spdlog::level::warn, "{} is {}{}{}",
+                  options_.node, name_of(verdict.level), verdict.reason.empty() ? "" : ": ", verdict.reason);
+    }
+    try {
+      if (verdict.level == HealthLevel::kBad && level_ != HealthLevel::kBad) ledger_.add(verdict);
+      write_verdict(options_.folder, verdict);
+    } catch (const Error& error) {  // a full disk: the daemon goes on, and tries again
+      spdlog::warn("{}", error.what());
+    }
+    level_ = verdict.level;
+    if (server_) publish(verdict, outcomes);
+  }
+
+  void publish(const Verdict& verdict, const std::vector<ProbeRunner::Outcome>& outcomes) {
+    std::vector<Measurement> numbers = {
+        {"health_level", "0 ok, 1 suspect, 2 bad", {}, static_cast<double>(verdict.level)},
+        {"health_time_seconds", "Unix time of the verdict", {}, verdict.time},
+        {"bad_total",
+         "How often the node became bad, as the ledger has it",
+         {},
+         static_cast<double>(judge_.times_bad()),
+         true}};
+    for (const Verdict::Item& item : verdict.items) {
+      numbers.push_back({"finding",
+                         "1 for each thing that is wrong",
+                         {{"signal", item.finding.signal},
+                          {"part", item.finding.part},
+                          {"evidence", std::string(name_of(item.finding.evidence))}},
+                         1.0});
+    }
+    for (const ProbeRunner::Outcome& outcome : outcomes) {
+      const std::map<std::string, std::string> labels = {{"probe", outcome.probe}};
+      numbers.push_back(
+          {"probe_failed", "Whether the probe could not look", labels, outcome.failure.empty() ? 0.0 : 1.0});
+      numbers.push_back({"probe_seconds", "Seconds that the probe took", labels, outcome.seconds});
+      const std::vector<Measurement>& readings = outcome.result.measurements;
+      numbers.insert(numbers.end(), readings.begin(), readings.end());
+    }
+    server_->publish(numbers);
+  }
+
+  /// Whether an active check has passed since the last poll.
+  bool take_active_check() {
+    try {
+      const std::optional<ActiveCheckResult> found = read_active_check(options_.folder);
+      if (!found || found->time <= active_check_) return false;
+      active_check_ = found->time;
+      active_findings_ = found->findings;
+      if (!found->findings.empty()) return false;
+      spdlog::info("an active check has passed");
+      judge_.pass_active_check(found->time);
+      return true;
+    } catch (const Error& error) {
+      spdlog::warn("{}", error.what());
+      return false;
+    }
+  }
+
+  const HealthOptions& options_;
+  FileLock lock_;
+  HealthLedger ledger_;
+  Judge judge_;
+  ProbeRunner runner_;
+  std::optional<MetricsServer> server_;
+  Stopwatch clock_;
+  HealthLevel level_ = HealthLevel::kOk;
+  std::set<std::string> failures_;
+  double active_check_ = unix_time();  // of the last one that was taken; those of before the daemon's start count not
+  std::vector<Finding> active_findings_;  // of that
+};
+
+/// Tells Slurm what the daemon says. Ends within a second if Slurm does.
+int act_for_slurm(const HealthOptions& options, const std::optional<Verdict>& verdict) {
+  if (!verdict) return 0;
+  const fs::path record = fs::path(options.folder) / kDrainedName;
+  std::optional<std::string> own_reason;
+  std::error_code missing;
+  if (fs::exists(record, missing)) own_reason = read_text_file(record);
+  const SchedulerNode now = find_slurm_node(options.node);
+  // The launcher of a run may have drained the node for our reason before us.
+  if (now.is_drained && now.reason == verdict->reason && own_reason != now.reason) {
+    write_whole_file(record, now.reason);
+  }
+  switch (decide(*verdict, now, own_reason, options.max_drained, unix_time())) {
+    case DrainAction::kDrain:
+      drain_slurm_node(options.node, verdict->reason);
+      write_whole_file(record, verdict->reason);
+      std::cout << fmt::format("drained {}: {}\n", options.node, verdict->reason);
+      break;
+    case DrainAction::kUndrain:
+      undrain_slurm_node(options.node);
+      fs::remove(record, missing);
+      std::cout << fmt::format("returned {}: an active check has passed\n", options.node);
+      break;
+    case DrainAction::kLimited:
+      std::cout << fmt::format("{} should be drained ({}), but {} nodes are, and --max-drained is {}\n", options.node,
+                               verdict->reason, now.num_drained, options.max_drained);
+      break;
+    case DrainAction::kNone:
+      break;
+  }
+  return 0;
+}
+
+/// Answers node-problem-detector, whose plugin this is: the exit status is 0 for a node that is well, 1 for a problem
+/// and 2 for unknown. It reads one line of 80 bytes at most.
+int act_for_npd(const std::optional<Verdict>& verdict) {
+  constexpr std::size_t kLongest = 80;
+  if (!verdict || !verdict->is_fresh(unix_time())) {
+    std::cout << "no verdict: does tessera health serve run on this node?\n";
+    return 2;
+  }
+  const bool is_bad = verdict->level == HealthLevel::kBad;
+  std::cout << (is_bad ? verdict->reason : std::string(name_of(verdict->level))).substr(0, kLongest) << '\n';
+  return is_bad ? 1 : 0;
+}
+
+int act(const HealthOptions& options) {
+  require(options.for_slurm != options.for_npd, "expected one of --slurm and --npd");
+  std::optional<Verdict> verdict;
+  try {
+    verdict = read_verdict(options.folder);
+  } catch (const Error& error) {  // never a reason to drain
+    spdlog::warn("{}", error.what());
+  }
+  return options.for_slurm ? act_for_slurm(options, verdict) : act_for_npd(verdict);
+}
+
+void add_probe_options(CLI::App& command, HealthOptions& options) {
+  command.add_option("--sysroot", options.sysroot, "Folder in place of /, for tests; default: /");
+  command.add_option("--nvml", options.gpu.library, "NVIDIA's management library; default: libnvidia-ml.so.1");
+  command.add_option("--gpus", options.gpu.expected_gpus, "GPUs that the node should have; default: those found first")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--probe-limit", options.probe_limit, "Seconds that a probe may take; default: 2")
+      ->check(CLI::PositiveNumber);
+}
+
+void add_folder_option(CLI::App& command, HealthOptions& options) {
+  command.add_option("--folder", options.folder, fmt::format("Where the daemon writes; default: {}", kHealthFolder));
+}
+
+}  // namespace
+
+void add_health_commands(CLI::App& app, int& status) {
+  auto options = std::make_shared<HealthOptions>();
+  CLI::App* health = app.add_subcommand("health", "Find sick nodes, and tell the scheduler of them");
+  health->require_subcommand(1);
+
+  CLI::App* check_command = health->add_subcommand("check", "Look at this node once; exit status 1 if it is bad");
+  add_probe_options(*check_command, *options);
+  add_folder_option(*check_command, *options);
+  check_command->add_flag("--json", options->as_json, "Print JSON, with all readings");
+  check_command->add_flag("--active", options->is_active,
+                          "Also multiply and copy for some seconds; a daemon takes a bad node back after that");
+  check_command->add_flag("--idle", options->gpu.is_idle,
+                          "No job runs here: processes of users, and GPU or shared memory that is in use, are bad");
+  check_command->add_option("--rates", options->rates,
+                            "Folder that all nodes see: what they reach with --active, by which each is judged");
+  check_command->add_option("--node", options->node, "The node's name; default: the host's");
+  check_command->add_option(
+      "--expect-tflops", options->active.expected_gemm_tflops,
+      "What the node should reach with --active, in place of its peers' median; below 80 % is bad");
+  check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise");
+  check_command->callback([options, &status] { status = check(*options); });
+
+  CLI::App* serve = health->add_subcommand("serve", "The daemon of a node: looks every few seconds, writes a verdict");
+  add_probe_options(*serve, *options);
+  add_folder_option(*serve, *options);
+  serve->add_option("--period", options->period, "Seconds between two looks; default: 5")->check(CLI::PositiveNumber);
+  serve->add_option("--address", options->address, "HOST:PORT to serve metrics for Prometheus at; default: none");
+  serve->add_option("--ledger", options->ledger, "File with what was wrong before; default: in the folder");
+  serve->add_option("--node", options->node, "The node's name; default: the host's");
+  serve->callback([options, &status] {
+    handle_stop_signals([](int signal) { note_signal(stop_request, signal); });
+    status = Daemon(*options).run();
+  });
+
+  add_health_links_command(*health, status);
+
+  CLI::App* act_command = health->add_subcommand("act", "Tell a scheduler what the daemon says");
+  add_folder_option(*act_command, *options);
+  act_command->add_flag("--slurm", options->for_slurm, "Drain or return this node; for HealthCheckProgram");
+  act_command->add_flag("--npd", options->for_npd, "Answer as a plugin of node-problem-detector");
+  act_command
+      ->add_option("--max-drained", options->max_drained,
+                   "Drain no node while so many are drained for a [node_problem]; default: 1")
+      ->check(CLI::NonNegativeNumber);
+  act_command->add_option("--node", options->node, "The node's name; default: the host's");
+  act_command->callback([options, &status] { status = act(*options); });
+}
+
+}  // namespace tessera

@@ -1,0 +1,72 @@
+// Recipes: from the configuration's converters, TorchTitan's [quantize.linear.mx] and [quantize.grouped_mm.mx], to the
+// precision of every GEMM site. docs/mxfp8.md explains them.
+//
+// Never quantized, whatever is asked for: output projection, router gate, embedding, norms, the attention core, and a
+// multi-token prediction module's input projection.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "params/precision.h"
+
+namespace tessera {
+
+/// The converters' names, which are their sections' too.
+inline constexpr std::string_view kLinearConverter = "quantize.linear.mx";
+inline constexpr std::string_view kGroupedConverter = "quantize.grouped_mm.mx";
+
+/// What `recipe_name` names.
+enum class Recipe {
+  kMxfp8,             // all three GEMMs in MXFP8
+  kMxfp8Cublas,       // TorchTitan's name for that with ScalingMode::kFloor
+  kMxfp8CublasRceil,  // ... and with kRceil
+  kMxfp8WgradWithHp,  // the weight gradient in high precision
+  kMxfp8Emulated,
+  kFp8Blockwise,
+};
+
+/// The weights' blocks; with 128×128 those of activations and gradients are 1×128, else 1×32. kOfRecipe: of MXFP8 1×32,
+/// but for on_hopper(); of fp8_blockwise 128×128.
+enum class BlockChoice { kOfRecipe, k1x32, k32x32, k128x128 };
+/// What becomes of a site whose sizes are no multiples of 32.
+enum class Unaligned { kError, kHigh };
+
+struct RecipeOptions {
+  Recipe recipe = Recipe::kMxfp8;
+  /// Parts of module names, as TorchTitan's: of the linear converter those that stay in high precision (filter_fqns),
+  /// of the grouped one those that it is for (fqns).
+  std::vector<std::string> fqns;
+  std::optional<mx::ScalingMode> scaling_mode = std::nullopt;  // none: the recipe's; kRceil but for kMxfp8Cublas
+  BlockChoice block_shape = BlockChoice::kOfRecipe;
+  Unaligned unaligned = Unaligned::kError;
+};
+
+/// The converters in use.
+struct Recipes {
+  std::optional<RecipeOptions> linear, grouped_mm;
+};
+
+/// What the defaults are on Hopper, whose 8-bit tensor cores take one scale for 128 numbers: MXFP8 that is computed in
+/// 8 bits has the blocks k128x128 where none are asked for. Others are multiplied as bfloat16.
+Recipes on_hopper(Recipes recipes);
+
+/// The precision of every parameter's GEMMs; empty without converters. Throws Error for options that contradict each
+/// other, a pattern that no module's name contains, a converter that finds nothing to convert, and a site whose sizes
+/// do not fit, if that is an error. `whole`: where patterns must find something, if `parameters` are of some stages of
+/// a pipeline only.
+PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters, const Parameters& whole);
+inline PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& parameters) {
+  return resolve_recipes(recipes, parameters, parameters);
+}
+
+/// The sites as a table for people: module, sizes, the three GEMMs' precisions, blocks.
+std::string describe_precisions(const Parameters& parameters, const PrecisionTable& table);
+
+/// A site's module, as TorchTitan names it: the parameter without ".weight". The fused w13 has the experts' or the feed
+/// forward's name with w13, and is found as w1 and w3 too.
+std::string module_name(const ParamSpec& spec);
+
+}  // namespace tessera

@@ -1,0 +1,63 @@
+// Added tokens: looked for in the raw text, before it is split into words.
+//
+// As in the `tokenizers` library: of the tokens that begin first, the longest is taken; then the search goes on behind
+// it. Tokens with `normalized` are looked for in what the others leave. When special tokens are plain text, they are
+// found all the same, and then left in the text: nothing is looked for within them.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "data/tokenizers/regex.h"
+#include "data/tokenizers/tokenizer_json.h"
+
+namespace tessera::data {
+
+/// A part of a text: an added token, or what lies between them.
+struct TextPart {
+  std::string_view text;
+  std::int32_t id = -1;  // of the added token; -1 if it is none
+};
+
+class AddedTokens {
+ public:
+  AddedTokens() = default;
+  explicit AddedTokens(std::vector<AddedToken> tokens);
+
+  /// Cuts `text`, which must be UTF-8, into `parts`.
+  void split(std::string_view text, bool special_is_text, RegexScratch& scratch, std::vector<TextPart>& parts) const;
+
+ private:
+  /// A trie of bytes. Children are in sorted order, one run of edges per node.
+  struct Trie {
+    struct Node {
+      std::uint32_t first_edge = 0;
+      std::uint32_t num_edges = 0;
+      std::int32_t token = -1;  // index into tokens_
+    };
+    struct Edge {
+      std::uint8_t byte = 0;
+      std::uint32_t node = 0;
+    };
+    std::vector<Node> nodes;
+    std::vector<Edge> edges;
+    std::array<bool, 256> begins{};  // bytes with which a token begins
+
+    void build(std::span<const AddedToken> tokens, std::vector<std::int32_t> members);
+    /// The longest token at the beginning of `text`, -1 if there is none.
+    std::int32_t longest(std::string_view text) const;
+  };
+
+  void split_by(const Trie& trie, std::string_view text, bool special_is_text, RegexScratch& scratch,
+                std::vector<TextPart>& parts) const;
+  bool touches_word(std::string_view before, std::string_view after, RegexScratch& scratch) const;
+
+  std::vector<AddedToken> tokens_;
+  Trie raw_;
+  Trie normalized_;
+};
+
+}  // namespace tessera::data

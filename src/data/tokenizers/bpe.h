@@ -1,0 +1,114 @@
+// Byte-level byte-pair encoding (Sennrich et al., ACL 2016; Radford et al., 2019): a word's bytes are tokens; as long
+// as two neighbours can be merged, the pair whose merge was learned first is, the leftmost of equals.
+//
+// In the file, tokens are texts in which a character stands for a byte: the printable characters of Latin-1 for
+// themselves, U+0100 and on for the rest. In memory they are bytes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "data/tokenizers/tokenizer_json.h"
+
+namespace tessera::data {
+
+/// The text that stands for `byte`.
+std::string byte_level_text(std::uint8_t byte);
+
+/// The bytes that `text` stands for. False, and `text` itself, if it has a character that stands for no byte.
+bool byte_level_bytes(std::string_view text, std::string& bytes);
+
+/// The words met last, with their ids. Bounded: a word takes the place of the one that was in its slot.
+class WordCache {
+ public:
+  static constexpr std::size_t kMaxWordBytes = 30;
+  static constexpr std::size_t kMaxIds = 8;
+
+  /// A word in a form that compares fast.
+  struct Key {
+    std::array<std::uint64_t, 4> words{};  // the bytes, zeros, and the number of bytes last
+    bool operator==(const Key&) const = default;
+  };
+  struct Slot {
+    Key key;
+    std::array<std::int32_t, kMaxIds> ids{};
+  };
+
+  WordCache() : slots_(kNumSlots) {}
+
+  static Key key_of(std::string_view word);
+  /// Where the word is, or would go. A slot with ids of the word has its key.
+  Slot& slot_of(const Key& key) { return slots_[hash(key) & (kNumSlots - 1)]; }
+
+ private:
+  static constexpr std::size_t kNumSlots = 1u << 15;
+  static std::size_t hash(const Key& key);
+
+  std::vector<Slot> slots_;
+};
+
+/// What a thread needs to merge.
+struct BpeScratch {
+  struct Symbol {
+    std::int32_t id = 0;
+    std::int32_t previous = -1;
+    std::int32_t next = -1;
+    std::uint32_t rank = 0;  // of the merge with the next
+  };
+  struct Candidate {
+    std::uint32_t rank;
+    std::int32_t at;
+    std::int32_t left, right;  // stale if these are no longer there
+  };
+  WordCache cache;
+  std::string kept;  // a word without missing bytes
+  std::vector<Symbol> symbols;
+  std::vector<Candidate> heap;
+};
+
+class Bpe {
+ public:
+  /// With ignore_merges, a word that is a token is that token, except for those in `never`, which is sorted.
+  Bpe(const BpeSpec& spec, const std::vector<std::int32_t>& never);
+
+  /// Bytes that have no token. As in the `tokenizers` library they are dropped, before anything is merged.
+  const std::vector<std::uint8_t>& missing_bytes() const { return missing_bytes_; }
+
+  /// Appends the ids of `word`, which is not empty.
+  void encode_word(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
+
+  /// True if encode_word may give `id`.
+  bool can_give(std::int32_t id) const;
+
+ private:
+  struct Merge {
+    std::uint64_t pair = kNoPair;
+    std::uint32_t rank = kNoRank;
+    std::int32_t id = -1;
+  };
+  struct Hash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+  static constexpr std::uint64_t kNoPair = ~std::uint64_t{0};
+  static constexpr std::uint32_t kNoRank = ~std::uint32_t{0};
+
+  const Merge& find_merge(std::int32_t left, std::int32_t right) const;
+  void merge_short(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
+  void merge_long(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
+
+  std::array<std::int32_t, 256> byte_ids_{};  // -1: none
+  std::vector<std::uint8_t> missing_bytes_;
+  std::unordered_set<std::int32_t> given_ids_;
+  std::vector<Merge> merges_;  // open addressing; the size is a power of two
+  int shift_ = 0;              // 64 less the size's logarithm
+  Merge no_merge_;
+  std::unordered_map<std::string, std::int32_t, Hash, std::equal_to<>> whole_words_;  // with ignore_merges
+};
+
+}  // namespace tessera::data

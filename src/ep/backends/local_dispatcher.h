@@ -1,0 +1,27 @@
+// The dispatcher of a group of one rank: the operators of ops/routing/permute.h.
+#pragma once
+
+#include "ep/dispatcher.h"
+
+namespace tessera::ep {
+
+class LocalDispatcher : public Dispatcher {
+ public:
+  explicit LocalDispatcher(const DispatchOptions& options) : Dispatcher(options, 1) {}
+
+ private:
+  void allocate_backend(const Context& op, DispatchSaved& saved) const override;
+  void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+                   const GemmOperand& x_RD) override;
+  void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+                         const GemmOperand& x_RD) override;
+  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+                  Write write) override;
+  void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+                           const GemmOperand& d_out_RD) override;
+  void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
+                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
+                            const Tensor& d_weights_TK) override;
+};
+
+}  // namespace tessera::ep

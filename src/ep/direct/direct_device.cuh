@@ -1,0 +1,234 @@
+// Dispatch and combine by stores into other GPUs' windows, by the steps of protocol.h.
+//
+// Some blocks of a call store, the others work on what comes. Both go through the call's tokens in chunks: when all
+// warps that store have stored their part of a chunk (of own tokens, in a combine of all ranks'), the last one signals
+// `stored` for it; the others wait for all ranks' signal of a chunk, then read it. Ready flags and counts come before,
+// from the first block. Storing never waits for reading, so no order in which blocks get on can hang; but every rank's
+// blocks must be on its GPU at the same time.
+//
+// An SM writes at most 32 bytes per cycle, wherever to, and some eight of them fill a GPU's NVLink: so how many store,
+// and how many do the rest, decides how long a call takes.
+//
+// A flag holds the call's epoch; `stored` epoch · kMaxChunks + the chunk, counted so that the last one has the highest
+// number. Visibility: a warp's stores, fence.gpu, arrival; the last to arrive: fence.sys, release store of the flag.
+#pragma once
+
+#include "ep/direct/direct_kernels.h"
+#include "ep/direct/direct_window.h"
+#include "ops/kit/launch.cuh"
+#include "ops/kit/ptx.cuh"
+
+namespace tessera::ep {
+
+using cuda::kAllLanes;
+using cuda::kWarp;
+
+inline constexpr int kThreads = 512, kWarps = kThreads / kWarp;
+/// In rank_TJ: the token's layer was overloaded.
+inline constexpr int kNoRank = -1, kOverloaded = -2;
+
+__device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline int lowest(unsigned lanes) { return __ffs(static_cast<int>(lanes)) - 1; }
+
+/// What the own window's `place` is in another's.
+template <typename T>
+__device__ inline T* at(const CallArgs& call, int rank, T* place) {
+  return reinterpret_cast<T*>(call.peers[rank] + (reinterpret_cast<std::byte*>(place) - call.peers[call.rank]));
+}
+
+// --- Flags ---------------------------------------------------------------------------------------------------------
+
+__device__ inline std::uint64_t* flag_word(const CallArgs& call, Flag flag, int source) {
+  return reinterpret_cast<std::uint64_t*>(call.flags +
+                                          (static_cast<int>(flag) * call.num_ranks + source) * sizeof(FlagWord));
+}
+
+__device__ inline std::uint64_t flag_value(const CallArgs& call, Flag flag, std::uint64_t epoch, int chunk) {
+  return flag == Flag::kReady ? epoch
+                              : epoch * kMaxChunks + static_cast<unsigned>(kMaxChunks - call.num_chunks + chunk);
+}
+__device__ inline std::uint64_t epoch_seen(Flag flag, std::uint64_t value) {
+  return flag == Flag::kReady || value == 0 ? value : (value + 1) / kMaxChunks - 1;
+}
+
+/// A warp's.
+__device__ inline void signal(const CallArgs& call, Flag flag, std::uint64_t value) {
+  for (int peer = lane_idx(); peer < call.num_ranks; peer += kWarp) {
+    ptx::store_release_sys(at(call, peer, flag_word(call, flag, call.rank)), value);
+  }
+}
+
+__device__ inline bool has_failed(const CallArgs& call) {
+  return *static_cast<volatile std::uint32_t*>(&call.state->failed);
+}
+
+/// Lets `fill` fill in the report if there is none.
+template <typename Fill>
+__device__ inline void report(const CallArgs& call, GpuReport::Kind kind, Fill&& fill) {
+  volatile GpuReport& found = *call.report;
+  if (found.kind != GpuReport::Kind::kNone) return;
+  found.layer = call.layer;
+  fill(found);
+  __threadfence_system();
+  found.kind = kind;
+}
+
+/// A warp's: until all sources' flags have this value. False if one does not come in time, or has not before.
+__device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoch, int chunk) {
+  const std::uint64_t expected = flag_value(call, flag, epoch, chunk), begin = ptx::nanoseconds();
+  bool came = true;
+  for (int source = lane_idx(); source < call.num_ranks && came; source += kWarp) {
+    const std::uint64_t* word = flag_word(call, flag, source);
+    for (std::uint64_t seen = ptx::load_acquire_sys(word); seen < expected && came;
+         seen = ptx::load_acquire_sys(word)) {
+      came = !has_failed(call);
+      if (came && ptx::nanoseconds() - begin > call.timeout_ns) {
+        came = false;
+        if (atomicExch(&call.state->failed, 1u) != 0) continue;
+        report(call, GpuReport::Kind::kLate, [&](volatile GpuReport& late) {
+          late.call = call.call;
+          late.flag = flag;
+          late.source = source;
+          late.expected = epoch;
+          late.seen = epoch_seen(flag, seen);
+        });
+      }
+    }
+  }
+  const bool all_came = __all_sync(kAllLanes, came);
+  __syncwarp();  // what one lane has acquired, all of them may read: a vote does not order memory
+  return all_came;
+}
+
+/// This rank's share of a call in blocks, of which so many sixteenths store.
+struct Share {
+  int num_senders, num_warps, warp;  // blocks that store; warps that do as this one does, this one
+  bool sends;
+  std::uint64_t epoch;
+  int tokens_per_chunk;
+
+  __device__ Share(const CallArgs& call, int sixteenths)
+      : num_senders(max(1, call.num_blocks * sixteenths / 16)),
+        sends(static_cast<int>(blockIdx.x) < num_senders),
+        epoch(*static_cast<volatile std::uint64_t*>(&call.state->epoch) + 1),
+        tokens_per_chunk((call.num_tokens + call.num_chunks - 1) / call.num_chunks) {
+    // Neighbours are in different blocks.
+    const int blocks = sends ? num_senders : call.num_blocks - num_senders;
+    const int block = static_cast<int>(blockIdx.x) - (sends ? 0 : num_senders);
+    num_warps = blocks * kWarps;
+    warp = static_cast<int>(threadIdx.x) / kWarp * blocks + block;
+  }
+  __device__ int end_of(const CallArgs& call, int chunk) const {
+    return min(call.num_tokens, (chunk + 1) * tokens_per_chunk);
+  }
+};
+
+/// A warp's: has stored its part of a chunk.
+__device__ inline void arrive(const CallArgs& call, const Share& share, int chunk) {
+  bool is_last = false;
+  __syncwarp();
+  if (lane_idx() == 0) {
+    __threadfence();  // for the last to arrive, on this GPU, which then tells the others
+    is_last = atomicAdd(&call.state->arrivals[chunk], 1u) == static_cast<unsigned>(share.num_warps) - 1;
+    if (is_last) {
+      call.state->arrivals[chunk] = 0;
+      __threadfence_system();
+    }
+  }
+  __syncwarp();
+  if (__any_sync(kAllLanes, is_last)) {
+    signal(call, Flag::kStored, flag_value(call, Flag::kStored, share.epoch, chunk));
+  }
+}
+
+/// The end of all blocks.
+__device__ inline void finish(const CallArgs& call, const Share& share, bool stored_sums) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  if (atomicAdd(&call.state->num_finished, 1u) != gridDim.x - 1) return;
+  call.state->num_finished = 0;
+  call.state->epoch = share.epoch;
+  call.state->after_sums = stored_sums;
+}
+
+/// A block's; with ready flags if `needed`. False if it is not to go on.
+__device__ inline bool get_ready(const CallArgs& call, const Share& share, bool needed) {
+  __shared__ bool ready;
+  if (threadIdx.x < kWarp) {
+    bool goes_on = !__any_sync(kAllLanes, has_failed(call));
+    if (needed && goes_on) {
+      if (blockIdx.x == 0) {
+        __threadfence_system();
+        signal(call, Flag::kReady, share.epoch);
+      }
+      goes_on = await(call, Flag::kReady, share.epoch, 0);
+    }
+    if (threadIdx.x == 0) ready = goes_on;
+  }
+  __syncthreads();
+  return ready;
+}
+
+// --- Pieces of rows ------------------------------------------------------------------------------------------------
+
+// What is read comes through shared memory: each warp has kStages pieces of rows on their way, of the row or sum that
+// it works on and of the next.
+constexpr int kPieceBytes = 4096, kUnitBytes = 16, kStages = 3;
+
+struct PiecesMemory {
+  std::byte pieces[kWarps][kStages][kPieceBytes];
+  ptx::Barrier arrived[kWarps][kStages];
+};
+
+/// A warp's, in the order in which they were asked for.
+class Pieces {
+ public:
+  __device__ explicit Pieces(PiecesMemory& memory) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    pieces_ = memory.pieces[warp];
+    arrived_ = memory.arrived[warp];
+    if (lane_idx() < kStages) ptx::mbarrier_init(&arrived_[lane_idx()], 1);
+    ptx::fence_mbarrier_init();
+    __syncwarp();
+  }
+
+  __device__ bool has_room() const { return num_held_ < kStages; }
+  /// Up to kPieceBytes. All lanes give the same.
+  __device__ void fetch(const std::byte* from, int num_bytes) {
+    if (lane_idx() == 0) {
+      ptx::mbarrier_arrive_expect_tx(&arrived_[fetched_], static_cast<std::uint32_t>(num_bytes));
+      ptx::bulk_load(pieces_[fetched_], from, static_cast<std::uint32_t>(num_bytes), &arrived_[fetched_]);
+    }
+    fetched_ = next_stage(fetched_);
+    ++num_held_;
+  }
+  /// The next one, when it is there.
+  __device__ const std::byte* wait() {
+    const std::byte* piece = pieces_[awaited_];
+    ptx::mbarrier_wait(&arrived_[awaited_], parity_);
+    awaited_ = next_stage(awaited_);
+    if (awaited_ == 0) parity_ ^= 1;
+    return piece;
+  }
+  /// The oldest one has been read, by all lanes.
+  __device__ void release() { --num_held_; }
+
+ private:
+  __device__ static int next_stage(int stage) { return stage + 1 == kStages ? 0 : stage + 1; }
+
+  std::byte (*pieces_)[kPieceBytes];
+  ptx::Barrier* arrived_;
+  int num_held_ = 0;               // asked for and not released
+  int fetched_ = 0, awaited_ = 0;  // stages of the next ones
+  std::uint32_t parity_ = 0;
+};
+
+template <typename Args>
+void launch(const cuda::Stream& stream, void (*kernel)(CallArgs, Args), const CallArgs& call, const Args& args) {
+  TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(PiecesMemory)));
+  kernel<<<static_cast<unsigned>(call.num_blocks), kThreads, sizeof(PiecesMemory), stream.handle()>>>(call, args);
+  TESSERA_CUDA(cudaGetLastError());
+}
+
+}  // namespace tessera::ep

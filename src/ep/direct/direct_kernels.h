@@ -1,0 +1,110 @@
+// The kernels of the direct dispatcher on GPUs (direct_device.cuh): one per call. For sources that are built with CUDA
+// only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/cuda.h"
+#include "ep/protocol.h"
+#include "tensor/tensor.h"
+
+namespace tessera::ep {
+
+inline constexpr int kMaxGpuRanks = 64, kMaxGpuExperts = 1024, kMaxGpuTopK = 24;
+/// A call's tokens go in up to so many chunks, in order: what has come of one is worked on while the next is stored.
+inline constexpr int kMaxChunks = 16;
+
+/// What a rank has found, for the host to read. The first one stays until the host clears it.
+struct GpuReport {
+  enum class Kind : std::int32_t { kNone, kLate, kOverload };
+  Kind kind;
+  std::int32_t layer;
+  // kLate: a wait that timed out.
+  Call call;
+  Flag flag;
+  std::int32_t source;
+  std::uint64_t expected, seen;  // epochs
+  // kOverload: the first rank that gets too many rows.
+  std::int32_t rank, num_rows, num_rows_needed;
+};
+
+/// Of a rank's GPU, from call to call. Zeroed memory: no call yet.
+struct GpuState {
+  std::uint64_t epoch;
+  std::uint32_t after_sums;  // as in CallSequence
+  std::uint32_t failed;      // a wait has timed out: nothing is done any more
+  std::uint32_t num_finished;
+  std::uint32_t arrivals[kMaxChunks];
+};
+
+/// A choice of a token whose copy is stored: its row on the rank that gets it, -1 if it has none there.
+struct GpuChoice {
+  std::int32_t row;
+  float weight;
+};
+
+struct CallArgs {
+  Call call;
+  std::int32_t layer;
+  int rank, num_ranks;
+  int num_tokens, top_k, max_ranks_of_token;
+  int num_blocks, num_chunks;
+  std::uint64_t timeout_ns;
+  GpuState* state;
+  GpuReport* report;
+  std::byte* peers[kMaxGpuRanks];  // windows; pointers into the own one stand for the same place in all
+  std::byte* flags;
+  // Saved.
+  std::int32_t *rank_TJ, *place_PT, *row_PTK;
+};
+
+/// One tensor of a payload.
+struct RowPart {
+  /// How a warp copies a row: in pieces through shared memory, whole 16 bytes; 16 bytes by each lane (a row's scales,
+  /// for which a piece is too much: it costs as much with 224 bytes as with 4096); byte by byte.
+  enum class Copied : std::int32_t { kPieces, kLanes, kBytes };
+
+  const std::byte* tokens;
+  std::byte* window;
+  std::byte* out;  // where rows are wanted, which may be the window; null: nowhere
+  std::int64_t row_bytes;
+  Copied copied;
+};
+inline constexpr int kMaxLanesBytes = 32 * 16;  // a warp's
+
+/// Of the calls that store rows.
+struct RowsArgs {
+  RowPart parts[2];  // at most the first one in pieces, at most the second one by lanes
+  int num_parts;
+  std::int32_t* first_row_TJ;
+  std::int32_t *offsets_e1, *ends_e;
+  int num_local_experts;
+  // Of a dispatch.
+  int num_experts, alignment, max_rows;
+  const std::int32_t *expert_ids_TK, *counts_E;
+  const float* weights_TK;
+  const std::int32_t *row_of_slot_TK, *sorted_offsets_E1;  // slots sorted by expert
+  std::int32_t *counts_PE, *window_place_PT;               // in the window; counts of even epochs, then of odd ones
+  GpuChoice* window_choice_PTK;
+  std::int32_t* source_of_row_R;
+  float* weights_R;
+};
+
+/// Of the calls that store sums.
+struct SumsArgs {
+  std::int64_t row_bytes;  // a multiple of 16
+  const std::byte* x;
+  std::byte *sums, *y;  // sums: in the window
+  bool accumulate;
+  const float* weights_R;  // null: all are 1
+  // Of dispatch_backward, else null.
+  const float* d_weights_R;
+  float *window_d_weights_TK, *d_weights_TK;
+};
+
+void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args);
+/// Of float32 or bfloat16.
+void launch_sums(const cuda::Stream& stream, DType dtype, const CallArgs& call, const SumsArgs& args);
+
+}  // namespace tessera::ep

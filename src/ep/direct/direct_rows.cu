@@ -1,0 +1,385 @@
+// Calls that store rows: dispatch, dispatch again and combine's backward (direct_device.cuh).
+#include "ep/direct/direct_device.cuh"
+
+namespace tessera::ep {
+namespace {
+
+constexpr int kSenders = 7;  // of 16 blocks. The others write duplicates, or all rows where these are wanted elsewhere
+
+/// Bytes that a warp copies.
+struct Source {
+  const std::byte* from = nullptr;
+  int num_bytes = 0;
+};
+
+/// A warp's.
+class Copying {
+ public:
+  __device__ explicit Copying(PiecesMemory& memory) : pieces_(memory) {}
+
+  /// To the addresses that `lanes` have in `to`; all in whole 16 bytes. `next` is the next call's `source`, if it is
+  /// known.
+  __device__ void copy(const Source& source, unsigned lanes, std::byte* to, const Source& next) {
+    const bool has_target = (lanes >> lane_idx() & 1) != 0;
+    int asked = next_asked_;
+    next_asked_ = 0;
+    for (int begin = 0; begin < source.num_bytes; begin += kPieceBytes) {
+      fetch(source, asked);
+      fetch(next, next_asked_);
+      const std::byte* piece = pieces_.wait();
+      const int num_bytes = min(kPieceBytes, source.num_bytes - begin);
+      if (has_target) ptx::bulk_store(to + begin, piece, static_cast<std::uint32_t>(num_bytes));
+      ptx::tma_store_commit();
+      // All but this one have been read.
+      ptx::tma_store_wait_read<1>();
+      __syncwarp();
+      if (is_reading_) pieces_.release();
+      is_reading_ = true;
+    }
+  }
+  /// Returns when all has been written.
+  __device__ void finish() { ptx::tma_store_wait<0>(); }
+
+ private:
+  __device__ void fetch(const Source& source, int& asked) {
+    for (; asked < source.num_bytes && pieces_.has_room(); asked += kPieceBytes) {
+      pieces_.fetch(source.from + asked, min(kPieceBytes, source.num_bytes - asked));
+    }
+  }
+
+  Pieces pieces_;
+  bool is_reading_ = false;  // the last piece may be
+  int next_asked_ = 0;       // bytes of the next source
+};
+
+/// A warp's: where lane `of` has its `to`.
+__device__ std::byte* target_of(int of, std::byte* to) {
+  return reinterpret_cast<std::byte*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), of));
+}
+
+/// Where a row of `part` is read: own tokens if they are sent, else the window.
+template <bool kSends>
+__device__ const std::byte* row_of(const RowPart& part, int row) {
+  return (kSends ? part.tokens : part.window) + row * part.row_bytes;
+}
+
+/// Row `row` for Copying; none if it has no part in pieces, or is -1.
+template <bool kSends>
+__device__ Source source_of(const RowsArgs& args, int row) {
+  const RowPart& part = args.parts[0];
+  if (row < 0 || part.copied != RowPart::Copied::kPieces) return {};
+  return {row_of<kSends>(part, row), static_cast<int>(part.row_bytes)};
+}
+
+/// A warp's: all parts of a row to where `lanes` have it: to(part) is where a part's rows are, `to_row` the row there.
+/// `next_row` comes in the next call; -1 if that is not known.
+template <bool kSends, typename To>
+__device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To& to, int to_row, int next_row,
+                         Copying& copying) {
+  using Copied = RowPart::Copied;
+  const int lane = lane_idx(), begin = lane * kUnitBytes;
+  const bool has_target = (lanes >> lane & 1) != 0;
+  // What lanes copy is on its way while pieces are copied.
+  uint4 held{};
+  for (int p = 0; p < args.num_parts; ++p) {
+    const RowPart& part = args.parts[p];
+    if (part.copied == Copied::kLanes && begin < part.row_bytes) {
+      held = *reinterpret_cast<const uint4*>(row_of<kSends>(part, row) + begin);
+    }
+  }
+  for (int p = 0; p < args.num_parts; ++p) {
+    const RowPart& part = args.parts[p];
+    std::byte* target = has_target ? to(part) + to_row * part.row_bytes : nullptr;
+    if (part.copied == Copied::kPieces) {
+      copying.copy(source_of<kSends>(args, row), lanes, target, source_of<kSends>(args, next_row));
+      continue;
+    }
+    for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
+      std::byte* its_target = target_of(lowest(rest), target);
+      if (part.copied == Copied::kLanes) {
+        if (begin < part.row_bytes) *reinterpret_cast<uint4*>(its_target + begin) = held;
+      } else {
+        const std::byte* from = row_of<kSends>(part, row);
+        for (std::int64_t i = lane; i < part.row_bytes; i += kWarp) its_target[i] = from[i];
+      }
+    }
+  }
+}
+
+struct Placement {
+  std::int32_t total[kMaxGpuExperts];  // rows of an expert
+  std::int32_t base[kMaxGpuExperts];   // what takes this rank's sorted slots to rows
+  // Of the own experts' rows; the last end is of no use.
+  std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts + 1];
+  std::int32_t overloaded;
+};
+
+/// In the own window: the counts of a dispatch.
+__device__ std::int32_t* counts_of(const CallArgs& call, const RowsArgs& args, std::uint64_t epoch) {
+  return args.counts_PE + static_cast<int>(epoch % 2) * call.num_ranks * args.num_experts;
+}
+
+/// A block's: where rows go, from all ranks' counts (placement.h). Without a row anywhere if a rank gets too many.
+__device__ void place(const CallArgs& call, const RowsArgs& args, const std::int32_t* counts_PE, Placement& placement) {
+  const int num_ranks = call.num_ranks, local = args.num_local_experts;
+  if (threadIdx.x == 0) placement.overloaded = num_ranks;
+  for (int x = static_cast<int>(threadIdx.x); x < args.num_experts; x += kThreads) {
+    std::int32_t before = 0, total = 0;
+    for (int source = 0; source < num_ranks; ++source) {
+      if (source == call.rank) before = total;
+      total += counts_PE[source * args.num_experts + x];
+    }
+    placement.total[x] = total;
+    placement.base[x] = before - args.sorted_offsets_E1[x];
+  }
+  __syncthreads();
+  const int rank = static_cast<int>(threadIdx.x);
+  std::int32_t row = 0, num_rows = 0;
+  if (rank < num_ranks) {
+    for (int i = 0; i < local; ++i) {
+      const std::int32_t total = placement.total[rank * local + i];
+      placement.base[rank * local + i] += row;
+      if (rank == call.rank) {
+        placement.offsets[i] = row;
+        placement.ends[i] = row + total;
+      }
+      num_rows += total;
+      row = (row + total + args.alignment - 1) / args.alignment * args.alignment;
+    }
+    if (rank == call.rank) placement.offsets[local] = row;
+    if (row > args.max_rows) atomicMin(&placement.overloaded, rank);
+  }
+  __syncthreads();
+  if (placement.overloaded == num_ranks) return;
+  if (blockIdx.x == 0 && rank == placement.overloaded) {
+    report(call, GpuReport::Kind::kOverload, [&](volatile GpuReport& overload) {
+      overload.rank = rank;
+      overload.num_rows = num_rows;
+      overload.num_rows_needed = row;
+    });
+  }
+  for (int i = static_cast<int>(threadIdx.x); i <= local; i += kThreads) placement.offsets[i] = placement.ends[i] = 0;
+  __syncthreads();
+}
+
+/// What is read of a token before it is sent, ahead of its turn. A lane's: in a dispatch the token's k-th choice, else
+/// the j-th copy as the dispatch has decided.
+struct Planned {
+  int to = -1;  // expert, else rank
+  int row = 0;  // where the choice is among its expert's on this rank, else the copy's first row
+  float weight = 0.0f;
+};
+static_assert(kNoExpert < 0 && kNoRank < 0);
+
+template <bool kDispatch>
+__device__ Planned read_planned(const CallArgs& call, const RowsArgs& args, int t) {
+  const int lane = lane_idx(), num_lanes = kDispatch ? call.top_k : call.max_ranks_of_token;
+  if (t >= call.num_tokens || lane >= num_lanes) return {};
+  const int i = t * num_lanes + lane;
+  if constexpr (kDispatch) return {args.expert_ids_TK[i], args.row_of_slot_TK[i], args.weights_TK[i]};
+  return {call.rank_TJ[i], args.first_row_TJ[i]};
+}
+
+/// A warp's, of a dispatch: where the copies of token t go, and their records. Each lane of the result has a copy's
+/// rank and first row in `its_rank` and `its_row`.
+__device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, const Placement& placement, int t,
+                                 const Planned& choice, int& its_rank, int& its_row) {
+  const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
+  const int token = call.rank * call.num_tokens + t;
+  int rank = kNoRank, row = -1;
+  if (choice.to >= 0) {
+    rank = choice.to / args.num_local_experts;
+    row = placement.base[choice.to] + choice.row;
+  }
+  const unsigned same = __match_any_sync(kAllLanes, rank);
+  const bool is_first = rank != kNoRank && lowest(same) == lane;
+  const unsigned firsts = __ballot_sync(kAllLanes, is_first);
+  int place = 0;
+  for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
+    place += __shfl_sync(kAllLanes, rank, lowest(rest)) < rank ? 1 : 0;
+  }
+  if (is_first) {
+    call.rank_TJ[t * max_ranks + place] = rank;
+    args.first_row_TJ[t * max_ranks + place] = row;
+  }
+  if (__popc(firsts) <= lane && lane < max_ranks) call.rank_TJ[t * max_ranks + lane] = kNoRank;
+  for (int begin = 0; begin < call.num_ranks; begin += kWarp) {
+    const int peer = begin + lane;
+    int its_place = -1;
+    for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
+      const int copy_rank = __shfl_sync(kAllLanes, rank, lowest(rest));
+      const int copy_place = __shfl_sync(kAllLanes, place, lowest(rest));
+      if (copy_rank == peer) its_place = copy_place;
+    }
+    if (peer < call.num_ranks) at(call, peer, args.window_place_PT)[token] = its_place;
+  }
+  for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
+    const int peer = __shfl_sync(kAllLanes, rank, lowest(rest));
+    if (lane < top_k)
+      at(call, peer, args.window_choice_PTK)[token * top_k + lane] = {rank == peer ? row : -1, choice.weight};
+  }
+  its_rank = rank;
+  its_row = row;
+  return firsts;
+}
+
+/// A warp's, of token t. The copies begin with another one for each token, so that ranks do not all store to the same
+/// one.
+__device__ unsigned find_copies(const CallArgs& call, int t, const Planned& copy, int& its_rank, int& its_row) {
+  const int num_copies = __popc(__ballot_sync(kAllLanes, copy.to >= 0));
+  if (num_copies == 0) return 0;
+  const int from = (lane_idx() + t + call.rank) % num_copies;
+  its_rank = __shfl_sync(kAllLanes, copy.to, from);
+  its_row = __shfl_sync(kAllLanes, copy.row, from);
+  return kAllLanes >> (kWarp - num_copies);
+}
+
+template <bool kDispatch>
+__device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement,
+                          Copying& copying) {
+  const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
+  int t = share.warp;
+  Planned next = read_planned<kDispatch>(call, args, t);
+  for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
+    for (; t < share.end_of(call, chunk); t += share.num_warps) {
+      if (overloaded) {
+        for (int i = lane_idx(); i < call.max_ranks_of_token; i += kWarp) {
+          call.rank_TJ[t * call.max_ranks_of_token + i] = kOverloaded;
+        }
+        continue;
+      }
+      const Planned planned = next;
+      const int next_t = t + share.num_warps;
+      next = read_planned<kDispatch>(call, args, next_t);
+      int rank = 0, row = 0;
+      const unsigned copies = kDispatch ? send_records(call, args, placement, t, planned, rank, row)
+                                        : find_copies(call, t, planned, rank, row);
+      copy_row<true>(
+          args, t, copies, [&](const RowPart& part) { return at(call, rank, part.window); }, row,
+          next_t < call.num_tokens ? next_t : -1, copying);
+    }
+    copying.finish();
+    arrive(call, share, chunk);
+  }
+}
+
+/// Padding of the rows that are wanted.
+__device__ void clear_padding(const RowsArgs& args, const Share& share, const Placement& placement) {
+  for (int i = 0; i < args.num_local_experts; ++i) {
+    for (int row = placement.ends[i] + share.warp; row < placement.offsets[i + 1]; row += share.num_warps) {
+      for (int p = 0; p < args.num_parts; ++p) {
+        const RowPart& part = args.parts[p];
+        if (part.out == nullptr) continue;
+        std::byte* out = part.out + row * part.row_bytes;
+        for (std::int64_t at = lane_idx(); at < part.row_bytes; at += kWarp) out[at] = std::byte{0};
+      }
+    }
+  }
+}
+
+/// As many tokens of a source at a time as a warp has lanes for their choices.
+template <bool kDispatch>
+__device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement,
+                             Copying& copying) {
+  const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
+  const int lane = lane_idx(), top_k = call.top_k, at_once = kWarp / top_k;
+  const int its_token = lane / top_k, k = lane % top_k;
+  // Where rows came is where one of them is wanted, or none is.
+  const bool in_place = args.parts[0].out == args.parts[0].window;
+  clear_padding(args, share, placement);
+  int group = share.warp;
+  for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
+    if (!await(call, Flag::kStored, share.epoch, chunk)) break;
+    ptx::fence_proxy_async();  // before the copies of what was awaited
+    const int first = chunk * share.tokens_per_chunk, count = share.end_of(call, chunk) - first;
+    const int groups = (max(count, 0) + at_once - 1) / at_once * call.num_ranks;
+    for (; group < groups; group += share.num_warps) {
+      const int in_chunk = group / call.num_ranks * at_once + its_token;
+      const int token = group % call.num_ranks * call.num_tokens + first + in_chunk;
+      const bool has_token = its_token < at_once && in_chunk < count;
+      GpuChoice choice{-1, 0.0f};
+      int place = -1;
+      if (has_token) {
+        if constexpr (kDispatch) {
+          place = overloaded ? -1 : args.window_place_PT[token];
+          choice = args.window_choice_PTK[token * top_k + k];
+          if (k == 0) call.place_PT[token] = place;
+        } else {
+          place = call.place_PT[token];
+          choice.row = call.row_PTK[token * top_k + k];
+        }
+      }
+      const bool is_here = place >= 0 && choice.row >= 0;
+      const unsigned here = __ballot_sync(kAllLanes, is_here);
+      const unsigned of_token = __match_any_sync(kAllLanes, its_token) & here;
+      const int first_row = __shfl_sync(kAllLanes, choice.row, of_token == 0 ? lane : lowest(of_token));
+      if constexpr (kDispatch) {
+        if (place >= 0) call.row_PTK[token * top_k + k] = choice.row;
+        if (is_here) {
+          args.source_of_row_R[choice.row] = first_row;
+          args.weights_R[choice.row] = choice.weight;
+        }
+      }
+      if (args.parts[0].out == nullptr) continue;
+      const unsigned wanted = in_place ? of_token & (of_token - 1) : of_token;
+      const bool is_begin = its_token < at_once && k == 0 && wanted != 0;
+      for (unsigned rest = __ballot_sync(kAllLanes, is_begin); rest != 0; rest &= rest - 1) {
+        const unsigned later = rest & (rest - 1);
+        const unsigned lanes = __shfl_sync(kAllLanes, wanted, lowest(rest));
+        const int row = __shfl_sync(kAllLanes, first_row, lowest(rest));
+        const int later_row = __shfl_sync(kAllLanes, first_row, later != 0 ? lowest(later) : 0);
+        copy_row<false>(
+            args, row, lanes, [](const RowPart& part) { return part.out; }, choice.row, later != 0 ? later_row : -1,
+            copying);
+      }
+    }
+    group -= groups;  // on, with the next warp's: all have as much to do
+  }
+  copying.finish();
+}
+
+template <bool kDispatch>
+__global__ void __launch_bounds__(kThreads)
+    rows_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ RowsArgs args) {
+  extern __shared__ __align__(128) std::byte memory[];
+  __shared__ Placement placement;
+  const Share share(call, kSenders);
+  Copying copying(*reinterpret_cast<PiecesMemory*>(memory));
+  std::int32_t* counts_PE = counts_of(call, args, share.epoch);
+  if (kDispatch && blockIdx.x == 0) {
+    for (int i = static_cast<int>(threadIdx.x); i < call.num_ranks * args.num_experts; i += kThreads) {
+      const int peer = i / args.num_experts, x = i % args.num_experts;
+      at(call, peer, counts_PE)[call.rank * args.num_experts + x] = args.counts_E[x];
+    }
+    __syncthreads();
+  }
+  const bool ready = get_ready(call, share, true);
+  if (kDispatch && ready) place(call, args, counts_PE, placement);
+  for (int i = static_cast<int>(threadIdx.x); i <= args.num_local_experts; i += kThreads) {
+    if constexpr (kDispatch) {
+      // Where nothing comes, the experts have nothing to do.
+      if (blockIdx.x == 0) args.offsets_e1[i] = ready ? placement.offsets[i] : 0;
+      if (blockIdx.x == 0 && i < args.num_local_experts) args.ends_e[i] = ready ? placement.ends[i] : 0;
+    } else {
+      placement.offsets[i] = args.offsets_e1[i];
+      if (i < args.num_local_experts) placement.ends[i] = args.ends_e[i];
+    }
+  }
+  __syncthreads();
+  if (ready) {
+    if (share.sends) {
+      send_rows<kDispatch>(call, args, share, placement, copying);
+    } else {
+      receive_rows<kDispatch>(call, args, share, placement, copying);
+    }
+  }
+  finish(call, share, false);
+}
+
+}  // namespace
+
+void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args) {
+  launch(stream, call.call == Call::kDispatch ? rows_kernel<true> : rows_kernel<false>, call, args);
+}
+
+}  // namespace tessera::ep

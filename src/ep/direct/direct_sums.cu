@@ -1,0 +1,191 @@
+// Calls that store sums: combine, and dispatch's backward (direct_device.cuh).
+#include "ep/direct/direct_device.cuh"
+
+namespace tessera::ep {
+namespace {
+
+using cuda::from_float;
+using cuda::get_lanes;
+using cuda::Lanes;
+using cuda::to_float;
+
+constexpr int kSenders = 12;  // of 16 blocks. They read a row per choice, the others one per copy
+
+/// y = the sum of weight · row, over the lanes that have a row, in their order. No lanes: no sum.
+struct Sum {
+  unsigned lanes = 0;
+  const std::byte* row = nullptr;
+  float weight = 1.0f;
+  std::byte* y = nullptr;
+};
+
+/// A warp's.
+template <typename T>
+class Summing {
+ public:
+  /// `first`: what sums begin with.
+  __device__ Summing(PiecesMemory& memory, int row_bytes, float first)
+      : pieces_(memory), row_bytes_(row_bytes), first_(first) {}
+
+  /// `next` is the next call's `sum`, if it is known.
+  __device__ void make(const Sum& sum, const Sum& next) {
+    Cursor cursor = next_;
+    next_ = {};
+    for (int begin = 0; begin < row_bytes_; begin += kPieceBytes) {
+      float numbers[kUnits][kPerUnit];
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+#pragma unroll
+        for (int j = 0; j < kPerUnit; ++j) numbers[i][j] = first_;
+      }
+      for (unsigned rest = sum.lanes; rest != 0; rest &= rest - 1) {
+        fetch(sum, cursor);
+        fetch(next, next_);
+        const float weight = __shfl_sync(kAllLanes, sum.weight, lowest(rest));
+        const std::byte* piece = pieces_.wait();
+#pragma unroll
+        for (int i = 0; i < kUnits; ++i) {  // what is beyond the row's end is of no use, and is not stored
+          const Lanes<T, kPerUnit> unit =
+              get_lanes<kPerUnit>(reinterpret_cast<const T*>(piece + (i * kWarp + lane_idx()) * kUnitBytes));
+#pragma unroll
+          for (int j = 0; j < kPerUnit; ++j) numbers[i][j] = fmaf(weight, to_float(unit.x[j]), numbers[i][j]);
+        }
+        __syncwarp();
+        pieces_.release();
+      }
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        const int at = begin + (i * kWarp + lane_idx()) * kUnitBytes;
+        if (at < row_bytes_) cuda::store_lanes(numbers[i], reinterpret_cast<T*>(sum.y + at));
+      }
+    }
+  }
+
+ private:
+  static constexpr int kPerUnit = kUnitBytes / sizeof(T);
+  static constexpr int kUnits = kPieceBytes / kWarp / kUnitBytes;  // of a piece, per lane
+
+  /// How far the pieces of a sum have been asked for.
+  struct Cursor {
+    int begin = 0;
+    unsigned rest = 0;  // rows of which this piece is still to come; none: all
+  };
+
+  /// Asks for as many pieces as there is room for.
+  __device__ void fetch(const Sum& sum, Cursor& cursor) {
+    while (pieces_.has_room() && cursor.begin < row_bytes_ && sum.lanes != 0) {
+      if (cursor.rest == 0) cursor.rest = sum.lanes;
+      const auto row = __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(sum.row), lowest(cursor.rest));
+      pieces_.fetch(reinterpret_cast<const std::byte*>(row) + cursor.begin,
+                    min(kPieceBytes, row_bytes_ - cursor.begin));
+      cursor.rest &= cursor.rest - 1;
+      if (cursor.rest == 0) cursor.begin += kPieceBytes;
+    }
+  }
+
+  Pieces pieces_;
+  int row_bytes_;
+  float first_;
+  Cursor next_;
+};
+
+__device__ void send_sums(const CallArgs& call, const SumsArgs& args, const Share& share, auto& summing) {
+  const int lane = lane_idx(), top_k = call.top_k, num_ranks = call.num_ranks;
+  const int num_items = call.num_tokens * num_ranks;
+  int item = share.warp;
+  // Tokens of all ranks in turn, the next of which a copy came. Each warp, and each rank, begins with another's.
+  const auto find = [&](int& t, int& home, int& row) {
+    for (; item < num_items; item += share.num_warps) {
+      t = item / num_ranks;
+      home = static_cast<int>((item + call.rank + std::int64_t{t} * num_ranks / share.num_warps) % num_ranks);
+      const int token = home * call.num_tokens + t;
+      const int place = call.place_PT[token];
+      row = lane < top_k ? call.row_PTK[token * top_k + lane] : -1;
+      if (place < 0) continue;
+      item += share.num_warps;
+      const bool is_here = row >= 0;
+      return Sum{.lanes = __ballot_sync(kAllLanes, is_here),
+                 .row = args.x + row * args.row_bytes,
+                 .weight = is_here && args.weights_R != nullptr ? args.weights_R[row] : 1.0f,
+                 .y = at(call, home, args.sums) + (std::int64_t{t} * call.max_ranks_of_token + place) * args.row_bytes};
+    }
+    return Sum{};
+  };
+  int chunk = 0, next_t, next_home, next_row;
+  Sum next = find(next_t, next_home, next_row);
+  while (next.lanes != 0) {
+    const Sum sum = next;
+    const int t = next_t, home = next_home, row = next_row;
+    next = find(next_t, next_home, next_row);
+    for (; chunk < t / share.tokens_per_chunk; ++chunk) arrive(call, share, chunk);
+    if (row >= 0 && args.d_weights_R != nullptr) {
+      at(call, home, args.window_d_weights_TK)[t * top_k + lane] = args.d_weights_R[row];
+    }
+    summing.make(sum, next);
+  }
+  for (; chunk < call.num_chunks; ++chunk) arrive(call, share, chunk);
+}
+
+template <typename T>
+__device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const Share& share, Summing<T>& summing) {
+  const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
+  const auto find = [&](int t, bool& overloaded) {
+    const int rank = lane < max_ranks ? call.rank_TJ[t * max_ranks + lane] : kNoRank;
+    overloaded = __any_sync(kAllLanes, rank == kOverloaded);
+    const unsigned copies = __ballot_sync(kAllLanes, rank >= 0);
+    std::byte* y = args.y + t * args.row_bytes;
+    const std::byte* sums = args.sums + std::int64_t{t} * max_ranks * args.row_bytes;
+    // What y was comes first, if it is to stay.
+    if (!args.accumulate) return Sum{.lanes = copies, .row = sums + lane * args.row_bytes, .y = y};
+    return Sum{.lanes = copies << 1 | 1, .row = lane == 0 ? y : sums + (lane - 1) * args.row_bytes, .y = y};
+  };
+  int t = share.warp;
+  for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
+    if (!await(call, Flag::kStored, share.epoch, chunk)) return;
+    ptx::fence_proxy_async();  // before the copies of what was awaited
+    const int end = share.end_of(call, chunk);
+    bool overloaded = false;
+    Sum next = t < end ? find(t, overloaded) : Sum{};
+    for (; t < end; t += share.num_warps) {
+      if (overloaded) {  // so that the step is dropped
+        for (int i = lane; i < args.row_bytes / static_cast<int>(sizeof(T)); i += kWarp) {
+          reinterpret_cast<T*>(args.y + t * args.row_bytes)[i] = from_float<T>(__int_as_float(0x7fffffff));
+        }
+        continue;
+      }
+      const Sum sum = next;
+      next = t + share.num_warps < end ? find(t + share.num_warps, overloaded) : Sum{};
+      if (args.d_weights_TK != nullptr && lane < top_k) {
+        args.d_weights_TK[t * top_k + lane] = args.window_d_weights_TK[t * top_k + lane];
+      }
+      summing.make(sum, next);
+    }
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    sums_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ SumsArgs args) {
+  extern __shared__ __align__(128) std::byte memory[];
+  const Share share(call, kSenders);
+  // An addition to what was there keeps a negative zero.
+  Summing<T> summing(*reinterpret_cast<PiecesMemory*>(memory), static_cast<int>(args.row_bytes),
+                     !share.sends && args.accumulate ? -0.0f : 0.0f);
+  const bool after_sums = *static_cast<volatile std::uint32_t*>(&call.state->after_sums) != 0;
+  if (get_ready(call, share, after_sums)) {
+    if (share.sends) {
+      send_sums(call, args, share, summing);
+    } else {
+      receive_sums(call, args, share, summing);
+    }
+  }
+  finish(call, share, true);
+}
+
+}  // namespace
+
+void launch_sums(const cuda::Stream& stream, DType dtype, const CallArgs& call, const SumsArgs& args) {
+  cuda::for_float_type(dtype, [&]<typename T>(T) { launch(stream, sums_kernel<T>, call, args); });
+}
+
+}  // namespace tessera::ep

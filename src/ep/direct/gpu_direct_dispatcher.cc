@@ -1,0 +1,262 @@
+#include "ep/direct/gpu_direct_dispatcher.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "device/cuda_check.h"
+#include "ep/direct/direct_kernels.h"
+#include "ep/placement.h"
+#include "ops/routing/permute.h"
+#include "ops/runtime/runtime.h"
+
+namespace tessera::ep {
+namespace {
+
+/// The fewest tokens that are worth signalling of.
+constexpr std::int64_t kTokensPerChunk = 128;
+
+const GpuDirectRouting& routing_of(const DispatchSaved& saved) { return std::get<GpuDirectRouting>(saved.backend); }
+
+std::int32_t* ints(const Tensor& x) { return x.data<std::int32_t>(); }
+
+std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw()); }
+
+class GpuDirectDispatcher : public WindowDispatcher {
+ public:
+  GpuDirectDispatcher(const DispatchOptions& options, ProcessGroup& group) : WindowDispatcher(options, group) {
+    require(group.size() <= kMaxGpuRanks && options.num_experts <= kMaxGpuExperts && options.top_k <= kMaxGpuTopK,
+            "direct expert parallelism on GPUs takes up to {} ranks, {} experts and top {}, not {}, {} and {}: set "
+            "parallelism.expert_parallel_comm_backend = \"standard\"",
+            kMaxGpuRanks, kMaxGpuExperts, kMaxGpuTopK, group.size(), options.num_experts, options.top_k);
+    require(options.dim * static_cast<std::int64_t>(size_of(options.dtype)) % 16 == 0,
+            "direct expert parallelism on GPUs moves rows of whole 16 bytes, not of {} numbers: make the model's dim a "
+            "multiple of 8",
+            options.dim);
+    TESSERA_CHECK(options.num_sms >= 2, "{}", options.num_sms);
+  }
+
+  void allocate() override {
+    WindowDispatcher::allocate();
+    state_ = Buffer_(sizeof(GpuState), Device::kCuda);
+    report_ = Buffer_::pinned(sizeof(GpuReport));
+  }
+
+  int num_sms() const override { return options().num_sms; }
+
+  void check() override {
+    if (report_.data() == nullptr) return;
+    auto& report = *reinterpret_cast<GpuReport*>(report_.data());
+    const auto kind = *static_cast<volatile GpuReport::Kind*>(&report.kind);
+    if (kind == GpuReport::Kind::kNone) return;
+    std::atomic_thread_fence(std::memory_order_acquire);  // written last
+    const std::string& layer = layers_[static_cast<std::size_t>(report.layer)].name;
+    if (kind == GpuReport::Kind::kLate) {
+      group_.fail_late(name_of(report.call), layer, missing(report.flag, report.source, report.expected, report.seen));
+    }
+    const Layer& its = layers_[static_cast<std::size_t>(report.layer)];
+    const std::string text = describe_overload(layer, report.rank, report.num_rows, balanced_rows(its.num_tokens),
+                                               report.num_rows_needed, its.max_rows, options().capacity_factor);
+    report.kind = GpuReport::Kind::kNone;
+    throw Error(text);
+  }
+
+ private:
+  using Buffer_ = ::tessera::Buffer;  // ep::Buffer is a part of a window
+
+  /// For messages.
+  struct Layer {
+    std::string name;
+    std::int64_t num_tokens, max_rows;
+    bool operator==(const Layer&) const = default;
+  };
+
+  void allocate_backend(const Context& op, DispatchSaved& saved) const override {
+    const auto allocate = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
+    const std::int64_t tokens = saved.num_tokens();
+    saved.backend = GpuDirectRouting{
+        .rank_TJ = allocate({tokens, max_ranks_of_token_}),
+        .first_row_TJ = allocate({tokens, max_ranks_of_token_}),
+        .place_PT = allocate({num_ranks(), tokens}),
+        .row_PTK = allocate({num_ranks(), tokens, options().top_k}),
+        .source_of_row_R = allocate({saved.num_rows()}),
+        .ends_e = allocate({num_local_experts()}),
+    };
+  }
+
+  CallArgs call_args(Call call, const DispatchSaved& saved) {
+    const GpuDirectRouting& routing = routing_of(saved);
+    const Layer layer{std::string(saved.layer.name), saved.num_tokens(), saved.num_rows()};
+    const auto found = std::find(layers_.begin(), layers_.end(), layer);
+    const std::int64_t layer_idx = found - layers_.begin();
+    if (found == layers_.end()) layers_.push_back(layer);
+    // Somewhat less than the host's, since it can tell what has not come.
+    constexpr double kLongest = 1e9, kOfTimeout = 0.9;  // seconds
+    CallArgs args{
+        .call = call,
+        .layer = static_cast<std::int32_t>(layer_idx),
+        .rank = group_.rank(),
+        .num_ranks = group_.size(),
+        .num_tokens = static_cast<int>(saved.num_tokens()),
+        .top_k = static_cast<int>(options().top_k),
+        .max_ranks_of_token = static_cast<int>(max_ranks_of_token_),
+        .num_blocks = options().num_sms,
+        .num_chunks = static_cast<int>(std::clamp<std::int64_t>(saved.num_tokens() / kTokensPerChunk, 1, kMaxChunks)),
+        .timeout_ns = static_cast<std::uint64_t>(1e9 * std::min(kLongest, kOfTimeout * group_.timeout().count())),
+        .state = reinterpret_cast<GpuState*>(state_.data()),
+        .report = reinterpret_cast<GpuReport*>(report_.data()),
+        .peers = {},
+        .flags = window_.flags(group_.rank()),
+        .rank_TJ = ints(routing.rank_TJ),
+        .place_PT = ints(routing.place_PT),
+        .row_PTK = ints(routing.row_PTK)};
+    for (int peer = 0; peer < group_.size(); ++peer) args.peers[peer] = window_.base(peer);
+    return args;
+  }
+
+  /// Rows of `tokens` into the windows' `buffer`, and out of the own one as far as they are wanted as they come.
+  RowsArgs rows_args(const Payload& tokens, const Payload& received, const Payload& wanted,
+                     const DispatchSaved& saved) const {
+    RowsArgs args{};
+    for (std::size_t i = 0; i < tokens.parts().size() && tokens.parts()[i].defined(); ++i) {
+      const Tensor from = tokens.parts()[i], window = received.parts()[i], out = wanted.parts()[i];
+      const auto is_wide = [](const Tensor& x) {
+        return !x.defined() || (reinterpret_cast<std::uintptr_t>(x.raw()) | bytes_of_row(x)) % 16 == 0;
+      };
+      using Copied = RowPart::Copied;
+      Copied copied = Copied::kBytes;
+      if (is_wide(from) && is_wide(window) && is_wide(out)) {
+        if (i == 0) {
+          copied = Copied::kPieces;
+        } else if (bytes_of_row(from) <= kMaxLanesBytes) {
+          copied = Copied::kLanes;
+        }
+      }
+      args.parts[args.num_parts++] = {.tokens = bytes_of(from),
+                                      .window = bytes_of(window),
+                                      .out = out.defined() ? bytes_of(out) : nullptr,
+                                      .row_bytes = static_cast<std::int64_t>(bytes_of_row(from)),
+                                      .copied = copied};
+    }
+    const GpuDirectRouting& routing = routing_of(saved);
+    args.first_row_TJ = ints(routing.first_row_TJ);
+    args.offsets_e1 = ints(saved.offsets_e1);
+    args.ends_e = ints(routing.ends_e);
+    args.num_local_experts = static_cast<int>(num_local_experts());
+    return args;
+  }
+
+  void add_dispatch(RowsArgs& args, const Tensor& row_of_slot_TK, const Tensor& sorted_offsets_E1,
+                    const DispatchSaved& saved) const {
+    args.num_experts = static_cast<int>(options().num_experts);
+    args.alignment = static_cast<int>(saved.layer.alignment);
+    args.max_rows = static_cast<int>(saved.num_rows());
+    args.expert_ids_TK = ints(saved.routing.expert_ids_TK);
+    args.counts_E = ints(saved.routing.counts_E);
+    args.weights_TK = saved.routing.weights_TK.data<float>();
+    args.row_of_slot_TK = ints(row_of_slot_TK);
+    args.sorted_offsets_E1 = ints(sorted_offsets_E1);
+    args.counts_PE = ints(window_.counts_PE(group_.rank()));
+    args.window_place_PT = ints(window_.place_PT(group_.rank()));
+    args.window_choice_PTK = static_cast<GpuChoice*>(window_.choice_PTK(group_.rank()).raw());
+    args.source_of_row_R = ints(routing_of(saved).source_of_row_R);
+    args.weights_R = saved.weights_R.data<float>();
+  }
+
+  /// What a call that stores rows does; add(args) adds what only a dispatch has.
+  template <typename Add>
+  void send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op, const GemmOperand& y_TD,
+                   const DispatchSaved& saved, const GemmOperand& x_RD, Add&& add) {
+    const Payload tokens = make_payload(op, y_TD, precision);
+    const Payload received = rows_of(group_.rank(), buffer, saved);
+    // What comes as it is wanted is copied; the rest is computed from it.
+    Payload wanted;
+    GemmOperand computed = x_RD;
+    if (!received.packed.defined()) {
+      wanted.plain = std::exchange(computed.plain, {});
+    } else if (x_RD.rows.defined() && x_RD.rows.format == received.packed.format) {
+      wanted.packed = std::exchange(computed.rows, {});
+    }
+    if (!op.measuring()) {
+      RowsArgs args = rows_args(tokens, received, wanted, saved);
+      add(args);
+      launch_rows(op.cuda->stream(), call_args(call, saved), args);
+    }
+    if (!computed.plain.defined() && !computed.quantized()) return;
+    deliver_rows(op, received, options().dtype, routing_of(saved).source_of_row_R, saved.num_rows_1(), computed);
+  }
+
+  void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+                   const GemmOperand& x_RD) override {
+    const std::int64_t num_experts = options().num_experts, num_slots = saved.num_tokens() * options().top_k;
+    const auto allocate = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
+    const Tensor offsets_E1 = allocate({num_experts + 1}), slot_of_row = allocate({num_slots});
+    const Tensor row_of_slot_TK = allocate({saved.num_tokens(), options().top_k});
+    sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, 1, offsets_E1, slot_of_row, row_of_slot_TK);
+    if (!op.measuring()) {
+      const Tensor& sources = routing_of(saved).source_of_row_R;
+      constexpr int kNone = 0xff;  // every byte of -1
+      TESSERA_CUDA(cudaMemsetAsync(sources.raw(), kNone, sources.num_bytes(), op.cuda->stream().handle()));
+      TESSERA_CUDA(cudaMemsetAsync(saved.weights_R.raw(), 0, saved.weights_R.num_bytes(), op.cuda->stream().handle()));
+    }
+    send_tokens(Call::kDispatch, Buffer::kRows, options().dispatch_forward, op, y_TD, saved, x_RD,
+                [&](RowsArgs& args) { add_dispatch(args, row_of_slot_TK, offsets_E1, saved); });
+  }
+
+  void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+                         const GemmOperand& x_RD) override {
+    send_tokens(Call::kDispatchAgain, Buffer::kRows, options().dispatch_forward, op, y_TD, saved, x_RD,
+                [](RowsArgs&) {});
+  }
+
+  void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+                           const GemmOperand& d_out_RD) override {
+    send_tokens(Call::kCombineBackward, Buffer::kGradients, options().combine_backward, op, d_y_TD, saved, d_out_RD,
+                [](RowsArgs&) {});
+  }
+
+  /// What a call that stores sums of x_RD does, but for weights and their gradients.
+  SumsArgs sums_args(const Tensor& x_RD, const Tensor& y_TD, Write write) const {
+    const Tensor sums = window_.sums(group_.rank());
+    for (const Tensor& x : {x_RD, y_TD}) TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0);
+    return {.row_bytes = static_cast<std::int64_t>(bytes_of_row(x_RD)),
+            .x = bytes_of(x_RD),
+            .sums = bytes_of(sums),
+            .y = bytes_of(y_TD),
+            .accumulate = write == Write::kAccumulate,
+            .weights_R = nullptr,
+            .d_weights_R = nullptr,
+            .window_d_weights_TK = nullptr,
+            .d_weights_TK = nullptr};
+  }
+
+  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+                  Write write) override {
+    if (op.measuring()) return;
+    SumsArgs args = sums_args(out_RD, y_TD, write);
+    args.weights_R = saved.weights_R.data<float>();
+    launch_sums(op.cuda->stream(), options().dtype, call_args(Call::kCombine, saved), args);
+  }
+
+  void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
+                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
+                            const Tensor& d_weights_TK) override {
+    if (op.measuring()) return;
+    SumsArgs args = sums_args(d_x_RD, d_y_TD, write);
+    args.d_weights_R = d_weights_R.data<float>();
+    args.window_d_weights_TK = window_.d_weights_TK(group_.rank()).data<float>();
+    args.d_weights_TK = d_weights_TK.data<float>();
+    launch_sums(op.cuda->stream(), options().dtype, call_args(Call::kDispatchBackward, saved), args);
+  }
+
+  Buffer_ state_, report_;
+  std::vector<Layer> layers_;  // that calls were made for
+};
+
+}  // namespace
+
+std::unique_ptr<Dispatcher> make_gpu_direct_dispatcher(const DispatchOptions& options, ProcessGroup& group) {
+  return std::make_unique<GpuDirectDispatcher>(options, group);
+}
+
+}  // namespace tessera::ep

@@ -1,0 +1,133 @@
+#include "generate/decoder.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ops/attention/mla_decode.h"
+#include "ops/elementwise/embedding.h"
+
+namespace tessera {
+
+Decoder::Decoder(const Model& model, const DecoderOptions& options)
+    : model_(model),
+      options_(options),
+      rope_(model.config(), options.seq_len, options.num_positions),
+      dispatcher_(dispatch_options(model.config(), model.options().compute,
+                                   std::max(options.num_slots, options.num_positions))),
+      step_(model.config(), options.num_slots, 1),
+      lengths_(static_cast<std::size_t>(options.num_slots)),
+      slots_(lengths_.size()),
+      positions_(lengths_.size()) {
+  std::iota(slots_.begin(), slots_.end(), 0);
+  const ModelConfig& config = model.config();
+  const std::int64_t numbers =
+      config.n_layers * options.num_slots * options.num_positions * (config.kv_lora_rank + config.qk_rope_head_dim);
+  cache_ = Buffer(static_cast<std::size_t>(numbers) * size_of(model.options().compute));
+}
+
+LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
+  return {.op = {.arena = &arena},
+          .config = &model_.config(),
+          .parameters = &model_.parameters(),
+          .quantized = &unquantized_,
+          .batch = &batch,
+          .rope = &rope_,
+          .mesh = &model_.parameters().mesh(),
+          .dispatcher = &dispatcher_,
+          .recompute = Recompute::kNone};
+}
+
+Tensor Decoder::cache_of(std::size_t layer, Device device) const {
+  const ModelConfig& config = model_.config();
+  const DType dtype = model_.options().compute;
+  const Shape shape{options_.num_slots, options_.num_positions, config.kv_lora_rank + config.qk_rope_head_dim};
+  void* data = device == Device::kMeta
+                   ? nullptr
+                   : cache_.data() + layer * static_cast<std::size_t>(shape.num_elements()) * size_of(dtype);
+  return Tensor(data, shape, dtype, device);
+}
+
+Tensor Decoder::ids(const std::vector<std::int32_t>& numbers, Device device) const {
+  void* data = device == Device::kMeta ? nullptr : const_cast<std::int32_t*>(numbers.data());
+  return Tensor(data, {static_cast<std::int64_t>(numbers.size())}, DType::kInt32, device);
+}
+
+template <typename Body>
+void Decoder::reserve(Body&& body) {
+  Arena measuring;
+  body(measuring);
+  if (measuring.peak() > arena_.capacity()) arena_ = Arena(measuring.peak());
+}
+
+template <typename RunBlock>
+void Decoder::run(Arena& arena, const Batch& batch, std::int64_t num_logits, RunBlock&& run_block) {
+  LayerContext context = layer_context(batch, arena);
+  const Device device = arena.device();
+  const std::int64_t num_tokens = batch.num_tokens();
+  const Shape shape{num_tokens, model_.config().dim};
+  const ArenaScope scope(arena);
+  Tensor x_TD = context.allocate(shape), out_TD = context.allocate(shape);
+  embedding_forward(context.op, batch.inputs(device), context.weight(model_.embedding()), 0, x_TD);
+  for (std::size_t layer = 0; layer < model_.blocks().size(); ++layer) {
+    run_block(context, model_.blocks()[layer], cache_of(layer, device), x_TD, out_TD);
+    std::swap(x_TD, out_TD);
+  }
+  void* logits = device == Device::kMeta ? nullptr : logits_.data();
+  model_.head().logits(context, x_TD.rows(num_tokens - num_logits, num_tokens),
+                       Tensor(logits, {num_logits, model_.config().vocab_size}, DType::kFloat32, device));
+}
+
+void Decoder::run_prefill(Arena& arena, const Batch& batch, std::int64_t slot) {
+  const std::vector<std::int32_t> same_slot(static_cast<std::size_t>(batch.num_tokens()),
+                                            static_cast<std::int32_t>(slot));
+  run(arena, batch, 1,
+      [&](const LayerContext& context, const Block& block, const Tensor& cache_SPN, const Tensor& x_TD,
+          const Tensor& out_TD) {
+        const ArenaScope layer_scope(arena);
+        BlockSaved saved;
+        block.forward(context, x_TD, saved, out_TD, {});
+        store_latents(context.op, saved.attention.kv_latent_KC.plain, saved.attention.k_rope,
+                      ids(same_slot, arena.device()), batch.positions(arena.device()), cache_SPN);
+      });
+}
+
+void Decoder::run_decode(Arena& arena) {
+  run(arena, step_, options_.num_slots,
+      [&](const LayerContext& context, const Block& block, const Tensor& cache_SPN, const Tensor& x_TD,
+          const Tensor& out_TD) { block.decode(context, x_TD, ids(slots_, arena.device()), cache_SPN, out_TD); });
+}
+
+std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::int32_t> tokens) {
+  const auto num_tokens = static_cast<std::int64_t>(tokens.size());
+  TESSERA_CHECK(0 <= slot && slot < options_.num_slots && 0 < num_tokens && num_tokens <= options_.num_positions,
+                "slot {} of {}, {} tokens, {} positions", slot, options_.num_slots, num_tokens, options_.num_positions);
+  ModelConfig one_document = model_.config();
+  one_document.attn_mask_type = AttentionMask::kCausal;  // a prompt is one document, whatever tokens are in it
+  one_document.num_mtp_modules = 0;
+  Batch batch(one_document, 1, num_tokens);
+  std::vector<std::int32_t> row(tokens.begin(), tokens.end());
+  row.push_back(0);  // the last token's label, which nobody looks at
+  batch.fill(row);
+  logits_.resize(static_cast<std::size_t>(model_.config().vocab_size));
+  reserve([&](Arena& arena) { run_prefill(arena, batch, slot); });
+  run_prefill(arena_, batch, slot);
+  lengths_[static_cast<std::size_t>(slot)] = num_tokens;
+  return logits_;
+}
+
+std::span<const float> Decoder::decode(std::span<const std::int32_t> tokens) {
+  TESSERA_CHECK(tokens.size() == lengths_.size(), "{} tokens for {} slots", tokens.size(), lengths_.size());
+  for (std::size_t slot = 0; slot < lengths_.size(); ++slot) {
+    TESSERA_CHECK(0 < lengths_[slot] && lengths_[slot] < options_.num_positions, "slot {} holds {} of {}", slot,
+                  lengths_[slot], options_.num_positions);
+    positions_[slot] = static_cast<std::int32_t>(lengths_[slot]++);
+  }
+  step_.fill_tokens(tokens, positions_);
+  logits_.resize(static_cast<std::size_t>(options_.num_slots * model_.config().vocab_size));
+  if (!decode_reserved_) reserve([&](Arena& arena) { run_decode(arena); });
+  decode_reserved_ = true;
+  run_decode(arena_);
+  return logits_;
+}
+
+}  // namespace tessera

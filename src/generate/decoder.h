@@ -1,0 +1,65 @@
+// Text continued token by token: a prompt through the training forward, whose latents fill a cache, then one token of
+// each text at a time, which attends to the cache (ops/attention/mla_decode.h). Logits are those of the training
+// forward on the whole text, but for rounding.
+#pragma once
+
+#include <span>
+
+#include "ep/backends/local_dispatcher.h"
+#include "model/model.h"
+
+namespace tessera {
+
+struct DecoderOptions {
+  std::int64_t seq_len = 0;        // of training, which decides about YaRN
+  std::int64_t num_slots = 1;      // texts at a time
+  std::int64_t num_positions = 0;  // of a text, prompt included
+};
+
+class Decoder {
+ public:
+  /// `model` must outlive the decoder; its weights may be allocated later, but before use. Takes the cache: per layer
+  /// num_slots · num_positions · (kv_lora_rank + qk_rope_head_dim) numbers of the model's compute type.
+  Decoder(const Model& model, const DecoderOptions& options);
+
+  std::size_t cache_bytes() const { return cache_.size(); }
+
+  /// Puts a text's tokens into an empty slot (or one to be used again). Returns the logits [vocab] behind the last
+  /// token, valid until the next call.
+  std::span<const float> prefill(std::int64_t slot, std::span<const std::int32_t> tokens);
+
+  /// Appends one token to each slot; all must have been filled. Returns the logits [num_slots · vocab].
+  std::span<const float> decode(std::span<const std::int32_t> tokens);
+
+  /// Tokens in a slot.
+  std::int64_t length(std::int64_t slot) const { return lengths_[static_cast<std::size_t>(slot)]; }
+
+ private:
+  LayerContext layer_context(const Batch& batch, Arena& arena);
+  /// Embedding, run_block(context, block, cache, x, out) for each block, and the logits of the last num_logits rows.
+  template <typename RunBlock>
+  void run(Arena& arena, const Batch& batch, std::int64_t num_logits, RunBlock&& run_block);
+  void run_prefill(Arena& arena, const Batch& batch, std::int64_t slot);
+  void run_decode(Arena& arena);
+  /// Makes the arena large enough for `body`, which is run on a measuring one.
+  template <typename Body>
+  void reserve(Body&& body);
+  Tensor cache_of(std::size_t layer, Device device) const;
+  Tensor ids(const std::vector<std::int32_t>& numbers, Device device) const;
+
+  const Model& model_;
+  DecoderOptions options_;
+  RopeTable rope_;
+  ep::LocalDispatcher dispatcher_;
+  QuantizedWeights unquantized_;  // texts are decoded in the type that layers compute in
+  Arena arena_;
+  Buffer cache_;  // [layers, slots, positions, C + R]
+  Batch step_;
+  std::vector<std::int64_t> lengths_;
+  std::vector<std::int32_t> slots_;      // 0, 1, 2, ...
+  std::vector<std::int32_t> positions_;  // of the step's tokens
+  std::vector<float> logits_;
+  bool decode_reserved_ = false;
+};
+
+}  // namespace tessera

@@ -1,0 +1,281 @@
+#include "launch/watch/run_watch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "base/median.h"
+
+namespace tessera {
+namespace {
+
+/// Sections by the names of comm/observe/rank_file.h.
+constexpr std::string_view kStarting = "starting", kStep = "step", kEnded = "ended";
+
+/// This process looks several times in it.
+constexpr double kLongestGap = 2.0;
+constexpr std::size_t kStepsOfMedian = 50;
+/// A step that is usually shorter may take so many times longer.
+constexpr double kUsualTimes = 3.0;
+
+std::string describe(const RankReport& rank) {
+  return fmt::format("rank {} is in step {}, for {:.1f} s in {}{}", rank.rank, rank.step, rank.section_seconds,
+                     rank.operation.empty() ? rank.section : rank.operation, rank.is_stopped ? ", and is stopped" : "");
+}
+
+}  // namespace
+
+RunWatch::RunWatch(const WatchOptions& options, std::vector<std::string> nodes, int ranks_per_node, double now)
+    : options_(options), nodes_(std::move(nodes)), ranks_per_node_(ranks_per_node), begin_(now), looked_(now) {
+  for (const std::string& node : nodes_) node_states_[node].seen = now;
+}
+
+void RunWatch::report(const std::string& node, const std::vector<RankReport>& ranks, double now) {
+  look(now);
+  const auto found = node_states_.find(node);
+  if (found == node_states_.end()) return;  // a spare
+  found->second.seen = now;
+  for (const RankReport& report : ranks) {
+    if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= world_size()) continue;
+    Rank& rank = ranks_[report.rank];
+    if (!report.is_stopped || report.step != rank.report.step) rank.stopped_since.reset();
+    if (report.is_stopped && !rank.stopped_since) rank.stopped_since = now;
+    if (report.step != rank.report.step || report.section != rank.report.section) rank.suspended_seconds = 0.0;
+    rank.report = report;
+    rank.reported = now;
+  }
+  note_steps(now);
+}
+
+void RunWatch::lose(const std::string& node, const std::string& how) {
+  if (const auto found = node_states_.find(node); found != node_states_.end()) found->second.lost = how;
+}
+
+void RunWatch::note_steps(double now) {
+  const std::int64_t before = std::exchange(step_, step());
+  if (step_ == before) return;
+  if (before > 0 && step_ > before) {
+    step_seconds_.push_back((now - step_time_) / static_cast<double>(step_ - before));
+    if (step_seconds_.size() > kStepsOfMedian) step_seconds_.pop_front();
+  }
+  step_time_ = now;
+}
+
+std::int64_t RunWatch::step() const {
+  if (ranks_.size() < world_size()) return 0;
+  std::int64_t least = ranks_.begin()->second.report.step;
+  for (const auto& [number, rank] : ranks_) least = std::min(least, rank.report.step);
+  return least;
+}
+
+double RunWatch::step_seconds() const {
+  return step_seconds_.empty() ? 0.0 : median({step_seconds_.begin(), step_seconds_.end()});
+}
+
+bool RunWatch::all_ended() const {
+  return ranks_.size() == world_size() &&
+         std::ranges::all_of(ranks_, [](const auto& rank) { return rank.second.report.is_ended; });
+}
+
+bool RunWatch::all_ended_as_asked() const {
+  return all_ended() && std::ranges::all_of(ranks_, [](const auto& rank) {
+           const std::optional<int>& status = rank.second.report.exit_status;
+           return status && (*status == 0 || *status > 128);
+         });
+}
+
+const RankReport* RunWatch::find_rank(int rank) const {
+  const auto found = ranks_.find(rank);
+  return found == ranks_.end() ? nullptr : &found->second.report;
+}
+
+bool RunWatch::all_stopped() const {
+  return ranks_.size() == world_size() &&
+         std::ranges::all_of(ranks_, [](const auto& rank) { return rank.second.stopped_since.has_value(); });
+}
+
+void RunWatch::look(double now) {
+  const double seconds = now - std::exchange(looked_, now);
+  const bool was_suspended = seconds > kLongestGap;
+  if (!was_suspended && !all_stopped()) return;
+  begin_ += seconds;
+  step_time_ += seconds;
+  window_step_ = 0;
+  for (auto& [name, node] : node_states_) {
+    if (was_suspended) node.seen += seconds;  // otherwise monitors report, also of ranks that are stopped
+  }
+  for (auto& [number, rank] : ranks_) {
+    rank.suspended_seconds += seconds;
+    if (rank.stopped_since) *rank.stopped_since += seconds;
+  }
+}
+
+std::optional<Failure> RunWatch::find(double now) {
+  look(now);
+  if (auto found = find_lost_node(now)) return found;
+  if (auto found = find_ended()) return found;
+  if (auto found = find_stopped(now)) return found;
+  if (auto found = find_late(now)) return found;
+  return find_slow(now);
+}
+
+std::optional<Failure> RunWatch::find_lost_node(double now) const {
+  for (const std::string& name : nodes_) {
+    const Node& node = node_states_.at(name);
+    const double silent = now - node.seen;
+    if (!node.lost && silent <= options_.node_timeout) continue;
+    return Failure{.kind = FailureKind::kNodeLost,
+                   .node = name,
+                   .sure = Certainty::kCertain,
+                   .step = step_,
+                   .evidence = {node.lost ? fmt::format("{}: {}", name, *node.lost)
+                                          : fmt::format("the monitor of {} has been silent for {:.1f} s (limit {:g} s)",
+                                                        name, silent, options_.node_timeout)}};
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> RunWatch::find_ended() const {
+  const Failure* first = nullptr;
+  Failure own, killed;
+  bool others_failed = false;
+  std::size_t num_killed = 0;
+  std::map<FailureKind, std::size_t> num_of_kind;
+  for (const auto& [number, rank] : ranks_) {
+    const RankReport& report = rank.report;
+    if (!report.exit_status && !report.is_ended) continue;
+    if (!report.exit_status) {
+      ++num_killed;
+      if (first == nullptr) {
+        killed = {.kind = FailureKind::kRankDied,
+                  .rank = number,
+                  .node = node_of(number),
+                  .sure = Certainty::kCertain,
+                  .step = report.step,
+                  .evidence = {fmt::format("the process of rank {} on {} ended in step {} without a word, as by a "
+                                           "signal: look for the kernel's messages (out of memory?)",
+                                           number, node_of(number), report.step)}};
+        first = &killed;
+      }
+      continue;
+    }
+    const std::optional<FailureKind> kind = kind_of_status(*report.exit_status);
+    others_failed = others_failed || (!kind && *report.exit_status != 0);
+    // Ranks that wait for others end because of them; a rank's own reason counts more than a process that is gone.
+    if (!kind || *report.exit_status > 128) continue;
+    ++num_of_kind[*kind];
+    if (first == &own) continue;
+    own = {.kind = *kind,
+           .rank = number,
+           .node = node_of(number),
+           .sure = Certainty::kCertain,
+           .step = report.step,
+           .evidence = {fmt::format("rank {} on {} ended with status {}: {}", number, node_of(number),
+                                    *report.exit_status, report.end_message)}};
+    first = &own;
+  }
+  // What happened to all ranks points at none of them.
+  if (first == &own && num_of_kind[own.kind] == world_size() && world_size() > 1) {
+    own.rank.reset();
+    own.node.clear();
+    own.sure = Certainty::kUnknown;
+  }
+  if (num_killed == world_size() && world_size() > 1) {
+    return Failure{
+        .kind = FailureKind::kRankDied,
+        .step = step_,
+        .evidence = {fmt::format("the processes of all {} ranks ended without a word, as by a signal", num_killed)}};
+  }
+  if (first != nullptr) return *first;
+  if (!others_failed) return std::nullopt;
+  return Failure{.kind = FailureKind::kRankHung,
+                 .step = step_,
+                 .evidence = {"ranks ended because another one did not come in time"}};
+}
+
+std::optional<Failure> RunWatch::find_stopped(double now) const {
+  const auto is_stopped = [](const auto& rank) { return rank.second.stopped_since.has_value(); };
+  // Ctrl-Z and scontrol suspend stop all ranks, and that is no failure.
+  if (std::ranges::all_of(ranks_, is_stopped)) return std::nullopt;
+  for (const auto& [number, rank] : ranks_) {
+    if (!rank.stopped_since || now - *rank.stopped_since < options_.stopped_seconds) continue;
+    return Failure{.kind = FailureKind::kRankHung,
+                   .rank = number,
+                   .node = node_of(number),
+                   .sure = Certainty::kCertain,
+                   .step = rank.report.step,
+                   .evidence = {fmt::format("{}, for {:.1f} s", describe(rank.report), now - *rank.stopped_since)}};
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> RunWatch::find_late(double now) const {
+  if (ranks_.size() < world_size()) {
+    if (now - begin_ <= options_.start_timeout) return std::nullopt;
+    return Failure{.kind = FailureKind::kStartFailed,
+                   .sure = Certainty::kUnknown,
+                   .evidence = {fmt::format("{} of {} ranks have come within {:g} s (comm.init_timeout_seconds)",
+                                            ranks_.size(), world_size(), options_.start_timeout)}};
+  }
+  const double usual = step_seconds();
+  for (const auto& [number, rank] : ranks_) {
+    const RankReport& report = rank.report;
+    if (report.section == kEnded || rank.stopped_since) continue;
+    const double limit = report.section == kStarting              ? options_.start_timeout
+                         : report.section == kStep && usual > 0.0 ? std::max(options_.hang_floor, kUsualTimes * usual)
+                                                                  : options_.other_timeout;
+    const double age = report.section_seconds - rank.suspended_seconds + (now - rank.reported);
+    if (age <= limit) continue;
+    Failure failure{.kind = FailureKind::kRankHung, .sure = Certainty::kUnknown, .step = report.step};
+    failure.evidence.push_back(fmt::format(
+        "no rank got on within {:.1f} s (limit {:.1f} s; a step usually takes {:.2f} s)", age, limit, usual));
+    return failure;
+  }
+  return std::nullopt;
+}
+
+std::optional<Failure> RunWatch::find_slow(double now) {
+  if (ranks_.size() < 2 || step_ < 3) return std::nullopt;  // the first steps are slower
+  const bool is_first = window_step_ == 0;
+  if (!is_first && (step_ - window_step_ < options_.slow_window || now - window_time_ < options_.slow_window_seconds)) {
+    return std::nullopt;
+  }
+  for (auto& [number, rank] : ranks_) {
+    const double idle = rank.report.idle_seconds, seconds = rank.reported - rank.window_time;
+    if (!is_first) {
+      rank.compute_per_step =
+          std::max(0.0, seconds - (idle - rank.window_idle)) / static_cast<double>(step_ - window_step_);
+    }
+    rank.window_time = rank.reported;
+    rank.window_idle = idle;
+  }
+  window_step_ = step_;
+  window_time_ = now;
+  return is_first ? std::nullopt : compare_ranks();
+}
+
+std::optional<Failure> RunWatch::compare_ranks() {
+  std::optional<Failure> found;
+  for (auto& [number, rank] : ranks_) {
+    std::vector<double> others;
+    for (const auto& [other_number, other] : ranks_) {
+      if (other_number != number) others.push_back(other.compute_per_step);
+    }
+    const double usual = median(others);
+    const bool is_slow = rank.compute_per_step > std::max(options_.slow_factor * usual, usual + options_.slow_seconds);
+    rank.slow_windows = is_slow ? rank.slow_windows + 1 : 0;
+    if (rank.slow_windows < 2 || found) continue;
+    found = Failure{.kind = FailureKind::kRankSlow,
+                    .rank = number,
+                    .node = node_of(number),
+                    .sure = Certainty::kLikely,
+                    .step = rank.report.step,
+                    .evidence = {fmt::format("rank {} on {} computes {:.3f} s per step, the others {:.3f} s (median)",
+                                             number, node_of(number), rank.compute_per_step, usual)}};
+  }
+  return found;
+}
+
+}  // namespace tessera

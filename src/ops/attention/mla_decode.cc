@@ -1,0 +1,37 @@
+#include "ops/attention/mla_decode.h"
+
+#include "ops/kit/checks.h"
+#include "ops/runtime/backends.h"
+
+namespace tessera {
+
+TESSERA_BACKENDS(store_latents)
+TESSERA_BACKENDS(mla_decode)
+
+void store_latents(const Context& context, const Tensor& latent_TC, const Tensor& k_rope_TR, const Tensor& slot_T,
+                   const Tensor& position_T, const Tensor& cache_SPN) {
+  const TraceScope trace(context.trace, "store_latents");
+  const std::int64_t num_tokens = latent_TC.dim(0), latent = latent_TC.dim(1), rope = k_rope_TR.dim(1);
+  TESSERA_CHECK_STRIDED(k_rope_TR, latent_TC.dtype(), {num_tokens, rope});
+  TESSERA_CHECK_TENSOR(slot_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(position_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(cache_SPN, latent_TC.dtype(), {cache_SPN.dim(0), cache_SPN.dim(1), latent + rope});
+  TESSERA_RUN(store_latents, context, latent_TC, k_rope_TR, slot_T, position_T, cache_SPN);
+}
+
+void mla_decode(const Context& context, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
+                const Tensor& o_latent) {
+  const TraceScope trace(context.trace, "mla_decode");
+  const std::int64_t num_tokens = operands.q.dim(0), heads = dims.num_heads;
+  const DType dtype = operands.q.dtype();
+  const Tensor& cache = operands.cache_SPN;
+  TESSERA_CHECK_TENSOR(operands.q, dtype, {num_tokens, heads * (dims.dim_nope + dims.dim_rope)});
+  TESSERA_CHECK_TENSOR(operands.q_latent, dtype, {num_tokens, heads * dims.dim_latent});
+  TESSERA_CHECK_TENSOR(cache, dtype, {cache.dim(0), cache.dim(1), dims.dim_latent + dims.dim_rope});
+  TESSERA_CHECK_TENSOR(operands.slot_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(operands.position_T, DType::kInt32, {num_tokens});
+  TESSERA_CHECK_TENSOR(o_latent, dtype, {num_tokens, heads * dims.dim_latent});
+  TESSERA_RUN(mla_decode, context, dims, operands, o_latent);
+}
+
+}  // namespace tessera

@@ -1,0 +1,142 @@
+#include "ops/attention/mla_decode.h"
+#include "ops/kit/launch.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+constexpr int kMaxRow = 1024;  // numbers of a position
+
+template <typename T>
+__global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride, const T* k_rope,
+                                     std::int64_t rope_stride, const std::int32_t* slots, const std::int32_t* positions,
+                                     std::int64_t num_slots, std::int64_t num_positions, int num_latent, int num_rope,
+                                     T* cache) {
+  const std::int64_t t = blockIdx.x, slot = slots[t], position = positions[t];
+  // Nothing is written beside the cache, whatever the numbers are; a GPU cannot throw.
+  if (slot < 0 || slot >= num_slots || position < 0 || position >= num_positions) return;
+  T* row = cache + (slot * num_positions + position) * (num_latent + num_rope);
+  for (int i = threadIdx.x; i < num_latent + num_rope; i += kThreads) {
+    row[i] = i < num_latent ? latent[t * latent_stride + i] : k_rope[t * rope_stride + i - num_latent];
+  }
+}
+
+/// A block per token and head. A warp takes every kWarps-th position, with a running softmax; lane l has the groups of
+/// kCount numbers l, l + 32, ... of rows. The warps' sums come together in their order.
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kThreads)
+    decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent, const T* cache, const std::int32_t* slots,
+                  const std::int32_t* positions, std::int64_t num_slots, std::int64_t num_positions, T* o_latent) {
+  constexpr int kGroups = kMaxRow / kWarp / kCount;
+  extern __shared__ float of_warp[];  // [kWarps][latent]
+  __shared__ float largest[kWarps], totals[kWarps];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const std::int64_t t = blockIdx.x, head = blockIdx.y, slot = slots[t];
+  const int num_latent = static_cast<int>(dims.dim_latent), row = num_latent + static_cast<int>(dims.dim_rope);
+  const auto index = [&](int group) { return (group * kWarp + lane) * kCount; };
+  float query[kGroups][kCount], sums[kGroups][kCount] = {}, max = -INFINITY, total = 0.0f;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    if (index(g) < num_latent) {
+      load_lanes(q_latent + (t * dims.num_heads + head) * num_latent + index(g), query[g]);
+    } else if (index(g) < row) {
+      const std::int64_t of_head = (t * dims.num_heads + head) * (dims.dim_nope + dims.dim_rope) + dims.dim_nope;
+      load_lanes(q + of_head + index(g) - num_latent, query[g]);
+    }
+  }
+  const bool exists = 0 <= slot && slot < num_slots && positions[t] < num_positions;
+  const std::int64_t end = exists ? positions[t] + 1 : 0;
+  for (std::int64_t p = warp; p < end; p += kWarps) {
+    const T* from = cache + (slot * num_positions + p) * row;
+    float key[kGroups][kCount], score = 0.0f;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (index(g) < row) load_lanes(from + index(g), key[g]);
+    }
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (index(g) >= row) continue;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) score += query[g][i] * key[g][i];
+    }
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) score += __shfl_xor_sync(~0u, score, distance);
+    score *= dims.scale;
+    if (score > max) {
+      const float shrink = expf(max - score);
+      max = score;
+      total *= shrink;
+#pragma unroll
+      for (auto& group : sums) {
+#pragma unroll
+        for (float& sum : group) sum *= shrink;
+      }
+    }
+    const float weight = expf(score - max);
+    total += weight;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      if (index(g) >= num_latent) continue;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[g][i] += weight * key[g][i];
+    }
+  }
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    if (index(g) >= num_latent) continue;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) of_warp[warp * num_latent + index(g) + i] = sums[g][i];
+  }
+  if (lane == 0) largest[warp] = max, totals[warp] = total;
+  __syncthreads();
+  max = largest[0], total = 0.0f;
+  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, largest[w]);
+  float factors[kWarps];
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    factors[w] = expf(largest[w] - max);
+    total += totals[w] * factors[w];
+  }
+  for (int i = threadIdx.x; i < num_latent; i += kThreads) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += of_warp[w * num_latent + i] * factors[w];
+    o_latent[(t * dims.num_heads + head) * num_latent + i] = from_float<T>(sum / total);
+  }
+}
+
+}  // namespace
+
+void store_latents(const Context& op, const Tensor& latent_TC, const Tensor& k_rope_TR, const Tensor& slot_T,
+                   const Tensor& position_T, const Tensor& cache_SPN) {
+  if (op.measuring() || latent_TC.dim(0) == 0) return;
+  for_float_type(latent_TC.dtype(), [&]<typename T>(T) {
+    store_latents_kernel<T><<<static_cast<unsigned>(latent_TC.dim(0)), kThreads, 0, stream_of(op)>>>(
+        numbers<const T>(latent_TC), latent_TC.stride(), numbers<const T>(k_rope_TR), k_rope_TR.stride(),
+        numbers<const std::int32_t>(slot_T), numbers<const std::int32_t>(position_T), cache_SPN.dim(0),
+        cache_SPN.dim(1), static_cast<int>(latent_TC.dim(1)), static_cast<int>(k_rope_TR.dim(1)),
+        numbers<T>(cache_SPN));
+  });
+}
+
+void mla_decode(const Context& op, const MlaDecodeDims& dims, const MlaDecodeOperands& operands,
+                const Tensor& o_latent) {
+  const Tensor& cache = operands.cache_SPN;
+  const std::int64_t num_tokens = operands.q.dim(0);
+  TESSERA_CHECK(dims.dim_latent + dims.dim_rope <= kMaxRow, "{} + {}", dims.dim_latent, dims.dim_rope);
+  if (op.measuring() || num_tokens == 0) return;
+  const bool fits = in_lanes(operands.q, operands.q_latent, cache) && dims.dim_latent % kLanes == 0 &&
+                    dims.dim_rope % kLanes == 0 && dims.dim_nope % kLanes == 0;
+  for_float_type(cache.dtype(), [&]<typename T>(T) {
+    for_lanes(fits, [&](auto lanes) {
+      const dim3 grid(static_cast<unsigned>(num_tokens), static_cast<unsigned>(dims.num_heads));
+      const std::size_t shared_bytes = static_cast<std::size_t>(kWarps * dims.dim_latent) * sizeof(float);
+      decode_kernel<T, decltype(lanes)::value><<<grid, kThreads, shared_bytes, stream_of(op)>>>(
+          dims, numbers<const T>(operands.q), numbers<const T>(operands.q_latent), numbers<const T>(cache),
+          numbers<const std::int32_t>(operands.slot_T), numbers<const std::int32_t>(operands.position_T), cache.dim(0),
+          cache.dim(1), numbers<T>(o_latent));
+    });
+  });
+}
+
+}  // namespace tessera::cuda

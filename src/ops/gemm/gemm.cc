@@ -1,0 +1,25 @@
+#include "ops/gemm/gemm.h"
+
+#include "ops/runtime/backends.h"
+
+namespace tessera {
+
+TESSERA_BACKENDS(gemm)
+
+void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
+          Write write) {
+  const TraceScope trace(context.trace, "gemm");
+  const std::int64_t m = c.dim(0), n = c.dim(1), k = a.dim(transpose_a ? 0 : 1);
+  TESSERA_CHECK(a.shape() == (transpose_a ? Shape{k, m} : Shape{m, k}), "a {} c {}", a.shape().to_string(),
+                c.shape().to_string());
+  TESSERA_CHECK(b.shape() == (transpose_b ? Shape{n, k} : Shape{k, n}), "b {} a {} c {}", b.shape().to_string(),
+                a.shape().to_string(), c.shape().to_string());
+  TESSERA_CHECK((a.dtype() == b.dtype() || a.dtype() == DType::kFloat32) &&
+                    (c.dtype() == b.dtype() || c.dtype() == DType::kFloat32),
+                "{} {} {}", name_of(a.dtype()), name_of(b.dtype()), name_of(c.dtype()));
+  if (m == 0 || n == 0) return;
+  TESSERA_CHECK(k > 0);
+  TESSERA_RUN(gemm, context, a, transpose_a, b, transpose_b, c, write);
+}
+
+}  // namespace tessera

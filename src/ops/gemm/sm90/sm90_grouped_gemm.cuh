@@ -1,0 +1,421 @@
+// The kernel of the three grouped products: D[a, b] = Σ_k A[a, k] · B[b, k], a tile of 128 × 256 at a time, in float32.
+//
+//            D                        a        b        k        A             B
+//   forward  y, or yᵀ if transposed   rows     columns  N        x   K-major   w   K-major
+//   dgrad    d_x, or d_xᵀ             rows     columns  M        d_y K-major   w   MN-major
+//   wgrad    d_w[e], or d_w[e]ᵀ       M        N        rows     d_y MN-major  x   MN-major
+//
+// Transposed, operands change places: 256 rows by 128 columns instead of 128 by 256, for matrices that 256 divides
+// badly.
+//
+// One block per SM lives as long as the launch. Its first warp copies operands (TMA) into a ring of stages; two
+// warpgroups multiply (WGMMA, m64n256), half of the tile each, and write it through shared memory while the next tile's
+// operands arrive. Two blocks are a cluster: each loads half of b for both where they have the same b. A buffer is
+// refilled when both blocks' warpgroups are done with it.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "ops/gemm/sm90/sm90_grouped_schedule.cuh"
+#include "ops/kit/ptx.cuh"
+
+namespace tessera::cuda::sm90 {
+
+enum class Product { kForward, kDgrad, kWgrad };
+
+inline constexpr int kCluster = 2;
+inline constexpr int kWarpgroup = 128, kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroup;
+inline constexpr int kThreads = kWarpgroup + kConsumerThreads;
+inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+inline constexpr int kPiece = 128;  // m or n that TMA copies for one block, or for both
+inline constexpr int kChunk = 64;   // m or n in a row of an MN-major operand
+
+// Results leave in rounds of 8 KiB per warpgroup: 64 × 64 bfloat16, or 64 × 32 (transposed 32 × 64) float32 as two
+// boxes of 32 × 32.
+inline constexpr int kRoundBytes = 8192;
+inline constexpr int kOutputBox = 64;     // bfloat16: rows and columns
+inline constexpr int kGradientBox = 32;   // float32: rows and columns
+inline constexpr int kSwizzledRow = 128;  // bytes
+
+/// How a product shares out the 227 KiB of shared memory. Float32 results are four times as many bytes per step of an
+/// average sum: they get more room, so that they drain while the next tile is multiplied.
+template <Product kProduct>
+struct Sizes {
+  static constexpr bool kWgrad = kProduct == Product::kWgrad;
+  static constexpr int kStepK = kWgrad ? 32 : 64;
+  static constexpr int kStages = kWgrad ? 5 : 4;
+  static constexpr int kRoundBuffers = kWgrad ? 6 : 2;  // per warpgroup
+  static constexpr int kPieceBytes = kPiece * kStepK * 2, kChunkBytes = kChunk * kStepK * 2;
+  static constexpr int kBytesA = kTileA * kStepK * 2, kBytesB = kTileB * kStepK * 2, kStageBytes = kBytesA + kBytesB;
+};
+
+template <Product kProduct>
+struct alignas(1024) Shared {
+  using S = Sizes<kProduct>;
+  struct Stage {
+    std::byte a[S::kBytesA];
+    std::byte b[S::kBytesB];
+  };
+  Stage stages[S::kStages];
+  std::byte rounds[kConsumers][S::kRoundBuffers][kRoundBytes];
+  ptx::Barrier full[S::kStages], empty[S::kStages];
+  Groups groups;
+};
+
+struct Params {
+  const std::int32_t* offsets_E1 = nullptr;
+  int num_experts = 0;
+  int m = 0, n = 0;
+  __nv_bfloat16* output = nullptr;     // forward, dgrad: for tiles that TMA would write too much of
+  std::int32_t* parts_done = nullptr;  // wgrad: [clusters, blocks, warpgroups], zero at the start
+  bool accumulate = false;
+};
+
+template <Product kProduct, bool kTransposed>
+struct Kernel : Sizes<kProduct> {
+  using S = Sizes<kProduct>;
+  using S::kBytesA, S::kBytesB, S::kChunkBytes, S::kPieceBytes, S::kRoundBuffers, S::kStageBytes, S::kStages;
+  using S::kStepK, S::kWgrad;
+  using Shared = sm90::Shared<kProduct>;
+  using Stage = typename Shared::Stage;
+  static constexpr ptx::Major kRowMajor = kWgrad ? ptx::Major::kMN : ptx::Major::kK;
+  static constexpr ptx::Major kOtherMajor = kProduct == Product::kForward ? ptx::Major::kK : ptx::Major::kMN;
+  static constexpr ptx::Major kMajorA = kTransposed ? kOtherMajor : kRowMajor;
+  static constexpr ptx::Major kMajorB = kTransposed ? kRowMajor : kOtherMajor;
+  // Weights are 3-D, so that a tile sees one expert's only.
+  static constexpr bool kWeightIsA = !kWgrad && kTransposed, kWeightIsB = !kWgrad && !kTransposed;
+
+  __device__ static int columns(const Params& p) { return kProduct == Product::kForward ? p.m : p.n; }
+
+  __device__ static auto schedule(const Params& p, const Groups& groups) {
+    if constexpr (kWgrad) {
+      return WgradSchedule<kStepK>(groups, p.num_experts, ceil_div(kTransposed ? p.n : p.m, kTileA),
+                                   ceil_div(kTransposed ? p.m : p.n, kTileB), !p.accumulate);
+    } else {
+      return RowSchedule<kTransposed, kStepK>(groups, p.num_experts, columns(p),
+                                              kProduct == Product::kForward ? p.n : p.m);
+    }
+  }
+
+  static constexpr int kLead = 2;  // steps
+  static constexpr int kStartBarrier = 1 + kConsumers;
+
+  // --- Producer ----------------------------------------------------------------------------------------------------
+
+  template <ptx::Major kMajor, bool kIsWeight>
+  __device__ static void load_piece(std::byte* shared, const CUtensorMap* map, ptx::Barrier* barrier, int mn, int k,
+                                    int expert, bool multicast) {
+    constexpr std::uint16_t kBoth = 0b11;
+    const auto load = [&](std::byte* to, int c0, int c1) {
+      if constexpr (kIsWeight) {
+        if (multicast) {
+          ptx::tma_load_3d_multicast(to, map, barrier, kBoth, c0, c1, expert);
+        } else {
+          ptx::tma_load_3d(to, map, barrier, c0, c1, expert);
+        }
+      } else {
+        if (multicast) {
+          ptx::tma_load_2d_multicast(to, map, barrier, kBoth, c0, c1);
+        } else {
+          ptx::tma_load_2d(to, map, barrier, c0, c1);
+        }
+      }
+    };
+    if constexpr (kMajor == ptx::Major::kK) {
+      load(shared, k, mn);
+    } else {
+      load(shared, mn, k);
+      load(shared + kChunkBytes, mn + kChunk, k);
+    }
+  }
+
+  __device__ static void produce(const CUtensorMap& map_a, const CUtensorMap& map_b, const Params& p, Shared& shared) {
+    ptx::prefetch_tensor_map(&map_a);
+    ptx::prefetch_tensor_map(&map_b);
+    const int rank = ptx::cluster_cta_rank();
+    auto work_list = schedule(p, shared.groups);
+    Work work;
+    int stage = 0;
+    std::uint32_t parity = 1;
+    while (work_list.next(work)) {
+      const int k_origin = work.k_begin * kStepK + (kWgrad ? work.row_begin : 0);
+      for (int step = 0; step < work.k_count; ++step) {
+        const int k = k_origin + step * kStepK;
+        ptx::Barrier* full = &shared.full[stage];
+        std::byte* b = shared.stages[stage].b;
+        ptx::mbarrier_wait(&shared.empty[stage], parity);
+        ptx::mbarrier_arrive_expect_tx(full, kStageBytes);
+        load_piece<kMajorA, kWeightIsA>(shared.stages[stage].a, &map_a, full, work.a, k, work.expert, false);
+        if (work.b_is_shared) {
+          load_piece<kMajorB, kWeightIsB>(b + rank * kPieceBytes, &map_b, full, work.b + rank * kPiece, k, work.expert,
+                                          true);
+        } else {
+          load_piece<kMajorB, kWeightIsB>(b, &map_b, full, work.b, k, work.expert, false);
+          load_piece<kMajorB, kWeightIsB>(b + kPieceBytes, &map_b, full, work.b + kPiece, k, work.expert, false);
+        }
+        if (++stage == kStages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+
+  // --- Consumers ---------------------------------------------------------------------------------------------------
+
+  /// wgrad: rows of other experts, and what lies beyond all of them, count as zeros in both operands (0 · NaN is NaN).
+  /// Both warpgroups do so for b, the second over the first's zeros: then neither waits for the other.
+  __device__ static void mask_rows(Stage& stage, int warpgroup, int num_valid) {
+    const auto zero = [&](std::byte* chunk) {
+      for (int i = num_valid * kSwizzledRow + threadIdx.x % kWarpgroup * 16; i < kChunkBytes; i += kWarpgroup * 16) {
+        *reinterpret_cast<uint4*>(chunk + i) = uint4{};
+      }
+    };
+    zero(stage.a + warpgroup * kChunkBytes);
+    for (int chunk = 0; chunk < kTileB / kChunk; ++chunk) zero(stage.b + chunk * kChunkBytes);
+    ptx::fence_proxy_async_shared();
+    ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
+  }
+
+  /// One step's products for this warpgroup's half of a.
+  __device__ static void multiply(float (&d)[128], const Stage& stage, int warpgroup, bool accumulate) {
+    constexpr auto step_bytes = [](ptx::Major major) { return major == ptx::Major::kK ? 32u : 16u * kSwizzledRow; };
+    const std::uint64_t a = ptx::wgmma_descriptor<kMajorA>(stage.a + warpgroup * (kBytesA / kConsumers), kChunkBytes);
+    const std::uint64_t b = ptx::wgmma_descriptor<kMajorB>(stage.b, kChunkBytes);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kStepK / 16; ++i) {
+      ptx::Wgmma<kTileB>::bf16<kMajorA, kMajorB>(d, ptx::advance_descriptor(a, i * step_bytes(kMajorA)),
+                                                 ptx::advance_descriptor(b, i * step_bytes(kMajorB)),
+                                                 accumulate || i > 0);
+    }
+    ptx::wgmma_commit();
+  }
+
+  __device__ static std::byte* swizzled(std::byte* base, int row, int chunk) {
+    return base + row * kSwizzledRow + ((chunk ^ (row & 7)) << 4);
+  }
+
+  /// Where a warpgroup's round lies in the output.
+  struct Place {
+    int row, column;
+  };
+
+  /// bfloat16, round of 64 × 64.
+  template <int kRound>
+  __device__ static void stage_output(const float (&d)[128], std::byte* buffer) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int matrix = lane / 8, in_matrix = lane % 8;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {  // of blocks of 8 b
+      const int i = 4 * (8 * kRound + 2 * pair);
+      const std::uint32_t r0 = ptx::pack_bf16(d[i], d[i + 1]), r1 = ptx::pack_bf16(d[i + 2], d[i + 3]);
+      const std::uint32_t r2 = ptx::pack_bf16(d[i + 4], d[i + 5]), r3 = ptx::pack_bf16(d[i + 6], d[i + 7]);
+      const int in_a = 16 * warp + matrix % 2 * 8, in_b = 16 * pair + matrix / 2 * 8;
+      if constexpr (kTransposed) {
+        ptx::stmatrix_x4_transposed(swizzled(buffer, in_b + in_matrix, in_a / 8), r0, r1, r2, r3);
+      } else {
+        ptx::stmatrix_x4(swizzled(buffer, in_a + in_matrix, in_b / 8), r0, r1, r2, r3);
+      }
+    }
+  }
+
+  /// float32, round of 64 a × 32 b, as boxes of 32 × 32.
+  template <int kRound>
+  __device__ static void stage_gradient(const float (&d)[128], std::byte* buffer) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {  // of 8 b
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {  // of a warp's 16 a
+        const int i = 4 * (4 * kRound + block) + 2 * half;
+        const int in_a = 16 * warp + 8 * half + lane / 4, in_b = 8 * block + lane % 4 * 2;
+        if constexpr (kTransposed) {
+          std::byte* box = buffer + in_a / kGradientBox * (kRoundBytes / 2) + in_a % 4 * 4;
+          const int chunk = in_a % kGradientBox / 4;
+          *reinterpret_cast<float*>(swizzled(box, in_b, chunk)) = d[i];
+          *reinterpret_cast<float*>(swizzled(box, in_b + 1, chunk)) = d[i + 1];
+        } else {
+          *reinterpret_cast<float2*>(swizzled(buffer, in_a, in_b / 4) + in_b % 4 * 4) = float2{d[i], d[i + 1]};
+        }
+      }
+    }
+  }
+
+  __device__ static void store_output(const CUtensorMap* map, const std::byte* buffer, Place to, const Work& work,
+                                      const Params& p) {
+    const int num_columns = columns(p);
+    if (to.row >= work.row_end || to.column >= num_columns) return;
+    if (to.row + kOutputBox <= work.row_end) {
+      if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_2d(map, buffer, to.column, to.row);
+      return;
+    }
+    constexpr int kPerRow = kSwizzledRow / 16;
+    for (int i = threadIdx.x % kWarpgroup; i < kOutputBox * kPerRow; i += kWarpgroup) {
+      const int row = i / kPerRow, chunk = i % kPerRow, column = to.column + chunk * 8;
+      if (to.row + row < work.row_end && column < num_columns) {
+        const std::byte* from = swizzled(const_cast<std::byte*>(buffer), row, chunk);
+        __nv_bfloat16* out = p.output + std::int64_t{to.row + row} * num_columns + column;
+        *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(from);
+      }
+    }
+  }
+
+  __device__ static void store_gradient(const CUtensorMap* map, const std::byte* buffer, Place to, const Work& work,
+                                        const Params& p) {
+    if (threadIdx.x % kWarpgroup != 0) return;
+#pragma unroll
+    for (int box = 0; box < 2; ++box) {
+      const int row = to.row + (kTransposed ? 0 : box * kGradientBox);
+      const int column = to.column + (kTransposed ? box * kGradientBox : 0);
+      if (row >= p.m || column >= p.n) continue;
+      const std::byte* from = buffer + box * (kRoundBytes / 2);
+      if (p.accumulate || !work.is_last_part) {
+        ptx::tma_reduce_add_3d(map, from, column, row, work.expert);
+      } else {
+        ptx::tma_store_3d(map, from, column, row, work.expert);
+      }
+    }
+  }
+
+  template <int kRound>
+  __device__ static void write_round(const CUtensorMap* map, const float (&d)[128], std::byte* buffer, int warpgroup,
+                                     const Work& work, const Params& p) {
+    constexpr int kRoundB = kWgrad ? kGradientBox : kOutputBox;
+    const int a = work.a + warpgroup * (kTileA / kConsumers), b = work.b + kRound * kRoundB;
+    const Place to = kTransposed ? Place{b, a} : Place{a, b};
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<kRoundBuffers - 1>();
+    ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
+    if constexpr (kWgrad) {
+      stage_gradient<kRound>(d, buffer);
+    } else {
+      stage_output<kRound>(d, buffer);
+    }
+    ptx::fence_proxy_async_shared();
+    ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
+    if constexpr (kWgrad) {
+      store_gradient(map, buffer, to, work, p);
+    } else {
+      store_output(map, buffer, to, work, p);
+    }
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_commit();
+  }
+
+  template <int... kRounds>
+  __device__ static void write(std::integer_sequence<int, kRounds...>, const CUtensorMap* map, const float (&d)[128],
+                               std::byte (*buffers)[kRoundBytes], int& next, int warpgroup, const Work& work,
+                               const Params& p) {
+    ((write_round<kRounds>(map, d, buffers[next], warpgroup, work, p), next = next + 1 < kRoundBuffers ? next + 1 : 0),
+     ...);
+  }
+
+  __device__ static void consume(const CUtensorMap& map_out, const Params& p, Shared& shared) {
+    const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
+    constexpr int kRounds = kWgrad ? kTileB / kGradientBox : kTileB / kOutputBox;
+    auto work_list = schedule(p, shared.groups);
+    Work work;
+    int stage = 0, next_round = 0;
+    std::uint32_t parity = 0;
+    bool starting = true;
+    const auto release = [&](int done) {
+      if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[done], lane);
+    };
+    while (work_list.next(work)) {
+      // The second warpgroup starts kLead steps late and stays so: while one writes, the other has the tensor cores.
+      if (starting && warpgroup == 1) {
+        ptx::named_barrier_sync(kStartBarrier, kConsumerThreads);
+        starting = false;
+      }
+      float d[128];
+      for (int step = 0; step < work.k_count; ++step) {
+        ptx::mbarrier_wait(&shared.full[stage], parity);
+        if constexpr (kWgrad) {
+          const int num_valid = work.row_end - work.row_begin - (work.k_begin + step) * kStepK;
+          if (num_valid < kStepK) mask_rows(shared.stages[stage], warpgroup, num_valid);
+        }
+        multiply(d, shared.stages[stage], warpgroup, step > 0);
+        if (step > 0) {
+          ptx::wgmma_wait<1>();
+          release((stage + kStages - 1) % kStages);
+        }
+        if (starting && (step == kLead || step == work.k_count - 1)) {
+          ptx::named_barrier_arrive(kStartBarrier, kConsumerThreads);
+          starting = false;
+        }
+        if (++stage == kStages) {
+          stage = 0;
+          parity ^= 1;
+        }
+      }
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_touch(d);
+      release((stage + kStages - 1) % kStages);
+      if (!work.store) continue;
+      if constexpr (kWgrad) {
+        // The part after this one was written by the next share's block of the same rank.
+        std::int32_t* done =
+            p.parts_done + (work_list.share() * kCluster + ptx::cluster_cta_rank()) * kConsumers + warpgroup;
+        const bool writer = threadIdx.x % kWarpgroup == 0;
+        if (!work.is_last_part && writer) {
+          while (ptx::load_acquire_gpu(done + kCluster * kConsumers) <= work.expert) {
+          }
+          ptx::fence_proxy_async();
+        }
+        write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], next_round, warpgroup,
+              work, p);
+        if (!work.is_first_part && writer) {
+          ptx::tma_store_wait<0>();
+          ptx::fence_proxy_async();
+          ptx::store_release_gpu(done, work.expert + 1);
+        }
+      } else {
+        write(std::make_integer_sequence<int, kRounds>{}, &map_out, d, shared.rounds[warpgroup], next_round, warpgroup,
+              work, p);
+      }
+    }
+    if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait<0>();
+  }
+
+  __device__ static void run(const CUtensorMap& map_a, const CUtensorMap& map_b, const CUtensorMap& map_out,
+                             const Params& p, Shared& shared) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        ptx::mbarrier_init(&shared.full[i], 1);
+        ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumerThreads / 32);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    if constexpr (kWgrad) {
+      WgradSchedule<kStepK>::load(shared.groups, p.offsets_E1, p.num_experts);
+    } else {
+      RowSchedule<kTransposed, kStepK>::load(shared.groups, p.offsets_E1, p.num_experts, columns(p));
+    }
+    ptx::cluster_sync();
+    if (ptx::warpgroup_idx() == 0) {
+      ptx::set_max_registers_down<kProducerRegisters>();
+      if (threadIdx.x == 0) produce(map_a, map_b, p, shared);
+    } else {
+      ptx::set_max_registers_up<kConsumerRegisters>();
+      consume(map_out, p, shared);
+    }
+    // A block stays while others of its cluster may still copy to it or arrive at its barriers.
+    __syncthreads();
+    ptx::cluster_sync();
+  }
+};
+
+template <Product kProduct, bool kTransposed>
+__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
+    grouped_gemm(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
+                 const __grid_constant__ CUtensorMap map_out, const __grid_constant__ Params params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) std::byte shared[];
+  Kernel<kProduct, kTransposed>::run(map_a, map_b, map_out, params, *reinterpret_cast<Shared<kProduct>*>(shared));
+#else
+  __trap();  // built for another architecture: not to be taken for a result
+#endif
+}
+
+}  // namespace tessera::cuda::sm90

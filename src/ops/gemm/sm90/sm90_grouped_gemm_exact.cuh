@@ -1,0 +1,252 @@
+// The kernel of exact MXFP8 products: y_RM = x_RN · w_EMN[e]ᵀ, 128 × 256 at a time, by bfloat16 tensor cores, which
+// hold every e4m3 times a power of two. w was widened when it was quantized, x stays 8-bit up to the warpgroup that
+// multiplies it, which widens it in registers while the tensor cores work for the other warpgroup. Both have the order
+// of k of sm90_widen.cuh.
+//
+// One block per SM lives as long as the launch; roles as in sm90_grouped_gemm_fp8.cuh. Two blocks are a cluster: each
+// loads half of w for both where they have the same columns.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/gemm/sm90/sm90_fragments.cuh"
+#include "ops/gemm/sm90/sm90_grouped_schedule.cuh"
+#include "ops/gemm/sm90/sm90_widen.cuh"
+#include "ops/kit/ptx.cuh"
+
+namespace tessera::cuda::sm90::exact {
+
+inline constexpr int kStages = 5;
+inline constexpr int kCluster = 2;
+inline constexpr int kWarpgroup = 128, kConsumers = 2;
+inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+inline constexpr int kScaleWarps = 2;
+inline constexpr int kScaleSteps = 4;  // whose scales are loaded at once
+inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+
+inline constexpr int kStep = 64;  // k per step: two blocks
+inline constexpr int kBlocks = kStep / mx::kBlock;
+inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep * 2;  // columns of one copy of w
+inline constexpr int kRows = kTileA / kConsumers;                     // of a warpgroup
+
+struct alignas(1024) Shared {
+  struct Stage {
+    std::byte w[2 * kPieceBytes];
+    std::byte x[kTileA * kStep];
+  };
+  Stage stages[kStages];
+  WarpBuffer buffers[kConsumers * kWarpgroup / 32];
+  std::uint32_t scales[kStages][kTileA][kBlocks];  // each a bfloat16, twice
+  ptx::Barrier full[kStages], empty[kStages];
+  Groups groups;
+};
+
+struct Params {
+  const std::int32_t* offsets_E1 = nullptr;
+  int num_experts = 0, num_rows = 0;
+  int m = 0, n = 0;
+  Scales x_scales;
+  __nv_bfloat16* y_RM = nullptr;
+};
+
+__device__ inline auto schedule(const Params& p, const Groups& groups) {
+  return RowSchedule<false, kStep>(groups, p.num_experts, p.m, p.n);
+}
+
+/// Pieces of w that hold any columns.
+__device__ inline int num_pieces(const Work& work, const Params& p) { return p.m - work.b > kPiece ? 2 : 1; }
+
+__device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p,
+                                     Shared& shared) {
+  ptx::prefetch_tensor_map(&map_x);
+  ptx::prefetch_tensor_map(&map_w);
+  constexpr std::uint16_t kBoth = 0b11;
+  const int rank = ptx::cluster_cta_rank();
+  auto work_list = schedule(p, shared.groups);
+  Work work;
+  int at = 0;
+  std::uint32_t parity = 1;
+  while (work_list.next(work)) {
+    const int pieces = num_pieces(work, p);
+    for (int step = 0; step < work.k_count; ++step) {
+      Shared::Stage& stage = shared.stages[at];
+      ptx::Barrier* full = &shared.full[at];
+      ptx::mbarrier_wait(&shared.empty[at], parity);
+      ptx::mbarrier_arrive_expect_tx(full, pieces * kPieceBytes + sizeof(stage.x));
+      ptx::tma_load_2d(stage.x, &map_x, full, step * kStep, work.a);
+      for (int piece = 0; piece < pieces; ++piece) {
+        std::byte* to = stage.w + piece * kPieceBytes;
+        if (!work.b_is_shared) {
+          ptx::tma_load_3d(to, &map_w, full, step * kStep, work.b + piece * kPiece, work.expert);
+        } else if (piece == rank) {
+          ptx::tma_load_3d_multicast(to, &map_w, full, kBoth, step * kStep, work.b + piece * kPiece, work.expert);
+        }
+      }
+      if (++at == kStages) {
+        at = 0;
+        parity ^= 1;
+      }
+    }
+  }
+}
+
+/// By each of kScaleWarps: 64 rows of x.
+__device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
+  constexpr int kPerLane = kTileA / kScaleWarps / 32;
+  const int in_tile = warp * (kTileA / kScaleWarps) + threadIdx.x % 32, num_blocks = ceil_div(p.n, mx::kBlock);
+  auto work_list = schedule(p, shared.groups);
+  Work work;
+  int at = 0;
+  std::uint32_t parity = 1;
+  while (work_list.next(work)) {
+    for (int begin = 0; begin < work.k_count; begin += kScaleSteps) {
+      std::uint32_t stored[kPerLane][kScaleSteps][kBlocks];
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) {
+#pragma unroll
+        for (int block = 0; block < kScaleSteps * kBlocks; ++block) {
+          const int row = work.a + in_tile + 32 * i, column = begin * kBlocks + block;
+          stored[i][block / kBlocks][block % kBlocks] =
+              p.x_scales.load<false>(row, column, row < p.num_rows && column < num_blocks);
+        }
+      }
+#pragma unroll
+      for (int step = 0; step < kScaleSteps; ++step) {
+        if (begin + step >= work.k_count) break;
+        ptx::mbarrier_wait(&shared.empty[at], parity);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+#pragma unroll
+          for (int block = 0; block < kBlocks; ++block) {
+            shared.scales[at][in_tile + 32 * i][block] =
+                scale_bf16x2(mx::value_of_scale(static_cast<std::uint8_t>(stored[i][step][block])));
+          }
+        }
+        ptx::mbarrier_arrive(&shared.full[at]);
+        if (++at == kStages) {
+          at = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+}
+
+/// One warpgroup of the two.
+struct Consumer {
+  const Params& p;
+  Shared& shared;
+  const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
+  const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first of the tile
+  int at = 0;                                                                // the buffer
+  std::uint32_t parity = 0;
+
+  /// The operand fragments of a step, by 16 places of k.
+  using Fragments = std::uint32_t[kStep / 16][4];
+
+  __device__ void widen_x(Fragments& a) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int in_tile = row + 8 * half, t = lane % 4;
+      const uint4 bytes = *reinterpret_cast<const uint4*>(shared.stages[at].x + in_tile * kStep + 16 * t);
+      const std::uint32_t scale = shared.scales[at][in_tile][t / 2];
+      const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+#pragma unroll
+      for (int j = 0; j < kStep / 16; ++j) {
+        a[j][half] = widen<0>(words[j], scale);
+        a[j][half + 2] = widen<2>(words[j], scale);
+      }
+    }
+  }
+
+  template <int kColumns>
+  __device__ void multiply(float (&d)[kColumns / 2], const Fragments& a) const {
+    const std::uint64_t w = ptx::wgmma_descriptor<ptx::Major::kK>(shared.stages[at].w);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < kStep / 16; ++j) {
+      ptx::Wgmma<kColumns>::template bf16_from_registers<ptx::Major::kK>(d, a[j], ptx::advance_descriptor(w, 32 * j),
+                                                                         true);
+    }
+    ptx::wgmma_commit();
+  }
+
+  template <int kColumns>
+  __device__ void tile(const Work& work) {
+    float d[kColumns / 2];
+#pragma unroll
+    for (float& sum : d) sum = 0;  // else the compiler keeps registers for it between tiles
+    for (int k = 0; k < work.k_count; ++k) {
+      Fragments a;
+      ptx::mbarrier_wait(&shared.full[at], parity);
+      widen_x(a);
+      multiply<kColumns>(d, a);
+      ptx::wgmma_wait<0>();
+      __syncwarp();  // all lanes have read x and the scales: WGMMA has taken it, so that this compiles to nothing
+      if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
+      if (++at == kStages) {
+        at = 0;
+        parity ^= 1;
+      }
+    }
+    ptx::wgmma_touch(d);
+    const std::int64_t first = work.a + warpgroup * kRows;
+    const int rows = work.row_end - static_cast<int>(first);
+    if (work.store && rows > 0)
+      store_rows(d, p.y_RM + first * p.m + work.b, p.m, rows, p.m - work.b,
+                 shared.buffers[threadIdx.x / 32 - kWarpgroup / 32]);
+  }
+
+  __device__ void run() {
+    auto work_list = schedule(p, shared.groups);
+    Work work;
+    while (work_list.next(work)) {
+      if (num_pieces(work, p) == 2) {
+        tile<kTileB>(work);
+      } else {
+        tile<kPiece>(work);
+      }
+    }
+  }
+};
+
+__device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p, Shared& shared) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
+      ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  RowSchedule<false, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
+  ptx::cluster_sync();
+  if (ptx::warpgroup_idx() == 0) {
+    ptx::set_max_registers_down<kProducerRegisters>();
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+      copy_operands(map_x, map_w, p, shared);
+    } else if (warp >= 1 && warp <= kScaleWarps) {
+      copy_scales(p, shared, warp - 1);
+    }
+  } else {
+    ptx::set_max_registers_up<kConsumerRegisters>();
+    Consumer{p, shared}.run();
+  }
+  // A block stays while others of its cluster may still copy to it or arrive at its barriers.
+  __syncthreads();
+  ptx::cluster_sync();
+}
+
+__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
+    exact_gemm(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
+               const __grid_constant__ Params params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) std::byte shared[];
+  run(map_x, map_w, params, *reinterpret_cast<Shared*>(shared));
+#endif
+}
+
+}  // namespace tessera::cuda::sm90::exact

@@ -1,0 +1,503 @@
+// The kernel of the blockwise products: D[i, j] = Σ_k A[i, k] · B[j, k], 256 × 128 or 128 × 256 at a time, with sums S
+// over 128 k by FP8 tensor cores and D = Σ_s a[i, s] · b[j, s] · S_s[i, j] in float32 registers. Both operands have k
+// in the contiguous dim, as FP8 WGMMA reads nothing else.
+//
+//            D       i      j         k      A              B
+//   forward  y       rows   columns   N      x   [R, N]     w   [E, M, N], one b for all j
+//   wgrad    d_w[e]  M      N         rows   d_yᵀ [M, R]    xᵀ  [N, R]
+//
+// One block per SM lives as long as the launch. Warp 0 copies operands (TMA) into kStages buffers. The next two copy
+// forward's scales; wgrad's, two per sum and step, a kernel before this one puts in the order of use, so that warp 0
+// copies them with the operands. Two warpgroups multiply, half of the tile each as two products of 64 × 128 one after
+// the other: while one warpgroup adds up what it has, the other has the tensor cores. Two blocks are a cluster: each
+// loads half of the large operand's part for both where they have the same.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/gemm/sm90/sm90_fragments.cuh"
+#include "ops/gemm/sm90/sm90_grouped_schedule.cuh"
+#include "ops/kit/ptx.cuh"
+
+namespace tessera::cuda::sm90::fp8 {
+
+inline constexpr int kLarge = kTileB, kSmall = kTileA;  // sides of a tile: what the schedule calls b and a
+inline constexpr int kStep = mx::kWideBlock;            // k per step, in numbers and bytes
+inline constexpr int kStages = 4;
+inline constexpr int kCluster = 2;
+inline constexpr int kWarpgroup = 128, kConsumers = 2;
+inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+template <bool kWgrad>
+inline constexpr int kProducerRegisters = kWgrad ? 40 : 72;
+template <bool kWgrad>
+inline constexpr int kConsumerRegisters = kWgrad ? 232 : 216;
+inline constexpr int kScaleSteps = 2;  // whose scales are loaded at once
+
+inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep;  // of an operand, for one copy
+inline constexpr int kWaves = 2, kWaveRows = 64;                  // a warpgroup's products of 64 × 128
+inline constexpr int kSums = kWaveRows * kPiece / kWarpgroup;     // per thread and wave
+
+struct alignas(1024) Shared {
+  struct Stage {
+    std::byte large[kLarge * kStep];
+    std::byte small[kSmall * kStep];
+  };
+  Stage stages[kStages];
+  WarpBuffer buffers[kConsumers * kWarpgroup / 32];
+  alignas(128) float scales_large[kStages][kLarge];  // forward: of A, times B's
+  float scales_small[kStages][kSmall];               // wgrad
+  ptx::Barrier full[kStages], empty[kStages];
+  Groups groups;
+};
+
+struct Params {
+  const std::int32_t* offsets_E1 = nullptr;
+  int num_experts = 0, num_rows = 0;
+  int m = 0, n = 0;
+  Scales scales_a{}, scales_b{};                                     // forward
+  const float *arranged_large = nullptr, *arranged_small = nullptr;  // wgrad: prepare_wgrad's
+  __nv_bfloat16* y_RM = nullptr;                                     // forward
+  float* d_w_EMN = nullptr;                                          // wgrad
+  std::int32_t* parts_done = nullptr;  // wgrad: [clusters, blocks, warpgroups], zero at the start
+  bool accumulate = false;             // wgrad
+};
+
+/// Where the scale of column j of 128 lies: a thread of a quad takes those of its columns four at a time.
+__host__ __device__ constexpr int scale_position(int j) { return j / 16 * 16 + j % 8 / 2 * 4 + j / 8 % 2 * 2 + j % 2; }
+/// Floats that n scales of a step take up when arranged.
+__host__ __device__ constexpr int arranged_row(int n) { return ceil_div(n, kLarge) * kLarge; }
+
+/// Which buffer is next, and the parity of its barriers.
+struct Position {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// kWide: a tile of D is 128 × 256, not 256 × 128; a warpgroup's waves lie side by side.
+template <bool kWgrad, bool kWide>
+struct Kernel {
+  static_assert(kWgrad || !kWide);
+  static constexpr int kScaleWarps = kWgrad ? 0 : 2;
+
+  __device__ static auto schedule(const Params& p, const Groups& groups) {
+    if constexpr (kWgrad) {
+      return WgradSchedule<kStep>(groups, p.num_experts, ceil_div(kWide ? p.m : p.n, kSmall),
+                                  ceil_div(kWide ? p.n : p.m, kLarge), !p.accumulate);
+    } else {
+      return RowSchedule<true, kStep>(groups, p.num_experts, p.m, p.n);
+    }
+  }
+
+  /// An expert without rows has a tile of zeros and nothing to sum.
+  __device__ static int num_steps(const Work& work) {
+    return kWgrad && work.row_end <= work.row_begin ? 0 : work.k_count;
+  }
+  __device__ static int first_i(const Work& work) { return kWide ? work.a : work.b; }
+  __device__ static int first_j(const Work& work) { return kWide ? work.b : work.a; }
+  /// Where i end for this expert.
+  __device__ static int end_i(const Work& work, const Params& p) { return kWgrad ? p.m : work.row_end; }
+  __device__ static int end_j(const Params& p) { return kWgrad ? p.n : p.m; }
+  /// Halves of the large operand's part that hold anything.
+  __device__ static int num_pieces(const Work& work, const Params& p) {
+    return (kWide ? end_j(p) : end_i(work, p)) - work.b > kPiece ? 2 : 1;
+  }
+
+  // --- Producers ---------------------------------------------------------------------------------------------------
+
+  __device__ static void copy_operands(const CUtensorMap& map_large, const CUtensorMap& map_small, const Params& p,
+                                       Shared& shared) {
+    ptx::prefetch_tensor_map(&map_large);
+    ptx::prefetch_tensor_map(&map_small);
+    constexpr std::uint16_t kBoth = 0b11;
+    const int rank = ptx::cluster_cta_rank();
+    auto work_list = schedule(p, shared.groups);
+    Work work;
+    Position at{.parity = 1};
+    while (work_list.next(work)) {
+      const int pieces = num_pieces(work, p);
+      for (int step = 0; step < num_steps(work); ++step, at.advance()) {
+        const int k = (work.k_begin + step) * kStep + (kWgrad ? work.row_begin : 0);
+        Shared::Stage& stage = shared.stages[at.stage];
+        ptx::Barrier* full = &shared.full[at.stage];
+        ptx::mbarrier_wait(&shared.empty[at.stage], at.parity);
+        constexpr std::uint32_t kScaleBytes = kWgrad ? sizeof(float) * (kLarge + kSmall) : 0;
+        ptx::mbarrier_arrive_expect_tx(full, pieces * kPieceBytes + sizeof(stage.small) + kScaleBytes);
+        if constexpr (kWgrad) {
+          ptx::tma_load_2d(stage.small, &map_small, full, k, work.a);
+          const std::int64_t block = k / kStep, row_large = arranged_row(kWide ? p.n : p.m);
+          const std::int64_t row_small = arranged_row(kWide ? p.m : p.n);
+          ptx::bulk_load(shared.scales_large[at.stage], p.arranged_large + block * row_large + work.b,
+                         sizeof(float) * kLarge, full);
+          ptx::bulk_load(shared.scales_small[at.stage], p.arranged_small + block * row_small + work.a,
+                         sizeof(float) * kSmall, full);
+        } else {
+          ptx::tma_load_3d(stage.small, &map_small, full, k, work.a, work.expert);
+        }
+        for (int piece = 0; piece < pieces; ++piece) {
+          std::byte* to = stage.large + piece * kPieceBytes;
+          if (!work.b_is_shared) {
+            ptx::tma_load_2d(to, &map_large, full, k, work.b + piece * kPiece);
+          } else if (piece == rank) {
+            ptx::tma_load_2d_multicast(to, &map_large, full, kBoth, k, work.b + piece * kPiece);
+          }
+        }
+      }
+    }
+  }
+
+  /// forward: by each of kScaleWarps, those of half of A, times B's. Loads are kScaleSteps steps ahead of the copies.
+  template <bool kFloat>
+  __device__ static void copy_scales(const Params& p, Shared& shared, int warp) {
+    constexpr int kPerLane = kPiece / 32;
+    constexpr int kPerStep = kFloat ? 1 : kStep / mx::kBlock;
+    const int lane = threadIdx.x % 32;
+    auto work_list = schedule(p, shared.groups);
+    Work work;
+    Position at{.parity = 1};
+    while (work_list.next(work)) {
+      const int first = work.b + warp * kPiece + lane;
+      const int count = num_steps(work);
+      const std::int64_t row_b =
+          kFloat ? std::int64_t{work.expert} * ceil_div(p.m, mx::kWideBlock) + work.a / mx::kWideBlock
+                 : std::int64_t{work.expert} * p.m + work.a;
+      std::uint32_t next[kScaleSteps][kPerLane + 1];  // the last one: w's
+      const auto load = [&](int begin) {
+#pragma unroll
+        for (int step = 0; step < kScaleSteps; ++step) {
+          const int column = (begin + step) * kPerStep;
+#pragma unroll
+          for (int i = 0; i < kPerLane; ++i) {
+            const int row = first + 32 * i;
+            next[step][i] = p.scales_a.load<kFloat>(row, column, row < p.num_rows && begin + step < count);
+          }
+          next[step][kPerLane] = p.scales_b.load<kFloat>(row_b, column, begin + step < count);
+        }
+      };
+      load(0);
+      for (int begin = 0; begin < count; begin += kScaleSteps) {
+        std::uint32_t stored[kScaleSteps][kPerLane + 1];
+#pragma unroll
+        for (int step = 0; step < kScaleSteps; ++step) {
+#pragma unroll
+          for (int i = 0; i <= kPerLane; ++i) stored[step][i] = next[step][i];
+        }
+        load(begin + kScaleSteps);
+#pragma unroll
+        for (int step = 0; step < kScaleSteps; ++step) {
+          if (begin + step >= count) break;
+          float* to = shared.scales_large[at.stage] + warp * kPiece + lane;
+          const float weight = Scales::value<kFloat>(stored[step][kPerLane]);
+          ptx::mbarrier_wait(&shared.empty[at.stage], at.parity);
+#pragma unroll
+          for (int i = 0; i < kPerLane; ++i) {
+            to[32 * i] = weight * Scales::value<kFloat>(stored[step][i]);
+          }
+          ptx::mbarrier_arrive(&shared.full[at.stage]);
+          at.advance();
+        }
+      }
+    }
+  }
+
+  // --- Consumers ---------------------------------------------------------------------------------------------------
+
+  /// Of a wave in the tile.
+  __device__ static int wave_i(int wave, int warpgroup) {
+    return kWide ? warpgroup * kWaveRows : (wave * kConsumers + warpgroup) * kWaveRows;
+  }
+  __device__ static int wave_j(int wave) { return kWide ? wave * kPiece : 0; }
+
+  /// sum = a wave's rows · b over one step.
+  __device__ static void multiply(float (&sum)[kSums], std::uint64_t a, std::uint64_t b) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kStep / 32; ++i) {
+      ptx::Wgmma<kPiece>::e4m3(sum, ptx::advance_descriptor(a, 32 * i), ptx::advance_descriptor(b, 32 * i), i > 0);
+    }
+    ptx::wgmma_commit();
+  }
+  __device__ static void finish(float (&sum)[kSums]) {
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_touch(sum);
+  }
+
+  /// forward: d += the step's sums, scaled.
+  __device__ static void add(float (&d)[kSums], const float (&sum)[kSums], const float (&scale)[2]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) d[i] += scale[i / 2 % 2] * sum[i];
+  }
+
+  /// This thread's scales of 128 columns.
+  struct ColumnScales {
+    static constexpr int kGroups = kSums / 8;  // of what one load brings
+    float of_group[kGroups][4];
+
+    __device__ void load(const float* scales, int begin, int end) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (group < begin || group >= end) continue;
+        const float4 four = reinterpret_cast<const float4*>(scales)[threadIdx.x % 4 + 4 * group];
+        of_group[group][0] = four.x;
+        of_group[group][1] = four.y;
+        of_group[group][2] = four.z;
+        of_group[group][3] = four.w;
+      }
+    }
+  };
+
+  /// wgrad: d += the sums, times both scales, when they are there. Waves one above the other have the same columns;
+  /// waves side by side load the first scales while their sums are computed and the others afterwards, for want of
+  /// registers. Sums are scaled in their own registers: products of two scales would want others.
+  __device__ static void finish_and_add(float (&d)[kSums], float (&sum)[kSums], const float (&scale)[2],
+                                        const float* scales_j, ColumnScales& columns, bool is_first_wave) {
+    constexpr int kEarly = kWide ? 2 : ColumnScales::kGroups;
+    if (kWide || is_first_wave) columns.load(scales_j, 0, kEarly);
+    finish(sum);
+    if (kWide) columns.load(scales_j, kEarly, ColumnScales::kGroups);
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      d[i] += columns.of_group[i / 8][i % 8 / 4 * 2 + i % 2] * sum[i] * scale[i / 2 % 2];
+    }
+  }
+
+  /// Writes a warp's part of 64 × 128 of the gradient, from registers, 64 bytes of a row by four lanes.
+  __device__ static void assign_gradient(const float (&d)[kSums], float* d_w, std::int64_t stride, int rows,
+                                         int columns) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+    const int column = lane % 2 * 8 + lane % 4 / 2 * 4;  // after the exchange
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float* to = d_w + (row + 8 * half) * stride + column;
+      const bool in_rows = row + 8 * half < rows;
+#pragma unroll
+      for (int i = 0; i < kSums / 8; ++i) {
+        const float* pair = d + 8 * i + 2 * half;  // and the pair of the next 8 columns
+        float4 sum{pair[0], pair[1], pair[4], pair[5]};
+        exchange_pair(sum.x, sum.z);
+        exchange_pair(sum.y, sum.w);
+        if (in_rows && 16 * i + column < columns) *reinterpret_cast<float4*>(to + 16 * i) = sum;
+      }
+    }
+  }
+
+  /// Adds it to what is there, by whole lines through shared memory: reductions in memory profit from that, stores from
+  /// the shorter way.
+  __device__ static void add_gradient(const float (&d)[kSums], float* d_w, std::int64_t stride, int rows, int columns,
+                                      WarpBuffer& buffer) {
+    constexpr int kRoundColumns = WarpBuffer::kRowBytes / 4;
+    const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+    for (int round = 0; round < kPiece / kRoundColumns; ++round) {
+#pragma unroll
+      for (int block = 0; block < kRoundColumns / 8; ++block) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int i = 4 * (round * (kRoundColumns / 8) + block) + 2 * half;
+          std::byte* to = buffer.at(lane / 4 + 8 * half, 2 * block + lane % 4 / 2) + lane % 2 * 8;
+          *reinterpret_cast<float2*>(to) = float2{d[i], d[i + 1]};
+        }
+      }
+      buffer.drain([&](int row, int chunk, uint4 bytes) {
+        const int column = round * kRoundColumns + chunk * 4;
+        if (first_row + row >= rows || column >= columns) return;
+        ptx::red_add_v4(d_w + (first_row + row) * stride + column, __builtin_bit_cast(float4, bytes));
+      });
+    }
+  }
+
+  __device__ static void write(const float (&d)[kWaves][kSums], const Work& work, const Params& p, int warpgroup,
+                               WarpBuffer& buffer) {
+    const std::int64_t stride = end_j(p);
+#pragma unroll
+    for (int wave = 0; wave < kWaves; ++wave) {
+      const std::int64_t row = first_i(work) + wave_i(wave, warpgroup);
+      const int column = first_j(work) + wave_j(wave);
+      const int rows = end_i(work, p) - static_cast<int>(row), columns = end_j(p) - column;
+      if (rows <= 0 || columns <= 0) continue;
+      if constexpr (kWgrad) {
+        float* d_w = p.d_w_EMN + (std::int64_t{work.expert} * p.m + row) * stride + column;
+        if (p.accumulate || !work.is_last_part) {
+          add_gradient(d[wave], d_w, stride, rows, columns, buffer);
+        } else {
+          assign_gradient(d[wave], d_w, stride, rows, columns);
+        }
+      } else {
+        store_rows(d[wave], p.y_RM + row * stride + column, stride, rows, columns, buffer);
+      }
+    }
+  }
+
+  /// Parts of a sum are written one after the other, last part first; the part after this one belongs to the next
+  /// share's block of the same rank.
+  template <typename Write>
+  __device__ static void write_in_turn(const Work& work, std::int32_t* done, int warpgroup, Write&& write_part) {
+    const bool first_thread = threadIdx.x % kWarpgroup == 0;
+    if (!work.is_last_part) {
+      if (first_thread) {
+        while (ptx::load_acquire_gpu(done + kCluster * kConsumers) <= work.expert) {
+        }
+      }
+      ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
+    }
+    write_part();
+    if (!work.is_first_part) {
+      __threadfence();
+      ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
+      if (first_thread) ptx::store_release_gpu(done, work.expert + 1);
+    }
+  }
+
+  __device__ static void consume(const Params& p, Shared& shared) {
+    const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
+    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4;  // of a wave, this thread's first
+    auto work_list = schedule(p, shared.groups);
+    Work work;
+    Position at;
+    while (work_list.next(work)) {
+      float d[kWaves][kSums];
+#pragma unroll
+      for (int wave = 0; wave < kWaves; ++wave) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) d[wave][i] = 0;
+      }
+      const int rows = end_i(work, p) - first_i(work), columns = end_j(p) - first_j(work);
+      for (int step = 0; step < num_steps(work); ++step, at.advance()) {
+        const auto release = [&] {
+          if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at.stage], lane);
+        };
+        const Shared::Stage& stage = shared.stages[at.stage];
+        const float* scales_i = kWide ? shared.scales_small[at.stage] : shared.scales_large[at.stage];
+        const float* scales_j = kWide ? shared.scales_large[at.stage] : shared.scales_small[at.stage];
+        ptx::mbarrier_wait(&shared.full[at.stage], at.parity);
+        bool released = false;
+        ColumnScales columns_j;
+#pragma unroll
+        for (int wave = 0; wave < kWaves; ++wave) {
+          const int i = wave_i(wave, warpgroup), j = wave_j(wave);
+          if (i < rows && j < columns) {  // else the tensor cores are the others'
+            const float scale[2] = {scales_i[i + row], scales_i[i + row + 8]};
+            float sum[kSums];
+            multiply(sum, ptx::wgmma_descriptor<ptx::Major::kK>((kWide ? stage.small : stage.large) + i * kStep),
+                     ptx::wgmma_descriptor<ptx::Major::kK>((kWide ? stage.large : stage.small) + j * kStep));
+            if constexpr (kWgrad) {
+              finish_and_add(d[wave], sum, scale, scales_j + j, columns_j, wave == 0);
+            } else {
+              finish(sum);
+              if (wave == kWaves - 1) {  // The stage is free; wgrad still reads its scales.
+                release();
+                released = true;
+              }
+              add(d[wave], sum, scale);
+            }
+          }
+        }
+        if (!released) release();
+      }
+      if (!work.store) continue;
+      WarpBuffer& buffer = shared.buffers[threadIdx.x / 32 - kWarpgroup / 32];
+      if constexpr (kWgrad) {
+        std::int32_t* done =
+            p.parts_done + (work_list.share() * kCluster + ptx::cluster_cta_rank()) * kConsumers + warpgroup;
+        write_in_turn(work, done, warpgroup, [&] { write(d, work, p, warpgroup, buffer); });
+      } else {
+        write(d, work, p, warpgroup, buffer);
+      }
+    }
+  }
+
+  __device__ static void run(const CUtensorMap& map_large, const CUtensorMap& map_small, const Params& p,
+                             Shared& shared) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kStages; ++i) {
+        ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
+        ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    if constexpr (kWgrad) {
+      WgradSchedule<kStep>::load(shared.groups, p.offsets_E1, p.num_experts);
+    } else {
+      RowSchedule<true, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
+    }
+    ptx::cluster_sync();
+    if (ptx::warpgroup_idx() == 0) {
+      ptx::set_max_registers_down<kProducerRegisters<kWgrad>>();
+      const int warp = threadIdx.x / 32;
+      if (threadIdx.x == 0) {
+        copy_operands(map_large, map_small, p, shared);
+      } else if (!kWgrad && warp >= 1 && warp <= kScaleWarps) {
+        if (p.scales_a.is_float) {
+          copy_scales<true>(p, shared, warp - 1);
+        } else {
+          copy_scales<false>(p, shared, warp - 1);
+        }
+      }
+    } else {
+      ptx::set_max_registers_up<kConsumerRegisters<kWgrad>>();
+      consume(p, shared);
+    }
+    // A block stays while others of its cluster may still copy to it or arrive at its barriers.
+    __syncthreads();
+    ptx::cluster_sync();
+  }
+};
+
+template <bool kWgrad, bool kWide>
+__global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
+    blockwise_gemm(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_small,
+                   const __grid_constant__ Params params) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) std::byte shared[];
+  Kernel<kWgrad, kWide>::run(map_large, map_small, params, *reinterpret_cast<Shared*>(shared));
+#endif
+}
+
+// --- wgrad's scales ------------------------------------------------------------------------------------------------
+
+struct ScaleRows {
+  Scales scales;
+  int count = 0;              // of rows
+  float* arranged = nullptr;  // [num_steps, arranged_row(count)]
+};
+
+inline constexpr int kArrangeTile = 32, kArrangeRows = 8;
+
+/// Writes A's scales step by step, and B's, these as scale_position says. parts_done is set to zero. Grid: num_steps
+/// and both operands' arranged_row, each in kArrangeTile; block: kArrangeTile × kArrangeRows.
+template <bool kFloat>
+__global__ void prepare_wgrad(ScaleRows a, ScaleRows b, int num_steps, std::int32_t* parts_done, int num_parts) {
+  __shared__ float tile[kArrangeTile][kArrangeTile + 1];
+  const int tiles_a = arranged_row(a.count) / kArrangeTile, x = threadIdx.x, tile_j = blockIdx.y;
+  const bool of_a = tile_j < tiles_a;
+  // By value: a choice of two places would have to be made in memory.
+  const Scales scales{.data = of_a ? a.scales.data : b.scales.data, .stride = of_a ? a.scales.stride : b.scales.stride};
+  const int count = of_a ? a.count : b.count;
+  float* arranged = of_a ? a.arranged : b.arranged;
+  const int step0 = blockIdx.x * kArrangeTile, j0 = (of_a ? tile_j : tile_j - tiles_a) * kArrangeTile;
+  if (blockIdx.x == 0 && tile_j == 0) {
+    for (int i = threadIdx.y * kArrangeTile + x; i < num_parts; i += kArrangeTile * kArrangeRows) parts_done[i] = 0;
+  }
+  constexpr int kPerStep = kFloat ? 1 : kStep / mx::kBlock;
+#pragma unroll
+  for (int i = 0; i < kArrangeTile / kArrangeRows; ++i) {
+    const int y = threadIdx.y + i * kArrangeRows;
+    const bool inside = j0 + y < count && step0 + x < num_steps;
+    tile[y][x] = Scales::value<kFloat>(scales.load<kFloat>(j0 + y, (step0 + x) * kPerStep, inside));
+  }
+  __syncthreads();
+  const int at = of_a ? j0 + x : j0 / kPiece * kPiece + scale_position(j0 % kPiece + x);
+  for (int y = threadIdx.y; y < kArrangeTile && step0 + y < num_steps; y += kArrangeRows) {
+    arranged[std::int64_t{step0 + y} * arranged_row(count) + at] = tile[x][y];
+  }
+}
+
+}  // namespace tessera::cuda::sm90::fp8

@@ -1,0 +1,235 @@
+// Who computes which tile of a grouped matrix product, from offsets that only the device knows. Every thread of a
+// cluster of two blocks walks the same list of work; nothing is communicated.
+//
+// A tile is 128 indices of operand a by 256 of operand b. The blocks of a cluster take neighbouring tiles, a fastest,
+// so that b is as a rule the same for both and is loaded once. Within an expert, tiles go in bands of kBand along a:
+// what runs at one time shares both operands in the L2 cache.
+#pragma once
+
+#include <cstdint>
+
+#include "ops/gemm/sm90/sm90_grouped_gemm.h"
+#include "ops/kit/ptx.cuh"
+
+namespace tessera::cuda::sm90 {
+
+inline constexpr int kTileA = 128, kTileB = 256;
+inline constexpr int kBand = 16;
+
+__host__ __device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
+
+/// One block's next item: one tile, or a part of its sum over K.
+struct Work {
+  int expert = 0;
+  int row_begin = 0, row_end = 0;  // the expert's
+  int a = 0, b = 0;                // the tile's first indices
+  int k_begin = 0, k_count = 0;    // in steps
+  bool b_is_shared = false;        // the cluster's blocks have the same b
+  bool store = true;               // false: there to keep the other block company
+  bool is_last_part = true;        // of the sum: written first
+  bool is_first_part = true;
+};
+
+struct TilePosition {
+  int a, b;
+};
+
+/// The local-th of num_a · num_b tiles.
+__device__ inline TilePosition tile_position(int local, int num_a, int num_b) {
+  const int band = local / (kBand * num_b);
+  const int in_band = local - band * kBand * num_b;
+  const int width = min(kBand, num_a - band * kBand);
+  const int b = in_band / width;
+  return {band * kBand + in_band - b * width, b};
+}
+
+/// What the schedules know of the groups, in shared memory.
+struct Groups {
+  int offsets[kSm90MaxExperts + 1];
+  int first[kSm90MaxExperts + 1];  // sums of what `count` gave for the experts before
+
+  /// By the whole block. count(rows) is an expert's number of tiles, or of steps.
+  template <typename Count>
+  __device__ void load(const std::int32_t* offsets_E1, int num_experts, Count count) {
+    constexpr int kPerLane = kSm90MaxExperts / 32;
+    for (int e = threadIdx.x; e <= num_experts; e += blockDim.x) offsets[e] = offsets_E1[e];
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      const int begin = threadIdx.x * kPerLane;
+      int sum = 0;
+      for (int e = begin; e < min(begin + kPerLane, num_experts); ++e) sum += count(offsets[e + 1] - offsets[e]);
+      int before = sum;
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int other = __shfl_up_sync(0xffffffff, before, distance);
+        if (threadIdx.x >= distance) before += other;
+      }
+      before -= sum;
+      for (int e = begin; e < min(begin + kPerLane, num_experts); ++e) {
+        first[e] = before;
+        before += count(offsets[e + 1] - offsets[e]);
+      }
+      if (begin < num_experts && begin + kPerLane >= num_experts) first[num_experts] = before;
+    }
+    __syncthreads();
+  }
+};
+
+/// Forward and dgrad: all experts' tiles in one list, dealt round. Every tile costs the same.
+template <bool kTransposed, int kStepK>
+class RowSchedule {
+ public:
+  static constexpr int kTileRows = kTransposed ? kTileB : kTileA, kTileColumns = kTransposed ? kTileA : kTileB;
+
+  __device__ RowSchedule(const Groups& groups, int num_experts, int columns, int k)
+      : groups_(groups),
+        num_tiles_(groups.first[num_experts]),
+        column_tiles_(ceil_div(columns, kTileColumns)),
+        k_count_(ceil_div(k, kStepK)),
+        rank_(ptx::cluster_cta_rank()),
+        pair_(ptx::cluster_idx()),
+        num_clusters_(ptx::num_clusters()) {}
+
+  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts, int columns) {
+    const int column_tiles = ceil_div(columns, kTileColumns);
+    groups.load(offsets_E1, num_experts, [&](int rows) { return ceil_div(rows, kTileRows) * column_tiles; });
+  }
+
+  __device__ bool next(Work& work) {
+    if (2 * pair_ >= num_tiles_) return false;
+    const int tile = 2 * pair_ + rank_;
+    pair_ += num_clusters_;
+    // A tile without a partner: both blocks do it, one stores it.
+    const int real = min(tile, num_tiles_ - 1);
+    while (real >= groups_.first[expert_ + 1]) ++expert_;
+    work.expert = expert_;
+    work.row_begin = groups_.offsets[expert_];
+    work.row_end = groups_.offsets[expert_ + 1];
+    const int row_tiles = ceil_div(work.row_end - work.row_begin, kTileRows);
+    const int num_a = kTransposed ? column_tiles_ : row_tiles, num_b = kTransposed ? row_tiles : column_tiles_;
+    const int first = groups_.first[expert_], end = groups_.first[expert_ + 1];
+    const TilePosition mine = tile_position(real - first, num_a, num_b);
+    const int other = tile ^ 1;
+    work.store = tile < num_tiles_;
+    work.a = mine.a * kTileA;
+    work.b = mine.b * kTileB;
+    work.b_is_shared = !work.store || other >= num_tiles_ ||
+                       (other >= first && other < end && tile_position(other - first, num_a, num_b).b == mine.b);
+    (kTransposed ? work.b : work.a) += work.row_begin;
+    work.k_begin = 0;
+    work.k_count = k_count_;
+    return true;
+  }
+
+ private:
+  const Groups& groups_;
+  const int num_tiles_, column_tiles_, k_count_, rank_;
+  int pair_, num_clusters_, expert_ = 0;
+};
+
+/// wgrad: an expert's tiles all sum over its rows, so that costs differ between experts. Pairs of tiles are dealt round
+/// expert by expert. Where one pair is more than 1 / kFineness of what a cluster does in all, the pairs that do not go
+/// round are cut along K instead, an equal share for each cluster. The parts of a sum are written one after the other,
+/// last part first: a cluster begins with the end of one sum and ends with the beginning of the next, so that as a rule
+/// the part that it has to wait for was done long ago.
+template <int kStepK>
+class WgradSchedule {
+ public:
+  static constexpr int kFineness = 32;
+  static constexpr int kMinPart = 1024 / kStepK;  // steps
+
+  __device__ WgradSchedule(const Groups& groups, int num_experts, int num_a, int num_b, bool assign)
+      : groups_(groups),
+        num_experts_(num_experts),
+        num_a_(num_a),
+        num_b_(num_b),
+        num_pairs_(ceil_div(num_a * num_b, 2)),
+        assign_(assign),
+        rank_(ptx::cluster_cta_rank()),
+        num_clusters_(ptx::num_clusters()),
+        // Shares go to clusters in falling order: a part waits for clusters that were started earlier only.
+        share_(num_clusters_ - 1 - static_cast<int>(ptx::cluster_idx())) {
+    start_expert();
+  }
+
+  __device__ static void load(Groups& groups, const std::int32_t* offsets_E1, int num_experts) {
+    groups.load(offsets_E1, num_experts, [](int rows) { return ceil_div(rows, kStepK); });
+  }
+
+  /// Which parts of sums this cluster writes, and which one it waits for.
+  __device__ int share() const { return share_; }
+
+  __device__ bool next(Work& work) {
+    while (expert_ < num_experts_) {
+      work.expert = expert_;
+      work.row_begin = groups_.offsets[expert_];
+      work.row_end = groups_.offsets[expert_ + 1];
+      if (pair_ < whole_pairs_) {
+        set_pair(work, pair_, 0, steps_);
+        pair_ += num_clusters_;
+        return true;
+      }
+      if (unit_ < unit_end_) {
+        const int split_pair = unit_ / steps_, k_begin = unit_ - split_pair * steps_;
+        const int k_end = min(steps_, k_begin + unit_end_ - unit_);
+        set_pair(work, whole_pairs_ + split_pair, k_begin, k_end);
+        unit_ += k_end - k_begin;
+        return true;
+      }
+      ++expert_;
+      start_expert();
+    }
+    return false;
+  }
+
+ private:
+  __device__ void start_expert() {
+    if (expert_ >= num_experts_) return;
+    const int rows = groups_.offsets[expert_ + 1] - groups_.offsets[expert_];
+    steps_ = ceil_div(rows, kStepK);
+    unit_ = unit_end_ = 0;
+    whole_pairs_ = num_pairs_;
+    if (rows <= 0) {
+      if (assign_) {
+        steps_ = 1;  // of rows that are all masked: zeros
+      } else {
+        whole_pairs_ = 0;
+      }
+    }
+    const std::int64_t all_steps = std::int64_t{groups_.first[num_experts_]} * num_pairs_;
+    if (std::int64_t{steps_} * num_clusters_ * kFineness > all_steps && steps_ > kMinPart) {
+      whole_pairs_ = num_pairs_ / num_clusters_ * num_clusters_;
+      const int units = (num_pairs_ - whole_pairs_) * steps_;
+      const int part = max(ceil_div(units, num_clusters_), kMinPart);
+      unit_ = min(share_ * part, units);
+      unit_end_ = min(unit_ + part, units);
+      pair_ = share_;
+    } else {
+      pair_ = share_ - turn_ + (share_ < turn_ ? num_clusters_ : 0);
+      turn_ = (turn_ + whole_pairs_) % num_clusters_;
+    }
+  }
+
+  __device__ void set_pair(Work& work, int pair, int k_begin, int k_end) {
+    const int num_tiles = num_a_ * num_b_;
+    const int tile = 2 * pair + rank_;
+    work.store = tile < num_tiles;
+    const TilePosition mine = tile_position(min(tile, num_tiles - 1), num_a_, num_b_);
+    const TilePosition other = tile_position(min(tile ^ 1, num_tiles - 1), num_a_, num_b_);
+    work.a = mine.a * kTileA;
+    work.b = mine.b * kTileB;
+    work.b_is_shared = mine.b == other.b;
+    work.k_begin = k_begin;
+    work.k_count = k_end - k_begin;
+    work.is_first_part = k_begin == 0;
+    work.is_last_part = k_end == steps_;
+  }
+
+  const Groups& groups_;
+  const int num_experts_, num_a_, num_b_, num_pairs_;
+  const bool assign_;
+  const int rank_, num_clusters_, share_;
+  int expert_ = 0, turn_ = 0;
+  int steps_ = 0, pair_ = 0, whole_pairs_ = 0, unit_ = 0, unit_end_ = 0;
+};
+
+}  // namespace tessera::cuda::sm90

@@ -1,0 +1,59 @@
+// From tensors to kernels: choosing the instance of a kernel by dtype and alignment, and its grid.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "device/cuda_check.h"
+#include "ops/kit/vec.cuh"
+#include "ops/runtime/context.h"
+#include "ops/runtime/runtime.h"
+
+namespace tessera::cuda {
+
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+inline cudaStream_t stream_of(const Context& op) { return op.cuda->stream().handle(); }
+
+/// Calls body(T{}) with T = float or __nv_bfloat16.
+template <typename Body>
+void for_float_type(DType dtype, Body&& body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(float{});
+    case DType::kBFloat16:
+      return body(__nv_bfloat16{});
+    default:
+      break;
+  }
+  TESSERA_CHECK(false, "{} is no floating-point type", name_of(dtype));
+}
+
+/// Calls body(std::integral_constant<int, N>) with N = kLanes or 1.
+template <typename Body>
+void for_lanes(bool in_lanes, Body&& body) {
+  if (in_lanes) {
+    body(std::integral_constant<int, kLanes>{});
+  } else {
+    body(std::integral_constant<int, 1>{});
+  }
+}
+
+/// A tensor's numbers as kernels see them; T is checked by its size only.
+template <typename T>
+T* numbers(const Tensor& x) {
+  TESSERA_CHECK(!x.defined() || size_of(x.dtype()) == sizeof(T), "{}", name_of(x.dtype()));
+  return static_cast<T*>(x.raw());
+}
+
+/// Blocks of `threads` for `items` of work, one a thread, in a kernel whose threads go on by the grid's size: enough to
+/// fill the GPU, not more than there is work for, at least one.
+inline int grid_for(const Context& op, std::int64_t items, int threads) {
+  constexpr std::int64_t kBlocksPerSm = 16;
+  const std::int64_t blocks = (items + threads - 1) / threads;
+  return static_cast<int>(std::clamp<std::int64_t>(blocks, 1, op.cuda->num_sms() * kBlocksPerSm));
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,24 @@
+// Sums whose order depends on the problem only.
+#pragma once
+
+#include "ops/kit/launch.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr int kMaxThreads = 1024;
+
+/// The sum over a block's threads (whole warps), in all of them. `slots`, shared, one per warp: not to be used again
+/// before the next barrier.
+template <typename Number>
+__device__ Number sum_of_block(Number sum, Number* slots) {
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+  if (blockDim.x <= kWarp) return sum;
+  if (threadIdx.x % kWarp == 0) slots[threadIdx.x / kWarp] = sum;
+  __syncthreads();
+  sum = 0;
+  for (unsigned i = 0; i < blockDim.x / kWarp; ++i) sum += slots[i];
+  return sum;
+}
+
+}  // namespace tessera::cuda

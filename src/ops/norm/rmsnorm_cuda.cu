@@ -1,0 +1,398 @@
+#include <cuda_pipeline.h>
+
+#include "ops/kit/reduce.cuh"
+#include "ops/norm/rmsnorm.h"
+#include "ops/quantize/tile_quantizer.cuh"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kRowsPerBlock = 4;
+/// Blocks of the backward, each with its own sum of d_w: two for each of Hopper's SMs.
+constexpr std::int64_t kBackwardBlocks = 2 * 132;
+/// Their threads: as many for a row as it needs, and rows at a time as make kBackwardThreads of them.
+constexpr int kMaxRowThreads = 512, kBackwardThreads = 256;
+constexpr std::size_t kMostShared = 226 << 10;
+
+template <typename T>
+struct ForwardArgs {
+  const T *x, *delta, *w;  // delta: null without a residual
+  std::int64_t x_stride;
+  T *sum, *y;  // y: null if only rstd is wanted
+  float* rstd;
+  float eps;
+  std::int64_t num_rows, length;
+};
+
+__device__ inline float rstd_of(float squares, std::int64_t length, float eps) {
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(~0u, squares, lanes);
+  return 1.0f / sqrtf(squares / static_cast<float>(length) + eps);
+}
+
+/// A row a warp, held in registers: kParts times 8 numbers a lane.
+template <typename T, int kParts>
+__global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const ForwardArgs<T> args) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
+  if (row >= args.num_rows) return;
+  const int first = threadIdx.x % kWarp * kLanes;
+  Lanes<T, kLanes> x[kParts];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int j = first + part * kWarp * kLanes;
+    if (j < args.length) x[part] = get_lanes<kLanes>(args.x + row * args.x_stride + j);
+  }
+  if (args.delta != nullptr) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int j = first + part * kWarp * kLanes;
+      if (j >= args.length) continue;
+      const auto delta = get_lanes<kLanes>(args.delta + row * args.length + j);
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) x[part].x[i] = from_float<T>(to_float(x[part].x[i]) + to_float(delta.x[i]));
+      put_lanes(x[part], args.sum + row * args.length + j);
+    }
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (first + part * kWarp * kLanes >= args.length) continue;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) squares += to_float(x[part].x[i]) * to_float(x[part].x[i]);
+  }
+  const float rstd = rstd_of(squares, args.length, args.eps);
+  if (first == 0) args.rstd[row] = rstd;
+  if (args.y == nullptr) return;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    const int j = first + part * kWarp * kLanes;
+    if (j >= args.length) continue;
+    float w[kLanes];
+    load_lanes(args.w + j, w);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) w[i] = to_float(x[part].x[i]) * rstd * w[i];
+    store_lanes(w, args.y + row * args.length + j);
+  }
+}
+
+/// The same number by number, of any length: reads rows twice.
+template <typename T>
+__global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_scalar_kernel(const ForwardArgs<T> args) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
+  if (row >= args.num_rows) return;
+  const T* x = args.x + row * args.x_stride;
+  const auto number = [&](std::int64_t j) {
+    return args.delta == nullptr ? to_float(x[j])
+                                 : rounded<T>(to_float(x[j]) + to_float(args.delta[row * args.length + j]));
+  };
+  float squares = 0.0f;
+  for (std::int64_t j = threadIdx.x % kWarp; j < args.length; j += kWarp) squares += number(j) * number(j);
+  const float rstd = rstd_of(squares, args.length, args.eps);
+  if (threadIdx.x % kWarp == 0) args.rstd[row] = rstd;
+  for (std::int64_t j = threadIdx.x % kWarp; j < args.length; j += kWarp) {
+    const float value = number(j);
+    if (args.delta != nullptr) args.sum[row * args.length + j] = from_float<T>(value);
+    if (args.y != nullptr) args.y[row * args.length + j] = from_float<T>(value * rstd * to_float(args.w[j]));
+  }
+}
+
+template <typename T>
+struct BackwardArgs {
+  const T *d_y, *x, *w;
+  const float* rstd;
+  T* d_x;
+  std::int64_t x_stride, d_x_stride;
+  bool accumulate;
+  float* parts;  // [blocks, length] of d_w
+  std::int64_t num_rows, length;
+  float inverse_length;
+};
+
+/// d_y, x and old d_x.
+constexpr int kOperands = 3;
+
+/// A thread's numbers of a row, on their way to shared memory, where only that thread looks at them.
+template <typename T, int kCount>
+__device__ void copy_lanes_async(const T* from, Lanes<T, kCount>& to) {
+  if constexpr (kCount == 1) {
+    to.x[0] = *from;
+  } else {
+    constexpr int kPiece = 16;
+#pragma unroll
+    for (std::size_t i = 0; i < sizeof to; i += kPiece) {
+      __pipeline_memcpy_async(reinterpret_cast<char*>(&to) + i, reinterpret_cast<const char*>(from) + i, kPiece);
+    }
+  }
+}
+
+/// A team of threads a row, of which each has kParts times kCount numbers; blockDim.y teams a block. While a team works
+/// on a row, its next one is on its way to shared memory. With u = x · rstd:
+/// d_x = rstd · (d_y · w - u · mean(d_y · w · u)), d_w += d_y · u.
+template <typename T, int kCount, int kParts>
+__global__ void __launch_bounds__(kMaxRowThreads) backward_kernel(const BackwardArgs<T> args) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ float slots[2][kMaxRowThreads / kWarp];
+  const int num_threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  // The threads' d_y, x and old d_x of two rows, part by part, so that those of a warp are neighbours.
+  auto* of_thread = reinterpret_cast<Lanes<T, kCount>*>(shared) + thread;
+  const auto lanes_of = [&](int odd, int operand, int part) -> Lanes<T, kCount>& {
+    return of_thread[((odd * kOperands + operand) * kParts + part) * num_threads];
+  };
+  const auto column = [](int part) { return static_cast<int>(part * blockDim.x + threadIdx.x) * kCount; };
+  const auto load = [&](std::int64_t row, int odd) {
+    if (row < args.num_rows) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int j = column(part);
+        if (j >= args.length) continue;
+        copy_lanes_async(args.d_y + row * args.length + j, lanes_of(odd, 0, part));
+        copy_lanes_async(args.x + row * args.x_stride + j, lanes_of(odd, 1, part));
+        if (args.accumulate) copy_lanes_async(args.d_x + row * args.d_x_stride + j, lanes_of(odd, 2, part));
+      }
+    }
+    __pipeline_commit();
+  };
+  const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.y, step = std::int64_t{gridDim.x} * blockDim.y;
+  load(first + threadIdx.y, 0);
+  load(first + threadIdx.y + step, 1);
+  float next_rstd = first + threadIdx.y < args.num_rows ? args.rstd[first + threadIdx.y] : 0.0f;
+  float d_w[kParts][kCount] = {};
+  Lanes<T, kCount> w[kParts] = {};
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (column(part) < args.length) w[part] = get_lanes<kCount>(args.w + column(part));
+  }
+  int odd = 0;
+  for (std::int64_t start = first; start < args.num_rows; start += step, odd ^= 1) {
+    const std::int64_t row = start + threadIdx.y;
+    const std::int64_t length = row < args.num_rows ? args.length : 0;
+    const float rstd = next_rstd;
+    if (row + step < args.num_rows) next_rstd = args.rstd[row + step];
+    __pipeline_wait_prior(1);
+    float dot = 0.0f;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (column(part) >= length) continue;
+      const Lanes<T, kCount> d_y = lanes_of(odd, 0, part), x = lanes_of(odd, 1, part);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float gradient = to_float(d_y.x[i]), u = to_float(x.x[i]) * rstd;
+        d_w[part][i] += gradient * u;
+        dot += gradient * to_float(w[part].x[i]) * u;
+      }
+    }
+#pragma unroll
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0u, dot, lanes);
+    if (blockDim.x > kWarp) {
+      const int num_warps = blockDim.x / kWarp;
+      if (threadIdx.x % kWarp == 0) slots[odd][thread / kWarp] = dot;
+      __syncthreads();
+      dot = 0.0f;
+      for (int i = 0; i < num_warps; ++i) dot += slots[odd][threadIdx.y * num_warps + i];
+    }
+    const float factor = dot * rstd * rstd * args.inverse_length;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int j = column(part);
+      if (j >= length) continue;
+      const Lanes<T, kCount> d_y = lanes_of(odd, 0, part), x = lanes_of(odd, 1, part);
+      float sum[kCount] = {};
+      if (args.accumulate) {
+        const Lanes<T, kCount> old = lanes_of(odd, 2, part);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) sum[i] = to_float(old.x[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const float d_u = to_float(d_y.x[i]) * to_float(w[part].x[i]);
+        sum[i] += rstd * d_u - to_float(x.x[i]) * factor;
+      }
+      store_lanes(sum, args.d_x + row * args.d_x_stride + j);
+    }
+    load(row + 2 * step, odd);
+  }
+  // The teams' sums, in order. Lines of the threads' first numbers, second numbers and so on; with a gap of 4 between
+  // them, so that neither those who write nor those who read meet a bank twice.
+  float* sums = reinterpret_cast<float*>(shared);
+  const int line = num_threads + 4;
+  __pipeline_wait_prior(0);
+  __syncthreads();
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[(part * kCount + i) * line + thread] = d_w[part][i];
+  }
+  __syncthreads();
+  for (int j = thread; j < args.length; j += num_threads) {
+    const int lanes = j / kCount, part = lanes / blockDim.x;
+    const float* from = sums + (part * kCount + j % kCount) * line + lanes % blockDim.x;
+    float sum = 0.0f;
+    for (int team = 0; team < static_cast<int>(blockDim.y); ++team) sum += from[team * blockDim.x];
+    args.parts[blockIdx.x * args.length + j] = sum;
+  }
+}
+
+/// 32 columns a block: each warp sums some of the parts, then their sums are added in order.
+__global__ void add_parts_kernel(const float* parts, std::int64_t num_parts, std::int64_t length, float* d_w) {
+  __shared__ float of_warp[kMaxThreads / kWarp][kWarp];
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const std::int64_t j = std::int64_t{blockIdx.x} * kWarp + lane;
+  float sum = 0.0f;
+  if (j < length) {
+#pragma unroll 8
+    for (std::int64_t part = warp; part < num_parts; part += kMaxThreads / kWarp) sum += parts[part * length + j];
+  }
+  of_warp[warp][lane] = sum;
+  __syncthreads();
+  if (warp != 0 || j >= length) return;
+  for (int i = 1; i < kMaxThreads / kWarp; ++i) sum += of_warp[i][lane];
+  d_w[j] += sum;
+}
+
+/// x · rstd · w of rows whose rstd is known.
+template <typename T>
+struct Normalised {
+  using Number = T;
+  static constexpr int kOutputs = 1, kInFlight = 8, kTeams = 1;
+  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 3 : 2;
+  static constexpr bool kSums = false;
+  template <int kCount>
+  struct Input {
+    Lanes<T, kCount> x;
+    float rstd;
+  };
+  template <int kCount>
+  using Columns = Lanes<T, kCount>;
+
+  const T* x;
+  std::int64_t stride;
+  const float* rstd;
+  const T* w;
+
+  template <int kCount>
+  __device__ Input<kCount> load(std::int64_t, std::int64_t row, std::int64_t column) const {
+    return {get_lanes<kCount>(x + row * stride + column), rstd[row]};
+  }
+  template <int kCount>
+  __device__ Columns<kCount> columns(std::int64_t column) const {
+    return get_lanes<kCount>(w + column);
+  }
+  template <int kCount>
+  __device__ void compute(const Input<kCount>& input, const Columns<kCount>& of_columns, Lanes<T, kCount> (&out)[1],
+                          float&) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      out[0].x[i] = from_float<T>(to_float(input.x.x[i]) * input.rstd * to_float(of_columns.x[i]));
+    }
+  }
+};
+
+/// Calls body(kParts) with the instance of forward_kernel for rows of `length`.
+template <typename Body>
+void for_parts(std::int64_t length, Body&& body) {
+  const std::int64_t parts = (length + kWarp * kLanes - 1) / (kWarp * kLanes);
+  if (parts <= 2) return body(std::integral_constant<int, 2>{});
+  if (parts <= 8) return body(std::integral_constant<int, 8>{});
+  if (parts <= 16) return body(std::integral_constant<int, 16>{});
+  body(std::integral_constant<int, 32>{});
+}
+
+/// The longest rows that the kernels' registers hold.
+constexpr std::int64_t kMaxLength = 32 * kWarp * kLanes;
+
+void forward(const Context& op, const Tensor& x_TN, const Tensor& delta_TN, const Tensor& w_N, float eps,
+             const Tensor& sum_TN, const GemmOperand& y_TN, const Tensor& rstd_T) {
+  const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
+  if (op.measuring() || num_rows == 0 || length == 0) return;
+  const bool lanes = length <= kMaxLength && in_lanes(x_TN, delta_TN, w_N.reshape({1, length}), sum_TN, y_TN.plain);
+  for_float_type(x_TN.dtype(), [&]<typename T>(T) {
+    const ForwardArgs<T> args{.x = numbers<T>(x_TN),
+                              .delta = delta_TN.defined() ? numbers<T>(delta_TN) : nullptr,
+                              .w = numbers<T>(w_N),
+                              .x_stride = x_TN.stride(),
+                              .sum = sum_TN.defined() ? numbers<T>(sum_TN) : nullptr,
+                              .y = y_TN.quantized() ? nullptr : numbers<T>(y_TN.plain),
+                              .rstd = numbers<float>(rstd_T),
+                              .eps = eps,
+                              .num_rows = num_rows,
+                              .length = length};
+    const auto blocks = static_cast<unsigned>((num_rows + kRowsPerBlock - 1) / kRowsPerBlock);
+    if (lanes) {
+      for_parts(length, [&](auto parts) {
+        forward_kernel<T, decltype(parts)::value><<<blocks, kRowsPerBlock * kWarp, 0, stream_of(op)>>>(args);
+      });
+    } else {
+      forward_scalar_kernel<<<blocks, kRowsPerBlock * kWarp, 0, stream_of(op)>>>(args);
+    }
+    if (!y_TN.quantized()) return;
+    const Tensor& x = sum_TN.defined() ? sum_TN : x_TN;
+    run_tiles(op,
+              TileArgs<Normalised<T>>{.producer = {.x = numbers<T>(x),
+                                                   .stride = x.stride(),
+                                                   .rstd = numbers<const float>(rstd_T),
+                                                   .w = numbers<T>(w_N)},
+                                      .outputs = {tile_outputs<T>(y_TN)},
+                                      .num_rows = num_rows,
+                                      .length = length},
+              lanes);
+  });
+}
+
+}  // namespace
+
+void rmsnorm_forward(const Context& op, const Tensor& x_TN, const Tensor& w_N, float eps, const GemmOperand& y_TN,
+                     const Tensor& rstd_T) {
+  forward(op, x_TN, {}, w_N, eps, {}, y_TN, rstd_T);
+}
+
+void residual_rmsnorm_forward(const Context& op, const Tensor& x_TN, const Tensor& delta_TN, const Tensor& w_N,
+                              float eps, const Tensor& sum_TN, const GemmOperand& y_TN, const Tensor& rstd_T) {
+  forward(op, x_TN, delta_TN, w_N, eps, sum_TN, y_TN, rstd_T);
+}
+
+void rmsnorm_backward(const Context& op, const Tensor& d_y_TN, const Tensor& x_TN, const Tensor& w_N,
+                      const Tensor& rstd_T, const Tensor& d_x_TN, Write write_d_x, const Tensor& d_w_N) {
+  const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);
+  const std::int64_t num_blocks = std::min(kBackwardBlocks, num_rows);
+  const ArenaScope scope(*op.arena);
+  const Tensor parts = op.arena->allocate({num_blocks, length}, DType::kFloat32);
+  if (op.measuring() || num_rows == 0 || length == 0) return;
+  for_float_type(x_TN.dtype(), [&]<typename T>(T) {
+    const BackwardArgs<T> args{.d_y = numbers<T>(d_y_TN),
+                               .x = numbers<T>(x_TN),
+                               .w = numbers<T>(w_N),
+                               .rstd = numbers<const float>(rstd_T),
+                               .d_x = numbers<T>(d_x_TN),
+                               .x_stride = x_TN.stride(),
+                               .d_x_stride = d_x_TN.stride(),
+                               .accumulate = write_d_x == Write::kAccumulate,
+                               .parts = numbers<float>(parts),
+                               .num_rows = num_rows,
+                               .length = length,
+                               .inverse_length = 1.0f / static_cast<float>(length)};
+    const auto launch = [&](auto count, auto num_parts) {
+      constexpr int kCount = decltype(count)::value, kParts = decltype(num_parts)::value;
+      constexpr std::int64_t kPerWarp = kWarp * kCount * kParts;
+      const std::int64_t threads = (length + kPerWarp - 1) / kPerWarp * kWarp;
+      const std::int64_t teams =
+          std::clamp<std::int64_t>(kBackwardThreads / threads, 1, (num_rows + num_blocks - 1) / num_blocks);
+      const std::size_t num_bytes =
+          static_cast<std::size_t>(threads * teams * 2 * kOperands * kParts) * sizeof(Lanes<T, kCount>);
+      TESSERA_CHECK(threads <= kMaxRowThreads && num_bytes <= kMostShared, "rows of {}", length);
+      const auto kernel = backward_kernel<T, kCount, kParts>;
+      TESSERA_CUDA(
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(num_bytes)));
+      kernel<<<static_cast<unsigned>(num_blocks), dim3(static_cast<unsigned>(threads), static_cast<unsigned>(teams)),
+               num_bytes, stream_of(op)>>>(args);
+    };
+    if (length <= kMaxLength && in_lanes(d_y_TN, x_TN, w_N.reshape({1, length}), d_x_TN)) {
+      launch(std::integral_constant<int, kLanes>{}, std::integral_constant<int, 2>{});
+    } else {
+      launch(std::integral_constant<int, 1>{}, std::integral_constant<int, 32>{});
+    }
+  });
+  add_parts_kernel<<<static_cast<unsigned>((length + kWarp - 1) / kWarp), kMaxThreads, 0, stream_of(op)>>>(
+      numbers<const float>(parts), num_blocks, length, numbers<float>(d_w_N));
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,193 @@
+#include "ops/kit/reduce.cuh"
+#include "ops/optimizer/adamw.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+/// Parts of a sum: as many blocks as a large GPU runs at once.
+constexpr int kParts = 1024;
+
+/// `Moment`: float or __nv_bfloat16.
+template <typename Moment>
+struct AdamWArgs {
+  AdamWOptions options;
+  const AdamWStep* step;
+  const float* d_w;
+  Moment *m, *v;
+  float* w;
+  __nv_bfloat16* shadow;  // null: none
+  std::int64_t size;
+};
+
+/// Numbers that are read or written once: not to be kept in the cache. kCount is 4 (one access of 16 bytes, 8 in
+/// bfloat16) or 1.
+template <int kCount>
+__device__ void load_once(const float* from, float (&x)[kCount]) {
+  if constexpr (kCount == 4) {
+    const float4 four = __ldcs(reinterpret_cast<const float4*>(from));
+    x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+  } else {
+    x[0] = *from;
+  }
+}
+template <int kCount>
+__device__ void load_once(const __nv_bfloat16* from, float (&x)[kCount]) {
+  if constexpr (kCount == 4) {
+    const uint2 words = __ldcs(reinterpret_cast<const uint2*>(from));
+    __nv_bfloat162 pairs[2];
+    memcpy(pairs, &words, sizeof words);
+    const float2 low = __bfloat1622float2(pairs[0]), high = __bfloat1622float2(pairs[1]);
+    x[0] = low.x, x[1] = low.y, x[2] = high.x, x[3] = high.y;
+  } else {
+    x[0] = __bfloat162float(*from);
+  }
+}
+template <int kCount>
+__device__ void store_once(const float (&x)[kCount], float* to) {
+  if constexpr (kCount == 4) {
+    __stcs(reinterpret_cast<float4*>(to), float4{x[0], x[1], x[2], x[3]});
+  } else {
+    *to = x[0];
+  }
+}
+template <int kCount>
+__device__ void store_once(const float (&x)[kCount], __nv_bfloat16* to) {
+  if constexpr (kCount == 4) {
+    const __nv_bfloat162 pairs[] = {__floats2bfloat162_rn(x[0], x[1]), __floats2bfloat162_rn(x[2], x[3])};
+    uint2 words;
+    memcpy(&words, pairs, sizeof words);
+    __stcs(reinterpret_cast<uint2*>(to), words);
+  } else {
+    *to = __float2bfloat16_rn(x[0]);
+  }
+}
+
+/// A thread's next accesses are kThreads · kCount numbers further on, so that those of a warp are neighbours.
+template <int kCount, typename Moment>
+__global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment> args) {
+  constexpr int kAccesses = 2;  // of every array, before the first result is written
+  const AdamWStep step = *args.step;
+  if (step.finite == 0.0f) return;
+  const float beta1 = args.options.beta1, beta2 = args.options.beta2;
+  const float keep = 1.0f - step.learning_rate * args.options.weight_decay;
+  const float rate = step.learning_rate * step.correction1;
+  constexpr std::int64_t kPerAccess = kThreads * kCount, kPerBlock = kAccesses * kPerAccess;
+  for (std::int64_t first = blockIdx.x * kPerBlock + threadIdx.x * kCount; first < args.size;
+       first += gridDim.x * kPerBlock) {
+    float g[kAccesses][kCount], m[kAccesses][kCount], v[kAccesses][kCount], w[kAccesses][kCount];
+#pragma unroll
+    for (int access = 0; access < kAccesses; ++access) {
+      const std::int64_t i = first + access * kPerAccess;
+      if (i >= args.size) break;
+      load_once(args.d_w + i, g[access]);
+      load_once(args.m + i, m[access]);
+      load_once(args.v + i, v[access]);
+      load_once(args.w + i, w[access]);
+    }
+#pragma unroll
+    for (int access = 0; access < kAccesses; ++access) {
+      const std::int64_t i = first + access * kPerAccess;
+      if (i >= args.size) break;
+#pragma unroll
+      for (int lane = 0; lane < kCount; ++lane) {
+        const float gradient = g[access][lane] * step.gradient_scale;
+        float &m_i = m[access][lane], &v_i = v[access][lane], &w_i = w[access][lane];
+        m_i = beta1 * m_i + (1.0f - beta1) * gradient;
+        v_i = beta2 * v_i + (1.0f - beta2) * gradient * gradient;
+        w_i = keep * w_i - rate * m_i / (sqrtf(v_i * step.correction2) + args.options.epsilon);
+      }
+      store_once(m[access], args.m + i);
+      store_once(v[access], args.v + i);
+      store_once(w[access], args.w + i);
+      if (args.shadow != nullptr) store_once(w[access], args.shadow + i);
+    }
+  }
+}
+
+template <int kCount>
+__global__ void squares_kernel(const float* x, std::int64_t size, double* parts) {
+  double sums[2] = {};
+  for (std::int64_t i = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kCount; i < size;
+       i += std::int64_t{kParts} * kThreads * kCount) {
+    float numbers[kCount];
+    load_lanes(x + i, numbers);
+#pragma unroll
+    for (int lane = 0; lane < kCount; ++lane) {
+      const double number = static_cast<double>(numbers[lane]);
+      sums[lane % 2] += number * number;
+    }
+  }
+  __shared__ double slots[kThreads / kWarp];
+  const double sum = sum_of_block(sums[0] + sums[1], slots);
+  if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+__global__ void add_parts_kernel(const double* parts, double* sum_1) {
+  __shared__ double slots[kParts / kWarp];
+  const double sum = sum_of_block(parts[threadIdx.x], slots);
+  if (threadIdx.x == 0) *sum_1 = sum;
+}
+
+__global__ void clip_kernel(const double* squares, const double* loss, double max_norm, AdamWStep* step) {
+  const double norm = sqrt(*squares);
+  step->gradient_scale = static_cast<float>(fmin(1.0, max_norm / (norm + kNormFloor)));
+  const double sum = loss == nullptr ? 0.0 : *loss;
+  if (!isfinite(norm) || !isfinite(sum) || sum > static_cast<double>(step->largest_loss)) step->finite = 0.0f;
+}
+
+template <typename T>
+bool aligned(const T* x) {
+  return reinterpret_cast<std::uintptr_t>(x) % 16 == 0;
+}
+
+template <typename Moment>
+void launch_adamw(const Context& op, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
+                  const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
+  const std::int64_t size = w_N.dim(0);
+  const AdamWArgs<Moment> args{.options = options,
+                               .step = reinterpret_cast<const AdamWStep*>(numbers<float>(step_S)),
+                               .d_w = numbers<const float>(d_w_N),
+                               .m = numbers<Moment>(m_N),
+                               .v = numbers<Moment>(v_N),
+                               .w = numbers<float>(w_N),
+                               .shadow = shadow_N.defined() ? numbers<__nv_bfloat16>(shadow_N) : nullptr,
+                               .size = size};
+  const bool by_four = size % 4 == 0 && aligned(args.d_w) && aligned(args.m) && aligned(args.v) && aligned(args.w) &&
+                       aligned(args.shadow);
+  const auto launch = [&](auto kernel, std::int64_t accesses) {
+    kernel<<<grid_for(op, accesses, 2 * kThreads), kThreads, 0, stream_of(op)>>>(args);
+  };
+  by_four ? launch(adamw_kernel<4, Moment>, size / 4) : launch(adamw_kernel<1, Moment>, size);
+}
+
+}  // namespace
+
+void sum_of_squares(const Context& op, const Tensor& x_N, const Tensor& squares_1) {
+  const ArenaScope scope(*op.arena);
+  const Tensor parts = op.arena->allocate({kParts}, DType::kFloat64);
+  if (op.measuring()) return;
+  const std::int64_t size = x_N.dim(0);
+  for_lanes(size % kLanes == 0 && aligned(numbers<float>(x_N)), [&](auto lanes) {
+    squares_kernel<decltype(lanes)::value>
+        <<<kParts, kThreads, 0, stream_of(op)>>>(numbers<const float>(x_N), size, numbers<double>(parts));
+  });
+  add_parts_kernel<<<1, kParts, 0, stream_of(op)>>>(numbers<const double>(parts), numbers<double>(squares_1));
+}
+
+void clip_gradients(const Context& op, const Tensor& squares_1, const Tensor& loss_1, double max_norm,
+                    const Tensor& step_S) {
+  if (op.measuring()) return;
+  clip_kernel<<<1, 1, 0, stream_of(op)>>>(numbers<const double>(squares_1),
+                                          loss_1.defined() ? numbers<const double>(loss_1) : nullptr, max_norm,
+                                          reinterpret_cast<AdamWStep*>(numbers<float>(step_S)));
+}
+
+void adamw(const Context& op, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N, const Tensor& m_N,
+           const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
+  if (op.measuring() || w_N.dim(0) == 0) return;
+  const auto launch = m_N.dtype() == DType::kBFloat16 ? launch_adamw<__nv_bfloat16> : launch_adamw<float>;
+  launch(op, options, step_S, d_w_N, m_N, v_N, w_N, shadow_N);
+}
+
+}  // namespace tessera::cuda

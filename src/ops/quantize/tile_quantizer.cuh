@@ -1,0 +1,576 @@
+// Kernels that write matrices plain, quantized along rows and quantized along columns from one pass over what they are
+// computed from: the CUDA side of ops/kit/gemm_operand.h. Bytes are those of mx/block.h.
+//
+// A block of threads has a tile of kSide × kSide numbers, which holds all numbers that share a scale:
+//   1. compute: a Producer's numbers, rounded to T, to `plain` and to shared memory; 0 beyond the matrix;
+//   2. per output, by a team of kTeamThreads: largest magnitudes of 32 numbers along rows and along columns, each
+//      thread from a patch of 8 × 8;
+//   3. scales, one line of the tile a thread;
+//   4. the patches once more, times the scales' inverses, as bytes: through shared memory, so that whole lines of 128
+//      bytes are written. What is written in smaller pieces costs as much per piece.
+//
+// A Producer says how numbers come about (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
+//   using Number = T;
+//   static constexpr int kOutputs, kInFlight;    // matrices of one shape; rows whose inputs a thread has in flight
+//   static constexpr int kTeams;                 // of a block: they compute together, and quantize an output each
+//   static constexpr int kBlocksPerSm;           // at most, of those that fit: what leaves registers enough
+//   static constexpr bool kSums;                 // whether it adds to sums over rows
+//   template <int kCount> struct Input;          // what is read
+//   template <int kCount> struct Columns;        // what is read once for all rows
+//   load<kCount>(matrix, row, column) -> Input<kCount>;  columns<kCount>(column) -> Columns<kCount>
+//   compute(input, columns, Lanes<T, kCount> (&out)[kOutputs], float& sum)
+// Plain outputs may be where inputs are: a thread reads what it needs before it writes there. With
+//   using Wide = void;                           // otherwise left out
+// what goes to memory is wide (ops/kit/gemm_operand.h): no scales, and bfloat16 in place of the elements.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "ops/gemm/sm90/sm90_widen.cuh"
+#include "ops/kit/gemm_operand.h"
+#include "ops/kit/launch.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr int kSide = 128;
+inline constexpr int kTeamThreads = 256;
+inline constexpr int kPatch = 8;                       // numbers of a patch along rows and along columns
+inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute a row
+inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
+
+/// One orientation as kernels see it; without elements it is not wanted. Strides: from line to line.
+struct TileOutput {
+  std::uint8_t* elements = nullptr;
+  void* scales = nullptr;
+  std::int64_t stride = 0, scales_stride = 0;
+  std::int64_t matrix_elements = 0, matrix_scales = 0;  // from matrix to matrix of a stack
+  bool aligned = false, scales_aligned = false;         // lines start at multiples of 16 elements, of 4 scales
+};
+
+/// A matrix that is wanted in up to three forms.
+template <typename T>
+struct TileOutputs {
+  T* plain = nullptr;
+  std::int64_t plain_stride = 0;
+  TileOutput rows, columns;
+  mx::Format format;
+};
+
+template <typename Producer>
+struct TileArgs {
+  using T = typename Producer::Number;
+  Producer producer;
+  TileOutputs<T> outputs[Producer::kOutputs];
+  std::int64_t num_matrices = 1, num_rows = 0, length = 0;
+  const std::int32_t* num_rows_1 = nullptr;  // rows that are computed; null: all
+  float* sums = nullptr;                     // [tiles of a row, num_rows]: a tile's sums over rows; null: not wanted
+};
+
+/// Two numbers as two bytes, the first in the lower one: rounded to nearest even, saturated; NaN is 0x7F.
+__device__ inline std::uint32_t e4m3_pair(float first, float second) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
+}
+
+__device__ inline uint2 e4m3_bytes(const float (&x)[kPatch]) {
+  return {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
+}
+
+/// Where a tile is in its matrix, and how much of the matrix there is from there on.
+struct TilePlace {
+  std::int64_t matrix, first_row, first_column;
+  std::int64_t rows, columns;
+
+  __device__ bool whole() const { return rows >= kSide && columns >= kSide; }
+};
+
+/// 8 × 8 neighbouring numbers of a tile as words of one float32, or two bfloat16 of which the first is the lower half.
+template <typename T>
+struct Patch {
+  static constexpr int kPerWord = 4 / sizeof(T), kWords = kPatch / kPerWord;
+  static constexpr std::uint32_t kMagnitude = kPerWord == 2 ? 0x7fff7fffu : 0x7fffffffu;
+  std::uint32_t words[kPatch][kWords];
+
+  __device__ void load(const T* tile) {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWords; j += 4) {
+        const uint4 four = *reinterpret_cast<const uint4*>(tile + i * kSide + j * kPerWord);
+        words[i][j] = four.x, words[i][j + 1] = four.y, words[i][j + 2] = four.z, words[i][j + 3] = four.w;
+      }
+    }
+  }
+  /// Number `index` of a line that is packed like a row. Of magnitudes: their bits as a float32's.
+  __device__ static float number(const std::uint32_t (&line)[kWords], int index) {
+    if constexpr (kPerWord == 1) {
+      return __uint_as_float(line[index]);
+    } else {
+      return __uint_as_float(index % 2 == 0 ? line[index / 2] << 16 : line[index / 2] & 0xffff0000u);
+    }
+  }
+  __device__ uint2 row_bytes(int i, float factor) const {
+    float x[kPatch];
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) x[j] = number(words[i], j) * factor;
+    return e4m3_bytes(x);
+  }
+  __device__ uint2 column_bytes(int j, float factor) const {
+    float x[kPatch];
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) x[i] = number(words[i], j) * factor;
+    return e4m3_bytes(x);
+  }
+  __device__ static std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+    return kPerWord == 1 ? max(a, b) : __vmaxu2(a, b);
+  }
+
+  /// Of each column, the largest magnitude of its 8 numbers; magnitudes compare as integers, NaN above infinity.
+  __device__ void column_amax(std::uint32_t (&amax)[kWords]) const {
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      amax[j] = words[0][j] & kMagnitude;
+#pragma unroll
+      for (int i = 1; i < kPatch; ++i) amax[j] = larger(amax[j], words[i][j] & kMagnitude);
+    }
+  }
+  /// Of each row.
+  __device__ void row_amax(std::uint32_t (&amax)[kWords]) const {
+    std::uint32_t of_row[kPatch];
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      of_row[i] = words[i][0] & kMagnitude;
+#pragma unroll
+      for (int j = 1; j < kWords; ++j) of_row[i] = larger(of_row[i], words[i][j] & kMagnitude);
+    }
+#pragma unroll
+    for (int j = 0; j < kWords; ++j) {
+      if constexpr (kPerWord == 1) {
+        amax[j] = of_row[j];
+      } else {
+        amax[j] = __vmaxu2(__byte_perm(of_row[2 * j], of_row[2 * j + 1], 0x5410),
+                           __byte_perm(of_row[2 * j], of_row[2 * j + 1], 0x7632));
+      }
+    }
+  }
+};
+
+/// Threads that quantize a tile together: of a block of kTeams such.
+template <int kTeams>
+struct Team {
+  __device__ static int index() { return kTeams == 1 ? 0 : threadIdx.x / kTeamThreads; }
+  __device__ static int thread() { return kTeams == 1 ? threadIdx.x : threadIdx.x % kTeamThreads; }
+  __device__ static void sync() {
+    if constexpr (kTeams == 1) {
+      __syncthreads();
+    } else {
+      __barrier_sync_count(1 + index(), kTeamThreads);
+    }
+  }
+};
+
+/// Per orientation (rows, columns), block of 32 along the line, and line: its largest magnitude, then, in its place,
+/// the factor that its numbers are multiplied by; as float32's bits.
+struct TileScales {
+  std::uint32_t bits[2][kBlocksPerLine][kSide];
+  std::uint32_t of_warp[kTeamThreads / kWarp];
+};
+
+/// The largest of `amax` over lanes whose number differs in the bits kFirst and 2 · kFirst, to slots[8] of the lane
+/// where both are 0.
+template <typename T, int kFirst>
+__device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std::uint32_t* slots) {
+#pragma unroll
+  for (int j = 0; j < Patch<T>::kWords; ++j) {
+    amax[j] = Patch<T>::larger(amax[j], __shfl_xor_sync(~0u, amax[j], kFirst));
+    amax[j] = Patch<T>::larger(amax[j], __shfl_xor_sync(~0u, amax[j], 2 * kFirst));
+  }
+  if ((lane & 3 * kFirst) != 0) return;
+  std::uint32_t bits[kPatch];
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) bits[i] = __float_as_uint(Patch<T>::number(amax, i));
+  *reinterpret_cast<uint4*>(slots) = {bits[0], bits[1], bits[2], bits[3]};
+  *reinterpret_cast<uint4*>(slots + 4) = {bits[4], bits[5], bits[6], bits[7]};
+}
+
+/// Of one line of the tile and orientation: amax widened to what shares a scale. Called by all threads together.
+template <typename Team>
+__device__ void widen_amax(const mx::Format& format, std::uint32_t (&amax)[kBlocksPerLine], TileScales& scales) {
+  if (format.along == mx::kWideBlock) {
+    std::uint32_t largest = max(max(amax[0], amax[1]), max(amax[2], amax[3]));
+    if (format.across > 1) {
+      const int warp = Team::thread() / kWarp, first = warp / 4 * 4;
+      largest = __reduce_max_sync(~0u, largest);
+      if (Team::thread() % kWarp == 0) scales.of_warp[warp] = largest;
+      Team::sync();
+      largest = max(max(scales.of_warp[first], scales.of_warp[first + 1]),
+                    max(scales.of_warp[first + 2], scales.of_warp[first + 3]));
+    }
+    for (std::uint32_t& each : amax) each = largest;
+  } else if (format.across > 1) {
+    for (std::uint32_t& each : amax) each = __reduce_max_sync(~0u, each);
+  }
+}
+
+/// Scales of a line of the tile from its amax: 4 bytes, or the bits of a float32. Their inverses go to `slots`.
+__device__ inline std::uint32_t find_scales(const mx::Format& format, const std::uint32_t (&amax)[kBlocksPerLine],
+                                            int line, std::uint32_t (*slots)[kSide]) {
+  constexpr std::uint32_t kNaN = 0x7fc00000u;
+  if (format.scale_type == mx::ScaleType::kFloat32) {
+    const bool finite = amax[0] < mx::kFloatInfinity;
+    const float largest = mx::float_of(amax[0]);
+    const std::uint32_t factor = finite ? mx::bits_of(mx::inverse_float_scale(largest)) : kNaN;
+#pragma unroll
+    for (int b = 0; b < kBlocksPerLine; ++b) slots[b][line] = factor;
+    return finite ? mx::bits_of(mx::float_scale(largest)) : kNaN;
+  }
+  std::uint32_t bytes = 0;
+#pragma unroll
+  for (int b = 0; b < kBlocksPerLine; ++b) {
+    const bool finite = amax[b] < mx::kFloatInfinity;
+    const std::uint32_t byte = finite ? mx::scale_byte(mx::float_of(amax[b]), format.mode) : mx::kScaleNaN;
+    slots[b][line] = finite ? mx::bits_of(mx::inverse_of_scale(static_cast<std::uint8_t>(byte))) : kNaN;
+    bytes |= byte << (8 * b);
+  }
+  return bytes;
+}
+
+/// What find_scales() found for line `line` of the tile, to the output. first_line, first_number: the tile's place
+/// there; `lines` and `numbers` that there are from there on.
+__device__ inline void write_scales(const mx::Format& format, std::uint32_t found, int line, const TileOutput& out,
+                                    std::int64_t matrix, std::int64_t first_line, std::int64_t first_number,
+                                    std::int64_t lines, std::int64_t numbers) {
+  if (line >= lines) return;
+  if (format.scale_type == mx::ScaleType::kFloat32) {
+    const bool shared = format.across > 1;  // by the whole tile
+    if (shared && line > 0) return;
+    auto* to = static_cast<std::uint32_t*>(out.scales) + matrix * out.matrix_scales;
+    to[(shared ? first_line / kSide : first_line + line) * out.scales_stride + first_number / kSide] = found;
+    return;
+  }
+  auto* to = static_cast<std::uint8_t*>(out.scales) + matrix * out.matrix_scales +
+             (first_line + line) * out.scales_stride + first_number / mx::kBlock;
+  if (out.scales_aligned && numbers > (kBlocksPerLine - 1) * mx::kBlock) {
+    *reinterpret_cast<std::uint32_t*>(to) = found;
+  } else {
+#pragma unroll 1
+    for (int b = 0; b * mx::kBlock < numbers && b < kBlocksPerLine; ++b) {
+      to[b] = static_cast<std::uint8_t>(found >> (8 * b));
+    }
+  }
+}
+
+/// Where byte `number`, a multiple of 8, of line `line` of a tile's bytes is kept. Threads that write 8 bytes each of
+/// 8 neighbouring lines, or of one line, or that read 16 bytes each of one, meet no bank twice.
+__device__ inline int staged(int line, int number) {
+  const int group = line / kPatch;
+  return line * kSide + (number ^ ((group & 1) << 6 | (group & 6) << 3));
+}
+
+/// A tile's bytes to where they belong. lines, numbers: that there are.
+template <typename Team>
+__device__ void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to, std::int64_t lines,
+                             std::int64_t numbers) {
+  constexpr int kPiece = 16;
+#pragma unroll
+  for (int i = 0; i < kSide * kSide / kPiece; i += kTeamThreads) {
+    const int line = (i + Team::thread()) / (kSide / kPiece), number = (i + Team::thread()) % (kSide / kPiece) * kPiece;
+    if (line >= lines) continue;
+    const std::uint8_t* from = bytes + staged(line, number);
+    std::uint8_t* piece = to + line * out.stride + number;
+    if (out.aligned && number + kPiece <= numbers) {
+      *reinterpret_cast<uint4*>(piece) = *reinterpret_cast<const uint4*>(from);
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < kPiece && number + k < numbers; ++k) piece[k] = from[k];
+    }
+  }
+}
+
+/// The same of a tile that is widened. factors: the inverses of the scales, by block and line.
+template <typename Team>
+__device__ void write_wide(const std::uint8_t* bytes, const std::uint32_t (*factors)[kSide], const TileOutput& out,
+                           __nv_bfloat16* to, std::int64_t lines, std::int64_t numbers) {
+  constexpr int kPiece = 16, kStep = 64;  // the numbers of four lanes
+#pragma unroll
+  for (int i = 0; i < kSide * kSide / kPiece; i += kTeamThreads) {
+    const int line = (i + Team::thread()) / (kSide / kPiece), number = (i + Team::thread()) % (kSide / kPiece) * kPiece;
+    const float scale = __frcp_rn(__uint_as_float(factors[number / mx::kBlock][line]));
+    uint4 places[2];
+    sm90::widen_in_order(*reinterpret_cast<const uint4*>(bytes + staged(line, number)), sm90::scale_bf16x2(scale),
+                         places);
+    if (line >= lines || number / kStep * kStep >= numbers) continue;
+    auto* piece = reinterpret_cast<uint4*>(to + line * out.stride + number);
+    piece[0] = places[0];
+    piece[1] = places[1];
+  }
+}
+
+/// Both orientations of a tile that lies in shared memory, which is used up.
+template <bool kWidens, typename Team, typename T>
+__device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
+  // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
+  const int lane = Team::thread() % kWarp, warp = Team::thread() / kWarp;
+  const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
+  Patch<T> patch;
+  patch.load(tile + row * kSide + column);
+  std::uint32_t* of_row = &scales.bits[0][column / mx::kBlock][row];
+  std::uint32_t* of_column = &scales.bits[1][row / mx::kBlock][column];
+  {
+    std::uint32_t amax[Patch<T>::kWords];
+    if (out.rows.elements != nullptr) {
+      patch.row_amax(amax);
+      put_amax<T, 1>(amax, lane, of_row);
+    }
+    if (out.columns.elements != nullptr) {
+      patch.column_amax(amax);
+      put_amax<T, 8>(amax, lane, of_column);
+    }
+  }
+  Team::sync();
+  const bool along_columns = Team::thread() >= kSide;
+  const int line = Team::thread() % kSide;
+  const TileOutput& to = along_columns ? out.columns : out.rows;
+  std::uint32_t found = 0;
+  {
+    std::uint32_t(*slots)[kSide] = scales.bits[along_columns];
+    std::uint32_t amax[kBlocksPerLine];
+#pragma unroll
+    for (int b = 0; b < kBlocksPerLine; ++b) amax[b] = slots[b][line];
+    widen_amax<Team>(out.format, amax, scales);
+    if (to.elements != nullptr) found = find_scales(out.format, amax, line, slots);
+  }
+  Team::sync();
+  if (!kWidens && to.elements != nullptr) {
+    write_scales(out.format, found, line, to, place.matrix, along_columns ? place.first_column : place.first_row,
+                 along_columns ? place.first_row : place.first_column, along_columns ? place.columns : place.rows,
+                 along_columns ? place.rows : place.columns);
+  }
+  auto* row_bytes = reinterpret_cast<std::uint8_t*>(tile);
+  std::uint8_t* column_bytes = row_bytes + kSide * kSide;
+  float factors[kPatch];
+  if (out.rows.elements != nullptr) {
+    load_lanes(reinterpret_cast<const float*>(of_row), factors);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      *reinterpret_cast<uint2*>(row_bytes + staged(row + i, column)) = patch.row_bytes(i, factors[i]);
+    }
+  }
+  if (out.columns.elements != nullptr) {
+    load_lanes(reinterpret_cast<const float*>(of_column), factors);
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) {
+      *reinterpret_cast<uint2*>(column_bytes + staged(column + j, row)) = patch.column_bytes(j, factors[j]);
+    }
+  }
+  Team::sync();
+  if constexpr (kWidens) {
+    const auto at = [&](const TileOutput& to, std::int64_t line, std::int64_t number) {
+      return reinterpret_cast<__nv_bfloat16*>(to.elements) + place.matrix * to.matrix_elements + line * to.stride +
+             number;
+    };
+    write_wide<Team>(row_bytes, scales.bits[0], out.rows, at(out.rows, place.first_row, place.first_column), place.rows,
+                     place.columns);
+    write_wide<Team>(column_bytes, scales.bits[1], out.columns, at(out.columns, place.first_column, place.first_row),
+                     place.columns, place.rows);
+    return;
+  }
+  if (out.rows.elements != nullptr) {
+    write_staged<Team>(row_bytes, out.rows,
+                       out.rows.elements + place.matrix * out.rows.matrix_elements + place.first_row * out.rows.stride +
+                           place.first_column,
+                       place.rows, place.columns);
+  }
+  if (out.columns.elements != nullptr) {
+    write_staged<Team>(column_bytes, out.columns,
+                       out.columns.elements + place.matrix * out.columns.matrix_elements +
+                           place.first_column * out.columns.stride + place.first_row,
+                       place.columns, place.rows);
+  }
+}
+
+template <typename Producer, bool kQuantizes>
+constexpr std::size_t tile_bytes() {
+  return kQuantizes ? Producer::kOutputs * kSide * kSide * sizeof(typename Producer::Number) : 0;
+}
+
+template <typename Producer, bool kQuantizes>
+constexpr int tile_blocks_per_sm() {
+  constexpr std::size_t kShared = std::size_t{220} << 10, kMost = Producer::kBlocksPerSm;
+  constexpr std::size_t kOfBlock = tile_bytes<Producer, kQuantizes>() + Producer::kTeams * sizeof(TileScales);
+  return static_cast<int>(std::min(kMost, kShared / kOfBlock));
+}
+
+/// A tile's numbers, to where they are wanted plain, and to shared memory if they are quantized.
+template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
+__device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, typename Producer::Number* tiles) {
+  using T = typename Producer::Number;
+  constexpr int kParts = kPatch / kCount, kInFlight = Producer::kInFlight;
+  constexpr int kRowsAtOnce = Producer::kTeams * kTeamThreads / kThreadsAcross;
+  const int thread_row = threadIdx.x / kThreadsAcross, column = threadIdx.x % kThreadsAcross * kPatch;
+  const auto inside = [&](int row, int part) {
+    return kWhole || (row < place.rows && column + part * kCount < place.columns);
+  };
+  typename Producer::template Columns<kCount> of_columns[kParts];
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    if (inside(0, part)) {
+      of_columns[part] = args.producer.template columns<kCount>(place.first_column + column + part * kCount);
+    }
+  }
+#pragma unroll 1
+  for (int batch = 0; batch < kSide; batch += kInFlight * kRowsAtOnce) {
+    typename Producer::template Input<kCount> inputs[kInFlight][kParts];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = thread_row + batch + i * kRowsAtOnce;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (!inside(row, part)) continue;
+        inputs[i][part] = args.producer.template load<kCount>(place.matrix, place.first_row + row,
+                                                              place.first_column + column + part * kCount);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i) {
+      const int row = thread_row + batch + i * kRowsAtOnce;
+      float sum = 0.0f;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const int at = column + part * kCount;
+        Lanes<T, kCount> out[Producer::kOutputs] = {};
+        if (inside(row, part)) args.producer.compute(inputs[i][part], of_columns[part], out, sum);
+#pragma unroll
+        for (int o = 0; o < Producer::kOutputs; ++o) {
+          const TileOutputs<T>& to = args.outputs[o];
+          if (to.plain != nullptr && inside(row, part)) {
+            put_lanes(out[o], to.plain + (place.first_row + row) * to.plain_stride + place.first_column + at);
+          }
+          if constexpr (kQuantizes) {
+            *reinterpret_cast<Lanes<T, kCount>*>(tiles + (o * kSide + row) * kSide + at) = out[o];
+          }
+        }
+      }
+      if constexpr (Producer::kSums) {
+        if (args.sums == nullptr) continue;
+#pragma unroll
+        for (int lanes = kThreadsAcross / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+        if (column == 0 && inside(row, 0)) args.sums[blockIdx.x * args.num_rows + place.first_row + row] = sum;
+      }
+    }
+  }
+}
+
+template <typename Producer, int kCount, bool kQuantizes>
+__global__ void __launch_bounds__(Producer::kTeams* kTeamThreads, (tile_blocks_per_sm<Producer, kQuantizes>()))
+    tile_kernel(const __grid_constant__ TileArgs<Producer> args) {
+  using T = typename Producer::Number;
+  extern __shared__ __align__(16) unsigned char shared[];
+  T* tiles = reinterpret_cast<T*>(shared);
+
+  const std::int64_t first_row = std::int64_t{blockIdx.y} * kSide, first_column = std::int64_t{blockIdx.x} * kSide;
+  const std::int64_t num_computed = args.num_rows_1 == nullptr ? args.num_rows : *args.num_rows_1;
+  if (first_row >= num_computed) return;
+  const TilePlace place{.matrix = blockIdx.z,
+                        .first_row = first_row,
+                        .first_column = first_column,
+                        .rows = num_computed - first_row,
+                        .columns = args.length - first_column};
+  if (place.whole()) {
+    compute_tile<kCount, kQuantizes, true>(args, place, tiles);
+  } else {
+    compute_tile<kCount, kQuantizes, false>(args, place, tiles);
+  }
+  if constexpr (kQuantizes) {
+    __shared__ TileScales scales[Producer::kTeams];
+    using Team = cuda::Team<Producer::kTeams>;
+    constexpr bool kWidens = requires { typename Producer::Wide; };
+    __syncthreads();
+#pragma unroll 1
+    for (int o = Team::index(); o < Producer::kOutputs; o += Producer::kTeams) {
+      const TileOutputs<T>& to = args.outputs[o];
+      if (to.rows.elements == nullptr && to.columns.elements == nullptr) continue;
+      quantize_tile<kWidens, Team>(tiles + o * kSide * kSide, to, place, scales[Team::index()]);
+    }
+  }
+}
+
+/// How kernels see x, quantized: its lines from `first_line` on, the numbers of each from `first_number` on. Both
+/// divide by the format's blocks.
+inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 0, std::int64_t first_number = 0) {
+  if (!x.defined()) return {};
+  const int last = x.elements.num_dims() - 1;
+  const mx::Format& format = x.format;
+  TESSERA_CHECK((format.along == mx::kBlock || format.along == mx::kWideBlock) &&
+                    (format.across == 1 || format.square()) &&
+                    (format.scale_type == mx::ScaleType::kE8M0 || format.along == mx::kWideBlock),
+                "blocks of {} x {}", format.across, format.along);
+  const std::int64_t stride = x.elements.dim(last), scales_stride = x.scales.dim(last);
+  const std::int64_t first_scale =
+      first_line / format.scale_height() * scales_stride + first_number / format.scale_width();
+  TileOutput out{.elements = x.element_bytes() + first_line * stride + first_number,
+                 .scales = static_cast<std::byte*>(x.scales.raw()) +
+                           static_cast<std::size_t>(first_scale) * size_of(x.scales.dtype()),
+                 .stride = stride,
+                 .scales_stride = scales_stride,
+                 .matrix_elements = stride * x.elements.dim(last - 1),
+                 .matrix_scales = scales_stride * x.scales.dim(last - 1)};
+  const auto divides = [](const void* address, std::int64_t bytes) {
+    return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
+  };
+  out.aligned = divides(out.elements, 16) && stride % 16 == 0 && out.matrix_elements % 16 == 0;
+  out.scales_aligned = divides(out.scales, kBlocksPerLine) && scales_stride % kBlocksPerLine == 0 &&
+                       out.matrix_scales % kBlocksPerLine == 0;
+  return out;
+}
+
+/// How kernels see a wide orientation of a weight.
+inline TileOutput tile_output_wide(const Tensor& wide) {
+  const int last = wide.num_dims() - 1;
+  return {.elements = static_cast<std::uint8_t*>(wide.raw()),
+          .stride = wide.dim(last),
+          .matrix_elements = wide.dim(last) * wide.dim(last - 1)};
+}
+
+/// How kernels see columns [first_column, ...) of x, a matrix.
+template <typename T>
+TileOutputs<T> tile_outputs(const GemmOperand& x, std::int64_t first_column = 0) {
+  TileOutputs<T> out{.rows = tile_output(x.rows, 0, first_column),
+                     .columns = tile_output(x.columns, first_column, 0),
+                     .format = x.rows.defined() ? x.rows.format : x.columns.format};
+  if (x.plain.defined()) out.plain = numbers<T>(x.plain) + first_column, out.plain_stride = x.plain.stride();
+  return out;
+}
+
+template <typename Producer, int kCount, bool kQuantizes>
+void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
+  const auto in_blocks_of = [](std::int64_t size, std::int64_t block) { return (size + block - 1) / block; };
+  constexpr std::size_t kBytes = tile_bytes<Producer, kQuantizes>();
+  const auto kernel = tile_kernel<Producer, kCount, kQuantizes>;
+  if (kBytes > 0) {
+    TESSERA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)));
+  }
+  const dim3 grid(static_cast<unsigned>(in_blocks_of(args.length, kSide)),
+                  static_cast<unsigned>(in_blocks_of(args.num_rows, kSide)), static_cast<unsigned>(args.num_matrices));
+  kernel<<<grid, Producer::kTeams * kTeamThreads, kBytes, stream_of(op)>>>(args);
+}
+
+/// quantize() of the first num_rows_1[0] rows of x, a matrix; the rest is not looked at.
+void quantize_first_rows(const Context& op, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
+                         const Tensor& num_rows_1);
+
+/// in_lanes: whether inputs and plain outputs can be read and written kLanes numbers at a time.
+template <typename Producer>
+void run_tiles(const Context& op, const TileArgs<Producer>& args, bool in_lanes) {
+  if (args.num_rows == 0 || args.length == 0 || args.num_matrices == 0) return;
+  bool quantizes = false;
+  for (const auto& output : args.outputs) {
+    quantizes = quantizes || output.rows.elements != nullptr || output.columns.elements != nullptr;
+  }
+  for_lanes(in_lanes, [&](auto lanes) {
+    constexpr int kCount = decltype(lanes)::value;
+    quantizes ? launch_tile_kernel<Producer, kCount, true>(op, args)
+              : launch_tile_kernel<Producer, kCount, false>(op, args);
+  });
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,109 @@
+#include "ops/runtime/runtime.h"
+
+#include <algorithm>
+
+#include "device/cuda_check.h"
+#include "ops/runtime/backends.h"
+#include "ops/runtime/libraries.h"
+
+namespace tessera::cuda {
+
+void FlightRecorder::begin(const char* name) {
+  Entry& entry = entries_[num_noted_++ % kOperators];
+  entry.name = name;
+  entry.num_operands = 0;
+}
+
+void FlightRecorder::note(const Tensor& operand) {
+  Entry& entry = entries_[(num_noted_ - 1) % kOperators];
+  if (operand.defined() && entry.num_operands < kOperands) entry.operands[entry.num_operands++] = operand;
+}
+
+std::string FlightRecorder::dump() const {
+  std::string text;
+  for (std::size_t i = num_noted_ > kOperators ? num_noted_ - kOperators : 0; i < num_noted_; ++i) {
+    const Entry& entry = entries_[i % kOperators];
+    text += fmt::format("  {} {}", i + 1, entry.name);
+    for (std::size_t operand = 0; operand < entry.num_operands; ++operand) {
+      const Tensor& tensor = entry.operands[operand];
+      text += fmt::format(" {}{}", name_of(tensor.dtype()), tensor.shape().to_string());
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+Runtime::Runtime() {
+  int device = 0;
+  TESSERA_CUDA(cudaGetDevice(&device));
+  TESSERA_CUDA(cudaDeviceGetAttribute(&num_sms_, cudaDevAttrMultiProcessorCount, device));
+  TESSERA_CUDA(cudaDeviceGetAttribute(&compute_capability_, cudaDevAttrComputeCapabilityMajor, device));
+}
+
+Runtime::Runtime(const Runtime& main, int num_sms)
+    : stream_(Priority::kLow),
+      num_sms_(num_sms),
+      sm_target_(num_sms),
+      compute_capability_(main.compute_capability_),
+      deterministic_(main.deterministic_),
+      recorder_(main.recorder_) {}
+
+Runtime::~Runtime() = default;
+
+void Runtime::leave_sms(int num_sms) {
+  if (num_sms == 0) return;
+  TESSERA_CHECK(libraries_ == nullptr && beside_ == nullptr && 0 < num_sms && num_sms < num_sms_, "{} of {} SMs",
+                num_sms, num_sms_);
+  sm_target_ = num_sms_ -= num_sms;
+}
+
+void Runtime::add_slow_operator(const std::string& text) {
+  if (std::ranges::find(slow_operators_, text) == slow_operators_.end()) slow_operators_.push_back(text);
+}
+
+Runtime& Runtime::beside(int num_sms) {
+  TESSERA_CHECK(0 <= num_sms && num_sms < num_sms_, "{} of {} SMs", num_sms, num_sms_);
+  if (beside_ == nullptr) beside_.reset(new Runtime(*this, num_sms_ - num_sms));
+  TESSERA_CHECK(beside_->num_sms_ == num_sms_ - num_sms && beside_->deterministic_ == deterministic_);
+  return *beside_;
+}
+
+std::shared_ptr<Runtime> make_runtime() { return std::make_shared<Runtime>(); }
+
+Runtime::Libraries& Runtime::libraries() {
+  if (libraries_ == nullptr) libraries_ = std::make_unique<Libraries>(stream_, sm_target_);
+  return *libraries_;
+}
+
+void Runtime::synchronize() {
+  Event all;
+  all.record(stream_);
+  wait(all);
+}
+
+void Runtime::wait(const Event& event, const std::function<void()>& check) {
+  if (wait_) wait_(event, check);
+  const char* failure = event.wait();
+  if (failure == nullptr) return;
+  fail("the GPU failed: {}, in one of the last operators or before them (CUDA_LAUNCH_BLOCKING=1 finds which):\n{}",
+       failure, recorder_->dump());
+}
+
+void Runtime::fetch(const Tensor& tensor, void* target) {
+  TESSERA_CHECK(tensor.device() == Device::kCuda && tensor.is_contiguous());
+  synchronize();  // here, where it can be given up: a copy to memory that is not pinned waits within the driver
+  copy_bytes(stream_, tensor.raw(), tensor.num_bytes(), target);
+  synchronize();
+}
+
+void RunningOperator::begin(const char* name) const { op_.cuda->recorder().begin(name); }
+
+void RunningOperator::note(const Tensor& operand) const { op_.cuda->recorder().note(operand); }
+
+void RunningOperator::check_launches() const {
+  const cudaError_t status = cudaGetLastError();
+  require(status == cudaSuccess, "the GPU refused an operator: {} ({}). The last operators, this one last:\n{}",
+          cudaGetErrorString(status), cudaGetErrorName(status), op_.cuda->recorder().dump());
+}
+
+}  // namespace tessera::cuda

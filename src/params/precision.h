@@ -1,0 +1,31 @@
+// Which GEMMs of the model multiply in low precision. A site is a parameter that is a GEMM's weight; each has three
+// GEMMs: fprop (y = x · wᵀ), dgrad (d_x = d_y · w) and wgrad (d_w = d_yᵀ · x).
+#pragma once
+
+#include <vector>
+
+#include "mx/block.h"
+#include "params/parameters.h"
+
+namespace tessera {
+
+enum class Precision : std::uint8_t {
+  kHigh,           // the type that layers compute in
+  kMxfp8,          // MXFP8 operands
+  kMxfp8Emulated,  // the same operands, widened to bfloat16 for a bfloat16 GEMM; on the CPU there is no difference
+  kFp8Blockwise,   // FP8 operands with float32 scales (DeepSeek-V3, arXiv 2412.19437, sec. 3.3)
+};
+
+struct SitePrecision {
+  Precision fprop = Precision::kHigh, dgrad = Precision::kHigh, wgrad = Precision::kHigh;
+  mx::Format activation;  // of the input and of the output's gradient
+  mx::Format weight;
+
+  bool quantizes_weight() const { return fprop != Precision::kHigh || dgrad != Precision::kHigh; }
+  bool quantizes() const { return quantizes_weight() || wgrad != Precision::kHigh; }
+};
+
+/// Per ParamId. Parameters that are no GEMM's weight, and sites without low precision, have SitePrecision{}.
+using PrecisionTable = std::vector<SitePrecision>;
+
+}  // namespace tessera

@@ -1,0 +1,75 @@
+// What the forwards of a step add up, where they run: losses and the experts' loads. The host reads them when the step
+// is over, so that it need not wait in between.
+#pragma once
+
+#include <span>
+
+#include "ops/runtime/context.h"
+#include "ops/runtime/runtime.h"
+#include "tensor/mirrored.h"
+
+namespace tessera {
+
+/// Sums over a micro-batch's (or a step's) valid positions, of this rank's tokens.
+struct LossSums {
+  double main = 0.0;
+  double mtp = 0.0;  // over all modules
+};
+
+/// Where an MoE layer adds to, float64; undefined: it adds nothing.
+struct MoeSums {
+  Tensor counts_E;        // (token, expert) pairs per expert
+  Tensor balance_loss_1;  // summed over sequences, coefficient included; the same on all their ranks
+};
+
+class StepSums {
+ public:
+  StepSums() = default;
+  StepSums(std::size_t num_layers, std::int64_t num_experts, Device target = Device::kCpu)
+      : num_experts_(num_experts),
+        numbers_(kNumLosses + static_cast<std::int64_t>(num_layers) * (1 + num_experts), target) {}
+
+  /// All of them; for clearing, and to be added up over ranks.
+  Tensor all(Device device) const { return numbers_.tensor(device); }
+  /// Main and MTP loss, float64, [2].
+  Tensor losses(Device device) const { return all(device).rows(0, kNumLosses); }
+  // float64, [1].
+  Tensor main_loss(Device device) const { return all(device).rows(0, 1); }
+  Tensor mtp_loss(Device device) const { return all(device).rows(1, 2); }
+  MoeSums layer(std::size_t i, Device device) const {
+    const std::int64_t at = offset(i);
+    return {.counts_E = all(device).rows(at + 1, at + 1 + num_experts_),
+            .balance_loss_1 = all(device).rows(at, at + 1)};
+  }
+
+  // On the host, where what a GPU has summed up is to be fetched, for which the host waits.
+  void fetch(const Context& op) const {
+    if (op.cuda == nullptr) return;
+    numbers_.download(op.cuda->stream());
+    op.cuda->synchronize();
+  }
+  /// As above, into `target` (pinned, all of host()'s size), for which nobody waits.
+  void download(const cuda::Stream& stream, double* target) const {
+    const Tensor numbers = all(Device::kCuda);
+    cuda::copy_bytes(stream, numbers.raw(), numbers.num_bytes(), target);
+  }
+  std::span<double> host() const { return numbers_.host(); }
+  std::span<double> loss_numbers() const { return host().first(kNumLosses); }
+  LossSums losses() const { return {.main = host()[0], .mtp = host()[1]}; }
+  /// The balance loss, then the counts.
+  std::span<double> layer_numbers(std::size_t i) const {
+    return host().subspan(static_cast<std::size_t>(offset(i)), static_cast<std::size_t>(1 + num_experts_));
+  }
+  double& balance_loss(std::size_t i) const { return layer_numbers(i)[0]; }
+  std::span<double> counts_E(std::size_t i) const { return layer_numbers(i).subspan(1); }
+
+ private:
+  static constexpr std::int64_t kNumLosses = 2;
+  /// Of a layer's balance loss, which its counts follow.
+  std::int64_t offset(std::size_t i) const { return kNumLosses + static_cast<std::int64_t>(i) * (1 + num_experts_); }
+
+  std::int64_t num_experts_ = 0;
+  Mirrored<double> numbers_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,292 @@
+#include "run/record/metrics.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/unix_time.h"
+#include "base/version.h"
+#include "ops/runtime/inventory.h"
+
+namespace tessera {
+namespace {
+
+std::string format_thousands(std::int64_t number) {
+  std::string text = fmt::format("{}", number);
+  for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > 0; at -= 3) {
+    text.insert(static_cast<std::size_t>(at), ",");
+  }
+  return text;
+}
+
+/// Lines of steps before `first_step`.
+std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_step) {
+  std::ifstream file(path);
+  std::string kept;
+  for (std::string line; std::getline(file, line);) {
+    const auto parsed = nlohmann::json::parse(line, nullptr, false);
+    if (!parsed.is_object() || !parsed.contains("step") || !parsed["step"].is_number_integer()) continue;
+    if (parsed["step"].get<std::int64_t>() < first_step) kept += line + '\n';
+  }
+  return kept;
+}
+
+}  // namespace
+
+std::size_t resident_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::size_t bytes = 0;
+  for (std::string line; std::getline(status, line);) {  // "RssAnon:	     148 kB"
+    if (line.starts_with("RssAnon:") || line.starts_with("RssShmem:")) {
+      bytes += std::stoull(line.substr(line.find(':') + 1)) * 1024;
+    }
+  }
+  return bytes;
+}
+
+double peak_tflops(const JobConfig& config, Device device) {
+  if (config.metrics.peak_tflops > 0.0 || device == Device::kCpu) return config.metrics.peak_tflops;
+  return cuda::peak_tflops(cuda::gpu_name());
+}
+
+std::string format_gib(std::size_t bytes) {
+  return fmt::format("{:.2f}GiB", static_cast<double>(bytes) / static_cast<double>(1ULL << 30));
+}
+
+namespace {
+
+/// "step  12": as wide for all steps of a run.
+std::string step_label(std::int64_t step, std::int64_t num_steps) {
+  return fmt::format("step {:>{}}", step, fmt::formatted_size("{}", num_steps));
+}
+
+}  // namespace
+
+std::string step_line(const StepResult& result, const Rates& rates, std::int64_t num_steps) {
+  return fmt::format(
+      "{}  loss {:7.4f}  norm {:7.4f}  lr {:.2e}  tps {}  {}", step_label(result.step, num_steps), result.loss,
+      result.grad_norm, result.learning_rate, format_thousands(static_cast<std::int64_t>(rates.tokens_per_second)),
+      rates.mfu ? fmt::format("mfu {:.1f}%", 100.0 * *rates.mfu) : fmt::format("tflops {:.2f}", rates.tflops));
+}
+
+MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options), window_begin_(Clock::now()) {
+  const std::filesystem::path& path = options_.path;
+  {
+    const std::string kept = earlier_lines(path, options_.first_step);
+    write_whole_file(path, kept);
+  }
+  file_ = std::fopen(path.c_str(), "a");
+  require(file_ != nullptr, "cannot open '{}': {}", path.string(), std::strerror(errno));
+  if (!options_.tensorboard_folder.empty()) tensorboard_.emplace(options_.tensorboard_folder, options_.first_step);
+  if (!options_.prometheus_address.empty()) {
+    saved_at_ = unix_time();
+    try {
+      server_.emplace(options_.prometheus_address, "tessera_train_");
+      spdlog::info("metrics for Prometheus: http://{}/metrics", options_.prometheus_address);
+    } catch (const Error& error) {  // a run is worth more than its curves
+      spdlog::warn("{} (metrics.prometheus_port); training goes on without", error.what());
+    }
+  }
+  // Elsewhere the lines of the steps show how far the run is.
+  if (stderr_is_terminal()) {
+    const std::int64_t num_steps = options_.num_steps - options_.first_step + 1;
+    progress_.emplace("training", static_cast<std::uint64_t>(num_steps), "steps");
+  }
+}
+
+MetricsWriter::~MetricsWriter() { std::fclose(file_); }
+
+void MetricsWriter::append(const std::string& line) {
+  const bool written = std::fputs((line + "\n").c_str(), file_) >= 0 && std::fflush(file_) == 0;
+  require(written, "cannot write '{}': {}", options_.path.string(), std::strerror(errno));
+}
+
+std::size_t MetricsWriter::memory_in_use() const {
+  return options_.device == Device::kCuda ? options_.memory_bytes - cuda::free_memory_bytes() : peak_resident_bytes_;
+}
+
+void MetricsWriter::pause() { paused_at_ = Clock::now(); }
+void MetricsWriter::resume() { window_begin_ += Clock::now() - paused_at_; }
+
+void MetricsWriter::step(const StepResult& result) {
+  const std::int64_t step = result.step;
+  tokens_ += result.num_tokens;
+  repeated_steps_ += result.repeated_for.empty() ? 0 : 1;
+  window_tokens_ += result.num_tokens;
+  ++window_steps_;
+  window_seconds_ += result.seconds;
+  if (options_.device == Device::kCpu) peak_resident_bytes_ = std::max(peak_resident_bytes_, resident_bytes());
+  // The sum that is minimised: where a part of it is not finite, no loss is worth a number.
+  const bool finite = std::isfinite(result.total_loss) && std::isfinite(result.loss);
+  const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps ||
+                   !result.sqnr.empty() || !result.repeated_for.empty() || !finite || !std::isfinite(result.grad_norm);
+  if (!due) {
+    draw_progress(step, result.loss);
+    return;
+  }
+  const Clock::duration window = result.ended - window_begin_;
+  const double seconds = std::chrono::duration<double>(window).count();
+  const double steps = static_cast<double>(window_steps_);
+  Rates rates{.tokens_per_second = static_cast<double>(window_tokens_) / seconds / options_.num_ranks,
+              .tflops = 0.0,
+              .mfu = {},
+              .memory_bytes = memory_in_use(),
+              .step_seconds = seconds / steps,
+              .seconds = window_seconds_ / steps};
+  rates.tflops = rates.tokens_per_second * options_.flop_per_token * 1e-12;
+  if (options_.peak_flops > 0) rates.mfu = rates.tflops * 1e12 / options_.peak_flops;
+
+  clear_progress();
+  spdlog::info("{}", step_line(result, rates, options_.num_steps));
+  if (!told_memory_) {  // it hardly changes during a run
+    told_memory_ = true;
+    spdlog::info("memory in use: {} of {} ({:.1f}%)", format_gib(rates.memory_bytes), format_gib(options_.memory_bytes),
+                 100.0 * static_cast<double>(rates.memory_bytes) / static_cast<double>(options_.memory_bytes));
+  }
+
+  nlohmann::ordered_json line = {{"step", step},
+                                 {"loss", json_number(finite ? result.loss : std::numeric_limits<double>::quiet_NaN())},
+                                 {"grad_norm", json_number(result.grad_norm)},
+                                 {"lr", result.learning_rate},
+                                 {"tokens_per_second", rates.tokens_per_second},
+                                 {"tflops", rates.tflops},
+                                 {"mfu", rates.mfu ? json_number(*rates.mfu) : nullptr},
+                                 {"memory_bytes", rates.memory_bytes},
+                                 {"step_seconds", rates.step_seconds},
+                                 {"seconds",
+                                  {{"data", rates.seconds.data},
+                                   {"forward", rates.seconds.forward},
+                                   {"backward", rates.seconds.backward},
+                                   {"optimizer", rates.seconds.optimizer}}}};
+  if (!result.repeated_for.empty()) line["repeated_for"] = result.repeated_for;
+  if (result.is_skipped) line["skipped"] = true;
+  if (!result.expert_load.empty()) {
+    line["expert_load_max_over_mean"] = *std::max_element(result.expert_load.begin(), result.expert_load.end());
+    line["expert_load_per_layer"] = result.expert_load;
+  }
+  if (result.mtp_loss != 0.0) line["mtp_loss"] = json_number(result.mtp_loss);
+  if (result.balance_loss != 0.0) line["balance_loss"] = json_number(result.balance_loss);
+  for (const SiteSqnr& site : result.sqnr) {
+    for (const auto& [name, sqnr] : {std::pair{"x", site.x}, {"w", site.w}, {"dy", site.d_y}}) {
+      if (sqnr) line["quantization_sqnr_db"][site.module][name] = *sqnr;
+    }
+  }
+  append(line.dump());
+  if (server_) publish(result, rates);
+  if (tensorboard_) write_tensorboard(step, result, rates);
+
+  window_begin_ = result.ended;
+  window_tokens_ = window_steps_ = 0;
+  window_seconds_ = {};
+  draw_progress(step, result.loss);
+}
+
+void MetricsWriter::publish(const StepResult& result, const Rates& rates) {
+  std::vector<Measurement> numbers;
+  const auto add = [&](const char* name, const char* help, double value, std::map<std::string, std::string> labels = {},
+                       bool is_counter = false) {
+    numbers.push_back({name, help, std::move(labels), value, is_counter});
+  };
+  add("info", "The run", 1.0, {{"run", options_.run_id}, {"version", version()}});
+  add("step", "Last step that was made", static_cast<double>(result.step));
+  add("steps", "Steps of the run", static_cast<double>(options_.num_steps));
+  add("step_time_seconds", "Unix time at which the last step was told of", unix_time());
+  add("loss", "Mean cross-entropy of the step", result.loss);
+  add("grad_norm", "Norm of the gradients before clipping", result.grad_norm);
+  add("learning_rate", "Learning rate of the step", result.learning_rate);
+  add("tokens_per_second", "Tokens per second of a rank", rates.tokens_per_second);
+  add("tokens_total", "Tokens of all ranks since the process began", static_cast<double>(tokens_), {}, true);
+  add("repeated_steps_total", "Steps that were made twice since the process began",
+      static_cast<double>(repeated_steps_), {}, true);
+  if (rates.mfu) add("mfu_ratio", "Model FLOP/s over the device's highest rate", *rates.mfu);
+  add("memory_bytes", "Memory of rank 0's device", static_cast<double>(rates.memory_bytes));
+  add("step_seconds", "Seconds of a step", rates.step_seconds);
+  for (const auto& [part, seconds] :
+       {std::pair{"data", rates.seconds.data}, std::pair{"forward", rates.seconds.forward},
+        std::pair{"backward", rates.seconds.backward}, std::pair{"optimizer", rates.seconds.optimizer}}) {
+    add("phase_seconds", "Seconds of a step, by part", seconds, {{"phase", part}});
+  }
+  for (std::size_t i = 0; i < result.expert_load.size(); ++i) {
+    add("expert_load_ratio", "Tokens of the busiest expert over the mean", result.expert_load[i],
+        {{"layer", options_.moe_layers[i]}});
+  }
+  add("checkpoint_time_seconds", "Unix time of the last checkpoint, or of the process's begin", saved_at_);
+  server_->publish(numbers);
+}
+
+void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates) {
+  Scalars scalars = {{"_overview/loss", result.loss},
+                     {"_overview/lr", result.learning_rate},
+                     {"_overview/tokens_per_second", rates.tokens_per_second},
+                     {"loss_metrics/global_avg_loss", result.loss},
+                     {"grad_norm", result.grad_norm},
+                     {"lr", result.learning_rate},
+                     {"throughput(tps)", rates.tokens_per_second},
+                     {"tflops", rates.tflops},
+                     {"memory/peak_resident(GiB)", static_cast<double>(rates.memory_bytes) * 0x1p-30},
+                     {"time_metrics/end_to_end(s)", rates.step_seconds},
+                     {"time_metrics/data_loading(s)", rates.seconds.data},
+                     {"time_metrics/forward(s)", rates.seconds.forward},
+                     {"time_metrics/backward(s)", rates.seconds.backward},
+                     {"time_metrics/optimizer(s)", rates.seconds.optimizer}};
+  if (rates.mfu) scalars.emplace_back("mfu(%)", 100.0 * *rates.mfu);
+  if (result.mtp_loss != 0.0) scalars.emplace_back("loss_metrics/mtp_loss", result.mtp_loss);
+  if (result.balance_loss != 0.0) scalars.emplace_back("loss_metrics/balance_loss", result.balance_loss);
+  for (std::size_t i = 0; i < result.expert_load.size(); ++i) {
+    scalars.emplace_back(fmt::format("moe/expert_load_max_over_mean/{}", options_.moe_layers[i]),
+                         result.expert_load[i]);
+  }
+  // A card per module would be hundreds: metrics.jsonl has them.
+  for (const auto& [name, operand] : {std::pair{"x", &SiteSqnr::x}, {"w", &SiteSqnr::w}, {"dy", &SiteSqnr::d_y}}) {
+    std::vector<double> sqnr;
+    for (const SiteSqnr& site : result.sqnr) {
+      if (site.*operand) sqnr.push_back(*(site.*operand));
+    }
+    if (sqnr.empty()) continue;
+    std::ranges::sort(sqnr);
+    scalars.emplace_back(fmt::format("quantization_sqnr_db/{}_lowest", name), sqnr.front());
+    scalars.emplace_back(fmt::format("quantization_sqnr_db/{}_median", name), sqnr[sqnr.size() / 2]);
+  }
+  tensorboard_->write(step, scalars);
+}
+
+void MetricsWriter::validation(std::int64_t step, double loss) {
+  clear_progress();
+  spdlog::info("{}  validation loss {:7.4f}", step_label(step, options_.num_steps), loss);
+  append(nlohmann::ordered_json{{"step", step}, {"validation_loss", json_number(loss)}}.dump());
+  if (tensorboard_) tensorboard_->write(step, {{"validation_metrics/loss", loss}});
+}
+
+void MetricsWriter::checkpoint(std::int64_t step, double stall_seconds, double seconds) {
+  const nlohmann::ordered_json line = {
+      {"step", step}, {"checkpoint_stall_seconds", stall_seconds}, {"checkpoint_seconds", seconds}};
+  append(line.dump());
+  saved_at_ = unix_time();
+  if (tensorboard_)
+    tensorboard_->write(step,
+                        {{"time_metrics/checkpoint_stall(s)", stall_seconds}, {"time_metrics/checkpoint(s)", seconds}});
+}
+
+void MetricsWriter::state_checksum(std::int64_t step, std::uint64_t checksum) {
+  append(nlohmann::ordered_json{{"step", step}, {"state_checksum", to_hex(checksum)}}.dump());
+}
+
+void MetricsWriter::draw_progress(std::int64_t step, double loss) {
+  if (!progress_) return;
+  progress_->set(static_cast<std::uint64_t>(step - options_.first_step + 1), fmt::format("loss {:.4f}", loss));
+}
+
+void MetricsWriter::clear_progress() {
+  if (progress_) progress_->clear();
+}
+
+}  // namespace tessera

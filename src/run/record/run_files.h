@@ -1,0 +1,10 @@
+// Names of the files that a run leaves in its folder.
+#pragma once
+
+namespace tessera {
+
+inline constexpr const char* kRunInfoName = "run.json";       // what the run is (run/record/run_info.h)
+inline constexpr const char* kMetricsName = "metrics.jsonl";  // what it did (docs/metrics.md)
+inline constexpr const char* kRunLockName = "run.lock";       // locked while a program trains there
+
+}  // namespace tessera

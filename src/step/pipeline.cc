@@ -1,0 +1,257 @@
+#include "step/pipeline.h"
+
+#include <algorithm>
+
+#include "ops/elementwise/elementwise.h"
+
+namespace tessera {
+namespace {
+
+enum class Direction : std::uint8_t { kForward, kBackward };
+
+/// Messages into a stage, of one direction, come in the order in which they were sent.
+int tag_of(int stage, Direction direction) { return 2 * stage + (direction == Direction::kForward ? 0 : 1); }
+
+bool ends(const PipelinePass& pass) {
+  return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardWeight;
+}
+
+}  // namespace
+
+Pipeline::Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule)
+    : model_(model), mesh_(mesh), schedule_(std::move(schedule)) {
+  TESSERA_CHECK(schedule_.num_ranks == mesh_.pp.size(), "{} {}", schedule_.num_ranks, mesh_.pp.size());
+  for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
+    if (!is_local(stage)) continue;
+    LocalStage local_stage;
+    local_stage.stage = stage;
+    // Messages of a kind into a stage come in the order in which they were sent: that of the micro-batches.
+    int next_forward = 0, next_backward = 0;
+    // As many slots as micro-batches are between the beginning of their forward and the end of their backward.
+    std::size_t held = 0;
+    for (const PipelineAction& action : schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())]) {
+      for_each_pass(action, [&](const PipelinePass& pass) {
+        if (pass.stage != stage) return;
+        const bool is_forward = pass.kind == PipelinePass::Kind::kForward;
+        if (pass.kind != PipelinePass::Kind::kBackwardWeight) {
+          TESSERA_CHECK(pass.micro_batch == (is_forward ? next_forward : next_backward)++, "{}", describe(pass));
+        }
+        if (is_forward) ++held;
+        local_stage.num_slots = std::max(local_stage.num_slots, held);
+        if (ends(pass)) --held;
+      });
+    }
+    stages_.push_back(std::move(local_stage));
+  }
+  TESSERA_CHECK(stages_.size() == model_.num_stages(), "{} {}", stages_.size(), model_.num_stages());
+  std::vector<ProcessGroup::Link> links;
+  for (int stage = 0; stage + 1 < schedule_.num_stages(); ++stage) {
+    const int here = rank_of(stage), next = rank_of(stage + 1);
+    if (here == next) continue;
+    links.push_back({.from = here, .to = next, .tag = tag_of(stage + 1, Direction::kForward)});
+    links.push_back({.from = next, .to = here, .tag = tag_of(stage, Direction::kBackward)});
+  }
+  // As many streams as the driver has queues (device/cuda.cc), other groups' included.
+  constexpr std::ptrdiff_t kMaxLinks = 16;
+  const auto num_own = std::ranges::count_if(links, [&](const ProcessGroup::Link& link) {
+    return link.from == mesh_.pp.rank() || link.to == mesh_.pp.rank();
+  });
+  require(model_.options().device == Device::kCpu || num_own <= kMaxLinks,
+          "the pipeline has {} stages, so that rank {} of it has {} links to others; on GPUs {} are possible: make "
+          "parallelism.pipeline_parallel_layers_per_stage larger",
+          schedule_.num_stages(), mesh_.pp.rank(), num_own, kMaxLinks);
+  mesh_.pp.open_links(links);
+}
+
+Pipeline::LocalStage& Pipeline::local(int stage) {
+  const auto found =
+      std::find_if(stages_.begin(), stages_.end(), [&](const LocalStage& one) { return one.stage == stage; });
+  TESSERA_CHECK(found != stages_.end(), "stage {}", stage);
+  return *found;
+}
+
+bool Pipeline::splits_backward() const {
+  for (const PipelineAction& action : schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())]) {
+    if (action.pass.kind == PipelinePass::Kind::kBackwardWeight) return true;
+  }
+  return false;
+}
+
+Tensor Pipeline::boundary(Arena& arena, const Batch& batch) const {
+  return arena.allocate({batch.num_tokens() / mesh_.degrees.tp, model_.config().dim}, model_.options().compute);
+}
+
+void Pipeline::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe,
+                         Arena& arena) {
+  const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
+  StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
+  saved.arena = &arena;
+  if (!model_.stage(index_of(stage)).embedding) saved.x_TD = boundary(arena, batch);
+  model_.forward(op, index_of(stage), batch, scale, saved, probe);
+  model_.backward(op, index_of(stage), batch, scale, saved, probe);
+  if (saved.deferred) model_.backward_weights(op, index_of(stage), batch, saved);
+}
+
+void Pipeline::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
+  for (LocalStage& stage : stages_) {
+    Arena arena(op.target());
+    run_alone(op, stage, batch, probe, arena);
+    stage.slot_bytes = std::max(stage.slot_bytes, arena.peak());
+    const ArenaScope scope(*op.arena);
+    model_.evaluate(op, batch, {}, {}, {}, index_of(stage), boundary(*op.arena, batch));
+  }
+}
+
+std::size_t Pipeline::num_bytes() const {
+  std::size_t sum = 0;
+  for (const LocalStage& stage : stages_) sum += stage.num_slots * stage.slot_bytes;
+  return sum;
+}
+
+void Pipeline::allocate() {
+  for (LocalStage& stage : stages_) {
+    for (std::size_t i = 0; i < stage.num_slots; ++i) {
+      auto slot = std::make_unique<Slot>();
+      slot->arena = Arena(stage.slot_bytes, model_.options().device);
+      slot->saved = model_.make_saved(index_of(stage), splits_backward());
+      slot->saved.arena = &slot->arena;
+      stage.slots.push_back(std::move(slot));
+    }
+  }
+}
+
+void Pipeline::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) {
+  const bool forced = model_.options().force_load_balance;
+  model_.set_force_load_balance(true);  // for the slots' memory is empty: all tokens would have the same experts
+  for (const LocalStage& stage : stages_) {
+    Arena& arena = stage.slots.front()->arena;
+    run_alone(op, stage, batch, probe, arena);
+    arena.release_to(0);
+  }
+  model_.set_force_load_balance(forced);
+}
+
+Pipeline::Slot* Pipeline::find(LocalStage& stage, int micro_batch) {
+  for (const auto& slot : stage.slots) {
+    if (slot->micro_batch == micro_batch) return slot.get();
+  }
+  return nullptr;
+}
+
+Pipeline::Slot* Pipeline::take(LocalStage& stage, int micro_batch) {
+  Slot* slot = find(stage, -1);
+  if (slot == nullptr) return nullptr;
+  slot->sent_output.wait();
+  slot->sent_gradient.wait();
+  slot->arena.release_to(0);
+  slot->micro_batch = micro_batch;
+  slot->input_posted = false;
+  return slot;
+}
+
+void Pipeline::prepare(const PipelinePass& pass, const Batch& batch) {
+  if (pass.kind != PipelinePass::Kind::kForward) return;
+  LocalStage& stage = local(pass.stage);
+  Slot* slot = find(stage, pass.micro_batch);
+  if (slot == nullptr) slot = take(stage, pass.micro_batch);
+  if (slot == nullptr || slot->input_posted || pass.stage == 0 || is_local(pass.stage - 1)) return;
+  slot->input_posted = true;
+  slot->saved.x_TD = boundary(slot->arena, batch);
+  slot->input = mesh_.pp.receive(slot->saved.x_TD, rank_of(pass.stage - 1), tag_of(pass.stage, Direction::kForward),
+                                 "activations");
+}
+
+void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
+                       PhaseClock& clock, SiteProbe* probe) {
+  LocalStage& stage = local(pass.stage);
+  Slot* slot = find(stage, pass.micro_batch);
+  TESSERA_CHECK(slot != nullptr, "{}", describe(pass));
+  StageSaved& saved = slot->saved;
+  const bool is_first = pass.stage == 0, is_last = pass.stage + 1 == schedule_.num_stages();
+  clock.begin();
+  switch (pass.kind) {
+    case PipelinePass::Kind::kForward: {
+      if (!is_first && is_local(pass.stage - 1)) {
+        saved.x_TD = find(local(pass.stage - 1), pass.micro_batch)->saved.out_TD;  // which stays until its backward
+      }
+      slot->input.wait();
+      model_.forward(op, index_of(stage), batch, scale, saved, probe);
+      if (!is_last && !is_local(pass.stage + 1)) {
+        slot->sent_output = mesh_.pp.send(saved.out_TD, rank_of(pass.stage + 1),
+                                          tag_of(pass.stage + 1, Direction::kForward), "activations");
+        // Already now, so that the rank that sends it never waits for what this rank does until then.
+        slot->gradient = mesh_.pp.receive(saved.d_TD, rank_of(pass.stage + 1), tag_of(pass.stage, Direction::kBackward),
+                                          "gradients");
+      }
+      clock.end(&PhaseSeconds::forward);
+      return;
+    }
+    case PipelinePass::Kind::kBackward:
+    case PipelinePass::Kind::kBackwardInput:
+      slot->gradient.wait();
+      model_.backward(op, index_of(stage), batch, scale, saved, probe);
+      if (!is_first && is_local(pass.stage - 1)) {
+        copy(op, saved.d_TD, find(local(pass.stage - 1), pass.micro_batch)->saved.d_TD);
+      } else if (!is_first) {
+        slot->sent_gradient = mesh_.pp.send(saved.d_TD, rank_of(pass.stage - 1),
+                                            tag_of(pass.stage - 1, Direction::kBackward), "gradients");
+      }
+      if (pass.kind == PipelinePass::Kind::kBackward && saved.deferred) {
+        model_.backward_weights(op, index_of(stage), batch, saved);
+      }
+      break;
+    case PipelinePass::Kind::kBackwardWeight:
+      model_.backward_weights(op, index_of(stage), batch, saved);
+      break;
+  }
+  if (ends(pass)) slot->micro_batch = -1;
+  clock.end(&PhaseSeconds::backward);
+}
+
+void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
+                   SiteProbe* probe, std::size_t num_probed) {
+  TESSERA_CHECK(static_cast<int>(micro_batches.size()) == schedule_.num_micro_batches, "{} micro-batches, {} scheduled",
+                micro_batches.size(), schedule_.num_micro_batches);
+  const std::vector<PipelineAction>& actions = schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())];
+  const auto batch_of = [&](const PipelinePass& pass) -> const Batch& {
+    return micro_batches[static_cast<std::size_t>(pass.micro_batch)];
+  };
+  const auto prepare_all = [&](const PipelineAction& action) {
+    for_each_pass(action, [&](const PipelinePass& pass) { prepare(pass, batch_of(pass)); });
+  };
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    prepare_all(actions[i]);
+    if (i + 1 < actions.size()) prepare_all(actions[i + 1]);
+    for_each_pass(actions[i], [&](const PipelinePass& pass) {
+      execute(op, pass, batch_of(pass), scale, clock,
+              pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
+    });
+  }
+  for (LocalStage& stage : stages_) {
+    for (const auto& slot : stage.slots) {
+      slot->sent_output.wait();
+      slot->sent_gradient.wait();
+    }
+  }
+}
+
+LossSums Pipeline::evaluate(const Context& op, const Batch& batch, const BlockObserver& observer) {
+  LossSums sums;
+  const ArenaScope scope(*op.arena);
+  const Tensor x_TD = boundary(*op.arena, batch);
+  for (LocalStage& stage : stages_) {
+    const int s = stage.stage;
+    if (s > 0 && !is_local(s - 1)) {
+      mesh_.pp.receive(x_TD, rank_of(s - 1), tag_of(s, Direction::kForward), "activations").wait();
+    }
+    const LossSums part = model_.evaluate(op, batch, observer, {}, {}, index_of(stage), x_TD);
+    sums.main += part.main;
+    sums.mtp += part.mtp;
+    if (s + 1 < schedule_.num_stages() && !is_local(s + 1)) {
+      mesh_.pp.send(x_TD, rank_of(s + 1), tag_of(s + 1, Direction::kForward), "activations").wait();
+    }
+  }
+  return sums;
+}
+
+}  // namespace tessera

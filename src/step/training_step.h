@@ -1,0 +1,232 @@
+// One optimizer step: forward and backward of its micro-batches, expert-bias update, clipping, AdamW; and the memory
+// that this takes, known before anything is allocated.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <deque>
+#include <list>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/error.h"
+#include "config/job_config.h"
+#include "device/cuda_graph.h"
+#include "model/model.h"
+#include "ops/optimizer/adamw.h"
+#include "step/pipeline.h"
+#include "step/site_probes.h"
+
+namespace tessera {
+
+/// Bytes that a run takes, per use.
+struct MemoryPlan {
+  std::size_t weights = 0;  // masters, bfloat16, quantized and gathered copies, expert biases
+  std::size_t gradients = 0;
+  std::size_t moments = 0;
+  std::size_t activations = 0;  // the arena: activations and scratch of a step
+  std::size_t windows = 0;      // where other ranks store what they send
+  std::size_t batches = 0;      // tokens and the like of all micro-batches of the steps that may be started
+
+  std::size_t total() const { return weights + gradients + moments + activations + windows + batches; }
+  bool operator==(const MemoryPlan&) const = default;
+};
+
+struct StepResult {
+  std::int64_t step = 0;
+  double loss = 0.0;          // mean cross-entropy of the next token
+  double mtp_loss = 0.0;      // mean over modules, before its weight
+  double balance_loss = 0.0;  // coefficient included, mean over sequences
+  double total_loss = 0.0;    // what is minimised
+  double grad_norm = 0.0;     // before clipping
+  double learning_rate = 0.0;
+  std::int64_t num_tokens = 0;
+  PhaseSeconds seconds;  // all but data
+  /// When the device had made it, which may be long before the host came to finish().
+  std::chrono::steady_clock::time_point ended;
+  /// Per MoE layer: tokens of its most loaded expert over the mean.
+  std::vector<double> expert_load;
+  /// Why the step was made once more, if it was: "loss nan, gradient norm nan". The numbers are those of the second
+  /// time.
+  std::string repeated_for;
+  /// The weights are those of before it: its loss was a spike both times, and training.skip_loss_spikes leaves it out.
+  bool is_skipped = false;
+  /// If asked for: one entry per GEMM in low precision, of the first micro-batch of all data ranks. The same on all
+  /// ranks.
+  std::vector<SiteSqnr> sqnr;
+};
+
+/// A step whose loss or gradient norm is not finite, or whose loss is a spike (training.max_loss_spike), also when it
+/// was made again from the same batches. It was not taken.
+class NonFiniteStep : public Error {
+ public:
+  NonFiniteStep(const std::string& message, StepResult step_result, bool began_here,
+                ExitStatus status = ExitStatus::kNonFinite)
+      : Error(message, status), result(std::move(step_result)), begins_here(began_here) {}
+  StepResult result;
+  /// Whether this rank's own numbers were not finite, before they were summed with those of other ranks. On GPUs nobody
+  /// knows, and it is true.
+  bool begins_here;
+};
+
+/// What a model of this configuration is built with.
+ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu);
+
+class TrainingStep {
+ public:
+  /// Builds the model and measures the step; allocates nothing of the plan. Throws Error for a config that cannot work.
+  /// With a mesh (null: one rank), all ranks together; so all that follows. `device`: where it runs, kCpu or kCuda, and
+  /// there by `cuda`, which several ranks must give; for one rank, or a mesh that is planned only, null is a new one.
+  /// With such a mesh the step is measured, and nothing else.
+  explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu,
+                        std::shared_ptr<cuda::Runtime> cuda = nullptr);
+
+  const MemoryPlan& memory_plan() const { return plan_; }
+  /// Where it runs.
+  Device device() const { return device_; }
+  /// Warns of what a GPU makes slowly, and says why.
+  void warn_of_slow_operators() const;
+  /// Takes the planned memory and initialises the parameters.
+  void allocate();
+
+  /// Step `step` (from 1) over micro_batches_per_step() batches. On a GPU it returns before the step is made, so that
+  /// the next one can be put behind it: up to max_started() steps may be started and not finished, each of batches of
+  /// its own, which must stay as they are until finish(). `measure_sqnr`, the same on all ranks, measures quantization
+  /// errors, which costs as much as reading all operands once more.
+  void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
+  /// Waits for the oldest step that was started. If its loss or gradient norm is not finite, or its loss is a spike, it
+  /// is made once more from the same batches, and the steps that were started later after it: a fault of the hardware
+  /// may be over. If it fails again, throws NonFiniteStep, naming step and layer; then the parameters are those of
+  /// before it, steps that were started later are not made, and none is left.
+  StepResult finish();
+  std::size_t num_started() const { return num_started_; }
+  std::size_t max_started() const { return cuda_ == nullptr ? 1 : kMaxStarted; }
+  StepResult run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false) {
+    start(step, micro_batches, measure_sqnr);
+    return finish();
+  }
+
+  /// What a GPU waits for before a step changes the training state. Who reads the state beside a step puts this event
+  /// behind that.
+  cuda::Event& state_is_read() { return state_is_read_; }
+
+  /// Makes the copies of the weights that layers read, after the masters were changed from outside.
+  void refresh_weights();
+
+  /// Mean cross-entropy of all ranks' batches.
+  double evaluate(const Batch& batch);
+
+  Batch make_batch() const;
+  Model& model() { return model_; }
+  const Model& model() const { return model_; }
+  /// All stages of the pipeline and all ranks' parts, for names and numbers; it is not run.
+  const Model& whole_model() const { return whole_; }
+  Context context();
+  void set_trace(TraceRecorder* trace) { trace_ = trace; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void measure();
+  /// Forward and backward of the micro-batches: gradients and the model's sums +=. `probe` is told of the first
+  /// num_probed.
+  void forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
+                        SiteProbe* probe, std::size_t num_probed);
+  LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
+  AdamWOptions adamw_options() const;
+  /// Makes the model's sums and squares_ those over all ranks.
+  void sum_over_ranks();
+  /// all_sums_ from the model's sums, which the host must have.
+  void collect_sums();
+  /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
+  /// gradient.
+  std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
+
+  /// What a recorded step depends on besides the numbers in memory.
+  struct GraphKey {
+    double per_token = 0.0;
+    std::vector<const void*> batches;
+    bool operator==(const GraphKey&) const = default;
+  };
+  struct Recorded {
+    GraphKey key;
+    bool has_run = false;
+    cuda::Graph graph;  // undefined before the key was met twice
+    PhaseClock clock;
+  };
+  /// A step between start() and finish().
+  struct Started {
+    StepResult result;
+    std::span<const Batch> micro_batches;
+    LossScale scale = {};
+    float largest_loss = 0.0f;  // as AdamWStep's
+    bool is_poisoned = false;   // a gradient of it becomes NaN, by debug.nan_at_step
+    std::optional<SqnrProbe> probe;
+    const PhaseClock* clock = nullptr;
+    // What a GPU is told and tells, in pinned memory: the host's part of AdamWStep; squares_ and the model's sums.
+    Buffer numbers, squares_and_sums;
+    cuda::Event done;
+  };
+  static constexpr std::size_t kMaxStarted = 2;
+
+  Started& started(std::int64_t step) { return started_[static_cast<std::size_t>(step) % kMaxStarted]; }
+  /// A step from zero gradients to new weights: all that a GPU can do without the host. On one that is not finite
+  /// weights, moments and biases stay.
+  void update(Started& started, PhaseClock& clock);
+  /// A pipeline's, also of the kernels that its probes launch.
+  void warm_up(const Batch& batch);
+  /// What body() returns; as ProcessGroup::abort_gpu() says where it fails on this rank.
+  template <typename Body>
+  auto or_abort(Body&& body) -> decltype(body());
+  void make_or_start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr);
+  StepResult finish_oldest();
+  /// The result of the oldest step, when it has ended.
+  StepResult collect_oldest();
+  /// What of a step's result is why it was not taken; empty if it was.
+  std::string fault_of(const StepResult& result) const;
+  /// After a fault: makes the oldest step once more, and starts those that were started behind it again. Throws
+  /// NonFiniteStep.
+  StepResult repeat_oldest(const std::string& fault);
+  void leave_oldest();
+  /// The largest loss that is no spike after the last steps; infinite without training.max_loss_spike.
+  double largest_loss() const;
+  /// Whether debug.nan_at_step asks for a NaN in this step on this rank. Counts them.
+  bool is_to_be_poisoned(std::int64_t step);
+  void start_on_gpu(Started& started, const AdamWStep& numbers);
+  void wait_for_gpu(const Started& started);
+  /// Of the oldest step, which has ended.
+  Clock::time_point end_on_gpu(Started& started);
+  Recorded& recorded(const GraphKey& key);
+  /// Lets steps be made again.
+  void forget_failure();
+
+  const JobConfig& config_;
+  Device device_;
+  std::shared_ptr<cuda::Runtime> cuda_;       // on a GPU
+  Mirrored<double> squares_;                  // of the gradients' norm
+  Mirrored<float> step_numbers_;              // AdamWStep
+  std::array<Started, kMaxStarted> started_;  // by step
+  // A GPU's: the end of the step that was finished last, or what the first of those in flight was put behind; and when
+  // it passed that.
+  cuda::Event last_end_;
+  Clock::time_point last_ended_;
+  cuda::Event state_is_read_;       // defined on a GPU
+  std::deque<double> last_losses_;  // of steps that were taken, for training.max_loss_spike
+  std::int64_t num_poisoned_ = 0;
+  std::int64_t oldest_started_ = 0;
+  std::size_t num_started_ = 0;
+  std::shared_ptr<Mesh> mesh_;
+  Model whole_;
+  Model model_;
+  bool own_is_finite_ = false;        // this rank's part of the last step, on CPUs and with other ranks
+  StepSums all_sums_;                 // of all layers of the pipeline, over all ranks
+  std::optional<Pipeline> pipeline_;  // with several stages
+  Arena arena_;
+  TraceRecorder* trace_ = nullptr;
+  MemoryPlan plan_;
+  PhaseClock clock_;              // on a CPU
+  std::list<Recorded> recorded_;  // on a GPU, the last one met first; as many as steps may be started
+};
+
+}  // namespace tessera

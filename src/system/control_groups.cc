@@ -1,0 +1,65 @@
+#include "system/control_groups.h"
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Lowers `limit` to `found`.
+template <typename Number>
+void lower(std::optional<Number>& limit, Number found) {
+  limit = limit ? std::min(*limit, found) : found;
+}
+
+/// The first number of a file; 0 if it says that there is no limit ("max", -1), or is not there.
+double number_in(const fs::path& path) {
+  double number = 0.0;
+  return std::ifstream(path) >> number ? std::max(number, 0.0) : 0.0;
+}
+
+void lower_memory(GroupLimits& limits, const fs::path& file) {
+  if (const double bytes = number_in(file); bytes > 0.0) lower(limits.memory_bytes, static_cast<std::size_t>(bytes));
+}
+
+/// `quota` of every `period`, both in microseconds.
+void lower_cores(GroupLimits& limits, double quota, double period) {
+  if (quota > 0.0 && period > 0.0) lower(limits.cores, quota / period);
+}
+
+}  // namespace
+
+GroupLimits control_group_limits() { return control_group_limits("/proc/self/cgroup", "/sys/fs/cgroup"); }
+
+GroupLimits control_group_limits(const fs::path& groups, const fs::path& root) {
+  GroupLimits limits;
+  std::ifstream file(groups);  // lines of number:controllers:path
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t name = line.find(':'), path = line.find(':', name + 1);
+    if (name == std::string::npos || path == std::string::npos) continue;
+    const std::string controllers = line.substr(name + 1, path - name - 1);
+    const bool is_version_2 = controllers.empty(), is_memory = controllers == "memory",
+               is_processor = controllers == "cpu" || controllers.starts_with("cpu,");
+    if (!is_version_2 && !is_memory && !is_processor) continue;
+    const fs::path mounted = is_version_2 ? root : root / (is_memory ? "memory" : "cpu");
+    for (fs::path group = line.substr(path + 1);; group = group.parent_path()) {
+      const fs::path folder = mounted / group.relative_path();
+      if (is_version_2) {
+        lower_memory(limits, folder / "memory.max");
+        double quota = 0.0, period = 0.0;  // "max" is no number
+        if (std::ifstream(folder / "cpu.max") >> quota >> period) lower_cores(limits, quota, period);
+      } else if (is_memory) {
+        lower_memory(limits, folder / "memory.limit_in_bytes");
+      } else {
+        lower_cores(limits, number_in(folder / "cpu.cfs_quota_us"), number_in(folder / "cpu.cfs_period_us"));
+      }
+      if (!group.has_relative_path()) break;
+    }
+  }
+  return limits;
+}
+
+}  // namespace tessera

@@ -1,0 +1,112 @@
+#include "system/file_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "system/host_name.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kProcess = "process ";
+
+int open_file(const std::filesystem::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  require(descriptor >= 0, "cannot open '{}': {}", path.string(), std::strerror(errno));
+  return descriptor;
+}
+
+/// What a lock's file says of its holder.
+struct Holder {
+  std::string owner;    // FileLock::Options::owner
+  std::string process;  // "process 123 on node1"
+
+  std::string describe() const { return owner.empty() ? process : fmt::format("{} ({})", owner, process); }
+};
+
+Holder this_holder(const std::string& owner) {
+  return {.owner = owner, .process = fmt::format("{}{} on {}", kProcess, ::getpid(), host_name())};
+}
+
+/// The holder may not have written its lines yet.
+Holder read_holder(int descriptor) {
+  std::array<char, 1024> bytes{};
+  const ssize_t size = ::pread(descriptor, bytes.data(), bytes.size(), 0);
+  const std::string_view text(bytes.data(), static_cast<std::size_t>(std::max<ssize_t>(size, 0)));
+  const std::size_t end = text.find('\n');
+  if (!text.starts_with(kProcess) || end == text.npos) return {.owner = {}, .process = "another running program"};
+  const std::string_view owner = text.substr(end + 1);
+  return {.owner = std::string(owner.substr(0, owner.find('\n'))), .process = std::string(text.substr(0, end))};
+}
+
+void write_holder(int descriptor, const Holder& holder) {
+  const std::string text = fmt::format("{}\n{}\n", holder.process, holder.owner);
+  // For people and for the next attempt of a run; a full disk is reported by whoever writes more.
+  [[maybe_unused]] const bool written =
+      ::ftruncate(descriptor, 0) == 0 && ::pwrite(descriptor, text.data(), text.size(), 0) >= 0;
+}
+
+}  // namespace
+
+FileLock::FileLock(std::filesystem::path path, const std::string& what, const Options& options)
+    : path_(std::move(path)), at_end_(options.at_end), descriptor_(open_file(path_)) {
+  switch (try_lock()) {
+    case Outcome::kLocked:
+      break;
+    case Outcome::kHeldByOther: {
+      const Holder holder = read_holder(descriptor_);
+      ::close(descriptor_);
+      if (!options.takes_over || !options.takes_over(holder.owner)) {
+        fail("{} is in use: {} holds '{}'; wait for it to end, or stop it", what, holder.describe(), path_.string());
+      }
+      spdlog::warn("{} is taken over from {}", what, holder.describe());
+      replace_file();
+      break;
+    }
+    case Outcome::kNoLocks:  // as on some network file systems, where a run is worth more than the check
+      spdlog::warn("cannot lock '{}': {}", path_.string(), std::strerror(errno));
+      return;
+  }
+  write_holder(descriptor_, this_holder(options.owner));
+}
+
+FileLock::~FileLock() {
+  if (at_end_ == AtEnd::kRemoveFile && is_held()) ::unlink(path_.c_str());
+  ::close(descriptor_);
+}
+
+FileLock::Outcome FileLock::try_lock() {
+  while (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
+    if (is_held()) return Outcome::kLocked;
+    // Between opening and locking someone has removed the file, or put another one in its place.
+    ::close(descriptor_);
+    descriptor_ = open_file(path_);
+  }
+  return errno == EWOULDBLOCK ? Outcome::kHeldByOther : Outcome::kNoLocks;
+}
+
+void FileLock::replace_file() {
+  const std::filesystem::path own = fmt::format("{}.{}", path_.string(), ::getpid());
+  descriptor_ = open_file(own);
+  const bool replaced = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 && ::rename(own.c_str(), path_.c_str()) == 0;
+  require(replaced, "cannot take over '{}': {}", path_.string(), std::strerror(errno));
+}
+
+bool FileLock::is_held() const {
+  struct stat opened {
+  }, named{};
+  return ::fstat(descriptor_, &opened) == 0 && ::stat(path_.c_str(), &named) == 0 && opened.st_dev == named.st_dev &&
+         opened.st_ino == named.st_ino;
+}
+
+}  // namespace tessera

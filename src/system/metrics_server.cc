@@ -1,0 +1,122 @@
+#include "system/metrics_server.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/exposer.h>
+#include <prometheus/metric_family.h>
+#include <pthread.h>
+
+#include <charconv>
+#include <csignal>
+#include <map>
+#include <mutex>
+
+#include "base/error.h"
+
+namespace tessera {
+namespace {
+
+using Families = std::vector<prometheus::MetricFamily>;
+
+class Snapshot : public prometheus::Collectable {
+ public:
+  void set(Families families) {
+    auto next = std::make_shared<const Families>(std::move(families));
+    const std::scoped_lock lock(mutex_);
+    families_.swap(next);
+  }
+  Families Collect() const override {
+    std::shared_ptr<const Families> now;
+    {
+      const std::scoped_lock lock(mutex_);
+      now = families_;
+    }
+    return *now;  // copied without the lock, for which publish() would wait
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Families> families_ = std::make_shared<const Families>();
+};
+
+/// The HTTP library has the process ignore SIGPIPE, and its threads would run the process's signal handlers. While this
+/// lives, threads that are created take no signals; at its end SIGPIPE is what it was.
+class UnchangedSignals {
+ public:
+  UnchangedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &mask_);
+    sigaction(SIGPIPE, nullptr, &on_pipe_);
+  }
+  ~UnchangedSignals() {
+    sigaction(SIGPIPE, &on_pipe_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &mask_, nullptr);
+  }
+  UnchangedSignals(const UnchangedSignals&) = delete;
+  UnchangedSignals& operator=(const UnchangedSignals&) = delete;
+
+ private:
+  sigset_t mask_{};
+  struct sigaction on_pipe_ {};
+};
+
+/// The library takes lists, and a port alone, on which it listens at every address of the machine.
+void require_one_address(const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  const char *first = address.data() + (colon == std::string::npos ? 0 : colon + 1),
+             *last = address.data() + address.size();
+  unsigned port = 0;
+  const auto [end, error] = std::from_chars(first, last, port);
+  const bool has_port = error == std::errc() && end == last && port <= 65535;
+  require(colon != std::string::npos && colon > 0 && has_port && address.find(',') == std::string::npos,
+          "cannot serve metrics at '{}': expected HOST:PORT, as 127.0.0.1:9400, or 0.0.0.0:9400 for all addresses of "
+          "this machine",
+          address);
+}
+
+}  // namespace
+
+struct MetricsServer::State {
+  State(const std::string& address, std::string its_prefix)
+      : prefix(std::move(its_prefix)), exposer({"listening_ports", address, "num_threads", "2"}) {
+    exposer.RegisterCollectable(snapshot);
+  }
+
+  std::string prefix;
+  std::shared_ptr<Snapshot> snapshot = std::make_shared<Snapshot>();
+  prometheus::Exposer exposer;  // ends first
+};
+
+MetricsServer::MetricsServer(const std::string& address, std::string prefix) {
+  require_one_address(address);
+  const UnchangedSignals signals;
+  try {
+    state_ = std::make_unique<State>(address, std::move(prefix));
+  } catch (const std::exception& error) {
+    fail("cannot serve metrics at '{}': expected an address of this machine and a port that nobody listens on ({})",
+         address, error.what());
+  }
+}
+
+MetricsServer::~MetricsServer() = default;
+
+int MetricsServer::port() const { return state_->exposer.GetListeningPorts().front(); }
+
+void MetricsServer::publish(const std::vector<Measurement>& measurements) {
+  std::map<std::string, prometheus::MetricFamily> by_name;
+  for (const Measurement& measurement : measurements) {
+    prometheus::MetricFamily& family = by_name[measurement.name];
+    family.name = state_->prefix + measurement.name;
+    family.help = measurement.help;
+    family.type = measurement.is_counter ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
+    prometheus::ClientMetric metric;
+    for (const auto& [label, value] : measurement.labels) metric.label.push_back({label, value});
+    metric.counter.value = metric.gauge.value = measurement.value;
+    family.metric.push_back(std::move(metric));
+  }
+  Families families;
+  for (auto& [name, family] : by_name) families.push_back(std::move(family));
+  state_->snapshot->set(std::move(families));
+}
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+#include "system/output_folder.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The first entry of `folder` that is no part of this kind; empty if there is none.
+fs::path find_foreign_entry(const fs::path& folder, const OutputKind& kind) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    fs::path name = entry.path().filename();
+    if (name.extension() == ".tmp") name = name.stem();  // of a writer that was killed
+    if (!kind.is_part(name) || !entry.is_regular_file()) return entry.path();
+  }
+  return {};
+}
+
+/// Without "." or a slash at its end, so that a name can be made from it.
+fs::path absolute_folder(const fs::path& output) {
+  require(!output.empty(), "no output folder given");
+  const fs::path folder = fs::weakly_canonical(fs::absolute(output));
+  return folder.has_filename() ? folder : folder.parent_path();
+}
+
+}  // namespace
+
+void check_output(const fs::path& output, const OutputKind& kind, bool overwrite) {
+  const fs::path folder = absolute_folder(output);
+  if (!fs::exists(folder)) return;
+  require(fs::is_directory(folder), "output '{}': expected a folder, or a name for one; it is a file", output.string());
+  if (fs::is_empty(folder)) return;
+  require(overwrite, "output '{}': there is {} already; --force replaces {}", output.string(),
+          fs::exists(folder / kind.marker) ? kind.name : "something", kind.name);
+  const fs::path foreign = find_foreign_entry(folder, kind);
+  require(foreign.empty(), "output '{}': it holds '{}', which is not part of {}: not replaced", output.string(),
+          foreign.filename().string(), kind.name);
+  require(fs::exists(folder / kind.marker), "output '{}': it holds no {}, so it is not {}: not replaced",
+          output.string(), kind.marker, kind.name);
+}
+
+OutputFolder::OutputFolder(const fs::path& output, const OutputKind& kind)
+    : output_(absolute_folder(output)), path_(output_.string() + ".tmp"), kind_(kind) {
+  create_folder(output_.parent_path());
+  lock_.emplace(path_.string() + ".lock", fmt::format("output '{}'", output_.string()),
+                FileLock::Options{.at_end = FileLock::AtEnd::kRemoveFile});
+  if (fs::exists(path_)) {
+    const fs::path foreign = fs::is_directory(path_) ? find_foreign_entry(path_, kind) : path_;
+    require(foreign.empty(), "'{}' is in the way: it is needed for the time of writing", foreign.string());
+    fs::remove_all(path_);
+  }
+  create_folder(path_);
+}
+
+OutputFolder::~OutputFolder() {
+  std::error_code ignored;
+  if (!path_.empty()) fs::remove_all(path_, ignored);
+}
+
+void OutputFolder::commit(bool overwrite) {
+  check_output(output_, kind_, overwrite);            // again: hours may have passed
+  replace_folder(std::exchange(path_, {}), output_);  // if that fails, what is whole stays
+}
+
+}  // namespace tessera

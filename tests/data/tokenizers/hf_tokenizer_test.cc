@@ -1,0 +1,438 @@
+#include "data/tokenizers/hf_tokenizer.h"
+
+#include <thread>
+
+#include "data/load_tokenizer.h"
+#include "tests/data/tokenizer_json_support.h"
+#include "tests/threads_scope.h"
+
+namespace tessera::data {
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+
+constexpr std::int32_t kAb = 256, kBc = 257, kAbc = 258, kSpaceA = 259, kBos = 260, kEos = 261;
+
+HfTokenizer load(const Scratch& scratch, const json& file) {
+  return HfTokenizer(write_file(scratch / "tokenizer.json", file.dump()));
+}
+
+HfTokenizer load_with(const Scratch& scratch, const std::vector<json>& added_tokens) {
+  json file = small_tokenizer();
+  for (const json& token : added_tokens) file["added_tokens"].push_back(token);
+  return load(scratch, file);
+}
+
+TEST(HfTokenizer, Describes) {
+  const Scratch scratch;
+  const HfTokenizer tokenizer = load(scratch, small_tokenizer());
+  EXPECT_EQ(tokenizer.kind(), "huggingface");
+  EXPECT_EQ(tokenizer.vocab_size(), 262);
+  EXPECT_EQ(tokenizer.bos_id(), kBos);
+  EXPECT_EQ(tokenizer.eos_id(), kEos);
+  ASSERT_EQ(tokenizer.files().size(), 1u);
+  EXPECT_EQ(tokenizer.files()[0].name, "tokenizer.json");
+  EXPECT_EQ(tokenizer.files()[0].content, small_tokenizer().dump());
+}
+
+// The merge that was learned first goes first, wherever it is; of equal ones the leftmost.
+TEST(HfTokenizer, MergesInTheirOrder) {
+  const Scratch scratch;
+  const HfTokenizer tokenizer = load(scratch, small_tokenizer());
+  EXPECT_EQ(tokenizer.encode(""), Ids{});
+  EXPECT_EQ(tokenizer.encode("abc"), (Ids{kAb, 'c'}));
+  EXPECT_EQ(tokenizer.encode("bc"), Ids{kBc});
+  EXPECT_EQ(tokenizer.encode("abab"), (Ids{kAb, kAb}));
+  EXPECT_EQ(tokenizer.encode(" abc"), (Ids{' ', kAb, 'c'}));
+  EXPECT_EQ(tokenizer.encode(" a"), Ids{kSpaceA});
+  EXPECT_EQ(tokenizer.encode("\xC3\xA9"), (Ids{0xC3, 0xA9}));
+  EXPECT_EQ(tokenizer.encode(std::string("\0\n", 2)), (Ids{0, '\n'}));
+
+  json file = small_tokenizer();
+  file["model"]["merges"] = {"b c", "a bc", "a b", "\u0120 a"};
+  EXPECT_EQ(load(scratch, file).encode("abc"), Ids{kAbc});
+  EXPECT_EQ(load(scratch, file).encode("abcabd"), (Ids{kAbc, kAb, 'd'}));
+
+  file["model"]["vocab"]["aa"] = 270;
+  file["model"]["merges"] = {"a a"};
+  EXPECT_EQ(load(scratch, file).encode("aaaaa"), (Ids{270, 270, 'a'}));
+}
+
+// Long words are merged by another algorithm, and short ones remembered: neither shows.
+TEST(HfTokenizer, LongWordsAreMergedLikeShortOnes) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  json& model = file["model"];
+  // Merges over a and b that overlap in many ways.
+  model["merges"] = json::array();
+  std::int32_t next = 300;
+  const Philox random(3, stream_of("test.merges"));
+  std::vector<std::string> tokens{"a", "b"};
+  for (std::uint64_t i = 0; tokens.size() < 60; ++i) {
+    const std::string& left = tokens[random.words(i)[0] % tokens.size()];
+    const std::string& right = tokens[random.words(i)[1] % tokens.size()];
+    const std::string joined = left + right;
+    if (joined.size() > 12 || (model["vocab"].contains(joined) && joined != "ab")) continue;
+    if (joined != "ab") model["vocab"][joined] = next++;
+    model["merges"].push_back({left, right});
+    tokens.push_back(joined);
+  }
+  std::map<std::pair<std::string, std::string>, std::size_t> ranks;
+  for (std::size_t i = 0; i < model["merges"].size(); ++i) {
+    ranks.emplace(std::pair(model["merges"][i][0], model["merges"][i][1]), i);
+  }
+  const HfTokenizer tokenizer = load(scratch, file);
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    std::string word;
+    for (std::uint64_t k = 0; k < 1 + i % 100; ++k) word += random.words(1000 + i * 100 + k)[0] % 2 == 0 ? 'a' : 'b';
+    // The definition, read aloud.
+    std::vector<std::string> parts;
+    for (const char c : word) parts.emplace_back(1, c);
+    while (true) {
+      std::size_t best = 0, best_rank = ranks.size();
+      for (std::size_t k = 0; k + 1 < parts.size(); ++k) {
+        const auto rank = ranks.find({parts[k], parts[k + 1]});
+        if (rank != ranks.end() && rank->second < best_rank) best = k, best_rank = rank->second;
+      }
+      if (best_rank == ranks.size()) break;
+      parts[best] += parts[best + 1];
+      parts.erase(parts.begin() + static_cast<std::ptrdiff_t>(best) + 1);
+    }
+    Ids expected;
+    for (const std::string& part : parts) expected.push_back(model["vocab"][part]);
+    for (int again = 0; again < 2; ++again) ASSERT_EQ(tokenizer.encode(word), expected) << word;
+  }
+}
+
+TEST(HfTokenizer, IgnoreMergesTakesWholeWords) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  file["model"]["vocab"]["\u0120xyz"] = 262;  // no merge makes it
+  EXPECT_EQ(load(scratch, file).encode("abc xyz"), (Ids{kAb, 'c', ' ', 'x', 'y', 'z'}));
+  file["model"]["ignore_merges"] = true;
+  EXPECT_EQ(load(scratch, file).encode("abc xyz abcd"), (Ids{kAbc, 262, ' ', kAb, 'c', 'd'}));
+}
+
+// With ignore_merges a word could be a special token of the vocabulary: but not in a document.
+TEST(HfTokenizer, SpecialWordsAreTextInDocuments) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  file["model"]["ignore_merges"] = true;
+  file["model"]["vocab"]["end"] = 262;
+  file["added_tokens"].push_back(added_token(262, "end", true));
+  file["added_tokens"].back()["single_word"] = true;
+  write_file(scratch / "tokenizer_config.json", R"({"bos_token": null, "eos_token": "end"})");
+  const HfTokenizer tokenizer = load(scratch, file);
+  EXPECT_EQ(tokenizer.eos_id(), 262);
+  EXPECT_EQ(tokenizer.bos_id(), 262);
+  EXPECT_EQ(tokenizer.encode("end"), (Ids{'e', 'n', 'd'}));
+  EXPECT_EQ(tokenizer.encode_with_special("end"), Ids{262});
+  EXPECT_EQ(tokenizer.encode_with_special("1end"), (Ids{'1', 262}));  // no added token there, but a word
+  EXPECT_EQ(tokenizer.encode("1end"), (Ids{'1', 'e', 'n', 'd'}));
+}
+
+TEST(HfTokenizer, SpecialTokensAreTextUnlessAskedFor) {
+  const Scratch scratch;
+  const HfTokenizer tokenizer = load_with(scratch, {added_token(262, "<tool>")});
+  const std::string text = "a<s><tool>b";
+  EXPECT_EQ(tokenizer.encode(text), (Ids{'a', '<', 's', '>', 262, 'b'}));
+  EXPECT_EQ(tokenizer.encode_with_special(text), (Ids{'a', kBos, 262, 'b'}));
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode_with_special(text)), "a<tool>b");
+}
+
+TEST(HfTokenizer, TheLongestAddedTokenOfTheLeftmost) {
+  const Scratch scratch;
+  const HfTokenizer tokenizer =
+      load_with(scratch, {added_token(262, "<x"), added_token(263, "<x><x>"), added_token(264, "x><xy")});
+  EXPECT_EQ(tokenizer.encode("<x><x><x>"), (Ids{263, 262, '>'}));
+  EXPECT_EQ(tokenizer.encode("<x><xy"), (Ids{262, '>', 262, 'y'}));
+  EXPECT_EQ(tokenizer.encode("x><xy"), Ids{264});
+}
+
+TEST(HfTokenizer, NormalizedTokensComeAfterTheOthers) {
+  const Scratch scratch;
+  json late = added_token(262, "<s><s>");
+  late["normalized"] = true;
+  const HfTokenizer tokenizer = load_with(scratch, {late});
+  EXPECT_EQ(tokenizer.encode_with_special("<s><s>"), (Ids{kBos, kBos}));
+  EXPECT_EQ(tokenizer.encode("<s><s>"), Ids{262});
+}
+
+TEST(HfTokenizer, StripsTakeWhiteSpace) {
+  const Scratch scratch;
+  json left = added_token(262, "<l>"), right = added_token(263, "<r>"), both = added_token(264, "<b>");
+  left["lstrip"] = true;
+  right["rstrip"] = true;
+  both["lstrip"] = both["rstrip"] = true;
+  const HfTokenizer tokenizer = load_with(scratch, {left, right, both});
+  EXPECT_EQ(tokenizer.encode("x \t\n<l> y"), (Ids{'x', 262, ' ', 'y'}));
+  EXPECT_EQ(tokenizer.encode("x <r>\u3000\u00a0\u2028 y"), (Ids{'x', ' ', 263, 'y'}));
+  EXPECT_EQ(tokenizer.encode("x\u1680\u2003\u0085<b> \u205f\u202fy"), (Ids{'x', 264, 'y'}));
+  EXPECT_EQ(tokenizer.encode("\u200b<b>"), (Ids{0xE2, 0x80, 0x8B, 264}));  // no white space to Unicode
+  EXPECT_EQ(tokenizer.encode("  <b>  <b>  "), (Ids{264, 264}));
+  EXPECT_EQ(tokenizer.encode("<r> <l>"), (Ids{263, 262}));
+}
+
+// Tokens of white space that take white space: none is taken twice, or looked at again and again.
+TEST(HfTokenizer, SpacesThatTakeSpacesTakeLinearTime) {
+  const Scratch scratch;
+  json left = added_token(262, " "), right = added_token(263, "\t");
+  left["lstrip"] = true;
+  right["rstrip"] = true;
+  const HfTokenizer tokenizer = load_with(scratch, {left, right});
+  EXPECT_EQ(tokenizer.encode("x\t\ty  z"), (Ids{'x', 263, 'y', 262, 262, 'z'}));
+  EXPECT_EQ(tokenizer.encode(std::string(1'000'000, ' ')), Ids(1'000'000, 262));
+  EXPECT_EQ(tokenizer.encode(std::string(1'000'000, '\t')), Ids{263});
+}
+
+TEST(HfTokenizer, SingleWords) {
+  const Scratch scratch;
+  json word = added_token(262, "ab");
+  word["content"] = "abcd";
+  word["single_word"] = true;
+  const HfTokenizer tokenizer = load_with(scratch, {word});
+  const auto has = [&](const std::string& text) {
+    const Ids ids = tokenizer.encode(text);
+    return std::find(ids.begin(), ids.end(), 262) != ids.end();
+  };
+  for (const char* text : {"abcd", " abcd ", "-abcd.", "\u4e00 abcd", "\u00b2abcd", "abcd\u2019"}) {
+    EXPECT_TRUE(has(text)) << text;
+  }
+  for (const char* text :
+       {"xabcd", "abcdx", "1abcd", "abcd_", "\u00e9abcd", "abcd\u0301", "\u4e00abcd", "abcd\u200d"}) {
+    EXPECT_FALSE(has(text)) << text;
+  }
+}
+
+TEST(HfTokenizer, DecodesBytes) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  file["model"]["vocab"]["\u00c3\u0142"] = 262;  // bytes C3 A0: a character
+  file["model"]["vocab"]["<\u4e2d>"] = 263;      // stands for no bytes: for itself
+  file["added_tokens"].push_back(added_token(264, "caf\u00e9 "));
+  file["added_tokens"].push_back(added_token(270, "<pad>", true));  // 265 to 269 are nothing
+  const HfTokenizer tokenizer = load(scratch, file);
+  EXPECT_EQ(tokenizer.vocab_size(), 271);
+  EXPECT_EQ(tokenizer.decode(Ids{}), "");
+  EXPECT_EQ(tokenizer.decode(Ids{0xC3, 0xA9}), "\u00e9");
+  EXPECT_EQ(tokenizer.decode(Ids{0xC3}), "\xC3");  // half a character
+  EXPECT_EQ(tokenizer.decode(Ids{0xA9, 262, 0xF0}), "\xA9\u00e0\xF0");
+  EXPECT_EQ(tokenizer.decode(Ids{kBos, kSpaceA, 263, 264, 270, kEos}), " a<\u4e2d>caf\u00e9 ");
+  expect_error([&] { tokenizer.decode(Ids{-1}); }, {"-1", "[0, 271)"});
+  expect_error([&] { tokenizer.decode(Ids{271}); }, {"271", "[0, 271)"});
+  expect_error([&] { tokenizer.decode(Ids{267}); }, {"267", "no token"});
+}
+
+TEST(HfTokenizer, IllFormedTextIsRepaired) {
+  const Scratch scratch;
+  const HfTokenizer tokenizer = load(scratch, small_tokenizer());
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("a\xFF"
+                                              "b\xC3")),
+            "a\uFFFDb\uFFFD");
+}
+
+TEST(HfTokenizer, BosAndEos) {
+  const Scratch scratch;
+  const auto with_config = [&](const std::string& config, const json& file = small_tokenizer()) {
+    write_file(scratch / "tokenizer_config.json", config);
+    return load(scratch, file);
+  };
+  const auto ids = [](const HfTokenizer& tokenizer) { return std::pair(tokenizer.bos_id(), tokenizer.eos_id()); };
+  json file = small_tokenizer();
+  file["added_tokens"].push_back(added_token(262, "<|im_start|>", true));
+  file["added_tokens"].push_back(added_token(263, "<|im_end|>", true));
+
+  // tokenizer_config.json comes first, then the template, then names.
+  const std::string both = R"({"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>", "lstrip": false}})";
+  EXPECT_EQ(ids(with_config(both, file)), std::pair(262, 263));
+  EXPECT_EQ(ids(with_config(R"({"eos_token": "<|im_end|>", "bos_token": null})", file)), std::pair(263, 263));
+  EXPECT_EQ(ids(with_config(R"({"eos_token": "<|im_end|>"})", file)), std::pair(kBos, 263));
+  EXPECT_EQ(ids(with_config("{}", file)), std::pair(kBos, kEos));
+  file["post_processor"] = {{"type", "TemplateProcessing"},
+                            {"single", {{{"SpecialToken", {{"id", "<|im_start|>"}}}}, {{"Sequence", {{"id", "A"}}}}}}};
+  EXPECT_EQ(ids(with_config("{}", file)), std::pair(262, kEos));
+  EXPECT_EQ(ids(with_config(both, file)), std::pair(262, 263));
+
+  json gpt2 = small_tokenizer();
+  gpt2["added_tokens"] = {added_token(260, "<|endoftext|>", true)};
+  EXPECT_EQ(ids(with_config("{}", gpt2)), std::pair(260, 260));
+
+  // Names that the vocabulary lacks get the next ids; one that is only in the vocabulary becomes a special token.
+  const HfTokenizer named = with_config(R"({"bos_token": "<new>", "eos_token": "<newer>"})");
+  EXPECT_EQ(ids(named), std::pair(262, 263));
+  EXPECT_EQ(named.vocab_size(), 264);
+  EXPECT_EQ(named.decode(Ids{262, 'x', 263}), "x");
+  EXPECT_EQ(named.encode_with_special("<new>x"), (Ids{262, 'x'}));
+  json in_vocabulary = small_tokenizer();
+  in_vocabulary["model"]["vocab"]["<eot>"] = 262;
+  const HfTokenizer found = with_config(R"({"eos_token": "<eot>"})", in_vocabulary);
+  EXPECT_EQ(found.eos_id(), 262);
+  EXPECT_EQ(found.decode(Ids{'x', 262}), "x");
+
+  expect_error([&] { with_config(R"({"eos_token": 3})"); }, {"tokenizer_config.json", "eos_token", "string"});
+  expect_error([&] { with_config(R"({"eos_token": {"lstrip": true}})"); }, {"eos_token.content is missing"});
+  expect_error([&] { with_config(R"({"eos_token": "ab"})"); }, {"EOS", "256", "special"});
+  expect_error([&] { with_config(R"({"eos_token": "a"})"); }, {"EOS", "97", "special"});
+  expect_error([&] { with_config("{"); }, {"tokenizer_config.json", "not JSON"});
+}
+
+// "special" does not keep a text from giving the token, so its absence must not be the reason that is told.
+TEST(HfTokenizer, MergesThatSpellBos) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  const json spelled = file;
+  file["model"]["vocab"]["<s"] = 262;
+  file["model"]["vocab"]["<s>"] = kBos;
+  file["model"]["merges"].push_back("< s");
+  EXPECT_NO_THROW(load(scratch, file));
+  file["model"]["merges"].push_back("<s >");
+  const std::string message =
+      expect_error([&] { load(scratch, file); }, {"tokenizer.json", "BOS is id 260", "the result of merges"});
+  EXPECT_EQ(message.find("expected one with \"special\""), std::string::npos) << message;
+  json unmarked = spelled;
+  unmarked["added_tokens"] = {added_token(kBos, "<s>", false), added_token(kEos, "</s>", true)};
+  expect_error([&] { load(scratch, unmarked); }, {"BOS is id 260", "expected one with \"special\": true"});
+}
+
+// A special token that text gives too is not lost, and BOS and EOS give no text even if the file does not call them
+// special.
+TEST(HfTokenizer, DecodingLosesNoText) {
+  const Scratch scratch;
+  const HfTokenizer padded = load_with(scratch, {added_token('!', "!", true)});
+  EXPECT_EQ(padded.decode(padded.encode("a!")), "a!");
+  json file = small_tokenizer();
+  file["added_tokens"] = json::array();
+  file["model"]["vocab"]["<s>"] = 260;
+  file["model"]["vocab"]["</s>"] = 261;
+  const HfTokenizer unmarked = load(scratch, file);
+  EXPECT_EQ(unmarked.eos_id(), kEos);
+  EXPECT_EQ(unmarked.decode(Ids{kBos, 'x', kEos}), "x");
+}
+
+// The expected ids are those of the `tokenizers` library 0.23: a byte without a token vanishes, and its neighbours
+// merge.
+TEST(HfTokenizer, BytesWithoutATokenAreDropped) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  file["model"]["vocab"].erase(byte_level_text(0xC3));
+  file["model"]["vocab"].erase(byte_level_text(0xA9));
+  const HfTokenizer tokenizer = load(scratch, file);
+  EXPECT_EQ(tokenizer.encode("a\u00E9b"), Ids{kAb});
+  EXPECT_EQ(tokenizer.encode("\u00E9"), Ids{});
+  EXPECT_EQ(tokenizer.encode("\u00E9 \u00E9x"), (Ids{' ', 'x'}));
+  const std::string word = "a" + std::string("\u00E9") + "b";
+  Ids expected;
+  std::string many;
+  for (int i = 0; i < 500; ++i) {  // the algorithm for long words
+    many += word;
+    expected.push_back(kAb);
+  }
+  EXPECT_EQ(tokenizer.encode(many), expected);
+}
+
+// A document of such bytes alone would be BOS and EOS.
+TEST(Prepare, DocumentsWithoutTokensAreSkippedAndCounted) {
+  const Scratch scratch;
+  json file = small_tokenizer();
+  file["model"]["vocab"].erase(byte_level_text(0xC3));
+  file["model"]["vocab"].erase(byte_level_text(0xA9));
+  PrepareOptions options;
+  options.inputs = {write_file(scratch / "a.txt", "\u00E9"), write_file(scratch / "b.txt", "b")};
+  options.tokenizer = write_file(scratch / "tokenizer.json", file.dump());
+  options.output = scratch / "out";
+  options.val_fraction = 0;
+  const PrepareResult result = prepare_dataset(options);
+  EXPECT_EQ(result.num_without_tokens, 1u);
+  EXPECT_EQ(all_tokens(options.output, "train"), (Ids{kBos, 'b', kEos}));
+}
+
+// Many threads at once, as prepare does.
+TEST(HfTokenizer, ThreadsDoNotDisturbEachOther) {
+  const Scratch scratch;
+  const HfTokenizer tokenizer = load(scratch, small_tokenizer());
+  std::vector<std::string> texts;
+  std::vector<Ids> expected;
+  for (int i = 0; i < 200; ++i) {
+    texts.push_back(fmt::format("abc {} <s> {}\n", i * 7919, std::string(static_cast<std::size_t>(i), 'b')));
+    expected.push_back(tokenizer.encode(texts.back()));
+  }
+  std::vector<std::thread> threads;
+  std::atomic<int> num_different{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (std::size_t i = 0; i < texts.size(); ++i) num_different += tokenizer.encode(texts[i]) != expected[i];
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(num_different, 0);
+}
+
+TEST(LoadTokenizer, FindsTokenizerJson) {
+  const Scratch scratch;
+  write_file(scratch / "assets/tokenizer.json", small_tokenizer().dump());
+  write_file(scratch / "other.json", small_tokenizer().dump());
+  const auto plain = load_tokenizer((scratch / "assets").string());
+  EXPECT_EQ(plain->kind(), "huggingface");
+  EXPECT_EQ(plain->checksum(), load_tokenizer((scratch / "assets/tokenizer.json").string())->checksum());
+  EXPECT_EQ(plain->checksum(), load_tokenizer((scratch / "other.json").string())->checksum());
+
+  write_file(scratch / "assets/tokenizer_config.json", R"({"bos_token": "</s>"})");
+  const auto configured = load_tokenizer((scratch / "assets").string());
+  EXPECT_EQ(configured->bos_id(), kEos);
+  EXPECT_NE(configured->checksum(), plain->checksum());
+
+  write_file(scratch / "assets/tokenizer.model", "of another kind, as Llama 3 has it");
+  EXPECT_EQ(load_tokenizer((scratch / "assets").string())->kind(), "huggingface");
+}
+
+TEST(Prepare, KeepsTheTokenizersFiles) {
+  const Scratch scratch;
+  write_file(scratch / "assets/tokenizer.json", small_tokenizer().dump(1));
+  write_file(scratch / "assets/tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>"})");
+  std::string lines;
+  for (int i = 0; i < 500; ++i) lines += fmt::format("{{\"text\": \"abc </s> {} ab\\n\"}}\n", i * i);
+  PrepareOptions options;
+  options.inputs = {write_file(scratch / "in.jsonl", lines)};
+  options.tokenizer = (scratch / "assets").string();
+  options.shard_tokens = 2000;
+  options.val_fraction = 0.1;
+
+  const ThreadsScope threads_before;
+  for (const int threads : {1, 2, 4}) {
+    set_num_threads(threads);
+    options.output = scratch / fmt::format("dataset-{}", threads);
+    prepare_dataset(options);
+  }
+  int num_files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(scratch / "dataset-1")) {
+    const std::string name = entry.path().filename().string();
+    for (const char* other : {"dataset-2", "dataset-4"}) {
+      EXPECT_EQ(read_text_file(entry.path()), read_text_file(scratch / other / name)) << name;
+    }
+    ++num_files;
+  }
+  EXPECT_GE(num_files, 6);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
+    EXPECT_EQ(read_text_file(scratch / "dataset-1" / name), read_text_file(scratch / "assets" / name));
+  }
+
+  const Manifest manifest = read_manifest(scratch / "dataset-1");
+  EXPECT_EQ(manifest.tokenizer_kind, "huggingface");
+  EXPECT_EQ(manifest.vocab_size, 262);
+  const auto tokenizer = load_dataset_tokenizer(scratch / "dataset-1", manifest);
+  const Ids tokens = all_tokens(scratch / "dataset-1", "train");
+  EXPECT_EQ(std::count(tokens.begin(), tokens.end(), kEos),
+            static_cast<std::ptrdiff_t>(num_documents(manifest.splits.at("train"))));  // only the ends of documents
+  EXPECT_EQ(tokenizer->decode(std::span(tokens).first(12)).substr(0, 10), "abc </s> 0");
+
+  options.overwrite = true;  // the copies are known to be parts of a dataset
+  options.output = scratch / "dataset-1";
+  prepare_dataset(options);
+  write_file(scratch / "dataset-1/tokenizer_config.json", R"({"bos_token": "</s>", "eos_token": "</s>"})");
+  expect_error([&] { load_dataset_tokenizer(scratch / "dataset-1", manifest); },
+               {"dataset-1/tokenizer.json", "checksum", "damaged, or another one"});
+}
+
+}  // namespace
+}  // namespace tessera::data

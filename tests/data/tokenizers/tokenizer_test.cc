@@ -1,0 +1,184 @@
+#include "data/tokenizers/tokenizer.h"
+
+#include "data/load_tokenizer.h"
+#include "data/sentencepiece_trainer.h"
+#include "data/tokenizers/byte_tokenizer.h"
+#include "data/tokenizers/sentencepiece_tokenizer.h"
+#include "data/tokenizers/text.h"
+#include "tensor/philox.h"
+#include "tests/data/support.h"
+
+namespace tessera::data {
+namespace {
+
+std::string training_text() {
+  const Philox random(1, stream_of("test.text"));
+  const std::vector<std::string> words{
+      "the",   "moral", "of",         "amicable",      "entry\n", "is",     "a.\n\n", "17",    "2024",    "quality",
+      "being", "[1913", "Webster]\n", "\u00e9t\u00e9", "   see",  "{word}", "naming", "names", "renamed", "tab\there"};
+  std::string text;
+  for (std::uint64_t i = 0; i < 20000; ++i) text += words[random.words(i)[0] % words.size()] + " ";
+  return text;
+}
+
+std::string train(const std::string& text, std::int32_t vocab_size, std::uint64_t sample_bytes = 1u << 20,
+                  std::uint64_t seed = 0) {
+  const Scratch scratch;
+  DocumentSource source({write_file(scratch / "text.txt", text)});
+  return train_sentencepiece(source, {.vocab_size = vocab_size, .sample_bytes = sample_bytes, .seed = seed});
+}
+
+/// One model for all tests that only use it.
+const std::string& small_model() {
+  static const std::string model = train(training_text(), 400);
+  return model;
+}
+
+std::unique_ptr<Tokenizer> small_tokenizer(const Scratch& scratch) {
+  return load_tokenizer(write_file(scratch / "small.model", small_model()).string());
+}
+
+const std::vector<std::string>& hard_texts() {
+  static const std::vector<std::string> texts{"",
+                                              " ",
+                                              "the quality of being amicable.\n   [1913 Webster]\n",
+                                              "  two spaces in front, three behind   ",
+                                              "\n\n\n",
+                                              "\r\n\t mixed \t\t\n  \n white \n",
+                                              "na\u00efve \u4f60\u597d \U0001F600 \u0301combining",
+                                              "\u2581 the space's own sign \u2581\u2581x \u2581",
+                                              "<s> </s> <unk> <0x41> \u2585 \u2047 are only text",
+                                              "\uFEFFbyte order mark, no-break\u00a0space, \u3000 and \u200b, \uFFFD",
+                                              std::string("a NUL \0 within", 14),
+                                              "1234567890",
+                                              "Ａｆｕｌｌ ｗｉｄｔｈ ﬁ ligature \u212b"};
+  return texts;
+}
+
+TEST(ByteTokenizer, IdsAreBytes) {
+  const ByteTokenizer tokenizer;
+  EXPECT_EQ(tokenizer.vocab_size(), 258);
+  EXPECT_EQ(tokenizer.bos_id(), 256);
+  EXPECT_EQ(tokenizer.eos_id(), 257);
+  EXPECT_EQ(tokenizer.encode("a\xC3\xA9"), (std::vector<std::int32_t>{0x61, 0xC3, 0xA9}));
+  EXPECT_EQ(tokenizer.decode(std::vector<std::int32_t>{256, 0x61, 0xC3, 0xA9, 257}), "a\xC3\xA9");
+  for (const std::string& text : hard_texts()) EXPECT_EQ(tokenizer.decode(tokenizer.encode(text)), text);
+  expect_error([&] { tokenizer.decode(std::vector<std::int32_t>{258}); }, {"258"});
+  expect_error([&] { tokenizer.decode(std::vector<std::int32_t>{-1}); }, {"-1"});
+}
+
+TEST(SentencePieceTokenizer, LosesNothing) {
+  const Scratch scratch;
+  const auto tokenizer = small_tokenizer(scratch);
+  EXPECT_EQ(tokenizer->vocab_size(), 400);
+  EXPECT_EQ(tokenizer->bos_id(), 1);
+  EXPECT_EQ(tokenizer->eos_id(), 2);
+  for (const std::string& text : hard_texts()) {
+    const std::vector<std::int32_t> ids = tokenizer->encode(text);
+    EXPECT_EQ(tokenizer->decode(ids), text);
+    for (const std::int32_t id : ids) {
+      EXPECT_GT(id, 2) << "a control or unknown piece in: " << text;
+      EXPECT_LT(id, tokenizer->vocab_size());
+    }
+  }
+}
+
+TEST(SentencePieceTokenizer, LosesNothingOfRandomText) {
+  const Scratch scratch;
+  const auto tokenizer = small_tokenizer(scratch);
+  const Philox random(2, stream_of("test.random_text"));
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    std::string text;
+    for (std::uint64_t k = 0; k < 50; ++k) text.push_back(static_cast<char>(random.words(i * 50 + k)[0]));
+    repair_utf8(text);
+    ASSERT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
+  }
+}
+
+TEST(SentencePieceTokenizer, LearnsPieces) {
+  const Scratch scratch;
+  const auto tokenizer = small_tokenizer(scratch);
+  const std::string text = training_text();
+  EXPECT_LT(tokenizer->encode(text).size(), text.size() / 2);
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
+}
+
+// Long texts are encoded in pieces: the pieces must not show.
+TEST(SentencePieceTokenizer, LongTextsAreEncodedLikeTheirParts) {
+  const Scratch scratch;
+  const auto tokenizer = small_tokenizer(scratch);
+  const std::string sentence = "the quality of being   amicable.\n [1913 Webster]\n";
+  const std::vector<std::int32_t> sentence_ids = tokenizer->encode(" " + sentence);
+  for (std::size_t shift = 0; shift < sentence.size(); shift += 3) {  // cuts at all kinds of places
+    std::string text(shift, 'x');
+    std::vector<std::int32_t> expected = tokenizer->encode(text);
+    for (int i = 0; i < 1400; ++i) {  // 70 kB, of which the first cut is near 64 kB
+      text += " " + sentence;
+      expected.insert(expected.end(), sentence_ids.begin(), sentence_ids.end());
+    }
+    ASSERT_TRUE(tokenizer->encode(text) == expected) << "shift " << shift;
+  }
+  const std::string no_spaces(300'000, 'x');
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode(no_spaces)), no_spaces);
+}
+
+TEST(SentencePieceTokenizer, TrainingIsDeterministic) {
+  const std::string text = training_text();
+  EXPECT_EQ(train(text, 400), small_model());
+  EXPECT_EQ(train(text, 300, 40'000, 5), train(text, 300, 40'000, 5));
+  EXPECT_NE(train(text, 300, 10'000, 5), train(text, 300, 10'000, 6));  // another sample
+}
+
+TEST(SentencePieceTokenizer, TheSampleIsOfTheWholeText) {
+  std::string text;
+  for (const char* word : {"begin ", "middle ", "finish "}) {
+    for (int i = 0; i < 20'000; ++i) text += word;
+  }
+  const Scratch scratch;
+  const auto tokenizer =
+      load_tokenizer(write_file(scratch / "a.model", train(text, 284, 40'000, 1)).string());  // 10 pieces of 100
+  for (const char* word : {" begin", " middle", " finish"}) EXPECT_LE(tokenizer->encode(word).size(), 4u) << word;
+}
+
+TEST(SentencePieceTokenizer, TrainingErrors) {
+  expect_error([] { train(training_text(), 259); }, {"259", "more than 259"});
+  expect_error([] { train("tiny", 5000); }, {"5000 pieces", "4 bytes", "at most", "smaller vocabulary"});
+  expect_error([] { train("", 300); }, {"no text"});
+}
+
+TEST(LoadTokenizer, FindsWhatIsNamed) {
+  const Scratch scratch;
+  write_file(scratch / "model/tokenizer.model", small_model());
+  EXPECT_EQ(load_tokenizer("bytes")->kind(), "bytes");
+  const auto tokenizer = load_tokenizer((scratch / "model").string());
+  EXPECT_EQ(tokenizer->kind(), "sentencepiece");
+  ASSERT_EQ(tokenizer->files().size(), 1u);
+  EXPECT_EQ(tokenizer->files()[0].name, "tokenizer.model");
+  EXPECT_EQ(tokenizer->files()[0].content, small_model());
+  EXPECT_EQ(tokenizer->checksum(), small_tokenizer(scratch)->checksum());
+  EXPECT_NE(tokenizer->checksum(), load_tokenizer("bytes")->checksum());
+  EXPECT_EQ(load_tokenizer(make_dataset(scratch, 3, 1000).string())->kind(), "bytes");
+}
+
+// Datasets on disks have these checksums: of the kind, followed by the files.
+TEST(LoadTokenizer, ChecksumsStayAsTheyAre) {
+  const Scratch scratch;
+  const auto checksum_of = [](const std::string& text) { return checksum(std::as_bytes(std::span(text))); };
+  EXPECT_EQ(load_tokenizer("bytes")->checksum(), checksum_of("bytes"));
+  EXPECT_EQ(small_tokenizer(scratch)->checksum(), checksum_of("sentencepiece" + small_model()));
+}
+
+TEST(LoadTokenizer, Errors) {
+  const Scratch scratch;
+  expect_error([&] { load_tokenizer("byte"); }, {"'byte'", "expected 'bytes'", "no such file"});
+  std::filesystem::create_directories(scratch / "empty");
+  expect_error([&] { load_tokenizer((scratch / "empty").string()); }, {"empty", "tokenizer.model"});
+  expect_error([&] { load_tokenizer(write_file(scratch / "a.model", "").string()); }, {"a.model", "empty file"});
+  expect_error([&] { load_tokenizer(write_file(scratch / "b.model", "not a model").string()); },
+               {"b.model", "not a SentencePiece model"});
+  expect_error([&] { load_tokenizer(write_file(scratch / "c.model", small_model().substr(0, 1000)).string()); },
+               {"c.model", "not a SentencePiece model"});
+}
+
+}  // namespace
+}  // namespace tessera::data

@@ -1,0 +1,72 @@
+#include "launch/engines/engine.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+
+#include "tests/data/support.h"
+#include "tests/expect_error.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+
+TEST(Engine, OneRankOfThisMachineNeedsNoStarter) {
+  const auto engine = make_local_engine({});
+  EXPECT_THAT(engine->on_ranks(engine->nodes(), 1, {}, {"tessera", "train"}), ElementsAre("tessera", "train"));
+  const CommandLine two = engine->on_ranks(engine->nodes(), 2, {"A"}, {"tessera", "train"});
+  EXPECT_EQ(two.front(), "mpirun");
+  EXPECT_THAT(two, Contains("--oversubscribe"));
+  EXPECT_EQ(two.back(), "train");
+}
+
+TEST(Engine, HostsKeepTheirOrderAndGetTheirRanks) {
+  const auto engine = make_hosts_engine({"n1", "n2", "n3"}, {"--mca", "x"});
+  const CommandLine command = engine->on_ranks({"n3", "n1"}, 4, {"TESSERA_ATTEMPT"}, {"tessera"});
+  EXPECT_THAT(command, Contains("n3:4,n1:4"));
+  EXPECT_THAT(command, Contains("8"));
+  EXPECT_THAT(command, Contains("TESSERA_ATTEMPT"));
+  EXPECT_THAT(command, Contains("x"));
+}
+
+TEST(Engine, RanksOfOtherHostsGetTheSettingsOfNccl) {
+  setenv("NCCL_IB_TIMEOUT", "22", 1);
+  const CommandLine command = make_hosts_engine({"n1"}, {})->on_ranks({"n1"}, 2, {"TESSERA_ATTEMPT"}, {"tessera"});
+  unsetenv("NCCL_IB_TIMEOUT");
+  const auto at = std::ranges::find(command, "NCCL_IB_TIMEOUT");
+  ASSERT_NE(at, command.end());
+  EXPECT_EQ(*std::prev(at), "-x");
+}
+
+TEST(Engine, AProgramOnAHostIsOneWordForItsShell) {
+  const CommandLine command = make_hosts_engine({"n1"}, {})->on_node("n1", {"tessera", "--folder", "a b"});
+  EXPECT_EQ(command.front(), "ssh");
+  EXPECT_EQ(command.back(), "exec tessera --folder 'a b'");
+}
+
+TEST(Engine, OnlyASchedulerIsToldOfDrainedNodes) {
+  EXPECT_FALSE(make_hosts_engine({"n1"}, {})->drain("n1", "why"));
+  EXPECT_FALSE(make_hosts_engine({"n1"}, {})->undrain("n1", ""));
+}
+
+TEST(Engine, HostsComeFromAListOrAFile) {
+  const data::Scratch scratch;
+  EXPECT_THAT(read_hosts("n1,n2"), ElementsAre("n1", "n2"));
+  const auto file = data::write_file(scratch / "hosts", "# a comment\nn1 slots=8\n\n  n2\n");
+  EXPECT_THAT(read_hosts(file.string()), ElementsAre("n1", "n2"));
+  expect_error([] { read_hosts("n1,n1"); }, {"'n1' twice"});
+  expect_error([] { read_hosts("/no/such/file"); }, {"no file '/no/such/file'"});
+  expect_error([&] { read_hosts(data::write_file(scratch / "none", "# nothing\n").string()); }, {"names no host"});
+}
+
+TEST(Engine, SlurmNeedsAnAllocation) {
+  unsetenv("SLURM_JOB_NODELIST");
+  expect_error([] { make_slurm_engine({}); }, {"sbatch or salloc"});
+}
+
+}  // namespace
+}  // namespace tessera

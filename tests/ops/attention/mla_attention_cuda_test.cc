@@ -1,0 +1,163 @@
+#include "ops/attention/mla_attention.h"
+#include "tests/ops/parity.h"
+
+namespace tessera {
+namespace {
+
+/// Instead of the tokens of each document (0: whole sequences, said to be so): queries begin in the middle of
+/// documents, which no table of documents can say.
+constexpr std::int64_t kNoDocuments = -1;
+
+struct Case {
+  std::int64_t num_seqs, seq_len, heads, nope, rope, v, doc_length;
+};
+
+class MlaAttentionCuda : public ParityTest {
+ protected:
+  struct Operands {
+    MlaDims dims;
+    MlaOperands in;
+    Tensor o, lse, d_o, d_q, d_kv, d_k_rope;
+  };
+
+  static std::int32_t doc_start(const Case& c, std::int64_t position) {
+    if (c.doc_length == 0) return 0;
+    if (c.doc_length == kNoDocuments) return static_cast<std::int32_t>(position / 3);
+    return static_cast<std::int32_t>(position / c.doc_length * c.doc_length);
+  }
+
+  Operands make(const Case& c, DType dtype, const std::vector<TokenRange>& queries = {}) {
+    Operands x;
+    x.dims = {.num_seqs = c.num_seqs,
+              .seq_len = c.seq_len,
+              .num_heads = c.heads,
+              .dim_nope = c.nope,
+              .dim_rope = c.rope,
+              .dim_v = c.v,
+              .scale = static_cast<float>(1.0 / std::sqrt(c.nope + c.rope)),
+              .queries = queries,
+              .whole_sequences = c.doc_length == 0};
+    std::vector<std::int32_t> starts;
+    const std::vector<TokenRange> all = {{0, c.seq_len}};
+    for (std::int64_t seq = 0; seq < c.num_seqs; ++seq) {
+      for (const TokenRange& range : queries.empty() ? all : queries) {
+        for (std::int64_t i = range.begin; i < range.end; ++i) starts.push_back(doc_start(c, i));
+      }
+    }
+    const auto tokens = static_cast<std::int64_t>(starts.size()), keys = c.num_seqs * c.seq_len;
+    x.in = {.q = random({tokens, c.heads * (c.nope + c.rope)}, dtype, 2.0),
+            .kv = random({keys, c.heads * (c.nope + c.v)}, dtype),
+            .k_rope = random({keys, c.rope}, dtype),
+            .doc_start_T = ints(starts)};
+    x.o = poisoned({tokens, c.heads * c.v}, dtype);
+    x.lse = poisoned({tokens, c.heads}, DType::kFloat32);
+    x.d_o = random({tokens, c.heads * c.v}, dtype);
+    x.d_q = poisoned(x.in.q.shape(), dtype);
+    x.d_kv = poisoned(x.in.kv.shape(), dtype);
+    x.d_k_rope = poisoned(x.in.k_rope.shape(), dtype);
+    return x;
+  }
+
+  static MlaOperands on(const Side& side, const MlaOperands& in) {
+    return {side(in.q), side(in.kv), side(in.k_rope), side(in.doc_start_T)};
+  }
+
+  static void backward(const Side& side, const Operands& x) {
+    mla_attention_backward(side.op, x.dims, on(side, x.in), side(x.o), side(x.lse), side(x.d_o), side(x.d_q),
+                           side(x.d_kv), side(x.d_k_rope));
+  }
+
+  void check(const Case& c, DType dtype, const std::vector<TokenRange>& queries = {}) {
+    SCOPED_TRACE(fmt::format("{} x {} tokens, {} heads of {} + {} and {}, documents of {}, {}", c.num_seqs, c.seq_len,
+                             c.heads, c.nope, c.rope, c.v, c.doc_length, name_of(dtype)));
+    const ArenaScope scope(arena_);
+    const Operands x = make(c, dtype, queries);
+    expect_close(
+        [&](const Side& side) { mla_attention_forward(side.op, x.dims, on(side, x.in), side(x.o), side(x.lse)); },
+        {x.o, x.lse}, kBackwardBound);
+    // The CPU's o and lse go into both.
+    expect_close([&](const Side& side) { backward(side, x); }, {x.d_q, x.d_kv, x.d_k_rope}, kBackwardBound);
+  }
+};
+
+TEST_F(MlaAttentionCuda, Float32) {
+  check({1, 1, 1, 2, 2, 2, 0}, DType::kFloat32);
+  check({2, 19, 3, 10, 6, 14, 0}, DType::kFloat32);
+  check({1, 150, 2, 5, 4, 3, 40}, DType::kFloat32);
+  check({2, 100, 2, 128, 64, 128, 0}, DType::kFloat32);
+  check({1, 130, 2, 128, 64, 128, 3}, DType::kFloat32);
+  check({1, 70, 1, 160, 96, 256, kNoDocuments}, DType::kFloat32);  // the largest head dims
+}
+
+TEST_F(MlaAttentionCuda, Bfloat16) {
+  check({1, 64, 1, 128, 64, 128, 0}, DType::kBFloat16);
+  check({2, 256, 2, 128, 64, 128, 0}, DType::kBFloat16);
+  check({3, 2, 2, 128, 64, 128, 0}, DType::kBFloat16);
+  check({2, 203, 4, 128, 64, 128, 0}, DType::kBFloat16);  // tails of tiles
+  check({1, 300, 3, 64, 32, 64, 0}, DType::kBFloat16);    // other head dims
+  check({1, 90, 2, 10, 6, 14, 0}, DType::kBFloat16);      // none of cuDNN's
+}
+
+TEST_F(MlaAttentionCuda, Documents) {
+  check({2, 512, 2, 128, 64, 128, 300}, DType::kBFloat16);
+  check({2, 512, 2, 128, 64, 128, 512}, DType::kBFloat16);  // one per sequence
+  check({1, 700, 2, 128, 64, 128, 351}, DType::kBFloat16);
+  check({2, 300, 2, 128, 64, 128, 3}, DType::kBFloat16);  // more than the table has room for
+  check({1, 300, 2, 128, 64, 128, kNoDocuments}, DType::kBFloat16);
+}
+
+TEST_F(MlaAttentionCuda, AsAGraph) {
+  for (const std::int64_t docs : {0, 300, 3}) {
+    const ArenaScope scope(arena_);
+    const Operands x = make({2, 512, 2, 128, 64, 128, docs}, DType::kBFloat16);
+    const std::vector<Tensor> outputs = {x.o, x.lse, x.d_q, x.d_kv, x.d_k_rope};
+    expect_close(
+        [&](const Side& side) {
+          as_graph(side, outputs, [&] {
+            mla_attention_forward(side.op, x.dims, on(side, x.in), side(x.o), side(x.lse));
+            backward(side, x);
+          });
+        },
+        outputs, kBackwardBound);
+  }
+}
+
+TEST_F(MlaAttentionCuda, PartsOfASequence) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const std::int64_t docs : {0, 60}) {
+      check({2, 156, 2, 16, 8, 16, docs}, dtype, {{0, 39}, {117, 156}});
+      check({1, 156, 2, 16, 8, 16, docs}, dtype, {{39, 117}});
+    }
+  }
+}
+
+TEST_F(MlaAttentionCuda, DeterministicGradients) {
+  for (const std::int64_t docs : {0, 300}) {
+    const ArenaScope scope(arena_);
+    const Operands x = make({2, 512, 3, 128, 64, 128, docs}, DType::kBFloat16);
+    const Tensor outputs[] = {x.d_q, x.d_kv, x.d_k_rope};
+    expect_close(
+        [&](const Side& side) {
+          mla_attention_forward(side.op, x.dims, on(side, x.in), side(x.o), side(x.lse));
+          if (side.op.target() == Device::kCpu) return backward(side, x);
+          side.op.cuda->set_deterministic(true);
+          std::vector<std::byte> first, again;
+          for (int run = 0; run < 5; ++run) {
+            backward(side, x);
+            again.clear();
+            for (const Tensor& output : outputs) {
+              const std::size_t at = again.size();
+              again.resize(at + output.num_bytes());
+              cuda::copy_bytes(side.op.cuda->stream(), side(output).raw(), output.num_bytes(), again.data() + at);
+            }
+            side.op.cuda->synchronize();
+            if (run == 0) first = again;
+            EXPECT_TRUE(first == again) << "run " << run;
+          }
+        },
+        {x.d_q, x.d_kv, x.d_k_rope}, kBackwardBound);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,101 @@
+#include "ops/attention/mla_decode.h"
+
+#include "tests/ops/harness.h"
+
+namespace tessera {
+namespace {
+
+class MlaDecode : public TypedOperatorTest {};
+
+TEST_P(MlaDecode, StoresWhereItIsTold) {
+  // Latent and k_rope are columns of wider matrices.
+  const Tensor wide = randoms({3, 20}), cache = randoms({2, 4, 9});
+  const Tensor latent = wide.columns(1, 7), rope = wide.columns(10, 13);
+  Doubles expected = doubles(cache.reshape({8, 9}));
+  const std::vector<std::size_t> slots = {1, 0, 1}, positions = {3, 0, 1};
+  for (std::size_t t = 0; t < 3; ++t) {
+    const Doubles l = doubles(latent.rows(static_cast<std::int64_t>(t), static_cast<std::int64_t>(t) + 1));
+    const Doubles r = doubles(rope.rows(static_cast<std::int64_t>(t), static_cast<std::int64_t>(t) + 1));
+    std::copy(l.begin(), l.end(), expected.begin() + static_cast<std::ptrdiff_t>((slots[t] * 4 + positions[t]) * 9));
+    std::copy(r.begin(), r.end(),
+              expected.begin() + static_cast<std::ptrdiff_t>((slots[t] * 4 + positions[t]) * 9 + 6));
+  }
+  store_latents(context(), latent, rope, ints({1, 0, 1}), ints({3, 0, 1}), cache);
+  EXPECT_EQ(doubles(cache.reshape({8, 9})), expected);
+  EXPECT_THROW(store_latents(context(), latent, rope, ints({1, 0, 2}), ints({3, 0, 1}), cache), InternalError);
+  EXPECT_THROW(store_latents(context(), latent, rope, ints({1, 0, 1}), ints({4, 0, 1}), cache), InternalError);
+}
+
+/// One token's softmax-weighted sum, from the formula, in float64.
+Doubles reference(const MlaDecodeDims& dims, const Doubles& q, const Doubles& q_latent, const Doubles& cache,
+                  std::size_t num_positions) {
+  const auto latent = static_cast<std::size_t>(dims.dim_latent), rope = static_cast<std::size_t>(dims.dim_rope);
+  const auto nope = static_cast<std::size_t>(dims.dim_nope), row = latent + rope;
+  Doubles o;
+  for (std::size_t h = 0; h < static_cast<std::size_t>(dims.num_heads); ++h) {
+    Doubles weights;
+    double total = 0.0;
+    for (std::size_t p = 0; p < num_positions; ++p) {
+      double score = 0.0;
+      for (std::size_t i = 0; i < latent; ++i) score += q_latent[h * latent + i] * cache[p * row + i];
+      for (std::size_t i = 0; i < rope; ++i) score += q[h * (nope + rope) + nope + i] * cache[p * row + latent + i];
+      weights.push_back(std::exp(static_cast<double>(dims.scale) * score));
+      total += weights.back();
+    }
+    for (std::size_t i = 0; i < latent; ++i) {
+      double sum = 0.0;
+      for (std::size_t p = 0; p < num_positions; ++p) sum += weights[p] / total * cache[p * row + i];
+      o.push_back(sum);
+    }
+  }
+  return o;
+}
+
+TEST_P(MlaDecode, IsTheFormula) {
+  struct Case {
+    MlaDecodeDims dims;
+    std::int64_t positions;
+  };
+  const Case cases[] = {
+      {{.num_heads = 1, .dim_nope = 1, .dim_rope = 2, .dim_latent = 1, .scale = 1.0f}, 1},
+      {{.num_heads = 5, .dim_nope = 6, .dim_rope = 4, .dim_latent = 19, .scale = 0.7f}, 33},  // a tail of heads
+      {{.num_heads = 4, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .scale = 0.07f}, 70},
+      {{.num_heads = 3, .dim_nope = 4, .dim_rope = 2, .dim_latent = 40, .scale = 20.0f}, 50},  // nearly one-hot
+  };
+  for (const auto& [dims, positions] : cases) {
+    const std::int64_t heads = dims.num_heads, row = dims.dim_latent + dims.dim_rope;
+    const Tensor q = randoms({3, heads * (dims.dim_nope + dims.dim_rope)}),
+                 q_latent = randoms({3, heads * dims.dim_latent});
+    const Tensor cache = randoms({2, positions, row}), o = randoms({3, heads * dims.dim_latent});
+    const std::vector<std::int32_t> slots = {1, 0, 1};
+    const std::vector<std::int32_t> at = {static_cast<std::int32_t>(positions - 1), 0,
+                                          static_cast<std::int32_t>(positions / 2)};
+    mla_decode(context(), dims,
+               {.q = q, .q_latent = q_latent, .cache_SPN = cache, .slot_T = ints(slots), .position_T = ints(at)}, o);
+    for (std::int64_t t = 0; t < 3; ++t) {
+      const auto i = static_cast<std::size_t>(t);
+      const Doubles expected = reference(dims, doubles(q.rows(t, t + 1)), doubles(q_latent.rows(t, t + 1)),
+                                         doubles(cache[slots[i]]), static_cast<std::size_t>(at[i]) + 1);
+      EXPECT_LE(relative_error(o.rows(t, t + 1), expected), bound_for(dtype(), kForwardBound)) << "token " << t;
+    }
+  }
+}
+
+TEST_P(MlaDecode, PositionsOutsideTheCacheThrow) {
+  const MlaDecodeDims dims{.num_heads = 1, .dim_nope = 2, .dim_rope = 2, .dim_latent = 3, .scale = 1.0f};
+  const Tensor q = randoms({1, 4}), q_latent = randoms({1, 3}), cache = randoms({1, 6, 5}), o = randoms({1, 3});
+  const auto decode = [&](std::int32_t slot, std::int32_t position) {
+    mla_decode(
+        context(), dims,
+        {.q = q, .q_latent = q_latent, .cache_SPN = cache, .slot_T = ints({slot}), .position_T = ints({position})}, o);
+  };
+  decode(0, 5);
+  EXPECT_THROW(decode(0, 6), InternalError);
+  EXPECT_THROW(decode(1, 5), InternalError);
+  EXPECT_THROW(decode(0, -1), InternalError);
+}
+
+TESSERA_BOTH_TYPES(MlaDecode);
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,93 @@
+#include "ops/gemm/gemm.h"
+#include "tests/ops/parity.h"
+
+namespace tessera {
+namespace {
+
+struct Product {
+  std::int64_t m, n, k;
+};
+
+class GemmCuda : public ParityTest {
+ protected:
+  /// A matrix whose rows are `gap` numbers further apart than they are long, the first one `gap` numbers in.
+  Tensor with_gaps(std::int64_t rows, std::int64_t columns, DType dtype, std::int64_t gap) {
+    return random({rows, columns + gap}, dtype).columns(gap, columns + gap);
+  }
+
+  /// b has `dtype`, and a, unless it is float32 whatever b is.
+  void check(const Product& p, DType dtype, DType dtype_c, std::int64_t gap, bool mixed = false) {
+    for (const bool transpose_a : {false, true}) {
+      for (const bool transpose_b : {false, true}) {
+        for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+          SCOPED_TRACE(fmt::format("{} x {} x {} {} to {} gap {} {} {} {}", p.m, p.n, p.k, name_of(dtype),
+                                   name_of(dtype_c), gap, transpose_a, transpose_b, write == Write::kAccumulate));
+          const ArenaScope scope(arena_);
+          const Tensor a =
+              with_gaps(transpose_a ? p.k : p.m, transpose_a ? p.m : p.k, mixed ? DType::kFloat32 : dtype, gap);
+          const Tensor b = with_gaps(transpose_b ? p.n : p.k, transpose_b ? p.k : p.n, dtype, gap);
+          const Tensor c = write == Write::kAssign ? poisoned({p.m, p.n + gap}, dtype_c).columns(gap, p.n + gap)
+                                                   : with_gaps(p.m, p.n, dtype_c, gap);
+          expect_close(
+              [&](const Side& side) { gemm(side.op, side(a), transpose_a, side(b), transpose_b, side(c), write); },
+              {c});
+        }
+      }
+    }
+  }
+};
+
+TEST_F(GemmCuda, Shapes) {
+  constexpr DType kF = DType::kFloat32, kB = DType::kBFloat16;
+  for (const auto& [dtype, dtype_c] : {std::pair{kF, kF}, {kB, kB}, {kB, kF}}) {
+    // One number; multiples of nothing; a router's gate; a row; a column; a projection with a tail.
+    for (const Product& p :
+         {Product{1, 1, 1}, {3, 5, 7}, {67, 129, 33}, {200, 64, 2048}, {1, 96, 128}, {96, 1, 128}, {130, 1408, 512}}) {
+      check(p, dtype, dtype_c, 0);
+    }
+    for (const std::int64_t gap : {8, 3}) check({64, 96, 48}, dtype, dtype_c, gap);
+  }
+}
+
+TEST_F(GemmCuda, OfTwoTypes) {
+  for (const DType dtype_c : {DType::kFloat32, DType::kBFloat16}) {
+    for (const Product& p : {Product{1, 1, 1}, {67, 129, 33}, {200, 64, 2048}, {64, 256, 300}}) {
+      for (const std::int64_t gap : {0, 8, 3}) check(p, DType::kBFloat16, dtype_c, gap, true);
+    }
+  }
+}
+
+TEST_F(GemmCuda, AsAGraph) {
+  const Tensor a = random({256, 512}, DType::kBFloat16), b = random({128, 512}, DType::kBFloat16);
+  const Tensor c = poisoned({256, 128}, DType::kBFloat16);
+  expect_close(
+      [&](const Side& side) { as_graph(side, {c}, [&] { linear_forward(side.op, side(a), side(b), side(c)); }); }, {c});
+}
+
+// Terms that tf32 would round away.
+TEST_F(GemmCuda, Float32IsNotRounded) {
+  const Tensor a = random({64, 256}), b = random({64, 256}), c = poisoned({64, 64}, DType::kFloat32);
+  for (std::int64_t i = 0; i < a.num_elements(); ++i) a.data<float>()[i] = 1.0f + 0x1p-13f * a.data<float>()[i];
+  expect_close([&](const Side& side) { linear_forward(side.op, side(a), side(b), side(c)); }, {c}, 1e-6);
+}
+
+TEST_F(GemmCuda, Float32BesideBFloat16IsNotRounded) {
+  const Tensor a = random({64, 256}), b = random({256, 48}, DType::kBFloat16), c = poisoned({64, 48}, DType::kFloat32);
+  for (std::int64_t i = 0; i < a.num_elements(); ++i) a.data<float>()[i] = 1.0f + 0x1p-13f * a.data<float>()[i];
+  expect_close([&](const Side& s) { gemm(s.op, s(a), false, s(b), false, s(c), Write::kAssign); }, {c}, 4e-6);
+  const Tensor d = poisoned({256, 48}, DType::kFloat32), e = random({64, 48}, DType::kBFloat16);
+  expect_close([&](const Side& s) { gemm(s.op, s(a), true, s(e), false, s(d), Write::kAssign); }, {d}, 4e-6);
+}
+
+TEST_F(GemmCuda, RowsOfLargerMatrices) {
+  // As a chunk of a batch is: addresses at any row.
+  const Tensor x = random({50, 72}, DType::kBFloat16), w = random({40, 72}, DType::kBFloat16);
+  for (const std::int64_t first : {0, 1, 8}) {
+    const Tensor y = poisoned({20, 40}, DType::kFloat32);
+    const Tensor rows = x.rows(first, first + 20);
+    expect_close([&](const Side& side) { linear_forward(side.op, side(rows), side(w), side(y)); }, {y});
+  }
+}
+
+}  // namespace
+}  // namespace tessera

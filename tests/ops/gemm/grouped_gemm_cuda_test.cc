@@ -1,0 +1,53 @@
+#include "ops/gemm/grouped_gemm.h"
+#include "tests/ops/parity.h"
+
+namespace tessera {
+namespace {
+
+class GroupedGemmCuda : public ParityTest {
+ protected:
+  /// All three products of rows in groups of these lengths, with `spare` rows behind the last one that hold NaN.
+  void check(DType dtype, const std::vector<std::int32_t>& lengths, std::int64_t m, std::int64_t n,
+             std::int64_t spare = 7) {
+    SCOPED_TRACE(fmt::format("{} groups {} of {} x {}", name_of(dtype), fmt::join(lengths, " "), m, n));
+    std::vector<std::int32_t> ends = {0};
+    for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
+    const Tensor offsets = ints(ends);
+    const auto experts = static_cast<std::int64_t>(lengths.size());
+    const std::int64_t used = ends.back(), rows = used + spare;
+    const auto routed = [&](std::int64_t width) {
+      const Tensor x = random({rows, width}, dtype), rest = x.rows(used, rows);
+      std::memset(rest.raw(), 0xff, rest.num_bytes());
+      return x;
+    };
+    const Tensor x = routed(n), d_y = routed(m), w = random({experts, m, n}, dtype, 0.1);
+    const Tensor y = poisoned({rows, m}, dtype), d_x = poisoned({rows, n}, dtype);
+    // What lies behind the last group stays as it was.
+    const auto expect = [&](auto&& run, const Tensor& out) { expect_close(run, {out.rows(0, used)}, kBackwardBound); };
+    expect([&](const Side& s) { grouped_linear_forward(s.op, s(x), s(w), s(offsets), s(y)); }, y);
+    expect([&](const Side& s) { grouped_linear_dgrad(s.op, s(d_y), s(w), s(offsets), s(d_x)); }, d_x);
+    for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+      const Shape shape{experts, m, n};
+      const Tensor d_w = write == Write::kAssign ? poisoned(shape, DType::kFloat32) : random(shape);
+      expect_close([&](const Side& s) { grouped_linear_wgrad(s.op, s(d_y), s(x), s(offsets), s(d_w), write); }, {d_w},
+                   dtype == DType::kFloat32 ? kBackwardBound : 1e-3);
+    }
+    expect_same([&](const Side& s) { grouped_linear_forward(s.op, s(x), s(w), s(offsets), s(y)); },
+                {y.rows(used, rows)});
+  }
+};
+
+TEST_F(GroupedGemmCuda, SizesAndSkews) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    check(dtype, {1}, 8, 8);
+    check(dtype, {0, 0, 5}, 24, 40);
+    check(dtype, {130, 0, 1, 257, 63}, 136, 72);
+    check(dtype, {0, 300, 0}, 264, 320);
+    check(dtype, {3, 9}, 7, 13);  // what the tensor cores do not take
+    check(dtype, {64, 64}, 128, 128, 1);
+  }
+  check(DType::kBFloat16, std::vector<std::int32_t>(64, 33), 176, 256);
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,50 @@
+#include "ops/elementwise/elementwise.h"
+#include "ops/gemm/gemm.h"
+#include "ops/kit/beside.h"
+#include "tests/ops/parity.h"
+
+namespace tessera {
+namespace {
+
+using BesideCuda = ParityTest;
+
+// Each part takes long enough for the others to run ahead, were they not made to wait.
+TEST_F(BesideCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
+  const Shape shape{2048, 2048};
+  const Tensor x = random(shape, DType::kBFloat16), w = random(shape, DType::kBFloat16);
+  const Tensor before = poisoned(shape, DType::kBFloat16), aside = poisoned(shape, DType::kBFloat16),
+               meanwhile = poisoned(shape, DType::kBFloat16), after = poisoned(shape, DType::kBFloat16);
+  expect_same(
+      [&](const Side& side) {
+        const Tensor xs = side(x), ws = side(w), befores = side(before), asides = side(aside),
+                     meanwhiles = side(meanwhile), afters = side(after);
+        as_graph(side, {before, aside, meanwhile, after}, [&] {
+          for (int i = 0; i < 20; ++i) copy(side.op, i % 2 == 0 ? ws : xs, befores);
+          Beside beside(side.op, 24);
+          for (int i = 0; i < 20; ++i) add(beside.op(), befores, i % 2 == 0 ? xs : ws, asides);
+          for (int i = 0; i < 5; ++i) add(side.op, befores, befores, meanwhiles);
+          beside.join();
+          add(side.op, asides, meanwhiles, afters);
+        });
+      },
+      {before, aside, meanwhile, after});
+}
+
+// On fewer SMs, and with scratch that is not the others'.
+TEST_F(BesideCuda, ProductsAreTheSame) {
+  constexpr std::int64_t kRows = 2000, kDim = 512;
+  const Tensor x = random({kRows, kDim}, DType::kBFloat16), w = random({kDim, kDim}, DType::kBFloat16);
+  const Tensor aside = poisoned({kRows, kDim}, DType::kBFloat16), meanwhile = poisoned({kRows, kDim}, DType::kBFloat16);
+  expect_close(
+      [&](const Side& side) {
+        const Tensor xs = side(x), ws = side(w), asides = side(aside), meanwhiles = side(meanwhile);
+        Beside beside(side.op, 24);
+        for (int i = 0; i < 3; ++i) linear_forward(beside.op(), xs, ws, asides);
+        for (int i = 0; i < 3; ++i) linear_forward(side.op, xs, ws, meanwhiles);
+        beside.join();
+      },
+      {aside, meanwhile});
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,221 @@
+// What metrics.jsonl says of steps whose numbers and times are given.
+#include "run/record/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <thread>
+
+#include "base/file.h"
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+using data::Scratch;
+
+TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
+  const Scratch scratch;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto result = [&](std::int64_t step, double seconds_after) {
+    StepResult r;
+    r.step = step;
+    r.loss = 3.0;
+    r.mtp_loss = 4.0;
+    r.balance_loss = 0.5;
+    r.total_loss = 5.0;
+    r.grad_norm = 7.0;
+    r.learning_rate = 0.25;
+    r.num_tokens = 100;
+    r.expert_load = {1.5, 2.5};
+    r.seconds.forward = 0.5;
+    r.ended = begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                          std::chrono::duration<double>(seconds_after));
+    return r;
+  };
+  {
+    MetricsWriter writer({.path = scratch / "metrics.jsonl",
+                          .tensorboard_folder = {},
+                          .num_steps = 10,
+                          .log_freq = 2,
+                          .flop_per_token = 3e9,
+                          .peak_flops = 1e12,
+                          .memory_bytes = 1,
+                          .moe_layers = {"a", "b"},
+                          .num_ranks = 2});
+    writer.step(result(1, 10));
+    writer.step(result(2, 11));
+    writer.step(result(3, 12));
+    writer.step(result(4, 15));
+    writer.pause();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    writer.resume();
+    writer.step(result(5, 16));
+    writer.step(result(6, 17));
+  }
+  std::ifstream file(scratch / "metrics.jsonl");
+  std::map<int, nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line);
+    lines[json["step"]] = json;
+  }
+  ASSERT_EQ(lines.size(), 4u);  // 1, 2, 4, 6
+  EXPECT_EQ(lines[2]["loss"], 3.0);
+  EXPECT_EQ(lines[2]["mtp_loss"], 4.0);
+  EXPECT_EQ(lines[2]["balance_loss"], 0.5);
+  EXPECT_EQ(lines[2]["grad_norm"], 7.0);
+  EXPECT_EQ(lines[2]["lr"], 0.25);
+  EXPECT_EQ(lines[2]["expert_load_max_over_mean"], 2.5);
+  EXPECT_NEAR(lines[2]["tokens_per_second"], 100.0 / 1 / 2, 1e-6);  // per rank
+  EXPECT_NEAR(lines[4]["tokens_per_second"], 200.0 / 4 / 2, 1e-6);
+  EXPECT_NEAR(lines[4]["step_seconds"], 2.0, 1e-6);
+  EXPECT_NEAR(lines[4]["seconds"]["forward"], 0.5, 1e-6);
+  EXPECT_NEAR(lines[4]["tflops"], 25.0 * 3e9 * 1e-12, 1e-9);
+  EXPECT_NEAR(lines[4]["mfu"], 25.0 * 3e9 / 1e12, 1e-9);
+  EXPECT_LT(lines[6]["step_seconds"], 1.0 - 0.025);  // without the pause
+  EXPECT_GT(lines[6]["step_seconds"], 0.8);
+}
+
+// A terminal's line, with the "[hh:mm:ss] info " of base/log.cc.
+TEST(Metrics, StepLinesFitHundredColumns) {
+  StepResult result;
+  result.step = 100000;
+  result.loss = 12.34567;
+  result.grad_norm = 10.98765;
+  result.learning_rate = 2.2e-4;
+  Rates rates;
+  rates.tokens_per_second = 1234567.0;
+  rates.tflops = 989.4567;
+  rates.mfu = 0.41234;
+  EXPECT_EQ(step_line(result, rates, 1000000),
+            "step  100000  loss 12.3457  norm 10.9877  lr 2.20e-04  tps 1,234,567  mfu 41.2%");
+  rates.mfu.reset();
+  const std::string longest = step_line(result, rates, 1000000);
+  EXPECT_THAT(longest, ::testing::EndsWith("tps 1,234,567  tflops 989.46"));
+  EXPECT_LE(std::string("[12:34:56] info ").size() + longest.size(), 100u);
+}
+
+/// The scalars of an event file by step and tag; its session's first step under "session".
+std::map<std::int64_t, std::map<std::string, float>> read_events(const std::filesystem::path& folder) {
+  std::string bytes;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) bytes += read_text_file(entry.path());
+  std::map<std::int64_t, std::map<std::string, float>> events;
+  const auto varint = [](std::string_view& message) {
+    std::uint64_t value = 0;
+    for (int shift = 0;; shift += 7) {
+      const auto byte = static_cast<std::uint8_t>(message.front());
+      message.remove_prefix(1);
+      value |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
+      if (byte < 0x80) return value;
+    }
+  };
+  const auto part = [&](std::string_view& message) {
+    const std::size_t size = varint(message);
+    const std::string_view found = message.substr(0, size);
+    message.remove_prefix(size);
+    return found;
+  };
+  for (std::string_view left = bytes; !left.empty();) {
+    std::uint64_t size = 0;
+    std::memcpy(&size, left.data(), sizeof size);
+    std::string_view message = left.substr(12 + 9, size - 9);  // without the wall time
+    left.remove_prefix(12 + size + 4);
+    std::int64_t step = 0;
+    if (message.front() == 0x10) message.remove_prefix(1), step = static_cast<std::int64_t>(varint(message));
+    const char field = message.front();
+    message.remove_prefix(1);
+    std::string_view content = part(message);
+    if (field == 0x3a) events[step]["session"] = 1.0f;
+    while (field == 0x2a && !content.empty()) {
+      content.remove_prefix(1);
+      std::string_view value = part(content);
+      value.remove_prefix(1);
+      const std::string tag(part(value));
+      std::memcpy(&events[step][tag], value.data() + 1, sizeof(float));
+    }
+  }
+  return events;
+}
+
+// TensorBoard shows tags in the order of their names; a model has hundreds of modules.
+TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
+  const Scratch scratch;
+  MetricsWriter writer({.path = scratch / "metrics.jsonl",
+                        .tensorboard_folder = scratch / "tb",
+                        .first_step = 5,
+                        .num_steps = 10,
+                        .memory_bytes = 1,
+                        .moe_layers = {"layers.1.moe"}});
+  StepResult result;
+  result.step = 5;
+  result.loss = 3.0;
+  result.learning_rate = 0.25;
+  result.num_tokens = 100;
+  result.expert_load = {1.5};
+  result.sqnr = {{.module = "a", .x = 31.0, .w = 33.0, .d_y = {}},
+                 {.module = "b", .x = 29.0, .w = 32.0, .d_y = 30.0},
+                 {.module = "c", .x = 30.0, .w = 31.0, .d_y = {}}};
+  result.ended = std::chrono::steady_clock::now();
+  writer.step(result);
+  const auto events = read_events(scratch / "tb");
+  ASSERT_EQ(events.size(), 1u);  // a resumed run's session begins where it goes on
+  std::map<std::string, float> scalars = events.at(5);
+  EXPECT_EQ(scalars.extract("session").mapped(), 1.0f);
+  std::vector<std::string> first;
+  for (const auto& [tag, value] : scalars) first.push_back(tag);
+  first.resize(4);
+  EXPECT_THAT(first,
+              ::testing::ElementsAre("_overview/loss", "_overview/lr", "_overview/tokens_per_second", "grad_norm"));
+  EXPECT_EQ(scalars.at("_overview/loss"), 3.0f);
+  EXPECT_EQ(scalars.at("_overview/lr"), 0.25f);
+  EXPECT_EQ(scalars.at("_overview/tokens_per_second"), scalars.at("throughput(tps)"));
+  EXPECT_EQ(scalars.at("moe/expert_load_max_over_mean/layers.1.moe"), 1.5f);
+  EXPECT_EQ(scalars.at("quantization_sqnr_db/x_lowest"), 29.0f);
+  EXPECT_EQ(scalars.at("quantization_sqnr_db/x_median"), 30.0f);
+  EXPECT_EQ(scalars.at("quantization_sqnr_db/w_lowest"), 31.0f);
+  EXPECT_EQ(scalars.at("quantization_sqnr_db/w_median"), 32.0f);
+  EXPECT_EQ(scalars.at("quantization_sqnr_db/dy_lowest"), 30.0f);
+  EXPECT_EQ(std::ranges::count_if(scalars, [](const auto& entry) { return entry.first.starts_with("quantization"); }),
+            6);
+}
+
+/// How much resident memory grows when every page of `bytes`, which are zeros, is read.
+std::size_t growth(std::span<const std::byte> bytes) {
+  const std::size_t before = resident_bytes();
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i < bytes.size(); i += 4096) sum += static_cast<std::size_t>(bytes[i]);
+  EXPECT_EQ(sum, 0u);
+  return std::max(resident_bytes(), before) - before;
+}
+
+// A token shard that has been read is no memory that the run needs; its tensors and the ranks' windows are.
+TEST(Metrics, ResidentMemoryIsWithoutMappedFiles) {
+  constexpr std::size_t kSize = 64 << 20;
+  const Scratch scratch;
+  struct statfs file_system {};
+  ASSERT_EQ(statfs(scratch.path().c_str(), &file_system), 0);
+  if (file_system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "files in " << scratch.path() << " are shared memory";
+  data::write_file(scratch / "shard", std::string(kSize, '\0'));
+  const MappedFile file(scratch / "shard");
+  EXPECT_LT(growth(file.bytes()), kSize / 8);
+  for (const int kind : {MAP_PRIVATE, MAP_SHARED}) {
+    void* at = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(at, MAP_FAILED);
+    const std::size_t before = resident_bytes();
+    std::memset(at, 0, kSize);
+    EXPECT_GE(resident_bytes(), before + kSize * 7 / 8);
+    munmap(at, kSize);
+  }
+}
+
+}  // namespace
+}  // namespace tessera

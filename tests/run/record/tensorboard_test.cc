@@ -1,0 +1,53 @@
+#include "run/record/tensorboard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/data/support.h"
+
+namespace tessera {
+namespace {
+
+using data::Scratch;
+
+TEST(Crc32c, KnownValues) {
+  EXPECT_EQ(crc32c(""), 0u);
+  EXPECT_EQ(crc32c("123456789"), 0xE3069283u);              // the usual check value
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);    // RFC 3720, B.4
+  EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62A8AB43u);  // RFC 3720, B.4
+}
+
+/// tests/reference/tensorboard_events.py wrote the same events with TensorBoard's own writer.
+TEST(TensorBoard, WritesTheBytesThatTensorBoardWrites) {
+  const Scratch scratch;
+  double now = 1700000000.25;
+  TensorBoardWriter writer(scratch / "tb", 3, [&] { return now; });
+  now += 1.5;
+  writer.write(3, {{"loss_metrics/global_avg_loss", 7.25}, {"lr", 2.2e-4}});
+  now += 1.5;
+  writer.write(1000000, {{"expert_load_max_over_mean/layers.1.moe", 1.0625}});
+  EXPECT_THAT(writer.path().filename().string(), ::testing::StartsWith("events.out.tfevents.1700000000."));
+  EXPECT_EQ(read_text_file(writer.path()),
+            read_text_file(std::string(TESSERA_TEST_DATA) + "/golden/tensorboard.tfevents"));
+}
+
+TEST(TensorBoard, AFolderThatCannotBe) {
+  const Scratch scratch;
+  data::write_file(scratch / "file", "x");
+  expect_error([&] { TensorBoardWriter(scratch / "file", 1); }, {"file"});
+}
+
+// TensorBoard reads files in the order of their names, whatever the clock says.
+TEST(TensorBoard, AResumedRunWritesALaterFile) {
+  const Scratch scratch;
+  std::vector<std::string> names;
+  for (const double now : {1700000005.0, 1700000005.0, 1600000000.0, 1700000009.0}) {
+    const TensorBoardWriter writer(scratch.path(), 1, [&] { return now; });
+    names.push_back(writer.path().filename().string().substr(0, std::string("events.out.tfevents.1700000005").size()));
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("events.out.tfevents.1700000005", "events.out.tfevents.1700000006",
+                                            "events.out.tfevents.1700000007", "events.out.tfevents.1700000009"));
+}
+
+}  // namespace
+}  // namespace tessera
