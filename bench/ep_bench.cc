@@ -30,7 +30,7 @@ struct Sizes {
 enum class RoutingKind { kUniform, kForced };
 
 void fill(const TokenRouting& routing, const Sizes& sizes, RoutingKind kind, int rank) {
-  auto* ids = routing.expert_ids_TK.data<std::int32_t>();
+  auto* ids = routing.expert_ids_tK.data<std::int32_t>();
   auto* counts = routing.counts_E.data<std::int32_t>();
   std::fill_n(counts, sizes.experts, 0);
   const Philox philox(static_cast<std::uint64_t>(rank), stream_of("bench.routing"));
@@ -43,7 +43,7 @@ void fill(const TokenRouting& routing, const Sizes& sizes, RoutingKind kind, int
       std::swap(experts[static_cast<std::size_t>(k)], experts[static_cast<std::size_t>(any)]);
       ids[slot] = kind == RoutingKind::kUniform ? experts[static_cast<std::size_t>(k)]
                                                 : static_cast<std::int32_t>(slot % sizes.experts);
-      routing.weights_TK.data<float>()[slot] = 1.0f / static_cast<float>(sizes.top_k);
+      routing.weights_tK.data<float>()[slot] = 1.0f / static_cast<float>(sizes.top_k);
       ++counts[ids[slot]];
     }
   }
@@ -57,19 +57,19 @@ struct Side {
   std::unique_ptr<Dispatcher> dispatcher;
   TokenRouting routing = {};
   DispatchSaved saved = {};
-  Tensor y_TD = {}, x_RD = {}, d_out_RD = {}, out_TD = {}, d_weights_TK = {};
+  Tensor y_tD = {}, x_RD = {}, d_out_RD = {}, out_tD = {}, d_weights_tK = {};
   std::vector<std::array<double, kCalls.size()>> ms = {};  // per repetition
 
   void allocate(const Context& op) {
     const DispatchOptions& options = dispatcher->options();
     const Shape slots{options.max_tokens, options.top_k};
-    routing = {.expert_ids_TK = op.arena->allocate(slots, DType::kInt32),
-               .weights_TK = op.arena->allocate(slots, DType::kFloat32),
+    routing = {.expert_ids_tK = op.arena->allocate(slots, DType::kInt32),
+               .weights_tK = op.arena->allocate(slots, DType::kFloat32),
                .counts_E = op.arena->allocate({options.num_experts}, DType::kInt32)};
     saved = dispatcher->allocate_saved(op, {.name = name}, routing);
-    y_TD = op.arena->allocate({options.max_tokens, options.dim}, options.dtype);
-    out_TD = op.arena->allocate(y_TD.shape(), options.dtype);
-    d_weights_TK = op.arena->allocate(slots, DType::kFloat32);
+    y_tD = op.arena->allocate({options.max_tokens, options.dim}, options.dtype);
+    out_tD = op.arena->allocate(y_tD.shape(), options.dtype);
+    d_weights_tK = op.arena->allocate(slots, DType::kFloat32);
     x_RD = dispatcher->rows_in_window(op, saved);
     d_out_RD = dispatcher->gradients_in_window(op, saved);
     for (Tensor* rows : {&x_RD, &d_out_RD}) {
@@ -79,11 +79,11 @@ struct Side {
 
   /// The calls of kCalls. The experts give their rows back as they came.
   void call(const Context& op, std::size_t which) {
-    if (which == 0) dispatcher->dispatch(op, y_TD, saved, x_RD);
-    if (which == 1) dispatcher->combine(op, x_RD, saved, out_TD, Write::kAssign);
-    if (which == 2) dispatcher->combine_backward(op, y_TD, saved, d_out_RD);
+    if (which == 0) dispatcher->dispatch(op, y_tD, saved, x_RD);
+    if (which == 1) dispatcher->combine(op, x_RD, saved, out_tD, Write::kAssign);
+    if (which == 2) dispatcher->combine_backward(op, y_tD, saved, d_out_RD);
     if (which == 3) {
-      dispatcher->dispatch_backward(op, d_out_RD, saved.weights_R, saved, out_TD, Write::kAssign, d_weights_TK);
+      dispatcher->dispatch_backward(op, d_out_RD, saved.weights_R, saved, out_tD, Write::kAssign, d_weights_tK);
     }
   }
 };
@@ -158,8 +158,8 @@ bool run(ProcessGroup& group, const Sizes& sizes) {
       side.dispatcher->allocate();
       side.allocate(op);
       fill(side.routing, sizes, kind, group.rank());
-      for (std::int64_t i = 0; i < side.y_TD.num_elements(); ++i) {
-        side.y_TD.data<BFloat16>()[i] = BFloat16(static_cast<float>(i % 251) - 125.0f);
+      for (std::int64_t i = 0; i < side.y_tD.num_elements(); ++i) {
+        side.y_tD.data<BFloat16>()[i] = BFloat16(static_cast<float>(i % 251) - 125.0f);
       }
     }
     for (int repetition = -2; repetition < sizes.repetitions; ++repetition) {  // two to warm up

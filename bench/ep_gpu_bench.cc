@@ -82,32 +82,32 @@ void run(const DomainGroups& groups, cuda::Runtime& runtime, const Shape4& shape
     const Context op{.arena = &arena, .cuda = &runtime};
     const auto allocate = [&](const Shape& its, DType dtype) { return arena.allocate(its, dtype); };
     const Shape slots{shape.tokens, shape.top_k};
-    const TokenRouting tensors{.expert_ids_TK = allocate(slots, DType::kInt32),
-                               .weights_TK = allocate(slots, DType::kFloat32),
+    const TokenRouting tensors{.expert_ids_tK = allocate(slots, DType::kInt32),
+                               .weights_tK = allocate(slots, DType::kFloat32),
                                .counts_E = allocate({shape.experts}, DType::kInt32)};
     const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "bench"}, tensors);
-    const Tensor y_TD = allocate({shape.tokens, shape.dim}, options.dtype);
-    const Tensor out_TD = allocate(y_TD.shape(), options.dtype), d_weights_TK = allocate(slots, DType::kFloat32);
+    const Tensor y_tD = allocate({shape.tokens, shape.dim}, options.dtype);
+    const Tensor out_tD = allocate(y_tD.shape(), options.dtype), d_weights_tK = allocate(slots, DType::kFloat32);
     const mx::Quantized packed = mx::allocate_quantized({saved.num_rows(), shape.dim}, mx::Format{}, allocate);
     const Tensor rows_RD = allocate({saved.num_rows(), shape.dim}, options.dtype);
-    GemmOperand x_RD, d_out_RD, payload_TD;
+    GemmOperand x_RD, d_out_RD, payload_tD;
     if (payload == PayloadPrecision::kDefault) {
-      payload_TD.plain = y_TD;
+      payload_tD.plain = y_tD;
       x_RD.plain = dispatcher->rows_in_window(op, saved);
       d_out_RD.plain = dispatcher->gradients_in_window(op, saved);
     } else {
-      payload_TD.rows = mx::allocate_quantized(y_TD.shape(), mx::Format{}, allocate);
+      payload_tD.rows = mx::allocate_quantized(y_tD.shape(), mx::Format{}, allocate);
       x_RD.rows = d_out_RD.rows = packed;
     }
     const std::array<std::function<void()>, kCalls.size()> calls = {
-        [&] { dispatcher->dispatch(op, y_TD, saved, x_RD); },
-        [&] { dispatcher->dispatch_again(op, y_TD, saved, x_RD); },
-        [&] { dispatcher->combine(op, rows_RD, saved, out_TD, Write::kAssign); },
-        [&] { dispatcher->combine_backward(op, y_TD, saved, d_out_RD); },
+        [&] { dispatcher->dispatch(op, y_tD, saved, x_RD); },
+        [&] { dispatcher->dispatch_again(op, y_tD, saved, x_RD); },
+        [&] { dispatcher->combine(op, rows_RD, saved, out_tD, Write::kAssign); },
+        [&] { dispatcher->combine_backward(op, y_tD, saved, d_out_RD); },
         [&] {
-          dispatcher->dispatch_backward(op, rows_RD, saved.weights_R, saved, out_TD, Write::kAssign, d_weights_TK);
+          dispatcher->dispatch_backward(op, rows_RD, saved.weights_R, saved, out_tD, Write::kAssign, d_weights_tK);
         },
-        [&] { dispatcher->dispatch_again(op, payload_TD, saved, x_RD); }};
+        [&] { dispatcher->dispatch_again(op, payload_tD, saved, x_RD); }};
     if (op.measuring()) {
       for (const auto& call : calls) call();
       return;
@@ -115,8 +115,8 @@ void run(const DomainGroups& groups, cuda::Runtime& runtime, const Shape4& shape
     const auto put = [&](const auto& from, const Tensor& to) {
       cuda::copy_bytes(runtime.stream(), from.data(), to.num_bytes(), to.raw());
     };
-    put(routing.ids, tensors.expert_ids_TK), put(routing.counts, tensors.counts_E);
-    put(routing.weights, tensors.weights_TK);
+    put(routing.ids, tensors.expert_ids_tK), put(routing.counts, tensors.counts_E);
+    put(routing.weights, tensors.weights_tK);
     for (std::size_t i = 0; i < calls.size(); ++i) {
       cuda::Event begin, end;
       calls[i]();

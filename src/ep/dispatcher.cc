@@ -36,12 +36,12 @@ std::int64_t Dispatcher::max_rows(std::int64_t num_tokens, std::int64_t alignmen
 
 DispatchSaved Dispatcher::allocate_saved(const Context& op, const DispatchLayer& layer,
                                          const TokenRouting& routing) const {
-  const std::int64_t num_tokens = routing.expert_ids_TK.dim(0);
+  const std::int64_t num_tokens = routing.expert_ids_tK.dim(0);
   TESSERA_CHECK(0 < num_tokens && num_tokens <= options_.max_tokens && 0 < layer.alignment &&
                     layer.alignment <= options_.max_alignment,
                 "{}: {} tokens, alignment {}", layer.name, num_tokens, layer.alignment);
-  TESSERA_CHECK_TENSOR(routing.expert_ids_TK, DType::kInt32, {num_tokens, options_.top_k});
-  TESSERA_CHECK_TENSOR(routing.weights_TK, DType::kFloat32, {num_tokens, options_.top_k});
+  TESSERA_CHECK_TENSOR(routing.expert_ids_tK, DType::kInt32, {num_tokens, options_.top_k});
+  TESSERA_CHECK_TENSOR(routing.weights_tK, DType::kFloat32, {num_tokens, options_.top_k});
   TESSERA_CHECK_TENSOR(routing.counts_E, DType::kInt32, {options_.num_experts});
   DispatchSaved saved{.layer = layer, .routing = routing, .offsets_e1 = {}, .weights_R = {}, .backend = {}};
   allocate_rows(op, saved);
@@ -54,24 +54,24 @@ void Dispatcher::allocate_rows(const Context& op, DispatchSaved& saved) const {
   saved.weights_R = op.arena->allocate({max_rows(saved.num_tokens(), saved.layer.alignment)}, DType::kFloat32);
 }
 
-void Dispatcher::check_tokens(const Tensor& y_TD, const DispatchSaved& saved) const {
-  TESSERA_CHECK_TENSOR(y_TD, options_.dtype, {saved.num_tokens(), options_.dim});
+void Dispatcher::check_tokens(const Tensor& y_tD, const DispatchSaved& saved) const {
+  TESSERA_CHECK_TENSOR(y_tD, options_.dtype, {saved.num_tokens(), options_.dim});
 }
 
-void Dispatcher::check_payload(const GemmOperand& y_TD, PayloadPrecision precision, const DispatchSaved& saved) const {
-  check_operand(y_TD, saved.num_tokens(), options_.dim, options_.dtype);
-  TESSERA_CHECK(y_TD.plain.defined() ||
-                (precision == PayloadPrecision::kMxfp8 && y_TD.rows.defined() && y_TD.rows.format == mx::Format{}));
+void Dispatcher::check_payload(const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved) const {
+  check_operand(y_tD, saved.num_tokens(), options_.dim, options_.dtype);
+  TESSERA_CHECK(y_tD.plain.defined() ||
+                (precision == PayloadPrecision::kMxfp8 && y_tD.rows.defined() && y_tD.rows.format == mx::Format{}));
 }
 
 void Dispatcher::check_rows(const GemmOperand& x_RD, const DispatchSaved& saved) const {
   check_operand(x_RD, saved.num_rows(), options_.dim, options_.dtype);
 }
 
-void Dispatcher::dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+void Dispatcher::dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                           const GemmOperand& x_RD) {
   const TraceScope trace(op.trace, "ep.dispatch");
-  check_payload(y_TD, options_.dispatch_forward, saved);
+  check_payload(y_tD, options_.dispatch_forward, saved);
   check_rows(x_RD, saved);
   if (!op.measuring() && op.target() == Device::kCpu) {  // a GPU's are not waited for
     const auto* counts = saved.routing.counts_E.data<std::int32_t>();
@@ -82,46 +82,46 @@ void Dispatcher::dispatch(const Context& op, const GemmOperand& y_TD, const Disp
                   options_.top_k);
   }
   const ArenaScope scope(*op.arena);
-  do_dispatch(op, y_TD, saved, x_RD);
+  do_dispatch(op, y_tD, saved, x_RD);
 }
 
-void Dispatcher::dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+void Dispatcher::dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                 const GemmOperand& x_RD) {
   const TraceScope trace(op.trace, "ep.dispatch_again");
-  check_payload(y_TD, options_.dispatch_forward, saved);
+  check_payload(y_tD, options_.dispatch_forward, saved);
   check_rows(x_RD, saved);
   const ArenaScope scope(*op.arena);
-  do_dispatch_again(op, y_TD, saved, x_RD);
+  do_dispatch_again(op, y_tD, saved, x_RD);
 }
 
-void Dispatcher::combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+void Dispatcher::combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD,
                          Write write) {
   const TraceScope trace(op.trace, "ep.combine");
-  check_tokens(y_TD, saved);
+  check_tokens(y_tD, saved);
   check_rows(out_RD, saved);
   const ArenaScope scope(*op.arena);
-  do_combine(op, out_RD, saved, y_TD, write);
+  do_combine(op, out_RD, saved, y_tD, write);
 }
 
-void Dispatcher::combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+void Dispatcher::combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                                   const GemmOperand& d_out_RD) {
   const TraceScope trace(op.trace, "ep.combine_backward");
-  check_payload(d_y_TD, options_.combine_backward, saved);
+  check_payload(d_y_tD, options_.combine_backward, saved);
   check_rows(d_out_RD, saved);
   const ArenaScope scope(*op.arena);
-  do_combine_backward(op, d_y_TD, saved, d_out_RD);
+  do_combine_backward(op, d_y_tD, saved, d_out_RD);
 }
 
 void Dispatcher::dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                                   const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                                   const Tensor& d_weights_TK) {
+                                   const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                                   const Tensor& d_weights_tK) {
   const TraceScope trace(op.trace, "ep.dispatch_backward");
-  check_tokens(d_y_TD, saved);
+  check_tokens(d_y_tD, saved);
   check_rows(d_x_RD, saved);
   TESSERA_CHECK_TENSOR(d_weights_R, DType::kFloat32, {saved.num_rows()});
-  TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {saved.num_tokens(), options_.top_k});
+  TESSERA_CHECK_TENSOR(d_weights_tK, DType::kFloat32, {saved.num_tokens(), options_.top_k});
   const ArenaScope scope(*op.arena);
-  do_dispatch_backward(op, d_x_RD, d_weights_R, saved, d_y_TD, write, d_weights_TK);
+  do_dispatch_backward(op, d_x_RD, d_weights_R, saved, d_y_tD, write, d_weights_tK);
 }
 
 Tensor Dispatcher::rows_in_window(const Context&, const DispatchSaved&) const { return {}; }

@@ -1,6 +1,6 @@
 // Tokens to the ranks of their experts, and back: the data movement of an MoE layer under expert parallelism.
 //
-// E experts are cut evenly over the P ranks of a group: rank r holds [r·e, (r+1)·e), e = E/P. Every rank has T tokens,
+// E experts are cut evenly over the P ranks of a group: rank r holds [r·e, (r+1)·e), e = E/P. Every rank has t tokens,
 // each with K different experts; a (token, k) pair is a row on the rank of its expert. A rank's rows are grouped by
 // expert; a group begins at a multiple of the layer's alignment, and has the tokens in the order of their ranks, then
 // of their own. Rows between the end of a group and the next are padding.
@@ -74,10 +74,10 @@ struct DispatchLayer {
   std::int64_t alignment = 1;
 };
 
-/// What a router gives for the T tokens of this rank.
+/// What a router gives for the t tokens of this rank.
 struct TokenRouting {
-  Tensor expert_ids_TK;  // int32, those of a token different
-  Tensor weights_TK;     // float32
+  Tensor expert_ids_tK;  // int32, those of a token different
+  Tensor weights_tK;     // float32
   Tensor counts_E;       // int32: (token, k) pairs per expert
 };
 
@@ -86,12 +86,12 @@ namespace ep {
 // What each backend keeps of a dispatch. int32; a slot is t·K + k, -1 is none.
 
 struct LocalRouting {
-  Tensor slot_of_row_R, row_of_slot_TK;
+  Tensor slot_of_row_R, row_of_slot_tK;
 };
 
 /// Sent: this rank's slots sorted by expert. Received: rows by source rank, then expert, then token.
 struct StandardRouting {
-  Tensor slot_of_sent_TK, sent_of_slot_TK;
+  Tensor slot_of_sent_tK, sent_of_slot_tK;
   Tensor source_of_row_R, row_of_received_R;
   /// Rows to each rank and from it, on the host, which drives the collectives.
   struct Counts {
@@ -102,7 +102,7 @@ struct StandardRouting {
 
 struct DirectRouting {
   /// This rank's tokens: the ranks that they go to, ascending, and their first row there.
-  Tensor rank_TJ, first_row_TJ;
+  Tensor rank_tJ, first_row_tJ;
   /// The copies that came: how many, where each one's sum goes, and its rows (those of `rows_Q1`) with their slots, in
   /// the order of k.
   Tensor num_copies_1, home_Q, place_Q, rows_Q1, row_of_choice_R, slot_of_choice_R;
@@ -112,22 +112,22 @@ struct DirectRouting {
 
 /// The same on GPUs, P ranks.
 struct GpuDirectRouting {
-  Tensor rank_TJ, first_row_TJ;
+  Tensor rank_tJ, first_row_tJ;
   /// The copies that came: which of its token's copies each is, in the order of ranks; -1: none. Of those that are
   /// there, the rows of the token's choices, -1 for those on other ranks.
-  Tensor place_PT, row_PTK;
+  Tensor place_Pt, row_PtK;
   Tensor source_of_row_R;
   /// Where the rows of the i-th local expert end, and its padding begins.
   Tensor ends_e;
 };
 
-/// Of two-level, N domains. It exchanges up to N·T tokens between domains each way, a token once with each domain.
+/// Of two-level, N domains. It exchanges up to N·t tokens between domains each way, a token once with each domain.
 struct TwoLevelRouting {
   /// This rank's tokens as they are sent, domain by domain: which they are.
-  Tensor token_of_sent_NT;
+  Tensor token_of_sent_Nt;
   /// The place of a token among those sent to a domain; N·T: it is not sent there. The place of a choice's number among
   /// the numbers, K each, that come back for those.
-  Tensor sent_of_token_TN, number_of_slot_TK;
+  Tensor sent_of_token_tN, number_of_slot_tK;
   /// Tokens to each domain and from it, on the host.
   struct Counts {
     std::vector<std::int64_t> num_sent_N, num_received_N;
@@ -149,13 +149,13 @@ struct DispatchSaved {
   std::variant<ep::LocalRouting, ep::StandardRouting, ep::DirectRouting, ep::GpuDirectRouting, ep::TwoLevelRouting>
       backend;
 
-  std::int64_t num_tokens() const { return routing.expert_ids_TK.dim(0); }
+  std::int64_t num_tokens() const { return routing.expert_ids_tK.dim(0); }
   std::int64_t num_rows() const { return weights_R.dim(0); }
   /// offsets_e1's last number, [1].
   Tensor num_rows_1() const { return offsets_e1.rows(offsets_e1.dim(0) - 1, offsets_e1.dim(0)); }
 };
 
-/// Shapes: y_TD and its gradients [T, D], rows [R, D] with R = max_rows(T, alignment), of the options' type. Rows at
+/// Shapes: y_tD and its gradients [t, D], rows [R, D] with R = max_rows(t, alignment), of the options' type. Rows at
 /// and beyond the last offset are neither read nor, in any form, defined. What is sent is given plain; where its
 /// payload is MXFP8, it may be given as `rows` alone, which are sent as they are.
 ///
@@ -186,19 +186,19 @@ class Dispatcher {
   /// x_RD (=) the rows, padding 0, in those of its forms that are defined, and what is saved from the routing. Where
   /// the payload has x_RD.rows' format, these are the very bytes that were sent. Throws Error, on all ranks, if a rank
   /// gets more rows than it has room for; the calls of that layer that follow are then not to be made.
-  void dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD);
+  void dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
   /// The same rows once more, for recomputation.
-  void dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD);
-  /// y_TD[t] (= or +=) the sum of weight · row of out_RD over the token's rows.
-  void combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD, Write write);
+  void dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
+  /// y_tD[t] (= or +=) the sum of weight · row of out_RD over the token's rows.
+  void combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD, Write write);
   /// d_out_RD (=) the gradient of out_RD without the weight, which comes in with SwiGLU's backward; padding 0. In the
   /// forms that are defined.
-  void combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+  void combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                         const GemmOperand& d_out_RD);
-  /// d_y_TD[t] (= or +=) the sum of the token's rows of d_x_RD; d_weights_TK (=) their numbers of d_weights_R
+  /// d_y_tD[t] (= or +=) the sum of the token's rows of d_x_RD; d_weights_tK (=) their numbers of d_weights_R
   /// (float32).
   void dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R, const DispatchSaved& saved,
-                         const Tensor& d_y_TD, Write write, const Tensor& d_weights_TK);
+                         const Tensor& d_y_tD, Write write, const Tensor& d_weights_tK);
 
   /// Where rows come into this rank's window, [R, D]: as x_RD.plain of a dispatch they need not be copied out of it.
   /// They are the layer's until the next dispatch, of any layer. Undefined where there is no such place: other
@@ -225,20 +225,20 @@ class Dispatcher {
   virtual void allocate_rows(const Context& op, DispatchSaved& saved) const;
   // The calls, after their operands have been checked; also when measuring.
   virtual void allocate_backend(const Context& op, DispatchSaved& saved) const = 0;
-  virtual void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  virtual void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                            const GemmOperand& x_RD) = 0;
-  virtual void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  virtual void do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                  const GemmOperand& x_RD) = 0;
-  virtual void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+  virtual void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD,
                           Write write) = 0;
-  virtual void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+  virtual void do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                                    const GemmOperand& d_out_RD) = 0;
   virtual void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                                    const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                                    const Tensor& d_weights_TK) = 0;
+                                    const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                                    const Tensor& d_weights_tK) = 0;
 
-  void check_tokens(const Tensor& y_TD, const DispatchSaved& saved) const;
-  void check_payload(const GemmOperand& y_TD, PayloadPrecision precision, const DispatchSaved& saved) const;
+  void check_tokens(const Tensor& y_tD, const DispatchSaved& saved) const;
+  void check_payload(const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved) const;
   void check_rows(const GemmOperand& x_RD, const DispatchSaved& saved) const;
 
   DispatchOptions options_;

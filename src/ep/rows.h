@@ -28,8 +28,8 @@ Payload allocate_payload(std::int64_t num_rows, std::int64_t dim, DType dtype, P
   return {.plain = {}, .packed = mx::allocate_quantized({num_rows, dim}, mx::Format{}, allocate)};
 }
 
-/// y_TD itself, or quantized: as it is given, or into scratch memory.
-Payload make_payload(const Context& op, const GemmOperand& y_TD, PayloadPrecision precision);
+/// y_tD itself, or quantized: as it is given, or into scratch memory.
+Payload make_payload(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision);
 
 /// x_RD (=), in its defined forms: row r is row source_of_row_R[r] (int32) of `received`, 0 for -1; up to num_rows_1[0]
 /// rows. `dtype`: of the numbers. On a CPU x_RD.plain may be received.plain: then a row that is its own source stays,

@@ -5,6 +5,7 @@
 #include "model/token_exchange.h"
 #include "ops/attention/mla_decode.h"
 #include "ops/norm/rmsnorm.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -165,22 +166,23 @@ void Attention::compute_recomputed(const LayerContext& context, AttentionSaved& 
   }
 }
 
-void Attention::forward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& kept,
-                        const Tensor& out_TD) const {
+void Attention::forward(const LayerContext& context, const GemmOperand& y_tD, const AttentionSaved& kept,
+                        const Tensor& out_tD) const {
+  TESSERA_DIMS(y_tD, out_tD, kept.kv_a_tC, kept.lse_TH);
   const TraceScope trace(context.op.trace, "attention.forward");
   const bool keeps = context.recompute != Recompute::kSelective;
   const ArenaScope scope(*context.op.arena);
   AttentionSaved saved = kept;
   if (!keeps) allocate_recomputed(context, saved);
 
-  linear_forward(context, y_TD, wkv_a_, saved.kv_a_tC);
+  linear_forward(context, y_tD, wkv_a_, saved.kv_a_tC);
   if (compresses_queries_) {
-    linear_forward(context, y_TD, wq_a_, saved.q_a_tC);
+    linear_forward(context, y_tD, wq_a_, saved.q_a_tC);
   } else {
     const ArenaScope query_scope(*context.op.arena);
-    const GemmOperand all_TD =
-        gather_tokens(context, y_TD, input_forms(context, {wq_}).forward, context.parameters->spec(wq_).name);
-    linear_forward(context, all_TD, wq_, saved.q);
+    const GemmOperand y_TD =
+        gather_tokens(context, y_tD, input_forms(context, {wq_}).forward, context.parameters->spec(wq_).name);
+    linear_forward(context, y_TD, wq_, saved.q);
     rotate(context, saved.q, context.batch->positions(context.op.device()), num_heads(context), RopeDirection::kForward,
            saved.q);
   }
@@ -188,8 +190,8 @@ void Attention::forward(const LayerContext& context, const GemmOperand& y_TD, co
   mla_attention_forward(context.op, dims(context), core_operands(context, saved), saved.o.plain, saved.lse_TH);
   const InputForms o_forms = input_forms(context, {wo_});
   const GemmOperand o = quantized_operand(context, saved.o.plain,
-                                          out_TD.defined() ? o_forms.forward | o_forms.wgrad : o_forms.wgrad, saved.o);
-  if (out_TD.defined()) row_parallel_forward(context, o, wo_, out_TD);
+                                          out_tD.defined() ? o_forms.forward | o_forms.wgrad : o_forms.wgrad, saved.o);
+  if (out_tD.defined()) row_parallel_forward(context, o, wo_, out_tD);
 }
 
 void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Tensor& slot_T, const Tensor& cache_SPN,
@@ -249,8 +251,9 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   linear_forward(op, o, context.weight(wo_), out_TD);
 }
 
-void Attention::backward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& kept,
-                         const Tensor& d_out_TD, const Tensor& d_y_TD) const {
+void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, const AttentionSaved& kept,
+                         const Tensor& d_out_tD, const Tensor& d_y_tD) const {
+  TESSERA_DIMS(y_tD, d_out_tD, d_y_tD, kept.kv_a_tC, kept.lse_TH);
   const TraceScope trace(context.op.trace, "attention.backward");
   const Context& op = context.op;
   const std::int64_t latent = context.config->kv_lora_rank;
@@ -280,7 +283,7 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_TD, c
     const ArenaScope core_scope(*op.arena);
     const Tensor d_o = context.allocate(saved.o.plain.shape());
     const Tensor d_k_rope = context.allocate(saved.k_rope.shape());
-    backward(gather_tokens(context, d_out_TD, context.parameters->spec(wo_).name), saved.o, wo_, d_o);
+    backward(gather_tokens(context, d_out_tD, context.parameters->spec(wo_).name), saved.o, wo_, d_o);
     mla_attention_backward(op, dims(context), core_operands(context, saved), saved.o.plain, saved.lse_TH, d_o, d_q,
                            d_kv, d_k_rope);
     rotate(context, d_q, positions_T, num_heads(context), RopeDirection::kBackward, d_q);
@@ -296,13 +299,13 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_TD, c
     rmsnorm_backward(op, d_latent_tC, saved.kv_a_tC.columns(0, latent), context.weight(kv_norm_), saved.kv_rstd_t,
                      d_kv_a_tC.columns(0, latent), Write::kAssign, context.gradient(kv_norm_));
   }
-  backward(d_kv_a_tC, y_TD, wkv_a_, d_y_TD);
+  backward(d_kv_a_tC, y_tD, wkv_a_, d_y_tD);
   if (!compresses_queries_) {
-    const GemmOperand all_TD =
-        gather_tokens(context, y_TD, input_forms(context, {wq_}).wgrad, context.parameters->spec(wq_).name);
+    const GemmOperand y_TD =
+        gather_tokens(context, y_tD, input_forms(context, {wq_}).wgrad, context.parameters->spec(wq_).name);
     const GemmOperand gradient = gradient_operand(context, d_q, wq_);
-    linear_wgrad(context, gradient, all_TD, wq_);
-    column_parallel_dgrad(context, gradient, wq_, d_y_TD, Write::kAccumulate);
+    linear_wgrad(context, gradient, y_TD, wq_);
+    column_parallel_dgrad(context, gradient, wq_, d_y_tD, Write::kAccumulate);
     return;
   }
   const Tensor d_latent_tC = context.allocate(saved.q_a_tC.shape());
@@ -315,7 +318,7 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_TD, c
   }
   rmsnorm_backward(op, d_latent_tC, saved.q_a_tC, context.weight(q_norm_), saved.q_rstd_t, d_q_a_tC, Write::kAssign,
                    context.gradient(q_norm_));
-  backward(d_q_a_tC, y_TD, wq_a_, d_y_TD, Write::kAccumulate);
+  backward(d_q_a_tC, y_tD, wq_a_, d_y_tD, Write::kAccumulate);
 }
 
 }  // namespace tessera

@@ -26,21 +26,21 @@ struct AttentionSaved {
 
 class Attention {
  public:
-  /// Adds the parameters `prefix`wq..., `layer` sets the initial deviation. Shapes: y_TD, out_TD and their gradients
+  /// Adds the parameters `prefix`wq..., `layer` sets the initial deviation. Shapes: y_tD, out_tD and their gradients
   /// [t, D].
   Attention(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer);
 
-  /// Forms of y_TD.
+  /// Forms of y_tD.
   InputForms y_forms(const LayerContext& context) const;
   /// Memory for what the forward keeps.
   void allocate_saved(const LayerContext& context, AttentionSaved& saved) const;
-  /// After allocate_saved: out_TD = MLA(y_TD). An undefined out_TD: only what the backward needs.
-  void forward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& saved,
-               const Tensor& out_TD) const;
+  /// After allocate_saved: out_tD = MLA(y_tD). An undefined out_tD: only what the backward needs.
+  void forward(const LayerContext& context, const GemmOperand& y_tD, const AttentionSaved& saved,
+               const Tensor& out_tD) const;
 
-  /// d_y_TD from d_out_TD; parameters' gradients +=.
-  void backward(const LayerContext& context, const GemmOperand& y_TD, const AttentionSaved& saved,
-                const Tensor& d_out_TD, const Tensor& d_y_TD) const;
+  /// d_y_tD from d_out_tD; parameters' gradients +=.
+  void backward(const LayerContext& context, const GemmOperand& y_tD, const AttentionSaved& saved,
+                const Tensor& d_out_tD, const Tensor& d_y_tD) const;
 
   /// out_TD for one new token of each slot, T slots: token t is at `positions` (context.batch) of slot t. Its latent
   /// and k_rope go into cache_SPN, and it attends to all that the slot holds (ops/attention/mla_decode.h).

@@ -7,27 +7,27 @@
 namespace tessera {
 
 struct BlockSaved {
-  Tensor x_TD;  // the input, always kept (it is the block before's output)
+  Tensor x_tD;  // the input, always kept (it is the block before's output)
   // Kept under Recompute::kNone and kSelective.
-  Tensor mid_TD;  // after the attention's residual connection
-  Tensor attention_rstd_T, ffn_rstd_T;
+  Tensor mid_tD;  // after the attention's residual connection
+  Tensor attention_rstd_t, ffn_rstd_t;
   AttentionSaved attention;
   Tensor ffn_h_T2I;  // dense only
   MoeSaved moe;      // MoE only
   // Kept under kNone, else recomputed: the norms' outputs.
-  GemmOperand attention_y_TD, ffn_y_TD;
+  GemmOperand attention_y_tD, ffn_y_tD;
 };
 
 class Block {
  public:
   Block(Parameters& parameters, const ModelConfig& config, bool is_moe, const std::string& prefix, std::int64_t layer);
 
-  /// Output of x_TD (which must stay as it is until the backward) into out_TD. `sums`: an MoE layer's.
-  void forward(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
+  /// Output of x_tD (which must stay as it is until the backward) into out_tD. `sums`: an MoE layer's.
+  void forward(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
                const MoeSums& sums) const;
 
-  /// d_TD: gradient of the output in, of the input out. Parameters' gradients +=.
-  void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_TD) const;
+  /// d_tD: gradient of the output in, of the input out. Parameters' gradients +=.
+  void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_tD) const;
 
   /// For one new token of each slot: as forward, with Attention::decode in place of the attention over a sequence.
   void decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,
@@ -39,12 +39,12 @@ class Block {
  private:
   /// Forms of what the second half reads.
   InputForms ffn_forms(const LayerContext& context) const;
-  /// The second half: out_TD = mid_TD + FFN_or_MoE(y_TD), the latter in scratch_TD.
-  void feed(const LayerContext& context, const GemmOperand& y_TD, BlockSaved& saved, const Tensor& scratch_TD,
-            const Tensor& out_TD, const MoeSums& sums) const;
-  void forward_keeping(const LayerContext& context, const Tensor& x_TD, BlockSaved& saved, const Tensor& out_TD,
+  /// The second half: out_tD = mid_tD + FFN_or_MoE(y_tD), the latter in scratch_tD.
+  void feed(const LayerContext& context, const GemmOperand& y_tD, BlockSaved& saved, const Tensor& scratch_tD,
+            const Tensor& out_tD, const MoeSums& sums) const;
+  void forward_keeping(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
                        const MoeSums& sums) const;
-  void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_TD) const;
+  void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_tD) const;
 
   ParamId attention_norm_;
   Attention attention_;

@@ -2,6 +2,7 @@
 
 #include "model/token_exchange.h"
 #include "ops/elementwise/swiglu.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -26,50 +27,53 @@ Tensor FeedForward::allocate_saved(const LayerContext& context) const {
   return context.allocate({context.num_tokens(), 2 * inter_dim_});
 }
 
-void FeedForward::forward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I,
-                          const Tensor& out_TD, Write write) const {
+void FeedForward::forward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I,
+                          const Tensor& out_tD, Write write) const {
+  TESSERA_DIMS(x_tD, h_T2I, out_tD);
   const TraceScope trace(context.op.trace, "feed_forward.forward");
   const ArenaScope scope(*context.op.arena);
   {
     const ArenaScope x_scope(*context.op.arena);
-    const GemmOperand all_TD =
-        gather_tokens(context, x_TD, input_forms(context, {w13_}).forward, context.parameters->spec(w13_).name);
-    linear_forward(context, all_TD, w13_, h_T2I);
+    const GemmOperand x_TD =
+        gather_tokens(context, x_tD, input_forms(context, {w13_}).forward, context.parameters->spec(w13_).name);
+    linear_forward(context, x_TD, w13_, h_T2I);
   }
-  if (!out_TD.defined()) return;
+  if (!out_tD.defined()) return;
   const GemmOperand a_TI = allocate_operand(context, {h_T2I.dim(0), inter_dim_}, input_forms(context, {w2_}).forward);
   swiglu_forward(context.op, h_T2I, a_TI);
-  row_parallel_forward(context, a_TI, w2_, out_TD, write);
+  row_parallel_forward(context, a_TI, w2_, out_tD, write);
 }
 
-void FeedForward::backward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I,
-                           const Tensor& d_out_TD, const Tensor& d_x_TD) const {
+void FeedForward::backward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I,
+                           const Tensor& d_out_tD, const Tensor& d_x_tD) const {
   const ArenaScope scope(*context.op.arena);
-  backward_weights(context, x_TD, backward_inputs(context, h_T2I, d_out_TD, d_x_TD));
+  backward_weights(context, x_tD, backward_inputs(context, h_T2I, d_out_tD, d_x_tD));
 }
 
 FeedForward::Gradients FeedForward::backward_inputs(const LayerContext& context, const Tensor& h_T2I,
-                                                    const Tensor& d_out_TD, const Tensor& d_x_TD) const {
+                                                    const Tensor& d_out_tD, const Tensor& d_x_tD) const {
+  TESSERA_DIMS(h_T2I, d_out_tD, d_x_tD);
   const TraceScope trace(context.op.trace, "feed_forward.backward_inputs");
   const GemmOperand d_out =
-      gradient_operand(context, gather_tokens(context, d_out_TD, context.parameters->spec(w2_).name), w2_);
+      gradient_operand(context, gather_tokens(context, d_out_tD, context.parameters->spec(w2_).name), w2_);
   const Tensor d_a_TI = context.allocate({h_T2I.dim(0), inter_dim_});
   linear_dgrad(context, d_out, w2_, d_a_TI);
   // In place, where they are wanted as they are.
   const GemmOperand d_h_T2I = allocate_operand(context, h_T2I.shape(), gradient_forms(context, w13_), h_T2I);
   const GemmOperand a_TI = allocate_operand(context, d_a_TI.shape(), input_forms(context, {w2_}).wgrad, d_a_TI);
   swiglu_backward(context.op, d_a_TI, h_T2I, d_h_T2I, a_TI);
-  column_parallel_dgrad(context, d_h_T2I, w13_, d_x_TD);
+  column_parallel_dgrad(context, d_h_T2I, w13_, d_x_tD);
   return {.d_out_TD = d_out, .a_TI = a_TI, .d_h_T2I = d_h_T2I};
 }
 
-void FeedForward::backward_weights(const LayerContext& context, const GemmOperand& x_TD,
+void FeedForward::backward_weights(const LayerContext& context, const GemmOperand& x_tD,
                                    const Gradients& gradients) const {
+  TESSERA_DIMS(x_tD, gradients.d_out_TD, gradients.a_TI, gradients.d_h_T2I);
   const TraceScope trace(context.op.trace, "feed_forward.backward_weights");
   linear_wgrad(context, gradients.d_out_TD, gradients.a_TI, w2_);
-  const GemmOperand all_TD =
-      gather_tokens(context, x_TD, input_forms(context, {w13_}).wgrad, context.parameters->spec(w13_).name);
-  linear_wgrad(context, gradients.d_h_T2I, all_TD, w13_);
+  const GemmOperand x_TD =
+      gather_tokens(context, x_tD, input_forms(context, {w13_}).wgrad, context.parameters->spec(w13_).name);
+  linear_wgrad(context, gradients.d_h_T2I, x_TD, w13_);
 }
 
 }  // namespace tessera

@@ -12,27 +12,27 @@ class FeedForward {
   FeedForward(Parameters& parameters, std::int64_t dim, std::int64_t inter_dim, const std::string& prefix,
               std::int64_t layer);
 
-  /// Forms of x_TD.
+  /// Forms of x_tD.
   InputForms x_forms(const LayerContext& context) const;
   /// Memory for h_T2I: what the backward needs, of all T tokens.
   Tensor allocate_saved(const LayerContext& context) const;
 
-  /// h_T2I = x · W13ᵀ; out_TD (= or +=) the network's output, not computed if undefined. x_TD, out_TD and their
+  /// h_T2I = x · W13ᵀ; out_tD (= or +=) the network's output, not computed if undefined. x_tD, out_tD and their
   /// gradients: [t, D].
-  void forward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I, const Tensor& out_TD,
+  void forward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& out_tD,
                Write write) const;
 
-  /// d_x_TD (=) from d_out_TD; parameters' gradients +=. Overwrites h_T2I.
-  void backward(const LayerContext& context, const GemmOperand& x_TD, const Tensor& h_T2I, const Tensor& d_out_TD,
-                const Tensor& d_x_TD) const;
+  /// d_x_tD (=) from d_out_tD; parameters' gradients +=. Overwrites h_T2I.
+  void backward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& d_out_tD,
+                const Tensor& d_x_tD) const;
 
-  // The same in two calls: d_x_TD, then the parameters' gradients, from what the first leaves in the arena.
+  // The same in two calls: d_x_tD, then the parameters' gradients, from what the first leaves in the arena.
   struct Gradients {
     GemmOperand d_out_TD, a_TI, d_h_T2I;
   };
-  Gradients backward_inputs(const LayerContext& context, const Tensor& h_T2I, const Tensor& d_out_TD,
-                            const Tensor& d_x_TD) const;
-  void backward_weights(const LayerContext& context, const GemmOperand& x_TD, const Gradients& gradients) const;
+  Gradients backward_inputs(const LayerContext& context, const Tensor& h_T2I, const Tensor& d_out_tD,
+                            const Tensor& d_x_tD) const;
+  void backward_weights(const LayerContext& context, const GemmOperand& x_tD, const Gradients& gradients) const;
 
  private:
   ParamId w13_, w2_;

@@ -7,6 +7,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/loss/cross_entropy.h"
 #include "ops/norm/rmsnorm.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -27,20 +28,21 @@ void Head::logits(const LayerContext& context, const Tensor& x_TD, const Tensor&
   linear_forward(context.op, y_TD, context.weight(output_), logits_TV);
 }
 
-void Head::forward_backward(const LayerContext& context, const Tensor& x_TD, const Tensor& labels_T, float scale,
-                            const Tensor& loss_1, const Tensor& d_x_TD, const Tensor& logits_TV) const {
+void Head::forward_backward(const LayerContext& context, const Tensor& x_tD, const Tensor& labels_T, float scale,
+                            const Tensor& loss_1, const Tensor& d_x_tD, const Tensor& logits_TV) const {
+  TESSERA_DIMS(x_tD, labels_T, d_x_tD, logits_TV);
   const TraceScope trace(context.op.trace, "head");
   const Context& op = context.op;
   ProcessGroup& ranks = context.mesh->tp;
   const std::string& name = context.parameters->spec(output_).name;
-  const std::int64_t num_tokens = context.num_tokens(), num_local = x_TD.dim(0);
+  const std::int64_t num_tokens = context.num_tokens(), num_local = x_tD.dim(0);
   const std::int64_t vocab = context.config->vocab_size / ranks.size(), first_id = ranks.rank() * vocab;
-  const bool backward = d_x_TD.defined();
+  const bool backward = d_x_tD.defined();
   const ArenaScope scope(*op.arena);
-  const Tensor y_tD = context.allocate(x_TD.shape());
+  const Tensor y_tD = context.allocate(x_tD.shape());
   const Tensor rstd_t = context.allocate({num_local}, DType::kFloat32);
   const Tensor losses_T = context.allocate({num_tokens}, DType::kFloat32);
-  rmsnorm_forward(op, x_TD, context.weight(norm_), context.config->norm_eps, y_tD, rstd_t);
+  rmsnorm_forward(op, x_tD, context.weight(norm_), context.config->norm_eps, y_tD, rstd_t);
   const Tensor y_TD = gather_tokens(context, y_tD, name);
   const Tensor d_y_TD = backward ? context.allocate(y_TD.shape()) : Tensor();
 
@@ -67,7 +69,7 @@ void Head::forward_backward(const LayerContext& context, const Tensor& x_TD, con
   }
   if (backward) {
     const Tensor d_y_tD = reduce_scatter_tokens(context, d_y_TD, name);
-    rmsnorm_backward(op, d_y_tD, x_TD, context.weight(norm_), rstd_t, d_x_TD, Write::kAssign, context.gradient(norm_));
+    rmsnorm_backward(op, d_y_tD, x_tD, context.weight(norm_), rstd_t, d_x_tD, Write::kAssign, context.gradient(norm_));
   }
   add_sum(op, context.local_rows(losses_T), loss_1);
 }

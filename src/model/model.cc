@@ -219,45 +219,45 @@ void Model::update_expert_biases(const Context& op, const Tensor& finite_1) {
   }
 }
 
-void Model::embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_TD) const {
+void Model::embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_tD) const {
   const Tensor table_VD = context.weight(embedding_);
   const std::int64_t first_id = parameters_.mesh().place.tp * table_VD.dim(0);
-  sum_tokens(context, x_TD, Write::kAssign, parameters_.spec(embedding_).name,
+  sum_tokens(context, x_tD, Write::kAssign, parameters_.spec(embedding_).name,
              [&](const Tensor& x, Write) { embedding_forward(context.op, tokens_T, table_VD, first_id, x); });
 }
 
-void Model::embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_TD) const {
+void Model::embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_tD) const {
   const ArenaScope scope(*context.op.arena);
   const Tensor d_table_VD = context.gradient(embedding_);
-  embedding_backward(context.op, tokens_T, gather_tokens(context, d_x_TD, parameters_.spec(embedding_).name),
+  embedding_backward(context.op, tokens_T, gather_tokens(context, d_x_tD, parameters_.spec(embedding_).name),
                      parameters_.mesh().place.tp * d_table_VD.dim(0), d_table_VD);
 }
 
-/// z_TD from the embedding of tokens_T and the previous hidden state. W_eh's columns are two weights side by side.
+/// z_tD from the embedding of tokens_T and the previous hidden state. W_eh's columns are two weights side by side.
 void Model::mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T,
-                      const Tensor& hidden_TD, MtpSaved& saved, const Tensor& z_TD) const {
+                      const Tensor& hidden_tD, MtpSaved& saved, const Tensor& z_tD) const {
   const Context& op = context.op;
   const std::int64_t num_tokens = context.num_local_tokens(), dim = config_.dim;
   const Shape shape{num_tokens, dim};
   const LayerContext keeping = context.keeping();
-  saved = {.embedding_TD = keeping.allocate(shape),
-           .embedding_y_TD = keeping.allocate(shape),
-           .embedding_rstd_T = keeping.allocate({num_tokens}, DType::kFloat32),
-           .hidden_TD = hidden_TD,
-           .hidden_y_TD = keeping.allocate(shape),
-           .hidden_rstd_T = keeping.allocate({num_tokens}, DType::kFloat32)};
-  embed(context, tokens_T, saved.embedding_TD);
-  rmsnorm_forward(op, saved.embedding_TD, context.weight(module.embedding_norm), config_.norm_eps, saved.embedding_y_TD,
-                  saved.embedding_rstd_T);
-  rmsnorm_forward(op, hidden_TD, context.weight(module.hidden_norm), config_.norm_eps, saved.hidden_y_TD,
-                  saved.hidden_rstd_T);
+  saved = {.embedding_tD = keeping.allocate(shape),
+           .embedding_y_tD = keeping.allocate(shape),
+           .embedding_rstd_t = keeping.allocate({num_tokens}, DType::kFloat32),
+           .hidden_tD = hidden_tD,
+           .hidden_y_tD = keeping.allocate(shape),
+           .hidden_rstd_t = keeping.allocate({num_tokens}, DType::kFloat32)};
+  embed(context, tokens_T, saved.embedding_tD);
+  rmsnorm_forward(op, saved.embedding_tD, context.weight(module.embedding_norm), config_.norm_eps, saved.embedding_y_tD,
+                  saved.embedding_rstd_t);
+  rmsnorm_forward(op, hidden_tD, context.weight(module.hidden_norm), config_.norm_eps, saved.hidden_y_tD,
+                  saved.hidden_rstd_t);
   const Tensor eh_proj = context.weight(module.eh_proj);
   // One sum, which is rounded once.
   const ArenaScope scope(*op.arena);
-  const Tensor sum_TD = op.arena->allocate(shape, DType::kFloat32);
-  linear_forward(op, saved.embedding_y_TD, eh_proj.columns(0, dim), sum_TD);
-  linear_forward(op, saved.hidden_y_TD, eh_proj.columns(dim, 2 * dim), sum_TD, Write::kAccumulate);
-  convert(op, sum_TD, z_TD);
+  const Tensor sum_tD = op.arena->allocate(shape, DType::kFloat32);
+  linear_forward(op, saved.embedding_y_tD, eh_proj.columns(0, dim), sum_tD);
+  linear_forward(op, saved.hidden_y_tD, eh_proj.columns(dim, 2 * dim), sum_tD, Write::kAccumulate);
+  convert(op, sum_tD, z_tD);
 }
 
 std::optional<UnitId> Model::unit_after(const Stage& stage, std::size_t block) const {
@@ -302,50 +302,50 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
   const Shape shape{context.num_local_tokens(), config_.dim};
 
   if (stage.modules.embedding) {
-    saved.x_TD = keeping.allocate(shape);
+    saved.x_tD = keeping.allocate(shape);
     begin_unit(op, embedding_unit_, stage.num_blocks > 0 ? std::optional(block_unit(stage.first_block)) : std::nullopt);
-    embed(context, batch.inputs(device), saved.x_TD);
+    embed(context, batch.inputs(device), saved.x_tD);
     end_unit(embedding_unit_);
   }
-  Tensor x_TD = saved.x_TD;
+  Tensor x_tD = saved.x_tD;
   for (std::size_t i = 0; i < stage.num_blocks; ++i) {
     const std::size_t block = stage.first_block + i;
-    const Tensor out_TD = keeping.allocate(shape);
+    const Tensor out_tD = keeping.allocate(shape);
     begin_unit(op, block_unit(block), unit_after(stage, block));
-    blocks_[block].forward(context, x_TD, saved.blocks[i], out_TD, sums_of(blocks_[block], device));
+    blocks_[block].forward(context, x_tD, saved.blocks[i], out_tD, sums_of(blocks_[block], device));
     end_unit(block_unit(block));
-    x_TD = out_TD;
+    x_tD = out_tD;
   }
-  saved.d_TD = keeping.allocate(shape);
+  saved.d_tD = keeping.allocate(shape);
   if (!stage.modules.head) {
-    saved.out_TD = x_TD;
+    saved.out_tD = x_tD;
     return;
   }
   begin_unit_backward(
       op, head_unit_,
       stage.num_blocks > 0 ? std::optional(block_unit(stage.first_block + stage.num_blocks - 1)) : std::nullopt);
-  head_->forward_backward(context, x_TD, batch.labels(device), static_cast<float>(scale.per_token),
-                          sums_.main_loss(device), saved.d_TD);
+  head_->forward_backward(context, x_tD, batch.labels(device), static_cast<float>(scale.per_token),
+                          sums_.main_loss(device), saved.d_tD);
   end_unit_backward(head_unit_);
 
   // Multi-token prediction.
   const double mtp_scale =
       mtp_.empty() ? 0.0 : scale.per_token * config_.mtp_loss_weight / static_cast<double>(mtp_.size());
   for (std::size_t k = 0; k < mtp_.size(); ++k) {
-    const Tensor z_TD = keeping.allocate(shape), out_TD = keeping.allocate(shape);
+    const Tensor z_tD = keeping.allocate(shape), out_tD = keeping.allocate(shape);
     begin_unit(op, embedding_unit_);
     begin_unit(op, mtp_[k].unit, head_unit_);
     parameters_.acquire_gradients(mtp_[k].unit, false);  // its norm's gradient comes with the loss
-    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, saved.mtp[k], z_TD);
+    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_tD, saved.mtp[k], z_tD);
     end_unit(embedding_unit_);
-    mtp_[k].block.forward(context, z_TD, saved.blocks[stage.num_blocks + k], out_TD, sums_of(mtp_[k].block, device));
+    mtp_[k].block.forward(context, z_tD, saved.blocks[stage.num_blocks + k], out_tD, sums_of(mtp_[k].block, device));
     saved.d_modules[k] = keeping.allocate(shape);
     begin_unit_backward(op, head_unit_);
-    mtp_[k].head.forward_backward(context, out_TD, batch.mtp_labels(k, device), static_cast<float>(mtp_scale),
+    mtp_[k].head.forward_backward(context, out_tD, batch.mtp_labels(k, device), static_cast<float>(mtp_scale),
                                   sums_.mtp_loss(device), saved.d_modules[k]);
     end_unit_backward(head_unit_);
     end_unit_backward(mtp_[k].unit);
-    x_TD = out_TD;
+    x_tD = out_tD;
   }
 }
 
@@ -368,42 +368,42 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
     copy(op, d, scratch);
     return scratch;
   };
-  const Tensor d_TD = changing(saved.d_TD);
+  const Tensor d_tD = changing(saved.d_tD);
   for (std::size_t k = saved.mtp.size(); k-- > 0;) {
     const MtpModule& module = mtp_[k];
     const MtpSaved& projection = saved.mtp[k];
     const ArenaScope module_scope(*op.arena);
-    const Tensor d_z_TD = changing(saved.d_modules[k]);
+    const Tensor d_z_tD = changing(saved.d_modules[k]);
     begin_unit_backward(op, module.unit, embedding_unit_);
     begin_unit_backward(op, embedding_unit_);
-    module.block.backward(context, saved.blocks[stage.num_blocks + k], d_z_TD);
-    const Tensor d_y_TD = context.allocate(shape), d_embedding_TD = context.allocate(shape);
+    module.block.backward(context, saved.blocks[stage.num_blocks + k], d_z_tD);
+    const Tensor d_y_tD = context.allocate(shape), d_embedding_tD = context.allocate(shape);
     const Tensor eh_proj = context.weight(module.eh_proj), d_eh_proj = context.gradient(module.eh_proj);
-    linear_wgrad(op, d_z_TD, projection.embedding_y_TD, d_eh_proj.columns(0, dim));
-    linear_dgrad(op, d_z_TD, eh_proj.columns(0, dim), d_y_TD);
-    rmsnorm_backward(op, d_y_TD, projection.embedding_TD, context.weight(module.embedding_norm),
-                     projection.embedding_rstd_T, d_embedding_TD, Write::kAssign,
+    linear_wgrad(op, d_z_tD, projection.embedding_y_tD, d_eh_proj.columns(0, dim));
+    linear_dgrad(op, d_z_tD, eh_proj.columns(0, dim), d_y_tD);
+    rmsnorm_backward(op, d_y_tD, projection.embedding_tD, context.weight(module.embedding_norm),
+                     projection.embedding_rstd_t, d_embedding_tD, Write::kAssign,
                      context.gradient(module.embedding_norm));
-    embed_backward(context, batch.mtp_inputs(k, device), d_embedding_TD);
-    linear_wgrad(op, d_z_TD, projection.hidden_y_TD, d_eh_proj.columns(dim, 2 * dim));
-    linear_dgrad(op, d_z_TD, eh_proj.columns(dim, 2 * dim), d_y_TD);
-    rmsnorm_backward(op, d_y_TD, projection.hidden_TD, context.weight(module.hidden_norm), projection.hidden_rstd_T,
-                     k == 0 ? d_TD : saved.d_modules[k - 1], Write::kAccumulate, context.gradient(module.hidden_norm));
+    embed_backward(context, batch.mtp_inputs(k, device), d_embedding_tD);
+    linear_wgrad(op, d_z_tD, projection.hidden_y_tD, d_eh_proj.columns(dim, 2 * dim));
+    linear_dgrad(op, d_z_tD, eh_proj.columns(dim, 2 * dim), d_y_tD);
+    rmsnorm_backward(op, d_y_tD, projection.hidden_tD, context.weight(module.hidden_norm), projection.hidden_rstd_t,
+                     k == 0 ? d_tD : saved.d_modules[k - 1], Write::kAccumulate, context.gradient(module.hidden_norm));
     end_unit_backward(embedding_unit_);
     end_unit_backward(module.unit);
   }
   for (std::size_t i = stage.num_blocks; i-- > 0;) {
     const std::size_t block = stage.first_block + i;
     begin_unit_backward(op, block_unit(block), i > 0 ? std::optional(block_unit(block - 1)) : std::nullopt);
-    blocks_[block].backward(context, saved.blocks[i], d_TD);
+    blocks_[block].backward(context, saved.blocks[i], d_tD);
     end_unit_backward(block_unit(block));
   }
   if (!stage.modules.embedding) {
-    if (context.deferred != nullptr) copy(op, d_TD, saved.d_TD);
+    if (context.deferred != nullptr) copy(op, d_tD, saved.d_tD);
     return;
   }
   parameters_.acquire_gradients(embedding_unit_);
-  embed_backward(context, batch.inputs(device), d_TD);
+  embed_backward(context, batch.inputs(device), d_tD);
   parameters_.release_gradients(embedding_unit_);
 }
 
@@ -420,7 +420,7 @@ void Model::backward_weights(const Context& op, std::size_t stage_idx, const Bat
 }
 
 LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObserver& observer, const Tensor& logits_TV,
-                         std::span<const Tensor> mtp_logits, std::size_t stage_idx, const Tensor& boundary_TD) {
+                         std::span<const Tensor> mtp_logits, std::size_t stage_idx, const Tensor& boundary_tD) {
   const Stage& stage = stages_[stage_idx];
   const Device device = op.device();
   LayerContext context = layer_context(op, batch);
@@ -429,49 +429,49 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
   const ArenaScope scope(*op.arena);
   set_zero(op, evaluated_.all(device));
   BlockSaved dropped;
-  const auto observe = [&](const std::string& name, const Tensor& x_TD) {
-    if (observer) observer(name, x_TD);
+  const auto observe = [&](const std::string& name, const Tensor& x_tD) {
+    if (observer) observer(name, x_tD);
   };
 
-  Tensor x_TD = context.allocate(shape), other_TD = context.allocate(shape);
+  Tensor x_tD = context.allocate(shape), other_tD = context.allocate(shape);
   if (stage.modules.embedding) {
     begin_unit(op, embedding_unit_);
-    embed(context, batch.inputs(device), x_TD);
+    embed(context, batch.inputs(device), x_tD);
     end_unit(embedding_unit_);
-    observe("tok_embeddings", x_TD);
+    observe("tok_embeddings", x_tD);
   } else {
-    copy(op, boundary_TD, x_TD);
+    copy(op, boundary_tD, x_tD);
   }
   for (std::size_t block = stage.first_block; block < stage.first_block + stage.num_blocks; ++block) {
     begin_unit(op, block_unit(block), unit_after(stage, block));
-    blocks_[block].forward(context, x_TD, dropped, other_TD, {});
+    blocks_[block].forward(context, x_tD, dropped, other_tD, {});
     end_unit(block_unit(block));
-    std::swap(x_TD, other_TD);
+    std::swap(x_tD, other_tD);
     if (observer) {
       observe(
           fmt::format("layers.{}", stage.modules.first_layer + static_cast<std::int64_t>(block - stage.first_block)),
-          x_TD);
+          x_tD);
     }
   }
   if (!stage.modules.head) {
-    copy(op, x_TD, boundary_TD);
+    copy(op, x_tD, boundary_tD);
     return {};
   }
   begin_unit(op, head_unit_);
-  head_->forward_backward(context, x_TD, batch.labels(device), 0.0f, evaluated_.main_loss(device), {}, logits_TV);
+  head_->forward_backward(context, x_tD, batch.labels(device), 0.0f, evaluated_.main_loss(device), {}, logits_TV);
   end_unit(head_unit_);
   for (std::size_t k = 0; k < mtp_.size(); ++k) {
     const ArenaScope module_scope(*op.arena);
-    const Tensor z_TD = context.allocate(shape);
+    const Tensor z_tD = context.allocate(shape);
     MtpSaved saved;
     begin_unit(op, embedding_unit_);
     begin_unit(op, mtp_[k].unit, head_unit_);
-    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_TD, saved, z_TD);
+    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_tD, saved, z_tD);
     end_unit(embedding_unit_);
-    mtp_[k].block.forward(context, z_TD, dropped, x_TD, {});
-    if (observer) observe(fmt::format("mtp.{}", k), x_TD);
+    mtp_[k].block.forward(context, z_tD, dropped, x_tD, {});
+    if (observer) observe(fmt::format("mtp.{}", k), x_tD);
     begin_unit(op, head_unit_);
-    mtp_[k].head.forward_backward(context, x_TD, batch.mtp_labels(k, device), 0.0f, evaluated_.mtp_loss(device), {},
+    mtp_[k].head.forward_backward(context, x_tD, batch.mtp_labels(k, device), 0.0f, evaluated_.mtp_loss(device), {},
                                   k < mtp_logits.size() ? mtp_logits[k] : Tensor());
     end_unit(head_unit_);
     end_unit(mtp_[k].unit);

@@ -47,20 +47,20 @@ struct LossScale {
 
 /// What a multi-token prediction module's input projection keeps for its backward.
 struct MtpSaved {
-  Tensor embedding_TD, embedding_y_TD, embedding_rstd_T;
-  Tensor hidden_TD, hidden_y_TD, hidden_rstd_T;
+  Tensor embedding_tD, embedding_y_tD, embedding_rstd_t;
+  Tensor hidden_tD, hidden_y_tD, hidden_rstd_t;
 };
 
 /// What a stage keeps of a micro-batch between its passes. Tensors [t, D].
 struct StageSaved {
   /// Where it is; null: on op's arena, for passes that are nested like brackets.
   Arena* arena = nullptr;
-  /// Input and output of the stage. The caller sets x_TD, but for a stage with the embedding; out_TD is undefined for
+  /// Input and output of the stage. The caller sets x_tD, but for a stage with the embedding; out_tD is undefined for
   /// one with the head.
-  Tensor x_TD, out_TD;
+  Tensor x_tD, out_tD;
   /// The gradient of the output, which the caller sets before the backward, but for a stage with the head; the backward
   /// makes it the input's.
-  Tensor d_TD;
+  Tensor d_tD;
   std::vector<BlockSaved> blocks;  // MTP modules' last
   std::vector<MtpSaved> mtp;
   std::vector<Tensor> d_modules;  // gradients of their outputs
@@ -68,7 +68,7 @@ struct StageSaved {
 };
 
 /// Told of each block's output, in order of computation; for diagnosis and tests.
-using BlockObserver = std::function<void(const std::string& name, const Tensor& x_TD)>;
+using BlockObserver = std::function<void(const std::string& name, const Tensor& x_tD)>;
 
 class Model {
  public:
@@ -125,11 +125,11 @@ class Model {
                   SiteProbe* probe = nullptr);
 
   /// Forward only; sums() stay as they are, and the losses are waited for. logits_TV [T, V] and mtp_logits (one per
-  /// module), float32, are filled where defined. Of one of several stages: x_TD is its input, but for the embedding's,
+  /// module), float32, are filled where defined. Of one of several stages: x_tD is its input, but for the embedding's,
   /// and becomes its output, but for the head's.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {},
                     const Tensor& logits_TV = {}, std::span<const Tensor> mtp_logits = {}, std::size_t stage = 0,
-                    const Tensor& x_TD = {});
+                    const Tensor& x_tD = {});
 
   /// What this rank's forwards have added up since clear_sums(); its layers are this rank's MoE layers.
   StepSums& sums() { return sums_; }
@@ -170,13 +170,13 @@ class Model {
   UnitId block_unit(std::size_t block) const { return first_block_unit_ + block; }
   /// The unit behind a block of a stage, in the forward.
   std::optional<UnitId> unit_after(const Stage& stage, std::size_t block) const;
-  /// x_TD (=) this rank's tokens' embeddings, and their gradients; tokens_T: of all (model/token_exchange.h).
-  void embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_TD) const;
-  void embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_TD) const;
+  /// x_tD (=) this rank's tokens' embeddings, and their gradients; tokens_T: of all (model/token_exchange.h).
+  void embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_tD) const;
+  void embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_tD) const;
   /// What a block's MoE layer adds to; nothing for a dense block.
   MoeSums sums_of(const Block& block, Device device) const;
-  void mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T, const Tensor& hidden_TD,
-                 MtpSaved& saved, const Tensor& z_TD) const;
+  void mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T, const Tensor& hidden_tD,
+                 MtpSaved& saved, const Tensor& z_tD) const;
 
   ModelConfig config_;
   ModelOptions options_;

@@ -4,6 +4,7 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
 #include "ops/kit/beside.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -87,7 +88,7 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
   const RouterOutputs& routing = saved.routing;
   saved.dispatch = context.dispatcher->allocate_saved(
       context.op, {.name = name_, .alignment = row_alignment(*context.quantized)},
-      {.expert_ids_TK = routing.expert_ids_TK, .weights_TK = routing.weights_TK, .counts_E = routing.counts_E});
+      {.expert_ids_tK = routing.expert_ids_TK, .weights_tK = routing.weights_TK, .counts_E = routing.counts_E});
   const std::int64_t num_rows = saved.dispatch.num_rows();
   saved.h_R2F = context.allocate({num_rows, 2 * config.moe_inter_dim});
   if (shared_) saved.shared_h_T2I = shared_->allocate_saved(context);
@@ -105,22 +106,23 @@ void Moe::balance(const LayerContext& context, const RouterOptions& options, con
   balance_loss(context.op, options, sums_B2E, routing.balance_f_BE, loss_1);
 }
 
-void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_TD,
+void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& out_tD,
                   const MoeSums& sums) const {
+  TESSERA_DIMS(out_tD, saved.shared_h_T2I);
   const TraceScope trace(context.op.trace, "moe.forward");
   const ModelConfig& config = *context.config;
   const Context& op = context.op;
-  const Tensor& y_TD = y.plain;
-  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts;
+  const Tensor& y_tD = y.plain;
+  const std::int64_t num_tokens = y_tD.dim(0), experts = config.num_experts;
   const Tensor &offsets_e1 = saved.dispatch.offsets_e1, num_rows_1 = saved.dispatch.num_rows_1();
   const Shape rows_shape{saved.dispatch.num_rows(), config.dim};
   const ArenaScope scope(*op.arena);
   {
     const ArenaScope router_scope(*op.arena);
-    const Tensor logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);
-    linear_forward(op, y_TD, context.weight(gate_), logits_TE);
+    const Tensor logits_tE = context.allocate({num_tokens, experts}, DType::kFloat32);
+    linear_forward(op, y_tD, context.weight(gate_), logits_tE);
     const RouterOptions options = router_options(context);
-    router_forward(op, options, logits_TE, context.parameters->buffer(expert_bias_), saved.routing);
+    router_forward(op, options, logits_tE, context.parameters->buffer(expert_bias_), saved.routing);
     if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, sums.balance_loss_1);
     if (sums.counts_E.defined()) add_counts(op, saved.routing.counts_E, sums.counts_E);
   }
@@ -133,32 +135,33 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
   {
     const ArenaScope shared_scope(*op.arena);
     Beside beside(op, num_sms_of_dispatch(context));
-    if (shared_) shared_->forward(context.on(beside.op()), y, saved.shared_h_T2I, out_TD, Write::kAssign);
-    context.dispatcher->dispatch(op, y_TD, saved.dispatch, x_RD);
+    if (shared_) shared_->forward(context.on(beside.op()), y, saved.shared_h_T2I, out_tD, Write::kAssign);
+    context.dispatcher->dispatch(op, y_tD, saved.dispatch, x_RD);
     beside.join();
   }
   grouped_linear_forward(context, x_RD, w13_, offsets_e1, saved.h_R2F);
-  if (out_TD.defined()) {
+  if (out_tD.defined()) {
     const GemmOperand a_RF =
         allocate_operand(context, {rows_shape[0], config.moe_inter_dim}, input_forms(context, {w2_}).forward);
     const Tensor expert_out_RD = context.allocate(rows_shape);
     swiglu_forward(op, saved.h_R2F, a_RF, num_rows_1);
     grouped_linear_forward(context, a_RF, w2_, offsets_e1, expert_out_RD);
-    context.dispatcher->combine(op, expert_out_RD, saved.dispatch, out_TD,
+    context.dispatcher->combine(op, expert_out_RD, saved.dispatch, out_tD,
                                 shared_ ? Write::kAccumulate : Write::kAssign);
   }
 }
 
-void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& d_out_TD,
-                   const Tensor& d_y_TD) const {
+void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeSaved& saved, const Tensor& d_out_tD,
+                   const Tensor& d_y_tD) const {
+  TESSERA_DIMS(d_out_tD, d_y_tD, saved.shared_h_T2I);
   const TraceScope trace(context.op.trace, "moe.backward");
   const ModelConfig& config = *context.config;
   const Context& op = context.op;
-  const Tensor& y_TD = y.plain;
-  const std::int64_t num_tokens = y_TD.dim(0), experts = config.num_experts;
+  const Tensor& y_tD = y.plain;
+  const std::int64_t num_tokens = y_tD.dim(0), experts = config.num_experts;
   const ArenaScope scope(*op.arena);
   FeedForward::Gradients shared;
-  const Tensor d_weights_TK = context.allocate({num_tokens, config.top_k}, DType::kFloat32);
+  const Tensor d_weights_tK = context.allocate({num_tokens, config.top_k}, DType::kFloat32);
   {
     const ArenaScope experts_scope(*op.arena);
     Dispatcher& dispatcher = *context.dispatcher;
@@ -169,8 +172,8 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
                                                   dispatcher.gradients_in_window(op, saved.dispatch));
     {
       Beside beside(op, num_sms_of_dispatch(context));
-      if (shared_) shared = shared_->backward_inputs(context.on(beside.op()), saved.shared_h_T2I, d_out_TD, d_y_TD);
-      dispatcher.combine_backward(op, d_out_TD, saved.dispatch, d_out_RD);
+      if (shared_) shared = shared_->backward_inputs(context.on(beside.op()), saved.shared_h_T2I, d_out_tD, d_y_tD);
+      dispatcher.combine_backward(op, d_out_tD, saved.dispatch, d_out_RD);
       beside.join();
     }
     const Tensor d_a_RF = context.allocate({rows_shape[0], config.moe_inter_dim});
@@ -188,22 +191,22 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     if (context.recompute == Recompute::kSelective) {
       x_RD = allocate_operand(context, rows_shape, input_forms(context, {w13_}).wgrad,
                               dispatcher.rows_in_window(op, saved.dispatch));
-      dispatcher.dispatch_again(op, y_TD, saved.dispatch, x_RD);
+      dispatcher.dispatch_again(op, y_tD, saved.dispatch, x_RD);
     }
     grouped_linear_wgrad(context, d_h_R2F, x_RD, w13_, offsets_e1);
     const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
     grouped_linear_dgrad(context, d_h_R2F, w13_, offsets_e1, d_x_RD);
     Beside beside(op, num_sms_of_dispatch(context));
     if (shared_) shared_->backward_weights(context.on(beside.op()), y, shared);
-    dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, saved.dispatch, d_y_TD,
-                                 shared_ ? Write::kAccumulate : Write::kAssign, d_weights_TK);
+    dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, saved.dispatch, d_y_tD,
+                                 shared_ ? Write::kAccumulate : Write::kAssign, d_weights_tK);
     beside.join();
   }
 
-  const Tensor d_logits_TE = context.allocate({num_tokens, experts}, DType::kFloat32);
-  router_backward(op, router_options(context), saved.routing, d_weights_TK, context.balance_scale, d_logits_TE);
-  linear_wgrad(op, d_logits_TE, y_TD, context.gradient(gate_));
-  linear_dgrad(op, d_logits_TE, context.weight(gate_), d_y_TD, Write::kAccumulate);
+  const Tensor d_logits_tE = context.allocate({num_tokens, experts}, DType::kFloat32);
+  router_backward(op, router_options(context), saved.routing, d_weights_tK, context.balance_scale, d_logits_tE);
+  linear_wgrad(op, d_logits_tE, y_tD, context.gradient(gate_));
+  linear_dgrad(op, d_logits_tE, context.weight(gate_), d_y_tD, Write::kAccumulate);
 }
 
 }  // namespace tessera

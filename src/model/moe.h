@@ -29,20 +29,20 @@ class Moe {
   /// Adds the parameters and the expert bias under `prefix`.
   Moe(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer);
 
-  /// Forms of y_TD.
+  /// Forms of y_tD.
   InputForms y_forms(const LayerContext& context) const;
   /// What groups of rows must begin at a multiple of, in these precisions.
   std::int64_t row_alignment(const QuantizedWeights& quantized) const;
   /// Memory for what the forward keeps.
   void allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const;
-  /// After allocate_saved: out_TD = MoE(y_TD); sums += (a forward that is repeated for recomputation is given none). An
-  /// undefined out_TD: only what the backward needs.
-  void forward(const LayerContext& context, const GemmOperand& y_TD, const MoeSaved& saved, const Tensor& out_TD,
+  /// After allocate_saved: out_tD = MoE(y_tD); sums += (a forward that is repeated for recomputation is given none). An
+  /// undefined out_tD: only what the backward needs.
+  void forward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& out_tD,
                const MoeSums& sums) const;
 
-  /// d_y_TD from d_out_TD; parameters' gradients +=. Overwrites the saved h.
-  void backward(const LayerContext& context, const GemmOperand& y_TD, const MoeSaved& saved, const Tensor& d_out_TD,
-                const Tensor& d_y_TD) const;
+  /// d_y_tD from d_out_tD; parameters' gradients +=. Overwrites the saved h.
+  void backward(const LayerContext& context, const GemmOperand& y_tD, const MoeSaved& saved, const Tensor& d_out_tD,
+                const Tensor& d_y_tD) const;
 
   const std::string& name() const { return name_; }
   ParamId expert_bias() const { return expert_bias_; }

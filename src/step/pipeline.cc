@@ -86,7 +86,7 @@ void Pipeline::run_alone(const Context& op, const LocalStage& stage, const Batch
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
   StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
   saved.arena = &arena;
-  if (!model_.stage(index_of(stage)).embedding) saved.x_TD = boundary(arena, batch);
+  if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(arena, batch);
   model_.forward(op, index_of(stage), batch, scale, saved, probe);
   model_.backward(op, index_of(stage), batch, scale, saved, probe);
   if (saved.deferred) model_.backward_weights(op, index_of(stage), batch, saved);
@@ -156,8 +156,8 @@ void Pipeline::prepare(const PipelinePass& pass, const Batch& batch) {
   if (slot == nullptr) slot = take(stage, pass.micro_batch);
   if (slot == nullptr || slot->input_posted || pass.stage == 0 || is_local(pass.stage - 1)) return;
   slot->input_posted = true;
-  slot->saved.x_TD = boundary(slot->arena, batch);
-  slot->input = mesh_.pp.receive(slot->saved.x_TD, rank_of(pass.stage - 1), tag_of(pass.stage, Direction::kForward),
+  slot->saved.x_tD = boundary(slot->arena, batch);
+  slot->input = mesh_.pp.receive(slot->saved.x_tD, rank_of(pass.stage - 1), tag_of(pass.stage, Direction::kForward),
                                  "activations");
 }
 
@@ -172,15 +172,15 @@ void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch&
   switch (pass.kind) {
     case PipelinePass::Kind::kForward: {
       if (!is_first && is_local(pass.stage - 1)) {
-        saved.x_TD = find(local(pass.stage - 1), pass.micro_batch)->saved.out_TD;  // which stays until its backward
+        saved.x_tD = find(local(pass.stage - 1), pass.micro_batch)->saved.out_tD;  // which stays until its backward
       }
       slot->input.wait();
       model_.forward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_last && !is_local(pass.stage + 1)) {
-        slot->sent_output = mesh_.pp.send(saved.out_TD, rank_of(pass.stage + 1),
+        slot->sent_output = mesh_.pp.send(saved.out_tD, rank_of(pass.stage + 1),
                                           tag_of(pass.stage + 1, Direction::kForward), "activations");
         // Already now, so that the rank that sends it never waits for what this rank does until then.
-        slot->gradient = mesh_.pp.receive(saved.d_TD, rank_of(pass.stage + 1), tag_of(pass.stage, Direction::kBackward),
+        slot->gradient = mesh_.pp.receive(saved.d_tD, rank_of(pass.stage + 1), tag_of(pass.stage, Direction::kBackward),
                                           "gradients");
       }
       clock.end(&PhaseSeconds::forward);
@@ -191,9 +191,9 @@ void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch&
       slot->gradient.wait();
       model_.backward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_first && is_local(pass.stage - 1)) {
-        copy(op, saved.d_TD, find(local(pass.stage - 1), pass.micro_batch)->saved.d_TD);
+        copy(op, saved.d_tD, find(local(pass.stage - 1), pass.micro_batch)->saved.d_tD);
       } else if (!is_first) {
-        slot->sent_gradient = mesh_.pp.send(saved.d_TD, rank_of(pass.stage - 1),
+        slot->sent_gradient = mesh_.pp.send(saved.d_tD, rank_of(pass.stage - 1),
                                             tag_of(pass.stage - 1, Direction::kBackward), "gradients");
       }
       if (pass.kind == PipelinePass::Kind::kBackward && saved.deferred) {
@@ -238,17 +238,17 @@ void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, cons
 LossSums Pipeline::evaluate(const Context& op, const Batch& batch, const BlockObserver& observer) {
   LossSums sums;
   const ArenaScope scope(*op.arena);
-  const Tensor x_TD = boundary(*op.arena, batch);
+  const Tensor x_tD = boundary(*op.arena, batch);
   for (LocalStage& stage : stages_) {
     const int s = stage.stage;
     if (s > 0 && !is_local(s - 1)) {
-      mesh_.pp.receive(x_TD, rank_of(s - 1), tag_of(s, Direction::kForward), "activations").wait();
+      mesh_.pp.receive(x_tD, rank_of(s - 1), tag_of(s, Direction::kForward), "activations").wait();
     }
-    const LossSums part = model_.evaluate(op, batch, observer, {}, {}, index_of(stage), x_TD);
+    const LossSums part = model_.evaluate(op, batch, observer, {}, {}, index_of(stage), x_tD);
     sums.main += part.main;
     sums.mtp += part.mtp;
     if (s + 1 < schedule_.num_stages() && !is_local(s + 1)) {
-      mesh_.pp.send(x_TD, rank_of(s + 1), tag_of(s + 1, Direction::kForward), "activations").wait();
+      mesh_.pp.send(x_tD, rank_of(s + 1), tag_of(s + 1, Direction::kForward), "activations").wait();
     }
   }
   return sums;

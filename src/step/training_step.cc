@@ -510,8 +510,8 @@ std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, 
     if (!all_finite(op, parameters.gradient_shard(id))) gradient = "the gradient of " + parameters.spec(id).name;
   }
   for (const Batch& batch : micro_batches) {
-    evaluate_part(batch, [&](const std::string& name, const Tensor& x_TD) {
-      if (found.empty() && !all_finite(op, x_TD)) found = "the output of " + name;
+    evaluate_part(batch, [&](const std::string& name, const Tensor& x_tD) {
+      if (found.empty() && !all_finite(op, x_tD)) found = "the output of " + name;
     });
   }
   for (std::string* text : {&found, &gradient}) {

@@ -47,7 +47,7 @@ inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const Pr
     const DispatchSaved saved = dispatcher.allocate_saved(op, {.name = "layer", .alignment = its.alignment},
                                                           layer.tensors(arena, group.rank()));
     const Shape rows{saved.num_rows(), its.dim}, tokens{its.num_tokens, its.dim};
-    const Tensor y_TD = tensor(tokens, its.dtype);
+    const Tensor y_tD = tensor(tokens, its.dtype);
     GemmOperand x_RD;
     if (its.plain) x_RD.plain = dispatcher.rows_in_window(op, saved);
     if (its.plain && !x_RD.plain.defined()) x_RD.plain = tensor(rows, its.dtype);
@@ -56,12 +56,12 @@ inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const Pr
       x_RD.columns = mx::allocate_quantized(mx::transposed(rows), mx::Format{}, tensor);
     }
     const Tensor out_RD = tensor(rows, its.dtype);
-    const Tensor d_weights_TK = tensor({its.num_tokens, its.top_k}, DType::kFloat32);
-    dispatcher.dispatch(op, y_TD, saved, x_RD);
-    dispatcher.combine(op, out_RD, saved, y_TD, Write::kAssign);
-    dispatcher.combine_backward(op, y_TD, saved, x_RD);
-    dispatcher.dispatch_again(op, y_TD, saved, x_RD);
-    dispatcher.dispatch_backward(op, out_RD, saved.weights_R, saved, y_TD, Write::kAssign, d_weights_TK);
+    const Tensor d_weights_tK = tensor({its.num_tokens, its.top_k}, DType::kFloat32);
+    dispatcher.dispatch(op, y_tD, saved, x_RD);
+    dispatcher.combine(op, out_RD, saved, y_tD, Write::kAssign);
+    dispatcher.combine_backward(op, y_tD, saved, x_RD);
+    dispatcher.dispatch_again(op, y_tD, saved, x_RD);
+    dispatcher.dispatch_backward(op, out_RD, saved.weights_R, saved, y_tD, Write::kAssign, d_weights_tK);
   };
   Arena measuring;
   pass(measuring);

@@ -177,25 +177,25 @@ TEST(Dispatcher, BackwardIsTheTranspose) {
         const Layer layer(its, group.size(), 11);
         const TokenRouting routing = layer.tensors(memory.arena, group.rank());
         const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "layer", .alignment = 4}, routing);
-        const Tensor y_TD = layer.tokens(memory.arena, "y", group.rank());
+        const Tensor y_tD = layer.tokens(memory.arena, "y", group.rank());
         const Tensor x_RD = memory.arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
         const Tensor rows_RD = memory.arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
-        const Tensor back_TD = memory.arena.allocate({its.num_tokens, its.dim}, DType::kFloat32);
-        const Tensor d_weights_TK = memory.arena.allocate({its.num_tokens, its.top_k}, DType::kFloat32);
+        const Tensor back_tD = memory.arena.allocate({its.num_tokens, its.dim}, DType::kFloat32);
+        const Tensor d_weights_tK = memory.arena.allocate({its.num_tokens, its.top_k}, DType::kFloat32);
         for (std::int64_t i = 0; i < rows_RD.num_elements(); ++i) {
           rows_RD.data<float>()[i] = layer.number("any", group.rank(), i / 1000, 0, i % 1000);
         }
-        dispatcher->dispatch(op, y_TD, saved, x_RD);
-        dispatcher->dispatch_backward(op, rows_RD, saved.weights_R, saved, back_TD, Write::kAssign, d_weights_TK);
+        dispatcher->dispatch(op, y_tD, saved, x_RD);
+        dispatcher->dispatch_backward(op, rows_RD, saved.weights_R, saved, back_tD, Write::kAssign, d_weights_tK);
         const std::int64_t used = saved.num_rows_1().data<std::int32_t>()[0];
         double sums[] = {dot(doubles(x_RD.rows(0, used)), doubles(rows_RD.rows(0, used))),
-                         dot(doubles(y_TD), doubles(back_TD)),
+                         dot(doubles(y_tD), doubles(back_tD)),
                          dot(doubles(x_RD.rows(0, used)), doubles(x_RD.rows(0, used)))};
         group.all_reduce(std::span(sums), "test");
         EXPECT_GT(sums[2], 1.0);
         EXPECT_NEAR(sums[0], sums[1], 1e-5 * sums[2]);
         // The weights' gradients of the weights are the weights.
-        EXPECT_EQ(doubles(d_weights_TK), doubles(routing.weights_TK));
+        EXPECT_EQ(doubles(d_weights_tK), doubles(routing.weights_tK));
       }
     });
   }

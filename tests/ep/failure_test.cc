@@ -96,7 +96,7 @@ TEST(DispatcherFailure, RoutingThatContradictsItself) {
         Arena arena(kArenaBytes);
         const Layer layer(its, 1, 1);
         const TokenRouting routing = layer.tensors(arena, 0);
-        auto* ids = routing.expert_ids_TK.data<std::int32_t>();
+        auto* ids = routing.expert_ids_tK.data<std::int32_t>();
         auto* counts = routing.counts_E.data<std::int32_t>();
         if (fault == 0) ++counts[ids[0]];
         if (fault == 1) --counts[ids[0]], ++counts[(ids[0] + 1) % 12];

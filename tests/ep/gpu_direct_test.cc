@@ -110,8 +110,8 @@ class GpuRun {
          const std::string& name = "layers.7.moe")
       : case_(its), dispatcher_(dispatcher), rank_(group.rank()), op_(op), name_(name) {
     const Shape slots{its.num_tokens, its.top_k}, tokens{its.num_tokens, its.dim};
-    routing_ = {.expert_ids_TK = allocate(slots, DType::kInt32),
-                .weights_TK = allocate(slots, DType::kFloat32),
+    routing_ = {.expert_ids_tK = allocate(slots, DType::kInt32),
+                .weights_tK = allocate(slots, DType::kFloat32),
                 .counts_E = allocate({its.num_experts}, DType::kInt32)};
     saved_ = dispatcher.allocate_saved(op, {.name = name_, .alignment = its.alignment}, routing_);
     const Shape rows{saved_.num_rows(), its.dim};
@@ -129,7 +129,7 @@ class GpuRun {
     layer_ = &layer;
     Arena host(host_bytes(case_));
     const TokenRouting routing = layer.tensors(host, rank_);
-    put(routing.expert_ids_TK, routing_.expert_ids_TK), put(routing.weights_TK, routing_.weights_TK);
+    put(routing.expert_ids_tK, routing_.expert_ids_tK), put(routing.weights_tK, routing_.weights_tK);
     put(routing.counts_E, routing_.counts_E);
     put(layer.tokens(host, "y", rank_), y_TD_), put(layer.tokens(host, "d_y", rank_), d_y_TD_);
     put(layer.tokens(host, "before", rank_), out_TD_), put(layer.tokens(host, "before", rank_), d_in_TD_);

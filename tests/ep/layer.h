@@ -162,19 +162,19 @@ class Layer {
   }
 
   /// That a rank's choices, as far as there are experts for them, have the gradients of their weights.
-  void expect_d_weights(std::span<const float> d_weights_TK, int rank) const {
+  void expect_d_weights(std::span<const float> d_weights_tK, int rank) const {
     const std::vector<std::int32_t>& expert_ids = routing(rank).expert_ids;
-    ASSERT_EQ(d_weights_TK.size(), expert_ids.size());
+    ASSERT_EQ(d_weights_tK.size(), expert_ids.size());
     for (std::size_t slot = 0; slot < expert_ids.size(); ++slot) {
       const auto at = static_cast<std::int64_t>(slot);
       if (expert_ids[slot] == kNoExpert) continue;
-      ASSERT_EQ(d_weights_TK[slot], number("d_weight", rank, at / case_.top_k, at % case_.top_k)) << slot;
+      ASSERT_EQ(d_weights_tK[slot], number("d_weight", rank, at / case_.top_k, at % case_.top_k)) << slot;
     }
   }
 
   float token(int rank, std::int64_t t, std::int64_t j) const { return number("y", rank, t, 0, j); }
 
-  /// [T, D] of a rank: y, and the gradient of the layer's output.
+  /// [t, D] of a rank: y, and the gradient of the layer's output.
   Tensor tokens(Arena& arena, const char* what, int rank) const {
     const Tensor x = arena.allocate({case_.num_tokens, case_.dim}, case_.dtype);
     for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
@@ -185,12 +185,12 @@ class Layer {
 
   TokenRouting tensors(Arena& arena, int rank) const {
     const HostRouting& host = routing(rank);
-    const TokenRouting routing{.expert_ids_TK = arena.allocate({case_.num_tokens, case_.top_k}, DType::kInt32),
-                               .weights_TK = arena.allocate({case_.num_tokens, case_.top_k}, DType::kFloat32),
+    const TokenRouting routing{.expert_ids_tK = arena.allocate({case_.num_tokens, case_.top_k}, DType::kInt32),
+                               .weights_tK = arena.allocate({case_.num_tokens, case_.top_k}, DType::kFloat32),
                                .counts_E = arena.allocate({case_.num_experts}, DType::kInt32)};
     if (arena.device() == Device::kMeta) return routing;
-    std::copy(host.expert_ids.begin(), host.expert_ids.end(), routing.expert_ids_TK.data<std::int32_t>());
-    std::copy(host.weights.begin(), host.weights.end(), routing.weights_TK.data<float>());
+    std::copy(host.expert_ids.begin(), host.expert_ids.end(), routing.expert_ids_tK.data<std::int32_t>());
+    std::copy(host.weights.begin(), host.weights.end(), routing.weights_tK.data<float>());
     std::copy(host.counts.begin(), host.counts.end(), routing.counts_E.data<std::int32_t>());
     return routing;
   }
@@ -385,9 +385,9 @@ class LayerRun {
 
   void combine(Write write = Write::kAssign) {
     const Tensor out_RD = rows("out");
-    const Tensor y_TD = layer_.tokens(*op_.arena, "before", rank_);
-    dispatcher_.combine(op_, out_RD, saved_, y_TD, write);
-    check_sums("combine", "out", /*weighted=*/true, write, y_TD);
+    const Tensor y_tD = layer_.tokens(*op_.arena, "before", rank_);
+    dispatcher_.combine(op_, out_RD, saved_, y_tD, write);
+    check_sums("combine", "out", /*weighted=*/true, write, y_tD);
   }
 
   void combine_backward() {
@@ -398,19 +398,19 @@ class LayerRun {
   void check_gradients(const std::string& call) { check_rows(call, "d_y", case_.combine_backward, d_out_RD_); }
 
   void dispatch_backward(Write write = Write::kAccumulate) {
-    const Tensor d_x_RD = rows("d_x"), d_y_TD = layer_.tokens(*op_.arena, "before", rank_);
+    const Tensor d_x_RD = rows("d_x"), d_y_tD = layer_.tokens(*op_.arena, "before", rank_);
     const Tensor d_weights_R = op_.arena->allocate({saved_.num_rows()}, DType::kFloat32);
-    const Tensor d_weights_TK = op_.arena->allocate({case_.num_tokens, case_.top_k}, DType::kFloat32);
+    const Tensor d_weights_tK = op_.arena->allocate({case_.num_tokens, case_.top_k}, DType::kFloat32);
     set_bytes(d_weights_R, 0xff);
-    set_bytes(d_weights_TK, 0xff);
+    set_bytes(d_weights_tK, 0xff);
     for (std::size_t r = 0; r < expected_.rows.size(); ++r) {
       const Layer::Row& row = expected_.rows[r];
       if (row.source < 0) continue;
       d_weights_R.data<float>()[r] = layer_.number("d_weight", row.source, row.token, row.k);
     }
-    dispatcher_.dispatch_backward(op_, d_x_RD, d_weights_R, saved_, d_y_TD, write, d_weights_TK);
-    check_sums("dispatch backward", "d_x", /*weighted=*/false, write, d_y_TD);
-    layer_.expect_d_weights(std::span(d_weights_TK.data<float>(), layer_.routing(rank_).weights.size()), rank_);
+    dispatcher_.dispatch_backward(op_, d_x_RD, d_weights_R, saved_, d_y_tD, write, d_weights_tK);
+    check_sums("dispatch backward", "d_x", /*weighted=*/false, write, d_y_tD);
+    layer_.expect_d_weights(std::span(d_weights_tK.data<float>(), layer_.routing(rank_).weights.size()), rank_);
   }
 
   /// Rows that experts made: numbers that tell the row, NaN in padding and beyond.
@@ -498,8 +498,8 @@ class LayerRun {
     results_[name] = got;
   }
 
-  void check_sums(const std::string& call, const char* what, bool weighted, Write write, const Tensor& y_TD) {
-    results_[call] = bytes(y_TD);
+  void check_sums(const std::string& call, const char* what, bool weighted, Write write, const Tensor& y_tD) {
+    results_[call] = bytes(y_tD);
     Doubles expected;
     for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
       for (std::int64_t j = 0; j < case_.dim; ++j) {
@@ -509,9 +509,9 @@ class LayerRun {
       }
     }
     if (case_.on_grid) {
-      EXPECT_TRUE(doubles(y_TD) == expected) << call << " on rank " << rank_;
+      EXPECT_TRUE(doubles(y_tD) == expected) << call << " on rank " << rank_;
     } else {
-      EXPECT_LE(relative_error(y_TD, expected), bound_for(case_.dtype, kForwardBound)) << call;
+      EXPECT_LE(relative_error(y_tD, expected), bound_for(case_.dtype, kForwardBound)) << call;
     }
   }
 

@@ -11,17 +11,17 @@ class LocalDispatcher : public Dispatcher {
 
  private:
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
-  void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                    const GemmOperand& x_RD) override;
-  void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  void do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                          const GemmOperand& x_RD) override;
-  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD,
                   Write write) override;
-  void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+  void do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                            const GemmOperand& d_out_RD) override;
   void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                            const Tensor& d_weights_TK) override;
+                            const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                            const Tensor& d_weights_tK) override;
 };
 
 }  // namespace tessera::ep

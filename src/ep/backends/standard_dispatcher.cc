@@ -26,8 +26,8 @@ void StandardDispatcher::allocate_backend(const Context& op, DispatchSaved& save
   const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
   const std::int64_t num_slots = saved.num_tokens() * options().top_k, num_rows = saved.num_rows();
   saved.backend = StandardRouting{
-      .slot_of_sent_TK = ints({num_slots}),
-      .sent_of_slot_TK = ints({saved.num_tokens(), options().top_k}),
+      .slot_of_sent_tK = ints({num_slots}),
+      .sent_of_slot_tK = ints({saved.num_tokens(), options().top_k}),
       .source_of_row_R = ints({num_rows}),
       .row_of_received_R = ints({num_rows}),
       .counts = std::make_shared<StandardRouting::Counts>(),
@@ -38,8 +38,8 @@ void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
   const std::int64_t num_experts = options().num_experts, local = num_local_experts(), ranks = num_ranks();
   const Tensor sent_offsets_E1 = op.arena->allocate({num_experts + 1}, DType::kInt32);
-  sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, 1, sent_offsets_E1, routing.slot_of_sent_TK,
-                 routing.sent_of_slot_TK);
+  sort_by_expert(op, saved.routing.expert_ids_tK, saved.routing.counts_E, 1, sent_offsets_E1, routing.slot_of_sent_tK,
+                 routing.sent_of_slot_tK);
   if (op.measuring()) return;
   const auto [counts, first_rows, offsets] = gather_placement(op, group_, saved, options().capacity_factor);
 
@@ -80,28 +80,28 @@ Work StandardDispatcher::from_experts(const Tensor& returned, const Tensor& back
                              fmt::format("{} of {}", operation, saved.layer.name));
 }
 
-void StandardDispatcher::send_tokens(const Context& op, const GemmOperand& y_TD, PayloadPrecision precision,
+void StandardDispatcher::send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,
                                      const DispatchSaved& saved, const GemmOperand& x_RD, std::string_view operation) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
   const auto allocate = [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); };
   const auto allocate_rows = [&](std::int64_t count) {
     return allocate_payload(count, options().dim, options().dtype, precision, allocate);
   };
-  const Payload tokens = make_payload(op, y_TD, precision);
+  const Payload tokens = make_payload(op, y_tD, precision);
   const Payload sent = allocate_rows(saved.num_tokens() * options().top_k);
   const Payload received = allocate_rows(saved.num_rows());
   std::array<Work, 2> work;
   for (std::size_t i = 0; i < work.size(); ++i) {
     const Tensor part = sent.parts()[i];
     if (!part.defined()) continue;
-    gather_row_bytes(op, tokens.parts()[i], routing.slot_of_sent_TK, options().top_k, part);
+    gather_row_bytes(op, tokens.parts()[i], routing.slot_of_sent_tK, options().top_k, part);
     if (!op.measuring()) work[i] = to_experts(part, received.parts()[i], saved, operation);
   }
   for (Work& part : work) part.wait();
   deliver_rows(op, received, options().dtype, routing.source_of_row_R, saved.num_rows_1(), x_RD);
 }
 
-void StandardDispatcher::do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+void StandardDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                      const GemmOperand& x_RD) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
   {
@@ -110,27 +110,27 @@ void StandardDispatcher::do_dispatch(const Context& op, const GemmOperand& y_TD,
   }
   {
     const ArenaScope scope(*op.arena);
-    const Tensor sent = op.arena->allocate(routing.slot_of_sent_TK.shape(), DType::kFloat32);
+    const Tensor sent = op.arena->allocate(routing.slot_of_sent_tK.shape(), DType::kFloat32);
     const Tensor received = op.arena->allocate({saved.num_rows()}, DType::kFloat32);
-    gather_numbers(op, saved.routing.weights_TK, routing.slot_of_sent_TK, sent);
+    gather_numbers(op, saved.routing.weights_tK, routing.slot_of_sent_tK, sent);
     if (!op.measuring()) to_experts(sent, received, saved, "weights").wait();
     gather_numbers(op, received, routing.source_of_row_R, saved.weights_R);
   }
-  send_tokens(op, y_TD, options().dispatch_forward, saved, x_RD, "dispatch");
+  send_tokens(op, y_tD, options().dispatch_forward, saved, x_RD, "dispatch");
 }
 
-void StandardDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+void StandardDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                            const GemmOperand& x_RD) {
-  send_tokens(op, y_TD, options().dispatch_forward, saved, x_RD, "dispatch again");
+  send_tokens(op, y_tD, options().dispatch_forward, saved, x_RD, "dispatch again");
 }
 
-void StandardDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+void StandardDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                                              const GemmOperand& d_out_RD) {
-  send_tokens(op, d_y_TD, options().combine_backward, saved, d_out_RD, "combine backward");
+  send_tokens(op, d_y_tD, options().combine_backward, saved, d_out_RD, "combine backward");
 }
 
-void StandardDispatcher::return_rows(const Context& op, const Tensor& x_RD, const Tensor& weights_TK,
-                                     const DispatchSaved& saved, const Tensor& y_TD, Write write,
+void StandardDispatcher::return_rows(const Context& op, const Tensor& x_RD, const Tensor& weights_tK,
+                                     const DispatchSaved& saved, const Tensor& y_tD, Write write,
                                      std::string_view operation) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
   const Tensor returned = op.arena->allocate(x_RD.shape(), x_RD.dtype());
@@ -140,31 +140,31 @@ void StandardDispatcher::return_rows(const Context& op, const Tensor& x_RD, cons
     gather_row_bytes(op, x_RD, rows, 1, returned.rows(0, rows.dim(0)));
     from_experts(returned, back, saved, operation).wait();
   }
-  combine_rows_by_rank(op, back, routing.sent_of_slot_TK, weights_TK, saved.routing.expert_ids_TK, num_local_experts(),
-                       y_TD, write);
+  combine_rows_by_rank(op, back, routing.sent_of_slot_tK, weights_tK, saved.routing.expert_ids_tK, num_local_experts(),
+                       y_tD, write);
 }
 
 void StandardDispatcher::do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved,
-                                    const Tensor& y_TD, Write write) {
-  return_rows(op, out_RD, saved.routing.weights_TK, saved, y_TD, write, "combine");
+                                    const Tensor& y_tD, Write write) {
+  return_rows(op, out_RD, saved.routing.weights_tK, saved, y_tD, write, "combine");
 }
 
 void StandardDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                                              const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                                              const Tensor& d_weights_TK) {
+                                              const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                                              const Tensor& d_weights_tK) {
   const auto& routing = std::get<StandardRouting>(saved.backend);
   {
     const ArenaScope scope(*op.arena);
     const Tensor returned = op.arena->allocate({saved.num_rows()}, DType::kFloat32);
-    const Tensor back = op.arena->allocate(routing.slot_of_sent_TK.shape(), DType::kFloat32);
+    const Tensor back = op.arena->allocate(routing.slot_of_sent_tK.shape(), DType::kFloat32);
     if (!op.measuring()) {
       const Tensor rows = received_rows(saved);
       gather_numbers(op, d_weights_R, rows, returned.rows(0, rows.dim(0)));
       from_experts(returned, back, saved, "weights' gradients").wait();
     }
-    gather_numbers(op, back, routing.sent_of_slot_TK, d_weights_TK);
+    gather_numbers(op, back, routing.sent_of_slot_tK, d_weights_tK);
   }
-  return_rows(op, d_x_RD, Tensor(), saved, d_y_TD, write, "dispatch backward");
+  return_rows(op, d_x_RD, Tensor(), saved, d_y_tD, write, "dispatch backward");
 }
 
 }  // namespace tessera::ep

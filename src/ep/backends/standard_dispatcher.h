@@ -17,26 +17,26 @@ class StandardDispatcher : public Dispatcher {
 
  private:
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
-  void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                    const GemmOperand& x_RD) override;
-  void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  void do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                          const GemmOperand& x_RD) override;
-  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD,
                   Write write) override;
-  void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+  void do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                            const GemmOperand& d_out_RD) override;
   void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                            const Tensor& d_weights_TK) override;
+                            const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                            const Tensor& d_weights_tK) override;
 
   /// From the counts of all ranks: what is saved, but for the weights.
   void plan(const Context& op, const DispatchSaved& saved);
   /// Rows of this rank's tokens to their experts.
-  void send_tokens(const Context& op, const GemmOperand& y_TD, PayloadPrecision precision, const DispatchSaved& saved,
+  void send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved,
                    const GemmOperand& x_RD, std::string_view operation);
   /// Experts' rows to their tokens' rank, where they are summed.
-  void return_rows(const Context& op, const Tensor& x_RD, const Tensor& weights_TK, const DispatchSaved& saved,
-                   const Tensor& y_TD, Write write, std::string_view operation);
+  void return_rows(const Context& op, const Tensor& x_RD, const Tensor& weights_tK, const DispatchSaved& saved,
+                   const Tensor& y_tD, Write write, std::string_view operation);
   Work to_experts(const Tensor& sent, const Tensor& received, const DispatchSaved& saved, std::string_view operation);
   Work from_experts(const Tensor& returned, const Tensor& back, const DispatchSaved& saved, std::string_view operation);
 

@@ -21,11 +21,11 @@ DispatchOptions options_within(DispatchOptions options, std::int64_t num_domains
 const TwoLevelRouting& routing_of(const DispatchSaved& saved) { return std::get<TwoLevelRouting>(saved.backend); }
 
 /// Of a rank's tokens, those with an expert in a domain, in their order: for each domain.
-std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_TK, std::int64_t top_k,
+std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK, std::int64_t top_k,
                                     std::int64_t num_domains, std::int64_t num_experts) {
   std::vector<Ints> tokens(static_cast<std::size_t>(num_domains));
-  for (std::size_t slot = 0; slot < expert_ids_TK.size(); ++slot) {
-    const std::int32_t expert = expert_ids_TK[slot];
+  for (std::size_t slot = 0; slot < expert_ids_tK.size(); ++slot) {
+    const std::int32_t expert = expert_ids_tK[slot];
     const auto token = static_cast<std::int32_t>(slot / static_cast<std::size_t>(top_k));
     TESSERA_CHECK(0 <= expert && expert < num_experts, "token {}: expert {} of {}", token, expert, num_experts);
     Ints& its = tokens[static_cast<std::size_t>(expert / (num_experts / num_domains))];
@@ -49,8 +49,8 @@ TwoLevelDispatcher::TwoLevelDispatcher(const DispatchOptions& options, const Dom
 void TwoLevelDispatcher::allocate_rows(const Context& op, DispatchSaved& saved) const {
   const std::int64_t num_tokens = num_tokens_within(saved), top_k = options().top_k;
   const TokenRouting routing{
-      .expert_ids_TK = op.arena->allocate({num_tokens, top_k}, DType::kInt32),
-      .weights_TK = op.arena->allocate({num_tokens, top_k}, DType::kFloat32),
+      .expert_ids_tK = op.arena->allocate({num_tokens, top_k}, DType::kInt32),
+      .weights_tK = op.arena->allocate({num_tokens, top_k}, DType::kFloat32),
       .counts_E = op.arena->allocate({within_->options().num_experts}, DType::kInt32),
   };
   auto& backend = saved.backend.emplace<TwoLevelRouting>();
@@ -62,9 +62,9 @@ void TwoLevelDispatcher::allocate_rows(const Context& op, DispatchSaved& saved) 
 void TwoLevelDispatcher::allocate_backend(const Context& op, DispatchSaved& saved) const {
   const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
   auto& routing = std::get<TwoLevelRouting>(saved.backend);
-  routing.token_of_sent_NT = ints({num_tokens_within(saved)});
-  routing.sent_of_token_TN = ints({saved.num_tokens(), num_domains()});
-  routing.number_of_slot_TK = ints({saved.num_tokens(), options().top_k});
+  routing.token_of_sent_Nt = ints({num_tokens_within(saved)});
+  routing.sent_of_token_tN = ints({saved.num_tokens(), num_domains()});
+  routing.number_of_slot_tK = ints({saved.num_tokens(), options().top_k});
   routing.counts = std::make_shared<TwoLevelRouting::Counts>();
 }
 
@@ -75,9 +75,9 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const std::int64_t num_experts = options().num_experts, num_experts_within = num_experts / domains;
   gather_placement(op, groups_.all, saved, options().capacity_factor);
   const auto num_slots = static_cast<std::size_t>(num_tokens * top_k);
-  Ints own_ids = fetch(op, saved.routing.expert_ids_TK), ids_NTK(num_slots * static_cast<std::size_t>(domains));
+  Ints own_ids = fetch(op, saved.routing.expert_ids_tK), ids_NtK(num_slots * static_cast<std::size_t>(domains));
   groups_.across
-      .all_gather(tensor_of(own_ids, {num_tokens, top_k}), tensor_of(ids_NTK, {domains * num_tokens, top_k}),
+      .all_gather(tensor_of(own_ids, {num_tokens, top_k}), tensor_of(ids_NtK, {domains * num_tokens, top_k}),
                   fmt::format("expert ids of {}", saved.layer.name))
       .wait();
 
@@ -105,7 +105,7 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
   const std::int64_t first_expert = groups_.across.rank() * num_experts_within;
   Ints ids, counts_E(static_cast<std::size_t>(num_experts_within), 0);
   for (std::size_t source = 0; source < static_cast<std::size_t>(domains); ++source) {
-    const std::span theirs = std::span(ids_NTK).subspan(source * num_slots, num_slots);
+    const std::span theirs = std::span(ids_NtK).subspan(source * num_slots, num_slots);
     const std::vector<Ints> tokens = tokens_of_domains(theirs, top_k, domains, num_experts);
     const Ints& come = tokens[static_cast<std::size_t>(groups_.across.rank())];
     for (const std::int32_t t : come) {
@@ -118,11 +118,11 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
     }
     counts.num_received_N.push_back(static_cast<std::int64_t>(come.size()));
   }
-  ids.resize(static_cast<std::size_t>(within.expert_ids_TK.num_elements()), kNoExpert);
-  put(op, token_of_sent, routing.token_of_sent_NT);
-  put(op, sent_of_token, routing.sent_of_token_TN);
-  put(op, number_of_slot, routing.number_of_slot_TK);
-  put(op, ids, within.expert_ids_TK);
+  ids.resize(static_cast<std::size_t>(within.expert_ids_tK.num_elements()), kNoExpert);
+  put(op, token_of_sent, routing.token_of_sent_Nt);
+  put(op, sent_of_token, routing.sent_of_token_tN);
+  put(op, number_of_slot, routing.number_of_slot_tK);
+  put(op, ids, within.expert_ids_tK);
   put(op, counts_E, within.counts_E);
 }
 
@@ -133,7 +133,7 @@ Work TwoLevelDispatcher::to_domains(const Context& op, const Tensor& x, const Te
   if (op.measuring()) return {};
   const auto& [num_sent_N, num_received_N] = *routing.counts;
   const std::int64_t num_sent = std::accumulate(num_sent_N.begin(), num_sent_N.end(), std::int64_t{0});
-  gather_row_bytes(op, x, routing.token_of_sent_NT.rows(0, num_sent), 1, sent.rows(0, num_sent));
+  gather_row_bytes(op, x, routing.token_of_sent_Nt.rows(0, num_sent), 1, sent.rows(0, num_sent));
   return groups_.across.all_to_all_v(sent, num_sent_N, received, num_received_N,
                                      fmt::format("{} of {}", operation, saved.layer.name));
 }
@@ -145,9 +145,9 @@ Work TwoLevelDispatcher::from_domains(const Tensor& x, const Tensor& back, const
                                      fmt::format("{} of {}", operation, saved.layer.name));
 }
 
-GemmOperand TwoLevelDispatcher::exchange_tokens(const Context& op, const GemmOperand& y_TD, PayloadPrecision precision,
+GemmOperand TwoLevelDispatcher::exchange_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,
                                                 const DispatchSaved& saved, std::string_view operation) {
-  const Payload tokens = make_payload(op, y_TD, precision);
+  const Payload tokens = make_payload(op, y_tD, precision);
   const Payload received =
       allocate_payload(num_tokens_within(saved), options().dim, options().dtype, precision,
                        [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); });
@@ -163,30 +163,30 @@ GemmOperand TwoLevelDispatcher::exchange_tokens(const Context& op, const GemmOpe
   return result;
 }
 
-void TwoLevelDispatcher::do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+void TwoLevelDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                      const GemmOperand& x_RD) {
   const DispatchSaved& within = *routing_of(saved).within;
   if (!op.measuring()) plan(op, saved);
   {
     const ArenaScope scope(*op.arena);
-    to_domains(op, saved.routing.weights_TK, within.routing.weights_TK, saved, "weights").wait();
+    to_domains(op, saved.routing.weights_tK, within.routing.weights_tK, saved, "weights").wait();
   }
-  within_->dispatch(op, exchange_tokens(op, y_TD, options().dispatch_forward, saved, "dispatch"), within, x_RD);
+  within_->dispatch(op, exchange_tokens(op, y_tD, options().dispatch_forward, saved, "dispatch"), within, x_RD);
 }
 
-void TwoLevelDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+void TwoLevelDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                            const GemmOperand& x_RD) {
-  const GemmOperand tokens = exchange_tokens(op, y_TD, options().dispatch_forward, saved, "dispatch again");
+  const GemmOperand tokens = exchange_tokens(op, y_tD, options().dispatch_forward, saved, "dispatch again");
   within_->dispatch_again(op, tokens, *routing_of(saved).within, x_RD);
 }
 
-void TwoLevelDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+void TwoLevelDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                                              const GemmOperand& d_out_RD) {
-  const GemmOperand tokens = exchange_tokens(op, d_y_TD, options().combine_backward, saved, "combine backward");
+  const GemmOperand tokens = exchange_tokens(op, d_y_tD, options().combine_backward, saved, "combine backward");
   within_->combine_backward(op, tokens, *routing_of(saved).within, d_out_RD);
 }
 
-void TwoLevelDispatcher::return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_TD,
+void TwoLevelDispatcher::return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_tD,
                                      Write write, std::string_view operation) {
   const std::int64_t num_tokens = num_tokens_within(saved);
   // The last row is of the domains that a token was not sent to.
@@ -195,19 +195,19 @@ void TwoLevelDispatcher::return_sums(const Context& op, const Tensor& x, const D
     from_domains(x, back, saved, operation).wait();
     set_zero(op, back.rows(num_tokens, num_tokens + 1));
   }
-  combine_rows(op, back, routing_of(saved).sent_of_token_TN, {}, y_TD, write);
+  combine_rows(op, back, routing_of(saved).sent_of_token_tN, {}, y_tD, write);
 }
 
 void TwoLevelDispatcher::do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved,
-                                    const Tensor& y_TD, Write write) {
+                                    const Tensor& y_tD, Write write) {
   const Tensor sums = op.arena->allocate({num_tokens_within(saved), options().dim}, options().dtype);
   within_->combine(op, out_RD, *routing_of(saved).within, sums, Write::kAssign);
-  return_sums(op, sums, saved, y_TD, write, "combine");
+  return_sums(op, sums, saved, y_tD, write, "combine");
 }
 
 void TwoLevelDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                                              const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                                              const Tensor& d_weights_TK) {
+                                              const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                                              const Tensor& d_weights_tK) {
   const TwoLevelRouting& routing = routing_of(saved);
   const std::int64_t num_tokens = num_tokens_within(saved);
   const Tensor sums = op.arena->allocate({num_tokens, options().dim}, options().dtype);
@@ -217,9 +217,9 @@ void TwoLevelDispatcher::do_dispatch_backward(const Context& op, const Tensor& d
     const ArenaScope scope(*op.arena);
     const Tensor back = op.arena->allocate(d_weights.shape(), DType::kFloat32);
     if (!op.measuring()) from_domains(d_weights, back, saved, "weights' gradients").wait();
-    gather_numbers(op, back, routing.number_of_slot_TK, d_weights_TK);
+    gather_numbers(op, back, routing.number_of_slot_tK, d_weights_tK);
   }
-  return_sums(op, sums, saved, d_y_TD, write, "dispatch backward");
+  return_sums(op, sums, saved, d_y_tD, write, "dispatch backward");
 }
 
 Tensor TwoLevelDispatcher::rows_in_window(const Context& op, const DispatchSaved& saved) const {

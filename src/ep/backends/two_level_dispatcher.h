@@ -26,17 +26,17 @@ class TwoLevelDispatcher : public Dispatcher {
  private:
   void allocate_rows(const Context& op, DispatchSaved& saved) const override;
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
-  void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                    const GemmOperand& x_RD) override;
-  void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  void do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                          const GemmOperand& x_RD) override;
-  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD,
                   Write write) override;
-  void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+  void do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                            const GemmOperand& d_out_RD) override;
   void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                            const Tensor& d_weights_TK) override;
+                            const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                            const Tensor& d_weights_tK) override;
 
   int num_domains() const { return groups_.across.size(); }
   /// T', tokens per rank of the dispatch within the domain.
@@ -44,16 +44,16 @@ class TwoLevelDispatcher : public Dispatcher {
   /// From the expert ids of the ranks with this place: all that is saved but weights. Throws Error, on all ranks, if a
   /// rank gets more rows than it has room for.
   void plan(const Context& op, const DispatchSaved& saved);
-  /// This rank's tokens to the domains of their experts; what comes here of others' [T', D], in scratch memory.
-  GemmOperand exchange_tokens(const Context& op, const GemmOperand& y_TD, PayloadPrecision precision,
+  /// This rank's tokens to the domains of their experts; what comes here of others' [t', D], in scratch memory.
+  GemmOperand exchange_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,
                               const DispatchSaved& saved, std::string_view operation);
   /// Rows of x, a row per token, to the domains; what comes from there.
   Work to_domains(const Context& op, const Tensor& x, const Tensor& received, const DispatchSaved& saved,
                   std::string_view operation);
   /// Rows of what came to the ranks that they came from.
   Work from_domains(const Tensor& x, const Tensor& back, const DispatchSaved& saved, std::string_view operation);
-  /// The domains' sums x [T', D] to their tokens' ranks, where they are added: y_TD (= or +=).
-  void return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_TD, Write write,
+  /// The domains' sums x [t', D] to their tokens' ranks, where they are added: y_tD (= or +=).
+  void return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_tD, Write write,
                    std::string_view operation);
 
   DomainGroups groups_;

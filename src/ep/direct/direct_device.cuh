@@ -24,7 +24,7 @@ using cuda::kAllLanes;
 using cuda::kWarp;
 
 inline constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-/// In rank_TJ: the token's layer was overloaded.
+/// In rank_tJ: the token's layer was overloaded.
 inline constexpr int kNoRank = -1, kOverloaded = -2;
 
 __device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarp; }

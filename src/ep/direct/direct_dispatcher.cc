@@ -17,8 +17,8 @@ void DirectDispatcher::allocate_backend(const Context& op, DispatchSaved& saved)
   const std::int64_t num_rows = saved.num_rows();
   const std::int64_t max_copies = std::min(num_rows, num_ranks() * saved.num_tokens());
   saved.backend = DirectRouting{
-      .rank_TJ = ints({saved.num_tokens(), max_ranks_of_token_}),
-      .first_row_TJ = ints({saved.num_tokens(), max_ranks_of_token_}),
+      .rank_tJ = ints({saved.num_tokens(), max_ranks_of_token_}),
+      .first_row_tJ = ints({saved.num_tokens(), max_ranks_of_token_}),
       .num_copies_1 = ints({1}),
       .home_Q = ints({max_copies}),
       .place_Q = ints({max_copies}),
@@ -78,15 +78,15 @@ void DirectDispatcher::store_records(const Placement& placement, const Tensor& n
   const DirectRouting& routing = routing_of(saved);
   const std::int64_t num_tokens = nothing ? 0 : saved.num_tokens(), top_k = options().top_k;
   const std::int64_t num_experts = options().num_experts, local = num_local_experts(), max_places = max_ranks_of_token_;
-  const auto* expert_ids = saved.routing.expert_ids_TK.data<std::int32_t>();
-  const auto* weights = saved.routing.weights_TK.data<float>();
+  const auto* expert_ids = saved.routing.expert_ids_tK.data<std::int32_t>();
+  const auto* weights = saved.routing.weights_tK.data<float>();
   const auto* counts = saved.routing.counts_E.data<std::int32_t>();
   const auto* first_row = placement.first_row_PE.data<std::int32_t>() + group_.rank() * num_experts;
   auto* next_row = next_row_E.data<std::int32_t>();
-  auto* ranks = routing.rank_TJ.data<std::int32_t>();
-  auto* first_rows = routing.first_row_TJ.data<std::int32_t>();
+  auto* ranks = routing.rank_tJ.data<std::int32_t>();
+  auto* first_rows = routing.first_row_tJ.data<std::int32_t>();
   std::copy_n(first_row, num_experts, next_row);
-  std::fill_n(ranks, routing.rank_TJ.num_elements(), -1);
+  std::fill_n(ranks, routing.rank_tJ.num_elements(), -1);
   std::vector<std::int32_t> num_copies(static_cast<std::size_t>(num_ranks()), 0);
   struct Choice {
     int rank;
@@ -136,8 +136,8 @@ void DirectDispatcher::store_tokens(const Payload& tokens, Buffer buffer, const 
   std::vector<std::array<Tensor, 2>> targets;
   for (int peer = 0; peer < num_ranks(); ++peer) targets.push_back(rows_of(peer, buffer, saved).parts());
   const std::array<Tensor, 2> parts = tokens.parts();
-  const auto* ranks = routing.rank_TJ.data<std::int32_t>();
-  const auto* first_rows = routing.first_row_TJ.data<std::int32_t>();
+  const auto* ranks = routing.rank_tJ.data<std::int32_t>();
+  const auto* first_rows = routing.first_row_tJ.data<std::int32_t>();
   parallel_ranges(saved.num_tokens(), kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::int64_t at = t * max_ranks_of_token_; at < (t + 1) * max_ranks_of_token_ && ranks[at] >= 0; ++at) {
@@ -183,11 +183,11 @@ void DirectDispatcher::read_records(const DispatchSaved& saved) {
   routing.num_copies_1.data<std::int32_t>()[0] = copies;
 }
 
-void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                    const GemmOperand& x_RD) {
   const Placement placement = allocate_placement(op, num_ranks(), options().num_experts);
   const Tensor next_row_E = op.arena->allocate({options().num_experts}, DType::kInt32);
-  const Payload tokens = make_payload(op, y_TD, options().dispatch_forward);
+  const Payload tokens = make_payload(op, y_tD, options().dispatch_forward);
   const auto deliver = [&] {
     deliver_rows(op, rows_of(group_.rank(), Buffer::kRows, saved), options().dtype, routing_of(saved).source_of_row_R,
                  saved.num_rows_1(), x_RD);
@@ -216,8 +216,8 @@ void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_TD, c
 }
 
 void DirectDispatcher::send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op,
-                                   const GemmOperand& y_TD, const DispatchSaved& saved, const GemmOperand& x_RD) {
-  const Payload tokens = make_payload(op, y_TD, precision);
+                                   const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD) {
+  const Payload tokens = make_payload(op, y_tD, precision);
   const auto deliver = [&] {
     deliver_rows(op, rows_of(group_.rank(), buffer, saved), options().dtype, routing_of(saved).source_of_row_R,
                  saved.num_rows_1(), x_RD);
@@ -227,14 +227,14 @@ void DirectDispatcher::send_tokens(Call call, Buffer buffer, PayloadPrecision pr
       call, saved, [&](Buffer target) { store_tokens(tokens, target, saved); }, [&](Buffer) { deliver(); });
 }
 
-void DirectDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+void DirectDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                          const GemmOperand& x_RD) {
-  send_tokens(Call::kDispatchAgain, Buffer::kRows, options().dispatch_forward, op, y_TD, saved, x_RD);
+  send_tokens(Call::kDispatchAgain, Buffer::kRows, options().dispatch_forward, op, y_tD, saved, x_RD);
 }
 
-void DirectDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+void DirectDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                                            const GemmOperand& d_out_RD) {
-  send_tokens(Call::kCombineBackward, Buffer::kGradients, options().combine_backward, op, d_y_TD, saved, d_out_RD);
+  send_tokens(Call::kCombineBackward, Buffer::kGradients, options().combine_backward, op, d_y_tD, saved, d_out_RD);
 }
 
 void DirectDispatcher::store_sums(const Tensor& x_RD, const float* weights_R, const DispatchSaved& saved) {
@@ -262,8 +262,8 @@ void DirectDispatcher::store_sums(const Tensor& x_RD, const float* weights_R, co
   });
 }
 
-void DirectDispatcher::add_sums(const DispatchSaved& saved, const Tensor& y_TD, Write write) {
-  const auto* ranks = routing_of(saved).rank_TJ.data<std::int32_t>();
+void DirectDispatcher::add_sums(const DispatchSaved& saved, const Tensor& y_tD, Write write) {
+  const auto* ranks = routing_of(saved).rank_tJ.data<std::int32_t>();
   const Tensor sums = window_.sums(group_.rank());
   parallel_ranges(saved.num_tokens(), kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
     std::vector<const void*> its_sums;
@@ -272,29 +272,29 @@ void DirectDispatcher::add_sums(const DispatchSaved& saved, const Tensor& y_TD, 
       for (std::int64_t at = t * max_ranks_of_token_; at < (t + 1) * max_ranks_of_token_ && ranks[at] >= 0; ++at) {
         its_sums.push_back(row_bytes(sums, at));
       }
-      sum_rows(options().dtype, its_sums, nullptr, options().dim, write, row_bytes(y_TD, t));
+      sum_rows(options().dtype, its_sums, nullptr, options().dim, write, row_bytes(y_tD, t));
     }
   });
 }
 
 void DirectDispatcher::do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved,
-                                  const Tensor& y_TD, Write write) {
+                                  const Tensor& y_tD, Write write) {
   if (op.measuring()) return;
   run(
       Call::kCombine, saved, [&](Buffer) { store_sums(out_RD, saved.weights_R.data<float>(), saved); },
-      [&](Buffer) { add_sums(saved, y_TD, write); });
+      [&](Buffer) { add_sums(saved, y_tD, write); });
 }
 
 void DirectDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                                            const Tensor& d_weights_TK) {
+                                            const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                                            const Tensor& d_weights_tK) {
   if (op.measuring()) return;
   const auto store = [&](Buffer) {
     store_sums(d_x_RD, nullptr, saved);
     const DirectRouting& routing = routing_of(saved);
     const auto* rows_begin = routing.rows_Q1.data<std::int32_t>();
     for (std::int32_t copy = 0; copy < routing.num_copies_1.data<std::int32_t>()[0]; ++copy) {
-      auto* d_weights = window_.d_weights_TK(routing.home_Q.data<std::int32_t>()[copy]).data<float>();
+      auto* d_weights = window_.d_weights_tK(routing.home_Q.data<std::int32_t>()[copy]).data<float>();
       for (std::int32_t i = rows_begin[copy]; i < rows_begin[copy + 1]; ++i) {
         d_weights[routing.slot_of_choice_R.data<std::int32_t>()[i]] =
             d_weights_R.data<float>()[routing.row_of_choice_R.data<std::int32_t>()[i]];
@@ -302,8 +302,8 @@ void DirectDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x
     }
   };
   const auto read = [&](Buffer) {
-    add_sums(saved, d_y_TD, write);
-    std::memcpy(d_weights_TK.raw(), window_.d_weights_TK(group_.rank()).raw(), d_weights_TK.num_bytes());
+    add_sums(saved, d_y_tD, write);
+    std::memcpy(d_weights_tK.raw(), window_.d_weights_tK(group_.rank()).raw(), d_weights_tK.num_bytes());
   };
   run(Call::kDispatchBackward, saved, store, read);
 }

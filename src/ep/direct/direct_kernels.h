@@ -56,7 +56,7 @@ struct CallArgs {
   std::byte* peers[kMaxGpuRanks];  // windows; pointers into the own one stand for the same place in all
   std::byte* flags;
   // Saved.
-  std::int32_t *rank_TJ, *place_PT, *row_PTK;
+  std::int32_t *rank_tJ, *place_Pt, *row_PtK;
 };
 
 /// One tensor of a payload.
@@ -77,16 +77,16 @@ inline constexpr int kMaxLanesBytes = 32 * 16;  // a warp's
 struct RowsArgs {
   RowPart parts[2];  // at most the first one in pieces, at most the second one by lanes
   int num_parts;
-  std::int32_t* first_row_TJ;
+  std::int32_t* first_row_tJ;
   std::int32_t *offsets_e1, *ends_e;
   int num_local_experts;
   // Of a dispatch.
   int num_experts, alignment, max_rows;
-  const std::int32_t *expert_ids_TK, *counts_E;
-  const float* weights_TK;
-  const std::int32_t *row_of_slot_TK, *sorted_offsets_E1;  // slots sorted by expert
-  std::int32_t *counts_PE, *window_place_PT;               // in the window; counts of even epochs, then of odd ones
-  GpuChoice* window_choice_PTK;
+  const std::int32_t *expert_ids_tK, *counts_E;
+  const float* weights_tK;
+  const std::int32_t *row_of_slot_tK, *sorted_offsets_E1;  // slots sorted by expert
+  std::int32_t *counts_PE, *window_place_Pt;               // in the window; counts of even epochs, then of odd ones
+  GpuChoice* window_choice_PtK;
   std::int32_t* source_of_row_R;
   float* weights_R;
 };
@@ -100,7 +100,7 @@ struct SumsArgs {
   const float* weights_R;  // null: all are 1
   // Of dispatch_backward, else null.
   const float* d_weights_R;
-  float *window_d_weights_TK, *d_weights_TK;
+  float *window_d_weights_tK, *d_weights_tK;
 };
 
 void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args);

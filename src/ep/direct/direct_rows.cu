@@ -176,8 +176,8 @@ __device__ Planned read_planned(const CallArgs& call, const RowsArgs& args, int 
   const int lane = lane_idx(), num_lanes = kDispatch ? call.top_k : call.max_ranks_of_token;
   if (t >= call.num_tokens || lane >= num_lanes) return {};
   const int i = t * num_lanes + lane;
-  if constexpr (kDispatch) return {args.expert_ids_TK[i], args.row_of_slot_TK[i], args.weights_TK[i]};
-  return {call.rank_TJ[i], args.first_row_TJ[i]};
+  if constexpr (kDispatch) return {args.expert_ids_tK[i], args.row_of_slot_tK[i], args.weights_tK[i]};
+  return {call.rank_tJ[i], args.first_row_tJ[i]};
 }
 
 /// A warp's, of a dispatch: where the copies of token t go, and their records. Each lane of the result has a copy's
@@ -199,10 +199,10 @@ __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, con
     place += __shfl_sync(kAllLanes, rank, lowest(rest)) < rank ? 1 : 0;
   }
   if (is_first) {
-    call.rank_TJ[t * max_ranks + place] = rank;
-    args.first_row_TJ[t * max_ranks + place] = row;
+    call.rank_tJ[t * max_ranks + place] = rank;
+    args.first_row_tJ[t * max_ranks + place] = row;
   }
-  if (__popc(firsts) <= lane && lane < max_ranks) call.rank_TJ[t * max_ranks + lane] = kNoRank;
+  if (__popc(firsts) <= lane && lane < max_ranks) call.rank_tJ[t * max_ranks + lane] = kNoRank;
   for (int begin = 0; begin < call.num_ranks; begin += kWarp) {
     const int peer = begin + lane;
     int its_place = -1;
@@ -211,12 +211,12 @@ __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, con
       const int copy_place = __shfl_sync(kAllLanes, place, lowest(rest));
       if (copy_rank == peer) its_place = copy_place;
     }
-    if (peer < call.num_ranks) at(call, peer, args.window_place_PT)[token] = its_place;
+    if (peer < call.num_ranks) at(call, peer, args.window_place_Pt)[token] = its_place;
   }
   for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
     const int peer = __shfl_sync(kAllLanes, rank, lowest(rest));
     if (lane < top_k)
-      at(call, peer, args.window_choice_PTK)[token * top_k + lane] = {rank == peer ? row : -1, choice.weight};
+      at(call, peer, args.window_choice_PtK)[token * top_k + lane] = {rank == peer ? row : -1, choice.weight};
   }
   its_rank = rank;
   its_row = row;
@@ -244,7 +244,7 @@ __device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Shar
     for (; t < share.end_of(call, chunk); t += share.num_warps) {
       if (overloaded) {
         for (int i = lane_idx(); i < call.max_ranks_of_token; i += kWarp) {
-          call.rank_TJ[t * call.max_ranks_of_token + i] = kOverloaded;
+          call.rank_tJ[t * call.max_ranks_of_token + i] = kOverloaded;
         }
         continue;
       }
@@ -301,12 +301,12 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const S
       int place = -1;
       if (has_token) {
         if constexpr (kDispatch) {
-          place = overloaded ? -1 : args.window_place_PT[token];
-          choice = args.window_choice_PTK[token * top_k + k];
-          if (k == 0) call.place_PT[token] = place;
+          place = overloaded ? -1 : args.window_place_Pt[token];
+          choice = args.window_choice_PtK[token * top_k + k];
+          if (k == 0) call.place_Pt[token] = place;
         } else {
-          place = call.place_PT[token];
-          choice.row = call.row_PTK[token * top_k + k];
+          place = call.place_Pt[token];
+          choice.row = call.row_PtK[token * top_k + k];
         }
       }
       const bool is_here = place >= 0 && choice.row >= 0;
@@ -314,7 +314,7 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const S
       const unsigned of_token = __match_any_sync(kAllLanes, its_token) & here;
       const int first_row = __shfl_sync(kAllLanes, choice.row, of_token == 0 ? lane : lowest(of_token));
       if constexpr (kDispatch) {
-        if (place >= 0) call.row_PTK[token * top_k + k] = choice.row;
+        if (place >= 0) call.row_PtK[token * top_k + k] = choice.row;
         if (is_here) {
           args.source_of_row_R[choice.row] = first_row;
           args.weights_R[choice.row] = choice.weight;

@@ -99,8 +99,8 @@ __device__ void send_sums(const CallArgs& call, const SumsArgs& args, const Shar
       t = item / num_ranks;
       home = static_cast<int>((item + call.rank + std::int64_t{t} * num_ranks / share.num_warps) % num_ranks);
       const int token = home * call.num_tokens + t;
-      const int place = call.place_PT[token];
-      row = lane < top_k ? call.row_PTK[token * top_k + lane] : -1;
+      const int place = call.place_Pt[token];
+      row = lane < top_k ? call.row_PtK[token * top_k + lane] : -1;
       if (place < 0) continue;
       item += share.num_warps;
       const bool is_here = row >= 0;
@@ -119,7 +119,7 @@ __device__ void send_sums(const CallArgs& call, const SumsArgs& args, const Shar
     next = find(next_t, next_home, next_row);
     for (; chunk < t / share.tokens_per_chunk; ++chunk) arrive(call, share, chunk);
     if (row >= 0 && args.d_weights_R != nullptr) {
-      at(call, home, args.window_d_weights_TK)[t * top_k + lane] = args.d_weights_R[row];
+      at(call, home, args.window_d_weights_tK)[t * top_k + lane] = args.d_weights_R[row];
     }
     summing.make(sum, next);
   }
@@ -130,7 +130,7 @@ template <typename T>
 __device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const Share& share, Summing<T>& summing) {
   const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
   const auto find = [&](int t, bool& overloaded) {
-    const int rank = lane < max_ranks ? call.rank_TJ[t * max_ranks + lane] : kNoRank;
+    const int rank = lane < max_ranks ? call.rank_tJ[t * max_ranks + lane] : kNoRank;
     overloaded = __any_sync(kAllLanes, rank == kOverloaded);
     const unsigned copies = __ballot_sync(kAllLanes, rank >= 0);
     std::byte* y = args.y + t * args.row_bytes;
@@ -155,8 +155,8 @@ __device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const S
       }
       const Sum sum = next;
       next = t + share.num_warps < end ? find(t + share.num_warps, overloaded) : Sum{};
-      if (args.d_weights_TK != nullptr && lane < top_k) {
-        args.d_weights_TK[t * top_k + lane] = args.window_d_weights_TK[t * top_k + lane];
+      if (args.d_weights_tK != nullptr && lane < top_k) {
+        args.d_weights_tK[t * top_k + lane] = args.window_d_weights_tK[t * top_k + lane];
       }
       summing.make(sum, next);
     }

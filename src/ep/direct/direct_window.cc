@@ -65,11 +65,11 @@ Tensor DirectWindow::counts_PE(int rank) const {
 
 Tensor DirectWindow::num_copies_P(int rank) const { return tensor(rank, num_copies_, {num_ranks_}, DType::kInt32); }
 
-Tensor DirectWindow::place_PT(int rank) const {
+Tensor DirectWindow::place_Pt(int rank) const {
   return tensor(rank, places_, {num_ranks_ * options_.max_tokens}, DType::kInt32);
 }
 
-Tensor DirectWindow::choice_PTK(int rank) const {
+Tensor DirectWindow::choice_PtK(int rank) const {
   return tensor(rank, choices_, {num_ranks_ * options_.max_tokens, options_.top_k, 2}, DType::kInt32);
 }
 
@@ -89,7 +89,7 @@ Tensor DirectWindow::sums(int rank) const {
   return tensor(rank, sums_, {options_.max_tokens * max_ranks_of_token_, options_.dim}, options_.dtype);
 }
 
-Tensor DirectWindow::d_weights_TK(int rank) const {
+Tensor DirectWindow::d_weights_tK(int rank) const {
   return tensor(rank, d_weights_, {options_.max_tokens, options_.top_k}, DType::kFloat32);
 }
 

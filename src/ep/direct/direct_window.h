@@ -47,15 +47,15 @@ class DirectWindow {
   CopyRecord* copy(int rank, int source, std::int64_t i) const;
   static CopyChoice* choices(CopyRecord* copy) { return reinterpret_cast<CopyChoice*>(copy + 1); }
   // On GPUs, of the tokens of each source (direct_kernels.h); with fewer tokens than there is room for, the first T of
-  // all P · T:
-  Tensor place_PT(int rank) const;    // int32
-  Tensor choice_PTK(int rank) const;  // [.., 2]: of 4 bytes each
+  // all P · t:
+  Tensor place_Pt(int rank) const;    // int32
+  Tensor choice_PtK(int rank) const;  // [.., 2]: of 4 bytes each
   /// Where rows of a dispatch come in.
   Payload rows(int rank) const;
   Payload gradients(int rank) const;
   /// [max_tokens · J, D]: the sum of a token's rows on the j-th of its ranks, at token · J + j.
   Tensor sums(int rank) const;
-  Tensor d_weights_TK(int rank) const;  // float32
+  Tensor d_weights_tK(int rank) const;  // float32
 
  private:
   std::byte* at(int rank, std::size_t offset) const { return window_->peer(rank) + offset; }

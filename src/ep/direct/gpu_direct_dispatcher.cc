@@ -75,10 +75,10 @@ class GpuDirectDispatcher : public WindowDispatcher {
     const auto allocate = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
     const std::int64_t tokens = saved.num_tokens();
     saved.backend = GpuDirectRouting{
-        .rank_TJ = allocate({tokens, max_ranks_of_token_}),
-        .first_row_TJ = allocate({tokens, max_ranks_of_token_}),
-        .place_PT = allocate({num_ranks(), tokens}),
-        .row_PTK = allocate({num_ranks(), tokens, options().top_k}),
+        .rank_tJ = allocate({tokens, max_ranks_of_token_}),
+        .first_row_tJ = allocate({tokens, max_ranks_of_token_}),
+        .place_Pt = allocate({num_ranks(), tokens}),
+        .row_PtK = allocate({num_ranks(), tokens, options().top_k}),
         .source_of_row_R = allocate({saved.num_rows()}),
         .ends_e = allocate({num_local_experts()}),
     };
@@ -107,9 +107,9 @@ class GpuDirectDispatcher : public WindowDispatcher {
         .report = reinterpret_cast<GpuReport*>(report_.data()),
         .peers = {},
         .flags = window_.flags(group_.rank()),
-        .rank_TJ = ints(routing.rank_TJ),
-        .place_PT = ints(routing.place_PT),
-        .row_PTK = ints(routing.row_PTK)};
+        .rank_tJ = ints(routing.rank_tJ),
+        .place_Pt = ints(routing.place_Pt),
+        .row_PtK = ints(routing.row_PtK)};
     for (int peer = 0; peer < group_.size(); ++peer) args.peers[peer] = window_.base(peer);
     return args;
   }
@@ -139,35 +139,35 @@ class GpuDirectDispatcher : public WindowDispatcher {
                                       .copied = copied};
     }
     const GpuDirectRouting& routing = routing_of(saved);
-    args.first_row_TJ = ints(routing.first_row_TJ);
+    args.first_row_tJ = ints(routing.first_row_tJ);
     args.offsets_e1 = ints(saved.offsets_e1);
     args.ends_e = ints(routing.ends_e);
     args.num_local_experts = static_cast<int>(num_local_experts());
     return args;
   }
 
-  void add_dispatch(RowsArgs& args, const Tensor& row_of_slot_TK, const Tensor& sorted_offsets_E1,
+  void add_dispatch(RowsArgs& args, const Tensor& row_of_slot_tK, const Tensor& sorted_offsets_E1,
                     const DispatchSaved& saved) const {
     args.num_experts = static_cast<int>(options().num_experts);
     args.alignment = static_cast<int>(saved.layer.alignment);
     args.max_rows = static_cast<int>(saved.num_rows());
-    args.expert_ids_TK = ints(saved.routing.expert_ids_TK);
+    args.expert_ids_tK = ints(saved.routing.expert_ids_tK);
     args.counts_E = ints(saved.routing.counts_E);
-    args.weights_TK = saved.routing.weights_TK.data<float>();
-    args.row_of_slot_TK = ints(row_of_slot_TK);
+    args.weights_tK = saved.routing.weights_tK.data<float>();
+    args.row_of_slot_tK = ints(row_of_slot_tK);
     args.sorted_offsets_E1 = ints(sorted_offsets_E1);
     args.counts_PE = ints(window_.counts_PE(group_.rank()));
-    args.window_place_PT = ints(window_.place_PT(group_.rank()));
-    args.window_choice_PTK = static_cast<GpuChoice*>(window_.choice_PTK(group_.rank()).raw());
+    args.window_place_Pt = ints(window_.place_Pt(group_.rank()));
+    args.window_choice_PtK = static_cast<GpuChoice*>(window_.choice_PtK(group_.rank()).raw());
     args.source_of_row_R = ints(routing_of(saved).source_of_row_R);
     args.weights_R = saved.weights_R.data<float>();
   }
 
   /// What a call that stores rows does; add(args) adds what only a dispatch has.
   template <typename Add>
-  void send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op, const GemmOperand& y_TD,
+  void send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op, const GemmOperand& y_tD,
                    const DispatchSaved& saved, const GemmOperand& x_RD, Add&& add) {
-    const Payload tokens = make_payload(op, y_TD, precision);
+    const Payload tokens = make_payload(op, y_tD, precision);
     const Payload received = rows_of(group_.rank(), buffer, saved);
     // What comes as it is wanted is copied; the rest is computed from it.
     Payload wanted;
@@ -186,66 +186,66 @@ class GpuDirectDispatcher : public WindowDispatcher {
     deliver_rows(op, received, options().dtype, routing_of(saved).source_of_row_R, saved.num_rows_1(), computed);
   }
 
-  void do_dispatch(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                    const GemmOperand& x_RD) override {
     const std::int64_t num_experts = options().num_experts, num_slots = saved.num_tokens() * options().top_k;
     const auto allocate = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
     const Tensor offsets_E1 = allocate({num_experts + 1}), slot_of_row = allocate({num_slots});
-    const Tensor row_of_slot_TK = allocate({saved.num_tokens(), options().top_k});
-    sort_by_expert(op, saved.routing.expert_ids_TK, saved.routing.counts_E, 1, offsets_E1, slot_of_row, row_of_slot_TK);
+    const Tensor row_of_slot_tK = allocate({saved.num_tokens(), options().top_k});
+    sort_by_expert(op, saved.routing.expert_ids_tK, saved.routing.counts_E, 1, offsets_E1, slot_of_row, row_of_slot_tK);
     if (!op.measuring()) {
       const Tensor& sources = routing_of(saved).source_of_row_R;
       constexpr int kNone = 0xff;  // every byte of -1
       TESSERA_CUDA(cudaMemsetAsync(sources.raw(), kNone, sources.num_bytes(), op.cuda->stream().handle()));
       TESSERA_CUDA(cudaMemsetAsync(saved.weights_R.raw(), 0, saved.weights_R.num_bytes(), op.cuda->stream().handle()));
     }
-    send_tokens(Call::kDispatch, Buffer::kRows, options().dispatch_forward, op, y_TD, saved, x_RD,
-                [&](RowsArgs& args) { add_dispatch(args, row_of_slot_TK, offsets_E1, saved); });
+    send_tokens(Call::kDispatch, Buffer::kRows, options().dispatch_forward, op, y_tD, saved, x_RD,
+                [&](RowsArgs& args) { add_dispatch(args, row_of_slot_tK, offsets_E1, saved); });
   }
 
-  void do_dispatch_again(const Context& op, const GemmOperand& y_TD, const DispatchSaved& saved,
+  void do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                          const GemmOperand& x_RD) override {
-    send_tokens(Call::kDispatchAgain, Buffer::kRows, options().dispatch_forward, op, y_TD, saved, x_RD,
+    send_tokens(Call::kDispatchAgain, Buffer::kRows, options().dispatch_forward, op, y_tD, saved, x_RD,
                 [](RowsArgs&) {});
   }
 
-  void do_combine_backward(const Context& op, const GemmOperand& d_y_TD, const DispatchSaved& saved,
+  void do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                            const GemmOperand& d_out_RD) override {
-    send_tokens(Call::kCombineBackward, Buffer::kGradients, options().combine_backward, op, d_y_TD, saved, d_out_RD,
+    send_tokens(Call::kCombineBackward, Buffer::kGradients, options().combine_backward, op, d_y_tD, saved, d_out_RD,
                 [](RowsArgs&) {});
   }
 
   /// What a call that stores sums of x_RD does, but for weights and their gradients.
-  SumsArgs sums_args(const Tensor& x_RD, const Tensor& y_TD, Write write) const {
+  SumsArgs sums_args(const Tensor& x_RD, const Tensor& y_tD, Write write) const {
     const Tensor sums = window_.sums(group_.rank());
-    for (const Tensor& x : {x_RD, y_TD}) TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0);
+    for (const Tensor& x : {x_RD, y_tD}) TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0);
     return {.row_bytes = static_cast<std::int64_t>(bytes_of_row(x_RD)),
             .x = bytes_of(x_RD),
             .sums = bytes_of(sums),
-            .y = bytes_of(y_TD),
+            .y = bytes_of(y_tD),
             .accumulate = write == Write::kAccumulate,
             .weights_R = nullptr,
             .d_weights_R = nullptr,
-            .window_d_weights_TK = nullptr,
-            .d_weights_TK = nullptr};
+            .window_d_weights_tK = nullptr,
+            .d_weights_tK = nullptr};
   }
 
-  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_TD,
+  void do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD,
                   Write write) override {
     if (op.measuring()) return;
-    SumsArgs args = sums_args(out_RD, y_TD, write);
+    SumsArgs args = sums_args(out_RD, y_tD, write);
     args.weights_R = saved.weights_R.data<float>();
     launch_sums(op.cuda->stream(), options().dtype, call_args(Call::kCombine, saved), args);
   }
 
   void do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
-                            const DispatchSaved& saved, const Tensor& d_y_TD, Write write,
-                            const Tensor& d_weights_TK) override {
+                            const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
+                            const Tensor& d_weights_tK) override {
     if (op.measuring()) return;
-    SumsArgs args = sums_args(d_x_RD, d_y_TD, write);
+    SumsArgs args = sums_args(d_x_RD, d_y_tD, write);
     args.d_weights_R = d_weights_R.data<float>();
-    args.window_d_weights_TK = window_.d_weights_TK(group_.rank()).data<float>();
-    args.d_weights_TK = d_weights_TK.data<float>();
+    args.window_d_weights_tK = window_.d_weights_tK(group_.rank()).data<float>();
+    args.d_weights_tK = d_weights_tK.data<float>();
     launch_sums(op.cuda->stream(), options().dtype, call_args(Call::kDispatchBackward, saved), args);
   }
 

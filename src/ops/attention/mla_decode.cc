@@ -2,6 +2,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -11,6 +12,7 @@ TESSERA_BACKENDS(mla_decode)
 void store_latents(const Context& context, const Tensor& latent_TC, const Tensor& k_rope_TR, const Tensor& slot_T,
                    const Tensor& position_T, const Tensor& cache_SPN) {
   const TraceScope trace(context.trace, "store_latents");
+  TESSERA_DIMS(latent_TC, k_rope_TR, slot_T, position_T, cache_SPN);
   const std::int64_t num_tokens = latent_TC.dim(0), latent = latent_TC.dim(1), rope = k_rope_TR.dim(1);
   TESSERA_CHECK_STRIDED(k_rope_TR, latent_TC.dtype(), {num_tokens, rope});
   TESSERA_CHECK_TENSOR(slot_T, DType::kInt32, {num_tokens});

@@ -10,10 +10,10 @@ enum class RopeDirection { kForward, kBackward };
 
 /// Per head, turns the last `rope_dim` columns. x_TN: [T, num_heads · head_dim], strided, float32 or bfloat16.
 /// y_TN: the same shape and type, strided: x itself (the other columns stay as they are), or another tensor, then
-/// head_dim must be rope_dim. cos_PN, sin_PN: [positions, rope_dim / 2] float32; positions_T int32.
+/// head_dim must be rope_dim. cos_PM, sin_PM: [positions, rope_dim / 2] float32; positions_T int32.
 /// kBackward turns the other way, which is the gradient.
 void rope(const Context& context, const Tensor& x_TN, std::int64_t num_heads, std::int64_t rope_dim,
-          const Tensor& positions_T, const Tensor& cos_PN, const Tensor& sin_PN, RopeDirection direction,
+          const Tensor& positions_T, const Tensor& cos_PM, const Tensor& sin_PM, RopeDirection direction,
           const Tensor& y_TN);
 
 }  // namespace tessera

@@ -41,7 +41,7 @@ void rotate(const T* x, const float* cos, const float* signed_sin, std::int64_t 
 }  // namespace
 
 void rope(const Context& context, const Tensor& x_TN, std::int64_t num_heads, std::int64_t rope_dim,
-          const Tensor& positions_T, const Tensor& cos_PN, const Tensor& sin_PN, RopeDirection direction,
+          const Tensor& positions_T, const Tensor& cos_PM, const Tensor& sin_PM, RopeDirection direction,
           const Tensor& y_TN) {
   const std::int64_t num_tokens = x_TN.dim(0), head_dim = x_TN.dim(1) / num_heads, half = rope_dim / 2;
   if (context.measuring()) return;
@@ -53,8 +53,8 @@ void rope(const Context& context, const Tensor& x_TN, std::int64_t num_heads, st
     parallel_ranges(num_tokens, kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {
         const std::int32_t position = positions_T.data<std::int32_t>()[t];
-        const float* cos = row_of<float>(cos_PN, position);
-        const float* sin = row_of<float>(sin_PN, position);
+        const float* cos = row_of<float>(cos_PM, position);
+        const float* sin = row_of<float>(sin_PM, position);
         float signed_sin[kMaxPairs];
         for (std::int64_t i = 0; i < half; ++i) signed_sin[i] = sign * sin[i];
         for (std::int64_t head = 0; head < num_heads; ++head) {

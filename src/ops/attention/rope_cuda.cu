@@ -67,11 +67,11 @@ __global__ void rope_kernel(const RopeArgs<T> args) {
 }  // namespace
 
 void rope(const Context& op, const Tensor& x_TN, std::int64_t num_heads, std::int64_t rope_dim,
-          const Tensor& positions_T, const Tensor& cos_PN, const Tensor& sin_PN, RopeDirection direction,
+          const Tensor& positions_T, const Tensor& cos_PM, const Tensor& sin_PM, RopeDirection direction,
           const Tensor& y_TN) {
   const std::int64_t num_tokens = x_TN.dim(0), head_dim = x_TN.dim(1) / num_heads, num_pairs = rope_dim / 2;
   if (op.measuring() || num_tokens == 0 || num_pairs == 0) return;
-  const bool lanes = in_lanes(x_TN, y_TN, cos_PN, sin_PN) && head_dim % kLanes == 0 && rope_dim % kLanes == 0;
+  const bool lanes = in_lanes(x_TN, y_TN, cos_PM, sin_PM) && head_dim % kLanes == 0 && rope_dim % kLanes == 0;
   TESSERA_CHECK(num_tokens * num_heads * num_pairs < std::int64_t{1} << 32, "{}", x_TN.shape().to_string());
   for_float_type(x_TN.dtype(), [&]<typename T>(T) {
     for_lanes(lanes, [&](auto count) {
@@ -84,8 +84,8 @@ void rope(const Context& op, const Tensor& x_TN, std::int64_t num_heads, std::in
                .x_stride = x_TN.stride(),
                .y_stride = y_TN.stride(),
                .positions = numbers<const std::int32_t>(positions_T),
-               .cos = numbers<const float>(cos_PN),
-               .sin = numbers<const float>(sin_PN),
+               .cos = numbers<const float>(cos_PM),
+               .sin = numbers<const float>(sin_PM),
                .sign = direction == RopeDirection::kForward ? 1.0f : -1.0f,
                .num_tokens = static_cast<std::uint32_t>(num_tokens),
                .num_heads = static_cast<std::uint32_t>(num_heads),

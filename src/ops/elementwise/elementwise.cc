@@ -2,6 +2,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -29,12 +30,14 @@ void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor&
 }
 
 void add_sum(const Context& context, const Tensor& x_N, const Tensor& sum_1) {
+  TESSERA_DIMS(x_N, sum_1);
   TESSERA_CHECK_TENSOR(x_N, DType::kFloat32, {x_N.dim(0)});
   TESSERA_CHECK_TENSOR(sum_1, DType::kFloat64, {1});
   TESSERA_RUN(add_sum, context, x_N, sum_1);
 }
 
 void add_counts(const Context& context, const Tensor& x_N, const Tensor& sum_N) {
+  TESSERA_DIMS(x_N, sum_N);
   TESSERA_CHECK_TENSOR(x_N, DType::kInt32, {x_N.dim(0)});
   TESSERA_CHECK_TENSOR(sum_N, DType::kFloat64, {x_N.dim(0)});
   TESSERA_RUN(add_counts, context, x_N, sum_N);

@@ -2,6 +2,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -11,6 +12,7 @@ TESSERA_BACKENDS(embedding_backward)
 void embedding_forward(const Context& context, const Tensor& tokens_T, const Tensor& table_VD, std::int64_t first_id,
                        const Tensor& x_TD) {
   const TraceScope trace(context.trace, "embedding.forward");
+  TESSERA_DIMS(tokens_T, table_VD, x_TD);
   const std::int64_t num_tokens = tokens_T.dim(0);
   TESSERA_CHECK_TENSOR(tokens_T, DType::kInt32, {num_tokens});
   TESSERA_CHECK_TENSOR(x_TD, table_VD.dtype(), {num_tokens, table_VD.dim(1)});
@@ -20,6 +22,7 @@ void embedding_forward(const Context& context, const Tensor& tokens_T, const Ten
 void embedding_backward(const Context& context, const Tensor& tokens_T, const Tensor& d_x_TD, std::int64_t first_id,
                         const Tensor& d_table_VD) {
   const TraceScope trace(context.trace, "embedding.backward");
+  TESSERA_DIMS(tokens_T, d_x_TD, d_table_VD);
   const std::int64_t num_tokens = tokens_T.dim(0), dim = d_table_VD.dim(1);
   TESSERA_CHECK_TENSOR(tokens_T, DType::kInt32, {num_tokens});
   TESSERA_CHECK_TENSOR(d_x_TD, d_x_TD.dtype(), {num_tokens, dim});

@@ -2,6 +2,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -23,6 +24,7 @@ void check_backward(const Tensor& d_a_RF, const Tensor& h_R2F, const GemmOperand
 
 void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOperand& a_RF, const Tensor& num_rows_1) {
   const TraceScope trace(context.trace, "swiglu.forward");
+  TESSERA_DIMS(h_R2F, a_RF, num_rows_1);
   const std::int64_t num_rows = h_R2F.dim(0), width = h_R2F.dim(1) / 2;
   TESSERA_CHECK_TENSOR(h_R2F, h_R2F.dtype(), {num_rows, 2 * width});
   if (num_rows_1.defined()) TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
@@ -33,6 +35,7 @@ void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOpera
 void swiglu_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const GemmOperand& d_h_R2F,
                      const GemmOperand& a_RF) {
   const TraceScope trace(context.trace, "swiglu.backward");
+  TESSERA_DIMS(d_a_RF, h_R2F, d_h_R2F, a_RF);
   check_backward(d_a_RF, h_R2F, d_h_R2F, a_RF);
   TESSERA_RUN(swiglu_backward, context, d_a_RF, h_R2F, d_h_R2F, a_RF);
 }
@@ -41,6 +44,7 @@ void swiglu_backward_weighted(const Context& context, const Tensor& d_a_RF, cons
                               const Tensor& weights_R, const Tensor& num_rows_1, const GemmOperand& d_h_R2F,
                               const GemmOperand& weighted_a_RF, const Tensor& d_weights_R) {
   const TraceScope trace(context.trace, "swiglu.backward");
+  TESSERA_DIMS(d_a_RF, h_R2F, weights_R, num_rows_1, d_h_R2F, weighted_a_RF, d_weights_R);
   check_backward(d_a_RF, h_R2F, d_h_R2F, weighted_a_RF);
   TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
   TESSERA_CHECK_TENSOR(weights_R, DType::kFloat32, {h_R2F.dim(0)});

@@ -2,6 +2,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -86,6 +87,7 @@ void linear_wgrad(const Context& context, const mx::Quantized& d_y_MT, const mx:
 void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, const QuantizedWeight& w_EMN,
                             const Tensor& offsets_E1, const Tensor& y_RM) {
   const TraceScope trace(context.trace, "grouped_gemm.forward");
+  TESSERA_DIMS(offsets_E1, y_RM);
   check_forward(x_RN, w_EMN, y_RM);
   TESSERA_CHECK(y_RM.is_contiguous(), "{}", y_RM.stride());
   check_offsets(offsets_E1, w_EMN);
@@ -95,6 +97,7 @@ void grouped_linear_forward(const Context& context, const mx::Quantized& x_RN, c
 void grouped_linear_dgrad(const Context& context, const mx::Quantized& d_y_RM, const QuantizedWeight& w_EMN,
                           const Tensor& offsets_E1, const Tensor& d_x_RN) {
   const TraceScope trace(context.trace, "grouped_gemm.dgrad");
+  TESSERA_DIMS(offsets_E1, d_x_RN);
   check_dgrad(d_y_RM, w_EMN, d_x_RN);
   TESSERA_CHECK(d_x_RN.is_contiguous(), "{}", d_x_RN.stride());
   check_offsets(offsets_E1, w_EMN);
@@ -104,6 +107,7 @@ void grouped_linear_dgrad(const Context& context, const mx::Quantized& d_y_RM, c
 void grouped_linear_wgrad(const Context& context, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
                           const Tensor& offsets_E1, const Tensor& d_w_EMN, Write write) {
   const TraceScope trace(context.trace, "grouped_gemm.wgrad");
+  TESSERA_DIMS(offsets_E1, d_w_EMN);
   check_wgrad(d_y_MR, x_NR, d_w_EMN);
   TESSERA_CHECK(d_w_EMN.is_contiguous(), "{}", d_w_EMN.stride());
   TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {d_w_EMN.dim(0) + 1});

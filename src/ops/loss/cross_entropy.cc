@@ -2,6 +2,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -11,6 +12,7 @@ TESSERA_BACKENDS(cross_entropy)
 void cross_entropy_sums(const Context& context, const Tensor& logits_TV, const Tensor& labels_T, std::int64_t first_id,
                         const Tensor& sums_T3) {
   const TraceScope trace(context.trace, "cross_entropy.sums");
+  TESSERA_DIMS(logits_TV, labels_T, sums_T3);
   const std::int64_t num_tokens = logits_TV.dim(0), vocab = logits_TV.dim(1);
   TESSERA_CHECK_TENSOR(logits_TV, DType::kFloat32, {num_tokens, vocab});
   TESSERA_CHECK_TENSOR(labels_T, DType::kInt32, {num_tokens});
@@ -21,6 +23,7 @@ void cross_entropy_sums(const Context& context, const Tensor& logits_TV, const T
 void cross_entropy(const Context& context, const Tensor& sums_PT3, const Tensor& logits_TV, const Tensor& labels_T,
                    std::int64_t first_id, float scale, const Tensor& losses_T, const Tensor& d_logits_TV) {
   const TraceScope trace(context.trace, "cross_entropy");
+  TESSERA_DIMS(sums_PT3, logits_TV, labels_T, losses_T, d_logits_TV);
   const std::int64_t num_ranks = sums_PT3.dim(0), num_tokens = logits_TV.dim(0), vocab = logits_TV.dim(1);
   TESSERA_CHECK_TENSOR(sums_PT3, DType::kFloat32, {num_ranks, num_tokens, 3});
   TESSERA_CHECK_TENSOR(logits_TV, DType::kFloat32, {num_tokens, vocab});

@@ -4,6 +4,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -22,6 +23,7 @@ AdamWStep adamw_step(const AdamWOptions& options, float learning_rate, std::int6
 
 void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squares_1) {
   const TraceScope trace(context.trace, "sum_of_squares");
+  TESSERA_DIMS(x_N, squares_1);
   TESSERA_CHECK_TENSOR(x_N, DType::kFloat32, {x_N.dim(0)});
   TESSERA_CHECK_TENSOR(squares_1, DType::kFloat64, {1});
   TESSERA_RUN(sum_of_squares, context, x_N, squares_1);
@@ -29,6 +31,7 @@ void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squ
 
 void clip_gradients(const Context& context, const Tensor& squares_1, const Tensor& loss_1, double max_norm,
                     const Tensor& step_S) {
+  TESSERA_DIMS(squares_1, loss_1, step_S);
   TESSERA_CHECK_TENSOR(squares_1, DType::kFloat64, {1});
   if (loss_1.defined()) TESSERA_CHECK_TENSOR(loss_1, DType::kFloat64, {1});
   TESSERA_CHECK_TENSOR(step_S, DType::kFloat32, {AdamWStep::kNumbers});
@@ -38,6 +41,7 @@ void clip_gradients(const Context& context, const Tensor& squares_1, const Tenso
 void adamw(const Context& context, const AdamWOptions& options, const Tensor& step_S, const Tensor& d_w_N,
            const Tensor& m_N, const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {
   const TraceScope trace(context.trace, "adamw");
+  TESSERA_DIMS(step_S, d_w_N, m_N, v_N, w_N, shadow_N);
   const std::int64_t size = w_N.dim(0);
   TESSERA_CHECK_TENSOR(step_S, DType::kFloat32, {AdamWStep::kNumbers});
   for (const Tensor& tensor : {d_w_N, w_N}) TESSERA_CHECK_TENSOR(tensor, DType::kFloat32, {size});

@@ -4,6 +4,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -72,6 +73,7 @@ double ErrorSums::sqnr_db() const { return 10.0 * std::log10(signal / noise); }
 void quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q, const Tensor& sums_2,
                         const Tensor& num_rows_1) {
   const TraceScope trace(context.trace, "quantization_error");
+  TESSERA_DIMS(sums_2, num_rows_1);
   check_quantized(q, x.shape());
   check_number(x.dtype());
   TESSERA_CHECK_TENSOR(sums_2, DType::kFloat64, {2});

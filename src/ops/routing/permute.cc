@@ -2,6 +2,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -15,6 +16,7 @@ TESSERA_BACKENDS(combine_rows_by_rank)
 void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
                     const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK) {
   const TraceScope trace(context.trace, "sort_by_expert");
+  TESSERA_DIMS(expert_ids_TK, counts_E, offsets_E1, slot_of_row_R, row_of_slot_TK);
   const std::int64_t num_slots = expert_ids_TK.num_elements(), num_experts = counts_E.dim(0);
   TESSERA_CHECK_TENSOR(expert_ids_TK, DType::kInt32, {expert_ids_TK.dim(0), expert_ids_TK.dim(1)});
   TESSERA_CHECK_TENSOR(counts_E, DType::kInt32, {num_experts});
@@ -27,6 +29,7 @@ void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const T
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
                  const Tensor& num_rows_1, const GemmOperand& y_RD) {
   const TraceScope trace(context.trace, "gather_rows");
+  TESSERA_DIMS(x_TD, slot_of_row_R, num_rows_1, y_RD);
   TESSERA_CHECK_TENSOR(x_TD, x_TD.dtype(), {x_TD.dim(0), x_TD.dim(1)});
   TESSERA_CHECK_TENSOR(slot_of_row_R, DType::kInt32, {slot_of_row_R.dim(0)});
   TESSERA_CHECK_TENSOR(num_rows_1, DType::kInt32, {1});
@@ -67,6 +70,7 @@ void check_combined(const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tens
 void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                   const Tensor& y_TD, Write write) {
   const TraceScope trace(context.trace, "combine_rows");
+  TESSERA_DIMS(x_RD, row_of_slot_TK, weights_TK, y_TD);
   check_combined(x_RD, row_of_slot_TK, weights_TK, y_TD);
   TESSERA_RUN(combine_rows, context, x_RD, row_of_slot_TK, weights_TK, y_TD, write);
 }
@@ -75,6 +79,7 @@ void combine_rows_by_rank(const Context& context, const Tensor& x_RD, const Tens
                           const Tensor& weights_TK, const Tensor& expert_ids_TK, std::int64_t experts_per_rank,
                           const Tensor& y_TD, Write write) {
   const TraceScope trace(context.trace, "combine_rows");
+  TESSERA_DIMS(x_RD, row_of_slot_TK, weights_TK, expert_ids_TK, y_TD);
   check_combined(x_RD, row_of_slot_TK, weights_TK, y_TD);
   TESSERA_CHECK_TENSOR(expert_ids_TK, DType::kInt32, {row_of_slot_TK.dim(0), row_of_slot_TK.dim(1)});
   TESSERA_CHECK(experts_per_rank > 0);

@@ -2,6 +2,7 @@
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
+#include "tensor/dims.h"
 
 namespace tessera {
 
@@ -26,6 +27,7 @@ void check(const RouterOptions& options, const RouterOutputs& outputs, std::int6
 void router_forward(const Context& context, const RouterOptions& options, const Tensor& logits_TE,
                     const Tensor& expert_bias_E, const RouterOutputs& outputs) {
   const TraceScope trace(context.trace, "router.forward");
+  TESSERA_DIMS(logits_TE, expert_bias_E);
   const std::int64_t num_tokens = logits_TE.dim(0), num_experts = logits_TE.dim(1);
   TESSERA_CHECK_TENSOR(logits_TE, DType::kFloat32, {num_tokens, num_experts});
   TESSERA_CHECK_TENSOR(expert_bias_E, DType::kFloat32, {num_experts});
@@ -36,6 +38,7 @@ void router_forward(const Context& context, const RouterOptions& options, const 
 void balance_sums(const Context& context, const RouterOptions& options, const Tensor& scores_TE,
                   const Tensor& sums_B2E) {
   const TraceScope trace(context.trace, "router.balance_sums");
+  TESSERA_DIMS(scores_TE, sums_B2E);
   const std::int64_t num_tokens = scores_TE.dim(0), num_experts = scores_TE.dim(1), num_seqs = sums_B2E.dim(0);
   const std::int64_t first = options.first_token, per_seq = options.tokens_per_seq;
   TESSERA_CHECK_TENSOR(scores_TE, DType::kFloat32, {num_tokens, num_experts});
@@ -48,6 +51,7 @@ void balance_sums(const Context& context, const RouterOptions& options, const Te
 void balance_loss(const Context& context, const RouterOptions& options, const Tensor& sums_B2E, const Tensor& f_BE,
                   const Tensor& loss_1) {
   const TraceScope trace(context.trace, "router.balance_loss");
+  TESSERA_DIMS(sums_B2E, f_BE, loss_1);
   const std::int64_t num_seqs = sums_B2E.dim(0), num_experts = sums_B2E.dim(2);
   TESSERA_CHECK_TENSOR(sums_B2E, DType::kFloat32, {num_seqs, 2, num_experts});
   TESSERA_CHECK_TENSOR(f_BE, DType::kFloat32, {num_seqs, num_experts});
@@ -58,6 +62,7 @@ void balance_loss(const Context& context, const RouterOptions& options, const Te
 void router_backward(const Context& context, const RouterOptions& options, const RouterOutputs& outputs,
                      const Tensor& d_weights_TK, float balance_scale, const Tensor& d_logits_TE) {
   const TraceScope trace(context.trace, "router.backward");
+  TESSERA_DIMS(d_weights_TK, d_logits_TE);
   const std::int64_t num_tokens = d_logits_TE.dim(0), num_experts = d_logits_TE.dim(1), top_k = options.top_k;
   TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {num_tokens, top_k});
   TESSERA_CHECK_TENSOR(d_logits_TE, DType::kFloat32, {num_tokens, num_experts});
