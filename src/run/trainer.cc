@@ -71,6 +71,25 @@ void require_tokenizer_of_assets(const JobConfig& config, const data::Tokenizer&
 
 }  // namespace
 
+/// The trace of one step: the host's scopes, and a GPU's kernels.
+class Trainer::StepTrace {
+ public:
+  StepTrace(TraceRecorder& recorder, bool on_gpu) : recorder_(recorder) {
+    recorder_.start();
+    if (on_gpu) kernels_.emplace();
+  }
+  void write(const fs::path& path) {
+    recorder_.stop();
+    if (kernels_) add_to_trace(kernels_->finish(), recorder_);
+    create_folder(path.parent_path());
+    recorder_.write(path);
+  }
+
+ private:
+  TraceRecorder& recorder_;
+  std::optional<cuda::KernelProfile> kernels_;
+};
+
 Trainer::Trainer(JobConfig config, Ranks* ranks)
     : ranks_(ranks == nullptr ? one_rank_ : *ranks),
       config_(prepared(std::move(config), ranks_)),
@@ -357,135 +376,147 @@ void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, bool ha
   }
 }
 
+void Trainer::write_start() {
+  JobConfig now = config_;
+  now.training.global_batch_size = now.sequences_per_step(mesh_->num_data_ranks());
+  if (resumed_config_) tell_config_changes(*resumed_config_, now, first_step_);
+  write_run_info(dump_folder_, {.run = run_folder_->run(),
+                                .config = now,
+                                .num_data_ranks = mesh_->num_data_ranks(),
+                                .first_step = first_step_,
+                                .saved = resumed_config_,
+                                .gpus = on_gpu() ? cuda::gpu_names() : std::vector<std::string>()});
+  if (config_.profiling.enable_profiling) create_folder(trace_folder());
+}
+
+MetricsOptions Trainer::metrics_options() const {
+  const Model& whole = step_.whole_model();
+  std::vector<std::string> moe_layers;
+  for (std::size_t i = 0; i < whole.num_moe_layers(); ++i) moe_layers.push_back(whole.moe_layer(i).name());
+  const auto& metrics = config_.metrics;
+  return {.path = dump_folder_ / kMetricsName,
+          .tensorboard_folder = metrics.enable_tensorboard ? dump_folder_ / metrics.save_tb_folder : "",
+          .first_step = first_step_,
+          .num_steps = config_.training.steps,
+          .log_freq = metrics.log_freq,
+          .flop_per_token = flop_per_token(config_.model.args, whole.count_parameters(), config_.training.seq_len),
+          .peak_flops = peak_tflops(config_, step_.device()) * 1e12,
+          .device = step_.device(),
+          .memory_bytes = on_gpu() ? cuda::total_memory_bytes() : machine_memory_bytes(),
+          .moe_layers = moe_layers,
+          .num_ranks = ranks_.size(),
+          .prometheus_address = metrics.prometheus_port == 0
+                                    ? ""
+                                    : fmt::format("{}:{}", metrics.prometheus_address, metrics.prometheus_port),
+          .run_id = run_folder_->run().id};
+}
+
+Trainer::StepPlan Trainer::plan_of(std::int64_t step) const {
+  const bool is_last = step == config_.training.steps;
+  return {.profiles = config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0,
+          .measures = measures_sqnr(step),
+          .validates = validation_loader_ && (step % config_.validation.freq == 0 || is_last),
+          .saves = config_.checkpoint.enable && step % config_.checkpoint.interval == 0,
+          .is_last = is_last};
+}
+
+Trainer::Agreed Trainer::agree(const volatile std::sig_atomic_t& stop_signal) {
+  double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0,
+                    memory_copies_ && memory_copies_->ready() ? 1.0 : 0.0};
+  ranks_.world().all_reduce(votes, "whether to stop, and whether files are written and copies taken");
+  return {.stops = votes[0] > 0.0, .has_written = votes[1] == ranks_.size(), .has_copied = votes[2] == ranks_.size()};
+}
+
+void Trainer::finish_steps(std::size_t left, MetricsWriter* metrics) {
+  while (step_.num_started() > left) finish_step(metrics);
+}
+
+void Trainer::start_step(std::int64_t step, const StepPlan& plan, MetricsWriter* metrics) {
+  const TraceScope trace(&trace_, "step");
+  const std::size_t slot = static_cast<std::size_t>(step) % micro_batches_.size();
+  const Stopwatch data_watch;
+  {
+    const TraceScope data_trace(&trace_, "data");
+    for (Batch& batch : micro_batches_[slot]) {
+      loader_->next(tokens_);
+      batch.fill(tokens_);
+    }
+  }
+  data_seconds_[slot] = data_watch.seconds();
+  step_.start(step, micro_batches_[slot], plan.measures);
+  // A GPU has this step before the host reads the one before.
+  finish_steps(plan.is_alone() ? 0 : step_.max_started() - 1, metrics);
+}
+
+void Trainer::save(std::int64_t step, bool is_last) {
+  const TraceScope trace(&trace_, "checkpoint");
+  ranks_.set_section(Section::kCheckpoint);
+  checkpointer_.save(step, loader_->state(), is_last);
+}
+
+bool Trainer::end_step(std::int64_t step, StepPlan plan, const volatile std::sig_atomic_t& stop_signal,
+                       StepTrace* trace, MetricsWriter* metrics) {
+  const Agreed agreed = agree(stop_signal);
+  bool ends = plan.is_last || agreed.stops;
+  const bool copies = memory_copies_ && memory_copies_->is_due(step);
+  if (ends || plan.validates || plan.saves || copies || agreed.has_copied || verifies(step, plan.saves)) {
+    finish_steps(0, metrics);
+  }
+  const bool pauses = metrics != nullptr && step_.num_started() == 0;
+  if (pauses) metrics->pause();
+  if (trace != nullptr) trace->write(trace_folder() / fmt::format("step-{}.json", step));
+  if (plan.validates) {
+    ranks_.set_section(Section::kValidation);
+    const std::optional<double> loss = validate(stop_signal);
+    if (metrics != nullptr && loss) metrics->validation(step, *loss);
+    if (!loss) ends = true, is_done_ = false;
+  }
+  const bool saves = plan.saves || (config_.checkpoint.enable && ends);
+  guard_state(step, verifies(step, saves), copies && !ends, agreed.has_copied, metrics);
+  if (agreed.has_written) checkpointer_.advance();
+  if (saves) save(step, ends);
+  if (ends) {
+    checkpointer_.finish();
+    if (memory_copies_) memory_copies_->finish();
+  }
+  if (pauses) metrics->resume();
+  return !ends;
+}
+
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
   const std::int64_t num_steps = config_.training.steps;
-  const fs::path metrics_path = dump_folder_ / kMetricsName,
-                 trace_folder = dump_folder_ / config_.profiling.save_traces_folder;
-  if (is_first_rank()) {
-    JobConfig now = config_;
-    now.training.global_batch_size = now.sequences_per_step(mesh_->num_data_ranks());
-    if (resumed_config_) tell_config_changes(*resumed_config_, now, first_step_);
-    write_run_info(dump_folder_,
-                   {.run = run_folder_->run(),
-                    .config = now,
-                    .num_data_ranks = mesh_->num_data_ranks(),
-                    .first_step = first_step_,
-                    .saved = resumed_config_,
-                    .gpus = step_.device() == Device::kCuda ? cuda::gpu_names() : std::vector<std::string>()});
-    if (config_.profiling.enable_profiling) create_folder(trace_folder);
-  }
+  if (is_first_rank()) write_start();
   if (first_step_ > num_steps) {
     spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
     if (memory_copies_) memory_copies_->remove();
     return 0;
   }
-  const Model& whole = step_.whole_model();
-  const double flop = flop_per_token(config_.model.args, whole.count_parameters(), config_.training.seq_len);
-  std::vector<std::string> moe_layers;
-  for (std::size_t i = 0; i < whole.num_moe_layers(); ++i) moe_layers.push_back(whole.moe_layer(i).name());
-  std::optional<MetricsWriter> metrics;
-  if (is_first_rank()) {
-    metrics.emplace(MetricsOptions{
-        .path = metrics_path,
-        .tensorboard_folder = config_.metrics.enable_tensorboard ? dump_folder_ / config_.metrics.save_tb_folder : "",
-        .first_step = first_step_,
-        .num_steps = num_steps,
-        .log_freq = config_.metrics.log_freq,
-        .flop_per_token = flop,
-        .peak_flops = peak_tflops(config_, step_.device()) * 1e12,
-        .device = step_.device(),
-        .memory_bytes = step_.device() == Device::kCuda ? cuda::total_memory_bytes() : machine_memory_bytes(),
-        .moe_layers = moe_layers,
-        .num_ranks = ranks_.size(),
-        .prometheus_address =
-            config_.metrics.prometheus_port == 0
-                ? ""
-                : fmt::format("{}:{}", config_.metrics.prometheus_address, config_.metrics.prometheus_port),
-        .run_id = run_folder_->run().id});
-  }
-  checkpointer_.set_on_saved([&](const SavedCheckpoint& saved) {
-    if (metrics) metrics->checkpoint(saved.step, saved.stall_seconds, saved.seconds);
+  std::optional<MetricsWriter> writer;
+  if (is_first_rank()) writer.emplace(metrics_options());
+  MetricsWriter* const metrics = writer ? &*writer : nullptr;
+  checkpointer_.set_on_saved([metrics](const SavedCheckpoint& saved) {
+    if (metrics != nullptr) metrics->checkpoint(saved.step, saved.stall_seconds, saved.seconds);
   });
-  const auto finish_steps = [&](std::size_t left) {
-    while (step_.num_started() > left) finish_step(metrics ? &*metrics : nullptr);
-  };
   std::int64_t step = first_step_;
-  bool is_done = false;  // all steps, and the last validation
-  for (;; ++step) {
+  for (bool goes_on = true; goes_on; ++step) {
     ranks_.set_step(step);
     if (current_step != nullptr) *current_step = step;
-    const bool profiled = config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0,
-               traced = profiled && is_first_rank(), measured = measures_sqnr(step);
-    // On all ranks. The host is busy with it: its time is not to be the step's before.
-    const bool alone = profiled || measured;
-    std::optional<cuda::KernelProfile> kernels;
-    if (alone) finish_steps(0);
-    if (traced) {
-      trace_.start();
-      if (step_.device() == Device::kCuda) kernels.emplace();
-    }
-    {
-      const TraceScope trace(&trace_, "step");
-      const std::size_t slot = static_cast<std::size_t>(step) % micro_batches_.size();
-      const Stopwatch data_watch;
-      {
-        const TraceScope data_trace(&trace_, "data");
-        for (Batch& batch : micro_batches_[slot]) {
-          loader_->next(tokens_);
-          batch.fill(tokens_);
-        }
-      }
-      data_seconds_[slot] = data_watch.seconds();
-      step_.start(step, micro_batches_[slot], measured);
-      // A GPU has this step before the host reads the one before.
-      finish_steps(alone ? 0 : step_.max_started() - 1);
-    }
-    // A signal may reach some ranks only, or some a step later: all stop if one is to.
-    double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0,
-                      memory_copies_ && memory_copies_->ready() ? 1.0 : 0.0};
-    ranks_.world().all_reduce(votes, "whether to stop, and whether files are written and copies taken");
-    bool last = step == num_steps || votes[0] > 0.0;
-    is_done = step == num_steps;
-    const bool validates = validation_loader_ && (step % config_.validation.freq == 0 || step == num_steps);
-    const bool saves_now = config_.checkpoint.enable && step % config_.checkpoint.interval == 0;
-    const bool copies = memory_copies_ && memory_copies_->is_due(step), has_copied = votes[2] == ranks_.size();
-    if (last || validates || saves_now || copies || has_copied || verifies(step, saves_now)) finish_steps(0);
-    const bool pauses = metrics && step_.num_started() == 0;
-    if (pauses) metrics->pause();
-    if (traced) {
-      trace_.stop();
-      if (kernels) add_to_trace(kernels->finish(), trace_);
-      create_folder(trace_folder);
-      trace_.write(trace_folder / fmt::format("step-{}.json", step));
-    }
-    if (validates) {
-      ranks_.set_section(Section::kValidation);
-      const std::optional<double> loss = validate(stop_signal);
-      if (metrics && loss) metrics->validation(step, *loss);
-      if (!loss) last = true, is_done = false;
-    }
-    const bool saves = saves_now || (config_.checkpoint.enable && last);
-    guard_state(step, verifies(step, saves), copies && !last, has_copied, metrics ? &*metrics : nullptr);
-    if (votes[1] == ranks_.size()) checkpointer_.advance();
-    if (saves) {
-      const TraceScope trace(&trace_, "checkpoint");
-      ranks_.set_section(Section::kCheckpoint);
-      checkpointer_.save(step, loader_->state(), last);
-    }
-    if (last) {
-      checkpointer_.finish();
-      if (memory_copies_) memory_copies_->finish();
-    }
-    if (pauses) metrics->resume();
-    if (last) break;
+    const StepPlan plan = plan_of(step);
+    if (plan.is_alone()) finish_steps(0, metrics);
+    std::optional<StepTrace> trace;
+    if (plan.profiles && is_first_rank()) trace.emplace(trace_, on_gpu());
+    start_step(step, plan, metrics);
+    is_done_ = plan.is_last;
+    goes_on = end_step(step, plan, stop_signal, trace ? &*trace : nullptr, metrics);
   }
-  if (memory_copies_) memory_copies_->remove();                        // the checkpoint has all
-  const int stopped_by = is_done ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
+  --step;                                                               // the last one
+  if (memory_copies_) memory_copies_->remove();                         // the checkpoint has all
+  const int stopped_by = is_done_ ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());
   }
-  spdlog::info("metrics: {}", metrics_path.string());
+  spdlog::info("metrics: {}", (dump_folder_ / kMetricsName).string());
   return stopped_by;
 }
 

@@ -45,6 +45,36 @@ class Trainer {
   /// Throws the error with the ranks on which it began. Together with all ranks.
   [[noreturn]] void fail_not_finite(const NonFiniteStep& error);
   bool measures_sqnr(std::int64_t step) const;
+
+  /// What is done in a step and after it, as far as the configuration decides: the same on all ranks.
+  struct StepPlan {
+    bool profiles, measures;  // traced on rank 0; with its quantization errors
+    bool validates, saves;    // afterwards
+    bool is_last;             // of the run
+
+    /// Steps before it are finished first: the host's work for it is not to count as theirs.
+    bool is_alone() const { return profiles || measures; }
+  };
+  StepPlan plan_of(std::int64_t step) const;
+  /// What all ranks know after a step. A signal may reach some ranks only, or some a step later: one is enough.
+  struct Agreed {
+    bool stops;
+    bool has_written, has_copied;  // every rank its files of the checkpoint, its copy in memory
+  };
+  Agreed agree(const volatile std::sig_atomic_t& stop_signal);
+  class StepTrace;
+  /// Fills a step's batches and starts it, and finishes earlier ones that must not be under way beside it.
+  void start_step(std::int64_t step, const StepPlan& plan, MetricsWriter* metrics);
+  /// Validation, comparison, copies and checkpoints after a step that was started. `trace`, of this step, may be null.
+  /// Returns whether the run goes on.
+  bool end_step(std::int64_t step, StepPlan plan, const volatile std::sig_atomic_t& stop_signal, StepTrace* trace,
+                MetricsWriter* metrics);
+  /// Finishes the oldest steps until `left` are under way.
+  void finish_steps(std::size_t left, MetricsWriter* metrics);
+  void save(std::int64_t step, bool is_last);
+  /// Writes what rank 0 tells of a run at its start: run.json, and changed keys.
+  void write_start();
+  MetricsOptions metrics_options() const;
   /// Loads the newest state that there is, on disk or in memory.
   void resume();
   /// The run that rank 0 has identified, on all ranks.
@@ -55,6 +85,8 @@ class Trainer {
   /// Whether replicas' states are compared after a step, before a checkpoint if it `saves` one.
   bool verifies(std::int64_t step, bool saves) const;
   bool is_first_rank() const { return ranks_.rank() == 0; }
+  bool on_gpu() const { return step_.device() == Device::kCuda; }
+  std::filesystem::path trace_folder() const { return dump_folder_ / config_.profiling.save_traces_folder; }
   /// What a rank's process takes.
   struct RankMemory {
     MemoryPlan plan;
@@ -88,6 +120,7 @@ class Trainer {
   std::vector<double> data_seconds_;               // as micro_batches_
   std::vector<std::int32_t> tokens_;
   std::int64_t first_step_ = 1;
+  bool is_done_ = false;                     // all steps, and the last validation
   std::optional<JobConfig> resumed_config_;  // of the checkpoint that this run goes on from, on rank 0
   TraceRecorder trace_;
   std::function<void(std::int64_t, const StepResult&)> step_callback_;

@@ -57,6 +57,66 @@ JobConfig read_config(const StepOptions& options, const ConfigArguments& argumen
   return config;
 }
 
+/// Makes this process use the kernels of that name; empty: those of this processor.
+void use_cpu_kernels(const std::string& name) {
+  if (name.empty()) return;
+  const cpu::KernelTable* table = cpu::kernels_named(name.c_str());
+  require(table != nullptr,
+          "--cpu-kernels is \"{}\"; expected portable, baseline, or, if this processor has it, avx512 or avx512_bf16",
+          name);
+  cpu::use_kernels(table);
+}
+
+/// Token ids of micro-batches. Few are frequent, so that there is something to learn.
+class RandomTokens {
+ public:
+  RandomTokens(const JobConfig& config, std::int64_t data_rank)
+      : random_(static_cast<std::uint64_t>(config.debug.seed), stream_of(fmt::format("bench.tokens.{}", data_rank))),
+        vocab_size_(static_cast<double>(config.model.args.vocab_size)),
+        tokens_(static_cast<std::size_t>(config.micro_batch_size() * (config.training.seq_len + 1))) {}
+  std::span<const std::int32_t> next() {
+    for (std::int32_t& token : tokens_) {
+      const double u = random_.uniform(drawn_++);
+      token = static_cast<std::int32_t>(u * u * u * vocab_size_);
+    }
+    return tokens_;
+  }
+
+ private:
+  Philox random_;
+  double vocab_size_;
+  std::uint64_t drawn_ = 0;
+  std::vector<std::int32_t> tokens_;
+};
+
+struct MeasuredSteps {
+  double seconds, forward, backward;  // of a step: the median, and means
+  double first_step_seconds;          // since the program was loaded
+  double first_loss, last_loss;
+};
+
+/// The line of JSON that tells of them.
+nlohmann::ordered_json line_of(const MeasuredSteps& measured, const JobConfig& config, const TrainingStep& step,
+                               std::int64_t num_data_ranks, int num_ranks) {
+  const double tokens_per_second =
+      static_cast<double>(config.sequences_per_step(num_data_ranks) * config.training.seq_len) / measured.seconds;
+  const double flop = flop_per_token(config.model.args, step.whole_model().count_parameters(), config.training.seq_len);
+  const double tflops = tokens_per_second * flop * 1e-12 / num_ranks, peak = peak_tflops(config, step.device());
+  return {{"dtype", config.training.mixed_precision_param == DType::kFloat32 ? "float32" : "bfloat16"},
+          {"threads", num_threads()},
+          {"ranks", num_ranks},
+          {"tokens_per_s", tokens_per_second},
+          {"tokens_per_s_per_rank", tokens_per_second / num_ranks},
+          {"step_ms", measured.seconds * 1e3},
+          {"forward_ms", measured.forward * 1e3},
+          {"backward_ms", measured.backward * 1e3},
+          {"first_step_s", measured.first_step_seconds},
+          {"tflops", tflops},
+          {"mfu", peak > 0.0 ? nlohmann::json(tflops / peak) : nlohmann::json()},
+          {"loss_first", measured.first_loss},
+          {"loss_last", measured.last_loss}};
+}
+
 /// Trains on random tokens; rank 0 prints one line of JSON, the same that bench/reference/torch_train.py prints.
 void bench_step(const StepOptions& options, const JobConfig& config, Ranks& ranks) {
   const std::shared_ptr<cuda::Runtime> cuda = join_gpus(config, ranks);
@@ -64,13 +124,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   const Device device = cuda == nullptr ? Device::kCpu : Device::kCuda;
   require(!options.kernels || device == Device::kCuda, "--kernels lists what a GPU runs, but these steps run on a CPU");
   set_threads(config, ranks);
-  if (!options.cpu_kernels.empty()) {
-    const cpu::KernelTable* table = cpu::kernels_named(options.cpu_kernels.c_str());
-    require(table != nullptr,
-            "--cpu-kernels is \"{}\"; expected portable, baseline, or, if this processor has it, avx512 or avx512_bf16",
-            options.cpu_kernels);
-    cpu::use_kernels(table);
-  }
+  use_cpu_kernels(options.cpu_kernels);
 
   TrainingStep step(config, mesh, device, cuda);
   if (ranks.rank() == 0) step.warn_of_slow_operators();
@@ -80,10 +134,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
     for (std::int64_t i = 0; i < config.micro_batches_per_step(mesh->num_data_ranks()); ++i)
       of_step.push_back(step.make_batch());
   }
-  const Philox random(static_cast<std::uint64_t>(config.debug.seed),
-                      stream_of(fmt::format("bench.tokens.{}", mesh->data_rank())));
-  std::vector<std::int32_t> tokens(static_cast<std::size_t>(config.micro_batch_size() * (config.training.seq_len + 1)));
-  std::uint64_t drawn = 0;
+  RandomTokens tokens(config, mesh->data_rank());
   TraceRecorder trace;
   step.set_trace(&trace);
   std::vector<double> seconds;
@@ -91,13 +142,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   double first_loss = 0.0, last_loss = 0.0, first_step_seconds = 0.0;
   const auto start = [&](std::int64_t i) {
     std::vector<Batch>& of_step = batches[static_cast<std::size_t>(i) % batches.size()];
-    for (Batch& batch : of_step) {
-      for (std::int32_t& token : tokens) {
-        const double u = random.uniform(drawn++);  // few tokens are frequent, so that there is something to learn
-        token = static_cast<std::int32_t>(u * u * u * static_cast<double>(config.model.args.vocab_size));
-      }
-      batch.fill(tokens);
-    }
+    for (Batch& batch : of_step) batch.fill(tokens.next());
     step.start(i, of_step);
   };
   auto ended = std::chrono::steady_clock::now();  // the step before
@@ -140,25 +185,13 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   }
   if (ranks.rank() != 0) return;
 
-  const double step_seconds = median(seconds);
-  const double tokens_per_second =
-      static_cast<double>(config.sequences_per_step(mesh->num_data_ranks()) * config.training.seq_len) / step_seconds;
-  const double flop = flop_per_token(config.model.args, step.whole_model().count_parameters(), config.training.seq_len);
-  const double tflops = tokens_per_second * flop * 1e-12 / ranks.size(), peak = peak_tflops(config, device);
-  nlohmann::ordered_json line = {
-      {"dtype", config.training.mixed_precision_param == DType::kFloat32 ? "float32" : "bfloat16"},
-      {"threads", num_threads()},
-      {"ranks", ranks.size()},
-      {"tokens_per_s", tokens_per_second},
-      {"tokens_per_s_per_rank", tokens_per_second / ranks.size()},
-      {"step_ms", step_seconds * 1e3},
-      {"forward_ms", phases.forward * 1e3 / static_cast<double>(options.steps)},
-      {"backward_ms", phases.backward * 1e3 / static_cast<double>(options.steps)},
-      {"first_step_s", first_step_seconds},
-      {"tflops", tflops},
-      {"mfu", peak > 0.0 ? nlohmann::json(tflops / peak) : nlohmann::json()},
-      {"loss_first", first_loss},
-      {"loss_last", last_loss}};
+  const MeasuredSteps measured = {.seconds = median(seconds),
+                                  .forward = phases.forward / static_cast<double>(options.steps),
+                                  .backward = phases.backward / static_cast<double>(options.steps),
+                                  .first_step_seconds = first_step_seconds,
+                                  .first_loss = first_loss,
+                                  .last_loss = last_loss};
+  nlohmann::ordered_json line = line_of(measured, config, step, mesh->num_data_ranks(), ranks.size());
   if (kernels) line["gpu_idle_share"] = idle_share(*kernels);
   std::cout << line.dump() << '\n' << std::flush;
 }

@@ -67,6 +67,70 @@ void require_only(const Fields& fields, const char* key, const nlohmann::json& v
           value.dump());
 }
 
+/// Layers, widths, heads and experts.
+void read_sizes(const Fields& fields, bool is_v2, ModelConfig& m) {
+  m.vocab_size = integer(fields, "vocab_size");
+  m.dim = integer(fields, "hidden_size");
+  m.inter_dim = integer(fields, "intermediate_size");
+  m.moe_inter_dim = integer(fields, "moe_intermediate_size");
+  m.n_layers = integer(fields, "num_hidden_layers");
+  m.num_mtp_modules = integer(fields, "num_nextn_predict_layers", 0);
+  m.n_heads = integer(fields, "num_attention_heads");
+  m.q_lora_rank = integer_or_null(fields, "q_lora_rank");
+  m.kv_lora_rank = integer(fields, "kv_lora_rank");
+  m.qk_nope_head_dim = integer(fields, "qk_nope_head_dim");
+  m.qk_rope_head_dim = integer(fields, "qk_rope_head_dim");
+  m.v_head_dim = integer(fields, "v_head_dim");
+  m.num_experts = integer(fields, "n_routed_experts");
+  m.num_shared_experts = integer(fields, "n_shared_experts");
+  m.top_k = integer(fields, "num_experts_per_tok");
+  m.n_dense_layers = integer(fields, "first_k_dense_replace");
+  if (!is_v2) {  // its method "greedy" does not look at groups
+    m.n_expert_groups = integer_or_null(fields, "n_group");
+    m.n_limited_groups = integer_or_null(fields, "topk_group");
+    if (m.n_expert_groups <= 1) m.n_expert_groups = m.n_limited_groups = 0;
+  }
+}
+
+/// RoPE's base, and YaRN's numbers if the model has it.
+void read_rope(const Fields& fields, const Family& family, const std::string& where, HfConfig& config) {
+  ModelConfig& m = config.model;
+  // transformers 5 writes "rope_parameters" with the base in it, older versions "rope_scaling".
+  m.original_seq_len = config.seq_len;
+  const char* rope_key = "rope_scaling";
+  if (family.form == HfForm::kRemoteCode) {
+    rope_key = "yarn";
+  } else if (fields.find("rope_parameters") != nullptr) {
+    rope_key = "rope_parameters";
+  }
+  if (const nlohmann::json* rope_object = fields.find(rope_key)) {
+    const Fields rope(*rope_object, fields.place_of(rope_key));
+    m.rope_theta = number(rope, "rope_theta", m.rope_theta);
+    const std::string scaling = text(rope, "rope_type", text(rope, "type", "default"));
+    require(scaling == "default" || scaling == "yarn", "{}: RoPE scaling \"{}\" is not implemented; expected yarn",
+            where, scaling);
+    if (scaling == "yarn") {
+      m.rope_factor = number(rope, "factor");
+      m.original_seq_len = integer(rope, "original_max_position_embeddings");
+      m.beta_fast = number(rope, "beta_fast", 32.0f);
+      m.beta_slow = number(rope, "beta_slow", 1.0f);
+      // With other values transformers scales cosines and sines as well.
+      m.mscale = number(rope, "mscale_all_dim");
+      require(number(rope, "mscale") == m.mscale,
+              "{}: \"mscale\" and \"mscale_all_dim\" are not the same number, which is not implemented", where);
+      require(m.mscale != 0.0f || rope.find("attention_factor") != nullptr,
+              "{}: \"mscale\" is 0 without \"attention_factor\": 1, which is not implemented", where);
+      require_only(rope, "attention_factor", 1);
+      require_only(rope, "truncate", true);
+      require(
+          m.original_seq_len < config.seq_len,
+          "{}: YaRN without a longer sequence (\"original_max_position_embeddings\" {}, \"max_position_embeddings\" "
+          "{}) is not implemented",
+          where, m.original_seq_len, config.seq_len);
+    }
+  }
+}
+
 }  // namespace
 
 const char* hf_class_name(HfForm form) { return family_of(form).class_name; }
@@ -227,67 +291,14 @@ HfConfig parse_hf_config(std::string_view json_text, const std::string& source) 
   config.seq_len = integer(fields, "max_position_embeddings");
   require(config.seq_len > 0, "{}: \"max_position_embeddings\" is 0", where);
   ModelConfig& m = config.model;
-  m.vocab_size = integer(fields, "vocab_size");
-  m.dim = integer(fields, "hidden_size");
-  m.inter_dim = integer(fields, "intermediate_size");
-  m.moe_inter_dim = integer(fields, "moe_intermediate_size");
-  m.n_layers = integer(fields, "num_hidden_layers");
-  m.num_mtp_modules = integer(fields, "num_nextn_predict_layers", 0);
-  m.n_heads = heads;
-  m.q_lora_rank = integer_or_null(fields, "q_lora_rank");
-  m.kv_lora_rank = integer(fields, "kv_lora_rank");
-  m.qk_nope_head_dim = integer(fields, "qk_nope_head_dim");
-  m.qk_rope_head_dim = integer(fields, "qk_rope_head_dim");
-  m.v_head_dim = integer(fields, "v_head_dim");
-  m.num_experts = integer(fields, "n_routed_experts");
-  m.num_shared_experts = integer(fields, "n_shared_experts");
-  m.top_k = integer(fields, "num_experts_per_tok");
-  m.n_dense_layers = integer(fields, "first_k_dense_replace");
-  if (!is_v2) {  // its method "greedy" does not look at groups
-    m.n_expert_groups = integer_or_null(fields, "n_group");
-    m.n_limited_groups = integer_or_null(fields, "topk_group");
-    if (m.n_expert_groups <= 1) m.n_expert_groups = m.n_limited_groups = 0;
-  }
+  read_sizes(fields, is_v2, m);
   m.score_func = scores == "sigmoid" ? ScoreFunction::kSigmoid : ScoreFunction::kSoftmax;
   m.route_norm = fields.find("norm_topk_prob") == nullptr ? !is_v2 : fields.flag("norm_topk_prob");
   m.route_scale = number(fields, "routed_scaling_factor");
   m.norm_eps = number(fields, "rms_norm_eps", 1e-6f);
   m.rope_theta = number(fields, "rope_theta", 10000.0f);
   m.eos_id = config.eos_id;
-  // transformers 5 writes "rope_parameters" with the base in it, older versions "rope_scaling".
-  m.original_seq_len = config.seq_len;
-  const char* rope_key = "rope_scaling";
-  if (family.form == HfForm::kRemoteCode) {
-    rope_key = "yarn";
-  } else if (fields.find("rope_parameters") != nullptr) {
-    rope_key = "rope_parameters";
-  }
-  if (const nlohmann::json* rope_object = fields.find(rope_key)) {
-    const Fields rope(*rope_object, fields.place_of(rope_key));
-    m.rope_theta = number(rope, "rope_theta", m.rope_theta);
-    const std::string scaling = text(rope, "rope_type", text(rope, "type", "default"));
-    require(scaling == "default" || scaling == "yarn", "{}: RoPE scaling \"{}\" is not implemented; expected yarn",
-            where, scaling);
-    if (scaling == "yarn") {
-      m.rope_factor = number(rope, "factor");
-      m.original_seq_len = integer(rope, "original_max_position_embeddings");
-      m.beta_fast = number(rope, "beta_fast", 32.0f);
-      m.beta_slow = number(rope, "beta_slow", 1.0f);
-      // With other values transformers scales cosines and sines as well.
-      m.mscale = number(rope, "mscale_all_dim");
-      require(number(rope, "mscale") == m.mscale,
-              "{}: \"mscale\" and \"mscale_all_dim\" are not the same number, which is not implemented", where);
-      require(m.mscale != 0.0f || rope.find("attention_factor") != nullptr,
-              "{}: \"mscale\" is 0 without \"attention_factor\": 1, which is not implemented", where);
-      require_only(rope, "attention_factor", 1);
-      require_only(rope, "truncate", true);
-      require(
-          m.original_seq_len < config.seq_len,
-          "{}: YaRN without a longer sequence (\"original_max_position_embeddings\" {}, \"max_position_embeddings\" "
-          "{}) is not implemented",
-          where, m.original_seq_len, config.seq_len);
-    }
-  }
+  read_rope(fields, family, where, config);
   try {
     m.validate();
   } catch (const Error& error) {
