@@ -42,7 +42,7 @@ enum class DispatchBackend { kLocal, kStandard, kDirect };
 
 enum class PayloadPrecision { kDefault, kMxfp8 };
 
-/// Multiprocessors for a call of direct: found by measurement (docs/performance.md).
+/// Default number of multiprocessors for a call of direct, found by measurement (docs/performance.md).
 inline constexpr int kDefaultSms = 24;
 
 struct DispatchOptions {
@@ -50,21 +50,21 @@ struct DispatchOptions {
   std::int64_t dim = 0;
   std::int64_t num_experts = 0;  // E
   std::int64_t top_k = 0;        // K
-  /// More than one, for direct: the E experts are those of one of so many domains, over which a token's K choices are
-  /// spread. A choice that is of another domain has expert id kNoExpert, no row, and a weight that is not read;
-  /// its gradient is undefined.
+  /// For direct: the number of domains over which a token's K choices are spread; the E experts are those of one
+  /// domain. A choice in another domain has expert id kNoExpert, no row, and a weight that is not read. Its gradient is
+  /// undefined.
   std::int64_t num_domains = 1;
   DType dtype = DType::kFloat32;
-  /// The largest that a layer has.
+  /// The largest alignment of any layer.
   std::int64_t max_alignment = 1;
-  /// Rows that a rank has room for, as a multiple of those of a balanced load, T·K (of several domains, their number's
-  /// part of that); 0: for any load. Tokens are never dropped: more rows than that are an error.
+  /// Rows that a rank has room for, as a multiple of a balanced load's: t·K, or with several domains its part of that.
+  /// 0 means room for any load. Tokens are never dropped: more rows are an error.
   double capacity_factor = 0.0;
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;
-  /// Where tensors are, for direct: kCpu or kCuda.
+  /// Device of the tensors, for direct: kCpu or kCuda.
   Device device = Device::kCpu;
-  /// Of a GPU, that a call of direct takes; at least 2.
+  /// Multiprocessors of a GPU that a call of direct takes; at least 2.
   int num_sms = kDefaultSms;
 };
 
@@ -74,7 +74,7 @@ struct DispatchLayer {
   std::int64_t alignment = 1;
 };
 
-/// What a router gives for the t tokens of this rank.
+/// What a router chose for the t tokens of this rank.
 struct TokenRouting {
   Tensor expert_ids_tK;  // int32, those of a token different
   Tensor weights_tK;     // float32
@@ -83,17 +83,18 @@ struct TokenRouting {
 
 namespace ep {
 
-// What each backend keeps of a dispatch. int32; a slot is t·K + k, -1 is none.
+// What each backend keeps from a dispatch. All tensors are int32. A slot is t·K + k; -1 stands for none.
 
 struct LocalRouting {
   Tensor slot_of_row_R, row_of_slot_tK;
 };
 
-/// Sent: this rank's slots sorted by expert. Received: rows by source rank, then expert, then token.
+/// Sent rows are this rank's slots, sorted by expert. Received rows are ordered by source rank, then expert, then
+/// token.
 struct StandardRouting {
   Tensor slot_of_sent_tK, sent_of_slot_tK;
   Tensor source_of_row_R, row_of_received_R;
-  /// Rows to each rank and from it, on the host, which drives the collectives.
+  /// Numbers of rows to each rank and from it. They are on the host, which drives the collectives.
   struct Counts {
     std::vector<std::int64_t> num_sent_P, num_received_P;
   };
@@ -101,49 +102,49 @@ struct StandardRouting {
 };
 
 struct DirectRouting {
-  /// This rank's tokens: the ranks that they go to, ascending, and their first row there.
+  /// For each of this rank's tokens: the ranks that get a copy, ascending, and the copy's first row there.
   Tensor rank_tJ, first_row_tJ;
-  /// The copies that came: how many, where each one's sum goes, and its rows (those of `rows_Q1`) with their slots, in
-  /// the order of k.
+  /// The copies that this rank received: their number, where the sum of each goes, and its rows (of `rows_Q1`) with
+  /// their slots, in the order of k.
   Tensor num_copies_1, home_Q, place_Q, rows_Q1, row_of_choice_R, slot_of_choice_R;
-  /// The row that holds a row's token: itself, or the copy's first.
+  /// For each row, the row that holds its token: itself, or the first row of the copy.
   Tensor source_of_row_R;
 };
 
-/// The same on GPUs, P ranks.
+/// The same on GPUs, for a group of P ranks.
 struct GpuDirectRouting {
   Tensor rank_tJ, first_row_tJ;
-  /// The copies that came: which of its token's copies each is, in the order of ranks; -1: none. Of those that are
-  /// there, the rows of the token's choices, -1 for those on other ranks.
+  /// For each token of each rank: which of the token's copies this rank received, in the order of ranks, or -1. For
+  /// each choice of such a token its row here, or -1 if its expert is on another rank.
   Tensor place_Pt, row_PtK;
   Tensor source_of_row_R;
-  /// Where the rows of the i-th local expert end, and its padding begins.
+  /// For each local expert, the row after its last one, where its padding begins.
   Tensor ends_e;
 };
 
-/// Of two-level, N domains. It exchanges up to N·t tokens between domains each way, a token once with each domain.
+/// What two-level keeps, with N domains. Up to N·t tokens cross between domains each way, each token once per domain.
 struct TwoLevelRouting {
-  /// This rank's tokens as they are sent, domain by domain: which they are.
+  /// This rank's tokens in the order in which they are sent, domain by domain.
   Tensor token_of_sent_Nt;
-  /// The place of a token among those sent to a domain; N·T: it is not sent there. The place of a choice's number among
-  /// the numbers, K each, that come back for those.
+  /// sent_of_token: place of a token among those sent to a domain; N·t if it is not sent there. number_of_slot: place
+  /// of a choice's number among the numbers, K per token, that come back.
   Tensor sent_of_token_tN, number_of_slot_tK;
-  /// Tokens to each domain and from it, on the host.
+  /// Numbers of tokens to each domain and from it, on the host.
   struct Counts {
     std::vector<std::int64_t> num_sent_N, num_received_N;
   };
   std::shared_ptr<Counts> counts;
-  /// Of the dispatch within the domain, of the tokens that have come; it holds its routing, T' = N·T.
+  /// The dispatch within the domain, of the t' = N·t tokens that this rank received. It owns its routing.
   std::shared_ptr<DispatchSaved> within;
 };
 
 }  // namespace ep
 
-/// What a layer keeps from its dispatch for the other calls. Holds the routing's tensors, which must live as long.
+/// What a layer keeps from its dispatch for the other calls. It holds the routing's tensors, which must live as long.
 struct DispatchSaved {
   DispatchLayer layer;
   TokenRouting routing;
-  // From dispatch.
+  // Written by dispatch.
   Tensor offsets_e1;  // int32: rows [offsets[i], offsets[i + 1]) are the i-th local expert's
   Tensor weights_R;   // float32: a row's routing weight, 0 for all that are padding
   std::variant<ep::LocalRouting, ep::StandardRouting, ep::DirectRouting, ep::GpuDirectRouting, ep::TwoLevelRouting>
@@ -151,7 +152,7 @@ struct DispatchSaved {
 
   std::int64_t num_tokens() const { return routing.expert_ids_tK.dim(0); }
   std::int64_t num_rows() const { return weights_R.dim(0); }
-  /// offsets_e1's last number, [1].
+  /// Returns the number of rows in use: the last number of offsets_e1, [1].
   Tensor num_rows_1() const { return offsets_e1.rows(offsets_e1.dim(0) - 1, offsets_e1.dim(0)); }
 };
 
@@ -167,11 +168,13 @@ class Dispatcher {
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
-  /// Memory of this rank besides the arena's, which allocate() takes.
+  /// Bytes that allocate() takes on this rank, besides the arena.
   virtual std::size_t window_bytes() const { return 0; }
-  /// Together with all ranks, before the first call that does not measure. Throws Error if there is no such memory.
+  /// Allocates the windows. All ranks must call it together, before the first call that does not measure. Throws Error
+  /// if there is not enough memory.
   virtual void allocate() {}
-  /// SMs of a GPU that a call takes, while others are free for other work; 0: all of them, for a short time.
+  /// SMs of a GPU that a call takes, while the others are free for other work. 0: a call takes all of them, for a short
+  /// time.
   virtual int num_sms() const { return 0; }
   /// Whether calls wait for the GPU, and so cannot be parts of a graph.
   virtual bool waits_for_gpu() const { return false; }
@@ -180,31 +183,30 @@ class Dispatcher {
   virtual void check() {}
 
   std::int64_t max_rows(std::int64_t num_tokens, std::int64_t alignment) const;
-  /// Memory for what a layer keeps, from op's arena.
+  /// Allocates what a layer keeps, from op's arena.
   DispatchSaved allocate_saved(const Context& op, const DispatchLayer& layer, const TokenRouting& routing) const;
 
   /// x_RD (=) the rows, padding 0, in those of its forms that are defined, and what is saved from the routing. Where
   /// the payload has x_RD.rows' format, these are the very bytes that were sent. Throws Error, on all ranks, if a rank
   /// gets more rows than it has room for; the calls of that layer that follow are then not to be made.
   void dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
-  /// The same rows once more, for recomputation.
+  /// Gives the same rows once more, for recomputation.
   void dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD);
-  /// y_tD[t] (= or +=) the sum of weight · row of out_RD over the token's rows.
+  /// Assigns or adds to y_tD[t] the sum of weight · row of out_RD over the token's rows.
   void combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved, const Tensor& y_tD, Write write);
   /// d_out_RD (=) the gradient of out_RD without the weight, which comes in with SwiGLU's backward; padding 0. In the
   /// forms that are defined.
   void combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                         const GemmOperand& d_out_RD);
-  /// d_y_tD[t] (= or +=) the sum of the token's rows of d_x_RD; d_weights_tK (=) their numbers of d_weights_R
-  /// (float32).
+  /// Assigns or adds to d_y_tD[t] the sum of the token's rows of d_x_RD. Assigns to d_weights_tK (float32) the token's
+  /// numbers of d_weights_R.
   void dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R, const DispatchSaved& saved,
                          const Tensor& d_y_tD, Write write, const Tensor& d_weights_tK);
 
-  /// Where rows come into this rank's window, [R, D]: as x_RD.plain of a dispatch they need not be copied out of it.
-  /// They are the layer's until the next dispatch, of any layer. Undefined where there is no such place: other
-  /// backends, and other payloads.
+  /// Returns the part of this rank's window that receives rows, [R, D]. Passed as x_RD.plain of a dispatch, it saves
+  /// copying them. The rows stay until the next dispatch of any layer. Undefined for other backends and other payloads.
   virtual Tensor rows_in_window(const Context& op, const DispatchSaved& saved) const;
-  /// The same for d_out_RD.plain of combine_backward, until the next one.
+  /// The same for d_out_RD.plain of combine_backward; the rows stay until the next combine_backward.
   virtual Tensor gradients_in_window(const Context& op, const DispatchSaved& saved) const;
 
   const DispatchOptions& options() const { return options_; }
@@ -215,15 +217,15 @@ class Dispatcher {
 
   int num_ranks() const { return num_ranks_; }
   std::int64_t num_local_experts() const { return options_.num_experts / num_ranks_; }
-  /// That a rank's experts get of a balanced load.
+  /// Returns the number of rows that a rank's experts get when the load is balanced.
   double balanced_rows(std::int64_t num_tokens) const {
     return static_cast<double>(num_tokens * options_.top_k) / static_cast<double>(options_.num_domains);
   }
 
  private:
-  /// offsets_e1 and weights_R.
+  /// Allocates offsets_e1 and weights_R.
   virtual void allocate_rows(const Context& op, DispatchSaved& saved) const;
-  // The calls, after their operands have been checked; also when measuring.
+  // The backend's part of each call, after the operands were checked. Also called when measuring.
   virtual void allocate_backend(const Context& op, DispatchSaved& saved) const = 0;
   virtual void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                            const GemmOperand& x_RD) = 0;
@@ -245,8 +247,9 @@ class Dispatcher {
   int num_ranks_;
 };
 
-/// A rank's groups for two-level: all ranks, which are cut into domains of neighbours, all of one size; those of its
-/// own domain, which reach each other's memory; and those with its place in each of the domains, in their order.
+/// The groups of a rank for two-level. `all`: all ranks, cut into domains of equally many neighbours. `within`: this
+/// rank's domain, whose ranks reach each other's memory. `across`: the ranks with this rank's place in each domain, in
+/// the domains' order.
 struct DomainGroups {
   ProcessGroup &all, &within, &across;
 };

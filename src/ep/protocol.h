@@ -44,7 +44,7 @@ constexpr const char* name_of(Call call) {
   return kNames[static_cast<int>(call)];
 }
 
-/// Parts of a window.
+/// The parts of a window that steps store into and read from.
 enum class Buffer : std::uint8_t { kNone, kCounts, kRows, kGradients, kSums };
 inline constexpr int kNumBuffers = 5;
 

@@ -7,11 +7,13 @@
 
 namespace tessera {
 
-/// The group must stay; `hook`, for direct, may be null. Throws Error if so many rows cannot be counted.
+/// Returns a dispatcher of this backend. The group must outlive it; `hook`, for direct, may be null. Throws Error if
+/// the rows cannot be counted in 32 bits.
 std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
                                             const DispatchOptions& options, ep::StepHook* hook = nullptr);
 
-/// Two-level. The groups must stay; the rest as of make_dispatcher for all ranks.
+/// Returns a two-level dispatcher. The groups must outlive it. `hook` and errors are those of make_dispatcher for all
+/// ranks.
 std::unique_ptr<Dispatcher> make_two_level_dispatcher(const DomainGroups& groups, const DispatchOptions& options,
                                                       ep::StepHook* hook = nullptr);
 

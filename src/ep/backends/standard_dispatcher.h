@@ -29,12 +29,12 @@ class StandardDispatcher : public Dispatcher {
                             const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
                             const Tensor& d_weights_tK) override;
 
-  /// From the counts of all ranks: what is saved, but for the weights.
+  /// Computes, from the counts of all ranks, what `saved` holds, except the weights.
   void plan(const Context& op, const DispatchSaved& saved);
-  /// Rows of this rank's tokens to their experts.
+  /// Sends the rows of this rank's tokens to the ranks of their experts.
   void send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision, const DispatchSaved& saved,
                    const GemmOperand& x_RD, std::string_view operation);
-  /// Experts' rows to their tokens' rank, where they are summed.
+  /// Sends experts' rows back to the ranks of their tokens, where they are summed.
   void return_rows(const Context& op, const Tensor& x_RD, const Tensor& weights_tK, const DispatchSaved& saved,
                    const Tensor& y_tD, Write write, std::string_view operation);
   Work to_experts(const Tensor& sent, const Tensor& received, const DispatchSaved& saved, std::string_view operation);

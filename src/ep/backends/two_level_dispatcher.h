@@ -39,20 +39,21 @@ class TwoLevelDispatcher : public Dispatcher {
                             const Tensor& d_weights_tK) override;
 
   int num_domains() const { return groups_.across.size(); }
-  /// T', tokens per rank of the dispatch within the domain.
+  /// Returns t', the number of tokens that a rank has in the dispatch within the domain.
   std::int64_t num_tokens_within(const DispatchSaved& saved) const { return num_domains() * saved.num_tokens(); }
-  /// From the expert ids of the ranks with this place: all that is saved but weights. Throws Error, on all ranks, if a
-  /// rank gets more rows than it has room for.
+  /// Computes, from the expert ids of the ranks with this place, what `saved` holds, except the weights. Throws Error,
+  /// on all ranks, if a rank gets more rows than it has room for.
   void plan(const Context& op, const DispatchSaved& saved);
-  /// This rank's tokens to the domains of their experts; what comes here of others' [t', D], in scratch memory.
+  /// Sends this rank's tokens to the domains of their experts. Returns the tokens [t', D] that other ranks have sent
+  /// here, in scratch memory.
   GemmOperand exchange_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,
                               const DispatchSaved& saved, std::string_view operation);
-  /// Rows of x, a row per token, to the domains; what comes from there.
+  /// Sends rows of x, one per token, to the domains, and receives theirs.
   Work to_domains(const Context& op, const Tensor& x, const Tensor& received, const DispatchSaved& saved,
                   std::string_view operation);
-  /// Rows of what came to the ranks that they came from.
+  /// Sends the rows of x back to the ranks that they came from.
   Work from_domains(const Tensor& x, const Tensor& back, const DispatchSaved& saved, std::string_view operation);
-  /// The domains' sums x [t', D] to their tokens' ranks, where they are added: y_tD (= or +=).
+  /// Sends the domains' sums x [t', D] to the ranks of their tokens, which add them: y_tD (= or +=).
   void return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_tD, Write write,
                    std::string_view operation);
 

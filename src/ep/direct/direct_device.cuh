@@ -24,13 +24,13 @@ using cuda::kAllLanes;
 using cuda::kWarp;
 
 inline constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-/// In rank_tJ: the token's layer was overloaded.
+/// Values of rank_tJ in place of a rank: there is none; the layer was overloaded.
 inline constexpr int kNoRank = -1, kOverloaded = -2;
 
 __device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarp; }
 __device__ inline int lowest(unsigned lanes) { return __ffs(static_cast<int>(lanes)) - 1; }
 
-/// What the own window's `place` is in another's.
+/// Returns the address in another rank's window that corresponds to `place` in this rank's.
 template <typename T>
 __device__ inline T* at(const CallArgs& call, int rank, T* place) {
   return reinterpret_cast<T*>(call.peers[rank] + (reinterpret_cast<std::byte*>(place) - call.peers[call.rank]));
@@ -51,7 +51,7 @@ __device__ inline std::uint64_t epoch_seen(Flag flag, std::uint64_t value) {
   return flag == Flag::kReady || value == 0 ? value : (value + 1) / kMaxChunks - 1;
 }
 
-/// A warp's.
+/// Sets this rank's flag on every rank to `value`. Executed by one warp.
 __device__ inline void signal(const CallArgs& call, Flag flag, std::uint64_t value) {
   for (int peer = lane_idx(); peer < call.num_ranks; peer += kWarp) {
     ptx::store_release_sys(at(call, peer, flag_word(call, flag, call.rank)), value);
@@ -62,7 +62,7 @@ __device__ inline bool has_failed(const CallArgs& call) {
   return *static_cast<volatile std::uint32_t*>(&call.state->failed);
 }
 
-/// Lets `fill` fill in the report if there is none.
+/// Calls `fill` with the report, unless an earlier failure is in it.
 template <typename Fill>
 __device__ inline void report(const CallArgs& call, GpuReport::Kind kind, Fill&& fill) {
   volatile GpuReport& found = *call.report;
@@ -73,7 +73,8 @@ __device__ inline void report(const CallArgs& call, GpuReport::Kind kind, Fill&&
   found.kind = kind;
 }
 
-/// A warp's: until all sources' flags have this value. False if one does not come in time, or has not before.
+/// Waits until the flags of all sources have this value. Executed by one warp. Returns false if a flag does not come in
+/// time, or if an earlier wait has failed.
 __device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoch, int chunk) {
   const std::uint64_t expected = flag_value(call, flag, epoch, chunk), begin = ptx::nanoseconds();
   bool came = true;
@@ -100,7 +101,7 @@ __device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoc
   return all_came;
 }
 
-/// This rank's share of a call in blocks, of which so many sixteenths store.
+/// How a call's blocks share its work: `sixteenths` of them store, the others work on what comes.
 struct Share {
   int num_senders, num_warps, warp;  // blocks that store; warps that do as this one does, this one
   bool sends;
@@ -112,7 +113,7 @@ struct Share {
         sends(static_cast<int>(blockIdx.x) < num_senders),
         epoch(*static_cast<volatile std::uint64_t*>(&call.state->epoch) + 1),
         tokens_per_chunk((call.num_tokens + call.num_chunks - 1) / call.num_chunks) {
-    // Neighbours are in different blocks.
+    // Warps with neighbouring indices are in different blocks.
     const int blocks = sends ? num_senders : call.num_blocks - num_senders;
     const int block = static_cast<int>(blockIdx.x) - (sends ? 0 : num_senders);
     num_warps = blocks * kWarps;
@@ -123,7 +124,7 @@ struct Share {
   }
 };
 
-/// A warp's: has stored its part of a chunk.
+/// Counts this warp as one that has stored its part of a chunk. The last warp to arrive signals `stored` to all ranks.
 __device__ inline void arrive(const CallArgs& call, const Share& share, int chunk) {
   bool is_last = false;
   __syncwarp();
@@ -141,7 +142,7 @@ __device__ inline void arrive(const CallArgs& call, const Share& share, int chun
   }
 }
 
-/// The end of all blocks.
+/// Called by every block when it is done. The last one counts the call as made.
 __device__ inline void finish(const CallArgs& call, const Share& share, bool stored_sums) {
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -152,7 +153,8 @@ __device__ inline void finish(const CallArgs& call, const Share& share, bool sto
   call.state->after_sums = stored_sums;
 }
 
-/// A block's; with ready flags if `needed`. False if it is not to go on.
+/// Called by every thread of a block. Waits for the other ranks' ready flags if `needed`. Returns false when the call
+/// has failed and the block must exit.
 __device__ inline bool get_ready(const CallArgs& call, const Share& share, bool needed) {
   __shared__ bool ready;
   if (threadIdx.x < kWarp) {
@@ -181,7 +183,8 @@ struct PiecesMemory {
   ptx::Barrier arrived[kWarps][kStages];
 };
 
-/// A warp's, in the order in which they were asked for.
+/// Copies pieces of rows into shared memory, and gives them in the order in which they were asked for. Used by one
+/// warp.
 class Pieces {
  public:
   __device__ explicit Pieces(PiecesMemory& memory) {
@@ -194,7 +197,7 @@ class Pieces {
   }
 
   __device__ bool has_room() const { return num_held_ < kStages; }
-  /// Up to kPieceBytes. All lanes give the same.
+  /// Starts to copy up to kPieceBytes. All lanes pass the same values.
   __device__ void fetch(const std::byte* from, int num_bytes) {
     if (lane_idx() == 0) {
       ptx::mbarrier_arrive_expect_tx(&arrived_[fetched_], static_cast<std::uint32_t>(num_bytes));
@@ -203,7 +206,7 @@ class Pieces {
     fetched_ = next_stage(fetched_);
     ++num_held_;
   }
-  /// The next one, when it is there.
+  /// Waits for the next piece and returns it.
   __device__ const std::byte* wait() {
     const std::byte* piece = pieces_[awaited_];
     ptx::mbarrier_wait(&arrived_[awaited_], parity_);
@@ -211,7 +214,7 @@ class Pieces {
     if (awaited_ == 0) parity_ ^= 1;
     return piece;
   }
-  /// The oldest one has been read, by all lanes.
+  /// Frees the oldest piece. All lanes must have read it.
   __device__ void release() { --num_held_; }
 
  private:

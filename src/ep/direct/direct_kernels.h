@@ -1,5 +1,5 @@
-// The kernels of the direct dispatcher on GPUs (direct_device.cuh): one per call. For sources that are built with CUDA
-// only.
+// Launches the kernels of the direct dispatcher on GPUs (direct_device.cuh), one per call. Only sources that are built
+// with CUDA include this.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 namespace tessera::ep {
 
 inline constexpr int kMaxGpuRanks = 64, kMaxGpuExperts = 1024, kMaxGpuTopK = 24;
-/// A call's tokens go in up to so many chunks, in order: what has come of one is worked on while the next is stored.
+/// The largest number of chunks that a call's tokens are cut into. One chunk is worked on while the next is stored.
 inline constexpr int kMaxChunks = 16;
 
-/// What a rank has found, for the host to read. The first one stays until the host clears it.
+/// A failure that a rank's GPU has found, for the host to read. The first one stays until the host clears it.
 struct GpuReport {
   enum class Kind : std::int32_t { kNone, kLate, kOverload };
   Kind kind;
@@ -29,7 +29,7 @@ struct GpuReport {
   std::int32_t rank, num_rows, num_rows_needed;
 };
 
-/// Of a rank's GPU, from call to call. Zeroed memory: no call yet.
+/// State of a rank's GPU that lasts from call to call. Zeroed memory means that no call was made.
 struct GpuState {
   std::uint64_t epoch;
   std::uint32_t after_sums;  // as in CallSequence
@@ -38,7 +38,8 @@ struct GpuState {
   std::uint32_t arrivals[kMaxChunks];
 };
 
-/// A choice of a token whose copy is stored: its row on the rank that gets it, -1 if it has none there.
+/// One choice of a token whose copy is stored. `row` is on the rank that gets the copy; -1 if the choice has no row
+/// there.
 struct GpuChoice {
   std::int32_t row;
   float weight;
@@ -55,14 +56,14 @@ struct CallArgs {
   GpuReport* report;
   std::byte* peers[kMaxGpuRanks];  // windows; pointers into the own one stand for the same place in all
   std::byte* flags;
-  // Saved.
+  // The members below point into DispatchSaved.
   std::int32_t *rank_tJ, *place_Pt, *row_PtK;
 };
 
-/// One tensor of a payload.
+/// One tensor of a payload: the rows' elements, or their scales.
 struct RowPart {
-  /// How a warp copies a row: in pieces through shared memory, whole 16 bytes; 16 bytes by each lane (a row's scales,
-  /// for which a piece is too much: it costs as much with 224 bytes as with 4096); byte by byte.
+  /// How a warp copies a row. kPieces: through shared memory, in multiples of 16 bytes. kLanes: 16 bytes by each lane,
+  /// for a row's scales, where a piece would cost as much for 224 bytes as for 4096. kBytes: byte by byte.
   enum class Copied : std::int32_t { kPieces, kLanes, kBytes };
 
   const std::byte* tokens;
@@ -73,14 +74,14 @@ struct RowPart {
 };
 inline constexpr int kMaxLanesBytes = 32 * 16;  // a warp's
 
-/// Of the calls that store rows.
+/// Arguments of the calls that store rows: dispatch, dispatch_again and combine_backward.
 struct RowsArgs {
   RowPart parts[2];  // at most the first one in pieces, at most the second one by lanes
   int num_parts;
   std::int32_t* first_row_tJ;
   std::int32_t *offsets_e1, *ends_e;
   int num_local_experts;
-  // Of a dispatch.
+  // The members below are for dispatch and dispatch_again only.
   int num_experts, alignment, max_rows;
   const std::int32_t *expert_ids_tK, *counts_E;
   const float* weights_tK;
@@ -91,20 +92,20 @@ struct RowsArgs {
   float* weights_R;
 };
 
-/// Of the calls that store sums.
+/// Arguments of the calls that store sums: combine and dispatch_backward.
 struct SumsArgs {
   std::int64_t row_bytes;  // a multiple of 16
   const std::byte* x;
   std::byte *sums, *y;  // sums: in the window
   bool accumulate;
   const float* weights_R;  // null: all are 1
-  // Of dispatch_backward, else null.
+  // The members below are null but in dispatch_backward.
   const float* d_weights_R;
   float *window_d_weights_tK, *d_weights_tK;
 };
 
 void launch_rows(const cuda::Stream& stream, const CallArgs& call, const RowsArgs& args);
-/// Of float32 or bfloat16.
+/// `dtype` is the type of the sums: float32 or bfloat16.
 void launch_sums(const cuda::Stream& stream, DType dtype, const CallArgs& call, const SumsArgs& args);
 
 }  // namespace tessera::ep

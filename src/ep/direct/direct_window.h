@@ -8,19 +8,19 @@
 
 namespace tessera::ep {
 
-/// A flag of one source rank, on a cache line of its own.
+/// The flag of one source rank, on a cache line of its own.
 struct alignas(kAlignment) FlagWord {
   std::atomic<std::uint64_t> epoch;  // zeroed memory: no call yet
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// A copy of a token for the experts of one rank: its first row there holds the numbers.
+/// Describes a copy of a token for the experts of one rank. The copy's first row there holds the numbers.
 struct CopyRecord {
   std::int32_t token;  // on its own rank
   std::int32_t place;  // which of the token's copies it is, in the order of ranks
   std::int32_t num_rows;
 };
-/// Follows the record, per row, in the order of k.
+/// One entry per row of the copy, in the order of k. The entries follow the CopyRecord.
 struct CopyChoice {
   std::int32_t row, k;
   float weight;
@@ -28,29 +28,29 @@ struct CopyChoice {
 
 class DirectWindow {
  public:
-  /// max_rows: R of the largest T and alignment.
+  /// `max_rows` is R for the largest t and alignment.
   DirectWindow(int num_ranks, const DispatchOptions& options, std::int64_t max_rows);
 
   std::size_t num_bytes() const { return num_bytes_; }
-  /// Together with all ranks of the group.
+  /// Allocates the window. All ranks of the group must call it together.
   void allocate(ProcessGroup& group) { window_ = group.allocate_window(num_bytes_); }
 
   std::byte* base(int rank) const { return window_->peer(rank); }
   std::byte* flags(int rank) const { return at(rank, flags_); }
-  // On `rank`'s side; the tensors are on Device::kMeta before allocate().
+  // The functions below give parts of `rank`'s window. Before allocate() their tensors are on Device::kMeta.
   std::atomic<std::uint64_t>& flag(int rank, Flag flag, int source) const;
-  /// int32. On GPUs those of even epochs; those of odd ones lie right behind them.
+  /// int32. On GPUs this tensor is for even epochs; the one for odd epochs lies right behind it.
   Tensor counts_PE(int rank) const;
-  // On CPUs:
+  // The next three are used on CPUs only.
   Tensor num_copies_P(int rank) const;  // int32: per source
-  /// The i-th copy from `source`; its choices follow.
+  /// Returns the record of the i-th copy from `source`; its choices follow it.
   CopyRecord* copy(int rank, int source, std::int64_t i) const;
   static CopyChoice* choices(CopyRecord* copy) { return reinterpret_cast<CopyChoice*>(copy + 1); }
-  // On GPUs, of the tokens of each source (direct_kernels.h); with fewer tokens than there is room for, the first T of
-  // all P · t:
+  // The next two are used on GPUs only (direct_kernels.h). They have an entry per token of each source. A call with
+  // fewer tokens than there is room for uses the first of all P · t entries.
   Tensor place_Pt(int rank) const;    // int32
   Tensor choice_PtK(int rank) const;  // [.., 2]: of 4 bytes each
-  /// Where rows of a dispatch come in.
+  /// Returns the buffer that receives the rows of a dispatch.
   Payload rows(int rank) const;
   Payload gradients(int rank) const;
   /// [max_tokens · J, D]: the sum of a token's rows on the j-th of its ranks, at token · J + j.
@@ -71,7 +71,7 @@ class DirectWindow {
   std::unique_ptr<SymmetricWindow> window_;
 };
 
-/// A dispatcher of windows.
+/// What the direct dispatchers of CPUs and of GPUs share.
 class WindowDispatcher : public Dispatcher {
  public:
   std::size_t window_bytes() const override { return window_.num_bytes(); }
@@ -82,9 +82,9 @@ class WindowDispatcher : public Dispatcher {
  protected:
   WindowDispatcher(const DispatchOptions& options, ProcessGroup& group);
 
-  /// Rows, gradients: of this call's size, on `rank`'s side.
+  /// Returns `buffer` (kRows or kGradients) of `rank`'s window, cut to this call's size.
   Payload rows_of(int rank, Buffer buffer, const DispatchSaved& saved) const;
-  /// The end of a message about a flag that does not come.
+  /// Returns the end of a message about a flag that has not come.
   std::string missing(Flag flag, int source, std::uint64_t expected, std::uint64_t seen) const;
 
   ProcessGroup& group_;
