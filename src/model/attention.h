@@ -13,37 +13,37 @@
 namespace tessera {
 
 struct AttentionSaved {
-  // Kept under Recompute::kNone and kSelective.
+  // Kept under Recompute::kNone and Recompute::kSelective:
   Tensor kv_a_tC;  // [t, kv_lora + rope]: latent before its norm | k_rope before rotation
   Tensor kv_rstd_t;
   Tensor q_a_tC, q_rstd_t;  // the queries' latent before its norm; only with query compression
   GemmOperand o;
   Tensor lse_TH;
-  // Kept under kNone, else recomputed.
+  // Kept under Recompute::kNone, otherwise recomputed:
   GemmOperand kv_latent_KC, q_latent_TC;  // after their norms
   Tensor q, kv, k_rope;                   // what the attention core reads; q without compression is always kept
 };
 
 class Attention {
  public:
-  /// Adds the parameters `prefix`wq..., `layer` sets the initial deviation. Shapes: y_tD, out_tD and their gradients
+  /// Adds the parameters `prefix`wq and so on. `layer` sets the initial deviation. y_tD, out_tD and their gradients are
   /// [t, D].
   Attention(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer);
 
-  /// Forms of y_tD.
+  /// Returns the forms in which the attention reads y_tD.
   InputForms y_forms(const LayerContext& context) const;
-  /// Memory for what the forward keeps.
+  /// Allocates what the forward keeps.
   void allocate_saved(const LayerContext& context, AttentionSaved& saved) const;
-  /// After allocate_saved: out_tD = MLA(y_tD). An undefined out_tD: only what the backward needs.
+  /// Computes out_tD = MLA(y_tD), after allocate_saved. If out_tD is undefined, computes only what the backward needs.
   void forward(const LayerContext& context, const GemmOperand& y_tD, const AttentionSaved& saved,
                const Tensor& out_tD) const;
 
-  /// d_y_tD from d_out_tD; parameters' gradients +=.
+  /// Computes d_y_tD from d_out_tD, and adds to the parameters' gradients.
   void backward(const LayerContext& context, const GemmOperand& y_tD, const AttentionSaved& saved,
                 const Tensor& d_out_tD, const Tensor& d_y_tD) const;
 
-  /// out_TD for one new token of each slot, T slots: token t is at `positions` (context.batch) of slot t. Its latent
-  /// and k_rope go into cache_SPN, and it attends to all that the slot holds (ops/attention/mla_decode.h).
+  /// Computes out_TD for one new token of each of T slots. Token t is at `positions` (context.batch) of slot t. Its
+  /// latent and k_rope go into cache_SPN, and it attends to all that the slot holds (ops/attention/mla_decode.h).
   void decode(const LayerContext& context, const Tensor& y_TD, const Tensor& slot_T, const Tensor& cache_SPN,
               const Tensor& out_TD) const;
 
@@ -51,12 +51,12 @@ class Attention {
   MlaDims dims(const LayerContext& context) const;
   MlaOperands core_operands(const LayerContext& context, const AttentionSaved& saved) const;
   void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;
-  /// `for_wgrad`: the latents also in the forms that their weights' gradients read.
+  /// `for_wgrad`: also writes the latents in the forms that the weight-gradient GEMMs read.
   void compute_recomputed(const LayerContext& context, AttentionSaved& saved, bool for_wgrad) const;
-  // The norms of the latents of all keys, and of all T queries, in the forms that the projections behind them read.
+  // Return the normed latents of all K keys and of all T queries, in the forms that the up-projections read.
   GemmOperand key_latents(const LayerContext& context, const AttentionSaved& saved, bool for_wgrad) const;
   GemmOperand query_latents(const LayerContext& context, const AttentionSaved& saved, bool for_wgrad) const;
-  /// Turns by the tokens' positions.
+  /// Rotates x by the tokens' positions (RoPE).
   void rotate(const LayerContext& context, const Tensor& x, const Tensor& positions, std::int64_t num_heads,
               RopeDirection direction, const Tensor& y) const;
 

@@ -41,34 +41,34 @@ class Batch {
   void upload(const cuda::Stream& stream) const { ids_.upload(stream); }
 
   std::int64_t num_seqs() const { return num_seqs_; }
-  /// Of its tensors on one device.
+  /// Bytes of the batch's tensors on one device.
   std::size_t num_bytes() const { return ids_.host().size_bytes(); }
   std::int64_t seq_len() const { return seq_len_; }
-  /// Tokens of a sequence, and of all, that this rank has.
+  /// This rank's tokens of one sequence, and of all sequences.
   std::int64_t tokens_per_seq() const { return seq_len_ / part_.size; }
   std::int64_t num_tokens() const { return num_seqs_ * tokens_per_seq(); }
-  /// Of these, positions whose label counts.
+  /// This rank's positions whose label counts.
   std::int64_t num_valid() const { return num_valid_; }
-  /// Ranges of a sequence that this rank's tokens are, one behind the other; one or two.
+  /// This rank's ranges of a sequence, one or two, in order.
   std::span<const TokenRange> ranges() const { return ranges_; }
 
-  // int32 tensors [T] on `device`.
+  // The functions below return int32 tensors [T] on `device`.
   Tensor inputs(Device device) const { return view(inputs_, device); }
   Tensor labels(Device device) const { return view(labels_, device); }
-  /// RoPE's position of a token: in its document under block_causal, else in its sequence.
+  /// Position of each token for RoPE: in its document under block_causal, otherwise in its sequence.
   Tensor positions(Device device) const { return view(positions_, device); }
-  /// Index in its sequence of the first token that a token attends to.
+  /// For each token, the index in its sequence of the first token that it attends to.
   Tensor doc_starts(Device device) const { return view(doc_starts_, device); }
-  /// The order of all ranks' tokens: those of rank r of context parallelism are tokens [r · T, (r + 1) · T) of [size ·
-  /// T] where the parts lie one behind the other, and in [B · S] they lie sequence by sequence. The index in the former
-  /// of each token of the latter, and the other way round.
+  /// Two orders of the keys of all context-parallel ranks. By parts: the tokens of rank r are [r · T, (r + 1) · T) of
+  /// [size · T]. By sequences: [B · S]. part_of_key gives the place in the former of each token of the latter,
+  /// key_of_part the reverse.
   Tensor part_of_key(Device device) const { return view(part_of_key_, device); }
   Tensor key_of_part(Device device) const { return view(key_of_part_, device); }
   Tensor mtp_inputs(std::size_t module, Device device) const { return view(mtp_inputs_[module], device); }
   Tensor mtp_labels(std::size_t module, Device device) const { return view(mtp_labels_[module], device); }
 
  private:
-  /// A range of ids_.
+  /// A range of ids_, which holds all tensors of the batch.
   struct Ids {
     std::int64_t begin = 0, size = 0;
   };

@@ -1,4 +1,4 @@
-// A transformer block: x ← x + MLA(RMSNorm(x)); x ← x + FFN_or_MoE(RMSNorm(x)), of this rank's tokens [t, D].
+// A transformer block, on this rank's tokens [t, D]: x ← x + MLA(RMSNorm(x)), then x ← x + FFN_or_MoE(RMSNorm(x)).
 #pragma once
 
 #include "model/attention.h"
@@ -8,13 +8,13 @@ namespace tessera {
 
 struct BlockSaved {
   Tensor x_tD;  // the input, always kept (it is the block before's output)
-  // Kept under Recompute::kNone and kSelective.
+  // Kept under Recompute::kNone and Recompute::kSelective:
   Tensor mid_tD;  // after the attention's residual connection
   Tensor attention_rstd_t, ffn_rstd_t;
   AttentionSaved attention;
   Tensor ffn_h_T2I;  // dense only
   MoeSaved moe;      // MoE only
-  // Kept under kNone, else recomputed: the norms' outputs.
+  // The norms' outputs, kept under Recompute::kNone, otherwise recomputed:
   GemmOperand attention_y_tD, ffn_y_tD;
 };
 
@@ -22,24 +22,24 @@ class Block {
  public:
   Block(Parameters& parameters, const ModelConfig& config, bool is_moe, const std::string& prefix, std::int64_t layer);
 
-  /// Output of x_tD (which must stay as it is until the backward) into out_tD. `sums`: an MoE layer's.
+  /// Computes out_tD from x_tD, which must not change until the backward. `sums`: what an MoE layer adds to.
   void forward(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
                const MoeSums& sums) const;
 
-  /// d_tD: gradient of the output in, of the input out. Parameters' gradients +=.
+  /// Turns d_tD from the output's gradient into the input's, and adds to the parameters' gradients.
   void backward(const LayerContext& context, BlockSaved& saved, const Tensor& d_tD) const;
 
-  /// For one new token of each slot: as forward, with Attention::decode in place of the attention over a sequence.
+  /// Computes out_TD for one new token of each slot, with Attention::decode as the attention.
   void decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,
               const Tensor& out_TD) const;
 
-  /// Null for a dense block.
+  /// Returns the MoE layer; null for a dense block.
   const Moe* moe() const { return moe_ ? &*moe_ : nullptr; }
 
  private:
-  /// Forms of what the second half reads.
+  /// Returns the forms in which the second half reads its input.
   InputForms ffn_forms(const LayerContext& context) const;
-  /// The second half: out_tD = mid_tD + FFN_or_MoE(y_tD), the latter in scratch_tD.
+  /// Computes the second half: out_tD = mid_tD + FFN_or_MoE(y_tD), with the latter in scratch_tD.
   void feed(const LayerContext& context, const GemmOperand& y_tD, BlockSaved& saved, const Tensor& scratch_tD,
             const Tensor& out_tD, const MoeSums& sums) const;
   void forward_keeping(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,

@@ -54,18 +54,18 @@ struct ModelConfig {
 
   std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   bool is_moe_layer(std::int64_t layer) const { return layer >= n_dense_layers; }
-  /// With those of the modules of multi-token prediction.
+  /// Counts the layers of multi-token prediction, too.
   std::int64_t num_moe_layers() const {
     return n_layers > n_dense_layers ? n_layers - n_dense_layers + num_mtp_modules : 0;
   }
-  /// Scale of the attention scores: qk_head_dim^-½, with YaRN's m² beyond the original sequence length.
+  /// Returns the scale of the attention scores: qk_head_dim^-½, times YaRN's m² beyond the original sequence length.
   float softmax_scale(std::int64_t seq_len) const;
 
   /// Throws Error, naming the keys and their values, if these numbers cannot make a model.
   void validate() const;
 };
 
-/// "debugmodel", "16B", "236B", "671B". Throws Error naming the known ones.
+/// Returns the sizes of "debugmodel", "16B", "236B" or "671B". Throws Error, which names these, for another name.
 ModelConfig model_flavor(std::string_view name);
 std::vector<std::string> model_flavor_names();
 
@@ -78,7 +78,8 @@ struct ParameterCounts {
   std::int64_t active;  // dense + sparse with only top_k of the routed experts
 };
 
-/// FLOP of forward and backward per token: 6 · (active - embedding) + 6 · layers · heads · (qk + v dims) · seq_len.
+/// Returns the FLOP of forward and backward per token, counted as TorchTitan does: 6 · (active - embedding) + 6 ·
+/// layers · heads · (qk + v dims) · seq_len.
 double flop_per_token(const ModelConfig& config, const ParameterCounts& counts, std::int64_t seq_len);
 
 }  // namespace tessera

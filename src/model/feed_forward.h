@@ -1,5 +1,5 @@
-// The dense feed-forward network, also the shared experts of an MoE layer: W2 · (silu(W1 x) ⊙ W3 x). Tensor-parallel
-// ranks have I / tp of the hidden width each (model/token_exchange.h).
+// The dense feed-forward network W2 · (silu(W1 x) ⊙ W3 x), which also serves as the shared experts of an MoE layer.
+// Each tensor-parallel rank has I / tp of the hidden width (model/token_exchange.h).
 #pragma once
 
 #include "model/gemm_site.h"
@@ -12,21 +12,21 @@ class FeedForward {
   FeedForward(Parameters& parameters, std::int64_t dim, std::int64_t inter_dim, const std::string& prefix,
               std::int64_t layer);
 
-  /// Forms of x_tD.
+  /// Returns the forms in which the network reads x_tD.
   InputForms x_forms(const LayerContext& context) const;
-  /// Memory for h_T2I: what the backward needs, of all T tokens.
+  /// Allocates h_T2I, which the backward needs: for all T tokens.
   Tensor allocate_saved(const LayerContext& context) const;
 
-  /// h_T2I = x · W13ᵀ; out_tD (= or +=) the network's output, not computed if undefined. x_tD, out_tD and their
-  /// gradients: [t, D].
+  /// Computes h_T2I = x · W13ᵀ, and assigns or adds the network's output to out_tD, if that is defined. x_tD, out_tD
+  /// and their gradients are [t, D].
   void forward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& out_tD,
                Write write) const;
 
-  /// d_x_tD (=) from d_out_tD; parameters' gradients +=. Overwrites h_T2I.
+  /// Assigns d_x_tD, computed from d_out_tD, and adds to the parameters' gradients. Overwrites h_T2I.
   void backward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& d_out_tD,
                 const Tensor& d_x_tD) const;
 
-  // The same in two calls: d_x_tD, then the parameters' gradients, from what the first leaves in the arena.
+  // The same in two calls: first d_x_tD, then the parameters' gradients, from what the first call leaves in the arena.
   struct Gradients {
     GemmOperand d_out_TD, a_TI, d_h_T2I;
   };

@@ -12,14 +12,14 @@ class Head {
   /// Adds `norm_name` [D]. `output`: the vocabulary projection [V, D], which MTP modules share.
   Head(Parameters& parameters, const ModelConfig& config, const std::string& norm_name, ParamId output);
 
-  /// x_tD: this rank's tokens [t, D]; labels_T: of all. loss_1 (float64) += the sum of the cross-entropies of this
-  /// rank's tokens with valid labels. If d_x_tD is defined: it is assigned `scale` times the gradient of all ranks'
-  /// sums, and the parameters' gradients +=. logits_TV (float32) is filled if defined (for tests, of a rank that has
-  /// the whole vocabulary).
+  /// Adds to loss_1 (float64) the cross-entropies of this rank's tokens with valid labels. x_tD [t, D]: this rank's
+  /// tokens; labels_T: the labels of all T. If d_x_tD is defined, it is assigned `scale` times the gradient of all
+  /// ranks' sums, and the parameters' gradients are added to. logits_TV (float32) is filled if defined, for tests on a
+  /// rank that has the whole vocabulary.
   void forward_backward(const LayerContext& context, const Tensor& x_tD, const Tensor& labels_T, float scale,
                         const Tensor& loss_1, const Tensor& d_x_tD, const Tensor& logits_TV = {}) const;
 
-  /// logits_TV (float32) of all rows.
+  /// Computes logits_TV (float32) for all rows of x_TD.
   void logits(const LayerContext& context, const Tensor& x_TD, const Tensor& logits_TV) const;
 
  private:

@@ -1,4 +1,4 @@
-// What every layer of the model is told besides its operands.
+// What every layer of the model gets besides its operands.
 #pragma once
 
 #include "ep/dispatcher.h"
@@ -19,8 +19,8 @@ enum class Recompute {
   kFull,       // keep only each block's input
 };
 
-/// Told of the operands of every GEMM site while a micro-batch is computed, each before it is multiplied; for
-/// diagnosis. Then operands that are quantized are there in plain form too.
+/// Observes the operands of every GEMM site while a micro-batch is computed, each before it is multiplied; for
+/// diagnosis. With a probe, quantized operands exist in plain form too.
 class SiteProbe {
  public:
   enum class Role : std::uint8_t { kInput, kWeight, kGradient };
@@ -43,19 +43,19 @@ struct LayerContext {
   Mesh* mesh;
   Dispatcher* dispatcher;  // of all MoE layers
   Recompute recompute = Recompute::kNone;
-  /// Experts take turns, whatever the router says.
+  /// Assigns experts in turn, whatever the router says ([debug] moe_force_load_balance).
   bool force_load_balance = false;
-  /// True while a forward is repeated for the backward: a probe has seen its operands.
+  /// True while a forward is repeated for the backward. A probe has seen its operands already.
   bool repeated = false;
-  /// Factor of the balance loss's gradient: 1 / (sequences of the global batch).
+  /// The factor of the balance loss's gradient: 1 / (sequences of the global batch).
   float balance_scale = 0.0f;
   SiteProbe* probe = nullptr;
-  /// Where a forward puts what its backward needs; null: on op's arena, in the order of the layers, so that the
-  /// backward gives it back in the opposite order.
+  /// Arena that owns what a forward keeps. Null means op's arena, which works only if backward passes run in reverse
+  /// order of the forwards.
   Arena* kept = nullptr;
-  /// The same parameters for a backward, which writes gradients; null where there is none.
+  /// The parameters again, for a backward, which writes gradients. Null where there is no backward.
   Parameters* gradients = nullptr;
-  /// Where a backward puts what the weights' gradients need, to be computed later; null: it computes them itself.
+  /// Collects the weight gradients that a backward puts off. Null means that the backward computes them itself.
   DeferredWgrads* deferred = nullptr;
 
   Tensor weight(ParamId id) const { return parameters->weight(id); }
@@ -63,23 +63,23 @@ struct LayerContext {
   Write gradient_write(ParamId id) const { return gradients->gradient_write(id); }
   const SitePrecision& precision(ParamId id) const { return quantized->precision(id); }
   DType compute() const { return parameters->compute_dtype(); }
-  /// T: of the micro-batch, on this rank and on the tensor-parallel ranks with the same ones; t: those of them that
-  /// this rank has between layers, from first_local_token() on.
+  /// num_tokens: T, the tokens that the tensor-parallel ranks share. num_local_tokens: t, those of them that this rank
+  /// has between layers, from first_local_token() on.
   std::int64_t num_tokens() const { return batch->num_tokens(); }
   std::int64_t num_local_tokens() const { return num_tokens() / mesh->degrees.tp; }
   std::int64_t first_local_token() const { return mesh->place.tp * num_local_tokens(); }
-  /// This rank's rows of what has a row per token of the micro-batch.
+  /// Returns this rank's rows of a tensor with a row per token of the micro-batch.
   Tensor local_rows(const Tensor& x_T) const {
     return x_T.rows(first_local_token(), first_local_token() + num_local_tokens());
   }
 
-  /// To allocate what is kept.
+  /// Returns a context whose arena is the one for what is kept.
   LayerContext keeping() const {
     LayerContext result = *this;
     if (kept != nullptr) result.op.arena = kept;
     return result;
   }
-  /// The same for operators that `other` runs.
+  /// Returns a context whose operators run on `other`.
   LayerContext on(const Context& other) const {
     LayerContext result = *this;
     result.op = other;

@@ -20,14 +20,15 @@ struct ModelOptions {
   bool force_load_balance = false;
   std::int64_t seq_len = 0;
   std::shared_ptr<Mesh> mesh = nullptr;  // null: one rank
-  /// Weights stay gathered from the forward to the backward.
+  /// Keeps weights gathered from the forward to the backward.
   bool keep_gathered = false;
-  /// Gradients are summed over the ranks once per step.
+  /// Sums gradients over the ranks only once per step.
   bool keep_gradients = false;
   /// The stages of a pipeline that this rank has, in their order; empty: the whole model as one stage. Multi-token
   /// prediction needs the embedding and the head on one rank.
   std::vector<StageModules> stages = {};
-  /// Of a batch, that this rank has between layers; 0: the model is there for its parameters, and is not run.
+  /// Tokens of a batch that this rank has between layers. 0: the model is built for its parameters only, and is not
+  /// run.
   std::int64_t max_tokens = 0;
   // Expert parallelism (DispatchOptions); one rank needs no backend.
   DispatchBackend dispatch_backend = DispatchBackend::kStandard;
@@ -51,15 +52,16 @@ struct MtpSaved {
   Tensor hidden_tD, hidden_y_tD, hidden_rstd_t;
 };
 
-/// What a stage keeps of a micro-batch between its passes. Tensors [t, D].
+/// What a stage keeps of a micro-batch between its passes. Tensors are [t, D].
 struct StageSaved {
-  /// Where it is; null: on op's arena, for passes that are nested like brackets.
+  /// Arena that owns the saved tensors. Null means op's arena, which works only if backward passes run in reverse order
+  /// of the forwards.
   Arena* arena = nullptr;
-  /// Input and output of the stage. The caller sets x_tD, but for a stage with the embedding; out_tD is undefined for
-  /// one with the head.
+  /// Input and output of the stage. The caller sets x_tD, unless the stage has the embedding. out_tD is undefined if
+  /// the stage has the head.
   Tensor x_tD, out_tD;
-  /// The gradient of the output, which the caller sets before the backward, but for a stage with the head; the backward
-  /// makes it the input's.
+  /// The output's gradient, which the backward turns into the input's. The caller sets it, unless the stage has the
+  /// head.
   Tensor d_tD;
   std::vector<BlockSaved> blocks;  // MTP modules' last
   std::vector<MtpSaved> mtp;
@@ -67,7 +69,7 @@ struct StageSaved {
   std::optional<DeferredWgrads> deferred;
 };
 
-/// Told of each block's output, in order of computation; for diagnosis and tests.
+/// Called with each block's output, in order of computation; for diagnosis and tests.
 using BlockObserver = std::function<void(const std::string& name, const Tensor& x_tD)>;
 
 class Model {
@@ -82,71 +84,73 @@ class Model {
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
   ParameterCounts count_parameters() const;
-  /// Weights in low precision; none but after set_precisions().
+  /// The weights in low precision. There are none before set_precisions().
   QuantizedWeights& quantized_weights() { return quantized_; }
   const QuantizedWeights& quantized_weights() const { return quantized_; }
-  /// Makes all copies of the weights that layers read, after the masters were changed from outside.
+  /// Renews all copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights(const Context& op) {
     parameters_.refresh_shadows();
     weights_changed(op);
   }
-  /// The same after the optimizer, which makes the masters' copies itself.
+  /// Renews the copies that the optimizer does not write itself, after a step.
   void weights_changed(const Context& op) {
     parameters_.forget_gathered();
     quantized_.refresh(op);
   }
-  /// One entry per parameter, for `op`'s target. Before the quantized weights are allocated.
+  /// Sets the precisions: one entry per parameter, for `op`'s target. Must be called before the quantized weights are
+  /// allocated.
   void set_precisions(const Context& op, PrecisionTable table);
-  /// Memory that expert parallelism takes.
+  /// Bytes of windows that expert parallelism takes.
   std::size_t window_bytes() const { return dispatcher_ == nullptr ? 0 : dispatcher_->window_bytes(); }
-  /// Takes the memory of a model that is trained, together with all ranks; on the GPU of `cuda`, which must stay, if
-  /// that is where it runs.
+  /// Allocates what training needs, together with all ranks. `cuda` is the GPU's runtime, which must outlive the model;
+  /// null on CPUs.
   void allocate(cuda::Runtime* cuda = nullptr);
   ParamId embedding() const { return embedding_; }
   const std::vector<Block>& blocks() const { return blocks_; }
   const Head& head() const { return *head_; }
 
-  /// Stages of this rank, and what one keeps of a micro-batch. `defers`: the weights' gradients can be put off.
+  /// The stages of this rank, and what one keeps of a micro-batch. `defers`: its backward may put off weight gradients.
   std::size_t num_stages() const { return stages_.size(); }
   const StageModules& stage(std::size_t i) const { return stages_[i].modules; }
   StageSaved make_saved(std::size_t stage, bool defers) const;
-  /// A stage's forward of a micro-batch, with the head also its backward; sums() +=. `probe`, if given, is told of the
-  /// operands of every GEMM site.
+  /// Runs a stage's forward for a micro-batch, and with the head also the head's backward. Adds to sums(). `probe` may
+  /// be null; it observes the operands of every GEMM site.
   void forward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                SiteProbe* probe = nullptr);
-  /// Its backward: gradients +=, if make_saved was to defer, those of the GEMM sites' weights by backward_weights().
+  /// Runs the stage's backward, which adds to the gradients. If make_saved was called with `defers`, backward_weights()
+  /// computes those of the GEMM sites' weights.
   void backward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                 SiteProbe* probe = nullptr);
   void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);
 
-  /// Forward and backward of one micro-batch by a model of one stage; sums() +=. Activations live on op's arena during
-  /// the call. `clock`, if given: forward and backward +=.
+  /// Runs forward and backward of one micro-batch, for a model of one stage. Adds to sums(). Activations live on op's
+  /// arena during the call. `clock`, if given, gets the times of both added.
   void train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseClock* clock = nullptr,
                   SiteProbe* probe = nullptr);
 
-  /// Forward only; sums() stay as they are, and the losses are waited for. logits_TV [T, V] and mtp_logits (one per
-  /// module), float32, are filled where defined. Of one of several stages: x_tD is its input, but for the embedding's,
-  /// and becomes its output, but for the head's.
+  /// Runs the forward only, waits for the losses and returns them. sums() do not change. logits_TV [T, V] and
+  /// mtp_logits (one per module), both float32, are filled where defined. For one of several stages, x_tD is the
+  /// stage's input, unless it has the embedding, and becomes its output, unless it has the head.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {},
                     const Tensor& logits_TV = {}, std::span<const Tensor> mtp_logits = {}, std::size_t stage = 0,
                     const Tensor& x_tD = {});
 
-  /// What this rank's forwards have added up since clear_sums(); its layers are this rank's MoE layers.
+  /// What this rank's forwards have added up since clear_sums(). Its layers are this rank's MoE layers.
   StepSums& sums() { return sums_; }
   void clear_sums(const Context& op);
-  /// This rank's MoE layers in order (MTP modules' last).
+  /// This rank's MoE layers in order; those of MTP modules come last.
   std::size_t num_moe_layers() const { return moe_layers_.size(); }
   const Moe& moe_layer(std::size_t i) const { return *moe_layers_[i]; }
-  /// Its place among the MoE layers of the whole model.
+  /// Returns the layer's place among the MoE layers of the whole model.
   std::size_t moe_index(std::size_t i) const { return moe_index_[i]; }
-  /// One update of every expert bias from the sums over all ranks (once per optimizer step, before it).
-  /// finite_1: as update_expert_bias's.
+  /// Updates every expert bias from the sums over all ranks, once per optimizer step and before it. finite_1 is that of
+  /// update_expert_bias.
   void update_expert_biases(const Context& op, const Tensor& finite_1);
-  /// From now on, as options().force_load_balance.
+  /// Changes options().force_load_balance for the calls that follow.
   void set_force_load_balance(bool force) { options_.force_load_balance = force; }
-  /// Whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
+  /// Returns whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return dispatcher_ != nullptr && dispatcher_->waits_for_gpu(); }
-  /// Throws what the dispatcher's calls have found since, on a GPU (Dispatcher::check).
+  /// Throws what the dispatcher's calls on a GPU have found since the last check (Dispatcher::check).
   void check_dispatch() {
     if (dispatcher_ != nullptr) dispatcher_->check();
   }
@@ -158,22 +162,23 @@ class Model {
     std::size_t first_block, num_blocks;  // in blocks_
   };
 
-  /// For the layers as they are.
+  /// Makes the dispatcher for the present layers; null if none needs one.
   std::unique_ptr<Dispatcher> make_dispatcher() const;
   LayerContext layer_context(const Context& op, const Batch& batch);
-  // A unit's weights are there between the two, and the next one's are on their way.
+  // Between the two calls a unit's weights are gathered, and those of `next` are being gathered.
   void begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next = {});
   void end_unit(UnitId unit) { parameters_.release(unit); }
-  // The same for the backward: its gradients are there as well.
+  // The same for the backward, where the unit's gradients are in memory as well.
   void begin_unit_backward(const Context& op, UnitId unit, std::optional<UnitId> next = {});
   void end_unit_backward(UnitId unit);
   UnitId block_unit(std::size_t block) const { return first_block_unit_ + block; }
-  /// The unit behind a block of a stage, in the forward.
+  /// Returns the unit that follows a block of a stage in the forward.
   std::optional<UnitId> unit_after(const Stage& stage, std::size_t block) const;
-  /// x_tD (=) this rank's tokens' embeddings, and their gradients; tokens_T: of all (model/token_exchange.h).
+  /// Assign the embeddings of this rank's tokens to x_tD, and add to the table's gradient. tokens_T: the ids of all T
+  /// tokens (model/token_exchange.h).
   void embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_tD) const;
   void embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_tD) const;
-  /// What a block's MoE layer adds to; nothing for a dense block.
+  /// Returns the sums that a block's MoE layer adds to; empty for a dense block.
   MoeSums sums_of(const Block& block, Device device) const;
   void mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T, const Tensor& hidden_tD,
                  MtpSaved& saved, const Tensor& z_tD) const;

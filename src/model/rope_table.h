@@ -9,12 +9,13 @@ namespace tessera {
 
 class RopeTable {
  public:
-  /// `seq_len`: of training, which decides about YaRN. `num_positions`: rows of the table; 0: seq_len.
+  /// `seq_len`: the training length, which decides whether YaRN applies. `num_positions`: rows of the table; 0 means
+  /// seq_len.
   RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions = 0,
             Device target = Device::kCpu);
 
   std::int64_t seq_len() const { return seq_len_; }
-  /// [num_positions, qk_rope_head_dim / 2] float32.
+  /// Return the table of cosines or sines: [num_positions, qk_rope_head_dim / 2], float32.
   Tensor cos(Device device) const { return view(cos_, device); }
   Tensor sin(Device device) const { return view(sin_, device); }
 

@@ -43,45 +43,47 @@ struct ParamSpec {
   std::string name;
   Shape shape;  // of the whole parameter
   Init init;
-  /// For w13: distribution of the second half (the up rows) of the last dim but one; `init` is then that of the first.
+  /// For w13: the distribution of the up rows, the second half of the last dim but one. `init` is then that of the gate
+  /// rows.
   std::optional<Init> init_up = std::nullopt;
   GemmKind gemm = GemmKind::kNone;
   Cut cut = {};
 };
 
 using ParamId = std::size_t;
-/// Parameters that layers need at the same time.
+/// An FSDP unit: parameters that are gathered and released together.
 using UnitId = std::size_t;
 
-/// What is kept of parameters, and how the units of a model share memory.
+/// What is kept for each parameter, and how the units of a model share memory.
 struct StorageOptions {
-  /// Of AdamW's moments: float32 or bfloat16 ([optimizer] state_dtype).
+  /// Type of AdamW's moments: float32 or bfloat16 ([optimizer] state_dtype).
   DType moments = DType::kFloat32;
-  /// A unit's weights stay gathered until the step's end, in a slot of their own; else they may go when released
-  /// ([parallelism] fsdp_reshard_after_forward).
+  /// Keeps a unit's weights gathered until the step's end, in a slot of their own. Otherwise they may be freed when
+  /// released ([parallelism] fsdp_reshard_after_forward).
   bool keep_gathered = false;
-  /// A unit's gradients add up over the micro-batches of a step in a slot of their own, and are added to the shards
-  /// once, by finish_gradients(); else for every micro-batch.
+  /// Sums a unit's gradients over a step's micro-batches in a slot of their own; finish_gradients() adds them to the
+  /// shards once. Otherwise they are added for every micro-batch.
   bool keep_gradients = false;
-  /// Slots of weights, and of gradients, that may go.
+  /// The number of slots for weights, and for gradients, that units share.
   std::size_t num_slots = 2;
 };
 
 class Parameters {
  public:
-  /// Without a mesh: all on one rank.
+  /// Without a mesh all parameters are on one rank.
   explicit Parameters(std::shared_ptr<Mesh> mesh = nullptr, const StorageOptions& options = {});
 
   Mesh& mesh() const { return *mesh_; }
 
-  /// What is added from now on belongs to a new unit. There is one from the start.
+  /// Starts a new FSDP unit: parameters added after this call are gathered and released together. The constructor
+  /// starts the first one.
   UnitId begin_unit();
   UnitId unit(ParamId id) const { return places_[id].unit; }
   std::size_t num_units() const { return num_units_; }
-  /// Adds a parameter; its name must be new. Not after allocate().
+  /// Adds a parameter, whose name must be new. Must not be called after allocate().
   ParamId add(ParamSpec spec);
-  /// Adds float32 numbers that are not trained but are part of the model's state (the experts' biases); start at 0. All
-  /// ranks hold all of them.
+  /// Adds float32 numbers that are part of the model's state but are not trained (the experts' biases). They start at
+  /// 0, and every rank holds all of them.
   ParamId add_buffer(std::string name, Shape shape);
 
   std::size_t size() const { return specs_.size(); }
@@ -89,54 +91,57 @@ class Parameters {
   const ParamSpec& spec(ParamId id) const { return specs_[id]; }
   const ParamSpec& buffer_spec(ParamId id) const { return buffer_specs_[id]; }
   const Shape& local_shape(ParamId id) const { return places_[id].local; }
-  /// Which part of the parameter the local tensor is.
+  /// Returns which part of the parameter the local tensor is.
   Slice slice(ParamId id) const;
 
   /// Bytes that allocate() takes.
   std::size_t num_bytes(DType compute) const;
-  /// `compute`: the type that layers read, float32 or bfloat16. With a GPU's runtime, which must stay, on that GPU.
+  /// Allocates all buffers. `compute`: the type that layers read, float32 or bfloat16. With `cuda`, which must outlive
+  /// this, on that GPU.
   void allocate(DType compute, cuda::Runtime* cuda = nullptr);
-  /// Only what layers read, for inference on one rank: no gradients, no moments, and masters only when computing in
-  /// float32.
+  /// Allocates only what layers read, for inference on one rank: no gradients, no moments, and masters only when
+  /// computing in float32.
   void allocate_weights(DType compute);
-  /// Only says in what type layers compute; the tensors are on Device::kMeta.
+  /// Sets the type that layers compute in. The tensors stay on Device::kMeta.
   void allocate_meta(DType compute);
   DType compute_dtype() const { return compute_; }
 
-  /// What layers read: the local tensor of the master weight or of its bfloat16 copy. Of a sharded parameter only while
-  /// its unit is acquired.
+  /// Returns what layers read: the local tensor of the master weight, or of its bfloat16 copy. If the parameter is
+  /// sharded, its unit must be acquired.
   Tensor weight(ParamId id) const;
-  /// What layers add to: the local tensor. Of a sharded parameter only while its unit's gradients are acquired.
+  /// Returns what layers add to: the local tensor of the gradient. If the parameter is sharded, its unit's gradients
+  /// must be acquired.
   Tensor gradient(ParamId id) const;
-  /// Starts the sums of a step. Gradients are 0 then, but for those of GEMMs' weights that are not sharded: these hold
-  /// whatever they held, until the first product assigns them.
+  /// Starts the sums of a step. Gradients are then 0, except those of GEMMs' weights that are not sharded: these keep
+  /// what they held, until the first product assigns them.
   void clear_gradients();
-  /// How the next product enters the gradient of a GEMM's weight; to be asked once per product.
+  /// Returns how the next product enters the gradient of a GEMM's weight. Must be called once per product.
   Write gradient_write(ParamId id);
   Tensor buffer(ParamId id) const;
 
   /// True if layers read and write the parameter in slots.
   bool sharded(ParamId id) const;
-  /// The slot of its unit, which must be acquired; below num_slots().
+  /// Returns the slot of the unit, which must be acquired; below num_slots().
   std::size_t slot(UnitId unit) const;
   std::size_t num_slots() const { return slots_.size(); }
 
-  /// Starts gathering a unit's weights, if they are not there and a slot is free.
+  /// Starts to gather a unit's weights, if they are not there and a slot is free.
   void prefetch(UnitId unit);
-  /// Gathers a unit's weights, if need be. True if they were not there before the call (or the prefetch).
+  /// Gathers a unit's weights, if they are not there. Returns true if they were not there before the call (or before
+  /// the prefetch).
   bool acquire(UnitId unit);
   void release(UnitId unit);
-  /// A unit's gradients, 0 but for those of GEMMs' weights, which the first product assigns: without products, all are
-  /// 0. Or what the micro-batches of this step so far have added up to.
+  /// Gets a slot for a unit's gradients. They are 0, except those of GEMMs' weights, which the first product assigns
+  /// (without products all are 0); or they are what this step's micro-batches have added up so far.
   void acquire_gradients(UnitId unit, bool with_products = true);
-  /// Starts to add them to the shards, unless they are to stay.
+  /// Starts to add the unit's gradients to the shards, unless they stay until finish_gradients().
   void release_gradients(UnitId unit);
-  /// After the last micro-batch: all sums are in the shards of all replicas.
+  /// Completes all sums, after the last micro-batch. Then they are in the shards of all replicas.
   void finish_gradients();
-  /// After the masters have changed: gathered weights are of no use.
+  /// Discards gathered weights, after the masters have changed.
   void forget_gathered();
 
-  // This rank's numbers of a parameter: a range of the flattened local tensor, of which these are views.
+  // This rank's numbers of a parameter: views of a range of the flattened local tensor.
   struct Range {
     std::int64_t begin = 0, end = 0;
   };
@@ -145,7 +150,7 @@ class Parameters {
   Tensor gradient_shard(ParamId id) const { return shard(all_gradients(), id); }
   Tensor first_moment_shard(ParamId id) const { return shard(all_first_moments(), id); }
   Tensor second_moment_shard(ParamId id) const { return shard(all_second_moments(), id); }
-  /// The local tensor, of a parameter that is not sharded.
+  /// Returns the local tensor of a parameter that is not sharded.
   Tensor master(ParamId id) const;
 
   /// This rank's numbers of all parameters at once, [total]. The gaps between parameters are 0.
@@ -153,20 +158,20 @@ class Parameters {
   Tensor all_masters() const { return flat(masters_, DType::kFloat32); }
   Tensor all_first_moments() const { return flat(first_moments_, options_.moments); }
   Tensor all_second_moments() const { return flat(second_moments_, options_.moments); }
-  /// Undefined when computing in float32.
+  /// Returns the bfloat16 copies. Undefined when computing in float32.
   Tensor all_shadows() const;
-  /// All buffers, one behind the other.
+  /// Returns all buffers as one tensor, in the order in which they were added.
   Tensor all_buffers() const;
 
   /// Draws the masters, each number by (seed, parameter's name, index), and rounds the copies.
   void initialise(std::uint64_t seed);
-  /// Makes the bfloat16 copies from the masters, after loading these.
+  /// Rounds the masters to the bfloat16 copies, after the masters were loaded.
   void refresh_shadows();
-  /// Sets numbers of a parameter from `offset` of the flattened whole on, as far as this rank has them, in the masters
-  /// and in the copies, as far as there are any.
+  /// Sets a parameter's numbers from `offset` of the flattened whole on, in the masters and in the copies, as far as
+  /// this rank has them.
   void set(ParamId id, std::int64_t offset, std::span<const float> numbers);
-  /// Has fill(target) set the numbers of one of this rank's tensors: in place, or, if it is on a GPU or in bfloat16, in
-  /// memory of the host that is then copied there and rounded.
+  /// Calls fill(target), which must set the numbers of one of this rank's tensors. `target` is the tensor itself, or,
+  /// if that is on a GPU or in bfloat16, memory of the host that is then copied there and rounded.
   void fill(const Tensor& tensor, const std::function<void(float*)>& fill) const;
   /// Copies the numbers of such a tensor to one of the same type and shape on the host.
   void read(const Tensor& from, const Tensor& to) const;
@@ -174,7 +179,7 @@ class Parameters {
   void assign(const Tensor& to, std::span<const std::byte> bytes) const;
 
  private:
-  /// Parameters of a unit that are cut alike.
+  /// Parameters of one unit that are sharded in the same way.
   struct Bucket {
     UnitId unit;
     Cut::Axis axis;
@@ -196,31 +201,31 @@ class Parameters {
     std::vector<Work> work;
 
     void wait();
-    /// Waits, and is no unit's any more.
+    /// Waits for `work`, then frees the slot.
     void clear();
   };
 
-  /// For operators on the parameters, which need no scratch memory.
+  /// Returns a context for operators on the parameters. They need no scratch memory.
   Context context() const;
   void write(std::span<const float> numbers, const Tensor& tensor) const;
   ProcessGroup& group(const Bucket& bucket) const;
   bool sharded(const Bucket& bucket) const { return group(bucket).size() > 1; }
   bool sharded_unit(UnitId unit) const;
-  /// Where buckets lie, from their sizes.
+  /// Computes where buckets lie from their sizes.
   void lay_out();
   std::size_t num_weight_slots() const { return options_.keep_gathered ? num_units_ : options_.num_slots; }
   Tensor flat(const Buffer& buffer, DType dtype) const;
-  /// Of a flat buffer, this rank's numbers of a parameter.
+  /// Returns this rank's numbers of a parameter from a flat buffer.
   Tensor shard(const Tensor& all, ParamId id) const;
   Tensor in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
   void start_gathering(UnitId unit, std::size_t slot);
   void start_reducing(Slot& slot);
-  /// Whether a product is to assign the parameter's gradient in the unit's slot, or, without a unit, in the flat
-  /// buffer.
+  /// Returns whether the next product assigns the parameter's gradient, in the unit's slot or, without a unit, in the
+  /// flat buffer.
   bool is_assigned_in(std::optional<UnitId> unit, ParamId id) const;
-  /// Starts sums there at 0, but for those that are to be assigned, which are marked.
+  /// Sets sums there to 0, and marks those that the next product assigns.
   void start_sums(const Tensor& sums, std::optional<UnitId> unit);
-  /// Ends in InternalError if one there is still to be assigned.
+  /// Throws InternalError if a gradient there has not been assigned.
   void require_assigned(std::optional<UnitId> unit) const;
   /// Calls visit(index in the flat buffers, index in the flattened whole, count) for this rank's numbers of a
   /// parameter.

@@ -1,5 +1,5 @@
-// Which GEMMs of the model multiply in low precision. A site is a parameter that is a GEMM's weight; each has three
-// GEMMs: fprop (y = x · wᵀ), dgrad (d_x = d_y · w) and wgrad (d_w = d_yᵀ · x).
+// The precision of each GEMM of the model. A site is a parameter that is a GEMM's weight. Each site has three GEMMs:
+// fprop (y = x · wᵀ), dgrad (d_x = d_y · w) and wgrad (d_w = d_yᵀ · x).
 #pragma once
 
 #include <vector>
@@ -25,7 +25,7 @@ struct SitePrecision {
   bool quantizes() const { return quantizes_weight() || wgrad != Precision::kHigh; }
 };
 
-/// Per ParamId. Parameters that are no GEMM's weight, and sites without low precision, have SitePrecision{}.
+/// One entry per ParamId. Parameters that are no GEMM's weight, and sites without low precision, have SitePrecision{}.
 using PrecisionTable = std::vector<SitePrecision>;
 
 }  // namespace tessera

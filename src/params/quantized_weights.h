@@ -1,5 +1,5 @@
-// The weights of sites in low precision, quantized once per optimizer step; of a unit that is gathered for its use
-// (params/parameters.h), every time.
+// The weights of sites in low precision. They are quantized once per optimizer step; those of a unit that is gathered
+// for its use (params/parameters.h) are quantized at every gathering.
 #pragma once
 
 #include "ops/kit/gemm_operand.h"
@@ -9,22 +9,22 @@ namespace tessera {
 
 class QuantizedWeights {
  public:
-  /// Without low precision.
+  /// Holds nothing: all sites are in high precision.
   QuantizedWeights() = default;
-  /// For products of `op`'s target. `table` has an entry per parameter, or none. Takes no memory. `parameters` must
-  /// stay.
+  /// Plans the quantized weights for products on `op`'s target, and allocates nothing. `table` has an entry per
+  /// parameter, or none. `parameters` must outlive this.
   QuantizedWeights(const Context& op, const Parameters& parameters, PrecisionTable table);
 
   const SitePrecision& precision(ParamId id) const;
   const PrecisionTable& table() const { return table_; }
-  /// Of a site whose fprop or dgrad is in low precision. On Device::kMeta before allocate().
+  /// Returns the weight of a site whose fprop or dgrad is in low precision. It is on Device::kMeta before allocate().
   QuantizedWeight weight(ParamId id) const;
 
   std::size_t num_bytes() const { return num_bytes_; }
   void allocate();
-  /// From what layers read (Parameters::weight): all that are not sharded, after every change of the weights.
+  /// Quantizes what layers read (Parameters::weight), after every change of the weights: all that are not sharded.
   void refresh(const Context& op);
-  /// The sharded ones of a unit, after it was gathered.
+  /// Quantizes the sharded weights of a unit, after it was gathered.
   void refresh(const Context& op, UnitId unit);
 
  private:
@@ -32,7 +32,8 @@ class QuantizedWeights {
     WeightForm form{};
     std::size_t begin = 0;  // in bytes: in the buffer, or, of a sharded parameter, in its unit's slot
   };
-  /// One tensor behind the other from byte `at` on, which becomes the end; `memory` may be null.
+  /// Returns views of the weight's tensors, one behind the other from byte `at` on, and sets `at` to their end.
+  /// `memory` may be null.
   QuantizedWeight view(ParamId id, std::byte* memory, std::size_t& at) const;
   void refresh_one(const Context& op, ParamId id);
 

@@ -1,4 +1,4 @@
-// What the forwards of a step add up, where they run: losses and the experts' loads. The host reads them when the step
+// What the forwards of a step add up on their device: losses and the experts' loads. The host reads them when the step
 // is over, so that it need not wait in between.
 #pragma once
 
@@ -16,7 +16,7 @@ struct LossSums {
   double mtp = 0.0;  // over all modules
 };
 
-/// Where an MoE layer adds to, float64; undefined: it adds nothing.
+/// The float64 tensors that an MoE layer adds to. If they are undefined, it adds nothing.
 struct MoeSums {
   Tensor counts_E;        // (token, expert) pairs per expert
   Tensor balance_loss_1;  // summed over sequences, coefficient included; the same on all their ranks
@@ -29,11 +29,11 @@ class StepSums {
       : num_experts_(num_experts),
         numbers_(kNumLosses + static_cast<std::int64_t>(num_layers) * (1 + num_experts), target) {}
 
-  /// All of them; for clearing, and to be added up over ranks.
+  /// Returns all sums, to clear them or to add them up over ranks.
   Tensor all(Device device) const { return numbers_.tensor(device); }
-  /// Main and MTP loss, float64, [2].
+  /// Returns the main and the MTP loss, [2], float64.
   Tensor losses(Device device) const { return all(device).rows(0, kNumLosses); }
-  // float64, [1].
+  // Return one of the two, [1], float64.
   Tensor main_loss(Device device) const { return all(device).rows(0, 1); }
   Tensor mtp_loss(Device device) const { return all(device).rows(1, 2); }
   MoeSums layer(std::size_t i, Device device) const {
@@ -42,13 +42,13 @@ class StepSums {
             .balance_loss_1 = all(device).rows(at, at + 1)};
   }
 
-  // On the host, where what a GPU has summed up is to be fetched, for which the host waits.
+  // The functions below are for the host. fetch() copies what a GPU has summed up, and waits for it.
   void fetch(const Context& op) const {
     if (op.cuda == nullptr) return;
     numbers_.download(op.cuda->stream());
     op.cuda->synchronize();
   }
-  /// As above, into `target` (pinned, all of host()'s size), for which nobody waits.
+  /// Copies the same into `target` (pinned, as large as host()) without waiting.
   void download(const cuda::Stream& stream, double* target) const {
     const Tensor numbers = all(Device::kCuda);
     cuda::copy_bytes(stream, numbers.raw(), numbers.num_bytes(), target);
@@ -56,7 +56,7 @@ class StepSums {
   std::span<double> host() const { return numbers_.host(); }
   std::span<double> loss_numbers() const { return host().first(kNumLosses); }
   LossSums losses() const { return {.main = host()[0], .mtp = host()[1]}; }
-  /// The balance loss, then the counts.
+  /// Returns a layer's numbers: the balance loss, then the counts.
   std::span<double> layer_numbers(std::size_t i) const {
     return host().subspan(static_cast<std::size_t>(offset(i)), static_cast<std::size_t>(1 + num_experts_));
   }
@@ -65,7 +65,7 @@ class StepSums {
 
  private:
   static constexpr std::int64_t kNumLosses = 2;
-  /// Of a layer's balance loss, which its counts follow.
+  /// Returns the index of a layer's balance loss. Its counts follow.
   std::int64_t offset(std::size_t i) const { return kNumLosses + static_cast<std::int64_t>(i) * (1 + num_experts_); }
 
   std::int64_t num_experts_ = 0;

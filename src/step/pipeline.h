@@ -16,29 +16,29 @@ namespace tessera {
 
 class Pipeline {
  public:
-  /// The schedule's stages of this rank are `model`'s. Both stay.
+  /// The stages that the schedule gives this rank must be those of `model`. Model and mesh must outlive the pipeline.
   Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule);
 
   const PipelineSchedule& schedule() const { return schedule_; }
-  /// All passes of a micro-batch, only to measure: what the slots need, and in op's arena what passes need besides.
+  /// Measures all passes of a micro-batch: what the slots need, and in op's arena what passes need besides.
   void measure(const Context& op, const Batch& batch, SiteProbe* probe);
-  /// Memory of the slots. After measure().
+  /// Bytes of the slots. Must be called after measure().
   std::size_t num_bytes() const;
   void allocate();
-  /// To come before the first run() on a GPU: the same passes, of each stage by itself. Gradients and sums then have
-  /// numbers that mean nothing. A kernel's first launch may wait until the GPU is idle (CUDA loads it then), which it
-  /// never is while a message waits for another rank.
+  /// Runs the same passes once for each stage by itself, on a GPU, before the first run(). Gradients and sums are
+  /// meaningless after it. Needed because CUDA loads a kernel at its first launch, which may wait until the GPU is
+  /// idle. It never is while a message waits for another rank.
   void warm_up(const Context& op, const Batch& batch, SiteProbe* probe);
 
-  /// The passes of all micro-batches, as many as the schedule has: gradients and the model's sums +=. `probe` is told
-  /// of the first num_probed micro-batches.
+  /// Runs the passes of all micro-batches, of which there must be as many as the schedule has. Adds to the gradients
+  /// and to the model's sums. `probe` observes the first num_probed micro-batches.
   void run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
            SiteProbe* probe, std::size_t num_probed);
-  /// Forward only, stage by stage. Returns the losses of the tokens of this rank, if it has the head.
+  /// Runs the forward only, stage by stage. Returns the losses of this rank's tokens, if it has the head.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {});
 
  private:
-  /// A micro-batch in a stage. Before its slot serves another one, what it sends has arrived.
+  /// Memory of a micro-batch in a stage. It serves another micro-batch only after what it sends has arrived.
   struct Slot {
     Arena arena;
     StageSaved saved;
@@ -57,12 +57,12 @@ class Pipeline {
   LocalStage& local(int stage);
   std::size_t index_of(const LocalStage& stage) const { return static_cast<std::size_t>(&stage - stages_.data()); }
   bool splits_backward() const;
-  /// The slot of a micro-batch; null if it has none.
+  /// Returns the slot of a micro-batch; null if it has none.
   Slot* find(LocalStage& stage, int micro_batch);
-  /// A free one, null if there is none.
+  /// Takes a free slot for a micro-batch; null if there is none.
   Slot* take(LocalStage& stage, int micro_batch);
   Tensor boundary(Arena& arena, const Batch& batch) const;
-  /// All passes of a micro-batch in one stage, with its memory on an arena that is empty.
+  /// Runs all passes of a micro-batch in one stage, with its memory on an empty arena.
   void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena);
   /// Takes a slot for a forward, if there is one, and starts to receive its input.
   void prepare(const PipelinePass& pass, const Batch& batch);

@@ -1,4 +1,4 @@
-// What is measured at the GEMM sites of a step: quantization errors, and where numbers stop being finite.
+// Measures at the GEMM sites of a step: quantization errors, and where numbers stop being finite.
 #pragma once
 
 #include <array>
@@ -12,8 +12,9 @@
 
 namespace tessera {
 
-/// Signal-to-quantization-noise ratios of a site's operands in dB, quantized along the contraction of fprop (of dgrad
-/// for d_y). An operand is absent if it is not quantized, not finite, or loses nothing (all zeros, for example).
+/// The signal-to-quantization-noise ratios of a site's operands in dB. Operands are quantized along the contraction of
+/// fprop, d_y along that of dgrad. One is absent if it is not quantized, not finite, or loses nothing (all zeros, for
+/// example).
 struct SiteSqnr {
   std::string module;
   std::optional<double> x, w, d_y;

@@ -20,7 +20,7 @@
 
 namespace tessera {
 
-/// Bytes that a run takes, per use.
+/// The bytes that a run takes, per use.
 struct MemoryPlan {
   std::size_t weights = 0;  // masters, bfloat16, quantized and gathered copies, expert biases
   std::size_t gradients = 0;
@@ -43,17 +43,17 @@ struct StepResult {
   double learning_rate = 0.0;
   std::int64_t num_tokens = 0;
   PhaseSeconds seconds;  // all but data
-  /// When the device had made it, which may be long before the host came to finish().
+  /// When the device had finished the step, which may be long before the host calls finish().
   std::chrono::steady_clock::time_point ended;
-  /// Per MoE layer: tokens of its most loaded expert over the mean.
+  /// For each MoE layer, the tokens of its most loaded expert over the mean.
   std::vector<double> expert_load;
-  /// Why the step was made once more, if it was: "loss nan, gradient norm nan". The numbers are those of the second
-  /// time.
+  /// Why the step was repeated, if it was: "loss nan, gradient norm nan". The numbers are those of the second time.
   std::string repeated_for;
-  /// The weights are those of before it: its loss was a spike both times, and training.skip_loss_spikes leaves it out.
+  /// True if the step was left out (training.skip_loss_spikes): its loss was a spike both times, and the weights did
+  /// not change.
   bool is_skipped = false;
-  /// If asked for: one entry per GEMM in low precision, of the first micro-batch of all data ranks. The same on all
-  /// ranks.
+  /// If asked for: one entry per GEMM in low precision, for the first micro-batch of all data ranks. All ranks have the
+  /// same.
   std::vector<SiteSqnr> sqnr;
 };
 
@@ -83,22 +83,22 @@ class TrainingStep {
                         std::shared_ptr<cuda::Runtime> cuda = nullptr);
 
   const MemoryPlan& memory_plan() const { return plan_; }
-  /// Where it runs.
+  /// Returns the device that the step runs on.
   Device device() const { return device_; }
   /// Warns of what a GPU makes slowly, and says why.
   void warn_of_slow_operators() const;
   /// Takes the planned memory and initialises the parameters.
   void allocate();
 
-  /// Step `step` (from 1) over micro_batches_per_step() batches. On a GPU it returns before the step is made, so that
-  /// the next one can be put behind it: up to max_started() steps may be started and not finished, each of batches of
-  /// its own, which must stay as they are until finish(). `measure_sqnr`, the same on all ranks, measures quantization
-  /// errors, which costs as much as reading all operands once more.
+  /// Starts step `step` (from 1) over micro_batches_per_step() batches. On a GPU it returns before the step is made. Up
+  /// to max_started() steps may be started and not finished. Each needs batches of its own, which must not change until
+  /// finish(). `measure_sqnr`, the same on all ranks, measures quantization errors, which costs as much as reading all
+  /// operands once more.
   void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
-  /// Waits for the oldest step that was started. If its loss or gradient norm is not finite, or its loss is a spike, it
-  /// is made once more from the same batches, and the steps that were started later after it: a fault of the hardware
-  /// may be over. If it fails again, throws NonFiniteStep, naming step and layer; then the parameters are those of
-  /// before it, steps that were started later are not made, and none is left.
+  /// Waits for the oldest started step. If its loss or gradient norm is not finite, or its loss is a spike, it is
+  /// repeated from the same batches, then the steps after it: a fault of the hardware may be over. If it fails again,
+  /// throws NonFiniteStep, which names step and layer. The parameters are then those of before the step, and no started
+  /// step is left.
   StepResult finish();
   std::size_t num_started() const { return num_started_; }
   std::size_t max_started() const { return cuda_ == nullptr ? 1 : kMaxStarted; }
@@ -107,20 +107,20 @@ class TrainingStep {
     return finish();
   }
 
-  /// What a GPU waits for before a step changes the training state. Who reads the state beside a step puts this event
-  /// behind that.
+  /// An event that a GPU waits for before a step changes the training state. Whoever reads the state beside a step
+  /// records this event after reading.
   cuda::Event& state_is_read() { return state_is_read_; }
 
-  /// Makes the copies of the weights that layers read, after the masters were changed from outside.
+  /// Renews the copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights();
 
-  /// Mean cross-entropy of all ranks' batches.
+  /// Returns the mean cross-entropy of all ranks' batches.
   double evaluate(const Batch& batch);
 
   Batch make_batch() const;
   Model& model() { return model_; }
   const Model& model() const { return model_; }
-  /// All stages of the pipeline and all ranks' parts, for names and numbers; it is not run.
+  /// The model with all stages and all ranks' parts, for names and numbers. It is not run.
   const Model& whole_model() const { return whole_; }
   Context context();
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
@@ -129,21 +129,21 @@ class TrainingStep {
   using Clock = std::chrono::steady_clock;
 
   void measure();
-  /// Forward and backward of the micro-batches: gradients and the model's sums +=. `probe` is told of the first
-  /// num_probed.
+  /// Runs forward and backward of the micro-batches, which add to the gradients and the model's sums. `probe` observes
+  /// the first num_probed.
   void forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
                         SiteProbe* probe, std::size_t num_probed);
   LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
   AdamWOptions adamw_options() const;
-  /// Makes the model's sums and squares_ those over all ranks.
+  /// Sums the model's sums and squares_ over all ranks.
   void sum_over_ranks();
-  /// all_sums_ from the model's sums, which the host must have.
+  /// Fills all_sums_ from the model's sums, which the host must have.
   void collect_sums();
-  /// Where the first non-finite number of a step shows up: a GEMM site's operand, a block's output, or a parameter's
+  /// Returns where a step's first non-finite number shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
 
-  /// What a recorded step depends on besides the numbers in memory.
+  /// What a recorded graph depends on besides the numbers in memory.
   struct GraphKey {
     double per_token = 0.0;
     std::vector<const void*> batches;
@@ -155,7 +155,7 @@ class TrainingStep {
     cuda::Graph graph;  // undefined before the key was met twice
     PhaseClock clock;
   };
-  /// A step between start() and finish().
+  /// The state of a step between start() and finish().
   struct Started {
     StepResult result;
     std::span<const Batch> micro_batches;
@@ -171,31 +171,31 @@ class TrainingStep {
   static constexpr std::size_t kMaxStarted = 2;
 
   Started& started(std::int64_t step) { return started_[static_cast<std::size_t>(step) % kMaxStarted]; }
-  /// A step from zero gradients to new weights: all that a GPU can do without the host. On one that is not finite
-  /// weights, moments and biases stay.
+  /// Makes a step from zero gradients to new weights: all that a GPU can do without the host. If the step is not
+  /// finite, weights, moments and biases do not change.
   void update(Started& started, PhaseClock& clock);
-  /// A pipeline's, also of the kernels that its probes launch.
+  /// Warms up the pipeline (Pipeline::warm_up), including the kernels that its probes launch.
   void warm_up(const Batch& batch);
-  /// What body() returns; as ProcessGroup::abort_gpu() says where it fails on this rank.
+  /// Returns what body() returns. If it throws on this rank, calls ProcessGroup::abort_gpu(), except for NonFiniteStep,
+  /// which all ranks throw.
   template <typename Body>
   auto or_abort(Body&& body) -> decltype(body());
   void make_or_start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr);
   StepResult finish_oldest();
-  /// The result of the oldest step, when it has ended.
+  /// Returns the result of the oldest step, which must have ended.
   StepResult collect_oldest();
-  /// What of a step's result is why it was not taken; empty if it was.
+  /// Returns why a step was not taken; empty if it was.
   std::string fault_of(const StepResult& result) const;
-  /// After a fault: makes the oldest step once more, and starts those that were started behind it again. Throws
-  /// NonFiniteStep.
+  /// Repeats the oldest step after a fault, and starts again those that were started behind it. Throws NonFiniteStep.
   StepResult repeat_oldest(const std::string& fault);
   void leave_oldest();
-  /// The largest loss that is no spike after the last steps; infinite without training.max_loss_spike.
+  /// Returns the largest loss that is no spike after the last steps; infinite without training.max_loss_spike.
   double largest_loss() const;
-  /// Whether debug.nan_at_step asks for a NaN in this step on this rank. Counts them.
+  /// Returns whether debug.nan_at_step asks for a NaN in this step on this rank, and counts it.
   bool is_to_be_poisoned(std::int64_t step);
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);
-  /// Of the oldest step, which has ended.
+  /// Ends the oldest step, whose work on the GPU is done. Returns when it was.
   Clock::time_point end_on_gpu(Started& started);
   Recorded& recorded(const GraphKey& key);
   /// Lets steps be made again.
