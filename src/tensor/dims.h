@@ -69,7 +69,7 @@ inline std::string_view next_name(std::string_view& names) {
 
 /// A tensor, or the one of an operand's forms that has the matrix's shape.
 template <typename Operand>
-const Tensor& tensor_of(const Operand& operand) {
+Tensor tensor_of(const Operand& operand) {
   if constexpr (requires { operand.plain; }) {
     return operand.plain.defined() ? operand.plain : operand.rows.elements;
   } else {
