@@ -50,53 +50,53 @@ class [[nodiscard]] Work {
 
 class ProcessGroup {
  public:
-  /// A group of one rank.
+  /// Makes a group of one rank.
   ProcessGroup() = default;
-  /// `axis`: its name in messages ("dp_shard").
+  /// `axis` is the group's name in messages ("dp_shard").
   ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis);
-  /// Of ranks that are not there: one can measure with it, and every operation fails a check.
+  /// Makes a group of ranks that do not exist. One can measure with it, but every operation fails a check.
   static ProcessGroup planned(int rank, int size, std::string axis);
 
   int rank() const { return transport_ == nullptr ? 0 : transport_->rank(); }
   int size() const { return transport_ == nullptr ? 1 : transport_->size(); }
   const std::string& axis() const { return axis_; }
 
-  /// out [size · n] = the ranks' in [n], one behind the other. `in` may be this rank's part of `out`.
+  /// Gathers the ranks' in [n] into out [size · n], in the order of ranks. `in` may be this rank's part of `out`.
   Work all_gather(const Tensor& in, const Tensor& out, std::string_view name);
-  /// out [n] (= or +=) the sum over the ranks of this rank's part of their in [size · n], which is of no use then.
-  /// Float32, or bfloat16 for both; `out` is no part of `in`.
+  /// Assigns or adds to out [n] the sum over ranks of this rank's part of their in [size · n], which is overwritten.
+  /// Both are float32, or both bfloat16. `out` must not be a part of `in`.
   Work reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name);
-  /// x = the sum of the ranks' x. Float32 or bfloat16; on GPUs also float64.
+  /// Replaces x by the sum of the ranks' x. Float32 or bfloat16; on GPUs also float64.
   Work all_reduce(const Tensor& x, std::string_view name);
-  /// Part r of in [size · n] goes to rank r; part r of out [size · n] comes from there.
+  /// Sends part r of in [size · n] to rank r. Part r of out [size · n] comes from there.
   Work all_to_all(const Tensor& in, const Tensor& out, std::string_view name);
-  /// The same with rows of the first dim, in_rows[r] of them to rank r and out_rows[r] from it.
+  /// The same with rows of the first dim: in_rows[r] of them go to rank r, and out_rows[r] come from it.
   Work all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
                     std::span<const std::int64_t> out_rows, std::string_view name);
   Work broadcast(const Tensor& x, int root, std::string_view name);
-  /// What has one `tag`, in [0, kMaxTag], arrives in the order in which it was sent.
+  /// Messages with one `tag`, in [0, kMaxTag], arrive in the order in which they were sent.
   static constexpr int kMaxTag = (1 << 14) - 1;
   Work send(const Tensor& x, int to, int tag, std::string_view name);
   Work receive(const Tensor& x, int from, int tag, std::string_view name);
-  /// A tag's way from one rank to another.
+  /// The ranks between which messages of one tag go.
   struct Link {
     int from, to, tag;
   };
-  /// Has to come before tensors of GPUs are sent with these tags, each of which has one link. A message waits for those
-  /// of its tag only, so any order will do in which the messages of each are sent as they are received. Together with
-  /// all ranks, with the same links; nothing on CPUs.
+  /// Must be called before tensors on GPUs are sent with these tags, each of which has one link. A message waits only
+  /// for those of its tag, so tags may be used in any order. All ranks must call it with the same links. Does nothing
+  /// on CPUs.
   void open_links(std::span<const Link> links);
-  /// What operators should leave to this rank's links: of many, few wait at once.
+  /// Returns the SMs that operators should leave to this rank's links. Of many links, few wait at once.
   int sms_of_links() const {
     constexpr std::size_t kMostThatWait = 4;
     return static_cast<int>(std::min(links_.size(), kMostThatWait)) * cuda::GpuGroup::kSmsOfLink;
   }
 
-  /// Sums of a few numbers of the host: losses, counts. Blocking.
+  /// Sums a few numbers of the host over ranks: losses, counts. Blocks.
   void all_reduce(std::span<double> x, std::string_view name);
-  /// All ranks' numbers, rank by rank. Blocking.
+  /// Returns all ranks' numbers, rank by rank. Blocks.
   std::vector<double> all_gather(std::span<const double> x, std::string_view name);
-  /// Returns when all ranks have come.
+  /// Returns when all ranks have called it.
   void barrier(std::string_view name);
 
   /// From now on this group, and those that are split from it, move what lies in the GPU that the calling thread uses,

@@ -17,46 +17,48 @@ namespace tessera {
 
 class RankBoard {
  public:
-  /// Together with all ranks of `world`. `file`: this rank's; null keeps its entry in memory that the node shares.
+  /// Opens the board. All ranks of `world` must call it together. `file`: this rank's; null keeps its entry in memory
+  /// that the node shares.
   explicit RankBoard(Transport& world, std::unique_ptr<RankFile> file = nullptr);
-  /// The only rank of a run.
+  /// Opens the board of a run with one rank.
   explicit RankBoard(std::unique_ptr<RankFile> file);
   ~RankBoard();
 
-  /// Of this node.
+  /// Returns the number of ranks on this node.
   int num_ranks() const { return static_cast<int>(entries_.size()); }
-  /// This rank among them.
+  /// Returns this rank's place among the node's ranks.
   int rank() const { return rank_; }
-  /// The first of them, by its rank in `world`; -1 if it has not come yet.
+  /// Returns the rank in `world` of the node's first rank; -1 if it has not come yet.
   int first_rank() const;
 
   // Of this rank.
   /// Begins a step, and its section.
   void set_step(std::int64_t step);
   void set_section(Section section);
-  /// What it does from now on, up to 95 bytes of it. Ends a wait.
+  /// Sets the operation that this rank begins, of which up to 95 bytes are kept. Ends a wait.
   void set_operation(std::string_view name);
-  /// That it waits for other ranks in this operation. To be repeated while it does, several times a second.
+  /// Notes that this rank waits for others in this operation. To be called several times a second while it does.
   void set_waiting();
-  /// The event of the flight recorder that the wait is for; 0: none that is recorded.
+  /// Sets the event of the flight recorder that this rank waits for; 0: no recorded one.
   void set_awaited(std::uint64_t event);
   /// Notes that this process did not run between these times (monotonic_ns()).
   void set_stopped(std::int64_t from_ns, std::int64_t until_ns);
-  /// How it ends, before it does. The first call counts.
+  /// Records how this rank ends, before it does. The first call counts.
   void set_end(int exit_status, std::string_view message);
   /// Without a file it records nothing.
   FlightRecorder& recorder() { return recorder_; }
 
-  /// True once on a node.
+  /// Returns true once on a node, for whoever reports a failure that all ranks see.
   bool take_report();
 
-  /// A rank of this node whose process has ended.
+  /// Returns a rank of this node whose process has ended.
   std::optional<int> find_dead() const;
-  /// The same of the next rank alone: if every rank asks, each is looked at once.
+  /// Looks at the next rank only. If every rank calls this, each is looked at once.
   std::optional<int> find_dead_neighbour() const;
-  /// Ranks of this node that do not say that they wait for others: they compute, or are stopped.
+  /// Returns the ranks of this node that do not say that they wait for others: they compute, or are stopped.
   std::vector<int> find_not_waiting() const;
-  /// A line per rank of this node: "rank 3 (process 4711, is stopped): step 17, for 31.0 s in all-gather of layers.2".
+  /// Returns a line per rank of this node: "rank 3 (process 4711, is stopped): step 17, for 31.0 s in all-gather of
+  /// layers.2".
   std::string describe() const;
 
  private:

@@ -11,25 +11,26 @@ namespace tessera {
 
 class Ranks {
  public:
-  /// One rank. `file`: where it says what it does; null: nowhere.
+  /// A run of one rank. `file`: where the rank says what it does; null: nowhere.
   explicit Ranks(std::unique_ptr<RankFile> file = nullptr);
-  /// Together with all ranks of `world`. `timeout`: of every operation between ranks, comm.init_timeout_seconds.
+  /// A run of all ranks of `world`, which must construct it together. `timeout`: for every operation between ranks
+  /// (comm.init_timeout_seconds).
   Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout, std::unique_ptr<RankFile> file = nullptr);
 
   ProcessGroup& world() { return world_; }
   int rank() const { return world_.rank(); }
   int size() const { return world_.size(); }
-  /// Ranks on this rank's node.
+  /// Returns the number of ranks on this node.
   int num_on_node() const { return board_ == nullptr ? 1 : board_->num_ranks(); }
-  /// Which of them this rank is.
+  /// Returns this rank's place among the node's ranks.
   int rank_on_node() const { return board_ == nullptr ? 0 : board_->rank(); }
 
-  /// `key`: of the configuration, for messages.
+  /// Sets the timeout of operations. `key`: the configuration's key for it, for messages.
   void set_timeout(Progress::Seconds timeout, std::string key);
-  /// As Progress::set_way_out().
+  /// Sets what is called when the run must end (Progress::set_way_out).
   void set_way_out(std::function<void(const std::exception&)> way_out);
-  /// What body() returns. If it throws, the way out is taken before anything of the caller's goes, which might wait for
-  /// a GPU, for other ranks, or for storage that hangs.
+  /// Returns what body() returns. If it throws, calls the way out before the caller's objects are destroyed: destroying
+  /// them might wait for a GPU, for other ranks, or for storage that hangs.
   template <typename Body>
   auto end_where_it_fails(Body&& body) -> decltype(body()) {
     try {
@@ -43,16 +44,17 @@ class Ranks {
   /// Begins a step.
   void set_step(std::int64_t step);
   void set_section(Section section);
-  /// How this rank ends, before it does.
+  /// Records how this rank ends, before it does.
   void set_end(ExitStatus status, std::string_view message);
-  /// True for the first rank of a node that asks: who tells of a failure that many ranks see.
+  /// Returns true for the first rank of a node that asks. That rank reports a failure that many ranks see.
   bool may_report();
-  /// True on the node of rank 0.
+  /// Returns true on the node of rank 0.
   bool on_first_node() const { return board_ == nullptr || board_->first_rank() == 0; }
-  /// Of every rank, the first rank on its node. Together with all ranks.
+  /// Returns, for every rank, the first rank on its node. All ranks must call it.
   std::vector<int> first_ranks_on_nodes();
 
-  /// Throws Error, naming the first rank that differs, unless `text` is the same on all ranks. `what` is what it is.
+  /// Throws Error, which names the first rank that differs, unless `text` is the same on all ranks. `what` says what
+  /// the text is.
   void require_same(std::string_view text, std::string_view what);
 
  private:

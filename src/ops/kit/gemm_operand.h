@@ -33,7 +33,7 @@ enum class WeightForm : std::uint8_t {
   kWide,  // on Hopper, of MXFP8 with blocks of 32, in place of the elements
 };
 
-/// A weight [N, K], or a stack [E, N, K] of them, quantized. What its form has not is undefined.
+/// A quantized weight [N, K], or a stack [E, N, K] of them. Parts that its form does not have are undefined.
 struct QuantizedWeight {
   mx::Quantized rows;     // [.., N, K], for the forward
   mx::Quantized columns;  // [.., K, N], for the input's gradient

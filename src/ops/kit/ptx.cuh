@@ -54,7 +54,7 @@ __device__ inline std::uint32_t num_clusters() {
   asm volatile("mov.u32 %0, %%nclusterid.x;\n" : "=r"(count));
   return count;
 }
-/// Every thread of every block of the cluster.
+/// Synchronizes all threads of all blocks of the cluster. Every thread must call it.
 __device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 }
@@ -75,7 +75,7 @@ __device__ inline float reciprocal_approx(float x) {
 
 // --- Fences and flags ----------------------------------------------------------------------------------------------
 
-/// Generic accesses before it come before accesses by TMA and WGMMA after it; global memory too.
+/// Orders generic accesses before it ahead of accesses by TMA and WGMMA after it, for shared and global memory.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
 /// The same for shared memory only.
 __device__ inline void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
@@ -91,7 +91,7 @@ __device__ inline void store_release_gpu(std::int32_t* pointer, std::int32_t val
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(pointer), "r"(value) : "memory");
 }
 
-/// For what other GPUs read and write.
+/// Acquire loads and release stores of memory that other GPUs use, too.
 __device__ inline std::uint64_t load_acquire_sys(const std::uint64_t* pointer) {
   std::uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];\n" : "=l"(value) : "l"(pointer) : "memory");
@@ -100,7 +100,7 @@ __device__ inline std::uint64_t load_acquire_sys(const std::uint64_t* pointer) {
 __device__ inline void store_release_sys(std::uint64_t* pointer, std::uint64_t value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;\n" ::"l"(pointer), "l"(value) : "memory");
 }
-/// Since some time, the same for the whole GPU.
+/// Returns a clock in nanoseconds that is the same on the whole GPU.
 __device__ inline std::uint64_t nanoseconds() {
   std::uint64_t now;
   asm volatile("mov.u64 %0, %%globaltimer;\n" : "=l"(now));
@@ -179,7 +179,7 @@ __device__ inline void bulk_load(void* shared, const void* from, std::uint32_t b
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-/// To the same place of every block in `cta_mask`, completing on the barrier at the same place of each.
+/// Copies to the same place in every block of `cta_mask`, and completes on the barrier at the same place of each.
 __device__ inline void tma_load_2d_multicast(void* shared, const CUtensorMap* map, Barrier* barrier,
                                              std::uint16_t cta_mask, int c0, int c1) {
   asm volatile(
@@ -221,12 +221,12 @@ __device__ inline void bulk_store(void* to, const void* shared, std::uint32_t by
                : "memory");
 }
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-/// Until at most kPending of this thread's groups have still to read their shared memory.
+/// Waits until at most kPending of this thread's groups have yet to read their shared memory.
 template <int kPending>
 __device__ inline void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
 }
-/// Until at most kPending of this thread's groups have still to write.
+/// Waits until at most kPending of this thread's groups have yet to write.
 template <int kPending>
 __device__ inline void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kPending) : "memory");
@@ -241,7 +241,7 @@ __device__ inline void stmatrix_x4(void* row, std::uint32_t r0, std::uint32_t r1
                "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
-/// The same, each matrix transposed on the way.
+/// The same, with each matrix transposed on the way.
 __device__ inline void stmatrix_x4_transposed(void* row, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
                                               std::uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_address(row)),
@@ -249,14 +249,14 @@ __device__ inline void stmatrix_x4_transposed(void* row, std::uint32_t r0, std::
                : "memory");
 }
 
-/// Two float32 as bfloat16, `low` in the low half.
+/// Packs two float32 as bfloat16, with `low` in the low half.
 __device__ inline std::uint32_t pack_bf16(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
 
-/// Two products of bfloat16; subnormal numbers count.
+/// Multiplies two pairs of bfloat16. Subnormal numbers are kept.
 __device__ inline std::uint32_t mul_bf16x2(std::uint32_t x, std::uint32_t y) {
   std::uint32_t product;
   asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(product) : "r"(x), "r"(y));

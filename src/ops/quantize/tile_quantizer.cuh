@@ -124,7 +124,8 @@ struct Patch {
     return kPerWord == 1 ? max(a, b) : __vmaxu2(a, b);
   }
 
-  /// Of each column, the largest magnitude of its 8 numbers; magnitudes compare as integers, NaN above infinity.
+  /// Computes for each column the largest magnitude of its 8 numbers. Magnitudes compare as integers, with NaN above
+  /// infinity.
   __device__ void column_amax(std::uint32_t (&amax)[kWords]) const {
 #pragma unroll
     for (int j = 0; j < kWords; ++j) {
@@ -133,7 +134,7 @@ struct Patch {
       for (int i = 1; i < kPatch; ++i) amax[j] = larger(amax[j], words[i][j] & kMagnitude);
     }
   }
-  /// Of each row.
+  /// The same for each row.
   __device__ void row_amax(std::uint32_t (&amax)[kWords]) const {
     std::uint32_t of_row[kPatch];
 #pragma unroll
@@ -266,7 +267,7 @@ __device__ inline int staged(int line, int number) {
   return line * kSide + (number ^ ((group & 1) << 6 | (group & 6) << 3));
 }
 
-/// A tile's bytes to where they belong. lines, numbers: that there are.
+/// Writes a tile's bytes to the output. `lines` and `numbers` limit them to what the matrix has.
 template <typename Team>
 __device__ void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to, std::int64_t lines,
                              std::int64_t numbers) {
@@ -494,8 +495,8 @@ __global__ void __launch_bounds__(Producer::kTeams* kTeamThreads, (tile_blocks_p
   }
 }
 
-/// How kernels see x, quantized: its lines from `first_line` on, the numbers of each from `first_number` on. Both
-/// divide by the format's blocks.
+/// Returns what kernels need of x, quantized: its lines from `first_line` on, and the numbers of each from
+/// `first_number` on. The format's blocks must divide both.
 inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 0, std::int64_t first_number = 0) {
   if (!x.defined()) return {};
   const int last = x.elements.num_dims() - 1;
@@ -523,7 +524,7 @@ inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 
   return out;
 }
 
-/// How kernels see a wide orientation of a weight.
+/// Returns what kernels need of a wide orientation of a weight.
 inline TileOutput tile_output_wide(const Tensor& wide) {
   const int last = wide.num_dims() - 1;
   return {.elements = static_cast<std::uint8_t*>(wide.raw()),
@@ -531,7 +532,7 @@ inline TileOutput tile_output_wide(const Tensor& wide) {
           .matrix_elements = wide.dim(last) * wide.dim(last - 1)};
 }
 
-/// How kernels see columns [first_column, ...) of x, a matrix.
+/// Returns what kernels need of the columns of a matrix x from `first_column` on.
 template <typename T>
 TileOutputs<T> tile_outputs(const GemmOperand& x, std::int64_t first_column = 0) {
   TileOutputs<T> out{.rows = tile_output(x.rows, 0, first_column),

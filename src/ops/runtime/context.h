@@ -1,10 +1,4 @@
-// What every operator is told besides its operands, and the rules that all operators share.
-//
-// An operator is a function declared in ops/<op>.h (the contract). ops/<op>.cc checks its operands (TESSERA_CHECK) and
-// calls the implementation of the device (ops/runtime/backends.h): tessera::cpu's in ops/<op>_cpu.cc or tessera::cuda's
-// in ops/<op>_cuda.cu. That takes its scratch from the arena, and returns at once when only measuring. Write rule:
-// outputs are assigned, gradients of parameters are accumulated (float32); exceptions are named per operand. Tensors
-// are contiguous unless the contract says "strided": then consecutive rows may be apart.
+// What every operator gets besides its operands, and the rules that all operators share.
 #pragma once
 
 #include "system/trace.h"
@@ -17,9 +11,10 @@ class Runtime;
 }
 
 struct Context {
-  /// Scratch and activations of the step. Its target is where operators run.
+  /// Arena for scratch and for the step's activations. Its target decides where operators run.
   Arena* arena = nullptr;
-  /// The GPU's stream and libraries (ops/runtime/runtime.h), if operators run there. They return before it is done.
+  /// The GPU's stream and libraries (ops/runtime/runtime.h); null on a CPU. Operators on a GPU return before their work
+  /// is done.
   cuda::Runtime* cuda = nullptr;
   /// Where layers and the costly operators record their times; may be null.
   TraceRecorder* trace = nullptr;

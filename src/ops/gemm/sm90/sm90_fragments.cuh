@@ -41,7 +41,8 @@ struct alignas(128) WarpBuffer {
 
   __device__ std::byte* at(int row, int chunk) { return bytes + row * kRowBytes + ((chunk ^ (row & 7)) << 4); }
 
-  /// write(row, chunk, 16 bytes) for all of them, eight lanes to a row. Between two uses of the buffer.
+  /// Calls write(row, chunk, 16 bytes) for every chunk of the buffer, with eight lanes to a row. The buffer may be used
+  /// again afterwards.
   template <typename Write>
   __device__ void drain(Write&& write) {
     const int lane = threadIdx.x % 32;

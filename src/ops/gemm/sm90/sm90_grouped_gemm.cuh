@@ -179,7 +179,7 @@ struct Kernel : Sizes<kProduct> {
     ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
   }
 
-  /// One step's products for this warpgroup's half of a.
+  /// Multiplies one step of k, for this warpgroup's half of a.
   __device__ static void multiply(float (&d)[128], const Stage& stage, int warpgroup, bool accumulate) {
     constexpr auto step_bytes = [](ptx::Major major) { return major == ptx::Major::kK ? 32u : 16u * kSwizzledRow; };
     const std::uint64_t a = ptx::wgmma_descriptor<kMajorA>(stage.a + warpgroup * (kBytesA / kConsumers), kChunkBytes);
@@ -198,12 +198,12 @@ struct Kernel : Sizes<kProduct> {
     return base + row * kSwizzledRow + ((chunk ^ (row & 7)) << 4);
   }
 
-  /// Where a warpgroup's round lies in the output.
+  /// Where the output of a warpgroup's round belongs.
   struct Place {
     int row, column;
   };
 
-  /// bfloat16, round of 64 × 64.
+  /// Stages a round of 64 × 64 sums as bfloat16.
   template <int kRound>
   __device__ static void stage_output(const float (&d)[128], std::byte* buffer) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -222,7 +222,7 @@ struct Kernel : Sizes<kProduct> {
     }
   }
 
-  /// float32, round of 64 a × 32 b, as boxes of 32 × 32.
+  /// Stages a round of 64 a × 32 b sums as float32, in boxes of 32 × 32.
   template <int kRound>
   __device__ static void stage_gradient(const float (&d)[128], std::byte* buffer) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;

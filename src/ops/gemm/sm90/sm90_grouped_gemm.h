@@ -19,7 +19,7 @@
 
 namespace tessera::cuda {
 
-/// At most that many experts in one launch.
+/// The largest number of experts in one launch.
 inline constexpr int kSm90MaxExperts = 256;
 
 /// A launch has a block on each of at most num_sms SMs, as long as it lasts; this is all that there are.

@@ -56,7 +56,7 @@ __device__ inline auto schedule(const Params& p, const Groups& groups) {
   return RowSchedule<false, kStep>(groups, p.num_experts, p.m, p.n);
 }
 
-/// Pieces of w that hold any columns.
+/// Returns how many pieces of w hold any columns.
 __device__ inline int num_pieces(const Work& work, const Params& p) { return p.m - work.b > kPiece ? 2 : 1; }
 
 __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p,
@@ -93,7 +93,7 @@ __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap
   }
 }
 
-/// By each of kScaleWarps: 64 rows of x.
+/// Copies the scales of 64 rows of x. Executed by each of kScaleWarps warps.
 __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
   constexpr int kPerLane = kTileA / kScaleWarps / 32;
   const int in_tile = warp * (kTileA / kScaleWarps) + threadIdx.x % 32, num_blocks = ceil_div(p.n, mx::kBlock);
@@ -135,7 +135,7 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
   }
 }
 
-/// One warpgroup of the two.
+/// The work of one of the two consumer warpgroups.
 struct Consumer {
   const Params& p;
   Shared& shared;
@@ -144,7 +144,7 @@ struct Consumer {
   int at = 0;                                                                // the buffer
   std::uint32_t parity = 0;
 
-  /// The operand fragments of a step, by 16 places of k.
+  /// The operand fragments of a step, one set per 16 places of k.
   using Fragments = std::uint32_t[kStep / 16][4];
 
   __device__ void widen_x(Fragments& a) const {

@@ -103,10 +103,10 @@ struct Kernel {
   }
   __device__ static int first_i(const Work& work) { return kWide ? work.a : work.b; }
   __device__ static int first_j(const Work& work) { return kWide ? work.b : work.a; }
-  /// Where i end for this expert.
+  /// Returns the end of the index i for this expert.
   __device__ static int end_i(const Work& work, const Params& p) { return kWgrad ? p.m : work.row_end; }
   __device__ static int end_j(const Params& p) { return kWgrad ? p.n : p.m; }
-  /// Halves of the large operand's part that hold anything.
+  /// Returns how many halves of the large operand's part hold anything.
   __device__ static int num_pieces(const Work& work, const Params& p) {
     return (kWide ? end_j(p) : end_i(work, p)) - work.b > kPiece ? 2 : 1;
   }
@@ -210,13 +210,13 @@ struct Kernel {
 
   // --- Consumers ---------------------------------------------------------------------------------------------------
 
-  /// Of a wave in the tile.
+  /// Return where a wave begins in the tile.
   __device__ static int wave_i(int wave, int warpgroup) {
     return kWide ? warpgroup * kWaveRows : (wave * kConsumers + warpgroup) * kWaveRows;
   }
   __device__ static int wave_j(int wave) { return kWide ? wave * kPiece : 0; }
 
-  /// sum = a wave's rows · b over one step.
+  /// Assigns to `sum` the product of a wave's rows and b over one step.
   __device__ static void multiply(float (&sum)[kSums], std::uint64_t a, std::uint64_t b) {
     ptx::wgmma_fence();
 #pragma unroll

@@ -18,7 +18,7 @@ inline constexpr int kBand = 16;
 
 __host__ __device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
-/// One block's next item: one tile, or a part of its sum over K.
+/// A block's next work item: one tile, or a part of its sum over K.
 struct Work {
   int expert = 0;
   int row_begin = 0, row_end = 0;  // the expert's
@@ -34,7 +34,7 @@ struct TilePosition {
   int a, b;
 };
 
-/// The local-th of num_a · num_b tiles.
+/// Returns the position of tile `local` of num_a · num_b.
 __device__ inline TilePosition tile_position(int local, int num_a, int num_b) {
   const int band = local / (kBand * num_b);
   const int in_band = local - band * kBand * num_b;
@@ -43,12 +43,12 @@ __device__ inline TilePosition tile_position(int local, int num_a, int num_b) {
   return {band * kBand + in_band - b * width, b};
 }
 
-/// What the schedules know of the groups, in shared memory.
+/// What the schedules need of the groups, in shared memory.
 struct Groups {
   int offsets[kSm90MaxExperts + 1];
   int first[kSm90MaxExperts + 1];  // sums of what `count` gave for the experts before
 
-  /// By the whole block. count(rows) is an expert's number of tiles, or of steps.
+  /// Loads the offsets. Executed by the whole block. count(rows) returns an expert's number of tiles, or of steps.
   template <typename Count>
   __device__ void load(const std::int32_t* offsets_E1, int num_experts, Count count) {
     constexpr int kPerLane = kSm90MaxExperts / 32;

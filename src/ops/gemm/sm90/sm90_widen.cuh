@@ -17,8 +17,8 @@
 
 namespace tessera::cuda::sm90 {
 
-/// Two e4m3, bytes kFirst and kFirst + 1 of `bytes`, times their scale. Their bits, shifted into a bfloat16's place,
-/// are theirs times 2^-120.
+/// Widens two e4m3 numbers, bytes kFirst and kFirst + 1 of `bytes`, to bfloat16 and multiplies them by their scale.
+/// Their bits, shifted to a bfloat16's place, stand for the numbers times 2^-120.
 template <int kFirst>
 __device__ std::uint32_t widen(std::uint32_t bytes, std::uint32_t scale) {
   constexpr std::uint32_t kUp = 0x7b807b80;  // 2^120, twice
@@ -26,7 +26,7 @@ __device__ std::uint32_t widen(std::uint32_t bytes, std::uint32_t scale) {
   return ptx::mul_bf16x2(ptx::mul_bf16x2((high >> 4 & 0x07f007f0) | (high & 0x80008000), kUp), scale);
 }
 
-/// A scale, a power of two, as a bfloat16, twice.
+/// Returns a scale, which is a power of two, as a pair of equal bfloat16.
 __device__ inline std::uint32_t scale_bf16x2(float scale) {
   const std::uint32_t bits = mx::bits_of(scale);
   return bits >> 16 | (bits & 0xffff0000);
