@@ -63,8 +63,8 @@ class ProcessGroup {
 
   /// Gathers the ranks' in [n] into out [size · n], in the order of ranks. `in` may be this rank's part of `out`.
   Work all_gather(const Tensor& in, const Tensor& out, std::string_view name);
-  /// Assigns or adds to out [n] the sum over ranks of this rank's part of their in [size · n], which is overwritten.
-  /// Both are float32, or both bfloat16. `out` must not be a part of `in`.
+  /// Assigns or adds to out [n] the sum over ranks of this rank's part of their in [size · n], whose contents are
+  /// undefined afterwards. Both are float32, or both bfloat16. `out` must not be a part of `in`.
   Work reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name);
   /// Replaces x by the sum of the ranks' x. Float32 or bfloat16; on GPUs also float64.
   Work all_reduce(const Tensor& x, std::string_view name);
