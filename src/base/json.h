@@ -68,7 +68,8 @@ inline std::string to_hex(std::uint64_t value) { return fmt::format("{:016x}", v
 /// The field of an object that has the checksum of all its others.
 inline constexpr const char* kChecksumField = "checksum";
 
-/// Of all fields but kChecksumField, in their order: what a file with this object has as that field.
+/// Returns the checksum of all fields but kChecksumField, in their order: what a file with this object has as that
+/// field.
 inline std::string checksum_of_rest(nlohmann::ordered_json object) {
   object.erase(kChecksumField);
   const std::string text = json_text(object);

@@ -64,8 +64,8 @@ WrittenFile write_shard(const std::filesystem::path& path, const ShardId& id, st
 /// A tensor put together from pieces in mapped files.
 class AssembledTensor {
  public:
-  /// Of a model's shards: the numbers from index `begin` of the flattened tensor on, as many as lie one behind the
-  /// other in one file.
+  /// Returns a model's numbers from index `begin` of the flattened tensor on, as many as lie one behind the other in
+  /// one file.
   std::span<const float> from(std::int64_t begin) const;
   /// Copies the numbers of a piece, which need not be one of the files'.
   void read(const Piece& piece, float* target) const;
@@ -77,7 +77,7 @@ class AssembledTensor {
     Tensor numbers;
     const std::filesystem::path* file;
   };
-  /// As from(), of any type.
+  /// The same as from(), for any type.
   Tensor stretch(std::int64_t begin) const;
 
   std::vector<Run> runs_;  // rising, without gaps

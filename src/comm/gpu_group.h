@@ -26,14 +26,16 @@ class GpuGroup {
   using Id = std::array<std::byte, 128>;
   static Id make_id();
 
-  /// Together with all ranks of the group. `computation` must stay, and `progress`, which watches every call of NCCL
-  /// that waits for other ranks. Throws Error if NCCL is missing, too old, or cannot connect the GPUs.
+  /// Connects the GPUs of a group. All its ranks must call it together. `computation` and `progress` must outlive the
+  /// group; `progress` watches every call of NCCL that waits for other ranks. Throws Error if NCCL is missing, too old,
+  /// or cannot connect the GPUs.
   GpuGroup(const Id& id, int rank, int size, const Stream& computation, Progress& progress);
   ~GpuGroup();
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;
 
-  /// Together with all ranks: those of the same color, in the order of `order`. Null for `size` 1.
+  /// Splits the group: ranks of the same color form a new one, in the order of `order`. All ranks must call it
+  /// together. Returns null for `size` 1.
   std::unique_ptr<GpuGroup> split(int color, int order, int size) const;
   /// Two of the ranks, rank 0 and 1 of the new group. Of groups that were split from each other NCCL runs one operation
   /// at a time; this one's neither wait for theirs nor keep them waiting. Together with the other rank.
@@ -41,7 +43,7 @@ class GpuGroup {
   /// What other kernels should leave to a link: its operation stays on an SM until the other rank has come.
   static constexpr int kSmsOfLink = 1;
 
-  // As in process_group.h; `title` says what moves between whom.
+  // The operations of process_group.h. `title` says what moves between whom.
   Fence all_gather(const Tensor& in, const Tensor& out, const std::string& title);
   Fence reduce_scatter(const Tensor& in, const Tensor& out, Write write, const std::string& title);
   Fence all_reduce(const Tensor& x, const std::string& title);

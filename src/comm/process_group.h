@@ -30,7 +30,7 @@ class [[nodiscard]] Work {
   Work() = default;
   Work(Progress& progress, std::shared_ptr<Operation> operation)
       : progress_(&progress), operation_(std::move(operation)) {}
-  /// Of a GPU: complete at `end`, for which wait() has `computation` wait.
+  /// Makes a GPU's work, which is complete at `end`. wait() has `computation` wait for it.
   Work(const cuda::Stream& computation, cuda::Fence end) : computation_(&computation), end_(std::move(end)) {}
   Work(Work&& other) noexcept { static_cast<void>(*this = std::move(other)); }
   Work& operator=(Work&& other) noexcept;
@@ -127,7 +127,7 @@ class ProcessGroup {
   /// does; its message ends in what missing() tells.
   void wait_until(std::string_view operation, std::string_view name, int peer, const std::function<bool()>& over,
                   const std::function<std::string()>& missing);
-  /// Of every wait for other ranks.
+  /// Returns the timeout of every wait for other ranks.
   Progress::Seconds timeout() const;
   /// Throws what wait_until() throws at the timeout, for a wait of the GPU's.
   [[noreturn]] void fail_late(std::string_view operation, std::string_view name, const std::string& missing) const;

@@ -94,11 +94,11 @@ class Progress {
   [[noreturn]] void fail_late(const std::string& name, const std::string& missing) const;
   /// Moves it on as far as it goes; the rest happens behind.
   void start(std::shared_ptr<Operation> operation);
-  /// Until it is done. Throws RankFailure, or what the operation threw.
+  /// Waits until the operation is done. Throws RankFailure, or what the operation threw.
   void wait(Operation& operation);
   bool done(Operation& operation);
-  /// After a failure: the operation's memory is about to go. It is given some time to end, and is not moved on any
-  /// more.
+  /// Gives up an operation after a failure, because its memory is about to be freed. The operation gets some time to
+  /// end, and is not advanced any more.
   void abandon(const std::shared_ptr<Operation>& operation) noexcept;
   /// Until over() is true, for what other ranks store into a window; moves started operations on meanwhile. `name`:
   /// what is waited for, `missing()`: what of it is not there; both for the RankFailure that is thrown as above. With
@@ -137,7 +137,7 @@ class Progress {
   void advance(Operation& operation);
   std::string describe_missing(const Operation& operation);
   void run_in_background();
-  /// Until poll() is true.
+  /// Calls poll() until it returns true.
   void keep_polling(const std::string& name, std::uint64_t event, const std::function<bool()>& poll,
                     const std::function<std::string()>& missing, const std::function<std::uint64_t()>& position);
   /// Why a wait that has lasted so long must end; none if it need not yet.

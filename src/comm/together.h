@@ -23,8 +23,8 @@ void run_together(ProcessGroup& group, std::string_view name, const std::functio
 bool wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task,
                    double seconds = std::numeric_limits<double>::infinity());
 
-/// As run_together, for a body that may take longer than ranks wait for each other (reading and checking of large
-/// files), and that does nothing on a GPU: it runs in another thread.
+/// The same as run_together, for a body that may take longer than ranks wait for each other (reading and checking large
+/// files) and that does nothing on a GPU. It runs in another thread.
 void run_long_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
 }  // namespace tessera

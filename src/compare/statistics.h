@@ -28,7 +28,7 @@ class RunningMean {
 std::vector<double> finite_of(std::span<const double> values);
 
 double mean(std::span<const double> values);
-/// Of a sample: divided by n - 1. NaN for fewer than two values.
+/// Returns the standard deviation of a sample, divided by n - 1. NaN for fewer than two values.
 double standard_deviation(std::span<const double> values);
 
 /// Half the width of the two-sided confidence interval of the mean of `count` values: t * sd / sqrt(n). Infinite for

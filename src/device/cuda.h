@@ -66,7 +66,7 @@ class Stream {
   CUstream_st* handle() const { return handle_; }
   /// Waits until all that was put on it is done. Throws InternalError if some of it failed.
   void synchronize() const;
-  /// What is put on this stream from now on runs when the other stream has passed the fence.
+  /// Has everything that is put on this stream afterwards wait until the other stream has passed the fence.
   void wait(const Fence& fence) const;
   /// The same with an event. In a graph it is a wait of its own in every launch, for what was recorded last before.
   void wait(const Event& event) const;

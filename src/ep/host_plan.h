@@ -22,8 +22,8 @@ void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor&
 struct HostPlacement {
   Ints counts_PE, first_row_PE, offsets_Pe1;
 };
-/// From all ranks' counts, together with them. Throws Error, on all ranks, if a rank gets more rows than it has room
-/// for.
+/// Gathers all ranks' counts and places their rows. All ranks must call it together. Throws Error, on all ranks, if a
+/// rank gets more rows than it has room for.
 HostPlacement gather_placement(const Context& op, ProcessGroup& group, const DispatchSaved& saved,
                                double capacity_factor);
 

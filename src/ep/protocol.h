@@ -83,7 +83,7 @@ inline constexpr Step kCombineBackwardSteps[] = {
     signal(Flag::kReady),  await(Flag::kReady),  store(Buffer::kGradients),
     signal(Flag::kStored), await(Flag::kStored), read(Buffer::kGradients),
 };
-/// Of kCombine and kDispatchBackward; where no round of ready flags is needed, without the first two.
+/// The steps of kCombine and kDispatchBackward. Where no round of ready flags is needed, the first two are left out.
 inline constexpr Step kSumSteps[] = {
     signal(Flag::kReady),  await(Flag::kReady),  store(Buffer::kSums),
     signal(Flag::kStored), await(Flag::kStored), read(Buffer::kSums),

@@ -26,7 +26,7 @@ class Judge {
   /// `past`: Unix times at which the node became bad, as the ledger has them.
   Judge(std::string node, std::vector<double> past, const JudgeOptions& options = {});
 
-  /// After each poll. `unix_now` may jump.
+  /// Judges the node after a poll of all probes. `unix_now` may jump.
   Verdict judge(const std::vector<Finding>& findings, double unix_now);
   /// How often the node became bad, the past included.
   std::size_t times_bad() const { return past_.size(); }

@@ -40,8 +40,8 @@ struct LinkReport {
   std::vector<Finding> findings;
 };
 
-/// Together with all ranks of `world`, at least two; the report is the same on all. `runtime`: of this rank's GPU,
-/// which the world uses; null on CPUs. Throws RankFailure if a rank does not come.
+/// Measures the links between all ranks of `world`, at least two, which must call it together. All get the same report.
+/// `runtime`: this rank's GPU, which the world uses; null on CPUs. Throws RankFailure if a rank does not come.
 LinkReport check_links(ProcessGroup& world, const RankPlaces& places, cuda::Runtime* runtime,
                        const LinkCheckOptions& options);
 

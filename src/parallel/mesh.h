@@ -25,7 +25,7 @@ struct MeshDegrees {
   std::int64_t cp = 1, tp = 1, pp = 1, ep = 1;
   std::int64_t ep_domain = 0;  // ep neighbours that reach each other's memory, expert_parallel_ranks_per_domain; 0: all
 
-  /// After resolve().
+  /// Returns the number of ranks. Must be called after resolve().
   std::int64_t num_ranks() const { return dp_replicate * dp_shard * cp * tp * pp; }
   std::int64_t num_ep_domains() const { return ep_domain == 0 ? 1 : ep / ep_domain; }
 };
@@ -59,10 +59,10 @@ MeshPlace place_of(const MeshDegrees& resolved, std::int64_t rank);
 struct Mesh {
   /// One rank.
   Mesh() = default;
-  /// Together with all ranks of `the_world`, which must stay.
+  /// Makes the groups of a mesh. All ranks of `the_world`, which must outlive it, must call it together.
   Mesh(ProcessGroup& the_world, const MeshDegrees& resolved);
-  /// As rank `rank` would have it in a run that is not there: its groups know their sizes and this rank's places, which
-  /// is enough to measure a step, and cannot communicate.
+  /// Returns the mesh that rank `rank` would have in a run that does not exist. Its groups know their sizes and this
+  /// rank's places, which is enough to measure a step. They cannot communicate.
   static Mesh planned(const MeshDegrees& resolved, std::int64_t rank);
 
   MeshDegrees degrees{.dp_shard = 1};
@@ -71,7 +71,7 @@ struct Mesh {
 
   // One axis each.
   ProcessGroup pp, dp_replicate, cp, tp, ep;
-  // Of several domains: the ranks of ep in this rank's domain, and those with its place in each domain.
+  // With several domains: the ranks of ep in this rank's domain, and the ranks with its place in each domain.
   ProcessGroup ep_within, ep_across;
   /// cp · tp: the ranks with parts of the same sequences.
   ProcessGroup sequence;

@@ -18,7 +18,7 @@ struct PlannedRun {
 /// Plans one rank with another mode and micro-batch, and as many sequences per step. It allocates nothing.
 MemoryPlan memory_plan(const PlannedRun& run, std::int64_t rank, Recompute mode, std::int64_t micro_batch_size);
 
-/// Of the ranks of a pipeline, one behind the other. Ranks of one stage are all alike.
+/// Returns the plans of the ranks of a pipeline, one behind the other. All ranks of one stage are alike.
 std::vector<MemoryPlan> memory_plans(const PlannedRun& run, Recompute mode, std::int64_t micro_batch_size);
 
 /// For a run whose ranks have `available` bytes each, of which `others` are taken by what is besides the step, and that

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// As the system calls the machine that this process runs on; empty if it does not tell.
+/// Returns the name of the machine that this process runs on; empty if the system does not tell.
 inline std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";

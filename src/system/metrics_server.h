@@ -19,7 +19,7 @@ class MetricsServer {
   MetricsServer& operator=(const MetricsServer&) = delete;
 
   int port() const;
-  /// What is answered from now on. All at once: no answer has some numbers of before. Does not wait for readers.
+  /// Replaces what is answered, all at once: no answer mixes old and new numbers. Does not wait for readers.
   void publish(const std::vector<Measurement>& measurements);
 
  private:

@@ -93,8 +93,8 @@ class ArenaScope {
   std::size_t mark_;
 };
 
-/// Until the end of the block nothing is given back: two streams of a GPU may use what has been allocated at the same
-/// time. It goes with the next ArenaScope that ends, which began before.
+/// Keeps everything allocated until the end of the block, because two streams of a GPU may use it at the same time. The
+/// next ArenaScope that ends, and began before, frees it.
 class ArenaHold {
  public:
   explicit ArenaHold(Arena& arena) : arena_(arena) { ++arena_.num_holds_; }

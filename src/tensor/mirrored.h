@@ -21,7 +21,7 @@ class Mirrored {
 
   std::int64_t size() const { return size_; }
   std::span<T> host() const { return {reinterpret_cast<T*>(host_.data()), static_cast<std::size_t>(size_)}; }
-  /// As operators on `device` see them, [size]; without numbers on kMeta.
+  /// Returns the numbers as operators on `device` see them, [size]; without numbers on kMeta.
   Tensor tensor(Device device) const {
     const Buffer& buffer = device == Device::kCuda ? gpu_ : host_;
     return Tensor(device == Device::kMeta ? nullptr : buffer.data(), {size_}, DTypeOf<T>::value, device);

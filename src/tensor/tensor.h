@@ -63,7 +63,7 @@ class Shape {
   std::int64_t num_elements() const;
   bool operator==(const Shape& other) const = default;
   std::vector<std::int64_t> dims() const { return {dims_.begin(), dims_.begin() + num_dims_}; }
-  /// As "[4, 256]".
+  /// Returns the shape as "[4, 256]".
   std::string to_string() const;
 
  private:

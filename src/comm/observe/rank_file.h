@@ -139,8 +139,8 @@ struct RankState {
 /// Where a rank's file is.
 std::filesystem::path rank_file_path(const std::filesystem::path& folder, std::int64_t attempt, int world_rank);
 
-/// From the bytes of a rank's file, which another machine may have sent: `process` stays unknown, `read_ns` 0. `name`:
-/// for messages. Throws Error if it is no such file, or one of another version of this program.
+/// Reads a rank's state from the bytes of its file, which another machine may have sent: `process` stays unknown, and
+/// `read_ns` 0. `name` is for messages. Throws Error if it is no such file, or one of another version of this program.
 RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& name);
 
 /// Reads a file of this machine, of a rank that may be writing it, and looks whether its process lives.

@@ -45,7 +45,7 @@ class Regex {
   Regex(std::string_view pattern, std::string place);
   /// Matches the text itself.
   static Regex literal(std::string_view text, std::string place);
-  /// Of a pattern in PCRE2's own syntax, with UTF and UCP.
+  /// Compiles a pattern in PCRE2's own syntax, with UTF and UCP.
   static Regex pcre2(std::string_view pattern, std::string place);
   ~Regex();
   Regex(Regex&& other) noexcept;

@@ -37,7 +37,7 @@ class Tokenizer {
 
   /// What a dataset keeps a copy of; none if the tokenizer needs none.
   virtual std::vector<TokenizerFile> files() const = 0;
-  /// Of the kind and the files: tokenizers with the same checksum give the same ids.
+  /// Returns a checksum of the kind and the files. Tokenizers with the same checksum give the same ids.
   std::uint64_t checksum() const;
 };
 

@@ -13,7 +13,7 @@ struct Init {
   float bound = 0.0f;  // absolute; 0: none
 };
 
-/// Of a parameter whose flattened numbers are drawn from two distributions in turn: `run` numbers from the first, as
+/// How the flattened numbers of a parameter are drawn from two distributions in turn: `run` numbers from the first, as
 /// many from the second, and so on.
 struct InitPattern {
   Init first, second;

@@ -6,7 +6,7 @@
 
 namespace tessera::cuda {
 
-/// As in ops/gemm/grouped_gemm.h; kWgradOfColumns: from d_yᵀ [M, R] and xᵀ [N, R].
+/// The products of ops/gemm/grouped_gemm.h. kWgradOfColumns multiplies d_yᵀ [M, R] and xᵀ [N, R].
 enum class GroupedKind { kForward, kDgrad, kWgrad, kWgradOfColumns };
 
 /// out (=; of weights' gradients also +=) the product; operands of one type, float32 or bfloat16, and out of that type,

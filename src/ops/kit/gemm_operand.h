@@ -42,7 +42,7 @@ struct QuantizedWeight {
   Tensor wide_rows, wide_columns;
 };
 
-/// Of the wide form of a weight of this shape: lines are filled up with zeros to whole steps of the kernel.
+/// In the wide form of a weight, lines are filled up with zeros to whole steps of the kernel.
 inline constexpr std::int64_t kWideStep = 64;
 inline Shape wide_shape(const Shape& shape) {
   const std::int64_t length = (shape[shape.num_dims() - 1] + kWideStep - 1) / kWideStep * kWideStep;

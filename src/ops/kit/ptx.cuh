@@ -139,8 +139,8 @@ __device__ inline void mbarrier_arrive_expect_tx(Barrier* barrier, std::uint32_t
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-/// Until the phase of this parity is complete. A fresh barrier counts as having completed parity 1. Acquires within the
-/// block, and what TMA wrote; a cluster-wide acquire would empty the L1 cache each time.
+/// Waits until the phase of this parity is complete. A fresh barrier counts as having completed parity 1. Acquires
+/// within the block, and what TMA wrote; a cluster-wide acquire would empty the L1 cache each time.
 __device__ inline void mbarrier_wait(Barrier* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nWAIT:\n"
@@ -292,10 +292,10 @@ __device__ inline std::uint64_t advance_descriptor(std::uint64_t descriptor, std
   return descriptor + (bytes >> 4);
 }
 
-/// Before the first WGMMA, and whenever registers that it uses were touched.
+/// Must come before the first WGMMA, and whenever registers that it uses were touched.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
-/// Until at most kPending committed groups are in flight.
+/// Waits until at most kPending committed groups are in flight.
 template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");

@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What stays as it is during a run.
+/// The options that do not change during a run.
 struct AdamWOptions {
   float beta1, beta2, epsilon;
   float weight_decay;
@@ -36,7 +36,7 @@ struct AdamWStep {
 static_assert(sizeof(AdamWStep) == AdamWStep::kNumbers * sizeof(float));
 static_assert(offsetof(AdamWStep, finite) == AdamWStep::kFinite * sizeof(float));
 
-/// Of step `step`, from 1; without clipping.
+/// Returns the numbers of step `step`, counted from 1, without clipping.
 AdamWStep adamw_step(const AdamWOptions& options, float learning_rate, std::int64_t step);
 
 /// squares_1 (float64, [1], =): sum of squares of x_N (float32), in float64 and in an order that depends on N only.

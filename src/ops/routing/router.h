@@ -19,7 +19,7 @@ namespace tessera {
 
 enum class ScoreFunction { kSoftmax, kSigmoid };
 
-/// Of the weights' sum under route_norm.
+/// Added to the weights' sum under route_norm.
 inline constexpr float kRouteNormEpsilon = 1e-20f;
 
 struct RouterOptions {

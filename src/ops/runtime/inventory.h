@@ -32,7 +32,7 @@ struct Inventory {
 /// Never throws for what is missing. Empty in a build without CUDA.
 Inventory take_inventory();
 
-/// Of the GPU that this process uses. Throws Error where there is none.
+/// Returns the name of the GPU that this process uses. Throws Error where there is none.
 std::string gpu_name();
 /// Returns the names of all GPUs that this process sees. Empty where there is none.
 std::vector<std::string> gpu_names();

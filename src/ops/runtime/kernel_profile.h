@@ -39,7 +39,7 @@ class KernelProfile {
 /// Adds the runs to a trace, as the GPU's.
 void add_to_trace(std::span<const KernelRun> runs, TraceRecorder& trace);
 
-/// Of one name.
+/// The runs of all kernels of one name.
 struct KernelTime {
   std::string name;
   std::size_t num_runs = 0;

@@ -42,7 +42,7 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   const Stream& stream() const { return stream_; }
-  /// Those that operators are to use.
+  /// Returns how many SMs operators may use.
   int num_sms() const { return num_sms_; }
   /// Its major number: 9 is Hopper, 10 Blackwell.
   int compute_capability() const { return compute_capability_; }

@@ -58,11 +58,11 @@ class MetricsWriter {
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  /// After each step; writes if the step is due, was made twice, or its loss or gradient norm is not finite: no step
-  /// comes after that.
+  /// Must be called after each step. Writes a line if the step is due, was made twice, or its loss or gradient norm is
+  /// not finite: no step comes after that.
   void step(const StepResult& result);
   void validation(std::int64_t step, double loss);
-  /// After a save is committed: for how long training waited, and how long it took.
+  /// Must be called after a save is committed: how long training waited, and how long the save took.
   void checkpoint(std::int64_t step, double stall_seconds, double seconds);
   /// The checksum of the model's state after a step whose replicas were compared.
   void state_checksum(std::int64_t step, std::uint64_t checksum);

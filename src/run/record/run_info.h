@@ -21,9 +21,10 @@
 
 namespace tessera {
 
-/// As the system calls it.
+/// Returns the processor's name, as the system gives it.
 std::string processor_name();
-/// Of the whole machine, or as much of it as the process may take where it runs (a job of Slurm, a container).
+/// Returns the memory of the whole machine, or what the process may take of it where it runs (a job of Slurm, a
+/// container).
 std::size_t machine_memory_bytes();
 
 /// Every key of the configuration and its value, as TOML.

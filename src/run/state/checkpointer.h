@@ -46,7 +46,7 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Of the copy in the host's memory that saves write from; 0 if there is none.
+  /// Returns the bytes of the copy in the host's memory that saves write from; 0 if there is none.
   std::size_t snapshot_bytes() const;
   void allocate_snapshot();
   /// `on_saved` is told of every save when it is committed.
@@ -60,7 +60,7 @@ class Checkpointer {
 
   const std::filesystem::path& folder() const { return folder_; }
 
-  // What follows, all ranks do together. It throws Error on all if it fails on one.
+  // All ranks must call the functions below together. They throw Error on all ranks if they fail on one.
 
   /// Loads masters, moments, buffers and the loader's position from the checkpoint that the configuration asks for, the
   /// newest if it does not say. Returns what it is, if there is one. Throws Error if that is damaged; with
@@ -89,7 +89,7 @@ class Checkpointer {
 
   /// All that this rank has.
   Pieces pieces() const;
-  /// What it writes.
+  /// Returns the pieces that this rank writes.
   Pieces pieces_to_write() const;
   bool is_writer() const { return mesh_.place.dp_replicate == 0; }
   bool is_first_rank() const { return ranks_.rank() == 0; }

@@ -61,7 +61,7 @@ class MemoryCopies {
   /// What this rank's copies, and those that it keeps for others, take of its node's memory.
   std::size_t num_bytes() const;
 
-  // What follows, all ranks do together.
+  // All ranks must call the functions below together.
 
   /// Looks for copies that earlier attempts of `run` have left. Throws Error if the nodes' folders have no room for
   /// this attempt's, or if a later attempt was there.
@@ -87,7 +87,7 @@ class MemoryCopies {
   void advance();
   /// Waits until the last copy is whole.
   void finish();
-  /// After the run's end: deletes this attempt's copies.
+  /// Deletes this attempt's copies, after the run's end.
   void remove();
 
  private:

@@ -24,7 +24,7 @@ class SavedModel {
   const std::filesystem::path& path() const { return path_; }
   /// The model's numbers, the sequence length that it was trained for, BOS and EOS.
   const HfConfig& config() const { return config_; }
-  /// Of a checkpoint: the step; of Hugging Face files 0.
+  /// Returns the step of a checkpoint; 0 for Hugging Face files.
   std::int64_t step() const { return step_; }
 
   /// Throws Error unless the folder has exactly these tensors (by name; shapes are looked at when reading).

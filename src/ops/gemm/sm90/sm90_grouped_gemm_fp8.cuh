@@ -478,7 +478,7 @@ __global__ void prepare_wgrad(ScaleRows a, ScaleRows b, int num_steps, std::int3
   __shared__ float tile[kArrangeTile][kArrangeTile + 1];
   const int tiles_a = arranged_row(a.count) / kArrangeTile, x = threadIdx.x, tile_j = blockIdx.y;
   const bool of_a = tile_j < tiles_a;
-  // By value: a choice of two places would have to be made in memory.
+  // Copied by value: to choose between two places, the compiler would put both in memory.
   const Scales scales{.data = of_a ? a.scales.data : b.scales.data, .stride = of_a ? a.scales.stride : b.scales.stride};
   const int count = of_a ? a.count : b.count;
   float* arranged = of_a ? a.arranged : b.arranged;

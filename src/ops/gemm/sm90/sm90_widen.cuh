@@ -32,8 +32,8 @@ __device__ inline std::uint32_t scale_bf16x2(float scale) {
   return bits >> 16 | (bits & 0xffff0000);
 }
 
-/// By four neighbouring lanes, of which lane t has the 16 numbers from 16t on, and their scale: what belongs at the
-/// places from 16t on.
+/// Widens 64 numbers. Executed by four neighbouring lanes: lane t has the 16 numbers from 16t on, and their scale, and
+/// gets what belongs at the places from 16t on.
 __device__ inline void widen_in_order(const uint4& bytes, std::uint32_t scale, uint4 (&places)[2]) {
   const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
   std::uint32_t low[4], high[4];
