@@ -290,9 +290,6 @@ void add_expert_parallelism_keys(ConfigTable& t, JobConfig& c) {
 }
 
 void add_validation_keys(ConfigTable& t, JobConfig& c) {
-  t.add("activation_checkpoint.mode", c.activation_checkpoint.mode, recompute_modes(),
-        "activations that the backward computes again");
-
   t.add("validation.enable", c.validation.enable, "evaluate on the validation split during training");
   t.add("validation.dataset_path", c.validation.dataset_path, "its folder; empty: training.dataset_path");
   t.add("validation.dataset", c.validation.dataset, "as training.dataset, with validation.dataset_path");
@@ -327,7 +324,7 @@ void add_checkpoint_keys(ConfigTable& t, JobConfig& c) {
         "that is a folder of Hugging Face files, in float32, bfloat16 or FP8");
 }
 
-void add_metrics_keys(ConfigTable& t, JobConfig& c) {
+void add_metrics_and_profiling_keys(ConfigTable& t, JobConfig& c) {
   t.add("metrics.log_freq", c.metrics.log_freq, "steps between lines of metrics");
   t.add("metrics.enable_tensorboard", c.metrics.enable_tensorboard, "write event files for TensorBoard");
   t.add("metrics.save_tb_folder", c.metrics.save_tb_folder, "their folder under job.dump_folder");
@@ -347,7 +344,7 @@ void add_metrics_keys(ConfigTable& t, JobConfig& c) {
   t.add("profiling.profile_freq", c.profiling.profile_freq, "steps between traced steps");
 }
 
-void add_debug_keys(ConfigTable& t, JobConfig& c) {
+void add_comm_and_debug_keys(ConfigTable& t, JobConfig& c) {
   t.add("comm.init_timeout_seconds", c.comm.init_timeout_seconds, "time that ranks may take to come to the first step");
   t.add("comm.train_timeout_seconds", c.comm.train_timeout_seconds,
         "time after which an operation between ranks has failed, and the run ends");
@@ -376,10 +373,12 @@ ConfigTable config_table(JobConfig& c) {
   add_expert_parallelism_keys(t, c);
   add_recipe_keys(t, std::string(kLinearConverter), c.quantize_mx.linear, true);
   add_recipe_keys(t, std::string(kGroupedConverter), c.quantize_mx.grouped_mm, false);
+  t.add("activation_checkpoint.mode", c.activation_checkpoint.mode, recompute_modes(),
+        "activations that the backward computes again");
   add_validation_keys(t, c);
   add_checkpoint_keys(t, c);
-  add_metrics_keys(t, c);
-  add_debug_keys(t, c);
+  add_metrics_and_profiling_keys(t, c);
+  add_comm_and_debug_keys(t, c);
   pass_over_torchtitan_keys(t);
   return t;
 }

@@ -240,7 +240,7 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
     require_divides("parallelism.tensor_parallel_degree", degrees.tp, total, fmt::format("{} = {}", what, total),
                     others);
   }
-  // Of each sequence a context-parallel rank has two chunks, and tensor-parallel ranks have equal parts of these.
+  // A context-parallel rank has two chunks of each sequence, which its tensor-parallel ranks share equally.
   const std::int64_t parts = (degrees.cp > 1 ? 2 * degrees.cp : 1) * degrees.tp;
   require(training.seq_len % parts == 0,
           "training.seq_len is {}, which parallelism.context_parallel_degree = {} and tensor_parallel_degree = {} cut "

@@ -454,10 +454,10 @@ void Trainer::save(std::int64_t step, bool is_last) {
   checkpointer_.save(step, loader_->state(), is_last);
 }
 
-bool Trainer::end_step(std::int64_t step, StepPlan plan, const volatile std::sig_atomic_t& stop_signal,
-                       StepTrace* trace, MetricsWriter* metrics) {
+Trainer::After Trainer::end_step(std::int64_t step, const StepPlan& plan, const volatile std::sig_atomic_t& stop_signal,
+                                 StepTrace* trace, MetricsWriter* metrics) {
   const Agreed agreed = agree(stop_signal);
-  bool ends = plan.is_last || agreed.stops;
+  bool is_done = plan.is_last, ends = is_done || agreed.stops;
   const bool copies = memory_copies_ && memory_copies_->is_due(step);
   if (ends || plan.validates || plan.saves || copies || agreed.has_copied || verifies(step, plan.saves)) {
     finish_steps(0, metrics);
@@ -469,7 +469,10 @@ bool Trainer::end_step(std::int64_t step, StepPlan plan, const volatile std::sig
     ranks_.set_section(Section::kValidation);
     const std::optional<double> loss = validate(stop_signal);
     if (metrics != nullptr && loss) metrics->validation(step, *loss);
-    if (!loss) ends = true, is_done_ = false;
+    if (!loss) {
+      ends = true;
+      is_done = false;
+    }
   }
   const bool saves = plan.saves || (config_.checkpoint.enable && ends);
   guard_state(step, verifies(step, saves), copies && !ends, agreed.has_copied, metrics);
@@ -480,7 +483,8 @@ bool Trainer::end_step(std::int64_t step, StepPlan plan, const volatile std::sig
     if (memory_copies_) memory_copies_->finish();
   }
   if (pauses) metrics->resume();
-  return !ends;
+  if (!ends) return After::kNextStep;
+  return is_done ? After::kDone : After::kStopped;
 }
 
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
@@ -498,7 +502,8 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     if (metrics != nullptr) metrics->checkpoint(saved.step, saved.stall_seconds, saved.seconds);
   });
   std::int64_t step = first_step_;
-  for (bool goes_on = true; goes_on; ++step) {
+  After after = After::kNextStep;
+  for (;; ++step) {
     ranks_.set_step(step);
     if (current_step != nullptr) *current_step = step;
     const StepPlan plan = plan_of(step);
@@ -506,12 +511,11 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     std::optional<StepTrace> trace;
     if (plan.profiles && is_first_rank()) trace.emplace(trace_, on_gpu());
     start_step(step, plan, metrics);
-    is_done_ = plan.is_last;
-    goes_on = end_step(step, plan, stop_signal, trace ? &*trace : nullptr, metrics);
+    after = end_step(step, plan, stop_signal, trace ? &*trace : nullptr, metrics);
+    if (after != After::kNextStep) break;
   }
-  --step;                                                               // the last one
-  if (memory_copies_) memory_copies_->remove();                         // the checkpoint has all
-  const int stopped_by = is_done_ ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
+  if (memory_copies_) memory_copies_->remove();                                      // the checkpoint has all
+  const int stopped_by = after == After::kDone ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());

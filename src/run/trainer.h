@@ -65,10 +65,13 @@ class Trainer {
   class StepTrace;
   /// Fills a step's batches and starts it, and finishes earlier ones that must not be under way beside it.
   void start_step(std::int64_t step, const StepPlan& plan, MetricsWriter* metrics);
-  /// Validation, comparison, copies and checkpoints after a step that was started. `trace`, of this step, may be null.
-  /// Returns whether the run goes on.
-  bool end_step(std::int64_t step, StepPlan plan, const volatile std::sig_atomic_t& stop_signal, StepTrace* trace,
-                MetricsWriter* metrics);
+  /// What follows a step: the next one; the end of the run, with all steps and the last validation done; or its end
+  /// because of a signal.
+  enum class After : std::uint8_t { kNextStep, kDone, kStopped };
+  /// Makes validation, comparison, copies and checkpoints after a step that was started. `trace`, of this step, may be
+  /// null.
+  After end_step(std::int64_t step, const StepPlan& plan, const volatile std::sig_atomic_t& stop_signal,
+                 StepTrace* trace, MetricsWriter* metrics);
   /// Finishes the oldest steps until `left` are under way.
   void finish_steps(std::size_t left, MetricsWriter* metrics);
   void save(std::int64_t step, bool is_last);
@@ -120,7 +123,6 @@ class Trainer {
   std::vector<double> data_seconds_;               // as micro_batches_
   std::vector<std::int32_t> tokens_;
   std::int64_t first_step_ = 1;
-  bool is_done_ = false;                     // all steps, and the last validation
   std::optional<JobConfig> resumed_config_;  // of the checkpoint that this run goes on from, on rank 0
   TraceRecorder trace_;
   std::function<void(std::int64_t, const StepResult&)> step_callback_;

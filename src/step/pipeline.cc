@@ -51,7 +51,7 @@ Pipeline::Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule)
     links.push_back({.from = here, .to = next, .tag = tag_of(stage + 1, Direction::kForward)});
     links.push_back({.from = next, .to = here, .tag = tag_of(stage, Direction::kBackward)});
   }
-  // As many streams as the driver has queues (device/cuda.cc), other groups' included.
+  // A link has a stream of its own, and the driver has this many queues (device/cuda.cc) for the streams of all groups.
   constexpr std::ptrdiff_t kMaxLinks = 16;
   const auto num_own = std::ranges::count_if(links, [&](const ProcessGroup::Link& link) {
     return link.from == mesh_.pp.rank() || link.to == mesh_.pp.rank();

@@ -25,11 +25,7 @@ class Dims {
     for (std::size_t idx = 0; idx < letters.size(); ++idx, ++dim) {
       TESSERA_CHECK(dim < shape.num_dims(), "{} is {}", name, shape.to_string());
       std::int64_t factor = 1, term = 0;
-      if (one_dim_each && is_digit(idx)) {
-        TESSERA_CHECK(shape[dim] == letters[idx] - '0', "{} is {}", name, shape.to_string());
-        continue;
-      }
-      if (is_digit(idx) && idx + 1 < letters.size()) factor = letters[idx++] - '0';
+      if (!one_dim_each && is_digit(idx) && idx + 1 < letters.size()) factor = letters[idx++] - '0';
       const char letter = letters[idx];
       if (!one_dim_each && idx + 2 == letters.size() && is_digit(idx + 1)) term = letters[++idx] - '0';
       check(letter, factor, term, name, shape, dim);
@@ -39,10 +35,6 @@ class Dims {
 
  private:
   void check(char letter, std::int64_t factor, std::int64_t term, std::string_view name, const Shape& shape, int dim) {
-    if (std::isdigit(static_cast<unsigned char>(letter)) != 0) {
-      TESSERA_CHECK(shape[dim] == letter - '0', "{} is {}", name, shape.to_string());
-      return;
-    }
     std::int64_t& size = sizes_[static_cast<unsigned char>(letter) % sizes_.size()];
     if (size == kNoSize) size = (shape[dim] - term) / factor;
     TESSERA_CHECK(shape[dim] == factor * size + term, "{} is {}, but {} is {}", name, shape.to_string(), letter, size);
@@ -50,9 +42,10 @@ class Dims {
 
   static constexpr std::int64_t kNoSize = -1;
   std::array<std::int64_t, 128> sizes_ = [] {
-    std::array<std::int64_t, 128> none;
-    none.fill(kNoSize);
-    return none;
+    std::array<std::int64_t, 128> sizes;
+    sizes.fill(kNoSize);
+    for (std::size_t digit = 0; digit < 10; ++digit) sizes['0' + digit] = static_cast<std::int64_t>(digit);
+    return sizes;
   }();
 };
 

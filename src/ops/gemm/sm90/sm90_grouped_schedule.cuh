@@ -18,7 +18,7 @@ inline constexpr int kBand = 16;
 
 __host__ __device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / y; }
 
-/// A block's next work item: one tile, or a part of its sum over K.
+/// The work that a block does next. It is one tile, or a part of a tile's sum over K.
 struct Work {
   int expert = 0;
   int row_begin = 0, row_end = 0;  // the expert's
