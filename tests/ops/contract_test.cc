@@ -1,9 +1,11 @@
-// What every operator owes (ops/runtime/context.h), checked alike on one call of each, large enough for several tasks:
-//  * an operand of another shape, another type, or with rows apart where the contract does not say "strided", throws;
-//  * strided operands give the result of contiguous ones, and nothing beside them is written;
-//  * outputs are assigned whatever they held, sums accumulated, inputs left alone;
-//  * the result is the same for any number of threads, and again, whatever scratch memory held;
-//  * measuring touches no data, takes as much memory as the real call, and scratch is given back.
+// Tests what every operator owes (ops/runtime/context.h), in the same way on one call of each. The call is large enough
+// for several tasks.
+//  * An operand of another shape or another type throws. So does one with gaps between rows, unless the contract says
+//    "strided".
+//  * Strided operands give the result of contiguous ones, and nothing beside them is written.
+//  * Outputs are assigned whatever they held, sums are accumulated, and inputs stay unchanged.
+//  * The result is the same for any number of threads, and for a second call, whatever scratch memory held.
+//  * Measuring touches no data and takes as much memory as the real call. Scratch is given back.
 #include <functional>
 
 #include "ops/attention/mla_attention.h"
@@ -29,7 +31,7 @@ enum class Role { kIn, kOut, kSum, kChanged };
 enum Freedom : unsigned { kNothing = 0, kAnyType = 1, kAnyShape = 2, kStrided = 4 };
 enum class Fault { kNone, kShape, kType, kStride };
 
-/// How a call differs from the plain one: one operand's fault; what outputs and sums hold before.
+/// How a call differs from the plain one: the fault of one operand, and what outputs and sums hold before.
 struct Variation {
   Fault fault = Fault::kNone;
   std::size_t operand = 0;
@@ -41,7 +43,7 @@ struct Variation {
 class Call {
  public:
   struct Operand {
-    Tensor tensor, whole;  // whole: with what lies beside
+    Tensor tensor, whole;  // `whole` includes the memory beside the tensor
     Role role;
     unsigned freedom;
     Doubles before, whole_before;
@@ -53,7 +55,7 @@ class Call {
   DType dtype() const { return dtype_; }
   const std::vector<Operand>& operands() const { return operands_; }
   std::size_t operand_bytes() const { return operand_bytes_; }
-  double result = 0.0;  // of operators that return a number
+  double result = 0.0;  // the number that an operator returns
 
   Tensor in(Shape shape, unsigned freedom = kNothing) { return in(shape, dtype_, freedom); }
   Tensor out(Shape shape, unsigned freedom = kNothing) { return out(shape, dtype_, freedom); }
@@ -103,7 +105,7 @@ class Call {
     }
   }
 
-  /// `value` of the index, or uniform in (0, 1).
+  /// Fills a tensor with `value` of the index, or with uniform numbers in (0, 1).
   static void fill(const Tensor& tensor, std::uint32_t stream, const std::function<std::int64_t(std::int64_t)>& value) {
     const Philox philox(11, stream);
     const std::int64_t length = tensor.num_elements() / tensor.dim(0);
@@ -124,7 +126,7 @@ class Call {
           tensor.data<std::int32_t>()[at] = static_cast<std::int32_t>(number * (value ? 1.0 : 1e6));
           break;
         case DType::kFloat8E4M3:
-        case DType::kFloat8E8M0:  // finite, and no scale far from 1
+        case DType::kFloat8E8M0:  // finite numbers, and no scale far from 1
           static_cast<std::uint8_t*>(tensor.raw())[at] = static_cast<std::uint8_t>(100.0 + 20.0 * number);
           break;
       }
@@ -176,12 +178,12 @@ MlaOperands mla_operands(Call& c) {
   return x;
 }
 
-/// 4 experts, the third one empty, of 200 rows of which 190 are used.
+/// Returns the offsets of 4 experts, the third of which is empty. 190 of 200 rows are used.
 Tensor grouped_offsets(Call& c) {
   return c.ints({5}, [](std::int64_t i) { return std::vector<std::int64_t>{0, 90, 101, 101, 190}[i]; });
 }
 
-/// A matrix [m, k], or a stack of them, in blocks of 1 × 32.
+/// Allocates a quantized matrix [m, k], or a stack of them, in blocks of 1 × 32.
 mx::Quantized quantized(const Shape& shape, const std::function<Tensor(Shape, DType)>& make) {
   return mx::allocate_quantized(shape, {}, make);
 }
@@ -198,12 +200,12 @@ std::vector<Operator> operators() {
     all.push_back({name, kFloat, run});
     if (typed) all.push_back({name + "Bf16", DType::kBFloat16, run});
   };
-  // A type that float32 operands must have but bfloat16 ones need not.
+  // Beside float32 operands the type is fixed. Beside bfloat16 ones it may differ.
   const auto free_if_bf16 = [](const Call& c) { return c.dtype() == kFloat ? kNothing : kAnyType; };
 
   add_operator("EmbeddingForward", [](Call& c) {
     const Tensor tokens = c.ints({150}, [](std::int64_t i) { return i * 7 % 9; });
-    const Tensor table = c.in({9, 70}, kStrided), x = c.out({150, 70});  // more than the contract asks for
+    const Tensor table = c.in({9, 70}, kStrided), x = c.out({150, 70});  // the contract does not ask for strides
     embedding_forward(c.context(), tokens, table, 0, x);
   });
   add_operator("EmbeddingBackward", [](Call& c) {
@@ -237,7 +239,7 @@ std::vector<Operator> operators() {
     for (const int transposes : {0, 1, 2, 3}) {
       const auto run = [write, transposes, free_if_bf16](Call& c) {
         const bool ta = transposes % 2 == 1, tb = transposes / 2 == 1;
-        // A float32 a may be beside a bfloat16 b.
+        // A float32 a may be multiplied by a bfloat16 b.
         const Tensor a = c.in(ta ? Shape{21, 70} : Shape{70, 21}, kStrided | free_if_bf16(c));
         const Tensor b =
             c.in(tb ? Shape{35, 21} : Shape{21, 35}, kStrided | (c.dtype() == kFloat ? kAnyType : kNothing));
@@ -355,7 +357,8 @@ std::vector<Operator> operators() {
   });
   add_operator("GroupedForward", [](Call& c) {
     const Tensor x = c.in({200, 33}), w = c.in({4, 150, 33}), offsets = grouped_offsets(c);
-    grouped_linear_forward(c.context(), x, w, offsets, c.changed({200, 150}, c.dtype()));  // rows from 190 on stay
+    // Rows from 190 on stay unchanged.
+    grouped_linear_forward(c.context(), x, w, offsets, c.changed({200, 150}, c.dtype()));
   });
   add_operator("GroupedDgrad", [](Call& c) {
     const Tensor d_y = c.in({200, 33}), w = c.in({4, 33, 150}), offsets = grouped_offsets(c);
@@ -363,7 +366,7 @@ std::vector<Operator> operators() {
   });
   for (const Write write : {Write::kAccumulate, Write::kAssign}) {
     const std::string suffix = write == Write::kAssign ? "Assigned" : "";
-    // A gradient that is added to, or assigned.
+    // Makes a gradient that is added to, or one that is assigned.
     const auto gradient = [write](Call& c, const Shape& shape, unsigned freedom = kNothing) {
       return write == Write::kAssign ? c.out(shape, kFloat, freedom) : c.sum(shape, kFloat, freedom);
     };
@@ -481,7 +484,7 @@ void PrintTo(const Operator& op, std::ostream* out) { *out << op.name; }
 
 class Contract : public ::testing::TestWithParam<Operator> {
  protected:
-  /// On fresh memory.
+  /// Runs the call on fresh memory.
   Call run(Arena& arena, Variation variation = {}) {
     arena.release_to(0);
     if (variation.garbage != 0) poison(arena);
@@ -512,7 +515,7 @@ class Contract : public ::testing::TestWithParam<Operator> {
   Arena measuring_;
 };
 
-// On Device::kMeta, so that an operand that is not checked fails the test and not the process.
+// Runs on Device::kMeta, so that an operand that is not checked fails the test instead of crashing the process.
 TEST_P(Contract, WrongOperandsThrow) {
   const std::vector<Call::Operand> operands = run(measuring_).operands();
   for (std::size_t i = 0; i < operands.size(); ++i) {

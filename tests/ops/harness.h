@@ -1,8 +1,8 @@
-// For operator tests: memory, random operands, comparison with float64 references and central differences.
+// Helpers for operator tests: memory, random operands, and comparison with float64 references and central differences.
 //
-// Bounds. float32: 1e-5 forward, 1e-4 backward, relative to the largest number of the tensor. bfloat16: results are
-// rounded to 8 significant bits (relative error 2^-9), and so may intermediate tensors be; kBf16Bound allows for four
-// such roundings of the largest number.
+// Bounds. With float32 they are 1e-5 forward and 1e-4 backward, relative to the largest number of the tensor. With
+// bfloat16, results are rounded to 8 significant bits (a relative error of 2^-9), and intermediate tensors may be, too.
+// kBf16Bound allows for four such roundings of the largest number.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ inline double bound_for(DType dtype, double float_bound) { return dtype == DType
 
 using Doubles = std::vector<double>;
 
-/// Any tensor, rows together, as float64.
+/// Returns any tensor as float64, without gaps between rows.
 inline Doubles doubles(const Tensor& tensor) {
   Doubles result;
   const std::int64_t length = tensor.dim(0) == 0 ? 0 : tensor.num_elements() / tensor.dim(0);
@@ -50,7 +50,7 @@ inline Doubles doubles(const Tensor& tensor) {
           result.push_back(tensor.data<std::int32_t>()[at]);
           break;
         case DType::kFloat8E4M3:
-        case DType::kFloat8E8M0:  // bytes
+        case DType::kFloat8E8M0:  // the bytes
           result.push_back(static_cast<const std::uint8_t*>(tensor.raw())[at]);
           break;
       }
@@ -59,7 +59,7 @@ inline Doubles doubles(const Tensor& tensor) {
   return result;
 }
 
-/// Largest difference over the largest number expected; infinite if anything is NaN.
+/// Returns the largest difference over the largest expected number. Returns infinity if a difference is NaN.
 inline double relative_error(const Doubles& actual, const Doubles& expected) {
   EXPECT_EQ(actual.size(), expected.size());
   double difference = 0.0, largest = 0.0;
@@ -75,7 +75,7 @@ inline double relative_error(const Tensor& actual, const Doubles& expected) {
   return relative_error(doubles(actual), expected);
 }
 
-/// Gradient of f at x by central differences.
+/// Returns the gradient of f at x by central differences.
 inline Doubles central_differences(const std::function<double(const Doubles&)>& f, Doubles x) {
   constexpr double kStep = 1e-5;
   Doubles gradient(x.size());
@@ -103,14 +103,14 @@ inline Doubles plus(Doubles a, const Doubles& b) {
   return a;
 }
 
-/// Fills the memory that an arena has left with NaN of every float type: scratch may hold anything.
+/// Fills the free memory of an arena with NaN of every float type, because scratch may hold anything.
 inline void poison(Arena& arena) {
   const ArenaScope scope(arena);
   const std::size_t rest = arena.capacity() - arena.used();
   std::memset(arena.allocate_bytes(rest), 0xff, rest);
 }
 
-/// Calls `run` with operators that use one instruction set that this processor has after the other.
+/// Calls `run` once for each instruction set of this processor. Operators then use that instruction set.
 template <typename Run>
 void for_every_instruction_set(Run&& run) {
   int tables = 0;
@@ -126,7 +126,7 @@ void for_every_instruction_set(Run&& run) {
   EXPECT_GE(tables, 2);
 }
 
-/// Operators take scratch for each thread, which tests' arenas need not have for any number of cores.
+/// Operators take scratch for each thread. Tests' arenas need not have room for any number of cores.
 inline constexpr int kMostThreads = 4;
 
 class OperatorTest : public ::testing::Test {
@@ -135,7 +135,7 @@ class OperatorTest : public ::testing::Test {
 
   Context context() { return {.arena = &arena_}; }
 
-  /// Uniform in [-scale, scale], rounded to the type.
+  /// Returns uniform random numbers in [-scale, scale], rounded to the type.
   Tensor random(Shape shape, DType dtype = DType::kFloat32, double scale = 1.0) {
     const Tensor tensor = arena_.allocate(shape, dtype);
     const Philox philox(7, stream_++);
@@ -160,7 +160,7 @@ class OperatorTest : public ::testing::Test {
     return ints(values, {static_cast<std::int64_t>(values.size())});
   }
 
-  /// `run` gives the same bytes in `outputs` with one thread and with two. It must not accumulate.
+  /// Expects that `run` gives the same bytes in `outputs` with 1, 2 and 3 threads. It must not accumulate.
   static void expect_same_for_any_threads(const std::function<void()>& run, const std::vector<Tensor>& outputs) {
     const ThreadsScope threads_before;
     std::vector<Doubles> first;
@@ -177,7 +177,8 @@ class OperatorTest : public ::testing::Test {
     }
   }
 
-  /// A measuring run needs as much scratch as a real one, and touches no data. `run` takes operands from `context`.
+  /// Expects that a measuring run needs as much scratch as a real one, and touches no data. `run` takes its operands
+  /// from the context.
   template <typename Run>
   void expect_measured(Run&& run) {
     Arena measuring;
@@ -192,7 +193,7 @@ class OperatorTest : public ::testing::Test {
   std::uint32_t stream_ = 0;
 };
 
-/// For tests that run in both types.
+/// The base of tests that run in both types.
 class TypedOperatorTest : public OperatorTest, public ::testing::WithParamInterface<DType> {
  protected:
   DType dtype() const { return GetParam(); }

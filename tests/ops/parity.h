@@ -1,4 +1,4 @@
-// For tests of CUDA operators: the same call on the GPU and on the CPU, from the same bytes.
+// Tests CUDA operators: makes the same call on the GPU and on the CPU, from the same bytes.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,11 @@
 
 namespace tessera {
 
-/// Skipped where there is no GPU. Operands are made on the CPU (OperatorTest); what an operator assigns is best made by
-/// poisoned().
+/// Skips the test if there is no GPU. Operands are made on the CPU (OperatorTest). Operands that an operator assigns
+/// are best made by poisoned().
 class ParityTest : public OperatorTest {
  protected:
-  /// One of the two calls: its context, and where it has the operands.
+  /// One of the two calls: its context, and the place of its operands.
   class Side {
    public:
     Context op;
@@ -46,7 +46,7 @@ class ParityTest : public OperatorTest {
     poison_gpu();
   }
 
-  /// Every byte 0xFF: NaN in all float types.
+  /// Returns a tensor whose bytes are all 0xFF, which is NaN in all float types.
   Tensor poisoned(Shape shape, DType dtype) {
     const Tensor tensor = arena_.allocate(shape, dtype);
     std::memset(tensor.raw(), 0xff, tensor.num_bytes());
@@ -56,7 +56,8 @@ class ParityTest : public OperatorTest {
     return mx::allocate_quantized(shape, format, [&](const Shape& part, DType dtype) { return poisoned(part, dtype); });
   }
 
-  /// Calls run() as it is on the CPU, on the GPU as a graph, after a first call that libraries may make plans in.
+  /// Calls run() once on the CPU. On the GPU the first call lets libraries make plans, and then run() is replayed as a
+  /// graph.
   template <typename Run>
   static void as_graph(const Side& side, const std::vector<Tensor>& outputs, Run&& run) {
     run();
@@ -70,7 +71,7 @@ class ParityTest : public OperatorTest {
     side.op.cuda->synchronize();
   }
 
-  /// `run(side)` on both; the outputs must be the same bytes.
+  /// Calls `run(side)` on both sides. The outputs must be the same bytes.
   template <typename Run>
   void expect_same(Run&& run, const std::vector<Tensor>& outputs) {
     compare(run, outputs, [](const Tensor& output, const Doubles& gpu, std::size_t i) {
@@ -87,7 +88,8 @@ class ParityTest : public OperatorTest {
     });
   }
 
-  /// The same within float_bound of each output's largest number, or bfloat16's bound for such outputs.
+  /// Calls `run(side)` on both sides. Outputs may differ by float_bound of their largest number, or by bfloat16's
+  /// bound.
   template <typename Run>
   void expect_close(Run&& run, const std::vector<Tensor>& outputs, double float_bound = kForwardBound) {
     compare(run, outputs, [&](const Tensor& output, const Doubles& gpu, std::size_t i) {
@@ -97,7 +99,7 @@ class ParityTest : public OperatorTest {
     });
   }
 
-  /// `run(side)` on the GPU only; then the outputs have its results.
+  /// Calls `run(side)` on the GPU only. Then the outputs have its results.
   template <typename Run>
   void run_on_gpu(Run&& run, const std::vector<Tensor>& outputs) {
     const std::vector<std::vector<std::byte>> results = results_of_gpu(run, outputs);
@@ -106,20 +108,21 @@ class ParityTest : public OperatorTest {
   }
 
  private:
-  /// From the first byte of a tensor to its last, gaps between rows included.
+  /// Returns the number of bytes from the first number of a tensor to its last, including gaps between rows.
   static std::size_t extent(const Tensor& tensor) {
     if (tensor.num_elements() == 0) return 0;
     const std::int64_t length = tensor.num_elements() / tensor.dim(0);
     return static_cast<std::size_t>((tensor.dim(0) - 1) * tensor.stride() + length) * size_of(tensor.dtype());
   }
 
-  /// A tensor of this shape and stride at other memory.
+  /// Returns a tensor of this shape and stride at other memory.
   static Tensor like(const Tensor& tensor, void* memory, Device device) {
     if (tensor.is_contiguous()) return Tensor(memory, tensor.shape(), tensor.dtype(), device);
     return Tensor(memory, {tensor.dim(0), tensor.stride()}, tensor.dtype(), device).columns(0, tensor.dim(1));
   }
 
-  /// Where the GPU has a tensor that was copied there, or is a part of one that was; null: nowhere.
+  /// Returns where the GPU has a tensor that was copied there, or that is a part of one that was. Returns null if it
+  /// has none.
   std::byte* find_copy(const Tensor& tensor) const {
     const auto* begin = static_cast<const std::byte*>(tensor.raw());
     auto found = copies_.upper_bound(begin);
@@ -134,7 +137,7 @@ class ParityTest : public OperatorTest {
     if (!tensor.defined()) return tensor;
     std::byte* copy = find_copy(tensor);
     if (copy == nullptr) {
-      // A whole last row, so that a tensor can be made of it.
+      // The copy has a whole last row, so that a tensor can be made of it.
       const std::size_t num_bytes =
           static_cast<std::size_t>(std::max<std::int64_t>(tensor.dim(0), 1) * tensor.stride()) *
           size_of(tensor.dtype());
@@ -153,7 +156,7 @@ class ParityTest : public OperatorTest {
     }
   }
 
-  /// The outputs' bytes, gaps between rows included.
+  /// Makes the call on the GPU and returns the outputs' bytes, including gaps between rows.
   template <typename Run>
   std::vector<std::vector<std::byte>> results_of_gpu(Run&& run, const std::vector<Tensor>& outputs) {
     const ArenaScope scope(memory_);
@@ -187,7 +190,7 @@ class ParityTest : public OperatorTest {
     std::byte* gpu;
     std::size_t num_bytes;
   };
-  std::map<const std::byte*, Copy> copies_;  // by the first byte of what was copied
+  std::map<const std::byte*, Copy> copies_;  // the key is the first byte of what was copied
 };
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 namespace tessera {
 namespace {
 
-/// Instead of the tokens of each document (0: whole sequences, said to be so): queries begin in the middle of
-/// documents, which no table of documents can say.
+/// Takes the place of a length of documents: queries begin in the middle of documents, which no table of documents can
+/// express. (A length of 0 means whole sequences, and the dims say so.)
 constexpr std::int64_t kNoDocuments = -1;
 
 struct Case {
@@ -75,7 +75,7 @@ class MlaAttentionCuda : public ParityTest {
     expect_close(
         [&](const Side& side) { mla_attention_forward(side.op, x.dims, on(side, x.in), side(x.o), side(x.lse)); },
         {x.o, x.lse}, kBackwardBound);
-    // The CPU's o and lse go into both.
+    // Both sides get the CPU's o and lse.
     expect_close([&](const Side& side) { backward(side, x); }, {x.d_q, x.d_kv, x.d_k_rope}, kBackwardBound);
   }
 };
@@ -95,14 +95,14 @@ TEST_F(MlaAttentionCuda, Bfloat16) {
   check({3, 2, 2, 128, 64, 128, 0}, DType::kBFloat16);
   check({2, 203, 4, 128, 64, 128, 0}, DType::kBFloat16);  // tails of tiles
   check({1, 300, 3, 64, 32, 64, 0}, DType::kBFloat16);    // other head dims
-  check({1, 90, 2, 10, 6, 14, 0}, DType::kBFloat16);      // none of cuDNN's
+  check({1, 90, 2, 10, 6, 14, 0}, DType::kBFloat16);      // head dims that cuDNN does not take
 }
 
 TEST_F(MlaAttentionCuda, Documents) {
   check({2, 512, 2, 128, 64, 128, 300}, DType::kBFloat16);
-  check({2, 512, 2, 128, 64, 128, 512}, DType::kBFloat16);  // one per sequence
+  check({2, 512, 2, 128, 64, 128, 512}, DType::kBFloat16);  // one document per sequence
   check({1, 700, 2, 128, 64, 128, 351}, DType::kBFloat16);
-  check({2, 300, 2, 128, 64, 128, 3}, DType::kBFloat16);  // more than the table has room for
+  check({2, 300, 2, 128, 64, 128, 3}, DType::kBFloat16);  // more documents than the table has room for
   check({1, 300, 2, 128, 64, 128, kNoDocuments}, DType::kBFloat16);
 }
 

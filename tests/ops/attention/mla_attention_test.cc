@@ -9,7 +9,7 @@ namespace {
 
 struct Case {
   std::int64_t num_seqs, seq_len, heads, nope, rope, v;
-  std::int64_t doc_length;  // 0: one document; kIrregular: random lengths, other ones in each sequence
+  std::int64_t doc_length;  // 0: one document; kIrregular: random lengths that differ between sequences
   float scale = 0.3f;
 };
 
@@ -21,7 +21,7 @@ std::vector<std::int32_t> document_starts(const Case& c) {
   for (std::int64_t t = 0; t < c.num_seqs * c.seq_len; ++t) {
     const std::int64_t i = t % c.seq_len;
     if (c.doc_length == kIrregular) {
-      // A document ends here with a probability that makes runs of single tokens and long ones.
+      // A document ends here with a probability that makes runs of single tokens and long documents.
       const double likely = t / 20 % 3 == 0 ? 0.7 : 0.02;
       const bool begins = i == 0 || lengths.uniform(static_cast<std::uint64_t>(t)) < likely;
       starts.push_back(begins ? static_cast<std::int32_t>(i) : starts.back());
@@ -32,7 +32,7 @@ std::vector<std::int32_t> document_starts(const Case& c) {
   return starts;
 }
 
-/// o and lse of all tokens and heads, from q, kv and k_rope.
+/// Computes o and lse of all tokens and heads, from q, kv and k_rope.
 void reference(const Case& c, const Doubles& q, const Doubles& kv, const Doubles& k_rope,
                const std::vector<std::int32_t>& starts, double scale, Doubles& o, Doubles& lse) {
   const auto u = [](std::int64_t x) { return static_cast<std::size_t>(x); };
@@ -100,7 +100,7 @@ class MlaAttention : public TypedOperatorTest {
     return x;
   }
 
-  /// Forward and backward by the operators, or by one instruction set's kernels.
+  /// Runs forward and backward with the operators, or with the kernels of one instruction set.
   void run(const Operands& x) {
     if (table_ == nullptr) {
       mla_attention_forward(context(), x.dims, x.in, x.o, x.lse);
@@ -152,7 +152,7 @@ class MlaAttention : public TypedOperatorTest {
     }
   }
 
-  /// `slack` widens the bounds.
+  /// Compares the results with the reference. `slack` widens the bounds.
   void check(const Case& c, bool differences = true, double slack = 1.0) {
     const Operands x = make(c);
     const Doubles q = doubles(x.in.q), kv = doubles(x.in.kv), k_rope = doubles(x.in.k_rope), g = doubles(x.d_o);
@@ -178,8 +178,8 @@ class MlaAttention : public TypedOperatorTest {
               backward_bound);
   }
 
-  /// Queries of some ranges against all keys, for ranges that together are the sequence: rows as of the whole, and
-  /// gradients of keys and values that add up to the whole's.
+  /// Checks queries of some ranges against all keys, for ranges that together are the sequence. Their rows must equal
+  /// the whole's. The gradients of keys and values must add up to the whole's.
   void check_parts(const Case& c, const std::vector<std::vector<TokenRange>>& parts) {
     const Operands x = make(c);
     run(x);
@@ -223,14 +223,14 @@ class MlaAttention : public TypedOperatorTest {
     EXPECT_LE(relative_error(x.d_k_rope, d_k_rope), bound_for(dtype(), kBackwardBound));
   }
 
-  const cpu::KernelTable* table_ = nullptr;  // null: the operators, which take the best
+  const cpu::KernelTable* table_ = nullptr;  // null means the operators, which take the best kernels
 };
 
 TEST_P(MlaAttention, PartsOfASequence) {
   const auto check_all = [&] {
     for (const std::int64_t docs : {std::int64_t{0}, kIrregular}) {
       check_parts({2, 8, 2, 4, 2, 6, docs}, {{{0, 2}, {6, 8}}, {{2, 6}}});
-      check_parts({1, 9, 1, 3, 2, 5, docs}, {{{0, 1}, {8, 9}}, {{1, 4}, {5, 8}}, {{4, 5}}});  // odd everything
+      check_parts({1, 9, 1, 3, 2, 5, docs}, {{{0, 1}, {8, 9}}, {{1, 4}, {5, 8}}, {{4, 5}}});  // all sizes are odd
       check_parts({2, 156, 1, 4, 2, 6, docs}, {{{0, 39}, {117, 156}}, {{39, 117}}});
       check_parts({1, 1204, 1, 4, 2, 4, docs}, {{{0, 301}, {903, 1204}}, {{301, 602}, {602, 903}}});
     }
@@ -253,25 +253,25 @@ TEST_P(MlaAttention, QueriesThatAreNoRangesThrow) {
   fails({{4, 8}, {0, 4}});
   fails({{0, 4}, {4, 4}});
   fails({{0, 2}, {2, 4}, {4, 8}});
-  fails({{0, 4}});  // of 8 rows
+  fails({{0, 4}});  // there are 8 rows
 }
 
 TEST_P(MlaAttention, SmallSizes) {
-  check({1, 1, 1, 2, 2, 2, 0});     // a token alone
+  check({1, 1, 1, 2, 2, 2, 0});     // a single token
   check({2, 5, 2, 4, 2, 4, 0});     // two sequences
   check({1, 19, 3, 10, 6, 14, 0});  // multiples of nothing
-  check({1, 7, 2, 5, 4, 3, 0});     // odd dims: bfloat16 pairs across nope and rope, odd row starts
+  check({1, 7, 2, 5, 4, 3, 0});     // odd dims: bfloat16 pairs span nope and rope, and rows start at odd places
   check({2, 12, 2, 4, 2, 6, 5});    // documents
 }
 
 TEST_P(MlaAttention, LongerThanABlock) {
   check({1, 70, 1, 4, 2, 4, 0});    // a block of queries and keys and a tail
   check({1, 135, 1, 2, 2, 2, 0});   // more than a block of the forward's keys
-  check({1, 150, 1, 2, 2, 2, 40});  // documents across blocks; blocks that nobody looks at
+  check({1, 150, 1, 2, 2, 2, 40});  // documents that span blocks; blocks that no query reads
 }
 
-// More than a block of either pass, and documents that leave blocks out. Gradients along one direction per operand,
-// because differences for each number would take minutes.
+// The sequences are longer than a block of either pass, and documents leave blocks out. Gradients are checked along one
+// direction per operand, because differences for each number would take minutes.
 TEST_P(MlaAttention, LongSequences) {
   for (const std::int64_t doc_length : {0, 310}) {
     const Case c{1, 700, 2, 6, 4, 6, doc_length};
@@ -300,18 +300,20 @@ TEST_P(MlaAttention, LongSequences) {
 
 TEST_P(MlaAttention, UsualDims) { check({1, 200, 2, 128, 64, 128, 90}, /*differences=*/false); }
 
-// Documents of one token and of many, odd starts, other ones in each sequence; across blocks of keys and queries.
+// Documents have one token or many, start at odd places, and differ between sequences. They span blocks of keys and
+// queries.
 TEST_P(MlaAttention, IrregularDocuments) {
   check({3, 30, 2, 3, 2, 4, kIrregular});
   check({2, 150, 1, 2, 2, 2, kIrregular});
   check({2, 600, 1, 4, 2, 4, kIrregular}, /*differences=*/false);
-  check({2, 9, 2, 4, 2, 6, 1});  // each token alone
+  check({2, 9, 2, 4, 2, 6, 1});  // each token is a document
 }
 
-// Scores of up to a hundred, so that most weights vanish. Their float32 rounding, 1e-5, is the weights' relative error.
+// Scores reach a hundred, so most weights vanish. The float32 rounding of a score, 1e-5, is the relative error of its
+// weight.
 TEST_P(MlaAttention, LargeScores) { check({1, 40, 2, 4, 2, 4, 0, 50.0f}, /*differences=*/true, /*slack=*/10.0); }
 
-// Every instruction set that this processor has, at what the operators take the best one for.
+// Uses every instruction set of this processor in turn. Operators otherwise take the best one.
 TEST_P(MlaAttention, EveryInstructionSet) {
   int tables = 0;
   for (const char* name : {"portable", "baseline", "avx512", "avx512_bf16"}) {

@@ -26,7 +26,7 @@ TEST_P(MlaDecode, StoresWhereItIsTold) {
   EXPECT_THROW(store_latents(context(), latent, rope, ints({1, 0, 1}), ints({4, 0, 1}), cache), InternalError);
 }
 
-/// One token's softmax-weighted sum, from the formula, in float64.
+/// Returns one token's softmax-weighted sum, from the formula, in float64.
 Doubles reference(const MlaDecodeDims& dims, const Doubles& q, const Doubles& q_latent, const Doubles& cache,
                   std::size_t num_positions) {
   const auto latent = static_cast<std::size_t>(dims.dim_latent), rope = static_cast<std::size_t>(dims.dim_rope);
@@ -58,9 +58,10 @@ TEST_P(MlaDecode, IsTheFormula) {
   };
   const Case cases[] = {
       {{.num_heads = 1, .dim_nope = 1, .dim_rope = 2, .dim_latent = 1, .scale = 1.0f}, 1},
-      {{.num_heads = 5, .dim_nope = 6, .dim_rope = 4, .dim_latent = 19, .scale = 0.7f}, 33},  // a tail of heads
+      {{.num_heads = 5, .dim_nope = 6, .dim_rope = 4, .dim_latent = 19, .scale = 0.7f}, 33},  // the heads leave a tail
       {{.num_heads = 4, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .scale = 0.07f}, 70},
-      {{.num_heads = 3, .dim_nope = 4, .dim_rope = 2, .dim_latent = 40, .scale = 20.0f}, 50},  // nearly one-hot
+      // The weights are nearly one-hot.
+      {{.num_heads = 3, .dim_nope = 4, .dim_rope = 2, .dim_latent = 40, .scale = 20.0f}, 50},
   };
   for (const auto& [dims, positions] : cases) {
     const std::int64_t heads = dims.num_heads, row = dims.dim_latent + dims.dim_rope;

@@ -10,7 +10,8 @@ TEST_F(RopeCuda, BothDirections) {
   struct Case {
     std::int64_t num_heads, head_dim, rope_dim;
   };
-  // The model's queries and shared key; pairs that are not in lanes; heads that do not start in lanes.
+  // The cases are the model's queries and shared key, pairs that are not in lanes, and heads that do not start in
+  // lanes.
   for (const Case& c : {Case{16, 192, 64}, {1, 64, 64}, {3, 10, 6}, {2, 20, 8}, {1, 2, 2}}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
       for (const std::int64_t gap : {0, 8, 3}) {

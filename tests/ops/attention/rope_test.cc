@@ -10,7 +10,7 @@ class Rope : public TypedOperatorTest {
   const Tensor positions_ = ints({0, 3, 1, 4, 2});
   const Tensor cos_ = random({5, 3}), sin_ = random({5, 3});
 
-  /// Any cosines and sines: a pair (a, b) becomes (a·c - b·s, b·c + a·s); its transpose is the gradient.
+  /// Turns pairs by any cosines and sines: (a, b) becomes (a·c - b·s, b·c + a·s). The transpose is the gradient.
   Doubles reference(const Doubles& x, std::size_t heads, std::size_t head_dim, double sign) const {
     Doubles y = x;
     const Doubles c = doubles(cos_), s = doubles(sin_);
@@ -53,7 +53,8 @@ TEST_P(Rope, FromColumnsToColumns) {
   EXPECT_EQ(doubles(to.columns(0, 14)), beside);
 }
 
-// Several tasks of tokens, whole vectors of pairs and a tail; heads of nothing but rotated columns, out of place.
+// There are several tasks of tokens, whole vectors of pairs, and a tail. Heads have rotated columns only, and the
+// output is out of place.
 TEST_P(Rope, ManyTokensAndPairs) {
   constexpr std::int64_t kTokens = 75, kHeads = 3, kPairs = 35, kPositions = 9;
   const Tensor x = randoms({kTokens, kHeads * 2 * kPairs}), y = randoms({kTokens, kHeads * 2 * kPairs});

@@ -11,12 +11,12 @@ using ElementwiseCuda = ParityTest;
 TEST_F(ElementwiseCuda, Convert) {
   for (const DType from : kTypes) {
     for (const DType to : kTypes) {
-      // One number; rows that are no multiple of the lanes; many rows; one long row with a tail.
+      // The shapes are one number, rows that are no multiple of the lanes, many rows, and one long row with a tail.
       for (const Shape& shape : {Shape{1}, {3, 7}, {70000, 8}, {1, 100003}}) {
         const Tensor x = random(shape, from, 3.0), y = poisoned(shape, to);
         expect_same([&](const Side& side) { convert(side.op, side(x), side(y)); }, {y});
       }
-      // Columns of wider matrices, whose rows are aligned, and not.
+      // These are columns of wider matrices, whose rows are aligned in one case and not in the other.
       for (const std::int64_t width : {48, 45}) {
         const Tensor x = random({33, width}, from).columns(8, 40), y = poisoned({33, width}, to).columns(0, 32);
         expect_same([&](const Side& side) { convert(side.op, side(x), side(y)); }, {y});
@@ -50,7 +50,7 @@ TEST_F(ElementwiseCuda, Sums) {
 TEST_F(ElementwiseCuda, CopyAndZero) {
   const Tensor x = random({5, 1001}, DType::kBFloat16), y = poisoned({5, 1001}, DType::kBFloat16);
   expect_same([&](const Side& side) { copy(side.op, side(x), side(y)); }, {y});
-  // Several words of a thread on their way; and, byte by byte, several times as many.
+  // Each thread has several words in flight. Byte by byte it has several times as many.
   for (const auto& [shape, dtype] :
        {std::pair{Shape{1 << 18, 21}, DType::kFloat32}, {Shape{(1 << 20) + 1, 3}, DType::kBFloat16}}) {
     const ArenaScope scope(arena_);

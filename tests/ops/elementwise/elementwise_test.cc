@@ -38,7 +38,8 @@ TEST_P(Elementwise, AddsIntoEitherOperand) {
   EXPECT_EQ(doubles(b), expected);
 }
 
-// To the nearest bfloat16, ties to even; sums are rounded once: 1 + 2^-8 + 2^-20 is above the tie, 1 + 2^-8 is on it.
+// Rounding is to the nearest bfloat16, with ties to even. Sums are rounded once: 1 + 2^-8 + 2^-20 is above the tie, and
+// 1 + 2^-8 is on it.
 TEST_P(Elementwise, RoundsOnce) {
   const Tensor one = randoms({1, 2}), rest = random({1, 2}), sum = randoms({1, 2}), ones = random({1, 2});
   std::fill_n(ones.data<float>(), 2, 1.0f);

@@ -8,7 +8,8 @@ constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
 
 class EmbeddingCuda : public ParityTest {
  protected:
-  /// A third of them one token, the rest from a few to many times, with neighbours of the table's ids among them.
+  /// Returns ids of tokens. A third of them are one token. The others occur from a few to many times, and some lie just
+  /// outside of the table's ids.
   Tensor tokens(std::int64_t count, std::int32_t first_id, std::int32_t num_ids) {
     const Philox philox(5, stream_++);
     std::vector<std::int32_t> ids;
@@ -31,7 +32,7 @@ TEST_F(EmbeddingCuda, Forward) {
   }
 }
 
-// Sums in the order of t, so the same bytes. 16384 tokens are a tile.
+// Both sides add in the order of t, so the bytes are the same. 16384 tokens are a tile.
 TEST_F(EmbeddingCuda, Backward) {
   for (const DType dtype : kTypes) {
     for (const auto& [count, num_ids, dim] : {std::tuple{1, 1, 1},

@@ -8,7 +8,7 @@ namespace {
 class Embedding : public TypedOperatorTest {};
 
 TEST_P(Embedding, RowsOutAndGradientsBack) {
-  // Repeated tokens; more columns than a task has.
+  // Tokens repeat, and there are more columns than a task has.
   const Tensor tokens = ints({3, 0, 3, 1}), table = randoms({5, 70}), x = randoms({4, 70});
   embedding_forward(context(), tokens, table, 0, x);
   for (std::int64_t t = 0; t < 4; ++t) {
@@ -26,12 +26,12 @@ TEST_P(Embedding, RowsOutAndGradientsBack) {
   EXPECT_LE(relative_error(d_table, expected), kBackwardBound);
 }
 
-// Several tasks of tokens and of columns; the backward is the differences' gradient.
+// There are several tasks of tokens and of columns. The backward is compared with differences.
 TEST_P(Embedding, ManyTokens) {
   constexpr std::size_t kTokens = 140, kVocab = 3, kDim = 67;
   std::vector<std::int32_t> ids;
   for (std::int32_t t = 0; t < static_cast<std::int32_t>(kTokens); ++t)
-    ids.push_back(t * t % 2 == 0 ? 0 : 2);  // never 1
+    ids.push_back(t * t % 2 == 0 ? 0 : 2);  // token 1 never occurs
   const Tensor tokens = ints(ids), table = randoms({kVocab, kDim}), x = randoms({kTokens, kDim});
   const auto rows = [&](const Doubles& values) {
     Doubles result;
@@ -50,7 +50,8 @@ TEST_P(Embedding, ManyTokens) {
   EXPECT_LE(relative_error(d_table, expected), kBackwardBound);
 }
 
-// Ranks that have parts of the table: their rows add up to those of the whole, and each gets its rows' gradients.
+// Each rank has a part of the table. The ranks' rows add up to those of the whole, and each part gets the gradients of
+// its rows.
 TEST_P(Embedding, ATableCutAmongRanks) {
   constexpr std::int64_t kVocab = 6, kDim = 9, kRows = 2;
   const Tensor tokens = ints({3, 0, 5, 1, 3}), table = randoms({kVocab, kDim}), d_x = randoms({5, kDim});

@@ -6,7 +6,7 @@ namespace {
 
 using InitialCuda = ParityTest;
 
-// Logarithms and cosines may differ in the last bit of a float64, which rounding to float32 seldom shows.
+// Logarithms and cosines may differ in the last bit of a float64. Rounding to float32 seldom shows that.
 TEST_F(InitialCuda, IsTheCpus) {
   const Tensor x = poisoned({100003}, DType::kFloat32);
   for (const InitPattern& pattern :

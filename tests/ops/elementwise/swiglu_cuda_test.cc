@@ -23,7 +23,7 @@ class SwiGluCuda : public ParityTest {
     all.insert(all.end(), more.begin(), more.end());
   }
 
-  /// The quantized forms are those of the first rows of the plain one.
+  /// Expects the quantized forms to be those of the first rows of the plain form.
   void expect_quantized(const GemmOperand& x, std::int64_t num_rows) {
     const ArenaScope scope(arena_);
     const mx::Format& format = x.rows.format;
@@ -38,7 +38,7 @@ class SwiGluCuda : public ParityTest {
   }
 };
 
-// One number; not in lanes; not whole tiles; the experts' width.
+// The widths are one number, widths that are not in lanes or not whole tiles, and the experts' width.
 constexpr std::int64_t kWidths[] = {1, 45, 96, 200, 1408};
 
 TEST_F(SwiGluCuda, Forward) {
@@ -101,7 +101,7 @@ TEST_F(SwiGluCuda, BackwardWeighted) {
   }
 }
 
-// 96: whole blocks of 32, and blocks of 128 that lie in both halves of d_h.
+// A width of 96 gives whole blocks of 32, and blocks of 128 that lie in both halves of d_h.
 TEST_F(SwiGluCuda, QuantizedOutputs) {
   for (const DType dtype : kTypes) {
     for (const mx::Format& format : all_formats()) {
@@ -125,7 +125,7 @@ TEST_F(SwiGluCuda, QuantizedOutputs) {
               },
               outputs);
           for (const GemmOperand& x : {a, weighted_a, d_h}) expect_quantized(x, used);
-          // Without the plain form the same.
+          // Without the plain form the results are the same.
           GemmOperand alone = operand(h.shape(), dtype, format);
           alone.plain = {};
           run_on_gpu(

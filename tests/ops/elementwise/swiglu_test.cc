@@ -20,7 +20,7 @@ Doubles reference(const Doubles& h, std::size_t width) {
 class SwiGlu : public TypedOperatorTest {};
 
 TEST_P(SwiGlu, ForwardAndBackward) {
-  // A vector's tail; a full block of the backward's sums and a tail.
+  // The sizes give a vector's tail, and a full block of the backward's sums with a tail.
   for (const auto& [rows, width] : {std::pair{1, 1}, {5, 13}, {40, 67}}) {
     const Tensor h = randoms({rows, 2 * width}, 4.0), a = randoms({rows, width}), d_a = randoms({rows, width});
     const Tensor d_h = randoms({rows, 2 * width}), a_again = randoms({rows, width});
@@ -53,7 +53,7 @@ TEST_P(SwiGlu, LargeGates) {
   EXPECT_LE(relative_error(a, reference(doubles(h), 2)), bound_for(dtype(), kForwardBound));
 }
 
-// Expert output y = w · W2 · a; here W2 is the identity, so d_a without the weight is d_y.
+// The expert's output is y = w · W2 · a. Here W2 is the identity, so d_a without the weight is d_y.
 TEST_P(SwiGlu, WeightedRows) {
   constexpr std::int64_t kRows = 6, kUsed = 5, kWidth = 70;
   const Tensor h = randoms({kRows, 2 * kWidth}, 2.0), d_a = randoms({kRows, kWidth});
@@ -77,7 +77,7 @@ TEST_P(SwiGlu, WeightedRows) {
   const Doubles d_weights_expected =
       central_differences([&](const Doubles& v) { return loss(doubles(h), v); }, doubles(weights));
   Doubles d_weights_actual = doubles(d_weights);
-  d_weights_actual[kUsed] = 0.0;  // the row that is not used
+  d_weights_actual[kUsed] = 0.0;  // this row is not used
   EXPECT_LE(relative_error(d_weights_actual, d_weights_expected), kBackwardBound);
   Doubles weighted = reference(doubles(h.rows(0, kUsed)), kWidth);
   for (std::size_t i = 0; i < weighted.size(); ++i) {
@@ -89,7 +89,8 @@ TEST_P(SwiGlu, WeightedRows) {
   EXPECT_EQ(doubles(d_h.rows(kUsed, kRows)), untouched);
 }
 
-// Several tasks of rows, of which the last is cut by num_rows; in place; nothing beyond num_rows is written.
+// There are several tasks of rows, and num_rows cuts the last one. The call also works in place. It writes nothing
+// beyond num_rows.
 TEST_P(SwiGlu, WeightedRowsInPlace) {
   constexpr std::int64_t kRows = 80, kWidth = 9;
   for (const std::int32_t used : {0, 1, 40, 80}) {

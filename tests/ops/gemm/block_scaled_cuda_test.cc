@@ -19,7 +19,7 @@ using cuda::sm100_forward_group;
 using cuda::sm100_wgrad_group;
 using cuda::Sm100Group;
 
-/// The packed scales of columns [first_block, last_block) of rows [first, last).
+/// Returns the packed scales of columns [first_block, last_block) of rows [first, last).
 std::vector<std::uint8_t> packed_part(const std::vector<std::uint8_t>& scales, std::int64_t blocks, std::int64_t first,
                                       std::int64_t last, std::int64_t first_block, std::int64_t last_block) {
   std::vector<std::uint8_t> part;
@@ -31,7 +31,7 @@ std::vector<std::uint8_t> packed_part(const std::vector<std::uint8_t>& scales, s
   return packed;
 }
 
-/// What the kernel's threads do, one after the other.
+/// Does what the kernel's threads do, one thread after the other.
 std::vector<std::uint8_t> packed_on_host(cuda::PackScales args) {
   std::vector<std::uint8_t> packed(args.bytes());
   args.packed = packed.data();
@@ -62,14 +62,14 @@ std::vector<std::uint8_t> packed_on_gpu(cuda::PackScales args) {
 
 std::vector<std::uint8_t> scales_of(std::int64_t rows, std::int64_t blocks) {
   std::vector<std::uint8_t> scales(rows * blocks);
-  for (std::int64_t i = 0; i < rows * blocks; ++i) scales[i] = static_cast<std::uint8_t>(1 + i * 37 % 255);  // no 0
+  for (std::int64_t i = 0; i < rows * blocks; ++i) scales[i] = static_cast<std::uint8_t>(1 + i * 37 % 255);  // never 0
   return scales;
 }
 
-/// Where each group's packed scales begin, and what they are.
+/// Where each group's packed scales begin, and these scales.
 using Expected = std::vector<std::pair<std::int64_t, std::vector<std::uint8_t>>>;
 
-/// On the host, and on a GPU if there is one: any can pack.
+/// Checks packing on the host, and on a GPU if there is one. Any GPU can pack.
 void check(cuda::PackScales args, const std::vector<std::uint8_t>& scales, const std::vector<std::int32_t>& offsets,
            const Expected& groups) {
   std::vector<std::uint8_t> expected(args.bytes());
@@ -107,7 +107,7 @@ TEST(PackScales, Stack) {
 }
 
 TEST(PackScales, GroupsOfRows) {
-  const std::vector<std::int32_t> offsets = {0, 0, 5, 261, 261, 400};  // and 112 rows that are nobody's
+  const std::vector<std::int32_t> offsets = {0, 0, 5, 261, 261, 400};  // the last 112 rows belong to no group
   const std::int64_t rows = 512, n = 272, blocks = 9;
   const auto scales = scales_of(rows, blocks);
   Expected groups;
@@ -138,7 +138,7 @@ TEST(Sm100Groups, Forward) {
   EXPECT_EQ(group.a, 300 * 272);
   EXPECT_EQ(group.b, 2 * 144 * 272);
   EXPECT_EQ(group.d, 300 * 144);
-  EXPECT_EQ(group.a_scales, (2 + 2) * 3 * 512);  // 2 whole tiles of rows, a tile's remainder per expert; 3 along 272
+  EXPECT_EQ(group.a_scales, (2 + 2) * 3 * 512);  // 2 whole tiles of rows, and a partial tile per expert; 3 along 272
   EXPECT_EQ(group.b_scales, (2 + 2) * 3 * 512);
 }
 
@@ -155,11 +155,10 @@ TEST(Sm100Groups, Wgrad) {
   EXPECT_EQ(sm100_wgrad_group(3, 320, 320, 144, 272).m, 0);  // no rows: no tiles
 }
 
-// The products of the groups from what CUTLASS is given of them, by its rules: of the numbers beyond a group's sizes it
-// reads zeros.
+// Computes the products of groups from what CUTLASS gets, by its rules. Beyond a group's sizes CUTLASS reads zeros.
 class Sm100Products : public ::testing::Test {
  protected:
-  /// [rows, columns] with scales by rows; numbers have two bits of mantissa, so that every sum is exact.
+  /// A matrix [rows, columns] with scales by rows. Numbers have two bits of mantissa, so that every sum is exact.
   struct Matrix {
     std::int64_t rows, columns;
     std::vector<std::uint8_t> elements, scales;

@@ -10,12 +10,13 @@ struct Product {
 
 class GemmCuda : public ParityTest {
  protected:
-  /// A matrix whose rows are `gap` numbers further apart than they are long, the first one `gap` numbers in.
+  /// Returns a matrix whose rows are `gap` numbers further apart than they are long. The first row begins `gap` numbers
+  /// in.
   Tensor with_gaps(std::int64_t rows, std::int64_t columns, DType dtype, std::int64_t gap) {
     return random({rows, columns + gap}, dtype).columns(gap, columns + gap);
   }
 
-  /// b has `dtype`, and a, unless it is float32 whatever b is.
+  /// Checks a product. b has `dtype`, and so has a, unless `mixed` makes it float32.
   void check(const Product& p, DType dtype, DType dtype_c, std::int64_t gap, bool mixed = false) {
     for (const bool transpose_a : {false, true}) {
       for (const bool transpose_b : {false, true}) {
@@ -40,7 +41,7 @@ class GemmCuda : public ParityTest {
 TEST_F(GemmCuda, Shapes) {
   constexpr DType kF = DType::kFloat32, kB = DType::kBFloat16;
   for (const auto& [dtype, dtype_c] : {std::pair{kF, kF}, {kB, kB}, {kB, kF}}) {
-    // One number; multiples of nothing; a router's gate; a row; a column; a projection with a tail.
+    // The shapes are one number, multiples of nothing, a router's gate, a row, a column, and a projection with a tail.
     for (const Product& p :
          {Product{1, 1, 1}, {3, 5, 7}, {67, 129, 33}, {200, 64, 2048}, {1, 96, 128}, {96, 1, 128}, {130, 1408, 512}}) {
       check(p, dtype, dtype_c, 0);
@@ -64,7 +65,7 @@ TEST_F(GemmCuda, AsAGraph) {
       [&](const Side& side) { as_graph(side, {c}, [&] { linear_forward(side.op, side(a), side(b), side(c)); }); }, {c});
 }
 
-// Terms that tf32 would round away.
+// tf32 would round these terms away.
 TEST_F(GemmCuda, Float32IsNotRounded) {
   const Tensor a = random({64, 256}), b = random({64, 256}), c = poisoned({64, 64}, DType::kFloat32);
   for (std::int64_t i = 0; i < a.num_elements(); ++i) a.data<float>()[i] = 1.0f + 0x1p-13f * a.data<float>()[i];
@@ -80,7 +81,7 @@ TEST_F(GemmCuda, Float32BesideBFloat16IsNotRounded) {
 }
 
 TEST_F(GemmCuda, RowsOfLargerMatrices) {
-  // As a chunk of a batch is: addresses at any row.
+  // A chunk of a batch is such a part. Its address may be at any row.
   const Tensor x = random({50, 72}, DType::kBFloat16), w = random({40, 72}, DType::kBFloat16);
   for (const std::int64_t first : {0, 1, 8}) {
     const Tensor y = poisoned({20, 40}, DType::kFloat32);

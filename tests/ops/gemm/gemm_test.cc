@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-/// [rows, columns] of x or of its transpose.
+/// Returns number [i, j] of x or of its transpose.
 double at(const Doubles& x, std::int64_t columns, bool transpose, std::int64_t i, std::int64_t j) {
   return x[static_cast<std::size_t>(transpose ? j * columns + i : i * columns + j)];
 }
@@ -54,18 +54,18 @@ TEST_P(Gemm, AllTransposesAndWrites) {
     check(5, 3, 7);
     check(33, 17, 129);
     check(64, 32, 48);
-    check(2, 3, 600);  // k in blocks, of a transposed left operand
+    check(2, 3, 600);  // k is cut into blocks, also for a transposed left operand
   });
 }
 
-// More than one part, each of several packed blocks of rows.
+// Each product has more than one part, and each part has several packed blocks of rows.
 TEST_P(Gemm, Parts) {
   check(300, 70, 40);
   check(20, 300, 40);
   check(530, 280, 9);
 }
 
-// Rows 4 KiB apart, or a multiple of it, are packed so that they do not compete for cache lines.
+// Rows that are a multiple of 4 KiB apart are packed, so that they do not compete for cache lines.
 TEST_P(Gemm, RowsThatAlias) { check(5, 7, 2048); }
 
 TEST_P(Gemm, SameAtAnyNumberOfThreads) {
@@ -78,7 +78,7 @@ TEST_P(Gemm, SameAtAnyNumberOfThreads) {
   });
 }
 
-// A float32 operand counts in full beside a bfloat16 one; into bfloat16, += rounds once.
+// A float32 operand counts in full beside a bfloat16 one. Accumulating into bfloat16 rounds once.
 TEST_F(OperatorTest, GemmOfTwoTypes) {
   const Tensor a = random({40, 90}), b = random({50, 90}, DType::kBFloat16);
   for_every_instruction_set([&] {
@@ -97,7 +97,7 @@ TEST_P(Gemm, ColumnsOfWiderMatrices) {
   const Doubles before = doubles(wide.columns(0, 5));
   gemm(context(), a, false, b, true, wide.columns(5, 16), Write::kAssign);
   EXPECT_LE(relative_error(wide.columns(5, 16), product(a, false, b, true)), bound_for(dtype(), kForwardBound));
-  EXPECT_EQ(doubles(wide.columns(0, 5)), before);  // what lies beside is untouched
+  EXPECT_EQ(doubles(wide.columns(0, 5)), before);  // the memory beside the result is untouched
 }
 
 TEST_P(Gemm, LinearLayer) {
@@ -126,7 +126,7 @@ TEST_P(Gemm, LinearLayer) {
       kBackwardBound);
 }
 
-// 4000 products of one sign: in bfloat16 the sum would stall at 256.
+// Adds 4000 products of one sign. In bfloat16 the sum would stall at 256.
 TEST_P(Gemm, SumsInFloat32) {
   const Tensor a = randoms({2, 4000}), c = random({2, 2});
   gemm(context(), a, false, a, true, c, Write::kAssign);

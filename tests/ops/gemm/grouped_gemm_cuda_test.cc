@@ -6,7 +6,7 @@ namespace {
 
 class GroupedGemmCuda : public ParityTest {
  protected:
-  /// All three products of rows in groups of these lengths, with `spare` rows behind the last one that hold NaN.
+  /// Checks all three products of rows in groups of these lengths. `spare` rows of NaN follow the last group.
   void check(DType dtype, const std::vector<std::int32_t>& lengths, std::int64_t m, std::int64_t n,
              std::int64_t spare = 7) {
     SCOPED_TRACE(fmt::format("{} groups {} of {} x {}", name_of(dtype), fmt::join(lengths, " "), m, n));
@@ -22,7 +22,7 @@ class GroupedGemmCuda : public ParityTest {
     };
     const Tensor x = routed(n), d_y = routed(m), w = random({experts, m, n}, dtype, 0.1);
     const Tensor y = poisoned({rows, m}, dtype), d_x = poisoned({rows, n}, dtype);
-    // What lies behind the last group stays as it was.
+    // Rows after the last group stay unchanged.
     const auto expect = [&](auto&& run, const Tensor& out) { expect_close(run, {out.rows(0, used)}, kBackwardBound); };
     expect([&](const Side& s) { grouped_linear_forward(s.op, s(x), s(w), s(offsets), s(y)); }, y);
     expect([&](const Side& s) { grouped_linear_dgrad(s.op, s(d_y), s(w), s(offsets), s(d_x)); }, d_x);
@@ -43,7 +43,7 @@ TEST_F(GroupedGemmCuda, SizesAndSkews) {
     check(dtype, {0, 0, 5}, 24, 40);
     check(dtype, {130, 0, 1, 257, 63}, 136, 72);
     check(dtype, {0, 300, 0}, 264, 320);
-    check(dtype, {3, 9}, 7, 13);  // what the tensor cores do not take
+    check(dtype, {3, 9}, 7, 13);  // sizes that the tensor cores do not take
     check(dtype, {64, 64}, 128, 128, 1);
   }
   check(DType::kBFloat16, std::vector<std::int32_t>(64, 33), 176, 256);

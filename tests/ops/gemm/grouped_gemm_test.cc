@@ -7,7 +7,8 @@ namespace {
 
 class GroupedGemm : public TypedOperatorTest {
  protected:
-  /// x [rows, n], w [experts, m, n], counts of rows per expert; three rows more than are used.
+  /// Checks the products of x [rows, n] and w [experts, m, n], with `counts` rows per expert. There are three rows more
+  /// than are used.
   void check(const std::vector<std::int32_t>& counts, std::int64_t m, std::int64_t n) {
     const auto experts = static_cast<std::int64_t>(counts.size());
     std::vector<std::int32_t> offsets = {0};
@@ -40,7 +41,7 @@ class GroupedGemm : public TypedOperatorTest {
     EXPECT_LE(relative_error(y, y_expected), bound_for(dtype(), kForwardBound)) << m << " " << n;
     EXPECT_LE(relative_error(d_x, d_x_expected), bound_for(dtype(), kForwardBound)) << m << " " << n;
     EXPECT_LE(relative_error(d_w, d_w_expected), kForwardBound) << m << " " << n;
-    // Rows beyond the last expert's.
+    // Rows beyond the last expert's stay unchanged.
     for (const auto& [actual, expected] : {std::pair{&y, &y_expected}, {&d_x, &d_x_expected}}) {
       const Doubles tail = doubles(actual->rows(used, rows));
       EXPECT_TRUE(std::equal(tail.begin(), tail.end(), expected->end() - static_cast<std::ptrdiff_t>(tail.size())));
@@ -50,19 +51,19 @@ class GroupedGemm : public TypedOperatorTest {
 
 TEST_P(GroupedGemm, Sizes) {
   check({1}, 1, 1);
-  check({5, 3}, 7, 9);           // odd everything: bfloat16 pairs across the end
-  check({4, 12, 2}, 33, 31);     // a panel and one column; a panel less one
+  check({5, 3}, 7, 9);           // all sizes are odd: bfloat16 pairs span the end
+  check({4, 12, 2}, 33, 31);     // a panel and one column; a panel less one column
   check({70, 1, 65}, 160, 130);  // several blocks of rows, columns and k
   check({300}, 20, 36);          // more rows than a weight gradient takes at once
 }
 
 TEST_P(GroupedGemm, AnySkew) {
-  check({0, 0, 9, 0}, 16, 24);  // all rows to one expert
-  check({0, 0}, 16, 24);        // no rows at all
+  check({0, 0, 9, 0}, 16, 24);  // one expert gets all rows
+  check({0, 0}, 16, 24);        // there are no rows
   check({3, 0, 5, 1, 0}, 16, 24);
 }
 
-// Rows 4 KiB apart, or a multiple of it, are packed so that they do not compete for cache lines.
+// Rows that are a multiple of 4 KiB apart are packed, so that they do not compete for cache lines.
 TEST_P(GroupedGemm, RowsThatAlias) {
   check({5, 13}, 7, 2048);
   check({5, 13}, 2048, 7);

@@ -33,13 +33,13 @@ class QuantizedGemmCuda : public ParityTest {
   struct Weight {
     Tensor plain;
     mx::Format format;
-    DType out;  // of products
+    DType out;  // type of the products
     mx::Quantized rows, columns;
   };
   Weight weight(const Tensor& w, const mx::Format& format, DType out) {
     return {w, format, out, quantized(w, format, false), quantized(w, format, true)};
   }
-  /// In the form that this side reads.
+  /// Returns the weight in the form that this side reads.
   static QuantizedWeight on(const Side& side, const Weight& w) {
     const WeightForm form = weight_form(side.op, w.plain.shape(), w.format, w.out);
     if (form != WeightForm::kWide) return {side(w.rows), side(w.columns), {}, {}};
@@ -82,7 +82,7 @@ TEST_F(QuantizedGemmCuda, Grouped) {
   for (const Recipe& recipe : kRecipes) {
     for (const DType out : {DType::kBFloat16, DType::kFloat32}) {
       const std::int64_t m = 144, n = 272, experts = 4;
-      // Groups of whole blocks, an empty one, and rows of NaN behind the last.
+      // The groups are whole blocks, one of them is empty, and rows of NaN follow the last.
       const bool is_wide = recipe.activation.along == mx::kWideBlock;
       const std::vector<std::int32_t> ends = {0, is_wide ? 256 : 32, is_wide ? 256 : 32, is_wide ? 384 : 320, 768};
       const std::int64_t used = 768, rows = 1024;
@@ -113,8 +113,8 @@ TEST_F(QuantizedGemmCuda, Grouped) {
   }
 }
 
-// Where there are few tiles, clusters share a tile's sums and write their parts one after the other. Kernels that hold
-// SMs make some of the clusters start late.
+// If there are few tiles, clusters share a tile's sums and write their parts one after the other. Kernels that hold SMs
+// make some of the clusters start late.
 TEST_F(QuantizedGemmCuda, SharedSumsBesideKernelsThatHoldSms) {
   constexpr std::int64_t kRows = 16384;
   constexpr int kRounds = 25, kHeldMicroseconds = 200;

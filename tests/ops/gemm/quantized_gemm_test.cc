@@ -1,4 +1,4 @@
-// Products of quantized operands against float64 products of the numbers that these stand for.
+// Compares products of quantized operands with float64 products of the numbers that these stand for.
 #include "ops/gemm/quantized_gemm.h"
 
 #include "ops/elementwise/swiglu.h"
@@ -12,7 +12,8 @@ namespace {
 
 using mx::Format;
 
-/// Relative to the largest result: float32 sums, and the result's rounding to its type.
+/// Returns the bound relative to the largest result. It allows for float32 sums, and for rounding the result to its
+/// type.
 double bound_of(DType result) { return result == DType::kFloat32 ? 1e-6 : 1.0 / 256.0; }
 
 struct Recipe {
@@ -49,14 +50,14 @@ class QuantizedGemm : public TypedOperatorTest {
     quantize(context(), w, result.rows, result.columns);
     return result;
   }
-  /// What q stands for, exactly.
+  /// Returns the exact numbers that q stands for.
   Doubles values(const mx::Quantized& q) {
     const ArenaScope scope(arena_);
     const Tensor wide = arena_.allocate(q.elements.shape(), DType::kFloat32);
     dequantize(context(), q, wide);
     Doubles result = doubles(wide);
     if (q.format.scale_type == mx::ScaleType::kE8M0) return result;
-    // The product of element and float32 scale needs more than float32's digits.
+    // The product of an element and a float32 scale needs more digits than float32 has.
     const std::int64_t k = q.elements.dim(q.elements.num_dims() - 1), m = q.elements.dim(q.elements.num_dims() - 2);
     const std::int64_t per_row = q.scales.dim(q.scales.num_dims() - 1), rows = q.scales.dim(q.scales.num_dims() - 2);
     for (std::int64_t i = 0; i < q.elements.num_elements(); ++i) {
@@ -67,7 +68,7 @@ class QuantizedGemm : public TypedOperatorTest {
     }
     return result;
   }
-  /// a [m, k] · b [n, k]ᵀ.
+  /// Returns a [m, k] · b [n, k]ᵀ.
   static Doubles product(const Doubles& a, const Doubles& b, std::size_t m, std::size_t n, std::size_t k) {
     Doubles c(m * n, 0.0);
     for (std::size_t i = 0; i < m; ++i) {
@@ -84,7 +85,7 @@ class QuantizedGemm : public TypedOperatorTest {
     }
     return result;
   }
-  /// The weight [m, n] as the input's gradient reads it, [n, m].
+  /// Returns the weight [m, n] as the gradient of the input reads it, [n, m].
   Doubles transposed_values(const QuantizedWeight& w, std::size_t m, std::size_t n) {
     return w.columns.defined() ? values(w.columns) : transpose(values(w.rows), m, n);
   }
@@ -179,7 +180,7 @@ TEST_P(QuantizedGemm, GroupsThatCutABlockThrow) {
   EXPECT_THROW(grouped_linear_wgrad(context(), x.columns, x.columns, ints({0, 33, 96}), d_w), InternalError);
 }
 
-// A NaN block makes its rows of the product NaN, and no others.
+// A block with NaN makes its rows of the product NaN, and no other rows.
 TEST_P(QuantizedGemm, NaNStaysInItsRow) {
   const Tensor x = randoms({64, 64}), y = randoms({64, 32});
   if (dtype() == DType::kFloat32) {
@@ -192,7 +193,7 @@ TEST_P(QuantizedGemm, NaNStaysInItsRow) {
   for (std::size_t i = 0; i < result.size(); ++i) EXPECT_EQ(std::isnan(result[i]), i / 32 == 5) << i;
 }
 
-/// The forms of a matrix that a fused operator writes, and those of quantizing its plain output.
+/// Compares the forms of a matrix that a fused operator writes with those of quantizing its plain output.
 class FusedQuantize : public QuantizedGemm {
  protected:
   void expect_fused(std::int64_t num_rows, std::int64_t length,
@@ -263,8 +264,8 @@ TEST_P(FusedQuantize, RoutedRows) {
       192);
 }
 
-// As the layers call it where the weight's gradient is in high precision: plain results over the inputs, and quantized
-// ones.
+// Layers call the operator so if the weight's gradient is in high precision: plain results overwrite the inputs, and
+// quantized results are written, too.
 TEST_P(FusedQuantize, SwiGluInPlace) {
   const Tensor h = randoms({200, 192}, 3.0), d_a = randoms({200, 96});
   const Tensor d_h_apart = randoms({200, 192}), a_apart = randoms({200, 96});

@@ -8,7 +8,7 @@ namespace {
 
 using BesideCuda = ParityTest;
 
-// Each part takes long enough for the others to run ahead, were they not made to wait.
+// Each part takes so long that the others would run ahead if they did not wait.
 TEST_F(BesideCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
   const Shape shape{2048, 2048};
   const Tensor x = random(shape, DType::kBFloat16), w = random(shape, DType::kBFloat16);
@@ -30,7 +30,7 @@ TEST_F(BesideCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
       {before, aside, meanwhile, after});
 }
 
-// On fewer SMs, and with scratch that is not the others'.
+// The products run on fewer SMs, and with separate scratch.
 TEST_F(BesideCuda, ProductsAreTheSame) {
   constexpr std::int64_t kRows = 2000, kDim = 512;
   const Tensor x = random({kRows, kDim}, DType::kBFloat16), w = random({kDim, kDim}, DType::kBFloat16);

@@ -16,7 +16,8 @@ class CrossEntropyCuda : public ParityTest {
 };
 
 TEST_F(CrossEntropyCuda, LossesAndGradients) {
-  // Fewer entries than threads, odd; one; the models' vocabularies; several vectors a thread and a tail.
+  // The vocabularies have one entry, fewer entries than threads, an odd number, and the models' numbers. Some give a
+  // thread several vectors and a tail.
   for (const std::int64_t vocab : {1, 77, 2048, 4097, 33'016, 102'400, 129'280}) {
     const std::int64_t tokens = vocab > 10'000 ? 6 : 50;
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
@@ -51,7 +52,7 @@ TEST_F(CrossEntropyCuda, InPlaceAndWithoutGradient) {
   }
 }
 
-// Two ranks have half of the vocabulary each, with maxima far apart.
+// Two ranks have half of the vocabulary each. Their maxima are far apart.
 TEST_F(CrossEntropyCuda, VocabularyOfTwoRanks) {
   constexpr std::int64_t kTokens = 40, kVocab = 96;
   const Tensor parts[] = {random({kTokens, kVocab}, DType::kFloat32, 3.0),

@@ -15,7 +15,7 @@ double reference(const Doubles& logits, std::size_t vocab, std::size_t row, std:
 
 class CrossEntropy : public OperatorTest {
  protected:
-  /// Of a rank that has the whole vocabulary.
+  /// Computes the cross-entropy on a rank that has the whole vocabulary.
   void whole_cross_entropy(const Tensor& logits, const Tensor& labels, float scale, const Tensor& losses,
                            const Tensor& d_logits) {
     const Tensor sums = random({logits.dim(0), 3});
@@ -26,7 +26,7 @@ class CrossEntropy : public OperatorTest {
 
 TEST_F(CrossEntropy, LossesAndGradients) {
   constexpr float kScale = 0.25f;
-  // A vector's tail, exact vectors, more rows than a task.
+  // The sizes give a vector's tail, exact vectors, and more rows than a task has.
   for (const auto& [rows, vocab] : {std::pair{1, 1}, {3, 5}, {9, 32}, {20, 61}}) {
     const Tensor logits = random({rows, vocab}, DType::kFloat32, 5.0);
     const Doubles x = doubles(logits);
@@ -71,7 +71,7 @@ TEST_F(CrossEntropy, HugeLogitsDoNotOverflow) {
   EXPECT_NEAR(logits.data<float>()[1], -1.0, 1e-6);
 }
 
-// The largest logit in any lane and in the tail: without it as offset, exp would overflow.
+// The largest logit is in any lane and in the tail. If it were not the offset, exp would overflow.
 TEST_F(CrossEntropy, TheLargestLogitMayBeAnywhere) {
   constexpr std::int64_t kVocab = 37;
   for (std::int64_t at = 0; at < kVocab; ++at) {
@@ -86,7 +86,7 @@ TEST_F(CrossEntropy, TheLargestLogitMayBeAnywhere) {
 
 // A loss that is not finite is seen as such, and stays in its row.
 TEST_F(CrossEntropy, NansStayInTheirRow) {
-  for (const std::int64_t bad : {0, 16, 20}) {  // the first, in the second vector, in the tail
+  for (const std::int64_t bad : {0, 16, 20}) {  // in the first vector, in the second, and in the tail
     const Tensor logits = random({2, 21}), losses = random({2});
     logits.data<float>()[bad] = std::nanf("");
     whole_cross_entropy(logits, ints({3, 3}), 1.0f, losses, logits);
@@ -108,7 +108,7 @@ TEST_F(CrossEntropy, LabelsBeyondTheVocabularyThrow) {
   EXPECT_THROW(whole_cross_entropy(random({1, 3}), ints({-1}), 1.0f, random({1}), {}), InternalError);
 }
 
-// Ranks that have parts of the vocabulary: all have the whole's losses, and its gradients of their logits.
+// Each rank has a part of the vocabulary. All ranks get the losses of the whole, and the gradients of their own logits.
 TEST_F(CrossEntropy, AVocabularyCutAmongRanks) {
   constexpr std::int64_t kRanks = 3, kVocab = 7, kRows = 20;
   const Tensor logits = random({kRows, kRanks * kVocab}, DType::kFloat32, 5.0), d_logits = random(logits.shape());

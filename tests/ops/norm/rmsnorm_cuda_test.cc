@@ -8,7 +8,8 @@ namespace {
 
 constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
 constexpr float kEps = 1e-5f;
-// Of one number; not in lanes; latents; models; the widest rows, with a thread's last part not full.
+// The widths are one number, widths that are not in lanes, those of latents and of models, and the widest. In the
+// widest rows a thread's last part is not full.
 constexpr std::int64_t kWidths[] = {1, 45, 64, 512, 577, 2048, 7168};
 
 using RmsNormCuda = ParityTest;
@@ -45,7 +46,7 @@ TEST_F(RmsNormCuda, Residual) {
   }
 }
 
-// What is quantized is the plain output, whose last bits are the GPU's own.
+// The quantized forms are those of the plain output, whose last bits are the GPU's.
 TEST_F(RmsNormCuda, QuantizedOutputs) {
   for (const DType dtype : kTypes) {
     for (const mx::Format& format : all_formats()) {
@@ -81,8 +82,8 @@ TEST_F(RmsNormCuda, QuantizedOutputs) {
 TEST_F(RmsNormCuda, Backward) {
   for (const DType dtype : kTypes) {
     for (const std::int64_t width : kWidths) {
-      for (const std::int64_t num_rows : {1, 130, 400, 1100}) {  // from 400 on several rows a block
-        if (num_rows * width > 3'000'000) continue;              // the CPU's memory
+      for (const std::int64_t num_rows : {1, 130, 400, 1100}) {  // from 400 on a block has several rows
+        if (num_rows * width > 3'000'000) continue;              // the CPU's memory is limited
         for (const std::int64_t gap : {0, 8}) {
           const ArenaScope scope(arena_);
           const Shape shape{num_rows, width};

@@ -40,7 +40,8 @@ class RmsNorm : public TypedOperatorTest {
 };
 
 TEST_P(RmsNorm, SizesAndWrites) {
-  // One row; fewer columns than lanes; a tail; more rows than a task has. (One column has no gradient but that of eps.)
+  // The sizes are one row, fewer columns than lanes, a tail, and more rows than a task has. (One column has no gradient
+  // but that of eps.)
   for (const auto& [rows, n] : {std::pair{1, 3}, {3, 7}, {5, 37}, {70, 16}}) {
     for (const Write write : {Write::kAssign, Write::kAccumulate}) check(randoms({rows, n}), randoms({rows, n}), write);
   }
@@ -53,7 +54,7 @@ TEST_P(RmsNorm, ColumnsOfWiderMatrices) {
   EXPECT_EQ(doubles(wide_d_x.columns(20, 30)), beside);
 }
 
-// Where eps counts: small rows, and rows of zeros, whose norm is zero and not NaN.
+// eps counts in small rows, and in rows of zeros, whose norm is zero and not NaN.
 TEST_P(RmsNorm, SmallAndZeroRows) {
   check(randoms({4, 19}, 3e-3), randoms({4, 19}), Write::kAssign);
   const Tensor x = randoms({2, 5}, 0.0), w = randoms({5}), y = randoms({2, 5}), rstd = random({2});
@@ -63,7 +64,7 @@ TEST_P(RmsNorm, SmallAndZeroRows) {
 }
 
 TEST_P(RmsNorm, StatisticsAreFloat32) {
-  // In bfloat16 a sum of 3000 squares would stall; the mean is 1/3.
+  // In bfloat16 a sum of 3000 squares would stall. The mean is 1/3.
   const Tensor x = randoms({1, 3000}), w = randoms({3000}), y = randoms({1, 3000}), rstd = random({1});
   rmsnorm_forward(context(), x, w, kEps, y, rstd);
   const double mean = dot(doubles(x), doubles(x)) / 3000.0;
@@ -75,7 +76,7 @@ TEST_P(RmsNorm, WithResidual) {
   const Tensor y = randoms({5, 20}), rstd = random({5}), again = randoms({5, 20}), rstd_again = random({5});
   residual_rmsnorm_forward(context(), x, delta, w, kEps, sum, y, rstd);
   EXPECT_LE(relative_error(sum, plus(doubles(x), doubles(delta))), bound_for(dtype(), kForwardBound));
-  rmsnorm_forward(context(), sum, w, kEps, again, rstd_again);  // the same bits as the norm of the rounded sum
+  rmsnorm_forward(context(), sum, w, kEps, again, rstd_again);  // the norm of the rounded sum has the same bits
   EXPECT_EQ(doubles(y), doubles(again));
   EXPECT_EQ(doubles(rstd), doubles(rstd_again));
 }

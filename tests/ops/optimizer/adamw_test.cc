@@ -6,7 +6,7 @@ namespace tessera {
 namespace {
 
 constexpr AdamWOptions kOptions{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
-constexpr double kRate = 0.01, kScale = 0.5;  // learning rate, and what gradients are multiplied by
+constexpr double kRate = 0.01, kScale = 0.5;  // learning rate, and the factor of gradients
 
 class AdamW : public OperatorTest {
  protected:
@@ -15,7 +15,7 @@ class AdamW : public OperatorTest {
     std::memcpy(step_S_.raw(), &step, sizeof step);
   }
   AdamWStep step() const { return *reinterpret_cast<const AdamWStep*>(step_S_.data<float>()); }
-  /// The formula, in float64, of kOptions, kRate and gradients times kScale.
+  /// Computes a step of the formula in float64, with kOptions, kRate, and gradients times kScale.
   static void make_reference_step(int step, const Doubles& gradient, Doubles& m, Doubles& v, Doubles& w) {
     const double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, decay = 0.1;
     for (std::size_t i = 0; i < gradient.size(); ++i) {
@@ -36,7 +36,7 @@ class AdamW : public OperatorTest {
 };
 
 TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
-  constexpr std::int64_t kSize = 40'000;  // more than a task
+  constexpr std::int64_t kSize = 40'000;  // more numbers than a task has
   const Tensor w = random({kSize}), m = random({kSize}), v = random({kSize});
   const Tensor shadow = random({kSize}, DType::kBFloat16);
   std::fill_n(m.data<float>(), kSize, 0.0f);
@@ -56,7 +56,7 @@ TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   }
 }
 
-// What is kept of the moments is rounded, what the weights move by is not.
+// Stored moments are rounded. The step of the weights is not.
 TEST_F(AdamW, MomentsInBfloat16) {
   constexpr std::int64_t kSize = 40'000;
   const Tensor w = random({kSize}), m = random({kSize}, DType::kBFloat16), v = random({kSize}, DType::kBFloat16);
@@ -72,7 +72,7 @@ TEST_F(AdamW, MomentsInBfloat16) {
     adamw(context(), kOptions, step_S_, g, m, v, w, {});
     const Doubles m_new = doubles(m), v_new = doubles(v);
     for (std::size_t i = 0; i < kSize; ++i) {
-      // To nearest, but where the float32 sum is on the other side of the middle.
+      // Numbers are rounded to nearest, unless the float32 sum is on the other side of the middle.
       ASSERT_NEAR(m_new[i], m_ref[i], 0x1.01p-8 * std::abs(m_ref[i]) + 1e-7) << i;
       ASSERT_NEAR(v_new[i], v_ref[i], 0x1.01p-8 * std::abs(v_ref[i]) + 1e-7) << i;
     }
@@ -80,7 +80,7 @@ TEST_F(AdamW, MomentsInBfloat16) {
   }
 }
 
-// Without gradients, moments fade and weights decay; without a shadow, nothing is rounded.
+// Without gradients, moments fade and weights decay. Without a shadow, nothing is rounded.
 TEST_F(AdamW, NoGradientAndNoShadow) {
   const Tensor g = random({5}, DType::kFloat32, 0.0), m = random({5}, DType::kFloat32, 0.0),
                v = random({5}, DType::kFloat32, 0.0);

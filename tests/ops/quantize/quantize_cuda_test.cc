@@ -8,7 +8,7 @@ namespace {
 
 class QuantizeCuda : public ParityTest {
  protected:
-  /// Both orientations together and each alone.
+  /// Checks both orientations together, and each alone.
   void check(const Tensor& x, const mx::Format& format) {
     SCOPED_TRACE(fmt::format("{} {} {}", name_of(x.dtype()), x.shape().to_string(), describe(format)));
     const ArenaScope scope(arena_);
@@ -41,8 +41,8 @@ TEST_F(QuantizeCuda, EveryFormat) {
   for (const DType dtype : kTypes) {
     for (const mx::Format& format : all_formats()) {
       const ArenaScope scope(arena_);
-      check(varied({256, 160}, dtype), format);          // tiles, and a quarter of one
-      check(varied({1160, 264}, dtype, false), format);  // more than a group of tiles; not finite
+      check(varied({256, 160}, dtype), format);          // whole tiles, and a quarter of one
+      check(varied({1160, 264}, dtype, false), format);  // more than a group of tiles, and not finite
       check(varied({64, 96}, dtype, false), format);
     }
   }
@@ -80,7 +80,7 @@ TEST_F(QuantizeCuda, StridedRowsAndStacks) {
   }
 }
 
-// All 2^16 bfloat16 numbers, each with neighbours of many magnitudes.
+// The matrix has all 2^16 bfloat16 numbers, each with neighbours of many magnitudes.
 TEST_F(QuantizeCuda, EveryBfloat16) {
   const Tensor x = random({1 << 11, 32}, DType::kBFloat16);
   for (std::int64_t i = 0; i < x.num_elements(); ++i) {

@@ -1,4 +1,4 @@
-// What quantizers are tested with on every device: formats, and numbers that reach their edges.
+// Inputs for tests of quantizers on every device: formats, and numbers that reach their edges.
 #pragma once
 
 #include <limits>
@@ -38,8 +38,8 @@ inline void set_number(const Tensor& x, std::int64_t i, float value) {
   }
 }
 
-/// Turns numbers in [-1, 1] into ones of all magnitudes, small blocks and large, zeros of both signs, and optionally
-/// some that are not finite.
+/// Turns numbers in [-1, 1] into numbers of all magnitudes, with small and large blocks and zeros of both signs. If
+/// `finite` is false, some of them are not finite.
 inline void vary(const Tensor& x, bool finite) {
   const std::int64_t length = x.dim(x.num_dims() - 1);
   for (std::int64_t i = 0; i < x.num_elements(); ++i) {

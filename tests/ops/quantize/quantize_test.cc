@@ -1,4 +1,5 @@
-// Byte for byte against mx/block.h's scalar functions, in every block shape, for every instruction set.
+// Compares quantizers with mx/block.h's scalar functions, byte for byte, in every block shape and for every instruction
+// set.
 #include "ops/quantize/quantize.h"
 
 #include "ops/cpu/kernels.h"
@@ -18,7 +19,7 @@ struct Expected {
   Doubles elements, scales;
 };
 
-/// Of x, rows of `k` numbers.
+/// Returns the quantized form of x, whose rows have `k` numbers.
 Expected reference(const std::vector<float>& x, std::int64_t m, std::int64_t k, const Format& format) {
   const std::int64_t width = format.scale_width(), height = format.scale_height();
   const std::int64_t scales_per_row = (k + width - 1) / width;
@@ -98,7 +99,7 @@ class Quantize : public TypedOperatorTest {
     const std::string what = fmt::format("{} x {} {}", m, k, describe(format));
     expect_equal(rows, reference(floats(x), m, k, format), "rows of " + what);
     expect_equal(columns, reference(transpose(floats(x), m, k), k, m, format), "columns of " + what);
-    // One orientation alone is the same.
+    // Each orientation alone gives the same bytes.
     const mx::Quantized rows_alone = allocate({m, k}, format), columns_alone = allocate({k, m}, format);
     quantize(context(), x, rows_alone, {});
     quantize(context(), x, {}, columns_alone);
@@ -110,14 +111,14 @@ class Quantize : public TypedOperatorTest {
 TEST_P(Quantize, EveryFormat) {
   for (const Format& format : all_formats()) {
     check(varied({256, 160}), format);       // whole groups, a tile and a quarter
-    check(varied({64, 96}, false), format);  // not finite
+    check(varied({64, 96}, false), format);  // some numbers are not finite
   }
 }
 
 TEST_P(Quantize, SizesThatDoNotDivide) {
   for (const Format& format : all_formats()) {
     check(varied({1, 1}), format);
-    check(varied({33, 31}), format);  // one beyond a group, one short of it
+    check(varied({33, 31}), format);  // one more than a group has, and one less
     check(varied({130, 200}, false), format);
     check(varied({5, 260}), format);
   }
@@ -200,7 +201,7 @@ TEST_P(Quantize, EveryInstructionSet) {
   EXPECT_GE(tables, 2);
 }
 
-// All 2^16 bfloat16 numbers, each with neighbours of many magnitudes.
+// The matrix has all 2^16 bfloat16 numbers, each with neighbours of many magnitudes.
 TEST_P(Quantize, EveryBfloat16) {
   const Tensor x = randoms({1 << 11, 32});
   for (std::int64_t i = 0; i < x.num_elements(); ++i) {
@@ -248,7 +249,7 @@ TEST_P(Quantize, ErrorOfGaussians) {
     signal += number * number;
     noise += (number - value) * (number - value);
   }
-  EXPECT_NEAR(sums.signal / signal, 1.0, 1e-10);  // 2^18 summands in another order
+  EXPECT_NEAR(sums.signal / signal, 1.0, 1e-10);  // 2^18 summands are added in another order
   EXPECT_NEAR(sums.noise / noise, 1.0, 1e-10);
   EXPECT_GE(sums.sqnr_db(), 31.0);
   RecordProperty("sqnr_db", std::to_string(sums.sqnr_db()));

@@ -7,7 +7,7 @@ namespace {
 
 using ExpertBias = OperatorTest;
 
-// delta = coeff · sign(mean - count), less its own mean.
+// The update is delta = coeff · sign(mean - count), less its own mean.
 TEST_F(ExpertBias, MovesAgainstTheLoad) {
   const Tensor finite = random({1}), bias = random({4}, DType::kFloat32, 0.0),
                counts = arena_.allocate({4}, DType::kFloat64);
@@ -16,7 +16,8 @@ TEST_F(ExpertBias, MovesAgainstTheLoad) {
     update_expert_bias(context(), counts, 0.001f, finite, bias);
     return doubles(bias);
   };
-  const Doubles expected = {-0.00125, 0.00075, -0.00025, 0.00075};  // mean 4: signs -, +, 0, +; their mean 0.25
+  // The mean is 4: signs -, +, 0, +; their mean is 0.25.
+  const Doubles expected = {-0.00125, 0.00075, -0.00025, 0.00075};
   EXPECT_LE(relative_error(update({10, 2, 4, 0}), expected), kForwardBound);
   EXPECT_LE(relative_error(update({4, 4, 4, 4}), expected), kForwardBound);
   finite.data<float>()[0] = 0.0f;

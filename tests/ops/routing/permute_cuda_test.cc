@@ -10,7 +10,8 @@ class PermuteCuda : public ParityTest {
     Tensor ids_TK, counts_E;
   };
 
-  /// Random experts. `skew` > 0 leaves the upper experts without slots; !all_have every third slot without an expert.
+  /// Returns random experts. With `skew` > 0 the upper experts have no slots. Without `all_have` every third slot has
+  /// no expert.
   Routing routing(std::int64_t tokens, std::int64_t top_k, std::int64_t experts, std::int64_t skew,
                   bool all_have = true) {
     const Philox philox(3, static_cast<std::uint32_t>(tokens + skew));
@@ -29,7 +30,8 @@ class PermuteCuda : public ParityTest {
 };
 
 TEST_F(PermuteCuda, SortByExpert) {
-  // A token; a block of slots and a tail; many blocks, all experts of one; as many experts as there may be.
+  // The cases are a token; a block of slots and a tail; many blocks, all of one expert; and as many experts as there
+  // may be.
   for (const auto& [tokens, top_k, experts, skew] : {std::tuple{1, 1, 1, 0},
                                                      {5, 2, 7, 3},
                                                      {700, 3, 8, 0},

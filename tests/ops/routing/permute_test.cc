@@ -8,7 +8,7 @@ namespace {
 
 class Permute : public TypedOperatorTest {
  protected:
-  // 4 tokens, 2 choices, 5 experts: expert 2 gets three slots, expert 3 none.
+  // 4 tokens have 2 choices among 5 experts. Expert 2 gets three slots, and expert 3 none.
   const Tensor ids_ = ints({2, 0, 4, 2, 1, 2, 0, 4}, {4, 2});
   const Tensor counts_ = ints({2, 1, 3, 0, 2});
   const Tensor offsets_ = ints({9, 9, 9, 9, 9, 9}), slot_of_row_ = ints({9, 9, 9, 9, 9, 9, 9, 9});
@@ -27,7 +27,7 @@ TEST_P(Permute, CountsThatDoNotAddUpThrow) {
                InternalError);
 }
 
-// Of two groups of experts, those of the first.
+// Of two groups of experts, only the first one is here.
 TEST_P(Permute, SlotsWithoutAnExpertHaveNoRow) {
   const Tensor ids = ints({2, kNoExpert, kNoExpert, 2, 1, kNoExpert, 0, kNoExpert}, {4, 2});
   sort_by_expert(context(), ids, ints({1, 1, 2, 0, 0}), 1, offsets_, slot_of_row_, row_of_slot_);
@@ -61,17 +61,17 @@ TEST_P(Permute, GathersAndCombines) {
       EXPECT_LE(relative_error(y, expected), bound_for(dtype(), kForwardBound));
     }
   }
-  // With one choice of weight 1, rows come back as they are.
+  // With one choice of weight 1, rows come back unchanged.
   const Tensor identity = ints({3, 0, 2, 1}, {4, 1});
   combine_rows(context(), x, identity, {}, y, Write::kAssign);
   EXPECT_EQ(doubles(y.rows(0, 1)), doubles(x.rows(3, 4)));
-  // Combining without weights is gathering's gradient: <gather(x), out> == <x, combine(out)>.
+  // Combining without weights is the gradient of gathering: <gather(x), out> == <x, combine(out)>.
   combine_rows(context(), out, row_of_slot_, {}, y, Write::kAssign);
   EXPECT_NEAR(dot(doubles(rows), doubles(out)), dot(doubles(x), doubles(y)),
               bound_for(dtype(), kBackwardBound) * std::sqrt(dot(doubles(rows), doubles(rows))) * 10.0);
 }
 
-// Several tasks of tokens; all slots to one expert, one expert alone, and a random spread.
+// There are several tasks of tokens. All slots go to one expert, to the only expert, or to random ones.
 TEST_P(Permute, ManyTokens) {
   constexpr std::int64_t kTokens = 150, kTopK = 3, kSlots = kTokens * kTopK, kDim = 5;
   const Philox philox(1, 2);
@@ -102,7 +102,7 @@ TEST_P(Permute, ManyTokens) {
     const Tensor weights = random({kTokens, kTopK});
     gather_rows(context(), x, slots, kTopK, ints({kSlots}), there);
     combine_rows(context(), there, rows, weights, back, Write::kAssign);
-    Doubles expected = doubles(x);  // there and back: each row times the sum of its weights
+    Doubles expected = doubles(x);  // there and back: each row is multiplied by the sum of its weights
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const Doubles w =
           doubles(weights.rows(static_cast<std::int64_t>(i) / kDim, static_cast<std::int64_t>(i) / kDim + 1));
@@ -112,7 +112,7 @@ TEST_P(Permute, ManyTokens) {
   }
 }
 
-// By ranks of 3 experts: what combine_rows gives for each rank alone, and then for these sums.
+// Ranks have 3 experts each. The result equals combine_rows for each rank alone, and then for these sums.
 TEST_P(Permute, CombinesRankByRank) {
   constexpr std::int64_t kDim = 300, kExpertsPerRank = 3, kRanks = 2;
   sort_by_expert(context(), ids_, counts_, 1, offsets_, slot_of_row_, row_of_slot_);
@@ -175,7 +175,7 @@ TEST_P(Permute, CombineIsTheGradientOfGather) {
   EXPECT_LE(relative_error(d_x, expected), bound_for(dtype(), kBackwardBound));
 }
 
-// Groups that begin at multiples of 4: [1 6 . .] [4 . . .] [0 3 5 .] [] [2 7 . .] and the rest.
+// Groups begin at multiples of 4: [1 6 . .] [4 . . .] [0 3 5 .] [] [2 7 . .] and then the rest.
 TEST_P(Permute, PadsGroups) {
   ASSERT_EQ(max_rows(8, 5, 4), 20);
   EXPECT_EQ(max_rows(8, 5, 1), 8);

@@ -73,9 +73,9 @@ TEST_F(RouterCuda, ForwardAndBackward) {
       check(options(5), 77, 33);          // a tail of experts
       check(options(6), 1000, 64);        // the 16B model
       check(options(8, 8, 4), 500, 256);  // the 671B model
-      check(options(4, 6, 2), 100, 90);   // groups across lanes
+      check(options(4, 6, 2), 100, 90);   // groups that span lanes
       check(options(2, 12, 3), 100, 12);  // groups of one expert
-      check(options(32), 40, 512);        // the most
+      check(options(32), 40, 512);        // the most experts
     }
   }
 }
@@ -103,7 +103,7 @@ TEST_F(RouterCuda, TiesGoToTheLowerExpert) {
     logits.data<float>()[i] = static_cast<float>(i * i % 3);  // three values only
   }
   forward(options, logits, bias, outputs(64, 100, options));
-  // Groups of the same score, too.
+  // Groups have the same score, too.
   RouterOptions groups = options;
   groups.num_groups = 10;
   groups.num_limited_groups = 3;

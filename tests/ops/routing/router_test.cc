@@ -21,7 +21,7 @@ Doubles scores_of(const RouterOptions& options, const Doubles& logits, std::size
   return scores;
 }
 
-/// Indices of the k highest, falling, ties to the lower index.
+/// Returns the indices of the k highest values, in falling order. Ties go to the lower index.
 std::vector<std::size_t> top(const Doubles& values, std::size_t k) {
   std::vector<std::size_t> order(values.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -48,7 +48,7 @@ std::vector<std::size_t> choose(const RouterOptions& options, Doubles biased) {
   return top(biased, static_cast<std::size_t>(options.top_k));
 }
 
-/// Weights of the chosen experts, from scores.
+/// Returns the weights of the chosen experts, from scores.
 Doubles weights_of(const RouterOptions& options, const Doubles& scores, const Doubles& ids, std::size_t experts) {
   const auto k = static_cast<std::size_t>(options.top_k);
   Doubles weights;
@@ -63,7 +63,8 @@ Doubles weights_of(const RouterOptions& options, const Doubles& scores, const Do
   return weights;
 }
 
-/// DeepSeek-V3's eq. 17-20, summed over sequences, coefficient included; f from `frozen` scores.
+/// Returns the balance loss of DeepSeek-V3's eq. 17-20, summed over sequences, with its coefficient. f is computed from
+/// `frozen` scores.
 double balance_of(const RouterOptions& options, const Doubles& scores, const Doubles& frozen, std::size_t experts) {
   const auto length = static_cast<std::size_t>(options.seq_len), k = static_cast<std::size_t>(options.top_k);
   double loss = 0.0;
@@ -93,14 +94,15 @@ class Router : public OperatorTest {
             .balance_f_BE = random({tokens / options.seq_len, experts})};
   }
 
-  /// Of a rank that has the sequences' tokens all; its options, and the balance loss, 0 without one.
+  /// The functions below are for a rank that has all tokens of the sequences. alone() returns its options. The others
+  /// return the balance loss, or 0 without one.
   RouterOptions alone(RouterOptions options) {
     options.tokens_per_seq = options.seq_len;
     return options;
   }
   double balance_of_sums(const RouterOptions& options, const Tensor& sums, const Tensor& f) {
     const Tensor loss_1 = arena_.allocate({1}, DType::kFloat64);
-    *loss_1.data<double>() = 0.25;  // what it was, it keeps
+    *loss_1.data<double>() = 0.25;  // balance_loss adds to this number
     balance_loss(context(), options, sums, f, loss_1);
     return *loss_1.data<double>() - 0.25;
   }
@@ -176,10 +178,11 @@ TEST_F(Router, AllOptions) {
 }
 
 TEST_F(Router, Edges) {
-  check({.top_k = 1, .seq_len = 1}, 1, 1);                                                  // one of everything
-  check({.route_norm = true, .top_k = 7, .seq_len = 5}, 5, 7);                              // all experts chosen
-  check({.top_k = 2, .num_groups = 6, .num_limited_groups = 2, .seq_len = 1}, 3, 6);        // groups of one
-  check({.score_function = ScoreFunction::kSigmoid, .top_k = 4, .seq_len = 150}, 150, 33);  // more than a task's tokens
+  check({.top_k = 1, .seq_len = 1}, 1, 1);                                            // one of everything
+  check({.route_norm = true, .top_k = 7, .seq_len = 5}, 5, 7);                        // all experts chosen
+  check({.top_k = 2, .num_groups = 6, .num_limited_groups = 2, .seq_len = 1}, 3, 6);  // groups of one
+  // More tokens than a task has.
+  check({.score_function = ScoreFunction::kSigmoid, .top_k = 4, .seq_len = 150}, 150, 33);
 }
 
 TEST_F(Router, TiesGoToTheLowerIndex) {
@@ -192,7 +195,7 @@ TEST_F(Router, TiesGoToTheLowerIndex) {
   EXPECT_EQ(doubles(out.expert_ids_TK), (Doubles{0, 1}));
 }
 
-// Biases make ties of scores, groups of equal scores; of each, the lower index.
+// Whatever a token's logits are, its experts differ.
 TEST_F(Router, ATokensExpertsDifferWhateverItsLogitsAre) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const ScoreFunction function : {ScoreFunction::kSoftmax, ScoreFunction::kSigmoid}) {
@@ -214,9 +217,10 @@ TEST_F(Router, ATokensExpertsDifferWhateverItsLogitsAre) {
   }
 }
 
+// Biases make ties of scores, and groups of equal scores. Of each tie the lower index is chosen.
 TEST_F(Router, TiesOfBiasedScoresAndOfGroups) {
   const Tensor logits = random({1, 8}), bias = random({8});
-  std::fill_n(logits.data<float>(), 8, 0.0f);  // scores 1/8
+  std::fill_n(logits.data<float>(), 8, 0.0f);  // all scores are 1/8
   const std::vector<float> biases = {0.0f, 0.5f, 0.0f, 0.5f, 0.5f, 0.0f, 0.25f, 0.25f};
   std::copy(biases.begin(), biases.end(), bias.data<float>());
   const auto chosen = [&](const RouterOptions& options) {
@@ -226,11 +230,12 @@ TEST_F(Router, TiesOfBiasedScoresAndOfGroups) {
     return doubles(out.expert_ids_TK);
   };
   EXPECT_EQ(chosen({.top_k = 5, .seq_len = 1}), (Doubles{1, 3, 4, 6, 7}));
-  // Groups of two all score 0.5: the first two stay.
+  // All groups of two score 0.5, so the first two stay.
   EXPECT_EQ(chosen({.top_k = 3, .num_groups = 4, .num_limited_groups = 2, .seq_len = 1}), (Doubles{1, 3, 0}));
 }
 
-// A bias selects but does not weigh, and balance ignores it: eq. 18 counts the top-k of unbiased scores.
+// A bias selects experts but does not weigh them. The balance loss ignores it: eq. 18 counts the top-k of unbiased
+// scores.
 TEST_F(Router, BiasSelectsOnly) {
   const RouterOptions options =
       alone({.score_function = ScoreFunction::kSigmoid, .top_k = 1, .balance_coefficient = 1.0f, .seq_len = 2});
@@ -245,9 +250,10 @@ TEST_F(Router, BiasSelectsOnly) {
   EXPECT_LE(relative_error(out.balance_f_BE, {3.0, 0.0, 0.0}), kForwardBound);
 }
 
-// Ranks that have parts of two sequences, one of them of both: their sums add up, and the gradients are the whole's.
+// Ranks have parts of two sequences, and one rank has a part of both. The ranks' sums add up, and their gradients are
+// the whole's.
 TEST_F(Router, SequencesCutAmongRanks) {
-  constexpr std::int64_t kSeqs = 2, kLength = 6, kExperts = 5, kTokens = 4;  // of a rank
+  constexpr std::int64_t kSeqs = 2, kLength = 6, kExperts = 5, kTokens = 4;  // tokens of a rank
   RouterOptions options = alone({.top_k = 2, .balance_coefficient = 0.3f, .seq_len = kLength});
   const Tensor logits = random({kSeqs * kLength, kExperts}, DType::kFloat32, 3.0), bias = random({kExperts});
   const RouterOutputs whole = outputs(kSeqs * kLength, kExperts, options);
@@ -281,7 +287,7 @@ TEST_F(Router, TokensBeyondTheSequencesThrow) {
 }
 
 TEST_F(Router, SameAtAnyNumberOfThreads) {
-  // So many sequences that work space shared by two of them would show.
+  // There are so many sequences that work space shared by two of them would show.
   constexpr std::int64_t kTokens = 40'000;
   const RouterOptions options = alone({.top_k = 2, .balance_coefficient = 0.1f, .seq_len = 100});
   const Tensor logits = random({kTokens, 8}), bias = random({8}), d_weights = random({kTokens, 2});

@@ -7,7 +7,7 @@ namespace {
 
 TEST(KernelSummary, SumsByNameAndCountsIdleTimeOnce) {
   const std::vector<KernelRun> runs = {
-      {"a", 100, 200}, {"b", 150, 180}, {"a", 190, 250}, {"c", 300, 301}};  // b within a, and a over a
+      {"a", 100, 200}, {"b", 150, 180}, {"a", 190, 250}, {"c", 300, 301}};  // b runs within a, and a overlaps a
   const KernelSummary summary = summarize(runs);
   EXPECT_EQ(summary.span, 201);
   EXPECT_EQ(summary.busy, 151);

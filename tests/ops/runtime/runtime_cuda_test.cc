@@ -32,7 +32,8 @@ class CudaFailures : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!available()) GTEST_SKIP() << why_unavailable();
-    testing::FLAGS_gtest_death_test_style = "threadsafe";  // a process of its own, which the GPU's failure ends
+    // The GPU's failure ends the process, so the test has a process of its own.
+    testing::FLAGS_gtest_death_test_style = "threadsafe";
   }
 };
 
