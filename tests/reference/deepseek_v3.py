@@ -1,8 +1,8 @@
-"""DeepSeek-V3 in plain PyTorch: the model, its loss and its training step, written to be checked against.
+"""DeepSeek-V3 in plain PyTorch: the model, its loss and its training step. Tests compare Tessera with it.
 
-Everything is a function of (config, dict of parameters, dict of buffers, tokens). No modules, no fused
-operators, no shortcuts: whatever dtype the parameters have is the dtype of the whole computation, so the same
-code gives float64 golden values and a float32 run to estimate rounding. Gradients come from autograd.
+Everything is a function of (config, dict of parameters, dict of buffers, tokens). There are no modules, no fused
+operators and no shortcuts. The dtype of the parameters is the dtype of the whole computation, so the same code gives
+float64 golden values and a float32 run to estimate rounding. Gradients are computed by autograd.
 
 Sources: DeepSeek-V2 (arXiv:2405.04434, MLA), DeepSeek-V3 (arXiv:2412.19437, router, balance loss, multi-token
 prediction), YaRN (arXiv:2309.00071).
@@ -85,7 +85,7 @@ class Config:
         return self.n_layers > self.n_dense_layers
 
     def blocks(self) -> list[tuple[str, bool]]:
-        """Name prefix and is-MoE of every transformer block: the main ones, then those of the MTP modules."""
+        """Returns name prefix and is-MoE of every transformer block: the main ones, then those of the MTP modules."""
         main = [(f"layers.{i}", self.is_moe(i)) for i in range(self.n_layers)]
         return main + [(f"mtp.{k}.block", self.has_moe) for k in range(self.num_mtp_modules)]
 
@@ -95,7 +95,7 @@ class Config:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """[optimizer], [lr_scheduler] and the [training] keys of the step."""
+    """[optimizer], [lr_scheduler] and the [training] keys that a step uses."""
 
     lr: float = field(default=8e-4, metadata={"table": "optimizer"})
     beta1: float = field(default=0.9, metadata={"table": "optimizer"})
@@ -120,7 +120,7 @@ def _toml_value(value: object) -> str:
 
 
 def to_toml(config: Config, train: TrainConfig | None = None) -> str:
-    """The configuration file that describes this case to the engine under test."""
+    """Returns the configuration file that describes this case to the engine under test."""
     tables: dict[str, list[str]] = {
         "model": ['name = "deepseek_v3"', 'flavor = "debugmodel"'],
         "model.args": [],
@@ -137,7 +137,7 @@ def to_toml(config: Config, train: TrainConfig | None = None) -> str:
 
 
 def from_toml(text: str) -> tuple[Config, TrainConfig]:
-    """The inverse of to_toml; keys that are absent keep their defaults."""
+    """Does the inverse of to_toml. Keys that are absent keep their defaults."""
     document = tomllib.loads(text)
 
     def parse(cls: type) -> object:
@@ -187,7 +187,7 @@ def block_shapes(config: Config, prefix: str, moe: bool) -> dict[str, tuple[int,
 
 
 def param_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every trained parameter; matrices are [out, in]."""
+    """Returns the shape of every trained parameter. Matrices are [out, in]."""
     D, V = config.dim, config.vocab_size
     shapes: dict[str, tuple[int, ...]] = {"tok_embeddings.weight": (V, D)}
     blocks = dict(config.blocks())
@@ -205,12 +205,13 @@ def param_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 def buffer_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """The expert biases: they steer the selection and are updated by rule, not by gradient."""
+    """Returns the shapes of the expert biases. They steer the selection, and a rule updates them instead of a
+    gradient."""
     return {f"{prefix}.expert_bias": (config.num_experts,) for prefix in config.moe_prefixes()}
 
 
 def count_params(config: Config) -> dict[str, int]:
-    """Parameter counts as TorchTitan reports them (MTP modules excluded there, so use a config without).
+    """Returns parameter counts as TorchTitan reports them. It excludes MTP modules, so use a config without them.
 
     dense  = all outside the `moe.` subtrees: embedding, output projection, norms, attention, dense FFNs
     sparse = the `moe.` subtrees without the expert biases: routers + routed experts + shared experts
@@ -239,11 +240,11 @@ def count_params(config: Config) -> dict[str, int]:
 
 
 def rope_frequencies(config: Config) -> Tensor:
-    """Angle per position of every adjacent pair of the rotary dims, [rope/2], float64.
+    """Returns the angle per position of every adjacent pair of the rotary dims, [rope/2], float64.
 
-    Sequences longer than the original context use YaRN: pairs that turn more than beta_fast times in the
-    original context keep their frequency, those that turn less than beta_slow times are slowed down by
-    rope_factor, and in between the two are mixed by a linear ramp over the pair index.
+    Sequences longer than the original context use YaRN. Pairs that turn more than beta_fast times in the original
+    context keep their frequency. The frequency of pairs that turn less than beta_slow times is divided by rope_factor.
+    In between, a linear ramp over the pair index mixes the two.
     """
     c, dim = config, config.qk_rope_head_dim
     freqs = c.rope_theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
@@ -277,9 +278,9 @@ def rotate(x: Tensor, angles_BSr: Tensor) -> Tensor:
 
 
 def documents(config: Config, inputs_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """Position of every token and the attention mask, [B, S] and [B, S, S] (True: query may see key).
+    """Returns the position of every token and the attention mask, [B, S] and [B, S, S] (True: query may see key).
 
-    With "block_causal" the token after an EOS opens a document; the EOS belongs to the document it ends.
+    With "block_causal" the token after an EOS opens a document. The EOS belongs to the document that it ends.
     """
     B, S = inputs_BS.shape
     idx_S = torch.arange(S)
@@ -314,7 +315,7 @@ def attention(
     angles_BSr: Tensor,
     mask_BSS: Tensor,
 ) -> Tensor:
-    """Multi-head latent attention; queries and keys are [nope | rope], the heads share k_rope."""
+    """Computes multi-head latent attention. Queries and keys are [nope | rope], and the heads share k_rope."""
     c, H = config, config.n_heads
     B, S, _ = x_BSD.shape
     if c.q_lora_rank == 0:
@@ -339,7 +340,8 @@ def attention(
 
 
 def best(values: Tensor, k: int) -> tuple[Tensor, float]:
-    """Indices of the k largest of the last dim, ties to the lower index; the smallest gap to the next one."""
+    """Returns the indices of the k largest of the last dim, with ties to the lower index, and the smallest gap to the
+    next one."""
     ordered, order = values.sort(dim=-1, descending=True, stable=True)
     gap = math.inf
     if k < values.shape[-1]:
@@ -349,19 +351,20 @@ def best(values: Tensor, k: int) -> tuple[Tensor, float]:
 
 @dataclass
 class Routing:
-    """What the router of one MoE layer decided in one micro-batch."""
+    """The decisions of the router of one MoE layer in one micro-batch."""
 
     expert_TK: Tensor
     weight_TK: Tensor
     count_E: Tensor  # token slots per expert
     balance: Tensor  # sum over the micro-batch's sequences of sum_i f_i P_i, before the coefficient
-    min_gap: float  # how close any discrete choice was to falling otherwise
+    min_gap: float  # how close any discrete choice was to another result
 
 
 def sequence_balance(config: Config, scores_BSE: Tensor) -> tuple[Tensor, float]:
-    """DeepSeek-V3 eq. 17-20 without alpha: sum over sequences of sum_i f_i P_i, with f_i taken as a constant.
+    """Computes DeepSeek-V3's eq. 17-20 without alpha: the sum over sequences of sum_i f_i P_i.
 
-    f_i = E / (K S) * how often expert i is among the K best *unbiased, ungrouped* scores of a token;
+    f_i = E / (K S) * how often expert i is among the K best *unbiased, ungrouped* scores of a token
+    (a constant for gradients);
     P_i = mean over the sequence of s_i / sum_j s_j.
     """
     E, K = config.num_experts, config.top_k
@@ -386,7 +389,7 @@ def route(config: Config, gate_ED: Tensor, bias_E: Tensor, x_BSD: Tensor) -> Rou
     else:
         biased_TE = scores_TE.detach() + bias_E
         if c.n_expert_groups > 0:
-            # A group is worth its two best experts together; experts outside the best groups are excluded.
+            # A group's score is the sum of its two best experts' scores. Experts outside the best groups are excluded.
             biased_TGe = biased_TE.view(B * S, c.n_expert_groups, -1)
             group_TG = biased_TGe.topk(min(2, biased_TGe.shape[-1]), dim=-1).values.sum(-1)
             kept_Tg, min_gap = best(group_TG, c.n_limited_groups)
@@ -408,7 +411,7 @@ def route(config: Config, gate_ED: Tensor, bias_E: Tensor, x_BSD: Tensor) -> Rou
 
 
 def moe(config: Config, params: dict[str, Tensor], prefix: str, x_BSD: Tensor, routing: Routing) -> Tensor:
-    """Shared experts plus the weighted outputs of the chosen ones; no token is dropped."""
+    """Adds the shared experts' output and the weighted outputs of the chosen experts. No token is dropped."""
     x_TD = x_BSD.reshape(-1, config.dim)
     out_TD = torch.zeros_like(x_TD)
     if config.num_shared_experts > 0:
@@ -432,7 +435,8 @@ class Output:
 
 
 def forward(config: Config, params: dict[str, Tensor], buffers: dict[str, Tensor], tokens: Tensor) -> Output:
-    """tokens: [B, S+1]; the first S are the inputs, the last one is only ever a target or an MTP input."""
+    """Computes the logits of tokens [B, S+1]. The first S are the inputs. The last one is only a target or an MTP
+    input."""
     c, S = config, tokens.shape[1] - 1
     inputs_BS = tokens[:, :S]
     position_BS, mask_BSS = documents(c, inputs_BS)
@@ -459,8 +463,8 @@ def forward(config: Config, params: dict[str, Tensor], buffers: dict[str, Tensor
         hidden = block(f"layers.{i}", c.is_moe(i), hidden)
     logits = head(hidden, "norm.weight")
 
-    # MTP module k: position i combines what is known after token i with the embedding of token i + k + 1.
-    # Past the end there is no such token; those positions take the last one, and the loss ignores them.
+    # In MTP module k, position i combines the hidden state after token i with the embedding of token i + k + 1. Past
+    # the end there is no such token. These positions take the last token, and the loss ignores them.
     mtp_logits = []
     for k in range(c.num_mtp_modules):
         ahead = (torch.arange(S) + k + 1).clamp(max=S)
@@ -479,7 +483,7 @@ def cross_entropy_sum(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
 
 
 def mtp_labels(labels_BS: Tensor, k: int) -> Tensor:
-    """Position i of module k predicts token i + k + 2, which is the main label of position i + k + 1."""
+    """Shifts the labels: position i of module k predicts token i + k + 2, the main label of position i + k + 1."""
     shifted = torch.full_like(labels_BS, IGNORED)
     shifted[:, : labels_BS.shape[1] - k - 1] = labels_BS[:, k + 1 :]
     return shifted
@@ -489,18 +493,18 @@ def mtp_labels(labels_BS: Tensor, k: int) -> Tensor:
 class Losses:
     total: Tensor
     main: Tensor
-    mtp: Tensor  # mean over the modules, before its weight
-    balance: Tensor  # after its coefficient
+    mtp: Tensor  # mean over the modules, before its weight is applied
+    balance: Tensor  # after its coefficient is applied
 
     def stacked(self) -> Tensor:
         return torch.stack([self.total, self.main, self.mtp, self.balance]).detach().double()
 
 
 def loss(config: Config, output: Output, labels_BS: Tensor, num_valid: int, num_sequences: int) -> Losses:
-    """A micro-batch's part of the step's loss.
+    """Returns a micro-batch's part of the step's loss.
 
-    num_valid (main labels that count) and num_sequences are those of the whole step, over all its
-    micro-batches; every cross-entropy term, also of the MTP modules, is a sum divided by the same num_valid.
+    num_valid (the main labels that count) and num_sequences are those of the whole step, over all its micro-batches.
+    Every cross-entropy term, also of the MTP modules, is a sum divided by the same num_valid.
     """
     c = config
     main = cross_entropy_sum(output.logits_BSV, labels_BS) / num_valid
@@ -517,7 +521,7 @@ def loss(config: Config, output: Output, labels_BS: Tensor, num_valid: int, num_
 
 
 def lr_factor(train: TrainConfig, step: int) -> float:
-    """Warm-up, stable and decay phase; step counts from 0."""
+    """Returns the factor of the warm-up, stable or decay phase. `step` counts from 0."""
     warmup = min(train.warmup_steps, train.steps)
     decay = min(round(train.steps * train.decay_ratio), train.steps - warmup)
     stable = train.steps + 1 - warmup - decay
@@ -533,7 +537,7 @@ def lr_factor(train: TrainConfig, step: int) -> float:
 
 @dataclass
 class TrainState:
-    """float parameters, buffers and AdamW's moments; `step` is the number of finished steps."""
+    """The float parameters, the buffers, and AdamW's moments. `step` is the number of finished steps."""
 
     params: dict[str, Tensor]
     buffers: dict[str, Tensor]
@@ -562,7 +566,8 @@ class StepResult:
 def gradients(
     config: Config, params: dict[str, Tensor], buffers: dict[str, Tensor], tokens: Tensor, labels: Tensor
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor], list[Output]]:
-    """Losses [4], gradients and expert counts of a step whose micro-batches are tokens[m], labels[m]."""
+    """Returns losses [4], gradients, expert counts and outputs of a step whose micro-batches are tokens[m],
+    labels[m]."""
     num_valid = int((labels != IGNORED).sum())
     num_sequences = labels.shape[0] * labels.shape[1]
     losses = torch.zeros(4, dtype=torch.float64)
@@ -583,7 +588,7 @@ def gradients(
 
 
 def updated_bias(config: Config, bias_E: Tensor, count_E: Tensor) -> Tensor:
-    """Busy experts get less attractive, idle ones more; the sum of the biases stays."""
+    """Lowers the biases of busy experts and raises those of idle ones. The sum of the biases stays the same."""
     count = count_E.to(bias_E.dtype)
     delta = config.load_balance_coeff * torch.sign(count.mean() - count)
     return bias_E + delta - delta.mean()
@@ -592,7 +597,7 @@ def updated_bias(config: Config, bias_E: Tensor, count_E: Tensor) -> Tensor:
 def train_step(
     config: Config, train: TrainConfig, state: TrainState, tokens: Tensor, labels: Tensor
 ) -> StepResult:
-    """One optimizer step over micro-batches tokens [M, B, S+1], labels [M, B, S]; changes state in place."""
+    """Makes one optimizer step over micro-batches tokens [M, B, S+1], labels [M, B, S]. Changes `state` in place."""
     losses, grads, counts, outputs = gradients(config, state.params, state.buffers, tokens, labels)
     for prefix, count_E in counts.items():
         name = f"{prefix}.expert_bias"

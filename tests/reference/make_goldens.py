@@ -26,12 +26,12 @@ import safetensors_io
 
 GOLDEN_DIR = Path(__file__).resolve().parent.parent / "golden"
 
-# A discrete choice (expert, group, top-k of the balance loss) closer than this could fall otherwise in
-# float32; the tokens of a case are drawn again until no choice is that close. Ten steps drift further.
+# A discrete choice (expert, group, top-k of the balance loss) that is closer than this may differ in float32. The
+# tokens of a case are drawn again until no choice is that close. Ten steps drift further.
 MIN_GAP = 2e-4
 MIN_GAP_TRAIN = 5e-4
 
-# YaRN at toy size: with these, 12 rotary dims and original_seq_len 12, the pairs' ramp is 0, 1/2, 1, 1, 1, 1.
+# YaRN at toy size. With these values, 12 rotary dims and original_seq_len 12, the pairs' ramp is 0, 1/2, 1, 1, 1, 1.
 YARN = dict(qk_rope_head_dim=12, original_seq_len=12, rope_theta=10.0, rope_factor=40.0, mscale=0.7)
 
 
@@ -39,7 +39,7 @@ YARN = dict(qk_rope_head_dim=12, original_seq_len=12, rope_theta=10.0, rope_fact
 class Case:
     config: ds.Config
     masked_labels: bool = False  # some labels are -100
-    random_bias: bool = False  # expert biases that change the selection, instead of zeros
+    random_bias: bool = False  # expert biases change the selection instead of being zeros
     idle_expert: bool = False  # the last expert's bias is so low that it gets no token
     why: str = ""
 
@@ -142,7 +142,7 @@ def generator(name: str) -> torch.Generator:
 
 
 def random_params(config: ds.Config, rng: torch.Generator) -> dict[str, Tensor]:
-    """float64 tensors that hold float32 numbers, of scales that give every gradient something to say."""
+    """Returns float64 tensors that hold float32 numbers. Their scales make every gradient large enough to matter."""
     params = {}
     for name, shape in ds.param_shapes(config).items():
         if len(shape) == 1:
@@ -167,13 +167,14 @@ def random_buffers(
 
 
 def random_tokens(config: ds.Config, rng: torch.Generator, *leading: int) -> Tensor:
-    """[*leading, S+1]. Under a document mask, EOS appears at places that exercise the edges."""
+    """Returns tokens [*leading, S+1]. Under a document mask, EOS appears at places that exercise the edges."""
     tokens = torch.randint(config.vocab_size, (*leading, config.seq_len + 1), generator=rng)
     if config.attn_mask_type == "block_causal":
         tokens[tokens == config.eos_id] = config.vocab_size - 1
         flat = tokens.view(-1, config.seq_len + 1)
         for row in range(flat.shape[0]):
-            # Even rows: an EOS inside, two in a row, the last input. Odd rows: the first token, a late one.
+            # Even rows have an EOS inside, two in a row, and one at the last input. Odd rows have one at the first
+            # token and a late one.
             ends = (4, 9, 10, config.seq_len - 1) if row % 2 == 0 else (0, config.seq_len - 4)
             flat[row, list(ends)] = config.eos_id
     return tokens
@@ -262,7 +263,8 @@ def as_i32(x: Tensor) -> np.ndarray:
 
 
 def check_gradients(name: str, case: Case, tensors: dict[str, np.ndarray]) -> None:
-    """Central differences in float64 along random directions of whole tensors, and at single elements."""
+    """Checks gradients with central differences in float64, along random directions of whole tensors and at single
+    elements."""
     config, rng = case.config, generator(f"{name} differences")
     params = {key: torch.from_numpy(tensors[f"param.{key}"]).double() for key in ds.param_shapes(config)}
     buffers = {key: torch.from_numpy(tensors[f"buffer.{key}"]).double() for key in ds.buffer_shapes(config)}
@@ -287,12 +289,12 @@ def check_gradients(name: str, case: Case, tensors: dict[str, np.ndarray]) -> No
             measured = (total({key: params[key] + h * d}) - total({key: params[key] - h * d})) / (2 * h)
             expected = (grad * d).sum().item()
             scale = grad.norm().item() * d.norm().item()
-            # 1e-6 of the scale is the float32 rounding of the stored gradient.
+            # 1e-6 of the scale allows for the float32 rounding of the stored gradient.
             assert abs(measured - expected) <= 1e-6 * scale + 1e-8, f"{name} {key}: {measured} != {expected}"
 
 
 def check_routing() -> None:
-    """Properties of the router that hold whatever the scores are."""
+    """Checks properties of the router that hold whatever the scores are."""
     rng = generator("routing")
     for case in (CASES["moe_sigmoid_groups"], CASES["moe_softmax_groups"], CASES["force_balance"]):
         config = case.config
@@ -313,18 +315,18 @@ def check_routing() -> None:
         elif config.n_expert_groups > 0:
             groups = routing.expert_TK // (E // config.n_expert_groups)
             assert max(len(set(row)) for row in groups.tolist()) <= config.n_limited_groups
-        # A huge bias makes an expert chosen by everyone, and leaves its weight to the scores.
+        # With a huge bias every token chooses an expert, and the expert's weight still depends on the scores only.
         if not config.moe_force_load_balance:
             biased = ds.route(config, gate, torch.eye(E, dtype=torch.float64)[5] * 100, x)
             assert biased.count_E[5] == 150 and biased.weight_TK.max() <= config.route_scale
 
-    # Equal scores: the lower index wins, and the experts are those of the first groups.
+    # If scores are equal, the lower index wins, and the experts are those of the first groups.
     config = CASES["moe_sigmoid_groups"].config
     zeros = torch.zeros(config.num_experts, config.dim, dtype=torch.float64)
     tied = ds.route(config, zeros, torch.zeros(config.num_experts, dtype=torch.float64), x)
     assert (tied.expert_TK == torch.arange(config.top_k)).all()
 
-    # Balance loss: 1 per sequence if all scores are equal, for then P_i = 1/E and sum_i f_i = E.
+    # The balance loss is 1 per sequence if all scores are equal, because then P_i = 1/E and sum_i f_i = E.
     balance, _ = ds.sequence_balance(config, torch.full((3, 7, config.num_experts), 0.5, dtype=torch.float64))
     assert math.isclose(balance.item(), 3.0)
 
@@ -341,7 +343,7 @@ def check_documents() -> None:
     assert positions.tolist() == [[0, 1, 0, 0, 1, 2]]
     assert mask[0, 4].tolist() == [False, False, False, True, True, False]
 
-    # A document's logits do not depend on what precedes it: move it, change its neighbour, and compare.
+    # A document's logits do not depend on what precedes it. Move it, change its neighbour, and compare.
     config = replace(config, seq_len=12)
     params = random_params(config, generator("documents"))
     buffers = random_buffers(config, generator("documents"), nonzero=False)
@@ -359,14 +361,14 @@ def check_mtp_targets() -> None:
 
 
 def check_yarn() -> None:
-    """Fast pairs keep their frequency, slow ones are divided by the factor, and the ramp lies between."""
+    """Checks that fast pairs keep their frequency, slow ones are divided by the factor, and the ramp lies between."""
     config = ds.Config(seq_len=24, **YARN)
     plain = ds.rope_frequencies(replace(config, seq_len=config.original_seq_len))
     ratio = ds.rope_frequencies(config) / plain
     half = 0.5 + 0.5 / config.rope_factor
     expected = [1.0, half] + [1 / config.rope_factor] * 4
     assert torch.allclose(ratio, torch.tensor(expected, dtype=torch.float64)), ratio
-    # DeepSeek-V3's own numbers: 4096 positions, 64 rotary dims; the ramp runs over pairs 10 to 23.
+    # DeepSeek-V3 has 4096 positions and 64 rotary dims. The ramp runs over pairs 10 to 23.
     config = ds.Config(seq_len=8192, qk_nope_head_dim=128, qk_rope_head_dim=64)
     plain = ds.rope_frequencies(replace(config, seq_len=4096))
     ratio = ds.rope_frequencies(config) / plain
@@ -405,7 +407,7 @@ def check_schedule_and_optimizer() -> None:
     assert np.allclose([ds.lr_factor(train, s) for s in range(10)], expected)
     assert math.isclose(ds.lr_factor(replace(train, steps=2, warmup_steps=9, decay_ratio=0.0), 1), 1.0)
 
-    # The hand-written clip and AdamW against PyTorch's.
+    # Compares the hand-written clipping and AdamW with PyTorch's.
     config, rng = CASES["moe_softmax"].config, generator("optimizer")
     state = ds.TrainState.start(random_params(config, rng), random_buffers(config, rng, nonzero=False))
     peers = {name: p.detach().clone().requires_grad_() for name, p in state.params.items()}
@@ -427,7 +429,8 @@ def check_schedule_and_optimizer() -> None:
 
 
 def check_accumulation() -> None:
-    """Two micro-batches of one row give the gradients of one of two rows, also with unequal valid counts."""
+    """Checks that two micro-batches of one row give the gradients of one with two rows, also with unequal valid
+    counts."""
     case = CASES["mtp"]
     config, rng = replace(case.config, seq_balance_loss_coeff=0.1), generator("accumulation")
     params = {key: p.requires_grad_() for key, p in random_params(config, rng).items()}
@@ -444,12 +447,12 @@ def check_accumulation() -> None:
 
 
 def relative_error(a: np.ndarray, b: np.ndarray) -> float:
-    """Largest difference relative to the largest magnitude of b."""
+    """Returns the largest difference relative to the largest magnitude of b."""
     return float(np.abs(a.astype(np.float64) - b).max() / max(np.abs(b).max(), 1e-30)) if a.size else 0.0
 
 
 def report_float32(name: str, single: dict[str, np.ndarray], double: dict[str, np.ndarray]) -> None:
-    """How far the same code in float32 lands from the golden values: a yardstick for tolerances."""
+    """Prints how far the same code in float32 is from the golden values. This is a yardstick for tolerances."""
     worst: dict[str, tuple[float, str]] = {}
     for key, value in double.items():
         error = relative_error(single[key], value)
@@ -469,7 +472,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the existing files, write nothing")
     args = parser.parse_args()
-    torch.set_num_threads(1)  # reductions in one order, so that files come out the same everywhere
+    torch.set_num_threads(1)  # reductions have one order, so files are the same everywhere
 
     for check in (
         check_routing,

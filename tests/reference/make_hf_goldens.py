@@ -60,21 +60,22 @@ v_head_dim = 8
 YARN = "original_seq_len = 16\nrope_factor = 8.0\n"
 # Class of transformers, training steps, model.args.
 CASES = {
-    # Query compression, expert groups, normalised and scaled routing weights.
+    # This case has query compression, expert groups, and normalised and scaled routing weights.
     "groups": ("DeepseekV3ForCausalLM", 30, SIGMOID + "num_shared_experts = 1\ntop_k = 3\nq_lora_rank = 20\n"
                "route_norm = true\nroute_scale = 2.5\nn_expert_groups = 4\nn_limited_groups = 2\n"),
-    # None of these; YaRN, because sequences are longer than original_seq_len.
+    # This case has none of them. It has YaRN, because sequences are longer than original_seq_len.
     "yarn": ("DeepseekV3ForCausalLM", 30, SIGMOID + YARN + "num_shared_experts = 2\ntop_k = 2\nmscale = 0.7\n"),
-    # What makes the plain form of a softmax router exact: experts are balanced by the loss alone.
+    # For this case the plain form of a softmax router is exact: only the loss balances the experts.
     "v2": ("DeepseekV2ForCausalLM", 300, SOFTMAX + "n_layers = 4\nnorm_eps = 1e-6\nload_balance_coeff = 0.0\n"
            "seq_balance_loss_coeff = 0.001\n"),
-    # The same with query compression, two dense layers, YaRN with mscale, and scaled routing weights.
+    # This case adds query compression, two dense layers, YaRN with mscale, and scaled routing weights.
     "v2_yarn": ("DeepseekV2ForCausalLM", 300, SOFTMAX + YARN + "n_layers = 4\nnorm_eps = 1e-6\n"
                 "load_balance_coeff = 0.0\n"
                 "seq_balance_loss_coeff = 0.001\nq_lora_rank = 12\nn_dense_layers = 2\nmscale = 0.7\n"
                 "route_scale = 2.0\ntop_k = 2\n"),
-    # What neither class computes: softmax scores with an expert bias, groups, no shared experts, norm_eps in MLA's
-    # norms, YaRN without mscale; and a module of multi-token prediction, which transformers does not load.
+    # This case has what neither class computes: softmax scores with an expert bias, groups, no shared experts, norm_eps
+    # in MLA's norms, and YaRN without mscale. It also has a multi-token prediction module, which transformers does not
+    # load.
     "remote_code": ("TesseraForCausalLM", 300, SOFTMAX + YARN + "norm_eps = 1e-3\nnum_shared_experts = 0\n"
                     "route_norm = true\nn_expert_groups = 4\nn_limited_groups = 2\nmscale = 0.0\n"
                     "num_mtp_modules = 1\nn_layers = 3\n"),
@@ -100,7 +101,7 @@ def load(folder, class_name):
 
 @torch.no_grad()
 def store_golden(folder, model):
-    """Logits of random tokens, and how texts go on; no choice of a token is a near-tie."""
+    """Stores logits of random tokens and the continuations of texts. No choice of a token is a near-tie."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, 256, (2, 48), generator=generator)
     logits = model(input_ids=tokens, use_cache=False).logits.float()
@@ -141,13 +142,14 @@ def export_case(tessera, name, work):
     store_golden(folder, load(folder, class_name))
     for file in folder.glob("*.py"):
         file.unlink()  # the test compares them with src/checkpoint/transformers
-    # The same in bfloat16 must load, too.
+    # The model in bfloat16 must load, too.
     run(*convert, "--output", work / f"{name}-bf16")
     load(work / f"{name}-bf16", class_name)
 
 
 def quantize(weight):
-    """DeepSeek's form: e4m3 numbers and a factor per 128 x 128 block, from the block's largest magnitude."""
+    """Quantizes to DeepSeek's form: e4m3 numbers and a factor per 128 x 128 block, from the block's largest
+    magnitude."""
     rows, columns = weight.shape
     data = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
     scales = torch.empty((rows + 127) // 128, (columns + 127) // 128)
@@ -161,7 +163,7 @@ def quantize(weight):
 
 
 def make_fp8(work):
-    """The case "groups" with the linear layers of the blocks in FP8, as DeepSeek-V3 is published."""
+    """Makes the case "groups" with the linear layers of the blocks in FP8, as DeepSeek-V3 is published."""
     source, folder, plain = GOLDEN / "groups", GOLDEN / "fp8", work / "dequantized"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

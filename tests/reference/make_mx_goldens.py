@@ -1,9 +1,9 @@
-"""Golden files of MXFP8: what PyTorch, ml_dtypes and TorchAO make of numbers and of blocks of 32.
+"""Makes golden files of MXFP8 from the results of PyTorch, ml_dtypes and TorchAO for numbers and for blocks of 32.
 
 Writes to tests/golden/mx/ (all numbers little-endian, all files gzip):
 
-  bytes.gz         what bytes stand for: 256 float32 each for E4M3, E5M2 and E8M0; NaN is 0x7FC00000
-  bfloat16.gz      of the bfloat16 numbers 0x0000 to 0xFFFF, in this order, the columns described below
+  bytes.gz         the values of bytes: 256 float32 each for E4M3, E5M2 and E8M0; NaN is 0x7FC00000
+  bfloat16.gz      the columns described below, of the bfloat16 numbers 0x0000 to 0xFFFF in this order
   float32.gz       uint32 n, n float32, the columns of these
   blocks.gz        uint32 n, n · 32 float32; then for E4M3, E5M2, for floor, rceil, ceil, even: n scale bytes, n · 32
                    elements
@@ -12,20 +12,20 @@ Writes to tests/golden/mx/ (all numbers little-endian, all files gzip):
 Columns: a number's cast to E4M3 and to E5M2; then for E4M3, E5M2, for floor, rceil, ceil, even: the scale byte of the
 block of this number and 31 zeros, and the number's element in it. Each column is n bytes.
 
-Casts are PyTorch's of the clamped number; ml_dtypes must give the same bytes. Any NaN of theirs is stored as 0x7F,
-which is Tessera's only one. Blocks are TorchAO's `to_mx`, in eager mode on the CPU. Its results depart from Tessera's
-definition (docs/mxfp8.md) in three kinds of blocks, which are told by the rules here, from the input and TorchAO's own
-intermediate numbers and not from what Tessera gives. There, and only there, the file holds what the definition gives,
+PyTorch casts the clamped number, and ml_dtypes must give the same bytes. Any NaN of theirs is stored as 0x7F, which is
+Tessera's only NaN. TorchAO's `to_mx` quantizes blocks, in eager mode on the CPU. Its results differ from Tessera's
+definition (docs/mxfp8.md) in three kinds of blocks. The rules here recognize them from the input and TorchAO's own
+intermediate numbers, and not from Tessera's results. For these blocks only, the file holds the definition's results,
 computed in float64 with NumPy and cast by ml_dtypes:
 
-  1. A block with NaN or infinity. TorchAO gives 0xFF only for NaN, takes infinity for a number of exponent 128, and
-     casts the block's other numbers with such a scale. By definition: scale 0xFF, all elements NaN.
-  2. The elements of a block whose scale byte is 0. TorchAO multiplies by 2^126, and with rceil by 1, where the scale
-     2^-127 asks for 2^127. (The scale byte agrees.)
-  3. rceil, when amax / 448 is above a power of two, and float32 rounds its logarithm down to the power's. TorchAO
-     takes the ceiling of that logarithm, and so a scale that is too small by one power.
+  1. A block with NaN or infinity. TorchAO gives 0xFF only for NaN, treats infinity as a number of exponent 128, and
+     casts the block's other numbers with such a scale. By definition the scale is 0xFF and all elements are NaN.
+  2. The elements of a block whose scale byte is 0. TorchAO multiplies by 2^126, and with rceil by 1, although the scale
+     2^-127 requires 2^127. (The scale byte agrees.)
+  3. With rceil, a block whose amax / 448 is above a power of two while float32 rounds its logarithm down to the
+     power's. TorchAO takes the ceiling of that logarithm, so its scale is too small by one power.
 
-Everywhere else the script demands that TorchAO and the definition agree. The same versions (torch 2.15.0,
+Everywhere else the script requires that TorchAO and the definition agree. The same versions (torch 2.15.0,
 torchao 0.18.0, ml_dtypes 0.6.0) give the same files.
 """
 
@@ -74,7 +74,7 @@ def floats(patterns) -> np.ndarray:
 
 
 def cast(x: np.ndarray, element: Element) -> np.ndarray:
-    """Bytes of float64 or float32 numbers, saturating, by ml_dtypes."""
+    """Returns the bytes of float64 or float32 numbers. ml_dtypes casts them, and they saturate."""
     nan = np.isnan(x)
     clipped = np.clip(np.where(nan, 0, x), -element.largest, element.largest)
     return np.where(nan, 0x7F, clipped.astype(element.numpy_dtype).view(np.uint8)).astype(np.uint8)
@@ -89,7 +89,7 @@ def cast_by_both(x: np.ndarray, element: Element) -> np.ndarray:
 
 
 def definition(blocks: np.ndarray, element: Element, mode: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and elements by docs/mxfp8.md."""
+    """Returns scales and elements by the definition in docs/mxfp8.md."""
     finite = np.isfinite(blocks).all(axis=1)
     wide = np.where(finite[:, None], blocks, 0).astype(np.float64)
     amax = np.abs(wide).max(axis=1)
@@ -111,14 +111,14 @@ def definition(blocks: np.ndarray, element: Element, mode: str) -> tuple[np.ndar
 
 
 def logarithm_is_too_small(blocks: np.ndarray, element: Element) -> np.ndarray:
-    """Rule 3."""
+    """Returns the blocks to which rule 3 applies."""
     ratio = torch.from_numpy(np.abs(blocks).max(axis=1)) / element.largest
     power = np.exp2(torch.log2(ratio).numpy().astype(np.float64))
     return (np.frexp(power)[0] == 0.5) & (ratio.numpy() > power)
 
 
 def quantize(blocks: np.ndarray, element: Element, mode: str) -> tuple[np.ndarray, np.ndarray]:
-    """Scales [n] and elements [n, 32] of float32 blocks [n, 32]."""
+    """Returns scales [n] and elements [n, 32] of float32 blocks [n, 32]."""
     scale, data = to_mx(torch.from_numpy(blocks), element.torch_dtype, BLOCK, ScaleCalculationMode(mode))
     scale, data = scale.view(torch.uint8).numpy().reshape(-1).copy(), data.view(torch.uint8).numpy().copy()
     expected_scale, expected_data = definition(blocks, element, mode)
@@ -153,7 +153,7 @@ def columns(x: np.ndarray) -> bytes:
 
 
 def adversarial_numbers() -> np.ndarray:
-    """Both signs of the neighbourhoods of all numbers at which a cast or a scale changes."""
+    """Returns the neighbourhoods of all numbers at which a cast or a scale changes, with both signs."""
     magnitudes: set[int] = set()
 
     def around(value: float, reach: int) -> None:
@@ -161,7 +161,8 @@ def adversarial_numbers() -> np.ndarray:
         magnitudes.update(p for p in range(pattern - reach, pattern + reach + 1) if 0 <= p < 0x7F800000)
 
     for exponent in range(-149, 128):
-        for significand in (1.0, 1.75, 1.875, 1.9375):  # 1.75: the largest elements; the others: even
+        # 1.75 is in the largest elements, and the others matter for "even".
+        for significand in (1.0, 1.75, 1.875, 1.9375):
             around(np.ldexp(significand, exponent), 2)
     for element in ELEMENTS:
         values = np.arange(256, dtype=np.uint8).view(element.numpy_dtype).astype(np.float64)
@@ -175,18 +176,18 @@ def adversarial_numbers() -> np.ndarray:
 
 def random_blocks(rng: np.random.Generator) -> np.ndarray:
     blocks = []
-    for spread in (1, 2, 6, 12, 20, 40):  # exponents below the block's largest
+    for spread in (1, 2, 6, 12, 20, 40):  # by how much exponents are below the block's largest
         for top in (-140, -130, -126, -120, -118, -111, -110, -60, -8, 0, 8, 9, 15, 60, 119, 127):
             x = np.ldexp(rng.uniform(1, 2, BLOCK), top - rng.integers(0, spread, BLOCK))
             blocks.append(x * rng.choice([-1, 1], BLOCK))
-    for top in range(-125, 128, 12):  # the largest number at the edge of a mode
+    for top in range(-125, 128, 12):  # the largest number is at the edge of a mode
         for significand in (1.0, 1.75, 1.9375):
             x = np.ldexp(rng.standard_normal(BLOCK) / 8, top)
             x[rng.integers(BLOCK)] = np.ldexp(significand, top) * (1 + rng.integers(-1, 2) * 2.0**-23)
             blocks.append(x)
     blocks.extend(rng.standard_normal((40, BLOCK)))
     result = np.asarray(blocks).astype(np.float32)
-    for i in range(0, 40, 2):  # what a block may hold besides
+    for i in range(0, 40, 2):  # NaN, infinities and zeros of both signs
         result[-1 - i, rng.integers(BLOCK)] = (np.nan, np.inf, -np.inf, 0.0, -0.0)[i // 2 % 5]
     zeros = np.zeros((2, BLOCK), np.float32)
     zeros[1] *= -1

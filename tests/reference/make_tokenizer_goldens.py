@@ -1,6 +1,6 @@
-"""Golden files of tokenizers: what the `tokenizers` package makes of 10,000 strings.
+"""Makes golden files of tokenizers: the results of the `tokenizers` package for 10,000 strings.
 
-Trains three small byte-level BPE tokenizers, built as those of DeepSeek-V3, Llama 3 and GPT-2 are, and writes to
+Trains three small byte-level BPE tokenizers, built like those of DeepSeek-V3, Llama 3 and GPT-2, and writes to
 tests/golden/tokenizer/ (all numbers little-endian, all files gzip):
 
   strings.gz      per string: uint32 number of bytes, UTF-8
@@ -9,12 +9,12 @@ tests/golden/tokenizer/ (all numbers little-endian, all files gzip):
                   form, the ids when special tokens are plain text (encode_special_tokens = True), or, if these are the
                   same, n = 0xFFFFFFFF and no ids
   STYLE.decode.gz per case: uint32 n, n uint16 ids, uint32 number of bytes, decode(ids, skip_special_tokens=True) in
-                  UTF-8. The package writes U+FFFD for what is not UTF-8.
+                  UTF-8. The package writes U+FFFD for bytes that are not UTF-8.
 
-Each library knows the characters of its own version of Unicode. Strings have only those that Unicode 14 knows, the
-version of PCRE2 10.42 in Debian 12 and of Python 3.11, which this script therefore needs.
+Each library knows the characters of its own version of Unicode. Strings have only characters of Unicode 14, the version
+of PCRE2 10.42 in Debian 12 and of Python 3.11. Therefore this script needs that Python.
 
-The same Python and `tokenizers` give the same files.
+The same versions of Python and `tokenizers` give the same files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DEEPSEEK_PAD = "<\uff5c\u2581pad\u2581\uff5c>"
 
 
 def characters() -> list[str]:
-    """What both libraries know: assigned in Unicode 14, no surrogates, no private use."""
+    """Returns the characters that both libraries know: assigned in Unicode 14, no surrogates, no private use."""
     if unicodedata.unidata_version != "14.0.0":
         sys.exit(f"needs a Python with Unicode 14.0.0, this one has {unicodedata.unidata_version}")
     return [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
@@ -57,7 +57,7 @@ KNOWN = set(ASSIGNED)
 
 
 def by_script() -> dict[str, list[str]]:
-    """Letters by the first word of their names, which is the script's: LATIN, CYRILLIC, HANGUL, ..."""
+    """Groups letters by the first word of their names, which is the script's: LATIN, CYRILLIC, HANGUL, ..."""
     scripts: dict[str, list[str]] = {}
     for c in ASSIGNED:
         if unicodedata.category(c)[0] in "LM":
@@ -75,7 +75,8 @@ FLAGS = [chr(0x1F1E6 + i) for i in range(26)]
 
 
 def source_text() -> str:
-    """English and code that any Python has: sources of its library that change little, and their documentation."""
+    """Returns English and code that any Python has: sources of its library that change little, and their
+    documentation."""
     import argparse
     import ast
     import collections
@@ -94,7 +95,7 @@ def source_text() -> str:
 
 
 def training_texts(rng: random.Random, source: str) -> list[str]:
-    """The source, and invented words of many scripts, some of which are met often."""
+    """Returns the source, and invented words of many scripts, some of which occur often."""
     texts = [line for line in source.splitlines(keepends=True)]
     for name in sorted(SCRIPTS):
         letters = SCRIPTS[name][:200]
@@ -111,7 +112,8 @@ def train(name: str, texts: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(ignore_merges=name == "llama3"))
     tokenizer.pre_tokenizer = pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
-    # Those of DeepSeek-V3 and GPT-2 have their special tokens in the model's vocabulary, Llama 3's has them beside it.
+    # DeepSeek-V3's and GPT-2's tokenizers have their special tokens in the model's vocabulary. Llama 3's has them
+    # beside it.
     in_vocab = {"deepseek_v3": [DEEPSEEK_BOS, DEEPSEEK_EOS, DEEPSEEK_PAD], "llama3": [], "gpt2": ["<|endoftext|>"]}
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
@@ -124,7 +126,7 @@ def train(name: str, texts: list[str]) -> Tokenizer:
     elif name == "llama3":
         tokens = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|reserved_special_token_0|>"]
         tokenizer.add_special_tokens(tokens)
-        # Not in Llama's, but every flag is tried somewhere.
+        # Llama's tokenizer has none of these, but every flag must occur somewhere.
         tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True)])
         tokenizer.add_tokens([AddedToken("<both>", lstrip=True, rstrip=True, normalized=False),
                               AddedToken("<right>", rstrip=True), AddedToken("word", single_word=True),
@@ -214,7 +216,7 @@ def main() -> None:
     strings = random_strings(rng, source, specials + ["word", "sword", "words", "ab ", "word\u0301"])
     write("strings.gz", b"".join(struct.pack("<I", len(s.encode())) + s.encode() for s in strings))
     for name, tokenizer in trained.items():
-        # As it is loaded from its file, pretty or not.
+        # The tokenizer is loaded from its text, whatever the format of that text.
         text = tokenizer.to_str(pretty=False)
         tokenizer = Tokenizer.from_str(text)
         write(f"{name}.json.gz", text.encode())
@@ -228,7 +230,7 @@ def main() -> None:
         vocabulary = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
         for _ in range(NUM_DECODED):
             ids = rng.choices(vocabulary, k=rng.randint(0, 12))
-            if rng.random() < 0.5:  # many halves of characters
+            if rng.random() < 0.5:  # many ids are halves of characters
                 ids = [rng.choice(vocabulary[:300]) if rng.random() < 0.7 else i for i in ids]
             decoded = tokenizer.decode(ids, skip_special_tokens=True).encode()
             cases.append(pack(ids) + struct.pack("<I", len(decoded)) + decoded)

@@ -1,4 +1,4 @@
-"""The safetensors file format: u64 length of a JSON header, the header, then the tensors' bytes."""
+"""Reads and writes the safetensors file format: u64 length of a JSON header, the header, then the tensors' bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def save(path: Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -
     names = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
     header: dict[str, object] = {"__metadata__": metadata}
     offset = 0
-    # Wide elements first, as the common writer does, so that every tensor is aligned to its element size.
+    # Wide elements are first, as in files of the common writer, so that every tensor is aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     for name, array in ordered:
         end = offset + array.nbytes

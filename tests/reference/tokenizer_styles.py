@@ -1,4 +1,4 @@
-"""The pre-tokenizers of DeepSeek-V3, Llama 3 and GPT-2, as their tokenizer.json files have them."""
+"""The pre-tokenizers of DeepSeek-V3, Llama 3 and GPT-2, as in their tokenizer.json files."""
 
 from __future__ import annotations
 
