@@ -1,4 +1,4 @@
-"""A port of this machine that nobody listens at, for tests that start servers."""
+"""Finds a port of this machine at which nobody listens, for tests that start servers."""
 import socket
 
 

@@ -24,7 +24,7 @@ PORT = "sys/class/infiniband/mlx5_0/ports/1"
 
 
 class Node:
-    """A folder in place of /sys and /proc, and a file that the library in NVML's place answers from."""
+    """A folder in place of /sys and /proc, and a file with the answers of the library that replaces NVML."""
 
     def __init__(self, folder, seed):
         self.folder, self.random = folder, random.Random(seed)
@@ -37,7 +37,7 @@ class Node:
         self.write("proc/mounts", "/dev/sda1 / ext4 rw,relatime 0 0\n")
         self.write(f"{PORT}/state", "4: ACTIVE\n")
         self.write(f"{PORT}/rate", "400 Gb/sec (4X NDR)\n")
-        self.write("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")  # without a cable
+        self.write("sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN\n")  # has no cable
         self.write("dev/kmsg", "")
         self.move()
 
@@ -49,20 +49,20 @@ class Node:
         os.replace(path + "~", path)
 
     def count(self, name, per_minute):
-        """A counter that rises by one or two at a time, by `per_minute` on average."""
+        """Returns a counter that rises by one or two at a time, by `per_minute` on average."""
         minutes = (time.time() - self.begin) / 60
         while self.counters.get(name, 0) + 2 < per_minute * minutes:
             self.counters[name] = self.counters.get(name, 0) + self.random.randint(1, 2)
         return self.counters.get(name, 0)
 
     def move(self):
-        """Every sensor once. What rises fastest rises by less than its limit in docs/cluster.md."""
+        """Changes every sensor once. The fastest counters rise by less than their limits in docs/cluster.md."""
         draw = self.random
         for counter, rate in (("symbol_error", 5), ("port_rcv_errors", 3), ("link_error_recovery", 1)):
             self.write(f"{PORT}/counters/{counter}", f"{self.count(counter, rate)}\n")
         self.write("sys/class/net/eth0/statistics/rx_errors", f"{self.count('rx', 40)}\n")
         self.write("sys/devices/system/edac/mc/mc0/ce_count", f"{self.count('ce', 0.1)}\n")
-        self.write("sys/devices/system/edac/mc/mc0/ue_count", "3\n")  # of before the daemon
+        self.write("sys/devices/system/edac/mc/mc0/ue_count", "3\n")  # errors from before the daemon
         self.write("sys/block/sda/device/ioerr_cnt", f"{self.count('io', 0.1):#x}\n")
         self.write("proc/meminfo", f"MemTotal: 1000000 kB\nMemAvailable: {draw.randint(30000, 900000)} kB\n")
         self.write("proc/vmstat", "oom_kill 3\n")
@@ -78,7 +78,7 @@ class Node:
         self.write("gpus", "\n".join(lines) + "\n")
 
     def vanish(self):
-        """A part of /sys is gone for a moment, as when a driver loads it anew."""
+        """Removes a part of /sys for a moment, as when a driver is reloaded."""
         path = os.path.join(self.folder, "sys/class/infiniband/mlx5_0")
         os.rename(path, os.path.join(self.folder, "vanished"))
         time.sleep(0.01)
@@ -86,7 +86,7 @@ class Node:
 
 
 def scrape(address, storm, stop, found):
-    """Every millisecond until the storm's end, then every 5 s as Prometheus would."""
+    """Scrapes every millisecond until the storm's end, then every 5 s as Prometheus would."""
     while not stop.is_set():
         try:
             with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
@@ -140,7 +140,7 @@ def main():
                 if share > 0.1 and not storm_is_over.is_set():
                     storm_is_over.set()
                     quiet_since, cost = time.time(), processor_seconds(daemon.pid)
-                if share > 0.4 and not full:  # a file in its folder's place: a verdict cannot be written
+                if share > 0.4 and not full:  # a file replaces the folder, so no verdict can be written
                     full = True
                     os.rename(verdicts, verdicts + "~")
                     with open(verdicts, "w"):

@@ -1,9 +1,9 @@
-"""The house: which folder may include which, and upper limits for what makes code hard to read.
+"""Checks the rules of the house: which folder may include which, and upper limits for what makes code hard to read.
 usage: house_test.py [--table [NAME...]]
---table prints what is measured instead of testing it, and for each NAME the places that count.
+--table prints the measured numbers instead of testing them, and for each NAME the places that count.
 
-docs/architecture.md has a table of folders, top to bottom: a folder includes only those that its row names, and of its
-own subfolders only those to the right. Limits are those of LIMITS below; a change may lower one, never raise it."""
+docs/architecture.md has a table of folders, top to bottom. A folder includes only those that its row names, and of its
+own subfolders only those to the right. The limits are in LIMITS below; a change may lower one, never raise it."""
 
 import pathlib
 import re
@@ -28,13 +28,14 @@ def folder(path):
 
 
 def table(text):
-    """Per top folder, in the order of the rows: what it may include, and its subfolders from the top down."""
+    """Returns, per top folder in the order of the rows, the folders that it may include, and its subfolders from the
+    top down."""
     names = lambda cell: re.findall(r"`([\w/]+)`", cell)  # noqa: E731
     return {name: (names(allowed), names(parts)) for name, allowed, parts in ROW.findall(text)}
 
 
 def problems_of_includes(rows, includes):
-    """`includes`: of pairs of a source and a header, relative to src."""
+    """Returns the problems of `includes`, which are pairs of a source and a header, relative to src."""
     order = list(rows)
     problems = [f"docs/architecture.md: `{name}/` may include `{other}`, which has no row below it"
                 for name, (allowed, _) in rows.items() for other in allowed
@@ -58,7 +59,7 @@ def includes_of(path):
 
 
 def all_headers(header):
-    """The project's headers that a source reads when it includes this one, itself aside."""
+    """Returns the project's headers that a source reads when it includes this one, without this one."""
     found, left = set(), [header]
     while left:
         for name in includes_of(ROOT / "src" / left.pop()):
@@ -77,7 +78,7 @@ def without_comments(text):
 
 
 def functions(text):
-    """Name and lines of every function: what clang-format indents by 0 or, in a class, by 2."""
+    """Returns name and lines of every function. clang-format indents functions by 0 or, in a class, by 2."""
     lines = text.splitlines()
     found, at = [], 0
     while at < len(lines):
@@ -108,7 +109,7 @@ def long_functions():
 
 
 def body_at(text, at):
-    """What stands between the brace at `at` and the one that closes it."""
+    """Returns the text between the brace at `at` and the one that closes it."""
     depth = 0
     for idx in range(at, len(text)):
         depth += {"{": 1, "}": -1}.get(text[idx], 0)
@@ -118,9 +119,9 @@ def body_at(text, at):
 
 
 def num_members(body):
-    """Data members that an object has, static ones aside."""
+    """Returns the number of data members that an object has, without static ones."""
     flat, depth = "", 0
-    for char in body:  # What is in braces, brackets and parentheses does not matter.
+    for char in body:  # The content of braces, brackets and parentheses does not matter.
         if char in "{([":
             depth += 1
             if depth == 1:
@@ -178,7 +179,7 @@ def pages():
 
 
 def prose(text):
-    """Lines that are neither code nor a row of a table."""
+    """Returns the lines that are neither code nor a row of a table."""
     in_code, kept = False, []
     for number, line in enumerate(text.splitlines(), 1):
         in_code ^= line.startswith("```")
@@ -204,7 +205,7 @@ def words_per_sentence(text):
 
 # --- Limits ---------------------------------------------------------------------------------------------------------
 
-# What is measured; the largest number that is allowed; how it is measured, as a list of places or a number.
+# Per measure: the largest number that is allowed, and the function that measures it as a list of places or a number.
 LIMITS = {
     "functions over 80 lines": (4, long_functions),
     "classes over 15 members": (11, large_classes),
@@ -235,7 +236,7 @@ class House(unittest.TestCase):
 
 
 class Measures(unittest.TestCase):
-    """The measures themselves, on what they must and must not find."""
+    """Tests the measures themselves, on what they must and must not find."""
 
     ROWS = "| `app/` | x | `base`, `ops` | `app/a`, `app/b` |\n| `ops/` | x | `base` | |\n| `base/` | x | | |\n"
 

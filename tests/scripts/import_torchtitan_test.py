@@ -1,4 +1,4 @@
-"""scripts/import_torchtitan.py against a stand-in for TorchTitan, and what Tessera makes of its files.
+"""Runs scripts/import_torchtitan.py on a stand-in for TorchTitan, and has Tessera read the resulting files.
 usage: import_torchtitan_test.py TESSERA"""
 
 import os
@@ -14,7 +14,7 @@ TESSERA = sys.argv.pop(1)
 
 
 def imported(config, *options):
-    """Exit status, TOML, standard error."""
+    """Returns exit status, TOML and standard error."""
     command = [sys.executable, SCRIPT, "--module", "registry", "--config", config, *options]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(HERE / "stub")})
     return done.returncode, done.stdout, done.stderr

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What recipes/kubernetes prints is what Kubernetes, JobSet and the MPI operator take, as far as schemas can tell.
+"""Checks that Kubernetes, JobSet and the MPI operator take the documents of recipes/kubernetes, as far as schemas tell.
 
     kubernetes_test.py TESSERA
 `scripts/setup.sh kubernetes` fetches the validators into build/kubernetes.
@@ -25,7 +25,7 @@ except ImportError as error:
     print(f"skipped: {error}; scripts/setup.sh kubernetes fetches it")
     sys.exit(0)
 
-VERSION = "1.33"  # of Kubernetes
+VERSION = "1.33"  # version of Kubernetes
 WORKERS = {"16b": 1, "671b": 34}
 with open(os.path.join(ROOT, "tests", "scripts", "kubernetes_schemas.json")) as schemas_file:
     SCHEMAS = json.load(schemas_file)
@@ -42,7 +42,7 @@ def render(*words):
 
 
 def validate(document):
-    """Throws if a field is unknown, misses or has the wrong type."""
+    """Throws if a field is unknown, is missing or has the wrong type."""
     kind = document["kind"]
     if kind not in SCHEMAS:
         kubernetes_validate.validate(document, VERSION, strict=True)
@@ -57,7 +57,7 @@ def validate(document):
 
 
 def pods(document):
-    """{"launcher": its pod's spec, "worker": ...}."""
+    """Returns {"launcher": its pod's spec, "worker": ...}."""
     if document["kind"] == "JobSet":
         return {job["name"]: job["template"]["spec"]["template"]["spec"] for job in document["spec"]["replicatedJobs"]}
     return {name.lower(): replica["template"]["spec"]
@@ -79,7 +79,7 @@ class Kubernetes(unittest.TestCase):
             validate(document)
 
     def test_mistakes_are_found(self):
-        """The validation can fail: each of these is one mistake."""
+        """Shows that the validation can fail: each of these is one mistake."""
         job_set, mpi_job, daemon = render("jobset", "16b")[0], render("mpijob", "16b")[0], render("health")[0]
 
         def mistake(document, change):
@@ -137,7 +137,7 @@ class Kubernetes(unittest.TestCase):
         self.assertEqual((refused.returncode, "unknown model '7b'" in refused.stdout), (2, True))
 
     def launch(self, folder, answering, **variables):
-        """launch.sh of 2 nodes and 1 spare among w0, w1 and w2; programs in the place of ssh and tessera."""
+        """Runs launch.sh with 2 nodes and 1 spare among w0, w1 and w2. Programs take the place of ssh and tessera."""
         for name, text in (("ssh", f'for word in "$@"; do case " {answering} " in *" $word "*) exit 0 ;; esac; done; exit 255'),
                            ("tessera", 'printf "%s " "$@"')):
             with open(os.path.join(folder, name), "w") as file:
@@ -179,7 +179,7 @@ class Kubernetes(unittest.TestCase):
             self.assertEqual(copied.returncode, 0, copied.stdout)
             program = os.path.join(folder, "program", os.path.basename(rule["path"]))
             told = run(program, *rule["args"], "--folder", folder, env={})
-            self.assertEqual(told.returncode, 2, told.stdout)  # unknown: there is no daemon
+            self.assertEqual(told.returncode, 2, told.stdout)  # unknown, because there is no daemon
             self.assertLessEqual(len(told.stdout.strip()), configuration["pluginConfig"]["max_output_length"])
 
     def test_values_for_soperator_are_those_of_slurm_conf(self):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Alerts and dashboards ask for metrics that the program exports; alerts fire when they should.
+"""Checks that alerts and dashboards ask for metrics that the program exports, and that alerts fire when they should.
 
     monitoring_test.py TESSERA NVML_STUB
 """
@@ -22,12 +22,12 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir, os.par
 MONITORING = os.path.join(ROOT, "monitoring")
 TESSERA, NVML_STUB = sys.argv[1:3]
 METRIC = re.compile(r"\btessera_(?:train|launch|node)_\w+")
-# Of what this machine and this run have none.
+# This machine and this run do not export these metrics.
 UNKNOWN_HERE = {"tessera_train_mfu_ratio", "tessera_launch_mtbf_seconds", "tessera_launch_mttr_seconds"}
 
 
 def scrape(port, wanted, process, seconds=60):
-    """{name: type} of what is exported, once `wanted` is."""
+    """Returns {name: type} of the exported metrics, and their text, as soon as `wanted` is exported."""
     deadline = time.time() + seconds
     while time.time() < deadline and process.poll() is None:
         try:
@@ -44,7 +44,7 @@ def scrape(port, wanted, process, seconds=60):
 
 
 def expressions():
-    """(where, expression) of all alerts and panels."""
+    """Yields (where, expression) of all alerts and panels."""
     with open(os.path.join(MONITORING, "alerts.yml")) as file:
         for line in file:
             if match := re.match(r"\s+expr: (.*)", line):
@@ -63,7 +63,7 @@ def dashboards():
 
 
 def exported(folder):
-    """{name: type} of the three exporters, with a node that has a GPU and a port; and their texts."""
+    """Returns {name: type} of the three exporters, with a node that has a GPU and a port. Returns their texts, too."""
     root, names, texts = os.path.join(folder, "root"), {}, []
     port_folder = os.path.join(root, "sys/class/infiniband/mlx5_0/ports/1/counters")
     os.makedirs(port_folder)
@@ -178,7 +178,7 @@ class Monitoring(unittest.TestCase):
 
 
 class Webhook(http.server.BaseHTTPRequestHandler):
-    """Whom Alertmanager tells."""
+    """The receiver of Alertmanager's messages."""
     told = []  # (alert, "firing" or "resolved")
 
     def do_POST(self):
@@ -194,7 +194,7 @@ class Webhook(http.server.BaseHTTPRequestHandler):
 @unittest.skipUnless(shutil.which("prometheus") and shutil.which("prometheus-alertmanager"),
                      "there is no prometheus or no prometheus-alertmanager: scripts/setup.sh cluster installs them")
 class RealAlert(unittest.TestCase):
-    """From an XID to a message, and back: the daemon, Prometheus, Alertmanager and whom it tells."""
+    """Goes from an XID to a message, and back, with the daemon, Prometheus, Alertmanager and a receiver."""
 
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()

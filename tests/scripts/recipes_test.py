@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Recipes start what they say: every variant loads and fits, and every script hands on options that exist.
+"""Checks the recipes: every variant loads and fits, and every script passes options that exist.
 
     recipes_test.py TESSERA
 """
@@ -30,7 +30,7 @@ def variant(*words):
 
 class Recipes(unittest.TestCase):
     def test_every_variant_loads_and_is_planned(self):
-        """On CPUs, for which every build can plan; how much a GPU takes is tests/app/configs_test.cc's."""
+        """Plans on CPUs, for which every build can plan. tests/app/configs_test.cc checks how much a GPU takes."""
         for model, precision, exchange in VARIANTS:
             with self.subTest(f"{model} {precision} {exchange}"):
                 arguments = variant(model, precision, exchange)
@@ -47,13 +47,13 @@ class Recipes(unittest.TestCase):
             self.assertRegex(refused.stdout, "unknown .*'(7b|int4|pigeon|x)'; expected")
 
     def test_jobs_call_the_launcher_with_options_that_exist(self):
-        """The jobs run with a program in tessera's place that prints what it gets."""
+        """Runs the jobs with a program in tessera's place that prints its arguments."""
         for model, precision, exchange in VARIANTS:
             with self.subTest(f"{model} {precision} {exchange}"), tempfile.TemporaryDirectory() as folder:
                 with open(os.path.join(folder, "tessera"), "w") as file:
                     file.write("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
                 os.chmod(os.path.join(folder, "tessera"), 0o755)
-                # A limit on locked memory can only be raised by root.
+                # Only root can raise a limit on locked memory.
                 job = os.path.join(folder, "job")
                 with open(os.path.join(SLURM, f"{model}.sbatch")) as file, open(job, "w") as copy:
                     copy.write(re.sub(r"^ulimit.*", "", file.read(), flags=re.M))

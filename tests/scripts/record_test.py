@@ -1,4 +1,4 @@
-"""bench/record.py: the docs' figures of GPUs are those of their records, or are said to be old.
+"""Tests bench/record.py: the docs' GPU figures are those of their records, or the docs say that they are old.
 usage: record_test.py"""
 
 import gzip

@@ -7,7 +7,7 @@ from torchtitan.protocols.model import ModelConfigConverter
 
 
 def config(class_name, base=None, /, **fields):
-    """A configuration class. A callable is a default factory."""
+    """Makes a configuration class. A callable is a default factory."""
     specs = [(key, Any, field(default_factory=value) if callable(value) else field(default=value))
              for key, value in fields.items()]
     made = make_dataclass("Config", specs, kw_only=True, bases=(base,) if base else ())
@@ -15,7 +15,7 @@ def config(class_name, base=None, /, **fields):
     return made
 
 
-# Parts of the model; param_init and sharding_config are in each.
+# Parts of the model follow. Each Linear, RMSNorm and Embedding has param_init and sharding_config.
 Linear = config("Linear", param_init=None, sharding_config=None, in_features=0, out_features=0, bias=False)
 RMSNorm = config("RMSNorm", param_init=None, sharding_config=None, normalized_shape=0, eps=1e-5,
                  elementwise_affine=True)
@@ -41,7 +41,7 @@ Block = config("DeepSeekV3TransformerBlock", attention=None, feed_forward=None, 
 Model = config("DeepSeekV3Model", dim=64, vocab_size=512, lm_head=None, tok_embeddings=None, norm=None, layers=list,
                enable_weight_tying=False, mtp_layers=list)
 
-# The trainer's.
+# Parts of the trainer follow.
 Loader = config("HuggingFaceTextDataLoader", dataset="c4", dataset_path=None, num_workers=0, infinite=True)
 Group = config("ParamGroupConfig", pattern=".*", optimizer_name="AdamW", optimizer_kwargs=dict)
 SelectiveAC = config("SelectiveAC", preserve_rng_state=True,

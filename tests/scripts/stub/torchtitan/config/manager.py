@@ -2,7 +2,8 @@ import importlib
 
 
 class ConfigManager:
-    """`--module M --config FUNCTION --section.key value ...`; values are Python's, other words are strings."""
+    """Parses `--module M --config FUNCTION --section.key value ...`. Values are Python expressions, and other words are
+    strings."""
 
     def parse_args(self, arguments):
         options = dict(zip(arguments[::2], arguments[1::2]))
