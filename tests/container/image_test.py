@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A container image has what the program needs, and nothing that differs from build to build.
+"""Checks that a container image has what the program needs, and nothing that differs from build to build.
 
     image_test.py TESSERA OUTPUT    builds the image twice, as root; the first one stays in OUTPUT
 """
@@ -76,7 +76,7 @@ class Image(unittest.TestCase):
         self.assertRegex(told.stdout, "computes: +on the CPU")
 
     def test_it_trains(self):
-        # The texts are the packages' licences.
+        # The texts of the dataset are the packages' licences.
         script = """set -e
           cat /usr/share/doc/*/copyright > licences.txt
           tessera data tokenizer --input licences.txt --vocab-size 512 --output my.model
