@@ -35,7 +35,7 @@ TEST(OutputFolder, HasOneWriterAtATime) {
     EXPECT_EQ(read_text_file(folder.path() / "part"), "of the first");
     write_file(folder.path() / "marker", "");
     folder.commit(false);
-    // Until the object ends: what it has made is not replaced under its hands.
+    // The folder stays in use until the object ends, so that nobody replaces what it has made.
     expect_error([&] { OutputFolder(scratch / "sub/out", kKind); }, {"in use"});
   }
   EXPECT_EQ(names_in(scratch / "sub"), std::vector<std::string>{"out"});

@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Takes what is logged, in place of standard error.
+/// Captures what is logged, in place of standard error.
 class LogTaken {
  public:
   LogTaken() : before_(spdlog::default_logger()) {
@@ -32,7 +32,7 @@ class LogTaken {
   std::shared_ptr<spdlog::logger> before_;
 };
 
-/// Standard error as a file or a terminal, for the time of the object.
+/// Redirects standard error to a file or a terminal, as long as the object lives.
 class ErrorsTo {
  public:
   explicit ErrorsTo(int descriptor) : before_(dup(STDERR_FILENO)) { dup2(descriptor, STDERR_FILENO); }
@@ -71,7 +71,7 @@ TEST(ProgressBar, LogsALineNowAndThenWithoutATerminal) {
     ProgressBar bar("reading", 1000, "B");
     for (int i = 0; i < 1000; ++i) bar.advance(1);
   }
-  EXPECT_EQ(log.text(), "");  // too soon
+  EXPECT_EQ(log.text(), "");  // it is too soon for a line
   ProgressBar bar("reading", 1000, "B", 0.0);
   bar.advance(200);
   bar.set(250, "3 documents");
@@ -80,7 +80,7 @@ TEST(ProgressBar, LogsALineNowAndThenWithoutATerminal) {
   const std::size_t size = log.text().size();
   spdlog::default_logger()->set_level(spdlog::level::warn);
   bar.set(300);
-  EXPECT_EQ(log.text().size(), size);  // quiet
+  EXPECT_EQ(log.text().size(), size);  // the level suppresses the line
   std::fclose(file);
 }
 
@@ -100,7 +100,7 @@ TEST(ProgressBar, DrawsOverItselfOnATerminal) {
   shown.resize(static_cast<std::size_t>(read(screen, shown.data(), shown.size())));
   EXPECT_THAT(shown, AllOf(HasSubstr("\r\033[K[###############...............] reading: 50%"),
                            ::testing::EndsWith("\r\033[K")));
-  EXPECT_EQ(shown.size(), 59 + 2 * std::string("\r\033[K").size());  // cut, so that it does not wrap
+  EXPECT_EQ(shown.size(), 59 + 2 * std::string("\r\033[K").size());  // the line is cut, so that it does not wrap
   close(screen);
   close(terminal);
 }

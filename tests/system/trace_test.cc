@@ -17,7 +17,7 @@ TEST(TraceRecorder, TheGpuHasARowOfItsOwn) {
   recorder.start();
   const auto origin = TraceRecorder::Clock::now();
   recorder.record_on_gpu("early", origin - microseconds(9), origin);
-  recorder.start();  // forgets it
+  recorder.start();  // forgets what was recorded before
   recorder.record("step", origin + microseconds(2), origin + microseconds(9));
   recorder.record_on_gpu(std::string("gemm<") + "128>", origin, origin + microseconds(3));
   recorder.write(scratch / "trace.json");
@@ -30,7 +30,7 @@ TEST(TraceRecorder, TheGpuHasARowOfItsOwn) {
   EXPECT_EQ(json["traceEvents"][1]["ts"], 0.0);
 }
 
-/// A kernel's name comes from the GPU's library and may hold anything.
+/// The GPU's library gives a kernel's name, which may contain anything.
 TEST(TraceRecorder, NamesAreEscaped) {
   const data::Scratch scratch;
   TraceRecorder recorder;
@@ -42,7 +42,7 @@ TEST(TraceRecorder, NamesAreEscaped) {
   recorder.write(scratch / "trace.json");
   const auto json = nlohmann::json::parse(read_text_file(scratch / "trace.json"));
   EXPECT_EQ(json["traceEvents"][0]["name"], name);
-  EXPECT_EQ(json["traceEvents"][1]["name"], "\xEF\xBF\xBD");  // the replacement character: JSON is UTF-8
+  EXPECT_EQ(json["traceEvents"][1]["name"], "\xEF\xBF\xBD");  // the replacement character, because JSON is UTF-8
 }
 
 TEST(TraceRecorder, WritesEventsInMicroseconds) {
@@ -80,11 +80,11 @@ TEST(TraceScope, RecordsWhileRecording) {
   const auto json = nlohmann::json::parse(read_text_file(scratch / "trace.json"));
   const auto& events = json["traceEvents"];
   ASSERT_EQ(events.size(), 2u);
-  EXPECT_EQ(events[0]["name"], "inner");  // ends first
+  EXPECT_EQ(events[0]["name"], "inner");  // the inner scope ends first
   EXPECT_EQ(events[1]["ts"], 0.0);
   EXPECT_GE(events[1]["dur"].get<double>(), events[0]["dur"].get<double>());
   EXPECT_EQ(json["otherData"]["complete"], true);
-  recorder.start();  // anew
+  recorder.start();  // begins a new trace
   recorder.write(scratch / "trace.json");
   EXPECT_TRUE(nlohmann::json::parse(read_text_file(scratch / "trace.json"))["traceEvents"].empty());
 }
