@@ -27,7 +27,7 @@ TEST(Arena, MeasuringCountsWhatARealOneTakes) {
   EXPECT_EQ(real.peak(), real.capacity());
 }
 
-// Also when measuring, so that what depends on it is measured as it will be.
+// This must hold also when measuring. Otherwise decisions that depend on it would be measured differently.
 TEST(Arena, KnowsItsTensors) {
   Arena measuring, other_measuring, real(1024), other_real(1024);
   for (const auto& [arena, other] : {std::pair{&measuring, &other_measuring}, {&real, &other_real}}) {

@@ -24,9 +24,11 @@ TEST(BFloat16, EveryValueComesBack) {
   }
 }
 
-// The nearer of the two neighbours in float64, ties to the even one. Positive finite numbers; the sign is symmetric.
+// The expected result is the nearer of the two neighbours in float64, with ties to the even one. x is positive and
+// finite. Its negative must round to the same magnitude.
 TEST(BFloat16, RoundsToNearestEven) {
-  for (std::uint32_t bits = 0; bits < 0x7f7f; bits += 7) {  // subnormals too; 0x7f7f is the largest finite number
+  // Subnormals are included; 0x7f7f is the largest finite number.
+  for (std::uint32_t bits = 0; bits < 0x7f7f; bits += 7) {
     const double below = value(bits), above = value(bits + 1);
     for (const std::uint32_t rest : {0x0001u, 0x3fffu, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       const auto x = std::bit_cast<float>((bits << 16) | rest);
@@ -44,7 +46,8 @@ TEST(BFloat16, BeyondTheRange) {
   EXPECT_TRUE(std::isnan(static_cast<float>(BFloat16(std::bit_cast<float>(0x7f800001u)))));  // a NaN of low bits only
 }
 
-// Any bits: rounded to a multiple of the last place of 8 significant bits (of the subnormals' below 2^-126) in float64.
+// Draws floats with any bits. The expected result is rounded in float64 to a multiple of the last place of 8
+// significant bits. Below 2^-126 it is the last place of subnormals.
 TEST(BFloat16, AnyFloatAgainstArithmetic) {
   const Philox philox(1, 1);
   for (std::uint64_t i = 0; i < 200'000; ++i) {

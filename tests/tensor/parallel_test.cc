@@ -46,7 +46,7 @@ TEST_P(Parallel, RethrowsOneException) {
                std::runtime_error);
 }
 
-// What is thrown comes through as it was; by then no task runs, none ran twice, and the next call works.
+// The caller gets the exception unchanged. By then no task runs, none ran twice, and the next call works.
 TEST_P(Parallel, ExceptionsLeaveNothingBehind) {
   std::vector<std::atomic<int>> runs(200);
   std::atomic<int> running{0};
@@ -69,7 +69,8 @@ TEST_P(Parallel, ExceptionsLeaveNothingBehind) {
   EXPECT_EQ(sum, 50);
 }
 
-// As many tasks as threads, each waiting for the others, end only if all run at once; each has a thread of its own.
+// There are as many tasks as threads, and each waits for the others, so they end only if all run at once. Each has its
+// own thread.
 TEST_P(Parallel, TasksRunAtTheSameTime) {
   std::vector<int> threads(static_cast<std::size_t>(num_threads()), -1);
   std::atomic<int> arrived{0};

@@ -7,7 +7,7 @@ namespace {
 
 using Words = std::array<std::uint32_t, 4>;
 
-// Known answers of philox4x32-10 from Random123.
+// The known answers of philox4x32-10 are from Random123.
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   constexpr std::uint32_t kOnes = 0xffffffff;
@@ -17,7 +17,8 @@ TEST(Philox, KnownAnswers) {
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-// 100,000 draws: means have a deviation of 0.003, variances of 0.005 (0.001 uniform); bounds are five of these.
+// Over 100,000 draws, the mean of normal numbers has a standard deviation of 0.003, and their variance one of 0.005.
+// The mean of uniform numbers has one of 0.001. Bounds are five of these.
 TEST(Philox, Moments) {
   const Philox random(3, stream_of("test"));
   double uniform = 0.0, normal = 0.0, squares = 0.0, cut_squares = 0.0;
@@ -48,7 +49,8 @@ TEST(Philox, SeedsStreamsIndicesAndAttemptsDiffer) {
   EXPECT_NE(random.words(5), random.words(5 + (std::uint64_t{1} << 32)));
 }
 
-// Means over 100,000 draws deviate by 1 / sqrt(100,000) = 0.0032 times the deviation of one; bounds are five of these.
+// Means over 100,000 draws deviate by 1 / sqrt(100,000) = 0.0032 times the deviation of one draw. Bounds are five of
+// these.
 TEST(Philox, TailsAndIndependence) {
   const Philox random(4, stream_of("tails")), other(4, stream_of("other"));
   constexpr int kDraws = 100'000;
@@ -57,7 +59,7 @@ TEST(Philox, TailsAndIndependence) {
   for (std::uint64_t i = 0; i < kDraws; ++i) {
     const double n = random.normal(i), t = random.truncated_normal(i, 2.0);
     ASSERT_LE(std::abs(t), 2.0);
-    ASSERT_EQ(t == n, std::abs(n) <= 2.0);  // redrawn only when beyond
+    ASSERT_EQ(t == n, std::abs(n) <= 2.0);  // it is drawn again only if it is beyond
     fourth += n * n * n * n / kDraws;
     neighbours += n * before / kDraws;
     streams += n * other.normal(i) / kDraws;
@@ -66,15 +68,15 @@ TEST(Philox, TailsAndIndependence) {
     cut_squares += t * t / kDraws;
     before = n;
   }
-  EXPECT_NEAR(fourth, 3.0, 0.16);       // deviation sqrt(96)
-  EXPECT_NEAR(neighbours, 0.0, 0.016);  // 1
-  EXPECT_NEAR(streams, 0.0, 0.016);     // 1
+  EXPECT_NEAR(fourth, 3.0, 0.16);       // deviation of one draw: sqrt(96)
+  EXPECT_NEAR(neighbours, 0.0, 0.016);  // deviation of one draw: 1
+  EXPECT_NEAR(streams, 0.0, 0.016);     // deviation of one draw: 1
   EXPECT_NEAR(beyond_two, 0.0455, 0.0033);
   EXPECT_NEAR(cut_mean, 0.0, 0.014);
   EXPECT_NEAR(cut_squares, 0.77374, 0.015);  // 1 - 4·φ(2)/(Φ(2) - Φ(-2))
 }
 
-// FNV-1a's published values.
+// These are FNV-1a's published values.
 TEST(Philox, StreamsOfNames) {
   EXPECT_EQ(stream_of(""), 0x811c9dc5u);
   EXPECT_EQ(stream_of("a"), 0xe40c292cu);

@@ -47,7 +47,7 @@ TEST_F(TensorTest, UndefinedAndEmptyAndNowhere) {
   EXPECT_FALSE(Tensor().defined());
   EXPECT_TRUE(Tensor(nullptr, {0, 5}, DType::kFloat32, Device::kCpu).is_contiguous());
   const Tensor nowhere(nullptr, {4, 6}, DType::kBFloat16, Device::kMeta);
-  EXPECT_EQ(nowhere.rows(1, 2).columns(2, 3).raw(), nullptr);  // no pointer that looks like one
+  EXPECT_EQ(nowhere.rows(1, 2).columns(2, 3).raw(), nullptr);  // not an address that looks like a valid one
   EXPECT_EQ(nowhere.num_bytes(), 48u);
 }
 
