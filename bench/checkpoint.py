@@ -15,7 +15,7 @@ from training_run import train
 
 LIMIT = 0.02
 INTERVAL = 20
-STEPS = 2 * INTERVAL + 10  # the last save has no steps behind it: it is left out
+STEPS = 2 * INTERVAL + 10  # no steps follow the last save, so it is left out
 SHAPE = ["--training.seq_len=256", "--training.local_batch_size=2", "--training.global_batch_size=4"]
 MODES = {
     "no saves": ["--checkpoint.enable=false"],

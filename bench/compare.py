@@ -1,9 +1,9 @@
 """Tokens/s of the training step: Tessera against PyTorch, on the same machine, in turns.
 
 The peer is bench/reference/torch_train.py with PyTorch's own kernels (scaled_dot_product_attention, fused AdamW). Its
-best setting is found first: attention kind, how bfloat16 is kept, threads. Then both run in turns, so that a drift of
-the machine's speed hits both; medians of the rounds are compared. A second peer, tuned by hand beyond PyTorch's own
-kernels (chunked attention written for this model, MKL told to use AVX-512 on AMD), is shown beside it.
+best setting is found first: attention kind, how bfloat16 is kept, and threads. Then both run in turns, so that a drift
+of the machine's speed affects both. The medians of the rounds are compared. A second peer is shown beside it. It is
+tuned by hand beyond PyTorch's own kernels: chunked attention written for this model, and MKL with AVX-512 on AMD.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PEER = Path(__file__).parent / "reference" / "torch_train.py"
 
 
 def run(command: list[str]) -> float:
-    """Tokens/s of a command that prints one line of JSON last."""
+    """Returns tokens/s of a command whose last line is JSON."""
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         sys.exit(f"{' '.join(command)}\nfailed:\n{result.stderr}")

@@ -1,9 +1,10 @@
-// Dispatch and combine of one MoE layer, standard against direct, on the ranks that mpirun starts:
+// Measures dispatch and combine of one MoE layer, standard against direct, on the ranks that mpirun starts:
 //   mpirun -np 4 bench_ep [--tokens 4096] [--dim 1024] [--experts 64] [--top-k 6] [--repetitions 15] [--capacity 2]
-// bfloat16, rows where they come in, as a layer uses them that keeps none. Two routings: uniform at random; and the one
-// of [debug] moe_force_load_balance, (t·K + k) mod E, where a token's experts are neighbours and most of its copies go
-// to one rank, which suits a backend that sends one copy per rank. The backends take turns, each call begins at a
-// barrier, and its time is the slowest rank's; medians. Fails if direct is less than 1.5 times as fast as standard.
+// Rows are bfloat16. Direct leaves them in the window that receives them, as for a layer that saves no rows. There are
+// two routings. One is uniform at random. The other is that of [debug] moe_force_load_balance, (t·K + k) mod E: a
+// token's experts are neighbours and most of its copies go to one rank, which suits a backend that sends one copy per
+// rank. The backends take turns. Each call begins at a barrier, and its time is the slowest rank's. Medians are
+// reported. The program fails if direct is less than 1.5 times as fast as standard.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -58,7 +59,7 @@ struct Side {
   TokenRouting routing = {};
   DispatchSaved saved = {};
   Tensor y_tD = {}, x_RD = {}, d_out_RD = {}, out_tD = {}, d_weights_tK = {};
-  std::vector<std::array<double, kCalls.size()>> ms = {};  // per repetition
+  std::vector<std::array<double, kCalls.size()>> ms = {};  // for each repetition
 
   void allocate(const Context& op) {
     const DispatchOptions& options = dispatcher->options();
@@ -77,7 +78,7 @@ struct Side {
     }
   }
 
-  /// The calls of kCalls. The experts give their rows back as they came.
+  /// Makes call `which` of kCalls. The experts return their rows unchanged.
   void call(const Context& op, std::size_t which) {
     if (which == 0) dispatcher->dispatch(op, y_tD, saved, x_RD);
     if (which == 1) dispatcher->combine(op, x_RD, saved, out_tD, Write::kAssign);
@@ -94,7 +95,7 @@ double median(std::vector<double> x) {
   return x.size() % 2 == 1 ? x[half] : 0.5 * (x[half - 1] + x[half]);
 }
 
-/// Milliseconds of the slowest rank, from a common beginning.
+/// Returns the milliseconds of the slowest rank. All ranks begin together.
 template <typename Body>
 double time_of(ProcessGroup& group, Body&& body) {
   group.barrier("bench");
@@ -105,7 +106,7 @@ double time_of(ProcessGroup& group, Body&& body) {
   return *std::max_element(all.begin(), all.end());
 }
 
-/// True if direct is as fast as it should be.
+/// Prints the times. Returns whether direct is as fast as it should be.
 bool report(const ProcessGroup& group, const Sizes& sizes, RoutingKind kind, std::span<const Side, 2> sides) {
   fmt::print("{} ranks, {} thread(s) each; {} tokens per rank, dim {}, {} experts, top {}, bfloat16, {} routing\n",
              group.size(), num_threads(), sizes.tokens, sizes.dim, sizes.experts, sizes.top_k,
@@ -134,7 +135,7 @@ bool report(const ProcessGroup& group, const Sizes& sizes, RoutingKind kind, std
   return fast;
 }
 
-/// True if direct is as fast as it should be, on rank 0.
+/// Measures both routings. Returns whether direct is as fast as it should be, on rank 0.
 bool run(ProcessGroup& group, const Sizes& sizes) {
   bool fast = true;
   const DispatchOptions options{.max_tokens = sizes.tokens,
@@ -162,7 +163,7 @@ bool run(ProcessGroup& group, const Sizes& sizes) {
         side.y_tD.data<BFloat16>()[i] = BFloat16(static_cast<float>(i % 251) - 125.0f);
       }
     }
-    for (int repetition = -2; repetition < sizes.repetitions; ++repetition) {  // two to warm up
+    for (int repetition = -2; repetition < sizes.repetitions; ++repetition) {  // two warm up
       for (Side& side : sides) {
         std::array<double, kCalls.size()> ms{};
         for (std::size_t i = 0; i < ms.size(); ++i) ms[i] = time_of(group, [&] { side.call(op, i); });
@@ -195,5 +196,5 @@ int main(int argc, char** argv) {
   tessera::Progress progress(&board, tessera::Progress::Seconds(300.0));
   tessera::ProcessGroup group(std::move(world), progress, "ep");
   tessera::set_num_threads(threads);
-  return tessera::run(group, sizes) ? 0 : 1;  // what it throws ends the process, and with it all ranks
+  return tessera::run(group, sizes) ? 0 : 1;  // an exception ends the process, and with it all ranks
 }

@@ -1,13 +1,14 @@
-// Expert-parallel dispatch and combine of one MoE layer by direct stores between the GPUs of this machine, by the
-// number of SMs that a call takes:
+// Measures expert-parallel dispatch and combine of one MoE layer by direct stores between the GPUs of this machine, for
+// each number of SMs that a call takes:
 //   bench_ep_gpu [--gpus N] [--shape 4096,7168,256,8 --shape 16384,2048,64,6] [--sms 8,16,20,24,32] [--repetitions 20]
 //       [--domains 1]
-// A shape: tokens per GPU, dim, experts, top-k. bfloat16, or rows that cross in MXFP8; routing uniform at random; rows
-// where they come in. "As DeepEP" is what DeepEP's own test times (tests/test_intranode.py): dispatch with the layout
-// of an earlier one, of tokens that are in the payload's precision already. Domains: as if the GPUs were of so many
-// nodes, NCCL between them. Microseconds of the slowest GPU: events around so many calls of a kind in a row. GB/s: of
-// the copies of tokens that a GPU sends on average, one per rank that a token goes to, its own included, as DeepEP
-// counts them; and in brackets of those to other GPUs.
+// A shape is tokens per GPU, dim, experts, top-k. Rows are bfloat16, or cross in MXFP8. bfloat16 rows stay in the
+// window that receives them. Routing is uniform at random. "As DeepEP" is what DeepEP's own test times
+// (tests/test_intranode.py): a dispatch with the layout of an earlier one, of tokens that already have the payload's
+// precision. --domains N treats the GPUs as those of N nodes, with NCCL between the nodes.
+// Times are microseconds of the slowest GPU, from events around --repetitions calls of a kind in a row. GB/s count the
+// copies of tokens that a GPU sends on average: one per rank that a token goes to, its own rank included, as DeepEP
+// counts them. The number in brackets counts only copies to other GPUs.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -30,7 +31,7 @@ struct Shape4 {
 
 constexpr std::array kCalls = {"dispatch", "again", "combine", "combine backward", "dispatch backward", "as DeepEP"};
 
-/// Of a rank: its router's results, and how many copies of its tokens go to each rank.
+/// A rank's routing: its router's results, and how many copies of its tokens go to each rank.
 struct Routing {
   std::vector<std::int32_t> ids, counts;
   std::vector<float> weights;

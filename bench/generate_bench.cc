@@ -1,5 +1,5 @@
-// Generation with the debug model at 512 tokens of context: a token from the cache of latents, against computing the
-// whole prefix again. Rates are tokens per second.
+// Measures generation with the debug model at 512 tokens of context: a token from the cache of latents, against
+// computing the whole prefix again. Rates are tokens per second.
 #include <benchmark/benchmark.h>
 
 #include "generate/decoder.h"
@@ -48,7 +48,7 @@ void from_cache(benchmark::State& state, DType compute) {
   std::int64_t at = 0;
   for (auto _ : state) {
     bench.decode();
-    if (++at % 32 == 0) {  // stay near 512 tokens
+    if (++at % 32 == 0) {  // the context stays near 512 tokens
       state.PauseTiming();
       bench.prefill();
       state.ResumeTiming();

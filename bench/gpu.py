@@ -3,10 +3,11 @@
 
     bench/gpu.py --tessera build/release/src/app/tessera [--peers] [--rounds 3] [--json FILE]
 
-Runs every table of `tessera bench` and, with --peers, the same operators in PyTorch (bench/peers/), a process each. They
-take turns in several rounds, because clocks fall under load: the medians of the rounds are compared. Then training steps.
-Prints a row per comparison, on stderr what runs and for how long, and exits with status 1 if one misses its bound, or
-something could not be run. FILE gets every line that was measured, with "side" and "table"; bench/record.py keeps it.
+Runs every table of `tessera bench` and, with --peers, the same operators in PyTorch (bench/peers/), each in its own
+process. They take turns in several rounds, because clocks fall under load. The medians of the rounds are compared. Then
+the training steps run. Prints a row per comparison, and on stderr which program runs and for how long. Exits with
+status 1 if a row misses its bound, or if something could not be run. FILE gets every measured line, with "side" and
+"table", and bench/record.py keeps it.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from training_run import AS_ROOT
 PEERS = pathlib.Path(__file__).parent / "peers"
 TABLES = {"grouped": "grouped_mm.py", "attention": "attention.py", "gemm": "matmul.py", "quantize": None,
           "operators": None}
-# The 16B model, as many layers of it as fit one GPU with room to spare.
+# This is the 16B model with as many layers as fit one GPU with room to spare.
 STEP = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.device=cuda", "--training.local_batch_size=2",
         "--training.seq_len=8192", "--debug.moe_force_load_balance=true", "--steps=8", "--warmup=4", "--kernels"]
 KINDS = ("linear", "grouped_mm")
@@ -40,12 +41,12 @@ STEPS = {
 }
 
 
-# Both sides have these. The weight gradient is assigned, ours in float32, PyTorch's in bfloat16.
+# Both sides have these products. The weight gradient is assigned, by Tessera in float32 and by PyTorch in bfloat16.
 BF16 = ("bf16 fwd", "bf16 dgrad", "bf16 wgrad =")
 
 
 class Measurements:
-    """Lines of JSON of all rounds by table, name and shape."""
+    """Keeps the lines of JSON of all rounds by table, name and shape."""
 
     def __init__(self):
         self.lines = collections.defaultdict(list)
@@ -55,7 +56,7 @@ class Measurements:
             self.lines[table, line["name"], line["shape"]].append(line)
 
     def median(self, table, name, shape, key):
-        """None if it was not measured."""
+        """Returns the median of `key`, or None if it was not measured."""
         values = [line[key] for line in self.lines.get((table, name, shape), [])]
         return statistics.median(values) if values else None
 
@@ -64,7 +65,7 @@ class Measurements:
 
 
 def ended(process):
-    """Ends it, and returns what it printed and said."""
+    """Ends the process and returns its stdout and stderr."""
     process.terminate()  # mpirun ends its ranks
     try:
         return process.communicate(timeout=30)
@@ -74,7 +75,7 @@ def ended(process):
 
 
 class Runner:
-    """Runs programs that print or write lines of JSON; goes on when one fails."""
+    """Runs programs that print or write lines of JSON. Continues if one of them fails."""
 
     def __init__(self, timeout):
         self.timeout = timeout
@@ -82,7 +83,7 @@ class Runner:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
     def attempt(self, command):
-        """What it printed and what it said on stderr; if it failed, how, else an empty text."""
+        """Returns stdout, stderr, and how the program failed. The last one is empty if it did not fail."""
         begin = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    env=os.environ | AS_ROOT)
@@ -93,7 +94,7 @@ class Runner:
         except subprocess.TimeoutExpired:
             problem = f"more than {self.timeout} s"
             printed, said = ended(process)
-        finally:  # after SIGTERM as well
+        finally:  # also after SIGTERM
             if process.poll() is None:
                 ended(process)
         seconds = time.monotonic() - begin
@@ -101,7 +102,8 @@ class Runner:
         return printed, said, problem
 
     def run(self, command, tell=False):
-        """What it printed, or nothing if it failed; what it said on stderr is passed on then, and with `tell`."""
+        """Returns stdout, or an empty text if the program failed. Passes stderr on in that case, and always with
+        `tell`."""
         printed, said, problem = self.attempt(command)
         if problem or tell:
             print(said, file=sys.stderr, end="", flush=True)
@@ -110,7 +112,7 @@ class Runner:
 
 
 def json_lines(text):
-    """Whole ones: mpirun may lose the end of the last."""
+    """Parses the lines that are whole. mpirun may lose the end of the last one."""
     found = []
     for line in text.splitlines():
         if line.startswith("{"):
@@ -120,12 +122,12 @@ def json_lines(text):
 
 
 class Programs(Runner):
-    """Ours, and PyTorch's beside."""
+    """Runs Tessera's benchmarks, and PyTorch's to compare with."""
 
     def __init__(self, args):
         super().__init__(args.timeout)
         self.args = args
-        self.lines = []  # all that were measured
+        self.lines = []  # all measured lines
 
     def keep(self, side, table, text):
         lines = json_lines(text)
@@ -139,7 +141,7 @@ class Programs(Runner):
             return self.keep("ours", table, path.read_text() if path.exists() else "")
 
     def peer(self, table, script):
-        # It says on stderr what it cannot run.
+        # The peer reports on stderr what it cannot run.
         return self.keep("torch", table, self.run([self.args.python, PEERS / script], tell=True))
 
     def step(self, name, options):
@@ -158,15 +160,15 @@ def measure_tables(runner, args):
 
 
 class Report:
-    """Prints rows; `all_hold` becomes false with the first that misses its bound."""
+    """Prints rows. `all_hold` becomes false with the first row that misses its bound."""
 
     def __init__(self):
         self.all_hold = True
         print(f"{'row / beside':64} {'ours':>9} {'beside':>9} {'':9} {'ratio':>6} {'must':>8}")
 
     def row(self, label, ours, beside, unit, at_least=None, at_most=None, or_why=None):
-        """Numbers are None where they were not measured, which misses the bound unless `or_why` says why they are not.
-        A row without a bound cannot miss it."""
+        """Prints a row. Numbers are None where they were not measured. Such a row misses its bound, unless `or_why`
+        gives a reason. A row without a bound cannot miss it."""
         ratio = ours / beside if ours is not None and beside else None
         must = f">= {at_least:g}" if at_least else f"<= {at_most:g}" if at_most else ""
         holds = None
@@ -235,7 +237,7 @@ def report_bytes(report, ours):
 
 
 def report_steps(report, runner):
-    """A row as soon as it is known: most of a process's time goes into initial weights."""
+    """Prints each row as soon as it is known, because most of a process's time goes into initial weights."""
     bf16 = None
     for name, options in STEPS.items():
         lines = runner.step(name, options)

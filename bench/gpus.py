@@ -4,15 +4,17 @@
     bench/gpus.py --tessera build/release/src/app/tessera --bench build/release/bench/bench_ep_gpu [--ranks 8]
         [--only PART,...] [--timeout 180] [--seconds 0] [--json rows.jsonl]
 
-Parts: `dispatch` (DeepEP's shape, the 16B model's), `cells` (the 16B model: precisions x backends x routers), `layers` (of
-the 671B model) and `scaling` (the 16B model cut to 8 layers on 1, 2, 4, ... GPUs). --only takes beginnings of runs' names,
-too: "cells bf16 direct". Runs follow one another, each with a timeout; a row is printed as soon as it is known. With --json
-it goes into that file, and runs whose rows are there, or that had no room, are not run again: take a new file for a new build.
-With --seconds it ends by then, with the tables; another call with the same file goes on.
+Parts: `dispatch` (DeepEP's shape, the 16B model's), `cells` (the 16B model: precisions x backends x routers), `layers`
+(of the 671B model) and `scaling` (the 16B model cut to 8 layers on 1, 2, 4, ... GPUs). --only also takes beginnings of
+runs' names: "cells bf16 direct". Runs follow one another, each with a timeout. A row is printed as soon as it is known.
+With --json it goes into that file, too. Runs whose rows are in the file, or that had no room, are not run again, so
+take a new file for a new build. With --seconds the script ends by then, with the tables. Another call with the same
+file continues.
 
 A step's figures count if its loss is finite, ends below the first step's and, in a cell, within 1 % of bfloat16's over
-`standard`. In the end comes a table of all bounds, which are of 8 GPUs. Exits with status 1 if one that was measured is missed,
-or something could not be run. A setting without room is no failure where another one of its cell has a figure.
+`standard`. At the end there is a table of all bounds, which hold for 8 GPUs. Exits with status 1 if a measured bound is
+missed, or if something could not be run. A setting without room is no failure if another setting of its cell has a
+figure.
 """
 
 import argparse
@@ -28,18 +30,18 @@ from collections import namedtuple
 from gpu import STEPS, Report, Runner, json_lines
 from training_run import mpirun
 
-# Sequences per micro-batch, activation_checkpoint.mode, expert_parallel_capacity_factor, and the precision that tokens and
-# gradients cross to the experts in.
+# A setting has the sequences per micro-batch, activation_checkpoint.mode, expert_parallel_capacity_factor, and the
+# precision in which tokens and gradients cross to the experts.
 Setting = namedtuple("Setting", "batch recompute room payload", defaults=["default"])
 
 FORCED, REAL = 1.05, 2.5
-# `tessera plan memory --ranks 8 --device cuda` says what 8 H200s have room for. Fewer have larger parts of the model each:
-# there batches are smaller (batch_of).
+# `tessera plan memory --ranks 8 --device cuda` tells what fits into 8 H200s. With fewer GPUs each has a larger part of
+# the model, so batches are smaller (batch_of).
 NONE, KEPT = Setting(4, "none", FORCED), Setting(4, "selective", FORCED)
 IN_MXFP8 = [setting._replace(payload="mxfp8") for setting in (NONE, KEPT)]
 ROUTED = [Setting(3, "selective", REAL), Setting(3, "full", REAL)]
-# Precision, backend and router: lists of settings. Of each list the first that has room runs; of those the fastest counts.
-# Losses are held to those of bfloat16 over `standard`, which come first.
+# Maps precision, backend and router to lists of settings. Of each list the first setting that fits into memory runs. Of
+# those the fastest counts. Losses are compared with those of bfloat16 over `standard`, which runs first.
 CELLS = {
     ("bf16", "standard", "forced"): [[NONE, KEPT]],
     ("bf16", "direct", "forced"): [[NONE, KEPT]],
@@ -54,34 +56,35 @@ CELLS = {
     ("mxfp8", "standard", "real"): [ROUTED],
     ("fp8_blockwise", "standard", "real"): [ROUTED],
 }
-# These few steps come to their learning rate without a warm-up: DeepSeek-V3's with forced balance. The real router would soon
-# send some rank two to three times a balanced load at that rate, and at 2e-5 the loss of 27 layers is higher after 20 steps
-# than before them. That of layers as wide as the 671B model's falls at these: at larger ones three layers' rises, at smaller
-# ones that of a single one.
+# These few steps reach their learning rate without a warm-up. With forced balance the rate is DeepSeek-V3's. At that
+# rate the real router would soon send some rank two to three times a balanced load, and at 2e-5 the loss of 27 layers
+# is higher after 20 steps than before them. With LAYER_RATES the loss of layers as wide as the 671B model's falls. At
+# larger rates the loss of three layers rises, and at smaller rates that of a single layer.
 RATES = {"forced": "--optimizer.lr=2.2e-4", "real": "--optimizer.lr=5e-5"}
 LAYER_RATES = {"forced": "--optimizer.lr=2e-5", "real": "--optimizer.lr=5e-6"}
 CELL_SHAPE = ["--model.flavor=16B", "--training.seq_len=8192"]
 LOSS_MARGIN = 0.01
-# Layers of the 671B model, all with experts, of which a GPU has as many as one of eight (depths_of).
+# These layers of the 671B model all have experts. A GPU has as many experts as one of eight GPUs would. depths_of
+# returns how many layers a run has.
 LAYERS = {
     "forced": Setting(2, "none", FORCED),
     "real": Setting(2, "none", 2.0),
 }
 LAYER_SHAPE = ["--model.flavor=671B", "--model.args.n_dense_layers=0", "--training.seq_len=4096"]
 LAYER_EXPERTS = 256
-# What a single GPU has room for.
+# This setting fits into a single GPU.
 SCALING = Setting(2, "none", FORCED)
 SCALING_SHAPE = ["--model.flavor=16B", "--model.args.n_layers=8", "--training.seq_len=8192", RATES["forced"]]
 
-# A rank that others wait for is named before the time of a run is over.
+# With this timeout, a rank that others wait for is named before the time of a run is over.
 STEP = ["--training.device=cuda", "--steps=16", "--warmup=4", "--comm.init_timeout_seconds=90"]
 DISPATCH_SHAPES = {"4096x7168": "4096,7168,256,8", "16B": "16384,2048,64,6"}
 SMS = (16, 24)
 
-# The bounds, on as many GPUs.
+# The bounds hold for this number of GPUs.
 BOUND_RANKS = 8
-# DeepEP v1's figures. Its dispatch is timed without what ours begins with, the layout and the payload's quantization: so
-# there is a row of the like, too.
+# These are DeepEP v1's figures. Its dispatch is timed without the layout and the payload's quantization, with which
+# Tessera's dispatch begins. So there is also a row that is timed like DeepEP's.
 MICROSECONDS = (("bf16", "dispatch", 937), ("bf16", "as DeepEP", 937), ("mxfp8", "dispatch", 495),
                 ("mxfp8", "as DeepEP", 495), ("bf16", "combine", 967))
 TOKENS = (("bf16", "standard", 14500), ("bf16", "direct", 18500), ("best 8-bit", "direct", 22000))
@@ -92,11 +95,11 @@ FIRST_STEP_SECONDS = 20
 NO_ROOM, NO_TIME = "no room", "no time left"
 TOLD_OF_NO_ROOM = ("cannot allocate", "out of memory", "unhandled cuda error",
                    "Make parallelism.expert_parallel_capacity_factor")
-# A program needs some time to begin with.
+# No run starts if less time is left, because a program needs some time to begin.
 LEAST_SECONDS = 45
 
-# One process: `cell` is what its settings have in common, `key` what it is the same by in another call of this script,
-# `instead_of` the run without room that this one replaces.
+# A run is one process. `cell` names what its settings have in common. `key` identifies it in other calls of this
+# script. `instead_of` is the run without room that this one replaces.
 Run = namedtuple("Run", "cell setting command key instead_of", defaults=[None])
 
 
@@ -109,13 +112,15 @@ def batch_of(setting, ranks):
 
 
 def depths_of(ranks):
-    """The difference, over the layers' number, is a layer's time. A layer takes 24 to 27 GiB of each GPU (weights,
-    gradients, moments, copies), so that four leave no room for activations; a single GPU has all of the head, too."""
+    """Returns two numbers of layers to run. A layer's time is the difference of the runs' times over that of the
+    numbers. A layer takes 24 to 27 GiB of each GPU (weights, gradients, moments, copies), so four leave no room for
+    activations. A single GPU also has the whole head."""
     return 1, 3 if ranks > 1 else 2
 
 
 def step_run(args, cell, ranks, setting, precision, backend, router, shape):
-    """Without a rank to send tokens to, the backend has nothing to do."""
+    """Returns the run of a training step. Without another rank to send tokens to, the backend has nothing to do and is
+    left out."""
     options = [*STEP, *shape, *STEPS[precision], f"--training.local_batch_size={setting.batch}",
                f"--activation_checkpoint.mode={setting.recompute}",
                f"--debug.moe_force_load_balance={'true' if router == 'forced' else 'false'}"]
@@ -149,7 +154,7 @@ def plan_cells(args, router):
 
 
 def plan(args):
-    """What has a bound comes first."""
+    """Yields all runs. Those with a bound come first."""
     for name, shape in DISPATCH_SHAPES.items():
         options = ["--gpus", str(args.ranks), "--shape", shape, "--sms", ",".join(map(str, SMS))]
         yield Run(f"dispatch {name}", "", [args.bench, *options], options)
@@ -168,7 +173,7 @@ def plan(args):
 
 
 def dispatch_rows(printed):
-    """Lines such as ` 24 SMs bf16   dispatch 937 us 332 (249) GB/s  again 900 us ...`."""
+    """Parses lines such as ` 24 SMs bf16   dispatch 937 us 332 (249) GB/s  again 900 us ...`."""
     rows = []
     for line in printed.splitlines():
         if head := re.match(r"\s*(\d+) SMs (\w+)", line):
@@ -186,13 +191,14 @@ def loss_problem(line):
 
 
 def tells_of_no_room(told, ranks):
-    """NCCL calls it an unhandled CUDA error. Where all rows go to one rank, they are of tokens that are not finite."""
+    """Returns whether a run failed because it had no room. NCCL calls that an unhandled CUDA error. If all rows go to
+    one rank, however, the tokens are not finite, which is another failure."""
     load = re.search(r"([0-9.]+) times the balanced load", told)
     return any(text in told for text in TOLD_OF_NO_ROOM) and not (load and float(load[1]) > 0.9 * ranks)
 
 
 class Results:
-    """Rows by cell; what went wrong by cell. Rows come from the file, too."""
+    """Rows and problems by cell. Rows of earlier calls are read from the file."""
 
     def __init__(self, path):
         self.path = path
@@ -201,7 +207,7 @@ class Results:
         if path and path.exists():
             text = path.read_text()
             whole = text[:text.rfind("\n") + 1]
-            if whole != text:  # an earlier call was ended while it wrote
+            if whole != text:  # an earlier call ended while it wrote
                 path.write_text(whole)
             for row in json_lines(whole):
                 self.done[json.dumps(row["key"])] = row["rows"]
@@ -218,14 +224,14 @@ class Results:
         self.problems.setdefault(run.cell, []).append(problem)
         if problem == NO_ROOM:
             self.without_room.append(run)
-            if is_new and self.path:  # no use to try it again
+            if is_new and self.path:  # it is of no use to try it again
                 self.add(run, [])
 
     def is_called_for(self, run):
         return run.instead_of is None or any(run.instead_of.key == one.key for one in self.without_room)
 
     def hold_losses(self):
-        """Takes the figures of cells whose loss is not that of bfloat16 over `standard`."""
+        """Removes the figures of cells whose loss is not that of bfloat16 over `standard`."""
         for (precision, backend, router) in CELLS:
             cell, base = f"cells {precision} {backend} {router}", self.best(f"cells bf16 standard {router}")
             for row in self.rows.get(cell, []) if base else []:
@@ -236,7 +242,7 @@ class Results:
                     self.rows[cell] = [other for other in self.rows[cell] if other is not row]
 
     def failed(self):
-        """Cells that could not be run, or of whose settings none has room."""
+        """Returns the cells that could not be run, and those without a setting that fits."""
         def is_bad(cell, problem):
             no_figure = problem in (NO_ROOM, NO_TIME) and not self.rows.get(cell)
             return no_figure or problem.startswith(("failed", "no figure"))
@@ -251,7 +257,8 @@ class Results:
 
 
 def measure(run, runner, results, timeout, deadline):
-    """What to print of it. `deadline`: of this call, by time.monotonic()."""
+    """Returns a run's rows and its problem, to be printed. `deadline`, by time.monotonic(), is the end of this script's
+    time."""
     known = results.done.get(json.dumps(run.key))
     if known:
         results.add(run, known, is_new=False)
@@ -259,7 +266,7 @@ def measure(run, runner, results, timeout, deadline):
     if known is not None:
         results.add_problem(run, NO_ROOM, is_new=False)
         return [], NO_ROOM
-    for _ in range(2):  # mpirun may lose the last line of what ends at once
+    for _ in range(2):  # mpirun may lose the last line of a program that ends at once
         left = deadline - time.monotonic()
         if left < LEAST_SECONDS:
             results.add_problem(run, NO_TIME)
@@ -303,7 +310,7 @@ def print_rows(run, rows, problem):
 
 
 def report_layers(results, ranks):
-    """Milliseconds per layer. A step's have the optimizer's in them."""
+    """Prints milliseconds per layer. Those of a step include the optimizer."""
     parts = ("forward_ms", "backward_ms", "step_ms")
     if not any(cell.startswith("layers") for cell in results.rows | results.problems):
         return
@@ -324,7 +331,7 @@ def report_layers(results, ranks):
 
 
 def report_bounds(results, ranks):
-    """Whether all that were measured hold."""
+    """Prints all bounds. Returns whether all measured ones hold."""
     print()
     report = Report()
 
@@ -354,7 +361,7 @@ def report_bounds(results, ranks):
         value = largest(tokens(each, backend) for each in (low if precision == "best 8-bit" else [precision]))
         why = results.why_not(f"cells {low[0] if precision == 'best 8-bit' else precision} {backend} forced")
         row(f"16B {precision} {backend} / bound", value, bound, "tokens/s", why)
-    # Of all cells or of none: the best may be the one that is missing.
+    # The best cell counts only if all cells were measured, because a missing one may be the best.
     forced = {f"cells {precision} {backend} {router}": tokens(precision, backend)
               for precision, backend, router in CELLS if router == "forced"}
     missing = next((cell for cell, value in forced.items() if value is None), None)
@@ -403,7 +410,7 @@ def main():
     runner, results = Runner(args.timeout), Results(args.json)
     for number, run in enumerate(runs, 1):
         is_wanted = not wanted or any(name_of(run).startswith(part) for part in wanted)
-        # The table has what earlier calls measured, too.
+        # The table also has what earlier calls measured.
         if not results.is_called_for(run) or not is_wanted and json.dumps(run.key) not in results.done:
             continue
         if is_wanted:

@@ -26,12 +26,13 @@ LIMIT = 0.01
 
 def step_seconds(args, steps, options, launch=False):
     _, lines = train(args, 2, [f"--training.steps={steps + 2}", *SHAPE, *options], launch)
-    # The first two steps also touch the memory for the first time.
+    # The first two steps also touch the memory for the first time, so they do not count.
     return [line["step_seconds"] for line in lines if "loss" in line and line["step"] > 2]
 
 
 def difference(without, with_guard):
-    """(seconds per step, half of its 95 % interval): one value per round, since what disturbs a step disturbs the next."""
+    """Returns (seconds per step, half of its 95 % interval). Each round gives one value, because what disturbs a step
+    also disturbs the next one."""
     rounds = [statistics.median(b - a for a, b in zip(*pair)) for pair in zip(without, with_guard)]
     deviation = statistics.stdev(rounds) / math.sqrt(len(rounds))
     return statistics.mean(rounds), STUDENT[len(rounds) - 1] * deviation

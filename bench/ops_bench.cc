@@ -1,5 +1,6 @@
-// Google Benchmark figures per operator, at the debug model's sizes (2048 tokens = 4 sequences of 512).
-// Rates: FLOP (2 per multiply-add; attention: the lower triangle only) or bytes that must be read and written at least.
+// Measures each operator with Google Benchmark, at the debug model's sizes (2048 tokens = 4 sequences of 512). Rates
+// are FLOP (2 per multiply-add; in attention only the lower triangle counts), or the bytes that must be read and
+// written at least.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -22,7 +23,7 @@ namespace {
 constexpr std::int64_t kTokens = 2048, kSeqLen = 512, kDim = 256, kHeads = 16, kVocab = 2048;
 constexpr std::int64_t kExperts = 8, kTopK = 3, kRows = kTokens * kTopK, kInter = 256;
 
-/// Memory, GEMM kernels and random operands of one benchmark.
+/// Provides memory, GEMM kernels and random operands of one benchmark.
 class Bench {
  public:
   Bench() : arena_(std::size_t{1} << 30) {}
@@ -86,7 +87,7 @@ void gemm_wgrad(benchmark::State& state) {
   run(state, 2.0 * kTokens * static_cast<double>(m * n), 0, [&] { linear_wgrad(bench.context(), d_y, x, d_w); });
 }
 
-/// The library at a size that suits it: the machine's peak.
+/// Measures the library at a size that suits it, as the machine's peak.
 void gemm_peak(benchmark::State& state) {
   Bench bench;
   constexpr std::int64_t kSize = 2048;
@@ -150,7 +151,7 @@ struct AttentionOperands {
     d_k_rope = bench.random(in.k_rope.shape(), dtype);
     mla_attention_forward(bench.context(), dims, in, o, lse);
   }
-  /// Multiply-adds of one score or one value number, over the lower triangle.
+  /// The multiply-adds of one score or one value number, over the lower triangle.
   static constexpr double kPairs = static_cast<double>(kTokens) * kSeqLen / 2 * kHeads;
 };
 
@@ -247,7 +248,7 @@ void adamw_step(benchmark::State& state) {
 }
 
 void both_types(benchmark::internal::Benchmark* b) { b->Arg(0)->Arg(1); }
-/// [out, in] of the debug model's linear layers: wq, wkv_b, wo, output.
+/// Lists [out, in] of the debug model's linear layers: wq, wkv_b, wo, output.
 void linear_layers(benchmark::internal::Benchmark* b) {
   for (const std::int64_t dtype : {0, 1}) {
     b->Args({dtype, 3072, 256})->Args({dtype, 4096, 512})->Args({dtype, 256, 2048})->Args({dtype, 2048, 256});

@@ -20,7 +20,8 @@ MEMORY_LIMIT = 1.10
 SEQUENCES = 4
 STEPS = 6
 SHAPE = ["--training.seq_len=512", f"--training.global_batch_size={SEQUENCES}"]
-# Keys of the mesh, and sequences per micro-batch: as many tokens per rank and pass as memory for one rank's would give.
+# Each mesh has a number of ranks, sequences per micro-batch, and its keys. The number of tokens per rank and pass
+# follows from the memory that one rank's pass takes.
 MESHES = {
     "one rank": (1, 4, []),
     "shard 2": (2, 2, []),
@@ -38,7 +39,7 @@ MESHES = {
                                "--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"]),
 }
 LIMITED = ("shard 2", "replicate 2")
-# As many layers as the 16B model, each with a part of the memory as small as there.
+# The model has as many layers as the 16B model, so that each has as small a part of the memory.
 DEEP = ["--model.args.n_layers=27", "--training.seq_len=256", "--training.local_batch_size=1", "--training.steps=2"]
 
 
@@ -61,7 +62,7 @@ def times(args):
     print(f"{'mesh':22}{'ms per step':>12}{'of one rank':>14}")
     missed = []
     for name in MESHES:
-        # In each round the runs are close in time: the ratio of neighbours counts.
+        # In each round the runs are close in time, so the ratio of neighbours counts.
         ratio = statistics.median(one / base for one, base in zip(runs[name], runs["one rank"]))
         print(f"{name:22}{1e3 * statistics.median(runs[name]):12.0f}{100 * ratio:12.1f} %")
         if name in LIMITED and ratio > TIME_LIMIT:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The loss of every low-precision recipe against bfloat16: the debug model on GCIDE, 1,500 steps, three seeds a side, as
-# docs/results.md reports it, which says why this learning rate. Takes more than an hour on 2 cores, goes on where it was
-# interrupted, and needs the corpus (`make data/gcide/dataset.json`).    bench/precision_runs.sh TESSERA [FOLDER]
+# Compares the loss of every low-precision recipe with bfloat16: the debug model on GCIDE, 1,500 steps, three seeds a
+# side. docs/results.md reports the results, and why this learning rate was chosen. The script takes more than an hour
+# on 2 cores and continues where it was interrupted. It needs the corpus (`make data/gcide/dataset.json`).
+#   bench/precision_runs.sh TESSERA [FOLDER]
 set -euo pipefail
 tessera=$1
 folder=${2:-outputs/precision}

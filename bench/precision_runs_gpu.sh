@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# The loss of the 16B model in low precision against bfloat16 on the GPUs of this machine: a real corpus, 1,500 steps,
-# on all sides the same data and seeds, then `tessera compare`. As many runs at a time as there are GPUs for, RANKS of them each.
-# FOLDER/SIDE/seed-N/train.log is what a run says; a run that ended is not run again, others start anew: checkpoints would be 190
-# GB each. One there that was made with other options is an error. A verdict takes three seeds. PRECISIONS are the sides, of which
-# the first is the baseline. OPTIONS, of `tessera train`, are for all sides.
+# Compares the loss of the 16B model in low precision with bfloat16 on the GPUs of this machine: a real corpus, 1,500
+# steps, the same data and seeds on all sides, then `tessera compare`. Each run has RANKS GPUs, and as many runs as fit
+# run at a time. A run writes its output to FOLDER/SIDE/seed-N/train.log. A run that ended is not run again. Others
+# start from the beginning, because checkpoints would take 190 GB each. It is an error if a run in FOLDER was made with
+# other options. A verdict takes three seeds. PRECISIONS are the sides, and the first one is the baseline. OPTIONS, of
+# `tessera train`, apply to all sides.
 #   bench/precision_runs_gpu.sh TESSERA RANKS [FOLDER [DATASET [SEEDS [PRECISIONS [OPTIONS...]]]]]
 set -euo pipefail
 if [[ $# -lt 2 ]]; then
@@ -14,17 +15,18 @@ tessera=$1 ranks=$2 folder=${3:-outputs/precision-16B} dataset=${4:-data/gcide} 
 IFS=, read -ra precisions <<<"${6:-bf16,mxfp8,fp8_blockwise}"
 options=("${@:7}")
 source "$(dirname "$0")/precision_sides.sh"
-# 1,500 steps of 2048 tokens per rank are 0.2 epochs of the debug model's corpus for each; room for any load of the experts.
+# For each rank, 1,500 steps of 2048 tokens are 0.2 epochs of the debug model's corpus. There is room for any load of
+# the experts.
 base="--model.flavor=16B --training.device=cuda --training.dataset_path=$dataset --training.local_batch_size=1 \
 --training.seq_len=2048 --validation.enable=true --activation_checkpoint.mode=selective --metrics.log_freq=1 \
 --parallelism.expert_parallel_degree=$ranks --parallelism.expert_parallel_comm_backend=direct"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-is_not_finite() { # a run whose loss is not finite any more has ended, too, and compare says so
+is_not_finite() { # a run whose loss is not finite any more has ended, too, and compare reports that
   [[ -f $1/metrics.jsonl ]] && tail -n 1 "$1/metrics.jsonl" | grep -Eq '"(loss|grad_norm)":null'
 }
 
-train() { # precision, seed, the place's number
+train() { # precision, seed, number of the place
   local run=$folder/$1/seed-$2
   if [[ -f $run/train.ended ]]; then return; fi
   rm -rf "$run"
@@ -37,7 +39,7 @@ train() { # precision, seed, the place's number
   echo "$what" >"$run/train.ended"
 }
 
-# What is there already is kept, and must have been made like this.
+# Finished runs in the folder are kept, and must have been made with these options.
 what="$ranks ranks, $base $common ${options[*]}"
 for ended in "$folder"/*/seed-*/train.ended; do
   if [[ -f $ended && $(<"$ended") != "$what" ]]; then
@@ -46,7 +48,7 @@ for ended in "$folder"/*/seed-*/train.ended; do
   fi
 done
 
-# Every place for a run takes every num_places-th of them, in a process group of its own.
+# Each place runs every num_places-th of the runs, in its own process group.
 if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
   IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
 else

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034
-# What precision_runs.sh and precision_runs_gpu.sh have in common: the length of a run and its learning rate, and the options of
-# a recipe. To be sourced.
+# Sets what precision_runs.sh and precision_runs_gpu.sh have in common: the length of a run, its learning rate, and the
+# options of a recipe. The scripts source this file.
 common="--training.steps=1500 --optimizer.lr=2.2e-4 --lr_scheduler.warmup_steps=200 --validation.freq=500 --validation.steps=64"
 
 in_precision() { # bf16 or a recipe

@@ -1,4 +1,4 @@
-// Quantizers against memcpy: bytes read and written per second, at sizes far beyond the caches.
+// Measures quantizers against memcpy: bytes read and written per second, at sizes far beyond the caches.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -79,7 +79,7 @@ void dequantize_rows(benchmark::State& state) {
   report(state, static_cast<double>(y.num_bytes()) + bytes_of(rows));
 }
 
-/// What one would write first: the specification's functions, number by number, both orientations.
+/// Quantizes as a first version would: with the specification's functions, number by number, in both orientations.
 void scalar_loop(benchmark::State& state) {
   const Tensor& x = operands().x;
   const ArenaScope scope(operands().arena);

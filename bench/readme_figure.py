@@ -2,7 +2,7 @@
 """Draws the README's figure, docs/loss-16b.svg, from the losses in docs/runs/16B-two-h200.
 
     bench/readme_figure.py           # writes it
-    bench/readme_figure.py --check   # fails if the file is another; part of make test
+    bench/readme_figure.py --check   # fails if the file differs; part of make test
 """
 
 import json
@@ -13,13 +13,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RUNS = ROOT / "docs/runs/16B-two-h200"
 FIGURE = ROOT / "docs/loss-16b.svg"
 SIDES = {"bf16": "#5b6472", "mxfp8": "#d9480f"}
-WINDOW = 50  # steps that a point is the mean of
+WINDOW = 50  # a point is the mean of this many steps
 WIDTH, LEFT, RIGHT = 760, 56, 736
-MARGIN = 0.25  # percent: what compare calls equivalent
+MARGIN = 0.25  # percent; compare calls a smaller difference equivalent
 
 
 def losses(side):
-    """By step: the mean of the seeds' losses."""
+    """Returns, by step, the mean of the seeds' losses."""
     of_seeds = []
     for path in sorted((RUNS / side).glob("seed-*/metrics.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -29,7 +29,7 @@ def losses(side):
 
 
 def smooth(values):
-    """Means of WINDOW steps, with the last step of each."""
+    """Returns means of WINDOW steps, with the last step of each."""
     return [(end, sum(values[end - WINDOW:end]) / WINDOW) for end in range(WINDOW, len(values) + 1, WINDOW // 2)]
 
 

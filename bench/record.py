@@ -5,13 +5,13 @@
     bench/record.py docs     # writes the docs' figures anew from their records
     bench/record.py check    # fails where they differ from their records; part of make test
 
-`make` runs the GPU's test suites and the tables of bench/gpu.py with PyTorch beside (--python: one that has it), and
-writes bench/records/DATE-GPU.json.gz: machine, libraries, commit, hashes of the sources, logs and every measured line.
---mutants runs tests/gpu_mutants.py, too, and --sanitizer [FILTER] tests/compute_sanitizer.sh.
+`make` runs the GPU's test suites, and the tables of bench/gpu.py with PyTorch's beside (--python: one that has it). It
+writes bench/records/DATE-GPU.json.gz with machine, libraries, commit, hashes of the sources, logs and every measured
+line. --mutants also runs tests/gpu_mutants.py, and --sanitizer [FILTER] also runs tests/compute_sanitizer.sh.
 
-A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, as `docs` writes them. They say "Old" once
-the sources of PART are not those that were measured. A section that names an H100 or H200 has such figures, or says
-"**Old**", or lies in a section that does.
+A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, where `docs` writes them. They say "Old" once
+the sources of PART differ from those that were measured. A section that names an H100 or H200 must have such figures,
+or say "**Old**", or lie in a section that does.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECORDS = "bench/records"
 SUITES = ("ops", "step", "ep", "comm")
 
-# What the figures of a part depend on.
+# The figures of a part depend on these sources.
 TABLE_SOURCES = ["bench/gpu.py", "bench/peers/*", "src/app/bench/gpu_bench.*", "src/app/bench/gpu_tables*"]
 KERNELS = ["src/mx/*", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh", "src/ops/attention/attention_kernels.*", "src/ops/gemm/*",
            "src/ops/gemm/sm*/*", "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
@@ -59,13 +59,13 @@ SOURCES = {
 
 
 def hashes(root, globs):
-    """Of the files that there are, by their paths."""
+    """Returns the hashes of the files that match, by their paths."""
     paths = {path for pattern in globs for path in root.glob(pattern) if path.is_file()}
     return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(paths)}
 
 
 def run(name, command):
-    """A log of it."""
+    """Runs the command and returns a log of it."""
     print(f"{name}: {' '.join(map(str, command))}", file=sys.stderr, flush=True)
     begin = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -119,7 +119,7 @@ def make(args):
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(record, indent=1).encode(), mtime=0))
     print(path)
-    # A bound of speed that is missed is a figure, too; a test that fails is not.
+    # A missed bound of speed is a figure, too. A failed test is not.
     sys.exit(any(log["status"] != 0 for log in logs if log["name"] != "bench/gpu.py"))
 
 
@@ -168,7 +168,8 @@ def steps(record):
 
 
 def grouped(record):
-    """A cell: our rate, and that over PyTorch's, or over our bfloat16's for weight gradients in 8 bits."""
+    """Returns the table of grouped products. A cell has our rate, and its ratio to PyTorch's, or to our bfloat16's for
+    weight gradients in 8 bits."""
     ours, torch = sides(record)
     columns = [*BF16, *(f"{kind} {way}" for kind in ("fp8", "mxfp8/128") for way in ("fwd", "dgrad", "wgrad =")),
                "mxfp8/32 fwd"]
@@ -196,7 +197,8 @@ def gemm(record):
 
 
 def attention(record):
-    """Beside PyTorch's from the same operands, and its own operator alone, from keys that were joined before."""
+    """Returns the table of attention, beside PyTorch's from the same operands, and beside its operator alone with keys
+    that were joined before."""
     ours, torch = sides(record)
     rows = []
     for shape in ours.shapes("attention", "attention fwd"):
@@ -235,7 +237,7 @@ OLD = "**Old**"
 
 
 class Pages:
-    """The pages of a source tree, and what is wrong with them."""
+    """The pages of a source tree, and their problems."""
 
     def __init__(self, root):
         self.root, self.problems, self.records = root, [], {}
@@ -255,7 +257,7 @@ class Pages:
         return hashes(self.root, SOURCES[part]) != measured
 
     def block(self, path, name, part):
-        """What stands between the comments; none if there is no such record or part."""
+        """Returns the lines between the comments, or None if there is no such record or part."""
         record = self.record(name)
         if record is None or part not in PARTS:
             return None
@@ -267,7 +269,7 @@ class Pages:
                 f"Tessera {machine['tessera']}.{old}", "", *PARTS[part](record)]
 
     def renewed(self, path):
-        """The page's lines as they should be."""
+        """Returns the page's lines as they should be."""
         lines, made = path.read_text().splitlines(), []
         at = 0
         while at < len(lines):
@@ -291,7 +293,8 @@ class Pages:
         return made
 
     def check_sections(self, path):
-        """A section that names a GPU has figures of a record, or is said to be old, or a section around it is."""
+        """Checks that a section that names a GPU has figures of a record, or that it or a section around it says
+        "Old"."""
         sections = []  # level, line, old, has a record, names a GPU
         around = []
         in_code = False
@@ -320,7 +323,7 @@ class Pages:
 
 
 def check(root):
-    """What is wrong with the pages."""
+    """Returns the problems of the pages."""
     pages = Pages(root)
     for path in pages.paths():
         renewed, lines = pages.renewed(path), path.read_text().splitlines()

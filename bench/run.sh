@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Benchmarks: operators and generation (Google Benchmark), then the training step against PyTorch, beside other programs, several ranks, saving, tokenizing
-# against the package `tokenizers`, expert-parallel backends against each other, and where there is a GPU, its operators and steps
-# against PyTorch. bench/run.sh BUILD_FOLDER
+# Runs all benchmarks: operators and generation (Google Benchmark), the training step against PyTorch and beside other
+# programs, several ranks, saving, tokenizing against the package `tokenizers`, and expert-parallel backends against
+# each other. If there is a GPU, its operators and steps run against PyTorch.
+#   bench/run.sh BUILD_FOLDER
 set -euo pipefail
 build=$1
 venv=build/venv
@@ -18,7 +19,7 @@ fi
 "$build/bench/bench_quantize" --benchmark_min_time=0.2
 "$build/bench/bench_generate"
 "$venv/bin/python" bench/compare.py --tessera "$build/src/app/tessera" --python "$venv/bin/python"
-# These fail when a bound is missed; the others are to run all the same.
+# These fail if a bound is missed. The others run nevertheless.
 status=0
 "$venv/bin/python" bench/busy.py --tessera "$build/src/app/tessera" || status=1
 "$venv/bin/python" bench/guards.py --tessera "$build/src/app/tessera" || status=1

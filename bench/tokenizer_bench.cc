@@ -1,5 +1,6 @@
-// Speed of a tokenizer on one thread: bench_tokenizer TOKENIZER INPUT [PASSES]
-// Encodes all documents of INPUT, PASSES times, and prints one line of JSON: the best pass, and what the ids were.
+// Measures the speed of a tokenizer on one thread: bench_tokenizer TOKENIZER INPUT [PASSES]
+// Encodes all documents of INPUT, PASSES times. Prints one line of JSON with the best pass, and with the number and a
+// checksum of the ids.
 #include <fmt/format.h>
 #include <zlib.h>
 
@@ -34,7 +35,7 @@ int run(int argc, char** argv) {
   uLong crc = crc32(0, nullptr, 0);
   for (const std::vector<std::int32_t>& document : ids) {
     num_tokens += document.size();
-    if (document.empty()) continue;  // its address may be null, at which zlib begins anew
+    if (document.empty()) continue;  // its address may be null, which would make zlib start again
     crc = crc32(crc, reinterpret_cast<const Bytef*>(document.data()), static_cast<uInt>(document.size() * 4));
   }
   fmt::print("{{\"bytes\": {}, \"seconds\": {}, \"tokens\": {}, \"crc32\": {}}}\n", source.statistics().num_text_bytes,

@@ -1,7 +1,7 @@
 """MB/s of tokenizing on one thread: Tessera against the `tokenizers` package, on the same text, in turns.
 
-The tokenizers are trained on the text (once; they are kept), with the pre-tokenizers of DeepSeek-V3, Llama 3 and GPT-2.
-Each side encodes the same documents; the package by its faster batch call, the better of two passes counts. The ids
+The tokenizers are trained on the text once and kept. They have the pre-tokenizers of DeepSeek-V3, Llama 3 and GPT-2.
+Each side encodes the same documents. The package uses its faster batch call. The better of two passes counts. The ids
 must be the same.
 """
 
@@ -25,7 +25,7 @@ os.environ["RAYON_NUM_THREADS"] = "1"
 DOCUMENT_BYTES = 4096
 PASSES = 2
 STYLES = ("deepseek_v3", "llama3", "gpt2")
-PROMISED_RATIO = 2.0  # below it the comparison fails
+PROMISED_RATIO = 2.0  # with a smaller ratio the comparison fails
 
 
 def make_documents(corpus: Path, path: Path, megabytes: int) -> None:
@@ -64,13 +64,14 @@ def train(style: str, documents: list[str], vocab_size: int, path: Path) -> None
 
 
 def peer(tokenizer_path: str, input_path: str, passes: int) -> dict:
-    """The package's own time, in a process of its own."""
+    """Returns the package's time. Runs in a process of its own."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(tokenizer_path)
     tokenizer.encode_special_tokens = True
     documents = read_documents(Path(input_path))
-    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)  # without offsets, where there is one
+    # The fast call gives no offsets; older versions lack it.
+    encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
     seconds = float("inf")
     for _ in range(passes):
         start = time.perf_counter()

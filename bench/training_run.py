@@ -1,4 +1,4 @@
-"""Programs on several ranks, and a run of `tessera train` on one or several, for benchmarks."""
+"""Starts programs on several ranks, and runs `tessera train` on one or several, for benchmarks."""
 
 import json
 import os
@@ -10,14 +10,14 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def mpirun(num_ranks):
-    """What comes before a command. Ranks are not bound to cores: each has its part of them as threads, and goes where
-    there is room."""
+    """Returns the words before a command. Ranks are not bound to cores: each has its part of them as threads, and runs
+    where there is room."""
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(num_ranks)]
 
 
 def train(args, num_ranks, options, launch=False):
-    """What the run printed, and the lines of its metrics.jsonl. args: tessera, dataset, scratch. launch: by tessera
-    launch, and not by mpirun."""
+    """Returns the output of a run, and the lines of its metrics.jsonl. `args` has tessera, dataset and scratch. With
+    `launch` the run starts by `tessera launch` and not by mpirun."""
     with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         command = [args.tessera, "train"]
         if launch:

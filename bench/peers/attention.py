@@ -1,6 +1,6 @@
-"""cuDNN's attention through PyTorch in the shapes of `tessera bench attention`, from the same operands: queries, the
-projection that holds every head's keys and values, and the rotated part of the keys that all heads share. And of keys
-that somebody has joined already ("core"), which a model never has."""
+"""Times cuDNN's attention through PyTorch in the shapes of `tessera bench attention`, from the same operands: queries,
+the projection that holds every head's keys and values, and the rotated part of the keys that all heads share. Also
+times it with keys that were joined before ("core"), which a model never has."""
 
 import torch
 from timing import random, row
@@ -35,7 +35,8 @@ def both_ways(name, shape, scores, function, operands, d_o):
 def main():
     for seqs, heads, length in ((4, 16, 4096), (1, 128, 4096), (2, 16, 8192)):
         shape = f"B{seqs} H{heads} S{length}"
-        scores = seqs * heads * length * length  # of the lower triangle: half of them, and two operations each
+        # Half of the scores are in the lower triangle, and each takes two operations.
+        scores = seqs * heads * length * length
         q, kv, d_o = (random(seqs, length, heads, dim) for dim in (DIM_QK, NOPE + DIM_V, DIM_V))
         both_ways("attention", shape, scores, from_projections, (q, kv, random(seqs, length, ROPE)), d_o)
         joined = tuple(random(seqs, length, heads, dim).transpose(1, 2) for dim in (DIM_QK, DIM_QK, DIM_V))

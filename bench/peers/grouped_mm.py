@@ -1,6 +1,7 @@
-"""torch._grouped_mm (bfloat16) and torch._scaled_grouped_mm (e4m3, a scale per row): shapes of `tessera bench grouped`.
+"""Times torch._grouped_mm (bfloat16) and torch._scaled_grouped_mm (e4m3, a scale per row).
 
-"fast" is use_fast_accum=True, where sums are not added up in float32. The weight gradient is written in bfloat16.
+The shapes are those of `tessera bench grouped`. "fast" means use_fast_accum=True, which does not add up sums in
+float32. The weight gradient is written in bfloat16.
 """
 
 import sys
@@ -12,7 +13,7 @@ SHAPES = ((8, 98304, 2048, 1408), (8, 98304, 1408, 2048), (32, 65536, 7168, 2048
 
 
 def groups(rows, experts, skewed):
-    """As in src/app/bench/gpu_tables_products.cc."""
+    """Returns the sizes of groups, as in src/app/bench/gpu_tables_products.cc."""
     weights = [1 + (5 * e + 3) % 8 if skewed else 1 for e in range(experts)]
     sizes = [rows // 128 * weight // sum(weights) * 128 for weight in weights]
     sizes[-1] += rows - sum(sizes)
@@ -31,7 +32,7 @@ def main():
             row("bf16 dgrad", shape, flop, lambda: torch._grouped_mm(d_y, w, offs=offsets))
             row("bf16 wgrad =", shape, flop, lambda: torch._grouped_mm(d_y.t(), x, offs=offsets))
 
-            # All magnitudes of e4m3, as in blocks that have scales.
+            # The numbers have all magnitudes of e4m3, as in blocks that have scales.
             x8, d_y8, w8 = ((t * 896).to(torch.float8_e4m3fn) for t in (x, d_y, w))
             w8t = w8.transpose(-2, -1).contiguous()
             del x, d_y, w

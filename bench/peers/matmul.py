@@ -1,4 +1,5 @@
-"""PyTorch's bfloat16 matrix products in the shapes of `tessera bench gemm`. The weight gradient is assigned, in bfloat16."""
+"""Times PyTorch's bfloat16 products in the shapes of `tessera bench gemm`. The weight gradient is assigned, in
+bfloat16."""
 
 from timing import random, row
 

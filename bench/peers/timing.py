@@ -1,4 +1,5 @@
-"""How PyTorch's operators are timed: as `tessera bench` times its own (src/app/bench/gpu_bench.cc). One line of JSON per row."""
+"""Times PyTorch's operators as `tessera bench` times its own (src/app/bench/gpu_bench.cc). Prints a line of JSON per
+row."""
 
 import json
 import math
@@ -8,12 +9,13 @@ import sys
 import torch
 
 GRAPH_MS, WARM_MS, LAUNCHES = 4, 100, 9
-# Not the default stream, which cannot be captured; a backward runs on its forward's stream.
+# The default stream cannot be captured, so another stream is used. A backward runs on its forward's stream.
 torch.cuda.set_stream(torch.cuda.Stream())
 
 
 def random(*shape, dtype=torch.bfloat16):
-    """Numbers of the same distribution: how much power a product draws depends on them."""
+    """Returns numbers of the distribution that Tessera's benchmarks use. A product's power draw depends on its
+    numbers."""
     return (torch.rand(*shape, device="cuda") - 0.5).to(dtype)
 
 
@@ -46,7 +48,8 @@ def median_ms(run):
 
 
 def row(name, shape, flop, run):
-    """With the argument "profile" one run only, for a profiler. A row that PyTorch cannot run is left out."""
+    """Measures and prints a row. With the argument "profile" it only runs once, for a profiler. A row that PyTorch
+    cannot run is left out."""
     try:
         if sys.argv[1:] == ["profile"]:
             run()

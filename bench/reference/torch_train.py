@@ -1,10 +1,10 @@
 """The peer: DeepSeek-V3 training on a CPU in PyTorch, tuned as an experienced PyTorch user would tune it.
 
-Model and step are those of the engine's `debugmodel`: forward, cross-entropy, backward, expert-bias update,
-clipping to norm 1, AdamW, on random tokens with causal attention and without recomputation. Prints one line
-of JSON. The defaults are the fastest settings found that start at once; `--bf16 autocast --compile` gains
-about a tenth more in bfloat16 (nothing in float32) and needs a C++ compiler and up to half a minute.
-`--check FILE` compares loss and gradients with a golden file instead.
+Model and step are those of the engine's `debugmodel`: forward, cross-entropy, backward, expert-bias update, clipping to
+norm 1, AdamW, on random tokens with causal attention and without recomputation. Prints one line of JSON. The defaults
+are the fastest settings found that start at once. `--bf16 autocast --compile` gains about a tenth more in bfloat16
+(nothing in float32), and needs a C++ compiler and up to half a minute. `--check FILE` compares loss and gradients with
+a golden file instead.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from pathlib import Path
 
 
 def use_avx512_in_mkl() -> bool:
-    """Lets MKL take its AVX-512 kernels on CPUs of other makers too; returns whether that was done.
+    """Lets MKL take its AVX-512 kernels on CPUs of other makers, too. Returns whether that was done.
 
-    PyTorch multiplies float32 matrices with MKL, which otherwise stays with AVX2 there, at half the speed.
-    MKL asks one function for the maker; the first one loaded answers, hence the call before `import torch`.
+    PyTorch multiplies float32 matrices with MKL, which otherwise uses AVX2 there, at half the speed. MKL asks one
+    function for the maker. The first loaded definition answers, so this runs before `import torch`.
     """
     cpuinfo = Path("/proc/cpuinfo")
     if platform.machine() != "x86_64" or not cpuinfo.exists():
@@ -82,14 +82,14 @@ FLAVORS = {"debugmodel": Config()}
 
 
 class ChunkedAttention(torch.autograd.Function):
-    """Causal attention by chunks of queries, each against the keys up to its end; keeps the probabilities.
+    """Computes causal attention by chunks of queries, each against the keys up to its end. Keeps the probabilities.
 
-    PyTorch's CPU flash kernel wants equal head dims of keys and values, multiplies small tiles, and runs its
-    backward slower than large batched products; the probabilities take B*H*S*S/2 elements per layer.
+    PyTorch's CPU flash kernel requires equal head dims of keys and values, multiplies small tiles, and runs its
+    backward slower than large batched products. The probabilities take B*H*S*S/2 elements per layer.
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, chunk: int) -> Tensor:  # [B, H, S, d] each
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, chunk: int) -> Tensor:  # each is [B, H, S, d]
         B, H, S, d = q.shape
         q, k, v = (t.reshape(B * H, S, -1) for t in (q, k, v))
         mask = torch.full((chunk, chunk), -math.inf, dtype=q.dtype).triu(1)
@@ -109,7 +109,7 @@ class ChunkedAttention(torch.autograd.Function):
         B, H, S, _ = grad.shape
         grad = grad.reshape(B * H, S, -1)
         dqs, dk, dv, end = [], None, None, S
-        for p in reversed(probs):  # the last chunk sees all keys, so it creates dk and dv
+        for p in reversed(probs):  # the last chunk reads all keys, so it creates dk and dv
             begin = end - p.shape[1]
             dp = grad[:, begin:end] @ v[:, :end].transpose(1, 2)
             ds = torch._softmax_backward_data(dp, p, -1, p.dtype).mul_(q.shape[-1] ** -0.5)
@@ -128,12 +128,12 @@ class ChunkedAttention(torch.autograd.Function):
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, kind: str) -> Tensor:
     if kind == "chunked":
-        # float32 gains from leaving out more of the masked half, bfloat16 from larger products.
+        # float32 gains if more of the masked half is left out, and bfloat16 gains from larger products.
         return ChunkedAttention.apply(q, k, v, 128 if q.dtype == torch.float32 else 256)
     if kind == "flash":
         v_padded = F.pad(v, (0, q.shape[-1] - v.shape[-1]))
         return F.scaled_dot_product_attention(q, k, v_padded, is_causal=True)[..., : v.shape[-1]]
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)  # unequal head dims: the "math" path
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)  # unequal head dims take the "math" path
 
 
 # ------------------------------------------------------------------------------------------------------ model
@@ -145,7 +145,7 @@ class Linear(nn.Linear):
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
-    """Turns adjacent pairs of the last dim, in float32. x: [B, S, heads, 2r]; rope: cos, sin, [2, S, r]."""
+    """Turns adjacent pairs of the last dim, in float32. x is [B, S, heads, 2r]; rope is cos and sin, [2, S, r]."""
     cos, sin = rope.unsqueeze(2)
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
@@ -197,7 +197,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """One GEMM pair per expert over the contiguous rows routed to it."""
+    """Computes one GEMM pair per expert over the contiguous rows routed to it."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class MoE(nn.Module):
         self.router = Router(c)
         self.experts = Experts(c)
         self.shared_experts = FeedForward(c.dim, c.num_shared_experts * c.moe_inter_dim)
-        # Plain attributes, not buffers: they stay as they are when the module is cast to bfloat16.
+        # These are plain attributes and not buffers, so they stay float32 when the module is cast to bfloat16.
         self.expert_bias = torch.zeros(c.num_experts)
         self.counts = torch.zeros(c.num_experts, dtype=torch.int64)
 
@@ -308,7 +308,7 @@ def init_weights(model: Model) -> None:
 
 
 class Trainer:
-    """One step of training, in float32, under autocast, or with bfloat16 weights beside float32 masters."""
+    """Makes training steps in float32, under autocast, or with bfloat16 weights beside float32 masters."""
 
     def __init__(self, model: Model, args: argparse.Namespace) -> None:
         self.moes = [m for m in model.modules() if isinstance(m, MoE)]
@@ -356,7 +356,7 @@ def keep_freed_memory() -> None:
 
 
 def check(path: Path, attention: str) -> None:
-    """Loss and gradients in float32 against a golden file (a causal one with an ungrouped softmax router)."""
+    """Compares loss and gradients in float32 with a golden file (a causal one with an ungrouped softmax router)."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "reference"))
     import deepseek_v3
     import safetensors_io
