@@ -1,6 +1,5 @@
-// verify_checkpoint: any bytes as manifest.json of a checkpoint, once as they are and once with the content's checksum
-// made right. The folder also has model.safetensors, of kModelBytes,
-// so that a manifest can be right.
+// Fuzzes verify_checkpoint with any bytes as manifest.json of a checkpoint: once unchanged, and once with the right
+// checksum of the content. The folder also has model.safetensors, of kModelBytes, so that a manifest can be right.
 #include "checkpoint/checkpoint.h"
 
 #include "target.h"
@@ -8,7 +7,7 @@
 using namespace tessera;
 
 namespace {
-constexpr std::string_view kModelBytes("\x02\0\0\0\0\0\0\0{}", 10);  // no tensors
+constexpr std::string_view kModelBytes("\x02\0\0\0\0\0\0\0{}", 10);  // it has no tensors
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,4 +1,5 @@
-// parse_job_config: any bytes as TOML. What parses prints as TOML that reads back to the same.
+// Fuzzes parse_job_config with any bytes as TOML. A configuration that parses must print as TOML that reads back to the
+// same.
 #include "config/job_config.h"
 #include "target.h"
 

@@ -1,4 +1,4 @@
-// Overrides "--section.key=value", one on each line of the input.
+// Fuzzes overrides "--section.key=value", one on each line of the input.
 #include "config/job_config.h"
 #include "target.h"
 

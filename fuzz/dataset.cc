@@ -1,5 +1,5 @@
-// read_manifest: any bytes as dataset.json, once as they are and once with the content's checksum made right; then the
-// shards and the tokenizer that it names are looked for.
+// Fuzzes read_manifest with any bytes as dataset.json: once unchanged, and once with the right checksum of the content.
+// Then the shards and the tokenizer that it names are opened.
 #include "data/dataset.h"
 
 #include "target.h"

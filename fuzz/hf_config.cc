@@ -1,4 +1,5 @@
-// parse_hf_config: any bytes as config.json. What is accepted makes a model that prints and reads back to the same.
+// Fuzzes parse_hf_config with any bytes as config.json. An accepted file makes a model that prints and reads back to
+// the same.
 #include "run/state/hf_config.h"
 
 #include "target.h"
@@ -12,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     try {
       printed = hf_config_json(config, DType::kBFloat16);
     } catch (const Error&) {
-      return;  // its class cannot compute it, as hf_obstacles says
+      return;  // the class of this form cannot compute it, as hf_obstacles says
     }
     if (hf_config_json(parse_hf_config(printed, "config.json"), DType::kBFloat16) != printed) {
       fuzz::found("reads back to something else:\n" + printed);

@@ -1,4 +1,4 @@
-// HfWeights: any bytes as model.safetensors.index.json, beside a small shard.
+// Fuzzes HfWeights with any bytes as model.safetensors.index.json, beside a small shard.
 #include "checkpoint/huggingface.h"
 #include "target.h"
 
@@ -6,7 +6,7 @@ using namespace tessera;
 
 namespace {
 
-/// The shard that the seeds name: two tensors, one of them with a block factor.
+/// Writes the shard that the seeds name: two tensors, one of them with a block factor.
 void write_shard() {
   const SafetensorsSpec specs[] = {{"a", "BF16", {3}}, {"b", "F8_E4M3", {2, 2}}, {"b_scale_inv", "F32", {1, 1}}};
   SafetensorsWriter writer(fuzz::input_folder() / "model-00001-of-00001.safetensors", specs, {});

@@ -1,5 +1,5 @@
-// Writes the valid files among the seeds: fuzz_make_seeds FOLDER (fuzz/corpus). They change only when a format does;
-// what the fuzzer and people found lies beside them.
+// Writes the valid files among the seeds: fuzz_make_seeds FOLDER (fuzz/corpus). They change only if a format does.
+// Files that the fuzzer and people found are in the same folder.
 #include <sentencepiece_trainer.h>
 
 #include <cstdio>
@@ -32,7 +32,7 @@ void write_shard(const fs::path& path, const data::Tokenizer& tokenizer) {
   writer.finish();
 }
 
-/// Ids of four bytes.
+/// Has ids of four bytes.
 class LargeVocabulary final : public data::Tokenizer {
  public:
   std::string_view kind() const override { return "large"; }
@@ -56,7 +56,7 @@ void write_safetensors_seeds(const fs::path& folder) {
 }
 
 void write_checkpoint_seeds(const fs::path& folder) {
-  // Of the model.safetensors that the target lays beside it.
+  // The manifest is that of the model.safetensors that the target writes beside it.
   write(folder / "seed-model",
         nlohmann::json{
             {"format", "tessera-checkpoint"},
@@ -71,7 +71,7 @@ void write_checkpoint_seeds(const fs::path& folder) {
 }
 
 void write_shards_seeds(const fs::path& folder) {
-  // Upper halves of the matrix whose lower one the target lays beside it, or that and what is too much.
+  // These are upper halves of the matrix whose lower half the target writes beside it, or pieces that have too much.
   std::vector<float> numbers(24, 2.0f);
   const Slice rows{.global = {4, 6}}, left{.global = {4, 6}, .dim = 1, .part = 0, .parts = 2};
   const auto write_piece = [&](const char* name, const Piece& piece, DType dtype = DType::kFloat32) {
@@ -96,7 +96,8 @@ void write_dataset_seeds(const fs::path& folder) {
 
 void write_model(const fs::path& path, const fs::path& scratch, const std::string& options) {
   write(scratch / "text", "the quality of being amicable, the moral of it\nof naming names in the text\n");
-  write(scratch / "rules", "41\t61\n42\t62 62\nFB01\t66 69\n3000\t20\n");  // A: a, B: bb, the ligature: fi, space
+  // A: a, B: bb, the ligature: fi, ideographic space: space.
+  write(scratch / "rules", "41\t61\n42\t62 62\nFB01\t66 69\n3000\t20\n");
   const auto status = sentencepiece::SentencePieceTrainer::Train(
       fmt::format("--input={0}/text --model_prefix={0}/m --minloglevel=2 --num_threads=1 --hard_vocab_limit=false {1}",
                   scratch.string(), fmt::format(fmt::runtime(options), scratch.string())));
@@ -173,7 +174,7 @@ void write_run_record_seeds(const fs::path& folder) {
   write(folder / "seed-metrics", lines + "{\"step\":3,");
 }
 
-/// Bytes, a few merges, and the three ways to cut that the published tokenizers have.
+/// Writes tokenizers with bytes, a few merges, and the three ways in which the published tokenizers cut text.
 void write_tokenizer_seeds(const fs::path& folder) {
   using nlohmann::json;
   json vocab;

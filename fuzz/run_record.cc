@@ -1,5 +1,5 @@
-// read_run: text before the first empty line as run.json, what follows as metrics.jsonl; without an empty line, any
-// bytes as the metrics.jsonl of a run.json that is right.
+// Fuzzes read_run. The text before the first empty line is run.json, and the rest is metrics.jsonl. Without an empty
+// line, all bytes are the metrics.jsonl of a valid run.json.
 #include "compare/run_record.h"
 
 #include "target.h"

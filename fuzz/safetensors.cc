@@ -1,4 +1,4 @@
-// SafetensorsFile: any bytes.
+// Fuzzes SafetensorsFile with any bytes.
 #include "checkpoint/safetensors.h"
 
 #include "target.h"
@@ -18,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (element == 0) continue;
       std::vector<std::byte> copy(entry.bytes.size());
       const auto count = static_cast<std::int64_t>(entry.bytes.size()) / element;
-      // Of a shape that most entries do not have: a refusal, or a copy of the whole.
+      // Most entries do not have this shape. So the result is a refusal, or a copy of the whole entry.
       const DType dtype = entry.dtype == "F32"   ? DType::kFloat32
                           : entry.dtype == "I32" ? DType::kInt32
                                                  : DType::kBFloat16;

@@ -1,4 +1,4 @@
-// SentencePieceTokenizer: any bytes as the model; texts encoded with it and every id decoded.
+// Fuzzes SentencePieceTokenizer with any bytes as the model. Encodes texts with it and decodes every id.
 #include "data/tokenizers/sentencepiece_tokenizer.h"
 #include "target.h"
 
@@ -8,8 +8,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto path = fuzz::write_input("input.model", fuzz::as_text({data, size}));
   fuzz::read_hostile(path.native(), [&] {
     const data::SentencePieceTokenizer tokenizer(path);
-    // All ASCII; a full-width letter, a ligature, a decomposed accent and an ideographic space, which charsmaps change;
-    // U+2581, by which the library writes spaces; runs, which long pieces match; bytes that are not UTF-8.
+    // The texts have all of ASCII; a full-width letter, a ligature, a decomposed accent and an ideographic space, which
+    // charsmaps change; U+2581, by which the library writes spaces; runs, which long pieces match; and bytes that are
+    // not UTF-8.
     std::string ascii;
     for (int c = 0; c < 128; ++c) ascii.push_back(static_cast<char>(c));
     for (const std::string& text :

@@ -1,5 +1,5 @@
-// Shard: any bytes, once as they are and once with all checksums made right, without which no change of a byte gets
-// far.
+// Fuzzes Shard with any bytes: once unchanged, and once with all checksums right. Otherwise a changed byte would only
+// ever meet the checksums.
 #include "data/shard.h"
 
 #include <cstddef>
@@ -24,7 +24,7 @@ void read_all(const std::filesystem::path& path) {
   shard.verify();
 }
 
-/// The bytes with the checksums of blocks, table and header of what they now are, as far as there is room for them.
+/// Returns the bytes with right checksums of blocks, table and header, as far as there is room for them.
 std::string with_checksums(std::string bytes) {
   ShardHeader header;
   if (bytes.size() < sizeof header) return bytes;

@@ -1,5 +1,5 @@
-// ShardFiles: any bytes as the first of two shards, of the model and of the optimizer. The second, the lower half of a
-// matrix, is as it should be, so that the first can be right.
+// Fuzzes ShardFiles with any bytes as the first of two shards, of the model and of the optimizer. The second shard, the
+// lower half of a matrix, is valid, so that the first can be right.
 #include "checkpoint/shards.h"
 
 #include "target.h"
@@ -12,7 +12,8 @@ const Shape kShape = {4, 6};
 
 constexpr std::string_view kKinds[] = {kModelShards, kOptimizerShards};
 
-/// Reads every number of a model's matrix in its order, and some of either by a cut that no file has.
+/// Reads every number of a model's matrix in its order. Of both kinds it also reads some numbers by a cut that no file
+/// has.
 void read_matrix(std::string_view kind) {
   const ShardFiles files(fuzz::input_folder(), kind, 3, 2);
   const AssembledTensor matrix = files.at("w", kShape);

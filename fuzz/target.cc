@@ -56,19 +56,20 @@ void found(const std::string& what) {
 void touch(std::span<const std::byte> bytes) {
   unsigned sum = 0;
   for (const std::byte b : bytes) sum += static_cast<unsigned>(b);
-  asm volatile("" : : "r"(sum));  // so that the compiler does not leave the reads out
+  asm volatile("" : : "r"(sum));  // keeps the compiler from removing the reads
 }
 
 }  // namespace tessera::fuzz
 
-// base/file.cc is compiled with these in the place of mmap and munmap (CMakeLists.txt). A page's end lies behind the
-// file's, and who reads too far into it is not noticed; a heap block of just the file's size is guarded on both sides.
+// base/file.cc is compiled with these functions in place of mmap and munmap (CMakeLists.txt). A page ends after its
+// file, so reading too far into it would go unnoticed. A heap block of exactly the file's size is guarded on both
+// sides.
 extern "C" void* fuzz_mmap(void*, std::size_t size, int, int, int descriptor, off_t) {
   void* copy = std::malloc(size);
   if (copy == nullptr || ::pread(descriptor, copy, size, 0) != static_cast<ssize_t>(size)) {
     std::free(copy);
     errno = ENOMEM;
-    return reinterpret_cast<void*>(-1);  // MAP_FAILED
+    return reinterpret_cast<void*>(-1);  // equals MAP_FAILED
   }
   return copy;
 }

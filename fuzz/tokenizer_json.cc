@@ -1,4 +1,5 @@
-// HfTokenizer: any bytes as tokenizer.json. What loads gives ids of its vocabulary, which decode.
+// Fuzzes HfTokenizer with any bytes as tokenizer.json. A tokenizer that loads must give ids of its vocabulary, which
+// decode.
 #include "data/tokenizers/hf_tokenizer.h"
 #include "target.h"
 

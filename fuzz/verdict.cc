@@ -1,4 +1,5 @@
-// read_verdict, read_active_check, find_peer_rates: any bytes as what health daemons and active checks write.
+// Fuzzes read_verdict, read_active_check and find_peer_rates with any bytes as the files of health daemons and active
+// checks.
 #include "health/verdict.h"
 
 #include "health/peer_rates.h"
@@ -15,6 +16,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (const auto verdict = read_verdict(fuzz::input_folder())) static_cast<void>(to_json(*verdict).dump());
   });
   fuzz::read_hostile(fuzz::input_folder().native(), [] { static_cast<void>(read_active_check(fuzz::input_folder())); });
-  static_cast<void>(find_peer_rates(fuzz::input_folder(), "n1", "H100"));  // damaged files count not
+  static_cast<void>(find_peer_rates(fuzz::input_folder(), "n1", "H100"));  // damaged files do not count
   return 0;
 }
