@@ -1,9 +1,9 @@
-// Grouped GEMMs of src/ops/gemm/sm90 against float64, and against the clock.
+// Compares the grouped GEMMs of src/ops/gemm/sm90 with float64, and measures their time.
 //   grouped_gemm check    many shapes and groupings; exits with 1 if one is wrong
 //   grouped_gemm bench    the shapes of docs/performance.md; every case is checked on a sample first
 //   grouped_gemm once     each of bench's cases once, for a profiler
-// Compiled with LAB_VERSIONS="X(name) X(name) …", bench times several versions of the kernels in turn. One at a time
-// would compare the clocks that the power limit left to each.
+// If compiled with LAB_VERSIONS="X(name) X(name) …", bench times several versions of the kernels in turn. One version
+// after the other would compare the clocks that the power limit left to each.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -77,11 +77,11 @@ class Buffer {
 };
 
 struct Shape {
-  int m, n, num_rows;  // num_rows: room, at least what the groups need
+  int m, n, num_rows;  // num_rows is the allocated number of rows, at least that of the groups
   std::vector<int> groups;
 };
 
-/// `total` rows in `experts` groups of random sizes.
+/// Returns `total` rows in `experts` groups of random sizes.
 std::vector<int> skewed(int total, int experts) {
   std::exponential_distribution<double> distribution;
   std::vector<double> weights(experts);
@@ -119,7 +119,7 @@ struct Case {
     d_y.fill(1);
     w.fill(0.02f);
     base.fill(3);
-    // Beyond the last group: NaN.
+    // The rows after the last group are NaN.
     const std::int64_t used = host.back();
     TESSERA_CUDA(cudaMemset(x.get() + used * s.n, 0xff, (s.num_rows - used) * s.n * sizeof(Bf16)));
     TESSERA_CUDA(cudaMemset(d_y.get() + used * s.m, 0xff, (s.num_rows - used) * s.m * sizeof(Bf16)));
@@ -188,7 +188,7 @@ struct Case {
     return host;
   }
 
-  /// bfloat16 outputs are off by their rounding, float32 ones by the order of the sum.
+  /// Checks a product. bfloat16 outputs differ by their rounding, and float32 ones by the order of the sum.
   void check(Kind kind, bool accumulate, std::int64_t samples, const char* name) const {
     const bool wgrad = kind == Kind::kWgrad;
     if (wgrad && accumulate) {
@@ -230,7 +230,7 @@ std::vector<char> bytes_of(const Buffer<T>& buffer) {
   return host;
 }
 
-/// The three products captured into a graph and replayed twice give what they give when launched.
+/// Checks that the three products, captured into a graph and replayed twice, give the results of a launch.
 void check_graph(Case& c) {
   TESSERA_CUDA(cudaStreamCreateWithFlags(&c.stream, cudaStreamNonBlocking));
   const auto run_all = [&] {
@@ -300,7 +300,7 @@ void check_all() {
     c.check(Kind::kDgrad, false, 0, name);
     c.check(Kind::kWgrad, false, 0, name);
     c.check(Kind::kWgrad, true, 0, name);
-    // Results are the same bits from run to run.
+    // Results must be the same bits from run to run.
     std::vector<float> first(c.d_w.count()), second(c.d_w.count());
     for (std::vector<float>* copy : {&first, &second}) {
       TESSERA_CUDA(cudaMemcpy(c.d_w.get(), c.base.get(), c.base.count() * 4, cudaMemcpyDeviceToDevice));
@@ -315,7 +315,7 @@ void check_all() {
   }
 }
 
-/// Groups of sizes up to 8 to 1.
+/// Returns groups whose sizes differ by up to 8 to 1.
 std::vector<int> bench_groups(int rows, int experts, bool skew) {
   std::vector<int> groups(experts, rows / experts);
   if (!skew) return groups;
@@ -328,14 +328,14 @@ std::vector<int> bench_groups(int rows, int experts, bool skew) {
   return groups;
 }
 
-/// Milliseconds of one run, from as many as fill `budget_ms`.
+/// Returns the milliseconds of one run, from as many runs as fill `budget_ms`.
 double mean_ms(const Case& c, Kind kind, bool accumulate, double budget_ms) {
   cudaEvent_t begin, end;
   TESSERA_CUDA(cudaEventCreate(&begin));
   TESSERA_CUDA(cudaEventCreate(&end));
   float ms = 0;
   int runs = 1;
-  for (int i = 0; i < 2; ++i) {  // the first to learn how many
+  for (int i = 0; i < 2; ++i) {  // the first pass finds the number of runs
     TESSERA_CUDA(cudaEventRecord(begin));
     for (int j = 0; j < runs; ++j) c.run(kind, accumulate);
     TESSERA_CUDA(cudaEventRecord(end));
@@ -414,7 +414,7 @@ void bench_all(bool once) {
 int main(int argc, char** argv) {
   const std::string command = argc >= 2 ? argv[1] : "";
   try {
-    if (argc > 2) {  // some of the versions only
+    if (argc > 2) {  // takes only the versions that are named
       std::vector<lab::Version> some;
       for (const lab::Version& v : lab::versions) {
         if (std::find_if(argv + 2, argv + argc, [&](const char* name) { return v.name == std::string(name); }) !=

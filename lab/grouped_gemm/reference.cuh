@@ -1,4 +1,4 @@
-// What the harness compares with, and its inputs. One output is one warp's dot product in float64.
+// Computes the harness's inputs and the results to compare with. One output is one warp's dot product in float64.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,7 +24,7 @@ __host__ __device__ inline std::uint64_t mix(std::uint64_t x) {
   return x ^ x >> 33;
 }
 
-/// Normal numbers, nearly: the sum of 4 uniform ones.
+/// Fills with almost normal numbers: the sum of 4 uniform ones.
 template <typename T>
 __global__ void fill_normal(T* out, std::int64_t count, float scale, std::uint64_t seed) {
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count;
@@ -36,7 +36,8 @@ __global__ void fill_normal(T* out, std::int64_t count, float scale, std::uint64
   }
 }
 
-/// Every output if `samples` is 0, else that many: sample i is output mix(i) % count. Rows of no expert give NaN.
+/// Computes every output if `samples` is 0, otherwise that many: sample i is output mix(i) % count. Rows of no expert
+/// give NaN.
 static __global__ void reference(Problem p, double* out, std::int64_t count, std::int64_t samples) {
   const std::int64_t total = samples ? samples : count;
   const int lane = threadIdx.x % 32;
@@ -76,8 +77,8 @@ struct Difference {
   unsigned long long count = 0, written_outside = 0, outliers = 0;
 };
 
-/// Against the reference plus `base` (what was in the output, null: nothing). Rows of no expert must still hold
-/// `poison`. An outlier is further off than rounding of one number can be: relative · |ref| + absolute.
+/// Compares with the reference plus `base`, which the output held before (null: nothing). Rows of no expert must still
+/// hold `poison`. An outlier is further off than the rounding of one number allows: relative · |ref| + absolute.
 template <typename T>
 __global__ void compare(const T* out, const float* base, const double* expected, std::int64_t count,
                         std::int64_t samples, double relative, double absolute, Difference* difference) {

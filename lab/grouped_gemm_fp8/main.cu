@@ -1,7 +1,7 @@
-// Grouped GEMMs of 8-bit operands in src/ops/gemm/sm90 against float64, and against the clock.
+// Compares the grouped GEMMs of 8-bit operands in src/ops/gemm/sm90 with float64, and measures their time.
 //   grouped_gemm_fp8 check    many shapes and groupings; exits with 1 if one is wrong
-//   grouped_gemm_fp8 bench    the shapes of docs/performance.md, bfloat16 beside them; every case is checked on a
-//   sample
+//   grouped_gemm_fp8 bench    the shapes of docs/performance.md, with bfloat16 beside them; every case is checked on a
+//                             sample
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -57,7 +57,7 @@ struct Format {
 constexpr Format kFloat{ScaleType::kFloat32, mx::kWideBlock, "float"}, kWide{ScaleType::kE8M0, mx::kWideBlock, "e8m0"},
     kExact{ScaleType::kE8M0, mx::kBlock, "exact"};
 
-/// Owns a Matrix; `across` > 1 for weights.
+/// Owns a Matrix. `across` is larger than 1 for weights.
 class Operand {
  public:
   Operand(const Format& format, int num_matrices, int rows, int k, int across, int small)
@@ -92,7 +92,7 @@ class Operand {
 };
 
 struct Shape {
-  int m, n, num_rows;  // num_rows: room, at least what the groups need
+  int m, n, num_rows;  // num_rows is the allocated number of rows, at least that of the groups
   std::vector<int> groups;
   int experts() const { return static_cast<int>(groups.size()); }
   int used() const {
@@ -102,9 +102,9 @@ struct Shape {
   }
 };
 
-/// Difference from the reference; outliers are further off than rounding plus `absolute` times the typical number. FP8
-/// tensor cores keep 13 bits below the largest product of a sum: 1e-3 of a step's typical sum at worst, and steps
-/// differ in their scales.
+/// Checks the difference from the reference. Outliers are further off than rounding plus `absolute` times the typical
+/// number. FP8 tensor cores keep 13 bits below the largest product of a sum. That is 1e-3 of a step's typical sum at
+/// worst, and steps differ in their scales.
 template <typename T>
 void check(const std::string& what, bool wgrad, const Shape& shape, const Operand& a, const Operand& b,
            const std::int32_t* offsets, const Buffer<T>& out, const float* added, std::int64_t samples, double most,
@@ -116,12 +116,12 @@ void check(const std::string& what, bool wgrad, const Shape& shape, const Operan
   reference<<<4096, 256>>>(wgrad, a.view, b.view, offsets, shape.experts(), expected.get(), out.count(), samples);
   Difference d;
   double typical = 0;
-  for (int pass = 0; pass < 2; ++pass) {  // the first one for the typical number
+  for (int pass = 0; pass < 2; ++pass) {  // the first pass finds the typical number
     TESSERA_CUDA(cudaMemset(result.get(), 0, sizeof(Difference)));
     compare<<<512, 256>>>(out.get(), added, expected.get(), out.count(), samples, wgrad ? 1e-5 : 0x1p-8,
                           absolute * typical, result.get());
     TESSERA_CUDA(cudaMemcpy(&d, result.get(), sizeof(d), cudaMemcpyDeviceToHost));
-    // wgrad: of the longest group.
+    // With wgrad it is that of the longest group.
     const double longest = *std::max_element(shape.groups.begin(), shape.groups.end());
     const double larger = wgrad ? longest * shape.experts() / std::max(1, shape.used()) : 1;
     typical = std::sqrt(d.reference_squares / std::max(1.0, static_cast<double>(d.count)) * larger);
@@ -148,7 +148,7 @@ Buffer<std::int32_t>* make_offsets(const Shape& shape) {
 
 bool profiling = false;
 
-/// For profilers: one run. Else the median of runs that start when the clock has settled.
+/// Returns the median of runs that start when the clock has settled. For profilers it makes only one run.
 double median_ms(const std::function<void()>& run) {
   if (profiling) {
     run();
@@ -172,7 +172,8 @@ double median_ms(const std::function<void()>& run) {
   return times[kRuns / 2];
 }
 
-/// y = x · wᵀ in a format. The input's gradient is the same with m and n exchanged. ms; 0 without timing.
+/// Checks y = x · wᵀ in a format. The input's gradient is the same with m and n exchanged. Returns ms, or 0 if not
+/// timed.
 double forward(const Shape& s, const Format& format, std::int64_t samples, bool timed) {
   const bool exact = format.along == mx::kBlock;
   const Operand x(format, 1, s.num_rows, s.n, 1, samples ? 0 : 8);
@@ -251,7 +252,7 @@ double wgrad(const Shape& s, const Format& format, bool accumulate, std::int64_t
   run();
   const std::string what = std::string(accumulate ? "wgrad += " : "wgrad = ") + format.name;
   check(what, true, s, d_y, x, offsets->get(), d_w, accumulate ? base.get() : nullptr, samples, 3e-4, 1e-2);
-  if (!samples) {  // The same bits from run to run.
+  if (!samples) {  // the bits must be the same from run to run
     std::vector<float> first(d_w.count()), second(d_w.count());
     for (std::vector<float>* copy : {&first, &second}) {
       reset();
@@ -266,7 +267,7 @@ double wgrad(const Shape& s, const Format& format, bool accumulate, std::int64_t
   return timed ? median_ms(run) : 0;
 }
 
-/// `total` units of rows in `experts` groups of random sizes.
+/// Returns `total` units of rows in `experts` groups of random sizes.
 std::vector<int> skewed(int total, int experts, int unit) {
   std::exponential_distribution<double> distribution;
   std::vector<double> weights(experts);
@@ -285,9 +286,9 @@ void check_all() {
       {128, 128, 256, {256}},                             // one tile
       {16, 16, 1, {1}},                                   // the smallest sizes
       {208, 336, 700, {77, 0, 131, 5, 300}},              // tails everywhere
-      {1408, 528, 3000, {513, 1, 0, 0, 1023, 129, 640}},  // odd number of tiles: pairs over group ends
+      {1408, 528, 3000, {513, 1, 0, 0, 1023, 129, 640}},  // odd number of tiles: pairs span group ends
       {768, 1408, 2500, {0, 0, 2500, 0}},                 // one has all
-      {528, 512, 2500, {0, 0, 0, 1999}},                  // the last has all, room left
+      {528, 512, 2500, {0, 0, 0, 1999}},                  // the last has all, and there is room after it
       {256, 272, 64, {0, 0, 0}},                          // no rows at all
       {512, 512, 2048, {256, 512, 1024, 256}},            // multiples of tiles
       {144, 208, 5000, skewed(4900, 256, 1)},             // 256 experts
@@ -304,7 +305,7 @@ void check_all() {
       {528, 512, 2560, {0, 0, 0, 1920}},
       {256, 272, 128, {0, 0, 0}},
       {128, 256, 40064, {20096, 11136}},  // long sums in few tiles
-      {256, 512, 60032, {59904}},         // in several parts
+      {256, 512, 60032, {59904}},         // sums in several parts
       {144, 208, 38400, skewed(290, 256, 128)},
       {4208, 272, 1040, {128, 0, 640}},
   };
@@ -326,7 +327,7 @@ void check_all() {
   }
 }
 
-/// Multiples of 128, up to 8 to 1, as in bench/peers/grouped_mm.py.
+/// Returns groups in multiples of 128 whose sizes differ by up to 8 to 1, as in bench/peers/grouped_mm.py.
 std::vector<int> bench_groups(int rows, int experts, bool skew) {
   std::vector<int> groups(experts, rows / experts);
   if (!skew) return groups;
@@ -339,7 +340,7 @@ std::vector<int> bench_groups(int rows, int experts, bool skew) {
   return groups;
 }
 
-/// Our bfloat16 kernels: forward, dgrad, wgrad +=.
+/// Measures our bfloat16 kernels: forward, dgrad, wgrad =, wgrad +=.
 std::vector<double> bfloat16_ms(const Shape& s) {
   const Buffer<Bf16> x(std::int64_t{s.num_rows} * s.n), d_y(std::int64_t{s.num_rows} * s.m);
   const Buffer<Bf16> w(std::int64_t{s.experts()} * s.m * s.n), y(d_y.count()), d_x(x.count());

@@ -1,4 +1,5 @@
-// What the harness compares with, and its inputs: e4m3 with scales. One output is one warp's dot product in float64.
+// Computes the harness's inputs, e4m3 with scales, and the results to compare with. One output is one warp's dot
+// product in float64.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,15 @@ namespace lab {
 
 namespace mx = tessera::mx;
 
-/// Rows of quantized numbers, k contiguous, as mx::Quantized has them; of a stack of matrices, matrix after matrix.
+/// Rows of quantized numbers, with k contiguous, as in mx::Quantized. A stack of matrices follows matrix after matrix.
 struct Matrix {
   std::uint8_t* bytes = nullptr;
   void* scales = nullptr;
   std::int64_t rows = 0;
   int k = 0;
-  int matrix_rows = 0;  // of a matrix of the stack
+  int matrix_rows = 0;  // rows of one matrix of the stack
   bool is_float = false;
-  int along = 128, across = 1;  // numbers that share a scale
+  int along = 128, across = 1;  // how many numbers share a scale
 
   __host__ __device__ int scales_per_row() const { return (k + scale_width() - 1) / scale_width(); }
   __host__ __device__ int scale_width() const { return is_float ? along : mx::kBlock; }
@@ -38,7 +39,7 @@ struct Matrix {
   }
 };
 
-/// Normal numbers as e4m3, one in `small` of them down among the subnormal ones (0: none).
+/// Fills with normal numbers as e4m3. One in `small` of them is among the subnormal ones (0: none).
 static __global__ void fill_elements(Matrix x, std::uint64_t seed, int small) {
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < x.rows * x.k;
        i += std::int64_t{gridDim.x} * blockDim.x) {
@@ -50,7 +51,7 @@ static __global__ void fill_elements(Matrix x, std::uint64_t seed, int small) {
   }
 }
 
-/// One scale for each block of along × across, around 2^-8; stored as often as the format says.
+/// Writes one scale for each block of along × across, around 2^-8. It is stored as often as the format requires.
 static __global__ void fill_scales(Matrix x, std::uint64_t seed) {
   const std::int64_t count = x.scale_rows() * x.scales_per_row();
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < count;
@@ -67,7 +68,7 @@ static __global__ void fill_scales(Matrix x, std::uint64_t seed) {
   }
 }
 
-/// `wide` [rows, k up to a multiple of 64]: the numbers of x in the order of ops/gemm/sm90/sm90_widen.cuh.
+/// Writes the numbers of x to `wide` [rows, k up to a multiple of 64], in the order of ops/gemm/sm90/sm90_widen.cuh.
 static __global__ void widen(Matrix x, __nv_bfloat16* wide) {
   const std::int64_t length = (x.k + 63) / 64 * 64;
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < x.rows * length;
@@ -79,7 +80,7 @@ static __global__ void widen(Matrix x, __nv_bfloat16* wide) {
   }
 }
 
-/// NaN, scales too, in rows or columns of k from `first` on.
+/// Writes NaN, to scales too, in rows or in columns of k, from `first` on.
 static __global__ void poison_after(Matrix x, bool columns, std::int64_t first) {
   const std::int64_t stride = std::int64_t{gridDim.x} * blockDim.x;
   const std::int64_t start = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
@@ -97,8 +98,9 @@ static __global__ void poison_after(Matrix x, bool columns, std::int64_t first) 
   }
 }
 
-/// Rows: out[r, j] = Σ_k a[r, k] · b[expert of r][j, k]. wgrad: out[e, i, j] = Σ_r a[i, r] · b[j, r] over e's rows.
-/// Every output if `samples` is 0, else that many: sample i is output mix(i) % count. Rows of no expert give NaN.
+/// Computes products. Rows: out[r, j] = Σ_k a[r, k] · b[expert of r][j, k]. wgrad: out[e, i, j] = Σ_r a[i, r] · b[j, r]
+/// over e's rows. Computes every output if `samples` is 0, otherwise that many: sample i is output mix(i) % count. Rows
+/// of no expert give NaN.
 static __global__ void reference(bool wgrad, Matrix a, Matrix b, const std::int32_t* offsets, int num_experts,
                                  double* out, std::int64_t count, std::int64_t samples) {
   const std::int64_t total = samples ? samples : count;
