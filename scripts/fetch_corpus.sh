@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Fetches the corpus of the examples: GNU's Collaborative International Dictionary of English, 40 MB of text, from
-# the distribution's package dict-gcide (Debian main, Ubuntu universe). The package is unpacked, not installed.
+# Fetches the corpus of the examples: GNU's Collaborative International Dictionary of English, 40 MB of text. It is in
+# the distribution's package dict-gcide (Debian main, Ubuntu universe), which is unpacked and not installed.
 #   scripts/fetch_corpus.sh OUTPUT_DIR
-# Puts gcide.dict.dz (gzip) and gcide.index there. Does nothing if both are there.
+# Puts gcide.dict.dz (gzip) and gcide.index there. Does nothing if both files exist.
 set -euo pipefail
 
 if [[ $# -ne 1 || $1 == -* ]]; then

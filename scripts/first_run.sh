@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# first_run.sh TESSERA CONFIG [ARGS]: says how long the run will take on this machine, then trains. A first run that would
-# take more than five minutes gets fewer steps, unless ARGS says how many.
+# first_run.sh TESSERA CONFIG [ARGS]: prints how long the run will take on this machine, then trains. A first run that
+# would take more than five minutes gets fewer steps, unless ARGS has the number of steps.
 set -euo pipefail
 tessera=$1 config=$2
 shift 2
 
-value_of() {  # of a key in the configuration that the run will have: value_of section key
+value_of() {  # value_of section key: prints a key's value in the configuration that the run will have
   "$tessera" train "$config" "${arguments[@]}" --print-config | sed -n "/^\[$1\]/,/^\[/s/^$2 = //p" | tr -d '"'
 }
 arguments=("$@")
@@ -16,7 +16,7 @@ if [[ -z $(find "$checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null) ]]; then
   milliseconds=$("$tessera" bench step "$config" "${arguments[@]}" --steps 2 --warmup 1 2>/dev/null |
     sed -n 's/.*"step_ms":\([0-9.e+-]*\).*/\1/p')
   if [[ -n $milliseconds ]]; then
-    # At most 270 s of steps; the rest is for validations and checkpoints.
+    # Steps take at most 270 s. The rest is for validations and checkpoints.
     read -r minutes fitting < <(awk -v ms="$milliseconds" -v n="$steps" \
       'BEGIN { s = ms / 1000; fit = int(270 / s / 10) * 10; if (fit < 40) fit = 40; printf "%.1f %d\n", s * n / 60, fit }')
     echo "$steps steps take about $minutes minutes here" >&2

@@ -19,9 +19,9 @@ import pathlib
 import sys
 
 FLAVORS = ("debugmodel", "16B", "236B", "671B")
-ANY = object()  # an expected value of the model's that changes no result
+ANY = object()  # stands for any value where the model's value changes no result
 
-# Fields whose value is taken unchanged. [section of Tessera]: TorchTitan's place, names.
+# The values of these fields are taken unchanged. [section of Tessera]: TorchTitan's place, names.
 SAME = {
     "job": ("", "dump_folder"),
     "model": ("", "hf_assets_path"),
@@ -44,7 +44,7 @@ MOVED = {f"{place}.{name}".lstrip("."): f"{section}.{name}"
          for section, (place, names) in SAME.items() for name in names.split()}
 MOVED["debug.print_config"] = "job.print_config"
 
-# Fields without a counterpart that change neither results nor what fits. [why]: TorchTitan's place, names.
+# These fields have no counterpart, and change neither results nor what fits. [why]: TorchTitan's place, names.
 IGNORED_BECAUSE = (
     ("everything is compiled", "compile", "enable enable_async_tensor_parallel components backend"),
     ("the engine decides how it launches kernels", "training", "disable_cuda_graphs"),
@@ -80,7 +80,7 @@ IGNORED_BECAUSE = (
     ("it follows from the model", "loss.loss_fn", "global_vocab_size"),
 )
 IGNORED = {f"{place}.{name}": why for why, place, names in IGNORED_BECAUSE for name in names.split()}
-# Fields that are accepted with these values only.
+# These fields are accepted with these values only.
 REFUSED = {
     "training.enable_cpu_offload": ([False], "offloading to the CPU is not built"),
     "parallelism.pipeline_parallel_schedule_csv": (["", None], "a schedule from a file is not built"),
@@ -101,7 +101,7 @@ REFUSED = {
     "validator.dataloader.infinite": ([False], "validation always reads the same sequences"),
     "optimizer.optimizer_factory_kwargs_by_name": ([{}], "AdamW takes no further arguments"),
 }
-# Which classes the parts may have. What another one does cannot be known.
+# The parts may have these classes. The effect of any other class is not known.
 CLASSES = {
     "profiler": "Profiler", "metrics": "MetricsProcessor", "tokenizer": "HuggingFaceTokenizer",
     "dataloader": "HuggingFaceTextDataLoader", "optimizer": "OptimizersContainer",
@@ -125,7 +125,7 @@ def is_part(value):
 
 
 def parts_of(value):
-    """The fields of a dataclass that are no class's own business: name, value, whether that is the default."""
+    """Yields name, value and whether it is the default, for the fields of a dataclass that are not internal to it."""
     for field in dataclasses.fields(value):
         if field.name.startswith("_"):
             continue
@@ -147,7 +147,7 @@ def toml(value):
 
 
 class Import:
-    """What comes of the fields of one configuration."""
+    """Imports the fields of one configuration."""
 
     def __init__(self, config, converters):
         self.config = config
@@ -180,7 +180,8 @@ class Import:
             self.converter(converter)
 
     def set(self, key, value, name=None, was=ANY):
-        """Writes a key of ours. `name` and `was`: TorchTitan's field and value, told of where either is another."""
+        """Sets a key of ours. `name` and `was` are TorchTitan's field and value. A field with another name or value is
+        listed as moved."""
         section, _, leaf = key.rpartition(".")
         self.sections[section][leaf] = value
         changed = was is not ANY and was is not value and was != value
@@ -221,7 +222,7 @@ class Import:
                         "Tessera has one group, of all parameters, with AdamW")
             return
         known = {"lr": "lr", "eps": "eps", "weight_decay": "weight_decay"}
-        # Those of PyTorch, where the group names none.
+        # These defaults are PyTorch's, for options that the group does not name.
         options = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2} | groups[0].optimizer_kwargs
         self.set("optimizer.name", "AdamW", f"{name}[0].optimizer_name", "AdamW")
         for option, value in options.items():
@@ -329,8 +330,9 @@ class Import:
         self.backend(found)
 
     def yarn(self, found):
-        """TorchTitan 0.3 always scales RoPE; Tessera, like v0.2, where sequences are longer than original_seq_len. A
-        smaller original_seq_len, with betas that are smaller by the same factor, gives the same frequencies."""
+        """Sets the keys of YaRN. TorchTitan 0.3 always scales RoPE. Tessera, like v0.2, does so if sequences are longer
+        than original_seq_len. A smaller original_seq_len, with betas that are smaller by the same factor, gives the
+        same frequencies."""
         args, rope = self.sections["model.args"], "layers.0.attention.rope"
         seq_len, original = self.config.training.seq_len, args["original_seq_len"]
         if found[f"{rope}.scaling"] == "none":
@@ -371,11 +373,11 @@ class Import:
 
 
 def model_values(place, part):
-    """Every field of a model's configuration, and the class of every part, by its path."""
+    """Yields every field of a model's configuration, and the class of every part, by its path."""
     for name, value, _ in parts_of(part):
         path = f"{place}.{name}".lstrip(".")
         if name == "param_init":
-            continue  # initial distributions are those of docs/model.md
+            continue  # docs/model.md defines the initial distributions
         if is_part(value):
             yield path, class_name(value)
             yield from model_values(path, value)
@@ -387,7 +389,7 @@ def model_values(place, part):
 
 
 def model_args(found, model):
-    """[model.args], from the first place that has each."""
+    """Returns [model.args]. Each value is from the first place that has it."""
     def of(path, otherwise=None):
         return next((value for place, value in found.items() if place.endswith(path)), otherwise)
 
@@ -428,7 +430,8 @@ def model_args(found, model):
 
 
 def expected_values(a):
-    """By path: what Tessera's model has there, of which the first is named in errors. Layers differ by index."""
+    """Returns, by path, the values that Tessera's model has there. Errors name the first one. Layers differ by
+    index."""
     qk = a["qk_nope_head_dim"] + a["qk_rope_head_dim"]
     expected = {"sharding_config": [ANY]}
 
@@ -470,7 +473,7 @@ def expected_values(a):
         linear(f"{at}.wo", a["n_heads"] * a["v_head_dim"], a["dim"])
         part(f"{at}.inner_attention", "FlexAttention VarlenAttention", block_size=ANY, kernel_options=ANY,
              window_size=[(-1, 0)])
-        # Only YaRN's fields count; those of Llama's scaling are not read.
+        # Only YaRN's fields count. Those of Llama's scaling are not read.
         part(f"{at}.rope", "ComplexRoPE", dim=a["qk_rope_head_dim"], max_seq_len=ANY, theta=a["rope_theta"],
              scaling=["yarn", "none"], scaling_factor=ANY, low_freq_factor=ANY, high_freq_factor=ANY,
              original_max_position_embeddings=ANY, truncate=True,
@@ -487,7 +490,7 @@ def expected_values(a):
         part(f"{moe}.routed_experts", "RoutedExperts")
         part(f"{moe}.routed_experts.inner_experts", "GroupedExperts", dim=a["dim"], hidden_dim=a["moe_inter_dim"],
              num_experts=a["num_experts"])
-        # Below 1, HybridEP drops tokens.
+        # HybridEP drops tokens if the factor is below 1.
         part(f"{moe}.routed_experts.token_dispatcher",
              "AllToAllTokenDispatcher LocalTokenDispatcher DeepEPTokenDispatcher HybridEPTokenDispatcher "
              "MinimalAsyncEPTokenDispatcher", num_experts=a["num_experts"], top_k=a["top_k"], hidden_dim=ANY,
@@ -512,26 +515,26 @@ def expected_values(a):
 
 
 def linear_names(model):
-    """Modules that an MXFP8LinearConverter may convert, as both programs name them. Tessera leaves the output
-    projection, the router's gate and MTP's input projection in high precision."""
+    """Returns the modules that an MXFP8LinearConverter may convert, as both programs name them. Tessera leaves the
+    output projection, the router's gate and MTP's input projection in high precision."""
     return [path for path, value in model_values("", model) if value == "Linear" and
             not path.endswith(("lm_head", ".gate", ".eh_proj"))]
 
 
 def left_out(names, include):
-    """Patterns of the modules that no pattern of `include` is part of. An empty list includes all."""
+    """Returns patterns of the modules that match no pattern of `include`. An empty list includes all."""
     out = {name for name in names if include and not any(pattern in name for pattern in include)}
     patterns = set()
     for name in out:
-        kind = name.split(".", 2)[2]  # without layers.N
+        kind = name.split(".", 2)[2]  # the name without layers.N
         alike = {other for other in names if kind in other}
         patterns.add(kind if alike <= out else name)
     return sorted(patterns)
 
 
 def load(arguments):
-    """TorchTitan's configuration, and the converters that it names. They are noted in place of being built, because
-    building them takes torchao and a GPU, and the model that they return no longer tells what they were."""
+    """Returns TorchTitan's configuration, and the converters that it names. Converters are noted instead of built.
+    Building them takes torchao and a GPU, and the resulting model no longer tells what they were."""
     try:
         from torchtitan.config.manager import ConfigManager
         from torchtitan.protocols.model import ModelConfigConverter

@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04), and where there is nvcc, the
-# headers of cuDNN's C++ frontend and of CUTLASS from PyPI into build/. Does nothing, in a moment, when all of it is
-# there. `setup.sh program` installs what the program alone needs, `setup.sh program cuda` with CUDA's headers;
-# `setup.sh lint` installs what `make lint` needs as well, `setup.sh fuzz` what `make fuzz` needs,
-# `setup.sh browser` a browser without a screen, for the tests of the pages of `tessera compare` and `tessera report`
-# (status 2 where there is no package of one), `setup.sh cluster` what tests/cluster needs, where that can run: as root
-# with namespaces, `setup.sh image` what `make image` needs, `setup.sh kubernetes` the validators of recipes/kubernetes.
+# Installs what Tessera needs from the distribution's packages (Debian 12, Ubuntu 24.04). If there is nvcc, it also puts
+# the headers of cuDNN's C++ frontend and of CUTLASS from PyPI into build/. If all of it exists, the script ends
+# at once.
+#   setup.sh                what the program, tests and benchmarks need
+#   setup.sh program        what the program alone needs; `setup.sh program cuda` adds CUDA's headers
+#   setup.sh lint           also what `make lint` needs
+#   setup.sh fuzz           also what `make fuzz` needs
+#   setup.sh browser        a browser without a screen, for the tests of the pages of `tessera compare` and
+#                           `tessera report` (status 2 if no package has one)
+#   setup.sh cluster        what tests/cluster needs, where that can run: as root, with namespaces
+#   setup.sh image          what `make image` needs
+#   setup.sh kubernetes     the validators of recipes/kubernetes
 set -euo pipefail
 
 packages=(
@@ -46,13 +51,13 @@ elif [[ ${1:-} == image ]]; then
 elif [[ ${1:-} == kubernetes ]]; then
   packages=(python3)
 elif [[ ${1:-} == fuzz ]]; then
-  # The compiler, and libFuzzer and the sanitizers of the same version, which the package of this name depends on.
+  # Installs the compiler. The package of this name depends on libFuzzer and the sanitizers of the same version.
   packages+=(clang libclang-rt-dev)
 fi
 
 build=$(dirname "$0")/../build
-# Name, package, version, the folder of its wheel that is wanted, and its platform: of headers it need not be this
-# machine's.
+# Each line has name, package, version, the wanted folder of its wheel, and its platform. Headers need not be for this
+# machine's platform.
 wheels=()
 if { [[ $# -eq 0 || $1 == lint ]] || [[ "$*" == "program cuda" ]]; } && { command -v nvcc || command -v /usr/local/cuda/bin/nvcc; } >/dev/null; then
   wheels+=("cudnn-frontend nvidia-cudnn-frontend 1.32.0 include x86_64"
@@ -64,7 +69,7 @@ for line in "${wheels[@]}"; do
   read -r name _ version _ <<<"$line"
   [[ $(cat "$build/$name/version" 2>/dev/null) == "$version" ]] || wanted+=("$line")
 done
-# From PyPI, with what they need: the validators of Kubernetes' objects and of schemas.
+# Fetches the validators of Kubernetes' objects and of schemas from PyPI, with the packages that they need.
 validators="kubernetes-validate==1.37.0 jsonschema==4.26.0"
 if [[ ${1:-} != kubernetes || $(cat "$build/kubernetes/version" 2>/dev/null) == "$validators" ]]; then validators=""; fi
 if [[ -n $validators || ${#wanted[@]} -gt 0 ]] && ! python3 -m pip --version >/dev/null 2>&1; then packages+=(python3-pip); fi
@@ -124,7 +129,7 @@ if [[ ${1:-} == browser ]] && ! apt-cache show "${packages[@]}" >/dev/null 2>&1;
   exit 2
 fi
 if [[ ${1:-} == cluster && ! -e /usr/sbin/policy-rc.d ]]; then
-  # The daemons run in the lab only: those that are installed now start neither now nor when this machine boots.
+  # The daemons run in the lab only. Daemons that are installed now start neither now nor when this machine boots.
   printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
   chmod +x /usr/sbin/policy-rc.d
   trap 'rm -f /usr/sbin/policy-rc.d' EXIT
