@@ -16,7 +16,7 @@ case $model in
 esac
 case $precision in
   bf16) ;;
-  # The routed experts' grouped GEMMs. The copies that they keep need GPUs larger than an H200 for 671b.
+  # MXFP8 is for the routed experts' grouped GEMMs. With 671b, the copies that they keep need GPUs larger than an H200.
   mxfp8) arguments+=(--model.converters=quantize.grouped_mm.mx) ;;
   *) echo "variant.sh: unknown precision '$precision'; expected bf16 or mxfp8" >&2; usage ;;
 esac

@@ -41,10 +41,10 @@ suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Layer 1: the distribution, with the packages that own the libraries which the program is linked to.
+# Layer 1 is the distribution, with the packages that own the libraries to which the program is linked.
 packages=(openmpi-bin openssh-client)
 while read -r library; do
-  # A library's file is known by several paths where /lib is a link to /usr/lib.
+  # A library's file has several paths if /lib is a link to /usr/lib.
   owner=$(dpkg-query -S "*/$library" 2>/dev/null | sed -n "s|^\([^:]*\).*: /.*/$library\$|\1|p" | head -1 || true)
   if [[ -n $owner ]]; then
     packages+=("$owner")
@@ -52,10 +52,10 @@ while read -r library; do
     [[ -n $cuda && $library == libcu* ]] || fail "$program needs $library, which is in no package of this machine"
   fi
 done < <(objdump -p "$program" | awk '/NEEDED/ { print $2 }')
-if [[ -n $cuda ]]; then packages+=(libibverbs1 ibverbs-providers); fi  # NCCL over InfiniBand
+if [[ -n $cuda ]]; then packages+=(libibverbs1 ibverbs-providers); fi  # for NCCL over InfiniBand
 if [[ -n $sshd ]]; then packages+=(openssh-server); fi
 
-# Files newer than this get this time, so that a layer depends on its packages and on nothing else.
+# Files that are newer get this time, so that a layer depends only on its packages.
 export SOURCE_DATE_EPOCH=946684800
 cat >"$work/sshd_config" <<'END'
 # Runs as the user tessera. The key pair comes with a Secret, and is the hosts' key as well.
@@ -81,9 +81,9 @@ Host *
 END
 # shellcheck disable=SC2016  # mmdebstrap's own shell expands $1, the root of the image
 hooks=(
-  # An account without a password, which sshd would take for a locked one if it had the usual "!".
+  # The account has no password. With the usual "!", sshd would treat it as a locked account.
   --customize-hook='chroot "$1" useradd --uid 1000 --create-home --shell /bin/bash --password "*" tessera'
-  # What would differ between machines, or name their registry.
+  # These files would differ between machines, or name their registry.
   --customize-hook='rm -rf "$1"/etc/apt/sources.list* "$1"/etc/apt/apt.conf.d/99mmdebstrap "$1"/etc/resolv.conf "$1"/etc/hostname'
   --customize-hook='rm -rf "$1"/var/log/* "$1"/var/cache/* "$1"/var/lib/apt/* "$1"/etc/passwd- "$1"/etc/shadow- "$1"/etc/group- "$1"/etc/gshadow-'
   --customize-hook='rm -f "$1"/etc/ssh/ssh_host_*'
@@ -97,7 +97,7 @@ mmdebstrap --quiet --variant=minbase --include="$(IFS=,; echo "${packages[*]}")"
   --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
   "${hooks[@]}" "$suite" "$work/distribution.tar" "${sources[@]}"
 
-# Packs a folder; the result depends on names, modes and contents only.
+# Packs a folder. The result depends on names, modes and contents only.
 pack() { tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --format=gnu -C "$1" -cf "$2" .; }
 layers=("$work/distribution.tar")
 
@@ -106,7 +106,7 @@ if [[ -n $cuda ]]; then
   python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
     --platform manylinux_2_27_x86_64 --platform manylinux_2_18_x86_64 --platform manylinux2014_x86_64 --dest "$work/wheels" --requirement "$folder/cuda.txt"
   for wheel in "$work"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$work/nvidia/site"; done
-  # Libraries and licences; headers and static libraries stay behind.
+  # The layer has libraries and licences, and neither headers nor static libraries.
   libraries=$work/nvidia/layer/usr/lib/tessera/nvidia
   mkdir -p "$libraries" "$work/nvidia/layer/etc/ld.so.conf.d" "$work/nvidia/layer/usr/share/doc/tessera-nvidia"
   find "$work/nvidia/site" -name '*.so*' -type f -exec mv -t "$libraries" {} +
@@ -114,7 +114,7 @@ if [[ -n $cuda ]]; then
     if [[ -f $file ]]; then cp "$file" "$work/nvidia/layer/usr/share/doc/tessera-nvidia/$(basename "${file%%.dist-info*}")"; fi
   done
   chmod -R a+rX,go-w "$work/nvidia/layer"
-  # ldconfig makes the links from sonames, which the cache of libraries lists.
+  # ldconfig makes the links from sonames, and the cache of libraries lists them.
   echo /usr/lib/tessera/nvidia >"$work/nvidia/layer/etc/ld.so.conf.d/tessera-nvidia.conf"
   mkdir "$work/nvidia/root"
   tar -C "$work/nvidia/root" -xf "$work/distribution.tar" --exclude='./dev/*'
@@ -128,7 +128,7 @@ if [[ -n $cuda ]]; then
   layers+=("$work/nvidia.tar")
 fi
 
-# The last layer: what changes with each build of Tessera.
+# The last layer has what changes with each build of Tessera.
 mkdir -p "$work/program/usr/bin" "$work/program/usr/share/tessera"
 strip -o "$work/program/usr/bin/tessera" "$program"
 cp -r "$repository/configs" "$repository/recipes" "$repository/LICENSE" "$work/program/usr/share/tessera/"

@@ -26,7 +26,7 @@ while :; do
   sleep 5
 done
 if [[ ${#answering[@]} -lt $((nodes + spares)) ]]; then spares=$((${#answering[@]} - nodes)); fi
-# In the order of the workers' file: ranks keep their places from start to start.
+# The order is that of the workers' file, so ranks keep their places from start to start.
 sorted=$(printf '%s\n' "${workers[@]}" | grep -Fxf <(printf '%s\n' "${answering[@]}"))
 exec "$(dirname "$0")/../train.sh" "$1" "$nodes" "$spares" "${@:4}" \
   --hosts "$(paste -sd, <<<"$sorted")" --address "$ADDRESS"

@@ -25,7 +25,7 @@ esac
 # shellcheck source=/dev/null
 source "$names"
 
-# A line "@include FILE" of a template becomes that file, as far to the right as the line is.
+# Replaces a line "@include FILE" of a template by that file, indented like the line.
 include() {
   local line indent part
   while IFS= read -r line; do
@@ -39,12 +39,13 @@ include() {
 }
 
 text=$(include "$kind.yaml")
-# The MPI operator makes keys itself; for a JobSet they are in a Secret.
+# The MPI operator makes keys itself. For a JobSet they are in a Secret.
 if [[ $kind == mpijob ]]; then text=$(sed '/# jobset only/d' <<<"$text"); else text=${text//  # jobset only/}; fi
 workers=$((nodes + spares))
-# A JobSet's pods are called by its name, the job's, the job's index and the pod's; the subdomain is the JobSet's name.
+# The name of a JobSet's pod has the JobSet's name, the job's name, the job's index and the pod's index. The subdomain
+# is the JobSet's name.
 hosts=$(for ((i = 0; i < workers; ++i)); do echo "tessera-$model-worker-0-$i.tessera-$model"; done)
-hosts=${hosts//$'\n'/$'\n    '}  # as far to the right as the template has them
+hosts=${hosts//$'\n'/$'\n    '}  # indented like the template's hosts
 for name in NAMESPACE IMAGE CLAIM DATASET RUNS INTERFACE RDMA PRECISION EXCHANGE model nodes spares workers hosts; do
   [[ -n ${!name+x} ]] || fail "'$names' does not say $name"
   text=${text//"@$name@"/"${!name}"}

@@ -1,6 +1,6 @@
 #!/bin/bash
-# The one place for a cloud's own commands: starts or ends the machine of one node. It returns when the cloud has taken
-# the order; the machine's slurmd tells Slurm that it is there.
+# Starts or ends the machine of one node. This is the only place for a cloud's own commands. It returns when the cloud
+# has accepted the order. The machine's slurmd reports to Slurm when it runs.
 #   cloud_node.sh up|down NODE
 set -eu
 case $1 in

@@ -1,6 +1,6 @@
 #!/bin/bash
-# ResumeProgram: starts the nodes that Slurm asks for. One that cannot be started is told to Slurm at once, so that the
-# job waits for another one and not for ResumeTimeout. Slurm starts it as SlurmUser, without a PATH.
+# ResumeProgram: starts the nodes that Slurm asks for. If a node cannot be started, it tells Slurm at once, so that the
+# job waits for another node and not for ResumeTimeout. Slurm starts this script as SlurmUser, without a PATH.
 #   tessera_resume.sh 'cloud-[1-3]'
 set -u
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin

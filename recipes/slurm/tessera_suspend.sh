@@ -1,5 +1,5 @@
 #!/bin/bash
-# SuspendProgram: ends nodes that have been idle for SuspendTime. Slurm starts it as SlurmUser, without a PATH.
+# SuspendProgram: ends nodes that have been idle for SuspendTime. Slurm starts this script as SlurmUser, without a PATH.
 #   tessera_suspend.sh 'cloud-[1-3]'
 set -u
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
