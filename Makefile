@@ -1,15 +1,15 @@
-# The commands for people. CMake does the building; see CONTRIBUTING.md.
+# Commands for people. CMake builds the program; see CONTRIBUTING.md.
 #   make train   set up, build the program, prepare the corpus, train configs/debugmodel.toml
 #   make install build the program and install it under PREFIX (make package: as a Debian package)
 #   make test    set up, build, run every test
-#   make faults  hurt runs in a cluster in a box, print how each heals (CAMPAIGN=50: that many random faults in one run;
-#                NOISE=3600: then a health daemon among noisy sensors for so many seconds)
+#   make faults  injure runs in a cluster in a box, print how each heals (CAMPAIGN=50: that many random faults in one
+#                run; NOISE=3600: then a health daemon among noisy sensors for so many seconds)
 #   make fuzz    set up, build, fuzz the readers of files for SECONDS each; make test does so for 5 s each
 #   make image   build a container image without CUDA in build/image, and try the program in it
 #   make lint    check the formatting (make format mends it), and every .cc with clang-tidy
 #   make bench   set up, build, run the benchmarks (installs PyTorch into build/venv for the comparison)
 PRESET ?= release
-# What runs here needs no CUDA where there is no GPU, and does not wait for its kernels to be compiled.
+# On a machine without a GPU, its own commands use a program without CUDA, and need not wait for kernels to be compiled.
 PROGRAM_PRESET := $(if $(filter file,$(origin PRESET)),$(if $(wildcard /dev/nvidia0),release,cpu),$(PRESET))
 BUILD := build/$(if $(filter ci,$(PRESET)),release,$(PRESET))
 PREFIX ?= /usr/local
@@ -32,7 +32,7 @@ $(BUILD)/build.ninja: CMakeLists.txt CMakePresets.json | setup
 build: setup $(BUILD)/build.ninja
 	cmake --build $(BUILD)
 
-# The program alone, without tests and benchmarks.
+# Builds the program alone, without tests and benchmarks.
 program:
 	@scripts/setup.sh program $(if $(filter cpu,$(PRESET)),,cuda)
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset $(PRESET)
@@ -69,7 +69,7 @@ do-install:
 do-package:
 	cd $(BUILD) && cpack -G DEB
 
-# docs/cluster.md has the image with CUDA.
+# docs/cluster.md describes the image with CUDA.
 image:
 	@scripts/setup.sh image
 	@$(MAKE) --no-print-directory program PRESET=cpu
@@ -91,7 +91,7 @@ faults: program
 build/fuzz/build.ninja: CMakeLists.txt CMakePresets.json
 	cmake --preset fuzz
 
-# The seeds in fuzz/corpus, then new inputs, under the address and undefined-behaviour sanitizers.
+# Runs the seeds in fuzz/corpus and then new inputs, under the address and undefined-behaviour sanitizers.
 fuzz:
 	@scripts/setup.sh fuzz
 	@$(MAKE) --no-print-directory build/fuzz/build.ninja
@@ -102,8 +102,9 @@ bench: build
 	@$(MAKE) --no-print-directory $(DATASET)/dataset.json PRESET=$(PRESET)
 	bench/run.sh $(BUILD)
 
-# Every source file is formatted as .clang-format says, and no .cc that is built here has anything that .clang-tidy lists, nor
-# what other builds have instead. clang reads g++'s commands: it does not know all their warnings, and has no omp.h of its own.
+# Checks that every source file is formatted as .clang-format says, and that clang-tidy finds nothing in the .cc files
+# that are built here, and in those that other builds have instead. clang reads g++'s commands: it does not know all
+# their warnings, and has no omp.h of its own.
 TIDY := build/clang-tidy/data/bin/clang-tidy -p build/lint --quiet --extra-arg=-idirafter$(shell c++ -print-file-name=include) \
 	$(addprefix --extra-arg=-Wno-,unknown-warning-option unknown-pragmas deprecated-declarations)
 lint:
