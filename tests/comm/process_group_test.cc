@@ -66,7 +66,7 @@ TEST(ProcessGroup, AllGather) {
           ASSERT_EQ(out.data<float>()[rank * count + i], number(rank, i)) << rank << " " << i;
         }
       }
-      // In place: the input is part of the output.
+      // The gather also works in place, with the input as a part of the output.
       const Tensor own = out.rows(group.rank() * count, (group.rank() + 1) * count);
       for (std::int64_t i = 0; i < count; ++i) own.data<float>()[i] += 1.0f;
       group.all_gather(own, out, "test").wait();

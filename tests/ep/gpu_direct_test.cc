@@ -257,7 +257,7 @@ class GpuRun {
   Results results_;
 };
 
-/// The same pass of a layer on the CPU.
+/// Makes the same pass of a layer on the CPU.
 class CpuPass {
  public:
   CpuPass(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group)

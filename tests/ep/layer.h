@@ -52,7 +52,8 @@ struct Case {
   double capacity_factor = 0.0;
   bool on_grid = true;
   int num_domains = 1;  // with more than one, the dispatch has two levels
-  /// With more than one, the ranks are the first of so many domains. Tokens then have choices in the others, too.
+  /// If this is more than one, the ranks are the first of so many domains. Tokens then choose experts of the others,
+  /// too.
   std::int64_t one_of_domains = 1;
 
   DispatchOptions options() const {

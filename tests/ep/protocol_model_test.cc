@@ -61,9 +61,9 @@ Program program_of(const std::vector<Call>& calls, const Mutation& mutate) {
 }
 
 struct State {
-  // For each rank: its step, and the ranks for which the step is done.
+  // Each rank has its step, and the ranks for which the step is done.
   std::array<std::uint8_t, kMaxRanks> at{}, done{};
-  // For each rank's window, by source: the epoch of the call that stored the word, and whether it is still to be read.
+  // Each rank's window has, by source, the epoch of the call that stored the word, and whether it is still to be read.
   using Words = std::array<std::array<std::uint8_t, kMaxRanks>, kMaxRanks>;
   std::array<Words, kNumBuffers> words{}, unread{};
   std::array<Words, kNumFlags> flags{};

@@ -49,7 +49,7 @@ struct MeshCase {
   friend void PrintTo(const MeshCase& mesh_case, std::ostream* out) { *out << mesh_case.name; }
 };
 
-/// Returns the tokens of one sequence of a step's batch. They are the same on whichever rank.
+/// Returns the tokens of one sequence of a step's batch. They do not depend on the rank.
 inline std::vector<std::int32_t> sequence(std::int64_t step, std::int64_t idx, std::int64_t length,
                                           std::int64_t vocab) {
   const Philox random(static_cast<std::uint64_t>(step * 1000 + idx), stream_of("test.mesh"));
@@ -237,7 +237,7 @@ inline const Overrides kForced = {"--debug.moe_force_load_balance=true"};
 // quantization blocks are the same on every mesh whose data ranks are all expert ranks.
 inline const Overrides kMxfp8 = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
                                  "--quantize.linear.mx.unaligned=bf16"};
-// For other meshes, on which no block may lie along tokens.
+// These overrides are for other meshes, where no block may lie along tokens.
 inline const Overrides kWgradHigh = kMxfp8 + Overrides{"--quantize.linear.mx.recipe_name=mxfp8_wgrad_with_hp",
                                                        "--quantize.grouped_mm.mx.recipe_name=mxfp8_wgrad_with_hp"};
 

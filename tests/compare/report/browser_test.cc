@@ -87,7 +87,7 @@ class Browser : public ::testing::Test {
  protected:
   void SetUp() override {
     browser_ = find_browser();
-    // Set where nobody would notice that a test was skipped.
+    // This variable is set where nobody would notice that a test was skipped.
     const char* required = std::getenv("TESSERA_REQUIRE_BROWSER");
     ASSERT_FALSE(browser_.empty() && required != nullptr && *required != '\0') << "there is no Chromium";
     if (browser_.empty()) GTEST_SKIP() << "there is no Chromium; `scripts/setup.sh browser` installs one";
