@@ -20,11 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-volatile StopRequest stop;
-
-/// Signals go to the run at hand: the first makes it save.
-void on_signal(int signal) { note_signal(stop, signal); }
-
 struct CompareOptions {
   std::vector<std::string> sides;
   std::string out, json, runs;
@@ -75,8 +70,7 @@ int compare(const CompareOptions& options) {
   std::vector<SideSpec> specs = parse_sides(options.sides);
   const fs::path runs =
       options.runs.empty() ? html.parent_path() / (html.stem().string() + "-runs") : fs::path(options.runs);
-  handle_stop_signals(on_signal);
-  const int signal = train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, stop);
+  const int signal = train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, count_stop_signals());
   handle_stop_signals(SIG_DFL);
   if (signal != 0) return 128 + signal;
   Comparison comparison = compare_sides(read_sides(specs), margin);

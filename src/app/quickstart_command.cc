@@ -25,10 +25,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-volatile StopRequest stop;
-
-void on_signal(int signal) { note_signal(stop, signal); }
-
 constexpr const char* kConfigName = "quickstart.toml";  // marks the folder
 constexpr int kNumStages = 6;
 
@@ -110,14 +106,13 @@ class Quickstart {
     create_folder(folder_);
     if (!is_new) std::cout << fmt::format("'{}' is there: what is done is not done again\n", folder_.string());
     if (is_new) write_whole_file(folder_ / kConfigName, config_text(folder_, 100));
-    handle_stop_signals(on_signal);
     try {
       run_stages();
     } catch (const Ended& ended) {
-      if (stop.count == 0) return ended.status();
+      if (stop_.count == 0) return ended.status();
       std::cout << fmt::format("\nstopped; `tessera quickstart --out {}` goes on from here\n",
                                shell_word(folder_.string()));
-      return 128 + stop.signal;
+      return 128 + stop_.signal;
     }
     return 0;
   }
@@ -162,9 +157,9 @@ class Quickstart {
   /// Runs this program with these arguments. Throws Ended unless it succeeds.
   void start(const std::vector<std::string>& arguments, const fs::path& log = {}) {
     std::cout << "$ tessera " << shell_line(arguments) << '\n' << std::flush;
-    if (stop.count != 0) throw Ended(128 + stop.signal);
-    const int status = wait_for(spawn("/proc/self/exe", arguments, {.log = log}), stop);
-    if (status != 0 || stop.count != 0) throw Ended(status);
+    if (stop_.count != 0) throw Ended(128 + stop_.signal);
+    const int status = wait_for(spawn("/proc/self/exe", arguments, {.log = log}), stop_);
+    if (status != 0 || stop_.count != 0) throw Ended(status);
   }
 
   void prepare_data() {
@@ -243,6 +238,7 @@ class Quickstart {
 
   static constexpr const char* kTimingName = "timing.json";
   fs::path folder_;
+  const volatile StopRequest& stop_ = count_stop_signals();
   double seconds_;
   bool opens_report_;
   int stage_ = 0;

@@ -92,7 +92,7 @@ void print_keys() {
   }
 }
 
-int status_of(int signal) { return signal == 0 ? 0 : static_cast<int>(ExitStatus::kSignal) + signal; }
+int exit_status_for(int signal) { return signal == 0 ? 0 : static_cast<int>(ExitStatus::kSignal) + signal; }
 
 }  // namespace
 
@@ -125,7 +125,7 @@ void add_train_command(CLI::App& app, int& status) {
           Trainer trainer(config, &ranks);
           ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
           announcement = {launched_by_mpi(), ranks.rank() == 0, config.checkpoint.enable, stderr_is_terminal()};
-          return ranks.end_where_it_fails([&] { return status_of(trainer.run(stop_signal, &current_step)); });
+          return ranks.end_where_it_fails([&] { return exit_status_for(trainer.run(stop_signal, &current_step)); });
         });
   });
 }

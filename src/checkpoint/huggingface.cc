@@ -78,10 +78,10 @@ std::pair<std::int64_t, std::string_view> split_index(std::string_view name) {
 
 /// The layer of "model.layers.N.rest"; -1 for other names.
 std::int64_t layer_of(const std::string& name) {
-  constexpr std::string_view kPrefix = "model.layers.";
-  if (!name.starts_with(kPrefix)) return -1;
+  constexpr std::string_view kLayersPrefix = "model.layers.";
+  if (!name.starts_with(kLayersPrefix)) return -1;
   std::int64_t layer = -1;
-  std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), layer);
+  std::from_chars(name.data() + kLayersPrefix.size(), name.data() + name.size(), layer);
   return layer;
 }
 

@@ -12,7 +12,6 @@ namespace {
 
 /// A rank that waits says so several times a second.
 constexpr std::int64_t kSilentNs = 1'000'000'000;
-constexpr auto kRelaxed = std::memory_order_relaxed;
 
 }  // namespace
 

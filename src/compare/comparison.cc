@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-using Rows = std::vector<std::vector<double>>;  // per seed, per step
+using ValuesOfSeeds = std::vector<std::vector<double>>;  // per seed, per step
 
 bool is_broken(const Side& side) {
   return std::any_of(side.runs.begin(), side.runs.end(), [](const RunRecord& run) { return run.broken().has_value(); });
@@ -51,14 +51,14 @@ std::vector<double> smoothed(const std::vector<double>& values) {
 }
 
 /// Column i of the rows.
-std::vector<double> column(const Rows& rows, std::size_t i) {
+std::vector<double> column(const ValuesOfSeeds& rows, std::size_t i) {
   std::vector<double> values;
   for (const std::vector<double>& row : rows) values.push_back(row[i]);
   return values;
 }
 
 /// Mean over the seeds, and the range of the seeds as band.
-Curve mean_and_range(const std::vector<std::int64_t>& steps, const Rows& rows) {
+Curve mean_and_range(const std::vector<std::int64_t>& steps, const ValuesOfSeeds& rows) {
   Curve curve;
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const std::vector<double> values = column(rows, i);
@@ -78,7 +78,7 @@ Curve mean_and_range(const std::vector<std::int64_t>& steps, const Rows& rows) {
 
 /// The relative difference of smoothed losses: mean over the seeds, and its confidence interval as band.
 Curve difference_curve(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs) {
-  Rows rows;
+  ValuesOfSeeds rows;
   for (const LossPair& pair : pairs) {
     const std::vector<double> baseline = smoothed(pair.baseline);
     std::vector<double>& row = rows.emplace_back(smoothed(pair.candidate));
@@ -163,7 +163,7 @@ Curve validation_curve(const Side& side) {
     const auto has_step = [&, at = step](const RunRecord& run) { return run.validation_losses.contains(at); };
     if (std::all_of(side.runs.begin(), side.runs.end(), has_step)) steps.push_back(step);
   }
-  Rows rows;
+  ValuesOfSeeds rows;
   for (const RunRecord& run : side.runs) {
     auto& row = rows.emplace_back();
     for (const std::int64_t step : steps) row.push_back(run.validation_losses.at(step));
@@ -213,7 +213,7 @@ std::vector<WorstSite> worst_sites(const Side& side) {
 SideResult result_of(const Side& side, const std::vector<std::int64_t>& steps, bool with_validation) {
   SideResult result;
   result.label = side.label;
-  Rows losses, grad_norms;
+  ValuesOfSeeds losses, grad_norms;
   std::vector<Learned> learned;
   std::vector<double> final_losses, validation_losses, speeds;
   for (const RunRecord& run : side.runs) {

@@ -140,7 +140,7 @@ class ActiveChecks {
   void add(const char* signal, double value, double limit, const char* unit, std::string detail) {
     result_.findings.push_back({.signal = signal,
                                 .part = part_,
-                                .evidence = Evidence::kHard,
+                                .evidence = EvidenceKind::kHard,
                                 .value = value,
                                 .limit = limit,
                                 .unit = unit,

@@ -25,7 +25,7 @@ enum class DrainAction : std::uint8_t {
 /// A bad node is drained unless `max_drained` nodes are already. A node is returned only if an active check has passed
 /// since it was drained, and for the reason that we gave (`own_reason`; none: we drained nothing): what an operator
 /// drained stays drained.
-DrainAction decide(const Verdict& verdict, const SchedulerNode& node, const std::optional<std::string>& own_reason,
+DrainAction decide(const NodeVerdict& verdict, const SchedulerNode& node, const std::optional<std::string>& own_reason,
                    int max_drained, double unix_now);
 
 }  // namespace tessera

@@ -43,9 +43,9 @@ std::string Judge::find_reason(const std::vector<Finding>& findings, double unix
   std::set<std::string> soft;
   const Finding* first = nullptr;
   for (const Finding& finding : findings) {
-    if (finding.evidence == Evidence::kAlert) continue;
+    if (finding.evidence == EvidenceKind::kAlert) continue;
     if (seen_.at({finding.signal, finding.part}).polls < options_.polls_to_bad) continue;
-    if (finding.evidence == Evidence::kHard) return reason_of(finding);
+    if (finding.evidence == EvidenceKind::kHard) return reason_of(finding);
     soft.insert(finding.signal);
     if (first == nullptr) first = &finding;
   }
@@ -56,14 +56,14 @@ std::string Judge::find_reason(const std::vector<Finding>& findings, double unix
   return reason_of(*first, fmt::format("; also {}", fmt::join(soft, ", ")));
 }
 
-Verdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
+NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
   std::map<std::pair<std::string, std::string>, Seen> now;
   bool is_suspect = false;
   for (const Finding& finding : findings) {
     const std::pair key(finding.signal, finding.part);
     const auto before = seen_.find(key);
     now[key] = before == seen_.end() ? Seen{1, unix_now} : Seen{before->second.polls + 1, before->second.since};
-    is_suspect = is_suspect || finding.evidence != Evidence::kAlert;
+    is_suspect = is_suspect || finding.evidence != EvidenceKind::kAlert;
   }
   seen_ = std::move(now);
   if (bad_since_ == 0.0) {
@@ -73,14 +73,14 @@ Verdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
       past_.push_back(unix_now);
     }
   }
-  Verdict verdict{.node = node_,
-                  .time = unix_now,
-                  .level = bad_since_ > 0.0 ? HealthLevel::kBad
-                           : is_suspect     ? HealthLevel::kSuspect
-                                            : HealthLevel::kOk,
-                  .reason = reason_,
-                  .bad_since = bad_since_,
-                  .active_check = active_check_};
+  NodeVerdict verdict{.node = node_,
+                      .time = unix_now,
+                      .level = bad_since_ > 0.0 ? HealthLevel::kBad
+                               : is_suspect     ? HealthLevel::kSuspect
+                                                : HealthLevel::kOk,
+                      .reason = reason_,
+                      .bad_since = bad_since_,
+                      .active_check = active_check_};
   for (const Finding& finding : findings) {
     verdict.items.push_back({finding, seen_.at({finding.signal, finding.part}).since});
   }
@@ -110,7 +110,7 @@ std::vector<double> HealthLedger::read() const {
   return times;
 }
 
-void HealthLedger::add(const Verdict& verdict) {
+void HealthLedger::add(const NodeVerdict& verdict) {
   std::vector<std::string> lines;
   std::error_code missing;
   if (std::filesystem::exists(path_, missing)) {

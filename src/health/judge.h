@@ -27,7 +27,7 @@ class Judge {
   Judge(std::string node, std::vector<double> past, const JudgeOptions& options = {});
 
   /// Judges the node after a poll of all probes. `unix_now` may jump.
-  Verdict judge(const std::vector<Finding>& findings, double unix_now);
+  NodeVerdict judge(const std::vector<Finding>& findings, double unix_now);
   /// How often the node became bad, the past included.
   std::size_t times_bad() const { return past_.size(); }
   /// An active check has passed: what was found before it counts no more.
@@ -57,7 +57,7 @@ class HealthLedger {
   /// Lines that are damaged are left out.
   std::vector<double> read() const;
   /// Throws Error if it cannot be written.
-  void add(const Verdict& verdict);
+  void add(const NodeVerdict& verdict);
 
  private:
   std::filesystem::path path_;

@@ -92,7 +92,7 @@ class LinkCheck {
         if (num_wrong == 0.0) continue;
         report_.findings.push_back({.signal = "linkWrong",
                                     .part = fmt::format("{} to {}", places_.hosts[other], places_.hosts[rank]),
-                                    .evidence = Evidence::kHard,
+                                    .evidence = EvidenceKind::kHard,
                                     .value = num_wrong,
                                     .detail = fmt::format("{:.0f} numbers arrived wrong", num_wrong)});
       }
@@ -137,7 +137,7 @@ class LinkCheck {
     world_.all_reduce(std::span(&sum, 1), "wrong numbers");
     if (sum == 0.0) return;
     report_.findings.push_back({.signal = "linkWrong",
-                                .evidence = Evidence::kHard,
+                                .evidence = EvidenceKind::kHard,
                                 .value = sum,
                                 .detail = fmt::format("an {} of all ranks gave {:.0f} wrong numbers", operation, sum)});
   }
@@ -146,7 +146,7 @@ class LinkCheck {
     if (expected == 0.0 || rate >= options_.slow_share * expected) return;
     report_.findings.push_back(
         {.signal = signal,
-         .evidence = Evidence::kHard,
+         .evidence = EvidenceKind::kHard,
          .value = rate,
          .limit = options_.slow_share * expected,
          .unit = "GB/s",
@@ -188,7 +188,7 @@ void judge_class(const std::vector<Pair>& pairs, double expected, const RankPlac
   const auto add = [&](std::string part, double rate, const std::string& where) {
     findings.push_back({.signal = "linkSlow",
                         .part = std::move(part),
-                        .evidence = Evidence::kHard,
+                        .evidence = EvidenceKind::kHard,
                         .value = rate,
                         .limit = limit,
                         .unit = "GB/s",

@@ -12,7 +12,7 @@
 namespace tessera {
 
 /// How much a finding says by itself.
-enum class Evidence : std::uint8_t {
+enum class EvidenceKind : std::uint8_t {
   kHard,   // alone enough to call the node bad: an XID, a lost link
   kSoft,   // calls the node bad only together with another signal that agrees: link errors that rise
   kAlert,  // is told to people, and never drains a node: thermal throttling
@@ -22,7 +22,7 @@ enum class Evidence : std::uint8_t {
 struct Finding {
   std::string signal = {};  // "gpuXid": letters and digits, as in a drain's reason, "[node_problem] gpuXid: GPU 3 ..."
   std::string part = {};    // "GPU 3", "mlx5_0 port 1", "/dev/shm"; empty: the whole node
-  Evidence evidence = Evidence::kSoft;
+  EvidenceKind evidence = EvidenceKind::kSoft;
   double value = 0.0, limit = 0.0;  // what was seen, and what is allowed
   std::string unit = {};
   std::string detail = {};  // a sentence for people

@@ -26,7 +26,7 @@ enum class HealthLevel : std::uint8_t {
 /// "ok", "suspect", "bad".
 std::string_view name_of(HealthLevel level);
 
-struct Verdict {
+struct NodeVerdict {
   struct Item {
     Finding finding;
     double since = 0.0;  // Unix time at which it was first seen
@@ -53,12 +53,12 @@ inline constexpr const char* kReasonPrefix = "[node_problem]";
 inline constexpr const char* kHealthFolder = "/run/tessera-health";
 inline constexpr const char* kVerdictName = "verdict.json";
 
-nlohmann::ordered_json to_json(const Verdict& verdict);
+nlohmann::ordered_json to_json(const NodeVerdict& verdict);
 
 /// Throws Error if the folder cannot be written to.
-void write_verdict(const std::filesystem::path& folder, const Verdict& verdict);
+void write_verdict(const std::filesystem::path& folder, const NodeVerdict& verdict);
 /// None if no daemon has ever written there. Throws Error if the file is damaged.
-std::optional<Verdict> read_verdict(const std::filesystem::path& folder);
+std::optional<NodeVerdict> read_verdict(const std::filesystem::path& folder);
 
 /// What an active check (health/active_check.h) of the node found: <folder>/active_check.json. The daemon takes a node
 /// back only after one that found nothing.

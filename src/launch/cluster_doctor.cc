@@ -180,7 +180,7 @@ NodeFacts take_node_facts(const std::vector<fs::path>& folders, const std::strin
   std::error_code error;
   facts.has_infiniband = fs::exists("/sys/class/infiniband", error);
   try {
-    const std::optional<Verdict> verdict = read_verdict(kHealthFolder);
+    const std::optional<NodeVerdict> verdict = read_verdict(kHealthFolder);
     facts.has_daemon = verdict && verdict->is_fresh(unix_time());
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a damaged file is no daemon that speaks
   }

@@ -8,10 +8,12 @@ namespace tessera {
 namespace {
 
 /// A launcher's silence counts for so long at most between two looks.
-constexpr double kLongestGap = 2.0;
+constexpr double kLongestLookGap = 2.0;
 
 /// The job as Slurm's own output names it.
-std::string describe(const LaunchState::Job& job) { return fmt::format("job {} (Restarts={})", job.id, job.restarts); }
+std::string describe_job(const LaunchState::Job& job) {
+  return fmt::format("job {} (Restarts={})", job.id, job.restarts);
+}
 
 }  // namespace
 
@@ -20,7 +22,7 @@ std::string LauncherWatch::look(const LaunchState& state, double now) {
   // Times of launch.json are those of another clock: only that they differ counts.
   const bool is_changed = was_known && state.time != state_.time;
   const bool is_new_launcher = !was_known || state.endpoint != state_.endpoint || state.job != state_.job;
-  silent_ = is_changed ? 0.0 : silent_ + (was_known ? std::min(now - looked_, kLongestGap) : 0.0);
+  silent_ = is_changed ? 0.0 : silent_ + (was_known ? std::min(now - looked_, kLongestLookGap) : 0.0);
   is_alive_ = !is_new_launcher && (is_alive_ || is_changed);
   if (is_new_launcher) is_reachable_.reset();
   is_known_ = true;
@@ -31,7 +33,7 @@ std::string LauncherWatch::look(const LaunchState& state, double now) {
   if (!is_new_launcher && !(is_changed && was_suspect)) return "";
   return fmt::format("run {}: {}, step {} of {}, launcher on {}, {}", state.run_id, state.state, state.step,
                      state.num_steps, state.host,
-                     state.job ? describe(*state.job) : fmt::format("engine {}", state.engine));
+                     state.job ? describe_job(*state.job) : fmt::format("engine {}", state.engine));
 }
 
 LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, double now) {
@@ -47,8 +49,8 @@ LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, d
   }
   // A job that Slurm has requeued since is not requeued again before its new launcher writes.
   if (job.state != "RUNNING" || job.restarts != state_.job->restarts) {
-    return {.text =
-                fmt::format("{} is {}: waiting for its launcher", describe({state_.job->id, job.restarts}), job.state)};
+    return {.text = fmt::format("{} is {}: waiting for its launcher", describe_job({state_.job->id, job.restarts}),
+                                job.state)};
   }
   if (state_.has_ended()) return {};  // its script is about to end
   if (answers) return {.text = silence + ", but it answers: its storage may hang or be full"};

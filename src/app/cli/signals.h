@@ -3,6 +3,8 @@
 
 #include <csignal>
 
+#include "system/child_process.h"
+
 namespace tessera {
 
 /// Calls `handler` for SIGINT, SIGTERM and SIGHUP, a terminal that closes; under nohup SIGHUP stays ignored. From then
@@ -13,6 +15,13 @@ inline void handle_stop_signals(void (*handler)(int)) {
   std::signal(SIGTERM, handler);
   if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
   std::signal(SIGPIPE, handler == SIG_DFL ? SIG_DFL : SIG_IGN);
+}
+
+/// Counts the stop signals from now on, and returns the count, which lasts as long as the process.
+inline const volatile StopRequest& count_stop_signals() {
+  static volatile StopRequest stop;
+  handle_stop_signals([](int signal) { note_signal(stop, signal); });
+  return stop;
 }
 
 }  // namespace tessera

@@ -65,7 +65,7 @@ nlohmann::ordered_json to_json(const LinkReport& report, const RankPlaces& place
 }
 
 /// Returns 1 if a link is bad.
-int check(const LinksOptions& options, const JobConfig& config, Ranks& ranks) {
+int check_links_between(const LinksOptions& options, const JobConfig& config, Ranks& ranks) {
   require(ranks.size() > 1,
           "tessera health links needs several ranks: start it by mpirun or srun --mpi=pmix, with a "
           "rank per GPU, or one per node on CPUs");
@@ -109,10 +109,11 @@ void add_health_links_command(CLI::App& health, int& status) {
   command->add_option("--expect-all-to-all", options->check.expected_all_to_all, "GB/s of a rank; default: any");
   command->add_flag("--json", options->as_json, "Print JSON, with the rate of every pair");
   command->callback([options, &status] {
-    status = run_on_ranks([] { return JobConfig(); },
-                          [options](const JobConfig& config, Ranks& ranks) {
-                            return ranks.end_where_it_fails([&] { return check(*options, config, ranks); });
-                          });
+    status =
+        run_on_ranks([] { return JobConfig(); },
+                     [options](const JobConfig& config, Ranks& ranks) {
+                       return ranks.end_where_it_fails([&] { return check_links_between(*options, config, ranks); });
+                     });
   });
 }
 

@@ -20,8 +20,6 @@
 namespace tessera {
 namespace {
 
-volatile StopRequest stop;
-
 struct LaunchArguments {
   EngineOptions engine;
   int num_nodes = 0, num_spares = 0, ranks_per_node = 0;
@@ -70,8 +68,7 @@ int run_launch(LaunchArguments& arguments) {
   config.validate_on(resolve(config.mesh_degrees(), options.num_nodes * options.ranks_per_node));
   options.program = std::filesystem::read_symlink("/proc/self/exe").string();
   options.arguments = arguments.command;
-  handle_stop_signals([](int signal) { note_signal(stop, signal); });
-  return launch(options, config, std::move(engine), stop);
+  return launch(options, config, std::move(engine), count_stop_signals());
 }
 
 }  // namespace

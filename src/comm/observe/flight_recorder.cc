@@ -4,10 +4,6 @@
 
 namespace tessera {
 
-namespace {
-constexpr auto kRelaxed = std::memory_order_relaxed;
-}  // namespace
-
 std::string_view name_of(FlightKind kind) {
   switch (kind) {
     case FlightKind::kAllGather:

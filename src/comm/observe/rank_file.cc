@@ -19,7 +19,6 @@ namespace {
 
 constexpr std::array<char, 8> kMagic = {'T', 'E', 'S', 'S', 'R', 'A', 'N', 'K'};
 constexpr std::uint32_t kVersion = 1;
-constexpr auto kRelaxed = std::memory_order_relaxed;
 
 [[noreturn]] void fail_system(const std::filesystem::path& path, const char* action, int reason) {
   fail("cannot {} '{}' (job.node_folder): {}; expected a folder on a tmpfs, in which this user may write", action,

@@ -11,6 +11,9 @@
 
 namespace tessera {
 
+/// The order of loads and stores whose readers need no other memory that was written before.
+inline constexpr auto kRelaxed = std::memory_order_relaxed;
+
 /// CLOCK_MONOTONIC: the same clock in all processes of a machine.
 inline std::int64_t monotonic_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -27,15 +30,15 @@ void put_text(std::string_view text, SharedText<kSize>& to) {
   std::size_t length = std::min(text.size(), kSize - 1);
   const auto continues = [](char c) { return (static_cast<unsigned char>(c) & 0xc0u) == 0x80u; };
   while (length > 0 && length < text.size() && continues(text[length])) --length;
-  for (std::size_t i = 0; i < length; ++i) to[i].store(text[i], std::memory_order_relaxed);
-  to[length].store('\0', std::memory_order_relaxed);
+  for (std::size_t i = 0; i < length; ++i) to[i].store(text[i], kRelaxed);
+  to[length].store('\0', kRelaxed);
 }
 
 template <std::size_t kSize>
 std::string get_text(const SharedText<kSize>& from) {
   std::string text;
   for (const std::atomic<char>& character : from) {
-    const char c = character.load(std::memory_order_relaxed);
+    const char c = character.load(kRelaxed);
     if (c == '\0') break;
     text += c;
   }

@@ -56,7 +56,7 @@ std::string step_figure(const RunRecord& run, const std::string& title, Plot plo
   return html_figure(title, legend, svg_plot(plot), caption);
 }
 
-std::string smoothing_text(const RunRecord& run) {
+std::string run_smoothing_text(const RunRecord& run) {
   const std::int64_t window = smoothing_window(run.steps.size());
   if (window <= 1) return "One point per logged step, not smoothed.";
   return fmt::format("Line: moving average over {} logged steps. Band: lowest to highest of them.", window);
@@ -92,7 +92,7 @@ std::string loss_figure(const RunRecord& run) {
     add({.curve = std::move(curve), .style = 1, .points = true}, "validation");
   }
   if (!run.changed.empty()) legend.push_back(kChangeEntry);  // said once, for all figures
-  return step_figure(run, "Loss", std::move(plot), legend, smoothing_text(run));
+  return step_figure(run, "Loss", std::move(plot), legend, run_smoothing_text(run));
 }
 
 /// The second half has a scale of its own: beside the fall of the first steps nothing of it could be seen.
@@ -151,7 +151,7 @@ std::string learning_rate_figure(const RunRecord& run) {
                      {}, "As the schedule has it.");
 }
 
-std::string grad_norm_figure(const RunRecord& run) {
+std::string run_grad_norm_figure(const RunRecord& run) {
   constexpr double kLogRatio = 20.0;
   PlotSeries series{.curve = smoothed_curve(run.steps, run.grad_norms), .style = 0};
   double low = HUGE_VAL;
@@ -160,7 +160,7 @@ std::string grad_norm_figure(const RunRecord& run) {
   }
   Plot plot{.id = "gradnorm", .y_label = "before clipping", .log_y = highest(run.grad_norms) > kLogRatio * low};
   std::vector<LegendEntry> legend;
-  std::string caption = smoothing_text(run);
+  std::string caption = run_smoothing_text(run);
   if (const std::optional<double> limit = run.gradient_clip()) {
     const auto clipped = std::count_if(run.grad_norms.begin(), run.grad_norms.end(),
                                        [&](double norm) { return std::isfinite(norm) && norm > *limit; });
@@ -338,11 +338,11 @@ std::string duration_text(double seconds) {
 
 std::string run_figures_html(const RunRecord& run) {
   std::string html = "<div class=\"plots\">\n";
-  html += loss_figure(run) + late_loss_figure(run) + learning_rate_figure(run) + grad_norm_figure(run);
+  html += loss_figure(run) + late_loss_figure(run) + learning_rate_figure(run) + run_grad_norm_figure(run);
   html += rate_figure(run, "Tokens per second", {.id = "speed", .y_label = "per rank"}, run.tokens_per_second,
-                      smoothing_text(run));
+                      run_smoothing_text(run));
   html += rate_figure(run, "Model FLOP utilization (MFU)", {.id = "mfu", .y_label = "%", .y_factor = 100.0}, run.mfus,
-                      smoothing_text(run));
+                      run_smoothing_text(run));
   html += time_figure(run) + memory_figure(run) + expert_load_figure(run) + checkpoint_figure(run);
   SideResult errors;
   errors.label = "this run";

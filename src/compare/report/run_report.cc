@@ -21,7 +21,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using Rows = std::vector<std::vector<std::string>>;
+using TableRows = std::vector<std::vector<std::string>>;
 
 /// The configuration with the defaults of keys that the run's program did not know yet.
 class Settings {
@@ -37,8 +37,8 @@ class Settings {
   bool is(const std::string& key, const std::string& value) const { return (*this)[key] == value; }
 
   /// Every key: its value, and its default where that is another.
-  Rows table() const {
-    Rows rows = {{"Key", "Value", "Default, if another"}};
+  TableRows table() const {
+    TableRows rows = {{"Key", "Value", "Default, if another"}};
     for (const auto& [key, value] : values_) {
       const auto found = defaults_.find(key);
       const bool same = found != defaults_.end() && found->second == value;
@@ -132,7 +132,7 @@ std::string status_box(const RunRecord& run, std::chrono::system_clock::time_poi
 std::string changes_section(const RunRecord& run) {
   const std::vector<ConfigChange> changes = run.changes();
   if (changes.empty()) return "";
-  Rows rows = {{"Key", "From step", "Before", "After"}};
+  TableRows rows = {{"Key", "From step", "Before", "After"}};
   for (const ConfigChange& change : changes) {
     rows.push_back({change.key, std::to_string(change.step), change.before, change.after});
   }
@@ -156,8 +156,8 @@ std::string parallelism_text(const RunRecord& run, const Settings& settings) {
   return parts.empty() ? "none" : fmt::format("{}", fmt::join(parts, ", "));
 }
 
-Rows summary_rows(const RunRecord& run, const Settings& settings) {
-  Rows rows = {{"", ""}};
+TableRows summary_rows(const RunRecord& run, const Settings& settings) {
+  TableRows rows = {{"", ""}};
   rows.push_back({"Folder", run.folder.string()});
   if (!settings["job.description"].empty()) rows.push_back({"Description", settings["job.description"]});
   rows.push_back(
@@ -189,7 +189,7 @@ Rows summary_rows(const RunRecord& run, const Settings& settings) {
 
 std::string configuration_section(const RunRecord& run) {
   const Settings settings(run);
-  const Rows rows = settings.table();
+  const TableRows rows = settings.table();
   return "<h2>Configuration</h2>\n" + html_table(summary_rows(run, settings)) +
          fmt::format("<details><summary>All {} keys</summary>{}</details>\n", rows.size() - 1, html_table(rows));
 }

@@ -135,7 +135,7 @@ class Monitor {
     since_health_.emplace();
     health_ = nullptr;
     try {
-      const std::optional<Verdict> verdict = read_verdict(options_.health_folder);
+      const std::optional<NodeVerdict> verdict = read_verdict(options_.health_folder);
       // A folder that several nodes share, by mistake, must not make one of them answer for all.
       const bool is_ours = verdict && (verdict->node == options_.node || verdict->node == host_name());
       if (is_ours && verdict->is_fresh(unix_time())) {

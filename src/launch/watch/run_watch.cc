@@ -15,12 +15,12 @@ namespace {
 constexpr std::string_view kStarting = "starting", kStep = "step", kEnded = "ended";
 
 /// This process looks several times in it.
-constexpr double kLongestGap = 2.0;
+constexpr double kSuspendedSeconds = 2.0;
 constexpr std::size_t kStepsOfMedian = 50;
 /// A step that is usually shorter may take so many times longer.
 constexpr double kUsualTimes = 3.0;
 
-std::string describe(const RankReport& rank) {
+std::string describe_rank(const RankReport& rank) {
   return fmt::format("rank {} is in step {}, for {:.1f} s in {}{}", rank.rank, rank.step, rank.section_seconds,
                      rank.operation.empty() ? rank.section : rank.operation, rank.is_stopped ? ", and is stopped" : "");
 }
@@ -98,7 +98,7 @@ bool RunWatch::all_stopped() const {
 
 void RunWatch::look(double now) {
   const double seconds = now - std::exchange(looked_, now);
-  const bool was_suspended = seconds > kLongestGap;
+  const bool was_suspended = seconds > kSuspendedSeconds;
   if (!was_suspended && !all_stopped()) return;
   begin_ += seconds;
   step_time_ += seconds;
@@ -201,12 +201,13 @@ std::optional<Failure> RunWatch::find_stopped(double now) const {
   if (std::ranges::all_of(ranks_, is_stopped)) return std::nullopt;
   for (const auto& [number, rank] : ranks_) {
     if (!rank.stopped_since || now - *rank.stopped_since < options_.stopped_seconds) continue;
-    return Failure{.kind = FailureKind::kRankHung,
-                   .rank = number,
-                   .node = node_of(number),
-                   .sure = Certainty::kCertain,
-                   .step = rank.report.step,
-                   .evidence = {fmt::format("{}, for {:.1f} s", describe(rank.report), now - *rank.stopped_since)}};
+    return Failure{
+        .kind = FailureKind::kRankHung,
+        .rank = number,
+        .node = node_of(number),
+        .sure = Certainty::kCertain,
+        .step = rank.report.step,
+        .evidence = {fmt::format("{}, for {:.1f} s", describe_rank(rank.report), now - *rank.stopped_since)}};
   }
   return std::nullopt;
 }

@@ -32,7 +32,7 @@ constexpr std::string_view kMagic = "tessera-memcopy1";  // 16 bytes
 constexpr std::string_view kAttemptPrefix = "attempt-";
 constexpr std::string_view kFilePrefix = "rank-";
 /// No other messages of the world group have tags.
-constexpr int kTag = 0;
+constexpr int kCopyTag = 0;
 /// A copy that takes longer than this after the next one is due delays that one.
 constexpr double kLongestStall = 1.0;
 constexpr std::uint64_t kLargest = std::uint64_t{1} << 52;
@@ -42,14 +42,6 @@ struct Preamble {
   std::array<char, kMagic.size()> magic;
   std::uint64_t size, checksum;  // of the JSON
 };
-
-/// Bytes of the host as a tensor.
-Tensor words_of(std::span<const std::byte> bytes) {
-  return {const_cast<std::byte*>(bytes.data()),  // NOLINT(cppcoreguidelines-pro-type-const-cast): sent, or this rank's
-          {static_cast<std::int64_t>(bytes.size() / sizeof(std::int32_t))},
-          DType::kInt32,
-          Device::kCpu};
-}
 
 /// Unlike that of any other folder on any machine that is up.
 std::uint64_t identity_of_folder(const fs::path& folder) {
@@ -462,10 +454,11 @@ ResumedFrom MemoryCopies::load(data::Loader& loader) {
     ++num_sent;
     if (is_own) {
       received = Buffer(file_bytes(rank));
-      works.push_back(ranks_.world().receive(words_of({received.data(), received.size()}), source.holder, kTag, kName));
+      works.push_back(
+          ranks_.world().receive(words_of({received.data(), received.size()}), source.holder, kCopyTag, kName));
     } else if (source.holder == ranks_.rank()) {
       sent.emplace_back(path_of(source));
-      works.push_back(ranks_.world().send(words_of(sent.back().bytes()), rank, kTag, kName));
+      works.push_back(ranks_.world().send(words_of(sent.back().bytes()), rank, kCopyTag, kName));
     }
   }
   for (Work& work : works) work.wait();
@@ -640,10 +633,10 @@ void MemoryCopies::advance() {
   if (slot.own) slot.own->write_header(taken.header);
   constexpr const char* kName = "a copy in memory";
   for (std::size_t i = 0; i < sources_.size(); ++i) {
-    works_.push_back(ranks_.world().receive(slot.others[i]->words(), sources_[i], kTag, kName));
+    works_.push_back(ranks_.world().receive(slot.others[i]->words(), sources_[i], kCopyTag, kName));
   }
   if (place().partner >= 0) {
-    works_.push_back(ranks_.world().send(slot.own->words(), place().partner, kTag, kName));
+    works_.push_back(ranks_.world().send(slot.own->words(), place().partner, kCopyTag, kName));
   }
   stall_seconds_ += stall.seconds();
   is_being_sent_ = true;

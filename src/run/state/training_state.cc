@@ -61,15 +61,14 @@ std::size_t bytes_of(std::span<const Tensor> tensors) {
   return sum;
 }
 
-/// Bytes of the host as a tensor, which is only read.
+}  // namespace
+
 Tensor words_of(std::span<const std::byte> bytes) {
   return {const_cast<std::byte*>(bytes.data()),  // NOLINT(cppcoreguidelines-pro-type-const-cast)
           {static_cast<std::int64_t>(bytes.size() / sizeof(std::int32_t))},
           DType::kInt32,
           Device::kCpu};
 }
-
-}  // namespace
 
 std::uint64_t checksum_of_pieces(std::span<const std::byte> bytes) {
   std::vector<std::uint64_t> checksums(Pieces{bytes.size(), kPiece}.count());

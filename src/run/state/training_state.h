@@ -22,6 +22,10 @@ inline constexpr const char* kSecondMoment = ".exp_avg_sq";
 /// threads can compute it.
 std::uint64_t checksum_of_pieces(std::span<const std::byte> bytes);
 
+/// Views bytes of the host as a tensor of int32, to send it or to receive into it. The bytes must be writable to
+/// receive.
+Tensor words_of(std::span<const std::byte> bytes);
+
 class TrainingState {
  public:
   /// `parameters` must stay. They need not be allocated for num_bytes().
