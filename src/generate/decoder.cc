@@ -14,6 +14,11 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options)
       rope_(model.config(), options.seq_len, options.num_positions),
       dispatcher_(dispatch_options(model.config(), model.options().compute,
                                    std::max(options.num_slots, options.num_positions))),
+      environment_{.config = &model.config(),
+                   .parameters = &model.parameters(),
+                   .quantized = &unquantized_,
+                   .rope = &rope_,
+                   .dispatcher = &dispatcher_},
       step_(model.config(), options.num_slots, 1),
       lengths_(static_cast<std::size_t>(options.num_slots)),
       slots_(lengths_.size()),
@@ -26,15 +31,7 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options)
 }
 
 LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
-  return {.op = {.arena = &arena},
-          .config = &model_.config(),
-          .parameters = &model_.parameters(),
-          .quantized = &unquantized_,
-          .batch = &batch,
-          .rope = &rope_,
-          .mesh = &model_.parameters().mesh(),
-          .dispatcher = &dispatcher_,
-          .recompute = Recompute::kNone};
+  return {.model = &environment_, .op = {.arena = &arena}, .batch = &batch};
 }
 
 Tensor Decoder::cache_of(std::size_t layer, Device device) const {

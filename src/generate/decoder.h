@@ -52,6 +52,7 @@ class Decoder {
   RopeTable rope_;
   ep::LocalDispatcher dispatcher_;
   QuantizedWeights unquantized_;  // texts are decoded in the type that layers compute in
+  Environment environment_;
   Arena arena_;
   Buffer cache_;  // [layers, slots, positions, C + R]
   Batch step_;

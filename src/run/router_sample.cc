@@ -87,16 +87,14 @@ std::vector<RoutingDifference> compare_with_v2_router(const SavedModel& saved, s
     const Block block(parameters, config, config.is_moe_layer(layer), fmt::format("layers.{}.", layer), layer);
     parameters.allocate_weights(DType::kFloat32);
     saved.load_tensors(parameters);
+    const Environment environment{.config = &config,
+                                  .parameters = &parameters,
+                                  .quantized = &unquantized,
+                                  .rope = &rope,
+                                  .dispatcher = &dispatcher};
     const auto run = [&](Arena& arena) {
       const bool measuring = arena.device() == Device::kMeta;
-      const LayerContext context{.op = {.arena = &arena},
-                                 .config = &config,
-                                 .parameters = &parameters,
-                                 .quantized = &unquantized,
-                                 .batch = &batch,
-                                 .rope = &rope,
-                                 .mesh = &parameters.mesh(),
-                                 .dispatcher = &dispatcher};
+      const LayerContext context{.model = &environment, .op = {.arena = &arena}, .batch = &batch};
       const auto tensor = [&](std::vector<float>& numbers) {
         return Tensor(measuring ? nullptr : numbers.data(), shape, DType::kFloat32, arena.device());
       };
