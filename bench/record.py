@@ -241,7 +241,7 @@ class Pages:
         self.root, self.problems, self.records = root, [], {}
 
     def paths(self):
-        return [*sorted(self.root.glob("docs/*.md")), *self.root.glob("lab/README.md")]
+        return [*sorted(self.root.glob("docs/*.md")), *sorted(self.root.glob("lab/*.md"))]
 
     def record(self, name):
         if name not in self.records:

@@ -1,4 +1,4 @@
-"""bench/record.py: the docs' figures of GPUs are those of their records, or are said to be old.
+"""bench/record.py: figures of GPUs are those of their records, or are said to be old; mutants fit their sources.
 usage: record_test.py"""
 
 import gzip
@@ -9,7 +9,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
+import gpu_mutants  # noqa: E402
 import record  # noqa: E402
 
 MACHINE = {"tessera": "0.1.0+abc", "driver": "580.1, for CUDA up to 13.0", "cuBLASLt": "13.1", "cuDNN": "9.19",
@@ -20,6 +21,9 @@ PAGE = "# Speed\n\nOn an H100, 2 sizes:\n\n<!-- record first gemm -->\n<!-- end 
 class Repository(unittest.TestCase):
     def test_figures_are_those_of_their_records(self):
         self.assertEqual(record.check(ROOT), [])
+
+    def test_mutants_of_gpu_kernels_fit_the_sources(self):
+        self.assertEqual(gpu_mutants.problems(), [])
 
 
 class Record(unittest.TestCase):
