@@ -17,7 +17,7 @@ LinearSite replicated(Parameters& parameters, const std::string& name, const Sha
 }
 
 LinearSite column_sharded(Parameters& parameters, const std::string& name, const Shape& shape,
-                          Tokens tokens = Tokens::kMicroBatch) {
+                          TokenSet tokens = TokenSet::kMicroBatch) {
   ParamSpec spec = linear_spec(name, shape, init_shallow());
   spec.cut = {.axis = Cut::Axis::kTensor, .dim = 0};
   return {parameters, spec, Sharding::kColumn, tokens};
@@ -32,7 +32,7 @@ LinearSite row_sharded(Parameters& parameters, const std::string& name, const Sh
 /// The heads that this rank has.
 std::int64_t num_heads(const LayerContext& context) { return context.config().n_heads / context.mesh().degrees.tp; }
 
-std::int64_t num_keys(const LayerContext& context) { return num_tokens(context, Tokens::kSequences); }
+std::int64_t num_keys(const LayerContext& context) { return num_tokens(context, TokenSet::kSequences); }
 
 using Reader = LinearSite::Reader;
 
@@ -54,7 +54,7 @@ Attention::Attention(Parameters& parameters, const ModelConfig& config, const st
       kv_norm_(parameters, prefix + "kv_norm.weight", config.kv_lora_rank),
       wkv_b_(column_sharded(parameters, prefix + "wkv_b.weight",
                             {config.n_heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank},
-                            Tokens::kSequences)),
+                            TokenSet::kSequences)),
       wo_(row_sharded(parameters, prefix + "wo.weight", {config.dim, config.n_heads * config.v_head_dim},
                       init_by_depth(layer))) {}
 
@@ -132,10 +132,10 @@ void Attention::compute_recomputed(const LayerContext& context, AttentionSaved& 
       wkv_b_.gather_written(context, latent_tC.shape(), reader, saved.kv_latent_KC,
                             [&](const GemmOperand& y) { kv_norm_.forward(context, latent_tC, y, saved.kv_rstd_t); });
   wkv_b_.forward(context, saved.kv_latent_KC, saved.kv);
-  if (are_sharded(context, Tokens::kSequences)) {
+  if (are_sharded(context, TokenSet::kSequences)) {
     const Tensor rotated_t = context.allocate(k_rope_t.shape());
     rotate(context, k_rope_t, context.local_rows(positions_T), 1, RopeDirection::kForward, rotated_t);
-    all_gather(context, Tokens::kSequences, rotated_t, saved.k_rope, wkv_a_.name());
+    all_gather(context, TokenSet::kSequences, rotated_t, saved.k_rope, wkv_a_.name());
   } else {
     rotate(context, k_rope_t, positions_T, 1, RopeDirection::kForward, saved.k_rope);
   }
@@ -256,7 +256,7 @@ void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, c
     mla_attention_backward(op, dims(context), core_operands(context, saved), saved.o.plain, saved.lse_TH, d_o, d_q,
                            d_kv, d_k_rope);
     rotate(context, d_q, positions_T, num_heads(context), RopeDirection::kBackward, d_q);
-    const Tensor d_rotated_t = reduce_scatter(context, Tokens::kSequences, d_k_rope, wkv_a_.name());
+    const Tensor d_rotated_t = reduce_scatter(context, TokenSet::kSequences, d_k_rope, wkv_a_.name());
     rotate(context, d_rotated_t, context.local_rows(positions_T), 1, RopeDirection::kBackward, d_k_rope_t);
   }
   {

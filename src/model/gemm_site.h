@@ -91,7 +91,7 @@ class LinearSite : public GemmSite {
   enum class Reader : std::uint8_t { kForward, kWgrad, kBoth };
 
   /// `tokens`: whose tokens a column-sharded site gathers.
-  LinearSite(Parameters& parameters, const ParamSpec& spec, Sharding sharding, Tokens tokens = Tokens::kMicroBatch)
+  LinearSite(Parameters& parameters, const ParamSpec& spec, Sharding sharding, TokenSet tokens = TokenSet::kMicroBatch)
       : GemmSite(parameters, spec), sharding_(sharding), tokens_(tokens) {}
 
   /// Returns the forms in which a layer hands the site this rank's tokens.
@@ -122,7 +122,7 @@ class LinearSite : public GemmSite {
   OperandForms forms_for(const LayerContext& context, Reader reader) const;
 
   Sharding sharding_;
-  Tokens tokens_;
+  TokenSet tokens_;
 };
 
 /// y rows = x rows · w_eᵀ with an expert's own matrix w_e for the rows [offsets_E1[e], offsets_E1[e + 1]).

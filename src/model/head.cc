@@ -67,7 +67,7 @@ void Head::forward_backward(const LayerContext& context, const Tensor& x_tD, con
     linear_wgrad(op, d_chunk_TV, y_chunk_TD, context.gradient(output_));
   }
   if (backward) {
-    norm_.backward(context, reduce_scatter(context, Tokens::kMicroBatch, d_y_TD, name), x_tD, rstd_t, d_x_tD);
+    norm_.backward(context, reduce_scatter(context, TokenSet::kMicroBatch, d_y_TD, name), x_tD, rstd_t, d_x_tD);
   }
   add_sum(op, context.local_rows(losses_T), loss_1);
 }

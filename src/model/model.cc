@@ -220,7 +220,7 @@ void Model::update_expert_biases(const Context& op, const Tensor& finite_1) {
 void Model::embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_tD) const {
   const Tensor table_VD = context.weight(embedding_);
   const std::int64_t first_id = parameters_.mesh().place.tp * table_VD.dim(0);
-  sum_over_ranks(context, Tokens::kMicroBatch, x_tD, Write::kAssign, parameters_.spec(embedding_).name,
+  sum_over_ranks(context, TokenSet::kMicroBatch, x_tD, Write::kAssign, parameters_.spec(embedding_).name,
                  [&](const Tensor& x, Write) { embedding_forward(context.op, tokens_T, table_VD, first_id, x); });
 }
 

@@ -56,7 +56,7 @@ RouterOptions Moe::router_options(const LayerContext& context) const {
 
 int Moe::num_sms_of_dispatch(const LayerContext& context) const {
   // Tensor-parallel ranks' shared experts send, too; and a probe is told of operators one by one.
-  const bool can_run_beside = shared_ && !are_sharded(context, Tokens::kMicroBatch) && context.probe == nullptr;
+  const bool can_run_beside = shared_ && !are_sharded(context, TokenSet::kMicroBatch) && context.probe == nullptr;
   return can_run_beside ? context.model->dispatcher->num_sms() : 0;
 }
 

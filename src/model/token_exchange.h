@@ -8,7 +8,7 @@
 namespace tessera {
 
 /// Sets of tokens that several ranks share. A rank has t of them between layers.
-enum class Tokens : std::uint8_t {
+enum class TokenSet : std::uint8_t {
   kMicroBatch,  // T: those of the micro-batch, which tensor-parallel ranks share
   kSequences,   // K: those of its whole sequences, which context-parallel ranks share as well: what keys are computed
                 // for
@@ -17,25 +17,25 @@ enum class Tokens : std::uint8_t {
 // In all functions `name` says for whom tokens move, for messages.
 
 /// Returns whether other ranks have some of these tokens.
-bool are_sharded(const LayerContext& context, Tokens tokens);
+bool are_sharded(const LayerContext& context, TokenSet tokens);
 /// Returns T or K.
-std::int64_t num_tokens(const LayerContext& context, Tokens tokens);
+std::int64_t num_tokens(const LayerContext& context, TokenSet tokens);
 /// Gathers the ranks' x_tN into out, in the order of the tokens. Only for tokens that are sharded.
-void all_gather(const LayerContext& context, Tokens tokens, const Tensor& x_tN, const Tensor& out,
+void all_gather(const LayerContext& context, TokenSet tokens, const Tensor& x_tN, const Tensor& out,
                 std::string_view name);
 /// Assigns or adds to out_tN this rank's tokens of the sum of all ranks' `partial`. Only for tokens that are sharded.
-void reduce_scatter(const LayerContext& context, Tokens tokens, const Tensor& partial, const Tensor& out_tN,
+void reduce_scatter(const LayerContext& context, TokenSet tokens, const Tensor& partial, const Tensor& out_tN,
                     Write write, std::string_view name);
 
 /// Returns this rank's tokens of the sum of all ranks' `partial`. If they are not sharded, that is `partial` itself.
-Tensor reduce_scatter(const LayerContext& context, Tokens tokens, const Tensor& partial, std::string_view name);
+Tensor reduce_scatter(const LayerContext& context, TokenSet tokens, const Tensor& partial, std::string_view name);
 /// Returns the T tokens of the micro-batch. If they are not sharded, that is x_tN itself.
 Tensor gather_tokens(const LayerContext& context, const Tensor& x_tN, std::string_view name);
 
 /// Assigns or adds to out_tN this rank's tokens of the sum over ranks of what compute(target, write) gives for all
 /// tokens. If they are not sharded, compute() writes to out_tN.
 template <typename Compute>
-void sum_over_ranks(const LayerContext& context, Tokens tokens, const Tensor& out_tN, Write write,
+void sum_over_ranks(const LayerContext& context, TokenSet tokens, const Tensor& out_tN, Write write,
                     std::string_view name, Compute&& compute) {
   if (!are_sharded(context, tokens)) return compute(out_tN, write);
   const ArenaScope scope(*context.op.arena);

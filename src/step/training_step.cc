@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "comm/together.h"
+#include "config/resolve_recipes.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/runtime/runtime.h"
 #include "system/host_name.h"
