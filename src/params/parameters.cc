@@ -19,10 +19,12 @@ std::size_t size_in_bytes(std::int64_t count, DType dtype) { return static_cast<
 
 Parameters::Parameters(std::shared_ptr<Mesh> mesh, const StorageOptions& options)
     : table_(std::make_unique<ParameterTable>(std::move(mesh))),
-      moments_(options.moments),
+      optimizer_tensors_(options.optimizer),
       no_scratch_(std::make_unique<Arena>(0)),
       first_writes_(*table_),
-      slots_(*table_, options) {}
+      slots_(*table_, options) {
+  optimizer_state_.resize(optimizer_tensors_.size());
+}
 
 ParamId Parameters::add(ParamSpec spec) {
   TESSERA_CHECK(device_ == Device::kMeta);
@@ -31,7 +33,9 @@ ParamId Parameters::add(ParamSpec spec) {
 
 std::size_t Parameters::num_bytes(DType compute) const {
   const std::int64_t size = table_->flat_size();
-  return 2 * size_in_bytes(size, DType::kFloat32) + 2 * size_in_bytes(size, moments_) +
+  std::size_t optimizer = 0;
+  for (const OptimizerTensor& tensor : optimizer_tensors_) optimizer += size_in_bytes(size, tensor.dtype);
+  return 2 * size_in_bytes(size, DType::kFloat32) + optimizer +
          (compute == DType::kBFloat16 ? size_in_bytes(size, compute) : 0) +
          size_in_bytes(table_->buffers_size(), DType::kFloat32) + slots_.num_bytes(compute);
 }
@@ -43,8 +47,8 @@ void Parameters::allocate(DType compute, cuda::Runtime* cuda) {
   device_ = cuda == nullptr ? Device::kCpu : Device::kCuda;
   *no_scratch_ = Arena(0, device_);
   for (Buffer* buffer : {&masters_, &gradients_}) *buffer = Buffer(size_in_bytes(size, DType::kFloat32), device_);
-  for (Buffer* buffer : {&first_moments_, &second_moments_}) {
-    *buffer = Buffer(size_in_bytes(size, moments_), device_);
+  for (std::size_t i = 0; i < optimizer_state_.size(); ++i) {
+    optimizer_state_[i] = Buffer(size_in_bytes(size, optimizer_tensors_[i].dtype), device_);
   }
   if (compute == DType::kBFloat16) shadows_ = Buffer(size_in_bytes(size, compute), device_);
   buffers_ = Buffer(size_in_bytes(table_->buffers_size(), DType::kFloat32), device_);

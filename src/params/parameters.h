@@ -1,8 +1,8 @@
 // The parameters of a model: their table (params/parameter_table.h) and their memory.
 //
-// Per parameter there are a float32 master weight, a float32 gradient and AdamW's two moments (float32 or bfloat16),
-// and, when computing in bfloat16, a rounded copy that the layers read. Each of the five is one flat buffer with this
-// rank's parts of the parameters one behind the other. Layers read and write parameters that are not sharded there,
+// Per parameter there are a float32 master weight, a float32 gradient, what the optimizer keeps, and, when computing in
+// bfloat16, a rounded copy that the layers read. Each of them is one flat buffer with this rank's parts of the
+// parameters one behind the other. Layers read and write parameters that are not sharded there,
 // others in the slots of their units (params/unit_slots.h).
 #pragma once
 
@@ -46,8 +46,8 @@ class Parameters {
   /// Allocates all buffers. `compute`: the type that layers read, float32 or bfloat16. With `cuda`, which must outlive
   /// this, on that GPU.
   void allocate(DType compute, cuda::Runtime* cuda = nullptr);
-  /// Allocates only what layers read, for inference on one rank: no gradients, no moments, and masters only when
-  /// computing in float32.
+  /// Allocates only what layers read, for inference on one rank: no gradients, no optimizer state, and masters only
+  /// when computing in float32.
   void allocate_weights(DType compute);
   /// Sets the type that layers compute in. The tensors stay on Device::kMeta.
   void allocate_meta(DType compute);
@@ -95,16 +95,16 @@ class Parameters {
   Range shard_range(ParamId id) const { return table_->shard_range(id); }
   Tensor master_shard(ParamId id) const { return shard(all_masters(), id); }
   Tensor gradient_shard(ParamId id) const { return shard(all_gradients(), id); }
-  Tensor first_moment_shard(ParamId id) const { return shard(all_first_moments(), id); }
-  Tensor second_moment_shard(ParamId id) const { return shard(all_second_moments(), id); }
+  Tensor optimizer_shard(std::size_t i, ParamId id) const { return shard(optimizer_tensor(i), id); }
   /// Returns the local tensor of a parameter that is not sharded.
   Tensor master(ParamId id) const;
 
   /// This rank's numbers of all parameters at once, [total]. The gaps between parameters are 0.
   Tensor all_gradients() const { return flat(gradients_, DType::kFloat32); }
   Tensor all_masters() const { return flat(masters_, DType::kFloat32); }
-  Tensor all_first_moments() const { return flat(first_moments_, moments_); }
-  Tensor all_second_moments() const { return flat(second_moments_, moments_); }
+  /// Returns what the optimizer keeps, one tensor per entry of optimizer_tensors().
+  const OptimizerTensors& optimizer_tensors() const { return optimizer_tensors_; }
+  Tensor optimizer_tensor(std::size_t i) const { return flat(optimizer_state_[i], optimizer_tensors_[i].dtype); }
   /// Returns the bfloat16 copies. Undefined when computing in float32.
   Tensor all_shadows() const;
   /// Returns all buffers as one tensor, in the order in which they were added.
@@ -138,11 +138,13 @@ class Parameters {
   const Buffer& weights() const { return compute_ == DType::kBFloat16 ? shadows_ : masters_; }
 
   std::unique_ptr<ParameterTable> table_;  // stays where it is when this is moved
-  DType moments_, compute_ = DType::kFloat32;
+  OptimizerTensors optimizer_tensors_;
+  DType compute_ = DType::kFloat32;
   Device device_ = Device::kMeta;
   cuda::Runtime* cuda_ = nullptr;
   std::unique_ptr<Arena> no_scratch_;
-  Buffer masters_, gradients_, first_moments_, second_moments_, shadows_, buffers_;
+  Buffer masters_, gradients_, shadows_, buffers_;
+  std::vector<Buffer> optimizer_state_;
   FirstWrites first_writes_;
   UnitSlots slots_;
 };

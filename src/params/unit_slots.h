@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "params/first_writes.h"
+#include "params/optimizer_state.h"
 
 namespace tessera {
 
 /// What is kept for each parameter, and how the units of a model share memory.
 struct StorageOptions {
-  /// Type of AdamW's moments: float32 or bfloat16 ([optimizer] state_dtype).
-  DType moments = DType::kFloat32;
+  /// What the optimizer keeps for each number.
+  OptimizerTensors optimizer = adamw_tensors();
   /// Keeps a unit's weights gathered until the step's end, in a slot of their own. Otherwise they may be freed when
   /// released ([parallelism] fsdp_reshard_after_forward).
   bool keep_gathered = false;
