@@ -31,7 +31,7 @@ namespace {
 StorageOptions storage_options(const ModelConfig& config, const ModelOptions& options) {
   // One unit that is computed and one that is on its way. A multi-token prediction module needs the embedding and the
   // head at the same time.
-  return {.moments = options.moments,
+  return {.optimizer = options.optimizer,
           .keep_gathered = options.keep_gathered,
           .keep_gradients = options.keep_gradients,
           .num_slots = config.num_mtp_modules == 0 ? std::size_t{2} : 4};

@@ -15,7 +15,7 @@ namespace tessera {
 struct ModelOptions {
   Device device = Device::kCpu;  // where it runs: kCpu or kCuda
   DType compute = DType::kBFloat16;
-  DType moments = DType::kFloat32;  // of AdamW: float32 or bfloat16
+  OptimizerTensors optimizer = adamw_tensors();
   Recompute recompute = Recompute::kNone;
   bool force_load_balance = false;
   std::int64_t seq_len = 0;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/stopwatch.h"
 #include "comm/together.h"
+#include "config/resolve_recipes.h"
 #include "data/load_tokenizer.h"
 #include "ops/runtime/inventory.h"
 #include "ops/runtime/kernel_profile.h"

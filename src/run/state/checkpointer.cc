@@ -155,8 +155,10 @@ Checkpointer::Pieces Checkpointer::pieces() const {
     const std::string& name = parameters_.spec(id).name;
     const Piece piece{.slice = parameters_.slice(id), .begin = range.begin, .end = range.end};
     model.push_back({name, piece, parameters_.master_shard(id)});
-    optimizer.push_back({name + kFirstMoment, piece, parameters_.first_moment_shard(id)});
-    optimizer.push_back({name + kSecondMoment, piece, parameters_.second_moment_shard(id)});
+    for (std::size_t i = 0; i < parameters_.optimizer_tensors().size(); ++i) {
+      optimizer.push_back(
+          {name + parameters_.optimizer_tensors()[i].suffix, piece, parameters_.optimizer_shard(i, id)});
+    }
   }
   for (ParamId id = 0; id < parameters_.num_buffers(); ++id) {
     const Tensor buffer = parameters_.buffer(id);

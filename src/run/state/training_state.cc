@@ -78,15 +78,19 @@ std::uint64_t checksum_of_pieces(std::span<const std::byte> bytes) {
   return checksum_of(checksums);
 }
 
-std::array<Tensor, 4> TrainingState::tensors() const {
-  return {parameters_.all_masters(), parameters_.all_first_moments(), parameters_.all_second_moments(),
-          parameters_.all_buffers()};
+std::vector<Tensor> TrainingState::tensors() const {
+  std::vector<Tensor> tensors = {parameters_.all_masters()};
+  for (std::size_t i = 0; i < parameters_.optimizer_tensors().size(); ++i) {
+    tensors.push_back(parameters_.optimizer_tensor(i));
+  }
+  tensors.push_back(parameters_.all_buffers());
+  return tensors;
 }
 
 std::size_t TrainingState::num_bytes() const { return bytes_of(tensors()); }
 
 TrainingState::Checksums TrainingState::read(std::byte* target) {
-  const std::array<Tensor, 4> tensors = this->tensors();
+  const std::vector<Tensor> tensors = this->tensors();
   const std::size_t num_bytes = bytes_of(tensors);
   const Tensor& buffers = tensors.back();
   std::vector<std::uint64_t> checksums(Pieces{num_bytes, kPiece}.count());
@@ -143,7 +147,7 @@ TrainingState::Checksums TrainingState::checksums_of_copy(std::span<const std::b
 }
 
 void TrainingState::write(std::span<const std::byte> bytes) {
-  const std::array<Tensor, 4> tensors = this->tensors();
+  const std::vector<Tensor> tensors = this->tensors();
   TESSERA_CHECK(bytes.size() == bytes_of(tensors), "{} bytes, expected {}", bytes.size(), bytes_of(tensors));
   const std::byte* next = bytes.data();
   for (const Tensor& tensor : tensors) {
@@ -164,8 +168,9 @@ std::vector<TrainingState::Part> TrainingState::parts() const {
     if (range.begin == range.end) continue;
     const std::string& name = parameters_.spec(id).name;
     add(name, parameters_.master_shard(id));
-    add(name + kFirstMoment, parameters_.first_moment_shard(id));
-    add(name + kSecondMoment, parameters_.second_moment_shard(id));
+    for (std::size_t i = 0; i < parameters_.optimizer_tensors().size(); ++i) {
+      add(name + parameters_.optimizer_tensors()[i].suffix, parameters_.optimizer_shard(i, id));
+    }
   }
   for (ParamId id = 0; id < parameters_.num_buffers(); ++id) {
     const Tensor buffer = parameters_.buffer(id);

@@ -1,5 +1,5 @@
-// All that a training step changes on a rank, as bytes: masters, both moments and the experts' biases, each as it lies
-// in its flat buffer. Copies in memory hold these bytes, and replicas compare their checksums.
+// All that a training step changes on a rank, as bytes: masters, the optimizer's state and the experts' biases, each as it
+// lies in its flat buffer. Copies in memory hold these bytes, and replicas compare their checksums.
 #pragma once
 
 #include <array>
@@ -13,10 +13,6 @@
 #include "params/parameters.h"
 
 namespace tessera {
-
-// Suffixes of a parameter's name that name its moments, as in PyTorch's AdamW.
-inline constexpr const char* kFirstMoment = ".exp_avg";
-inline constexpr const char* kSecondMoment = ".exp_avg_sq";
 
 /// The checksum that TrainingState gives to its bytes: XXH3 over the XXH3 of every piece of 256 KiB, so that several
 /// threads can compute it.
@@ -59,7 +55,7 @@ class TrainingState {
 
  private:
   /// Masters, first and second moments, buffers.
-  std::array<Tensor, 4> tensors() const;
+  std::vector<Tensor> tensors() const;
 
   const Parameters& parameters_;
   /// On which a GPU's state leaves it.
