@@ -20,7 +20,7 @@ std::string describe(const Finding& finding) {
   return finding.part.empty() ? finding.detail : fmt::format("{}: {}", finding.part, finding.detail);
 }
 
-/// Slurm cuts reasons nowhere, but a line should stay one.
+/// Returns the reason for draining a node as one line. Slurm does not limit reasons, but they should stay short.
 std::string reason_of(const Finding& finding, const std::string& more = "") {
   std::string text = fmt::format("{} {}: {}{}", kReasonPrefix, finding.signal, describe(finding), more);
   std::ranges::replace_if(
@@ -103,7 +103,7 @@ std::vector<double> HealthLedger::read() const {
     try {
       const nlohmann::json json = parse_json(line, "a line");
       times.push_back(JsonFields(json, "a line").number("bad_since"));
-    } catch (const Error&) {  // of a write that a crash has cut
+    } catch (const Error&) {  // a crash has cut this line short
       continue;
     }
   }
