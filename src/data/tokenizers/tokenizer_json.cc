@@ -206,7 +206,8 @@ void parse_pre_tokenizer(const TokenizerFields& fields, PreTokenizerSpec& spec, 
   if (type == "Sequence") {
     const json& sequence = fields.array("pretokenizers");
     for (std::size_t i = 0; i < sequence.size(); ++i) {
-      parse_pre_tokenizer(TokenizerFields(sequence[i], fmt::format("{}[{}]", fields.place_of("pretokenizers"), i)), spec, ended);
+      parse_pre_tokenizer(TokenizerFields(sequence[i], fmt::format("{}[{}]", fields.place_of("pretokenizers"), i)),
+                          spec, ended);
     }
     return;
   }
@@ -236,7 +237,8 @@ void parse_post_processor(const TokenizerFields& fields, TokenizerJson& result) 
   if (type == "Sequence") {
     const json& sequence = fields.array("processors");
     for (std::size_t i = 0; i < sequence.size(); ++i) {
-      parse_post_processor(TokenizerFields(sequence[i], fmt::format("{}[{}]", fields.place_of("processors"), i)), result);
+      parse_post_processor(TokenizerFields(sequence[i], fmt::format("{}[{}]", fields.place_of("processors"), i)),
+                           result);
     }
   } else if (type == "TemplateProcessing") {
     const json& pieces = fields.array("single");
@@ -274,7 +276,8 @@ TokenizerJson parse_tokenizer_json(std::string_view content, const std::filesyst
   result.added_tokens = parse_added_tokens(root, result.model, content.size());
   require_no_normalizer(root);
   bool ended = false;
-  parse_pre_tokenizer(TokenizerFields(root.at("pre_tokenizer"), root.place_of("pre_tokenizer")), result.pre_tokenizer, ended);
+  parse_pre_tokenizer(TokenizerFields(root.at("pre_tokenizer"), root.place_of("pre_tokenizer")), result.pre_tokenizer,
+                      ended);
   require(ended, "{}: only byte-level BPE is supported, but there is no ByteLevel", root.place_of("pre_tokenizer"));
   const TokenizerFields decoder(root.at("decoder"), root.place_of("decoder"));
   require(decoder.text("type") == "ByteLevel", "{}: {} is not supported, expected ByteLevel", decoder.place(),
