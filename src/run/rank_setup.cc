@@ -13,21 +13,21 @@ namespace tessera {
 namespace {
 
 /// Warns if there are more threads than cores. Threads that share a core wait for each other at the end of every
-/// parallel loop.
-void warn_of_too_many_threads(std::int64_t num_threads, const Ranks& ranks) {
+/// parallel loop. `setting` is what asked for so many.
+void warn_of_too_many_threads(std::string_view setting, std::int64_t num_threads, const Ranks& ranks) {
   if (ranks.rank_on_node() != 0) return;
   // A launcher may give each rank its own cores. Then this rank's cores say nothing about those of the others.
   const std::int64_t of_machine = sysconf(_SC_NPROCESSORS_ONLN), on_node = ranks.num_on_node();
   if (num_threads > num_cores()) {
     spdlog::warn(
-        "training.num_threads = {} is more than the {} core{} that a rank may use here: expect a slow run, or "
-        "set it to 0, which chooses",
-        num_threads, num_cores(), num_cores() == 1 ? "" : "s");
+        "{} = {} is more than the {} core{} that a rank may use here: expect a slow run, or leave it out, and the "
+        "number of threads is chosen",
+        setting, num_threads, num_cores(), num_cores() == 1 ? "" : "s");
   } else if (num_threads * on_node > of_machine) {
     spdlog::warn(
-        "{} ranks with training.num_threads = {} are {} threads on a machine of {} cores: expect a slow run, or "
-        "set it to 0, which chooses",
-        on_node, num_threads, num_threads * on_node, of_machine);
+        "{} ranks with {} = {} are {} threads on a machine of {} cores: expect a slow run, or leave it out, and the "
+        "number of threads is chosen",
+        on_node, setting, num_threads, num_threads * on_node, of_machine);
   }
 }
 
@@ -36,9 +36,11 @@ void warn_of_too_many_threads(std::int64_t num_threads, const Ranks& ranks) {
 void set_threads(const JobConfig& config, const Ranks& ranks) {
   if (config.training.num_threads > 0) {
     set_num_threads(static_cast<int>(config.training.num_threads));
-    warn_of_too_many_threads(config.training.num_threads, ranks);
+    warn_of_too_many_threads("training.num_threads", config.training.num_threads, ranks);
   } else if (ranks.size() > 1) {
     set_num_threads(std::max(1, num_cores() / ranks.num_on_node()));
+  } else {
+    warn_of_too_many_threads("OMP_NUM_THREADS", num_threads(), ranks);
   }
 }
 
