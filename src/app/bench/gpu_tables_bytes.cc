@@ -134,91 +134,106 @@ void embeddings(GpuBench& bench) {
 }
 
 /// What leads tokens to their experts and back.
-void routing(GpuBench& bench) {
-  struct Model {
-    const char* name;
-    std::int64_t experts, top_k;
-    RouterOptions options;
+struct RoutedModel {
+  const char* name;
+  std::int64_t experts, top_k;
+  RouterOptions options;
+};
+
+struct Routed {
+  Tensor logits, bias;
+  RouterOutputs out;
+};
+
+/// Returns random logits and what the model's router makes of them.
+Routed route(GpuBench& bench, const RoutedModel& model) {
+  const std::int64_t experts = model.experts, top_k = model.top_k;
+  const Tensor logits = bench.random({kT, experts}, kFloat), bias = bench.random({experts}, kFloat);
+  const RouterOutputs out{.scores_TE = bench.empty({kT, experts}, kFloat),
+                          .expert_ids_TK = bench.empty({kT, top_k}, DType::kInt32),
+                          .weights_TK = bench.empty({kT, top_k}, kFloat),
+                          .counts_E = bench.empty({experts}, DType::kInt32),
+                          .balance_f_BE = {}};
+  router_forward(bench.context(), model.options, logits, bias, out);
+  return {logits, bias, out};
+}
+
+void router_rows(GpuBench& bench, const RoutedModel& model) {
+  bench.row("router_forward", model.name, [&] {
+    const auto [logits, bias, out] = route(bench, model);
+    return Call{bytes_of({logits, out.scores_TE, out.expert_ids_TK, out.weights_TK}),
+                [=, options = model.options](const Context& op) { router_forward(op, options, logits, bias, out); }};
+  });
+  bench.row("router_backward", model.name, [&] {
+    const auto [logits, bias, out] = route(bench, model);
+    const Tensor d_weights = bench.random({kT, model.top_k}, kFloat);
+    return Call{bytes_of({logits, out.scores_TE, out.expert_ids_TK, out.weights_TK, d_weights}),
+                [=, options = model.options](const Context& op) {
+                  router_backward(op, options, out, d_weights, 0.0f, logits);
+                }};
+  });
+  bench.row("balance_sums", model.name, [&] {
+    const auto [logits, bias, out] = route(bench, model);
+    const Tensor sums = bench.empty({2, 2, model.experts}, kFloat);
+    return Call{bytes_of({out.scores_TE}),
+                [=, options = model.options](const Context& op) { balance_sums(op, options, out.scores_TE, sums); }};
+  });
+}
+
+void permutation_rows(GpuBench& bench, const RoutedModel& model) {
+  const std::int64_t experts = model.experts, top_k = model.top_k;
+  constexpr std::int64_t kAlignment = 128;
+  const std::int64_t rows = max_rows(kT * top_k, experts, kAlignment);
+  const auto sorted = [&bench, &model, experts, top_k, rows] {
+    const RouterOutputs out = route(bench, model).out;
+    const Tensor offsets = bench.empty({experts + 1}, DType::kInt32), slots = bench.empty({rows}, DType::kInt32);
+    const Tensor rows_TK = bench.empty({kT, top_k}, DType::kInt32);
+    sort_by_expert(bench.context(), out.expert_ids_TK, out.counts_E, kAlignment, offsets, slots, rows_TK);
+    return std::tuple{out, offsets, slots, rows_TK};
   };
-  const Model models[] = {{"T 16384, 6 of 64", 64, 6, {.top_k = 6, .seq_len = 8192, .tokens_per_seq = 8192}},
-                          {"T 16384, 8 of 256",
-                           256,
-                           8,
-                           {.score_function = ScoreFunction::kSigmoid,
-                            .route_norm = true,
-                            .top_k = 8,
-                            .num_groups = 8,
-                            .num_limited_groups = 4,
-                            .seq_len = 8192,
-                            .tokens_per_seq = 8192}}};
-  for (const Model& model : models) {
-    const std::int64_t experts = model.experts, top_k = model.top_k;
-    const auto routed = [&bench, &model, experts, top_k] {
-      const Tensor logits = bench.random({kT, experts}, kFloat), bias = bench.random({experts}, kFloat);
-      const RouterOutputs out{.scores_TE = bench.empty({kT, experts}, kFloat),
-                              .expert_ids_TK = bench.empty({kT, top_k}, DType::kInt32),
-                              .weights_TK = bench.empty({kT, top_k}, kFloat),
-                              .counts_E = bench.empty({experts}, DType::kInt32),
-                              .balance_f_BE = {}};
-      router_forward(bench.context(), model.options, logits, bias, out);
-      return std::tuple{logits, bias, out};
-    };
-    bench.row("router_forward", model.name, [&] {
-      const auto [logits, bias, out] = routed();
-      return Call{bytes_of({logits, out.scores_TE, out.expert_ids_TK, out.weights_TK}),
-                  [=, options = model.options](const Context& op) { router_forward(op, options, logits, bias, out); }};
-    });
-    bench.row("router_backward", model.name, [&] {
-      const auto [logits, bias, out] = routed();
-      const Tensor d_weights = bench.random({kT, top_k}, kFloat);
-      return Call{bytes_of({logits, out.scores_TE, out.expert_ids_TK, out.weights_TK, d_weights}),
-                  [=, options = model.options](const Context& op) {
-                    router_backward(op, options, out, d_weights, 0.0f, logits);
-                  }};
-    });
-    bench.row("balance_sums", model.name, [&] {
-      const auto [logits, bias, out] = routed();
-      const Tensor sums = bench.empty({2, 2, experts}, kFloat);
-      return Call{bytes_of({out.scores_TE}),
-                  [=, options = model.options](const Context& op) { balance_sums(op, options, out.scores_TE, sums); }};
-    });
-    constexpr std::int64_t kAlignment = 128;
-    const std::int64_t rows = max_rows(kT * top_k, experts, kAlignment);
-    const auto sorted = [&bench, routed, experts, top_k, rows] {
-      const RouterOutputs out = std::get<2>(routed());
-      const Tensor offsets = bench.empty({experts + 1}, DType::kInt32), slots = bench.empty({rows}, DType::kInt32);
-      const Tensor rows_TK = bench.empty({kT, top_k}, DType::kInt32);
-      sort_by_expert(bench.context(), out.expert_ids_TK, out.counts_E, kAlignment, offsets, slots, rows_TK);
-      return std::tuple{out, offsets, slots, rows_TK};
-    };
-    bench.row("sort_by_expert", model.name, [&] {
+  bench.row("sort_by_expert", model.name, [&] {
+    const auto [out, offsets, slots, rows_TK] = sorted();
+    return Call{bytes_of({out.expert_ids_TK, slots, rows_TK}), [=](const Context& op) {
+                  sort_by_expert(op, out.expert_ids_TK, out.counts_E, kAlignment, offsets, slots, rows_TK);
+                }};
+  });
+  // Tokens are read once per row: more than the cache holds.
+  for (const bool quantizes : {false, true}) {
+    bench.row(quantizes ? "gather_rows, 1x32" : "gather_rows", model.name, [&] {
       const auto [out, offsets, slots, rows_TK] = sorted();
-      return Call{bytes_of({out.expert_ids_TK, slots, rows_TK}), [=](const Context& op) {
-                    sort_by_expert(op, out.expert_ids_TK, out.counts_E, kAlignment, offsets, slots, rows_TK);
-                  }};
+      const Tensor x = bench.random({kT, kD}), num_rows_1 = offsets.rows(experts, experts + 1);
+      const GemmOperand y = quantizes ? bench.operand({rows, kD}, kMxfp8) : GemmOperand(bench.empty({rows, kD}, kBf16));
+      const auto num_read = static_cast<double>(top_k) * bytes_of({x});
+      return Call{num_read + bytes_of(y), [=](const Context& op) { gather_rows(op, x, slots, top_k, num_rows_1, y); }};
     });
-    // Tokens are read once per row: more than the cache holds.
-    for (const bool quantizes : {false, true}) {
-      bench.row(quantizes ? "gather_rows, 1x32" : "gather_rows", model.name, [&] {
-        const auto [out, offsets, slots, rows_TK] = sorted();
-        const Tensor x = bench.random({kT, kD}), num_rows_1 = offsets.rows(experts, experts + 1);
-        const GemmOperand y =
-            quantizes ? bench.operand({rows, kD}, kMxfp8) : GemmOperand(bench.empty({rows, kD}, kBf16));
-        const auto num_read = static_cast<double>(top_k) * bytes_of({x});
-        return Call{num_read + bytes_of(y),
-                    [=](const Context& op) { gather_rows(op, x, slots, top_k, num_rows_1, y); }};
-      });
-    }
-    for (const Write write : {Write::kAssign, Write::kAccumulate}) {
-      bench.row(write == Write::kAssign ? "combine_rows" : "combine_rows +=", model.name, [&] {
-        const auto [out, offsets, slots, rows_TK] = sorted();
-        const Tensor x = bench.random({rows, kD}), y = bench.random({kT, kD});
-        const Tensor weights_TK = write == Write::kAssign ? out.weights_TK : Tensor();
-        const auto num_read = static_cast<double>(top_k) * bytes_of({y});
-        return Call{num_read + bytes_of({rows_TK, weights_TK, y, write == Write::kAssign ? Tensor() : y}),
-                    [=](const Context& op) { combine_rows(op, x, rows_TK, weights_TK, y, write); }};
-      });
-    }
+  }
+  for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+    bench.row(write == Write::kAssign ? "combine_rows" : "combine_rows +=", model.name, [&] {
+      const auto [out, offsets, slots, rows_TK] = sorted();
+      const Tensor x = bench.random({rows, kD}), y = bench.random({kT, kD});
+      const Tensor weights_TK = write == Write::kAssign ? out.weights_TK : Tensor();
+      const auto num_read = static_cast<double>(top_k) * bytes_of({y});
+      return Call{num_read + bytes_of({rows_TK, weights_TK, y, write == Write::kAssign ? Tensor() : y}),
+                  [=](const Context& op) { combine_rows(op, x, rows_TK, weights_TK, y, write); }};
+    });
+  }
+}
+
+void routing(GpuBench& bench) {
+  const RoutedModel models[] = {{"T 16384, 6 of 64", 64, 6, {.top_k = 6, .seq_len = 8192, .tokens_per_seq = 8192}},
+                                {"T 16384, 8 of 256",
+                                 256,
+                                 8,
+                                 {.score_function = ScoreFunction::kSigmoid,
+                                  .route_norm = true,
+                                  .top_k = 8,
+                                  .num_groups = 8,
+                                  .num_limited_groups = 4,
+                                  .seq_len = 8192,
+                                  .tokens_per_seq = 8192}}};
+  for (const RoutedModel& model : models) {
+    router_rows(bench, model);
+    permutation_rows(bench, model);
   }
 }
 
