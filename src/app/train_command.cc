@@ -48,8 +48,8 @@ void announce_stop(std::int64_t step) {
 }
 
 /// Handles a signal. The first one asks for an orderly end and says so at once; a second one of its kind ends the
-/// program. Before training begins there is nothing to save, so the first one ends it. mpirun sends SIGTERM when a rank
-/// has died: the other ranks then live for one more second, in which one of them reports it.
+/// program. Before training begins there is nothing to save, so the first one ends it. When a rank has died, mpirun
+/// sends SIGTERM to the others. They live for one more second, in which one of them reports the death.
 void on_signal(int signal) {
   std::signal(signal, SIG_DFL);
   const std::int64_t step = current_step;

@@ -30,9 +30,9 @@ struct MeshDegrees {
   std::int64_t num_ep_domains() const { return ep_domain == 0 ? 1 : ep / ep_domain; }
 };
 
-/// Returns the degrees with dp_shard as a number. Throws Error, naming the key and its nearest possible values, in
-/// three cases: the degrees do not multiply to `num_ranks`; ep does not divide dp_shard · cp · tp; ep_domain does not
-/// divide ep, or is 1 although ep is more.
+/// Returns the degrees with dp_shard as a number. Throws Error if the degrees do not multiply to `num_ranks`, if ep
+/// does not divide dp_shard · cp · tp, or if ep_domain does not divide ep or is 1 although ep is more. The error names
+/// the key and its nearest possible values.
 MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks);
 
 /// Returns the smallest number of ranks on which `degrees` resolve. Each degree must be 1 or more, except that dp_shard
@@ -78,8 +78,8 @@ struct Mesh {
   ProcessGroup sequence;
   /// dp_replicate · dp_shard · cp · tp: the ranks of a stage, which together have all its tokens.
   ProcessGroup tokens;
-  // The ranks over which a parameter's shards are spread. It is dp_shard · cp for parameters that tp cuts, dp_shard ·
-  // cp · tp for those that it does not cut, and every ep-th rank of the latter for experts.
+  // The ranks over which a parameter's shards are spread. They are dp_shard · cp for parameters that tp cuts, and
+  // dp_shard · cp · tp for those that it does not cut. For experts they are every ep-th rank of the latter.
   ProcessGroup shard_of_cut, shard_of_whole, shard_of_experts;
   /// All axes except dp_replicate: each number of the model is on one of these ranks, in shards.
   ProcessGroup model;

@@ -78,7 +78,7 @@ ProbeResult check_actively(const HealthOptions& options) {
     }
   }
   ProbeResult result = run_active_checks(active);
-  if (!options.rates.empty() && result.findings.empty()) {  // a sick node is no measure for others
+  if (!options.rates.empty() && result.findings.empty()) {  // a sick node's rates are no measure for others
     ActiveRates rates{.processor = processor};
     for (const Measurement& measurement : result.measurements) {
       if (measurement.name == kGemmRateName) rates.gemm_tflops = measurement.value;
