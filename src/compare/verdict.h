@@ -31,7 +31,7 @@ struct LossPair {
   std::int64_t seed = 0;
   std::vector<double> baseline, candidate;
   bool same_lines = true;            // both runs logged the same steps with the same losses
-  std::optional<Break> broken = {};  // of the candidate's run, at whatever step it was logged
+  std::optional<Break> broken = {};  // in the candidate's run, at any step that it logged
 };
 
 struct Verdict {

@@ -90,7 +90,7 @@ class RandomTokens {
 };
 
 struct MeasuredSteps {
-  double seconds, forward, backward;  // of a step: the median; means of the phases
+  double seconds, forward, backward;  // the median of the steps; the means of their phases
   double first_step_seconds;          // from the load of the program to the end of the first step
   double first_loss, last_loss;
 };
