@@ -20,7 +20,7 @@
 namespace tessera {
 
 /// The deepest nesting that parse_json accepts, far more than any format here needs. nlohmann-json parses and frees
-/// without recursion, but it copies, compares and prints recursively: a file of a few hundred thousand '[' would
+/// without recursion, but it copies, compares and prints recursively. A file of a few hundred thousand '[' would
 /// overflow the stack.
 inline constexpr int kMaxJsonDepth = 64;
 

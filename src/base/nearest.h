@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Returns how many characters must be inserted, deleted, substituted or exchanged with their neighbour to turn one
-/// word into the other (Damerau-Levenshtein, in the form that edits no place twice).
+/// Returns how many edits turn one word into the other. An edit inserts, deletes or substitutes a character, or
+/// exchanges two neighbours (Damerau-Levenshtein, in the form that edits no place twice).
 inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   std::iota(last.begin(), last.end(), std::size_t{0});

@@ -58,8 +58,9 @@ class HfWeights {
 };
 
 /// Throws Error unless `weights` has exactly the tensors that make up these parameters (and buffers). It accepts three
-/// kinds of additional tensors: block factors; copies of embedding and head in layers of multi-token prediction; and
-/// all of these layers if the parameters have none (transformers reads DeepSeek-V3 so, too).
+/// kinds of additional tensors. The first are block factors, the second copies of embedding and head in layers of
+/// multi-token prediction. The third are all of these layers if the parameters have none; transformers reads
+/// DeepSeek-V3 so, too.
 void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor> parameters, std::int64_t num_layers);
 
 /// Reads the parameter `name` into `sink`, tensor by tensor.

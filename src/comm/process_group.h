@@ -106,8 +106,8 @@ class ProcessGroup {
   /// outlive the groups. All ranks must call it together.
   void use_gpu(const cuda::Stream& computation);
   /// Waits until the GPU has passed `event`. Throws RankFailure, after aborting the GPU's operations, if another rank
-  /// has died or the GPU makes no progress within the timeout: no operation between ranks begins or ends, and the GPU
-  /// passes no mark. `check` throws errors that the GPU's kernels have detected themselves.
+  /// has died or the GPU makes no progress within the timeout. Without progress no operation between ranks begins or
+  /// ends, and the GPU passes no mark. `check` throws errors that the GPU's kernels have detected themselves.
   void wait_for_gpu(const cuda::Event& event, std::string_view name, const std::function<void()>& check = {});
   /// Puts a mark on the computation's stream, to show progress in work that no operation between ranks interrupts.
   void mark_gpu() const {

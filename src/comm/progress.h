@@ -115,8 +115,8 @@ class Progress {
   FlightRecorder& recorder() { return board_ == nullptr ? no_recorder_ : board_->recorder(); }
 
   /// Marks a call of another library that waits for other ranks and cannot be interrupted: NCCL and MPI connect ranks
-  /// so. If a rank has died or the call does not end within the timeout, the watching thread calls the way out with the
-  /// error that wait() would throw. Only one can exist at a time.
+  /// so. The watching thread calls the way out if a rank has died or the call does not end within the timeout. It
+  /// passes the error that wait() would throw. Only one can exist at a time.
   class Watched {
    public:
     Watched(Progress& progress, std::string name);

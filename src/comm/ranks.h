@@ -29,8 +29,8 @@ class Ranks {
   void set_timeout(Progress::Seconds timeout, std::string key);
   /// Sets the function that ends the run after a failure (Progress::set_way_out).
   void set_way_out(std::function<void(const std::exception&)> way_out);
-  /// Returns what body() returns. If body() throws, it takes the way out before the caller's objects are destroyed:
-  /// destroying them might wait for a GPU, for other ranks, or for storage that hangs.
+  /// Returns what body() returns. If body() throws, it takes the way out before the caller's objects are destroyed.
+  /// Destroying them might wait for a GPU, for other ranks, or for storage that hangs.
   template <typename Body>
   auto end_where_it_fails(Body&& body) -> decltype(body()) {
     try {

@@ -14,13 +14,13 @@ struct Side {
   std::vector<RunRecord> runs;  // by seed
 };
 
-/// Sorts the runs by seed. Throws Error for a run that is neither finished nor broken, or that was changed on its way;
-/// for a seed that occurs twice; and for runs that differ in more than seed and folder, with every such key and its
-/// values.
+/// Sorts the runs by seed. Throws Error if a run is neither finished nor broken, if it was changed on its way, or if a
+/// seed occurs twice. Also throws Error if the runs differ in more than seed and folder, and names every such key with
+/// its values.
 Side make_side(std::string label, std::vector<RunRecord> runs);
 
-/// Throws Error, with every such key and its values, if the sides differ in more than precision: in the model, the
-/// data, the length of the run or the optimizer. Also throws it if they differ in their seeds.
+/// Throws Error if the sides differ in more than precision (in the model, the data, the length of the run or the
+/// optimizer), and names every such key with its values. Also throws Error if they differ in their seeds.
 void require_comparable(const std::vector<Side>& sides);
 
 /// Throws Error if a run of the baseline broke down.

@@ -26,9 +26,9 @@ std::optional<std::size_t> first_non_finite(const std::vector<double>& losses) {
   return static_cast<std::size_t>(found - losses.begin());
 }
 
-/// Sets the growth rate. Also sets whether a difference above 0 has grown since the middle of the run so fast that it
-/// would pass the margin within as many steps again. The growth must be certain to 99 %, so that noise does not count.
-/// The absolute gap is extrapolated, because the relative one grows by itself if the baseline's loss falls.
+/// Sets the growth rate, and whether a difference above 0 grows too fast. It does if, at the rate since the middle of
+/// the run, it would pass the margin within as many steps again. The growth must be certain to 99 %, so that noise does
+/// not count. The absolute gap is extrapolated, because the relative one grows by itself if the baseline's loss falls.
 void find_growth(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, Verdict& verdict) {
   constexpr double kMiddle = 0.5, kGrowthConfidence = 0.98;  // two-sided, so 1 % on the side that matters
   constexpr double kPartBetween = 1.0 - kTail - kMiddle;     // from the middle of one window to the middle of the other

@@ -31,7 +31,7 @@ struct LossPair {
   std::int64_t seed = 0;
   std::vector<double> baseline, candidate;
   bool same_lines = true;            // both runs logged the same steps with the same losses
-  std::optional<Break> broken = {};  // of the candidate's run, at whatever step it was logged
+  std::optional<Break> broken = {};  // in the candidate's run, at any step that it logged
 };
 
 struct Verdict {
@@ -49,8 +49,8 @@ struct Verdict {
   bool identical = false;       // the same logged steps with the same losses, bit for bit
   bool broken = false;          // a loss or gradient norm of the candidate is not finite
   bool growing = false;         // within the margin, but growing beyond it
-  /// The growth of the gap between the losses since the middle of the run, divided by the baseline's loss at its end,
-  /// and scaled to as many steps as the run has. NaN if it is not known.
+  /// The growth of the gap between the losses since the middle of the run. It is divided by the baseline's loss at its
+  /// end, and scaled to as many steps as the run has. NaN if it is not known.
   double growth_rate = std::numeric_limits<double>::quiet_NaN();
 };
 

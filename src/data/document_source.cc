@@ -42,9 +42,8 @@ namespace fs = std::filesystem;
 
 constexpr unsigned kReadBytes = 1u << 18;
 
-/// Reads the bytes of a file, and decompresses them if they are gzip: one member or several, one after the other.
-/// zlib's own reader of files drops everything after a member that does not begin like a member. In a damaged file that
-/// may be most of it.
+/// Reads the bytes of a file, and decompresses them if they are gzip, in one member or several. zlib's own reader of
+/// files drops everything after a member that does not begin like a member. In a damaged file that may be most of it.
 class ByteStream {
  public:
   explicit ByteStream(const fs::path& path) : path_(path), file_(std::fopen(path.c_str(), "rbe"), &std::fclose) {

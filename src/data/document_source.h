@@ -16,9 +16,9 @@
 // is read once. Entries are read in the order of the file. Entries named 00-database-... or 00database... describe the
 // database and are left out.
 //
-// Throws Error, with file and line, for an input that does not exist or cannot be read, a file of another kind, gzip
-// data that is cut short or damaged, a line that is not such an object, and an index that is missing or points outside
-// its database.
+// Throws Error, with file and line, for an input that does not exist, cannot be read or is of another kind. Also throws
+// it for gzip data that is cut short or damaged, a line that is not such an object, and an index that is missing or
+// points outside its database.
 #pragma once
 
 #include <cstdint>

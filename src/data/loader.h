@@ -1,8 +1,8 @@
 // The loader reads sequences of tokens for training. Their order depends only on (dataset, seed, seq_len).
 //
-// Samples: the tokens of a split's shards, one shard after the other (each document is BOS, tokens, EOS), are cut into
-// pieces of seq_len + 1 tokens without overlap. The rest at the end is dropped. There are N samples. In each, tokens
-// [0, seq_len) are the inputs and [1, seq_len + 1) the targets.
+// Samples: the loader cuts the tokens of a split's shards, one shard after the other, into pieces of seq_len + 1 tokens
+// without overlap. Each document is BOS, tokens, EOS. The rest at the end is dropped. There are N samples. In each,
+// tokens [0, seq_len) are the inputs and [1, seq_len + 1) the targets.
 //
 // Order: epoch e visits the samples in the order of a seeded permutation of [0, N), a different one for each e. Without
 // shuffle it visits them in ascending order.

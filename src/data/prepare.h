@@ -37,7 +37,8 @@ struct PrepareResult {
 /// the number of threads. Memory holds some 10 MB of text and its tokens, and the largest document.
 ///
 /// Throws Error if `output` exists (with `overwrite`, only if it holds anything but a dataset), is within a folder of
-/// `inputs`, or is being written by another process; if a file is not text; and if no document is left for "train".
+/// `inputs`, or is being written by another process. Also throws it if a file is not text, or if no document is left
+/// for "train".
 PrepareResult prepare_dataset(const PrepareOptions& options);
 
 }  // namespace tessera::data

@@ -1,5 +1,5 @@
-// A sequence of operators that is recorded once and then launched as a whole: the host's part of a step becomes one
-// call (CUDA programming guide, "CUDA graphs"). Memory that the operators use must keep its address.
+// A sequence of operators that is recorded once and then launched as a whole (CUDA programming guide, "CUDA graphs").
+// The host's part of a step becomes one call. Memory that the operators use must keep its address.
 #pragma once
 
 #include <functional>

@@ -39,6 +39,8 @@ class Judge {
     double since = 0.0;
   };
   bool is_lemon(double unix_now) const;
+  /// Returns how often the node was bad in the last lemon_days.
+  std::int64_t recent_times_bad(double unix_now) const;
   /// Returns why the findings of this poll make the node bad, or "" if they do not.
   std::string find_reason(const std::vector<Finding>& findings, double unix_now) const;
 

@@ -330,7 +330,7 @@ class LeftoverProbe : public Probe {
       if (key == "State:") words >> state;
       if (key == "Uid:") words >> user;
     }
-    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // as in login.defs
+    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // the usual values of login.defs
     constexpr std::array<std::string_view, 4> kOfSessions = {"systemd", "(sd-pam)", "sshd", "dbus-daemon"};
     constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
     const bool is_of_user =

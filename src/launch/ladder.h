@@ -1,5 +1,5 @@
-// The recovery ladder: what a launcher does about a failure. First it restarts on the same nodes, then a spare replaces
-// the blamed node, then it asks for the scheduler's requeue, and at last it stops with a report.
+// The recovery ladder: what a launcher does about a failure. First it restarts on the same nodes. Then a spare replaces
+// the blamed node. Then it asks for the scheduler's requeue, and at last it stops with a report.
 #pragma once
 
 #include <cstdint>

@@ -820,7 +820,7 @@ class Launcher {
   /// Tries once more to reach lost nodes. They may be back, with old files in their memory.
   void reach_lost_nodes() {
     const auto is_settled = [](const Node& node) {
-      return node.role != Role::kLost || (node.monitor == 0 && node.next_try > now());  // it was tried in vain
+      return node.role != Role::kLost || (node.monitor == 0 && node.next_try > now());  // the launcher tried it in vain
     };
     for (Node& node : nodes_) {
       if (node.role != Role::kLost) continue;
@@ -868,7 +868,7 @@ class Launcher {
   Stopwatch since_written_;
   std::deque<Node> nodes_;           // a deque: adding nodes must not move those that are referred to
   std::vector<std::string> active_;  // names, in the order of ranks
-  std::optional<RunWatch> watch_;    // of the attempt
+  std::optional<RunWatch> watch_;    // watches the current attempt
   std::vector<RankState> evidence_;
   std::optional<Incident> healing_;       // set until the run is as far as before, or fails again
   std::int64_t step_before_failure_ = 0;  // the run has healed when it reaches this step again
@@ -879,7 +879,7 @@ class Launcher {
   bool slow_is_told_ = false;
   pid_t ranks_ = 0;  // mpirun, srun or the one rank
   std::optional<int> ranks_status_;
-  std::vector<pid_t> scheduler_commands_;  // that are still running
+  std::vector<pid_t> scheduler_commands_;  // commands that are still running
   pid_t growth_ = 0;                       // the process that asks for a node; 0: none
   double next_growth_ = 0.0, between_growing_ = kBetweenGrowing;
   int exit_status_ = 0;

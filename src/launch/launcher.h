@@ -1,5 +1,5 @@
-// The launcher starts the ranks of a run on the nodes of an engine, watches them, and heals the run when something
-// fails, until all steps are done (docs/resilience.md).
+// The launcher starts the ranks of a run on the nodes of an engine and watches them until all steps are done. It heals
+// the run when something fails (docs/resilience.md).
 #pragma once
 
 #include <filesystem>

@@ -53,8 +53,8 @@ struct Mesh {
   ProcessGroup sequence;
   /// dp_replicate · dp_shard · cp · tp: the ranks of a stage, which together have all its tokens.
   ProcessGroup tokens;
-  // The ranks over which a parameter's shards are spread. It is dp_shard · cp for parameters that tp cuts, dp_shard ·
-  // cp · tp for those that it does not cut, and every ep-th rank of the latter for experts.
+  // The ranks over which a parameter's shards are spread. They are dp_shard · cp for parameters that tp cuts, and
+  // dp_shard · cp · tp for those that it does not cut. For experts they are every ep-th rank of the latter.
   ProcessGroup shard_of_cut, shard_of_whole, shard_of_experts;
   /// All axes except dp_replicate: each number of the model is on one of these ranks, in shards.
   ProcessGroup model;

@@ -20,9 +20,9 @@ struct StageModules {
 };
 
 /// Returns the cut whose most expensive stage is as cheap as possible. Among several, it chooses the one with the most
-/// even costs (the least sum of squares), and among those the one whose first stages have the most layers. Every stage
-/// has at least one layer. Costs are those of one micro-batch, in any unit, and must not be negative. Throws Error if
-/// there are fewer layers than stages.
+/// even costs (the least sum of squares). Among those, it chooses the one whose first stages have the most layers.
+/// Every stage has at least one layer. Costs are those of one micro-batch, in any unit, and must not be negative.
+/// Throws Error if there are fewer layers than stages.
 std::vector<StageModules> cut_by_cost(std::span<const double> layer_costs, double embedding_cost, double head_cost,
                                       int num_stages);
 
@@ -34,9 +34,9 @@ std::vector<StageModules> cut_by_layers_per_stage(std::int64_t num_layers, std::
                                                   std::int64_t first_stage_less, std::int64_t last_stage_less);
 
 /// Returns the cut that lists of module names describe, one list per stage: "tok_embeddings", "layers.0" and so on,
-/// "norm", "output". Modules of multi-token prediction have no names; they go where "output" is. Throws Error, which
-/// names stage and module, for names that the model does not have, for modules that are missing, listed twice or out of
-/// order, for a stage without modules, and if "norm" and "output" are in different stages.
+/// "norm", "output". Modules of multi-token prediction have no names; they go where "output" is. Throws Error for names
+/// that the model does not have, and for modules that are missing, listed twice or out of order. Also throws it for a
+/// stage without modules, and if "norm" and "output" are in different stages. The error names stage and module.
 std::vector<StageModules> stages_of_module_lists(std::span<const std::vector<std::string>> stages,
                                                  std::int64_t num_layers);
 

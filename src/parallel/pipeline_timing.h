@@ -37,14 +37,14 @@ struct PipelineTiming {
 /// there. A forward reads the forward of the stage before. A backward or an input gradient reads its own forward and
 /// the gradient of the stage after. Weight gradients read their own input gradient. An activation is held from the
 /// start of its forward to the end of its backward or weight gradients.
-/// Throws Error if ranks wait for each other forever, naming what each of them waits for; if a stage or micro-batch
-/// does not exist; and if a cost is not above 0 (communication: below 0).
+/// Throws Error if ranks wait for each other forever, and names what each of them waits for. Also throws it if a stage
+/// or micro-batch does not exist, or if a cost is not above 0 (communication: below 0).
 PipelineTiming simulate(const PipelineSchedule& schedule, const PipelineCosts& costs = {});
 
-/// Throws Error, naming rank and pass, unless the schedule is correct: every stage has one forward and one backward of
-/// every micro-batch, the backward whole or as its two halves in order; every pass is on its stage's rank; only
-/// forwards overlap with backwards; and the schedule runs to its end (simulate). With max_in_flight it also throws if a
-/// rank holds more activations at once.
+/// Throws Error, naming rank and pass, unless the schedule is correct. Every stage must have one forward and one
+/// backward of every micro-batch, the backward whole or as its two halves in order. Every pass must be on its stage's
+/// rank, and only forwards may overlap with backwards. The schedule must run to its end (simulate). With max_in_flight
+/// it also throws if a rank holds more activations at once.
 void check(const PipelineSchedule& schedule, std::optional<int> max_in_flight = {});
 
 }  // namespace tessera

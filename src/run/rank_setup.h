@@ -23,8 +23,8 @@ std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device);
 /// Returns this rank's GPU, or null if the run computes on CPUs. All ranks must call it together.
 std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks);
 
-/// Returns the largest number of neighbours on one node that every domain of an expert-parallel group of `ep` ranks can
-/// have. node_of_rank[r] is the node of rank r. Returns 1 if no neighbours are on one node.
+/// Returns the largest number of neighbours on one node that every domain of an expert-parallel group can have. The
+/// group has `ep` ranks, and node_of_rank[r] is the node of rank r. Returns 1 if no neighbours are on one node.
 std::int64_t max_ranks_per_domain(std::span<const int> node_of_rank, std::int64_t ep);
 
 /// Makes the mesh that the configuration asks for. Throws Error if it is impossible. All ranks must call it together.

@@ -516,7 +516,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     if (after != After::kNextStep) break;
   }
   if (memory_copies_) memory_copies_->remove();                                      // the checkpoint has everything
-  const int stopped_by = after == After::kDone ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
+  const int stopped_by = after == After::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());

@@ -33,7 +33,7 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& argument
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
   posix_spawnattr_setpgroup(&attributes, 0);
-  sigset_t signals;  // this program or its caller ignores some of these; the child gets their default actions
+  sigset_t signals;  // the child gets their default actions, although this program or its caller ignores some
   sigemptyset(&signals);
   for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) sigaddset(&signals, signal);
   posix_spawnattr_setsigdefault(&attributes, &signals);

@@ -18,6 +18,7 @@ class TraceRecorder {
   void start() {
     events_.clear();
     gpu_events_.clear();
+    is_complete_ = true;
     recording_ = true;
   }
   void stop() { recording_ = false; }
@@ -25,7 +26,11 @@ class TraceRecorder {
 
   /// Records an event of the host. `name` must be a literal, because only its address is stored.
   void record(const char* name, Clock::time_point begin, Clock::time_point end) {
-    if (events_.size() < events_.capacity()) events_.push_back({name, begin, end});
+    if (events_.size() < events_.capacity()) {
+      events_.push_back({name, begin, end});
+    } else {
+      is_complete_ = false;
+    }
   }
 
   /// Records what a GPU ran; call it when the times are known. These events get their own row in the picture.
@@ -47,7 +52,7 @@ class TraceRecorder {
   };
   std::vector<Event> events_;
   std::vector<GpuEvent> gpu_events_;
-  bool recording_ = false;
+  bool recording_ = false, is_complete_ = true;
 };
 
 /// Records the time from its construction to its destruction. It does nothing if `recorder` is null or not recording.

@@ -1,7 +1,7 @@
 // Tensor: a view (trivially copyable, owns nothing) of numbers that an Arena or a Buffer owns.
 //
-// Layout: row-major. The dims after the first are contiguous; consecutive entries of the first dim are `stride(0)`
-// elements apart, so that a range of columns of a matrix is a Tensor too. Suffixes of names: docs/shapes.md.
+// Layout: row-major. The dims after the first are contiguous. Consecutive entries of the first dim are `stride(0)`
+// elements apart, so a range of columns of a matrix is a Tensor, too. Suffixes of names: docs/shapes.md.
 #pragma once
 
 #include <array>

@@ -64,6 +64,9 @@ TEST(Judge, ANodeThatWasBadOftenIsBadWithOneSoftSignal) {
   Judge lemon("n1", past);
   EXPECT_EQ(level(lemon, {kErrors}, kNow), HealthLevel::kSuspect);
   EXPECT_EQ(level(lemon, {kErrors}, kNow), HealthLevel::kBad);
+  Judge lemon_with_a_past("n1", {kNow - 50 * 86400.0, past[0], past[1], past[2]});
+  level(lemon_with_a_past, {kErrors}, kNow);
+  EXPECT_THAT(lemon_with_a_past.judge({kErrors}, kNow).reason, testing::HasSubstr("bad 3 times in"));
   Judge long_ago("n1", past);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(level(long_ago, {kErrors}, kNow + 40 * 86400.0), HealthLevel::kSuspect);
 }

@@ -1,5 +1,5 @@
-// Rows of `tessera bench quantize` and `operators`: what is bound by memory, by the bytes that must move: inputs read
-// once and outputs written once. Sizes are those of the 16B model, if nothing else is said.
+// Rows of `tessera bench quantize` and `operators`. These operators are bound by memory, so their work is the bytes
+// that must move: inputs read once and outputs written once. Sizes are those of the 16B model unless stated otherwise.
 #include <cstring>
 
 #include "app/bench/gpu_bench.h"
@@ -26,7 +26,7 @@ double bytes_of(std::initializer_list<Tensor> tensors) {
 double bytes_of(const mx::Quantized& x) { return bytes_of({x.elements, x.scales}); }
 double bytes_of(const GemmOperand& x) { return bytes_of({x.plain}) + bytes_of(x.rows) + bytes_of(x.columns); }
 
-// The 16B model: tokens of a micro-batch, model dim, latent; routed rows, hidden dim of an expert.
+// The 16B model: tokens of a micro-batch, model dim, latent dim; routed rows, hidden dim of an expert.
 constexpr std::int64_t kT = 16384, kD = 2048, kC = 512, kR = 98304, kF = 1408;
 
 std::string text(const Shape& shape) { return shape.to_string(); }
@@ -92,7 +92,7 @@ void activations(GpuBench& bench) {
       const Tensor d_weights = bench.empty({kR}, kFloat), num_rows_1 = bench.ints(1, [](std::int64_t) { return kR; });
       const GemmOperand d_h = output(h_shape);
       GemmOperand a = output(a_shape);
-      a.rows = {};  // the weight gradient reads its columns only
+      a.rows = {};  // the weight gradient reads only its columns
       return Call{bytes_of({h, d_a, weights, d_weights}) + bytes_of(d_h) + bytes_of(a), [=](const Context& op) {
                     swiglu_backward_weighted(op, d_a, h, weights, num_rows_1, d_h, a, d_weights);
                   }};
@@ -110,7 +110,7 @@ void activations(GpuBench& bench) {
 
 void embeddings(GpuBench& bench) {
   constexpr std::int64_t kV = 102400;
-  // Like text: the most frequent token is one in 25.
+  // Tokens are distributed like text: the most frequent one is one in 25.
   const auto token = [philox = Philox(3, 4)](std::int64_t t) -> std::int64_t {
     const double u = philox.uniform(static_cast<std::uint64_t>(t));
     return t % 25 == 0 ? 7 : static_cast<std::int64_t>(u * u * u * static_cast<double>(kV));
@@ -133,7 +133,7 @@ void embeddings(GpuBench& bench) {
   });
 }
 
-/// What leads tokens to their experts and back.
+/// The routing of a model whose operators are measured.
 struct RoutedModel {
   const char* name;
   std::int64_t experts, top_k;
@@ -303,7 +303,7 @@ void time_quantizers(GpuBench& bench) {
     const mx::Quantized q = bench.quantized({kF, kR}, kMxfp8);
     return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantize(op, x, {}, q); }};
   });
-  // 8 experts' weight: to bfloat16 on Hopper, what its exact products read.
+  // The weight of 8 experts. On Hopper it is quantized to bfloat16, too, which the exact products read.
   bench.row("quantize_weight 1x32", text({8, 2 * kF, kD}), [&] {
     const Shape shape{8, 2 * kF, kD};
     const Tensor x = bench.random(shape);

@@ -1,8 +1,9 @@
 // Finds the ranks to blame for a run that hangs or has failed, from the files of all ranks (comm/observe/rank_file.h).
 //
 // A rank is to blame if it ended with its own error, died, is stopped or left no file. If there is none, the analysis
-// follows each waiting rank to the ranks that it waits for: those that have not begun the operation, or have not sent
-// their message. A rank that is reached and waits for nobody is to blame: it computes forever, or is slow.
+// follows each waiting rank to the ranks that it waits for. These have not begun the operation, or have not sent their
+// message. If the analysis reaches a rank that waits for nobody, that rank is to blame: it computes forever, or is
+// slow.
 //
 // On GPUs the flight recorders show which operations were enqueued, not which have ended. They show nothing of a step
 // that is replayed as a graph. There, a rank that waits for its GPU counts as waiting for the ranks that have enqueued

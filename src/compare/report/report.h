@@ -1,5 +1,5 @@
-// The report of a comparison: one HTML file without scripts that needs no other file, the same numbers as JSON, and
-// lines for a terminal. docs/compare.md says how to read it.
+// Writes the report of a comparison: an HTML file, the same numbers as JSON, and lines for a terminal. The HTML file
+// has no scripts and needs no other file. docs/compare.md says how to read it.
 #pragma once
 
 #include <string>

@@ -174,7 +174,7 @@ std::string run_grad_norm_figure(const RunRecord& run) {
   return step_figure(run, "Gradient norm", std::move(plot), legend, caption);
 }
 
-/// Draws a quantity of which only the size matters, in a range from 0.
+/// Draws a quantity whose range begins at 0, because only its size matters.
 std::string rate_figure(const RunRecord& run, const std::string& title, Plot plot, const std::vector<double>& values,
                         const std::string& caption) {
   if (!any_finite(values)) return "";

@@ -1,6 +1,6 @@
 // Draws line plots as inline SVG. A plot has no size of its own: it takes the width that the page gives it. Colours and
-// dashes are classes ("s0", "s1", ... for lines, "b0", ... for bands, "p0", ... for points, "h0", ... for the levels of
-// a heat map), which the page's style sheet defines once.
+// dashes are classes, which the page's style sheet defines once: "s0", "s1", ... for lines, "b0", ... for bands, "p0",
+// ... for points, "h0", ... for the levels of a heat map.
 #pragma once
 
 #include <optional>

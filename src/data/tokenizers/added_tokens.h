@@ -1,8 +1,8 @@
 // Finds added tokens in the raw text, before it is split into words.
 //
-// It works like the `tokenizers` library. Of the tokens that begin first, it takes the longest, and the search
-// continues behind it. Tokens with `normalized` are searched for in the text that the others leave. If special tokens
-// are plain text, they are found, too, but left in the text: nothing is searched for within them.
+// It works like the `tokenizers` library. Of the tokens that begin first, it takes the longest, and continues the
+// search after it. It searches for tokens with `normalized` in the text between the others. If special tokens are plain
+// text, it finds them, too, but leaves them in the text and searches for nothing within them.
 #pragma once
 
 #include <array>

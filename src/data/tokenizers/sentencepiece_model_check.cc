@@ -147,8 +147,9 @@ class DoubleArray {
   std::vector<std::uint32_t> matches_;  // per node: one of the enumerators above, or kSeen + n
 };
 
-/// Checks a table of character rules. It consists of the double array's size in 4 bytes, the double array, which leads
-/// from replaced texts to places in the replacements, and the replacements, each with a NUL at its end.
+/// Checks a table of character rules. It consists of three parts: the double array's size in 4 bytes, the double array,
+/// and the replacements, each with a NUL at its end. The double array leads from replaced texts to places in the
+/// replacements.
 void check_charsmap(std::string_view charsmap, const std::string& place) {
   static_assert(std::endian::native == std::endian::little);
   if (charsmap.empty()) return;

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "system/host_name.h"
 
 namespace tessera {
 namespace {
@@ -81,11 +82,6 @@ std::string event(double wall_time, std::int64_t step, std::uint64_t what, std::
   }
   put_bytes(message, what, content);
   return message;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
 }
 
 }  // namespace

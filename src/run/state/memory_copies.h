@@ -135,8 +135,8 @@ class MemoryCopies {
     std::uint64_t node = 0;
     std::int64_t shard = 0;
     std::size_t state_bytes = 0;
-    bool keeps = false;  // it keeps its own state on its node
-    int partner = -1;    // rank on another node that keeps it, too; -1: a replica does, or nobody
+    bool keeps = false;  // the rank stores its own state on its node
+    int partner = -1;    // rank on another node that stores the state, too; -1: a replica does, or no rank
   };
   const Place& place() const { return places_[static_cast<std::size_t>(ranks_.rank())]; }
 
