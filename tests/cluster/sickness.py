@@ -9,7 +9,7 @@ from lab import HERE
 PERIOD = 1.0  # seconds between two probes of a daemon
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 DISK_ERRORS = "sys/block/sda/device/ioerr_cnt"
-# healthy GPUs; the later of two lines of a key counts
+# Healthy GPUs. The later of two lines of a key counts.
 GPUS = "count 2\n0 temperature 60\n1 temperature 61\n1 link.0 1\n"
 
 
