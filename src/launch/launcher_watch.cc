@@ -11,7 +11,9 @@ namespace {
 constexpr double kLongestLookGap = 2.0;
 
 /// Returns the job as Slurm's own output names it.
-std::string describe_job(const LaunchState::Job& job) { return fmt::format("job {} (Restarts={})", job.id, job.restarts); }
+std::string describe_job(const LaunchState::Job& job) {
+  return fmt::format("job {} (Restarts={})", job.id, job.restarts);
+}
 
 }  // namespace
 
@@ -47,8 +49,8 @@ LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, d
   }
   // A job that Slurm has requeued in the meantime is not requeued again before its new launcher has written.
   if (job.state != "RUNNING" || job.restarts != state_.job->restarts) {
-    return {.text =
-                fmt::format("{} is {}: waiting for its launcher", describe_job({state_.job->id, job.restarts}), job.state)};
+    return {.text = fmt::format("{} is {}: waiting for its launcher", describe_job({state_.job->id, job.restarts}),
+                                job.state)};
   }
   if (state_.has_ended()) return {};  // its script is about to end
   if (answers) return {.text = silence + ", but it answers: its storage may hang or be full"};

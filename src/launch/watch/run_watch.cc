@@ -201,12 +201,13 @@ std::optional<Failure> RunWatch::find_stopped(double now) const {
   if (std::ranges::all_of(ranks_, is_stopped)) return std::nullopt;
   for (const auto& [number, rank] : ranks_) {
     if (!rank.stopped_since || now - *rank.stopped_since < options_.stopped_seconds) continue;
-    return Failure{.kind = FailureKind::kRankHung,
-                   .rank = number,
-                   .node = node_of(number),
-                   .sure = Certainty::kCertain,
-                   .step = rank.report.step,
-                   .evidence = {fmt::format("{}, for {:.1f} s", describe_rank(rank.report), now - *rank.stopped_since)}};
+    return Failure{
+        .kind = FailureKind::kRankHung,
+        .rank = number,
+        .node = node_of(number),
+        .sure = Certainty::kCertain,
+        .step = rank.report.step,
+        .evidence = {fmt::format("{}, for {:.1f} s", describe_rank(rank.report), now - *rank.stopped_since)}};
   }
   return std::nullopt;
 }
