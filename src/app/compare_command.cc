@@ -20,11 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-volatile StopRequest stop;
-
-/// Signals go to the run at hand: the first makes it save.
-void on_signal(int signal) { note_signal(stop, signal); }
-
 struct CompareOptions {
   std::vector<std::string> sides;
   std::string out, json, runs;
@@ -53,7 +48,7 @@ std::string command_line(const CompareOptions& options) {
   return options.runs.empty() ? command : command + " --runs " + shell_word(options.runs);
 }
 
-/// An override outside of the quotes of its side would belong to no side.
+/// Throws Error for an override outside of the quotes of its side, which would belong to no side.
 void require_no_stray_overrides(const std::vector<std::string>& remaining, const std::vector<std::string>& sides) {
   if (remaining.empty()) return;
   const std::string& word = remaining.front();
@@ -75,8 +70,7 @@ int compare(const CompareOptions& options) {
   std::vector<SideSpec> specs = parse_sides(options.sides);
   const fs::path runs =
       options.runs.empty() ? html.parent_path() / (html.stem().string() + "-runs") : fs::path(options.runs);
-  handle_stop_signals(on_signal);
-  const int signal = train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, stop);
+  const int signal = train_missing_runs(specs, {.folder = runs, .num_seeds = options.seeds}, count_stop_signals());
   handle_stop_signals(SIG_DFL);
   if (signal != 0) return 128 + signal;
   Comparison comparison = compare_sides(read_sides(specs), margin);
@@ -111,7 +105,7 @@ void add_compare_command(CLI::App& app, int& status) {
       "--model.converters=quantize.linear.mx\" --out report.html\n"
       "Runs that are finished are not started again; others go on from their checkpoints. docs/compare.md says what\n"
       "the verdict means.");
-  command->allow_extras();  // for an error that says where they belong
+  command->allow_extras();  // the error says where they belong
   command->callback([command, options, &status] {
     require_no_stray_overrides(command->remaining(), options->sides);
     status = compare(*options);

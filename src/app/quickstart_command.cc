@@ -1,4 +1,4 @@
-// `tessera quickstart`: the commands of a first project, one after the other, in one folder. Every stage prints the
+// `tessera quickstart` runs the commands of a first project, one after the other, in one folder. Every stage prints the
 // command that it runs as a child process, so that people can run it themselves.
 #include <algorithm>
 #include <cmath>
@@ -25,14 +25,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-volatile StopRequest stop;
-
-void on_signal(int signal) { note_signal(stop, signal); }
-
-constexpr const char* kConfigName = "quickstart.toml";  // marks the folder
+constexpr const char* kConfigName = "quickstart.toml";  // marks a folder that quickstart has made
 constexpr int kNumStages = 6;
 
-/// A model of 2 million parameters, of which a step takes some 0.1 s on two cores.
+/// Returns the configuration of a model with 2 million parameters, whose steps take some 0.1 s on two cores.
 std::string config_text(const fs::path& folder, std::int64_t num_steps) {
   return fmt::format(
       R"(# Made by `tessera quickstart`. docs/config.md explains every key.
@@ -86,7 +82,7 @@ log_freq = {}
       std::max<std::int64_t>(1, num_steps / 20));
 }
 
-/// The end of quickstart before its last stage: a child's exit status, or a signal.
+/// Ends quickstart before its last stage, because of a child's exit status or a signal.
 class Ended : public std::exception {
  public:
   explicit Ended(int status) : status_(status) {}
@@ -101,7 +97,7 @@ class Quickstart {
   Quickstart(const std::string& out, double seconds, bool opens_report)
       : folder_(out), seconds_(seconds), opens_report_(opens_report) {}
 
-  /// The exit status.
+  /// Runs all stages. Returns the exit status.
   int run() {
     require(!launched_by_mpi(), "quickstart is one process; start it without mpirun or srun");
     const bool is_new = !fs::exists(folder_) || (fs::is_directory(folder_) && fs::is_empty(folder_));
@@ -110,14 +106,13 @@ class Quickstart {
     create_folder(folder_);
     if (!is_new) std::cout << fmt::format("'{}' is there: what is done is not done again\n", folder_.string());
     if (is_new) write_whole_file(folder_ / kConfigName, config_text(folder_, 100));
-    handle_stop_signals(on_signal);
     try {
       run_stages();
     } catch (const Ended& ended) {
-      if (stop.count == 0) return ended.status();
+      if (stop_.count == 0) return ended.status();
       std::cout << fmt::format("\nstopped; `tessera quickstart --out {}` goes on from here\n",
                                shell_word(folder_.string()));
-      return 128 + stop.signal;
+      return 128 + stop_.signal;
     }
     return 0;
   }
@@ -162,9 +157,9 @@ class Quickstart {
   /// Runs this program with these arguments. Throws Ended unless it succeeds.
   void start(const std::vector<std::string>& arguments, const fs::path& log = {}) {
     std::cout << "$ tessera " << shell_line(arguments) << '\n' << std::flush;
-    if (stop.count != 0) throw Ended(128 + stop.signal);
-    const int status = wait_for(spawn("/proc/self/exe", arguments, {.log = log}), stop);
-    if (status != 0 || stop.count != 0) throw Ended(status);
+    if (stop_.count != 0) throw Ended(128 + stop_.signal);
+    const int status = wait_for(spawn("/proc/self/exe", arguments, {.log = log}), stop_);
+    if (status != 0 || stop_.count != 0) throw Ended(status);
   }
 
   void prepare_data() {
@@ -178,7 +173,7 @@ class Quickstart {
     }
   }
 
-  /// A line of JSON per section of the documentation.
+  /// Returns a line of JSON per section of the documentation.
   static std::string documents() {
     std::string lines;
     for (std::string_view page : quickstart_pages()) {
@@ -191,7 +186,7 @@ class Quickstart {
     return lines;
   }
 
-  /// Finds out how long a step takes, and lets the configuration train for as many as fit the time.
+  /// Measures how long a step takes, and sets the configuration to as many steps as fit the time.
   void measure() {
     const fs::path log = folder_ / "timing.log";
     fs::remove(log);
@@ -215,7 +210,7 @@ class Quickstart {
     return std::llround(std::clamp(seconds * 1e3 / step_ms(), kFewest, kMost));
   }
 
-  /// A configuration's path as a word of a side of `tessera compare`.
+  /// Returns a configuration's path as a word of a side of `tessera compare`.
   static std::string quoted_config(const std::string& path) {
     return path.find(' ') == path.npos ? path : "\"" + path + "\"";
   }
@@ -243,6 +238,7 @@ class Quickstart {
 
   static constexpr const char* kTimingName = "timing.json";
   fs::path folder_;
+  const volatile StopRequest& stop_ = count_stop_signals();
   double seconds_;
   bool opens_report_;
   int stage_ = 0;

@@ -1,4 +1,6 @@
 // Every configuration key, once: its target, its choices and its help (docs/config.md comes from these).
+#include <fmt/format.h>
+
 #include "config/job_config.h"
 
 namespace tessera {

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/nearest.h"
 #include "device/cuda.h"
+#include "parallel/mesh.h"
 #include "parallel/pipeline_timing.h"
 
 namespace tessera {

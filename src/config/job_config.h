@@ -9,7 +9,10 @@
 #include "config/config_table.h"
 #include "config/lr_schedule.h"
 #include "config/recipe.h"
-#include "model/layer_context.h"
+#include "ep/dispatch_options.h"
+#include "model/config.h"
+#include "model/recompute.h"
+#include "parallel/mesh_degrees.h"
 #include "parallel/pipeline_schedule.h"
 #include "parallel/pipeline_stages.h"
 

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "config/job_config.h"
+#include "parallel/mesh.h"
 
 namespace tessera {
 

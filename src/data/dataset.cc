@@ -17,9 +17,9 @@ using nlohmann::ordered_json;
 constexpr std::string_view kFormatName = "tessera-dataset";
 constexpr int kManifestVersion = 1;
 
-using Fields = JsonFields<ordered_json>;
+using DatasetFields = JsonFields<ordered_json>;
 
-std::int32_t id_of(const Fields& fields, const char* name) {
+std::int32_t id_of(const DatasetFields& fields, const char* name) {
   return static_cast<std::int32_t>(fields.count(name, std::numeric_limits<std::int32_t>::max()));
 }
 
@@ -31,7 +31,7 @@ std::string remedy(const fs::path& folder) {
 Manifest parse_manifest(const fs::path& path) {
   const std::string place = fmt::format("'{}'", path.string());
   const auto json = parse_json<ordered_json>(read_text_file(path), place);
-  const Fields fields(json, place + ", $");
+  const DatasetFields fields(json, place + ", $");
   require(fields.text("format") == kFormatName, "{}: expected '{}', got {}", fields.place_of("format"), kFormatName,
           describe_json(fields.at("format")));
   require(fields.count("version") == kManifestVersion, "{}: version {}, this program reads version {}", place,
@@ -39,7 +39,7 @@ Manifest parse_manifest(const fs::path& path) {
   fields.require_checksum();
 
   Manifest manifest;
-  const Fields tokenizer(fields.at("tokenizer"), fields.place_of("tokenizer"));
+  const DatasetFields tokenizer(fields.at("tokenizer"), fields.place_of("tokenizer"));
   manifest.tokenizer_kind = tokenizer.text("kind");
   manifest.tokenizer_checksum = tokenizer.hex("checksum");
   manifest.vocab_size = id_of(fields, "vocab_size");
@@ -51,8 +51,8 @@ Manifest parse_manifest(const fs::path& path) {
   require(splits.is_object(), "{}: expected an object, got {}", fields.place_of("splits"), describe_json(splits));
   for (const auto& [name, split] : splits.items()) {
     const std::string split_place = fmt::format("{}, split {}", place, name);
-    for (const ordered_json& shard : Fields(split, split_place).array("shards")) {
-      const Fields shard_fields(shard, split_place + ", shards");
+    for (const ordered_json& shard : DatasetFields(split, split_place).array("shards")) {
+      const DatasetFields shard_fields(shard, split_place + ", shards");
       require_plain_name(shard_fields.text("file"), split_place);
       manifest.splits[name].push_back({.file = shard_fields.text("file"),
                                        .num_bytes = shard_fields.count("num_bytes"),

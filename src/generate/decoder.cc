@@ -14,6 +14,11 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options)
       rope_(model.config(), options.seq_len, options.num_positions),
       dispatcher_(dispatch_options(model.config(), model.options().compute,
                                    std::max(options.num_slots, options.num_positions))),
+      environment_{.config = &model.config(),
+                   .parameters = &model.parameters(),
+                   .quantized = &unquantized_,
+                   .rope = &rope_,
+                   .dispatcher = &dispatcher_},
       step_(model.config(), options.num_slots, 1),
       lengths_(static_cast<std::size_t>(options.num_slots)),
       slots_(lengths_.size()),
@@ -26,15 +31,7 @@ Decoder::Decoder(const Model& model, const DecoderOptions& options)
 }
 
 LayerContext Decoder::layer_context(const Batch& batch, Arena& arena) {
-  return {.op = {.arena = &arena},
-          .config = &model_.config(),
-          .parameters = &model_.parameters(),
-          .quantized = &unquantized_,
-          .batch = &batch,
-          .rope = &rope_,
-          .mesh = &model_.parameters().mesh(),
-          .dispatcher = &dispatcher_,
-          .recompute = Recompute::kNone};
+  return {.model = &environment_, .op = {.arena = &arena}, .batch = &batch};
 }
 
 Tensor Decoder::cache_of(std::size_t layer, Device device) const {
@@ -106,7 +103,7 @@ std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::
   one_document.num_mtp_modules = 0;
   Batch batch(one_document, 1, num_tokens);
   std::vector<std::int32_t> row(tokens.begin(), tokens.end());
-  row.push_back(0);  // the last token's label, which nobody looks at
+  row.push_back(0);  // label of the last token, which is not read
   batch.fill(row);
   logits_.resize(static_cast<std::size_t>(model_.config().vocab_size));
   reserve([&](Arena& arena) { run_prefill(arena, batch, slot); });

@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-DrainAction decide(const Verdict& verdict, const SchedulerNode& node, const std::optional<std::string>& own_reason,
+DrainAction decide(const NodeVerdict& verdict, const SchedulerNode& node, const std::optional<std::string>& own_reason,
                    int max_drained, double unix_now) {
   if (!verdict.is_fresh(unix_now)) return DrainAction::kNone;
   if (verdict.level == HealthLevel::kBad) {

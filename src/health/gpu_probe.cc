@@ -16,27 +16,27 @@ namespace {
 constexpr unsigned kMaxLinks = 36;  // NVML_NVLINK_MAX_LINKS
 constexpr unsigned kRecoveryAction = 230;
 
-/// XIDs after which NVIDIA's catalog has the GPU reset or the node serviced, and those that a program of the user may
+/// XIDs after which NVIDIA's catalog asks to reset the GPU or service the node, and XIDs that a user's program may
 /// cause. All others are soft evidence.
 constexpr std::array<std::uint64_t, 14> kHardXids = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
 constexpr std::array<std::uint64_t, 6> kProgramXids = {13, 31, 43, 45, 68, 69};
 
-Evidence evidence_of_xid(std::uint64_t xid) {
-  if (std::ranges::find(kHardXids, xid) != kHardXids.end()) return Evidence::kHard;
-  return std::ranges::find(kProgramXids, xid) != kProgramXids.end() ? Evidence::kAlert : Evidence::kSoft;
+EvidenceKind evidence_of_xid(std::uint64_t xid) {
+  if (std::ranges::find(kHardXids, xid) != kHardXids.end()) return EvidenceKind::kHard;
+  return std::ranges::find(kProgramXids, xid) != kProgramXids.end() ? EvidenceKind::kAlert : EvidenceKind::kSoft;
 }
 
 struct Counter {
   unsigned field;
   const char* name;
 };
-/// Error counters of an NVLink: of Hopper, then of Blackwell.
+/// Error counters of an NVLink: those of Hopper, then those of Blackwell.
 constexpr std::array kLinkCounters = {
     Counter{161, "replay"},          Counter{162, "recovery"},  Counter{163, "crc"},
     Counter{208, "receive errors"},  Counter{211, "integrity"}, Counter{213, "recovery, successful"},
     Counter{214, "recovery, failed"}};
 
-/// nvmlClocksEventReason: what slows a GPU down although it has work.
+/// A bit of nvmlClocksEventReason that means that a GPU with work is slowed down.
 struct Throttle {
   std::uint64_t bit;
   const char* name;
@@ -63,7 +63,7 @@ class GpuProbe : public Probe {
     result.measurements.push_back({.name = "gpus", .help = "GPUs that NVML counts", .value = 1.0 * count});
     most_ = std::max({most_, count, options_.expected_gpus});
     if (count < most_) {
-      add(result, "gpuMissing", "", Evidence::kHard, count, most_, "",
+      add(result, "gpuMissing", "", EvidenceKind::kHard, count, most_, "",
           fmt::format("{} of {} GPUs are there", count, most_));
     }
     for (std::size_t i = 0; i < devices.size(); ++i) look_at(devices[i], fmt::format("GPU {}", i), now, result);
@@ -85,7 +85,7 @@ class GpuProbe : public Probe {
   }
 
  private:
-  static void add(ProbeResult& result, std::string signal, std::string part, Evidence evidence, double value,
+  static void add(ProbeResult& result, std::string signal, std::string part, EvidenceKind evidence, double value,
                   double limit, std::string unit, std::string detail) {
     result.findings.push_back(
         {std::move(signal), std::move(part), evidence, value, limit, std::move(unit), std::move(detail)});
@@ -97,7 +97,7 @@ class GpuProbe : public Probe {
       return true;
     } catch (const Error& error) {
       if (options_.expected_gpus == 0) return false;
-      add(result, "gpuMissing", "", Evidence::kHard, 0.0, options_.expected_gpus, "",
+      add(result, "gpuMissing", "", EvidenceKind::kHard, 0.0, options_.expected_gpus, "",
           fmt::format("{} GPUs are expected, but {}", options_.expected_gpus, error.what()));
       return false;
     }
@@ -117,7 +117,7 @@ class GpuProbe : public Probe {
     if (const auto temperature = nvml_->temperature(device)) {
       measure("gpu_temperature_celsius", "Temperature of the GPU", *temperature);
       if (*temperature > options_.limits.temperature) {
-        add(result, "gpuTemperature", gpu, Evidence::kAlert, *temperature, options_.limits.temperature, "C",
+        add(result, "gpuTemperature", gpu, EvidenceKind::kAlert, *temperature, options_.limits.temperature, "C",
             fmt::format("{:g} C, {:g} are allowed", *temperature, options_.limits.temperature));
       }
     }
@@ -127,7 +127,7 @@ class GpuProbe : public Probe {
       for (const Throttle& throttle : kThrottles) {
         if ((*reasons & throttle.bit) == 0) continue;
         is_throttled = true;
-        add(result, "gpuThrottled", gpu, Evidence::kAlert, static_cast<double>(*reasons), 0.0, "", throttle.name);
+        add(result, "gpuThrottled", gpu, EvidenceKind::kAlert, static_cast<double>(*reasons), 0.0, "", throttle.name);
       }
       measure("gpu_throttled", "Whether heat or power slows the GPU down", is_throttled ? 1.0 : 0.0);
     }
@@ -135,15 +135,16 @@ class GpuProbe : public Probe {
       measure("gpu_uncorrected_errors", "Uncorrected ECC errors since the driver was loaded",
               static_cast<double>(*errors));
       if (const std::int64_t rise = uncorrected_.rise(gpu, static_cast<std::int64_t>(*errors)); rise > 0) {
-        add(result, "gpuEcc", gpu, Evidence::kHard, static_cast<double>(rise), 0.0, "",
+        add(result, "gpuEcc", gpu, EvidenceKind::kHard, static_cast<double>(rise), 0.0, "",
             fmt::format("{} uncorrected memory errors", rise));
       }
     }
     if (const auto rows = nvml_->remapped_rows(device)) {
       if (rows->has_failed)
-        add(result, "gpuRowRemap", gpu, Evidence::kHard, 1.0, 0.0, "", "a row could not be remapped");
+        add(result, "gpuRowRemap", gpu, EvidenceKind::kHard, 1.0, 0.0, "", "a row could not be remapped");
       if (rows->is_pending) {
-        add(result, "gpuRowRemapPending", gpu, Evidence::kSoft, 1.0, 0.0, "", "a row is remapped at the next reset");
+        add(result, "gpuRowRemapPending", gpu, EvidenceKind::kSoft, 1.0, 0.0, "",
+            "a row is remapped at the next reset");
       }
     }
     if (const auto action = nvml_->field(device, kRecoveryAction); action && *action != 0) {
@@ -153,17 +154,17 @@ class GpuProbe : public Probe {
       const char* text = *action > 0 && static_cast<std::size_t>(*action) < kActions.size()
                              ? kActions[static_cast<std::size_t>(*action)]
                              : "unknown";
-      add(result, "gpuRecoveryAction", gpu, Evidence::kHard, static_cast<double>(*action), 0.0, "",
+      add(result, "gpuRecoveryAction", gpu, EvidenceKind::kHard, static_cast<double>(*action), 0.0, "",
           fmt::format("the driver asks for: {}", text));
     }
     if (nvml_->is_sram_worn_out(device).value_or(false)) {
-      add(result, "gpuSram", gpu, Evidence::kHard, 1.0, 0.0, "", "its SRAM has had more errors than NVIDIA allows");
+      add(result, "gpuSram", gpu, EvidenceKind::kHard, 1.0, 0.0, "", "its SRAM has had more errors than NVIDIA allows");
     }
     look_at_fabric(device, gpu, result);
     look_at_links(device, gpu, now, result);
     if (options_.is_idle) look_for_leftovers(device, gpu, result);
     if (const auto lost = nvml_->take_lost(device)) {
-      add(result, "gpuLost", gpu, Evidence::kHard, static_cast<double>(*lost), 0.0, "",
+      add(result, "gpuLost", gpu, EvidenceKind::kHard, static_cast<double>(*lost), 0.0, "",
           *lost == nvml::Status::kGpuIsLost ? "the driver has lost it" : "it must be reset");
     }
   }
@@ -172,25 +173,25 @@ class GpuProbe : public Probe {
     const std::optional<nvml::Fabric> fabric = nvml_->fabric(device);
     if (!fabric) return;
     if (fabrics_.has_failed(gpu, fabric->is_complete && fabric->status == 0)) {
-      add(result, "gpuFabric", gpu, Evidence::kHard, fabric->status, 0.0, "",
+      add(result, "gpuFabric", gpu, EvidenceKind::kHard, fabric->status, 0.0, "",
           "it was registered with the NVLink fabric, and is not now");
     }
     if (fabric->health == nvml::Fabric::Health::kUnhealthy) {
-      add(result, "gpuFabric", gpu, Evidence::kHard, 1.0, 0.0, "", "the NVLink fabric is unhealthy");
+      add(result, "gpuFabric", gpu, EvidenceKind::kHard, 1.0, 0.0, "", "the NVLink fabric is unhealthy");
     } else if (fabric->health == nvml::Fabric::Health::kLimited) {
-      add(result, "gpuFabricLimited", gpu, Evidence::kSoft, 1.0, 0.0, "", "the NVLink fabric has less capacity");
+      add(result, "gpuFabricLimited", gpu, EvidenceKind::kSoft, 1.0, 0.0, "", "the NVLink fabric has less capacity");
     }
   }
 
   /// Finds processes and memory that ended jobs have left on the GPU.
   void look_for_leftovers(nvml::Device device, const std::string& gpu, ProbeResult& result) {
     if (const auto pids = nvml_->processes(device); pids && !pids->empty()) {
-      add(result, "leftoverProcess", gpu, Evidence::kHard, static_cast<double>(pids->size()), 0.0, "",
+      add(result, "leftoverProcess", gpu, EvidenceKind::kHard, static_cast<double>(pids->size()), 0.0, "",
           fmt::format("processes {} compute on an idle node", fmt::join(*pids, ", ")));
     }
     const double used = static_cast<double>(nvml_->used_memory(device).value_or(0));
     if (used > options_.limits.idle_memory_bytes) {
-      add(result, "leftoverGpuMemory", gpu, Evidence::kHard, used, options_.limits.idle_memory_bytes, "bytes",
+      add(result, "leftoverGpuMemory", gpu, EvidenceKind::kHard, used, options_.limits.idle_memory_bytes, "bytes",
           fmt::format("{:.1f} GB are in use on an idle node", 1e-9 * used));
     }
   }
@@ -203,7 +204,7 @@ class GpuProbe : public Probe {
       const std::string part = fmt::format("{} link {}", gpu, link);
       num_up += *is_up ? 1 : 0;
       if (links_.has_failed(part, *is_up)) {
-        add(result, "gpuLink", part, Evidence::kHard, 0.0, 1.0, "", "the NVLink was up, and is down");
+        add(result, "gpuLink", part, EvidenceKind::kHard, 0.0, 1.0, "", "the NVLink was up, and is down");
       }
       for (const Counter& counter : kLinkCounters) {
         const auto value = nvml_->field(device, counter.field, link);
@@ -216,8 +217,8 @@ class GpuProbe : public Probe {
              .is_counter = true});
         const double rate = rates_.per_minute(part + counter.name, static_cast<double>(*value), now);
         if (rate <= options_.limits.link_errors_per_minute) continue;
-        add(result, "gpuLinkErrors", part, Evidence::kSoft, rate, options_.limits.link_errors_per_minute, "per minute",
-            fmt::format("{} rises by {:.0f} per minute", counter.name, rate));
+        add(result, "gpuLinkErrors", part, EvidenceKind::kSoft, rate, options_.limits.link_errors_per_minute,
+            "per minute", fmt::format("{} rises by {:.0f} per minute", counter.name, rate));
       }
     }
     if (num_up > 0) {
@@ -228,9 +229,9 @@ class GpuProbe : public Probe {
 
   GpuProbeOptions options_;
   std::optional<nvml::Library> nvml_;
-  int most_ = 0;                                               // GPUs that were there at one time
-  std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // since the last active check
-  std::map<std::string, int> num_xids_;                        // in all, by GPU
+  int most_ = 0;                                               // the most GPUs that were there at one time
+  std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // counts since the last active check, by GPU and XID
+  std::map<std::string, int> num_xids_;                        // counts in all, by GPU
   CounterRises uncorrected_;
   KnownGood links_, fabrics_;
   CounterRates rates_;

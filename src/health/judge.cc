@@ -20,7 +20,7 @@ std::string describe(const Finding& finding) {
   return finding.part.empty() ? finding.detail : fmt::format("{}: {}", finding.part, finding.detail);
 }
 
-/// Slurm cuts reasons nowhere, but a line should stay one.
+/// Returns the reason for draining a node as one line. Slurm does not limit reasons, but they should stay short.
 std::string reason_of(const Finding& finding, const std::string& more = "") {
   std::string text = fmt::format("{} {}: {}{}", kReasonPrefix, finding.signal, describe(finding), more);
   std::ranges::replace_if(
@@ -34,36 +34,40 @@ std::string reason_of(const Finding& finding, const std::string& more = "") {
 Judge::Judge(std::string node, std::vector<double> past, const JudgeOptions& options)
     : node_(std::move(node)), past_(std::move(past)), options_(options) {}
 
-bool Judge::is_lemon(double unix_now) const {
+std::int64_t Judge::recent_times_bad(double unix_now) const {
   const double first = unix_now - options_.lemon_days * kDay;
-  return std::ranges::count_if(past_, [&](double time) { return time >= first; }) >= options_.lemon_count;
+  return std::ranges::count_if(past_, [&](double time) { return time >= first; });
 }
+
+bool Judge::is_lemon(double unix_now) const { return recent_times_bad(unix_now) >= options_.lemon_count; }
 
 std::string Judge::find_reason(const std::vector<Finding>& findings, double unix_now) const {
   std::set<std::string> soft;
   const Finding* first = nullptr;
   for (const Finding& finding : findings) {
-    if (finding.evidence == Evidence::kAlert) continue;
+    if (finding.evidence == EvidenceKind::kAlert) continue;
     if (seen_.at({finding.signal, finding.part}).polls < options_.polls_to_bad) continue;
-    if (finding.evidence == Evidence::kHard) return reason_of(finding);
+    if (finding.evidence == EvidenceKind::kHard) return reason_of(finding);
     soft.insert(finding.signal);
     if (first == nullptr) first = &finding;
   }
   if (soft.empty()) return {};
-  if (is_lemon(unix_now)) soft.insert(fmt::format("bad {} times in {:g} days", past_.size(), options_.lemon_days));
+  if (is_lemon(unix_now)) {
+    soft.insert(fmt::format("bad {} times in {:g} days", recent_times_bad(unix_now), options_.lemon_days));
+  }
   if (soft.size() < 2) return {};
   soft.erase(first->signal);
   return reason_of(*first, fmt::format("; also {}", fmt::join(soft, ", ")));
 }
 
-Verdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
+NodeVerdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
   std::map<std::pair<std::string, std::string>, Seen> now;
   bool is_suspect = false;
   for (const Finding& finding : findings) {
     const std::pair key(finding.signal, finding.part);
     const auto before = seen_.find(key);
     now[key] = before == seen_.end() ? Seen{1, unix_now} : Seen{before->second.polls + 1, before->second.since};
-    is_suspect = is_suspect || finding.evidence != Evidence::kAlert;
+    is_suspect = is_suspect || finding.evidence != EvidenceKind::kAlert;
   }
   seen_ = std::move(now);
   if (bad_since_ == 0.0) {
@@ -73,14 +77,14 @@ Verdict Judge::judge(const std::vector<Finding>& findings, double unix_now) {
       past_.push_back(unix_now);
     }
   }
-  Verdict verdict{.node = node_,
-                  .time = unix_now,
-                  .level = bad_since_ > 0.0 ? HealthLevel::kBad
-                           : is_suspect     ? HealthLevel::kSuspect
-                                            : HealthLevel::kOk,
-                  .reason = reason_,
-                  .bad_since = bad_since_,
-                  .active_check = active_check_};
+  NodeVerdict verdict{.node = node_,
+                      .time = unix_now,
+                      .level = bad_since_ > 0.0 ? HealthLevel::kBad
+                               : is_suspect     ? HealthLevel::kSuspect
+                                                : HealthLevel::kOk,
+                      .reason = reason_,
+                      .bad_since = bad_since_,
+                      .active_check = active_check_};
   for (const Finding& finding : findings) {
     verdict.items.push_back({finding, seen_.at({finding.signal, finding.part}).since});
   }
@@ -103,14 +107,14 @@ std::vector<double> HealthLedger::read() const {
     try {
       const nlohmann::json json = parse_json(line, "a line");
       times.push_back(JsonFields(json, "a line").number("bad_since"));
-    } catch (const Error&) {  // of a write that a crash has cut
+    } catch (const Error&) {  // a crash has cut this line short
       continue;
     }
   }
   return times;
 }
 
-void HealthLedger::add(const Verdict& verdict) {
+void HealthLedger::add(const NodeVerdict& verdict) {
   std::vector<std::string> lines;
   std::error_code missing;
   if (std::filesystem::exists(path_, missing)) {

@@ -21,16 +21,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Events are told for so long, in seconds.
+/// How long an event is reported, in seconds.
 constexpr double kHold = 600.0;
 
-/// Errors in counters of a part, as soft evidence.
+/// Adds soft evidence if an error counter of a part rises faster than `limit`.
 void judge_rate(const std::string& signal, const std::string& part, const std::string& counter, double rate,
                 double limit, std::vector<Finding>& findings) {
   if (rate <= limit) return;
   findings.push_back({.signal = signal,
                       .part = part,
-                      .evidence = Evidence::kSoft,
+                      .evidence = EvidenceKind::kSoft,
                       .value = rate,
                       .limit = limit,
                       .unit = "per minute",
@@ -69,7 +69,7 @@ class NetworkProbe : public Probe {
     if (!links.has_failed(part, is_up)) return;
     findings.push_back({.signal = "networkLink",
                         .part = part,
-                        .evidence = Evidence::kHard,
+                        .evidence = EvidenceKind::kHard,
                         .value = 0.0,
                         .limit = 1.0,
                         .detail = fmt::format("the link was up, and is '{}' now", state)});
@@ -89,7 +89,7 @@ class NetworkProbe : public Probe {
       if (*rate < highest) {
         result.findings.push_back({.signal = "networkRate",
                                    .part = part,
-                                   .evidence = Evidence::kSoft,
+                                   .evidence = EvidenceKind::kSoft,
                                    .value = static_cast<double>(*rate),
                                    .limit = static_cast<double>(highest),
                                    .unit = "Gb/s",
@@ -112,11 +112,11 @@ class NetworkProbe : public Probe {
   }
 
   void look_at_interface(const std::string& interface, const std::string& folder, double now, ProbeResult& result) {
-    if (!sysroot_.exists(folder + "/device")) return;  // not a card: a bridge, a container's end
+    if (!sysroot_.exists(folder + "/device")) return;  // not a card, but a bridge or a container's end
     const std::optional<std::string> state = sysroot_.text(folder + "/operstate"),
                                      flags = sysroot_.text(folder + "/flags");  // "0x1003"
     if (!state || !flags) return;
-    constexpr unsigned long kUp = 1;  // IFF_UP: somebody wants it
+    constexpr unsigned long kUp = 1;  // IFF_UP: somebody has enabled the interface
     const bool is_wanted = (std::strtoul(flags->c_str(), nullptr, 16) & kUp) != 0;
     if (is_wanted) judge_link(interfaces_, interface, *state == "up", *state, result.findings);
     result.measurements.push_back({.name = "ethernet_up",
@@ -172,7 +172,7 @@ class DiskProbe : public Probe {
     if (!disks_.has_failed(disk, state == "live")) return;
     findings.push_back({.signal = "diskState",
                         .part = disk,
-                        .evidence = Evidence::kHard,
+                        .evidence = EvidenceKind::kHard,
                         .limit = 1.0,
                         .detail = fmt::format("the disk was live, and is '{}' now", state)});
   }
@@ -187,7 +187,7 @@ class DiskProbe : public Probe {
       if (mounts_.has_failed(place, !is_read_only)) {
         findings.push_back({.signal = "diskReadOnly",
                             .part = place,
-                            .evidence = Evidence::kHard,
+                            .evidence = EvidenceKind::kHard,
                             .limit = 1.0,
                             .detail = fmt::format("the file system of {} was writable, and is read-only now", device)});
       }
@@ -207,7 +207,7 @@ class DiskProbe : public Probe {
     if (std::min(share, files) >= limits_.free_share) return;
     result.findings.push_back({.signal = "diskFull",
                                .part = folder.string(),
-                               .evidence = Evidence::kAlert,
+                               .evidence = EvidenceKind::kAlert,
                                .value = std::min(share, files),
                                .limit = limits_.free_share,
                                .detail = fmt::format("{:.1f} % of the bytes and {:.1f} % of the files are free",
@@ -239,7 +239,7 @@ class MemoryProbe : public Probe {
         if (const std::int64_t rise = uncorrected_.rise(controller, *errors); rise > 0) {
           result.findings.push_back({.signal = "memoryUncorrected",
                                      .part = controller,
-                                     .evidence = Evidence::kHard,
+                                     .evidence = EvidenceKind::kHard,
                                      .value = static_cast<double>(rise),
                                      .detail = fmt::format("{} uncorrected memory errors", rise)});
         }
@@ -264,7 +264,7 @@ class MemoryProbe : public Probe {
       if (available / total < limits_.free_share) {
         result.findings.push_back(
             {.signal = "memoryLow",
-             .evidence = Evidence::kAlert,
+             .evidence = EvidenceKind::kAlert,
              .value = available / total,
              .limit = limits_.free_share,
              .detail = fmt::format("{:.1f} % of the memory are left", 100.0 * available / total)});
@@ -274,7 +274,7 @@ class MemoryProbe : public Probe {
     const double killed = number_behind("oom_kill", statistics);
     if (!statistics.empty() && rates_.per_minute("oom_kill", killed, now) > 0.0) {
       result.findings.push_back({.signal = "outOfMemory",
-                                 .evidence = Evidence::kAlert,
+                                 .evidence = EvidenceKind::kAlert,
                                  .value = killed,
                                  .detail = "the kernel has killed a process for want of memory"});
     }
@@ -282,7 +282,7 @@ class MemoryProbe : public Probe {
   }
 
  private:
-  /// The number behind a word at a line's begin; 0 if there is none.
+  /// Returns the number after `word` at the beginning of a line, or 0 if there is none.
   static double number_behind(const std::string& word, const std::string& text) {
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
@@ -330,7 +330,7 @@ class LeftoverProbe : public Probe {
       if (key == "State:") words >> state;
       if (key == "Uid:") words >> user;
     }
-    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // as login.defs has them
+    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // the usual values of login.defs
     constexpr std::array<std::string_view, 4> kOfSessions = {"systemd", "(sd-pam)", "sshd", "dbus-daemon"};
     constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
     const bool is_of_user =
@@ -340,14 +340,14 @@ class LeftoverProbe : public Probe {
     findings.push_back(
         {.signal = "leftoverProcess",
          .part = fmt::format("process {}", pid),
-         .evidence = Evidence::kHard,
+         .evidence = EvidenceKind::kHard,
          .value = static_cast<double>(user),
          .detail = fmt::format("'{}' of user {} runs on an idle node (state {})", command, user, state)});
   }
 
-  /// Whether it is a health daemon, or this process.
+  /// Returns whether the process is a health daemon, or this process.
   bool is_health_command(const std::string& pid) const {
-    const std::string line = sysroot_.text("/proc/" + pid + "/cmdline").value_or("");  // words, with zeros behind them
+    const std::string line = sysroot_.text("/proc/" + pid + "/cmdline").value_or("");  // words, each before a zero
     return line.find(std::string_view("\0health\0", 8)) != std::string::npos;
   }
 
@@ -363,7 +363,7 @@ class LeftoverProbe : public Probe {
     if (num_bytes <= limits_.leftover_bytes) return;
     findings.push_back({.signal = "leftoverMemory",
                         .part = "/dev/shm",
-                        .evidence = Evidence::kHard,
+                        .evidence = EvidenceKind::kHard,
                         .value = num_bytes,
                         .limit = limits_.leftover_bytes,
                         .unit = "bytes",
@@ -390,7 +390,7 @@ class ClockProbe : public Probe {
           {.name = "clock_offset_seconds", .help = "Offset of the clock, as the kernel knows it", .value = offset});
       if (std::abs(offset) > limits_.clock_offset_seconds) {
         result.findings.push_back({.signal = "clockOffset",
-                                   .evidence = Evidence::kAlert,
+                                   .evidence = EvidenceKind::kAlert,
                                    .value = offset,
                                    .limit = limits_.clock_offset_seconds,
                                    .unit = "s",
@@ -400,7 +400,7 @@ class ClockProbe : public Probe {
     const double difference = unix_time() - now;
     if (difference_ && std::abs(difference - *difference_) > limits_.clock_jump_seconds) {
       result.findings.push_back({.signal = "clockJump",
-                                 .evidence = Evidence::kAlert,
+                                 .evidence = EvidenceKind::kAlert,
                                  .value = difference - *difference_,
                                  .limit = limits_.clock_jump_seconds,
                                  .unit = "s",
@@ -412,7 +412,7 @@ class ClockProbe : public Probe {
 
  private:
   NodeLimits limits_;
-  std::optional<double> difference_;  // between the time of day and a clock that only goes on
+  std::optional<double> difference_;  // between the time of day and a monotonic clock
 };
 
 class KernelLogProbe : public Probe {
@@ -439,7 +439,7 @@ class KernelLogProbe : public Probe {
       if (size < 0 && errno == EPIPE) continue;  // records were overwritten before they were read
       if (size <= 0) break;
       const std::string_view text(record.data(), static_cast<std::size_t>(size));
-      for (std::size_t begin = 0; begin < text.size();) {  // a file has several lines, a record of the kernel one
+      for (std::size_t begin = 0; begin < text.size();) {  // a file has several lines, a record of the kernel has one
         const std::size_t end = std::min(text.find('\n', begin), text.size());
         judge_line(text.substr(begin, end - begin), now);
         begin = end + 1;
@@ -452,20 +452,20 @@ class KernelLogProbe : public Probe {
  private:
   struct Pattern {
     std::string_view text, signal;
-    Evidence evidence;
+    EvidenceKind evidence;
   };
 
   void judge_line(std::string_view line, double now) {
     static constexpr std::array kPatterns = {
-        Pattern{"NVRM: Xid", "kernelXid", Evidence::kSoft},
-        Pattern{"[Hardware Error]", "kernelHardwareError", Evidence::kSoft},
-        Pattern{"EXT4-fs error", "kernelDiskError", Evidence::kSoft},
-        Pattern{"I/O error", "kernelDiskError", Evidence::kSoft},
-        Pattern{"blocked for more than", "kernelHungTask", Evidence::kSoft},
-        Pattern{"NETDEV WATCHDOG", "kernelNetwork", Evidence::kSoft},
-        Pattern{"Out of memory: Killed", "kernelOutOfMemory", Evidence::kAlert},
+        Pattern{"NVRM: Xid", "kernelXid", EvidenceKind::kSoft},
+        Pattern{"[Hardware Error]", "kernelHardwareError", EvidenceKind::kSoft},
+        Pattern{"EXT4-fs error", "kernelDiskError", EvidenceKind::kSoft},
+        Pattern{"I/O error", "kernelDiskError", EvidenceKind::kSoft},
+        Pattern{"blocked for more than", "kernelHungTask", EvidenceKind::kSoft},
+        Pattern{"NETDEV WATCHDOG", "kernelNetwork", EvidenceKind::kSoft},
+        Pattern{"Out of memory: Killed", "kernelOutOfMemory", EvidenceKind::kAlert},
     };
-    const std::string_view message = line.substr(line.find(';') + 1);  // all of it where there is none
+    const std::string_view message = line.substr(line.find(';') + 1);  // the whole line if there is no ';'
     for (const Pattern& pattern : kPatterns) {
       if (message.find(pattern.text) == message.npos) continue;
       constexpr std::size_t kShown = 160;

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "tessera-active-rates";
-constexpr int kVersion = 1;
+constexpr int kPeerRatesVersion = 1;
 constexpr const char* kSuffix = ".rates.json";
 
 }  // namespace
@@ -23,7 +23,7 @@ constexpr const char* kSuffix = ".rates.json";
 void write_rates(const fs::path& folder, const std::string& node, const ActiveRates& rates) {
   create_folder(folder);
   const nlohmann::ordered_json json = {{"format", kFormat},
-                                       {"version", kVersion},
+                                       {"version", kPeerRatesVersion},
                                        {"processor", rates.processor},
                                        {"gemm_tflops", rates.gemm_tflops},
                                        {"copy_gb_per_s", rates.copy_gb_per_s}};
@@ -39,7 +39,7 @@ std::optional<ActiveRates> find_peer_rates(const fs::path& folder, const std::st
     const std::string name = entry->path().filename().string();
     if (!name.ends_with(kSuffix) || name == node + kSuffix) continue;
     try {
-      const std::optional<nlohmann::json> json = read_json_file(entry->path(), kFormat, kVersion);
+      const std::optional<nlohmann::json> json = read_json_file(entry->path(), kFormat, kPeerRatesVersion);
       if (!json) continue;
       const JsonFields fields(*json, fmt::format("'{}'", entry->path().string()));
       if (fields.text("processor") != processor) continue;

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kVerdictFormat = "tessera-health-verdict";
 constexpr const char* kActiveCheckFormat = "tessera-health-active-check";
-constexpr std::uint64_t kVersion = 1;
+constexpr std::uint64_t kVerdictVersion = 1;
 constexpr const char* kActiveCheckName = "active_check.json";
 constexpr std::array<std::string_view, 3> kLevels = {"ok", "suspect", "bad"};
 constexpr std::array<std::string_view, 3> kEvidence = {"hard", "soft", "alert"};
@@ -40,7 +40,7 @@ nlohmann::ordered_json to_json(const Finding& finding) {
 Finding finding_from_json(const JsonFields<>& fields) {
   return {.signal = fields.text("signal"),
           .part = fields.text("part"),
-          .evidence = static_cast<Evidence>(index_of(kEvidence, fields, "evidence")),
+          .evidence = static_cast<EvidenceKind>(index_of(kEvidence, fields, "evidence")),
           .value = fields.find("value") == nullptr ? 0.0 : fields.number("value"),
           .limit = fields.find("limit") == nullptr ? 0.0 : fields.number("limit"),
           .unit = fields.text("unit"),
@@ -51,37 +51,31 @@ Finding finding_from_json(const JsonFields<>& fields) {
 
 std::string_view name_of(HealthLevel level) { return kLevels[static_cast<std::size_t>(level)]; }
 
-nlohmann::ordered_json to_json(const Verdict& verdict) {
+nlohmann::ordered_json to_json(const NodeVerdict& verdict) {
   nlohmann::ordered_json items = nlohmann::ordered_json::array();
-  for (const Verdict::Item& item : verdict.items) {
+  for (const NodeVerdict::Item& item : verdict.items) {
     items.push_back(to_json(item.finding));
     items.back()["since"] = item.since;
   }
-  return {{"format", kVerdictFormat},
-          {"version", kVersion},
-          {"node", verdict.node},
-          {"time", verdict.time},
-          {"level", name_of(verdict.level)},
-          {"reason", verdict.reason},
-          {"bad_since", verdict.bad_since},
-          {"active_check", verdict.active_check},
-          {"findings", std::move(items)}};
+  return {{"format", kVerdictFormat},       {"version", kVerdictVersion},           {"node", verdict.node},
+          {"time", verdict.time},           {"level", name_of(verdict.level)},      {"reason", verdict.reason},
+          {"bad_since", verdict.bad_since}, {"active_check", verdict.active_check}, {"findings", std::move(items)}};
 }
 
-void write_verdict(const fs::path& folder, const Verdict& verdict) {
+void write_verdict(const fs::path& folder, const NodeVerdict& verdict) {
   write_whole_file(folder / kVerdictName, json_text(to_json(verdict), 2) + "\n");
 }
 
-std::optional<Verdict> read_verdict(const fs::path& folder) {
-  const std::optional<nlohmann::json> json = read_json_file(folder / kVerdictName, kVerdictFormat, kVersion);
+std::optional<NodeVerdict> read_verdict(const fs::path& folder) {
+  const std::optional<nlohmann::json> json = read_json_file(folder / kVerdictName, kVerdictFormat, kVerdictVersion);
   if (!json) return std::nullopt;
   const JsonFields fields(*json, fmt::format("'{}'", (folder / kVerdictName).string()));
-  Verdict verdict{.node = fields.text("node"),
-                  .time = fields.number("time"),
-                  .level = static_cast<HealthLevel>(index_of(kLevels, fields, "level")),
-                  .reason = fields.text("reason"),
-                  .bad_since = fields.number("bad_since"),
-                  .active_check = fields.number("active_check")};
+  NodeVerdict verdict{.node = fields.text("node"),
+                      .time = fields.number("time"),
+                      .level = static_cast<HealthLevel>(index_of(kLevels, fields, "level")),
+                      .reason = fields.text("reason"),
+                      .bad_since = fields.number("bad_since"),
+                      .active_check = fields.number("active_check")};
   for (const nlohmann::json& item : fields.array("findings")) {
     const JsonFields its(item, fields.place_of("findings"));
     verdict.items.push_back({finding_from_json(its), its.number("since")});
@@ -90,14 +84,15 @@ std::optional<Verdict> read_verdict(const fs::path& folder) {
 }
 
 void write_active_check(const fs::path& folder, double unix_time, const std::vector<Finding>& findings) {
-  nlohmann::ordered_json json = {{"format", kActiveCheckFormat}, {"version", kVersion}, {"time", unix_time}};
+  nlohmann::ordered_json json = {{"format", kActiveCheckFormat}, {"version", kVerdictVersion}, {"time", unix_time}};
   json["findings"] = nlohmann::ordered_json::array();
   for (const Finding& finding : findings) json["findings"].push_back(to_json(finding));
   write_whole_file(folder / kActiveCheckName, json_text(json, 2) + "\n");
 }
 
 std::optional<ActiveCheckResult> read_active_check(const fs::path& folder) {
-  const std::optional<nlohmann::json> json = read_json_file(folder / kActiveCheckName, kActiveCheckFormat, kVersion);
+  const std::optional<nlohmann::json> json =
+      read_json_file(folder / kActiveCheckName, kActiveCheckFormat, kVerdictVersion);
   if (!json) return std::nullopt;
   const JsonFields fields(*json, fmt::format("'{}'", (folder / kActiveCheckName).string()));
   ActiveCheckResult result{.time = fields.number("time"), .findings = {}};

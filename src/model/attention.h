@@ -6,7 +6,10 @@
 // also over context-parallel ranks, which all rebuild the keys and values that they need (model/token_exchange.h).
 #pragma once
 
+#include <optional>
+
 #include "model/gemm_site.h"
+#include "model/norm.h"
 #include "ops/attention/mla_attention.h"
 #include "ops/attention/rope.h"
 
@@ -51,18 +54,23 @@ class Attention {
   MlaDims dims(const LayerContext& context) const;
   MlaOperands core_operands(const LayerContext& context, const AttentionSaved& saved) const;
   void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;
-  /// `for_wgrad`: also writes the latents in the forms that the weight-gradient GEMMs read.
-  void compute_recomputed(const LayerContext& context, AttentionSaved& saved, bool for_wgrad) const;
-  // Return the normed latents of all K keys and of all T queries, in the forms that the up-projections read.
-  GemmOperand key_latents(const LayerContext& context, const AttentionSaved& saved, bool for_wgrad) const;
-  GemmOperand query_latents(const LayerContext& context, const AttentionSaved& saved, bool for_wgrad) const;
+  /// Computes what kSelective does not save. `reader`: the products that will read the latents.
+  void compute_recomputed(const LayerContext& context, AttentionSaved& saved, LinearSite::Reader reader) const;
   /// Rotates x by the tokens' positions (RoPE).
   void rotate(const LayerContext& context, const Tensor& x, const Tensor& positions, std::int64_t num_heads,
               RopeDirection direction, const Tensor& y) const;
 
-  bool compresses_queries_;
-  ParamId wq_ = 0, wq_a_ = 0, q_norm_ = 0, wq_b_ = 0;
-  ParamId wkv_a_, kv_norm_, wkv_b_, wo_;
+  /// Queries come from a latent, or without compression from the input. The order of members is that of parameters.
+  struct CompressedQueries {
+    LinearSite wq_a;
+    RmsNorm norm;
+    LinearSite wq_b;
+  };
+  std::optional<CompressedQueries> compressed_;
+  std::optional<LinearSite> wq_;
+  LinearSite wkv_a_;
+  RmsNorm kv_norm_;
+  LinearSite wkv_b_, wo_;
 };
 
 }  // namespace tessera

@@ -1,16 +1,15 @@
 #include "model/block.h"
 
 #include "ops/elementwise/elementwise.h"
-#include "ops/norm/rmsnorm.h"
 #include "tensor/dims.h"
 
 namespace tessera {
 
 Block::Block(Parameters& parameters, const ModelConfig& config, bool is_moe, const std::string& prefix,
              std::int64_t layer)
-    : attention_norm_(parameters.add({prefix + "attention_norm.weight", {config.dim}, {}})),
+    : attention_norm_(parameters, prefix + "attention_norm.weight", config.dim),
       attention_(parameters, config, prefix + "attention.", layer),
-      ffn_norm_(parameters.add({prefix + "ffn_norm.weight", {config.dim}, {}})) {
+      ffn_norm_(parameters, prefix + "ffn_norm.weight", config.dim) {
   if (is_moe) {
     moe_.emplace(parameters, config, prefix + "moe.", layer);
   } else {
@@ -23,15 +22,12 @@ void Block::forward(const LayerContext& context, const Tensor& x_tD, BlockSaved&
   TESSERA_DIMS(x_tD, out_tD);
   const TraceScope trace(context.op.trace, "block.forward");
   if (context.recompute != Recompute::kFull) {
-    forward_keeping(context, x_tD, saved, out_tD, sums);
+    forward_saving(context, x_tD, saved, out_tD, sums);
     return;
   }
   const ArenaScope scope(*context.op.arena);
-  LayerContext transient = context;
-  transient.recompute = Recompute::kSelective;  // writes least of what only a backward would read
-  transient.kept = nullptr;
   BlockSaved dropped;
-  forward_keeping(transient, x_tD, dropped, out_tD, sums);
+  forward_saving(context.for_dropped(), x_tD, dropped, out_tD, sums);
   saved.x_tD = x_tD;
 }
 
@@ -42,11 +38,8 @@ void Block::backward(const LayerContext& context, BlockSaved& saved, const Tenso
     return;
   }
   const ArenaScope scope(*context.op.arena);
-  LayerContext repeat = context;
-  repeat.repeated = true;
-  repeat.kept = nullptr;
   BlockSaved again;
-  forward_keeping(repeat, saved.x_tD, again, {}, {});
+  forward_saving(context.for_recomputation(), saved.x_tD, again, {}, {});
   backward_from_saved(context, again, d_tD);
 }
 
@@ -54,44 +47,43 @@ InputForms Block::ffn_forms(const LayerContext& context) const {
   return feed_forward_ ? feed_forward_->x_forms(context) : moe_->y_forms(context);
 }
 
-void Block::forward_keeping(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
-                            const MoeSums& sums) const {
+void Block::forward_saving(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
+                           const MoeSums& sums) const {
   const Context& op = context.op;
   const Shape shape = x_tD.shape();
   const std::int64_t num_tokens = x_tD.dim(0);
-  const float eps = context.config->norm_eps;
-  const bool keep_norms = context.recompute != Recompute::kSelective;
+  const bool saves_norms = context.recompute != Recompute::kSelective;
   const InputForms attention_forms = attention_.y_forms(context), ffn_forms = this->ffn_forms(context);
   saved = {};
   saved.x_tD = x_tD;
   {
-    const LayerContext keeping = context.keeping();
-    saved.mid_tD = keeping.allocate(shape);
-    saved.attention_rstd_t = keeping.allocate({num_tokens}, DType::kFloat32);
-    saved.ffn_rstd_t = keeping.allocate({num_tokens}, DType::kFloat32);
-    attention_.allocate_saved(keeping, saved.attention);
-    if (feed_forward_) saved.ffn_h_T2I = feed_forward_->allocate_saved(keeping);
-    if (moe_) moe_->allocate_saved(keeping, num_tokens, saved.moe);
-    if (keep_norms) {
-      saved.attention_y_tD = allocate_operand(keeping, shape, attention_forms.wgrad);
-      saved.ffn_y_tD = allocate_operand(keeping, shape, ffn_forms.wgrad);
+    const LayerContext for_saved = context.for_saved();
+    saved.mid_tD = for_saved.allocate(shape);
+    saved.attention_rstd_t = for_saved.allocate({num_tokens}, DType::kFloat32);
+    saved.ffn_rstd_t = for_saved.allocate({num_tokens}, DType::kFloat32);
+    attention_.allocate_saved(for_saved, saved.attention);
+    if (feed_forward_) saved.ffn_h_T2I = feed_forward_->allocate_saved(for_saved);
+    if (moe_) moe_->allocate_saved(for_saved, num_tokens, saved.moe);
+    if (saves_norms) {
+      saved.attention_y_tD = allocate_operand(for_saved, shape, attention_forms.wgrad);
+      saved.ffn_y_tD = allocate_operand(for_saved, shape, ffn_forms.wgrad);
     }
   }
-  // What a norm writes: what is kept of it, and what the forward reads.
-  const auto norm_output = [&](const InputForms& forms, const GemmOperand& kept) {
-    return allocate_operand(context, shape, keep_norms ? forms.forward | forms.wgrad : forms.forward, kept);
+  // A norm writes what the forward reads and what is saved.
+  const auto norm_output = [&](const InputForms& forms, const GemmOperand& saved_y) {
+    return allocate_operand(context, shape, saves_norms ? forms.forward | forms.wgrad : forms.forward, saved_y);
   };
   const ArenaScope block_scope(*op.arena);
   const Tensor branch_tD = context.allocate(shape);
   {
     const ArenaScope scope(*op.arena);
     const GemmOperand y_tD = norm_output(attention_forms, saved.attention_y_tD);
-    rmsnorm_forward(op, x_tD, context.weight(attention_norm_), eps, y_tD, saved.attention_rstd_t);
+    attention_norm_.forward(context, x_tD, y_tD, saved.attention_rstd_t);
     attention_.forward(context, y_tD, saved.attention, branch_tD);
   }
   const ArenaScope scope(*op.arena);
   const GemmOperand y_tD = norm_output(ffn_forms, saved.ffn_y_tD);
-  residual_rmsnorm_forward(op, x_tD, branch_tD, context.weight(ffn_norm_), eps, saved.mid_tD, y_tD, saved.ffn_rstd_t);
+  ffn_norm_.residual_forward(context, x_tD, branch_tD, saved.mid_tD, y_tD, saved.ffn_rstd_t);
   feed(context, y_tD, saved, branch_tD, out_tD, sums);
 }
 
@@ -112,31 +104,29 @@ void Block::decode(const LayerContext& context, const Tensor& x_TD, const Tensor
   const Context& op = context.op;
   const ArenaScope scope(*op.arena);
   const std::int64_t num_tokens = x_TD.dim(0);
-  const float eps = context.config->norm_eps;
   const Tensor rstd_T = context.allocate({num_tokens}, DType::kFloat32);
   BlockSaved dropped;
   dropped.mid_tD = context.allocate(x_TD.shape());
   if (feed_forward_) dropped.ffn_h_T2I = feed_forward_->allocate_saved(context);
   if (moe_) moe_->allocate_saved(context, num_tokens, dropped.moe);
   const Tensor norm_TD = context.allocate(x_TD.shape()), branch_TD = context.allocate(x_TD.shape());
-  rmsnorm_forward(op, x_TD, context.weight(attention_norm_), eps, norm_TD, rstd_T);
+  attention_norm_.forward(context, x_TD, norm_TD, rstd_T);
   attention_.decode(context, norm_TD, slot_T, cache_SPN, branch_TD);
-  residual_rmsnorm_forward(op, x_TD, branch_TD, context.weight(ffn_norm_), eps, dropped.mid_tD, norm_TD, rstd_T);
+  ffn_norm_.residual_forward(context, x_TD, branch_TD, dropped.mid_tD, norm_TD, rstd_T);
   feed(context, norm_TD, dropped, branch_TD, out_TD, {});
 }
 
 void Block::backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_tD) const {
   TESSERA_DIMS(d_tD, saved.x_tD, saved.mid_tD, saved.ffn_rstd_t);
   const Context& op = context.op;
-  const float eps = context.config->norm_eps;
   const ArenaScope scope(*op.arena);
   const Tensor d_y_tD = context.allocate(d_tD.shape());
   // A norm's output, in the forms that weight gradients read.
-  const auto norm_output = [&](const OperandForms& forms, const GemmOperand& kept, const Tensor& x_tD, ParamId weight,
-                               const Tensor& rstd_t) {
-    if (context.recompute != Recompute::kSelective) return kept;
+  const auto norm_output = [&](const OperandForms& forms, const GemmOperand& saved_y, const Tensor& x_tD,
+                               const RmsNorm& norm, const Tensor& rstd_t) {
+    if (context.recompute != Recompute::kSelective) return saved_y;
     const GemmOperand y_tD = allocate_operand(context, x_tD.shape(), forms);
-    rmsnorm_forward(op, x_tD, context.weight(weight), eps, y_tD, rstd_t);
+    norm.forward(context, x_tD, y_tD, rstd_t);
     return y_tD;
   };
   {
@@ -149,16 +139,14 @@ void Block::backward_from_saved(const LayerContext& context, const BlockSaved& s
       moe_->backward(context, y_tD, saved.moe, d_tD, d_y_tD);
     }
   }
-  rmsnorm_backward(op, d_y_tD, saved.mid_tD, context.weight(ffn_norm_), saved.ffn_rstd_t, d_tD, Write::kAccumulate,
-                   context.gradient(ffn_norm_));
+  ffn_norm_.backward(context, d_y_tD, saved.mid_tD, saved.ffn_rstd_t, d_tD, Write::kAccumulate);
   {
     const ArenaScope half_scope(*op.arena);
     const GemmOperand y_tD = norm_output(attention_.y_forms(context).wgrad, saved.attention_y_tD, saved.x_tD,
                                          attention_norm_, saved.attention_rstd_t);
     attention_.backward(context, y_tD, saved.attention, d_tD, d_y_tD);
   }
-  rmsnorm_backward(op, d_y_tD, saved.x_tD, context.weight(attention_norm_), saved.attention_rstd_t, d_tD,
-                   Write::kAccumulate, context.gradient(attention_norm_));
+  attention_norm_.backward(context, d_y_tD, saved.x_tD, saved.attention_rstd_t, d_tD, Write::kAccumulate);
 }
 
 }  // namespace tessera

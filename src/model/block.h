@@ -42,13 +42,13 @@ class Block {
   /// Computes the second half: out_tD = mid_tD + FFN_or_MoE(y_tD), with the latter in scratch_tD.
   void feed(const LayerContext& context, const GemmOperand& y_tD, BlockSaved& saved, const Tensor& scratch_tD,
             const Tensor& out_tD, const MoeSums& sums) const;
-  void forward_keeping(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
-                       const MoeSums& sums) const;
+  void forward_saving(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
+                      const MoeSums& sums) const;
   void backward_from_saved(const LayerContext& context, const BlockSaved& saved, const Tensor& d_tD) const;
 
-  ParamId attention_norm_;
+  RmsNorm attention_norm_;
   Attention attention_;
-  ParamId ffn_norm_;
+  RmsNorm ffn_norm_;
   std::optional<FeedForward> feed_forward_;
   std::optional<Moe> moe_;
 };

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/routing/router.h"
+#include "ops/routing/score_function.h"
 
 namespace tessera {
 

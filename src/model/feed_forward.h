@@ -35,7 +35,7 @@ class FeedForward {
   void backward_weights(const LayerContext& context, const GemmOperand& x_tD, const Gradients& gradients) const;
 
  private:
-  ParamId w13_, w2_;
+  LinearSite w13_, w2_;
   std::int64_t inter_dim_;  // I, of this rank
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 bool is_high(Precision precision) { return precision == Precision::kHigh; }
 
-/// Rows in use of a routed operand; all of another.
+/// Returns the rows in use of a routed operand; -1, which means all rows, of another.
 std::int64_t rows_in_use(const LayerContext& context, const Tensor& offsets_E1) {
   if (!offsets_E1.defined() || context.op.measuring()) return -1;
   const Tensor last = offsets_E1.rows(offsets_E1.dim(0) - 1, offsets_E1.dim(0));
@@ -21,36 +21,6 @@ std::int64_t rows_in_use(const LayerContext& context, const Tensor& offsets_E1) 
   std::int32_t num_rows = 0;
   context.op.cuda->fetch(last, &num_rows);
   return num_rows;
-}
-
-void observe(const LayerContext& context, ParamId site, SiteProbe::Role role, const Tensor& plain,
-             const mx::Quantized& quantized, const Tensor& offsets_E1 = {}) {
-  if (context.probe == nullptr || context.repeated) return;
-  context.probe->observe(context.op, site, role, plain, quantized, rows_in_use(context, offsets_E1));
-}
-
-void observe_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& offsets_E1 = {}) {
-  if (context.probe == nullptr || context.repeated) return;
-  const bool quantizes = !is_high(context.precision(site).fprop);  // x may be quantized for another site that reads it
-  observe(context, site, SiteProbe::Role::kInput, x.plain, quantizes ? x.rows : mx::Quantized(), offsets_E1);
-  const ArenaScope scope(*context.op.arena);
-  const Tensor w = context.weight(site);
-  mx::Quantized rows;
-  if (quantizes) rows = context.quantized->weight(site).rows;
-  if (quantizes && !rows.defined()) {  // products read it wide
-    rows = allocate_quantized(w.shape(), context.precision(site).weight, [&](const Shape& shape, DType dtype) {
-      return context.op.arena->allocate(shape, dtype);
-    });
-    quantize(context.op, w, rows, {});
-  }
-  observe(context, site, SiteProbe::Role::kWeight, w, rows);
-}
-
-/// product(write) into the gradient of a site's weight: the first of a step assigns it. Both are measured.
-template <typename Product>
-void add_to_gradient(const LayerContext& context, ParamId site, Product&& product) {
-  if (context.op.measuring()) product(Write::kAssign);
-  product(context.op.measuring() ? Write::kAccumulate : context.gradient_write(site));
 }
 
 }  // namespace
@@ -62,28 +32,6 @@ OperandForms OperandForms::operator|(const OperandForms& other) const {
           .rows = rows || other.rows,
           .columns = columns || other.columns,
           .format = quantizes ? format : other.format};
-}
-
-InputForms input_forms(const LayerContext& context, std::initializer_list<ParamId> sites) {
-  InputForms forms;
-  for (const ParamId site : sites) {
-    const SitePrecision& precision = context.precision(site);
-    const bool high_forward = is_high(precision.fprop), high_wgrad = is_high(precision.wgrad);
-    forms.forward = forms.forward | OperandForms{.plain = high_forward || context.probe != nullptr,
-                                                 .rows = !high_forward,
-                                                 .format = precision.activation};
-    forms.wgrad =
-        forms.wgrad | OperandForms{.plain = high_wgrad, .columns = !high_wgrad, .format = precision.activation};
-  }
-  return forms;
-}
-
-OperandForms gradient_forms(const LayerContext& context, ParamId site) {
-  const SitePrecision& precision = context.precision(site);
-  return {.plain = is_high(precision.dgrad) || is_high(precision.wgrad) || context.probe != nullptr,
-          .rows = !is_high(precision.dgrad),
-          .columns = !is_high(precision.wgrad),
-          .format = precision.activation};
 }
 
 GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, const OperandForms& forms,
@@ -108,81 +56,203 @@ GemmOperand quantized_operand(const LayerContext& context, const Tensor& x, cons
   return operand;
 }
 
-void linear_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& y, Write write) {
-  observe_forward(context, x, site);
-  if (is_high(context.precision(site).fprop)) {
-    linear_forward(context.op, x.plain, context.weight(site), y, write);
-  } else {
-    linear_forward(context.op, x.rows, context.quantized->weight(site), y, write);
-  }
+InputForms GemmSite::product_forms(const LayerContext& context) const {
+  const SitePrecision& precision = context.precision(id_);
+  const bool high_forward = is_high(precision.fprop), high_wgrad = is_high(precision.wgrad);
+  return {.forward = {.plain = high_forward || context.probe != nullptr,
+                      .rows = !high_forward,
+                      .format = precision.activation},
+          .wgrad = {.plain = high_wgrad, .columns = !high_wgrad, .format = precision.activation}};
 }
 
-void linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId site, const Tensor& d_x, Write write) {
-  observe(context, site, SiteProbe::Role::kGradient, d_y.plain, d_y.rows);
-  if (is_high(context.precision(site).dgrad)) {
-    linear_dgrad(context.op, d_y.plain, context.weight(site), d_x, write);
-  } else {
-    linear_dgrad(context.op, d_y.rows, context.quantized->weight(site), d_x, write);
-  }
+OperandForms GemmSite::gradient_forms(const LayerContext& context) const {
+  const SitePrecision& precision = context.precision(id_);
+  return {.plain = is_high(precision.dgrad) || is_high(precision.wgrad) || context.probe != nullptr,
+          .rows = !is_high(precision.dgrad),
+          .columns = !is_high(precision.wgrad),
+          .format = precision.activation};
 }
 
-void linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site) {
-  if (context.deferred != nullptr) return context.deferred->add(context, d_y, x, site, {});
-  add_to_gradient(context, site, [&](Write write) {
-    if (is_high(context.precision(site).wgrad)) {
-      linear_wgrad(context.op, d_y.plain, x.plain, context.gradient(site), write);
+std::int64_t GemmSite::row_alignment(const QuantizedWeights& quantized) const {
+  const SitePrecision& precision = quantized.precision(id_);
+  return is_high(precision.wgrad) ? 1 : precision.activation.along;
+}
+
+void GemmSite::observe_forward(const LayerContext& context, const GemmOperand& x, const Tensor& offsets_E1) const {
+  SiteProbe* const probe = context.observer();
+  if (probe == nullptr) return;
+  const bool quantizes = !is_high(context.precision(id_).fprop);  // x may be quantized for another site that reads it
+  probe->observe(context.op, id_, SiteProbe::Role::kInput, x.plain, quantizes ? x.rows : mx::Quantized(),
+                 rows_in_use(context, offsets_E1));
+  const ArenaScope scope(*context.op.arena);
+  const Tensor w = context.weight(id_);
+  mx::Quantized rows;
+  if (quantizes) rows = context.model->quantized->weight(id_).rows;
+  if (quantizes && !rows.defined()) {  // products read it wide
+    rows = allocate_quantized(w.shape(), context.precision(id_).weight, [&](const Shape& shape, DType dtype) {
+      return context.op.arena->allocate(shape, dtype);
+    });
+    quantize(context.op, w, rows, {});
+  }
+  probe->observe(context.op, id_, SiteProbe::Role::kWeight, w, rows, -1);
+}
+
+void GemmSite::multiply_forward(const LayerContext& context, const GemmOperand& x, const Tensor& offsets_E1,
+                                const Tensor& y, Write write) const {
+  observe_forward(context, x, offsets_E1);
+  const auto multiply = [&](const auto& input, const auto& weight) {
+    if (offsets_E1.defined()) {
+      grouped_linear_forward(context.op, input, weight, offsets_E1, y);
     } else {
-      linear_wgrad(context.op, d_y.columns, x.columns, context.gradient(site), write);
+      linear_forward(context.op, input, weight, y, write);
     }
-  });
-}
-
-void grouped_linear_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& offsets_E1,
-                            const Tensor& y) {
-  observe_forward(context, x, site, offsets_E1);
-  if (is_high(context.precision(site).fprop)) {
-    grouped_linear_forward(context.op, x.plain, context.weight(site), offsets_E1, y);
+  };
+  if (is_high(context.precision(id_).fprop)) {
+    multiply(x.plain, context.weight(id_));
   } else {
-    grouped_linear_forward(context.op, x.rows, context.quantized->weight(site), offsets_E1, y);
+    multiply(x.rows, context.model->quantized->weight(id_));
   }
 }
 
-void grouped_linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId site, const Tensor& offsets_E1,
-                          const Tensor& d_x) {
-  observe(context, site, SiteProbe::Role::kGradient, d_y.plain, d_y.rows, offsets_E1);
-  if (is_high(context.precision(site).dgrad)) {
-    grouped_linear_dgrad(context.op, d_y.plain, context.weight(site), offsets_E1, d_x);
-  } else {
-    grouped_linear_dgrad(context.op, d_y.rows, context.quantized->weight(site), offsets_E1, d_x);
+void GemmSite::multiply_dgrad(const LayerContext& context, const GemmOperand& d_y, const Tensor& offsets_E1,
+                              const Tensor& d_x, Write write) const {
+  if (SiteProbe* const probe = context.observer()) {
+    probe->observe(context.op, id_, SiteProbe::Role::kGradient, d_y.plain, d_y.rows, rows_in_use(context, offsets_E1));
   }
-}
-
-void grouped_linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
-                          const Tensor& offsets_E1) {
-  if (context.deferred != nullptr) return context.deferred->add(context, d_y, x, site, offsets_E1);
-  add_to_gradient(context, site, [&](Write write) {
-    if (is_high(context.precision(site).wgrad)) {
-      grouped_linear_wgrad(context.op, d_y.plain, x.plain, offsets_E1, context.gradient(site), write);
+  const auto multiply = [&](const auto& gradient, const auto& weight) {
+    if (offsets_E1.defined()) {
+      grouped_linear_dgrad(context.op, gradient, weight, offsets_E1, d_x);
     } else {
-      grouped_linear_wgrad(context.op, d_y.columns, x.columns, offsets_E1, context.gradient(site), write);
+      linear_dgrad(context.op, gradient, weight, d_x, write);
     }
-  });
+  };
+  if (is_high(context.precision(id_).dgrad)) {
+    multiply(d_y.plain, context.weight(id_));
+  } else {
+    multiply(d_y.rows, context.model->quantized->weight(id_));
+  }
 }
 
-void DeferredWgrads::add(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
-                         const Tensor& offsets_E1) {
+void GemmSite::multiply_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x,
+                              const Tensor& offsets_E1) const {
+  if (context.deferred != nullptr) {
+    context.deferred->add(context, *this, d_y, x, offsets_E1);
+  } else {
+    compute_wgrad(context, d_y, x, offsets_E1);
+  }
+}
+
+void GemmSite::compute_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x,
+                             const Tensor& offsets_E1) const {
+  const Tensor d_w = context.gradient(id_);
+  const auto multiply = [&](const auto& gradient, const auto& input, Write write) {
+    if (offsets_E1.defined()) {
+      grouped_linear_wgrad(context.op, gradient, input, offsets_E1, d_w, write);
+    } else {
+      linear_wgrad(context.op, gradient, input, d_w, write);
+    }
+  };
+  const auto add = [&](Write write) {
+    if (is_high(context.precision(id_).wgrad)) {
+      multiply(d_y.plain, x.plain, write);
+    } else {
+      multiply(d_y.columns, x.columns, write);
+    }
+  };
+  // The first product of a step assigns the gradient. Both are measured.
+  if (context.op.measuring()) add(Write::kAssign);
+  add(context.op.measuring() ? Write::kAccumulate : context.gradients->gradient_write(id_));
+}
+
+bool LinearSite::gathers(const LayerContext& context) const {
+  return sharding_ == Sharding::kColumn && are_sharded(context, tokens_);
+}
+
+InputForms LinearSite::input_forms(const LayerContext& context) const {
+  // All ranks' tokens are quantized after they were gathered.
+  if (gathers(context)) return {.forward = {.plain = true}, .wgrad = {.plain = true}};
+  return product_forms(context);
+}
+
+OperandForms LinearSite::forms_for(const LayerContext& context, Reader reader) const {
+  const InputForms forms = product_forms(context);
+  switch (reader) {
+    case Reader::kForward:
+      return forms.forward;
+    case Reader::kWgrad:
+      return forms.wgrad;
+    case Reader::kBoth:
+      break;
+  }
+  return forms.forward | forms.wgrad;
+}
+
+GemmOperand LinearSite::gather_input(const LayerContext& context, const GemmOperand& x_tN, Reader reader) const {
+  if (!gathers(context)) return x_tN;
+  const Tensor x_TN = context.allocate({num_tokens(context, tokens_), x_tN.plain.dim(1)}, x_tN.plain.dtype());
+  all_gather(context, tokens_, x_tN.plain, x_TN, name());
+  return quantized_operand(context, x_TN, forms_for(context, reader));
+}
+
+void LinearSite::forward(const LayerContext& context, const GemmOperand& x, const Tensor& y, Write write) const {
+  if (sharding_ != Sharding::kRow) return multiply_forward(context, x, {}, y, write);
+  sum_over_ranks(context, tokens_, y, write, name(),
+                 [&](const Tensor& target, Write how) { multiply_forward(context, x, {}, target, how); });
+}
+
+GemmOperand LinearSite::gradient(const LayerContext& context, const Tensor& d_y) const {
+  const Tensor whole = sharding_ == Sharding::kRow ? gather_tokens(context, d_y, name()) : d_y;
+  return quantized_operand(context, whole, gradient_forms(context));
+}
+
+void LinearSite::dgrad(const LayerContext& context, const GemmOperand& d_y, const Tensor& d_x, Write write) const {
+  if (sharding_ != Sharding::kColumn) return multiply_dgrad(context, d_y, {}, d_x, write);
+  sum_over_ranks(context, tokens_, d_x, write, name(),
+                 [&](const Tensor& target, Write how) { multiply_dgrad(context, d_y, {}, target, how); });
+}
+
+void LinearSite::wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x) const {
+  multiply_wgrad(context, d_y, x, {});
+}
+
+void LinearSite::backward(const LayerContext& context, const Tensor& d_y, const GemmOperand& x, const Tensor& d_x,
+                          Write write) const {
+  const ArenaScope scope(*context.op.arena);
+  const GemmOperand d_output = gradient(context, d_y);
+  wgrad(context, d_output, x);
+  dgrad(context, d_output, d_x, write);
+}
+
+void GroupedSite::forward(const LayerContext& context, const GemmOperand& x, const Tensor& offsets_E1,
+                          const Tensor& y) const {
+  multiply_forward(context, x, offsets_E1, y, Write::kAssign);
+}
+
+void GroupedSite::dgrad(const LayerContext& context, const GemmOperand& d_y, const Tensor& offsets_E1,
+                        const Tensor& d_x) const {
+  multiply_dgrad(context, d_y, offsets_E1, d_x, Write::kAssign);
+}
+
+void GroupedSite::wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x,
+                        const Tensor& offsets_E1) const {
+  multiply_wgrad(context, d_y, x, offsets_E1);
+}
+
+void DeferredWgrads::add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y,
+                         const GemmOperand& x, const Tensor& offsets_E1) {
   TESSERA_CHECK(wgrads_.size() < wgrads_.capacity(), "{} gradients put off", wgrads_.size());
+  Arena& saved = *context.saved_arena;
   const auto keep_tensor = [&](const Tensor& tensor) {
-    if (context.kept->contains(tensor)) return tensor;
-    const Tensor copied = context.kept->allocate(tensor.shape(), tensor.dtype());
+    if (saved.contains(tensor)) return tensor;
+    const Tensor copied = saved.allocate(tensor.shape(), tensor.dtype());
     copy(context.op, tensor, copied);
     return copied;
   };
-  const bool is_high_precision = is_high(context.precision(site).wgrad);
+  const bool reads_plain = is_high(context.precision(site.id()).wgrad);
   // Of all forms, the one that the product reads.
   const auto keep = [&](const GemmOperand& operand) {
     GemmOperand result;
-    if (is_high_precision) {
+    if (reads_plain) {
       result.plain = keep_tensor(operand.plain);
     } else {
       result.columns = {keep_tensor(operand.columns.elements), keep_tensor(operand.columns.scales),
@@ -190,29 +260,12 @@ void DeferredWgrads::add(const LayerContext& context, const GemmOperand& d_y, co
     }
     return result;
   };
-  wgrads_.push_back({keep(d_y), keep(x), site, offsets_E1.defined() ? keep_tensor(offsets_E1) : Tensor()});
+  wgrads_.push_back({&site, keep(d_y), keep(x), offsets_E1.defined() ? keep_tensor(offsets_E1) : Tensor()});
 }
 
 void DeferredWgrads::run(const LayerContext& context) {
-  LayerContext now = context;
-  now.deferred = nullptr;
-  for (const Wgrad& wgrad : wgrads_) {
-    if (wgrad.offsets_E1.defined()) {
-      grouped_linear_wgrad(now, wgrad.d_y, wgrad.x, wgrad.site, wgrad.offsets_E1);
-    } else {
-      linear_wgrad(now, wgrad.d_y, wgrad.x, wgrad.site);
-    }
-  }
+  for (const Wgrad& wgrad : wgrads_) wgrad.site->compute_wgrad(context, wgrad.d_y, wgrad.x, wgrad.offsets_E1);
   wgrads_.clear();
-}
-
-std::int64_t row_alignment(const QuantizedWeights& quantized, std::initializer_list<ParamId> sites) {
-  std::int64_t alignment = 1;
-  for (const ParamId site : sites) {
-    const SitePrecision& precision = quantized.precision(site);
-    if (!is_high(precision.wgrad)) alignment = std::max<std::int64_t>(alignment, precision.activation.along);
-  }
-  return alignment;
 }
 
 }  // namespace tessera

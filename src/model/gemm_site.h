@@ -1,11 +1,13 @@
-// The layers' GEMMs, each in the precision of its site (params/precision.h). A site reads its operands in certain
-// forms. A layer asks for these forms, has its operators write them, and multiplies.
+// GEMM sites: the weights that layers multiply with. A site owns its weight's name, its precision (params/precision.h),
+// the forms in which its products read operands, and what it moves between ranks. A layer asks a site for the forms,
+// has its operators write them, and multiplies.
 #pragma once
 
-#include <initializer_list>
+#include <string>
 #include <vector>
 
 #include "model/layer_context.h"
+#include "model/token_exchange.h"
 #include "ops/gemm/gemm.h"
 #include "ops/kit/gemm_operand.h"
 
@@ -20,14 +22,14 @@ struct OperandForms {
   OperandForms operator|(const OperandForms& other) const;
 };
 
-/// Which forms (plain, row-quantized, column-quantized) the sites that read an activation need: in the forward, and in
-/// the weight-gradient GEMM.
+/// Which forms of an activation a site's products read: in the forward, and in the weight-gradient GEMM.
 struct InputForms {
   OperandForms forward, wgrad;
+
+  InputForms operator|(const InputForms& other) const {
+    return {.forward = forward | other.forward, .wgrad = wgrad | other.wgrad};
+  }
 };
-InputForms input_forms(const LayerContext& context, std::initializer_list<ParamId> sites);
-/// Returns the forms of the output's gradient that a site's dgrad and wgrad read.
-OperandForms gradient_forms(const LayerContext& context, ParamId site);
 
 /// Returns an operand of these forms. It takes those that `have` holds, and allocates the others.
 GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, const OperandForms& forms,
@@ -35,46 +37,139 @@ GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, co
 /// Returns x in these forms, quantized now. What `have` holds is used as above.
 GemmOperand quantized_operand(const LayerContext& context, const Tensor& x, const OperandForms& forms,
                               const GemmOperand& have = {});
-/// Returns the gradient of a site's output in the forms that the site reads.
-inline GemmOperand gradient_operand(const LayerContext& context, const Tensor& d_y, ParamId site) {
-  return quantized_operand(context, d_y, gradient_forms(context, site));
-}
 
-// The GEMMs of ops/gemm/gemm.h and ops/gemm/grouped_gemm.h, with the site's weight.
-void linear_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& y,
-                    Write write = Write::kAssign);
-void linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId site, const Tensor& d_x,
-                  Write write = Write::kAssign);
-void linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site);
-void grouped_linear_forward(const LayerContext& context, const GemmOperand& x, ParamId site, const Tensor& offsets_E1,
-                            const Tensor& y);
-void grouped_linear_dgrad(const LayerContext& context, const GemmOperand& d_y, ParamId site, const Tensor& offsets_E1,
-                          const Tensor& d_x);
-void grouped_linear_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
-                          const Tensor& offsets_E1);
+/// A weight and the forms in which its products read operands.
+class GemmSite {
+ public:
+  /// Adds the weight to the parameters.
+  GemmSite(Parameters& parameters, const ParamSpec& spec) : id_(parameters.add(spec)), name_(spec.name) {}
+
+  ParamId id() const { return id_; }
+  const std::string& name() const { return name_; }
+  /// Returns the forms of an input that the products read.
+  InputForms product_forms(const LayerContext& context) const;
+  /// Returns the forms of the output's gradient that dgrad and wgrad read.
+  OperandForms gradient_forms(const LayerContext& context) const;
+  /// Returns the multiple at which groups of rows must begin for wgrad.
+  std::int64_t row_alignment(const QuantizedWeights& quantized) const;
+
+ protected:
+  // The products in the site's precisions. `offsets_E1` is defined for a grouped site only.
+  void multiply_forward(const LayerContext& context, const GemmOperand& x, const Tensor& offsets_E1, const Tensor& y,
+                        Write write) const;
+  void multiply_dgrad(const LayerContext& context, const GemmOperand& d_y, const Tensor& offsets_E1, const Tensor& d_x,
+                      Write write) const;
+  /// Adds to the weight's gradient, or puts that off (LayerContext::deferred).
+  void multiply_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x,
+                      const Tensor& offsets_E1) const;
+
+ private:
+  friend class DeferredWgrads;
+  void compute_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x,
+                     const Tensor& offsets_E1) const;
+  void observe_forward(const LayerContext& context, const GemmOperand& x, const Tensor& offsets_E1) const;
+
+  ParamId id_;
+  std::string name_;
+};
+
+/// How tensor parallelism shards a linear site's weight [M, N], and so what the site moves.
+enum class Sharding : std::uint8_t {
+  kReplicated,  // whole on every rank: moves nothing
+  kColumn,      // M is sharded: gathers its input's tokens, and reduce-scatters the input's gradient
+  kRow,         // N is sharded: reduce-scatters its output, and gathers the output's gradient
+};
+
+/// y = x · wᵀ with w [M, N] (M and N as this rank has them).
+///
+///   sharding     x            y            gather_input     forward          gradient   dgrad
+///   kReplicated  [t, N]       [t, M]       x itself         local            local      local
+///   kColumn      [T, N]       [T, M]       [t, N] → [T, N]  local            local      [T, M] → [t, N]
+///   kRow         [T, N]       [t, M]       x itself         [T, N] → [t, M]  [t, M] → T local
+class LinearSite : public GemmSite {
+ public:
+  enum class Reader : std::uint8_t { kForward, kWgrad, kBoth };
+
+  /// `tokens`: whose tokens a column-sharded site gathers.
+  LinearSite(Parameters& parameters, const ParamSpec& spec, Sharding sharding, TokenSet tokens = TokenSet::kMicroBatch)
+      : GemmSite(parameters, spec), sharding_(sharding), tokens_(tokens) {}
+
+  /// Returns the forms in which a layer hands the site this rank's tokens.
+  InputForms input_forms(const LayerContext& context) const;
+  /// Returns the input as the products of `reader` read it.
+  GemmOperand gather_input(const LayerContext& context, const GemmOperand& x_tN, Reader reader) const;
+  /// The same for an input of `shape` [t, N] that write(operand) computes. On one rank it writes the forms that are
+  /// wanted itself. What `have` holds is used, as in allocate_operand.
+  template <typename WriteInput>
+  GemmOperand gather_written(const LayerContext& context, const Shape& shape, Reader reader, const GemmOperand& have,
+                             WriteInput&& write) const;
+
+  /// Assigns or adds x · wᵀ to y.
+  void forward(const LayerContext& context, const GemmOperand& x, const Tensor& y, Write write = Write::kAssign) const;
+  /// Returns the gradient of the output, in the forms that dgrad and wgrad read.
+  GemmOperand gradient(const LayerContext& context, const Tensor& d_y) const;
+  /// Assigns or adds d_y · w to d_x.
+  void dgrad(const LayerContext& context, const GemmOperand& d_y, const Tensor& d_x,
+             Write write = Write::kAssign) const;
+  /// Adds d_yᵀ · x to the weight's gradient.
+  void wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x) const;
+  /// Computes both from d_y, and frees what it allocates.
+  void backward(const LayerContext& context, const Tensor& d_y, const GemmOperand& x, const Tensor& d_x,
+                Write write = Write::kAssign) const;
+
+ private:
+  bool gathers(const LayerContext& context) const;
+  OperandForms forms_for(const LayerContext& context, Reader reader) const;
+
+  Sharding sharding_;
+  TokenSet tokens_;
+};
+
+/// y rows = x rows · w_eᵀ with an expert's own matrix w_e for the rows [offsets_E1[e], offsets_E1[e + 1]).
+class GroupedSite : public GemmSite {
+ public:
+  using GemmSite::GemmSite;
+
+  void forward(const LayerContext& context, const GemmOperand& x, const Tensor& offsets_E1, const Tensor& y) const;
+  void dgrad(const LayerContext& context, const GemmOperand& d_y, const Tensor& offsets_E1, const Tensor& d_x) const;
+  void wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, const Tensor& offsets_E1) const;
+};
 
 /// Weight gradients that a backward has put off (zero-bubble pipelines, arXiv 2401.10241). Holds the operands that they
-/// need, copied unless they are in `kept` already.
+/// need. Copies those that are not on the arena of saved tensors.
 class DeferredWgrads {
  public:
   /// Reserves room for so many gradients, so that add() allocates nothing.
   explicit DeferredWgrads(std::size_t max_gradients) { wgrads_.reserve(max_gradients); }
-  /// `offsets_E1` is defined for a grouped site only.
-  void add(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, ParamId site,
+  /// `site` must outlive this. `offsets_E1` is defined for a grouped site only.
+  void add(const LayerContext& context, const GemmSite& site, const GemmOperand& d_y, const GemmOperand& x,
            const Tensor& offsets_E1);
   /// Computes the gradients in the order of add(), and forgets them.
   void run(const LayerContext& context);
 
  private:
   struct Wgrad {
+    const GemmSite* site;
     GemmOperand d_y, x;
-    ParamId site;
     Tensor offsets_E1;
   };
   std::vector<Wgrad> wgrads_;
 };
 
-/// Returns the multiple at which groups of rows must begin for these sites' weight gradients.
-std::int64_t row_alignment(const QuantizedWeights& quantized, std::initializer_list<ParamId> sites);
+template <typename WriteInput>
+GemmOperand LinearSite::gather_written(const LayerContext& context, const Shape& shape, Reader reader,
+                                       const GemmOperand& have, WriteInput&& write) const {
+  const OperandForms forms = forms_for(context, reader);
+  if (!gathers(context)) {
+    const GemmOperand x = allocate_operand(context, shape, forms, have);
+    write(x);
+    return x;
+  }
+  const Tensor x_tN = context.allocate(shape);
+  write(GemmOperand(x_tN));
+  const Tensor x_TN = have.plain.defined() ? have.plain : context.allocate({num_tokens(context, tokens_), shape[1]});
+  all_gather(context, tokens_, x_tN, x_TN, name());
+  return quantized_operand(context, x_TN, forms, have);
+}
 
 }  // namespace tessera

@@ -6,7 +6,6 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
 #include "ops/loss/cross_entropy.h"
-#include "ops/norm/rmsnorm.h"
 #include "tensor/dims.h"
 
 namespace tessera {
@@ -18,13 +17,13 @@ std::int64_t tokens_per_chunk(Device device) { return device == Device::kCuda ? 
 }  // namespace
 
 Head::Head(Parameters& parameters, const ModelConfig& config, const std::string& norm_name, ParamId output)
-    : norm_(parameters.add({norm_name, {config.dim}, {}})), output_(output) {}
+    : norm_(parameters, norm_name, config.dim), output_(output) {}
 
 void Head::logits(const LayerContext& context, const Tensor& x_TD, const Tensor& logits_TV) const {
   const ArenaScope scope(*context.op.arena);
   const Tensor y_TD = context.allocate(x_TD.shape());
   const Tensor rstd_T = context.allocate({x_TD.dim(0)}, DType::kFloat32);
-  rmsnorm_forward(context.op, x_TD, context.weight(norm_), context.config->norm_eps, y_TD, rstd_T);
+  norm_.forward(context, x_TD, y_TD, rstd_T);
   linear_forward(context.op, y_TD, context.weight(output_), logits_TV);
 }
 
@@ -33,16 +32,16 @@ void Head::forward_backward(const LayerContext& context, const Tensor& x_tD, con
   TESSERA_DIMS(x_tD, labels_T, d_x_tD, logits_TV);
   const TraceScope trace(context.op.trace, "head");
   const Context& op = context.op;
-  ProcessGroup& ranks = context.mesh->tp;
-  const std::string& name = context.parameters->spec(output_).name;
+  ProcessGroup& ranks = context.mesh().tp;
+  const std::string& name = context.parameters().spec(output_).name;
   const std::int64_t num_tokens = context.num_tokens(), num_local = x_tD.dim(0);
-  const std::int64_t vocab = context.config->vocab_size / ranks.size(), first_id = ranks.rank() * vocab;
+  const std::int64_t vocab = context.config().vocab_size / ranks.size(), first_id = ranks.rank() * vocab;
   const bool backward = d_x_tD.defined();
   const ArenaScope scope(*op.arena);
   const Tensor y_tD = context.allocate(x_tD.shape());
   const Tensor rstd_t = context.allocate({num_local}, DType::kFloat32);
   const Tensor losses_T = context.allocate({num_tokens}, DType::kFloat32);
-  rmsnorm_forward(op, x_tD, context.weight(norm_), context.config->norm_eps, y_tD, rstd_t);
+  norm_.forward(context, x_tD, y_tD, rstd_t);
   const Tensor y_TD = gather_tokens(context, y_tD, name);
   const Tensor d_y_TD = backward ? context.allocate(y_TD.shape()) : Tensor();
 
@@ -68,8 +67,7 @@ void Head::forward_backward(const LayerContext& context, const Tensor& x_tD, con
     linear_wgrad(op, d_chunk_TV, y_chunk_TD, context.gradient(output_));
   }
   if (backward) {
-    const Tensor d_y_tD = reduce_scatter_tokens(context, d_y_TD, name);
-    rmsnorm_backward(op, d_y_tD, x_tD, context.weight(norm_), rstd_t, d_x_tD, Write::kAssign, context.gradient(norm_));
+    norm_.backward(context, reduce_scatter(context, TokenSet::kMicroBatch, d_y_TD, name), x_tD, rstd_t, d_x_tD);
   }
   add_sum(op, context.local_rows(losses_T), loss_1);
 }

@@ -3,7 +3,7 @@
 // the vocabulary each; of the logits, a rank tells the others three sums per token (ops/loss/cross_entropy.h).
 #pragma once
 
-#include "model/layer_context.h"
+#include "model/norm.h"
 
 namespace tessera {
 
@@ -23,7 +23,8 @@ class Head {
   void logits(const LayerContext& context, const Tensor& x_TD, const Tensor& logits_TV) const;
 
  private:
-  ParamId norm_, output_;
+  RmsNorm norm_;
+  ParamId output_;
 };
 
 }  // namespace tessera

@@ -8,7 +8,6 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/embedding.h"
 #include "ops/gemm/gemm.h"
-#include "ops/norm/rmsnorm.h"
 #include "ops/routing/expert_bias.h"
 
 namespace tessera {
@@ -21,7 +20,8 @@ Init init_by_depth(std::int64_t layer) {
 /// and a head with its own norm on the shared output projection.
 struct Model::MtpModule {
   UnitId unit;
-  ParamId embedding_norm, hidden_norm, eh_proj;
+  RmsNorm embedding_norm, hidden_norm;
+  ParamId eh_proj;
   Block block;
   Head head;
 };
@@ -31,7 +31,7 @@ namespace {
 StorageOptions storage_options(const ModelConfig& config, const ModelOptions& options) {
   // One unit that is computed and one that is on its way. A multi-token prediction module needs the embedding and the
   // head at the same time.
-  return {.moments = options.moments,
+  return {.optimizer = options.optimizer,
           .keep_gathered = options.keep_gathered,
           .keep_gradients = options.keep_gradients,
           .num_slots = config.num_mtp_modules == 0 ? std::size_t{2} : 4};
@@ -46,7 +46,12 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     : config_(config),
       options_(options),
       parameters_(options.mesh, storage_options(config, options)),
-      rope_(config, options.seq_len) {
+      rope_(config, options.seq_len),
+      environment_{.config = &config_,
+                   .parameters = &parameters_,
+                   .quantized = &quantized_,
+                   .rope = &rope_,
+                   .force_load_balance = options.force_load_balance} {
   config_.validate();
   if (options_.stages.empty()) {
     options_.stages = {{.embedding = true, .first_layer = 0, .num_layers = config.n_layers, .head = true}};
@@ -87,8 +92,8 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
       const bool is_moe = config.n_dense_layers < config.n_layers;
       const std::int64_t layer = config.n_layers + module;
       const UnitId unit = parameters_.begin_unit();
-      const ParamId embedding_norm = parameters_.add({prefix + "embedding_norm.weight", {config.dim}, {}});
-      const ParamId hidden_norm = parameters_.add({prefix + "hidden_norm.weight", {config.dim}, {}});
+      const RmsNorm embedding_norm(parameters_, prefix + "embedding_norm.weight", config.dim);
+      const RmsNorm hidden_norm(parameters_, prefix + "hidden_norm.weight", config.dim);
       const ParamId eh_proj =
           parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
       mtp_.push_back({unit, embedding_norm, hidden_norm, eh_proj,
@@ -111,6 +116,7 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     add_moe_layer(mtp_[k].block, config.n_layers + static_cast<std::int64_t>(k));
   }
   dispatcher_ = make_dispatcher();
+  environment_.dispatcher = dispatcher_.get();
   sums_ = StepSums(moe_layers_.size(), config.num_experts);
   evaluated_ = StepSums(0, config.num_experts);
   saved_ = make_saved(0, false);
@@ -150,6 +156,7 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
 void Model::set_precisions(const Context& op, PrecisionTable table) {
   quantized_ = QuantizedWeights(op, parameters_, std::move(table));
   dispatcher_ = make_dispatcher();
+  environment_.dispatcher = dispatcher_.get();
 }
 
 void Model::allocate(cuda::Runtime* cuda) {
@@ -187,17 +194,8 @@ ParameterCounts Model::count_parameters() const {
 }
 
 LayerContext Model::layer_context(const Context& op, const Batch& batch) {
-  const LayerContext context{.op = op,
-                             .config = &config_,
-                             .parameters = &parameters_,
-                             .quantized = &quantized_,
-                             .batch = &batch,
-                             .rope = &rope_,
-                             .mesh = &parameters_.mesh(),
-                             .dispatcher = dispatcher_.get(),
-                             .recompute = options_.recompute,
-                             .force_load_balance = options_.force_load_balance,
-                             .gradients = &parameters_};
+  const LayerContext context{
+      .model = &environment_, .op = op, .batch = &batch, .recompute = options_.recompute, .gradients = &parameters_};
   TESSERA_CHECK(context.num_local_tokens() <= options_.max_tokens, "{} tokens, of at most {}",
                 context.num_local_tokens(), options_.max_tokens);
   return context;
@@ -222,8 +220,8 @@ void Model::update_expert_biases(const Context& op, const Tensor& finite_1) {
 void Model::embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_tD) const {
   const Tensor table_VD = context.weight(embedding_);
   const std::int64_t first_id = parameters_.mesh().place.tp * table_VD.dim(0);
-  sum_tokens(context, x_tD, Write::kAssign, parameters_.spec(embedding_).name,
-             [&](const Tensor& x, Write) { embedding_forward(context.op, tokens_T, table_VD, first_id, x); });
+  sum_over_ranks(context, TokenSet::kMicroBatch, x_tD, Write::kAssign, parameters_.spec(embedding_).name,
+                 [&](const Tensor& x, Write) { embedding_forward(context.op, tokens_T, table_VD, first_id, x); });
 }
 
 void Model::embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_tD) const {
@@ -239,18 +237,16 @@ void Model::mtp_input(const LayerContext& context, const MtpModule& module, cons
   const Context& op = context.op;
   const std::int64_t num_tokens = context.num_local_tokens(), dim = config_.dim;
   const Shape shape{num_tokens, dim};
-  const LayerContext keeping = context.keeping();
-  saved = {.embedding_tD = keeping.allocate(shape),
-           .embedding_y_tD = keeping.allocate(shape),
-           .embedding_rstd_t = keeping.allocate({num_tokens}, DType::kFloat32),
+  const LayerContext for_saved = context.for_saved();
+  saved = {.embedding_tD = for_saved.allocate(shape),
+           .embedding_y_tD = for_saved.allocate(shape),
+           .embedding_rstd_t = for_saved.allocate({num_tokens}, DType::kFloat32),
            .hidden_tD = hidden_tD,
-           .hidden_y_tD = keeping.allocate(shape),
-           .hidden_rstd_t = keeping.allocate({num_tokens}, DType::kFloat32)};
+           .hidden_y_tD = for_saved.allocate(shape),
+           .hidden_rstd_t = for_saved.allocate({num_tokens}, DType::kFloat32)};
   embed(context, tokens_T, saved.embedding_tD);
-  rmsnorm_forward(op, saved.embedding_tD, context.weight(module.embedding_norm), config_.norm_eps, saved.embedding_y_tD,
-                  saved.embedding_rstd_t);
-  rmsnorm_forward(op, hidden_tD, context.weight(module.hidden_norm), config_.norm_eps, saved.hidden_y_tD,
-                  saved.hidden_rstd_t);
+  module.embedding_norm.forward(context, saved.embedding_tD, saved.embedding_y_tD, saved.embedding_rstd_t);
+  module.hidden_norm.forward(context, hidden_tD, saved.hidden_y_tD, saved.hidden_rstd_t);
   const Tensor eh_proj = context.weight(module.eh_proj);
   // One sum, which is rounded once.
   const ArenaScope scope(*op.arena);
@@ -297,12 +293,12 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
   const Device device = op.device();
   LayerContext context = layer_context(op, batch);
   context.probe = probe;
-  context.kept = saved.arena;
-  const LayerContext keeping = context.keeping();
+  context.saved_arena = saved.arena;
+  const LayerContext for_saved = context.for_saved();
   const Shape shape{context.num_local_tokens(), config_.dim};
 
   if (stage.modules.embedding) {
-    saved.x_tD = keeping.allocate(shape);
+    saved.x_tD = for_saved.allocate(shape);
     begin_unit(op, embedding_unit_, stage.num_blocks > 0 ? std::optional(block_unit(stage.first_block)) : std::nullopt);
     embed(context, batch.inputs(device), saved.x_tD);
     end_unit(embedding_unit_);
@@ -310,13 +306,13 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
   Tensor x_tD = saved.x_tD;
   for (std::size_t i = 0; i < stage.num_blocks; ++i) {
     const std::size_t block = stage.first_block + i;
-    const Tensor out_tD = keeping.allocate(shape);
+    const Tensor out_tD = for_saved.allocate(shape);
     begin_unit(op, block_unit(block), unit_after(stage, block));
     blocks_[block].forward(context, x_tD, saved.blocks[i], out_tD, sums_of(blocks_[block], device));
     end_unit(block_unit(block));
     x_tD = out_tD;
   }
-  saved.d_tD = keeping.allocate(shape);
+  saved.d_tD = for_saved.allocate(shape);
   if (!stage.modules.head) {
     saved.out_tD = x_tD;
     return;
@@ -332,14 +328,14 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
   const double mtp_scale =
       mtp_.empty() ? 0.0 : scale.per_token * config_.mtp_loss_weight / static_cast<double>(mtp_.size());
   for (std::size_t k = 0; k < mtp_.size(); ++k) {
-    const Tensor z_tD = keeping.allocate(shape), out_tD = keeping.allocate(shape);
+    const Tensor z_tD = for_saved.allocate(shape), out_tD = for_saved.allocate(shape);
     begin_unit(op, embedding_unit_);
     begin_unit(op, mtp_[k].unit, head_unit_);
     parameters_.acquire_gradients(mtp_[k].unit, false);  // its norm's gradient comes with the loss
     mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_tD, saved.mtp[k], z_tD);
     end_unit(embedding_unit_);
     mtp_[k].block.forward(context, z_tD, saved.blocks[stage.num_blocks + k], out_tD, sums_of(mtp_[k].block, device));
-    saved.d_modules[k] = keeping.allocate(shape);
+    saved.d_modules[k] = for_saved.allocate(shape);
     begin_unit_backward(op, head_unit_);
     mtp_[k].head.forward_backward(context, out_tD, batch.mtp_labels(k, device), static_cast<float>(mtp_scale),
                                   sums_.mtp_loss(device), saved.d_modules[k]);
@@ -356,7 +352,7 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
   LayerContext context = layer_context(op, batch);
   context.balance_scale = static_cast<float>(scale.per_sequence);
   context.probe = probe;
-  context.kept = saved.arena;
+  context.saved_arena = saved.arena;
   context.deferred = saved.deferred ? &*saved.deferred : nullptr;
   const std::int64_t dim = config_.dim;
   const Shape shape{context.num_local_tokens(), dim};
@@ -381,14 +377,13 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
     const Tensor eh_proj = context.weight(module.eh_proj), d_eh_proj = context.gradient(module.eh_proj);
     linear_wgrad(op, d_z_tD, projection.embedding_y_tD, d_eh_proj.columns(0, dim));
     linear_dgrad(op, d_z_tD, eh_proj.columns(0, dim), d_y_tD);
-    rmsnorm_backward(op, d_y_tD, projection.embedding_tD, context.weight(module.embedding_norm),
-                     projection.embedding_rstd_t, d_embedding_tD, Write::kAssign,
-                     context.gradient(module.embedding_norm));
+    module.embedding_norm.backward(context, d_y_tD, projection.embedding_tD, projection.embedding_rstd_t,
+                                   d_embedding_tD);
     embed_backward(context, batch.mtp_inputs(k, device), d_embedding_tD);
     linear_wgrad(op, d_z_tD, projection.hidden_y_tD, d_eh_proj.columns(dim, 2 * dim));
     linear_dgrad(op, d_z_tD, eh_proj.columns(dim, 2 * dim), d_y_tD);
-    rmsnorm_backward(op, d_y_tD, projection.hidden_tD, context.weight(module.hidden_norm), projection.hidden_rstd_t,
-                     k == 0 ? d_tD : saved.d_modules[k - 1], Write::kAccumulate, context.gradient(module.hidden_norm));
+    module.hidden_norm.backward(context, d_y_tD, projection.hidden_tD, projection.hidden_rstd_t,
+                                k == 0 ? d_tD : saved.d_modules[k - 1], Write::kAccumulate);
     end_unit_backward(embedding_unit_);
     end_unit_backward(module.unit);
   }

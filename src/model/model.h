@@ -15,7 +15,7 @@ namespace tessera {
 struct ModelOptions {
   Device device = Device::kCpu;  // where it runs: kCpu or kCuda
   DType compute = DType::kBFloat16;
-  DType moments = DType::kFloat32;  // of AdamW: float32 or bfloat16
+  OptimizerTensors optimizer = adamw_tensors();
   Recompute recompute = Recompute::kNone;
   bool force_load_balance = false;
   std::int64_t seq_len = 0;
@@ -146,8 +146,8 @@ class Model {
   /// Updates every expert bias from the sums over all ranks, once per optimizer step and before it. finite_1 is that of
   /// update_expert_bias.
   void update_expert_biases(const Context& op, const Tensor& finite_1);
-  /// Changes options().force_load_balance for the calls that follow.
-  void set_force_load_balance(bool force) { options_.force_load_balance = force; }
+  /// Overrides options().force_load_balance for the calls that follow.
+  void set_force_load_balance(bool force) { environment_.force_load_balance = force; }
   /// Returns whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
   bool waits_for_gpu() const { return dispatcher_ != nullptr && dispatcher_->waits_for_gpu(); }
   /// Throws what the dispatcher's calls on a GPU have found since the last check (Dispatcher::check).
@@ -188,6 +188,7 @@ class Model {
   Parameters parameters_;
   QuantizedWeights quantized_;
   RopeTable rope_;
+  Environment environment_;
   ParamId embedding_ = 0;
   UnitId embedding_unit_ = 0, first_block_unit_ = 0, head_unit_ = 0;
   std::vector<Block> blocks_;

@@ -1,6 +1,7 @@
 #include "model/moe.h"
 
-#include "model/token_exchange.h"
+#include <algorithm>
+
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
 #include "ops/kit/beside.h"
@@ -8,25 +9,25 @@
 
 namespace tessera {
 
+namespace {
+/// The experts' matrices, which expert parallelism shards by expert.
+ParamSpec experts_spec(const std::string& name, const Shape& shape, const Init& init,
+                       const std::optional<Init>& init_up = std::nullopt) {
+  return {name, shape, init, init_up, GemmKind::kGrouped, {.axis = Cut::Axis::kExperts, .dim = 0}};
+}
+}  // namespace
+
 Moe::Moe(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer)
-    : name_(prefix.substr(0, prefix.size() - 1)) {
-  const std::int64_t dim = config.dim, experts = config.num_experts, inter = config.moe_inter_dim;
-  gate_ = parameters.add({prefix + "router.gate.weight", {experts, dim}, init_by_depth(layer)});
-  const Cut by_expert{.axis = Cut::Axis::kExperts, .dim = 0};
-  w13_ = parameters.add({prefix + "experts.w13",
-                         {experts, 2 * inter, dim},
-                         init_shallow(),
-                         init_by_depth(layer),
-                         GemmKind::kGrouped,
-                         by_expert});
-  w2_ = parameters.add({.name = prefix + "experts.w2",
-                        .shape = {experts, dim, inter},
-                        .init = init_by_depth(layer),
-                        .gemm = GemmKind::kGrouped,
-                        .cut = by_expert});
-  expert_bias_ = parameters.add_buffer(prefix + "expert_bias", {experts});
+    : name_(prefix.substr(0, prefix.size() - 1)),
+      gate_(parameters.add({prefix + "router.gate.weight", {config.num_experts, config.dim}, init_by_depth(layer)})),
+      w13_(parameters, experts_spec(prefix + "experts.w13", {config.num_experts, 2 * config.moe_inter_dim, config.dim},
+                                    init_shallow(), init_by_depth(layer))),
+      w2_(parameters, experts_spec(prefix + "experts.w2", {config.num_experts, config.dim, config.moe_inter_dim},
+                                   init_by_depth(layer))),
+      expert_bias_(parameters.add_buffer(prefix + "expert_bias", {config.num_experts})) {
   if (config.num_shared_experts > 0) {
-    shared_.emplace(parameters, dim, config.num_shared_experts * inter, prefix + "shared_experts.", layer);
+    shared_.emplace(parameters, config.dim, config.num_shared_experts * config.moe_inter_dim,
+                    prefix + "shared_experts.", layer);
   }
 }
 
@@ -39,14 +40,14 @@ DispatchOptions dispatch_options(const ModelConfig& config, DType compute, std::
 }
 
 RouterOptions Moe::router_options(const LayerContext& context) const {
-  const ModelConfig& config = *context.config;
+  const ModelConfig& config = context.config();
   return {.score_function = config.score_func,
           .route_norm = config.route_norm,
           .route_scale = config.route_scale,
           .top_k = config.top_k,
           .num_groups = config.n_expert_groups,
           .num_limited_groups = config.n_limited_groups,
-          .force_load_balance = context.force_load_balance,
+          .force_load_balance = context.model->force_load_balance,
           .balance_coefficient = config.seq_balance_loss_coeff,
           .seq_len = context.batch->seq_len(),
           .first_token = context.first_local_token(),
@@ -55,25 +56,21 @@ RouterOptions Moe::router_options(const LayerContext& context) const {
 
 int Moe::num_sms_of_dispatch(const LayerContext& context) const {
   // Tensor-parallel ranks' shared experts send, too; and a probe is told of operators one by one.
-  const bool can_run_beside = shared_ && !tokens_are_cut(context) && context.probe == nullptr;
-  return can_run_beside ? context.dispatcher->num_sms() : 0;
+  const bool can_run_beside = shared_ && !are_sharded(context, TokenSet::kMicroBatch) && context.probe == nullptr;
+  return can_run_beside ? context.model->dispatcher->num_sms() : 0;
 }
 
 InputForms Moe::y_forms(const LayerContext& context) const {
-  InputForms forms{.forward = {.plain = true}, .wgrad = {.plain = true}};  // for the router and the routed rows
-  if (shared_) {
-    const InputForms shared = shared_->x_forms(context);
-    forms = {.forward = forms.forward | shared.forward, .wgrad = forms.wgrad | shared.wgrad};
-  }
-  return forms;
+  const InputForms forms{.forward = {.plain = true}, .wgrad = {.plain = true}};  // for the router and the routed rows
+  return shared_ ? forms | shared_->x_forms(context) : forms;
 }
 
 std::int64_t Moe::row_alignment(const QuantizedWeights& quantized) const {
-  return tessera::row_alignment(quantized, {w13_, w2_});
+  return std::max(w13_.row_alignment(quantized), w2_.row_alignment(quantized));
 }
 
 void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, MoeSaved& saved) const {
-  const ModelConfig& config = *context.config;
+  const ModelConfig& config = context.config();
   const std::int64_t experts = config.num_experts, top_k = config.top_k;
   const Shape slots{num_tokens, top_k};
   saved = {};
@@ -86,14 +83,14 @@ void Moe::allocate_saved(const LayerContext& context, std::int64_t num_tokens, M
     saved.routing.balance_f_BE = context.allocate({context.batch->num_seqs(), experts}, DType::kFloat32);
   }
   const RouterOutputs& routing = saved.routing;
-  saved.dispatch = context.dispatcher->allocate_saved(
-      context.op, {.name = name_, .alignment = row_alignment(*context.quantized)},
+  saved.dispatch = context.model->dispatcher->allocate_saved(
+      context.op, {.name = name_, .alignment = row_alignment(*context.model->quantized)},
       {.expert_ids_tK = routing.expert_ids_TK, .weights_tK = routing.weights_TK, .counts_E = routing.counts_E});
   const std::int64_t num_rows = saved.dispatch.num_rows();
   saved.h_R2F = context.allocate({num_rows, 2 * config.moe_inter_dim});
   if (shared_) saved.shared_h_T2I = shared_->allocate_saved(context);
   if (context.recompute != Recompute::kSelective) {
-    saved.x_RD = allocate_operand(context, {num_rows, config.dim}, input_forms(context, {w13_}).wgrad);
+    saved.x_RD = allocate_operand(context, {num_rows, config.dim}, w13_.product_forms(context).wgrad);
   }
 }
 
@@ -102,7 +99,7 @@ void Moe::balance(const LayerContext& context, const RouterOptions& options, con
   const ArenaScope scope(*context.op.arena);
   const Tensor sums_B2E = context.allocate({context.batch->num_seqs(), 2, routing.scores_TE.dim(1)}, DType::kFloat32);
   balance_sums(context.op, options, routing.scores_TE, sums_B2E);
-  if (!context.op.measuring()) context.mesh->sequence.all_reduce(sums_B2E, name_).wait();
+  if (!context.op.measuring()) context.mesh().sequence.all_reduce(sums_B2E, name_).wait();
   balance_loss(context.op, options, sums_B2E, routing.balance_f_BE, loss_1);
 }
 
@@ -110,7 +107,7 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
                   const MoeSums& sums) const {
   TESSERA_DIMS(out_tD, saved.shared_h_T2I);
   const TraceScope trace(context.op.trace, "moe.forward");
-  const ModelConfig& config = *context.config;
+  const ModelConfig& config = context.config();
   const Context& op = context.op;
   const Tensor& y_tD = y.plain;
   const std::int64_t num_tokens = y_tD.dim(0), experts = config.num_experts;
@@ -122,32 +119,32 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
     const Tensor logits_tE = context.allocate({num_tokens, experts}, DType::kFloat32);
     linear_forward(op, y_tD, context.weight(gate_), logits_tE);
     const RouterOptions options = router_options(context);
-    router_forward(op, options, logits_tE, context.parameters->buffer(expert_bias_), saved.routing);
+    router_forward(op, options, logits_tE, context.parameters().buffer(expert_bias_), saved.routing);
     if (options.balance_coefficient != 0.0f) balance(context, options, saved.routing, sums.balance_loss_1);
     if (sums.counts_E.defined()) add_counts(op, saved.routing.counts_E, sums.counts_E);
   }
 
-  const InputForms x_forms = input_forms(context, {w13_});
+  const InputForms x_forms = w13_.product_forms(context);
   const bool keeps = context.recompute != Recompute::kSelective;
   const GemmOperand x_RD =
       allocate_operand(context, rows_shape, keeps ? x_forms.forward | x_forms.wgrad : x_forms.forward,
-                       keeps ? saved.x_RD : context.dispatcher->rows_in_window(op, saved.dispatch));
+                       keeps ? saved.x_RD : context.model->dispatcher->rows_in_window(op, saved.dispatch));
   {
     const ArenaScope shared_scope(*op.arena);
     Beside beside(op, num_sms_of_dispatch(context));
-    if (shared_) shared_->forward(context.on(beside.op()), y, saved.shared_h_T2I, out_tD, Write::kAssign);
-    context.dispatcher->dispatch(op, y_tD, saved.dispatch, x_RD);
+    if (shared_) shared_->forward(context.with_op(beside.op()), y, saved.shared_h_T2I, out_tD, Write::kAssign);
+    context.model->dispatcher->dispatch(op, y_tD, saved.dispatch, x_RD);
     beside.join();
   }
-  grouped_linear_forward(context, x_RD, w13_, offsets_e1, saved.h_R2F);
+  w13_.forward(context, x_RD, offsets_e1, saved.h_R2F);
   if (out_tD.defined()) {
     const GemmOperand a_RF =
-        allocate_operand(context, {rows_shape[0], config.moe_inter_dim}, input_forms(context, {w2_}).forward);
+        allocate_operand(context, {rows_shape[0], config.moe_inter_dim}, w2_.product_forms(context).forward);
     const Tensor expert_out_RD = context.allocate(rows_shape);
     swiglu_forward(op, saved.h_R2F, a_RF, num_rows_1);
-    grouped_linear_forward(context, a_RF, w2_, offsets_e1, expert_out_RD);
-    context.dispatcher->combine(op, expert_out_RD, saved.dispatch, out_tD,
-                                shared_ ? Write::kAccumulate : Write::kAssign);
+    w2_.forward(context, a_RF, offsets_e1, expert_out_RD);
+    context.model->dispatcher->combine(op, expert_out_RD, saved.dispatch, out_tD,
+                                       shared_ ? Write::kAccumulate : Write::kAssign);
   }
 }
 
@@ -155,7 +152,7 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
                    const Tensor& d_y_tD) const {
   TESSERA_DIMS(d_out_tD, d_y_tD, saved.shared_h_T2I);
   const TraceScope trace(context.op.trace, "moe.backward");
-  const ModelConfig& config = *context.config;
+  const ModelConfig& config = context.config();
   const Context& op = context.op;
   const Tensor& y_tD = y.plain;
   const std::int64_t num_tokens = y_tD.dim(0), experts = config.num_experts;
@@ -164,40 +161,41 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
   const Tensor d_weights_tK = context.allocate({num_tokens, config.top_k}, DType::kFloat32);
   {
     const ArenaScope experts_scope(*op.arena);
-    Dispatcher& dispatcher = *context.dispatcher;
+    Dispatcher& dispatcher = *context.model->dispatcher;
     const Tensor &offsets_e1 = saved.dispatch.offsets_e1, &weights_R = saved.dispatch.weights_R;
     const Shape rows_shape{saved.dispatch.num_rows(), config.dim};
     // Gradient of the experts' outputs without the routing weight; that factor comes in with SwiGLU's backward.
-    const GemmOperand d_out_RD = allocate_operand(context, rows_shape, gradient_forms(context, w2_),
+    const GemmOperand d_out_RD = allocate_operand(context, rows_shape, w2_.gradient_forms(context),
                                                   dispatcher.gradients_in_window(op, saved.dispatch));
     {
       Beside beside(op, num_sms_of_dispatch(context));
-      if (shared_) shared = shared_->backward_inputs(context.on(beside.op()), saved.shared_h_T2I, d_out_tD, d_y_tD);
+      if (shared_)
+        shared = shared_->backward_inputs(context.with_op(beside.op()), saved.shared_h_T2I, d_out_tD, d_y_tD);
       dispatcher.combine_backward(op, d_out_tD, saved.dispatch, d_out_RD);
       beside.join();
     }
     const Tensor d_a_RF = context.allocate({rows_shape[0], config.moe_inter_dim});
-    grouped_linear_dgrad(context, d_out_RD, w2_, offsets_e1, d_a_RF);
+    w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
     // In place, where they are wanted as they are.
     const GemmOperand d_h_R2F =
-        allocate_operand(context, saved.h_R2F.shape(), gradient_forms(context, w13_), saved.h_R2F);
+        allocate_operand(context, saved.h_R2F.shape(), w13_.gradient_forms(context), saved.h_R2F);
     const GemmOperand weighted_a_RF =
-        allocate_operand(context, d_a_RF.shape(), input_forms(context, {w2_}).wgrad, d_a_RF);
+        allocate_operand(context, d_a_RF.shape(), w2_.product_forms(context).wgrad, d_a_RF);
     const Tensor d_weights_R = context.allocate(weights_R.shape(), DType::kFloat32);
     swiglu_backward_weighted(op, d_a_RF, saved.h_R2F, weights_R, saved.dispatch.num_rows_1(), d_h_R2F, weighted_a_RF,
                              d_weights_R);
-    grouped_linear_wgrad(context, d_out_RD, weighted_a_RF, w2_, offsets_e1);
+    w2_.wgrad(context, d_out_RD, weighted_a_RF, offsets_e1);
     GemmOperand x_RD = saved.x_RD;
     if (context.recompute == Recompute::kSelective) {
-      x_RD = allocate_operand(context, rows_shape, input_forms(context, {w13_}).wgrad,
+      x_RD = allocate_operand(context, rows_shape, w13_.product_forms(context).wgrad,
                               dispatcher.rows_in_window(op, saved.dispatch));
       dispatcher.dispatch_again(op, y_tD, saved.dispatch, x_RD);
     }
-    grouped_linear_wgrad(context, d_h_R2F, x_RD, w13_, offsets_e1);
+    w13_.wgrad(context, d_h_R2F, x_RD, offsets_e1);
     const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
-    grouped_linear_dgrad(context, d_h_R2F, w13_, offsets_e1, d_x_RD);
+    w13_.dgrad(context, d_h_R2F, offsets_e1, d_x_RD);
     Beside beside(op, num_sms_of_dispatch(context));
-    if (shared_) shared_->backward_weights(context.on(beside.op()), y, shared);
+    if (shared_) shared_->backward_weights(context.with_op(beside.op()), y, shared);
     dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, saved.dispatch, d_y_tD,
                                  shared_ ? Write::kAccumulate : Write::kAssign, d_weights_tK);
     beside.join();

@@ -58,7 +58,9 @@ class Moe {
                const Tensor& loss_1) const;
 
   std::string name_;
-  ParamId gate_, w13_, w2_, expert_bias_;
+  ParamId gate_;
+  GroupedSite w13_, w2_;
+  ParamId expert_bias_;
   std::optional<FeedForward> shared_;
 };
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "config/recipe.h"
+#include "config/resolve_recipes.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/runtime/runtime.h"
 

@@ -4,31 +4,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "base/error.h"
-#include "base/file.h"
 #include "comm/together.h"
+#include "config/resolve_recipes.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/runtime/runtime.h"
-#include "system/host_name.h"
 
 namespace tessera {
-namespace {
-
-/// How many steps' losses a loss is compared with.
-constexpr std::size_t kLossesOfMean = 20;
-
-}  // namespace
-
 ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device) {
   const auto& parallelism = config.parallelism;
   const std::int64_t num_parts = mesh == nullptr ? 1 : mesh->sequence.size();
   ModelOptions options{.device = device,
                        .compute = config.training.mixed_precision_param,
-                       .moments = config.optimizer.state_dtype,
+                       .optimizer = Optimizer::state_tensors(config),
                        .recompute = config.activation_checkpoint.mode,
                        .force_load_balance = config.debug.moe_force_load_balance,
                        .seq_len = config.training.seq_len,
@@ -57,21 +47,21 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
 TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, Device device,
                            std::shared_ptr<cuda::Runtime> cuda)
     : config_(config),
-      device_(device),
       cuda_(std::move(cuda)),
-      squares_(1),
-      step_numbers_(AdamWStep::kNumbers),
       mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()),
       whole_(config.model.args, {.seq_len = 1}),
       model_(config.model.args, model_options(config, mesh_, device)),
-      all_sums_(whole_.num_moe_layers(), config.model.args.num_experts),
-      arena_(device) {
-  TESSERA_CHECK(device_ == Device::kCpu || cuda_ != nullptr || mesh_->degrees.num_ranks() == 1 || mesh_->is_planned);
-  if (device_ == Device::kCuda && cuda_ == nullptr && cuda::available()) cuda_ = cuda::make_runtime();
+      arena_(device),
+      optimizer_(config),
+      reduction_(*mesh_, whole_),
+      spikes_(config.training.max_loss_spike),
+      faults_(config, *mesh_) {
+  TESSERA_CHECK(device == Device::kCpu || cuda_ != nullptr || mesh_->degrees.num_ranks() == 1 || mesh_->is_planned);
+  if (device == Device::kCuda && cuda_ == nullptr && cuda::available()) cuda_ = cuda::make_runtime();
   if (cuda_ != nullptr) cuda_->set_deterministic(config.debug.deterministic);  // null on a GPU: it is measured only
   model_.parameters().allocate_meta(config.training.mixed_precision_param);
   // Measured without a GPU it is a Hopper, as in the operators.
-  const bool is_hopper = device_ == Device::kCuda && (cuda_ == nullptr || cuda_->compute_capability() == 9);
+  const bool is_hopper = device == Device::kCuda && (cuda_ == nullptr || cuda_->compute_capability() == 9);
   const Recipes recipes = is_hopper ? on_hopper(config.recipes()) : config.recipes();
   model_.set_precisions(context(), resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
   if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
@@ -87,7 +77,7 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
 
 Batch TrainingStep::make_batch() const {
   return Batch(config_.model.args, config_.micro_batch_size(), config_.training.seq_len,
-               {.rank = mesh_->place.cp, .size = mesh_->degrees.cp}, cuda_ == nullptr ? Device::kCpu : device_);
+               {.rank = mesh_->place.cp, .size = mesh_->degrees.cp}, cuda_ == nullptr ? Device::kCpu : device());
 }
 
 Context TrainingStep::context() { return {.arena = &arena_, .cuda = cuda_.get(), .trace = trace_}; }
@@ -104,17 +94,20 @@ void TrainingStep::measure() {
       model_.evaluate(op, batch);
     }
   }
-  sum_of_squares(op, model_.parameters().all_gradients(), squares_.tensor(op.device()));
+  optimizer_.measure_gradients(op, model_.parameters());
   const Parameters& parameters = model_.parameters();
-  const std::size_t gradients = parameters.all_gradients().num_bytes(),
-                    moments = 2 * parameters.all_first_moments().num_bytes();
+  const std::size_t gradients = parameters.all_gradients().num_bytes();
+  std::size_t moments = 0;
+  for (std::size_t i = 0; i < parameters.optimizer_tensors().size(); ++i) {
+    moments += parameters.optimizer_tensor(i).num_bytes();
+  }
   plan_ = {.weights = parameters.num_bytes(parameters.compute_dtype()) - gradients - moments +
                       model_.quantized_weights().num_bytes(),
            .gradients = gradients,
            .moments = moments,
            .activations = arena_.peak() + (pipeline_ ? pipeline_->num_bytes() : 0),
            .windows = model_.window_bytes(),
-           .batches = batch.num_bytes() * (device_ == Device::kCuda ? kMaxStarted : 1) *
+           .batches = batch.num_bytes() * (device() == Device::kCuda ? kMaxStarted : 1) *
                       static_cast<std::size_t>(config_.micro_batches_per_step(mesh_->num_data_ranks()))};
 }
 
@@ -125,20 +118,19 @@ void TrainingStep::warn_of_slow_operators() const {
 
 void TrainingStep::allocate() {
   TESSERA_CHECK(!mesh_->is_planned);
-  if (device_ == Device::kCuda && cuda_ == nullptr) cuda_ = cuda::make_runtime();
-  squares_ = Mirrored<double>(1, device_);
-  step_numbers_ = Mirrored<float>(AdamWStep::kNumbers, device_);
-  forget_failure();
+  if (device() == Device::kCuda && cuda_ == nullptr) cuda_ = cuda::make_runtime();
+  optimizer_.allocate(device());
+  optimizer_.allow_steps(cuda_.get());
   if (cuda_ != nullptr) {
-    state_is_read_.record(cuda_->stream());
-    for (Started& started : started_) {
+    gpu_.state_is_read().record(cuda_->stream());
+    for (Started& started : started_.slots) {
       started.numbers = Buffer::pinned(sizeof(AdamWStep));
       started.squares_and_sums = Buffer::pinned((1 + model_.sums().host().size()) * sizeof(double));
     }
   }
   model_.allocate(cuda_.get());
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
-  arena_ = Arena(arena_.peak(), device_);
+  arena_ = Arena(arena_.peak(), device());
   if (pipeline_) pipeline_->allocate();
   model_.weights_changed(context());
 }
@@ -150,10 +142,10 @@ void TrainingStep::start(std::int64_t step, std::span<const Batch> micro_batches
 }
 
 void TrainingStep::make_or_start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
-  TESSERA_CHECK(num_started_ < max_started(), "{} steps started", num_started_);
-  if (num_started_++ == 0) oldest_started_ = step;
-  TESSERA_CHECK(step + 1 == oldest_started_ + static_cast<std::int64_t>(num_started_), "step {}", step);
-  Started& now = started(step);
+  TESSERA_CHECK(started_.size < max_started(), "{} steps started", started_.size);
+  if (started_.size++ == 0) started_.oldest = step;
+  TESSERA_CHECK(step + 1 == started_.oldest + static_cast<std::int64_t>(started_.size), "step {}", step);
+  Started& now = started_.at(step);
   now.micro_batches = micro_batches;
   now.probe.reset();
   if (measure_sqnr) now.probe.emplace();
@@ -173,16 +165,15 @@ void TrainingStep::make_or_start(std::int64_t step, std::span<const Batch> micro
   result.num_tokens = num_tokens * mesh_->tokens.size() / mesh_->degrees.tp;
   now.scale = {.per_token = 1.0 / std::max(num_valid, 1.0), .per_sequence = 1.0 / static_cast<double>(num_sequences)};
 
-  result.learning_rate = config_.optimizer.lr * config_.lr_scheduler.factor(step - 1, config_.training.steps);
-  AdamWStep numbers = adamw_step(adamw_options(), static_cast<float>(result.learning_rate), step);
-  numbers.largest_loss = static_cast<float>(largest_loss() / now.scale.per_token);
-  now.largest_loss = numbers.largest_loss;
-  now.is_poisoned = is_to_be_poisoned(step);
+  result.learning_rate = optimizer_.learning_rate(step);
+  now.largest_loss = static_cast<float>(spikes_.largest() / now.scale.per_token);
+  now.is_poisoned = faults_.hits(step);
+  const AdamWStep numbers = optimizer_.numbers(step, now.largest_loss);
   if (cuda_ != nullptr) return start_on_gpu(now, numbers);
-  std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
-  clock_.reset();
-  now.clock = &clock_;
-  update(now, clock_);
+  optimizer_.set_numbers(numbers);
+  now.cpu_clock.reset();
+  now.clock = &now.cpu_clock;
+  update(now, now.cpu_clock);
 }
 
 template <typename Body>
@@ -199,22 +190,17 @@ auto TrainingStep::or_abort(Body&& body) -> decltype(body()) {
 
 void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   const cuda::Stream& stream = cuda_->stream();
-  if (num_started_ == 1) {  // the GPU has nothing to do
-    last_end_.record(stream);
-    last_ended_ = Clock::now();
-  }
+  if (started_.size == 1) gpu_.start_idle(stream);
   // What evaluations have gathered since is of older weights, and no part of a graph.
   model_.parameters().forget_gathered();
-  constexpr std::size_t kBytesOfHost = AdamWStep::kNumbersOfHost * sizeof(float);
-  std::memcpy(started.numbers.data(), &numbers, kBytesOfHost);
-  cuda::copy_bytes(stream, started.numbers.data(), kBytesOfHost, step_numbers_.tensor(device_).raw());
+  optimizer_.upload_numbers(stream, numbers, started.numbers);
   for (const Batch& batch : started.micro_batches) batch.upload(stream);
-  if (pipeline_ && recorded_.empty()) warm_up(started.micro_batches.front());
+  if (pipeline_ && !gpu_.has_recorded()) warm_up(started.micro_batches.front());
   // What differs from step to step is in memory, but for these; a step that has not run like this before may still
   // load kernels, which cannot be recorded.
-  GraphKey key{.per_token = started.scale.per_token, .batches = {}};
-  for (const Batch& batch : started.micro_batches) key.batches.push_back(batch.inputs(device_).raw());
-  Recorded& run = recorded(key);
+  GpuSteps::GraphKey key{.per_token = started.scale.per_token, .batches = {}};
+  for (const Batch& batch : started.micro_batches) key.batches.push_back(batch.inputs(device()).raw());
+  GpuSteps::Recorded& run = gpu_.recorded(key, stream);
   started.clock = &run.clock;
   const auto update_all = [&] {
     run.clock.reset();
@@ -229,7 +215,7 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
     run.graph.launch(stream);
   }
   auto* numbers_of_step = reinterpret_cast<double*>(started.squares_and_sums.data());
-  cuda::copy_bytes(stream, squares_.tensor(device_).raw(), sizeof(double), numbers_of_step);
+  cuda::copy_bytes(stream, optimizer_.squares().tensor(device()).raw(), sizeof(double), numbers_of_step);
   model_.sums().download(stream, numbers_of_step + 1);
   started.done.record(stream);
 }
@@ -244,40 +230,14 @@ void TrainingStep::warm_up(const Batch& batch) {
   }
 }
 
-TrainingStep::Recorded& TrainingStep::recorded(const GraphKey& key) {
-  auto found = std::ranges::find(recorded_, key, &Recorded::key);
-  if (found == recorded_.end()) {
-    if (recorded_.size() == kMaxStarted) recorded_.pop_back();  // not that of the step before
-    recorded_.push_front({.key = key, .graph = {}, .clock = PhaseClock(&cuda_->stream())});
-  } else {
-    recorded_.splice(recorded_.begin(), recorded_, found);
-  }
-  return recorded_.front();
-}
-
 void TrainingStep::wait_for_gpu(const Started& started) {
   const auto check = [&] { model_.check_dispatch(); };
   cuda_->wait(started.done, check);
   check();
   const auto* numbers = reinterpret_cast<const double*>(started.squares_and_sums.data());
-  squares_.host()[0] = numbers[0];
+  optimizer_.squares().host()[0] = numbers[0];
   const std::span<double> sums = model_.sums().host();
   std::copy_n(numbers + 1, sums.size(), sums.begin());
-}
-
-TrainingStep::Clock::time_point TrainingStep::end_on_gpu(Started& started) {
-  const std::chrono::duration<double> since(started.done.seconds_since(last_end_));
-  last_ended_ += std::chrono::duration_cast<Clock::duration>(since);
-  std::swap(last_end_, started.done);
-  return last_ended_;
-}
-
-void TrainingStep::forget_failure() {
-  const AdamWStep numbers{};
-  std::memcpy(step_numbers_.host().data(), &numbers, sizeof numbers);
-  if (cuda_ == nullptr) return;
-  step_numbers_.upload(cuda_->stream());
-  cuda_->synchronize();
 }
 
 StepResult TrainingStep::finish() {
@@ -285,44 +245,43 @@ StepResult TrainingStep::finish() {
 }
 
 StepResult TrainingStep::finish_oldest() {
-  TESSERA_CHECK(num_started_ > 0);
+  TESSERA_CHECK(started_.size > 0);
   StepResult result = collect_oldest();
   const std::string fault = fault_of(result);
   if (!fault.empty()) {
     result = repeat_oldest(fault);
   } else {
-    if (const auto& probe = started(oldest_started_).probe) {
+    if (const auto& probe = started_.at(started_.oldest).probe) {
       result.sqnr = probe->result(model_.parameters(), whole_.parameters());
     }
     leave_oldest();
   }
-  if (!result.is_skipped) last_losses_.push_back(result.loss);
-  if (last_losses_.size() > kLossesOfMean) last_losses_.pop_front();
+  if (!result.is_skipped) spikes_.add(result.loss);
   return result;
 }
 
 StepResult TrainingStep::collect_oldest() {
-  Started& oldest = started(oldest_started_);
+  Started& oldest = started_.at(started_.oldest);
   if (cuda_ != nullptr) wait_for_gpu(oldest);
-  if (cuda_ != nullptr || mesh_->degrees.num_ranks() == 1) collect_sums();
+  if (cuda_ != nullptr || mesh_->degrees.num_ranks() == 1) reduction_.collect(model_);
 
   StepResult result = std::move(oldest.result);
   result.seconds = oldest.clock->seconds();
-  result.ended = cuda_ != nullptr ? end_on_gpu(oldest) : Clock::now();
+  result.ended = cuda_ != nullptr ? gpu_.end(oldest.done) : Clock::now();
   const ModelConfig& model = config_.model.args;
   const LossScale& scale = oldest.scale;
-  const LossSums losses = all_sums_.losses();
+  const LossSums losses = reduction_.all().losses();
   result.loss = losses.main * scale.per_token;
   if (model.num_mtp_modules > 0)
     result.mtp_loss = losses.mtp * scale.per_token / static_cast<double>(model.num_mtp_modules);
   for (std::size_t i = 0; i < whole_.num_moe_layers(); ++i) {
-    result.balance_loss += all_sums_.balance_loss(i) * scale.per_sequence;
-    const std::span<const double> counts = all_sums_.counts_E(i);
+    result.balance_loss += reduction_.all().balance_loss(i) * scale.per_sequence;
+    const std::span<const double> counts = reduction_.all().counts_E(i);
     const double mean = std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(counts.size());
     result.expert_load.push_back(*std::max_element(counts.begin(), counts.end()) / mean);
   }
   result.total_loss = result.loss + static_cast<double>(model.mtp_loss_weight) * result.mtp_loss + result.balance_loss;
-  result.grad_norm = std::sqrt(squares_.host()[0]);
+  result.grad_norm = std::sqrt(optimizer_.squares().host()[0]);
   return result;
 }
 
@@ -330,36 +289,30 @@ std::string TrainingStep::fault_of(const StepResult& result) const {
   if (!std::isfinite(result.total_loss) || !std::isfinite(result.grad_norm)) {
     return fmt::format("loss {}, gradient norm {}", result.total_loss, result.grad_norm);
   }
-  const Started& its = started_[static_cast<std::size_t>(result.step) % kMaxStarted];
+  const Started& started = started_.at(result.step);
   // clip_gradients compares them so on the device.
-  if (!(all_sums_.losses().main > static_cast<double>(its.largest_loss))) return {};
+  if (!(reduction_.all().losses().main > static_cast<double>(started.largest_loss))) return {};
   return fmt::format("loss {}, which is more than training.max_loss_spike = {} times the mean of the last {} steps'",
-                     result.loss, config_.training.max_loss_spike, kLossesOfMean);
-}
-
-double TrainingStep::largest_loss() const {
-  const double factor = config_.training.max_loss_spike;
-  if (factor == 0.0 || last_losses_.size() < kLossesOfMean) return std::numeric_limits<double>::infinity();
-  return factor * std::accumulate(last_losses_.begin(), last_losses_.end(), 0.0) / static_cast<double>(kLossesOfMean);
+                     result.loss, config_.training.max_loss_spike, LossSpikes::kLossesOfMean);
 }
 
 void TrainingStep::leave_oldest() {
-  started(oldest_started_).probe.reset();
-  ++oldest_started_;
-  --num_started_;
+  started_.at(started_.oldest).probe.reset();
+  ++started_.oldest;
+  --started_.size;
 }
 
 StepResult TrainingStep::repeat_oldest(const std::string& fault) {
-  const std::int64_t step = oldest_started_, end = step + static_cast<std::int64_t>(num_started_);
+  const std::int64_t step = started_.oldest, end = step + static_cast<std::int64_t>(started_.size);
   std::array<bool, kMaxStarted> measures{};  // by step
   for (std::int64_t i = step; i < end; ++i) {
-    measures[static_cast<std::size_t>(i) % kMaxStarted] = started(i).probe.has_value();
+    measures[static_cast<std::size_t>(i) % kMaxStarted] = started_.at(i).probe.has_value();
   }
   const auto start_again = [&](std::int64_t i) {
-    make_or_start(i, started(i).micro_batches, measures[static_cast<std::size_t>(i) % kMaxStarted]);
+    make_or_start(i, started_.at(i).micro_batches, measures[static_cast<std::size_t>(i) % kMaxStarted]);
   };
-  num_started_ = 0;
-  forget_failure();
+  started_.size = 0;
+  optimizer_.allow_steps(cuda_.get());
   start_again(step);
   StepResult result = collect_oldest();
   result.repeated_for = fault;
@@ -367,42 +320,22 @@ StepResult TrainingStep::repeat_oldest(const std::string& fault) {
   const bool is_spike = std::isfinite(result.total_loss) && std::isfinite(result.grad_norm);
   result.is_skipped = !again.empty() && is_spike && config_.training.skip_loss_spikes;
   if (!again.empty() && !result.is_skipped) {
-    const Started& oldest = started(step);
+    const Started& oldest = started_.at(step);
     const std::string place =
         is_spike ? "the batch may be bad (--training.skip_loss_spikes leaves such steps out)"
                  : fmt::format("first non-finite numbers in {}", find_non_finite(oldest.micro_batches, oldest.scale));
     const std::string message = fmt::format(
         "step {}: {}; made again from the same batches: {}; {}. A checkpoint, if there is one, is from before.", step,
         fault, again, place);
-    num_started_ = 0;
-    forget_failure();
-    throw NonFiniteStep(message, std::move(result), !own_is_finite_);
+    started_.size = 0;
+    optimizer_.allow_steps(cuda_.get());
+    throw NonFiniteStep(message, std::move(result), !reduction_.own_is_finite());
   }
-  if (started(step).probe) result.sqnr = started(step).probe->result(model_.parameters(), whole_.parameters());
+  if (started_.at(step).probe) result.sqnr = started_.at(step).probe->result(model_.parameters(), whole_.parameters());
   leave_oldest();
-  if (result.is_skipped) forget_failure();
+  if (result.is_skipped) optimizer_.allow_steps(cuda_.get());
   for (std::int64_t i = step + 1; i < end; ++i) start_again(i);
   return result;
-}
-
-bool TrainingStep::is_to_be_poisoned(std::int64_t step) {
-  const auto& debug = config_.debug;
-  if (debug.nan_at_step != step || num_poisoned_ >= debug.nan_count) return false;
-  const MeshDegrees& d = mesh_->degrees;
-  const MeshPlace& at = mesh_->place;
-  const std::int64_t rank =
-      (((at.pp * d.dp_replicate + at.dp_replicate) * d.dp_shard + at.dp_shard) * d.cp + at.cp) * d.tp + at.tp;
-  if (debug.nan_on_rank >= 0 && debug.nan_on_rank != rank) return false;
-  if (!debug.nan_on_host.empty() && debug.nan_on_host != host_name()) return false;
-  ++num_poisoned_;
-  return true;
-}
-
-AdamWOptions TrainingStep::adamw_options() const {
-  return {.beta1 = static_cast<float>(config_.optimizer.beta1),
-          .beta2 = static_cast<float>(config_.optimizer.beta2),
-          .epsilon = static_cast<float>(config_.optimizer.eps),
-          .weight_decay = static_cast<float>(config_.optimizer.weight_decay)};
 }
 
 void TrainingStep::update(Started& started, PhaseClock& clock) {
@@ -413,23 +346,15 @@ void TrainingStep::update(Started& started, PhaseClock& clock) {
   forward_backward(started.micro_batches, started.scale, clock, started.probe ? &*started.probe : nullptr,
                    started.probe ? 1 : 0);
   parameters.finish_gradients();
-  if (started.is_poisoned) {
-    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-    parameters.assign(parameters.all_gradients().rows(0, 1), as_bytes_of(kNan));
-    // On CPUs sum_over_ranks() tells the other replicas.
-    constexpr double kNanLoss = std::numeric_limits<double>::quiet_NaN();
-    if (cuda_ != nullptr) parameters.assign(model_.sums().main_loss(op.device()), as_bytes_of(kNanLoss));
-  }
+  if (started.is_poisoned) FaultInjection::poison(op, model_);
   clock.begin();
   const TraceScope trace(trace_, "optimizer");
-  const Tensor squares_1 = squares_.tensor(op.device()), step_S = step_numbers_.tensor(op.device());
-  sum_of_squares(op, parameters.all_gradients(), squares_1);
-  if (mesh_->degrees.num_ranks() > 1) sum_over_ranks();
-  if (cuda_ != nullptr) cuda_->stream().wait(state_is_read_);
-  clip_gradients(op, squares_1, model_.sums().main_loss(op.device()), config_.training.max_norm, step_S);
-  model_.update_expert_biases(op, AdamWStep::finite_1(step_S));
-  adamw(op, adamw_options(), step_S, parameters.all_gradients(), parameters.all_first_moments(),
-        parameters.all_second_moments(), parameters.all_masters(), parameters.all_shadows());
+  optimizer_.measure_gradients(op, parameters);
+  if (mesh_->degrees.num_ranks() > 1) reduction_.reduce(op, model_, optimizer_.squares());
+  if (cuda_ != nullptr) cuda_->stream().wait(gpu_.state_is_read());
+  optimizer_.clip(op, model_.sums().main_loss(op.device()));
+  model_.update_expert_biases(op, optimizer_.finite_1(op));
+  optimizer_.update(op, parameters);
   model_.weights_changed(op);
   clock.end(&PhaseSeconds::optimizer);
 }
@@ -442,39 +367,6 @@ void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const 
     model_.train_step(op, micro_batches[i], scale, &clock, i < num_probed ? probe : nullptr);
     mesh_->tokens.mark_gpu();
   }
-}
-
-void TrainingStep::sum_over_ranks() {
-  const Context op = context();
-  StepSums& own = model_.sums();
-  for (std::size_t i = 0; i < model_.num_moe_layers() && mesh_->sequence.rank() != 0; ++i) {
-    set_zero(op, own.layer(i, op.device()).balance_loss_1);  // a sequence's ranks all have it
-  }
-  constexpr const char *kSums = "losses and loads", *kNorm = "the gradient norm";
-  // Every stage decides by the loss whether the step counts; only the last one has it.
-  if (cuda_ != nullptr) {
-    mesh_->tokens.all_reduce(own.all(device_), kSums).wait();
-    mesh_->pp.all_reduce(own.losses(device_), kSums).wait();
-    return mesh_->model.all_reduce(squares_.tensor(device_), kNorm).wait();
-  }
-  own_is_finite_ = std::isfinite(squares_.host()[0]) && std::isfinite(own.losses().main);
-  // A norm is of one replica, and the loss of all: they have to agree on whether the step counts.
-  own.loss_numbers()[0] += 0.0 * squares_.host()[0];  // NaN unless the squares are finite
-  mesh_->tokens.all_reduce(own.host(), kSums);
-  mesh_->pp.all_reduce(own.loss_numbers(), kSums);
-  mesh_->model.all_reduce(squares_.host(), kNorm);
-  collect_sums();
-}
-
-void TrainingStep::collect_sums() {
-  const StepSums& own = model_.sums();
-  const std::span<double> losses = all_sums_.loss_numbers(), layers = all_sums_.host().subspan(losses.size());
-  std::ranges::copy(own.loss_numbers(), losses.begin());
-  std::ranges::fill(layers, 0.0);  // of those that other ranks of the pipeline have
-  for (std::size_t i = 0; i < model_.num_moe_layers(); ++i) {
-    std::ranges::copy(own.layer_numbers(i), all_sums_.layer_numbers(model_.moe_index(i)).begin());
-  }
-  if (mesh_->pp.size() > 1) mesh_->pp.all_reduce(layers, "losses and loads");
 }
 
 LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& observer) {

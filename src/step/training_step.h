@@ -4,19 +4,20 @@
 
 #include <array>
 #include <chrono>
-#include <deque>
-#include <list>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "base/error.h"
 #include "config/job_config.h"
-#include "device/cuda_graph.h"
 #include "model/model.h"
-#include "ops/optimizer/adamw.h"
+#include "step/fault_injection.h"
+#include "step/gpu_steps.h"
+#include "step/loss_spikes.h"
+#include "step/optimizer.h"
 #include "step/pipeline.h"
 #include "step/site_probes.h"
+#include "step/step_reduction.h"
 
 namespace tessera {
 
@@ -84,7 +85,7 @@ class TrainingStep {
 
   const MemoryPlan& memory_plan() const { return plan_; }
   /// Returns the device that the step runs on.
-  Device device() const { return device_; }
+  Device device() const { return model_.options().device; }
   /// Warns of what a GPU makes slowly, and says why.
   void warn_of_slow_operators() const;
   /// Takes the planned memory and initialises the parameters.
@@ -100,7 +101,7 @@ class TrainingStep {
   /// throws NonFiniteStep, which names step and layer. The parameters are then those of before the step, and no started
   /// step is left.
   StepResult finish();
-  std::size_t num_started() const { return num_started_; }
+  std::size_t num_started() const { return started_.size; }
   std::size_t max_started() const { return cuda_ == nullptr ? 1 : kMaxStarted; }
   StepResult run(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false) {
     start(step, micro_batches, measure_sqnr);
@@ -109,7 +110,7 @@ class TrainingStep {
 
   /// An event that a GPU waits for before a step changes the training state. Whoever reads the state beside a step
   /// records this event after reading.
-  cuda::Event& state_is_read() { return state_is_read_; }
+  cuda::Event& state_is_read() { return gpu_.state_is_read(); }
 
   /// Renews the copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights();
@@ -134,43 +135,36 @@ class TrainingStep {
   void forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
                         SiteProbe* probe, std::size_t num_probed);
   LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
-  AdamWOptions adamw_options() const;
-  /// Sums the model's sums and squares_ over all ranks.
-  void sum_over_ranks();
-  /// Fills all_sums_ from the model's sums, which the host must have.
-  void collect_sums();
   /// Returns where a step's first non-finite number shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
 
-  /// What a recorded graph depends on besides the numbers in memory.
-  struct GraphKey {
-    double per_token = 0.0;
-    std::vector<const void*> batches;
-    bool operator==(const GraphKey&) const = default;
-  };
-  struct Recorded {
-    GraphKey key;
-    bool has_run = false;
-    cuda::Graph graph;  // undefined before the key was met twice
-    PhaseClock clock;
-  };
   /// The state of a step between start() and finish().
   struct Started {
     StepResult result;
     std::span<const Batch> micro_batches;
     LossScale scale = {};
     float largest_loss = 0.0f;  // as AdamWStep's
-    bool is_poisoned = false;   // a gradient of it becomes NaN, by debug.nan_at_step
+    bool is_poisoned = false;   // a gradient of it becomes NaN (FaultInjection)
     std::optional<SqnrProbe> probe;
-    const PhaseClock* clock = nullptr;
-    // What a GPU is told and tells, in pinned memory: the host's part of AdamWStep; squares_ and the model's sums.
+    PhaseClock cpu_clock;
+    const PhaseClock* clock = nullptr;  // cpu_clock, or the graph's
+    // What a GPU is told and tells, in pinned memory: the host's part of AdamWStep; the gradients' squares
+    // and the model's sums.
     Buffer numbers, squares_and_sums;
     cuda::Event done;
   };
   static constexpr std::size_t kMaxStarted = 2;
+  /// The steps that are started and not finished.
+  struct StartedSteps {
+    std::array<Started, kMaxStarted> slots;  // by step
+    std::int64_t oldest = 0;
+    std::size_t size = 0;
 
-  Started& started(std::int64_t step) { return started_[static_cast<std::size_t>(step) % kMaxStarted]; }
+    Started& at(std::int64_t step) { return slots[static_cast<std::size_t>(step) % kMaxStarted]; }
+    const Started& at(std::int64_t step) const { return slots[static_cast<std::size_t>(step) % kMaxStarted]; }
+  };
+
   /// Makes a step from zero gradients to new weights: all that a GPU can do without the host. If the step is not
   /// finite, weights, moments and biases do not change.
   void update(Started& started, PhaseClock& clock);
@@ -189,44 +183,24 @@ class TrainingStep {
   /// Repeats the oldest step after a fault, and starts again those that were started behind it. Throws NonFiniteStep.
   StepResult repeat_oldest(const std::string& fault);
   void leave_oldest();
-  /// Returns the largest loss that is no spike after the last steps; infinite without training.max_loss_spike.
-  double largest_loss() const;
-  /// Returns whether debug.nan_at_step asks for a NaN in this step on this rank, and counts it.
-  bool is_to_be_poisoned(std::int64_t step);
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);
-  /// Ends the oldest step, whose work on the GPU is done. Returns when it was.
-  Clock::time_point end_on_gpu(Started& started);
-  Recorded& recorded(const GraphKey& key);
-  /// Lets steps be made again.
-  void forget_failure();
 
   const JobConfig& config_;
-  Device device_;
-  std::shared_ptr<cuda::Runtime> cuda_;       // on a GPU
-  Mirrored<double> squares_;                  // of the gradients' norm
-  Mirrored<float> step_numbers_;              // AdamWStep
-  std::array<Started, kMaxStarted> started_;  // by step
-  // A GPU's: the end of the step that was finished last, or what the first of those in flight was put behind; and when
-  // it passed that.
-  cuda::Event last_end_;
-  Clock::time_point last_ended_;
-  cuda::Event state_is_read_;       // defined on a GPU
-  std::deque<double> last_losses_;  // of steps that were taken, for training.max_loss_spike
-  std::int64_t num_poisoned_ = 0;
-  std::int64_t oldest_started_ = 0;
-  std::size_t num_started_ = 0;
+  std::shared_ptr<cuda::Runtime> cuda_;  // on a GPU
   std::shared_ptr<Mesh> mesh_;
   Model whole_;
   Model model_;
-  bool own_is_finite_ = false;        // this rank's part of the last step, on CPUs and with other ranks
-  StepSums all_sums_;                 // of all layers of the pipeline, over all ranks
   std::optional<Pipeline> pipeline_;  // with several stages
   Arena arena_;
-  TraceRecorder* trace_ = nullptr;
   MemoryPlan plan_;
-  PhaseClock clock_;              // on a CPU
-  std::list<Recorded> recorded_;  // on a GPU, the last one met first; as many as steps may be started
+  Optimizer optimizer_;
+  StepReduction reduction_;
+  LossSpikes spikes_;
+  FaultInjection faults_;
+  StartedSteps started_;
+  GpuSteps gpu_{kMaxStarted};
+  TraceRecorder* trace_ = nullptr;
 };
 
 }  // namespace tessera

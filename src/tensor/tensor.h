@@ -1,7 +1,7 @@
 // Tensor: a view (trivially copyable, owns nothing) of numbers that an Arena or a Buffer owns.
 //
-// Layout: row-major. The dims after the first are contiguous; consecutive entries of the first dim are `stride(0)`
-// elements apart, so that a range of columns of a matrix is a Tensor too. Suffixes of names: docs/shapes.md.
+// Layout: row-major. The dims after the first are contiguous. Consecutive entries of the first dim are `stride(0)`
+// elements apart, so a range of columns of a matrix is a Tensor, too. Suffixes of names: docs/shapes.md.
 #pragma once
 
 #include <array>
@@ -14,15 +14,9 @@
 
 #include "base/error.h"
 #include "tensor/bfloat16.h"
+#include "tensor/dtype.h"
 
 namespace tessera {
-
-/// kFloat8E4M3 and kFloat8E8M0 are what a quantized matrix is made of (mx/formats.h): elements and scales.
-enum class DType : std::uint8_t { kFloat64, kFloat32, kBFloat16, kInt32, kFloat8E4M3, kFloat8E8M0 };
-
-std::size_t size_of(DType dtype);
-/// "float64", "float32", "bfloat16", "int32", "float8_e4m3", "float8_e8m0".
-const char* name_of(DType dtype);
 
 template <typename T>
 struct DTypeOf;
@@ -43,11 +37,7 @@ struct DTypeOf<std::int32_t> {
   static constexpr DType value = DType::kInt32;
 };
 
-/// Where a tensor's numbers are. kCuda: on the process's GPU. kMeta: nowhere; operators check shapes and return. A step
-/// run on kMeta measures the memory that the same step needs.
-enum class Device : std::uint8_t { kCpu, kCuda, kMeta };
-
-/// What an operation does to an output that allows both.
+/// Whether an operation assigns its output or adds to it, for outputs that allow both.
 enum class Write { kAssign, kAccumulate };
 
 class Shape {
@@ -75,7 +65,7 @@ class Shape {
 class Tensor {
  public:
   Tensor() = default;
-  /// Contiguous. `data` may be null on Device::kMeta only.
+  /// Makes a contiguous tensor. `data` may be null on Device::kMeta, and where there are no elements.
   Tensor(void* data, Shape shape, DType dtype, Device device);
 
   bool defined() const { return shape_.num_dims() > 0; }
@@ -91,7 +81,7 @@ class Tensor {
 
   void* raw() const { return data_; }
 
-  /// The numbers, checked to be of type T. Constness is not tracked: a view does not own.
+  /// Returns the numbers and checks that they have type T. A view does not track constness.
   template <typename T>
   T* data() const {
     TESSERA_CHECK(DTypeOf<T>::value == dtype_, "asked for {}, tensor is {}", name_of(DTypeOf<T>::value),
@@ -99,13 +89,13 @@ class Tensor {
     return static_cast<T*>(data_);
   }
 
-  /// Entries [begin, end) of the first dim.
+  /// Returns entries [begin, end) of the first dim.
   Tensor rows(std::int64_t begin, std::int64_t end) const;
-  /// Columns [begin, end) of a matrix.
+  /// Returns columns [begin, end) of a matrix.
   Tensor columns(std::int64_t begin, std::int64_t end) const;
-  /// The same numbers under other dims; contiguous tensors only.
+  /// Returns the same numbers with other dims. The tensor must be contiguous.
   Tensor reshape(Shape shape) const;
-  /// Entry `i` of the first dim, one dim fewer.
+  /// Returns entry `i` of the first dim, which has one dim fewer.
   Tensor operator[](std::int64_t i) const;
 
  private:

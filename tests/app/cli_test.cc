@@ -425,6 +425,11 @@ TEST_F(Cli, MoreThreadsThanCoresAreWarnedOf) {
   EXPECT_THAT(finished.output, HasSubstr(fmt::format("= {} is more than the {} core", num_cores() + 1, num_cores())));
   EXPECT_THAT(run(train_arguments({"--training.num_threads=1", "--job.overwrite"})).output,
               Not(HasSubstr("is more than the")));
+  const Finished by_openmp = run(train_arguments({"--training.num_threads=0", "--job.overwrite"}),
+                                 {"/usr/bin/env", fmt::format("OMP_NUM_THREADS={}", num_cores() + 1)});
+  EXPECT_EQ(by_openmp.status, 0);
+  EXPECT_THAT(by_openmp.output,
+              HasSubstr(fmt::format("OMP_NUM_THREADS = {} is more than the {} core", num_cores() + 1, num_cores())));
 }
 
 TEST_F(Cli, MessagesDoNotGoIntoFilesWhereStandardOnesAreClosed) {

@@ -1,6 +1,4 @@
 // Tests how converters determine the precision of every GEMM site.
-#include "config/recipe.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 
 #include "base/error.h"
 #include "config/job_config.h"
+#include "config/resolve_recipes.h"
 #include "model/model.h"
 
 namespace tessera {

@@ -21,7 +21,7 @@ TEST(ActiveCheck, ASlowMachineIsBad) {
   const ProbeResult result =
       run_active_checks({.seconds = 0.05, .expected_gemm_tflops = 1e6, .expected_copy_gb_per_s = 1e6});
   EXPECT_THAT(names_of(result.findings), ElementsAre("copySlow", "gemmSlow"));
-  for (const Finding& finding : result.findings) EXPECT_EQ(finding.evidence, Evidence::kHard);
+  for (const Finding& finding : result.findings) EXPECT_EQ(finding.evidence, EvidenceKind::kHard);
 }
 
 }  // namespace

@@ -6,8 +6,9 @@ namespace tessera {
 namespace {
 
 const std::string kReason = "[node_problem] gpuXid: GPU 3: XID 79";
-const Verdict kBad = {.node = "n1", .time = 100.0, .level = HealthLevel::kBad, .reason = kReason, .bad_since = 90.0};
-const Verdict kChecked = {.node = "n1", .time = 100.0, .active_check = 95.0};
+const NodeVerdict kBad = {
+    .node = "n1", .time = 100.0, .level = HealthLevel::kBad, .reason = kReason, .bad_since = 90.0};
+const NodeVerdict kChecked = {.node = "n1", .time = 100.0, .active_check = 95.0};
 
 TEST(Drain, ABadNodeIsDrained) {
   EXPECT_EQ(decide(kBad, {}, {}, 1, 101.0), DrainAction::kDrain);

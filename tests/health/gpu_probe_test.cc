@@ -32,7 +32,7 @@ class GpuProbe : public ::testing::Test {
     result_ = probe_->look(now_ += 5.0);
     return names_of(result_.findings);
   }
-  Evidence evidence() const { return result_.findings.front().evidence; }
+  EvidenceKind evidence() const { return result_.findings.front().evidence; }
 
   Scratch scratch_;
   std::unique_ptr<Probe> probe_ = make_gpu_probe({.library = NVML_STUB});
@@ -51,22 +51,23 @@ TEST_F(GpuProbe, FaultsAreFound) {
   struct Case {
     const char* line;
     const char* found;
-    Evidence evidence;
+    EvidenceKind evidence;
   };
   for (const Case& one :
-       {Case{"0 temperature 95", "gpuTemperature GPU 0", Evidence::kAlert},
-        Case{"0 throttle 64", "gpuThrottled GPU 0", Evidence::kAlert}, Case{"1 ecc 5", "gpuEcc GPU 1", Evidence::kHard},
-        Case{"1 remap.failure 1", "gpuRowRemap GPU 1", Evidence::kHard},
-        Case{"1 remap.pending 1", "gpuRowRemapPending GPU 1", Evidence::kSoft},
-        Case{"0 field.230 2", "gpuRecoveryAction GPU 0", Evidence::kHard},
-        Case{"0 link.0 0", "gpuLink GPU 0 link 0", Evidence::kHard},
-        Case{"1 field.161.0 100", "gpuLinkErrors GPU 1 link 0", Evidence::kSoft},
-        Case{"0 sram 1", "gpuSram GPU 0", Evidence::kHard},
-        Case{"0 fabric.state 2", "gpuFabric GPU 0", Evidence::kHard},
-        Case{"0 fabric.status 999", "gpuFabric GPU 0", Evidence::kHard},
-        Case{"0 fabric.health 2", "gpuFabric GPU 0", Evidence::kHard},
-        Case{"0 fabric.health 3", "gpuFabricLimited GPU 0", Evidence::kSoft},
-        Case{"0 lost 15", "gpuLost GPU 0", Evidence::kHard}, Case{"count 1", "gpuMissing", Evidence::kHard}}) {
+       {Case{"0 temperature 95", "gpuTemperature GPU 0", EvidenceKind::kAlert},
+        Case{"0 throttle 64", "gpuThrottled GPU 0", EvidenceKind::kAlert},
+        Case{"1 ecc 5", "gpuEcc GPU 1", EvidenceKind::kHard},
+        Case{"1 remap.failure 1", "gpuRowRemap GPU 1", EvidenceKind::kHard},
+        Case{"1 remap.pending 1", "gpuRowRemapPending GPU 1", EvidenceKind::kSoft},
+        Case{"0 field.230 2", "gpuRecoveryAction GPU 0", EvidenceKind::kHard},
+        Case{"0 link.0 0", "gpuLink GPU 0 link 0", EvidenceKind::kHard},
+        Case{"1 field.161.0 100", "gpuLinkErrors GPU 1 link 0", EvidenceKind::kSoft},
+        Case{"0 sram 1", "gpuSram GPU 0", EvidenceKind::kHard},
+        Case{"0 fabric.state 2", "gpuFabric GPU 0", EvidenceKind::kHard},
+        Case{"0 fabric.status 999", "gpuFabric GPU 0", EvidenceKind::kHard},
+        Case{"0 fabric.health 2", "gpuFabric GPU 0", EvidenceKind::kHard},
+        Case{"0 fabric.health 3", "gpuFabricLimited GPU 0", EvidenceKind::kSoft},
+        Case{"0 lost 15", "gpuLost GPU 0", EvidenceKind::kHard}, Case{"count 1", "gpuMissing", EvidenceKind::kHard}}) {
     probe_ = make_gpu_probe({.library = NVML_STUB});
     set(healthy);
     EXPECT_THAT(look(), IsEmpty()) << one.line;
@@ -87,7 +88,7 @@ TEST_F(GpuProbe, AnXidStaysUntilAnActiveCheckHasPassed) {
   EXPECT_THAT(look(), IsEmpty());
   set("count 2\n1 xid 79\n");
   for (int i = 0; i < 3; ++i) EXPECT_THAT(look(), ElementsAre("gpuXid GPU 1"));
-  EXPECT_EQ(evidence(), Evidence::kHard);
+  EXPECT_EQ(evidence(), EvidenceKind::kHard);
   probe_->forget();
   EXPECT_THAT(look(), IsEmpty());
   // Prometheus' counter keeps its value.
@@ -102,7 +103,7 @@ TEST_F(GpuProbe, XidsOfProgramsOnlyAlert) {
   EXPECT_THAT(look(), IsEmpty());
   set("count 2\n0 xid 31\n");
   EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0"));
-  EXPECT_EQ(evidence(), Evidence::kAlert);
+  EXPECT_EQ(evidence(), EvidenceKind::kAlert);
   set("count 2\n0 xid 31\n0 xid 94\n");
   EXPECT_THAT(look(), ElementsAre("gpuXid GPU 0", "gpuXid GPU 0"));
 }
@@ -133,7 +134,7 @@ TEST_F(GpuProbe, NoiseMakesNoNodeBad) {
         "0 field.161.0 {}\n0 field.162.0 {}\n0 ecc 3\n0 field.230 0\n",
         60 + poll % 27, 86 - poll % 30, 300000 + 1000 * (poll % 400), poll % 3 == 0 ? 4 : 0, 8 * minute, minute / 7));
     const ProbeResult result = probe_->look(now_ += 5.0);
-    const Verdict verdict = judge.judge(result.findings, now_);
+    const NodeVerdict verdict = judge.judge(result.findings, now_);
     ASSERT_NE(verdict.level, HealthLevel::kBad) << poll << ": " << verdict.reason;
   }
 }

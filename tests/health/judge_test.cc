@@ -17,11 +17,12 @@ using data::Scratch;
 using ::testing::ElementsAre;
 
 const Finding kXid = {
-    .signal = "gpuXid", .part = "GPU 3", .evidence = Evidence::kHard, .value = 79, .detail = "XID 79"};
+    .signal = "gpuXid", .part = "GPU 3", .evidence = EvidenceKind::kHard, .value = 79, .detail = "XID 79"};
 const Finding kErrors = {
-    .signal = "gpuLinkErrors", .part = "GPU 3 link 1", .evidence = Evidence::kSoft, .detail = "rises"};
-const Finding kRate = {.signal = "networkRate", .part = "mlx5_0 port 1", .evidence = Evidence::kSoft, .detail = "200"};
-const Finding kHot = {.signal = "gpuTemperature", .part = "GPU 3", .evidence = Evidence::kAlert, .detail = "90 C"};
+    .signal = "gpuLinkErrors", .part = "GPU 3 link 1", .evidence = EvidenceKind::kSoft, .detail = "rises"};
+const Finding kRate = {
+    .signal = "networkRate", .part = "mlx5_0 port 1", .evidence = EvidenceKind::kSoft, .detail = "200"};
+const Finding kHot = {.signal = "gpuTemperature", .part = "GPU 3", .evidence = EvidenceKind::kAlert, .detail = "90 C"};
 
 HealthLevel level(Judge& judge, const std::vector<Finding>& findings, double now = 1000.0) {
   return judge.judge(findings, now).level;
@@ -32,7 +33,7 @@ TEST(Judge, HardEvidenceCountsInTheSecondPollInARow) {
   EXPECT_EQ(level(judge, {kXid}), HealthLevel::kSuspect);
   EXPECT_EQ(level(judge, {}), HealthLevel::kOk);  // the finding was a glitch
   EXPECT_EQ(level(judge, {kXid}, 1010.0), HealthLevel::kSuspect);
-  const Verdict verdict = judge.judge({kXid}, 1015.0);
+  const NodeVerdict verdict = judge.judge({kXid}, 1015.0);
   EXPECT_EQ(verdict.level, HealthLevel::kBad);
   EXPECT_EQ(verdict.reason, "[node_problem] gpuXid: GPU 3: XID 79");
   EXPECT_EQ(verdict.bad_since, 1015.0);
@@ -46,7 +47,7 @@ TEST(Judge, SoftEvidenceNeedsASecondSignal) {
   other_link.part = "GPU 4 link 1";
   for (int i = 0; i < 10; ++i) EXPECT_EQ(level(judge, {kErrors, other_link, kHot}), HealthLevel::kSuspect);
   EXPECT_EQ(level(judge, {kErrors, kRate}), HealthLevel::kSuspect);  // the second signal is new
-  const Verdict verdict = judge.judge({kErrors, kRate}, 1000.0);
+  const NodeVerdict verdict = judge.judge({kErrors, kRate}, 1000.0);
   EXPECT_EQ(verdict.level, HealthLevel::kBad);
   EXPECT_EQ(verdict.reason, "[node_problem] gpuLinkErrors: GPU 3 link 1: rises; also networkRate");
 }
@@ -63,6 +64,9 @@ TEST(Judge, ANodeThatWasBadOftenIsBadWithOneSoftSignal) {
   Judge lemon("n1", past);
   EXPECT_EQ(level(lemon, {kErrors}, kNow), HealthLevel::kSuspect);
   EXPECT_EQ(level(lemon, {kErrors}, kNow), HealthLevel::kBad);
+  Judge lemon_with_a_past("n1", {kNow - 50 * 86400.0, past[0], past[1], past[2]});
+  level(lemon_with_a_past, {kErrors}, kNow);
+  EXPECT_THAT(lemon_with_a_past.judge({kErrors}, kNow).reason, testing::HasSubstr("bad 3 times in"));
   Judge long_ago("n1", past);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(level(long_ago, {kErrors}, kNow + 40 * 86400.0), HealthLevel::kSuspect);
 }
@@ -73,7 +77,7 @@ TEST(Judge, ABadNodeIsBadUntilAnActiveCheckHasPassed) {
   level(judge, {kXid});
   for (int i = 0; i < 100; ++i) EXPECT_EQ(level(judge, {}), HealthLevel::kBad);
   judge.pass_active_check(2000.0);
-  const Verdict verdict = judge.judge({}, 2001.0);
+  const NodeVerdict verdict = judge.judge({}, 2001.0);
   EXPECT_EQ(verdict.level, HealthLevel::kOk);
   EXPECT_EQ(verdict.active_check, 2000.0);
   EXPECT_EQ(verdict.reason, "");
@@ -97,9 +101,9 @@ TEST(VerdictFile, IsReadAsItWasWritten) {
   EXPECT_FALSE(read_verdict(scratch.path()));
   Judge judge("n1", {});
   level(judge, {kXid});
-  const Verdict verdict = judge.judge({kXid, kHot}, 1015.5);
+  const NodeVerdict verdict = judge.judge({kXid, kHot}, 1015.5);
   write_verdict(scratch.path(), verdict);
-  const std::optional<Verdict> read = read_verdict(scratch.path());
+  const std::optional<NodeVerdict> read = read_verdict(scratch.path());
   ASSERT_TRUE(read);
   EXPECT_EQ(to_json(*read), to_json(verdict));
   EXPECT_TRUE(read->is_fresh(1070.0));

@@ -55,12 +55,12 @@ TEST_F(NodeProbes, InfiniBand) {
   set_port("rate", "400 Gb/sec (4X NDR)\n");
   set_port("counters/symbol_error", "100\n");
   EXPECT_THAT(look(*probe), ElementsAre("networkErrors mlx5_0 port 1"));
-  EXPECT_EQ(result_.findings.front().evidence, Evidence::kSoft);
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft);
   now_ += 60.0;
   EXPECT_THAT(look(*probe), IsEmpty());  // the counter does not rise any more
   set_port("state", "1: DOWN\n");
   EXPECT_THAT(look(*probe), ElementsAre("networkLink mlx5_0 port 1"));
-  EXPECT_EQ(result_.findings.front().evidence, Evidence::kHard);
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kHard);
   remove("sys/class/infiniband/mlx5_0");
   EXPECT_THAT(look(*probe), ElementsAre("networkLink mlx5_0 port 1"));
 }
@@ -124,7 +124,7 @@ TEST_F(NodeProbes, DiskErrorsAreCountedInHexadecimalToo) {
 TEST_F(NodeProbes, AFullDiskOnlyAlerts) {
   const auto probe = make_disk_probe(Sysroot("/"), {"/"}, {.free_share = 1.1});
   EXPECT_THAT(look(*probe), ElementsAre("diskFull /"));
-  EXPECT_EQ(result_.findings.front().evidence, Evidence::kAlert);
+  EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kAlert);
 }
 
 TEST_F(NodeProbes, Memory) {
@@ -221,7 +221,7 @@ TEST_F(NodeProbes, NoiseMakesNoNodeBad) {
       const ProbeResult result = probe->look(now_);
       findings.insert(findings.end(), result.findings.begin(), result.findings.end());
     }
-    const Verdict verdict = judge.judge(findings, now_);
+    const NodeVerdict verdict = judge.judge(findings, now_);
     ASSERT_NE(verdict.level, HealthLevel::kBad) << poll << ": " << verdict.reason;
   }
 }

@@ -169,7 +169,7 @@ TEST(Parameters, NamesAreUniqueAndViewsAligned) {
   EXPECT_THROW(parameters.add({"a", {4}, {}}), InternalError);
   const ParamId b = parameters.add({"b", {5, 2}, {}});
   EXPECT_EQ(parameters.num_bytes(DType::kBFloat16), 64u * 18u);  // each is rounded up to 32 numbers of 4·4 + 2 bytes
-  Parameters with_small_moments(nullptr, {.moments = DType::kBFloat16});
+  Parameters with_small_moments(nullptr, {.optimizer = adamw_tensors(DType::kBFloat16)});
   with_small_moments.add({"a", {3}, {}});
   with_small_moments.add({"b", {5, 2}, {}});
   EXPECT_EQ(with_small_moments.num_bytes(DType::kBFloat16), 64u * 14u);

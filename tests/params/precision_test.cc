@@ -9,6 +9,7 @@
 
 #include <map>
 #include <set>
+#include <variant>
 
 #include "ep/backends/local_dispatcher.h"
 #include "model/moe.h"
@@ -66,6 +67,7 @@ struct Sites {
   ModelConfig config;
   Parameters parameters;
   QuantizedWeights quantized;
+  Environment environment{};
 
   /// Allocates and fills `parameters`, which must be complete. `precision_of(spec)` says what is quantized. Weights are
   /// Gaussian with the deviation `deviation_of(spec)`.
@@ -83,16 +85,10 @@ struct Sites {
     quantized.refresh(op);
   }
   LayerContext context(const Context& op, const Batch& batch, Recompute recompute = Recompute::kNone) {
-    return {.op = op,
-            .config = &config,
-            .parameters = &parameters,
-            .quantized = &quantized,
-            .batch = &batch,
-            .rope = nullptr,
-            .mesh = &parameters.mesh(),
-            .dispatcher = nullptr,
-            .recompute = recompute,
-            .gradients = &parameters};
+    environment.config = &config;
+    environment.parameters = &parameters;
+    environment.quantized = &quantized;
+    return {.model = &environment, .op = op, .batch = &batch, .recompute = recompute, .gradients = &parameters};
   }
 };
 
@@ -139,8 +135,8 @@ TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
   for (const Recipe& recipe : kRecipes) {
     SCOPED_TRACE(recipe.name);
     Sites sites;
-    const ParamId site = sites.parameters.add({"w", {64, 32}, {}, {}, GemmKind::kLinear});
-    const ParamId high = sites.parameters.add({"high", {64, 32}, {}, {}, GemmKind::kLinear});
+    const LinearSite site(sites.parameters, {"w", {64, 32}, {}, {}, GemmKind::kLinear}, Sharding::kReplicated);
+    const LinearSite high(sites.parameters, {"high", {64, 32}, {}, {}, GemmKind::kLinear}, Sharding::kReplicated);
     sites.fill(
         context(), dtype(), [&](const ParamSpec& spec) { return spec.name == "w" ? recipe.site : kHighPrecision; },
         [](const ParamSpec&) { return 1.0; });
@@ -149,8 +145,8 @@ TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
     for (SiteProbe* const observer : {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&probe)}) {
       layer.probe = observer;
       const bool probed = observer != nullptr;
-      const InputForms x = input_forms(layer, {site}), both = input_forms(layer, {site, high});
-      const OperandForms d_y = gradient_forms(layer, site);
+      const InputForms x = site.input_forms(layer), both = x | high.input_forms(layer);
+      const OperandForms d_y = site.gradient_forms(layer);
       EXPECT_EQ(std::tuple(x.forward.plain, x.forward.rows, x.forward.columns), std::tuple(probed, true, false));
       EXPECT_EQ(std::tuple(x.wgrad.plain, x.wgrad.rows, x.wgrad.columns), std::tuple(wgrad_high, false, !wgrad_high));
       EXPECT_EQ(std::tuple(both.forward.plain, both.forward.rows), std::tuple(true, true));
@@ -163,8 +159,8 @@ TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
         }
       }
     }
-    EXPECT_EQ(row_alignment(*layer.quantized, {high}), 1);
-    EXPECT_EQ(row_alignment(*layer.quantized, {high, site}), wgrad_high ? 1 : recipe.site.activation.along);
+    EXPECT_EQ(high.row_alignment(sites.quantized), 1);
+    EXPECT_EQ(site.row_alignment(sites.quantized), wgrad_high ? 1 : recipe.site.activation.along);
   }
 }
 
@@ -186,8 +182,12 @@ class SqnrFloors : public LowPrecision {
     const auto experts = static_cast<std::int64_t>(layer.counts.size());
     const bool grouped = experts > 1;
     Sites sites;
-    const ParamId w = grouped ? sites.parameters.add({"w", {experts, layer.m, layer.n}, {}, {}, GemmKind::kGrouped})
-                              : sites.parameters.add({"w", {layer.m, layer.n}, {}, {}, GemmKind::kLinear});
+    const auto make = [&]() -> std::variant<LinearSite, GroupedSite> {
+      if (grouped) return GroupedSite(sites.parameters, {"w", {experts, layer.m, layer.n}, {}, {}, GemmKind::kGrouped});
+      return LinearSite(sites.parameters, {"w", {layer.m, layer.n}, {}, {}, GemmKind::kLinear}, Sharding::kReplicated);
+    };
+    const std::variant<LinearSite, GroupedSite> w = make();
+    const ParamId id = std::visit([](const GemmSite& site) { return site.id(); }, w);
     sites.fill(
         context(), dtype(), [&](const ParamSpec&) { return precision; }, [](const ParamSpec&) { return 0.02; });
     const Batch batch(sites.config, 1, 1);
@@ -204,20 +204,25 @@ class SqnrFloors : public LowPrecision {
       }
     }
     const Tensor y = gaussian({rows, layer.m}, "other"), d_x = gaussian({rows, layer.n}, "other");
-    const InputForms forms = input_forms(context, {w});
-    const GemmOperand q_x = quantized_operand(context, x, forms.forward | forms.wgrad);
-    const GemmOperand q_dy = gradient_operand(context, d_y, w);
-    if (grouped) {
-      grouped_linear_forward(context, q_x, w, offsets_E1, y);
-      grouped_linear_dgrad(context, q_dy, w, offsets_E1, d_x);
-      grouped_linear_wgrad(context, q_dy, q_x, w, offsets_E1);
+    const auto operands = [&](const GemmSite& site) {
+      const InputForms forms = site.product_forms(context);
+      return std::pair(quantized_operand(context, x, forms.forward | forms.wgrad),
+                       quantized_operand(context, d_y, site.gradient_forms(context)));
+    };
+    if (const auto* experts_w = std::get_if<GroupedSite>(&w)) {
+      const auto [q_x, q_dy] = operands(*experts_w);
+      experts_w->forward(context, q_x, offsets_E1, y);
+      experts_w->dgrad(context, q_dy, offsets_E1, d_x);
+      experts_w->wgrad(context, q_dy, q_x, offsets_E1);
     } else {
-      linear_forward(context, q_x, w, y);
-      linear_dgrad(context, q_dy, w, d_x);
-      linear_wgrad(context, q_dy, q_x, w);
+      const auto& linear = std::get<LinearSite>(w);
+      const auto [q_x, q_dy] = operands(linear);
+      linear.forward(context, q_x, y);
+      linear.dgrad(context, q_dy, d_x);
+      linear.wgrad(context, q_dy, q_x);
     }
 
-    const Doubles xs = doubles(x), ws = doubles(sites.parameters.weight(w)), d_ys = doubles(d_y);
+    const Doubles xs = doubles(x), ws = doubles(sites.parameters.weight(id)), d_ys = doubles(d_y);
     const auto m = static_cast<std::size_t>(layer.m), n = static_cast<std::size_t>(layer.n);
     Doubles y_expected(static_cast<std::size_t>(rows) * m, 0.0), d_x_expected(static_cast<std::size_t>(rows) * n, 0.0),
         d_w_expected(ws.size(), 0.0);
@@ -238,7 +243,7 @@ class SqnrFloors : public LowPrecision {
     }
     return {.y = sqnr_db(doubles(y), y_expected),
             .d_x = sqnr_db(doubles(d_x), d_x_expected),
-            .d_w = sqnr_db(doubles(sites.parameters.gradient(w)), d_w_expected)};
+            .d_w = sqnr_db(doubles(sites.parameters.gradient(id)), d_w_expected)};
   }
 
   static void print(const char* what, const Sqnr& sqnr) {
@@ -335,7 +340,7 @@ class MoeLayer : public LowPrecision {
     dispatch.max_alignment = moe.row_alignment(sites.quantized);
     ep::LocalDispatcher dispatcher(dispatch);
     LayerContext context = sites.context(this->context(), batch, options.recompute);
-    context.dispatcher = &dispatcher;
+    sites.environment.dispatcher = &dispatcher;
     const Shape shape{num_tokens, config.dim};
     const InputForms forms = moe.y_forms(context);
     const GemmOperand y = quantized_operand(context, gaussian(shape, "y"), forms.forward | forms.wgrad);

@@ -90,7 +90,7 @@ Outcome train(const JobConfig& config) {
   EXPECT_EQ(trainer.run(kNoSignal), 0);
   const Parameters& parameters = trainer.model().parameters();
   for (const Tensor& tensor :
-       {parameters.all_masters(), parameters.all_first_moments(), parameters.all_second_moments()}) {
+       {parameters.all_masters(), parameters.optimizer_tensor(0), parameters.optimizer_tensor(1)}) {
     run.weights.insert(run.weights.end(), tensor.data<float>(), tensor.data<float>() + tensor.num_elements());
   }
   for (ParamId id = 0; id < parameters.num_buffers(); ++id) {

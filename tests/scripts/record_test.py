@@ -1,4 +1,4 @@
-"""Tests bench/record.py: the docs' GPU figures are those of their records, or the docs say that they are old.
+"""Tests bench/record.py: figures of GPUs are those of their records, or are said to be old. Mutants fit their sources.
 usage: record_test.py"""
 
 import gzip
@@ -9,7 +9,8 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests")]
+import gpu_mutants  # noqa: E402
 import record  # noqa: E402
 
 MACHINE = {"tessera": "0.1.0+abc", "driver": "580.1, for CUDA up to 13.0", "cuBLASLt": "13.1", "cuDNN": "9.19",
@@ -20,6 +21,9 @@ PAGE = "# Speed\n\nOn an H100, 2 sizes:\n\n<!-- record first gemm -->\n<!-- end 
 class Repository(unittest.TestCase):
     def test_figures_are_those_of_their_records(self):
         self.assertEqual(record.check(ROOT), [])
+
+    def test_mutants_of_gpu_kernels_fit_the_sources(self):
+        self.assertEqual(gpu_mutants.problems(), [])
 
 
 class Record(unittest.TestCase):
@@ -92,6 +96,12 @@ class Record(unittest.TestCase):
     def test_other_sources_do_not(self):
         self.write("src/ops/attention/rope_cuda.cu", "new\n")
         self.assertEqual(record.check(self.root), [])
+
+    def test_comments_and_layout_do_not(self):
+        self.write("src/ops/gemm/gemm_cuda.cu", "// A product.\none  /* of two\nmatrices */\n")
+        self.assertEqual(record.check(self.root), [])
+        self.write("src/ops/gemm/gemm_cuda.cu", 'one "// no comment"\n')
+        self.fails("figures differ")
 
     def test_a_record_that_is_not_there_fails(self):
         (self.root / "bench/records/first.json.gz").unlink()

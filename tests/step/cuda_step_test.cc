@@ -166,7 +166,7 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   const auto state = [&] {
     std::vector<std::byte> all;
     for (const Tensor& tensor :
-         {parameters.all_masters(), parameters.all_first_moments(), parameters.all_second_moments()}) {
+         {parameters.all_masters(), parameters.optimizer_tensor(0), parameters.optimizer_tensor(1)}) {
       const std::size_t begin = all.size();
       all.resize(begin + tensor.num_bytes());
       parameters.read(tensor, Tensor(all.data() + begin, tensor.shape(), tensor.dtype(), Device::kCpu));

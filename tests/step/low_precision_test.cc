@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 
+#include "config/resolve_recipes.h"
 #include "ops/elementwise/elementwise.h"
 #include "ops/quantize/quantize.h"
 #include "run/trainer.h"

@@ -38,7 +38,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLedgerName = "ledger.jsonl";
-constexpr const char* kDrainedName = "drained.txt";  // the reason for which we drained the node
+constexpr const char* kDrainedName = "drained.txt";  // holds the reason for which we drained the node
 constexpr double kProbeLimit = 2.0;
 
 struct HealthOptions {
@@ -57,16 +57,16 @@ std::vector<std::unique_ptr<Probe>> make_probes(const HealthOptions& options) {
   return probes;
 }
 
-std::string_view name_of(Evidence evidence) {
-  return evidence == Evidence::kHard ? "bad" : evidence == Evidence::kSoft ? "suspect" : "alert";
+std::string_view name_of(EvidenceKind evidence) {
+  return evidence == EvidenceKind::kHard ? "bad" : evidence == EvidenceKind::kSoft ? "suspect" : "alert";
 }
 
-std::string line_of(const Finding& finding) {
+std::string finding_line(const Finding& finding) {
   return fmt::format("  {:<8} {}{}{}: {}\n", name_of(finding.evidence), finding.signal,
                      finding.part.empty() ? "" : ", ", finding.part, finding.detail);
 }
 
-/// Multiplies and copies; compares with what is expected, or with the node's peers.
+/// Runs the active checks, and compares the rates with the expected ones or with those of the node's peers.
 ProbeResult check_actively(const HealthOptions& options) {
   ActiveCheckOptions active = options.active;
   active.device = cuda::available() ? Device::kCuda : Device::kCpu;
@@ -78,7 +78,7 @@ ProbeResult check_actively(const HealthOptions& options) {
     }
   }
   ProbeResult result = run_active_checks(active);
-  if (!options.rates.empty() && result.findings.empty()) {  // a sick node is no measure for others
+  if (!options.rates.empty() && result.findings.empty()) {  // a sick node's rates are no measure for others
     ActiveRates rates{.processor = processor};
     for (const Measurement& measurement : result.measurements) {
       if (measurement.name == kGemmRateName) rates.gemm_tflops = measurement.value;
@@ -89,13 +89,13 @@ ProbeResult check_actively(const HealthOptions& options) {
   return result;
 }
 
-/// All probes once, and the active checks if they are asked for. Returns 1 if something is bad.
-int check(const HealthOptions& options) {
+/// Runs all probes once, and the active checks if the options ask for them. Returns 1 if something is bad.
+int check_node(const HealthOptions& options) {
   ProbeRunner runner(make_probes(options), options.probe_limit);
   std::vector<ProbeRunner::Outcome> outcomes = runner.look(0.0);
   if (options.is_active) {
     outcomes.push_back({.probe = "active check", .result = check_actively(options)});
-    if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for this
+    if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for the result
       write_active_check(options.folder, unix_time(), outcomes.back().result.findings);
     }
   }
@@ -104,14 +104,14 @@ int check(const HealthOptions& options) {
   std::string text;
   for (const ProbeRunner::Outcome& outcome : outcomes) {
     const std::vector<Finding>& findings = outcome.result.findings;
-    is_bad = is_bad || std::ranges::count(findings, Evidence::kHard, &Finding::evidence) > 0;
+    is_bad = is_bad || std::ranges::count(findings, EvidenceKind::kHard, &Finding::evidence) > 0;
     text += fmt::format("{:<12} {}\n", outcome.probe,
                         !outcome.failure.empty() ? "unknown: " + outcome.failure
                         : findings.empty()       ? fmt::format("ok, {} readings", outcome.result.measurements.size())
                                                  : fmt::format("{} findings", findings.size()));
-    for (const Finding& finding : findings) text += line_of(finding);
+    for (const Finding& finding : findings) text += finding_line(finding);
     json.push_back({{"probe", outcome.probe}, {"failure", outcome.failure}});
-    Verdict items;
+    NodeVerdict items;
     for (const Finding& finding : findings) items.items.push_back({finding, 0.0});
     json.back()["findings"] = to_json(items)["findings"];
     for (const Measurement& measurement : outcome.result.measurements) {
@@ -125,8 +125,6 @@ int check(const HealthOptions& options) {
   return is_bad ? 1 : 0;
 }
 
-volatile StopRequest stop_request;
-
 class Daemon {
  public:
   explicit Daemon(const HealthOptions& options)
@@ -139,11 +137,12 @@ class Daemon {
   }
 
   int run() {
+    const volatile StopRequest& stop = count_stop_signals();
     spdlog::info("health of {}: every {:g} s, verdicts in '{}'", options_.node, options_.period, options_.folder);
-    while (stop_request.count == 0) {
+    while (stop.count == 0) {
       const Stopwatch watch;
       poll();
-      while (stop_request.count == 0 && watch.seconds() < options_.period) {
+      while (stop.count == 0 && watch.seconds() < options_.period) {
         std::this_thread::sleep_for(std::chrono::duration<double>(std::min(0.2, options_.period - watch.seconds())));
       }
     }
@@ -169,7 +168,7 @@ class Daemon {
       for (const std::string& failure : failures) spdlog::warn("a probe cannot look: {}", failure);
       failures_ = std::move(failures);
     }
-    const Verdict verdict = judge_.judge(findings, unix_time());
+    const NodeVerdict verdict = judge_.judge(findings, unix_time());
     if (verdict.level != level_) {
       spdlog::log(verdict.level == HealthLevel::kOk ? spdlog::level::info : spdlog::level::warn, "{} is {}{}{}",
                   options_.node, name_of(verdict.level), verdict.reason.empty() ? "" : ": ", verdict.reason);
@@ -184,7 +183,7 @@ class Daemon {
     if (server_) publish(verdict, outcomes);
   }
 
-  void publish(const Verdict& verdict, const std::vector<ProbeRunner::Outcome>& outcomes) {
+  void publish(const NodeVerdict& verdict, const std::vector<ProbeRunner::Outcome>& outcomes) {
     std::vector<Measurement> numbers = {
         {"health_level", "0 ok, 1 suspect, 2 bad", {}, static_cast<double>(verdict.level)},
         {"health_time_seconds", "Unix time of the verdict", {}, verdict.time},
@@ -193,7 +192,7 @@ class Daemon {
          {},
          static_cast<double>(judge_.times_bad()),
          true}};
-    for (const Verdict::Item& item : verdict.items) {
+    for (const NodeVerdict::Item& item : verdict.items) {
       numbers.push_back({"finding",
                          "1 for each thing that is wrong",
                          {{"signal", item.finding.signal},
@@ -212,7 +211,7 @@ class Daemon {
     server_->publish(numbers);
   }
 
-  /// Whether an active check has passed since the last poll.
+  /// Returns whether an active check has passed since the last poll.
   bool take_active_check() {
     try {
       const std::optional<ActiveCheckResult> found = read_active_check(options_.folder);
@@ -238,19 +237,19 @@ class Daemon {
   Stopwatch clock_;
   HealthLevel level_ = HealthLevel::kOk;
   std::set<std::string> failures_;
-  double active_check_ = unix_time();  // of the last one that was taken; those of before the daemon's start count not
-  std::vector<Finding> active_findings_;  // of that
+  double active_check_ = unix_time();  // of the last check that was read; checks before the daemon's start do not count
+  std::vector<Finding> active_findings_;  // findings of that check
 };
 
-/// Tells Slurm what the daemon says. Ends within a second if Slurm does.
-int act_for_slurm(const HealthOptions& options, const std::optional<Verdict>& verdict) {
+/// Reports the daemon's verdict to Slurm. Ends within a second if Slurm answers as fast.
+int act_for_slurm(const HealthOptions& options, const std::optional<NodeVerdict>& verdict) {
   if (!verdict) return 0;
   const fs::path record = fs::path(options.folder) / kDrainedName;
   std::optional<std::string> own_reason;
   std::error_code missing;
   if (fs::exists(record, missing)) own_reason = read_text_file(record);
   const SchedulerNode now = find_slurm_node(options.node);
-  // The launcher of a run may have drained the node for our reason before us.
+  // The launcher of a run may have drained the node for our reason already.
   if (now.is_drained && now.reason == verdict->reason && own_reason != now.reason) {
     write_whole_file(record, now.reason);
   }
@@ -275,9 +274,9 @@ int act_for_slurm(const HealthOptions& options, const std::optional<Verdict>& ve
   return 0;
 }
 
-/// Answers node-problem-detector, whose plugin this is: the exit status is 0 for a node that is well, 1 for a problem
-/// and 2 for unknown. It reads one line of 80 bytes at most.
-int act_for_npd(const std::optional<Verdict>& verdict) {
+/// Answers node-problem-detector as its plugin. The exit status is 0 for a healthy node, 1 for a problem and 2 for
+/// unknown. node-problem-detector reads one line of 80 bytes at most.
+int act_for_npd(const std::optional<NodeVerdict>& verdict) {
   constexpr std::size_t kLongest = 80;
   if (!verdict || !verdict->is_fresh(unix_time())) {
     std::cout << "no verdict: does tessera health serve run on this node?\n";
@@ -290,10 +289,10 @@ int act_for_npd(const std::optional<Verdict>& verdict) {
 
 int act(const HealthOptions& options) {
   require(options.for_slurm != options.for_npd, "expected one of --slurm and --npd");
-  std::optional<Verdict> verdict;
+  std::optional<NodeVerdict> verdict;
   try {
     verdict = read_verdict(options.folder);
-  } catch (const Error& error) {  // never a reason to drain
+  } catch (const Error& error) {  // a damaged file is never a reason to drain
     spdlog::warn("{}", error.what());
   }
   return options.for_slurm ? act_for_slurm(options, verdict) : act_for_npd(verdict);
@@ -334,7 +333,7 @@ void add_health_commands(CLI::App& app, int& status) {
       "--expect-tflops", options->active.expected_gemm_tflops,
       "What the node should reach with --active, in place of its peers' median; below 80 % is bad");
   check_command->add_option("--expect-copy", options->active.expected_copy_gb_per_s, "GB/s, likewise");
-  check_command->callback([options, &status] { status = check(*options); });
+  check_command->callback([options, &status] { status = check_node(*options); });
 
   CLI::App* serve = health->add_subcommand("serve", "The daemon of a node: looks every few seconds, writes a verdict");
   add_probe_options(*serve, *options);
@@ -343,10 +342,7 @@ void add_health_commands(CLI::App& app, int& status) {
   serve->add_option("--address", options->address, "HOST:PORT to serve metrics for Prometheus at; default: none");
   serve->add_option("--ledger", options->ledger, "File with what was wrong before; default: in the folder");
   serve->add_option("--node", options->node, "The node's name; default: the host's");
-  serve->callback([options, &status] {
-    handle_stop_signals([](int signal) { note_signal(stop_request, signal); });
-    status = Daemon(*options).run();
-  });
+  serve->callback([options, &status] { status = Daemon(*options).run(); });
 
   add_health_links_command(*health, status);
 

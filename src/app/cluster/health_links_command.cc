@@ -34,7 +34,7 @@ RankPlaces find_places(Ranks& ranks) {
   return places;
 }
 
-/// "within nodes: 12 pairs, 338 GB/s (median), slowest 330: rank 1 on n1 - rank 2 on n1".
+/// Returns, for example, "within nodes: 12 pairs, 338 GB/s (median), slowest 330: rank 1 on n1 - rank 2 on n1".
 std::string describe_pairs(const LinkReport& report, const RankPlaces& places, bool inside) {
   std::vector<double> rates;
   std::size_t first = 0, second = 0;
@@ -64,8 +64,8 @@ nlohmann::ordered_json to_json(const LinkReport& report, const RankPlaces& place
   return json;
 }
 
-/// Returns 1 if a link is bad.
-int check(const LinksOptions& options, const JobConfig& config, Ranks& ranks) {
+/// Checks the links and prints the report. Returns 1 if a link is bad.
+int check_links_between(const LinksOptions& options, const JobConfig& config, Ranks& ranks) {
   require(ranks.size() > 1,
           "tessera health links needs several ranks: start it by mpirun or srun --mpi=pmix, with a "
           "rank per GPU, or one per node on CPUs");
@@ -109,10 +109,11 @@ void add_health_links_command(CLI::App& health, int& status) {
   command->add_option("--expect-all-to-all", options->check.expected_all_to_all, "GB/s of a rank; default: any");
   command->add_flag("--json", options->as_json, "Print JSON, with the rate of every pair");
   command->callback([options, &status] {
-    status = run_on_ranks([] { return JobConfig(); },
-                          [options](const JobConfig& config, Ranks& ranks) {
-                            return ranks.end_where_it_fails([&] { return check(*options, config, ranks); });
-                          });
+    status =
+        run_on_ranks([] { return JobConfig(); },
+                     [options](const JobConfig& config, Ranks& ranks) {
+                       return ranks.end_where_it_fails([&] { return check_links_between(*options, config, ranks); });
+                     });
   });
 }
 

@@ -21,24 +21,24 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using Rows = std::vector<std::vector<std::string>>;
+using TableRows = std::vector<std::vector<std::string>>;
 
-/// The configuration with the defaults of keys that the run's program did not know yet.
+/// The configuration, with defaults for keys that the run's program did not know yet.
 class Settings {
  public:
   explicit Settings(const RunRecord& run) : values_(run.config), defaults_(config_values({})) {
     values_.insert(defaults_.begin(), defaults_.end());
   }
-  /// A string is without its quotes; "" for a key that nobody knows.
+  /// Returns a key's value, a string without its quotes. Returns "" for an unknown key.
   std::string operator[](const std::string& key) const {
     const auto found = values_.find(key);
     return found == values_.end() ? "" : plain(found->second);
   }
   bool is(const std::string& key, const std::string& value) const { return (*this)[key] == value; }
 
-  /// Every key: its value, and its default where that is another.
-  Rows table() const {
-    Rows rows = {{"Key", "Value", "Default, if another"}};
+  /// Returns a row for every key, with its value and, if that is another, its default.
+  TableRows table() const {
+    TableRows rows = {{"Key", "Value", "Default, if another"}};
     for (const auto& [key, value] : values_) {
       const auto found = defaults_.find(key);
       const bool same = found != defaults_.end() && found->second == value;
@@ -55,7 +55,7 @@ class Settings {
   std::map<std::string, std::string> values_, defaults_;
 };
 
-/// 1234567 as "1.23M": three digits, from 10,000 on.
+/// Returns a count as text. From 10,000 on it has three digits: 1234567 is "1.23M".
 std::string count_text(double count) {
   constexpr double kThousand = 1000.0, kShort = 9999.5;
   if (!(count >= kShort)) return fmt::format("{:.0f}", count);
@@ -65,7 +65,7 @@ std::string count_text(double count) {
   return fmt::format("{:.{}f}{}", count, decimals, std::string_view(" kMBT").substr(power, 1));
 }
 
-/// Sums over the logged steps; each line's mean stands for the steps since the line before.
+/// Returns the time of all steps. The mean in each logged line stands for the steps since the line before.
 double training_seconds(const RunRecord& run) {
   double seconds = 0.0;
   std::int64_t before = run.steps.front() - 1;
@@ -132,14 +132,14 @@ std::string status_box(const RunRecord& run, std::chrono::system_clock::time_poi
 std::string changes_section(const RunRecord& run) {
   const std::vector<ConfigChange> changes = run.changes();
   if (changes.empty()) return "";
-  Rows rows = {{"Key", "From step", "Before", "After"}};
+  TableRows rows = {{"Key", "From step", "Before", "After"}};
   for (const ConfigChange& change : changes) {
     rows.push_back({change.key, std::to_string(change.step), change.before, change.after});
   }
   return "<h2>Changed on resume</h2>\n" + html_table(rows);
 }
 
-/// "data 8, pipeline 2": how the model and the data are split.
+/// Returns how the model and the data are split: "data 8, pipeline 2".
 std::string parallelism_text(const RunRecord& run, const Settings& settings) {
   std::vector<std::string> parts;
   if (run.num_data_ranks > 1) parts.push_back(fmt::format("data {}", run.num_data_ranks));
@@ -156,8 +156,8 @@ std::string parallelism_text(const RunRecord& run, const Settings& settings) {
   return parts.empty() ? "none" : fmt::format("{}", fmt::join(parts, ", "));
 }
 
-Rows summary_rows(const RunRecord& run, const Settings& settings) {
-  Rows rows = {{"", ""}};
+TableRows summary_rows(const RunRecord& run, const Settings& settings) {
+  TableRows rows = {{"", ""}};
   rows.push_back({"Folder", run.folder.string()});
   if (!settings["job.description"].empty()) rows.push_back({"Description", settings["job.description"]});
   rows.push_back(
@@ -189,7 +189,7 @@ Rows summary_rows(const RunRecord& run, const Settings& settings) {
 
 std::string configuration_section(const RunRecord& run) {
   const Settings settings(run);
-  const Rows rows = settings.table();
+  const TableRows rows = settings.table();
   return "<h2>Configuration</h2>\n" + html_table(summary_rows(run, settings)) +
          fmt::format("<details><summary>All {} keys</summary>{}</details>\n", rows.size() - 1, html_table(rows));
 }

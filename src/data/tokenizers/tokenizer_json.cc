@@ -15,25 +15,25 @@ namespace {
 
 using nlohmann::json;
 
-/// Each split is a call within that of the one before.
+/// Limits the depth of recursion: each split runs within a call of the one before.
 constexpr std::size_t kMaxSplits = 64;
 
-/// At every place of a text up to this much of it is looked at for a token.
+/// At every position of a text, the search for added tokens reads up to this many bytes.
 constexpr std::size_t kMaxAddedTokenBytes = 1024;
 
-using Fields = JsonFields<json>;
+using TokenizerFields = JsonFields<json>;
 
-std::string text_or(const Fields& fields, const char* name, const char* missing) {
+std::string text_or(const TokenizerFields& fields, const char* name, const char* missing) {
   return fields.find(name) == nullptr ? missing : fields.text(name);
 }
-bool flag_or(const Fields& fields, const char* name, bool missing) {
+bool flag_or(const TokenizerFields& fields, const char* name, bool missing) {
   return fields.find(name) == nullptr ? missing : fields.flag(name);
 }
 
-// A file has 100,000 tokens and merges: the places of those are functions, called when something is wrong.
+// A file has 100,000 tokens and merges. So their places are functions, which are called only when something is wrong.
 
-/// A token takes some bytes of the file, and ids leave few gaps: so an id beyond the file's size is no id, and tables
-/// by id are no larger than the file justifies.
+/// Parses an id. A token takes some bytes of the file, and ids leave few gaps, so an id beyond the file's size is an
+/// Error. Tables by id are then no larger than the file justifies.
 template <typename Place>
 std::int32_t parse_id(const json& value, std::size_t file_bytes, Place&& place) {
   if (!value.is_number_unsigned()) fail("{}: expected an id, got {}", place(), describe_json(value));
@@ -45,7 +45,7 @@ std::int32_t parse_id(const json& value, std::size_t file_bytes, Place&& place) 
 
 using Ids = std::unordered_map<std::string_view, std::int32_t>;
 
-/// [a, b], or "a b" as files before 2024 have it.
+/// Parses [a, b], or "a b" as in files before 2024.
 template <typename Place>
 std::pair<std::string_view, std::string_view> parse_pair(const json& merge, Place&& place) {
   if (merge.is_string()) {
@@ -62,7 +62,7 @@ std::pair<std::string_view, std::string_view> parse_pair(const json& merge, Plac
   return {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
 }
 
-BpeSpec parse_model(const Fields& fields, std::size_t file_bytes) {
+BpeSpec parse_model(const TokenizerFields& fields, std::size_t file_bytes) {
   // The first files of this kind do not name the model's type.
   const std::string type = text_or(fields, "type", "BPE");
   require(type == "BPE", "{}: only BPE is supported, got {}", fields.place_of("type"), quote_text(type));
@@ -121,7 +121,7 @@ BpeSpec parse_model(const Fields& fields, std::size_t file_bytes) {
   return spec;
 }
 
-std::vector<AddedToken> parse_added_tokens(const Fields& root, const BpeSpec& model, std::size_t file_bytes) {
+std::vector<AddedToken> parse_added_tokens(const TokenizerFields& root, const BpeSpec& model, std::size_t file_bytes) {
   std::vector<AddedToken> tokens;
   if (root.find("added_tokens") == nullptr) return tokens;
   const json& array = root.array("added_tokens");
@@ -135,7 +135,7 @@ std::vector<AddedToken> parse_added_tokens(const Fields& root, const BpeSpec& mo
   std::unordered_set<std::string> contents;
   std::unordered_set<std::int32_t> ids;
   for (std::size_t i = 0; i < array.size(); ++i) {
-    const Fields fields(array[i], fmt::format("{}[{}]", root.place_of("added_tokens"), i));
+    const TokenizerFields fields(array[i], fmt::format("{}[{}]", root.place_of("added_tokens"), i));
     AddedToken& token = tokens.emplace_back();
     token.content = fields.text("content");
     token.id = parse_id(fields.at("id"), file_bytes, [&] { return fields.place_of("id"); });
@@ -161,21 +161,21 @@ std::vector<AddedToken> parse_added_tokens(const Fields& root, const BpeSpec& mo
   return tokens;
 }
 
-void require_no_normalizer(const Fields& root) {
+void require_no_normalizer(const TokenizerFields& root) {
   const json* normalizer = root.find("normalizer");
   if (normalizer == nullptr) return;
-  const Fields fields(*normalizer, root.place_of("normalizer"));
+  const TokenizerFields fields(*normalizer, root.place_of("normalizer"));
   const std::string& type = fields.text("type");
   require(type == "Sequence", "{}: {} is not supported, expected null: Tessera does not change text", fields.place(),
           quote_text(type));
   const json& sequence = fields.array("normalizers");
   if (sequence.empty()) return;
-  const Fields first(sequence[0], fields.place_of("normalizers") + "[0]");
+  const TokenizerFields first(sequence[0], fields.place_of("normalizers") + "[0]");
   fail("{}: {} is not supported, expected no normalizer: Tessera does not change text", first.place(),
        quote_text(first.text("type")));
 }
 
-SplitBehavior parse_behavior(const Fields& fields) {
+SplitBehavior parse_behavior(const TokenizerFields& fields) {
   const std::string& name = fields.text("behavior");
   if (name == "Isolated") return SplitBehavior::kIsolated;
   if (name == "Removed") return SplitBehavior::kRemoved;
@@ -186,12 +186,12 @@ SplitBehavior parse_behavior(const Fields& fields) {
        fields.place_of("behavior"), quote_text(name));
 }
 
-SplitSpec parse_split(const Fields& fields) {
+SplitSpec parse_split(const TokenizerFields& fields) {
   SplitSpec split;
   split.place = fields.place();
   split.behavior = parse_behavior(fields);
   split.invert = flag_or(fields, "invert", false);
-  const Fields pattern(fields.at("pattern"), fields.place_of("pattern"));
+  const TokenizerFields pattern(fields.at("pattern"), fields.place_of("pattern"));
   split.is_regex = pattern.find("Regex") != nullptr;
   require(split.is_regex != (pattern.find("String") != nullptr), "{}: expected a \"Regex\" or a \"String\"",
           pattern.place());
@@ -200,13 +200,14 @@ SplitSpec parse_split(const Fields& fields) {
   return split;
 }
 
-/// Adds what `fields` says to `spec`; `ended` becomes true at ByteLevel, behind which nothing may come.
-void parse_pre_tokenizer(const Fields& fields, PreTokenizerSpec& spec, bool& ended) {
+/// Adds what `fields` says to `spec`. `ended` becomes true at ByteLevel, after which nothing may follow.
+void parse_pre_tokenizer(const TokenizerFields& fields, PreTokenizerSpec& spec, bool& ended) {
   const std::string& type = fields.text("type");
   if (type == "Sequence") {
     const json& sequence = fields.array("pretokenizers");
     for (std::size_t i = 0; i < sequence.size(); ++i) {
-      parse_pre_tokenizer(Fields(sequence[i], fmt::format("{}[{}]", fields.place_of("pretokenizers"), i)), spec, ended);
+      parse_pre_tokenizer(TokenizerFields(sequence[i], fmt::format("{}[{}]", fields.place_of("pretokenizers"), i)),
+                          spec, ended);
     }
     return;
   }
@@ -230,21 +231,22 @@ void parse_pre_tokenizer(const Fields& fields, PreTokenizerSpec& spec, bool& end
   }
 }
 
-/// BOS and EOS by TemplateProcessing: what stands before and after the text.
-void parse_post_processor(const Fields& fields, TokenizerJson& result) {
+/// Finds BOS and EOS in TemplateProcessing: the tokens before and after the text.
+void parse_post_processor(const TokenizerFields& fields, TokenizerJson& result) {
   const std::string& type = fields.text("type");
   if (type == "Sequence") {
     const json& sequence = fields.array("processors");
     for (std::size_t i = 0; i < sequence.size(); ++i) {
-      parse_post_processor(Fields(sequence[i], fmt::format("{}[{}]", fields.place_of("processors"), i)), result);
+      parse_post_processor(TokenizerFields(sequence[i], fmt::format("{}[{}]", fields.place_of("processors"), i)),
+                           result);
     }
   } else if (type == "TemplateProcessing") {
     const json& pieces = fields.array("single");
     bool text_was_there = false;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
-      const Fields piece(pieces[i], fmt::format("{}[{}]", fields.place_of("single"), i));
+      const TokenizerFields piece(pieces[i], fmt::format("{}[{}]", fields.place_of("single"), i));
       if (const json* special = piece.find("SpecialToken")) {
-        const std::string& token = Fields(*special, piece.place_of("SpecialToken")).text("id");
+        const std::string& token = TokenizerFields(*special, piece.place_of("SpecialToken")).text("id");
         if (text_was_there) result.template_eos = token;
         if (!text_was_there && result.template_bos.empty()) result.template_bos = token;
       } else {
@@ -252,14 +254,14 @@ void parse_post_processor(const Fields& fields, TokenizerJson& result) {
       }
     }
   }
-  // Others say where a token's text begins and ends, which nobody asks for here.
+  // Other processors say where a token's text begins and ends, which is not used here.
 }
 
-/// "token", or {"content": "token", ...}.
-std::string parse_named_token(const Fields& fields, const char* name) {
+/// Parses "token" or {"content": "token", ...}.
+std::string parse_named_token(const TokenizerFields& fields, const char* name) {
   const json* field = fields.find(name);
   if (field == nullptr) return {};
-  return field->is_object() ? Fields(*field, fields.place_of(name)).text("content") : fields.text(name);
+  return field->is_object() ? TokenizerFields(*field, fields.place_of(name)).text("content") : fields.text(name);
 }
 
 }  // namespace
@@ -268,19 +270,20 @@ TokenizerJson parse_tokenizer_json(std::string_view content, const std::filesyst
   const std::string place = fmt::format("tokenizer '{}'", path.string());
   const json file = parse_json(content, place);
   require(file.is_object(), "{}: expected an object, got {}", place, describe_json(file));
-  const Fields root(file, place + ", $");
+  const TokenizerFields root(file, place + ", $");
   TokenizerJson result;
-  result.model = parse_model(Fields(root.at("model"), root.place_of("model")), content.size());
+  result.model = parse_model(TokenizerFields(root.at("model"), root.place_of("model")), content.size());
   result.added_tokens = parse_added_tokens(root, result.model, content.size());
   require_no_normalizer(root);
   bool ended = false;
-  parse_pre_tokenizer(Fields(root.at("pre_tokenizer"), root.place_of("pre_tokenizer")), result.pre_tokenizer, ended);
+  parse_pre_tokenizer(TokenizerFields(root.at("pre_tokenizer"), root.place_of("pre_tokenizer")), result.pre_tokenizer,
+                      ended);
   require(ended, "{}: only byte-level BPE is supported, but there is no ByteLevel", root.place_of("pre_tokenizer"));
-  const Fields decoder(root.at("decoder"), root.place_of("decoder"));
+  const TokenizerFields decoder(root.at("decoder"), root.place_of("decoder"));
   require(decoder.text("type") == "ByteLevel", "{}: {} is not supported, expected ByteLevel", decoder.place(),
           quote_text(decoder.text("type")));
   if (const json* processor = root.find("post_processor")) {
-    parse_post_processor(Fields(*processor, root.place_of("post_processor")), result);
+    parse_post_processor(TokenizerFields(*processor, root.place_of("post_processor")), result);
   }
   if (!result.model.vocab.empty()) result.vocab_size = result.model.vocab.back().second + 1;
   for (const AddedToken& token : result.added_tokens) result.vocab_size = std::max(result.vocab_size, token.id + 1);
@@ -291,7 +294,7 @@ TokenizerConfigJson parse_tokenizer_config_json(std::string_view content, const 
   const std::string place = fmt::format("tokenizer '{}'", path.string());
   const json file = parse_json(content, place);
   require(file.is_object(), "{}: expected an object, got {}", place, describe_json(file));
-  const Fields root(file, place + ", $");
+  const TokenizerFields root(file, place + ", $");
   return {.names_bos = file.contains("bos_token"),
           .bos_token = parse_named_token(root, "bos_token"),
           .eos_token = parse_named_token(root, "eos_token")};

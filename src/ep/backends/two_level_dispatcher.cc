@@ -18,7 +18,9 @@ DispatchOptions options_within(DispatchOptions options, std::int64_t num_domains
   return options;
 }
 
-const TwoLevelRouting& routing_of(const DispatchSaved& saved) { return std::get<TwoLevelRouting>(saved.backend); }
+const TwoLevelRouting& two_level_routing(const DispatchSaved& saved) {
+  return std::get<TwoLevelRouting>(saved.backend);
+}
 
 /// Of a rank's tokens, those with an expert in a domain, in their order: for each domain.
 std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK, std::int64_t top_k,
@@ -69,7 +71,7 @@ void TwoLevelDispatcher::allocate_backend(const Context& op, DispatchSaved& save
 }
 
 void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
-  const TwoLevelRouting& routing = routing_of(saved);
+  const TwoLevelRouting& routing = two_level_routing(saved);
   const TokenRouting& within = routing.within->routing;
   const std::int64_t num_tokens = saved.num_tokens(), top_k = options().top_k, domains = num_domains();
   const std::int64_t num_experts = options().num_experts, num_experts_within = num_experts / domains;
@@ -128,7 +130,7 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
 
 Work TwoLevelDispatcher::to_domains(const Context& op, const Tensor& x, const Tensor& received,
                                     const DispatchSaved& saved, std::string_view operation) {
-  const TwoLevelRouting& routing = routing_of(saved);
+  const TwoLevelRouting& routing = two_level_routing(saved);
   const Tensor sent = op.arena->allocate(received.shape(), received.dtype());
   if (op.measuring()) return {};
   const auto& [num_sent_N, num_received_N] = *routing.counts;
@@ -140,7 +142,7 @@ Work TwoLevelDispatcher::to_domains(const Context& op, const Tensor& x, const Te
 
 Work TwoLevelDispatcher::from_domains(const Tensor& x, const Tensor& back, const DispatchSaved& saved,
                                       std::string_view operation) {
-  const auto& [num_sent_N, num_received_N] = *routing_of(saved).counts;
+  const auto& [num_sent_N, num_received_N] = *two_level_routing(saved).counts;
   return groups_.across.all_to_all_v(x, num_received_N, back, num_sent_N,
                                      fmt::format("{} of {}", operation, saved.layer.name));
 }
@@ -165,7 +167,7 @@ GemmOperand TwoLevelDispatcher::exchange_tokens(const Context& op, const GemmOpe
 
 void TwoLevelDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                      const GemmOperand& x_RD) {
-  const DispatchSaved& within = *routing_of(saved).within;
+  const DispatchSaved& within = *two_level_routing(saved).within;
   if (!op.measuring()) plan(op, saved);
   {
     const ArenaScope scope(*op.arena);
@@ -177,13 +179,13 @@ void TwoLevelDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD,
 void TwoLevelDispatcher::do_dispatch_again(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                            const GemmOperand& x_RD) {
   const GemmOperand tokens = exchange_tokens(op, y_tD, options().dispatch_forward, saved, "dispatch again");
-  within_->dispatch_again(op, tokens, *routing_of(saved).within, x_RD);
+  within_->dispatch_again(op, tokens, *two_level_routing(saved).within, x_RD);
 }
 
 void TwoLevelDispatcher::do_combine_backward(const Context& op, const GemmOperand& d_y_tD, const DispatchSaved& saved,
                                              const GemmOperand& d_out_RD) {
   const GemmOperand tokens = exchange_tokens(op, d_y_tD, options().combine_backward, saved, "combine backward");
-  within_->combine_backward(op, tokens, *routing_of(saved).within, d_out_RD);
+  within_->combine_backward(op, tokens, *two_level_routing(saved).within, d_out_RD);
 }
 
 void TwoLevelDispatcher::return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_tD,
@@ -195,20 +197,20 @@ void TwoLevelDispatcher::return_sums(const Context& op, const Tensor& x, const D
     from_domains(x, back, saved, operation).wait();
     set_zero(op, back.rows(num_tokens, num_tokens + 1));
   }
-  combine_rows(op, back, routing_of(saved).sent_of_token_tN, {}, y_tD, write);
+  combine_rows(op, back, two_level_routing(saved).sent_of_token_tN, {}, y_tD, write);
 }
 
 void TwoLevelDispatcher::do_combine(const Context& op, const Tensor& out_RD, const DispatchSaved& saved,
                                     const Tensor& y_tD, Write write) {
   const Tensor sums = op.arena->allocate({num_tokens_within(saved), options().dim}, options().dtype);
-  within_->combine(op, out_RD, *routing_of(saved).within, sums, Write::kAssign);
+  within_->combine(op, out_RD, *two_level_routing(saved).within, sums, Write::kAssign);
   return_sums(op, sums, saved, y_tD, write, "combine");
 }
 
 void TwoLevelDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
                                               const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
                                               const Tensor& d_weights_tK) {
-  const TwoLevelRouting& routing = routing_of(saved);
+  const TwoLevelRouting& routing = two_level_routing(saved);
   const std::int64_t num_tokens = num_tokens_within(saved);
   const Tensor sums = op.arena->allocate({num_tokens, options().dim}, options().dtype);
   const Tensor d_weights = op.arena->allocate({num_tokens, options().top_k}, DType::kFloat32);
@@ -223,11 +225,11 @@ void TwoLevelDispatcher::do_dispatch_backward(const Context& op, const Tensor& d
 }
 
 Tensor TwoLevelDispatcher::rows_in_window(const Context& op, const DispatchSaved& saved) const {
-  return within_->rows_in_window(op, *routing_of(saved).within);
+  return within_->rows_in_window(op, *two_level_routing(saved).within);
 }
 
 Tensor TwoLevelDispatcher::gradients_in_window(const Context& op, const DispatchSaved& saved) const {
-  return within_->gradients_in_window(op, *routing_of(saved).within);
+  return within_->gradients_in_window(op, *two_level_routing(saved).within);
 }
 
 }  // namespace tessera::ep

@@ -8,7 +8,7 @@
 namespace tessera::ep {
 namespace {
 
-const DirectRouting& routing_of(const DispatchSaved& saved) { return std::get<DirectRouting>(saved.backend); }
+const DirectRouting& direct_routing(const DispatchSaved& saved) { return std::get<DirectRouting>(saved.backend); }
 
 }  // namespace
 
@@ -75,7 +75,7 @@ void DirectDispatcher::store_counts(const DispatchSaved& saved) {
 
 void DirectDispatcher::store_records(const Placement& placement, const Tensor& next_row_E, bool nothing,
                                      const DispatchSaved& saved) {
-  const DirectRouting& routing = routing_of(saved);
+  const DirectRouting& routing = direct_routing(saved);
   const std::int64_t num_tokens = nothing ? 0 : saved.num_tokens(), top_k = options().top_k;
   const std::int64_t num_experts = options().num_experts, local = num_local_experts(), max_places = max_ranks_of_token_;
   const auto* expert_ids = saved.routing.expert_ids_tK.data<std::int32_t>();
@@ -132,7 +132,7 @@ void DirectDispatcher::store_records(const Placement& placement, const Tensor& n
 }
 
 void DirectDispatcher::store_tokens(const Payload& tokens, Buffer buffer, const DispatchSaved& saved) {
-  const DirectRouting& routing = routing_of(saved);
+  const DirectRouting& routing = direct_routing(saved);
   std::vector<std::array<Tensor, 2>> targets;
   for (int peer = 0; peer < num_ranks(); ++peer) targets.push_back(rows_of(peer, buffer, saved).parts());
   const std::array<Tensor, 2> parts = tokens.parts();
@@ -151,7 +151,7 @@ void DirectDispatcher::store_tokens(const Payload& tokens, Buffer buffer, const 
 }
 
 void DirectDispatcher::read_records(const DispatchSaved& saved) {
-  const DirectRouting& routing = routing_of(saved);
+  const DirectRouting& routing = direct_routing(saved);
   const auto* num_copies = window_.num_copies_P(group_.rank()).data<std::int32_t>();
   auto* home = routing.home_Q.data<std::int32_t>();
   auto* place = routing.place_Q.data<std::int32_t>();
@@ -189,8 +189,8 @@ void DirectDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, c
   const Tensor next_row_E = op.arena->allocate({options().num_experts}, DType::kInt32);
   const Payload tokens = make_payload(op, y_tD, options().dispatch_forward);
   const auto deliver = [&] {
-    deliver_rows(op, rows_of(group_.rank(), Buffer::kRows, saved), options().dtype, routing_of(saved).source_of_row_R,
-                 saved.num_rows_1(), x_RD);
+    deliver_rows(op, rows_of(group_.rank(), Buffer::kRows, saved), options().dtype,
+                 direct_routing(saved).source_of_row_R, saved.num_rows_1(), x_RD);
   };
   if (op.measuring()) return deliver();
   std::string overload;
@@ -219,7 +219,7 @@ void DirectDispatcher::send_tokens(Call call, Buffer buffer, PayloadPrecision pr
                                    const GemmOperand& y_tD, const DispatchSaved& saved, const GemmOperand& x_RD) {
   const Payload tokens = make_payload(op, y_tD, precision);
   const auto deliver = [&] {
-    deliver_rows(op, rows_of(group_.rank(), buffer, saved), options().dtype, routing_of(saved).source_of_row_R,
+    deliver_rows(op, rows_of(group_.rank(), buffer, saved), options().dtype, direct_routing(saved).source_of_row_R,
                  saved.num_rows_1(), x_RD);
   };
   if (op.measuring()) return deliver();
@@ -238,7 +238,7 @@ void DirectDispatcher::do_combine_backward(const Context& op, const GemmOperand&
 }
 
 void DirectDispatcher::store_sums(const Tensor& x_RD, const float* weights_R, const DispatchSaved& saved) {
-  const DirectRouting& routing = routing_of(saved);
+  const DirectRouting& routing = direct_routing(saved);
   const auto* home = routing.home_Q.data<std::int32_t>();
   const auto* place = routing.place_Q.data<std::int32_t>();
   const auto* rows_begin = routing.rows_Q1.data<std::int32_t>();
@@ -263,7 +263,7 @@ void DirectDispatcher::store_sums(const Tensor& x_RD, const float* weights_R, co
 }
 
 void DirectDispatcher::add_sums(const DispatchSaved& saved, const Tensor& y_tD, Write write) {
-  const auto* ranks = routing_of(saved).rank_tJ.data<std::int32_t>();
+  const auto* ranks = direct_routing(saved).rank_tJ.data<std::int32_t>();
   const Tensor sums = window_.sums(group_.rank());
   parallel_ranges(saved.num_tokens(), kTokensPerTask, [&](std::int64_t begin, std::int64_t end) {
     std::vector<const void*> its_sums;
@@ -291,7 +291,7 @@ void DirectDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x
   if (op.measuring()) return;
   const auto store = [&](Buffer) {
     store_sums(d_x_RD, nullptr, saved);
-    const DirectRouting& routing = routing_of(saved);
+    const DirectRouting& routing = direct_routing(saved);
     const auto* rows_begin = routing.rows_Q1.data<std::int32_t>();
     for (std::int32_t copy = 0; copy < routing.num_copies_1.data<std::int32_t>()[0]; ++copy) {
       auto* d_weights = window_.d_weights_tK(routing.home_Q.data<std::int32_t>()[copy]).data<float>();

@@ -16,7 +16,9 @@ namespace {
 /// The fewest tokens that are worth signalling of.
 constexpr std::int64_t kTokensPerChunk = 128;
 
-const GpuDirectRouting& routing_of(const DispatchSaved& saved) { return std::get<GpuDirectRouting>(saved.backend); }
+const GpuDirectRouting& gpu_direct_routing(const DispatchSaved& saved) {
+  return std::get<GpuDirectRouting>(saved.backend);
+}
 
 std::int32_t* ints(const Tensor& x) { return x.data<std::int32_t>(); }
 
@@ -85,7 +87,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
   }
 
   CallArgs call_args(Call call, const DispatchSaved& saved) {
-    const GpuDirectRouting& routing = routing_of(saved);
+    const GpuDirectRouting& routing = gpu_direct_routing(saved);
     const Layer layer{std::string(saved.layer.name), saved.num_tokens(), saved.num_rows()};
     const auto found = std::find(layers_.begin(), layers_.end(), layer);
     const std::int64_t layer_idx = found - layers_.begin();
@@ -138,7 +140,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
                                       .row_bytes = static_cast<std::int64_t>(bytes_of_row(from)),
                                       .copied = copied};
     }
-    const GpuDirectRouting& routing = routing_of(saved);
+    const GpuDirectRouting& routing = gpu_direct_routing(saved);
     args.first_row_tJ = ints(routing.first_row_tJ);
     args.offsets_e1 = ints(saved.offsets_e1);
     args.ends_e = ints(routing.ends_e);
@@ -159,7 +161,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
     args.counts_PE = ints(window_.counts_PE(group_.rank()));
     args.window_place_Pt = ints(window_.place_Pt(group_.rank()));
     args.window_choice_PtK = static_cast<GpuChoice*>(window_.choice_PtK(group_.rank()).raw());
-    args.source_of_row_R = ints(routing_of(saved).source_of_row_R);
+    args.source_of_row_R = ints(gpu_direct_routing(saved).source_of_row_R);
     args.weights_R = saved.weights_R.data<float>();
   }
 
@@ -183,7 +185,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
       launch_rows(op.cuda->stream(), call_args(call, saved), args);
     }
     if (!computed.plain.defined() && !computed.quantized()) return;
-    deliver_rows(op, received, options().dtype, routing_of(saved).source_of_row_R, saved.num_rows_1(), computed);
+    deliver_rows(op, received, options().dtype, gpu_direct_routing(saved).source_of_row_R, saved.num_rows_1(),
+                 computed);
   }
 
   void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
@@ -194,7 +197,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
     const Tensor row_of_slot_tK = allocate({saved.num_tokens(), options().top_k});
     sort_by_expert(op, saved.routing.expert_ids_tK, saved.routing.counts_E, 1, offsets_E1, slot_of_row, row_of_slot_tK);
     if (!op.measuring()) {
-      const Tensor& sources = routing_of(saved).source_of_row_R;
+      const Tensor& sources = gpu_direct_routing(saved).source_of_row_R;
       constexpr int kNone = 0xff;  // every byte of -1
       TESSERA_CUDA(cudaMemsetAsync(sources.raw(), kNone, sources.num_bytes(), op.cuda->stream().handle()));
       TESSERA_CUDA(cudaMemsetAsync(saved.weights_R.raw(), 0, saved.weights_R.num_bytes(), op.cuda->stream().handle()));

@@ -10,7 +10,7 @@ TESSERA_BACKENDS(mla_attention_backward)
 
 namespace {
 
-void check(const MlaDims& dims, const MlaOperands& operands, const Tensor& o, const Tensor& lse_TH) {
+void check_operands(const MlaDims& dims, const MlaOperands& operands, const Tensor& o, const Tensor& lse_TH) {
   const std::int64_t num_queries = dims.num_seqs * dims.queries_per_seq(), num_keys = dims.num_seqs * dims.seq_len;
   const std::int64_t heads = dims.num_heads;
   const DType dtype = operands.q.dtype();
@@ -41,7 +41,7 @@ std::int64_t MlaDims::queries_per_seq() const {
 void mla_attention_forward(const Context& context, const MlaDims& dims, const MlaOperands& operands, const Tensor& o,
                            const Tensor& lse_TH) {
   const TraceScope trace(context.trace, "mla_attention.forward");
-  check(dims, operands, o, lse_TH);
+  check_operands(dims, operands, o, lse_TH);
   TESSERA_RUN(mla_attention_forward, context, dims, operands, o, lse_TH);
 }
 
@@ -49,8 +49,8 @@ void mla_attention_backward(const Context& context, const MlaDims& dims, const M
                             const Tensor& lse_TH, const Tensor& d_o, const Tensor& d_q, const Tensor& d_kv,
                             const Tensor& d_k_rope) {
   const TraceScope trace(context.trace, "mla_attention.backward");
-  check(dims, operands, o, lse_TH);
-  check(dims, {.q = d_q, .kv = d_kv, .k_rope = d_k_rope, .doc_start_T = operands.doc_start_T}, d_o, lse_TH);
+  check_operands(dims, operands, o, lse_TH);
+  check_operands(dims, {.q = d_q, .kv = d_kv, .k_rope = d_k_rope, .doc_start_T = operands.doc_start_T}, d_o, lse_TH);
   TESSERA_RUN(mla_attention_backward, context, dims, operands, o, lse_TH, d_o, d_q, d_kv, d_k_rope);
 }
 

@@ -8,13 +8,13 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 15;
+constexpr std::int64_t kElementwiseGrain = 1 << 15;
 
 std::int64_t row_length(const Tensor& x) { return x.dim(0) == 0 ? 0 : x.num_elements() / x.dim(0); }
 
-/// Rows per task, so that a task has about kGrain elements.
+/// Rows per task, so that a task has about kElementwiseGrain elements.
 std::int64_t row_grain(const Tensor& x) {
-  return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, row_length(x)));
+  return std::max<std::int64_t>(1, kElementwiseGrain / std::max<std::int64_t>(1, row_length(x)));
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor&
       const A* pa = a.data<A>();
       const B* pb = b.data<B>();
       A* out = sum.data<A>();
-      parallel_ranges(a.num_elements(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      parallel_ranges(a.num_elements(), kElementwiseGrain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) store(out[i], load(pa[i]) + load(pb[i]));
       });
     });
@@ -65,17 +65,19 @@ void copy(const Context& context, const Tensor& source, const Tensor& target) {
   if (context.measuring()) return;
   const auto* from = static_cast<const std::byte*>(source.raw());
   auto* to = static_cast<std::byte*>(target.raw());
-  parallel_ranges(static_cast<std::int64_t>(source.num_bytes()), kGrain * 4, [&](std::int64_t begin, std::int64_t end) {
-    std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
-  });
+  parallel_ranges(static_cast<std::int64_t>(source.num_bytes()), kElementwiseGrain * 4,
+                  [&](std::int64_t begin, std::int64_t end) {
+                    std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
+                  });
 }
 
 void set_zero(const Context& context, const Tensor& target) {
   if (context.measuring()) return;
   auto* bytes = static_cast<std::byte*>(target.raw());
-  parallel_ranges(static_cast<std::int64_t>(target.num_bytes()), kGrain * 4, [&](std::int64_t begin, std::int64_t end) {
-    std::memset(bytes + begin, 0, static_cast<std::size_t>(end - begin));
-  });
+  parallel_ranges(static_cast<std::int64_t>(target.num_bytes()), kElementwiseGrain * 4,
+                  [&](std::int64_t begin, std::int64_t end) {
+                    std::memset(bytes + begin, 0, static_cast<std::size_t>(end - begin));
+                  });
 }
 
 bool all_finite(const Context&, const Tensor& x) {

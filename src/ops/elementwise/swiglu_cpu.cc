@@ -6,7 +6,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kRowsPerTask = 32;
+constexpr std::int64_t kSwigluRowsPerTask = 32;
 
 /// Gradient of one row for weight · d_a; writes weight · a and returns the sum of d_a · a.
 template <typename T>
@@ -41,7 +41,7 @@ void for_rows_backward(const Context& context, const Tensor& d_a_RF, const Tenso
   const OperandOutput a_output(context, a_RF, width, h_R2F.dtype());
   if (context.measuring()) return;
   for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
-    const std::int64_t rows_per_task = a_output.rows_per_task(d_h_output.rows_per_task(kRowsPerTask));
+    const std::int64_t rows_per_task = a_output.rows_per_task(d_h_output.rows_per_task(kSwigluRowsPerTask));
     parallel_ranges(computed_rows(num_rows_1, num_rows), rows_per_task, [&](std::int64_t begin, std::int64_t end) {
       T *d_h = d_h_output.rows<T>(begin), *a = a_output.rows<T>(begin);
       for (std::int64_t r = begin; r < end; ++r, d_h += 2 * width, a += width) {
@@ -60,7 +60,7 @@ void swiglu_forward(const Context& context, const Tensor& h_R2F, const GemmOpera
   const OperandOutput output(context, a_RF, width, h_R2F.dtype());
   if (context.measuring()) return;
   for_float_type(h_R2F.dtype(), [&]<typename T>(T) {
-    parallel_ranges(computed_rows(num_rows_1, num_rows), output.rows_per_task(kRowsPerTask),
+    parallel_ranges(computed_rows(num_rows_1, num_rows), output.rows_per_task(kSwigluRowsPerTask),
                     [&](std::int64_t begin, std::int64_t end) {
                       T* a = output.rows<T>(begin);
                       for (std::int64_t r = begin; r < end; ++r, a += width) {

@@ -8,27 +8,27 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kLanes = 16;
+constexpr std::int64_t kLossLanes = 16;
 
 float row_max(const float* x, std::int64_t length) {
-  float lanes[kLanes];
-  std::fill(lanes, lanes + kLanes, x[0]);
+  float lanes[kLossLanes];
+  std::fill(lanes, lanes + kLossLanes, x[0]);
   std::int64_t j = 0;
-  for (; j + kLanes <= length; j += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+  for (; j + kLossLanes <= length; j += kLossLanes) {
+    for (std::int64_t lane = 0; lane < kLossLanes; ++lane) {
       lanes[lane] = x[j + lane] > lanes[lane] ? x[j + lane] : lanes[lane];
     }
   }
   for (; j < length; ++j) lanes[0] = std::max(lanes[0], x[j]);
-  return *std::max_element(lanes, lanes + kLanes);
+  return *std::max_element(lanes, lanes + kLossLanes);
 }
 
 /// Replaces x by exp(x - offset) and returns the sum.
 float exp_and_sum(float* x, float offset, std::int64_t length) {
-  float lanes[kLanes] = {};
+  float lanes[kLossLanes] = {};
   std::int64_t j = 0;
-  for (; j + kLanes <= length; j += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+  for (; j + kLossLanes <= length; j += kLossLanes) {
+    for (std::int64_t lane = 0; lane < kLossLanes; ++lane) {
       const float value = exp_fast(x[j + lane] - offset);
       x[j + lane] = value;
       lanes[lane] += value;

@@ -7,17 +7,17 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kRowsPerTask = 64;
+constexpr std::int64_t kNormRowsPerTask = 64;
 // Sums over a row run in this many independent lanes, so that they can be vectorised without reordering.
-constexpr std::int64_t kLanes = 16;
+constexpr std::int64_t kNormLanes = 16;
 
 /// sum of f(j) for j in [0, length).
 template <typename Function>
 float sum_lanes(std::int64_t length, Function&& f) {
-  float lanes[kLanes] = {};
+  float lanes[kNormLanes] = {};
   std::int64_t j = 0;
-  for (; j + kLanes <= length; j += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += f(j + lane);
+  for (; j + kNormLanes <= length; j += kNormLanes) {
+    for (std::int64_t lane = 0; lane < kNormLanes; ++lane) lanes[lane] += f(j + lane);
   }
   for (; j < length; ++j) lanes[0] += f(j);
   float sum = 0.0f;
@@ -41,7 +41,7 @@ void rmsnorm_forward(const Context& context, const Tensor& x_TN, const Tensor& w
   const OperandOutput output(context, y_TN, length, x_TN.dtype());
   if (context.measuring()) return;
   for_float_type(x_TN.dtype(), [&]<typename T>(T) {
-    parallel_ranges(num_rows, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
+    parallel_ranges(num_rows, output.rows_per_task(kNormRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
       T* y = output.rows<T>(begin);
       for (std::int64_t i = begin; i < end; ++i, y += length) {
         rstd_T.data<float>()[i] = normalise_row(row_of<T>(x_TN, i), w_N.data<T>(), eps, length, y);
@@ -58,7 +58,7 @@ void residual_rmsnorm_forward(const Context& context, const Tensor& x_TN, const 
   const OperandOutput output(context, y_TN, length, dtype);
   if (context.measuring()) return;
   for_float_type(dtype, [&]<typename T>(T) {
-    parallel_ranges(num_rows, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
+    parallel_ranges(num_rows, output.rows_per_task(kNormRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
       T* y = output.rows<T>(begin);
       for (std::int64_t i = begin; i < end; ++i, y += length) {
         const T* x = row_of<T>(x_TN, i);
@@ -80,7 +80,7 @@ void rmsnorm_backward(const Context& context, const Tensor& d_y_TN, const Tensor
   const DType dtype = x_TN.dtype();
   const bool accumulate = write_d_x == Write::kAccumulate;
   const ArenaScope scope(*context.arena);
-  const std::int64_t num_tasks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
+  const std::int64_t num_tasks = (num_rows + kNormRowsPerTask - 1) / kNormRowsPerTask;
   const Tensor partial_d_w = context.arena->allocate({num_tasks, length}, DType::kFloat32);
   if (context.measuring()) return;
   for_float_type(dtype, [&]<typename T>(T) {
@@ -88,7 +88,7 @@ void rmsnorm_backward(const Context& context, const Tensor& d_y_TN, const Tensor
       float* d_w = row_of<float>(partial_d_w, task);
       std::fill(d_w, d_w + length, 0.0f);
       const T* w = w_N.data<T>();
-      for (std::int64_t i = task * kRowsPerTask; i < std::min(num_rows, (task + 1) * kRowsPerTask); ++i) {
+      for (std::int64_t i = task * kNormRowsPerTask; i < std::min(num_rows, (task + 1) * kNormRowsPerTask); ++i) {
         const T* d_y = row_of<T>(d_y_TN, i);
         const T* x = row_of<T>(x_TN, i);
         T* d_x = row_of<T>(d_x_TN, i);

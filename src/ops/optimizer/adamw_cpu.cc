@@ -6,7 +6,7 @@
 namespace tessera::cpu {
 
 namespace {
-constexpr std::int64_t kGrain = 1 << 15;
+constexpr std::int64_t kAdamwGrain = 1 << 15;
 
 /// `Moment`: float or BFloat16.
 template <typename Moment>
@@ -17,7 +17,7 @@ void make_step(const AdamWOptions& options, const AdamWStep& step, const Tensor&
   const float rate = step.learning_rate * step.correction1;
   const float correction2 = step.correction2, scale = step.gradient_scale;
   const float beta1 = options.beta1, beta2 = options.beta2, epsilon = options.epsilon;
-  parallel_ranges(size, kGrain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_ranges(size, kAdamwGrain, [&](std::int64_t begin, std::int64_t end) {
     const float* __restrict d_w = d_w_N.data<float>();
     Moment* __restrict m = m_N.data<Moment>();
     Moment* __restrict v = v_N.data<Moment>();
@@ -48,7 +48,7 @@ void adamw(const Context& context, const AdamWOptions& options, const Tensor& st
 }
 
 void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squares_1) {
-  const std::int64_t size = x_N.dim(0), num_tasks = (size + kGrain - 1) / kGrain;
+  const std::int64_t size = x_N.dim(0), num_tasks = (size + kAdamwGrain - 1) / kAdamwGrain;
   const ArenaScope scope(*context.arena);
   auto* partial =
       reinterpret_cast<double*>(context.arena->allocate_bytes(static_cast<std::size_t>(num_tasks) * sizeof(double)));
@@ -57,8 +57,8 @@ void sum_of_squares(const Context& context, const Tensor& x_N, const Tensor& squ
     const float* x = x_N.data<float>();
     constexpr std::int64_t kLanes = 8;
     double lanes[kLanes] = {};
-    const std::int64_t end = std::min(size, (task + 1) * kGrain);
-    std::int64_t i = task * kGrain;
+    const std::int64_t end = std::min(size, (task + 1) * kAdamwGrain);
+    std::int64_t i = task * kAdamwGrain;
     for (; i + kLanes <= end; i += kLanes) {
       for (std::int64_t lane = 0; lane < kLanes; ++lane) {
         lanes[lane] += static_cast<double>(x[i + lane]) * static_cast<double>(x[i + lane]);

@@ -5,7 +5,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kRowsPerTask = 16;
+constexpr std::int64_t kQuantizeRowsPerTask = 16;
 constexpr std::int64_t kColumnsPerTask = 32 * kQuantizeSide;
 /// Outputs of this size would push everything else out of the caches.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
@@ -99,7 +99,7 @@ void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y)
   if (context.measuring()) return;
   const std::int64_t count = y.dim(y.num_dims() - 1);
   const std::int64_t num_rows = y.num_elements() / std::max<std::int64_t>(count, 1);
-  parallel_ranges(num_rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+  parallel_ranges(num_rows, kQuantizeRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
       std::byte* out = static_cast<std::byte*>(y.raw()) + static_cast<std::size_t>(row * count) * size_of(y.dtype());
       kernels().dequantize_row(row_at(x, row, out), element);
@@ -112,14 +112,14 @@ void quantization_error(const Context& context, const Tensor& x, const mx::Quant
   const std::int64_t count = x.dim(x.num_dims() - 1), stride = x.num_dims() == 2 ? x.stride() : count;
   const ArenaScope scope(*context.arena);
   const Tensor parts = context.arena->allocate(
-      {(x.num_elements() / count + kRowsPerTask - 1) / kRowsPerTask, sizeof(ErrorSums) / sizeof(float)},
+      {(x.num_elements() / count + kQuantizeRowsPerTask - 1) / kQuantizeRowsPerTask, sizeof(ErrorSums) / sizeof(float)},
       DType::kFloat32);
   const ThreadScratch scratch(context, static_cast<std::size_t>(count) * sizeof(float));
   if (context.measuring()) return;
   const std::int64_t rows = computed_rows(num_rows_1, x.num_elements() / count);
   auto* part = static_cast<ErrorSums*>(parts.raw());
   for_float_type(x.dtype(), [&]<typename T>(T) {
-    parallel_ranges(rows, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+    parallel_ranges(rows, kQuantizeRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
       auto* values = reinterpret_cast<float*>(scratch.mine());
       ErrorSums sums;
       for (std::int64_t row = begin; row < end; ++row) {
@@ -135,11 +135,11 @@ void quantization_error(const Context& context, const Tensor& x, const mx::Quant
         }
         sums += {.signal = signal, .noise = noise};
       }
-      part[begin / kRowsPerTask] = sums;
+      part[begin / kQuantizeRowsPerTask] = sums;
     });
   });
   ErrorSums sums;
-  for (std::int64_t i = 0; i * kRowsPerTask < rows; ++i) sums += part[i];
+  for (std::int64_t i = 0; i * kQuantizeRowsPerTask < rows; ++i) sums += part[i];
   sums_2.data<double>()[0] += sums.signal;
   sums_2.data<double>()[1] += sums.noise;
 }

@@ -10,7 +10,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kRowsPerTask = 64;
+constexpr std::int64_t kPermuteRowsPerTask = 64;
 constexpr std::int64_t kNumbersPerTask = 1 << 14;
 
 }  // namespace
@@ -59,7 +59,7 @@ void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_
   if (context.measuring()) return;
   const std::int64_t used = y_RD.plain.defined() ? num_rows : computed_rows(num_rows_1, num_rows);
   for_float_type(x_TD.dtype(), [&]<typename T>(T) {
-    parallel_ranges(used, output.rows_per_task(kRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
+    parallel_ranges(used, output.rows_per_task(kPermuteRowsPerTask), [&](std::int64_t begin, std::int64_t end) {
       T* y = output.rows<T>(begin);
       for (std::int64_t r = begin; r < end; ++r, y += dim) {
         const std::int32_t slot = slot_of_row_R.data<std::int32_t>()[r];
@@ -81,7 +81,7 @@ void gather_row_bytes(const Context& context, const Tensor& x, const Tensor& sou
   const std::size_t num_bytes = static_cast<std::size_t>(x.dim(1)) * size_of(x.dtype());
   const auto* from = static_cast<const std::byte*>(x.raw());
   auto* to = static_cast<std::byte*>(y.raw());
-  parallel_ranges(y.dim(0), kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+  parallel_ranges(y.dim(0), kPermuteRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       std::byte* row = to + static_cast<std::size_t>(i) * num_bytes;
       if (sources[i] < 0) {
@@ -108,7 +108,7 @@ void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_
   const std::int64_t num_tokens = row_of_slot_TK.dim(0), top_k = row_of_slot_TK.dim(1), dim = x_RD.dim(1);
   if (context.measuring()) return;
   for_float_type(x_RD.dtype(), [&]<typename T>(T) {
-    parallel_ranges(num_tokens, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+    parallel_ranges(num_tokens, kPermuteRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) {
         const std::int32_t* rows = row_of<std::int32_t>(row_of_slot_TK, t);
         const float* weights = weights_TK.defined() ? weights_TK.data<float>() + t * top_k : nullptr;
@@ -126,7 +126,7 @@ void combine_rows_by_rank(const Context& context, const Tensor& x_RD, const Tens
   const ThreadScratch scratch(context, static_cast<std::size_t>(top_k * dim) * size_of(x_RD.dtype()));
   if (context.measuring()) return;
   for_float_type(x_RD.dtype(), [&]<typename T>(T) {
-    parallel_ranges(num_tokens, kRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
+    parallel_ranges(num_tokens, kPermuteRowsPerTask, [&](std::int64_t begin, std::int64_t end) {
       T* sums = reinterpret_cast<T*>(scratch.mine());
       std::vector<std::int64_t> ranks;
       std::vector<const T*> rows;

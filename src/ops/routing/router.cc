@@ -13,8 +13,8 @@ TESSERA_BACKENDS(router_backward)
 
 namespace {
 
-void check(const RouterOptions& options, const RouterOutputs& outputs, std::int64_t num_tokens,
-           std::int64_t num_experts) {
+void check_outputs(const RouterOptions& options, const RouterOutputs& outputs, std::int64_t num_tokens,
+                   std::int64_t num_experts) {
   const std::int64_t top_k = options.top_k;
   TESSERA_CHECK_TENSOR(outputs.scores_TE, DType::kFloat32, {num_tokens, num_experts});
   TESSERA_CHECK_TENSOR(outputs.expert_ids_TK, DType::kInt32, {num_tokens, top_k});
@@ -31,7 +31,7 @@ void router_forward(const Context& context, const RouterOptions& options, const 
   const std::int64_t num_tokens = logits_TE.dim(0), num_experts = logits_TE.dim(1);
   TESSERA_CHECK_TENSOR(logits_TE, DType::kFloat32, {num_tokens, num_experts});
   TESSERA_CHECK_TENSOR(expert_bias_E, DType::kFloat32, {num_experts});
-  check(options, outputs, num_tokens, num_experts);
+  check_outputs(options, outputs, num_tokens, num_experts);
   TESSERA_RUN(router_forward, context, options, logits_TE, expert_bias_E, outputs);
 }
 
@@ -66,7 +66,7 @@ void router_backward(const Context& context, const RouterOptions& options, const
   const std::int64_t num_tokens = d_logits_TE.dim(0), num_experts = d_logits_TE.dim(1), top_k = options.top_k;
   TESSERA_CHECK_TENSOR(d_weights_TK, DType::kFloat32, {num_tokens, top_k});
   TESSERA_CHECK_TENSOR(d_logits_TE, DType::kFloat32, {num_tokens, num_experts});
-  check(options, outputs, num_tokens, num_experts);
+  check_outputs(options, outputs, num_tokens, num_experts);
   if (options.balance_coefficient != 0.0f) {
     const Tensor& f_BE = outputs.balance_f_BE;
     TESSERA_CHECK_TENSOR(f_BE, DType::kFloat32, {f_BE.dim(0), num_experts});

@@ -13,11 +13,10 @@
 // A GPU takes up to 512 experts, 32 choices and 32 groups.
 #pragma once
 
+#include "ops/routing/score_function.h"
 #include "ops/runtime/context.h"
 
 namespace tessera {
-
-enum class ScoreFunction { kSoftmax, kSigmoid };
 
 /// Added to the weights' sum under route_norm.
 inline constexpr float kRouteNormEpsilon = 1e-20f;

@@ -366,8 +366,8 @@ template <typename Visit>
 void for_each_number(Parameters& parameters, Visit&& visit) {
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const Parameters::Range range = parameters.shard_range(id);
-    const Tensor kinds[] = {parameters.master_shard(id), parameters.first_moment_shard(id),
-                            parameters.second_moment_shard(id)};
+    const Tensor kinds[] = {parameters.master_shard(id), parameters.optimizer_shard(0, id),
+                            parameters.optimizer_shard(1, id)};
     for (std::size_t kind = 0; kind < std::size(kinds); ++kind) {
       parameters.slice(id).for_each_run(range.begin, range.end,
                                         [&](std::int64_t local, std::int64_t global, std::int64_t count) {

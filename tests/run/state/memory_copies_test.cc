@@ -355,7 +355,7 @@ TEST_F(MemoryCopiesOnNodes, ReplicasThatDifferEndTheRun) {
       const Parameters& parameters = trainer.model().parameters();
       for (ParamId id = 0; id < parameters.size(); ++id) {
         if (parameters.spec(id).name != "layers.1.attention.wo.weight") continue;
-        auto* bytes = static_cast<std::byte*>(parameters.second_moment_shard(id).raw());
+        auto* bytes = static_cast<std::byte*>(parameters.optimizer_shard(1, id).raw());
         bytes[5] ^= std::byte{4};
       }
     };

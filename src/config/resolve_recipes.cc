@@ -1,4 +1,4 @@
-#include "config/recipe.h"
+#include "config/resolve_recipes.h"
 
 #include <algorithm>
 #include <set>

@@ -1,0 +1,40 @@
+// Sizes and choices of expert parallelism's dispatch (ep/dispatcher.h).
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/dtype.h"
+
+namespace tessera {
+
+enum class DispatchBackend { kLocal, kStandard, kDirect };
+
+enum class PayloadPrecision { kDefault, kMxfp8 };
+
+/// Default number of multiprocessors for a call of direct, found by measurement (docs/performance.md).
+inline constexpr int kDefaultSms = 24;
+
+struct DispatchOptions {
+  std::int64_t max_tokens = 0;  // the largest T
+  std::int64_t dim = 0;
+  std::int64_t num_experts = 0;  // E
+  std::int64_t top_k = 0;        // K
+  /// For direct: the number of domains over which a token's K choices are spread; the E experts are those of one
+  /// domain. A choice in another domain has expert id kNoExpert, no row, and a weight that is not read. Its gradient is
+  /// undefined.
+  std::int64_t num_domains = 1;
+  DType dtype = DType::kFloat32;
+  /// The largest alignment of any layer.
+  std::int64_t max_alignment = 1;
+  /// Rows that a rank has room for, as a multiple of a balanced load's: t·K, or with several domains its part of that.
+  /// 0 means room for any load. Tokens are never dropped: more rows are an error.
+  double capacity_factor = 0.0;
+  PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
+  PayloadPrecision combine_backward = PayloadPrecision::kDefault;
+  /// Device of the tensors, for direct: kCpu or kCuda.
+  Device device = Device::kCpu;
+  /// Multiprocessors of a GPU that a call of direct takes; at least 2.
+  int num_sms = kDefaultSms;
+};
+
+}  // namespace tessera

@@ -1,0 +1,16 @@
+// Activation recomputation ([activation_checkpoint] mode).
+#pragma once
+
+#include <cstdint>
+
+namespace tessera {
+
+/// Which activations the forward keeps for the backward. The results are the same bit for bit, because what is not kept
+/// is computed again by the same operators from the same numbers.
+enum class Recompute : std::uint8_t {
+  kNone,       // keep everything
+  kSelective,  // recompute norms, MLA's up-projections, RoPE and routed rows (DeepSeek-V3, sec. 3.2.3)
+  kFull,       // keep only each block's input
+};
+
+}  // namespace tessera

@@ -1,0 +1,24 @@
+// What an optimizer keeps for every number of the parameters.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tensor/dtype.h"
+
+namespace tessera {
+
+/// One number per parameter number, in a flat buffer of its own. Checkpoints have it as the parameter's name +
+/// `suffix`.
+struct OptimizerTensor {
+  std::string suffix;
+  DType dtype = DType::kFloat32;
+};
+using OptimizerTensors = std::vector<OptimizerTensor>;
+
+/// The two moments of AdamW, with the names of PyTorch's.
+inline OptimizerTensors adamw_tensors(DType moments = DType::kFloat32) {
+  return {{".exp_avg", moments}, {".exp_avg_sq", moments}};
+}
+
+}  // namespace tessera

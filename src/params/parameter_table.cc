@@ -1,0 +1,91 @@
+#include "params/parameter_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace tessera {
+namespace {
+
+std::int64_t align_up(std::int64_t count) {
+  return (count + kAlignmentInNumbers - 1) / kAlignmentInNumbers * kAlignmentInNumbers;
+}
+
+}  // namespace
+
+ParameterTable::ParameterTable(std::shared_ptr<Mesh> mesh)
+    : mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()) {}
+
+ParamId ParameterTable::add(ParamSpec spec) {
+  for (const ParamSpec& other : specs_) TESSERA_CHECK(other.name != spec.name, "{} added twice", spec.name);
+  const UnitId unit = num_units_ - 1;
+  auto bucket = std::find_if(buckets_.begin(), buckets_.end(),
+                             [&](const Bucket& b) { return b.unit == unit && b.axis == spec.cut.axis; });
+  if (bucket == buckets_.end()) bucket = buckets_.insert(bucket, {.unit = unit, .axis = spec.cut.axis});
+  const ParamId id = specs_.size();
+  specs_.push_back(std::move(spec));
+  places_.push_back({.unit = unit,
+                     .bucket = static_cast<std::size_t>(bucket - buckets_.begin()),
+                     .offset = bucket->size,
+                     .local = slice(id).local()});
+  bucket->size += align_up(places_[id].local.num_elements());
+  lay_out();
+  return id;
+}
+
+void ParameterTable::lay_out() {
+  flat_size_ = slot_size_ = 0;
+  std::int64_t unit_size = 0;
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {  // a unit's lie one behind the other
+    Bucket& bucket = buckets_[i];
+    if (i == 0 || buckets_[i - 1].unit != bucket.unit) unit_size = 0;
+    const std::int64_t ranks = group(bucket).size();
+    bucket.shard_size = align_up((bucket.size + ranks - 1) / ranks);
+    bucket.flat_offset = flat_size_;
+    flat_size_ += bucket.shard_size;
+    bucket.slot_offset = unit_size;
+    if (sharded(bucket)) unit_size += ranks * bucket.shard_size;
+    slot_size_ = std::max(slot_size_, unit_size);
+  }
+}
+
+ParamId ParameterTable::add_buffer(std::string name, Shape shape) {
+  buffer_offsets_.push_back(buffers_size_);
+  buffers_size_ += align_up(shape.num_elements());
+  buffer_specs_.push_back({.name = std::move(name), .shape = shape, .init = {}});
+  return buffer_specs_.size() - 1;
+}
+
+Slice ParameterTable::slice(ParamId id) const {
+  const ParamSpec& spec = specs_[id];
+  Slice slice{.global = spec.shape, .dim = spec.cut.dim, .blocks = spec.cut.blocks};
+  if (spec.cut.axis == Cut::Axis::kTensor) slice.part = mesh_->place.tp, slice.parts = mesh_->degrees.tp;
+  if (spec.cut.axis == Cut::Axis::kExperts) slice.part = mesh_->place.ep, slice.parts = mesh_->degrees.ep;
+  return slice;
+}
+
+ProcessGroup& ParameterTable::group(const Bucket& bucket) const {
+  switch (bucket.axis) {
+    case Cut::Axis::kTensor:
+      return mesh_->shard_of_cut;
+    case Cut::Axis::kExperts:
+      return mesh_->shard_of_experts;
+    case Cut::Axis::kNone:
+      break;
+  }
+  return mesh_->shard_of_whole;
+}
+
+bool ParameterTable::sharded_unit(UnitId unit) const {
+  return std::any_of(buckets_.begin(), buckets_.end(),
+                     [&](const Bucket& bucket) { return bucket.unit == unit && sharded(bucket); });
+}
+
+ParameterTable::Range ParameterTable::shard_range(ParamId id) const {
+  const Bucket& its_bucket = bucket(id);
+  const std::int64_t size = place(id).local.num_elements();
+  const std::int64_t shard_begin = group(its_bucket).rank() * its_bucket.shard_size - place(id).offset;
+  return {std::clamp<std::int64_t>(shard_begin, 0, size),
+          std::clamp<std::int64_t>(shard_begin + its_bucket.shard_size, 0, size)};
+}
+
+}  // namespace tessera

@@ -1,0 +1,93 @@
+// What FSDP moves (arXiv 2304.11277): memory for the units' gathered weights and their summed gradients, and the
+// collectives that fill and empty it. Where a bucket is sharded, acquire() gathers its unit's weights into a slot, and
+// release_gradients() adds the gradients that layers have summed in a slot to the shards of all ranks. There are fewer
+// slots than units, if a unit is to be gathered again for the backward.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "params/first_writes.h"
+#include "params/optimizer_state.h"
+
+namespace tessera {
+
+/// What is kept for each parameter, and how the units of a model share memory.
+struct StorageOptions {
+  /// What the optimizer keeps for each number.
+  OptimizerTensors optimizer = adamw_tensors();
+  /// Keeps a unit's weights gathered until the step's end, in a slot of their own. Otherwise they may be freed when
+  /// released ([parallelism] fsdp_reshard_after_forward).
+  bool keep_gathered = false;
+  /// Sums a unit's gradients over a step's micro-batches in a slot of their own; finish_gradients() adds them to the
+  /// shards once. Otherwise they are added for every micro-batch.
+  bool keep_gradients = false;
+  /// The number of slots for weights, and for gradients, that units share.
+  std::size_t num_slots = 2;
+};
+
+class UnitSlots {
+ public:
+  UnitSlots(const ParameterTable& table, const StorageOptions& options) : table_(&table), options_(options) {}
+
+  std::size_t num_slots() const { return table_->slot_size() == 0 ? 0 : num_weight_slots(); }
+  std::size_t num_bytes(DType compute) const;
+  /// Allocates the slots. `op` must outlive this. `weights` [flat size], of the type that layers compute in, is what is
+  /// gathered; `gradients` [flat size], float32, is what sums are added to.
+  void allocate(const Context& op, const Tensor& weights, const Tensor& gradients);
+
+  /// Starts to gather a unit's weights, if they are not there and a slot is free.
+  void prefetch(UnitId unit);
+  /// Gathers a unit's weights, if they are not there. Returns true if they were not there before the call (or before
+  /// the prefetch).
+  bool acquire(UnitId unit);
+  void release(UnitId unit);
+  /// Discards gathered weights.
+  void forget_gathered();
+  /// Returns the slot of the unit, which must be acquired; below num_slots().
+  std::size_t slot(UnitId unit) const;
+
+  /// Gets a slot for a unit's gradients, and starts sums there, with products or all from 0.
+  void acquire_gradients(UnitId unit, bool with_products, FirstWrites& first_writes);
+  /// Starts to add the unit's gradients to the shards, unless they stay until finish().
+  void release_gradients(UnitId unit, const FirstWrites& first_writes);
+  /// Completes all sums, after the last micro-batch.
+  void finish_gradients(const FirstWrites& first_writes);
+  /// Drops the sums of passes that no step follows.
+  void clear_gradients();
+
+  // The local tensors of a sharded parameter. Its unit, or its unit's gradients, must be acquired. Before allocate()
+  // they are on Device::kMeta.
+  Tensor weight(ParamId id, DType compute) const;
+  Tensor gradient(ParamId id) const;
+
+ private:
+  /// Memory for a unit's gathered weights, or for its gradients. `work` is under way from or to it.
+  struct Slot {
+    std::optional<UnitId> unit;
+    bool in_use = false, fresh = false;
+    std::vector<Work> work;
+
+    void wait();
+    /// Waits for `work`, then frees the slot.
+    void clear();
+  };
+
+  std::size_t num_weight_slots() const { return options_.keep_gathered ? table_->num_units() : options_.num_slots; }
+  std::size_t num_gradient_slots() const { return options_.keep_gradients ? table_->num_units() : options_.num_slots; }
+  bool moves(UnitId unit) const { return is_allocated_ && table_->sharded_unit(unit); }
+  Tensor in_slot(const Buffer& buffer, DType dtype, std::size_t slot, std::int64_t offset, Shape shape) const;
+  Tensor local_in_slot(const Buffer& buffer, DType dtype, std::size_t slot, ParamId id) const;
+  void start_gathering(UnitId unit, std::size_t slot);
+  void start_reducing(Slot& slot, const FirstWrites& first_writes);
+
+  const ParameterTable* table_;
+  StorageOptions options_;
+  bool is_allocated_ = false;
+  Context op_{};
+  Tensor weights_, gradients_;
+  Buffer gathered_, summed_;
+  std::vector<Slot> slots_, gradient_slots_;
+};
+
+}  // namespace tessera

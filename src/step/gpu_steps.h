@@ -1,0 +1,55 @@
+// What a GPU's steps need besides the computation: recorded graphs, and the times at which steps ended.
+#pragma once
+
+#include <chrono>
+#include <list>
+#include <vector>
+
+#include "device/cuda_graph.h"
+#include "device/phase_clock.h"
+
+namespace tessera {
+
+class GpuSteps {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// What a recorded graph depends on besides the numbers in memory.
+  struct GraphKey {
+    double per_token = 0.0;
+    std::vector<const void*> batches;
+    bool operator==(const GraphKey&) const = default;
+  };
+  struct Recorded {
+    GraphKey key;
+    bool has_run = false;
+    cuda::Graph graph;  // undefined before the key was met twice
+    PhaseClock clock;
+  };
+
+  /// Keeps as many graphs as steps may be started.
+  explicit GpuSteps(std::size_t max_graphs) : max_graphs_(max_graphs) {}
+
+  /// Returns the graph of this key, or a new one in the place of the one that was met least recently.
+  Recorded& recorded(const GraphKey& key, const cuda::Stream& stream);
+  bool has_recorded() const { return !recorded_.empty(); }
+
+  /// Must be called before a step is started while the GPU has nothing to do.
+  void start_idle(const cuda::Stream& stream);
+  /// Ends the oldest step, whose event `done` has passed. Returns when that was. `done` gets another event.
+  Clock::time_point end(cuda::Event& done);
+
+  /// An event that a GPU waits for before a step changes the training state.
+  cuda::Event& state_is_read() { return state_is_read_; }
+
+ private:
+  std::size_t max_graphs_;
+  std::list<Recorded> recorded_;  // the one met last first
+  // The end of the step that was finished last, or what the first of those in flight was put behind; and when the GPU
+  // passed it.
+  cuda::Event last_end_;
+  Clock::time_point last_ended_;
+  cuda::Event state_is_read_;
+};
+
+}  // namespace tessera

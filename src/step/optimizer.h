@@ -1,0 +1,55 @@
+// The optimizer of a run: AdamW behind clipping by the global gradient norm (ops/optimizer/adamw.h), with the learning
+// rate's schedule. Another optimizer names its state in state_tensors(), and updates the parameters in update().
+#pragma once
+
+#include "config/job_config.h"
+#include "device/cuda.h"
+#include "ops/optimizer/adamw.h"
+#include "params/parameters.h"
+#include "tensor/mirrored.h"
+
+namespace tessera {
+
+class Optimizer {
+ public:
+  /// `config` must outlive this.
+  explicit Optimizer(const JobConfig& config);
+
+  /// Returns what the optimizer keeps for every number of the parameters.
+  static OptimizerTensors state_tensors(const JobConfig& config);
+
+  /// Allocates the numbers of a step on the device.
+  void allocate(Device device);
+  /// Returns the learning rate of a step, counted from 1.
+  double learning_rate(std::int64_t step) const;
+  /// Returns the numbers of a step. A step whose sum of losses is above `largest_loss` is not made.
+  AdamWStep numbers(std::int64_t step, float largest_loss) const;
+  /// Sets the numbers that the next update reads: on a CPU.
+  void set_numbers(const AdamWStep& numbers);
+  /// The same on a GPU's stream. `pinned` has room for the numbers, and must not change until the copy is done.
+  void upload_numbers(const cuda::Stream& stream, const AdamWStep& numbers, Buffer& pinned);
+  /// Lets steps be made again after one that was not finite. `cuda` is null on a CPU.
+  void allow_steps(cuda::Runtime* cuda);
+
+  /// Computes the sum of squares of this rank's gradients. Callers sum squares() over the ranks.
+  void measure_gradients(const Context& op, const Parameters& parameters);
+  /// Decides from squares() and the sum of losses whether the step counts, and scales the gradients.
+  void clip(const Context& op, const Tensor& loss_1);
+  /// Returns 1 if the step counts, else 0, [1] (float32).
+  Tensor finite_1(const Context& op) const { return AdamWStep::finite_1(numbers_.tensor(op.device())); }
+  /// Computes the new weights. Changes nothing if the step does not count.
+  void update(const Context& op, const Parameters& parameters);
+
+  /// The sum of squares of all gradients, [1] (float64).
+  Mirrored<double>& squares() { return squares_; }
+  const Mirrored<double>& squares() const { return squares_; }
+
+ private:
+  AdamWOptions options() const;
+
+  const JobConfig& config_;
+  Mirrored<double> squares_;
+  Mirrored<float> numbers_;  // an AdamWStep
+};
+
+}  // namespace tessera

@@ -1,0 +1,29 @@
+// The sums of a step over all ranks: losses, the experts' loads and the gradients' norm.
+#pragma once
+
+#include "model/model.h"
+#include "tensor/mirrored.h"
+
+namespace tessera {
+
+class StepReduction {
+ public:
+  /// `whole`: the model with all stages of the pipeline. `mesh` must outlive this.
+  StepReduction(Mesh& mesh, const Model& whole);
+
+  /// Sums the sums of `model` and `squares` over all ranks. On CPUs also collects.
+  void reduce(const Context& op, Model& model, Mirrored<double>& squares);
+  /// Fills all() from the model's sums, which the host must have, and from those of the pipeline's other ranks.
+  void collect(Model& model);
+  /// The sums of all layers of the pipeline, over all ranks.
+  const StepSums& all() const { return all_; }
+  /// Returns whether this rank's part of the last step was finite. Known on CPUs with other ranks only, else false.
+  bool own_is_finite() const { return own_is_finite_; }
+
+ private:
+  Mesh& mesh_;
+  StepSums all_;
+  bool own_is_finite_ = false;
+};
+
+}  // namespace tessera
