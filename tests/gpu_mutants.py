@@ -90,7 +90,7 @@ MUTANTS = [
 
 
 def problems():
-    """Mutants that no longer fit the sources. `make test` expects none."""
+    """Returns the mutants that no longer fit the sources. `make test` expects none."""
     found = []
     for what, changed, before, _, source, _ in MUTANTS:
         for path in (changed, source):
