@@ -57,8 +57,8 @@ CELLS = {
     ("fp8_blockwise", "standard", "real"): [ROUTED],
 }
 # These few steps reach their learning rate without a warm-up. With forced balance the rate is DeepSeek-V3's. At that
-# rate the real router would soon send some rank two to three times a balanced load, and at 2e-5 the loss of 27 layers
-# is higher after 20 steps than before them. With LAYER_RATES the loss of layers as wide as the 671B model's falls. At
+# rate the real router would soon send some rank two to three times a balanced load. At 2e-5 the loss of 27 layers is
+# higher after 20 steps than before them. With LAYER_RATES the loss of layers as wide as the 671B model's falls. At
 # larger rates the loss of three layers rises, and at smaller rates that of a single layer.
 RATES = {"forced": "--optimizer.lr=2.2e-4", "real": "--optimizer.lr=5e-5"}
 LAYER_RATES = {"forced": "--optimizer.lr=2e-5", "real": "--optimizer.lr=5e-6"}
