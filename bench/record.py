@@ -68,13 +68,13 @@ def code_of(path):
     text = path.read_text()
     if path.suffix in (".h", ".cc", ".cu", ".cuh", ".inc"):
         return "".join(COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else "", text).split())
+    lines = text.splitlines()
     if path.suffix == ".py":
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-                node.body = node.body[1:]
-        return ast.dump(tree)
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+                first, last = node.body[0].lineno, node.body[0].end_lineno
+                lines[first - 1:last] = [""] * (last - first + 1)
+    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
 def hashes(root, globs):

@@ -100,6 +100,11 @@ class Record(unittest.TestCase):
     def test_comments_and_layout_do_not(self):
         self.write("src/ops/gemm/gemm_cuda.cu", "// A product.\none  /* of two\nmatrices */\n")
         self.assertEqual(record.check(self.root), [])
+        self.write("bench/gpu.py", "one = 1\n")
+        self.record["sources"] = self.sources()
+        self.keep()
+        self.write("bench/gpu.py", '"""What it is."""\n\n# A number.\none = 1\n')
+        self.assertEqual(record.check(self.root), [])
         self.write("src/ops/gemm/gemm_cuda.cu", 'one "// no comment"\n')
         self.fails("figures differ")
 
