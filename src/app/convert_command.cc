@@ -11,8 +11,10 @@
 #include "checkpoint/remote_code.h"
 #include "config/job_config.h"
 #include "model/model.h"
+#include "run/record/run_files.h"
 #include "run/router_sample.h"
 #include "run/state/saved_model.h"
+#include "system/file_lock.h"
 #include "system/output_folder.h"
 #include "system/progress_bar.h"
 #include "system/stop.h"
@@ -181,11 +183,6 @@ void to_hf(const ConvertOptions& options, const SavedModel& saved) {
 
 void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
   require(saved.is_hf(), "'{}' is a checkpoint of Tessera already", saved.path().string());
-  const std::vector<std::int64_t> steps = checkpoint_steps(options.output);
-  if (!steps.empty() && (steps.back() > 0 || !options.overwrite)) {
-    fail("'{}' has checkpoints up to step {}; {}", options.output, steps.back(),
-         steps.back() == 0 ? "--force replaces it" : "step-0 would not be the newest: choose another folder");
-  }
   const Model model = field_table(saved.config());
   const std::vector<NamedTensor> tensors = tensor_names(model.parameters());
   saved.require_same_tensors(tensors);
@@ -200,6 +197,14 @@ void to_tessera(const ConvertOptions& options, const SavedModel& saved) {
     state["tokenizer"] = tokenizer_state(*tokenizer);
   } else {
     state["tokenizer"] = {{"kind", ""}, {"bos_id", saved.config().bos_id}, {"eos_id", saved.config().eos_id}};
+  }
+  create_folder(options.output);
+  const FileLock lock(fs::path(options.output) / kRunLockName, fmt::format("the folder '{}'", options.output),
+                      {.at_end = FileLock::AtEnd::kRemoveFile});
+  const std::vector<std::int64_t> steps = checkpoint_steps(options.output);
+  if (!steps.empty() && (steps.back() > 0 || !options.overwrite)) {
+    fail("'{}' has checkpoints up to step {}; {}", options.output, steps.back(),
+         steps.back() == 0 ? "--force replaces it" : "step-0 would not be the newest: choose another folder");
   }
   ConversionProgress progress(tensors);
   parts.push_back({.name = shard_file_name(kModelShards, 0, 1), .write = [&](const fs::path& path) {

@@ -19,6 +19,7 @@
 #include "data/prepare.h"
 #include "data/sentencepiece_trainer.h"
 #include "data/tokenizers/tokenizer.h"
+#include "system/file_lock.h"
 #include "system/stop.h"
 #include "tensor/parallel.h"
 
@@ -86,12 +87,18 @@ struct TokenizerCommand {
   void run() const {
     fs::path path(output);
     if (path.extension() != ".model") path /= data::kTokenizerModelName;
-    require(overwrite || !fs::exists(path), "output '{}': it exists; --force replaces it", path.string());
+    const auto require_absent = [&] {
+      require(overwrite || !fs::exists(path), "output '{}': it exists; --force replaces it", path.string());
+    };
+    require_absent();
     const Stopwatch watch;
     data::DocumentSource source({inputs.begin(), inputs.end()}, skip_unknown);
+    if (path.has_parent_path()) create_folder(path.parent_path());
+    const FileLock lock(path.string() + ".lock", fmt::format("the output '{}'", path.string()),
+                        {.at_end = FileLock::AtEnd::kRemoveFile});
+    require_absent();
     const std::string model = data::train_sentencepiece(source, options);
     report_source(source.statistics());
-    if (path.has_parent_path()) create_folder(path.parent_path());
     write_whole_file(path, model);
     spdlog::info("trained on {} documents of {} bytes in {:.1f} s", source.statistics().num_documents,
                  source.statistics().num_text_bytes, watch.seconds());

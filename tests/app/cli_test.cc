@@ -13,6 +13,7 @@
 #include "checkpoint/checkpoint.h"
 #include "device/cuda.h"
 #include "ops/runtime/inventory.h"
+#include "system/file_lock.h"
 #include "tensor/parallel.h"
 #include "tests/app/process.h"
 #include "tests/data/support.h"
@@ -685,6 +686,12 @@ TEST_F(Cli, ConvertingThereAndBackChangesNoBit) {
   EXPECT_EQ(run({"convert", "--to", "tessera", "--input", golden, "--output", tessera}).status, 2);
   EXPECT_EQ(run({"convert", "--to", "tessera", "--input", golden, "--output", tessera, "--dtype", "float32"}).status,
             2);
+  {
+    const FileLock other(tessera + "/run.lock", "a run");
+    const Finished refused = run({"convert", "--to", "tessera", "--input", golden, "--output", tessera, "--force"});
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_THAT(refused.output, HasSubstr("is in use"));
+  }
   convert({"--to", "tessera", "--input", golden, "--output", tessera, "--force"});
   EXPECT_THAT(run({"convert", "--to", "hf", "--input", "/nonexistent", "--output", back + "3"}).output,
               HasSubstr("/nonexistent"));

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "data/prepare.h"
+#include "system/file_lock.h"
 #include "tests/app/process.h"
 #include "tests/data/support.h"
 
@@ -255,6 +256,21 @@ TEST_F(DataCommands, SkippedFilesAreCountedByKind) {
                                      HasSubstr("1 file is left out"), HasSubstr("README.md"),
                                      HasSubstr("1 documents are left out: they are empty"), HasSubstr("blank.txt")));
   EXPECT_EQ(data::all_tokens(scratch_ / "out", "train"), (std::vector<std::int32_t>{256, 't', 'e', 'x', 't', 257}));
+}
+
+TEST_F(DataCommands, ASecondTokenizerOfOneOutputIsRefused) {
+  write_file(scratch_ / "text.txt", "one\n\ntwo\n\nthree\n");
+  const std::vector<std::string> arguments = {"data",         "tokenizer", "--input",  "@text.txt",
+                                              "--vocab-size", "300",       "--output", "@small.model"};
+  {
+    const FileLock first(scratch_ / "small.model.lock", "the first one");
+    const Finished second = run(arguments);
+    EXPECT_EQ(second.status, 2);
+    EXPECT_THAT(second.output, HasSubstr("is in use"));
+    EXPECT_EQ(names().count("small.model"), 0u);
+  }
+  run(arguments);
+  EXPECT_EQ(names().count("small.model.lock"), 0u);
 }
 
 TEST_F(DataCommands, ASecondWriterIsRefusedAndASignalLeavesNothing) {
