@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint.h"

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <set>
 
+#include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "mx/formats.h"
 

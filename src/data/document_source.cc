@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "data/file_kind.h"
 #include "data/tokenizers/text.h"
@@ -212,7 +213,7 @@ class JsonLinesReader : public DocumentReader {
       const char* remedy = begins == "["   ? ": `jq -c '.[]' IN > OUT.jsonl` takes an array apart"
                            : begins == "{" ? ": `jq -c . IN > OUT.jsonl` puts each object on one line"
                                            : "";
-      fail("{}: expected a JSON object on one line, got {}: {}{}", origin, excerpt(line_), error.what(), remedy);
+      fail("{}: expected a JSON object on one line, got {}: {}{}", origin, excerpt(line_), json_problem(error), remedy);
     }
     const std::string expected = "expected a JSON object with a string \"text\"";
     require(!object.is_array(), "{}: {} on each line, got array: `jq -c '.[]' IN > OUT.jsonl` takes it apart", origin,

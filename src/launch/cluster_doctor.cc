@@ -230,7 +230,7 @@ NodeFacts node_facts_from_json(const nlohmann::json& json) {
             .folders = json.at("folders").get<std::map<std::string, std::string>>(),
             .nccl_settings = json.at("nccl_settings").get<std::map<std::string, std::string>>()};
   } catch (const nlohmann::json::exception& error) {
-    fail("a node's answer cannot be read: {}", error.what());
+    fail("a node's answer cannot be read: {}", json_problem(error));
   }
 }
 

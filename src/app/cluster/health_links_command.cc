@@ -5,6 +5,7 @@
 
 #include "app/cli/commands.h"
 #include "app/cli/on_ranks.h"
+#include "base/error.h"
 #include "base/json.h"
 #include "base/median.h"
 #include "comm/together.h"

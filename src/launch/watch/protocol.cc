@@ -1,6 +1,7 @@
 #include "launch/watch/protocol.h"
 
 #include "base/error.h"
+#include "base/json.h"
 
 namespace tessera {
 namespace {
@@ -63,7 +64,7 @@ RankReport report_from_json(const nlohmann::json& json) {
     }
     return report;
   } catch (const nlohmann::json::exception& error) {
-    fail("a monitor's report of a rank is not understood: {}", error.what());
+    fail("a monitor's report of a rank is not understood: {}", json_problem(error));
   }
 }
 

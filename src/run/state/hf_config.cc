@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "base/error.h"
 #include "base/json.h"
 
 namespace tessera {

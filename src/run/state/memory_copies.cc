@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/stopwatch.h"

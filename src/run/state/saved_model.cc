@@ -3,6 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
+#include "base/json.h"
 #include "config/job_config.h"
 #include "data/load_tokenizer.h"
 #include "model/model.h"
@@ -54,7 +56,7 @@ SavedModel::SavedModel(const fs::path& path, const VerifyShare& share) : path_(p
       config_.eos_id = tokenizer.at("eos_id").get<std::int64_t>();
     }
   } catch (const nlohmann::json::exception& error) {
-    fail("the manifest of '{}' does not hold a model's state: {}", path_.string(), error.what());
+    fail("the manifest of '{}' does not hold a model's state: {}", path_.string(), json_problem(error));
   }
   step_ = manifest.step;
   checkpoint_.emplace(path_, kModelShards, manifest.step, manifest.num_shards);
