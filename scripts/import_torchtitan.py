@@ -33,7 +33,9 @@ SAME = {
         "context_parallel_degree expert_parallel_degree pipeline_parallel_degree pipeline_parallel_schedule "
         "pipeline_parallel_microbatch_size pipeline_parallel_first_stage_less_layers "
         "pipeline_parallel_last_stage_less_layers"),
-    "checkpoint": ("checkpoint", "enable folder interval initial_load_in_hf keep_latest_k load_step async_mode"),
+    "checkpoint": (
+        "checkpoint",
+        "enable folder interval initial_load_in_hf keep_latest_k last_save_model_only load_step async_mode"),
     "metrics": ("metrics", "log_freq enable_tensorboard save_tb_folder"),
     "profiling": ("profiler", "enable_profiling save_traces_folder profile_freq"),
     "validation": ("validator", "enable freq"),
@@ -60,8 +62,6 @@ IGNORED_BECAUSE = (
     ("the loader maps token shards and needs no workers", "validator.dataloader",
      "num_workers persistent_workers pin_memory prefetch_factor"),
     ("FP8 weights are recognised by their scales", "checkpoint", "initial_load_in_hf_quantized"),
-    ("the last checkpoint is whole", "checkpoint", "last_save_model_only"),
-    ("`tessera convert --to hf --dtype` chooses it", "checkpoint", "export_dtype"),
     ("recomputation is exact", "activation_checkpoint", "preserve_rng_state determinism_check debug"),
     ("lines have no colours", "metrics", "disable_color_printing"),
     ("metrics are of all ranks together", "metrics", "save_for_all_ranks"),
@@ -85,6 +85,7 @@ REFUSED = {
     "training.enable_cpu_offload": ([False], "offloading to the CPU is not built"),
     "parallelism.pipeline_parallel_schedule_csv": (["", None], "a schedule from a file is not built"),
     "checkpoint.initial_load_model_only": ([True], "initial_load_path gives the weights only"),
+    "checkpoint.export_dtype": (["float32"], "`tessera convert --to hf --dtype` writes another type"),
     "checkpoint.last_save_in_hf": ([False], "not built; `tessera convert --to hf` makes the files"),
     "checkpoint.exclude_from_loading": ([[]], "partial loading is not built"),
     "checkpoint.enable_first_step_checkpoint": ([False], "a checkpoint of the first step is not built"),

@@ -6,9 +6,11 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "app/cli/commands.h"
@@ -30,18 +32,42 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free, "read in a signal 
 
 /// What the signal handler says. It is set before training begins.
 struct {
-  bool is_of_many = false, is_first_rank = false, saves = false, on_terminal = false;
+  bool is_of_many = false, is_first_rank = false, on_terminal = false;
+  std::string_view next = "; again to stop now\n";  // what comes after the present step
+  std::string_view next_in_haste = next;            // the same, after a signal behind which mpirun sends SIGKILL
 } announcement;
 
+/// Says when Open MPI's mpirun kills a rank that still saves after Ctrl-C. Empty if another program starts the ranks.
+std::string mpirun_haste(const JobConfig& config) {
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr || !config.job.node_folder.empty()) return {};
+  const char* seconds = std::getenv("OMPI_MCA_odls_base_sigkill_timeout");
+  return fmt::format(
+      ", then saving, if that is done before mpirun kills its ranks in {} s. `pkill -USR1 mpirun` in "
+      "place of Ctrl-C leaves time to save\n",
+      seconds == nullptr ? "1" : seconds);
+}
+
+void set_announcement(const JobConfig& config, const Ranks& ranks) {
+  announcement = {
+      .is_of_many = launched_by_mpi(), .is_first_rank = ranks.rank() == 0, .on_terminal = stderr_is_terminal()};
+  if (!config.checkpoint.enable) return;
+  static const std::string haste = mpirun_haste(config);  // a signal's handler must not allocate
+  announcement.next = ", then saving; again to stop now\n";
+  announcement.next_in_haste = haste.empty() ? announcement.next : haste;
+}
+
 /// Announces the stop. It calls only what a signal handler may call.
-void announce_stop(std::int64_t step) {
-  std::array<char, 96> text;
+void announce_stop(int signal, std::int64_t step) {
+  std::array<char, 256> text;
   char* end = text.data();
-  const auto put = [&](std::string_view part) { end = std::copy(part.begin(), part.end(), end); };
+  const auto put = [&](std::string_view part) {
+    const auto room = static_cast<std::size_t>(text.data() + text.size() - end);
+    end = std::ranges::copy(part.substr(0, room), end).out;
+  };
   if (announcement.on_terminal) put("\r\033[K");  // overwrites the progress bar
   put("finishing step ");
   end = std::to_chars(end, text.data() + text.size(), step).ptr;
-  put(announcement.saves ? ", then saving; again to stop now\n" : "; again to stop now\n");
+  put(signal == SIGUSR1 ? announcement.next : announcement.next_in_haste);
   const int error = errno;
   static_cast<void>(!::write(STDERR_FILENO, text.data(), static_cast<std::size_t>(end - text.data())));
   errno = error;
@@ -63,7 +89,7 @@ void on_signal(int signal) {
     std::raise(signal);
     return;
   }
-  if (stop_signal == 0 && announcement.is_first_rank) announce_stop(step);
+  if (stop_signal == 0 && announcement.is_first_rank) announce_stop(signal, step);
   stop_signal = signal;
 }
 
@@ -124,7 +150,7 @@ void add_train_command(CLI::App& app, int& status) {
         [](const JobConfig& config, Ranks& ranks) {
           Trainer trainer(config, &ranks);
           ranks.set_timeout(Progress::Seconds(config.comm.train_timeout_seconds), "comm.train_timeout_seconds");
-          announcement = {launched_by_mpi(), ranks.rank() == 0, config.checkpoint.enable, stderr_is_terminal()};
+          set_announcement(config, ranks);
           return ranks.end_where_it_fails([&] { return exit_status_for(trainer.run(stop_signal, &current_step)); });
         });
   });

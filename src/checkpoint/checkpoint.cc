@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 
@@ -66,8 +67,16 @@ fs::path find_checkpoint(const fs::path& path) {
   std::error_code unreadable;
   if (fs::exists(path / kManifest, unreadable)) return path;
   for (const fs::path& folder : {path, path / "checkpoint"}) {
-    const std::vector<std::int64_t> steps = checkpoint_steps(folder);
-    if (!steps.empty()) return checkpoint_path(folder, steps.back());
+    const std::vector<std::int64_t> steps = steps_of_folders(folder);
+    if (steps.empty()) continue;
+    const fs::path newest = checkpoint_path(folder, steps.back());
+    const std::vector<std::int64_t> others = checkpoint_steps(folder);
+    require(fs::exists(newest / kManifest, unreadable), "'{}' has no {}, so it is damaged; {}", newest.string(),
+            kManifest,
+            others.empty()
+                ? "no other checkpoint is there"
+                : fmt::format("name another one to use it: '{}'", checkpoint_path(folder, others.back()).string()));
+    return newest;
   }
   fail("'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders", path.string(), kManifest,
        kPrefix);
@@ -148,7 +157,7 @@ std::vector<std::int64_t> steps_of_folders(const fs::path& folder) {
   return steps;
 }
 
-void prune_checkpoints(const fs::path& folder, const Saver& saver, std::int64_t keep, std::int64_t last_saved) {
+void prune_checkpoints(const fs::path& folder, const Saver& saver, const CheckpointsToKeep& keep) {
   // A folder that cannot be deleted does no harm. Someone may be reading its files over NFS, or own it.
   const auto or_warn = [](auto&& remove) {
     try {
@@ -173,13 +182,14 @@ void prune_checkpoints(const fs::path& folder, const Saver& saver, std::int64_t 
       or_warn([&] { remove_folder(entry.path()); });
     }
   }
-  if (keep <= 0) return;
-  const std::vector<std::int64_t> steps = checkpoint_steps(folder);
-  const auto surplus = static_cast<std::int64_t>(steps.size()) - keep;
+  if (keep.newest <= 0) return;
+  std::vector<std::int64_t> steps = checkpoint_steps(folder);
+  std::erase_if(steps, [&](std::int64_t step) { return keep.not_whole.contains(step); });
+  const auto surplus = static_cast<std::int64_t>(steps.size()) - keep.newest;
   for (std::int64_t i = 0; i < surplus; ++i) {
     // The folder is renamed first, so that a deletion that is cut short leaves nothing that looks like a checkpoint.
     const std::int64_t step = steps[static_cast<std::size_t>(i)];
-    if (step == last_saved) continue;  // a run that went back to an earlier step has just saved it
+    if (step == keep.last_saved) continue;  // a run that went back to an earlier step has just saved it
     const fs::path path = checkpoint_path(folder, step);
     const fs::path doomed = path.string() + ".deleted";
     or_warn([&] {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,10 +55,16 @@ void discard_partial(const std::filesystem::path& folder, std::int64_t step, con
 void save_checkpoint(const std::filesystem::path& folder, const std::vector<CheckpointPart>& parts,
                      CheckpointManifest manifest);
 
-/// Deletes all checkpoints but the newest `keep` and that of step `last_saved`; `keep` = 0 keeps all. It also deletes
-/// what an interrupted save or deletion left, except partial folders of later attempts of the saver's run.
-void prune_checkpoints(const std::filesystem::path& folder, const Saver& saver, std::int64_t keep,
-                       std::int64_t last_saved = -1);
+/// Which checkpoints prune_checkpoints keeps.
+struct CheckpointsToKeep {
+  std::int64_t newest = 0;                // how many of the newest ones; 0: all
+  std::int64_t last_saved = -1;           // the checkpoint of this step as well
+  std::set<std::int64_t> not_whole = {};  // steps of damaged ones, which are not counted as newest, and stay
+};
+
+/// Deletes the checkpoints that `keep` does not name. It also deletes what an interrupted save or deletion left, except
+/// partial folders of later attempts of the saver's run.
+void prune_checkpoints(const std::filesystem::path& folder, const Saver& saver, const CheckpointsToKeep& keep = {});
 
 /// Returns the steps of the checkpoints in `folder`, ascending. Returns none if there is no such folder.
 std::vector<std::int64_t> checkpoint_steps(const std::filesystem::path& folder);
@@ -67,7 +74,7 @@ std::vector<std::int64_t> steps_of_folders(const std::filesystem::path& folder);
 std::filesystem::path checkpoint_path(const std::filesystem::path& folder, std::int64_t step);
 
 /// Returns the checkpoint that a person means by `path`: `path` itself, the newest checkpoint in it, or the newest one
-/// in its folder "checkpoint". Throws Error if there is none.
+/// in its folder "checkpoint". Throws Error if there is none, or if the newest one has lost its manifest.
 std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 
 /// Reads manifest.json. Throws Error if it is damaged, or if it does not list the shards that it should.

@@ -1,7 +1,9 @@
 #include "compare/launcher.h"
 
 #include <algorithm>
+#include <charconv>
 #include <deque>
+#include <fstream>
 #include <map>
 #include <sstream>
 
@@ -13,6 +15,7 @@
 #include "run/record/run_files.h"
 #include "run/record/run_info.h"
 #include "step/training_step.h"
+#include "system/progress_bar.h"
 
 namespace tessera {
 namespace {
@@ -140,6 +143,20 @@ std::string last_lines(const fs::path& path) {
   return text;
 }
 
+/// Returns the last step that a run has logged; 0 if there is none yet.
+std::int64_t last_logged_step(const fs::path& run) {
+  constexpr std::streamoff kTail = 4096;
+  std::ifstream metrics(run / kMetricsName);
+  metrics.seekg(0, std::ios::end);
+  metrics.seekg(std::max<std::streamoff>(0, metrics.tellg() - kTail));
+  std::int64_t step = 0;
+  constexpr std::string_view kStep = "{\"step\":";
+  for (std::string line; std::getline(metrics, line);) {
+    if (line.starts_with(kStep)) std::from_chars(line.data() + kStep.size(), line.data() + line.size(), step);
+  }
+  return step;
+}
+
 /// Trains a run. If its loss becomes not finite, the run fails, but that is a result of the comparison and not its end.
 void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const LaunchOptions& options,
            const volatile StopRequest& stop) {
@@ -150,8 +167,15 @@ void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const Laun
   arguments.push_back(fmt::format("--debug.seed={}", run.expected.seed()));
   arguments.emplace_back("--metrics.log_freq=1");
   arguments.push_back("--job.dump_folder=" + run.folder.string());
-  arguments.emplace_back("--job.overwrite");  // found_run() has checked that only this run's beginning is there
-  const int status = wait_for(spawn(options.program, arguments, {.log = log}), stop);
+  arguments.emplace_back("--job.run_id=compare");  // another start after an interruption is an attempt of the same run
+  ProgressBar progress("training", static_cast<std::uint64_t>(run.expected.num_steps()), "steps");
+  Stopwatch since_read;
+  const int status = wait_for(spawn(options.program, arguments, {.log = log}), stop, [&] {
+    if (since_read.seconds() < 0.5) return;
+    progress.set(static_cast<std::uint64_t>(last_logged_step(run.folder)));
+    since_read = {};
+  });
+  progress.clear();
   if (stop.count != 0) return;
   if (status == static_cast<int>(ExitStatus::kNonFinite) && has_ended(run, specs) && found_run(run)->broken()) {
     const Break broken = *found_run(run)->broken();

@@ -33,8 +33,8 @@ void pass_over_torchtitan_keys(ConfigTable& t) {
   t.accept_only("checkpoint.initial_load_model_only", kFlag, {"true"},
                 "initial_load_path gives the weights only; a run with the optimizer's state goes on in its folder");
   t.ignore("checkpoint.initial_load_in_hf_quantized", kFlag, "FP8 weights are recognised by their scales");
-  t.ignore("checkpoint.last_save_model_only", kFlag, "the last checkpoint is whole, so that a run can go on from it");
-  t.ignore("checkpoint.export_dtype", kValue, "`tessera convert --to hf --dtype` chooses it");
+  t.accept_only("checkpoint.export_dtype", kValue, {"float32"},
+                "checkpoints hold float32 masters; `tessera convert --to hf --dtype` writes another type");
   t.ignore("checkpoint.enable_ft_dataloader_checkpoints", kFlag, "the loader's state is in every checkpoint");
   const char* selective = "what selective keeps is fixed, and docs/model.md lists it";
   t.accept_only("activation_checkpoint.selective_ac_option", kValue, {"op"}, selective);
@@ -308,6 +308,8 @@ void add_checkpoint_keys(ConfigTable& t, JobConfig& c) {
   t.add("checkpoint.folder", c.checkpoint.folder, "folder of checkpoints under job.dump_folder");
   t.add("checkpoint.interval", c.checkpoint.interval, "steps between checkpoints; the last step always makes one");
   t.add("checkpoint.keep_latest_k", c.checkpoint.keep_latest_k, "checkpoints that stay; 0: all");
+  t.add("checkpoint.last_save_model_only", c.checkpoint.last_save_model_only,
+        "the checkpoint of the last step holds the weights alone; no run can go on from it");
   t.add("checkpoint.load_step", c.checkpoint.load_step, "step to resume from; -1: the last");
   t.add("checkpoint.fallback", c.checkpoint.fallback,
         "pass over a last checkpoint that is damaged, with a warning, and resume from the newest whole one");

@@ -41,7 +41,8 @@ Device JobConfig::device(int num_ranks_on_node) const {
   if (training.device == DeviceChoice::kCpu) return Device::kCpu;
   const std::string why_not = why_no_gpu(num_ranks_on_node);
   if (why_not.empty()) return Device::kCuda;
-  require(training.device == DeviceChoice::kAuto, "training.device is cuda, but no GPU can be used: {}", why_not);
+  require(training.device == DeviceChoice::kAuto,
+          "training.device is cuda, but no GPU can be used: {}; --device cpu trains without", why_not);
   return Device::kCpu;
 }
 

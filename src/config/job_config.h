@@ -110,6 +110,7 @@ struct JobConfig {
     std::string folder = "checkpoint";
     std::int64_t interval = 500;
     std::int64_t keep_latest_k = 10;
+    bool last_save_model_only = false;
     std::int64_t load_step = -1;
     bool fallback = false;
     AsyncMode async_mode = AsyncMode::kDisabled;

@@ -274,6 +274,9 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
 }
 
 void JobConfig::require_data() const {
+  require(!training.dataset_path.empty() || !training.dataset.empty(),
+          "training.dataset_path is empty; expected a folder made by `tessera data prepare --input TEXTS --tokenizer "
+          "TOKENIZER --output FOLDER`");
   require(
       !training.dataset_path.empty(),
       "training.dataset is '{}', a name that only TorchTitan knows; expected training.dataset_path, a folder made by "

@@ -55,7 +55,7 @@ int exit_status_of(int wait_status) {
   return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 128 + WTERMSIG(wait_status);
 }
 
-int wait_for(pid_t process, const volatile StopRequest& stop) {
+int wait_for(pid_t process, const volatile StopRequest& stop, const std::function<void()>& now_and_then) {
   constexpr auto kPause = std::chrono::milliseconds(20);
   int told = 0;
   for (;;) {
@@ -67,6 +67,7 @@ int wait_for(pid_t process, const volatile StopRequest& stop) {
       kill(process, stop.signal);
       if (told == 0) spdlog::info("signal {}: the run saves and ends; a second signal ends it at once", stop.signal);
     }
+    if (now_and_then) now_and_then();
     std::this_thread::sleep_for(kPause);
   }
 }

@@ -5,6 +5,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,8 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& argument
 int exit_status_of(int wait_status);
 
 /// Waits for the process and passes on every signal that `stop` records meanwhile. The first signal makes a trainer
-/// save and end, the second ends it at once. Returns the process's exit status, or 128 + the signal that ended it.
-int wait_for(pid_t process, const volatile StopRequest& stop);
+/// save and end, the second ends it at once. Calls `now_and_then` several times per second, if it is given. Returns the
+/// process's exit status, or 128 + the signal that ended it.
+int wait_for(pid_t process, const volatile StopRequest& stop, const std::function<void()>& now_and_then = {});
 
 }  // namespace tessera

@@ -424,10 +424,11 @@ TEST_F(Cli, MoreThreadsThanCoresAreWarnedOf) {
   const Finished finished = run(train_arguments({too_many}));
   EXPECT_EQ(finished.status, 0);
   EXPECT_THAT(finished.output, HasSubstr(fmt::format("= {} is more than the {} core", num_cores() + 1, num_cores())));
-  EXPECT_THAT(run(train_arguments({"--training.num_threads=1", "--job.overwrite"})).output,
+  EXPECT_THAT(run(train_arguments({"--training.num_threads=1", "--checkpoint.enable=false", "--job.overwrite"})).output,
               Not(HasSubstr("is more than the")));
-  const Finished by_openmp = run(train_arguments({"--training.num_threads=0", "--job.overwrite"}),
-                                 {"/usr/bin/env", fmt::format("OMP_NUM_THREADS={}", num_cores() + 1)});
+  const Finished by_openmp =
+      run(train_arguments({"--training.num_threads=0", "--checkpoint.enable=false", "--job.overwrite"}),
+          {"/usr/bin/env", fmt::format("OMP_NUM_THREADS={}", num_cores() + 1)});
   EXPECT_EQ(by_openmp.status, 0);
   EXPECT_THAT(by_openmp.output,
               HasSubstr(fmt::format("OMP_NUM_THREADS = {} is more than the {} core", num_cores() + 1, num_cores())));
@@ -507,8 +508,29 @@ TEST_F(Cli, FoldersOfCheckpointsAreLockedWhereverTheyAre) {
   ASSERT_EQ(run(train_arguments({elsewhere})).status, 0);
   EXPECT_TRUE(std::filesystem::exists(scratch_ / "elsewhere" / "run.lock"));
   std::filesystem::remove(checkpoint_path(scratch_ / "elsewhere", 4) / "manifest.json");
-  EXPECT_THAT(run(train_arguments({elsewhere, "--job.overwrite"})).output,
-              AllOf(HasSubstr("step-4"), HasSubstr("no manifest")));
+  EXPECT_THAT(run(train_arguments({elsewhere})).output, AllOf(HasSubstr("step-4"), HasSubstr("no manifest")));
+}
+
+TEST_F(Cli, ACheckpointOfAnotherFoldersRunIsToldOf) {
+  const std::string shared = "--checkpoint.folder=" + (scratch_ / "shared").string();
+  ASSERT_EQ(run(train_arguments({shared})).status, 0);
+  const std::string other = "--job.dump_folder=" + (scratch_ / "other").string();
+  const Finished first = run(train_arguments({shared, other, "--training.steps=6"}));
+  EXPECT_EQ(first.status, 0) << first.output;
+  EXPECT_THAT(first.output, AllOf(HasSubstr("THIS RUN GOES ON FROM A CHECKPOINT OF THE RUN IN '" +
+                                            (scratch_ / "outputs").string() + "'"),
+                                  HasSubstr("of which the newest 10 stay")));
+  EXPECT_THAT(run(train_arguments({shared, other, "--training.steps=8"})).output,
+              Not(HasSubstr("THIS RUN GOES ON FROM")));
+}
+
+TEST_F(Cli, OverwritingDoesNotGoOnFromACheckpoint) {
+  ASSERT_EQ(run(train_arguments()).status, 0);
+  const Finished finished = run(train_arguments({"--job.overwrite", "--training.steps=6"}));
+  EXPECT_EQ(finished.status, 2) << finished.output;
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("job.overwrite begins at step 1"), HasSubstr("checkpoint of step 4"),
+                                     HasSubstr("--checkpoint.folder")));
+  EXPECT_EQ(run(train_arguments({"--job.overwrite", "--checkpoint.folder=again"})).status, 0);
 }
 
 // A resumed run reports every key that has changed. Jumps are in capital letters so that nobody misses them.
@@ -538,18 +560,28 @@ TEST_F(Cli, ChangesOfAResumedRunAreTold) {
 }
 
 TEST_F(Cli, AFolderWithoutPermissionIsNoticedAtTheStart) {
-  if (geteuid() == 0) {
-    // root may write into any ordinary folder, so the test takes one that cannot hold files.
-    const Finished finished = run(train_arguments({"--checkpoint.folder=/proc/self"}));
-    EXPECT_EQ(finished.status, 2) << finished.output;
-    EXPECT_THAT(finished.output, AllOf(HasSubstr("/proc/self"), Not(HasSubstr("step: 1"))));
-    return;
+  std::string folder = "/proc/self";  // root may write into any ordinary folder, but this one cannot hold files
+  if (geteuid() != 0) {
+    folder = (scratch_ / "locked").string();
+    std::filesystem::create_directory(folder);
+    std::filesystem::permissions(folder, std::filesystem::perms::owner_read);
   }
-  std::filesystem::create_directory(scratch_ / "locked");
-  std::filesystem::permissions(scratch_ / "locked", std::filesystem::perms::owner_read);
-  const Finished finished = run(train_arguments({"--checkpoint.folder=" + (scratch_ / "locked").string()}));
+  for (const std::string key : {"checkpoint.folder", "job.dump_folder"}) {
+    const Finished finished = run(train_arguments({fmt::format("--{}={}", key, folder)}));
+    EXPECT_EQ(finished.status, 2) << finished.output;
+    EXPECT_THAT(finished.output, AllOf(HasSubstr("'" + folder + "'"), HasSubstr(key), Not(HasSubstr("tokens/s"))));
+  }
+}
+
+TEST_F(Cli, AStorageWithoutRoomForACheckpointIsNoticedAtTheStart) {
+  const std::filesystem::path folder = scratch_ / "small";
+  std::filesystem::create_directory(folder);
+  const std::vector<std::string> with_small_folder = app_test::with_tmpfs("64k", folder);
+  if (with_small_folder.empty()) GTEST_SKIP() << "this user may not mount a file system";
+  const Finished finished = run(train_arguments({"--checkpoint.folder=" + folder.string()}), with_small_folder);
   EXPECT_EQ(finished.status, 2) << finished.output;
-  EXPECT_THAT(finished.output, AllOf(HasSubstr("locked"), Not(HasSubstr("step: 1"))));
+  EXPECT_THAT(finished.output, AllOf(HasSubstr("a checkpoint of this run takes "), HasSubstr("checkpoint.folder"),
+                                     HasSubstr(" kB free"), Not(HasSubstr("tokens/s"))));
 }
 
 TEST_F(Cli, AFullDiskKeepsThePreviousCheckpoint) {

@@ -224,6 +224,21 @@ TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
 }
 
 /// A rank dies while every rank's writer waits for storage. The writers wait to open a FIFO that nobody reads.
+/// SIGUSR1 leaves time to save. After Ctrl-C mpirun kills its ranks, and the message says so.
+TEST_F(ManyRanks, SignalsToMpirunAreAnswered) {
+  const auto stopped_by = [&](int signal) {
+    std::filesystem::remove_all(scratch_ / "outputs");
+    const Process process(scratch_, train_arguments({"--training.steps=100000", "--metrics.log_freq=1"}), RLIM_INFINITY,
+                          mpirun(2));
+    process.wait_for_output("loss ");
+    process.send(signal);
+    return process.finish();
+  };
+  const Finished saved = stopped_by(SIGUSR1);
+  EXPECT_THAT(saved.output, AllOf(HasSubstr(", then saving; again to stop now"), HasSubstr("saved ")));
+  EXPECT_THAT(stopped_by(SIGINT).output, HasSubstr("before mpirun kills its ranks in 1 s. `pkill -USR1 mpirun`"));
+}
+
 TEST_F(ManyRanks, ADeadRankIsToldOfWhileStorageHangs) {
   const Process process(scratch_,
                         train_arguments({"--training.steps=1000000", "--checkpoint.interval=200",
@@ -291,18 +306,8 @@ TEST_F(ManyRanks, MoreThanTheMemoryIsRefusedWithWhatFits) {
 
 /// /dev/shm often has 64 MiB in a container.
 TEST_F(ManyRanks, WindowsThatDoNotFitSharedMemoryAreRefused) {
-  const std::vector<std::string> in_small_memory = {"/usr/bin/unshare",
-                                                    "--map-root-user",
-                                                    "--mount",
-                                                    "/bin/sh",
-                                                    "-c",
-                                                    "mount -t tmpfs -o size=64m tmpfs /dev/shm && exec \"$@\"",
-                                                    "sh"};
-  std::string probe;
-  for (const std::string& word : in_small_memory) probe += "'" + word + "' ";
-  // NOLINTNEXTLINE(bugprone-command-processor)
-  if (std::system((probe + "true 2>/dev/null").c_str()) != 0) GTEST_SKIP() << "this user may not mount a /dev/shm";
-  std::vector<std::string> launcher = in_small_memory;
+  std::vector<std::string> launcher = app_test::with_tmpfs("64m", "/dev/shm");
+  if (launcher.empty()) GTEST_SKIP() << "this user may not mount a /dev/shm";
   for (const std::string& word : mpirun(4)) launcher.push_back(word);
   const auto run_direct = [&](const std::string& dim) {
     return run(train_arguments({"--training.steps=1", "--model.args.dim=" + dim, "--training.seq_len=256",

@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -42,6 +43,23 @@ inline std::vector<std::string> small_run(const data::Scratch& scratch, const st
                                         "--checkpoint.enable=true"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return arguments;
+}
+
+/// Returns the words that mount a tmpfs of `size`, such as "64m", on the folder for the program that follows them, and
+/// for no other. Returns none if this user may not mount one.
+inline std::vector<std::string> with_tmpfs(const std::string& size, const std::string& folder) {
+  std::vector<std::string> words = {"/usr/bin/unshare",
+                                    "--map-root-user",
+                                    "--mount",
+                                    "/bin/sh",
+                                    "-c",
+                                    fmt::format("mount -t tmpfs -o size={} tmpfs {} && exec \"$@\"", size, folder),
+                                    "sh"};
+  std::string line;
+  for (const std::string& word : words) line += "'" + word + "' ";
+  // NOLINTNEXTLINE(bugprone-command-processor)
+  if (std::system((line + "true 2>/dev/null").c_str()) != 0) words.clear();
+  return words;
 }
 
 /// Writes an executable shell script and returns its path.

@@ -59,7 +59,7 @@ TEST_F(CheckpointTest, PruningKeepsTheNewestAndClearsLeftovers) {
   for (const std::int64_t step : {1, 2, 10}) save(step);
   std::filesystem::create_directories(scratch_ / "step-11.partial");
   std::filesystem::create_directories(scratch_ / "step-12");  // without a manifest it is not a checkpoint
-  prune_checkpoints(scratch_.path(), {}, 2);
+  prune_checkpoints(scratch_.path(), {}, {.newest = 2});
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(2, 10));
   EXPECT_THAT(steps_of_folders(scratch_.path()), ::testing::Contains(12));
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-11.partial"));
@@ -76,7 +76,7 @@ TEST_F(CheckpointTest, PruningSparesTheSavesOfLaterAttempts) {
   };
   const auto folders_after = [&](const Saver& saver) {
     make_all();
-    prune_checkpoints(scratch_.path(), saver, 0);
+    prune_checkpoints(scratch_.path(), saver);
     std::vector<std::filesystem::path> paths;
     for (const auto& entry : std::filesystem::directory_iterator(scratch_.path())) paths.push_back(entry.path());
     return paths;
@@ -91,8 +91,26 @@ TEST_F(CheckpointTest, PruningSparesTheSavesOfLaterAttempts) {
 
 TEST_F(CheckpointTest, PruningSparesWhatWasSavedLast) {
   for (const std::int64_t step : {4, 8, 5}) save(step);  // step 5 is from a run that went back to step 4
-  prune_checkpoints(scratch_.path(), {}, 1, 5);
+  prune_checkpoints(scratch_.path(), {}, {.newest = 1, .last_saved = 5});
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(5, 8));
+}
+
+TEST_F(CheckpointTest, PruningDoesNotCountDamagedOnes) {
+  for (const std::int64_t step : {2, 4, 6, 8}) save(step);
+  prune_checkpoints(scratch_.path(), {}, {.newest = 1, .not_whole = {6, 8}});
+  EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(4, 6, 8));
+}
+
+TEST_F(CheckpointTest, TheNewestOneIsFoundUnlessItIsDamaged) {
+  expect_error([&] { find_checkpoint(scratch_.path()); }, {"is no checkpoint", "step-N"});
+  for (const std::int64_t step : {2, 10}) save(step);
+  EXPECT_EQ(find_checkpoint(scratch_.path()), scratch_ / "step-10");
+  EXPECT_EQ(find_checkpoint(scratch_ / "step-2"), scratch_ / "step-2");
+  std::filesystem::remove(scratch_ / "step-10" / "manifest.json");
+  expect_error([&] { find_checkpoint(scratch_.path()); }, {"step-10' has no manifest.json", "step-2'"});
+  EXPECT_EQ(find_checkpoint(scratch_ / "step-2"), scratch_ / "step-2");
+  std::filesystem::remove(scratch_ / "step-2" / "manifest.json");
+  expect_error([&] { find_checkpoint(scratch_.path()); }, {"step-10'", "no other checkpoint"});
 }
 
 /// Covers file systems on which replace_folder() cannot exchange two folders in one step. The test cuts the replacement
@@ -100,11 +118,11 @@ TEST_F(CheckpointTest, PruningSparesWhatWasSavedLast) {
 TEST_F(CheckpointTest, PruningEndsAReplacementThatWasCutShort) {
   save(3);
   std::filesystem::rename(scratch_ / "step-3", scratch_ / "step-3.replaced");
-  prune_checkpoints(scratch_.path(), {}, 0);
+  prune_checkpoints(scratch_.path(), {});
   EXPECT_EQ(load(3), 1.0f);
   std::filesystem::create_directories(scratch_ / "step-3.replaced");
   std::filesystem::create_directories(scratch_ / "step-2.deleted");
-  prune_checkpoints(scratch_.path(), {}, 0);
+  prune_checkpoints(scratch_.path(), {});
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-3.replaced"));
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-2.deleted"));
   EXPECT_EQ(load(3), 1.0f);

@@ -360,6 +360,8 @@ TEST(TorchTitan, NoKeyThatChangesResultsIsIgnored) {
   EXPECT_EQ(error({"--training.mixed_precision_reduce=float32"}), "no error");
   EXPECT_THAT(error({"--checkpoint.initial_load_model_only=false"}), HasSubstr("expected true"));
   EXPECT_EQ(error({"--checkpoint.initial_load_model_only"}), "no error");
+  EXPECT_THAT(error({"--checkpoint.export_dtype=bfloat16"}),
+              AllOf(HasSubstr("expected float32"), HasSubstr("--dtype")));
   EXPECT_THAT(error_of("[activation_checkpoint]\nselective_ac_option = 2\n"), HasSubstr("is 2; expected op"));
   EXPECT_EQ(error({"--activation_checkpoint.selective_ac_option=op"}), "no error");
   EXPECT_THAT(

@@ -589,6 +589,48 @@ TEST_F(Trained, TheNewestWholeCheckpointIsNamedAndFallenBackTo) {
   expect_error([&] { start(1, {"--checkpoint.fallback"}); }, {"no checkpoint in", "is whole", "step-2"});
 }
 
+TEST_F(Trained, TheLastCheckpointMayHoldTheWeightsAlone) {
+  const auto config = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> overrides = {"--checkpoint.last_save_model_only", "--training.steps=6"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return small_config(scratch_, overrides);
+  };
+  const auto masters = [](std::vector<float> all) {  // of most of them; moments, twice as many, come behind
+    all.resize(all.size() / 4);
+    return all;
+  };
+  const std::vector<float> straight = masters(train(config({})).weights);
+  EXPECT_TRUE(std::filesystem::exists(checkpoints() / "step-4" / "optimizer.safetensors"));
+  EXPECT_FALSE(std::filesystem::exists(checkpoints() / "step-6" / "optimizer.safetensors"));
+  EXPECT_EQ(verify_checkpoint(checkpoints() / "step-6").files.contains("optimizer.safetensors"), false);
+  EXPECT_TRUE(same_bits(masters(train(config({})).weights), straight));  // there is nothing to do
+  const auto longer = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> overrides = {"--training.steps=8"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    return config(overrides);
+  };
+  expect_error([&] { Trainer trainer(longer({})); },
+               {"step-6", "holds the weights alone", "checkpoint.load_step", "initial_load_path"});
+  EXPECT_NO_THROW(train(longer({"--checkpoint.load_step=4"})));
+  std::filesystem::rename(scratch_ / "outputs", scratch_ / "before");
+  on_ranks(2, [&](Ranks& ranks) {
+    Trainer trainer(config({}), &ranks);
+    const volatile std::sig_atomic_t no_signal = 0;
+    trainer.run(no_signal);
+  });
+  EXPECT_EQ(verify_checkpoint(checkpoints() / "step-6").files.size(),
+            verify_checkpoint(checkpoints() / "step-4").files.size() - 2);
+}
+
+/// A damaged checkpoint does not push a whole one out of checkpoint.keep_latest_k.
+TEST_F(Trained, FallingBackKeepsWholeCheckpoints) {
+  train(small_config(scratch_, {"--checkpoint.interval=2"}));
+  data::flip_bit(checkpoints() / "step-8" / "model.safetensors", 5000, 3);
+  train(small_config(scratch_, {"--checkpoint.interval=3", "--checkpoint.fallback", "--checkpoint.keep_latest_k=2",
+                                "--training.steps=7"}));
+  EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(6, 7, 8));
+}
+
 /// A run does not fall back from a checkpoint that belongs to another run.
 TEST_F(Trained, FallsBackFromDamageOnly) {
   train(small_config(scratch_));

@@ -52,15 +52,22 @@ bool has_metrics(const fs::path& folder) {
 /// Throws Error if the run begins at step 1 in a folder where another run has left its metrics.
 void require_nothing_is_lost(const JobConfig& config, const fs::path& folder, const fs::path& checkpoints,
                              const RunIdentity& run, const std::optional<RunIdentity>& previous) {
-  if (config.job.overwrite || !has_metrics(folder) || (previous && run.follows(*previous))) return;
+  if (previous && run.follows(*previous)) return;
   const std::vector<std::int64_t> steps = steps_of_folders(checkpoints);
-  if (config.checkpoint.enable && !steps.empty()) return;  // the run goes on from one of them, or reports why it cannot
+  const bool resumes = config.checkpoint.enable && !steps.empty();  // or reports why it cannot
+  require(!config.job.overwrite || !resumes,
+          "job.overwrite begins at step 1, but '{}' holds the checkpoint of step {}, from which this run would go on; "
+          "expected a folder without checkpoints. Leave job.overwrite out to go on, move the checkpoints away, or give "
+          "another --checkpoint.folder",
+          checkpoints.string(), steps.empty() ? 0 : steps.back());
+  if (config.job.overwrite || resumes || !has_metrics(folder)) return;
   const std::string go_on =
       steps.empty() ? "" : fmt::format(", --checkpoint.enable to go on from step {}", steps.back());
   fail(
-      "the folder '{}' (job.dump_folder) holds the metrics of another run, and this run begins at step 1; expected a "
-      "folder without a run. Give another --job.dump_folder{}, or --job.overwrite to replace {} and {}",
-      folder.string(), go_on, kMetricsName, kRunInfoName);
+      "the folder '{}' (job.dump_folder) holds the metrics of another run{}, and this run begins at step 1; expected a "
+      "folder "
+      "without a run. Give another --job.dump_folder{}, or --job.overwrite to replace {} and {}",
+      folder.string(), steps.empty() ? " without checkpoints" : "", go_on, kMetricsName, kRunInfoName);
 }
 
 }  // namespace
@@ -82,14 +89,24 @@ RunIdentity identify_run(const JobConfig& config, const std::optional<RunIdentit
   return run;
 }
 
+void require_writable_folder(const fs::path& folder, const char* key, const std::string& probe) {
+  try {
+    create_folder(folder);
+    const AtomicFile removed_at_once(folder / probe);
+  } catch (const Error& error) {
+    fail("nothing can be written to '{}' ({}): {}; expected a folder that this user may write to", folder.string(), key,
+         error.what());
+  }
+}
+
 RunFolder::RunFolder(const JobConfig& config, const fs::path& checkpoints) : folder_(config.job.dump_folder) {
-  create_folder(folder_);
+  require_writable_folder(folder_, "job.dump_folder", "probe");
   const std::optional<RunIdentity> previous = read_run_identity(folder_);
   run_ = identify_run(config, previous);
   if (previous) require_not_later(*previous);
   lock(lock_, folder_, "job.dump_folder");
   if (config.checkpoint.enable) {
-    create_folder(checkpoints);
+    require_writable_folder(checkpoints, "checkpoint.folder", "probe");
     if (!fs::equivalent(checkpoints, folder_)) lock(checkpoints_lock_, checkpoints, "checkpoint.folder");
   }
   require_nothing_is_lost(config, folder_, checkpoints, run_, previous);

@@ -36,6 +36,10 @@ std::int64_t num_slurm_requeues();
 /// the attempts, this one gets the number after that of `previous`, if that has the same id.
 RunIdentity identify_run(const JobConfig& config, const std::optional<RunIdentity>& previous);
 
+/// Creates the folder, and a file in it for a moment. Throws Error that names `key` if this process cannot do that.
+/// Processes that try at the same time need different `probe`s, which name the file.
+void require_writable_folder(const std::filesystem::path& folder, const char* key, const std::string& probe);
+
 /// Locks the folders of a run, for rank 0.
 class RunFolder {
  public:

@@ -81,6 +81,22 @@ ordered_json changes(const ordered_json& earlier, const ordered_json& now, std::
   return changed;
 }
 
+/// Warns if the run goes on from a checkpoint that a run in another folder has saved.
+void tell_other_folder(const JobConfig& before, const JobConfig& now) {
+  const auto folder = [](const JobConfig& config) {
+    std::error_code unreadable;
+    const fs::path path = fs::weakly_canonical(config.job.dump_folder, unreadable);
+    return unreadable ? fs::path(config.job.dump_folder) : path;
+  };
+  if (folder(before) == folder(now)) return;
+  const std::int64_t keep = now.checkpoint.keep_latest_k;
+  warn_in_frame(
+      fmt::format("THIS RUN GOES ON FROM A CHECKPOINT OF THE RUN IN '{}'", before.job.dump_folder),
+      fmt::format("Its own folder is '{}' (job.dump_folder). It saves beside that run's checkpoints{}. That is "
+                  "right if the folder was moved. Else stop, and give another checkpoint.folder.",
+                  now.job.dump_folder, keep == 0 ? "" : fmt::format(", of which the newest {} stay", keep)));
+}
+
 }  // namespace
 
 std::string processor_name() {
@@ -144,6 +160,7 @@ std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder
 }
 
 void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step) {
+  tell_other_folder(before, now);
   auto old = config_values(before);
   for (const auto& [key, value] : config_values(now)) {
     const bool names_a_start =

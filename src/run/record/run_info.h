@@ -63,7 +63,8 @@ void write_run_info(const std::filesystem::path& folder, const RunStart& start);
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder);
 
 /// Logs what changes in a run that resumes at step `first_step`: every key. Jumps of the learning rate and of the batch
-/// get a framed warning, so that nobody misses them. Both configurations must have training.global_batch_size resolved.
+/// get a framed warning, so that nobody misses them, and so does a checkpoint of a run in another folder. Both
+/// configurations must have training.global_batch_size resolved.
 void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step);
 
 }  // namespace tessera

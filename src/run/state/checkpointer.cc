@@ -2,13 +2,17 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "comm/together.h"
+#include "run/record/run_folder.h"
 #include "run/state/saved_model.h"
 #include "run/state/training_state.h"
+#include "system/progress_bar.h"
 #include "tensor/parallel.h"
 
 namespace tessera {
@@ -72,6 +76,21 @@ void require_same_run(const fs::path& path, const CheckpointManifest& manifest, 
           config.debug.seed);
 }
 
+bool has_optimizer(const CheckpointManifest& manifest) {
+  return std::ranges::any_of(manifest.files,
+                             [](const auto& file) { return is_shard_file_name(file.first, kOptimizerShards); });
+}
+
+/// Throws Error if the run cannot go on, because the checkpoint holds the weights alone.
+void require_optimizer(const fs::path& path, const CheckpointManifest& manifest, const JobConfig& config) {
+  require(
+      has_optimizer(manifest) || manifest.step >= config.training.steps,
+      "'{}' holds the weights alone (checkpoint.last_save_model_only), so a run of training.steps = {} cannot go on "
+      "from it. Go on from an earlier one with --checkpoint.load_step, or start another run from these weights: "
+      "--checkpoint.initial_load_path with another --job.dump_folder",
+      path.string(), config.training.steps);
+}
+
 /// Returns the configuration that a checkpoint was saved with, or nullopt if it has keys that this program does not
 /// know.
 std::optional<JobConfig> saved_config(const CheckpointManifest& manifest) {
@@ -108,7 +127,7 @@ void require_trainer_state(const fs::path& path, Read&& read) {
   try {
     read();
   } catch (const nlohmann::json::exception& error) {
-    fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), error.what());
+    fail("the manifest of '{}' does not hold a trainer's state: {}", path.string(), json_problem(error));
   }
 }
 
@@ -179,12 +198,20 @@ Checkpointer::Pieces Checkpointer::pieces_to_write() const {
   return pieces;
 }
 
+std::span<const std::string_view> Checkpointer::kinds_at(std::int64_t step) const {
+  const bool weights_alone = config_.checkpoint.last_save_model_only && step == config_.training.steps;
+  return std::span(kKinds).first(weights_alone ? 1 : kKinds.size());
+}
+
 bool Checkpointer::takes_snapshot() const {
   return config_.checkpoint.async_mode == AsyncMode::kAsync || config_.device(ranks_.num_on_node()) == Device::kCuda;
 }
 
 std::size_t Checkpointer::snapshot_bytes() const {
-  if (!config_.checkpoint.enable || !takes_snapshot()) return 0;
+  return config_.checkpoint.enable && takes_snapshot() ? num_bytes_to_write() : 0;
+}
+
+std::size_t Checkpointer::num_bytes_to_write() const {
   std::size_t sum = 0;
   for (const std::vector<TensorPiece>& tensors : pieces_to_write()) {
     for (const TensorPiece& tensor : tensors) sum += tensor.numbers.num_bytes();
@@ -228,6 +255,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool
                      {"config", config_table(config).to_toml()}};
   if (is_writer()) {
     Pieces pieces = pieces_to_write();
+    for (std::size_t kind = kinds_at(step).size(); kind < pieces.size(); ++kind) pieces[kind].clear();
     if (takes_snapshot()) take_snapshot(pieces);
     task_ = std::async(std::launch::async, [this, pieces = std::move(pieces)] { write_shards(pieces); });
   }
@@ -239,8 +267,9 @@ void Checkpointer::write_shards(const Pieces& pieces) {
   const fs::path partial = partial_path(folder_, manifest_.step, saver_);
   create_folder(partial);
   const ShardId id{.step = manifest_.step, .shard = mesh_.model.rank(), .num_shards = manifest_.num_shards};
-  for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
-    const std::string name = shard_file_name(kKinds[kind], id.shard, id.num_shards);
+  const auto kinds = kinds_at(manifest_.step);
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
+    const std::string name = shard_file_name(kinds[kind], id.shard, id.num_shards);
     written_[kind] = write_shard(partial / name, id, pieces[kind], stop_.get_token());
   }
 }
@@ -307,12 +336,13 @@ void Checkpointer::gather_files() {
     }
   }
   const std::vector<double> all = ranks_.world().all_gather(own, "the checkpoint's files");
+  const auto kinds = kinds_at(manifest_.step);
   for (std::size_t begin = 0; begin < all.size(); begin += own.size()) {
     const auto shard = static_cast<std::int64_t>(all[begin]);
     if (shard < 0) continue;
-    for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
+    for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
       const auto number = [&](std::size_t i) { return static_cast<std::uint64_t>(all[begin + 1 + 3 * kind + i]); };
-      manifest_.files[shard_file_name(kKinds[kind], shard, manifest_.num_shards)] = {
+      manifest_.files[shard_file_name(kinds[kind], shard, manifest_.num_shards)] = {
           .size = number(0), .checksum = number(1) << 32 | number(2)};
     }
   }
@@ -331,19 +361,28 @@ void Checkpointer::commit() {
   }
   if (before_commit_) before_commit_();
   commit_checkpoint(folder_, manifest_, saver_);
-  prune_checkpoints(folder_, saver_, config_.checkpoint.keep_latest_k, manifest_.step);
+  damaged_.erase(manifest_.step);
+  prune_checkpoints(folder_, saver_,
+                    {.newest = config_.checkpoint.keep_latest_k, .last_saved = manifest_.step, .not_whole = damaged_});
 }
 
 void Checkpointer::require_writable() {
   run_together(ranks_.world(), "whether checkpoints can be written", [&] {
-    if (!is_writer()) return;
-    try {
-      create_folder(folder_);
-      const AtomicFile probe(folder_ / fmt::format("probe-of-rank-{}", ranks_.rank()));  // is removed at once
-    } catch (const Error& error) {
-      fail("checkpoint.folder: no checkpoint can be saved in '{}': {}; expected a folder that this user may write to",
-           folder_.string(), error.what());
-    }
+    if (is_writer())
+      require_writable_folder(folder_, "checkpoint.folder", fmt::format("probe-of-rank-{}", ranks_.rank()));
+  });
+  const auto own = static_cast<double>(num_bytes_to_write());
+  const std::vector<double> all = ranks_.world().all_gather(std::span(&own, 1), "the size of a checkpoint");
+  const double needed = std::accumulate(all.begin(), all.end(), 0.0);
+  run_together(ranks_.world(), "whether a checkpoint fits the storage", [&] {
+    std::error_code unknown;
+    const fs::space_info space = fs::space(folder_, unknown);
+    if (!is_first_rank() || unknown || space.capacity == 0) return;  // some network file systems do not tell
+    require(
+        needed <= static_cast<double>(space.available),
+        "a checkpoint of this run takes {}, but the storage of '{}' (checkpoint.folder) has {} free; expected room "
+        "for at least one. Free some, give another --checkpoint.folder, or train without: --checkpoint.enable=false",
+        format_quantity(needed, "B"), folder_.string(), format_quantity(static_cast<double>(space.available), "B"));
   });
 }
 
@@ -352,7 +391,7 @@ std::optional<std::int64_t> Checkpointer::choose_step() {
   run_together(ranks_.world(), "the choice of a checkpoint", [&] {
     if (!is_first_rank()) return;
     create_folder(folder_);
-    prune_checkpoints(folder_, saver_, 0);  // removes what a killed run has left
+    prune_checkpoints(folder_, saver_);  // removes what a killed run has left
     if (asked < 0) return;
     const std::vector<std::int64_t> steps = steps_of_folders(folder_);
     const fs::path path = checkpoint_path(folder_, asked);
@@ -394,6 +433,7 @@ std::optional<std::string> Checkpointer::open_files(Stored& stored) {
     run_long_together(ranks_.world(), "the check of a checkpoint", [&] {
       const CheckpointManifest& manifest = stored.manifest;
       for (const std::string_view kind : kKinds) {
+        if (kind == kOptimizerShards && !has_optimizer(manifest)) continue;
         stored.shards.emplace_back(stored.path, kind, manifest.step, manifest.num_shards);
       }
       verify_files(stored.path, manifest, {}, {.rank = ranks_.rank(), .size = ranks_.size()});
@@ -450,6 +490,7 @@ std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader, std::optio
         require_trainer_state(stored.path, [&] {
           require_same_dataset(stored.path, stored.manifest, loader);
           require_same_run(stored.path, stored.manifest, resumed.step, config_);
+          require_optimizer(stored.path, stored.manifest, config_);
           if (is_first_rank()) resumed.config = saved_config(stored.manifest);
         });
       });
@@ -458,6 +499,7 @@ std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader, std::optio
     if (!damage) break;
     if (!falls_back) fail_damaged(resumed.step, *damage, in_memory);
     passed_over += fmt::format("\n  step {}: {}", resumed.step, *damage);
+    damaged_.insert(resumed.step);
     const std::optional<std::int64_t> next = newest_below(resumed.step);
     if (in_memory && (!next || *in_memory > *next)) {
       tell_what_was_passed_over(*in_memory, *first, passed_over);
@@ -471,7 +513,7 @@ std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader, std::optio
     require_trainer_state(stored.path,
                           [&] { loader.restore(stored.manifest.state.at("loader").get<data::LoaderState>()); });
     const Pieces pieces = this->pieces();
-    for (std::size_t kind = 0; kind < kKinds.size(); ++kind) {
+    for (std::size_t kind = 0; kind < stored.shards.size(); ++kind) {
       for (const auto& [name, piece, numbers] : pieces[kind]) {
         const AssembledTensor saved = stored.shards[kind].at(name, piece.slice.global);
         parameters_.fill(numbers, [&, &piece = piece](float* target) { saved.read(piece, target); });

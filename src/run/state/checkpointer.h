@@ -10,6 +10,8 @@
 #include <future>
 #include <limits>
 #include <optional>
+#include <set>
+#include <span>
 #include <stop_token>
 #include <utility>
 
@@ -69,7 +71,7 @@ class Checkpointer {
   /// checkpoint is intact, it loads nothing and returns nullopt, and the caller should load the copies.
   std::optional<ResumedFrom> resume(data::Loader& loader, std::optional<std::int64_t> in_memory = {});
 
-  /// Throws Error if a rank that will write cannot write.
+  /// Throws Error if a rank that will write cannot write, or if the storage has no room for a checkpoint.
   void require_writable();
 
   /// Starts a save, after it has ended a save that is under way. If saving is not asynchronous, it returns when all is
@@ -92,8 +94,12 @@ class Checkpointer {
   Pieces pieces() const;
   /// Returns the pieces that this rank writes.
   Pieces pieces_to_write() const;
+  /// Returns the size of the numbers in those pieces, in bytes.
+  std::size_t num_bytes_to_write() const;
   bool is_writer() const { return mesh_.place.dp_replicate == 0; }
   bool is_first_rank() const { return ranks_.rank() == 0; }
+  /// Returns the kinds of shards that a save of this step writes.
+  std::span<const std::string_view> kinds_at(std::int64_t step) const;
   /// Returns whether files are written from a copy in host memory.
   bool takes_snapshot() const;
   /// Copies the numbers and makes the pieces point to the copy.
@@ -133,6 +139,7 @@ class Checkpointer {
   std::function<void(const SavedCheckpoint&)> on_saved_;
   std::function<void()> before_commit_;
   Buffer snapshot_;
+  std::set<std::int64_t> damaged_;  // steps of checkpoints that were passed over
 
   Phase phase_ = Phase::kIdle;
   bool is_last_ = false;                  // the save under way is the run's last
