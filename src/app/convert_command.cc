@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/cli/commands.h"
-#include "app/cli/is_number.h"
+#include "app/cli/option_checks.h"
 #include "app/cli/signals.h"
 #include "base/error.h"
 #include "base/log.h"

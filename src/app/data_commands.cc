@@ -2,16 +2,17 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "app/cli/commands.h"
+#include "app/cli/option_checks.h"
 #include "app/cli/signals.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/parse_count.h"
 #include "base/stopwatch.h"
 #include "data/dataset.h"
 #include "data/document_source.h"
@@ -51,18 +52,8 @@ void report_source(const data::SourceStatistics& source) {
 constexpr const char* kSkipHelp =
     "Leave out files that are not text (images, Parquet, other encodings, ...) and say how many, in place of an error";
 
+constexpr std::int64_t kMaxCount = std::numeric_limits<std::int64_t>::max();
 constexpr const char* kOutputNames = "--output,--out";
-
-/// Returns a transform that lets a count have a unit, as in 32k.
-CLI::Validator as_count() {
-  return {[](std::string& text) {
-            const auto count = parse_count(text);
-            if (!count || *count < 0) return fmt::format("'{}' is not a count: expected {}", text, kCountForm);
-            text = std::to_string(*count);
-            return std::string();
-          },
-          "COUNT", "count"};
-}
 
 void print_splits(const data::Manifest& manifest) {
   for (const auto& [name, shards] : manifest.splits) {
@@ -188,11 +179,9 @@ void add_tokenizer_command(CLI::App& parent) {
       ->capture_default_str();
   app->add_option("--sample-bytes", command->options.sample_bytes,
                   "Train on a random sample of this many bytes of the text (memory grows with it)")
-      ->transform(as_count())
+      ->transform(as_count(1, kMaxCount))
       ->capture_default_str();
-  app->add_option("--seed", command->options.seed, "Seed of the sample")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  app->add_option("--seed", command->options.seed, "Seed of the sample")->transform(as_count())->capture_default_str();
   app->add_flag("--skip-unknown", command->skip_unknown, kSkipHelp);
   app->add_flag("--force", command->overwrite, "Replace the model if it exists");
   app->callback([command] { command->run(); });
@@ -214,14 +203,14 @@ void add_prepare_command(CLI::App& parent, int& status) {
   app->add_option("--val-fraction", options.val_fraction, "Fraction of the documents kept for validation, below 1")
       ->capture_default_str();
   app->add_option("--shard-tokens", options.shard_tokens, "Tokens per shard, at most (but one document at least)")
-      ->transform(as_count())
+      ->transform(as_count(1, kMaxCount))
       ->capture_default_str();
   app->add_option("--seed", options.seed, "Seed of the choice of validation documents")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(as_count())
       ->capture_default_str();
   app->add_option("--threads", command->num_threads,
                   "Threads that tokenize; the result does not depend on it (default: all cores)")
-      ->check(CLI::PositiveNumber);
+      ->transform(as_count(1));
   app->add_flag("--skip-unknown", options.skip_unknown, kSkipHelp);
   app->add_flag("--force", options.overwrite, "Replace the dataset if it exists");
   app->callback([command, &status] {
@@ -242,7 +231,7 @@ void add_inspect_command(CLI::App& parent) {
   app->add_option("DIR", command->folder, "The dataset's folder")->required();
   CLI::Option* document = app->add_option("--document", command->document,
                                           "Print this document's text (counted from 0) in place of checking")
-                              ->check(CLI::NonNegativeNumber);
+                              ->transform(as_count());
   app->add_option("--split", command->split, "The split that --document counts in: train or val")
       ->capture_default_str();
   app->callback([command, document] {

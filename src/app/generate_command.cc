@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "app/cli/commands.h"
-#include "app/cli/is_number.h"
+#include "app/cli/option_checks.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
@@ -247,22 +247,22 @@ void add_generate_command(CLI::App& app) {
   command->add_option("--tokenizer", options->tokenizer,
                       "A tokenizer in place of the one in the checkpoint's folder, for weights without one");
   command->add_option("--max-new-tokens", options->max_new_tokens, "Tokens to generate, at most; an EOS ends a text")
-      ->check(CLI::Range(1, 1 << 20))
+      ->transform(as_count(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--temperature", options->sampling.temperature, "Of the softmax; 0: always the most likely token")
       ->check(is_number(0.0, 1e3))
       ->capture_default_str();
   command->add_option("--top-k", options->sampling.top_k, "Draw from the k most likely tokens; 0: from all")
-      ->check(CLI::NonNegativeNumber)
+      ->transform(as_count())
       ->capture_default_str();
   command
       ->add_option("--top-p", options->sampling.top_p,
                    "Draw from the most likely tokens with this probability together")
       ->check(is_number(1e-9, 1.0))
       ->capture_default_str();
-  command->add_option("--seed", options->seed, "Of the draws")->capture_default_str();
+  command->add_option("--seed", options->seed, "Of the draws")->transform(as_count())->capture_default_str();
   command->add_option("--batch-size", options->batch_size, "Texts of --prompts that are generated together")
-      ->check(CLI::Range(1, 4096))
+      ->transform(as_count(1, 4096))
       ->capture_default_str();
   command->add_option("--dtype", options->dtype, "Type of the weights and of the computation")
       ->check(CLI::IsMember({"float32", "bfloat16"}))

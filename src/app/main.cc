@@ -67,8 +67,11 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     tessera::require(std::cout.good() && std::ferror(stdout) == 0,
                      "the standard output cannot be written to its end: is its disk full?");
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return static_cast<int>(app.exit(error) == 0 ? tessera::ExitStatus::kDone : tessera::ExitStatus::kWrongInput);
+    spdlog::error("{}; `{} --help` says what is expected", error.what(), tessera::command_in_use(app));
+    return static_cast<int>(tessera::ExitStatus::kWrongInput);
   } catch (const std::exception& error) {
     const tessera::ExitStatus failed = tessera::exit_status_of(error);
     const bool is_bug = failed == tessera::ExitStatus::kProgramError;

@@ -5,7 +5,7 @@
 
 #include "app/cli/commands.h"
 #include "app/cli/config_arguments.h"
-#include "app/cli/is_number.h"
+#include "app/cli/option_checks.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "ops/runtime/backends.h"
@@ -15,6 +15,8 @@
 
 namespace tessera {
 namespace {
+
+constexpr int kMaxRanks = 1 << 20;
 
 struct ScheduleCommand {
   std::string kind;
@@ -45,13 +47,15 @@ void add_schedule_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "schedule", "Draw a pipeline schedule, with its time, its bubble and the activations that it holds");
   app->add_option("--schedule", command->kind, "1F1B, Interleaved1F1B, ZBVZeroBubble or DualPipeV")->required();
-  app->add_option("--ranks", command->num_ranks, "Ranks of the pipeline")->required()->check(CLI::PositiveNumber);
+  app->add_option("--ranks", command->num_ranks, "Ranks of the pipeline")
+      ->required()
+      ->transform(as_count(1, kMaxRanks));
   app->add_option("--micro-batches", command->num_micro_batches, "Micro-batches of a step")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->transform(as_count(1));
   CLI::Option* stages_per_rank = app->add_option("--stages-per-rank", command->stages_per_rank,
                                                  "Stages on each rank (default: the fewest that the schedule takes)")
-                                     ->check(CLI::PositiveNumber);
+                                     ->transform(as_count(1));
   const auto add_cost = [&](const char* option, std::vector<double>& values, const std::string& what) {
     app->add_option(option, values, what + " in one stage: a number, or one per stage, with commas")
         ->delimiter(',')
@@ -76,8 +80,6 @@ void add_schedule_command(CLI::App& parent) {
   });
 }
 
-constexpr int kMaxRanks = 1 << 20;
-
 struct MemoryCommand {
   int num_ranks = 1;
   double available_gib = 0.0;
@@ -87,7 +89,8 @@ struct MemoryCommand {
     const MeshDegrees degrees = resolve(job.mesh_degrees(), num_ranks);
     job.validate_on(degrees);
     const PlannedRun planned{job, job.training.device == DeviceChoice::kCuda ? Device::kCuda : Device::kCpu, degrees};
-    require(planned.device == Device::kCpu || kHasCuda, "--device=cuda: {}", cuda::why_unavailable());
+    require(planned.device == Device::kCpu || kHasCuda, "training.device is cuda, but {}; --device cpu plans for a CPU",
+            cuda::why_unavailable());
     if (num_ranks > 1) fmt::print("a rank of {}: {}\n\n", num_ranks, describe(degrees));
     print_table(planned);
     if (num_ranks > 1 && planned.device == Device::kCuda) {
@@ -153,7 +156,7 @@ void add_memory_command(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("memory", "Where the memory of a rank goes, by recomputation");
   const auto arguments = std::make_shared<ConfigArguments>(app);
   app->add_option("--ranks", command->num_ranks, "Ranks of the run, which need not be there")
-      ->check(CLI::Range(1, kMaxRanks))
+      ->transform(as_count(1, kMaxRanks))
       ->capture_default_str();
   app->add_option("--available", command->available_gib, "GiB that a rank has: also says what would fit")
       ->check(is_number(1e-6, 1e9));

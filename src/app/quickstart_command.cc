@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/cli/commands.h"
-#include "app/cli/is_number.h"
+#include "app/cli/option_checks.h"
 #include "app/cli/signals.h"
 #include "app/quickstart_text.h"
 #include "base/error.h"

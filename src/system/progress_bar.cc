@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <string_view>
 #include <utility>
 
 #include "base/log.h"
@@ -57,25 +58,32 @@ void ProgressBar::set(std::uint64_t done, const std::string& extra) {
     spdlog::info("{}", numbers(extra));
     return;
   }
-  constexpr std::uint64_t kWidth = 30;
-  const auto filled =
-      total_ == 0 ? kWidth
-                  : static_cast<std::uint64_t>(static_cast<double>(kWidth) *
-                                               std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)));
-  std::string line = fmt::format("[{:#<{}}{:.<{}}] {}", "", filled, "", kWidth - filled, numbers(extra));
-  line.resize(std::min(line.size(), num_columns() - 1));  // a line that wraps cannot be overwritten
+  std::string line = numbers(extra);
+  const std::size_t room = num_columns() - 1;  // a line that wraps cannot be overwritten
+  line = bar(room - std::min(room, line.size())) + line;
+  line.resize(std::min(line.size(), room));
   // fputs ignores a terminal that has been closed; fmt::print would throw.
   std::fputs(("\r\033[K" + line).c_str(), stderr);
   std::fflush(stderr);
   drawn_ = true;
 }
 
+std::string ProgressBar::bar(std::size_t room) const {
+  constexpr std::size_t kFrame = std::string_view("[] ").size(), kNarrowest = 5, kWidest = 30;
+  if (room < kFrame + kNarrowest) return {};
+  const std::size_t width = std::min(room - kFrame, kWidest);
+  const double share = total_ == 0 ? 1.0 : std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
+  const auto filled = static_cast<std::size_t>(static_cast<double>(width) * share);
+  return fmt::format("[{:#<{}}{:.<{}}] ", "", filled, "", width - filled);
+}
+
 std::string ProgressBar::numbers(const std::string& extra) const {
   const double done = static_cast<double>(done_), total = static_cast<double>(total_), elapsed = since_start_.seconds(),
                rate = elapsed > 0 ? done / elapsed : 0;
-  std::string text =
-      fmt::format("{}: {:.0f}%, {} of {}, {}", what_, total > 0 ? 100.0 * done / total : 100.0,
-                  format_quantity(done, unit_), format_quantity(total, unit_), format_quantity(rate, unit_ + "/s"));
+  std::string done_text = format_quantity(done, unit_);
+  if (unit_ != "B") done_text.resize(done_text.size() - unit_.size() - 1);  // "3 of 8 steps"
+  std::string text = fmt::format("{}: {:.0f}%, {} of {}, {}", what_, total > 0 ? 100.0 * done / total : 100.0,
+                                 done_text, format_quantity(total, unit_), format_quantity(rate, unit_ + "/s"));
   if (done > 0) text += fmt::format(", ETA {}", format_duration(std::max(0.0, total - done) / rate));
   if (!extra.empty()) text += ", " + extra;
   return text;

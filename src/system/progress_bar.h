@@ -35,6 +35,8 @@ class ProgressBar {
   void clear();
 
  private:
+  /// Returns the bar itself, in at most `room` columns; "" if that is too narrow.
+  std::string bar(std::size_t room) const;
   std::string numbers(const std::string& extra) const;
 
   std::string what_;

@@ -6,6 +6,7 @@
 #include "app/cli/commands.h"
 #include "app/cli/config_arguments.h"
 #include "app/cli/on_ranks.h"
+#include "app/cli/option_checks.h"
 #include "base/error.h"
 #include "base/median.h"
 #include "ops/cpu/kernels.h"
@@ -200,8 +201,8 @@ void add_step_command(CLI::App& parent, int& status) {
   auto options = std::make_shared<StepOptions>();
   CLI::App* command = parent.add_subcommand("step", "Time training steps on random tokens");
   const auto arguments = std::make_shared<ConfigArguments>(command);
-  command->add_option("--steps", options->steps, "Steps that are timed")->capture_default_str();
-  command->add_option("--warmup", options->warmup, "Steps before them")->capture_default_str();
+  command->add_option("--steps", options->steps, "Steps that are timed")->transform(as_count(1))->capture_default_str();
+  command->add_option("--warmup", options->warmup, "Steps before them")->transform(as_count())->capture_default_str();
   command->add_option("--trace", options->trace, "Write a Chrome trace of the last step to this file");
   command->add_flag("--kernels", options->kernels, "List on stderr what the GPU runs in a step");
   command->add_option("--cpu-kernels", options->cpu_kernels,

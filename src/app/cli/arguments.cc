@@ -49,8 +49,16 @@ bool waits_for_value(std::string_view argument) {
 
 std::vector<std::string> subcommand_names(const CLI::App& command) {
   std::vector<std::string> names;
-  for (const CLI::App* one : command.get_subcommands(nullptr)) names.push_back(one->get_name());
+  for (const CLI::App* one : command.get_subcommands(nullptr)) {
+    if (!one->get_group().empty()) names.push_back(one->get_name());  // --help hides those without a group
+  }
   return names;
+}
+
+std::string command_in_use(const CLI::App& app) {
+  const CLI::App* command = &app;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  return full_name(*command);
 }
 
 bool takes_config(const CLI::App& command) { return command.get_option_no_throw(kConfigOption) != nullptr; }
@@ -61,8 +69,10 @@ std::vector<std::string> checked_arguments(const CLI::App& app, const std::vecto
   for (; word != words.end() && !word->starts_with("-"); ++word) {
     const std::vector<std::string> names = subcommand_names(*command);
     if (names.empty()) break;
-    require(std::ranges::find(names, *word) != names.end(), "{}: unknown command '{}'{} (there are: {})",
-            full_name(*command), *word, did_you_mean(nearest_word(*word, names)), fmt::join(names, ", "));
+    const auto all = command->get_subcommands(nullptr);
+    require(std::ranges::find(all, *word, &CLI::App::get_name) != all.end(),
+            "{}: unknown command '{}'{} (there are: {})", full_name(*command), *word,
+            did_you_mean(nearest_word(*word, names)), fmt::join(names, ", "));
     command = command->get_subcommand(*word);
   }
   require(word != words.end() || subcommand_names(*command).empty(),

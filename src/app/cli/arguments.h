@@ -10,6 +10,9 @@ namespace tessera {
 /// Returns the names of the subcommands, in the order of --help.
 std::vector<std::string> subcommand_names(const CLI::App& command);
 
+/// Returns the full name of the command that a parsed command line is for: "tessera data prepare".
+std::string command_in_use(const CLI::App& app);
+
 /// Returns whether the command reads a configuration and accepts its keys as options.
 bool takes_config(const CLI::App& command);
 

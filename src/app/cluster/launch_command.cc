@@ -11,6 +11,7 @@
 #include "app/cli/config_arguments.h"
 #include "app/cli/engine_options.h"
 #include "app/cli/launch_line.h"
+#include "app/cli/option_checks.h"
 #include "app/cli/signals.h"
 #include "base/error.h"
 #include "device/cuda.h"
@@ -79,13 +80,13 @@ void add_launch_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("launch", "Train on one or many nodes, and heal the run when one fails");
   add_engine_options(*command, arguments->engine);
   command->add_option("--nodes", arguments->num_nodes, "Nodes that train; default: all but the spares")
-      ->check(CLI::PositiveNumber);
+      ->transform(as_count(1));
   command->add_option("--spares", arguments->num_spares, "Nodes that wait to take the place of one that fails")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(as_count());
   command
       ->add_option("--ranks-per-node", arguments->ranks_per_node,
                    "Default: one per GPU; on CPUs as few as the mesh needs")
-      ->check(CLI::PositiveNumber);
+      ->transform(as_count(1));
   command->add_option("--address", options.address, "Name or address of this machine for the nodes; default: its name");
   command->add_option("--node-folder", options.node_folder,
                       "Folder on each node's tmpfs for the ranks' files and copies in memory; default: "
@@ -99,7 +100,7 @@ void add_launch_command(CLI::App& app, int& status) {
   command->add_option("--health-rates", options.health_rates,
                       "Folder of tessera health check --rates: a node that was slow is checked against its peers");
   command->add_option("--restarts-per-hour", options.restarts_per_hour, "The launcher stops after more; default: 10")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(as_count());
   command->add_option("--node-timeout", options.watch.node_timeout,
                       "Seconds of silence after which a node is lost; default: 4");
   command->add_option("--hang-timeout", options.watch.hang_floor,
