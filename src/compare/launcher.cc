@@ -9,6 +9,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
+#include "config/resolve_recipes.h"
 #include "run/record/run_files.h"
 #include "run/record/run_info.h"
 #include "step/training_step.h"

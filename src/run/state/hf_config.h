@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "model/config.h"
+#include "tensor/dtype.h"
 
 namespace tessera {
 
