@@ -6,7 +6,8 @@
     bench/record.py check    # fails where they differ from their records; part of make test
 
 `make` runs the GPU's test suites and the tables of bench/gpu.py with PyTorch beside (--python: one that has it), and
-writes bench/records/DATE-GPU.json.gz: machine, libraries, commit, hashes of the sources, logs and every measured line.
+writes bench/records/DATE-GPU.json.gz: machine, libraries, commit, hashes of the sources' code, logs and every measured
+line.
 --mutants runs tests/gpu_mutants.py, too, and --sanitizer [FILTER] tests/compute_sanitizer.sh.
 
 A page has figures between `<!-- record NAME PART -->` and `<!-- end -->`, as `docs` writes them. They say "Old" once
@@ -15,6 +16,7 @@ the sources of PART are not those that were measured. A section that names an H1
 """
 
 import argparse
+import ast
 import contextlib
 import datetime
 import gzip
@@ -37,9 +39,10 @@ SUITES = ("ops", "step", "ep", "comm")
 
 # What the figures of a part depend on.
 TABLE_SOURCES = ["bench/gpu.py", "bench/peers/*", "src/app/bench/gpu_bench.*", "src/app/bench/gpu_tables*"]
-KERNELS = ["src/mx/*", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh", "src/ops/attention/attention_kernels.*", "src/ops/gemm/*",
-           "src/ops/gemm/sm*/*", "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
-MODEL = ["src/params/*", "src/model/*", "src/step/training_step.*"]
+KERNELS = ["src/mx/*.h", "src/mx/*.cc", "src/ops/*/*_cuda.cu", "src/ops/*/*.cuh",
+           "src/ops/attention/attention_kernels.*", "src/ops/gemm/*", "src/ops/gemm/sm*/*",
+           "src/ops/quantize/pack_scales.*", "src/ops/runtime/*"]
+MODEL = ["src/params/*.*", "src/model/*.*", "src/step/*.*"]
 SOURCES = {
     "suites": [*KERNELS, *MODEL, "src/comm/gpu_*", "src/ep/direct/*.cu*", "src/ep/direct/gpu_*",
                "src/device/cuda*",
@@ -58,10 +61,28 @@ SOURCES = {
 # --- Making a record ------------------------------------------------------------------------------------------------
 
 
+COMMENT = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def code_of(path):
+    """A source without comments and layout, which change nothing that was measured."""
+    text = path.read_text()
+    if path.suffix in (".h", ".cc", ".cu", ".cuh", ".inc"):
+        return "".join(COMMENT.sub(lambda found: found[0] if found[0][0] == '"' else "", text).split())
+    if path.suffix == ".py":
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+                node.body = node.body[1:]
+        return ast.dump(tree)
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+
+
 def hashes(root, globs):
-    """Of the files that there are, by their paths."""
+    """The hashes of the sources' code, by path."""
     paths = {path for pattern in globs for path in root.glob(pattern) if path.is_file()}
-    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sorted(paths)}
+    return {str(path.relative_to(root)): hashlib.sha256(code_of(path).encode()).hexdigest()[:16]
+            for path in sorted(paths)}
 
 
 def run(name, command):

@@ -1,4 +1,4 @@
-// Comparison of float32 results.
+// Compares float32 results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// Largest absolute difference over the largest absolute number of `expected`; infinite if anything is NaN.
+/// Returns the largest absolute difference, divided by the largest absolute number of `expected`. Returns infinity if a
+/// difference is NaN.
 inline double relative_difference(std::span<const float> actual, std::span<const float> expected) {
   EXPECT_EQ(actual.size(), expected.size());
   double difference = 0.0, largest = 0.0;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs every test of the GPU's operators under compute-sanitizer's memcheck, initcheck and racecheck, many at a time:
+# Runs every test of the GPU's operators under compute-sanitizer's memcheck, initcheck and racecheck, several at a time:
 #   tests/compute_sanitizer.sh BUILD [FILTER]
-# BUILD: the build folder (build/release); FILTER: of the tests, as for --gtest_filter. SANITIZER_JOBS: how many run at
-# a time, by default 5, because 16 ran out of memory; SANITIZER_SECONDS: how long each may take. Prints a line per tool and test that is
-# not clean, and fails if there is one. Races are looked for in our own kernels only: of
-# cuBLASLt's and cuDNN's, which wait for copies by barriers that the tool does not know, it reports some that are none.
+# BUILD is the build folder (build/release). FILTER selects tests, as --gtest_filter does. SANITIZER_JOBS is the number
+# of tests that run at a time, by default 5, because 16 ran out of memory. SANITIZER_SECONDS limits the time of each.
+# Prints a line per tool and test that is not clean, and fails if there is one. Racecheck covers our own kernels only.
+# For those of cuBLASLt and cuDNN it reports false races: they wait for copies by barriers that the tool does not know.
 set -euo pipefail
 
 build=${1:?"usage: tests/compute_sanitizer.sh BUILD [FILTER]"}
@@ -13,7 +13,7 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 export logs
 
-# Under a tool the process that is to fail does not end; and asking for too much memory is an error to it.
+# Under a tool, the process that should fail does not end. A request for too much memory counts as an error, too.
 excluded='*CudaFailures*'
 
 check() {
@@ -22,7 +22,7 @@ check() {
   [ "$tool" != racecheck ] || only_ours=(--kernel-name kernel_substring=tessera)
   timeout -s KILL "$SANITIZER_SECONDS" compute-sanitizer --tool "$tool" --error-exitcode 1 "${only_ours[@]}" \
     "$TEST_BINARY" --gtest_brief=1 --gtest_filter="$name" > "$log" 2>&1 || status=$?
-  # 255: tests that ask the GPU for nothing.
+  # Status 255 means that the test did not use the GPU.
   if grep -q 'PASSED' "$log" && { [ $status = 0 ] || [ $status = 255 ]; }; then return; fi
   echo "$tool: $name: exit status $status"
   grep -A 3 '========= [A-Z].*[a-z]' "$log" | grep -v COMPUTE-SANITIZER | head -12
@@ -33,7 +33,7 @@ export -f check
 tests=$("$TEST_BINARY" --gtest_list_tests --gtest_filter="${2:-*}-$excluded" |
   awk '/^[A-Za-z].*\.$/ {suite = $1} /^  / {print suite $1}')
 [ -n "$tests" ] || { echo "no such test: ${2:-}" >&2; exit 2; }
-# These use cuBLASLt, which racecheck cannot leave out. Dense 8-bit products run the grouped kernels.
+# These tests use cuBLASLt, which racecheck cannot exclude. Dense 8-bit products run the kernels of grouped products.
 blas='^(GemmCuda\..*|QuantizedGemmCuda\.Dense|BesideCuda\.ProductsAreTheSame)$'
 for tool in memcheck initcheck racecheck; do
   for name in $tests; do

@@ -1,4 +1,4 @@
-// What all tests of bad input say.
+// The check that all tests of bad input use.
 #pragma once
 
 #include <gtest/gtest.h>

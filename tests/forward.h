@@ -1,4 +1,4 @@
-// The training forward's logits, for tests.
+// Computes the training forward's logits, for tests.
 #pragma once
 
 #include <span>
@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// Logits [num_seqs · S, V] of tokens [num_seqs, S]; the weights are allocated.
+/// Returns the logits [num_seqs · S, V] of tokens [num_seqs, S]. The model's weights must be allocated.
 inline std::vector<float> forward_logits(Model& model, std::span<const std::int32_t> tokens,
                                          std::int64_t num_seqs = 1) {
   const auto num_tokens = static_cast<std::int64_t>(tokens.size()), seq_len = num_tokens / num_seqs;
   Batch batch(model.config(), num_seqs, seq_len);
-  std::vector<std::int32_t> rows;  // a label behind each row, which does not count
+  std::vector<std::int32_t> rows;  // each sequence and one more label, which does not affect logits
   for (std::int64_t b = 0; b < num_seqs; ++b) {
     rows.insert(rows.end(), tokens.begin() + b * seq_len, tokens.begin() + (b + 1) * seq_len);
     rows.push_back(0);

@@ -1,14 +1,14 @@
-// Kernels that do nothing for a while.
+// Kernels that occupy a GPU for a given time and compute nothing.
 #pragma once
 
 #include "device/cuda.h"
 
 namespace tessera {
 
-/// Holds the stream up.
+/// Occupies the stream for `microseconds`, with one block.
 void put_delay(const cuda::Stream& stream, int microseconds);
 
-/// Holds so many SMs: a block on each takes nearly all its shared memory.
+/// Occupies `num_sms` SMs for `microseconds`. A block on each SM takes nearly all its shared memory.
 void hold_sms(const cuda::Stream& stream, int num_sms, int microseconds);
 
 }  // namespace tessera

@@ -3,9 +3,9 @@
 
     tests/gpu_mutants.py BUILD [--only PART] [--jobs N]
 
-Each mutant is a change of one line. Its source is compiled beside the build's objects and linked with them, and the
-case of CudaGradients that runs the kernel must fail. The sources and the build stay as they are. Needs a GPU, and a
-build with test_step_cuda. Prints a line per mutant, and fails if one passes its test.
+Each mutant changes one line of a source. The script compiles that source beside the build's objects and links it with
+them. The case of CudaGradients that runs the kernel must then fail. The sources and the build do not change. The script
+needs a GPU and a build with test_step_cuda. It prints a line per mutant, and fails if a mutant passes its test.
 """
 
 import argparse
@@ -23,8 +23,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 TARGET = "tests/step/test_step_cuda"
 FP8, EXACT, BF16 = "sm90_grouped_gemm_fp8", "sm90_grouped_gemm_exact", "sm90_grouped_gemm"
 
-# What is wrong, the file in src/ops, what it has, what the mutant has, the source in src/ops that is compiled, and the
-# case that must fail.
+# Each mutant is: the description of what is wrong, the file in src/ops that changes, the text to replace, its
+# replacement, the source in src/ops to compile, and the case that must fail.
 MUTANTS = [
     ("bfloat16 products forget the first step", f"gemm/sm90/{BF16}.cuh", "warpgroup, step > 0);",
      "warpgroup, step > 0 && (kWgrad || step != 1));", f"gemm/sm90/{BF16}.cu", "bfloat16"),
@@ -116,7 +116,8 @@ def must(command, folder):
 
 
 def link_command(build, objects, output):
-    """Of the test, with objects before the libraries, whose own of that name are then not taken."""
+    """Returns the command that links the test with `objects` before the libraries. The linker then ignores the
+    libraries' versions of these objects."""
     _, commands = run(f"ninja -t commands {TARGET}", build)
     parts = commands.strip().splitlines()[-1].split(" && ")
     link = next(part for part in parts if f"-o {TARGET} " in part)
@@ -124,7 +125,7 @@ def link_command(build, objects, output):
 
 
 def make(mutant, number, build, commands, scratch):
-    """The program with the mutant."""
+    """Builds the test program with the mutant, and returns the program's path."""
     _, changed, before, after, source, _ = mutant
     copy, made, program = (scratch / f"{number}.{what}" for what in ("src", "o", "test"))
     shutil.copytree(ROOT / "src", copy)
@@ -159,7 +160,7 @@ def main():
             return run(f"{program.result()} --gtest_filter=*CudaGradients*/{mutant[-1]}", build)
 
         for mutant, (status, said) in zip(mutants, tests.map(test, programs, mutants)):
-            # A test that fails says of which parameters; a program that ends in another way has shown nothing.
+            # A test that fails says which parameters are wrong. A program that ends in another way has shown nothing.
             noticed = status == 1 and "[  FAILED  ]" in said
             survivors += not noticed
             print(f"{'noticed' if noticed else 'NOT NOTICED'}: {mutant[0]} ({mutant[-1]}): "

@@ -1,4 +1,4 @@
-// What the program logs while something runs.
+// Captures what the program logs while a function runs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Standard output and standard error of body().
+/// Runs `body` and returns what it wrote to standard output and standard error.
 inline std::string log_of(const std::function<void()>& body) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();

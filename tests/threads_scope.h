@@ -1,11 +1,12 @@
-// For tests that set how many threads CPU operators use.
+// Lets a test set the number of threads of CPU operators.
 #pragma once
 
 #include "tensor/parallel.h"
 
 namespace tessera {
 
-/// At its end, the number of threads is again what it was before it. One that only keeps that number takes none.
+/// Sets the number of threads, and restores the previous number at its end. Without an argument it only restores the
+/// number.
 class ThreadsScope {
  public:
   explicit ThreadsScope(int count = num_threads()) { set_num_threads(count); }

@@ -1,5 +1,5 @@
-// Compiled for every x86-64 processor, unlike the rest (CMakeLists.txt): runs before all else, and says what the
-// program would need instead of ending in an illegal instruction.
+// This file is compiled for every x86-64 processor, unlike the rest (CMakeLists.txt). It runs before everything else,
+// and says what the program needs instead of ending in an illegal instruction.
 #include <unistd.h>
 
 namespace {

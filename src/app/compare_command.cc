@@ -48,7 +48,7 @@ std::string command_line(const CompareOptions& options) {
   return options.runs.empty() ? command : command + " --runs " + shell_word(options.runs);
 }
 
-/// An override outside of the quotes of its side would belong to no side.
+/// Throws Error for an override outside of the quotes of its side, which would belong to no side.
 void require_no_stray_overrides(const std::vector<std::string>& remaining, const std::vector<std::string>& sides) {
   if (remaining.empty()) return;
   const std::string& word = remaining.front();
@@ -105,7 +105,7 @@ void add_compare_command(CLI::App& app, int& status) {
       "--model.converters=quantize.linear.mx\" --out report.html\n"
       "Runs that are finished are not started again; others go on from their checkpoints. docs/compare.md says what\n"
       "the verdict means.");
-  command->allow_extras();  // for an error that says where they belong
+  command->allow_extras();  // the error says where they belong
   command->callback([command, options, &status] {
     require_no_stray_overrides(command->remaining(), options->sides);
     status = compare(*options);

@@ -1,5 +1,5 @@
-// `tessera completion`: a script that lets a shell complete commands, options, keys of the configuration and their
-// values. It is made from the command line's own tables, so that it cannot fall behind them.
+// `tessera completion` prints a script with which a shell completes commands, options, keys of the configuration and
+// their values. The script is made from the command line's own tables, so it cannot fall behind them.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// A command, named by its place below `tessera`: "/data/prepare".
+/// A command, named by its path below `tessera`: "/data/prepare".
 struct CommandWords {
   std::string path;
   std::vector<std::string> subcommands, options;  // options with a value end in "="
@@ -35,9 +35,8 @@ void collect(const CLI::App& command, const std::string& path, const std::vector
   for (const CLI::App* one : command.get_subcommands(nullptr)) collect(*one, path + "/" + one->get_name(), keys, all);
 }
 
-/// The function `_tessera_words`: for the command in $1 it sets `names` to the subcommands and `options` to the
-/// options.
-/// `_tessera_values` sets `names` to the values of the key in $1. Both run in bash and in zsh.
+/// Returns two shell functions that run in bash and in zsh. `_tessera_words` sets `names` to the subcommands and
+/// `options` to the options of the command in $1. `_tessera_values` sets `names` to the values of the key in $1.
 std::string word_tables(const CLI::App& app) {
   JobConfig config;
   std::vector<std::string> keys;

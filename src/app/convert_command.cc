@@ -31,7 +31,7 @@ struct ConvertOptions {
   bool overwrite = false;
 };
 
-/// The field table of a model, without memory.
+/// Returns the field table of a model, without memory.
 Model field_table(const HfConfig& config) { return Model(config.model, {.compute = DType::kFloat32, .seq_len = 1}); }
 
 constexpr OutputKind kHfFolder = {
@@ -44,7 +44,8 @@ constexpr OutputKind kHfFolder = {
 const std::map<std::string, HfForm> kForms = {
     {"v2", HfForm::kDeepseekV2}, {"v3", HfForm::kDeepseekV3}, {"remote-code", HfForm::kRemoteCode}};
 
-/// Null, with a warning, if the folder of weights has no tokenizer, which a model can do without.
+/// Returns the tokenizer. If the folder of weights has none, which a model can do without, it logs a warning and
+/// returns null.
 std::unique_ptr<data::Tokenizer> tokenizer_of(const SavedModel& saved) {
   try {
     return saved.tokenizer();
@@ -74,7 +75,8 @@ constexpr const char* kSampleText =
     "be done, and nobody else in the village who knew how to do it. She sat down, took the needle out of her pocket, "
     "and began with the smallest hole.";
 
-/// "on 256 tokens of a sample text, 3 of 768 selections of layers.2.moe differ (5 of 1536 in all layers)".
+/// Returns, for example, "on 256 tokens of a sample text, 3 of 768 selections of layers.2.moe differ (5 of 1536 in all
+/// layers)".
 std::string describe_routing(const SavedModel& saved) {
   constexpr std::size_t kMaxTokens = 256;
   std::vector<std::int32_t> tokens;
@@ -103,7 +105,7 @@ std::string describe_routing(const SavedModel& saved) {
                      worst->num_different, worst->num_selections, worst->layer, num_different, num_selections);
 }
 
-/// Throws Error if the form's class computes anything else than the model.
+/// Throws Error if the form's class computes anything other than the model does.
 void require_exact(const SavedModel& saved, const HfConfig& config, std::span<const NamedTensor> tensors) {
   std::vector<std::string> obstacles = hf_obstacles(config);
   if (config.form == HfForm::kDeepseekV2 && plain_hf_form(config.model) == HfForm::kDeepseekV2) {
@@ -118,7 +120,7 @@ void require_exact(const SavedModel& saved, const HfConfig& config, std::span<co
           saved.path().string(), hf_class_name(config.form), fmt::join(obstacles, "; "));
 }
 
-/// Counts numbers on their way from one form to the other, and ends the way when a signal asks for it.
+/// Counts the numbers that are converted, and ends the conversion when a signal asks for it.
 class ConversionProgress {
  public:
   explicit ConversionProgress(const std::vector<NamedTensor>& tensors) : bar_("converting", num_bytes(tensors), "B") {}

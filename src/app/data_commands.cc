@@ -1,4 +1,4 @@
-// `tessera data`: text to tokenizers and datasets.
+// `tessera data` makes tokenizers and datasets from text.
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -52,7 +52,7 @@ constexpr const char* kSkipHelp =
 
 constexpr const char* kOutputNames = "--output,--out";
 
-/// Lets a count have a unit, as 32k.
+/// Returns a transform that lets a count have a unit, as in 32k.
 CLI::Validator as_count() {
   return {[](std::string& text) {
             const auto count = parse_count(text);

@@ -65,7 +65,7 @@ void add_doctor_command(CLI::App& app, int& status) {
       ->check(CLI::PositiveNumber);
   command->add_option("--folder", options->cluster.folders,
                       "A folder that all nodes should share, as for datasets and runs; may be given several times");
-  // What --cluster starts on nodes.
+  // --cluster starts these on nodes.
   command->add_option("--node-facts", options->token)->group("");
   command->add_flag("--meet-ranks", options->meets_ranks)->group("");
   command->footer(

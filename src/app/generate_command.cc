@@ -31,20 +31,22 @@ struct GenerateOptions {
 
 /// One text of a batch.
 struct Text {
-  std::size_t index;  // of the prompt
+  std::size_t index;  // index of the prompt
   std::string prompt;
-  std::vector<std::int32_t> tokens;                         // BOS, prompt, what was generated
-  std::size_t num_prompt_tokens = 0, num_prompt_bytes = 0;  // bytes: of the prompt's tokens, decoded
+  std::vector<std::int32_t> tokens;                         // BOS, prompt, generated tokens
+  std::size_t num_prompt_tokens = 0, num_prompt_bytes = 0;  // bytes: of the decoded prompt
   bool ended = false;                                       // by EOS
 
   std::size_t num_new_tokens() const { return tokens.size() - num_prompt_tokens; }
-  /// What was generated. As the end of the whole text, because a tokenizer may treat the beginning of one differently.
+  /// Returns the generated text. It is the end of the whole text, because a tokenizer may treat the beginning of one
+  /// differently.
   std::string continuation(const data::Tokenizer& tokenizer) const {
     return tokenizer.decode(tokens).substr(num_prompt_bytes);
   }
 };
 
-/// The tokenizer of --tokenizer, or the checkpoint's own. Throws Error for one that the model cannot have learned.
+/// Returns the tokenizer of --tokenizer, or else the checkpoint's own. Throws Error for one that the model cannot have
+/// learned.
 std::unique_ptr<data::Tokenizer> choose_tokenizer(const GenerateOptions& options, const SavedModel& saved) {
   if (options.tokenizer.empty()) return saved.tokenizer();
   std::unique_ptr<data::Tokenizer> chosen = data::load_tokenizer(options.tokenizer), own;
@@ -54,7 +56,7 @@ std::unique_ptr<data::Tokenizer> choose_tokenizer(const GenerateOptions& options
   }
   if (own == nullptr) {
     const std::int64_t vocab = saved.config().model.vocab_size;
-    // Models have a few entries more than their tokenizers, so that the size is round.
+    // Models have a few more entries than their tokenizers, so that the size is round.
     require(chosen->vocab_size() <= vocab && 2 * chosen->vocab_size() >= vocab,
             "--tokenizer '{}' has {} tokens, the model in '{}' has {}; expected the tokenizer that it was trained with",
             options.tokenizer, chosen->vocab_size(), options.checkpoint, vocab);
@@ -84,7 +86,7 @@ class Generator {
             tokenizer_->vocab_size(), vocab);
     model_.parameters().allocate_weights(model_.options().compute);
     saved_.load(model_.parameters(), model_.config());
-    // Gaps in the tokenizer's ids.
+    // Finds the gaps in the tokenizer's ids.
     for (std::int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
       try {
         tokenizer_->decode({&id, 1});
@@ -94,7 +96,7 @@ class Generator {
     }
   }
 
-  /// Calls `on_token` with a text whenever it has a new token, and once more when it is done.
+  /// Generates the texts. Calls `on_token` with a text whenever it has a new token, and once more when it is done.
   template <typename OnToken>
   void run(std::vector<Text> texts, OnToken&& on_token) {
     std::int64_t longest = 0;
@@ -135,7 +137,7 @@ class Generator {
           on_token(text, true);
         }
         all_done = all_done && done[slot];
-        next[slot] = text.tokens.back();  // of one that is done, only to fill the batch
+        next[slot] = text.tokens.back();  // a text that is done only fills the batch
       }
       if (all_done) break;
       const std::span<const float> logits = decoder.decode(next);
@@ -159,7 +161,7 @@ class Generator {
 
  private:
   void append(Text& text, std::span<const float> logits) {
-    // Each draw has its own random number, whatever else is generated beside it.
+    // Each draw has its own random number, whatever else is generated in the batch.
     const Philox random(static_cast<std::uint64_t>(options_.seed), stream_of("generate"));
     const std::uint64_t draw = (static_cast<std::uint64_t>(text.index) << 32) + text.tokens.size();
     logits = logits.first(static_cast<std::size_t>(tokenizer_->vocab_size()));
@@ -180,7 +182,7 @@ class Generator {
   double prefill_seconds_ = 0.0, decode_seconds_ = 0.0;
 };
 
-/// Prints the text as it grows.
+/// Continues one prompt, and prints the text as it grows.
 void generate_one(Generator& generator, const std::string& prompt) {
   std::size_t num_printed = 0;
   fmt::print("{}", prompt);
@@ -197,7 +199,7 @@ void generate_one(Generator& generator, const std::string& prompt) {
   });
 }
 
-/// One line of JSON per text, as soon as it is done.
+/// Continues the prompts of a file. Prints one line of JSON per text as soon as it is done.
 void generate_file(Generator& generator, const GenerateOptions& options) {
   std::vector<std::string> prompts;
   std::istringstream lines(read_text_file(options.prompts_file));

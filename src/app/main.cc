@@ -15,14 +15,15 @@
 
 namespace {
 
-/// Standard files that the caller has closed: no file of a run shall get their numbers, and messages with it.
+/// Opens standard files that the caller has closed. Otherwise a run's file could get their numbers, and then messages
+/// would end up in it.
 void open_standard_files() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    if (fcntl(descriptor, F_GETFD) < 0) open("/dev/null", O_RDWR);  // gets the lowest number that is free
+    if (fcntl(descriptor, F_GETFD) < 0) open("/dev/null", O_RDWR);  // open() takes the lowest free number
   }
 }
 
-/// A file that is mapped and became shorter, or shared memory without a place: there is no error to return.
+/// Handles a mapped file that became shorter, or shared memory without space: there is no error to return.
 void on_bus_error(int signal) {
   constexpr char kMessage[] =
       "tessera: bus error: a file that was being read became shorter, or its disk failed, or /dev/shm is full\n";
@@ -35,7 +36,7 @@ void on_bus_error(int signal) {
 
 int main(int argc, char** argv) {
   open_standard_files();
-  // A file that outgrows a limit is to be an error with a message, like a full disk.
+  // A file that outgrows a limit must cause an error with a message, like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   std::signal(SIGBUS, on_bus_error);
   tessera::init_logging();

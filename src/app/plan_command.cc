@@ -1,4 +1,4 @@
-// `tessera plan`: what a way to train would cost, before any machine is asked.
+// `tessera plan` shows what a way to train would cost, before any machine is used.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -104,12 +104,12 @@ struct MemoryCommand {
     }
   }
 
-  /// What copies in memory take of the host's, which the table does not count.
+  /// Prints how much of the host's memory copies in memory take, which the table does not count.
   static void print_copies(const PlannedRun& planned) {
     const JobConfig& job = planned.config;
     if (job.checkpoint.memory_interval == 0) return;
     const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.micro_batch_size());
-    std::size_t state = 0;  // masters, of which there are as many as gradients, and moments
+    std::size_t state = 0;  // masters (as large as gradients) and moments
     for (const MemoryPlan& plan : plans) state = std::max(state, plan.gradients + plan.moments);
     const bool is_sent = planned.degrees.num_ranks() > 1 && planned.degrees.dp_replicate == 1;
     fmt::print(
@@ -123,7 +123,7 @@ struct MemoryCommand {
            planned.config.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
   }
 
-  /// A line per mode; of a pipeline, per mode and rank of it.
+  /// Prints a line per mode or, for a pipeline, per mode and pipeline rank.
   static void print_table(const PlannedRun& planned) {
     const bool is_pipeline = planned.degrees.pp > 1, has_windows = uses_windows(planned);
     const auto print_line = [&](std::string_view mode, std::string_view rank, std::string_view weights,

@@ -1,4 +1,4 @@
-// `tessera quickstart`: the commands of a first project, one after the other, in one folder. Every stage prints the
+// `tessera quickstart` runs the commands of a first project, one after the other, in one folder. Every stage prints the
 // command that it runs as a child process, so that people can run it themselves.
 #include <algorithm>
 #include <cmath>
@@ -25,10 +25,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kConfigName = "quickstart.toml";  // marks the folder
+constexpr const char* kConfigName = "quickstart.toml";  // marks a folder that quickstart has made
 constexpr int kNumStages = 6;
 
-/// A model of 2 million parameters, of which a step takes some 0.1 s on two cores.
+/// Returns the configuration of a model with 2 million parameters, whose steps take some 0.1 s on two cores.
 std::string config_text(const fs::path& folder, std::int64_t num_steps) {
   return fmt::format(
       R"(# Made by `tessera quickstart`. docs/config.md explains every key.
@@ -82,7 +82,7 @@ log_freq = {}
       std::max<std::int64_t>(1, num_steps / 20));
 }
 
-/// The end of quickstart before its last stage: a child's exit status, or a signal.
+/// Ends quickstart before its last stage, because of a child's exit status or a signal.
 class Ended : public std::exception {
  public:
   explicit Ended(int status) : status_(status) {}
@@ -97,7 +97,7 @@ class Quickstart {
   Quickstart(const std::string& out, double seconds, bool opens_report)
       : folder_(out), seconds_(seconds), opens_report_(opens_report) {}
 
-  /// The exit status.
+  /// Runs all stages. Returns the exit status.
   int run() {
     require(!launched_by_mpi(), "quickstart is one process; start it without mpirun or srun");
     const bool is_new = !fs::exists(folder_) || (fs::is_directory(folder_) && fs::is_empty(folder_));
@@ -173,7 +173,7 @@ class Quickstart {
     }
   }
 
-  /// A line of JSON per section of the documentation.
+  /// Returns a line of JSON per section of the documentation.
   static std::string documents() {
     std::string lines;
     for (std::string_view page : quickstart_pages()) {
@@ -186,7 +186,7 @@ class Quickstart {
     return lines;
   }
 
-  /// Finds out how long a step takes, and lets the configuration train for as many as fit the time.
+  /// Measures how long a step takes, and sets the configuration to as many steps as fit the time.
   void measure() {
     const fs::path log = folder_ / "timing.log";
     fs::remove(log);
@@ -210,7 +210,7 @@ class Quickstart {
     return std::llround(std::clamp(seconds * 1e3 / step_ms(), kFewest, kMost));
   }
 
-  /// A configuration's path as a word of a side of `tessera compare`.
+  /// Returns a configuration's path as a word of a side of `tessera compare`.
   static std::string quoted_config(const std::string& path) {
     return path.find(' ') == path.npos ? path : "\"" + path + "\"";
   }

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Pages in Markdown.
+/// Returns the pages, in Markdown.
 std::span<const std::string_view> quickstart_pages();
 
 }  // namespace tessera

@@ -28,17 +28,17 @@ volatile std::sig_atomic_t stop_signal = 0;
 std::atomic<std::int64_t> current_step = 0;  // 0: training has not begun
 static_assert(std::atomic<std::int64_t>::is_always_lock_free, "read in a signal handler");
 
-/// What the handler says, set before training begins.
+/// What the signal handler says. It is set before training begins.
 struct {
   bool is_of_many = false, is_first_rank = false, saves = false, on_terminal = false;
 } announcement;
 
-/// Only what a signal handler may call.
+/// Announces the stop. It calls only what a signal handler may call.
 void announce_stop(std::int64_t step) {
   std::array<char, 96> text;
   char* end = text.data();
   const auto put = [&](std::string_view part) { end = std::copy(part.begin(), part.end(), end); };
-  if (announcement.on_terminal) put("\r\033[K");  // over the progress bar
+  if (announcement.on_terminal) put("\r\033[K");  // overwrites the progress bar
   put("finishing step ");
   end = std::to_chars(end, text.data() + text.size(), step).ptr;
   put(announcement.saves ? ", then saving; again to stop now\n" : "; again to stop now\n");
@@ -47,9 +47,9 @@ void announce_stop(std::int64_t step) {
   errno = error;
 }
 
-/// The first signal asks for an orderly end and says so at once, the second of its kind ends the program. Before
-/// training begins there is nothing to save, and the first one ends it. mpirun sends SIGTERM when a rank has died: the
-/// others live for one second more, in which one of them tells of it.
+/// Handles a signal. The first one asks for an orderly end and says so at once; a second one of its kind ends the
+/// program. Before training begins there is nothing to save, so the first one ends it. When a rank has died, mpirun
+/// sends SIGTERM to the others. They live for one more second, in which one of them reports the death.
 void on_signal(int signal) {
   std::signal(signal, SIG_DFL);
   const std::int64_t step = current_step;

@@ -1,7 +1,8 @@
-// Errors. Two kinds, because they ask for different things of whoever sees them:
-//  * Error: the input (a config, a file, an argument, the machine) cannot work. Its message says what was given,
-//    what was expected and where. The command line prints it and exits with status 2, unless the error has another one.
-//  * InternalError: a broken promise between two parts of Tessera, thrown by TESSERA_CHECK. Exit status 1.
+// The two kinds of errors that Tessera throws. They differ in what the person who sees them should do:
+//  * Error: the input (a config, a file, an argument, the machine) cannot work. Its message says what was given, what
+//    was expected and where. The command line prints it and exits with status 2, unless the error carries another
+//    status.
+//  * InternalError: one part of Tessera broke a promise to another. TESSERA_CHECK throws it; the exit status is 1.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,7 +19,7 @@ class Error : public std::runtime_error {
   explicit Error(const std::string& message, ExitStatus status = ExitStatus::kWrongInput)
       : std::runtime_error(message), status_(status) {}
 
-  /// The exit status of a program that this error ends.
+  /// Returns the status that the program exits with when this error ends it.
   ExitStatus status() const { return status_; }
 
  private:
@@ -30,7 +31,8 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// The exit status of a program that an exception ends: that of an Error, 2 for std::filesystem_error, otherwise 1.
+/// Returns the status that the program exits with when `error` ends it: the status of an Error, 2 for
+/// std::filesystem_error, 1 for any other exception.
 ExitStatus exit_status_of(const std::exception& error);
 
 /// Throws Error with a formatted message.
@@ -51,7 +53,8 @@ namespace detail {
 
 }  // namespace tessera
 
-/// TESSERA_CHECK(condition, "format", values...): throws InternalError naming place, condition and values.
+/// TESSERA_CHECK(condition, "format", values...) throws InternalError unless `condition` holds. The message names the
+/// place in the source, the condition and the values.
 #define TESSERA_CHECK(condition, ...)                                                               \
   do {                                                                                              \
     if (!(condition)) [[unlikely]]                                                                  \

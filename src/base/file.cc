@@ -18,7 +18,8 @@
 namespace tessera {
 namespace {
 
-/// Whether the system's reason for a failure is that storage is full or broken, not what it was asked for.
+/// Returns whether the system's error code says that storage is full or broken. Other codes mean that the request was
+/// wrong.
 bool is_of_storage(int reason) {
   constexpr std::array kReasons = {ENOSPC, EDQUOT, EFBIG,     EIO,       ESTALE,  EROFS,
                                    ENODEV, ENXIO,  ETIMEDOUT, EREMOTEIO, ENOTCONN};
@@ -100,9 +101,9 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)) {
-  std::error_code unreadable;  // then it cannot be created either, which is told below
+  std::error_code unreadable;  // on an error, open() below fails too, and its message reports it
   if (std::filesystem::is_symlink(path_, unreadable)) path_ = std::filesystem::weakly_canonical(path_, unreadable);
-  // A device would be gone, and another file in its place.
+  // A rename would put a regular file in the place of a device.
   require(!std::filesystem::exists(path_, unreadable) || std::filesystem::is_regular_file(path_, unreadable),
           "'{}' is no regular file, and cannot be replaced by one", path_.string());
   temporary_ = path_;
@@ -175,7 +176,7 @@ void replace_folder(const std::filesystem::path& whole, const std::filesystem::p
     fs::remove_all(path, error);
     if (error) fail_system("delete", path, error.value());
   };
-  // The two change places in one step.
+  // RENAME_EXCHANGE swaps the two names in one step.
   if (::renameat2(AT_FDCWD, whole.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
     sync_directory(target.parent_path());
     remove(whole);
@@ -192,7 +193,7 @@ void replace_folder(const std::filesystem::path& whole, const std::filesystem::p
   try {
     rename(whole, target);
   } catch (...) {
-    std::error_code ignored;  // the first failure is the one to tell
+    std::error_code ignored;  // the first failure is the one to report
     fs::rename(replaced, target, ignored);
     throw;
   }

@@ -1,6 +1,6 @@
 // Files: whole-file reads, read-only memory maps, and files that appear complete or not at all.
-// Every failure is an Error with the path and the system's reason; where storage is full or broken, the program ends
-// with ExitStatus::kStorageFailed.
+// Every failure throws Error with the path and the system's reason. If storage is full or broken, the error's status is
+// ExitStatus::kStorageFailed.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +12,10 @@
 
 namespace tessera {
 
-/// The 64-bit XXH3 hash of `bytes` (xxHash 0.8), the checksum of every binary file that Tessera writes.
+/// Returns the 64-bit XXH3 hash of `bytes` (xxHash 0.8). Every binary file that Tessera writes has this checksum.
 std::uint64_t checksum(std::span<const std::byte> bytes);
 
-/// XXH3 over bytes that arrive in pieces; equal to `checksum` of them joined.
+/// Computes XXH3 over bytes that arrive in pieces. The value equals `checksum` of the pieces joined.
 class Checksum {
  public:
   Checksum();
@@ -31,8 +31,8 @@ class Checksum {
 
 std::string read_text_file(const std::filesystem::path& path);
 
-/// A read-only memory map of a whole file, which shows what other processes write into it meanwhile. Empty files map to
-/// an empty span.
+/// A read-only memory map of a whole file. It shows what other processes write into the file after it was mapped. An
+/// empty file maps to an empty span.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -51,7 +51,8 @@ class MappedFile {
 };
 
 /// Writes a file under a temporary name beside `path`. `commit` flushes it to the disk (fsync) and renames it to
-/// `path`, so that `path` is the old file or the whole new one, never a part. Without commit the temporary is removed.
+/// `path`, so `path` is always the old file or the whole new one. Without `commit` the destructor removes the temporary
+/// file.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
@@ -61,7 +62,7 @@ class AtomicFile {
 
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text);
-  /// Overwrites bytes already written, e.g. a header whose numbers are known last.
+  /// Overwrites bytes already written, e.g. a header whose numbers are known only at the end.
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
   std::uint64_t size() const { return size_; }
   void commit();
@@ -73,20 +74,20 @@ class AtomicFile {
   std::uint64_t size_ = 0;
 };
 
-/// Writes a file with this content by AtomicFile: whole or not at all. Throws Error.
+/// Writes a file with this content through AtomicFile, so that it appears complete or not at all. Throws Error.
 void write_whole_file(const std::filesystem::path& path, std::string_view content);
 
-/// Makes the names in `directory` durable (fsync of the directory).
+/// Makes the names in `directory` durable by an fsync of the directory.
 void sync_directory(const std::filesystem::path& directory);
 
-/// Creates a folder and those above it, as far as they are missing.
+/// Creates a folder and every missing folder above it.
 void create_folder(const std::filesystem::path& folder);
 
-/// Suffix of the old folder while replace_folder works on a file system that cannot exchange two names.
+/// Suffix of the old folder's name while replace_folder works on a file system that cannot exchange two names.
 inline constexpr const char* kReplacedSuffix = ".replaced";
 
-/// Gives the folder `whole` the name `target`, durably, and removes the folder that had it, if there is one. On an
-/// Error `target` is what it was.
+/// Renames the folder `whole` to `target`, durably, and removes the folder that had that name, if there was one. If it
+/// throws Error, `target` is unchanged.
 void replace_folder(const std::filesystem::path& whole, const std::filesystem::path& target);
 
 template <typename T>

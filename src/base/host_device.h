@@ -1,8 +1,8 @@
-// Functions that CPUs and GPUs share.
+// TESSERA_HOST_DEVICE marks functions that CPU code and GPU kernels share.
 #pragma once
 
-/// On the host always inlined, because kernels that are compiled for a newer processor than the program may use these
-/// functions without leaving a copy for the rest of the program.
+/// In host code these functions are always inlined. Some kernels are compiled for a newer processor than the rest of
+/// the program; an out-of-line copy from them could be linked into the rest.
 #if defined(__CUDACC__)
 #define TESSERA_HOST_DEVICE __host__ __device__
 #else

@@ -1,4 +1,4 @@
-// JSON of files that may be hostile, and names of files in it.
+// Reads JSON from files that may be hostile, and checks names of files in it.
 #pragma once
 
 #include <charconv>
@@ -19,18 +19,19 @@
 
 namespace tessera {
 
-/// Far more than any format here nests. nlohmann-json parses and frees without recursion, but it copies, compares and
-/// prints with it: a file of a few hundred thousand '[' would overflow the stack.
+/// The deepest nesting that parse_json accepts, far more than any format here needs. nlohmann-json parses and frees
+/// without recursion, but it copies, compares and prints recursively. A file of a few hundred thousand '[' would
+/// overflow the stack.
 inline constexpr int kMaxJsonDepth = 64;
 
-/// Parses the text of a file. `name` names the file in errors ("'a/b.json'"). Throws Error for what is not JSON, for
-/// JSON nested deeper than kMaxJsonDepth, and for a name that occurs twice in an object.
-///   Json: nlohmann::json, or nlohmann::ordered_json where the order of keys counts
+/// Parses the text of a file. `name` names the file in errors ("'a/b.json'"). Throws Error if the text is not JSON, is
+/// nested deeper than kMaxJsonDepth, or has a name twice in one object. `Json` is nlohmann::json, or
+/// nlohmann::ordered_json where the order of keys matters.
 template <typename Json = nlohmann::json>
 Json parse_json(std::string_view text, const std::string& name) {
   using Event = typename Json::parse_event_t;
-  constexpr std::size_t kMaxShown = 200;              // of what the file says
-  std::vector<std::unordered_set<std::string>> keys;  // of the objects that are open
+  constexpr std::size_t kMaxShown = 200;              // characters of the file that a message shows
+  std::vector<std::unordered_set<std::string>> keys;  // names seen so far in each object that is open
   const auto check = [&](int depth, Event event, Json& value) {
     const bool opens = event == Event::object_start || event == Event::array_start;
     require(!opens || depth < kMaxJsonDepth, "{}: JSON nested deeper than {} levels", name, kMaxJsonDepth);
@@ -46,37 +47,38 @@ Json parse_json(std::string_view text, const std::string& name) {
   try {
     return Json::parse(text, check);
   } catch (const nlohmann::json::exception& error) {
-    // The library's text repeats the token that it could not read.
+    // The library's message repeats the token that it could not read.
     fail("{}: not JSON, or damaged: {}", name, std::string_view(error.what()).substr(0, kMaxShown));
   }
 }
 
-/// JSON has no NaN and no infinity: null stands for them.
+/// Returns `value` as JSON. JSON has no NaN and no infinity: null stands for them.
 inline nlohmann::ordered_json json_number(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
-/// For a file. JSON is UTF-8; paths and what people type may be any bytes, of which replacement characters are written.
+/// Returns the text of `json` for a file. JSON is UTF-8, but paths and typed text may hold any bytes: invalid ones
+/// become replacement characters.
 template <typename Json>
 std::string json_text(const Json& json, int indent = -1) {
   return json.dump(indent, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
-/// A checksum in JSON: 16 hexadecimal digits, because many readers keep only 53 bits of a number.
+/// Returns a checksum as 16 hexadecimal digits, because many JSON readers keep only 53 bits of a number.
 inline std::string to_hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
 
-/// The field of an object that has the checksum of all its others.
+/// Name of the field that holds the checksum of an object's other fields.
 inline constexpr const char* kChecksumField = "checksum";
 
-/// Returns the checksum of all fields but kChecksumField, in their order: what a file with this object has as that
-/// field.
+/// Returns the checksum of all fields except kChecksumField, in their order. A file stores this value in that field.
 inline std::string checksum_of_rest(nlohmann::ordered_json object) {
   object.erase(kChecksumField);
   const std::string text = json_text(object);
   return to_hex(checksum(std::as_bytes(std::span(text))));
 }
 
-/// A value in a message: short, and without anything that a terminal would obey, whatever the file holds.
+/// Describes a value in a message. The text is short and ASCII, so nothing in a file can send control codes to a
+/// terminal.
 template <typename Json>
 std::string describe_json(const Json& value) {
   if (value.is_structured()) return value.type_name();
@@ -84,11 +86,12 @@ std::string describe_json(const Json& value) {
   return value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace).substr(0, kMaxShown);
 }
 
-/// An object of a file, and where it is. A field that is missing or has another type is an Error that says so.
+/// Reads the fields of a file's JSON object. It throws Error with the object's place if a field is missing or has
+/// another type.
 template <typename Json = nlohmann::json>
 class JsonFields {
  public:
-  /// `place`: "'a/b.json', $" for the file's own object; its field x is "'a/b.json', $.x".
+  /// `place` is "'a/b.json', $" for a file's top object; the place of its field x is then "'a/b.json', $.x".
   JsonFields(const Json& object, std::string place) : object_(object), place_(std::move(place)) {
     require(object.is_object(), "{}: expected an object, got {}", place_, describe_json(object));
   }
@@ -97,7 +100,7 @@ class JsonFields {
   std::string place_of(const char* name) const { return fmt::format("{}.{}", place_, name); }
 
   bool contains(const char* name) const { return object_.contains(name); }
-  /// Null if it is missing or is null.
+  /// Returns null if the field is missing or is null.
   const Json* find(const char* name) const {
     const auto field = object_.find(name);
     return field == object_.end() || field->is_null() ? nullptr : &*field;
@@ -112,7 +115,7 @@ class JsonFields {
     expect(field.is_string(), name, "a string", field);
     return field.template get_ref<const std::string&>();
   }
-  /// A whole number from 0 to `largest`.
+  /// Returns a whole number from 0 to `largest`.
   std::uint64_t count(const char* name, std::uint64_t largest = std::numeric_limits<std::uint64_t>::max()) const {
     const Json& field = at(name);
     expect(field.is_number_unsigned(), name, "a whole number", field);
@@ -130,7 +133,7 @@ class JsonFields {
     expect(field.is_boolean(), name, "true or false", field);
     return field.template get<bool>();
   }
-  /// What to_hex has made.
+  /// Returns the number that to_hex wrote.
   std::uint64_t hex(const char* name) const {
     const std::string& digits = text(name);
     std::uint64_t value = 0;
@@ -139,7 +142,7 @@ class JsonFields {
     expect(is_whole, name, "16 hexadecimal digits in lower case", at(name));
     return value;
   }
-  /// Throws Error unless kChecksumField is right.
+  /// Throws Error unless kChecksumField matches the object's other fields.
   void require_checksum() const {
     const std::string expected = to_hex(hex(kChecksumField)), found = checksum_of_rest(object_);
     require(found == expected, "{}: its content has checksum {}, expected {}: it was damaged, or edited by hand",
@@ -160,8 +163,8 @@ class JsonFields {
   std::string place_;
 };
 
-/// The object of a file that says its format and version; none if there is no such file. Throws Error if it is damaged,
-/// or of another format or version.
+/// Reads a file whose JSON object names its format and version. Returns nullopt if there is no such file. Throws Error
+/// if it is damaged or has another format or version.
 inline std::optional<nlohmann::json> read_json_file(const std::filesystem::path& path, const char* format,
                                                     std::uint64_t version) {
   std::error_code unreadable;
@@ -175,8 +178,8 @@ inline std::optional<nlohmann::json> read_json_file(const std::filesystem::path&
   return json;
 }
 
-/// Throws Error unless `name`, which the file called `where` gives, is a plain name: a list of a folder's files must
-/// not lead out of the folder.
+/// Throws Error unless `name` is the plain name of a file. `where` is the file that gives it. A list of a folder's
+/// files must not lead out of that folder.
 inline void require_plain_name(const std::string& name, const std::string& where) {
   constexpr std::size_t kMaxName = 255;  // NAME_MAX of Linux
   const bool plain = !name.empty() && name != "." && name != ".." && name.size() <= kMaxName &&

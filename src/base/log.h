@@ -1,5 +1,5 @@
-// Log lines for people, on standard error: "[time] level message" (spdlog). The program's results go to standard
-// output.
+// Log lines for people, on standard error: "[time] level message" (spdlog). Standard output is for the program's
+// results.
 #pragma once
 
 #include <spdlog/spdlog.h>
@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-/// Sets the log's format and sink. Call once, at the start of main.
+/// Sets the log's format and destination. Call it once, at the start of main.
 void init_logging();
 
-/// True if standard error is a terminal; then a progress bar may be drawn.
+/// Returns whether standard error is a terminal. Only then may a progress bar be drawn.
 bool stderr_is_terminal();
 
-/// A warning that one cannot miss.
+/// Logs a warning in a frame of '!' lines, so that nobody misses it.
 void warn_in_frame(std::string_view title, std::string_view text);
 
 }  // namespace tessera

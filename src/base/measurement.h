@@ -1,4 +1,4 @@
-// A number for people and alarms, as Prometheus has it.
+// A number for people and for alarms, in the form that Prometheus has.
 #pragma once
 
 #include <map>
@@ -7,11 +7,11 @@
 namespace tessera {
 
 struct Measurement {
-  std::string name = {};  // with its unit: "gpu_temperature_celsius"; in Prometheus behind a prefix
+  std::string name = {};  // ends in its unit: "gpu_temperature_celsius"; Prometheus shows it behind a prefix
   std::string help = {};
   std::map<std::string, std::string> labels = {};
   double value = 0.0;
-  bool is_counter = false;  // only rises, and its name ends in _total
+  bool is_counter = false;  // it only rises, and its name ends in _total
 };
 
 }  // namespace tessera

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// The mean of the two middle ones of an even number of values. Of none: NaN.
+/// Returns the median. It is the mean of the two middle values if their number is even, and NaN if there are none.
 inline double median(std::vector<double> values) {
   if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
   std::ranges::sort(values);

@@ -1,4 +1,4 @@
-// What a mistyped word was meant to be.
+// Finds the word that a mistyped one was meant to be.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// Number of characters to insert, delete, substitute or exchange with their neighbour to get from one word to the
-/// other (Damerau-Levenshtein, in the form that edits no place twice).
+/// Returns how many edits turn one word into the other. An edit inserts, deletes or substitutes a character, or
+/// exchanges two neighbours (Damerau-Levenshtein, in the form that edits no place twice).
 inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before_last(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
   std::iota(last.begin(), last.end(), std::size_t{0});
@@ -28,12 +28,13 @@ inline std::size_t edit_distance(std::string_view a, std::string_view b) {
   return last.back();
 }
 
-/// Whether `word` may be a slip of the hand for a word at this distance: one edit for every three letters, or one.
+/// Returns whether `word` may be a typing error for a word at this distance. It allows one edit for every three
+/// letters, and at least one.
 inline bool is_slip(std::string_view word, std::size_t distance) {
   return distance <= std::max<std::size_t>(1, word.size() / 3);
 }
 
-/// The nearest of `words`, or "" if `word` is no slip for any of them.
+/// Returns the nearest of `words`, or "" if `word` is not a typing error for any of them.
 inline std::string nearest_word(std::string_view word, const std::vector<std::string>& words) {
   const auto distance = [&](const std::string& other) { return edit_distance(word, other); };
   const auto nearest = std::ranges::min_element(words, {}, distance);

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-/// The factor of a unit; 0 if there is no such unit.
+/// Returns the factor that a unit stands for, or 0 if there is no such unit.
 std::int64_t factor_of(std::string_view unit) {
   if (unit.empty()) return 1;
   const bool is_binary = unit.size() == 2 && unit[1] == 'i';
@@ -43,7 +43,7 @@ std::optional<std::int64_t> parse_count(std::string_view text) {
   }
   const __int128 product = static_cast<__int128>(numerator) * factor;
   if (product % denominator != 0) return std::nullopt;
-  const auto part = static_cast<std::int64_t>(product / denominator);  // below `factor`
+  const auto part = static_cast<std::int64_t>(product / denominator);  // less than `factor`
   const bool overflows =
       text.starts_with('-') ? __builtin_sub_overflow(count, part, &count) : __builtin_add_overflow(count, part, &count);
   return overflows ? std::nullopt : std::optional(count);

@@ -1,4 +1,4 @@
-// Seconds since something began.
+// Measures the seconds since its construction.
 #pragma once
 
 #include <chrono>

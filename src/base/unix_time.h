@@ -1,11 +1,11 @@
-// The time of day, for what processes of several machines and people compare.
+// The time of day, which people and the processes of several machines compare.
 #pragma once
 
 #include <chrono>
 
 namespace tessera {
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 inline double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }

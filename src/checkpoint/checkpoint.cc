@@ -28,13 +28,13 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   return step;
 }
 
-/// Whether a folder of this name is a save that was begun, and not by a later attempt than the saver.
+/// Returns whether a folder of this name is an unfinished save, unless a later attempt of the saver's run has begun it.
 bool is_old_partial(std::string_view name, const Saver& saver) {
   const std::size_t at = name.find(kPartialSuffix);
   if (!name.starts_with(kPrefix) || at == name.npos) return false;
   const std::string of_run = fmt::format("-{}-", saver.run);
   std::string_view owner = name.substr(at + kPartialSuffix.size());
-  if (!owner.starts_with(of_run)) return true;  // another run's, whose lock the saver's run has
+  if (!owner.starts_with(of_run)) return true;  // another run's; the saver's run holds the lock now
   owner.remove_prefix(of_run.size());
   std::int64_t attempt = 0;
   const auto [end, error] = std::from_chars(owner.data(), owner.data() + owner.size(), attempt);
@@ -95,12 +95,12 @@ void commit_checkpoint(const fs::path& folder, const CheckpointManifest& manifes
   json["state"] = manifest.state;
   json[kChecksumField] = checksum_of_rest(json);
   write_whole_file(partial / kManifest, json_text(json, 2) + "\n");
-  // There is one if the step was saved before, by a run that went on from an earlier step.
+  // The folder exists if a run that went on from an earlier step has saved this step before.
   replace_folder(partial, checkpoint_path(folder, manifest.step));
 }
 
 void discard_partial(const fs::path& folder, std::int64_t step, const Saver& saver) noexcept {
-  std::error_code ignored;  // the failure that came before is the one to tell
+  std::error_code ignored;  // the failure that came before is the one to report
   fs::remove_all(partial_path(folder, step, saver), ignored);
 }
 
@@ -119,13 +119,13 @@ void save_checkpoint(const fs::path& folder, const std::vector<CheckpointPart>& 
 
 namespace {
 
-/// Calls use(step, whether there is a manifest) of folders that are named like checkpoints.
+/// Calls use(step, whether it has a manifest) for each folder that is named like a checkpoint.
 template <typename Use>
 void for_each_checkpoint(const fs::path& folder, Use&& use) {
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
     const auto step = step_of(entry.path().filename().string());
-    std::error_code unreadable;  // not a checkpoint either
+    std::error_code unreadable;  // an unreadable folder is not a checkpoint either
     if (step) use(*step, fs::exists(entry.path() / kManifest, unreadable));
   }
 }
@@ -149,7 +149,7 @@ std::vector<std::int64_t> steps_of_folders(const fs::path& folder) {
 }
 
 void prune_checkpoints(const fs::path& folder, const Saver& saver, std::int64_t keep, std::int64_t last_saved) {
-  // A folder that cannot be deleted, because someone reads its files over NFS or owns it, is in nobody's way.
+  // A folder that cannot be deleted does no harm. Someone may be reading its files over NFS, or own it.
   const auto or_warn = [](auto&& remove) {
     try {
       remove();
@@ -159,7 +159,7 @@ void prune_checkpoints(const fs::path& folder, const Saver& saver, std::int64_t 
   };
   std::error_code missing;
   for (const auto& entry : fs::directory_iterator(folder, missing)) {
-    // Cut short between two renames: the old checkpoint is the only one of its step.
+    // A replacement was cut short between two renames: the old checkpoint is the only one of its step.
     const fs::path& path = entry.path();
     const fs::path original = fs::path(path).replace_extension();
     if (path.extension() == kReplacedSuffix && step_of(original.filename().string()) && !fs::exists(original)) {
@@ -177,9 +177,9 @@ void prune_checkpoints(const fs::path& folder, const Saver& saver, std::int64_t 
   const std::vector<std::int64_t> steps = checkpoint_steps(folder);
   const auto surplus = static_cast<std::int64_t>(steps.size()) - keep;
   for (std::int64_t i = 0; i < surplus; ++i) {
-    // Renamed first, so that a deletion cut short leaves nothing that looks like a checkpoint.
+    // The folder is renamed first, so that a deletion that is cut short leaves nothing that looks like a checkpoint.
     const std::int64_t step = steps[static_cast<std::size_t>(i)];
-    if (step == last_saved) continue;  // of a run that went back to an earlier step
+    if (step == last_saved) continue;  // a run that went back to an earlier step has just saved it
     const fs::path path = checkpoint_path(folder, step);
     const fs::path doomed = path.string() + ".deleted";
     or_warn([&] {
@@ -191,7 +191,7 @@ void prune_checkpoints(const fs::path& folder, const Saver& saver, std::int64_t 
 
 CheckpointManifest read_checkpoint_manifest(const fs::path& path) {
   const fs::path manifest_path = path / kManifest;
-  std::error_code unreadable;  // told of below
+  std::error_code unreadable;  // read_text_file() below reports it
   require(fs::exists(manifest_path, unreadable) || unreadable, "'{}' has no {}", path.string(), kManifest);
   const std::string where = fmt::format("'{}'", manifest_path.string());
   const auto json = parse_json<nlohmann::ordered_json>(read_text_file(manifest_path), where);
@@ -208,12 +208,12 @@ CheckpointManifest read_checkpoint_manifest(const fs::path& path) {
     const JsonFields file(json_file, files.place_of(name.c_str()));
     manifest.files[name] = {.size = file.count("bytes"), .checksum = file.hex("xxh3_64")};
   }
-  // Every shard has a file, so there are no more of them than files.
+  // Every shard has a file, so there cannot be more shards than files.
   manifest.num_shards = static_cast<std::int64_t>(fields.count("num_shards", manifest.files.size()));
   for (const std::string_view kind : {kModelShards, kOptimizerShards}) {
     const auto num_listed = std::count_if(manifest.files.begin(), manifest.files.end(),
                                           [&](const auto& file) { return is_shard_file_name(file.first, kind); });
-    if (num_listed == 0 && kind == kOptimizerShards) continue;  // converted weights
+    if (num_listed == 0 && kind == kOptimizerShards) continue;  // converted weights have none
     for (std::int64_t shard = 0; shard < std::max<std::int64_t>(manifest.num_shards, 1); ++shard) {
       const std::string name = shard_file_name(kind, shard, manifest.num_shards);
       require(manifest.files.contains(name), "{}: num_shards is {}, but its files have no '{}'", where,

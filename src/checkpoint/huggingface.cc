@@ -15,12 +15,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kSingleName = "model.safetensors";
-/// Side of the square that shares a factor in DeepSeek's FP8 files.
+/// Side of the square block of numbers that share a factor in DeepSeek's FP8 files.
 constexpr std::int64_t kScaleBlock = 128;
-/// Numbers that are converted at a time.
+/// How many numbers are converted at a time.
 constexpr std::int64_t kChunk = 1 << 18;
 
-/// Names of what is not fused, within a layer.
+/// Hugging Face's names of the parameters within a layer that are not fused here.
 const std::map<std::string_view, std::string_view> kLayerNames = {
     {"attention_norm.weight", "input_layernorm.weight"},
     {"ffn_norm.weight", "post_attention_layernorm.weight"},
@@ -36,7 +36,7 @@ const std::map<std::string_view, std::string_view> kLayerNames = {
     {"moe.shared_experts.w2.weight", "mlp.shared_experts.down_proj.weight"},
     {"moe.router.gate.weight", "mlp.gate.weight"},
     {"moe.expert_bias", "mlp.gate.e_score_correction_bias"},
-    // Of a module of multi-token prediction.
+    // Parameters of a module of multi-token prediction.
     {"embedding_norm.weight", "enorm.weight"},
     {"hidden_norm.weight", "hnorm.weight"},
     {"eh_proj.weight", "eh_proj.weight"},
@@ -67,7 +67,7 @@ std::vector<HfTensor> layer_tensors(const std::string& prefix, std::string_view 
   return {{prefix + std::string(found->second), shape.dims()}};
 }
 
-/// "layers.12.rest" -> 12, "rest".
+/// Splits "layers.12.rest" into 12 and "rest".
 std::pair<std::int64_t, std::string_view> split_index(std::string_view name) {
   const std::size_t first = name.find('.') + 1, second = name.find('.', first);
   std::int64_t index = -1;
@@ -76,7 +76,7 @@ std::pair<std::int64_t, std::string_view> split_index(std::string_view name) {
   return {index, name.substr(second + 1)};
 }
 
-/// The layer of "model.layers.N.rest"; -1 for other names.
+/// Returns N for "model.layers.N.rest", and -1 for other names.
 std::int64_t layer_of(const std::string& name) {
   constexpr std::string_view kLayersPrefix = "model.layers.";
   if (!name.starts_with(kLayersPrefix)) return -1;
@@ -85,12 +85,12 @@ std::int64_t layer_of(const std::string& name) {
   return layer;
 }
 
-/// Behind a matrix's name: the factors of its blocks.
+/// Suffix of the name of the tensor that holds the factors of a matrix's blocks.
 constexpr std::string_view kScaleSuffix = "_scale_inv";
 
 std::string scale_name(const std::string& name) { return name + std::string(kScaleSuffix); }
 
-/// The numbers of all bytes.
+/// The number that each E4M3 byte stands for.
 constexpr std::array<float, 256> kE4m3 = [] {
   std::array<float, 256> numbers{};
   for (std::size_t code = 0; code < numbers.size(); ++code) {
@@ -99,7 +99,7 @@ constexpr std::array<float, 256> kE4m3 = [] {
   return numbers;
 }();
 
-/// Hands out convert(0), convert(1), ..., `count` numbers in chunks.
+/// Passes convert(0), convert(1), ..., `count` numbers in all, to `sink` in chunks.
 template <typename Convert>
 void convert_chunks(std::int64_t count, const FloatSink& sink, Convert&& convert) {
   std::vector<float> chunk(static_cast<std::size_t>(std::min(count, kChunk)));
@@ -110,7 +110,7 @@ void convert_chunks(std::int64_t count, const FloatSink& sink, Convert&& convert
   }
 }
 
-/// A number of a mapped file, which need not be aligned.
+/// Returns number i of a mapped file, which need not be aligned.
 template <typename T>
 T load(std::span<const std::byte> bytes, std::int64_t i) {
   T number;
@@ -157,7 +157,7 @@ HfWeights::HfWeights(const fs::path& folder) : folder_(folder) {
     require_plain_name(file_name, where);
     auto shard = shards_.find(file_name);
     if (shard == shards_.end()) shard = shards_.emplace(file_name, SafetensorsFile(folder / file_name)).first;
-    shard->second.at(name);  // an Error if it is not there
+    shard->second.at(name);  // throws Error if it is not there
     shard_of_.emplace(name, &shard->second);
   }
 }
@@ -220,7 +220,7 @@ void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor>
   for (const std::string& name : expected) {
     if (!weights.contains(name)) missing.push_back(name);
   }
-  // Multi-token prediction's layers, which this model may be without.
+  // The layers of multi-token prediction. A model without them can still read the other weights.
   std::set<std::int64_t> mtp_layers;
   for (const std::string& name : weights.names()) {
     if (name.ends_with(".eh_proj.weight")) mtp_layers.insert(layer_of(name));
@@ -274,7 +274,7 @@ std::vector<Item> items_of(std::span<const NamedTensor> parameters, std::int64_t
       begin += piece.num_elements();
     }
   }
-  // DeepSeek's files repeat the embedding and the head in every such layer.
+  // DeepSeek's files repeat the embedding and the head in every layer of multi-token prediction.
   for (const auto& [name, tensor] : parameters) {
     if (!name.starts_with("mtp.") || !name.ends_with(".eh_proj.weight")) continue;
     const std::string prefix = fmt::format("model.layers.{}.", num_layers + split_index(name).first);
@@ -307,7 +307,7 @@ void write_item(const Item& item, const ParameterSource& source, SafetensorsWrit
 void write_hf_weights(const fs::path& folder, std::span<const NamedTensor> parameters, const ParameterSource& source,
                       std::int64_t num_layers, const HfWriteOptions& options) {
   const std::vector<Item> items = items_of(parameters, num_layers, options.dtype);
-  std::vector<std::size_t> shard_ends;  // one behind each shard's last item
+  std::vector<std::size_t> shard_ends;  // index after each shard's last item
   std::uint64_t shard_bytes = 0, total_bytes = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     const std::uint64_t bytes = items[i].spec.num_bytes();

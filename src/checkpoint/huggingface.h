@@ -1,10 +1,10 @@
-// Weights in Hugging Face's form: a folder of safetensors shards with DeepSeek-V3's tensor names and
-// model.safetensors.index.json, which says which shard holds which tensor. Numbers stream through: of neither side more
-// than a chunk is in memory (the files are mapped).
+// Weights in Hugging Face's format: a folder of safetensors shards with DeepSeek-V3's tensor names. The file
+// model.safetensors.index.json says which shard holds which tensor. Conversion streams the numbers: the files are
+// mapped, and no more than a chunk of a tensor is in memory.
 //
-// The layouts are the same on both sides but for what is fused here: a parameter is a row of Hugging Face's tensors one
-// behind the other (w13: gate_proj, up_proj; experts.w13: gate_proj and up_proj of expert 0, of expert 1, ...).
-// RoPE turns adjacent pairs on both sides.
+// The layouts are the same on both sides, except that some of Hugging Face's tensors are fused here. Such a parameter
+// holds these tensors one after the other (w13: gate_proj, up_proj; experts.w13: gate_proj and up_proj of expert 0, of
+// expert 1, ...). RoPE turns adjacent pairs on both sides.
 #pragma once
 
 #include <filesystem>
@@ -18,7 +18,7 @@
 
 namespace tessera {
 
-/// Says which shard holds which tensor.
+/// The file that says which shard holds which tensor.
 inline constexpr const char* kHfIndexName = "model.safetensors.index.json";
 
 struct HfTensor {
@@ -28,14 +28,15 @@ struct HfTensor {
   std::int64_t num_elements() const;
 };
 
-/// The tensors that make up the parameter or buffer `name` of the field table (model/), in order. Modules of
-/// multi-token prediction come as layers behind the `num_layers` layers of the model, as in DeepSeek's files.
+/// Returns the tensors that make up the parameter or buffer `name` of the field table (model/), in order. Modules of
+/// multi-token prediction are layers after the `num_layers` layers of the model, as in DeepSeek's files.
 std::vector<HfTensor> hf_tensors(const std::string& name, const Shape& shape, std::int64_t num_layers);
 
-/// Numbers of a tensor in order, a chunk per call.
+/// Receives the numbers of a tensor in order, one chunk per call.
 using FloatSink = std::function<void(std::span<const float>)>;
 
-/// A folder with model.safetensors.index.json and its shards, or with model.safetensors alone. Errors name the file.
+/// Reads a folder with model.safetensors.index.json and its shards, or with model.safetensors alone. Errors name the
+/// file.
 class HfWeights {
  public:
   explicit HfWeights(const std::filesystem::path& folder);
@@ -43,8 +44,9 @@ class HfWeights {
   bool contains(const std::string& name) const { return shard_of_.contains(name); }
   std::vector<std::string> names() const;
 
-  /// Hands out the tensor as float32. F32 and BF16 as they are; F8_E4M3 times the factor of its 128 × 128 block, from
-  /// the tensor NAME_scale_inv (float32 [rows / 128, columns / 128], rounded up; DeepSeek-V3's published form).
+  /// Passes the tensor to `sink` as float32. F32 and BF16 are read unchanged. F8_E4M3 is multiplied by the factor of
+  /// its 128 × 128 block, from the tensor NAME_scale_inv (float32 [rows / 128, columns / 128], rounded up;
+  /// DeepSeek-V3's published form).
   void read(const HfTensor& tensor, const FloatSink& sink) const;
 
  private:
@@ -55,9 +57,10 @@ class HfWeights {
   std::map<std::string, const SafetensorsFile*> shard_of_;
 };
 
-/// Error unless `weights` has exactly what these parameters (and buffers) are made of. Let pass: block factors, the
-/// copies of embedding and head in layers of multi-token prediction, and these layers as a whole where the parameters
-/// have none (transformers reads DeepSeek-V3 so, too).
+/// Throws Error unless `weights` has exactly the tensors that make up these parameters (and buffers). It accepts three
+/// kinds of additional tensors. The first are block factors, the second copies of embedding and head in layers of
+/// multi-token prediction. The third are all of these layers if the parameters have none; transformers reads
+/// DeepSeek-V3 so, too.
 void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor> parameters, std::int64_t num_layers);
 
 /// Reads the parameter `name` into `sink`, tensor by tensor.
@@ -66,15 +69,15 @@ void read_hf_parameter(const HfWeights& weights, const std::string& name, const 
 
 struct HfWriteOptions {
   DType dtype = DType::kBFloat16;
-  std::uint64_t max_shard_bytes = 5'000'000'000;  // a tensor larger than this has a shard of its own
+  std::uint64_t max_shard_bytes = 5'000'000'000;  // a tensor larger than this gets its own shard
 };
 
-/// Hands out the numbers [begin, end) of a flattened parameter in order, in chunks of any size.
+/// Passes the numbers [begin, end) of a flattened parameter to `sink` in order, in chunks of any size.
 using ParameterSource =
     std::function<void(const NamedTensor& parameter, std::int64_t begin, std::int64_t end, const FloatSink& sink)>;
 
-/// Writes the parameters, of which names and shapes count, with the numbers of `source` into `folder`, which exists:
-/// shards and index. Experts' biases stay in float32.
+/// Writes the shards and the index into `folder`, which must exist. `parameters` gives names and shapes, and `source`
+/// the numbers. Experts' biases stay in float32.
 void write_hf_weights(const std::filesystem::path& folder, std::span<const NamedTensor> parameters,
                       const ParameterSource& source, std::int64_t num_layers, const HfWriteOptions& options);
 

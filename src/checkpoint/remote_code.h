@@ -1,4 +1,4 @@
-// The Python files of a Hugging Face folder whose model is of no class of transformers: configuration and modeling code
+// Python files for a Hugging Face folder whose model has no class in transformers: configuration and modeling code
 // (src/checkpoint/transformers), which trust_remote_code runs.
 #pragma once
 

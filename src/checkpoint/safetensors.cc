@@ -12,7 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "safetensors data is little endian");
 
-/// The format's own limit on headers.
+/// The format's own limit on the size of headers.
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 std::uint64_t element_bytes(const std::string& dtype) {
@@ -25,7 +25,7 @@ std::uint64_t element_bytes(const std::string& dtype) {
 
 std::string to_string(const std::vector<std::int64_t>& dims) { return nlohmann::json(dims).dump(); }
 
-/// Product of the dims times the element size; throws Error if it is negative or does not fit.
+/// Returns the product of the dims times the element size. Throws Error if it is negative or does not fit into 64 bits.
 std::uint64_t num_bytes(const std::vector<std::int64_t>& shape, std::uint64_t element, const std::string& where) {
   std::uint64_t product = element;
   for (const std::int64_t dim : shape) {
@@ -156,7 +156,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::spa
     offset = end;
   }
   std::string text = header.dump();
-  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
+  text.append((8 - text.size() % 8) % 8, ' ');  // aligns the data
   const std::uint64_t header_bytes = text.size();
   append(as_bytes_of(header_bytes));
   append(std::as_bytes(std::span(text)));

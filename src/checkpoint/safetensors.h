@@ -1,5 +1,6 @@
-// safetensors files (huggingface.co/docs/safetensors, format 0.4): 8 bytes, little endian: length n of the header; n
-// bytes of JSON: {"name": {"dtype", "shape", "data_offsets": [begin, end)}, ..., "__metadata__": {...}}; then the data.
+// safetensors files (huggingface.co/docs/safetensors, format 0.4). A file begins with the length n of the header in 8
+// bytes, little endian. Then follow n bytes of JSON, {"name": {"dtype", "shape", "data_offsets": [begin, end)}, ...,
+// "__metadata__": {...}}, and the data.
 #pragma once
 
 #include <filesystem>
@@ -20,8 +21,8 @@ struct SafetensorsEntry {
   std::span<const std::byte> bytes;
 };
 
-/// A mapped file. Every length and offset is checked against the file's size before it is used; errors are Error and
-/// name the file and the tensor.
+/// A mapped file. It checks every length and offset against the file's size before use. Errors name the file and the
+/// tensor.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -30,9 +31,10 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// Throws Error if there is no such tensor.
   const SafetensorsEntry& at(const std::string& name) const;
-  /// The tensor in the mapped file, only to be read. Throws Error unless it has exactly this dtype and shape.
+  /// Returns a view of the tensor in the mapped file, only for reading. Throws Error unless it has exactly this dtype
+  /// and shape.
   Tensor view(const std::string& name, const Shape& shape, DType dtype) const;
-  /// Copies a tensor of the target's dtype and shape. Throws Error if the file's differs.
+  /// Copies a tensor to `target`. Throws Error unless the tensor in the file has the target's dtype and shape.
   void read(const std::string& name, const Tensor& target) const;
 
  private:
@@ -51,7 +53,7 @@ struct WrittenFile {
   std::uint64_t checksum;
 };
 
-/// A tensor that a SafetensorsWriter is going to write.
+/// A tensor that a SafetensorsWriter will write.
 struct SafetensorsSpec {
   std::string name;
   std::string dtype;  // as in the file
@@ -60,13 +62,13 @@ struct SafetensorsSpec {
   std::uint64_t num_bytes() const;
 };
 
-/// The file's name of a type: "F32", "BF16", "I32".
+/// Returns the name of a type in files: "F32", "BF16", "I32".
 std::string safetensors_dtype(DType dtype);
-/// One per tensor, of its type and shape.
+/// Returns one spec per tensor, with its name, type and shape.
 std::vector<SafetensorsSpec> specs_of(std::span<const NamedTensor> tensors);
 
-/// Writes a file whose numbers come piece by piece: the header at once, then all tensors' bytes in their order. The
-/// file appears when it is finished.
+/// Writes a file piece by piece. The constructor writes the header; append() takes the bytes of all tensors, in order.
+/// The file appears when finish() returns.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(const std::filesystem::path& path, std::span<const SafetensorsSpec> tensors,

@@ -18,7 +18,7 @@ constexpr const char* kNumShardsKey = "num_shards";
 constexpr const char* kPiecesKey = "pieces";
 constexpr std::string_view kSuffix = ".safetensors";
 
-/// Far beyond any tensor; products of two dims do not overflow below it.
+/// Limit of the elements of a tensor, far beyond any real one. It keeps products of dims from overflowing.
 constexpr std::uint64_t kMaxElements = std::uint64_t{1} << 48;
 
 std::string to_json(const Piece& piece) {
@@ -32,7 +32,7 @@ std::string to_json(const Piece& piece) {
       .dump();
 }
 
-/// Throws Error unless it is the place of `num_elements` numbers.
+/// Reads a piece. Throws Error unless it is the place of `num_elements` numbers.
 Piece parse_piece(const nlohmann::json& json, std::int64_t num_elements, const std::string& place) {
   const JsonFields fields(json, place);
   std::vector<std::int64_t> dims;
@@ -165,7 +165,7 @@ void ShardFiles::add(std::size_t file) {
                           ? nlohmann::json::object()
                           : parse_json(text->second, fmt::format("{}, {}", where, kPiecesKey));
   require(places.is_object(), "{}: {} is no JSON object", where, kPiecesKey);
-  for (const auto& [name, place] : places.items()) shard.at(name);  // an Error if it is not there
+  for (const auto& [name, place] : places.items()) shard.at(name);  // throws Error if it is not there
   for (const auto& [name, entry] : shard.entries()) {
     const std::string tensor = fmt::format("{}, tensor '{}'", where, name);
     const bool may_be_bf16 = kind_ == kOptimizerShards, is_bf16 = may_be_bf16 && entry.dtype == "BF16";
@@ -175,7 +175,7 @@ void ShardFiles::add(std::size_t file) {
     require(reinterpret_cast<std::uintptr_t>(entry.bytes.data()) % size_of(dtype) == 0, "{}: not aligned", tensor);
     const auto num_elements = static_cast<std::int64_t>(entry.bytes.size() / size_of(dtype));
     const auto place = places.find(name);
-    // Only read: the mapped file.
+    // The cast is safe, because the mapped file is only read.
     StoredPiece stored{
         .file = file,
         .piece = {},

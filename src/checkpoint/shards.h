@@ -1,14 +1,13 @@
-// The tensors of a checkpoint, spread over files of which every rank writes its own
-// ("model-00002-of-00008.safetensors").
+// The tensors of a checkpoint, spread over files. Every rank writes its own ("model-00002-of-00008.safetensors").
 //
 // A rank's numbers of a tensor are a piece: a range of the flattened part that tensor or expert parallelism gives the
-// rank (Slice). In the file it is a tensor [n] under the whole tensor's name, with its place in the metadata; a piece
-// that is the whole tensor has the tensor's shape and no place. So the file of a single rank is a plain safetensors
-// file. Metadata of a file ("__metadata__", values are strings):
+// rank (Slice). In the file the piece is a tensor [n] under the whole tensor's name, and the metadata gives its place.
+// A piece that is the whole tensor has the tensor's shape and no place. So the file of a single rank is a plain
+// safetensors file. Metadata of a file ("__metadata__", values are strings):
 //
-//   step, shard, num_shards   which checkpoint it belongs to, and which of its files it is
+//   step, shard, num_shards   the checkpoint that the file belongs to, and which of its files it is
 //   pieces                    JSON: {"NAME": {"shape": [512, 256], "dim": 0, "blocks": 1, "part": 1, "parts": 2,
-//                             "begin": 0, "end": 16384}, ...}; the first five are Slice's, with "shape" for the whole
+//                             "begin": 0, "end": 16384}, ...}; the first five are Slice's fields, "shape" its global
 #pragma once
 
 #include <filesystem>
@@ -28,21 +27,21 @@ namespace tessera {
 inline constexpr std::string_view kModelShards = "model";
 inline constexpr std::string_view kOptimizerShards = "optimizer";
 
-/// Which file of which checkpoint.
+/// Identifies one file of one checkpoint.
 struct ShardId {
   std::int64_t step = 0;
   std::int64_t shard = 0, num_shards = 1;
 };
 
-/// "model.safetensors" if it is the only one, else "model-00002-of-00008.safetensors".
+/// Returns "model.safetensors" if there is one shard, else, for example, "model-00002-of-00008.safetensors".
 std::string shard_file_name(std::string_view kind, std::int64_t shard, std::int64_t num_shards);
-/// True for names that shard_file_name gives to shards of this kind, and others that look so.
+/// Returns whether a name begins and ends like those that shard_file_name gives to shards of this kind.
 bool is_shard_file_name(std::string_view name, std::string_view kind);
 
-/// Metadata of a file whose tensors are whole.
+/// Returns the metadata of a file whose tensors are whole.
 std::map<std::string, std::string> shard_metadata(const ShardId& id);
 
-/// Numbers [begin, end) of the flattened local tensor of `slice`.
+/// A range of a rank's part of a tensor: numbers [begin, end) of the flattened local tensor of `slice`.
 struct Piece {
   Slice slice;
   std::int64_t begin = 0, end = 0;
@@ -54,20 +53,20 @@ struct Piece {
 struct TensorPiece {
   std::string name;
   Piece piece;
-  Tensor numbers;  // [end - begin]; float32, those of the optimizer float32 or bfloat16
+  Tensor numbers;  // [end - begin]; float32; the optimizer's may be bfloat16
 };
 
-/// Writes a rank's pieces, atomically. Throws Error, also when `stop` asks for it.
+/// Writes a rank's pieces, atomically. Throws Error if that fails, or if a stop is requested.
 WrittenFile write_shard(const std::filesystem::path& path, const ShardId& id, std::span<const TensorPiece> tensors,
                         const std::stop_token& stop = {});
 
-/// A tensor put together from pieces in mapped files.
+/// A tensor that is assembled from pieces in mapped files.
 class AssembledTensor {
  public:
-  /// Returns a model's numbers from index `begin` of the flattened tensor on, as many as lie one behind the other in
-  /// one file.
+  /// Returns the numbers of a model's tensor from index `begin` of the flattened tensor on, as many as are contiguous
+  /// in one file.
   std::span<const float> from(std::int64_t begin) const;
-  /// Copies the numbers of a piece, which need not be one of the files'.
+  /// Copies the numbers of a piece to `target`. The piece need not be one of the files' pieces.
   void read(const Piece& piece, float* target) const;
 
  private:
@@ -77,21 +76,22 @@ class AssembledTensor {
     Tensor numbers;
     const std::filesystem::path* file;
   };
-  /// The same as from(), for any type.
+  /// Returns the numbers from `begin` on as from() does, in the type that the file has.
   Tensor stretch(std::int64_t begin) const;
 
-  std::vector<Run> runs_;  // rising, without gaps
+  std::vector<Run> runs_;  // ascending, without gaps
 };
 
-/// All shards of a kind of one checkpoint, mapped. Errors name the file and the tensor.
+/// All shards of one kind of a checkpoint, mapped. Errors name the file and the tensor.
 class ShardFiles {
  public:
-  /// `folder`: a checkpoint of this step with so many shards. Throws Error if one is missing, is of another step, is
-  /// not the shard that its name says, or its pieces cannot be.
+  /// `folder` is a checkpoint of this step with `num_shards` shards. Throws Error if a shard is missing, belongs to
+  /// another step, is not the one that its name says, or has impossible pieces.
   ShardFiles(const std::filesystem::path& folder, std::string_view kind, std::int64_t step, std::int64_t num_shards);
 
   std::size_t num_tensors() const { return pieces_.size(); }
-  /// Throws Error if there is no such tensor, it has another shape, or its pieces leave gaps or overlap.
+  /// Returns a tensor. Throws Error if there is no such tensor, it has another shape, or its pieces leave gaps or
+  /// overlap.
   AssembledTensor at(const std::string& name, const Shape& shape) const;
 
  private:

@@ -53,7 +53,7 @@ ncclDataType_t type_of(DType dtype) {
   TESSERA_CHECK(false, "a sum of {}", name_of(dtype));
 }
 
-/// Of children, too: they share what their parent has.
+/// Returns NCCL's configuration of a group. A group and those that are split from it share NCCL's resources.
 ncclConfig_t group_config() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.splitShare = 1;
@@ -71,7 +71,7 @@ ncclComm_t connect(const GpuGroup::Id& id, int rank, int size, ncclConfig_t conf
 
 class GpuWindow : public SymmetricWindow {
  public:
-  /// `aborted`: of the communicator, which is no more then.
+  /// `*aborted` becomes true when the communicator is aborted; then it no longer exists.
   GpuWindow(ncclComm_t communicator, std::shared_ptr<const bool> aborted, const Stream& stream, int size,
             std::size_t num_bytes)
       : communicator_(communicator), aborted_(std::move(aborted)), num_bytes_(num_bytes) {
@@ -102,7 +102,7 @@ class GpuWindow : public SymmetricWindow {
 
 }  // namespace
 
-/// What groups that were split from one have in common.
+/// The state that all groups split from one group share.
 struct GpuGroup::Family {
   Family(const Stream& stream, Progress& its_progress) : computation(stream), progress(its_progress) {}
 
@@ -110,13 +110,13 @@ struct GpuGroup::Family {
   Progress& progress;
   std::mutex mutex;
   std::vector<const Member*> members;
-  std::map<std::string, std::uint32_t> ids;  // of operations' titles, from 1 on
+  std::map<std::string, std::uint32_t> ids;  // id of each operation's title, from 1 on
   bool aborted = false;
-  // Taken at once: to take memory of the GPU later would wait for operations that wait for other ranks.
+  // Allocated at once: a later allocation of GPU memory would wait for operations, which wait for other ranks.
   static constexpr std::size_t kMaxNotes = 4096;
   Buffer counts{kMaxNotes * sizeof(std::uint32_t), Device::kCuda};
   std::size_t num_counts = 0;
-  Note mark{new_count()};  // of the computation
+  Note mark{new_count()};  // counts the marks that the computation has passed
 
   std::uint32_t* new_count() {
     const std::lock_guard lock(mutex);
@@ -135,8 +135,8 @@ struct GpuGroup::Member {
 
   ncclComm_t communicator = nullptr;
   int rank = 0, size = 1;
-  Stream stream{Priority::kHigh};  // the other ranks wait, too
-  Note begun, ended;               // operations' ids
+  Stream stream{Priority::kHigh};  // high, because the other ranks wait for its work, too
+  Note begun, ended;               // their values are operations' ids
 };
 
 GpuGroup::Id GpuGroup::make_id() {
@@ -164,7 +164,7 @@ GpuGroup::GpuGroup(std::shared_ptr<Family> family, void* communicator, int rank,
 GpuGroup::~GpuGroup() {
   const std::lock_guard lock(family_->mutex);
   std::erase(family_->members, member_.get());
-  // On the way out of a failure it might wait for other ranks, before anyone has been told.
+  // After a failure, ncclCommDestroy might wait for other ranks, which nobody has told of the failure yet.
   if (family_->aborted || std::uncaught_exceptions() > 0) return;
   const Progress::Watched watched(family_->progress, "the end of NCCL's connections");
   TESSERA_NCCL_FUNCTION(ncclCommDestroy)(member_->communicator);
@@ -197,7 +197,7 @@ Fence GpuGroup::put(const std::string& title, Put&& put_operation) {
   own.stream.wait(operands_are_there);
   own.begun.put(own.stream, id);
   {
-    const Progress::Watched watched(family_->progress, title);  // ranks are connected by the first that needs it
+    const Progress::Watched watched(family_->progress, title);  // the first operation that needs a connection makes it
     put_operation(own.communicator, own.stream.handle());
   }
   own.ended.put(own.stream, id);

@@ -1,11 +1,11 @@
-// The ranks of a group, each with a GPU of its own, and the operations between them that NCCL makes: what a
-// ProcessGroup does with tensors in GPUs' memory.
+// The ranks of a group, each with its own GPU, and the NCCL operations between them. A ProcessGroup uses a GpuGroup for
+// tensors in GPU memory.
 //
-// Each group has a stream. An operation is put on it behind all that the computation has by then on its own stream, and
-// the host goes on; the fence that it returns is behind its end. All of it can be recorded as a part of a graph.
+// Each group has a stream. An operation on it starts after all work that is on the computation's stream at the time of
+// the call, and the host goes on. The returned fence marks the operation's end. A graph can record all of this.
 //
-// The GPU writes into memory of the host which operation it has come to, so that describe() can tell in which one it
-// hangs, also of a graph that is replayed.
+// The GPU writes into host memory which operation it has reached. So describe() can say in which operation the GPU
+// hangs, also in a replayed graph.
 #pragma once
 
 #include <array>
@@ -22,28 +22,29 @@ namespace tessera::cuda {
 
 class GpuGroup {
  public:
-  /// What brings ranks together: made by one of them, given to all.
+  /// Identifies a group while its ranks connect. One rank makes the id and gives it to all.
   using Id = std::array<std::byte, 128>;
   static Id make_id();
 
-  /// Connects the GPUs of a group. All its ranks must call it together. `computation` and `progress` must outlive the
-  /// group; `progress` watches every call of NCCL that waits for other ranks. Throws Error if NCCL is missing, too old,
-  /// or cannot connect the GPUs.
+  /// Connects the GPUs of a group; all its ranks must call it together. `computation` and `progress` must outlive the
+  /// group. `progress` watches every NCCL call that waits for other ranks. Throws Error if NCCL is missing, too old, or
+  /// cannot connect the GPUs.
   GpuGroup(const Id& id, int rank, int size, const Stream& computation, Progress& progress);
   ~GpuGroup();
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;
 
-  /// Splits the group: ranks of the same color form a new one, in the order of `order`. All ranks must call it
-  /// together. Returns null for `size` 1.
+  /// Splits the group: ranks with the same color form a new group, sorted by `order`. All ranks must call it together.
+  /// Returns null if `size` is 1.
   std::unique_ptr<GpuGroup> split(int color, int order, int size) const;
-  /// Two of the ranks, rank 0 and 1 of the new group. Of groups that were split from each other NCCL runs one operation
-  /// at a time; this one's neither wait for theirs nor keep them waiting. Together with the other rank.
+  /// Makes a group of two of the ranks, which become ranks 0 and 1. Both must call it together. Among groups that were
+  /// split from each other NCCL runs one operation at a time. A link's operations neither wait for theirs nor delay
+  /// them.
   std::unique_ptr<GpuGroup> link(const Id& id, int rank) const;
-  /// What other kernels should leave to a link: its operation stays on an SM until the other rank has come.
+  /// How many SMs other kernels should leave to a link: its operation occupies an SM until the other rank arrives.
   static constexpr int kSmsOfLink = 1;
 
-  // The operations of process_group.h. `title` says what moves between whom.
+  // The operations of process_group.h. `title` says what moves between which ranks.
   Fence all_gather(const Tensor& in, const Tensor& out, const std::string& title);
   Fence reduce_scatter(const Tensor& in, const Tensor& out, Write write, const std::string& title);
   Fence all_reduce(const Tensor& x, const std::string& title);
@@ -57,16 +58,17 @@ class GpuGroup {
 
   const Stream& computation() const;
 
-  /// Throws Error for what NCCL has found out since. Of all groups that were split from the same one.
+  /// Throws Error if NCCL has found an error in any of the groups that were split from the same one.
   void check() const;
-  /// The operations of all these groups that have begun and not ended: "; the GPU is in all-gather of layers.3
-  /// (dp_shard)". Empty if there are none.
+  /// Returns the operations of all these groups that have begun and not ended: "; the GPU is in all-gather of layers.3
+  /// (dp_shard)". Returns "" if there are none.
   std::string describe() const;
-  /// Grows whenever one of them begins or ends, and when the computation comes by a mark.
+  /// Returns a number that grows when an operation of these groups begins or ends, and when the computation passes a
+  /// mark.
   std::uint64_t position() const;
   /// Puts a mark on the computation's stream.
   void mark() const;
-  /// Ends all operations of all these groups, which are of no use any more.
+  /// Aborts all operations of all these groups. The groups cannot be used afterwards.
   void abort() noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// What groups of GPUs run besides NCCL's kernels.
+// The kernels that groups of GPUs run besides NCCL's.
 #pragma once
 
 #include <nccl.h>
@@ -12,15 +12,16 @@
 
 namespace tessera::cuda {
 
-/// A word of the host's memory that a GPU writes as it comes by, for the host to see how far it is; also in graphs.
+/// A word of host memory that the GPU writes when it reaches a place in a stream or a graph. From it the host sees how
+/// far the GPU is.
 class Note {
  public:
-  /// `count`: a word of the GPU's memory, 0.
+  /// `count` points to a word of GPU memory that is 0.
   explicit Note(std::uint32_t* count) : count_(count) {}
 
-  /// Puts it on the stream; of one note always the same stream.
+  /// Puts a write of `value` on the stream. A note must always use the same stream.
   void put(const Stream& stream, std::uint32_t value) const;
-  /// The last value that the GPU has come to, and behind it, in the upper half, how many it has come to in all.
+  /// Returns the last value that the GPU has written. The upper 32 bits count all the values it has written.
   std::uint64_t seen() const { return *reinterpret_cast<const volatile std::uint64_t*>(word_.data()); }
   static std::uint32_t value_of(std::uint64_t seen) { return static_cast<std::uint32_t>(seen); }
   static std::uint32_t count_of(std::uint64_t seen) { return static_cast<std::uint32_t>(seen >> 32); }
@@ -30,14 +31,14 @@ class Note {
   std::uint32_t* count_;
 };
 
-/// Puts out += x on the stream; float32 or bfloat16.
+/// Puts out += x on the stream, for float32 or bfloat16.
 void put_sum(const Stream& stream, const Tensor& x, const Tensor& out);
 
-/// Where the ranks of a window, which can all reach each other's memory, have it, as this GPU sees it. Waits for the
-/// GPU.
+/// Returns the address of each rank's part of a window, as this GPU sees it. All ranks of the window must be able to
+/// reach each other's memory. Waits for the GPU.
 std::vector<std::byte*> peers_of_window(const Stream& stream, ncclWindow_t window, int size);
 
-/// How many ranks of the communicator, this one included, can reach its memory.
+/// Returns how many ranks of the communicator, this one included, can reach this rank's memory.
 int num_reachable(ncclComm_t communicator);
 
 }  // namespace tessera::cuda

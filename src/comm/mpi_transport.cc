@@ -18,10 +18,10 @@
 namespace tessera {
 namespace {
 
-/// MPI counts in int.
+/// Largest size of one MPI message: MPI counts in int.
 constexpr std::size_t kMaxMessage = std::size_t{1} << 30;
 
-/// What MPI says of a code that it has returned.
+/// Returns MPI's description of an error code.
 std::string text_of(int code) {
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
@@ -36,15 +36,15 @@ std::string text_of(int code) {
                   what, text_of(code)));
 }
 
-/// TESSERA_MPI(call, "format of what it does", values...): throws RankFailure if MPI returns a code, which it does for
-/// every group.
+/// TESSERA_MPI(call, "format of what it does", values...) throws RankFailure if MPI returns an error code. Every
+/// group's error handler lets MPI return codes.
 #define TESSERA_MPI(call, ...)                                             \
   do {                                                                     \
     if (const int mpi_code = (call); mpi_code != MPI_SUCCESS) [[unlikely]] \
       mpi_failed(fmt::format(__VA_ARGS__), mpi_code);                      \
   } while (false)
 
-/// The folder that Open MPI takes for windows unless it is told of another one.
+/// Returns the room in the folder where Open MPI creates windows, by default /dev/shm.
 WindowRoom find_window_room() {
   const char* folder = std::getenv("OMPI_MCA_osc_sm_backing_directory");
   WindowRoom room{.folder = folder == nullptr ? "/dev/shm" : folder};
@@ -68,7 +68,7 @@ class MpiRequest : public Request {
   }
 };
 
-/// A communicator that is freed with the last object that uses it.
+/// Owns a communicator. Its users share the object, and the last of them frees the communicator.
 struct Communicator {
   explicit Communicator(MPI_Comm the_comm) : comm(the_comm) {
     TESSERA_MPI(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "setting the error handler of a group of ranks");
@@ -86,7 +86,8 @@ class MpiWindow : public SymmetricWindow {
  public:
   MpiWindow(std::shared_ptr<Communicator> communicator, int size, std::size_t num_bytes)
       : communicator_(std::move(communicator)), num_bytes_(num_bytes) {
-    // The library aligns to less than kAlignment. Windows begin at pages, so rounding up is the same on all ranks.
+    // The library aligns to less than kAlignment. Windows begin at pages, so rounding up gives the same offset on all
+    // ranks.
     void* own = nullptr;
     const int code = MPI_Win_allocate_shared(static_cast<MPI_Aint>(num_bytes + kAlignment), 1, MPI_INFO_NULL,
                                              communicator_->comm, &own, &window_);
@@ -106,9 +107,10 @@ class MpiWindow : public SymmetricWindow {
                   rank, size);
       peers_.push_back(aligned(memory));
     }
-    TESSERA_MPI(MPI_Barrier(communicator_->comm), "waiting for the shared memory of {} ranks", size);  // all zeroed
+    TESSERA_MPI(MPI_Barrier(communicator_->comm), "waiting for the shared memory of {} ranks", size);  // all zeroed now
   }
-  /// Freeing waits for the other ranks. Of these none may come while an exception is on its way, which ends the run.
+  /// MPI_Win_free waits for the other ranks. They may not arrive while an exception ends the run, so it is skipped
+  /// then.
   ~MpiWindow() override {
     if (std::uncaught_exceptions() == 0) MPI_Win_free(&window_);
   }
@@ -203,12 +205,12 @@ class MpiTransport : public Transport {
 bool launched_by_mpi() {
   const auto is_set = [](const char* name) { return std::getenv(name) != nullptr; };
   if (is_set("OMPI_COMM_WORLD_SIZE")) return true;  // Open MPI's mpirun
-  // With use_interactive_step, salloc's shell is a step of one task, which may get a task's variables
-  // (SLURM_INTERACTIVE_STEP in Slurm's slurm.h).
+  // With use_interactive_step, salloc's shell is a step of one task, which may have a task's variables. This is its
+  // step id (SLURM_INTERACTIVE_STEP in Slurm's slurm.h).
   const char* step = std::getenv("SLURM_STEP_ID");
   if (step != nullptr && std::string_view(step) == "4294967290") return false;
-  // PMIx clients are told their rank by it (srun --mpi=pmix), tasks of Slurm's mpi/pmi2 plugin by the other, which it
-  // does not set for batch scripts. SLURM_PROCID and SLURM_MPI_TYPE say nothing: shells have them too.
+  // PMIx gives its clients their rank as PMIX_RANK (srun --mpi=pmix). Slurm's mpi/pmi2 plugin gives tasks PMI_RANK, but
+  // not batch scripts. SLURM_PROCID and SLURM_MPI_TYPE say nothing: shells have them, too.
   return is_set("PMIX_RANK") || is_set("PMI_RANK");
 }
 

@@ -1,4 +1,4 @@
-// Ranks that are processes, started by mpirun or srun.
+// Ranks that are processes started by mpirun or srun and that communicate through MPI.
 #pragma once
 
 #include <optional>
@@ -7,14 +7,15 @@
 
 namespace tessera {
 
-/// True if mpirun or srun started this process as a rank. A shell that salloc or sbatch has started is none, nor is
-/// what runs in it.
+/// Returns whether mpirun or srun started this process as a rank. A shell that salloc or sbatch started is not a rank,
+/// and neither is a program that runs in such a shell.
 bool launched_by_mpi();
 
-/// Its rank, as the launcher says before MPI has started; none if it does not.
+/// Returns this process's rank as the launcher gives it before MPI has started, or nullopt if it does not.
 std::optional<int> launched_rank();
 
-/// MPI for the lifetime of the process: at most one. Throws Error where MPI cannot run as needed.
+/// Starts MPI and ends it with the object's life. A process makes at most one. Throws Error if MPI cannot run as
+/// needed.
 class MpiRuntime {
  public:
   MpiRuntime();

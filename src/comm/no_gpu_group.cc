@@ -1,7 +1,7 @@
 #include "base/error.h"
 #include "comm/gpu_group.h"
 
-// What a build without CUDA has in place of gpu_group.cc.
+// Defines GpuGroup for a build without CUDA. All that needs a GPU throws Error.
 namespace tessera::cuda {
 
 namespace {

@@ -1,5 +1,5 @@
-// The transport of a rank that is not there: it knows its place, and fails a check on all that takes other ranks. What
-// is built on it can be measured, since that communicates with nobody.
+// The transport of a rank that exists only in a plan. It has a rank and a size, and fails a check if it is asked to
+// communicate. Objects built on it can still be measured, because measuring communicates with nobody.
 #pragma once
 
 #include "base/error.h"

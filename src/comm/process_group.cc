@@ -15,11 +15,13 @@
 namespace tessera {
 namespace {
 
-/// MPI promises tags up to 2¹⁵ - 1: the lower half is for collectives, each with its own while it is under way.
+/// MPI guarantees tags up to 2¹⁵ - 1. The lower half is for collectives, and each has its own tag while it is under
+/// way.
 constexpr int kFirstUserTag = 1 << 14;
-/// Sums are made in pieces of this many bytes per rank: large enough for the full bandwidth, small for scratch.
+/// Sums are computed in pieces of this many bytes per rank: large enough for the full bandwidth, small for scratch
+/// memory.
 constexpr std::size_t kPieceBytes = std::size_t{256} << 10;
-/// Up to this size every rank sends all it has to every other, which takes one round instead of two.
+/// Up to this size an all-reduce sends each rank's whole buffer to every other rank: one round instead of two.
 constexpr std::size_t kOneRoundBytes = std::size_t{16} << 10;
 
 /// Bytes [begin, end) of a buffer.
@@ -30,7 +32,7 @@ struct Range {
 
 std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw()); }
 
-/// Messages that are all under way.
+/// Messages that are under way together.
 class Messages {
  public:
   explicit Messages(Transport& transport) : transport_(&transport) {}
@@ -41,7 +43,7 @@ class Messages {
   void receive(std::byte* data, std::size_t num_bytes, int from, int tag) {
     under_way_.push_back({transport_->receive(data, num_bytes, from, tag), from, false});
   }
-  /// The same bytes to all other ranks.
+  /// Sends the same bytes to all other ranks.
   void send_to_others(const std::byte* data, std::size_t num_bytes, int tag) {
     for (int peer = 0; peer < transport_->size(); ++peer) {
       if (peer != transport_->rank() && num_bytes > 0) send(data, num_bytes, peer, tag);
@@ -51,7 +53,7 @@ class Messages {
     std::erase_if(under_way_, [](const Message& message) { return message.request->test(); });
     return under_way_.empty();
   }
-  /// Adds the peers whose messages have not come, and those that have not taken one.
+  /// Adds the peers whose messages have not arrived to `senders`, and those that have not taken one to `receivers`.
   void find_missing(std::vector<int>& senders, std::vector<int>& receivers) const {
     for (const Message& message : under_way_) (message.is_sent ? receivers : senders).push_back(message.peer);
   }
@@ -66,7 +68,7 @@ class Messages {
   std::vector<Message> under_way_;
 };
 
-/// An operation that is nothing but messages.
+/// An operation that consists of messages only.
 class Exchange : public Operation {
  public:
   Exchange(std::string name, Transport& transport) : Operation(std::move(name)), messages(transport) {}
@@ -77,7 +79,7 @@ class Exchange : public Operation {
   }
 };
 
-/// out (= or +=) the sum of parts[r] over r, in this order.
+/// Computes out (= or +=) the sum of parts[r] over r, in the order of r.
 template <typename T>
 void add_parts(std::span<const std::byte* const> parts, std::size_t num_bytes, Write write, std::byte* out) {
   constexpr std::size_t kBlock = 1024;
@@ -106,10 +108,11 @@ AddParts add_parts_of(DType dtype) {
   return dtype == DType::kFloat32 ? add_parts<float> : add_parts<BFloat16>;
 }
 
-/// This rank's range of a sum: the others send theirs of it piece by piece, with two pieces under way.
+/// Computes this rank's range of a sum. The other ranks send their parts of that range piece by piece; two pieces are
+/// under way at once.
 class RangeSum {
  public:
-  /// Of a buffer `in` cut into `ranges`, one per rank. `out`: where this rank's goes.
+  /// Sums the ranks' buffers `in`, which are cut into `ranges`, one per rank. `out` receives this rank's range.
   RangeSum(Transport& transport, int tag, std::byte* in, std::vector<Range> ranges, DType dtype, Write write,
            std::byte* out)
       : transport_(transport),
@@ -148,7 +151,7 @@ class RangeSum {
 
  private:
   struct Slot {
-    std::vector<std::byte> received;  // per rank a piece
+    std::vector<std::byte> received;  // one piece per rank
     Messages receives;
   };
 
@@ -206,7 +209,7 @@ class ReduceScatter : public Operation {
   RangeSum sum_;
 };
 
-/// Sums of ranges, then the ranges to all.
+/// Sums each range on its rank, then sends the ranges to all ranks.
 class AllReduce : public Operation {
  public:
   AllReduce(std::string name, Transport& transport, int tag, std::byte* x, const std::vector<Range>& ranges,
@@ -249,7 +252,7 @@ class AllReduce : public Operation {
   Messages messages_;
 };
 
-/// All of a small buffer from all ranks, summed by every rank.
+/// Gathers a small buffer from all ranks, and lets every rank compute the whole sum.
 class SmallAllReduce : public Operation {
  public:
   SmallAllReduce(std::string name, Transport& transport, int tag, std::byte* x, std::size_t num_bytes, DType dtype)
@@ -287,7 +290,7 @@ class SmallAllReduce : public Operation {
   Messages messages_;
 };
 
-/// Even parts of whole numbers; the last may be shorter.
+/// Cuts whole numbers into equal ranges; the last ones may be shorter or empty.
 std::vector<Range> even_ranges(std::int64_t count, std::size_t number_size, int size) {
   std::vector<Range> ranges;
   const std::int64_t part = (count + size - 1) / size;
@@ -383,7 +386,7 @@ bool ProcessGroup::on_gpu(const Tensor& x) const {
 }
 
 namespace {
-/// Words, since that is what tensors hold.
+/// Returns a view of the id as int32 words, because only tensors can be broadcast and sent.
 Tensor words_of(cuda::GpuGroup::Id& id) {
   return {id.data(), {static_cast<std::int64_t>(sizeof id / sizeof(std::int32_t))}, DType::kInt32, Device::kCpu};
 }
@@ -391,7 +394,7 @@ Tensor words_of(cuda::GpuGroup::Id& id) {
 
 void ProcessGroup::use_gpu(const cuda::Stream& computation) {
   if (size() == 1) return;
-  cuda::GpuGroup::Id id{};  // which the first one makes
+  cuda::GpuGroup::Id id{};  // rank 0 makes it
   if (rank() == 0) id = cuda::GpuGroup::make_id();
   broadcast(words_of(id), 0, "NCCL's id").wait();
   gpu_ = std::make_unique<cuda::GpuGroup>(id, rank(), size(), computation, *progress_);
@@ -543,7 +546,7 @@ Work ProcessGroup::broadcast(const Tensor& x, int root, std::string_view name) {
 
 void ProcessGroup::open_links(std::span<const Link> links) {
   if (gpu_ == nullptr) return;
-  barrier("ranks that open links");  // what follows can be ended with the process only
+  barrier("ranks that open links");  // a hang in what follows can be ended only with the process
   const Buffer word(sizeof(std::int32_t), Device::kCuda);
   const Tensor greeting(word.data(), {1}, DType::kInt32, Device::kCuda);
   const auto open = [&](const Link& link, bool sends) {
@@ -554,7 +557,7 @@ void ProcessGroup::open_links(std::span<const Link> links) {
     (sends ? send(words_of(id), peer, link.tag, kId) : receive(words_of(id), peer, link.tag, kId)).wait();
     TESSERA_CHECK(!links_.contains(link.tag), "{} {}", axis_, link.tag);
     links_[link.tag] = {.peer = peer, .sends = sends, .gpu = gpu_->link(id, sends ? 0 : 1)};
-    // The first message connects the two, for which the host waits: here, where both have come.
+    // The first message connects the two ranks, and the host waits for that: here, where both have arrived.
     (sends ? send(greeting, peer, link.tag, "nothing") : receive(greeting, peer, link.tag, "nothing")).wait();
   };
   try {
@@ -643,7 +646,7 @@ ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
     const Progress::Watched watched(*progress_, title("creation", axis));
     part = transport_->split(color, order);
   }
-  // The ranks of a group split it in the same order, so they agree on this id.
+  // The ranks of a group make their splits in the same order, so they agree on this id.
   const std::array<std::uint64_t, 3> origin = {id_, ++num_splits_, static_cast<std::uint64_t>(color)};
   ProcessGroup group(std::move(part), *progress_, std::move(axis), checksum(std::as_bytes(std::span(origin))));
   const double own = world_rank(rank());
@@ -655,7 +658,7 @@ ProcessGroup ProcessGroup::split(int color, int order, std::string axis) {
 
 std::unique_ptr<SymmetricWindow> ProcessGroup::allocate_window(std::size_t num_bytes) {
   TESSERA_CHECK(transport_ != nullptr, "a window of a group without ranks to share it with");
-  barrier("ranks that allocate a window");  // what follows can be ended with the process only
+  barrier("ranks that allocate a window");  // a hang in what follows can be ended only with the process
   const Progress::Watched watched(*progress_, title("allocation", "a window"));
   return gpu_ != nullptr ? gpu_->allocate_window(num_bytes) : transport_->allocate_window(num_bytes);
 }

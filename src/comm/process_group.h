@@ -1,16 +1,16 @@
-// Collective operations among the ranks of one axis of the mesh (or several axes together).
+// Collective operations among the ranks of one axis of the mesh (or of several axes together).
 //
-// Every operation is started at once and goes on behind the computation; Work::wait() is where it must be complete.
-// The ranks of a group must start the same operations in the same order; a rank's groups are independent of each other.
-// Tensors are contiguous, and untouched until the wait. `name` says what moves ("layers.3"), for messages about ranks
-// that hang. Sums add the ranks' numbers in the order of the ranks, in float32, and round once: results depend on the
-// numbers and the group's size only.
+// An operation starts at once and runs behind the computation. Work::wait() waits until it is complete. The ranks of a
+// group must start the same operations in the same order; a rank's groups are independent of each other. Tensors must
+// be contiguous and untouched until the wait. `name` says what moves ("layers.3"), for messages about ranks that hang.
+// Sums add the ranks' numbers in the order of the ranks, in float32, and round once. So results depend only on the
+// numbers and the size of the group.
 //
-// In a group of one rank an operation is a copy, or nothing, and is complete when it returns.
+// In a group of one rank an operation is a copy, or does nothing, and is complete when it returns.
 //
-// Tensors in GPUs' memory move by NCCL, once the group has been told of its ranks' GPUs (use_gpu): an operation begins
-// when the computation's stream has made its operands, and what is put on that stream after wait() runs when it is
-// complete; the host waits for nothing. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks.
+// Tensors in GPU memory move through NCCL once use_gpu() has connected the ranks' GPUs. An operation begins when the
+// computation's stream has produced its operands. Work that is put on that stream after wait() runs when the operation
+// is complete; the host does not wait. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks.
 #pragma once
 
 #include <algorithm>
@@ -24,21 +24,21 @@
 
 namespace tessera {
 
-/// An operation that was started. Must be waited for before it goes, unless an exception is on its way.
+/// An operation that was started. It must be waited for before it is destroyed, unless an exception is being thrown.
 class [[nodiscard]] Work {
  public:
   Work() = default;
   Work(Progress& progress, std::shared_ptr<Operation> operation)
       : progress_(&progress), operation_(std::move(operation)) {}
-  /// Makes a GPU's work, which is complete at `end`. wait() has `computation` wait for it.
+  /// Makes the work of a GPU operation that is complete at `end`. wait() makes `computation` wait for it.
   Work(const cuda::Stream& computation, cuda::Fence end) : computation_(&computation), end_(std::move(end)) {}
   Work(Work&& other) noexcept { static_cast<void>(*this = std::move(other)); }
   Work& operator=(Work&& other) noexcept;
   ~Work();
 
-  /// Throws RankFailure if another rank has died, or does not come within the timeout.
+  /// Throws RankFailure if another rank has died, or does not take part within the timeout.
   void wait();
-  /// True if wait() would return at once. Of operations on CPUs.
+  /// Returns whether wait() would return at once. Only for operations on CPUs.
   bool done() { return operation_ == nullptr || progress_->done(*operation_); }
 
  private:
@@ -54,82 +54,87 @@ class ProcessGroup {
   ProcessGroup() = default;
   /// `axis` is the group's name in messages ("dp_shard").
   ProcessGroup(std::unique_ptr<Transport> transport, Progress& progress, std::string axis);
-  /// Makes a group of ranks that do not exist. One can measure with it, but every operation fails a check.
+  /// Makes a group of ranks that do not exist. It is enough for measuring, but every operation fails a check.
   static ProcessGroup planned(int rank, int size, std::string axis);
 
   int rank() const { return transport_ == nullptr ? 0 : transport_->rank(); }
   int size() const { return transport_ == nullptr ? 1 : transport_->size(); }
   const std::string& axis() const { return axis_; }
 
-  /// Gathers the ranks' in [n] into out [size · n], in the order of ranks. `in` may be this rank's part of `out`.
+  /// Gathers the tensors `in` [n] of all ranks into out [size · n], in the order of ranks. `in` may be this rank's part
+  /// of `out`.
   Work all_gather(const Tensor& in, const Tensor& out, std::string_view name);
-  /// Assigns or adds to out [n] the sum over ranks of this rank's part of their in [size · n], whose contents are
+  /// Sums in [size · n] over ranks and assigns or adds this rank's part of the sum to out [n]. The contents of `in` are
   /// undefined afterwards. Both are float32, or both bfloat16. `out` must not be a part of `in`.
   Work reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name);
-  /// Replaces x by the sum of the ranks' x. Float32 or bfloat16; on GPUs also float64.
+  /// Replaces x by the sum of all ranks' x. x is float32 or bfloat16; on GPUs it may also be float64.
   Work all_reduce(const Tensor& x, std::string_view name);
-  /// Sends part r of in [size · n] to rank r. Part r of out [size · n] comes from there.
+  /// Sends part r of in [size · n] to rank r. Part r of out [size · n] is received from rank r.
   Work all_to_all(const Tensor& in, const Tensor& out, std::string_view name);
-  /// The same with rows of the first dim: in_rows[r] of them go to rank r, and out_rows[r] come from it.
+  /// Does an all-to-all with varying numbers of rows of the first dim: sends in_rows[r] rows to rank r, and receives
+  /// out_rows[r] rows from it.
   Work all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
                     std::span<const std::int64_t> out_rows, std::string_view name);
   Work broadcast(const Tensor& x, int root, std::string_view name);
-  /// Messages with one `tag`, in [0, kMaxTag], arrive in the order in which they were sent.
+  /// Largest tag of a message, from 0. Messages with the same tag arrive in the order in which they were sent.
   static constexpr int kMaxTag = (1 << 14) - 1;
   Work send(const Tensor& x, int to, int tag, std::string_view name);
   Work receive(const Tensor& x, int from, int tag, std::string_view name);
-  /// The ranks between which messages of one tag go.
+  /// The two ranks between which the messages of one tag go.
   struct Link {
     int from, to, tag;
   };
-  /// Must be called before tensors on GPUs are sent with these tags, each of which has one link. A message waits only
-  /// for those of its tag, so tags may be used in any order. All ranks must call it with the same links. Does nothing
-  /// on CPUs.
+  /// Opens the links through which tensors on GPUs are sent with these tags; each tag has one link. Must be called
+  /// before such sends. A message waits only for messages of its own tag, so tags may be used in any order. All ranks
+  /// must call it with the same links. Does nothing on CPUs.
   void open_links(std::span<const Link> links);
-  /// Returns the SMs that operators should leave to this rank's links. Of many links, few wait at once.
+  /// Returns how many SMs operators should leave to this rank's links. Even of many links, only a few wait at once.
   int sms_of_links() const {
     constexpr std::size_t kMostThatWait = 4;
     return static_cast<int>(std::min(links_.size(), kMostThatWait)) * cuda::GpuGroup::kSmsOfLink;
   }
 
-  /// Sums a few numbers of the host over ranks: losses, counts. Blocks.
+  /// Sums a few numbers of the host over ranks, such as losses or counts. Blocks.
   void all_reduce(std::span<double> x, std::string_view name);
   /// Returns all ranks' numbers, rank by rank. Blocks.
   std::vector<double> all_gather(std::span<const double> x, std::string_view name);
   /// Returns when all ranks have called it.
   void barrier(std::string_view name);
 
-  /// From now on this group, and those that are split from it, move what lies in the GPU that the calling thread uses,
-  /// one per rank. `computation` is the stream of what makes and reads it; it must stay. Together with all ranks.
+  /// Makes this group, and groups that are split from it later, communicate tensors in the memory of the calling
+  /// thread's GPU. Each rank has one GPU. `computation` is the stream that produces and reads these tensors; it must
+  /// outlive the groups. All ranks must call it together.
   void use_gpu(const cuda::Stream& computation);
-  /// Until the GPU has passed `event`. Throws RankFailure, having ended what the GPU hangs in, if another rank has died
-  /// or the GPU does not get on within the timeout: no operation between ranks begins or ends, and it comes by no mark.
-  /// `check` throws what the GPU has found out by itself.
+  /// Waits until the GPU has passed `event`. Throws RankFailure, after aborting the GPU's operations, if another rank
+  /// has died or the GPU makes no progress within the timeout. Without progress no operation between ranks begins or
+  /// ends, and the GPU passes no mark. `check` throws errors that the GPU's kernels have detected themselves.
   void wait_for_gpu(const cuda::Event& event, std::string_view name, const std::function<void()>& check = {});
-  /// Puts a mark on the computation's stream: of work that no operation between ranks interrupts.
+  /// Puts a mark on the computation's stream, to show progress in work that no operation between ranks interrupts.
   void mark_gpu() const {
     if (gpu_ != nullptr) gpu_->mark();
   }
-  /// After a failure, if there is a GPU: takes the way out (Progress), for what is freed behind it would wait for the
-  /// GPU, and that for other ranks. Where there is none, as in tests, ends what the GPU does for the groups of this
-  /// world; it must not be a recorded graph, which NCCL waits for.
+  /// Ends the run after a failure, if there is a GPU. It takes the way out (Progress): destroying objects would wait
+  /// for the GPU, and the GPU waits for other ranks. If no way out is set, as in tests, it aborts what the GPU does for
+  /// the groups of this world. The GPU must not run a recorded graph then, because NCCL waits for graphs.
   void abort_gpu(const std::exception& error) noexcept;
 
-  /// The ranks with the same color, in the order of `order`, as a group. Together with all ranks of this one.
+  /// Returns the group of the ranks with the same color, sorted by `order`. All ranks of this group must call it
+  /// together.
   ProcessGroup split(int color, int order, std::string axis);
-  /// Memory that the ranks of this group share: the GPUs', if they use any. Together with all of them.
+  /// Allocates memory that the ranks of this group share. It is GPU memory if the group uses GPUs. All its ranks must
+  /// call it together.
   std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes);
-  /// Returns what Transport::window_room() does, for windows on CPUs.
+  /// Returns the result of Transport::window_room(), which is about windows on CPUs.
   std::optional<WindowRoom> window_room() const {
     return transport_ == nullptr ? std::nullopt : transport_->window_room();
   }
-  /// Until over() is true, which the stores of rank `peer` into a window make it. Throws RankFailure as Work::wait()
-  /// does; its message ends in what missing() tells.
+  /// Waits until over() is true, which the stores of rank `peer` into a window cause. Throws RankFailure as
+  /// Work::wait() does. The error's message ends with the text that missing() returns.
   void wait_until(std::string_view operation, std::string_view name, int peer, const std::function<bool()>& over,
                   const std::function<std::string()>& missing);
   /// Returns the timeout of every wait for other ranks.
   Progress::Seconds timeout() const;
-  /// Throws what wait_until() throws at the timeout, for a wait of the GPU's.
+  /// Throws the error of wait_until() at the timeout, for a wait in which the GPU has timed out.
   [[noreturn]] void fail_late(std::string_view operation, std::string_view name, const std::string& missing) const;
 
  private:
@@ -137,9 +142,9 @@ class ProcessGroup {
 
   std::string title(std::string_view operation, std::string_view name) const;
   int next_tag();
-  /// -1 while the group does not know it.
+  /// Returns the rank in the world, or -1 while the group does not know it.
   int world_rank(int rank) const;
-  /// Tells the flight recorder.
+  /// Records an event in the flight recorder.
   std::uint64_t record(const FlightRecorder::NewEvent& event) const;
   Work start(std::shared_ptr<Operation> operation, const FlightRecorder::NewEvent& event);
   bool on_gpu(const Tensor& x) const;
@@ -153,13 +158,13 @@ class ProcessGroup {
 
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<cuda::GpuGroup> gpu_;
-  std::map<int, OpenLink> links_;  // by tag: those from or to this rank
+  std::map<int, OpenLink> links_;  // links from or to this rank, by tag
   Progress* progress_ = nullptr;
   std::string axis_;
   int num_collectives_ = 0;
-  std::uint64_t id_ = 0;  // the same on all ranks of the group; no other group has it
+  std::uint64_t id_ = 0;  // same on all ranks of the group, different for all other groups
   std::uint64_t num_splits_ = 0;
-  std::shared_ptr<const std::vector<int>> world_ranks_;  // of the group's ranks
+  std::shared_ptr<const std::vector<int>> world_ranks_;  // world rank of each rank of the group
   std::uint16_t flight_group_ = FlightRecorder::kNoGroup;
 };
 

@@ -10,15 +10,16 @@ namespace {
 
 using Clock = WaitClock::Clock;
 
-// In the background operations need not be looked at often: a message of some hundred kilobytes takes as long.
+// The background thread need not poll often: a message of some hundred kilobytes takes about as long.
 constexpr std::chrono::microseconds kBackgroundPause{100};
-/// A rank that waits gives its core away between two looks, and sleeps when it has waited for long.
+/// A waiting rank yields its core between two polls, and sleeps between them once it has waited for this long.
 constexpr std::chrono::milliseconds kSpin{2};
 constexpr std::chrono::microseconds kWaitingPause{50};
 constexpr std::chrono::milliseconds kBetweenChecksOfPeers{100};
-/// Waits look many times in it, so this process did not run in a longer gap.
+/// A wait polls many times in this period, so a longer gap means that this process did not run.
 constexpr std::chrono::seconds kLongestGap{1};
-/// All ranks have failed alike, and so have started it, or it never ends.
+/// How long an abandoned operation may go on. All ranks have failed alike, so either all have started it, or it never
+/// ends.
 constexpr std::chrono::milliseconds kTimeOfAbandoned{500};
 constexpr std::size_t kMostRanksToName = 8;
 
@@ -176,7 +177,7 @@ void Progress::keep_polling(const std::string& name, std::uint64_t event, const 
       }
     }
     if (board_ != nullptr) board_->set_waiting();
-    const std::string what_is_missing = missing();  // which the flight recorder is told of
+    const std::string what_is_missing = missing();  // it also tells the flight recorder
     if (const auto failure = failure_of_wait(name, clock.elapsed(), what_is_missing)) {
       take_way_out(*failure);
       throw *failure;
@@ -251,7 +252,7 @@ void Progress::run_in_background() {
     try {
       advance_all();
     } catch (...) {
-      continue;  // whoever waits gets it
+      continue;  // whoever waits for the operation gets the error
     }
     lock.unlock();
     std::this_thread::sleep_for(kBackgroundPause);

@@ -10,16 +10,16 @@
 namespace tessera {
 namespace {
 
-/// A rank that waits says so several times a second.
+/// A rank that waits reports it several times a second, so a longer silence means that it does not wait.
 constexpr std::int64_t kSilentNs = 1'000'000'000;
 
 }  // namespace
 
-/// What the window has of a rank.
+/// A rank's part of the window.
 struct RankBoard::Shared {
   RankEntry entry;               // used if the rank has no file
-  SharedText<1024> file;         // its path; empty: it has none
-  std::atomic<bool> reported{};  // of the node's first rank: for all
+  SharedText<1024> file;         // path of the rank's file; empty: it has none
+  std::atomic<bool> reported{};  // used in the part of the node's first rank, for all ranks
 };
 
 RankBoard::RankBoard(Transport& world, std::unique_ptr<RankFile> file)
@@ -42,7 +42,7 @@ RankBoard::RankBoard(Transport& world, std::unique_ptr<RankFile> file)
     set_operation("starting");
     own_->world_rank_plus_1.store(world.rank() + 1);
   }
-  static_cast<void>(node_->split(0, rank_));  // returns when all ranks of the node have said where their entries are
+  static_cast<void>(node_->split(0, rank_));  // returns when all ranks of the node have written where their entries are
   for (int rank = 0; rank < node_->size(); ++rank) {
     const std::string path = get_text(shared(rank)->file);
     if (rank == rank_ || path.empty()) {

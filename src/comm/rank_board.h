@@ -1,5 +1,6 @@
-// What the ranks of a node are doing, in memory that all of them see: for the message that a run ends with when one of
-// them has died or hangs. With job.node_folder it is in files that a monitor reads, too (comm/observe/rank_file.h).
+// The board shows what each rank of a node does, in memory that all of them see. When a rank has died or hangs, the
+// run's last message quotes it. With job.node_folder the entries are in files that a monitor can read, too
+// (comm/observe/rank_file.h).
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ namespace tessera {
 
 class RankBoard {
  public:
-  /// Opens the board. All ranks of `world` must call it together. `file`: this rank's; null keeps its entry in memory
-  /// that the node shares.
+  /// Opens the board. All ranks of `world` must call it together. `file` is this rank's file. If it is null, the rank's
+  /// entry is in memory that the node shares.
   explicit RankBoard(Transport& world, std::unique_ptr<RankFile> file = nullptr);
   /// Opens the board of a run with one rank.
   explicit RankBoard(std::unique_ptr<RankFile> file);
@@ -28,34 +29,35 @@ class RankBoard {
   int num_ranks() const { return static_cast<int>(entries_.size()); }
   /// Returns this rank's place among the node's ranks.
   int rank() const { return rank_; }
-  /// Returns the rank in `world` of the node's first rank; -1 if it has not come yet.
+  /// Returns the rank in `world` of the node's first rank, or -1 if it has not arrived yet.
   int first_rank() const;
 
-  // Of this rank.
-  /// Begins a step, and its section.
+  // The functions below set the entry of this rank.
+  /// Begins a step, which is a new section.
   void set_step(std::int64_t step);
   void set_section(Section section);
-  /// Sets the operation that this rank begins, of which up to 95 bytes are kept. Ends a wait.
+  /// Sets the operation that this rank begins, and ends its wait. Up to 95 bytes of the name are kept.
   void set_operation(std::string_view name);
-  /// Notes that this rank waits for others in this operation. To be called several times a second while it does.
+  /// Records that this rank waits for others in this operation. Call it several times a second while it does.
   void set_waiting();
-  /// Sets the event of the flight recorder that this rank waits for; 0: no recorded one.
+  /// Sets the event of the flight recorder that this rank waits for; 0 if that is not recorded.
   void set_awaited(std::uint64_t event);
-  /// Notes that this process did not run between these times (monotonic_ns()).
+  /// Records that this process did not run between these times (monotonic_ns()).
   void set_stopped(std::int64_t from_ns, std::int64_t until_ns);
-  /// Records how this rank ends, before it does. The first call counts.
+  /// Records how this rank will end. Only the first call counts.
   void set_end(int exit_status, std::string_view message);
-  /// Without a file it records nothing.
+  /// Returns this rank's recorder. It records nothing if the rank has no file.
   FlightRecorder& recorder() { return recorder_; }
 
-  /// Returns true once on a node, for whoever reports a failure that all ranks see.
+  /// Returns true to the first caller on a node only. That rank reports a failure that all ranks see.
   bool take_report();
 
-  /// Returns a rank of this node whose process has ended.
+  /// Returns a rank of this node whose process has ended, or nullopt.
   std::optional<int> find_dead() const;
-  /// Looks at the next rank only. If every rank calls this, each is looked at once.
+  /// Checks only the next rank of the node. If every rank calls this, each is checked once.
   std::optional<int> find_dead_neighbour() const;
-  /// Returns the ranks of this node that do not say that they wait for others: they compute, or are stopped.
+  /// Returns the ranks of this node that have not reported lately that they wait for others: they compute, or are
+  /// stopped.
   std::vector<int> find_not_waiting() const;
   /// Returns a line per rank of this node: "rank 3 (process 4711, is stopped): step 17, for 31.0 s in all-gather of
   /// layers.2".
@@ -66,9 +68,9 @@ class RankBoard {
   static bool is_dead(const RankEntry& its);
 
   std::unique_ptr<RankFile> file_;
-  std::unique_ptr<Transport> node_;          // null for the only rank
-  std::unique_ptr<SymmetricWindow> window_;  // as node_: per rank a Shared
-  std::vector<MappedFile> files_;            // of the node's other ranks
+  std::unique_ptr<Transport> node_;          // null in a run of one rank
+  std::unique_ptr<SymmetricWindow> window_;  // holds a Shared per rank; null in a run of one rank
+  std::vector<MappedFile> files_;            // files of the other ranks of the node
   std::vector<const RankEntry*> entries_;
   RankEntry* own_;
   int rank_ = 0;

@@ -38,7 +38,7 @@ void Ranks::set_end(ExitStatus status, std::string_view message) {
 
 std::vector<int> Ranks::first_ranks_on_nodes() {
   if (board_ == nullptr) return {0};
-  world_.barrier("ranks that tell of their nodes");  // all of a node have come
+  world_.barrier("ranks that tell of their nodes");  // on each node all ranks have arrived now
   const double own = board_->first_rank();
   const std::vector<double> all = world_.all_gather(std::span(&own, 1), "nodes of ranks");
   return {all.begin(), all.end()};
@@ -48,7 +48,7 @@ bool Ranks::may_report() { return board_ == nullptr || board_->take_report(); }
 
 void Ranks::require_same(std::string_view text, std::string_view what) {
   const std::uint64_t sum = checksum(std::as_bytes(std::span(text)));
-  // Halves of it, which a double holds exactly.
+  // A double holds each half of the checksum exactly.
   const std::array<double, 2> halves = {static_cast<double>(sum >> 32), static_cast<double>(sum & 0xffffffffu)};
   const std::vector<double> all = world_.all_gather(halves, what);
   for (std::size_t rank = 1; rank < all.size() / 2; ++rank) {

@@ -1,4 +1,4 @@
-// The ranks of a run, from this one's side: the group of all, who waits for whom and how long, and how a run ends.
+// The ranks of a run as one rank sees them: the group of all ranks, the timeout of waits, and the way a run ends.
 #pragma once
 
 #include <memory>
@@ -11,9 +11,9 @@ namespace tessera {
 
 class Ranks {
  public:
-  /// A run of one rank. `file`: where the rank says what it does; null: nowhere.
+  /// Makes a run of one rank. The rank records what it does in `file`; null records nothing.
   explicit Ranks(std::unique_ptr<RankFile> file = nullptr);
-  /// A run of all ranks of `world`, which must construct it together. `timeout`: for every operation between ranks
+  /// Makes a run of all ranks of `world`, which must call this together. `timeout` is for every operation between ranks
   /// (comm.init_timeout_seconds).
   Ranks(std::unique_ptr<Transport> world, Progress::Seconds timeout, std::unique_ptr<RankFile> file = nullptr);
 
@@ -25,12 +25,12 @@ class Ranks {
   /// Returns this rank's place among the node's ranks.
   int rank_on_node() const { return board_ == nullptr ? 0 : board_->rank(); }
 
-  /// Sets the timeout of operations. `key`: the configuration's key for it, for messages.
+  /// Sets the timeout of operations. `key` is its key in the configuration, for messages.
   void set_timeout(Progress::Seconds timeout, std::string key);
-  /// Sets what is called when the run must end (Progress::set_way_out).
+  /// Sets the function that ends the run after a failure (Progress::set_way_out).
   void set_way_out(std::function<void(const std::exception&)> way_out);
-  /// Returns what body() returns. If it throws, calls the way out before the caller's objects are destroyed: destroying
-  /// them might wait for a GPU, for other ranks, or for storage that hangs.
+  /// Returns what body() returns. If body() throws, it takes the way out before the caller's objects are destroyed.
+  /// Destroying them might wait for a GPU, for other ranks, or for storage that hangs.
   template <typename Body>
   auto end_where_it_fails(Body&& body) -> decltype(body()) {
     try {
@@ -40,21 +40,22 @@ class Ranks {
       throw;
     }
   }
-  // For what is told of a rank that hangs or has died, and for a monitor (RankFile).
+  // The functions below record what this rank does, for messages about a rank that hangs or has died and for a monitor
+  // (RankFile).
   /// Begins a step.
   void set_step(std::int64_t step);
   void set_section(Section section);
-  /// Records how this rank ends, before it does.
+  /// Records how this rank will end. Only the first call counts.
   void set_end(ExitStatus status, std::string_view message);
-  /// Returns true for the first rank of a node that asks. That rank reports a failure that many ranks see.
+  /// Returns true to the first rank of a node that asks. That rank reports a failure that many ranks see.
   bool may_report();
-  /// Returns true on the node of rank 0.
+  /// Returns whether this rank is on the node of rank 0.
   bool on_first_node() const { return board_ == nullptr || board_->first_rank() == 0; }
-  /// Returns, for every rank, the first rank on its node. All ranks must call it.
+  /// Returns the first rank on each rank's node, indexed by rank. All ranks must call it.
   std::vector<int> first_ranks_on_nodes();
 
-  /// Throws Error, which names the first rank that differs, unless `text` is the same on all ranks. `what` says what
-  /// the text is.
+  /// Throws Error unless `text` is the same on all ranks. The message names the first rank that differs from rank 0,
+  /// and `what`, which says what the text is.
   void require_same(std::string_view text, std::string_view what);
 
  private:

@@ -17,14 +17,14 @@
 namespace tessera {
 namespace {
 
-/// Sends and receives of a tag meet in the order in which they were started: by their numbers.
+/// Identifies a message. The n-th send and the n-th receive of a tag belong together.
 struct Key {
   int tag;
   std::int64_t number;
   bool operator==(const Key&) const = default;
 };
 
-/// A message that its sender offers; the receiver copies it.
+/// A message that its sender offers and the receiver copies.
 struct Message {
   Key key;
   const std::byte* data;
@@ -38,13 +38,13 @@ struct Mailbox {
   std::map<int, std::int64_t> num_sent, num_received;  // by tag
 };
 
-/// What all threads share, whatever groups they are in.
+/// State that all threads share, whatever groups they are in.
 struct Process {
   std::atomic<bool> failed{false};
   void require_alive() const { require(!failed.load(), "another rank has failed"); }
 };
 
-/// What the ranks of one transport share.
+/// State that the ranks of one transport share.
 struct Group {
   Group(int num_ranks, Process& the_process)
       : size(num_ranks),
@@ -55,7 +55,8 @@ struct Group {
     return mailboxes[static_cast<std::size_t>(from) * static_cast<std::size_t>(size) + static_cast<std::size_t>(to)];
   }
 
-  /// All ranks give something, one makes of all that what all get.
+  /// Waits until all ranks have called it. The last one computes a result from what all have given, and every rank gets
+  /// it.
   std::shared_ptr<void> meet(
       int rank, std::pair<int, int> given,
       const std::function<std::shared_ptr<void>(const std::vector<std::pair<int, int>>&)>& make) {
@@ -168,10 +169,10 @@ class ThreadTransport : public Transport {
   }
 
   std::unique_ptr<Transport> split(int color, int order) override {
-    // Per rank of this group: its new group, and its rank in it.
+    // Each rank's new group, and its rank in it, by its rank in this group.
     using Places = std::vector<std::pair<std::shared_ptr<Group>, int>>;
     const auto places = std::static_pointer_cast<Places>(group_->meet(rank_, {color, order}, [&](const auto& given) {
-      std::map<int, std::vector<std::pair<int, int>>> members;  // color -> (order, old rank)
+      std::map<int, std::vector<std::pair<int, int>>> members;  // (order, rank in this group), by color
       for (int r = 0; r < size(); ++r) {
         const auto& [its_color, its_order] = given[static_cast<std::size_t>(r)];
         members[its_color].emplace_back(its_order, r);

@@ -1,4 +1,4 @@
-// Ranks that are threads of one process, for tests: sanitizers see all of them, and a debugger too.
+// Runs ranks as threads of one process, for tests: a sanitizer or a debugger sees all of them.
 #pragma once
 
 #include <functional>
@@ -7,8 +7,9 @@
 
 namespace tessera {
 
-/// Runs `body` on `num_ranks` threads, each with its end of a transport. When all have returned, rethrows the exception
-/// of the first one that threw; after that the others' operations throw as well, so that none waits forever.
+/// Runs `body` on `num_ranks` threads; each gets its rank's transport. When all have returned, it rethrows the
+/// exception of the first thread that threw. After that exception the other ranks' operations throw, too, so that none
+/// waits forever.
 void run_rank_threads(int num_ranks, const std::function<void(std::unique_ptr<Transport>)>& body);
 
 }  // namespace tessera

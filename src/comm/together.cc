@@ -15,7 +15,7 @@ std::string first_text(ProcessGroup& group, const std::string& text, std::string
   if (first == sizes.end()) return {};
   std::string found = text;
   found.resize(static_cast<std::size_t>(*first));
-  // Broadcasts move tensors: whole words, of which the last may be filled up.
+  // A broadcast moves tensors, so the text is padded to whole words.
   std::vector<std::int32_t> words(found.size() / sizeof(std::int32_t) + 1);
   std::memcpy(words.data(), found.data(), found.size());
   const auto num_words = static_cast<std::int64_t>(words.size());
@@ -29,7 +29,7 @@ std::string first_text(ProcessGroup& group, const std::string& text, std::string
 
 void run_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body) {
   if (group.size() == 1) return body();
-  std::string message;  // behind a first character that is the exit status
+  std::string message;  // the first character is the exit status
   try {
     body();
   } catch (const Error& error) {

@@ -1,4 +1,5 @@
-// What the ranks of a group do each for itself, but must succeed in or fail in together: reading a file, writing one.
+// Tasks that each rank does for itself but that must succeed or fail on all ranks together, such as reading or writing
+// a file.
 #pragma once
 
 #include <functional>
@@ -11,20 +12,20 @@
 
 namespace tessera {
 
-/// The text of the group's first rank that has one, on all ranks; empty if none has. `name` says what it is about.
+/// Returns, on all ranks, the text of the first rank that has one; "" if none has. `name` says what the text is about.
 std::string first_text(ProcessGroup& group, const std::string& text, std::string_view name);
 
-/// Calls `body`, which communicates with nobody, on all ranks of the group. Returns when all have succeeded; if it
-/// threw Error on some, throws the Error of the first of these, with its rank, on all. `name` says what is done.
+/// Calls `body`, which must not communicate, on all ranks of the group, and returns when all have succeeded. If it
+/// throws Error on some, all ranks throw the Error of the first of these, with its rank. `name` says what is done.
 void run_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
-/// Waits until the tasks of all ranks have ended; a rank may have none. False, on all ranks, if that takes longer than
-/// so many seconds.
+/// Waits until the tasks of all ranks have ended; a rank may have no task. Returns false on all ranks if that takes
+/// longer than `seconds`.
 bool wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task,
                    double seconds = std::numeric_limits<double>::infinity());
 
-/// The same as run_together, for a body that may take longer than ranks wait for each other (reading and checking large
-/// files) and that does nothing on a GPU. It runs in another thread.
+/// Does what run_together does, but calls `body` in another thread. Use it if `body` may take longer than the timeout
+/// of waits between ranks, such as reading and checking large files. `body` must not use a GPU.
 void run_long_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
 }  // namespace tessera

@@ -13,13 +13,13 @@
 namespace tessera {
 namespace {
 
-using ValuesOfSeeds = std::vector<std::vector<double>>;  // per seed, per step
+using ValuesOfSeeds = std::vector<std::vector<double>>;  // per seed, then per step
 
 bool is_broken(const Side& side) {
   return std::any_of(side.runs.begin(), side.runs.end(), [](const RunRecord& run) { return run.broken().has_value(); });
 }
 
-/// The logged steps that every run has, but for sides that broke down, which end before the others.
+/// Returns the logged steps that every run has. Sides that broke down are left out, because they end before the others.
 std::vector<std::int64_t> common_steps(const std::vector<Side>& sides) {
   std::vector<std::int64_t> common = sides[0].runs[0].steps;
   for (const Side& side : sides) {
@@ -33,7 +33,7 @@ std::vector<std::int64_t> common_steps(const std::vector<Side>& sides) {
   return common;
 }
 
-/// The values that belong to `steps`; NaN where the run has no such step, because it broke down.
+/// Returns the values that belong to `steps`, with NaN where the run has no such step because it broke down.
 std::vector<double> at_steps(const RunRecord& run, const std::vector<double>& values,
                              const std::vector<std::int64_t>& steps) {
   std::vector<double> kept;
@@ -50,14 +50,14 @@ std::vector<double> smoothed(const std::vector<double>& values) {
   return moving_average(values, smoothing_window(values.size()));
 }
 
-/// Column i of the rows.
+/// Returns column i of the rows.
 std::vector<double> column(const ValuesOfSeeds& rows, std::size_t i) {
   std::vector<double> values;
   for (const std::vector<double>& row : rows) values.push_back(row[i]);
   return values;
 }
 
-/// Mean over the seeds, and the range of the seeds as band.
+/// Returns the mean over the seeds, with the range of the seeds as band.
 Curve mean_and_range(const std::vector<std::int64_t>& steps, const ValuesOfSeeds& rows) {
   Curve curve;
   for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -76,7 +76,7 @@ Curve mean_and_range(const std::vector<std::int64_t>& steps, const ValuesOfSeeds
   return thinned(curve);
 }
 
-/// The relative difference of smoothed losses: mean over the seeds, and its confidence interval as band.
+/// Returns the relative difference of smoothed losses: its mean over the seeds, with its confidence interval as band.
 Curve difference_curve(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs) {
   ValuesOfSeeds rows;
   for (const LossPair& pair : pairs) {
@@ -121,7 +121,7 @@ Learned learned_by(const RunRecord& run, const std::vector<std::int64_t>& steps)
           .uniform_loss = run.uniform_loss()};
 }
 
-/// Runs of a side differ in their losses alone, unless one broke down.
+/// Returns the mean of a side's runs. The runs differ only in their losses, unless one broke down.
 Learned mean_of(const std::vector<Learned>& runs) {
   Learned result = runs.front();
   RunningMean tokens, first_loss, last_loss;
@@ -139,8 +139,8 @@ Learned mean_of(const std::vector<Learned>& runs) {
 
 Spread spread_of(const std::vector<double>& values) { return {mean(values), standard_deviation(values)}; }
 
-/// Whether validation losses mean the same on all sides: the same data, and as much of it. Runs that broke down have
-/// none at the end.
+/// Returns whether validation losses have the same meaning on all sides: they are of the same data, and as much of it.
+/// Runs that broke down have none at the end.
 bool validation_comparable(const std::vector<Side>& sides) {
   const RunRecord& first = sides[0].runs[0];
   for (const Side& side : sides) {
@@ -171,7 +171,7 @@ Curve validation_curve(const Side& side) {
   return mean_and_range(steps, rows);
 }
 
-/// The seeds' means, per operand, step and layer.
+/// Means over the seeds, by operand, step and layer.
 using SqnrMeans = std::map<std::string, std::map<std::int64_t, std::map<int, RunningMean>>>;
 
 SqnrMeans sqnr_means(const Side& side) {
@@ -269,7 +269,7 @@ Comparison compare_sides(const std::vector<Side>& sides, double margin) {
   require(sides.size() <= kMaxSides, "{} sides; expected at most {}", sides.size(), kMaxSides);
   require_sound_baseline(sides[0]);
   require_comparable(sides);
-  const std::vector<std::int64_t> steps = common_steps(sides);  // has the last, because these runs are finished
+  const std::vector<std::int64_t> steps = common_steps(sides);  // has the last one, because these runs are finished
   Comparison comparison;
   comparison.margin = margin;
   comparison.num_steps = steps.back();
@@ -278,7 +278,7 @@ Comparison compare_sides(const std::vector<Side>& sides, double margin) {
   comparison.smoothing_lines = smoothing_window(steps.size());
   comparison.differences = differences_of(sides);
   const bool with_validation = validation_comparable(sides);
-  const RunRecord& baseline = sides[0].runs[0];  // require_comparable: the others have trained for as long
+  const RunRecord& baseline = sides[0].runs[0];  // require_comparable: the others trained for as long
   const TrainingLength length = {.tokens = baseline.tokens_per_step() * static_cast<double>(steps.back()),
                                  .warmup_steps = baseline.warmup_steps()};
   for (const Side& side : sides) {

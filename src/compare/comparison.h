@@ -1,4 +1,4 @@
-// Everything that a report says, as numbers. Curves are smoothed and thinned out, ready to be drawn.
+// All the numbers of a report. Its curves are smoothed and thinned out, ready to be drawn.
 #pragma once
 
 #include <map>
@@ -14,31 +14,31 @@
 namespace tessera {
 
 inline constexpr std::size_t kMaxWorstSites = 8;
-inline constexpr std::size_t kMaxSides = 6;  // as many kinds of lines as people tell apart
+inline constexpr std::size_t kMaxSides = 6;  // as many kinds of lines as people can tell apart
 
 struct Spread {
-  double mean = 0.0, deviation = 0.0;  // over the seeds; deviation NaN with one
+  double mean = 0.0, deviation = 0.0;  // over the seeds; the deviation is NaN with one seed
 };
 
 struct WorstSite {
   std::string site;
-  SqnrByOperand sqnr;  // dB, mean over the seeds
+  SqnrByOperand sqnr;  // in dB; mean over the seeds
 };
 
 struct SideResult {
   std::string label;
-  std::optional<Verdict> verdict;   // none for the baseline
-  bool same_configuration = false;  // as the baseline's, but for seeds, folders, program and machine
+  std::optional<Verdict> verdict;   // not set for the baseline
+  bool same_configuration = false;  // same as the baseline's, except for seeds, folders, program and machine
 
   Learned learned;                        // means over the seeds
   Spread final_loss;                      // each seed's mean over the last tenth of the steps
-  std::optional<Spread> validation_loss;  // at the last step, if every run of every side has the same one
+  std::optional<Spread> validation_loss;  // at the last step; set if every run of every side has it on the same data
   double tokens_per_second = 0.0;         // median of the logged lines
   double peak_memory_bytes = 0.0;
 
-  Curve loss, grad_norm;  // mean over the seeds; the band is from the lowest to the highest
+  Curve loss, grad_norm;  // mean over the seeds; the band is from the lowest to the highest seed
   Curve validation;       // validation loss, at the steps where every run of the side has one; may be empty
-  Curve difference;       // to the baseline, relative; the band is the confidence interval. Empty for the baseline
+  Curve difference;       // relative to the baseline; the band is the confidence interval. Empty for the baseline
   std::map<std::string, Curve> sqnr;           // by operand, over the steps: median, lowest and highest layer, dB
   std::map<std::string, Curve> sqnr_by_layer;  // by operand, at the last measurement; x is the layer
   std::vector<WorstSite> worst_sites;          // lowest first, at the last measurement
@@ -61,13 +61,13 @@ struct Comparison {
   std::vector<SideResult> sides;     // the first is the baseline
   std::vector<Difference> differences;
   std::vector<RunSummary> runs;
-  std::string command;  // that made this; empty if unknown
+  std::string command;  // the command that made the comparison; empty if unknown
 };
 
-/// Sets the side's curves of quantization errors; none without low precision.
+/// Sets the side's curves of quantization errors. There are none without low precision.
 void add_sqnr_curves(const Side& side, SideResult& result);
 
-/// Checks that the sides may be compared, and compares all with the first. Throws Error.
+/// Checks that the sides may be compared, and compares each of them with the first. Throws Error.
 Comparison compare_sides(const std::vector<Side>& sides, double margin);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Points of a line in a plot, few enough to be drawn.
+// Points of a line in a plot; thinning leaves few enough to draw.
 #pragma once
 
 #include <cstdint>
@@ -12,20 +12,20 @@ inline constexpr std::size_t kMaxCurvePoints = 320;  // closer together than the
 
 struct Curve {
   std::vector<double> x, y;
-  std::vector<double> low, high;  // a band around y; or empty
+  std::vector<double> low, high;  // a band around y; may be empty
 };
 
-/// Width of the moving average over so many values: odd, 1 or more.
+/// Returns the width of the moving average over `num_values` values: an odd number, at least 1.
 std::int64_t smoothing_window(std::size_t num_values);
 
-/// Indices of the first, the last and evenly spaced ones between them: at most kMaxCurvePoints of `size`.
+/// Returns at most kMaxCurvePoints of `size` indices: the first, the last and evenly spaced ones between them.
 std::vector<std::size_t> points_to_draw(std::size_t size);
 
-/// The points that are drawn of a curve.
+/// Returns the points of a curve that are drawn.
 Curve thinned(const Curve& curve);
 
-/// Centred moving averages of the finite values, and the lowest and the highest value in each window as band. No band
-/// where a window is one value.
+/// Returns centred moving averages of the finite values, with the lowest and the highest value of each window as band.
+/// There is no band if a window is one value.
 Curve smoothed_curve(const std::vector<std::int64_t>& steps, std::span<const double> values);
 
 }  // namespace tessera

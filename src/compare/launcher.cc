@@ -21,21 +21,21 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kMaxSeeds = 1000;
 
-/// A run that is to be started.
+/// A run that will be started.
 struct PlannedRun {
   SideSpec* side;
-  RunRecord expected;  // configuration and data; `folder` says what was asked for
-  fs::path folder;     // where it goes
+  RunRecord expected;  // configuration and data; `folder` is what was asked for
+  fs::path folder;     // where the run is written
 };
 
-/// The configuration as the trainer sees it, so that run.json can be compared with it. Throws Error where a run could
-/// not start.
+/// Returns the configuration as the trainer sees it, so that run.json can be compared with it. Throws Error if a run
+/// could not start.
 JobConfig config_of(const SideSpec& spec) {
   JobConfig config = load_job_config(spec.config, spec.overrides);
   config.validate();
-  config.metrics.log_freq = 1;  // a step that is not logged is lost to the verdict
+  config.metrics.log_freq = 1;  // a step that is not logged cannot count for the verdict
   set_document_end(config);
-  Model model(config.model.args, model_options(config));  // its shapes alone
+  Model model(config.model.args, model_options(config));  // only for its shapes
   model.parameters().allocate_meta(config.training.mixed_precision_param);
   resolve_recipes(config.recipes(), model.parameters());
   return config;
@@ -69,14 +69,14 @@ std::vector<PlannedRun> plan_side(const std::vector<SideSpec>& specs, SideSpec& 
   return runs;
 }
 
-/// Seed by seed, all sides'.
+/// Plans the runs of all sides, seed by seed.
 std::vector<PlannedRun> plan_runs(std::vector<SideSpec>& specs, const LaunchOptions& options) {
   std::vector<std::vector<PlannedRun>> per_side;
   std::vector<Side> sides;
   for (SideSpec& spec : specs) {
     Side& side = sides.emplace_back(Side{spec.label, {}});
     if (!spec.is_started()) {
-      side = read_side(spec);  // whole: what cannot be compared is to be refused before hours of training
+      side = read_side(spec);  // reads it in full, to refuse before hours of training what cannot be compared
     } else {
       for (const PlannedRun& run : per_side.emplace_back(plan_side(specs, spec, options))) {
         side.runs.push_back(run.expected);
@@ -94,7 +94,8 @@ std::vector<PlannedRun> plan_runs(std::vector<SideSpec>& specs, const LaunchOpti
   return runs;
 }
 
-/// The run in the folder, or what is there of it; nothing without one. Throws Error if that is another run.
+/// Returns the run in the folder, or as much of it as exists; nullopt if there is none. Throws Error if it is another
+/// run.
 std::optional<RunRecord> found_run(const PlannedRun& run) {
   if (!fs::exists(run.folder / kRunInfoName)) return {};
   const RunRecord info = read_run_info(run.folder);
@@ -105,7 +106,7 @@ std::optional<RunRecord> found_run(const PlannedRun& run) {
 
 bool is_baseline(const PlannedRun& run, const std::vector<SideSpec>& specs) { return run.side == &specs.front(); }
 
-/// Whether the run needs no training. Throws Error for what makes the comparison impossible.
+/// Returns whether the run needs no training. Throws Error if its content makes the comparison impossible.
 bool has_ended(const PlannedRun& run, const std::vector<SideSpec>& specs) {
   const std::optional<RunRecord> found = found_run(run);
   if (!found || !found->ended()) return false;
@@ -113,7 +114,8 @@ bool has_ended(const PlannedRun& run, const std::vector<SideSpec>& specs) {
   return true;
 }
 
-/// A folder on two sides, or a run that would be started where a side has its runs, compares a run with itself.
+/// Throws Error if a folder is on two sides, or a run would be started in a side's folder: it would be compared with
+/// itself.
 void require_distinct_folders(const std::vector<SideSpec>& specs) {
   std::map<fs::path, const SideSpec*> owners;
   for (const SideSpec& spec : specs) {
@@ -138,7 +140,7 @@ std::string last_lines(const fs::path& path) {
   return text;
 }
 
-/// A run whose loss is no longer finite fails; that is a result of the comparison and not its end.
+/// Trains a run. If its loss becomes not finite, the run fails, but that is a result of the comparison and not its end.
 void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const LaunchOptions& options,
            const volatile StopRequest& stop) {
   create_folder(run.folder);
@@ -148,7 +150,7 @@ void train(const PlannedRun& run, const std::vector<SideSpec>& specs, const Laun
   arguments.push_back(fmt::format("--debug.seed={}", run.expected.seed()));
   arguments.emplace_back("--metrics.log_freq=1");
   arguments.push_back("--job.dump_folder=" + run.folder.string());
-  arguments.emplace_back("--job.overwrite");  // found_run() has seen that only this run's beginning is there
+  arguments.emplace_back("--job.overwrite");  // found_run() has checked that only this run's beginning is there
   const int status = wait_for(spawn(options.program, arguments, {.log = log}), stop);
   if (stop.count != 0) return;
   if (status == static_cast<int>(ExitStatus::kNonFinite) && has_ended(run, specs) && found_run(run)->broken()) {
@@ -171,7 +173,7 @@ int train_missing_runs(std::vector<SideSpec>& specs, const LaunchOptions& option
   const std::vector<PlannedRun> runs = plan_runs(specs, options);
   for (const PlannedRun& run : runs) run.side->runs.push_back(run.folder);
   require_distinct_folders(specs);
-  for (const PlannedRun& run : runs) has_ended(run, specs);  // an Error comes now, not when it is the run's turn
+  for (const PlannedRun& run : runs) has_ended(run, specs);  // throws Error now, and not when the run's turn comes
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const PlannedRun& run = runs[i];
     const std::string name =

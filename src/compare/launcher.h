@@ -1,4 +1,4 @@
-// The runs of a comparison, and the training of those that are not there.
+// Trains the missing runs of a comparison and reads all of them.
 #pragma once
 
 #include <filesystem>
@@ -18,14 +18,15 @@ struct LaunchOptions {
   std::string program = "/proc/self/exe";
 };
 
-/// Trains what is not there yet, one run after the other: every side's first seed, then every side's second, ... Checks
-/// first all that can be known before: that the runs that are there are whole, that all sides can be compared, that the
-/// configurations make a model. Sets `runs` of the configurations. Runs in `options.folder` that are finished are kept,
-/// others go on; one whose loss is no longer finite has ended. Returns the signal that stopped it (the run at hand has
-/// then saved and ended), or 0. Throws Error; for a run that fails with the end of its log.
+/// Trains the missing runs, one after the other: every side's first seed, then every side's second seed, and so on.
+/// First it checks all that can be known before: existing runs are intact, all sides can be compared, and the
+/// configurations make a model. It sets `runs` of the configurations. Runs in `options.folder` that are finished are
+/// kept, and others are continued; a run whose loss is not finite any more has ended. Returns the signal that stopped
+/// it, after the current run has saved and ended, or 0. Throws Error; if a run fails, the message has the end of its
+/// log.
 int train_missing_runs(std::vector<SideSpec>& specs, const LaunchOptions& options, const volatile StopRequest& stop);
 
-/// Reads a side's runs, or all sides'. Throws Error.
+/// Read the runs of one side, or of all sides. Throw Error.
 Side read_side(const SideSpec& spec);
 std::vector<Side> read_sides(const std::vector<SideSpec>& specs);
 

@@ -65,16 +65,16 @@ void read_info(const fs::path& path, RunRecord& run) {
         static_cast<std::int64_t>(fields.count("data_ranks", std::numeric_limits<std::int32_t>::max()));
   }
   require(run.num_steps() > 0, "{}: training.steps is {}; expected a number above 0", name, run.num_steps());
-  run.seed();  // an Error, if it is no number
+  run.seed();  // throws Error if it is no number
 }
 
-/// A number, or NaN for null, which stands for what JSON has no number for. `name` must be there.
+/// Returns a number, or NaN for null, which stands for numbers that JSON does not have. The line must have `name`.
 double number_or_nan(const Fields& fields, const json& line, const char* name) {
   if (line.contains(name) && line[name].is_null()) return std::numeric_limits<double>::quiet_NaN();
   return fields.number(name);
 }
 
-/// Likewise, but NaN also where `name` is missing.
+/// Returns a number, or NaN for null and for a missing `name`.
 double optional_number(const Fields& fields, const json& line, const char* name) {
   return line.contains(name) ? number_or_nan(fields, line, name) : std::numeric_limits<double>::quiet_NaN();
 }
@@ -102,7 +102,7 @@ void read_expert_loads(const Fields& fields, RunRecord& run) {
   }
 }
 
-/// n of "layers.<n>.…", else -1.
+/// Returns n for "layers.<n>.…", and -1 for other names.
 int layer_of(std::string_view site) {
   constexpr std::string_view kPrefix = "layers.";
   int layer = -1;

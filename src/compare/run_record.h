@@ -1,4 +1,4 @@
-// What a run left in its folder: run.json (run/record/run_info.h) and metrics.jsonl (docs/metrics.md).
+// Reads what a run left in its folder: run.json (run/record/run_info.h) and metrics.jsonl (docs/metrics.md).
 #pragma once
 
 #include <cstdint>
@@ -24,17 +24,17 @@ struct SqnrPoint {
 /// A checkpoint that was committed.
 struct CheckpointRecord {
   std::int64_t step = 0;
-  double stall_seconds = 0.0;  // for how long training waited
-  double seconds = 0.0;        // until it was committed
+  double stall_seconds = 0.0;  // how long training waited
+  double seconds = 0.0;        // time until it was committed
 };
 
-/// A key that had another value from a step on, because the run was resumed with another configuration.
+/// A key whose value changed at a step, because the run was resumed with another configuration.
 struct ConfigChange {
   std::string key, before, after;
   std::int64_t step = 0;
 };
 
-/// Where a run broke down.
+/// The step at which a run broke down.
 struct Break {
   std::int64_t step = 0;
   const char* what = "loss";  // or "gradient norm"
@@ -43,20 +43,21 @@ struct Break {
 struct RunRecord {
   std::filesystem::path folder;
 
-  std::map<std::string, std::string> config;   // every key, its value as TOML
+  std::map<std::string, std::string> config;   // every key, with its value as TOML
   std::map<std::string, std::string> dataset;  // checksums of "train", and of "val" if the run validates
-  /// Keys that were changed when the run was resumed: their values in turn, with the step of each change.
+  /// Keys that changed when the run was resumed: their values in order, with the step of each change.
   std::map<std::string, std::vector<std::string>> changed;
   std::string program, processor;
   std::int64_t threads = 0, num_data_ranks = 1;
 
-  /// The logged steps, and per logged step; NaN where the file has null.
+  /// The logged steps, and one value per logged step; NaN where the file has null.
   std::vector<std::int64_t> steps;
   std::vector<double> losses, grad_norms, tokens_per_second;
-  /// Likewise; NaN also where the file does not have them.
+  /// One value per logged step; NaN where the file has null or no value.
   std::vector<double> mtp_losses, learning_rates, mfus, memory_bytes, step_seconds;
   std::vector<double> data_seconds, forward_seconds, backward_seconds, optimizer_seconds;  // parts of step_seconds
-  /// Per logged step and MoE layer: tokens of the busiest expert over the mean. A step without is empty.
+  /// Tokens of the busiest expert divided by the mean, per logged step and MoE layer. It is empty for a step without
+  /// them.
   std::vector<std::vector<double>> expert_loads;
   std::vector<CheckpointRecord> checkpoints;
   double peak_memory_bytes = 0.0;
@@ -66,44 +67,45 @@ struct RunRecord {
 
   std::int64_t seed() const { return integer("debug.seed"); }
   std::int64_t num_steps() const { return integer("training.steps"); }
-  /// Counts the tokens of all ranks.
+  /// Returns the number of tokens of all ranks in a step.
   double tokens_per_step() const;
   std::int64_t warmup_steps() const;
-  /// ln(model.args.vocab_size): the loss of a guess that knows nothing. Nothing where the file does not say.
+  /// Returns ln(model.args.vocab_size), the loss of a uniform guess, or nullopt if the file does not have that key.
   std::optional<double> uniform_loss() const;
-  /// training.max_norm. Nothing where gradients are not clipped.
+  /// Returns training.max_norm, or nullopt if gradients are not clipped.
   std::optional<double> gradient_clip() const;
-  /// The lowest layer that has experts.
+  /// Returns the lowest layer that has experts.
   std::int64_t first_moe_layer() const;
-  /// All of `changed`, by step.
+  /// Returns all entries of `changed`, sorted by step.
   std::vector<ConfigChange> changes() const;
   std::int64_t last_step() const { return steps.empty() ? 0 : steps.back(); }
   bool finished() const { return last_step() == num_steps(); }
-  /// The first logged step whose loss or gradient norm is not finite.
+  /// Returns the first logged step whose loss or gradient norm is not finite.
   std::optional<Break> broken() const;
-  /// Finished, or broken in its last logged step, which is where a trainer stops.
+  /// Returns whether the run is finished, or broke down in its last logged step, where a trainer stops.
   bool ended() const;
 
  private:
   std::int64_t integer(const std::string& key) const;
-  /// Nothing if the file does not have the key, because the program did not know it yet.
+  /// Returns nullopt if the file does not have the key, because the program did not know it yet.
   std::optional<std::int64_t> find_integer(const std::string& key) const;
 };
 
-/// Reads run.json alone.
+/// Reads only run.json.
 RunRecord read_run_info(const std::filesystem::path& folder);
 
-/// Reads both files. A last line that is cut off, as a killed run leaves it, counts as not there. Throws Error, naming
-/// file and line, for anything else that is missing or damaged.
+/// Reads both files. A last line that is cut off, as a killed run leaves it, is ignored. Throws Error, which names file
+/// and line, if anything else is missing or damaged.
 RunRecord read_run(const std::filesystem::path& folder);
 
-/// The run that `path` is, or the runs that are its direct subfolders, by name. Throws Error if there are none.
+/// Returns `path` if it is a run, or else the runs that are its direct subfolders, by name. Throws Error if there are
+/// none.
 std::vector<std::filesystem::path> find_runs(const std::filesystem::path& path);
 
-/// A text of a file in a message: cut, and without anything that a terminal would obey.
+/// Returns a file's text for a message: cut to a limit, and without bytes that could control a terminal.
 std::string printable(const std::string& text);
 
-/// Whether the folder holds a run's files, or one of them.
+/// Returns whether the folder holds at least one of a run's files.
 bool is_run(const std::filesystem::path& folder);
 
 }  // namespace tessera

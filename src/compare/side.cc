@@ -14,13 +14,13 @@ namespace {
 
 constexpr const char* kAbsent = "(absent)";
 
-/// Where a run writes and reads, but not what: the data is known by its checksums.
+/// Returns whether a key says where a run writes and reads. The data itself is identified by its checksums.
 bool is_place(const std::string& key) {
   return key.starts_with("job.") || key == "training.dataset_path" || key == "validation.dataset_path";
 }
 
-/// Everything that is known of a run before its first step, by key. A key that the run's program did not know yet has
-/// the default.
+/// Returns everything that is known of a run before its first step, by key. A key that the run's program did not know
+/// yet has the default.
 std::map<std::string, std::string> identity_of(const RunRecord& run) {
   static const std::map<std::string, std::string> defaults = config_values({});
   std::map<std::string, std::string> identity = run.config;
@@ -29,7 +29,7 @@ std::map<std::string, std::string> identity_of(const RunRecord& run) {
   return identity;
 }
 
-/// A line per key whose values differ, with each value and the first run that has it; "" if there is none.
+/// Returns a line per key whose values differ, with each value and the first run that has it; "" if there is none.
 std::string differing_lines(const std::vector<const RunRecord*>& runs,
                             const std::function<bool(const std::string&)>& may_differ) {
   std::set<std::string> keys;
@@ -65,7 +65,7 @@ std::string seeds_of(const Side& side) {
 }  // namespace
 
 bool may_differ_between_sides(const std::string& key) {
-  // The weights that a run starts from are no matter of where its checkpoints are.
+  // The weights that a run starts from matter, unlike the place of its checkpoints.
   if (key.starts_with("checkpoint.initial_load")) return false;
   if (is_place(key)) return true;
   for (const char* prefix : {"metrics.", "checkpoint.", "profiling.", "comm.", "quantize.", "activation_checkpoint.",

@@ -1,4 +1,5 @@
-// One side of a comparison: runs that have ended, and differ in their seed alone; and whether sides may be compared.
+// One side of a comparison: runs that have ended and differ only in their seeds. The functions check whether sides may
+// be compared.
 #pragma once
 
 #include <string>
@@ -13,12 +14,13 @@ struct Side {
   std::vector<RunRecord> runs;  // by seed
 };
 
-/// Sorts the runs by seed. Throws Error for a run that is not finished nor broken, or changed on its way, a seed that
-/// occurs twice, and runs that differ in more than their seed and folder, with every such key and its values.
+/// Sorts the runs by seed. Throws Error if a run is neither finished nor broken, if it was changed on its way, or if a
+/// seed occurs twice. Also throws Error if the runs differ in more than seed and folder, and names every such key with
+/// its values.
 Side make_side(std::string label, std::vector<RunRecord> runs);
 
-/// Throws Error, with every such key and its values, if the sides differ in more than precision: in the model, the
-/// data, the length of the run, the optimizer; or in their seeds.
+/// Throws Error if the sides differ in more than precision (in the model, the data, the length of the run or the
+/// optimizer), and names every such key with its values. Also throws Error if they differ in their seeds.
 void require_comparable(const std::vector<Side>& sides);
 
 /// Throws Error if a run of the baseline broke down.
@@ -27,13 +29,14 @@ void require_sound_baseline(const Side& baseline);
 /// Throws Error if the run was resumed with another configuration.
 void require_unchanged(const RunRecord& run);
 
-/// Throws Error if the two runs differ in anything but folders: in their configuration, the seed included, or the data.
+/// Throws Error if the two runs differ in anything but folders: in their configuration, including the seed, or in the
+/// data.
 void require_same_run(const RunRecord& found, const RunRecord& expected);
 
-/// Whether runs on two sides may have different values of a key of the configuration.
+/// Returns whether runs on two sides may have different values of a key of the configuration.
 bool may_differ_between_sides(const std::string& key);
 
-/// Whether a difference's key is of the program or the machine.
+/// Returns whether a difference's key is of the program or the machine.
 bool is_of_machine(const std::string& key);
 
 /// A key of the configuration, the program or the machine, and its value on each side.
@@ -42,7 +45,7 @@ struct Difference {
   std::vector<std::string> values;
 };
 
-/// What the sides do differ in, without folders and seeds.
+/// Returns what the sides differ in, without folders and seeds.
 std::vector<Difference> differences_of(const std::vector<Side>& sides);
 
 }  // namespace tessera

@@ -18,8 +18,8 @@ bool is_label_character(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || c == '.';
 }
 
-/// "debugmodel-quantize.linear.mx": the file's name and the values of the overrides, short enough for a
-/// folder's name.
+/// Returns the file's name and the values of the overrides, short enough for a folder's name:
+/// "debugmodel-quantize.linear.mx".
 std::string label_of_config(const std::string& config, const std::vector<std::string>& overrides) {
   std::string label = fs::path(config).stem().string();
   for (const std::string& override_text : overrides) {
@@ -28,7 +28,7 @@ std::string label_of_config(const std::string& config, const std::vector<std::st
   }
   constexpr std::size_t kMaxLabel = 60;
   if (label.size() > kMaxLabel) {
-    // What was cut off still tells labels apart.
+    // A hash of the whole label keeps cut labels distinct.
     const auto hash = checksum(std::as_bytes(std::span(label.data(), label.size())));
     label = fmt::format("{}-{:08x}", label.substr(0, kMaxLabel - 9), hash >> 32);
   }
@@ -37,14 +37,14 @@ std::string label_of_config(const std::string& config, const std::vector<std::st
   return label;
 }
 
-/// The folder's name; of several, their parent's.
+/// Returns the folder's name, or that of the parent if there are several folders.
 std::string label_of_folders(const std::vector<std::string>& folders) {
   fs::path path = fs::absolute(folders.front()).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
   return (folders.size() > 1 ? path.parent_path() : path).filename().string();
 }
 
-/// A text need not be a path at all: where it is too long for one, nothing is there.
+/// Returns whether the text is an existing path. A text that is too long for a path is none.
 bool is_path(const std::string& text) {
   std::error_code ignored;
   return fs::exists(text, ignored);
@@ -59,7 +59,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-/// What a word that is no override was probably to be: "--key value", or too few dashes.
+/// Returns what a word that is no override probably should be: "--key value" with "=", or with more dashes.
 std::string meant_instead(const std::string& before, const std::string& word) {
   if (before.starts_with("--") && before.find('=') == std::string::npos) {
     return fmt::format("; did you mean '{}={}'?", before, word);

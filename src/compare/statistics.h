@@ -1,4 +1,4 @@
-// Numbers about samples, as far as comparing runs needs them.
+// Statistics of samples, as far as the comparison of runs needs them.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-/// The t below which Student's distribution with `degrees` (above 0) degrees of freedom has the probability
-/// `probability`, which is in (0, 1). To 1e-12, relative.
+/// Returns the t below which Student's distribution with `degrees` (above 0) degrees of freedom has the probability
+/// `probability`, which is in (0, 1). The relative error is at most 1e-12.
 double student_t_quantile(double probability, double degrees);
 
-/// A mean of values that come one by one.
+/// The mean of values that are added one by one.
 class RunningMean {
  public:
   void add(double value) {
@@ -28,14 +28,15 @@ class RunningMean {
 std::vector<double> finite_of(std::span<const double> values);
 
 double mean(std::span<const double> values);
-/// Returns the standard deviation of a sample, divided by n - 1. NaN for fewer than two values.
+/// Returns the standard deviation of a sample, with divisor n - 1. It is NaN for fewer than two values.
 double standard_deviation(std::span<const double> values);
 
-/// Half the width of the two-sided confidence interval of the mean of `count` values: t * sd / sqrt(n). Infinite for
-/// fewer than two values.
+/// Returns half the width of the two-sided confidence interval of the mean of `count` values: t * sd / sqrt(n). It is
+/// infinite for fewer than two values.
 double confidence_half_width(double standard_deviation, std::int64_t count, double confidence);
 
-/// Centred moving average over `window` values, which is odd; over those that exist at the two ends.
+/// Returns the centred moving average over `window` values, which is odd. At the two ends it uses the values that
+/// exist.
 std::vector<double> moving_average(std::span<const double> values, std::int64_t window);
 
 }  // namespace tessera

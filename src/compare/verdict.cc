@@ -14,24 +14,24 @@
 namespace tessera {
 namespace {
 
-/// The candidate's mean loss in the window, less the baseline's, over the baseline's.
+/// Returns the candidate's mean loss in the window minus the baseline's, divided by the baseline's.
 double relative_difference(const LossPair& pair, StepWindow window) {
   return mean_in(pair.candidate, window) / mean_in(pair.baseline, window) - 1.0;
 }
 
-/// The first loss that is not finite: its index.
+/// Returns the index of the first loss that is not finite.
 std::optional<std::size_t> first_non_finite(const std::vector<double>& losses) {
   const auto found = std::find_if(losses.begin(), losses.end(), [](double loss) { return !std::isfinite(loss); });
   if (found == losses.end()) return {};
   return static_cast<std::size_t>(found - losses.begin());
 }
 
-/// Sets the growth rate, and whether a difference above 0 grows so, since the middle of the run, that it would pass the
-/// margin within as many steps again. The growth must be certain to 99 %, so that noise is not taken for it. It is the
-/// absolute gap that is extended: the relative one grows by itself where the baseline's loss falls.
+/// Sets the growth rate, and whether a difference above 0 grows too fast. It does if, at the rate since the middle of
+/// the run, it would pass the margin within as many steps again. The growth must be certain to 99 %, so that noise does
+/// not count. The absolute gap is extrapolated, because the relative one grows by itself if the baseline's loss falls.
 void find_growth(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, Verdict& verdict) {
-  constexpr double kMiddle = 0.5, kGrowthConfidence = 0.98;  // two-sided, so 1 % on the side that counts
-  constexpr double kPartBetween = 1.0 - kTail - kMiddle;     // from the middle of one window to that of the other
+  constexpr double kMiddle = 0.5, kGrowthConfidence = 0.98;  // two-sided, so 1 % on the side that matters
+  constexpr double kPartBetween = 1.0 - kTail - kMiddle;     // from the middle of one window to the middle of the other
   const StepWindow middle = window_of(steps, kMiddle, kMiddle + kTail), tail = tail_of(steps);
   if (middle.begin == middle.end) return;
   std::vector<double> growth;
@@ -53,13 +53,13 @@ std::string percent(double fraction, int decimals, bool sign) {
   return fmt::format("{}{:.{}f} %", mark, 100.0 * (sign ? std::abs(fraction) : fraction), decimals);
 }
 
-/// As many decimals as the uncertainty has a use for: 2 to 4.
+/// Returns as many decimals as the uncertainty justifies: 2 to 4.
 int decimals_for(double half_width) {
   if (!(half_width > 0.0) || !std::isfinite(half_width)) return 2;
   return std::clamp(static_cast<int>(std::ceil(-std::log10(100.0 * half_width))), 2, 4);
 }
 
-/// What the runs have of what is missing, and how much of it would be enough.
+/// Describes what the runs lack: how much of it they have, and how much would be enough.
 std::string describe_shortage(const Verdict& verdict) {
   const Evidence& evidence = verdict.evidence;
   std::vector<std::string> parts;
@@ -99,7 +99,7 @@ std::string describe(const Verdict& verdict, bool every_step) {
           "worse by {} and growing: at this rate it passes the margin of {:g} % before the run is twice as long", size,
           100.0 * verdict.margin);
     case Verdict::Kind::kNotEnoughEvidence:
-    case Verdict::Kind::kTooShort:  // describe_shortage has its text
+    case Verdict::Kind::kTooShort:  // describe_shortage writes its text
       break;
   }
   const std::string more = verdict.more_seeds > kMaxMoreSeeds ? fmt::format("more than {} more seeds", kMaxMoreSeeds)
@@ -142,8 +142,8 @@ Verdict::Kind decide(double mean, double standard_deviation, std::int64_t count,
   if (count < kMinSeeds) return Verdict::Kind::kNotEnoughEvidence;
   const double half_width = confidence_half_width(standard_deviation, count, kConfidence);
   if (std::abs(mean) + half_width < margin) return Verdict::Kind::kEquivalent;
-  // A difference that is certainly there, but perhaps within the margin, is not called worse: more seeds can still show
-  // that it is too small to matter.
+  // A difference that is certain, but perhaps within the margin, is not called worse: more seeds can still show that it
+  // is too small to matter.
   if (mean - half_width > margin) return Verdict::Kind::kWorse;
   if (mean + half_width < -margin) return Verdict::Kind::kBetter;
   return Verdict::Kind::kNotEnoughEvidence;

@@ -30,7 +30,8 @@ namespace tessera::data {
 class DocumentReader {
  public:
   virtual ~DocumentReader() = default;
-  /// Sets `repaired` if it had to repair the text's UTF-8 itself; otherwise whoever calls does it.
+  /// Reads the next document. Sets `repaired` if it has repaired the text's UTF-8 itself; otherwise the caller repairs
+  /// it. Returns false after the last document.
   virtual bool next(std::string& text, std::string& origin, bool& repaired) = 0;
   virtual std::uint64_t num_bytes_done() const = 0;
 };
@@ -41,8 +42,8 @@ namespace fs = std::filesystem;
 
 constexpr unsigned kReadBytes = 1u << 18;
 
-/// The bytes of a file, decompressed if they are gzip: one member or several, one behind the other. zlib's own reader
-/// of files drops whatever follows a member and does not begin like one, which may be most of a damaged file.
+/// Reads the bytes of a file, and decompresses them if they are gzip, in one member or several. zlib's own reader of
+/// files drops everything after a member that does not begin like a member. In a damaged file that may be most of it.
 class ByteStream {
  public:
   explicit ByteStream(const fs::path& path) : path_(path), file_(std::fopen(path.c_str(), "rbe"), &std::fclose) {
@@ -52,7 +53,7 @@ class ByteStream {
     const std::string extension = path.extension().string();
     require(is_gzip_ || (extension != ".gz" && extension != ".dz"),
             "cannot read '{}': its name says gzip, but its first bytes are not those of a gzip file", path.string());
-    constexpr int kGzip = 16;  // added to the window's bits: with gzip's header and checksum
+    constexpr int kGzip = 16;  // added to the window's bits, it selects gzip's header and checksum
     TESSERA_CHECK(!is_gzip_ || ::inflateInit2(&stream_, kGzip + MAX_WBITS) == Z_OK);
   }
   ~ByteStream() {
@@ -61,7 +62,7 @@ class ByteStream {
   ByteStream(const ByteStream&) = delete;
   ByteStream& operator=(const ByteStream&) = delete;
 
-  /// Appends up to `max_bytes` bytes to `out`; false at the end of the file.
+  /// Appends up to `max_bytes` bytes to `out`. Returns false at the end of the file.
   bool append_to(std::string& out, unsigned max_bytes) {
     const std::size_t old_size = out.size();
     out.resize(old_size + max_bytes);
@@ -70,13 +71,13 @@ class ByteStream {
     return size > 0;
   }
 
-  /// Bytes read from the disk so far.
+  /// Returns how many bytes of the file on the disk have been consumed.
   std::uint64_t num_bytes_done() const { return num_read_ - stream_.avail_in; }
 
  private:
-  /// More of the file behind what is left of it; false at its end.
+  /// Reads more of the file behind the bytes that are left in the buffer. Returns false at the file's end.
   bool read() {
-    std::copy_n(stream_.next_in, stream_.avail_in, buffer_.data());  // to the front
+    std::copy_n(stream_.next_in, stream_.avail_in, buffer_.data());  // moves the rest to the front
     stream_.next_in = buffer_.data();
     const std::size_t size =
         std::fread(buffer_.data() + stream_.avail_in, 1, buffer_.size() - stream_.avail_in, file_.get());
@@ -115,7 +116,8 @@ class ByteStream {
     return max_bytes - stream_.avail_out;
   }
 
-  /// Behind a member: zeros may fill up the file, nothing else comes but another one. False at the file's end.
+  /// Finds the next member after one has ended. Only zeros, which fill up the file, may be between or after members.
+  /// Returns false at the file's end.
   bool find_member() {
     while (stream_.avail_in >= 2 || read() || stream_.avail_in > 0) {
       if (begins_member()) {
@@ -138,7 +140,7 @@ class ByteStream {
   fs::path path_;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
   std::vector<Bytef> buffer_ = std::vector<Bytef>(kReadBytes);
-  z_stream stream_ = {};  // its input is what is left of the buffer, also of a file that is not gzip
+  z_stream stream_ = {};  // its input is the unconsumed part of buffer_, also if the file is not gzip
   bool is_gzip_ = false, between_members_ = false;
   std::uint64_t num_read_ = 0;
 };
@@ -169,7 +171,7 @@ class JsonLinesReader : public DocumentReader {
     while (next_line()) {
       if (line_.find_first_not_of(" \t\r") == std::string::npos) continue;
       origin = fmt::format("{}:{}", path_.string(), line_number_);
-      // Before the text is taken out of it, because the parser refuses ill-formed UTF-8.
+      // The line is repaired before it is parsed, because the parser rejects ill-formed UTF-8.
       repaired = repair_utf8(line_) != 0;
       parse(text, origin);
       return true;
@@ -231,13 +233,13 @@ class JsonLinesReader : public DocumentReader {
   fs::path path_;
   ByteStream stream_;
   std::string buffer_;
-  std::size_t begin_ = 0;     // of the next line in buffer_
-  std::size_t searched_ = 0;  // no line end in [begin_, searched_)
+  std::size_t begin_ = 0;     // begin of the next line in buffer_
+  std::size_t searched_ = 0;  // [begin_, searched_) has no line end
   std::string line_;
   std::uint64_t line_number_ = 0;
 };
 
-/// The path without .dict or .dict.dz; empty if it has neither.
+/// Returns the path without .dict or .dict.dz, or "" if it ends in neither.
 fs::path dictd_base(const fs::path& path) {
   const std::string name = path.string();
   for (const std::string_view suffix : {".dict", ".dict.dz"}) {
@@ -246,7 +248,7 @@ fs::path dictd_base(const fs::path& path) {
   return {};
 }
 
-/// The index of a dictd database. Throws Error if there is none.
+/// Returns the path of a dictd database's index. Throws Error if there is none.
 fs::path dictd_index(const fs::path& path) {
   fs::path index = dictd_base(path).string() + ".index";
   require(fs::exists(index), "'{}': a dictd database needs its index '{}', which does not exist", path.string(),
@@ -292,7 +294,7 @@ class DictdReader : public DocumentReader {
       const std::size_t tab2 = tab1 == std::string_view::npos ? tab1 : line.find('\t', tab1 + 1);
       require(tab2 != std::string_view::npos, "{}:{}: expected 'headword TAB offset TAB length', got '{}'",
               index_path_.string(), line_number, line);
-      // A fourth column, if any, is the headword as it is to be shown.
+      // A fourth column, if there is one, is the headword in the form that should be shown.
       const std::size_t tab3 = std::min(line.find('\t', tab2 + 1), line.size());
       const Entry entry{number(line.substr(tab1 + 1, tab2 - tab1 - 1), line_number),
                         number(line.substr(tab2 + 1, tab3 - tab2 - 1), line_number)};
@@ -304,7 +306,7 @@ class DictdReader : public DocumentReader {
     }
     std::sort(entries_.begin(), entries_.end());
     entries_.erase(std::unique(entries_.begin(), entries_.end()), entries_.end());
-    // Other headwords may name the same bytes as a 00-database entry does.
+    // Other headwords may point at the bytes of a 00-database entry.
     std::sort(about_database.begin(), about_database.end());
     std::erase_if(entries_, [&](const Entry& entry) {
       return std::binary_search(about_database.begin(), about_database.end(), entry);
@@ -345,14 +347,14 @@ std::unique_ptr<DocumentReader> open_reader(const fs::path& path) {
   return std::make_unique<PlainTextReader>(path);
 }
 
-/// Whether text begins with a line that is an object with a string "text".
+/// Returns whether the text begins with a line that is a JSON object with a string "text".
 bool begins_with_json_line(std::string_view text) {
   if (!text.starts_with('{')) return false;
   const auto line = nlohmann::json::parse(text.substr(0, text.find('\n')), nullptr, false);
   return line.is_object() && line.contains("text") && line["text"].is_string();
 }
 
-/// What a file is, if it holds anything but documents. Throws Error if it cannot be read.
+/// Returns the kind of a file that holds anything but documents, or nullopt. Throws Error if the file cannot be read.
 std::optional<ForeignKind> find_foreign_kind_of(const fs::path& path) {
   std::string beginning;
   for (ByteStream stream(path); beginning.size() < kKindBytes;) {
@@ -377,7 +379,7 @@ std::optional<ForeignKind> find_foreign_kind_of(const fs::path& path) {
   }
 }
 
-/// Whether a file in a folder describes the folder, by its name: no document is meant.
+/// Returns whether a file in a folder, by its name, describes the folder, so that it is not a document.
 bool describes_folder(const fs::path& path) {
   const std::string name = path.filename().string();
   for (const char* metadata : {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"}) {
@@ -389,8 +391,8 @@ bool describes_folder(const fs::path& path) {
   return word == "README" || word == "LICENSE" || word == "LICENCE" || word == "COPYING";
 }
 
-/// Adds the regular files below `folder`, sorted by path, without those that describe it. A link to a file counts as a
-/// file; links to folders are not followed, so there are no cycles.
+/// Adds the regular files below `folder`, sorted by path, except those that describe it. A link to a file counts as a
+/// file. Links to folders are not followed, so there are no cycles.
 void list_folder(const fs::path& folder, std::vector<fs::path>& files) {
   std::vector<fs::path> found;
   std::error_code error;

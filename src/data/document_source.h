@@ -1,4 +1,4 @@
-// Documents: what training text is made of, read one after the other from files and folders.
+// Reads documents, which training text consists of, one after the other from files and folders.
 //
 //   NAME.json, .jsonl, .ndjson   JSON lines: each line an object with a string "text"; a line is a document
 //   NAME.dict, NAME.dict.dz      a dictd database with NAME.index beside it: an entry is a document
@@ -6,19 +6,19 @@
 //   a folder                     its files and those of its folders, sorted by path; hidden ones and those that
 //                                describe the folder (README, LICENSE, dataset_infos.json, ...) are left out
 //
-// Any of these may be compressed by gzip and named so (x.txt.gz, x.jsonl.gz); compression is told by content.
-// Text is UTF-8. Ill-formed parts become U+FFFD, and are counted. A document without text, or of white space alone, is
-// skipped and counted. All files are looked at before the first is read: one that is not text is an Error that says
-// what it is, or is skipped and counted.
+// Any of these files may be compressed by gzip and named so (x.txt.gz, x.jsonl.gz). Compression is recognized by
+// content. Text is UTF-8. Ill-formed parts become U+FFFD and are counted. A document that is empty or only white space
+// is skipped and counted. The beginning of every file is checked before the first file is read. A file that is not text
+// causes an Error that says what it is, or is skipped and counted.
 //
-// A dictd index has lines "headword TAB offset TAB length", with numbers in base 64 (RFC 4648's alphabet as
-// digits, the most significant first). Headwords that point at the same bytes name the same entry, which is
-// given once; entries come in the order of the file; entries named 00-database-... or 00database... describe
-// the database and are left out.
+// A dictd index has lines "headword TAB offset TAB length". The numbers are in base 64: the digits are RFC 4648's
+// alphabet, and the most significant digit is first. Headwords that point at the same bytes name the same entry, which
+// is read once. Entries are read in the order of the file. Entries named 00-database-... or 00database... describe the
+// database and are left out.
 //
-// Errors (tessera::Error, with file and line): an input that does not exist or cannot be read, a file of another kind,
-// gzip data cut short or damaged, a line that is not such an object, an index that is missing or points outside its
-// database.
+// Throws Error, with file and line, for an input that does not exist, cannot be read or is of another kind. Also throws
+// it for gzip data that is cut short or damaged, a line that is not such an object, and an index that is missing or
+// points outside its database.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ namespace tessera::data {
 struct SourceStatistics {
   std::uint64_t num_documents = 0;
   std::uint64_t num_text_bytes = 0;
-  std::uint64_t num_empty_documents = 0;     // without text, or of white space alone
+  std::uint64_t num_empty_documents = 0;     // empty, or only white space
   std::string first_empty;                   // where the first of them is
   std::uint64_t num_repaired_documents = 0;  // documents with ill-formed UTF-8
   std::string first_repaired;                // where the first of them is
@@ -42,19 +42,19 @@ class DocumentReader;
 
 class DocumentSource {
  public:
-  /// Lists the files of `inputs`, in the given order, and looks at the beginning of each. Throws Error if one holds
-  /// anything but documents; with `skip_unknown` such files are left out. What is left out is logged.
+  /// Lists the files of `inputs`, in the given order, and checks the beginning of each. Throws Error if one does not
+  /// hold documents; with `skip_unknown` it leaves such files out. It logs what it leaves out.
   explicit DocumentSource(const std::vector<std::filesystem::path>& inputs, bool skip_unknown = false);
   ~DocumentSource();
 
-  /// Puts the next document into `text` and returns true; returns false after the last one. A document is
-  /// held in memory as a whole, a JSON-lines file is not, a dictd database is.
+  /// Puts the next document into `text` and returns true; returns false after the last one. A document and a dictd
+  /// database are in memory as a whole, but a JSON-lines file is not.
   bool next(std::string& text);
 
-  /// Where the latest document is from, for messages: "FILE", "FILE:LINE" or "FILE, entry at byte N".
+  /// Returns where the latest document is from, for messages: "FILE", "FILE:LINE" or "FILE, entry at byte N".
   const std::string& origin() const { return origin_; }
 
-  /// Bytes of the files as they are on the disk, all and those behind us: for showing progress.
+  /// Return the size of all files on the disk, and how much of it has been read: for showing progress.
   std::uint64_t num_bytes_total() const { return num_bytes_total_; }
   std::uint64_t num_bytes_done() const;
 

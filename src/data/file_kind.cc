@@ -14,7 +14,7 @@ using std::string_view_literals::operator""sv;
 
 constexpr const char* kOnlyText = "only text can become a dataset";
 
-/// A format, told by bytes at a fixed place.
+/// A file format that is recognized by bytes at a fixed position.
 struct Magic {
   std::size_t at;
   std::string_view bytes;
@@ -22,8 +22,8 @@ struct Magic {
   const char* remedy;
 };
 
-// Longer marks first where one begins with another. Marks that a text could begin with ("BM", "MZ", "ORC") are left
-// out: such files have zero bytes.
+// If one mark begins with another, the longer one is first. Marks that a text could begin with ("BM", "MZ", "ORC") are
+// not listed: such files have zero bytes.
 constexpr Magic kMagics[] = {
     {0, "PAR1"sv, "Parquet",
      "Parquet is not read yet: convert it to JSON lines with python3 -c \"import pandas; "
@@ -77,7 +77,8 @@ constexpr Magic kMagics[] = {
 
 ForeignKind binary_data() { return {.name = "binary data", .remedy = kOnlyText}; }
 
-/// What text with zero bytes is. In UTF-16 of most languages half of the bytes at odd or at even places are 0.
+/// Returns the kind of a file with zero bytes. In UTF-16 of most languages half of the bytes at odd or at even
+/// positions are 0.
 ForeignKind kind_with_zeros(std::string_view bytes) {
   std::array<std::size_t, 2> num_zeros{};
   for (std::size_t i = 0; i < bytes.size(); ++i) num_zeros[i % 2] += bytes[i] == '\0' ? 1 : 0;

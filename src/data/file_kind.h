@@ -1,4 +1,4 @@
-// What a file holds, told by its first bytes: text that can be read, or something else.
+// Recognizes from a file's first bytes whether it holds text that can be read, or something else.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,18 @@
 
 namespace tessera::data {
 
-/// Content that is not read as text.
+/// A kind of content that cannot be read as text.
 struct ForeignKind {
   std::string name;    // for people: "a PNG image"
   std::string remedy;  // what to do about it; empty if there is nothing to say
 };
 
-/// How much of a file find_foreign_kind looks at.
+/// How many bytes of a file find_foreign_kind needs.
 inline constexpr std::size_t kKindBytes = 1u << 16;
 
-/// Judges a file by its first kKindBytes, or all of a shorter one; gzip must be decompressed already. Returns nullopt
-/// for text in UTF-8. Some of its parts may be ill-formed, but no more than there are characters outside of ASCII.
+/// Recognizes a file's kind from its first kKindBytes, or from all of a shorter file; gzip must be decompressed
+/// already. Returns nullopt for text in UTF-8. Parts of the text may be ill-formed, but no more parts than there are
+/// well-formed characters outside of ASCII.
 std::optional<ForeignKind> find_foreign_kind(std::string_view beginning);
 
 }  // namespace tessera::data

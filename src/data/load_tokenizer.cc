@@ -17,7 +17,8 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name) {
                   kTokenizerJsonName, kTokenizerModelName);
   const fs::path path(name);
   if (fs::is_directory(path)) {
-    // A folder with both is that of a Hugging Face model; the other file may be of a kind that only its name shares.
+    // A folder with both files is that of a Hugging Face model. Its other file may be of a kind that shares only the
+    // name.
     if (fs::exists(path / kTokenizerJsonName)) return std::make_unique<HfTokenizer>(path / kTokenizerJsonName);
     if (fs::exists(path / kTokenizerModelName)) {
       return std::make_unique<SentencePieceTokenizer>(path / kTokenizerModelName);

@@ -1,4 +1,4 @@
-// Opens a tokenizer by what a configuration names it.
+// Opens the tokenizer that a configuration names.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace tessera::data {
 
-/// `name` is "bytes", a SentencePiece model file, a tokenizer.json (any name that ends in .json), or a folder: one with
-/// a tokenizer.json or else a tokenizer.model, or a dataset of bytes.
+/// Loads a tokenizer. `name` is "bytes", a SentencePiece model file, a tokenizer.json (any name that ends in .json) or
+/// a folder. The folder has a tokenizer.json or else a tokenizer.model, or it is a dataset of bytes.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& name);
 
 }  // namespace tessera::data

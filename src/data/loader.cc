@@ -14,7 +14,7 @@ constexpr std::uint32_t kOrderStream = stream_of("data.loader.order");
 
 }  // namespace
 
-// The seed is text for the reason that the checksum is: all of its 64 bits survive.
+// The seed is stored as text, like the checksum, so that all of its 64 bits survive.
 void to_json(nlohmann::json& json, const LoaderState& state) {
   json = {{"position", state.position},
           {"dataset_checksum", to_hex(state.dataset_checksum)},
@@ -39,7 +39,7 @@ void from_json(const nlohmann::json& json, LoaderState& state) {
     json.at("shuffle").get_to(state.shuffle);
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& error) {  // of the JSON library or of stoull
+  } catch (const std::exception& error) {  // from the JSON library or from stoull
     fail("loader state: expected position, dataset_checksum, seed, seq_len and shuffle, got {}: {}", json.dump(),
          error.what());
   }
@@ -58,7 +58,7 @@ Loader::Loader(const LoaderConfig& config) : config_(config) {
   dataset_checksum_ = split_checksum(manifest_, config.split);
   std::uint64_t num_tokens = 0;
   for (const Shard& shard : shards_) {
-    // Known from the header, so that a model too small for the tokenizer is refused now and not in an hour.
+    // The header knows this, so a model that is too small for the tokenizer is refused now and not in an hour.
     require(shard.header().max_token_id < config.vocab_size,
             "shard '{}': it has the token id {}, but the model's vocabulary size is {} (the tokenizer's is "
             "{}): make "
@@ -91,8 +91,8 @@ void Loader::read_sample(std::uint64_t sample, std::span<std::int32_t> tokens) c
     const std::size_t count = std::min<std::uint64_t>(tokens.size(), shard_ends_[shard_idx] - first);
     const std::span<std::int32_t> part = tokens.first(count);
     shard.read_tokens(first - shard_begin, part);
-    // The header says that there is no such id. A wrong id would be an access out of bounds on the device:
-    // look.
+    // The header says that there is no such id. A wrong id would be an access out of bounds on the device, so each is
+    // checked.
     const auto bad = std::find_if(part.begin(), part.end(), [&](std::int32_t id) {
       return static_cast<std::uint32_t>(id) >= static_cast<std::uint64_t>(config_.vocab_size);
     });

@@ -1,6 +1,7 @@
-// A seeded permutation of [0, size) that is computed, not stored: a Feistel network (Luby and Rackoff, 1988)
-// over the next power of four, walked until it lands in [0, size) (Black and Rogaway, "Ciphers with arbitrary
-// finite domains", CT-RSA 2002). At most 4 walks on average, no memory, and any element alone.
+// A seeded permutation of [0, size) that is computed, not stored. It is a Feistel network (Luby and Rackoff, 1988) over
+// the next power of four. The network is walked until it lands in [0, size) (Black and Rogaway, "Ciphers with arbitrary
+// finite domains", CT-RSA 2002). It takes at most 4 walks on average and no memory, and any element can be computed
+// alone.
 #pragma once
 
 #include <bit>
@@ -12,14 +13,14 @@ namespace tessera::data {
 
 class Permutation {
  public:
-  /// Another `index` (say, an epoch; below 2^32) is another permutation of the same seed and stream.
+  /// Each `index` (such as an epoch; below 2^32) gives another permutation for the same seed and stream.
   Permutation(std::uint64_t size, std::uint64_t seed, std::uint32_t stream, std::uint32_t index)
       : size_(size), random_(seed, stream), index_(index) {
     const int bits = static_cast<int>(std::bit_width(size > 1 ? size - 1 : 1));
     half_bits_ = (bits + 1) / 2;
   }
 
-  /// `position` in [0, size) to its image in [0, size), one to one.
+  /// Maps `position` in [0, size) to its image in [0, size), one to one.
   std::uint64_t operator()(std::uint64_t position) const {
     do {
       position = encipher(position);
@@ -28,8 +29,8 @@ class Permutation {
   }
 
  private:
-  // Four rounds make a Feistel network of random functions indistinguishable from a random permutation; more,
-  // because domains are small here.
+  // With four rounds of random functions a Feistel network is indistinguishable from a random permutation. There are
+  // more rounds here, because domains are small.
   static constexpr std::uint32_t kNumRounds = 8;
 
   std::uint64_t encipher(std::uint64_t value) const {

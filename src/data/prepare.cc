@@ -18,8 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Documents are read one by one, tokenized together, and written in order. The bounds do not show in the
-/// result.
+/// Documents are read one by one, tokenized together in batches, and written in order. These limits of a batch do not
+/// affect the result.
 constexpr std::size_t kBatchBytes = 8u << 20;
 constexpr std::size_t kBatchDocuments = 1u << 14;
 
@@ -78,7 +78,7 @@ struct Document {
   std::string text, origin;
 };
 
-/// What is written into an input folder would be read as text the next time.
+/// Throws Error if `output` is within an input folder: its files would be read as text the next time.
 void require_outside(const fs::path& output, const std::vector<fs::path>& inputs) {
   const fs::path folder = fs::weakly_canonical(fs::absolute(output));
   for (const fs::path& input : inputs) {
@@ -90,7 +90,7 @@ void require_outside(const fs::path& output, const std::vector<fs::path>& inputs
   }
 }
 
-/// The next ones; none if none are left.
+/// Returns the next documents; none at the end.
 std::vector<Document> read_batch(DocumentSource& source) {
   std::vector<Document> batch;
   std::size_t num_bytes = 0;

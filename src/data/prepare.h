@@ -1,4 +1,4 @@
-// Preparation: documents to a dataset (dataset.h).
+// Makes a dataset (dataset.h) of documents.
 #pragma once
 
 #include <cstdint>
@@ -13,32 +13,32 @@ namespace tessera::data {
 
 struct PrepareOptions {
   std::vector<std::filesystem::path> inputs;
-  std::string tokenizer;         // for load_tokenizer
+  std::string tokenizer;         // as load_tokenizer takes it
   std::filesystem::path output;  // folder
   double val_fraction = 0.01;    // of the documents, in [0, 1)
   std::uint64_t shard_tokens = 100'000'000;
-  std::uint64_t seed = 0;  // of the choice of validation documents
+  std::uint64_t seed = 0;  // for the choice of validation documents
   bool overwrite = false;
-  bool skip_unknown = false;  // files that are not text are left out, in place of an Error
+  bool skip_unknown = false;  // leaves out files that are not text, instead of an Error
 };
 
 struct PrepareResult {
   Manifest manifest;
   SourceStatistics source;
-  std::uint64_t num_without_tokens = 0;  // documents whose text gives no token: left out
+  std::uint64_t num_without_tokens = 0;  // documents that were left out because their text gives no token
 };
 
-/// Writes the dataset to "OUTPUT.tmp" and renames that to `output` when it is whole; on an Error, or Stopped (a
-/// signal), nothing is left. Shows progress (progress_bar.h).
+/// Writes the dataset to "OUTPUT.tmp" and renames that to `output` when it is complete. After an Error, or Stopped (a
+/// signal), nothing is left. It shows progress (progress_bar.h).
 ///
-/// Document i (of those with tokens, counted from 0) belongs to "val" if Philox(seed,
-/// "data.prepare.val").uniform(i) is less than val_fraction, else to "train". Shards are filled in the order
-/// of the documents; a shard ends before the document that would take it beyond `shard_tokens`, but has one
-/// at least. The result does not depend on the number of threads. Memory: some 10 MB of text and its tokens,
-/// and the largest document.
+/// Document i (of those with tokens, counted from 0) belongs to "val" if Philox(seed, "data.prepare.val").uniform(i) is
+/// less than val_fraction, else to "train". Shards are filled in the order of the documents. A shard ends before the
+/// document that would take it beyond `shard_tokens`, but it has at least one document. The result does not depend on
+/// the number of threads. Memory holds some 10 MB of text and its tokens, and the largest document.
 ///
-/// Error: `output` exists (with `overwrite`, only if it holds anything but a dataset), is within a folder of `inputs`,
-/// or is being written by another process; a file is not text; no document is left for "train".
+/// Throws Error if `output` exists (with `overwrite`, only if it holds anything but a dataset), is within a folder of
+/// `inputs`, or is being written by another process. Also throws it if a file is not text, or if no document is left
+/// for "train".
 PrepareResult prepare_dataset(const PrepareOptions& options);
 
 }  // namespace tessera::data

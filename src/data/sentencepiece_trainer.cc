@@ -19,7 +19,8 @@ namespace {
 
 constexpr std::size_t kPieceBytes = 4096;
 
-/// A sample of a stream of unknown length: every piece draws a random key, those with the smallest keys stay.
+/// Draws a sample of a stream of unknown length. Every piece draws a random key, and the pieces with the smallest keys
+/// stay.
 class Sample {
  public:
   Sample(std::uint64_t max_bytes, std::uint64_t seed)
@@ -34,7 +35,7 @@ class Sample {
     num_bytes_ += piece.size();
     while (num_bytes_ > max_bytes_ && pieces_.size() > 1) {
       const auto last = std::prev(pieces_.end());
-      largest_ = last->first;  // from here on the room that a long piece leaves is not for larger keys
+      largest_ = last->first;  // from now on, larger keys may not use the room that a long piece leaves
       num_bytes_ -= last->second.size();
       pieces_.erase(last);
     }
@@ -49,7 +50,7 @@ class Sample {
   }
 
  private:
-  using Key = std::pair<std::uint64_t, std::uint64_t>;  // random, position in the stream
+  using Key = std::pair<std::uint64_t, std::uint64_t>;  // random number, position in the stream
   std::uint64_t max_bytes_;
   Philox random_;
   std::uint64_t num_seen_ = 0;
@@ -71,7 +72,7 @@ class Sentences final : public sentencepiece::SentenceIterator {
   std::size_t at_ = 0;
 };
 
-/// The library's reason; where it is that the text is too short, in our words.
+/// Throws Error with the library's reason. If the text is too short, the message is in our own words.
 [[noreturn]] void fail_training(const std::string& reason, const SentencePieceOptions& options,
                                 const SourceStatistics& source) {
   constexpr std::string_view kLimit = "Please set it to a value <= ";
@@ -112,7 +113,7 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
       {"model_type", "bpe"},
       {"vocab_size", std::to_string(options.vocab_size)},
       {"byte_fallback", "true"},
-      // Rarer characters are left to the byte pieces.
+      // Rarer characters are encoded as byte pieces.
       {"character_coverage", "0.9995"},
       {"unk_id", "0"},
       {"bos_id", "1"},
@@ -125,7 +126,7 @@ std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptio
       {"allow_whitespace_only_pieces", "true"},
       {"split_digits", "true"},
       {"max_sentence_length", std::to_string(2 * kPieceBytes)},
-      // The order in which threads finish must not decide anything.
+      // The order in which threads finish must not affect the result.
       {"num_threads", "1"},
       {"minloglevel", "2"},
   };

@@ -1,5 +1,4 @@
-// Training of SentencePiece models: byte-pair encoding (Sennrich et al., ACL 2016) on a sample of the
-// documents.
+// Trains SentencePiece models: byte-pair encoding (Sennrich et al., ACL 2016) on a sample of the documents.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +9,19 @@
 namespace tessera::data {
 
 struct SentencePieceOptions {
-  std::int32_t vocab_size = 2048;  // with 3 control pieces and 256 byte pieces; more than 259
+  std::int32_t vocab_size = 2048;  // includes 3 control pieces and 256 byte pieces; more than 259
   std::uint64_t sample_bytes = 8u << 20;
-  std::uint64_t seed = 0;  // of the sample
+  std::uint64_t seed = 0;  // for drawing the sample
 };
 
-/// Reads all documents and returns the bytes of a model file. Ids: 0 unknown (never given), 1 BOS, 2 EOS, 3
-/// to 258 the bytes 0 to 255, then pieces. Pieces do not cross spaces; digits are single; runs of spaces may
+/// Reads all documents and returns the bytes of a model file. Ids are: 0 unknown (never used), 1 BOS, 2 EOS, 3 to 258
+/// the bytes 0 to 255, then pieces. Pieces do not cross spaces. Each digit is a piece of its own. A run of spaces may
 /// be a piece.
 ///
-/// Deterministic. The sample is drawn without replacement from pieces of documents of about 4 KiB, all
-/// equally likely, until `sample_bytes` are there (texts shorter than that are used whole), in memory of that
-/// order.
+/// The result is deterministic. The sample is drawn without replacement from pieces of documents of about 4 KiB, all
+/// equally likely, until it has `sample_bytes`; shorter texts are used whole. It takes memory of about that size.
 ///
-/// Error: `vocab_size` is too small for the characters of the text or too large for the amount of text.
+/// Throws Error if `vocab_size` is too small for the characters of the text or too large for the amount of text.
 std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptions& options);
 
 }  // namespace tessera::data

@@ -56,7 +56,7 @@ void Shard::check_header() const {
           "shard '{}': the header has checksum {:016x}, expected {:016x}: the file is damaged", name, sum,
           h.header_checksum);
 
-  // From here on only a faulty writer can be the reason, but the numbers are about to be used as addresses.
+  // From here on, only a faulty writer can be the cause of an error, but the numbers are about to be used as addresses.
   // The first two conditions bound the counts by the file's length, so that the sums below cannot overflow.
   const bool counts_fit = (h.token_bytes == 2 || h.token_bytes == 4) && h.num_tokens <= size / h.token_bytes &&
                           h.num_documents >= 1 && h.num_documents <= size / sizeof(std::uint64_t);
@@ -94,7 +94,7 @@ void Shard::ensure_verified(std::uint64_t offset, std::uint64_t size) const {
   for (std::uint64_t block = (offset - base) / header_.block_bytes; block <= last; ++block) {
     if (verified_[block].load(std::memory_order_relaxed) != 0) continue;
     const std::uint64_t begin = base + block * header_.block_bytes;
-    // The header may give a block of nearly 2^64 bytes: no sum with it.
+    // The header may claim blocks of nearly 2^64 bytes, so block_bytes must not be added to anything.
     const std::uint64_t end = begin + std::min(header_.block_bytes, header_.checksums_offset - begin);
     const std::uint64_t found = checksum(file_.bytes().subspan(begin, end - begin));
     const std::uint64_t expected = load_u64(header_.checksums_offset + block * sizeof(std::uint64_t));
@@ -167,7 +167,7 @@ ShardWriter::ShardWriter(const std::filesystem::path& path, const Tokenizer& tok
   header_.block_bytes = kShardBlockBytes;
   header_.tokenizer_checksum = tokenizer.checksum();
   block_.reserve(kShardBlockBytes);
-  file_.write(as_bytes_of(header_));  // its place; the numbers are known last
+  file_.write(as_bytes_of(header_));  // reserves its place; its numbers are known only at the end
 }
 
 void ShardWriter::append(std::span<const std::byte> bytes) {

@@ -4,11 +4,10 @@
 //   tokens            num_tokens ids of 2 or 4 bytes; each document is BOS, its tokens, EOS
 //   zeros             up to a multiple of 8
 //   document starts   num_documents + 1 of uint64: where in `tokens` each begins, then num_tokens
-//   block checksums   uint64 XXH3 of each block of 64 KiB of what is between header and this table
+//   block checksums   uint64 XXH3 of each block of 64 KiB between the header and this table
 //
-// The header holds a checksum of itself and of the table of block checksums. So 8 bytes, the header's
-// checksum, vouch for every byte of the file, and a file of any size can be opened by reading its header and
-// one small table.
+// The header holds a checksum of itself and of the table of block checksums. So the 8 bytes of the header's checksum
+// cover every byte of the file. A file of any size can be opened by reading its header and one small table.
 #pragma once
 
 #include <array>
@@ -30,7 +29,7 @@ struct ShardHeader {
   std::uint32_t version;
   std::uint32_t token_bytes;  // 2 if vocab_size <= 65536, else 4
   std::uint32_t vocab_size;
-  std::uint32_t max_token_id;  // the largest that occurs
+  std::uint32_t max_token_id;  // the largest id in the shard
   std::uint32_t bos_id;
   std::uint32_t eos_id;
   std::uint64_t num_tokens;  // BOS and EOS included
@@ -43,15 +42,15 @@ struct ShardHeader {
   std::uint64_t tokenizer_checksum;
   std::uint64_t table_checksum;   // XXH3 of the table of block checksums
   std::uint64_t reserved[2];      // zero
-  std::uint64_t header_checksum;  // XXH3 of the 120 bytes before
+  std::uint64_t header_checksum;  // XXH3 of the 120 bytes before it
 };
 static_assert(sizeof(ShardHeader) == 128);
 
 inline constexpr std::array<char, 8> kShardMagic = {'T', 'S', 'R', 'A', 'T', 'O', 'K', '\n'};
 inline constexpr std::uint32_t kShardVersion = 1;
 
-/// Small, because the first touch of a sample of some KiB reads and checks whole blocks; large enough that
-/// the table, which is read at open, is 1/8192 of the file.
+/// Blocks are small, because the first access to a sample of some KiB reads and checks whole blocks. They are large
+/// enough that the table, which is read when a shard is opened, is 1/8192 of the file.
 inline constexpr std::uint64_t kShardBlockBytes = 1u << 16;
 
 /// Tokens [begin, end) of a shard.
@@ -60,10 +59,9 @@ struct TokenRange {
   std::uint64_t end;
 };
 
-/// A shard to read. Opening it checks the file's length against the header before anything else is believed,
-/// then the header and the table of checksums. Blocks are checked when they are first touched. Every finding
-/// is an Error that names the file, what was found and what was expected. Members may be called from many
-/// threads at once.
+/// Reads a shard. Opening it checks the file's length against the header before it trusts any other number, then the
+/// header and the table of checksums. Blocks are checked when they are first accessed. Every problem is an Error that
+/// names the file, what was found and what was expected. Several threads may call the members at once.
 class Shard {
  public:
   explicit Shard(const std::filesystem::path& path);
@@ -76,10 +74,10 @@ class Shard {
   /// Writes tokens [first, first + out.size()) to `out`. Allocates nothing.
   void read_tokens(std::uint64_t first, std::span<std::int32_t> out) const;
 
-  /// The tokens of a document, BOS and EOS included.
+  /// Returns the range of a document's tokens, BOS and EOS included.
   TokenRange document(std::uint64_t document_idx) const;
 
-  /// Checks everything: all blocks, the order of the documents, that all ids are at most max_token_id.
+  /// Checks everything: all blocks, the order of the documents, and that all ids are at most max_token_id.
   void verify() const;
 
  private:
@@ -89,11 +87,11 @@ class Shard {
 
   MappedFile file_;
   ShardHeader header_{};
-  // One per block: 1 if it has been found good. Two threads may check the same block; both find the same.
+  // One flag per block: 1 after the block was found intact. Two threads may check the same block; both find the same.
   std::unique_ptr<std::atomic<std::uint8_t>[]> verified_;
 };
 
-/// Writes one shard. The file appears, whole, when `finish` returns; never if it is not called.
+/// Writes one shard. The complete file appears when `finish` returns. If `finish` is not called, no file appears.
 class ShardWriter {
  public:
   ShardWriter(const std::filesystem::path& path, const Tokenizer& tokenizer);
@@ -103,7 +101,7 @@ class ShardWriter {
   std::uint64_t num_tokens() const { return header_.num_tokens; }
   std::uint64_t num_documents() const { return header_.num_documents; }
 
-  /// Returns the header as it was written.
+  /// Completes the file. Returns the header as it was written.
   ShardHeader finish();
 
  private:

@@ -21,8 +21,8 @@ void call_failed(const char* file, int line, const char* call, cudaError_t statu
 
 const char* why_unavailable() {
   static const std::string reason = [] {
-    // Streams that share one of the driver's queues, 8 by default, wait for each other: then a message between GPUs
-    // may keep back the very work that the other rank needs to send it. The driver reads this when it starts.
+    // Streams that share one of the driver's queues, 8 by default, wait for each other. A message between GPUs could
+    // then delay the work that the other rank needs to send it. The driver reads this variable when it starts.
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     int driver = 0, devices = 0;
     if (const cudaError_t status = cudaDriverGetVersion(&driver); status != cudaSuccess || driver == 0) {
@@ -67,7 +67,7 @@ std::byte* allocate_zeroed(std::size_t num_bytes) {
   require(available(), "no GPU: {}", why_unavailable());
   void* memory = nullptr;
   if (cudaMalloc(&memory, num_bytes) != cudaSuccess) {
-    cudaGetLastError();  // not to be found by the next check
+    cudaGetLastError();  // clears the error, which the next check would report again
     constexpr double kGiB = 1ULL << 30;
     fail(
         "cannot allocate {:.2f} GiB of GPU memory, {:.2f} GiB are free; make the batch, the sequence or the model "
@@ -79,7 +79,7 @@ std::byte* allocate_zeroed(std::size_t num_bytes) {
   return static_cast<std::byte*>(memory);
 }
 
-// Errors of these cannot be mended, and the process may be at its end.
+// Its errors are ignored: they cannot be mended, and the process may be about to end.
 void free_memory(std::byte* memory) noexcept { cudaFree(memory); }
 
 namespace {
@@ -110,7 +110,7 @@ void free_pinned(std::byte* memory) noexcept { cudaFreeHost(memory); }
 const char* pin(std::byte* memory, std::size_t num_bytes) {
   const cudaError_t status = cudaHostRegister(memory, num_bytes, cudaHostRegisterPortable);
   if (status == cudaSuccess) return nullptr;
-  cudaGetLastError();  // or the next check of a kernel's launch would find it
+  cudaGetLastError();  // clears the error, which the next check of a kernel launch would report
   return cudaGetErrorString(status);
 }
 
@@ -118,7 +118,7 @@ void unpin(std::byte* memory) noexcept { cudaHostUnregister(memory); }
 
 namespace {
 
-/// Whether a graph is being recorded from the stream.
+/// Returns whether the stream's work is being recorded into a graph.
 bool is_recorded(const Stream& stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   TESSERA_CUDA(cudaStreamIsCapturing(stream.handle(), &status));
@@ -129,7 +129,7 @@ bool is_recorded(const Stream& stream) {
 
 Stream::Stream(Priority priority) {
   require(available(), "no GPU: {}", why_unavailable());
-  // CUDA's least priority is 0, and a higher one a smaller number.
+  // CUDA's lowest priority is 0; higher priorities are negative numbers.
   TESSERA_CUDA(cudaStreamCreateWithPriority(&handle_, cudaStreamNonBlocking, -static_cast<int>(priority)));
 }
 

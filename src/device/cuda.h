@@ -1,5 +1,5 @@
-// The GPU of this process as memory and a queue of work. The functions are there in every build; one without CUDA
-// throws Error, saying so, where they are asked for a GPU.
+// This process's GPU: its memory, its streams of work and their events. Every build declares and defines these
+// functions. In a build without CUDA, those that need a GPU throw Error and say so.
 #pragma once
 
 #include <cstddef>
@@ -9,35 +9,34 @@ struct CUstream_st;
 
 namespace tessera::cuda {
 
-/// Why this process cannot use a GPU, and how to mend it, in one line: a build without CUDA, no driver, one that is too
-/// old for the CUDA runtime, no GPU. Empty if it can.
+/// Returns in one line why this process cannot use a GPU, and how to mend it. The reasons are a build without CUDA, no
+/// driver, a driver too old for the CUDA runtime, or no suitable GPU. Returns "" if it can use one.
 const char* why_unavailable();
 inline bool available() { return why_unavailable()[0] == '\0'; }
 
-/// GPUs that this process sees; 0 if it can use none.
+/// Returns the number of GPUs that this process sees; 0 if it can use none.
 int num_devices();
-/// Has the calling thread use one of them, from 0 on; it is 0 at first.
+/// Makes the calling thread use GPU `device`, in [0, num_devices()). Each thread starts with GPU 0.
 void use_device(int device);
 
-/// Zeroed memory of the GPU, on which the calling process's later work may start at once. Throws Error, with what is
-/// free and what was asked for, if there is not that much.
+/// Allocates GPU memory and zeroes it. The zeroing is finished on return, so work on any stream may use the memory.
+/// Throws Error, which says how much is free and how much was requested, if there is not enough.
 std::byte* allocate_zeroed(std::size_t num_bytes);
 void free_memory(std::byte* memory) noexcept;
 
-/// What the GPU has left, and what it has.
+/// Return the GPU's free and total memory.
 std::size_t free_memory_bytes();
 std::size_t total_memory_bytes();
 
-/// Memory of the host that the GPU reads and writes without a copy in between, zeroed.
+/// Allocates zeroed memory of the host that the GPU reads and writes without an intermediate copy.
 std::byte* allocate_pinned(std::size_t num_bytes);
 void free_pinned(std::byte* memory) noexcept;
-/// Makes memory that the host has already, shared memory of a tmpfs included, like that of allocate_pinned(), until
-/// unpin(). `memory`: the begin of a page. Returns why that cannot be, null if it is done: files of a disk cannot be
-/// pinned.
+/// Pins existing memory of the host, as that of allocate_pinned() is, until unpin(). `memory` must begin at a page.
+/// Shared memory of a tmpfs can be pinned, files on a disk cannot. Returns null on success, otherwise the reason.
 const char* pin(std::byte* memory, std::size_t num_bytes);
 void unpin(std::byte* memory) noexcept;
 
-/// What Event and Fence own, from the first record() on; movable.
+/// Owns the CUDA event of an Event or a Fence. The first record() creates it. Movable.
 class EventHandle {
  public:
   EventHandle() = default;
@@ -52,10 +51,10 @@ class EventHandle {
 class Fence;
 class Event;
 
-/// Whose blocks the GPU starts first, where work of several streams is ready.
+/// Priority of a stream. If several streams have work ready, the GPU starts blocks of the highest priority first.
 enum class Priority { kLow, kNormal, kHigh };
 
-/// A queue of the GPU's work: what is put on one stream runs in order. Owned; movable.
+/// A queue of the GPU's work: work on one stream runs in order. Owns the CUDA stream; movable.
 class Stream {
  public:
   explicit Stream(Priority priority = Priority::kNormal);
@@ -64,18 +63,20 @@ class Stream {
   Stream& operator=(Stream&& other) noexcept;
 
   CUstream_st* handle() const { return handle_; }
-  /// Waits until all that was put on it is done. Throws InternalError if some of it failed.
+  /// Waits until all work on this stream is done. Throws InternalError if some of it failed.
   void synchronize() const;
-  /// Has everything that is put on this stream afterwards wait until the other stream has passed the fence.
+  /// Makes all later work on this stream wait until the other stream has passed the fence.
   void wait(const Fence& fence) const;
-  /// The same with an event. In a graph it is a wait of its own in every launch, for what was recorded last before.
+  /// Makes all later work on this stream wait for the event. In a graph, every launch waits for the event's latest
+  /// record.
   void wait(const Event& event) const;
 
  private:
   CUstream_st* handle_ = nullptr;
 };
 
-/// A point in a stream's work that other streams wait for; part of a graph, while one is being recorded.
+/// A point in a stream's work that other streams can wait for. If it is recorded into a graph, it becomes a dependency
+/// inside that graph.
 class Fence : EventHandle {
  public:
   void record(const Stream& stream);
@@ -84,24 +85,25 @@ class Fence : EventHandle {
   friend class Stream;
 };
 
-/// A point in a stream's work, for the host to wait for and to measure from.
+/// A point in a stream's work that the host can wait for and measure times between.
 class Event : EventHandle {
  public:
-  /// Puts it on the stream; while a graph is being recorded, into the graph, every launch of which passes it.
+  /// Puts the event on the stream. While a graph is being recorded, it becomes part of the graph: every launch passes
+  /// it.
   void record(const Stream& stream);
-  /// Waits until the stream has passed it. Returns why the work before it failed, null if it did not.
+  /// Waits until the stream has passed the event. Returns null, or the reason if the work before it failed.
   const char* wait() const;
-  /// True if wait() would return at once.
+  /// Returns whether wait() would return at once.
   bool passed() const;
-  /// Between two that have been passed.
+  /// Returns the seconds between two events. The stream must have passed both.
   double seconds_since(const Event& earlier) const;
 
  private:
   friend class Stream;
 };
 
-/// Puts a copy between any two of the host's and the GPU's memories on the stream. Memory of the host that is not
-/// pinned is copied before it returns.
+/// Puts a copy on the stream; source and target may each be memory of the host or of the GPU. If memory of the host is
+/// not pinned, the function returns only after it has been copied.
 void copy_bytes(const Stream& stream, const void* source, std::size_t num_bytes, void* target);
 
 }  // namespace tessera::cuda

@@ -1,4 +1,4 @@
-// Every call of the CUDA runtime is checked, with the call and the place. For sources that are built with CUDA only.
+// Checks every call of the CUDA runtime. Only sources that are built with CUDA include it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@ namespace tessera::cuda::detail {
 [[noreturn]] void call_failed(const char* file, int line, const char* call, cudaError_t status);
 }
 
-/// TESSERA_CUDA(cudaMemcpyAsync(...)): throws InternalError naming call, place and error unless it succeeds.
+/// TESSERA_CUDA(cudaMemcpyAsync(...)) throws InternalError, which names call, place and error, if the call fails.
 #define TESSERA_CUDA(call)                                                                     \
   do {                                                                                         \
     if (const cudaError_t tessera_status = (call); tessera_status != cudaSuccess) [[unlikely]] \

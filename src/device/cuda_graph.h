@@ -1,5 +1,5 @@
-// A sequence of operators, recorded once and then put on a stream as a whole: the host's part of a step becomes one
-// call (CUDA programming guide, "CUDA graphs"). Memory that the operators use must stay where it is.
+// A sequence of operators that is recorded once and then launched as a whole (CUDA programming guide, "CUDA graphs").
+// The host's part of a step becomes one call. Memory that the operators use must keep its address.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@ namespace tessera::cuda {
 class Graph {
  public:
   Graph() = default;
-  /// Records what `run` puts on the stream; none of it runs. `run` must not wait for the GPU, allocate there, or read
-  /// what it computes. Throws InternalError if it does.
+  /// Records the work that `run` puts on the stream, without running it. `run` must not wait for the GPU, allocate GPU
+  /// memory or read what the GPU computes. Throws InternalError if it does.
   Graph(const Stream& stream, const std::function<void()>& run);
   ~Graph();
   Graph(Graph&& other) noexcept;

@@ -2,7 +2,7 @@
 #include "device/cuda.h"
 #include "device/cuda_graph.h"
 
-// What a build without CUDA has in place of cuda.cc.
+// Defines the functions of cuda.h and cuda_graph.h for a build without CUDA. Those that need a GPU throw Error.
 namespace tessera::cuda {
 
 namespace {

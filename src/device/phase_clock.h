@@ -1,4 +1,4 @@
-// How long the phases of a step take.
+// Measures how long the phases of a step take.
 #pragma once
 
 #include <vector>
@@ -8,7 +8,8 @@
 
 namespace tessera {
 
-/// Where a step's time goes. The head's backward runs with its forward, chunk by chunk, and counts there.
+/// The seconds that each phase of a step takes. The head's backward runs with its forward, chunk by chunk, and counts
+/// as forward.
 struct PhaseSeconds {
   double data = 0.0, forward = 0.0, backward = 0.0, optimizer = 0.0;
 
@@ -22,20 +23,20 @@ struct PhaseSeconds {
   }
 };
 
-/// Measures phases where they run: on a CPU as they pass; on a GPU, where the host is ahead, by marks on the stream,
-/// which a recorded graph passes again with every launch.
+/// Measures phases where they run. On a CPU it reads a stopwatch. On a GPU, where the host runs ahead, it records
+/// events on the stream; every launch of a recorded graph passes these events again.
 class PhaseClock {
  public:
-  /// Null: on the CPU.
+  /// `stream` is the GPU's stream; null measures on the CPU.
   explicit PhaseClock(const cuda::Stream* stream = nullptr) : stream_(stream) {}
 
-  /// Forgets what was measured.
+  /// Forgets all measurements.
   void reset();
   void begin();
-  /// What was put there since begin() counts as this phase.
+  /// Counts the work since begin() as this phase.
   void end(double PhaseSeconds::*phase);
-  /// Sums of what was measured since reset(); on a GPU of the last passing of the marks, all of which it must have
-  /// passed.
+  /// Returns the sums since reset(). On a GPU they are of the latest pass of the stream's events, all of which the
+  /// stream must have passed.
   PhaseSeconds seconds() const;
 
  private:

@@ -103,7 +103,7 @@ std::span<const float> Decoder::prefill(std::int64_t slot, std::span<const std::
   one_document.num_mtp_modules = 0;
   Batch batch(one_document, 1, num_tokens);
   std::vector<std::int32_t> row(tokens.begin(), tokens.end());
-  row.push_back(0);  // the last token's label, which nobody looks at
+  row.push_back(0);  // label of the last token, which is not read
   batch.fill(row);
   logits_.resize(static_cast<std::size_t>(model_.config().vocab_size));
   reserve([&](Arena& arena) { run_prefill(arena, batch, slot); });

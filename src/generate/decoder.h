@@ -1,6 +1,6 @@
-// Text continued token by token: a prompt through the training forward, whose latents fill a cache, then one token of
-// each text at a time, which attends to the cache (ops/attention/mla_decode.h). Logits are those of the training
-// forward on the whole text, but for rounding.
+// Continues texts token by token. A prompt runs through the training forward, whose latents fill a cache. After that,
+// each text gets one token at a time, which attends to the cache (ops/attention/mla_decode.h). Logits are those of the
+// training forward on the whole text, except for rounding.
 #pragma once
 
 #include <span>
@@ -11,37 +11,38 @@
 namespace tessera {
 
 struct DecoderOptions {
-  std::int64_t seq_len = 0;        // of training, which decides about YaRN
-  std::int64_t num_slots = 1;      // texts at a time
-  std::int64_t num_positions = 0;  // of a text, prompt included
+  std::int64_t seq_len = 0;        // of training; it decides whether YaRN is used
+  std::int64_t num_slots = 1;      // texts that are continued together
+  std::int64_t num_positions = 0;  // most tokens of a text, prompt included
 };
 
 class Decoder {
  public:
-  /// `model` must outlive the decoder; its weights may be allocated later, but before use. Takes the cache: per layer
-  /// num_slots · num_positions · (kv_lora_rank + qk_rope_head_dim) numbers of the model's compute type.
+  /// `model` must outlive the decoder; its weights may be allocated later, but before use. Allocates the cache: per
+  /// layer num_slots · num_positions · (kv_lora_rank + qk_rope_head_dim) numbers of the model's compute type.
   Decoder(const Model& model, const DecoderOptions& options);
 
   std::size_t cache_bytes() const { return cache_.size(); }
 
-  /// Puts a text's tokens into an empty slot (or one to be used again). Returns the logits [vocab] behind the last
+  /// Puts a text's tokens into a slot, which may have been used before. Returns the logits [vocab] after the last
   /// token, valid until the next call.
   std::span<const float> prefill(std::int64_t slot, std::span<const std::int32_t> tokens);
 
   /// Appends one token to each slot; all must have been filled. Returns the logits [num_slots · vocab].
   std::span<const float> decode(std::span<const std::int32_t> tokens);
 
-  /// Tokens in a slot.
+  /// Returns the number of tokens in a slot.
   std::int64_t length(std::int64_t slot) const { return lengths_[static_cast<std::size_t>(slot)]; }
 
  private:
   LayerContext layer_context(const Batch& batch, Arena& arena);
-  /// Embedding, run_block(context, block, cache, x, out) for each block, and the logits of the last num_logits rows.
+  /// Runs the embedding, run_block(context, block, cache, x, out) for each block, and the logits of the last num_logits
+  /// rows.
   template <typename RunBlock>
   void run(Arena& arena, const Batch& batch, std::int64_t num_logits, RunBlock&& run_block);
   void run_prefill(Arena& arena, const Batch& batch, std::int64_t slot);
   void run_decode(Arena& arena);
-  /// Makes the arena large enough for `body`, which is run on a measuring one.
+  /// Makes the arena large enough for `body`, which it runs on a measuring arena.
   template <typename Body>
   void reserve(Body&& body);
   Tensor cache_of(std::size_t layer, Device device) const;
@@ -51,14 +52,14 @@ class Decoder {
   DecoderOptions options_;
   RopeTable rope_;
   ep::LocalDispatcher dispatcher_;
-  QuantizedWeights unquantized_;  // texts are decoded in the type that layers compute in
+  QuantizedWeights unquantized_;  // empty: texts are decoded in the type that layers compute in
   Environment environment_;
   Arena arena_;
   Buffer cache_;  // [layers, slots, positions, C + R]
   Batch step_;
   std::vector<std::int64_t> lengths_;
   std::vector<std::int32_t> slots_;      // 0, 1, 2, ...
-  std::vector<std::int32_t> positions_;  // of the step's tokens
+  std::vector<std::int32_t> positions_;  // positions of the step's tokens
   std::vector<float> logits_;
   bool decode_reserved_ = false;
 };

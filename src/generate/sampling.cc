@@ -24,7 +24,7 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
 
   std::size_t count = order.size();
   if (options.top_k > 0) count = std::min(count, static_cast<std::size_t>(options.top_k));
-  // Without a cut, any order will do.
+  // If nothing is cut off, any order is fine.
   if (count < order.size() || options.top_p < 1.0) {
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(), likelier);
   }
@@ -46,7 +46,7 @@ std::int32_t sample(std::span<const float> logits, const SamplingOptions& option
   std::int32_t token = -1;
   for (std::size_t i = 0; i < count && left >= 0.0; ++i) {
     const double probability = weight(i);
-    if (probability > 0.0) token = order[i];  // of the last one, should rounding leave something
+    if (probability > 0.0) token = order[i];  // if rounding leaves a rest, the last token stays
     left -= probability;
   }
   return token;

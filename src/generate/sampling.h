@@ -1,4 +1,4 @@
-// The choice of the next token from its logits.
+// Chooses the next token from its logits.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ struct SamplingOptions {
                              // arXiv 1904.09751), one at least; after temperature and top_k
 };
 
-/// Draws from softmax(logits / temperature), cut by top_k and top_p, with `uniform` in (0, 1). Ties go to the lower
-/// token; -inf is never drawn. Throws Error for NaN, inf, and -inf everywhere. `order` is scratch memory that calls may
-/// share.
+/// Draws a token from softmax(logits / temperature), cut by top_k and top_p, with `uniform` in (0, 1). Ties go to the
+/// lower token; -inf is never drawn. Throws Error for NaN, for inf, and if all logits are -inf. `order` is scratch
+/// memory that calls may share.
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options, double uniform,
                     std::vector<std::int32_t>& order);
 

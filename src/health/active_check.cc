@@ -19,15 +19,15 @@
 namespace tessera {
 namespace {
 
-// The numbers repeat along both dims, so that few sums have to be known. All are small enough for bfloat16, and the
-// sums for float32.
+// The numbers repeat along both dims, so that only a few sums must be known. All numbers are small enough for bfloat16,
+// and the sums for float32.
 constexpr std::int64_t kPeriodA = 5, kPeriodB = 7;
 std::int64_t a_of(std::int64_t row, std::int64_t k) { return (7 * (row % kPeriodA) + 3 * k) % 5 - 2; }
 std::int64_t b_of(std::int64_t row, std::int64_t k) { return (5 * (row % kPeriodB) + 11 * k) % 7 - 3; }
 
 class ActiveChecks {
  public:
-  /// `part`: "GPU 3"; of the host: "".
+  /// `part` is "GPU 3", or "" for the host.
   ActiveChecks(const ActiveCheckOptions& options, std::string part)
       : options_(options),
         part_(std::move(part)),
@@ -118,7 +118,7 @@ class ActiveChecks {
     return num_wrong;
   }
 
-  /// Returns the mean time of a call. A median would not show a device that stands still now and then.
+  /// Returns the mean time of a call. A median would hide that a device pauses now and then.
   template <typename Work>
   double mean_seconds(const Work& work) const {
     int num_calls = 0;
@@ -154,7 +154,7 @@ class ActiveChecks {
   const ActiveCheckOptions& options_;
   std::string part_;
   bool is_gpu_;
-  std::int64_t size_;  // of the matrices
+  std::int64_t size_;  // rows and columns of the matrices
   std::shared_ptr<cuda::Runtime> runtime_;
   Arena arena_;
   ProbeResult result_;
@@ -164,7 +164,7 @@ class ActiveChecks {
 
 ProbeResult run_active_checks(const ActiveCheckOptions& options) {
   if (options.device == Device::kCpu) return ActiveChecks(options, "").run();
-  const int num_gpus = std::max(1, cuda::num_devices());  // without any the first one says why
+  const int num_gpus = std::max(1, cuda::num_devices());  // without any, the first check says why
   std::vector<std::future<ProbeResult>> checks;
   for (int gpu = 0; gpu < num_gpus; ++gpu) {
     checks.push_back(std::async(std::launch::async, [&options, gpu] {

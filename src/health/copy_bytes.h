@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Copies between the host's memory and that of `runtime`'s GPU, and waits; within the host's without a runtime.
+/// Copies between host memory and that of `runtime`'s GPU, and waits. If `runtime` is null, copies within host memory.
 inline void copy_bytes(cuda::Runtime* runtime, const void* from, std::size_t num_bytes, void* to) {
   if (runtime == nullptr) {
     std::copy_n(static_cast<const std::byte*>(from), num_bytes, static_cast<std::byte*>(to));

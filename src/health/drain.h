@@ -1,4 +1,4 @@
-// What a node's verdict means for a scheduler that may drain nodes.
+// Decides from a node's verdict whether a scheduler should drain the node or return it.
 #pragma once
 
 #include <optional>
@@ -8,23 +8,23 @@
 
 namespace tessera {
 
-/// What the scheduler says of the node.
+/// What the scheduler reports about the node.
 struct SchedulerNode {
   bool is_drained = false;
-  std::string reason = {};  // for which it is drained
-  int num_drained = 0;      // nodes in all that are drained for a "[node_problem]"
+  std::string reason = {};  // why it is drained
+  int num_drained = 0;      // how many nodes in all are drained for a "[node_problem]"
 };
 
 enum class DrainAction : std::uint8_t {
   kNone,
   kDrain,
   kUndrain,
-  kLimited,  // it should be drained, but too many nodes are
+  kLimited,  // it should be drained, but too many nodes are drained already
 };
 
-/// A bad node is drained unless `max_drained` nodes are already. A node is returned only if an active check has passed
-/// since it was drained, and for the reason that we gave (`own_reason`; none: we drained nothing): what an operator
-/// drained stays drained.
+/// Returns what to do with a node. A bad node is drained unless `max_drained` nodes are drained already. A drained node
+/// is returned only if an active check has passed since then and the reason is ours. `own_reason` is the reason that we
+/// gave, or nullopt if we drained nothing. A node that an operator drained stays drained.
 DrainAction decide(const NodeVerdict& verdict, const SchedulerNode& node, const std::optional<std::string>& own_reason,
                    int max_drained, double unix_now);
 

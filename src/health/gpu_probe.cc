@@ -16,7 +16,7 @@ namespace {
 constexpr unsigned kMaxLinks = 36;  // NVML_NVLINK_MAX_LINKS
 constexpr unsigned kRecoveryAction = 230;
 
-/// XIDs after which NVIDIA's catalog has the GPU reset or the node serviced, and those that a program of the user may
+/// XIDs after which NVIDIA's catalog asks to reset the GPU or service the node, and XIDs that a user's program may
 /// cause. All others are soft evidence.
 constexpr std::array<std::uint64_t, 14> kHardXids = {46, 48, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143};
 constexpr std::array<std::uint64_t, 6> kProgramXids = {13, 31, 43, 45, 68, 69};
@@ -30,13 +30,13 @@ struct Counter {
   unsigned field;
   const char* name;
 };
-/// Error counters of an NVLink: of Hopper, then of Blackwell.
+/// Error counters of an NVLink: those of Hopper, then those of Blackwell.
 constexpr std::array kLinkCounters = {
     Counter{161, "replay"},          Counter{162, "recovery"},  Counter{163, "crc"},
     Counter{208, "receive errors"},  Counter{211, "integrity"}, Counter{213, "recovery, successful"},
     Counter{214, "recovery, failed"}};
 
-/// nvmlClocksEventReason: what slows a GPU down although it has work.
+/// A bit of nvmlClocksEventReason that means that a GPU with work is slowed down.
 struct Throttle {
   std::uint64_t bit;
   const char* name;
@@ -229,9 +229,9 @@ class GpuProbe : public Probe {
 
   GpuProbeOptions options_;
   std::optional<nvml::Library> nvml_;
-  int most_ = 0;                                               // GPUs that were there at one time
-  std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // since the last active check
-  std::map<std::string, int> num_xids_;                        // in all, by GPU
+  int most_ = 0;                                               // the most GPUs that were there at one time
+  std::map<std::pair<std::string, std::uint64_t>, int> xids_;  // counts since the last active check, by GPU and XID
+  std::map<std::string, int> num_xids_;                        // counts in all, by GPU
   CounterRises uncorrected_;
   KnownGood links_, fabrics_;
   CounterRates rates_;

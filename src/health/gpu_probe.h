@@ -1,4 +1,4 @@
-// Probe of NVIDIA GPUs, by NVML. What a GPU or a driver does not support is no fault.
+// Probes NVIDIA GPUs through NVML. A feature that a GPU or a driver does not support is no fault.
 #pragma once
 
 #include <memory>
@@ -11,17 +11,17 @@ namespace tessera {
 struct GpuLimits {
   double temperature = 87.0;             // degrees Celsius
   double link_errors_per_minute = 10.0;  // of one NVLink counter
-  double idle_memory_bytes = 1e9;        // that may be in use on an idle GPU
+  double idle_memory_bytes = 1e9;        // bytes that may be in use on an idle GPU
 };
 
 struct GpuProbeOptions {
   std::string library = "libnvidia-ml.so.1";  // name or path
-  int expected_gpus = 0;  // fewer are a fault, and so is a missing library; 0: as many as there were at first
-  bool is_idle = false;   // no job should run: what uses a GPU is left over
+  int expected_gpus = 0;  // fewer are a fault, and so is a missing library; 0: as many as there ever were
+  bool is_idle = false;   // no job should run, so whatever uses a GPU is left over
   GpuLimits limits = {};
 };
 
-/// Without the library, and without expected GPUs, it finds nothing.
+/// Makes the probe. Without the library, and without expected GPUs, it finds nothing.
 std::unique_ptr<Probe> make_gpu_probe(const GpuProbeOptions& options = {});
 
 }  // namespace tessera

@@ -20,7 +20,7 @@ std::string describe(const Finding& finding) {
   return finding.part.empty() ? finding.detail : fmt::format("{}: {}", finding.part, finding.detail);
 }
 
-/// Slurm cuts reasons nowhere, but a line should stay one.
+/// Returns the reason for draining a node as one line. Slurm does not limit reasons, but they should stay short.
 std::string reason_of(const Finding& finding, const std::string& more = "") {
   std::string text = fmt::format("{} {}: {}{}", kReasonPrefix, finding.signal, describe(finding), more);
   std::ranges::replace_if(
@@ -34,10 +34,12 @@ std::string reason_of(const Finding& finding, const std::string& more = "") {
 Judge::Judge(std::string node, std::vector<double> past, const JudgeOptions& options)
     : node_(std::move(node)), past_(std::move(past)), options_(options) {}
 
-bool Judge::is_lemon(double unix_now) const {
+std::int64_t Judge::recent_times_bad(double unix_now) const {
   const double first = unix_now - options_.lemon_days * kDay;
-  return std::ranges::count_if(past_, [&](double time) { return time >= first; }) >= options_.lemon_count;
+  return std::ranges::count_if(past_, [&](double time) { return time >= first; });
 }
+
+bool Judge::is_lemon(double unix_now) const { return recent_times_bad(unix_now) >= options_.lemon_count; }
 
 std::string Judge::find_reason(const std::vector<Finding>& findings, double unix_now) const {
   std::set<std::string> soft;
@@ -50,7 +52,9 @@ std::string Judge::find_reason(const std::vector<Finding>& findings, double unix
     if (first == nullptr) first = &finding;
   }
   if (soft.empty()) return {};
-  if (is_lemon(unix_now)) soft.insert(fmt::format("bad {} times in {:g} days", past_.size(), options_.lemon_days));
+  if (is_lemon(unix_now)) {
+    soft.insert(fmt::format("bad {} times in {:g} days", recent_times_bad(unix_now), options_.lemon_days));
+  }
   if (soft.size() < 2) return {};
   soft.erase(first->signal);
   return reason_of(*first, fmt::format("; also {}", fmt::join(soft, ", ")));
@@ -103,7 +107,7 @@ std::vector<double> HealthLedger::read() const {
     try {
       const nlohmann::json json = parse_json(line, "a line");
       times.push_back(JsonFields(json, "a line").number("bad_since"));
-    } catch (const Error&) {  // of a write that a crash has cut
+    } catch (const Error&) {  // a crash has cut this line short
       continue;
     }
   }

@@ -1,8 +1,8 @@
-// Makes one verdict of what the probes of a node find, poll after poll.
+// Combines what the probes of a node find, poll after poll, into one verdict.
 //
-// - Hard evidence that is there in two polls in a row makes the node bad. One poll alone may be a glitch.
-// - Soft evidence makes it suspect. Two different signals that are there in two polls in a row make it bad; that a node
-//   was bad often before counts as such a signal.
+// - Hard evidence in two polls in a row makes the node bad. In a single poll it may be a glitch.
+// - Soft evidence makes the node suspect. Two different signals in two polls in a row make it bad. A node that was bad
+//   often before has such a signal.
 // - A bad node stays bad until an active check has passed.
 #pragma once
 
@@ -17,29 +17,31 @@ namespace tessera {
 
 struct JudgeOptions {
   int polls_to_bad = 2;
-  int lemon_count = 3;       // a node that was bad so often
-  double lemon_days = 30.0;  // within so many days counts as one more soft signal
+  int lemon_count = 3;       // a node that was bad this often
+  double lemon_days = 30.0;  // within this many days has one more soft signal
 };
 
 class Judge {
  public:
-  /// `past`: Unix times at which the node became bad, as the ledger has them.
+  /// `past` has the Unix times at which the node became bad, from the ledger.
   Judge(std::string node, std::vector<double> past, const JudgeOptions& options = {});
 
   /// Judges the node after a poll of all probes. `unix_now` may jump.
   NodeVerdict judge(const std::vector<Finding>& findings, double unix_now);
-  /// How often the node became bad, the past included.
+  /// Returns how often the node became bad, the past included.
   std::size_t times_bad() const { return past_.size(); }
-  /// An active check has passed: what was found before it counts no more.
+  /// Records that an active check has passed. Findings before it no longer count.
   void pass_active_check(double unix_time);
 
  private:
   struct Seen {
-    int polls = 0;  // in a row
+    int polls = 0;  // polls in a row
     double since = 0.0;
   };
   bool is_lemon(double unix_now) const;
-  /// The reason for which the node is bad by the findings of this poll; empty if it is not.
+  /// Returns how often the node was bad in the last lemon_days.
+  std::int64_t recent_times_bad(double unix_now) const;
+  /// Returns why the findings of this poll make the node bad, or "" if they do not.
   std::string find_reason(const std::vector<Finding>& findings, double unix_now) const;
 
   std::string node_;
@@ -50,13 +52,13 @@ class Judge {
   std::string reason_;
 };
 
-/// Times at which the node became bad: a line of JSON each in a file, of which the newest 1000 are kept.
+/// A file with the times at which the node became bad, one line of JSON each. It keeps the newest 1000.
 class HealthLedger {
  public:
   explicit HealthLedger(std::filesystem::path path) : path_(std::move(path)) {}
-  /// Lines that are damaged are left out.
+  /// Returns the times. It skips damaged lines.
   std::vector<double> read() const;
-  /// Throws Error if it cannot be written.
+  /// Adds the time of the verdict. Throws Error if the file cannot be written.
   void add(const NodeVerdict& verdict);
 
  private:

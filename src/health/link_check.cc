@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::int64_t kRows = 1024;  // of a message, which is a matrix
+constexpr std::int64_t kRows = 1024;  // rows of a message, which is a matrix
 
 class LinkCheck {
  public:
@@ -47,7 +47,7 @@ class LinkCheck {
     world_.all_reduce(out_, "link check").wait();
     const auto sum = 0.5f * static_cast<float>(size_ * (size_ + 1));
     note_wrong(count_other_than(out_, sum), "all-reduce");
-    fill(out_, 0.0f);  // so that sums of sums stay small
+    fill(out_, 0.0f);  // keeps the sums of the next calls small
     const double seconds = slowest([&] { world_.all_reduce(out_, "link check").wait(); });
     report_.all_reduce_gb_per_s = 2e-9 * num_bytes() * (size_ - 1) / size_ / seconds;
     judge_rate("allReduceSlow", report_.all_reduce_gb_per_s, options_.expected_all_reduce);
@@ -75,7 +75,7 @@ class LinkCheck {
       std::vector<std::int64_t> rows(static_cast<std::size_t>(size_), 0);
       if (partner) rows[static_cast<std::size_t>(*partner)] = kRows;
       const Tensor from = partner ? out_ : out_.rows(0, 0), to = partner ? in_ : in_.rows(0, 0);
-      // One collective of all ranks, in which nobody waits for more than its partner.
+      // This is one collective of all ranks, in which each rank waits only for its partner.
       const double seconds = median_seconds([&] { world_.all_to_all_v(from, rows, to, rows, "link check").wait(); });
       if (!partner) continue;
       const auto at = static_cast<std::size_t>(*partner);
@@ -99,7 +99,7 @@ class LinkCheck {
     }
   }
 
-  /// Median of what the operation takes here, after it has run once.
+  /// Runs the operation once, then repeatedly, and returns the median of its times on this rank.
   double median_seconds(const std::function<void()>& operation) {
     const auto run = [&] {
       operation();
@@ -115,7 +115,7 @@ class LinkCheck {
     return median(std::move(seconds));
   }
 
-  /// What it takes where it takes longest.
+  /// Returns the time of the operation on the slowest rank.
   double slowest(const std::function<void()>& operation) {
     const double seconds = median_seconds(operation);
     return std::ranges::max(world_.all_gather(std::span(&seconds, 1), "the slowest rank"));
@@ -166,15 +166,15 @@ class LinkCheck {
 
 struct Pair {
   int first, second;
-  double rate;  // the lower one of the two directions
+  double rate;  // the lower rate of the two directions
 };
 
-/// Slow ones of pairs that should be equal: those within nodes, or those between nodes.
+/// Finds the slow pairs among pairs that should be equal: those within nodes, or those between nodes.
 void judge_class(const std::vector<Pair>& pairs, double expected, const RankPlaces& places, double slow_share,
                  std::vector<Finding>& findings) {
   if (expected == 0.0) {
-    if (pairs.size() < 3) return;  // nobody knows which of two is slow
-    // The upper quartile: of three nodes with one slow, two of three pairs are slow.
+    if (pairs.size() < 3) return;  // with two pairs, nothing says which one is slow
+    // The upper quartile is expected. If one of three nodes is slow, two of three pairs are slow.
     std::vector<double> rates;
     for (const Pair& pair : pairs) rates.push_back(pair.rate);
     const std::size_t at = (3 * (rates.size() - 1) + 2) / 4;
@@ -195,7 +195,7 @@ void judge_class(const std::vector<Pair>& pairs, double expected, const RankPlac
                         .detail = fmt::format("{:.3g} GB/s{}, {:.3g} are expected", rate, where, expected)});
   };
   std::vector<int> num_slow(places.nodes.size(), 0), num_pairs = num_slow;
-  std::vector<double> best(places.nodes.size(), 0.0);  // of a rank's slow pairs
+  std::vector<double> best(places.nodes.size(), 0.0);  // best rate among a rank's slow pairs
   for (const Pair& pair : pairs) {
     for (const int rank : {pair.first, pair.second}) {
       const auto at = static_cast<std::size_t>(rank);
@@ -222,8 +222,8 @@ void judge_class(const std::vector<Pair>& pairs, double expected, const RankPlac
 }  // namespace
 
 std::optional<int> partner_in_round(int rank, int round, int num_ranks) {
-  // The circle method: one stands still, the others walk around it.
-  const int last = num_rounds(num_ranks);  // who stands still; with an odd number nobody is there
+  // The circle method: one rank stands still, and the others walk around it.
+  const int last = num_rounds(num_ranks);  // the rank that stands still; with an odd number of ranks it does not exist
   int partner = last;
   if (rank == last) {
     partner = round;

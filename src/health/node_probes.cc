@@ -21,10 +21,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Events are told for so long, in seconds.
+/// How long an event is reported, in seconds.
 constexpr double kHold = 600.0;
 
-/// Errors in counters of a part, as soft evidence.
+/// Adds soft evidence if an error counter of a part rises faster than `limit`.
 void judge_rate(const std::string& signal, const std::string& part, const std::string& counter, double rate,
                 double limit, std::vector<Finding>& findings) {
   if (rate <= limit) return;
@@ -112,11 +112,11 @@ class NetworkProbe : public Probe {
   }
 
   void look_at_interface(const std::string& interface, const std::string& folder, double now, ProbeResult& result) {
-    if (!sysroot_.exists(folder + "/device")) return;  // not a card: a bridge, a container's end
+    if (!sysroot_.exists(folder + "/device")) return;  // not a card, but a bridge or a container's end
     const std::optional<std::string> state = sysroot_.text(folder + "/operstate"),
                                      flags = sysroot_.text(folder + "/flags");  // "0x1003"
     if (!state || !flags) return;
-    constexpr unsigned long kUp = 1;  // IFF_UP: somebody wants it
+    constexpr unsigned long kUp = 1;  // IFF_UP: somebody has enabled the interface
     const bool is_wanted = (std::strtoul(flags->c_str(), nullptr, 16) & kUp) != 0;
     if (is_wanted) judge_link(interfaces_, interface, *state == "up", *state, result.findings);
     result.measurements.push_back({.name = "ethernet_up",
@@ -282,7 +282,7 @@ class MemoryProbe : public Probe {
   }
 
  private:
-  /// The number behind a word at a line's begin; 0 if there is none.
+  /// Returns the number after `word` at the beginning of a line, or 0 if there is none.
   static double number_behind(const std::string& word, const std::string& text) {
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
@@ -330,7 +330,7 @@ class LeftoverProbe : public Probe {
       if (key == "State:") words >> state;
       if (key == "Uid:") words >> user;
     }
-    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // as login.defs has them
+    constexpr std::int64_t kFirstUser = 1000, kNobody = 65534;  // the usual values of login.defs
     constexpr std::array<std::string_view, 4> kOfSessions = {"systemd", "(sd-pam)", "sshd", "dbus-daemon"};
     constexpr std::array<std::string_view, 3> kOfRuns = {"tessera", "mpirun", "orted"};
     const bool is_of_user =
@@ -345,9 +345,9 @@ class LeftoverProbe : public Probe {
          .detail = fmt::format("'{}' of user {} runs on an idle node (state {})", command, user, state)});
   }
 
-  /// Whether it is a health daemon, or this process.
+  /// Returns whether the process is a health daemon, or this process.
   bool is_health_command(const std::string& pid) const {
-    const std::string line = sysroot_.text("/proc/" + pid + "/cmdline").value_or("");  // words, with zeros behind them
+    const std::string line = sysroot_.text("/proc/" + pid + "/cmdline").value_or("");  // words, each before a zero
     return line.find(std::string_view("\0health\0", 8)) != std::string::npos;
   }
 
@@ -412,7 +412,7 @@ class ClockProbe : public Probe {
 
  private:
   NodeLimits limits_;
-  std::optional<double> difference_;  // between the time of day and a clock that only goes on
+  std::optional<double> difference_;  // between the time of day and a monotonic clock
 };
 
 class KernelLogProbe : public Probe {
@@ -439,7 +439,7 @@ class KernelLogProbe : public Probe {
       if (size < 0 && errno == EPIPE) continue;  // records were overwritten before they were read
       if (size <= 0) break;
       const std::string_view text(record.data(), static_cast<std::size_t>(size));
-      for (std::size_t begin = 0; begin < text.size();) {  // a file has several lines, a record of the kernel one
+      for (std::size_t begin = 0; begin < text.size();) {  // a file has several lines, a record of the kernel has one
         const std::size_t end = std::min(text.find('\n', begin), text.size());
         judge_line(text.substr(begin, end - begin), now);
         begin = end + 1;
@@ -465,7 +465,7 @@ class KernelLogProbe : public Probe {
         Pattern{"NETDEV WATCHDOG", "kernelNetwork", EvidenceKind::kSoft},
         Pattern{"Out of memory: Killed", "kernelOutOfMemory", EvidenceKind::kAlert},
     };
-    const std::string_view message = line.substr(line.find(';') + 1);  // all of it where there is none
+    const std::string_view message = line.substr(line.find(';') + 1);  // the whole line if there is no ';'
     for (const Pattern& pattern : kPatterns) {
       if (message.find(pattern.text) == message.npos) continue;
       constexpr std::size_t kShown = 160;

@@ -11,20 +11,20 @@ namespace {
 
 constexpr unsigned long long kXidEvent = 0x8;  // nvmlEventTypeXidCriticalError
 
-/// nvmlEventData_t.
+/// The layout of nvmlEventData_t.
 struct EventData {
   Device device = nullptr;
   unsigned long long type = 0, data = 0;
   unsigned gpu_instance = 0, compute_instance = 0;
 };
 
-/// NVML's structures begin with their size and version.
+/// Returns the number with which NVML's structures begin: their size and version.
 template <typename Structure>
 constexpr unsigned version_of(unsigned version) {
   return static_cast<unsigned>(sizeof(Structure)) | (version << 24);
 }
 
-/// nvmlGpuFabricInfo_v3_t.
+/// The layout of nvmlGpuFabricInfo_v3_t.
 struct FabricInfo {
   unsigned version = version_of<FabricInfo>(3);
   std::array<unsigned char, 16> cluster = {};
@@ -36,7 +36,7 @@ struct FabricInfo {
 };
 static_assert(sizeof(FabricInfo) == 40);
 
-/// nvmlEccSramErrorStatus_v1_t.
+/// The layout of nvmlEccSramErrorStatus_v1_t.
 struct SramErrors {
   unsigned version = version_of<SramErrors>(1);
   std::array<unsigned long long, 11> counts = {};
@@ -44,14 +44,14 @@ struct SramErrors {
 };
 static_assert(sizeof(SramErrors) == 104);
 
-/// nvmlMemory_v2_t.
+/// The layout of nvmlMemory_v2_t.
 struct MemoryInfo {
   unsigned version = version_of<MemoryInfo>(2);
   unsigned long long total = 0, reserved = 0, free = 0, used = 0;
 };
 static_assert(sizeof(MemoryInfo) == 40);
 
-/// nvmlProcessInfo_v2_t.
+/// The layout of nvmlProcessInfo_v2_t.
 struct ProcessInfo {
   unsigned pid = 0;
   unsigned long long used_memory = 0;
@@ -91,7 +91,7 @@ Library::~Library() {
 }
 
 std::vector<Device> Library::devices() {
-  constexpr unsigned kMost = 64;  // a library that lies about it is not believed
+  constexpr unsigned kMost = 64;  // guards against a library that reports a wrong count
   unsigned count = 0;
   std::vector<Device> devices;
   if (call("nvmlDeviceGetCount_v2", &count) != Status::kSuccess) return devices;

@@ -1,5 +1,5 @@
-// NVIDIA's management library, loaded at run time: nothing here needs a GPU, a driver or their headers. Names, numbers
-// and structures are those of nvml.h of CUDA 13 (NVML API reference).
+// NVIDIA's management library, loaded at run time: this file needs no GPU, no driver and none of their headers. Names,
+// numbers and structures are those of nvml.h of CUDA 13 (NVML API reference).
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace tessera::nvml {
 
-/// What NVML's functions return.
+/// The status codes that NVML's functions return.
 enum class Status : int {
   kSuccess = 0,
   kNotSupported = 3,
@@ -23,13 +23,13 @@ enum class Status : int {
 
 using Device = void*;
 
-/// nvmlFieldValue_t.
+/// The layout of nvmlFieldValue_t.
 struct FieldValue {
   unsigned id = 0, scope = 0;
   long long timestamp = 0, latency = 0;
   unsigned type = 0;  // of the value
   Status status = Status::kSuccess;
-  std::uint64_t bits = 0;  // of the value, in its type's lowest bytes
+  std::uint64_t bits = 0;  // the value, in the lowest bytes
 };
 static_assert(sizeof(FieldValue) == 40);
 
@@ -44,7 +44,7 @@ struct RemappedRows {
   bool is_pending = false, has_failed = false;
 };
 
-/// What the GPU says of the NVLink fabric that it is registered with.
+/// What the GPU reports about the NVLink fabric that it is registered with.
 struct Fabric {
   bool is_complete = false;  // the registration has ended
   int status = 0;            // of the registration; 0: success
@@ -60,28 +60,27 @@ class Library {
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-  /// All GPUs. Empty where NVML counts none.
+  /// Returns all GPUs; none if NVML counts none.
   std::vector<Device> devices();
 
-  // Each returns nothing for what the GPU or the driver does not support, and for a GPU that is lost.
+  // The functions below return nullopt if the GPU or the driver does not support a query, or if the GPU is lost.
 
   std::optional<double> temperature(Device device);  // degrees Celsius
   std::optional<double> power(Device device);        // watts
   std::optional<std::uint64_t> throttle_reasons(Device device);
   std::optional<std::uint64_t> uncorrected_errors(Device device);  // since the driver was loaded
   std::optional<RemappedRows> remapped_rows(Device device);
-  /// Whether its SRAM has had more uncorrected errors than NVIDIA allows.
+  /// Returns whether the GPU's SRAM has had more uncorrected errors than NVIDIA allows.
   std::optional<bool> is_sram_worn_out(Device device);
   std::optional<Fabric> fabric(Device device);
-  std::optional<std::uint64_t> used_memory(Device device);        // bytes, without what the driver keeps
-  std::optional<std::vector<unsigned>> processes(Device device);  // that compute on it: their ids
+  std::optional<std::uint64_t> used_memory(Device device);        // bytes, without those that the driver keeps
+  std::optional<std::vector<unsigned>> processes(Device device);  // ids of the processes that compute on it
   std::optional<bool> is_link_up(Device device, unsigned link);
   std::optional<std::int64_t> field(Device device, unsigned id, unsigned scope = 0);
 
-  /// Whether a call for the device has said since take_lost() was called last that it is lost or must be reset, and
-  /// which of the two.
+  /// Returns whether the device is lost or must be reset, if a call for it has said so since the last take_lost().
   std::optional<Status> take_lost(Device device);
-  /// XIDs since the last call, of all devices.
+  /// Returns the XIDs of all devices since the last call.
   std::vector<XidEvent> take_xids();
 
  private:
@@ -91,7 +90,7 @@ class Library {
   bool call_for(Device device, const char* name, Parameters... parameters);
 
   OptionalLibrary library_;
-  std::map<std::string, void*, std::less<>> symbols_;  // by name; null: the library has none
+  std::map<std::string, void*, std::less<>> symbols_;  // by name; null: the library does not have it
   std::map<Device, Status> lost_;
   void* events_ = nullptr;  // nvmlEventSet_t
 };

@@ -1,5 +1,5 @@
-// What the nodes of a cluster reached in their active checks: a file per node in a folder that all of them see. A node
-// is judged by its peers, so nobody has to know what a healthy one reaches.
+// The rates that the nodes of a cluster reached in their active checks. Each node has a file in a folder that all of
+// them see. A node is judged by its peers, so nobody has to know what a healthy node reaches.
 #pragma once
 
 #include <filesystem>
@@ -9,15 +9,15 @@
 namespace tessera {
 
 struct ActiveRates {
-  std::string processor = {};  // what the check ran on; nodes with another one are no peers
+  std::string processor = {};  // what the check ran on; nodes with another one are not peers
   double gemm_tflops = 0.0, copy_gb_per_s = 0.0;
 };
 
-/// Replaces what the node wrote before. Throws Error if the folder cannot be written to.
+/// Writes the node's rates in place of earlier ones. Throws Error if the folder cannot be written to.
 void write_rates(const std::filesystem::path& folder, const std::string& node, const ActiveRates& rates);
 
-/// Medians over the peers of `node` with the same processor; none if there are fewer than two. Files that are damaged
-/// count not.
+/// Returns the medians over the peers of `node` with the same processor, or nullopt if there are fewer than two. It
+/// ignores damaged files.
 std::optional<ActiveRates> find_peer_rates(const std::filesystem::path& folder, const std::string& node,
                                            const std::string& processor);
 

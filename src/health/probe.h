@@ -1,5 +1,5 @@
-// What a probe of a node's health is. A probe looks at one subject (GPUs, disks, links) and says what is wrong with it,
-// with numbers. Whether the node is sick follows from all findings together (health/verdict.h).
+// A probe looks at one subject of a node's health (GPUs, disks, links) and reports with numbers what is wrong with it.
+// Whether the node is bad follows from all findings together (health/judge.h).
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-/// How much a finding says by itself.
+/// How much a finding proves by itself.
 enum class EvidenceKind : std::uint8_t {
   kHard,   // alone enough to call the node bad: an XID, a lost link
-  kSoft,   // calls the node bad only together with another signal that agrees: link errors that rise
-  kAlert,  // is told to people, and never drains a node: thermal throttling
+  kSoft,   // makes the node bad only together with another signal that agrees: link errors that rise
+  kAlert,  // is reported to people, and never drains a node: thermal throttling
 };
 
 /// Something that is wrong with a part of the node.
@@ -23,17 +23,17 @@ struct Finding {
   std::string signal = {};  // "gpuXid": letters and digits, as in a drain's reason, "[node_problem] gpuXid: GPU 3 ..."
   std::string part = {};    // "GPU 3", "mlx5_0 port 1", "/dev/shm"; empty: the whole node
   EvidenceKind evidence = EvidenceKind::kSoft;
-  double value = 0.0, limit = 0.0;  // what was seen, and what is allowed
+  double value = 0.0, limit = 0.0;  // the value that was seen, and the one that is allowed
   std::string unit = {};
   std::string detail = {};  // a sentence for people
 };
 
 struct ProbeResult {
-  std::vector<Finding> findings = {};          // none: all is well
-  std::vector<Measurement> measurements = {};  // in Prometheus tessera_node_<name>
+  std::vector<Finding> findings = {};          // empty: all is well
+  std::vector<Measurement> measurements = {};  // named tessera_node_<name> in Prometheus
 };
 
-/// Keeps what it saw before, where only a difference means something.
+/// A probe. It remembers what it saw before, if only a difference means something.
 class Probe {
  public:
   Probe() = default;
@@ -41,12 +41,12 @@ class Probe {
   Probe(const Probe&) = delete;
   Probe& operator=(const Probe&) = delete;
 
-  /// "gpu".
+  /// Returns the probe's name: "gpu".
   virtual std::string_view name() const = 0;
-  /// Looks once. `now`: seconds on a clock that only goes on. Throws Error if it cannot look at all; that is a failure
-  /// of the probe, which never makes a node bad. A part that does not exist or is not supported here is no error.
+  /// Looks once. `now` is seconds on a monotonic clock. Throws Error if it cannot look at all; that is a failure of the
+  /// probe, which never makes a node bad. A part that does not exist or is not supported here is no error.
   virtual ProbeResult look(double now) = 0;
-  /// An active check has passed: events that were seen before it (an XID, a line of the kernel's log) are told no more.
+  /// Forgets earlier events (an XID, a line of the kernel's log), because an active check has passed.
   virtual void forget() {}
 };
 

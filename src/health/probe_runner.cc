@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Shared by the runner and the probe's thread, which may outlive it.
+/// State that the runner and the probe's thread share. The thread may outlive the runner.
 struct ProbeRunner::Worker {
   explicit Worker(std::unique_ptr<Probe> its_probe) : probe(std::move(its_probe)), name(probe->name()) {}
 

@@ -1,4 +1,4 @@
-// Runs probes that may hang: each has a thread of its own and a time limit. A probe's own failure is told, and never
+// Runs probes that may hang: each has its own thread and a time limit. A probe's own failure is reported, and never
 // makes the node bad.
 #pragma once
 
@@ -12,22 +12,22 @@ namespace tessera {
 
 class ProbeRunner {
  public:
-  /// `limit`: seconds that a probe may take.
+  /// `limit` is the number of seconds that a probe may take.
   ProbeRunner(std::vector<std::unique_ptr<Probe>> probes, double limit);
-  /// Threads of probes that hang stay behind.
+  /// Does not wait for probes that hang: their threads stay behind.
   ~ProbeRunner();
   ProbeRunner(const ProbeRunner&) = delete;
   ProbeRunner& operator=(const ProbeRunner&) = delete;
 
   struct Outcome {
-    std::string probe = {};  // its name
+    std::string probe = {};  // the probe's name
     ProbeResult result = {};
-    std::string failure = {};  // why it could not look; empty: it has
-    double seconds = 0.0;      // that it took
+    std::string failure = {};  // why it could not look; empty: it could
+    double seconds = 0.0;      // how long it took
   };
-  /// All probes look once, at the same time. One that still hangs since an earlier call is not asked anew. `now`:
-  /// seconds on a clock that only goes on. `forgets`: an active check has passed since the last call, so that events
-  /// of before count no more.
+  /// Lets all probes look once, at the same time. A probe that still hangs since an earlier call is not asked again.
+  /// `now` is seconds on a monotonic clock. If `forgets`, an active check has passed since the last call, so that
+  /// earlier events no longer count.
   std::vector<Outcome> look(double now, bool forgets = false);
 
  private:

@@ -1,4 +1,4 @@
-// How probes read the kernel's files and counters.
+// Reads the kernel's files and counters for probes.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +16,20 @@
 
 namespace tessera {
 
-/// Files of /proc and /sys, or of a folder in their place. Any of them may vanish, be empty or hold nonsense at any
-/// time.
+/// The files of /proc and /sys, or of a folder that replaces them. Any of them may vanish, be empty or hold nonsense at
+/// any time.
 class Sysroot {
  public:
   explicit Sysroot(std::filesystem::path root = "/") : root_(std::move(root)) {}
 
-  /// `path`: as the kernel calls it, "/sys/class/net".
+  /// Returns where a file is. `path` is the kernel's name of it: "/sys/class/net".
   std::filesystem::path operator/(std::string_view path) const;
-  /// Text without white space around it, of 64 KiB at most; none if it cannot be read.
+  /// Returns a file's text, at most 64 KiB, without white space around it. Returns nullopt if the file cannot be read.
   std::optional<std::string> text(std::string_view path) const;
-  /// The number that the file begins with, 12 or 0xc; none if it has none.
+  /// Returns the number that the file begins with, such as 12 or 0xc, or nullopt if there is none.
   std::optional<std::int64_t> number(std::string_view path) const;
   bool exists(std::string_view path) const;
-  /// Names in a folder, sorted; none if there is no such folder.
+  /// Returns the names in a folder, sorted; none if there is no such folder.
   std::vector<std::string> names(std::string_view folder) const;
   bool is_real() const { return root_ == "/"; }
 
@@ -37,11 +37,11 @@ class Sysroot {
   std::filesystem::path root_;
 };
 
-/// How fast counters rise. One error now and then is no trend, however short the time between two polls.
+/// Measures how fast counters rise. One error now and then is no trend, however short the time between two polls is.
 class CounterRates {
  public:
-  /// Returns by how much the counter has risen within the last minute; where calls are further apart, per minute since
-  /// the last one. That is 0 at the first call, and after the counter began anew. `now`: seconds.
+  /// Returns by how much the counter has risen within the last minute. If calls are further apart, it is the rise per
+  /// minute since the last one. It is 0 at the first call, and after the counter has restarted. `now` is in seconds.
   double per_minute(const std::string& counter, double value, double now);
   void clear() { seen_.clear(); }
 
@@ -49,13 +49,13 @@ class CounterRates {
   struct Sample {
     double value = 0.0, time = 0.0;
   };
-  std::map<std::string, std::deque<Sample>> seen_;  // of the last minute, and one before it
+  std::map<std::string, std::deque<Sample>> seen_;  // of the last minute, and one sample before it
 };
 
-/// How far counters have risen since they were first seen: what they had counted before is not news.
+/// Measures how far counters have risen since they were first seen: earlier counts are not news.
 class CounterRises {
  public:
-  /// Returns 0 at the first call, and where the counter has fallen.
+  /// Returns the rise. It is 0 at the first call, and if the counter has fallen.
   std::int64_t rise(const std::string& counter, std::int64_t value);
   void clear() { first_.clear(); }
 
@@ -63,23 +63,23 @@ class CounterRises {
   std::map<std::string, std::int64_t> first_;
 };
 
-/// Parts that were well at one time. One that never was may not be in use: a port without a cable.
+/// Remembers parts that were well at one time. A part that never was may not be in use, like a port without a cable.
 class KnownGood {
  public:
-  /// Whether the part was well in an earlier call, and is not now.
+  /// Returns whether the part was well in an earlier call, and is not now.
   bool has_failed(const std::string& part, bool is_well);
-  /// Parts that were well, and are not among those that are `there`.
+  /// Returns the parts that were well and are not among those that are `there`.
   std::vector<std::string> missing(const std::set<std::string>& there) const;
 
  private:
   std::set<std::string> parts_;
 };
 
-/// Events, which are told for a while, so that two polls see them.
+/// Holds events for a while, so that two polls see them.
 class HeldEvents {
  public:
   explicit HeldEvents(double seconds) : seconds_(seconds) {}
-  /// Replaces an earlier one of the same signal and part.
+  /// Adds an event. It replaces an earlier one of the same signal and part.
   void add(Finding finding, double now);
   void append_to(std::vector<Finding>& findings, double now);
   void clear() { events_.clear(); }

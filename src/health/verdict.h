@@ -1,5 +1,5 @@
-// Whether a node is fit to train, as the health daemon of the node says in a file. Slurm's HealthCheckProgram,
-// node-problem-detector and the launcher read that file, so none of them waits for a probe.
+// The verdict on whether a node is fit to train. The node's health daemon writes it to a file. Slurm's
+// HealthCheckProgram, node-problem-detector and the launcher read that file, so none of them waits for a probe.
 //
 //   <folder>/verdict.json:
 //   {"format": "tessera-health-verdict", "version": 1, "node": "n1", "time": 1764000000.0, "level": "bad",
@@ -23,7 +23,7 @@ enum class HealthLevel : std::uint8_t {
   kSuspect,  // something is wrong, but not enough to take the node out
   kBad,      // the node must not train until an active check has passed
 };
-/// "ok", "suspect", "bad".
+/// Returns "ok", "suspect" or "bad".
 std::string_view name_of(HealthLevel level);
 
 struct NodeVerdict {
@@ -33,35 +33,35 @@ struct NodeVerdict {
   };
 
   std::string node;
-  double time = 0.0;  // Unix time at which it was given
+  double time = 0.0;  // Unix time of the verdict
   HealthLevel level = HealthLevel::kOk;
-  /// Why the node is bad, as Slurm and Soperator read it: "[node_problem] gpuXid: GPU 3: ...". Empty: it is not.
+  /// Why the node is bad, as Slurm and Soperator read it: "[node_problem] gpuXid: GPU 3: ...". Empty if it is not bad.
   std::string reason = {};
   double bad_since = 0.0;     // Unix time; 0: it is not bad
   double active_check = 0.0;  // Unix time of the last active check that passed; 0: none since the daemon began
   std::vector<Item> items = {};
 
-  /// Whether the daemon has said something lately. A verdict that is older says nothing of the node.
+  /// Returns whether the verdict is recent. An older one says nothing about the node.
   bool is_fresh(double unix_now) const { return unix_now - time <= kFreshSeconds; }
   static constexpr double kFreshSeconds = 60.0;
 };
 
-/// Soperator's tools look for it at the begin of the reason for which a node is drained.
+/// Begin of the reason for which a node is drained; Soperator's tools look for it.
 inline constexpr const char* kReasonPrefix = "[node_problem]";
 
-/// Where the daemon of a node writes by default.
+/// The folder that the daemon of a node writes to by default.
 inline constexpr const char* kHealthFolder = "/run/tessera-health";
 inline constexpr const char* kVerdictName = "verdict.json";
 
 nlohmann::ordered_json to_json(const NodeVerdict& verdict);
 
-/// Throws Error if the folder cannot be written to.
+/// Writes the verdict to its file. Throws Error if the folder cannot be written to.
 void write_verdict(const std::filesystem::path& folder, const NodeVerdict& verdict);
-/// None if no daemon has ever written there. Throws Error if the file is damaged.
+/// Returns the verdict, or nullopt if no daemon has ever written there. Throws Error if the file is damaged.
 std::optional<NodeVerdict> read_verdict(const std::filesystem::path& folder);
 
-/// What an active check (health/active_check.h) of the node found: <folder>/active_check.json. The daemon takes a node
-/// back only after one that found nothing.
+/// Writes what an active check (health/active_check.h) of the node has found to <folder>/active_check.json. The daemon
+/// calls a bad node well only after a check that found nothing.
 void write_active_check(const std::filesystem::path& folder, double unix_time, const std::vector<Finding>& findings);
 struct ActiveCheckResult {
   double time = 0.0;

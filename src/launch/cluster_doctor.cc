@@ -27,10 +27,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr double kClockLimit = 0.5;  // seconds
-constexpr double kShmShare = 0.25;   // of the memory
+constexpr double kClockLimit = 0.5;  // in seconds
+constexpr double kShmShare = 0.25;   // least part of the machine's memory
 
-/// Why a folder is not shared, or not to be written to; empty if all is well.
+/// Returns why a folder is not shared or cannot be written to, or "" if all is well.
 std::string problem_of(const fs::path& folder, const std::string& token) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) return "does not exist there";
@@ -49,12 +49,12 @@ std::vector<std::string> missing_interfaces() {
   std::vector<std::string> missing;
   const char* setting = std::getenv("NCCL_SOCKET_IFNAME");
   std::string names = setting == nullptr ? "" : setting;
-  if (names.starts_with('^')) return missing;  // those that are not to be used
+  if (names.starts_with('^')) return missing;  // it names interfaces that must not be used
   if (names.starts_with('=')) names.erase(0, 1);
   std::istringstream list(names);
   for (std::string name; std::getline(list, name, ',');) {
     std::error_code error;
-    bool is_there = false;  // a name is the begin of one
+    bool is_there = false;  // NCCL takes a name as the beginning of an interface's name
     for (fs::directory_iterator entry("/sys/class/net", error), end; !error && entry != end; entry.increment(error)) {
       is_there = is_there || entry->path().filename().string().starts_with(name);
     }
@@ -71,7 +71,7 @@ double room_of(const char* folder) {
 
 std::string gigabytes(double num_bytes) { return fmt::format("{:.1f} GB", 1e-9 * num_bytes); }
 
-/// Findings, where the same text of several nodes is one.
+/// A list of findings. The same text about several nodes is one finding.
 class Findings {
  public:
   void add(Severity severity, const std::string& node, const std::string& text) {
@@ -92,7 +92,7 @@ class Findings {
   std::vector<ClusterFinding> findings_;
 };
 
-/// What most nodes have.
+/// Returns the value that most nodes have.
 template <typename Project>
 std::string most_common(const std::vector<NodeFacts>& nodes, Project project) {
   std::map<std::string, int> counts;

@@ -1,5 +1,5 @@
-// Whether the nodes of a cluster fit together: what each of them says of itself, and what of that will keep a run from
-// starting or make it slow.
+// Checks whether the nodes of a cluster fit together. Each node reports its facts; the findings name what keeps a run
+// from starting or makes it slow.
 #pragma once
 
 #include <filesystem>
@@ -12,29 +12,30 @@
 namespace tessera {
 
 struct NodeFacts {
-  std::string name;                            // as the engine calls it
-  std::string problem = {};                    // why nothing is known of it; the rest is empty then
-  std::string host = {}, version = {};         // of the machine, of Tessera
+  std::string name;                            // the engine's name for the node
+  std::string problem = {};                    // why nothing is known of the node; the rest is then empty
+  std::string host = {}, version = {};         // of the machine; of Tessera
   std::string driver = {}, nccl = {};          // empty: none
   std::vector<std::string> gpus = {};          // their names
-  double clock_ahead = 0.0;                    // of the asking machine's clock, in seconds
-  double clock_uncertainty = 0.0;              // of that
-  double locked_memory_bytes = 0.0;            // that a process may lock; infinity: all
-  double memory_bytes = 0.0, shm_bytes = 0.0;  // of the machine, of /dev/shm
+  double clock_ahead = 0.0;                    // how far its clock is ahead of the asking machine's, in seconds
+  double clock_uncertainty = 0.0;              // uncertainty of clock_ahead
+  double locked_memory_bytes = 0.0;            // how much a process may lock; infinity: no limit
+  double memory_bytes = 0.0, shm_bytes = 0.0;  // size of the machine's memory and of /dev/shm
   bool has_infiniband = false, has_daemon = false;
-  std::vector<std::string> missing_interfaces = {};  // of NCCL_SOCKET_IFNAME
-  std::map<std::string, std::string> folders = {};   // what is wrong with each shared folder; "": nothing
+  std::vector<std::string> missing_interfaces = {};  // interfaces in NCCL_SOCKET_IFNAME that it lacks
+  std::map<std::string, std::string> folders = {};   // what is wrong with each shared folder; "": nothing is
   std::map<std::string, std::string> nccl_settings = {};
 };
 
-/// What this node says of itself. Each of `folders` must hold a file called `token`, which another node has written.
+/// Returns the facts of this node. Each of `folders` must hold a file called `token`, which another node has written.
 NodeFacts take_node_facts(const std::vector<std::filesystem::path>& folders, const std::string& token);
 
 nlohmann::ordered_json to_json(const NodeFacts& facts);
-/// Throws Error for what to_json() does not make. Without name, problem and clock, which the asking side knows.
+/// Reads what to_json() makes, without name, problem and clock, which the asking side knows. Throws Error for other
+/// JSON.
 NodeFacts node_facts_from_json(const nlohmann::json& json);
 
-/// How much a finding says.
+/// What a finding means for runs.
 enum class Severity : std::uint8_t {
   kBad,   // runs will not start, or fail
   kWarn,  // runs will be slow, or not heal
@@ -46,7 +47,7 @@ struct ClusterFinding {
   std::string text;   // what is wrong, and how to mend it
 };
 
-/// `version`: of the asking program. The same finding of several nodes is one.
+/// Returns the findings. `version` is that of the asking program. The same finding about several nodes is one.
 std::vector<ClusterFinding> compare_nodes(const std::vector<NodeFacts>& nodes, std::string_view version);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// A limit on how often something is done within any hour.
+// Limits how often something is done within any hour.
 #pragma once
 
 #include <deque>
@@ -9,8 +9,8 @@ class HourlyLimit {
  public:
   explicit HourlyLimit(int most) : most_(most) {}
 
-  /// Counts one more at `now`, seconds on a clock that only goes on. False: the last hour has had as many as it may,
-  /// and nothing is counted.
+  /// Counts one more use at `now`, in seconds on a monotonic clock. Returns false, and counts nothing, if the last hour
+  /// has had as many as allowed.
   bool take(double now) {
     constexpr double kHour = 3600.0;
     while (!times_.empty() && now - times_.front() > kHour) times_.pop_front();
@@ -22,7 +22,7 @@ class HourlyLimit {
 
  private:
   int most_;
-  std::deque<double> times_;  // of the last hour
+  std::deque<double> times_;  // uses within the last hour
 };
 
 }  // namespace tessera

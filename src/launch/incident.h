@@ -1,4 +1,4 @@
-// What has happened to a run, for people and programs: <dump_folder>/incidents/N.json.
+// What has happened to a run, for people and programs. Each incident is a file <dump_folder>/incidents/N.json.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,22 +12,22 @@ namespace tessera {
 
 struct Incident {
   int number = 1;
-  double noticed_at = 0.0;  // seconds of Unix time
-  double lost_from = 0.0;   // when the run stood still: a launcher's loss is noticed long after that
+  double noticed_at = 0.0;  // Unix time in seconds
+  double lost_from = 0.0;   // when the run stopped making progress: a launcher's loss is noticed long after that
   std::int64_t attempt = 1;
   Failure failure = {};
   Decision decision = {};
-  std::string spare = {};  // in the place of the blamed node
-  /// Once the run trains again; its first step then is resumed_step + 1.
+  std::string spare = {};  // the node that replaces the blamed one
+  /// The step that the run resumed from; its first step then is resumed_step + 1. Set once the run trains again.
   std::optional<std::int64_t> resumed_step = {};
-  std::int64_t last_step = 0;  // the last one that all ranks had begun
-  /// The time from lost_from until the run was as far as before, or failed again; none: it still heals.
+  std::int64_t last_step = 0;  // the last step that all ranks had begun
+  /// The time from lost_from until the run was as far as before, or failed again. Not set while it still heals.
   std::optional<double> seconds_lost = {};
 };
 
 nlohmann::ordered_json to_json(const Incident& incident);
 
-/// One paragraph.
+/// Describes the incident in one paragraph.
 std::string describe(const Incident& incident);
 
 }  // namespace tessera

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-/// A step that fails so often is not the hardware's fault.
+/// A step that fails this often fails because of the program or the data, not the hardware.
 constexpr int kFailuresOfStep = 3;
 
 }  // namespace

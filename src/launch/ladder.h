@@ -1,5 +1,5 @@
-// The recovery ladder: what a launcher does about a failure. The same nodes once more, then a spare in the place of the
-// node that is blamed, then the scheduler's requeue, then a stop with a report.
+// The recovery ladder: what a launcher does about a failure. First it restarts on the same nodes. Then a spare replaces
+// the blamed node. Then it asks for the scheduler's requeue, and at last it stops with a report.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 namespace tessera {
 
 enum class Action : std::uint8_t {
-  kRestart,  // on the same nodes
+  kRestart,  // restart on the same nodes
   kReplace,  // restart with a spare in the place of the blamed node
   kRequeue,  // end, so that the scheduler starts the launch again
   kStop,
 };
-/// "restart on the same nodes".
+/// Returns the action's name: "restart on the same nodes".
 std::string_view name_of(Action action);
 
 struct Decision {
@@ -29,13 +29,14 @@ struct Decision {
 
 class Ladder {
  public:
-  /// At most `restarts_per_hour` times in any hour.
+  /// `restarts_per_hour` is the most restarts in any hour.
   Ladder(int restarts_per_hour, bool can_requeue) : restarts_(restarts_per_hour), can_requeue_(can_requeue) {}
 
-  /// `num_spares`: nodes that are ready. `now`: seconds on a clock that only goes on.
+  /// Returns what to do about a failure. `num_spares` is the number of nodes that are ready. `now` is in seconds on a
+  /// monotonic clock.
   Decision decide(const Failure& failure, int num_spares, double now);
 
-  /// An operator has repaired the node: its next failure counts as its first.
+  /// Forgets a node's failures, because an operator has repaired it: its next failure counts as its first.
   void forget_failures(const std::string& node) { failures_of_node_.erase(node); }
 
  private:
@@ -43,7 +44,7 @@ class Ladder {
 
   HourlyLimit restarts_;
   bool can_requeue_;
-  std::map<std::string, int> failures_of_node_;                 // that a node's ranks were blamed for
+  std::map<std::string, int> failures_of_node_;                 // for which a node's ranks were blamed
   std::map<std::int64_t, std::map<std::string, int>> at_step_;  // failures of ranks, by step and node
 };
 

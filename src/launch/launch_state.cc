@@ -77,7 +77,7 @@ std::vector<Measurement> measurements_of(const LaunchState& state,
     const auto count = std::ranges::count(state.nodes, role, &LaunchState::Node::role);
     numbers.push_back({"nodes", "Nodes by what they do", {{"role", role}}, static_cast<double>(count)});
   }
-  // A counter that begins at 1 has not risen for Prometheus: each kind begins at 0.
+  // For Prometheus, a counter that begins at 1 has not risen. So each kind begins at 0.
   for (int kind = 0; kind <= static_cast<int>(FailureKind::kLauncherLost); ++kind) {
     const std::string name(name_of(static_cast<FailureKind>(kind)));
     const auto found = incidents_by_kind.find(name);
@@ -128,7 +128,7 @@ std::optional<double> read_launcher_loss(const std::filesystem::path& folder, co
   const auto json = read_json_file(folder / kLauncherLossName, kLossFormat, kVersion);
   if (!json) return std::nullopt;
   const JsonFields<> fields(*json, fmt::format("'{}'", (folder / kLauncherLossName).string()));
-  if (lost.job != job_from_json(fields)) return std::nullopt;  // another launcher's loss
+  if (lost.job != job_from_json(fields)) return std::nullopt;  // another launcher was lost
   return fields.number("noticed_at");
 }
 

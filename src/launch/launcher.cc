@@ -43,25 +43,24 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-/// All monitors are started at once, so this is for one, on a machine that is busy.
+/// How many seconds a monitor may take to start on a busy machine. All monitors start at once.
 constexpr double kMonitorStart = 30.0;
-/// After the connection to a monitor has ended: for a new one.
+/// How many seconds a node has for a new connection after that to its monitor has ended.
 constexpr double kMonitorRestart = 2.0;
-/// A node that was lost is tried again after the first of these, then after ever more, up to the second.
+/// Seconds between two tries to reach a lost node: the first value, and the largest. The time grows with each try.
 constexpr double kBetweenTries = 5.0, kLongestBetweenTries = 60.0;
-/// At the end of a run lost nodes are tried once more, for so long: ssh gives a connection up after 5 s.
+/// How many seconds lost nodes are tried once more at the end of a run. ssh gives a connection up after 5 s.
 constexpr double kReaching = 6.0;
-/// How long evidence may take to arrive, and ranks to end.
+/// How many seconds evidence may take to arrive, and ranks may take to end.
 constexpr double kGathering = 1.5, kEnding = 4.0;
-/// Between two times that the scheduler is asked for a node: the first, and after refusals ever more, up to the second.
+/// Seconds between two requests to the scheduler for a node: the first value, and the largest. Each refusal doubles it.
 constexpr double kBetweenGrowing = 10.0, kLongestBetweenGrowing = 600.0;
 
 enum class Role : std::uint8_t {
   kActive,
   kSpare,
-  kLost,  // it was silent; a spare again once it has a new monitor, and has ended its old ranks
-  /// It was blamed, and is not used until it has been started anew, has passed an active check, or an operator returns
-  /// it.
+  kLost,  // it was silent; it becomes a spare when it has a new monitor and has ended its old ranks
+  /// It was blamed. It is not used until it was restarted, has passed an active check, or an operator returns it.
   kDrained,
 };
 
@@ -73,24 +72,24 @@ std::string name_of(Role role) {
 struct Node {
   std::string name;
   Role role = Role::kSpare;
-  pid_t monitor = 0;  // its process here; 0: none
-  int input = -1;     // of that process; closing it ends the monitor
+  pid_t monitor = 0;  // process here that runs the monitor; 0: none
+  int input = -1;     // standard input of that process; closing it ends the monitor
   bool has_come = false;
   double seen = 0.0;
-  double closed = 0.0;    // when the connection ended; 0: it has not
-  double next_try = 0.0;  // to start a monitor
+  double closed = 0.0;    // when the connection ended; 0: it is open
+  double next_try = 0.0;  // when a monitor may be started next
   double between_tries = kBetweenTries;
-  int last_status = 0;       // of the connection's process
-  std::int64_t ended = 0;    // attempts of which it has no process left
-  std::string problem = {};  // why it cannot be used
+  int last_status = 0;       // exit status of the connection's process
+  std::int64_t ended = 0;    // last attempt of which no process is left
+  std::string problem = {};  // why the node cannot be used
   bool has_evidence = false;
-  std::string sickness = {};                // why its health daemon calls it bad; empty: it does not
-  std::optional<double> active_check = {};  // when one passed last, as its health daemon says; none: it says nothing
+  std::string sickness = {};                // why the health daemon calls it bad; empty: it does not
+  std::optional<double> active_check = {};  // Unix time of the last that passed, by the daemon; not set: no word yet
   bool is_drained_as_sick = false;
-  std::string drain_reason = {};                  // as the scheduler was told
-  std::optional<double> check_before_drain = {};  // active_check when it was drained
-  bool is_new = false;                            // the scheduler has given it, and its monitor has not come yet
-  bool is_sickness_told = false;                  // that it is sick, and nothing can be done
+  std::string drain_reason = {};                  // the reason that the scheduler was given
+  std::optional<double> check_before_drain = {};  // active_check at the time of the drain
+  bool is_new = false;            // the scheduler has given the node, but its monitor has not connected yet
+  bool is_sickness_told = false;  // a warning says that it is sick and has no spare
 };
 
 class Launcher {
@@ -140,7 +139,7 @@ class Launcher {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
-  /// Leaves the nodes that are asked for. A run that goes on may have lost some for which there were spares.
+  /// Keeps only as many nodes as are asked for. A run that resumes may have lost nodes for which there were spares.
   void limit_nodes() {
     const auto num_active = static_cast<std::size_t>(options_.num_nodes);
     const std::size_t needed = num_active + static_cast<std::size_t>(options_.num_spares);
@@ -158,7 +157,7 @@ class Launcher {
     nodes_.resize(needed);
   }
 
-  /// Which run this is, and the number of its last attempt; locks the run.
+  /// Finds the run and the number of its last attempt, and locks the run.
   void identify() {
     const std::optional<LaunchState> before = read_launch_state(dump_folder_);
     const std::optional<RunIdentity> trained = read_run_identity(dump_folder_);
@@ -194,7 +193,7 @@ class Launcher {
     if (had_trained && !before->has_ended()) take_over_from(*before);
   }
 
-  /// After a launcher that ended without a word: its loss is an incident of the run.
+  /// Records an incident if the launcher before this one ended without a word: its loss is an incident of the run.
   void take_over_from(const LaunchState& lost) {
     const std::optional<double> noticed = read_launcher_loss(dump_folder_, lost);
     const bool is_requeued = state_.job && lost.job && state_.job->id == lost.job->id;
@@ -238,7 +237,7 @@ class Launcher {
     node.input = pipe[1];
     const std::string line = channel_.key() + "\n";
     static_cast<void>(!::write(node.input, line.data(), line.size()));
-    close(pipe[0]);  // after the write, which would end this process by SIGPIPE if the monitor had ended already
+    close(pipe[0]);  // only after the write: if the monitor had ended already, SIGPIPE would end this process
     node.next_try = now() + node.between_tries;
   }
 
@@ -252,7 +251,7 @@ class Launcher {
     node.monitor = 0;
   }
 
-  /// Throws Error unless all nodes have a monitor that is fit.
+  /// Starts all monitors. Throws Error unless all nodes get a monitor and are fit.
   void start_monitors() {
     write_state("starting");
     for (Node& node : nodes_) start_monitor(node);
@@ -281,7 +280,7 @@ class Launcher {
                  nodes_.size(), options_.ranks_per_node, nodes_.size() - static_cast<std::size_t>(options_.num_nodes));
   }
 
-  /// The first nodes that are well train. Throws Error if there are too few.
+  /// Lets the first healthy nodes train. Throws Error if there are too few.
   void choose_nodes() {
     std::string sick;
     for (Node& node : nodes_) {
@@ -320,7 +319,7 @@ class Launcher {
            now() - node.seen < kMonitorRestart;
   }
 
-  /// Hears what has come, for up to 50 ms, and looks after processes.
+  /// Handles the messages that arrive within 50 ms, and looks after processes.
   void pump() {
     std::optional<Message> message = channel_.receive(milliseconds(50));
     for (const std::string& name : channel_.take_disconnected()) {
@@ -362,7 +361,7 @@ class Launcher {
     }
   }
 
-  /// What the node's health daemon says. A daemon that is silent says nothing new.
+  /// Records what the node's health daemon reports. A silent daemon reports nothing new.
   void take_health(Node& node, const nlohmann::json& message) {
     const nlohmann::json health = message.value("health", nlohmann::json());
     if (!health.is_object()) return;
@@ -371,15 +370,15 @@ class Launcher {
     if (!node.sickness.empty()) return note_sick_if_drained(node);
     node.is_sickness_told = false;
     if (node.role != Role::kDrained) return;
-    if (!node.check_before_drain) node.check_before_drain = node.active_check;  // the daemon was silent then
+    if (!node.check_before_drain) node.check_before_drain = node.active_check;  // the daemon was silent at the drain
     if (!node.is_drained_as_sick && *node.active_check <= *node.check_before_drain) return;
     spdlog::info("{} has passed its active check: it is a spare once its old ranks have ended", node.name);
-    // What was drained in the daemon's words is returned by `tessera health act`.
+    // A node that was drained with the daemon's reason is returned by `tessera health act`.
     if (!node.is_drained_as_sick) tell_scheduler(engine_->undrain(node.name, node.drain_reason));
     return_node(node);
   }
 
-  /// The active check of a node that was slow has found out why: its drain is the daemon's from now on.
+  /// Hands a slow node's drain over to its health daemon, if the node's active check has found the cause.
   void note_sick_if_drained(Node& node) {
     if (node.role != Role::kDrained || node.is_drained_as_sick) return;
     node.is_drained_as_sick = true;
@@ -387,7 +386,7 @@ class Launcher {
     tell_scheduler(engine_->drain(node.name, node.sickness));
   }
 
-  /// Has a node that was slow multiply and copy, where a health daemon takes the result.
+  /// Starts the active check on a node that was slow. Its health daemon reads the result.
   void check_node(Node& node) {
     CommandLine check = {options_.program, "health", "check", "--active", "--folder", options_.health_folder.string(),
                          "--node",         node.name};
@@ -396,15 +395,15 @@ class Launcher {
     tell_scheduler(engine_->on_node(node.name, check));
   }
 
-  /// A drained node becomes a spare when nothing of its old ranks is left.
+  /// Makes a drained node a spare as soon as nothing of its old ranks is left.
   void return_node(Node& node) {
     node.role = Role::kLost;
     node.is_drained_as_sick = false;
     ladder_.forget_failures(node.name);
   }
 
-  /// The node is lost until a new monitor comes from it. One that was cut off may still be heard, but ends when it
-  /// finds its input closed.
+  /// Makes the node lost until a new monitor connects from it. An old monitor that was cut off may still be heard, but
+  /// it ends when it finds its input closed.
   static void lose(Node& node) {
     close_monitor(node);
     node.role = Role::kLost;
@@ -415,7 +414,7 @@ class Launcher {
 
   void answer_beat(Node& node, const Message& message) {
     if (node.role == Role::kLost) {
-      // It is back: a reboot, a link, or a thaw. Nothing of what it did before may be left.
+      // The node is back after a reboot, a broken link or a freeze. Nothing of what it did before may be left.
       if (node.ended < state_.attempt - 1) {
         channel_.send({node.name, {{"do", "end"}, {"attempt", state_.attempt - 1}}});
         return;
@@ -448,8 +447,8 @@ class Launcher {
     }
   }
 
-  /// Asks the scheduler for a node while too few are fit, one after the other. A scheduler that does not answer is no
-  /// reason to stop a run.
+  /// Asks the scheduler for a node while too few are fit, one at a time. A scheduler that does not answer must not stop
+  /// a run.
   void grow() {
     try {
       if (growth_ == 0) {
@@ -476,7 +475,7 @@ class Launcher {
     if (num_fit >= options_.num_nodes + options_.num_spares || now() < next_growth_) return;
     const std::optional<CommandLine> ask = engine_->grow();
     if (!ask) {
-      next_growth_ = std::numeric_limits<double>::infinity();  // this engine has no scheduler
+      next_growth_ = std::numeric_limits<double>::infinity();  // the engine has no scheduler
       return;
     }
     spdlog::info("{} nodes are fit and {} are wanted: the scheduler is asked for one", num_fit,
@@ -488,7 +487,7 @@ class Launcher {
     int status = 0;
     if (waitpid(growth_, &status, WNOHANG) != growth_) return;
     growth_ = 0;
-    bool is_new = false;  // whatever the status says: salloc may end with 1 although the job has grown
+    bool is_new = false;  // decides, not the status: salloc may end with 1 although the job has grown
     for (const std::string& name : engine_->grown_nodes()) {
       if (find_node(name) != nullptr) continue;
       is_new = true;
@@ -536,7 +535,7 @@ class Launcher {
     }
   }
 
-  /// An operator returns a drained node.
+  /// Returns a drained node because an operator asks for it.
   void undrain(const std::string& name) {
     Node* node = find_node(name);
     if (node == nullptr || node->role != Role::kDrained) {
@@ -576,10 +575,10 @@ class Launcher {
     watch_.emplace(watch, active_, options_.ranks_per_node, now());
   }
 
-  /// Returns what went wrong; none if the ranks have ended as they should.
+  /// Returns what went wrong, or nullopt if the ranks have ended as they should.
   std::optional<Failure> run_attempt() {
     start_ranks();
-    std::optional<double> ended;  // when the ranks' process did
+    std::optional<double> ended;  // when the ranks' process ended
     int told = 0;
     while (true) {
       pump();
@@ -619,8 +618,8 @@ class Launcher {
     }
   }
 
-  /// A node that trains and that its health daemon calls bad, if there is a spare for it. A restart needs copies in
-  /// memory of this attempt, or it would lose more than it saves: it waits for the first steps.
+  /// Returns a failure if a node that trains is called bad by its health daemon and there is a spare for it. It waits
+  /// for the first steps: without copies in memory of this attempt, a restart would lose more than it saves.
   std::optional<Failure> find_sick_node() {
     for (Node& node : nodes_) {
       if (node.role != Role::kActive || node.sickness.empty() || watch_->step() == 0) continue;
@@ -638,7 +637,7 @@ class Launcher {
     return std::nullopt;
   }
 
-  /// After a run went back because replicas differed: the rank that had the wrong state, once the replay has told.
+  /// Finds the rank that had the wrong state after replicas differed and the run went back. The replay reports it.
   std::optional<Failure> find_wrong_state() {
     if (!differed_ || since_looked_.seconds() < 0.5) return std::nullopt;
     since_looked_ = {};
@@ -661,7 +660,7 @@ class Launcher {
     return std::nullopt;
   }
 
-  /// Waits for what else comes of the same event: a node that is lost explains a rank that hangs.
+  /// Waits briefly for other signs of the same event: a lost node explains a rank that hangs.
   Failure settle(Failure failure) {
     if (failure.kind == FailureKind::kRankSlow || failure.kind == FailureKind::kNodeLost) return failure;
     const Stopwatch watch;
@@ -669,7 +668,7 @@ class Launcher {
       pump();
       if (std::optional<Failure> later = watch_->find(now())) failure = std::move(*later);
     }
-    // A rank that hangs on a node whose monitor is silent hangs because of the node.
+    // If a rank hangs on a node whose monitor is silent, the node is the cause.
     for (const Node& node : nodes_) {
       if (node.role != Role::kActive || now() - node.seen < 1.0 || failure.rank) continue;
       failure.evidence.push_back(fmt::format("{} has been silent for {:.1f} s", node.name, now() - node.seen));
@@ -696,7 +695,7 @@ class Launcher {
     if (step >= step_before_failure_) end_healing(unix_time());
   }
 
-  /// Counts what the incident has cost until `end`: the run is as far as before, or has failed again.
+  /// Counts what the incident has cost until `end`, when the run is as far as before, or has failed again.
   void end_healing(double end) {
     last_seconds_lost_ = std::max(0.0, end - healing_->lost_from);
     healing_->seconds_lost = last_seconds_lost_;
@@ -705,7 +704,7 @@ class Launcher {
     healing_.reset();
   }
 
-  /// Ends the attempt, finds out who is to blame, and prepares the next. False: there is no next.
+  /// Ends the attempt, finds out who is to blame, and prepares the next attempt. Returns false if there is none.
   bool heal(Failure failure) {
     const double noticed = unix_time();
     const std::int64_t last_step = watch_->step();
@@ -753,7 +752,7 @@ class Launcher {
     const Culprit culprit = find_culprit(evidence_, world_size);
     if (culprit.ranks.empty()) return;
     failure.evidence.push_back(culprit.reason);
-    // What holds for all ranks points at none of them.
+    // Evidence that holds for all ranks points at none of them.
     if (failure.rank || (culprit.ranks.size() == static_cast<std::size_t>(world_size) && world_size > 1)) return;
     failure.rank = culprit.ranks.front();
     failure.node = watch_->node_of(*failure.rank);
@@ -773,11 +772,11 @@ class Launcher {
     ranks_ = 0;
   }
 
-  /// Puts a spare in the place of the blamed node. Returns its name.
+  /// Puts a spare in the place of the blamed node. Returns the spare's name.
   std::string promote_spare(const Failure& failure) {
     Node& bad = *find_node(failure.node);
     const auto spare = std::ranges::find_if(nodes_, [](const Node& node) { return is_ready(node); });
-    if (spare == nodes_.end()) return "";  // it was lost a moment ago; the same nodes are tried
+    if (spare == nodes_.end()) return "";  // the spare was lost a moment ago, so the same nodes are tried
     const bool is_checked =
         failure.kind == FailureKind::kRankSlow && bad.active_check.has_value() && bad.ended >= state_.attempt;
     if (failure.kind == FailureKind::kNodeLost) {
@@ -787,7 +786,7 @@ class Launcher {
     }
     spare->role = Role::kActive;
     *std::ranges::find(active_, bad.name) = spare->name;
-    // For a sick node in the daemon's words: it returns what is drained for these.
+    // A sick node is drained with the daemon's reason, because the daemon returns nodes that are drained for it.
     bad.drain_reason = failure.kind == FailureKind::kNodeSick
                            ? bad.sickness
                            : fmt::format("{} {}: run {}", kReasonPrefix, signal_of(failure.kind), state_.run_id);
@@ -818,14 +817,14 @@ class Launcher {
     if (server_) server_->publish(measurements_of(state_, incidents_by_kind_));
   }
 
-  /// Nodes that were lost may be there again, with old files in their memory.
+  /// Tries once more to reach lost nodes. They may be back, with old files in their memory.
   void reach_lost_nodes() {
     const auto is_settled = [](const Node& node) {
-      return node.role != Role::kLost || (node.monitor == 0 && node.next_try > now());  // it was tried in vain
+      return node.role != Role::kLost || (node.monitor == 0 && node.next_try > now());  // the launcher tried it in vain
     };
     for (Node& node : nodes_) {
       if (node.role != Role::kLost) continue;
-      lose(node);  // the connection may still wait for a node that was away
+      lose(node);  // the old connection may still wait for a node that was away
       node.next_try = 0.0;
     }
     const Stopwatch watch;
@@ -837,7 +836,7 @@ class Launcher {
     reach_lost_nodes();
     keeps_monitors_ = false;
     const bool is_over = exit_status_ != static_cast<int>(ExitStatus::kRequeue);
-    if (is_over) {  // a launch that is requeued finds the copies in memory again
+    if (is_over) {  // a launch that is requeued needs the copies in memory
       for (const Node& node : nodes_) channel_.send({node.name, {{"do", "quit"}, {"attempt", state_.attempt}}});
       const Stopwatch watch;
       const auto has_quit = [](const Node& node) { return node.monitor == 0 || now() - node.seen > 1.0; };
@@ -867,28 +866,28 @@ class Launcher {
   std::optional<FileLock> lock_;
   LaunchState state_;
   Stopwatch since_written_;
-  std::deque<Node> nodes_;           // to which nodes are added while others are referred to
+  std::deque<Node> nodes_;           // a deque: adding nodes must not move those that are referred to
   std::vector<std::string> active_;  // names, in the order of ranks
-  std::optional<RunWatch> watch_;    // of the attempt
+  std::optional<RunWatch> watch_;    // watches the current attempt
   std::vector<RankState> evidence_;
-  std::optional<Incident> healing_;       // until the run is as far as before, or fails again
-  std::int64_t step_before_failure_ = 0;  // the run has healed once it is there again
-  std::optional<Incident> differed_;      // replicas; until a replay has told whose state was wrong
+  std::optional<Incident> healing_;       // set until the run is as far as before, or fails again
+  std::int64_t step_before_failure_ = 0;  // the run has healed when it reaches this step again
+  std::optional<Incident> differed_;      // replicas differed; set until a replay has shown whose state was wrong
   Stopwatch since_looked_;
   double last_seconds_lost_ = 0.0;
-  bool keeps_monitors_ = false;  // whether a monitor that ends is started again: not before all have come
+  bool keeps_monitors_ = false;  // a monitor that ends is started again; only after all have connected
   bool slow_is_told_ = false;
   pid_t ranks_ = 0;  // mpirun, srun or the one rank
   std::optional<int> ranks_status_;
-  std::vector<pid_t> scheduler_commands_;  // that still run
-  pid_t growth_ = 0;                       // that asks for a node; 0: none
+  std::vector<pid_t> scheduler_commands_;  // commands that are still running
+  pid_t growth_ = 0;                       // the process that asks for a node; 0: none
   double next_growth_ = 0.0, between_growing_ = kBetweenGrowing;
   int exit_status_ = 0;
-  std::optional<RequestInbox> requests_;  // once all monitors have come
+  std::optional<RequestInbox> requests_;  // set once all monitors have connected
   std::optional<MetricsServer> server_;
-  std::map<std::string, int> incidents_by_kind_;  // of this launcher
+  std::map<std::string, int> incidents_by_kind_;  // counted by this launcher
   int counted_incident_ = 0;
-  BackgroundWriter writer_;  // ends first, while all else is there
+  BackgroundWriter writer_;  // last, so that it ends first, while everything else exists
 };
 
 }  // namespace

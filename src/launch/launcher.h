@@ -1,5 +1,5 @@
-// The launcher: starts the ranks of a run on the nodes of an engine, watches them, and heals the run when something
-// fails, until all steps are done (docs/resilience.md).
+// The launcher starts the ranks of a run on the nodes of an engine and watches them until all steps are done. It heals
+// the run when something fails (docs/resilience.md).
 #pragma once
 
 #include <filesystem>
@@ -20,16 +20,17 @@ struct LauncherOptions {
   int restarts_per_hour = 10;
   bool grows = false;                 // asks the scheduler for a node while there are fewer spares than num_spares
   std::string address;                // by which nodes reach the launcher; empty: this machine's name
-  std::filesystem::path node_folder;  // of each node; empty: /dev/shm/tessera-<run id>
-  std::string prometheus_address;     // "HOST:PORT" to serve metrics at; empty: nowhere
-  std::filesystem::path health_folder = kHealthFolder;  // of each node's health daemon
-  std::filesystem::path health_rates;  // by which active checks judge a slow node (health/peer_rates.h); empty: none
+  std::filesystem::path node_folder;  // on each node; empty: /dev/shm/tessera-<run id>
+  std::string prometheus_address;     // "HOST:PORT" where metrics are served; empty: nowhere
+  std::filesystem::path health_folder = kHealthFolder;  // folder of each node's health daemon
+  std::filesystem::path health_rates;  // active checks judge slow nodes by them (health/peer_rates.h); empty: none
   WatchOptions watch;
-  std::string program;                 // of ranks and monitors: the same path on all nodes
-  std::vector<std::string> arguments;  // of the ranks, from "train" on
+  std::string program;                 // program of ranks and monitors: the same path on all nodes
+  std::vector<std::string> arguments;  // arguments of the ranks, from "train" on
 };
 
-/// Returns the exit status of `tessera launch`. Throws Error before any rank starts if a node is missing or is not fit.
+/// Runs the launcher. Returns the exit status of `tessera launch`. Throws Error before any rank starts if a node is
+/// missing or is not fit.
 int launch(const LauncherOptions& options, const JobConfig& config, std::unique_ptr<Engine> engine,
            const volatile StopRequest& stop);
 

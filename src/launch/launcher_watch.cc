@@ -7,10 +7,10 @@
 namespace tessera {
 namespace {
 
-/// A launcher's silence counts for so long at most between two looks.
+/// The most silence of a launcher, in seconds, that counts between two calls of look().
 constexpr double kLongestLookGap = 2.0;
 
-/// The job as Slurm's own output names it.
+/// Returns the job as Slurm's own output names it.
 std::string describe_job(const LaunchState::Job& job) {
   return fmt::format("job {} (Restarts={})", job.id, job.restarts);
 }
@@ -19,7 +19,7 @@ std::string describe_job(const LaunchState::Job& job) {
 
 std::string LauncherWatch::look(const LaunchState& state, double now) {
   const bool was_known = is_known_, was_suspect = is_suspect();
-  // Times of launch.json are those of another clock: only that they differ counts.
+  // Times in launch.json are from another clock, so they are only compared for a change.
   const bool is_changed = was_known && state.time != state_.time;
   const bool is_new_launcher = !was_known || state.endpoint != state_.endpoint || state.job != state_.job;
   silent_ = is_changed ? 0.0 : silent_ + (was_known ? std::min(now - looked_, kLongestLookGap) : 0.0);
@@ -47,7 +47,7 @@ LauncherWatch::Verdict LauncherWatch::judge(const SlurmJob& job, bool answers, d
     return {.text = fmt::format("{} is {}, but the run has not ended; submit its script again to go on with it", name,
                                 job.state)};
   }
-  // A job that Slurm has requeued since is not requeued again before its new launcher writes.
+  // A job that Slurm has requeued in the meantime is not requeued again before its new launcher has written.
   if (job.state != "RUNNING" || job.restarts != state_.job->restarts) {
     return {.text = fmt::format("{} is {}: waiting for its launcher", describe_job({state_.job->id, job.restarts}),
                                 job.state)};

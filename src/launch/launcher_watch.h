@@ -1,6 +1,6 @@
-// Finds out, outside of a job's allocation, whether the launcher of a run is lost: Slurm keeps a job that was submitted
-// with --no-kill RUNNING when its batch host dies, without its script. It only judges: what was seen comes from
-// outside, and when, so that tests need not wait.
+// Finds out, outside of a job's allocation, whether the launcher of a run is lost. Slurm keeps a job that was submitted
+// with --no-kill RUNNING when its batch host dies, although its script is gone. The class only judges: observations and
+// times are passed in, so that tests need not wait.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@
 namespace tessera {
 
 struct LauncherWatchOptions {
-  double silent_seconds = 10.0;  // without a new launch.json, after which a launcher is suspected
+  double silent_seconds = 10.0;  // how long launch.json may stay unchanged before the launcher is suspected
   int requeues_per_hour = 3;
 };
 
@@ -22,26 +22,27 @@ class LauncherWatch {
   explicit LauncherWatch(const LauncherWatchOptions& options)
       : options_(options), requeues_(options.requeues_per_hour) {}
 
-  /// What launch.json held at `now`, seconds on a clock that only goes on. To be called at least once a second: longer
-  /// gaps are time in which the storage hung or this process was suspended, and do not count as the launcher's silence.
-  /// Returns what is new, for people; empty if nothing is.
+  /// Takes what launch.json held at `now`, in seconds on a monotonic clock. Call it at least once a second. In longer
+  /// gaps the storage hung or this process was suspended, so they do not count as the launcher's silence. Returns what
+  /// is new, for people, or "" if nothing is.
   std::string look(const LaunchState& state, double now);
 
-  /// Whether there is nothing to watch any more: the run has ended, or nobody will go on with its job.
+  /// Returns whether there is nothing to watch any more: the run has ended, or nobody will resume its job.
   bool is_over() const { return is_over_; }
-  /// Whether a new launcher is at work, and set_reachable() is to be called.
+  /// Returns whether a new launcher is at work, so that the caller should call set_reachable().
   bool wants_contact() const { return is_alive_ && !is_reachable_; }
-  /// Whether the launcher answers while it works (is_launcher_at). If not, its silence later says nothing.
+  /// Records whether the launcher answers while it works (is_launcher_at). If it does not, later silence proves
+  /// nothing.
   void set_reachable(bool reachable) { is_reachable_ = reachable; }
-  /// Whether judge() is to be called: launch.json has not changed for so long, or the launcher has stopped, and its job
-  /// may have been requeued or have ended.
+  /// Returns whether the caller should call judge(). It should if launch.json has not changed for too long, or if the
+  /// launcher has stopped and its job may have been requeued or have ended.
   bool is_suspect() const { return silent_ >= options_.silent_seconds || state_.state == "stopped"; }
 
   struct Verdict {
     bool requeue = false;
-    std::string text;  // for people, and the same as long as nothing changes
+    std::string text;  // for people; stays the same as long as nothing changes
   };
-  /// What is to be done about a suspect, given its job and whether it answers at `now`.
+  /// Returns what to do about a suspect, given its job and whether it answers at `now`.
   Verdict judge(const SlurmJob& job, bool answers, double now);
 
  private:
@@ -49,8 +50,8 @@ class LauncherWatch {
   LaunchState state_;
   double looked_ = 0.0, silent_ = 0.0;
   bool is_known_ = false;             // state_ has been read
-  bool is_alive_ = false;             // launch.json of this launcher has changed before our eyes
-  std::optional<bool> is_reachable_;  // of this launcher; none: not tried yet
+  bool is_alive_ = false;             // launch.json of this launcher has changed while we watched
+  std::optional<bool> is_reachable_;  // whether this launcher can be reached; not set: not tried yet
   bool is_over_ = false;
   HourlyLimit requeues_;
 };

@@ -1,5 +1,5 @@
-// What operators ask of a running launcher: `tessera undrain` creates the file launch_requests/NODE.undrain in the
-// run's folder, and the launcher deletes it when it takes the request. Whoever may write to that folder may ask.
+// Requests of operators to a running launcher. `tessera undrain` creates the file launch_requests/NODE.undrain in the
+// run's folder, and the launcher deletes it when it takes the request. Anyone who may write to that folder may ask.
 #pragma once
 
 #include <filesystem>
@@ -9,17 +9,17 @@
 
 namespace tessera {
 
-/// The launcher's side.
+/// The launcher's side: receives the requests.
 class RequestInbox {
  public:
-  /// Creates launch_requests in `dump_folder` and looks into it every second. That is done on a thread of its own: the
-  /// storage may hang.
+  /// Creates launch_requests in `dump_folder` and looks into it every second. It does that in a separate thread,
+  /// because the storage may hang.
   explicit RequestInbox(const std::filesystem::path& dump_folder);
   ~RequestInbox();
   RequestInbox(const RequestInbox&) = delete;
   RequestInbox& operator=(const RequestInbox&) = delete;
 
-  /// Names of the nodes that were asked for since the last call. They come from file names: anything may be there.
+  /// Returns the nodes that were requested since the last call. The names are file names, so they may be any text.
   std::vector<std::string> take_undrained();
 
  private:
@@ -28,8 +28,8 @@ class RequestInbox {
 };
 
 /// Asks the launcher of the run in `dump_folder` to use these drained nodes again, and waits until it has taken the
-/// requests. Throws Error if no launcher runs there, if a node is unknown or not drained, or if the launcher does not
-/// answer within `patience` seconds; then the requests are withdrawn.
+/// requests. Throws Error if no launcher runs there, or if a node is unknown or not drained. Also throws it if the
+/// launcher does not answer within `patience` seconds, and then withdraws the requests.
 void request_undrain(const std::filesystem::path& dump_folder, const std::vector<std::string>& nodes, double patience);
 
 }  // namespace tessera

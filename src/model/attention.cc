@@ -187,7 +187,7 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   const Tensor kv_a = context.allocate({num_tokens, latent + config.qk_rope_head_dim});
   const Tensor latent_TC = context.allocate({num_tokens, latent});
   const Tensor k_rope = context.allocate({num_tokens, config.qk_rope_head_dim});
-  linear_forward(op, y_TD, context.weight(wkv_a_.id()), kv_a);
+  wkv_a_.forward(context, y_TD, kv_a);
   kv_norm_.forward(context, kv_a.columns(0, latent), latent_TC, rstd_T);
   rotate(context, kv_a.columns(latent, kv_a.dim(1)), positions_T, 1, RopeDirection::kForward, k_rope);
   store_latents(op, latent_TC, k_rope, slot_T, positions_T, cache_SPN);
@@ -196,11 +196,11 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
   if (compressed_) {
     const Tensor q_a_TC = context.allocate({num_tokens, config.q_lora_rank});
     const Tensor q_latent_TC = context.allocate({num_tokens, config.q_lora_rank});
-    linear_forward(op, y_TD, context.weight(compressed_->wq_a.id()), q_a_TC);
+    compressed_->wq_a.forward(context, y_TD, q_a_TC);
     compressed_->norm.forward(context, q_a_TC, q_latent_TC, rstd_T);
-    linear_forward(op, q_latent_TC, context.weight(compressed_->wq_b.id()), q);
+    compressed_->wq_b.forward(context, q_latent_TC, q);
   } else {
-    linear_forward(op, y_TD, context.weight(wq_->id()), q);
+    wq_->forward(context, y_TD, q);
   }
   rotate(context, q, positions_T, heads, RopeDirection::kForward, q);
 
@@ -227,7 +227,7 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
     linear_forward(op, o_latent.columns(head * latent, (head + 1) * latent), wkv_b.rows(w_v, w_v + dim_v),
                    o.columns(head * dim_v, (head + 1) * dim_v));
   }
-  linear_forward(op, o, context.weight(wo_.id()), out_TD);
+  wo_.forward(context, o, out_TD);
 }
 
 void Attention::backward(const LayerContext& context, const GemmOperand& y_tD, const AttentionSaved& kept,

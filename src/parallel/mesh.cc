@@ -27,7 +27,7 @@ void require_divides(std::string_view key, std::int64_t degree, std::int64_t tot
 }
 
 MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks) {
-  // Axis by axis, what is left for the others.
+  // The number of ranks that the axes so far leave for the others.
   std::int64_t left = num_ranks;
   for (const auto& [key, degree] : {std::pair{"parallelism.pipeline_parallel_degree", degrees.pp},
                                     {"parallelism.tensor_parallel_degree", degrees.tp},
@@ -64,7 +64,7 @@ std::int64_t fewest_ranks(const MeshDegrees& degrees) {
     return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max() : product;
   };
   const std::int64_t parts = times(degrees.cp, degrees.tp);
-  // Experts are cut out of dp_shard · cp · tp ranks.
+  // Expert groups are cut out of dp_shard · cp · tp ranks.
   const std::int64_t dp_shard = degrees.dp_shard == -1 ? degrees.ep / std::gcd(degrees.ep, parts) : degrees.dp_shard;
   return times(times(times(parts, dp_shard), degrees.pp), degrees.dp_replicate);
 }
@@ -95,8 +95,8 @@ MeshPlace place_of(const MeshDegrees& degrees, std::int64_t rank) {
 
 namespace {
 
-/// A group, which is of the ranks that agree in all coordinates but those that vary along it: the color is what they
-/// agree in.
+/// A group of the mesh. Its ranks agree in all coordinates except those that vary along it; `color` encodes the
+/// coordinates in which they agree.
 struct Group {
   ProcessGroup Mesh::*of;
   const char* axis;
@@ -105,8 +105,8 @@ struct Group {
 
 std::vector<Group> groups_of(const MeshDegrees& d, const MeshPlace& place) {
   const std::int64_t stage_replica = place.pp * d.dp_replicate + place.dp_replicate;
-  const std::int64_t part = place.cp * d.tp + place.tp;                // of a sequence
-  const std::int64_t data_rank = place.dp_shard * d.cp * d.tp + part;  // within stage and replica
+  const std::int64_t part = place.cp * d.tp + place.tp;                // rank among those that share the same sequences
+  const std::int64_t data_rank = place.dp_shard * d.cp * d.tp + part;  // rank within its stage and replica
   const std::int64_t num_data_ranks = d.dp_shard * d.cp * d.tp;
   const std::int64_t ep_group = stage_replica * num_data_ranks + place.ep_shard;
   std::vector<Group> groups = {{&Mesh::pp, "pp", place.dp_replicate * num_data_ranks + data_rank},

@@ -1,13 +1,13 @@
-// The mesh: ranks as points of a space whose axes are the kinds of parallelism, and the process groups along them.
+// The mesh: each rank is a point in a space whose axes are the kinds of parallelism. Process groups run along the axes.
 //
-// Rank = (((pp · dp_replicate + r) · dp_shard + s) · cp + c) · tp + t: ranks of one tensor-parallel group are next to
-// each other, ranks of one pipeline far apart, as in TorchTitan. Expert ranks are cut out of the data ranks: within the
-// dp_shard · cp · tp ranks of a stage and replica, ep neighbours hold the E experts, E / ep each, and every ep-th rank
-// the same ones.
+// Rank = (((pp · dp_replicate + r) · dp_shard + s) · cp + c) · tp + t. Ranks of one tensor-parallel group are next to
+// each other and ranks of one pipeline are far apart, as in TorchTitan. Expert ranks are cut out of the data ranks,
+// which are the dp_shard · cp · tp ranks of a stage and replica. ep neighbours hold the E experts, E / ep each, and
+// every ep-th rank holds the same experts.
 //
-// Tokens differ between all ranks of a stage: dp_replicate and dp_shard have other sequences, cp other parts of them,
-// tp other parts of those (sequence parallelism). So the gradient of a parameter that tensor parallelism does not cut
-// is the sum over tp as well, and its shards are spread over tp as well.
+// All ranks of a stage have different tokens: dp_replicate and dp_shard have different sequences, cp different parts of
+// them, and tp different parts of those (sequence parallelism). So a parameter that tensor parallelism does not cut has
+// its gradient summed over tp, too, and its shards are spread over tp, too.
 #pragma once
 
 #include <cstdint>
@@ -19,48 +19,48 @@
 
 namespace tessera {
 
-/// Throws Error unless `degree`, a key's value, divides `total`, which `what` describes ("the 8 ranks"); names the
-/// nearest divisors. `others`: what else the degree has to divide, so that these will do; 0: any number.
+/// Throws Error unless `degree`, the value of `key`, divides `total`, which `what` describes ("the 8 ranks"). The
+/// message names the nearest divisors. `others` is a second number that these divisors must divide; 0 allows any.
 void require_divides(std::string_view key, std::int64_t degree, std::int64_t total, std::string_view what,
                      std::int64_t others = 0);
 
-/// A rank's coordinates.
+/// The coordinates of a rank.
 struct MeshPlace {
   std::int64_t pp = 0, dp_replicate = 0, dp_shard = 0, cp = 0, tp = 0;
   std::int64_t ep = 0;        // which experts it has
-  std::int64_t ep_shard = 0;  // among the ranks that have the same
+  std::int64_t ep_shard = 0;  // its place among the ranks with the same experts
 };
 MeshPlace place_of(const MeshDegrees& resolved, std::int64_t rank);
 
 struct Mesh {
-  /// One rank.
+  /// Makes the mesh of one rank.
   Mesh() = default;
   /// Makes the groups of a mesh. All ranks of `the_world`, which must outlive it, must call it together.
   Mesh(ProcessGroup& the_world, const MeshDegrees& resolved);
-  /// Returns the mesh that rank `rank` would have in a run that does not exist. Its groups know their sizes and this
-  /// rank's places, which is enough to measure a step. They cannot communicate.
+  /// Returns the mesh that rank `rank` would have in a run that does not exist. Its groups have sizes and this rank's
+  /// places in them, which is enough to measure a step. They cannot communicate.
   static Mesh planned(const MeshDegrees& resolved, std::int64_t rank);
 
   MeshDegrees degrees{.dp_shard = 1};
   MeshPlace place;
-  bool is_planned = false;  // only
+  bool is_planned = false;  // made by planned(): its groups cannot communicate
 
-  // One axis each.
+  // Groups along one axis.
   ProcessGroup pp, dp_replicate, cp, tp, ep;
-  // With several domains: the ranks of ep in this rank's domain, and the ranks with its place in each domain.
+  // If there are several domains: the ranks of ep in this rank's domain, and the ranks with its place in each domain.
   ProcessGroup ep_within, ep_across;
   /// cp · tp: the ranks with parts of the same sequences.
   ProcessGroup sequence;
-  /// dp_replicate · dp_shard · cp · tp: a stage's ranks; all its tokens.
+  /// dp_replicate · dp_shard · cp · tp: the ranks of a stage, which together have all its tokens.
   ProcessGroup tokens;
-  // The ranks over which a parameter's shards are spread: dp_shard · cp of what tp cuts, dp_shard · cp · tp of what it
-  // does not, and every ep-th of these for experts.
+  // The ranks over which a parameter's shards are spread. They are dp_shard · cp for parameters that tp cuts, and
+  // dp_shard · cp · tp for those that it does not cut. For experts they are every ep-th rank of the latter.
   ProcessGroup shard_of_cut, shard_of_whole, shard_of_experts;
-  /// All but dp_replicate: every number of the model is on one of these ranks, in shards.
+  /// All axes except dp_replicate: each number of the model is on one of these ranks, in shards.
   ProcessGroup model;
 
   std::int64_t num_ranks() const { return degrees.num_ranks(); }
-  /// Which of the data ranks' sequences this rank has, of how many.
+  /// Returns which of the data ranks' sequences this rank has; num_data_ranks() returns how many data ranks there are.
   std::int64_t data_rank() const { return place.dp_replicate * degrees.dp_shard + place.dp_shard; }
   std::int64_t num_data_ranks() const { return degrees.dp_replicate * degrees.dp_shard; }
 };

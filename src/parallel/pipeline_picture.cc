@@ -14,8 +14,8 @@ namespace {
 
 using Pass = PipelinePass::Kind;
 
-// Okabe and Ito's colours, which colour-blind people can tell apart. Dark text is readable on all of them, and on paler
-// ones all the more.
+// The colours are Okabe and Ito's, which colour-blind people can tell apart. Dark text is readable on all of them, and
+// even more so on paler ones.
 struct Style {
   char letter;
   const char* legend;
@@ -50,7 +50,7 @@ std::string label_of(const PipelineSchedule& schedule, const PipelineAction& act
   return label;
 }
 
-/// The slots of an action: [begin, end), never none, because no action is shorter than a slot.
+/// The time slots of an action, [begin, end). There is at least one, because no action is shorter than a slot.
 struct Slots {
   std::int64_t begin, end;
 };
@@ -61,14 +61,14 @@ Slots slots_of(const PipelineTiming::Span& span, double slot) {
   return {begin, std::max<std::int64_t>(begin + 1, std::llround(span.end / slot + kTolerance))};
 }
 
-// ---- SVG, in pixels
+// ---- SVG; all sizes are in pixels
 
 constexpr double kLeft = 70, kRight = 20, kTop = 74, kRowHeight = 30, kRowGap = 6, kBottom = 34;
-constexpr double kShortest = 26;         // an action's width, if the picture does not get too wide
-constexpr double kMaxRowWidth = 30'000;  // above that, programs that show it give up
-constexpr double kLeastWidth = 760;      // for the heading and the legend
+constexpr double kShortest = 26;         // width of the shortest action, unless the picture gets too wide
+constexpr double kMaxRowWidth = 30'000;  // many programs cannot show wider pictures
+constexpr double kLeastWidth = 760;      // the heading and the legend need it
 constexpr double kDigit = 7.0;           // width of a digit
-constexpr double kPalest = 0.6;          // the part of white in the last stage of a rank
+constexpr double kPalest = 0.6;          // part of white in the colour of a rank's last stage
 constexpr double kSwatch = 14, kLegendLetter = 7.2;
 
 constexpr const char* kStyleSheet =
@@ -88,7 +88,7 @@ std::string colour_of(Pass kind, int chunk, int num_chunks) {
 
 std::string draw_box(const PipelineSchedule& schedule, const PipelinePass& pass, double x, double y, double width,
                      double height) {
-  // In both placements, stages s and s + P are neighbours on a rank.
+  // In both placements of stages, stages s and s + P are consecutive chunks of a rank.
   const int chunk = pass.stage / schedule.num_ranks;
   std::string svg = fmt::format("<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"/>", x,
                                 y, width, height, colour_of(pass.kind, chunk, schedule.stages_per_rank));
@@ -152,7 +152,7 @@ std::string to_text(const PipelineSchedule& schedule, const PipelineTiming& timi
   if (num_slots > kMaxTextSlots) {
     return fmt::format("{:.0f} time slots are too many to draw, expected {} or fewer\n", num_slots, kMaxTextSlots);
   }
-  std::size_t width = 0;  // of a slot, with a space
+  std::size_t width = 0;  // of a slot, including a space
   for (int rank = 0; rank < schedule.num_ranks; ++rank) {
     for (std::size_t i = 0; i < schedule.actions[rank].size(); ++i) {
       const auto [begin, end] = slots_of(timing.spans[rank][i], slot);

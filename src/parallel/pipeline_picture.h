@@ -1,4 +1,4 @@
-// Pictures of a pipeline schedule: a row per rank, time from left to right.
+// Draws a pipeline schedule as text or SVG, with a row per rank and time from left to right.
 #pragma once
 
 #include <string>
@@ -7,17 +7,18 @@
 
 namespace tessera {
 
-/// Fits on every screen; more time slots are not drawn.
+/// The most time slots that to_text draws.
 inline constexpr int kMaxTextSlots = 10'000;
 
-/// A line per rank, a column per time slot; a slot is as long as the shortest action. A pass is F (forward), B
-/// (backward), I (input gradient) or W (weight gradients), then the micro-batch: "F3"; after the stage, if ranks have
-/// several: "5F3". '-' is where it goes on, '.' is idle, "0F9&7B2" are two passes that overlap. Above kMaxTextSlots
-/// slots, one line that says so.
+/// Returns a line per rank with a column per time slot. A slot is as long as the shortest action. A pass is F
+/// (forward), B (backward), I (input gradient) or W (weight gradients), followed by the micro-batch: "F3". If ranks
+/// have several stages, the stage is in front: "5F3". '-' continues a pass, '.' is idle, and "0F9&7B2" are two passes
+/// that overlap. For more than kMaxTextSlots slots it returns one line that says so.
 std::string to_text(const PipelineSchedule& schedule, const PipelineTiming& timing);
 
-/// A self-contained SVG, for light and dark pages. A box per action, with the micro-batch's number; its <title> is what
-/// the action does. The later a stage is on its rank, the paler its boxes. Overlapped passes share a frame.
+/// Returns a self-contained SVG for light and dark pages. Each action is a box with the number of its micro-batch; the
+/// box's <title> describes the action. The later a stage is on its rank, the paler its boxes. Overlapped passes share a
+/// frame.
 std::string to_svg(const PipelineSchedule& schedule, const PipelineTiming& timing);
 
 }  // namespace tessera

@@ -28,14 +28,14 @@ bool equal_but_for_case(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](char x, char y) { return lower(x) == lower(y); });
 }
 
-/// The stage that is a rank's chunk, counted from 0: in a V, or round and round.
+/// Returns the stage of a rank's chunk `chunk`, from 0. Stages are placed in a V, or round and round.
 int stage_of(Kind kind, int num_ranks, int rank, int chunk) {
   const bool way_back = (kind == Kind::kZBV || kind == Kind::kDualPipeV) && chunk == 1;
   return way_back ? 2 * num_ranks - 1 - rank : chunk * num_ranks + rank;
 }
 
-/// The actions of a rank, in the making. Each chunk takes the micro-batches in their order, so a schedule only says
-/// which chunk does what next.
+/// Collects the actions of a rank. Each chunk takes the micro-batches in their order, so a schedule only says which
+/// chunk does what next.
 class RankActions {
  public:
   RankActions(const PipelineSchedule& schedule, int rank) {
@@ -52,7 +52,7 @@ class RankActions {
     weight.kind = Pass::kBackwardWeight;
     waiting_.push_back(weight);
   }
-  /// The weight gradients that have waited longest.
+  /// Adds the weight gradients that have waited longest.
   void backward_weight() { take_weight(waiting_.begin()); }
   void backward_weight(int chunk) { take_weight(find_weight(chunk)); }
   void all_backward_weights(int chunk) {
@@ -88,12 +88,12 @@ class RankActions {
   }
 
   std::vector<Chunk> chunks_;
-  Waiting waiting_;  // weight gradients of split backwards, the oldest first
+  Waiting waiting_;  // weight gradients of split backwards, oldest first
   std::vector<PipelineAction> actions_;
 };
 
-/// 1F1B with any number of chunks: forwards to fill the pipeline, then a forward and a backward in turn, then the
-/// backwards that are left. Step k of the forwards is of chunk order[k]; the backwards mirror it.
+/// Returns a 1F1B schedule for any number of chunks: forwards fill the pipeline, then forwards and backwards alternate,
+/// then the remaining backwards run. Forward k is of chunk order[k]; the backwards use the mirrored order.
 std::vector<PipelineAction> one_forward_one_backward(RankActions rank, const std::vector<int>& order, int num_chunks,
                                                      std::int64_t num_warmup) {
   const std::int64_t num_steps = std::ssize(order);
@@ -112,8 +112,8 @@ void make_1f1b(PipelineSchedule& schedule) {
   }
 }
 
-/// With groups of fewer than P micro-batches a rank would wait for the first of a group to come round the loop; with
-/// a group larger than the first the warm-up would be too short.
+/// If a group had fewer than P micro-batches, a rank would wait for the first of them to come round the loop. If a
+/// later group were larger than the first, the warm-up would be too short.
 void make_interleaved(PipelineSchedule& schedule) {
   const int num_chunks = schedule.stages_per_rank, num_micro_batches = schedule.num_micro_batches;
   const int num_groups = std::max(1, num_micro_batches / schedule.num_ranks);
@@ -130,11 +130,11 @@ void make_interleaved(PipelineSchedule& schedule) {
   }
 }
 
-/// The rank's part of ZB-V for at least 2P - 1 micro-batches.
+/// Returns a rank's actions in ZB-V, for at least 2P - 1 micro-batches.
 std::vector<PipelineAction> zbv_actions(RankActions rank, int r, int num_ranks, int num_micro_batches) {
-  const int ranks_below = num_ranks - r;  // this one too: the way down the V to its bottom
-  // Warm-up. Chunk 0 until the first micro-batch has been to the bottom of the V and is back; then both chunks, until
-  // its gradient, which turns round on rank 0, is back too; then chunk 1 in full.
+  const int ranks_below = num_ranks - r;  // how many ranks the way down the V has from here, this one included
+  // Warm-up. Chunk 0 runs until the first micro-batch has been to the bottom of the V and is back. Then both chunks run
+  // until its gradient, which turns round on rank 0, is back, too. Then chunk 1 runs forwards and backwards.
   for (int i = 0; i < 2 * ranks_below - 1; ++i) rank.forward(0);
   for (int i = 0; i < r; ++i) {
     rank.forward(1);
@@ -145,7 +145,7 @@ std::vector<PipelineAction> zbv_actions(RankActions rank, int r, int num_ranks, 
     rank.backward_input(1);
     rank.backward_weight(1);
   }
-  // Steady state: a micro-batch in for a micro-batch out, on both chunks.
+  // Steady state: on both chunks, one micro-batch goes in for each that comes out.
   while (rank.num_forwards(1) < num_micro_batches) {
     if (rank.num_forwards(0) < num_micro_batches) rank.forward(0);
     rank.backward_input(0);
@@ -154,7 +154,7 @@ std::vector<PipelineAction> zbv_actions(RankActions rank, int r, int num_ranks, 
     rank.backward_input(1);
     rank.backward_weight(1);
   }
-  // The end. Weight gradients wait, so that input gradients reach rank 0 early; they fill what would be idle.
+  // The end. Weight gradients wait, so that input gradients reach rank 0 early; they fill time that would be idle.
   for (int i = 0; i < r; ++i) {
     rank.backward_input(0);
     rank.backward_input(1);
@@ -172,8 +172,8 @@ int num_planned_by_zbv(std::int64_t num_ranks, std::int64_t num_micro_batches) {
   return static_cast<int>(std::max(num_micro_batches, 2 * num_ranks - 1));
 }
 
-/// Fewer than 2P - 1 micro-batches: the schedule of 2P - 1 without those that there are not. What is left still waits
-/// for what came before it only.
+/// With fewer than 2P - 1 micro-batches, it takes the schedule for 2P - 1 and removes the ones that do not exist. The
+/// remaining actions still depend only on actions before them.
 void make_zbv(PipelineSchedule& schedule) {
   const int num_planned = num_planned_by_zbv(schedule.num_ranks, schedule.num_micro_batches);
   for (int r = 0; r < schedule.num_ranks; ++r) {
@@ -184,24 +184,24 @@ void make_zbv(PipelineSchedule& schedule) {
   }
 }
 
-/// The rank's part of DualPipeV, in DualPipe's eight phases.
+/// Returns a rank's actions in DualPipeV, in DualPipe's eight phases.
 std::vector<PipelineAction> dual_pipe_v_actions(RankActions rank, int r, int num_ranks, int num_micro_batches) {
-  const int ranks_below = num_ranks - 1 - r;  // without this one
-  // 1. Forwards of chunk 0, until the first micro-batch is back from the bottom of the V.
+  const int ranks_below = num_ranks - 1 - r;  // this rank not included
+  // 1. Forwards of chunk 0 run until the first micro-batch is back from the bottom of the V.
   for (int i = 0; i < 2 * ranks_below; ++i) rank.forward(0);
-  // 2. Forwards of both chunks, until its gradient is back.
+  // 2. Forwards of both chunks run until the gradient of the first micro-batch is back.
   for (int i = 0; i <= r; ++i) {
     rank.forward(0);
     rank.forward(1);
   }
-  // 3. Backwards of chunk 1, split, so that the ranks below get their gradients early.
+  // 3. Backwards of chunk 1 are split, so that the ranks below get their gradients early.
   for (int i = 0; i < ranks_below; ++i) {
     rank.backward_input(1);
     rank.backward_weight();
     rank.forward(1);
   }
-  // 4. Steady state: every forward overlaps with a backward of the other chunk. At the bottom the first forward goes
-  // alone, while the gradient that it would be paired with is on its way.
+  // 4. Steady state: every forward overlaps with a backward of the other chunk. On the bottom rank the first forward
+  //    runs alone, while the gradient that it would be paired with is on its way.
   for (int i = 0; i < num_micro_batches - 2 * num_ranks + r + 1; ++i) {
     if (i == 0 && ranks_below == 0) {
       rank.forward(0);
@@ -211,12 +211,12 @@ std::vector<PipelineAction> dual_pipe_v_actions(RankActions rank, int r, int num
     }
     rank.overlapped(1, 0);
   }
-  // 5. The last forwards.
+  // 5. The last forwards run.
   for (int i = 0; i < ranks_below; ++i) {
     rank.backward(1);
     rank.overlapped(1, 0);
   }
-  // 6. Backwards of both chunks, the second half of them split.
+  // 6. Backwards of both chunks run; the second half of them is split.
   for (int i = 0; i < 2 * (r + 1); ++i) {
     const int chunk = 1 - i % 2;
     if (i <= r) {
@@ -225,12 +225,12 @@ std::vector<PipelineAction> dual_pipe_v_actions(RankActions rank, int r, int num
       rank.backward_input(chunk);
     }
   }
-  // 7. The last gradients come back one by one; weight gradients fill the time between.
+  // 7. The last gradients arrive one by one; weight gradients fill the time between them.
   for (int i = 0; i < ranks_below; ++i) {
     rank.backward_weight();
     rank.backward_input(0);
   }
-  // 8. The weight gradients that are left.
+  // 8. The remaining weight gradients run.
   while (rank.weights_wait()) rank.backward_weight();
   return rank.take();
 }

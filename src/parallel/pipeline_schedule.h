@@ -1,17 +1,17 @@
 // Pipeline-parallel schedules as plain data: what each rank does, and in which order.
 //
 // A model is cut into stages; stage s feeds stage s + 1. A micro-batch goes forward through all of them, then backward
-// in the opposite order. The backward of a stage has two halves: the gradient of its input, which stage s - 1 waits
-// for, and the gradients of its weights, which nobody waits for before the optimizer.
+// in the opposite order. The backward of a stage has two halves. The first is the gradient of its input, which stage s
+// - 1 waits for. The second is the gradients of its weights, which nobody waits for before the optimizer.
 //
 // A message is what one stage sends to the next: a micro-batch's activation forward, its gradient backward. Sends do
-// not block; a rank receives what an action reads before it begins the action. Two ranks receive activations in the
-// order in which they were sent, and gradients too, but not both together (k1F1B apart): messages carry tags, or the
-// two kinds go through channels of their own.
+// not block. A rank receives the inputs of an action before it begins the action. Between two ranks, activations are
+// received in the order in which they were sent, and so are gradients. The two kinds together are not in order, except
+// in k1F1B, so messages carry tags, or each kind has its own channel.
 //
 // Sources: 1F1B (PipeDream-Flush), arXiv 2006.09503; interleaved 1F1B, Megatron-LM, arXiv 2104.04473, section 2.2; the
-// split backward, arXiv 2401.10241; ZB-V, arXiv 2405.15362; DualPipe, DeepSeek-V3, arXiv 2412.19437, section 3.2.1, of
-// which DualPipeV is one half of the ranks: micro-batches turn round in the middle.
+// split backward, arXiv 2401.10241; ZB-V, arXiv 2405.15362; DualPipe, DeepSeek-V3, arXiv 2412.19437, section 3.2.1.
+// DualPipeV is one half of DualPipe's ranks: micro-batches turn round in the middle.
 #pragma once
 
 #include <optional>
@@ -23,13 +23,15 @@ namespace tessera {
 
 enum class PipelineScheduleKind { k1F1B, kInterleaved1F1B, kZBV, kDualPipeV };
 
-/// The name in configurations, which is PyTorch's: "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV".
+/// Returns the kind's name in configurations, which is PyTorch's: "1F1B", "Interleaved1F1B", "ZBVZeroBubble",
+/// "DualPipeV".
 std::string_view name_of(PipelineScheduleKind kind);
 
-/// The kind with this name, in capitals or not; "ZBV" is a name too. Throws Error for others, with those that exist.
+/// Returns the kind with this name, in upper or lower case; "ZBV" is a name, too. For other names it throws Error,
+/// which lists the names that exist.
 PipelineScheduleKind pipeline_schedule_kind(std::string_view name);
 
-/// One stage's work on one micro-batch.
+/// The work of one stage on one micro-batch.
 struct PipelinePass {
   enum class Kind {
     kForward,
@@ -44,20 +46,20 @@ struct PipelinePass {
   friend bool operator==(const PipelinePass&, const PipelinePass&) = default;
 };
 
-/// "forward of micro-batch 3 in stage 1".
+/// Describes a pass: "forward of micro-batch 3 in stage 1".
 std::string describe(const PipelinePass& pass);
 
-/// What a rank does at a time: a pass, or two that run together.
+/// What a rank does at one time: a pass, or two passes that run together.
 struct PipelineAction {
   PipelinePass pass;
-  /// The whole backward of another micro-batch; `pass` is a forward then. Each computes while the other communicates
-  /// (DualPipe's F&B). The two begin when the inputs of both are there, and end together.
+  /// The whole backward of another micro-batch, which overlaps with `pass`; `pass` is then a forward. Each computes
+  /// while the other communicates (DualPipe's F&B). Both begin when the inputs of both have arrived, and end together.
   std::optional<PipelinePass> overlapped = {};
 
   friend bool operator==(const PipelineAction&, const PipelineAction&) = default;
 };
 
-/// Calls visit(pass) for the one or two passes.
+/// Calls visit(pass) for each of the action's passes.
 template <typename Visit>
 void for_each_pass(const PipelineAction& action, Visit&& visit) {
   visit(action.pass);
@@ -75,17 +77,17 @@ struct PipelineSchedule {
   int num_stages() const { return static_cast<int>(rank_of_stage.size()); }
 };
 
-/// The fewest stages per rank that the kind takes: 1 for 1F1B, 2 for the others.
+/// Returns the fewest stages per rank that the kind accepts: 1 for 1F1B, 2 for the others.
 int min_stages_per_rank(PipelineScheduleKind kind);
 
-/// The schedule, for P = num_ranks, v = stages_per_rank and M = num_micro_batches. Throws Error for numbers that it
-/// cannot have, naming those that it can.
-///  * k1F1B: v = 1; stage s on rank s.
-///  * kInterleaved1F1B: v >= 2; stage s on rank s mod P. Groups of P micro-batches take turns on a rank's stages. If P
-///    does not divide M, the max(1, floor(M / P)) groups are as even as possible, the larger ones first.
+/// Returns the schedule for P = num_ranks, v = stages_per_rank and M = num_micro_batches. Throws Error for numbers that
+/// the kind does not accept, and names those that it does.
+///  * k1F1B: v = 1; stage s is on rank s.
+///  * kInterleaved1F1B: v >= 2; stage s is on rank s mod P. Groups of P micro-batches take turns on a rank's stages. If
+///    P does not divide M, the max(1, floor(M / P)) groups are as equal as possible, the larger ones first.
 ///  * kZBV: v = 2; rank r has the stages r and 2P - 1 - r. Backwards are split.
-///  * kDualPipeV: v = 2, M >= 2P; stages as in kZBV. Forwards and backwards overlap in the steady state; backwards are
-///    split in the warm-up and at the end.
+///  * kDualPipeV: v = 2, M >= 2P; stages are placed as in kZBV. Forwards and backwards overlap in the steady state;
+///    backwards are split in the warm-up and at the end.
 PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks, int stages_per_rank,
                                         int num_micro_batches);
 

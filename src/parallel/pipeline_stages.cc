@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-/// The cut in which stage s has layers_of_stage[s] layers.
+/// Returns the cut in which stage s has layers_of_stage[s] layers.
 std::vector<StageModules> stages_of_sizes(std::span<const std::int64_t> layers_of_stage) {
   std::vector<StageModules> stages(layers_of_stage.size());
   stages.front().embedding = true;
@@ -35,15 +35,17 @@ std::vector<StageModules> cut_by_cost(std::span<const double> layer_costs, doubl
           "parallelism.pipeline_parallel_degree and pipeline_parallel_schedule make {} stages, but model.args.n_layers "
           "is {}; expected at most one stage per layer",
           num_stages, num_layers);
-  // Of the layers from `first` on, cut into the last `stages` stages: the least value of a cut, which combine() makes
-  // of a stage's cost and the value of the stages after it, and how many layers the first of these stages has then.
+  // The best way to cut the layers from `first` on into the last `stages` stages. `value` is the least value of a cut;
+  // combine() computes it from a stage's cost and the value of the stages after it. `num_layers` is the number of
+  // layers in the first of these stages.
   struct Best {
     double value = std::numeric_limits<double>::infinity();
     std::size_t num_layers = 0;
   };
-  using Table = std::vector<std::vector<Best>>;  // [stages][first]
+  using Table = std::vector<std::vector<Best>>;  // indexed by [stages][first]
   const auto least = [&](auto&& combine) {
-    // What differs by rounding only is the same, so that layers of the same cost are cut alike whatever it is.
+    // Values that differ only by rounding count as equal, so the cut does not depend on the absolute cost of equal
+    // layers.
     constexpr double kRounding = 1.0 + 1e-9;
     Table best(count + 1, std::vector<Best>(num_layers + 1));
     best[0][num_layers].value = 0.0;
@@ -97,7 +99,7 @@ std::vector<StageModules> cut_by_layers_per_stage(std::int64_t num_layers, std::
 std::vector<StageModules> stages_of_module_lists(std::span<const std::vector<std::string>> stages,
                                                  std::int64_t num_layers) {
   constexpr std::string_view kKey = "parallelism.module_fqns_per_model_part";
-  // Modules by their place in the model: the embedding, the layers, the norm, the output projection.
+  // Each module has a place in the model: the embedding, the layers, the norm, the output projection.
   const std::int64_t norm = num_layers + 1, output = num_layers + 2;
   const auto name_of = [&](std::int64_t place) -> std::string {
     if (place == 0) return "tok_embeddings";
@@ -114,7 +116,7 @@ std::vector<StageModules> stages_of_module_lists(std::span<const std::vector<std
     if (name.starts_with(kLayers)) {
       std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
     }
-    // Compared as text, so that "layers.1x" and "layers.01" are no names.
+    // The names are compared as text, so that "layers.1x" and "layers.01" are rejected.
     require(0 <= layer && layer < num_layers && name == name_of(layer + 1),
             "{}: '{}' is no module of a model of {} layers; expected tok_embeddings, layers.0 to layers.{}, norm or "
             "output",

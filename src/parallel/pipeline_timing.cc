@@ -38,7 +38,7 @@ void require_costs(const PipelineSchedule& schedule, const PipelineCosts& costs)
   if (!costs.activation_bytes.empty()) require_count(costs.activation_bytes, "activation bytes");
 }
 
-/// That every index is one.
+/// Throws Error unless every index in the schedule is within its range.
 void require_shape(const PipelineSchedule& schedule) {
   const int num_stages = schedule.num_stages();
   require(schedule.num_micro_batches >= 1, "pipeline schedule: {} micro-batches, expected 1 or more",
@@ -62,7 +62,7 @@ void require_shape(const PipelineSchedule& schedule) {
   }
 }
 
-/// One number per stage and micro-batch.
+/// A table with one value per stage and micro-batch.
 template <typename T>
 class Table {
  public:
@@ -112,7 +112,7 @@ class Simulation {
  private:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 
-  /// Calls visit(input, time) for what a pass reads, with the time when it is on the pass's rank.
+  /// Calls visit(input, time) for each input of a pass, with the time when it arrives at the pass's rank.
   template <typename Visit>
   void for_each_input(const PipelinePass& pass, Visit&& visit) {
     const auto input = [&](Pass kind, int stage) {
@@ -146,7 +146,7 @@ class Simulation {
     return weight;
   }
 
-  /// Does the rank's next action. False if there is none, or its inputs are not there yet.
+  /// Runs the rank's next action. Returns false if there is none, or if its inputs have not arrived yet.
   bool advance(int rank) {
     auto& spans = timing_.spans[rank];
     if (spans.size() == schedule_.actions[rank].size()) return false;
@@ -211,7 +211,7 @@ class Simulation {
 
   const PipelineSchedule& schedule_;
   const PipelineCosts& costs_;
-  Table<double> forward_end_, gradient_end_;  // of stage and micro-batch
+  Table<double> forward_end_, gradient_end_;  // per stage and micro-batch
   PipelineTiming timing_;
 };
 
@@ -235,7 +235,7 @@ void require_places(const PipelineSchedule& schedule) {
   }
 }
 
-/// What there has been of a stage and a micro-batch, in the order of its rank.
+/// The passes of a stage and a micro-batch that its rank has done so far.
 struct Seen {
   bool forward = false, input = false, weight = false;
 };

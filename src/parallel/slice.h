@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-/// Part `part` of `parts` of dim `dim`. With `blocks` above 1 the dim is that many blocks one behind the other (gate
-/// rows, up rows), of each of which a rank holds a part.
+/// Part `part` of `parts` of dim `dim`. If `blocks` is above 1, the dim consists of that many blocks, one after the
+/// other (gate rows, up rows). A rank then holds a part of each block.
 struct Slice {
   Shape global;
   int dim = 0;
   std::int64_t blocks = 1;
   std::int64_t part = 0, parts = 1;
 
-  /// What the rank holds.
+  /// Returns the shape of the part that the rank holds.
   Shape local() const {
     std::vector<std::int64_t> dims = global.dims();
     TESSERA_CHECK(dims[static_cast<std::size_t>(dim)] % (blocks * parts) == 0, "{} dim {} in {} x {} parts",
@@ -24,13 +24,13 @@ struct Slice {
     return Shape(dims);
   }
 
-  /// Calls visit(local index, global index, count) for all runs of numbers in [begin, end) of the local tensor that lie
-  /// one behind the other in the global one, too. Indices count numbers of the flattened tensors.
+  /// Calls visit(local index, global index, count) for all runs of numbers in [begin, end) of the local tensor that are
+  /// contiguous in the global tensor, too. Indices count numbers of the flattened tensors.
   template <typename Visit>
   void for_each_run(std::int64_t begin, std::int64_t end, Visit&& visit) const {
     std::int64_t inner = 1;
     for (int i = dim + 1; i < global.num_dims(); ++i) inner *= global[i];
-    // Runs are the rows of a matrix with a row per outer index and block.
+    // Runs are the rows of a matrix that has one row per outer index and block.
     const std::int64_t global_run = global[dim] / blocks * inner, run = global_run / parts;
     for (std::int64_t at = begin; at < end;) {
       const std::int64_t row = at / run, inside = at % run, count = std::min(end - at, run - inside);

@@ -7,12 +7,12 @@
 namespace tessera {
 namespace {
 
-/// Room for rows that a router which balances its load seldom needs more of.
+/// A capacity factor that a router with balanced load seldom exceeds.
 constexpr double kCloseCapacity = 1.5;
 
 struct Largest {
   MemoryPlan plan;
-  std::size_t rank = 0;  // of the pipeline
+  std::size_t rank = 0;  // its rank in the pipeline
 };
 
 Largest largest(const PlannedRun& run, Recompute mode, std::int64_t micro_batch_size) {
@@ -73,7 +73,7 @@ std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t
       advise(as_toml, same_batch);
       continue;
     }
-    // The largest batch that a step can be made of in the same number of sequences.
+    // Finds the largest micro-batch with which a step can have the same number of sequences.
     for (std::int64_t smaller = batch / 2; smaller >= 1; smaller /= 2) {
       if (num_sequences % (smaller * num_data_ranks(run)) != 0) continue;
       const MemoryPlan candidate = largest(run, mode, smaller).plan;

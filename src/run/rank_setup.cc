@@ -12,21 +12,22 @@
 namespace tessera {
 namespace {
 
-/// Threads that share a core wait for each other at the end of every parallel loop.
-void warn_of_too_many_threads(std::int64_t num_threads, const Ranks& ranks) {
+/// Warns if there are more threads than cores. Threads that share a core wait for each other at the end of every
+/// parallel loop. `setting` is what asked for so many.
+void warn_of_too_many_threads(std::string_view setting, std::int64_t num_threads, const Ranks& ranks) {
   if (ranks.rank_on_node() != 0) return;
-  // A launcher may give each rank cores of its own: then a rank's own cores say nothing of the others'.
+  // A launcher may give each rank its own cores. Then this rank's cores say nothing about those of the others.
   const std::int64_t of_machine = sysconf(_SC_NPROCESSORS_ONLN), on_node = ranks.num_on_node();
   if (num_threads > num_cores()) {
     spdlog::warn(
-        "training.num_threads = {} is more than the {} core{} that a rank may use here: expect a slow run, or "
-        "set it to 0, which chooses",
-        num_threads, num_cores(), num_cores() == 1 ? "" : "s");
+        "{} = {} is more than the {} core{} that a rank may use here: expect a slow run, or leave it out, and the "
+        "number of threads is chosen",
+        setting, num_threads, num_cores(), num_cores() == 1 ? "" : "s");
   } else if (num_threads * on_node > of_machine) {
     spdlog::warn(
-        "{} ranks with training.num_threads = {} are {} threads on a machine of {} cores: expect a slow run, or "
-        "set it to 0, which chooses",
-        on_node, num_threads, num_threads * on_node, of_machine);
+        "{} ranks with {} = {} are {} threads on a machine of {} cores: expect a slow run, or leave it out, and the "
+        "number of threads is chosen",
+        on_node, setting, num_threads, num_threads * on_node, of_machine);
   }
 }
 
@@ -35,9 +36,11 @@ void warn_of_too_many_threads(std::int64_t num_threads, const Ranks& ranks) {
 void set_threads(const JobConfig& config, const Ranks& ranks) {
   if (config.training.num_threads > 0) {
     set_num_threads(static_cast<int>(config.training.num_threads));
-    warn_of_too_many_threads(config.training.num_threads, ranks);
+    warn_of_too_many_threads("training.num_threads", config.training.num_threads, ranks);
   } else if (ranks.size() > 1) {
     set_num_threads(std::max(1, num_cores() / ranks.num_on_node()));
+  } else {
+    warn_of_too_many_threads("OMP_NUM_THREADS", num_threads(), ranks);
   }
 }
 
@@ -54,7 +57,7 @@ std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device) {
 std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks) {
   const bool on_cpu = config.device(ranks.num_on_node()) == Device::kCpu;
   if (config.training.device == DeviceChoice::kAuto) {
-    // One that has none must not leave the others waiting for it.
+    // The ranks agree first: a rank without a GPU must not leave the others waiting for it.
     const std::string why_not = on_cpu ? config.why_no_gpu(ranks.num_on_node()) : "";
     if (ranks.size() > 1) {
       double num_on_cpu = on_cpu ? 1.0 : 0.0;
@@ -73,7 +76,7 @@ std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks) 
 }
 
 std::int64_t max_ranks_per_domain(std::span<const int> node_of_rank, std::int64_t ep) {
-  // Expert-parallel groups, and their domains, are runs of ranks that begin at multiples of their length.
+  // Expert-parallel groups and their domains are runs of consecutive ranks that begin at multiples of their length.
   std::int64_t common = ep;
   std::size_t begin = 0;
   for (std::size_t rank = 1; rank <= node_of_rank.size(); ++rank) {
@@ -86,7 +89,7 @@ std::int64_t max_ranks_per_domain(std::span<const int> node_of_rank, std::int64_
 
 namespace {
 
-/// With ep_domain for direct expert parallelism on these ranks.
+/// Returns the degrees with ep_domain set for direct expert parallelism on these ranks.
 MeshDegrees with_domains(MeshDegrees degrees, const JobConfig& config, Ranks& ranks) {
   const bool is_direct = config.parallelism.expert_parallel_comm_backend == DispatchBackend::kDirect;
   if (!is_direct || degrees.ep == 1) return degrees;
@@ -101,7 +104,7 @@ MeshDegrees with_domains(MeshDegrees degrees, const JobConfig& config, Ranks& ra
         degrees.ep, kInOrder);
     degrees.ep_domain = most;
   }
-  // GPUs may be linked beyond a node; if they are not, there will be no window.
+  // GPUs may be linked beyond a node. If they are not, allocating the window fails later.
   require(
       config.device(ranks.num_on_node()) == Device::kCuda || most % degrees.ep_domain == 0,
       "parallelism.expert_parallel_ranks_per_domain is {}, but not all of these ranks are on one node; expected {} or "

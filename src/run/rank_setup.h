@@ -1,4 +1,4 @@
-// What a rank of a run has before it builds anything: its GPU and its place in the mesh.
+// Sets up a rank before it builds anything: its threads, its GPU and its place in the mesh.
 #pragma once
 
 #include <memory>
@@ -11,22 +11,23 @@
 
 namespace tessera {
 
-/// Sets the threads of a rank: training.num_threads, or, of several ranks, the node's cores shared evenly.
+/// Sets the number of threads of a rank to training.num_threads. If that is 0, several ranks share the node's cores
+/// evenly.
 void set_threads(const JobConfig& config, const Ranks& ranks);
 
-/// GPU number `device` of this machine, for one of several ranks: `world`, which must stay, and the groups that are
-/// split from it then move what lies there, and waiting for the GPU is waiting for other ranks. Together with all
-/// ranks.
+/// Makes one of several ranks use GPU number `device` of this machine. From then on `world`, and groups that are split
+/// from it, communicate tensors in GPU memory, and a wait for the GPU also watches the other ranks. `world` must
+/// outlive the result. All ranks must call it together.
 std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device);
 
-/// This rank's GPU; null if the run computes on CPUs. Together with all ranks.
+/// Returns this rank's GPU, or null if the run computes on CPUs. All ranks must call it together.
 std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks);
 
-/// The most ranks of an expert-parallel group of `ep` that every domain of it can have on one node, where node_of_rank
-/// says which ranks are on one node. Neighbours: 1 if there are none on one node.
+/// Returns the largest number of neighbours on one node that every domain of an expert-parallel group can have. The
+/// group has `ep` ranks, and node_of_rank[r] is the node of rank r. Returns 1 if no neighbours are on one node.
 std::int64_t max_ranks_per_domain(std::span<const int> node_of_rank, std::int64_t ep);
 
-/// The mesh that the configuration asks for. Throws Error if there can be none. Together with all ranks.
+/// Makes the mesh that the configuration asks for. Throws Error if it is impossible. All ranks must call it together.
 std::shared_ptr<Mesh> make_mesh(const JobConfig& config, Ranks& ranks);
 
 }  // namespace tessera

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-/// Indices of the `count` largest scores; ties go to the lower index.
+/// Returns the indices of the `count` largest scores; ties go to the lower index.
 std::vector<std::size_t> best(std::span<const float> scores, std::int64_t count) {
   std::vector<std::size_t> order(scores.size());
   std::iota(order.begin(), order.end(), 0);
@@ -21,7 +21,7 @@ std::vector<std::size_t> best(std::span<const float> scores, std::int64_t count)
   return order;
 }
 
-/// The choice of DeepseekV2's router: "group_limited_greedy" with groups, else "greedy".
+/// Returns the experts that DeepseekV2's router chooses: by "group_limited_greedy" with groups, else by "greedy".
 std::vector<std::size_t> v2_choice(const ModelConfig& config, std::vector<float> scores) {
   if (config.n_expert_groups > 1) {
     const std::size_t size = scores.size() / static_cast<std::size_t>(config.n_expert_groups);
@@ -62,7 +62,7 @@ std::vector<RoutingDifference> compare_with_v2_router(const SavedModel& saved, s
   const auto num_tokens = static_cast<std::int64_t>(tokens.size());
   Batch batch(config, 1, num_tokens);
   std::vector<std::int32_t> row(tokens.begin(), tokens.end());
-  row.push_back(0);  // the last token's label, which is not read
+  row.push_back(0);  // label of the last token, which is not read
   batch.fill(row);
 
   const RopeTable rope(config, saved.config().seq_len, num_tokens);

@@ -1,5 +1,5 @@
-// How often transformers' DeepseekV2 router would choose other experts than a saved model's own, on a sample of tokens.
-// The other router has no expert bias, and scores a group of experts by its best one.
+// Measures how often transformers' DeepseekV2 router would choose other experts than a saved model's own, on a sample
+// of tokens. The other router has no expert bias, and scores a group of experts by its best one.
 #pragma once
 
 #include <span>
@@ -10,16 +10,17 @@
 
 namespace tessera {
 
-/// `num_different` of the `num_selections` (tokens times top-k) experts that this layer chooses are not among those
-/// that DeepseekV2's router would choose for the same token.
+/// How two routers differ in one layer. Of the `num_selections` experts (tokens times top-k) that this layer chooses,
+/// `num_different` are not among those that DeepseekV2's router would choose for the same token.
 struct RoutingDifference {
   std::string layer;
   std::int64_t num_different = 0;
   std::int64_t num_selections = 0;
 };
 
-/// Per MoE layer, but for those of multi-token prediction. Runs the model's forward over the tokens, as one document
-/// and in float32, with the weights of one layer in memory at a time. The model's router must be a softmax router.
+/// Returns the difference for each MoE layer, except those of multi-token prediction. Runs the model's forward over the
+/// tokens, as one document and in float32, with the weights of one layer in memory at a time. The model's router must
+/// be a softmax router.
 std::vector<RoutingDifference> compare_with_v2_router(const SavedModel& saved, std::span<const std::int32_t> tokens);
 
 }  // namespace tessera

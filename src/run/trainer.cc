@@ -24,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// `key` named the dataset's folder.
+/// Opens a dataset's split. `key` is the configuration's key that names the dataset's folder.
 std::unique_ptr<data::Loader> make_loader(const JobConfig& config, const Mesh& mesh, const char* key,
                                           const std::string& folder, const std::string& split) {
   return data::read_for_key(key, [&] {
@@ -45,10 +45,10 @@ std::unique_ptr<data::Tokenizer> load_tokenizer_of(const std::string& dataset) {
                             [&] { return data::load_dataset_tokenizer(dataset, data::read_manifest(dataset)); });
 }
 
-/// Checks the config, sets the threads and finds out which token ends a document, before anything is built on it.
+/// Checks the configuration, sets the threads and finds the token that ends a document, before anything else is built.
 JobConfig prepared(JobConfig config, Ranks& ranks) {
   JobConfig common = config;
-  common.job.node_folder = {};  // nodes may have others
+  common.job.node_folder = {};  // each node may have another one
   ranks.require_same(config_table(common).to_toml(), "configuration");
   config.validate();
   set_threads(config, ranks);
@@ -72,7 +72,7 @@ void require_tokenizer_of_assets(const JobConfig& config, const data::Tokenizer&
 
 }  // namespace
 
-/// The trace of one step: the host's scopes, and a GPU's kernels.
+/// Traces one step: the host's scopes, and a GPU's kernels.
 class Trainer::StepTrace {
  public:
   StepTrace(TraceRecorder& recorder, bool on_gpu) : recorder_(recorder) {
@@ -215,7 +215,7 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
                model.num_experts, model.top_k);
   spdlog::info("data {}: {} sequences of {} tokens per epoch, {} per step", config_.training.dataset_path,
                loader_->num_samples(), config_.training.seq_len, config_.sequences_per_step(mesh_->num_data_ranks()));
-  // Processes differ a little from rank to rank, which is no reason to name one of them.
+  // The memory of processes differs a little from rank to rank, so it does not decide which rank is named.
   const auto largest =
       std::ranges::max_element(ranks, {}, [](const RankMemory& rank) { return rank.total() - rank.process; });
   const MemoryPlan& plan = largest->plan;
@@ -240,9 +240,9 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
 
 void Trainer::require_memory(const std::vector<RankMemory>& ranks) const {
   const bool on_gpu = step_.device() == Device::kCuda;
-  // What a step takes is on the GPU, if there is one; the rest, and a copy of the batches, on the host.
+  // The memory of a step is on the GPU, if there is one. The rest, and a copy of the batches, is on the host.
   const auto besides_step = [](const RankMemory& rank) { return rank.process + rank.snapshot + rank.copies; };
-  // The most that a node's or a GPU's ranks take, which fill one after the other.
+  // Returns the most that the ranks of a node or a GPU take together. Ranks fill nodes and GPUs in order.
   const auto most = [&](std::int64_t sharing, const auto& of_rank) {
     std::size_t found = 0;
     for (std::size_t begin = 0; begin < ranks.size(); begin += static_cast<std::size_t>(sharing)) {
@@ -294,7 +294,7 @@ void Trainer::require_memory(const std::vector<RankMemory>& ranks) const {
 bool Trainer::measures_sqnr(std::int64_t step) const {
   const std::int64_t freq = config_.metrics.quantization_error_freq;
   const bool due = step == 1 || step % std::max<std::int64_t>(freq, 1) == 0 || step == config_.training.steps;
-  // The configuration decides, not this rank's pipeline stage: all ranks sum what they measured.
+  // The configuration decides, not this rank's pipeline stage, because all ranks sum what they have measured.
   return freq > 0 && due && !config_.model.converters.empty();
 }
 
@@ -322,7 +322,7 @@ void Trainer::fail_not_finite(const NonFiniteStep& error) {
     if (all[rank] > 0.0) ranks.push_back(rank);
   }
   if (ranks.empty() || ranks.size() == all.size()) throw NonFiniteStep(error);
-  // A launcher looks for the rank that ends with kNonFinite, and takes another node in the place of its.
+  // A launcher looks for the rank that ends with kNonFinite, and replaces the node of that rank.
   throw NonFiniteStep(
       fmt::format("{} It began on rank{} {}.", error.what(), ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")),
       error.result, error.begins_here, error.begins_here ? ExitStatus::kNonFinite : ExitStatus::kRankFailed);
@@ -337,7 +337,7 @@ void Trainer::finish_step(MetricsWriter* metrics) {
     result = step_.finish();
   } catch (NonFiniteStep& error) {
     error.result.seconds.data = data_seconds(error.result);
-    if (metrics != nullptr) metrics->step(error.result);  // so that the run's files say how it ended
+    if (metrics != nullptr) metrics->step(error.result);  // so that the run's files show how it ended
     checkpointer_.finish();
     if (memory_copies_) memory_copies_->finish();
     fail_not_finite(error);
@@ -361,7 +361,7 @@ bool Trainer::verifies(std::int64_t step, bool saves) const {
 void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, bool has_copied, MetricsWriter* metrics) {
   if (!verifies && !copies && !has_copied) return;
   const TraceScope trace(&trace_, copies || has_copied ? "copy in memory" : "comparison of replicas");
-  // A copy may be compared in a later step, when this function has returned.
+  // A copy may be compared in a later step, after this function has returned.
   const auto compare = [this, step, verifies, metrics](const TrainingState::Checksums& checksums) {
     const std::uint64_t of_model = replica_check_->compare(step, checksums);
     if (metrics != nullptr && verifies) metrics->state_checksum(step, of_model);
@@ -370,7 +370,7 @@ void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, bool ha
     if (has_copied) memory_copies_->advance();
     const bool is_compared = copies && memory_copies_->take(step, loader_->state(), compare, verifies);
     if (verifies && !is_compared) compare(state_.read());
-  } catch (const StateMismatch&) {  // on all ranks
+  } catch (const StateMismatch&) {  // all ranks throw it
     checkpointer_.finish();
     if (memory_copies_) memory_copies_->finish();
     throw;
@@ -445,7 +445,7 @@ void Trainer::start_step(std::int64_t step, const StepPlan& plan, MetricsWriter*
   }
   data_seconds_[slot] = data_watch.seconds();
   step_.start(step, micro_batches_[slot], plan.measures);
-  // A GPU has this step before the host reads the one before.
+  // A GPU gets this step before the host reads the results of the step before.
   finish_steps(plan.is_alone() ? 0 : step_.max_started() - 1, metrics);
 }
 
@@ -515,8 +515,8 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     after = end_step(step, plan, stop_signal, trace ? &*trace : nullptr, metrics);
     if (after != After::kNextStep) break;
   }
-  if (memory_copies_) memory_copies_->remove();                                      // the checkpoint has all
-  const int stopped_by = after == After::kDone ? 0 : static_cast<int>(stop_signal);  // it may come when all is done
+  if (memory_copies_) memory_copies_->remove();                                      // the checkpoint has everything
+  const int stopped_by = after == After::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());

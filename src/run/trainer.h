@@ -21,79 +21,81 @@ namespace tessera {
 
 class Trainer {
  public:
-  /// Opens the data, plans and takes the memory, resumes from a checkpoint if there is one. Throws Error. With `ranks`
-  /// (null: one), which must stay, all ranks together. Rank 0 tells of the run and writes its files.
+  /// Opens the data, plans and takes the memory, and resumes from a checkpoint if there is one. Throws Error. All of
+  /// `ranks`, which must outlive the trainer, must call it together; null means one rank. Rank 0 reports the run and
+  /// writes its files.
   explicit Trainer(JobConfig config, Ranks* ranks = nullptr);
 
-  /// Trains to the last step, or until `stop_signal` is not 0 on some rank: then the step at hand is finished and
-  /// saved, and a validation that is under way is given up. Returns the signal, or 0. `current_step`, for a signal
-  /// handler that says what it waits for, is set to the step at hand.
+  /// Trains to the last step, or until `stop_signal` is not 0 on some rank. Then it finishes and saves the current
+  /// step, and gives up a validation that is under way. Returns the signal, or 0. It stores the current step in
+  /// `current_step`, for a signal handler that says what it waits for.
   int run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step = nullptr);
 
-  /// For tests: called after each step.
+  /// Sets a function that is called after each step, for tests.
   void set_step_callback(std::function<void(std::int64_t, const StepResult&)> callback) {
     step_callback_ = std::move(callback);
   }
   Model& model() { return step_.model(); }
 
  private:
-  /// Mean loss of the split's first validation.steps global batches: the same sequences on every mesh. Nothing if a
-  /// rank has got a signal before the end.
+  /// Returns the mean loss of the split's first validation.steps global batches, which are the same sequences on every
+  /// mesh. Returns nullopt if a rank gets a signal before the end.
   std::optional<double> validate(const volatile std::sig_atomic_t& stop_signal);
-  /// Waits for the oldest step that was started, and tells of it.
+  /// Waits for the oldest step that was started, and reports it.
   void finish_step(MetricsWriter* metrics);
-  /// Throws the error with the ranks on which it began. Together with all ranks.
+  /// Throws the error with the ranks on which it began. All ranks must call it together.
   [[noreturn]] void fail_not_finite(const NonFiniteStep& error);
   bool measures_sqnr(std::int64_t step) const;
 
-  /// What is done in a step and after it, as far as the configuration decides: the same on all ranks.
+  /// What is done in a step and after it, as far as the configuration decides. It is the same on all ranks.
   struct StepPlan {
-    bool profiles, measures;  // traced on rank 0; with its quantization errors
-    bool validates, saves;    // afterwards
-    bool is_last;             // of the run
+    bool profiles, measures;  // the step is traced on rank 0; its quantization errors are measured
+    bool validates, saves;    // after the step
+    bool is_last;             // the last step of the run
 
-    /// Steps before it are finished first: the host's work for it is not to count as theirs.
+    /// Returns whether earlier steps are finished first. Otherwise the host's work for this step would count as theirs.
     bool is_alone() const { return profiles || measures; }
   };
   StepPlan plan_of(std::int64_t step) const;
-  /// What all ranks know after a step. A signal may reach some ranks only, or some a step later: one is enough.
+  /// What all ranks agree on after a step. A signal may reach only some ranks, or some a step later; one is enough.
   struct Agreed {
     bool stops;
-    bool has_written, has_copied;  // every rank its files of the checkpoint, its copy in memory
+    bool has_written, has_copied;  // all ranks have written their checkpoint files; all copies have left the GPUs
   };
   Agreed agree(const volatile std::sig_atomic_t& stop_signal);
   class StepTrace;
-  /// Fills a step's batches and starts it, and finishes earlier ones that must not be under way beside it.
+  /// Fills a step's batches and starts it. Finishes earlier steps that must not be under way at the same time.
   void start_step(std::int64_t step, const StepPlan& plan, MetricsWriter* metrics);
-  /// What follows a step: the next one; the end of the run, with all steps and the last validation done; or its end
+  /// What follows a step: the next step; the end of the run, with all steps and the last validation done; or its end
   /// because of a signal.
   enum class After : std::uint8_t { kNextStep, kDone, kStopped };
-  /// Makes validation, comparison, copies and checkpoints after a step that was started. `trace`, of this step, may be
-  /// null.
+  /// Does validation, comparison, copies and checkpoints after a step that was started. `trace` is that step's trace,
+  /// or null.
   After end_step(std::int64_t step, const StepPlan& plan, const volatile std::sig_atomic_t& stop_signal,
                  StepTrace* trace, MetricsWriter* metrics);
   /// Finishes the oldest steps until `left` are under way.
   void finish_steps(std::size_t left, MetricsWriter* metrics);
   void save(std::int64_t step, bool is_last);
-  /// Writes what rank 0 tells of a run at its start: run.json, and changed keys.
+  /// Writes what rank 0 reports at the start of a run: run.json and changed keys.
   void write_start();
   MetricsOptions metrics_options() const;
-  /// Loads the newest state that there is, on disk or in memory.
+  /// Loads the newest state, from disk or from memory, if there is one.
   void resume();
-  /// The run that rank 0 has identified, on all ranks.
+  /// Returns, on all ranks, the run that rank 0 has identified.
   RunIdentity share_run_identity();
-  /// Compares replicas' states if it `verifies`, and copies them to memory if it `copies`, which compares them as well.
-  /// `has_copied`: a copy of an earlier step has left the GPUs, and is compared first. No step may be under way.
+  /// Compares the replicas' states if `verifies`, and copies them to memory if `copies`, which compares them, too. If
+  /// `has_copied`, a copy of an earlier step has left the GPUs, and is compared first. No step may be under way.
   void guard_state(std::int64_t step, bool verifies, bool copies, bool has_copied, MetricsWriter* metrics);
-  /// Whether replicas' states are compared after a step, before a checkpoint if it `saves` one.
+  /// Returns whether replicas' states are compared after a step. They are before each checkpoint, which `saves`
+  /// announces.
   bool verifies(std::int64_t step, bool saves) const;
   bool is_first_rank() const { return ranks_.rank() == 0; }
   bool on_gpu() const { return step_.device() == Device::kCuda; }
   std::filesystem::path trace_folder() const { return dump_folder_ / config_.profiling.save_traces_folder; }
-  /// What a rank's process takes.
+  /// The memory that a rank's process takes.
   struct RankMemory {
     MemoryPlan plan;
-    std::size_t snapshot = 0;  // the checkpoint's copy
+    std::size_t snapshot = 0;  // the copy that a checkpoint is written from
     std::size_t copies = 0;    // copies in memory, on tmpfs
     std::size_t process = 0;   // resident before the plan's memory is allocated
 
@@ -102,7 +104,7 @@ class Trainer {
   /// Returns the memory of every rank, by rank. All ranks must call it.
   std::vector<RankMemory> memory_of_ranks();
   void print_plan(const std::vector<RankMemory>& ranks) const;
-  /// Throws Error if a machine or a GPU has less memory than the run needs there, by the plan.
+  /// Throws Error if a machine or a GPU has less memory than the run needs there by the plan.
   void require_memory(const std::vector<RankMemory>& ranks) const;
 
   Ranks one_rank_;
@@ -111,19 +113,19 @@ class Trainer {
   std::shared_ptr<cuda::Runtime> cuda_;  // null on CPUs
   std::shared_ptr<Mesh> mesh_;
   std::filesystem::path dump_folder_;
-  std::optional<RunFolder> run_folder_;         // on rank 0
-  std::unique_ptr<data::Tokenizer> tokenizer_;  // goes into checkpoints
+  std::optional<RunFolder> run_folder_;         // on rank 0 only
+  std::unique_ptr<data::Tokenizer> tokenizer_;  // is saved in checkpoints
   std::unique_ptr<data::Loader> loader_, validation_loader_;
   TrainingStep step_;
   Checkpointer checkpointer_;
   TrainingState state_;
   std::optional<ReplicaCheck> replica_check_;      // with checkpoint.verify_interval or memory_interval
   std::optional<MemoryCopies> memory_copies_;      // with checkpoint.memory_interval
-  std::vector<std::vector<Batch>> micro_batches_;  // of as many steps as may be started, by step
-  std::vector<double> data_seconds_;               // as micro_batches_
+  std::vector<std::vector<Batch>> micro_batches_;  // the batches of all steps that may be under way, by step
+  std::vector<double> data_seconds_;               // time to load the batches of each of these steps
   std::vector<std::int32_t> tokens_;
   std::int64_t first_step_ = 1;
-  std::optional<JobConfig> resumed_config_;  // of the checkpoint that this run goes on from, on rank 0
+  std::optional<JobConfig> resumed_config_;  // of the checkpoint that this run resumes from; on rank 0 only
   TraceRecorder trace_;
   std::function<void(std::int64_t, const StepResult&)> step_callback_;
 };

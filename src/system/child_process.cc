@@ -24,7 +24,7 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& argument
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   if (options.input >= 0) posix_spawn_file_actions_adddup2(&files, options.input, STDIN_FILENO);
-  constexpr mode_t kMode = 0666;  // less the user's mask
+  constexpr mode_t kMode = 0666;  // the user's umask removes bits from it
   if (!log.empty()) {
     posix_spawn_file_actions_addopen(&files, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, kMode);
     posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
@@ -33,7 +33,7 @@ pid_t spawn(const std::string& program, const std::vector<std::string>& argument
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
   posix_spawnattr_setpgroup(&attributes, 0);
-  sigset_t signals;  // that this program, or its caller, ignores
+  sigset_t signals;  // the child gets their default actions, although this program or its caller ignores some
   sigemptyset(&signals);
   for (const int signal : {SIGINT, SIGTERM, SIGPIPE}) sigaddset(&signals, signal);
   posix_spawnattr_setsigdefault(&attributes, &signals);

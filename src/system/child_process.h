@@ -1,4 +1,4 @@
-// A program that is started and waited for.
+// Starts a program as a child process and waits for its end.
 #pragma once
 
 #include <sys/types.h>
@@ -10,32 +10,32 @@
 
 namespace tessera {
 
-/// What a signal handler leaves: how many signals came, and the last.
+/// What a signal handler records: the last signal, and how many have arrived.
 struct StopRequest {
   std::sig_atomic_t signal = 0, count = 0;
 };
 
-/// Notes a signal, for its handler. A terminal that closes asks for the same as SIGTERM.
+/// Records a signal; a signal handler calls it. SIGHUP, which a closing terminal sends, is recorded as SIGTERM.
 inline void note_signal(volatile StopRequest& stop, int signal) {
   stop.signal = signal == SIGHUP ? SIGTERM : signal;
   stop.count = stop.count + 1;
 }
 
 struct SpawnOptions {
-  std::filesystem::path log = {};  // standard output and error are appended to it; empty: they stay as they are
-  int input = -1;                  // a descriptor that becomes its standard input; -1: ours
+  std::filesystem::path log = {};  // receives standard output and error, appended; empty: the child inherits ours
+  int input = -1;                  // descriptor that becomes the child's standard input; -1: the child inherits ours
   std::vector<std::string> variables = {};  // "NAME=value": added to our environment
 };
 
-/// Starts the program, which is looked for in PATH, in a process group of its own: so a terminal's Ctrl-C reaches it
-/// through us, once, where a second signal would keep it from saving. Throws Error if it cannot be started.
+/// Starts the program, which it looks for in PATH, in its own process group. A terminal's Ctrl-C then reaches the
+/// program only through us, once; a second signal would keep it from saving. Throws Error if it cannot be started.
 pid_t spawn(const std::string& program, const std::vector<std::string>& arguments, const SpawnOptions& options = {});
 
-/// The exit status of a process that waitpid() has told of: its own, or 128 + the signal that ended it.
+/// Returns the exit status in what waitpid() reported: that of the process, or 128 + the signal that ended it.
 int exit_status_of(int wait_status);
 
-/// Waits for the process and hands it every signal that came meanwhile: the first makes a trainer save and end, the
-/// second ends it at once. Returns its exit status, or 128 + signal.
+/// Waits for the process and passes on every signal that `stop` records meanwhile. The first signal makes a trainer
+/// save and end, the second ends it at once. Returns the process's exit status, or 128 + the signal that ended it.
 int wait_for(pid_t process, const volatile StopRequest& stop);
 
 }  // namespace tessera

@@ -9,13 +9,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Lowers `limit` to `found`.
+/// Lowers `limit` to `found` if it is higher or not set.
 template <typename Number>
 void lower(std::optional<Number>& limit, Number found) {
   limit = limit ? std::min(*limit, found) : found;
 }
 
-/// The first number of a file; 0 if it says that there is no limit ("max", -1), or is not there.
+/// Returns the first number of a file. Returns 0 if the file sets no limit ("max", -1) or does not exist.
 double number_in(const fs::path& path) {
   double number = 0.0;
   return std::ifstream(path) >> number ? std::max(number, 0.0) : 0.0;
@@ -25,7 +25,7 @@ void lower_memory(GroupLimits& limits, const fs::path& file) {
   if (const double bytes = number_in(file); bytes > 0.0) lower(limits.memory_bytes, static_cast<std::size_t>(bytes));
 }
 
-/// `quota` of every `period`, both in microseconds.
+/// Lowers the limit of cores to `quota` of every `period`; both are in microseconds.
 void lower_cores(GroupLimits& limits, double quota, double period) {
   if (quota > 0.0 && period > 0.0) lower(limits.cores, quota / period);
 }
@@ -36,7 +36,7 @@ GroupLimits control_group_limits() { return control_group_limits("/proc/self/cgr
 
 GroupLimits control_group_limits(const fs::path& groups, const fs::path& root) {
   GroupLimits limits;
-  std::ifstream file(groups);  // lines of number:controllers:path
+  std::ifstream file(groups);  // each line is number:controllers:path
   for (std::string line; std::getline(file, line);) {
     const std::size_t name = line.find(':'), path = line.find(':', name + 1);
     if (name == std::string::npos || path == std::string::npos) continue;
@@ -49,7 +49,7 @@ GroupLimits control_group_limits(const fs::path& groups, const fs::path& root) {
       const fs::path folder = mounted / group.relative_path();
       if (is_version_2) {
         lower_memory(limits, folder / "memory.max");
-        double quota = 0.0, period = 0.0;  // "max" is no number
+        double quota = 0.0, period = 0.0;  // "max" does not parse as a number, so it sets no limit
         if (std::ifstream(folder / "cpu.max") >> quota >> period) lower_cores(limits, quota, period);
       } else if (is_memory) {
         lower_memory(limits, folder / "memory.limit_in_bytes");

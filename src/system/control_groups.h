@@ -1,4 +1,4 @@
-// What the control groups of a job or of a container leave to this process, of a machine's memory and of its cores.
+// Reads how much of a machine's memory and cores the control groups of a job or a container allow this process.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,16 @@
 
 namespace tessera {
 
-/// What holds for a process: the least of the limits of its control groups and of those that they are within. None
-/// where no group has a limit.
+/// The lowest limits among a process's control groups and all groups above them. A limit is not set if no group has it.
 struct GroupLimits {
   std::optional<std::size_t> memory_bytes;
-  std::optional<double> cores;  // of processor time: 1.5 is a core and a half
+  std::optional<double> cores;  // processor time: 1.5 is one and a half cores
 };
 
-/// The limits of this process.
+/// Returns the limits of this process.
 GroupLimits control_group_limits();
-/// The same for a file like /proc/self/cgroup, with the hierarchies (versions 2 and 1) mounted at `root`.
+/// Returns the limits that a file like /proc/self/cgroup leads to. `root` is where the hierarchies (versions 2 and 1)
+/// are mounted.
 GroupLimits control_group_limits(const std::filesystem::path& groups, const std::filesystem::path& root);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ int open_file(const std::filesystem::path& path) {
   return descriptor;
 }
 
-/// What a lock's file says of its holder.
+/// The holder of a lock, as the lock's file names it.
 struct Holder {
   std::string owner;    // FileLock::Options::owner
   std::string process;  // "process 123 on node1"
@@ -38,7 +38,7 @@ Holder this_holder(const std::string& owner) {
   return {.owner = owner, .process = fmt::format("{}{} on {}", kProcess, ::getpid(), host_name())};
 }
 
-/// The holder may not have written its lines yet.
+/// Reads the holder from a lock's file. A new holder may not have written its lines yet.
 Holder read_holder(int descriptor) {
   std::array<char, 1024> bytes{};
   const ssize_t size = ::pread(descriptor, bytes.data(), bytes.size(), 0);
@@ -51,7 +51,7 @@ Holder read_holder(int descriptor) {
 
 void write_holder(int descriptor, const Holder& holder) {
   const std::string text = fmt::format("{}\n{}\n", holder.process, holder.owner);
-  // For people and for the next attempt of a run; a full disk is reported by whoever writes more.
+  // People and the next attempt of a run read these lines. If the disk is full, whoever writes more reports it.
   [[maybe_unused]] const bool written =
       ::ftruncate(descriptor, 0) == 0 && ::pwrite(descriptor, text.data(), text.size(), 0) >= 0;
 }
@@ -73,7 +73,7 @@ FileLock::FileLock(std::filesystem::path path, const std::string& what, const Op
       replace_file();
       break;
     }
-    case Outcome::kNoLocks:  // as on some network file systems, where a run is worth more than the check
+    case Outcome::kNoLocks:  // as on some network file systems, where a run is worth more than this check
       spdlog::warn("cannot lock '{}': {}", path_.string(), std::strerror(errno));
       return;
   }
@@ -88,7 +88,7 @@ FileLock::~FileLock() {
 FileLock::Outcome FileLock::try_lock() {
   while (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {
     if (is_held()) return Outcome::kLocked;
-    // Between opening and locking someone has removed the file, or put another one in its place.
+    // Someone removed or replaced the file between open and flock.
     ::close(descriptor_);
     descriptor_ = open_file(path_);
   }

@@ -1,4 +1,4 @@
-// A lock between programs: two that write to one folder would destroy each other's files.
+// A lock between programs. Two programs that write to one folder would destroy each other's files.
 #pragma once
 
 #include <filesystem>
@@ -7,35 +7,36 @@
 
 namespace tessera {
 
-/// Holds an exclusive lock on a file, which is created if it is missing and says who holds the lock. The lock ends with
-/// the object, or with the program, however that ends.
+/// Holds an exclusive lock on a file, which it creates if necessary. The file says who holds the lock. The lock ends
+/// with the object or with the program, however the program ends.
 class FileLock {
  public:
-  enum class AtEnd { kKeepFile, kRemoveFile };  // of the object; the file of a killed program stays, and locks nothing
+  /// What the destructor does with the file. The file of a killed program stays, but locks nothing.
+  enum class AtEnd { kKeepFile, kRemoveFile };
 
   struct Options {
     AtEnd at_end = AtEnd::kKeepFile;
-    /// What the program that holds the lock does, for messages: "run 4711, attempt 1". Its process is added.
+    /// What this program does, for other programs' messages: "run 4711, attempt 1". The file names its process, too.
     std::string owner = {};
-    /// Whether to take the lock from a holder that is still there, given what it has as `owner`. Null: never. What it
-    /// throws, the constructor throws.
+    /// Returns whether to take the lock over from a holder that still runs; `owner` is the holder's Options::owner.
+    /// Null never takes over. The constructor passes on what it throws.
     std::function<bool(const std::string& owner)> takes_over = {};
   };
 
-  /// Does not wait. Throws Error if another object, of this program or of another, holds the lock: "`what` is in use".
+  /// Does not wait. Throws Error ("`what` is in use") if another object of this or another program holds the lock.
   FileLock(std::filesystem::path path, const std::string& what) : FileLock(std::move(path), what, Options{}) {}
   FileLock(std::filesystem::path path, const std::string& what, const Options& options);
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
-  /// False once another program has taken the lock over, or someone has deleted the file.
+  /// Returns false once another program has taken the lock over or someone has deleted the file.
   bool is_held() const;
 
  private:
   enum class Outcome { kLocked, kHeldByOther, kNoLocks };
   Outcome try_lock();
-  /// Puts a file that this object has locked in the place of the one that someone else holds.
+  /// Replaces the file that someone else has locked with a new one that this object has locked.
   void replace_file();
 
   std::filesystem::path path_;

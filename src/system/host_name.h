@@ -1,4 +1,4 @@
-// The name of this machine.
+// Reads the name of this machine.
 #pragma once
 
 #include <unistd.h>
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Returns the name of the machine that this process runs on; empty if the system does not tell.
+/// Returns the name of the machine that this process runs on. It is empty if the system reports none.
 inline std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";

@@ -30,7 +30,7 @@ class Snapshot : public prometheus::Collectable {
       const std::scoped_lock lock(mutex_);
       now = families_;
     }
-    return *now;  // copied without the lock, for which publish() would wait
+    return *now;  // copied without the lock, so that publish() does not wait for readers
   }
 
  private:
@@ -38,8 +38,9 @@ class Snapshot : public prometheus::Collectable {
   std::shared_ptr<const Families> families_ = std::make_shared<const Families>();
 };
 
-/// The HTTP library has the process ignore SIGPIPE, and its threads would run the process's signal handlers. While this
-/// lives, threads that are created take no signals; at its end SIGPIPE is what it was.
+/// Keeps the HTTP library from changing the process's signals. The library makes the process ignore SIGPIPE, and its
+/// threads would run the process's signal handlers. Threads created during this object's life take no signals. The
+/// destructor restores SIGPIPE's action.
 class UnchangedSignals {
  public:
   UnchangedSignals() {
@@ -60,7 +61,8 @@ class UnchangedSignals {
   struct sigaction on_pipe_ {};
 };
 
-/// The library takes lists, and a port alone, on which it listens at every address of the machine.
+/// Throws Error unless `address` is one HOST:PORT. The library also accepts lists, and a port alone, which would listen
+/// on every address of the machine.
 void require_one_address(const std::string& address) {
   const std::size_t colon = address.rfind(':');
   const char *first = address.data() + (colon == std::string::npos ? 0 : colon + 1),
@@ -84,7 +86,7 @@ struct MetricsServer::State {
 
   std::string prefix;
   std::shared_ptr<Snapshot> snapshot = std::make_shared<Snapshot>();
-  prometheus::Exposer exposer;  // ends first
+  prometheus::Exposer exposer;  // last, so that it is destroyed first
 };
 
 MetricsServer::MetricsServer(const std::string& address, std::string prefix) {

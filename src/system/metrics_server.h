@@ -1,4 +1,4 @@
-// Serves numbers to Prometheus, over HTTP in its text format (prometheus.io, "Exposition formats").
+// Serves measurements to Prometheus over HTTP, in its text format (prometheus.io, "Exposition formats").
 #pragma once
 
 #include <memory>
@@ -11,15 +11,16 @@ namespace tessera {
 
 class MetricsServer {
  public:
-  /// Listens on "HOST:PORT" and answers GET /metrics; port 0 is any that is free. Names get `prefix` in front. Anyone
-  /// who reaches the address can read the numbers, and nothing else. Throws Error if nobody can listen there.
+  /// Listens on "HOST:PORT" and answers GET /metrics. Port 0 means any free port. `prefix` goes in front of all names.
+  /// Anyone who can reach the address can read the measurements, and nothing else. Throws Error if it cannot listen
+  /// there.
   MetricsServer(const std::string& address, std::string prefix);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
 
   int port() const;
-  /// Replaces what is answered, all at once: no answer mixes old and new numbers. Does not wait for readers.
+  /// Replaces all measurements at once, so that no answer mixes old and new ones. It does not wait for readers.
   void publish(const std::vector<Measurement>& measurements);
 
  private:

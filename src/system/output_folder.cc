@@ -10,17 +10,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The first entry of `folder` that is no part of this kind; empty if there is none.
+/// Returns the first entry of `folder` that is not part of this kind, or an empty path if there is none.
 fs::path find_foreign_entry(const fs::path& folder, const OutputKind& kind) {
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
     fs::path name = entry.path().filename();
-    if (name.extension() == ".tmp") name = name.stem();  // of a writer that was killed
+    if (name.extension() == ".tmp") name = name.stem();  // a writer that was killed leaves it
     if (!kind.is_part(name) || !entry.is_regular_file()) return entry.path();
   }
   return {};
 }
 
-/// Without "." or a slash at its end, so that a name can be made from it.
+/// Returns the absolute path without "." or a trailing slash, so that callers can append a suffix to its name.
 fs::path absolute_folder(const fs::path& output) {
   require(!output.empty(), "no output folder given");
   const fs::path folder = fs::weakly_canonical(fs::absolute(output));
@@ -62,8 +62,8 @@ OutputFolder::~OutputFolder() {
 }
 
 void OutputFolder::commit(bool overwrite) {
-  check_output(output_, kind_, overwrite);            // again: hours may have passed
-  replace_folder(std::exchange(path_, {}), output_);  // if that fails, what is whole stays
+  check_output(output_, kind_, overwrite);            // again: hours may have passed since the first check
+  replace_folder(std::exchange(path_, {}), output_);  // if it fails, the complete folder stays
 }
 
 }  // namespace tessera

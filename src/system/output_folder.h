@@ -1,4 +1,4 @@
-// A folder that appears when it is whole: a dataset, a folder of Hugging Face files.
+// Writes a folder that appears only when it is complete, such as a dataset or a folder of Hugging Face files.
 #pragma once
 
 #include <filesystem>
@@ -9,20 +9,20 @@
 
 namespace tessera {
 
-/// What a kind of folder consists of. It guards what is removed: a folder that holds anything else is never replaced.
+/// A kind of output folder and the files it consists of. A folder that holds any other file is never replaced.
 struct OutputKind {
   const char* name;         // "a dataset"
   std::string_view marker;  // the file that is written last
   bool (*is_part)(const std::filesystem::path& name);
 };
 
-/// Throws Error unless `output` may be written: there is nothing, or an empty folder, or, with `overwrite`, a folder of
-/// this kind. For asking before a long way there; OutputFolder asks again.
+/// Throws Error unless `output` may be written. It may not exist, be an empty folder, or, with `overwrite`, be a folder
+/// of this kind. Call it before long work; OutputFolder::commit checks again.
 void check_output(const std::filesystem::path& output, const OutputKind& kind, bool overwrite);
 
-/// "OUTPUT.tmp": becomes `output` on commit, or disappears. What a killed run left under that name is removed. While
-/// the object lives, "OUTPUT.tmp.lock" keeps other writers away: their constructor throws Error, which names the
-/// process.
+/// The folder "OUTPUT.tmp", which `commit` renames to `output` and the destructor otherwise removes. The constructor
+/// removes what a killed program left under that name. While the object lives, "OUTPUT.tmp.lock" keeps other writers
+/// out: their constructor throws Error, which names the process that holds the lock.
 class OutputFolder {
  public:
   OutputFolder(const std::filesystem::path& output, const OutputKind& kind);
@@ -36,7 +36,7 @@ class OutputFolder {
  private:
   std::filesystem::path output_;
   std::optional<FileLock> lock_;
-  std::filesystem::path path_;  // empty once it is committed
+  std::filesystem::path path_;  // empty after commit
   OutputKind kind_;
 };
 

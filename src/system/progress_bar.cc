@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// Returns the width of the terminal that standard error is, in columns.
+/// Returns the width in columns of the terminal on standard error.
 std::size_t num_columns() {
   constexpr std::size_t kUsual = 80;
   struct winsize size {};
@@ -25,7 +25,7 @@ std::string format_quantity(double count, const std::string& unit) {
   constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T"};
   std::size_t power = 0;
   for (; count >= 999.5 && power + 1 < std::size(kPrefixes); ++power) count /= 1000.0;
-  // Three digits, but no fraction of a thing; between a prefix and a word there is a space.
+  // It shows three digits, but no fraction of a countable thing. A space separates a prefix from a word.
   const int decimals = power == 0 && count == static_cast<double>(static_cast<std::int64_t>(count)) ? 0
                        : count < 9.995                                                              ? 2
                        : count < 99.95                                                              ? 1
@@ -63,8 +63,8 @@ void ProgressBar::set(std::uint64_t done, const std::string& extra) {
                   : static_cast<std::uint64_t>(static_cast<double>(kWidth) *
                                                std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_)));
   std::string line = fmt::format("[{:#<{}}{:.<{}}] {}", "", filled, "", kWidth - filled, numbers(extra));
-  line.resize(std::min(line.size(), num_columns() - 1));  // a line that wraps cannot be drawn over
-  // A terminal that has been closed is no reason to stop, as it would be for fmt::print.
+  line.resize(std::min(line.size(), num_columns() - 1));  // a line that wraps cannot be overwritten
+  // fputs ignores a terminal that has been closed; fmt::print would throw.
   std::fputs(("\r\033[K" + line).c_str(), stderr);
   std::fflush(stderr);
   drawn_ = true;

@@ -1,5 +1,5 @@
-// How far long work is, on standard error: a bar that is drawn again and again on a terminal, elsewhere a log line
-// every 30 seconds. Silent if the log shows no information (spdlog's level).
+// Shows the progress of long work on standard error. On a terminal it redraws a bar; elsewhere it logs a line every 30
+// seconds. It is silent if the log's level (spdlog) hides information.
 //
 //   ProgressBar bar("tokenizing", num_bytes, "B");
 //   while (...) bar.advance(size);
@@ -12,16 +12,16 @@
 
 namespace tessera {
 
-/// "1.25 GB", "12.3 k documents", "7 documents".
+/// Formats a count with its unit: "1.25 GB", "12.3 k documents", "7 documents".
 std::string format_quantity(double count, const std::string& unit);
 
-/// "1:02:03", "2:03".
+/// Formats a duration as hours, minutes and seconds, "1:02:03", or as minutes and seconds, "2:03".
 std::string format_duration(double seconds);
 
-/// Not for several threads at once.
+/// A progress bar for one thread.
 class ProgressBar {
  public:
-  /// `what` is done, as "tokenizing"; `total` counts in `unit`: "B" for bytes, or a plural.
+  /// `what` names the work, such as "tokenizing". `total` counts in `unit`, which is "B" for bytes or a plural noun.
   ProgressBar(std::string what, std::uint64_t total, std::string unit, double seconds_between_lines = 30.0);
   /// Clears the bar.
   ~ProgressBar();
@@ -29,9 +29,9 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void advance(std::uint64_t count) { set(done_ + count); }
-  /// `extra` is shown behind the rest.
+  /// Sets how much is done. `extra` is shown at the end of the line.
   void set(std::uint64_t done, const std::string& extra = "");
-  /// Takes the bar off the screen, so that something else can be written. The next call draws it again.
+  /// Removes the bar from the screen, so that other text can be written. The next call of `set` draws it again.
   void clear();
 
  private:

@@ -1,4 +1,4 @@
-// Commands that a message shows, ready to be pasted into a shell.
+// Quotes commands that a message shows, so that they can be pasted into a shell.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// `word` with the quotes that a shell needs to read it back as one word.
+/// Returns `word` with the quotes that a shell needs to read it as one word.
 inline std::string shell_word(std::string_view word) {
   const bool plain = !word.empty() && std::ranges::all_of(word, [](char ch) {
     return std::isalnum(static_cast<unsigned char>(ch)) != 0 ||
@@ -21,7 +21,7 @@ inline std::string shell_word(std::string_view word) {
   return text + "'";
 }
 
-/// The words, quoted, with a space between them.
+/// Returns the words, each quoted as necessary, with spaces between them.
 inline std::string shell_line(const std::vector<std::string>& words) {
   std::string line;
   for (const std::string& word : words) line += (line.empty() ? "" : " ") + shell_word(word);

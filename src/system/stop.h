@@ -1,5 +1,5 @@
-// A stop that a signal asks for. The signal's handler calls request_stop; long work calls throw_if_stopped now and then
-// and so ends with an exception, which cleans up.
+// Stops the program's work when a signal asks for it. The signal handler calls request_stop. Long work calls
+// throw_if_stopped often; it throws Stopped, so that destructors clean up.
 #pragma once
 
 #include <atomic>
@@ -23,13 +23,13 @@ inline std::atomic<int> stop_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free, "a signal's handler sets it");
 }  // namespace detail
 
-/// Asks for a stop. A second signal of this kind ends the program at once.
+/// Asks for a stop. It restores the signal's default action, so that a second signal ends the program at once.
 inline void request_stop(int signal) {
   detail::stop_signal.store(signal, std::memory_order_relaxed);
   std::signal(signal, SIG_DFL);
 }
 
-/// Throws Stopped if a stop was asked for. Cheap enough for every word of a text.
+/// Throws Stopped if a stop was requested. It is cheap enough to call for every word of a text.
 inline void throw_if_stopped() {
   if (const int signal = detail::stop_signal.load(std::memory_order_relaxed)) [[unlikely]]
     throw Stopped(signal);

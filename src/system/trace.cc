@@ -22,9 +22,8 @@ void TraceRecorder::write(const std::filesystem::path& path) const {
   };
   for (const Event& event : events_) add(event.name, 0, event.begin, event.end);
   for (const GpuEvent& event : gpu_events_) add(event.name, 1, event.begin, event.end);
-  if (!events_.empty() || !gpu_events_.empty()) text.erase(text.size() - 2, 1);  // the last comma
-  text += fmt::format("], \"displayTimeUnit\": \"ms\", \"otherData\": {{\"complete\": {}}}}}\n",
-                      events_.size() < events_.capacity());
+  if (!events_.empty() || !gpu_events_.empty()) text.erase(text.size() - 2, 1);  // removes the last comma
+  text += fmt::format("], \"displayTimeUnit\": \"ms\", \"otherData\": {{\"complete\": {}}}}}\n", is_complete_);
   write_whole_file(path, text);
 }
 

@@ -1,4 +1,4 @@
-// A recorder of what ran when, written in Chrome's trace format (chrome://tracing, Perfetto).
+// Records what ran when, and writes it in Chrome's trace format (chrome://tracing, Perfetto).
 #pragma once
 
 #include <chrono>
@@ -12,28 +12,33 @@ class TraceRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Room for this many events is made at once; what comes after them is dropped, and the file says so.
+  /// Reserves memory for this many events. Later events are dropped, and the file then says that it is not complete.
   explicit TraceRecorder(std::size_t max_events = 1 << 18) { events_.reserve(max_events); }
 
   void start() {
     events_.clear();
     gpu_events_.clear();
+    is_complete_ = true;
     recording_ = true;
   }
   void stop() { recording_ = false; }
   bool recording() const { return recording_; }
 
-  /// `name` must be a literal.
+  /// Records an event of the host. `name` must be a literal, because only its address is stored.
   void record(const char* name, Clock::time_point begin, Clock::time_point end) {
-    if (events_.size() < events_.capacity()) events_.push_back({name, begin, end});
+    if (events_.size() < events_.capacity()) {
+      events_.push_back({name, begin, end});
+    } else {
+      is_complete_ = false;
+    }
   }
 
-  /// What a GPU ran, known after it did: a row of its own in the picture.
+  /// Records what a GPU ran; call it when the times are known. These events get their own row in the picture.
   void record_on_gpu(std::string name, Clock::time_point begin, Clock::time_point end) {
     gpu_events_.push_back({std::move(name), begin, end});
   }
 
-  /// Writes the events as {"traceEvents": [...]}, times in microseconds from the first.
+  /// Writes the events as {"traceEvents": [...]}, with times in microseconds since the first event began.
   void write(const std::filesystem::path& path) const;
 
  private:
@@ -47,10 +52,10 @@ class TraceRecorder {
   };
   std::vector<Event> events_;
   std::vector<GpuEvent> gpu_events_;
-  bool recording_ = false;
+  bool recording_ = false, is_complete_ = true;
 };
 
-/// Records the time from its construction to the end of the block; nothing if `recorder` is null or not recording.
+/// Records the time from its construction to its destruction. It does nothing if `recorder` is null or not recording.
 class TraceScope {
  public:
   TraceScope(TraceRecorder* recorder, const char* name)

@@ -63,7 +63,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 }
 
 Arena::Arena(Device target) : device_(Device::kMeta), target_(target) {
-  // Far enough from each other, and from all memory.
+  // Addresses of measuring arenas are far from each other and from all real memory.
   static std::atomic<std::uintptr_t> num_arenas = 0;
   measured_base_ = (std::uintptr_t{1} << 63) + (++num_arenas % (1U << 14)) * (std::uintptr_t{1} << 48);
 }

@@ -1,7 +1,7 @@
 // Memory. A Buffer owns a block of bytes; an Arena hands out tensors from one block as a stack.
 //
-// All memory of a training step comes from one Arena whose size is known before the first step: the step is run once
-// on Device::kMeta with a measuring arena, which counts and gives no memory. The real arena is then made that large.
+// All memory of a training step comes from one Arena whose size is known before the first step. The step first runs on
+// Device::kMeta with a measuring arena, which counts bytes and holds no memory. The real arena then gets that size.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace tessera {
 
-/// All tensors start at a multiple of this many bytes: on a CPU a cache line, and the widest vector register; on a GPU
-/// what its copy engines and libraries like best.
+/// Every tensor begins at a multiple of this many bytes. On a CPU it is a cache line and the widest vector register; on
+/// a GPU it suits the copy engines and libraries best.
 inline constexpr std::size_t kAlignment = 64, kCudaAlignment = 256;
 constexpr std::size_t alignment_on(Device device) { return device == Device::kCuda ? kCudaAlignment : kAlignment; }
 
-/// Owns zeroed memory, aligned as tensors are. Pages are touched at construction, so that what the system reports as
-/// used is what was asked for. Throws Error if the device has not that much.
+/// Owns zeroed memory with the alignment of tensors. The constructor touches all pages, so the system reports the whole
+/// size as used. Throws Error if the device does not have enough memory.
 class Buffer {
  public:
   Buffer() = default;
@@ -25,7 +25,7 @@ class Buffer {
   ~Buffer();
   Buffer(Buffer&& other) noexcept;
   Buffer& operator=(Buffer&& other) noexcept;
-  /// The host's memory that the GPU's copies read and write on their own.
+  /// Returns pinned memory of the host, which the GPU's copy engines read and write directly.
   static Buffer pinned(std::size_t num_bytes);
 
   std::byte* data() const { return data_; }
@@ -41,31 +41,31 @@ class Buffer {
 
 class Arena {
  public:
-  /// An arena that measures what `target` will need: its tensors are on Device::kMeta. They have addresses, by which
-  /// contains() knows them, and no memory there.
+  /// Makes an arena that measures what `target` will need. Its tensors are on Device::kMeta: they have addresses, which
+  /// contains() recognizes, but no memory.
   explicit Arena(Device target = Device::kCpu);
-  /// An arena of `capacity` bytes on a CPU or GPU.
+  /// Makes an arena of `capacity` bytes on a CPU or GPU.
   explicit Arena(std::size_t capacity, Device device = Device::kCpu)
       : device_(device), target_(device), buffer_(capacity, device) {}
 
-  /// Where its tensors are.
+  /// Returns the device of its tensors; kMeta while measuring.
   Device device() const { return device_; }
-  /// Whose operators use it, measuring or not: kCpu or kCuda.
+  /// Returns the device whose operators use the arena, measuring or not: kCpu or kCuda.
   Device target() const { return target_; }
 
-  /// A contiguous tensor on top of the stack; its numbers are whatever was there. Throws InternalError when full.
+  /// Allocates a contiguous, uninitialized tensor on top of the stack. Throws InternalError if the arena is full.
   Tensor allocate(Shape shape, DType dtype);
-  /// Bytes of scratch memory; null when measuring.
+  /// Allocates scratch memory; returns null while measuring.
   std::byte* allocate_bytes(std::size_t num_bytes);
 
-  /// Whether the tensor is in what has been handed out and not been given back.
+  /// Returns whether the tensor lies in memory that is allocated now.
   bool contains(const Tensor& tensor) const;
 
   std::size_t used() const { return used_; }
   std::size_t peak() const { return peak_; }
   std::size_t capacity() const { return buffer_.size(); }
 
-  /// Gives back all that was allocated since `used()` was `mark`; within an ArenaHold nothing.
+  /// Releases everything allocated since `used()` was `mark`. While an ArenaHold lives, it releases nothing.
   void release_to(std::size_t mark);
 
  private:
@@ -80,7 +80,7 @@ class Arena {
   int num_holds_ = 0;
 };
 
-/// Gives back at the end of the block what was allocated since its construction.
+/// Releases at the end of its block what the arena has allocated since this object's construction.
 class ArenaScope {
  public:
   explicit ArenaScope(Arena& arena) : arena_(arena), mark_(arena.used()) {}
@@ -93,8 +93,8 @@ class ArenaScope {
   std::size_t mark_;
 };
 
-/// Keeps everything allocated until the end of the block, because two streams of a GPU may use it at the same time. The
-/// next ArenaScope that ends, and began before, frees it.
+/// Keeps everything allocated until the end of its block, because two streams of a GPU may use it at the same time. The
+/// next enclosing ArenaScope releases it.
 class ArenaHold {
  public:
   explicit ArenaHold(Arena& arena) : arena_(arena) { ++arena_.num_holds_; }

@@ -1,5 +1,5 @@
-// One letter, one size. A tensor's name ends in its dims (docs/shapes.md); within a call each letter must stand for one
-// size, so that a tensor whose name is wrong, or which does not fit the others, fails.
+// Checks that one letter stands for one size. A tensor's name ends in its dims (docs/shapes.md). Within a call, a
+// tensor fails the check if its name is wrong or its shape does not fit the others.
 #pragma once
 
 #include <array>
@@ -11,12 +11,13 @@
 
 namespace tessera {
 
-/// The sizes of a call's letters.
+/// The sizes that the letters of a call stand for.
 class Dims {
  public:
-  /// `name`: of a tensor or an expression that ends in one, such as "saved.x_tD". Letters that have no size yet get
-  /// that of `shape`. A digit before a letter is a factor, one at the end is a term (offsets_E1 has E + 1 numbers);
-  /// where `shape` has a dim for each character, a digit is a size. Throws InternalError for a size that differs.
+  /// `name` is the name of a tensor, or an expression that ends in one, such as "saved.x_tD". A letter without a size
+  /// gets that of `shape`. A digit before a letter is a factor, and one at the end is a term (offsets_E1 has E + 1
+  /// numbers). If `shape` has one dim per character, each digit is itself a size. Throws InternalError if a size
+  /// differs.
   void bind(std::string_view name, const Shape& shape) {
     std::string_view letters = name.substr(name.rfind('_') + 1);
     const auto is_digit = [&](std::size_t idx) { return std::isdigit(static_cast<unsigned char>(letters[idx])) != 0; };
@@ -51,7 +52,7 @@ class Dims {
 
 namespace detail {
 
-/// The next of the comma-separated `names`, which it is taken from.
+/// Removes the first of the comma-separated `names` and returns it.
 inline std::string_view next_name(std::string_view& names) {
   const std::size_t comma = names.find(',');
   std::string_view name = names.substr(0, comma);
@@ -60,7 +61,7 @@ inline std::string_view next_name(std::string_view& names) {
   return name;
 }
 
-/// A tensor, or the one of an operand's forms that has the matrix's shape.
+/// Returns the tensor itself, or the form of an operand that has the matrix's shape.
 template <typename Operand>
 Tensor tensor_of(const Operand& operand) {
   if constexpr (requires { operand.plain; }) {
@@ -82,8 +83,8 @@ void check_dims(std::string_view names, const Operands&... operands) {
 
 }  // namespace detail
 
-/// Checks that the names of these tensors and operands say their shapes, with one size per letter. Undefined ones are
-/// passed over.
+/// Checks that the names of these tensors and operands agree with their shapes, with one size per letter. Undefined
+/// tensors are not checked.
 #define TESSERA_DIMS(...) ::tessera::detail::check_dims(#__VA_ARGS__, __VA_ARGS__)
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Numbers that the host and operators share: a batch's ids, tables, the sums of a step.
+// Numbers that the host and the operators share, such as the ids of a batch, tables and the sums of a step.
 #pragma once
 
 #include <span>
@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-/// Numbers on the host, 0 at first, and for Device::kCuda a copy of them on the GPU. The host's are pinned then, so
-/// that copies need no host; between putting one on a stream and its end the host's numbers are to be left alone.
+/// Numbers on the host, initially 0, with a copy on the GPU for Device::kCuda. The host's memory is then pinned, so
+/// that copies run asynchronously. Do not touch the host's numbers from the call that enqueues a copy until the copy is
+/// done.
 template <typename T>
 class Mirrored {
  public:
@@ -21,13 +22,13 @@ class Mirrored {
 
   std::int64_t size() const { return size_; }
   std::span<T> host() const { return {reinterpret_cast<T*>(host_.data()), static_cast<std::size_t>(size_)}; }
-  /// Returns the numbers as operators on `device` see them, [size]; without numbers on kMeta.
+  /// Returns the numbers as a tensor [size] for operators on `device`. On kMeta it has no numbers.
   Tensor tensor(Device device) const {
     const Buffer& buffer = device == Device::kCuda ? gpu_ : host_;
     return Tensor(device == Device::kMeta ? nullptr : buffer.data(), {size_}, DTypeOf<T>::value, device);
   }
 
-  /// Puts a copy of the host's numbers on the stream, if there is a GPU's copy; and the other way round.
+  /// Copy the numbers to the GPU, and back to the host. They enqueue the copy on the stream, and do nothing on a CPU.
   void upload(const cuda::Stream& stream) const {
     if (gpu_.data() != nullptr) cuda::copy_bytes(stream, host_.data(), num_bytes(), gpu_.data());
   }

@@ -14,13 +14,13 @@
 namespace tessera {
 namespace {
 
-/// How long a thread looks for work, or for the end of others' work, before it sleeps: longer than most pauses between
-/// two calls, since waking up takes as long; short, since another program may need the core.
+/// How long a thread spins for work, or for the others to finish, before it sleeps. It is longer than most pauses
+/// between two calls, since waking up takes as long. It is short, since another program may need the core.
 constexpr std::chrono::microseconds kSpin(50);
 
 enum State : std::uint32_t { kIdle, kPosted, kRunning, kStopped };
 
-/// Returns when the state is no longer `state`.
+/// Waits while the state is `state`.
 void wait_while(const std::atomic<std::uint32_t>& current, State state) {
   const auto end = std::chrono::steady_clock::now() + kSpin;
   while (std::chrono::steady_clock::now() < end) {
@@ -34,7 +34,7 @@ void wait_while(const std::atomic<std::uint32_t>& current, State state) {
   current.wait(state, std::memory_order_acquire);
 }
 
-/// The cores that the calling thread may use.
+/// Returns the cores that the calling thread may run on.
 cpu_set_t allowed_cores() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
@@ -43,8 +43,8 @@ cpu_set_t allowed_cores() {
 }
 
 /// Moves the calling thread away from `core`, if it runs there and may run elsewhere. With three busy threads on two
-/// cores Linux finds two on one core as even as any other way, and leaves them there: a team's threads would share a
-/// core for seconds, and another program would have the other one.
+/// cores, Linux sees no gain in moving one of them, whichever two share a core. Without this, a team's threads could
+/// share a core for seconds while another program has the other core to itself.
 void leave_core(int core, int team_idx) {
   if (sched_getcpu() != core) return;
   const cpu_set_t allowed = allowed_cores();
@@ -57,7 +57,7 @@ void leave_core(int core, int team_idx) {
     CPU_ZERO(&only_that);
     CPU_SET(other, &only_that);
     sched_setaffinity(0, sizeof(only_that), &only_that);
-    sched_setaffinity(0, sizeof(allowed), &allowed);  // where it goes from there is Linux's choice again
+    sched_setaffinity(0, sizeof(allowed), &allowed);  // from now on Linux may move the thread anywhere again
     return;
   }
 }
@@ -77,7 +77,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  /// `core`: where the caller runs.
+  /// Hands `body` to the worker. `core` is the core that the caller runs on.
   void post(void (*body)(void*), void* argument, int core) {
     body_ = body;
     argument_ = argument;
@@ -85,7 +85,7 @@ class Worker {
     core_of_caller_ = core;
     set(kPosted);
   }
-  /// Takes back what was posted; if the worker has begun, waits for its end.
+  /// Takes back what was posted if the worker has not begun; otherwise waits until the worker has finished.
   void finish() {
     std::uint32_t posted = kPosted;
     if (!state_.compare_exchange_strong(posted, kIdle)) wait_while(state_, kRunning);
@@ -118,10 +118,10 @@ class Worker {
   void* argument_ = nullptr;
   int most_threads_ = 1;
   int core_of_caller_ = -1;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // last, because the thread uses the other members
 };
 
-thread_local std::vector<std::unique_ptr<Worker>> team;  // the calling thread's
+thread_local std::vector<std::unique_ptr<Worker>> team;  // the workers of the calling thread
 
 }  // namespace
 

@@ -1,7 +1,7 @@
-// The one place where the CPU backend starts threads.
+// Runs loops of the CPU backend on several threads. No other code of that backend starts threads.
 //
-// A task must write only what no other task of the same call writes. Then the result does not depend on the
-// number of threads, because the cut into tasks never does: callers cut by problem size, not by thread count.
+// A task must write only what no other task of the same call writes. Results then do not depend on the number of
+// threads: callers cut work into tasks by problem size, never by thread count.
 #pragma once
 
 #include <omp.h>
@@ -13,32 +13,33 @@
 
 namespace tessera {
 
-/// Number of threads that parallel_for uses at most when the calling thread calls it. At first OMP_NUM_THREADS, or
-/// num_cores() where that is not set; no more than OMP_THREAD_LIMIT.
+/// Returns how many threads parallel_for uses at most when the calling thread calls it. The default is OMP_NUM_THREADS,
+/// or num_cores() if that is not set, and at most OMP_THREAD_LIMIT.
 int num_threads();
 
-/// Cores that this process may use: those that it may run on, and no more than a container's share of processor time.
+/// Returns the number of cores that this process may use: those it may run on, limited by a container's share of
+/// processor time.
 int num_cores();
 
-/// Sets num_threads() of the calling thread, no more than OMP_THREAD_LIMIT.
+/// Sets num_threads() for the calling thread, at most to OMP_THREAD_LIMIT.
 void set_num_threads(int count);
 
 namespace detail {
 
-/// Calls body(argument) on the calling thread and on up to size - 1 others, which are kept for the next call. One that
-/// comes when the calling thread is already through is not waited for, and does not call it.
+/// Calls body(argument) on the calling thread and on up to size - 1 workers, which it keeps for later calls. If a
+/// worker has not begun when the calling thread has finished, it does not call `body`, and nobody waits for it.
 void run_team(int size, void (*body)(void*), void* argument);
 int team_thread_idx();
 bool inside_team();
 
 }  // namespace detail
 
-/// Index of the calling thread inside parallel_for, in [0, num_threads()).
+/// Returns the index of the calling thread inside parallel_for, in [0, num_threads()).
 inline int thread_idx() { return detail::team_thread_idx(); }
 
-/// Calls `task(i)` for every i in [0, num_tasks), on all threads, in no particular order; tasks are handed out
-/// one by one. Rethrows one exception, if any task threw, after all threads have come to rest. Not nestable:
-/// inside a task, parallel_for runs serially.
+/// Calls `task(i)` for every i in [0, num_tasks), on all threads and in no particular order. Threads take tasks one by
+/// one. If tasks throw, it rethrows one exception after all threads have stopped. It does not nest: inside a task,
+/// parallel_for runs serially.
 template <typename Task>
 void parallel_for(std::int64_t num_tasks, Task&& task) {
   if (num_tasks <= 0) return;

@@ -1,7 +1,7 @@
 // Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //
-// A number is a pure function of (seed, stream, index): what it is for, never when it was asked for. So results do
-// not depend on threads, on sharding, or on what was drawn before, and nothing has to be saved to resume.
+// A number is a pure function of (seed, stream, index), which say what it is for, not when it was drawn. So results do
+// not depend on threads, on sharding or on earlier draws, and a resumed run needs no saved state.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// The four 32-bit words that Philox4x32-10 gives for a counter and a key.
+/// Returns the four 32-bit words that Philox4x32-10 gives for a counter and a key.
 TESSERA_HOST_DEVICE inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
                                                                    std::array<std::uint32_t, 2> key) {
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53u;
@@ -32,7 +32,7 @@ TESSERA_HOST_DEVICE inline std::array<std::uint32_t, 4> philox4x32(std::array<st
   return counter;
 }
 
-/// FNV-1a of a name: the `stream` of the numbers that belong to it.
+/// Returns the FNV-1a hash of a name: the `stream` for the numbers that belong to that name.
 constexpr std::uint32_t stream_of(std::string_view name) {
   std::uint32_t hash = 2166136261u;
   for (const char c : name) hash = (hash ^ static_cast<std::uint8_t>(c)) * 16777619u;
@@ -44,24 +44,25 @@ class Philox {
  public:
   Philox(std::uint64_t seed, std::uint32_t stream) : seed_(seed), stream_(stream) {}
 
-  /// Four independent words for `index`; `attempt` tells redraws for the same index apart.
+  /// Returns four independent words for `index`. `attempt` distinguishes redraws for the same index.
   TESSERA_HOST_DEVICE std::array<std::uint32_t, 4> words(std::uint64_t index, std::uint32_t attempt = 0) const {
     return philox4x32({static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32), attempt, stream_},
                       {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
   }
 
-  /// Uniform in (0, 1).
+  /// Returns a number that is uniform in (0, 1).
   TESSERA_HOST_DEVICE double uniform(std::uint64_t index, std::uint32_t attempt = 0) const {
     return to_unit(words(index, attempt)[0]);
   }
 
-  /// Standard normal (Box-Muller in float64).
+  /// Returns a standard normal number (Box-Muller in float64).
   TESSERA_HOST_DEVICE double normal(std::uint64_t index, std::uint32_t attempt = 0) const {
     const auto w = words(index, attempt);
     return std::sqrt(-2.0 * std::log(to_unit(w[0]))) * std::cos(2.0 * std::numbers::pi * to_unit(w[1]));
   }
 
-  /// Normal of deviation 1 conditioned on |x| <= bound, by redrawing. bound >= 0.5 keeps the expected draws small.
+  /// Returns a normal number of deviation 1 conditioned on |x| <= bound, by redrawing. bound >= 0.5 keeps the expected
+  /// draws few.
   TESSERA_HOST_DEVICE double truncated_normal(std::uint64_t index, double bound) const {
     for (std::uint32_t attempt = 0;; ++attempt) {
       const double value = normal(index, attempt);

@@ -1,7 +1,7 @@
 // Tensor: a view (trivially copyable, owns nothing) of numbers that an Arena or a Buffer owns.
 //
-// Layout: row-major. The dims after the first are contiguous; consecutive entries of the first dim are `stride(0)`
-// elements apart, so that a range of columns of a matrix is a Tensor too. Suffixes of names: docs/shapes.md.
+// Layout: row-major. The dims after the first are contiguous. Consecutive entries of the first dim are `stride(0)`
+// elements apart, so a range of columns of a matrix is a Tensor, too. Suffixes of names: docs/shapes.md.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ struct DTypeOf<std::int32_t> {
   static constexpr DType value = DType::kInt32;
 };
 
-/// What an operation does to an output that allows both.
+/// Whether an operation assigns its output or adds to it, for outputs that allow both.
 enum class Write { kAssign, kAccumulate };
 
 class Shape {
@@ -65,7 +65,7 @@ class Shape {
 class Tensor {
  public:
   Tensor() = default;
-  /// Contiguous. `data` may be null on Device::kMeta only.
+  /// Makes a contiguous tensor. `data` may be null on Device::kMeta, and where there are no elements.
   Tensor(void* data, Shape shape, DType dtype, Device device);
 
   bool defined() const { return shape_.num_dims() > 0; }
@@ -81,7 +81,7 @@ class Tensor {
 
   void* raw() const { return data_; }
 
-  /// The numbers, checked to be of type T. Constness is not tracked: a view does not own.
+  /// Returns the numbers and checks that they have type T. A view does not track constness.
   template <typename T>
   T* data() const {
     TESSERA_CHECK(DTypeOf<T>::value == dtype_, "asked for {}, tensor is {}", name_of(DTypeOf<T>::value),
@@ -89,13 +89,13 @@ class Tensor {
     return static_cast<T*>(data_);
   }
 
-  /// Entries [begin, end) of the first dim.
+  /// Returns entries [begin, end) of the first dim.
   Tensor rows(std::int64_t begin, std::int64_t end) const;
-  /// Columns [begin, end) of a matrix.
+  /// Returns columns [begin, end) of a matrix.
   Tensor columns(std::int64_t begin, std::int64_t end) const;
-  /// The same numbers under other dims; contiguous tensors only.
+  /// Returns the same numbers with other dims. The tensor must be contiguous.
   Tensor reshape(Shape shape) const;
-  /// Entry `i` of the first dim, one dim fewer.
+  /// Returns entry `i` of the first dim, which has one dim fewer.
   Tensor operator[](std::int64_t i) const;
 
  private:

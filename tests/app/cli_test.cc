@@ -1,4 +1,4 @@
-// The program from outside: exit statuses, messages, signals, and the memory that it announces.
+// Tests the program as a child process: exit statuses, messages, signals, and the memory that it announces.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -34,7 +34,7 @@ class Cli : public ::testing::Test {
     return Process(scratch_, arguments, RLIM_INFINITY, launcher).finish();
   }
 
-  /// A small run on a dataset of bytes.
+  /// Returns the arguments of a small run on a dataset of bytes. The first call writes the dataset.
   std::vector<std::string> train_arguments(const std::vector<std::string>& more = {}) {
     if (!std::filesystem::exists(scratch_ / "dataset")) data::make_dataset(scratch_, 400, 3000, 0.1);
     std::vector<std::string> arguments = {"--training.seq_len=32", "--training.local_batch_size=2",
@@ -167,7 +167,7 @@ TEST(PeakTflops, AreThoseOfDataSheets) {
   EXPECT_EQ(cuda::peak_tflops("NVIDIA H100 80GB HBM3"), 989.5);
   EXPECT_EQ(cuda::peak_tflops("NVIDIA H200"), 989.5);
   EXPECT_EQ(cuda::peak_tflops("NVIDIA B200"), 2250.0);
-  EXPECT_EQ(cuda::peak_tflops("NVIDIA H100 PCIe"), 0.0);  // slower than the module
+  EXPECT_EQ(cuda::peak_tflops("NVIDIA H100 PCIe"), 0.0);  // it is slower than the SXM module
   EXPECT_EQ(cuda::peak_tflops(""), 0.0);
 }
 
@@ -212,7 +212,7 @@ TEST_F(Cli, PlanSaysWhereMemoryOfManyRanksGoes) {
       plan({"--ranks=4", "--parallelism.pipeline_parallel_degree=4", "--training.global_batch_size=32"});
   EXPECT_EQ(pipeline.status, 0) << pipeline.output;
   EXPECT_THAT(pipeline.output, HasSubstr("pipeline rank"));
-  // As in a run.
+  // `plan memory` refuses bad values, and degrees that a run with these ranks would refuse.
   for (const std::string ranks : {"0", "-1", "many"}) EXPECT_EQ(plan({"--ranks=" + ranks}).status, 2) << ranks;
   for (const std::string gib : {"nan", "inf", "0"}) EXPECT_EQ(plan({"--available=" + gib}).status, 2) << gib;
   for (const std::string ranks : {"1", "6"}) {
@@ -248,7 +248,8 @@ TEST_F(Cli, PlanDrawsASchedule) {
             "1         20.0 %                       1\n");
   EXPECT_THAT(read_text_file(scratch_ / "schedule.svg"), HasSubstr("bubble 20.0 %, at most 2 stage activations"));
   EXPECT_THAT(with({"interleaved1f1b", "--stages-per-rank=3"}).output, HasSubstr("stages per rank: 3"));
-  // Idle for (P - 1)(F&B + B - 3W) = 5.4 + 4 - 6; 4 * 12 of work, less 0.6 for each of 3 pairs.
+  // The work is 4 micro-batches * 12, less 0.6 for each of 3 overlapped pairs. The idle time is (P - 1)(F&B + B - 3W) =
+  // 5.4 + 4 - 6.
   EXPECT_THAT(
       with({"dualpipev", "--forward=2", "--backward-input=2", "--backward-weight=2", "--overlapped=0.9"}).output,
       HasSubstr("makespan 49.6,"));
@@ -315,11 +316,11 @@ TEST_F(Cli, TooFewRanksAreToldWithTheLineThatStartsEnough) {
   EXPECT_THAT(message({"--parallelism.data_parallel_replicate_degree=2"}), HasSubstr("needs 2 ranks"));
   EXPECT_THAT(message({"--parallelism.data_parallel_shard_degree=4000"}),
               AllOf(HasSubstr("needs 4000 ranks ("), HasSubstr("--oversubscribe")));
-  // More ranks would be no remedy.
+  // More ranks would not help here, so the message has no mpirun line.
   EXPECT_THAT(message({"--parallelism.tensor_parallel_degree=3"}),
               AllOf(HasSubstr("model.args.n_heads = 2"), Not(HasSubstr("mpirun"))));
   EXPECT_THAT(message({"--parallelism.tensor_parallel_degree=0"}), HasSubstr("tensor_parallel_degree is 0"));
-  // The line works as printed.
+  // The printed mpirun line works unchanged.
   std::istringstream lines(tp);
   std::string command;
   while (std::getline(lines, command) && command.find("mpirun") == std::string::npos) continue;
@@ -329,7 +330,7 @@ TEST_F(Cli, TooFewRanksAreToldWithTheLineThatStartsEnough) {
 }
 
 TEST_F(Cli, DamagedShardsExitWithTwo) {
-  const std::vector<std::string> arguments = train_arguments({"--training.steps=60"});  // enough to meet every shard
+  const std::vector<std::string> arguments = train_arguments({"--training.steps=60"});  // the run reads every shard
   const auto shard = scratch_ / "dataset" / "train-00000.tokens";
   const auto size = std::filesystem::file_size(shard);
   for (std::size_t byte = 200; byte < 3000; byte += 64) data::flip_bit(shard, byte, 2);
@@ -361,25 +362,27 @@ TEST_F(Cli, SignalsFinishTheStepAndSave) {
     EXPECT_NO_THROW(verify_checkpoint(checkpoint_path(checkpoints(), steps[0])));
     EXPECT_THAT(finished.output, HasSubstr(", then saving; again to stop now\n"));
     EXPECT_THAT(finished.output, HasSubstr("stopped by signal"));
-    // Plain lines where there is no terminal.
+    // Without a terminal there is no progress bar, only plain lines.
     EXPECT_THAT(finished.output, Not(HasSubstr("\r")));
   }
 }
 
-// In the midst of a step that takes seconds.
+// The signals arrive in the middle of a step that takes seconds.
 TEST_F(Cli, TheFirstSignalIsAnsweredAtOnceAndTheSecondEndsTheRun) {
   const Process process(scratch_, train_arguments({"--training.steps=1000000", "--training.global_batch_size=400",
                                                    "--checkpoint.enable=false"}));
   process.wait_for_output("step       1");
   process.send(SIGINT);
-  process.wait_for_output("finishing step 2; again to stop now\n");  // without a checkpoint
+  // the message announces no save: checkpoints are disabled
+  process.wait_for_output("finishing step 2; again to stop now\n");
   process.send(SIGINT);
   const Finished finished = process.finish();
   EXPECT_EQ(finished.status, 130) << finished.output;
   EXPECT_THAT(finished.output, Not(HasSubstr("stopped by signal")));
 }
 
-/// On any number of threads and cores, whatever OpenMP is told, with each set of instructions.
+/// The loss does not depend on the number of threads or on OpenMP's settings. This holds for the baseline kernels and
+/// for the machine's best ones.
 TEST_F(Cli, TheLossIsTheSameWhateverOpenMpIsTold) {
   const auto losses = [&](const std::vector<std::string>& more, const std::vector<std::string>& settings = {}) {
     std::vector<std::string> arguments = {"bench",
@@ -422,6 +425,11 @@ TEST_F(Cli, MoreThreadsThanCoresAreWarnedOf) {
   EXPECT_THAT(finished.output, HasSubstr(fmt::format("= {} is more than the {} core", num_cores() + 1, num_cores())));
   EXPECT_THAT(run(train_arguments({"--training.num_threads=1", "--job.overwrite"})).output,
               Not(HasSubstr("is more than the")));
+  const Finished by_openmp = run(train_arguments({"--training.num_threads=0", "--job.overwrite"}),
+                                 {"/usr/bin/env", fmt::format("OMP_NUM_THREADS={}", num_cores() + 1)});
+  EXPECT_EQ(by_openmp.status, 0);
+  EXPECT_THAT(by_openmp.output,
+              HasSubstr(fmt::format("OMP_NUM_THREADS = {} is more than the {} core", num_cores() + 1, num_cores())));
 }
 
 TEST_F(Cli, MessagesDoNotGoIntoFilesWhereStandardOnesAreClosed) {
@@ -465,11 +473,11 @@ TEST_F(Cli, TheConfigurationsPageIsCurrent) {
       << "docs/config.md: everything from '## [job]' on is the output of `tessera train --list-keys`";
 }
 
-// The data brings its tokenizer; a configuration that names another one is not what is trained.
+// A dataset contains its tokenizer. The program refuses a configuration that names another tokenizer.
 TEST_F(Cli, TheTokenizerOfAssetsIsTheDatasets) {
   const std::filesystem::path assets = scratch_ / "assets";
   const std::string key = "--model.hf_assets_path=" + assets.string();
-  EXPECT_EQ(run(train_arguments({key})).status, 0);  // TorchTitan's files name a folder that need not be here
+  EXPECT_EQ(run(train_arguments({key})).status, 0);  // TorchTitan's files name a folder that may be missing here
   std::filesystem::create_directory(assets);
   std::ofstream(assets / "tokenizer.json") << data::small_tokenizer().dump();
   const Finished other = run(train_arguments({key}));
@@ -478,7 +486,7 @@ TEST_F(Cli, TheTokenizerOfAssetsIsTheDatasets) {
                                   HasSubstr("training.dataset_path")));
 }
 
-// The second run in a folder would take the place of the first one's metrics.
+// A second run in the same folder would overwrite the first one's metrics, so the program refuses it.
 TEST_F(Cli, AnotherRunIsNotOverwritten) {
   const std::vector<std::string> without_checkpoints = train_arguments({"--checkpoint.enable=false"});
   ASSERT_EQ(run(without_checkpoints).status, 0);
@@ -502,7 +510,7 @@ TEST_F(Cli, FoldersOfCheckpointsAreLockedWhereverTheyAre) {
               AllOf(HasSubstr("step-4"), HasSubstr("no manifest")));
 }
 
-// What a run goes on with, where it is not what it had before: every key, and jumps so that nobody misses them.
+// A resumed run reports every key that has changed. Jumps are in capital letters so that nobody misses them.
 TEST_F(Cli, ChangesOfAResumedRunAreTold) {
   ASSERT_EQ(
       run(train_arguments({"--optimizer.lr=1e-3", "--lr_scheduler.decay_ratio=0", "--lr_scheduler.warmup_steps=1"}))
@@ -530,7 +538,7 @@ TEST_F(Cli, ChangesOfAResumedRunAreTold) {
 
 TEST_F(Cli, AFolderWithoutPermissionIsNoticedAtTheStart) {
   if (geteuid() == 0) {
-    // root may write anywhere but on what is no folder for files.
+    // root may write into any ordinary folder, so the test takes one that cannot hold files.
     const Finished finished = run(train_arguments({"--checkpoint.folder=/proc/self"}));
     EXPECT_EQ(finished.status, 2) << finished.output;
     EXPECT_THAT(finished.output, AllOf(HasSubstr("/proc/self"), Not(HasSubstr("step: 1"))));
@@ -545,7 +553,7 @@ TEST_F(Cli, AFolderWithoutPermissionIsNoticedAtTheStart) {
 
 TEST_F(Cli, AFullDiskKeepsThePreviousCheckpoint) {
   ASSERT_EQ(run(train_arguments()).status, 0);
-  // A limit on file sizes stands in for the full disk: the write fails half-way with an error from the system.
+  // A limit on file sizes stands in for the full disk: the write fails half-way with a system error.
   const Finished finished = Process(scratch_, train_arguments({"--training.steps=8"}), 100'000).finish();
   EXPECT_EQ(finished.status, static_cast<int>(ExitStatus::kStorageFailed)) << finished.output;
   EXPECT_THAT(finished.output, HasSubstr("cannot write"));
@@ -553,7 +561,7 @@ TEST_F(Cli, AFullDiskKeepsThePreviousCheckpoint) {
   EXPECT_NO_THROW(verify_checkpoint(checkpoints() / "step-4"));
 }
 
-// The program's own share is small against the plan only for a model of some size: hence the debug model.
+// The debug model is large enough for this test: the program's own memory is small compared with the plan.
 TEST_F(Cli, AnnouncedPeakMemoryIsWithinFivePercent) {
   data::make_dataset(scratch_, 4000, 1 << 20, 0.0);
   for (const std::string mode : {"disabled", "async"}) {
@@ -577,7 +585,7 @@ TEST_F(Cli, AnnouncedPeakMemoryIsWithinFivePercent) {
   }
 }
 
-/// All files of a folder by name.
+/// Returns the contents of all files in a folder, by file name.
 std::map<std::string, std::string> contents_of(const std::filesystem::path& folder) {
   std::map<std::string, std::string> contents;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -586,7 +594,7 @@ std::map<std::string, std::string> contents_of(const std::filesystem::path& fold
   return contents;
 }
 
-/// For each form, from the files that transformers has read.
+/// Converts the golden files of each form, which transformers has read, to a checkpoint and back.
 TEST_F(Cli, ConvertingGoldenFilesThereAndBackChangesNoBit) {
   const std::filesystem::path tests = TESSERA_TEST_DATA;
   for (const std::string name : {"v2", "v2_yarn", "remote_code"}) {
@@ -634,7 +642,7 @@ TEST_F(Cli, ConvertingRefusesAFormThatIsNotExact) {
   const Finished exact = convert("auto");
   EXPECT_EQ(exact.status, 0) << exact.output;
   EXPECT_THAT(exact.output, AllOf(HasSubstr("for DeepseekV2ForCausalLM"), HasSubstr("epsilon")));
-  // The folder does not tell one group from none.
+  // The exported folder does not distinguish one expert group from no groups. A run with one group can start from it.
   std::vector<std::string> start = plain;
   start.insert(start.end(), {"--checkpoint.initial_load_path=" + (scratch_ / "hf").string(),
                              "--checkpoint.initial_load_in_hf", "--job.dump_folder=" + (scratch_ / "more").string()});
@@ -669,7 +677,7 @@ TEST_F(Cli, ConvertingThereAndBackChangesNoBit) {
   EXPECT_TRUE(contents_of(back) == expected);
   convert({"--to", "hf", "--input", tessera, "--output", back, "--force"});
   EXPECT_TRUE(contents_of(back) == contents_of(rounded));
-  // Only what `convert` itself makes is ever replaced.
+  // --force replaces only a folder that a conversion to the same format has made.
   const Finished own = run({"convert", "--to", "hf", "--input", tessera, "--output", tessera, "--force"});
   EXPECT_EQ(own.status, 2);
   EXPECT_THAT(own.output, HasSubstr("not replaced"));
@@ -699,7 +707,7 @@ TEST_F(Cli, ConvertingKeepsMultiTokenPredictionAndTheTokenizer) {
   for (const auto& [name, entry] : original.entries()) {
     EXPECT_TRUE(std::ranges::equal(converted.at(name).bytes, entry.bytes)) << name;
   }
-  // A run starts from either.
+  // A run starts from the Hugging Face files and from the converted checkpoint.
   for (const auto& [path, in_hf] : {std::pair{hf, "true"}, std::pair{back, "false"}}) {
     const Finished trained =
         run(train_arguments({"--model.args.num_mtp_modules=1", "--checkpoint.initial_load_path=" + path,
@@ -719,7 +727,7 @@ TEST_F(Cli, ConvertingKeepsMultiTokenPredictionAndTheTokenizer) {
       run(train_arguments({"--checkpoint.initial_load_path=" + hf, "--job.dump_folder=" + back + "4"}));
   EXPECT_EQ(wrong.status, 2);
   EXPECT_THAT(wrong.output, HasSubstr("initial_load_in_hf"));
-  // The same shapes, but another model.
+  // These weights have the right shapes but belong to another model: its route_scale differs.
   const Finished other =
       run(train_arguments({"--model.args.num_mtp_modules=1", "--model.args.route_scale=2",
                            "--checkpoint.initial_load_path=" + back, "--job.dump_folder=" + back + "5"}));
@@ -731,7 +739,7 @@ TEST_F(Cli, ConvertingNeedsLittleMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's own memory is beyond the limit";
 #endif
-  // 18 million parameters, 74 MB of weights: most in two layers.
+  // The model has 18 million parameters (74 MB of weights). Most of them are in two layers.
   ASSERT_EQ(run(train_arguments({"--model.args.dim=128", "--model.args.inter_dim=24000", "--model.args.n_layers=2",
                                  "--model.args.n_dense_layers=2", "--training.steps=1", "--training.seq_len=8"}))
                 .status,
@@ -740,7 +748,7 @@ TEST_F(Cli, ConvertingNeedsLittleMemory) {
   const struct rlimit few { .rlim_cur = limit, .rlim_max = RLIM_INFINITY };
   const struct rlimit all { .rlim_cur = RLIM_INFINITY, .rlim_max = RLIM_INFINITY };
   EXPECT_GT(std::filesystem::file_size(checkpoints() / "step-1" / "model.safetensors"), 2 * limit);
-  ASSERT_EQ(setrlimit(RLIMIT_DATA, &few), 0);  // the child inherits it
+  ASSERT_EQ(setrlimit(RLIMIT_DATA, &few), 0);  // the child process inherits the limit
   const Finished there = run({"convert", "--to", "hf", "--input", scratch_ / "outputs", "--output", scratch_ / "hf"});
   const Finished back = run({"convert", "--to", "tessera", "--input", scratch_ / "hf", "--output", scratch_ / "back"});
   setrlimit(RLIMIT_DATA, &all);
@@ -748,7 +756,7 @@ TEST_F(Cli, ConvertingNeedsLittleMemory) {
   EXPECT_EQ(back.status, 0) << back.output;
 }
 
-/// Standard output alone: what a text is printed to.
+/// Removes the log lines, which leaves the text that the command prints to standard output.
 std::string without_log_lines(const std::string& output) {
   std::string kept;
   std::istringstream lines(output);
@@ -778,7 +786,7 @@ TEST_F(Cli, GeneratesFromACheckpoint) {
   EXPECT_NE(generate({"--prompt", "a b", "--seed", "2"}), first);
   EXPECT_GT(first.size(), 10u);
 
-  // A file of prompts: the same texts, in batches of any size.
+  // A file of prompts gives the same texts with every batch size.
   data::write_file(scratch_ / "prompts.txt", "a b\n\nsome longer prompt\n\xff\"\n");
   const auto lines_of = [&](const std::string& batch_size) {
     std::map<std::size_t, nlohmann::json> lines;
@@ -806,7 +814,7 @@ TEST_F(Cli, GeneratesFromHuggingFaceFiles) {
       {"generate", "--checkpoint", golden, "--tokenizer", "bytes", "--prompt", "the quick ", "--max-new-tokens", "9"});
   EXPECT_EQ(text.status, 0) << text.output;
   EXPECT_THAT(text.output, AllOf(HasSubstr("the quick "), HasSubstr("tokens/s")));
-  // A tokenizer whose EOS has the id of the space, which this model writes after every word.
+  // The EOS of this tokenizer has the id of the space. The model writes a space after every word.
   nlohmann::json tokenizer = data::small_tokenizer();
   tokenizer["model"]["merges"] = nlohmann::json::array();
   for (const char* token : {"\u0120", "ab", "bc", "abc", "\u0120a"}) tokenizer["model"]["vocab"].erase(token);

@@ -1,4 +1,4 @@
-// `tessera compare` from outside: runs that are there, runs that it starts, and what it refuses.
+// Tests `tessera compare` as a child process: finished runs, runs that it starts, and input that it refuses.
 #include <fstream>
 #include <thread>
 
@@ -31,7 +31,8 @@ class Compare : public ::testing::Test {
   nlohmann::json json() const { return nlohmann::json::parse(read_text_file(scratch_ / "out" / "report.json")); }
   std::string verdict() const { return json()["sides"][1]["verdict"]["verdict"]; }
 
-  /// Planted runs with the seeds 1 to `seeds`; the losses are the baseline's times `factor(seed, step)`.
+  /// Writes planted runs with the seeds 1 to `seeds` and returns their folder. A run's losses are the baseline's times
+  /// `factor(seed, step)`.
   std::string side(const std::string& name, std::int64_t seeds,
                    const std::function<double(std::int64_t, std::int64_t)>& factor) {
     for (std::int64_t seed = 1; seed <= seeds; ++seed) {
@@ -42,7 +43,7 @@ class Compare : public ::testing::Test {
     return scratch_ / name;
   }
 
-  /// A configuration of a model that trains in a moment.
+  /// Writes a dataset and the configuration of a model that trains in a moment. Returns the configuration's path.
   std::string config() {
     data::make_dataset(scratch_, 400, 3000, 0.1);
     return data::write_file(scratch_ / "tiny.toml", fmt::format(R"(
@@ -101,7 +102,7 @@ TEST_F(Compare, PlantedCases) {
   EXPECT_THAT(finished.output, HasSubstr("broken against base: worse: the loss is not finite at step 1000 (seed 3)"));
 }
 
-/// Exit status 0, as with every verdict; the JSON says what there is and what would be enough.
+/// The exit status is 0, as with every verdict. The JSON says how much evidence there is and how much would be enough.
 TEST_F(Compare, TooShortToSay) {
   const auto short_side = [&](const std::string& name, double factor) {
     for (std::int64_t seed = 1; seed <= 3; ++seed) {
@@ -164,19 +165,19 @@ TEST_F(Compare, TrainsWhatIsNotThere) {
       "bf16=" + tiny, "fp32=" + tiny + " --training.mixed_precision_param=float32", "--seeds=2", "--runs=" + runs};
   Finished finished = compare(arguments);
   ASSERT_EQ(finished.status, 0) << finished.output;
-  // Both sides' first seed comes before the second.
+  // Both sides train their first seed before either trains its second.
   const std::size_t first = finished.output.find("run 2 of 4: fp32, seed 1: training"),
                     second = finished.output.find("run 3 of 4: bf16, seed 2: training");
   EXPECT_LT(first, second) << finished.output;
   EXPECT_NE(second, std::string::npos);
   EXPECT_EQ(json()["seeds"], 2);
-  // 6 steps of 2 x 32 tokens say nothing.
+  // 6 steps of 2 x 32 tokens are too few for a verdict.
   EXPECT_EQ(verdict(), "too short to say");
   EXPECT_THAT(finished.output, HasSubstr("fp32 against bf16: too short to say: 384 tokens (enough: 100000), 0 steps"));
   EXPECT_EQ(json()["differences"][0]["key"], "training.mixed_precision_param");
   EXPECT_THAT(read_text_file(fs::path(runs) / "bf16" / "seed-1" / "train.log"), HasSubstr("step 6"));
 
-  // Again: all runs are there. As folders: the same report.
+  // The same command finds all runs and trains none. A comparison of the runs' folders gives the same report.
   finished = compare(arguments);
   EXPECT_EQ(finished.status, 0);
   EXPECT_THAT(finished.output, AllOf(Not(HasSubstr("training, log")), HasSubstr("is there")));
@@ -184,13 +185,13 @@ TEST_F(Compare, TrainsWhatIsNotThere) {
   EXPECT_EQ(compare({runs + "/bf16", runs + "/fp32"}).status, 0);
   EXPECT_EQ(json()["sides"], started["sides"]);
 
-  // A finished side and one to be started: the finished one's seeds.
+  // One side is finished and the other is to be trained. The trained side takes the seeds of the finished one.
   finished = compare({runs + "/bf16/seed-2", "again=" + tiny, "--runs=" + runs});
   EXPECT_EQ(finished.status, 0) << finished.output;
   EXPECT_THAT(finished.output,
               AllOf(HasSubstr("run 1 of 1: again, seed 2"), HasSubstr("so far the losses are the same")));
 
-  // A run whose last line and checkpoint are lost goes on, here from the start.
+  // A run that lost its last metrics and its checkpoint resumes, here from the start.
   const fs::path half = fs::path(runs) / "again" / "seed-2";
   const std::string metrics = read_text_file(half / "metrics.jsonl");
   data::write_file(half / "metrics.jsonl", metrics.substr(0, metrics.size() / 2));
@@ -198,7 +199,7 @@ TEST_F(Compare, TrainsWhatIsNotThere) {
   finished = compare({runs + "/bf16/seed-2", "again=" + tiny, "--runs=" + runs});
   EXPECT_THAT(finished.output, AllOf(HasSubstr("again, seed 2: training"), HasSubstr("the losses are the same")));
 
-  // Other runs under the same name are not taken for these.
+  // The command does not take another run in a folder of the same name for the planned one.
   finished = compare(
       {"bf16=" + tiny + " --optimizer.lr=0.01", "x=" + tiny + " --optimizer.lr=0.01", "--seeds=1", "--runs=" + runs});
   EXPECT_EQ(finished.status, 2);
@@ -213,7 +214,7 @@ TEST_F(Compare, ChecksBeforeItTrains) {
               AllOf(HasSubstr("training.steps"), HasSubstr("6"), HasSubstr("7"), Not(HasSubstr("run 1"))));
 }
 
-/// All of this is known before the first run is started.
+/// The command finds all of these mistakes before it starts the first run.
 TEST_F(Compare, ChecksRunsAndRecipesBeforeItTrains) {
   const std::string tiny = config(), runs = scratch_ / "runs";
   const auto refused = [&](const std::vector<std::string>& arguments, const std::vector<std::string>& parts) {
@@ -232,13 +233,13 @@ TEST_F(Compare, ChecksRunsAndRecipesBeforeItTrains) {
           {"nothing"});
   PlantedRun{.steps = 1000, .last_step = 10}.write(scratch_ / "unfinished");
   refused({scratch_ / "unfinished", start}, {"is not finished"});
-  // Another run where the last of the planned runs would go.
+  // Another run is in the folder of the last planned run.
   PlantedRun{.seed = 2}.write(fs::path(runs) / "b" / "seed-2");
   refused({start, "b=" + tiny + " --training.mixed_precision_param=float32", "--seeds=2", "--runs=" + runs},
           {"b/seed-2", "another run"});
 }
 
-/// A program that trains, and then lets one run look as if its loss had become infinite.
+/// The program trains normally. It then edits the metrics of one run as if its loss had become infinite.
 TEST_F(Compare, ARunThatBreaksDownDoesNotEndTheComparison) {
   const std::string tiny = config();
   const fs::path program = app_test::write_script(scratch_ / "program.sh", fmt::format(R"('{}' "$@" || exit $?
@@ -259,12 +260,12 @@ done
   EXPECT_TRUE(fs::exists(scratch_ / "runs" / "low" / "seed-2" / "metrics.jsonl"));
   const Comparison comparison = compare_sides(read_sides(specs), kDefaultMargin);
   EXPECT_EQ(comparison.sides[1].verdict->text, "worse: the loss is not finite at step 3 (seed 1)");
-  // Again: it has ended, and is not trained once more.
+  // The second call does not train the broken run again.
   const std::string log = read_text_file(scratch_ / "runs" / "low" / "seed-1" / "train.log");
   specs = {parse_side("base=" + tiny), parse_side(low)};
   EXPECT_EQ(train_missing_runs(specs, options, none), 0);
   EXPECT_EQ(read_text_file(scratch_ / "runs" / "low" / "seed-1" / "train.log"), log);
-  // As the baseline it leaves nothing to compare with.
+  // A broken run cannot be the baseline: it leaves nothing to compare with.
   specs = {parse_side(low), parse_side("base=" + tiny)};
   expect_error([&] { train_missing_runs(specs, options, none); }, {"baseline", "step 3 of seed 1"});
 }
@@ -323,7 +324,7 @@ TEST_F(Compare, TheCommandInTheReportCanBeRunAgain) {
   EXPECT_THAT(command, HasSubstr(" --json " + other.string()));
 }
 
-/// The first signal is one to save; a second, which the child has no handler for any more, ends it.
+/// The first signal asks the child to save, and the child removes its handler. The second signal ends the child.
 TEST_F(Compare, EverySignalReachesTheChild) {
   StopRequest request;
   volatile StopRequest& stop = request;
@@ -351,7 +352,7 @@ TEST_F(Compare, ARunThatFailsShowsItsLog) {
                                      HasSubstr("report-runs/a/seed-1/train.log"), HasSubstr("train-00000.tokens")));
 }
 
-/// A terminal that closes (SIGHUP) asks for the same as SIGTERM.
+/// A terminal that closes (SIGHUP) has the same effect as SIGTERM.
 TEST_F(Compare, ASignalSavesAndTheSameCommandGoesOn) {
   const std::string tiny = config();
   for (const auto& [signal, told] : {std::pair{SIGINT, SIGINT}, {SIGHUP, SIGTERM}}) {

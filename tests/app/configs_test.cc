@@ -1,4 +1,4 @@
-// The files in configs/ stay valid, and fit as the command in their header says.
+// Tests that the files in configs/ are valid and that their models fit into memory as their headers say.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,8 @@ std::vector<std::string> names() {
   return found;
 }
 
-/// The arguments of `tessera plan memory` in the file's header, with the file's place for its name; none without one.
+/// Returns the arguments of the `tessera plan memory` line in the file's header, with the file's full path. Returns
+/// none if the header has no such line.
 std::vector<std::string> plan_in_header(const std::string& name) {
   std::istringstream lines(read_text_file(configs() / name));
   for (std::string line; std::getline(lines, line) && line.starts_with('#');) {
@@ -33,7 +34,7 @@ std::vector<std::string> plan_in_header(const std::string& name) {
     std::vector<std::string> arguments;
     for (std::string word; words >> word;) arguments.push_back(word);
     std::replace(arguments.begin(), arguments.end(), "configs/" + name, (configs() / name).string());
-    arguments.erase(arguments.begin());  // tessera
+    arguments.erase(arguments.begin());  // the program's name
     return arguments;
   }
   return {};
@@ -60,7 +61,7 @@ TEST_P(Configs, AreValidOnTheRanksThatTheirNameSays) {
     EXPECT_THAT(arguments, ::testing::IsSupersetOf({std::string("--ranks"), ranks}));
   }
 #ifndef TESSERA_HAS_CUDA
-  arguments.emplace_back("--device=cpu");  // this build cannot measure what a GPU's operators take
+  arguments.emplace_back("--device=cpu");  // this build cannot measure the memory of a GPU's operators
 #endif
   const auto planned = Process(scratch_, arguments).finish();
   EXPECT_EQ(planned.status, 0) << planned.output;

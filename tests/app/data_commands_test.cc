@@ -1,4 +1,4 @@
-// `tessera data` from outside: what a user may get wrong, signals, and two writers of one folder.
+// Tests `tessera data` as a child process: mistakes of users, signals, and two writers of one folder.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using ::testing::Not;
 
 class DataCommands : public ::testing::Test {
  protected:
-  /// Arguments in which "@" stands for the test's folder.
+  /// Runs the program with these arguments. "@" in an argument stands for the test's folder.
   Finished run(const std::vector<std::string>& arguments, rlim_t max_file_bytes = RLIM_INFINITY) const {
     return Process(scratch_, in_scratch(arguments), max_file_bytes).finish();
   }
@@ -36,14 +36,14 @@ class DataCommands : public ::testing::Test {
     }
     return arguments;
   }
-  /// The names in the test's folder, without the program's output.
+  /// Returns the names in the test's folder, except the file of the program's output.
   std::set<std::string> names() const {
     std::set<std::string> names;
     for (const auto& entry : fs::directory_iterator(scratch_.path())) names.insert(entry.path().filename());
     names.erase("log.txt");
     return names;
   }
-  /// 300 MB of documents in a small file: some seconds of work.
+  /// Writes 300 MB of documents into a small compressed file. Preparing them takes some seconds.
   void write_long_input() const {
     std::string lines;
     for (int i = 0; i < 1000; ++i) lines += fmt::format("{{\"text\": \"{}\"}}\n", std::string(300, 'x'));
@@ -66,7 +66,7 @@ struct Mistake {
   const char* name;
   std::function<void(const Scratch&)> prepare;
   std::vector<std::string> arguments;
-  std::vector<std::string> parts;  // of the message
+  std::vector<std::string> parts;  // parts of the message
   rlim_t max_file_bytes = RLIM_INFINITY;
   ExitStatus status = ExitStatus::kWrongInput;
 };
@@ -297,7 +297,7 @@ TEST_F(DataCommands, WhatAKilledWriterLeftIsCleaned) {
   EXPECT_EQ(names(), (std::set<std::string>{"a.txt", "long.jsonl.gz", "out"}));
 }
 
-/// Which dataset a run wants, and which it had, is told by the configuration's key.
+/// Errors about the datasets of a run name the configuration's key for the dataset.
 TEST_F(DataCommands, ErrorsAboutARunsDataNameTheKey) {
   data::make_dataset(scratch_, 400, 3000, 0.1);
   const auto refused = [&](const std::vector<std::string>& more, const std::vector<std::string>& parts) {

@@ -1,5 +1,5 @@
-// What a user may get wrong with `tessera launch`: each mistake ends with exit status 2 before any rank starts, and
-// with a message that says what is wrong and what helps. Scripts stand in for ssh, mpirun, srun and scontrol.
+// Tests mistakes with `tessera launch`. Each ends with exit status 2 before any rank starts. The message says what is
+// wrong and what helps. Scripts stand in for ssh, mpirun, srun and scontrol.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@ using ::testing::HasSubstr;
 
 using Words = std::vector<std::string>;
 
-/// `ssh OPTIONS HOST COMMAND` runs the command here, in a node folder of the host's. Host "none" does not exist, "late"
-/// does not answer, and "old" has another version of the program.
+/// Stands in for `ssh OPTIONS HOST COMMAND`: runs COMMAND on this machine, with a node folder per host. Host "none"
+/// does not exist, "late" does not answer, and "old" runs another version of the program.
 constexpr const char* kSsh = R"(while [ "${1#-}" != "$1" ]; do shift; done
 [ "$1" = none ] && { echo 'ssh: Could not resolve hostname none' >&2; exit 255; }
 [ "$1" = late ] && exec sleep 60
@@ -26,7 +26,7 @@ command=$(echo "$2" | sed "s|--folder [^ ]*|&-$1|")
 [ "$1" = old ] && command=$(echo "$command" | sed 's|^exec [^ ]*|exec FOLDER/other_version|')
 eval "$command"
 )";
-/// An allocation of n1 and n2, on which srun starts nothing.
+/// Stand-ins for scontrol and srun in an allocation of n1 and n2. The srun starts no program.
 constexpr const char* kScontrol = "echo n1; echo n2\n";
 constexpr const char* kSrun = R"(case "$*" in
   --mpi=list) echo 'MPI plugin types are... none pmix pmix_v4';;
@@ -37,9 +37,9 @@ esac
 
 struct Mistake {
   const char* name;
-  Words options;         // of tessera launch
-  Words parts;           // of the message
-  Words variables = {};  // of the environment; "FOLDER" stands for the test's
+  Words options;         // options of `tessera launch`
+  Words parts;           // parts of the message
+  Words variables = {};  // environment variables; "FOLDER" stands for the test's folder
 };
 
 class LaunchMistakes : public ::testing::Test {
@@ -137,7 +137,7 @@ TEST_F(LaunchMistakes, TwoLaunchersOfOneRunAreTold) {
   for (int i = 0; i < 1000 && !fs::exists(scratch_ / "outputs" / "launch.json"); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  fs::rename(scratch_ / "log.txt", scratch_ / "first_log.txt");  // the second launcher writes one, too
+  fs::rename(scratch_ / "log.txt", scratch_ / "first_log.txt");  // the second launcher writes log.txt, too
   const Finished second = start({"--hosts=n1"}).finish();
   EXPECT_EQ(second.status, 2) << second.output;
   for (const char* part : {"the run in '", "is in use", "launch of run ", "process "}) {
@@ -145,7 +145,7 @@ TEST_F(LaunchMistakes, TwoLaunchersOfOneRunAreTold) {
   }
   EXPECT_FALSE(fs::exists(scratch_ / "a_rank_was_started"));
   first.send(SIGTERM);
-  EXPECT_EQ(first.finish().status, 2);  // no rank was started
+  EXPECT_EQ(first.finish().status, 2);  // no rank has started
 }
 
 }  // namespace

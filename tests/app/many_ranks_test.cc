@@ -1,5 +1,5 @@
-// The program as several processes under mpirun: ranks that die or hang, ranks that are not given the same, killing one
-// while checkpoints are written, and what is left.
+// Tests the program as several processes under mpirun: ranks that die or hang, ranks with different arguments, and
+// ranks that are killed while they write checkpoints.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -43,7 +43,7 @@ class ManyRanks : public ::testing::Test {
   fs::path checkpoints() const { return scratch_ / "outputs" / "checkpoint"; }
   std::int64_t newest() const { return checkpoint_steps(checkpoints()).back(); }
   fs::path node_folder() const { return scratch_ / "node"; }
-  /// What the files of `num_ranks` ranks say.
+  /// Returns the states in the rank files of `num_ranks` ranks.
   std::vector<RankState> rank_states(int num_ranks, std::int64_t attempt) const {
     std::vector<RankState> states;
     for (int rank = 0; rank < num_ranks; ++rank) {
@@ -58,7 +58,7 @@ class ManyRanks : public ::testing::Test {
   Scratch scratch_;
 };
 
-/// The processes that mpirun has started, by rank.
+/// Returns the processes that mpirun has started, by rank.
 std::map<int, pid_t> processes_by_rank(const Process& mpirun) {
   std::map<int, pid_t> processes;
   for (const pid_t pid : mpirun.children()) {
@@ -79,7 +79,7 @@ std::size_t count(const std::string& text, const std::string& what) {
   return found;
 }
 
-/// What the only line that tells of an error begins.
+/// Expects one line that reports an error. Returns the output from that error on.
 std::string only_error(const std::string& output) {
   EXPECT_EQ(count(output, "] error "), 1u) << output;
   const std::size_t at = output.find("] error ");
@@ -97,7 +97,7 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
  protected:
   static constexpr int kTimeout = 3;  // seconds
 
-  /// Sends a signal to a rank in the midst of training. How the run ends; no rank is left behind.
+  /// Sends a signal to a rank while it trains. Expects that no rank's process is left, and returns how the run ended.
   Finished finished_after(int signal, int rank) const {
     std::vector<std::string> more = {"--training.steps=1000000", "--checkpoint.enable=false",
                                      fmt::format("--comm.train_timeout_seconds={}", kTimeout),
@@ -117,7 +117,7 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
     }
     return finished;
   }
-  /// Expects the files that the ranks have left to name this rank.
+  /// Expects the files that the ranks have left to name this rank as the culprit.
   void expect_culprit(int rank) const {
     const std::vector<RankState> states = rank_states(4, 0);
     const Culprit found = find_culprit(states, 4);
@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RankFailures,
                                                        {"--parallelism.tensor_parallel_degree=2",
                                                         "--parallelism.pipeline_parallel_degree=2",
                                                         "--parallelism.pipeline_parallel_schedule=1F1B"}},
-                                           // With windows, which ranks cannot free alone.
+                                           // The ranks share windows of memory, which no rank can free alone.
                                            FailureCase{"direct_experts",
                                                        {"--parallelism.expert_parallel_degree=4",
                                                         "--parallelism.expert_parallel_comm_backend=direct"}},
@@ -159,21 +159,21 @@ TEST_P(RankFailures, AHangingRankEndsAllAndIsNamed) {
   const Finished finished = finished_after(SIGSTOP, 1);
   EXPECT_EQ(finished.status, static_cast<int>(ExitStatus::kRankFailed));
   const std::string error = only_error(finished.output);
-  // The rank that tells of it may know more (";"): which of another's stores it waits for.
+  // After ";" the rank that reports the error may add which rank's stores it waits for.
   EXPECT_THAT(error, AllOf(ContainsRegex(fmt::format("did not end within {} s \\(comm.train_timeout_seconds\\); "
                                                      "waiting for rank 1[;\n]",
                                                      kTimeout)),
                            ContainsRegex("rank 1 \\(process [0-9]+, is stopped\\): step [0-9]+, for [0-9.]+ s in "),
                            ContainsRegex("rank 3 \\(process [0-9]+\\): step [0-9]+, for [0-9.]+ s in ")));
-  // Every rank waits for it by itself, so none needs to see it to name it. A process that stops while it puts a message
-  // into MPI's queue in shared memory holds back those of others.
+  // In this mesh every rank waits for rank 1 directly, so the error of any rank names it. The list may have more ranks:
+  // a process that stops while it puts a message into MPI's queue in shared memory holds back the messages of others.
   if (GetParam().mesh.empty()) {
     EXPECT_THAT(error, ContainsRegex("; no message (has come from|was taken by) ranks? [0-9, ]*1[,\n]"));
   }
   expect_culprit(1);
 }
 
-/// What a monitor reads after the end of a run.
+/// A monitor reads these files after the end of a run.
 TEST_F(ManyRanks, FilesOfRanksTellHowTheRunEnded) {
   const std::vector<std::string> in_folder = {"--job.node_folder=" + node_folder().string(), "--job.attempt=3"};
   const auto train = [&](const std::vector<std::string>& more, const std::vector<std::string>& launcher) {
@@ -193,7 +193,7 @@ TEST_F(ManyRanks, FilesOfRanksTellHowTheRunEnded) {
     EXPECT_GT(state.idle_ns, 0);
     EXPECT_GT(state.events.size(), 100u);
   }
-  // Errors too, of one process as of many.
+  // The files record errors, too, for a run of one process and for a run of many.
   for (const auto& launcher : {std::vector<std::string>(), mpirun(4)}) {
     EXPECT_EQ(train({"--training.seq_len=0"}, launcher).status, 2);
     const RankState state = rank_states(1, 3).front();
@@ -204,7 +204,7 @@ TEST_F(ManyRanks, FilesOfRanksTellHowTheRunEnded) {
   }
 }
 
-/// Ctrl-Z and `scontrol suspend` stop all ranks at once: no rank waits for another one meanwhile.
+/// Ctrl-Z and `scontrol suspend` stop all ranks at once. Meanwhile no rank waits for another one.
 TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
   const Process process(
       scratch_,
@@ -223,7 +223,7 @@ TEST_F(ManyRanks, SuspendedForLongerThanTheTimeoutTheRunGoesOn) {
   EXPECT_THAT(finished.output, HasSubstr("step 500"));
 }
 
-/// Every rank's writer waits for storage, here to open a FIFO that nobody reads, when a rank dies.
+/// A rank dies while every rank's writer waits for storage. The writers wait to open a FIFO that nobody reads.
 TEST_F(ManyRanks, ADeadRankIsToldOfWhileStorageHangs) {
   const Process process(scratch_,
                         train_arguments({"--training.steps=1000000", "--checkpoint.interval=200",
@@ -245,7 +245,7 @@ TEST_F(ManyRanks, ADeadRankIsToldOfWhileStorageHangs) {
   EXPECT_THAT(only_error(finished.output), HasSubstr("rank 2 has died"));
 }
 
-/// What all ranks see is told by one.
+/// One rank reports an error that all ranks find.
 TEST_F(ManyRanks, AMeshThatDoesNotFitIsOneError) {
   const auto error = [&](const std::vector<std::string>& more) {
     const Finished finished = run(train_arguments(more), mpirun(4));
@@ -265,7 +265,8 @@ TEST_F(ManyRanks, AMeshThatDoesNotFitIsOneError) {
   EXPECT_THAT(error({"--parallelism.tensor_degree=2"}), HasSubstr("parallelism.tensor_degree"));  // no such key
 }
 
-/// mpirun with a command of its own for rank 0; what follows are ranks 1 to 3, after `options` for these.
+/// Returns an mpirun command with a separate command for rank 0. The words that follow it start ranks 1 to 3, to which
+/// `options` apply.
 std::vector<std::string> mpirun_first(const std::vector<std::string>& command_of_rank_0,
                                       const std::vector<std::string>& options = {}) {
   std::vector<std::string> launcher = mpirun(1);
@@ -275,7 +276,7 @@ std::vector<std::string> mpirun_first(const std::vector<std::string>& command_of
   return launcher;
 }
 
-// More than any machine has; nothing of it is taken.
+// The model needs more memory than any machine has. The run allocates none of it.
 TEST_F(ManyRanks, MoreThanTheMemoryIsRefusedWithWhatFits) {
   const std::string huge = "--model.args.moe_inter_dim=16777216";
   const auto error = [&](const std::vector<std::string>& more) {
@@ -288,7 +289,7 @@ TEST_F(ManyRanks, MoreThanTheMemoryIsRefusedWithWhatFits) {
   EXPECT_THAT(error({huge, "--parallelism.pipeline_parallel_degree=2"}), HasSubstr("of the pipeline"));
 }
 
-/// In a container /dev/shm often has 64 MiB.
+/// /dev/shm often has 64 MiB in a container.
 TEST_F(ManyRanks, WindowsThatDoNotFitSharedMemoryAreRefused) {
   const std::vector<std::string> in_small_memory = {"/usr/bin/unshare",
                                                     "--map-root-user",
@@ -336,7 +337,7 @@ TEST_F(ManyRanks, RanksThatAreNotGivenTheSameAreRefused) {
   EXPECT_THAT(error(copy, {}), HasSubstr("rank 1 was started with another program than rank 0"));
 }
 
-/// Ranks of machines that do not have the same folders: here, of working folders.
+/// The ranks are on machines whose folders differ. Here they have different working folders instead.
 TEST_F(ManyRanks, AFolderThatOneRankLacksEndsAll) {
   fs::create_directories(scratch_ / "empty");
   data::write_file(scratch_ / "file", "");
@@ -357,7 +358,7 @@ TEST_F(ManyRanks, AFolderThatOneRankLacksEndsAll) {
               AllOf(Not(HasSubstr("[rank")), HasSubstr("'file/outputs'")));
 }
 
-/// A save of every step, so that any moment is one of saving.
+/// The runs save after every step, so a kill at any moment hits a save.
 TEST_F(ManyRanks, KillingARankWhileSavingLosesNoCommittedCheckpoint) {
   std::mt19937 random(1);
   std::int64_t last = 0;
@@ -381,14 +382,14 @@ TEST_F(ManyRanks, KillingARankWhileSavingLosesNoCommittedCheckpoint) {
     for (const std::int64_t step : steps) {
       EXPECT_EQ(verify_checkpoint(checkpoint_path(checkpoints(), step)).step, step);
     }
-    // All that was told to be saved, is.
+    // Every save that the log reports has been committed.
     last = newest();
     const std::string saved = "saved " + (checkpoints() / "step-").string();
     const std::size_t at = finished.output.rfind(saved);
     ASSERT_NE(at, std::string::npos);
     EXPECT_GE(last, std::stoll(finished.output.substr(at + saved.size())));
   }
-  // On fewer ranks, to the end.
+  // The run resumes on fewer ranks and trains to its end.
   const Finished finished = run(train_arguments({fmt::format("--training.steps={}", last + 2)}), mpirun(2));
   EXPECT_EQ(finished.status, 0) << finished.output;
   EXPECT_THAT(finished.output,
@@ -400,7 +401,7 @@ TEST_F(ManyRanks, KillingARankWhileSavingLosesNoCommittedCheckpoint) {
   }
 }
 
-/// Shards convert as one file does: to Hugging Face, from there into one file, and to Hugging Face again.
+/// Converts shards to Hugging Face files, these to a checkpoint of one file, and that to Hugging Face files again.
 TEST_F(ManyRanks, ShardsConvertAsOneFileDoes) {
   const Finished trained = run(train_arguments({"--training.steps=2"}), mpirun(4));
   ASSERT_EQ(trained.status, 0) << trained.output;

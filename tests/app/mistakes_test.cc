@@ -1,6 +1,6 @@
-// What a user may get wrong with every command but `data`: each mistake ends with exit status 2, before the first step
-// and without a trace in the output's folder, and with a message that says what was given, what was expected and what
-// helps. tests/app/data_commands_test.cc has the mistakes with `tessera data`.
+// Tests mistakes with every command but `data`. Each ends with exit status 2 before the first step and leaves nothing
+// in the output folder. The message says what was given, what was expected and what helps.
+// tests/app/data_commands_test.cc tests mistakes with `tessera data`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,15 +24,16 @@ using ::testing::HasSubstr;
 
 using Arguments = std::vector<std::string>;
 
-/// In arguments and messages "@" stands for the test's folder and "GOLDEN" for that of the golden files. In the folder
-/// are a dataset of bytes, "no_val", the same without a validation split, and "run", a finished run of 2 steps.
+/// A command line with a mistake. In arguments and messages "@" stands for the test's folder, and "GOLDEN" for the
+/// folder of the golden files. The test's folder holds "dataset", a dataset of bytes; "no_val", a dataset without a
+/// validation split; and "run", a finished run of 2 steps.
 struct Mistake {
   const char* name;
   Arguments arguments;
-  Arguments parts;  // of the message
+  Arguments parts;  // parts of the message
 };
 
-/// A run of the small model, which is right but for what follows.
+/// Returns the arguments of a correct run of the small model, followed by `wrong`.
 Arguments train(const Arguments& wrong) {
   Arguments arguments = {"train",
                          "--training.dataset_path=@dataset",
@@ -268,7 +269,7 @@ TEST_F(Mistakes, ADatasetWithoutPermissionIsTold) {
 TEST_F(Mistakes, TwoRunsInOneFolderAreTold) {
   const Process first = start(train({"--training.steps=1000000"}));
   first.wait_for_output("step ");
-  fs::rename(scratch_ / "log.txt", scratch_ / "first_log.txt");  // the second run writes one, too
+  fs::rename(scratch_ / "log.txt", scratch_ / "first_log.txt");  // the second run writes log.txt, too
   const Finished second = run(train({"--training.steps=1000000"}));
   EXPECT_EQ(second.status, 2) << second.output;
   EXPECT_THAT(second.output, AnyOf(HasSubstr("process"), HasSubstr("job.dump_folder")));
@@ -283,7 +284,7 @@ TEST_F(Mistakes, CtrlCEndsAConversionAndLeavesNothing) {
             0);
   const Arguments convert = {"convert", "--to=hf", "--input=@large", "--form=remote-code", "--out=@new"};
   int status = 0;
-  for (int attempt = 0; attempt < 20 && status == 0; ++attempt) {  // it may be done before the signal comes
+  for (int attempt = 0; attempt < 20 && status == 0; ++attempt) {  // the conversion may end before the signal arrives
     fs::remove_all(scratch_ / "new");
     const Process process = start(convert);
     for (int i = 0; i < 10'000 && !fs::exists(scratch_ / "new.tmp") && !fs::exists(scratch_ / "new"); ++i) {
@@ -297,7 +298,7 @@ TEST_F(Mistakes, CtrlCEndsAConversionAndLeavesNothing) {
   EXPECT_FALSE(fs::exists(scratch_ / "new.tmp"));
 }
 
-/// What people write, and what means the same.
+/// The program accepts other spellings that people use. Each means the same as the documented one.
 TEST_F(Mistakes, OtherSpellingsAreTaken) {
   const auto config = [&](const Arguments& more) {
     Arguments arguments = {"train", "--print-config"};
@@ -344,7 +345,7 @@ TEST_F(Mistakes, BashCompletesCommandsOptionsKeysAndValues) {
   EXPECT_EQ(completed("tessera train --training.st"), "--training.steps=\n");
   EXPECT_EQ(completed("tessera train --training.device = c"), "cpu cuda\n");
   EXPECT_EQ(completed("tessera train --checkpoint.enable ="), "true false\n");
-  EXPECT_EQ(completed("tessera train my"), "\n");  // bash then completes names of files
+  EXPECT_EQ(completed("tessera train my"), "\n");  // bash then completes file names
 }
 
 }  // namespace

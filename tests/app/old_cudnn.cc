@@ -1,4 +1,4 @@
-// What a program finds of cuDNN, libcudnn.so.9, where it is too old; nothing more.
+// A stand-in for cuDNN (libcudnn.so.9) that reports a version too old for the program. It has no other function.
 #include <cstddef>
 
 extern "C" std::size_t cudnnGetVersion() { return 90100; }

@@ -1,4 +1,5 @@
-// What a program finds of CUDA's driver, libcuda.so.1, where it is older than the program's CUDA; nothing more.
+// A stand-in for CUDA's driver (libcuda.so.1) that is older than the program's CUDA. It has only the two functions
+// below.
 extern "C" int cuInit(unsigned) { return 0; }
 
 extern "C" int cuDriverGetVersion(int* version) {

@@ -1,4 +1,4 @@
-// The program as a child process.
+// Runs the program as a child process.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -22,15 +22,15 @@ namespace tessera::app_test {
 
 struct Finished {
   int status;          // exit status, or 128 + signal
-  std::string output;  // standard output and error
+  std::string output;  // standard output and standard error
 };
 
-/// The program as several ranks: what stands before it on the command line.
+/// Returns the words that start the program as several ranks. They precede the program on the command line.
 inline std::vector<std::string> mpirun(int num_ranks) {
   return {MPIRUN, "--allow-run-as-root", "--oversubscribe", "-np", std::to_string(num_ranks)};
 }
 
-/// `tessera train` of a small model on the test's dataset of bytes, with what follows.
+/// Returns the arguments of `tessera train` for a small model on the test's dataset of bytes, followed by `more`.
 inline std::vector<std::string> small_run(const data::Scratch& scratch, const std::vector<std::string>& more) {
   std::vector<std::string> arguments = {"train",
                                         "--training.dataset_path=" + (scratch / "dataset").string(),
@@ -44,14 +44,15 @@ inline std::vector<std::string> small_run(const data::Scratch& scratch, const st
   return arguments;
 }
 
-/// Writes a shell script that can be started by its path, which is returned.
+/// Writes an executable shell script and returns its path.
 inline std::filesystem::path write_script(const std::filesystem::path& path, const std::string& text) {
   data::write_file(path, "#!/bin/sh\n" + text);
   std::filesystem::permissions(path, std::filesystem::perms::owner_all);
   return path;
 }
 
-/// A running program; its output goes to a file. `launcher`: a command that starts it.
+/// The program as a child process. Its output goes to a file. `launcher` holds the words that precede the program on
+/// the command line.
 class Process {
  public:
   Process(const data::Scratch& scratch, const std::vector<std::string>& arguments,
@@ -81,7 +82,7 @@ class Process {
     ASSERT_THAT(output(), ::testing::HasSubstr(text));
   }
   void send(int signal) const { kill(pid_, signal); }
-  /// The processes that the program, or its launcher, has started.
+  /// Returns the child processes of the program, or of its launcher.
   std::vector<pid_t> children() const {
     std::vector<pid_t> found;
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
@@ -92,7 +93,7 @@ class Process {
     }
     return found;
   }
-  /// Waits for its end; what takes longer than `limit` is killed, with its children, and fails the test.
+  /// Waits for the process to end. After `limit` it kills the process and its children, and the test fails.
   Finished finish(std::chrono::seconds limit = std::chrono::seconds(300)) const {
     const auto end = std::chrono::steady_clock::now() + limit;
     int status = 0;

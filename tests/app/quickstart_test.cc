@@ -1,4 +1,4 @@
-// `tessera quickstart` from outside: all its stages with little time, a second start, and Ctrl-C.
+// Tests `tessera quickstart` as a child process: all stages with little time, a second start, and Ctrl-C.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// With one thread: beside other tests two would wait for each other.
+/// Runs the program with one thread. Beside other tests, two threads would wait for each other.
 Finished run(const Scratch& scratch, const std::vector<std::string>& arguments) {
   return Process(scratch, arguments, RLIM_INFINITY, {"/usr/bin/env", "OMP_NUM_THREADS=1"}).finish();
 }
@@ -29,7 +29,7 @@ TEST(Quickstart, GoesThroughItsStagesAndDoesNothingTwice) {
   ASSERT_EQ(first.status, 0) << first.output;
   EXPECT_THAT(first.output, AllOf(HasSubstr("[1/6]"), HasSubstr("processor:"), HasSubstr("[6/6]"),
                                   HasSubstr("too short to say"), HasSubstr("report.html"), HasSubstr("What next:")));
-  EXPECT_THAT(first.output, Not(HasSubstr("\r")));  // no terminal
+  EXPECT_THAT(first.output, Not(HasSubstr("\r")));  // without a terminal there is no progress bar
   for (const char* made :
        {"quickstart.toml", "data/dataset.json", "run/metrics.jsonl", "run/report.html", "compare.html"}) {
     EXPECT_TRUE(fs::exists(folder / made)) << made;
@@ -44,7 +44,7 @@ TEST(Quickstart, CtrlCEndsItAndItGoesOn) {
   const Scratch scratch;
   const fs::path folder = scratch / "quickstart";
   const Process process(scratch, {"quickstart", "--out", folder, "--seconds=60"});
-  process.wait_for_output("norm");  // a step is logged
+  process.wait_for_output("norm");  // the run has logged a step
   process.send(SIGINT);
   const Finished stopped = process.finish(std::chrono::seconds(60));
   EXPECT_EQ(stopped.status, 130) << stopped.output;

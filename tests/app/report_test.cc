@@ -1,4 +1,4 @@
-// `tessera report` from outside: a run that trains, stops and goes on with another learning rate.
+// Tests `tessera report` as a child process, on a run that stops and resumes with another learning rate.
 #include "tests/app/process.h"
 #include "tests/compare/report/report_support.h"
 

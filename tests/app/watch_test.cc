@@ -1,4 +1,4 @@
-// `tessera watch`, with a scontrol that a test writes, and what `tessera launch` makes of a launcher that was lost.
+// Tests `tessera watch` with a scontrol that a test writes, and how `tessera launch` treats the loss of a launcher.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,8 @@ class WatchTest : public ::testing::Test {
   WatchTest() { fs::create_directory(run_); }
 
   void write_state(const LaunchState& state) const { write_file(run_ / kLaunchStateName, to_json(state).dump()); }
-  /// Puts a shell script in the place of scontrol. Its $2 is "show" of "-o show job 7", or the job of "requeue 7".
+  /// Writes a shell script that takes the place of scontrol. $2 is "show" in `-o show job 7`, and the job in
+  /// `requeue 7`.
   void write_scontrol(const std::string& script) const { app_test::write_script(scratch_ / "bin/scontrol", script); }
   Process watch(const std::vector<std::string>& folders) const {
     std::vector<std::string> arguments = {"watch", "--silent=1"};
@@ -33,8 +34,8 @@ class WatchTest : public ::testing::Test {
   }
 
   Scratch scratch_;
-  fs::path run_ = scratch_ / "outputs";  // as app_test::small_run has it
-  /// A launcher that nobody can reach has left this state.
+  fs::path run_ = scratch_ / "outputs";  // the output folder of app_test::small_run
+  /// The state that a launcher left behind. Nobody can reach this launcher any more.
   LaunchState lost_{.run_id = "r",
                     .attempt = 1,
                     .state = "training",
@@ -132,7 +133,7 @@ TEST_F(WatchTest, OnlyARunThatGoesOnDoesWithoutItsSpares) {
   EXPECT_THAT(first.output, HasSubstr("--nodes 1 and --spares 1 need 2 nodes, but the engine hosts has 1"));
   write_state(lost_);
   const Finished next = Process(scratch_, arguments).finish();
-  EXPECT_EQ(next.status, 2);  // there is no such host
+  EXPECT_EQ(next.status, 2);  // the host does not exist
   EXPECT_THAT(next.output, HasSubstr("begins with 0 spares, fewer than --spares 1"));
   EXPECT_THAT(next.output, Not(HasSubstr("need 2 nodes")));
 }

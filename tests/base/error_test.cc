@@ -10,7 +10,8 @@ namespace {
 
 TEST(Error, CheckNamesConditionPlaceAndValues) {
   int evaluations = 0;
-  TESSERA_CHECK(++evaluations == 1, "{}", ++evaluations);  // the message is not made unless needed
+  // the arguments of a message are evaluated only if the check fails
+  TESSERA_CHECK(++evaluations == 1, "{}", ++evaluations);
   EXPECT_EQ(evaluations, 1);
   try {
     const int rows = 3;

@@ -9,7 +9,7 @@
 #include "tests/data/support.h"
 
 namespace {
-/// What was flushed, in order; the C library's functions give way to these.
+/// Files and folders that were flushed, in order. The fsync and renameat2 below replace those of the C library.
 std::vector<std::filesystem::path> flushed;
 bool exchanges = true;
 }  // namespace
@@ -37,7 +37,7 @@ TEST(AtomicFile, IsFlushedBeforeItHasItsNameAndItsFolderAfter) {
   EXPECT_EQ(flushed, (std::vector<std::filesystem::path>{scratch / "file.tmp", scratch.path()}));
 }
 
-/// Also on file systems on which two folders cannot change places.
+/// Replaces the folder on file systems that can exchange two names, and on those that cannot.
 TEST(ReplaceFolder, PutsTheWholeInThePlaceOfTheOld) {
   for (const bool can : {true, false}) {
     exchanges = can;
@@ -94,7 +94,7 @@ TEST(AtomicFile, ReplacesFilesOnly) {
   const Scratch scratch;
   expect_error([] { AtomicFile file("/dev/null"); }, {"/dev/null", "no regular file"});
   expect_error([&] { AtomicFile file(scratch.path()); }, {"no regular file"});
-  // What a link points to is replaced, not the link.
+  // A write through a symbolic link replaces the link's target, not the link.
   const auto target = data::write_file(scratch / "target", "old");
   std::filesystem::create_symlink(target, scratch / "link");
   AtomicFile file(scratch / "link");
@@ -116,7 +116,7 @@ TEST(MappedFile, MovesAndOutlivesTheName) {
   const auto path = data::write_file(scratch / "file", "content");
   MappedFile first(path);
   MappedFile second(std::move(first));
-  EXPECT_TRUE(first.bytes().empty());  // NOLINT(bugprone-use-after-move): what is left of it
+  EXPECT_TRUE(first.bytes().empty());  // NOLINT(bugprone-use-after-move): a moved-from file is empty
   MappedFile third;
   third = std::move(second);
   std::filesystem::remove(path);
@@ -128,7 +128,7 @@ TEST(Checksum, AnyPieces) {
   std::vector<std::byte> bytes(3000);
   for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * i >> 3);
   const std::span<const std::byte> all(bytes);
-  for (const std::size_t size : {1, 3, 16, 17, 128, 240, 241, 1024, 3000}) {  // where XXH3 changes its method
+  for (const std::size_t size : {1, 3, 16, 17, 128, 240, 241, 1024, 3000}) {  // XXH3 changes its algorithm around these
     for (const std::size_t cut : {std::size_t{0}, std::size_t{1}, size / 2, size}) {
       Checksum pieces;
       pieces.update(all.first(cut));
@@ -151,7 +151,7 @@ TEST(Checksum, PiecesEqualTheWhole) {
   }
   EXPECT_EQ(pieces.value(), checksum(bytes));
   EXPECT_NE(checksum(bytes), checksum(bytes.first(9'999)));
-  EXPECT_EQ(checksum({}), 0x2d06800538d394c2u);  // XXH3-64 of nothing
+  EXPECT_EQ(checksum({}), 0x2d06800538d394c2u);  // XXH3-64 of zero bytes
 }
 
 TEST(FileLock, IsHeldByOneObjectAtATime) {

@@ -9,7 +9,7 @@ TEST(Nearest, CountsEdits) {
   EXPECT_EQ(edit_distance("", ""), 0u);
   EXPECT_EQ(edit_distance("", "abc"), 3u);
   EXPECT_EQ(edit_distance("train", "train"), 0u);
-  EXPECT_EQ(edit_distance("trian", "train"), 1u);  // neighbours exchanged
+  EXPECT_EQ(edit_distance("trian", "train"), 1u);  // two neighbours exchanged count as one edit
   EXPECT_EQ(edit_distance("steps", "step"), 1u);
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3u);
 }

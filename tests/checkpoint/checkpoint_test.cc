@@ -26,7 +26,7 @@ class CheckpointTest : public ::testing::Test {
     save_checkpoint(scratch_.path(), {{.name = "model.safetensors", .write = write}},
                     {.step = step, .state = std::move(state)});
   }
-  /// The first number of the checkpoint.
+  /// Returns the first number of the checkpoint's tensor.
   float load(std::int64_t step) {
     return ShardFiles(checkpoint_path(scratch_.path(), step), kModelShards, step, 1).at("w", shape()).from(0).front();
   }
@@ -58,14 +58,14 @@ TEST_F(CheckpointTest, SavingAStepAgainReplacesIt) {
 TEST_F(CheckpointTest, PruningKeepsTheNewestAndClearsLeftovers) {
   for (const std::int64_t step : {1, 2, 10}) save(step);
   std::filesystem::create_directories(scratch_ / "step-11.partial");
-  std::filesystem::create_directories(scratch_ / "step-12");  // no manifest: not a checkpoint
+  std::filesystem::create_directories(scratch_ / "step-12");  // without a manifest it is not a checkpoint
   prune_checkpoints(scratch_.path(), {}, 2);
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(2, 10));
   EXPECT_THAT(steps_of_folders(scratch_.path()), ::testing::Contains(12));
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "step-11.partial"));
 }
 
-/// A process of attempt 1 that wakes up while attempt 2 saves deletes nothing of it.
+/// A process of attempt 1 may wake up while attempt 2 saves. It deletes no folder of attempt 2.
 TEST_F(CheckpointTest, PruningSparesTheSavesOfLaterAttempts) {
   const Saver first{.run = "a", .attempt = 1}, second{.run = "a", .attempt = 2}, third{.run = "a", .attempt = 3};
   const auto partial = [&](const Saver& saver) { return partial_path(scratch_.path(), 7, saver); };
@@ -90,12 +90,13 @@ TEST_F(CheckpointTest, PruningSparesTheSavesOfLaterAttempts) {
 }
 
 TEST_F(CheckpointTest, PruningSparesWhatWasSavedLast) {
-  for (const std::int64_t step : {4, 8, 5}) save(step);  // step 5 by a run that went back to 4
+  for (const std::int64_t step : {4, 8, 5}) save(step);  // step 5 is from a run that went back to step 4
   prune_checkpoints(scratch_.path(), {}, 1, 5);
   EXPECT_THAT(checkpoint_steps(scratch_.path()), ::testing::ElementsAre(5, 8));
 }
 
-/// What replace_folder() leaves where two folders cannot change places in one step, cut short at each of its renames.
+/// Covers file systems on which replace_folder() cannot exchange two folders in one step. The test cuts the replacement
+/// short at each of its renames.
 TEST_F(CheckpointTest, PruningEndsAReplacementThatWasCutShort) {
   save(3);
   std::filesystem::rename(scratch_ / "step-3", scratch_ / "step-3.replaced");
@@ -109,7 +110,7 @@ TEST_F(CheckpointTest, PruningEndsAReplacementThatWasCutShort) {
   EXPECT_EQ(load(3), 1.0f);
 }
 
-// The same failure as a full disk: write() fails half-way.
+// write() fails half-way, as it does on a full disk.
 TEST_F(CheckpointTest, ASaveThatFailsLeavesThePreviousCheckpoint) {
   save(1);
   struct rlimit old_limit {};
@@ -144,7 +145,8 @@ TEST_F(CheckpointTest, ADigitOfTheManifestThatChangedIsNoticed) {
   EXPECT_GT(num_digits, 20);
 }
 
-// Manifests that no save writes. Each was a crash, or a file outside of the checkpoint that was opened.
+// Manifests that no save writes. Each of them once crashed the reader, or made it open a file outside of the
+// checkpoint.
 TEST_F(CheckpointTest, ManifestsThatLie) {
   save(1);
   const auto path = scratch_ / "step-1/manifest.json";
@@ -182,7 +184,7 @@ TEST_F(CheckpointTest, ManifestsThatLie) {
   for (const char* name : {"", ".", "..", "../step-1/model.safetensors", "/dev/null", "model.safetensors\\u0000x"}) {
     refused("3", files({name}), "1", "expected the name of a file");
   }
-  // Another number of shards than files.
+  // The number of shards differs from the number of files.
   refused("3", files({"model.safetensors"}), "1", "too large", 2);
   refused("3", files({"model.safetensors"}), "1", "'model-00000-of-00000.safetensors'", 0);
   refused("3", files({"model-00000-of-00002.safetensors", "tokenizer.model"}), "1", "'model-00001-of-00002", 2);

@@ -1,4 +1,5 @@
-// Pieces of tensors in the files of many ranks: put together again by other cuts, and refused where they do not fit.
+// Tests that pieces of tensors in the files of many ranks are assembled for any other sharding. Pieces that do not fit
+// together are refused.
 #include "checkpoint/shards.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using data::Scratch;
 
-/// How a tensor is spread: parts of a dim, each in ranges of equal size.
+/// How a tensor is spread over files: a dim is cut into parts, and each part into ranges of equal size.
 struct Spread {
   int dim = 0;
   std::int64_t blocks = 1, parts = 1, ranges = 1;
@@ -32,7 +33,7 @@ std::vector<Piece> pieces_of(const Shape& shape, const Spread& spread) {
   return pieces;
 }
 
-/// The numbers of a piece of the tensor 0, 1, 2, ...
+/// Returns the numbers of a piece of the tensor 0, 1, 2, ...
 std::vector<float> numbers_of(const Piece& piece) {
   std::vector<float> numbers;
   piece.slice.for_each_run(piece.begin, piece.end, [&](std::int64_t, std::int64_t global, std::int64_t count) {
@@ -45,7 +46,7 @@ Tensor view(std::vector<float>& numbers) {
   return Tensor(numbers.data(), {static_cast<std::int64_t>(numbers.size())}, DType::kFloat32, Device::kCpu);
 }
 
-/// A shard per piece.
+/// Writes one shard per piece.
 void write_shards(const fs::path& folder, std::int64_t step, const std::vector<Piece>& pieces) {
   fs::create_directories(folder);
   const auto num_shards = static_cast<std::int64_t>(pieces.size());
@@ -152,7 +153,7 @@ TEST(Shards, OnlyTheOptimizersMayBeInBfloat16) {
   const Piece middle{.slice = {.global = {3, 5}, .dim = 0}, .begin = 4, .end = 10};
   ShardFiles(scratch.path(), kOptimizerShards, 0, 1).at("w", {3, 5}).read(middle, read.data());
   EXPECT_EQ(read, numbers_of(middle));
-  // A file of each type: runs of both make up the tensor.
+  // Each of two files has another type. The tensor consists of numbers from both.
   std::vector<float> wide = numbers_of({whole.slice, 0, 7});
   const TensorPiece pieces[] = {{"w", {whole.slice, 0, 7}, view(wide)},
                                 {"w", {whole.slice, 7, 15}, Tensor(&numbers[7], {8}, DType::kBFloat16, Device::kCpu)}};

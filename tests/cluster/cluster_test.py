@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the cluster in a box, and of training in it. cluster_test.py TESSERA [unittest's arguments]"""
+"""Tests the cluster in a box, and training in it. Usage: cluster_test.py TESSERA [unittest's arguments]"""
 import json
 import os
 import signal
@@ -15,7 +15,7 @@ TESSERA = None
 
 
 def namespaces_and_processes(lab):
-    """The inodes of the lab's namespaces, and its processes with their start times."""
+    """Returns the inodes of the lab's namespaces, and its processes with their start times."""
     firsts = subprocess.run(["pgrep", "-f", f"init {lab.folder} "], stdout=subprocess.PIPE, text=True).stdout.split()
     spaces, processes = set(), set()
     for pid in firsts:
@@ -26,7 +26,7 @@ def namespaces_and_processes(lab):
         try:
             if os.readlink(f"/proc/{pid}/ns/net") in spaces or pid in firsts:
                 processes.add((pid, start_time(pid)))
-        except OSError:  # ended meanwhile
+        except OSError:  # the process has ended meanwhile
             pass
     return spaces, processes
 
@@ -37,7 +37,7 @@ def start_time(pid):
 
 
 def machine_state(folder):
-    """What of a lab would be seen on the machine: links, mounts, loop devices, control groups, files."""
+    """Returns what a lab may leave on the machine: links, mounts, loop devices and control groups."""
     def output(*words):
         return subprocess.run(words, stdout=subprocess.PIPE, text=True).stdout
     cgroups = output("find", "/sys/fs/cgroup", "-maxdepth", "3", "-name", f"tessera{folder.replace('/', '-')}*")
@@ -70,10 +70,10 @@ class LabTest(unittest.TestCase):
         self.lab.up()
         shared_memory = os.path.join("/dev/shm", os.path.basename(self.lab.folder))
         self.lab.run("n1", "touch", shared_memory)
-        self.assertFalse(os.path.exists(shared_memory))  # every machine has its own
+        self.assertFalse(os.path.exists(shared_memory))  # every machine has its own /dev/shm
         self.lab.fault("freeze", "n2")
         self.lab.fault("disk-hung")
-        # It waits where no signal gets to it.
+        # The writer waits in the kernel, where no signal reaches it.
         writer = subprocess.Popen(self.lab.command("n1", "touch", os.path.join(self.lab.disk, "x")))
         time.sleep(0.3)
         found = namespaces_and_processes(self.lab)
@@ -143,7 +143,7 @@ class TrainingTest(unittest.TestCase):
         cls.lab = Lab(TESSERA)
         cls.lab.up()
         cls.addClassCleanup(cls.lab.down)
-        # On one machine, and not in the lab.
+        # This run is on the machine itself, outside of the lab.
         cls.one_machine = cls.arguments("one_machine")
         subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "3", TESSERA, *cls.one_machine],
                        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -178,7 +178,7 @@ class TrainingTest(unittest.TestCase):
 
 
 class ReadinessTest(unittest.TestCase):
-    """Whether nodes fit together, and the links between them work."""
+    """Tests whether the nodes fit together, and whether the links between them work."""
 
     @classmethod
     def setUpClass(cls):
@@ -187,7 +187,8 @@ class ReadinessTest(unittest.TestCase):
         cls.addClassCleanup(cls.lab.down)
 
     def links(self):
-        """What it says is bad. Rates of processes that share two cores differ ten times."""
+        """Returns what `health links` reports as bad. Rates of processes that share two cores differ by a factor of
+        ten."""
         said = self.lab.run("head", "mpirun", "-H", "n1,n2,n3,n4", self.lab.tessera, "health", "links", "--mebibytes", "1",
                             "--repeats", "3", "--slow", "0.05", check=False)
         self.assertIn("between nodes  6 pairs", said)
@@ -202,7 +203,7 @@ class ReadinessTest(unittest.TestCase):
         said = self.lab.run("head", "salloc", "-N3", "--quiet", self.lab.tessera, "doctor", "--cluster")
         self.assertIn("engine slurm: 3 of 3 nodes answer", said)
         self.assertIn("3 ranks on 3 nodes started and met", said)
-        # A folder that one node has of its own, and a node that is away.
+        # Each node has its own folder of this name, or none. Later one node is off.
         own = os.path.join("/tmp", "tessera-own")
         for node in ("head", "n1", "n2"):
             self.lab.run(node, "mkdir", "-p", own)
@@ -225,7 +226,7 @@ class ReadinessTest(unittest.TestCase):
 
 
 class CloudTest(unittest.TestCase):
-    """Nodes that exist only while a run needs them."""
+    """Tests nodes that exist only while a run needs them."""
     STEPS, NODES = 1500, ("c1", "c2", "c3", "c4")
 
     def setUp(self):
@@ -277,7 +278,7 @@ class CloudTest(unittest.TestCase):
         self.addCleanup(daemons.end)
         time.sleep(2 * sickness.PERIOD)
         sickness.xid(daemons, sick)
-        # There is no spare: the launcher asks for a node, and Slurm has the cloud start it.
+        # There is no spare, so the launcher asks for a node, and Slurm has the cloud start one.
         self.wait_for("a new node in the place of the sick one",
                       lambda: self.roles().get(other) == "active" and self.roles()[sick] == "drained", 90)
         self.assertTrue(daemons.is_drained(sick))

@@ -24,9 +24,9 @@ from typing import Callable, Optional
 import sickness
 from lab import SKIP, Follower, Lab, Skip, losses, make_dataset, train_arguments
 
-MEMORY_HEADER = 64 << 10  # bytes in front of the state in a copy in memory (src/run/state/memory_copies.h)
+MEMORY_HEADER = 64 << 10  # bytes of the header of a copy in memory (src/run/state/memory_copies.h)
 
-# Three nodes and one rank on each. "shards": every rank has its own third of the state, "replicas": all have all of it.
+# Three nodes with one rank each. With "shards" every rank has its own third of the state, with "replicas" all of it.
 MESHES = {
     "shards": {"parallelism.data_parallel_shard_degree": 3},
     "replicas": {"parallelism.data_parallel_replicate_degree": 3, "parallelism.data_parallel_shard_degree": 1},
@@ -34,7 +34,7 @@ MESHES = {
 
 
 class Missed(Exception):
-    """What a run should have done and has not."""
+    """Raised when a run has not done what it should have done."""
 
 
 class Run:
@@ -61,8 +61,8 @@ class Run:
             script = os.path.join(lab.shared, "run.sh")
             with open(script, "w") as file:
                 file.write("#!/bin/bash\nexec " + " ".join(self.command) + "\n")
-            # Without --no-kill Slurm ends the job with its first lost node, without --overcommit a node has one task. A
-            # job that is requeued does without the spare.
+            # Without --no-kill Slurm ends the job with its first lost node. Without --overcommit a node runs one task.
+            # A job that is requeued runs without the spare.
             self.job = lab.run("head", "sbatch", "--parsable", "-N3-4", "--no-kill", "--requeue", "--overcommit",
                                "--open-mode=append", "-o", self.log, script).strip()
             with open(self.watch_log, "w") as log:
@@ -70,7 +70,7 @@ class Run:
                                                 stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
     def status(self):
-        """The exit status; None while it runs."""
+        """Returns the exit status, or None while the run is running."""
         if self.engine == "hosts":
             return self.process.poll()
         shown = self.lab.run("head", "scontrol", "-o", "show", "job", self.job, timeout=5, check=False)
@@ -95,7 +95,7 @@ class Run:
         return self.status()
 
     def wait_for(self, condition, timeout, what):
-        """The first step, as Follower has it, for which condition(it) holds."""
+        """Returns the first step of the Follower for which condition(step) holds."""
         deadline = time.time() + timeout
         while True:
             try:
@@ -126,7 +126,7 @@ class Run:
         raise Missed(f"not noticed within {timeout:.0f} s")
 
     def launch_state(self):
-        """The launch's state, and {node: "active", "spare", "lost" or "drained"}."""
+        """Returns the launch's state, and {node: "active", "spare", "lost" or "drained"}."""
         with open(os.path.join(self.dump, "launch.json")) as file:
             state = json.load(file)
         return state["state"], {node["name"]: node["role"] for node in state["nodes"]}
@@ -136,7 +136,7 @@ class Run:
         return sorted(int(name[5:]) for name in names if re.fullmatch(r"step-\d+", name))
 
     def victim(self, rank=1):
-        """(rank, node, pid) of the rank that is to be hurt."""
+        """Returns (rank, node, pid) of the rank that is to be hurt."""
         ranks = self.lab.ranks()
         if rank not in ranks:
             raise Missed(f"no rank {rank} is running, only {sorted(ranks)}")
@@ -158,7 +158,7 @@ class Run:
 
 
 # --- The faults -------------------------------------------------------------------------------------------------------
-# Each returns when it struck, in seconds since 1970, and what should be blamed: a rank, a node or both.
+# Each function returns when the fault struck, in seconds since 1970, and what should be blamed: a rank, a node or both.
 
 def on_rank(signal_number):
     def strike(run):
@@ -192,8 +192,8 @@ def launcher_gone(run):
 
 
 def bit_flip(run):
-    """Another bit in a weight of a running rank, whose place in its memory a checkpoint tells: for a moment after the
-    save, its numbers are the weights."""
+    """Flips a bit in a weight of a running rank. A checkpoint shows where the weight is in the rank's memory: for a
+    moment after the save, the checkpoint's numbers are the weights."""
     rank, node, pid = run.victim()
     for _ in range(20):
         before, deadline = run.checkpoint_steps(), time.time() + 30
@@ -205,7 +205,7 @@ def bit_flip(run):
         try:
             address = find_in_memory(pid, some_weights(os.path.join(run.checkpoints, f"step-{run.checkpoint_steps()[-1]}")))
             if address is not None:
-                # The byte with the upper bits of a float's mantissa: the weight changes by up to 1 %.
+                # This byte has the upper bits of a float's mantissa: the weight changes by up to 1 %.
                 return run.lab.fault("flip", f"/proc/{pid}/mem", address + 2), {"rank": rank, "node": node}
         finally:
             send(pid, signal.SIGCONT)
@@ -213,7 +213,7 @@ def bit_flip(run):
 
 
 def some_weights(checkpoint):
-    """64 bytes out of the middle of the largest tensor."""
+    """Returns 64 bytes from the middle of the largest tensor."""
     with open(sorted(glob.glob(os.path.join(checkpoint, "model*.safetensors")))[0], "rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
         begin = file.tell()
@@ -227,13 +227,13 @@ def find_in_memory(pid, pattern):
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
         for line in maps:
             addresses, permissions, _, _, inode, *_ = line.split()
-            if not permissions.startswith("rw") or inode != "0":  # a copy in memory is a file
+            if not permissions.startswith("rw") or inode != "0":  # copies in memory are files
                 continue
             begin, end = (int(address, 16) for address in addresses.split("-"))
             memory.seek(begin)
             try:
                 at = memory.read(end - begin).find(pattern)
-            except OSError:  # [vvar] and the like
+            except OSError:  # [vvar] and the like cannot be read
                 continue
             if at >= 0:
                 return begin + at
@@ -250,9 +250,9 @@ def damaged_checkpoint(run):
 
 
 def damaged_memory_copy(run):
-    """A byte of every copy of the newest step, but one, which is cut."""
+    """Damages every copy of the newest step: truncates one, and flips a bit in each of the others."""
     rank, node, pid = run.victim()
-    # Opened before: the folders of the processes are out of reach when these have ended.
+    # The files are opened before the signal. When the processes have ended, their folders are out of reach.
     files = [open(path, "r+b", buffering=0) for _, other in run.lab.ranks().values()
              for path in glob.glob(f"/proc/{other}/root/dev/shm/tessera-*/memory/**/rank-*", recursive=True)]
     when = send(pid, signal.SIGKILL)
@@ -281,13 +281,13 @@ def on_disk(kind):
     return strike
 
 
-def nan(run):  # the keys of the case make it happen
+def nan(run):  # the keys of the case cause the NaN
     made = run.wait_for(lambda made: made[2] == NAN_STEP - 1, 60, f"step {NAN_STEP - 1}")
     return made[0], {"node": "n2"}
 
 
 def slow_gemm(run):
-    """All that computes on a node becomes slow, also its active check."""
+    """Slows down all computation on a node, including its active check."""
     _, node, _ = run.victim()
     return run.lab.fault("slow-node", node, 0.2, 0.02), {"node": node}
 
@@ -301,30 +301,30 @@ def sick(kind):
 
 NAN_STEP = 25
 SAVES_OFTEN = {"checkpoint.interval": 5}
-LONG_STEPS = 48  # sequences: a rank that is slowed down stands out from what ranks differ by when they share two cores
+LONG_STEPS = 48  # sequences per step. A slowed rank then stands out from ranks that differ because they share two cores
 
 
 @dataclasses.dataclass
 class Case:
     name: str
     strike: Callable
-    noticed: float            # bound, in seconds
+    noticed: float            # bound, in seconds from the fault until the run notices it
     again: float              # bound, in seconds from the fault until a step of a later attempt is made
-    noticed_steps: int = 0    # it may also take so many steps, if they take longer
+    noticed_steps: int = 0    # steps that noticing may also take, if they take longer
     lost: int = 1             # bound of lost steps
-    at: int = 20              # step that it strikes after
-    steps: int = 60           # of the run
+    at: int = 20              # step after which the fault strikes
+    steps: int = 60           # steps of the run
     mesh: str = "shards"
     keys: dict = dataclasses.field(default_factory=dict)
     batch: int = 6            # sequences per step
-    engine: Optional[str] = None   # the only one that it works with
+    engine: Optional[str] = None   # the only engine that the case works with
     again_from_noticed: bool = False
     healed_by: str = "restart"     # or "replay", "going on", "nothing"
-    repairs: bool = True           # the node, while the healed run goes on
+    repairs: bool = True           # repairs the node while the healed run goes on
     undrains: bool = False         # an operator returns the node to the healed run
-    daemons: bool = False          # of health, on all nodes; a node that was blamed comes back after its active check
-    finds: Optional[str] = None    # what the active check of the blamed node finds, which the launcher starts
-    short: bool = False            # also in `make test`
+    daemons: bool = False          # health daemons run on all nodes; a blamed node returns after its active check
+    finds: Optional[str] = None    # what the active check that the launcher starts on the blamed node finds
+    short: bool = False            # `make test` runs the case, too
 
 
 CASES = [
@@ -389,7 +389,8 @@ def print_table(head, rows):
 
 
 def who_is_blamed(run, incident, limit):
-    """Where replicas differ, only the replay tells whose state was wrong, and the incident's file says so then."""
+    """Returns whom the incident blames. Where replicas differ, only the replay tells whose state was wrong. The
+    incident's file says so after the replay."""
     end = time.time() + limit
     while time.time() < end:
         named = next((i["blamed"] for i in run.incidents() if i["number"] == incident["number"]), {})
@@ -400,15 +401,16 @@ def who_is_blamed(run, incident, limit):
 
 
 def follow_restart(run, row, case, when, blamed):
-    """Fills in how the run noticed a fault, and how it restarted."""
-    limit = max(row.again_bound * 3, 60)  # what is late is still measured
+    """Fills in how the run noticed a fault and how it restarted."""
+    limit = max(row.again_bound * 3, 60)  # late events are still measured
     attempt = max((a for t, a, *_ in run.follower.steps if t <= when), default=0)
     incident = run.wait_for_incident(when - 0.05, limit)
     noticed = incident["time_of_fault_noticed"]
     row.noticed = max(0.0, noticed - when)
     if case.noticed_steps:
         normal = run.step_seconds()
-        # Steps that were made, and, where they take longer now, the time that so many would take.
+        # The bound is a number of steps. It also holds if the steps since the fault took longer, but were no more than
+        # that.
         made = sum(when < t <= noticed for t, *_ in run.follower.steps)
         row.noticed_bound = max(row.noticed_bound, case.noticed_steps * normal)
         if row.noticed > row.noticed_bound and made <= case.noticed_steps:
@@ -425,7 +427,7 @@ def follow_restart(run, row, case, when, blamed):
 
 
 def undrain(run, node):
-    """Returns a drained node, which is to be a spare soon."""
+    """Returns a drained node to the run, and waits until it is a spare."""
     run.lab.run("head", run.lab.tessera, "undrain", run.dump, node)
     wait_until_spare(run, node)
 
@@ -442,13 +444,13 @@ def wait_until_spare(run, node):
 
 
 def follow_finding(run, row, node, signal_name):
-    """The active check that the launcher has started on the node finds what is wrong."""
+    """Checks that the active check that the launcher has started on the node finds what is wrong."""
     if not wait_for(lambda: run.daemons.verdict(node).startswith(f"[node_problem] {signal_name}:"), 30):
         row.missed.append(f"the verdict on {node} is '{run.daemons.verdict(node)}', not {signal_name}")
 
 
 def follow_active_check(run, row, node):
-    """The node is drained until its active check has passed, and a spare then."""
+    """Checks that the node is drained until its active check has passed, and is a spare then."""
     slurm = run.engine == "slurm"
     if slurm and not wait_for(lambda: run.daemons.is_drained(node), 15):
         row.missed.append(f"Slurm has not drained {node}")
@@ -468,7 +470,7 @@ def wait_for(condition, seconds):
 
 
 def follow_nothing(run, row, node):
-    """The run goes on as if nothing had happened."""
+    """Checks that the run goes on as if nothing had happened."""
     time.sleep(4 * sickness.PERIOD)
     row.action = "an alert"
     verdict = run.daemons.verdict(node)
@@ -479,7 +481,7 @@ def follow_nothing(run, row, node):
 
 
 def follow_disk(run, row, when):
-    """Training goes on while saves fail, and saves succeed when they can again."""
+    """Checks that training goes on while saves fail, and that saves succeed after the repair."""
     begin = run.follower.last_step()
     try:
         run.wait_for(lambda step: step[2] >= begin + 12, 60, f"step {begin + 12} while saves fail")
@@ -523,7 +525,7 @@ def try_case(case, engine, tessera, expected, output, slack):
             when, blamed = case.strike(run)
             if case.healed_by == "restart":
                 follow_restart(run, row, case, when, blamed)
-                # It comes back while the healed run goes on, and must not write to it.
+                # The node returns while the healed run goes on, and must not write to it.
                 if daemons:
                     if case.finds:
                         follow_finding(run, row, blamed["node"], case.finds)
@@ -574,7 +576,7 @@ def check_nothing_left(lab, before, row):
 
 
 def keep(lab, run, folder):
-    """For who wants to know why."""
+    """Copies the run's logs, metrics and incidents to a folder, where a person can look for causes."""
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     for path in (run.log, run.watch_log, os.path.join(run.dump, "metrics.jsonl"), *glob.glob(os.path.join(run.dump, "incidents", "*"))):
@@ -583,7 +585,8 @@ def keep(lab, run, folder):
 
 
 def undisturbed(tessera, output, mesh, steps, batch):
-    """The losses of a run that nothing happens to. On this machine: the lab's are the same (cluster_test.py)."""
+    """Returns the losses of a run without a fault. It runs on this machine, outside of the lab, where losses are
+    the same (cluster_test.py)."""
     folder = os.path.join(output, f"undisturbed-{mesh}-{steps}-{batch}")
     shutil.rmtree(folder, ignore_errors=True)
     dataset = os.path.join(output, "dataset")
@@ -602,18 +605,19 @@ SPACING = 40  # steps from fault to fault, on average
 
 
 def plan_of(number, seed):
-    """[(step, case, rank)]: random faults at random steps; one of them is a NaN that comes back on one node only."""
+    """Returns [(step, case, rank)]: random faults at random steps. One of them is a NaN that recurs on one node
+    only."""
     draw = random.Random(seed)
     left_out = ("nan-once", "nan-on-a-node", "damaged-checkpoint")
     wanted = [case for case in CASES if case.engine is None and not case.daemons and case.name not in left_out]
     plan = [(SPACING * (i + 1) + draw.randrange(-10, 10), draw.choice(wanted), draw.randrange(3)) for i in range(number)]
-    # It is the first one, because n2, on which the hook waits, trains until then.
+    # The NaN is the first fault, because n2, the node on which it recurs, trains until then.
     plan[0] = (plan[0][0], next(case for case in CASES if case.name == "nan-on-a-node"), 1)
     return plan
 
 
 def campaign(number, seed, engine, tessera, output, slack):
-    """Random faults at random steps of one run. Returns whether it healed from all of them."""
+    """Injects random faults at random steps of one run. Returns whether the run healed from all of them."""
     plan = plan_of(number, seed)
     steps, nan_at = SPACING * (number + 2), plan[0][0]
     print(f"campaign: {number} faults in {steps} steps, seed {seed}", flush=True)
@@ -662,7 +666,7 @@ def campaign(number, seed, engine, tessera, output, slack):
             model = re.search(r"model .*", log.read())
         step_seconds = run.step_seconds()
         found = len(run.incidents()) - sum(row.noticed is not None for row in rows)
-        # A bit flip has two: whose state was wrong is known when the step has been made again.
+        # A bit flip makes two incidents: only the repeated step tells whose state was wrong.
         print(f"further incidents: {found}")
         print(f"{model.group(0) if model else 'model unknown'}; a step takes {step_seconds * 1e3:.0f} ms (median)")
         for what in ("noticed", "again"):
@@ -675,7 +679,7 @@ def campaign(number, seed, engine, tessera, output, slack):
 
 
 def operate(run):
-    """What an operator does until the run trains and has a spare: says that drained nodes may be used again."""
+    """Acts as an operator until the run trains and has a spare: returns drained nodes to the run."""
     deadline = time.time() + 90
     while True:
         state, roles = run.launch_state()

@@ -1,4 +1,4 @@
-"""The cluster in a box (lab.sh) and runs of `tessera train` in it, for the tests and for faults.py."""
+"""Runs the cluster in a box (lab.sh), and `tessera train` in it, for the tests and for faults.py."""
 import json
 import os
 import shutil
@@ -8,20 +8,20 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SKIP = 77  # exit status of what this machine cannot do; ctest's SKIP_RETURN_CODE
+SKIP = 77  # exit status on a machine that cannot have a lab; ctest's SKIP_RETURN_CODE
 
 
 class Skip(Exception):
-    """This machine lacks what the lab needs."""
+    """Raised when this machine lacks what the lab needs."""
 
 
 class Lab:
-    """`with Lab() as lab:` starts a cluster with `tessera` and a small dataset on its shared disk, and ends it."""
+    """A cluster with `tessera` and a small dataset on its shared disk. `with Lab() as lab:` starts it and ends it."""
 
     NODES = ("n1", "n2", "n3", "n4")
 
     def __init__(self, tessera=None, folder=None):
-        # A short path: it is part of the names of Slurm's sockets, which have 107 characters at most.
+        # The path is short because it is part of the names of Slurm's sockets, which have 107 characters at most.
         self.folder = folder or tempfile.mkdtemp(prefix="tessera-lab-", dir="/tmp")
         if folder is None:
             os.rmdir(self.folder)
@@ -62,12 +62,12 @@ class Lab:
         self.script("down")
 
     def command(self, node, *words):
-        """The words of a command that runs `words` on a node."""
+        """Returns the words of a command that runs `words` on a node."""
         return [os.path.join(HERE, "lab.sh"), "--lab", self.folder, "in", node, *map(str, words)]
 
     def run(self, node, *words, timeout=60, check=True):
         """Runs a command on a node and returns what it printed."""
-        # The time limit is inside, where it reaches the command itself.
+        # The time limit is on the node, where it reaches the command itself.
         done = subprocess.run(self.command(node, "timeout", "-k", "1", timeout, *words), stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
         if check and done.returncode != 0:
@@ -75,14 +75,14 @@ class Lab:
         return done.stdout
 
     def fault(self, *words):
-        """Injects a fault and returns when, in seconds since 1970."""
+        """Injects a fault and returns its time, in seconds since 1970."""
         return float(self.script("fault", *words))
 
     def repair(self, what):
         self.script("repair", what)
 
     def ranks(self):
-        """{rank: (node, pid)} of the running ranks."""
+        """Returns {rank: (node, pid)} of the running ranks."""
         found = {}
         for line in self.script("ranks").splitlines():
             rank, node, pid = line.split()
@@ -93,7 +93,7 @@ class Lab:
         return f"\n{node} " in "".join("\n" + line for line in self.script("status").splitlines() if line.endswith(" on"))
 
     def leftovers(self, node):
-        """What a run may leave on a node: processes, shared memory, open ports."""
+        """Returns what a run may leave on a node: processes, shared memory, open ports."""
         return set(self.run(node, "bash", "-c", "pgrep -a 'tessera|orted|mpirun'; ls -d /dev/shm/* 2>/dev/null; "
                             "ss -Hltn | sed 's/.* \\(.*:[0-9]*\\) .*/port \\1/'", check=False).splitlines())
 
@@ -109,7 +109,8 @@ def make_dataset(tessera, folder):
 
 
 def train_arguments(dataset, dump, steps, **keys):
-    """`train` and its keys for a model of 1.0M parameters, whose step takes some 50 ms. keys: section__key=value."""
+    """Returns `train` and its keys for a model of 1.0M parameters, whose step takes some 50 ms. keys:
+    section__key=value."""
     values = {
         "training.dataset_path": dataset, "job.dump_folder": dump, "training.steps": steps,
         "model.args.vocab_size": 258, "model.args.dim": 32, "model.args.n_layers": 2, "model.args.n_heads": 2,
@@ -121,7 +122,7 @@ def train_arguments(dataset, dump, steps, **keys):
 
 
 def losses(dump):
-    """{step: (loss, grad_norm)} of a run that has ended."""
+    """Returns {step: (loss, grad_norm)} of a run that has ended."""
     found = {}
     with open(os.path.join(dump, "metrics.jsonl")) as file:
         for line in file:
@@ -132,10 +133,10 @@ def losses(dump):
 
 
 class Follower(threading.Thread):
-    """Reads a run's metrics.jsonl while it is written, so that steps which are made twice are seen twice.
+    """Reads a run's metrics.jsonl while it is written, and so sees steps that are made twice.
 
-    steps: (time, attempt, step, loss, grad_norm) of each step in the order in which they were made. Every attempt
-    writes a new file, with the lines that it keeps in front.
+    steps: (time, attempt, step, loss, grad_norm) of each step, in the order in which the run made them. Every attempt
+    writes a new file, which begins with the lines that it keeps.
     """
 
     def __init__(self, dump):
@@ -157,7 +158,7 @@ class Follower(threading.Thread):
                 continue
             *lines, rest = (rest + file.read()).split("\n")
             for line in lines:
-                if line in seen:  # a line that was kept: it holds times, and is never written twice
+                if line in seen:  # a line that was kept: lines hold times, so none is written twice
                     continue
                 seen.add(line)
                 entry = json.loads(line)
@@ -165,7 +166,7 @@ class Follower(threading.Thread):
                     self.steps.append((time.time(), self.attempt, entry["step"], entry["loss"], entry["grad_norm"]))
 
     def end(self):
-        time.sleep(0.1)  # for the last lines
+        time.sleep(0.1)  # the last lines arrive
         self._ended.set()
         self.join()
 
@@ -173,7 +174,7 @@ class Follower(threading.Thread):
         return max((step for _, _, step, _, _ in self.steps), default=0)
 
     def wait_for(self, condition, timeout, what):
-        """The first made step (a tuple) for which condition(it) holds."""
+        """Returns the first step that was made (a tuple) for which condition(step) holds."""
         deadline, i = time.time() + timeout, 0
         while time.time() < deadline:
             while i < len(self.steps):

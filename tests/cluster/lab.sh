@@ -34,7 +34,7 @@ if [[ ${1:-} == --lab ]]; then
   shift 2
 fi
 all=(head n1 n2 n3 n4)
-cloud=(c1 c2 c3 c4)  # that are off at first
+cloud=(c1 c2 c3 c4)  # machines that are off at first
 
 fail() { echo "lab.sh: $*" >&2; exit 1; }
 skip() { echo "lab.sh: skipped: $*" >&2; exit 77; }
@@ -47,8 +47,8 @@ address() {
   esac
 }
 
-# A machine's first process as seen from outside. Processes are found by their command lines and not by files of pids:
-# these may be stale, or not yet written when the script is killed.
+# Prints the pid of a machine's first process, as seen from outside. The script finds processes by their command lines.
+# Files of pids may be stale, or not yet written when the script is killed.
 pid_of() {
   local parents
   parents=$(pgrep -d, -fx "unshare .* init $lab $1") && pgrep -P "$parents" -fx "bash $self init $lab $1"
@@ -61,7 +61,7 @@ enter() {  # NODE CMD ...
   shift
   local namespaces=(--net --uts --ipc --mount --pid)
   if [[ -e /proc/self/ns/time_for_children ]]; then namespaces+=(--time); fi
-  # The folder is looked up inside: there, /tmp is another one.
+  # bash looks up the folder on the machine, because /tmp is another one there.
   exec nsenter --target "$pid" "${namespaces[@]}" env HOME="$(getent passwd root | cut -d: -f6)" OMPI_ALLOW_RUN_AS_ROOT=1 \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 bash -c 'cd "$0" 2>/dev/null || cd /; exec "$@"' "$PWD" "$@"
 }
@@ -108,7 +108,7 @@ PidFile none
 MaxStartups 100
 SetEnv OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 END
-  # There are more ranks than cores here: they yield while they wait.
+  # There are more ranks than cores here, so ranks yield while they wait.
   cat >"$lab/etc/openmpi.conf" <<END
 pml = ob1
 btl = self,vader,tcp
@@ -116,9 +116,9 @@ btl_tcp_if_include = 10.77.0.0/24
 oob_tcp_if_include = 10.77.0.0/24
 mpi_yield_when_idle = 1
 END
-  # proctrack/linuxproc needs no cgroup, yet slurmd does not start without a plugin for it.
+  # proctrack/linuxproc needs no cgroup, but slurmd does not start without a plugin for cgroups.
   echo "CgroupPlugin=cgroup/v1" >"$lab/etc/slurm/cgroup.conf"
-  # Slurm starts it without a PATH. A node without a health daemon has no verdict.
+  # Slurm starts this script without a PATH. A node without a health daemon has no verdict.
   cat >"$lab/etc/slurm/health_check.sh" <<END
 #!/bin/bash
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -127,13 +127,14 @@ exec $lab/shared/tessera health act --slurm --node "\$(hostname)"
 END
   chmod +x "$lab/etc/slurm/health_check.sh"
   cp "$repository"/recipes/slurm/tessera_{resume,suspend}.sh "$lab/etc/slurm"
-  # slurmctld cannot start machines, which are outside of its own: `lab.sh cloud` does, when it finds such a file.
+  # slurmctld cannot start machines, because they are outside of its own machine. It writes a file, and `lab.sh cloud`
+  # acts on it.
   cat >"$lab/etc/slurm/cloud_node.sh" <<END
 #!/bin/bash
 touch "$lab/cloud/\$2.\$1"
 END
   chmod +x "$lab/etc/slurm/cloud_node.sh"
-  # Timers are short, so that Slurm notices within seconds what takes minutes elsewhere.
+  # The timers are short, so that Slurm notices within seconds what it notices within minutes elsewhere.
   cat >"$lab/etc/slurm/slurm.conf" <<END
 ClusterName=lab
 SlurmctldHost=head(10.77.0.254)
@@ -183,31 +184,32 @@ PartitionName=cloud Nodes=c[1-4] MaxTime=INFINITE State=UP
 END
 }
 
-# The disk that faults fill or hang: a file system of its own, mounted before the machines copy the table of mounts.
+# Makes the disk that faults fill or hang. It is a separate file system, mounted before the machines copy the table of
+# mounts.
 make_disk() {
   truncate -s 256M "$lab/disk.image"
   if mkfs.ext4 -q -m 0 -O ^has_journal "$lab/disk.image" && mount -o loop,noatime "$lab/disk.image" "$lab/disk" 2>/dev/null; then
     return
   fi
-  mount -t tmpfs -o size=256m lab-disk "$lab/disk"  # cannot hang
+  mount -t tmpfs -o size=256m lab-disk "$lab/disk"  # tmpfs cannot hang
 }
 
-start() {  # a machine without a cable
-  # slurmctld takes a node for rebooted only if its uptime begins anew.
+start() {  # starts a machine without a cable
+  # slurmctld takes a node for rebooted only if the node's uptime begins anew.
   setsid unshare --time --boottime "-$(cut -d. -f1 /proc/uptime)" --net --uts --ipc --mount --pid --fork \
     --kill-child=KILL --mount-proc bash "$self" init "$lab" "$1" </dev/null >"$lab/log/$1.console" 2>&1 &
   until pid_of "$1" >/dev/null; do sleep 0.02; done
 }
 
-plug() {  # its cable into the switch
+plug() {  # connects a machine's cable to the switch
   local pid
   pid=$(pid_of "$1")
-  in_network_of switch ip link del "sw-$1" 2>/dev/null || true  # that of a machine that died goes away late
+  in_network_of switch ip link del "sw-$1" 2>/dev/null || true  # the cable of a dead machine goes away late
   in_network_of switch ip link add "sw-$1" type veth peer name eth0 netns "$pid"
   in_network_of switch ip link set "sw-$1" master sw0 up
 }
 
-# What a machine's first process does. Its death is the machine's.
+# Runs as a machine's first process. When it dies, the machine dies.
 init() {  # NAME
   cd /
   mount --make-rprivate /
@@ -219,8 +221,8 @@ init() {  # NAME
     while :; do sleep 3600; done
   fi
   mount -t tmpfs -o size=1g tmpfs /dev/shm
-  # Its own /tmp, /run and home folder, for PMIx, munge and sshd, and so that a shell's start-up files cannot leave locks
-  # of dead machines to this one. Of what the machine has there, only the repository and the lab are seen.
+  # The machine has its own /tmp, /run and home folder, for PMIx, munge and sshd. So the start-up files of shells cannot
+  # leave locks of dead machines on this one. Of the outer folders, the machine sees only the repository and the lab.
   local place folder
   for place in /tmp "$(getent passwd root | cut -d: -f6)"; do
     mount -t tmpfs -o size=256m tmpfs /mnt
@@ -261,7 +263,7 @@ wait_until_ready() {  # NODE ...
   for name in "$@"; do
     until slurm sinfo -h -n "$name" -o %T 2>/dev/null | grep -qx -e idle -e mixed -e allocated; do
       [[ $SECONDS -lt $deadline ]] || fail "$name is not ready after 30 s: $(slurm sinfo -h -n "$name" -o '%T %E'); see $lab/log"
-      # Slurm leaves a node that was down alone until it is told that it is mended.
+      # Slurm does not use a node that was down until it is told that the node is repaired.
       slurm scontrol update nodename="$name" state=resume 2>/dev/null || true
       sleep 0.1
     done
@@ -285,7 +287,7 @@ up() {
   wait_until_ready "${all[@]:1}"
 }
 
-# Machines that nobody may start but the cloud, which takes some seconds for it.
+# Acts as the cloud, which alone starts and ends these machines. It takes some seconds to start one.
 cloud() {
   local order name
   while :; do
@@ -306,15 +308,15 @@ down() {
   [[ -e $lab ]] || return 0
   if [[ ! -e $lab/is_a_lab ]] && rmdir "$lab" 2>/dev/null; then return 0; fi  # `up` was killed after its first command
   [[ -e $lab/is_a_lab ]] || fail "$lab is not a lab: it has no file is_a_lab"
-  # What is frozen cannot die.
+  # Processes on a frozen machine or a frozen disk cannot die.
   fsfreeze --unfreeze "$lab/disk" 2>/dev/null || true
   local name deadline=$((SECONDS + 20)) pids=""
   for name in "${all[@]}"; do thaw "$name"; done
-  # A machine's first process is gone only when all others of it are. While it ends it has no command line any more.
+  # A machine's first process ends only after all its other processes. While it ends, it has no command line any more.
   pkill -KILL -f "lab.sh --lab $lab cloud\$" || true
   while pids=$(pgrep -f "^(unshare|bash) .*init $lab (switch|head|[nc][1-4])\$" || ps -o pid= -p "${pids:-0}"); do
     [[ $SECONDS -lt $deadline ]] || fail "processes do not end: $pids"
-    pids=$(echo $pids)  # in one line
+    pids=$(echo $pids)  # on one line
     kill -KILL $pids 2>/dev/null || true
     sleep 0.05
   done
@@ -333,7 +335,7 @@ freeze() {
   pid=$(pid_of "$1")
   group=$(cgroup_of "$1")
   if mkdir -p "$group" 2>/dev/null; then
-    # Twice, for those that were started meanwhile: their children are then born inside.
+    # The second pass moves the processes that were started during the first. Their children then start in the group.
     for _ in 1 2; do
       for process in $(processes_of "$pid"); do echo "$process" >"$group/cgroup.procs" || true; done 2>/dev/null
     done
@@ -359,7 +361,7 @@ ranks() {
     if process=$(pid_of "$name"); then machines[$(readlink "/proc/$process/ns/pid" || echo none)]=$name; fi
   done
   for process in $(pgrep -f '^[^ ]*tessera[^ ]* train '); do
-    space=$(readlink "/proc/$process/ns/pid" || echo none)  # it may end meanwhile
+    space=$(readlink "/proc/$process/ns/pid" || echo none)  # the process may end meanwhile
     rank=$(tr '\0' '\n' <"/proc/$process/environ" | sed -n 's/^PMIX_RANK=//p') || true
     if [[ -n ${machines[$space]:-} && -n $rank ]]; then echo "$rank ${machines[$space]} $process"; fi
   done 2>/dev/null | sort -n
@@ -383,7 +385,7 @@ fault() {
     kill-rank) kill -KILL "$process" ;;
     stop-rank) kill -STOP "$process" ;;
     slow-rank)
-      # In the machine's own namespaces: it ends with the machine, and with the rank.
+      # The loop runs in the machine's own namespaces. It ends with the machine, and with the rank.
       process=$(awk '/^NSpid:/ { print $NF }' "/proc/$process/status")
       (enter "$node" setsid bash -c "while kill -STOP $process && sleep ${2:-0.15} && kill -CONT $process; do sleep ${3:-0.05}; done" \
         </dev/null >/dev/null 2>&1 &) ;;
@@ -405,7 +407,8 @@ fault() {
       in_network_of "$1" nft "add table inet lab; add chain inet lab loss { type filter hook $hook priority 0; };
         add rule inet lab loss $name eth0 drop" ;;
     disk-full)
-      # What others delete is taken as well, until the repair. The switch never fails, and ends with the lab.
+      # Until the repair, the loop also takes the space that others free. It runs on the switch, which never fails and
+      # ends with the lab.
       touch "$lab/disk_is_full"
       cat /dev/zero >"$lab/disk/ballast" 2>/dev/null || true
       (enter switch setsid bash -c "while [[ -e $lab/disk_is_full ]]; do cat /dev/zero >>$lab/disk/ballast; sleep 0.05; done
@@ -432,7 +435,7 @@ repair() {
     (enter "$1" pkill -f '^slow-node') || true
     (enter "$1" pkill -CONT -f '^[^ ]*tessera (train|health check)') || true
   else
-    # Slurm may not have noticed yet; a node that it does not know to be down it takes for one that crashes on its own.
+    # Slurm may not have noticed yet that the node is down. It would take the reboot for a crash of the node.
     if [[ $1 != head ]]; then slurm scontrol update nodename="$1" state=down reason=repaired; fi
     start "$1"
     plug "$1"

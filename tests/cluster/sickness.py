@@ -1,4 +1,4 @@
-"""Health daemons on the nodes of a lab, whose GPUs and ports are files that a fault changes."""
+"""Runs health daemons on the nodes of a lab. Files stand in for GPUs and ports, and faults change these files."""
 import os
 import re
 import subprocess
@@ -6,14 +6,16 @@ import time
 
 from lab import HERE
 
-PERIOD = 1.0  # seconds between two looks of a daemon
+PERIOD = 1.0  # seconds between two probes of a daemon
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 DISK_ERRORS = "sys/block/sda/device/ioerr_cnt"
-GPUS = "count 2\n0 temperature 60\n1 temperature 61\n1 link.0 1\n"  # that are well; a later line of a key counts
+# Healthy GPUs. The later of two lines of a key counts.
+GPUS = "count 2\n0 temperature 60\n1 temperature 61\n1 link.0 1\n"
 
 
 class Daemons:
-    """`tessera health serve` on every node. GPUs: tests/health/nvml_stub.cc in NVML's place; ports: a folder for /sys."""
+    """`tessera health serve` on every node. tests/health/nvml_stub.cc stands in for NVML, and a folder stands in
+    for /sys."""
 
     def __init__(self, lab, nodes=None):
         self.lab, self.nodes, self.processes = lab, nodes or lab.NODES, []
@@ -50,16 +52,17 @@ class Daemons:
                 "--nvml", self.nvml, "--sysroot", self.root(node), *options]
 
     def verdict(self, node):
-        """ok, suspect, bad or its reason, as the plugin for node-problem-detector prints it."""
+        """Returns ok, suspect, bad or its reason, as the plugin for node-problem-detector prints it."""
         return self.lab.run(node, self.lab.tessera, "health", "act", "--npd", check=False).splitlines()[-1]
 
     def measure(self):
-        """What every node reaches in its active check. All nodes are one machine, on which ranks will train during the next
-        check: now every node checks itself twice at the same time, which is as much load."""
+        """Measures the rates that every node reaches in its active check. All nodes are one machine, on which ranks
+        will train during the next check. So every node now checks itself twice at the same time, which is as
+        much load."""
         checks = [subprocess.Popen(self.lab.command(node, *self.active_check(node)), stdout=subprocess.DEVNULL)
                   for node in 2 * self.lab.NODES]
         for check in checks:
-            check.wait(60)  # one that had less of the cores than others counts as slow, and writes nothing
+            check.wait(60)  # a check with less of the cores than others counts as slow, and writes nothing
         if len(os.listdir(self.rates)) < 3:
             raise RuntimeError("too few nodes have passed their active check before anything was hurt")
 
@@ -67,7 +70,7 @@ class Daemons:
         return self.tessera(node, "check", "--active", "--rates", self.rates)
 
     def check(self, node):
-        """The repair, and the active check after it."""
+        """Repairs the node, and then runs its active check."""
         self.repair(node)
         time.sleep(2 * PERIOD)
         self.lab.run(node, *self.active_check(node))
@@ -83,7 +86,7 @@ class Daemons:
             process.wait(10)
 
 
-# Each makes a node sick and returns when the evidence was complete.
+# Each function makes a node sick and returns when the evidence was complete.
 
 def xid(daemons, node):
     when = time.time()
@@ -104,7 +107,8 @@ def port_down(daemons, node):
 
 
 def dying_link(daemons, node):
-    """Errors rise, which is suspect; the second signal is that the port trains down to a lower rate."""
+    """Raises the errors of a port, which is suspect. The second signal is that the port trains down to a lower
+    rate."""
     errors = 0
     for _ in range(6):
         errors += 50
@@ -122,7 +126,7 @@ def dying_link(daemons, node):
 
 
 def dying_disk(daemons, node):
-    """Its errors rise, which is suspect; the second signal is what the kernel says of it."""
+    """Raises the errors of a disk, which is suspect. The second signal is the kernel's message about the disk."""
     for errors in range(6):
         daemons.write(node, DISK_ERRORS, f"{errors:#x}\n")
         time.sleep(PERIOD / 2)

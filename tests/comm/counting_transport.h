@@ -1,4 +1,4 @@
-// A transport that counts the bytes that its rank sends, group by group.
+// A transport that counts the bytes that its rank sends, separately for each group.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 
 namespace tessera::comm_test {
 
-/// Of one rank: what it has sent through each of its transports so far.
+/// Counts the bytes that one rank has sent through each of its transports so far.
 class SentBytes {
  public:
   std::shared_ptr<std::atomic<std::int64_t>> add() {
     counters_.push_back(std::make_shared<std::atomic<std::int64_t>>(0));
     return counters_.back();
   }
-  /// Through a group's transport, which is the one that a barrier moves; together with the group's other ranks. Null
-  /// for a group of one rank.
+  /// Returns the counter of this group's transport, or null for a group of one rank. All ranks of the group call it
+  /// together: the transport is the one whose counter a barrier changes.
   std::shared_ptr<const std::atomic<std::int64_t>> of(ProcessGroup& group) const {
     const auto values = [&] {
       std::vector<std::int64_t> all;
@@ -40,7 +40,7 @@ class SentBytes {
 
 class CountingTransport : public ForwardingTransport {
  public:
-  /// `sent` must stay.
+  /// `sent` must outlive this transport.
   CountingTransport(std::unique_ptr<Transport> transport, SentBytes& sent)
       : ForwardingTransport(std::move(transport)), sent_(sent), counter_(sent.add()) {}
 

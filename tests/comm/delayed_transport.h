@@ -1,4 +1,4 @@
-// A transport whose messages leave late, each by a random time, so that they arrive in many orders.
+// A transport that delays each message by a random time, so that messages arrive in many orders.
 #pragma once
 
 #include <chrono>
@@ -21,7 +21,7 @@ class DelayedTransport : public ForwardingTransport {
         random_(seed * 1000 + static_cast<std::uint64_t>(rank()), stream_of("test.delay")) {}
 
   std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) override {
-    const std::lock_guard lock(mutex_);  // operations start while others go on in the background
+    const std::lock_guard lock(mutex_);  // operations may start while others progress in the background
     constexpr double kLongestInMs = 2.0;
     const double ms = kLongestInMs * (random_.words(num_sends_++)[0] * 0x1p-32);
     auto request = std::make_unique<DelayedSend>();
@@ -30,7 +30,7 @@ class DelayedTransport : public ForwardingTransport {
     request->num_bytes = num_bytes;
     request->to = to;
     request->tag = tag;
-    // Not before an earlier message with the same tag.
+    // A message never leaves before an earlier message with the same receiver and tag.
     auto& last = last_[{to, tag}];
     request->leaves = std::max(last, Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                                         std::chrono::duration<double, std::milli>(ms)));

@@ -1,4 +1,4 @@
-// What transports around another one do if nothing else is said: what it does.
+// The base class of transports that wrap another one. By default it passes every call to the wrapped transport.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,7 @@ class ForwardingTransport : public Transport {
   void abort(int status) override { transport_->abort(status); }
 
  protected:
-  /// The one inside.
+  /// Returns the wrapped transport.
   Transport& transport() const { return *transport_; }
 
  private:

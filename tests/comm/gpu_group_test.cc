@@ -1,5 +1,5 @@
-// Collectives of tensors in GPUs' memory, by what they are defined to give, on 2 GPUs and on all there are; by
-// themselves and as parts of a graph.
+// Compares collectives on tensors in GPU memory with their definitions. They run on 2 GPUs and on all GPUs, by
+// themselves and as parts of a CUDA graph.
 #include "comm/gpu_group.h"
 
 #include <gmock/gmock.h>
@@ -25,10 +25,10 @@ class GpuGroups : public ::testing::Test {
   }
 };
 
-/// Small whole numbers, so that sums are exact in whatever order.
+/// Returns a small whole number, so that sums are exact in any order.
 float number(int rank, std::int64_t i) { return static_cast<float>((rank + 1) * ((i * 7) % 31 - 15)); }
 
-/// A rank of a test: memory of its GPU, filled from and read to the host.
+/// A rank of a test. It fills tensors in its GPU's memory from the host, and reads them back.
 class Rank {
  public:
   Rank(ProcessGroup& its_world, const cuda::Stream& stream) : world(its_world), computation(stream) {}
@@ -46,7 +46,7 @@ class Rank {
     computation.synchronize();
     return x;
   }
-  /// This rank's numbers.
+  /// Makes a tensor of this rank's numbers.
   Tensor own(std::int64_t count, DType dtype = DType::kFloat32) {
     return make(
         count, [&](std::int64_t i) { return number(world.rank(), i); }, dtype);
@@ -71,7 +71,7 @@ class Rank {
   Arena arena_{std::size_t{64} << 20, Device::kCuda};
 };
 
-/// Runs the body on 2 GPUs and on all.
+/// Runs `body` on 2 GPUs, and then on all GPUs.
 void on_gpus(const std::function<void(Rank&)>& body) {
   for (const int size : {2, num_gpus()}) {
     with_gpus(size, [&](ProcessGroup& world, const cuda::Stream& computation) {
@@ -140,7 +140,7 @@ TEST_F(GpuGroups, AllReduce) {
 TEST_F(GpuGroups, AllToAllOfRows) {
   on_gpus([](Rank& r) {
     const int size = r.world.size(), own = r.world.rank();
-    // Rank a sends (3a + b) % 4 rows of 5 numbers to rank b: some of them none.
+    // Rank a sends (3a + b) % 4 rows of 5 numbers to rank b. For some pairs that is no row.
     const auto rows = [](int from, int to) { return static_cast<std::int64_t>((3 * from + to) % 4); };
     std::vector<std::int64_t> in_rows, out_rows;
     for (int peer = 0; peer < size; ++peer) {
@@ -148,7 +148,7 @@ TEST_F(GpuGroups, AllToAllOfRows) {
       out_rows.push_back(rows(peer, own));
     }
     constexpr std::int64_t kRows = 3 * comm_test::kMaxGpus, kWidth = 5;
-    // A number says who sent it to whom, and which of these rows it is in.
+    // A number encodes its sender, its receiver, and its row among those of the pair.
     std::vector<float> numbers;
     for (int peer = 0; peer < size; ++peer) {
       for (std::int64_t row = 0; row < in_rows[static_cast<std::size_t>(peer)]; ++row) {
@@ -182,7 +182,7 @@ TEST_F(GpuGroups, Broadcast) {
   });
 }
 
-/// Groups that were split from one: pairs of neighbours, and the ranks of a color in reverse.
+/// Splits two groups from the world: pairs of neighbours, and all ranks in reverse order.
 TEST_F(GpuGroups, Split) {
   on_gpus([](Rank& r) {
     const int own = r.world.rank(), pairs = r.world.size() / 2;
@@ -202,7 +202,7 @@ TEST_F(GpuGroups, Split) {
   });
 }
 
-/// Two sums on different groups, one of them waited for late, recorded and then replayed on other numbers.
+/// Collectives of two groups overlap, and the test waits late for one of them. A graph records them and replays them.
 TEST_F(GpuGroups, AsPartsOfAGraph) {
   on_gpus([](Rank& r) {
     ProcessGroup other = r.world.split(0, r.world.rank(), "other");
@@ -231,8 +231,8 @@ TEST_F(GpuGroups, AsPartsOfAGraph) {
   });
 }
 
-/// Messages that are too long to be sent before they are received, and are received in another order; by themselves and
-/// as parts of a graph.
+/// The messages are too long to be sent before they are received. The receiver takes them in another order than the
+/// sender sends them. They move by themselves and as parts of a graph.
 TEST_F(GpuGroups, LinksInAnyOrder) {
   on_gpus([](Rank& r) {
     const int size = r.world.size(), own = r.world.rank(), next = (own + 1) % size, previous = (own + size - 1) % size;
@@ -274,7 +274,8 @@ TEST_F(GpuGroups, LinksInAnyOrder) {
   });
 }
 
-/// Every rank stores its number into all windows; after a barrier each reads what the others have stored.
+/// Every rank stores its number into all windows. After a barrier each rank reads the numbers that the others have
+/// stored.
 TEST_F(GpuGroups, WindowsThatAllRanksStoreInto) {
   on_gpus([](Rank& r) {
     const auto size = static_cast<std::size_t>(r.world.size()), own = static_cast<std::size_t>(r.world.rank());
@@ -294,7 +295,8 @@ TEST_F(GpuGroups, WindowsThatAllRanksStoreInto) {
   });
 }
 
-/// A rank that does not come is told of, by the operation, and what hangs is ended.
+/// One rank never starts an operation. The other rank's error names the operation, and the GPU's work that hangs is
+/// ended.
 TEST_F(GpuGroups, AHangingOperationIsToldOf) {
   with_gpus(2,
             [](ProcessGroup& world, const cuda::Stream& computation) {

@@ -1,6 +1,6 @@
-// Bodies of tests that run on several ranks, each a thread with a GPU of its own. With NCCL_MULTI_RANK_GPU_ENABLE=1,
-// which NCCL 2.30 and newer know, ranks share the GPUs that there are; NCCL_MAX_CTAS=2 then leaves all of them room.
-// Windows and all-to-alls work so; NCCL's collectives hang (docs/cuda.md).
+// Runs bodies of tests on several ranks, each of which is a thread with its own GPU. With NCCL_MULTI_RANK_GPU_ENABLE=1,
+// which NCCL 2.30 and newer know, ranks share the machine's GPUs. NCCL_MAX_CTAS=2 then leaves room for all of them.
+// Windows and all-to-alls work in this mode, but NCCL's collectives hang (docs/cuda.md).
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace tessera::comm_test {
 
 inline constexpr int kMaxGpus = 8;
 
-/// Of the ranks that a test wants at most: as many as GPUs can be had for.
+/// Returns how many ranks can have a GPU, up to `at_most`.
 inline int num_gpus(int at_most = kMaxGpus) {
   const char* shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   const int num_devices = cuda::num_devices();
@@ -23,7 +23,8 @@ inline int num_gpus(int at_most = kMaxGpus) {
 }
 inline int gpu_of(int rank) { return rank % cuda::num_devices(); }
 
-/// As with_ranks(); `world` moves GPUs' tensors, on behalf of `computation`.
+/// Runs `body` on ranks, as with_ranks() does. `world` moves tensors in GPU memory on behalf of the stream that `body`
+/// receives.
 inline void with_gpus(int num_ranks, const std::function<void(ProcessGroup& world, const cuda::Stream&)>& body,
                       const RankOptions& options = {}) {
   with_ranks(

@@ -1,4 +1,4 @@
-// Who is a rank, by the variables that launchers set (comm/mpi_transport.h).
+// Tests how a process recognises that it is a rank: by variables that launchers set (comm/mpi_transport.h).
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -13,7 +13,7 @@ namespace {
 
 using Variables = std::map<std::string, std::string>;
 
-/// These of a launcher's variables, and no others, while it lives.
+/// Sets these variables of launchers and unsets all others. Restores the old values at its end.
 class Environment {
  public:
   explicit Environment(const Variables& variables) {
@@ -55,14 +55,14 @@ TEST(LaunchedByMpi, ShellsAreNoRanks) {
   EXPECT_FALSE(is_rank({}));
   const Variables allocation = {{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}, {"SLURM_MPI_TYPE", "pmix"}};
   EXPECT_FALSE(is_rank(allocation));
-  Variables batch = allocation;  // what sbatch runs
+  Variables batch = allocation;  // the script of a batch job
   batch["SLURM_PROCID"] = "0";
   EXPECT_FALSE(is_rank(batch));
-  Variables interactive = batch;  // salloc with use_interactive_step
+  Variables interactive = batch;  // a shell of salloc with use_interactive_step
   interactive["SLURM_STEP_ID"] = "4294967290";
   interactive["PMIX_RANK"] = "0";
   EXPECT_FALSE(is_rank(interactive));
-  interactive["OMPI_COMM_WORLD_SIZE"] = "4";  // mpirun in that shell
+  interactive["OMPI_COMM_WORLD_SIZE"] = "4";  // a rank of mpirun in that shell
   EXPECT_TRUE(is_rank(interactive));
 }
 

@@ -1,4 +1,4 @@
-// Ranks that are threads and share one GPU.
+// A transport for ranks that are threads and share one GPU.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace tessera::comm_test {
 
-/// Groups that are split from this one have windows in the memory of the one GPU that all ranks use.
+/// A group that is split from this transport has its windows in the memory of the one GPU that all ranks use.
 class OneGpuTransport : public ForwardingTransport {
  public:
   explicit OneGpuTransport(std::unique_ptr<Transport> transport, bool is_split = false)

@@ -1,4 +1,4 @@
-// Collectives against what they are defined to give, on 1 to 4 ranks, with messages in many orders.
+// Compares collectives with their definitions on 1 to 4 ranks, with messages that arrive in many orders.
 #include "comm/process_group.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ using comm_test::with_ranks;
 
 constexpr int kMaxRanks = 4;
 
-/// Numbers of a rank that tell where they come from; sums of them round.
+/// Returns a number that depends on its rank and index. Sums of these numbers round.
 float number(int rank, std::int64_t i) {
   return std::sin(static_cast<float>(rank * 7919 + i % 104729)) * std::exp2(static_cast<float>(i % 5));
 }
@@ -34,14 +34,14 @@ void fill(const Tensor& x, int rank) {
   for (std::int64_t i = 0; i < x.num_elements(); ++i) x.data<float>()[i] = number(rank, i);
 }
 
-/// The sum that is promised: in the order of the ranks, in float32.
+/// Returns the sum that an operation promises: added in the order of the ranks, in float32.
 float sum_at(int num_ranks, std::int64_t i) {
   float sum = number(0, i);
   for (int rank = 1; rank < num_ranks; ++rank) sum += number(rank, i);
   return sum;
 }
 
-/// Every body with messages at once, and late.
+/// Runs `body` on every number of ranks, once with prompt messages and once with late ones.
 void on_all_sizes(const std::function<void(ProcessGroup&)>& body) {
   for (int size = 1; size <= kMaxRanks; ++size) {
     with_ranks(size, body);
@@ -51,7 +51,7 @@ void on_all_sizes(const std::function<void(ProcessGroup&)>& body) {
   }
 }
 
-/// Sizes below and above one piece of a sum and the limit of one round, odd ones, one and none.
+/// Sizes below and above one piece of a sum and the limit of one round. They include odd sizes, one and zero.
 const std::int64_t kCounts[] = {0, 1, 7, 1000, 4096, 4097, 70'001, 400'003};
 
 TEST(ProcessGroup, AllGather) {
@@ -66,7 +66,7 @@ TEST(ProcessGroup, AllGather) {
           ASSERT_EQ(out.data<float>()[rank * count + i], number(rank, i)) << rank << " " << i;
         }
       }
-      // In place.
+      // In place: the input is part of the output.
       const Tensor own = out.rows(group.rank() * count, (group.rank() + 1) * count);
       for (std::int64_t i = 0; i < count; ++i) own.data<float>()[i] += 1.0f;
       group.all_gather(own, out, "test").wait();
@@ -110,7 +110,7 @@ TEST(ProcessGroup, AllReduce) {
   });
 }
 
-/// Sums of bfloat16 numbers are made in float32 and rounded once.
+/// A sum of bfloat16 numbers is added in float32 and rounded once.
 TEST(ProcessGroup, SumsOfBfloat16RoundOnce) {
   on_all_sizes([](ProcessGroup& group) {
     for (const std::int64_t count : {std::int64_t{300}, std::int64_t{100'000}}) {
@@ -131,7 +131,7 @@ TEST(ProcessGroup, AllToAll) {
   on_all_sizes([](ProcessGroup& group) {
     Arena arena(1 << 20);
     const int size = group.size(), own = group.rank();
-    // Rank a sends (3a + b) % 4 rows of 5 numbers to rank b: some of them none.
+    // Rank a sends (3a + b) % 4 rows of 5 numbers to rank b. For some pairs that is no row.
     const auto rows = [](int from, int to) { return static_cast<std::int64_t>((3 * from + to) % 4); };
     std::vector<std::int64_t> in_rows, out_rows;
     for (int peer = 0; peer < size; ++peer) {
@@ -177,7 +177,8 @@ TEST(ProcessGroup, Broadcast) {
   });
 }
 
-/// A ring, with several messages of each tag under way, received in another order than sent.
+/// The ranks form a ring. Several messages of each tag are in flight, and are received in another order than they are
+/// sent.
 TEST(ProcessGroup, SendAndReceive) {
   on_all_sizes([](ProcessGroup& group) {
     if (group.size() == 1) return;
@@ -211,7 +212,7 @@ TEST(ProcessGroup, SendAndReceive) {
   });
 }
 
-/// Many operations under way at once, waited for from the last to the first.
+/// Many operations are in flight at once. The test waits for them from the last to the first.
 TEST(ProcessGroup, OperationsOverlap) {
   on_all_sizes([](ProcessGroup& group) {
     Arena arena(1 << 24);
@@ -256,14 +257,14 @@ TEST(ProcessGroup, NumbersOfTheHost) {
 
 TEST(ProcessGroup, SplitsByColor) {
   with_ranks(4, [](ProcessGroup& world) {
-    // Odd and even ranks, in reverse order.
+    // Odd and even ranks form two groups, in reverse order.
     ProcessGroup part = world.split(world.rank() % 2, -world.rank(), "part");
     EXPECT_EQ(part.size(), 2);
     EXPECT_EQ(part.rank(), world.rank() < 2 ? 1 : 0);
     std::vector<double> x = {static_cast<double>(world.rank())};
     part.all_reduce(x, "test");
     EXPECT_EQ(x[0], world.rank() % 2 == 0 ? 2.0 : 4.0);
-    // Parts and the whole are independent of each other.
+    // Operations of the parts and of the whole world are independent of each other.
     Arena arena(1 << 20);
     const Tensor a = floats(arena, 50), b = floats(arena, 50);
     fill(a, world.rank());
@@ -289,7 +290,7 @@ TEST(ProcessGroup, WindowsAreSharedAndZeroed) {
     EXPECT_EQ(window->num_bytes(), 1000u);
     for (std::size_t i = 0; i < 1000; ++i) ASSERT_EQ(window->peer(group.rank())[i], std::byte{0});
     group.barrier("test");
-    // Every rank stores into every other's memory.
+    // Every rank stores into the memory of every rank.
     for (int rank = 0; rank < group.size(); ++rank) {
       window->peer(rank)[group.rank()] = static_cast<std::byte>(group.rank() + 10 * rank + 1);
     }
@@ -301,7 +302,8 @@ TEST(ProcessGroup, WindowsAreSharedAndZeroed) {
   });
 }
 
-/// Who waits for a store into a window moves on what it has started: the store comes only after a message of its own.
+/// A rank that waits for a store into its window still advances the operations that it has started. Here the store is
+/// made only after the rank's own message has arrived.
 TEST(ProcessGroup, WaitsForStoresIntoAWindow) {
   on_all_sizes([](ProcessGroup& group) {
     if (group.size() == 1) return;
@@ -324,7 +326,7 @@ TEST(ProcessGroup, WaitsForStoresIntoAWindow) {
   });
 }
 
-/// Of many operations in one wait, each has the timeout to itself.
+/// When one wait covers many operations, each operation has the whole timeout.
 TEST(Progress, TheTimeoutCountsAnewWhereTheWaitGetsOn) {
   using Clock = std::chrono::steady_clock;
   Progress progress(nullptr, Progress::Seconds(1.0));
@@ -342,7 +344,7 @@ TEST(Progress, TheTimeoutCountsAnewWhereTheWaitGetsOn) {
   EXPECT_THROW(run(Progress::Seconds(30.0), Progress::Seconds(0.5)), RankFailure);
 }
 
-/// What takes one rank longer than the others wait for an operation.
+/// The body takes longer on one rank than the others wait for an operation.
 TEST(RunTogether, ALongBodyKeepsTheOthersWaiting) {
   const auto body = [](ProcessGroup& group) {
     std::atomic<int> calls = 0;
@@ -364,7 +366,7 @@ TEST(RunTogether, ALongBodyKeepsTheOthersWaiting) {
   with_ranks(3, body, {.timeout = Progress::Seconds(1.5)});
 }
 
-/// What one rank cannot do, all fail at, with the same words.
+/// If some ranks fail, all ranks fail with the error of the first of them.
 TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
   with_ranks(4, [](ProcessGroup& group) {
     int calls = 0;
@@ -395,7 +397,7 @@ TEST(RunTogether, AnErrorOfSomeRanksIsThatOfTheFirstOnAll) {
   });
 }
 
-// What a failure leaves behind may not be written to any more: its memory goes.
+// After a failure, the operations that were started must not write into their tensors any more: the memory is freed.
 TEST(ProcessGroup, AFailureEndsWhatWasStarted) {
   constexpr std::int64_t kCount = 1000;
   with_ranks(2, [](ProcessGroup& group) {
@@ -433,7 +435,7 @@ TEST(ProcessGroup, AFailureLeavesWhatDoesNotEnd) {
   });
 }
 
-/// A rank that does not come: the others say which, and what each is doing.
+/// One rank does not join an operation. The other ranks report which one, and what each rank does.
 TEST(ProcessGroup, ARankThatHangs) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
   std::string message;
@@ -455,7 +457,7 @@ TEST(ProcessGroup, ARankThatHangs) {
   EXPECT_THAT(message, testing::ContainsRegex("rank [02] .*in all-gather of the first step"));
 }
 
-/// Two ranks on each of two nodes, as far as the board of ranks can tell.
+/// A transport whose board of ranks sees two nodes with two ranks each.
 class TwoNodes : public comm_test::ForwardingTransport {
  public:
   using ForwardingTransport::ForwardingTransport;
@@ -463,8 +465,8 @@ class TwoNodes : public comm_test::ForwardingTransport {
   std::unique_ptr<Transport> split_by_node() override { return transport().split(rank() / 2, rank()); }
 };
 
-/// The ranks of a node cannot see what those of another one do, but which of them has sent nothing: by their rank in
-/// the world, whatever the group.
+/// Ranks do not see what ranks of another node do. They see only which of those has sent nothing. Their error names it
+/// by its rank in the world, whatever the group.
 TEST(ProcessGroup, ARankOfAnotherNodeThatHangs) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
   std::array<std::string, 4> messages;
@@ -482,14 +484,15 @@ TEST(ProcessGroup, ARankOfAnotherNodeThatHangs) {
              {.timeout = Progress::Seconds(0.3), .wrap = [](std::unique_ptr<Transport> transport) {
                 return std::make_unique<TwoNodes>(std::move(transport));
               }});
-  // Rank 1 is alone on its node in this wait, rank 2 sees on its own node that rank 3 computes.
+  // Rank 1 is the only rank of its node in this wait. Rank 2 sees that rank 3, on the same node, computes.
   EXPECT_THAT(messages[1],
               testing::ContainsRegex("did not end within 0.3 s [^\n]*; no message has come from rank 3\n"));
   EXPECT_THAT(messages[1], testing::Not(testing::HasSubstr("rank 3 (process")));
   EXPECT_THAT(messages[2], testing::HasSubstr("waiting for rank 3; no message has come from rank 3\n"));
 }
 
-/// A rank that does not come to what has no timeout, and returns nothing but what was asked for: another thread tells.
+/// A rank does not join the creation of a group. That call has no timeout and returns only when it is complete, so
+/// another thread reports the rank.
 TEST(ProcessGroup, ARankThatOthersCannotStopWaitingFor) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half an operation";
   std::mutex mutex;
@@ -500,7 +503,7 @@ TEST(ProcessGroup, ARankThatOthersCannotStopWaitingFor) {
   };
   with_ranks(2,
              [](ProcessGroup& group) {
-               static_cast<void>(group.split(0, group.rank(), "dp_shard"));  // soon enough
+               static_cast<void>(group.split(0, group.rank(), "dp_shard"));  // all ranks join this one in time
                if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1200));
                static_cast<void>(group.split(0, group.rank(), "ep"));
              },

@@ -1,4 +1,4 @@
-// Bodies of tests that run on several ranks: threads of the test, or, under mpirun, its processes.
+// Runs bodies of tests on several ranks. The ranks are threads of the test or, under mpirun, its processes.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,9 @@ namespace tessera::comm_test {
 
 struct RankOptions {
   Progress::Seconds timeout{60.0};
-  /// Put around every rank's transport.
+  /// Wraps the transport of every rank.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
-  std::function<void(const std::exception&)> way_out = {};  // Progress::set_way_out()
+  std::function<void(const std::exception&)> way_out = {};  // argument of Progress::set_way_out()
 };
 
 inline void run_rank(std::unique_ptr<Transport> transport, const RankOptions& options,
@@ -24,7 +24,8 @@ inline void run_rank(std::unique_ptr<Transport> transport, const RankOptions& op
   body(ranks.world());
 }
 
-/// Under mpirun only the first `num_ranks` processes run the body; if there are fewer, none does.
+/// Runs `body` on `num_ranks` ranks. Under mpirun the first `num_ranks` processes run it; if there are fewer, none
+/// does.
 inline void with_ranks(int num_ranks, const std::function<void(ProcessGroup&)>& body, const RankOptions& options = {}) {
   if (!launched_by_mpi()) {
     run_rank_threads(num_ranks,
@@ -38,7 +39,7 @@ inline void with_ranks(int num_ranks, const std::function<void(ProcessGroup&)>& 
   if (takes_part) run_rank(std::move(part), options, body);
 }
 
-/// The same for bodies that need Ranks: one rank without a transport, or several threads.
+/// Runs a body that needs Ranks, on one rank without a transport or on several threads.
 inline void on_ranks(int num_ranks, const std::function<void(Ranks&)>& body) {
   if (num_ranks == 1) {
     Ranks one;

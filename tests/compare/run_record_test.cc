@@ -1,4 +1,4 @@
-// Runs' folders, whole and damaged, and what may be compared with what.
+// Tests how runs' folders are read, whole and damaged, and which runs may be compared.
 #include "compare/run_record.h"
 
 #include <gmock/gmock.h>
@@ -60,7 +60,7 @@ TEST(RunRecord, SitesOutsideOfLayersAreTheirOwn) {
   write_file(folder / "metrics.jsonl",
              R"({"step":1,"loss":4,"grad_norm":1,"tokens_per_second":1,"memory_bytes":1,"quantization_sqnr_db":)"
              R"({"output":{"x":20},"layers.2.attention.wq":{"x":30},"layers.2.attention.wo":{"x":32,"w":null},)"
-             R"("layersx":{"x":22}}})");  // whole, though no newline ends it
+             R"("layersx":{"x":22}}})");  // complete, though no newline ends it
   const RunRecord run = read_run(folder);
   EXPECT_THAT(run.sqnr.at(0).by_layer.at("x"), ElementsAre(std::pair{-1, 21.0}, std::pair{2, 31.0}));
   EXPECT_FALSE(run.sqnr[0].by_layer.contains("w"));

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2: critical values of Student's t.
+// Source: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2, critical values of Student's t.
 TEST(StudentT, QuantilesOfThePublishedTable) {
   struct Row {
     double degrees, p90, p95, p975, p99, p995, p999;
@@ -38,7 +38,7 @@ TEST(StudentT, QuantilesThatHaveAFormula) {
     const double a = 2.0 * probability - 1.0, two = a * std::sqrt(2.0 / (1.0 - a * a));
     EXPECT_NEAR(student_t_quantile(probability, 2), two, 1e-9 * (1.0 + std::abs(two)));
   }
-  EXPECT_NEAR(student_t_quantile(0.95, 1e6), 1.6448536, 1e-5);  // the normal distribution
+  EXPECT_NEAR(student_t_quantile(0.95, 1e6), 1.6448536, 1e-5);  // close to the normal distribution
 }
 
 TEST(Statistics, MeanDeviationMedian) {

@@ -13,26 +13,26 @@
 
 namespace tessera::compare_test {
 
-/// Independent numbers with mean 0 and deviation 1, by what they are for.
+/// Independent random numbers with mean 0 and deviation 1, one for each run and step.
 class Noise {
  public:
   explicit Noise(std::uint64_t seed) : random_(seed, stream_of("test.compare")) {}
   double operator()(std::int64_t run, std::int64_t step) const {
     const auto words = random_.words(static_cast<std::uint64_t>(run) * 1'000'003 + static_cast<std::uint64_t>(step));
     const double u = (words[0] + 0.5) * 0x1p-32, v = (words[1] + 0.5) * 0x1p-32;
-    return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * M_PI * v);  // Box and Muller
+    return std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * M_PI * v);  // the method of Box and Muller
   }
 
  private:
   Philox random_;
 };
 
-/// The loss of a step of a run that learns: from 8 to about 4, with noise of a batch.
+/// Returns the loss at a step of a run that learns. It falls from 8 to about 4, with the noise of a batch.
 inline double learning_loss(std::int64_t step, double noise) {
   return (3.9 + 4.1 * std::exp(-static_cast<double>(step) / 60.0)) * (1.0 + 0.02 * noise);
 }
 
-/// A planted comparison: per seed, `candidate(baseline loss, seed, part of the run)` of every step.
+/// A planted comparison. The candidate's loss is `candidate(baseline loss, seed, step)` at every step of every seed.
 struct Planted {
   std::vector<std::int64_t> steps;
   std::vector<LossPair> pairs;
@@ -56,16 +56,16 @@ inline Planted plant(std::int64_t num_seeds, std::int64_t num_steps,
   return planted;
 }
 
-/// A run's folder, as a trainer leaves it.
+/// The folder of a run, as a trainer leaves it.
 struct PlantedRun {
   std::int64_t seed = 1, steps = 200;
   std::function<double(double, std::int64_t)> loss = [](double baseline, std::int64_t) { return baseline; };
   std::map<std::string, std::string> config = {};   // keys that differ from the common ones
-  std::map<std::string, std::string> dataset = {};  // likewise
+  std::map<std::string, std::string> dataset = {};  // checksums that differ from the common ones
   double tokens_per_second = 4000.0;
   std::int64_t memory_bytes = 1'000'000'000;
-  int sqnr_layers = 0;          // 0: no low precision
-  std::int64_t last_step = -1;  // where it stopped; -1: at the end
+  int sqnr_layers = 0;          // 0 means no low precision
+  std::int64_t last_step = -1;  // the step at which the run stopped; -1 means its end
 
   std::filesystem::path write(const std::filesystem::path& folder) const;
 };

@@ -1,4 +1,4 @@
-// The verdict on planted differences.
+// Tests the verdict on planted differences.
 #include "compare/verdict.h"
 
 #include <gmock/gmock.h>
@@ -40,8 +40,8 @@ TEST(Verdict, OneOtherBitIsNotIdentical) {
   EXPECT_THAT(verdict.text, StartsWith("not enough evidence: 2 more seeds (difference "));
 }
 
-/// Of 200 comparisons with independent noise of 1 % on every loss nearly all are equivalent. The test for growth may
-/// err in 1 % of the cases; nothing else may call such a run worse or better.
+/// Makes 200 comparisons with independent noise of 1 % on every loss. Nearly all must be equivalent. The test for
+/// growth may err in 1 % of the cases. Nothing else may call such a run worse or better.
 TEST(Verdict, NoiseOfOnePercentIsEquivalent) {
   int equivalent = 0, growing = 0;
   constexpr int kComparisons = 200;
@@ -60,7 +60,8 @@ TEST(Verdict, NoiseOfOnePercentIsEquivalent) {
 
 constexpr int kRepetitions = 2000;
 
-/// Differences of `count` seeds when the true difference is the margin: as far as the verdict errs there at all.
+/// Returns differences of `count` seeds whose true difference is the margin. There the verdict errs as often as it ever
+/// does.
 std::vector<double> differences_at_margin(const Noise& noise, std::int64_t count, int repetition) {
   std::vector<double> differences;
   for (std::int64_t k = 0; k < count; ++k) {
@@ -73,8 +74,8 @@ Kind decide_on(const std::vector<double>& differences) {
   return decide(mean(differences), standard_deviation(differences), std::ssize(differences), kDefaultMargin);
 }
 
-/// The promise of the test: where the true difference is the margin, "equivalent" comes up in at most 5 % of the cases,
-/// and "worse" as well.
+/// The promise of the test: if the true difference is the margin, the verdict is "equivalent" in at most 5 % of the
+/// cases, and "worse" in at most 5 %.
 TEST(Verdict, FalseVerdictsAreRare) {
   for (const std::int64_t count : {3, 5, 10}) {
     const Noise noise(static_cast<std::uint64_t>(count));
@@ -89,8 +90,8 @@ TEST(Verdict, FalseVerdictsAreRare) {
   }
 }
 
-/// What docs/compare.md says of adding seeds after a look: as many as were asked for, once, and the error that was 5 %
-/// is about 10 %.
+/// docs/compare.md says what adding seeds after a look does. Who adds as many as the verdict asks for, once, raises the
+/// error from 5 % to about 10 %.
 TEST(Verdict, AddingSeedsAfterALookErrsMoreOften) {
   const Noise noise(7);
   int equivalent = 0;
@@ -100,7 +101,7 @@ TEST(Verdict, AddingSeedsAfterALookErrsMoreOften) {
       const std::int64_t more =
           seeds_to_add(mean(differences), standard_deviation(differences), std::ssize(differences), kDefaultMargin);
       if (more > kMaxMoreSeeds) continue;
-      differences = differences_at_margin(noise, 3 + more, i);  // the first three are those of before
+      differences = differences_at_margin(noise, 3 + more, i);  // the first three are the same as before
     }
     equivalent += decide_on(differences) == Kind::kEquivalent ? 1 : 0;
   }
@@ -109,7 +110,7 @@ TEST(Verdict, AddingSeedsAfterALookErrsMoreOften) {
 
 TEST(Verdict, ARunThatDivergesSlowlyIsWorse) {
   const Noise noise(3);
-  // In the last tenth of the steps 3 % above on average.
+  // In the last tenth of the steps the loss is 3 % higher on average.
   const auto slow = [&](double loss, std::int64_t seed, std::int64_t step) {
     const double part = static_cast<double>(step) / 1000.0;
     return loss * (1.0 + 0.035 * part * part * part + 0.005 * noise(seed, step));
@@ -132,7 +133,7 @@ TEST(Verdict, ADivergenceWithinTheMarginIsNotEquivalent) {
   EXPECT_TRUE(verdict.growing);
   EXPECT_THAT(verdict.text, HasSubstr("and growing: at this rate"));
   EXPECT_NEAR(verdict.growth_rate, 0.0018, 0.0005);
-  // The same distance, kept: no harm.
+  // The same distance without growth does no harm.
   const auto constant = [&](double loss, std::int64_t seed, std::int64_t step) {
     return loss * (1.0 + 0.0018 * 0.95 + 0.0005 * noise(seed, step));
   };
@@ -150,7 +151,7 @@ TEST(Verdict, LossesThatAreNotFinite) {
       EXPECT_EQ(verdict.text, fmt::format("worse: the loss is not finite at step {} (seed 2)", at));
       for (LossPair& pair : planted.pairs) std::swap(pair.baseline, pair.candidate);
       expect_error([&] { judge(planted); }, {"baseline", "not finite", "seed 2", fmt::format("step {}", at)});
-      // Even where both sides have it.
+      // The verdict refuses such losses even if both sides have them.
       for (LossPair& pair : planted.pairs) pair.candidate = pair.baseline;
       expect_error([&] { judge(planted); }, {"not finite"});
     }
@@ -181,7 +182,7 @@ TEST(Verdict, ATooSmallSample) {
   EXPECT_EQ(judge(plant(6, 300, candidate)).kind, Kind::kEquivalent);
 }
 
-/// Whatever the sample: the number of further seeds decides, and no smaller one does.
+/// For every sample, the number of further seeds decides, and no smaller number does.
 TEST(Verdict, TheNumberOfSeedsToAddIsTheSmallestThatDecides) {
   int asked = 0;
   for (const double mean : {0.0, 0.0008, 0.002, 0.0025, 0.004, -0.003, -0.0012}) {
@@ -203,8 +204,8 @@ TEST(Verdict, TheNumberOfSeedsToAddIsTheSmallestThatDecides) {
   EXPECT_GT(asked, 20);
 }
 
-/// The same from losses: noise between seeds so large that three do not decide; as many more as the verdict asks for,
-/// with the same mean and scatter, do.
+/// The same holds for losses. The noise between seeds is so large that three seeds do not decide. As many more as the
+/// verdict asks for do decide, with the same mean and scatter.
 TEST(Verdict, AsManySeedsAsItAsksForDecide) {
   const auto comparison = [](std::int64_t copies) {
     return plant(3 * copies, 400, [](double loss, std::int64_t seed, std::int64_t) {
@@ -245,7 +246,7 @@ TEST(Verdict, RunsThatLoggedOtherStepsAreNotIdentical) {
   EXPECT_THAT(verdict.text, StartsWith("equivalent (difference"));
 }
 
-/// A run may break down at a step that the other did not log.
+/// A run may break down at a step that the other run did not log.
 TEST(Verdict, ABreakThatTheCommonStepsDoNotShow) {
   Planted planted = plant(3, 300, [](double loss, auto, auto) { return loss; });
   planted.pairs[1].broken = Break{7, "gradient norm"};
@@ -255,7 +256,7 @@ TEST(Verdict, ABreakThatTheCommonStepsDoNotShow) {
   EXPECT_EQ(verdict.text, "worse: the gradient norm is not finite at step 7 (seed 2)");
 }
 
-/// The interval is 0.06 % to 0.74 %: surely above 0, but perhaps within the margin. More seeds decide.
+/// The interval is 0.06 % to 0.74 %: certainly above 0, but perhaps within the margin. More seeds decide.
 TEST(Verdict, WorseIsCertainlyBeyondTheMargin) {
   for (const double sign : {1.0, -1.0}) {
     const double difference = sign * 0.004, deviation = 0.002;
@@ -266,8 +267,8 @@ TEST(Verdict, WorseIsCertainlyBeyondTheMargin) {
   }
 }
 
-/// The verdict on 4 seeds whose gap opens after the middle of the run. The seeds' gaps are their mean times 1 plus or
-/// minus `scatter`, so the mean is sqrt(3) / scatter standard errors.
+/// Returns the verdict on 4 seeds whose gap opens after the middle of the run. The seeds' gaps are their mean times 1
+/// plus or minus `scatter`, so the mean is sqrt(3) / scatter standard errors.
 Verdict verdict_on_opening_gap(double scatter) {
   Planted planted = plant(4, 1000, [](double loss, auto, auto) { return loss; });
   for (LossPair& pair : planted.pairs) {
@@ -280,7 +281,7 @@ Verdict verdict_on_opening_gap(double scatter) {
   return judge(planted);
 }
 
-/// Growth counts when it is certain to 99 %: with 4 seeds, where it is 4.541 standard errors or more.
+/// Growth counts if it is certain to 99 %. With 4 seeds this takes 4.541 standard errors or more.
 TEST(Verdict, GrowthMustBeCertain) {
   const Verdict certain = verdict_on_opening_gap(std::sqrt(3.0) / 4.7);
   EXPECT_TRUE(certain.growing) << certain.text;
@@ -292,7 +293,7 @@ TEST(Verdict, GrowthMustBeCertain) {
   EXPECT_EQ(doubtful.kind, Kind::kEquivalent);
 }
 
-/// Each of the three minimums on its own, from just below it.
+/// Tests each of the three minimums by itself, from just below it.
 TEST(Verdict, RunsThatHaveHardlyLearnedAreTooShort) {
   const auto same = [](double loss, auto, auto) { return loss; };
   Planted planted = plant(3, 10, same);
@@ -320,7 +321,7 @@ TEST(Verdict, RunsThatHaveHardlyLearnedAreTooShort) {
   EXPECT_EQ(judge(planted).kind, Kind::kEquivalent);
 }
 
-/// A candidate that learns a twentieth less must be beyond the margin; where the loss has hardly fallen it is not.
+/// A candidate that learns a twentieth less must be beyond the margin. If the loss has hardly fallen, it is not.
 TEST(Verdict, ALossThatHasNotFallenShowsNoDifference) {
   Planted planted = plant(3, 300, [](double loss, auto, auto) { return loss; });
   const auto fall_by = [&](double nats) {
@@ -338,7 +339,7 @@ TEST(Verdict, ALossThatHasNotFallenShowsNoDifference) {
   EXPECT_THAT(judge(planted).text, HasSubstr("the baseline's loss has risen by 1.000 nats"));
   fall_by(0.201);
   EXPECT_THAT(judge(planted).text, StartsWith("worse by 2.00 %"));
-  // A wider margin sees less, and needs more.
+  // A wider margin sees less, and needs a larger fall.
   EXPECT_THAT(judge(planted, 0.005).text, HasSubstr("enough: a fall of 0.400"));
 }
 
@@ -350,7 +351,7 @@ TEST(Verdict, ABreakIsWorseHoweverShortTheRuns) {
   EXPECT_EQ(judge(planted).text, "worse: the loss is not finite at step 4 (seed 2)");
 }
 
-/// A gap that stays the same becomes a larger part of a loss that falls. It does not grow.
+/// A constant gap becomes a larger part of a loss that falls. It does not grow.
 TEST(Verdict, AConstantGapDoesNotGrowWithAFallingLoss) {
   const Noise noise(9);
   Planted planted = plant(4, 1000, [](double loss, auto, auto) { return loss; });
@@ -366,7 +367,7 @@ TEST(Verdict, AConstantGapDoesNotGrowWithAFallingLoss) {
   EXPECT_NEAR(verdict.growth_rate, 0.0, 1e-4);
 }
 
-/// Why no number of seeds within reach decides: what scatters, or where the mean is.
+/// Tests the reason why no number of seeds within reach decides: the scatter, or a mean near the margin.
 TEST(Verdict, TheReasonForManySeeds) {
   const auto verdict_of = [](double difference, double scatter) {
     return judge(plant(3, 300, [&](double loss, std::int64_t seed, std::int64_t) {

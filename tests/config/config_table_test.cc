@@ -44,7 +44,7 @@ TEST(ConfigTable, TomlAndOverrides) {
   s.table().apply_toml("[first]\nflag = true\ncount = 1_000\n[second]\nrate = 2\ncolour = \"green\"\n", "file");
   EXPECT_TRUE(s.flag);
   EXPECT_EQ(s.count, 1000);
-  EXPECT_EQ(s.rate, 2.0);  // a whole number is a number
+  EXPECT_EQ(s.rate, 2.0);  // a whole number is a valid number
   EXPECT_EQ(s.colour, Colour::kGreen);
   for (const char* text :
        {"--first.flag=false", "--second.rate=1e-3", "--second.name=\"a b\"", "--second.colour=red"}) {
@@ -226,7 +226,7 @@ TEST(ConfigTable, ListsOfLists) {
   EXPECT_TRUE(s.lists.empty());
   s.table().apply_override("--second.lists=a,b c;d");
   EXPECT_EQ(s.lists, expected);
-  // What prints reads back, lists without items too.
+  // A printed value reads back, even if it has lists without items.
   s.lists = {{}, {"[\"x\", ';']", "y,z"}};
   Settings again;
   again.table().apply_toml(s.table().to_toml(), "text");
@@ -247,7 +247,7 @@ TEST(ConfigTable, KeysOfAnotherProgram) {
   t.apply_override("--other.flag");
   t.apply_override("--other.no_feature");
   t.apply_override("--other.no-flag");
-  t.apply_override("--other.flag=true");  // named once
+  t.apply_override("--other.flag=true");  // the list names each key once
   EXPECT_EQ(t.ignored(), (ConfigTable::List{"other.below.dates", "other.flag"}));
   expect_error([&] { t.apply_toml("[other]\nfeature = true\n", "file"); },
                {"file:2", "other.feature", "a feature", "not built"});
@@ -270,7 +270,7 @@ TEST(ConfigTable, FlagsAsTyroWritesThem) {
   EXPECT_TRUE(t.takes_value("other.below.key", "file.toml"));
   EXPECT_FALSE(t.takes_value("other.below.no-key", "file.toml"));
   EXPECT_FALSE(t.takes_value("other.no_flag", "file.toml"));
-  EXPECT_TRUE(t.takes_value("unknown.key", "x"));  // so that the error shows both
+  EXPECT_TRUE(t.takes_value("unknown.key", "x"));  // so that the error shows the key and its value
 }
 
 TEST(ConfigTable, AKeyOfVeryManyPartsIsRefusedBeforeItOverflowsTheStack) {
@@ -279,7 +279,7 @@ TEST(ConfigTable, AKeyOfVeryManyPartsIsRefusedBeforeItOverflowsTheStack) {
   for (int i = 0; i < 200000; ++i) key += ".a";
   expect_error([&] { s.table().apply_toml("\n[" + key + "]\n", "file"); }, {"file:2", "parts"});
   expect_error([&] { s.table().apply_toml(key + " = 1\n", "file"); }, {"file:1", "parts"});
-  // Dots elsewhere are no key's.
+  // Dots outside of keys do not count.
   s.table().apply_toml("[second]  # 1.2.3.4.5.6.7.8.9.10\nname = \"\\\"1.2.3.4.5.6.7.8.9.10.11\"\n", "file");
   EXPECT_EQ(s.name, "\"1.2.3.4.5.6.7.8.9.10.11");
 }

@@ -83,12 +83,12 @@ TEST(JobConfig, NumbersThatCannotWork) {
   EXPECT_THAT(error_of("", {"--checkpoint.load_step=5"}),
               AllOf(HasSubstr("load_step is 5"), HasSubstr("checkpoint.enable is false")));
   EXPECT_THAT(error_of("", {"--parallelism.expert_parallel_capacity_factor=inf"}), HasSubstr("capacity_factor is inf"));
-  // Tokens where sequences are meant.
+  // The batch size counts tokens, although sequences are meant.
   EXPECT_THAT(error_of("", {"--training.local_batch_size=1", "--training.global_batch_size=62914560"}),
               AllOf(HasSubstr("training.global_batch_size = 62914560"), HasSubstr("1048576")));
 }
 
-// What an axis does not divide: the key, and the nearest values that would do.
+// The error about a degree that does not divide a size names the key and the nearest values that would work.
 TEST(JobConfig, MeshesThatCannotCut) {
   const auto error = [](const std::vector<std::string>& overrides, std::int64_t num_ranks) {
     return error_of("", overrides, num_ranks);
@@ -152,7 +152,7 @@ module_fqns_per_model_part = [["tok_embeddings", "layers.0"], ["norm", "output"]
               HasSubstr("last_stage_less_layers is 7"));
 }
 
-/// Specs only: no memory is taken.
+/// Counts the parameters of a flavor from their specs alone, which takes no memory.
 ParameterCounts counts_of(const char* flavor) {
   const Model model(model_flavor(flavor), {.seq_len = 16});
   return model.count_parameters();
@@ -169,7 +169,7 @@ TEST(Flavors, ParameterCounts) {
   EXPECT_NEAR(static_cast<double>(counts_of("671B").total) * 1e-9, 671.0, 1.0);
 }
 
-/// What the models' published configurations say, as far as it is not in the number of parameters.
+/// Checks choices in the models' published configurations that the number of parameters does not show.
 TEST(Flavors, PublishedChoices) {
   const ModelConfig small = model_flavor("16B"), middle = model_flavor("236B"), large = model_flavor("671B");
   for (const ModelConfig& config : {small, middle}) {
@@ -227,7 +227,7 @@ TEST(JobConfig, ExpertParallelism) {
               AllOf(HasSubstr("capacity_factor is 0.9"), HasSubstr("at least 1")));
   EXPECT_THAT(on_8_ranks({"--parallelism.expert_parallel_num_sms=1"}),
               AllOf(HasSubstr("expert_parallel_num_sms is 1"), HasSubstr("2 to 128")));
-  // Domains are of direct; standard has none.
+  // Only the backend "direct" has domains. With "standard" the key has no effect.
   const std::string domains = "--parallelism.expert_parallel_ranks_per_domain=";
   const std::vector<std::string> ep8 = {"--parallelism.expert_parallel_degree=8",
                                         "--parallelism.expert_parallel_comm_backend=direct", domains + "3"};
@@ -296,9 +296,9 @@ TEST(TorchTitan, EveryKeyIsKnownAndDocumented) {
   std::istringstream keys(kTorchTitanKeys);
   int count = 0;
   for (std::string key; keys >> key; ++count) {
-    // A section's keys may share a line, without the section's name.
+    // The keys of a section may share a line, without the section's name.
     EXPECT_NE(guide.find(key.substr(key.find('.') + 1)), std::string::npos) << key << " is not in the guide";
-    if (key == "job.config_file") continue;  // the command line's
+    if (key == "job.config_file") continue;  // a key of the command line alone
     JobConfig config;
     try {
       config_table(config).apply_override("--" + key + "=[]");
@@ -309,7 +309,7 @@ TEST(TorchTitan, EveryKeyIsKnownAndDocumented) {
   EXPECT_GT(count, 120);
 }
 
-/// In the manner of TorchTitan's own files: everything that they set, at values that ask for much.
+/// A file in the manner of TorchTitan's own. It has all keys that those files set, at demanding values.
 constexpr std::string_view kTorchTitanFile = R"(
 [job]
 dump_folder = "./outputs"
@@ -352,7 +352,7 @@ components = ["loss"]
 filter_fqns = ["output", "router.gate"]
 )";
 
-// A key whose being ignored would change results or memory works, or is an error.
+// A key that would change results or memory is never ignored: either it works, or it is an error.
 TEST(TorchTitan, NoKeyThatChangesResultsIsIgnored) {
   const auto error = [](const std::vector<std::string>& overrides) { return error_of("", overrides); };
   EXPECT_THAT(error({"--training.mixed_precision_reduce=bfloat16"}),
@@ -396,8 +396,8 @@ TEST(TorchTitan, ANameOfADatasetNeedsItsFolder) {
   EXPECT_EQ(error({path, "--validation.dataset=c4_validation"}), "no error");
 }
 
-// With a pipeline a local batch is cut into micro-batches, of one sequence by default; all of a step go through one
-// schedule.
+// With a pipeline, a local batch is cut into micro-batches, of one sequence by default. All micro-batches of a step go
+// through one schedule.
 TEST(TorchTitan, LocalBatchesOfPipelinesAreCutIntoMicroBatches) {
   const JobConfig published = parse_job_config(
       "", {"--parallelism.pipeline_parallel_degree=2", "--training.local_batch_size=64", "--training.seq_len=8192"});

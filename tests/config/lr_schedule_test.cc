@@ -10,7 +10,7 @@ namespace {
 TEST(LrSchedule, WarmsUpStaysAndDecays) {
   const LrSchedule schedule{
       .warmup_steps = 4, .decay_ratio = 0.5, .decay_type = DecayType::kLinear, .min_lr_factor = 0.1};
-  // 20 steps: warm-up 4, decay 10, stable 20 + 1 - 4 - 10 = 7.
+  // The 20 steps are 4 of warm-up and 10 of decay, so 20 + 1 - 4 - 10 = 7 are stable.
   EXPECT_DOUBLE_EQ(schedule.factor(0, 20), 0.25);
   EXPECT_DOUBLE_EQ(schedule.factor(3, 20), 1.0);
   EXPECT_DOUBLE_EQ(schedule.factor(10, 20), 1.0);
@@ -20,7 +20,7 @@ TEST(LrSchedule, WarmsUpStaysAndDecays) {
 
 TEST(LrSchedule, DecayShapes) {
   LrSchedule schedule{.warmup_steps = 0, .decay_ratio = -1.0, .decay_type = DecayType::kCosine, .min_lr_factor = 0.0};
-  // 10 steps, all decay: stable 1, p = s / 10.
+  // All 10 steps are decay: stable is 1, and p = s / 10.
   EXPECT_DOUBLE_EQ(schedule.factor(0, 10), 1.0);
   EXPECT_NEAR(schedule.factor(5, 10), 0.5, 1e-12);
   schedule.decay_type = DecayType::kSqrt;
@@ -30,7 +30,7 @@ TEST(LrSchedule, DecayShapes) {
 TEST(LrSchedule, ADecayGetsWhatTheWarmUpLeaves) {
   const LrSchedule schedule{
       .warmup_steps = 8, .decay_ratio = 0.5, .decay_type = DecayType::kLinear, .min_lr_factor = 0.0};
-  // 10 steps: 2 of the 5 that the decay asks for.
+  // Of the 10 steps, the decay gets 2 of the 5 that it asks for.
   EXPECT_DOUBLE_EQ(schedule.factor(7, 10), 1.0);
   EXPECT_DOUBLE_EQ(schedule.factor(8, 10), 1.0);
   EXPECT_DOUBLE_EQ(schedule.factor(9, 10), 0.5);
@@ -39,7 +39,7 @@ TEST(LrSchedule, ADecayGetsWhatTheWarmUpLeaves) {
 TEST(LrSchedule, DecayStepsAreRounded) {
   const LrSchedule schedule{
       .warmup_steps = 0, .decay_ratio = 0.27, .decay_type = DecayType::kLinear, .min_lr_factor = 0.0};
-  // 10 steps: 3 of decay, stable 8.
+  // Of the 10 steps, 3 are decay and 8 are stable.
   EXPECT_DOUBLE_EQ(schedule.factor(7, 10), 1.0);
   EXPECT_DOUBLE_EQ(schedule.factor(8, 10), 1.0 - 1.0 / 3.0);
 }

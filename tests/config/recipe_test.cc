@@ -1,4 +1,4 @@
-// From converters to the precision of every GEMM site.
+// Tests how converters determine the precision of every GEMM site.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ const char* const kLinear = "--model.converters=quantize.linear.mx";
 const char* const kGrouped = "--model.converters=quantize.grouped_mm.mx";
 const char* const kBoth = "--model.converters=quantize.linear.mx,quantize.grouped_mm.mx";
 
-/// A dense layer, an MoE layer and an MTP module; all sizes are multiples of 32.
+/// A model with a dense layer, an MoE layer and an MTP module. All sizes are multiples of 32.
 const char* const kToml = R"(
 [model.args]
 vocab_size = 258
@@ -50,7 +50,7 @@ num_mtp_modules = 1
 const std::vector<std::string> kAttention = {"attention.wq_a", "attention.wq_b", "attention.wkv_a", "attention.wkv_b",
                                              "attention.wo"};
 
-/// Names of the sites behind each other: `parts` of every block, and what blocks have besides.
+/// Returns names of sites: `dense` in the dense layer, followed by `moe` in the MoE layer and in the MTP module.
 std::vector<std::string> sites(const std::vector<std::string>& dense, const std::vector<std::string>& moe) {
   std::vector<std::string> names;
   for (const std::string& part : dense) names.push_back("layers.0." + part);
@@ -72,7 +72,7 @@ std::vector<std::string> linear_sites() {
 
 std::vector<std::string> grouped_sites() { return sites({}, {"moe.experts.w13", "moe.experts.w2"}); }
 
-/// What a configuration makes of its model. Names and shapes only: no memory is taken.
+/// The parameters of a configuration's model and their precisions. It has names and shapes only, and takes no memory.
 struct Resolved {
   Parameters parameters;
   PrecisionTable table;
@@ -121,7 +121,7 @@ TEST(Recipe, ConvertersChooseTheSites) {
   EXPECT_THAT(one_matrix, Each(Not(HasSubstr("wq_"))));
 }
 
-// Whatever the filter says, and whether or not it is empty.
+// The filter does not change this, even if it is empty.
 TEST(Recipe, SomeModulesAreNeverQuantized) {
   const Resolved resolved({kBoth, "--quantize.linear.mx.filter_fqns=", "--quantize.grouped_mm.mx.fqns=layers,mtp"});
   EXPECT_THAT(resolved.quantized(), ::testing::UnorderedElementsAreArray(join(linear_sites(), grouped_sites())));
@@ -136,7 +136,7 @@ TEST(Recipe, PatternsArePartsOfNames) {
   const auto left = [](const std::string& filter) {
     return Resolved({kLinear, "--quantize.linear.mx.filter_fqns=" + filter}).quantized();
   };
-  // TorchTitan's published flags for DeepSeek-V3.
+  // These are TorchTitan's published flags for DeepSeek-V3.
   EXPECT_THAT(left("output,router.gate,wq,wkv,wo,feed_forward.w2,shared_experts"),
               ElementsAre("layers.0.feed_forward.w13"));
   EXPECT_THAT(left("attention,shared_experts,feed_forward.w1"), ElementsAre("layers.0.feed_forward.w2"));
@@ -153,7 +153,7 @@ TEST(Recipe, PatternsArePartsOfNames) {
   EXPECT_THAT(chosen("mtp"), UnorderedElementsAre("mtp.0.block.moe.experts.w13", "mtp.0.block.moe.experts.w2"));
 }
 
-// A run that was to be in low precision, and is not, would be compared for nothing.
+// Otherwise a run meant for low precision would train without it, and a comparison with it would be worthless.
 TEST(Recipe, ConvertersThatFindNothingAreErrors) {
   EXPECT_THAT(
       error_of({kGrouped, "--quantize.grouped_mm.mx.fqns="}),
@@ -173,13 +173,13 @@ TEST(Recipe, PatternsThatMatchNothingListTheModules) {
   EXPECT_THAT(error_of({kGrouped, "--quantize.grouped_mm.mx.fqns=expert.w2"}),
               AllOf(HasSubstr("quantize.grouped_mm.mx.fqns"), HasSubstr("'expert.w2'"),
                     HasSubstr("layers.N.moe.experts.w13, layers.N.moe.experts.w2"), Not(HasSubstr("attention"))));
-  // Nobody looks at the patterns of a converter that is not in use.
+  // The program does not check the patterns of a converter that is not in use.
   EXPECT_EQ(error_of({kLinear, "--quantize.grouped_mm.mx.fqns=expert.w2"}), "no error");
 }
 
 struct Expected {
   const char* name;
-  Precision forward, wgrad;  // dgrad is as fprop in every recipe
+  Precision forward, wgrad;  // dgrad has the precision of fprop in every recipe
   mx::Format activation, weight;
 };
 
@@ -196,7 +196,7 @@ const Expected kRecipes[] = {
      Precision::kFp8Blockwise,
      {.scale_type = mx::ScaleType::kFloat32, .along = 128},
      {.scale_type = mx::ScaleType::kFloat32, .along = 128, .across = 128}},
-    // TorchTitan's names, of the linear converter only.
+    // TorchTitan's names, which only the linear converter has.
     {"mxfp8_cublas", Precision::kMxfp8, Precision::kMxfp8, kFloor, kFloor},
     {"mxfp8_cublas_rceil", Precision::kMxfp8, Precision::kMxfp8, kRceil, kRceil},
 };
@@ -236,7 +236,7 @@ TEST(Recipe, ScalingModesAndBlockShapes) {
     std::vector<std::string> overrides = {kBoth};
     for (const std::string& key : keys) overrides.push_back("--quantize.linear.mx." + key);
     const Resolved resolved(overrides);
-    // The other converter's options are its own.
+    // Options of one converter do not apply to the other.
     EXPECT_EQ(resolved.at("layers.1.moe.experts.w13").activation, kRceil);
     const SitePrecision site = resolved.at("layers.0.feed_forward.w13");
     return std::pair(site.activation, site.weight);
@@ -251,7 +251,7 @@ TEST(Recipe, ScalingModesAndBlockShapes) {
             std::pair(format(ScalingMode::kRceil, 128), format(ScalingMode::kRceil, 128, 128)));
   EXPECT_EQ(formats({"recipe_name=mxfp8_wgrad_with_hp", "scaling_mode=even", "block_shape=32x32"}),
             std::pair(format(ScalingMode::kEven), format(ScalingMode::kEven, 32, 32)));
-  // Said twice, but not differently.
+  // The recipe and the key say the same.
   EXPECT_EQ(formats({"recipe_name=mxfp8_cublas", "scaling_mode=floor"}), std::pair(kFloor, kFloor));
   EXPECT_EQ(formats({"recipe_name=mxfp8_cublas_rceil", "scaling_mode=rceil"}), std::pair(kRceil, kRceil));
   EXPECT_EQ(formats({"recipe_name=mxfp8_cublas", "block_shape=32x32"}),
@@ -328,17 +328,17 @@ TEST(Recipe, SitesThatBlocksDoNotDivide) {
   std::erase(others, "layers.0.feed_forward.w2");
   const Resolved resolved({kLinear, inter, "--quantize.linear.mx.unaligned=bf16"});
   EXPECT_THAT(resolved.quantized(), ::testing::UnorderedElementsAreArray(others));
-  // One converter's permission is not the other's.
+  // A permission of one converter does not apply to the other.
   EXPECT_THAT(error_of({kBoth, moe_inter, "--model.args.num_shared_experts=0", "--quantize.linear.mx.unaligned=bf16"}),
               HasSubstr("layers.1.moe.experts.w13"));
-  // Blocks of 128 that a matrix cuts off are filled with zeros; 96 and 64 are sound.
+  // Blocks of 128 that the matrix cuts off are filled with zeros, so sizes of 96 and 64 are allowed.
   for (const char* choice :
        {"--quantize.linear.mx.recipe_name=fp8_blockwise", "--quantize.linear.mx.block_shape=128x128"}) {
     EXPECT_THAT(Resolved({kLinear, choice}).quantized(), ::testing::UnorderedElementsAreArray(linear_sites()));
   }
 }
 
-/// The words of each line but the first, by the first word.
+/// Returns the words of each line but the first, by the line's first word.
 std::map<std::string, std::vector<std::string>> rows(const std::string& text) {
   std::map<std::string, std::vector<std::string>> result;
   std::istringstream lines(text);
@@ -375,7 +375,7 @@ TEST(Recipe, TableForPeople) {
   table = rows(describe_precisions(emulated.parameters, emulated.table));
   EXPECT_THAT(table["layers.1.attention.wkv_a"],
               ElementsAre("96", "x", "64", "mxfp8_emulated", "mxfp8_emulated", "mxfp8_emulated", "1x32", "rceil"));
-  // Without converters.
+  // This configuration has no converters.
   const Resolved high({});
   for (const auto& [name, words] : rows(describe_precisions(high.parameters, high.table))) {
     EXPECT_EQ(std::count(words.begin(), words.end(), "bf16"), 3) << name;

@@ -24,11 +24,11 @@ TEST(DocumentSource, PlainFileIsOneDocument) {
 
 TEST(DocumentSource, GzipIsToldByContent) {
   const Scratch scratch;
-  const std::string text(1'000'000, 'x');  // several reads
+  const std::string text(1'000'000, 'x');  // takes several reads
   EXPECT_EQ(read_all({write_file(scratch / "a.txt.gz", gzipped(text)), write_file(scratch / "b.txt", gzipped("b"))}),
             (Documents{text, "b"}));
   EXPECT_EQ(read_all({write_file(scratch / "c.txt.gz", gzipped("one ") + gzipped("two"))}), Documents{"one two"});
-  // tar and some tapes fill up with zeros; a member may be empty.
+  // tar and some tapes fill up a file with zeros. A gzip member may be empty.
   for (const std::size_t zeros : {1, 512, 600'000}) {
     const std::string filled = gzipped("one ") + gzipped("") + gzipped("two") + std::string(zeros, '\0');
     EXPECT_EQ(read_all({write_file(scratch / "d.txt.gz", filled)}), Documents{"one two"}) << zeros;
@@ -49,7 +49,7 @@ TEST(DocumentSource, DamagedGzipIsAnError) {
   flipped[good.size() / 2] ^= 0x10;
   const auto path = write_file(scratch / "flipped.txt.gz", flipped);
   expect_error([&] { read_all({path}); }, {path.string(), "cut short or damaged"});
-  // What follows a member, near its end or far from it.
+  // The second member begins with a damaged byte. The file ends soon after it, or far behind it.
   for (const std::size_t rest : {std::size_t{0}, std::size_t{2'000'000}}) {
     std::string members = good + good + std::string(rest, '\0');
     members[good.size()] ^= 0x01;
@@ -80,7 +80,7 @@ TEST(DocumentSource, LinesLongerThanTheBuffer) {
             (Documents{text, "b", text}));
 }
 
-/// A line's end may be the first byte that is read, or the last.
+/// The end of a line may be the first or the last byte of a read.
 TEST(DocumentSource, LinesThatEndAtTheBuffersEnd) {
   const Scratch scratch;
   for (const int before : {-1, 0, 1}) {
@@ -150,7 +150,7 @@ TEST(DocumentSource, FilesThatDescribeAFolderAreNoDocuments) {
   write_file(scratch / "in/readme.jsonl", "{\"text\": \"a\"}");
   write_file(scratch / "in/readmes.txt", "b");
   EXPECT_EQ(read_all({scratch / "in"}), (Documents{"a", "b"}));
-  EXPECT_EQ(read_all({scratch / "in/LICENSE"}), Documents{"{}"});  // asked for by name
+  EXPECT_EQ(read_all({scratch / "in/LICENSE"}), Documents{"{}"});  // a file that is named is read
 }
 
 TEST(DocumentSource, FilesOfOtherKindsAreRefusedBeforeAnythingIsRead) {
@@ -192,7 +192,7 @@ TEST(DocumentSource, IllFormedUtf8IsReplacedAndCounted) {
   EXPECT_EQ(source.statistics().first_repaired, (scratch / "a.txt").string());
 }
 
-// "BC" is 66 in the index's base 64.
+// "BC" is 66 in the base 64 of the index.
 constexpr std::string_view kIndex =
     "00-database-info\tA\tE\n"
     "00-other\tA\tE\n"

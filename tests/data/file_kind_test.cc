@@ -80,7 +80,7 @@ TEST(FileKind, BinaryData) {
 TEST(FileKind, ACharacterThatIsCutIsNoFault) {
   std::string text(kKindBytes - 1, 'x');
   EXPECT_EQ(kind_of(text + "\xC3"), "text");
-  EXPECT_NE(kind_of(text.substr(1) + "\xC3"), "text");  // the whole file
+  EXPECT_NE(kind_of(text.substr(1) + "\xC3"), "text");  // this is shorter, so it is the whole file
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ LoaderConfig config_for(const fs::path& dataset) {
   return config;
 }
 
-/// The samples of `num_calls` calls on all ranks, in the order of positions.
+/// Returns the samples of `num_calls` calls on all ranks, in the order of positions.
 std::vector<Tokens> samples_of(std::vector<Loader>& ranks, std::int64_t batch, int num_calls) {
   std::vector<Tokens> samples;
   Tokens tokens(static_cast<std::size_t>(batch) * kSampleSize);
@@ -47,7 +47,7 @@ std::vector<Loader> make_ranks(LoaderConfig config, std::int64_t dp_size) {
   return ranks;
 }
 
-/// The samples that there should be, from the shards.
+/// Returns the samples that a loader must give, read from the shards.
 std::vector<Tokens> expected_samples(const fs::path& dataset) {
   const Tokens all = all_tokens(dataset, "train");
   std::vector<Tokens> samples;
@@ -90,7 +90,7 @@ TEST(Loader, Golden) {
   config.seq_len = 3;
   config.local_batch_size = 4;
   Loader loader(config);
-  ASSERT_EQ(loader.num_samples(), 4u);  // of 16 tokens: ^abc $^de fgh$ ^ij$
+  ASSERT_EQ(loader.num_samples(), 4u);  // each of 4 tokens: ^abc $^de fgh$ ^ij$
   Tokens tokens(16);
   loader.next(tokens);
   EXPECT_EQ(tokens, kGoldenEpoch0);
@@ -108,7 +108,7 @@ TEST(Loader, AnEpochHasEverySampleOnce) {
     LoaderConfig config = config_for(dataset);
     config.local_batch_size = 3;
     std::vector<Loader> ranks = make_ranks(config, dp_size);
-    // Three epochs and more, whose ends do not fall on the ends of calls.
+    // The calls cover more than three epochs. The ends of epochs do not fall on the ends of calls.
     const int num_calls = static_cast<int>(3 * num_samples / static_cast<std::size_t>(3 * dp_size)) + 1;
     const std::vector<Tokens> samples = samples_of(ranks, 3, num_calls);
     ASSERT_GE(samples.size(), 3 * num_samples);
@@ -155,7 +155,7 @@ TEST(Loader, ResumesWhereItWas) {
   EXPECT_EQ(before[0].state().position, 132u);
   const std::string saved = nlohmann::json(before[0].state()).dump();
 
-  // On 2 ranks in place of 4, with the same batch: 38 calls of 6 samples for 19 of 12.
+  // 2 ranks replace 4 ranks at the same batch size, so 38 calls of 6 samples replace 19 of 12.
   std::vector<Loader> after = make_ranks(config, 2);
   for (Loader& loader : after) loader.restore(nlohmann::json::parse(saved).get<LoaderState>());
   const std::vector<Tokens> rest = samples_of(after, 3, 38);
@@ -236,7 +236,7 @@ TEST(Loader, RefusesTokensOutsideOfTheVocabulary) {
   config.vocab_size = 257;
   expect_error([&] { Loader loader(config); }, {"train-00000.tokens", "token id 257", "vocabulary size is 257"});
 
-  // A shard whose header lies, and a manifest that believes it.
+  // The shard's header lies, and the manifest agrees with it.
   const fs::path path = dataset / "train-00000.tokens";
   change_header(path, [](ShardHeader& h) { h.max_token_id = 256; });
   Manifest manifest = read_manifest(dataset);
@@ -245,7 +245,7 @@ TEST(Loader, RefusesTokensOutsideOfTheVocabulary) {
   config.shuffle = false;
   Loader loader(config);
   Tokens tokens(3 * kSampleSize);
-  // The first document is "0 ", with EOS behind it.
+  // The first document is "0 ", followed by EOS.
   expect_error([&] { loader.next(tokens); }, {path.string(), "token 3 has id 257", "vocabulary size 257"});
   EXPECT_EQ(loader.position(), 0u);
 }

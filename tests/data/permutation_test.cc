@@ -44,13 +44,13 @@ TEST(Permutation, DependsOnSeedStreamAndIndex) {
   constexpr std::uint64_t kSize = 1000;
   const Permutation base(kSize, 1, kStream, 0);
   EXPECT_EQ(count_equal(base, Permutation(kSize, 1, kStream, 0), kSize), kSize);
-  // Two random permutations agree in 1 place on average (Poisson); 12 or more has a chance of 1e-9.
+  // Two random permutations agree in 1 place on average (Poisson). The chance of 12 or more such places is 1e-9.
   EXPECT_LT(count_equal(base, Permutation(kSize, 2, kStream, 0), kSize), 12u);
   EXPECT_LT(count_equal(base, Permutation(kSize, 1, kStream + 1, 0), kSize), 12u);
   EXPECT_LT(count_equal(base, Permutation(kSize, 1, kStream, 1), kSize), 12u);
 }
 
-// Where sixteenths of the positions land, over many indices: a chi-square test of 15 x 15 degrees of freedom.
+// Counts where sixteenths of the positions land, over many indices. The chi-square test has 15 x 15 degrees of freedom.
 TEST(Permutation, SpreadsEvenly) {
   constexpr std::uint64_t kSize = 160;
   constexpr int kNumBins = 16;

@@ -61,7 +61,7 @@ TEST(Prepare, EveryDocumentIsInOneSplitInOrder) {
   }
   EXPECT_EQ(texts.size(), 200u);
   EXPECT_GT(manifest.splits.at("train").size(), 3u);
-  // 20 expected of 200, deviation 4.2.
+  // 20 of 200 are expected, with a standard deviation of 4.2.
   EXPECT_GT(num_documents(manifest.splits.at("val")), 5u);
   EXPECT_LT(num_documents(manifest.splits.at("val")), 40u);
 }
@@ -86,7 +86,8 @@ TEST(Prepare, MoreDocumentsThanAreReadAtATime) {
   }
   EXPECT_EQ(count, 40'000u);
   EXPECT_EQ(numbers["train"].size() + numbers["val"].size(), count);
-  int again = 0;  // of about 1638, chosen in the next 16384 as well: 164, deviation 12
+  // Counts chosen documents for which the one 16384 later is chosen, too: 164 of about 1638 are expected, deviation 12.
+  int again = 0;
   for (const int number : numbers["val"]) again += number < 16384 && numbers["val"].contains(number + 16384) ? 1 : 0;
   EXPECT_LT(again, 300);
 }
@@ -162,7 +163,7 @@ TEST(Prepare, ReplacesDatasetsOnly) {
   options.overwrite = true;
   expect_error([&] { prepare_dataset(options); }, {"precious.txt", "not replaced"});
   EXPECT_EQ(read_text_file(scratch / "out/precious.txt"), "kept");
-  write_file(scratch / "assets/tokenizer.json", "kept");  // a name that datasets have
+  write_file(scratch / "assets/tokenizer.json", "kept");  // datasets have a file of this name
   options.output = scratch / "assets";
   expect_error([&] { prepare_dataset(options); }, {"assets", "no dataset.json", "not replaced"});
   EXPECT_EQ(read_text_file(scratch / "assets/tokenizer.json"), "kept");
@@ -212,7 +213,7 @@ TEST(Prepare, TheOutputIsNoPartOfTheInput) {
   fs::remove_all(options.output);
 }
 
-/// Such files are a dataset's shards that are given as text.
+/// The input is a shard of a dataset instead of text.
 TEST(Prepare, ADatasetIsNoText) {
   const Scratch scratch;
   PrepareOptions options = options_for(scratch);
@@ -244,7 +245,7 @@ TEST(Manifest, EveryFlippedBitIsFound) {
   for (std::size_t i = 0; i < good.size(); ++i) {
     std::string bad = good;
     bad[i] = static_cast<char>(bad[i] ^ (1 << i % 7));
-    if (canonical(bad) == canonical(good)) continue;  // one space for another
+    if (canonical(bad) == canonical(good)) continue;  // only white space differs
     flip_bit(path, i, static_cast<int>(i % 7));
     expect_error([&] { read_manifest(options.output); }, {path.string()});
     flip_bit(path, i, static_cast<int>(i % 7));
@@ -258,7 +259,7 @@ TEST(Manifest, EveryFlippedBitIsFound) {
   }
 }
 
-// With the checksum that belongs to them, as a hostile file would have it.
+// These manifests have the right checksum, as a hostile file would have.
 TEST(Manifest, ManifestsThatLie) {
   const Scratch scratch;
   const auto folder = make_dataset(scratch, 3, 1000);

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kGoldenHeaderChecksum = 8251959005882344890u;
 
-/// Ids of two or four bytes, chosen by vocab_size, without any text.
+/// A tokenizer without any text. Its ids take two or four bytes, depending on vocab_size.
 class FakeTokenizer final : public Tokenizer {
  public:
   explicit FakeTokenizer(std::int32_t vocab_size) : vocab_size_(vocab_size) {}
@@ -38,7 +38,7 @@ fs::path write_small(const fs::path& path) {
   return path;
 }
 
-/// Five blocks and a bit: a document of 160,000 tokens between two small ones.
+/// Writes a shard of five blocks and a part: a document of 160,000 tokens between two small ones.
 fs::path write_large(const fs::path& path, std::vector<std::int32_t>* tokens = nullptr) {
   const FakeTokenizer tokenizer(60'000);
   std::vector<std::int32_t> large(160'000);
@@ -109,7 +109,7 @@ TEST(Shard, WideTokens) {
   EXPECT_FALSE(fs::exists(scratch / "b.tokens.tmp"));
 }
 
-// The format is a promise to files that exist: this is what version 1 looks like.
+// Existing files depend on the format, so this test pins version 1.
 TEST(Shard, FormatIsPinned) {
   const Scratch scratch;
   const std::string content = read_text_file(write_small(scratch / "a.tokens"));
@@ -120,14 +120,14 @@ TEST(Shard, FormatIsPinned) {
     std::memcpy(&value, content.data() + at, sizeof value);
     return value;
   };
-  EXPECT_EQ(u64_at(32), 22u);   // tokens
-  EXPECT_EQ(u64_at(40), 3u);    // documents
-  EXPECT_EQ(u64_at(48), 128u);  // sections
+  EXPECT_EQ(u64_at(32), 22u);   // number of tokens
+  EXPECT_EQ(u64_at(40), 3u);    // number of documents
+  EXPECT_EQ(u64_at(48), 128u);  // offsets of the three sections
   EXPECT_EQ(u64_at(56), 176u);
   EXPECT_EQ(u64_at(64), 208u);
-  EXPECT_EQ(u64_at(72), 216u);    // file
-  EXPECT_EQ(u64_at(80), 65536u);  // block
-  EXPECT_EQ(u64_at(176), 0u);     // document starts
+  EXPECT_EQ(u64_at(72), 216u);    // size of the file
+  EXPECT_EQ(u64_at(80), 65536u);  // size of a block
+  EXPECT_EQ(u64_at(176), 0u);     // starts of the documents
   EXPECT_EQ(u64_at(184), 5u);
   EXPECT_EQ(u64_at(192), 7u);
   EXPECT_EQ(u64_at(200), 22u);
@@ -180,14 +180,14 @@ TEST(Shard, DamageIsFoundInItsBlockOnly) {
   EXPECT_NO_THROW(read(shard, 0, 2 * kBlockTokens));
   EXPECT_NO_THROW(read(shard, 3 * kBlockTokens, 1000));
   EXPECT_NO_THROW(shard.document(1));
-  for (int i = 0; i < 2; ++i) {  // it is found again, not only once
+  for (int i = 0; i < 2; ++i) {  // every read finds the damage, not only the first
     expect_error([&] { read(shard, 3 * kBlockTokens - 1, 1); }, {path.string(), "damaged"});
     expect_error([&] { read(shard, 2 * kBlockTokens - 1, 2); }, {path.string(), "damaged"});
   }
   expect_error([&] { shard.verify(); }, {path.string(), "damaged"});
 }
 
-// Headers with right checksums and wrong numbers: none may lead outside of the file.
+// These headers have right checksums and wrong numbers. None of the numbers may lead outside of the file.
 TEST(Shard, NumbersThatDoNotFitTheFile) {
   const Scratch scratch;
   constexpr std::uint64_t kHuge = ~std::uint64_t{0};
@@ -234,7 +234,7 @@ TEST(Shard, NumbersThatDoNotFitTheFile) {
 TEST(Shard, VerifyFindsTokensOutsideOfDocuments) {
   const Scratch scratch;
   const auto path = write_small(scratch / "a.tokens");
-  change_header(path, [](ShardHeader& h) { h.num_tokens += 1; });  // one of the zeros behind the tokens
+  change_header(path, [](ShardHeader& h) { h.num_tokens += 1; });  // counts one of the zeros behind the tokens
   const Shard shard(path);
   expect_error([&] { shard.verify(); }, {path.string(), "last document ends at token 22 of 23"});
 }
@@ -247,7 +247,7 @@ TEST(Shard, VerifyFindsIdsAboveTheMaximum) {
   expect_error([&] { shard.verify(); }, {path.string(), "token 4 has id 257"});
 }
 
-// One block as large as a block can be: its end is beyond 2^64.
+// The block is as large as a block can be: its end is beyond 2^64.
 TEST(Shard, ABlockMayBeLargerThanTheFile) {
   const Scratch scratch;
   const auto path = write_small(scratch / "a.tokens");

@@ -1,4 +1,4 @@
-// Files for the tests of data/: folders that vanish, gzip, damage.
+// Helpers for the tests of data/: temporary folders, gzip, damaged files and small datasets.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,13 +22,13 @@
 
 namespace tessera::data {
 
-/// An empty folder of the running test's own, removed at its end.
+/// An empty folder for the running test. The destructor removes it.
 class Scratch {
  public:
   Scratch() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     std::string name = fmt::format("tessera_data_{}_{}_{}", test->test_suite_name(), test->name(), getpid());
-    std::replace(name.begin(), name.end(), '/', '_');  // of a test with parameters
+    std::replace(name.begin(), name.end(), '/', '_');  // names of tests with parameters have a slash
     folder_ = std::filesystem::path(::testing::TempDir()) / name;
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
@@ -52,7 +52,7 @@ inline std::filesystem::path write_file(const std::filesystem::path& path, std::
   return path;
 }
 
-/// Flips a bit of a file in its place: many times faster than writing the file again.
+/// Flips a bit of a file in place, which is many times faster than writing the file again.
 inline void flip_bit(const std::filesystem::path& path, std::size_t byte, int bit) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   file.seekg(static_cast<std::streamoff>(byte));
@@ -77,7 +77,7 @@ inline std::string gzipped(std::string_view content) {
   return out;
 }
 
-/// Changes a shard's header and makes the header's checksum right again: what a faulty writer would leave.
+/// Changes a shard's header and corrects the header's checksum. The result is what a faulty writer would leave.
 template <typename Change>
 void change_header(const std::filesystem::path& path, Change&& change) {
   std::string content = read_text_file(path);
@@ -89,8 +89,8 @@ void change_header(const std::filesystem::path& path, Change&& change) {
   write_file(path, content);
 }
 
-/// A dataset of bytes, of documents "0 ", "1 LETTERS", ... with 0 to 52 random letters: no two samples are
-/// alike.
+/// Makes a dataset of bytes and returns its folder. Its documents are "0 ", "1 LETTERS", ... with 0 to 52 random
+/// letters, so that no two samples are alike.
 inline std::filesystem::path make_dataset(const Scratch& scratch, int num_documents, std::uint64_t shard_tokens,
                                           double val_fraction = 0) {
   const Philox letters(0, stream_of("test.letters"));
@@ -113,7 +113,7 @@ inline std::filesystem::path make_dataset(const Scratch& scratch, int num_docume
   return options.output;
 }
 
-/// All tokens of a split, joined.
+/// Returns all tokens of a split, joined.
 inline std::vector<std::int32_t> all_tokens(const std::filesystem::path& dataset, const std::string& split) {
   std::vector<std::int32_t> all;
   for (const Shard& shard : open_split(dataset, read_manifest(dataset), split)) {

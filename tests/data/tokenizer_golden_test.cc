@@ -1,5 +1,5 @@
-// Tokenizers of tokenizer.json against the `tokenizers` library, whose ids tests/reference/make_tokenizer_goldens.py
-// stored: of the pre-tokenizers of DeepSeek-V3, Llama 3 and GPT-2.
+// Compares tokenizers of tokenizer.json with the `tokenizers` library, for the pre-tokenizers of DeepSeek-V3, Llama 3
+// and GPT-2. tests/reference/make_tokenizer_goldens.py has stored the library's ids.
 #include <gtest/gtest.h>
 #include <zlib.h>
 
@@ -26,14 +26,14 @@ std::string unzipped(const std::string& name) {
   return content;
 }
 
-/// Reads a file of the form that make_tokenizer_goldens.py describes.
+/// Reads a file of the format that make_tokenizer_goldens.py describes.
 class GoldenReader {
  public:
   explicit GoldenReader(const std::string& name) : content_(unzipped(name)) {}
 
   bool done() const { return at_ == content_.size(); }
   std::string text() { return std::string(bytes(count())); }
-  /// None: the same as before.
+  /// Returns the next ids, or none if they are the same as the ids before them.
   std::optional<std::vector<std::int32_t>> ids() {
     const std::uint32_t size = count();
     if (size == 0xFFFFFFFFu) return std::nullopt;
@@ -115,7 +115,8 @@ TEST_P(TokenizerGolden, DecodesAsTheLibrary) {
   EXPECT_GE(num_repaired, 100);
 }
 
-// Nothing is lost: only tokens that were made to take the white space beside them do.
+// Decoding gives the whole text back. The only exceptions are tokens that were made to take the white space beside
+// them.
 TEST_P(TokenizerGolden, LosesNothing) {
   const Scratch scratch;
   const HfTokenizer tokenizer = this->tokenizer(scratch);

@@ -1,4 +1,4 @@
-// A small tokenizer.json to change: every test changes what it is about.
+// A small tokenizer.json. Each test changes the part that it is about.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -26,8 +26,8 @@ inline json added_token(std::int32_t id, const std::string& content, bool specia
           {"rstrip", false}, {"normalized", false}, {"special", special}};
 }
 
-/// Ids 0 to 255 are the bytes, then come "ab", "bc", "abc", " a" (merged in the order ab, bc, a+bc, " "+a) and BOS and
-/// EOS.
+/// Returns a tokenizer.json in which ids 0 to 255 are the bytes. They are followed by "ab", "bc", "abc" and " a", whose
+/// merges are in the order ab, bc, a+bc, " "+a. BOS and EOS are the last ids.
 inline json small_tokenizer() {
   json vocab = json::object();
   for (int byte = 0; byte < 256; ++byte) vocab[byte_level_text(static_cast<std::uint8_t>(byte))] = byte;

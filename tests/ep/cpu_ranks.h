@@ -1,4 +1,4 @@
-// Layers on ranks of CPUs.
+// Runs layers on ranks that compute on CPUs.
 #pragma once
 
 #include "tests/ep/layer.h"
@@ -8,14 +8,14 @@ namespace tessera::ep_test {
 
 inline constexpr std::size_t kArenaBytes = std::size_t{3} << 20, kLargeArenaBytes = std::size_t{12} << 20;
 
-/// A rank's memory, full of NaN.
+/// A rank's memory, filled with NaN.
 struct Memory {
   explicit Memory(std::size_t num_bytes = kArenaBytes) : arena(num_bytes) { poison(arena); }
   Arena arena;
   Context op() { return {.arena = &arena}; }
 };
 
-/// With ranks, and messages, that come late in ways of the seed's; 0: at once.
+/// Runs `body` on `num_ranks` ranks. The seed determines how ranks and messages are delayed. With 0 nothing is delayed.
 inline void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void(ProcessGroup&, ep::StepHook*)>& body) {
   comm_test::RankOptions options;
   if (seed != 0) {
@@ -34,7 +34,7 @@ inline void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void
       options);
 }
 
-/// A measuring run takes as much memory as a real one, and touches no data.
+/// Expects that a measuring run takes as much memory as a real one, and that it touches no data.
 inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group) {
   const Case& its = layer.its_case();
   const auto pass = [&](Arena& arena) {

@@ -1,5 +1,5 @@
-// Every backend against what each rank must get, on 1 to 4 ranks, with ranks and messages that come late; and standard
-// against direct, bit for bit.
+// Compares every backend with what each rank must get, on 1 to 4 ranks, with delayed ranks and messages. Also compares
+// the standard and the direct backend with each other, bit for bit.
 #include "ep/dispatcher.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ std::vector<DispatchBackend> backends(int num_ranks) {
   return result;
 }
 
-/// The room is enough to the last row, and no further.
+/// A capacity of exactly as many rows as there are suffices. One row less does not.
 TEST(Placement, OneRowTooMany) {
   std::vector<std::int32_t> counts = {3, 0, 2, 1}, first_rows(4), offsets(4);  // 5 rows for rank 0, 1 for rank 1
   const auto ints = [](std::vector<std::int32_t>& values) {
@@ -44,7 +44,8 @@ TEST(Placement, OneRowTooMany) {
               ::testing::HasSubstr("rank 0 get 5 rows"));
 }
 
-/// Passes through one dispatcher, each with another routing, so that what a pass left behind shows in the next.
+/// Makes two passes through one dispatcher, each with another routing. What the first pass left behind would show in
+/// the second.
 TEST(Dispatcher, GivesWhatItPromises) {
   for (int size = 1; size <= kMaxRanks; ++size) {
     std::uint64_t seed = 0;
@@ -52,7 +53,7 @@ TEST(Dispatcher, GivesWhatItPromises) {
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
         Case its = in_float;
         its.dtype = dtype;
-        // One with all experts has no half of them to go to.
+        // A token that chooses all experts cannot choose only half of them.
         if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
         SCOPED_TRACE(testing::Message() << size << " ranks, case " << seed / 2 << ", " << name_of(dtype));
         on_ranks(size, seed++ % 5, [&](ProcessGroup& group, ep::StepHook* hook) {
@@ -80,7 +81,7 @@ TEST(Dispatcher, GivesWhatItPromises) {
   }
 }
 
-/// Direct of one of several domains: choices without a row, and tokens without one.
+/// The direct backend serves one of several domains. Some choices then have no row, and some tokens have none at all.
 TEST(Dispatcher, ChoicesInOtherDomains) {
   for (int size = 1; size <= kMaxRanks; ++size) {
     std::uint64_t seed = 0;
@@ -101,8 +102,8 @@ TEST(Dispatcher, ChoicesInOtherDomains) {
   }
 }
 
-/// Three layers whose calls overlap: sums of several layers in a row; rows and gradients that are kept, or stay in the
-/// window until the next layer's come.
+/// The calls of three layers overlap, so that sums of several layers follow each other. Rows and gradients are kept, or
+/// stay in the window until those of the next layer arrive.
 TEST(Dispatcher, LayersInterleave) {
   for (int size = 2; size <= kMaxRanks; ++size) {
     for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
@@ -131,7 +132,7 @@ TEST(Dispatcher, LayersInterleave) {
             runs[2]->dispatch_backward();
             runs[1]->combine_backward();
             runs[1]->check_gradients("kept gradients");
-            runs[0]->combine_backward();  // over the gradients of the other
+            runs[0]->combine_backward();  // in the window, its gradients replace those of runs[1]
             runs[0]->dispatch_backward();
             runs[1]->dispatch_backward();
             check_kept_rows();
@@ -143,7 +144,7 @@ TEST(Dispatcher, LayersInterleave) {
   }
 }
 
-/// Fewer tokens and a smaller alignment than there is room for.
+/// These layers have fewer tokens and a smaller alignment than there is room for.
 TEST(Dispatcher, SmallerLayers) {
   for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
     on_ranks(3, 7, [&](ProcessGroup& group, ep::StepHook* hook) {
@@ -165,7 +166,7 @@ TEST(Dispatcher, SmallerLayers) {
   }
 }
 
-/// <dispatch(y), rows> = <y, dispatch_backward(rows)>, over all ranks.
+/// Expects <dispatch(y), rows> = <y, dispatch_backward(rows)>, over all ranks.
 TEST(Dispatcher, BackwardIsTheTranspose) {
   for (int size = 1; size <= kMaxRanks; ++size) {
     on_ranks(size, 0, [&](ProcessGroup& group, ep::StepHook*) {
@@ -194,7 +195,7 @@ TEST(Dispatcher, BackwardIsTheTranspose) {
         group.all_reduce(std::span(sums), "test");
         EXPECT_GT(sums[2], 1.0);
         EXPECT_NEAR(sums[0], sums[1], 1e-5 * sums[2]);
-        // The weights' gradients of the weights are the weights.
+        // The call was given the weights as their own gradients, so it must return the weights.
         EXPECT_EQ(doubles(d_weights_tK), doubles(routing.weights_tK));
       }
     });
@@ -220,19 +221,19 @@ TEST(Dispatcher, IsMeasured) {
 
 TEST(Dispatcher, RowsOfTheWorstCaseAndOfACapacity) {
   on_ranks(2, 0, [](ProcessGroup& group, ep::StepHook*) {
-    // 2 · 37 tokens, of which each has up to min(3, 6) rows on a rank.
+    // There are 2 · 37 tokens. Each has up to min(3, 6) rows on a rank.
     Case its{.alignment = 32};
     auto dispatcher = allocated_dispatcher(DispatchBackend::kStandard, group, its.options());
     EXPECT_EQ(dispatcher->max_rows(37, 1), 222);
     EXPECT_EQ(dispatcher->max_rows(37, 32), (222 + 6 * 31) / 32 * 32);
-    its.capacity_factor = 1.21;  // of 37 · 3 rows
+    its.capacity_factor = 1.21;  // times 37 · 3 rows
     dispatcher = allocated_dispatcher(DispatchBackend::kStandard, group, its.options());
     EXPECT_EQ(dispatcher->max_rows(37, 1), 135);
     EXPECT_EQ(dispatcher->max_rows(37, 32), (135 + 6 * 31) / 32 * 32);
     its.capacity_factor = 100.0;
     dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
     EXPECT_EQ(dispatcher->max_rows(37, 1), 222);
-    // All to one rank needs exactly what there is.
+    // If all rows go to one rank, this rank needs exactly the room that there is.
     Memory memory;
     its = {.skew = Skew::kOneRank};
     dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());

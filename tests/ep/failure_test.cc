@@ -1,4 +1,4 @@
-// What the dispatchers say when they cannot work, and that they work on where they can.
+// Tests the errors of dispatchers that cannot work, and that dispatchers work on where they can.
 #include <thread>
 
 #include "ep/backends/make_dispatcher.h"
@@ -18,7 +18,7 @@ using ep_test::Skew;
 
 constexpr std::size_t kArenaBytes = std::size_t{4} << 20;
 
-/// All ranks throw, whichever has too little room; the next dispatch that fits works.
+/// All ranks throw, whichever rank has too little room. The next dispatch that fits works.
 TEST(DispatcherFailure, TooManyRows) {
   for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
@@ -37,7 +37,7 @@ TEST(DispatcherFailure, TooManyRows) {
             run.combine();
             continue;
           }
-          // 3 · 37 tokens with 3 rows each on the 4 experts of rank 2; 111 rows are a balanced load.
+          // 3 · 37 tokens have 3 rows each on the 4 experts of rank 2. A balanced load is 111 rows.
           EXPECT_THAT(
               message_of<Error>([&] { run.dispatch(); }),
               testing::AllOf(testing::HasSubstr("layers.7.moe: the experts of rank 2 get 333 rows, 3.000 times"),
@@ -60,7 +60,7 @@ TEST(DispatcherFailure, MoreRowsThanCanBeCounted) {
   });
 }
 
-/// A rank that does not come to its second dispatch: the others say who it is, and what they have seen of it.
+/// One rank does not come to its second dispatch. The others name it, and say what they have seen of it.
 TEST(DispatcherFailure, ARankThatDoesNotCome) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half a call";
   std::vector<std::string> messages(3);
@@ -86,7 +86,7 @@ TEST(DispatcherFailure, ARankThatDoesNotCome) {
   }
 }
 
-/// What a router must not give is found before anything is stored where it does not belong.
+/// A dispatcher finds what a router must not give before it stores anything in a wrong place.
 TEST(DispatcherFailure, RoutingThatContradictsItself) {
   with_ranks(1, [](ProcessGroup& group) {
     const Case its;

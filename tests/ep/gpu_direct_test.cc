@@ -1,5 +1,6 @@
-// The direct dispatcher on GPUs against the one on CPUs, bit for bit: ranks that are threads, on one GPU together and,
-// where there are several, on one each; on two levels on one each only, since NCCL takes that.
+// Compares the direct dispatcher on GPUs with the one on CPUs, bit for bit. The ranks are threads. They share one GPU
+// or, where there are several, have a GPU each. Dispatch on two levels runs on a GPU per rank only, because NCCL needs
+// that.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -31,22 +32,23 @@ using Results = std::map<std::string, Bytes>;
 
 constexpr int kMaxRanks = 4;
 
-/// Room for a pass on the CPU.
+/// Returns the number of bytes that a pass on the CPU needs.
 std::size_t host_bytes(const Case& its) {
   return std::size_t{its.dim > 1000 ? 192u : its.num_tokens > 100 ? 24u : 3u} << 20;
 }
 
-/// Ranks on one GPU wait for each other's kernels, which must not have to be loaded meanwhile, nor to queue up.
+/// Ranks on one GPU wait for each other's kernels. So no kernel may have to be loaded meanwhile, or queue up behind
+/// others.
 const bool kEnvironment = [] {
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   return true;
 }();
 
-/// `gpus`: groups whose windows are the GPUs'.
+/// The windows of the groups in `gpus` are in the GPUs' memory.
 using Body = std::function<void(Domains& host, Domains& gpus, cuda::Runtime&)>;
 
-/// Runs the body on this many ranks with a GPU each.
+/// Runs the body on `num_ranks` ranks with a GPU each.
 void on_own_gpus(int num_ranks, const Body& body, int num_domains = 1,
                  Progress::Seconds timeout = Progress::Seconds(10.0)) {
   SCOPED_TRACE("a GPU per rank");
@@ -77,13 +79,13 @@ void on_one_gpu(int num_ranks, const Body& body, Progress::Seconds timeout = Pro
              {.timeout = timeout, .wrap = wrap});
 }
 
-/// On one GPU, and on as many GPUs where there are.
+/// Runs the body on one GPU. If there are as many GPUs as ranks, also runs it on a GPU per rank.
 void on_gpus(int num_ranks, const Body& body, Progress::Seconds timeout = Progress::Seconds(10.0)) {
   if (num_ranks > 1 && num_gpus() >= num_ranks) on_own_gpus(num_ranks, body, 1, timeout);
   on_one_gpu(num_ranks, body, timeout);
 }
 
-/// Holds the stream up for a random time, also as a part of a graph. Which times the seed says.
+/// Delays the stream by a random time, also as a part of a graph. The seed determines the times.
 class Delays {
  public:
   Delays(std::uint64_t seed, int rank)
@@ -102,8 +104,8 @@ class Delays {
   std::uint64_t num_put_ = 0;
 };
 
-/// A rank's layer on the GPU: its operands, the calls, and what they gave. Operands stay where they are, with other
-/// numbers for each pass.
+/// A rank's layer on the GPU: its operands, its calls and their results. The operands keep their addresses, and hold
+/// other numbers in each pass.
 class GpuRun {
  public:
   GpuRun(const Case& its, Dispatcher& dispatcher, const ProcessGroup& group, const Context& op,
@@ -124,7 +126,7 @@ class GpuRun {
     poison(saved_.offsets_e1), poison(saved_.weights_R);
   }
 
-  /// Puts a pass's numbers where the calls will look for them.
+  /// Copies the numbers of a pass into the operands of the calls.
   void fill(const Layer& layer, const LayerRun& cpu) {
     layer_ = &layer;
     Arena host(host_bytes(case_));
@@ -163,7 +165,7 @@ class GpuRun {
     dispatcher_.dispatch_backward(op_, d_x_RD_, d_weights_R_, saved_, d_in_TD_, write, d_weights_TK_);
   }
 
-  // What has come, into results(), under LayerRun's names.
+  // These functions copy what has arrived into results(), under LayerRun's names.
   void fetch_rows(const std::string& call) { fetch(call, x_RD_); }
   void fetch_gradients(const std::string& call) { fetch(call, d_out_RD_); }
   void fetch_sums() {
@@ -176,7 +178,7 @@ class GpuRun {
   Bytes out() { return get(out_TD_); }
   const Results& results() const { return results_; }
 
-  /// Also what dispatch saved for the layer's other operators.
+  /// Expects the CPU's results. Also compares what dispatch saved for the layer's other operators.
   void expect_same(const LayerRun& cpu) {
     EXPECT_EQ(get(saved_.offsets_e1), ep_test::bytes(cpu.saved().offsets_e1));
     EXPECT_EQ(get(saved_.weights_R), ep_test::bytes(cpu.saved().weights_R));
@@ -255,7 +257,7 @@ class GpuRun {
   Results results_;
 };
 
-/// The same pass of the same layer on the CPU.
+/// The same pass of a layer on the CPU.
 class CpuPass {
  public:
   CpuPass(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group)
@@ -268,7 +270,7 @@ class CpuPass {
   LayerRun run_;
 };
 
-/// A rank's two dispatchers, and how much memory a run on the GPU takes.
+/// A rank's two dispatchers, and the memory that a run on the GPU takes.
 struct Rank {
   Rank(const Case& its, Domains& host, Domains& its_gpus, cuda::Runtime& its_runtime, int num_sms = 2)
       : gpus(its_gpus.all), runtime(its_runtime) {
@@ -288,8 +290,8 @@ struct Rank {
     run_bytes = measuring.peak();
     gpu->allocate();
   }
-  ~Rank() { come_together(); }  // before windows go
-  /// No kernel waits for another any more, so that memory may be had and given back.
+  ~Rank() { come_together(); }  // before windows are freed
+  /// Waits until no kernel waits for another one any more. Memory may then be allocated and freed.
   void come_together() {
     runtime.synchronize();
     gpus.barrier("test");
@@ -301,8 +303,8 @@ struct Rank {
   std::size_t run_bytes = 0;
 };
 
-/// Calls body(overloads) on the operands of four passes, of which every other one has more rows than the last rank has
-/// room for.
+/// Calls body(overloads) with the operands of four passes. Every other pass has more rows than the last rank has room
+/// for.
 template <typename Body>
 void for_passes_that_fit_and_do_not(Case its, Rank& rank, GpuRun& run, Body&& body) {
   for (std::uint64_t pass = 0; pass < 4; ++pass) {
@@ -331,7 +333,8 @@ class GpuDirect : public ::testing::Test {
 
 std::vector<Case> gpu_cases() {
   std::vector<Case> all = cases();
-  // Several chunks; rows of several rounds of 16-byte pieces; what is computed from rows that came packed.
+  // These cases have several chunks, rows of several rounds of 16-byte pieces, and forms that are computed from packed
+  // rows.
   all.push_back(
       {.num_tokens = 280, .dim = 136, .top_k = 8, .alignment = 32, .in_window = true, .capacity_factor = 2.0});
   all.push_back({.num_tokens = 260,
@@ -353,7 +356,7 @@ std::vector<Case> gpu_cases() {
   return all;
 }
 
-/// Two passes of a rank, against the CPU's.
+/// Compares two passes of a rank with the CPU's.
 void expect_bits_of_the_cpu(const Case& its, std::uint64_t seed, Domains& host, Domains& gpus, cuda::Runtime& runtime) {
   Rank rank(its, host, gpus, runtime, 2 + static_cast<int>(seed % 4));
   Delays delays(seed % 3, gpus.all.rank());
@@ -382,7 +385,7 @@ void expect_bits_of_the_cpu(const Case& its, std::uint64_t seed, Domains& host, 
   }
 }
 
-/// Every case in both types, as `adapt(its, seed)` leaves it.
+/// Compares every case in both types with the CPU, after `adapt(its, seed)` has changed it.
 template <typename Adapt>
 void expect_bits_of_all_cases(Domains& host, Domains& gpus, cuda::Runtime& runtime, Adapt&& adapt) {
   std::uint64_t seed = 0;
@@ -393,7 +396,7 @@ void expect_bits_of_all_cases(Domains& host, Domains& gpus, cuda::Runtime& runti
       its.dtype = dtype;
       if (its.num_experts % num_ranks != 0) its.num_experts *= 2;
       if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
-      if (its.dim % 8 != 0 && dtype == DType::kBFloat16) continue;  // rows are whole 16 bytes
+      if (its.dim % 8 != 0 && dtype == DType::kBFloat16) continue;  // rows must be whole 16 bytes
       SCOPED_TRACE(testing::Message() << num_ranks << " ranks, case " << seed / 2 << ", " << name_of(dtype));
       adapt(its, seed);
       expect_bits_of_the_cpu(its, seed++, host, gpus, runtime);
@@ -410,7 +413,7 @@ TEST_F(GpuDirect, GivesTheBitsOfTheCpu) {
   }
 }
 
-/// Of one of several domains: choices without a row, and tokens without one.
+/// The GPUs serve one of several domains. Some choices then have no row, and some tokens have none at all.
 TEST_F(GpuDirect, GivesTheBitsOfTheCpuOfOneOfManyDomains) {
   for (const int size : {1, 2, kMaxRanks}) {
     on_gpus(size, [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
@@ -421,7 +424,7 @@ TEST_F(GpuDirect, GivesTheBitsOfTheCpuOfOneOfManyDomains) {
   }
 }
 
-/// Virtual domains.
+/// The domains are virtual.
 TEST_F(GpuDirect, GivesTheBitsOfTheCpuOnTwoLevels) {
   constexpr std::pair<int, int> kMeshes[] = {{2, 2}, {2, 4}, {4, 2}};
   if (num_gpus() < 4) GTEST_SKIP() << "needs 4 GPUs";
@@ -440,7 +443,7 @@ TEST_F(GpuDirect, GivesTheBitsOfTheCpuOnTwoLevels) {
   }
 }
 
-/// Of tokens that all leave their domain, or all stay.
+/// All tokens leave their domain, or all stay in it.
 TEST_F(GpuDirect, TokensOfOneDomain) {
   if (num_gpus() < 4) GTEST_SKIP() << "needs 4 GPUs";
   for (const Skew skew : {Skew::kOwnDomain, Skew::kNextDomain}) {
@@ -454,7 +457,7 @@ TEST_F(GpuDirect, TokensOfOneDomain) {
   }
 }
 
-/// The ranks of both domains throw the same at once, and the next dispatch works.
+/// The ranks of both domains throw the same error at once, and the next dispatch works.
 TEST_F(GpuDirect, TooManyRowsOnTwoLevels) {
   if (num_gpus() < 4) GTEST_SKIP() << "needs 4 GPUs";
   on_own_gpus(
@@ -484,8 +487,8 @@ TEST_F(GpuDirect, TooManyRowsOnTwoLevels) {
       2);
 }
 
-/// Two layers whose calls overlap, recorded once and replayed with other routings, without the host in between; ranks
-/// are held up within.
+/// The calls of two layers overlap. A graph records them once and replays them with other routings, without the host in
+/// between. Ranks are delayed within the graph.
 TEST_F(GpuDirect, AsPartsOfAGraph) {
   for (const int size : {2, kMaxRanks}) {
     for (const bool in_window : {false, true}) {
@@ -517,7 +520,7 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
           graph.launch(runtime.stream());
           for (GpuRun* run : {&first, &second}) {
             run->fetch_sums();
-            // In the window there is what came last: these rows, and the first layer's gradients.
+            // The window holds only what arrived last: these rows, and the gradients of the first layer.
             run->fetch_rows("dispatch");
             run->fetch_rows("dispatch again");
             run->fetch_gradients("combine backward");
@@ -533,10 +536,10 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
   }
 }
 
-/// A dispatch right behind another one leaves the counts alone that a late block of another rank still reads. The
-/// blocks of rank 1 that only receive are late: at first there are SMs for its first blocks only, and the SMs that
-/// become free are held, but for one, until other ranks begin their second dispatch. The GPU starts blocks of rank 1
-/// last.
+/// A dispatch right after another one must not change counts that a late block of another rank still reads. The late
+/// blocks are those of rank 1 that only receive. At first there are SMs for rank 1's first blocks only. The SMs that
+/// become free are held, except for one, until other ranks begin their second dispatch. The GPU starts the blocks of
+/// rank 1 last.
 TEST_F(GpuDirect, BlocksThatStartLate) {
   constexpr int kSms = 16, kEarly = 8, kLongMicroseconds = 4000, kShortMicroseconds = 2000, kHeldMicroseconds = 500;
   for (const int size : {2, 4, 8}) {
@@ -562,14 +565,14 @@ TEST_F(GpuDirect, BlocksThatStartLate) {
           hold_sms(for_long, its_runtime.num_sms() - of_others - kSms, kLongMicroseconds);
           hold_sms(for_short, kSms, kShortMicroseconds);
         }
-        for (const int turn : {2, 1, 0}) {  // ranks from 2 on, rank 1, rank 0
+        for (const int turn : {2, 1, 0}) {  // ranks from 2 on, then rank 1, then rank 0
           gpus.all.barrier("turn");
           if (std::min(me, 2) != turn) continue;
           first.dispatch();
           second.dispatch();
         }
         if (me == 0) {
-          std::this_thread::sleep_for(std::chrono::microseconds(200));  // rank 0's first dispatch waits for SMs by now
+          std::this_thread::sleep_for(std::chrono::microseconds(200));  // rank 0's first dispatch now waits for SMs
           hold_sms(behind_rank_0, of_others + kSms - 1, kHeldMicroseconds);
         }
         first.fetch_rows("dispatch");
@@ -585,8 +588,8 @@ TEST_F(GpuDirect, BlocksThatStartLate) {
   }
 }
 
-/// Nothing is stored where there is no room; the layer's output is NaN, all ranks are told, and the next dispatch that
-/// fits works.
+/// Where there is no room, nothing is stored. The layer's output is NaN, and all ranks get the error. The next dispatch
+/// that fits works.
 TEST_F(GpuDirect, TooManyRows) {
   on_gpus(3, [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
     const Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
@@ -612,7 +615,7 @@ TEST_F(GpuDirect, TooManyRows) {
   });
 }
 
-/// A rank that does not come to its second dispatch: the others say who it is, and what they have seen of it.
+/// One rank does not come to its second dispatch. The others name it, and say what they have seen of it.
 TEST_F(GpuDirect, ARankThatDoesNotCome) {
   on_gpus(
       3,

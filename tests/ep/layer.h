@@ -1,8 +1,8 @@
-// A layer's dispatch and combine, forward and backward, on every rank of a group: operands that tell where they come
-// from, and what each rank must get, from the operands of all ranks, which every rank can compute.
+// A layer's dispatch and combine, forward and backward, on every rank of a group. The numbers of operands tell where
+// they are from. Every rank can compute the operands of all ranks, and so what each rank must get.
 //
-// Numbers lie on a coarse grid, so that sums and products are exact in float32 and results are known to the bit; or,
-// for comparing backends, they are any numbers.
+// Numbers lie on a coarse grid, so that sums and products are exact in float32 and results are known to the bit. For a
+// comparison of backends they may be any numbers.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@
 
 namespace tessera::ep_test {
 
-/// Sleeps before some of the steps.
+/// Sleeps before some of the protocol's steps.
 class RandomDelays : public ep::StepHook {
  public:
   RandomDelays(std::uint64_t seed, int rank)
@@ -37,7 +37,8 @@ class RandomDelays : public ep::StepHook {
   std::uint64_t num_steps_ = 0;
 };
 
-/// Where tokens go. kOwnDomain, kNextDomain: to experts of their rank's domain only, or of the next one.
+/// The experts that tokens choose. kOwnDomain and kNextDomain: only those in the domain of the token's rank, or in the
+/// next.
 enum class Skew { kUniform, kForced, kOneExpert, kOneRank, kEmptyRank, kHalfOfTheExperts, kOwnDomain, kNextDomain };
 
 struct Case {
@@ -46,12 +47,12 @@ struct Case {
   std::int64_t alignment = 1;
   Skew skew = Skew::kUniform;
   bool plain = true, quantized = false;  // forms of the rows
-  bool in_window = false;                // plain rows are where they come in, if there is such a place
+  bool in_window = false;                // plain rows stay in the window, if they arrive in one
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault, combine_backward = PayloadPrecision::kDefault;
   double capacity_factor = 0.0;
   bool on_grid = true;
-  int num_domains = 1;  // more: two-level
-  /// More: the ranks are the first of so many domains, and tokens have choices in the others.
+  int num_domains = 1;  // with more than one, the dispatch has two levels
+  /// With more than one, the ranks are the first of so many domains. Tokens then have choices in the others, too.
   std::int64_t one_of_domains = 1;
 
   DispatchOptions options() const {
@@ -70,7 +71,7 @@ struct Case {
 
 inline constexpr PayloadPrecision kMxfp8 = PayloadPrecision::kMxfp8;
 
-/// In float32; each is run in bfloat16 too.
+/// Returns cases in float32. Tests also run each of them in bfloat16.
 inline std::vector<Case> cases() {
   return {
       {},
@@ -91,21 +92,21 @@ inline std::vector<Case> cases() {
   };
 }
 
-/// A rank's groups for two-level.
+/// A rank's groups for a dispatch on two levels.
 struct Domains {
   Domains(ProcessGroup& group, int num_domains)
       : all(group),
         within(part(group.rank() / (group.size() / num_domains), "ep_within", num_domains)),
         across(part(group.rank() % (group.size() / num_domains), "ep_across", num_domains)) {}
   DomainGroups groups() { return {.all = all, .within = within, .across = across}; }
-  /// Direct on one domain or more.
+  /// Makes a direct dispatcher, for one domain or for several.
   std::unique_ptr<Dispatcher> make_direct(const DispatchOptions& options, ep::StepHook* hook = nullptr) {
     if (across.size() == 1) return make_dispatcher(DispatchBackend::kDirect, all, options, hook);
     return make_two_level_dispatcher(groups(), options, hook);
   }
 
   ProcessGroup& all;
-  ProcessGroup within, across;  // of one domain: none
+  ProcessGroup within, across;  // none, if there is one domain
 
  private:
   ProcessGroup part(int color, const char* axis, int num_domains) const {
@@ -113,7 +114,7 @@ struct Domains {
   }
 };
 
-/// With its memory.
+/// Makes a dispatcher and allocates its memory.
 inline std::unique_ptr<Dispatcher> allocated_dispatcher(DispatchBackend backend, ProcessGroup& group,
                                                         const DispatchOptions& options, ep::StepHook* hook = nullptr) {
   std::unique_ptr<Dispatcher> dispatcher = make_dispatcher(backend, group, options, hook);
@@ -132,13 +133,13 @@ inline void set_bytes(const Tensor& x, int value) {
   if (x.defined() && x.num_bytes() > 0) std::memset(x.raw(), value, x.num_bytes());
 }
 
-/// What one rank's router gives.
+/// The output of one rank's router.
 struct HostRouting {
   std::vector<std::int32_t> expert_ids, counts;
   std::vector<float> weights;
 };
 
-/// One pass of a layer, told apart from others by `pass`.
+/// One pass of a layer. Passes with another `pass` have other numbers.
 class Layer {
  public:
   Layer(const Case& the_case, int num_ranks, std::uint64_t pass)
@@ -153,7 +154,7 @@ class Layer {
   const Case& its_case() const { return case_; }
   const HostRouting& routing(int rank) const { return routings_[static_cast<std::size_t>(rank)]; }
 
-  /// A number of `what` for this key.
+  /// Returns the number of `what` for this key.
   float number(const char* what, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t j = 0) const {
     const std::uint32_t word = word_of(what, a, b, c, j);
     if (case_.on_grid) return static_cast<float>(static_cast<int>(word % 255) - 127) / 64.0f;  // 7 bits and a sign
@@ -161,7 +162,7 @@ class Layer {
            (case_.dtype == DType::kFloat32 ? static_cast<float>(word % 1024) * 0x1p-20f : 0.0f);
   }
 
-  /// That a rank's choices, as far as there are experts for them, have the gradients of their weights.
+  /// Expects the gradients of the weights for all of a rank's choices that have an expert.
   void expect_d_weights(std::span<const float> d_weights_tK, int rank) const {
     const std::vector<std::int32_t>& expert_ids = routing(rank).expert_ids;
     ASSERT_EQ(d_weights_tK.size(), expert_ids.size());
@@ -174,7 +175,7 @@ class Layer {
 
   float token(int rank, std::int64_t t, std::int64_t j) const { return number("y", rank, t, 0, j); }
 
-  /// [t, D] of a rank: y, and the gradient of the layer's output.
+  /// Returns a tensor [t, D] of a rank, such as y or the gradient of the layer's output.
   Tensor tokens(Arena& arena, const char* what, int rank) const {
     const Tensor x = arena.allocate({case_.num_tokens, case_.dim}, case_.dtype);
     for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
@@ -195,20 +196,20 @@ class Layer {
     return routing;
   }
 
-  /// What a row holds; source -1: padding.
+  /// The content of a row. A source of -1 means padding.
   struct Row {
     int source = -1;
     std::int64_t token = 0, k = 0, expert = 0;
   };
   struct Rows {
-    std::vector<Row> rows;  // padding included
+    std::vector<Row> rows;  // includes padding
     std::vector<std::int32_t> offsets{0};
   };
   Rows rows_of(int rank) const {
     Rows result;
     for (std::int64_t expert = rank * local_; expert < (rank + 1) * local_; ++expert) {
       for (int i = 0; i < num_ranks_; ++i) {
-        // By place, then by domain.
+        // Rows are in the order of the source's place in its domain, and then of its domain.
         const int source = i % case_.num_domains * ranks_per_domain_ + i / case_.num_domains;
         const auto& ids = routing(source).expert_ids;
         for (std::size_t slot = 0; slot < ids.size(); ++slot) {
@@ -224,7 +225,7 @@ class Layer {
     return result;
   }
 
-  /// The sum of a token's rows of `what` as every backend makes it (ep/dispatcher.h), on top of y.
+  /// Returns the sum of a token's rows of `what`, made as every backend makes it (ep/dispatcher.h), on top of y.
   double sum(const char* what, int rank, std::int64_t t, std::int64_t j, bool weighted, double y, bool per_rank) const {
     const HostRouting& host = routing(rank);
     double total = y, in_domain = 0.0;
@@ -260,7 +261,7 @@ class Layer {
   }
 
  private:
-  /// Mixed well enough for numbers of tests (the finalizer of MurmurHash3).
+  /// Mixes the key well enough for numbers of tests (the finalizer of MurmurHash3).
   std::uint32_t word_of(const char* what, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t j) const {
     std::uint64_t hash = pass_ * 0x9e3779b97f4a7c15u + stream_of(what);
     for (const std::int64_t part : {a, b, c, j}) {
@@ -276,7 +277,7 @@ class Layer {
     host.counts.resize(static_cast<std::size_t>(case_.num_experts), 0);
     const Philox philox(pass_ * 100 + static_cast<std::uint64_t>(rank), stream_of("test.routing"));
     for (std::int64_t t = 0; t < case_.num_tokens; ++t) {
-      // The K allowed experts with the lowest random numbers, in their order.
+      // A token chooses the K allowed experts with the lowest random numbers, in their order.
       std::vector<std::pair<std::uint32_t, std::int32_t>> drawn;
       const std::int64_t num_experts = case_.num_experts * case_.one_of_domains;
       for (std::int32_t expert = 0; expert < num_experts; ++expert) {
@@ -316,7 +317,7 @@ class Layer {
         return true;
     }
   }
-  /// Expert 5 is everyone's first choice.
+  /// Makes expert 5 everyone's first choice, if the case asks for it.
   std::uint32_t draw(std::int32_t expert, std::uint32_t word) const {
     return case_.skew == Skew::kOneExpert && expert == 5 ? 0 : word;
   }
@@ -328,7 +329,7 @@ class Layer {
   std::vector<HostRouting> routings_;
 };
 
-/// A layer pass of one rank, call by call, each checked. What calls gave is collected, to compare backends.
+/// Makes one rank's pass of a layer, call by call, and checks each call. Collects the results, to compare backends.
 class LayerRun {
  public:
   LayerRun(const Layer& layer, DispatchBackend backend, Dispatcher& dispatcher, const ProcessGroup& group,
@@ -349,7 +350,7 @@ class LayerRun {
   const DispatchSaved& saved() const { return saved_; }
   const std::map<std::string, Bytes>& results() const { return results_; }
 
-  /// All calls, with sums assigned or added; what came is still there behind the call after.
+  /// Makes all calls, with sums assigned or added. Checks that rows and gradients are still there after the next call.
   void make_all(Write combine_write, Write backward_write) {
     dispatch();
     combine(combine_write);
@@ -374,7 +375,7 @@ class LayerRun {
     check_rows("dispatch");
   }
 
-  /// The rows of the forward are there still.
+  /// Checks the rows of the forward. After later calls, this shows that they are still there.
   void check_rows(const std::string& call) { check_rows(call, "y", case_.dispatch_forward, x_RD_); }
 
   void dispatch_again() {
@@ -413,7 +414,7 @@ class LayerRun {
     layer_.expect_d_weights(std::span(d_weights_tK.data<float>(), layer_.routing(rank_).weights.size()), rank_);
   }
 
-  /// Rows that experts made: numbers that tell the row, NaN in padding and beyond.
+  /// Returns rows as experts make them: numbers that tell the row, and NaN in padding and beyond.
   Tensor rows(const char* what) const {
     const Tensor x_RD = op_.arena->allocate({saved_.num_rows(), case_.dim}, case_.dtype);
     set_bytes(x_RD, 0xff);
@@ -477,7 +478,7 @@ class LayerRun {
     expect_rows(call + " plain", x_RD.plain, plain);
     expect_rows(call + " elements", x_RD.rows.elements, rows_q.elements);
     expect_rows(call + " scales", x_RD.rows.scales, rows_q.scales);
-    // Columns: of every line the first numbers.
+    // Of columns, only the first numbers of every line count.
     expect_columns(call + " columns", x_RD.columns.elements, columns_q.elements);
     expect_columns(call + " columns' scales", x_RD.columns.scales, columns_q.scales);
   }
@@ -526,14 +527,14 @@ class LayerRun {
   Dispatcher& dispatcher_;
   int rank_, num_ranks_;
   Context op_;
-  bool crosses_;  // rows do, and sums are made per rank
+  bool crosses_;  // rows cross between ranks, and sums are made per rank
   Layer::Rows expected_;
   DispatchSaved saved_;
   GemmOperand x_RD_, d_out_RD_;
   std::map<std::string, Bytes> results_;
 };
 
-/// Of the Failure that body() throws.
+/// Returns the message of the Failure that body() throws.
 template <typename Failure, typename Body>
 std::string message_of(Body&& body) {
   try {

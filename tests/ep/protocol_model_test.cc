@@ -1,9 +1,9 @@
-// Explores all interleavings of the protocol's steps (ep/protocol.h) on two and three ranks, with one word for what a
-// rank stores into a part of another's window, and checks that every word is read as it was meant, that none is
-// overwritten before that, and that no rank waits forever. And that it would find it if a step were missing.
+// Explores all interleavings of the protocol's steps (ep/protocol.h) on two and three ranks. One word stands for all
+// that a rank stores into a part of another's window. Checks that every word is read as it was meant, that none is
+// overwritten before that, and that no rank waits forever. Also checks that the search finds a missing step.
 //
-// Every word and flag has one writer, so that memory is a function of how far the ranks have come: the search marks
-// states by that alone.
+// Every word and flag has one writer, so memory is a function of how far the ranks have come. The search therefore
+// marks states by that alone.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,16 +25,16 @@ constexpr const char* kAllWait = "all ranks wait";
 struct ModelStep {
   Step step;
   std::uint8_t epoch = 0;     // of the call
-  std::uint8_t expected = 0;  // kRead: what the words must be, the epoch of the call that stored them
+  std::uint8_t expected = 0;  // for kRead: what the words must be, which is the epoch of the call that stored them
   bool use = false;           // kRead by the layer's computation, between calls
 };
 using Program = std::vector<ModelStep>;
 
-/// What a test changes in the steps of a call.
+/// Changes the steps of a call, for a test.
 using Mutation = std::function<std::vector<Step>(Call, std::vector<Step>)>;
 
-/// The calls' steps. Before a call fills rows or gradients again, the layer uses what the one before has left there:
-/// that is how long it may.
+/// Returns the calls' steps. Before a call fills rows or gradients again, the layer uses what the call before it has
+/// left there. It may use them until then.
 Program program_of(const std::vector<Call>& calls, const Mutation& mutate) {
   Program program;
   CallSequence sequence;
@@ -61,9 +61,9 @@ Program program_of(const std::vector<Call>& calls, const Mutation& mutate) {
 }
 
 struct State {
-  // Of each rank: its step, and for which ranks it has been done.
+  // For each rank: its step, and the ranks for which the step is done.
   std::array<std::uint8_t, kMaxRanks> at{}, done{};
-  // Of each rank's window, by source: the epoch of the call that stored it; and whether it is still to be read in it.
+  // For each rank's window, by source: the epoch of the call that stored the word, and whether it is still to be read.
   using Words = std::array<std::array<std::uint8_t, kMaxRanks>, kMaxRanks>;
   std::array<Words, kNumBuffers> words{}, unread{};
   std::array<Words, kNumFlags> flags{};
@@ -73,7 +73,7 @@ class Explorer {
  public:
   Explorer(int num_ranks, Program program) : num_ranks_(num_ranks), program_(std::move(program)) {}
 
-  /// What can go wrong; empty if nothing can.
+  /// Returns what can go wrong, or an empty string if nothing can.
   std::string explore() {
     std::size_t num_keys = 1;
     for (int rank = 0; rank < num_ranks_; ++rank) num_keys *= positions();
@@ -109,7 +109,7 @@ class Explorer {
   static std::size_t at(const State& state, int rank) { return state.at[index(rank)]; }
   std::size_t positions() const { return (program_.size() + 1) << num_ranks_; }
 
-  /// True if it is new.
+  /// Marks the state. Returns true if it is new.
   bool visit(const State& state) {
     std::size_t key = 0;
     for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -128,7 +128,7 @@ class Explorer {
            state.flags[static_cast<std::size_t>(its.step.flag)][index(rank)][index(peer)] >= its.epoch;
   }
 
-  /// The step, for one peer.
+  /// Takes the step for one peer. Returns what went wrong, or an empty string.
   std::string go(State& state, int rank, int peer) const {
     const ModelStep& its = step_of(state, rank);
     const auto buffer = static_cast<std::size_t>(its.step.buffer);
@@ -190,7 +190,7 @@ TEST(Protocol, NoInterleavingGoesWrong) {
   }
 }
 
-/// Without the steps in `left_out`, in calls of these kinds.
+/// Removes the steps in `left_out` from calls of these kinds.
 Mutation without(const std::vector<Call>& calls, const std::vector<Step>& left_out) {
   return [=](Call call, std::vector<Step> steps) {
     if (std::find(calls.begin(), calls.end(), call) == calls.end()) return steps;
@@ -200,7 +200,7 @@ Mutation without(const std::vector<Call>& calls, const std::vector<Step>& left_o
   };
 }
 
-/// Signals before it stores what it signals.
+/// Moves each signal before the store that it signals.
 std::vector<Step> too_early(Call, std::vector<Step> steps) {
   for (std::size_t i = 1; i < steps.size(); ++i) {
     if (steps[i] == signal(Flag::kStored)) std::swap(steps[i - 1], steps[i]);
@@ -215,7 +215,7 @@ TEST(Protocol, EveryStepIsNeeded) {
     const char* name;
     Mutation mutation;
     std::vector<Call> calls;
-    bool waits = false;  // for what never comes; else a word goes wrong
+    bool waits = false;  // ranks wait forever; otherwise a word is wrong
   };
   const std::vector<Fault> faults = {
       {"counts are not waited for", without({kD}, {await(Flag::kReady)}), {kD, kC, kD, kC}},
@@ -242,7 +242,8 @@ TEST(Protocol, EveryStepIsNeeded) {
   }
 }
 
-/// A dispatch that throws must have taken all its steps: left after the counts, the next one's counts come too early.
+/// A dispatch that throws must have taken all its steps. If it ends after the counts, the next dispatch's counts come
+/// too early.
 TEST(Protocol, ADispatchThatFailsMustGoOn) {
   int num_dispatches = 0;
   const Mutation first_ends_early = [&](Call call, std::vector<Step> steps) {

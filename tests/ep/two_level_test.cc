@@ -1,4 +1,4 @@
-// Two-level dispatch on virtual domains against what each rank must get, with ranks and messages that come late.
+// Compares two-level dispatch on virtual domains with what each rank must get, with delayed ranks and messages.
 #include <thread>
 
 #include "ep/backends/make_dispatcher.h"
@@ -20,14 +20,14 @@ using ep_test::Skew;
 
 constexpr std::size_t kManyBytes = std::size_t{48} << 20;
 
-/// Of so many domains of so many ranks.
+/// A number of domains, and of ranks in each.
 struct DomainMesh {
   int num_domains, ranks_per_domain;
   int num_ranks() const { return num_domains * ranks_per_domain; }
 };
 constexpr DomainMesh kMeshes[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}};
 
-/// The case on domains; experts for all ranks.
+/// Returns the case on the mesh's domains. Its number of experts is one that the ranks divide.
 Case on_domains(Case its, const DomainMesh& mesh) {
   its.num_domains = mesh.num_domains;
   if (its.num_experts % mesh.num_ranks() != 0) its.num_experts *= 2;
@@ -40,7 +40,7 @@ std::unique_ptr<Dispatcher> allocated(Domains& domains, const Case& its, ep::Ste
   return dispatcher;
 }
 
-/// Passes through one dispatcher, each with another routing.
+/// Makes two passes through one dispatcher, each with another routing.
 void expect_passes(const DomainMesh& mesh, const Case& its, std::uint64_t seed) {
   on_ranks(mesh.num_ranks(), seed, [&](ProcessGroup& group, ep::StepHook* hook) {
     Domains domains(group, mesh.num_domains);
@@ -73,7 +73,7 @@ TEST(TwoLevel, GivesWhatItPromises) {
   }
 }
 
-/// No token crosses, or all do.
+/// No token crosses between domains, or all do.
 TEST(TwoLevel, TokensOfOneDomain) {
   for (const DomainMesh& mesh : kMeshes) {
     for (const Skew skew : {Skew::kOwnDomain, Skew::kNextDomain}) {
@@ -93,7 +93,7 @@ TEST(TwoLevel, TokensOfOneDomain) {
   }
 }
 
-/// As Dispatcher.LayersInterleave.
+/// The calls of three layers overlap, as in Dispatcher.LayersInterleave.
 TEST(TwoLevel, LayersInterleave) {
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     on_ranks(4, seed, [&](ProcessGroup& group, ep::StepHook* hook) {
@@ -123,7 +123,7 @@ TEST(TwoLevel, LayersInterleave) {
   }
 }
 
-/// Fewer tokens and a smaller alignment than there is room for.
+/// These layers have fewer tokens and a smaller alignment than there is room for.
 TEST(TwoLevel, SmallerLayers) {
   on_ranks(4, 7, [&](ProcessGroup& group, ep::StepHook* hook) {
     const Case large{.alignment = 32, .in_window = true, .num_domains = 2};
@@ -157,7 +157,8 @@ TEST(TwoLevel, IsMeasured) {
   });
 }
 
-/// As much room as on one level; the ranks of all domains throw the same, and the next dispatch that fits works.
+/// There is as much room as on one level. The ranks of all domains throw the same error. The next dispatch that fits
+/// works.
 TEST(TwoLevel, TooManyRows) {
   for (const DomainMesh& mesh : {DomainMesh{2, 2}, DomainMesh{4, 2}}) {
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
@@ -177,7 +178,7 @@ TEST(TwoLevel, TooManyRows) {
             run.combine();
             continue;
           }
-          // All tokens' 3 rows each on the experts of the last rank; 111 rows are a balanced load.
+          // All tokens have 3 rows each on the experts of the last rank. A balanced load is 111 rows.
           const int last = mesh.num_ranks() - 1;
           EXPECT_THAT(message_of<Error>([&] { run.dispatch(); }),
                       testing::AllOf(testing::HasSubstr(fmt::format(
@@ -191,7 +192,7 @@ TEST(TwoLevel, TooManyRows) {
   }
 }
 
-/// A rank that does not come to its second dispatch: no other gets through it.
+/// One rank does not come to its second dispatch, and no other gets through it.
 TEST(TwoLevel, ARankThatDoesNotCome) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half a call";
   std::vector<std::string> messages(4);
@@ -206,7 +207,7 @@ TEST(TwoLevel, ARankThatDoesNotCome) {
     run.combine();
     if (group.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(2500));
     messages[static_cast<std::size_t>(group.rank())] = message_of<RankFailure>([&] { run.dispatch_again(); });
-    // The failure of others ends the run; here they are to see it themselves.
+    // In a run, the failure of another rank ends all ranks. Here each rank must find the failure itself.
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   };
   comm_test::with_ranks(4, body, {.timeout = Progress::Seconds(0.5)});

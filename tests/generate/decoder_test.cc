@@ -1,4 +1,4 @@
-// Decoding from the cache against the training forward over the whole text: logits at every position.
+// Compares decoding from the cache with the training forward over the whole text: logits at every position.
 #include "generate/decoder.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 struct Case {
   const char* name;
   ModelConfig config;
-  std::int64_t seq_len;  // of training
+  std::int64_t seq_len;  // sequence length of training
 };
 
 ModelConfig small() {
@@ -55,7 +55,7 @@ std::vector<Case> cases() {
   return result;
 }
 
-/// Tokens of text `text`; none is an EOS, which block_causal would mask at.
+/// Returns the tokens of text `text`. None is an EOS, at which block_causal would mask.
 std::vector<std::int32_t> text_of(std::int64_t length, std::uint32_t text, std::int64_t vocab) {
   const Philox random(3, text);
   std::vector<std::int32_t> tokens;
@@ -75,7 +75,7 @@ TEST_P(DecoderTest, LogitsAreTheForwards) {
   Model model(config, {.compute = compute, .seq_len = seq_len, .max_tokens = length});
   model.parameters().allocate(compute);
   model.parameters().initialise(5);
-  // Biases that change the choice of experts.
+  // These biases change the choice of experts.
   for (ParamId id = 0; id < model.parameters().num_buffers(); ++id) {
     const Tensor bias = model.parameters().buffer(id);
     for (std::int64_t e = 0; e < bias.num_elements(); ++e) bias.data<float>()[e] = 0.02f * static_cast<float>(e % 3);
@@ -93,7 +93,7 @@ TEST_P(DecoderTest, LogitsAreTheForwards) {
     texts.push_back(text_of(length, static_cast<std::uint32_t>(i), config.vocab_size));
     expected.push_back(forward_logits(model, texts[i]));
     const auto prompt = static_cast<std::size_t>(prompts[i]);
-    decoder.prefill(static_cast<std::int64_t>(i), texts[i]);  // what a slot held before does not matter
+    decoder.prefill(static_cast<std::int64_t>(i), texts[i]);  // the former content of a slot does not matter
     const auto logits = decoder.prefill(static_cast<std::int64_t>(i), std::span(texts[i]).first(prompt));
     EXPECT_LE(relative_difference(logits, row(i, prompts[i] - 1)), bound) << name << " prompt " << i;
   }
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, DecoderTest,
                                   name_of(std::get<1>(test.param));
                          });
 
-/// block_causal masks at an EOS in training; a prompt is one document whatever is in it.
+/// In training, block_causal masks at an EOS. A prompt is one document, whatever tokens it has.
 TEST(Decoder, APromptIsOneDocument) {
   ModelConfig config = small();
   const std::vector<std::int32_t> text = text_of(20, 0, config.vocab_size);
@@ -136,7 +136,7 @@ TEST(Decoder, APromptIsOneDocument) {
     const auto last = decoder.prefill(0, text);
     logits[mask == AttentionMask::kCausal ? 0 : 1].assign(last.begin(), last.end());
     if (mask == AttentionMask::kCausal) continue;
-    // The mask does make a difference to the training forward.
+    // The mask does change the training forward.
     const std::vector<float> masked = forward_logits(model, text);
     EXPECT_GT(relative_difference(std::span(masked).last(logits[0].size()), logits[0]), 1e-3);
   }
@@ -149,7 +149,7 @@ TEST(Decoder, CachesTheLatentOnly) {
   EXPECT_EQ(decoder.cache_bytes(), 6u * 2u * 100u * 576u * 2u);
 }
 
-/// On one thread, because threads that wait for each other on a busy machine measure the machine.
+/// Runs on one thread. Threads that wait for each other on a busy machine would measure the machine.
 TEST(Decoder, IsFiveTimesFasterThanRecomputingAPrefixOf512) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer slows the two sides differently";

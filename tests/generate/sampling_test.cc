@@ -14,7 +14,7 @@ namespace {
 
 const std::vector<float> kLogits = {1.0f, 3.0f, -1.0f, 3.0f, 2.0f};
 
-/// How often each token is drawn.
+/// Returns how often each token is drawn.
 std::map<std::int32_t, double> frequencies(const SamplingOptions& options, int count = 20000) {
   const Philox random(7, 0);
   std::vector<std::int32_t> order;
@@ -25,7 +25,7 @@ std::map<std::int32_t, double> frequencies(const SamplingOptions& options, int c
   return result;
 }
 
-/// Softmax over `tokens` only.
+/// Returns the softmax over `tokens` only.
 std::map<std::int32_t, double> softmax(const std::vector<std::int32_t>& tokens, double temperature) {
   std::map<std::int32_t, double> result;
   double total = 0.0;
@@ -50,11 +50,11 @@ TEST(Sampling, TopKKeepsTheMostLikely) {
   expect_near(frequencies({.top_k = 3}), softmax({1, 3, 4}, 1.0));
   expect_near(frequencies({.top_k = 2, .top_p = 1.0}), softmax({1, 3}, 1.0));
   expect_near(frequencies({.top_k = 99}), softmax({0, 1, 2, 3, 4}, 1.0));
-  EXPECT_EQ(frequencies({.top_k = 1}).count(1), 1u);  // the lower of the tie
+  EXPECT_EQ(frequencies({.top_k = 1}).count(1), 1u);  // the lower token of the tie
 }
 
 TEST(Sampling, TopPKeepsTheNucleus) {
-  // Probabilities 0.40, 0.40, 0.15, 0.05, 0.01.
+  // The probabilities are 0.40, 0.40, 0.15, 0.05 and 0.01.
   expect_near(frequencies({.top_p = 0.5}), softmax({1, 3}, 1.0));
   expect_near(frequencies({.top_p = 0.9}), softmax({1, 3, 4}, 1.0));
   EXPECT_EQ(frequencies({.top_p = 1e-9}).size(), 1u);
@@ -65,7 +65,7 @@ TEST(Sampling, TemperatureZeroIsTheArgmax) {
   const auto only = frequencies({.temperature = 0.0});
   EXPECT_EQ(only.size(), 1u);
   EXPECT_EQ(only.count(1), 1u);
-  EXPECT_EQ(frequencies({.temperature = 1e-6}).size(), 2u);  // the tie, and nothing overflows
+  EXPECT_EQ(frequencies({.temperature = 1e-6}).size(), 2u);  // the two tokens of the tie, and nothing overflows
 }
 
 TEST(Sampling, DamagedLogitsAreAnError) {

@@ -1,4 +1,4 @@
-// What a probe found, in short.
+// Summarises what a probe found.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// "gpuXid GPU 3", sorted; the part is left out where there is none.
+/// Returns findings as sorted texts such as "gpuXid GPU 3". The part is left out if there is none.
 inline std::vector<std::string> names_of(const std::vector<Finding>& findings) {
   std::vector<std::string> names;
   for (const Finding& finding : findings) {

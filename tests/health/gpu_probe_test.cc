@@ -1,4 +1,4 @@
-// The GPU probe against a library in NVML's place (nvml_stub.cc).
+// Tests the GPU probe with a library in NVML's place (nvml_stub.cc).
 #include "health/gpu_probe.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ class GpuProbe : public ::testing::Test {
   }
 
   void set(const std::string& text) const { std::ofstream(scratch_ / "gpus") << text; }
-  /// What is found in the next poll.
+  /// Returns what the next poll finds.
   std::vector<std::string> look() {
     result_ = probe_->look(now_ += 5.0);
     return names_of(result_.findings);
@@ -41,9 +41,9 @@ class GpuProbe : public ::testing::Test {
 };
 
 TEST_F(GpuProbe, WhatIsNotSupportedIsNoFault) {
-  EXPECT_THAT(look(), IsEmpty());  // no key at all: a lone H100 has no NVLink either
+  EXPECT_THAT(look(), IsEmpty());  // no key is supported; a lone H100 has no NVLink either
   set("count 2\n0 temperature 40\n0 link.0 0\n0 field.230 0\n");
-  EXPECT_THAT(look(), IsEmpty());  // a link that was never up
+  EXPECT_THAT(look(), IsEmpty());  // the link was never up
 }
 
 TEST_F(GpuProbe, FaultsAreFound) {
@@ -91,7 +91,7 @@ TEST_F(GpuProbe, AnXidStaysUntilAnActiveCheckHasPassed) {
   EXPECT_EQ(evidence(), EvidenceKind::kHard);
   probe_->forget();
   EXPECT_THAT(look(), IsEmpty());
-  // Prometheus' counter goes on.
+  // Prometheus' counter keeps its value.
   const auto count = std::ranges::find_if(result_.measurements, [](const Measurement& one) {
     return one.name == "gpu_xid_total" && one.labels.at("gpu") == "GPU 1";
   });
@@ -124,7 +124,7 @@ TEST_F(GpuProbe, AMissingLibraryMeansNoGpusUnlessSomeAreExpected) {
   EXPECT_THAT(look(), ElementsAre("gpuMissing"));
 }
 
-/// An hour of polls in which every sensor moves below its limit.
+/// Simulates an hour of polls in which every sensor moves below its limit.
 TEST_F(GpuProbe, NoiseMakesNoNodeBad) {
   Judge judge("n1", {});
   for (int poll = 0; poll < 720; ++poll) {

@@ -31,7 +31,7 @@ HealthLevel level(Judge& judge, const std::vector<Finding>& findings, double now
 TEST(Judge, HardEvidenceCountsInTheSecondPollInARow) {
   Judge judge("n1", {});
   EXPECT_EQ(level(judge, {kXid}), HealthLevel::kSuspect);
-  EXPECT_EQ(level(judge, {}), HealthLevel::kOk);  // a glitch
+  EXPECT_EQ(level(judge, {}), HealthLevel::kOk);  // the finding was a glitch
   EXPECT_EQ(level(judge, {kXid}, 1010.0), HealthLevel::kSuspect);
   const NodeVerdict verdict = judge.judge({kXid}, 1015.0);
   EXPECT_EQ(verdict.level, HealthLevel::kBad);
@@ -64,6 +64,9 @@ TEST(Judge, ANodeThatWasBadOftenIsBadWithOneSoftSignal) {
   Judge lemon("n1", past);
   EXPECT_EQ(level(lemon, {kErrors}, kNow), HealthLevel::kSuspect);
   EXPECT_EQ(level(lemon, {kErrors}, kNow), HealthLevel::kBad);
+  Judge lemon_with_a_past("n1", {kNow - 50 * 86400.0, past[0], past[1], past[2]});
+  level(lemon_with_a_past, {kErrors}, kNow);
+  EXPECT_THAT(lemon_with_a_past.judge({kErrors}, kNow).reason, testing::HasSubstr("bad 3 times in"));
   Judge long_ago("n1", past);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(level(long_ago, {kErrors}, kNow + 40 * 86400.0), HealthLevel::kSuspect);
 }
@@ -78,7 +81,7 @@ TEST(Judge, ABadNodeIsBadUntilAnActiveCheckHasPassed) {
   EXPECT_EQ(verdict.level, HealthLevel::kOk);
   EXPECT_EQ(verdict.active_check, 2000.0);
   EXPECT_EQ(verdict.reason, "");
-  // What is still there makes it bad again.
+  // A fault that is still there makes the node bad again.
   EXPECT_EQ(level(judge, {kXid}), HealthLevel::kSuspect);
   EXPECT_EQ(level(judge, {kXid}), HealthLevel::kBad);
 }
@@ -127,7 +130,7 @@ TEST(HealthLedger, KeepsTheNewestEntries) {
   HealthLedger ledger(scratch / "ledger.jsonl");
   EXPECT_THAT(ledger.read(), ElementsAre());
   for (const double time : {1.0, 2.0}) ledger.add({.node = "n1", .bad_since = time});
-  std::ofstream(scratch / "ledger.jsonl", std::ios::app) << "{\"bad_si\n";  // a write that a crash has cut
+  std::ofstream(scratch / "ledger.jsonl", std::ios::app) << "{\"bad_si\n";  // a crash has cut this line short
   ledger.add({.node = "n1", .bad_since = 3.0});
   EXPECT_THAT(ledger.read(), ElementsAre(1.0, 2.0, 3.0));
   for (int i = 4; i < 1100; ++i) ledger.add({.node = "n1", .bad_since = static_cast<double>(i)});

@@ -51,7 +51,7 @@ TEST(LinkCheck, RatesOfThreads) {
   }
 }
 
-/// Four ranks on two nodes each, all of whose pairs have one rate.
+/// Nodes with the same number of ranks each. All pairs within nodes have one rate, and all pairs between nodes another.
 struct Cluster {
   explicit Cluster(int num_nodes, int ranks_per_node, double inside, double between) {
     for (int rank = 0; rank < num_nodes * ranks_per_node; ++rank) {
@@ -76,9 +76,9 @@ struct Cluster {
 TEST(LinkCheck, OneSlowLinkIsNamed) {
   Cluster cluster(3, 2, 300.0, 40.0);
   EXPECT_THAT(cluster.judge(), IsEmpty());
-  cluster.pairs[5][0] = 20.0;  // one direction
+  cluster.pairs[5][0] = 20.0;  // in one direction
   EXPECT_THAT(cluster.judge(), ElementsAre("linkSlow rank 0 on n1 - rank 5 on n3"));
-  cluster.pairs[2][3] = 100.0;  // of three pairs within nodes
+  cluster.pairs[2][3] = 100.0;  // one of three pairs within nodes
   EXPECT_THAT(cluster.judge(),
               ElementsAre("linkSlow rank 0 on n1 - rank 5 on n3", "linkSlow rank 2 on n2 - rank 3 on n2"));
 }

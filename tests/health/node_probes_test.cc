@@ -1,4 +1,4 @@
-// Probes of a machine that is a folder.
+// Tests the probes of a node on a folder that stands in for the machine.
 #include "health/node_probes.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +44,7 @@ constexpr const char* kPort = "sys/class/infiniband/mlx5_0/ports/1/";
 
 TEST_F(NodeProbes, InfiniBand) {
   const auto probe = make_network_probe(sysroot_);
-  EXPECT_THAT(look(*probe), IsEmpty());  // none is there
+  EXPECT_THAT(look(*probe), IsEmpty());  // there is no port
   const auto set_port = [&](const std::string& name, const std::string& text) { set(kPort + name, text); };
   set_port("state", "4: ACTIVE\n");
   set_port("rate", "400 Gb/sec (4X NDR)\n");
@@ -57,7 +57,7 @@ TEST_F(NodeProbes, InfiniBand) {
   EXPECT_THAT(look(*probe), ElementsAre("networkErrors mlx5_0 port 1"));
   EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kSoft);
   now_ += 60.0;
-  EXPECT_THAT(look(*probe), IsEmpty());  // it does not rise any more
+  EXPECT_THAT(look(*probe), IsEmpty());  // the counter does not rise any more
   set_port("state", "1: DOWN\n");
   EXPECT_THAT(look(*probe), ElementsAre("networkLink mlx5_0 port 1"));
   EXPECT_EQ(result_.findings.front().evidence, EvidenceKind::kHard);
@@ -68,11 +68,11 @@ TEST_F(NodeProbes, InfiniBand) {
 TEST_F(NodeProbes, AFewErrorsPerMinuteAreNoTrend) {
   const auto probe = make_network_probe(sysroot_);
   set(std::string(kPort) + "state", "4: ACTIVE\n");
-  for (int poll = 0; poll < 100; ++poll) {  // 8 per minute, two at a time
+  for (int poll = 0; poll < 100; ++poll) {  // 8 errors per minute, two at a time
     set(std::string(kPort) + "counters/symbol_error", std::to_string(poll / 3 * 2));
     EXPECT_THAT(look(*probe), IsEmpty()) << poll;
   }
-  for (int poll = 0; poll < 12; ++poll) {  // 12 per minute
+  for (int poll = 0; poll < 12; ++poll) {  // 12 errors per minute
     set(std::string(kPort) + "counters/symbol_error", std::to_string(100 + poll));
     look(*probe);
   }
@@ -90,13 +90,13 @@ TEST_F(NodeProbes, Ethernet) {
   set("sys/class/net/eth0/device/vendor", "0x15b3\n");
   set("sys/class/net/eth0/flags", "0x1003\n");
   set("sys/class/net/eth0/operstate", "up\n");
-  set("sys/class/net/veth1/flags", "0x1003\n");  // of a container, which comes and goes
+  set("sys/class/net/veth1/flags", "0x1003\n");  // a container's interface, which comes and goes
   set("sys/class/net/veth1/operstate", "up\n");
   EXPECT_THAT(look(*probe), IsEmpty());
   set("sys/class/net/eth0/operstate", "down\n");
   set("sys/class/net/veth1/operstate", "down\n");
   EXPECT_THAT(look(*probe), ElementsAre("networkLink eth0"));
-  set("sys/class/net/eth0/flags", "0x1002\n");  // an operator took it down
+  set("sys/class/net/eth0/flags", "0x1002\n");  // an operator took the interface down
   EXPECT_THAT(look(*probe), IsEmpty());
 }
 
@@ -129,7 +129,7 @@ TEST_F(NodeProbes, AFullDiskOnlyAlerts) {
 
 TEST_F(NodeProbes, Memory) {
   const auto probe = make_memory_probe(sysroot_);
-  set("sys/devices/system/edac/mc/mc0/ue_count", "1\n");  // of before the daemon
+  set("sys/devices/system/edac/mc/mc0/ue_count", "1\n");  // an error from before the daemon's start
   set("sys/devices/system/edac/mc/mc0/ce_count", "7\n");
   set("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\n");
   set("proc/vmstat", "nr_free 5\noom_kill 3\n");
@@ -153,7 +153,8 @@ TEST_F(NodeProbes, KernelLog) {
       << "6,2,2,-;eth0: link becomes ready\n3,3,3,-;NVRM: Xid (PCI:0000:06:00): 79, GPU has fallen off the bus\n"
          "3,4,4,-;EXT4-fs error (device sda1): bad block\n";
   EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));
-  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));  // so that two polls see it
+  // Findings stay for some time, so that two polls see them.
+  EXPECT_THAT(look(*probe), ElementsAre("kernelDiskError", "kernelXid"));
   now_ += 700.0;
   EXPECT_THAT(look(*probe), IsEmpty());
 }
@@ -198,13 +199,13 @@ TEST_F(NodeProbes, FilesThatVanishOrHoldNonsenseAreNoFaults) {
   remove("sys");
   remove("proc");
   for (Probe* probe : {memory.get(), disk.get()}) EXPECT_THAT(look(*probe), IsEmpty());
-  EXPECT_THAT(look(*network), ElementsAre("networkLink mlx5_0 port 1"));  // it was up
+  EXPECT_THAT(look(*network), ElementsAre("networkLink mlx5_0 port 1"));  // the port was up before
 }
 
-/// An hour in which every sensor moves below its limit.
+/// Simulates an hour in which every sensor moves below its limit.
 TEST_F(NodeProbes, NoiseMakesNoNodeBad) {
   std::vector<std::unique_ptr<Probe>> probes = make_node_probes(sysroot_);
-  probes.pop_back();  // the kernel's log, which is not there
+  probes.pop_back();  // the probe of the kernel's log, which is missing here
   Judge judge("n1", {});
   set(std::string(kPort) + "state", "4: ACTIVE");
   set(std::string(kPort) + "rate", "400 Gb/sec");
@@ -228,7 +229,7 @@ TEST_F(NodeProbes, NoiseMakesNoNodeBad) {
 TEST(ThisMachine, IsLookedAtWithoutAnError) {
   double now = 0.0;
   for (const auto& probe : make_node_probes(Sysroot())) {
-    if (probe->name() == "kernel log") continue;  // takes a privilege
+    if (probe->name() == "kernel log") continue;  // this probe takes a privilege
     for (int i = 0; i < 2; ++i) EXPECT_NO_THROW(probe->look(now += 5.0)) << probe->name();
   }
 }

@@ -1,12 +1,12 @@
-// A libnvidia-ml.so.1 that answers from a text file, which it reads anew in each call: tests hurt GPUs that are not
-// there. The file's name is in TESSERA_NVML_STUB. Its lines:
-//   count 8                GPUs
-//   sleep 5                every call takes so many seconds
-//   3 KEY VALUE            of GPU 3, with these keys: temperature, power (mW), throttle, ecc, remap.pending,
+// A stand-in for libnvidia-ml.so.1 that answers from a text file, which it reads anew in each call. Tests use it to
+// hurt GPUs that do not exist. The file's name is in TESSERA_NVML_STUB. Its lines:
+//   count 8                number of GPUs
+//   sleep 5                seconds that every call takes
+//   3 KEY VALUE            a value of GPU 3. The keys are: temperature, power (mW), throttle, ecc, remap.pending,
 //                          remap.failure, link.N (1 up, 0 down), field.ID or field.ID.SCOPE, lost (15 or 16), xid,
 //                          sram (1: worn out), fabric.state, fabric.status, fabric.health, memory (bytes in use),
-//                          process (its id; may come several times)
-// A key that is missing is not supported. Each line `xid` is an event that comes once.
+//                          process (its id; a GPU may have several such lines)
+// A key that is missing is not supported. Each line `xid` is an event that occurs once.
 #include <unistd.h>
 
 #include <cstdint>
@@ -50,7 +50,7 @@ std::vector<Line> lines() {
   return found;
 }
 
-/// A device's handle is its number and one.
+/// Returns a device's number. Its handle is that number plus one.
 int gpu_of(void* device) { return static_cast<int>(reinterpret_cast<std::intptr_t>(device)) - 1; }
 
 template <typename Value>
@@ -181,7 +181,7 @@ int nvmlDeviceGetFieldValues(void* device, int count, FieldValue* values) {
 
 int nvmlEventSetCreate(void** set) {
   *set = &num_xids_told;
-  num_xids_told = 0;  // of before it tells nothing
+  num_xids_told = 0;  // a new set does not report earlier events
   for (const Line& line : lines()) num_xids_told += line.key == "xid" ? 1 : 0;
   return kSuccess;
 }

@@ -35,7 +35,7 @@ std::vector<std::unique_ptr<Probe>> probes(std::vector<std::function<void()>> wo
 }
 
 TEST(ProbeRunner, FailuresOfAProbeAreToldAndFindNothing) {
-  // NOLINTNEXTLINE(bugprone-std-exception-baseclass): of a library that throws what it likes
+  // NOLINTNEXTLINE(bugprone-std-exception-baseclass): libraries may throw anything
   const auto throw_a_number = [] { throw 7; };
   ProbeRunner runner(probes({[] {}, [] { throw std::runtime_error("no such file"); }, throw_a_number}), 2.0);
   const std::vector<ProbeRunner::Outcome> outcomes = runner.look(0.0);

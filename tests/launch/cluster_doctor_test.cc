@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// Four nodes of 8 GPUs that fit together.
+/// Returns the facts of four nodes of 8 GPUs that fit together.
 std::vector<NodeFacts> healthy() {
   std::vector<NodeFacts> nodes;
   for (const char* name : {"n1", "n2", "n3", "n4"}) {
@@ -82,7 +82,7 @@ TEST(ClusterDoctor, TheSameFindingOfSeveralNodesIsOne) {
   nodes[2].version = "0.9";
   const std::vector<ClusterFinding> findings = compare_nodes(nodes, "1.0");
   ASSERT_EQ(findings.size(), 2u);
-  EXPECT_EQ(findings[0].nodes, "n3");  // what is bad comes first
+  EXPECT_EQ(findings[0].nodes, "n3");  // bad findings come first
   EXPECT_EQ(findings[1].nodes, "n1, n2, n3, n4");
 }
 

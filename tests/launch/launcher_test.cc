@@ -1,4 +1,4 @@
-// The launcher with real monitors on this machine, and shell scripts in the place of ranks.
+// Tests the launcher with real monitors on this machine. Shell scripts stand in for ranks.
 #include "launch/launcher.h"
 
 #include <gmock/gmock.h>
@@ -25,10 +25,10 @@ using ::testing::Not;
 
 struct Script {
   std::vector<std::string> nodes = {"n1"};
-  std::vector<std::string> ranks = {};        // what the ranks of each attempt do
-  std::string monitor_of_n1 = "exec \"$@\"";  // "$@": the monitor's command
+  std::vector<std::string> ranks = {};        // shell commands for the ranks of each attempt
+  std::string monitor_of_n1 = "exec \"$@\"";  // "$@" is the monitor's command
   std::string drain = "true";
-  std::function<void(std::size_t)> before_ranks = [](std::size_t) {};  // gets the index of the attempt
+  std::function<void(std::size_t)> before_ranks = [](std::size_t) {};  // receives the index of the attempt
 };
 
 class ScriptEngine : public Engine {
@@ -41,7 +41,7 @@ class ScriptEngine : public Engine {
   CommandLine on_node(const std::string& node, const CommandLine& program) const override {
     CommandLine command = {"sh", "-c", node == "n1" ? script_.monitor_of_n1 : "exec \"$@\"", "sh"};
     command.insert(command.end(), program.begin(), program.end());
-    command.back() += "-" + node;  // the node folder: these nodes share one machine
+    command.back() += "-" + node;  // gives each node its own folder, since they share one machine
     return command;
   }
   CommandLine on_ranks(const std::vector<std::string>&, int, const std::vector<std::string>&,
@@ -62,12 +62,12 @@ class LauncherTest : public ::testing::Test {
  protected:
   LauncherTest() {
     config_.job.dump_folder = run_;
-    config_.job.run_id = "run-" + std::to_string(getpid());  // tests run beside each other
+    config_.job.run_id = "run-" + std::to_string(getpid());  // unique, because tests run beside each other
     options_.node_folder = scratch_ / "node";
     options_.program = TESSERA_BINARY;
   }
 
-  /// Returns the exit status; the log is in log_ then.
+  /// Launches a run with this script. Returns the exit status, and leaves the log in log_.
   int run(const Script& script) {
     int status = -1;
     log_ = log_of([&] { status = launch(options_, config_, std::make_unique<ScriptEngine>(script), stop_); });
@@ -112,7 +112,7 @@ TEST_F(LauncherTest, ASignalThatStopsAHealingRunIsTheReasonOfItsEnd) {
 TEST_F(LauncherTest, TheSchedulersCommandsAreReaped) {
   options_.num_spares = 1;
   const std::string folder = scratch_.path().string(), monitor = folder + "/monitor.pid", drain = folder + "/drain.pid";
-  // n1 is lost: its monitor is killed, and no other one can be started there.
+  // n1 is lost: its monitor is killed, and no other monitor can be started there.
   const Script script{.nodes = {"n1", "n2"},
                       .ranks = {fmt::format("sleep 0.5; kill -9 $(cat {}); exec sleep 100", monitor), "exec sleep 1"},
                       .monitor_of_n1 = fmt::format("[ -e {0} ] && exit 1; echo $$ > {0}; exec \"$@\"", monitor),
@@ -129,7 +129,7 @@ class SickNodes : public LauncherTest {
  protected:
   SickNodes() { options_.health_folder = scratch_ / "health"; }
 
-  /// The verdict of the daemon of n1. All nodes here see one folder, and n2 must not take it for its own.
+  /// Writes a verdict of n1's daemon. All nodes here see one folder, and n2 must not take the verdict for its own.
   void judge(HealthLevel level) const {
     const std::string reason = level == HealthLevel::kBad ? "[node_problem] gpuXid: GPU 3: XID 79" : "";
     fs::create_directories(options_.health_folder);

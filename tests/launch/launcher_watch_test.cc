@@ -8,10 +8,11 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// A launcher of job 7 on n1, which a test lets write or be silent.
+/// Watches the launcher of job 7 on n1. A test lets this launcher write or be silent.
 class LauncherWatchTest : public ::testing::Test {
  protected:
-  /// Looks twice a second for so long, at a launcher that writes every second or not at all. Returns what was new.
+  /// Looks twice a second for so many seconds at a launcher that writes before each look or not at all. Returns what
+  /// was new.
   std::string pass(double seconds, bool writes) {
     std::string news;
     for (const double end = now_ + seconds; now_ < end;) {
@@ -21,7 +22,7 @@ class LauncherWatchTest : public ::testing::Test {
     }
     return news;
   }
-  /// Begins to watch a launcher that works and answers.
+  /// Begins to watch a launcher that writes and answers.
   void begin() {
     pass(3.0, true);
     ASSERT_TRUE(watch_.wants_contact());
@@ -29,7 +30,7 @@ class LauncherWatchTest : public ::testing::Test {
   }
   SlurmJob running(int restarts = 0) const { return {.state = "RUNNING", .restarts = restarts, .host = "n1"}; }
   LauncherWatch::Verdict judge(const SlurmJob& job, bool answers = false) { return watch_.judge(job, answers, now_); }
-  /// The launcher of a job that was requeued writes, and is reached.
+  /// Requeues the job. Its new launcher writes and can be reached.
   void start_again() {
     ++state_.job->restarts;
     state_.endpoint += '1';
@@ -64,7 +65,7 @@ TEST_F(LauncherWatchTest, OneThatIsSilentAndDoesNotAnswerIsRequeuedOnce) {
   const auto verdict = judge(running());
   EXPECT_TRUE(verdict.requeue);
   EXPECT_THAT(verdict.text, HasSubstr("on n1 has written nothing for 10 s"));
-  // Until its new launcher writes, whoever requeued the job, and whatever becomes of it.
+  // The job is not requeued again until its new launcher writes, whoever requeued it and whatever its state is.
   for (const char* state : {"COMPLETING", "PENDING", "RUNNING"}) {
     pass(3600.0, false);
     const auto later = judge({.state = state, .restarts = 1, .host = "n2", .host_is_down = true});
@@ -85,7 +86,7 @@ TEST_F(LauncherWatchTest, StorageThatHangsIsNoLostLauncher) {
   EXPECT_THAT(verdict.text, HasSubstr("but it answers"));
   EXPECT_THAT(pass(2.0, true), HasSubstr("run r: training"));
   EXPECT_FALSE(watch_.is_suspect());
-  // Here the watcher itself could not read.
+  // Here the watcher itself could not read the state.
   now_ += 3600.0;
   watch_.look(state_, now_);
   EXPECT_FALSE(watch_.is_suspect());
@@ -155,7 +156,7 @@ TEST_F(LauncherWatchTest, OneThatHasStoppedIsOverWhenItsJobIs) {
   for (const auto& [state, restarts] : {std::pair{"RUNNING", 0}, {"COMPLETING", 0}, {"PENDING", 1}, {"RUNNING", 1}}) {
     pass(3600.0, false);
     EXPECT_FALSE(judge({.state = state, .restarts = restarts, .host = "n1", .host_is_down = true}).requeue) << state;
-    EXPECT_FALSE(watch_.is_over());  // as by `scontrol requeue`, or exit status 75
+    EXPECT_FALSE(watch_.is_over());  // the job may start again, as after `scontrol requeue` or exit status 75
   }
   EXPECT_THAT(judge({.state = "SPECIAL_EXIT"}).text, HasSubstr("run r has stopped, job 7 is SPECIAL_EXIT"));
   EXPECT_TRUE(watch_.is_over());

@@ -23,7 +23,7 @@ class RequestsTest : public ::testing::Test {
     leave_state([](LaunchState&) {});
   }
 
-  /// launch.json of a launcher that has written it just now.
+  /// Writes the launch.json of a launcher, as if it had written it just now.
   void leave_state(const std::function<void(LaunchState&)>& change) const {
     LaunchState state;
     state.state = "training";
@@ -46,7 +46,7 @@ TEST_F(RequestsTest, ALauncherTakesEachRequestOnce) {
   RequestInbox inbox(scratch_.path());
   const Stopwatch watch;
   while (!std::filesystem::exists(requests()) && watch.seconds() < 10.0) std::this_thread::yield();
-  data::write_file(requests() / "n9.undrain.tmp", "");  // one that is being made
+  data::write_file(requests() / "n9.undrain.tmp", "");  // a request that is still being made
   request_undrain(scratch_.path(), {"n2.site", "n3"}, 10.0);
   std::vector<std::string> taken;
   while (taken.size() < 2 && watch.seconds() < 20.0) {

@@ -23,7 +23,7 @@ ModelConfig config(AttentionMask mask, std::int64_t modules) {
 }
 
 constexpr Device kCpu = Device::kCpu;
-// Two rows of 5 + 1 tokens; EOS is 2.
+// Two rows of 5 + 1 tokens. EOS is 2.
 const std::vector<std::int32_t> kTokens = {7, 2, 8, 9, 2, 5, /**/ 2, 2, 6, 6, 6, 6};
 
 TEST(Batch, InputsAndLabelsAreShifted) {
@@ -54,7 +54,8 @@ TEST(Batch, IgnoredLabelsAndMultiTokenPrediction) {
   EXPECT_THAT(ints(batch.mtp_labels(1, kCpu)), ElementsAreArray({13, 14, 15, kIgnoredLabel, kIgnoredLabel}));
 }
 
-// Two sequences of 8 over two ranks: chunks of 2, the first and the last, the two in between.
+// Two ranks share two sequences of 8 tokens in chunks of 2. Rank 0 has the first and the last chunk of each, rank 1 the
+// two in between.
 TEST(Batch, PartsOfSequences) {
   const std::vector<std::int32_t> tokens = {10, 11, 12, 2,  14, 15, 16, 17, 18, /**/
                                             20, 21, 22, 23, 24, 25, 2,  27, 28};
@@ -72,7 +73,8 @@ TEST(Batch, PartsOfSequences) {
   EXPECT_THAT(ints(first.mtp_labels(0, kCpu)), ElementsAreArray({12, 2, 18, kIgnoredLabel, 22, 23, 28, kIgnoredLabel}));
   EXPECT_EQ(first.num_valid() + second.num_valid(), whole.num_valid());
   EXPECT_EQ(first.tokens_per_seq(), 4);
-  // Of both ranks' tokens, one behind the other, those of the sequences in order; and back.
+  // part_of_key has, for each key in the order of the sequences, its place among both ranks' tokens, one rank behind
+  // the other. key_of_part is the inverse.
   const std::vector<std::int32_t> of_keys = {0, 1, 8, 9, 10, 11, 2, 3, 4, 5, 12, 13, 14, 15, 6, 7};
   EXPECT_EQ(ints(first.part_of_key(kCpu)), of_keys);
   EXPECT_EQ(ints(second.part_of_key(kCpu)), of_keys);

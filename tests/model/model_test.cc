@@ -19,7 +19,8 @@ TEST(Model, WhatParametersStartAs) {
   full_rank.q_lora_rank = 0;
   const Model other(full_rank, {.seq_len = 16});
 
-  // Deviations; those of "by depth" are divided by the root of 2 (L + 1), the MTP module's block being layer 2.
+  // Standard deviations. kByDepth stands for 0.02 divided by the root of 2 (L + 1). The block of the MTP module is
+  // layer 2.
   constexpr float kShallow = 0.02f, kByDepth = -1.0f, kOnes = 0.0f;
   const std::map<std::string, std::pair<float, std::optional<float>>> in_block = {
       {"attention_norm.weight", {kOnes, {}}},

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-/// Turns per position of pair i, from the table's second row.
+/// Returns the angle by which pair i turns per position, from the table's second row.
 double frequency(const RopeTable& table, std::int64_t i) {
   const std::int64_t pairs = table.cos(Device::kCpu).dim(1);
   return std::atan2(table.sin(Device::kCpu).data<float>()[pairs + i], table.cos(Device::kCpu).data<float>()[pairs + i]);
@@ -22,8 +22,8 @@ TEST(RopeTable, PlainFrequencies) {
   }
 }
 
-// DeepSeek-V3's numbers: pairs below 10 keep their frequency, from 23 on it is divided by 40, those between are
-// blended.
+// These are DeepSeek-V3's numbers. Pairs below 10 keep their frequency. From pair 23 on it is divided by 40, and the
+// pairs between are blended.
 TEST(RopeTable, YarnBeyondTheOriginalLength) {
   const ModelConfig config;
   const RopeTable plain(config, 4096), yarn(config, 4097);

@@ -36,7 +36,7 @@ constexpr Cast cast_alone(float x, ScalingMode mode) {
   return cast;
 }
 
-// Worked by hand; by the compiler here, and at run time below.
+// These cases are worked out by hand. The compiler checks them here, and a test checks them at run time.
 struct Check {
   float x;
   ScalingMode mode;
@@ -109,8 +109,8 @@ void expect_rceil_is_the_smallest_that_clips_nothing() {
     const int s = scale_byte<Element>(amax, ScalingMode::kRceil);
     const int smallest = reference::scale_that_clips_nothing<Element>(amax);
     if (s == smallest) continue;
-    // amax / 448 is rounded to a multiple of 2^-149, so amax can be a little too large for 2^-127. It then rounds to
-    // 448 · 2^-127 anyway.
+    // amax / 448 is rounded to a multiple of 2^-149, so amax can be a little too large for 2^-127. It is then rounded
+    // to 448 · 2^-127 anyway.
     ++exceptions;
     ASSERT_EQ(s, 0) << std::hexfloat << amax;
     ASSERT_EQ(smallest, 1);
@@ -138,7 +138,7 @@ TEST(Block, WhichModesClip) {
   EXPECT_LT(clipped[3], clipped[0]);
 }
 
-/// Blocks of random numbers: `spread` exponents below `top`, a few zeros.
+/// Returns a block of random numbers. Their exponents are less than `spread` below `top`, and a few numbers are zero.
 std::vector<float> random_block(const Philox& random, std::uint64_t block, int count) {
   const auto choice = random.words(block << 8);
   const int top = static_cast<int>(choice[0] % 278) - 150, spread = 1 + static_cast<int>(choice[1] % 24);
@@ -170,7 +170,8 @@ TEST(Block, BlocksAsDefined) {
   }
 }
 
-// Every float32 that is small after scaling passes through a subnormal product, where nothing may be lost that counts.
+// A float32 number that is small after scaling passes through a subnormal product. No bit that counts may be lost
+// there.
 TEST(Block, SmallNumbersBesideLargeOnes) {
   for (const float amax : {kMax, 0x1p127f, 448.0f, 0x1p-100f, 0x1p-118f, 0x1p-126f}) {
     for (int exponent = -149; exponent < 128; ++exponent) {
@@ -200,7 +201,7 @@ TEST(Block, OneNumberThatIsNotFinite) {
           EXPECT_EQ(quantize<E5M2>(x, mode), expected) << i << ' ' << std::hex << bits;
         }
       }
-      x[i] = kMax;  // finite
+      x[i] = kMax;  // a finite number
       EXPECT_EQ(quantize<E4M3>(x, ScalingMode::kRceil).back(), 247);
       x[i] = 1.0f;
     }
@@ -215,7 +216,7 @@ TEST(Block, Zeros) {
   }
 }
 
-// A block that the matrix cuts off is as if filled with zeros.
+// A block that the matrix cuts off counts as if it were filled with zeros.
 TEST(Block, ShortBlocksAreBlocksWithZeros) {
   const Philox random(2, stream_of("short"));
   for (int count = 1; count < kBlock; ++count) {
@@ -233,7 +234,7 @@ TEST(Block, ShortBlocksAreBlocksWithZeros) {
 TEST(Block, LargestMagnitude) {
   const std::vector<float> x = {1.0f, -5.0f, 2.0f, 3.0f, -4.0f, kNaN};
   EXPECT_EQ(block_amax(x.data(), 5), 5.0f);
-  EXPECT_EQ(block_amax(x.data(), 3, 2), 4.0f);  // a column: 1, 2, -4
+  EXPECT_EQ(block_amax(x.data(), 3, 2), 4.0f);  // the column 1, 2, -4
   EXPECT_EQ(block_amax(x.data(), 1), 1.0f);
   EXPECT_EQ(block_amax(x.data(), 0), 0.0f);
   EXPECT_EQ(block_amax(x.data(), 6), kInfinity);
@@ -247,7 +248,8 @@ TEST(Block, FloatScales) {
     const float amax = float_of(bits);
     const double counted = std::max<double>(amax, 0x1p-100);
     const float scale = float_scale(amax), inverse = inverse_float_scale(amax);
-    ASSERT_EQ(scale, static_cast<float>(counted / 448.0)) << std::hexfloat << amax;  // float64 rounds innocuously here
+    // The rounding to float64 does no harm here.
+    ASSERT_EQ(scale, static_cast<float>(counted / 448.0)) << std::hexfloat << amax;
     ASSERT_EQ(inverse, static_cast<float>(448.0 / counted)) << std::hexfloat << amax;
     ASSERT_TRUE(std::isnormal(scale) && std::isnormal(inverse)) << std::hexfloat << amax;
     // The block's largest number becomes the largest element.
@@ -258,7 +260,7 @@ TEST(Block, FloatScales) {
   EXPECT_EQ(float_scale(448.0f), 1.0f);
   EXPECT_EQ(float_scale(0.0f), 0x1p-100f / 448.0f);
   EXPECT_EQ(cast_to<E4M3>(0.0f * inverse_float_scale(0.0f)), 0);
-  // Nothing finite comes out of a block with infinity or NaN, whose largest magnitude is infinity.
+  // A block with infinity or NaN has an infinite largest magnitude. No finite number comes out of it.
   for (const float x : {1.0f, -0.0f, kInfinity, kNaN}) {
     const float product = value_of<E4M3>(cast_to<E4M3>(x * inverse_float_scale(kInfinity))) * float_scale(kInfinity);
     EXPECT_TRUE(std::isnan(product)) << x;
@@ -269,7 +271,7 @@ TEST(Quantized, ShapesOfScales) {
   const Format mx{}, square{.along = 32, .across = 32}, wide{.along = 128}, wide_square{.along = 128, .across = 128};
   const Format rows{.scale_type = ScaleType::kFloat32, .along = 128};
   const Format tiles{.scale_type = ScaleType::kFloat32, .along = 128, .across = 128};
-  for (const Format& format : {mx, square, wide, wide_square}) {  // one scale for each row and 32 numbers
+  for (const Format& format : {mx, square, wide, wide_square}) {  // each has one scale for each row and 32 numbers
     EXPECT_EQ(scales_shape({130, 300}, format), (Shape{130, 10}));
     EXPECT_EQ(scales_shape({3, 128, 256}, format), (Shape{3, 128, 8}));
     EXPECT_EQ(scales_dtype(format), DType::kFloat8E8M0);
@@ -282,7 +284,7 @@ TEST(Quantized, ShapesOfScales) {
   EXPECT_TRUE(square.square() && wide_square.square() && tiles.square());
 }
 
-/// Signal to quantization noise in dB.
+/// Computes the ratio of signal to quantization noise, in dB.
 class Sqnr {
  public:
   void add(double x, double quantized) {
@@ -325,7 +327,7 @@ double sqnr_with_float_scales(std::size_t along) {
   return sqnr.decibel();
 }
 
-// 64 rows of 4096 standard normal numbers. The figures are those of docs/mxfp8.md.
+// Quantizes 64 rows of 4096 standard normal numbers. docs/mxfp8.md has these figures.
 TEST(Block, SignalToNoise) {
   const double rceil = sqnr_of_gaussian<E4M3>(32, ScalingMode::kRceil);
   EXPECT_GE(rceil, 31.0);
@@ -333,7 +335,7 @@ TEST(Block, SignalToNoise) {
     const double e4m3 = sqnr_of_gaussian<E4M3>(32, kModes[i]), wide = sqnr_of_gaussian<E4M3>(128, kModes[i]);
     const double e5m2 = sqnr_of_gaussian<E5M2>(32, kModes[i]);
     std::printf("SQNR, %-5s  1x32 %.2f dB  1x128 %.2f dB  E5M2 1x32 %.2f dB\n", kNames[i], e4m3, wide, e5m2);
-    // Clipping costs, a bit of mantissa costs 6 dB.
+    // Clipping costs some dB, and a bit of mantissa costs 6 dB.
     EXPECT_LE(e4m3, rceil + 0.5);
     EXPECT_NEAR(e4m3 - e5m2, 6.0, 1.0);
   }

@@ -1,6 +1,6 @@
-// Proof that the definition in mx/ is the same on a GPU: its functions, compiled for the device, against the hardware's
-// conversions over all of float32, and against themselves on the host. One line per check; status 1 if any number
-// differs, 77 (skipped) where there is no GPU that can run this.
+// Proves that the definition in mx/ is the same on a GPU. Compares its functions, compiled for the device, with the
+// hardware's conversions over all of float32, and with themselves on the host. Prints one line per check. The exit
+// status is 1 if any number differs, and 77 (skipped) if this machine has no GPU that can run the program.
 #include <cuda_fp8.h>
 
 #include <cstdint>
@@ -23,7 +23,7 @@ void require(cudaError_t status, const char* what) {
   std::exit(EXIT_FAILURE);
 }
 
-/// cudaMalloc and cudaFree.
+/// An array in device memory.
 template <typename T>
 class DeviceArray {
  public:
@@ -55,7 +55,7 @@ bool report(const char* name, std::uint64_t count, std::uint64_t mismatches, std
   return mismatches == 0;
 }
 
-// --- against the hardware: a check says of a bit pattern whether both agree ---
+// --- Comparison with the hardware: a check says of a bit pattern whether both agree ---
 
 struct Mismatches {
   unsigned long long count, first;
@@ -71,7 +71,7 @@ __global__ void sweep(Check check, std::uint64_t count, Mismatches* mismatches) 
   }
 }
 
-/// Patterns 0 to count - 1.
+/// Checks the patterns 0 to count - 1.
 template <typename Check>
 bool equals_hardware(const char* name, std::uint64_t count, Check check) {
   DeviceArray<Mismatches> mismatches(1);
@@ -137,7 +137,7 @@ struct ScaleValue {
   }
 };
 
-// --- against the host: a function of an index, evaluated on both ---
+// --- Comparison with the host: a function of an index is evaluated on both ---
 
 template <typename Function>
 __global__ void evaluate(Function function, std::uint64_t count, std::uint64_t* results) {
@@ -165,7 +165,7 @@ bool equals_host(const char* name, std::uint64_t count, Function function) {
 constexpr std::uint32_t kPatternStride = 257;
 constexpr std::uint64_t kPatterns = (kFloatInfinity + kPatternStride - 1) / kPatternStride;
 
-/// The scale bytes of a magnitude in all modes, for both elements.
+/// Returns the scale bytes of a magnitude in all modes, for both elements.
 struct Scales {
   __host__ __device__ std::uint64_t operator()(std::uint64_t i) const {
     const float amax = float_of(static_cast<std::uint32_t>(i) * kPatternStride);
@@ -185,7 +185,7 @@ struct FloatScales {
   }
 };
 
-/// Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014.
+/// Mixes the bits of a number (Steele et al., "Fast splittable pseudorandom number generators", OOPSLA 2014).
 __host__ __device__ std::uint64_t split_mix(std::uint64_t x) {
   x += 0x9E3779B97F4A7C15ull;
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
@@ -197,7 +197,7 @@ __host__ __device__ void add(std::uint64_t& checksum, std::uint8_t byte) {
   checksum = (checksum ^ byte) * 0x100000001B3ull;  // FNV-1a
 }
 
-/// A checksum of what a random block becomes in all modes, for both elements.
+/// Returns a checksum of the bytes that a random block becomes in all modes, for both elements.
 struct BlockBytes {
   template <typename Element>
   __host__ __device__ static void add_block(std::uint64_t& checksum, const float* x) {
@@ -233,7 +233,7 @@ struct PackedOffset {
   }
 };
 
-/// 0 if this machine has a GPU for which there is code in this program.
+/// Returns 0 if this machine has a GPU for which there is code in this program, or else kSkipped.
 int find_gpu() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
@@ -264,7 +264,8 @@ int run() {
   equal &= equals_hardware("value_of<E4M3>, hardware, all bytes", 256, Value<E4M3>{});
   equal &= equals_hardware("value_of<E5M2>, hardware, all bytes", 256, Value<E5M2>{});
   equal &= equals_hardware("value_of_scale, CUDA's, all bytes", 256, ScaleValue{});
-  // CUDA's conversion to E8M0, in hardware from compute capability 10.0. It ends at 2^127, where ceil goes on to 2^128.
+  // CUDA's conversion to E8M0 is in hardware from compute capability 10.0 on. It ends at 2^127, while ceil goes on to
+  // 2^128.
   equal &= equals_hardware("scale_byte, rceil, CUDA's E8M0, all magnitudes", kFinite, Rceil{});
   equal &= equals_hardware("scale_byte, floor, CUDA's E8M0, all magnitudes", kFinite, Floor{});
   equal &= equals_hardware("scale_byte, ceil, CUDA's E8M0, magnitudes to 2^127", 0x7f000001u, Ceil{});

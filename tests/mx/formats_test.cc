@@ -17,7 +17,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kMax = std::numeric_limits<float>::max();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// The compiler reaches the same answers.
+// The compiler gets the same answers.
 static_assert(cast_to<E4M3>(448.0f) == 0x7E && cast_to<E4M3>(-448.0f) == 0xFE);
 static_assert(cast_to<E4M3>(464.0f) == 0x7E && cast_to<E4M3>(kMax) == 0x7E && cast_to<E4M3>(-kInfinity) == 0xFE);
 static_assert(cast_to<E4M3>(0x1p-9f) == 0x01 && cast_to<E4M3>(0x1p-10f) == 0x00);
@@ -31,7 +31,7 @@ static_assert(inverse_of_scale(0) == 0x1p127f && inverse_of_scale(254) == 0x1p-1
 template <typename Element>
 class Formats : public ::testing::Test {
  protected:
-  /// All bytes that stand for a finite number, zeros of both signs among them.
+  /// Returns all bytes that stand for a finite number, including zeros of both signs.
   static std::vector<std::uint8_t> finite_bytes() {
     std::vector<std::uint8_t> bytes;
     for (int code = 0; code <= reference::Definition<Element>::kLargestCode; ++code) {
@@ -40,7 +40,8 @@ class Formats : public ::testing::Test {
     }
     return bytes;
   }
-  /// Compares the cast of a bit pattern, and of its negative, with the definition. One message per test suffices.
+  /// Compares the cast of a bit pattern, and of its negative, with the definition. Prints only the first failure of a
+  /// test.
   void expect_nearest(std::uint32_t magnitude) {
     for (const std::uint32_t sign : {0u, 0x80000000u}) {
       const float x = float_of(magnitude | sign);
@@ -112,7 +113,7 @@ TYPED_TEST(Formats, LimitsAndSpecialNumbers) {
     EXPECT_EQ(cast_to<TypeParam>(x), D::kLargestCode);
     EXPECT_EQ(cast_to<TypeParam>(-x), 0x80 | D::kLargestCode);
   }
-  // All NaN, signalling and negative ones too.
+  // All of these are NaN, including signalling and negative ones.
   for (const std::uint32_t bits : {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu}) {
     EXPECT_EQ(cast_to<TypeParam>(float_of(bits)), 0x7F) << std::hex << bits;
   }
@@ -134,7 +135,7 @@ TEST(Formats, SpecialBytesOfE5M2) {
   }
 }
 
-// Bytes of E4M3 that hold for checkpoints: what a reader of DeepSeek's FP8 weights must make of them.
+// Checkpoints have such bytes of E4M3. A reader of DeepSeek's FP8 weights must give these values.
 TEST(Formats, BytesOfE4M3ByHand) {
   EXPECT_EQ(value_of<E4M3>(0x00), 0.0f);
   EXPECT_TRUE(std::signbit(value_of<E4M3>(0x80)));

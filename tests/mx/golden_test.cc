@@ -1,5 +1,5 @@
-// The core against PyTorch, ml_dtypes and TorchAO, whose bytes tests/reference/make_mx_goldens.py stored; its head
-// describes the files, and the rule by which some bytes are not TorchAO's.
+// Compares the core with PyTorch, ml_dtypes and TorchAO. tests/reference/make_mx_goldens.py has stored their bytes. Its
+// head describes the files, and the rule by which some bytes differ from TorchAO's.
 #include <gtest/gtest.h>
 #include <zlib.h>
 
@@ -60,7 +60,7 @@ void expect_casts(GoldenReader& golden, const std::vector<float>& numbers) {
   }
 }
 
-/// Blocks of `size` numbers. (In a column, the zeros beside the number change nothing.)
+/// Compares blocks of `size` numbers. (A column was made from blocks of one number and 31 zeros, which change nothing.)
 template <typename Element>
 void expect_blocks(GoldenReader& golden, const std::vector<float>& numbers, std::size_t size) {
   const std::size_t blocks = numbers.size() / size;
@@ -93,7 +93,7 @@ TEST(Golden, ValuesOfBytes) {
     const auto expected = golden.numbers<std::uint32_t>(256);
     for (int byte = 0; byte < 256; ++byte) {
       const std::uint32_t bits = bits_of(value(static_cast<std::uint8_t>(byte)));
-      const bool is_nan = (bits & kFloatMagnitude) > kFloatInfinity;  // of either sign
+      const bool is_nan = (bits & kFloatMagnitude) > kFloatInfinity;  // a NaN of either sign
       EXPECT_EQ(is_nan ? bits & kFloatMagnitude : bits, expected[byte]) << byte;
     }
   };

@@ -1,5 +1,6 @@
-// The formats and scales once more, from their definitions: values as sums of powers of two in float64, which holds all
-// of them exactly, and searches instead of arithmetic on bits. And the numbers on which the core is compared with this.
+// A second implementation of the formats and scales, from their definitions. Values are sums of powers of two in
+// float64, which holds all of them exactly, and searches replace arithmetic on bits. Also provides the numbers on which
+// tests compare the core with this implementation.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 
 namespace tessera::mx::reference {
 
-// OCP 8-bit Floating Point v1.0, table 1; written out again, not taken from the core's traits.
+// Source: OCP 8-bit Floating Point v1.0, table 1. The numbers are written out again, not taken from the core's traits.
 template <typename Element>
 struct Definition;
 template <>
@@ -25,7 +26,7 @@ struct Definition<E5M2> {
   static constexpr double kLargest = 57344.0;
 };
 
-/// The value of a code without sign, 0 to the largest finite one.
+/// Returns the value of a code without sign, from 0 to the largest finite one.
 template <typename Element>
 double value(int code) {
   using D = Definition<Element>;
@@ -34,7 +35,7 @@ double value(int code) {
   return exponent == 0 ? std::ldexp(fraction, 1 - D::kBias) : std::ldexp(1.0 + fraction, exponent - D::kBias);
 }
 
-/// All finite values that are not negative; index = code, ascending.
+/// Returns all finite values that are not negative, in ascending order. The index of a value is its code.
 template <typename Element>
 const std::vector<double>& values() {
   static const std::vector<double> all = [] {
@@ -45,7 +46,8 @@ const std::vector<double>& values() {
   return all;
 }
 
-/// The byte of the value nearest to x; of two equally near ones the even code; the largest for all beyond.
+/// Returns the byte of the value nearest to x. Of two equally near values it takes the even code. Beyond the largest
+/// value it takes the largest.
 template <typename Element>
 std::uint8_t nearest(double x) {
   if (std::isnan(x)) return 0x7F;
@@ -61,7 +63,7 @@ std::uint8_t nearest(double x) {
   return static_cast<std::uint8_t>((std::signbit(x) ? 0x80 : 0) | code);
 }
 
-/// The smallest byte s with x <= unit · 2^(s - 127); both products are exact.
+/// Returns the smallest byte s with x <= unit · 2^(s - 127). Both products are exact.
 inline int smallest_scale(double x, double unit) {
   int s = std::max(0, std::ilogb(x / unit) + 126);  // a start that is not too large
   while (s > 0 && std::ldexp(unit, s - 1 - 127) >= x) --s;
@@ -69,7 +71,8 @@ inline int smallest_scale(double x, double unit) {
   return s;
 }
 
-/// The smallest scale byte with which nothing up to amax lies beyond the element's largest value, in real numbers.
+/// Returns the smallest scale byte with which no number up to amax lies beyond the element's largest value, in real
+/// numbers.
 template <typename Element>
 int scale_that_clips_nothing(float amax) {
   return amax == 0.0f ? 0 : smallest_scale(amax, Definition<Element>::kLargest);
@@ -80,7 +83,7 @@ int scale(float amax, ScalingMode mode) {
   using D = Definition<Element>;
   if (amax == 0.0f) return 0;
   const double x = amax;
-  int exponent = std::ilogb(x);  // floor(log2 x), of subnormal float32 too
+  int exponent = std::ilogb(x);  // floor(log2 x), also for subnormal float32
   switch (mode) {
     case ScalingMode::kFloor:
       break;
@@ -100,7 +103,7 @@ int scale(float amax, ScalingMode mode) {
   return std::max(0, exponent - D::kMaxExponent + 127);
 }
 
-/// What an MXFP8 block is to be: elements, and the scale last.
+/// Returns the bytes that an MXFP8 block must have: its elements, and then its scale.
 template <typename Element>
 std::vector<std::uint8_t> quantize(const std::vector<float>& x, ScalingMode mode) {
   float amax = 0.0f;
@@ -119,14 +122,15 @@ std::vector<std::uint8_t> quantize(const std::vector<float>& x, ScalingMode mode
   return bytes;
 }
 
-/// Bit patterns of float32 numbers that are not negative, ascending and without NaN and infinity: every 1009th, all of
-/// bfloat16's, and the neighbourhoods of all numbers at which a mode's scale changes.
+/// Returns bit patterns of finite float32 numbers that are not negative, in ascending order. They are every 1009th, all
+/// of bfloat16's, and the neighbourhoods of all numbers at which a mode's scale changes.
 inline const std::vector<std::uint32_t>& magnitudes() {
   static const std::vector<std::uint32_t> all = [] {
     std::vector<std::uint32_t> bits;
     for (std::uint32_t b = 0; b < kFloatInfinity; b += 1009) bits.push_back(b);
     for (std::uint32_t b = 0; b < kFloatInfinity; b += 1u << 16) bits.push_back(b);
-    // Powers of two, 1.75 · (the elements' largest), 1.875 and 1.9375 (kEven, E5M2 and E4M3), subnormals too.
+    // The significands are those of powers of two, of the elements' largest values (1.75), and of kEven's limits for
+    // E5M2 (1.875) and E4M3 (1.9375). Subnormal numbers are among them.
     for (int exponent = -149; exponent < 128; ++exponent) {
       for (const double significand : {1.0, 1.75, 1.875, 1.9375}) {
         const std::uint32_t at = bits_of(static_cast<float>(std::ldexp(significand, exponent)));

@@ -9,16 +9,17 @@
 namespace tessera::mx {
 namespace {
 
-// By hand: (row, block) of a matrix with 8 blocks per row, 256 numbers, so two tiles per 128 rows.
+// Worked out by hand: (row, block) of a matrix with 8 blocks per row. A row has 256 numbers, so 128 rows have two
+// tiles.
 static_assert(packed_scale_offset(0, 0, 8) == 0);
 static_assert(packed_scale_offset(0, 3, 8) == 3);
-static_assert(packed_scale_offset(1, 0, 8) == 16);      // the next row is 16 bytes on
+static_assert(packed_scale_offset(1, 0, 8) == 16);      // the next row is 16 bytes further on
 static_assert(packed_scale_offset(32, 0, 8) == 4);      // row 32 lies beside row 0
-static_assert(packed_scale_offset(127, 3, 8) == 511);   // the tile's last
+static_assert(packed_scale_offset(127, 3, 8) == 511);   // the last scale of the tile
 static_assert(packed_scale_offset(0, 4, 8) == 512);     // the next tile to the right
 static_assert(packed_scale_offset(128, 0, 8) == 1024);  // the next tile below
 static_assert(packed_scale_offset(130, 5, 8) == 3 * 512 + 2 * 16 + 1);
-static_assert(packed_scale_offset(128, 0, 5) == 1024);  // tails fill a tile
+static_assert(packed_scale_offset(128, 0, 5) == 1024);  // an incomplete tile takes a whole one
 static_assert(packed_scale_offset(128, 0, 4) == 512);
 static_assert(packed_scale_bytes(1, 1) == 512 && packed_scale_bytes(128, 4) == 512);
 static_assert(packed_scale_bytes(129, 4) == 1024 && packed_scale_bytes(128, 5) == 1024);
@@ -27,7 +28,7 @@ static_assert(packed_scale_bytes(0, 4) == 0 && packed_scale_bytes(256, 64) == 25
 const std::vector<std::pair<std::int64_t, std::int64_t>> kSizes = {
     {1, 1}, {1, 4}, {31, 3}, {32, 4}, {33, 5}, {127, 7}, {128, 8}, {129, 9}, {160, 64}, {256, 12}, {300, 17}, {0, 4}};
 
-// The formula in numbers K of a row, as cuBLAS's documentation gives it: C4 = ceil(K / 128).
+// Tests the formula as cuBLAS's documentation gives it, with K numbers in a row: C4 = ceil(K / 128).
 TEST(ScaleLayout, Formula) {
   for (const auto& [rows, blocks] : kSizes) {
     const std::int64_t k = blocks * 32 - 5, c4 = (k + 127) / 128;
@@ -66,7 +67,7 @@ TEST(ScaleLayout, EachScaleHasItsPlaceAndTheRestIsZero) {
   }
 }
 
-// The rows of the padding: an expert's group that does not fill its tiles.
+// The size counts whole tiles, and so the padding of an expert's group that does not fill its tiles.
 TEST(ScaleLayout, PackedSizeCountsWholeTiles) {
   for (const auto& [rows, blocks] : kSizes) {
     const std::int64_t tiles = ((rows + 127) / 128) * ((blocks + 3) / 4);
@@ -74,7 +75,7 @@ TEST(ScaleLayout, PackedSizeCountsWholeTiles) {
   }
 }
 
-// cuBLAS's documentation of a tile, byte by byte.
+// Compares a tile with cuBLAS's documentation, byte by byte.
 TEST(ScaleLayout, Tile) {
   for (std::int64_t r = 0; r < kTileRows; ++r) {
     for (std::int64_t c = 0; c < kTileScales; ++c) {
@@ -83,7 +84,7 @@ TEST(ScaleLayout, Tile) {
   }
 }
 
-// Whatever the groups' sizes, their tiles follow each other without sharing one, and fit.
+// Whatever the sizes of the groups, their tiles follow each other without sharing one, and fit.
 TEST(ScaleLayout, GroupsHaveTheirOwnTiles) {
   for (const std::vector<std::int64_t>& offsets : std::vector<std::vector<std::int64_t>>{{0, 0},
                                                                                          {0, 1, 2, 3},

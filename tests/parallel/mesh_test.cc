@@ -57,7 +57,7 @@ TEST(Mesh, DescribesDomains) {
             "pipeline 1 x replicate 1 x shard 8 x context 1 x tensor 1, expert 8 in domains of 4");
 }
 
-/// All ranks of a mesh, by their coordinates and what groups are made of.
+/// Checks the coordinates of all ranks of a mesh, and so what groups are made of.
 TEST(Mesh, PlacesAreDistinctAndTensorRanksAreNeighbours) {
   const MeshDegrees degrees = resolve({.dp_replicate = 2, .cp = 2, .tp = 2, .pp = 3, .ep = 4}, 48);
   ASSERT_EQ(degrees.dp_shard, 2);
@@ -72,7 +72,8 @@ TEST(Mesh, PlacesAreDistinctAndTensorRanksAreNeighbours) {
   }
 }
 
-/// Every group holds the ranks that it should: their world ranks, summed along each group, against the places.
+/// Every group holds the ranks that it should. The ranks of a group gather their world ranks, which are compared with
+/// the places.
 TEST(Mesh, GroupsAlongTheAxes) {
   for (const MeshDegrees& wanted :
        {MeshDegrees{.cp = 2, .tp = 2, .ep = 4}, MeshDegrees{.dp_replicate = 2, .pp = 2},

@@ -1,4 +1,4 @@
-// Pictures of pipeline schedules.
+// Tests the pictures of pipeline schedules.
 #include "parallel/pipeline_picture.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ TEST(PipelineText, OverlappedPassesShareACell) {
             "rank 0  0F0 1F0 0F1 1B0---- 1F1&0B0---- 0F2&1B1---- 1F2&0B1---- 1B2---- 0I2 0W2\n");
 }
 
-// Rank 1 computes from 1.3 to 2.3 and to 4.7, rank 0 from 5.0 to 7.4.
+// Rank 1 computes from 1.3 to 2.3 and then to 4.7. Rank 0 computes from 5.0 to 7.4.
 TEST(PipelineText, TimesThatAreNoMultiplesAreRounded) {
   EXPECT_EQ(text_of(Kind::k1F1B, 2, 1, 1, {.forward = {1.0}, .backward_input = {1.4}, .communication = 0.3}),
             "rank 0  F0 .  .  .  .  B0---\n"
@@ -48,7 +48,8 @@ TEST(PipelineText, SaysWhenThereAreTooManySlots) {
             "4000002 time slots are too many to draw, expected 10000 or fewer\n");
 }
 
-/// The names of all elements, in order; fails unless tags are balanced and attributes and texts are as XML wants them.
+/// Returns the names of all elements, in order. Fails unless tags are balanced, and attributes and texts are
+/// well-formed XML.
 std::vector<std::string> xml_elements(const std::string& xml) {
   static const std::regex tag(R"re(<(/?)([A-Za-z]+)((?: [A-Za-z:-]+="[^"<>&]*")*)(/?)>)re");
   std::vector<std::string> elements, open;
@@ -101,7 +102,7 @@ TEST(PipelineSvg, HasEveryActionOnce) {
     }
     EXPECT_EQ(titles(svg), expected);
     const std::vector<std::string> elements = xml_elements(svg);
-    // Every pass has its number; the rest is the heading, the ranks, the time and the legend.
+    // Every pass has its number. The other texts are the heading, the ranks, the time and the legend.
     const bool v = schedule.stages_per_rank > 1;
     const std::ptrdiff_t kinds = kind == Kind::kDualPipeV ? 4 : kind == Kind::kZBV ? 3 : 2;
     EXPECT_EQ(std::count(elements.begin(), elements.end(), "text"),
@@ -128,7 +129,7 @@ TEST(PipelineSvg, NumbersThatDoNotFitAreLeftOut) {
   xml_elements(svg);
   std::size_t count = 0;
   for (std::size_t at = 0; (at = svg.find("class=\"number\"", at)) != std::string::npos; ++at) ++count;
-  EXPECT_EQ(count, 3u);  // of the backwards
+  EXPECT_EQ(count, 3u);  // those of the backwards
   EXPECT_THAT(svg, HasSubstr("viewBox=\"0 0 30090 "));
 }
 

@@ -1,4 +1,4 @@
-// Pipeline schedules against an oracle that knows nothing but the rules, and against the papers' figures.
+// Compares pipeline schedules with an oracle that knows nothing but the rules, and with the papers' figures.
 #include "parallel/pipeline_schedule.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,8 @@ std::string error_of(const std::function<void()>& action) {
   return "no error";
 }
 
-/// Every schedule of up to 8 ranks and some more micro-batches than three per rank, tails of all sizes included.
+/// Visits schedules of 1 to 8 ranks, with at most two micro-batches more than three per rank. There are tails of all
+/// sizes.
 void for_each_schedule(const std::function<void(const PipelineSchedule&)>& visit) {
   for (const Kind kind : kAllKinds) {
     for (const int ranks : {1, 2, 3, 4, 8}) {
@@ -50,8 +51,9 @@ void for_each_schedule(const std::function<void(const PipelineSchedule&)>& visit
   }
 }
 
-/// What is to be computed, result by result: 'F' a forward, 'I' an input gradient, 'W' weight gradients.
-using Result = std::tuple<char, int, int>;  // and stage, micro-batch
+/// A result to compute, with its stage and micro-batch. 'F' is a forward, 'I' an input gradient, and 'W' weight
+/// gradients.
+using Result = std::tuple<char, int, int>;
 
 std::string results_of(const PipelinePass& pass) {
   switch (pass.kind) {
@@ -71,7 +73,7 @@ struct OracleCosts {
   double forward = 1, input = 1, weight = 1, overlapped = 1, communication = 0;
 };
 
-/// The schedule as a graph of actions, and the longest paths through it. Fails if it is none.
+/// The schedule as a graph of actions, and the longest paths through it. Fails if the schedule is not valid.
 class Oracle {
  public:
   explicit Oracle(const PipelineSchedule& schedule, const OracleCosts& costs = {}) : costs_(costs) {
@@ -93,14 +95,15 @@ class Oracle {
     for (const Node& node : nodes_) busy += node.rank == rank ? node.duration : 0;
     return makespan() - busy;
   }
-  /// Between its first and its last action.
+  /// Returns the rank's idle time between its first and its last action.
   double idle_between(int rank) const {
     const Node& last = nodes_[first_[rank + 1] - 1];
     return idle(rank) - nodes_[first_[rank]].start - (makespan() - last.end());
   }
-  /// By the clock: the activations of which a moment lies between the start of F and the end of W.
+  /// Returns the largest number of activations that the rank holds at once. It holds one from the start of F to the end
+  /// of W.
   int peak(int rank) const {
-    std::vector<std::pair<double, int>> changes;  // releases sort before what starts at the same time
+    std::vector<std::pair<double, int>> changes;  // releases sort before starts at the same time
     for (const auto& [result, node] : producer_) {
       if (nodes_[node].rank != rank) continue;
       if (std::get<0>(result) == 'F') changes.emplace_back(nodes_[node].start, 1);
@@ -116,7 +119,7 @@ class Oracle {
   struct Node {
     int rank = 0;
     double duration = 0, start = 0;
-    std::vector<std::pair<int, double>> next = {};  // and the delay until it may start
+    std::vector<std::pair<int, double>> next = {};  // and the delay until each may start
     int num_waits = 0;
     double end() const { return start + duration; }
   };
@@ -205,7 +208,7 @@ class Oracle {
 
   OracleCosts costs_;
   int num_stages_ = 0;
-  std::vector<int> first_;  // node of each rank, and the number of nodes
+  std::vector<int> first_;  // first node of each rank, and the number of nodes
   std::vector<Node> nodes_;
   std::map<Result, std::size_t> producer_;
 };
@@ -219,7 +222,7 @@ TEST(PipelineSchedule, AllAreValid) {
 }
 
 TEST(PipelineSchedule, TimingIsTheOracles) {
-  // Sums of these are exact in double precision.
+  // Sums of these costs are exact in double precision.
   const OracleCosts costs{.forward = 1.25, .input = 1.5, .weight = 0.75, .overlapped = 0.875, .communication = 0.375};
   for_each_schedule([&](const PipelineSchedule& schedule) {
     const Oracle oracle(schedule, costs);
@@ -244,7 +247,7 @@ TEST(PipelineSchedule, TimingIsTheOracles) {
   });
 }
 
-/// Idle time and peak of every rank, at these costs.
+/// Expects the idle time and the peak of every rank, at these costs.
 void expect_figures(const PipelineSchedule& schedule, const OracleCosts& costs, double idle,
                     const std::function<int(int)>& peak_of_rank) {
   const Oracle oracle(schedule, costs);
@@ -254,7 +257,8 @@ void expect_figures(const PipelineSchedule& schedule, const OracleCosts& costs, 
   }
 }
 
-// (P - 1)(F + B), and the activations of the micro-batches between a stage and the end of the pipeline.
+// The idle time is (P - 1)(F + B). A rank holds the activations of the micro-batches between its stage and the end of
+// the pipeline.
 TEST(PipelineSchedule, FiguresOf1F1B) {
   for (const OracleCosts& costs : {OracleCosts{}, {.forward = 2, .input = 3, .weight = 1.5}}) {
     for_each_schedule([&](const PipelineSchedule& schedule) {
@@ -266,7 +270,7 @@ TEST(PipelineSchedule, FiguresOf1F1B) {
   }
 }
 
-// (P - 1)(F + B) of one of v stages: 1/v of 1F1B's, whatever the tail.
+// The idle time is (P - 1)(F + B) of one of v stages. That is 1/v of 1F1B's, whatever the tail.
 TEST(PipelineSchedule, FiguresOfInterleaved1F1B) {
   for (const OracleCosts& costs : {OracleCosts{}, {.forward = 2, .input = 3, .weight = 1.5}}) {
     for_each_schedule([&](const PipelineSchedule& schedule) {
@@ -281,9 +285,9 @@ TEST(PipelineSchedule, FiguresOfInterleaved1F1B) {
   }
 }
 
-// With F = I = W no rank ever waits between its first action and its last, and it holds no more than 1F1B's first rank:
-// P micro-batches in full. What is left, P - 1, is the way to the last rank, which nothing can spare it. Before 2P - 1
-// micro-batches there are not enough to fill the pipeline.
+// With F = I = W no rank ever waits between its first action and its last. It holds no more than 1F1B's first rank: P
+// whole micro-batches. The idle time P - 1 is the way to the last rank, which no schedule can avoid. Fewer than 2P - 1
+// micro-batches do not fill the pipeline.
 TEST(PipelineSchedule, FiguresOfZBV) {
   for_each_schedule([&](const PipelineSchedule& schedule) {
     const int ranks = schedule.num_ranks, micro_batches = schedule.num_micro_batches;
@@ -299,8 +303,9 @@ TEST(PipelineSchedule, FiguresOfZBV) {
   });
 }
 
-// DeepSeek's (PP/2 - 1)(F&B + B - 3W) over PP stages is (P - 1)(F&B + B - 3W) over P ranks; it is exact for F = I = W.
-// A rank that overlaps more passes than the others is less idle if that saves time. PP + 1 activations.
+// DeepSeek's (PP/2 - 1)(F&B + B - 3W) over PP stages is (P - 1)(F&B + B - 3W) over P ranks. It is exact for F = I = W.
+// A rank that overlaps more passes than the others is less idle if overlap saves time. Every rank holds PP + 1
+// activations.
 TEST(PipelineSchedule, FiguresOfDualPipeV) {
   for (const double overlapped : {1.0, 0.75}) {
     for_each_schedule([&](const PipelineSchedule& schedule) {
@@ -328,9 +333,9 @@ TEST(PipelineSchedule, DualPipeVOverlapsInItsSteadyStateAndSplitsAroundIt) {
       return action.pass.kind == Pass::kBackwardWeight;
     }));
   }
-  // Two for each round of phase 4, of which there are M - 2P + r + 1, one fewer on the last rank; P - 1 - r in phase 5.
+  // There are two for each of the M - 2P + r + 1 rounds of phase 4, one fewer on the last rank. Phase 5 has P - 1 - r.
   EXPECT_THAT(num_overlapped, ElementsAre(2 * 13 + 3, 2 * 14 + 2, 2 * 15 + 1, 2 * 16 - 1));
-  // P - 1 - r in phases 3 and 7, r + 1 in phase 6.
+  // The phases 3 and 7 have P - 1 - r each, and phase 6 has r + 1.
   EXPECT_THAT(num_split, ElementsAre(3 + 3 + 1, 2 + 2 + 2, 1 + 1 + 3, 4));
 }
 
@@ -345,9 +350,10 @@ TEST(PipelineSchedule, ActivationsAreHeldUntilTheWeightGradientsAreDone) {
   EXPECT_THAT(error_of([&] { check(schedule, 1); }), HasSubstr("rank 0 holds 2 activations"));
 }
 
-/// The messages from one rank to another, in the order in which the sender sends or the receiver reads them.
-using Message = std::tuple<bool, int, int>;  // whether it is a gradient, the sending stage, the micro-batch
+/// A message: whether it is a gradient, the sending stage, and the micro-batch.
+using Message = std::tuple<bool, int, int>;
 
+/// Returns the messages from one rank to another, in the order in which the sender sends or the receiver reads them.
 std::vector<Message> messages(const PipelineSchedule& schedule, int from, int to, bool sent) {
   std::vector<Message> found;
   for (const PipelineAction& action : schedule.actions[sent ? from : to]) {
@@ -362,7 +368,7 @@ std::vector<Message> messages(const PipelineSchedule& schedule, int from, int to
   return found;
 }
 
-// What a transport without tags, such as NCCL, has to know.
+// A transport without tags, such as NCCL, depends on this order.
 TEST(PipelineSchedule, MessagesOfOneKindArriveInTheirOrder) {
   bool all_in_order = true;
   for_each_schedule([&](const PipelineSchedule& schedule) {
@@ -383,7 +389,7 @@ TEST(PipelineSchedule, MessagesOfOneKindArriveInTheirOrder) {
 }
 
 TEST(PipelineSchedule, StagesMayCostDifferently) {
-  // Two ranks, one micro-batch: every pass waits for the one before.
+  // There are two ranks and one micro-batch, so every pass waits for the one before it.
   const PipelineSchedule schedule = make_pipeline_schedule(Kind::k1F1B, 2, 1, 1);
   const PipelineTiming timing = simulate(schedule, {.forward = {1, 10},
                                                     .backward_input = {100, 1000},
@@ -444,7 +450,7 @@ TEST(PipelineSchedule, ImpossibleNumbers) {
   EXPECT_THAT(error(Kind::kDualPipeV, 4, 2, 7), HasSubstr("is 7, expected 8 or more"));
 }
 
-// Of everything that must be linear in the number of actions, with the longest chains.
+// Everything must take linear time in the number of actions, even with the longest chains.
 TEST(PipelineSchedule, ManyRanksOrMicroBatchesTakeNoTime) {
   EXPECT_EQ(simulate(make_pipeline_schedule(Kind::k1F1B, 100'000, 1, 1)).makespan, 300'000);
   EXPECT_EQ(simulate(make_pipeline_schedule(Kind::kZBV, 4, 2, 100'000)).makespan, 600'003);
@@ -458,7 +464,8 @@ std::string check_error(const PipelineSchedule& schedule, std::optional<int> max
 
 TEST(PipelineScheduleCheck, NamesTheBlockedActionOfEveryRank) {
   PipelineSchedule schedule = make_pipeline_schedule(Kind::k1F1B, 3, 1, 2);
-  // Rank 0 wants a gradient before it has sent the second forward, which rank 1 wants before it sends one.
+  // Rank 0 waits for a gradient before it sends the second forward. Rank 1 waits for that forward before it sends a
+  // gradient.
   std::swap(schedule.actions[0][1], schedule.actions[0][2]);
   const std::string message = check_error(schedule);
   EXPECT_THAT(message, HasSubstr("rank 0 at its action 1, backward of micro-batch 0 in stage 0, for the backward of "
@@ -485,7 +492,7 @@ TEST(PipelineScheduleCheck, AnOverlappedPairWaitsForBothInputs) {
                         "forward of micro-batch 1 in stage 0, expected a forward with a backward"));
 }
 
-/// ZB-V of two ranks, after a change of one rank's actions.
+/// Returns the error in ZB-V on two ranks, after a change of one rank's actions.
 template <typename Change>
 std::string error_after(int rank, Change&& change) {
   PipelineSchedule schedule = make_pipeline_schedule(Kind::kZBV, 2, 2, 3);

@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using Sizes = std::vector<std::int64_t>;
 
-/// Layers per stage, after a check of everything else: consecutive layers, embedding first, head last.
+/// Returns the layers per stage. Expects consecutive layers, the embedding in the first stage and the head in the last.
 Sizes sizes_of(const std::vector<StageModules>& stages, std::int64_t num_layers) {
   Sizes sizes;
   std::int64_t layer = 0;
@@ -39,7 +39,7 @@ Sizes by_layers(std::int64_t num_layers, std::int64_t layers_per_stage, std::int
   return sizes_of(cut_by_layers_per_stage(num_layers, layers_per_stage, first_less, last_less), num_layers);
 }
 
-/// One entry per layer, so that 27 layers are "one dense, 26 sparse".
+/// Returns one cost per layer: `num_dense` layers cost `dense`, and the sparse layers after them cost 1.
 std::vector<double> model(std::size_t num_dense, double dense, std::size_t num_layers) {
   std::vector<double> costs(num_layers, 1.0);
   std::fill_n(costs.begin(), num_dense, dense);
@@ -59,7 +59,7 @@ TEST(CutByCost, EmbeddingAndHeadAndDearLayersWeigh) {
   EXPECT_THAT(by_cost(model(0, 0, 10), 0, 3, 3), ElementsAre(5, 4, 1));
   EXPECT_THAT(by_cost({4, 1, 1, 1, 1}, 0, 0, 2), ElementsAre(1, 4));
   EXPECT_THAT(by_cost({1, 1, 1, 1, 4}, 0, 0, 2), ElementsAre(4, 1));
-  // With one layer the head's stage is as cheap as it can be, whatever the others have: these are even.
+  // With one layer, the head's stage is as cheap as it can be, whatever the other stages have. So the others are even.
   EXPECT_THAT(by_cost(model(0, 0, 7), 0, 100, 4), ElementsAre(2, 2, 2, 1));
   EXPECT_THAT(by_cost(model(0, 0, 7), 100, 0, 4), ElementsAre(1, 2, 2, 2));
 }
@@ -72,7 +72,8 @@ TEST(CutByCost, TheUnitDoesNotMatter) {
   }
 }
 
-/// The model sizes, with a dense layer, an embedding and a head that cost what they cost about, in sparse layers.
+/// Cuts the model sizes. A dense layer, an embedding and a head have about their real costs, in units of a sparse
+/// layer.
 TEST(CutByCost, ModelSizes) {
   EXPECT_THAT(by_cost(model(1, 0.8, 6), 0, 1.5, 2), ElementsAre(4, 2));                     // debugmodel
   EXPECT_THAT(by_cost(model(1, 1.0, 27), 0, 3.0, 4), ElementsAre(8, 8, 7, 4));              // 16B
@@ -80,7 +81,7 @@ TEST(CutByCost, ModelSizes) {
   EXPECT_THAT(by_cost(model(3, 1.0, 61), 0, 1.0, 16), ElementsAre(4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 2));
 }
 
-/// Against all cuts there are.
+/// Compares the cut with all possible cuts.
 TEST(CutByCost, NoOtherCutIsBetter) {
   std::mt19937 random(7);
   for (int round = 0; round < 300; ++round) {
@@ -100,7 +101,7 @@ TEST(CutByCost, NoOtherCutIsBetter) {
       }
       return result;
     };
-    // A cut is a choice of the layers that begin a stage; the first one always does.
+    // A cut is a choice of the layers that begin a stage. The first layer always begins one.
     double best = std::numeric_limits<double>::infinity();
     for (unsigned choice = 0; choice < 1u << (num_layers - 1); ++choice) {
       Sizes sizes = {1};
@@ -122,7 +123,7 @@ TEST(CutByCost, FewerLayersThanStages) {
                {"pipeline_parallel_degree", "pipeline_parallel_schedule", "4 stages", "n_layers is 3"});
 }
 
-// What TorchTitan's generate_llm_fqn_per_model_part gives for the stages that its pipeline_llm counts.
+// TorchTitan's generate_llm_fqn_per_model_part gives these cuts for the stages that its pipeline_llm counts.
 TEST(CutByLayersPerStage, AsTorchTitanCuts) {
   EXPECT_THAT(by_layers(6, 4), ElementsAre(3, 3));
   EXPECT_THAT(by_layers(6, 2), ElementsAre(1, 2, 2, 1));
@@ -135,7 +136,7 @@ TEST(CutByLayersPerStage, AsTorchTitanCuts) {
   EXPECT_THAT(by_layers(10, 4, 2, 0), ElementsAre(2, 4, 4));
   EXPECT_THAT(by_layers(3, 4, 2, 2), ElementsAre(2, 1));
   EXPECT_THAT(by_layers(5, 9), ElementsAre(5));
-  EXPECT_THAT(by_layers(4, 1), ElementsAre(0, 1, 1, 1, 1, 0));  // embedding and head have stages of their own
+  EXPECT_THAT(by_layers(4, 1), ElementsAre(0, 1, 1, 1, 1, 0));  // embedding and head have separate stages
 }
 
 TEST(CutByLayersPerStage, MoreLessThanAStageHolds) {

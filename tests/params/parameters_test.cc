@@ -26,7 +26,7 @@ Moments moments(const float* x, std::int64_t count) {
   return m;
 }
 
-// 40,000 draws: the deviation's own error is about 1 / sqrt(2 · 40,000) = 0.4 %; bounds are five times that.
+// With 40,000 draws the deviation's own error is about 1 / sqrt(2 · 40,000) = 0.4 %. The bounds are five times that.
 TEST(Parameters, DistributionsAndBounds) {
   Parameters parameters;
   const ParamId normal = parameters.add({"normal", {200, 200}, {.std = 1.0f}});
@@ -40,8 +40,9 @@ TEST(Parameters, DistributionsAndBounds) {
   EXPECT_NEAR(moments(parameters.master(normal).data<float>(), 40'000).mean, 0.0, 0.025);
   const Moments cut_moments = moments(parameters.master(cut).data<float>(), 40'000);
   EXPECT_LE(cut_moments.largest, 0.5);
-  EXPECT_NEAR(cut_moments.deviation, 0.5 * 0.5396, 0.01);  // a normal cut at one deviation has 0.5396 of it
-  for (std::int64_t e = 0; e < 4; ++e) {                   // gate rows, then up rows, per expert
+  // A normal distribution cut at one deviation has 0.5396 of it.
+  EXPECT_NEAR(cut_moments.deviation, 0.5 * 0.5396, 0.01);
+  for (std::int64_t e = 0; e < 4; ++e) {  // gate rows, then up rows, per expert
     const Tensor expert = parameters.master(halves)[e];
     EXPECT_NEAR(moments(expert.data<float>(), 10'000).deviation, 0.02, 0.001);
     EXPECT_NEAR(moments(expert.data<float>() + 10'000, 10'000).deviation, 0.1, 0.005);
@@ -71,7 +72,7 @@ TEST(Parameters, NumbersDependOnSeedAndNameOnly) {
   EXPECT_FALSE(std::equal(before.begin(), before.end(), among.master(b).data<float>()));
 }
 
-// A product's first sum replaces whatever the gradient of its weight held; all other gradients start from 0.
+// The first sum of a product replaces the old gradient of its weight. All other gradients start from 0.
 TEST(Parameters, GradientsOfProductsAreAssignedFirst) {
   Parameters parameters;
   const ParamId norm = parameters.add({"norm", {5}, {}});
@@ -98,7 +99,7 @@ TEST(Parameters, GradientsOfProductsAreAssignedFirst) {
   }
 }
 
-// The same in slots, each time that one starts new sums: per micro-batch, or per step.
+// The same holds for slots, each time that a slot starts new sums: per micro-batch, or per step.
 TEST(Parameters, GradientsOfProductsInSlotsAreAssignedFirst) {
   for (const bool keep : {false, true}) {
     comm_test::with_ranks(2, [&](ProcessGroup& world) {
@@ -126,7 +127,7 @@ TEST(Parameters, GradientsOfProductsInSlotsAreAssignedFirst) {
       expect_started(Write::kAssign);
       fill();
       parameters.release_gradients(0);
-      // Without an end: a step starts anew, and so does a pass without products.
+      // Without an end of the step, the next step starts anew. So does a pass without products.
       for (const bool with_products : {true, false}) {
         parameters.clear_gradients();
         parameters.acquire_gradients(0, with_products);
@@ -137,7 +138,7 @@ TEST(Parameters, GradientsOfProductsInSlotsAreAssignedFirst) {
         fill();
         parameters.release_gradients(0);
       }
-      parameters.acquire_gradients(0);  // the next micro-batch
+      parameters.acquire_gradients(0);  // starts the next micro-batch
       if (keep) {
         EXPECT_EQ(parameters.gradient(norm).data<float>()[4], 3.0f);
       } else {
@@ -146,7 +147,7 @@ TEST(Parameters, GradientsOfProductsInSlotsAreAssignedFirst) {
       fill();
       parameters.release_gradients(0);
       parameters.finish_gradients();
-      const float sum = keep ? 6.0f : 12.0f;  // over ranks, and over two passes
+      const float sum = keep ? 6.0f : 12.0f;  // the sum over ranks and over two passes
       const Parameters::Range range = parameters.shard_range(linear);
       for (std::int64_t i = 0; i < range.end - range.begin; ++i) {
         EXPECT_EQ(parameters.gradient_shard(linear).data<float>()[i], sum);
@@ -167,7 +168,7 @@ TEST(Parameters, NamesAreUniqueAndViewsAligned) {
   parameters.add({"a", {3}, {}});
   EXPECT_THROW(parameters.add({"a", {4}, {}}), InternalError);
   const ParamId b = parameters.add({"b", {5, 2}, {}});
-  EXPECT_EQ(parameters.num_bytes(DType::kBFloat16), 64u * 18u);  // each rounded up to 32 numbers of 4·4 + 2 bytes
+  EXPECT_EQ(parameters.num_bytes(DType::kBFloat16), 64u * 18u);  // each is rounded up to 32 numbers of 4·4 + 2 bytes
   Parameters with_small_moments(nullptr, {.optimizer = adamw_tensors(DType::kBFloat16)});
   with_small_moments.add({"a", {3}, {}});
   with_small_moments.add({"b", {5, 2}, {}});

@@ -1,15 +1,15 @@
-// Layers in low precision: linear, grouped and MoE layers against the same layers in high precision. All numbers are
+// Compares linear, grouped and MoE layers in low precision with the same layers in high precision. All numbers are
 // Gaussian and the same in every run.
 //
-// Floors. A cast to MXFP8 with kRceil leaves 31.5 dB (tests/mx/block_test.cc). A product of two such operands has both
-// errors: 28.5 dB. The floors of the GEMM and of the grouped layer are below that by what blocks that differ from
-// independent Gaussians may cost; those of the MoE layer, with its two or three products and SwiGLU in a row, are
-// TorchAO's (test/prototype/moe_training/test_training.py), on a smaller layer of its kind.
-#include <variant>
+// Floors. A cast to MXFP8 with kRceil leaves an SQNR of 31.5 dB (tests/mx/block_test.cc). A product of two such
+// operands has both errors: 28.5 dB. The floors of the GEMM and of the grouped layer are lower than that, because
+// blocks may differ from independent Gaussians. The floors of the MoE layer, with two or three products and SwiGLU in a
+// row, are TorchAO's (test/prototype/moe_training/test_training.py). Here they apply to a smaller layer of its kind.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
+#include <variant>
 
 #include "ep/backends/local_dispatcher.h"
 #include "model/moe.h"
@@ -62,14 +62,15 @@ void fill_gaussian(const Tensor& tensor, std::string_view stream, double deviati
   }
 }
 
-/// Parameters with the precisions of their sites, and what layers are told of them.
+/// Parameters with the precisions of their sites, and the context that layers get.
 struct Sites {
   ModelConfig config;
   Parameters parameters;
   QuantizedWeights quantized;
   Environment environment{};
 
-  /// `parameters` are complete; `precision_of(spec)` says what is quantized. Weights are Gaussian of this deviation.
+  /// Allocates and fills `parameters`, which must be complete. `precision_of(spec)` says what is quantized. Weights are
+  /// Gaussian with the deviation `deviation_of(spec)`.
   template <typename PrecisionOf, typename DeviationOf>
   void fill(const Context& op, DType compute, PrecisionOf&& precision_of, DeviationOf&& deviation_of) {
     parameters.allocate(compute);
@@ -100,8 +101,9 @@ class LowPrecision : public TypedOperatorTest {
   }
 };
 
-// What a GPU's products read, without one: of MXFP8 with blocks of 32 bfloat16 in both orientations, lines filled up to
-// 64 numbers; of wide blocks, and where layers compute in float32, elements and scales in both orientations.
+// Counts the bytes that a GPU's products read, without a GPU. MXFP8 with blocks of 32 is kept as bfloat16 in both
+// orientations, with lines filled up to 64 numbers. For wide blocks, and where layers compute in float32, elements and
+// scales are kept in both orientations.
 TEST(QuantizedWeightsOnGpu, BytesAreThoseOfTheForms) {
   if (!kHasCuda) GTEST_SKIP() << "built without CUDA";
   Arena arena(Device::kCuda);
@@ -150,7 +152,7 @@ TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
       EXPECT_EQ(std::tuple(both.forward.plain, both.forward.rows), std::tuple(true, true));
       EXPECT_EQ(std::tuple(both.wgrad.plain, both.wgrad.columns), std::tuple(true, !wgrad_high));
       EXPECT_EQ(std::tuple(d_y.plain, d_y.rows, d_y.columns), std::tuple(wgrad_high || probed, true, !wgrad_high));
-      // Of activations, not of weights, whose blocks may be squares.
+      // These are formats of activations. Weights may have square blocks instead.
       for (const OperandForms& forms : {x.forward, x.wgrad, both.forward, both.wgrad, d_y}) {
         if (forms.rows || forms.columns) {
           EXPECT_EQ(forms.format, recipe.site.activation);
@@ -162,9 +164,9 @@ TEST_P(LowPrecision, FormsAreThoseThatTheGemmsRead) {
   }
 }
 
-/// A linear or grouped layer: x [R, N], w [E, M, N], rows of zeros behind the groups' own.
+/// A linear or grouped layer: x [R, N], w [E, M, N]. Rows of zeros follow the rows of each group.
 struct Layer {
-  std::vector<std::int32_t> counts;  // of an expert's rows; one: a linear layer
+  std::vector<std::int32_t> counts;  // rows of each expert; one entry means a linear layer
   std::int64_t m, n;
 };
 
@@ -174,7 +176,7 @@ struct Sqnr {
 
 class SqnrFloors : public LowPrecision {
  protected:
-  /// Of the three GEMMs against float64 products of the same bfloat16 or float32 numbers.
+  /// Measures the three GEMMs against float64 products of the same bfloat16 or float32 numbers.
   Sqnr measure(const Layer& layer, const SitePrecision& precision) {
     const ArenaScope scope(arena_);
     const auto experts = static_cast<std::int64_t>(layer.counts.size());
@@ -249,7 +251,7 @@ class SqnrFloors : public LowPrecision {
   }
 };
 
-// Each of the three sums over 4096 numbers in one of the layers.
+// Each of the three sums is over 4096 numbers in one of the layers.
 TEST_P(SqnrFloors, Gemm) {
   for (const Layer& layer : {Layer{{64}, 64, 4096}, Layer{{64}, 4096, 64}, Layer{{4096}, 64, 64}}) {
     const Sqnr sqnr = measure(layer, kMxfp8);
@@ -272,14 +274,14 @@ TEST_P(SqnrFloors, GroupedLayer) {
   }
 }
 
-// Products that are not quantized have the errors of the compute type only: float32's 2^-24 and bfloat16's 2^-9,
-// relative, are 140 and 54 dB and more.
+// Products that are not quantized have only the errors of the compute type. Relative errors of 2^-24 (float32) and 2^-9
+// (bfloat16) are 140 and 54 dB and more.
 TEST_P(SqnrFloors, WeightGradientInHighPrecision) {
   for (const Layer& layer : {Layer{{512}, 64, 64}, Layer{{300, 20}, 64, 64}}) {
     const Sqnr sqnr = measure(layer, kWgradHigh);
     EXPECT_LE(sqnr.y, 40.0);
     EXPECT_LE(sqnr.d_x, 40.0);
-    EXPECT_GE(sqnr.d_w, 120.0);  // sums in float32 of numbers that are exact in both types
+    EXPECT_GE(sqnr.d_w, 120.0);  // float32 sums of numbers that are exact in both types
   }
 }
 
@@ -296,7 +298,7 @@ class MoeLayer : public LowPrecision {
   };
   struct Options {
     SitePrecision experts, shared;
-    std::vector<float> bias{};  // on the experts' scores; empty: 0
+    std::vector<float> bias{};  // added to the experts' scores; empty means 0
     Recompute recompute = Recompute::kNone;
   };
 
@@ -311,7 +313,7 @@ class MoeLayer : public LowPrecision {
     return config;
   }
 
-  /// Forward and backward for the mean squared difference of the output from 1.
+  /// Runs forward and backward. The loss is the mean squared difference of the output from 1.
   Result run(const ModelConfig& config, std::int64_t num_tokens, const Options& options) {
     const ArenaScope scope(arena_);
     poison(arena_);
@@ -322,7 +324,8 @@ class MoeLayer : public LowPrecision {
       if (spec.gemm == GemmKind::kGrouped) return options.experts;
       return spec.gemm == GemmKind::kLinear ? options.shared : kHighPrecision;
     };
-    // Those of TorchAO's layer of 5120 x 8192, all 0.02, for this layer's sizes: the same size of the activations.
+    // The deviations of TorchAO's layer of 5120 x 8192 are all 0.02. They are scaled to this layer's sizes, so that
+    // activations have the same size.
     const auto deviation_of = [&](const ParamSpec& spec) {
       const bool down = spec.name.find("w2") != std::string::npos;
       const std::int64_t inter = down ? config.moe_inter_dim : config.dim;
@@ -369,10 +372,11 @@ class MoeLayer : public LowPrecision {
   }
 };
 
-// The layer of TorchAO's test, an eighth of it in each direction and with 4 experts of its 8: a token takes one routed
-// expert, and a shared one in high precision. The floor of the input's gradient belongs to the layer as much as to the
-// format: the shared expert's and the router's parts, which have no errors of their own, lift it above the output's,
-// and the latter grows with the sizes. With 8 experts of 1024 x 256 it is 27.7 dB, in exact arithmetic too.
+// This is the layer of TorchAO's test, an eighth of it in each direction and with 4 of its 8 experts. A token takes one
+// routed expert, and a shared one in high precision. The floor of the input's gradient depends on the layer as much as
+// on the format. The parts of the shared expert and of the router have no errors of their own, so they lift it above
+// the output's floor. The router's part grows with the sizes. With 8 experts of 1024 x 256 the floor is 27.7 dB, in
+// exact arithmetic, too.
 TEST_P(MoeLayer, SqnrFloors) {
   ModelConfig config = small();
   config.dim = 640;
@@ -395,14 +399,14 @@ TEST_P(MoeLayer, SqnrFloors) {
   }
 }
 
-/// Numbers of expert e out of [E, ..].
+/// Returns the numbers of expert e from [E, ..].
 Doubles part_of(const Doubles& all, std::size_t e, std::size_t experts) {
   const std::size_t size = all.size() / experts;
   return {all.begin() + static_cast<std::ptrdiff_t>(e * size),
           all.begin() + static_cast<std::ptrdiff_t>((e + 1) * size)};
 }
 
-// Groups that are padded: one of all tokens, ones of a few, empty ones.
+// The groups are padded: one has all tokens, some have a few, and some are empty.
 TEST_P(MoeLayer, AnyRoutingHasItsGradients) {
   const std::vector<std::vector<float>> biases = {
       {}, {10, 0, 0, 0, -10, -10}, {-10, 10, -10, -10, 10, -10}, {-10, -10, -10, 0, 0, 0}};
@@ -418,8 +422,8 @@ TEST_P(MoeLayer, AnyRoutingHasItsGradients) {
       SCOPED_TRACE(fmt::format("{} {}", recipe.name, fmt::join(counts, " ")));
       const Result low = run(small(), 75, {.experts = recipe.site, .shared = recipe.site, .bias = biases[i]});
       ASSERT_EQ(low.counts, counts);
-      // The errors of three products in a row, 28.5 - 10 log10(3) = 23.7 dB for the output, four for the weights'
-      // gradients, 22.5 dB; less what the numbers of an expert of a few tokens do not average.
+      // The output has the errors of three products in a row: 28.5 - 10 log10(3) = 23.7 dB. The weights' gradients have
+      // those of four: 22.5 dB. The bounds are lower, since the numbers of an expert with few tokens average less.
       EXPECT_GE(sqnr_db(low.out, high.out), 22.0);
       EXPECT_GE(sqnr_db(low.d_y, high.d_y), 22.0);
       EXPECT_LE(sqnr_db(low.out, high.out), 40.0);
@@ -441,7 +445,7 @@ TEST_P(MoeLayer, AnyRoutingHasItsGradients) {
   }
 }
 
-// What is gathered again for the backward is what would have been kept.
+// What is gathered again for the backward equals what would have been kept.
 TEST_P(MoeLayer, RecomputationChangesNoBit) {
   for (const Recipe& recipe : kRecipes) {
     SCOPED_TRACE(recipe.name);
@@ -454,7 +458,7 @@ TEST_P(MoeLayer, RecomputationChangesNoBit) {
   }
 }
 
-// The precision of wgrad, and with it the padding of the groups, is nobody else's business.
+// The precision of wgrad, and with it the padding of the groups, must change nothing else.
 TEST_P(MoeLayer, HighWeightGradientsChangeNothingElse) {
   const Result low = run(small(), 75, {.experts = kMxfp8, .shared = kMxfp8});
   const Result high = run(small(), 75, {.experts = kWgradHigh, .shared = kWgradHigh});
@@ -464,7 +468,7 @@ TEST_P(MoeLayer, HighWeightGradientsChangeNothingElse) {
     if (name.find("gate") != std::string::npos) {
       EXPECT_EQ(gradient, high.gradients.at(name)) << name;
     } else {
-      // One product of two quantized operands apart, 28.5 dB.
+      // The gradients differ by one product of two quantized operands, 28.5 dB.
       EXPECT_GE(sqnr_db(gradient, high.gradients.at(name)), 27.0) << name;
       EXPECT_LE(sqnr_db(gradient, high.gradients.at(name)), 40.0) << name;
     }

@@ -34,7 +34,7 @@ TEST_F(MemoryAdvice, NamesTheNearestSettingsThatFit) {
                                        HasSubstr("that fits: activation_checkpoint.mode = \"full\":"),
                                        HasSubstr("that fits: activation_checkpoint.mode = \"selective\":"),
                                        HasSubstr("mode = \"none\", training.local_batch_size = ")));
-  // A byte less, and selective needs a smaller batch; what lies besides the step counts too.
+  // With a byte less, selective needs a smaller batch. Memory beside the step's counts, too.
   for (const std::string& text : {advice(selective - 1), advice(selective, 1)}) {
     EXPECT_THAT(text,
                 AllOf(HasSubstr("mode = \"selective\", training.local_batch_size = 4, training.global_batch_size = 8"),
@@ -57,12 +57,12 @@ TEST_F(MemoryAdvice, MomentsInBfloat16TakeHalf) {
   EXPECT_THAT(advice(1 << 10), Not(HasSubstr("(fits)")));
   EXPECT_THAT(advice(expected.total()), HasSubstr("by mode: none " + format_gib(expected.total()) + " (fits)"));
   EXPECT_THAT(memory_advice({smaller}, 0, 1 << 10), Not(HasSubstr("state_dtype")));
-  JobConfig slow = config("none", 8);  // with moments that bfloat16 cannot follow
+  JobConfig slow = config("none", 8);  // bfloat16 moments cannot follow this beta2
   slow.optimizer.beta2 = 0.999;
   EXPECT_THAT(memory_advice({slow}, 0, 1 << 10), Not(HasSubstr("state_dtype")));
 }
 
-/// What the ranks of a mesh that is there plan, and one that is not.
+/// Compares the plans of ranks on a mesh that exists with the plans for the same mesh before it exists.
 class PlannedMesh : public ::testing::TestWithParam<MeshCase> {
  protected:
   static JobConfig config() {
@@ -119,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(
                                kDirect + Overrides{"--parallelism.pipeline_parallel_schedule=ZBVZeroBubble"}}),
     [](const auto& test) { return test.param.name; });
 
-// By hand: shards of a rank are half of one rank's, and the window is there.
+// The advice for many ranks counts the windows, and suggests a smaller batch or capacity factor.
 TEST_F(MemoryAdvice, OfManyRanks) {
   const JobConfig given = parse_job_config(
       kSmallModel, {"--training.seq_len=64", "--training.local_batch_size=4", "--training.global_batch_size=16",
@@ -130,7 +130,7 @@ TEST_F(MemoryAdvice, OfManyRanks) {
               AllOf(HasSubstr(" windows "), HasSubstr(" per rank"),
                     HasSubstr("mode = \"none\", training.local_batch_size = 2, training.global_batch_size = 16"),
                     HasSubstr("expert_parallel_capacity_factor = 1.5")));
-  // 16 sequences are no multiple of 4 ranks' 8.
+  // 16 sequences are no multiple of 3 ranks' 12.
   EXPECT_THROW(given.validate_on(resolve({.dp_shard = 3}, 3)), Error);
 }
 
@@ -148,7 +148,7 @@ TEST_F(MemoryAdvice, OfAPipelineIsOfTheRankThatTakesMost) {
               AllOf(HasSubstr(fmt::format("of rank {} of the pipeline", most)), HasSubstr("that fits:")));
 }
 
-// Measured it can be; no more than that.
+// The memory of such a step can be measured, but the step cannot run.
 TEST_F(MemoryAdvice, AStepOfAPlannedMeshDoesNotRun) {
   const JobConfig given = config("none", 2);
   const auto mesh = std::make_shared<Mesh>(Mesh::planned({.dp_shard = 4}, 3));
@@ -159,20 +159,21 @@ TEST_F(MemoryAdvice, AStepOfAPlannedMeshDoesNotRun) {
 }
 
 #ifdef TESSERA_HAS_CUDA
-// The window of a GPU is another than a CPU's, and no GPU is asked.
+// A GPU's windows differ from a CPU's. The plan does not need a GPU.
 TEST_F(MemoryAdvice, OfGpusThatAreNotThere) {
   const JobConfig given = parse_job_config(
       kSmallModel, {"--training.seq_len=64", "--training.local_batch_size=4", "--parallelism.expert_parallel_degree=8",
                     "--parallelism.expert_parallel_comm_backend=direct"});
   const MemoryPlan plan =
       memory_plan({given, Device::kCuda, resolve(given.mesh_degrees(), 8)}, 5, Recompute::kSelective, 4);
-  // 256 tokens to 8 ranks with an expert each, top 3: flags, counts, twice; places, choices of all tokens; rows and
-  // gradients of any load; sums; gradients of weights. Every part is a multiple of the alignment.
+  // 256 tokens go to 8 ranks with an expert each, top 3. The window has flags and counts, twice; places and choices of
+  // all tokens; rows and gradients of any load; sums; and gradients of weights. Every part is a multiple of the
+  // alignment.
   const std::size_t tokens = 256, rows = 8 * tokens, row = 64 * 2;
   const std::size_t flags = 2 * 8 * kAlignment, counts = 2 * 8 * 8 * 4;
   EXPECT_EQ(plan.windows,
             flags + counts + 8 * tokens * 4 + 8 * tokens * 3 * 8 + 2 * rows * row + 3 * tokens * row + tokens * 3 * 4);
-  // In 4 domains of 2: of 2 sources, 4 times the tokens, 2 experts; a token's sums come from 2 ranks.
+  // With 4 domains of 2 ranks there are 2 sources, 4 times the tokens, and 2 experts. 2 ranks make a token's sums.
   MeshDegrees domains = given.mesh_degrees();
   domains.ep_domain = 2;
   const std::size_t many = 4 * tokens;

@@ -15,10 +15,10 @@ TEST(RankSetup, ADomainIsOnOneNode) {
   EXPECT_EQ(max_ranks({0, 0, 0, 0, 4, 4, 4, 4}, 8), 4);
   EXPECT_EQ(max_ranks({0, 0, 0, 0, 4, 4, 4, 4}, 4), 4);
   EXPECT_EQ(max_ranks({0, 0, 0, 0, 4, 4, 4, 4}, 2), 2);
-  // Groups of 6 on nodes of 4; nodes of 4 and of 2.
+  // Groups of 6 ranks are on nodes of 4, and on nodes of 4 and of 2.
   EXPECT_EQ(max_ranks({0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8}, 6), 2);
   EXPECT_EQ(max_ranks({0, 0, 0, 0, 4, 4}, 6), 2);
-  // Round robin; groups of 3.
+  // Ranks are placed round robin, and groups have 3 ranks.
   EXPECT_EQ(max_ranks({0, 1, 0, 1}, 4), 1);
   EXPECT_EQ(max_ranks({0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8}, 3), 1);
 }

@@ -10,8 +10,8 @@ namespace {
 
 constexpr std::int64_t kNumTokens = 40;
 
-/// The differences of the golden model "v2", which has 8 experts and top-k 3 in layers 1 to 3, with these groups, and
-/// with a bias of 100 for the experts 5 to 7 of layer 2 if `with_bias`.
+/// Returns the routing differences of the golden model "v2" with these groups. It has 8 experts and top-k 3 in layers 1
+/// to 3. With `with_bias`, the experts 5 to 7 of layer 2 have a bias of 100.
 std::vector<RoutingDifference> differences(std::int64_t num_groups, std::int64_t num_limited, bool with_bias) {
   const data::Scratch scratch;
   const SavedModel golden(std::filesystem::path(TESSERA_TEST_DATA) / "golden/hf/v2");
@@ -44,7 +44,7 @@ TEST(RouterSample, OnlyALayerWithABiasDiffers) {
       const bool differs = with_bias && i == 1;
       EXPECT_EQ(layers[i].num_different > 0, differs) << layers[i].num_different;
     }
-    // Without the bias, too, some token goes to one of these three.
+    // Even without the bias, some tokens go to one of these three experts.
     EXPECT_LT(layers[1].num_different, 3 * kNumTokens);
   }
 }

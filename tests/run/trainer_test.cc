@@ -1,4 +1,4 @@
-// The loop: resuming, stopping, failing, and what it writes.
+// Tests the training loop: resuming, stopping, failing, and what it writes.
 #include "run/trainer.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ using data::Scratch;
 
 const volatile std::sig_atomic_t kNoSignal = 0;
 
-/// A model with every feature, small enough for dozens of runs.
+/// Returns the configuration of a model with every feature. It is small enough for dozens of runs.
 JobConfig small_config(const Scratch& scratch, const std::vector<std::string>& overrides = {}) {
   static const char* const kToml = R"(
 [model.args]
@@ -104,7 +104,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-/// What layers compute in.
+/// The precision in which layers compute.
 struct ComputedIn {
   const char* name;
   std::vector<std::string> overrides;
@@ -112,7 +112,7 @@ struct ComputedIn {
   friend void PrintTo(const ComputedIn& precision, std::ostream* out) { *out << precision.name; }
 };
 
-/// Everything that can be quantized, in a model whose sizes blocks divide.
+/// Returns keys that quantize everything possible, in a model whose sizes are multiples of blocks.
 std::vector<std::string> quantized(const std::string& recipe) {
   return {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
           "--quantize.linear.mx.recipe_name=" + recipe,
@@ -144,7 +144,7 @@ TEST_P(TrainerTest, ResumedRunEqualsStraightRun) {
   EXPECT_LT(straight.losses[14], straight.losses[0]);
 
   clear_outputs();
-  // Half of the run: the schedule is that of 8 steps, the end comes with a signal after step 4.
+  // A signal ends this run after step 4. Its learning rates are those of 8 steps.
   volatile std::sig_atomic_t signal = 0;
   Outcome first;
   {
@@ -184,9 +184,10 @@ TEST_P(TrainerTest, StepsAllocateNothing) {
   for (Batch& batch : batches) batch.fill(tokens);
   step.run(1, batches);
   const std::size_t before = mallinfo2().uordblks;
-  for (std::int64_t s = 2; s < 6; ++s) step.run(s, batches, s == 4);  // once with quantization errors, the costliest
-  // The GEMM library's call objects, some hundred bytes, wander between the threads' caches of the heap; the smallest
-  // activation of these four steps is 4096 bytes.
+  // Step 4 measures quantization errors, which costs most.
+  for (std::int64_t s = 2; s < 6; ++s) step.run(s, batches, s == 4);
+  // The GEMM library's call objects, some hundred bytes, move between the threads' caches of the heap. The smallest
+  // activation of these four steps takes 4096 bytes.
   EXPECT_LT(mallinfo2().uordblks, before + 4096);
   EXPECT_EQ(step.context().arena->used(), 0u);
   EXPECT_LE(step.context().arena->peak(), step.memory_plan().activations);
@@ -195,7 +196,7 @@ TEST_P(TrainerTest, StepsAllocateNothing) {
 }
 
 TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
-  // The save of step 4 may be under way: it is ended.
+  // The save of step 4 may be in flight. The run still completes it.
   Trainer trainer(config({"--metrics.log_freq=100", "--checkpoint.async_mode=async"}));
   trainer.set_step_callback([&](std::int64_t step, const StepResult&) {
     if (step != 5) return;
@@ -210,7 +211,7 @@ TEST_P(TrainerTest, NonFiniteNumbersStopTheRunAndAreNamed) {
   });
   expect_error([&] { trainer.run(kNoSignal); }, {"step 6", "layers.1"});
   EXPECT_EQ(checkpoint_steps(outputs() / "checkpoint"), std::vector<std::int64_t>{4});
-  // The step is logged, though it is not due.
+  // The failed step is logged, although it is not due.
   std::ifstream metrics(outputs() / "metrics.jsonl");
   nlohmann::json last;
   for (std::string line; std::getline(metrics, line);) {
@@ -235,7 +236,7 @@ class Trained : public ::testing::Test {
  protected:
   Trained() { data::make_dataset(scratch_, 400, 3000, 0.1); }
   std::filesystem::path checkpoints() const { return scratch_ / "outputs" / "checkpoint"; }
-  /// What metrics.jsonl has under `key`, line by line.
+  /// Returns the values of `key` in metrics.jsonl, line by line.
   std::vector<double> logged(const std::string& key) const {
     std::vector<double> values;
     std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
@@ -287,7 +288,8 @@ TEST_F(Trained, WritesMetricsValidationAndTraces) {
   EXPECT_THAT(names, ::testing::IsSupersetOf({"step", "data", "attention.forward", "moe.backward", "gemm", "adamw"}));
 }
 
-/// The mean over the first global batches of the validation split, the same ones each time; weights stand still here.
+/// The loss is the mean over the first global batches of the validation split, the same ones each time. Weights do not
+/// change here.
 TEST_F(Trained, ValidationIsOfTheFirstSequencesOfItsSplit) {
   JobConfig config =
       small_config(scratch_, {"--validation.enable", "--validation.freq=3", "--validation.steps=3", "--optimizer.lr=0",
@@ -305,7 +307,7 @@ TEST_F(Trained, ValidationIsOfTheFirstSequencesOfItsSplit) {
   Batch batch = step.make_batch();
   std::vector<std::int32_t> tokens(2 * 33);
   double expected = 0.0;
-  for (int i = 0; i < 6; ++i) {  // of 2 micro-batches each
+  for (int i = 0; i < 6; ++i) {  // 3 batches of 2 micro-batches each
     loader.next(tokens);
     batch.fill(tokens);
     expected += step.evaluate(batch) / 6;
@@ -340,7 +342,7 @@ TEST_F(Trained, ValidationIsOfTheSameSequencesOnEveryMesh) {
   }
 }
 
-// A rate is that of one rank.
+// The logged rate is that of one rank.
 TEST_F(Trained, TokensPerSecondAreOfOneOfTheRanks) {
   const JobConfig config =
       small_config(scratch_, {"--training.steps=2", "--checkpoint.enable=false", "--training.num_threads=1"});
@@ -365,7 +367,7 @@ TEST_F(Trained, ThePlanOfAPipelineIsOfTheRankThatTakesMost) {
               ::testing::HasSubstr("memory of rank 2 (rank 1 of the pipeline), which takes most:"));
 }
 
-/// A run that resumes does not begin from its initial weights again.
+/// A run that resumes does not load its initial weights again.
 TEST_F(Trained, InitialWeightsAreOfTheFirstStartOnly) {
   train(small_config(scratch_));
   std::filesystem::rename(scratch_ / "outputs", scratch_ / "initial");
@@ -375,7 +377,7 @@ TEST_F(Trained, InitialWeightsAreOfTheFirstStartOnly) {
   EXPECT_TRUE(same_bits(resumed.weights, straight.weights));
 }
 
-/// Every key of the optimizer changes what a run comes to.
+/// Every key of the optimizer changes the result of a run.
 TEST_F(Trained, KeysOfTheOptimizerTakeEffect) {
   const auto weights = [&](const std::string& key) {
     std::filesystem::remove_all(scratch_ / "outputs");
@@ -412,7 +414,7 @@ TEST_F(Trained, KeepsTheLatestCheckpoints) {
   EXPECT_THAT(checkpoint_steps(checkpoints()), ::testing::ElementsAre(6, 7, 8));
 }
 
-/// Of a run that went back, whose last save is not the one of the highest step.
+/// The run went back, so its last save is not the one of the highest step.
 TEST_F(Trained, TheCheckpointJustSavedStays) {
   train(small_config(scratch_));
   train(small_config(scratch_, {"--checkpoint.load_step=4", "--training.steps=5", "--checkpoint.keep_latest_k=1"}));
@@ -432,7 +434,7 @@ TEST_F(Trained, RefusesACheckpointOfAnotherRun) {
   refused("--checkpoint.load_step=5", {"step-5", "4, 8"});
 }
 
-/// Whose tokenizer may be another one, too: then model.args.eos_id differs as well, which nobody has set.
+/// The other dataset may have another tokenizer, too. Then model.args.eos_id also differs, which nobody has set.
 TEST_F(Trained, RefusesToGoOnWithAnotherDataset) {
   train(small_config(scratch_));
   const std::filesystem::path first = scratch_ / "first", dataset = scratch_ / "dataset";
@@ -460,7 +462,7 @@ TEST_F(Trained, RefusesToGoOnWithAnotherDataset) {
   refused({"another dataset", "tokenizer bytes, EOS 257", "tokenizer huggingface, EOS 32"});
 }
 
-/// A router's bias that stands still and a smaller weight for the tokens after the next: DeepSeek-V3's last phase.
+/// The router's bias stands still, and tokens after the next have a smaller weight, as in DeepSeek-V3's last phase.
 TEST_F(Trained, WhatChangesInTheCourseOfARunMayChangeWhereItGoesOn) {
   train(small_config(scratch_));
   const Outcome on =
@@ -471,7 +473,7 @@ TEST_F(Trained, WhatChangesInTheCourseOfARunMayChangeWhereItGoesOn) {
   EXPECT_EQ(changed["model.args.mtp_loss_weight"], (nlohmann::json{"0.3", "0.0 at step 9"}));
 }
 
-/// Whether RoPE is scaled follows from the sequences' length, which may differ from that of the weights.
+/// The length of the sequences decides whether RoPE is scaled. It may differ from that of the weights.
 TEST_F(Trained, WeightsWithYarnInARunWithoutAreWarnedOf) {
   train(small_config(scratch_, {"--model.args.original_seq_len=16"}));
   std::filesystem::rename(scratch_ / "outputs", scratch_ / "initial");
@@ -504,7 +506,7 @@ TEST_F(Trained, ValidationDataOfAnotherTokenizerAreRefused) {
   expect_error(validated_on_other, {other.string(), "another tokenizer"});
 }
 
-/// What comes when all is done does not make a run that ended well a failed one.
+/// A signal that arrives when all is done does not turn a run that ended well into a failed one.
 TEST_F(Trained, ASignalInTheLastStepIsTooLate) {
   const volatile std::sig_atomic_t signal = SIGTERM;
   EXPECT_EQ(Trainer(small_config(scratch_)).run(signal), SIGTERM);  // after step 1
@@ -513,7 +515,7 @@ TEST_F(Trained, ASignalInTheLastStepIsTooLate) {
 
 /// This validation would take hours.
 TEST_F(Trained, ASignalOnOneRankEndsTheValidationAndSaves) {
-  for (const char* num_steps : {"1", "8"}) {  // the last step, or not
+  for (const char* num_steps : {"1", "8"}) {  // step 1 is the last step, or not
     std::filesystem::remove_all(scratch_ / "outputs");
     const JobConfig config =
         small_config(scratch_, {"--validation.enable", "--validation.freq=1", "--validation.steps=10000000",
@@ -587,7 +589,7 @@ TEST_F(Trained, TheNewestWholeCheckpointIsNamedAndFallenBackTo) {
   expect_error([&] { start(1, {"--checkpoint.fallback"}); }, {"no checkpoint in", "is whole", "step-2"});
 }
 
-/// A checkpoint of another run is none that one falls back from.
+/// A run does not fall back from a checkpoint that belongs to another run.
 TEST_F(Trained, FallsBackFromDamageOnly) {
   train(small_config(scratch_));
   expect_error(
@@ -610,12 +612,12 @@ TEST_F(Trained, TwoTrainersInOneFolderAreRefused) {
   expect_error([&] { Trainer second(small_config(scratch_)); }, {"outputs", "in use", "job.dump_folder"});
 }
 
-/// run.json says what a run was trained with, not what it was started with last.
+/// run.json says what a run was trained with, not what it was last started with.
 TEST_F(Trained, ARunKeepsTheRecordOfWhatItWasTrainedWith) {
   const auto info = [&] { return read_text_file(scratch_ / "outputs" / "run.json"); };
   train(small_config(scratch_));
   const std::string written = info();
-  train(small_config(scratch_, {"--optimizer.lr=0.5"}));  // nothing to do
+  train(small_config(scratch_, {"--optimizer.lr=0.5"}));  // no step is left to make
   EXPECT_EQ(info(), written);
   train(small_config(scratch_, {"--optimizer.lr=0.0001", "--checkpoint.load_step=4"}));
   const auto changed = nlohmann::json::parse(info())["changed"];

@@ -206,10 +206,10 @@ def words_per_sentence(text):
 
 # What is measured; the largest number that is allowed; how it is measured, as a list of places or a number.
 LIMITS = {
-    "functions over 80 lines": (4, long_functions),
+    "functions over 80 lines": (0, long_functions),
     "classes over 15 members": (9, large_classes),
     "files in the fullest folder of src": (25, fullest_folder),
-    "#if in sources": (34, conditions),
+    "#if in sources": (32, conditions),
     "lines over 120 characters in docs": (0, long_lines),
     "words per sentence in README": (18, lambda: words_per_sentence((ROOT / "README.md").read_text())),
     "headers of ours that config/job_config.h reads": (15, lambda: sorted(all_headers("config/job_config.h"))),

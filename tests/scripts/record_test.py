@@ -97,6 +97,12 @@ class Record(unittest.TestCase):
         self.write("src/ops/attention/rope_cuda.cu", "new\n")
         self.assertEqual(record.check(self.root), [])
 
+    def test_comments_and_layout_do_not(self):
+        self.write("src/ops/gemm/gemm_cuda.cu", "// A product.\none  /* of two\nmatrices */\n")
+        self.assertEqual(record.check(self.root), [])
+        self.write("src/ops/gemm/gemm_cuda.cu", 'one "// no comment"\n')
+        self.fails("figures differ")
+
     def test_a_record_that_is_not_there_fails(self):
         (self.root / "bench/records/first.json.gz").unlink()
         self.fails("docs/performance.md:5: no record 'first' in bench/records")

@@ -1,4 +1,4 @@
-// The bytes that every rank sends in a step, group by group, against the formulas of docs/parallelism.md.
+// Compares the bytes that every rank sends in a step, group by group, with the formulas of docs/parallelism.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ moe_force_load_balance = true
 )";
 
 using Overrides = std::vector<std::string>;
-using Bytes = std::map<std::string, std::int64_t>;  // by the group's name in Mesh
+using Bytes = std::map<std::string, std::int64_t>;  // by the name of the group in Mesh
 
 struct StepCase {
   const char* name;
@@ -37,7 +37,7 @@ struct StepCase {
   friend void PrintTo(const StepCase& step_case, std::ostream* out) { *out << step_case.name; }
 };
 
-/// What the page says about one rank's step.
+/// Computes what the page says about one rank's step.
 class Formulas {
  public:
   Formulas(const JobConfig& config, const Mesh& mesh, const Parameters& parameters, std::int64_t micro_batches)
@@ -62,7 +62,7 @@ class Formulas {
   }
 
  private:
-  /// The layers, the embedding and the head that this rank has.
+  /// Finds the layers, the embedding and the head that this rank has.
   void find_modules() {
     for (ParamId id = 0; id < parameters_.size(); ++id) {
       const std::string& name = parameters_.spec(id).name;
@@ -75,9 +75,10 @@ class Formulas {
     }
   }
 
-  // "Data": FSDP per unit and step, HSDP per step.
+  // Section "Data": FSDP sends per unit and step, and HSDP per step.
   void data() {
-    // Numbers of the parameters of a unit that are cut alike, each a multiple of 32.
+    // The sizes of the parameters of a unit that are cut alike. The size of each parameter is rounded up to a multiple
+    // of 32.
     std::map<std::pair<UnitId, Cut::Axis>, std::int64_t> sizes;
     const auto padded = [](std::int64_t count) { return (count + 31) / 32 * 32; };
     for (ParamId id = 0; id < parameters_.size(); ++id) {
@@ -98,9 +99,10 @@ class Formulas {
       total += shard;
       std::int64_t gathers = micro_batches_;
       if (unit != embedding_ && unit != head_) {
-        gathers = 2 * micro_batches_;                           // for the forward, for the backward
-        if (unit == layers_.back()) gathers -= micro_batches_;  // still there for the backward
-        // Still there for the next forward; the second layer's, where the embedding's do not take their place.
+        gathers = 2 * micro_batches_;                           // for the forward and for the backward
+        if (unit == layers_.back()) gathers -= micro_batches_;  // the last layer's are still there for the backward
+        // The first layer's are still there for the next forward. So are the second layer's, unless the embedding's
+        // take their place.
         const bool embedding_takes_a_slot = mesh_.shard_of_cut.size() > 1;
         if (unit == layers_[0] || (unit == layers_[1] && !embedding_takes_a_slot)) gathers -= micro_batches_ - 1;
       }
@@ -112,17 +114,17 @@ class Formulas {
     bytes_["dp_replicate"] += 4 * (total - own + (r - 1) * own);
   }
 
-  // "Tensor" and "Context": tables per layer and micro-batch.
+  // Sections "Tensor" and "Context": the tables are per layer and micro-batch.
   void tensor_and_context() {
     const std::int64_t dim = model_.dim, lora = model_.q_lora_rank;
-    std::int64_t tensor_numbers = 0, key_numbers = 0;  // per token
+    std::int64_t tensor_numbers = 0, key_numbers = 0;  // numbers per token
     for (const bool is_moe : is_moe_) {
       const std::int64_t queries = lora > 0 ? lora : dim;
       const bool has_ffn = !is_moe || model_.num_shared_experts > 0;
       tensor_numbers += queries + dim;                             // attention, forward
       tensor_numbers += dim + (lora > 0 ? lora : 2 * dim);         // attention, backward
       if (has_ffn) tensor_numbers += 2 * dim + 3 * dim;            // FFN, forward and backward
-      if (mode_ == Recompute::kSelective) tensor_numbers += lora;  // again for the backward
+      if (mode_ == Recompute::kSelective) tensor_numbers += lora;  // repeated for the backward
       if (mode_ == Recompute::kFull) tensor_numbers += queries + dim + (has_ffn ? dim : 0);
       key_numbers += (mode_ == Recompute::kNone ? 2 : 3) * (model_.kv_lora_rank + model_.qk_rope_head_dim);
       if (is_moe && model_.seq_balance_loss_coeff > 0.0f) {
@@ -141,10 +143,10 @@ class Formulas {
     bytes_["sequence"] += micro_batches_ * (mesh_.sequence.size() - 1) * tokens_t_ * key_numbers * b_;
   }
 
-  // "Over several domains". The forced balance gives the same tokens the same experts on every rank.
+  // Section "Over several domains". The forced balance gives the same tokens the same experts on every rank.
   void experts_on_domains() {
     const std::int64_t N = mesh_.degrees.num_ep_domains(), per_domain = model_.num_experts / N;
-    std::vector<std::int64_t> tokens(static_cast<std::size_t>(N), 0);  // with an expert there
+    std::vector<std::int64_t> tokens(static_cast<std::size_t>(N), 0);  // tokens with an expert in each domain
     for (std::int64_t t = 0; t < tokens_t_; ++t) {
       std::set<std::int64_t> domains;
       for (std::int64_t k = 0; k < model_.top_k; ++k) {
@@ -169,12 +171,12 @@ class Formulas {
     }
   }
 
-  /// Of a token that crosses.
+  /// Returns the bytes of a token that crosses.
   std::int64_t row_bytes(PayloadPrecision precision) const {
     return precision == PayloadPrecision::kMxfp8 ? model_.dim * 33 / 32 : model_.dim * b_;
   }
 
-  // "Expert", standard backend. The forced balance sends 1/P of the copies to each rank.
+  // Section "Expert", standard backend. The forced balance sends 1/P of the copies to each rank.
   void experts() {
     if (mesh_.degrees.num_ep_domains() > 1) return experts_on_domains();
     const std::int64_t P = mesh_.degrees.ep;
@@ -195,7 +197,8 @@ class Formulas {
     }
   }
 
-  // "Pipeline": activations to the next stage, gradients to the one before, unless this rank has it as well.
+  // Section "Pipeline": activations go to the next stage and gradients to the previous one, unless this rank has that
+  // stage, too.
   void pipeline() {
     if (mesh_.degrees.pp == 1) return;
     const PipelineSchedule schedule = config_.pipeline_schedule(mesh_.degrees);
@@ -206,7 +209,7 @@ class Formulas {
     }
   }
 
-  // "Once per step": sums of a few numbers.
+  // Section "Once per step": these are sums of a few numbers.
   void step_numbers() {
     const auto sums_of = [&](std::int64_t layers) { return 2 + layers * (1 + model_.num_experts); };
     const std::int64_t own = sums_of(std::count(is_moe_.begin(), is_moe_.end(), true));
@@ -221,7 +224,8 @@ class Formulas {
   const Parameters& parameters_;
   std::int64_t micro_batches_;
   Recompute mode_;
-  std::int64_t b_, tokens_T_, tokens_t_;  // bytes of a number; tokens that tensor-parallel ranks share; this rank's
+  // Bytes of a number; tokens that tensor-parallel ranks share; tokens of this rank.
+  std::int64_t b_, tokens_T_, tokens_t_;
   std::optional<UnitId> embedding_, head_;
   std::vector<UnitId> layers_;
   std::vector<bool> is_moe_;

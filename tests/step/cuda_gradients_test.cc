@@ -1,6 +1,6 @@
-// Gradients of every parameter on a GPU against a CPU's, in the precisions of training runs. Sizes are aligned, so all
-// products run on the tensor cores' kernels; head dims are cuDNN's; tokens are the bytes of a text.
-// tests/gpu_mutants.py shows that kernels which scale or add up wrongly do not pass.
+// Compares gradients of every parameter on a GPU with a CPU's, in the precisions of training runs. Sizes are aligned,
+// so the tensor cores' kernels compute all products. Head dims are those that cuDNN takes. Tokens are the bytes of a
+// text. tests/gpu_mutants.py shows that kernels which scale or add up wrongly do not pass.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,8 +16,8 @@ namespace {
 using Overrides = std::vector<std::string>;
 using Gradients = std::map<std::string, std::vector<float>>;
 
-// Two micro-batches, so that products both assign and accumulate. An expert gets 2457 rows or so of each, enough for
-// sums that several clusters share.
+// There are two micro-batches, so products both assign and accumulate. An expert gets about 2457 rows of each, which is
+// enough for sums that several clusters share.
 constexpr const char* kToml = R"(
 [model.args]
 vocab_size = 512
@@ -66,10 +66,10 @@ JobConfig config_of(const Case& one) {
   return config;
 }
 
-/// A GPU's distance from the gradient in float32 over a CPU's: both round alike.
+/// Limits the GPU's distance from the float32 gradient, relative to the CPU's distance: both round alike.
 constexpr double kRounding = 1.15;
 
-/// The licence, byte by byte.
+/// Returns the bytes of the licence.
 std::vector<std::int32_t> text_tokens() {
   std::ifstream file(std::string(TESSERA_TEST_DATA) + "/../LICENSE", std::ios::binary);
   std::vector<std::int32_t> tokens;
@@ -83,7 +83,7 @@ class CudaGradients : public ::testing::TestWithParam<Case> {
     if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
   }
 
-  /// Gradients of the first step. `weights` are written by the first call and read by later ones.
+  /// Returns the gradients of the first step. The first call writes `weights`, and later calls read them.
   static Gradients gradients(const JobConfig& config, Device device, Gradients& weights) {
     TrainingStep step(config, nullptr, device);
     step.allocate();
@@ -184,8 +184,8 @@ Case recipe(const char* name, const std::string& recipe_name, const std::string&
   return {name, "bfloat16", overrides, bounds};
 }
 
-// The bounds are twice what an H100 shows, or nearly so. Balance is forced, because a token for which the last bit
-// decides between two experts is worth a few thousandths of the experts' gradients; the real router has a case.
+// The bounds are about twice what an H100 shows. Balance is forced: a token for which the last bit decides between two
+// experts changes the experts' gradients by a few thousandths. One case has the real router.
 INSTANTIATE_TEST_SUITE_P(Precisions, CudaGradients,
                          ::testing::Values(Case{"bfloat16", "bfloat16", {kForced}, {0.0015, 0.0003}},
                                            Case{"bfloat16_real_router", "bfloat16", {}, {0.006, 0.0006}},

@@ -1,4 +1,4 @@
-// Whole steps on a GPU against those of the CPU. Skipped where there is no GPU.
+// Compares whole steps on a GPU with those of the CPU. Skipped if there is no GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ class CudaStep : public ::testing::TestWithParam<Case> {
     return result;
   }
 
-  /// Fresh random tokens below `num_tokens` for every step, of which some end documents.
+  /// Fills the batches with fresh random tokens below `num_tokens` for every step. Some tokens end documents.
   static void fill(const JobConfig& config, std::int64_t step, std::vector<Batch>& batches, std::int64_t num_tokens) {
     const Philox random(5, stream_of("cuda_step"));
     auto drawn = static_cast<std::uint64_t>(step) << 32;
@@ -69,7 +69,8 @@ class CudaStep : public ::testing::TestWithParam<Case> {
     return batches;
   }
 
-  /// Loss and gradient norm of every step. `num_ahead`: steps that are started before one is waited for.
+  /// Returns loss and gradient norm of every step. `num_ahead` is the number of steps that are started before one is
+  /// waited for.
   static std::vector<double> run(const JobConfig& config, Device device, std::size_t num_ahead = 0) {
     TrainingStep step(config, nullptr, device);
     step.allocate();
@@ -124,7 +125,7 @@ TEST_P(CudaStep, DeterministicRunsAreTheSameBits) {
   EXPECT_EQ(run(job, Device::kCuda, 1), numbers) << "a step that was started before the one before was read";
 }
 
-/// Steps that the host comes to late do not seem to have been long, nor those behind them to have been short.
+/// A host that comes late to a step does not make the step seem long, nor the one after it short.
 TEST_P(CudaStep, AStepEndsWhenTheGpuHasMadeIt) {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
@@ -144,8 +145,8 @@ TEST_P(CudaStep, AStepEndsWhenTheGpuHasMadeIt) {
   EXPECT_GT(Seconds(Clock::now() - second.ended).count(), 0.5);
 }
 
-/// A step that is not finite says where, and leaves weights, moments and biases as they were: also when it is a replay,
-/// and another step has been started behind it.
+/// A step that is not finite says where, and leaves weights, moments and biases unchanged. This holds even if it is the
+/// replay of a graph, and another step has been started after it.
 TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   const JobConfig job = config("bfloat16");
   TrainingStep step(job, nullptr, Device::kCuda);
@@ -159,7 +160,7 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   }
   Parameters& parameters = step.model().parameters();
   const float bad = INFINITY;
-  // The embedding of a token that the next step has and the one behind it has not.
+  // This is the embedding of a token that step 6 has and step 7 does not have.
   ASSERT_EQ(parameters.spec(0).name, "tok_embeddings.weight");
   parameters.set(0, (vocab - 1) * job.model.args.dim, {&bad, 1});
   const auto state = [&] {
@@ -188,7 +189,7 @@ TEST_P(CudaStep, ANonFiniteStepIsNotMade) {
   EXPECT_NE(state(), before);
 }
 
-/// A fault that does not come back changes no bit, also when the step behind it was started already.
+/// A fault that does not recur changes no bit, even if the next step has already been started.
 TEST_P(CudaStep, AStepThatFailsOnceIsMadeAgain) {
   const auto train = [&](std::int64_t nan_at_step) {
     JobConfig job = config("bfloat16");
@@ -241,7 +242,7 @@ TEST_P(CudaStep, TheStateIsReadAndWritten) {
   EXPECT_EQ(after.buffers, before.buffers);
 }
 
-/// The state is copied so late that steps which did not wait for the copy would have changed it.
+/// The state is copied so late that a step which did not wait for the copy would have changed it.
 TEST_P(CudaStep, AStepWaitsForWhoReadsTheState) {
   JobConfig job = config("bfloat16");
   job.debug.deterministic = true;
@@ -252,7 +253,7 @@ TEST_P(CudaStep, AStepWaitsForWhoReadsTheState) {
   Buffer copy = Buffer::pinned(masters.num_bytes());
   const cuda::Stream stream;
   TrainingState state(step.model().parameters());
-  for (std::int64_t i = 1; i <= 6; ++i) {  // the first ones are not a graph yet
+  for (std::int64_t i = 1; i <= 6; ++i) {  // the first steps are not graphs yet
     std::vector<std::byte> before(state.num_bytes());
     state.read(before.data());
     put_delay(stream, 50000);

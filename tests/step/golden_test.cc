@@ -1,5 +1,5 @@
-// The whole model and the whole step against an independent PyTorch implementation in float64
-// (tests/reference/, which wrote the files in tests/golden/).
+// Compares the whole model and the whole step with an independent PyTorch implementation in float64 (tests/reference/,
+// which wrote the files in tests/golden/).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -104,7 +104,7 @@ TEST_P(GoldenModel, LogitsLossAndGradients) {
   }
 }
 
-/// Losses and gradients of one micro-batch under a recompute mode, as bytes.
+/// Returns the gradients of one micro-batch, followed by its losses and loads.
 std::vector<float> gradients_of(const std::string& name, const std::vector<std::string>& overrides) {
   const Golden golden(name, overrides);
   TrainingStep step(golden.config);
@@ -136,8 +136,8 @@ TEST_P(GoldenModel, RecomputationChangesNoBit) {
   }
 }
 
-// bfloat16 has 8 significant bits (2^-9 relative rounding) and a path through the model of a few dozen roundings; the
-// loss averages them out.
+// bfloat16 has 8 significant bits (a relative rounding of 2^-9), and a path through the model has a few dozen
+// roundings. The loss averages them out.
 TEST_P(GoldenModel, Bfloat16LossIsClose) {
   const Golden golden(GetParam(), {"--training.mixed_precision_param=bfloat16"});
   TrainingStep step(golden.config);
@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, GoldenModel,
                                            "moe_softmax_groups", "force_balance", "balance_loss", "mtp", "odd_sizes"),
                          [](const auto& parameter) { return std::string(parameter.param); });
 
-// A step tells of the mean over its modules.
+// A step reports the mean over its modules.
 TEST(GoldenSteps, TheLossOfTwoPredictionModules) {
   const Golden golden("mtp");
   TrainingStep step(golden.config);
@@ -170,7 +170,7 @@ TEST(GoldenSteps, TheLossOfTwoPredictionModules) {
   EXPECT_EQ(result.num_tokens, batch.num_tokens());
 }
 
-// Ten optimizer steps: accumulation, clipping, warm-up and decay, AdamW, expert bias.
+// Ten optimizer steps cover accumulation, clipping, warm-up and decay, AdamW, and the expert bias.
 TEST(GoldenSteps, LossesAndWeightsAfterTenSteps) {
   const Golden golden("train_steps");
   TrainingStep step(golden.config);
@@ -202,7 +202,8 @@ TEST(GoldenSteps, LossesAndWeightsAfterTenSteps) {
     EXPECT_NEAR(result.grad_norm, norms[s], 1e-4 * norms[s]) << s;
     EXPECT_NEAR(result.learning_rate, rates[s], 1e-6 * rates[s]) << s;
   }
-  // Adam divides by the root of the second moment, which makes tiny gradients' rounding visible; hence not 1e-5.
+  // Adam divides by the root of the second moment, which makes the rounding of tiny gradients visible. So the bound is
+  // not 1e-5.
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const std::string& name = parameters.spec(id).name;
     EXPECT_LE(relative_difference(span_of(parameters.master(id)), numbers<float>(golden.file, "param_after." + name)),

@@ -1,4 +1,4 @@
-// Training on several GPUs: losses, gradients and loads of every mesh against those of one rank on a CPU.
+// Trains on several GPUs. Compares losses, gradients and loads of every mesh with those of one rank on a CPU.
 #include "tests/step/mesh_training.h"
 
 namespace tessera::mesh_test {
@@ -6,7 +6,7 @@ namespace {
 
 class OnGpus : public ::testing::TestWithParam<MeshCase> {};
 
-// Ten steps, the first two operator by operator, the others as graphs.
+// Of ten steps, the first two run operator by operator, and the others as graphs.
 TEST_P(OnGpus, TrainsAsOneRankDoes) {
   MeshCase mesh_case = GetParam();
   mesh_case.device = Device::kCuda;

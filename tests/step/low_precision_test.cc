@@ -1,4 +1,4 @@
-// The training step in low precision: gradients, recomputation, accumulation, quantized copies of the weights,
+// Tests the training step in low precision: gradients, recomputation, accumulation, quantized copies of the weights,
 // measured errors, and where numbers stop being finite.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,8 +25,8 @@ using ::testing::ElementsAre;
 
 const volatile std::sig_atomic_t kNoSignal = 0;
 
-/// Dense, MoE and MTP layers, compressed queries, groups of experts, shared experts; sizes are multiples of 32, tokens
-/// of a micro-batch (72) and an expert's rows are not.
+/// A model with dense, MoE and MTP layers, compressed queries, groups of experts and shared experts. Sizes are
+/// multiples of 32. The tokens of a micro-batch (72) and an expert's rows are not.
 const char* const kToml = R"(
 [model.args]
 vocab_size = 258
@@ -108,7 +108,7 @@ std::vector<float> numbers(const Tensor& tensor) {
   return {tensor.data<float>(), tensor.data<float>() + tensor.num_elements()};
 }
 
-/// NaN compares as itself.
+/// NaN equals NaN here, if the bits are the same.
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
@@ -124,7 +124,7 @@ double sqnr_db(const std::vector<float>& actual, const std::vector<float>& expec
   return 10.0 * std::log10(signal / noise);
 }
 
-/// A step's model with its memory. The config must outlive the step.
+/// A step with its configuration and memory. The configuration must outlive the step.
 struct SmallStep {
   JobConfig config;
   TrainingStep step;
@@ -158,11 +158,11 @@ ParamId id_of(const Model& model, const std::string& name) {
 struct Gradients {
   double loss, mtp_loss;
   std::map<std::string, std::vector<float>> of;
-  std::set<std::string> sites;  // those in low precision
-  std::vector<float> flat;      // and the losses and loads: all that a micro-batch leaves
+  std::set<std::string> sites;  // sites in low precision
+  std::vector<float> flat;      // with losses and loads: all that a micro-batch leaves
 };
 
-/// Of one micro-batch.
+/// Returns the gradients of one micro-batch.
 Gradients gradients_of(const Overrides& overrides) {
   SmallStep run(overrides);
   Model& model = run.step.model();
@@ -194,10 +194,10 @@ class LowPrecisionStep : public ::testing::TestWithParam<Recipe> {
   static Overrides overrides(const Overrides& more = {}) { return joined(GetParam().overrides, more); }
 };
 
-// A product of two quantized operands has an error of 28.5 dB (tests/params/precision_test.cc). Errors of products in a
-// row add up, and the deepest gradient has some twenty of them: 5 forward and 5 backward in each of four blocks, less
-// the branches that a residual connection goes around. 28.5 - 10 log10(22) = 15 dB. Routing is fixed, because a token
-// that goes elsewhere is no rounding error.
+// A product of two quantized operands has an SQNR of 28.5 dB (tests/params/precision_test.cc). Errors of products in a
+// row add up. The deepest gradient has some twenty of them: 5 forward and 5 backward in each of four blocks, less the
+// branches that a residual connection goes around. 28.5 - 10 log10(22) = 15 dB. Routing is fixed, because a token that
+// goes elsewhere is no rounding error.
 TEST_P(LowPrecisionStep, GradientsAreCloseToThoseOfHighPrecision) {
   for (const char* dtype : {"float32", "bfloat16"}) {
     for (const char* q_lora_rank : {"32", "0"}) {
@@ -216,7 +216,7 @@ TEST_P(LowPrecisionStep, GradientsAreCloseToThoseOfHighPrecision) {
         EXPECT_GE(sqnr, 15.0) << name;
         EXPECT_NE(gradient, high.of.at(name)) << name;
         if (low.sites.contains(name)) {
-          EXPECT_LE(sqnr, 40.0) << name;  // bfloat16 alone would leave more
+          EXPECT_LE(sqnr, 40.0) << name;  // bfloat16 alone would have more
         }
         if (sqnr < worst) worst = sqnr, worst_name = name;
         best = std::max(best, sqnr);
@@ -237,11 +237,11 @@ TEST_P(LowPrecisionStep, RecomputationChangesNoBit) {
   }
 }
 
-/// Notes what each site is told.
+/// A probe that records what it observes of each site.
 struct Observed : SiteProbe {
   struct Operand {
     Shape shape;
-    std::vector<mx::Format> formats;  // of its observations; empty: never quantized
+    std::vector<mx::Format> formats;  // of its observations; empty if never quantized
     std::int64_t num_rows = 0;
     int count = 0;
   };
@@ -261,8 +261,7 @@ struct Observed : SiteProbe {
   }
 };
 
-// A probe sees each operand of each site once, in whatever mode, in the format that the recipe says; and looking at
-// them changes nothing.
+// In every mode a probe sees each operand of each site once, in the format of the recipe. Observing changes nothing.
 TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
   for (const char* mode : {"none", "selective", "full"}) {
     SCOPED_TRACE(mode);
@@ -271,7 +270,7 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
     Observed observed;
     const LossScale scale{.per_token = 0.01, .per_sequence = 0.5};
     model.train_step(run.step.context(), run.batch(), scale, nullptr, &observed);
-    // Rows in use of an MoE layer's routed operands, the groups' padding included.
+    // Rows in use of an MoE layer's routed operands, including the padding of groups.
     std::map<std::string, std::int64_t> num_rows;
     for (std::size_t i = 0; i < model.num_moe_layers(); ++i) {
       const std::string& layer = model.moe_layer(i).name();
@@ -318,7 +317,7 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
   }
 }
 
-/// Bytes of the quantized weights, and of quantizing now what layers read.
+/// Returns the elements and the scales of a quantized matrix as bytes.
 std::vector<std::uint8_t> bytes_of(const mx::Quantized& q) {
   std::vector<std::uint8_t> bytes;
   if (!q.defined()) return bytes;
@@ -327,6 +326,7 @@ std::vector<std::uint8_t> bytes_of(const mx::Quantized& q) {
   return bytes;
 }
 
+/// Expects the quantized weights to equal what quantizing the weights now gives.
 void expect_fresh(const Model& model) {
   const Parameters& parameters = model.parameters();
   Arena arena(std::size_t{1} << 20);
@@ -346,7 +346,7 @@ void expect_fresh(const Model& model) {
   }
 }
 
-// The weights that a step leaves behind are those that the next one multiplies with.
+// The weights that a step leaves behind are the ones that the next step multiplies with.
 TEST_P(LowPrecisionStep, WeightsAreQuantizedAgainAfterTheOptimizer) {
   SmallStep run(overrides());
   const std::vector<Batch> batches = run.batches();
@@ -386,9 +386,9 @@ TEST(LowPrecision, NamesOfOneRecipeGiveTheSameBits) {
   EXPECT_FALSE(same_bits(floor, rceil));
 }
 
-// Outputs and their gradients do not depend on how weights' gradients are computed, nor do the gradients of what is not
-// quantized. One product of two quantized operands is between the others: 28.5 dB, and a little for sums over few
-// tokens.
+// The way in which weights' gradients are computed changes neither outputs nor their gradients, nor the gradients of
+// what is not quantized. The others differ by one product of two quantized operands: 28.5 dB, and a little for sums
+// over few tokens.
 TEST(LowPrecision, HighWeightGradientsChangeNothingElse) {
   const Gradients low = gradients_of({}), high = gradients_of(both("recipe_name=mxfp8_wgrad_with_hp"));
   EXPECT_EQ(low.loss, high.loss);
@@ -404,7 +404,7 @@ TEST(LowPrecision, HighWeightGradientsChangeNothingElse) {
   }
 }
 
-/// Gradients of a whole step of four sequences, in micro-batches of this many.
+/// Returns the gradients of a whole step of four sequences, in micro-batches of `micro_batch` sequences.
 std::map<std::string, std::vector<float>> step_gradients(std::int64_t micro_batch, const Overrides& overrides) {
   SmallStep run(joined(overrides, {fmt::format("--training.local_batch_size={}", micro_batch)}));
   std::vector<std::int32_t> tokens;
@@ -429,10 +429,11 @@ std::map<std::string, std::vector<float>> step_gradients(std::int64_t micro_batc
   return gradients;
 }
 
-// With weight gradients in high precision, and with blocks that no micro-batch's end cuts (64 tokens each), a step in
-// two micro-batches has the numbers of one, summed in another order. bfloat16 leaves 2^-9 relative rounding, which a
-// rare quantized number turns into a step of its grid; 40 dB is far from the 28.5 dB of other blocks. Of the experts,
-// the blocks do differ: two such errors, 25.5 dB, and 2 dB for experts of few tokens.
+// A step in two micro-batches has the numbers of a step in one, summed in another order, if no block differs. That
+// holds with weight gradients in high precision, and with blocks that no micro-batch's end cuts (64 tokens each).
+// bfloat16 has a relative rounding of 2^-9, which a rare quantized number turns into a step of its grid. 40 dB is far
+// from the 28.5 dB of other blocks. The blocks of experts do differ: two such errors make 25.5 dB, less 2 dB for
+// experts with few tokens.
 TEST(LowPrecision, AccumulatedGradientsAreThoseOfOneBatch) {
   const Overrides base = {"--training.seq_len=32", "--debug.moe_force_load_balance"};
   for (const Overrides& recipe : {both("recipe_name=mxfp8_wgrad_with_hp"), Overrides{kRecipes[8].overrides}}) {
@@ -462,7 +463,7 @@ class LowPrecisionRun : public ::testing::Test {
     for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
     return lines;
   }
-  /// Sets the first number of a parameter, or all, as a checkpoint would.
+  /// Sets the first number of a parameter, or all its numbers, as a checkpoint would.
   static void plant(Trainer& trainer, const std::string& name, float value, bool all) {
     Parameters& parameters = trainer.model().parameters();
     bool found = false;
@@ -482,13 +483,13 @@ class LowPrecisionRun : public ::testing::Test {
 
 TEST_F(LowPrecisionRun, LoadedWeightsAreQuantized) {
   const auto masters = [](Trainer& trainer) { return numbers(trainer.model().parameters().all_masters()); };
-  std::optional<Trainer> trainer;  // one at a time, since they have one folder
+  std::optional<Trainer> trainer;  // only one at a time, since they share a folder
   trainer.emplace(config({"--checkpoint.enable", "--training.steps=2"}));
   trainer->run(kNoSignal);
   const auto trained = masters(*trainer);
   trainer.reset();
 
-  trainer.emplace(config({"--checkpoint.enable", "--training.steps=2"}));  // resumes
+  trainer.emplace(config({"--checkpoint.enable", "--training.steps=2"}));  // resumes the run
   EXPECT_TRUE(same_bits(masters(*trainer), trained));
   expect_fresh(trainer->model());
   trainer.reset();
@@ -499,7 +500,8 @@ TEST_F(LowPrecisionRun, LoadedWeightsAreQuantized) {
   expect_fresh(trainer->model());
 }
 
-// x, w and dy of every site in low precision, and of no other, at the steps that are asked for, the first and the last.
+// The metrics have x, w and dy of every site in low precision, and of no other site. They have them at the steps that
+// the key asks for, and at the first and the last step.
 TEST_F(LowPrecisionRun, QuantizationErrorsAreInTheMetrics) {
   const JobConfig job = config(
       {"--metrics.quantization_error_freq=3", "--metrics.log_freq=4", "--quantize.linear.mx.filter_fqns=output,wkv_a"});
@@ -523,7 +525,8 @@ TEST_F(LowPrecisionRun, QuantizationErrorsAreInTheMetrics) {
       std::vector<std::string> operands;
       for (const auto& [operand, value] : values.items()) {
         operands.push_back(operand);
-        // A Gaussian has 31.5 dB; blocks with an outlier have more zeros, and few numbers that count have better luck.
+        // A Gaussian has 31.5 dB. Blocks with an outlier have more zeros. Operands with few numbers that count may have
+        // more by chance.
         EXPECT_GT(value.get<double>(), 24.0) << site << " " << operand;
         EXPECT_LT(value.get<double>(), 45.0) << site << " " << operand;
       }
@@ -535,11 +538,11 @@ TEST_F(LowPrecisionRun, QuantizationErrorsAreInTheMetrics) {
   EXPECT_THAT(measured, ElementsAre(1, 3, 6, 8));
 }
 
-// Of the first micro-batch only: another one behind it halves the gradients, which quantization does not see, and
-// nothing else.
+// The errors are those of the first micro-batch only. A second micro-batch halves the gradients, which quantization
+// does not see, and changes nothing else.
 TEST(LowPrecision, ErrorsAreThoseOfTheFirstMicroBatch) {
   SmallStep two({}), one({"--training.global_batch_size=2"});
-  // The step changes the weights, so theirs first.
+  // The step changes the weights, so their errors are measured first.
   std::map<std::string, double> weights;
   const Model& model = one.step.model();
   for (ParamId id = 0; id < model.parameters().size(); ++id) {
@@ -585,7 +588,7 @@ TEST_F(LowPrecisionRun, MeasuringErrorsChangesNoResult) {
   EXPECT_TRUE(same_bits(weights[0], weights[1]));
 }
 
-// Without low precision there is nothing to measure.
+// Without low precision there are no errors to measure.
 TEST_F(LowPrecisionRun, HighPrecisionHasNoQuantizationErrors) {
   Trainer trainer(config({"--model.converters=", "--metrics.quantization_error_freq=1"}));
   trainer.run(kNoSignal);
@@ -599,9 +602,9 @@ struct Failure {
   bool all;
   const char* message;
 };
-// Where the first non-finite number is that a GEMM reads, in the order of computation.
+// Says where the first non-finite number is that a GEMM reads, in the order of computation.
 const Failure kFailures[] = {
-    // 1e38 times numbers of a norm's output overflows in the product; the latent's norm makes that NaN.
+    // 1e38 times numbers of a norm's output overflows in the product. The norm of the latent turns that into NaN.
     {"overflow", "layers.1.attention.wkv_a.weight", 1e38f, true,
      "first non-finite numbers in the input of layers.1.attention.wkv_b"},
     {"overflow in SwiGLU", "layers.0.feed_forward.w13.weight", 1e30f, true, "the input of layers.0.feed_forward.w2"},

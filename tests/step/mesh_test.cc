@@ -1,4 +1,4 @@
-// The same training on many meshes: losses, gradients and loads of every mesh against those of one rank.
+// Trains the same model on many meshes. Compares losses, gradients and loads of every mesh with those of one rank.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -66,14 +66,14 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"ep4_of_2x2_mxfp8_wgrad_high_direct", 4, {.ep = 4, .ep_domain = 2}, 1, kDirect + kWgradHigh}),
     [](const auto& test) { return test.param.name; });
 
-// Tensor-parallel ranks' parts are whole blocks, too.
+// With these sizes the parts of tensor-parallel ranks are whole blocks, too.
 const Overrides kWholeBlocks = {"--model.args.qk_rope_head_dim=16", "--model.args.inter_dim=128",
                                 "--model.args.moe_inter_dim=64"};
-// Context-parallel ranks round the gradients of keys and values, of which each has a part of the sum, before they add
-// them up: one rank rounds the sum.
+// Each context-parallel rank has a part of the gradients of keys and values, and rounds it before the parts are added
+// up. One rank rounds the sum.
 const Overrides kKeysHigh = {"--quantize.linear.mx.filter_fqns=output,wkv_b"};
-/// Sums in another order round in another way now and then, and a number that is quantized then differs by a whole
-/// step. Of seeds, one with which this does not happen in the first step.
+/// Returns the key of a seed. Sums in another order round differently now and then, and a number that is quantized then
+/// differs by a whole step. The chosen seeds are those with which this does not happen in the first step.
 Overrides seed(int number) { return {fmt::format("--debug.seed={}", number)}; }
 const Overrides kLayersPerStage = {"--parallelism.pipeline_parallel_layers_per_stage=2"};
 const Overrides kModuleLists = {
@@ -139,7 +139,8 @@ TEST_P(SqnrOnMesh, IsThatOfOneRank) {
     EXPECT_EQ(many[i].module, module);
     for (const auto operand : {&SiteSqnr::x, &SiteSqnr::w, &SiteSqnr::d_y}) {
       ASSERT_TRUE(one[i].*operand && many[i].*operand) << module;
-      // Weights differ in nothing; of the rest, a number in the last bit now and then, and with it a block's scale.
+      // Weights do not differ at all. Other numbers differ in the last bit now and then, and with them the scale of a
+      // block.
       EXPECT_NEAR(*(many[i].*operand), *(one[i].*operand), operand == &SiteSqnr::w ? 1e-9 : 0.01) << module;
     }
   }
@@ -162,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"pp2_fsdp2_tp2_ep4", 8, {.tp = 2, .pp = 2, .ep = 4}, 2, kMeasured}),
     [](const auto& test) { return test.param.name; });
 
-/// Of the first step, by name; shared experts, if there are any, give 0.
+/// Returns the gradients of the first step, by name. The output of shared experts, if there are any, is 0.
 std::map<std::string, std::vector<float>> gradients_of(std::int64_t num_shared_experts) {
   const JobConfig config = parse_job_config(
       kToml, {fmt::format("--model.args.num_shared_experts={}", num_shared_experts), "--training.local_batch_size=8"});
@@ -198,7 +199,7 @@ TEST(Moe, WithoutSharedExpertsIsWithSomeThatGiveNothing) {
   for (const auto& [name, expected] : without) expect_near_in_norm(with.at(name), expected, 1e-5, name);
 }
 
-/// Messages, and with them ranks, that come late in ways of the seed's.
+/// Returns options that delay messages, and with them ranks. The seed determines how.
 RankOptions delayed(std::uint64_t seed) {
   return {.wrap = [seed](std::unique_ptr<Transport> transport) -> std::unique_ptr<Transport> {
     return std::make_unique<comm_test::DelayedTransport>(std::move(transport), seed);
@@ -214,7 +215,7 @@ void expect_same_bits(const Trained& actual, const Trained& expected) {
 
 const Overrides kFourSteps = {"--training.steps=4"};
 
-// All axes at once: when messages come changes no bit.
+// All axes are in use at once. The arrival times of messages change no bit.
 TEST(Mesh, LateMessagesChangeNothing) {
   for (const char* kind : {"Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"}) {
     for (const MeshDegrees& degrees : {MeshDegrees{.tp = 2, .pp = 2, .ep = 4}, {.cp = 2, .tp = 2, .pp = 2, .ep = 2}}) {
@@ -226,7 +227,7 @@ TEST(Mesh, LateMessagesChangeNothing) {
   }
 }
 
-// Neither the backend, nor what is computed again, nor when messages come, changes a bit.
+// Neither the backend, nor recomputation, nor the arrival times of messages change a bit.
 TEST(ExpertMesh, SameBits) {
   const auto run = [](const Overrides& overrides, const RankOptions& options = {}) {
     return train({"", 4, {.ep = 2}, 2, kFourSteps + overrides}, options);
@@ -273,8 +274,8 @@ double sqnr_db(const std::vector<float>& actual, const std::vector<float>& expec
   return 10.0 * std::log10(signal / noise);
 }
 
-// A cast to MXFP8 leaves 31.5 dB (tests/mx/block_test.cc). Of the experts' gradients the rows' cast, or that of the
-// gradients, is one of two factors; three MoE layers lie one above the other.
+// A cast to MXFP8 has an SQNR of 31.5 dB (tests/mx/block_test.cc). One of the two factors of the experts' gradients has
+// been cast: the rows or the gradients. Three MoE layers lie one above the other.
 TEST(ExpertMesh, PayloadInMxfp8) {
   const auto run = [](const Overrides& overrides) { return train({"", 2, {.ep = 2}, 1, kFourSteps + overrides}); };
   const Trained plain = run({});
@@ -290,14 +291,14 @@ TEST(ExpertMesh, PayloadInMxfp8) {
       EXPECT_LE(sqnr, 40.0) << key << " " << name;
     }
     expect_near(standard.losses, plain.losses, 1e-2, "loss");
-    // What is sent in MXFP8 to experts that compute in it is what they would have made of it.
+    // Rows that arrive in MXFP8 at experts that compute in MXFP8 equal the rows that these experts would have made.
     if (key == std::string_view("dispatch_fwd")) {
       expect_same_bits(run(packed + kWgradHigh + kDirect), run(packed + kWgradHigh));
     }
   }
 }
 
-/// This rank's part of the first step's tokens; only rank 0 has the token `not_on_others`.
+/// Returns this rank's part of the first step's tokens. Only rank 0 has the token `not_on_others`.
 Batch first_batch(const TrainingStep& step, const JobConfig& config, int rank, std::int32_t not_on_others = -1) {
   Batch batch = step.make_batch();
   std::vector<std::int32_t> tokens;
@@ -313,7 +314,7 @@ Batch first_batch(const TrainingStep& step, const JobConfig& config, int rank, s
   return batch;
 }
 
-// With the room of a balanced load, every rank throws, and names the layer and the load.
+// There is room for a balanced load. Every rank throws, and names the layer and the load.
 TEST(ExpertMesh, PastTheCapacity) {
   for (const Overrides& backend : {Overrides{}, kDirect}) {
     std::atomic<int> num_failed = 0;
@@ -339,7 +340,7 @@ TEST(ExpertMesh, PastTheCapacity) {
   }
 }
 
-// Numbers that are not finite on one rank only: all ranks say so, none waits for another.
+// Numbers are not finite on one rank only. All ranks report it, and none waits for another.
 TEST(ExpertMesh, NonFiniteNumbersEndAllRanks) {
   for (const Overrides& overrides : {Overrides{}, kDirect, kMxfp8 + kDirect}) {
     for (const MeshDegrees& degrees : {MeshDegrees{}, {.ep = 4}, {.pp = 2}}) {

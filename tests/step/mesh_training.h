@@ -1,4 +1,4 @@
-// Training on a mesh of ranks, and what it must show: what one rank shows.
+// Trains on a mesh of ranks, and compares the results with those of one rank.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -49,13 +49,13 @@ struct MeshCase {
   friend void PrintTo(const MeshCase& mesh_case, std::ostream* out) { *out << mesh_case.name; }
 };
 
-/// Tokens of one sequence of a step's batch: the same whoever has it.
+/// Returns the tokens of one sequence of a step's batch. They are the same on whichever rank.
 inline std::vector<std::int32_t> sequence(std::int64_t step, std::int64_t idx, std::int64_t length,
                                           std::int64_t vocab) {
   const Philox random(static_cast<std::uint64_t>(step * 1000 + idx), stream_of("test.mesh"));
   std::vector<std::int32_t> tokens;
   for (std::int64_t i = 0; i < length; ++i) {
-    // Half of them follow from the token before, so that there is something to learn.
+    // Half of the tokens follow from the token before, so that there is something to learn.
     const auto words = random.words(static_cast<std::uint64_t>(i));
     const auto drawn = static_cast<std::int64_t>(words[0] % static_cast<std::uint32_t>(vocab));
     tokens.push_back(static_cast<std::int32_t>(i > 0 && words[1] % 2 == 0 ? (tokens.back() * 5 + 7) % vocab : drawn));
@@ -63,10 +63,11 @@ inline std::vector<std::int32_t> sequence(std::int64_t step, std::int64_t idx, s
   return tokens;
 }
 
-/// How many labels do not count, at its beginning: so ranks and micro-batches have unequally many that do.
+/// Returns how many labels at the sequence's beginning do not count. So ranks and micro-batches have different numbers
+/// of labels that count.
 inline std::int64_t num_ignored(std::int64_t idx) { return idx * 5 % 7; }
 
-/// What a run shows: the same on all ranks, but for the gradients, of which each rank has its part.
+/// The results of a run. They are the same on all ranks, except for the gradients, of which each rank has a part.
 struct Trained {
   std::vector<double> losses, balance_losses, grad_norms, validation_losses;
   std::vector<std::int64_t> num_tokens;
@@ -96,7 +97,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
     step.allocate();
     std::vector<Batch> batches;
     for (std::int64_t m = 0; m < mesh_case.micro_batches; ++m) batches.push_back(step.make_batch());
-    // Which seeds suit what is quantized was found with all labels (mesh_test.cc).
+    // Which seeds suit quantized runs was found with all labels (mesh_test.cc).
     const bool quantizes = !config.model.converters.empty(), ignores = !quantizes;
     for (std::int64_t s = 1; s <= config.training.steps; ++s) {
       std::int64_t next = 0;
@@ -116,7 +117,8 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
         batch.fill(tokens, labels);
       }
       const StepResult result = step.run(s, batches, quantizes && s == 1);
-      // Between steps that run operator by operator, are recorded, and are replayed: it may change none of them.
+      // The evaluation runs between steps that run operator by operator, are recorded, or are replayed. It must change
+      // none of them.
       double validation_loss = 0.0;
       for (std::size_t m = 0; m < batches.size(); ++m) {
         validation_loss += step.evaluate(batches[m]) * static_cast<double>(num_valid[m]);
@@ -157,7 +159,7 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
   return trained;
 }
 
-/// One rank's run of the same model, once for all meshes.
+/// Returns one rank's run of the same model, which is made once for all meshes.
 inline const Trained& on_one_rank(const Overrides& overrides) {
   static std::map<Overrides, Trained> runs;
   const auto found = runs.find(overrides);
@@ -173,7 +175,7 @@ inline void expect_near(const std::vector<double>& actual, const std::vector<dou
   }
 }
 
-/// The norm of the difference against that of what is expected.
+/// Compares the norm of the difference with the norm of the expected numbers.
 inline void expect_near_in_norm(const std::vector<float>& actual, const std::vector<float>& expected, double tolerance,
                                 const std::string& name) {
   ASSERT_EQ(actual.size(), expected.size()) << name;
@@ -185,7 +187,7 @@ inline void expect_near_in_norm(const std::vector<float>& actual, const std::vec
   EXPECT_LE(std::sqrt(difference), tolerance * std::sqrt(norm)) << name;
 }
 
-/// Losses, gradients and loads against those of one rank on a CPU.
+/// Compares losses, gradients and loads with those of one rank on a CPU.
 inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   const Trained &one = on_one_rank(mesh_case.overrides), many = train(mesh_case);
   ASSERT_EQ(one.losses.size(), 10u);
@@ -196,15 +198,15 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   expect_near(many.grad_norms, one.grad_norms, 1e-4, "gradient norm");
   expect_near(many.validation_losses, one.validation_losses, 1e-5, "validation loss");
   ASSERT_EQ(many.expert_loads.size(), one.expert_loads.size());
-  // The last bit of a float32 sum, which depends on the mesh, can become a step between 8-bit numbers, and with it a
-  // token's choice of an expert another.
+  // The last bit of a float32 sum depends on the mesh. It can become a step between 8-bit numbers, and then change a
+  // token's choice of an expert.
   const bool quantizes = !parse_job_config(kToml, mesh_case.overrides).model.converters.empty();
   for (std::size_t s = 0; s < one.expert_loads.size(); ++s) {
     for (std::size_t i = 0; i < one.expert_loads[s].size(); ++i) {
       EXPECT_NEAR(many.expert_loads[s][i], one.expert_loads[s][i], quantizes ? kLoadOfOneToken : 0.0) << s << " " << i;
     }
   }
-  // A GPU's sums differ from a CPU's in their last bits, too, and a step of e4m3 is a sixteenth of the number.
+  // A GPU's sums also differ from a CPU's in their last bits, and a step of e4m3 is a sixteenth of the number.
   const double gradient_bound = quantizes && mesh_case.device == Device::kCuda ? 1e-3 : 1e-4;
   ASSERT_EQ(many.gradients.size(), one.gradients.size());
   for (const auto& [name, expected] : one.gradients) {
@@ -212,7 +214,7 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   }
 }
 
-/// What follows, one behind the other.
+/// Returns the keys of a, followed by those of b.
 inline Overrides operator+(Overrides a, const Overrides& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
@@ -231,11 +233,11 @@ inline const Overrides kDocuments = {"--model.args.attn_mask_type=block_causal"}
 inline const Overrides kDirect = {"--parallelism.expert_parallel_comm_backend=direct"};
 inline const Overrides kGroups = {"--model.args.n_expert_groups=4", "--model.args.n_limited_groups=2"};
 inline const Overrides kForced = {"--debug.moe_force_load_balance=true"};
-// A rank's tokens are whole blocks of 32, and the rows of an expert, which lie in the order of ranks, are those of one
-// rank: so quantization blocks are the same on every mesh whose data ranks are all expert ranks.
+// A rank's tokens are whole blocks of 32. An expert's rows, which are in the order of ranks, are those of one rank. So
+// quantization blocks are the same on every mesh whose data ranks are all expert ranks.
 inline const Overrides kMxfp8 = {"--model.converters=quantize.linear.mx,quantize.grouped_mm.mx",
                                  "--quantize.linear.mx.unaligned=bf16"};
-// Elsewhere where no block lies along tokens.
+// For other meshes, on which no block may lie along tokens.
 inline const Overrides kWgradHigh = kMxfp8 + Overrides{"--quantize.linear.mx.recipe_name=mxfp8_wgrad_with_hp",
                                                        "--quantize.grouped_mm.mx.recipe_name=mxfp8_wgrad_with_hp"};
 

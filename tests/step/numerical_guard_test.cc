@@ -1,4 +1,4 @@
-// Steps that fail, are made once more, and go on or end the run.
+// Tests steps that fail, are made once more, and then go on or end the run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ namespace {
 
 using comm_test::on_ranks;
 using data::Scratch;
-using Losses = std::map<std::int64_t, std::pair<double, double>>;  // and gradient norms, by step
+using Losses = std::map<std::int64_t, std::pair<double, double>>;  // losses and gradient norms, by step
 
 class NumericalGuard : public ::testing::Test {
  protected:
@@ -117,10 +117,10 @@ TEST_F(NumericalGuard, AFaultOfOneHostOnly) {
   EXPECT_EQ(train(2, elsewhere), train(2));
 }
 
-// A batch whose loss is a spike, both times: the logits of one step are made large by the weights before it.
+// The loss of a batch is a spike, both times: the weights before one step make its logits large.
 class LossSpikes : public NumericalGuard {
  protected:
-  /// The output's weights are 30 times as large in the step after 24.
+  /// Makes the output's weights 30 times as large for the step after 24.
   static void make_spike(std::int64_t step, Trainer& trainer) {
     if (step != 24 && step != 25) return;
     Parameters& parameters = trainer.model().parameters();

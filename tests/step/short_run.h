@@ -1,4 +1,4 @@
-// A run of a small model that takes a moment and has every kind of layer, for tests of what happens to runs.
+// A run of a small model with every kind of layer, which takes a moment. It is for tests of what happens to runs.
 #pragma once
 
 namespace tessera {

@@ -1,4 +1,4 @@
-// A model with every kind of layer that is trained in no time; its sizes are divided by 2 and 4 ranks of any axis.
+// A model with every kind of layer that trains in no time. Its sizes are multiples of 2 and 4 ranks of any axis.
 #pragma once
 
 namespace tessera {

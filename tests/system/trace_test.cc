@@ -63,6 +63,11 @@ TEST(TraceRecorder, WritesEventsInMicroseconds) {
   EXPECT_EQ(json["traceEvents"][0]["dur"], 2.0);
   EXPECT_EQ(json["traceEvents"][1]["ts"], 0.0);
   EXPECT_EQ(json["otherData"]["complete"], false);
+
+  recorder.start();
+  for (int i = 0; i < 2; ++i) recorder.record("as many as there is room for", origin, origin);
+  recorder.write(scratch / "trace.json");
+  EXPECT_EQ(nlohmann::json::parse(read_text_file(scratch / "trace.json"))["otherData"]["complete"], true);
 }
 
 TEST(TraceScope, RecordsWhileRecording) {

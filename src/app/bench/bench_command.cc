@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-const auto kLoaded = std::chrono::steady_clock::now();  // the program
+const auto kLoaded = std::chrono::steady_clock::now();  // when the program was loaded
 
 struct StepOptions {
   std::int64_t steps = 10;
@@ -33,7 +33,7 @@ double idle_share(const cuda::KernelSummary& summary) {
   return static_cast<double>(summary.span - summary.busy) / static_cast<double>(summary.span);
 }
 
-/// What the GPU did in a step, in milliseconds: a line per kernel.
+/// Prints what the GPU did in a step, in milliseconds, with a line per kernel.
 void print_kernels(const cuda::KernelSummary& summary) {
   const auto ms = [](std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-6; };
   std::cerr << fmt::format("{:>9} {:>6} {:>6} {:>8}  kernel\n", "ms", "%", "runs", "idle ms");
@@ -57,7 +57,7 @@ JobConfig read_config(const StepOptions& options, const ConfigArguments& argumen
   return config;
 }
 
-/// Makes this process use the kernels of that name; empty: those of this processor.
+/// Makes this process use the kernels of that name. An empty name keeps those of this processor.
 void use_cpu_kernels(const std::string& name) {
   if (name.empty()) return;
   const cpu::KernelTable* table = cpu::kernels_named(name.c_str());
@@ -67,7 +67,7 @@ void use_cpu_kernels(const std::string& name) {
   cpu::use_kernels(table);
 }
 
-/// Token ids of micro-batches. Few are frequent, so that there is something to learn.
+/// Draws token ids for micro-batches. A few ids are frequent, so that there is something to learn.
 class RandomTokens {
  public:
   RandomTokens(const JobConfig& config, std::int64_t data_rank)
@@ -90,12 +90,12 @@ class RandomTokens {
 };
 
 struct MeasuredSteps {
-  double seconds, forward, backward;  // of a step: the median, and means
-  double first_step_seconds;          // since the program was loaded
+  double seconds, forward, backward;  // the median of the steps; the means of their phases
+  double first_step_seconds;          // from the load of the program to the end of the first step
   double first_loss, last_loss;
 };
 
-/// The line of JSON that tells of them.
+/// Returns the line of JSON that reports the measured steps.
 nlohmann::ordered_json line_of(const MeasuredSteps& measured, const JobConfig& config, const TrainingStep& step,
                                std::int64_t num_data_ranks, int num_ranks) {
   const double tokens_per_second =
@@ -117,7 +117,7 @@ nlohmann::ordered_json line_of(const MeasuredSteps& measured, const JobConfig& c
           {"loss_last", measured.last_loss}};
 }
 
-/// Trains on random tokens; rank 0 prints one line of JSON, the same that bench/reference/torch_train.py prints.
+/// Trains on random tokens. Rank 0 prints one line of JSON, in the same form as bench/reference/torch_train.py.
 void bench_step(const StepOptions& options, const JobConfig& config, Ranks& ranks) {
   const std::shared_ptr<cuda::Runtime> cuda = join_gpus(config, ranks);
   const std::shared_ptr<Mesh> mesh = make_mesh(config, ranks);
@@ -145,7 +145,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
     for (Batch& batch : of_step) batch.fill(tokens.next());
     step.start(i, of_step);
   };
-  auto ended = std::chrono::steady_clock::now();  // the step before
+  auto ended = std::chrono::steady_clock::now();  // when the step before ended
   const auto finish = [&] {
     const StepResult result = step.finish();
     if (result.step > options.warmup) {
@@ -167,7 +167,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
       if (device == Device::kCuda) traced_kernels.emplace();
     }
     start(i);
-    // A GPU has this step before the one before is read.
+    // A GPU gets this step before the host reads the results of the step before.
     if (step.num_started() == step.max_started()) finish();
   }
   while (step.num_started() > 0) finish();
@@ -175,7 +175,7 @@ void bench_step(const StepOptions& options, const JobConfig& config, Ranks& rank
   if (!options.trace.empty()) trace.write(options.trace);
   std::optional<cuda::KernelSummary> kernels;
   if (options.kernels) {
-    // Two more, one behind the other, of which the second is listed: before the first the GPU waits for the host.
+    // Runs two more steps, one after the other, and lists the second: before the first one the GPU waits for the host.
     cuda::KernelProfile profile;
     for (std::int64_t i : {1, 2}) start(config.training.steps + i);
     while (step.num_started() > 0) step.finish();

@@ -14,12 +14,13 @@ namespace tessera {
 namespace {
 
 constexpr std::size_t kArenaBytes = std::size_t{24} << 30;
-/// Of the operands of one row, at least: several times the L2 cache.
+/// Least bytes of all operands of one row: several times the L2 cache.
 constexpr std::size_t kBytesInTurn = std::size_t{400} << 20;
 constexpr std::size_t kCopyBytes = std::size_t{1} << 30;
-/// Of a graph, at least: many times what its launch takes.
+/// Least seconds of a graph: many times what its launch takes.
 constexpr double kGraphSeconds = 0.004;
-/// Before a row is timed. Products draw so much power that clocks fall, for which 0.1 s are enough from row to row.
+/// Seconds that calls run before a row is timed. Products draw so much power that clocks fall; 0.1 s per row are enough
+/// for that.
 constexpr double kWarmSecondsOfBytes = 0.01, kWarmSecondsOfProducts = 0.1;
 
 const char* unit_of(Work work) { return work == Work::kBytes ? "TB/s" : "TFLOP/s"; }

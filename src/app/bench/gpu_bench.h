@@ -1,14 +1,14 @@
-// Times calls of CUDA operators and prints them as a table. For sources that are built with CUDA only.
+// Times calls of CUDA operators and prints them as a table. Only sources that are built with CUDA include this file.
 //
-// A row: the time of a call, the rate by the work that the call must do (inputs read once and outputs written once, or
-// multiplications and additions), and the rate's share of a ceiling that was measured just before: the rate of a copy
-// from memory to memory, or of a large bfloat16 product through cuBLASLt.
+// A row has the time of a call, its rate, and the rate's share of a ceiling. The rate counts the work that the call
+// must do: inputs read once and outputs written once, or multiplications and additions. The ceiling is measured just
+// before: the rate of a copy from memory to memory, or of a large bfloat16 product through cuBLASLt.
 //
-// As in a training step, calls are parts of a graph: some milliseconds of them, in turns on sets of operands that are
-// together far larger than the L2 cache. The time of a call is the median of the launches' times, divided by the calls.
-// Two events around each call would cost it 3 µs that no step pays. Clocks fall under load, so products run for a while
-// before they are timed. bench/peers/timing.py does the same. The copy that is the ceiling is
-// in no graph: there the copy engine makes it, at two thirds of the rate that the SMs reach.
+// As in a training step, calls are parts of a graph. The graph has some milliseconds of calls, in turns on sets of
+// operands that together are far larger than the L2 cache. The time of a call is the median of the launches' times,
+// divided by the number of calls. Two events around each call would cost it 3 µs that no step pays. Clocks fall under
+// load, so products run for a while before they are timed. bench/peers/timing.py does the same. The copy that is the
+// ceiling is in no graph: there the copy engine would make it, at two thirds of the rate that the SMs reach.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@
 namespace tessera {
 
 inline constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
-// MXFP8 as specified; with scales that hold for 128 numbers; and DeepSeek-V3's float32 scales.
+// MXFP8 as specified, MXFP8 with scales that 128 numbers share, and DeepSeek-V3's float32 scales.
 inline constexpr mx::Format kMxfp8{};
 inline constexpr mx::Format kWide{.along = 128};
 inline constexpr mx::Format kWideSquare{.along = 128, .across = 128};
@@ -33,11 +33,11 @@ inline constexpr mx::Format kFloatSquare{.scale_type = mx::ScaleType::kFloat32, 
 
 enum class Work { kBytes, kFlop };
 
-/// A call on its own operands.
+/// A call of an operator on its own operands.
 struct Call {
   double work;
   std::function<void(const Context&)> run;
-  /// The hardware's most for such work, as a multiple of the table's ceiling.
+  /// The hardware's highest rate for such work, as a multiple of the table's ceiling.
   double times_ceiling = 1.0;
 };
 
@@ -48,12 +48,12 @@ class GpuBench {
   GpuBench(const GpuBench&) = delete;
   GpuBench& operator=(const GpuBench&) = delete;
 
-  /// `make()` gives a call on operands that it takes from random() and the like.
+  /// Times a row. `make()` returns a call on operands that it allocates with random() and the like.
   void row(const std::string& name, const std::string& shape, const std::function<Call()>& make);
-  /// Writes the file of rows. To be called when all is done.
+  /// Writes the file of rows. Call it when all rows are done.
   void finish();
 
-  /// Uniform in [-0.5, 0.5], a pattern that repeats every million numbers.
+  /// Returns numbers that are uniform in [-0.5, 0.5], in a pattern that repeats every million numbers.
   Tensor random(Shape shape, DType dtype = kBf16);
   Tensor ints(std::int64_t count, const std::function<std::int64_t(std::int64_t)>& value);
   Tensor empty(Shape shape, DType dtype) { return arena_.allocate(shape, dtype); }
@@ -79,7 +79,7 @@ class GpuBench {
   void copy();
   Call ceiling();
   double median_seconds(const std::vector<Call>& calls);
-  /// The rate in work per second.
+  /// Prints the row. Returns the rate in work per second.
   double time_row(const std::string& name, const std::string& shape, const std::vector<Call>& calls);
 
   Work work_;
@@ -90,11 +90,11 @@ class GpuBench {
   std::vector<float> numbers_ = std::vector<float>(kPattern);
   std::vector<BFloat16> bf16_ = std::vector<BFloat16>(kPattern);
   std::byte *source_ = nullptr, *target_ = nullptr;
-  std::array<cuda::Event, kLaunches + 1> events_;  // before, between and behind launches
+  std::array<cuda::Event, kLaunches + 1> events_;  // before, between and after launches
   double ceiling_ = 0.0;
 };
 
-/// The tables' rows.
+/// Time the rows of the tables.
 void time_gemms(GpuBench& bench);
 void time_grouped_gemms(GpuBench& bench);
 void time_attention(GpuBench& bench);

@@ -1,5 +1,5 @@
-// `tessera bench gemm|grouped|attention|quantize|operators`: what operators take on this process's GPU, a row per
-// operator and shape, beside the most that the same GPU did in the same run.
+// `tessera bench gemm|grouped|attention|quantize|operators` times operators on this process's GPU. It prints a row per
+// operator and shape, beside the most that the same GPU reached in the same run.
 #pragma once
 
 #include <string>
@@ -9,11 +9,11 @@ namespace tessera {
 enum class GpuTable { kGemm, kGrouped, kAttention, kQuantize, kOperators };
 
 struct GpuTableOptions {
-  std::string filter;  // rows whose names have this part only
-  std::string json;    // the rows also go to this file, as lines of JSON; empty: to none
+  std::string filter;  // only rows whose names contain this text
+  std::string json;    // file that also gets the rows, as lines of JSON; empty: none
 };
 
-/// Prints the table. Throws Error where there is no GPU, also in a build without CUDA.
+/// Prints the table. Throws Error if there is no GPU, and in a build without CUDA.
 void print_gpu_table(GpuTable table, const GpuTableOptions& options);
 
 }  // namespace tessera

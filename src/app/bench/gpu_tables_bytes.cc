@@ -1,5 +1,5 @@
-// Rows of `tessera bench quantize` and `operators`: what is bound by memory, by the bytes that must move: inputs read
-// once and outputs written once. Sizes are those of the 16B model, if nothing else is said.
+// Rows of `tessera bench quantize` and `operators`. These operators are bound by memory, so their work is the bytes
+// that must move: inputs read once and outputs written once. Sizes are those of the 16B model unless stated otherwise.
 #include <cstring>
 
 #include "app/bench/gpu_bench.h"
@@ -26,7 +26,7 @@ double bytes_of(std::initializer_list<Tensor> tensors) {
 double bytes_of(const mx::Quantized& x) { return bytes_of({x.elements, x.scales}); }
 double bytes_of(const GemmOperand& x) { return bytes_of({x.plain}) + bytes_of(x.rows) + bytes_of(x.columns); }
 
-// The 16B model: tokens of a micro-batch, model dim, latent; routed rows, hidden dim of an expert.
+// The 16B model: tokens of a micro-batch, model dim, latent dim; routed rows, hidden dim of an expert.
 constexpr std::int64_t kT = 16384, kD = 2048, kC = 512, kR = 98304, kF = 1408;
 
 std::string text(const Shape& shape) { return shape.to_string(); }
@@ -92,7 +92,7 @@ void activations(GpuBench& bench) {
       const Tensor d_weights = bench.empty({kR}, kFloat), num_rows_1 = bench.ints(1, [](std::int64_t) { return kR; });
       const GemmOperand d_h = output(h_shape);
       GemmOperand a = output(a_shape);
-      a.rows = {};  // the weight gradient reads its columns only
+      a.rows = {};  // the weight gradient reads only its columns
       return Call{bytes_of({h, d_a, weights, d_weights}) + bytes_of(d_h) + bytes_of(a), [=](const Context& op) {
                     swiglu_backward_weighted(op, d_a, h, weights, num_rows_1, d_h, a, d_weights);
                   }};
@@ -110,7 +110,7 @@ void activations(GpuBench& bench) {
 
 void embeddings(GpuBench& bench) {
   constexpr std::int64_t kV = 102400;
-  // Like text: the most frequent token is one in 25.
+  // Tokens are distributed like text: the most frequent one is one in 25.
   const auto token = [philox = Philox(3, 4)](std::int64_t t) -> std::int64_t {
     const double u = philox.uniform(static_cast<std::uint64_t>(t));
     return t % 25 == 0 ? 7 : static_cast<std::int64_t>(u * u * u * static_cast<double>(kV));
@@ -133,92 +133,107 @@ void embeddings(GpuBench& bench) {
   });
 }
 
-/// What leads tokens to their experts and back.
-void routing(GpuBench& bench) {
-  struct Model {
-    const char* name;
-    std::int64_t experts, top_k;
-    RouterOptions options;
+/// The routing of a model whose operators are measured.
+struct RoutedModel {
+  const char* name;
+  std::int64_t experts, top_k;
+  RouterOptions options;
+};
+
+struct Routed {
+  Tensor logits, bias;
+  RouterOutputs out;
+};
+
+/// Returns random logits and what the model's router makes of them.
+Routed route(GpuBench& bench, const RoutedModel& model) {
+  const std::int64_t experts = model.experts, top_k = model.top_k;
+  const Tensor logits = bench.random({kT, experts}, kFloat), bias = bench.random({experts}, kFloat);
+  const RouterOutputs out{.scores_TE = bench.empty({kT, experts}, kFloat),
+                          .expert_ids_TK = bench.empty({kT, top_k}, DType::kInt32),
+                          .weights_TK = bench.empty({kT, top_k}, kFloat),
+                          .counts_E = bench.empty({experts}, DType::kInt32),
+                          .balance_f_BE = {}};
+  router_forward(bench.context(), model.options, logits, bias, out);
+  return {logits, bias, out};
+}
+
+void router_rows(GpuBench& bench, const RoutedModel& model) {
+  bench.row("router_forward", model.name, [&] {
+    const auto [logits, bias, out] = route(bench, model);
+    return Call{bytes_of({logits, out.scores_TE, out.expert_ids_TK, out.weights_TK}),
+                [=, options = model.options](const Context& op) { router_forward(op, options, logits, bias, out); }};
+  });
+  bench.row("router_backward", model.name, [&] {
+    const auto [logits, bias, out] = route(bench, model);
+    const Tensor d_weights = bench.random({kT, model.top_k}, kFloat);
+    return Call{bytes_of({logits, out.scores_TE, out.expert_ids_TK, out.weights_TK, d_weights}),
+                [=, options = model.options](const Context& op) {
+                  router_backward(op, options, out, d_weights, 0.0f, logits);
+                }};
+  });
+  bench.row("balance_sums", model.name, [&] {
+    const auto [logits, bias, out] = route(bench, model);
+    const Tensor sums = bench.empty({2, 2, model.experts}, kFloat);
+    return Call{bytes_of({out.scores_TE}),
+                [=, options = model.options](const Context& op) { balance_sums(op, options, out.scores_TE, sums); }};
+  });
+}
+
+void permutation_rows(GpuBench& bench, const RoutedModel& model) {
+  const std::int64_t experts = model.experts, top_k = model.top_k;
+  constexpr std::int64_t kAlignment = 128;
+  const std::int64_t rows = max_rows(kT * top_k, experts, kAlignment);
+  const auto sorted = [&bench, &model, experts, top_k, rows] {
+    const RouterOutputs out = route(bench, model).out;
+    const Tensor offsets = bench.empty({experts + 1}, DType::kInt32), slots = bench.empty({rows}, DType::kInt32);
+    const Tensor rows_TK = bench.empty({kT, top_k}, DType::kInt32);
+    sort_by_expert(bench.context(), out.expert_ids_TK, out.counts_E, kAlignment, offsets, slots, rows_TK);
+    return std::tuple{out, offsets, slots, rows_TK};
   };
-  const Model models[] = {{"T 16384, 6 of 64", 64, 6, {.top_k = 6, .seq_len = 8192, .tokens_per_seq = 8192}},
-                          {"T 16384, 8 of 256",
-                           256,
-                           8,
-                           {.score_function = ScoreFunction::kSigmoid,
-                            .route_norm = true,
-                            .top_k = 8,
-                            .num_groups = 8,
-                            .num_limited_groups = 4,
-                            .seq_len = 8192,
-                            .tokens_per_seq = 8192}}};
-  for (const Model& model : models) {
-    const std::int64_t experts = model.experts, top_k = model.top_k;
-    const auto routed = [&bench, &model, experts, top_k] {
-      const Tensor logits = bench.random({kT, experts}, kFloat), bias = bench.random({experts}, kFloat);
-      const RouterOutputs out{.scores_TE = bench.empty({kT, experts}, kFloat),
-                              .expert_ids_TK = bench.empty({kT, top_k}, DType::kInt32),
-                              .weights_TK = bench.empty({kT, top_k}, kFloat),
-                              .counts_E = bench.empty({experts}, DType::kInt32),
-                              .balance_f_BE = {}};
-      router_forward(bench.context(), model.options, logits, bias, out);
-      return std::tuple{logits, bias, out};
-    };
-    bench.row("router_forward", model.name, [&] {
-      const auto [logits, bias, out] = routed();
-      return Call{bytes_of({logits, out.scores_TE, out.expert_ids_TK, out.weights_TK}),
-                  [=, options = model.options](const Context& op) { router_forward(op, options, logits, bias, out); }};
-    });
-    bench.row("router_backward", model.name, [&] {
-      const auto [logits, bias, out] = routed();
-      const Tensor d_weights = bench.random({kT, top_k}, kFloat);
-      return Call{bytes_of({logits, out.scores_TE, out.expert_ids_TK, out.weights_TK, d_weights}),
-                  [=, options = model.options](const Context& op) {
-                    router_backward(op, options, out, d_weights, 0.0f, logits);
-                  }};
-    });
-    bench.row("balance_sums", model.name, [&] {
-      const auto [logits, bias, out] = routed();
-      const Tensor sums = bench.empty({2, 2, experts}, kFloat);
-      return Call{bytes_of({out.scores_TE}),
-                  [=, options = model.options](const Context& op) { balance_sums(op, options, out.scores_TE, sums); }};
-    });
-    constexpr std::int64_t kAlignment = 128;
-    const std::int64_t rows = max_rows(kT * top_k, experts, kAlignment);
-    const auto sorted = [&bench, routed, experts, top_k, rows] {
-      const RouterOutputs out = std::get<2>(routed());
-      const Tensor offsets = bench.empty({experts + 1}, DType::kInt32), slots = bench.empty({rows}, DType::kInt32);
-      const Tensor rows_TK = bench.empty({kT, top_k}, DType::kInt32);
-      sort_by_expert(bench.context(), out.expert_ids_TK, out.counts_E, kAlignment, offsets, slots, rows_TK);
-      return std::tuple{out, offsets, slots, rows_TK};
-    };
-    bench.row("sort_by_expert", model.name, [&] {
+  bench.row("sort_by_expert", model.name, [&] {
+    const auto [out, offsets, slots, rows_TK] = sorted();
+    return Call{bytes_of({out.expert_ids_TK, slots, rows_TK}), [=](const Context& op) {
+                  sort_by_expert(op, out.expert_ids_TK, out.counts_E, kAlignment, offsets, slots, rows_TK);
+                }};
+  });
+  // Tokens are read once per row: more than the cache holds.
+  for (const bool quantizes : {false, true}) {
+    bench.row(quantizes ? "gather_rows, 1x32" : "gather_rows", model.name, [&] {
       const auto [out, offsets, slots, rows_TK] = sorted();
-      return Call{bytes_of({out.expert_ids_TK, slots, rows_TK}), [=](const Context& op) {
-                    sort_by_expert(op, out.expert_ids_TK, out.counts_E, kAlignment, offsets, slots, rows_TK);
-                  }};
+      const Tensor x = bench.random({kT, kD}), num_rows_1 = offsets.rows(experts, experts + 1);
+      const GemmOperand y = quantizes ? bench.operand({rows, kD}, kMxfp8) : GemmOperand(bench.empty({rows, kD}, kBf16));
+      const auto num_read = static_cast<double>(top_k) * bytes_of({x});
+      return Call{num_read + bytes_of(y), [=](const Context& op) { gather_rows(op, x, slots, top_k, num_rows_1, y); }};
     });
-    // Tokens are read once per row: more than the cache holds.
-    for (const bool quantizes : {false, true}) {
-      bench.row(quantizes ? "gather_rows, 1x32" : "gather_rows", model.name, [&] {
-        const auto [out, offsets, slots, rows_TK] = sorted();
-        const Tensor x = bench.random({kT, kD}), num_rows_1 = offsets.rows(experts, experts + 1);
-        const GemmOperand y =
-            quantizes ? bench.operand({rows, kD}, kMxfp8) : GemmOperand(bench.empty({rows, kD}, kBf16));
-        const auto num_read = static_cast<double>(top_k) * bytes_of({x});
-        return Call{num_read + bytes_of(y),
-                    [=](const Context& op) { gather_rows(op, x, slots, top_k, num_rows_1, y); }};
-      });
-    }
-    for (const Write write : {Write::kAssign, Write::kAccumulate}) {
-      bench.row(write == Write::kAssign ? "combine_rows" : "combine_rows +=", model.name, [&] {
-        const auto [out, offsets, slots, rows_TK] = sorted();
-        const Tensor x = bench.random({rows, kD}), y = bench.random({kT, kD});
-        const Tensor weights_TK = write == Write::kAssign ? out.weights_TK : Tensor();
-        const auto num_read = static_cast<double>(top_k) * bytes_of({y});
-        return Call{num_read + bytes_of({rows_TK, weights_TK, y, write == Write::kAssign ? Tensor() : y}),
-                    [=](const Context& op) { combine_rows(op, x, rows_TK, weights_TK, y, write); }};
-      });
-    }
+  }
+  for (const Write write : {Write::kAssign, Write::kAccumulate}) {
+    bench.row(write == Write::kAssign ? "combine_rows" : "combine_rows +=", model.name, [&] {
+      const auto [out, offsets, slots, rows_TK] = sorted();
+      const Tensor x = bench.random({rows, kD}), y = bench.random({kT, kD});
+      const Tensor weights_TK = write == Write::kAssign ? out.weights_TK : Tensor();
+      const auto num_read = static_cast<double>(top_k) * bytes_of({y});
+      return Call{num_read + bytes_of({rows_TK, weights_TK, y, write == Write::kAssign ? Tensor() : y}),
+                  [=](const Context& op) { combine_rows(op, x, rows_TK, weights_TK, y, write); }};
+    });
+  }
+}
+
+void routing(GpuBench& bench) {
+  const RoutedModel models[] = {{"T 16384, 6 of 64", 64, 6, {.top_k = 6, .seq_len = 8192, .tokens_per_seq = 8192}},
+                                {"T 16384, 8 of 256",
+                                 256,
+                                 8,
+                                 {.score_function = ScoreFunction::kSigmoid,
+                                  .route_norm = true,
+                                  .top_k = 8,
+                                  .num_groups = 8,
+                                  .num_limited_groups = 4,
+                                  .seq_len = 8192,
+                                  .tokens_per_seq = 8192}}};
+  for (const RoutedModel& model : models) {
+    router_rows(bench, model);
+    permutation_rows(bench, model);
   }
 }
 
@@ -288,7 +303,7 @@ void time_quantizers(GpuBench& bench) {
     const mx::Quantized q = bench.quantized({kF, kR}, kMxfp8);
     return Call{bytes_of({x, q.elements, q.scales}), [=](const Context& op) { quantize(op, x, {}, q); }};
   });
-  // 8 experts' weight: to bfloat16 on Hopper, what its exact products read.
+  // The weight of 8 experts. On Hopper it is quantized to bfloat16, too, which the exact products read.
   bench.row("quantize_weight 1x32", text({8, 2 * kF, kD}), [&] {
     const Shape shape{8, 2 * kF, kD};
     const Tensor x = bench.random(shape);

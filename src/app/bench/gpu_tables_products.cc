@@ -1,5 +1,5 @@
-// Rows of `tessera bench gemm`, `grouped` and `attention`: products, by multiplications and additions. Quantized
-// weights are there already, as in training, which makes them once per step: `tessera bench quantize` times that.
+// Rows of `tessera bench gemm`, `grouped` and `attention`: products, whose work is multiplications and additions.
+// Quantized weights exist already, as in training, which makes them once per step. `tessera bench quantize` times that.
 #include <cmath>
 
 #include "app/bench/gpu_bench.h"
@@ -12,11 +12,11 @@
 namespace tessera {
 namespace {
 
-/// A linear layer, or those of several experts.
+/// A linear layer, or the layers of several experts.
 struct Layer {
   std::int64_t num_rows, in, out;
   std::int64_t experts = 0;  // 0: a dense layer
-  bool skewed = false;       // groups of up to 8 to 1, else equal ones
+  bool skewed = false;       // sizes of groups differ by up to 8 to 1; else they are equal
 
   std::string shape() const {
     if (experts == 0) return fmt::format("{}x{}x{}", num_rows, out, in);
@@ -26,7 +26,8 @@ struct Layer {
   double flop() const { return 2.0 * static_cast<double>(num_rows) * static_cast<double>(in * out); }
 };
 
-/// Multiples of 128, as the weight gradients of 8-bit operands want them. bench/peers/grouped_mm.py has the same.
+/// Returns the sizes of the groups: multiples of 128, which the weight gradients of 8-bit operands need.
+/// bench/peers/grouped_mm.py uses the same.
 std::vector<std::int64_t> group_sizes(const Layer& layer) {
   std::vector<std::int64_t> sizes;
   const auto weight = [&](std::int64_t e) { return layer.skewed ? 1 + (5 * e + 3) % 8 : std::int64_t{1}; };
@@ -40,7 +41,7 @@ std::vector<std::int64_t> group_sizes(const Layer& layer) {
   return sizes;
 }
 
-/// Where the experts' rows begin; undefined for a dense layer.
+/// Returns where the experts' rows begin; undefined for a dense layer.
 Tensor offsets_of(GpuBench& bench, const Layer& layer) {
   if (layer.experts == 0) return {};
   std::vector<std::int64_t> offsets{0};
@@ -48,7 +49,7 @@ Tensor offsets_of(GpuBench& bench, const Layer& layer) {
   return bench.ints(layer.experts + 1, [&](std::int64_t e) { return offsets[static_cast<std::size_t>(e)]; });
 }
 
-// The operators of ops/gemm/gemm.h, grouped_gemm.h and quantized_gemm.h under one name for each pass.
+// These functions give the operators of ops/gemm/gemm.h, grouped_gemm.h and quantized_gemm.h one name per pass.
 
 template <typename Operand, typename Weight>
 void forward(const Context& op, const Operand& x, const Weight& w, const Tensor& offsets, const Tensor& y) {
@@ -98,7 +99,7 @@ mx::Quantized random_columns(GpuBench& bench, const Shape& shape, const mx::Form
   return columns;
 }
 
-/// As products read it in training, where it is made once per step.
+/// Returns a weight in the form that products read in training, which makes it once per step.
 QuantizedWeight random_weight(GpuBench& bench, const Shape& shape, const mx::Format& format) {
   const QuantizedWeight w = bench.weight(shape, format);
   quantize_weight(bench.context(), bench.random(shape), format, w);
@@ -109,7 +110,7 @@ struct Precision {
   const char* name;
   mx::Format activation, weight;
 };
-/// DeepSeek-V3's recipe; MXFP8 with scales that hold for 128 numbers; MXFP8 as specified, with blocks of 32.
+/// DeepSeek-V3's recipe; MXFP8 with scales that 128 numbers share; MXFP8 as specified, with blocks of 32.
 constexpr Precision kPrecisions[] = {
     {"fp8", kFloatRows, kFloatSquare}, {"mxfp8/128", kWide, kWideSquare}, {"mxfp8/32", kMxfp8, kMxfp8}};
 
@@ -178,7 +179,7 @@ void time_attention(GpuBench& bench) {
     const Shape q_shape{tokens, heads * dim_qk}, kv_shape{tokens, heads * (dims.dim_nope + dims.dim_v)};
     const Shape rope_shape{tokens, dims.dim_rope}, o_shape{tokens, heads * dims.dim_v};
     const std::string shape = fmt::format("B{} H{} S{}", seqs, heads, length);
-    // The lower triangle only. Forward: q · kᵀ, p · v; backward: q · kᵀ, d_q, d_k, and d_o · vᵀ, d_v.
+    // Only the lower triangle counts. Forward: q · kᵀ and p · v. Backward: q · kᵀ, d_q, d_k, d_o · vᵀ and d_v.
     const auto scores = static_cast<double>(seqs * heads * length * length);
     const double forward_flop = scores * static_cast<double>(dim_qk + dims.dim_v),
                  backward_flop = scores * static_cast<double>(3 * dim_qk + 2 * dims.dim_v);

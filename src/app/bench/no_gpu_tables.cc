@@ -2,7 +2,7 @@
 #include "base/error.h"
 #include "device/cuda.h"
 
-// What a build without CUDA has in place of gpu_tables_*.cc.
+// Replaces gpu_tables_*.cc in a build without CUDA.
 namespace tessera {
 
 void print_gpu_table(GpuTable, const GpuTableOptions&) { fail("no GPU: {}", cuda::why_unavailable()); }

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// "tessera data prepare".
+/// Returns a command's full name: "tessera data prepare".
 std::string full_name(const CLI::App& command) {
   return command.get_parent() == nullptr ? command.get_name()
                                          : full_name(*command.get_parent()) + " " + command.get_name();
@@ -34,13 +34,13 @@ void require_known_option(const CLI::App& command, const std::string& argument) 
   const std::string nearest = nearest_word(name, known);
   if (takes_config(command) && nearest.empty()) {
     JobConfig config;
-    config_table(config).apply_override(argument);  // throws: every key has a section
+    config_table(config).apply_override(argument);  // throws, because every key has a section
   }
   fail("{}: unknown option '{}'{} (`{} --help` lists all)", full_name(command), name, did_you_mean(nearest),
        full_name(command));
 }
 
-/// A key that has no value yet: "--section.key".
+/// Returns whether the argument is a key without a value: "--section.key".
 bool waits_for_value(std::string_view argument) {
   return argument.starts_with("--") && argument.find('.') != argument.npos && argument.find('=') == argument.npos;
 }

@@ -1,4 +1,4 @@
-// The arguments by which a command gets its configuration.
+// Gives a command its configuration through arguments.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -14,10 +14,10 @@ inline constexpr const char* kConfigOption = "--job.config_file";
 
 class ConfigArguments {
  public:
-  /// Gives the command the argument CONFIG, --device, and every key as --section.key=value.
+  /// Adds the argument CONFIG, --device, and every key as --section.key=value to the command.
   explicit ConfigArguments(CLI::App* command);
 
-  /// Throws Error.
+  /// Returns the configuration that the arguments give. Throws Error.
   JobConfig read() const;
 
  private:

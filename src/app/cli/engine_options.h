@@ -1,4 +1,4 @@
-// The options by which a command chooses the engine that starts programs on nodes.
+// The options with which a command chooses the engine that starts programs on nodes.
 #pragma once
 
 #include <memory>
@@ -12,13 +12,13 @@ namespace tessera {
 
 struct EngineOptions {
   std::string engine = "auto", hosts;
-  std::vector<std::string> starter_options;  // of mpirun or srun
+  std::vector<std::string> starter_options;  // passed to mpirun or srun
 };
 
-/// `options` must stay while the command is parsed.
+/// Adds the options. `options` must exist while the command is parsed.
 void add_engine_options(CLI::App& command, EngineOptions& options);
 
-/// Throws Error if the options contradict each other, or there is no such engine here.
+/// Makes the engine. Throws Error if the options contradict each other, or if that engine is not available here.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// A check of an option's number.
+// Checks the number of an option.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// CLI11's own Range lets "nan" pass.
+/// Returns a check that an option is a number from `lowest` to `highest`. CLI11's own Range accepts "nan".
 inline CLI::Validator is_number(double lowest, double highest) {
   return CLI::Validator(
       [lowest, highest](const std::string& text) {

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// Cores without counting their hardware threads, as mpirun counts its slots.
+/// Returns the number of cores without their hardware threads, as mpirun counts its slots.
 std::int64_t num_physical_cores() {
   std::set<std::string> threads_of_cores;
   std::error_code unreadable;
@@ -40,10 +40,10 @@ void require_enough_ranks(const JobConfig& config, int num_ranks) {
   const MeshDegrees degrees = config.mesh_degrees();
   const bool is_possible = degrees.pp >= 1 && degrees.tp >= 1 && degrees.cp >= 1 && degrees.dp_replicate >= 1 &&
                            degrees.ep >= 1 && (degrees.dp_shard >= 1 || degrees.dp_shard == -1);
-  if (!is_possible) return;  // making the mesh will say what is wrong
+  if (!is_possible) return;  // making the mesh reports what is wrong
   const std::int64_t needed = fewest_ranks(degrees);
   if (needed <= num_ranks) return;
-  // Starting more ranks is no remedy for a mesh that is wrong.
+  // More ranks do not help if the mesh itself is wrong, so that is reported first.
   config.validate();
   constexpr std::int64_t kMaxRanks = 1 << 20;
   if (needed <= kMaxRanks) config.validate_on(resolve(degrees, needed));

@@ -1,4 +1,4 @@
-// How to start more ranks.
+// Tells people how to start more ranks.
 #pragma once
 
 #include "config/job_config.h"
@@ -6,7 +6,7 @@
 namespace tessera {
 
 /// Throws Error if the mesh of `config` needs more than `num_ranks` ranks. The message has the lines of mpirun and srun
-/// that start this command on as many as it needs.
+/// that start this command on as many ranks as it needs.
 void require_enough_ranks(const JobConfig& config, int num_ranks);
 
 }  // namespace tessera

@@ -21,13 +21,13 @@ namespace {
 
 Progress::Seconds seconds(std::int64_t count) { return Progress::Seconds(static_cast<double>(count)); }
 
-/// Null without job.node_folder.
+/// Returns this rank's file, or null without job.node_folder.
 std::unique_ptr<RankFile> make_rank_file(const JobConfig& config, int rank) {
   if (config.job.node_folder.empty()) return nullptr;
   return std::make_unique<RankFile>(config.job.node_folder, config.job.attempt, rank);
 }
 
-/// What body() returns; the ranks' files say how it ends.
+/// Returns what body() returns, and records in the rank's file how the rank ends.
 template <typename Body>
 int tell_end(Ranks& ranks, Body&& body) {
   try {
@@ -53,8 +53,8 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     });
   }
   JobConfig config;
-  std::unique_ptr<RankFile> file;  // before MPI starts, which may wait for ranks that do not come
-  std::exception_ptr unreadable;   // which is told of by one rank
+  std::unique_ptr<RankFile> file;  // created before MPI starts, which may wait for ranks that do not arrive
+  std::exception_ptr unreadable;   // one rank reports it
   try {
     config = read_config();
     file = make_rank_file(config, launched_rank().value_or(0));
@@ -62,7 +62,7 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     unreadable = std::current_exception();
   }
   const Progress::Seconds timeout = seconds(config.comm.init_timeout_seconds);
-  // Nobody knows of the others yet, and MPI_Abort is not to be had: the launcher ends them when one has ended so.
+  // Ranks do not know each other yet, and MPI_Abort is not available: the launcher ends the others when one exits.
   Progress start(nullptr, timeout);
   start.set_way_out([&file](const std::exception& error) {
     const int status = static_cast<int>(exit_status_of(error));
@@ -86,13 +86,14 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     const ExitStatus status = exit_status_of(error);
     const bool is_of_ranks = status == ExitStatus::kRankFailed;
     ranks.set_end(status, error.what());
-    // What all ranks see is told once, on the first node; of the ranks that wait for others every node knows its own.
+    // An error that all ranks see is reported once, on the first node. Each node reports those of its own ranks that
+    // wait for others.
     if (!is_of_ranks && !ranks.on_first_node()) std::this_thread::sleep_for(std::chrono::seconds(1));
     if (ranks.may_report()) {
       spdlog::error("{}", error.what());
       if (is_of_ranks && ranks.size() > ranks.num_on_node()) std::this_thread::sleep_for(std::chrono::seconds(1));
     } else {
-      std::this_thread::sleep_for(std::chrono::seconds(2));  // the one that tells ends this rank
+      std::this_thread::sleep_for(std::chrono::seconds(2));  // the rank that reports ends this one
     }
     world.abort(static_cast<int>(status));
     return static_cast<int>(status);

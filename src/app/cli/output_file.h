@@ -1,4 +1,4 @@
-// Files that commands write as results.
+// Checks files that commands will write as results.
 #pragma once
 
 #include <filesystem>
@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// `path`, or `otherwise` if that is empty; its folder is made. Throws Error unless a file can be written there, so
-/// that a long command fails before its work.
+/// Returns `path`, or `otherwise` if that is empty, and creates its folder. Throws Error unless a file can be written
+/// there, so that a long command fails before its work.
 std::filesystem::path output_file(const std::string& path, const std::filesystem::path& otherwise);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Signals that ask a run to end.
+// Handles the signals that ask a run to end.
 #pragma once
 
 #include <csignal>
@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-/// Calls `handler` for SIGINT, SIGTERM and SIGHUP, a terminal that closes; under nohup SIGHUP stays ignored. From then
-/// on messages that nobody reads any more do not end the program: Ctrl-C also ends the `tee` that a run's are piped
-/// into. SIG_DFL: all as it was.
+/// Calls `handler` for SIGINT, SIGTERM and SIGHUP, which a closing terminal sends; under nohup SIGHUP stays ignored.
+/// From then on, output that nobody reads any more does not end the program: Ctrl-C also ends the `tee` that a run's
+/// output is piped into. SIG_DFL restores the defaults.
 inline void handle_stop_signals(void (*handler)(int)) {
   std::signal(SIGINT, handler);
   std::signal(SIGTERM, handler);

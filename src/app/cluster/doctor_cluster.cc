@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRanksHaveMet = "ranks have met";
-constexpr int kAsking = 30, kStarting = 300;  // seconds that a node may take to answer, and all ranks to meet
+constexpr int kAsking = 30, kStarting = 300;  // seconds for a node to answer, and for all ranks to meet
 
 NodeFacts ask(const Engine& engine, const std::string& node, const CommandLine& program) {
   const std::string line = shell_line(engine.on_node(node, program));
@@ -33,7 +33,7 @@ NodeFacts ask(const Engine& engine, const std::string& node, const CommandLine& 
     const double before = unix_time();
     const std::string answer = output_of(line, kAsking);
     const double after = unix_time();
-    const std::size_t begin = answer.find('{'), end = answer.rfind('}');  // shells may print more
+    const std::size_t begin = answer.find('{'), end = answer.rfind('}');  // the shell may print more
     require(begin != answer.npos && end != answer.npos, "'{}' printed no answer: {}", line, answer.substr(0, 200));
     const nlohmann::json json = parse_json(answer.substr(begin, end + 1 - begin), "the answer of " + node);
     facts = node_facts_from_json(json);
@@ -42,14 +42,14 @@ NodeFacts ask(const Engine& engine, const std::string& node, const CommandLine& 
   } catch (const Error& error) {
     std::string why = error.what();
     std::erase(why, '\r');
-    std::ranges::replace(why, '\n', ' ');  // what ssh prints; a finding is one line
+    std::ranges::replace(why, '\n', ' ');  // ssh prints several lines; a finding is one line
     facts.problem = fmt::format("it cannot be asked: {}. Try: {}", why, shell_line(engine.on_node(node, {"true"})));
   }
   facts.name = node;
   return facts;
 }
 
-/// Files by which nodes see that a folder is the same one. Gone with this object.
+/// Files by which nodes recognize that a folder is the same one. The destructor removes them.
 class Tokens {
  public:
   explicit Tokens(const std::vector<fs::path>& folders)
@@ -71,7 +71,7 @@ class Tokens {
 
 void print(const char* what, const std::string& text) { std::cout << fmt::format("{:<5} {}\n", what, text); }
 
-/// Returns whether it could.
+/// Starts the ranks once. Returns whether they started and met.
 bool start_ranks(const Engine& engine, const std::vector<std::string>& nodes, int ranks_per_node,
                  const std::string& program) {
   const std::string line = shell_line(engine.on_ranks(nodes, ranks_per_node, {}, {program, "doctor", "--meet-ranks"}));

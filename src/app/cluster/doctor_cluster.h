@@ -10,18 +10,18 @@ namespace tessera {
 
 struct ClusterDoctorOptions {
   EngineOptions engine;
-  int ranks_per_node = 1;                           // that are started once
-  std::vector<std::filesystem::path> folders = {};  // that all nodes should share
+  int ranks_per_node = 1;                           // ranks that are started once on each node
+  std::vector<std::filesystem::path> folders = {};  // folders that all nodes should share
 };
 
-/// Asks all nodes of the engine what they have, starts ranks on them, and prints what does not fit. Returns 1 if
+/// Asks all nodes of the engine for their facts, starts ranks on them, and prints what does not fit. Returns 1 if
 /// something will keep a run from starting.
 int examine_cluster(const ClusterDoctorOptions& options);
 
-/// What a node answers, as a line of JSON.
+/// Prints what a node answers, as a line of JSON.
 void print_node_facts(const std::vector<std::filesystem::path>& folders, const std::string& token);
 
-/// What each of the started ranks runs: it waits until all ranks have come, and ends.
+/// Runs on each of the started ranks: it waits until all ranks have arrived, and ends.
 void meet_ranks();
 
 }  // namespace tessera

@@ -38,7 +38,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLedgerName = "ledger.jsonl";
-constexpr const char* kDrainedName = "drained.txt";  // the reason for which we drained the node
+constexpr const char* kDrainedName = "drained.txt";  // holds the reason for which we drained the node
 constexpr double kProbeLimit = 2.0;
 
 struct HealthOptions {
@@ -66,7 +66,7 @@ std::string finding_line(const Finding& finding) {
                      finding.part.empty() ? "" : ", ", finding.part, finding.detail);
 }
 
-/// Multiplies and copies; compares with what is expected, or with the node's peers.
+/// Runs the active checks, and compares the rates with the expected ones or with those of the node's peers.
 ProbeResult check_actively(const HealthOptions& options) {
   ActiveCheckOptions active = options.active;
   active.device = cuda::available() ? Device::kCuda : Device::kCpu;
@@ -78,7 +78,7 @@ ProbeResult check_actively(const HealthOptions& options) {
     }
   }
   ProbeResult result = run_active_checks(active);
-  if (!options.rates.empty() && result.findings.empty()) {  // a sick node is no measure for others
+  if (!options.rates.empty() && result.findings.empty()) {  // a sick node's rates are no measure for others
     ActiveRates rates{.processor = processor};
     for (const Measurement& measurement : result.measurements) {
       if (measurement.name == kGemmRateName) rates.gemm_tflops = measurement.value;
@@ -89,13 +89,13 @@ ProbeResult check_actively(const HealthOptions& options) {
   return result;
 }
 
-/// All probes once, and the active checks if they are asked for. Returns 1 if something is bad.
+/// Runs all probes once, and the active checks if the options ask for them. Returns 1 if something is bad.
 int check_node(const HealthOptions& options) {
   ProbeRunner runner(make_probes(options), options.probe_limit);
   std::vector<ProbeRunner::Outcome> outcomes = runner.look(0.0);
   if (options.is_active) {
     outcomes.push_back({.probe = "active check", .result = check_actively(options)});
-    if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for this
+    if (fs::is_directory(options.folder)) {  // a daemon is there, and waits for the result
       write_active_check(options.folder, unix_time(), outcomes.back().result.findings);
     }
   }
@@ -211,7 +211,7 @@ class Daemon {
     server_->publish(numbers);
   }
 
-  /// Whether an active check has passed since the last poll.
+  /// Returns whether an active check has passed since the last poll.
   bool take_active_check() {
     try {
       const std::optional<ActiveCheckResult> found = read_active_check(options_.folder);
@@ -237,11 +237,11 @@ class Daemon {
   Stopwatch clock_;
   HealthLevel level_ = HealthLevel::kOk;
   std::set<std::string> failures_;
-  double active_check_ = unix_time();  // of the last one that was taken; those of before the daemon's start count not
-  std::vector<Finding> active_findings_;  // of that
+  double active_check_ = unix_time();  // of the last check that was read; checks before the daemon's start do not count
+  std::vector<Finding> active_findings_;  // findings of that check
 };
 
-/// Tells Slurm what the daemon says. Ends within a second if Slurm does.
+/// Reports the daemon's verdict to Slurm. Ends within a second if Slurm answers as fast.
 int act_for_slurm(const HealthOptions& options, const std::optional<NodeVerdict>& verdict) {
   if (!verdict) return 0;
   const fs::path record = fs::path(options.folder) / kDrainedName;
@@ -249,7 +249,7 @@ int act_for_slurm(const HealthOptions& options, const std::optional<NodeVerdict>
   std::error_code missing;
   if (fs::exists(record, missing)) own_reason = read_text_file(record);
   const SchedulerNode now = find_slurm_node(options.node);
-  // The launcher of a run may have drained the node for our reason before us.
+  // The launcher of a run may have drained the node for our reason already.
   if (now.is_drained && now.reason == verdict->reason && own_reason != now.reason) {
     write_whole_file(record, now.reason);
   }
@@ -274,8 +274,8 @@ int act_for_slurm(const HealthOptions& options, const std::optional<NodeVerdict>
   return 0;
 }
 
-/// Answers node-problem-detector, whose plugin this is: the exit status is 0 for a node that is well, 1 for a problem
-/// and 2 for unknown. It reads one line of 80 bytes at most.
+/// Answers node-problem-detector as its plugin. The exit status is 0 for a healthy node, 1 for a problem and 2 for
+/// unknown. node-problem-detector reads one line of 80 bytes at most.
 int act_for_npd(const std::optional<NodeVerdict>& verdict) {
   constexpr std::size_t kLongest = 80;
   if (!verdict || !verdict->is_fresh(unix_time())) {
@@ -292,7 +292,7 @@ int act(const HealthOptions& options) {
   std::optional<NodeVerdict> verdict;
   try {
     verdict = read_verdict(options.folder);
-  } catch (const Error& error) {  // never a reason to drain
+  } catch (const Error& error) {  // a damaged file is never a reason to drain
     spdlog::warn("{}", error.what());
   }
   return options.for_slurm ? act_for_slurm(options, verdict) : act_for_npd(verdict);

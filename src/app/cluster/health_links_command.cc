@@ -34,7 +34,7 @@ RankPlaces find_places(Ranks& ranks) {
   return places;
 }
 
-/// "within nodes: 12 pairs, 338 GB/s (median), slowest 330: rank 1 on n1 - rank 2 on n1".
+/// Returns, for example, "within nodes: 12 pairs, 338 GB/s (median), slowest 330: rank 1 on n1 - rank 2 on n1".
 std::string describe_pairs(const LinkReport& report, const RankPlaces& places, bool inside) {
   std::vector<double> rates;
   std::size_t first = 0, second = 0;
@@ -64,7 +64,7 @@ nlohmann::ordered_json to_json(const LinkReport& report, const RankPlaces& place
   return json;
 }
 
-/// Returns 1 if a link is bad.
+/// Checks the links and prints the report. Returns 1 if a link is bad.
 int check_links_between(const LinksOptions& options, const JobConfig& config, Ranks& ranks) {
   require(ranks.size() > 1,
           "tessera health links needs several ranks: start it by mpirun or srun --mpi=pmix, with a "

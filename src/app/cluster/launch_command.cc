@@ -27,7 +27,7 @@ struct LaunchArguments {
   LauncherOptions options;
 };
 
-/// The configuration of "train CONFIG --section.key=value ...".
+/// Returns the configuration of "train CONFIG --section.key=value ...".
 JobConfig config_of(const std::vector<std::string>& command) {
   require(!command.empty() && command.front() == "train",
           "tessera launch: expected the training command behind '--', as in -- train CONFIG --section.key=value, got "
@@ -47,7 +47,7 @@ int run_launch(LaunchArguments& arguments) {
   JobConfig config = config_of(arguments.command);
   require(config.job.attempt == 0 && config.job.node_folder.empty(),
           "tessera launch sets job.attempt and job.node_folder (--node-folder) itself: leave them out");
-  config.job.node_folder = "/dev/shm";  // some folder: which one, the launcher decides
+  config.job.node_folder = "/dev/shm";  // any folder, for the check only: the launcher chooses it
   config.validate();
   std::unique_ptr<Engine> engine = make_engine(arguments.engine);
   require(!engine->is_one_machine() || (arguments.num_nodes <= 1 && arguments.num_spares == 0),
@@ -122,7 +122,7 @@ void add_monitor_command(CLI::App& app, int& status) {
   command->add_option("--run-id", options->run_id)->required();
   command->add_option("--health-folder", options->health_folder)->required();
   command->add_option("--folder", options->folder)->required();
-  command->group("");  // not for people
+  command->group("");  // hides it from --help
   command->callback([options, &status] {
     require(static_cast<bool>(std::getline(std::cin, options->key)),
             "tessera monitor: expected the key of the launch on standard input; tessera launch starts monitors");

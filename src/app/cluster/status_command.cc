@@ -24,10 +24,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A launcher writes its state every second.
+/// Seconds after which a launcher is called silent. It writes its state every second.
 constexpr double kSilent = 10.0;
 
-/// What there is to say of a run from outside.
+/// Returns what can be seen of a run from outside.
 nlohmann::ordered_json status_of(const fs::path& folder) {
   nlohmann::ordered_json status = {{"folder", folder.string()}, {"launch", nullptr}, {"training", nullptr}};
   if (const std::optional<LaunchState> launch = read_launch_state(folder)) {

@@ -9,7 +9,8 @@
 namespace tessera {
 namespace {
 
-/// In seconds. The launcher looks every second, but a network file system may show it a new file half a minute later.
+/// How many seconds to wait. The launcher looks every second, but a network file system may show it a new file half a
+/// minute later.
 constexpr double kPatience = 60.0;
 
 }  // namespace

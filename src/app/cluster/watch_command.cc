@@ -40,7 +40,7 @@ class WatchedRun {
   bool is_over() const { return status_ || watch_.is_over(); }
   ExitStatus status() const { return status_.value_or(ExitStatus::kDone); }
 
-  /// Looks once. If storage or Slurm fails, that is warned of and tried again at the next look.
+  /// Looks once. If storage or Slurm fails, it logs a warning and tries again at the next look.
   void look() {
     try {
       const std::optional<LaunchState> state = read_launch_state(folder_);
@@ -58,7 +58,7 @@ class WatchedRun {
   }
 
  private:
-  /// Logs the text, unless it is what was logged last.
+  /// Logs the text, unless it is the text that was logged last.
   void say(const std::string& text, spdlog::level::level_enum level = spdlog::level::info) {
     if (text.empty() || text == said_) return;
     spdlog::log(level, "'{}': {}", folder_.string(), text);
@@ -93,7 +93,7 @@ class WatchedRun {
     try {
       write_launcher_loss(folder_, state, noticed_at);
     } catch (const Error& error) {
-      say(error.what(), spdlog::level::warn);  // the next launcher then knows less, but it is wanted all the same
+      say(error.what(), spdlog::level::warn);  // the next launcher then knows less, but is needed all the same
     }
     requeue_slurm_job(state.job->id);
   }
@@ -105,7 +105,7 @@ class WatchedRun {
   LauncherWatch watch_;
   std::string said_;
   double next_question_ = 0.0;
-  std::optional<ExitStatus> status_;  // once it is over without the run's end
+  std::optional<ExitStatus> status_;  // set if watching ends before the run does
 };
 
 int run_watch(const std::vector<std::string>& folders, const LauncherWatchOptions& options) {

@@ -1,4 +1,4 @@
-"""Configuration of a model that Tessera trained. The keys are those of DeepSeek-V3's config.json, and "yarn"."""
+"""Configuration of a model that Tessera trained. The keys are those of DeepSeek-V3's config.json, plus "yarn"."""
 
 from transformers import PretrainedConfig
 
@@ -13,7 +13,7 @@ class TesseraConfig(PretrainedConfig):
         intermediate_size=1024,
         moe_intermediate_size=256,
         num_hidden_layers=6,
-        first_k_dense_replace=1,  # the first layers, whose feed-forward network is dense
+        first_k_dense_replace=1,  # number of first layers with a dense feed-forward network
         num_nextn_predict_layers=0,  # modules of multi-token prediction, which are not loaded
         num_attention_heads=16,
         q_lora_rank=None,  # None: queries are not compressed

@@ -29,14 +29,14 @@ class RMSNorm(nn.Module):
 
 
 def rope_angles(config, positions):
-    """Cosines and sines [B, 1, S, R / 2], a pair of numbers each. YaRN (arXiv 2309.00071) slows the slow pairs down."""
+    """Returns cosines and sines [B, 1, S, R / 2], one per pair of numbers. YaRN (arXiv 2309.00071) slows slow pairs."""
     size = config.qk_rope_head_dim
     pair = torch.arange(size // 2, dtype=torch.float64, device=positions.device)
     frequencies = config.rope_theta ** (-2 * pair / size)
     if config.yarn is not None:
         yarn = config.yarn
 
-        def pair_with(turns):  # the pair that makes so many turns over the original length
+        def pair_with(turns):  # the pair that makes this many turns over the original length
             length = yarn["original_max_position_embeddings"] / (turns * 2 * math.pi)
             return size * math.log(length) / (2 * math.log(config.rope_theta))
 
@@ -49,7 +49,7 @@ def rope_angles(config, positions):
 
 
 def rotate(x, angles):
-    """Turns adjacent pairs of x [B, H, S, R]."""
+    """Rotates adjacent pairs of x [B, H, S, R]."""
     cos, sin = angles
     even, odd = x[..., 0::2].float(), x[..., 1::2].float()
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
@@ -115,11 +115,11 @@ class Router(nn.Module):
         self.e_score_correction_bias = nn.Parameter(torch.zeros(config.n_routed_experts), requires_grad=False)
 
     def forward(self, x):
-        """The experts [T, K] of x [T, D], and their weights."""
+        """Returns the experts [T, K] that each token of x [T, D] goes to, and their weights."""
         config = self.config
         logits = F.linear(x.float(), self.weight.float())
         scores = logits.sigmoid() if config.scoring_func == "sigmoid" else logits.softmax(-1)
-        biased = scores + self.e_score_correction_bias.float()  # for the choice only
+        biased = scores + self.e_score_correction_bias.float()  # only for the choice of experts
         if config.n_group > 1:
             grouped = biased.unflatten(-1, (config.n_group, -1))
             group_scores = grouped.topk(min(2, grouped.shape[-1])).values.sum(-1)
@@ -188,7 +188,7 @@ class TesseraForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = Decoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        # Modules of multi-token prediction, behind the last layer, are for training only.
+        # Modules of multi-token prediction, which follow the last layer, are for training only.
         first = config.num_hidden_layers
         modules = range(first, first + config.num_nextn_predict_layers)
         self._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layer}\." for layer in modules]
@@ -213,7 +213,7 @@ class TesseraForCausalLM(PreTrainedModel, GenerationMixin):
         mask = (keys <= keys[num_past:, None])[None, None]  # [B, 1, S, P]
         positions = keys[None]
         if attention_mask is not None:
-            # A padding token sees itself, so that its softmax has a number.
+            # A padding token attends to itself, so that its softmax is defined.
             mask = mask & (attention_mask[:, None, None].bool() | (keys == keys[num_past:, None]))
             positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
         if position_ids is None:

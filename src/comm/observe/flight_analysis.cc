@@ -18,7 +18,8 @@ std::string ranks_text(const std::vector<int>& ranks) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-/// Ended with a status that says what went wrong here, not that another rank failed or that a signal asked for the end.
+/// Returns whether the rank ended because of its own error, not because another rank failed or a signal asked it to
+/// end.
 bool failed_by_itself(const RankState& state) {
   if (!state.end) return false;
   const int status = state.end->exit_status;
@@ -26,7 +27,8 @@ bool failed_by_itself(const RankState& state) {
          status <= static_cast<int>(ExitStatus::kSignal);
 }
 
-/// Stopped and continued shortly before its end, or before it was last heard of. mpirun continues what it kills.
+/// Returns whether the rank was stopped and continued shortly before it ended or was last heard of. mpirun continues
+/// the stopped processes that it kills.
 bool was_stopped(const RankState& state) {
   constexpr std::int64_t kShortlyNs = 5'000'000'000;
   const std::int64_t heard_of =
@@ -44,7 +46,7 @@ class Analysis {
     for (int rank = 0; rank < world_size; ++rank) {
       if (!states_.contains(rank)) without_file_.push_back(rank);
     }
-    all_were_stopped_ = std::ranges::all_of(states, was_stopped);  // `scontrol suspend`
+    all_were_stopped_ = std::ranges::all_of(states, was_stopped);  // as by `scontrol suspend`
     for (const auto& [rank, state] : states_) follow(*state);
   }
 
@@ -57,11 +59,11 @@ class Analysis {
   }
 
  private:
-  /// What a rank waits in, and for whom.
+  /// The operation that a rank waits in, and the ranks that it waits for.
   struct Wait {
     std::set<int> for_ranks;
     std::string operation;
-    bool all_came = false;  // to the operation; a message between them is missing
+    bool all_came = false;  // all ranks have begun the operation; a message between them is missing
   };
 
   bool is_gone(int rank) const {
@@ -76,8 +78,8 @@ class Analysis {
     return fmt::format("{} of {}", name_of(event.kind), group.axis);
   }
 
-  /// Ranks of a group that have started fewer collective operations there than `sequence`; those without a file are
-  /// members if some are missing.
+  /// Returns the ranks of a group that have started fewer than `sequence` collective operations in it. If files of
+  /// members are missing, all ranks without a file count as members.
   std::set<int> not_come(const RankState::Group& group, std::uint64_t sequence) const {
     std::set<int> ranks;
     const auto& members = members_.at(group.id);
@@ -88,7 +90,7 @@ class Analysis {
     return ranks;
   }
 
-  /// Finds out for whom a rank waits.
+  /// Finds the ranks that this rank waits for.
   void follow(const RankState& state) {
     if (!state.is_waiting()) return;
     Wait& wait = waits_[state.world_rank];
@@ -98,11 +100,12 @@ class Analysis {
       if (is_collective(event->kind)) wait.for_ranks = not_come(state.groups[event->group], event->sequence);
       wait.all_came = is_collective(event->kind) && wait.for_ranks.empty();
       if (wait.for_ranks.empty() && event->peer >= 0) wait.for_ranks.insert(event->peer);
-    } else {  // for its GPU, or for what is not recorded
+    } else {  // it waits for its GPU, or for something that is not recorded
       for (const RankState::Group& group : state.groups) wait.for_ranks.merge(not_come(group, group.sequence));
     }
     wait.for_ranks.erase(state.world_rank);
-    // A rank may be killed while it waits for what is on its way. The others that were killed wait for one another.
+    // A rank may be killed while it waits for a message that is on its way. That wait would have ended, so it does not
+    // count. A wait for a rank that is gone does count.
     const bool would_end =
         wait.all_came && std::ranges::none_of(wait.for_ranks, [&](int rank) { return is_gone(rank); });
     if (is_gone(state.world_rank) && would_end) waits_.erase(state.world_rank);
@@ -115,7 +118,7 @@ class Analysis {
     return (!state.end && state.process == ProcessState::kStopped) || (!all_were_stopped_ && was_stopped(state));
   }
 
-  /// The ranks that these wait for, directly or through others, and that wait for nobody.
+  /// Follows the waits of these ranks and returns the ranks where they end: those that wait for nobody, or are stopped.
   std::set<int> ends_of_waits(const std::set<int>& from) const {
     std::set<int> seen, ends;
     std::vector<int> next(from.begin(), from.end());
@@ -133,7 +136,8 @@ class Analysis {
     return ends;
   }
 
-  /// "; ranks 0, 2 wait for it in all-gather 118 of dp_shard", if any do.
+  /// Returns, for example, "; ranks 0, 2 wait for it in all-gather 118 of dp_shard". Returns "" if no rank waits for
+  /// `rank`.
   std::string who_waits_for(int rank) const {
     std::vector<int> waiting;
     std::string operation;
@@ -159,8 +163,8 @@ class Analysis {
     if (failed.empty()) return std::nullopt;
     const RankState::End& end = *states_.at(failed.front())->end;
     const std::string why = fmt::format("ended with exit status {}: {}", end.exit_status, first_line(end.message));
-    // Ranks tell each other of an error, and then all end with the same one. An error of the program, the data or the
-    // storage may be met by all ranks, each with a message of its own.
+    // Ranks tell each other of an error, and then all end with the same message. An error of the program, the data or
+    // the storage may also hit every rank, each with its own message.
     const bool all_failed = static_cast<int>(failed.size()) == world_size_;
     if (failed.size() > 1 && (same_message || (same_status && all_failed))) {
       return Culprit{.ranks = {}, .sure = Certainty::kCertain, .reason = fmt::format("{} {}", ranks_text(failed), why)};
@@ -176,7 +180,8 @@ class Analysis {
       if (is_gone(rank)) gone.insert(rank);
     }
     if (gone.empty()) return std::nullopt;
-    // A launcher kills the others, too: a rank is innocent that was killed while it waited for another one of these.
+    // A launcher kills the other ranks, too. A rank is innocent if it was killed while it waited for another one that
+    // is gone.
     std::set<int> first;
     for (const int rank : gone) {
       const std::set<int> ends = ends_of_waits({rank});
@@ -194,7 +199,7 @@ class Analysis {
                                                            : "has died";
       what = fmt::format("{} in step {}, in {}", fate, state.step, state.operation);
     }
-    // On a machine that is too busy several do not run for a while.
+    // On an overloaded machine, several processes may not run for a while.
     const bool may_be_busy = ranks.size() > 1 && is_stopped(ranks.front());
     return Culprit{
         .ranks = ranks,
@@ -223,7 +228,7 @@ class Analysis {
                               age, state.step, who_waits_for(ranks.front()), others(ranks))};
   }
 
-  /// Every rank waits: a message has been lost between two that are both in the operation.
+  /// Handles the case that every rank waits: a message was lost between two ranks that are both in the operation.
   std::optional<Culprit> find_lost_message() const {
     std::set<int> senders, receivers;
     std::string operation;
@@ -235,7 +240,7 @@ class Analysis {
     }
     if (senders.empty()) return std::nullopt;
     const std::vector<int> from(senders.begin(), senders.end()), to(receivers.begin(), receivers.end());
-    // Several that miss the messages of one have links that work among each other.
+    // If several ranks miss messages of one rank, the links among the several work.
     const bool one_sends = from.size() == 1 && to.size() > 1, one_receives = to.size() == 1 && from.size() > 1;
     std::set<int> both = senders;
     both.insert(receivers.begin(), receivers.end());

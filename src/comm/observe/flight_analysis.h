@@ -1,11 +1,13 @@
-// Who is to blame for a run that hangs or has failed, from what all ranks' files say (comm/observe/rank_file.h).
+// Finds the ranks to blame for a run that hangs or has failed, from the files of all ranks (comm/observe/rank_file.h).
 //
-// A rank that ended with an error of its own, died, is stopped or left no file is blamed for that. Among ranks that
-// live, each that waits is followed to the ranks that it waits for: those that have not begun the operation, or have
-// not sent their message. Who is reached and waits for nobody is blamed: it computes for ever, or is slow.
+// A rank is to blame if it ended with its own error, died, is stopped or left no file. If there is none, the analysis
+// follows each waiting rank to the ranks that it waits for. These have not begun the operation, or have not sent their
+// message. If the analysis reaches a rank that waits for nobody, that rank is to blame: it computes forever, or is
+// slow.
 //
-// On GPUs the rings tell what was enqueued, not what has ended, and nothing of a step that is replayed as a graph:
-// there a rank that waits for its GPU is taken to wait for the ranks that have enqueued less.
+// On GPUs the flight recorders show which operations were enqueued, not which have ended. They show nothing of a step
+// that is replayed as a graph. There, a rank that waits for its GPU counts as waiting for the ranks that have enqueued
+// fewer operations.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +24,13 @@ enum class Certainty : std::uint8_t { kUnknown, kLikely, kCertain };
 std::string_view name_of(Certainty sure);
 
 struct Culprit {
-  std::vector<int> ranks;  // ascending; empty if none can be named
+  std::vector<int> ranks;  // ascending; empty if no rank can be named
   Certainty sure = Certainty::kUnknown;
   std::string reason;  // one sentence
 };
 
-/// `states`: of all ranks that left a file, in any order; `world_size`: how many ranks the run has.
+/// Returns the ranks to blame. `states` holds all ranks that left a file, in any order. `world_size` is the number of
+/// ranks of the run.
 Culprit find_culprit(std::span<const RankState> states, int world_size);
 
 }  // namespace tessera

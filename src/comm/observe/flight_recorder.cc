@@ -62,7 +62,7 @@ std::uint64_t FlightRecorder::begin(std::uint16_t group, const NewEvent& event) 
 FlightEvent* FlightRecorder::find(std::uint64_t event) {
   if (event == 0) return nullptr;
   FlightEvent& slot = log_->events[(event - 1) % kMaxFlightEvents];
-  return slot.number.load(kRelaxed) == event ? &slot : nullptr;  // null: another one has taken its place
+  return slot.number.load(kRelaxed) == event ? &slot : nullptr;  // null: a later event has taken the slot
 }
 
 void FlightRecorder::end(std::uint64_t event) {

@@ -1,4 +1,4 @@
-// Whether a process of this machine lives, from /proc.
+// Finds out from /proc whether a process of this machine lives.
 #pragma once
 
 #include <sys/types.h>
@@ -8,17 +8,18 @@
 namespace tessera {
 
 enum class ProcessState : std::uint8_t {
-  kUnknown,  // of another machine, whose /proc cannot be read
+  kUnknown,  // it is on another machine, whose /proc cannot be read
   kLives,
   kStopped,  // by a signal (SIGSTOP, Ctrl-Z) or a debugger
   kEnded,
 };
 
-/// When a process started, in the kernel's ticks since boot; 0 if there is no such process. A number that is used again
-/// belongs to a process with another start.
+/// Returns when a process started, in the kernel's ticks since boot, or 0 if there is no such process. If a pid is
+/// reused, the new process has another start.
 std::uint64_t start_of_process(pid_t pid);
 
-/// `start`: of the process that is meant, as start_of_process() told it; 0 if that is not known.
+/// Returns the state of the process `pid` that started at `start`, a result of start_of_process(). `start` is 0 if it
+/// is not known.
 ProcessState state_of_process(pid_t pid, std::uint64_t start);
 
 }  // namespace tessera

@@ -60,7 +60,7 @@ RankFile::RankFile(const std::filesystem::path& folder, std::int64_t attempt, in
   ::unlink(unfinished.c_str());
   const int descriptor = ::open(unfinished.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (descriptor < 0) fail_system(unfinished, "create", errno);
-  // All of it now: a full tmpfs would answer a store with a signal.
+  // Reserves all pages now: a store to a full tmpfs would raise a signal.
   int reason = ::posix_fallocate(descriptor, 0, sizeof(RankFileContent));
   void* memory = MAP_FAILED;
   if (reason == 0) {
@@ -135,7 +135,7 @@ std::vector<RankState::Event> events_of(const FlightLog& log, std::size_t num_gr
   std::vector<RankState::Event> events;
   for (const FlightEvent& event : log.events) {
     const std::uint64_t number = event.number.load(kRelaxed);
-    // Another one is being written in its place.
+    // A newer event is being written into this slot.
     if (number == 0 || event.check.load(kRelaxed) != number || event.group.load(kRelaxed) >= num_groups) continue;
     events.push_back({.number = number,
                       .kind = event.kind.load(kRelaxed),
@@ -157,7 +157,7 @@ RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& n
   require(bytes.size() == sizeof(RankFileContent) && std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0,
           "'{}' is not the file of a rank: expected {} bytes that begin with {}", name, sizeof(RankFileContent),
           std::string_view(kMagic.data(), kMagic.size()));
-  // Another process may go on writing, so everything is taken from one copy.
+  // Another process may go on writing, so all fields are taken from one copy.
   const Buffer copy(sizeof(RankFileContent));
   std::memcpy(copy.data(), bytes.data(), sizeof(RankFileContent));
   const auto& content = *reinterpret_cast<const RankFileContent*>(copy.data());

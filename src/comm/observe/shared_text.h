@@ -1,4 +1,4 @@
-// Text and times in memory that other processes read at any time.
+// Texts and times in memory that other processes read at any time.
 #pragma once
 
 #include <algorithm>
@@ -14,17 +14,17 @@ namespace tessera {
 /// The order of loads and stores whose readers need no other memory that was written before.
 inline constexpr auto kRelaxed = std::memory_order_relaxed;
 
-/// CLOCK_MONOTONIC: the same clock in all processes of a machine.
+/// Returns CLOCK_MONOTONIC, which is the same clock in all processes of a machine.
 inline std::int64_t monotonic_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
-/// A text in shared memory, and a zero behind it. Who reads it while it is written gets a mixture of two.
+/// A text in shared memory that ends with a zero. A reader may see a mixture of two texts while one is written.
 template <std::size_t kSize>
 using SharedText = std::array<std::atomic<char>, kSize>;
 
-/// Stores as much of `text` as there is room for, in whole characters of UTF-8.
+/// Stores as many whole UTF-8 characters of `text` as fit.
 template <std::size_t kSize>
 void put_text(std::string_view text, SharedText<kSize>& to) {
   std::size_t length = std::min(text.size(), kSize - 1);

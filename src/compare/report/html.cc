@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Lines of a long text break between a key's or a path's parts as well.
+/// Returns a cell's text. A long text may also break between the parts of a key or a path.
 std::string cell_text(const std::string& text) {
   constexpr std::size_t kLong = 16;
   if (text.size() < kLong) return html_escape(text);
@@ -25,7 +25,7 @@ std::string cell_text(const std::string& text) {
   return html;
 }
 
-/// No line break between a number and its "%".
+/// Replaces the space between a number and its "%" by one that does not break.
 std::string with_hard_spaces(std::string html) {
   for (std::size_t at = html.find(" %"); at != std::string::npos; at = html.find(" %", at)) {
     html.replace(at, 1, "\u00a0");
@@ -76,7 +76,7 @@ std::string html_table(const std::vector<std::vector<std::string>>& rows) {
 
 std::string html_figure(const std::string& title, const std::vector<LegendEntry>& legend, const std::string& svg,
                         const std::string& caption) {
-  // An empty legend keeps its place, so that plots side by side begin at one height.
+  // An empty legend keeps its place, so that plots side by side begin at the same height.
   std::string html = fmt::format("<figure><h3>{}</h3><p class=\"legend\">", html_escape(title));
   for (const LegendEntry& entry : legend) {
     html += fmt::format(

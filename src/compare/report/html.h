@@ -1,4 +1,4 @@
-// Parts of the pages that `compare` and `report` write. All text is escaped here.
+// Parts of the pages that `compare` and `report` write. The functions escape all texts.
 #pragma once
 
 #include <string>
@@ -7,29 +7,29 @@
 
 namespace tessera {
 
-/// The text for HTML, with its special characters replaced.
+/// Returns the text for HTML, with its special characters replaced.
 std::string html_escape(std::string_view text);
 
-/// A table of texts. The first row, and the first cell of every row, are headings.
+/// Returns a table of texts. The first row, and the first cell of every row, are headings.
 std::string html_table(const std::vector<std::vector<std::string>>& rows);
 
-/// How a line, an area or a cell of a plot looks, and what it is.
+/// How a line, an area or a cell of a plot looks, and what it shows.
 struct LegendEntry {
   std::string label;
   std::string style;    // its classes in the style sheet
   bool filled = false;  // an area, not a line
 };
 
-/// A plot with its heading above it, then its legend, and what is drawn below it.
+/// Returns a plot with its heading and its legend above it, and a caption below it.
 std::string html_figure(const std::string& title, const std::vector<LegendEntry>& legend, const std::string& svg,
                         const std::string& caption);
 
-/// A box in the colour of its class ("equivalent", "worse", "better", "unsure"), with a mark for readers who do not see
-/// colours. `heading` and `text` are HTML.
+/// Returns a box in the colour of its class ("equivalent", "worse", "better", "unsure"), with a mark for readers who do
+/// not see colours. `heading` and `text` are HTML.
 std::string html_box(const std::string& tone, const std::string& mark, const std::string& heading,
                      const std::string& text);
 
-/// A whole page that needs no other file. `body` is HTML; the other two are texts.
+/// Returns a whole page that needs no other file. `body` is HTML; `title` and `command` are plain texts.
 std::string html_page(const std::string& title, const std::string& command, std::string body);
 
 }  // namespace tessera

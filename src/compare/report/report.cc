@@ -61,7 +61,7 @@ std::string verdict_box(const SideResult& side, const std::string& baseline) {
   if (verdict.growing)
     meaning = "The loss is higher, still within the margin, but the gap grows from the middle of the run to its end.";
   const std::string same = side.same_configuration ? " Both sides have the same configuration." : "";
-  // The words before a colon or a parenthesis carry the verdict.
+  // The words before a colon or a parenthesis are the verdict itself.
   const std::size_t end = std::min(verdict.text.find(" ("), verdict.text.find(": "));
   const std::string head = verdict.text.substr(0, end),
                     rest = end < verdict.text.size() ? verdict.text.substr(end) : "";

@@ -1,5 +1,5 @@
-// The report of a comparison: one HTML file that needs nothing else (no script, no other file), the same numbers as
-// JSON, and lines for a terminal. docs/compare.md says how to read it.
+// Writes the report of a comparison: an HTML file, the same numbers as JSON, and lines for a terminal. The HTML file
+// has no scripts and needs no other file. docs/compare.md says how to read it.
 #pragma once
 
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace tessera {
 
-/// Well-formed XML as well. All text that comes from files is escaped.
+/// Returns the HTML file, which is also well-formed XML. All text that comes from files is escaped.
 std::string report_html(const Comparison& comparison);
 
-/// {"format": "tessera-compare", "version": 1, "sides": [...], ...}; numbers that are not finite are null.
+/// Returns {"format": "tessera-compare", "version": 1, "sides": [...], ...}. Numbers that are not finite are null.
 std::string report_json(const Comparison& comparison);
 
-/// "LABEL against BASELINE: VERDICT" per compared side, and the table, for a terminal.
+/// Returns "LABEL against BASELINE: VERDICT" for each side that is compared, and the table, for a terminal.
 std::string report_text(const Comparison& comparison);
 
-/// The table of results: a heading row of labels, then rows of a name and a cell per side.
+/// Returns the table of results: a heading row of labels, then rows with a name and a cell per side.
 std::vector<std::vector<std::string>> summary_table(const Comparison& comparison);
 
 }  // namespace tessera

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-/// Operands have lines of their own, so that no colour stands for a side and for an operand.
+/// Operands have their own kinds of lines, so that no colour stands for a side in one plot and an operand in another.
 constexpr int kFirstOperandStyle = 3;
 
 std::string smoothing_text(const Comparison& comparison) {
@@ -20,7 +20,7 @@ std::string smoothing_text(const Comparison& comparison) {
                      100.0 * kSmoothing);
 }
 
-/// A curve of each side in one plot.
+/// Draws a curve of each side in one plot.
 std::string sides_figure(const Comparison& comparison, const std::string& title, Plot plot, Curve SideResult::*member) {
   std::vector<LegendEntry> legend;
   for (std::size_t i = 0; i < comparison.sides.size(); ++i) {
@@ -35,8 +35,8 @@ std::string sides_figure(const Comparison& comparison, const std::string& title,
   return html_figure(title, legend, svg_plot(plot), smoothing_text(comparison) + band);
 }
 
-/// With the margins in sight. The first steps, where losses fall fast, and the band of two seeds, which is six times
-/// their scatter, do not set the scale.
+/// Returns the range of y, with the margins in sight. Two things do not set the scale: the first steps, where losses
+/// fall fast, and the band of two seeds, which is six times their scatter.
 std::pair<double, double> difference_range(const Curve& curve, double margin) {
   constexpr double kFirstPart = 0.1, kRoom = 1.15, kMarginRoom = 1.6, kMaxBand = 4.0;
   double line = margin, low = 0.0, high = 0.0;

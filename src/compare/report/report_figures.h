@@ -1,4 +1,4 @@
-// The figures of the report.
+// Draws the figures of the report.
 #pragma once
 
 #include <map>
@@ -9,13 +9,14 @@
 
 namespace tessera {
 
-/// All figures, each with its legend and what is drawn, as HTML.
+/// Returns all figures as HTML, each with its legend and a caption that says what is drawn.
 std::string figures_html(const Comparison& comparison);
 
-/// The figures of a side's quantization errors, whose curves are there. `side_idx` makes their ids unique in the page.
+/// Returns the figures of a side's quantization errors. The side must have their curves. `side_idx` makes their ids
+/// unique in the page.
 std::string sqnr_figures(const SideResult& side, std::size_t side_idx);
 
-/// Operands in the order of a product, unknown ones at the end.
+/// Returns the operands in the order of a product, with unknown ones at the end.
 std::vector<std::string> operands_of(const std::map<std::string, Curve>& curves);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The style sheet of the pages. Colours are Okabe and Ito's (2008), which people with any colour vision tell apart,
-// lighter on dark ground; every line has its own dashes as well.
+// The style sheet of the pages. The colours are Okabe and Ito's (2008), which people with any colour vision can tell
+// apart, lighter on a dark ground. Every line also has its own dashes.
 #pragma once
 
 namespace tessera {

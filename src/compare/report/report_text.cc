@@ -19,20 +19,20 @@ std::string spread_text(const Spread& spread) {
   return fmt::format("{:.4f} ± {:.4f}", spread.mean, spread.deviation);
 }
 
-/// "1234 (+8 %)": the percentage is against the baseline.
+/// Returns a text such as "1234 (+8 %)". The percentage is relative to the baseline.
 std::string with_change(std::string text, double value, double baseline, bool is_baseline) {
   if (is_baseline || !(baseline > 0.0)) return text;
   const double change = 100.0 * (value / baseline - 1.0);
   return fmt::format("{} ({}{:.0f} %)", text, change < 0.0 ? "−" : "+", std::abs(change));
 }
 
-/// "4.5437 nats (63 %)"
+/// Returns a text such as "4.5437 nats (63 %)".
 std::string nats_text(double nats, double of) {
   if (!std::isfinite(nats)) return "not finite";
   return fmt::format("{}{:.4f} nats ({:.0f} %)", nats < 0.0 ? "−" : "", std::abs(nats), 100.0 * nats / of);
 }
 
-/// Characters, as far as a terminal's columns go: bytes that do not continue one.
+/// Returns how many columns of a terminal a text takes: it counts characters, which are bytes that do not continue one.
 std::size_t columns_of(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));

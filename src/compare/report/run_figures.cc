@@ -28,12 +28,12 @@ double highest(const std::vector<double>& values) {
   return result;
 }
 
-/// All figures over the steps have this range, so that they can be read one below the other.
+/// Returns the range of steps, which all figures over the steps share, so that they can be read one below the other.
 std::pair<double, double> steps_of(const RunRecord& run) {
   return {static_cast<double>(run.steps.front() - 1), static_cast<double>(run.last_step())};
 }
 
-/// The steps at which a resumed run got another configuration.
+/// Returns the steps at which a resumed run got another configuration.
 std::vector<double> marks_of(const RunRecord& run) {
   std::vector<double> marks;
   for (const ConfigChange& change : run.changes()) {
@@ -46,7 +46,7 @@ std::vector<double> marks_of(const RunRecord& run) {
 
 const LegendEntry kChangeEntry = {"configuration changed", "mark-x"};
 
-/// With the range and the marks that all figures over the steps have.
+/// Draws a figure with the range and the marks that all figures over the steps share.
 std::string step_figure(const RunRecord& run, const std::string& title, Plot plot,
                         const std::vector<LegendEntry>& legend, const std::string& caption) {
   plot.x_label = "step";
@@ -62,7 +62,7 @@ std::string run_smoothing_text(const RunRecord& run) {
   return fmt::format("Line: moving average over {} logged steps. Band: lowest to highest of them.", window);
 }
 
-/// From 0 to a little above the highest value, for quantities of which 0 is none.
+/// Returns a range from 0 to a little above the highest value, for quantities that have a meaningful 0.
 std::pair<double, double> from_zero(const std::vector<double>& values) {
   constexpr double kRoom = 1.08;
   const double high = highest(values);
@@ -91,11 +91,12 @@ std::string loss_figure(const RunRecord& run) {
     }
     add({.curve = std::move(curve), .style = 1, .points = true}, "validation");
   }
-  if (!run.changed.empty()) legend.push_back(kChangeEntry);  // said once, for all figures
+  if (!run.changed.empty()) legend.push_back(kChangeEntry);  // one legend says it for all figures
   return step_figure(run, "Loss", std::move(plot), legend, run_smoothing_text(run));
 }
 
-/// The second half has a scale of its own: beside the fall of the first steps nothing of it could be seen.
+/// Draws the loss of the second half with its own scale. With the scale of the first steps its changes would not be
+/// visible.
 std::string late_loss_figure(const RunRecord& run) {
   constexpr std::size_t kFewLines = 40;
   const std::size_t half = run.steps.size() / 2;
@@ -173,7 +174,7 @@ std::string run_grad_norm_figure(const RunRecord& run) {
   return step_figure(run, "Gradient norm", std::move(plot), legend, caption);
 }
 
-/// A quantity of which only the size counts: from 0, with its median.
+/// Draws a quantity whose range begins at 0, because only its size matters.
 std::string rate_figure(const RunRecord& run, const std::string& title, Plot plot, const std::vector<double>& values,
                         const std::string& caption) {
   if (!any_finite(values)) return "";
@@ -197,7 +198,7 @@ std::string memory_figure(const RunRecord& run) {
                      {}, "Of this rank. On a CPU the process's highest so far; on a GPU all that is taken.");
 }
 
-/// Areas on top of one another: what each part of a step takes. What no part accounts for is the topmost.
+/// Draws the time that each part of a step takes as areas on top of one another. The topmost is the time of no part.
 std::string time_figure(const RunRecord& run) {
   if (!any_finite(run.step_seconds)) return "";
   std::vector<double> other;
@@ -243,7 +244,7 @@ std::string time_figure(const RunRecord& run) {
                      "checkpoints.");
 }
 
-/// Lower bounds of the levels, but for the first. Fixed, so that the pages of two runs have the same colours.
+/// Lower bounds of all levels but the first. They are fixed, so that the pages of two runs have the same colours.
 constexpr std::array<double, kNumHeatLevels - 1> kLoadBounds = {1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0};
 
 int level_of(double load) {
@@ -257,7 +258,7 @@ std::string level_text(int level) {
   return fmt::format("{:g} to {:g}", i == 0 ? 1.0 : kLoadBounds.at(i - 1), kLoadBounds.at(i));
 }
 
-/// Layer x step: tokens of each layer's busiest expert over the mean.
+/// Draws, by layer and step, the tokens of each layer's busiest expert divided by the mean.
 std::string expert_load_figure(const RunRecord& run) {
   constexpr std::size_t kMaxColumns = 120;
   std::size_t num_layers = 0;
@@ -327,7 +328,7 @@ std::string checkpoint_figure(const RunRecord& run) {
 
 std::string duration_text(double seconds) {
   constexpr double kCentury = 3.2e9;
-  if (!(seconds < kCentury)) return fmt::format("{:.3g} s", seconds);  // no trainer writes that
+  if (!(seconds < kCentury)) return fmt::format("{:.3g} s", seconds);  // no trainer writes such a number
   if (seconds < 1.0) return fmt::format("{:.0f} ms", 1e3 * seconds);
   if (seconds < 120.0) return fmt::format("{:.1f} s", seconds);
   const auto minutes = static_cast<std::int64_t>(std::llround(seconds / 60.0));

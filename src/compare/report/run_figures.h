@@ -1,4 +1,4 @@
-// The figures of a run's report.
+// Draws the figures of a run's report.
 #pragma once
 
 #include <string>
@@ -7,10 +7,11 @@
 
 namespace tessera {
 
-/// "340 ms", "41.5 s", "17 min", "3 h 5 min", "2 d 4 h".
+/// Returns a text such as "340 ms", "41.5 s", "17 min", "3 h 5 min" or "2 d 4 h".
 std::string duration_text(double seconds);
 
-/// All figures for which the run has numbers, as HTML, each with its legend and what is drawn.
+/// Returns all figures for which the run has numbers, as HTML. Each has its legend and a caption that says what is
+/// drawn.
 std::string run_figures_html(const RunRecord& run);
 
 }  // namespace tessera

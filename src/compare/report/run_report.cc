@@ -23,20 +23,20 @@ namespace {
 namespace fs = std::filesystem;
 using TableRows = std::vector<std::vector<std::string>>;
 
-/// The configuration with the defaults of keys that the run's program did not know yet.
+/// The configuration, with defaults for keys that the run's program did not know yet.
 class Settings {
  public:
   explicit Settings(const RunRecord& run) : values_(run.config), defaults_(config_values({})) {
     values_.insert(defaults_.begin(), defaults_.end());
   }
-  /// A string is without its quotes; "" for a key that nobody knows.
+  /// Returns a key's value, a string without its quotes. Returns "" for an unknown key.
   std::string operator[](const std::string& key) const {
     const auto found = values_.find(key);
     return found == values_.end() ? "" : plain(found->second);
   }
   bool is(const std::string& key, const std::string& value) const { return (*this)[key] == value; }
 
-  /// Every key: its value, and its default where that is another.
+  /// Returns a row for every key, with its value and, if that is another, its default.
   TableRows table() const {
     TableRows rows = {{"Key", "Value", "Default, if another"}};
     for (const auto& [key, value] : values_) {
@@ -55,7 +55,7 @@ class Settings {
   std::map<std::string, std::string> values_, defaults_;
 };
 
-/// 1234567 as "1.23M": three digits, from 10,000 on.
+/// Returns a count as text. From 10,000 on it has three digits: 1234567 is "1.23M".
 std::string count_text(double count) {
   constexpr double kThousand = 1000.0, kShort = 9999.5;
   if (!(count >= kShort)) return fmt::format("{:.0f}", count);
@@ -65,7 +65,7 @@ std::string count_text(double count) {
   return fmt::format("{:.{}f}{}", count, decimals, std::string_view(" kMBT").substr(power, 1));
 }
 
-/// Sums over the logged steps; each line's mean stands for the steps since the line before.
+/// Returns the time of all steps. The mean in each logged line stands for the steps since the line before.
 double training_seconds(const RunRecord& run) {
   double seconds = 0.0;
   std::int64_t before = run.steps.front() - 1;
@@ -139,7 +139,7 @@ std::string changes_section(const RunRecord& run) {
   return "<h2>Changed on resume</h2>\n" + html_table(rows);
 }
 
-/// "data 8, pipeline 2": how the model and the data are split.
+/// Returns how the model and the data are split: "data 8, pipeline 2".
 std::string parallelism_text(const RunRecord& run, const Settings& settings) {
   std::vector<std::string> parts;
   if (run.num_data_ranks > 1) parts.push_back(fmt::format("data {}", run.num_data_ranks));

@@ -1,4 +1,4 @@
-// The report of one run, finished or not: one HTML page that needs nothing else. docs/report.md says what is on it.
+// The report of one run, finished or not: one HTML page that needs no other file. docs/report.md says what is on it.
 #pragma once
 
 #include <chrono>
@@ -20,8 +20,8 @@ struct RunStatus {
 
 RunStatus run_status(const RunRecord& run);
 
-/// Well-formed XML as well. All text that comes from files is escaped. Throws Error for a run without a logged step.
-///   as_of: when the run's last line was written
+/// Returns the page, which is also well-formed XML. All text that comes from files is escaped. `as_of` is when the
+/// run's last line was written. Throws Error for a run without a logged step.
 std::string run_report_html(const RunRecord& run, std::chrono::system_clock::time_point as_of);
 
 }  // namespace tessera

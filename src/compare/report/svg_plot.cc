@@ -10,12 +10,12 @@
 namespace tessera {
 namespace {
 
-// In units of the view box. At the 358 px that a phone leaves, text of 22 units is 11 px high.
+// Sizes are in units of the view box. A phone leaves 358 px, at which text of 22 units is 11 px high.
 constexpr double kWidth = 720, kHeight = 400, kLeft = 92, kRight = 16, kTop = 34, kBottom = 62;
 
-constexpr double kPoint = 1e-9;  // of a value: less apart than this counts as the same
+constexpr double kPoint = 1e-9;  // part of a value: numbers that are closer than this count as equal
 
-/// From values to units.
+/// Maps values to units of the view box.
 struct Axis {
   double low, high, begin, end;
   bool log = false;
@@ -23,7 +23,7 @@ struct Axis {
   double operator()(double value) const {
     const double part =
         log ? (std::log(value) - std::log(low)) / (std::log(high) - std::log(low)) : (value - low) / (high - low);
-    // What is far outside is clipped anyway; huge numbers are no coordinates.
+    // Points that are far outside are clipped anyway, and huge numbers are no valid coordinates.
     return begin + std::clamp(part, -10.0, 10.0) * (end - begin);
   }
 };
@@ -35,9 +35,10 @@ struct Range {
     low = std::min(low, value);
     high = std::max(high, value);
   }
-  /// As good as one value: no ticks would fit between two numbers of which only the last bits differ.
+  /// Returns whether the range is practically one value. No ticks fit between two numbers that differ only in their
+  /// last bits.
   bool is_point() const { return high - low <= kPoint * std::max(std::abs(low), std::abs(high)); }
-  /// Never empty, never a point.
+  /// Returns a wider range, which is never empty and never one value.
   Range widened(double margin) const {
     if (low > high) return {0.0, 1.0};
     const double spare = !is_point() ? margin * (high - low) : std::max(0.05 * std::abs(high), 1e-6);
@@ -76,7 +77,7 @@ Axis y_axis(const Plot& plot) {
   return {range.low * plot.y_factor, range.high * plot.y_factor, kHeight - kBottom, kTop, log};
 }
 
-/// Whole numbers only: steps, layers.
+/// Returns ticks at whole numbers only, for steps and layers.
 std::vector<double> whole_ticks(double low, double high, int count) {
   std::vector<double> ticks = round_ticks(low, high, count);
   if (ticks.size() < 2 || ticks[1] - ticks[0] >= 1.0) return ticks;
@@ -85,7 +86,7 @@ std::vector<double> whole_ticks(double low, double high, int count) {
   return whole;
 }
 
-/// "M x y L x y ..." through the finite points.
+/// Returns the path "M x y L x y ..." through the finite points.
 std::string line_path(const Curve& curve, const Axis& x, const Axis& y, double factor) {
   std::string path;
   bool drawing = false;
@@ -97,7 +98,7 @@ std::string line_path(const Curve& curve, const Axis& x, const Axis& y, double f
   return path;
 }
 
-/// The outline of the band, forth along its upper edge and back along its lower.
+/// Returns the outline of the band: forth along its upper edge and back along its lower edge.
 std::string band_path(const Curve& curve, const Axis& x, const Axis& y, double factor) {
   std::string forth, back;
   for (std::size_t i = 0; i < curve.low.size(); ++i) {
@@ -108,7 +109,8 @@ std::string band_path(const Curve& curve, const Axis& x, const Axis& y, double f
   return forth.empty() ? "" : forth + back + "Z";
 }
 
-/// As many decimals as the distance of the ticks needs; thousands as "k" where all ticks are whole thousands.
+/// Returns a tick's text, with as many decimals as the distance of the ticks needs. If all ticks are whole thousands,
+/// it uses "k".
 std::string tick_text(double value, double distance, bool thousands) {
   if (thousands) return value == 0.0 ? "0" : fmt::format("{:g}k", value / 1000.0);
   const int decimals = std::clamp(static_cast<int>(-std::floor(std::log10(distance) + 1e-9)), 0, 9);
@@ -128,7 +130,7 @@ std::vector<std::string> tick_texts(const std::vector<double>& ticks, bool log) 
 
 struct AxisLabels {
   std::string x, y;
-  bool whole_y = false;  // ticks of y at whole numbers only
+  bool whole_y = false;  // ticks of y are at whole numbers only
   bool grid = true;
 };
 
@@ -149,7 +151,7 @@ std::string draw_axes(const AxisLabels& labels, const Axis& x, const Axis& y) {
   for (std::size_t i = 0; i < x_ticks.size(); ++i) {
     const double at = x(x_ticks[i]);
     svg += fmt::format("<path class=\"axis\" d=\"M{:.1f} {}v6\"/>", at, kHeight - kBottom);
-    // A text in the corner would leave the picture if it were centred.
+    // A centred text in the corner would leave the picture.
     const char* anchor = at > kWidth - kRight - 30 ? "te" : "tx";
     svg += fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{}\">{}</text>", anchor,
                        anchor[1] == 'e' ? kWidth - kRight : at, kHeight - kBottom + 29, x_texts[i]);
@@ -161,7 +163,7 @@ std::string draw_axes(const AxisLabels& labels, const Axis& x, const Axis& y) {
   return svg;
 }
 
-/// The element's start, up to where what lies within the axes is clipped to them.
+/// Returns the begin of the SVG element, including the clip path that clips what is drawn to the area within the axes.
 std::string begin_svg(const std::string& id, const std::string& description) {
   return fmt::format(
       "<svg viewBox=\"0 0 {0} {1}\" role=\"img\" aria-label=\"{2}\"><clipPath id=\"{3}\"><rect x=\"{4}\" y=\"{5}\" "
@@ -240,7 +242,7 @@ std::string svg_plot(const Plot& plot) {
 }
 
 std::string svg_heat_map(const HeatMap& map) {
-  const double half = 0.5;  // of a row
+  const double half = 0.5;  // half of a row's height
   const Axis x{map.x_range.first, map.x_range.second, kLeft, kWidth - kRight};
   const Axis y{map.first_row - half, map.first_row + static_cast<double>(map.levels.size()) - half, kHeight - kBottom,
                kTop};

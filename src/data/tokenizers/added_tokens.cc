@@ -30,7 +30,7 @@ std::size_t space_end(std::string_view text) {
   return end;
 }
 
-/// \w of Rust's regular expressions, by which the `tokenizers` library tells words here.
+/// Returns whether the character is in \w of Rust's regular expressions, which the `tokenizers` library uses here.
 bool is_word_character(std::string_view character, RegexScratch& scratch) {
   static const Regex regex = Regex::pcre2("[\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\p{Join_Control}]", "single_word");
   Regex::Match match;
@@ -45,7 +45,7 @@ void AddedTokens::Trie::build(std::span<const AddedToken> tokens, std::vector<st
     return tokens[static_cast<std::size_t>(i)].content;
   };
   std::sort(members.begin(), members.end(), [&](auto a, auto b) { return content(a) < content(b); });
-  // A node is a range of the sorted tokens that share their first `depth` bytes. Nodes are worked off in order.
+  // A node is a range of the sorted tokens that share their first `depth` bytes. Nodes are processed in order.
   struct Range {
     std::size_t begin, end, depth;
   };
@@ -117,7 +117,7 @@ void AddedTokens::split_by(const Trie& trie, std::string_view text, bool special
     at = end;
     if (special_is_text && token.special) continue;
     if (token.single_word && touches_word(text.substr(0, begin), text.substr(end), scratch)) continue;
-    if (begin < done) continue;  // white space that the token before took; the library breaks off here
+    if (begin < done) continue;  // the token before took this white space; the library breaks off here
     if (token.lstrip) begin = done + space_begin(text.substr(done, begin - done));
     if (token.rstrip) end += space_end(text.substr(end));
     if (done < begin) parts.push_back({.text = text.substr(done, begin - done)});

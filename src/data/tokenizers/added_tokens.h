@@ -1,8 +1,8 @@
-// Added tokens: looked for in the raw text, before it is split into words.
+// Finds added tokens in the raw text, before it is split into words.
 //
-// As in the `tokenizers` library: of the tokens that begin first, the longest is taken; then the search goes on behind
-// it. Tokens with `normalized` are looked for in what the others leave. When special tokens are plain text, they are
-// found all the same, and then left in the text: nothing is looked for within them.
+// It works like the `tokenizers` library. Of the tokens that begin first, it takes the longest, and continues the
+// search after it. It searches for tokens with `normalized` in the text between the others. If special tokens are plain
+// text, it finds them, too, but leaves them in the text and searches for nothing within them.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@
 
 namespace tessera::data {
 
-/// A part of a text: an added token, or what lies between them.
+/// A part of a text: an added token, or the text between added tokens.
 struct TextPart {
   std::string_view text;
-  std::int32_t id = -1;  // of the added token; -1 if it is none
+  std::int32_t id = -1;  // id of the added token; -1 if it is none
 };
 
 class AddedTokens {
@@ -31,7 +31,7 @@ class AddedTokens {
   void split(std::string_view text, bool special_is_text, RegexScratch& scratch, std::vector<TextPart>& parts) const;
 
  private:
-  /// A trie of bytes. Children are in sorted order, one run of edges per node.
+  /// A trie of bytes. The children of a node are one run of edges, sorted by byte.
   struct Trie {
     struct Node {
       std::uint32_t first_edge = 0;
@@ -47,7 +47,7 @@ class AddedTokens {
     std::array<bool, 256> begins{};  // bytes with which a token begins
 
     void build(std::span<const AddedToken> tokens, std::vector<std::int32_t> members);
-    /// The longest token at the beginning of `text`, -1 if there is none.
+    /// Returns the longest token at the beginning of `text`, or -1 if there is none.
     std::int32_t longest(std::string_view text) const;
   };
 

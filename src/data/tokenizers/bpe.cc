@@ -9,17 +9,17 @@
 namespace tessera::data {
 namespace {
 
-/// After a longer word than this, what was needed to merge it (about 80 bytes per byte) is given back.
+/// After a word longer than this, encoding frees the memory that its merges took (about 80 bytes per byte).
 constexpr std::size_t kMaxKeptWord = 1u << 20;
 
-/// Up to here all pairs are looked through for each merge; beyond, a heap keeps them in order.
+/// Words of up to this many bytes scan all pairs for each merge. Longer ones keep the pairs in a heap.
 constexpr std::size_t kMaxShortWord = 40;
 
 constexpr std::uint64_t kMultiplier = 0x9E3779B97F4A7C15u;  // 2^64 divided by the golden ratio
 
 struct ByteTable {
-  std::array<std::uint32_t, 256> character{};  // of a byte
-  std::array<std::int32_t, 512> byte;          // of a character, or -1
+  std::array<std::uint32_t, 256> character{};  // indexed by byte
+  std::array<std::int32_t, 512> byte;          // indexed by character; -1: the character stands for no byte
 
   ByteTable() {
     byte.fill(-1);

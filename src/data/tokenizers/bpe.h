@@ -1,8 +1,9 @@
-// Byte-level byte-pair encoding (Sennrich et al., ACL 2016; Radford et al., 2019): a word's bytes are tokens; as long
-// as two neighbours can be merged, the pair whose merge was learned first is, the leftmost of equals.
+// Byte-level byte-pair encoding (Sennrich et al., ACL 2016; Radford et al., 2019). At first each byte of a word is a
+// token. As long as two neighbours can be merged, the pair whose merge was learned first is merged; of equal pairs, the
+// leftmost.
 //
-// In the file, tokens are texts in which a character stands for a byte: the printable characters of Latin-1 for
-// themselves, U+0100 and on for the rest. In memory they are bytes.
+// In the file, tokens are texts in which each character stands for a byte. The printable characters of Latin-1 stand
+// for themselves, and characters from U+0100 on for the other bytes. In memory tokens are bytes.
 #pragma once
 
 #include <array>
@@ -17,21 +18,22 @@
 
 namespace tessera::data {
 
-/// The text that stands for `byte`.
+/// Returns the text that stands for `byte`.
 std::string byte_level_text(std::uint8_t byte);
 
-/// The bytes that `text` stands for. False, and `text` itself, if it has a character that stands for no byte.
+/// Sets `bytes` to the bytes that `text` stands for. If a character stands for no byte, it sets `bytes` to `text` and
+/// returns false.
 bool byte_level_bytes(std::string_view text, std::string& bytes);
 
-/// The words met last, with their ids. Bounded: a word takes the place of the one that was in its slot.
+/// A cache of recent words and their ids. Its size is bounded: a word replaces the one that was in its slot.
 class WordCache {
  public:
   static constexpr std::size_t kMaxWordBytes = 30;
   static constexpr std::size_t kMaxIds = 8;
 
-  /// A word in a form that compares fast.
+  /// A word in a form that is fast to compare.
   struct Key {
-    std::array<std::uint64_t, 4> words{};  // the bytes, zeros, and the number of bytes last
+    std::array<std::uint64_t, 4> words{};  // the bytes, then zeros, and the number of bytes at the end
     bool operator==(const Key&) const = default;
   };
   struct Slot {
@@ -42,7 +44,7 @@ class WordCache {
   WordCache() : slots_(kNumSlots) {}
 
   static Key key_of(std::string_view word);
-  /// Where the word is, or would go. A slot with ids of the word has its key.
+  /// Returns the slot where the word is or would be. If the slot holds the ids of the word, it has the word's key.
   Slot& slot_of(const Key& key) { return slots_[hash(key) & (kNumSlots - 1)]; }
 
  private:
@@ -52,37 +54,38 @@ class WordCache {
   std::vector<Slot> slots_;
 };
 
-/// What a thread needs to merge.
+/// The memory that a thread needs for merging.
 struct BpeScratch {
   struct Symbol {
     std::int32_t id = 0;
     std::int32_t previous = -1;
     std::int32_t next = -1;
-    std::uint32_t rank = 0;  // of the merge with the next
+    std::uint32_t rank = 0;  // of the merge with the next symbol
   };
   struct Candidate {
     std::uint32_t rank;
     std::int32_t at;
-    std::int32_t left, right;  // stale if these are no longer there
+    std::int32_t left, right;  // the candidate is stale if the symbols have changed
   };
   WordCache cache;
-  std::string kept;  // a word without missing bytes
+  std::string kept;  // a word without its missing bytes
   std::vector<Symbol> symbols;
   std::vector<Candidate> heap;
 };
 
 class Bpe {
  public:
-  /// With ignore_merges, a word that is a token is that token, except for those in `never`, which is sorted.
+  /// If spec.ignore_merges, a word that is itself a token gets that token, except for the ids in `never`, which is
+  /// sorted.
   Bpe(const BpeSpec& spec, const std::vector<std::int32_t>& never);
 
-  /// Bytes that have no token. As in the `tokenizers` library they are dropped, before anything is merged.
+  /// Returns the bytes that have no token. As in the `tokenizers` library, they are dropped before anything is merged.
   const std::vector<std::uint8_t>& missing_bytes() const { return missing_bytes_; }
 
-  /// Appends the ids of `word`, which is not empty.
+  /// Appends the ids of `word`, which must not be empty.
   void encode_word(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
 
-  /// True if encode_word may give `id`.
+  /// Returns whether encode_word may give `id`.
   bool can_give(std::int32_t id) const;
 
  private:
@@ -102,13 +105,13 @@ class Bpe {
   void merge_short(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
   void merge_long(std::string_view word, BpeScratch& scratch, std::vector<std::int32_t>& ids) const;
 
-  std::array<std::int32_t, 256> byte_ids_{};  // -1: none
+  std::array<std::int32_t, 256> byte_ids_{};  // -1: the byte has no token
   std::vector<std::uint8_t> missing_bytes_;
   std::unordered_set<std::int32_t> given_ids_;
   std::vector<Merge> merges_;  // open addressing; the size is a power of two
-  int shift_ = 0;              // 64 less the size's logarithm
+  int shift_ = 0;              // 64 minus log2 of the size
   Merge no_merge_;
-  std::unordered_map<std::string, std::int32_t, Hash, std::equal_to<>> whole_words_;  // with ignore_merges
+  std::unordered_map<std::string, std::int32_t, Hash, std::equal_to<>> whole_words_;  // used with ignore_merges
 };
 
 }  // namespace tessera::data

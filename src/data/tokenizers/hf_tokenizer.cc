@@ -27,8 +27,8 @@ std::vector<std::int32_t> special_ids(const TokenizerJson& json) {
   return ids;
 }
 
-/// Makes special tokens of the BOS and EOS that a tokenizer_config.json names, with the next ids if they are not in the
-/// vocabulary yet, as transformers does.
+/// Adds the BOS and EOS that a tokenizer_config.json names as special tokens. As in transformers, names that are not in
+/// the vocabulary yet get the next ids.
 void add_named_tokens(const TokenizerConfigJson& config, TokenizerJson& json) {
   for (const std::string& name : {config.bos_token, config.eos_token}) {
     const auto is_it = [&](const AddedToken& token) { return token.content == name; };
@@ -42,7 +42,7 @@ void add_named_tokens(const TokenizerConfigJson& config, TokenizerJson& json) {
 
 }  // namespace
 
-/// The files, and what they say.
+/// A tokenizer's files and their content.
 struct HfTokenizer::Source {
   fs::path path;
   std::string file;
@@ -67,7 +67,7 @@ struct HfTokenizer::Scratch {
   std::vector<TextPart> parts;
 };
 
-/// A Scratch from the pool, for the time of one call.
+/// Borrows a Scratch from the pool for the time of one call.
 class HfTokenizer::BorrowedScratch {
  public:
   explicit BorrowedScratch(const HfTokenizer& owner) : owner_(owner) {
@@ -109,7 +109,7 @@ HfTokenizer::HfTokenizer(Source&& source)
         "are dropped from texts, as the library does",
         source.path.string(), missing.size(), missing.front(), byte_level_text(missing.front()));
   }
-  // The bytes of each token, in the order of ids.
+  // Collects the bytes of each token, in the order of ids.
   const auto vocab_size = static_cast<std::size_t>(json.vocab_size);
   std::vector<const std::string*> model_tokens(vocab_size);
   std::vector<const AddedToken*> added(vocab_size);
@@ -122,7 +122,8 @@ HfTokenizer::HfTokenizer(Source&& source)
     token_begin_.push_back(token_bytes_.size());
     has_token_[id] = added[id] != nullptr || model_tokens[id] != nullptr;
     if (added[id] != nullptr) {
-      // A special token that text gives as well (a padding token "!", say) is text when it comes back.
+      // Some special tokens also result from plain text, such as a padding token "!". Decoding turns them back into
+      // text.
       const bool is_text = !added[id]->special || bpe_.can_give(static_cast<std::int32_t>(id));
       if (is_text) token_bytes_ += added[id]->content;
     } else if (model_tokens[id] != nullptr) {
@@ -171,7 +172,7 @@ void HfTokenizer::choose_bos_and_eos(const Source& source) {
   }
   if (!config.bos_token.empty()) {
     bos_id_ = id_of(config.bos_token, fmt::format("'{}': bos_token", source.config_path().string()));
-  } else if (config.names_bos) {  // null: the model knows none
+  } else if (config.names_bos) {  // null: the model has no BOS
     bos_id_ = eos_id_;
   } else if (!json.template_bos.empty()) {
     bos_id_ = id_of(json.template_bos, post_processor);
@@ -250,7 +251,7 @@ std::string HfTokenizer::decode(std::span<const std::int32_t> ids) const {
             vocab_size());
     const auto at = static_cast<std::size_t>(id);
     require(has_token_[at], "token id {}: the tokenizer has no token of this id", id);
-    if (id == bos_id_ || id == eos_id_) continue;  // which the file need not call special
+    if (id == bos_id_ || id == eos_id_) continue;  // the file may not mark them as special
     text.append(token_bytes_, token_begin_[at], token_begin_[at + 1] - token_begin_[at]);
   }
   return text;

@@ -3,7 +3,7 @@
 namespace tessera::data {
 namespace {
 
-/// ByteLevel's own pattern, GPT-2's.
+/// The pattern of ByteLevel, which is GPT-2's.
 constexpr std::string_view kByteLevelPattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 

@@ -1,6 +1,6 @@
-// Text to words: the pre-tokenizer of a tokenizer.json. Words are what BPE merges bytes within.
+// Cuts text into words, as the pre-tokenizer of a tokenizer.json says. BPE merges bytes only within a word.
 //
-// Each split sees the parts that the one before it left, each part by itself: what lies beside it is not looked at.
+// Each split gets the parts that the split before it has made. It treats each part by itself, without its neighbours.
 #pragma once
 
 #include <string>
@@ -34,12 +34,12 @@ class PreTokenizer {
   void split_from(std::size_t stage_idx, std::string_view text, RegexScratch& scratch, Word& word) const;
 
   std::vector<Stage> stages_;
-  std::size_t prefix_stage_ = 0;  // a space is put in front of what comes to this stage
+  std::size_t prefix_stage_ = 0;  // a space is put in front of each text that enters this stage
   bool add_prefix_space_ = false;
 };
 
-/// What a split does to its spans, one by one as they are found: those that match and those between them, in order.
-/// Calls `part(begin, end)` for what goes on to the next stage.
+/// Applies a split's behavior to its spans, which are added in order as they are found: matches and the text between
+/// them. Calls `part(begin, end)` for each part that goes on to the next stage.
 class SpanMerger {
  public:
   explicit SpanMerger(SplitBehavior behavior) : behavior_(behavior) {}
@@ -83,7 +83,7 @@ class SpanMerger {
  private:
   SplitBehavior behavior_;
   bool has_pending_ = false;
-  bool pending_is_match_ = false;  // of its last span
+  bool pending_is_match_ = false;  // of the last span in the pending part
   std::size_t pending_begin_ = 0;
   std::size_t pending_end_ = 0;
 };
@@ -117,7 +117,7 @@ void PreTokenizer::split_from(std::size_t stage_idx, std::string_view text, Rege
   Regex::Match match;
   while (at <= text.size() && stage.regex.find(text, at, scratch, match)) {
     if (has_matched && match.begin == match.end &&
-        match.end == done) {  // an empty match right behind a match does not count
+        match.end == done) {  // an empty match right after a match does not count
       do ++at;
       while (at < text.size() && is_continuation(text[at]));
       continue;

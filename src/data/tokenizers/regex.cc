@@ -15,16 +15,17 @@ namespace {
 
 constexpr std::size_t kMaxPatternBytes = 1u << 16;
 
-/// Steps of a search from one place of the text; PCRE2 counts anew at the next place. No sane pattern comes near it.
+/// Limit of steps of a search from one position of the text; PCRE2 counts anew at the next one. No sane pattern comes
+/// near.
 constexpr std::uint32_t kMatchLimit = 10'000'000;
-constexpr std::uint32_t kHeapLimitKib = 1u << 16;  // without JIT
+constexpr std::uint32_t kHeapLimitKib = 1u << 16;  // used without JIT
 constexpr std::size_t kStackBytes = 32u << 10;
 constexpr std::size_t kMaxStackBytes = 8u << 20;
 
-/// Unicode's White_Space, Oniguruma's \s. PCRE2's \s has U+180E as well.
+/// Unicode's White_Space, which is Oniguruma's \s. PCRE2's \s also has U+180E.
 constexpr std::string_view kSpaces =
     "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}";
-/// Oniguruma's \w. Outside of a class, below U+0100, it takes other numbers for letters too.
+/// Oniguruma's \w. Outside of a class it also has the numbers below U+0100 that are not digits.
 constexpr std::string_view kWordCharactersInClass = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 constexpr std::string_view kWordCharacters = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
@@ -77,11 +78,11 @@ class Translator {
         if (depth_ < caseless_depth_) caseless_depth_ = 0;
         copy(1);
         return;
-      case '^':  // begins every line, as in Ruby
+      case '^':  // matches at the beginning of every line, as in Ruby
         out_ += "(?:\\A|(?<=\\n)(?!\\z))";
         ++at_;
         return;
-      case '$':  // ends every line, and the empty one behind a last line feed
+      case '$':  // matches at the end of every line, and of the empty one after a last line feed
         out_ += "(?=\\n|\\z)";
         ++at_;
         return;
@@ -107,8 +108,8 @@ class Translator {
     }
   }
 
-  /// Folding of case is the same in both for single letters of ASCII; Oniguruma also folds "ss" and the like, which
-  /// equal one character.
+  /// Both libraries fold the case of single ASCII letters in the same way. Oniguruma also folds sequences such as "ss",
+  /// which are equal to one character.
   void literal() {
     if (caseless_depth_ > 0) {
       if (static_cast<std::uint8_t>(peek()) >= 0x80) unsupported("a letter beyond ASCII without regard to case");
@@ -138,10 +139,10 @@ class Translator {
     if (starts_with("(?") || starts_with("(*")) unsupported("this kind of group");
     ++depth_;
     ++at_;
-    out_ += "(?:";  // nobody looks at the group's text
+    out_ += "(?:";  // nothing reads the group's text
   }
 
-  /// {n}, {n,}, {n,m}, {,m}
+  /// Translates {n}, {n,}, {n,m} and {,m}.
   void interval() {
     const std::size_t end = pattern_.find('}', at_);
     if (end == std::string_view::npos) unsupported("a brace that is not closed");
@@ -160,7 +161,7 @@ class Translator {
     if (peek() == '?') copy(1);
   }
 
-  /// Returns whether it can be an end of a range.
+  /// Translates an escape. Returns whether it can be an end of a range.
   bool escape(bool in_class) {
     if (at_ + 1 == pattern_.size()) unsupported("a backslash at the end");
     const char c = pattern_[at_ + 1];
@@ -214,7 +215,7 @@ class Translator {
         code_point();
         return true;
       default:
-        // Letters and digits mean something else in each; all other characters mean themselves.
+        // Other letters and digits differ between the libraries. All other characters stand for themselves.
         if (is_letter(c) || is_digit(c) || c == '\0') unsupported(fmt::format("\\{}", c));
         if (static_cast<std::uint8_t>(c) >= 0x80) {
           ++at_;
@@ -226,7 +227,7 @@ class Translator {
     }
   }
 
-  /// \p{L}, \P{L}, \p{^L}: general categories and scripts.
+  /// Translates \p{L}, \P{L} and \p{^L}, for general categories and scripts.
   void property() {
     bool negated = pattern_[at_ + 1] == 'P';
     const std::size_t end = pattern_.find('}', at_);
@@ -243,12 +244,12 @@ class Translator {
     if (!is_name) unsupported("this property");
     const bool is_category = std::find(kCategories.begin(), kCategories.end(), name) != kCategories.end();
     if (caseless_depth_ > 0 && name.starts_with('L')) unsupported("a property of letters without regard to case");
-    // By itself, a script's name means to PCRE2 all that is used in the script.
+    // A script's name alone would mean to PCRE2 all characters that are used in the script.
     out_ += fmt::format("\\{}{{{}{}}}", negated ? 'P' : 'p', is_category ? "" : "sc:", name);
     at_ = end + 1;
   }
 
-  /// \x{H...}, \uHHHH and \x7F; \xHH above is a byte to Oniguruma.
+  /// Translates \x{H...}, \uHHHH and \x7F. A larger \xHH is a byte to Oniguruma, and is not supported.
   void code_point() {
     const bool is_u = pattern_[at_ + 1] == 'u';
     std::string_view digits;
@@ -314,7 +315,7 @@ class Translator {
   std::size_t at_ = 0;
   std::string out_;
   int depth_ = 0;
-  int caseless_depth_ = 0;  // of the outermost (?i:, 0 if outside
+  int caseless_depth_ = 0;  // depth of the outermost (?i: group; 0 outside of any
 };
 
 std::string message_of(int error) {
@@ -374,7 +375,7 @@ void Regex::compile(std::string_view pcre2_pattern, unsigned options) {
   PCRE2_SIZE offset = 0;
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
   pcre2_set_newline(context,
-                    PCRE2_NEWLINE_LF);  // what "." does not match; the library's build has a default of its own
+                    PCRE2_NEWLINE_LF);  // "." does not match it; the library's build has its own default
   code_ = pcre2_compile(units(pcre2_pattern), pcre2_pattern.size(), PCRE2_UTF | options, &error, &offset, context);
   pcre2_compile_context_free(context);
   if (code_ == nullptr) {

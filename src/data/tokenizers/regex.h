@@ -1,10 +1,11 @@
-// Regular expressions of tokenizers: written for Oniguruma, which the `tokenizers` library uses, and run by PCRE2.
+// Regular expressions of tokenizers. They are written for Oniguruma, which the `tokenizers` library uses, but PCRE2
+// runs them.
 //
-// The two differ in what some of the syntax means: \s, \w, \h, $, scripts, nested classes, possessive intervals. A
-// pattern is therefore read and written anew (to_pcre2), and what has no exact counterpart is an Error.
+// The two differ in the meaning of some syntax: \s, \w, \h, $, scripts, nested classes, possessive intervals. So
+// to_pcre2 translates a pattern, and throws Error for what has no exact counterpart.
 //
-// Both know the characters of a version of Unicode. Characters that are younger than one of the two libraries may be
-// split differently.
+// Each library has the characters of one version of Unicode. Characters that are newer than one of the two versions may
+// be split differently.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@ struct pcre2_real_jit_stack_8;
 
 namespace tessera::data {
 
-/// What a thread needs to match. Any Regex can use it, one at a time.
+/// The memory that a thread needs for matching. Any Regex can use it, one at a time.
 class RegexScratch {
  public:
   RegexScratch();
@@ -41,9 +42,9 @@ class Regex {
     std::size_t end = 0;
   };
 
-  /// `place` says where the pattern stands, for messages. Error if it is not a pattern, or uses what is not supported.
+  /// `place` says where the pattern is, for messages. Throws Error if it is not a pattern, or uses unsupported syntax.
   Regex(std::string_view pattern, std::string place);
-  /// Matches the text itself.
+  /// Makes a regular expression that matches exactly this text.
   static Regex literal(std::string_view text, std::string place);
   /// Compiles a pattern in PCRE2's own syntax, with UTF and UCP.
   static Regex pcre2(std::string_view pattern, std::string place);
@@ -51,8 +52,8 @@ class Regex {
   Regex(Regex&& other) noexcept;
   Regex& operator=(Regex&&) = delete;
 
-  /// The leftmost match that begins at or after `at`. `text` must be UTF-8, `at` at most its size; nothing outside
-  /// `text` is looked at. Error if the pattern needs more steps than a limit at one place of the text.
+  /// Finds the leftmost match that begins at or after `at`. `text` must be UTF-8, and `at` at most its size. It reads
+  /// nothing outside of `text`. Throws Error if the pattern needs more steps than a limit at one position of the text.
   bool find(std::string_view text, std::size_t at, RegexScratch& scratch, Match& match) const;
 
  private:
@@ -64,7 +65,7 @@ class Regex {
   bool has_jit_ = false;
 };
 
-/// The pattern in PCRE2's syntax, to be compiled with UTF and UCP.
+/// Returns the pattern in PCRE2's syntax, to be compiled with UTF and UCP.
 std::string to_pcre2(std::string_view pattern, const std::string& place);
 
 }  // namespace tessera::data

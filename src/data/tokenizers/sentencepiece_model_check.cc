@@ -23,9 +23,9 @@ constexpr std::size_t kMaxPieceBytes = 8000;
 constexpr std::uint64_t kModelPieces = 1, kModelNormalizer = 3, kModelDenormalizer = 5;
 constexpr std::uint64_t kPieceText = 1, kPieceScore = 2, kPieceType = 3;
 constexpr std::uint64_t kNormalizerCharsmap = 2;
-constexpr std::uint32_t kUserDefined = 4;  // of ModelProto.SentencePiece.Type
+constexpr std::uint32_t kUserDefined = 4;  // a value of ModelProto.SentencePiece.Type
 
-/// The fields of a protobuf message, one after the other (protobuf.dev/programming-guides/encoding).
+/// Reads the fields of a protobuf message, one after the other (protobuf.dev/programming-guides/encoding).
 class Message {
  public:
   enum Wire : std::uint64_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
@@ -81,23 +81,23 @@ class Message {
   const std::string& place_;
 };
 
-/// A double array of Darts-clone (darts.h, DoubleArrayUnit). From the unit at node n a byte c leads to the unit at
-/// n ^ offset(n) ^ c, if that has the label c; a value lies at n ^ offset(n), if the unit says that there is one.
+/// A double array of Darts-clone (darts.h, DoubleArrayUnit). From the unit at node n, a byte c leads to the unit at n ^
+/// offset(n) ^ c if that unit has the label c. If the unit says that it has a value, the value is at n ^ offset(n).
 class DoubleArray {
  public:
-  /// `bytes`: one unit or more.
+  /// `bytes` must hold one unit or more.
   explicit DoubleArray(std::string_view bytes) : units_(bytes.size() / sizeof(std::uint32_t)), matches_(units_.size()) {
     std::memcpy(units_.data(), bytes.data(), units_.size() * sizeof(std::uint32_t));
   }
 
-  /// Whether every walk stays inside of the array and ends, finds at most `max_matches` values on its way, and only
+  /// Returns whether every walk stays inside of the array and ends, finds at most `max_matches` values, and finds only
   /// values below `num_values`.
   bool is_sound(std::uint32_t max_matches, std::size_t num_values) {
-    // Depth first, by hand, because a damaged array can be as deep as it is long.
+    // The depth-first search uses its own stack, because a damaged array can be as deep as it is long.
     struct Visit {
       std::uint32_t node;
       std::uint32_t next_byte = 0;
-      std::uint32_t most = 0;  // matches on one way from a child on
+      std::uint32_t most = 0;  // the most matches on one way from a child on
     };
     std::vector<Visit> way;
     const auto enter = [&](std::uint32_t node) {
@@ -121,9 +121,9 @@ class DoubleArray {
       const std::uint32_t byte = visit.next_byte;
       const std::uint32_t child = base(visit.node) ^ byte;
       const bool is_child = (units_[child] & kLabelMask) == byte;
-      if (is_child && matches_[child] == kOnTheWay) return false;  // a circle
+      if (is_child && matches_[child] == kOnTheWay) return false;  // a cycle
       if (is_child && matches_[child] == kNew) {
-        if (!enter(child)) return false;  // and then comes back to this byte
+        if (!enter(child)) return false;  // the search comes back to this byte afterwards
         continue;
       }
       if (is_child) visit.most = std::max(visit.most, matches_[child] - kSeen);
@@ -144,11 +144,12 @@ class DoubleArray {
   bool has_value(std::uint32_t node) const { return ((units_[node] >> 8) & 1) != 0; }
 
   std::vector<std::uint32_t> units_;
-  std::vector<std::uint32_t> matches_;  // of each node, or one of the signs above
+  std::vector<std::uint32_t> matches_;  // per node: one of the enumerators above, or kSeen + n
 };
 
-/// 4 bytes: size of the double array; the double array, from what is replaced to places in the texts; the texts, each
-/// with a NUL at its end.
+/// Checks a table of character rules. It consists of three parts: the double array's size in 4 bytes, the double array,
+/// and the replacements, each with a NUL at its end. The double array leads from replaced texts to places in the
+/// replacements.
 void check_charsmap(std::string_view charsmap, const std::string& place) {
   static_assert(std::endian::native == std::endian::little);
   if (charsmap.empty()) return;
@@ -171,7 +172,7 @@ void check_normalizer(std::string_view bytes, const std::string& place) {
   }
 }
 
-/// Returns the piece's text if it is user-defined.
+/// Checks a piece. Returns its text if the piece is user-defined.
 std::optional<std::string_view> check_piece(std::string_view bytes, std::size_t piece_idx, const std::string& place) {
   Message message(bytes, place);
   std::string_view text;
@@ -182,7 +183,7 @@ std::optional<std::string_view> check_piece(std::string_view bytes, std::size_t 
     if (field->number == kPieceScore && field->wire == Message::kFixed32) {
       score = std::bit_cast<float>(static_cast<std::uint32_t>(field->value));
     }
-    // Of several values protobuf keeps the last one that it knows, and of each its lower 32 bits.
+    // If there are several values, protobuf keeps the last one that it knows, and of each its lower 32 bits.
     const bool is_type = field->number == kPieceType && field->wire == Message::kVarint;
     if (is_type && static_cast<std::uint32_t>(field->value) == kUserDefined) is_user_defined = true;
   }
@@ -195,7 +196,8 @@ std::optional<std::string_view> check_piece(std::string_view bytes, std::size_t 
 }
 
 void check_user_defined(std::vector<std::string_view> symbols, const std::string& place) {
-  // Sorted, what begins with a symbol comes after it; the stack holds the symbols that the present one begins with.
+  // In sorted order, a symbol comes before those that begin with it. The stack holds all symbols that begin the current
+  // one.
   std::sort(symbols.begin(), symbols.end());
   std::vector<std::string_view> beginnings;
   for (const std::string_view symbol : symbols) {

@@ -11,10 +11,10 @@
 namespace tessera::data {
 namespace {
 
-/// U+2581, by which SentencePiece writes a space. In a text it would come back as a space.
+/// U+2581, which SentencePiece writes for a space. If it occurs in a text, decoding would turn it into a space.
 constexpr std::string_view kBlock = "\xE2\x96\x81";
 
-/// Texts are given to the library in pieces of this size: its memory is about 100 times the piece's.
+/// Texts are passed to the library in pieces of this size, because it takes about 100 times a piece's size of memory.
 constexpr std::size_t kEncodeBytes = 1u << 16;
 
 }  // namespace
@@ -30,7 +30,7 @@ SentencePieceTokenizer::SentencePieceTokenizer(const std::filesystem::path& path
     require(status.ok(), "{}: not a SentencePiece model: {}", place_, status.ToString());
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& error) {  // of the library's tries
+  } catch (const std::exception& error) {  // from the library's tries
     fail("{}: not a SentencePiece model: {}", place_, error.what());
   }
   vocab_size_ = processor_->GetPieceSize();
@@ -61,7 +61,7 @@ void SentencePieceTokenizer::encode_piece(std::string_view text, std::vector<std
 
 std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> ids;
-  if (adds_prefix_) {  // each piece would get a prefix
+  if (adds_prefix_) {  // if the text were cut, each piece would get a prefix
     encode_piece(text, ids);
     return ids;
   }
@@ -80,7 +80,7 @@ std::vector<std::int32_t> SentencePieceTokenizer::encode(std::string_view text) 
   return ids;
 }
 
-// Not the library's Decode, which turns a byte piece that is not yet a whole character into U+FFFD.
+// It does not call the library's Decode, which turns a byte piece that is not a whole character yet into U+FFFD.
 std::string SentencePieceTokenizer::decode(std::span<const std::int32_t> ids) const {
   std::string text;
   for (const std::int32_t id : ids) {
@@ -88,7 +88,7 @@ std::string SentencePieceTokenizer::decode(std::span<const std::int32_t> ids) co
     if (processor_->IsControl(id)) continue;
     const std::string& piece = processor_->IdToPiece(id);
     if (processor_->IsByte(id)) {                                  // "<0xE2>"
-      TESSERA_CHECK(piece.size() == 6, "byte piece '{}'", piece);  // the library has seen to it
+      TESSERA_CHECK(piece.size() == 6, "byte piece '{}'", piece);  // the library has checked it
       text.push_back(static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16)));
     } else if (processor_->IsUnknown(id)) {
       text.append("\xEF\xBF\xBD");

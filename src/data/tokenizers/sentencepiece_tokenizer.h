@@ -1,7 +1,7 @@
-// SentencePiece models (Kudo and Richardson, "SentencePiece", EMNLP 2018), through its own library.
+// Uses SentencePiece models (Kudo and Richardson, "SentencePiece", EMNLP 2018) through their own library.
 //
-// Models that train_sentencepiece makes lose nothing: characters without a piece become byte pieces, text is
-// not normalised, spaces and line ends are kept. Models from elsewhere do what they were made to do.
+// Models that train_sentencepiece makes lose nothing: characters without a piece become byte pieces, text is not
+// normalized, and spaces and line ends are kept. Models from elsewhere do what they were made for.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ namespace tessera::data {
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  /// Error if the file is not a SentencePiece model with BOS and EOS.
+  /// Throws Error if the file is not a SentencePiece model with BOS and EOS.
   explicit SentencePieceTokenizer(const std::filesystem::path& path);
   ~SentencePieceTokenizer() override;
 
@@ -24,7 +24,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::int32_t vocab_size() const override { return vocab_size_; }
   std::int32_t bos_id() const override { return bos_id_; }
   std::int32_t eos_id() const override { return eos_id_; }
-  /// Ill-formed UTF-8 in `text` becomes U+FFFD.
+  /// Encodes `text`; ill-formed UTF-8 becomes U+FFFD.
   std::vector<std::int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const std::int32_t> ids) const override;
   std::vector<TokenizerFile> files() const override { return {{.name = kTokenizerModelName, .content = model_}}; }
@@ -38,8 +38,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::int32_t vocab_size_ = 0;
   std::int32_t bos_id_ = 0;
   std::int32_t eos_id_ = 0;
-  bool adds_prefix_ = false;             // puts a space in front of a text
-  std::vector<std::int32_t> block_ids_;  // how U+2581 itself is written; empty if it cannot be
+  bool adds_prefix_ = false;             // the model puts a space in front of a text
+  std::vector<std::int32_t> block_ids_;  // the ids that stand for U+2581 itself; empty if there are none
 };
 
 }  // namespace tessera::data

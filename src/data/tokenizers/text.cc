@@ -13,9 +13,9 @@ struct Sequence {
   bool well_formed;
 };
 
-/// The well-formed character or the maximal ill-formed subpart at `at`. Table 3-7 of the Unicode Standard:
-/// which second bytes are allowed depends on the first, which shuts out overlong forms, surrogates and above
-/// U+10FFFF.
+/// Returns the well-formed character, or the maximal ill-formed subpart, at `at`. By table 3-7 of the Unicode Standard,
+/// the first byte decides which second bytes are allowed. That excludes overlong forms, surrogates and code points
+/// above U+10FFFF.
 Sequence sequence_at(std::string_view text, std::size_t at) {
   const auto byte_at = [&](std::size_t i) { return static_cast<std::uint8_t>(text[i]); };
   const std::uint8_t lead = byte_at(at);
@@ -44,8 +44,8 @@ Sequence sequence_at(std::string_view text, std::size_t at) {
   return {size, true};
 }
 
-/// Position of the first ill-formed part at or after `at`, which must be a boundary; text.size() if there is
-/// none.
+/// Returns the position of the first ill-formed part at or after `at`, which must be a boundary. Returns text.size() if
+/// there is none.
 std::size_t find_ill_formed(std::string_view text, std::size_t at) {
   constexpr std::uint64_t kHighBits = 0x8080808080808080u;
   while (at < text.size()) {

@@ -1,4 +1,4 @@
-// UTF-8 text: repair, and cutting into pieces.
+// Repairs UTF-8 text and cuts it into pieces.
 #pragma once
 
 #include <cstddef>
@@ -8,34 +8,34 @@
 
 namespace tessera::data {
 
-/// Puts U+FFFD in the place of every ill-formed part of `text` and returns how many there were. An ill-formed
-/// part is a maximal subpart in the sense of the Unicode Standard 15.0, section 3.9 (the practice of the web
-/// as well). Well-formed text, which is nearly all of it, is left untouched and only read once.
+/// Replaces every ill-formed part of `text` with U+FFFD and returns how many there were. An ill-formed part is a
+/// maximal subpart as in the Unicode Standard 15.0, section 3.9 (the web does the same). Well-formed text, which is
+/// nearly all text, is left untouched and read only once.
 std::uint64_t repair_utf8(std::string& text);
 
-/// True for a byte of a character of UTF-8 that is not its first.
+/// Returns whether a byte of UTF-8 is in a character but not its first byte.
 constexpr bool is_continuation(char byte) { return (static_cast<std::uint8_t>(byte) & 0xC0) == 0x80; }
 
-/// True if `text` has no ill-formed part.
+/// Returns whether `text` has no ill-formed part.
 bool is_utf8(std::string_view text);
 
-/// Length of the character that `text` begins with if it is white space (the Unicode property White_Space), else 0.
+/// Returns the length of the first character of `text` if it is white space (the Unicode property White_Space), else 0.
 std::size_t space_size(std::string_view text);
 
-/// True if `text` has nothing but white space, or nothing at all.
+/// Returns whether `text` is empty or only white space.
 bool is_blank(std::string_view text);
 
-/// `text` for a message: in quotes, control characters as \x00, cut off (and its size said) if it is long.
+/// Returns `text` for a message: in quotes, with control characters as \x00, and cut off (with its size) if it is long.
 std::string quote_text(std::string_view text);
 
-/// Length in bytes of the first piece of `text` when it is cut into pieces of about `max_bytes` (at least 8).
-/// A text that is no longer is one piece. A cut falls before the last run of spaces (U+0020) that begins in
-/// the second half of the limit, so that words stay whole; without such a run, at the last character boundary.
-/// `text` must be UTF-8.
+/// Returns the length in bytes of the first piece if `text` is cut into pieces of about `max_bytes` (at least 8). A
+/// text that is not longer is one piece. A cut is before the last run of spaces (U+0020) that begins in the second half
+/// of the limit, so that words stay whole. Without such a run, the cut is at the last character boundary. `text` must
+/// be UTF-8.
 std::size_t first_piece_size(std::string_view text, std::size_t max_bytes);
 
-/// Bytes of `text` that are whole characters: all but the beginning of one at its end. What is not UTF-8 counts as
-/// whole.
+/// Returns how many bytes of `text` are whole characters: all except an incomplete character at its end. Bytes that are
+/// not UTF-8 count as whole.
 std::size_t whole_characters(std::string_view text);
 
 }  // namespace tessera::data

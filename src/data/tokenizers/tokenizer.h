@@ -1,4 +1,4 @@
-// Tokenizers: text to token ids and back.
+// Tokenizers turn text into token ids and back.
 #pragma once
 
 #include <cstdint>
@@ -11,42 +11,43 @@
 
 namespace tessera::data {
 
-/// A file that a tokenizer is made of, and what a folder calls it.
+/// A file that a tokenizer consists of, and its name in a folder.
 struct TokenizerFile {
   std::string_view name;
   std::string_view content;  // byte for byte; lives as long as the tokenizer
 };
 
-/// Ids are in [0, vocab_size()). All members may be called from many threads at once.
+/// A tokenizer. Its ids are in [0, vocab_size()). Several threads may call its members at once.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  /// "bytes", "sentencepiece" or "huggingface".
+  /// Returns "bytes", "sentencepiece" or "huggingface".
   virtual std::string_view kind() const = 0;
   virtual std::int32_t vocab_size() const = 0;
-  /// Begins and ends every document; encode never gives them.
+  /// Return the ids that begin and end every document. encode never gives them.
   virtual std::int32_t bos_id() const = 0;
   virtual std::int32_t eos_id() const = 0;
 
-  /// decode(encode(text)) == text for UTF-8 text, unless a tokenizer was made to change it (hf_tokenizer.h).
+  /// Encodes a text. decode(encode(text)) == text for UTF-8 text, unless a tokenizer is made to change it
+  /// (hf_tokenizer.h).
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
-  /// BOS, EOS and other control tokens give no text. An id outside the vocabulary is an Error. The result is
-  /// not always UTF-8: a model may give the bytes of half a character.
+  /// Decodes ids. BOS, EOS and other control tokens give no text. Throws Error for an id outside the vocabulary. The
+  /// result is not always UTF-8: a model may produce the bytes of half a character.
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
 
-  /// What a dataset keeps a copy of; none if the tokenizer needs none.
+  /// Returns the files that a dataset keeps a copy of; none if the tokenizer needs none.
   virtual std::vector<TokenizerFile> files() const = 0;
   /// Returns a checksum of the kind and the files. Tokenizers with the same checksum give the same ids.
   std::uint64_t checksum() const;
 };
 
-/// What a folder calls the files of its tokenizer: a SentencePiece model, or those of a Hugging Face tokenizer.
+/// The names of a tokenizer's files in a folder: a SentencePiece model, or the files of a Hugging Face tokenizer.
 inline constexpr std::string_view kTokenizerModelName = "tokenizer.model";
 inline constexpr std::string_view kTokenizerJsonName = "tokenizer.json";
 inline constexpr std::string_view kTokenizerConfigName = "tokenizer_config.json";
 
-/// True for the three names above.
+/// Returns whether `name` is one of the three names above.
 bool is_tokenizer_file(const std::filesystem::path& name);
 
 }  // namespace tessera::data

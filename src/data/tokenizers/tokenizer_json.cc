@@ -15,10 +15,10 @@ namespace {
 
 using nlohmann::json;
 
-/// Each split is a call within that of the one before.
+/// Limits the depth of recursion: each split runs within a call of the one before.
 constexpr std::size_t kMaxSplits = 64;
 
-/// At every place of a text up to this much of it is looked at for a token.
+/// At every position of a text, the search for added tokens reads up to this many bytes.
 constexpr std::size_t kMaxAddedTokenBytes = 1024;
 
 using TokenizerFields = JsonFields<json>;
@@ -30,10 +30,10 @@ bool flag_or(const TokenizerFields& fields, const char* name, bool missing) {
   return fields.find(name) == nullptr ? missing : fields.flag(name);
 }
 
-// A file has 100,000 tokens and merges: the places of those are functions, called when something is wrong.
+// A file has 100,000 tokens and merges. So their places are functions, which are called only when something is wrong.
 
-/// A token takes some bytes of the file, and ids leave few gaps: so an id beyond the file's size is no id, and tables
-/// by id are no larger than the file justifies.
+/// Parses an id. A token takes some bytes of the file, and ids leave few gaps, so an id beyond the file's size is an
+/// Error. Tables by id are then no larger than the file justifies.
 template <typename Place>
 std::int32_t parse_id(const json& value, std::size_t file_bytes, Place&& place) {
   if (!value.is_number_unsigned()) fail("{}: expected an id, got {}", place(), describe_json(value));
@@ -45,7 +45,7 @@ std::int32_t parse_id(const json& value, std::size_t file_bytes, Place&& place) 
 
 using Ids = std::unordered_map<std::string_view, std::int32_t>;
 
-/// [a, b], or "a b" as files before 2024 have it.
+/// Parses [a, b], or "a b" as in files before 2024.
 template <typename Place>
 std::pair<std::string_view, std::string_view> parse_pair(const json& merge, Place&& place) {
   if (merge.is_string()) {
@@ -200,7 +200,7 @@ SplitSpec parse_split(const TokenizerFields& fields) {
   return split;
 }
 
-/// Adds what `fields` says to `spec`; `ended` becomes true at ByteLevel, behind which nothing may come.
+/// Adds what `fields` says to `spec`. `ended` becomes true at ByteLevel, after which nothing may follow.
 void parse_pre_tokenizer(const TokenizerFields& fields, PreTokenizerSpec& spec, bool& ended) {
   const std::string& type = fields.text("type");
   if (type == "Sequence") {
@@ -231,7 +231,7 @@ void parse_pre_tokenizer(const TokenizerFields& fields, PreTokenizerSpec& spec, 
   }
 }
 
-/// BOS and EOS by TemplateProcessing: what stands before and after the text.
+/// Finds BOS and EOS in TemplateProcessing: the tokens before and after the text.
 void parse_post_processor(const TokenizerFields& fields, TokenizerJson& result) {
   const std::string& type = fields.text("type");
   if (type == "Sequence") {
@@ -254,10 +254,10 @@ void parse_post_processor(const TokenizerFields& fields, TokenizerJson& result) 
       }
     }
   }
-  // Others say where a token's text begins and ends, which nobody asks for here.
+  // Other processors say where a token's text begins and ends, which is not used here.
 }
 
-/// "token", or {"content": "token", ...}.
+/// Parses "token" or {"content": "token", ...}.
 std::string parse_named_token(const TokenizerFields& fields, const char* name) {
   const json* field = fields.find(name);
   if (field == nullptr) return {};

@@ -1,8 +1,8 @@
-// The file tokenizer.json, as the `tokenizers` library writes it, read into plain structs.
+// Reads tokenizer.json, the file that the `tokenizers` library writes, into plain structs.
 //
-// What is accepted: byte-level BPE without a normalizer, pre-tokenized by Split, Digits and ByteLevel, decoded by
-// ByteLevel. This is what GPT-2, Llama 3, DeepSeek-V3 and most models since use. Anything else is an Error that
-// names the file and the field: text is never tokenized by half of what the file says.
+// It accepts byte-level BPE without a normalizer, pre-tokenized by Split, Digits and ByteLevel, and decoded by
+// ByteLevel. GPT-2, Llama 3, DeepSeek-V3 and most models since use this. Anything else is an Error that names the file
+// and the field: text is never tokenized by only half of what the file says.
 #pragma once
 
 #include <cstdint>
@@ -14,29 +14,29 @@
 
 namespace tessera::data {
 
-/// A token that is looked for in the raw text, before all else.
+/// A token that is searched for in the raw text, before anything else.
 struct AddedToken {
   std::int32_t id = 0;
   std::string content;
-  bool single_word = false;  // only where no letter, digit, mark or underscore touches it
-  bool lstrip = false;       // takes the white space before it with it
-  bool rstrip = false;       // and after it
-  bool normalized = false;   // looked for after those that are not
-  bool special = false;      // controls a model: gives no text
+  bool single_word = false;  // found only where no letter, digit, mark or underscore touches it
+  bool lstrip = false;       // includes the white space before it
+  bool rstrip = false;       // includes the white space after it
+  bool normalized = false;   // searched for after the tokens without this flag
+  bool special = false;      // controls a model, so it gives no text
 };
 
-/// What becomes of the parts of a text that a pattern matches.
+/// What a split does with the parts of a text that its pattern matches.
 enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 struct SplitSpec {
-  std::string place;    // in the file, for messages
-  std::string pattern;  // in the syntax of Oniguruma, or a string
+  std::string place;    // where it is in the file, for messages
+  std::string pattern;  // in Oniguruma's syntax, or plain text
   bool is_regex = true;
   SplitBehavior behavior = SplitBehavior::kIsolated;
-  bool invert = false;  // what does not match counts as a match
+  bool invert = false;  // the text between matches counts as matches
 };
 
-/// The splits, one after the other, then ByteLevel: first its prefix, then its pattern.
+/// The splits, in order, and ByteLevel after them: first its prefix, then its pattern.
 struct PreTokenizerSpec {
   std::vector<SplitSpec> splits;
   bool add_prefix_space = false;
@@ -44,27 +44,27 @@ struct PreTokenizerSpec {
 };
 
 struct BpeSpec {
-  std::vector<std::pair<std::string, std::int32_t>> vocab;  // no token and no id twice; sorted by id
+  std::vector<std::pair<std::string, std::int32_t>> vocab;  // each token and each id occurs once; sorted by id
   std::vector<std::pair<std::int32_t, std::int32_t>> merges;
-  std::vector<std::int32_t> merged;  // what merges[i] makes
-  bool ignore_merges = false;        // a word that is a token is not merged from its bytes
+  std::vector<std::int32_t> merged;  // the id that merges[i] makes
+  bool ignore_merges = false;        // a word that is a token gets its id without merging bytes
 };
 
 struct TokenizerJson {
   BpeSpec model;
-  std::vector<AddedToken> added_tokens;  // no content and no id twice, none at odds with the model's vocabulary
+  std::vector<AddedToken> added_tokens;  // each content and each id occurs once; consistent with the model's vocabulary
   PreTokenizerSpec pre_tokenizer;
-  std::string template_bos;  // what the post-processor puts in front; empty if nothing
+  std::string template_bos;  // the token that the post-processor puts in front; empty: none
   std::string template_eos;
-  std::int32_t vocab_size = 0;  // the largest id + 1; there may be ids without a token
+  std::int32_t vocab_size = 0;  // the largest id + 1; some ids may have no token
 };
 
-/// `content` is the file's, `path` is for messages. Memory and time are proportional to the content.
+/// Parses the content of a file. `path` is for messages. Memory and time are proportional to the size of the content.
 TokenizerJson parse_tokenizer_json(std::string_view content, const std::filesystem::path& path);
 
-/// bos_token and eos_token of a tokenizer_config.json.
+/// The bos_token and eos_token of a tokenizer_config.json.
 struct TokenizerConfigJson {
-  bool names_bos = false;  // the file has the field (it may be null: then the string is empty)
+  bool names_bos = false;  // the file has the field; if it is null, bos_token is empty
   std::string bos_token;
   std::string eos_token;
 };

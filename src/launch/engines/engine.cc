@@ -25,7 +25,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return {std::istream_iterator<std::string>(stream), {}};
 }
 
-/// What mpirun needs wherever it starts ranks.
+/// Returns the options that mpirun needs wherever it starts ranks.
 CommandLine mpirun(std::int64_t num_ranks, const std::vector<std::string>& variables,
                    const std::vector<std::string>& options) {
   CommandLine command = {"mpirun", "-np", std::to_string(num_ranks), "--bind-to", "none"};
@@ -37,7 +37,7 @@ CommandLine mpirun(std::int64_t num_ranks, const std::vector<std::string>& varia
 
 void append(CommandLine& command, const CommandLine& more) { command.insert(command.end(), more.begin(), more.end()); }
 
-/// The names of NCCL's settings here. mpirun hands its own (OMPI_*) to other hosts, and no others.
+/// Returns the names of NCCL's settings here. mpirun passes only its own (OMPI_*) variables to other hosts.
 std::vector<std::string> nccl_settings() {
   std::vector<std::string> names;
   for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -59,7 +59,7 @@ class LocalEngine : public Engine {
                        const CommandLine& program) const override {
     if (ranks_per_node == 1) return program;
     CommandLine command = mpirun(ranks_per_node, variables, options_);
-    command.emplace_back("--oversubscribe");  // slots are physical cores, which ranks on GPUs hardly need
+    command.emplace_back("--oversubscribe");  // slots are physical cores, and ranks on GPUs hardly need those
     append(command, program);
     return command;
   }
@@ -128,11 +128,11 @@ class SlurmEngine : public Engine {
   }
   CommandLine on_ranks(const std::vector<std::string>& nodes, int ranks_per_node, const std::vector<std::string>&,
                        const CommandLine& program) const override {
-    // --overlap: the step before holds its cores until Slurm has found out that its node is gone.
+    // --overlap: the earlier step keeps its cores until Slurm has noticed that its node is gone.
     CommandLine command = environment_;
     append(command,
            {"srun", "--overlap", "--no-kill",
-            "--kill-on-bad-exit=0",  // the launcher ends the ranks, when it has seen who failed
+            "--kill-on-bad-exit=0",  // the launcher ends the ranks when it has found out which rank failed
             "--mpi=pmix", "--distribution=block", "--cpu-bind=none", fmt::format("-N{}", nodes.size()),
             fmt::format("-n{}", nodes.size() * static_cast<std::size_t>(ranks_per_node)),
             fmt::format("--ntasks-per-node={}", ranks_per_node), "-w", fmt::format("{}", fmt::join(nodes, ","))});
@@ -144,12 +144,13 @@ class SlurmEngine : public Engine {
     return CommandLine{"scontrol", "update", "nodename=" + node, "state=drain", "reason=" + reason};
   }
   std::string job() const override { return job_; }
-  /// A job that expands ours (Slurm's FAQ, "job size"): when it has a node it gives that up, and ours takes it.
+  /// Starts a job that expands ours (Slurm's FAQ, "job size"). When it has a node, it gives the node up, and ours takes
+  /// it.
   std::optional<CommandLine> grow() const override {
     const SlurmJob job = find_job();
     const std::string merge =
         fmt::format("scontrol update jobid=$SLURM_JOB_ID NumNodes=0 && scontrol update jobid={} NumNodes=ALL", job_);
-    // Slurm leaves files there that nobody needs.
+    // Slurm leaves files in the folder that nobody needs.
     const std::string ask = fmt::format(
         "folder=$(mktemp -d) && cd \"$folder\" && salloc -N1 --exclusive --quiet --dependency=expand:{} -p {} -x {} "
         "sh -c '{}'; status=$?; rm -rf \"$folder\"; exit $status",
@@ -159,7 +160,7 @@ class SlurmEngine : public Engine {
   std::vector<std::string> grown_nodes() override {
     const SlurmJob job = find_job();
     nodes_ = names_of(job.nodes);
-    // PMIx learns the job's nodes from srun's environment, which is of the time before it grew.
+    // PMIx learns the job's nodes from srun's environment, which dates from the time before the job grew.
     environment_ = {"env", "-u", "SLURM_JOB_CPUS_PER_NODE", "-u", "SLURM_TASKS_PER_NODE"};
     for (const char* name : {"SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
       environment_.push_back(fmt::format("{}={}", name, job.nodes));
@@ -172,13 +173,13 @@ class SlurmEngine : public Engine {
 
  private:
   SlurmJob find_job() const { return parse_slurm_job(output_of("scontrol -o show job " + job_, 2)); }
-  /// `list`: "n[1-3]".
+  /// Returns the names in a list such as "n[1-3]".
   static std::vector<std::string> names_of(const std::string& list) {
     return words_of(output_of("scontrol show hostnames " + shell_word(list)));
   }
 
   std::vector<std::string> nodes_, options_;
-  CommandLine environment_;  // in front of srun, once the job has grown
+  CommandLine environment_;  // goes in front of srun, once the job has grown
   std::string job_;
 };
 

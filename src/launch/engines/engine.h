@@ -1,5 +1,5 @@
-// What a cluster has to do for a launcher: run a program on a node, and start ranks on several. Everything else is the
-// launcher's. An engine only makes command lines, which is all that Slurm and MPI over hosts differ in.
+// What a launcher needs from a cluster: running a program on one node, and starting ranks on several. The launcher does
+// everything else. An engine only makes command lines; Slurm and MPI over hosts differ in nothing else.
 #pragma once
 
 #include <map>
@@ -21,43 +21,44 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   virtual std::string name() const = 0;
-  /// All nodes that it may use, in order: the first ones are to train, the others are spares.
+  /// Returns all nodes that it may use, in order. The first ones train, and the others are spares.
   virtual std::vector<std::string> nodes() const = 0;
-  /// Whether all nodes are this machine, so that nobody else need reach the launcher.
+  /// Returns whether the only node is this machine, so that no other machine has to reach the launcher.
   virtual bool is_one_machine() const { return false; }
-  /// Runs the program on the node, with our standard input.
+  /// Returns the command that runs the program on the node, with our standard input.
   virtual CommandLine on_node(const std::string& node, const CommandLine& program) const = 0;
-  /// Starts `ranks_per_node` ranks of the program on each node, in the order of the nodes. `variables`: names of
-  /// variables of the environment that the ranks are to get.
+  /// Returns the command that starts `ranks_per_node` ranks of the program on each node, in the order of the nodes.
+  /// `variables` has the names of environment variables that the ranks get.
   virtual CommandLine on_ranks(const std::vector<std::string>& nodes, int ranks_per_node,
                                const std::vector<std::string>& variables, const CommandLine& program) const = 0;
-  /// Tells the scheduler that the node is not to be used; none if nobody is to be told.
+  /// Returns the command that tells the scheduler not to use the node; nullopt if there is no scheduler to tell.
   virtual std::optional<CommandLine> drain(const std::string& node, const std::string& reason) const;
-  /// Tells the scheduler that the node may be used again, if it is still drained for `reason`; in any case if that is
-  /// empty. None if nobody is to be told.
+  /// Returns the command that tells the scheduler to use the node again, if it is still drained for `reason`, or in any
+  /// case if `reason` is empty. Returns nullopt if there is no scheduler to tell.
   virtual std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const;
-  /// Waits until the scheduler has given the launch one more node, for as long as that takes; none if it never does.
-  /// Throws Error if the scheduler does not answer within 2 s, in which the launcher is silent; so does grown_nodes().
+  /// Returns the command that waits until the scheduler has given the launch one more node, however long that takes;
+  /// nullopt if it never does. Throws Error if the scheduler does not answer within 2 s, during which the launcher is
+  /// silent; so does grown_nodes().
   virtual std::optional<CommandLine> grow() const { return std::nullopt; }
-  /// All nodes, with those that such commands have added.
+  /// Returns all nodes, including those that such commands have added.
   virtual std::vector<std::string> grown_nodes() { return nodes(); }
-  /// The id of the scheduler's job that the launch runs in. The scheduler starts the job again if the launch ends with
-  /// ExitStatus::kRequeue. Empty: there is no scheduler.
+  /// Returns the id of the scheduler's job that the launch runs in, or "" if there is no scheduler. The scheduler
+  /// starts the job again if the launch ends with ExitStatus::kRequeue.
   virtual std::string job() const { return ""; }
 };
 
-/// This machine alone. Its one node has the name of the machine.
+/// Makes the engine for this machine alone. Its one node has the machine's name.
 std::unique_ptr<Engine> make_local_engine(std::vector<std::string> mpirun_options);
 
-/// MPI over hosts, by ssh and mpirun. `hosts`: names.
+/// Makes the engine for MPI over hosts, by ssh and mpirun. `hosts` has their names.
 std::unique_ptr<Engine> make_hosts_engine(std::vector<std::string> hosts, std::vector<std::string> mpirun_options);
 
-/// An allocation of Slurm, by srun and scontrol. Its nodes are those of SLURM_JOB_NODELIST. Throws Error outside of an
-/// allocation, or where srun cannot start ranks by PMIx.
+/// Makes the engine for an allocation of Slurm, by srun and scontrol. Its nodes are those of SLURM_JOB_NODELIST. Throws
+/// Error outside of an allocation, or if srun cannot start ranks through PMIx.
 std::unique_ptr<Engine> make_slurm_engine(std::vector<std::string> srun_options);
 
-/// The names in a list of hosts, "n1,n2", or in a file with a host per line as mpirun reads it: "n1 slots=8", with
-/// comments after '#'. Throws Error if there is none, or one occurs twice.
+/// Returns the names in a list of hosts, "n1,n2", or in a file with a host per line in mpirun's format: "n1 slots=8",
+/// with comments after '#'. Throws Error if there is none, or if one occurs twice.
 std::vector<std::string> read_hosts(const std::string& list_or_file);
 
 }  // namespace tessera

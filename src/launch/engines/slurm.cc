@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// The value of " name=value "; empty if there is none.
+/// Returns the value of " name=value " in a line, or "" if there is none.
 std::string_view field(std::string_view line, std::string_view name) {
   for (std::size_t at = line.find(name); at != line.npos; at = line.find(name, at + 1)) {
     const std::string_view rest = line.substr(at + name.size());
@@ -68,7 +68,7 @@ bool is_down(std::string_view line) {
 SchedulerNode parse_slurm_node(std::string_view line) {
   SchedulerNode node;
   node.is_drained = field(line, "State").find("DRAIN") != std::string_view::npos;
-  // "Reason=[node_problem] gpuXid: GPU 3 [root@2026-11-24T05:00:00]": words, up to who gave it and when.
+  // "Reason=[node_problem] gpuXid: GPU 3 [root@2026-11-24T05:00:00]": the reason ends before who gave it and when.
   constexpr std::string_view kReason = " Reason=";
   if (const std::size_t at = line.find(kReason); at != line.npos) {
     const std::string_view rest = line.substr(at + kReason.size());
@@ -80,7 +80,7 @@ SchedulerNode parse_slurm_node(std::string_view line) {
 SchedulerNode find_slurm_node(const std::string& name) {
   SchedulerNode node = parse_slurm_node(output_of("scontrol -o show node " + shell_word(name)));
   std::istringstream lines(output_of("sinfo -h -N -t drain,drng -o '%N %E'"));
-  std::set<std::string> drained;  // a node of two partitions has two lines
+  std::set<std::string> drained;  // a node that is in two partitions has two lines
   for (std::string line; std::getline(lines, line);) {
     if (line.find(kReasonPrefix) != line.npos) drained.insert(line);
   }

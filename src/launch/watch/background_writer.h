@@ -1,4 +1,4 @@
-// Files that a process replaces now and then, and for which it must not wait: the storage may hang.
+// Writes files that a process replaces now and then. The process never waits for them, because the storage may hang.
 #pragma once
 
 #include <filesystem>
@@ -10,12 +10,12 @@ namespace tessera {
 class BackgroundWriter {
  public:
   BackgroundWriter();
-  /// Waits for what is to be written, but not longer than 2 s.
+  /// Waits for pending writes, but at most 2 s.
   ~BackgroundWriter();
   BackgroundWriter(const BackgroundWriter&) = delete;
   BackgroundWriter& operator=(const BackgroundWriter&) = delete;
 
-  /// The file will hold `text`, or what it is given after this. A failure is warned of.
+  /// Makes the file hold `text`, unless a later call replaces it first. If writing fails, it logs a warning.
   void write(const std::filesystem::path& path, std::string text);
 
  private:

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-constexpr std::size_t kKeySize = 40;  // of a CURVE key in Z85
+constexpr std::size_t kKeySize = 40;  // length of a CURVE key in Z85
 
 struct KeyPair {
   std::array<char, kKeySize + 1> open{}, secret{};
@@ -22,7 +22,7 @@ struct KeyPair {
   }
 };
 
-/// What can wait in a direction. A launcher that hangs must not fill the memory of its monitors.
+/// How many messages can wait in a direction. A launcher that hangs must not fill the memory of its monitors.
 constexpr int kMaxWaiting = 1000;
 
 std::vector<zmq::message_t> frames_of(const nlohmann::json& body, const std::vector<std::string>& files) {
@@ -32,7 +32,7 @@ std::vector<zmq::message_t> frames_of(const nlohmann::json& body, const std::vec
   return frames;
 }
 
-/// None for what is not an object of JSON.
+/// Returns the message, or nullopt if it is not a JSON object.
 std::optional<Message> message_of(std::string node, const std::vector<zmq::message_t>& frames, std::size_t first) {
   if (frames.size() <= first) return std::nullopt;
   try {
@@ -44,7 +44,7 @@ std::optional<Message> message_of(std::string node, const std::vector<zmq::messa
   }
 }
 
-/// Descriptors of connections that have ended.
+/// Collects the descriptors of connections that have ended.
 class ConnectionEvents : public zmq::monitor_t {
  public:
   std::vector<int> ended;
@@ -59,7 +59,7 @@ struct LauncherChannel::Sockets {
   zmq::context_t context;
   zmq::socket_t router{context, zmq::socket_type::router};
   ConnectionEvents events;
-  std::map<int, std::string> nodes;  // by the descriptor of the connection that they were last heard on
+  std::map<int, std::string> nodes;  // by the descriptor of the connection on which they were last heard
 };
 
 LauncherChannel::LauncherChannel(bool only_here) : sockets_(std::make_unique<Sockets>()) {
@@ -68,7 +68,7 @@ LauncherChannel::LauncherChannel(bool only_here) : sockets_(std::make_unique<Soc
   zmq::socket_t& router = sockets_->router;
   router.set(zmq::sockopt::curve_server, true);
   router.set(zmq::sockopt::curve_secretkey, keys.secret.data());
-  router.set(zmq::sockopt::router_handover, true);  // a node's next monitor takes the place of the one before
+  router.set(zmq::sockopt::router_handover, true);  // a node's next monitor replaces the one before
   router.set(zmq::sockopt::linger, 0);
   router.set(zmq::sockopt::sndhwm, kMaxWaiting);
   sockets_->events.init(router, "inproc://connections", ZMQ_EVENT_DISCONNECTED);
@@ -94,7 +94,7 @@ std::optional<Message> LauncherChannel::receive(std::chrono::milliseconds timeou
     const std::string node = frames.front().to_string();
     sockets_->nodes[frames.back().get(ZMQ_SRCFD)] = node;
     return message_of(node, frames, 1);
-  } catch (const zmq::error_t&) {  // a signal
+  } catch (const zmq::error_t&) {  // interrupted by a signal
     return std::nullopt;
   }
 }
@@ -122,7 +122,8 @@ void LauncherChannel::send(const Message& message) {
 }
 
 bool is_launcher_at(const std::string& endpoint, std::chrono::milliseconds timeout) {
-  // ZeroMQ greets whoever connects, before any encryption. The kernel alone, of a process that is stopped, does not.
+  // ZeroMQ greets whoever connects, before any encryption. If the process is stopped, the kernel accepts the
+  // connection, but nobody greets.
   zmq::context_t context;
   zmq::socket_t stream(context, zmq::socket_type::stream);
   stream.set(zmq::sockopt::linger, 0);
@@ -134,9 +135,9 @@ bool is_launcher_at(const std::string& endpoint, std::chrono::milliseconds timeo
       stream.set(zmq::sockopt::rcvtimeo, std::max(0, static_cast<int>(left.count())));
       std::vector<zmq::message_t> frames;
       if (!zmq::recv_multipart(stream, std::back_inserter(frames))) return false;
-      if (!frames.back().empty()) return true;  // an empty one says that the connection has begun or ended
+      if (!frames.back().empty()) return true;  // an empty frame means that the connection has begun or ended
     }
-  } catch (const zmq::error_t&) {  // the endpoint cannot be read, or a signal
+  } catch (const zmq::error_t&) {  // an invalid endpoint, or a signal
     return false;
   }
 }
@@ -157,7 +158,7 @@ MonitorChannel::MonitorChannel(const std::string& node, const std::string& endpo
   dealer.set(zmq::sockopt::routing_id, node);
   dealer.set(zmq::sockopt::linger, 0);
   dealer.set(zmq::sockopt::sndhwm, kMaxWaiting);
-  // A cable that was pulled ends no connection by itself.
+  // A connection does not end by itself when a cable is pulled.
   dealer.set(zmq::sockopt::heartbeat_ivl, 1000);
   dealer.set(zmq::sockopt::heartbeat_timeout, 4000);
   dealer.set(zmq::sockopt::reconnect_ivl_max, 1000);

@@ -40,7 +40,7 @@ std::string_view name_of(FailureKind kind) {
 
 std::string signal_of(FailureKind kind) {
   std::string signal;
-  bool is_begin = false;  // of a word behind the first
+  bool is_begin = false;  // of a word after the first
   for (const char ch : name_of(kind)) {
     if (ch != ' ' && ch != '-') signal += is_begin ? static_cast<char>(std::toupper(ch)) : ch;
     is_begin = ch == ' ' || ch == '-';

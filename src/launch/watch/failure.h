@@ -1,4 +1,4 @@
-// What can go wrong in a run, as a launcher sees it.
+// The failures of a run, as a launcher sees them.
 #pragma once
 
 #include <cstdint>
@@ -13,33 +13,34 @@ namespace tessera {
 
 enum class FailureKind : std::uint8_t {
   kRankDied,       // its process ended without saying why
-  kRankHung,       // it is stopped, or does not get on
+  kRankHung,       // it is stopped, or makes no progress
   kRankSlow,       // it computes much longer than the others
-  kNodeSick,       // its health daemon says that it is bad (health/verdict.h)
-  kNodeLost,       // its monitor is silent: crash, power, network, a frozen kernel
+  kNodeSick,       // its health daemon calls it bad (health/verdict.h)
+  kNodeLost,       // its monitor is silent: crash, power cut, network failure, frozen kernel
   kNonFinite,      // ExitStatus::kNonFinite
   kWeightsDiffer,  // ExitStatus::kWeightsDiffer
   kStorageFailed,  // ExitStatus::kStorageFailed
   kProgramError,   // any other error of a rank
   kWrongInput,     // ExitStatus::kWrongInput
   kTakenOver,      // ExitStatus::kTakenOver
-  kStartFailed,    // the ranks did not come
+  kStartFailed,    // not all ranks arrived
   kLauncherLost,   // the launcher before this one ended without a word
 };
-/// "rank died".
+/// Returns the kind's name: "rank died".
 std::string_view name_of(FailureKind kind);
-/// "rankDied", as the reasons for drained nodes name problems.
+/// Returns the kind's name in the form that reasons for draining nodes use: "rankDied".
 std::string signal_of(FailureKind kind);
 
-/// The kind of a rank's end with this exit status; none if it tells of another rank's failure, or of none.
+/// Returns the kind of failure that a rank's exit status means. Returns nullopt if the rank ended well or because of
+/// another rank.
 std::optional<FailureKind> kind_of_status(int exit_status);
 
 struct Failure {
   FailureKind kind = FailureKind::kProgramError;
-  std::optional<int> rank = {};  // that is blamed
-  std::string node = {};         // that is blamed; empty: none can be named
+  std::optional<int> rank = {};  // the blamed rank
+  std::string node = {};         // the blamed node; empty: none can be named
   Certainty sure = Certainty::kUnknown;
-  std::int64_t step = 0;                   // at which it happened; 0: before the first
+  std::int64_t step = 0;                   // where it happened; 0: before the first step
   std::vector<std::string> evidence = {};  // sentences
 };
 

@@ -30,7 +30,7 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-/// Becomes readable when the process ends.
+/// Has a descriptor that becomes readable when the process ends.
 class ProcessHandle {
  public:
   explicit ProcessHandle(pid_t pid) : descriptor_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
@@ -50,7 +50,7 @@ class ProcessHandle {
   int descriptor_;
 };
 
-/// The attempt that a process of this run belongs to, from its environment; 0 if it is none of them.
+/// Returns the attempt that a process of this run belongs to, from its environment, or 0 if it belongs to none.
 std::int64_t attempt_of(pid_t pid, const std::string& run_id) {
   std::ifstream file(fmt::format("/proc/{}/environ", pid));
   const std::string wanted = fmt::format("{}={}:", kAttemptVariable, run_id);
@@ -63,9 +63,9 @@ std::int64_t attempt_of(pid_t pid, const std::string& run_id) {
   return attempt;
 }
 
-/// After so many times lonely_seconds nobody can want the node folder any more.
+/// After this many times lonely_seconds, nobody can need the node folder any more.
 constexpr double kForgotten = 30.0;
-/// A longer pause between two looks is time for which this process was suspended, as by `scontrol suspend`.
+/// A longer pause between two polls means that this process was suspended, as by `scontrol suspend`.
 constexpr double kLongestPause = 2.0 * std::chrono::duration<double>(kBetweenBeats).count();
 
 class Monitor {
@@ -84,21 +84,22 @@ class Monitor {
         if (process->descriptor() >= 0 && !process->is_over()) descriptors.push_back(process->descriptor());
       }
       channel_.wait(std::max(milliseconds(0), kBetweenBeats - milliseconds_of(since_beat_)), descriptors);
-      // The launcher may have been suspended together with this process, so most of a suspension is no silence.
+      // The launcher may have been suspended together with this process, so most of a suspension does not count as
+      // silence.
       silent_seconds_ += std::min(since_looked_.seconds(), kLongestPause);
       since_looked_ = {};
       while (const std::optional<Message> message = channel_.receive()) obey(message->body);
-      if (!lock_.is_held()) return 0;  // the node has another monitor now, which would share this one's name
+      if (!lock_.is_held()) return 0;  // the node has another monitor now, with the same name
       const bool is_lonely = silent_seconds_ > options_.lonely_seconds;
       was_given_up_ = was_given_up_ || is_lonely;
       if (is_lonely || input_has_ended()) end_ranks(attempt_);
       if (input_has_ended() || silent_seconds_ > kForgotten * options_.lonely_seconds) {
-        // A launcher that was lost is followed by another one, which wants the copies in memory. A node that was given
-        // up has none that count.
+        // A launcher that was lost is followed by another one, which needs the copies in memory. A node that was given
+        // up has no copies that count.
         if (was_given_up_) delete_folder();
         return 0;
       }
-      // The launcher answers each beat, and that answer is no reason for the next one.
+      // The launcher answers each beat. Its answer must not cause the next beat.
       const auto num_over = std::ranges::count_if(processes_, [](const auto& item) { return item.second->is_over(); });
       if (std::exchange(num_over_, num_over) == num_over && milliseconds_of(since_beat_) < kBetweenBeats) continue;
       since_beat_ = {};
@@ -128,7 +129,7 @@ class Monitor {
                    {"health", health()}});
   }
 
-  /// What the node's health daemon said last; null if it says nothing.
+  /// Returns what the node's health daemon has last reported, or null if it reports nothing.
   const nlohmann::json& health() {
     constexpr double kBetweenReadings = 1.0;
     if (since_health_ && since_health_->seconds() < kBetweenReadings) return health_;
@@ -136,7 +137,7 @@ class Monitor {
     health_ = nullptr;
     try {
       const std::optional<NodeVerdict> verdict = read_verdict(options_.health_folder);
-      // A folder that several nodes share, by mistake, must not make one of them answer for all.
+      // If several nodes share this folder by mistake, one of them must not answer for all.
       const bool is_ours = verdict && (verdict->node == options_.node || verdict->node == host_name());
       if (is_ours && verdict->is_fresh(unix_time())) {
         health_ = {{"is_bad", verdict->level == HealthLevel::kBad},
@@ -164,7 +165,7 @@ class Monitor {
       end_ranks(std::max(attempt, attempt_));
       delete_folder();
       channel_.send({{"say", "quit"}});
-      std::this_thread::sleep_for(milliseconds(50));  // until it is on its way
+      std::this_thread::sleep_for(milliseconds(50));  // until the message is on its way
       quits_ = true;
     }
   }
@@ -174,7 +175,7 @@ class Monitor {
     fs::remove_all(options_.folder, kept);
   }
 
-  /// The files of an attempt's ranks.
+  /// Returns the files of an attempt's ranks.
   std::vector<fs::path> rank_files(std::int64_t attempt) const {
     std::vector<fs::path> files;
     std::error_code missing;
@@ -218,8 +219,8 @@ class Monitor {
     channel_.send({{"say", "evidence"}, {"attempt", attempt}, {"processes", processes}}, files);
   }
 
-  /// Ends every process of the run that belongs to this attempt or to one before. Returns those that are still there
-  /// after two seconds: they hang in the kernel.
+  /// Ends every process of the run that belongs to this attempt or an earlier one. Returns the processes that still
+  /// exist after two seconds: they hang in the kernel.
   std::vector<pid_t> end_ranks(std::int64_t last_attempt) {
     const Stopwatch watch;
     std::vector<pid_t> left;
@@ -252,21 +253,21 @@ class Monitor {
   MonitorChannel channel_;
   FileLock lock_;
   std::int64_t attempt_ = 0;
-  std::map<fs::path, std::unique_ptr<ProcessHandle>> processes_;  // of the attempt, by the rank's file
-  std::ptrdiff_t num_over_ = 0;                                   // of the processes
+  std::map<fs::path, std::unique_ptr<ProcessHandle>> processes_;  // of the current attempt, by the rank's file
+  std::ptrdiff_t num_over_ = 0;                                   // how many of these processes have ended
   Stopwatch since_beat_;
   Stopwatch since_looked_;
-  double silent_seconds_ = 0.0;  // since the last word of the launcher; pauses count for kLongestPause at most
-  bool was_given_up_ = false;    // the launcher was silent for long
+  double silent_seconds_ = 0.0;  // since the launcher's last message; a pause counts for kLongestPause at most
+  bool was_given_up_ = false;    // the launcher was silent for too long
   bool quits_ = false;
   nlohmann::json health_;
-  std::optional<Stopwatch> since_health_;  // none: it was not read yet
+  std::optional<Stopwatch> since_health_;  // not set: it was not read yet
 };
 
 }  // namespace
 
 int run_monitor(const MonitorOptions& options) {
-  // A terminal's Ctrl-C is the launcher's to answer.
+  // The launcher answers a terminal's Ctrl-C, so the monitor ignores it.
   for (const int signal : {SIGINT, SIGHUP, SIGPIPE}) std::signal(signal, SIG_IGN);
   return Monitor(options).run();
 }

@@ -1,4 +1,4 @@
-// What a launcher and the monitors of its nodes say to each other.
+// The messages between a launcher and the monitors of its nodes.
 //
 //   from a monitor: {"say": "hello", "pid": 4711, "host": "n1", "version": "0.1.0+6a74773", "free_bytes": 123,
 //                    "health": null}
@@ -24,12 +24,12 @@ namespace tessera {
 
 inline constexpr std::chrono::milliseconds kBetweenBeats{250};
 
-/// The variable of the environment by which a monitor finds the processes of an attempt: "<run id>:<attempt>".
+/// The environment variable by which a monitor finds the processes of an attempt: "<run id>:<attempt>".
 inline constexpr const char* kAttemptVariable = "TESSERA_ATTEMPT";
 
 RankReport report_of(const RankState& state);
 nlohmann::json to_json(const RankReport& report);
-/// Throws Error for what to_json() does not make.
+/// Reads what to_json() makes. Throws Error for other JSON.
 RankReport report_from_json(const nlohmann::json& json);
 
 }  // namespace tessera

@@ -11,13 +11,13 @@
 namespace tessera {
 namespace {
 
-/// Sections by the names of comm/observe/rank_file.h.
+/// Names of sections, as in comm/observe/rank_file.h.
 constexpr std::string_view kStarting = "starting", kStep = "step", kEnded = "ended";
 
-/// This process looks several times in it.
+/// Seconds between two polls that mean a suspension: this process polls several times in this period.
 constexpr double kSuspendedSeconds = 2.0;
 constexpr std::size_t kStepsOfMedian = 50;
-/// A step that is usually shorter may take so many times longer.
+/// How many times longer than the usual step a step may take.
 constexpr double kUsualTimes = 3.0;
 
 std::string describe_rank(const RankReport& rank) {
@@ -35,7 +35,7 @@ RunWatch::RunWatch(const WatchOptions& options, std::vector<std::string> nodes, 
 void RunWatch::report(const std::string& node, const std::vector<RankReport>& ranks, double now) {
   look(now);
   const auto found = node_states_.find(node);
-  if (found == node_states_.end()) return;  // a spare
+  if (found == node_states_.end()) return;  // the node is a spare
   found->second.seen = now;
   for (const RankReport& report : ranks) {
     if (report.rank < 0 || static_cast<std::size_t>(report.rank) >= world_size()) continue;
@@ -104,7 +104,7 @@ void RunWatch::look(double now) {
   step_time_ += seconds;
   window_step_ = 0;
   for (auto& [name, node] : node_states_) {
-    if (was_suspended) node.seen += seconds;  // otherwise monitors report, also of ranks that are stopped
+    if (was_suspended) node.seen += seconds;  // if all ranks are stopped, monitors still report
   }
   for (auto& [number, rank] : ranks_) {
     rank.suspended_seconds += seconds;
@@ -163,7 +163,7 @@ std::optional<Failure> RunWatch::find_ended() const {
     }
     const std::optional<FailureKind> kind = kind_of_status(*report.exit_status);
     others_failed = others_failed || (!kind && *report.exit_status != 0);
-    // Ranks that wait for others end because of them; a rank's own reason counts more than a process that is gone.
+    // A rank that waits for others ends because of them. A rank's own reason counts more than a process that is gone.
     if (!kind || *report.exit_status > 128) continue;
     ++num_of_kind[*kind];
     if (first == &own) continue;
@@ -176,7 +176,7 @@ std::optional<Failure> RunWatch::find_ended() const {
                                     *report.exit_status, report.end_message)}};
     first = &own;
   }
-  // What happened to all ranks points at none of them.
+  // A failure of all ranks points at none of them.
   if (first == &own && num_of_kind[own.kind] == world_size() && world_size() > 1) {
     own.rank.reset();
     own.node.clear();
@@ -197,7 +197,7 @@ std::optional<Failure> RunWatch::find_ended() const {
 
 std::optional<Failure> RunWatch::find_stopped(double now) const {
   const auto is_stopped = [](const auto& rank) { return rank.second.stopped_since.has_value(); };
-  // Ctrl-Z and scontrol suspend stop all ranks, and that is no failure.
+  // Ctrl-Z and scontrol suspend stop all ranks, which is not a failure.
   if (std::ranges::all_of(ranks_, is_stopped)) return std::nullopt;
   for (const auto& [number, rank] : ranks_) {
     if (!rank.stopped_since || now - *rank.stopped_since < options_.stopped_seconds) continue;

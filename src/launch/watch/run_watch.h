@@ -1,4 +1,4 @@
-// Finds out from what monitors report whether something is wrong with a run. It only looks: times come from outside, so
+// Finds out from the reports of monitors whether something is wrong with a run. It only judges: times are passed in, so
 // that tests need not wait.
 #pragma once
 
@@ -13,59 +13,59 @@
 
 namespace tessera {
 
-/// What a monitor says of one rank.
+/// What a monitor reports about one rank.
 struct RankReport {
   int rank = 0;
-  bool is_ended = false, is_stopped = false;  // its process
+  bool is_ended = false, is_stopped = false;  // state of its process
   std::int64_t first_step = 0, step = 0;
   std::string section;
-  double section_seconds = 0.0;  // since it began
+  double section_seconds = 0.0;  // since the section began
   std::string operation;
   bool is_waiting = false;
-  double idle_seconds = 0.0;            // in which it computed no step, in all
-  std::optional<int> exit_status = {};  // as it said before it ended
+  double idle_seconds = 0.0;            // total time in which it did not compute a step
+  std::optional<int> exit_status = {};  // the status that it announced before it ended
   std::string end_message = {};
 };
 
 struct WatchOptions {
-  double node_timeout = 4.0;         // seconds of silence after which a node counts as lost
-  double hang_floor = 5.0;           // seconds in a step that are no hang, however short steps are
-  double other_timeout = 100.0;      // seconds in a section whose usual length is not known: comm.train_timeout_seconds
-  double start_timeout = 300.0;      // seconds until all ranks have come: comm.init_timeout_seconds
-  double stopped_seconds = 2.0;      // a process may be stopped so long
-  double slow_factor = 1.5;          // a rank that computes so much longer than the median of the others is slow
-  double slow_seconds = 0.1;         // and by so much per step
-  std::int64_t slow_window = 6;      // steps; in two windows one after the other
-  double slow_window_seconds = 2.0;  // a window is so long at least: a busy core makes ranks differ for a moment
+  double node_timeout = 4.0;     // seconds of silence after which a node is lost
+  double hang_floor = 5.0;       // a step that is shorter than this many seconds is no hang
+  double other_timeout = 100.0;  // limit in seconds for sections of unknown length: comm.train_timeout_seconds
+  double start_timeout = 300.0;  // seconds until all ranks must have arrived: comm.init_timeout_seconds
+  double stopped_seconds = 2.0;  // seconds that a process may be stopped
+  double slow_factor = 1.5;      // a rank is slow if it computes this many times as long as the median of the others
+  double slow_seconds = 0.1;     // and this many seconds longer per step
+  std::int64_t slow_window = 6;  // in steps; a rank must be slow in two consecutive windows
+  double slow_window_seconds = 2.0;  // a window lasts at least this long: a busy core makes ranks differ for a moment
 };
 
 class RunWatch {
  public:
-  /// `nodes`: in the order of ranks, of which each has `ranks_per_node`. `now`: seconds on a clock that only goes on.
+  /// `nodes` are in the order of ranks; each has `ranks_per_node` ranks. `now` is in seconds on a monotonic clock.
   RunWatch(const WatchOptions& options, std::vector<std::string> nodes, int ranks_per_node, double now);
 
-  /// What a node's monitor said at `now`.
+  /// Records what a node's monitor reported at `now`.
   void report(const std::string& node, const std::vector<RankReport>& ranks, double now);
-  /// The connection to the node's monitor has ended.
+  /// Records that the connection to the node's monitor has ended.
   void lose(const std::string& node, const std::string& how);
 
-  /// What is wrong, if something is. To be asked several times a second: a longer gap without a question and a report
-  /// counts as time for which this process was suspended, together with everything that it watches.
+  /// Returns what is wrong, or nullopt. Call it several times a second. A longer gap without a call and without a
+  /// report means that this process was suspended together with everything that it watches; that time does not count.
   std::optional<Failure> find(double now);
 
-  /// The step that all ranks have reached; 0: not all train yet.
+  /// Returns the step that all ranks have reached, or 0 if not all train yet.
   std::int64_t step() const;
-  /// The first step of this attempt; 0: not all train yet.
+  /// Returns the first step of this attempt, or 0 if not all ranks train yet.
   std::int64_t first_step() const { return step() == 0 ? 0 : ranks_.begin()->second.report.first_step; }
-  /// Median of the last steps; 0 if none is known.
+  /// Returns the median duration of the last steps, or 0 if none is known.
   double step_seconds() const;
   bool all_ended() const;
-  /// Whether every rank has ended, having said that all is done or that a signal asked it to stop.
+  /// Returns whether every rank has ended and has said that all is done or that a signal asked it to stop.
   bool all_ended_as_asked() const;
   const std::string& node_of(int rank) const {
     return nodes_[static_cast<std::size_t>(rank) / static_cast<std::size_t>(ranks_per_node_)];
   }
-  /// The last report of a rank; null if there is none.
+  /// Returns the last report of a rank, or null if there is none.
   const RankReport* find_rank(int rank) const;
 
  private:
@@ -76,14 +76,14 @@ class RunWatch {
   struct Rank {
     RankReport report;
     double reported = 0.0;
-    std::optional<double> stopped_since;          // in the same step, while not all ranks were stopped
-    double suspended_seconds = 0.0;               // of its section, in which the whole run was suspended
-    double window_time = 0.0, window_idle = 0.0;  // when the window of steps began: of its report
-    double compute_per_step = 0.0;                // in the last window
-    int slow_windows = 0;                         // one after the other
+    std::optional<double> stopped_since;          // in the same step; set while not all ranks are stopped
+    double suspended_seconds = 0.0;               // time in its section in which the whole run was suspended
+    double window_time = 0.0, window_idle = 0.0;  // values of its report when the window of steps began
+    double compute_per_step = 0.0;                // during the last window
+    int slow_windows = 0;                         // how many consecutive windows were slow
   };
 
-  /// Leaves the time since the last look out of all limits if the whole run was suspended meanwhile.
+  /// Excludes the time since the last poll from all limits, if the whole run was suspended meanwhile.
   void look(double now);
   bool all_stopped() const;
   std::optional<Failure> find_lost_node(double now) const;
@@ -103,9 +103,9 @@ class RunWatch {
   std::map<int, Rank> ranks_;
   std::int64_t step_ = 0;
   double step_time_ = 0.0;
-  std::int64_t window_step_ = 0;  // at which the window began that ranks are compared over; 0: none has
+  std::int64_t window_step_ = 0;  // step at which the present window for comparing ranks began; 0: none has
   double window_time_ = 0.0;
-  std::deque<double> step_seconds_;  // of the last steps
+  std::deque<double> step_seconds_;  // durations of the last steps
 };
 
 }  // namespace tessera

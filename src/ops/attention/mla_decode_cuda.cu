@@ -21,6 +21,26 @@ __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride
   }
 }
 
+/// Writes a head's output [num_latent] from what the warps have summed over their positions: `of_warp` [kWarps,
+/// num_latent] relative to exp(largest[w]), and the sums of the weights in `totals`. Called by all threads of a block.
+template <typename T>
+__device__ void merge_warps(const float* largest, const float* totals, const float* of_warp, int num_latent, T* out) {
+  float max = largest[0], total = 0.0f;
+  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, largest[w]);
+  float factors[kWarps];
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    factors[w] = expf(largest[w] - max);
+    total += totals[w] * factors[w];
+  }
+  for (int i = threadIdx.x; i < num_latent; i += kThreads) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) sum += of_warp[w * num_latent + i] * factors[w];
+    out[i] = from_float<T>(sum / total);
+  }
+}
+
 /// A block per token and head. A warp takes every kWarps-th position, with a running softmax; lane l has the groups of
 /// kCount numbers l, l + 32, ... of rows. The warps' sums come together in their order.
 template <typename T, int kCount>
@@ -89,20 +109,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   if (lane == 0) largest[warp] = max, totals[warp] = total;
   __syncthreads();
-  max = largest[0], total = 0.0f;
-  for (int w = 1; w < kWarps; ++w) max = fmaxf(max, largest[w]);
-  float factors[kWarps];
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
-    factors[w] = expf(largest[w] - max);
-    total += totals[w] * factors[w];
-  }
-  for (int i = threadIdx.x; i < num_latent; i += kThreads) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += of_warp[w * num_latent + i] * factors[w];
-    o_latent[(t * dims.num_heads + head) * num_latent + i] = from_float<T>(sum / total);
-  }
+  merge_warps(largest, totals, of_warp, num_latent, o_latent + (t * dims.num_heads + head) * num_latent);
 }
 
 }  // namespace

@@ -9,8 +9,23 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <cstdio>
 
 namespace tessera::ptx {
+
+/// Whether this code is compiled for sm_90a, the architecture that has these instructions.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+inline constexpr bool kIsSm90a = true;
+#else
+inline constexpr bool kIsSm90a = false;
+#endif
+
+/// Ends the kernel with an error and a message. A kernel that was built for another architecture calls it: returning
+/// without having written would look like a result.
+__device__ inline void trap_on_other_architecture(const char* kernel) {
+  if (threadIdx.x == 0 && blockIdx.x == 0) printf("tessera: kernel %s is for Hopper (sm_90a) only\n", kernel);
+  __trap();
+}
 
 __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));

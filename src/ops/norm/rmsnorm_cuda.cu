@@ -125,6 +125,41 @@ __device__ void copy_lanes_async(const T* from, Lanes<T, kCount>& to) {
   }
 }
 
+/// Returns the sum of x over a team, a row of the block's threads. `slots` is shared memory with a number per warp.
+__device__ inline float team_sum(float x, float* slots) {
+#pragma unroll
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) x += __shfl_xor_sync(~0u, x, lanes);
+  if (blockDim.x <= kWarp) return x;
+  const int num_warps = blockDim.x / kWarp;
+  if (threadIdx.x % kWarp == 0) slots[(threadIdx.y * blockDim.x + threadIdx.x) / kWarp] = x;
+  __syncthreads();
+  x = 0.0f;
+  for (int i = 0; i < num_warps; ++i) x += slots[threadIdx.y * num_warps + i];
+  return x;
+}
+
+/// Writes a block's part of the weight's gradient: for each column the sum of the teams' d_w, in the order of the
+/// teams. `sums` is shared memory. It holds lines of the threads' first numbers, second numbers and so on, with a gap
+/// of 4 numbers between them, so that neither writing nor reading meets a bank twice.
+template <int kCount, int kParts>
+__device__ void write_weight_sums(const float (&d_w)[kParts][kCount], float* sums, int length, float* out) {
+  const int num_threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+  const int line = num_threads + 4;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[(part * kCount + i) * line + thread] = d_w[part][i];
+  }
+  __syncthreads();
+  for (int j = thread; j < length; j += num_threads) {
+    const int lanes = j / kCount, part = lanes / blockDim.x;
+    const float* from = sums + (part * kCount + j % kCount) * line + lanes % blockDim.x;
+    float sum = 0.0f;
+    for (int team = 0; team < static_cast<int>(blockDim.y); ++team) sum += from[team * blockDim.x];
+    out[j] = sum;
+  }
+}
+
 /// A team of threads a row, of which each has kParts times kCount numbers; blockDim.y teams a block. While a team works
 /// on a row, its next one is on its way to shared memory. With u = x · rstd:
 /// d_x = rstd · (d_y · w - u · mean(d_y · w · u)), d_w += d_y · u.
@@ -181,15 +216,7 @@ __global__ void __launch_bounds__(kMaxRowThreads) backward_kernel(const Backward
         dot += gradient * to_float(w[part].x[i]) * u;
       }
     }
-#pragma unroll
-    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(~0u, dot, lanes);
-    if (blockDim.x > kWarp) {
-      const int num_warps = blockDim.x / kWarp;
-      if (threadIdx.x % kWarp == 0) slots[odd][thread / kWarp] = dot;
-      __syncthreads();
-      dot = 0.0f;
-      for (int i = 0; i < num_warps; ++i) dot += slots[odd][threadIdx.y * num_warps + i];
-    }
+    dot = team_sum(dot, slots[odd]);
     const float factor = dot * rstd * rstd * args.inverse_length;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -211,25 +238,10 @@ __global__ void __launch_bounds__(kMaxRowThreads) backward_kernel(const Backward
     }
     load(row + 2 * step, odd);
   }
-  // The teams' sums, in order. Lines of the threads' first numbers, second numbers and so on; with a gap of 4 between
-  // them, so that neither those who write nor those who read meet a bank twice.
-  float* sums = reinterpret_cast<float*>(shared);
-  const int line = num_threads + 4;
   __pipeline_wait_prior(0);
   __syncthreads();
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sums[(part * kCount + i) * line + thread] = d_w[part][i];
-  }
-  __syncthreads();
-  for (int j = thread; j < args.length; j += num_threads) {
-    const int lanes = j / kCount, part = lanes / blockDim.x;
-    const float* from = sums + (part * kCount + j % kCount) * line + lanes % blockDim.x;
-    float sum = 0.0f;
-    for (int team = 0; team < static_cast<int>(blockDim.y); ++team) sum += from[team * blockDim.x];
-    args.parts[blockIdx.x * args.length + j] = sum;
-  }
+  write_weight_sums<kCount, kParts>(d_w, reinterpret_cast<float*>(shared), args.length,
+                                    args.parts + blockIdx.x * args.length);
 }
 
 /// 32 columns a block: each warp sums some of the parts, then their sums are added in order.

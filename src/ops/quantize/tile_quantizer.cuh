@@ -306,6 +306,35 @@ __device__ void write_wide(const std::uint8_t* bytes, const std::uint32_t (*fact
   }
 }
 
+/// Writes a tile whose bytes are staged in shared memory, row by row and column by column, to where it goes.
+template <bool kWidens, typename Team, typename T>
+__device__ void write_tile(const std::uint8_t* row_bytes, const std::uint8_t* column_bytes, const TileOutputs<T>& out,
+                           const TilePlace& place, const TileScales& scales) {
+  if constexpr (kWidens) {
+    const auto at = [&](const TileOutput& to, std::int64_t line, std::int64_t number) {
+      return reinterpret_cast<__nv_bfloat16*>(to.elements) + place.matrix * to.matrix_elements + line * to.stride +
+             number;
+    };
+    write_wide<Team>(row_bytes, scales.bits[0], out.rows, at(out.rows, place.first_row, place.first_column), place.rows,
+                     place.columns);
+    write_wide<Team>(column_bytes, scales.bits[1], out.columns, at(out.columns, place.first_column, place.first_row),
+                     place.columns, place.rows);
+    return;
+  }
+  if (out.rows.elements != nullptr) {
+    write_staged<Team>(row_bytes, out.rows,
+                       out.rows.elements + place.matrix * out.rows.matrix_elements + place.first_row * out.rows.stride +
+                           place.first_column,
+                       place.rows, place.columns);
+  }
+  if (out.columns.elements != nullptr) {
+    write_staged<Team>(column_bytes, out.columns,
+                       out.columns.elements + place.matrix * out.columns.matrix_elements +
+                           place.first_column * out.columns.stride + place.first_row,
+                       place.columns, place.rows);
+  }
+}
+
 /// Both orientations of a tile that lies in shared memory, which is used up.
 template <bool kWidens, typename Team, typename T>
 __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
@@ -364,29 +393,7 @@ __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlac
     }
   }
   Team::sync();
-  if constexpr (kWidens) {
-    const auto at = [&](const TileOutput& to, std::int64_t line, std::int64_t number) {
-      return reinterpret_cast<__nv_bfloat16*>(to.elements) + place.matrix * to.matrix_elements + line * to.stride +
-             number;
-    };
-    write_wide<Team>(row_bytes, scales.bits[0], out.rows, at(out.rows, place.first_row, place.first_column), place.rows,
-                     place.columns);
-    write_wide<Team>(column_bytes, scales.bits[1], out.columns, at(out.columns, place.first_column, place.first_row),
-                     place.columns, place.rows);
-    return;
-  }
-  if (out.rows.elements != nullptr) {
-    write_staged<Team>(row_bytes, out.rows,
-                       out.rows.elements + place.matrix * out.rows.matrix_elements + place.first_row * out.rows.stride +
-                           place.first_column,
-                       place.rows, place.columns);
-  }
-  if (out.columns.elements != nullptr) {
-    write_staged<Team>(column_bytes, out.columns,
-                       out.columns.elements + place.matrix * out.columns.matrix_elements +
-                           place.first_column * out.columns.stride + place.first_row,
-                       place.columns, place.rows);
-  }
+  write_tile<kWidens, Team>(row_bytes, column_bytes, out, place, scales);
 }
 
 template <typename Producer, bool kQuantizes>

@@ -28,7 +28,7 @@ std::string format_thousands(std::int64_t number) {
   return text;
 }
 
-/// Lines of steps before `first_step`.
+/// Returns the file's lines of steps before `first_step`.
 std::string earlier_lines(const std::filesystem::path& path, std::int64_t first_step) {
   std::ifstream file(path);
   std::string kept;
@@ -64,7 +64,7 @@ std::string format_gib(std::size_t bytes) {
 
 namespace {
 
-/// "step  12": as wide for all steps of a run.
+/// Returns "step  12", with the same width for all steps of a run.
 std::string step_label(std::int64_t step, std::int64_t num_steps) {
   return fmt::format("step {:>{}}", step, fmt::formatted_size("{}", num_steps));
 }
@@ -96,7 +96,7 @@ MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options),
       spdlog::warn("{} (metrics.prometheus_port); training goes on without", error.what());
     }
   }
-  // Elsewhere the lines of the steps show how far the run is.
+  // Without a terminal, the lines of the steps show how far the run is.
   if (stderr_is_terminal()) {
     const std::int64_t num_steps = options_.num_steps - options_.first_step + 1;
     progress_.emplace("training", static_cast<std::uint64_t>(num_steps), "steps");
@@ -125,7 +125,7 @@ void MetricsWriter::step(const StepResult& result) {
   ++window_steps_;
   window_seconds_ += result.seconds;
   if (options_.device == Device::kCpu) peak_resident_bytes_ = std::max(peak_resident_bytes_, resident_bytes());
-  // The sum that is minimised: where a part of it is not finite, no loss is worth a number.
+  // total_loss is the sum that is minimised. If a part of it is not finite, no loss is reported.
   const bool finite = std::isfinite(result.total_loss) && std::isfinite(result.loss);
   const bool due = step == options_.first_step || step % options_.log_freq == 0 || step == options_.num_steps ||
                    !result.sqnr.empty() || !result.repeated_for.empty() || !finite || !std::isfinite(result.grad_norm);
@@ -245,7 +245,7 @@ void MetricsWriter::write_tensorboard(std::int64_t step, const StepResult& resul
     scalars.emplace_back(fmt::format("moe/expert_load_max_over_mean/{}", options_.moe_layers[i]),
                          result.expert_load[i]);
   }
-  // A card per module would be hundreds: metrics.jsonl has them.
+  // A card per module would make hundreds of cards; metrics.jsonl has their numbers.
   for (const auto& [name, operand] : {std::pair{"x", &SiteSqnr::x}, {"w", &SiteSqnr::w}, {"dy", &SiteSqnr::d_y}}) {
     std::vector<double> sqnr;
     for (const SiteSqnr& site : result.sqnr) {

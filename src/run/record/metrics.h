@@ -1,4 +1,5 @@
-// What a person sees of a run: a line per step, a progress bar on a terminal, metrics.jsonl and TensorBoard's files.
+// Reports a run to people: a line per step, a progress bar on a terminal, metrics.jsonl, TensorBoard's files and
+// metrics for Prometheus.
 #pragma once
 
 #include <chrono>
@@ -13,18 +14,19 @@
 
 namespace tessera {
 
-/// Resident memory that this process takes for itself, in bytes: anonymous and shared memory, without mapped files. The
-/// system can drop and reread the pages of mapped files (token shards, the program) whenever it needs room.
+/// Returns the resident memory that this process takes for itself, in bytes: anonymous and shared memory, without
+/// mapped files. The system can drop and reread the pages of mapped files (token shards, the program) whenever it needs
+/// room.
 std::size_t resident_bytes();
 
-/// The highest rate of what a run computes on, for MFU: metrics.peak_tflops, or of a GPU that is known its dense
-/// bfloat16 rate; 0: unknown.
+/// Returns the highest rate of the device that a run computes on, for MFU. It is metrics.peak_tflops or, for a GPU that
+/// is known, its dense bfloat16 rate. 0 means unknown.
 double peak_tflops(const JobConfig& config, Device device);
 
-/// "1.25GiB".
+/// Formats a size: "1.25GiB".
 std::string format_gib(std::size_t bytes);
 
-/// What a line of metrics says besides the step's result. Means are over the steps since the last line.
+/// What a line of metrics has besides the step's result. Means are over the steps since the last line.
 struct Rates {
   double tokens_per_second = 0.0, tflops = 0.0;
   std::optional<double> mfu;  // as a fraction, if the device's peak is known
@@ -33,53 +35,54 @@ struct Rates {
   PhaseSeconds seconds;
 };
 
-/// The log's line of a step: with its time and level at most 100 columns, as long as rates are below 10 million.
+/// Returns the log's line of a step. With its time and level it has at most 100 columns, if rates are below 10 million.
 std::string step_line(const StepResult& result, const Rates& rates, std::int64_t num_steps);
 
 struct MetricsOptions {
-  std::filesystem::path path;                // of metrics.jsonl
+  std::filesystem::path path;                // path of metrics.jsonl
   std::filesystem::path tensorboard_folder;  // empty: no event files
   std::int64_t first_step = 1, num_steps = 0, log_freq = 1;
-  double flop_per_token = 0.0;          // model/config.h
+  double flop_per_token = 0.0;          // computed by model/config.h
   double peak_flops = 0.0;              // of the device, per second; 0: unknown
-  Device device = Device::kCpu;         // whose memory is told of
-  std::size_t memory_bytes = 0;         // that it has
+  Device device = Device::kCpu;         // the device whose memory is reported
+  std::size_t memory_bytes = 0;         // memory that this device has
   std::vector<std::string> moe_layers;  // names, in the order of StepResult::expert_load
   int num_ranks = 1;                    // rates are per rank
-  std::string prometheus_address = {};  // "HOST:PORT" to serve the metrics at; empty: nowhere
+  std::string prometheus_address = {};  // "HOST:PORT" where metrics are served; empty: nowhere
   std::string run_id = {};              // for Prometheus
 };
 
 class MetricsWriter {
  public:
-  /// Appends to the file; lines of steps after `first_step` - 1, from a run that this one resumes, are dropped.
+  /// Appends to the file. It drops lines of step `first_step` and later, which a run has left that this one resumes.
   explicit MetricsWriter(const MetricsOptions& options);
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  /// Must be called after each step. Writes a line if the step is due, was made twice, or its loss or gradient norm is
-  /// not finite: no step comes after that.
+  /// Must be called after each step. Writes a line if the step is due, was made twice, or has a loss or gradient norm
+  /// that is not finite. No step follows one that is not finite.
   void step(const StepResult& result);
   void validation(std::int64_t step, double loss);
-  /// Must be called after a save is committed: how long training waited, and how long the save took.
+  /// Must be called after a save is committed, with how long training waited and how long the save took.
   void checkpoint(std::int64_t step, double stall_seconds, double seconds);
-  /// The checksum of the model's state after a step whose replicas were compared.
+  /// Writes the checksum of the model's state after a step whose replicas were compared.
   void state_checksum(std::int64_t step, std::uint64_t checksum);
-  /// The time from pause() to resume() does not count as training time; no step may be under way.
+  /// The time from pause() to resume() does not count as training time. No step may be under way then.
   void pause();
   void resume();
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// The scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by name and
-  /// opens the first two: "_overview" and grad_norm, before a group with a card per layer.
+  /// Writes the scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by name
+  /// and opens the first two. So "_overview" and grad_norm are open, not a group with a card per layer.
   void write_tensorboard(std::int64_t step, const StepResult& result, const Rates& rates);
-  /// On a CPU, the highest resident_bytes() after any step so far, for the system's own peak (VmHWM) includes mapped
-  /// files. On a GPU, what is taken of its memory now, which does not change during a run.
+  /// Returns the memory in use. On a CPU it is the highest resident_bytes() after any step so far, because the system's
+  /// own peak (VmHWM) includes mapped files. On a GPU it is what is taken of its memory now, which does not change
+  /// during a run.
   std::size_t memory_in_use() const;
-  /// For Prometheus: what the line of a step says, and when it was written.
+  /// Publishes for Prometheus the numbers in the line of a step, and the time when it was written.
   void publish(const StepResult& result, const Rates& rates);
   void draw_progress(std::int64_t step, double loss);
   void clear_progress();
@@ -88,11 +91,11 @@ class MetricsWriter {
   MetricsOptions options_;
   std::FILE* file_ = nullptr;
   std::optional<TensorBoardWriter> tensorboard_;
-  std::optional<ProgressBar> progress_;  // on a terminal
+  std::optional<ProgressBar> progress_;  // only on a terminal
   std::optional<MetricsServer> server_;
-  std::int64_t tokens_ = 0;  // since this process began, of all ranks
+  std::int64_t tokens_ = 0;  // of all ranks, since this process began
   std::int64_t repeated_steps_ = 0;
-  double saved_at_ = 0.0;  // Unix time of the last checkpoint; 0: none of this process
+  double saved_at_ = 0.0;  // Unix time of the last checkpoint, or of this process's begin
   bool told_memory_ = false;
   Clock::time_point window_begin_, paused_at_;
   std::int64_t window_tokens_ = 0, window_steps_ = 0;

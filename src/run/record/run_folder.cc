@@ -21,20 +21,20 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// Where the text begins with digits, their number.
+/// Returns the number that the text begins with, or 0 if it does not begin with digits.
 std::int64_t number_in(std::string_view text) {
   std::int64_t number = 0;
   std::from_chars(text.data(), text.data() + text.size(), number);
   return number;
 }
 
-/// Unlike that of any other process.
+/// Returns an id that no other process has.
 std::string new_run_id() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return fmt::format("{:x}-{:x}", std::chrono::duration_cast<std::chrono::microseconds>(now).count(), ::getpid());
 }
 
-/// The owner of a lock, from RunIdentity::describe().
+/// Parses the owner of a lock, which RunIdentity::describe() has written.
 std::optional<RunIdentity> parse_owner(std::string_view owner) {
   constexpr std::string_view kRun = "run ", kAttempt = ", attempt ";
   const std::size_t at = owner.rfind(kAttempt);
@@ -49,12 +49,12 @@ bool has_metrics(const fs::path& folder) {
   return !missing && size > 0;
 }
 
-/// Throws Error if the run begins at step 1 where another one has left its metrics.
+/// Throws Error if the run begins at step 1 in a folder where another run has left its metrics.
 void require_nothing_is_lost(const JobConfig& config, const fs::path& folder, const fs::path& checkpoints,
                              const RunIdentity& run, const std::optional<RunIdentity>& previous) {
   if (config.job.overwrite || !has_metrics(folder) || (previous && run.follows(*previous))) return;
   const std::vector<std::int64_t> steps = steps_of_folders(checkpoints);
-  if (config.checkpoint.enable && !steps.empty()) return;  // it goes on, or says why it cannot
+  if (config.checkpoint.enable && !steps.empty()) return;  // the run goes on from one of them, or reports why it cannot
   const std::string go_on =
       steps.empty() ? "" : fmt::format(", --checkpoint.enable to go on from step {}", steps.back());
   fail(

@@ -1,4 +1,4 @@
-// The folders that a run writes to: who may write there, and what of an earlier run is there already.
+// The folders that a run writes to: they are locked for one process, and files of another run are protected.
 #pragma once
 
 #include <fmt/core.h>
@@ -13,44 +13,45 @@
 
 namespace tessera {
 
-/// Which run this process belongs to. The processes that a launcher or a requeue starts one after another are the
-/// attempts of one run.
+/// Identifies the run and the attempt of this process. The processes that a launcher or a requeue starts one after
+/// another are the attempts of one run.
 struct RunIdentity {
   std::string id;
   std::int64_t attempt = 1;
-  /// Whether job.attempt or Slurm says which attempt this is.
+  /// Whether job.attempt or Slurm gives the number of this attempt.
   bool is_counted = false;
-  /// Whether no other process can have this id, because nobody gave it.
+  /// Whether this process has made the id, so that no other process can have it.
   bool is_new = false;
 
   std::string describe() const { return fmt::format("run {}, attempt {}", id, attempt); }
-  /// Whether this process was started in the place of the other one.
+  /// Returns whether this process was started to replace the other one.
   bool follows(const RunIdentity& other) const { return id == other.id && attempt > other.attempt; }
 };
 
-/// How often Slurm has requeued the job that this process belongs to; 0 without Slurm.
+/// Returns how often Slurm has requeued this process's job; 0 without Slurm.
 std::int64_t num_slurm_requeues();
 
-/// From job.run_id and job.attempt; without job.run_id, from the Slurm job and step and the number of requeues; without
-/// Slurm, a new id. `previous`: the run whose files are in the folder. An attempt that nobody counts follows that one.
+/// Identifies the run by job.run_id and job.attempt. Without job.run_id it uses the Slurm job, its step and the number
+/// of requeues; without Slurm it makes a new id. `previous` is the run whose files are in the folder. If nothing counts
+/// the attempts, this one gets the number after that of `previous`, if that has the same id.
 RunIdentity identify_run(const JobConfig& config, const std::optional<RunIdentity>& previous);
 
-/// Holds the folders of a run, for rank 0.
+/// Locks the folders of a run, for rank 0.
 class RunFolder {
  public:
   /// Creates and locks job.dump_folder and, with checkpoint.enable, the folder of checkpoints. Throws Error if
-  ///   - another program uses one of them; a later attempt of the same run takes them over from it;
+  ///   - another program uses one of them, unless that is an earlier attempt of the same run: it loses the folders;
   ///   - a later attempt of the same run has begun, which ends the program with ExitStatus::kTakenOver;
   ///   - the files of another run would be overwritten, unless job.overwrite is set;
   ///   - a folder cannot be written to.
   RunFolder(const JobConfig& config, const std::filesystem::path& checkpoints);
 
   const RunIdentity& run() const { return run_; }
-  /// Throws Error once a later attempt of the run has taken a folder over.
+  /// Throws Error if a later attempt of the run has taken a folder over.
   void require_held() const;
 
  private:
-  /// Throws Error if this process was started before the other one, whose place it would take.
+  /// Throws Error if the other process is a later attempt of this run.
   void require_not_later(const RunIdentity& other) const;
   void lock(std::optional<FileLock>& its, const std::filesystem::path& folder, const char* key) const;
 

@@ -28,13 +28,13 @@ std::string split_identity(const char* key, const std::filesystem::path& dataset
   return to_hex(data::split_checksum(manifest, split));
 }
 
-/// The file's object; empty if it is damaged, which must not keep a run from going on.
+/// Returns the file's object. It is empty if the file is damaged, because that must not keep a run from going on.
 ordered_json earlier_info(const std::filesystem::path& path) {
   const ordered_json info = ordered_json::parse(read_text_file(path), nullptr, false);
   return info.is_object() ? info : ordered_json::object();
 }
 
-/// The texts of an object, the data's checksums as "dataset.<split>", of the keys that make the run.
+/// Returns the texts in an object of run.json whose keys make the run. The data's checksums are "dataset.<split>".
 std::map<std::string, std::string> run_values(const ordered_json& info) {
   std::map<std::string, std::string> values;
   for (const auto& [member, prefix] : {std::pair{"config", ""}, {"dataset", "dataset."}}) {
@@ -47,8 +47,8 @@ std::map<std::string, std::string> run_values(const ordered_json& info) {
   return values;
 }
 
-/// {"key": ["old", "new at step n", ...]}: what changed before, up to `first_step`, and what changes there. Steps from
-/// there on are run again, so what changed in them before is forgotten.
+/// Returns {"key": ["old", "new at step n", ...]} with earlier changes before `first_step`, and the changes at
+/// `first_step`. Steps from there on run again, so earlier changes at those steps are dropped.
 ordered_json changes(const ordered_json& earlier, const ordered_json& now, std::int64_t first_step) {
   constexpr std::string_view kAt = " at step ";
   auto values = run_values(earlier);
@@ -72,7 +72,7 @@ ordered_json changes(const ordered_json& earlier, const ordered_json& now, std::
   const auto defaults = config_values({});
   for (const auto& [key, value] : run_values(now)) {
     auto old = values.find(key);
-    // A key that the file's program did not know yet: it did what the default does.
+    // The program that wrote the file did not know this key yet, so it did what the default does.
     if (old == values.end() && defaults.contains(key)) old = values.emplace(key, defaults.at(key)).first;
     if (old == values.end() || old->second == value) continue;
     if (!changed.contains(key)) changed[key] = ordered_json::array({old->second});
@@ -152,7 +152,7 @@ void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int
       spdlog::info("from step {} on {} is {}, before {}", first_step, key, value, old[key]);
     }
   }
-  // A factor that no schedule takes from one step to the next, but for its first ones and its end.
+  // No schedule changes by this factor from one step to the next, except in its first steps and at its end.
   constexpr double kJump = 3.0;
   const auto warn_of_jump = [&](std::string_view what, double last, double next, std::string_view keys) {
     if (std::max(last, next) <= kJump * std::min(last, next)) return;
@@ -179,7 +179,7 @@ void write_run_info(const std::filesystem::path& folder, const RunStart& start) 
   const bool exists = std::filesystem::exists(path);
   JobConfig config = start.config;
   config.training.global_batch_size =
-      config.sequences_per_step(start.num_data_ranks);  // whatever the next start's ranks
+      config.sequences_per_step(start.num_data_ranks);  // it must not depend on the ranks of the next start
   if (start.first_step > config.training.steps && exists) return;
   ordered_json info = {{"format", "tessera-run"},
                        {"version", 1},

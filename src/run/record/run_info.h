@@ -1,13 +1,13 @@
-// run.json in a run's folder: what the run was, for programs that compare runs (docs/compare.md).
+// run.json in a run's folder describes the run, for programs that compare runs (docs/compare.md).
 //
 //   {"format": "tessera-run", "version": 1, "program": "0.1.0",
-//    "run": {"id": "slurm-4711.0", "attempt": 1},   which run wrote this, and which process of it
-//    (run/record/run_folder.h) "config": {"training.steps": "300", ...},      every key of the configuration, its value
-//    as TOML "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
-//    "data_ranks": 1,                               ranks that have other sequences
+//    "run": {"id": "slurm-4711.0", "attempt": 1},   the run and its attempt that wrote this (run/record/run_folder.h)
+//    "config": {"training.steps": "300", ...},      every key of the configuration, with its value as TOML
+//    "dataset": {"train": "0123456789abcdef", ...}, checksums of the tokens, not of the folder's name
+//    "data_ranks": 1,                               number of ranks that have different sequences
 //    "threads": 2, "processor": "AMD EPYC 9575F 64-Core Processor",
 //    "gpus": ["NVIDIA H200", ...],                  of rank 0's machine, if the run computes on GPUs
-//    "changed": {"optimizer.lr": ["0.0008", "0.0004 at step 101"]}}   if it was resumed with another configuration
+//    "changed": {"optimizer.lr": ["0.0008", "0.0004 at step 101"]}}   if it resumed with another configuration
 #pragma once
 
 #include <filesystem>
@@ -21,27 +21,27 @@
 
 namespace tessera {
 
-/// Returns the processor's name, as the system gives it.
+/// Returns the processor's name, as the system reports it.
 std::string processor_name();
-/// Returns the memory of the whole machine, or what the process may take of it where it runs (a job of Slurm, a
-/// container).
+/// Returns the memory of the machine, or the part of it that this process may take in a job of Slurm or a container.
 std::size_t machine_memory_bytes();
 
-/// Every key of the configuration and its value, as TOML.
+/// Returns every key of the configuration, with its value as TOML.
 std::map<std::string, std::string> config_values(JobConfig config);
 
 /// The keys that name datasets.
 inline constexpr const char* kTrainDataKey = "training.dataset_path";
 inline constexpr const char* kValidationDataKey = "validation.dataset_path";
 
-/// Checksums of the tokens that the run trains on ("train") and, if it does, validates on ("val"), from the manifests.
+/// Returns checksums, from the manifests, of the tokens that the run trains on ("train") and, if it does, validates on
+/// ("val").
 std::map<std::string, std::string> dataset_identity(const JobConfig& config);
 
-/// Sets which token ends a document, if the configuration leaves that to the data.
+/// Sets the token that ends a document, if the configuration leaves that to the data.
 void set_document_end(JobConfig& config);
 
-/// Whether a run that goes on with another value of the key is another run. Not so for folders, logs, checkpoints,
-/// timeouts and validation. The data counts as "dataset.train", not as its folder.
+/// Returns whether a run that resumes with another value of the key is another run. It is not for keys of folders,
+/// logs, checkpoints, timeouts and validation. The data counts as "dataset.train", not as its folder.
 bool makes_the_run(const std::string& key);
 
 /// A start of the program, as run.json records it.
@@ -50,20 +50,20 @@ struct RunStart {
   JobConfig config;
   std::int64_t num_data_ranks = 1;
   std::int64_t first_step = 1;
-  /// The configuration in the checkpoint that the run goes on from. It counts if the folder has no run.json.
+  /// The configuration in the checkpoint that the run resumes from. It is used if the folder has no run.json.
   std::optional<JobConfig> saved = {};
-  std::vector<std::string> gpus = {};  // names of those that the run computes on
+  std::vector<std::string> gpus = {};  // names of the GPUs that the run computes on
 };
 
-/// Writes run.json to `folder`. At step 1, over what is there. A run that goes on with another configuration has it
-/// under "changed"; one that is done already keeps its file. Throws Error.
+/// Writes run.json to `folder`. At step 1 it replaces an existing file. If the run resumes with another configuration,
+/// the changes are under "changed". If all steps are done, an existing file stays. Throws Error.
 void write_run_info(const std::filesystem::path& folder, const RunStart& start);
 
-/// Which run has left its files in the folder, if its run.json says so.
+/// Returns the run that has left its files in the folder, if its run.json names the run.
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder);
 
-/// Says in the log what changes in a run that goes on at step `first_step`: every key, and, so that nobody misses it,
-/// jumps of the learning rate and of the batch. Both configurations have training.global_batch_size resolved.
+/// Logs what changes in a run that resumes at step `first_step`: every key. Jumps of the learning rate and of the batch
+/// get a framed warning, so that nobody misses them. Both configurations must have training.global_batch_size resolved.
 void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step);
 
 }  // namespace tessera

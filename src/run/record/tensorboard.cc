@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "system/host_name.h"
 
 namespace tessera {
 namespace {
@@ -30,7 +31,8 @@ constexpr std::array<std::uint32_t, 256> kCrcTable = [] {
   return table;
 }();
 
-/// TFRecord stores checksums turned and shifted, because a checksum over bytes that hold their own is a bad one.
+/// Returns the masked checksum that TFRecord stores: the CRC, rotated and shifted. A plain CRC over bytes that contain
+/// their own CRC is a bad one.
 std::string masked_crc(std::string_view bytes) {
   const std::uint32_t crc = crc32c(bytes), masked = (crc >> 15 | crc << 17) + 0xa282ead8u;
   return {reinterpret_cast<const char*>(&masked), sizeof(masked)};
@@ -70,7 +72,7 @@ constexpr std::uint64_t kStatus = 1;                                            
 }  // namespace field
 constexpr std::uint64_t kSessionStart = 1;
 
-/// An Event of one field `what`.
+/// Returns an Event with the field `what`.
 std::string event(double wall_time, std::int64_t step, std::uint64_t what, std::string_view content) {
   std::string message;
   put_fixed(message, field::kWallTime, WireType::kFixed64, wall_time);
@@ -80,11 +82,6 @@ std::string event(double wall_time, std::int64_t step, std::uint64_t what, std::
   }
   put_bytes(message, what, content);
   return message;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Event files for TensorBoard: a sequence of records (TFRecord: length, masked CRC-32C of it, bytes, masked CRC-32C of
-// them), each a protobuf message Event (tensorflow/core/util/event.proto). The few fields that are needed are encoded
-// here: Debian's SentencePiece carries a protobuf of its own inside, which another version in the same process breaks.
+// Event files for TensorBoard. A file is a sequence of records (TFRecord: length, its masked CRC-32C, bytes, their
+// masked CRC-32C). Each record is a protobuf message Event (tensorflow/core/util/event.proto). The few fields that are
+// needed are encoded here, because Debian's SentencePiece contains a protobuf, which another version in the same
+// process breaks.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +19,12 @@ using Scalars = std::vector<std::pair<std::string, double>>;
 
 class TensorBoardWriter {
  public:
-  /// Seconds since 1970.
+  /// Returns the seconds since 1970.
   using WallClock = std::function<double()>;
 
   /// Creates `folder`/events.out.tfevents.<time>.<host>.<process>. A run that resumes writes a new file beside the old
-  /// ones; TensorBoard then drops what those have of `first_step` and later. TensorBoard reads files in the order of
-  /// their names, so <time> is the clock's, or a second after the latest file that is there. Throws Error.
+  /// ones. TensorBoard then drops the old files' events of `first_step` and later. TensorBoard reads files in the order
+  /// of their names. So <time> is the clock's time, or a second after that of the latest existing file. Throws Error.
   TensorBoardWriter(const std::filesystem::path& folder, std::int64_t first_step, WallClock clock = system_clock());
   ~TensorBoardWriter();
   TensorBoardWriter(const TensorBoardWriter&) = delete;
@@ -43,7 +44,7 @@ class TensorBoardWriter {
   std::FILE* file_ = nullptr;
 };
 
-/// CRC-32C (Castagnoli, RFC 3720 appendix B.4).
+/// Returns the CRC-32C of the bytes (Castagnoli, RFC 3720 appendix B.4).
 std::uint32_t crc32c(std::string_view bytes);
 
 }  // namespace tessera

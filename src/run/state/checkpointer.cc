@@ -16,32 +16,33 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// In the order of Checkpointer::Pieces.
+/// The kinds of shards, in the order of Checkpointer::Pieces.
 constexpr std::array kKinds = {kModelShards, kOptimizerShards};
 
-/// How long a save waits for the one before, in seconds. Then the storage hangs, or is too slow for
+/// How many seconds a save waits for the one before. If that takes longer, the storage hangs or is too slow for
 /// checkpoint.interval.
 constexpr double kPatience = 3.0;
 
-/// Whether a key has one of these names in its section.
+/// Returns whether the last part of a key is one of these names.
 bool is_one_of(std::string_view key, std::initializer_list<std::string_view> names) {
   return std::ranges::find(names, key.substr(key.rfind('.') + 1)) != names.end();
 }
 
-/// Keys of the model that may change in the course of a run: DeepSeek-V3 trained its last tokens with other values.
+/// Returns whether a key of the model may change in the course of a run. DeepSeek-V3 trained its last tokens with other
+/// values.
 bool is_of_schedule(std::string_view key) {
   return is_one_of(key, {"load_balance_coeff", "seq_balance_loss_coeff", "mtp_loss_weight"});
 }
 
-/// Keys of the model that say how it is trained, not what it is. original_seq_len is one, because it is not known of
-/// files without YaRN.
+/// Returns whether a key of the model says how it is trained, not what it is. original_seq_len is one, because files
+/// without YaRN do not have it.
 bool is_of_training(std::string_view key) {
   return is_of_schedule(key) || is_one_of(key, {"attn_mask_type", "eos_id", "original_seq_len", "rope_factor",
                                                 "beta_fast", "beta_slow", "mscale"});
 }
 
-/// Throws Error if the checkpoint's run read other data. Asked before all else: another tokenizer also changes the
-/// model's eos_id, which would be a misleading reason.
+/// Throws Error if the checkpoint's run read other data. It is checked first: another tokenizer also changes the
+/// model's eos_id, and an error about that would mislead.
 void require_same_dataset(const fs::path& path, const CheckpointManifest& manifest, const data::Loader& loader) {
   const data::LoaderState saved = manifest.state.at("loader").get<data::LoaderState>(), now = loader.state();
   if (saved.dataset_checksum == now.dataset_checksum) return;
@@ -56,7 +57,7 @@ void require_same_dataset(const fs::path& path, const CheckpointManifest& manife
       to_hex(now.dataset_checksum), loader.manifest().tokenizer_kind, loader.manifest().eos_id);
 }
 
-/// Throws Error unless the checkpoint is one of this run.
+/// Throws Error unless the checkpoint belongs to this run.
 void require_same_run(const fs::path& path, const CheckpointManifest& manifest, std::int64_t step,
                       const JobConfig& config) {
   require(manifest.step == step, "'{}' says that it is of step {}", path.string(), manifest.step);
@@ -71,7 +72,8 @@ void require_same_run(const fs::path& path, const CheckpointManifest& manifest, 
           config.debug.seed);
 }
 
-/// The configuration that a checkpoint was saved with; none if it has keys that this program does not know.
+/// Returns the configuration that a checkpoint was saved with, or nullopt if it has keys that this program does not
+/// know.
 std::optional<JobConfig> saved_config(const CheckpointManifest& manifest) {
   try {
     return parse_job_config(manifest.state.at("config").get<std::string>());
@@ -81,7 +83,7 @@ std::optional<JobConfig> saved_config(const CheckpointManifest& manifest) {
   }
 }
 
-/// YaRN is part of what the weights compute, and whether there is any follows from the sequences' length.
+/// Warns if YaRN differs. It is part of what the weights compute, and the sequences' length decides whether it is used.
 void warn_of_other_yarn(const fs::path& path, const HfConfig& saved, const JobConfig& config) {
   const ModelConfig &before = saved.model, &now = config.model.args;
   if (saved.seq_len <= before.original_seq_len) return;
@@ -100,7 +102,7 @@ void warn_of_other_yarn(const fs::path& path, const HfConfig& saved, const JobCo
   spdlog::warn("the weights in '{}' have model.args {}; this run has {}", path.string(), numbers(before), numbers(now));
 }
 
-/// Calls `read`, which takes a trainer's state out of a manifest. Throws Error if it is not there.
+/// Calls `read`, which reads a trainer's state from a manifest. Throws Error if the state is not there.
 template <typename Read>
 void require_trainer_state(const fs::path& path, Read&& read) {
   try {
@@ -110,7 +112,7 @@ void require_trainer_state(const fs::path& path, Read&& read) {
   }
 }
 
-/// What is wrong with a checkpoint, by a check that all ranks do together; none if nothing.
+/// Runs a check of a checkpoint that all ranks do together. Returns what is wrong, or nullopt if nothing is.
 template <typename Check>
 std::optional<std::string> error_of(Check&& check) {
   try {
@@ -171,7 +173,7 @@ Checkpointer::Pieces Checkpointer::pieces() const {
 Checkpointer::Pieces Checkpointer::pieces_to_write() const {
   if (!is_writer()) return {};
   Pieces pieces = this->pieces();
-  // All ranks of a stage have its buffers; one writes them.
+  // All ranks of a stage have its buffers; one rank writes them.
   std::vector<TensorPiece>& model = pieces.front();
   if (mesh_.shard_of_whole.rank() != 0) model.resize(model.size() - parameters_.num_buffers());
   return pieces;
@@ -255,7 +257,7 @@ void Checkpointer::advance() {
       if (task_.valid()) task_.get();
     });
   } catch (const RankFailure&) {
-    throw;  // others may still write
+    throw;  // other ranks may still write
   } catch (const Error& error) {
     phase_ = Phase::kIdle;
     if (is_first_rank()) discard_partial(folder_, manifest_.step, saver_);
@@ -297,7 +299,7 @@ bool Checkpointer::finish_within(double seconds) {
 }
 
 void Checkpointer::gather_files() {
-  // A checksum as two halves, which doubles hold exactly.
+  // A checksum is sent as two halves, which doubles hold exactly.
   std::vector<double> own = {is_writer() ? static_cast<double>(mesh_.model.rank()) : -1.0};
   for (const WrittenFile& file : written_) {
     for (const std::uint64_t number : {file.size, file.checksum >> 32, file.checksum & 0xffffffffu}) {
@@ -350,7 +352,7 @@ std::optional<std::int64_t> Checkpointer::choose_step() {
   run_together(ranks_.world(), "the choice of a checkpoint", [&] {
     if (!is_first_rank()) return;
     create_folder(folder_);
-    prune_checkpoints(folder_, saver_, 0);  // what a killed run has left
+    prune_checkpoints(folder_, saver_, 0);  // removes what a killed run has left
     if (asked < 0) return;
     const std::vector<std::int64_t> steps = steps_of_folders(folder_);
     const fs::path path = checkpoint_path(folder_, asked);
@@ -369,7 +371,7 @@ std::optional<std::int64_t> Checkpointer::choose_step() {
 }
 
 std::optional<std::int64_t> Checkpointer::newest_below(std::int64_t limit) {
-  // The others may see a folder of another machine a little later.
+  // Rank 0 decides, because other machines may see a new folder a little later.
   double newest = -1.0;
   if (is_first_rank()) {
     for (const std::int64_t step : steps_of_folders(folder_)) {
@@ -433,7 +435,7 @@ void Checkpointer::tell_what_was_passed_over(std::int64_t step, std::int64_t new
 
 std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader, std::optional<std::int64_t> in_memory) {
   const std::optional<std::int64_t> first = choose_step();
-  if (config_.checkpoint.load_step >= 0) in_memory.reset();  // a person asked for that checkpoint
+  if (config_.checkpoint.load_step >= 0) in_memory.reset();  // a person has asked for that checkpoint
   if (!first || (in_memory && *in_memory > *first)) return std::nullopt;
   const bool falls_back = config_.checkpoint.fallback && config_.checkpoint.load_step < 0;
   ResumedFrom resumed{.step = *first, .config = {}};
@@ -443,7 +445,7 @@ std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader, std::optio
     stored = {.path = checkpoint_path(folder_, resumed.step)};
     std::optional<std::string> damage = read_manifest(stored);
     if (!damage) {
-      // Before all of it is read.
+      // The run is checked before the whole checkpoint is read.
       run_together(ranks_.world(), "whether the checkpoint is of this run", [&] {
         require_trainer_state(stored.path, [&] {
           require_same_dataset(stored.path, stored.manifest, loader);
@@ -493,10 +495,11 @@ bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& par
             "checkpoint.initial_load_path '{}' is {}, but checkpoint.initial_load_in_hf is {}", path.string(),
             saved.is_hf() ? "a folder of Hugging Face files" : "a checkpoint of Tessera",
             config.checkpoint.initial_load_in_hf);
-    // Weights fit other numbers as well, as long as no shape differs; then they are not this model's.
+    // Weights can fit another configuration if all shapes agree, but then they are not this model's. So the keys are
+    // compared.
     JobConfig given = config, other = config;
     other.model.args = saved.config().model;
-    // One group of experts is none, and Hugging Face's files do not tell the two apart.
+    // One group of experts is the same as none, and Hugging Face's files do not distinguish the two.
     for (ModelConfig* model : {&given.model.args, &other.model.args}) {
       if (model->n_expert_groups <= 1) model->n_expert_groups = model->n_limited_groups = 0;
     }

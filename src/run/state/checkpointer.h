@@ -1,8 +1,8 @@
-// A run's checkpoints: saving while training waits or goes on, resuming on any mesh, initial weights.
+// A run's checkpoints: saving while training waits or continues, resuming on any mesh, and initial weights.
 //
-// A save has two phases. In the first every rank of the first replica writes its shards; in the second, which begins
-// when all have told that they are done, rank 0 writes the manifest and gives the folder its name. Ranks agree between
-// the phases, so a failure of one is one of all, and no thread in the background communicates.
+// A save has two phases. In the first, every rank of the first replica writes its shards. The second begins when all
+// ranks have reported that they are done: rank 0 writes the manifest and gives the folder its name. Ranks agree between
+// the phases, so all ranks see the failure of one, and no background thread communicates.
 #pragma once
 
 #include <array>
@@ -26,100 +26,101 @@ namespace tessera {
 /// A save that is committed.
 struct SavedCheckpoint {
   std::int64_t step = 0;
-  double stall_seconds = 0.0;  // training waited for it so long
-  double seconds = 0.0;        // until it was committed
+  double stall_seconds = 0.0;  // how long training waited for it
+  double seconds = 0.0;        // time until it was committed
 };
 
-/// The checkpoint that a run goes on from.
+/// The checkpoint that a run resumes from.
 struct ResumedFrom {
   std::int64_t step = 0;
-  /// What it was saved with, training.global_batch_size resolved; none if this program cannot read it any more.
+  /// The configuration that it was saved with, training.global_batch_size resolved. It is not set if this program
+  /// cannot read it.
   std::optional<JobConfig> config;
 };
 
 class Checkpointer {
  public:
-  /// All of these must stay.
+  /// All arguments must outlive the object.
   Checkpointer(const JobConfig& config, Ranks& ranks, const Mesh& mesh, Parameters& parameters,
                const data::Tokenizer& tokenizer);
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Returns the bytes of the copy in the host's memory that saves write from; 0 if there is none.
+  /// Returns the size of the copy in host memory that saves write from, in bytes; 0 if there is none.
   std::size_t snapshot_bytes() const;
   void allocate_snapshot();
-  /// `on_saved` is told of every save when it is committed.
+  /// Sets a function that is called after each save is committed.
   void set_on_saved(std::function<void(const SavedCheckpoint&)> on_saved) { on_saved_ = std::move(on_saved); }
 
-  /// Which attempt of which run saves; to be told before resume().
+  /// Sets the run and the attempt that save. Must be called before resume().
   void set_saver(Saver saver) { saver_ = std::move(saver); }
 
-  /// Called by rank 0 before a save gets its name. If it throws Error, the save fails.
+  /// Sets a function that rank 0 calls before a save gets its name. If it throws Error, the save fails.
   void set_before_commit(std::function<void()> before_commit) { before_commit_ = std::move(before_commit); }
 
   const std::filesystem::path& folder() const { return folder_; }
 
   // All ranks must call the functions below together. They throw Error on all ranks if they fail on one.
 
-  /// Loads masters, moments, buffers and the loader's position from the checkpoint that the configuration asks for, the
-  /// newest if it does not say. Returns what it is, if there is one. Throws Error if that is damaged; with
-  /// checkpoint.fallback, if all are. `in_memory`: the step of copies in memory that are whole. Where no newer
-  /// checkpoint is whole, nothing is loaded and nothing returned: the copies are to be loaded.
+  /// Loads masters, moments, buffers and the loader's position from the checkpoint that the configuration asks for, or
+  /// else from the newest one. Returns that checkpoint, or nullopt if there is none. Throws Error if it is damaged;
+  /// with checkpoint.fallback, only if all are damaged. `in_memory` is the step of intact copies in memory. If no newer
+  /// checkpoint is intact, it loads nothing and returns nullopt, and the caller should load the copies.
   std::optional<ResumedFrom> resume(data::Loader& loader, std::optional<std::int64_t> in_memory = {});
 
-  /// Throws Error if a rank that will write cannot.
+  /// Throws Error if a rank that will write cannot write.
   void require_writable();
 
-  /// Starts to save; first ends a save that is under way. Not asynchronous: returns when all is on the disk. A save
-  /// that is not the run's last one is left out, with a warning, where the storage is full, fails, or hangs in the save
-  /// before: training goes on, and the next save is tried.
+  /// Starts a save, after it has ended a save that is under way. If saving is not asynchronous, it returns when all is
+  /// on the disk. A save that is not the run's last one is skipped with a warning if the storage is full, fails, or
+  /// still hangs in the save before. Training then continues, and the next save is tried.
   void save(std::int64_t step, const data::LoaderState& loader, bool is_last);
-  /// False while this rank writes. May differ between ranks.
+  /// Returns false while this rank writes. Ranks may return different values.
   bool ready() const;
-  /// When all ranks are ready: goes on to the next phase, if a save is under way.
+  /// Goes on to the next phase if a save is under way. Call it when all ranks are ready.
   void advance();
-  /// Ends a save that is under way.
+  /// Waits for the end of a save that is under way.
   void finish() { finish_within(std::numeric_limits<double>::infinity()); }
 
  private:
   enum class Phase : std::uint8_t { kIdle, kWriting, kCommitting };
-  /// This rank's numbers by kind of shard: of the model, of the optimizer.
+  /// This rank's tensors by kind of shard: the model's and the optimizer's.
   using Pieces = std::array<std::vector<TensorPiece>, 2>;
 
-  /// All that this rank has.
+  /// Returns all pieces that this rank has.
   Pieces pieces() const;
   /// Returns the pieces that this rank writes.
   Pieces pieces_to_write() const;
   bool is_writer() const { return mesh_.place.dp_replicate == 0; }
   bool is_first_rank() const { return ranks_.rank() == 0; }
-  /// Whether files are written from a copy in the host's memory.
+  /// Returns whether files are written from a copy in host memory.
   bool takes_snapshot() const;
-  /// Copies the numbers and lets the pieces point to the copy.
+  /// Copies the numbers and makes the pieces point to the copy.
   void take_snapshot(Pieces& pieces);
   void write_shards(const Pieces& pieces);
-  /// Tells rank 0 what all ranks have written.
+  /// Gathers in the manifest what all ranks have written.
   void gather_files();
   void commit();
-  /// False if the save under way does not end within so many seconds.
+  /// Ends a save that is under way. Returns false if that takes longer than `seconds`.
   bool finish_within(double seconds);
 
-  /// A checkpoint that is to be loaded.
+  /// A checkpoint to load.
   struct Stored {
     std::filesystem::path path;
     CheckpointManifest manifest = {};
     std::vector<ShardFiles> shards = {};  // by kind
   };
   std::optional<std::int64_t> choose_step();
-  /// The step of the newest folder below `limit`.
+  /// Returns the step of the newest checkpoint's folder below `limit`.
   std::optional<std::int64_t> newest_below(std::int64_t limit);
-  /// Reads its manifest. What is wrong with it; none if nothing.
+  /// Reads the manifest. Returns what is wrong with it, or nullopt if nothing is.
   std::optional<std::string> read_manifest(Stored& stored);
-  /// Checks and maps its files. What is wrong with them; none if nothing.
+  /// Checks and maps the files. Returns what is wrong with them, or nullopt if nothing is.
   std::optional<std::string> open_files(Stored& stored);
-  /// Throws Error with the damage and the newest other checkpoint, or copy in memory, that is whole.
+  /// Throws Error, which names the damage and the newest other checkpoint, or copy in memory, that is intact.
   [[noreturn]] void fail_damaged(std::int64_t step, const std::string& damage, std::optional<std::int64_t> in_memory);
-  /// In a framed warning, if anything was.
+  /// Logs a framed warning about the checkpoints that were passed over, if there are any.
   void tell_what_was_passed_over(std::int64_t step, std::int64_t newest, const std::string& passed_over) const;
 
   const JobConfig& config_;
@@ -134,20 +135,20 @@ class Checkpointer {
   Buffer snapshot_;
 
   Phase phase_ = Phase::kIdle;
-  bool is_last_ = false;                  // the save under way
-  CheckpointManifest manifest_;           // of the save under way; whole on rank 0
-  std::array<WrittenFile, 2> written_{};  // this rank's shards of it, by kind
+  bool is_last_ = false;                  // the save under way is the run's last
+  CheckpointManifest manifest_;           // of the save under way; complete on rank 0
+  std::array<WrittenFile, 2> written_{};  // this rank's shards of that save, by kind
   SavedCheckpoint saved_;
   Stopwatch since_start_;
   std::stop_source stop_;
-  std::future<void> task_;  // the last member: it is waited for before the others go
+  std::future<void> task_;  // last, so that its end is waited for before the other members are destroyed
 };
 
-/// The keys that make the model and the numbers that it computes, with their values.
+/// Returns the keys that define the model and the numbers that it computes, with their values.
 nlohmann::json model_identity(JobConfig config);
 
-/// Loads the weights that a run starts from, of a checkpoint or of Hugging Face files. False if the configuration names
-/// none.
+/// Loads the weights that a run starts from, from a checkpoint or from Hugging Face files. Returns false if the
+/// configuration names none.
 bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& parameters);
 
 }  // namespace tessera

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-/// Model types by form, and the class that reads them.
+/// The model type of a form, and the class that reads it.
 struct Family {
   HfForm form;
   const char* model_type;
@@ -32,10 +32,10 @@ const Family& family_of(const std::string& model_type, const std::string& where)
       where, model_type);
 }
 
-/// Default of the RMSNorm classes of DeepseekV2 and DeepseekV3, which transformers uses for the latents' norms.
+/// Default epsilon of the RMSNorm classes of DeepseekV2 and DeepseekV3; transformers uses it for the latents' norms.
 constexpr float kHfLatentEps = 1e-6f;
 
-/// A number as people write it: 1e-05, not 9.999999747378752e-06.
+/// Returns the number as people write it: 1e-05, not 9.999999747378752e-06.
 double shortest(float value) { return std::stod(fmt::format("{}", value)); }
 
 using Fields = JsonFields<>;
@@ -46,7 +46,7 @@ std::int64_t integer(const Fields& fields, const char* key) {
 std::int64_t integer(const Fields& fields, const char* key, std::int64_t otherwise) {
   return fields.find(key) == nullptr ? otherwise : integer(fields, key);
 }
-/// 0 for null; the key itself must be there, because transformers' default is another.
+/// Returns 0 for null. The key itself must be there, because transformers has another default.
 std::int64_t integer_or_null(const Fields& fields, const char* key) {
   require(fields.contains(key), "{} is missing", fields.place_of(key));
   return integer(fields, key, 0);
@@ -59,7 +59,7 @@ std::string text(const Fields& fields, const char* key, const std::string& other
   return fields.find(key) == nullptr ? otherwise : fields.text(key);
 }
 
-/// Error if the key is there with another value.
+/// Throws Error if the key is there with another value.
 void require_only(const Fields& fields, const char* key, const nlohmann::json& value) {
   const nlohmann::json* field = fields.find(key);
   if (field == nullptr) return;
@@ -67,7 +67,7 @@ void require_only(const Fields& fields, const char* key, const nlohmann::json& v
           value.dump());
 }
 
-/// Layers, widths, heads and experts.
+/// Reads the numbers of layers, heads and experts, and the widths.
 void read_sizes(const Fields& fields, bool is_v2, ModelConfig& m) {
   m.vocab_size = integer(fields, "vocab_size");
   m.dim = integer(fields, "hidden_size");
@@ -85,17 +85,17 @@ void read_sizes(const Fields& fields, bool is_v2, ModelConfig& m) {
   m.num_shared_experts = integer(fields, "n_shared_experts");
   m.top_k = integer(fields, "num_experts_per_tok");
   m.n_dense_layers = integer(fields, "first_k_dense_replace");
-  if (!is_v2) {  // its method "greedy" does not look at groups
+  if (!is_v2) {  // its method "greedy" ignores groups
     m.n_expert_groups = integer_or_null(fields, "n_group");
     m.n_limited_groups = integer_or_null(fields, "topk_group");
     if (m.n_expert_groups <= 1) m.n_expert_groups = m.n_limited_groups = 0;
   }
 }
 
-/// RoPE's base, and YaRN's numbers if the model has it.
+/// Reads RoPE's base and, if the model has it, YaRN's numbers.
 void read_rope(const Fields& fields, const Family& family, const std::string& where, HfConfig& config) {
   ModelConfig& m = config.model;
-  // transformers 5 writes "rope_parameters" with the base in it, older versions "rope_scaling".
+  // transformers 5 writes "rope_parameters", which contains the base. Older versions write "rope_scaling".
   m.original_seq_len = config.seq_len;
   const char* rope_key = "rope_scaling";
   if (family.form == HfForm::kRemoteCode) {
@@ -114,7 +114,7 @@ void read_rope(const Fields& fields, const Family& family, const std::string& wh
       m.original_seq_len = integer(rope, "original_max_position_embeddings");
       m.beta_fast = number(rope, "beta_fast", 32.0f);
       m.beta_slow = number(rope, "beta_slow", 1.0f);
-      // With other values transformers scales cosines and sines as well.
+      // With other values transformers also scales cosines and sines.
       m.mscale = number(rope, "mscale_all_dim");
       require(number(rope, "mscale") == m.mscale,
               "{}: \"mscale\" and \"mscale_all_dim\" are not the same number, which is not implemented", where);
@@ -218,17 +218,18 @@ std::string hf_config_json(const HfConfig& config, DType dtype) {
                             {"beta_slow", shortest(m.beta_slow)},
                             {"mscale", shortest(m.mscale)},
                             {"mscale_all_dim", shortest(m.mscale)}};
-    // Without it, transformers scales cosines and sines where mscale is 0.
+    // Without this key, transformers scales cosines and sines if mscale is 0.
     if (m.mscale == 0.0f) json["rope_scaling"]["attention_factor"] = 1.0;
   }
   if (config.form == HfForm::kRemoteCode) {
-    // transformers rewrites what it finds under "rope_scaling", and that differs between versions.
+    // transformers rewrites what it finds under "rope_scaling", differently in each version. So the key is another one
+    // here.
     json["yarn"] = json["rope_scaling"];
     json.erase("rope_scaling");
     json["auto_map"] = {{"AutoConfig", "configuration_tessera.TesseraConfig"},
                         {"AutoModelForCausalLM", "modeling_tessera.TesseraForCausalLM"}};
   }
-  // Null, because the classes have defaults, which would end a text at a token that is no EOS.
+  // Missing ids are null, because the classes have defaults, which would end a text at a token that is not EOS.
   json["bos_token_id"] = or_null(config.bos_id >= 0, config.bos_id);
   json["eos_token_id"] = or_null(config.eos_id >= 0, config.eos_id);
   return json.dump(2) + "\n";

@@ -31,19 +31,19 @@ namespace fs = std::filesystem;
 constexpr std::string_view kMagic = "tessera-memcopy1";  // 16 bytes
 constexpr std::string_view kAttemptPrefix = "attempt-";
 constexpr std::string_view kFilePrefix = "rank-";
-/// No other messages of the world group have tags.
+/// Tag of the messages with copies. No other messages of the world group have tags.
 constexpr int kCopyTag = 0;
-/// A copy that takes longer than this after the next one is due delays that one.
+/// How many seconds a copy waits for the one before. After that, it is postponed.
 constexpr double kLongestStall = 1.0;
 constexpr std::uint64_t kLargest = std::uint64_t{1} << 52;
 
-/// What stands in front of the header's JSON.
+/// The fixed part in front of the header's JSON.
 struct Preamble {
   std::array<char, kMagic.size()> magic;
   std::uint64_t size, checksum;  // of the JSON
 };
 
-/// Unlike that of any other folder on any machine that is up.
+/// Returns a number that identifies the folder among all folders on all machines that are up.
 std::uint64_t identity_of_folder(const fs::path& folder) {
   struct stat info {};
   require(::stat(folder.c_str(), &info) == 0, "cannot read the folder '{}' (job.node_folder): {}", folder.string(),
@@ -54,7 +54,7 @@ std::uint64_t identity_of_folder(const fs::path& folder) {
   return checksum(std::as_bytes(std::span(text)));
 }
 
-/// The number that a name has behind its prefix; none for other names.
+/// Returns the number in a name after its prefix, or nullopt for other names.
 std::optional<std::int64_t> number_behind(std::string_view prefix, const std::string& name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   std::int64_t number = 0;
@@ -62,7 +62,7 @@ std::optional<std::int64_t> number_behind(std::string_view prefix, const std::st
   return error == std::errc() && end == name.data() + name.size() ? std::optional(number) : std::nullopt;
 }
 
-/// Names of a folder's entries, sorted; none if there is no such folder.
+/// Returns the names of a folder's entries, sorted; none if there is no such folder.
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code missing;
@@ -91,7 +91,7 @@ void write_memory_copy_header(const MemoryCopyHeader& header, std::byte* target)
       {"loader", header.loader}, {"bytes", header.payload_bytes}, {"checksum", to_hex(header.checksum)},
       {"config", header.config}};
   std::string text = json_text(json);
-  if (sizeof(Preamble) + text.size() > kMemoryCopyHeaderBytes) {  // a description as long as a book
+  if (sizeof(Preamble) + text.size() > kMemoryCopyHeaderBytes) {  // job.description may be as long as a book
     json["config"] = "";
     text = json_text(json);
   }
@@ -139,13 +139,13 @@ std::optional<MemoryCopyHeader> read_memory_copy(std::span<const std::byte> file
   return header;
 }
 
-/// A copy's file, mapped. It stays when the object goes.
+/// The mapped file of a copy. The file stays when the object is destroyed.
 class MemoryCopies::File {
  public:
   File(fs::path path, std::size_t num_bytes) : path_(std::move(path)), size_(num_bytes) {
     const int descriptor = ::open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     require(descriptor >= 0, "cannot create '{}' (job.node_folder): {}", path_.string(), std::strerror(errno));
-    // All pages now, so that a full tmpfs is an error here and not a signal later.
+    // Reserves all pages now, so that a full tmpfs is an error here and not a signal later.
     const int refused = ::posix_fallocate(descriptor, 0, static_cast<off_t>(num_bytes));
     void* memory = refused != 0
                        ? MAP_FAILED
@@ -168,7 +168,7 @@ class MemoryCopies::File {
 
   std::byte* payload() const { return data_ + kMemoryCopyHeaderBytes; }
   Tensor words() const { return words_of({data_, size_}); }
-  /// Lets a GPU write to it on its own, which takes a tmpfs.
+  /// Lets a GPU write to the file directly, which requires a tmpfs.
   void pin() {
     const char* problem = cuda::pin(data_, size_);
     is_pinned_ = problem == nullptr;
@@ -222,7 +222,7 @@ MemoryCopies::~MemoryCopies() {
 
 void MemoryCopies::find_partners() {
   std::vector<std::uint64_t> nodes;                   // in the order of their first ranks
-  std::map<std::uint64_t, std::vector<int>> on_node;  // the ranks of each
+  std::map<std::uint64_t, std::vector<int>> on_node;  // the ranks of each node
   std::map<std::int64_t, std::set<std::uint64_t>> nodes_of_shard;
   for (int rank = 0; rank < ranks_.size(); ++rank) {
     Place& its = places_[static_cast<std::size_t>(rank)];
@@ -378,7 +378,7 @@ std::vector<MemoryCopies::Held> MemoryCopies::read_files() const {
       try {
         const MappedFile file(path);
         const std::optional<MemoryCopyHeader> header = read_memory_copy(file.bytes(), path.string());
-        if (!header) continue;  // was being made when its process ended
+        if (!header) continue;  // its process ended while it made the copy
         Held held{.attempt = header->attempt,
                   .step = header->step,
                   .shard = header->shard,
@@ -498,7 +498,7 @@ void MemoryCopies::delete_leftovers(bool with_chosen) const {
     bool is_empty = true;
     for (const std::string& name : names_in(folder)) {
       const bool stays = kept.contains(folder / name);
-      std::error_code gone;  // by another rank
+      std::error_code gone;  // another rank may have removed it
       if (!stays) fs::remove(folder / name, gone);
       is_empty = is_empty && !stays;
     }
@@ -539,7 +539,7 @@ bool MemoryCopies::wait_for_all(const std::function<bool()>& is_done, double sec
   const Stopwatch watch;
   for (;;) {
     while (!is_done() && watch.seconds() < seconds) std::this_thread::sleep_for(std::chrono::microseconds(200));
-    // Rank 0's clock decides for all.
+    // Rank 0's clock decides for all ranks.
     std::array<double, 2> votes = {is_done() ? 0.0 : 1.0, ranks_.rank() == 0 && watch.seconds() >= seconds ? 1.0 : 0.0};
     ranks_.world().all_reduce(votes, "whether copies in memory are whole");
     if (votes[0] == 0.0) return true;
@@ -594,7 +594,7 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, Comp
     checksums = std::async(std::launch::async, [this, copy] {
       const char* failure = state_is_read_->wait();
       TESSERA_CHECK(failure == nullptr, "copying the state of the GPU: {}", failure);
-      set_num_threads(1);  // the others are training's
+      set_num_threads(1);  // the other threads are training's
       return state_.checksums_of_copy(copy);
     });
   } else {
@@ -651,7 +651,7 @@ void MemoryCopies::remove() {
     for (const auto& file : slot.others) file->remove();
     slot = {};
   }
-  std::error_code others;  // of other ranks, which remove it in their turn
+  std::error_code others;  // their files may be left; the last rank removes the folder
   fs::remove(attempt_folder(run_.attempt), others);
   fs::remove(run_folder(), others);
 }

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Halves of a checksum, which doubles hold exactly.
+/// Appends the halves of a checksum, which doubles hold exactly.
 void append_halves(std::uint64_t value, std::vector<double>& numbers) {
   numbers.push_back(static_cast<double>(value >> 32));
   numbers.push_back(static_cast<double>(value & 0xffffffffu));
@@ -23,7 +23,7 @@ std::uint64_t join_halves(const double* halves) {
   return static_cast<std::uint64_t>(halves[0]) << 32 | static_cast<std::uint64_t>(halves[1]);
 }
 
-/// The last line of a file that is a whole object of JSON; null if there is none.
+/// Returns the last line of a file that is a whole JSON object, or null if there is none.
 nlohmann::json last_line(const std::filesystem::path& path) {
   std::ifstream file(path);
   nlohmann::json last;
@@ -62,7 +62,7 @@ ReplicaCheck::ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state,
         open_step = static_cast<double>(open.step);
         open_ = std::move(open);
       }
-    } catch (const std::exception& error) {  // a line of another program: nothing to explain
+    } catch (const std::exception& error) {  // another program wrote the line: there is nothing to explain
       spdlog::warn("'{}' cannot be read, so no replay will explain it: {}", path_.string(), error.what());
     }
   }
@@ -101,11 +101,11 @@ std::uint64_t ReplicaCheck::compare(std::int64_t step, const TrainingState::Chec
       append(json_text(nlohmann::ordered_json{
           {"step", step}, {"attempt", attempt_}, {"message", message}, {"checksums", checksums}}));
     }
-    ranks_.world().barrier("the record of what differs");  // before a rank ends the others
+    ranks_.world().barrier("the record of what differs");  // rank 0 writes it before a rank ends the others
     throw StateMismatch(message);
   }
   if (explains(step)) {
-    std::vector<std::int64_t> wrong;  // on rank 0, which has the file
+    std::vector<std::int64_t> wrong;  // filled on rank 0, which has the file
     for (const auto& [rank, checksum] : open_->checksums) {
       if (rank >= 0 && rank < ranks_.size() && states[static_cast<std::size_t>(rank)] != checksum) {
         wrong.push_back(rank);
@@ -120,14 +120,14 @@ std::uint64_t ReplicaCheck::compare(std::int64_t step, const TrainingState::Chec
     }
     open_.reset();
   }
-  std::vector<std::uint64_t> of_model;  // of one replica
+  std::vector<std::uint64_t> of_model;  // states of the shards of one replica
   for (const auto& [shard, its] : by_shard) of_model.push_back(states[static_cast<std::size_t>(its.front())]);
   return checksum(std::as_bytes(std::span(of_model)));
 }
 
 std::string ReplicaCheck::describe_mismatch(std::int64_t step) {
   const std::vector<TrainingState::Part> parts = state_.parts();
-  // Names are the same on the ranks of each group; of the stage's ranks only the buffers are, which come last.
+  // The ranks of each group have parts of the same names. All ranks of a stage share only the buffers, which come last.
   const auto find = [&](ProcessGroup& group, std::size_t first, std::string_view which) -> std::string {
     std::vector<double> numbers = {static_cast<double>(ranks_.rank())};
     for (std::size_t i = first; i < parts.size(); ++i) append_halves(parts[i].checksum, numbers);

@@ -1,4 +1,4 @@
-// Finds numbers that a fault has changed on one rank: ranks that hold the same state compare checksums of it.
+// Finds numbers that a fault has changed on one rank: ranks that hold the same state compare its checksums.
 //
 // Replicas (data_parallel_replicate_degree) hold the same masters, moments and expert biases, and all ranks of a
 // pipeline stage hold the same expert biases. Nothing else is held twice: tensor-parallel ranks hold different shards
@@ -16,49 +16,51 @@
 
 namespace tessera {
 
-/// Ranks that should hold the same state hold different ones. The run should go on from an earlier copy.
+/// The error that ranks which should hold the same state hold different ones. The run should resume from an earlier
+/// copy.
 class StateMismatch : public Error {
  public:
   explicit StateMismatch(const std::string& message) : Error(message, ExitStatus::kWeightsDiffer) {}
 };
 
-/// File of a run's folder: a line of JSON per mismatch, and one per mismatch that a replay has explained.
+/// A file in a run's folder. It has a line of JSON per mismatch, and one per mismatch that a replay has explained.
 inline constexpr const char* kMismatchesName = "state_mismatches.jsonl";
 
-/// What the last line of that file says, if it is of a replay that this attempt made.
+/// The result of a replay: the ranks whose state was wrong after a step.
 struct WrongState {
   std::int64_t step = 0;
-  std::vector<std::int64_t> ranks;  // whose state was another than the replay's
+  std::vector<std::int64_t> ranks;  // ranks whose state differed from the replay's
 };
+/// Returns what the last line of that file says, if it is the result of a replay by this attempt.
 std::optional<WrongState> find_replayed_state(const std::filesystem::path& dump_folder, std::int64_t attempt);
 
 class ReplicaCheck {
  public:
-  /// All of these must stay. `attempt`: of the run, for the file in `dump_folder`, which rank 0 writes.
+  /// All arguments must outlive the object. `attempt` is the run's, for the file in `dump_folder`, which rank 0 writes.
   ReplicaCheck(Ranks& ranks, Mesh& mesh, const TrainingState& state, const std::filesystem::path& dump_folder,
                std::int64_t attempt);
 
-  /// Whether weights are held by more than one rank.
+  /// Returns whether more than one rank holds the same weights.
   bool sees_weights() const { return mesh_.degrees.dp_replicate > 1; }
-  /// True for the step at which an earlier attempt found a mismatch, unless a replay has explained it already.
+  /// Returns whether an earlier attempt found a mismatch at this step that no replay has explained yet.
   bool explains(std::int64_t step) const { return open_ && open_->step == step; }
 
-  /// Compares the checksums of all ranks' states after `step`. Returns a checksum of the whole model's state. Throws
-  /// StateMismatch on all ranks, naming the first part that differs and every rank's checksum of it. After a rollback,
-  /// at the step of the mismatch, says which ranks' state was wrong: those that the replay differs from. Together with
-  /// all ranks.
+  /// Compares the checksums of all ranks' states after `step`. Returns a checksum of the whole model's state. If states
+  /// differ, all ranks throw StateMismatch, which names the first part that differs and every rank's checksum of it.
+  /// After a rollback, at the step of the mismatch, it reports the ranks whose state was wrong: those that differ from
+  /// the replay. All ranks must call it together.
   std::uint64_t compare(std::int64_t step, const TrainingState::Checksums& own);
 
  private:
-  /// A mismatch that no replay has explained, in the file's last line.
+  /// The mismatch in the file's last line that no replay has explained.
   struct Open {
     std::int64_t step = 0;
-    std::vector<std::pair<std::int64_t, std::uint64_t>> checksums;  // of ranks
+    std::vector<std::pair<std::int64_t, std::uint64_t>> checksums;  // pairs of rank and checksum
   };
-  /// Ranks with the same value hold the same weights.
+  /// Returns the shard that a rank holds. Ranks with the same shard hold the same weights.
   std::int64_t shard_of(std::int64_t rank) const;
   std::string describe_mismatch(std::int64_t step);
-  /// Appends a line to the file, on rank 0.
+  /// Appends a line to the file. Only rank 0 calls it.
   void append(const std::string& line) const;
 
   Ranks& ranks_;
@@ -66,7 +68,7 @@ class ReplicaCheck {
   const TrainingState& state_;
   std::filesystem::path path_;
   std::int64_t attempt_;
-  std::optional<Open> open_;  // `checksums` on rank 0 only
+  std::optional<Open> open_;  // its checksums are on rank 0 only
 };
 
 }  // namespace tessera

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kBytes = "bytes";
 
-/// Numbers per call of a sink.
+/// How many numbers a call of a sink gets at most.
 constexpr std::int64_t kChunk = 1 << 20;
 
 bool holds(HfForm form, const std::string& name) {
@@ -29,7 +29,7 @@ SavedModel::SavedModel(const fs::path& path, const VerifyShare& share) : path_(p
     const fs::path config_path = path / kHfConfigName;
     config_ = parse_hf_config(read_text_file(config_path), config_path.string());
     hf_.emplace(path);
-    // Files that transformers has saved say that there are such layers, but leave them out.
+    // Files that transformers has saved may declare such layers without containing them.
     std::int64_t& modules = config_.model.num_mtp_modules;
     const auto has_module = [&](std::int64_t module) {
       const std::string name = fmt::format("mtp.{}.eh_proj.weight", module);

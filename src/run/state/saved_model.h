@@ -1,5 +1,5 @@
-// A model on the disk: its numbers, tokenizer and weights. Either a checkpoint of Tessera, or a folder of Hugging Face
-// files (config.json, safetensors, tokenizer).
+// A model on the disk: its configuration, tokenizer and weights. It is either a checkpoint of Tessera or a folder of
+// Hugging Face files (config.json, safetensors, tokenizer).
 #pragma once
 
 #include <memory>
@@ -16,32 +16,31 @@ namespace tessera {
 
 class SavedModel {
  public:
-  /// `path`: a checkpoint, a folder with checkpoints (the newest counts), a run's folder, or a folder with config.json.
-  /// Checks checksums where there are any, of several processes each its share of them. Throws Error.
+  /// `path` is a checkpoint, a folder with checkpoints (the newest is used), a run's folder, or a folder with
+  /// config.json. Verifies checksums if there are any; each of several processes verifies its share. Throws Error.
   explicit SavedModel(const std::filesystem::path& path, const VerifyShare& share = {});
 
   bool is_hf() const { return hf_.has_value(); }
   const std::filesystem::path& path() const { return path_; }
-  /// The model's numbers, the sequence length that it was trained for, BOS and EOS.
+  /// Returns the model's numbers, the sequence length that it was trained for, BOS and EOS.
   const HfConfig& config() const { return config_; }
   /// Returns the step of a checkpoint; 0 for Hugging Face files.
   std::int64_t step() const { return step_; }
 
-  /// Throws Error unless the folder has exactly these tensors (by name; shapes are looked at when reading).
+  /// Throws Error unless the folder has exactly these tensors by name. Shapes are checked when a tensor is read.
   void require_same_tensors(std::span<const NamedTensor> tensors) const;
-  /// Reads the weights and buffers of `parameters`: this rank's shards of `model`, or of a stage of it. Where shards
-  /// are not the whole parameter only the masters are set. Throws Error unless the folder has exactly the model's
-  /// tensors.
+  /// Reads the weights and buffers of `parameters`: this rank's shards of `model`, or of a stage of it. If shards are
+  /// not whole parameters, only the masters are set. Throws Error unless the folder has exactly the model's tensors.
   void load(Parameters& parameters, const ModelConfig& model) const;
-  /// The same for some of the model's tensors: those that `parameters` has.
+  /// Reads those of the model's tensors that `parameters` has. It does not check which other tensors the folder has.
   void load_tensors(Parameters& parameters) const;
-  /// Hands out a parameter's or a buffer's numbers in order, a chunk per call.
+  /// Passes the numbers of a parameter or a buffer to `sink` in order, one chunk per call.
   void read(const std::string& name, const Shape& shape, const FloatSink& sink) const;
-  /// The numbers [begin, end) of it; of a checkpoint only.
+  /// Passes numbers [begin, end) of a parameter or a buffer to `sink`. Only for a checkpoint.
   void read(const std::string& name, const Shape& shape, std::int64_t begin, std::int64_t end,
             const FloatSink& sink) const;
 
-  /// Throws Error if the folder has none.
+  /// Loads the tokenizer. Throws Error if the folder has none.
   std::unique_ptr<data::Tokenizer> tokenizer() const;
 
  private:
@@ -53,13 +52,13 @@ class SavedModel {
   std::optional<HfWeights> hf_;
 };
 
-/// All parameters' and buffers' names and shapes, without numbers.
+/// Returns the names and shapes of all parameters and buffers, without numbers.
 std::vector<NamedTensor> tensor_names(const Parameters& parameters);
 
 /// Returns the model's tensors that a folder of this form holds: a DeepseekV2 router has no expert bias.
 std::vector<NamedTensor> hf_parameters(std::vector<NamedTensor> tensors, HfForm form);
 
-/// The files by which a folder of weights keeps its tokenizer, and what a checkpoint's state says of it.
+/// Return the files with which a folder of weights keeps its tokenizer, and what a checkpoint's state says about it.
 std::vector<CheckpointPart> tokenizer_parts(const data::Tokenizer& tokenizer);
 nlohmann::json tokenizer_state(const data::Tokenizer& tokenizer);
 

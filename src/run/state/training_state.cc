@@ -9,15 +9,15 @@
 namespace tessera {
 namespace {
 
-/// Small enough that a piece which was copied is still in the core's cache when it is hashed.
+/// Bytes of a piece: few enough that a copied piece is still in the core's cache when it is hashed.
 constexpr std::size_t kPiece = std::size_t{256} << 10;
-/// What crosses from a GPU at once.
+/// Bytes that are copied from a GPU at once.
 constexpr std::size_t kStaged = 128 * kPiece;
 
-/// Calls visit(its bytes from `begin` on, how many) for the tensors that hold bytes [begin, end) of all tensors' bytes.
+/// Calls visit(address, count) for the part of each tensor that lies in bytes [begin, end) of all tensors' bytes.
 template <typename Visit>
 void for_each_segment(std::span<const Tensor> tensors, std::size_t begin, std::size_t end, Visit&& visit) {
-  std::size_t first = 0;  // of the tensor
+  std::size_t first = 0;  // offset of the tensor among all bytes
   for (const Tensor& tensor : tensors) {
     const std::size_t last = first + tensor.num_bytes();
     const std::size_t from = std::max(begin, first), to = std::min(end, last);
@@ -26,7 +26,7 @@ void for_each_segment(std::span<const Tensor> tensors, std::size_t begin, std::s
   }
 }
 
-/// A cut of `num_bytes` into pieces of `size`.
+/// Cuts `num_bytes` bytes into pieces of `size` bytes.
 struct Pieces {
   std::size_t num_bytes, size;
 
@@ -35,8 +35,8 @@ struct Pieces {
   std::size_t end(std::size_t piece) const { return std::min(num_bytes, (piece + 1) * size); }
 };
 
-/// Writes the checksum of every piece of the bytes, which are the host's, and copies them to `target` unless that is
-/// null.
+/// Writes the checksum of every piece of the tensors' bytes, which are in host memory. Also copies the bytes to
+/// `target` unless that is null.
 void read_pieces(std::span<const Tensor> tensors, std::size_t num_bytes, std::byte* target, std::uint64_t* checksums) {
   const Pieces pieces{num_bytes, kPiece};
   parallel_for(static_cast<std::int64_t>(pieces.count()), [&](std::int64_t task) {
@@ -100,7 +100,7 @@ TrainingState::Checksums TrainingState::read(std::byte* target) {
   if (buffers.device() == Device::kCpu) {
     read_pieces(tensors, num_bytes, target, checksums.data());
   } else {
-    // While the host reads one part from pinned memory, the next one crosses.
+    // While the host reads one part from pinned memory, the GPU copies the next one.
     const cuda::Stream& stream = this->stream();
     const Pieces parts{num_bytes, kStaged};
     std::array<cuda::Event, 2> arrived;

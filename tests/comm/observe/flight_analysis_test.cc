@@ -1,4 +1,5 @@
-// Who is blamed, by states of ranks that are made up. Unless a test says otherwise, four ranks are in group "world".
+// Tests which rank find_culprit() blames, with made-up states of ranks. Unless a test says otherwise, four ranks are in
+// the group "world".
 #include "comm/observe/flight_analysis.h"
 
 #include <fmt/format.h>
@@ -17,7 +18,7 @@ using ::testing::IsEmpty;
 
 constexpr std::uint64_t kWorld = 1;
 
-/// A rank that computes, and has started `sequence` collective operations of the world.
+/// Returns a rank that computes. It has started `sequence` collective operations of the world.
 RankState computing(int rank, std::uint64_t sequence) {
   RankState state{.world_rank = rank,
                   .world_size = 4,
@@ -35,7 +36,8 @@ RankState computing(int rank, std::uint64_t sequence) {
   return state;
 }
 
-/// A rank that waits in the world's all-gather of that number; `missing`: whose message, if all have come.
+/// Returns a rank that waits in the world's all-gather with the number `sequence`. `missing` is the rank whose message
+/// has not arrived, or -1.
 RankState waiting(int rank, std::uint64_t sequence, int missing = -1) {
   RankState state = computing(rank, sequence);
   state.operation = "all-gather of x (world)";
@@ -45,7 +47,7 @@ RankState waiting(int rank, std::uint64_t sequence, int missing = -1) {
   return state;
 }
 
-/// A rank that waits for a message of another one.
+/// Returns a rank that waits for a message from rank `from`.
 RankState receiving(int rank, std::uint64_t sequence, int from) {
   RankState state = waiting(rank, sequence, from);
   state.events.front().kind = FlightKind::kReceive;
@@ -102,7 +104,8 @@ TEST(FlightAnalysis, ARankThatIsStoppedIsBlamedWhereverItIs) {
   EXPECT_THAT(found.reason, HasSubstr("rank 1 is stopped in step 17, in all-gather of x (world)"));
 }
 
-/// The launcher has continued it to end it; then it has come to the operation in which the others had given up.
+/// The launcher continued the stopped rank in order to end it. The rank then reached the operation that the others had
+/// given up.
 TEST(FlightAnalysis, ARankThatWasContinuedToBeEnded) {
   std::vector<RankState> states = {ended(waiting(0, 9, 1), 70, "late"), ended(waiting(1, 9, 0), 70, "rank 0 has died"),
                                    ended(waiting(2, 9, 1), 70, "late"),
@@ -113,7 +116,7 @@ TEST(FlightAnalysis, ARankThatWasContinuedToBeEnded) {
   EXPECT_THAT(found.ranks, ElementsAre(1));
   EXPECT_EQ(found.sure, Certainty::kLikely);
   EXPECT_THAT(found.reason, HasSubstr("rank 1 was stopped for 3.5 s"));
-  // All of a run that was suspended were.
+  // If the whole run was suspended, all ranks were stopped, and none is blamed for it.
   for (RankState& state : states) {
     state.stopped_from_ns = 5'000'000'000;
     state.stopped_until_ns = 8'500'000'000;
@@ -130,7 +133,7 @@ TEST(FlightAnalysis, ADeadRankIsBlamed) {
   EXPECT_THAT(found.reason, HasSubstr("rank 2 has died"));
 }
 
-/// The launcher has killed rank 1, too, which waited for rank 0, and that for rank 2.
+/// The launcher has killed rank 1, too. Rank 1 waited for rank 0, and rank 0 waited for rank 2.
 TEST(FlightAnalysis, RanksThatWereKilledWhileTheyWaitedAreInnocent) {
   const Culprit found = culprit_of(
       {ended(receiving(0, 8, 2), 70, "late"), with_process(receiving(1, 8, 0), ProcessState::kEnded),
@@ -139,7 +142,7 @@ TEST(FlightAnalysis, RanksThatWereKilledWhileTheyWaitedAreInnocent) {
   EXPECT_EQ(found.sure, Certainty::kLikely);
 }
 
-/// A rank may be killed while it waits itself: the others are one operation ahead.
+/// A rank may be killed while it waits itself. The other ranks are then one operation ahead of it.
 TEST(FlightAnalysis, ARankThatWasKilledWhileItWaited) {
   const Culprit found =
       culprit_of({waiting(0, 9), waiting(1, 9), with_process(waiting(2, 8), ProcessState::kEnded), waiting(3, 9)});
@@ -147,7 +150,7 @@ TEST(FlightAnalysis, ARankThatWasKilledWhileItWaited) {
   EXPECT_EQ(found.sure, Certainty::kCertain);
 }
 
-/// Both have come to the operation, and the first one was killed before it sent its part.
+/// Two ranks were killed in the operation that all had started. Only rank 2 had not sent its part.
 TEST(FlightAnalysis, ARankThatWasKilledBetweenTwoMessages) {
   const Culprit found =
       culprit_of({ended(waiting(0, 9, 2), 70, "late"), with_process(waiting(1, 9, 2), ProcessState::kEnded),
@@ -171,7 +174,7 @@ TEST(FlightAnalysis, AnErrorOfItsOwnIsBlamedOnItsRank) {
   EXPECT_EQ(found.reason, "rank 2 ended with exit status 1: check failed");
 }
 
-/// A step that is not finite, or an error that ranks have told each other, is nobody's.
+/// No rank is to blame for a step that is not finite, or for an error that the ranks have told each other.
 TEST(FlightAnalysis, WhatAllRanksSayIsNobodysFault) {
   std::vector<RankState> states;
   for (int rank = 0; rank < 4; ++rank) states.push_back(ended(computing(rank, 8), 71, "step 17: loss nan"));
@@ -179,7 +182,8 @@ TEST(FlightAnalysis, WhatAllRanksSayIsNobodysFault) {
   EXPECT_THAT(found.ranks, IsEmpty());
   EXPECT_EQ(found.sure, Certainty::kCertain);
   EXPECT_EQ(found.reason, "ranks 0, 1, 2, 3 ended with exit status 71: step 17: loss nan");
-  // Each met the same kind of error by itself. That of three ranks is theirs.
+  // Every rank met the same kind of error by itself, so no rank is blamed. When only three ranks have it, they are
+  // blamed.
   for (int rank = 0; rank < 4; ++rank) {
     states[static_cast<std::size_t>(rank)] = ended(computing(rank, 8), 1, fmt::format("no shard {}", rank));
   }
@@ -188,7 +192,7 @@ TEST(FlightAnalysis, WhatAllRanksSayIsNobodysFault) {
   EXPECT_THAT(culprit_of(states).ranks, ElementsAre(0, 1, 2));
 }
 
-/// All have come, and what rank 3 sends arrives nowhere.
+/// All ranks have started the operation, but no message from rank 3 arrives.
 TEST(FlightAnalysis, LostMessagesOfOneRankMakeItLikely) {
   const Culprit found = culprit_of({waiting(0, 9, 3), waiting(1, 9, 3), waiting(2, 9, 3), waiting(3, 9)});
   EXPECT_THAT(found.ranks, ElementsAre(3));
@@ -202,7 +206,7 @@ TEST(FlightAnalysis, ALostMessageBetweenTwoMayBeEithers) {
   EXPECT_EQ(found.sure, Certainty::kUnknown);
 }
 
-/// A GPU's rank waits for its GPU, of which only is known what was enqueued.
+/// A rank with a GPU waits for the GPU. Its file shows only which operations the rank has enqueued.
 TEST(FlightAnalysis, OfGpusTheRankThatHasEnqueuedLess) {
   std::vector<RankState> states = {waiting(0, 40), waiting(1, 40), computing(2, 38), waiting(3, 40)};
   for (RankState& state : states) {

@@ -1,4 +1,4 @@
-// A rank's file: what it says while its rank runs and after its end, to ranks and to monitors.
+// Tests what the file of a rank tells ranks and monitors, while the rank runs and after its end.
 #include "comm/observe/rank_file.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ class RankFiles : public ::testing::Test {
 
   fs::path path(int rank) const { return rank_file_path(folder_, 2, rank); }
   std::unique_ptr<RankFile> file(int rank) const { return std::make_unique<RankFile>(folder_, 2, rank); }
-  /// `body` on threads for ranks, each with a file.
+  /// Runs `body` on threads as ranks, each with a file.
   void with_files(int num_ranks, const std::function<void(Ranks&)>& body, double timeout = 60.0) const {
     run_rank_threads(num_ranks, [&](std::unique_ptr<Transport> transport) {
       std::unique_ptr<RankFile> its = file(transport->rank());
@@ -63,7 +63,7 @@ TEST_F(RankFiles, TellWhatTheirRankDoes) {
     EXPECT_EQ(state.section, Section::kStep);
     EXPECT_LE(state.section_since_ns, state.read_ns);
     const std::int64_t before = state.section_since_ns;
-    one.set_step(8);  // begins the section anew
+    one.set_step(8);  // starts the section anew
     EXPECT_GT(read_rank_file(its).section_since_ns, before);
     one.set_section(Section::kCheckpoint);
     EXPECT_EQ(read_rank_file(its).section, Section::kCheckpoint);
@@ -117,9 +117,9 @@ TEST_F(RankFiles, GarbageIsAnError) {
   expect_error([&] { parse(bytes.substr(1)); }, {"not the file of a rank"});
   expect_error([&] { parse(std::string(bytes.size(), 'x')); }, {"not the file of a rank"});
   std::string other = bytes;
-  other[8] = 99;  // the version
+  other[8] = 99;  // the version of the format
   expect_error([&] { parse(other); }, {"another version"});
-  // Whatever else is in it is read, or refused with an error.
+  // A file with any other damage is either read or refused with an error.
   for (std::size_t at = 16; at < bytes.size(); at += 61) {
     std::string damaged = bytes;
     std::fill(damaged.begin() + static_cast<std::ptrdiff_t>(at), damaged.end(), '\xff');
@@ -141,8 +141,8 @@ TEST_F(RankFiles, AFolderThatCannotBeIsAnError) {
   expect_error([&] { const RankFile its(folder_ / "a" / "b", 1, 0); }, {"job.node_folder", "No such file"});
 }
 
-/// Idle is what is left of a rank's time when others are slow: of two ranks the one that sleeps waits for nobody. What
-/// is no step does not count as computing, whoever waits in it.
+/// all_idle_ns() counts the time in which a rank waits for slower ranks. Of two ranks, the one that sleeps waits for
+/// nobody. It also counts sections other than steps, whatever the rank does there.
 TEST_F(RankFiles, CountTheTimeInWhichARankDoesNotCompute) {
   with_files(2, [](Ranks& ranks) {
     ranks.set_step(1);
@@ -162,7 +162,7 @@ TEST_F(RankFiles, CountTheTimeInWhichARankDoesNotCompute) {
   EXPECT_LT(read_rank_file(path(1)).all_idle_ns(), 200'000'000);
 }
 
-/// Both ends see the same operations of a group, with the same numbers.
+/// Both ranks record the same operations of a group, with the same numbers.
 TEST_F(RankFiles, RecordWhatMovesBetweenRanks) {
   with_files(3, [](Ranks& ranks) {
     ProcessGroup& world = ranks.world();
@@ -207,7 +207,7 @@ TEST_F(RankFiles, RecordWhatMovesBetweenRanks) {
   EXPECT_EQ(last(two, FlightKind::kReceive).sequence, 0u);
 }
 
-/// The ring keeps the last events, and a reader that comes while they are written gets whole ones.
+/// The ring keeps the last events. A reader that reads while they are written gets only whole events.
 TEST_F(RankFiles, AReaderGetsWholeEvents) {
   RankFile its(folder_, 2, 0);
   FlightRecorder recorder = its.recorder();
@@ -233,8 +233,8 @@ TEST_F(RankFiles, AReaderGetsWholeEvents) {
   EXPECT_EQ(state.events.front().number + kMaxFlightEvents, state.events.back().number + 1);
 }
 
-/// The debug model on 4 ranks starts 60 to 200 operations in a step of about a second. At 1 us each, 1000 are 0.1 % of
-/// it.
+/// The debug model on 4 ranks starts 60 to 200 operations in a step of about a second. Even 1000 operations of 1 us
+/// each take only 0.1 % of the step.
 TEST_F(RankFiles, AnEventTakesLessThanAMicrosecond) {
   RankFile its(folder_, 2, 0);
   FlightRecorder recorder = its.recorder();
@@ -254,7 +254,7 @@ TEST_F(RankFiles, AnEventTakesLessThanAMicrosecond) {
   EXPECT_LT(best, 1000.0);
 }
 
-/// The whole way: a rank stays away from the third operation, and the files say who.
+/// Tests the whole path: a rank stays away from the third operation, and the files name that rank.
 TEST_F(RankFiles, ARankThatStaysAwayIsTheCulprit) {
   std::mutex mutex;
   Culprit culprit;
@@ -279,7 +279,7 @@ TEST_F(RankFiles, ARankThatStaysAwayIsTheCulprit) {
   } catch (const RankFailure&) {
     FAIL() << "slower than the timeout";
   }
-  // Ranks 0 and 2 wait for all, rank 1 for rank 3.
+  // Ranks 0 and 2 wait for all ranks, and rank 1 waits for rank 3.
   EXPECT_THAT(culprit.ranks, ::testing::ElementsAre(3));
   EXPECT_EQ(culprit.sure, Certainty::kCertain);
   EXPECT_THAT(culprit.reason, HasSubstr("rank 3 waits for nobody"));

@@ -1,4 +1,4 @@
-// The reports in a real browser: what a phone and a desktop show of it. `scripts/setup.sh browser` installs one.
+// Tests what the reports show in a real browser, on a phone and on a desktop. `scripts/setup.sh browser` installs one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -19,7 +19,7 @@ using compare_test::write_full_run;
 using data::Scratch;
 using ::testing::IsEmpty;
 
-/// The first of the browsers' commands that is there, or "".
+/// Returns the path of the first of these browsers in PATH, or "".
 std::string find_browser() {
   std::istringstream folders(std::getenv("PATH") == nullptr ? "" : std::getenv("PATH"));
   for (std::string folder; std::getline(folders, folder, ':');) {
@@ -31,7 +31,7 @@ std::string find_browser() {
   return {};
 }
 
-/// Standard output of a shell command.
+/// Returns the standard output of a shell command.
 std::string output_of(const std::string& command) {
   std::FILE* pipe = popen(command.c_str(), "r");  // NOLINT(bugprone-command-processor)
   std::string output;
@@ -42,7 +42,8 @@ std::string output_of(const std::string& command) {
   return output;
 }
 
-/// A page that shows the report in a frame of a device's size and writes what it measures into itself, as JSON.
+/// A page that shows the report in a frame of a device's size. It measures the report and writes the results into
+/// itself, as JSON.
 constexpr const char* kProbe = R"(<!DOCTYPE html><html><body style="margin:0">
 <iframe id="f" style="border:0;width:WIDTHpx;height:HEIGHTpx" srcdoc="REPORT"></iframe><pre id="result"></pre><script>
 const frame = document.getElementById('f');
@@ -86,19 +87,20 @@ class Browser : public ::testing::Test {
  protected:
   void SetUp() override {
     browser_ = find_browser();
-    const char* required = std::getenv("TESSERA_REQUIRE_BROWSER");  // where a test that vanishes would go unnoticed
+    // Set where nobody would notice that a test was skipped.
+    const char* required = std::getenv("TESSERA_REQUIRE_BROWSER");
     ASSERT_FALSE(browser_.empty() && required != nullptr && *required != '\0') << "there is no Chromium";
     if (browser_.empty()) GTEST_SKIP() << "there is no Chromium; `scripts/setup.sh browser` installs one";
   }
 
-  /// What the probe finds in a page on a screen of this size.
+  /// Returns what the probe measures in a page on a screen of this size.
   nlohmann::json measure(const std::string& html, int width, int height, bool dark = false) {
-    const std::string report = replaced(replaced(html, "&", "&amp;"), "\"", "&quot;");  // as an attribute
+    const std::string report = replaced(replaced(html, "&", "&amp;"), "\"", "&quot;");  // quoted for an attribute
     const std::string probe = replaced(
         replaced(replaced(kProbe, "WIDTH", std::to_string(width)), "HEIGHT", std::to_string(height)), "REPORT", report);
     data::write_file(scratch_ / "probe.html", probe);
     const std::string log = scratch_ / "browser.log";
-    // Of its own: settings, no network, the log of the page's console.
+    // The browser has its own settings, no network, and a log of the page's console.
     const std::string dom = output_of(
         fmt::format("timeout 60 '{}' --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars "
                     "--user-data-dir='{}' "
@@ -170,11 +172,11 @@ TEST_F(Browser, DarkSchemeIsFollowed) {
 
 class RunBrowser : public Browser {
  protected:
-  /// Reports of a finished run, of one that still goes on, and of one whose numbers and names are long.
+  /// Returns reports of a finished run, of one that still goes on, and of one whose numbers and names are long.
   std::vector<std::string> pages() {
     const auto growing = write_full_run(scratch_ / "growing", {.steps = 100'000, .last_step = 37});
     const std::string lines = read_text_file(growing / "metrics.jsonl");
-    data::write_file(growing / "metrics.jsonl", lines.substr(0, lines.size() - 40));  // the last line is not whole
+    data::write_file(growing / "metrics.jsonl", lines.substr(0, lines.size() - 40));  // the last line is incomplete
     const auto wide =
         write_full_run(scratch_ / std::string(60, 'w') / std::string(60, 'x'), {.steps = 12'000, .moe_layers = 60});
     std::vector<std::string> pages;
@@ -198,7 +200,7 @@ TEST_F(RunBrowser, EverythingIsLegibleOnAPhoneAndOnADesktop) {
       EXPECT_GE(page["smallest"].get<double>(), 9.0);
       EXPECT_THAT(page["cut"], IsEmpty()) << page["cut"];
       EXPECT_THAT(page["overlaps"], IsEmpty()) << page["overlaps"];
-      EXPECT_EQ(page["svgs"].size(), page_idx == 2 ? 10u : 12u);  // early: no second half, no checkpoint
+      EXPECT_EQ(page["svgs"].size(), page_idx == 2 ? 10u : 12u);  // the early run has no second half and no checkpoint
       for (const auto& svg : page["svgs"]) EXPECT_GT(svg["width"].get<double>(), 0.4 * width);
       EXPECT_LT(page["verdict"]["bottom"].get<double>(), height) << "the state is not in the first screen";
       EXPECT_THAT(page["resources"], IsEmpty()) << page["resources"];

@@ -1,4 +1,4 @@
-// Comparisons of planted runs, and a check that a page is well-formed.
+// Plants comparisons and runs for reports, and checks that a page is well-formed.
 #pragma once
 
 #include <sstream>
@@ -11,9 +11,9 @@ namespace tessera::compare_test {
 struct PlantedComparison {
   std::string label = "low";
   std::int64_t seeds = 3, steps = 400;
-  double offset = 0.0;  // of the candidate's loss, relative
-  double noise = 0.0;   // between seeds, relative
-  int sqnr_layers = 0;  // of the candidate
+  double offset = 0.0;  // relative offset of the candidate's loss
+  double noise = 0.0;   // relative noise between seeds
+  int sqnr_layers = 0;  // layers of the candidate that log the SQNR
 };
 
 inline Side planted_side(const data::Scratch& scratch, const PlantedComparison& planted, bool baseline) {
@@ -46,8 +46,8 @@ struct FullRun {
   int moe_layers = 5;
 };
 
-/// A run with every field that a report shows: a checkpoint and a validation every 50 steps, other settings from steps
-/// 41 and 81 on, and low precision.
+/// Writes a run with every field that a report shows. It has a checkpoint and a validation every 50 steps, other
+/// settings from steps 41 and 81 on, and low precision.
 inline std::filesystem::path write_full_run(const std::filesystem::path& folder, const FullRun& full) {
   PlantedRun planted{.steps = full.steps,
                      .config = {{"model.args.vocab_size", "258"},
@@ -83,8 +83,8 @@ inline std::filesystem::path write_full_run(const std::filesystem::path& folder,
   return folder;
 }
 
-/// "" if tags are balanced, attributes quoted, and '<' and '&' escaped in what is between; else the first fault. A
-/// style element's text is passed over.
+/// Returns "" if tags are balanced, attributes are quoted, and '<' and '&' are escaped in texts. Otherwise returns the
+/// first fault. Skips the text of a style element.
 inline std::string check_xml(const std::string& text) {
   std::vector<std::string> open;
   std::size_t at = 0;

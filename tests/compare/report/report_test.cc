@@ -1,4 +1,4 @@
-// What the report says and how it is made. How it looks is browser_test.cc's.
+// Tests what the report says and how it is made. browser_test.cc tests how it looks.
 #include "compare/report/report.h"
 
 #include <gmock/gmock.h>
@@ -34,7 +34,7 @@ TEST(RoundTicks, AreRound) {
   EXPECT_NEAR(small[1], -0.2, 1e-12);
   EXPECT_THAT(log_ticks(0.4, 30), ElementsAre(0.5, 1, 2, 5, 10, 20));
   EXPECT_EQ(log_ticks(1e-6, 1e6).size(), 13u);
-  // A few last bits apart: no step fits between.
+  // The bounds differ in a few last bits, so no step fits between them.
   EXPECT_THAT(round_ticks(0.1, std::nextafter(0.1, 1.0), 5), ElementsAre(0.1));
 }
 
@@ -47,7 +47,7 @@ TEST(SvgPlot, DrawsWhatIsFinite) {
   EXPECT_THAT(svg, HasSubstr("a &lt; b"));
   EXPECT_THAT(svg, Not(HasSubstr("nan")));
   EXPECT_THAT(svg, Not(HasSubstr("inf")));
-  // Empty, a point, a constant: something to see, nothing that is no number.
+  // An empty curve, a point and a constant must show something, and no NaN.
   for (const Curve& curve :
        {Curve{}, Curve{{1}, {2}, {2}, {2}}, Curve{{1, 2}, {0, 0}, {}, {}}, Curve{{1}, {nan}, {}, {}},
         Curve{{1, 2}, {0.1, std::nextafter(0.1, 1.0)}, {}, {}}, Curve{{1, 2}, {1e9, 1e9 + 1e-6}, {}, {}}}) {
@@ -71,7 +71,7 @@ TEST(Report, IsWellFormedSelfContainedAndEscaped) {
     EXPECT_FALSE(has(outside)) << outside;
   }
   EXPECT_TRUE(has("name=\"viewport\""));
-  EXPECT_EQ(occurrences(html, "<figure>"), 5u);  // loss, difference, gradient norm, SQNR twice
+  EXPECT_EQ(occurrences(html, "<figure>"), 5u);  // loss, difference, gradient norm, and two of the SQNR
   EXPECT_TRUE(has("<b>equivalent</b> (difference +0.02\u00a0% ± 0.07\u00a0%, margin 0.25\u00a0%)"))
       << comparison.sides[1].verdict->text;
   EXPECT_TRUE(has("model.<wbr/>converters"));
@@ -151,11 +151,11 @@ TEST(Comparison, ValidationLossesOfOtherDataAreLeftOut) {
   EXPECT_FALSE(compare_sides({a, make_side("b", {read_run(scratch / "b")})}, kDefaultMargin).sides[0].validation_loss);
 }
 
-/// Against the runs' own lines.
+/// Compares the numbers of a side with the lines of its runs.
 TEST(Comparison, NumbersOfASide) {
   const Scratch scratch;
   std::vector<Side> sides;
-  std::vector<double> starts, ends, ratios;  // of the candidate
+  std::vector<double> starts, ends, ratios;  // numbers of the candidate
   for (const double offset : {0.0, 0.01}) {
     std::vector<RunRecord> runs;
     for (std::int64_t seed = 1; seed <= 3; ++seed) {
@@ -185,7 +185,7 @@ TEST(Comparison, NumbersOfASide) {
               confidence_half_width(standard_deviation(ratios), 3, kConfidence), 1e-9);
 }
 
-/// The runs of docs/results.md: long enough for the verdict that stands there.
+/// The runs of docs/results.md are long enough for the verdict on that page.
 TEST(Comparison, TheWholeModelsRunsAreLongEnough) {
   const std::filesystem::path folder = std::filesystem::path(TESSERA_TEST_DATA) / "../docs/runs/16B-two-h200";
   std::vector<Side> sides;
@@ -203,7 +203,7 @@ TEST(Comparison, TheWholeModelsRunsAreLongEnough) {
   EXPECT_EQ(comparison.sides[0].learned.uniform_loss, std::log(102'400.0));
 }
 
-/// Runs that log differently are compared at the steps that both have.
+/// Runs that log different steps are compared at the steps that both have.
 TEST(Comparison, LoggedStepsMayDiffer) {
   const Scratch scratch;
   const auto a = PlantedRun{}.write(scratch / "a"), b = PlantedRun{}.write(scratch / "b");
@@ -259,7 +259,7 @@ TEST(Report, TheTerminalSaysWhatPlusMinusMeans) {
   EXPECT_TRUE(verdict["growth_rate"].is_number());
 }
 
-/// A side that breaks down early does not cut the others short, and is seen whatever the others logged.
+/// A side that breaks down early does not shorten the comparison of the others. It is found whatever the others logged.
 TEST(Comparison, ABrokenSideIsWorseAndTheOthersAreJudgedWhole) {
   const Scratch scratch;
   const auto side = [&](const std::string& name, std::int64_t null_step) {

@@ -1,4 +1,4 @@
-// What the report of one run says. How it looks is browser_test.cc's.
+// Tests what the report of one run says. browser_test.cc tests how it looks.
 #include "compare/report/run_report.h"
 
 #include <gmock/gmock.h>
@@ -63,7 +63,7 @@ TEST(RunReport, HasEveryPart) {
   }
 }
 
-/// A run of a version that logged less, such as those of docs/runs.
+/// A run of an older version logged less, such as those in docs/runs.
 TEST(RunReport, FiguresWithoutNumbersAreLeftOut) {
   const Scratch scratch;
   const std::string html = page_of(PlantedRun{}.write(scratch / "run"));
@@ -75,7 +75,7 @@ TEST(RunReport, FiguresWithoutNumbersAreLeftOut) {
   EXPECT_THAT(html, AllOf(HasSubstr("Gradient norm"), HasSubstr("Tokens per second"), HasSubstr("Memory")));
 }
 
-/// Every prefix of the file is a run that goes on: what a trainer has written of its last line does not count.
+/// Every prefix of the file belongs to a run that goes on. An incomplete last line does not count.
 TEST(RunReport, ARunThatGoesOn) {
   const Scratch scratch;
   const auto folder = write_full_run(scratch / "run", {.steps = 300, .last_step = 100});
@@ -87,7 +87,7 @@ TEST(RunReport, ARunThatGoesOn) {
     data::write_file(folder / "metrics.jsonl", whole.substr(0, size));
     EXPECT_EQ(check_xml(page_of(folder)), "");
   }
-  // One step, and two.
+  // These runs have one step and two.
   for (const std::int64_t steps : {1, 2}) {
     EXPECT_EQ(check_xml(page_of(write_full_run(scratch / "short", {.steps = 300, .last_step = steps}))), "");
   }
@@ -175,7 +175,7 @@ TEST(Curve, SmoothedOverFiniteValuesWithTheirRange) {
   EXPECT_EQ(curve.low[50], 49.0);
   EXPECT_EQ(curve.high[50], 51.0);
   EXPECT_EQ(curve.y[0], 0.5);
-  EXPECT_EQ(curve.y[10], 10.0);  // of 9 and 11
+  EXPECT_EQ(curve.y[10], 10.0);  // the mean of 9 and 11
   EXPECT_TRUE(smoothed_curve({1, 2}, std::vector<double>{1.0, 2.0}).low.empty());
 }
 

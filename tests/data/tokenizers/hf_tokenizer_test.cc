@@ -35,7 +35,8 @@ TEST(HfTokenizer, Describes) {
   EXPECT_EQ(tokenizer.files()[0].content, small_tokenizer().dump());
 }
 
-// The merge that was learned first goes first, wherever it is; of equal ones the leftmost.
+// The tokenizer first makes the merge that was learned first, wherever it is. Of equal merges it makes the leftmost
+// first.
 TEST(HfTokenizer, MergesInTheirOrder) {
   const Scratch scratch;
   const HfTokenizer tokenizer = load(scratch, small_tokenizer());
@@ -58,12 +59,12 @@ TEST(HfTokenizer, MergesInTheirOrder) {
   EXPECT_EQ(load(scratch, file).encode("aaaaa"), (Ids{270, 270, 'a'}));
 }
 
-// Long words are merged by another algorithm, and short ones remembered: neither shows.
+// The tokenizer merges long words by another algorithm, and remembers short ones. Neither changes the result.
 TEST(HfTokenizer, LongWordsAreMergedLikeShortOnes) {
   const Scratch scratch;
   json file = small_tokenizer();
   json& model = file["model"];
-  // Merges over a and b that overlap in many ways.
+  // These merges over a and b overlap in many ways.
   model["merges"] = json::array();
   std::int32_t next = 300;
   const Philox random(3, stream_of("test.merges"));
@@ -85,7 +86,7 @@ TEST(HfTokenizer, LongWordsAreMergedLikeShortOnes) {
   for (std::uint64_t i = 0; i < 300; ++i) {
     std::string word;
     for (std::uint64_t k = 0; k < 1 + i % 100; ++k) word += random.words(1000 + i * 100 + k)[0] % 2 == 0 ? 'a' : 'b';
-    // The definition, read aloud.
+    // This loop follows the definition step by step.
     std::vector<std::string> parts;
     for (const char c : word) parts.emplace_back(1, c);
     while (true) {
@@ -107,13 +108,13 @@ TEST(HfTokenizer, LongWordsAreMergedLikeShortOnes) {
 TEST(HfTokenizer, IgnoreMergesTakesWholeWords) {
   const Scratch scratch;
   json file = small_tokenizer();
-  file["model"]["vocab"]["\u0120xyz"] = 262;  // no merge makes it
+  file["model"]["vocab"]["\u0120xyz"] = 262;  // no merge makes this token
   EXPECT_EQ(load(scratch, file).encode("abc xyz"), (Ids{kAb, 'c', ' ', 'x', 'y', 'z'}));
   file["model"]["ignore_merges"] = true;
   EXPECT_EQ(load(scratch, file).encode("abc xyz abcd"), (Ids{kAbc, 262, ' ', kAb, 'c', 'd'}));
 }
 
-// With ignore_merges a word could be a special token of the vocabulary: but not in a document.
+// With ignore_merges a word could be a special token of the vocabulary. In a document it is text.
 TEST(HfTokenizer, SpecialWordsAreTextInDocuments) {
   const Scratch scratch;
   json file = small_tokenizer();
@@ -127,7 +128,7 @@ TEST(HfTokenizer, SpecialWordsAreTextInDocuments) {
   EXPECT_EQ(tokenizer.bos_id(), 262);
   EXPECT_EQ(tokenizer.encode("end"), (Ids{'e', 'n', 'd'}));
   EXPECT_EQ(tokenizer.encode_with_special("end"), Ids{262});
-  EXPECT_EQ(tokenizer.encode_with_special("1end"), (Ids{'1', 262}));  // no added token there, but a word
+  EXPECT_EQ(tokenizer.encode_with_special("1end"), (Ids{'1', 262}));  // no added token, but a word of the vocabulary
   EXPECT_EQ(tokenizer.encode("1end"), (Ids{'1', 'e', 'n', 'd'}));
 }
 
@@ -169,12 +170,12 @@ TEST(HfTokenizer, StripsTakeWhiteSpace) {
   EXPECT_EQ(tokenizer.encode("x \t\n<l> y"), (Ids{'x', 262, ' ', 'y'}));
   EXPECT_EQ(tokenizer.encode("x <r>\u3000\u00a0\u2028 y"), (Ids{'x', ' ', 263, 'y'}));
   EXPECT_EQ(tokenizer.encode("x\u1680\u2003\u0085<b> \u205f\u202fy"), (Ids{'x', 264, 'y'}));
-  EXPECT_EQ(tokenizer.encode("\u200b<b>"), (Ids{0xE2, 0x80, 0x8B, 264}));  // no white space to Unicode
+  EXPECT_EQ(tokenizer.encode("\u200b<b>"), (Ids{0xE2, 0x80, 0x8B, 264}));  // no white space in Unicode
   EXPECT_EQ(tokenizer.encode("  <b>  <b>  "), (Ids{264, 264}));
   EXPECT_EQ(tokenizer.encode("<r> <l>"), (Ids{263, 262}));
 }
 
-// Tokens of white space that take white space: none is taken twice, or looked at again and again.
+// These tokens are white space and take white space. None is taken twice, or looked at again and again.
 TEST(HfTokenizer, SpacesThatTakeSpacesTakeLinearTime) {
   const Scratch scratch;
   json left = added_token(262, " "), right = added_token(263, "\t");
@@ -208,10 +209,10 @@ TEST(HfTokenizer, SingleWords) {
 TEST(HfTokenizer, DecodesBytes) {
   const Scratch scratch;
   json file = small_tokenizer();
-  file["model"]["vocab"]["\u00c3\u0142"] = 262;  // bytes C3 A0: a character
-  file["model"]["vocab"]["<\u4e2d>"] = 263;      // stands for no bytes: for itself
+  file["model"]["vocab"]["\u00c3\u0142"] = 262;  // the bytes C3 A0, which are a character
+  file["model"]["vocab"]["<\u4e2d>"] = 263;      // stands for no bytes, so it decodes to itself
   file["added_tokens"].push_back(added_token(264, "caf\u00e9 "));
-  file["added_tokens"].push_back(added_token(270, "<pad>", true));  // 265 to 269 are nothing
+  file["added_tokens"].push_back(added_token(270, "<pad>", true));  // ids 265 to 269 have no token
   const HfTokenizer tokenizer = load(scratch, file);
   EXPECT_EQ(tokenizer.vocab_size(), 271);
   EXPECT_EQ(tokenizer.decode(Ids{}), "");
@@ -243,7 +244,7 @@ TEST(HfTokenizer, BosAndEos) {
   file["added_tokens"].push_back(added_token(262, "<|im_start|>", true));
   file["added_tokens"].push_back(added_token(263, "<|im_end|>", true));
 
-  // tokenizer_config.json comes first, then the template, then names.
+  // The names in tokenizer_config.json have priority, then the template, then known names.
   const std::string both = R"({"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>", "lstrip": false}})";
   EXPECT_EQ(ids(with_config(both, file)), std::pair(262, 263));
   EXPECT_EQ(ids(with_config(R"({"eos_token": "<|im_end|>", "bos_token": null})", file)), std::pair(263, 263));
@@ -258,7 +259,7 @@ TEST(HfTokenizer, BosAndEos) {
   gpt2["added_tokens"] = {added_token(260, "<|endoftext|>", true)};
   EXPECT_EQ(ids(with_config("{}", gpt2)), std::pair(260, 260));
 
-  // Names that the vocabulary lacks get the next ids; one that is only in the vocabulary becomes a special token.
+  // Names that the vocabulary lacks get the next ids. A name that is only in the vocabulary becomes a special token.
   const HfTokenizer named = with_config(R"({"bos_token": "<new>", "eos_token": "<newer>"})");
   EXPECT_EQ(ids(named), std::pair(262, 263));
   EXPECT_EQ(named.vocab_size(), 264);
@@ -277,7 +278,7 @@ TEST(HfTokenizer, BosAndEos) {
   expect_error([&] { with_config("{"); }, {"tokenizer_config.json", "not JSON"});
 }
 
-// "special" does not keep a text from giving the token, so its absence must not be the reason that is told.
+// "special" does not keep a text from giving this token. So the error must not give a missing "special" as the reason.
 TEST(HfTokenizer, MergesThatSpellBos) {
   const Scratch scratch;
   json file = small_tokenizer();
@@ -295,8 +296,8 @@ TEST(HfTokenizer, MergesThatSpellBos) {
   expect_error([&] { load(scratch, unmarked); }, {"BOS is id 260", "expected one with \"special\": true"});
 }
 
-// A special token that text gives too is not lost, and BOS and EOS give no text even if the file does not call them
-// special.
+// Decoding keeps a special token that a text can give, too. BOS and EOS give no text, even if the file does not call
+// them special.
 TEST(HfTokenizer, DecodingLosesNoText) {
   const Scratch scratch;
   const HfTokenizer padded = load_with(scratch, {added_token('!', "!", true)});
@@ -310,7 +311,7 @@ TEST(HfTokenizer, DecodingLosesNoText) {
   EXPECT_EQ(unmarked.decode(Ids{kBos, 'x', kEos}), "x");
 }
 
-// The expected ids are those of the `tokenizers` library 0.23: a byte without a token vanishes, and its neighbours
+// The expected ids are those of the `tokenizers` library 0.23. A byte without a token vanishes, and its neighbours
 // merge.
 TEST(HfTokenizer, BytesWithoutATokenAreDropped) {
   const Scratch scratch;
@@ -324,14 +325,14 @@ TEST(HfTokenizer, BytesWithoutATokenAreDropped) {
   const std::string word = "a" + std::string("\u00E9") + "b";
   Ids expected;
   std::string many;
-  for (int i = 0; i < 500; ++i) {  // the algorithm for long words
+  for (int i = 0; i < 500; ++i) {  // long enough for the algorithm for long words
     many += word;
     expected.push_back(kAb);
   }
   EXPECT_EQ(tokenizer.encode(many), expected);
 }
 
-// A document of such bytes alone would be BOS and EOS.
+// A document of such bytes alone would consist of BOS and EOS.
 TEST(Prepare, DocumentsWithoutTokensAreSkippedAndCounted) {
   const Scratch scratch;
   json file = small_tokenizer();
@@ -347,7 +348,7 @@ TEST(Prepare, DocumentsWithoutTokensAreSkippedAndCounted) {
   EXPECT_EQ(all_tokens(options.output, "train"), (Ids{kBos, 'b', kEos}));
 }
 
-// Many threads at once, as prepare does.
+// Many threads encode at once, as `tessera data prepare` does.
 TEST(HfTokenizer, ThreadsDoNotDisturbEachOther) {
   const Scratch scratch;
   const HfTokenizer tokenizer = load(scratch, small_tokenizer());
@@ -423,10 +424,11 @@ TEST(Prepare, KeepsTheTokenizersFiles) {
   const auto tokenizer = load_dataset_tokenizer(scratch / "dataset-1", manifest);
   const Ids tokens = all_tokens(scratch / "dataset-1", "train");
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), kEos),
-            static_cast<std::ptrdiff_t>(num_documents(manifest.splits.at("train"))));  // only the ends of documents
+            // Only the ends of documents are EOS.
+            static_cast<std::ptrdiff_t>(num_documents(manifest.splits.at("train"))));
   EXPECT_EQ(tokenizer->decode(std::span(tokens).first(12)).substr(0, 10), "abc </s> 0");
 
-  options.overwrite = true;  // the copies are known to be parts of a dataset
+  options.overwrite = true;  // the copied files count as parts of a dataset
   options.output = scratch / "dataset-1";
   prepare_dataset(options);
   write_file(scratch / "dataset-1/tokenizer_config.json", R"({"bos_token": "</s>", "eos_token": "</s>"})");

@@ -26,7 +26,7 @@ Words split_by(const std::string& pattern, SplitBehavior behavior, const std::st
   return split({.splits = {spec_of(pattern, behavior, invert)}}, text);
 }
 
-// The example of the documentation of the `tokenizers` library, and its edges.
+// The example in the documentation of the `tokenizers` library, and its edges.
 TEST(PreTokenizer, Behaviors) {
   using enum SplitBehavior;
   const std::string text = "the-final--countdown";
@@ -66,7 +66,7 @@ TEST(PreTokenizer, EmptyMatchesCut) {
   EXPECT_EQ(split_by("(?=[A-Z])", kIsolated, "camelCaseText"), (Words{"camel", "Case", "Text"}));
 }
 
-// What one split leaves, the next sees alone: no look beyond its ends.
+// A split sees each part that the previous split has left alone. It cannot look beyond the part's ends.
 TEST(PreTokenizer, SplitsAreInSequence) {
   EXPECT_EQ(split({.splits = {spec_of("\\p{N}{1,3}"), spec_of("a+")}}, "baa1234aab"),
             (Words{"b", "aa", "123", "4", "aa", "b"}));
@@ -78,7 +78,7 @@ TEST(PreTokenizer, ByteLevel) {
   const PreTokenizerSpec spec{.splits = {}, .byte_level_regex = true};
   EXPECT_EQ(split(spec, "Hello world's  12 end\n"), (Words{"Hello", " world", "'s", " ", " 12", " end", "\n"}));
   const PreTokenizerSpec prefix{.splits = {spec_of("-")}, .add_prefix_space = true, .byte_level_regex = true};
-  EXPECT_EQ(split(prefix, "a b- c"), (Words{" a", " b", " -", " c"}));  // to each part
+  EXPECT_EQ(split(prefix, "a b- c"), (Words{" a", " b", " -", " c"}));  // each part gets a space
   EXPECT_EQ(split({.splits = {spec_of("-")}, .add_prefix_space = true}, "a-"), (Words{" a", " -"}));
   EXPECT_EQ(split(prefix, ""), Words{});
 }
@@ -89,7 +89,7 @@ bool matches(const std::string& pattern, const std::string& text) {
   return Regex(pattern, "test").find(text, 0, scratch, match) && match.begin == 0 && match.end == text.size();
 }
 
-// Where Oniguruma and PCRE2 differ.
+// These are the cases in which Oniguruma and PCRE2 differ.
 TEST(Regex, MeansWhatOnigurumaMeans) {
   EXPECT_TRUE(matches("\\s", "\u00a0"));
   EXPECT_TRUE(matches("[\\s]", "\x0b"));
@@ -99,21 +99,21 @@ TEST(Regex, MeansWhatOnigurumaMeans) {
   EXPECT_TRUE(matches("\\w", "\u0301"));
   EXPECT_TRUE(matches("\\w", "\u00b2"));
   EXPECT_FALSE(matches("\\w", "\u2082"));
-  EXPECT_FALSE(matches("[\\w]", "\u00b2"));  // in a class it is not
+  EXPECT_FALSE(matches("[\\w]", "\u00b2"));  // unlike in a class
   EXPECT_TRUE(matches("[^\\w]", "\u00b2"));
   EXPECT_TRUE(matches("\\d", "\u0664"));
-  EXPECT_FALSE(matches("\\v", "\n"));  // a vertical tab only
+  EXPECT_FALSE(matches("\\v", "\n"));  // only a vertical tab matches
   EXPECT_TRUE(matches("\\v", "\x0b"));
   EXPECT_TRUE(matches("(?i:'s)", "'\u017f"));
   EXPECT_TRUE(matches("(?i:'s|x)y", "'Sy"));
   EXPECT_FALSE(matches("(?i:'s|x)y", "'sY"));
   EXPECT_TRUE(matches("\\p{Han}", "\u4e00"));
-  EXPECT_FALSE(matches("\\p{Han}", "\u3001"));  // used with Han, but not of it
+  EXPECT_FALSE(matches("\\p{Han}", "\u3001"));  // used with Han, but not of that script
   EXPECT_TRUE(matches("\\p{^L}", "1"));
   EXPECT_TRUE(matches("a{,2}", "aa"));
   EXPECT_FALSE(matches("a{,2}", "aaa"));
   EXPECT_TRUE(matches("a$\n^b$", "a\nb"));
-  EXPECT_TRUE(matches("a$\n$", "a\n"));  // the empty line behind the last line feed
+  EXPECT_TRUE(matches("a$\n$", "a\n"));  // the second $ is on the empty line behind the line feed
   EXPECT_TRUE(matches("[a-z-]+", "a-z"));
   EXPECT_TRUE(matches("[%&'()*+,\\-./]+", "-/"));
   EXPECT_TRUE(matches("}\\x{41}\\u0042\\x43", "}ABC"));
@@ -172,7 +172,7 @@ TEST(Regex, APatternThatTakesForeverIsAnError) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
 }
 
-// The patterns of known models, on texts on which careless matching takes quadratic time or deep stacks.
+// Uses patterns of known models on texts for which careless matching takes quadratic time or deep stacks.
 TEST(Regex, LongRunsAreNoProblem) {
   const PreTokenizerSpec spec{.splits = {spec_of("(?i:'s|'t)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
                                                  " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")}};

@@ -12,7 +12,7 @@
 namespace tessera::data {
 namespace {
 
-// A protobuf message, field by field.
+// The functions below build a protobuf message, field by field.
 std::string varint(std::uint64_t value) {
   std::string bytes;
   for (; value >= 0x80; value >>= 7) bytes.push_back(static_cast<char>(value | 0x80));
@@ -29,14 +29,14 @@ std::string piece(const std::string& text, float score = -1.0f, std::uint64_t ty
 
 constexpr std::uint64_t kUserDefined = 4;
 
-/// What a model needs: unknown, BOS, EOS and some letters.
+/// Returns the least that a model needs: unknown, BOS, EOS and some letters.
 std::string base_model() {
   std::string model = piece("<unk>", 0, 2) + piece("<s>", 0, 3) + piece("</s>", 0, 3);
   for (const char* text : {"a", "b", "c", "\xE2\x96\x81"}) model += piece(text);
   return model;
 }
 
-/// A normalizer with a table of character rules.
+/// Returns a normalizer with a table of character rules.
 std::string charsmap(const std::vector<std::uint32_t>& units, const std::string& texts) {
   const auto size = static_cast<std::uint32_t>(units.size() * sizeof(std::uint32_t));
   return field(3, field(2, std::string(reinterpret_cast<const char*>(&size), sizeof size) +
@@ -48,10 +48,10 @@ std::uint32_t unit(std::uint32_t label, std::uint32_t offset, bool has_value = f
 }
 std::uint32_t value(std::uint32_t number) { return number | 1u << 31; }
 
-/// A chain of `length` letters 'a', each with the value `last`: as many matches as letters.
+/// Returns a chain of `length` letters 'a', each with the value `last`. It gives as many matches as it has letters.
 std::vector<std::uint32_t> chain(std::uint32_t length, std::uint32_t last) {
   std::vector<std::uint32_t> units(256 * (length + 2));
-  for (std::uint32_t i = 0; i < units.size(); ++i) units[i] = unit(~i & 0xff, 0);  // reached by no byte
+  for (std::uint32_t i = 0; i < units.size(); ++i) units[i] = unit(~i & 0xff, 0);  // no byte reaches these units
   std::uint32_t node = 0;
   for (std::uint32_t i = 1; i <= length + 1; ++i) {
     const std::uint32_t base = 256 * i;
@@ -75,7 +75,7 @@ std::vector<std::int32_t> encode(const std::string& model, const std::string& te
 
 TEST(SentencePieceModelCheck, WellFormedModelsPass) {
   EXPECT_EQ(encode(base_model(), "ab"), (std::vector<std::int32_t>{6, 3, 4}));
-  // A rule that makes "c" of "a".
+  // This rule replaces "a" by "c".
   EXPECT_EQ(encode(base_model() + charsmap(chain(1, 0), std::string("c\0", 2)), "ab"),
             (std::vector<std::int32_t>{6, 5, 4}));
   EXPECT_FALSE(encode(base_model() + charsmap(chain(32, 0), std::string("c\0", 2)), std::string(100, 'a')).empty());
@@ -102,7 +102,7 @@ TEST(SentencePieceModelCheck, CharacterRulesThatLeadOut) {
   const std::string part = "precompiled_charsmap";
   const std::string text("c\0", 2);
   const std::string base = base_model();
-  EXPECT_NO_THROW(encode(base + charsmap(chain(1, 1), text), "ab"));             // its NUL: an empty text
+  EXPECT_NO_THROW(encode(base + charsmap(chain(1, 1), text), "ab"));             // at the NUL: an empty text
   expect_refused(base + charsmap(chain(1, 2), text), part);                      // behind the texts
   expect_refused(base + charsmap(chain(1, 0), "c"), part);                       // no NUL
   expect_refused(base + charsmap(chain(33, 0), text), part);                     // more matches than the library holds
@@ -110,14 +110,14 @@ TEST(SentencePieceModelCheck, CharacterRulesThatLeadOut) {
   expect_refused(base + charsmap(std::vector<std::uint32_t>(255), text), part);  // a byte without its unit
   std::vector<std::uint32_t> units(256);
   units[0] = unit(0, 1u << 20);
-  expect_refused(base + charsmap(units, text), part);  // the first step
+  expect_refused(base + charsmap(units, text), part);  // the first step leads out
   units = chain(1, 0);
-  units[256 ^ 'a'] = unit('a', 'a', true);  // on from 256 again
+  units[256 ^ 'a'] = unit('a', 'a', true);  // the chain goes on from 256 again
   expect_refused(base + charsmap(units, text), part);
   for (const std::uint32_t size : {1u, 5u, 6u, 7u, 8u, ~0u}) {
     const std::string bytes = std::string(reinterpret_cast<const char*>(&size), sizeof size) + std::string(3, '\0');
     expect_refused(base + field(3, field(2, bytes)), part);
-    expect_refused(base + field(5, field(2, bytes)), part);  // of the denormalizer
+    expect_refused(base + field(5, field(2, bytes)), part);  // the table of the denormalizer
   }
 }
 
@@ -135,11 +135,11 @@ TEST(SentencePieceModelCheck, NestedUserDefinedPieces) {
   std::string model = base_model();
   for (std::size_t length = 2; length <= 65; ++length) model += piece(std::string(length, 'x'), 0, kUserDefined);
   model += piece("y", 0, kUserDefined);
-  EXPECT_EQ(encode(model, std::string(200, 'x')).size(), 5u);  // the prefix, 65 three times, 5
+  EXPECT_EQ(encode(model, std::string(200, 'x')).size(), 5u);  // the prefix, 65 letters three times, and 5 letters
   expect_refused(model + piece(std::string(66, 'x'), 0, kUserDefined), "more than 64 user-defined pieces");
 }
 
-// What protobuf reads in it is what is checked.
+// The check must read a model in the same way as protobuf.
 TEST(SentencePieceModelCheck, TypesAndTagsThatProtobufReadsOtherwise) {
   const auto nested = [](std::uint64_t last_type, const std::string& more) {
     std::string model = base_model();
@@ -148,10 +148,10 @@ TEST(SentencePieceModelCheck, TypesAndTagsThatProtobufReadsOtherwise) {
     }
     return model;
   };
-  // The type once more, with a value that is none; and beyond 32 bits.
+  // First the type occurs once more, with an invalid value. Then it has bits beyond 32.
   expect_refused(nested(kUserDefined, varint(3 << 3) + varint(99)), "more than 64 user-defined pieces");
   expect_refused(nested(kUserDefined + (std::uint64_t{1} << 32), ""), "more than 64 user-defined pieces");
-  // Field 1, with bits above the 32 that protobuf keeps of a tag.
+  // The tag of field 1 has bits above the 32 that protobuf keeps.
   const std::string body = field(1, std::string("x\0", 2));
   expect_refused(base_model() + varint((std::uint64_t{1} << 32) + (1 << 3 | 2)) + varint(body.size()) + body,
                  "no protobuf message");
@@ -163,12 +163,12 @@ TEST(SentencePieceModelCheck, BytesThatAreNoMessage) {
     const Scratch scratch;
     const auto path = write_file(scratch / "x.model", base.substr(0, length));
     try {
-      SentencePieceTokenizer tokenizer(path);  // a cut between two pieces
+      SentencePieceTokenizer tokenizer(path);  // succeeds if the cut is between two pieces
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(path.string()), std::string::npos);
     }
   }
-  expect_refused("\x0B\x0C", "not a SentencePiece model");               // a group
+  expect_refused("\x0B\x0C", "not a SentencePiece model");               // a group of protobuf
   expect_refused(std::string(11, '\xFF'), "not a SentencePiece model");  // a number of more than 64 bits
 }
 

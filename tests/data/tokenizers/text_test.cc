@@ -18,7 +18,7 @@ TEST(RepairUtf8, LeavesWellFormedTextAlone) {
   EXPECT_EQ(repaired("", 0), "");
 }
 
-// The examples of the Unicode Standard 15.0, tables 3-8 to 3-11.
+// These examples are from the Unicode Standard 15.0, tables 3-8 to 3-11.
 TEST(RepairUtf8, ReplacesMaximalSubparts) {
   const std::string r = "\uFFFD";
   EXPECT_EQ(repaired("\xC0\xAF\xE0\x80\xBF\xF0\x81\x82\x41", 8), r + r + r + r + r + r + r + r + "A");

@@ -1,4 +1,4 @@
-// Files of tokenizer.json that are damaged, hostile, or of a kind that is not supported: each is a clear Error.
+// Tests that each damaged, hostile or unsupported tokenizer.json gives a clear Error.
 #include "data/tokenizers/tokenizer_json.h"
 
 #include "data/tokenizers/hf_tokenizer.h"
@@ -8,9 +8,9 @@ namespace tessera::data {
 namespace {
 
 struct BadFile {
-  std::string change;  // says what the case is
+  std::string change;  // describes the case
   std::function<void(json&)> apply;
-  std::vector<std::string> parts;  // of the message
+  std::vector<std::string> parts;  // parts of the message
 };
 
 void PrintTo(const BadFile& file, std::ostream* out) { *out << file.change; }
@@ -188,7 +188,7 @@ TEST(TokenizerJson, NotJson) {
   expect_error([&] { HfTokenizer{scratch / "none.json"}; }, {"none.json"});
 }
 
-// A cut or changed file is an Error or a tokenizer that works: never a crash.
+// A cut or changed file gives an Error or a tokenizer that works, but never a crash.
 TEST(TokenizerJson, DamageIsFoundOrHarmless) {
   const Scratch scratch;
   json file = small_tokenizer();
@@ -208,7 +208,7 @@ TEST(TokenizerJson, DamageIsFoundOrHarmless) {
       }
     }
   }
-  EXPECT_GT(num_errors, static_cast<int>(good.size() / 7));  // all prefixes at least
+  EXPECT_GT(num_errors, static_cast<int>(good.size() / 7));  // at least all prefixes are errors
 }
 
 TEST(TokenizerJson, ReadsWhatKnownFilesHave) {

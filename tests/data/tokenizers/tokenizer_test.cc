@@ -28,7 +28,7 @@ std::string train(const std::string& text, std::int32_t vocab_size, std::uint64_
   return train_sentencepiece(source, {.vocab_size = vocab_size, .sample_bytes = sample_bytes, .seed = seed});
 }
 
-/// One model for all tests that only use it.
+/// Returns a model that all tests share if they only use it.
 const std::string& small_model() {
   static const std::string model = train(training_text(), 400);
   return model;
@@ -103,16 +103,16 @@ TEST(SentencePieceTokenizer, LearnsPieces) {
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
 }
 
-// Long texts are encoded in pieces: the pieces must not show.
+// The tokenizer encodes long texts in pieces. The result must not depend on them.
 TEST(SentencePieceTokenizer, LongTextsAreEncodedLikeTheirParts) {
   const Scratch scratch;
   const auto tokenizer = small_tokenizer(scratch);
   const std::string sentence = "the quality of being   amicable.\n [1913 Webster]\n";
   const std::vector<std::int32_t> sentence_ids = tokenizer->encode(" " + sentence);
-  for (std::size_t shift = 0; shift < sentence.size(); shift += 3) {  // cuts at all kinds of places
+  for (std::size_t shift = 0; shift < sentence.size(); shift += 3) {  // the cuts are at all kinds of places
     std::string text(shift, 'x');
     std::vector<std::int32_t> expected = tokenizer->encode(text);
-    for (int i = 0; i < 1400; ++i) {  // 70 kB, of which the first cut is near 64 kB
+    for (int i = 0; i < 1400; ++i) {  // 70 kB; the first cut is near 64 kB
       text += " " + sentence;
       expected.insert(expected.end(), sentence_ids.begin(), sentence_ids.end());
     }
@@ -126,7 +126,7 @@ TEST(SentencePieceTokenizer, TrainingIsDeterministic) {
   const std::string text = training_text();
   EXPECT_EQ(train(text, 400), small_model());
   EXPECT_EQ(train(text, 300, 40'000, 5), train(text, 300, 40'000, 5));
-  EXPECT_NE(train(text, 300, 10'000, 5), train(text, 300, 10'000, 6));  // another sample
+  EXPECT_NE(train(text, 300, 10'000, 5), train(text, 300, 10'000, 6));  // another seed takes another sample
 }
 
 TEST(SentencePieceTokenizer, TheSampleIsOfTheWholeText) {
@@ -136,7 +136,8 @@ TEST(SentencePieceTokenizer, TheSampleIsOfTheWholeText) {
   }
   const Scratch scratch;
   const auto tokenizer =
-      load_tokenizer(write_file(scratch / "a.model", train(text, 284, 40'000, 1)).string());  // 10 pieces of 100
+      // Samples 10 of 100 pieces.
+      load_tokenizer(write_file(scratch / "a.model", train(text, 284, 40'000, 1)).string());
   for (const char* word : {" begin", " middle", " finish"}) EXPECT_LE(tokenizer->encode(word).size(), 4u) << word;
 }
 
@@ -160,7 +161,7 @@ TEST(LoadTokenizer, FindsWhatIsNamed) {
   EXPECT_EQ(load_tokenizer(make_dataset(scratch, 3, 1000).string())->kind(), "bytes");
 }
 
-// Datasets on disks have these checksums: of the kind, followed by the files.
+// Existing datasets have these checksums, which cover the kind and then the files.
 TEST(LoadTokenizer, ChecksumsStayAsTheyAre) {
   const Scratch scratch;
   const auto checksum_of = [](const std::string& text) { return checksum(std::as_bytes(std::span(text))); };

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-// Cut from what Slurm 22.05 prints.
+// Excerpts of what Slurm 22.05 prints.
 constexpr const char* kRunning =
     "JobId=1 JobName=run.sh UserId=root(0) Priority=4294901759 JobState=RUNNING Reason=None Requeue=1 Restarts=2 "
     "BatchFlag=1 Reboot=0 ExitCode=0:0 NodeList=n[1-4] BatchHost=n1 NumNodes=4\n";

@@ -89,7 +89,7 @@ TEST(Channel, OnlyAProcessThatIsAtWorkAnswers) {
   }
   EXPECT_FALSE(is_launcher_at(endpoint, short_time));
   EXPECT_FALSE(is_launcher_at("nonsense", short_time));
-  // A kernel accepts connections for a process that is stopped.
+  // The kernel accepts connections even for a process that is stopped.
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;

@@ -18,12 +18,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// A monitor in a process of its own, and this process as its launcher.
+/// Runs a monitor in a child process. This process is its launcher.
 class MonitorTest : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_EQ(pipe(input_), 0);
-    // The key's channel exists already, but its threads do not: ZeroMQ starts them with the first socket of a process.
+    // The fork precedes the launcher's channel, because ZeroMQ starts threads with the first socket of a process.
     monitor_ = fork();
     if (monitor_ == 0) {
       close(input_[1]);
@@ -51,7 +51,7 @@ class MonitorTest : public ::testing::Test {
     EXPECT_EQ(exit_status_of(status), 0);
   }
 
-  /// The first message of a kind, while beats are answered.
+  /// Returns the first message of a kind that fits. Answers beats meanwhile.
   nlohmann::json hear(const std::string& what, const std::function<bool(const nlohmann::json&)>& fits = {}) {
     for (int i = 0; i < 200; ++i) {
       const auto message = launcher_->receive(milliseconds(50));
@@ -64,7 +64,7 @@ class MonitorTest : public ::testing::Test {
   }
   void order(const nlohmann::json& body) { launcher_->send({"n1", body}); }
 
-  /// A process that sleeps, as a rank of this attempt.
+  /// Starts a process that sleeps, as a rank of this attempt.
   pid_t start_rank(int attempt) const {
     return spawn("sleep", {"100"},
                  {.variables = {std::string(kAttemptVariable) + "=" + run_id_ + ":" + std::to_string(attempt)}});
@@ -76,7 +76,7 @@ class MonitorTest : public ::testing::Test {
   }
 
   const data::Scratch scratch_;
-  // No other test has this id: a monitor ends all processes of its run, and tests run beside each other.
+  // The id is unique: a monitor ends all processes of its run, and tests run beside each other.
   const std::string run_id_ = "run-" + std::to_string(getpid());
   int input_[2] = {-1, -1};
   pid_t monitor_ = 0;
@@ -85,7 +85,7 @@ class MonitorTest : public ::testing::Test {
 
 TEST_F(MonitorTest, TellsWhatRanksDoAndEndsThemWhenItIsTold) {
   EXPECT_FALSE(hear("hello").at("version").get<std::string>().empty());
-  RankFile file(scratch_ / "node", 1, 3);  // of this process
+  RankFile file(scratch_ / "node", 1, 3);  // the file of this process
   file.set_world_size(4);
   const auto beat = hear("beat", [](const nlohmann::json& body) { return !body.at("ranks").empty(); });
   const RankReport report = report_from_json(beat.at("ranks").at(0));
@@ -97,7 +97,7 @@ TEST_F(MonitorTest, TellsWhatRanksDoAndEndsThemWhenItIsTold) {
   order({{"do", "end"}, {"attempt", 1}});
   EXPECT_TRUE(hear("ended").at("left").empty());
   EXPECT_EQ(status_of(old), 128 + SIGKILL);
-  EXPECT_EQ(kill(later, 0), 0);  // of an attempt that is not to end
+  EXPECT_EQ(kill(later, 0), 0);  // ranks of a later attempt do not end
 
   order({{"do", "quit"}, {"attempt", 2}});
   hear("quit");
@@ -105,7 +105,7 @@ TEST_F(MonitorTest, TellsWhatRanksDoAndEndsThemWhenItIsTold) {
   EXPECT_FALSE(std::filesystem::exists(scratch_ / "node"));
 }
 
-/// A rank's cores are not the monitor's.
+/// Answers must not make the monitor busy, because the cores belong to the ranks.
 TEST_F(MonitorTest, AnswersMakeItReportNoMoreOften) {
   hear("hello");
   int num_beats = 0;
@@ -120,7 +120,7 @@ TEST_F(MonitorTest, AnswersMakeItReportNoMoreOften) {
   EXPECT_LE(num_beats, 2000 / kBetweenBeats.count() + 1);
 }
 
-/// A node that nobody can reach has been given up: its ranks must not go on beside those of the next attempt.
+/// A node that nobody can reach has been given up. Its ranks must not go on beside those of the next attempt.
 TEST_F(MonitorTest, EndsItsRanksWhenTheLauncherIsSilent) {
   hear("hello");
   hear("beat");
@@ -129,13 +129,13 @@ TEST_F(MonitorTest, EndsItsRanksWhenTheLauncherIsSilent) {
   EXPECT_EQ(status_of(rank), 128 + SIGKILL);  // this launcher answers nothing meanwhile
 }
 
-/// `scontrol suspend` stops launcher, monitors and ranks, and no monitor hears a word until all go on.
+/// `scontrol suspend` stops launcher, monitors and ranks. No monitor hears anything until all go on.
 TEST_F(MonitorTest, ASuspendedMonitorDoesNotTakeItsLauncherForSilent) {
   hear("hello");
   order({{"do", "watch"}, {"attempt", 1}});
   const pid_t rank = start_rank(1);
   hear("beat", [](const nlohmann::json& body) { return body.at("attempt") == 1; });
-  std::this_thread::sleep_for(milliseconds(100));  // until it has read the answer
+  std::this_thread::sleep_for(milliseconds(100));  // the monitor reads the answer meanwhile
   kill(monitor_, SIGSTOP);
   std::this_thread::sleep_for(milliseconds(4000));  // twice lonely_seconds
   kill(monitor_, SIGCONT);

@@ -9,10 +9,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Three nodes of one rank, whose reports a test makes.
+/// Watches three nodes with one rank each, whose reports a test makes.
 class RunWatchTest : public ::testing::Test {
  protected:
-  /// All ranks report at `now`, in `step`, which began at its whole number of steps of one second.
+  /// Reports at `now` for all ranks that are not silent. They are in `step`, which began 0.1 s before.
   void report(double now, std::int64_t step) {
     for (int rank = 0; rank < 3; ++rank) {
       RankReport& of_rank = ranks_[static_cast<std::size_t>(rank)];
@@ -25,7 +25,7 @@ class RunWatchTest : public ::testing::Test {
   }
   static std::string node(int rank) { return "n" + std::to_string(rank + 1); }
 
-  /// Steps of a second each, from `first` to `last`; fails if something is found.
+  /// Reports steps of a second each, from `first` to `last`. Expects that the watch finds nothing.
   void train(std::int64_t first, std::int64_t last) {
     for (std::int64_t step = first; step <= last; ++step) {
       report(static_cast<double>(step), step);
@@ -67,7 +67,7 @@ TEST_F(RunWatchTest, ASuspendedLauncherBlamesNobody) {
   EXPECT_FALSE(watch_.find(500.5));
 }
 
-/// A rank was in its step for as long as the suspension took when its monitor reports again.
+/// When its monitor reports again, a rank has been in its step for as long as the suspension took.
 TEST_F(RunWatchTest, AStepThatWasSuspendedWithTheLauncherIsNotLate) {
   train(1, 10);
   for (double now = 500.0; now < 503.0; now += 0.5) {
@@ -78,7 +78,7 @@ TEST_F(RunWatchTest, AStepThatWasSuspendedWithTheLauncherIsNotLate) {
     const auto found = watch_.find(now);
     EXPECT_FALSE(found) << found->evidence.front();
   }
-  // The step after it has its usual limit.
+  // The next step has its usual limit.
   for (double now = 503.0; now < 509.5; now += 0.5) {
     for (RankReport& rank : ranks_) {
       rank.step = 11;
@@ -116,7 +116,7 @@ TEST_F(RunWatchTest, ARanksOwnReasonCounts) {
   EXPECT_THAT(found->evidence.front(), HasSubstr("step 11 is not finite"));
 }
 
-/// What the program, the data or the storage does to all ranks is no node's fault.
+/// An error that the program, the data or the storage causes on all ranks is no node's fault.
 TEST_F(RunWatchTest, AnErrorThatAllRanksReportBlamesNobody) {
   train(1, 10);
   for (const int status : {1, 2, 71, 72, 73, 74}) {
@@ -134,7 +134,7 @@ TEST_F(RunWatchTest, AnErrorThatAllRanksReportBlamesNobody) {
     EXPECT_EQ(found->sure, Certainty::kUnknown) << status;
     EXPECT_THAT(found->evidence.front(), HasSubstr("wrong shape"));
   }
-  // Where one rank says something else, the others' words count again.
+  // If one rank says something else, what the others say counts again.
   ranks_[0].exit_status = 143;
   ranks_[1].exit_status = ranks_[2].exit_status = 1;
   report(10.6, 10);
@@ -165,7 +165,7 @@ TEST_F(RunWatchTest, OneStoppedRankHangsAndAllStoppedRanksAreSuspended) {
     report(now, 10);
     EXPECT_FALSE(watch_.find(now));
   }
-  // They go on one after the other, and the first to do so finds the others still stopped.
+  // Ranks continue one after the other. The first to continue finds the others still stopped.
   ranks_[0].is_stopped = ranks_[2].is_stopped = false;
   report(13.0, 10);
   EXPECT_FALSE(watch_.find(13.0));
@@ -212,7 +212,7 @@ TEST_F(RunWatchTest, ASlowRankIsFoundByItsOwnTimeWithinTwoWindows) {
   std::int64_t step = 0;
   while (!found && step < 60) {
     ++step;
-    // All steps take a second. Rank 1 computes for 0.9 s of it, the others for 0.4 s, and wait.
+    // Every step takes a second. Rank 1 computes for 0.9 s of it. The others compute for 0.4 s and wait.
     for (RankReport& rank : ranks_) rank.idle_seconds += rank.rank == 1 ? 0.1 : 0.6;
     report(static_cast<double>(step), step);
     found = watch_.find(static_cast<double>(step));
@@ -220,11 +220,12 @@ TEST_F(RunWatchTest, ASlowRankIsFoundByItsOwnTimeWithinTwoWindows) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->kind, FailureKind::kRankSlow);
   EXPECT_EQ(found->rank, 1);
-  EXPECT_LE(step, 15);  // the third, and two windows of six
+  EXPECT_LE(step, 15);  // 3 steps, and two windows of 6
 }
 
 TEST_F(RunWatchTest, ARankIsNotSlowForAMoment) {
-  // Steps of 0.2 s. For 2.2 s of every 8 rank 1 computes five times as long as the others, as beside another program.
+  // Steps take 0.2 s. For 2.2 s of every 8 s rank 1 computes five times as long as the others, as if beside another
+  // program.
   for (int i = 1; i < 1000; ++i) {
     const double now = 0.2 * i;
     const bool is_busy = std::fmod(now, 8.0) >= 5.8;

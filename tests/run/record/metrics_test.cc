@@ -1,4 +1,4 @@
-// What metrics.jsonl says of steps whose numbers and times are given.
+// Tests what metrics.jsonl says about steps with given numbers and times.
 #include "run/record/metrics.h"
 
 #include <gmock/gmock.h>
@@ -68,7 +68,7 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
     const auto json = nlohmann::json::parse(line);
     lines[json["step"]] = json;
   }
-  ASSERT_EQ(lines.size(), 4u);  // 1, 2, 4, 6
+  ASSERT_EQ(lines.size(), 4u);  // steps 1, 2, 4 and 6
   EXPECT_EQ(lines[2]["loss"], 3.0);
   EXPECT_EQ(lines[2]["mtp_loss"], 4.0);
   EXPECT_EQ(lines[2]["balance_loss"], 0.5);
@@ -81,11 +81,11 @@ TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
   EXPECT_NEAR(lines[4]["seconds"]["forward"], 0.5, 1e-6);
   EXPECT_NEAR(lines[4]["tflops"], 25.0 * 3e9 * 1e-12, 1e-9);
   EXPECT_NEAR(lines[4]["mfu"], 25.0 * 3e9 / 1e12, 1e-9);
-  EXPECT_LT(lines[6]["step_seconds"], 1.0 - 0.025);  // without the pause
+  EXPECT_LT(lines[6]["step_seconds"], 1.0 - 0.025);  // the pause does not count
   EXPECT_GT(lines[6]["step_seconds"], 0.8);
 }
 
-// A terminal's line, with the "[hh:mm:ss] info " of base/log.cc.
+// On a terminal the line begins with the "[hh:mm:ss] info " of base/log.cc.
 TEST(Metrics, StepLinesFitHundredColumns) {
   StepResult result;
   result.step = 100000;
@@ -104,7 +104,7 @@ TEST(Metrics, StepLinesFitHundredColumns) {
   EXPECT_LE(std::string("[12:34:56] info ").size() + longest.size(), 100u);
 }
 
-/// The scalars of an event file by step and tag; its session's first step under "session".
+/// Returns the scalars of an event file by step and tag. The first step of its session has the tag "session".
 std::map<std::int64_t, std::map<std::string, float>> read_events(const std::filesystem::path& folder) {
   std::string bytes;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) bytes += read_text_file(entry.path());
@@ -146,7 +146,7 @@ std::map<std::int64_t, std::map<std::string, float>> read_events(const std::file
   return events;
 }
 
-// TensorBoard shows tags in the order of their names; a model has hundreds of modules.
+// TensorBoard shows tags in the order of their names. A model has hundreds of modules, so the overview must be first.
 TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
   const Scratch scratch;
   MetricsWriter writer({.path = scratch / "metrics.jsonl",
@@ -167,7 +167,7 @@ TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
   result.ended = std::chrono::steady_clock::now();
   writer.step(result);
   const auto events = read_events(scratch / "tb");
-  ASSERT_EQ(events.size(), 1u);  // a resumed run's session begins where it goes on
+  ASSERT_EQ(events.size(), 1u);  // the session of a resumed run begins where the run goes on
   std::map<std::string, float> scalars = events.at(5);
   EXPECT_EQ(scalars.extract("session").mapped(), 1.0f);
   std::vector<std::string> first;
@@ -188,7 +188,7 @@ TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
             6);
 }
 
-/// How much resident memory grows when every page of `bytes`, which are zeros, is read.
+/// Returns how much resident memory grows when every page of `bytes`, which are zeros, is read.
 std::size_t growth(std::span<const std::byte> bytes) {
   const std::size_t before = resident_bytes();
   std::size_t sum = 0;
@@ -197,7 +197,7 @@ std::size_t growth(std::span<const std::byte> bytes) {
   return std::max(resident_bytes(), before) - before;
 }
 
-// A token shard that has been read is no memory that the run needs; its tensors and the ranks' windows are.
+// A token shard that has been read is not memory that the run needs. Its tensors and the ranks' windows are.
 TEST(Metrics, ResidentMemoryIsWithoutMappedFiles) {
   constexpr std::size_t kSize = 64 << 20;
   const Scratch scratch;

@@ -16,7 +16,7 @@ namespace {
 
 using data::Scratch;
 
-/// Sets variables of the environment for as long as it lives.
+/// Sets environment variables as long as it lives.
 class Environment {
  public:
   explicit Environment(std::map<std::string, std::string> variables) : variables_(std::move(variables)) {
@@ -34,7 +34,7 @@ class Environment {
 
 class RunFolders : public ::testing::Test {
  protected:
-  /// A run in the scratch folder with checkpoints on.
+  /// Returns the configuration of a run in the scratch folder, with checkpoints on.
   JobConfig config(const std::vector<std::string>& more = {}) const {
     std::vector<std::string> overrides = {"--checkpoint.enable", "--job.dump_folder=" + folder().string()};
     overrides.insert(overrides.end(), more.begin(), more.end());
@@ -43,7 +43,7 @@ class RunFolders : public ::testing::Test {
   std::filesystem::path folder() const { return scratch_ / "outputs"; }
   std::filesystem::path checkpoints() const { return folder() / "checkpoint"; }
 
-  /// Leaves what a run leaves that has logged a step.
+  /// Leaves the files of a run that has logged a step.
   void leave_run(const RunIdentity& run) const {
     data::write_file(folder() / "metrics.jsonl", "{\"step\": 1}\n");
     data::write_file(folder() / "run.json",
@@ -71,11 +71,11 @@ TEST_F(RunFolders, AnotherRunsMetricsAreNotOverwritten) {
   expect_error([&] { start({}); }, {"outputs", "another run", "job.dump_folder", "job.overwrite"});
   expect_error([&] { start({"--job.run_id=second"}); }, {"another run"});
   EXPECT_NO_THROW(start({"--job.overwrite"}));
-  // An attempt of the same run begins at step 1 again, checkpoint or not.
+  // Another attempt of the same run may begin at step 1 again, with a checkpoint or without.
   EXPECT_NO_THROW(start({"--job.run_id=first"}));
   EXPECT_NO_THROW(start({"--job.run_id=first", "--job.attempt=2"}));
   expect_error([&] { start({"--job.run_id=first", "--job.attempt=1"}); }, {"another run"});
-  // A late process of an earlier attempt does not take a later one's place, though nobody holds the folder.
+  // A late process of an earlier attempt does not take a later attempt's place, even if no process holds the folder.
   leave_run({.id = "first", .attempt = 3});
   expect_error(
       [&] {
@@ -83,7 +83,7 @@ TEST_F(RunFolders, AnotherRunsMetricsAreNotOverwritten) {
       },
       {"run first, attempt 2", "later attempt, 3,"});
   leave_run({.id = "first"});
-  // What goes on from a checkpoint overwrites nothing.
+  // A run that resumes from a checkpoint overwrites nothing.
   leave_checkpoint();
   EXPECT_NO_THROW(start({}));
   expect_error([&] { start({"--checkpoint.enable=false"}); },
@@ -98,13 +98,13 @@ TEST_F(RunFolders, OneProgramAtATime) {
   const JobConfig elsewhere =
       parse_job_config("", {"--checkpoint.enable", fmt::format("--job.dump_folder={}", (scratch_ / "other").string())});
   expect_error([&] { const RunFolder other(elsewhere, checkpoints()); }, {"checkpoint.folder", "in use"});
-  // Both may be one.
+  // Both folders may be the same.
   const JobConfig both =
       parse_job_config("", {"--checkpoint.enable", "--job.dump_folder=" + (scratch_ / "c").string()});
   EXPECT_NO_THROW(const RunFolder same(both, scratch_ / "c"));
 }
 
-// The process of an earlier attempt hangs, and writes nothing when it wakes up.
+// The process of an earlier attempt hangs. It writes nothing when it wakes up.
 TEST_F(RunFolders, TheNextAttemptTakesOver) {
   const RunFolder first(config({"--job.run_id=run", "--job.attempt=1"}), checkpoints());
   EXPECT_NO_THROW(first.require_held());
@@ -118,7 +118,7 @@ TEST_F(RunFolders, TheNextAttemptTakesOver) {
         const RunFolder other(config({"--job.run_id=other", "--job.attempt=2"}), checkpoints());
       },
       {"in use"});
-  // Nobody says that this is the next attempt: it may as well be the same command, started twice.
+  // This process has no attempt number: it may be the same command, started twice.
   expect_error([&] { const RunFolder uncounted(config({"--job.run_id=run"}), checkpoints()); }, {"in use"});
   const RunFolder second(config({"--job.run_id=run", "--job.attempt=2"}), checkpoints());
   EXPECT_NO_THROW(second.require_held());
@@ -146,7 +146,7 @@ TEST_F(RunFolders, WhichRunAProcessBelongsTo) {
   EXPECT_EQ(requeued.id, "slurm-4711.0");
   EXPECT_EQ(requeued.attempt, 3);
   EXPECT_TRUE(requeued.follows({.id = "slurm-4711.0", .attempt = 2}));
-  EXPECT_FALSE(requeued.follows({.id = "slurm-4711.0", .attempt = 3}));  // started twice by one job
+  EXPECT_FALSE(requeued.follows({.id = "slurm-4711.0", .attempt = 3}));  // one job started the run twice
   EXPECT_EQ(identify_run(config({"--job.run_id=x"}), {}).id, "x");
 }
 

@@ -61,8 +61,7 @@ TEST(RunInfo, DocumentsEndWithTheTokenizersEos) {
   EXPECT_EQ(other.model.args.eos_id, 77);
 }
 
-/// What a job or a container may take, in both versions of control groups: its own limit, or one above it.
-/// The data is known by what it is, not by where it is.
+/// A dataset is identified by its tokens, not by its path.
 TEST(RunInfo, DataIsItsTokens) {
   const Scratch scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
@@ -73,7 +72,7 @@ TEST(RunInfo, DataIsItsTokens) {
   EXPECT_NE(dataset_identity(config_of(data::make_dataset(scratch, 101, 3000))), identity);
 }
 
-/// What a run was trained with stays in its file, whatever it is started again with when it is done.
+/// The file of a finished run says what the run was trained with, even if it is started again with other keys.
 TEST(RunInfo, AFinishedRunKeepsItsFile) {
   const Scratch scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
@@ -103,18 +102,19 @@ TEST(RunInfo, ChangesOnResumingAreRecorded) {
   auto changed = start(3, {"--optimizer.lr=0.5"});
   ASSERT_EQ(changed.size(), 1u);
   EXPECT_EQ(changed["optimizer.lr"], (List{"0.0008", "0.5 at step 3"}));
-  EXPECT_EQ(start(5, {"--optimizer.lr=0.5"}), changed);  // kept
+  EXPECT_EQ(start(5, {"--optimizer.lr=0.5"}), changed);  // the change is kept
   changed = start(6, {"--optimizer.lr=0.25", "--optimizer.beta1=0.8"});
   EXPECT_EQ(changed["optimizer.lr"], (List{"0.0008", "0.5 at step 3", "0.25 at step 6"}));
   EXPECT_EQ(changed["optimizer.beta1"], (List{"0.9", "0.8 at step 6"}));
-  // Back to step 4, before the second change: as if that had not been.
+  // The run goes back to step 4, before the second change, so that change is dropped.
   EXPECT_EQ(start(4, {"--optimizer.lr=0.5"}), (nlohmann::json{{"optimizer.lr", List{"0.0008", "0.5 at step 3"}}}));
   EXPECT_TRUE(start(2, {}).empty());
   data::write_file(scratch / "run/run.json", "damaged");
   EXPECT_TRUE(start(2, {}).empty());
 }
 
-// A run that goes on in a new folder from a checkpoint elsewhere has no run.json yet: the checkpoint says what it was.
+// A run that resumes in a new folder from a checkpoint elsewhere has no run.json yet. The checkpoint has its old
+// configuration.
 TEST(RunInfo, ChangesAgainstTheCheckpointAreRecorded) {
   const Scratch scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);

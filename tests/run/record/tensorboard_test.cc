@@ -17,7 +17,7 @@ TEST(Crc32c, KnownValues) {
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62A8AB43u);  // RFC 3720, B.4
 }
 
-/// tests/reference/tensorboard_events.py wrote the same events with TensorBoard's own writer.
+/// tests/reference/tensorboard_events.py has written the same events with TensorBoard's own writer.
 TEST(TensorBoard, WritesTheBytesThatTensorBoardWrites) {
   const Scratch scratch;
   double now = 1700000000.25;
@@ -37,7 +37,7 @@ TEST(TensorBoard, AFolderThatCannotBe) {
   expect_error([&] { TensorBoardWriter(scratch / "file", 1); }, {"file"});
 }
 
-// TensorBoard reads files in the order of their names, whatever the clock says.
+// TensorBoard reads files in the order of their names, so a later file needs a later name, whatever the clock says.
 TEST(TensorBoard, AResumedRunWritesALaterFile) {
   const Scratch scratch;
   std::vector<std::string> names;

@@ -1,4 +1,4 @@
-// Saving on one mesh and resuming on another, by ranks that are threads: the same numbers and the same losses.
+// Saves on one mesh and resumes on another, with threads as ranks. The numbers and the losses must be the same.
 #include "run/state/checkpointer.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ struct MeshShape {
   const char* name;
   int num_ranks;
   MeshDegrees degrees;
-  const char* schedule = "1F1B";  // of a pipeline
+  const char* schedule = "1F1B";  // the schedule of a pipeline
 };
 
 JobConfig small_config(const Scratch& scratch, const std::vector<std::string>& overrides = {}) {
@@ -78,7 +78,7 @@ class Checkpoints : public ::testing::Test {
   fs::path outputs() const { return scratch_ / "outputs"; }
   fs::path checkpoint(std::int64_t step) const { return checkpoint_path(outputs() / "checkpoint", step); }
 
-  /// Total losses by step, of a run that gets a signal after `last_step`, if that is above 0.
+  /// Trains and returns the total losses by step. If `last_step` is above 0, the run gets a signal after it.
   std::map<std::int64_t, double> train(const MeshShape& mesh, const std::vector<std::string>& overrides = {},
                                        std::int64_t last_step = 0) const {
     std::vector<std::string> all = overrides;
@@ -105,7 +105,7 @@ class Checkpoints : public ::testing::Test {
     return losses;
   }
 
-  /// Without the checkpoints so far.
+  /// Removes the checkpoints so far, and then trains.
   std::map<std::int64_t, double> train_anew(const MeshShape& mesh, const std::vector<std::string>& overrides = {},
                                             std::int64_t last_step = 0) const {
     fs::remove_all(outputs());
@@ -153,7 +153,8 @@ std::vector<SafetensorsFile> shards_of(const fs::path& folder, std::string_view 
   return shards;
 }
 
-/// Moments in bfloat16 are saved as they are, and go on in float32 as well, and the other way round.
+/// Checkpoints keep bfloat16 moments unchanged. A run with float32 moments can resume from them, and the other way
+/// round.
 TEST_F(Checkpoints, MomentsInBfloat16) {
   const std::vector<std::string> small = {"--optimizer.state_dtype=bfloat16"}, large = {};
   const std::map<std::int64_t, double> straight = train_anew(kOne, small), in_float32 = train_anew(kOne, large);
@@ -178,7 +179,7 @@ TEST_F(Checkpoints, MomentsInBfloat16) {
   }
 }
 
-/// The tensors of all model shards, each as often as it is in one.
+/// Returns the tensors of all model shards. A tensor that is in several shards is listed several times.
 std::vector<std::string> tensors_of_shards(const fs::path& folder) {
   std::vector<std::string> names;
   for (const SafetensorsFile& file : shards_of(folder, kModelShards)) {
@@ -192,9 +193,9 @@ const MeshShape kZbv2{"zbv2", 2, {.pp = 2}, "ZBVZeroBubble"};
 const MeshShape kZbv2Tensor2{"zbv2_tensor2", 4, {.tp = 2, .pp = 2}, "ZBVZeroBubble"};
 const MeshShape kFsdp2Pipeline2{"fsdp2_pipeline2", 4, {.dp_shard = 2, .pp = 2}};
 
-/// Stages move between ranks, and are cut in other places.
+/// Stages move to other ranks, and are cut in other places.
 TEST_F(Checkpoints, GoOnWithTheSameLossesOnAnotherPipeline) {
-  for (const bool with_mtp : {false, true}) {  // multi-token prediction only where the last stage is on the first rank
+  for (const bool with_mtp : {false, true}) {  // multi-token prediction needs the last stage on the first rank
     const std::vector<std::string> model = {"--model.args.n_layers=4",
                                             fmt::format("--model.args.num_mtp_modules={}", with_mtp ? 1 : 0)};
     const std::map<std::int64_t, double> straight = train_anew(kOne, model);
@@ -203,7 +204,7 @@ TEST_F(Checkpoints, GoOnWithTheSameLossesOnAnotherPipeline) {
     const std::pair<MeshShape, MeshShape> of_zbv[] = {{kZbv2, kZbv2Tensor2}, {kZbv2Tensor2, kOne}, {kOne, kZbv2}};
     for (const auto& [first, second] : with_mtp ? std::span<const std::pair<MeshShape, MeshShape>>(of_zbv) : of_all) {
       std::map<std::int64_t, double> losses = train_anew(first, model, 3);
-      if (first.degrees.pp == first.num_ranks) {  // no tensor is cut, so that each is in the shard of one stage
+      if (first.degrees.pp == first.num_ranks) {  // no tensor is cut, so each is in the shard of one stage
         std::vector<std::string> names = tensors_of_shards(checkpoint(3));
         std::sort(names.begin(), names.end());
         EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end()) << first.name;
@@ -218,7 +219,7 @@ TEST_F(Checkpoints, GoOnWithTheSameLossesOnAnotherPipeline) {
   }
 }
 
-/// A run's first weights: every rank has its part of them, whoever saved them, and the files are verified.
+/// Every rank loads its part of a run's initial weights, whoever saved them. The files are verified.
 TEST_F(Checkpoints, InitialWeightsOnAnyMesh) {
   const std::vector<std::string> model = {"--model.args.n_layers=4", "--model.args.num_mtp_modules=0"};
   for (const MeshShape& saved : {kOne, kZbv2Tensor2}) {
@@ -247,7 +248,7 @@ TEST_F(Checkpoints, InitialWeightsOnAnyMesh) {
   }
 }
 
-/// All files of a checkpoint but the manifest, whose state has the whole configuration.
+/// Returns all files of a checkpoint except for the manifest, whose state has the whole configuration.
 std::map<std::string, std::string> contents_of(const fs::path& folder) {
   std::map<std::string, std::string> contents;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -256,7 +257,7 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
   return contents;
 }
 
-/// Training goes on while the files are written: they hold the numbers of the step all the same.
+/// Training goes on while the files are written. They must still hold the numbers of their step.
 TEST_F(Checkpoints, AsynchronousFilesAreThoseOfSynchronousSaves) {
   const std::vector<std::string> often = {"--checkpoint.interval=1", "--checkpoint.keep_latest_k=0"};
   for (const MeshShape& mesh : {kOne, kMeshes[1], kMeshes[4]}) {
@@ -291,12 +292,12 @@ TEST_F(Checkpoints, ShardsThatDoNotBelongAreRefusedOnAllRanks) {
   refused({"step-6/" + name, "step is \"3\"", "expected 6"});
   fs::rename(scratch_ / "kept", checkpoint(6) / name);
   const fs::path optimizer = checkpoint(6) / "optimizer-00000-of-00002.safetensors";
-  data::flip_bit(optimizer, fs::file_size(optimizer) - 5, 3);  // one rank looks at it
+  data::flip_bit(optimizer, fs::file_size(optimizer) - 5, 3);  // only one rank reads this file
   refused({optimizer.string(), "checksum"});
   data::flip_bit(optimizer, fs::file_size(optimizer) - 5, 3);
   fs::rename(checkpoint(6), checkpoint(7));
   refused({"step-7", "of step 6"});
-  // What a killed save leaves is none.
+  // The folder that a killed save leaves is not a checkpoint.
   fs::rename(checkpoint(7), checkpoint(7).concat(".partial"));
   on_ranks(2, [&](Ranks& ranks) {
     const Trainer trainer(small_config(scratch_), &ranks);
@@ -304,11 +305,11 @@ TEST_F(Checkpoints, ShardsThatDoNotBelongAreRefusedOnAllRanks) {
   });
 }
 
-/// The bytes that a step's result has as Hugging Face files, whoever saved it.
+/// As Hugging Face files, a step has the same bytes whoever saved it.
 TEST_F(Checkpoints, ConvertingShardsGivesTheBytesOfOneRanksFile) {
   train(kMeshes[2]);
   const JobConfig config = small_config(scratch_, {"--checkpoint.folder=one"});
-  Trainer trainer(small_config(scratch_));  // resumed from step 6
+  Trainer trainer(small_config(scratch_));  // resumes from step 6
   Ranks one;
   const Mesh mesh;
   const auto tokenizer = data::load_tokenizer("bytes");
@@ -333,7 +334,7 @@ TEST_F(Checkpoints, ConvertingShardsGivesTheBytesOfOneRanksFile) {
   EXPECT_TRUE(contents_of(scratch_ / "hf-one") == contents_of(scratch_ / "hf-four"));
 }
 
-/// Parameters cut in every way, on every kind of mesh; a stage of a pipeline has its own.
+/// Returns parameters that are cut in every way, for any mesh. A stage of a pipeline has only some of them.
 Parameters cut_parameters(const std::shared_ptr<Mesh>& mesh) {
   Parameters parameters(mesh);
   using Axis = Cut::Axis;
@@ -355,12 +356,12 @@ Parameters cut_parameters(const std::shared_ptr<Mesh>& mesh) {
   return parameters;
 }
 
-/// A number of its own for everything that a checkpoint holds.
+/// Returns a different number for each value that a checkpoint holds.
 float mark(std::size_t kind, const std::string& name, std::int64_t index) {
   return static_cast<float>(kind * 100'000 + name.size() * 10'000 + static_cast<std::size_t>(index));
 }
 
-/// Calls visit(number, what it should be) for all that this rank has.
+/// Calls visit(number, the expected number) for all numbers that this rank has.
 template <typename Visit>
 void for_each_number(Parameters& parameters, Visit&& visit) {
   for (ParamId id = 0; id < parameters.size(); ++id) {
@@ -425,7 +426,7 @@ TEST_F(CutParameters, FromAnyMeshToAnyOther) {
       EXPECT_FALSE(rank.checkpointer.resume(rank.loader).has_value());
       for_each_number(rank.parameters, [](float& number, float expected) { number = expected; });
       rank.checkpointer.save(5, rank.loader.state(), true);
-      // What comes after the save is not in it.
+      // Changes after the save are not in the checkpoint.
       for_each_number(rank.parameters, [](float& number, float) { number = -1.0f; });
       rank.checkpointer.finish();
     });
@@ -501,7 +502,7 @@ TEST_F(CutParameters, ASaveThatFailsOnOneRankFailsOnAll) {
         EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
       }
       ranks.world().barrier("the limit");
-      // A save that is not the last is left out.
+      // The run goes on after a failed save, unless it is the last save.
       rank.checkpointer.save(2, rank.loader.state(), false);
       rank.checkpointer.finish();
       EXPECT_FALSE(fs::exists(checkpoint_path(rank.checkpointer.folder(), 2)));

@@ -1,5 +1,5 @@
-// Runs that lose nodes, by ranks that are threads, with a folder in place of each node's memory: they go on from the
-// copies in memory, with the losses of a run that nothing happened to.
+// Tests runs that lose nodes, with threads as ranks and a folder in place of each node's memory. The runs resume from
+// the copies in memory, with the losses of an undisturbed run.
 #include "run/state/memory_copies.h"
 
 #include <gmock/gmock.h>
@@ -22,9 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using data::Scratch;
-using Losses = std::map<std::int64_t, std::pair<double, double>>;  // and gradient norms, by step
+using Losses = std::map<std::int64_t, std::pair<double, double>>;  // losses and gradient norms, by step
 
-/// Holds back what is sent to partners, the only messages of the world that have tags, until `released`.
+/// Holds back messages to partners, the only messages of the world that have tags, until `released`.
 class HeldTransport : public comm_test::ForwardingTransport {
  public:
   HeldTransport(std::unique_ptr<Transport> transport, const std::atomic<bool>& released)
@@ -55,7 +55,7 @@ class HeldTransport : public comm_test::ForwardingTransport {
   const std::atomic<bool>& released_;
 };
 
-/// What a test throws to end a run as a fault does, without a last checkpoint.
+/// Thrown by a test to end a run as a fault does, without a last checkpoint.
 struct Fault : std::runtime_error {
   Fault() : std::runtime_error("a fault") {}
 };
@@ -86,11 +86,11 @@ memory_interval = 1
     return parse_job_config(kToml, all);
   }
 
-  /// The folder in place of a node's memory.
+  /// Returns the folder that stands in for a node's memory.
   fs::path node(int idx) const { return scratch_ / fmt::format("node{}", idx); }
 
-  /// Losses of a run in which all ranks fail after `last_step`, before its copy is taken; 0 or less: they do not.
-  /// `at_step` is called by every rank after each step, also before its copy.
+  /// Trains and returns the losses. If `last_step` is above 0, all ranks fail after it, before its copy is taken. Every
+  /// rank calls `at_step` after each step, also before its copy.
   Losses train(const Cluster& cluster, std::vector<std::string> overrides = {}, std::int64_t last_step = 0,
                const std::function<void(std::int64_t step, int rank, Trainer&)>& at_step = {},
                const std::atomic<bool>* released = nullptr) const {
@@ -121,7 +121,7 @@ memory_interval = 1
     return losses;
   }
 
-  /// The same without a fault and without copies, in a folder of its own.
+  /// Trains without a fault and without copies, in a separate folder.
   Losses undisturbed(const Cluster& cluster) const {
     return train(cluster, {fmt::format("--job.dump_folder={}", (scratch_ / "undisturbed").string()),
                            "--checkpoint.memory_interval=0"});
@@ -136,7 +136,7 @@ memory_interval = 1
     return found;
   }
 
-  /// The copies' steps; damaged and unfinished ones are left out.
+  /// Returns the steps of the copies. Damaged and unfinished copies are left out.
   static std::map<fs::path, std::int64_t> steps_of(const std::vector<fs::path>& paths) {
     std::map<fs::path, std::int64_t> steps;
     for (const fs::path& path : paths) {
@@ -168,7 +168,7 @@ void expect_same(const Losses& actual, const Losses& expected, std::int64_t firs
   EXPECT_EQ(actual.rbegin()->first, expected.rbegin()->first);
 }
 
-/// Ranks on one node; of two and three nodes, sharded; replicas on nodes of their own, and mixed with shards.
+/// Sharded ranks on two and three nodes, and replicas on separate and on shared nodes, with and without shards.
 const Cluster kClusters[] = {{2, 1, 1}, {4, 1, 2}, {3, 1, 1}, {5, 1, 2}, {2, 2, 1}, {4, 2, 2}, {4, 2, 1}, {4, 4, 2}};
 
 TEST_F(MemoryCopiesOnNodes, ALostNodeChangesNoBit) {
@@ -179,7 +179,7 @@ TEST_F(MemoryCopiesOnNodes, ALostNodeChangesNoBit) {
     ASSERT_EQ(straight.size(), 8u);
     train(cluster, {}, 5);
     fs::remove_all(node(0));
-    // The copy of step 4 was on its way while step 5 was made.
+    // The copy of step 4 was in flight while step 5 ran.
     Losses healed = train(cluster);
     const std::int64_t first = healed.begin()->first;
     EXPECT_GE(first, 4);
@@ -239,7 +239,7 @@ TEST_F(MemoryCopiesOnNodes, ASlowPartnerDoesNotStopTheRun) {
   EXPECT_EQ(losses.rbegin()->first, 7);
   EXPECT_THAT(log, testing::HasSubstr("the copy in memory of step 2 waits for the one before"));
   EXPECT_THAT(log, testing::Not(testing::HasSubstr("the copy in memory of step 3 waits"))) << "told once";
-  // Once the messages came the copies went on.
+  // Copies went on when the messages arrived.
   fs::remove_all(node(0));
   const Losses healed = train(kSharded);
   EXPECT_GE(healed.begin()->first, 6);
@@ -249,7 +249,7 @@ TEST_F(MemoryCopiesOnNodes, ASlowPartnerDoesNotStopTheRun) {
 TEST_F(MemoryCopiesOnNodes, ADamagedCopyIsNotLoaded) {
   const Losses straight = undisturbed(kSharded);
   train(kSharded, {}, 5);
-  // On both nodes that have the newest one of a rank.
+  // The newest copy of rank 2 is damaged on both nodes that have it.
   for (int i = 0; i < 2; ++i) {
     const auto steps = steps_of(copies_of(i, 1));
     EXPECT_EQ(steps.size(), 8u) << "two of each of its ranks, and of those of the other node";
@@ -320,14 +320,14 @@ TEST_F(MemoryCopiesOnNodes, AnAttemptWithFaultsOfItsOwn) {
   const Losses straight = undisturbed(kSharded);
   train(kSharded, {}, 4);
   fs::remove_all(node(0));
-  train(kSharded, {}, 5);  // as soon as it has begun, before its first copy is whole
+  train(kSharded, {}, 5);  // fails soon after its beginning, before its first copy is whole
   fs::remove_all(node(1));
   const Losses healed = train(kSharded);
   EXPECT_GE(healed.begin()->first, 3);
   expect_same(healed, straight, healed.begin()->first);
 }
 
-// An attempt that was given up, and goes on when its node comes back.
+// The attempt was given up, and goes on when its node returns.
 TEST_F(MemoryCopiesOnNodes, AnEarlierAttemptDoesNotWrite) {
   const auto later = node(1) / "memory" / "test" / "attempt-7";
   try {
@@ -340,7 +340,7 @@ TEST_F(MemoryCopiesOnNodes, AnEarlierAttemptDoesNotWrite) {
   }
   EXPECT_TRUE(fs::is_empty(later));
   for (const auto& [path, step] : steps_of(copies_of(1, 1))) EXPECT_LE(step, 2) << path;
-  // Nor does one begin beside it.
+  // An earlier attempt does not begin beside a later one either.
   EXPECT_THROW(train(kSharded), Error);
   EXPECT_TRUE(fs::is_empty(later));
 }
@@ -382,7 +382,7 @@ TEST_F(MemoryCopiesOnNodes, ReplicasThatDifferEndTheRun) {
   }
 }
 
-// No checkpoint is saved of a state that differs, nor without copies in memory.
+// No checkpoint is saved of a state that differs between replicas, even without copies in memory.
 TEST_F(MemoryCopiesOnNodes, ReplicasAreComparedBeforeASave) {
   const std::vector<std::string> overrides = {"--checkpoint.memory_interval=0", "--checkpoint.interval=2",
                                               "--checkpoint.verify_interval=100"};
@@ -436,7 +436,7 @@ TEST_F(MemoryCopiesOnNodes, WithoutRoomOrNameIsAnErrorBeforeTheFirstStep) {
   EXPECT_THAT(error_of({"--job.node_folder="}), testing::HasSubstr("job.node_folder does not say"));
   EXPECT_THAT(error_of({"--checkpoint.enable=false"}), testing::HasSubstr("checkpoint.enable is false"));
   if (fs::space("/proc").available == 0) {
-    // A file system without room.
+    // This file system has no room.
     EXPECT_THAT(error_of({"--job.node_folder=/proc"}), testing::HasSubstr("in '/proc' (job.node_folder)"));
   }
 }
@@ -465,7 +465,7 @@ TEST(MemoryCopy, HeadersComeBack) {
   EXPECT_EQ(read->shard, 1);
   EXPECT_EQ(read->loader, header.loader);
   EXPECT_EQ(read->config, header.config);
-  // Any byte that is damaged.
+  // Damage of any byte is found.
   for (const std::size_t at : {std::size_t{3}, std::size_t{20}, std::size_t{40}, kMemoryCopyHeaderBytes + 3999}) {
     std::vector<std::byte> damaged = file;
     damaged[at] ^= std::byte{1};
@@ -474,7 +474,7 @@ TEST(MemoryCopy, HeadersComeBack) {
   for (const std::size_t size : {std::size_t{0}, std::size_t{100}, kMemoryCopyHeaderBytes, file.size() - 4}) {
     EXPECT_THROW(read_memory_copy(std::span<const std::byte>(file).first(size), "x"), Error) << size;
   }
-  // A description as long as a book leaves the configuration out.
+  // A configuration that is too long for the header is left out.
   header.config.assign(kMemoryCopyHeaderBytes, 'x');
   write_memory_copy_header(header, file.data());
   EXPECT_EQ(read_memory_copy(file, "x")->config, "");

@@ -1,5 +1,5 @@
-// Weights from Hugging Face's files: logits against those of transformers on the same files
-// (tests/reference/make_hf_goldens.py), and files that are not what they should be.
+// Loads weights from Hugging Face's files. Compares logits with those of transformers on the same files
+// (tests/reference/make_hf_goldens.py). Also tests files that are not as they should be.
 #include "run/state/saved_model.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ std::vector<T> numbers_of(const SafetensorsEntry& entry) {
   return numbers;
 }
 
-/// What transformers computes from each folder.
+/// Compares the model in each folder with what transformers computes from it.
 class HfModel : public ::testing::TestWithParam<const char*> {
  protected:
   HfModel()
@@ -124,7 +124,7 @@ TEST(HfWeights, Fp8BlocksWithTailsInBothDirections) {
   const std::int64_t rows = 130, columns = 300;
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * columns));
   for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i * 37 % 0x7f);
-  const std::vector<float> scales = {0.5f, 2.0f, 3.0f, 5.0f, 7.0f, 11.0f};  // [2, 3]
+  const std::vector<float> scales = {0.5f, 2.0f, 3.0f, 5.0f, 7.0f, 11.0f};  // shape [2, 3]
   write_weights(scratch.path(), {{"w", "F8_E4M3", {rows, columns}}, {"w_scale_inv", "F32", {2, 3}}},
                 {bytes_of(codes), bytes_of(scales)});
   std::vector<float> numbers;
@@ -141,7 +141,7 @@ TEST(HfWeights, Fp8BlocksWithTailsInBothDirections) {
   }
 }
 
-/// More numbers than are converted at a time, there and back.
+/// The tensor has more numbers than are converted at a time. It is converted there and back.
 TEST(HfWeights, TensorsOfSeveralChunks) {
   const Scratch scratch;
   const std::int64_t rows = 515, columns = 1024;  // 2 chunks of 2^18, and 3 rows
@@ -165,7 +165,7 @@ TEST(HfWeights, TensorsOfSeveralChunks) {
   }
 }
 
-/// What readers of DeepSeek's files use and this one passes over: the copies in a multi-token prediction layer. The
+/// A multi-token prediction layer has copies that other readers of DeepSeek's files use. This reader ignores them. The
 /// router's bias stays float32.
 TEST(HfWeights, CopiesAndTypes) {
   const Scratch scratch;
@@ -196,7 +196,7 @@ TEST(HfWeights, CopiesAndTypes) {
             static_cast<float>(BFloat16(0.3f)));
 }
 
-/// As transformers saves them: config.json tells of layers that are in no file.
+/// transformers saves such folders, whose config.json has layers that are in no file.
 TEST(SavedModel, MultiTokenPredictionThatIsInNoFile) {
   const Scratch scratch;
   fs::copy(golden("groups"), scratch / "hf");
@@ -273,7 +273,7 @@ TEST(HfConfigJson, SaysWhatTransformersDoesDifferently) {
   EXPECT_THAT(hf_differences(config), ElementsAre(HasSubstr("epsilon 1e-06")));
   config.model.norm_eps = 1e-6f;
   EXPECT_TRUE(hf_differences(config).empty());
-  config.seq_len = 163840;  // 40 times the original length, as DeepSeek-V3's
+  config.seq_len = 163840;  // 40 times the original length, as in DeepSeek-V3
   EXPECT_TRUE(hf_differences(config).empty());
   config.seq_len = 8192;
   EXPECT_THAT(hf_differences(config), ElementsAre(HasSubstr("versions before 5")));
@@ -313,12 +313,12 @@ TEST(HfConfigJson, SaysWhyAFormCannotHoldAModel) {
   EXPECT_THAT(obstacles(softmax, HfForm::kDeepseekV2), ElementsAre(HasSubstr("n_heads"), HasSubstr("shared experts")));
   sigmoid.n_expert_groups = sigmoid.n_limited_groups = 256;
   EXPECT_THAT(obstacles(sigmoid, HfForm::kDeepseekV3), ElementsAre(HasSubstr("two experts")));
-  softmax.n_dense_layers = softmax.n_layers;  // then routers do not matter
+  softmax.n_dense_layers = softmax.n_layers;  // routers then do not matter
   EXPECT_EQ(plain_hf_form(softmax), HfForm::kDeepseekV3);
   EXPECT_TRUE(obstacles(softmax, HfForm::kDeepseekV3).empty());
 }
 
-/// The configuration that DeepSeek-V2-Lite is published with, without the keys that nobody here reads.
+/// The published configuration of DeepSeek-V2-Lite, without the keys that nothing here reads.
 TEST(HfConfigJson, ReadsDeepSeekV2Lite) {
   const nlohmann::json published = {{"architectures", {"DeepseekV2ForCausalLM"}},
                                     {"model_type", "deepseek_v2"},
@@ -375,7 +375,8 @@ TEST(HfConfigJson, ReadsDeepSeekV2Lite) {
     json[key] = value;
     expect_error([&] { parse_hf_config(json.dump(), "config.json"); }, parts);
   };
-  refused("topk_method", "group_limited_greedy", {"topk_method", "group_limited_greedy", "greedy"});  // DeepSeek-V2's
+  // The method of DeepSeek-V2.
+  refused("topk_method", "group_limited_greedy", {"topk_method", "group_limited_greedy", "greedy"});
   refused("norm_topk_prob", true, {"norm_topk_prob", "true", "false"});
   refused("scoring_func", "sigmoid", {"scoring_func", "sigmoid", "softmax"});
   refused("mlp_bias", true, {"mlp_bias"});
@@ -396,7 +397,7 @@ TEST(HfConfigJson, ReadsBothFormsOfRope) {
   EXPECT_EQ(model.original_seq_len, 2048);
   EXPECT_EQ(model.mscale, 0.5f);
   json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 50000.0}};
-  EXPECT_EQ(parse_hf_config(json.dump(), "config.json").model.original_seq_len, 8192);  // never scaled
+  EXPECT_EQ(parse_hf_config(json.dump(), "config.json").model.original_seq_len, 8192);  // RoPE is never scaled
 }
 
 TEST(HfConfigJson, MayLeaveOutWhatHasADefault) {
@@ -453,7 +454,7 @@ TEST(HfConfigJson, WhatItRefuses) {
   refused_yarn("truncate", false, "truncate");
   refused_yarn("attention_factor", 1.5, "attention_factor");
   nlohmann::json without_mscale = yarn;
-  without_mscale["mscale"] = without_mscale["mscale_all_dim"] = 0.0;  // transformers scales cosines and sines then
+  without_mscale["mscale"] = without_mscale["mscale_all_dim"] = 0.0;  // transformers then scales cosines and sines
   refused("rope_scaling", without_mscale, {"mscale", "attention_factor"});
   refused_yarn("original_max_position_embeddings", 8192, "YaRN");
   expect_error([] { parse_hf_config("{", "config.json"); }, {"config.json", "JSON"});
@@ -474,7 +475,7 @@ TEST(SavedModel, NamesMissingAndUnexpectedTensors) {
   load_into();
   other.n_layers = 4;
   expect_error(load_into, {"missing", "model.layers.3."});
-  other.n_layers = 2;  // not multi-token prediction, which may be left out
+  other.n_layers = 2;  // layer 2 is not multi-token prediction, which may be left out
   expect_error(load_into, {"not expected", "model.layers.2."});
   other.n_layers = 3;
   other.q_lora_rank = 0;

@@ -410,12 +410,12 @@ template <Product kProduct, bool kTransposed>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     grouped_gemm(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
                  const __grid_constant__ CUtensorMap map_out, const __grid_constant__ Params params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) std::byte shared[];
-  Kernel<kProduct, kTransposed>::run(map_a, map_b, map_out, params, *reinterpret_cast<Shared<kProduct>*>(shared));
-#else
-  __trap();  // built for another architecture: not to be taken for a result
-#endif
+  if constexpr (ptx::kIsSm90a) {
+    extern __shared__ __align__(1024) std::byte shared[];
+    Kernel<kProduct, kTransposed>::run(map_a, map_b, map_out, params, *reinterpret_cast<Shared<kProduct>*>(shared));
+  } else {
+    ptx::trap_on_other_architecture("grouped_gemm");
+  }
 }
 
 }  // namespace tessera::cuda::sm90

@@ -243,10 +243,12 @@ __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, c
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     exact_gemm(const __grid_constant__ CUtensorMap map_x, const __grid_constant__ CUtensorMap map_w,
                const __grid_constant__ Params params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) std::byte shared[];
-  run(map_x, map_w, params, *reinterpret_cast<Shared*>(shared));
-#endif
+  if constexpr (ptx::kIsSm90a) {
+    extern __shared__ __align__(1024) std::byte shared[];
+    run(map_x, map_w, params, *reinterpret_cast<Shared*>(shared));
+  } else {
+    ptx::trap_on_other_architecture("exact_gemm");
+  }
 }
 
 }  // namespace tessera::cuda::sm90::exact

@@ -455,10 +455,12 @@ template <bool kWgrad, bool kWide>
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
     blockwise_gemm(const __grid_constant__ CUtensorMap map_large, const __grid_constant__ CUtensorMap map_small,
                    const __grid_constant__ Params params) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  extern __shared__ __align__(1024) std::byte shared[];
-  Kernel<kWgrad, kWide>::run(map_large, map_small, params, *reinterpret_cast<Shared*>(shared));
-#endif
+  if constexpr (ptx::kIsSm90a) {
+    extern __shared__ __align__(1024) std::byte shared[];
+    Kernel<kWgrad, kWide>::run(map_large, map_small, params, *reinterpret_cast<Shared*>(shared));
+  } else {
+    ptx::trap_on_other_architecture("blockwise_gemm");
+  }
 }
 
 // --- wgrad's scales ------------------------------------------------------------------------------------------------
