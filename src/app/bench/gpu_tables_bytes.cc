@@ -265,7 +265,7 @@ void losses(GpuBench& bench) {
     const Tensor loss_T = bench.empty({kChunk}, kFloat);
     const GemmOperand d_logits = bench.operand({kChunk, kV}, kWide);
     cross_entropy_sums(bench.context(), logits, of, 0, sums[0]);
-    return Call{bytes_of(logits, d_logits),
+    return Call{bytes_of({logits}) + bytes_of(d_logits),
                 [=](const Context& op) { cross_entropy(op, sums, logits, of, 0, 1.0f, loss_T, d_logits); }};
   });
 }
