@@ -103,6 +103,8 @@ void add_recipe_keys(ConfigTable& t, const std::string& section, RecipeOptions& 
   if (linear) {
     t.add(section + ".filter_fqns", options.fqns,
           "modules that stay as they are: those whose name contains one of these");
+    t.add(section + ".convert_output", options.convert_output,
+          "the output projection as well, whatever filter_fqns says; its logits are then bfloat16");
   } else {
     t.add(section + ".fqns", options.fqns,
           "modules whose grouped GEMMs it is for: those whose name contains one of these");

@@ -1,8 +1,8 @@
 // Recipes: what the configuration's converters say, TorchTitan's [quantize.linear.mx] and [quantize.grouped_mm.mx].
 // docs/mxfp8.md explains them, config/resolve_recipes.h turns them into the precision of every GEMM site.
 //
-// Never quantized, whatever is asked for: output projection, router gate, embedding, norms, the attention core, and a
-// multi-token prediction module's input projection.
+// Never quantized, whatever is asked for: router gate, embedding, norms, the attention core, and a multi-token
+// prediction module's input projection. The output projection is quantized only where convert_output asks for it.
 #pragma once
 
 #include <optional>
@@ -42,6 +42,8 @@ struct RecipeOptions {
   std::optional<mx::ScalingMode> scaling_mode = std::nullopt;  // none: the recipe's; kRceil but for kMxfp8Cublas
   BlockChoice block_shape = BlockChoice::kOfRecipe;
   Unaligned unaligned = Unaligned::kError;
+  /// Of the linear converter: the output projection, too, whatever its fqns say.
+  bool convert_output = false;
 };
 
 /// The converters in use.

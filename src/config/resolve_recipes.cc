@@ -123,6 +123,12 @@ bool any_match(const RecipeOptions& options, const ParamSpec& spec) {
                      [&](const std::string& pattern) { return matches(spec, pattern); });
 }
 
+/// Says how to leave a module of this kind in high precision.
+const char* how_to_exclude(GemmKind kind) {
+  if (kind == GemmKind::kOutput) return "leave convert_output out";
+  return kind == GemmKind::kLinear ? "name it in filter_fqns" : "leave it out of fqns";
+}
+
 }  // namespace
 
 std::string module_name(const ParamSpec& spec) {
@@ -149,13 +155,21 @@ PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& paramet
   if (recipes.linear) check_patterns(*recipes.linear, linear + ".filter_fqns", GemmKind::kNone, whole);
   if (recipes.grouped_mm) check_patterns(*recipes.grouped_mm, grouped_mm + ".fqns", GemmKind::kGrouped, whole);
   const auto converts = [&](const ParamSpec& spec) {
-    const bool is_linear = spec.gemm == GemmKind::kLinear;
-    const std::optional<RecipeOptions>& options = is_linear ? recipes.linear : recipes.grouped_mm;
-    return spec.gemm != GemmKind::kNone && options && any_match(*options, spec) != is_linear;
+    switch (spec.gemm) {
+      case GemmKind::kNone:
+        return false;
+      case GemmKind::kLinear:
+        return recipes.linear && !any_match(*recipes.linear, spec);
+      case GemmKind::kGrouped:
+        return recipes.grouped_mm && any_match(*recipes.grouped_mm, spec);
+      case GemmKind::kOutput:
+        return recipes.linear && recipes.linear->convert_output;
+    }
+    return false;
   };
   bool found_linear = !recipes.linear, found_grouped = !recipes.grouped_mm;
   for (ParamId id = 0; id < whole.size(); ++id) {
-    if (converts(whole.spec(id))) (whole.spec(id).gemm == GemmKind::kLinear ? found_linear : found_grouped) = true;
+    if (converts(whole.spec(id))) (whole.spec(id).gemm == GemmKind::kGrouped ? found_grouped : found_linear) = true;
   }
   require(found_linear, "{} leaves no module to convert: {}.filter_fqns has all of {}", linear, linear,
           known_modules(whole, GemmKind::kLinear));
@@ -164,9 +178,9 @@ PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& paramet
   PrecisionTable table(parameters.size());
   for (ParamId id = 0; id < parameters.size(); ++id) {
     const ParamSpec& spec = parameters.spec(id);
-    const bool is_linear = spec.gemm == GemmKind::kLinear;
-    const std::optional<RecipeOptions>& options = is_linear ? recipes.linear : recipes.grouped_mm;
     if (!converts(spec)) continue;
+    const bool is_linear = spec.gemm != GemmKind::kGrouped;
+    const std::optional<RecipeOptions>& options = is_linear ? recipes.linear : recipes.grouped_mm;
     const std::string& section = is_linear ? linear : grouped_mm;
     const SitePrecision precision = precision_of(*options, section);
     const Shape& shape = parameters.local_shape(id);  // what a rank multiplies with
@@ -179,8 +193,7 @@ PrecisionTable resolve_recipes(const Recipes& recipes, const Parameters& paramet
     require(options->unaligned == Unaligned::kHigh,
             "{} is {} x {}, which blocks of {} do not divide; {}, or set {}.unaligned = \"bf16\" to leave such modules "
             "in high precision",
-            module_name(spec), out, in, mx::kBlock, is_linear ? "name it in filter_fqns" : "leave it out of fqns",
-            section);
+            module_name(spec), out, in, mx::kBlock, how_to_exclude(spec.gemm), section);
   }
   return table;
 }

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "device/cuda_check.h"
@@ -36,9 +37,16 @@ const char* why_unavailable() {
       return fmt::format("no GPU can be used ({}): check nvidia-smi and CUDA_VISIBLE_DEVICES",
                          status == cudaSuccess ? "none found" : cudaGetErrorString(status));
     }
-    int major = 0;
+    int major = 0, minor = 0;
     TESSERA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    TESSERA_CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
     if (major < 9) return fmt::format("the GPU has compute capability {}.x; Hopper (9.0) or later is needed", major);
+    // "90a-real, 100a-real": code for one of these runs on that capability alone.
+    constexpr std::string_view kArchitectures = TESSERA_CUDA_ARCHITECTURES;
+    if (kArchitectures.find(fmt::format("{}{}a", major, minor)) == kArchitectures.npos) {
+      return fmt::format("the GPU has compute capability {}.{}; this build is for {} (CMAKE_CUDA_ARCHITECTURES)", major,
+                         minor, kArchitectures);
+    }
     return std::string();
   }();
   return reason.c_str();

@@ -75,7 +75,7 @@ class GemmSite {
 
 /// How tensor parallelism shards a linear site's weight [M, N], and so what the site moves.
 enum class Sharding : std::uint8_t {
-  kReplicated,  // whole on every rank: moves nothing
+  kReplicated,  // whole on every rank, or in a layer that moves tokens itself: moves nothing
   kColumn,      // M is sharded: gathers its input's tokens, and reduce-scatters the input's gradient
   kRow,         // N is sharded: reduce-scatters its output, and gathers the output's gradient
 };

@@ -1,16 +1,21 @@
 // The end of the model: final norm, vocabulary projection and cross-entropy, with their gradients, chunk by chunk over
 // the tokens, so that logits of more than one chunk are never in memory. Tensor-parallel ranks have V / tp entries of
 // the vocabulary each; of the logits, a rank tells the others three sums per token (ops/loss/cross_entropy.h).
+//
+// Logits are float32. If the projection is in low precision, they have the type that layers compute in, because its
+// products are less exact than that.
 #pragma once
 
+#include "model/gemm_site.h"
 #include "model/norm.h"
 
 namespace tessera {
 
 class Head {
  public:
-  /// Adds `norm_name` [D]. `output`: the vocabulary projection [V, D], which MTP modules share.
-  Head(Parameters& parameters, const ModelConfig& config, const std::string& norm_name, ParamId output);
+  /// Adds `norm_name` [D]. `output`: the vocabulary projection [V, D], which MTP modules share, and which must outlive
+  /// this.
+  Head(Parameters& parameters, const ModelConfig& config, const std::string& norm_name, const LinearSite& output);
 
   /// Adds to loss_1 (float64) the cross-entropies of this rank's tokens with valid labels. x_tD [t, D]: this rank's
   /// tokens; labels_T: the labels of all T. If d_x_tD is defined, it is assigned `scale` times the gradient of all
@@ -24,7 +29,7 @@ class Head {
 
  private:
   RmsNorm norm_;
-  ParamId output_;
+  const LinearSite* output_;
 };
 
 }  // namespace tessera

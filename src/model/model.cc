@@ -37,6 +37,17 @@ StorageOptions storage_options(const ModelConfig& config, const ModelOptions& op
           .num_slots = config.num_mtp_modules == 0 ? std::size_t{2} : 4};
 }
 
+constexpr Cut kByVocabulary = {.axis = Cut::Axis::kTensor, .dim = 0};
+
+ParamSpec output_spec(const ModelConfig& config) {
+  const float std = 1.0f / std::sqrt(static_cast<float>(config.dim));
+  return {.name = "output.weight",
+          .shape = {config.vocab_size, config.dim},
+          .init = {.std = std, .bound = 3.0f * std},
+          .gemm = GemmKind::kOutput,
+          .cut = kByVocabulary};
+}
+
 /// The gradients that a stage may put off: those of a block's GEMM sites.
 constexpr std::size_t kMaxSitesPerBlock = 12;
 
@@ -57,12 +68,11 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
     options_.stages = {{.embedding = true, .first_layer = 0, .num_layers = config.n_layers, .head = true}};
   }
   const bool has_embedding = options_.stages.front().embedding, has_head = options_.stages.back().head;
-  const Cut by_vocabulary{.axis = Cut::Axis::kTensor, .dim = 0};
   if (has_embedding) {
     embedding_ = parameters_.add({.name = "tok_embeddings.weight",
                                   .shape = {config.vocab_size, config.dim},
                                   .init = {.std = 1.0f},
-                                  .cut = by_vocabulary});
+                                  .cut = kByVocabulary});
   }
   first_block_unit_ = parameters_.num_units();
   std::int64_t num_layers = 0;
@@ -79,12 +89,9 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
   }
   if (has_head) {
     head_unit_ = parameters_.begin_unit();
-    const float output_std = 1.0f / std::sqrt(static_cast<float>(config.dim));
-    output_ = parameters_.add({.name = "output.weight",
-                               .shape = {config.vocab_size, config.dim},
-                               .init = {.std = output_std, .bound = 3.0f * output_std},
-                               .cut = by_vocabulary});
-    head_ = std::make_unique<Head>(parameters_, config, "norm.weight", output_);
+    // Heads move tokens themselves, once for all chunks.
+    output_ = std::make_unique<LinearSite>(parameters_, output_spec(config), Sharding::kReplicated);
+    head_ = std::make_unique<Head>(parameters_, config, "norm.weight", *output_);
     TESSERA_CHECK(config.num_mtp_modules == 0 || has_embedding, "multi-token prediction without the embedding");
     mtp_.reserve(static_cast<std::size_t>(config.num_mtp_modules));
     for (std::int64_t module = 0; module < config.num_mtp_modules; ++module) {
@@ -98,7 +105,7 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
           parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
       mtp_.push_back({unit, embedding_norm, hidden_norm, eh_proj,
                       Block(parameters_, config, is_moe, prefix + "block.", layer),
-                      Head(parameters_, config, prefix + "norm.weight", output_)});
+                      Head(parameters_, config, prefix + "norm.weight", *output_)});
     }
   }
 

@@ -192,7 +192,7 @@ class Model {
   ParamId embedding_ = 0;
   UnitId embedding_unit_ = 0, first_block_unit_ = 0, head_unit_ = 0;
   std::vector<Block> blocks_;
-  ParamId output_ = 0;
+  std::unique_ptr<LinearSite> output_;
   std::unique_ptr<Head> head_;
   std::vector<MtpModule> mtp_;
   std::vector<const Moe*> moe_layers_;

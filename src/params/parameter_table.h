@@ -17,9 +17,13 @@
 
 namespace tessera {
 
-/// Whether a parameter is the weight of a GEMM that a recipe may run in low precision: y = x · wᵀ for all rows, or with
-/// an expert's own matrix for its rows.
-enum class GemmKind : std::uint8_t { kNone, kLinear, kGrouped };
+/// Whether a parameter is the weight of a GEMM that a recipe may run in low precision.
+enum class GemmKind : std::uint8_t {
+  kNone,
+  kLinear,   // y = x · wᵀ for all rows
+  kGrouped,  // with an expert's own matrix for its rows
+  kOutput,   // linear: the output projection, which recipes leave alone unless they are asked for it
+};
 
 /// How tensor or expert parallelism cuts a parameter.
 struct Cut {

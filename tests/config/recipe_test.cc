@@ -132,6 +132,20 @@ TEST(Recipe, SomeModulesAreNeverQuantized) {
   }
 }
 
+// On request, whatever the filter says; nothing else changes.
+TEST(Recipe, TheOutputProjectionIsConvertedOnRequest) {
+  const std::string request = "--quantize.linear.mx.convert_output", whole_blocks = "--model.args.vocab_size=288";
+  const std::vector<std::string> with_output = join(linear_sites(), {"output"});
+  EXPECT_THAT(Resolved({kLinear, request, whole_blocks}).quantized(),
+              ::testing::UnorderedElementsAreArray(with_output));
+  EXPECT_THAT(Resolved({kLinear, request, whole_blocks, "--quantize.linear.mx.filter_fqns="}).quantized(),
+              ::testing::UnorderedElementsAreArray(with_output));
+  EXPECT_THAT(Resolved({kLinear, request, whole_blocks, "--quantize.linear.mx.filter_fqns=layers,mtp"}).quantized(),
+              ElementsAre("output"));
+  EXPECT_THAT(Resolved({kGrouped, request}).quantized(), ::testing::UnorderedElementsAreArray(grouped_sites()));
+  EXPECT_THAT(error_of({kLinear, request}), AllOf(HasSubstr("output is 258 x 64"), HasSubstr("convert_output")));
+}
+
 TEST(Recipe, PatternsArePartsOfNames) {
   const auto left = [](const std::string& filter) {
     return Resolved({kLinear, "--quantize.linear.mx.filter_fqns=" + filter}).quantized();
@@ -364,7 +378,7 @@ TEST(Recipe, TableForPeople) {
   auto table = rows(describe_precisions(resolved.parameters, resolved.table));
   std::vector<std::string> names;
   for (const auto& [name, words] : table) names.push_back(name);
-  EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(join(linear_sites(), grouped_sites())));
+  EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(join(join(linear_sites(), grouped_sites()), {"output"})));
   EXPECT_THAT(table["layers.0.feed_forward.w13"],
               ElementsAre("192", "x", "64", "mxfp8", "mxfp8", "bf16", "32x32", "even"));
   EXPECT_THAT(table["layers.0.attention.wo"], ElementsAre("64", "x", "64", "bf16", "bf16", "bf16"));

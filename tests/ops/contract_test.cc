@@ -293,11 +293,12 @@ std::vector<Operator> operators() {
   });
   const auto label_of = [](std::int64_t t) { return t % 5 == 3 ? kIgnoredLabel : t * 7 % 77; };
   add_operator("CrossEntropySums", [label_of](Call& c) {
-    const Tensor logits = c.changed({150, 77}, kFloat, kAnyShape), labels = c.ints({150}, label_of);
+    const Tensor logits = c.changed({150, 77}, kFloat, kAnyShape | kAnyType), labels = c.ints({150}, label_of);
     cross_entropy_sums(c.context(), logits, labels, 0, c.out({150, 3}, kFloat));
   });
   add_operator("CrossEntropy", [label_of](Call& c) {
-    const Tensor sums = c.in({1, 150, 3}, kFloat), logits = c.in({150, 77}, kFloat), labels = c.ints({150}, label_of);
+    const Tensor sums = c.in({1, 150, 3}, kFloat), logits = c.in({150, 77}, kFloat, kAnyType);
+    const Tensor labels = c.ints({150}, label_of);
     const Tensor losses = c.out({150}, kFloat), d_logits = c.out({150, 77}, kAnyType);
     cross_entropy(c.context(), sums, logits, labels, 0, 0.5f, losses, d_logits);
   });

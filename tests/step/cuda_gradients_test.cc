@@ -174,9 +174,11 @@ TEST_P(CudaGradients, AreTheCpus) {
 }
 
 constexpr const char* kForced = "--debug.moe_force_load_balance";
+constexpr const char* kOutput = "--quantize.linear.mx.convert_output";
 
-Case recipe(const char* name, const std::string& recipe_name, const std::string& blocks, Bounds bounds) {
-  Overrides overrides = {kForced, "--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"};
+Case recipe(const char* name, const std::string& recipe_name, const std::string& blocks, Bounds bounds,
+            Overrides overrides = {}) {
+  overrides.insert(overrides.end(), {kForced, "--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"});
   for (const char* kind : {"linear", "grouped_mm"}) {
     overrides.push_back(fmt::format("--quantize.{}.mx.recipe_name={}", kind, recipe_name));
     overrides.push_back(fmt::format("--quantize.{}.mx.block_shape={}", kind, blocks));
@@ -186,16 +188,19 @@ Case recipe(const char* name, const std::string& recipe_name, const std::string&
 
 // The bounds are about twice what an H100 shows. Balance is forced: a token for which the last bit decides between two
 // experts changes the experts' gradients by a few thousandths. One case has the real router.
-INSTANTIATE_TEST_SUITE_P(Precisions, CudaGradients,
-                         ::testing::Values(Case{"bfloat16", "bfloat16", {kForced}, {0.0015, 0.0003}},
-                                           Case{"bfloat16_real_router", "bfloat16", {}, {0.006, 0.0006}},
-                                           recipe("mxfp8", "mxfp8", "128x128", {0.015, 0.003}),
-                                           recipe("mxfp8_exact", "mxfp8", "1x32", {0.01, 0.001}),
-                                           recipe("mxfp8_exact_square", "mxfp8", "32x32", {0.01, 0.001}),
-                                           recipe("mxfp8_wgrad_with_hp", "mxfp8_wgrad_with_hp", "128x128",
-                                                  {0.014, 0.003}),
-                                           recipe("fp8_blockwise", "fp8_blockwise", "default", {0.014, 0.0015})),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Precisions, CudaGradients,
+    ::testing::Values(Case{"bfloat16", "bfloat16", {kForced}, {0.0015, 0.0003}},
+                      Case{"bfloat16_real_router", "bfloat16", {}, {0.006, 0.0006}},
+                      recipe("mxfp8", "mxfp8", "128x128", {0.015, 0.003}),
+                      recipe("mxfp8_exact", "mxfp8", "1x32", {0.01, 0.001}),
+                      recipe("mxfp8_exact_square", "mxfp8", "32x32", {0.01, 0.001}),
+                      recipe("mxfp8_wgrad_with_hp", "mxfp8_wgrad_with_hp", "128x128", {0.014, 0.003}),
+                      recipe("fp8_blockwise", "fp8_blockwise", "default", {0.014, 0.0015}),
+                      recipe("mxfp8_output", "mxfp8", "128x128", {0.015, 0.003}, {kOutput}),
+                      recipe("mxfp8_exact_output", "mxfp8", "1x32", {0.01, 0.001}, {kOutput}),
+                      recipe("fp8_blockwise_output", "fp8_blockwise", "default", {0.014, 0.0015}, {kOutput})),
+    [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace
 }  // namespace tessera

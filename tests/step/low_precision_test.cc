@@ -29,7 +29,7 @@ const volatile std::sig_atomic_t kNoSignal = 0;
 /// multiples of 32. The tokens of a micro-batch (72) and an expert's rows are not.
 const char* const kToml = R"(
 [model.args]
-vocab_size = 258
+vocab_size = 288
 dim = 64
 inter_dim = 96
 moe_inter_dim = 32
@@ -80,6 +80,9 @@ struct Recipe {
 
 Overrides both(const std::string& key) { return {"--quantize.linear.mx." + key, "--quantize.grouped_mm.mx." + key}; }
 
+/// Both heads' projection: the model's and the multi-token prediction module's.
+const char* const kOutput = "--quantize.linear.mx.convert_output";
+
 const Recipe kRecipes[] = {
     {"mxfp8", {}},
     {"mxfp8_cublas", {"--quantize.linear.mx.recipe_name=mxfp8_cublas"}},
@@ -94,6 +97,9 @@ const Recipe kRecipes[] = {
     {"mixed",
      {"--quantize.linear.mx.recipe_name=mxfp8_wgrad_with_hp", "--quantize.grouped_mm.mx.recipe_name=fp8_blockwise",
       "--quantize.linear.mx.filter_fqns=output,wkv_a,shared_experts"}},
+    {"mxfp8_output", {kOutput}},
+    {"mxfp8_wgrad_with_hp_output", joined(both("recipe_name=mxfp8_wgrad_with_hp"), {kOutput})},
+    {"fp8_blockwise_output", joined(both("recipe_name=fp8_blockwise"), {kOutput})},
 };
 const Overrides kHigh = {"--model.converters="};
 
@@ -216,7 +222,9 @@ TEST_P(LowPrecisionStep, GradientsAreCloseToThoseOfHighPrecision) {
         EXPECT_GE(sqnr, 15.0) << name;
         EXPECT_NE(gradient, high.of.at(name)) << name;
         if (low.sites.contains(name)) {
-          EXPECT_LE(sqnr, 40.0) << name;  // bfloat16 alone would have more
+          // bfloat16 alone would have more. Where the output projection's wgrad is in high precision, its gradient has
+          // the error of the logits only.
+          EXPECT_LE(sqnr, name == "output.weight" ? 50.0 : 40.0) << name;
         }
         if (sqnr < worst) worst = sqnr, worst_name = name;
         best = std::max(best, sqnr);
@@ -243,7 +251,7 @@ struct Observed : SiteProbe {
     Shape shape;
     std::vector<mx::Format> formats;  // of its observations; empty if never quantized
     std::int64_t num_rows = 0;
-    int count = 0;
+    std::size_t count = 0;
   };
   std::map<std::pair<ParamId, Role>, Operand> operands;
 
@@ -261,7 +269,8 @@ struct Observed : SiteProbe {
   }
 };
 
-// In every mode a probe sees each operand of each site once, in the format of the recipe. Observing changes nothing.
+// In every mode a probe sees each operand of each site once, in the format of the recipe. Two heads share the output
+// projection. Observing changes nothing.
 TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
   for (const char* mode : {"none", "selective", "full"}) {
     SCOPED_TRACE(mode);
@@ -295,7 +304,8 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
           continue;
         }
         ASSERT_NE(found, observed.operands.end());
-        EXPECT_EQ(found->second.count, 1);
+        const std::size_t times = spec.gemm == GemmKind::kOutput ? 2 : 1;
+        EXPECT_EQ(found->second.count, times);
         const int last = spec.shape.num_dims() - 1;
         const Shape& shape = found->second.shape;
         if (role != SiteProbe::Role::kWeight) {
@@ -308,7 +318,7 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
           continue;
         }
         const mx::Format& format = role == SiteProbe::Role::kWeight ? site.weight : site.activation;
-        EXPECT_THAT(found->second.formats, ElementsAre(format));
+        EXPECT_EQ(found->second.formats, std::vector(times, format));
       }
     }
     set_zero(run.step.context(), model.parameters().all_gradients());

@@ -72,6 +72,12 @@ const Overrides kWholeBlocks = {"--model.args.qk_rope_head_dim=16", "--model.arg
 // Each context-parallel rank has a part of the gradients of keys and values, and rounds it before the parts are added
 // up. One rank rounds the sum.
 const Overrides kKeysHigh = {"--quantize.linear.mx.filter_fqns=output,wkv_b"};
+/// A vocabulary that two ranks share in whole blocks.
+const Overrides kOutput = {"--quantize.linear.mx.convert_output", "--model.args.vocab_size=128"};
+/// Nothing else in MXFP8, and no block along tokens.
+const Overrides kOutputAlone =
+    kOutput + Overrides{"--model.converters=quantize.linear.mx", "--quantize.linear.mx.filter_fqns=layers",
+                        "--quantize.linear.mx.recipe_name=mxfp8_wgrad_with_hp"};
 /// Returns the key of a seed. Sums in another order round differently now and then, and a number that is quantized then
 /// differs by a whole step. The chosen seeds are those with which this does not happen in the first step.
 Overrides seed(int number) { return {fmt::format("--debug.seed={}", number)}; }
@@ -118,6 +124,9 @@ INSTANTIATE_TEST_SUITE_P(
                  schedule("DualPipeV") + kDirect + Overrides{"--training.global_batch_size=16"}},
         MeshCase{"fsdp2_cp2_tp2_ep8_direct_mtp", 8, {.cp = 2, .tp = 2, .ep = 8}, 1, kDirect + kMtp},
         MeshCase{"tp2_ep2_mxfp8_wgrad_high", 2, {.tp = 2, .ep = 2}, 1, kWgradHigh + kWholeBlocks + seed(1)},
+        MeshCase{"tp2_mxfp8_output", 2, {.tp = 2}, 1, kWgradHigh + kWholeBlocks + kOutput + seed(1)},
+        MeshCase{"fsdp2_mxfp8_output", 2, {}, 1, kMxfp8 + kWholeBlocks + kOutput},
+        MeshCase{"one_of_640_tokens_mxfp8_output", 1, {}, 8, kOutputAlone + Overrides{"--training.seq_len=80"}},
         MeshCase{"fsdp2_cp2_tp2_mxfp8_wgrad_high", 8, {.cp = 2, .tp = 2}, 1, kWgradHigh + kWholeBlocks + kKeysHigh}),
     [](const auto& test) { return test.param.name; });
 

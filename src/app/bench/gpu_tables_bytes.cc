@@ -255,6 +255,19 @@ void losses(GpuBench& bench) {
                   [=](const Context& op) { cross_entropy(op, sums, logits, of, 0, 1.0f, loss_T, d_logits); }};
     });
   }
+  // Of an output projection in 8 bits.
+  bench.row("cross_entropy_sums of bfloat16", text({kChunk, kV}), [&] {
+    const Tensor logits = bench.random({kChunk, kV}, kBf16), of = labels(), sums = bench.empty({kChunk, 3}, kFloat);
+    return Call{bytes_of({logits}), [=](const Context& op) { cross_entropy_sums(op, logits, of, 0, sums); }};
+  });
+  bench.row("cross_entropy of bfloat16, 1x128 E8M0", text({kChunk, kV}), [&] {
+    const Tensor logits = bench.random({kChunk, kV}, kBf16), of = labels(), sums = bench.empty({1, kChunk, 3}, kFloat);
+    const Tensor loss_T = bench.empty({kChunk}, kFloat);
+    const GemmOperand d_logits = bench.operand({kChunk, kV}, kWide);
+    cross_entropy_sums(bench.context(), logits, of, 0, sums[0]);
+    return Call{bytes_of({logits}) + bytes_of(d_logits),
+                [=](const Context& op) { cross_entropy(op, sums, logits, of, 0, 1.0f, loss_T, d_logits); }};
+  });
 }
 
 void optimizers(GpuBench& bench) {

@@ -1,9 +1,10 @@
-// One block of threads per row of logits, which it reads once for the sums and once for the gradient.
+// A row of logits is read twice: by one block of threads for the sums, and then for the gradient. For the gradient one
+// block reads the row, or, if the gradient is quantized, blocks read it tile by tile.
 #include <cfloat>
 #include <cub/block/block_reduce.cuh>
 
-#include "ops/kit/launch.cuh"
 #include "ops/loss/cross_entropy.h"
+#include "ops/quantize/tile_quantizer.cuh"
 
 namespace tessera::cuda {
 namespace {
@@ -27,8 +28,8 @@ struct Merge {
 };
 
 /// The vectors at v, v + kThreads · kCount, ... of a row; -inf beyond its end.
-template <int kCount>
-__device__ void load_row(const float* row, std::int64_t v, std::int64_t vocab, float (&x)[kInFlight][kCount]) {
+template <typename L, int kCount>
+__device__ void load_row(const L* row, std::int64_t v, std::int64_t vocab, float (&x)[kInFlight][kCount]) {
 #pragma unroll
   for (int i = 0; i < kInFlight; ++i) {
     const std::int64_t at = v + i * std::int64_t{kThreads} * kCount;
@@ -41,8 +42,8 @@ __device__ void load_row(const float* row, std::int64_t v, std::int64_t vocab, f
   }
 }
 
-template <int kCount>
-__global__ void __launch_bounds__(kThreads, 4) sums_kernel(const float* logits_TV, const std::int32_t* labels_T,
+template <typename L, int kCount>
+__global__ void __launch_bounds__(kThreads, 4) sums_kernel(const L* logits_TV, const std::int32_t* labels_T,
                                                            std::int64_t vocab, std::int64_t first_id, float* sums_T3) {
   using Reduce = cub::BlockReduce<Sums, kThreads>;
   __shared__ typename Reduce::TempStorage memory;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, 4) sums_kernel(const float* logits_T
     if (threadIdx.x < 3) out[threadIdx.x] = 0.0f;
     return;
   }
-  const float* row = logits_TV + t * vocab;
+  const L* row = logits_TV + t * vocab;
   Sums sums = {-FLT_MAX, 0.0f};
   constexpr std::int64_t kStep = std::int64_t{kThreads} * kCount;
   for (std::int64_t v = threadIdx.x * kCount; v < vocab; v += kInFlight * kStep) {
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 4) sums_kernel(const float* logits_T
   const std::int64_t at = label - first_id;
   out[0] = sums.max;
   out[1] = sums.sum;
-  out[2] = 0 <= at && at < vocab ? row[at] : 0.0f;
+  out[2] = 0 <= at && at < vocab ? to_float(row[at]) : 0.0f;
 }
 
 /// Of a row, over all ranks.
@@ -108,10 +109,17 @@ __global__ void losses_kernel(const float* sums_PT3, const std::int32_t* labels_
   losses_T[t] = loss_of(row_sums(sums_PT3, num_ranks, num_tokens, t), labels_T[t], num_ranks * vocab);
 }
 
+/// Returns scale · (softmax - onehot(label)) of one logit. A row that does not count has the factor 0, and may hold any
+/// numbers.
+__device__ float gradient_of(float logit, float max, float factor, bool is_label, float scale) {
+  const float part = factor == 0.0f ? 0.0f : __fmul_rn(factor, exp_of_difference(logit, max));
+  return is_label ? part - scale : part;
+}
+
 // d_logits may be the logits: a thread writes what it has read.
-template <typename T, int kCount>
+template <typename L, typename T, int kCount>
 __global__ void __launch_bounds__(kThreads, 4)
-    gradient_kernel(const float* sums_PT3, const float* logits_TV, const std::int32_t* labels_T, std::int64_t num_ranks,
+    gradient_kernel(const float* sums_PT3, const L* logits_TV, const std::int32_t* labels_T, std::int64_t num_ranks,
                     std::int64_t num_tokens, std::int64_t vocab, std::int64_t first_id, float scale, float* losses_T,
                     T* d_logits_TV) {
   const std::int64_t t = blockIdx.x;
@@ -121,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (threadIdx.x == 0) losses_T[t] = loss_of(sums, label, num_ranks * vocab);
   const float factor = counts ? scale / sums.sum : 0.0f;
   const auto at_label = counts ? static_cast<std::int64_t>(label) - first_id : -1;
-  const float* row = logits_TV + t * vocab;
+  const L* row = logits_TV + t * vocab;
   T* d_row = d_logits_TV + t * vocab;
   constexpr std::int64_t kStep = std::int64_t{kThreads} * kCount;
   for (std::int64_t v = threadIdx.x * kCount; v < vocab; v += kInFlight * kStep) {
@@ -133,44 +141,133 @@ __global__ void __launch_bounds__(kThreads, 4)
       if (first >= vocab) break;
 #pragma unroll
       for (int lane = 0; lane < kCount; ++lane) {
-        x[i][lane] = counts ? factor * exp_of_difference(x[i][lane], sums.max) : 0.0f;
-        if (first + lane == at_label) x[i][lane] -= scale;
+        x[i][lane] = gradient_of(x[i][lane], sums.max, factor, first + lane == at_label, scale);
       }
       store_lanes(x[i], d_row + first);
     }
   }
 }
 
+/// What the gradient of a row needs. A thread reads it in one access.
+struct alignas(16) RowGradient {
+  float max, factor;
+  std::int32_t at_label;  // where the label is in this rank's row; -1 if it is elsewhere
+};
+
+__global__ void rows_kernel(const float* sums_PT3, const std::int32_t* labels_T, std::int64_t num_ranks,
+                            std::int64_t num_tokens, std::int64_t vocab, std::int64_t first_id, float scale,
+                            float* losses_T, RowGradient* rows_T) {
+  const std::int64_t t = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (t >= num_tokens) return;
+  const std::int32_t label = labels_T[t];
+  const RowSums sums = row_sums(sums_PT3, num_ranks, num_tokens, t);
+  losses_T[t] = loss_of(sums, label, num_ranks * vocab);
+  const bool counts = label != kIgnoredLabel;
+  const std::int64_t at = counts ? label - first_id : -1;
+  rows_T[t] = {.max = sums.max,
+               .factor = counts ? scale / sums.sum : 0.0f,
+               .at_label = 0 <= at && at < vocab ? static_cast<std::int32_t>(at) : -1};
+}
+
+/// The gradient for the tile quantizer.
+template <typename T>
+struct Gradient {
+  using Number = T;
+  static constexpr int kOutputs = 1, kInFlight = 4, kTeams = 1;
+  static constexpr int kBlocksPerSm = sizeof(T) == 2 ? 4 : 2;
+  static constexpr bool kSums = false;
+  template <int kCount>
+  struct Input {
+    Lanes<T, kCount> logits;
+    float max, factor;
+    std::int32_t at_label;  // from the first of the logits on
+  };
+  template <int kCount>
+  struct Columns {};
+
+  const T* logits_TV;
+  const RowGradient* rows_T;
+  std::int64_t vocab;
+  float scale;
+
+  template <int kCount>
+  __device__ Input<kCount> load(std::int64_t, std::int64_t row, std::int64_t column) const {
+    const RowGradient of_row = rows_T[row];
+    return {get_lanes<kCount>(logits_TV + row * vocab + column), of_row.max, of_row.factor,
+            of_row.at_label - static_cast<std::int32_t>(column)};
+  }
+  template <int kCount>
+  __device__ Columns<kCount> columns(std::int64_t) const {
+    return {};
+  }
+  template <int kCount>
+  __device__ void compute(const Input<kCount>& input, const Columns<kCount>&, Lanes<T, kCount> (&out)[1],
+                          float&) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      out[0].x[i] =
+          from_float<T>(gradient_of(to_float(input.logits.x[i]), input.max, input.factor, i == input.at_label, scale));
+    }
+  }
+};
+
+unsigned blocks_for(std::int64_t num_tokens) { return static_cast<unsigned>((num_tokens + kThreads - 1) / kThreads); }
+
 }  // namespace
 
 void cross_entropy_sums(const Context& op, const Tensor& logits_TV, const Tensor& labels_T, std::int64_t first_id,
                         const Tensor& sums_T3) {
   if (op.measuring() || logits_TV.dim(0) == 0) return;
-  for_lanes(in_lanes(logits_TV), [&](auto lanes) {
-    sums_kernel<decltype(lanes)::value><<<static_cast<unsigned>(logits_TV.dim(0)), kThreads, 0, stream_of(op)>>>(
-        numbers<const float>(logits_TV), numbers<const std::int32_t>(labels_T), logits_TV.dim(1), first_id,
-        numbers<float>(sums_T3));
+  for_float_type(logits_TV.dtype(), [&]<typename L>(L) {
+    for_lanes(in_lanes(logits_TV), [&](auto lanes) {
+      sums_kernel<L, decltype(lanes)::value><<<static_cast<unsigned>(logits_TV.dim(0)), kThreads, 0, stream_of(op)>>>(
+          numbers<const L>(logits_TV), numbers<const std::int32_t>(labels_T), logits_TV.dim(1), first_id,
+          numbers<float>(sums_T3));
+    });
   });
 }
 
 void cross_entropy(const Context& op, const Tensor& sums_PT3, const Tensor& logits_TV, const Tensor& labels_T,
-                   std::int64_t first_id, float scale, const Tensor& losses_T, const Tensor& d_logits_TV) {
+                   std::int64_t first_id, float scale, const Tensor& losses_T, const GemmOperand& d_logits_TV) {
   const std::int64_t num_ranks = sums_PT3.dim(0), num_tokens = logits_TV.dim(0), vocab = logits_TV.dim(1);
+  const Tensor& plain = d_logits_TV.plain;
+  const ArenaScope scope(*op.arena);
+  Tensor rows;
+  if (d_logits_TV.quantized()) {
+    constexpr std::int64_t kNumbers = sizeof(RowGradient) / sizeof(float);
+    rows = op.arena->allocate({num_tokens, kNumbers}, DType::kFloat32);
+  }
   if (op.measuring() || num_tokens == 0) return;
   const auto* sums = numbers<const float>(sums_PT3);
   const auto* labels = numbers<const std::int32_t>(labels_T);
-  if (!d_logits_TV.defined()) {
-    losses_kernel<<<static_cast<unsigned>((num_tokens + kThreads - 1) / kThreads), kThreads, 0, stream_of(op)>>>(
-        sums, labels, num_ranks, num_tokens, vocab, numbers<float>(losses_T));
+  if (d_logits_TV.quantized()) {
+    auto* rows_T = static_cast<RowGradient*>(rows.raw());
+    rows_kernel<<<blocks_for(num_tokens), kThreads, 0, stream_of(op)>>>(
+        sums, labels, num_ranks, num_tokens, vocab, first_id, scale, numbers<float>(losses_T), rows_T);
+    for_float_type(logits_TV.dtype(), [&]<typename T>(T) {
+      const TileArgs<Gradient<T>> args{
+          .producer = {.logits_TV = numbers<const T>(logits_TV), .rows_T = rows_T, .vocab = vocab, .scale = scale},
+          .outputs = {tile_outputs<T>(d_logits_TV)},
+          .num_rows = num_tokens,
+          .length = vocab};
+      run_tiles(op, args, in_lanes(logits_TV, plain));
+    });
     return;
   }
-  for_float_type(d_logits_TV.dtype(), [&]<typename T>(T) {
-    for_lanes(in_lanes(logits_TV, d_logits_TV), [&](auto lanes) {
-      // 16 bytes are written at a time.
-      constexpr int kCount = std::min<int>(decltype(lanes)::value, 16 / sizeof(T));
-      gradient_kernel<T, kCount><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(
-          sums, numbers<const float>(logits_TV), labels, num_ranks, num_tokens, vocab, first_id, scale,
-          numbers<float>(losses_T), numbers<T>(d_logits_TV));
+  if (!plain.defined()) {
+    losses_kernel<<<blocks_for(num_tokens), kThreads, 0, stream_of(op)>>>(sums, labels, num_ranks, num_tokens, vocab,
+                                                                          numbers<float>(losses_T));
+    return;
+  }
+  for_float_type(logits_TV.dtype(), [&]<typename L>(L) {
+    for_float_type(plain.dtype(), [&]<typename T>(T) {
+      for_lanes(in_lanes(logits_TV, plain), [&](auto lanes) {
+        // 16 bytes of the narrower type are moved at a time.
+        constexpr int kCount = std::min<int>(decltype(lanes)::value, 16 / std::min(sizeof(L), sizeof(T)));
+        gradient_kernel<L, T, kCount><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(
+            sums, numbers<const L>(logits_TV), labels, num_ranks, num_tokens, vocab, first_id, scale,
+            numbers<float>(losses_T), numbers<T>(plain));
+      });
     });
   });
 }
