@@ -12,8 +12,8 @@ arguments=("$@")
 steps=$(value_of training steps)
 checkpoints=$(value_of job dump_folder)/$(value_of checkpoint folder)
 if [[ -z $(find "$checkpoints" -maxdepth 1 -name 'step-*' 2>/dev/null) ]]; then
-  echo "timing two steps" >&2
-  milliseconds=$("$tessera" bench step "$config" "${arguments[@]}" --steps 1 --warmup 1 2>/dev/null |
+  echo "timing a step" >&2
+  milliseconds=$("$tessera" bench step "$config" "${arguments[@]}" --steps 1 --warmup 0 2>/dev/null |
     sed -n 's/.*"step_ms":\([0-9.e+-]*\).*/\1/p')
   if [[ -n $milliseconds ]]; then
     # Steps take at most 270 s. The rest is for validations and checkpoints.
