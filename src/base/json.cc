@@ -9,9 +9,6 @@
 #include "base/error.h"
 #include "base/file.h"
 
-template class nlohmann::basic_json<>;
-template class nlohmann::basic_json<nlohmann::ordered_map>;
-
 namespace tessera {
 namespace {
 

@@ -1,5 +1,5 @@
 // Reads JSON from files that may be hostile, and checks names of files in it. The templates exist for nlohmann::json
-// and nlohmann::ordered_json, which keeps the order of keys; json.cc compiles them once, and the library's classes, too.
+// and nlohmann::ordered_json, which keeps the order of keys; json.cc compiles them once.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-
-extern template class nlohmann::basic_json<>;
-extern template class nlohmann::basic_json<nlohmann::ordered_map>;
 
 namespace tessera {
 

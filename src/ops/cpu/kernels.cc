@@ -9,7 +9,6 @@ extern const KernelTable kKernelsAvx512;
 extern const KernelTable kKernelsAvx512Bf16;
 #endif
 extern const KernelTable kKernelsBaseline;
-extern const KernelTable kKernelsPortable;
 
 namespace {
 
@@ -26,7 +25,6 @@ const Variant* variants(std::size_t& count) {
     {&kKernelsAvx512, __builtin_cpu_supports("x86-64-v4") != 0},
 #endif
     {&kKernelsBaseline, true},
-    {&kKernelsPortable, true},  // for tests
   };
   count = sizeof(kVariants) / sizeof(kVariants[0]);
   return kVariants;

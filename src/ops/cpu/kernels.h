@@ -111,8 +111,8 @@ const KernelTable& kernels();
 /// Has all operators take this table; null: the best again. For tests and measurements, while no operator runs.
 void use_kernels(const KernelTable* table);
 
-/// By name, "portable" (what any processor of the kind has), "baseline", "avx512" or "avx512_bf16"; null if this
-/// processor cannot run it. For tests and measurements.
+/// Returns the table named "baseline", "avx512" or "avx512_bf16", or null if this processor cannot run it. It is for
+/// tests and measurements.
 const KernelTable* kernels_named(const char* name);
 
 }  // namespace tessera::cpu
