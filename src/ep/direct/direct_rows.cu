@@ -7,7 +7,7 @@ namespace {
 // kSenders of 16 blocks send. The others write duplicates, or all rows if the rows belong elsewhere.
 constexpr int kSenders = 7;
 
-/// Bytes that a warp copies.
+/// A range of bytes that a warp copies.
 struct Source {
   const std::byte* from = nullptr;
   int num_bytes = 0;

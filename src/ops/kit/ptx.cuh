@@ -292,10 +292,11 @@ enum class Major { kK = 0, kMN = 1 };
 
 /// Returns the descriptor of an operand in shared memory that TMA wrote with the 128-byte swizzle. `shared` starts at a
 /// multiple of 1024 bytes, plus an offset along K.
-///   K-major: rows of 128 bytes, one per m or n; groups of 8 rows lie 1024 bytes apart. A step of 32 bytes along K adds
-///     32 bytes to `shared`. `mn_stride_bytes` is not used.
-///   MN-major (bfloat16 only): rows of 64 m or n, one per k; groups of 8 k lie 1024 bytes apart. The next 64 m or n lie
-///     `mn_stride_bytes` further. A step of 16 along K adds 2048 bytes to `shared`.
+///   K-major: There is a row of 128 bytes per m or n. Groups of 8 rows lie 1024 bytes apart. A step of 32 bytes along K
+///     adds 32 bytes to `shared`. `mn_stride_bytes` is not used.
+///   MN-major (bfloat16 only): There is a row of 64 m or n per k. Groups of 8 k lie 1024 bytes apart. The next 64 m or
+///   n
+///     lie `mn_stride_bytes` further. A step of 16 along K adds 2048 bytes to `shared`.
 template <Major kMajor>
 __device__ inline std::uint64_t wgmma_descriptor(const void* shared, std::uint32_t mn_stride_bytes = 0) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;

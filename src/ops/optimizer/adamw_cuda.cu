@@ -66,7 +66,7 @@ __device__ void store_once(const float (&x)[kCount], __nv_bfloat16* to) {
 /// Computes a step. A thread's accesses are kThreads · kCount numbers apart, so the accesses of a warp are neighbours.
 template <int kCount, typename Moment>
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment> args) {
-  constexpr int kAccesses = 2;  // of every array, before the first result is written
+  constexpr int kAccesses = 2;  // accesses to each array before the first result is written
   const AdamWStep step = *args.step;
   if (step.finite == 0.0f) return;
   const float beta1 = args.options.beta1, beta2 = args.options.beta2;

@@ -188,7 +188,8 @@ __global__ void gather_numbers_kernel(const float* x, const std::int32_t* index,
   }
 }
 
-/// A thread has kCount neighbouring numbers of a token. It has the numbers of kRows of the token's rows in flight.
+/// Adds up the rows of tokens. A thread has kCount neighbouring numbers of a token. It has the numbers of kRows of the
+/// token's rows in flight.
 template <typename T, int kCount, int kRows>
 __global__ void __launch_bounds__(kThreads)
     combine_rows_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A thread has kCount neighbouring numbers of a token.
+/// Adds up the rows of tokens rank by rank. A thread has kCount neighbouring numbers of a token.
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     combine_rows_by_rank_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,

@@ -456,7 +456,7 @@ struct Kernel {
       ptx::set_max_registers_up<kConsumerRegisters<kWgrad>>();
       consume(p, shared);
     }
-    // A block stays while others of its cluster may still copy to it or arrive at its barriers.
+    // A block stays while other blocks of its cluster may still copy to it or arrive at its barriers.
     __syncthreads();
     ptx::cluster_sync();
   }
@@ -478,7 +478,7 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
 
 struct ScaleRows {
   Scales scales;
-  int count = 0;              // of rows
+  int count = 0;              // number of rows
   float* arranged = nullptr;  // [num_steps, arranged_row(count)]
 };
 
