@@ -139,9 +139,9 @@ __device__ inline float team_sum(float x, float* slots) {
   return x;
 }
 
-/// Writes a block's part of the weight's gradient: for each column the sum of the teams' d_w, in the order of the
-/// teams. `sums` is shared memory. It holds lines of the threads' first numbers, second numbers and so on, with a gap
-/// of 4 numbers between them, so that neither writing nor reading meets a bank twice.
+/// Writes a block's part of the weight's gradient. For each column this is the sum of the teams' d_w, in the order of
+/// the teams. `sums` is shared memory. It holds one line of all threads' first numbers, one of their second numbers and
+/// so on. A gap of 4 numbers between lines prevents bank conflicts.
 template <int kCount, int kParts>
 __device__ void write_weight_sums(const float (&d_w)[kParts][kCount], float* sums, int length, float* out) {
   const int num_threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
