@@ -73,7 +73,8 @@ void Dispatcher::dispatch(const Context& op, const GemmOperand& y_tD, const Disp
   const TraceScope trace(op.trace, "ep.dispatch");
   check_payload(y_tD, options_.dispatch_forward, saved);
   check_rows(x_RD, saved);
-  if (!op.measuring() && op.target() == Device::kCpu) {  // a GPU's are not waited for
+  // Counts on a GPU are not checked, because that would wait for the GPU.
+  if (!op.measuring() && op.target() == Device::kCpu) {
     const auto* counts = saved.routing.counts_E.data<std::int32_t>();
     const std::int64_t counted = std::accumulate(counts, counts + options_.num_experts, std::int64_t{0});
     const std::int64_t num_choices = saved.num_tokens() * options_.top_k;

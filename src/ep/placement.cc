@@ -33,7 +33,7 @@ void place_rows(const Tensor& counts_PE, std::int64_t alignment, const Placement
 
 std::string describe_overload(std::string_view layer, std::int64_t rank, std::int64_t num_rows, double balanced_rows,
                               std::int64_t num_rows_needed, std::int64_t max_rows, double capacity_factor) {
-  // The router takes what is not a number for 0, and the first of equal experts.
+  // The router treats NaN as 0 and takes the first of equal experts.
   const char* of_first =
       ". Tokens whose numbers are not finite all choose its experts: see whether the losses before were finite";
   return fmt::format(

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kRowsPerTask = 64;
 
-/// Row `source` of q to row r of `to`, 0 for -1.
+/// Copies row `source` of q to row r of `to`. If `source` is -1, row r becomes 0.
 void copy_packed_row(const mx::Quantized& q, std::int64_t source, const mx::Quantized& to, std::int64_t r) {
   const auto copy = [&](const Tensor& from_part, const Tensor& to_part) {
     if (source < 0) {
@@ -27,7 +27,7 @@ void copy_packed_row(const mx::Quantized& q, std::int64_t source, const mx::Quan
   copy(q.scales, to.scales);
 }
 
-/// Row `source` of what was received, as numbers at y; 0 for -1.
+/// Writes row `source` of the received rows to y as numbers. If `source` is -1, y becomes 0.
 template <typename T>
 void unpack_row(const Payload& received, std::int64_t source, std::int64_t dim, T* y) {
   if (source < 0) {
@@ -65,7 +65,7 @@ Payload make_payload(const Context& op, const GemmOperand& y_tD, PayloadPrecisio
 
 namespace {
 
-/// On a GPU by the operators that there are.
+/// Delivers rows on a GPU with existing operators.
 void deliver_by_operators(const Context& op, const Payload& received, DType dtype, const Tensor& source_of_row_R,
                           const Tensor& num_rows_1, const GemmOperand& x_RD) {
   GemmOperand computed = x_RD;

@@ -9,7 +9,7 @@
 
 namespace tessera::mx {
 
-/// How the scale follows from a block's largest magnitude v. emax is the largest exponent of the element type.
+/// Defines how the scale follows from a block's largest magnitude v. emax is the largest exponent of the element type.
 enum class ScalingMode : std::uint8_t {
   kFloor,  // 2^(floor(log2 v) - emax), as in the OCP specification; clips the top of a binade
   kRceil,  // 2^ceil(log2(v / largest)): the smallest power of two that clips nothing (cuBLAS, Transformer Engine)
@@ -17,8 +17,8 @@ enum class ScalingMode : std::uint8_t {
   kEven,   // as kFloor, after v is rounded to the element's mantissa
 };
 
-/// Returns the scale byte for a block whose largest magnitude is `amax`, which is finite and >= 0. It is 0 for amax =
-/// 0.
+/// Returns the scale byte for a block whose largest magnitude is `amax`, which is finite and >= 0. If amax is 0, the
+/// byte is 0.
 template <typename Element = E4M3>
 TESSERA_HOST_DEVICE constexpr std::uint8_t scale_byte(float amax, ScalingMode mode) {
   std::uint32_t bits = bits_of(amax);
@@ -48,15 +48,15 @@ TESSERA_HOST_DEVICE constexpr float inverse_float_scale(float amax) {
   return E4M3::kLargestValue / (amax < kSmallestAmax ? kSmallestAmax : amax);
 }
 
-/// How many numbers share an E8M0 scale in the specification and in the layout of every MXFP8 tensor. If a format's
-/// blocks are wider, the layout repeats their scale.
+/// The number of numbers that share an E8M0 scale in the specification and in the layout of every MXFP8 tensor. If a
+/// format's blocks are wider, the layout repeats their scale.
 inline constexpr int kBlock = 32;
-/// How many numbers along the contraction share a scale in the formats for Hopper's tensor cores.
+/// The number of numbers along the contraction that share a scale in the formats for Hopper's tensor cores.
 inline constexpr int kWideBlock = 128;
 
 enum class ScaleType : std::uint8_t { kE8M0, kFloat32 };
 
-/// How a matrix is quantized: which numbers share a scale, and how that scale is found. A block is `along` numbers
+/// Defines which numbers of a matrix share a scale, and how that scale is found. A block is `along` numbers
 /// along the contraction (the matrix's last dim) by `across` rows.
 struct Format {
   ScaleType scale_type = ScaleType::kE8M0;

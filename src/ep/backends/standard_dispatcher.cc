@@ -13,7 +13,7 @@ const StandardRouting::Counts& counts_of(const DispatchSaved& saved) {
   return *std::get<StandardRouting>(saved.backend).counts;
 }
 
-/// Rows that this rank has received.
+/// Returns the rows that this rank has received.
 Tensor received_rows(const DispatchSaved& saved) {
   const std::vector<std::int64_t>& counts = counts_of(saved).num_received_P;
   return std::get<StandardRouting>(saved.backend)

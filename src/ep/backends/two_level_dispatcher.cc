@@ -22,7 +22,7 @@ const TwoLevelRouting& two_level_routing(const DispatchSaved& saved) {
   return std::get<TwoLevelRouting>(saved.backend);
 }
 
-/// Of a rank's tokens, those with an expert in a domain, in their order: for each domain.
+/// Returns for each domain the tokens of a rank that have an expert in it, in the order of the tokens.
 std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK, std::int64_t top_k,
                                     std::int64_t num_domains, std::int64_t num_experts) {
   std::vector<Ints> tokens(static_cast<std::size_t>(num_domains));
@@ -84,7 +84,7 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
       .wait();
 
   const auto slot_of = [&](std::int32_t token) { return static_cast<std::size_t>(token * top_k); };
-  // What this rank sends.
+  // This is what the rank sends.
   const auto nowhere = static_cast<std::int32_t>(num_tokens_within(saved));
   Ints token_of_sent, sent_of_token(static_cast<std::size_t>(num_tokens * domains), nowhere), number_of_slot(num_slots);
   TwoLevelRouting::Counts& counts = *routing.counts;
@@ -103,7 +103,7 @@ void TwoLevelDispatcher::plan(const Context& op, const DispatchSaved& saved) {
     counts.num_sent_N.push_back(static_cast<std::int64_t>(tokens.size()));
     ++domain;
   }
-  // What comes, of each domain's rank with this place.
+  // This is what arrives from the rank with the same place in each domain.
   const std::int64_t first_expert = groups_.across.rank() * num_experts_within;
   Ints ids, counts_E(static_cast<std::size_t>(num_experts_within), 0);
   for (std::size_t source = 0; source < static_cast<std::size_t>(domains); ++source) {
@@ -191,7 +191,7 @@ void TwoLevelDispatcher::do_combine_backward(const Context& op, const GemmOperan
 void TwoLevelDispatcher::return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_tD,
                                      Write write, std::string_view operation) {
   const std::int64_t num_tokens = num_tokens_within(saved);
-  // The last row is of the domains that a token was not sent to.
+  // The last row stands for domains to which a token was not sent.
   const Tensor back = op.arena->allocate({num_tokens + 1, options().dim}, options().dtype);
   if (!op.measuring()) {
     from_domains(x, back, saved, operation).wait();

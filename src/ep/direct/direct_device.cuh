@@ -1,16 +1,17 @@
-// Dispatch and combine by stores into other GPUs' windows, by the steps of protocol.h.
+// Dispatch and combine by stores into other GPUs' windows, in the steps of protocol.h.
 //
-// Some blocks of a call store, the others work on what comes. Both go through the call's tokens in chunks: when all
-// warps that store have stored their part of a chunk (of own tokens, in a combine of all ranks'), the last one signals
-// `stored` for it; the others wait for all ranks' signal of a chunk, then read it. Ready flags and counts come before,
-// from the first block. Storing never waits for reading, so no order in which blocks get on can hang; but every rank's
-// blocks must be on its GPU at the same time.
+// Some blocks of a call store, and the others process what arrives. Both go through the call's tokens in chunks. A
+// chunk holds own tokens, or tokens of all ranks in a combine. When all storing warps have stored their parts of a
+// chunk, the last one signals `stored` for it. The other blocks wait for that signal from all ranks and then read the
+// chunk. The first block sends ready flags and counts before that. Storing never waits for reading, so no order of
+// progress among blocks can deadlock. But the blocks of all ranks must be on their GPUs at the same time.
 //
-// An SM writes at most 32 bytes per cycle, wherever to, and some eight of them fill a GPU's NVLink: so how many store,
-// and how many do the rest, decides how long a call takes.
+// An SM writes at most 32 bytes per cycle, wherever it writes to. About eight SMs fill a GPU's NVLink. So the number of
+// storing blocks and that of the other blocks decide how long a call takes.
 //
-// A flag holds the call's epoch; `stored` epoch · kMaxChunks + the chunk, counted so that the last one has the highest
-// number. Visibility: a warp's stores, fence.gpu, arrival; the last to arrive: fence.sys, release store of the flag.
+// A flag holds the call's epoch. `stored` holds epoch · kMaxChunks + the chunk, counted so that the last chunk has the
+// highest number. For visibility, a warp stores, executes fence.gpu and arrives. The last warp to arrive executes
+// fence.sys and stores the flag with release.
 #pragma once
 
 #include "ep/direct/direct_kernels.h"
@@ -24,7 +25,7 @@ using cuda::kAllLanes;
 using cuda::kWarp;
 
 inline constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-/// Values of rank_tJ in place of a rank: there is none; the layer was overloaded.
+/// Values of rank_tJ in place of a rank. kNoRank: there is no rank. kOverloaded: the layer was overloaded.
 inline constexpr int kNoRank = -1, kOverloaded = -2;
 
 __device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarp; }
@@ -62,7 +63,7 @@ __device__ inline bool has_failed(const CallArgs& call) {
   return *static_cast<volatile std::uint32_t*>(&call.state->failed);
 }
 
-/// Calls `fill` with the report, unless an earlier failure is in it.
+/// Lets `fill` fill in the report, unless it holds an earlier failure.
 template <typename Fill>
 __device__ inline void report(const CallArgs& call, GpuReport::Kind kind, Fill&& fill) {
   volatile GpuReport& found = *call.report;
@@ -97,13 +98,15 @@ __device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoc
     }
   }
   const bool all_came = __all_sync(kAllLanes, came);
-  __syncwarp();  // what one lane has acquired, all of them may read: a vote does not order memory
+  // This orders memory, which a vote does not. All lanes may then read what one lane has acquired.
+  __syncwarp();
   return all_came;
 }
 
-/// How a call's blocks share its work: `sixteenths` of them store, the others work on what comes.
+/// Holds how a call's blocks share its work: `sixteenths` of them store, and the others process what arrives.
 struct Share {
-  int num_senders, num_warps, warp;  // blocks that store; warps that do as this one does, this one
+  // num_senders blocks store. num_warps warps have this warp's role, and `warp` is this warp's index among them.
+  int num_senders, num_warps, warp;
   bool sends;
   std::uint64_t epoch;
   int tokens_per_chunk;
@@ -129,7 +132,8 @@ __device__ inline void arrive(const CallArgs& call, const Share& share, int chun
   bool is_last = false;
   __syncwarp();
   if (lane_idx() == 0) {
-    __threadfence();  // for the last to arrive, on this GPU, which then tells the others
+    // This makes the stores visible to the last warp to arrive, on this GPU. That warp then tells the other ranks.
+    __threadfence();
     is_last = atomicAdd(&call.state->arrivals[chunk], 1u) == static_cast<unsigned>(share.num_warps) - 1;
     if (is_last) {
       call.state->arrivals[chunk] = 0;
@@ -174,8 +178,8 @@ __device__ inline bool get_ready(const CallArgs& call, const Share& share, bool 
 
 // --- Pieces of rows ------------------------------------------------------------------------------------------------
 
-// What is read comes through shared memory: each warp has kStages pieces of rows on their way, of the row or sum that
-// it works on and of the next.
+// Rows are read through shared memory. Each warp has kStages pieces in flight, of the row or sum that it works on and
+// of the next one.
 constexpr int kPieceBytes = 4096, kUnitBytes = 16, kStages = 3;
 
 struct PiecesMemory {
@@ -183,8 +187,7 @@ struct PiecesMemory {
   ptx::Barrier arrived[kWarps][kStages];
 };
 
-/// Copies pieces of rows into shared memory, and gives them in the order in which they were asked for. Used by one
-/// warp.
+/// Copies pieces of rows into shared memory, and returns them in the order of the requests. One warp uses it.
 class Pieces {
  public:
   __device__ explicit Pieces(PiecesMemory& memory) {
@@ -222,7 +225,7 @@ class Pieces {
 
   std::byte (*pieces_)[kPieceBytes];
   ptx::Barrier* arrived_;
-  int num_held_ = 0;               // asked for and not released
+  int num_held_ = 0;               // requested and not released
   int fetched_ = 0, awaited_ = 0;  // stages of the next ones
   std::uint32_t parity_ = 0;
 };

@@ -102,7 +102,7 @@ void DirectDispatcher::store_records(const Placement& placement, const Tensor& n
       const std::int32_t row = next_row[expert]++;
       TESSERA_CHECK(row < first_row[expert] + counts[expert], "expert {} has more than the {} rows counted", expert,
                     counts[expert]);
-      // By rank, ascending, then by k.
+      // Choices are sorted by ascending rank, then by k.
       const auto rank = static_cast<int>(expert / local);
       std::size_t at = num_choices++;
       for (; at > 0 && choices[at - 1].rank > rank; --at) choices[at] = choices[at - 1];

@@ -4,21 +4,22 @@
 namespace tessera::ep {
 namespace {
 
-constexpr int kSenders = 7;  // of 16 blocks. The others write duplicates, or all rows where these are wanted elsewhere
+// kSenders of 16 blocks send. The others write duplicates, or all rows if the rows belong elsewhere.
+constexpr int kSenders = 7;
 
-/// Bytes that a warp copies.
+/// A range of bytes that a warp copies.
 struct Source {
   const std::byte* from = nullptr;
   int num_bytes = 0;
 };
 
-/// A warp's.
+/// Copies rows. Each warp has an object.
 class Copying {
  public:
   __device__ explicit Copying(PiecesMemory& memory) : pieces_(memory) {}
 
-  /// To the addresses that `lanes` have in `to`; all in whole 16 bytes. `next` is the next call's `source`, if it is
-  /// known.
+  /// Copies to the addresses that `lanes` have in `to`. All sizes are whole multiples of 16 bytes. `next` is the
+  /// `source` of the next call, if it is known.
   __device__ void copy(const Source& source, unsigned lanes, std::byte* to, const Source& next) {
     const bool has_target = (lanes >> lane_idx() & 1) != 0;
     int asked = next_asked_;
@@ -30,14 +31,14 @@ class Copying {
       const int num_bytes = min(kPieceBytes, source.num_bytes - begin);
       if (has_target) ptx::bulk_store(to + begin, piece, static_cast<std::uint32_t>(num_bytes));
       ptx::tma_store_commit();
-      // All but this one have been read.
+      // All pieces but this one have been read.
       ptx::tma_store_wait_read<1>();
       __syncwarp();
       if (is_reading_) pieces_.release();
       is_reading_ = true;
     }
   }
-  /// Returns when all has been written.
+  /// Returns when everything is written.
   __device__ void finish() { ptx::tma_store_wait<0>(); }
 
  private:
@@ -48,22 +49,22 @@ class Copying {
   }
 
   Pieces pieces_;
-  bool is_reading_ = false;  // the last piece may be
-  int next_asked_ = 0;       // bytes of the next source
+  bool is_reading_ = false;  // the last piece may still be read
+  int next_asked_ = 0;       // requested bytes of the next source
 };
 
-/// A warp's: where lane `of` has its `to`.
+/// Returns the `to` of lane `of`. The whole warp executes it.
 __device__ std::byte* target_of(int of, std::byte* to) {
   return reinterpret_cast<std::byte*>(__shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(to), of));
 }
 
-/// Where a row of `part` is read: own tokens if they are sent, else the window.
+/// Returns where a row of `part` is read: from own tokens if they are sent, or else from the window.
 template <bool kSends>
 __device__ const std::byte* row_of(const RowPart& part, int row) {
   return (kSends ? part.tokens : part.window) + row * part.row_bytes;
 }
 
-/// Row `row` for Copying; none if it has no part in pieces, or is -1.
+/// Returns row `row` for Copying. It is empty if the row is -1 or if the first part is not copied in pieces.
 template <bool kSends>
 __device__ Source source_of(const RowsArgs& args, int row) {
   const RowPart& part = args.parts[0];
@@ -71,15 +72,15 @@ __device__ Source source_of(const RowsArgs& args, int row) {
   return {row_of<kSends>(part, row), static_cast<int>(part.row_bytes)};
 }
 
-/// A warp's: all parts of a row to where `lanes` have it: to(part) is where a part's rows are, `to_row` the row there.
-/// `next_row` comes in the next call; -1 if that is not known.
+/// Copies all parts of a row to the targets of `lanes`. The whole warp executes it. to(part) is the start of a part's
+/// target rows, and `to_row` is the row there. `next_row` is the row of the next call, or -1 if that is not known.
 template <bool kSends, typename To>
 __device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To& to, int to_row, int next_row,
                          Copying& copying) {
   using Copied = RowPart::Copied;
   const int lane = lane_idx(), begin = lane * kUnitBytes;
   const bool has_target = (lanes >> lane & 1) != 0;
-  // What lanes copy is on its way while pieces are copied.
+  // The units that lanes copy are loaded while pieces are copied.
   uint4 held{};
   for (int p = 0; p < args.num_parts; ++p) {
     const RowPart& part = args.parts[p];
@@ -107,19 +108,20 @@ __device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To
 }
 
 struct Placement {
-  std::int32_t total[kMaxGpuExperts];  // rows of an expert
-  std::int32_t base[kMaxGpuExperts];   // what takes this rank's sorted slots to rows
-  // Of the own experts' rows; the last end is of no use.
+  std::int32_t total[kMaxGpuExperts];  // rows per expert
+  std::int32_t base[kMaxGpuExperts];   // from the index of a slot of this rank, sorted, to its row
+  // Rows of the own experts. The last end is not used.
   std::int32_t offsets[kMaxGpuExperts + 1], ends[kMaxGpuExperts + 1];
   std::int32_t overloaded;
 };
 
-/// In the own window: the counts of a dispatch.
+/// Returns the counts of a dispatch in the own window.
 __device__ std::int32_t* counts_of(const CallArgs& call, const RowsArgs& args, std::uint64_t epoch) {
   return args.counts_PE + static_cast<int>(epoch % 2) * call.num_ranks * args.num_experts;
 }
 
-/// A block's: where rows go, from all ranks' counts (placement.h). Without a row anywhere if a rank gets too many.
+/// Computes where rows go, from all ranks' counts (placement.h). The whole block executes it. If a rank gets too many
+/// rows, no rank gets any.
 __device__ void place(const CallArgs& call, const RowsArgs& args, const std::int32_t* counts_PE, Placement& placement) {
   const int num_ranks = call.num_ranks, local = args.num_local_experts;
   if (threadIdx.x == 0) placement.overloaded = num_ranks;
@@ -162,11 +164,11 @@ __device__ void place(const CallArgs& call, const RowsArgs& args, const std::int
   __syncthreads();
 }
 
-/// What is read of a token before it is sent, ahead of its turn. A lane's: in a dispatch the token's k-th choice, else
-/// the j-th copy as the dispatch has decided.
+/// Holds what is read of a token in advance, before the token is sent. In a dispatch, a lane has the token's k-th
+/// choice. In other calls it has the j-th copy that the dispatch decided on.
 struct Planned {
-  int to = -1;  // expert, else rank
-  int row = 0;  // where the choice is among its expert's on this rank, else the copy's first row
+  int to = -1;  // the expert in a dispatch, or else the rank
+  int row = 0;  // index of the choice among the expert's on this rank, or else the copy's first row
   float weight = 0.0f;
 };
 static_assert(kNoExpert < 0 && kNoRank < 0);
@@ -180,8 +182,8 @@ __device__ Planned read_planned(const CallArgs& call, const RowsArgs& args, int 
   return {call.rank_tJ[i], args.first_row_tJ[i]};
 }
 
-/// A warp's, of a dispatch: where the copies of token t go, and their records. Each lane of the result has a copy's
-/// rank and first row in `its_rank` and `its_row`.
+/// Decides where the copies of token t go in a dispatch, and stores their records. The whole warp executes it. Each
+/// lane of the result has a copy's rank in `its_rank` and its first row in `its_row`.
 __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, const Placement& placement, int t,
                                  const Planned& choice, int& its_rank, int& its_row) {
   const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
@@ -223,8 +225,8 @@ __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, con
   return firsts;
 }
 
-/// A warp's, of token t. The copies begin with another one for each token, so that ranks do not all store to the same
-/// one.
+/// Finds the copies of token t. The whole warp executes it. Each token starts with a different copy, so that not all
+/// ranks store to the same rank at once.
 __device__ unsigned find_copies(const CallArgs& call, int t, const Planned& copy, int& its_rank, int& its_row) {
   const int num_copies = __popc(__ballot_sync(kAllLanes, copy.to >= 0));
   if (num_copies == 0) return 0;
@@ -263,7 +265,7 @@ __device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Shar
   }
 }
 
-/// Padding of the rows that are wanted.
+/// Zeros the padding of the output rows.
 __device__ void clear_padding(const RowsArgs& args, const Share& share, const Placement& placement) {
   for (int i = 0; i < args.num_local_experts; ++i) {
     for (int row = placement.ends[i] + share.warp; row < placement.offsets[i + 1]; row += share.num_warps) {
@@ -277,20 +279,21 @@ __device__ void clear_padding(const RowsArgs& args, const Share& share, const Pl
   }
 }
 
-/// As many tokens of a source at a time as a warp has lanes for their choices.
+/// Processes as many tokens of a source at a time as a warp has lanes for their choices.
 template <bool kDispatch>
 __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement,
                              Copying& copying) {
   const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
   const int lane = lane_idx(), top_k = call.top_k, at_once = kWarp / top_k;
   const int its_token = lane / top_k, k = lane % top_k;
-  // Where rows came is where one of them is wanted, or none is.
+  // True if the window is the output. Then the first row of each copy is already in place.
   const bool in_place = args.parts[0].out == args.parts[0].window;
   clear_padding(args, share, placement);
   int group = share.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
     if (!await(call, Flag::kStored, share.epoch, chunk)) break;
-    ptx::fence_proxy_async();  // before the copies of what was awaited
+    // This fence comes before the copies of the awaited rows.
+    ptx::fence_proxy_async();
     const int first = chunk * share.tokens_per_chunk, count = share.end_of(call, chunk) - first;
     const int groups = (max(count, 0) + at_once - 1) / at_once * call.num_ranks;
     for (; group < groups; group += share.num_warps) {
@@ -333,7 +336,7 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const S
             copying);
       }
     }
-    group -= groups;  // on, with the next warp's: all have as much to do
+    group -= groups;  // The next chunk starts with the next warp, so that all warps have equal work.
   }
   copying.finish();
 }
@@ -357,7 +360,7 @@ __global__ void __launch_bounds__(kThreads)
   if (kDispatch && ready) place(call, args, counts_PE, placement);
   for (int i = static_cast<int>(threadIdx.x); i <= args.num_local_experts; i += kThreads) {
     if constexpr (kDispatch) {
-      // Where nothing comes, the experts have nothing to do.
+      // If nothing arrives, the experts have nothing to do.
       if (blockIdx.x == 0) args.offsets_e1[i] = ready ? placement.offsets[i] : 0;
       if (blockIdx.x == 0 && i < args.num_local_experts) args.ends_e[i] = ready ? placement.ends[i] : 0;
     } else {

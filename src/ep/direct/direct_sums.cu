@@ -9,9 +9,10 @@ using cuda::get_lanes;
 using cuda::Lanes;
 using cuda::to_float;
 
-constexpr int kSenders = 12;  // of 16 blocks. They read a row per choice, the others one per copy
+// kSenders of 16 blocks send. They read a row per choice, and the others read one per copy.
+constexpr int kSenders = 12;
 
-/// y = the sum of weight · row, over the lanes that have a row, in their order. No lanes: no sum.
+/// Describes y = the sum of weight · row over the lanes that have a row, in their order. Without lanes there is no sum.
 struct Sum {
   unsigned lanes = 0;
   const std::byte* row = nullptr;
@@ -19,11 +20,11 @@ struct Sum {
   std::byte* y = nullptr;
 };
 
-/// A warp's.
+/// Computes sums. Each warp has an object.
 template <typename T>
 class Summing {
  public:
-  /// `first`: what sums begin with.
+  /// `first` is the initial value of sums.
   __device__ Summing(PiecesMemory& memory, int row_bytes, float first)
       : pieces_(memory), row_bytes_(row_bytes), first_(first) {}
 
@@ -44,7 +45,7 @@ class Summing {
         const float weight = __shfl_sync(kAllLanes, sum.weight, lowest(rest));
         const std::byte* piece = pieces_.wait();
 #pragma unroll
-        for (int i = 0; i < kUnits; ++i) {  // what is beyond the row's end is of no use, and is not stored
+        for (int i = 0; i < kUnits; ++i) {  // numbers beyond the row's end are not stored
           const Lanes<T, kPerUnit> unit =
               get_lanes<kPerUnit>(reinterpret_cast<const T*>(piece + (i * kWarp + lane_idx()) * kUnitBytes));
 #pragma unroll
@@ -63,15 +64,16 @@ class Summing {
 
  private:
   static constexpr int kPerUnit = kUnitBytes / sizeof(T);
-  static constexpr int kUnits = kPieceBytes / kWarp / kUnitBytes;  // of a piece, per lane
+  static constexpr int kUnits = kPieceBytes / kWarp / kUnitBytes;  // units of a piece per lane
 
-  /// How far the pieces of a sum have been asked for.
+  /// Holds how far the pieces of a sum have been requested.
   struct Cursor {
     int begin = 0;
-    unsigned rest = 0;  // rows of which this piece is still to come; none: all
+    // These rows still need a request for their piece. If there are none, all rows do.
+    unsigned rest = 0;
   };
 
-  /// Asks for as many pieces as there is room for.
+  /// Requests as many pieces as there is room for.
   __device__ void fetch(const Sum& sum, Cursor& cursor) {
     while (pieces_.has_room() && cursor.begin < row_bytes_ && sum.lanes != 0) {
       if (cursor.rest == 0) cursor.rest = sum.lanes;
@@ -93,7 +95,8 @@ __device__ void send_sums(const CallArgs& call, const SumsArgs& args, const Shar
   const int lane = lane_idx(), top_k = call.top_k, num_ranks = call.num_ranks;
   const int num_items = call.num_tokens * num_ranks;
   int item = share.warp;
-  // Tokens of all ranks in turn, the next of which a copy came. Each warp, and each rank, begins with another's.
+  // Tokens of all ranks take turns. `find` returns the next one of which a copy arrived. Warps and ranks start with
+  // different ranks.
   const auto find = [&](int& t, int& home, int& row) {
     for (; item < num_items; item += share.num_warps) {
       t = item / num_ranks;
@@ -135,19 +138,21 @@ __device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const S
     const unsigned copies = __ballot_sync(kAllLanes, rank >= 0);
     std::byte* y = args.y + t * args.row_bytes;
     const std::byte* sums = args.sums + std::int64_t{t} * max_ranks * args.row_bytes;
-    // What y was comes first, if it is to stay.
+    // If y accumulates, its old value comes first.
     if (!args.accumulate) return Sum{.lanes = copies, .row = sums + lane * args.row_bytes, .y = y};
     return Sum{.lanes = copies << 1 | 1, .row = lane == 0 ? y : sums + (lane - 1) * args.row_bytes, .y = y};
   };
   int t = share.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
     if (!await(call, Flag::kStored, share.epoch, chunk)) return;
-    ptx::fence_proxy_async();  // before the copies of what was awaited
+    // This fence comes before the copies of the awaited rows.
+    ptx::fence_proxy_async();
     const int end = share.end_of(call, chunk);
     bool overloaded = false;
     Sum next = t < end ? find(t, overloaded) : Sum{};
     for (; t < end; t += share.num_warps) {
-      if (overloaded) {  // so that the step is dropped
+      // NaN makes the step be dropped.
+      if (overloaded) {
         for (int i = lane; i < args.row_bytes / static_cast<int>(sizeof(T)); i += kWarp) {
           reinterpret_cast<T*>(args.y + t * args.row_bytes)[i] = from_float<T>(__int_as_float(0x7fffffff));
         }
@@ -168,7 +173,7 @@ __global__ void __launch_bounds__(kThreads)
     sums_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ SumsArgs args) {
   extern __shared__ __align__(128) std::byte memory[];
   const Share share(call, kSenders);
-  // An addition to what was there keeps a negative zero.
+  // If sums are added to old values, they start at -0, so that a negative zero stays negative.
   Summing<T> summing(*reinterpret_cast<PiecesMemory*>(memory), static_cast<int>(args.row_bytes),
                      !share.sends && args.accumulate ? -0.0f : 0.0f);
   const bool after_sums = *static_cast<volatile std::uint32_t*>(&call.state->after_sums) != 0;

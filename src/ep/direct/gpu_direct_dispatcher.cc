@@ -13,7 +13,7 @@
 namespace tessera::ep {
 namespace {
 
-/// The fewest tokens that are worth signalling of.
+/// The fewest tokens for which a signal pays off.
 constexpr std::int64_t kTokensPerChunk = 128;
 
 const GpuDirectRouting& gpu_direct_routing(const DispatchSaved& saved) {
@@ -51,7 +51,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
     auto& report = *reinterpret_cast<GpuReport*>(report_.data());
     const auto kind = *static_cast<volatile GpuReport::Kind*>(&report.kind);
     if (kind == GpuReport::Kind::kNone) return;
-    std::atomic_thread_fence(std::memory_order_acquire);  // written last
+    // The kind is written last.
+    std::atomic_thread_fence(std::memory_order_acquire);
     const std::string& layer = layers_[static_cast<std::size_t>(report.layer)].name;
     if (kind == GpuReport::Kind::kLate) {
       group_.fail_late(name_of(report.call), layer, missing(report.flag, report.source, report.expected, report.seen));
@@ -66,7 +67,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
  private:
   using Buffer_ = ::tessera::Buffer;  // ep::Buffer is a part of a window
 
-  /// For messages.
+  /// Describes a layer for messages.
   struct Layer {
     std::string name;
     std::int64_t num_tokens, max_rows;
@@ -92,7 +93,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
     const auto found = std::find(layers_.begin(), layers_.end(), layer);
     const std::int64_t layer_idx = found - layers_.begin();
     if (found == layers_.end()) layers_.push_back(layer);
-    // Somewhat less than the host's, since it can tell what has not come.
+    // The GPU's timeout is somewhat shorter than the host's, because the GPU can report what is missing.
     constexpr double kLongest = 1e9, kOfTimeout = 0.9;  // seconds
     CallArgs args{
         .call = call,
@@ -116,7 +117,8 @@ class GpuDirectDispatcher : public WindowDispatcher {
     return args;
   }
 
-  /// Rows of `tokens` into the windows' `buffer`, and out of the own one as far as they are wanted as they come.
+  /// Returns the arguments for storing rows of `tokens` into the windows, and for copying them from the own window to
+  /// `wanted`.
   RowsArgs rows_args(const Payload& tokens, const Payload& received, const Payload& wanted,
                      const DispatchSaved& saved) const {
     RowsArgs args{};
@@ -165,13 +167,13 @@ class GpuDirectDispatcher : public WindowDispatcher {
     args.weights_R = saved.weights_R.data<float>();
   }
 
-  /// What a call that stores rows does; add(args) adds what only a dispatch has.
+  /// Makes a call that stores rows. add(args) adds the arguments that only a dispatch has.
   template <typename Add>
   void send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op, const GemmOperand& y_tD,
                    const DispatchSaved& saved, const GemmOperand& x_RD, Add&& add) {
     const Payload tokens = make_payload(op, y_tD, precision);
     const Payload received = rows_of(group_.rank(), buffer, saved);
-    // What comes as it is wanted is copied; the rest is computed from it.
+    // Rows that arrive in their final form are copied. The rest is computed from them.
     Payload wanted;
     GemmOperand computed = x_RD;
     if (!received.packed.defined()) {
@@ -218,7 +220,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
                 [](RowsArgs&) {});
   }
 
-  /// What a call that stores sums of x_RD does, but for weights and their gradients.
+  /// Returns the arguments of a call that stores sums of x_RD, without weights and their gradients.
   SumsArgs sums_args(const Tensor& x_RD, const Tensor& y_tD, Write write) const {
     const Tensor sums = window_.sums(group_.rank());
     for (const Tensor& x : {x_RD, y_tD}) TESSERA_CHECK(reinterpret_cast<std::uintptr_t>(x.raw()) % 16 == 0);
@@ -253,7 +255,7 @@ class GpuDirectDispatcher : public WindowDispatcher {
   }
 
   Buffer_ state_, report_;
-  std::vector<Layer> layers_;  // that calls were made for
+  std::vector<Layer> layers_;  // all layers for which calls were made
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// A block of threads has a tile of kTile queries (forward, d_q) or keys (d_k, d_v) of one head, and walks over the
-// tiles of the other that it meets; a running softmax in the forward, weights recomputed from the logsumexps in the
-// backward (FlashAttention-2, arXiv 2307.08691). Sums are in a fixed order.
+// A block of threads has a tile of kTile queries (forward, d_q) or keys (d_k, d_v) of one head. It walks over the tiles
+// of keys or queries that its tile meets. The forward has a running softmax. The backward recomputes the weights from
+// the logsumexps (FlashAttention-2, arXiv 2307.08691). Sums have a fixed order.
 #include "ops/attention/attention_kernels.h"
 #include "ops/kit/launch.cuh"
 
@@ -8,12 +8,12 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kTile = 32;                                  // queries or keys
-constexpr int kThreads = 256, kPerRow = kThreads / kTile;  // threads of a row of a tile
+constexpr int kThreads = 256, kPerRow = kThreads / kTile;  // threads per row of a tile
 constexpr int kMaxDim = 256, kPerThread = kMaxDim / kPerRow;
 constexpr int kScores = kTile / kPerRow;
 constexpr float kMasked = -1e30f;
 
-/// Shapes and pointers as kernels need them.
+/// Holds shapes and pointers as kernels need them.
 template <typename T>
 struct Args {
   const T *q, *k, *kv, *o;
@@ -21,18 +21,18 @@ struct Args {
   float* lse;
   T* out;
   std::int64_t seq_len, per_seq, heads, qk, nope, v;
-  std::int64_t begin[2], length;  // queries: of two ranges; of the first one
+  std::int64_t begin[2], length;  // begin: of the two ranges of queries; length: of the first one
   float scale;
-  // Of the backward:
+  // Only the backward uses these.
   const T* d_o = nullptr;
   float* delta = nullptr;
   T *d_q = nullptr, *d_k = nullptr, *d_kv = nullptr;
 
-  /// The place in its sequence of the i-th query of a sequence.
+  /// Returns the position in its sequence of the i-th query of a sequence.
   __device__ std::int64_t position(std::int64_t i) const { return i < length ? begin[0] + i : begin[1] + i - length; }
 };
 
-/// Rows [first, end) of a matrix of heads, as float32 in shared memory; rows beyond the end are 0.
+/// Loads rows [first, first + kTile) of a head's matrix as float32 into shared memory. Rows from `end` on become 0.
 template <typename T>
 __device__ void load_tile(const T* from, std::int64_t stride, std::int64_t first, std::int64_t end, int dim,
                           float* to) {
@@ -42,7 +42,7 @@ __device__ void load_tile(const T* from, std::int64_t stride, std::int64_t first
   }
 }
 
-/// products[j] = a[row] · b[column + j · kPerRow], of tiles in shared memory.
+/// Computes products[j] = a[row] · b[column + j · kPerRow] of tiles in shared memory.
 __device__ void multiply(const float* a, const float* b, int row, int column, int dim, float (&products)[kScores]) {
 #pragma unroll
   for (float& product : products) product = 0.0f;
@@ -53,7 +53,7 @@ __device__ void multiply(const float* a, const float* b, int row, int column, in
   }
 }
 
-/// sums[j] += the sum over i of weights[row][i] · x[i][column + j · kPerRow].
+/// Adds to sums[j] the sum over i of weights[i] · x[i][column + j · kPerRow].
 __device__ void add_weighted(const float* weights, const float* x, int column, int dim, float (&sums)[kPerThread]) {
   for (int i = 0; i < kTile; ++i) {
     const float weight = weights[i];
@@ -79,7 +79,7 @@ __device__ float reduce_row(float x, Op&& op) {
   return x;
 }
 
-/// What a row of a tile of queries is.
+/// Describes the query of one row of a tile.
 struct Query {
   bool exists;
   std::int64_t position, first_key;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const Args<T> args) {
   if (column == 0) args.lse[at] = max + logf(total);
 }
 
-/// delta = o · d_o, per query and head; a warp each.
+/// Computes delta = o · d_o per query and head. One warp computes each.
 template <typename T>
 __global__ void delta_kernel(const Args<T> args, std::int64_t count) {
   if (args.enabled != nullptr && *args.enabled == 0) return;
@@ -159,7 +159,7 @@ __global__ void delta_kernel(const Args<T> args, std::int64_t count) {
   if (threadIdx.x % kWarp == 0) args.delta[at] = sum;
 }
 
-/// Weights p and gradients d_s / scale of the scores of query `row` and keys column + j · kPerRow, from tiles.
+/// Computes the weights p and the gradients d_s / scale of the scores of one query and keys column + j · kPerRow.
 template <typename T>
 __device__ void weights_of(const Args<T>& args, const Query& query, float lse, float delta, std::int64_t key,
                            int column, const float (&scores)[kScores], const float (&d_p)[kScores], float (&p)[kScores],
@@ -234,8 +234,10 @@ __global__ void __launch_bounds__(kThreads) d_kv_kernel(const Args<T> args) {
   float d_k[kPerThread] = {}, d_v[kPerThread] = {};
   for (std::int64_t first = 0; first < args.per_seq; first += kTile) {
     const std::int64_t last = min(first + kTile, args.per_seq) - 1;
-    if (args.position(last) < first_key) continue;                     // these queries come before the keys
-    if (args.doc_start[seq * args.per_seq + first] >= end_key) break;  // later ones start later still
+    // These queries come before the keys.
+    if (args.position(last) < first_key) continue;
+    // Documents of later queries do not start earlier.
+    if (args.doc_start[seq * args.per_seq + first] >= end_key) break;
     __syncthreads();
     load_tile(args.q + row_of_head * qk, args.heads * qk, first, args.per_seq, qk, q);
     load_tile(args.d_o + row_of_head * v_dim, args.heads * v_dim, first, args.per_seq, v_dim, d_o);
@@ -295,7 +297,8 @@ dim3 grid_of(const MlaDims& dims, std::int64_t rows) {
               static_cast<unsigned>(dims.num_seqs));
 }
 
-/// Bytes of shared memory for tiles of q and k, `num_v` tiles of v's dim and `num_scores` of scores.
+/// Returns the bytes of shared memory for two tiles of q's dim, `num_v` tiles of v's dim and `num_scores` tiles of
+/// scores.
 int shared_bytes(const MlaDims& dims, int num_v, int num_scores) {
   const std::int64_t qk = dims.dim_nope + dims.dim_rope;
   return static_cast<int>(sizeof(float)) * kTile *

@@ -1,9 +1,9 @@
-// cuDNN where it can (bfloat16, whole sequences of queries), else plain kernels. Both take keys as one matrix per head,
-// [k_nope | k_rope], which is assembled here, and give its gradient so.
+// cuDNN computes attention for bfloat16 and whole sequences of queries. Plain kernels compute the rest. Both read keys
+// as one matrix per head, [k_nope | k_rope], which is assembled here. They write its gradient in the same form.
 //
-// Documents are found on the GPU and given to cuDNN as a table of fixed size. Where that does not hold them (too many,
-// or doc_start_T that are no documents' starts) the table is empty, and the plain kernels, which otherwise return at
-// once, do the work: slower, the same result.
+// The GPU finds the documents, and cuDNN reads them from a table of fixed size. The table cannot hold too many
+// documents, nor a doc_start_T whose values are not starts of documents. Then it stays empty, and the plain kernels do
+// the work, more slowly but with the same result. Otherwise the plain kernels return at once.
 #include <cub/block/block_scan.cuh>
 
 #include "ops/attention/attention_kernels.h"
@@ -17,8 +17,8 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-/// Documents that the table has room for: each sequence's first and one per so many tokens. Room costs time, because
-/// cuDNN starts blocks for all of it.
+/// The table has room for the first document of each sequence and one more per kTokensPerDocument tokens. Room costs
+/// time, because cuDNN starts blocks for all of it.
 constexpr std::int64_t kTokensPerDocument = 128;
 
 AttentionShape library_shape(const Context& op, const MlaDims& dims) {
@@ -39,14 +39,15 @@ bool is_for_library(const MlaDims& dims, const MlaOperands& operands) {
          AttentionLibrary::supports(library_shape({}, dims));
 }
 
-/// Groups of kCount numbers, few enough for 32 bits, in which kernels divide four times as fast.
+/// Returns the number of groups of kCount numbers. It must fit 32 bits, because kernels divide such numbers four times
+/// as fast.
 template <int kCount>
 unsigned groups_of(std::int64_t num_elements) {
   TESSERA_CHECK(num_elements / kCount < std::int64_t{1} << 31, "{}", num_elements);
   return static_cast<unsigned>(num_elements / kCount);
 }
 
-/// k [K, H, nope + rope] from kv and k_rope. Counts are of groups of kCount numbers.
+/// Writes k [K, H, nope + rope] from kv and k_rope. Sizes count groups of kCount numbers.
 template <typename T, int kCount>
 __global__ void join_keys_kernel(const T* kv, const T* k_rope, T* k, unsigned size, unsigned heads, unsigned nope,
                                  unsigned rope, unsigned v) {
@@ -60,7 +61,7 @@ __global__ void join_keys_kernel(const T* kv, const T* k_rope, T* k, unsigned si
   }
 }
 
-/// The nope part of d_k into d_kv.
+/// Copies the nope part of d_k into d_kv.
 template <typename T, int kCount>
 __global__ void split_keys_kernel(const T* d_k, T* d_kv, unsigned size, unsigned nope, unsigned rope, unsigned v) {
   for (unsigned i = blockIdx.x * kThreads + threadIdx.x; i < size; i += gridDim.x * kThreads) {
@@ -71,7 +72,7 @@ __global__ void split_keys_kernel(const T* d_k, T* d_kv, unsigned size, unsigned
   }
 }
 
-/// d_k_rope = the sum over heads of the rope part of d_k, in the order of heads.
+/// Computes d_k_rope, the sum over heads of the rope part of d_k, in the order of heads.
 template <typename T, int kCount>
 __global__ void sum_heads_kernel(const T* d_k, T* d_k_rope, unsigned size, unsigned heads, unsigned nope,
                                  unsigned rope) {
@@ -90,7 +91,7 @@ __global__ void sum_heads_kernel(const T* d_k, T* d_k_rope, unsigned size, unsig
   }
 }
 
-/// [B, S, H] to [B, H, S].
+/// Transposes [B, S, H] to [B, H, S].
 __global__ void by_head_kernel(const float* x_BSH, float* y_BHS, std::int64_t size, unsigned tokens, unsigned heads) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < size;
        i += std::int64_t{gridDim.x} * kThreads) {
@@ -103,10 +104,10 @@ constexpr int kTableThreads = 1024;
 
 struct TableSizes {
   std::int64_t num_tokens, seq_len, max_documents;
-  std::int64_t token_qk, token_v, token_o, token_lse;  // numbers of a token in the operands
+  std::int64_t token_qk, token_v, token_o, token_lse;  // numbers per token in the operands
 };
 
-/// Finds the documents; `crowded` becomes 1 where the table does not hold them, and 0 else.
+/// Finds the documents. `crowded` becomes 1 if the table cannot hold them, or else 0.
 __global__ void __launch_bounds__(kTableThreads)
     document_table_kernel(const std::int32_t* doc_start, TableSizes sizes, DocumentTable table, std::int32_t* crowded) {
   using Scan = cub::BlockScan<int, kTableThreads>;
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kTableThreads)
     table.of_o[document] = token * sizes.token_o;
     table.of_lse[document] = token * sizes.token_lse;
   };
-  // A thread has neighbouring tokens: the documents that start in them are counted first, then written.
+  // A thread has neighbouring tokens. It first counts the documents that start at them, and then writes these.
   const std::int64_t per_thread = (sizes.num_tokens + kTableThreads - 1) / kTableThreads;
   const std::int64_t begin = threadIdx.x * per_thread, end = min(begin + per_thread, sizes.num_tokens);
   int starts = 0, before = 0, found = 0;
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(kTableThreads)
   if (threadIdx.x == 0) *crowded = holds ? 0 : 1;
 }
 
-/// What both passes need in the arena.
+/// Holds what both passes need in the arena.
 struct Scratch {
   Tensor k_KHN;
   Tensor lengths, offsets, crowded_1;  // undefined for whole sequences
@@ -170,7 +171,7 @@ Scratch allocate(const Context& op, const MlaDims& dims, const MlaOperands& oper
   if (shape.max_documents == 0) return scratch;
   const std::int64_t documents = shape.max_documents;
   scratch.lengths = op.arena->allocate({documents}, DType::kInt32);
-  // Four columns of int64; there is no such dtype.
+  // These are four columns of int64, for which there is no dtype.
   scratch.offsets = op.arena->allocate({4 * (documents + 1)}, DType::kFloat64);
   scratch.crowded_1 = op.arena->allocate({1}, DType::kInt32);
   auto* offsets = static_cast<std::int64_t*>(scratch.offsets.raw());
@@ -231,7 +232,7 @@ void find_documents(const Context& op, const AttentionShape& shape, const Tensor
                                                                 numbers<std::int32_t>(scratch.crowded_1));
 }
 
-/// v within kv.
+/// Returns the address of v within kv.
 void* values_of(const MlaDims& dims, const Tensor& kv) {
   return static_cast<std::byte*>(kv.raw()) + static_cast<std::size_t>(dims.dim_nope) * size_of(kv.dtype());
 }
@@ -292,7 +293,7 @@ void mla_attention_backward(const Context& op, const MlaDims& dims, const MlaOpe
   const ArenaScope scope(*op.arena);
   const Scratch scratch = allocate(op, dims, operands, is_library, /*backward=*/true);
   const Tensor d_k_KHN = op.arena->allocate(scratch.k_KHN.shape(), scratch.k_KHN.dtype());
-  // The plain kernels' o · d_o, or cuDNN's logsumexps by head.
+  // Holds the plain kernels' o · d_o, or the logsumexps by head for cuDNN.
   const Tensor per_query = op.arena->allocate(lse_TH.shape(), DType::kFloat32);
   if (is_library && op.cuda != nullptr) op.cuda->libraries().attention().prepare(shape, /*backward=*/true);
   if (op.measuring() || operands.q.num_elements() == 0) return;

@@ -8,10 +8,10 @@
 namespace tessera::cpu {
 namespace {
 
-/// Heads of one token that share a pass over the cache: a row of it is loaded once for all of them.
+/// Number of heads of a token that share a pass over the cache. Each row of the cache is loaded once for all of them.
 constexpr std::int64_t kHeadsPerTask = 4;
 
-// The sums run in vector lanes; the order is fixed when the code is compiled.
+// The sum runs in vector lanes. Its order is fixed when the code is compiled.
 float dot(const float* a, const float* b, std::int64_t n) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
@@ -24,14 +24,14 @@ void add_scaled(float factor, const float* x, std::int64_t n, float* y) {
   for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }
 
-/// A row of the cache as float32: itself, or a widened copy.
+/// Returns a row of the cache as float32: the row itself, or a widened copy.
 const float* widened(const float* row, std::int64_t, float*) { return row; }
 const float* widened(const BFloat16* row, std::int64_t n, float* copy) {
   for (std::int64_t i = 0; i < n; ++i) copy[i] = static_cast<float>(row[i]);
   return copy;
 }
 
-/// Float32 numbers of a task's scratch: queries and sums of its heads, scores, and a row of the cache.
+/// Returns the number of float32 in a task's scratch: queries and sums of its heads, scores, and a row of the cache.
 std::int64_t scratch_floats(const MlaDecodeDims& dims, std::int64_t num_positions) {
   const std::int64_t row = dims.dim_latent + dims.dim_rope;
   return kHeadsPerTask * (row + dims.dim_latent + num_positions) + row;

@@ -5,7 +5,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
-constexpr int kMaxRow = 1024;  // numbers of a position
+constexpr int kMaxRow = 1024;  // numbers per position
 
 template <typename T>
 __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride, const T* k_rope,
@@ -13,7 +13,7 @@ __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride
                                      std::int64_t num_slots, std::int64_t num_positions, int num_latent, int num_rope,
                                      T* cache) {
   const std::int64_t t = blockIdx.x, slot = slots[t], position = positions[t];
-  // Nothing is written beside the cache, whatever the numbers are; a GPU cannot throw.
+  // A token outside the cache is skipped, because a GPU cannot throw.
   if (slot < 0 || slot >= num_slots || position < 0 || position >= num_positions) return;
   T* row = cache + (slot * num_positions + position) * (num_latent + num_rope);
   for (int i = threadIdx.x; i < num_latent + num_rope; i += kThreads) {
@@ -21,8 +21,9 @@ __global__ void store_latents_kernel(const T* latent, std::int64_t latent_stride
   }
 }
 
-/// Writes a head's output [num_latent] from what the warps have summed over their positions: `of_warp` [kWarps,
-/// num_latent] relative to exp(largest[w]), and the sums of the weights in `totals`. Called by all threads of a block.
+/// Writes a head's output [num_latent] from what the warps have summed over their positions. `of_warp` [kWarps,
+/// num_latent] holds sums relative to exp(largest[w]), and `totals` holds the sums of the weights. All threads of a
+/// block call it.
 template <typename T>
 __device__ void merge_warps(const float* largest, const float* totals, const float* of_warp, int num_latent, T* out) {
   float max = largest[0], total = 0.0f;
@@ -41,8 +42,8 @@ __device__ void merge_warps(const float* largest, const float* totals, const flo
   }
 }
 
-/// A block per token and head. A warp takes every kWarps-th position, with a running softmax; lane l has the groups of
-/// kCount numbers l, l + 32, ... of rows. The warps' sums come together in their order.
+/// Each block computes one token and head. A warp takes every kWarps-th position, with a running softmax. Of each row,
+/// lane l has the groups l, l + 32, ... of kCount numbers. The warps' sums are merged in the order of the warps.
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     decode_kernel(const MlaDecodeDims dims, const T* q, const T* q_latent, const T* cache, const std::int32_t* slots,

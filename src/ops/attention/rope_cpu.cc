@@ -12,7 +12,7 @@ struct Pair {
   float even, odd;
 };
 
-// A pair is loaded and stored as one word where it is one, which lets the loop over pairs become vector code.
+// If a pair of numbers is one word, it is loaded and stored as one, so that the loop over pairs becomes vector code.
 Pair load_pair(const float* x) { return {x[0], x[1]}; }
 Pair load_pair(const BFloat16* x) {
   std::uint32_t word = 0;
@@ -30,7 +30,7 @@ void store_pair(BFloat16* y, Pair pair) {
 
 template <typename T>
 void rotate(const T* x, const float* cos, const float* signed_sin, std::int64_t num_pairs, T* y) {
-#pragma GCC ivdep  // y is x, or elsewhere
+#pragma GCC ivdep  // y is x itself or does not overlap x
   for (std::int64_t i = 0; i < num_pairs; ++i) {
     const Pair pair = load_pair(x + 2 * i);
     store_pair(y + 2 * i,

@@ -5,7 +5,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-/// Heads that a thread turns by the same angles.
+/// Number of heads that a thread rotates by the same angles.
 constexpr int kHeads = 2;
 
 template <typename T>
@@ -16,10 +16,11 @@ struct RopeArgs {
   const std::int32_t* positions;
   const float *cos, *sin;
   float sign;
-  std::uint32_t num_tokens, num_heads, head_dim, half;  // half: pairs of a head that are turned
+  std::uint32_t num_tokens, num_heads, head_dim, half;  // half: rotated pairs per head
 };
 
-/// kPairs neighbouring pairs of kHeads heads a thread; 4 pairs, or 1 where these do not lie at multiples of 16 bytes.
+/// Each thread rotates kPairs neighbouring pairs of kHeads heads. kPairs is 4, or 1 if groups of 4 pairs do not lie at
+/// multiples of 16 bytes.
 template <typename T, int kPairs>
 __global__ void rope_kernel(const RopeArgs<T> args) {
   const std::uint32_t per_head = args.half / kPairs, per_token = per_head * ((args.num_heads + kHeads - 1) / kHeads);

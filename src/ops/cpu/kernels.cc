@@ -17,7 +17,7 @@ struct Variant {
   bool supported;
 };
 
-/// Best first.
+/// Returns the variants, best first.
 const Variant* variants(std::size_t& count) {
   static const Variant kVariants[] = {
 #if defined(__x86_64__)
@@ -30,7 +30,7 @@ const Variant* variants(std::size_t& count) {
   return kVariants;
 }
 
-const KernelTable* used = nullptr;  // by use_kernels
+const KernelTable* used = nullptr;  // set by use_kernels
 
 }  // namespace
 

@@ -12,7 +12,7 @@ constexpr std::int64_t kElementwiseGrain = 1 << 15;
 
 std::int64_t row_length(const Tensor& x) { return x.dim(0) == 0 ? 0 : x.num_elements() / x.dim(0); }
 
-/// Rows per task, so that a task has about kElementwiseGrain elements.
+/// Returns the number of rows per task. A task then has about kElementwiseGrain elements.
 std::int64_t row_grain(const Tensor& x) {
   return std::max<std::int64_t>(1, kElementwiseGrain / std::max<std::int64_t>(1, row_length(x)));
 }

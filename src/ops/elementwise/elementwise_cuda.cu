@@ -34,7 +34,7 @@ __global__ void add_kernel(const A* a, const B* b, A* sum, std::int64_t size) {
   }
 }
 
-/// One block: the losses of a micro-batch's tokens are few.
+/// Sums in one block, because the losses of a micro-batch's tokens are few.
 __global__ void add_sum_kernel(const float* x, std::int64_t size, double* sum) {
   double mine = 0.0;
   for (std::int64_t i = threadIdx.x; i < size; i += kSumThreads) mine += x[i];
@@ -50,7 +50,7 @@ __global__ void add_counts_kernel(const std::int32_t* x, std::int64_t size, doub
   }
 }
 
-/// Words of a kind, several of a thread on their way at once.
+/// Copies words of one size. Each thread has several of them in flight.
 template <typename Word>
 __global__ void copy_kernel(const Word* source, Word* target, std::int64_t size) {
   constexpr int kInFlight = 4;
@@ -78,7 +78,7 @@ __global__ void all_finite_kernel(const T* x, std::int64_t stride, std::int64_t 
   }
 }
 
-/// The same numbers as one row, where there are no gaps between rows.
+/// Returns the same numbers as one row if there are no gaps between rows.
 Tensor flat(const Tensor& x) { return x.is_contiguous() ? x.reshape({1, x.num_elements()}) : x; }
 
 }  // namespace
@@ -127,7 +127,8 @@ void add_counts(const Context& op, const Tensor& x_N, const Tensor& sum_N) {
       numbers<const std::int32_t>(x_N), x_N.dim(0), numbers<double>(sum_N));
 }
 
-// Not the driver's copy: as a part of a graph that runs on a copy engine, which has two thirds of the memory's rate.
+// This does not use the driver's copy. As part of a graph, that copy runs on a copy engine, which reaches only two
+// thirds of the memory's rate.
 void copy(const Context& op, const Tensor& source, const Tensor& target) {
   if (op.measuring() || source.num_elements() == 0) return;
   const auto run = [&]<typename Word>(Word) {
@@ -146,7 +147,7 @@ void set_zero(const Context& op, const Tensor& target) {
   TESSERA_CUDA(cudaMemsetAsync(target.raw(), 0, target.num_bytes(), stream_of(op)));
 }
 
-// Waits for the GPU: it is asked after a failure only.
+// This waits for the GPU. It is called only after a failure.
 bool all_finite(const Context& op, const Tensor& x) {
   if (x.num_elements() == 0) return true;
   const ArenaScope scope(*op.arena);

@@ -28,7 +28,7 @@ void embedding_backward(const Context& context, const Tensor& tokens_T, const Te
                         const Tensor& d_table_VD) {
   const std::int64_t num_tokens = tokens_T.dim(0), dim = d_table_VD.dim(1);
   if (context.measuring()) return;
-  // A task owns columns, not tokens: tokens repeat, columns do not.
+  // A task owns columns, not tokens, because tokens repeat and columns do not.
   constexpr std::int64_t kColumnsPerTask = 64;
   for_float_type(d_x_TD.dtype(), [&]<typename T>(T) {
     parallel_ranges(dim, kColumnsPerTask, [&](std::int64_t begin, std::int64_t end) {

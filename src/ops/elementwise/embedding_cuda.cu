@@ -1,5 +1,5 @@
-// The backward sorts a tile of tokens by id, stably, in one block, and adds up each id's run of rows in its order; then
-// the next tile's.
+// In the backward, one block sorts a tile of tokens stably by id. Then the rows of each id's run are added up in their
+// order. The next tile follows.
 #include <bit>
 #include <cub/block/block_radix_sort.cuh>
 
@@ -10,11 +10,11 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-/// Tokens of one id from which on its columns are divided among as many blocks.
+/// If an id has at least so many tokens, its columns are divided among so many blocks.
 constexpr int kLong = 32;
-/// Columns of such a block at a time, and rows that it has on their way.
+/// The number of columns that such a block adds at a time, and the number of rows that it fetches at a time.
 constexpr int kSlice = 64, kChunk = 128;
-/// Tokens of a tile: a block's threads, and tokens of each.
+/// Sizes of a tile: threads of a sorting block, and tokens per thread.
 constexpr int kSortThreads = 1024, kTokensEach = 16, kTokenBits = 14, kTile = 1 << kTokenBits;
 static_assert(kTile == kSortThreads * kTokensEach);
 
@@ -34,8 +34,9 @@ __global__ void forward_kernel(const std::int32_t* tokens, const T* table, std::
 template <typename Key>
 using Sort = cub::BlockRadixSort<Key, kSortThreads, kTokensEach>;
 
-/// Of each tile, a block per tile: rows_T, rows of the table in ascending order, num_ids for a token that has none, and
-/// order_T, their tokens, counted from the tile's first. A Key is a row and its token below it.
+/// Sorts each tile in one block. rows_T becomes rows of the table in ascending order, or num_ids for a token without a
+/// row. order_T becomes their tokens, counted from the tile's first. A Key has the row in its high bits and the token
+/// in its low bits.
 template <typename Key>
 __global__ void __launch_bounds__(kSortThreads)
     sort_kernel(const std::int32_t* tokens, std::int64_t num_tokens, std::int64_t first_id, std::int64_t num_ids,
@@ -62,8 +63,8 @@ __global__ void __launch_bounds__(kSortThreads)
 
 template <typename T>
 struct BackwardArgs {
-  const std::uint32_t* rows;   // of a tile, in sorted order; num_ids: of none
-  const std::uint16_t* order;  // and their tokens
+  const std::uint32_t* rows;   // rows of a tile in sorted order; num_ids for tokens without a row
+  const std::uint16_t* order;  // the tokens of these rows
   std::int64_t num_tokens, dim;
   std::uint32_t num_ids;
   const T* d_x;
@@ -72,7 +73,7 @@ struct BackwardArgs {
   __device__ bool has(std::int64_t place, std::uint32_t row) const { return place < num_tokens && rows[place] == row; }
 };
 
-/// d_row += the rows of a whole run, whose tokens the lanes of each warp have.
+/// Adds all rows of a run to d_row. The lanes of each warp hold the tokens of the run.
 template <int kInFlight, int kCount, typename T>
 __device__ void add_short_run(const BackwardArgs<T>& args, std::int32_t token, int count, float* d_row) {
 #pragma unroll 1
@@ -100,8 +101,8 @@ __device__ void add_short_run(const BackwardArgs<T>& args, std::int32_t token, i
   }
 }
 
-/// d_row += the rows of the run that starts at place `start`, in every kLong-th slice of columns: all threads fetch
-/// rows, a thread a column adds them.
+/// Adds the rows of the run that starts at place `start` to d_row, in every kLong-th slice of columns. All threads
+/// fetch rows, and one thread per column adds them.
 template <int kCount, typename T>
 __device__ void add_long_run(const BackwardArgs<T>& args, std::uint32_t row, std::int64_t start, int first_slice,
                              float* d_row) {
@@ -132,7 +133,8 @@ __device__ void add_long_run(const BackwardArgs<T>& args, std::uint32_t row, std
   }
 }
 
-/// A block per place. That of a run's first place adds up the run, or the first kLong do.
+/// Each place has a block. The block of a run's first place adds up the run. For a long run, the first kLong blocks
+/// share it.
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads, 6) add_runs_kernel(const BackwardArgs<T> args) {
   static_assert(kLong == kWarp && kChunk <= kThreads);

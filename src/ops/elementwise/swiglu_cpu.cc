@@ -8,15 +8,16 @@ namespace {
 
 constexpr std::int64_t kSwigluRowsPerTask = 32;
 
-/// Gradient of one row for weight · d_a; writes weight · a and returns the sum of d_a · a.
+/// Computes the gradient of one row for weight · d_a. Writes weight · a, and returns the sum of d_a · a.
 template <typename T>
 float backward_row(const T* d_a, const T* h, float weight, std::int64_t width, T* d_h, T* weighted_a) {
-  constexpr std::int64_t kBlock = 64;  // a block's products wait in registers and L1, then are summed in order
+  // The products of a block wait in registers and the L1 cache. Then they are summed in order.
+  constexpr std::int64_t kBlock = 64;
   float dot = 0.0f;
   for (std::int64_t begin = 0; begin < width; begin += kBlock) {
     const std::int64_t count = std::min(kBlock, width - begin);
     float products[kBlock];
-#pragma GCC ivdep  // outputs are other arrays or the inputs themselves, never shifted
+#pragma GCC ivdep  // Outputs are other arrays or exactly the inputs, never shifted.
     for (std::int64_t i = 0; i < count; ++i) {
       const std::int64_t j = begin + i;
       const float gate = load(h[j]), up = load(h[width + j]), gradient = load(d_a[j]);
@@ -32,7 +33,7 @@ float backward_row(const T* d_a, const T* h, float weight, std::int64_t width, T
   return dot;
 }
 
-/// `backward(r, d_a, h, d_h, a)` for every row.
+/// Calls `backward(r, d_a, h, d_h, a)` for every row.
 template <typename Backward>
 void for_rows_backward(const Context& context, const Tensor& d_a_RF, const Tensor& h_R2F, const Tensor& num_rows_1,
                        const GemmOperand& d_h_R2F, const GemmOperand& a_RF, Backward&& backward) {

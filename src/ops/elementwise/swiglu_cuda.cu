@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// 1 / (1 + 2^(-x · log2 e)). Denormal numbers are far from mattering here.
+/// Returns 1 / (1 + 2^(-x · log2 e)). Denormal numbers have no effect on the result.
 __device__ float sigmoid(float x) { return ptx::reciprocal_approx(1.0f + ptx::exp2_approx(x * -1.44269504f)); }
 
 template <typename T>
@@ -46,7 +46,7 @@ struct Forward {
   }
 };
 
-/// d_gate, d_up and weight · a; sums over rows: d_a · a. Without weights they are 1.
+/// Produces d_gate, d_up and weight · a. The sums over rows are those of d_a · a. Without weights, each weight is 1.
 template <typename T>
 struct Backward {
   using Number = T;
@@ -100,7 +100,7 @@ __global__ void add_sums_kernel(const float* sums, std::int64_t num_tiles, std::
   d_weights[row] = sum;
 }
 
-/// Whether the halves of a matrix [R, 2 · width] have no block in common.
+/// Returns whether the halves of a matrix [R, 2 · width] have no block in common.
 bool halves_apart(const GemmOperand& x, std::int64_t width) {
   return !x.quantized() || width % (x.rows.defined() ? x.rows : x.columns).format.along == 0;
 }
@@ -112,7 +112,7 @@ void backward(const Context& op, const Tensor& d_a_RF, const Tensor& h_R2F, cons
   const ArenaScope scope(*op.arena);
   Tensor sums;
   if (d_weights_R.defined()) sums = op.arena->allocate({num_tiles, num_rows}, DType::kFloat32);
-  // A block of numbers that lies in both halves of d_h is quantized once it is there as a whole.
+  // If a block of numbers lies in both halves of d_h, d_h is quantized after all of it is computed.
   GemmOperand d_h = d_h_R2F;
   if (!halves_apart(d_h_R2F, width)) {
     if (!d_h.plain.defined()) d_h.plain = op.arena->allocate({num_rows, 2 * width}, h_R2F.dtype());

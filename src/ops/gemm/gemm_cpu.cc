@@ -4,9 +4,9 @@
 namespace tessera::cpu {
 namespace {
 
-/// A part has at most so many rows and columns: its packed operands fit into the second cache.
+/// The largest size of a part. Its packed operands fit into the L2 cache.
 constexpr std::int64_t kRows = 256, kColumns = 128;
-/// A transposed left operand costs more to pack, so wider parts share it, if there are enough of them.
+/// A transposed left operand costs more to pack. So wider parts share it, if there are enough of them.
 constexpr std::int64_t kWideColumns = 2 * kColumns, kEnoughParts = 8;
 
 std::int64_t num_parts(std::int64_t size, std::int64_t most) { return (size + most - 1) / most; }
@@ -18,7 +18,7 @@ GemmParts::GemmParts(std::int64_t m, std::int64_t n, bool transpose_a)
   const bool wide = transpose_a && num_row_parts * num_parts(n, kWideColumns) >= kEnoughParts;
   columns = std::min(n, wide ? kWideColumns : kColumns);
   num_column_parts = num_parts(n, columns);
-  rows = num_parts(m, num_row_parts);  // of equal height
+  rows = num_parts(m, num_row_parts);  // All parts have about the same height.
 }
 
 Gemm largest_part(Gemm product, const GemmParts& parts) {

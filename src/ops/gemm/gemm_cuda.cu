@@ -1,5 +1,5 @@
-// cuBLASLt. It stores matrices by columns, so it is asked for the transpose: c_MNᵀ = op(b)ᵀ · op(a)ᵀ, whose operands
-// are the same memory.
+// GEMMs by cuBLASLt. It stores matrices by columns, so it computes the transpose c_MNᵀ = op(b)ᵀ · op(a)ᵀ. The operands
+// of that product are the same memory.
 #include <bit>
 
 #include "ops/gemm/gemm.h"
@@ -10,8 +10,9 @@
 namespace tessera::cuda {
 namespace {
 
-/// The largest power of two that the address is a multiple of, as far as the library's kernels tell them apart. The
-/// same for a tensor that is being measured: arenas start where every alignment does.
+/// Returns the largest power of two that divides the address, up to the largest one that the library's kernels
+/// distinguish. A tensor that is being measured has the same alignment, because arenas start at a multiple of all of
+/// them.
 unsigned alignment_of(const Tensor& x) {
   constexpr std::uintptr_t kWidestAccess = 16;
   return static_cast<unsigned>(std::uintptr_t{1}
@@ -20,11 +21,11 @@ unsigned alignment_of(const Tensor& x) {
 
 constexpr int kThreads = 256;
 
-// A float32 operand beside a bfloat16 one, for the tensor cores: three bfloat16 numbers add up to it, 8 bits each, and
-// their products are exact.
+// A float32 operand is multiplied by a bfloat16 one on the tensor cores as follows. It is split into three bfloat16
+// numbers that add up to it, with 8 bits each. Their products are exact.
 constexpr int kParts = 3;
 
-/// parts [R, kParts · C]: a row's first parts, then its second ones, then the third.
+/// Splits x [R, C] into parts [R, kParts · C]. A row has its first parts, then its second ones, then its third ones.
 __global__ void split_kernel(const float* x, std::int64_t num_rows, std::int64_t num_columns, std::int64_t stride,
                              __nv_bfloat16* parts) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_rows * num_columns;
@@ -40,7 +41,7 @@ __global__ void split_kernel(const float* x, std::int64_t num_rows, std::int64_t
   }
 }
 
-/// x kParts times, by rows (one copy below the other) or by columns (side by side).
+/// Copies x kParts times, either by rows (one copy below the other) or by columns (side by side).
 __global__ void repeat_kernel(const __nv_bfloat16* x, std::int64_t num_rows, std::int64_t num_columns,
                               std::int64_t stride, bool by_rows, __nv_bfloat16* copies) {
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < num_rows * num_columns;
@@ -55,7 +56,7 @@ __global__ void repeat_kernel(const __nv_bfloat16* x, std::int64_t num_rows, std
   }
 }
 
-/// c [M, N] (= or +=) the sum of the parts [kParts · M, N].
+/// Assigns or adds to c [M, N] the sum of the parts [kParts · M, N].
 template <typename T>
 __global__ void sum_parts_kernel(const float* parts, std::int64_t m, std::int64_t n, std::int64_t stride,
                                  bool accumulates, T* c) {
@@ -69,7 +70,7 @@ __global__ void sum_parts_kernel(const float* parts, std::int64_t m, std::int64_
   }
 }
 
-/// Of a float32 a and a bfloat16 b.
+/// Multiplies a float32 a by a bfloat16 b.
 void gemm_in_parts(const Context& op, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b,
                    const Tensor& c, Write write) {
   const ArenaScope scope(*op.arena);
@@ -78,7 +79,8 @@ void gemm_in_parts(const Context& op, const Tensor& a, bool transpose_a, const T
     split_kernel<<<grid_for(op, a.num_elements(), kThreads), kThreads, 0, stream_of(op)>>>(
         numbers<const float>(a), a.dim(0), a.dim(1), a.stride(), numbers<__nv_bfloat16>(parts));
   }
-  if (!transpose_a) {  // one contraction three times as long
+  // One contraction is three times as long.
+  if (!transpose_a) {
     const Tensor copies = op.arena->allocate(
         transpose_b ? Shape{b.dim(0), kParts * b.dim(1)} : Shape{kParts * b.dim(0), b.dim(1)}, DType::kBFloat16);
     if (!op.measuring()) {
@@ -104,7 +106,8 @@ void blas_gemm(const Context& op, const Tensor& a, bool transpose_a, const Tenso
                Write write, const BlasScales& scales) {
   const ArenaScope scope(*op.arena);
   std::byte* workspace = op.arena->allocate_bytes(kBlasWorkspace);
-  if (op.cuda == nullptr) return;  // measured where there is no GPU
+  // The GEMM is measured on a machine without a GPU.
+  if (op.cuda == nullptr) return;
   GemmKey key(a, transpose_a, b, transpose_b, c, write);
   key.alignment_a = alignment_of(a);
   key.alignment_b = alignment_of(b);

@@ -9,7 +9,7 @@ namespace tessera::cpu {
 
 namespace {
 
-/// The product of the expert whose rows are [first, first + num_rows).
+/// Returns the product of the expert whose rows are [first, first + num_rows).
 Gemm product_of_expert(GroupedKind kind, const Tensor& x_or_dy, const Tensor& w_or_x, const Tensor& out,
                        std::int64_t expert, std::int64_t first, std::int64_t num_rows) {
   const bool of_rows = kind == GroupedKind::kForward || kind == GroupedKind::kDgrad;
@@ -47,7 +47,7 @@ void run_grouped_gemm(const Context& context, GroupedKind kind, const Tensor& x_
   const std::int64_t num_experts = (of_rows ? w_or_x : out).dim(0);
   const std::int64_t num_rows = x_or_dy.dim(kind == GroupedKind::kWgradOfColumns ? 1 : 0);
   TESSERA_CHECK_TENSOR(offsets_E1, DType::kInt32, {num_experts + 1});
-  // How many rows an expert has is not known before: parts of rows take all of them.
+  // The number of an expert's rows is not known in advance, so each part takes all of them.
   const Gemm all = product_of_expert(kind, x_or_dy, w_or_x, out, 0, 0, num_rows);
   GemmParts parts(all.m, all.n, all.transpose_a);
   if (of_rows) parts.rows = all.m, parts.num_row_parts = 1;

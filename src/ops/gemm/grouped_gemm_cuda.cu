@@ -6,23 +6,25 @@
 namespace tessera::cuda {
 namespace {
 
-// A block computes a tile of c(i, j) = sum over k of a(i, k) · b(j, k), a thread kPerThread² numbers of it.
+// A block computes a tile of c(i, j) = sum over k of a(i, k) · b(j, k). Each thread computes kPerThread² numbers of it.
 constexpr int kTile = 64, kStep = 16, kSide = 16, kPerThread = kTile / kSide, kThreads = kSide * kSide;
 
-/// Strides in numbers. Of a weight's gradient i and j run over M and N, and k over the expert's rows; else i over its
-/// rows. `of_expert`: from one expert's numbers to the next one's; `of_row`: from one routed row to the next.
+/// Describes a product. Strides are in numbers. For a weight's gradient, i and j run over M and N, and k runs over the
+/// expert's rows. Otherwise i runs over the expert's rows. `of_expert` strides lead from one expert's numbers to the
+/// next one's, and `of_row` strides from one routed row to the next.
 struct Simt {
   bool is_wgrad, accumulates;
   int num_experts;
-  std::int64_t size_i, size_j, size_k;  // of wgrad: size_k, else size_i: the most rows
+  // The number of rows is at most size_k for a weight's gradient, and at most size_i otherwise.
+  std::int64_t size_i, size_j, size_k;
   std::int64_t a_i, a_k, b_j, b_k, b_of_expert, c_i, c_of_expert, a_of_row, b_of_row, c_of_row;
   const std::int32_t* offsets;
 };
 
 template <typename T, typename Out>
 __global__ void __launch_bounds__(kThreads) simt_kernel(Simt args, const T* a, const T* b, Out* c) {
-  // Which expert, and which of its tiles: a weight's gradient has a layer of blocks per expert; rows are cut into tiles
-  // expert by expert.
+  // Find the expert and the tile. A weight's gradient has a layer of blocks per expert. Otherwise the rows are cut into
+  // tiles expert by expert.
   int expert = static_cast<int>(blockIdx.z);
   std::int64_t tile = blockIdx.y;
   if (!args.is_wgrad) {
@@ -74,13 +76,14 @@ __global__ void __launch_bounds__(kThreads) simt_kernel(Simt args, const T* a, c
   }
 }
 
-/// What Hopper's kernel takes.
+/// Returns whether Hopper's kernel accepts the operands.
 bool fits_sm90(const Context& op, const Tensor& x, const Tensor& w_EMN) {
   return op.cuda->compute_capability() == 9 && x.dtype() == DType::kBFloat16 && w_EMN.dim(0) <= kSm90MaxExperts &&
          w_EMN.dim(1) % 8 == 0 && w_EMN.dim(2) % 8 == 0;
 }
 
-/// Float32 is for comparisons, and has no other kernel.
+/// Reports the product as slow if it has no fast kernel. Float32 is exempt, because it is for comparisons and has no
+/// other kernel.
 void tell_if_slow(const Context& op, const Tensor& x, const Tensor& w_EMN) {
   if (op.cuda == nullptr || x.dtype() != DType::kBFloat16 || fits_sm90(op, x, w_EMN)) return;
   op.cuda->add_slow_operator(
@@ -141,7 +144,7 @@ void grouped_simt(const Context& op, GroupedKind kind, const Tensor& x_or_dy, co
       break;
   }
   const auto tiles = [](std::int64_t size) { return static_cast<unsigned>((size + kTile - 1) / kTile); };
-  // Rows' tiles: each expert may have one that is not full.
+  // Each expert may have one tile of rows that is not full.
   const dim3 grid(tiles(args.size_j), is_wgrad ? tiles(m) : tiles(rows) + static_cast<unsigned>(experts),
                   is_wgrad ? static_cast<unsigned>(experts) : 1);
   for_float_type(x_or_dy.dtype(), [&]<typename T>(T) {

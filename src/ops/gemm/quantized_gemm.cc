@@ -16,7 +16,7 @@ TESSERA_BACKENDS(grouped_linear_wgrad)
 
 namespace {
 
-/// [rows of x, M] = x · wᵀ for an operand [rows, N] and a weight [.., M, N].
+/// Checks y [rows of x, M] = x · wᵀ for an operand [rows, N] and a weight [.., M, N].
 void check_product(const mx::Quantized& x, const mx::Quantized& w, const Tensor& y) {
   const int last = w.elements.num_dims() - 1;
   TESSERA_CHECK(x.elements.dim(1) == w.elements.dim(last), "{} {}", x.elements.shape().to_string(),
@@ -25,7 +25,7 @@ void check_product(const mx::Quantized& x, const mx::Quantized& w, const Tensor&
   TESSERA_CHECK(x.format.scale_type == w.format.scale_type);
 }
 
-/// The same of a wide weight.
+/// Checks the same product with a wide weight.
 void check_wide_product(const mx::Quantized& x, const Tensor& wide, const Tensor& y) {
   const int last = wide.num_dims() - 1;
   const Shape& x_shape = x.elements.shape();
@@ -38,7 +38,7 @@ void check_forward(const mx::Quantized& x, const QuantizedWeight& w, const Tenso
   w.wide_rows.defined() ? check_wide_product(x, w.wide_rows, y) : check_product(x, w.rows, y);
 }
 
-/// d_w [.., M, N] from d_yᵀ [M, R] and xᵀ [N, R].
+/// Checks d_w [.., M, N] against d_yᵀ [M, R] and xᵀ [N, R].
 void check_wgrad(const mx::Quantized& d_y, const mx::Quantized& x, const Tensor& d_w) {
   const int last = d_w.num_dims() - 1;
   TESSERA_CHECK(d_y.elements.dim(0) == d_w.dim(last - 1) && x.elements.dim(0) == d_w.dim(last) &&
@@ -48,7 +48,7 @@ void check_wgrad(const mx::Quantized& d_y, const mx::Quantized& x, const Tensor&
   TESSERA_CHECK(d_y.format.scale_type == x.format.scale_type);
 }
 
-/// The weight as dgrad reads it, where its columns are there.
+/// Checks the weight in the form that dgrad reads. Without columns, its blocks must be square.
 void check_dgrad(const mx::Quantized& d_y, const QuantizedWeight& w, const Tensor& d_x) {
   if (w.wide_columns.defined()) return check_wide_product(d_y, w.wide_columns, d_x);
   if (w.columns.defined()) return check_product(d_y, w.columns, d_x);

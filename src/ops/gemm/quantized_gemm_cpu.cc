@@ -7,7 +7,7 @@
 namespace tessera::cpu {
 namespace {
 
-/// The type that an operand is widened to.
+/// Returns the type that an operand is widened to.
 DType wide_type(const mx::Quantized& x) {
   return x.format.scale_type == mx::ScaleType::kE8M0 ? DType::kBFloat16 : DType::kFloat32;
 }
@@ -18,7 +18,7 @@ Tensor dequantized(const Context& context, const mx::Quantized& x, DType dtype) 
   return wide;
 }
 
-/// c (= or +=) a · bᵀ, or a · b.
+/// Assigns or adds to c the product a · bᵀ, or a · b without transpose_b.
 void multiply(const Context& context, const mx::Quantized& a, const mx::Quantized& b, bool transpose_b, const Tensor& c,
               Write write) {
   const ArenaScope scope(*context.arena);
@@ -30,7 +30,7 @@ void multiply(const Context& context, const mx::Quantized& a, const mx::Quantize
   cpu::gemm(context, a_wide, false, b_wide, transpose_b, c, write);
 }
 
-/// y rows = x rows · w_eᵀ, or x rows · w_e.
+/// Computes y rows = x rows · w_eᵀ, or x rows · w_e without transpose_w.
 void multiply_grouped(const Context& context, const mx::Quantized& x, const mx::Quantized& w, bool transpose_w,
                       const Tensor& offsets_E1, const Tensor& y) {
   const ArenaScope scope(*context.arena);

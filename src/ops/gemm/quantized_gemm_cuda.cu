@@ -13,22 +13,22 @@
 #include "ops/quantize/quantize.h"
 #include "ops/runtime/blas_gemm.h"
 
-// On Hopper, scales that hold for 128 numbers along the contraction go through the FP8 tensor cores, and MXFP8's blocks
-// of 32 through the bfloat16 ones, which hold their numbers exactly, with weights that are wide. A dense product is a
-// grouped one of one group.
+// On Hopper, operands whose scales cover 128 numbers along the contraction use the FP8 tensor cores. MXFP8's blocks of
+// 32 use the bfloat16 tensor cores, which hold their numbers exactly, with weights in the wide form. A dense product is
+// a grouped one with one group.
 //
-// On Blackwell, MXFP8 goes through the block-scaled tensor cores, whatever the size of its blocks, since every row and
-// 32 have a scale in memory: a dense product by cuBLASLt, a grouped one by CUTLASS's kernel.
+// On Blackwell, MXFP8 uses the block-scaled tensor cores for any block size, because memory holds a scale per row and
+// 32 numbers. cuBLASLt computes dense products, and CUTLASS's kernel computes grouped ones.
 //
-// What these kernels do not take is widened in memory, like on a CPU, and multiplied by the operators of
-// ops/gemm/gemm.h.
+// Operands that these kernels do not accept are widened in memory, as on a CPU. The operators of ops/gemm/gemm.h
+// multiply them.
 namespace tessera::cuda {
 namespace {
 
 bool is_e8m0(const mx::Quantized& x) { return x.format.scale_type == mx::ScaleType::kE8M0; }
 bool is_wide_block(const mx::Quantized& x) { return x.format.along == mx::kWideBlock; }
 
-/// The type that an operand is widened to.
+/// Returns the type that an operand is widened to.
 DType wide_type(const mx::Quantized& x) { return is_e8m0(x) ? DType::kBFloat16 : DType::kFloat32; }
 
 Tensor widened(const Context& op, const mx::Quantized& x, DType dtype) {
@@ -41,14 +41,14 @@ int to_int(std::int64_t size) { return static_cast<int>(size); }
 
 enum class Kernel { kBlockwise, kBlockScaled, kNone };
 
-/// Whether Hopper's kernels are chosen: also when measuring without a GPU, as if it were one.
+/// Returns whether Hopper's kernels are chosen. Measuring without a GPU assumes Hopper.
 bool may_be_hopper(const Context& op) { return op.cuda == nullptr || op.cuda->compute_capability() == 9; }
 
-/// Where there is no GPU to measure for, there is no Blackwell.
+/// Returns whether the GPU is a Blackwell. Measuring without a GPU does not assume one.
 bool is_blackwell(const Context& op) { return op.cuda != nullptr && op.cuda->compute_capability() == 10; }
 
-/// Whether the block-scaled tensor cores take y [R, M] = x [R, N] · w [M, N]ᵀ or, of groups, w [E, M, N]. cuBLASLt
-/// wants whole blocks and rows of whole 16 bytes of all three.
+/// Returns whether the block-scaled tensor cores can compute y [R, M] = x [R, N] · w [M, N]ᵀ or, for groups, w [E, M,
+/// N]. cuBLASLt needs whole blocks, and the rows of all three matrices must be multiples of 16 bytes.
 bool is_block_scaled(const Context& op, const mx::Quantized& x, const mx::Quantized& w, const Tensor& y) {
   const int last = w.elements.num_dims() - 1;
   const std::int64_t m = w.elements.dim(last - 1), n = w.elements.dim(last);
@@ -57,7 +57,7 @@ bool is_block_scaled(const Context& op, const mx::Quantized& x, const mx::Quanti
   return y.dtype() == DType::kBFloat16 && y.is_contiguous() && w.elements.dim(0) <= kSm100MaxExperts;
 }
 
-/// The kernel for y [R, M] = x [R, N] · w [E, M, N]ᵀ.
+/// Returns the kernel for y [R, M] = x [R, N] · w [E, M, N]ᵀ.
 Kernel kernel_for(const Context& op, const mx::Quantized& x, const mx::Quantized& w, std::int64_t experts,
                   const Tensor& y) {
   const int last = w.elements.num_dims() - 1;
@@ -76,7 +76,7 @@ __global__ void one_group_kernel(std::int32_t num_rows, std::int32_t* offsets) {
   offsets[threadIdx.x] = threadIdx.x == 0 ? 0 : num_rows;
 }
 
-/// The offsets of one group of so many rows.
+/// Returns the offsets of one group of num_rows rows.
 Tensor one_group(const Context& op, std::int64_t num_rows) {
   const Tensor offsets_2 = op.arena->allocate({2}, DType::kInt32);
   if (!op.measuring()) {
@@ -85,7 +85,7 @@ Tensor one_group(const Context& op, std::int64_t num_rows) {
   return offsets_2;
 }
 
-/// The packed scales of x, in groups of rows, or of columns.
+/// Returns the packed scales of x, in groups of rows or of columns.
 Tensor packed_scales(const Context& op, const mx::Quantized& x, std::int64_t num_groups, const Tensor& offsets_E1 = {},
                      bool groups_of_columns = false) {
   const int last = x.elements.num_dims() - 1;
@@ -101,14 +101,14 @@ Tensor packed_scales(const Context& op, const mx::Quantized& x, std::int64_t num
   return packed;
 }
 
-/// c [M, N] (= or +=) a [M, K] · b [N, K]ᵀ by Blackwell's tensor cores.
+/// Assigns or adds to c [M, N] the product a [M, K] · b [N, K]ᵀ on Blackwell's tensor cores.
 void multiply_block_scaled(const Context& op, const mx::Quantized& a, const mx::Quantized& b, const Tensor& c,
                            Write write) {
   const BlasScales scales{.a = packed_scales(op, a, 1), .b = packed_scales(op, b, 1)};
   blas_gemm(op, a.elements, false, b.elements, true, c, write, scales);
 }
 
-/// y rows = x rows · w_eᵀ by Blackwell's tensor cores.
+/// Computes y rows = x rows · w_eᵀ on Blackwell's tensor cores.
 void run_block_scaled(const Context& op, const mx::Quantized& x, const mx::Quantized& w, const Tensor& offsets_E1,
                       const Tensor& y) {
   const std::int64_t experts = w.elements.dim(0);
@@ -129,7 +129,7 @@ void run_block_scaled(const Context& op, const mx::Quantized& x, const mx::Quant
                         stream_of(op));
 }
 
-/// d_w_EMN[e] (+= or =) d_yᵀ · x by Blackwell's tensor cores.
+/// Assigns or adds to d_w_EMN[e] the product d_yᵀ · x on Blackwell's tensor cores.
 void wgrad_block_scaled(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR,
                         const Tensor& offsets_E1, std::int64_t experts, const Tensor& d_w, Write write) {
   const Tensor d_y_scales = packed_scales(op, d_y_MR, experts, offsets_E1, true),
@@ -152,7 +152,7 @@ void wgrad_block_scaled(const Context& op, const mx::Quantized& d_y_MR, const mx
                       stream_of(op));
 }
 
-/// y rows = x rows · w_eᵀ by Hopper's FP8 tensor cores.
+/// Computes y rows = x rows · w_eᵀ on Hopper's FP8 tensor cores.
 void run_blockwise(const Context& op, const mx::Quantized& x, const mx::Quantized& w, std::int64_t experts,
                    const Tensor& offsets_E1, const Tensor& y) {
   if (op.measuring()) return;
@@ -171,7 +171,7 @@ void run_blockwise(const Context& op, const mx::Quantized& x, const mx::Quantize
                          stream_of(op));
 }
 
-/// The same with a wide weight, by its bfloat16 ones.
+/// Computes y rows = x rows · w_eᵀ with a wide weight on Hopper's bfloat16 tensor cores.
 void run_exact(const Context& op, const mx::Quantized& x, const Tensor& wide, std::int64_t experts,
                const Tensor& offsets_E1, const Tensor& y) {
   if (op.measuring()) return;
@@ -188,7 +188,7 @@ void run_exact(const Context& op, const mx::Quantized& x, const Tensor& wide, st
                      stream_of(op));
 }
 
-/// c (= or +=) what run(offsets, target) makes of one group of rows.
+/// Assigns or adds to c the result of run(offsets, target) for one group of rows.
 template <typename Run>
 void as_one_group(const Context& op, const Tensor& c, Write write, Run&& run) {
   const Tensor target = write == Write::kAssign ? c : op.arena->allocate(c.shape(), c.dtype());
@@ -196,7 +196,7 @@ void as_one_group(const Context& op, const Tensor& c, Write write, Run&& run) {
   if (write == Write::kAccumulate) tessera::add(op, c, target, c);
 }
 
-/// c (= or +=) a · bᵀ, b quantized or wide.
+/// Assigns or adds to c the product a · bᵀ, with b quantized or wide.
 void multiply(const Context& op, const mx::Quantized& a, const mx::Quantized& b, const Tensor& wide, const Tensor& c,
               Write write) {
   const ArenaScope scope(*op.arena);
@@ -220,7 +220,7 @@ void multiply(const Context& op, const mx::Quantized& a, const mx::Quantized& b,
   write == Write::kAccumulate ? tessera::add(op, c, product, c) : tessera::convert(op, product, c);
 }
 
-/// y rows = x rows · w_eᵀ, w quantized or wide.
+/// Computes y rows = x rows · w_eᵀ, with w quantized or wide.
 void multiply_grouped(const Context& op, const mx::Quantized& x, const mx::Quantized& w, const Tensor& wide,
                       const Tensor& offsets_E1, const Tensor& y) {
   if (wide.defined()) return run_exact(op, x, wide, wide.dim(0), offsets_E1, y);
@@ -235,10 +235,10 @@ void multiply_grouped(const Context& op, const mx::Quantized& x, const mx::Quant
   if (y.dtype() != dtype) tessera::convert(op, target, y);
 }
 
-// A tile of kTileM × kTileR numbers is turned in shared memory, where a word has those of two neighbouring m.
+// A tile of kTileM × kTileR numbers is transposed in shared memory. A word of it holds two numbers with neighbouring m.
 constexpr int kTileM = 64, kTileR = 128, kTurnThreads = 256;
 
-/// y [R, M] from x [M, R], widened. M is a multiple of 16, R of 32.
+/// Writes x [M, R] widened and transposed to y [R, M]. M is a multiple of 16, and R is a multiple of 32.
 __global__ void __launch_bounds__(kTurnThreads)
     widen_transposed_kernel(const std::uint8_t* elements, const std::uint8_t* scales, std::int64_t m,
                             std::int64_t num_rows, __nv_bfloat16* y) {
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kTurnThreads)
   __shared__ std::uint32_t tile[kTileR][kPairs + 1];
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t r0 = std::int64_t{blockIdx.x} * kTileR, m0 = std::int64_t{blockIdx.y} * kTileM;
-  // A warp reads 32 neighbouring bytes of 16 pairs of rows, and so writes to 32 banks.
+  // A warp reads 32 neighbouring bytes of 16 pairs of rows, and therefore writes to 32 different banks.
   const int pair = thread % 16 + thread / 32 % 2 * 16, chunk = thread / 16 % 2 + thread / 64 * 2;
   const std::int64_t r = r0 + chunk * kBytes, row = m0 + 2 * pair;
   if (row < m && r < num_rows) {
@@ -292,7 +292,7 @@ Tensor widened_transposed(const Context& op, const mx::Quantized& x) {
   return wide;
 }
 
-/// d_w_EMN[e] (+= or =) d_yᵀ · x.
+/// Assigns or adds to d_w_EMN[e] the product d_yᵀ · x.
 void wgrad(const Context& op, const mx::Quantized& d_y_MR, const mx::Quantized& x_NR, const Tensor& offsets_E1,
            std::int64_t experts, const Tensor& d_w, Write write) {
   const std::int64_t m = d_y_MR.elements.dim(0), n = x_NR.elements.dim(0), num_rows = x_NR.elements.dim(1);

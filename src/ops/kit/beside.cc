@@ -3,7 +3,7 @@
 namespace tessera {
 namespace {
 
-/// What is put on the second's stream from now on runs behind the first's.
+/// Makes later work on the second context's stream wait for all earlier work on the first one's.
 void order(const Context& first, const Context& second) {
   cuda::Fence fence;
   fence.record(first.cuda->stream());

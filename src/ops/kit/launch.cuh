@@ -1,4 +1,4 @@
-// From tensors to kernels: choosing the instance of a kernel by dtype and alignment, and its grid.
+// From tensors to kernels: helpers that choose a kernel's instance by dtype and alignment, and its grid.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ void for_float_type(DType dtype, Body&& body) {
   TESSERA_CHECK(false, "{} is no floating-point type", name_of(dtype));
 }
 
-/// Calls body(std::integral_constant<int, N>) with N = kLanes or 1.
+/// Calls body(std::integral_constant<int, N>) with N = kLanes if in_lanes is true, or else 1.
 template <typename Body>
 void for_lanes(bool in_lanes, Body&& body) {
   if (in_lanes) {
@@ -41,15 +41,15 @@ void for_lanes(bool in_lanes, Body&& body) {
   }
 }
 
-/// A tensor's numbers as kernels see them; T is checked by its size only.
+/// Returns a tensor's numbers as kernels see them. T is checked by its size only.
 template <typename T>
 T* numbers(const Tensor& x) {
   TESSERA_CHECK(!x.defined() || size_of(x.dtype()) == sizeof(T), "{}", name_of(x.dtype()));
   return static_cast<T*>(x.raw());
 }
 
-/// Blocks of `threads` for `items` of work, one a thread, in a kernel whose threads go on by the grid's size: enough to
-/// fill the GPU, not more than there is work for, at least one.
+/// Returns the number of blocks of `threads` for `items` of work, in a kernel whose threads step by the size of the
+/// grid. The blocks fill the GPU if there is work for so many. There is at least one.
 inline int grid_for(const Context& op, std::int64_t items, int threads) {
   constexpr std::int64_t kBlocksPerSm = 16;
   const std::int64_t blocks = (items + threads - 1) / threads;

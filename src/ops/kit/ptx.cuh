@@ -1,8 +1,8 @@
-// Hopper's instructions (sm_90a) that CUDA C++ has no function for: mbarriers, tensor copies (TMA), fences, WGMMA.
-// One function per instruction, nothing else. Source: PTX ISA 8.0 to 9.0, "mbarrier", "Tensor copy", "wgmma".
+// Functions for the instructions of Hopper (sm_90a) that CUDA C++ has none for: mbarriers, tensor copies (TMA), fences
+// and WGMMA. Each function is one instruction. Source: PTX ISA 8.0 to 9.0, "mbarrier", "Tensor copy", "wgmma".
 //
-// Who sees what. Shared memory is written through two proxies: generic (st.shared, stmatrix) and async (TMA, WGMMA).
-// Generic writes that TMA or WGMMA read next need fence_proxy_async() in each writing thread, then a barrier.
+// Shared memory is accessed through two proxies: generic (st.shared, stmatrix) and async (TMA, WGMMA). TMA or WGMMA may
+// read generic writes only after fence_proxy_async() in each writing thread and then a barrier.
 #pragma once
 
 #include <cuda.h>
@@ -13,15 +13,15 @@
 
 namespace tessera::ptx {
 
-/// Whether this code is compiled for sm_90a, the architecture that has these instructions.
+/// True if this code is compiled for sm_90a, the architecture that has these instructions.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr bool kIsSm90a = true;
 #else
 inline constexpr bool kIsSm90a = false;
 #endif
 
-/// Ends the kernel with an error and a message. A kernel that was built for another architecture calls it: returning
-/// without having written would look like a result.
+/// Ends the kernel with an error and a message. A kernel that was built for another architecture calls it. Otherwise it
+/// would return without having written, and that would look like a result.
 __device__ inline void trap_on_other_architecture(const char* kernel) {
   if (threadIdx.x == 0 && blockIdx.x == 0) printf("tessera: kernel %s is for Hopper (sm_90a) only\n", kernel);
   __trap();
@@ -33,10 +33,10 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
 
 // --- Warps, blocks, clusters ---------------------------------------------------------------------------------------
 
-/// The index of this thread's warpgroup, in a way that the compiler knows to be the same for a whole warp.
+/// Returns the index of this thread's warpgroup. The shuffle tells the compiler that it is the same for a whole warp.
 __device__ inline int warpgroup_idx() { return __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0); }
 
-/// Moves registers between warpgroups. Both need a register cap at entry: __launch_bounds__(threads, 1).
+/// Moves registers between warpgroups. Both functions need a register cap at entry: __launch_bounds__(threads, 1).
 template <int kRegisters>
 __device__ inline void set_max_registers_up() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
@@ -46,7 +46,7 @@ __device__ inline void set_max_registers_down() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(kRegisters));
 }
 
-/// A barrier among `threads` threads of the block. Id 0 is __syncthreads'.
+/// Synchronizes `threads` threads of the block. __syncthreads uses the barrier with id 0.
 __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
@@ -76,7 +76,7 @@ __device__ inline void cluster_sync() {
 
 // --- Numbers -------------------------------------------------------------------------------------------------------
 
-/// 2^x and 1 / x to about 2 units in the last place; denormal numbers are 0.
+/// Compute 2^x and 1 / x to about 2 units in the last place. Denormal numbers count as 0.
 __device__ inline float exp2_approx(float x) {
   float y = 0.0f;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -90,11 +90,11 @@ __device__ inline float reciprocal_approx(float x) {
 
 // --- Fences and flags ----------------------------------------------------------------------------------------------
 
-/// Orders generic accesses before it ahead of accesses by TMA and WGMMA after it, for shared and global memory.
+/// Orders earlier generic accesses before later accesses by TMA and WGMMA, for shared and global memory.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
-/// The same for shared memory only.
+/// Does the same for shared memory only.
 __device__ inline void fence_proxy_async_shared() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
-/// Makes mbarrier_init visible to the cluster and to TMA; a cluster_sync (or __syncthreads) follows.
+/// Makes mbarrier_init visible to the cluster and to TMA. A cluster_sync (or __syncthreads) must follow.
 __device__ inline void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory"); }
 
 __device__ inline std::int32_t load_acquire_gpu(const std::int32_t* pointer) {
@@ -106,7 +106,7 @@ __device__ inline void store_release_gpu(std::int32_t* pointer, std::int32_t val
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(pointer), "r"(value) : "memory");
 }
 
-/// Acquire loads and release stores of memory that other GPUs use, too.
+/// Acquire loads and release stores of memory that other GPUs also use.
 __device__ inline std::uint64_t load_acquire_sys(const std::uint64_t* pointer) {
   std::uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];\n" : "=l"(value) : "l"(pointer) : "memory");
@@ -122,7 +122,7 @@ __device__ inline std::uint64_t nanoseconds() {
   return now;
 }
 
-/// Adds four float32 to four in global memory at a multiple of 16 bytes, each atomically.
+/// Adds four float32 to four in global memory, each atomically. The address must be a multiple of 16 bytes.
 __device__ inline void red_add_v4(float* pointer, float4 value) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(pointer), "f"(value.x), "f"(value.y),
                "f"(value.z), "f"(value.w)
@@ -139,9 +139,9 @@ __device__ inline void mbarrier_init(Barrier* barrier, std::uint32_t arrivals) {
 __device__ inline void mbarrier_arrive(Barrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(shared_address(barrier)) : "memory");
 }
-/// Arrives at the barrier at the same place in block `cta_rank` of the cluster, this block included. Orders no generic
-/// accesses between blocks: a cluster-wide release is a fence of the whole GPU, for every arrival. Buffers that TMA
-/// fills and WGMMA reads need none.
+/// Arrives at the barrier at the same place in block `cta_rank` of the cluster, this block included. It orders no
+/// generic accesses between blocks, because a cluster-wide release is a fence of the whole GPU for every arrival.
+/// Buffers that TMA fills and WGMMA reads need no such order.
 __device__ inline void mbarrier_arrive_cluster(Barrier* barrier, std::uint32_t cta_rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -149,13 +149,13 @@ __device__ inline void mbarrier_arrive_cluster(Barrier* barrier, std::uint32_t c
       "r"(cta_rank)
       : "memory");
 }
-/// Arrives, and lets the phase wait for `bytes` more from TMA.
+/// Arrives, and makes the phase wait for `bytes` more from TMA.
 __device__ inline void mbarrier_arrive_expect_tx(Barrier* barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
-/// Waits until the phase of this parity is complete. A fresh barrier counts as having completed parity 1. Acquires
-/// within the block, and what TMA wrote; a cluster-wide acquire would empty the L1 cache each time.
+/// Waits until the phase of this parity is complete. A fresh barrier counts as having completed parity 1. The wait
+/// acquires writes of the block and of TMA. A cluster-wide acquire would empty the L1 cache each time.
 __device__ inline void mbarrier_wait(Barrier* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nWAIT:\n"
@@ -166,8 +166,8 @@ __device__ inline void mbarrier_wait(Barrier* barrier, std::uint32_t parity) {
 }
 
 // --- Tensor copies -------------------------------------------------------------------------------------------------
-// Coordinates are in elements, innermost first; a box that sticks out of the tensor reads zeros and writes nothing
-// there. One thread issues; shared addresses are multiples of 128, of 1024 with the 128-byte swizzle.
+// Coordinates are in elements, innermost first. Where a box exceeds the tensor, it reads zeros and writes nothing. One
+// thread issues a copy. Shared addresses are multiples of 128, or of 1024 with the 128-byte swizzle.
 
 __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
@@ -187,7 +187,7 @@ __device__ inline void tma_load_3d(void* shared, const CUtensorMap* map, Barrier
       "l"(map), "r"(shared_address(barrier)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-/// Contiguous bytes, a multiple of 16, from and to multiples of 16.
+/// Copies contiguous bytes. Their number and both addresses must be multiples of 16.
 __device__ inline void bulk_load(void* shared, const void* from, std::uint32_t bytes, Barrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(
                    shared_address(shared)),
@@ -222,26 +222,26 @@ __device__ inline void tma_store_3d(const CUtensorMap* map, const void* shared, 
                "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2)
                : "memory");
 }
-/// Adds to what is there, each element atomically, in the tensor map's type.
+/// Adds to the numbers in global memory, each element atomically, in the tensor map's type.
 __device__ inline void tma_reduce_add_3d(const CUtensorMap* map, const void* shared, int c0, int c1, int c2) {
   asm volatile(
       "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];\n" ::"l"(map),
       "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
-/// Contiguous bytes, a multiple of 16, from and to multiples of 16.
+/// Copies contiguous bytes. Their number and both addresses must be multiples of 16.
 __device__ inline void bulk_store(void* to, const void* shared, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(shared_address(shared)),
                "r"(bytes)
                : "memory");
 }
 __device__ inline void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-/// Waits until at most kPending of this thread's groups have yet to read their shared memory.
+/// Waits until at most kPending of this thread's groups still have to read their shared memory.
 template <int kPending>
 __device__ inline void tma_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;\n" ::"n"(kPending) : "memory");
 }
-/// Waits until at most kPending of this thread's groups have yet to write.
+/// Waits until at most kPending of this thread's groups still have to write.
 template <int kPending>
 __device__ inline void tma_store_wait() {
   asm volatile("cp.async.bulk.wait_group %0;\n" ::"n"(kPending) : "memory");
@@ -249,14 +249,14 @@ __device__ inline void tma_store_wait() {
 
 // --- Matrices between registers and shared memory ------------------------------------------------------------------
 
-/// Four 8x8 matrices of 16-bit elements, in WGMMA's fragment layout; lane l gives the 16-byte row l % 8 of matrix l
-/// / 8.
+/// Stores four 8x8 matrices of 16-bit elements from WGMMA's fragment layout. Lane l passes the address of the 16-byte
+/// row l % 8 of matrix l / 8.
 __device__ inline void stmatrix_x4(void* row, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2, std::uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_address(row)), "r"(r0),
                "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
-/// The same, with each matrix transposed on the way.
+/// Does the same, and transposes each matrix on the way.
 __device__ inline void stmatrix_x4_transposed(void* row, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
                                               std::uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared_address(row)),
@@ -279,22 +279,24 @@ __device__ inline std::uint32_t mul_bf16x2(std::uint32_t x, std::uint32_t y) {
 }
 
 // --- WGMMA ---------------------------------------------------------------------------------------------------------
-// d[64, N] (+)= a[64, K] · b[K, N], float32 sums, by a warpgroup whose first warp's index is a multiple of 4. K is 16
-// for bfloat16 and 32 for e4m3. Warp w of the warpgroup holds rows 16w to 16w + 15; in it, lane l holds, for j < N / 8,
+// A warpgroup computes d[64, N] (+)= a[64, K] · b[K, N] with float32 sums. Its first warp's index is a multiple of 4. K
+// is 16 for bfloat16 and 32 for e4m3. Warp w of the warpgroup holds rows 16w to 16w + 15. In it, lane l holds for each
+// j < N / 8:
 //   d[4j], d[4j + 1]:     row l / 4,     columns 8j + 2 (l % 4) + {0, 1}
 //   d[4j + 2], d[4j + 3]: row l / 4 + 8, the same columns.
-// a from registers (bfloat16): a[0], a[1] rows l / 4 and l / 4 + 8 at K 2 (l % 4) + {0, 1}; a[2], a[3] the same at K
-// + 8.
+// If a is in registers (bfloat16), a[0] and a[1] hold rows l / 4 and l / 4 + 8 at K = 2 (l % 4) + {0, 1}. a[2] and a[3]
+// hold the same rows at K + 8.
 
-/// Which dim of an operand in shared memory is contiguous: K, or the other one.
+/// The dim of an operand that is contiguous in shared memory: K or the other one.
 enum class Major { kK = 0, kMN = 1 };
 
-/// An operand in shared memory, 128-byte swizzle, as TMA writes it. `shared` starts at a multiple of 1024 bytes, plus
-/// an offset along K.
-///   K-major: rows of 128 bytes, one per m or n; groups of 8 rows lie 1024 bytes apart. A step of 32 bytes along K adds
-///     32 bytes to `shared`. `mn_stride_bytes` is not used.
-///   MN-major (bfloat16 only): rows of 64 m or n, one per k; groups of 8 k lie 1024 bytes apart. The next 64 m or n lie
-///     `mn_stride_bytes` further. A step of 16 along K adds 2048 bytes to `shared`.
+/// Returns the descriptor of an operand in shared memory that TMA wrote with the 128-byte swizzle. `shared` starts at a
+/// multiple of 1024 bytes, plus an offset along K.
+///   K-major: There is a row of 128 bytes per m or n. Groups of 8 rows lie 1024 bytes apart. A step of 32 bytes along K
+///     adds 32 bytes to `shared`. `mn_stride_bytes` is not used.
+///   MN-major (bfloat16 only): There is a row of 64 m or n per k. Groups of 8 k lie 1024 bytes apart. The next 64 m or
+///   n
+///     lie `mn_stride_bytes` further. A step of 16 along K adds 2048 bytes to `shared`.
 template <Major kMajor>
 __device__ inline std::uint64_t wgmma_descriptor(const void* shared, std::uint32_t mn_stride_bytes = 0) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
@@ -302,12 +304,12 @@ __device__ inline std::uint64_t wgmma_descriptor(const void* shared, std::uint32
   const std::uint64_t leading = kMajor == Major::kMN ? (mn_stride_bytes >> 4) & 0x3FFF : 1;
   return kSwizzle128 | kEightRows | leading << 16 | ((shared_address(shared) & 0x3FFFF) >> 4);
 }
-/// The descriptor of what lies `bytes` further.
+/// Returns the descriptor of the operand that lies `bytes` further.
 __device__ inline std::uint64_t advance_descriptor(std::uint64_t descriptor, std::uint32_t bytes) {
   return descriptor + (bytes >> 4);
 }
 
-/// Must come before the first WGMMA, and whenever registers that it uses were touched.
+/// Must come before the first WGMMA, and again after other code has accessed the registers that WGMMA uses.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 /// Waits until at most kPending committed groups are in flight.
@@ -315,20 +317,20 @@ template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
-/// Keeps the compiler from moving uses of d across the place.
+/// Keeps the compiler from moving uses of d across this call.
 template <int kCount>
 __device__ inline void wgmma_touch(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/// The instructions by N. Members: bf16<A, B>(d, a, b, accumulate) with both operands in shared memory (descriptors);
-/// bf16_from_registers<B>(d, a[4], b, accumulate); e4m3(d, a, b, accumulate), both K-major. With accumulate false d is
-/// assigned.
+/// Holds the instructions for one N. bf16<A, B>(d, a, b, accumulate) has both operands in shared memory, given by
+/// descriptors. bf16_from_registers<B>(d, a[4], b, accumulate) has a in registers. e4m3(d, a, b, accumulate) has both
+/// operands K-major. If accumulate is false, they assign d.
 template <int kN>
 struct Wgmma;
 
-// Operand lists, as the assembler and as the compiler want them.
+// Operand lists in the forms of the assembler and of the compiler.
 #define TESSERA_SLOTS_64                                                                                     \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,"   \
   "%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53," \
@@ -347,7 +349,7 @@ struct Wgmma;
 #define TESSERA_REGISTERS_64(d) TESSERA_REGISTERS_32(d, 0), TESSERA_REGISTERS_32(d, 32)
 #define TESSERA_REGISTERS_128(d) TESSERA_REGISTERS_64(d), TESSERA_REGISTERS_32(d, 64), TESSERA_REGISTERS_32(d, 96)
 
-// COUNT accumulators; P0 to P6 are the slots after them.
+// Defines Wgmma<N> with COUNT accumulators. P0 to P6 are the operand slots after them.
 #define TESSERA_DEFINE_WGMMA(N, COUNT, P0, P1, P2, P3, P4, P5, P6)                                              \
   template <>                                                                                                   \
   struct Wgmma<N> {                                                                                             \

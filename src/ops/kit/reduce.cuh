@@ -1,4 +1,4 @@
-// Sums whose order depends on the problem only.
+// Sums whose order depends on the problem only, so results are reproducible.
 #pragma once
 
 #include "ops/kit/launch.cuh"
@@ -7,8 +7,8 @@ namespace tessera::cuda {
 
 inline constexpr int kMaxThreads = 1024;
 
-/// The sum over a block's threads (whole warps), in all of them. `slots`, shared, one per warp: not to be used again
-/// before the next barrier.
+/// Returns the sum over a block's threads (whole warps) in all of them. `slots` has one number per warp in shared
+/// memory. It must not be used again before the next barrier.
 template <typename Number>
 __device__ Number sum_of_block(Number sum, Number* slots) {
 #pragma unroll

@@ -8,7 +8,8 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Through the runtime, so that the program does not link the driver's library and starts where there is none.
+// Returns the driver's function. It is looked up through the runtime, so the program does not link the driver's library
+// and starts without it.
 Encode find_encode() {
   constexpr unsigned kVersion = 12000;
   void* function = nullptr;

@@ -1,5 +1,6 @@
-// 16-byte accesses. A thread takes kLanes = 8 neighbouring numbers at a time (one 16-byte access of bfloat16, two of
-// float32), or one where rows do not start at multiples of 16 bytes or end in between.
+// 16-byte accesses. A thread takes kLanes = 8 neighbouring numbers at a time. These are one 16-byte access of bfloat16
+// or two of float32. It takes one number at a time if rows do not start at multiples of 16 bytes, or if their
+// length is not a multiple of kLanes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -33,25 +34,26 @@ __device__ T from_float(float x) {
     return __float2bfloat16_rn(x);
   }
 }
-/// x as it is after being stored as a T.
+/// Returns x as it is after being stored as a T.
 template <typename T>
 __device__ float rounded(float x) {
   return to_float(from_float<T>(x));
 }
 
-/// kCount numbers of T, in one access each 16 bytes (kCount = 8), or one number.
+/// Holds kCount numbers of T. Eight numbers are accessed 16 bytes at a time.
 template <typename T, int kCount>
 struct alignas(kCount == 1 ? sizeof(T) : 16) Lanes {
   static_assert(kCount == 1 || kCount * sizeof(T) % 16 == 0);
   T x[kCount];
 };
 
-/// As they are, without a conversion.
+/// Loads numbers without a conversion.
 template <int kCount, typename T>
 __device__ Lanes<T, kCount> get_lanes(const T* from) {
   return *reinterpret_cast<const Lanes<T, kCount>*>(from);
 }
-/// To global memory. In PTX, because of an assignment of bfloat16 the compiler makes four 4-byte stores.
+/// Stores numbers to global memory. It uses PTX, because the compiler turns an assignment of bfloat16 into four 4-byte
+/// stores.
 template <int kCount, typename T>
 __device__ void put_lanes(const Lanes<T, kCount>& lanes, T* to) {
   if constexpr (kCount == 1) {
@@ -83,12 +85,12 @@ __device__ void store_lanes(const float (&x)[kCount], T* to) {
   put_lanes(lanes, to);
 }
 
-/// Numbers of a row: those of a vector are one.
+/// Returns the length of a row. The rows of a vector have one number.
 inline std::int64_t row_length(const Tensor& x) {
   return x.dim(0) == 0 || x.num_dims() == 1 ? 1 : x.num_elements() / x.dim(0);
 }
 
-/// Whether all rows can be read and written kLanes numbers at a time.
+/// Returns whether all rows can be read and written kLanes numbers at a time.
 template <typename... Tensors>
 bool in_lanes(const Tensors&... tensors) {
   const auto fits = [](const Tensor& x) {

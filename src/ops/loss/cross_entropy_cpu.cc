@@ -40,12 +40,12 @@ float exp_and_sum(float* x, float offset, std::int64_t length) {
   return sum;
 }
 
-/// Memory for a thread's row of bfloat16 logits in float32.
+/// Returns the size of a thread's row of bfloat16 logits in float32.
 std::size_t widened_bytes(const Tensor& logits_TV) {
   return logits_TV.dtype() == DType::kFloat32 ? 0 : static_cast<std::size_t>(logits_TV.dim(1)) * sizeof(float);
 }
 
-/// Row t of the logits in float32: itself, or widened in `scratch`.
+/// Returns row t of the logits in float32: the row itself, or a widened copy in `scratch`.
 float* row_in_float(const Tensor& logits_TV, std::int64_t t, const ThreadScratch& scratch) {
   if (logits_TV.dtype() == DType::kFloat32) return row_of<float>(logits_TV, t);
   const BFloat16* row = row_of<BFloat16>(logits_TV, t);

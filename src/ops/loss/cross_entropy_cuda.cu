@@ -9,15 +9,15 @@
 namespace tessera::cuda {
 namespace {
 
-/// Few enough that four blocks, 512 rows on 132 multiprocessors, run side by side with kInFlight vectors a thread.
+/// These are small enough that four blocks fit on an SM, 512 rows on 132 SMs, with kInFlight vectors per thread.
 constexpr int kThreads = 256, kInFlight = 4;
 constexpr float kLog2E = 1.4426950408889634f;
 
-/// The maximum of some numbers, and the sum of exp of them less it.
+/// Holds the maximum of some numbers, and the sum of exp(number - maximum).
 struct Sums {
   float max, sum;
 };
-/// exp(a - b), exactly 1 for a = b; 2^-22 relative for small differences.
+/// Returns exp(a - b). It is exactly 1 for a = b, and within 2^-22 relative for small differences.
 __device__ float exp_of_difference(float a, float b) { return exp2f((a - b) * kLog2E); }
 
 struct Merge {
@@ -27,7 +27,7 @@ struct Merge {
   }
 };
 
-/// The vectors at v, v + kThreads · kCount, ... of a row; -inf beyond its end.
+/// Loads the vectors at v, v + kThreads · kCount, ... of a row. Numbers beyond its end become -inf.
 template <typename L, int kCount>
 __device__ void load_row(const L* row, std::int64_t v, std::int64_t vocab, float (&x)[kInFlight][kCount]) {
 #pragma unroll
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads, 4) sums_kernel(const L* logits_TV, c
   out[2] = 0 <= at && at < vocab ? to_float(row[at]) : 0.0f;
 }
 
-/// Of a row, over all ranks.
+/// Holds the sums of a row over all ranks.
 struct RowSums {
   float max, sum, target;
 };
@@ -116,7 +116,7 @@ __device__ float gradient_of(float logit, float max, float factor, bool is_label
   return is_label ? part - scale : part;
 }
 
-// d_logits may be the logits: a thread writes what it has read.
+// d_logits may be the logits, because a thread writes only what it has read.
 template <typename L, typename T, int kCount>
 __global__ void __launch_bounds__(kThreads, 4)
     gradient_kernel(const float* sums_PT3, const L* logits_TV, const std::int32_t* labels_T, std::int64_t num_ranks,
@@ -148,10 +148,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   }
 }
 
-/// What the gradient of a row needs. A thread reads it in one access.
+/// Holds what the gradient of a row needs. A thread reads it in one access.
 struct alignas(16) RowGradient {
   float max, factor;
-  std::int32_t at_label;  // where the label is in this rank's row; -1 if it is elsewhere
+  std::int32_t at_label;  // index of the label in this rank's row, or -1 if another rank has it
 };
 
 __global__ void rows_kernel(const float* sums_PT3, const std::int32_t* labels_T, std::int64_t num_ranks,
@@ -169,7 +169,7 @@ __global__ void rows_kernel(const float* sums_PT3, const std::int32_t* labels_T,
                .at_label = 0 <= at && at < vocab ? static_cast<std::int32_t>(at) : -1};
 }
 
-/// The gradient for the tile quantizer.
+/// Produces the gradient for the tile quantizer.
 template <typename T>
 struct Gradient {
   using Number = T;
@@ -180,7 +180,7 @@ struct Gradient {
   struct Input {
     Lanes<T, kCount> logits;
     float max, factor;
-    std::int32_t at_label;  // from the first of the logits on
+    std::int32_t at_label;  // relative to the first of the logits
   };
   template <int kCount>
   struct Columns {};
@@ -262,7 +262,7 @@ void cross_entropy(const Context& op, const Tensor& sums_PT3, const Tensor& logi
   for_float_type(logits_TV.dtype(), [&]<typename L>(L) {
     for_float_type(plain.dtype(), [&]<typename T>(T) {
       for_lanes(in_lanes(logits_TV, plain), [&](auto lanes) {
-        // 16 bytes of the narrower type are moved at a time.
+        // Accesses move 16 bytes of the narrower type at a time.
         constexpr int kCount = std::min<int>(decltype(lanes)::value, 16 / std::min(sizeof(L), sizeof(T)));
         gradient_kernel<L, T, kCount><<<static_cast<unsigned>(num_tokens), kThreads, 0, stream_of(op)>>>(
             sums, numbers<const L>(logits_TV), labels, num_ranks, num_tokens, vocab, first_id, scale,

@@ -8,10 +8,10 @@ namespace tessera::cpu {
 namespace {
 
 constexpr std::int64_t kNormRowsPerTask = 64;
-// Sums over a row run in this many independent lanes, so that they can be vectorised without reordering.
+// Sums over a row run in so many independent lanes, so that they can be vectorised without reordering.
 constexpr std::int64_t kNormLanes = 16;
 
-/// sum of f(j) for j in [0, length).
+/// Returns the sum of f(j) for j in [0, length).
 template <typename Function>
 float sum_lanes(std::int64_t length, Function&& f) {
   float lanes[kNormLanes] = {};
@@ -72,8 +72,8 @@ void residual_rmsnorm_forward(const Context& context, const Tensor& x_TN, const 
   });
 }
 
-// With u = x · rstd: y = u · w, so d_u = d_y · w, and d_x = rstd · (d_u - u · mean(d_u · u)), d_w = sum over rows of
-// d_y · u.
+// Let u = x · rstd, so y = u · w. Then d_u = d_y · w, and d_x = rstd · (d_u - u · mean(d_u · u)). d_w is the sum over
+// rows of d_y · u.
 void rmsnorm_backward(const Context& context, const Tensor& d_y_TN, const Tensor& x_TN, const Tensor& w_N,
                       const Tensor& rstd_T, const Tensor& d_x_TN, Write write_d_x, const Tensor& d_w_N) {
   const std::int64_t num_rows = x_TN.dim(0), length = x_TN.dim(1);

@@ -8,15 +8,16 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kRowsPerBlock = 4;
-/// Blocks of the backward, each with its own sum of d_w: two for each of Hopper's SMs.
+/// The number of blocks of the backward, two for each of Hopper's SMs. Each has a separate sum of d_w.
 constexpr std::int64_t kBackwardBlocks = 2 * 132;
-/// Their threads: as many for a row as it needs, and rows at a time as make kBackwardThreads of them.
+/// Limits for the threads of a backward block. A row gets as many threads as it needs. A block works on as many rows at
+/// a time as fit into kBackwardThreads threads.
 constexpr int kMaxRowThreads = 512, kBackwardThreads = 256;
 constexpr std::size_t kMostShared = 226 << 10;
 
 template <typename T>
 struct ForwardArgs {
-  const T *x, *delta, *w;  // delta: null without a residual
+  const T *x, *delta, *w;  // delta: null if there is no residual
   std::int64_t x_stride;
   T *sum, *y;  // y: null if only rstd is wanted
   float* rstd;
@@ -30,7 +31,7 @@ __device__ inline float rstd_of(float squares, std::int64_t length, float eps) {
   return 1.0f / sqrtf(squares / static_cast<float>(length) + eps);
 }
 
-/// A row a warp, held in registers: kParts times 8 numbers a lane.
+/// Normalises one row per warp. The row is in registers, kParts times 8 numbers per lane.
 template <typename T, int kParts>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const ForwardArgs<T> args) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_kernel(const For
   }
 }
 
-/// The same number by number, of any length: reads rows twice.
+/// Does the same number by number, for rows of any length. It reads rows twice.
 template <typename T>
 __global__ void __launch_bounds__(kRowsPerBlock* kWarp) forward_scalar_kernel(const ForwardArgs<T> args) {
   const std::int64_t row = std::int64_t{blockIdx.x} * kRowsPerBlock + threadIdx.x / kWarp;
@@ -103,15 +104,15 @@ struct BackwardArgs {
   T* d_x;
   std::int64_t x_stride, d_x_stride;
   bool accumulate;
-  float* parts;  // [blocks, length] of d_w
+  float* parts;  // [blocks, length]: parts of d_w
   std::int64_t num_rows, length;
   float inverse_length;
 };
 
-/// d_y, x and old d_x.
+/// The operands are d_y, x and the old d_x.
 constexpr int kOperands = 3;
 
-/// A thread's numbers of a row, on their way to shared memory, where only that thread looks at them.
+/// Starts to copy a thread's numbers of a row to shared memory, where only that thread reads them.
 template <typename T, int kCount>
 __device__ void copy_lanes_async(const T* from, Lanes<T, kCount>& to) {
   if constexpr (kCount == 1) {
@@ -138,9 +139,9 @@ __device__ inline float team_sum(float x, float* slots) {
   return x;
 }
 
-/// Writes a block's part of the weight's gradient: for each column the sum of the teams' d_w, in the order of the
-/// teams. `sums` is shared memory. It holds lines of the threads' first numbers, second numbers and so on, with a gap
-/// of 4 numbers between them, so that neither writing nor reading meets a bank twice.
+/// Writes a block's part of the weight's gradient. For each column this is the sum of the teams' d_w, in the order of
+/// the teams. `sums` is shared memory. It holds one line of all threads' first numbers, one of their second numbers and
+/// so on. A gap of 4 numbers between lines prevents bank conflicts.
 template <int kCount, int kParts>
 __device__ void write_weight_sums(const float (&d_w)[kParts][kCount], float* sums, int length, float* out) {
   const int num_threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
@@ -160,15 +161,15 @@ __device__ void write_weight_sums(const float (&d_w)[kParts][kCount], float* sum
   }
 }
 
-/// A team of threads a row, of which each has kParts times kCount numbers; blockDim.y teams a block. While a team works
-/// on a row, its next one is on its way to shared memory. With u = x · rstd:
+/// A team of threads works on a row. Each thread has kParts times kCount numbers, and a block has blockDim.y teams.
+/// While a team works on a row, its next row is being copied to shared memory. Let u = x · rstd. Then
 /// d_x = rstd · (d_y · w - u · mean(d_y · w · u)), d_w += d_y · u.
 template <typename T, int kCount, int kParts>
 __global__ void __launch_bounds__(kMaxRowThreads) backward_kernel(const BackwardArgs<T> args) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ float slots[2][kMaxRowThreads / kWarp];
   const int num_threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
-  // The threads' d_y, x and old d_x of two rows, part by part, so that those of a warp are neighbours.
+  // Holds the threads' d_y, x and old d_x of two rows, part by part, so that the numbers of a warp are neighbours.
   auto* of_thread = reinterpret_cast<Lanes<T, kCount>*>(shared) + thread;
   const auto lanes_of = [&](int odd, int operand, int part) -> Lanes<T, kCount>& {
     return of_thread[((odd * kOperands + operand) * kParts + part) * num_threads];
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(kMaxRowThreads) backward_kernel(const Backward
                                     args.parts + blockIdx.x * args.length);
 }
 
-/// 32 columns a block: each warp sums some of the parts, then their sums are added in order.
+/// Each block sums 32 columns. Each warp sums some of the parts, and then the warps' sums are added in order.
 __global__ void add_parts_kernel(const float* parts, std::int64_t num_parts, std::int64_t length, float* d_w) {
   __shared__ float of_warp[kMaxThreads / kWarp][kWarp];
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
@@ -261,7 +262,7 @@ __global__ void add_parts_kernel(const float* parts, std::int64_t num_parts, std
   d_w[j] += sum;
 }
 
-/// x · rstd · w of rows whose rstd is known.
+/// Produces x · rstd · w of rows whose rstd is known.
 template <typename T>
 struct Normalised {
   using Number = T;
@@ -299,7 +300,7 @@ struct Normalised {
   }
 };
 
-/// Calls body(kParts) with the instance of forward_kernel for rows of `length`.
+/// Calls body(kParts) with the kParts of the forward_kernel for rows of `length`.
 template <typename Body>
 void for_parts(std::int64_t length, Body&& body) {
   const std::int64_t parts = (length + kWarp * kLanes - 1) / (kWarp * kLanes);
@@ -309,7 +310,7 @@ void for_parts(std::int64_t length, Body&& body) {
   body(std::integral_constant<int, 32>{});
 }
 
-/// The longest rows that the kernels' registers hold.
+/// The longest rows that fit into the kernels' registers.
 constexpr std::int64_t kMaxLength = 32 * kWarp * kLanes;
 
 void forward(const Context& op, const Tensor& x_TN, const Tensor& delta_TN, const Tensor& w_N, float eps,

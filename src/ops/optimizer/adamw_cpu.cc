@@ -8,7 +8,7 @@ namespace tessera::cpu {
 namespace {
 constexpr std::int64_t kAdamwGrain = 1 << 15;
 
-/// `Moment`: float or BFloat16.
+/// Computes a step. `Moment` is float or BFloat16.
 template <typename Moment>
 void make_step(const AdamWOptions& options, const AdamWStep& step, const Tensor& d_w_N, const Tensor& m_N,
                const Tensor& v_N, const Tensor& w_N, const Tensor& shadow_N) {

@@ -5,10 +5,10 @@ namespace tessera::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-/// Parts of a sum: as many blocks as a large GPU runs at once.
+/// The number of parts of a sum. It is the number of blocks that a large GPU runs at once.
 constexpr int kParts = 1024;
 
-/// `Moment`: float or __nv_bfloat16.
+/// Holds the kernel's arguments. `Moment` is float or __nv_bfloat16.
 template <typename Moment>
 struct AdamWArgs {
   AdamWOptions options;
@@ -16,12 +16,12 @@ struct AdamWArgs {
   const float* d_w;
   Moment *m, *v;
   float* w;
-  __nv_bfloat16* shadow;  // null: none
+  __nv_bfloat16* shadow;  // may be null
   std::int64_t size;
 };
 
-/// Numbers that are read or written once: not to be kept in the cache. kCount is 4 (one access of 16 bytes, 8 in
-/// bfloat16) or 1.
+/// Access numbers that are read or written only once, so they are not kept in the cache. kCount is 4 (one access of 16
+/// bytes, or of 8 in bfloat16) or 1.
 template <int kCount>
 __device__ void load_once(const float* from, float (&x)[kCount]) {
   if constexpr (kCount == 4) {
@@ -63,10 +63,10 @@ __device__ void store_once(const float (&x)[kCount], __nv_bfloat16* to) {
   }
 }
 
-/// A thread's next accesses are kThreads · kCount numbers further on, so that those of a warp are neighbours.
+/// Computes a step. A thread's accesses are kThreads · kCount numbers apart, so the accesses of a warp are neighbours.
 template <int kCount, typename Moment>
 __global__ void __launch_bounds__(kThreads) adamw_kernel(const AdamWArgs<Moment> args) {
-  constexpr int kAccesses = 2;  // of every array, before the first result is written
+  constexpr int kAccesses = 2;  // accesses to each array before the first result is written
   const AdamWStep step = *args.step;
   if (step.finite == 0.0f) return;
   const float beta1 = args.options.beta1, beta2 = args.options.beta2;

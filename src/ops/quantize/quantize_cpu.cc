@@ -7,10 +7,10 @@ namespace {
 
 constexpr std::int64_t kQuantizeRowsPerTask = 16;
 constexpr std::int64_t kColumnsPerTask = 32 * kQuantizeSide;
-/// Outputs of this size would push everything else out of the caches.
+/// Outputs of this size bypass the caches, because they would evict everything else from them.
 constexpr std::size_t kStreamBytes = std::size_t{16} << 20;
 
-/// Output of the tile whose first line is `line` and whose first number along it is `number`.
+/// Returns the output of the tile that begins at line `line` and at number `number` along it.
 QuantizeTile::Output output_at(const mx::Quantized& q, std::int64_t line, std::int64_t number) {
   if (!q.defined()) return {.elements = nullptr, .elements_stride = 0, .scales = nullptr, .scales_stride = 0};
   const std::int64_t length = q.elements.dim(1), scales_per_line = q.scales.dim(1);
@@ -74,7 +74,7 @@ void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows
 
 namespace {
 
-/// Row `row` of all rows of a matrix, or of a stack of matrices.
+/// Describes row `row` of x, counted over all matrices of a stack.
 DequantizeRow row_at(const mx::Quantized& x, std::int64_t row, void* out) {
   const int last = x.elements.num_dims() - 1;
   const std::int64_t rows_per_matrix = x.elements.dim(last - 1), count = x.elements.dim(last);

@@ -8,7 +8,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kErrorBlocks = 1024;
 
-/// The numbers of x, or of a stack of such.
+/// Produces the numbers of x as they are. x is a matrix or a stack of matrices.
 template <typename T>
 struct Plain {
   using Number = T;
@@ -43,14 +43,14 @@ struct Widened : Plain<T> {
   using Wide = void;
 };
 
-/// x, a matrix or a stack of them, as the producer's.
+/// Returns the producer for x, a matrix or a stack of matrices.
 template <typename T>
 Plain<T> plain(const Tensor& x) {
   const bool stack = x.num_dims() == 3;
   return {.x = numbers<T>(x), .matrix_stride = stack ? x.stride() : 0, .stride = stack ? x.dim(2) : x.stride()};
 }
 
-/// A quantized matrix, or a stack of them, for reading.
+/// A quantized matrix, or a stack of them, as kernels read it.
 struct QuantizedInput {
   const std::uint8_t* elements;
   const void* scales;
@@ -67,7 +67,7 @@ struct QuantizedInput {
     scale_rows_per_matrix = static_cast<std::uint32_t>(x.scales.dim(last - 1));
   }
 
-  /// Of row `row` of all rows, and a column.
+  /// Returns the scale of a number. `row` counts the rows of all matrices.
   __device__ float scale(std::uint32_t row, std::uint32_t column) const {
     std::uint32_t scale_row = row;
     if (format.scale_height() != 1) {
@@ -77,7 +77,7 @@ struct QuantizedInput {
     return format.scale_type == mx::ScaleType::kE8M0 ? mx::value_of_scale(static_cast<const std::uint8_t*>(scales)[at])
                                                      : static_cast<const float*>(scales)[at];
   }
-  /// kCount numbers of a row, of one block.
+  /// Loads kCount numbers of a row, which lie in one block.
   template <int kCount>
   __device__ void load(std::uint32_t row, std::uint32_t column, float (&y)[kCount]) const {
     struct alignas(kCount) Bytes {
@@ -132,7 +132,7 @@ __global__ void add_parts_kernel(const double2* parts, double* sums_2) {
   if (threadIdx.x == 0) sums_2[0] += sums.x, sums_2[1] += sums.y;
 }
 
-/// Rows in groups of 8 within a block, or number by number.
+/// Returns whether rows can be read in groups of 8 numbers, each within one block, instead of number by number.
 bool in_groups(const Tensor& x) { return in_lanes(x.num_dims() == 3 ? x.reshape({x.dim(0) * x.dim(1), x.dim(2)}) : x); }
 
 }  // namespace

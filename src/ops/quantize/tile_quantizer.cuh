@@ -1,27 +1,28 @@
-// Kernels that write matrices plain, quantized along rows and quantized along columns from one pass over what they are
-// computed from: the CUDA side of ops/kit/gemm_operand.h. Bytes are those of mx/block.h.
+// Kernels that write matrices plain, quantized along rows and quantized along columns in one pass over their inputs.
+// This is the CUDA side of ops/kit/gemm_operand.h. The bytes are those of mx/block.h.
 //
-// A block of threads has a tile of kSide × kSide numbers, which holds all numbers that share a scale:
-//   1. compute: a Producer's numbers, rounded to T, to `plain` and to shared memory; 0 beyond the matrix;
-//   2. per output, by a team of kTeamThreads: largest magnitudes of 32 numbers along rows and along columns, each
-//      thread from a patch of 8 × 8;
-//   3. scales, one line of the tile a thread;
-//   4. the patches once more, times the scales' inverses, as bytes: through shared memory, so that whole lines of 128
-//      bytes are written. What is written in smaller pieces costs as much per piece.
+// A block of threads has a tile of kSide × kSide numbers. The tile holds all numbers that share a scale. The steps are:
+//   1. Compute: the Producer's numbers, rounded to T, go to `plain` and to shared memory. They are 0 beyond the matrix.
+//   2. Maxima: for each output, a team of kTeamThreads finds the largest magnitudes of 32 numbers along rows and along
+//      columns. Each thread has a patch of 8 × 8.
+//   3. Scales: each thread finds the scales of one line of the tile.
+//   4. Cast: the patches are multiplied by the scales' inverses and become bytes. These pass through shared memory, so
+//      that whole lines of 128 bytes are written. Smaller pieces would cost as much each as whole lines.
 //
-// A Producer says how numbers come about (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
+// A Producer defines how numbers are computed (T: float or __nv_bfloat16; kCount: numbers of a row at a time):
 //   using Number = T;
 //   static constexpr int kOutputs, kInFlight;    // matrices of one shape; rows whose inputs a thread has in flight
-//   static constexpr int kTeams;                 // of a block: they compute together, and quantize an output each
-//   static constexpr int kBlocksPerSm;           // at most, of those that fit: what leaves registers enough
-//   static constexpr bool kSums;                 // whether it adds to sums over rows
-//   template <int kCount> struct Input;          // what is read
+//   static constexpr int kTeams;                 // per block: they compute together, and quantize one output each
+//   static constexpr int kBlocksPerSm;           // upper limit, which leaves each thread enough registers
+//   static constexpr bool kSums;                 // whether compute() adds to sums over rows
+//   template <int kCount> struct Input;          // the inputs of kCount numbers
 //   template <int kCount> struct Columns;        // what is read once for all rows
 //   load<kCount>(matrix, row, column) -> Input<kCount>;  columns<kCount>(column) -> Columns<kCount>
 //   compute(input, columns, Lanes<T, kCount> (&out)[kOutputs], float& sum)
-// Plain outputs may be where inputs are: a thread reads what it needs before it writes there. With
-//   using Wide = void;                           // otherwise left out
-// what goes to memory is wide (ops/kit/gemm_operand.h): no scales, and bfloat16 in place of the elements.
+// Plain outputs may overwrite inputs, because a thread reads its inputs before it writes there. A Producer may also
+// have
+//   using Wide = void;
+// Then memory gets the wide form (ops/kit/gemm_operand.h): no scales, and bfloat16 in place of the elements.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -35,19 +36,21 @@ namespace tessera::cuda {
 inline constexpr int kSide = 128;
 inline constexpr int kTeamThreads = 256;
 inline constexpr int kPatch = 8;                       // numbers of a patch along rows and along columns
-inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute a row
+inline constexpr int kThreadsAcross = kSide / kPatch;  // threads that compute one row
 inline constexpr int kBlocksPerLine = kSide / mx::kBlock;
 
-/// One orientation as kernels see it; without elements it is not wanted. Strides: from line to line.
+/// Holds one orientation of an output as kernels see it. Without elements it is not written. Strides lead from line to
+/// line.
 struct TileOutput {
   std::uint8_t* elements = nullptr;
   void* scales = nullptr;
   std::int64_t stride = 0, scales_stride = 0;
-  std::int64_t matrix_elements = 0, matrix_scales = 0;  // from matrix to matrix of a stack
-  bool aligned = false, scales_aligned = false;         // lines start at multiples of 16 elements, of 4 scales
+  std::int64_t matrix_elements = 0, matrix_scales = 0;  // strides from matrix to matrix of a stack
+  // Lines start at multiples of 16 elements (aligned) and of 4 scales (scales_aligned).
+  bool aligned = false, scales_aligned = false;
 };
 
-/// A matrix that is wanted in up to three forms.
+/// Holds a matrix in up to three output forms.
 template <typename T>
 struct TileOutputs {
   T* plain = nullptr;
@@ -62,11 +65,14 @@ struct TileArgs {
   Producer producer;
   TileOutputs<T> outputs[Producer::kOutputs];
   std::int64_t num_matrices = 1, num_rows = 0, length = 0;
-  const std::int32_t* num_rows_1 = nullptr;  // rows that are computed; null: all
-  float* sums = nullptr;                     // [tiles of a row, num_rows]: a tile's sums over rows; null: not wanted
+  // The number of rows to compute. If it is null, all are computed.
+  const std::int32_t* num_rows_1 = nullptr;
+  // [tiles of a row, num_rows]: each row's sum over one tile. If it is null, no sums are written.
+  float* sums = nullptr;
 };
 
-/// Two numbers as two bytes, the first in the lower one: rounded to nearest even, saturated; NaN is 0x7F.
+/// Returns two numbers as two bytes, the first in the lower one. They are rounded to nearest even and saturated. NaN
+/// becomes 0x7F.
 __device__ inline std::uint32_t e4m3_pair(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE, __NV_E4M3);
 }
@@ -75,7 +81,7 @@ __device__ inline uint2 e4m3_bytes(const float (&x)[kPatch]) {
   return {e4m3_pair(x[0], x[1]) | e4m3_pair(x[2], x[3]) << 16, e4m3_pair(x[4], x[5]) | e4m3_pair(x[6], x[7]) << 16};
 }
 
-/// Where a tile is in its matrix, and how much of the matrix there is from there on.
+/// Holds the place of a tile in its matrix, and the number of rows and columns from there to the matrix's end.
 struct TilePlace {
   std::int64_t matrix, first_row, first_column;
   std::int64_t rows, columns;
@@ -83,7 +89,7 @@ struct TilePlace {
   __device__ bool whole() const { return rows >= kSide && columns >= kSide; }
 };
 
-/// 8 × 8 neighbouring numbers of a tile as words of one float32, or two bfloat16 of which the first is the lower half.
+/// Holds 8 × 8 neighbouring numbers of a tile. A word is one float32 or two bfloat16, the first in the lower half.
 template <typename T>
 struct Patch {
   static constexpr int kPerWord = 4 / sizeof(T), kWords = kPatch / kPerWord;
@@ -100,7 +106,7 @@ struct Patch {
       }
     }
   }
-  /// Number `index` of a line that is packed like a row. Of magnitudes: their bits as a float32's.
+  /// Returns number `index` of a line that is packed like a row. For a line of magnitudes, it has their bits.
   __device__ static float number(const std::uint32_t (&line)[kWords], int index) {
     if constexpr (kPerWord == 1) {
       return __uint_as_float(line[index]);
@@ -134,7 +140,7 @@ struct Patch {
       for (int i = 1; i < kPatch; ++i) amax[j] = larger(amax[j], words[i][j] & kMagnitude);
     }
   }
-  /// The same for each row.
+  /// Computes the same for each row.
   __device__ void row_amax(std::uint32_t (&amax)[kWords]) const {
     std::uint32_t of_row[kPatch];
 #pragma unroll
@@ -155,7 +161,7 @@ struct Patch {
   }
 };
 
-/// Threads that quantize a tile together: of a block of kTeams such.
+/// Describes the threads that quantize a tile together. A block has kTeams such teams.
 template <int kTeams>
 struct Team {
   __device__ static int index() { return kTeams == 1 ? 0 : threadIdx.x / kTeamThreads; }
@@ -169,15 +175,15 @@ struct Team {
   }
 };
 
-/// Per orientation (rows, columns), block of 32 along the line, and line: its largest magnitude, then, in its place,
-/// the factor that its numbers are multiplied by; as float32's bits.
+/// Holds a value for each orientation (rows, columns), block of 32 along the line, and line. It is first the largest
+/// magnitude of the block, and then the factor that multiplies its numbers, as the bits of a float32.
 struct TileScales {
   std::uint32_t bits[2][kBlocksPerLine][kSide];
   std::uint32_t of_warp[kTeamThreads / kWarp];
 };
 
-/// The largest of `amax` over lanes whose number differs in the bits kFirst and 2 · kFirst, to slots[8] of the lane
-/// where both are 0.
+/// Finds the largest `amax` of the lanes whose indices differ only in the bits kFirst and 2 · kFirst. The lane with
+/// both bits 0 writes it to slots[8].
 template <typename T, int kFirst>
 __device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std::uint32_t* slots) {
 #pragma unroll
@@ -193,7 +199,8 @@ __device__ void put_amax(std::uint32_t (&amax)[Patch<T>::kWords], int lane, std:
   *reinterpret_cast<uint4*>(slots + 4) = {bits[4], bits[5], bits[6], bits[7]};
 }
 
-/// Of one line of the tile and orientation: amax widened to what shares a scale. Called by all threads together.
+/// Raises the amax of one line of a tile to that of all numbers that share a scale. All threads of the team call it
+/// together.
 template <typename Team>
 __device__ void widen_amax(const mx::Format& format, std::uint32_t (&amax)[kBlocksPerLine], TileScales& scales) {
   if (format.along == mx::kWideBlock) {
@@ -212,7 +219,8 @@ __device__ void widen_amax(const mx::Format& format, std::uint32_t (&amax)[kBloc
   }
 }
 
-/// Scales of a line of the tile from its amax: 4 bytes, or the bits of a float32. Their inverses go to `slots`.
+/// Returns the scales of a line of the tile from its amax, as 4 bytes or as the bits of a float32. Writes their
+/// inverses to `slots`.
 __device__ inline std::uint32_t find_scales(const mx::Format& format, const std::uint32_t (&amax)[kBlocksPerLine],
                                             int line, std::uint32_t (*slots)[kSide]) {
   constexpr std::uint32_t kNaN = 0x7fc00000u;
@@ -235,14 +243,15 @@ __device__ inline std::uint32_t find_scales(const mx::Format& format, const std:
   return bytes;
 }
 
-/// What find_scales() found for line `line` of the tile, to the output. first_line, first_number: the tile's place
-/// there; `lines` and `numbers` that there are from there on.
+/// Writes the result of find_scales() for line `line` of the tile to the output. The tile begins at first_line and
+/// first_number of the output. `lines` and `numbers` count what remains from there on.
 __device__ inline void write_scales(const mx::Format& format, std::uint32_t found, int line, const TileOutput& out,
                                     std::int64_t matrix, std::int64_t first_line, std::int64_t first_number,
                                     std::int64_t lines, std::int64_t numbers) {
   if (line >= lines) return;
   if (format.scale_type == mx::ScaleType::kFloat32) {
-    const bool shared = format.across > 1;  // by the whole tile
+    // True if the whole tile shares one scale.
+    const bool shared = format.across > 1;
     if (shared && line > 0) return;
     auto* to = static_cast<std::uint32_t*>(out.scales) + matrix * out.matrix_scales;
     to[(shared ? first_line / kSide : first_line + line) * out.scales_stride + first_number / kSide] = found;
@@ -260,14 +269,15 @@ __device__ inline void write_scales(const mx::Format& format, std::uint32_t foun
   }
 }
 
-/// Where byte `number`, a multiple of 8, of line `line` of a tile's bytes is kept. Threads that write 8 bytes each of
-/// 8 neighbouring lines, or of one line, or that read 16 bytes each of one, meet no bank twice.
+/// Returns the position of byte `number`, a multiple of 8, of line `line` in the staged bytes of a tile. Threads have
+/// no bank conflicts if they write 8 bytes each of 8 neighbouring lines or of one line. The same holds if they read 16
+/// bytes each of one line.
 __device__ inline int staged(int line, int number) {
   const int group = line / kPatch;
   return line * kSide + (number ^ ((group & 1) << 6 | (group & 6) << 3));
 }
 
-/// Writes a tile's bytes to the output. `lines` and `numbers` limit them to what the matrix has.
+/// Writes a tile's bytes to the output. `lines` and `numbers` limit them to the matrix.
 template <typename Team>
 __device__ void write_staged(const std::uint8_t* bytes, const TileOutput& out, std::uint8_t* to, std::int64_t lines,
                              std::int64_t numbers) {
@@ -287,11 +297,11 @@ __device__ void write_staged(const std::uint8_t* bytes, const TileOutput& out, s
   }
 }
 
-/// The same of a tile that is widened. factors: the inverses of the scales, by block and line.
+/// Writes a tile in the wide form. `factors` are the inverses of the scales, by block and line.
 template <typename Team>
 __device__ void write_wide(const std::uint8_t* bytes, const std::uint32_t (*factors)[kSide], const TileOutput& out,
                            __nv_bfloat16* to, std::int64_t lines, std::int64_t numbers) {
-  constexpr int kPiece = 16, kStep = 64;  // the numbers of four lanes
+  constexpr int kPiece = 16, kStep = 64;  // kStep: the numbers of four lanes
 #pragma unroll
   for (int i = 0; i < kSide * kSide / kPiece; i += kTeamThreads) {
     const int line = (i + Team::thread()) / (kSide / kPiece), number = (i + Team::thread()) % (kSide / kPiece) * kPiece;
@@ -306,7 +316,7 @@ __device__ void write_wide(const std::uint8_t* bytes, const std::uint32_t (*fact
   }
 }
 
-/// Writes a tile whose bytes are staged in shared memory, row by row and column by column, to where it goes.
+/// Writes a tile to its outputs. Its bytes are staged in shared memory, once row by row and once column by column.
 template <bool kWidens, typename Team, typename T>
 __device__ void write_tile(const std::uint8_t* row_bytes, const std::uint8_t* column_bytes, const TileOutputs<T>& out,
                            const TilePlace& place, const TileScales& scales) {
@@ -335,10 +345,10 @@ __device__ void write_tile(const std::uint8_t* row_bytes, const std::uint8_t* co
   }
 }
 
-/// Both orientations of a tile that lies in shared memory, which is used up.
+/// Quantizes both orientations of a tile in shared memory. It overwrites the tile.
 template <bool kWidens, typename Team, typename T>
 __device__ void quantize_tile(T* tile, const TileOutputs<T>& out, const TilePlace& place, TileScales& scales) {
-  // A warp has 32 rows × 64 columns: what shares a scale of 32 is in one.
+  // A warp has 32 rows × 64 columns, so each block of 32 numbers that shares a scale lies within one warp.
   const int lane = Team::thread() % kWarp, warp = Team::thread() / kWarp;
   const int row = warp / 2 * 32 + lane / 8 * kPatch, column = warp % 2 * 64 + lane % 8 * kPatch;
   Patch<T> patch;
@@ -408,7 +418,7 @@ constexpr int tile_blocks_per_sm() {
   return static_cast<int>(std::min(kMost, kShared / kOfBlock));
 }
 
-/// A tile's numbers, to where they are wanted plain, and to shared memory if they are quantized.
+/// Computes a tile's numbers. Writes them to the plain outputs, and to shared memory if they are quantized.
 template <int kCount, bool kQuantizes, bool kWhole, typename Producer>
 __device__ void compute_tile(const TileArgs<Producer>& args, const TilePlace& place, typename Producer::Number* tiles) {
   using T = typename Producer::Number;
@@ -502,8 +512,8 @@ __global__ void __launch_bounds__(Producer::kTeams* kTeamThreads, (tile_blocks_p
   }
 }
 
-/// Returns what kernels need of x, quantized: its lines from `first_line` on, and the numbers of each from
-/// `first_number` on. The format's blocks must divide both.
+/// Describes a quantized x for kernels: its lines from `first_line` on, and the numbers of each line from
+/// `first_number` on. Both must be multiples of the format's block.
 inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 0, std::int64_t first_number = 0) {
   if (!x.defined()) return {};
   const int last = x.elements.num_dims() - 1;
@@ -531,7 +541,7 @@ inline TileOutput tile_output(const mx::Quantized& x, std::int64_t first_line = 
   return out;
 }
 
-/// Returns what kernels need of a wide orientation of a weight.
+/// Describes a wide orientation of a weight for kernels.
 inline TileOutput tile_output_wide(const Tensor& wide) {
   const int last = wide.num_dims() - 1;
   return {.elements = static_cast<std::uint8_t*>(wide.raw()),
@@ -539,7 +549,7 @@ inline TileOutput tile_output_wide(const Tensor& wide) {
           .matrix_elements = wide.dim(last) * wide.dim(last - 1)};
 }
 
-/// Returns what kernels need of the columns of a matrix x from `first_column` on.
+/// Describes the columns of a matrix x from `first_column` on for kernels.
 template <typename T>
 TileOutputs<T> tile_outputs(const GemmOperand& x, std::int64_t first_column = 0) {
   TileOutputs<T> out{.rows = tile_output(x.rows, 0, first_column),
@@ -562,11 +572,12 @@ void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
   kernel<<<grid, Producer::kTeams * kTeamThreads, kBytes, stream_of(op)>>>(args);
 }
 
-/// quantize() of the first num_rows_1[0] rows of x, a matrix; the rest is not looked at.
+/// Does what quantize() does for the first num_rows_1[0] rows of x, which is a matrix. It does not read the other rows.
 void quantize_first_rows(const Context& op, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
                          const Tensor& num_rows_1);
 
-/// in_lanes: whether inputs and plain outputs can be read and written kLanes numbers at a time.
+/// Launches the tile kernel. `in_lanes` tells whether inputs and plain outputs can be accessed kLanes numbers at a
+/// time.
 template <typename Producer>
 void run_tiles(const Context& op, const TileArgs<Producer>& args, bool in_lanes) {
   if (args.num_rows == 0 || args.length == 0 || args.num_matrices == 0) return;

@@ -8,7 +8,7 @@ constexpr int kThreads = 256;
 
 __device__ float sign_of(double lack) { return lack > 0.0 ? 1.0f : (lack < 0.0 ? -1.0f : 0.0f); }
 
-/// One block. Every thread sums up all experts in their order, as the CPU does, so that both give the same bits.
+/// Runs in one block. Every thread sums up all experts in their order, as the CPU does, so that both get the same bits.
 __global__ void update_kernel(const double* counts, int experts, float coeff, const float* finite, float* bias) {
   if (*finite == 0.0f) return;
   double sum = 0.0;
@@ -17,7 +17,7 @@ __global__ void update_kernel(const double* counts, int experts, float coeff, co
   float mean_sign = 0.0f;
   for (int e = 0; e < experts; ++e) mean_sign += sign_of(mean - counts[e]) / static_cast<float>(experts);
   for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
-    // No contraction to a fused multiply-add, which would round once.
+    // The intrinsics prevent a fused multiply-add, which would round once.
     bias[e] = __fadd_rn(bias[e], __fmul_rn(coeff, sign_of(mean - counts[e]) - mean_sign));
   }
 }

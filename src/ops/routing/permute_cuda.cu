@@ -9,12 +9,13 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 
-// Sorting, stable, by counting. A block of threads has kSlotsPerBlock slots, each warp a run of them: how many there
-// are per expert and block is counted first, then summed up over blocks, then every slot takes its row.
+// Sorting is a stable counting sort. A block of threads has kSlotsPerBlock slots, and each warp has a run of them.
+// First the slots are counted per expert and block. Then the counts are summed up over blocks. Then every slot takes
+// its row.
 constexpr int kSlotsPerWarp = 256, kSlotsPerBlock = kWarps * kSlotsPerWarp;
 constexpr int kMaxExperts = 1024, kExpertsPerThread = kMaxExperts / kThreads;
 
-/// counts[warp][expert] of this block's slots.
+/// Counts this block's slots into counts[warp][expert].
 __device__ void count_slots(const std::int32_t* ids, std::int64_t num_slots, int num_experts, int* counts) {
   for (int i = threadIdx.x; i < kWarps * num_experts; i += kThreads) counts[i] = 0;
   __syncthreads();
@@ -27,7 +28,7 @@ __device__ void count_slots(const std::int32_t* ids, std::int64_t num_slots, int
   __syncthreads();
 }
 
-/// counts_EN[e][block], N blocks.
+/// Writes counts_EN[e][block] for N blocks.
 __global__ void __launch_bounds__(kThreads) count_kernel(const std::int32_t* ids, std::int64_t num_slots,
                                                          int num_experts, int num_blocks, std::int32_t* counts_EN) {
   extern __shared__ int counts[];
@@ -39,8 +40,8 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const std::int32_t* ids
   }
 }
 
-/// offsets_E1, and in place of the counts the first row of each expert's slots of each block. A warp per expert; all
-/// blocks work out the offsets.
+/// Writes offsets_E1. It replaces each count by the first row of that block's slots of the expert. Each warp has one
+/// expert, and all blocks compute the offsets.
 __global__ void __launch_bounds__(kThreads)
     offsets_kernel(const std::int32_t* counts_E, int num_experts, int alignment, int num_blocks,
                    std::int32_t* offsets_E1, std::int32_t* rows_EN) {
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = lane; i < kSlotsPerWarp; i += kWarp) {
     const std::int64_t slot = first + i;
     const int expert = slot < num_slots ? ids[slot] : kNoExpert;
-    // Lanes of one expert take its rows in their order.
+    // Lanes with the same expert take its rows in the order of the lanes.
     const unsigned same = __match_any_sync(kAllLanes, expert);
     if (expert >= 0) {
       const int row = next[expert] + __popc(same & ((1u << lane) - 1));
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Rows of `length` units; a warp has a row, and several units of it in flight.
+/// Gathers rows of `length` units. A warp has one row, and several of its units in flight.
 template <typename Unit>
 __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, const std::int32_t* slot_of_row,
                                                                int top_k, std::int64_t num_rows, int length, Unit* y) {
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Unit* x, co
   }
 }
 
-/// Rows that are quantized on the way (ops/quantize/tile_quantizer.cuh).
+/// Produces gathered rows for the quantizer (ops/quantize/tile_quantizer.cuh).
 template <typename T>
 struct Gather {
   using Number = T;
@@ -187,7 +188,8 @@ __global__ void gather_numbers_kernel(const float* x, const std::int32_t* index,
   }
 }
 
-/// A thread has kCount neighbouring numbers of a token: those of kRows of its rows are in flight together.
+/// Adds up the rows of tokens. A thread has kCount neighbouring numbers of a token. It has the numbers of kRows of the
+/// token's rows in flight.
 template <typename T, int kCount, int kRows>
 __global__ void __launch_bounds__(kThreads)
     combine_rows_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,
@@ -195,8 +197,8 @@ __global__ void __launch_bounds__(kThreads)
                         bool accumulate, T* __restrict__ y) {
   const int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kCount;
   if (column >= length) return;
-  // Where rows are is known before they are wanted. Beyond the last, the last once more: without a branch all loads
-  // come first.
+  // Indices of rows are loaded before they are needed. Beyond the last row, the last one is loaded again. Without a
+  // branch, all loads are issued first.
   int indices[kRows];
   const auto find = [&](std::int64_t t, int begin) {
 #pragma unroll
@@ -227,7 +229,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A thread has kCount neighbouring numbers of a token.
+/// Adds up the rows of tokens rank by rank. A thread has kCount neighbouring numbers of a token.
 template <typename T, int kCount>
 __global__ void __launch_bounds__(kThreads)
     combine_rows_by_rank_kernel(const T* __restrict__ x, const std::int32_t* __restrict__ row_of_slot,
@@ -263,10 +265,10 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// That run side by side.
+/// The number of these blocks that run on an SM at the same time.
 constexpr int kCombineBlocksPerSm = 4;
 
-/// Calls body(T{}, std::integral_constant<int, kCount>, grid) for sums of rows of x: a block has kThreads * kCount
+/// Calls body(T{}, std::integral_constant<int, kCount>, grid) for sums of rows of x. A block computes kThreads * kCount
 /// columns of a token of y at a time.
 template <typename Body>
 void for_combine(const Context& op, const Tensor& x_RD, const Tensor& y_TD, Body&& body) {
@@ -280,7 +282,7 @@ void for_combine(const Context& op, const Tensor& x_RD, const Tensor& y_TD, Body
   });
 }
 
-/// Calls body(std::integral_constant<int, N>), N rows in flight for the sum of top_k.
+/// Calls body(std::integral_constant<int, N>), where N is the number of rows in flight for the sum of top_k.
 template <typename Body>
 void for_rows(std::int64_t top_k, Body&& body) {
   if (top_k <= 2) {

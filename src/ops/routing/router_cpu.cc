@@ -23,17 +23,18 @@ void score(ScoreFunction function, std::span<const float> logits, std::span<floa
   for (float& value : scores) value /= sum;
 }
 
-/// Indices of the `ids.size()` highest values, falling, ties to the lower index. Marks them kExcluded in `values`.
+/// Writes the indices of the `ids.size()` highest values to `ids`, in falling order. Ties go to the lower index. Marks
+/// the values as kExcluded.
 void take_top(std::span<float> values, std::span<std::int32_t> ids) {
   for (std::int32_t& id : ids) {
-    // max_element gives the first of equals.
+    // max_element returns the first of equal values.
     const auto best = std::max_element(values.begin(), values.end());
     id = static_cast<std::int32_t>(best - values.begin());
     *best = kExcluded;
   }
 }
 
-/// Sets the biased scores of all groups but the best to kExcluded.
+/// Sets the biased scores of all but the best groups to kExcluded.
 void limit_groups(const RouterOptions& options, std::span<float> biased, std::span<float> group_scores,
                   std::span<std::int32_t> group_ids) {
   const std::size_t group_size = biased.size() / group_scores.size();
@@ -64,7 +65,7 @@ void router_forward(const Context& context, const RouterOptions& options, const 
   const std::int64_t num_tokens = logits_TE.dim(0), num_experts = logits_TE.dim(1), top_k = options.top_k;
   const std::int64_t num_tasks = (num_tokens + kTokensPerTask - 1) / kTokensPerTask;
   const ArenaScope scope(*context.arena);
-  // Per task: biased scores and group scores; chosen groups.
+  // Each task has biased scores and group scores in `work`, and its chosen groups in `work_ids`.
   const Tensor work = context.arena->allocate({num_tasks, 2 * num_experts}, DType::kFloat32);
   const Tensor work_ids = context.arena->allocate({num_tasks, num_experts}, DType::kInt32);
   if (context.measuring()) return;
@@ -169,12 +170,12 @@ void router_backward(const Context& context, const RouterOptions& options, const
       const std::int32_t* ids = row_of<std::int32_t>(outputs.expert_ids_TK, t);
       const float* weights = row_of<float>(outputs.weights_TK, t);
       const float* d_weights = row_of<float>(d_weights_TK, t);
-      // d_row is the gradient of the scores first, then of the logits, in place.
+      // d_row first holds the gradient of the scores, and then that of the logits.
       const std::span<float> d_row(row_of<float>(d_logits_TE, t), experts);
       std::fill(d_row.begin(), d_row.end(), 0.0f);
 
       if (options.route_norm) {
-        // w_k = c · s_k / (sum + eps): d_s_k = (c · d_w_k - sum_j d_w_j · w_j) / (sum + eps).
+        // From w_k = c · s_k / (sum + eps) follows d_s_k = (c · d_w_k - sum_j d_w_j · w_j) / (sum + eps).
         float sum = kRouteNormEpsilon, dot = 0.0f;
         for (std::int64_t k = 0; k < top_k; ++k) {
           sum += scores[static_cast<std::size_t>(ids[k])];
@@ -190,7 +191,7 @@ void router_backward(const Context& context, const RouterOptions& options, const
       }
 
       if (options.balance_coefficient != 0.0f) {
-        // The loss holds c · f_i · (s_i / sum) per token, c = coefficient / S.
+        // Per token, the loss contains c · f_i · (s_i / sum), where c = coefficient / S.
         const float* f = row_of<float>(outputs.balance_f_BE, (options.first_token + t) / options.tokens_per_seq);
         const float c = balance_scale * options.balance_coefficient / static_cast<float>(options.seq_len);
         float sum = 0.0f, dot = 0.0f;

@@ -1,4 +1,4 @@
-// A warp per token. Lane l has experts l, l + 32, ...; its numbers stay in registers.
+// Each warp computes one token at a time. Lane l has experts l, l + 32, ..., and its numbers stay in registers.
 #include "ops/kit/launch.cuh"
 #include "ops/kit/reduce.cuh"
 #include "ops/routing/router.h"
@@ -24,14 +24,14 @@ __device__ float max_warp(float x) {
   return reduce_warp(x, [](float a, float b) { return fmaxf(a, b); });
 }
 
-/// An integer above 0 that grows with x; the same for 0 and -0.
+/// Returns an integer above 0 that grows with x. It is the same for 0 and -0.
 __device__ unsigned order_of(float x) {
   const unsigned bits = __float_as_uint(x + 0.0f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/// The index of the highest of all lanes' keys, the lowest of equals, and takes it out. Lane l has the keys of indices
-/// l, l + 32, ...; those that are out are 0.
+/// Returns the index of the highest of all lanes' keys, the lowest index of equal keys, and removes that key. Lane l
+/// has the keys of indices l, l + 32, ... Removed keys are 0.
 template <int kPerLane>
 __device__ int take_highest(unsigned (&keys)[kPerLane]) {
   const int lane = threadIdx.x % kWarp;
@@ -52,7 +52,8 @@ __device__ int take_highest(unsigned (&keys)[kPerLane]) {
   return static_cast<int>(index);
 }
 
-/// Leaves the biased scores of the best groups; `shared`: [kMaxExperts] of this warp, padded against bank conflicts.
+/// Excludes the biased scores of all but the best groups. `shared` is this warp's [kMaxExperts], padded against bank
+/// conflicts.
 template <int kPerLane>
 __device__ void limit_groups(const RouterOptions& options, int experts, float* shared, float (&biased)[kPerLane]) {
   const int lane = threadIdx.x % kWarp;
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kThreads)
     unsigned keys[kPerLane];
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) keys[i] = lane + i * kWarp < experts ? order_of(biased[i]) : 0;
-    int id = 0;  // of this lane's choice
+    int id = 0;  // this lane's choice
     float weight = 0.0f, sum = kRouteNormEpsilon;
     for (int k = 0; k < top_k; ++k) {
       const int expert = options.force_load_balance ? static_cast<int>((t * top_k + k) % experts) : take_highest(keys);
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int i = 0; i < kPerLane; ++i) {
       scores[i] = lane + i * kWarp < experts ? scores_TE[t * experts + lane + i * kWarp] : 0.0f;
     }
-    // The gradient of the chosen scores: of the weights s_k · c, c = route_scale (/ their sum).
+    // This is the gradient of the chosen scores. The weights are s_k · c, where c = route_scale (/ the sum of the s_k).
     const int id = lane < top_k ? ids_TK[t * top_k + lane] : 0;
     const float d_weight = lane < top_k ? d_weights_TK[t * top_k + lane] : 0.0f;
     float d_score = options.route_scale * d_weight;
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (options.balance_coefficient != 0.0f) {
-      // The loss holds c · f_i · (s_i / sum) per token, c = coefficient / S.
+      // Per token, the loss contains c · f_i · (s_i / sum), where c = coefficient / S.
       const float* f = f_BE + (options.first_token + t) / options.tokens_per_seq * experts;
       const float c = balance_scale * options.balance_coefficient / static_cast<float>(options.seq_len);
       float of_lane[kPerLane], sum = 0.0f, dot = 0.0f;
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(kThreads)
 
 constexpr int kTokensPerPart = 64;
 
-/// parts_BN2E: what kTokensPerPart tokens of a sequence add; N parts per sequence.
+/// Writes to parts_BN2E the sums over kTokensPerPart tokens of a sequence. A sequence has N parts.
 template <int kPerLane>
 __global__ void __launch_bounds__(kThreads)
     balance_parts_kernel(const RouterOptions options, const float* scores_TE, std::int64_t num_tokens, int experts,
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0 && loss != nullptr) *loss += all;
 }
 
-/// Calls body(std::integral_constant<int, N>), N numbers per lane for all experts.
+/// Calls body(std::integral_constant<int, N>), where N numbers per lane hold all experts.
 template <typename Body>
 void for_experts(std::int64_t experts, const RouterOptions& options, Body&& body) {
   require(

@@ -13,7 +13,7 @@
 
 namespace fe = cudnn_frontend;
 
-// Its functions are looked up in this, so that a program starts where cuDNN is missing.
+// cuDNN's frontend looks up cuDNN's functions in this handle, so the program starts without cuDNN.
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;
 }
@@ -21,20 +21,20 @@ void* cudnn_dlhandle = nullptr;
 namespace tessera::cuda {
 namespace {
 
-/// On Hopper older ones read what their workspace happens to hold, in the backward of documents
-/// (github.com/NVIDIA/TransformerEngine, issue 2186).
+/// The oldest version that is accepted. Older ones read uninitialized workspace on Hopper, in the backward with
+/// documents (github.com/NVIDIA/TransformerEngine, issue 2186).
 constexpr std::size_t kOldestVersion = 91800;
 
 std::size_t round_up(std::size_t x, std::size_t to) { return (x + to - 1) / to * to; }
 
-/// TESSERA_CUDNN(graph.execute(...)), for what returns the frontend's error.
+/// TESSERA_CUDNN(graph.execute(...)) checks a call that returns the frontend's error.
 #define TESSERA_CUDNN(call)                                                                        \
   do {                                                                                             \
     auto tessera_status = (call);                                                                  \
     TESSERA_CHECK(tessera_status.is_good(), "{}: cuDNN: {}", #call, tessera_status.get_message()); \
   } while (false)
 
-/// What a tensor is called in a graph and when it runs.
+/// Identifies a tensor in a graph and when the graph runs.
 enum Name : std::int64_t { kQ = 1, kK, kV, kO, kLse, kDO, kDQ, kDK, kDV, kLengths, kOfQk, kOfV, kOfO, kOfLse };
 
 using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
@@ -125,7 +125,7 @@ class Builder {
     return graph_->tensor(tensor);
   }
 
-  /// Dims are sequences (or documents), heads, tokens, numbers of a head.
+  /// Describes a tensor. Its dims are sequences (or documents), heads, tokens, and numbers of a head.
   void describe(fe::graph::Tensor_attributes& tensor, Name name) const {
     const bool is_v = name == kV || name == kDV, is_o = name == kO || name == kDO;
     const std::int64_t dim = is_v || is_o ? shape_.dim_v : shape_.dim_qk;
@@ -217,11 +217,11 @@ bool AttentionLibrary::supports(const AttentionShape& shape) {
 std::size_t AttentionLibrary::workspace_bytes(const AttentionShape& shape, bool backward) {
   constexpr std::size_t kSmall = std::size_t{16} << 20;
   if (!backward) return kSmall;
-  // Sums of d_q in float32, and of o · d_o; tiles are of at most 128 tokens.
+  // Sums of d_q and of o · d_o are in float32. Tiles have at most 128 tokens.
   const auto per_head = static_cast<std::size_t>(shape.num_seqs * shape.num_heads), tile = std::size_t{128};
   const std::size_t tokens = round_up(static_cast<std::size_t>(shape.seq_len), tile);
   std::size_t bytes = kSmall + per_head * tokens * (static_cast<std::size_t>(shape.dim_qk) + 2) * sizeof(float);
-  // In a fixed order d_q is summed from the stored gradients of all scores.
+  // For a fixed order, d_q is summed from the stored gradients of all scores.
   if (shape.deterministic) {
     const auto rows = static_cast<std::size_t>(shape.max_documents > 0 ? shape.max_documents * shape.num_heads : 0);
     bytes += std::max(rows, per_head) * tokens * tokens * 2;

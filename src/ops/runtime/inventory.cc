@@ -23,14 +23,14 @@ Function* find(const LibraryHandle& library, const char* name) {
   return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library.get(), name));
 }
 
-/// cuBLAS, cuDNN and NCCL have two digits each for the minor version and the patch.
+/// Formats a version of cuBLAS, cuDNN or NCCL, which have two digits each for the minor version and the patch.
 std::string version_text(long version) {
   return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
 }
 
 std::string version_of_cuda(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
-/// A library whose version a function without operands gives.
+/// Describes a library whose version is returned by a function without arguments.
 LibraryInfo library_info(const char* name, const std::string& file, const char* function, const char* package) {
   LibraryInfo info{.name = name, .version = {}, .problem = {}};
   const LibraryHandle library = open_library(file.c_str());
@@ -54,7 +54,7 @@ LibraryInfo nccl_info() {
   return info;
 }
 
-/// What only the driver's management library (NVML) knows. Its functions return 0 for success.
+/// Reads facts that only the driver's management library (NVML) knows. NVML's functions return 0 for success.
 class Management {
  public:
   Management() : library_(open_library("libnvidia-ml.so.1")) {

@@ -32,7 +32,7 @@ constexpr CUpti_ActivityKind kKinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, 
                                          CUPTI_ACTIVITY_KIND_MEMSET};
 constexpr std::size_t kBufferBytes = std::size_t{8} << 20;
 
-// CUPTI's callbacks have no argument of ours, and come from a thread of its own.
+// These are global, because CUPTI's callbacks take no argument of the caller. They run on a thread of CUPTI.
 std::mutex mutex;
 std::vector<KernelRun> recorded;
 
@@ -45,7 +45,7 @@ std::string readable(const char* mangled) {
       name.erase(at, std::char_traits<char>::length(word));
     }
   }
-  // Parameters begin at the first parenthesis outside of the template's arguments.
+  // Parameters begin at the first parenthesis outside the template's arguments.
   int depth = 0;
   for (std::size_t i = 0; i < name.size(); ++i) {
     if (name[i] == '<') ++depth;

@@ -15,7 +15,7 @@ KernelSummary summarize(std::span<const KernelRun> runs) {
     ++time.num_runs;
     time.nanoseconds += run.end - run.begin;
     time.idle_before += std::max<std::int64_t>(0, run.begin - end);
-    summary.busy += std::max<std::int64_t>(0, run.end - std::max(run.begin, end));  // without what overlaps
+    summary.busy += std::max<std::int64_t>(0, run.end - std::max(run.begin, end));  // without overlaps
     end = std::max(end, run.end);
   }
   if (!runs.empty()) summary.span = end - runs.front().begin;

@@ -27,7 +27,7 @@ cudaDataType_t library_type(DType dtype) {
   TESSERA_CHECK(false, "no product of {}", name_of(dtype));
 }
 
-/// A matrix [rows, columns] as the library sees it: by columns.
+/// Describes a matrix [rows, columns] to the library, which stores matrices by columns.
 cublasLtMatrixLayout_t transposed_layout(std::int64_t rows, std::int64_t columns, std::int64_t stride, DType dtype) {
   cublasLtMatrixLayout_t layout = nullptr;
   TESSERA_BLAS(cublasLtMatrixLayoutCreate, &layout, library_type(dtype), static_cast<std::uint64_t>(columns),
@@ -40,7 +40,7 @@ void set(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribut
   TESSERA_BLAS(cublasLtMatmulDescSetAttribute, operation, attribute, &value, sizeof value);
 }
 
-/// The library's a is our b.
+/// Sets the scales of the operands. The library's a is our b.
 void set_scales(cublasLtMatmulDesc_t operation, const BlasScales& scales) {
   set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(scales.b.raw()));
   set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(scales.a.raw()));
@@ -71,7 +71,7 @@ const BlasPlan& Runtime::Libraries::plan_for(const GemmKey& key, const BlasScale
   }
   auto made = std::make_unique<BlasPlan>();
   BlasPlan& plan = *made;
-  // Float32 stays float32: this compute type has no tf32 in it. Bfloat16 is summed in float32.
+  // Float32 stays float32, because this compute type does not use tf32. Bfloat16 is summed in float32.
   TESSERA_BLAS(cublasLtMatmulDescCreate, &plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);

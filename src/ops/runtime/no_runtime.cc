@@ -3,7 +3,7 @@
 #include "ops/runtime/kernel_profile.h"
 #include "ops/runtime/runtime.h"
 
-// What a build without CUDA has in place of runtime.cc. There is never a Runtime.
+// A build without CUDA has these functions in place of runtime.cc. It never creates a Runtime.
 namespace tessera::cuda {
 
 class Runtime::Libraries {};

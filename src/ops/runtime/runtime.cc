@@ -91,7 +91,8 @@ void Runtime::wait(const Event& event, const std::function<void()>& check) {
 
 void Runtime::fetch(const Tensor& tensor, void* target) {
   TESSERA_CHECK(tensor.device() == Device::kCuda && tensor.is_contiguous());
-  synchronize();  // here, where it can be given up: a copy to memory that is not pinned waits within the driver
+  // Waits here, where the wait can be given up. A copy to memory that is not pinned would wait within the driver.
+  synchronize();
   copy_bytes(stream_, tensor.raw(), tensor.num_bytes(), target);
   synchronize();
 }

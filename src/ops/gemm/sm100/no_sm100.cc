@@ -1,7 +1,8 @@
 #include "base/error.h"
 #include "ops/gemm/sm100/sm100_block_scaled.h"
 
-// What a build without Blackwell has in place of CUTLASS's kernels. There is never such a GPU (device/cuda.cc).
+// A build without Blackwell has these functions in place of CUTLASS's kernels. Such a build refuses Blackwell GPUs
+// (device/cuda.cc).
 namespace tessera::cuda {
 namespace {
 

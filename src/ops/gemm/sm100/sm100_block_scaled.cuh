@@ -1,5 +1,5 @@
-// What the products of ops/gemm/sm100/sm100_block_scaled.h share: CUTLASS's kernel for groups, and its set-up. Each
-// product is a source of its own, because the compiler needs 4 GiB for one.
+// CUTLASS's kernel for groups and its set-up, which the products of ops/gemm/sm100/sm100_block_scaled.h share. Each
+// product has a separate source file, because the compiler needs 4 GiB for one.
 #pragma once
 
 #include <cutlass/cutlass.h>
@@ -20,25 +20,25 @@ namespace tessera::cuda::sm100 {
 
 using cute::Int;
 
-// One SM multiplies 128 × 256 tiles, 128 numbers along the contraction at a time: the largest tile of one SM's tensor
-// core. Two SMs could share one of 256 rows, which groups of few rows would not fill.
+// One SM multiplies tiles of 128 × 256, 128 numbers along the contraction at a time. This is the largest tile of one
+// SM's tensor core. Two SMs could share a tile of 256 rows, but groups of few rows would not fill it.
 using Tile = cute::Shape<Int<128>, Int<256>, Int<128>>;
 using Cluster = cute::Shape<Int<1>, Int<1>, Int<1>>;
 using Element = cutlass::float_e4m3_t;
 using Operand = cutlass::mx_float8_t<Element>;  // with its scales
 using Scale = cutlass::float_ue8m0_t;
 using Rows = cutlass::layout::RowMajor;
-using Columns = cutlass::layout::ColumnMajor;  // of bᵀ: b's rows
+using Columns = cutlass::layout::ColumnMajor;  // The rows of b are the columns of bᵀ.
 using Problem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
 using ScaleConfig = cutlass::detail::Sm1xxBlockScaledConfig<mx::kBlock>;
 constexpr int kAlignedBytes = 16;
 
-/// c: the addend's type, void if there is none. d: the product's.
+/// A grouped product. C is the type of the addend, or void if there is none. D is the type of the product.
 template <typename C, typename D>
 struct GroupedGemm {
   static constexpr int kAligned = kAlignedBytes / static_cast<int>(sizeof(D));
-  // What is written at once: rows of 128 bytes, as the swizzle of shared memory has them. The default leaves a float
-  // product no room for operands.
+  // The part that is written at once. It has rows of 128 bytes, which is the width of the swizzle in shared memory. The
+  // default would leave a float product no room for operands.
   using Part = cute::Shape<Int<128>, Int<128 / static_cast<int>(sizeof(D))>>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm100, cutlass::arch::OpClassBlockScaledTensorOp, Tile, Cluster, Part, float, float, C, Rows*,
@@ -51,7 +51,7 @@ struct GroupedGemm {
   using Kernel = cutlass::gemm::kernel::GemmUniversal<Problem, Mainloop, Epilogue>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
-  /// What the kernel reads of every group, in its scratch.
+  /// Holds in the scratch what the kernel reads of every group.
   struct Groups {
     Problem::UnderlyingProblemShape shapes[kSm100MaxExperts];
     const Element* a[kSm100MaxExperts];
@@ -67,7 +67,7 @@ struct GroupedGemm {
   };
 };
 
-// Its order of the scales is that of mx/scale_layout.h.
+// Returns whether CUTLASS's order of the scales is that of mx/scale_layout.h.
 constexpr bool has_our_layout(int rows, int k) {
   const auto layout = ScaleConfig::tile_atom_to_shape_SFA(cute::make_shape(rows, 1, k, 1));
   for (int r = 0; r < rows; r += 7) {
@@ -82,7 +82,7 @@ constexpr bool has_our_layout(int rows, int k) {
 }
 static_assert(has_our_layout(128, 128) && has_our_layout(300, 416) && has_our_layout(144, 272));
 
-/// A product of groups as the set-up kernel and CUTLASS are given it.
+/// A product of groups in the form that the set-up kernel and CUTLASS read.
 template <typename D>
 struct Operands {
   const std::uint8_t* a = nullptr;
@@ -118,10 +118,11 @@ __global__ void set_up_kernel(Operands<D> args, typename G::Groups* groups) {
   groups->layout_b[e] = ScaleConfig::tile_atom_to_shape_SFB(cute::make_shape(m, n, k, 1));
 }
 
-/// Of the scratch, of which the rest is CUTLASS's.
+/// Returns the size of the scratch's first part, which holds the groups. The rest belongs to CUTLASS.
 template <typename G>
 constexpr std::size_t groups_bytes() {
-  constexpr std::size_t kTensorMapAlignment = 128;  // what follows are tensor maps
+  // Tensor maps follow, which need this alignment.
+  constexpr std::size_t kTensorMapAlignment = 128;
   return (sizeof(typename G::Groups) + kTensorMapAlignment - 1) / kTensorMapAlignment * kTensorMapAlignment;
 }
 
@@ -134,7 +135,8 @@ std::size_t scratch_bytes(int num_sms) {
 
 template <typename G, bool kIsWgrad, typename D>
 typename G::Gemm::Arguments arguments_for(const Operands<D>& args, bool accumulate, std::byte* scratch, int num_sms) {
-  auto* groups = reinterpret_cast<typename G::Groups*>(scratch);  // of the device: addresses are taken only
+  // The groups are in device memory. The host only takes addresses.
+  auto* groups = reinterpret_cast<typename G::Groups*>(scratch);
   typename G::Gemm::Arguments result;
   result.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
   result.problem_shape = {args.num_experts, groups->shapes, nullptr};

@@ -6,7 +6,7 @@ namespace {
 using Wgrad = sm100::GroupedGemm<float, float>;
 constexpr int kThreads = 128;
 
-/// Zeros for the experts without rows.
+/// Writes zeros for the experts without rows.
 __global__ void zero_empty_kernel(const std::int32_t* offsets_E1, std::int64_t size, float* d_w) {
   const std::int64_t e = blockIdx.y;
   if (offsets_E1[e] != offsets_E1[e + 1]) return;

@@ -1,5 +1,5 @@
-// Between WGMMA's fragments and memory, and the scales of 8-bit operands: what the kernels of
-// sm90_grouped_gemm_fp8.cuh and sm90_grouped_gemm_exact.cuh share.
+// Moves WGMMA's fragments to memory, and loads the scales of 8-bit operands. The kernels of sm90_grouped_gemm_fp8.cuh
+// and sm90_grouped_gemm_exact.cuh share this code.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace tessera::cuda::sm90 {
 
-/// Four lanes hold four words each: afterwards word q of lane t is what word t of lane q was.
+/// Transposes four words that each of four lanes holds. Word q of lane t becomes word t of lane q.
 __device__ inline void transpose_quad(std::uint32_t (&words)[4]) {
   const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
 #pragma unroll
@@ -25,8 +25,8 @@ __device__ inline void transpose_quad(std::uint32_t (&words)[4]) {
   }
 }
 
-/// Two neighbouring lanes hold two words each: afterwards the even one has both first words, the odd one both second
-/// words, in the lanes' order.
+/// Exchanges words between two neighbouring lanes, each of which holds two. Afterwards the even lane has both first
+/// words and the odd lane both second words, in the order of the lanes.
 template <typename T>
 __device__ void exchange_pair(T& first, T& second) {
   const bool odd = threadIdx.x & 1;
@@ -34,15 +34,15 @@ __device__ void exchange_pair(T& first, T& second) {
   (odd ? first : second) = other;
 }
 
-/// Where a warp puts 16 rows of 128 bytes, to write them to memory line by line; rows are swizzled as TMA does.
+/// Holds 16 rows of 128 bytes, which a warp then writes to memory line by line. Rows are swizzled as TMA does it.
 struct alignas(128) WarpBuffer {
   static constexpr int kRows = 16, kRowBytes = 128, kChunks = kRowBytes / 16;
   std::byte bytes[kRows * kRowBytes];
 
   __device__ std::byte* at(int row, int chunk) { return bytes + row * kRowBytes + ((chunk ^ (row & 7)) << 4); }
 
-  /// Calls write(row, chunk, 16 bytes) for every chunk of the buffer, with eight lanes to a row. The buffer may be used
-  /// again afterwards.
+  /// Calls write(row, chunk, 16 bytes) for every chunk of the buffer, with eight lanes per row. The buffer may be
+  /// reused afterwards.
   template <typename Write>
   __device__ void drain(Write&& write) {
     const int lane = threadIdx.x % 32;
@@ -56,8 +56,8 @@ struct alignas(128) WarpBuffer {
   }
 };
 
-/// Writes a warp's part of a warpgroup's sums of 64 rows × 2 · kCount columns as bfloat16. `y` is the first of the 64
-/// rows; rows from `rows` and columns from `columns` (a multiple of 8) on are left out.
+/// Writes a warp's part of a warpgroup's sums of 64 rows × 2 · kCount columns as bfloat16. `y` points to the first of
+/// the 64 rows. It writes only the first `rows` rows and the first `columns` columns. `columns` is a multiple of 8.
 template <int kCount>
 __device__ void store_rows(const float (&d)[kCount], __nv_bfloat16* y, std::int64_t stride, int rows, int columns,
                            WarpBuffer& buffer) {
@@ -67,7 +67,7 @@ __device__ void store_rows(const float (&d)[kCount], __nv_bfloat16* y, std::int6
 #pragma unroll
   for (int round = 0; round < 2 * kCount / kRoundColumns; ++round) {
 #pragma unroll
-    for (int pair = 0; pair < kRoundColumns / 16; ++pair) {  // of blocks of 8 columns
+    for (int pair = 0; pair < kRoundColumns / 16; ++pair) {  // pairs of blocks of 8 columns
       const int i = round * (kRoundColumns / 2) + 8 * pair;
       ptx::stmatrix_x4(buffer.at(in_matrix + matrix % 2 * 8, 2 * pair + matrix / 2), ptx::pack_bf16(d[i], d[i + 1]),
                        ptx::pack_bf16(d[i + 2], d[i + 3]), ptx::pack_bf16(d[i + 4], d[i + 5]),
@@ -82,13 +82,13 @@ __device__ void store_rows(const float (&d)[kCount], __nv_bfloat16* y, std::int6
   }
 }
 
-/// A matrix of scales in global memory, of either type.
+/// A matrix of scales of either type in global memory.
 struct Scales {
   const void* data = nullptr;
   std::int64_t stride = 0;  // between rows, in scales
   bool is_float = false;
 
-  /// What is stored; 0 where `inside` is false.
+  /// Returns the stored bits, or 0 if `inside` is false.
   template <bool kFloat>
   __device__ std::uint32_t load(std::int64_t row, int column, bool inside) const {
     if (!inside) return 0;

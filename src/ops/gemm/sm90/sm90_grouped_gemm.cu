@@ -11,7 +11,7 @@ namespace {
 
 using sm90::Product;
 
-/// A bfloat16 operand [experts, rows, columns], or [rows, columns] if `experts` is 0.
+/// Describes a bfloat16 operand [experts, rows, columns], or [rows, columns] if `experts` is 0.
 TensorMapSpec matrix(const __nv_bfloat16* data, int experts, int rows, int columns) {
   TensorMapSpec spec{.data = data, .rank = experts == 0 ? 2 : 3};
   spec.sizes[0] = columns;
@@ -22,7 +22,7 @@ TensorMapSpec matrix(const __nv_bfloat16* data, int experts, int rows, int colum
   return spec;
 }
 
-/// An operand of this product whose K dim is the contiguous one, or the other.
+/// Return the map of an operand of this product whose contiguous dim is K (k_major) or not K (mn_major).
 template <Product kProduct>
 CUtensorMap k_major(TensorMapSpec spec) {
   spec.box[0] = sm90::Sizes<kProduct>::kStepK;
@@ -51,7 +51,7 @@ CUtensorMap gradient_map(float* data, int experts, int rows, int columns) {
   return make_tensor_map(spec);
 }
 
-/// One block on each of num_sms SMs at most, as many clusters as the GPU holds at once.
+/// Launches at most one block on each of num_sms SMs, and at most as many clusters as the GPU holds at once.
 template <Product kProduct, bool kTransposed>
 void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& out, const sm90::Params& params, int num_sms,
             cudaStream_t stream) {
@@ -60,7 +60,7 @@ void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& out, 
   config.blockDim = dim3(sm90::kThreads);
   config.dynamicSmemBytes = sizeof(sm90::Shared<kProduct>);
   config.stream = stream;
-  // Each GPU of the process wants to be told; all hold as many.
+  // The attribute must be set on each GPU of the process. All GPUs hold the same number of clusters.
   TESSERA_CUDA(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(sm90::Shared<kProduct>)));
   static const int num_clusters = [&config] {
@@ -81,8 +81,8 @@ void check(int num_experts, int num_rows, int m, int n) {
 
 double padded(int size, int tile) { return static_cast<double>(sm90::ceil_div(size, tile)) * tile; }
 
-/// Whether 256 rows × 128 columns compute less than 128 × 256 does, padding included. Groups end half a tile early on
-/// average.
+/// Returns whether tiles of 256 rows × 128 columns compute less than tiles of 128 × 256, padding included. Groups end
+/// half a tile early on average.
 bool transpose_rows(int num_experts, int num_rows, int columns) {
   const double group_ends = 0.5 * num_experts;
   return padded(columns, sm90::kTileA) * (num_rows + group_ends * sm90::kTileB) <

@@ -1,17 +1,18 @@
-// The kernel of the three grouped products: D[a, b] = Σ_k A[a, k] · B[b, k], a tile of 128 × 256 at a time, in float32.
+// The kernel of the three grouped products. It computes D[a, b] = Σ_k A[a, k] · B[b, k] in tiles of 128 × 256, in
+// float32.
 //
 //            D                        a        b        k        A             B
 //   forward  y, or yᵀ if transposed   rows     columns  N        x   K-major   w   K-major
 //   dgrad    d_x, or d_xᵀ             rows     columns  M        d_y K-major   w   MN-major
 //   wgrad    d_w[e], or d_w[e]ᵀ       M        N        rows     d_y MN-major  x   MN-major
 //
-// Transposed, operands change places: 256 rows by 128 columns instead of 128 by 256, for matrices that 256 divides
-// badly.
+// In the transposed form the operands change places. A tile then has 256 rows and 128 columns instead of 128 and 256.
+// This form serves matrices whose size is far from a multiple of 256.
 //
-// One block per SM lives as long as the launch. Its first warp copies operands (TMA) into a ring of stages; two
-// warpgroups multiply (WGMMA, m64n256), half of the tile each, and write it through shared memory while the next tile's
-// operands arrive. Two blocks are a cluster: each loads half of b for both where they have the same b. A buffer is
-// refilled when both blocks' warpgroups are done with it.
+// One block per SM lives as long as the launch. Its first warp copies operands with TMA into a ring of stages. Two
+// warpgroups multiply with WGMMA (m64n256), each for half of the tile. They write the tile through shared memory while
+// the next tile's operands arrive. Two blocks form a cluster. If both have the same b, each loads half of it for both.
+// A buffer is refilled when the warpgroups of both blocks have read it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,18 +30,18 @@ inline constexpr int kCluster = 2;
 inline constexpr int kWarpgroup = 128, kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroup;
 inline constexpr int kThreads = kWarpgroup + kConsumerThreads;
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-inline constexpr int kPiece = 128;  // m or n that TMA copies for one block, or for both
-inline constexpr int kChunk = 64;   // m or n in a row of an MN-major operand
+inline constexpr int kPiece = 128;  // length along m or n of one TMA copy, for one block or for both
+inline constexpr int kChunk = 64;   // length along m or n of a row of an MN-major operand
 
-// Results leave in rounds of 8 KiB per warpgroup: 64 × 64 bfloat16, or 64 × 32 (transposed 32 × 64) float32 as two
-// boxes of 32 × 32.
+// Results leave in rounds of 8 KiB per warpgroup. A round is 64 × 64 bfloat16 or 64 × 32 float32 (transposed 32 × 64).
+// The float32 ones are two boxes of 32 × 32.
 inline constexpr int kRoundBytes = 8192;
 inline constexpr int kOutputBox = 64;     // bfloat16: rows and columns
 inline constexpr int kGradientBox = 32;   // float32: rows and columns
 inline constexpr int kSwizzledRow = 128;  // bytes
 
-/// How a product shares out the 227 KiB of shared memory. Float32 results are four times as many bytes per step of an
-/// average sum: they get more room, so that they drain while the next tile is multiplied.
+/// Defines how a product divides the 227 KiB of shared memory. Float32 results have four times as many bytes per step
+/// of an average sum. They get more room, so that they drain while the next tile is multiplied.
 template <Product kProduct>
 struct Sizes {
   static constexpr bool kWgrad = kProduct == Product::kWgrad;
@@ -68,7 +69,8 @@ struct Params {
   const std::int32_t* offsets_E1 = nullptr;
   int num_experts = 0;
   int m = 0, n = 0;
-  __nv_bfloat16* output = nullptr;     // forward, dgrad: for tiles that TMA would write too much of
+  // The forward and dgrad write tiles here directly where TMA would write too many rows.
+  __nv_bfloat16* output = nullptr;
   std::int32_t* parts_done = nullptr;  // wgrad: [clusters, blocks, warpgroups], zero at the start
   bool accumulate = false;
 };
@@ -84,7 +86,7 @@ struct Kernel : Sizes<kProduct> {
   static constexpr ptx::Major kOtherMajor = kProduct == Product::kForward ? ptx::Major::kK : ptx::Major::kMN;
   static constexpr ptx::Major kMajorA = kTransposed ? kOtherMajor : kRowMajor;
   static constexpr ptx::Major kMajorB = kTransposed ? kRowMajor : kOtherMajor;
-  // Weights are 3-D, so that a tile sees one expert's only.
+  // Weights are 3-D, so that a tile reads the weights of one expert only.
   static constexpr bool kWeightIsA = !kWgrad && kTransposed, kWeightIsB = !kWgrad && !kTransposed;
 
   __device__ static int columns(const Params& p) { return kProduct == Product::kForward ? p.m : p.n; }
@@ -165,8 +167,9 @@ struct Kernel : Sizes<kProduct> {
 
   // --- Consumers ---------------------------------------------------------------------------------------------------
 
-  /// wgrad: rows of other experts, and what lies beyond all of them, count as zeros in both operands (0 · NaN is NaN).
-  /// Both warpgroups do so for b, the second over the first's zeros: then neither waits for the other.
+  /// Zeros the rows of other experts, and what lies beyond all of them, in both operands of wgrad. Both operands need
+  /// it, because 0 · NaN is NaN. Both warpgroups zero b, the second one over the first one's zeros. Then neither waits
+  /// for the other.
   __device__ static void mask_rows(Stage& stage, int warpgroup, int num_valid) {
     const auto zero = [&](std::byte* chunk) {
       for (int i = num_valid * kSwizzledRow + threadIdx.x % kWarpgroup * 16; i < kChunkBytes; i += kWarpgroup * 16) {
@@ -198,7 +201,7 @@ struct Kernel : Sizes<kProduct> {
     return base + row * kSwizzledRow + ((chunk ^ (row & 7)) << 4);
   }
 
-  /// Where the output of a warpgroup's round belongs.
+  /// Holds where the output of a warpgroup's round belongs.
   struct Place {
     int row, column;
   };
@@ -209,7 +212,7 @@ struct Kernel : Sizes<kProduct> {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int matrix = lane / 8, in_matrix = lane % 8;
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {  // of blocks of 8 b
+    for (int pair = 0; pair < 4; ++pair) {  // pairs of blocks of 8 b
       const int i = 4 * (8 * kRound + 2 * pair);
       const std::uint32_t r0 = ptx::pack_bf16(d[i], d[i + 1]), r1 = ptx::pack_bf16(d[i + 2], d[i + 3]);
       const std::uint32_t r2 = ptx::pack_bf16(d[i + 4], d[i + 5]), r3 = ptx::pack_bf16(d[i + 6], d[i + 7]);
@@ -227,9 +230,9 @@ struct Kernel : Sizes<kProduct> {
   __device__ static void stage_gradient(const float (&d)[128], std::byte* buffer) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
-    for (int block = 0; block < 4; ++block) {  // of 8 b
+    for (int block = 0; block < 4; ++block) {  // blocks of 8 b
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // of a warp's 16 a
+      for (int half = 0; half < 2; ++half) {  // halves of a warp's 16 a
         const int i = 4 * (4 * kRound + block) + 2 * half;
         const int in_a = 16 * warp + 8 * half + lane / 4, in_b = 8 * block + lane % 4 * 2;
         if constexpr (kTransposed) {
@@ -323,7 +326,8 @@ struct Kernel : Sizes<kProduct> {
       if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[done], lane);
     };
     while (work_list.next(work)) {
-      // The second warpgroup starts kLead steps late and stays so: while one writes, the other has the tensor cores.
+      // The second warpgroup starts kLead steps late and stays late. While one warpgroup writes, the other has the
+      // tensor cores.
       if (starting && warpgroup == 1) {
         ptx::named_barrier_sync(kStartBarrier, kConsumerThreads);
         starting = false;
@@ -354,7 +358,7 @@ struct Kernel : Sizes<kProduct> {
       release((stage + kStages - 1) % kStages);
       if (!work.store) continue;
       if constexpr (kWgrad) {
-        // The part after this one was written by the next share's block of the same rank.
+        // The part after this one was written by the block of the same rank in the next share.
         std::int32_t* done =
             p.parts_done + (work_list.share() * kCluster + ptx::cluster_cta_rank()) * kConsumers + warpgroup;
         const bool writer = threadIdx.x % kWarpgroup == 0;
@@ -400,7 +404,7 @@ struct Kernel : Sizes<kProduct> {
       ptx::set_max_registers_up<kConsumerRegisters>();
       consume(map_out, p, shared);
     }
-    // A block stays while others of its cluster may still copy to it or arrive at its barriers.
+    // A block stays while other blocks of its cluster may still copy to it or arrive at its barriers.
     __syncthreads();
     ptx::cluster_sync();
   }

@@ -1,10 +1,10 @@
-// The kernel of exact MXFP8 products: y_RM = x_RN · w_EMN[e]ᵀ, 128 × 256 at a time, by bfloat16 tensor cores, which
-// hold every e4m3 times a power of two. w was widened when it was quantized, x stays 8-bit up to the warpgroup that
-// multiplies it, which widens it in registers while the tensor cores work for the other warpgroup. Both have the order
-// of k of sm90_widen.cuh.
+// The kernel of exact MXFP8 products. It computes y_RM = x_RN · w_EMN[e]ᵀ in tiles of 128 × 256 on the bfloat16 tensor
+// cores. bfloat16 holds every e4m3 times a power of two exactly. w was widened when it was quantized. x stays 8-bit
+// until it reaches the warpgroup that multiplies it. That warpgroup widens it in registers while the tensor cores work
+// for the other warpgroup. Both operands have the order of k of sm90_widen.cuh.
 //
-// One block per SM lives as long as the launch; roles as in sm90_grouped_gemm_fp8.cuh. Two blocks are a cluster: each
-// loads half of w for both where they have the same columns.
+// One block per SM lives as long as the launch. The roles of its warps are those of sm90_grouped_gemm_fp8.cuh. Two
+// blocks form a cluster. If both have the same columns, each loads half of w for both.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,13 +24,14 @@ inline constexpr int kCluster = 2;
 inline constexpr int kWarpgroup = 128, kConsumers = 2;
 inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
 inline constexpr int kScaleWarps = 2;
-inline constexpr int kScaleSteps = 4;  // whose scales are loaded at once
+// The scales of this many steps are loaded at once.
+inline constexpr int kScaleSteps = 4;
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
-inline constexpr int kStep = 64;  // k per step: two blocks
+inline constexpr int kStep = 64;  // k per step, which is two blocks
 inline constexpr int kBlocks = kStep / mx::kBlock;
 inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep * 2;  // columns of one copy of w
-inline constexpr int kRows = kTileA / kConsumers;                     // of a warpgroup
+inline constexpr int kRows = kTileA / kConsumers;                     // rows of a warpgroup
 
 struct alignas(1024) Shared {
   struct Stage {
@@ -39,7 +40,8 @@ struct alignas(1024) Shared {
   };
   Stage stages[kStages];
   WarpBuffer buffers[kConsumers * kWarpgroup / 32];
-  std::uint32_t scales[kStages][kTileA][kBlocks];  // each a bfloat16, twice
+  // Each entry is one bfloat16, twice.
+  std::uint32_t scales[kStages][kTileA][kBlocks];
   ptx::Barrier full[kStages], empty[kStages];
   Groups groups;
 };
@@ -56,7 +58,7 @@ __device__ inline auto schedule(const Params& p, const Groups& groups) {
   return RowSchedule<false, kStep>(groups, p.num_experts, p.m, p.n);
 }
 
-/// Returns how many pieces of w hold any columns.
+/// Returns how many pieces of w contain columns.
 __device__ inline int num_pieces(const Work& work, const Params& p) { return p.m - work.b > kPiece ? 2 : 1; }
 
 __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p,
@@ -93,7 +95,7 @@ __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap
   }
 }
 
-/// Copies the scales of 64 rows of x. Executed by each of kScaleWarps warps.
+/// Copies the scales of 64 rows of x. Each of kScaleWarps warps executes it.
 __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
   constexpr int kPerLane = kTileA / kScaleWarps / 32;
   const int in_tile = warp * (kTileA / kScaleWarps) + threadIdx.x % 32, num_blocks = ceil_div(p.n, mx::kBlock);
@@ -140,11 +142,12 @@ struct Consumer {
   const Params& p;
   Shared& shared;
   const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
-  const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first of the tile
-  int at = 0;                                                                // the buffer
+  // This is the thread's first row of the tile.
+  const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  int at = 0;  // index of the buffer
   std::uint32_t parity = 0;
 
-  /// The operand fragments of a step, one set per 16 places of k.
+  /// Holds the operand fragments of a step, one set per 16 places of k.
   using Fragments = std::uint32_t[kStep / 16][4];
 
   __device__ void widen_x(Fragments& a) const {
@@ -178,14 +181,15 @@ struct Consumer {
   __device__ void tile(const Work& work) {
     float d[kColumns / 2];
 #pragma unroll
-    for (float& sum : d) sum = 0;  // else the compiler keeps registers for it between tiles
+    for (float& sum : d) sum = 0;  // Otherwise the compiler keeps registers for d between tiles.
     for (int k = 0; k < work.k_count; ++k) {
       Fragments a;
       ptx::mbarrier_wait(&shared.full[at], parity);
       widen_x(a);
       multiply<kColumns>(d, a);
       ptx::wgmma_wait<0>();
-      __syncwarp();  // all lanes have read x and the scales: WGMMA has taken it, so that this compiles to nothing
+      // All lanes have read x and the scales, because WGMMA has consumed them. So this compiles to nothing.
+      __syncwarp();
       if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
       if (++at == kStages) {
         at = 0;
@@ -235,7 +239,7 @@ __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, c
     ptx::set_max_registers_up<kConsumerRegisters>();
     Consumer{p, shared}.run();
   }
-  // A block stays while others of its cluster may still copy to it or arrive at its barriers.
+  // A block stays while other blocks of its cluster may still copy to it or arrive at its barriers.
   __syncthreads();
   ptx::cluster_sync();
 }

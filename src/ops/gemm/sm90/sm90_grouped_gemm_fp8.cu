@@ -14,14 +14,15 @@ namespace {
 namespace fp8 = sm90::fp8;
 namespace exact = sm90::exact;
 
-constexpr int kPiece = 128;  // rows of all operands' copies
+constexpr int kPiece = 128;  // rows of one copy, for all operands
 static_assert(fp8::kPiece == kPiece && exact::kPiece == kPiece && sm90::kTileA == kPiece);
 static_assert(exact::kStep == kWideStep);
-// Two steps of k, m and n of one and two tiles.
+// The scratch here is for two steps of k, one tile of m and two tiles of n.
 static_assert(sm90_blockwise_scratch_bytes(fp8::kStep + 1, 16, fp8::kLarge + 16) ==
               kSm90PartsBytes + sizeof(float) * 2 * (fp8::arranged_row(16) + fp8::arranged_row(fp8::kLarge + 16)));
 
-/// 8-bit numbers [rows, columns] (experts = 0) or [experts, rows, columns], copied in boxes of kPiece × `box_columns`.
+/// Returns the map of 8-bit numbers [rows, columns] (experts = 0) or [experts, rows, columns], copied in boxes of
+/// kPiece × `box_columns`.
 CUtensorMap bytes_map(const std::uint8_t* data, int experts, int rows, int columns, int box_columns,
                       CUtensorMapSwizzle swizzle) {
   TensorMapSpec spec{.data = data, .type = CU_TENSOR_MAP_DATA_TYPE_UINT8, .rank = experts == 0 ? 2 : 3};
@@ -39,21 +40,21 @@ CUtensorMap operand_map(const std::uint8_t* data, int experts, int rows, int col
   return bytes_map(data, experts, rows, columns, fp8::kStep, CU_TENSOR_MAP_SWIZZLE_128B);
 }
 
-/// Scales of rows of `columns` numbers.
+/// Describes the scales of rows of `columns` numbers.
 sm90::Scales scales_of(const void* data, int columns, mx::ScaleType type) {
   const bool is_float = type == mx::ScaleType::kFloat32;
   return {
       .data = data, .stride = sm90::ceil_div(columns, is_float ? mx::kWideBlock : mx::kBlock), .is_float = is_float};
 }
 
-/// One block on each of num_sms SMs at most, as many clusters as the GPU holds at once.
+/// Launches at most one block on each of num_sms SMs, and at most as many clusters as the GPU holds at once.
 template <auto kKernel, typename Shared, typename... Args>
 void launch(int threads, int cluster, int num_sms, cudaStream_t stream, const Args&... args) {
   cudaLaunchConfig_t config{};
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = sizeof(Shared);
   config.stream = stream;
-  // Each GPU of the process wants to be told; all hold as many.
+  // The attribute must be set on each GPU of the process. All GPUs hold the same number of clusters.
   TESSERA_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   static const int num_clusters = [&] {
     cudaLaunchConfig_t any = config;
@@ -108,7 +109,7 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
       a, b, num_steps, parts_done, static_cast<int>(kSm90PartsBytes / sizeof(std::int32_t)));
   TESSERA_CUDA(cudaGetLastError());
 
-  // Of tiles of 256 × 128 and of 128 × 256, those that pad less.
+  // Tiles of 256 × 128 or of 128 × 256 are chosen, whichever need less padding.
   const auto padded = [](int large, int small) {
     return std::int64_t{sm90::ceil_div(large, fp8::kLarge)} * fp8::kLarge * sm90::ceil_div(small, fp8::kSmall);
   };

@@ -1,16 +1,18 @@
-// The kernel of the blockwise products: D[i, j] = Σ_k A[i, k] · B[j, k], 256 × 128 or 128 × 256 at a time, with sums S
-// over 128 k by FP8 tensor cores and D = Σ_s a[i, s] · b[j, s] · S_s[i, j] in float32 registers. Both operands have k
-// in the contiguous dim, as FP8 WGMMA reads nothing else.
+// The kernel of the blockwise products. It computes D[i, j] = Σ_k A[i, k] · B[j, k] in tiles of 256 × 128 or 128 × 256.
+// FP8 tensor cores compute the sums S over 128 k. Registers accumulate D = Σ_s a[i, s] · b[j, s] · S_s[i, j] in
+// float32. In both operands k is the contiguous dim, because FP8 WGMMA reads nothing else.
 //
 //            D       i      j         k      A              B
 //   forward  y       rows   columns   N      x   [R, N]     w   [E, M, N], one b for all j
 //   wgrad    d_w[e]  M      N         rows   d_yᵀ [M, R]    xᵀ  [N, R]
 //
-// One block per SM lives as long as the launch. Warp 0 copies operands (TMA) into kStages buffers. The next two copy
-// forward's scales; wgrad's, two per sum and step, a kernel before this one puts in the order of use, so that warp 0
-// copies them with the operands. Two warpgroups multiply, half of the tile each as two products of 64 × 128 one after
-// the other: while one warpgroup adds up what it has, the other has the tensor cores. Two blocks are a cluster: each
-// loads half of the large operand's part for both where they have the same.
+// One block per SM lives as long as the launch. Warp 0 copies operands with TMA into kStages buffers. In the forward,
+// the next two warps copy the scales. In wgrad, each sum has two scales per step. An earlier kernel puts them in the
+// order of use, so that warp 0 copies them with the operands.
+//
+// Two warpgroups multiply, each for half of the tile, as two products of 64 × 128 one after the other. While one
+// warpgroup adds up its sums, the other uses the tensor cores. Two blocks form a cluster. If both need the same part of
+// the large operand, each loads half of it for both.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -24,7 +26,7 @@
 
 namespace tessera::cuda::sm90::fp8 {
 
-inline constexpr int kLarge = kTileB, kSmall = kTileA;  // sides of a tile: what the schedule calls b and a
+inline constexpr int kLarge = kTileB, kSmall = kTileA;  // sides of a tile, which the schedule calls b and a
 inline constexpr int kStep = mx::kWideBlock;            // k per step, in numbers and bytes
 inline constexpr int kStages = 4;
 inline constexpr int kCluster = 2;
@@ -34,11 +36,14 @@ template <bool kWgrad>
 inline constexpr int kProducerRegisters = kWgrad ? 40 : 72;
 template <bool kWgrad>
 inline constexpr int kConsumerRegisters = kWgrad ? 232 : 216;
-inline constexpr int kScaleSteps = 2;  // whose scales are loaded at once
+// The scales of this many steps are loaded at once.
+inline constexpr int kScaleSteps = 2;
 
-inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep;  // of an operand, for one copy
-inline constexpr int kWaves = 2, kWaveRows = 64;                  // a warpgroup's products of 64 × 128
-inline constexpr int kSums = kWaveRows * kPiece / kWarpgroup;     // per thread and wave
+// The rows of an operand that one copy brings.
+inline constexpr int kPiece = 128, kPieceBytes = kPiece * kStep;
+// A warpgroup computes kWaves products of 64 × 128, one after the other.
+inline constexpr int kWaves = 2, kWaveRows = 64;
+inline constexpr int kSums = kWaveRows * kPiece / kWarpgroup;  // per thread and wave
 
 struct alignas(1024) Shared {
   struct Stage {
@@ -47,8 +52,8 @@ struct alignas(1024) Shared {
   };
   Stage stages[kStages];
   WarpBuffer buffers[kConsumers * kWarpgroup / 32];
-  alignas(128) float scales_large[kStages][kLarge];  // forward: of A, times B's
-  float scales_small[kStages][kSmall];               // wgrad
+  alignas(128) float scales_large[kStages][kLarge];  // forward: A's scales times B's
+  float scales_small[kStages][kSmall];               // wgrad only
   ptx::Barrier full[kStages], empty[kStages];
   Groups groups;
 };
@@ -58,19 +63,20 @@ struct Params {
   int num_experts = 0, num_rows = 0;
   int m = 0, n = 0;
   Scales scales_a{}, scales_b{};                                     // forward
-  const float *arranged_large = nullptr, *arranged_small = nullptr;  // wgrad: prepare_wgrad's
+  const float *arranged_large = nullptr, *arranged_small = nullptr;  // wgrad: written by prepare_wgrad
   __nv_bfloat16* y_RM = nullptr;                                     // forward
   float* d_w_EMN = nullptr;                                          // wgrad
   std::int32_t* parts_done = nullptr;  // wgrad: [clusters, blocks, warpgroups], zero at the start
   bool accumulate = false;             // wgrad
 };
 
-/// Where the scale of column j of 128 lies: a thread of a quad takes those of its columns four at a time.
+/// Returns the position of the scale of column j in a group of 128. A thread of a quad loads the scales of its columns
+/// four at a time.
 __host__ __device__ constexpr int scale_position(int j) { return j / 16 * 16 + j % 8 / 2 * 4 + j / 8 % 2 * 2 + j % 2; }
-/// Floats that n scales of a step take up when arranged.
+/// Returns how many floats n arranged scales of a step take up.
 __host__ __device__ constexpr int arranged_row(int n) { return ceil_div(n, kLarge) * kLarge; }
 
-/// Which buffer is next, and the parity of its barriers.
+/// Holds the next buffer and the parity of its barriers.
 struct Position {
   int stage = 0;
   std::uint32_t parity = 0;
@@ -82,7 +88,7 @@ struct Position {
   }
 };
 
-/// kWide: a tile of D is 128 × 256, not 256 × 128; a warpgroup's waves lie side by side.
+/// Computes tiles of D. If kWide is set, a tile is 128 × 256, not 256 × 128, and a warpgroup's waves lie side by side.
 template <bool kWgrad, bool kWide>
 struct Kernel {
   static_assert(kWgrad || !kWide);
@@ -97,7 +103,7 @@ struct Kernel {
     }
   }
 
-  /// An expert without rows has a tile of zeros and nothing to sum.
+  /// Returns the number of steps. An expert without rows has a tile of zeros and nothing to sum.
   __device__ static int num_steps(const Work& work) {
     return kWgrad && work.row_end <= work.row_begin ? 0 : work.k_count;
   }
@@ -106,7 +112,7 @@ struct Kernel {
   /// Returns the end of the index i for this expert.
   __device__ static int end_i(const Work& work, const Params& p) { return kWgrad ? p.m : work.row_end; }
   __device__ static int end_j(const Params& p) { return kWgrad ? p.n : p.m; }
-  /// Returns how many halves of the large operand's part hold anything.
+  /// Returns how many halves of the large operand's part contain data.
   __device__ static int num_pieces(const Work& work, const Params& p) {
     return (kWide ? end_j(p) : end_i(work, p)) - work.b > kPiece ? 2 : 1;
   }
@@ -154,7 +160,8 @@ struct Kernel {
     }
   }
 
-  /// forward: by each of kScaleWarps, those of half of A, times B's. Loads are kScaleSteps steps ahead of the copies.
+  /// Copies the scales of half of A, times those of B. Only the forward uses it, and each of kScaleWarps warps executes
+  /// it. Loads are kScaleSteps steps ahead of the copies.
   template <bool kFloat>
   __device__ static void copy_scales(const Params& p, Shared& shared, int warp) {
     constexpr int kPerLane = kPiece / 32;
@@ -169,7 +176,7 @@ struct Kernel {
       const std::int64_t row_b =
           kFloat ? std::int64_t{work.expert} * ceil_div(p.m, mx::kWideBlock) + work.a / mx::kWideBlock
                  : std::int64_t{work.expert} * p.m + work.a;
-      std::uint32_t next[kScaleSteps][kPerLane + 1];  // the last one: w's
+      std::uint32_t next[kScaleSteps][kPerLane + 1];  // the last one is w's
       const auto load = [&](int begin) {
 #pragma unroll
         for (int step = 0; step < kScaleSteps; ++step) {
@@ -230,15 +237,15 @@ struct Kernel {
     ptx::wgmma_touch(sum);
   }
 
-  /// forward: d += the step's sums, scaled.
+  /// Adds the step's scaled sums to d. Only the forward uses it.
   __device__ static void add(float (&d)[kSums], const float (&sum)[kSums], const float (&scale)[2]) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) d[i] += scale[i / 2 % 2] * sum[i];
   }
 
-  /// This thread's scales of 128 columns.
+  /// Holds this thread's scales of 128 columns.
   struct ColumnScales {
-    static constexpr int kGroups = kSums / 8;  // of what one load brings
+    static constexpr int kGroups = kSums / 8;  // Each load brings one group.
     float of_group[kGroups][4];
 
     __device__ void load(const float* scales, int begin, int end) {
@@ -254,9 +261,10 @@ struct Kernel {
     }
   };
 
-  /// wgrad: d += the sums, times both scales, when they are there. Waves one above the other have the same columns;
-  /// waves side by side load the first scales while their sums are computed and the others afterwards, for want of
-  /// registers. Sums are scaled in their own registers: products of two scales would want others.
+  /// Waits for the sums and adds them to d, times both scales. Only wgrad uses it. Waves that lie one above the other
+  /// have the same columns and share their scales. Waves that lie side by side load the first scales while their sums
+  /// are computed. They load the others afterwards, because registers are scarce. Sums are scaled in place, because
+  /// products of two scales would need further registers.
   __device__ static void finish_and_add(float (&d)[kSums], float (&sum)[kSums], const float (&scale)[2],
                                         const float* scales_j, ColumnScales& columns, bool is_first_wave) {
     constexpr int kEarly = kWide ? 2 : ColumnScales::kGroups;
@@ -269,7 +277,7 @@ struct Kernel {
     }
   }
 
-  /// Writes a warp's part of 64 × 128 of the gradient, from registers, 64 bytes of a row by four lanes.
+  /// Writes a warp's part of 64 × 128 of the gradient from registers. Four lanes write 64 bytes of a row.
   __device__ static void assign_gradient(const float (&d)[kSums], float* d_w, std::int64_t stride, int rows,
                                          int columns) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -280,7 +288,8 @@ struct Kernel {
       const bool in_rows = row + 8 * half < rows;
 #pragma unroll
       for (int i = 0; i < kSums / 8; ++i) {
-        const float* pair = d + 8 * i + 2 * half;  // and the pair of the next 8 columns
+        // The pair of the next 8 columns begins at pair[4].
+        const float* pair = d + 8 * i + 2 * half;
         float4 sum{pair[0], pair[1], pair[4], pair[5]};
         exchange_pair(sum.x, sum.z);
         exchange_pair(sum.y, sum.w);
@@ -289,8 +298,8 @@ struct Kernel {
     }
   }
 
-  /// Adds it to what is there, by whole lines through shared memory: reductions in memory profit from that, stores from
-  /// the shorter way.
+  /// Adds a warp's part to the gradient in memory, in whole lines that pass through shared memory. Reductions in memory
+  /// profit from whole lines. Plain stores are faster without the detour.
   __device__ static void add_gradient(const float (&d)[kSums], float* d_w, std::int64_t stride, int rows, int columns,
                                       WarpBuffer& buffer) {
     constexpr int kRoundColumns = WarpBuffer::kRowBytes / 4;
@@ -336,8 +345,8 @@ struct Kernel {
     }
   }
 
-  /// Parts of a sum are written one after the other, last part first; the part after this one belongs to the next
-  /// share's block of the same rank.
+  /// Writes the parts of a sum one after the other, the last part first. The part after this one belongs to the block
+  /// of the same rank in the next share.
   template <typename Write>
   __device__ static void write_in_turn(const Work& work, std::int32_t* done, int warpgroup, Write&& write_part) {
     const bool first_thread = threadIdx.x % kWarpgroup == 0;
@@ -358,7 +367,7 @@ struct Kernel {
 
   __device__ static void consume(const Params& p, Shared& shared) {
     const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
-    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4;  // of a wave, this thread's first
+    const int row = threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first row of a wave
     auto work_list = schedule(p, shared.groups);
     Work work;
     Position at;
@@ -383,7 +392,8 @@ struct Kernel {
 #pragma unroll
         for (int wave = 0; wave < kWaves; ++wave) {
           const int i = wave_i(wave, warpgroup), j = wave_j(wave);
-          if (i < rows && j < columns) {  // else the tensor cores are the others'
+          // Otherwise the other warpgroup has the tensor cores to itself.
+          if (i < rows && j < columns) {
             const float scale[2] = {scales_i[i + row], scales_i[i + row + 8]};
             float sum[kSums];
             multiply(sum, ptx::wgmma_descriptor<ptx::Major::kK>((kWide ? stage.small : stage.large) + i * kStep),
@@ -392,7 +402,8 @@ struct Kernel {
               finish_and_add(d[wave], sum, scale, scales_j + j, columns_j, wave == 0);
             } else {
               finish(sum);
-              if (wave == kWaves - 1) {  // The stage is free; wgrad still reads its scales.
+              // The forward is done with the stage. wgrad would still read its scales.
+              if (wave == kWaves - 1) {
                 release();
                 released = true;
               }
@@ -445,7 +456,7 @@ struct Kernel {
       ptx::set_max_registers_up<kConsumerRegisters<kWgrad>>();
       consume(p, shared);
     }
-    // A block stays while others of its cluster may still copy to it or arrive at its barriers.
+    // A block stays while other blocks of its cluster may still copy to it or arrive at its barriers.
     __syncthreads();
     ptx::cluster_sync();
   }
@@ -467,20 +478,21 @@ __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)
 
 struct ScaleRows {
   Scales scales;
-  int count = 0;              // of rows
+  int count = 0;              // number of rows
   float* arranged = nullptr;  // [num_steps, arranged_row(count)]
 };
 
 inline constexpr int kArrangeTile = 32, kArrangeRows = 8;
 
-/// Writes A's scales step by step, and B's, these as scale_position says. parts_done is set to zero. Grid: num_steps
-/// and both operands' arranged_row, each in kArrangeTile; block: kArrangeTile × kArrangeRows.
+/// Writes the scales of A and B step by step, B's in the order of scale_position. Sets parts_done to zero. The grid
+/// covers num_steps and the arranged_row of both operands, each in units of kArrangeTile. A block has kArrangeTile ×
+/// kArrangeRows threads.
 template <bool kFloat>
 __global__ void prepare_wgrad(ScaleRows a, ScaleRows b, int num_steps, std::int32_t* parts_done, int num_parts) {
   __shared__ float tile[kArrangeTile][kArrangeTile + 1];
   const int tiles_a = arranged_row(a.count) / kArrangeTile, x = threadIdx.x, tile_j = blockIdx.y;
   const bool of_a = tile_j < tiles_a;
-  // Copied by value: to choose between two places, the compiler would put both in memory.
+  // The scales are copied by value. If the kernel chose between two structs, the compiler would put both in memory.
   const Scales scales{.data = of_a ? a.scales.data : b.scales.data, .stride = of_a ? a.scales.stride : b.scales.stride};
   const int count = of_a ? a.count : b.count;
   float* arranged = of_a ? a.arranged : b.arranged;

@@ -1,9 +1,9 @@
-// Who computes which tile of a grouped matrix product, from offsets that only the device knows. Every thread of a
-// cluster of two blocks walks the same list of work; nothing is communicated.
+// Decides which block computes which tile of a grouped matrix product, from offsets that only the device knows. Every
+// thread of a cluster of two blocks walks the same list of work, so nothing is communicated.
 //
-// A tile is 128 indices of operand a by 256 of operand b. The blocks of a cluster take neighbouring tiles, a fastest,
-// so that b is as a rule the same for both and is loaded once. Within an expert, tiles go in bands of kBand along a:
-// what runs at one time shares both operands in the L2 cache.
+// A tile is 128 indices of operand a by 256 of operand b. The blocks of a cluster take neighbouring tiles, and a
+// changes fastest. Therefore b is usually the same for both blocks and is loaded once. Within an expert, tiles go in
+// bands of kBand along a, so that tiles computed at the same time share both operands in the L2 cache.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +21,13 @@ __host__ __device__ constexpr int ceil_div(int x, int y) { return (x + y - 1) / 
 /// The work that a block does next. It is one tile, or a part of a tile's sum over K.
 struct Work {
   int expert = 0;
-  int row_begin = 0, row_end = 0;  // the expert's
-  int a = 0, b = 0;                // the tile's first indices
+  int row_begin = 0, row_end = 0;  // the expert's rows
+  int a = 0, b = 0;                // first indices of the tile
   int k_begin = 0, k_count = 0;    // in steps
-  bool b_is_shared = false;        // the cluster's blocks have the same b
-  bool store = true;               // false: there to keep the other block company
-  bool is_last_part = true;        // of the sum: written first
+  bool b_is_shared = false;        // The cluster's blocks have the same b.
+  // If false, the block computes the tile only because its partner needs it in the cluster.
+  bool store = true;
+  bool is_last_part = true;  // The last part of a sum is written first.
   bool is_first_part = true;
 };
 
@@ -34,7 +35,7 @@ struct TilePosition {
   int a, b;
 };
 
-/// Returns the position of tile `local` of num_a · num_b.
+/// Returns the position of tile `local` among num_a · num_b tiles.
 __device__ inline TilePosition tile_position(int local, int num_a, int num_b) {
   const int band = local / (kBand * num_b);
   const int in_band = local - band * kBand * num_b;
@@ -43,12 +44,12 @@ __device__ inline TilePosition tile_position(int local, int num_a, int num_b) {
   return {band * kBand + in_band - b * width, b};
 }
 
-/// What the schedules need of the groups, in shared memory.
+/// Holds what the schedules need to know of the groups, in shared memory.
 struct Groups {
   int offsets[kSm90MaxExperts + 1];
-  int first[kSm90MaxExperts + 1];  // sums of what `count` gave for the experts before
+  int first[kSm90MaxExperts + 1];  // prefix sums of `count` over the experts
 
-  /// Loads the offsets. Executed by the whole block. count(rows) returns an expert's number of tiles, or of steps.
+  /// Loads the offsets. The whole block executes it. count(rows) returns an expert's number of tiles or of steps.
   template <typename Count>
   __device__ void load(const std::int32_t* offsets_E1, int num_experts, Count count) {
     constexpr int kPerLane = kSm90MaxExperts / 32;
@@ -74,7 +75,8 @@ struct Groups {
   }
 };
 
-/// Forward and dgrad: all experts' tiles in one list, dealt round. Every tile costs the same.
+/// Schedules the forward and dgrad. The tiles of all experts form one list, dealt out in turn, since each tile costs
+/// the same.
 template <bool kTransposed, int kStepK>
 class RowSchedule {
  public:
@@ -98,7 +100,7 @@ class RowSchedule {
     if (2 * pair_ >= num_tiles_) return false;
     const int tile = 2 * pair_ + rank_;
     pair_ += num_clusters_;
-    // A tile without a partner: both blocks do it, one stores it.
+    // If a tile has no partner, both blocks compute it, and one stores it.
     const int real = min(tile, num_tiles_ - 1);
     while (real >= groups_.first[expert_ + 1]) ++expert_;
     work.expert = expert_;
@@ -126,11 +128,12 @@ class RowSchedule {
   int pair_, num_clusters_, expert_ = 0;
 };
 
-/// wgrad: an expert's tiles all sum over its rows, so that costs differ between experts. Pairs of tiles are dealt round
-/// expert by expert. Where one pair is more than 1 / kFineness of what a cluster does in all, the pairs that do not go
-/// round are cut along K instead, an equal share for each cluster. The parts of a sum are written one after the other,
-/// last part first: a cluster begins with the end of one sum and ends with the beginning of the next, so that as a rule
-/// the part that it has to wait for was done long ago.
+/// Schedules wgrad. All tiles of an expert sum over its rows, so costs differ between experts. Pairs of tiles are dealt
+/// out in turn, expert by expert. A pair may cost more than 1 / kFineness of what a cluster does in total. Then the
+/// pairs that do not make up a full turn are cut along K, into an equal share for each cluster.
+///
+/// The parts of a sum are written one after the other, the last part first. A cluster begins with the end of one sum
+/// and ends with the beginning of the next. Thus the part that it must wait for was usually done long ago.
 template <int kStepK>
 class WgradSchedule {
  public:
@@ -146,7 +149,7 @@ class WgradSchedule {
         assign_(assign),
         rank_(ptx::cluster_cta_rank()),
         num_clusters_(ptx::num_clusters()),
-        // Shares go to clusters in falling order: a part waits for clusters that were started earlier only.
+        // Shares go to clusters in descending order, so a part waits only for clusters that were started earlier.
         share_(num_clusters_ - 1 - static_cast<int>(ptx::cluster_idx())) {
     start_expert();
   }
@@ -155,7 +158,7 @@ class WgradSchedule {
     groups.load(offsets_E1, num_experts, [](int rows) { return ceil_div(rows, kStepK); });
   }
 
-  /// Which parts of sums this cluster writes, and which one it waits for.
+  /// Returns the share of this cluster, which tells the parts of sums that it writes and the one that it waits for.
   __device__ int share() const { return share_; }
 
   __device__ bool next(Work& work) {
@@ -190,7 +193,8 @@ class WgradSchedule {
     whole_pairs_ = num_pairs_;
     if (rows <= 0) {
       if (assign_) {
-        steps_ = 1;  // of rows that are all masked: zeros
+        // All rows of this step are masked, so it yields zeros.
+        steps_ = 1;
       } else {
         whole_pairs_ = 0;
       }

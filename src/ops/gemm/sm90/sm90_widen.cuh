@@ -1,9 +1,9 @@
-// MXFP8 in bfloat16, which holds every e4m3 times a power of two, in the order of k in which the exact product's
-// tensor cores take it (sm90_grouped_gemm_exact.cuh).
+// Widens MXFP8 to bfloat16, which holds every e4m3 times a power of two. The numbers get the order of k that the tensor
+// cores of the exact product read (sm90_grouped_gemm_exact.cuh).
 //
-// WGMMA wants of each thread the k {2t, 2t + 1, 2t + 8, 2t + 9} of every 16, t = lane % 4. A sum has no order, so the
-// 64 k of a step are renamed: the thread takes the 16 at 16t, and w lies in memory in the same order. That is one
-// 16-byte load and one scale per row and step.
+// WGMMA reads from each thread the k {2t, 2t + 1, 2t + 8, 2t + 9} of every 16, where t = lane % 4. A sum does not
+// depend on the order of k, so the 64 k of a step are renamed. Each thread takes the 16 k from 16t on, and w lies in
+// memory in the same order. Then a thread needs one 16-byte load and one scale per row and step.
 //
 //   place 16j + 2t + {0, 1}      is k = 16t + 4j + {0, 1}
 //   place 16j + 2t + 8 + {0, 1}  is k = 16t + 4j + {2, 3}
@@ -17,8 +17,8 @@
 
 namespace tessera::cuda::sm90 {
 
-/// Widens two e4m3 numbers, bytes kFirst and kFirst + 1 of `bytes`, to bfloat16 and multiplies them by their scale.
-/// Their bits, shifted to a bfloat16's place, stand for the numbers times 2^-120.
+/// Widens two e4m3 numbers, bytes kFirst and kFirst + 1 of `bytes`, to bfloat16 and multiplies them by their scale. If
+/// their bits are shifted to the place of a bfloat16, they represent the numbers times 2^-120.
 template <int kFirst>
 __device__ std::uint32_t widen(std::uint32_t bytes, std::uint32_t scale) {
   constexpr std::uint32_t kUp = 0x7b807b80;  // 2^120, twice
@@ -32,8 +32,8 @@ __device__ inline std::uint32_t scale_bf16x2(float scale) {
   return bits >> 16 | (bits & 0xffff0000);
 }
 
-/// Widens 64 numbers. Executed by four neighbouring lanes: lane t has the 16 numbers from 16t on, and their scale, and
-/// gets what belongs at the places from 16t on.
+/// Widens 64 numbers. Four neighbouring lanes execute it. Lane t passes the 16 numbers from 16t on and their scale, and
+/// gets the numbers that belong at the places from 16t on.
 __device__ inline void widen_in_order(const uint4& bytes, std::uint32_t scale, uint4 (&places)[2]) {
   const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
   std::uint32_t low[4], high[4];
