@@ -63,8 +63,7 @@ void use_cpu_kernels(const std::string& name) {
   if (name.empty()) return;
   const cpu::KernelTable* table = cpu::kernels_named(name.c_str());
   require(table != nullptr,
-          "--cpu-kernels is \"{}\"; expected baseline, or, if this processor has it, avx512 or avx512_bf16",
-          name);
+          "--cpu-kernels is \"{}\"; expected baseline, or, if this processor has it, avx512 or avx512_bf16", name);
   cpu::use_kernels(table);
 }
 
