@@ -170,7 +170,7 @@ TEST_P(Quantize, EveryInstructionSet) {
                               .along_rows = output(rows),
                               .along_columns = output(columns)},
                              element);
-        const std::string what = fmt::format("{} {}x{} {}", name, m, k, describe(format));
+        const std::string what = fmt::format("{} {}x{} {}", table->name, m, k, describe(format));
         expect_equal(rows, reference(floats(x), m, k, format), "rows, " + what);
         expect_equal(columns, reference(transpose(floats(x), m, k), k, m, format), "columns, " + what);
 
