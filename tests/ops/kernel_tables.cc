@@ -11,6 +11,7 @@ std::vector<const cpu::KernelTable*> kernel_tables() {
   for (const char* name : {"baseline", "avx512", "avx512_bf16"}) {
     if (const cpu::KernelTable* table = cpu::kernels_named(name)) tables.push_back(table);
   }
+  EXPECT_GE(tables.size(), 2u);
   return tables;
 }
 

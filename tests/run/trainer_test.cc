@@ -595,14 +595,15 @@ TEST_F(Trained, TheLastCheckpointMayHoldTheWeightsAlone) {
     overrides.insert(overrides.end(), more.begin(), more.end());
     return small_config(scratch_, overrides);
   };
-  const auto masters = [](std::vector<float> all) {  // of most of them; moments, twice as many, come behind
+  // Outcome::weights begins with the masters. Moments, which are twice as many, follow.
+  const auto masters = [](std::vector<float> all) {
     all.resize(all.size() / 4);
     return all;
   };
   const std::vector<float> straight = masters(train(config({})).weights);
   EXPECT_TRUE(std::filesystem::exists(checkpoints() / "step-4" / "optimizer.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(checkpoints() / "step-6" / "optimizer.safetensors"));
-  EXPECT_EQ(verify_checkpoint(checkpoints() / "step-6").files.contains("optimizer.safetensors"), false);
+  EXPECT_FALSE(verify_checkpoint(checkpoints() / "step-6").files.contains("optimizer.safetensors"));
   EXPECT_TRUE(same_bits(masters(train(config({})).weights), straight));  // there is nothing to do
   const auto longer = [&](const std::vector<std::string>& more) {
     std::vector<std::string> overrides = {"--training.steps=8"};

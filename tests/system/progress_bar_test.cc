@@ -84,10 +84,11 @@ TEST(ProgressBar, LogsALineNowAndThenWithoutATerminal) {
   std::fclose(file);
 }
 
-TEST(ProgressBar, DrawsOverItselfOnATerminal) {
+/// Returns what a half-full bar draws on a terminal with this many columns.
+std::string drawn_on_terminal(unsigned short num_columns) {
   int screen = -1, terminal = -1;
-  const struct winsize size { .ws_row = 25, .ws_col = 60, .ws_xpixel = 0, .ws_ypixel = 0 };
-  ASSERT_EQ(openpty(&screen, &terminal, nullptr, nullptr, &size), 0);
+  const struct winsize size { .ws_row = 25, .ws_col = num_columns, .ws_xpixel = 0, .ws_ypixel = 0 };
+  EXPECT_EQ(openpty(&screen, &terminal, nullptr, nullptr, &size), 0);
   {
     const ErrorsTo errors(terminal);
     const LogTaken log;
@@ -99,11 +100,17 @@ TEST(ProgressBar, DrawsOverItselfOnATerminal) {
   close(terminal);
   std::string shown;  // a terminal may hand over its text in pieces; a read fails after the last one
   for (char character = 0; read(screen, &character, 1) == 1;) shown += character;
-  const std::string erase = "\r\033[K";
-  EXPECT_THAT(shown, AllOf(::testing::ContainsRegex("\\[#+\\.+\\] reading: 50%, 500 B of 1.00 kB, .*B/s, ETA 0:00"),
-                           ::testing::StartsWith(erase + "["), ::testing::EndsWith(erase)));
-  EXPECT_LE(shown.size(), 59 + 2 * erase.size());  // the bar is so short that the line does not wrap
   close(screen);
+  return shown;
+}
+
+TEST(ProgressBar, DrawsOverItselfOnATerminal) {
+  EXPECT_THAT(drawn_on_terminal(120), AllOf(HasSubstr("\r\033[K[###############...............] reading: 50%"),
+                                            ::testing::EndsWith("\r\033[K")));
+  const std::string narrow = drawn_on_terminal(60), erase = "\r\033[K";
+  EXPECT_THAT(narrow, AllOf(::testing::ContainsRegex("\\[#+\\.+\\] reading: 50%, 500 B of 1.00 kB, .*B/s, ETA 0:00"),
+                            ::testing::StartsWith(erase + "["), ::testing::EndsWith(erase)));
+  EXPECT_EQ(narrow.size(), 59 + 2 * erase.size());  // the bar is so short that the line does not wrap
 }
 
 }  // namespace

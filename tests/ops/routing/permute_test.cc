@@ -27,7 +27,7 @@ TEST_P(Permute, CountsThatDoNotAddUpThrow) {
                InternalError);
 }
 
-// Of two groups of experts, only the first one is here.
+// The rank holds some of the experts. Slots of other ranks' experts have kNoExpert, and get no row.
 TEST_P(Permute, SlotsWithoutAnExpertHaveNoRow) {
   const Tensor ids = ints({2, kNoExpert, kNoExpert, 2, 1, kNoExpert, 0, kNoExpert}, {4, 2});
   sort_by_expert(context(), ids, ints({1, 1, 2, 0, 0}), 1, offsets_, slot_of_row_, row_of_slot_);
