@@ -33,11 +33,12 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free, "read in a signal 
 /// What the signal handler says. It is set before training begins.
 struct {
   bool is_of_many = false, is_first_rank = false, on_terminal = false;
-  std::string_view next = "; again to stop now\n";  // what comes after the present step
-  std::string_view next_in_haste = next;            // the same, after a signal behind which mpirun sends SIGKILL
+  std::string_view next = "; again to stop now\n";  // says what follows the present step
+  std::string_view next_in_haste = next;            // replaces `next` if mpirun will send SIGKILL after the signal
 } announcement;
 
-/// Says when Open MPI's mpirun kills a rank that still saves after Ctrl-C. Empty if another program starts the ranks.
+/// Says when Open MPI's mpirun kills a rank that still saves after Ctrl-C. Returns "" if another program starts the
+/// ranks.
 std::string mpirun_haste(const JobConfig& config) {
   if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr || !config.job.node_folder.empty()) return {};
   const char* seconds = std::getenv("OMPI_MCA_odls_base_sigkill_timeout");

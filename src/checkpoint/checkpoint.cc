@@ -70,13 +70,12 @@ fs::path find_checkpoint(const fs::path& path) {
     const std::vector<std::int64_t> steps = steps_of_folders(folder);
     if (steps.empty()) continue;
     const fs::path newest = checkpoint_path(folder, steps.back());
+    if (fs::exists(newest / kManifest, unreadable)) return newest;
     const std::vector<std::int64_t> others = checkpoint_steps(folder);
-    require(fs::exists(newest / kManifest, unreadable), "'{}' has no {}, so it is damaged; {}", newest.string(),
-            kManifest,
-            others.empty()
-                ? "no other checkpoint is there"
-                : fmt::format("name another one to use it: '{}'", checkpoint_path(folder, others.back()).string()));
-    return newest;
+    fail("'{}' has no {}, so it is damaged; {}", newest.string(), kManifest,
+         others.empty()
+             ? "no other checkpoint is there"
+             : fmt::format("name another one to use it: '{}'", checkpoint_path(folder, others.back()).string()));
   }
   fail("'{}' is no checkpoint: expected a folder with {}, or one that holds {}N folders", path.string(), kManifest,
        kPrefix);

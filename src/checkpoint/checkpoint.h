@@ -55,7 +55,7 @@ void discard_partial(const std::filesystem::path& folder, std::int64_t step, con
 void save_checkpoint(const std::filesystem::path& folder, const std::vector<CheckpointPart>& parts,
                      CheckpointManifest manifest);
 
-/// Which checkpoints prune_checkpoints keeps.
+/// Names the checkpoints that prune_checkpoints keeps.
 struct CheckpointsToKeep {
   std::int64_t newest = 0;                // how many of the newest ones; 0: all
   std::int64_t last_saved = -1;           // the checkpoint of this step as well

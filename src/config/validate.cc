@@ -274,14 +274,13 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
 }
 
 void JobConfig::require_data() const {
-  require(!training.dataset_path.empty() || !training.dataset.empty(),
-          "training.dataset_path is empty; expected a folder made by `tessera data prepare --input TEXTS --tokenizer "
-          "TOKENIZER --output FOLDER`");
-  require(
-      !training.dataset_path.empty(),
-      "training.dataset is '{}', a name that only TorchTitan knows; expected training.dataset_path, a folder made by "
-      "`tessera data prepare --input TEXTS --tokenizer TOKENIZER --output FOLDER`",
-      training.dataset);
+  require(!training.dataset_path.empty(),
+          "{} a folder made by `tessera data prepare --input TEXTS --tokenizer TOKENIZER --output FOLDER`",
+          training.dataset.empty()
+              ? "training.dataset_path is empty; expected"
+              : fmt::format("training.dataset is '{}', a name that only TorchTitan knows; expected "
+                            "training.dataset_path,",
+                            training.dataset));
   require(
       !validation.enable || validation.dataset.empty() || !validation.dataset_path.empty(),
       "validation.dataset is '{}', a name that only TorchTitan knows; expected validation.dataset_path, a folder made "

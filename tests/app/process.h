@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "system/shell_word.h"
 #include "tests/data/support.h"
 
 namespace tessera::app_test {
@@ -55,10 +56,8 @@ inline std::vector<std::string> with_tmpfs(const std::string& size, const std::s
                                     "-c",
                                     fmt::format("mount -t tmpfs -o size={} tmpfs {} && exec \"$@\"", size, folder),
                                     "sh"};
-  std::string line;
-  for (const std::string& word : words) line += "'" + word + "' ";
   // NOLINTNEXTLINE(bugprone-command-processor)
-  if (std::system((line + "true 2>/dev/null").c_str()) != 0) words.clear();
+  if (std::system((shell_line(words) + " true 2>/dev/null").c_str()) != 0) words.clear();
   return words;
 }
 

@@ -55,18 +55,19 @@ void require_nothing_is_lost(const JobConfig& config, const fs::path& folder, co
   if (previous && run.follows(*previous)) return;
   const std::vector<std::int64_t> steps = steps_of_folders(checkpoints);
   const bool resumes = config.checkpoint.enable && !steps.empty();  // or reports why it cannot
-  require(!config.job.overwrite || !resumes,
-          "job.overwrite begins at step 1, but '{}' holds the checkpoint of step {}, from which this run would go on; "
-          "expected a folder without checkpoints. Leave job.overwrite out to go on, move the checkpoints away, or give "
-          "another --checkpoint.folder",
-          checkpoints.string(), steps.empty() ? 0 : steps.back());
+  if (config.job.overwrite && resumes) {
+    fail(
+        "job.overwrite begins at step 1, but '{}' holds the checkpoint of step {}, from which this run would go on; "
+        "expected a folder without checkpoints. Leave job.overwrite out to go on, move the checkpoints away, or give "
+        "another --checkpoint.folder",
+        checkpoints.string(), steps.back());
+  }
   if (config.job.overwrite || resumes || !has_metrics(folder)) return;
   const std::string go_on =
       steps.empty() ? "" : fmt::format(", --checkpoint.enable to go on from step {}", steps.back());
   fail(
       "the folder '{}' (job.dump_folder) holds the metrics of another run{}, and this run begins at step 1; expected a "
-      "folder "
-      "without a run. Give another --job.dump_folder{}, or --job.overwrite to replace {} and {}",
+      "folder without a run. Give another --job.dump_folder{}, or --job.overwrite to replace {} and {}",
       folder.string(), steps.empty() ? " without checkpoints" : "", go_on, kMetricsName, kRunInfoName);
 }
 
@@ -100,14 +101,13 @@ void require_writable_folder(const fs::path& folder, const char* key, const std:
 }
 
 RunFolder::RunFolder(const JobConfig& config, const fs::path& checkpoints) : folder_(config.job.dump_folder) {
-  require_writable_folder(folder_, "job.dump_folder", "probe");
   const std::optional<RunIdentity> previous = read_run_identity(folder_);
   run_ = identify_run(config, previous);
   if (previous) require_not_later(*previous);
   lock(lock_, folder_, "job.dump_folder");
   if (config.checkpoint.enable) {
-    require_writable_folder(checkpoints, "checkpoint.folder", "probe");
-    if (!fs::equivalent(checkpoints, folder_)) lock(checkpoints_lock_, checkpoints, "checkpoint.folder");
+    std::error_code missing;  // a folder that is not there is another one, and lock() makes it
+    if (!fs::equivalent(checkpoints, folder_, missing)) lock(checkpoints_lock_, checkpoints, "checkpoint.folder");
   }
   require_nothing_is_lost(config, folder_, checkpoints, run_, previous);
 }
@@ -127,6 +127,7 @@ void RunFolder::lock(std::optional<FileLock>& its, const fs::path& folder, const
     if (holder) require_not_later(*holder);
     return run_.is_counted && holder && run_.follows(*holder);
   };
+  require_writable_folder(folder, key, "probe");
   its.emplace(folder / kRunLockName, fmt::format("the folder '{}' ({})", folder.string(), key),
               FileLock::Options{.owner = run_.describe(), .takes_over = is_earlier_attempt});
 }
