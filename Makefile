@@ -103,8 +103,8 @@ bench: build
 	bench/run.sh $(BUILD)
 
 # Checks that every source file is formatted as .clang-format says, and that clang-tidy finds nothing in the .cc files
-# that are built here, and in those that other builds have instead. clang reads g++'s commands: it does not know all
-# their warnings, and has no omp.h of its own.
+# that are built here, a dozen at a time, and in those that other builds have instead. clang reads g++'s commands: it
+# does not know all their warnings, and has no omp.h of its own.
 TIDY := build/clang-tidy/data/bin/clang-tidy -p build/lint --quiet --extra-arg=-idirafter$(shell c++ -print-file-name=include) \
 	$(addprefix --extra-arg=-Wno-,unknown-warning-option unknown-pragmas deprecated-declarations)
 lint:
@@ -112,8 +112,8 @@ lint:
 	git ls-files '*.h' '*.cc' '*.inc' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
 	cmake --preset lint >/dev/null
 	cmake --build build/lint --target tessera_find_commit >/dev/null
-	{ sed -n 's|.*"file": "\(.*\.cc\)".*|\1|p' build/lint/compile_commands.json; \
-		git ls-files 'fuzz/*.cc' '*/no_*.cc'; } | sort -u | xargs -d '\n' -P $$(nproc) -n 4 $(TIDY)
+	{ sed -n 's|.*"file": "\(.*\.c\(c\|xx\)\)".*|\1|p' build/lint/compile_commands.json; \
+		git ls-files 'fuzz/*.cc' '*/no_*.cc'; } | sort -u | xargs -d '\n' -P $$(nproc) -n 1 $(TIDY)
 
 format:
 	@scripts/setup.sh lint

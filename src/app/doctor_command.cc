@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "app/cli/commands.h"
+#include "app/cli/option_checks.h"
 #include "app/cluster/doctor_cluster.h"
 #include "base/version.h"
 #include "device/cuda.h"
@@ -62,7 +63,7 @@ void add_doctor_command(CLI::App& app, int& status) {
                     "Ask all nodes, start ranks on them, and say what does not fit; exit status 1 if a run would fail");
   add_engine_options(*command, options->cluster.engine);
   command->add_option("--ranks-per-node", options->cluster.ranks_per_node, "Ranks that are started; default: 1")
-      ->check(CLI::PositiveNumber);
+      ->transform(as_count(1));
   command->add_option("--folder", options->cluster.folders,
                       "A folder that all nodes should share, as for datasets and runs; may be given several times");
   // --cluster starts these on nodes.

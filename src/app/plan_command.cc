@@ -60,7 +60,7 @@ void add_schedule_command(CLI::App& parent) {
     app->add_option(option, values, what + " in one stage: a number, or one per stage, with commas")
         ->delimiter(',')
         ->allow_extra_args(false)
-        ->check(CLI::PositiveNumber)
+        ->check(is_number(1e-9, 1e9))
         ->capture_default_str();
   };
   add_cost("--forward", command->costs.forward, "Time of a micro-batch's forward");
@@ -68,10 +68,10 @@ void add_schedule_command(CLI::App& parent) {
   add_cost("--backward-weight", command->costs.backward_weight, "Time of its weight gradients");
   app->add_option("--overlapped", command->costs.overlapped,
                   "Time of a forward and a backward that overlap, as a part of the sum of both")
-      ->check(CLI::PositiveNumber)
+      ->check(is_number(1e-9, 1e9))
       ->capture_default_str();
   app->add_option("--communication", command->costs.communication, "Time of a message from rank to rank")
-      ->check(CLI::NonNegativeNumber)
+      ->check(is_number(0.0, 1e9))
       ->capture_default_str();
   app->add_option("--svg,--out,--output", command->svg, "Also draw it into this file");
   app->callback([command, stages_per_rank] {

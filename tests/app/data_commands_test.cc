@@ -63,7 +63,7 @@ class DataCommands : public ::testing::Test {
   Scratch scratch_;
 };
 
-struct Mistake {
+struct DataMistake {
   const char* name;
   std::function<void(const Scratch&)> prepare;
   std::vector<std::string> arguments;
@@ -72,7 +72,7 @@ struct Mistake {
   ExitStatus status = ExitStatus::kWrongInput;
 };
 
-std::vector<Mistake> mistakes() {
+std::vector<DataMistake> mistakes() {
   const auto text = [](const Scratch& scratch) { write_file(scratch / "a.txt", "some text\n"); };
   const auto file = [](const std::string& name, const std::string& content) {
     return [=](const Scratch& scratch) { write_file(scratch / name, content); };
@@ -205,7 +205,7 @@ std::vector<Mistake> mistakes() {
 }
 
 TEST_F(DataCommands, MistakesEndWithTwoAndAReason) {
-  for (const Mistake& mistake : mistakes()) {
+  for (const DataMistake& mistake : mistakes()) {
     for (const std::string& name : names()) fs::remove_all(scratch_ / name);
     mistake.prepare(scratch_);
     const std::set<std::string> before = names();

@@ -35,7 +35,7 @@ constexpr const char* kSrun = R"(case "$*" in
 esac
 )";
 
-struct Mistake {
+struct LaunchMistake {
   const char* name;
   Words options;         // options of `tessera launch`
   Words parts;           // parts of the message
@@ -72,8 +72,8 @@ class LaunchMistakes : public ::testing::Test {
     return {scratch_, arguments, RLIM_INFINITY, launcher};
   }
 
-  void expect_refused(const std::vector<Mistake>& mistakes) const {
-    for (const Mistake& mistake : mistakes) {
+  void expect_refused(const std::vector<LaunchMistake>& mistakes) const {
+    for (const LaunchMistake& mistake : mistakes) {
       SCOPED_TRACE(mistake.name);
       const Finished finished = start(mistake.options, mistake.variables).finish();
       EXPECT_EQ(finished.status, 2) << finished.output;

@@ -101,7 +101,7 @@ struct Resolved {
   }
 };
 
-std::string error_of(const std::vector<std::string>& overrides) {
+std::string recipe_error(const std::vector<std::string>& overrides) {
   try {
     const Resolved resolved(overrides);
   } catch (const Error& error) {
@@ -143,7 +143,7 @@ TEST(Recipe, TheOutputProjectionIsConvertedOnRequest) {
   EXPECT_THAT(Resolved({kLinear, request, whole_blocks, "--quantize.linear.mx.filter_fqns=layers,mtp"}).quantized(),
               ElementsAre("output"));
   EXPECT_THAT(Resolved({kGrouped, request}).quantized(), ::testing::UnorderedElementsAreArray(grouped_sites()));
-  EXPECT_THAT(error_of({kLinear, request}), AllOf(HasSubstr("output is 258 x 64"), HasSubstr("convert_output")));
+  EXPECT_THAT(recipe_error({kLinear, request}), AllOf(HasSubstr("output is 258 x 64"), HasSubstr("convert_output")));
 }
 
 TEST(Recipe, PatternsArePartsOfNames) {
@@ -170,11 +170,11 @@ TEST(Recipe, PatternsArePartsOfNames) {
 // Otherwise a run meant for low precision would train without it, and a comparison with it would be worthless.
 TEST(Recipe, ConvertersThatFindNothingAreErrors) {
   EXPECT_THAT(
-      error_of({kGrouped, "--quantize.grouped_mm.mx.fqns="}),
+      recipe_error({kGrouped, "--quantize.grouped_mm.mx.fqns="}),
       AllOf(HasSubstr("quantize.grouped_mm.mx has no module to convert"), HasSubstr("layers.N.moe.experts.w13")));
-  EXPECT_THAT(error_of({kLinear, "--quantize.linear.mx.filter_fqns=layers,mtp"}),
+  EXPECT_THAT(recipe_error({kLinear, "--quantize.linear.mx.filter_fqns=layers,mtp"}),
               AllOf(HasSubstr("quantize.linear.mx leaves no module to convert"), HasSubstr("layers.N.attention.wo")));
-  EXPECT_THAT(error_of({kGrouped, "--quantize.grouped_mm.mx.fqns=shared_experts"}),
+  EXPECT_THAT(recipe_error({kGrouped, "--quantize.grouped_mm.mx.fqns=shared_experts"}),
               AllOf(HasSubstr("'shared_experts'"), HasSubstr("grouped GEMM"), Not(HasSubstr("shared_experts.w13"))));
 }
 
@@ -182,13 +182,13 @@ TEST(Recipe, PatternsThatMatchNothingListTheModules) {
   const auto modules = AllOf(HasSubstr("layers.N.attention.wkv_a"), HasSubstr("layers.N.moe.experts.w13"),
                              HasSubstr("mtp.N.block.moe.router.gate"), HasSubstr("output"), HasSubstr("w1, w3"),
                              Not(HasSubstr("layers.0")), Not(HasSubstr(".weight")));
-  EXPECT_THAT(error_of({kLinear, "--quantize.linear.mx.filter_fqns=output,wqkv"}),
+  EXPECT_THAT(recipe_error({kLinear, "--quantize.linear.mx.filter_fqns=output,wqkv"}),
               AllOf(HasSubstr("quantize.linear.mx.filter_fqns"), HasSubstr("'wqkv'"), modules));
-  EXPECT_THAT(error_of({kGrouped, "--quantize.grouped_mm.mx.fqns=expert.w2"}),
+  EXPECT_THAT(recipe_error({kGrouped, "--quantize.grouped_mm.mx.fqns=expert.w2"}),
               AllOf(HasSubstr("quantize.grouped_mm.mx.fqns"), HasSubstr("'expert.w2'"),
                     HasSubstr("layers.N.moe.experts.w13, layers.N.moe.experts.w2"), Not(HasSubstr("attention"))));
   // The program does not check the patterns of a converter that is not in use.
-  EXPECT_EQ(error_of({kLinear, "--quantize.grouped_mm.mx.fqns=expert.w2"}), "no error");
+  EXPECT_EQ(recipe_error({kLinear, "--quantize.grouped_mm.mx.fqns=expert.w2"}), "no error");
 }
 
 struct Expected {
@@ -229,7 +229,7 @@ TEST(Recipe, PrecisionsAndFormats) {
     const std::string linear = fmt::format("--quantize.linear.mx.recipe_name={}", expected.name);
     const std::string grouped = fmt::format("--quantize.grouped_mm.mx.recipe_name={}", expected.name);
     if (std::string(expected.name).starts_with("mxfp8_cublas")) {
-      EXPECT_THAT(error_of({kGrouped, grouped}),
+      EXPECT_THAT(recipe_error({kGrouped, grouped}),
                   AllOf(HasSubstr(expected.name), HasSubstr("mxfp8, mxfp8_wgrad_with_hp, mxfp8_emulated")));
       const Resolved resolved({kBoth, linear});
       expect_precision(resolved.at("layers.0.attention.wo"), expected);
@@ -292,7 +292,7 @@ TEST(Recipe, OnHopperMxfp8HasOneScaleFor128NumbersByDefault) {
 
 TEST(Recipe, ContradictionsAreErrors) {
   const auto linear = [](const std::string& recipe, const std::string& key) {
-    return error_of({kLinear, "--quantize.linear.mx.recipe_name=" + recipe, "--quantize.linear.mx." + key});
+    return recipe_error({kLinear, "--quantize.linear.mx.recipe_name=" + recipe, "--quantize.linear.mx." + key});
   };
   EXPECT_THAT(linear("mxfp8_cublas", "scaling_mode=rceil"),
               AllOf(HasSubstr("quantize.linear.mx.recipe_name"), HasSubstr("floor"), HasSubstr("scaling_mode")));
@@ -304,47 +304,48 @@ TEST(Recipe, ContradictionsAreErrors) {
         << key;
   }
   EXPECT_EQ(linear("fp8_blockwise", "block_shape=128x128"), "no error");
-  EXPECT_THAT(error_of({kGrouped, "--quantize.grouped_mm.mx.recipe_name=fp8_blockwise",
-                        "--quantize.grouped_mm.mx.block_shape=32x32"}),
+  EXPECT_THAT(recipe_error({kGrouped, "--quantize.grouped_mm.mx.recipe_name=fp8_blockwise",
+                            "--quantize.grouped_mm.mx.block_shape=32x32"}),
               HasSubstr("quantize.grouped_mm.mx"));
 }
 
 TEST(Recipe, UnknownNamesListWhatThereIs) {
   EXPECT_THAT(
-      error_of({"--quantize.linear.mx.recipe_name=mxfp9"}),
+      recipe_error({"--quantize.linear.mx.recipe_name=mxfp9"}),
       AllOf(HasSubstr("mxfp9"), HasSubstr("mxfp8, "), HasSubstr("mxfp8_wgrad_with_hp"), HasSubstr("mxfp8_emulated"),
             HasSubstr("fp8_blockwise"), HasSubstr("mxfp8_cublas, "), HasSubstr("mxfp8_cublas_rceil")));
-  EXPECT_THAT(error_of({"--quantize.grouped_mm.mx.recipe_name=mxfp4"}),
+  EXPECT_THAT(recipe_error({"--quantize.grouped_mm.mx.recipe_name=mxfp4"}),
               AllOf(HasSubstr("mxfp4"), HasSubstr("fp8_blockwise"), Not(HasSubstr("cublas"))));
   for (const std::string section : {"quantize.linear.mx", "quantize.grouped_mm.mx"}) {
-    EXPECT_THAT(error_of({"--" + section + ".scaling_mode=round"}),
+    EXPECT_THAT(recipe_error({"--" + section + ".scaling_mode=round"}),
                 AllOf(HasSubstr(section), HasSubstr("round"), HasSubstr("floor, rceil, ceil, even")));
-    EXPECT_THAT(error_of({"--" + section + ".block_shape=64x64"}),
+    EXPECT_THAT(recipe_error({"--" + section + ".block_shape=64x64"}),
                 AllOf(HasSubstr(section), HasSubstr("64x64"), HasSubstr("1x32, 32x32, 128x128")));
-    EXPECT_THAT(error_of({"--" + section + ".unaligned=pad"}), AllOf(HasSubstr("pad"), HasSubstr("error, bf16")));
+    EXPECT_THAT(recipe_error({"--" + section + ".unaligned=pad"}), AllOf(HasSubstr("pad"), HasSubstr("error, bf16")));
   }
-  EXPECT_THAT(error_of({"--model.converters=quantize.linear.mx,quantize.linear.float8"}),
+  EXPECT_THAT(recipe_error({"--model.converters=quantize.linear.mx,quantize.linear.float8"}),
               AllOf(HasSubstr("model.converters"), HasSubstr("'quantize.linear.float8'"),
                     HasSubstr("quantize.linear.mx"), HasSubstr("quantize.grouped_mm.mx")));
 }
 
 TEST(Recipe, SitesThatBlocksDoNotDivide) {
   const std::string inter = "--model.args.inter_dim=48", moe_inter = "--model.args.moe_inter_dim=40";
-  EXPECT_THAT(error_of({kLinear, inter}), AllOf(HasSubstr("layers.0.feed_forward.w2 is 64 x 48"),
-                                                HasSubstr("quantize.linear.mx.unaligned"), HasSubstr("bf16")));
-  EXPECT_EQ(error_of({kLinear, inter, "--quantize.linear.mx.filter_fqns=feed_forward.w2"}), "no error");
-  EXPECT_THAT(error_of({kGrouped, moe_inter}),
+  EXPECT_THAT(recipe_error({kLinear, inter}), AllOf(HasSubstr("layers.0.feed_forward.w2 is 64 x 48"),
+                                                    HasSubstr("quantize.linear.mx.unaligned"), HasSubstr("bf16")));
+  EXPECT_EQ(recipe_error({kLinear, inter, "--quantize.linear.mx.filter_fqns=feed_forward.w2"}), "no error");
+  EXPECT_THAT(recipe_error({kGrouped, moe_inter}),
               AllOf(HasSubstr("layers.1.moe.experts.w13 is 80 x 64"), HasSubstr("quantize.grouped_mm.mx.unaligned")));
-  EXPECT_EQ(error_of({kLinear, "--model.args.moe_inter_dim=32"}), "no error");
-  EXPECT_EQ(error_of({inter, moe_inter}), "no error");
+  EXPECT_EQ(recipe_error({kLinear, "--model.args.moe_inter_dim=32"}), "no error");
+  EXPECT_EQ(recipe_error({inter, moe_inter}), "no error");
 
   std::vector<std::string> others = linear_sites();
   std::erase(others, "layers.0.feed_forward.w2");
   const Resolved resolved({kLinear, inter, "--quantize.linear.mx.unaligned=bf16"});
   EXPECT_THAT(resolved.quantized(), ::testing::UnorderedElementsAreArray(others));
   // A permission of one converter does not apply to the other.
-  EXPECT_THAT(error_of({kBoth, moe_inter, "--model.args.num_shared_experts=0", "--quantize.linear.mx.unaligned=bf16"}),
-              HasSubstr("layers.1.moe.experts.w13"));
+  EXPECT_THAT(
+      recipe_error({kBoth, moe_inter, "--model.args.num_shared_experts=0", "--quantize.linear.mx.unaligned=bf16"}),
+      HasSubstr("layers.1.moe.experts.w13"));
   // Blocks of 128 that the matrix cuts off are filled with zeros, so sizes of 96 and 64 are allowed.
   for (const char* choice :
        {"--quantize.linear.mx.recipe_name=fp8_blockwise", "--quantize.linear.mx.block_shape=128x128"}) {

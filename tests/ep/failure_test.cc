@@ -16,7 +16,7 @@ using ep_test::message_of;
 using ep_test::RandomDelays;
 using ep_test::Skew;
 
-constexpr std::size_t kArenaBytes = std::size_t{4} << 20;
+constexpr std::size_t kFailureArenaBytes = std::size_t{4} << 20;
 
 /// All ranks throw, whichever rank has too little room. The next dispatch that fits works.
 TEST(DispatcherFailure, TooManyRows) {
@@ -27,7 +27,7 @@ TEST(DispatcherFailure, TooManyRows) {
         Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
         const auto dispatcher = allocated_dispatcher(backend, group, its.options(), &delays);
         for (std::uint64_t pass = 0; pass < 6; ++pass) {
-          Arena arena(kArenaBytes);
+          Arena arena(kFailureArenaBytes);
           poison(arena);
           its.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
           const Layer layer(its, group.size(), pass);
@@ -67,7 +67,7 @@ TEST(DispatcherFailure, ARankThatDoesNotCome) {
   const auto body = [&](ProcessGroup& group) {
     const Case its;
     const auto dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
-    Arena arena(kArenaBytes);
+    Arena arena(kFailureArenaBytes);
     const Layer layer(its, group.size(), 1);
     LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, {.arena = &arena});
     run.dispatch();
@@ -93,7 +93,7 @@ TEST(DispatcherFailure, RoutingThatContradictsItself) {
     for (const int fault : {0, 1, 2}) {
       for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
         const auto dispatcher = allocated_dispatcher(backend, group, its.options());
-        Arena arena(kArenaBytes);
+        Arena arena(kFailureArenaBytes);
         const Layer layer(its, 1, 1);
         const TokenRouting routing = layer.tensors(arena, 0);
         auto* ids = routing.expert_ids_tK.data<std::int32_t>();

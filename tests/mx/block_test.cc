@@ -13,15 +13,11 @@
 #include "mx/quantized.h"
 #include "tensor/philox.h"
 #include "tests/mx/reference.h"
+#include "tests/mx/values.h"
 
 namespace tessera::mx {
 namespace {
 
-constexpr float kMax = std::numeric_limits<float>::max();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-constexpr std::array kModes = {ScalingMode::kFloor, ScalingMode::kRceil, ScalingMode::kCeil, ScalingMode::kEven};
 constexpr std::array kNames = {"floor", "rceil", "ceil", "even"};
 
 struct Cast {

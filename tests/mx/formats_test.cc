@@ -9,13 +9,10 @@
 #include <vector>
 
 #include "tests/mx/reference.h"
+#include "tests/mx/values.h"
 
 namespace tessera::mx {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kMax = std::numeric_limits<float>::max();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // The compiler gets the same answers.
 static_assert(cast_to<E4M3>(448.0f) == 0x7E && cast_to<E4M3>(-448.0f) == 0xFE);

@@ -13,6 +13,7 @@
 
 #include "mx/block.h"
 #include "mx/scale_layout.h"
+#include "tests/mx/values.h"
 
 namespace tessera::mx {
 namespace {
@@ -49,8 +50,6 @@ class GoldenReader {
   std::vector<std::uint8_t> content_;
   std::size_t at_ = 0;
 };
-
-constexpr ScalingMode kModes[] = {ScalingMode::kFloor, ScalingMode::kRceil, ScalingMode::kCeil, ScalingMode::kEven};
 
 template <typename Element>
 void expect_casts(GoldenReader& golden, const std::vector<float>& numbers) {

@@ -13,6 +13,9 @@
 
 namespace tessera {
 
+/// The types that activations have.
+inline constexpr DType kActivationTypes[] = {DType::kFloat32, DType::kBFloat16};
+
 /// Skips the test if there is no GPU. Operands are made on the CPU (OperatorTest). Operands that an operator assigns
 /// are best made by poisoned().
 class ParityTest : public OperatorTest {

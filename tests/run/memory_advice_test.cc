@@ -69,7 +69,7 @@ class PlannedMesh : public ::testing::TestWithParam<MeshCase> {
     Overrides overrides = GetParam().overrides;
     overrides.emplace_back("--training.local_batch_size=2");
     overrides.emplace_back("--training.global_batch_size=16");
-    return parse_job_config(kToml, overrides);
+    return parse_job_config(kMeshModel, overrides);
   }
 };
 

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-const std::string kToml = std::string(kSmallModel) + R"(
+const std::string kCommunicationModel = std::string(kSmallModel) + R"(
 [training]
 local_batch_size = 2
 seq_len = 32
@@ -241,11 +241,11 @@ TEST_P(Communication, IsWhatTheFormulasSay) {
     const ThreadsScope one_thread(1);
     const auto mesh = std::make_shared<Mesh>(world, resolve(step_case.degrees, world.size()));
     Overrides overrides = step_case.overrides;
-    const JobConfig defaults = parse_job_config(kToml, overrides);
+    const JobConfig defaults = parse_job_config(kCommunicationModel, overrides);
     overrides.push_back(
         fmt::format("--training.global_batch_size={}",
                     defaults.training.local_batch_size * mesh->num_data_ranks() * step_case.micro_batches));
-    const JobConfig config = parse_job_config(kToml, overrides);
+    const JobConfig config = parse_job_config(kCommunicationModel, overrides);
     TrainingStep step(config, mesh);
     step.allocate();
     std::vector<std::int32_t> tokens(

@@ -18,7 +18,7 @@ using Gradients = std::map<std::string, std::vector<float>>;
 
 // There are two micro-batches, so products both assign and accumulate. An expert gets about 2457 rows of each, which is
 // enough for sums that several clusters share.
-constexpr const char* kToml = R"(
+constexpr const char* kGradientModel = R"(
 [model.args]
 vocab_size = 512
 dim = 512
@@ -49,19 +49,19 @@ struct Bounds {
   double scale;       // the part of the difference that is a multiple of the CPU's gradient: rounding has nearly none
 };
 
-struct Case {
+struct GradientCase {
   const char* name;
   const char* dtype;
   Overrides overrides;
   Bounds bounds;
 
-  friend void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
+  friend void PrintTo(const GradientCase& one, std::ostream* out) { *out << one.name; }
 };
 
-JobConfig config_of(const Case& one) {
+JobConfig config_of(const GradientCase& one) {
   Overrides overrides = one.overrides;
   overrides.push_back(fmt::format("--training.mixed_precision_param={}", one.dtype));
-  JobConfig config = parse_job_config(kToml, overrides);
+  JobConfig config = parse_job_config(kGradientModel, overrides);
   config.validate();
   return config;
 }
@@ -77,7 +77,7 @@ std::vector<std::int32_t> text_tokens() {
   return tokens;
 }
 
-class CudaGradients : public ::testing::TestWithParam<Case> {
+class CudaGradients : public ::testing::TestWithParam<GradientCase> {
  protected:
   void SetUp() override {
     if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
@@ -144,8 +144,8 @@ struct Worst {
 };
 
 TEST_P(CudaGradients, AreTheCpus) {
-  const Case& one = GetParam();
-  Case in_float32 = one;
+  const GradientCase& one = GetParam();
+  GradientCase in_float32 = one;
   in_float32.dtype = "float32";
   in_float32.overrides.emplace_back("--model.converters=");
   Gradients weights;
@@ -176,8 +176,8 @@ TEST_P(CudaGradients, AreTheCpus) {
 constexpr const char* kForced = "--debug.moe_force_load_balance";
 constexpr const char* kOutput = "--quantize.linear.mx.convert_output";
 
-Case recipe(const char* name, const std::string& recipe_name, const std::string& blocks, Bounds bounds,
-            Overrides overrides = {}) {
+GradientCase recipe(const char* name, const std::string& recipe_name, const std::string& blocks, Bounds bounds,
+                    Overrides overrides = {}) {
   overrides.insert(overrides.end(), {kForced, "--model.converters=quantize.linear.mx,quantize.grouped_mm.mx"});
   for (const char* kind : {"linear", "grouped_mm"}) {
     overrides.push_back(fmt::format("--quantize.{}.mx.recipe_name={}", kind, recipe_name));
@@ -190,8 +190,8 @@ Case recipe(const char* name, const std::string& recipe_name, const std::string&
 // experts changes the experts' gradients by a few thousandths. One case has the real router.
 INSTANTIATE_TEST_SUITE_P(
     Precisions, CudaGradients,
-    ::testing::Values(Case{"bfloat16", "bfloat16", {kForced}, {0.0015, 0.0003}},
-                      Case{"bfloat16_real_router", "bfloat16", {}, {0.006, 0.0006}},
+    ::testing::Values(GradientCase{"bfloat16", "bfloat16", {kForced}, {0.0015, 0.0003}},
+                      GradientCase{"bfloat16_real_router", "bfloat16", {}, {0.006, 0.0006}},
                       recipe("mxfp8", "mxfp8", "128x128", {0.015, 0.003}),
                       recipe("mxfp8_exact", "mxfp8", "1x32", {0.01, 0.001}),
                       recipe("mxfp8_exact_square", "mxfp8", "32x32", {0.01, 0.001}),

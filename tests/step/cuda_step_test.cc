@@ -21,14 +21,14 @@ using Overrides = std::vector<std::string>;
 
 constexpr std::int64_t kSteps = 20;
 
-struct Case {
+struct StepCase {
   const char* name;
   Overrides overrides;
 
-  friend void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
+  friend void PrintTo(const StepCase& one, std::ostream* out) { *out << one.name; }
 };
 
-class CudaStep : public ::testing::TestWithParam<Case> {
+class CudaStep : public ::testing::TestWithParam<StepCase> {
  protected:
   void SetUp() override {
     if (!cuda::available()) GTEST_SKIP() << cuda::why_unavailable();
@@ -298,22 +298,22 @@ Overrides recipe(const std::string& name, const std::string& blocks = "default")
 INSTANTIATE_TEST_SUITE_P(
     Models, CudaStep,
     ::testing::Values(
-        Case{"small", {}},
-        Case{"heads_of_cudnn",
-             {"--model.args.n_heads=2", "--model.args.qk_nope_head_dim=128", "--model.args.qk_rope_head_dim=64",
-              "--model.args.v_head_dim=128", "--model.args.attn_mask_type=causal"}},
-        Case{"documents_of_cudnn",
-             {"--model.args.n_heads=2", "--model.args.qk_nope_head_dim=128", "--model.args.qk_rope_head_dim=64",
-              "--model.args.v_head_dim=128", "--model.args.attn_mask_type=block_causal"}},
-        Case{"groups_and_mtp",
-             {"--model.args.score_func=sigmoid", "--model.args.route_norm", "--model.args.n_expert_groups=4",
-              "--model.args.n_limited_groups=2", "--model.args.seq_balance_loss_coeff=0.001",
-              "--model.args.q_lora_rank=32", "--model.args.num_mtp_modules=1"}},
-        Case{"two_chunks_of_the_head", {"--training.seq_len=1056"}},
-        Case{"moments_in_bfloat16", {"--optimizer.state_dtype=bfloat16"}},
-        Case{"selective", {"--activation_checkpoint.mode=selective"}},
-        Case{"full", {"--activation_checkpoint.mode=full"}}, Case{"mxfp8", recipe("mxfp8", "128x128")},
-        Case{"mxfp8_exact", recipe("mxfp8", "1x32")}, Case{"fp8_blockwise", recipe("fp8_blockwise")}),
+        StepCase{"small", {}},
+        StepCase{"heads_of_cudnn",
+                 {"--model.args.n_heads=2", "--model.args.qk_nope_head_dim=128", "--model.args.qk_rope_head_dim=64",
+                  "--model.args.v_head_dim=128", "--model.args.attn_mask_type=causal"}},
+        StepCase{"documents_of_cudnn",
+                 {"--model.args.n_heads=2", "--model.args.qk_nope_head_dim=128", "--model.args.qk_rope_head_dim=64",
+                  "--model.args.v_head_dim=128", "--model.args.attn_mask_type=block_causal"}},
+        StepCase{"groups_and_mtp",
+                 {"--model.args.score_func=sigmoid", "--model.args.route_norm", "--model.args.n_expert_groups=4",
+                  "--model.args.n_limited_groups=2", "--model.args.seq_balance_loss_coeff=0.001",
+                  "--model.args.q_lora_rank=32", "--model.args.num_mtp_modules=1"}},
+        StepCase{"two_chunks_of_the_head", {"--training.seq_len=1056"}},
+        StepCase{"moments_in_bfloat16", {"--optimizer.state_dtype=bfloat16"}},
+        StepCase{"selective", {"--activation_checkpoint.mode=selective"}},
+        StepCase{"full", {"--activation_checkpoint.mode=full"}}, StepCase{"mxfp8", recipe("mxfp8", "128x128")},
+        StepCase{"mxfp8_exact", recipe("mxfp8", "1x32")}, StepCase{"fp8_blockwise", recipe("fp8_blockwise")}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

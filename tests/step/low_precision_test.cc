@@ -27,7 +27,7 @@ const volatile std::sig_atomic_t kNoSignal = 0;
 
 /// A model with dense, MoE and MTP layers, compressed queries, groups of experts and shared experts. Sizes are
 /// multiples of 32. The tokens of a micro-batch (72) and an expert's rows are not.
-const char* const kToml = R"(
+const char* const kLowPrecisionModel = R"(
 [model.args]
 vocab_size = 288
 dim = 64
@@ -135,7 +135,8 @@ struct SmallStep {
   JobConfig config;
   TrainingStep step;
 
-  explicit SmallStep(const Overrides& overrides) : config(valid(parse_job_config(kToml, overrides))), step(config) {
+  explicit SmallStep(const Overrides& overrides)
+      : config(valid(parse_job_config(kLowPrecisionModel, overrides))), step(config) {
     step.allocate();
   }
   static JobConfig valid(JobConfig config) {
@@ -463,9 +464,10 @@ class LowPrecisionRun : public ::testing::Test {
   LowPrecisionRun() { data::make_dataset(scratch_, 400, 3000, 0.1); }
 
   JobConfig config(const Overrides& overrides) const {
-    return parse_job_config(kToml, joined({fmt::format("--training.dataset_path={}", (scratch_ / "dataset").string()),
-                                           fmt::format("--job.dump_folder={}", (scratch_ / "outputs").string())},
-                                          overrides));
+    return parse_job_config(kLowPrecisionModel,
+                            joined({fmt::format("--training.dataset_path={}", (scratch_ / "dataset").string()),
+                                    fmt::format("--job.dump_folder={}", (scratch_ / "outputs").string())},
+                                   overrides));
   }
   std::vector<nlohmann::json> metrics() const {
     std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");

@@ -175,7 +175,8 @@ INSTANTIATE_TEST_SUITE_P(
 /// Returns the gradients of the first step, by name. The output of shared experts, if there are any, is 0.
 std::map<std::string, std::vector<float>> gradients_of(std::int64_t num_shared_experts) {
   const JobConfig config = parse_job_config(
-      kToml, {fmt::format("--model.args.num_shared_experts={}", num_shared_experts), "--training.local_batch_size=8"});
+      kMeshModel,
+      {fmt::format("--model.args.num_shared_experts={}", num_shared_experts), "--training.local_batch_size=8"});
   TrainingStep step(config);
   step.allocate();
   Parameters& parameters = step.model().parameters();
@@ -329,7 +330,7 @@ TEST(ExpertMesh, PastTheCapacity) {
     std::atomic<int> num_failed = 0;
     with_ranks(2, [&](ProcessGroup& world) {
       const JobConfig config = parse_job_config(
-          kToml,
+          kMeshModel,
           backend + Overrides{"--training.local_batch_size=4", "--parallelism.expert_parallel_capacity_factor=1"});
       try {
         TrainingStep step(config, std::make_shared<Mesh>(world, resolve({.ep = 2}, world.size())));
@@ -357,7 +358,8 @@ TEST(ExpertMesh, NonFiniteNumbersEndAllRanks) {
       const auto rank = [&](ProcessGroup& world) {
         const auto mesh = std::make_shared<Mesh>(world, resolve(degrees, world.size()));
         const JobConfig config = parse_job_config(
-            kToml, overrides + Overrides{fmt::format("--training.local_batch_size={}", 8 / mesh->num_data_ranks())});
+            kMeshModel,
+            overrides + Overrides{fmt::format("--training.local_batch_size={}", 8 / mesh->num_data_ranks())});
         try {
           TrainingStep step(config, mesh);
           step.allocate();

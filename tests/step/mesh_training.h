@@ -21,7 +21,7 @@ namespace tessera::mesh_test {
 using comm_test::RankOptions;
 using comm_test::with_ranks;
 
-inline const std::string kToml = std::string(kSmallModel) + R"(
+inline const std::string kMeshModel = std::string(kSmallModel) + R"(
 [training]
 mixed_precision_param = "float32"
 seq_len = 16
@@ -88,11 +88,11 @@ inline Trained train(const MeshCase& mesh_case, const RankOptions& options = {})
                                            ? std::make_shared<Mesh>()
                                            : std::make_shared<Mesh>(*world, resolve(mesh_case.degrees, world->size()));
     Overrides overrides = mesh_case.overrides;
-    const JobConfig defaults = parse_job_config(kToml, overrides);
+    const JobConfig defaults = parse_job_config(kMeshModel, overrides);
     const std::int64_t num_sequences = defaults.training.global_batch_size;
     const std::int64_t local = num_sequences / mesh->num_data_ranks() / mesh_case.micro_batches;
     overrides.push_back(fmt::format("--training.local_batch_size={}", local));
-    const JobConfig config = parse_job_config(kToml, overrides);
+    const JobConfig config = parse_job_config(kMeshModel, overrides);
     TrainingStep step(config, mesh, mesh_case.device, runtime);
     step.allocate();
     std::vector<Batch> batches;
@@ -200,7 +200,7 @@ inline void expect_as_on_one_rank(const MeshCase& mesh_case) {
   ASSERT_EQ(many.expert_loads.size(), one.expert_loads.size());
   // The last bit of a float32 sum depends on the mesh. It can become a step between 8-bit numbers, and then change a
   // token's choice of an expert.
-  const bool quantizes = !parse_job_config(kToml, mesh_case.overrides).model.converters.empty();
+  const bool quantizes = !parse_job_config(kMeshModel, mesh_case.overrides).model.converters.empty();
   for (std::size_t s = 0; s < one.expert_loads.size(); ++s) {
     for (std::size_t i = 0; i < one.expert_loads[s].size(); ++i) {
       EXPECT_NEAR(many.expert_loads[s][i], one.expert_loads[s][i], quantizes ? kLoadOfOneToken : 0.0) << s << " " << i;

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "app/cli/commands.h"
+#include "app/cli/option_checks.h"
 #include "app/cli/signals.h"
 #include "base/error.h"
 #include "base/file.h"
@@ -302,9 +303,9 @@ void add_probe_options(CLI::App& command, HealthOptions& options) {
   command.add_option("--sysroot", options.sysroot, "Folder in place of /, for tests; default: /");
   command.add_option("--nvml", options.gpu.library, "NVIDIA's management library; default: libnvidia-ml.so.1");
   command.add_option("--gpus", options.gpu.expected_gpus, "GPUs that the node should have; default: those found first")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(as_count());
   command.add_option("--probe-limit", options.probe_limit, "Seconds that a probe may take; default: 2")
-      ->check(CLI::PositiveNumber);
+      ->check(is_number(0.01, 1e4));
 }
 
 void add_folder_option(CLI::App& command, HealthOptions& options) {
@@ -338,7 +339,7 @@ void add_health_commands(CLI::App& app, int& status) {
   CLI::App* serve = health->add_subcommand("serve", "The daemon of a node: looks every few seconds, writes a verdict");
   add_probe_options(*serve, *options);
   add_folder_option(*serve, *options);
-  serve->add_option("--period", options->period, "Seconds between two looks; default: 5")->check(CLI::PositiveNumber);
+  serve->add_option("--period", options->period, "Seconds between two looks; default: 5")->check(is_number(0.01, 1e6));
   serve->add_option("--address", options->address, "HOST:PORT to serve metrics for Prometheus at; default: none");
   serve->add_option("--ledger", options->ledger, "File with what was wrong before; default: in the folder");
   serve->add_option("--node", options->node, "The node's name; default: the host's");
@@ -353,7 +354,7 @@ void add_health_commands(CLI::App& app, int& status) {
   act_command
       ->add_option("--max-drained", options->max_drained,
                    "Drain no node while so many are drained for a [node_problem]; default: 1")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(as_count());
   act_command->add_option("--node", options->node, "The node's name; default: the host's");
   act_command->callback([options, &status] { status = act(*options); });
 }

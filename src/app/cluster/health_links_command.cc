@@ -5,6 +5,7 @@
 
 #include "app/cli/commands.h"
 #include "app/cli/on_ranks.h"
+#include "app/cli/option_checks.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/median.h"
@@ -98,8 +99,10 @@ void add_health_links_command(CLI::App& health, int& status) {
   auto options = std::make_shared<LinksOptions>();
   CLI::App* command = health.add_subcommand(
       "links", "Measure the links between ranks, and name slow ones; under mpirun or srun, on idle nodes");
-  command->add_option("--mebibytes", options->mebibytes, "Size of a message; default: 64")->check(CLI::Range(1, 4096));
-  command->add_option("--repeats", options->check.repeats, "Of each operation; default: 5")->check(CLI::Range(1, 1000));
+  command->add_option("--mebibytes", options->mebibytes, "Size of a message; default: 64")
+      ->transform(as_count(1, 4096));
+  command->add_option("--repeats", options->check.repeats, "Of each operation; default: 5")
+      ->transform(as_count(1, 1000));
   command->add_option("--slow", options->check.slow_share,
                       "A link below this share of what is expected is bad; default: 0.8");
   command->add_option("--expect-inside", options->check.expected_pair_inside,

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "app/cli/commands.h"
+#include "app/cli/option_checks.h"
 #include "base/error.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -115,7 +116,7 @@ void add_status_command(CLI::App& app) {
   command->add_option("run", options->run, "The run's folder (job.dump_folder)")->required();
   command->add_flag("--json", options->json, "As JSON, for scripts");
   command->add_option("--watch", options->watch, "Show it again every so many seconds, until Ctrl-C")
-      ->check(CLI::PositiveNumber);
+      ->check(is_number(0.01, 1e6));
   command->callback([options] {
     while (true) {
       const nlohmann::ordered_json status = status_of(options->run);

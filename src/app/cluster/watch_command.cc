@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "app/cli/commands.h"
+#include "app/cli/option_checks.h"
 #include "base/error.h"
 #include "base/exit_status.h"
 #include "base/log.h"
@@ -144,9 +145,9 @@ void add_watch_command(CLI::App& app, int& status) {
   command
       ->add_option("--silent", options->watch.silent_seconds,
                    "Seconds without a new launch.json after which a launcher is suspected; default: 10")
-      ->check(CLI::PositiveNumber);
+      ->check(is_number(0.1, 1e6));
   command->add_option("--requeues-per-hour", options->watch.requeues_per_hour, "Of each run, at most; default: 3")
-      ->check(CLI::NonNegativeNumber);
+      ->transform(as_count());
   command->footer(
       "Runs outside of the jobs, as on a login node, until all runs have ended:\n"
       "  tessera watch outputs\n"

@@ -10,7 +10,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-Words split(const PreTokenizerSpec& spec, const std::string& text) {
+Words pieces_of(const PreTokenizerSpec& spec, const std::string& text) {
   RegexScratch scratch;
   Words words;
   PreTokenizer(spec).split(text, scratch, [&](std::string_view word) { words.emplace_back(word); });
@@ -23,7 +23,7 @@ SplitSpec spec_of(const std::string& pattern, SplitBehavior behavior = SplitBeha
 }
 
 Words split_by(const std::string& pattern, SplitBehavior behavior, const std::string& text, bool invert = false) {
-  return split({.splits = {spec_of(pattern, behavior, invert)}}, text);
+  return pieces_of({.splits = {spec_of(pattern, behavior, invert)}}, text);
 }
 
 // The example in the documentation of the `tokenizers` library, and its edges.
@@ -55,8 +55,9 @@ TEST(PreTokenizer, InvertExchangesMatchesAndGaps) {
 
 TEST(PreTokenizer, AStringIsNoPattern) {
   using enum SplitBehavior;
-  EXPECT_EQ(split({.splits = {spec_of(".*", kIsolated, false, false)}}, "a.*b"), (Words{"a", ".*", "b"}));
-  EXPECT_EQ(split({.splits = {spec_of("\u00e9", kRemoved, false, false)}}, "1\u00e92\u00e8"), (Words{"1", "2\u00e8"}));
+  EXPECT_EQ(pieces_of({.splits = {spec_of(".*", kIsolated, false, false)}}, "a.*b"), (Words{"a", ".*", "b"}));
+  EXPECT_EQ(pieces_of({.splits = {spec_of("\u00e9", kRemoved, false, false)}}, "1\u00e92\u00e8"),
+            (Words{"1", "2\u00e8"}));
 }
 
 TEST(PreTokenizer, EmptyMatchesCut) {
@@ -68,19 +69,19 @@ TEST(PreTokenizer, EmptyMatchesCut) {
 
 // A split sees each part that the previous split has left alone. It cannot look beyond the part's ends.
 TEST(PreTokenizer, SplitsAreInSequence) {
-  EXPECT_EQ(split({.splits = {spec_of("\\p{N}{1,3}"), spec_of("a+")}}, "baa1234aab"),
+  EXPECT_EQ(pieces_of({.splits = {spec_of("\\p{N}{1,3}"), spec_of("a+")}}, "baa1234aab"),
             (Words{"b", "aa", "123", "4", "aa", "b"}));
-  EXPECT_EQ(split({.splits = {spec_of("1"), spec_of("\\s+(?!\\S)|\\s+")}}, "a  1  b"),
+  EXPECT_EQ(pieces_of({.splits = {spec_of("1"), spec_of("\\s+(?!\\S)|\\s+")}}, "a  1  b"),
             (Words{"a", "  ", "1", " ", " ", "b"}));
 }
 
 TEST(PreTokenizer, ByteLevel) {
   const PreTokenizerSpec spec{.splits = {}, .byte_level_regex = true};
-  EXPECT_EQ(split(spec, "Hello world's  12 end\n"), (Words{"Hello", " world", "'s", " ", " 12", " end", "\n"}));
+  EXPECT_EQ(pieces_of(spec, "Hello world's  12 end\n"), (Words{"Hello", " world", "'s", " ", " 12", " end", "\n"}));
   const PreTokenizerSpec prefix{.splits = {spec_of("-")}, .add_prefix_space = true, .byte_level_regex = true};
-  EXPECT_EQ(split(prefix, "a b- c"), (Words{" a", " b", " -", " c"}));  // each part gets a space
-  EXPECT_EQ(split({.splits = {spec_of("-")}, .add_prefix_space = true}, "a-"), (Words{" a", " -"}));
-  EXPECT_EQ(split(prefix, ""), Words{});
+  EXPECT_EQ(pieces_of(prefix, "a b- c"), (Words{" a", " b", " -", " c"}));  // each part gets a space
+  EXPECT_EQ(pieces_of({.splits = {spec_of("-")}, .add_prefix_space = true}, "a-"), (Words{" a", " -"}));
+  EXPECT_EQ(pieces_of(prefix, ""), Words{});
 }
 
 bool matches(const std::string& pattern, const std::string& text) {
@@ -180,7 +181,7 @@ TEST(Regex, LongRunsAreNoProblem) {
     std::string text;
     while (text.size() < 1'000'000) text += unit;
     std::size_t size = 0;
-    for (const std::string& word : split(spec, text + "x")) size += word.size();
+    for (const std::string& word : pieces_of(spec, text + "x")) size += word.size();
     EXPECT_EQ(size, text.size() + 1) << unit;
   }
 }

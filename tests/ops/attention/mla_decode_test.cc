@@ -52,11 +52,11 @@ Doubles reference(const MlaDecodeDims& dims, const Doubles& q, const Doubles& q_
 }
 
 TEST_P(MlaDecode, IsTheFormula) {
-  struct Case {
+  struct Shapes {
     MlaDecodeDims dims;
     std::int64_t positions;
   };
-  const Case cases[] = {
+  const Shapes cases[] = {
       {{.num_heads = 1, .dim_nope = 1, .dim_rope = 2, .dim_latent = 1, .scale = 1.0f}, 1},
       {{.num_heads = 5, .dim_nope = 6, .dim_rope = 4, .dim_latent = 19, .scale = 0.7f}, 33},  // the heads leave a tail
       {{.num_heads = 4, .dim_nope = 128, .dim_rope = 64, .dim_latent = 512, .scale = 0.07f}, 70},

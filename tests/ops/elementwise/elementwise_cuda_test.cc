@@ -4,13 +4,11 @@
 namespace tessera {
 namespace {
 
-constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
-
 using ElementwiseCuda = ParityTest;
 
 TEST_F(ElementwiseCuda, Convert) {
-  for (const DType from : kTypes) {
-    for (const DType to : kTypes) {
+  for (const DType from : kActivationTypes) {
+    for (const DType to : kActivationTypes) {
       // The shapes are one number, rows that are no multiple of the lanes, many rows, and one long row with a tail.
       for (const Shape& shape : {Shape{1}, {3, 7}, {70000, 8}, {1, 100003}}) {
         const Tensor x = random(shape, from, 3.0), y = poisoned(shape, to);
@@ -26,8 +24,9 @@ TEST_F(ElementwiseCuda, Convert) {
 }
 
 TEST_F(ElementwiseCuda, Add) {
-  for (const auto& [a_type, b_type] :
-       {std::pair{kTypes[0], kTypes[0]}, {kTypes[1], kTypes[1]}, {kTypes[1], kTypes[0]}}) {
+  for (const auto& [a_type, b_type] : {std::pair{kActivationTypes[0], kActivationTypes[0]},
+                                       {kActivationTypes[1], kActivationTypes[1]},
+                                       {kActivationTypes[1], kActivationTypes[0]}}) {
     for (const Shape& shape : {Shape{1}, {129, 64}, {7, 1001}}) {
       const Tensor a = random(shape, a_type), b = random(shape, b_type), sum = poisoned(shape, a_type);
       expect_same([&](const Side& side) { add(side.op, side(a), side(b), side(sum)); }, {sum});

@@ -4,8 +4,6 @@
 namespace tessera {
 namespace {
 
-constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
-
 class EmbeddingCuda : public ParityTest {
  protected:
   /// Returns ids of tokens. A third of them are one token. The others occur from a few to many times, and some lie just
@@ -23,7 +21,7 @@ class EmbeddingCuda : public ParityTest {
 };
 
 TEST_F(EmbeddingCuda, Forward) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const std::int64_t dim : {1, 45, 64, 2048}) {
       const ArenaScope scope(arena_);
       const Tensor tokens_T = tokens(300, 10, 50), table = random({50, dim}, dtype), x = poisoned({300, dim}, dtype);
@@ -34,7 +32,7 @@ TEST_F(EmbeddingCuda, Forward) {
 
 // Both sides add in the order of t, so the bytes are the same. 16384 tokens are a tile.
 TEST_F(EmbeddingCuda, Backward) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const auto& [count, num_ids, dim] : {std::tuple{1, 1, 1},
                                               {300, 50, 45},
                                               {2000, 300, 64},

@@ -6,8 +6,6 @@
 namespace tessera {
 namespace {
 
-constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
-
 class SwiGluCuda : public ParityTest {
  protected:
   GemmOperand operand(const Shape& shape, DType dtype, const mx::Format& format) {
@@ -39,11 +37,11 @@ class SwiGluCuda : public ParityTest {
 };
 
 // The widths are one number, widths that are not in lanes or not whole tiles, and the experts' width.
-constexpr std::int64_t kWidths[] = {1, 45, 96, 200, 1408};
+constexpr std::int64_t kSwigluWidths[] = {1, 45, 96, 200, 1408};
 
 TEST_F(SwiGluCuda, Forward) {
-  for (const DType dtype : kTypes) {
-    for (const std::int64_t width : kWidths) {
+  for (const DType dtype : kActivationTypes) {
+    for (const std::int64_t width : kSwigluWidths) {
       const ArenaScope scope(arena_);
       const Tensor h = random({300, 2 * width}, dtype, 8.0), a = poisoned({300, width}, dtype);
       expect_close([&](const Side& side) { swiglu_forward(side.op, side(h), side(a)); }, {a});
@@ -60,8 +58,8 @@ TEST_F(SwiGluCuda, ForwardOfAllMagnitudes) {
 }
 
 TEST_F(SwiGluCuda, Backward) {
-  for (const DType dtype : kTypes) {
-    for (const std::int64_t width : kWidths) {
+  for (const DType dtype : kActivationTypes) {
+    for (const std::int64_t width : kSwigluWidths) {
       const ArenaScope scope(arena_);
       const Tensor h = random({300, 2 * width}, dtype, 8.0), d_a = random({300, width}, dtype);
       const Tensor d_h = poisoned(h.shape(), dtype), a = poisoned(d_a.shape(), dtype);
@@ -74,8 +72,8 @@ TEST_F(SwiGluCuda, Backward) {
 }
 
 TEST_F(SwiGluCuda, BackwardWeighted) {
-  for (const DType dtype : kTypes) {
-    for (const std::int64_t width : kWidths) {
+  for (const DType dtype : kActivationTypes) {
+    for (const std::int64_t width : kSwigluWidths) {
       for (const std::int64_t used : {300, 137, 0}) {
         const ArenaScope scope(arena_);
         const Tensor h = random({300, 2 * width}, dtype, 8.0), d_a = random({300, width}, dtype);
@@ -103,7 +101,7 @@ TEST_F(SwiGluCuda, BackwardWeighted) {
 
 // A width of 96 gives whole blocks of 32, and blocks of 128 that lie in both halves of d_h.
 TEST_F(SwiGluCuda, QuantizedOutputs) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
       for (const std::int64_t width : {45, 96, 256}) {
         for (const std::int64_t used : {300, 137}) {

@@ -6,8 +6,6 @@
 namespace tessera {
 namespace {
 
-constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
-
 class CrossEntropyCuda : public ParityTest {
  protected:
   Tensor labels(std::int64_t tokens, std::int64_t vocab) {
@@ -24,8 +22,8 @@ TEST_F(CrossEntropyCuda, LossesAndGradients) {
   // thread several vectors and a tail.
   for (const std::int64_t vocab : {1, 77, 2048, 4097, 33'016, 102'400, 129'280}) {
     const std::int64_t tokens = vocab > 10'000 ? 6 : 50;
-    for (const DType from : kTypes) {
-      for (const DType to : kTypes) {
+    for (const DType from : kActivationTypes) {
+      for (const DType to : kActivationTypes) {
         const ArenaScope scope(arena_);
         const Tensor logits = random({tokens, vocab}, from, 8.0), of = labels(tokens, vocab);
         const Tensor sums = poisoned({1, tokens, 3}, DType::kFloat32), losses = poisoned({tokens}, DType::kFloat32);
@@ -43,7 +41,7 @@ TEST_F(CrossEntropyCuda, LossesAndGradients) {
 
 TEST_F(CrossEntropyCuda, InPlaceAndWithoutGradient) {
   for (const bool in_place : {true, false}) {
-    for (const DType dtype : kTypes) {
+    for (const DType dtype : kActivationTypes) {
       const Tensor logits = random({30, 513}, dtype, 50.0), of = labels(30, 513);
       const Tensor sums = poisoned({1, 30, 3}, DType::kFloat32), losses = poisoned({30}, DType::kFloat32);
       const Tensor d_logits = in_place ? logits : Tensor();
@@ -69,7 +67,7 @@ TEST_F(CrossEntropyCuda, QuantizedGradients) {
     operand.columns = poisoned(mx::transposed(x.shape()), format);
     return operand;
   };
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
       for (const auto& [tokens, vocab] : {std::pair{50, 77}, {256, 384}, {130, 4104}}) {
         SCOPED_TRACE(fmt::format("{} {} x {} {}", name_of(dtype), tokens, vocab, describe(format)));
@@ -119,7 +117,7 @@ TEST_F(CrossEntropyCuda, QuantizedGradients) {
 // Two ranks have half of the vocabulary each. Their maxima are far apart.
 TEST_F(CrossEntropyCuda, VocabularyOfTwoRanks) {
   constexpr std::int64_t kTokens = 40, kVocab = 96;
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     const Tensor parts[] = {random({kTokens, kVocab}, dtype, 3.0), random({kTokens, kVocab}, dtype, 20.0)};
     const Tensor of = labels(kTokens, 2 * kVocab), sums = poisoned({2, kTokens, 3}, DType::kFloat32);
     const Tensor losses = poisoned({kTokens}, DType::kFloat32);

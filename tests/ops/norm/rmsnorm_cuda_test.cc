@@ -6,17 +6,16 @@
 namespace tessera {
 namespace {
 
-constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
 constexpr float kEps = 1e-5f;
 // The widths are one number, widths that are not in lanes, those of latents and of models, and the widest. In the
 // widest rows a thread's last part is not full.
-constexpr std::int64_t kWidths[] = {1, 45, 64, 512, 577, 2048, 7168};
+constexpr std::int64_t kNormWidths[] = {1, 45, 64, 512, 577, 2048, 7168};
 
 using RmsNormCuda = ParityTest;
 
 TEST_F(RmsNormCuda, Forward) {
-  for (const DType dtype : kTypes) {
-    for (const std::int64_t width : kWidths) {
+  for (const DType dtype : kActivationTypes) {
+    for (const std::int64_t width : kNormWidths) {
       const ArenaScope scope(arena_);
       for (const std::int64_t gap : {0, 3, 8}) {
         Tensor x = random({131, width + gap}, dtype, 3.0);
@@ -31,8 +30,8 @@ TEST_F(RmsNormCuda, Forward) {
 }
 
 TEST_F(RmsNormCuda, Residual) {
-  for (const DType dtype : kTypes) {
-    for (const std::int64_t width : kWidths) {
+  for (const DType dtype : kActivationTypes) {
+    for (const std::int64_t width : kNormWidths) {
       const ArenaScope scope(arena_);
       const Shape shape{131, width};
       const Tensor x = random(shape, dtype, 3.0), delta = random(shape, dtype), w = random({width}, dtype);
@@ -48,7 +47,7 @@ TEST_F(RmsNormCuda, Residual) {
 
 // The quantized forms are those of the plain output, whose last bits are the GPU's.
 TEST_F(RmsNormCuda, QuantizedOutputs) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
       for (const std::int64_t width : {45, 512, 2048}) {
         for (const bool residual : {false, true}) {
@@ -80,8 +79,8 @@ TEST_F(RmsNormCuda, QuantizedOutputs) {
 }
 
 TEST_F(RmsNormCuda, Backward) {
-  for (const DType dtype : kTypes) {
-    for (const std::int64_t width : kWidths) {
+  for (const DType dtype : kActivationTypes) {
+    for (const std::int64_t width : kNormWidths) {
       for (const std::int64_t num_rows : {1, 130, 400, 1100}) {  // from 400 on a block has several rows
         if (num_rows * width > 3'000'000) continue;              // the CPU's memory is limited
         for (const std::int64_t gap : {0, 8}) {

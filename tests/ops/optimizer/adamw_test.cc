@@ -6,7 +6,7 @@ namespace tessera {
 namespace {
 
 constexpr AdamWOptions kOptions{.beta1 = 0.9f, .beta2 = 0.95f, .epsilon = 1e-8f, .weight_decay = 0.1f};
-constexpr double kRate = 0.01, kScale = 0.5;  // learning rate, and the factor of gradients
+constexpr double kRate = 0.01, kGradientScale = 0.5;  // learning rate, and the factor of gradients
 
 class AdamW : public OperatorTest {
  protected:
@@ -15,11 +15,11 @@ class AdamW : public OperatorTest {
     std::memcpy(step_S_.raw(), &step, sizeof step);
   }
   AdamWStep step() const { return *reinterpret_cast<const AdamWStep*>(step_S_.data<float>()); }
-  /// Computes a step of the formula in float64, with kOptions, kRate, and gradients times kScale.
+  /// Computes a step of the formula in float64, with kOptions, kRate, and gradients times kGradientScale.
   static void make_reference_step(int step, const Doubles& gradient, Doubles& m, Doubles& v, Doubles& w) {
     const double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8, decay = 0.1;
     for (std::size_t i = 0; i < gradient.size(); ++i) {
-      const double scaled = gradient[i] * kScale;
+      const double scaled = gradient[i] * kGradientScale;
       m[i] = beta1 * m[i] + (1 - beta1) * scaled;
       v[i] = beta2 * v[i] + (1 - beta2) * scaled * scaled;
       w[i] = w[i] * (1 - kRate * decay) -
@@ -44,7 +44,7 @@ TEST_F(AdamW, ThreeStepsAgainstTheFormula) {
   Doubles w_ref = doubles(w), m_ref(kSize, 0.0), v_ref(kSize, 0.0);
   for (int step = 1; step <= 3; ++step) {
     const Tensor g = random({kSize});
-    put_step(adamw_step(kOptions, static_cast<float>(kRate), step), static_cast<float>(kScale));
+    put_step(adamw_step(kOptions, static_cast<float>(kRate), step), static_cast<float>(kGradientScale));
     adamw(context(), kOptions, step_S_, g, m, v, w, shadow);
     make_reference_step(step, doubles(g), m_ref, v_ref, w_ref);
   }
@@ -68,7 +68,7 @@ TEST_F(AdamW, MomentsInBfloat16) {
     const Tensor g = random({kSize});
     Doubles m_ref = doubles(m), v_ref = doubles(v), w_ref = doubles(w);
     make_reference_step(step, doubles(g), m_ref, v_ref, w_ref);
-    put_step(adamw_step(kOptions, static_cast<float>(kRate), step), static_cast<float>(kScale));
+    put_step(adamw_step(kOptions, static_cast<float>(kRate), step), static_cast<float>(kGradientScale));
     adamw(context(), kOptions, step_S_, g, m, v, w, {});
     const Doubles m_new = doubles(m), v_new = doubles(v);
     for (std::size_t i = 0; i < kSize; ++i) {

@@ -35,10 +35,8 @@ class QuantizeCuda : public ParityTest {
   }
 };
 
-constexpr DType kTypes[] = {DType::kFloat32, DType::kBFloat16};
-
 TEST_F(QuantizeCuda, EveryFormat) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
       const ArenaScope scope(arena_);
       check(varied({256, 160}, dtype), format);          // whole tiles, and a quarter of one
@@ -49,7 +47,7 @@ TEST_F(QuantizeCuda, EveryFormat) {
 }
 
 TEST_F(QuantizeCuda, SizesThatDoNotDivide) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
       const ArenaScope scope(arena_);
       for (const Shape& shape : {Shape{1, 1}, {33, 31}, {130, 200}, {5, 260}, {129, 1409}}) {
@@ -69,7 +67,7 @@ TEST_F(QuantizeCuda, ModelWidths) {
 }
 
 TEST_F(QuantizeCuda, StridedRowsAndStacks) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
       const ArenaScope scope(arena_);
       check(varied({64, 128}, dtype).columns(32, 96), format);
@@ -91,7 +89,7 @@ TEST_F(QuantizeCuda, EveryBfloat16) {
 }
 
 TEST_F(QuantizeCuda, Dequantize) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
       const ArenaScope scope(arena_);
       for (const Shape& shape : {Shape{64, 96}, {129, 1409}, {3, 130, 264}}) {
@@ -105,7 +103,7 @@ TEST_F(QuantizeCuda, Dequantize) {
 }
 
 TEST_F(QuantizeCuda, Error) {
-  for (const DType dtype : kTypes) {
+  for (const DType dtype : kActivationTypes) {
     for (const mx::Format& format : all_formats()) {
       const ArenaScope scope(arena_);
       for (const Shape& shape : {Shape{1, 1}, {300, 2048}, {129, 1409}}) {

@@ -17,16 +17,16 @@ namespace {
 using data::Scratch;
 
 /// Sets environment variables as long as it lives.
-class Environment {
+class EnvironmentVariables {
  public:
-  explicit Environment(std::map<std::string, std::string> variables) : variables_(std::move(variables)) {
+  explicit EnvironmentVariables(std::map<std::string, std::string> variables) : variables_(std::move(variables)) {
     for (const auto& [name, value] : variables_) setenv(name.c_str(), value.c_str(), 1);
   }
-  ~Environment() {
+  ~EnvironmentVariables() {
     for (const auto& [name, value] : variables_) unsetenv(name.c_str());
   }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
+  EnvironmentVariables(const EnvironmentVariables&) = delete;
+  EnvironmentVariables& operator=(const EnvironmentVariables&) = delete;
 
  private:
   std::map<std::string, std::string> variables_;
@@ -141,7 +141,7 @@ TEST_F(RunFolders, WhichRunAProcessBelongsTo) {
   EXPECT_FALSE(next.is_counted);
   EXPECT_EQ(identify_run(config({"--job.run_id=x"}), RunIdentity{.id = "y", .attempt = 4}).attempt, 1);
 
-  const Environment job({{"SLURM_JOB_ID", "4711"}, {"SLURM_STEP_ID", "0"}, {"SLURM_RESTART_COUNT", "2"}});
+  const EnvironmentVariables job({{"SLURM_JOB_ID", "4711"}, {"SLURM_STEP_ID", "0"}, {"SLURM_RESTART_COUNT", "2"}});
   const RunIdentity requeued = identify_run(config(), RunIdentity{.id = "slurm-4711.0", .attempt = 2});
   EXPECT_EQ(requeued.id, "slurm-4711.0");
   EXPECT_EQ(requeued.attempt, 3);

@@ -31,7 +31,7 @@ struct MeshShape {
   const char* schedule = "1F1B";  // the schedule of a pipeline
 };
 
-JobConfig small_config(const Scratch& scratch, const std::vector<std::string>& overrides = {}) {
+JobConfig checkpoint_config(const Scratch& scratch, const std::vector<std::string>& overrides = {}) {
   static const char* const kToml = R"(
 [model.args]
 vocab_size = 258
@@ -90,7 +90,7 @@ class Checkpoints : public ::testing::Test {
                                       {"expert_parallel", mesh.degrees.ep}}) {
       all.push_back(fmt::format("--parallelism.{}_degree={}", key, degree));
     }
-    const JobConfig config = small_config(scratch_, all);
+    const JobConfig config = checkpoint_config(scratch_, all);
     std::map<std::int64_t, double> losses;
     on_ranks(mesh.num_ranks, [&](Ranks& ranks) {
       Trainer trainer(config, &ranks);
@@ -284,7 +284,8 @@ TEST_F(Checkpoints, ShardsThatDoNotBelongAreRefusedOnAllRanks) {
   train(two);
   const std::string name = "model-00001-of-00002.safetensors";
   const auto refused = [&](const std::vector<std::string>& parts) {
-    on_ranks(2, [&](Ranks& ranks) { expect_error([&] { Trainer trainer(small_config(scratch_), &ranks); }, parts); });
+    on_ranks(2,
+             [&](Ranks& ranks) { expect_error([&] { Trainer trainer(checkpoint_config(scratch_), &ranks); }, parts); });
   };
   fs::rename(checkpoint(6) / name, scratch_ / "kept");
   refused({"step-6/" + name, "cannot open"});
@@ -300,7 +301,7 @@ TEST_F(Checkpoints, ShardsThatDoNotBelongAreRefusedOnAllRanks) {
   // The folder that a killed save leaves is not a checkpoint.
   fs::rename(checkpoint(7), checkpoint(7).concat(".partial"));
   on_ranks(2, [&](Ranks& ranks) {
-    const Trainer trainer(small_config(scratch_), &ranks);
+    const Trainer trainer(checkpoint_config(scratch_), &ranks);
     EXPECT_FALSE(fs::exists(checkpoint(7).concat(".partial")));
   });
 }
@@ -308,8 +309,8 @@ TEST_F(Checkpoints, ShardsThatDoNotBelongAreRefusedOnAllRanks) {
 /// As Hugging Face files, a step has the same bytes whoever saved it.
 TEST_F(Checkpoints, ConvertingShardsGivesTheBytesOfOneRanksFile) {
   train(kMeshes[2]);
-  const JobConfig config = small_config(scratch_, {"--checkpoint.folder=one"});
-  Trainer trainer(small_config(scratch_));  // resumes from step 6
+  const JobConfig config = checkpoint_config(scratch_, {"--checkpoint.folder=one"});
+  Trainer trainer(checkpoint_config(scratch_));  // resumes from step 6
   Ranks one;
   const Mesh mesh;
   const auto tokenizer = data::load_tokenizer("bytes");
@@ -391,7 +392,7 @@ class CutParameters : public Checkpoints {
   /// A rank's part of a run whose model is cut_parameters().
   struct Rank {
     Rank(const Scratch& scratch, Ranks& ranks, const MeshDegrees& degrees, AsyncMode mode = AsyncMode::kDisabled)
-        : config(small_config(scratch)),
+        : config(checkpoint_config(scratch)),
           mesh(std::make_shared<Mesh>(ranks.world(), resolve(degrees, ranks.size()))),
           parameters(cut_parameters(mesh)),
           tokenizer(data::load_tokenizer("bytes")),
