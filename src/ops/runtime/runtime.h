@@ -51,8 +51,8 @@ class Runtime {
   /// Leaves so many of them to kernels that stay on their SM for long. Before the first operator.
   void leave_sms(int num_sms);
 
-  /// For operators that run beside this one's (ops/kit/beside.h): another stream, behind this one where both want the
-  /// same SMs, whose kernels that stay on an SM leave `num_sms` of them free. Made by the first call; the same
+  /// For operators that run beside this one's (ops/kit/side_stream.h): another stream, behind this one where both want
+  /// the same SMs, whose kernels that stay on an SM leave `num_sms` of them free. Made by the first call; the same
   /// afterwards.
   Runtime& beside(int num_sms);
 

@@ -202,7 +202,7 @@ struct Kernel : Sizes<kProduct> {
   }
 
   /// Holds where the output of a warpgroup's round belongs.
-  struct Place {
+  struct OutputBlock {
     int row, column;
   };
 
@@ -247,7 +247,7 @@ struct Kernel : Sizes<kProduct> {
     }
   }
 
-  __device__ static void store_output(const CUtensorMap* map, const std::byte* buffer, Place to, const Work& work,
+  __device__ static void store_output(const CUtensorMap* map, const std::byte* buffer, OutputBlock to, const Work& work,
                                       const Params& p) {
     const int num_columns = columns(p);
     if (to.row >= work.row_end || to.column >= num_columns) return;
@@ -266,8 +266,8 @@ struct Kernel : Sizes<kProduct> {
     }
   }
 
-  __device__ static void store_gradient(const CUtensorMap* map, const std::byte* buffer, Place to, const Work& work,
-                                        const Params& p) {
+  __device__ static void store_gradient(const CUtensorMap* map, const std::byte* buffer, OutputBlock to,
+                                        const Work& work, const Params& p) {
     if (threadIdx.x % kWarpgroup != 0) return;
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
@@ -288,7 +288,7 @@ struct Kernel : Sizes<kProduct> {
                                      const Work& work, const Params& p) {
     constexpr int kRoundB = kWgrad ? kGradientBox : kOutputBox;
     const int a = work.a + warpgroup * (kTileA / kConsumers), b = work.b + kRound * kRoundB;
-    const Place to = kTransposed ? Place{b, a} : Place{a, b};
+    const OutputBlock to = kTransposed ? OutputBlock{b, a} : OutputBlock{a, b};
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<kRoundBuffers - 1>();
     ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
     if constexpr (kWgrad) {
