@@ -61,7 +61,7 @@ struct HfTokenizer::Source {
   fs::path config_path() const { return path.parent_path() / kTokenizerConfigName; }
 };
 
-struct HfTokenizer::TemporaryFolder {
+struct HfTokenizer::Scratch {
   RegexScratch regex;
   BpeScratch bpe;
   std::vector<TextPart> parts;
@@ -78,7 +78,7 @@ class HfTokenizer::BorrowedScratch {
         owner_.free_scratch_.pop_back();
       }
     }
-    if (scratch_ == nullptr) scratch_ = std::make_unique<TemporaryFolder>();
+    if (scratch_ == nullptr) scratch_ = std::make_unique<Scratch>();
   }
   ~BorrowedScratch() {
     const std::lock_guard lock(owner_.mutex_);
@@ -87,11 +87,11 @@ class HfTokenizer::BorrowedScratch {
   BorrowedScratch(const BorrowedScratch&) = delete;
   BorrowedScratch& operator=(const BorrowedScratch&) = delete;
 
-  TemporaryFolder& operator*() const { return *scratch_; }
+  Scratch& operator*() const { return *scratch_; }
 
  private:
   const HfTokenizer& owner_;
-  std::unique_ptr<TemporaryFolder> scratch_;
+  std::unique_ptr<Scratch> scratch_;
 };
 
 HfTokenizer::HfTokenizer(const fs::path& path) : HfTokenizer(Source(path)) {}
@@ -213,7 +213,7 @@ std::vector<std::int32_t> HfTokenizer::encode_text(std::string_view text, bool s
     text = repaired;
   }
   const BorrowedScratch borrowed(*this);
-  TemporaryFolder& scratch = *borrowed;
+  Scratch& scratch = *borrowed;
   added_tokens_.split(text, special_is_text, scratch.regex, scratch.parts);
   std::vector<std::int32_t> ids;
   ids.reserve(text.size() / 3);

@@ -46,7 +46,7 @@ class HfTokenizer final : public Tokenizer {
 
  private:
   struct Source;
-  struct TemporaryFolder;
+  struct Scratch;
   class BorrowedScratch;
 
   explicit HfTokenizer(Source&& source);
@@ -67,7 +67,7 @@ class HfTokenizer final : public Tokenizer {
   std::int32_t bos_id_ = -1;
   std::int32_t eos_id_ = -1;
   mutable std::mutex mutex_;
-  mutable std::vector<std::unique_ptr<TemporaryFolder>> free_scratch_;  // guarded by mutex_
+  mutable std::vector<std::unique_ptr<Scratch>> free_scratch_;  // guarded by mutex_
 };
 
 }  // namespace tessera::data

@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kTableThreads)
 }
 
 /// Holds what both passes need in the arena.
-struct TemporaryFolder {
+struct Scratch {
   Tensor k_KHN;
   Tensor lengths, offsets, crowded_1;  // undefined for whole sequences
   std::byte* workspace = nullptr;
@@ -162,10 +162,10 @@ struct TemporaryFolder {
   const std::int32_t* crowded() const { return numbers<const std::int32_t>(crowded_1); }
 };
 
-TemporaryFolder allocate(const Context& op, const MlaDims& dims, const MlaOperands& operands, bool is_library,
+Scratch allocate(const Context& op, const MlaDims& dims, const MlaOperands& operands, bool is_library,
                          bool backward) {
   const AttentionShape shape = library_shape(op, dims);
-  TemporaryFolder scratch;
+  Scratch scratch;
   scratch.k_KHN = op.arena->allocate({shape.num_tokens(), shape.num_heads, shape.dim_qk}, operands.q.dtype());
   if (!is_library) return scratch;
   scratch.workspace = op.arena->allocate_bytes(AttentionLibrary::workspace_bytes(shape, backward));
@@ -220,7 +220,7 @@ void split_key_gradients(const Context& op, const MlaDims& dims, const Tensor& d
 }
 
 void find_documents(const Context& op, const AttentionShape& shape, const Tensor& doc_start_T,
-                    const TemporaryFolder& scratch) {
+                    const Scratch& scratch) {
   const std::int64_t heads = shape.num_heads;
   document_table_kernel<<<1, kTableThreads, 0, stream_of(op)>>>(numbers<const std::int32_t>(doc_start_T),
                                                                 {.num_tokens = shape.num_tokens(),
@@ -261,7 +261,7 @@ void mla_attention_forward(const Context& op, const MlaDims& dims, const MlaOper
   }
   const AttentionShape shape = library_shape(op, dims);
   const ArenaScope scope(*op.arena);
-  const TemporaryFolder scratch = allocate(op, dims, operands, is_library, /*backward=*/false);
+  const Scratch scratch = allocate(op, dims, operands, is_library, /*backward=*/false);
   if (is_library && op.cuda != nullptr) op.cuda->libraries().attention().prepare(shape, /*backward=*/false);
   if (op.measuring() || operands.q.num_elements() == 0) return;
   join_keys(op, dims, operands, scratch.k_KHN);
@@ -293,7 +293,7 @@ void mla_attention_backward(const Context& op, const MlaDims& dims, const MlaOpe
   const bool is_library = is_for_library(dims, operands);
   const AttentionShape shape = library_shape(op, dims);
   const ArenaScope scope(*op.arena);
-  const TemporaryFolder scratch = allocate(op, dims, operands, is_library, /*backward=*/true);
+  const Scratch scratch = allocate(op, dims, operands, is_library, /*backward=*/true);
   const Tensor d_k_KHN = op.arena->allocate(scratch.k_KHN.shape(), scratch.k_KHN.dtype());
   // Holds the plain kernels' o · d_o, or the logsumexps by head for cuDNN.
   const Tensor per_query = op.arena->allocate(lse_TH.shape(), DType::kFloat32);
