@@ -1,12 +1,12 @@
-// Operators that run at the same time as others.
+// Runs operators at the same time as others.
 //
 //   Beside beside(op, num_sms);
-//   some(beside.op(), ...);  // behind all that op was given before
-//   others(op, ...);         // at the same time
-//   beside.join();           // what op is given from here on is behind both
+//   some(beside.op(), ...);  // runs after everything that op got before
+//   others(op, ...);         // run at the same time
+//   beside.join();           // what op gets from here on runs after both
 //
-// So neither may read or overwrite what the other writes. In between the arena gives nothing back. On a CPU each runs
-// when it is called.
+// Neither side may read or overwrite what the other side writes. Until join(), the arena releases nothing. On a CPU,
+// each operator runs when it is called.
 #pragma once
 
 #include <optional>
@@ -18,7 +18,8 @@ namespace tessera {
 
 class Beside {
  public:
-  /// num_sms: of the GPU's, those that the others want for themselves; 0: they run one after the other.
+  /// num_sms is the number of the GPU's SMs that the other operators need for themselves. If it is 0, nothing runs at
+  /// the same time.
   Beside(const Context& op, int num_sms);
 
   const Context& op() const { return beside_; }
