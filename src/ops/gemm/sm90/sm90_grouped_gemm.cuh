@@ -34,7 +34,7 @@ inline constexpr int kPiece = 128;  // length along m or n of one TMA copy, for 
 inline constexpr int kChunk = 64;   // length along m or n of a row of an MN-major operand
 
 // Results leave in rounds of 8 KiB per warpgroup. A round is 64 × 64 bfloat16 or 64 × 32 float32 (transposed 32 × 64).
-// The float32 ones are two boxes of 32 × 32.
+// A float32 round consists of two boxes of 32 × 32.
 inline constexpr int kRoundBytes = 8192;
 inline constexpr int kOutputBox = 64;     // bfloat16: rows and columns
 inline constexpr int kGradientBox = 32;   // float32: rows and columns
@@ -101,7 +101,7 @@ struct Kernel : Sizes<kProduct> {
     }
   }
 
-  static constexpr int kLead = 2;  // steps
+  static constexpr int kLead = 2;  // steps by which the second warpgroup starts later
   static constexpr int kStartBarrier = 1 + kConsumers;
 
   // --- Producer ----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ struct Kernel : Sizes<kProduct> {
     return base + row * kSwizzledRow + ((chunk ^ (row & 7)) << 4);
   }
 
-  /// Holds where the output of a warpgroup's round belongs.
+  /// Holds the first row and column of the output of a warpgroup's round.
   struct OutputBlock {
     int row, column;
   };
