@@ -34,7 +34,7 @@ tests=$("$TEST_BINARY" --gtest_list_tests --gtest_filter="${2:-*}-$excluded" |
   awk '/^[A-Za-z].*\.$/ {suite = $1} /^  / {print suite $1}')
 [ -n "$tests" ] || { echo "no such test: ${2:-}" >&2; exit 2; }
 # These tests use cuBLASLt, which racecheck cannot exclude. Dense 8-bit products run the kernels of grouped products.
-blas='^(GemmCuda\..*|QuantizedGemmCuda\.Dense|BesideCuda\.ProductsAreTheSame)$'
+blas='^(GemmCuda\..*|QuantizedGemmCuda\.Dense|SideStreamCuda\.ProductsAreTheSame)$'
 for tool in memcheck initcheck racecheck; do
   for name in $tests; do
     [ $tool = racecheck ] && [[ $name =~ $blas ]] || echo "$tool $name"

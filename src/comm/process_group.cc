@@ -419,7 +419,7 @@ void ProcessGroup::wait_for_gpu(const cuda::Event& event, std::string_view name,
 
 void ProcessGroup::abort_gpu(const std::exception& error) noexcept {
   if (gpu_ == nullptr) return;
-  progress_->take_way_out(error);
+  progress_->call_failure_handler(error);
   gpu_->abort();
 }
 

@@ -113,8 +113,8 @@ class ProcessGroup {
   void mark_gpu() const {
     if (gpu_ != nullptr) gpu_->mark();
   }
-  /// Ends the run after a failure, if there is a GPU. It takes the way out (Progress): destroying objects would wait
-  /// for the GPU, and the GPU waits for other ranks. If no way out is set, as in tests, it aborts what the GPU does for
+  /// Ends the run after a failure, if there is a GPU. It calls the failure handler (Progress): destroying objects would
+  /// wait for the GPU, and the GPU waits for other ranks. If none is set, as in tests, it aborts what the GPU does for
   /// the groups of this world. The GPU must not run a recorded graph then, because NCCL waits for graphs.
   void abort_gpu(const std::exception& error) noexcept;
 

@@ -179,7 +179,7 @@ void Progress::keep_polling(const std::string& name, std::uint64_t event, const 
     if (board_ != nullptr) board_->set_waiting();
     const std::string what_is_missing = missing();  // it also tells the flight recorder
     if (const auto failure = failure_of_wait(name, clock.elapsed(), what_is_missing)) {
-      take_way_out(*failure);
+      call_failure_handler(*failure);
       throw *failure;
     }
   }
@@ -200,10 +200,10 @@ Progress::Watched::~Watched() {
   progress_.watched_.reset();
 }
 
-void Progress::set_way_out(std::function<void(const std::exception&)> way_out) {
+void Progress::set_failure_handler(std::function<void(const std::exception&)> failure_handler) {
   const std::lock_guard lock(watch_mutex_);
-  way_out_ = std::move(way_out);
-  if (way_out_) start_watching();
+  failure_handler_ = std::move(failure_handler);
+  if (failure_handler_) start_watching();
 }
 
 void Progress::start_watching() {
@@ -225,7 +225,7 @@ void Progress::watch() {
     }
     if (!found) continue;
     lock.unlock();
-    return take_way_out(*found);
+    return call_failure_handler(*found);
   }
 }
 

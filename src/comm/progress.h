@@ -84,14 +84,14 @@ class Progress {
     timeout_key_ = std::move(key);
   }
   Seconds timeout() const { return timeout_; }
-  /// Sets the way out: a function that reports an error and ends this rank at once. A thread calls it where it finds a
-  /// RankFailure, because destroying objects first might wait for other ranks or for storage that hangs. The watching
-  /// thread calls it when another rank has died, whatever this rank does, and when a Watched call does not end. Set it
-  /// once, before ranks wait.
-  void set_way_out(std::function<void(const std::exception&)> way_out);
-  /// Calls the way out. Returns if none is set.
-  void take_way_out(const std::exception& error) const {
-    if (way_out_) way_out_(error);
+  /// Sets the failure handler: a function that reports an error and ends this rank at once. A thread calls it where it
+  /// finds a RankFailure, because destroying objects first might wait for other ranks or for storage that hangs. The
+  /// watching thread calls it when another rank has died, whatever this rank does, and when a Watched call does not
+  /// end. Set it once, before ranks wait.
+  void set_failure_handler(std::function<void(const std::exception&)> failure_handler);
+  /// Calls the failure handler. Returns if none is set.
+  void call_failure_handler(const std::exception& error) const {
+    if (failure_handler_) failure_handler_(error);
   }
   /// Throws the RankFailure of a wait that did not end within the timeout, which the caller has found out.
   [[noreturn]] void fail_late(const std::string& name, const std::string& missing) const;
@@ -115,8 +115,8 @@ class Progress {
   FlightRecorder& recorder() { return board_ == nullptr ? no_recorder_ : board_->recorder(); }
 
   /// Marks a call of another library that waits for other ranks and cannot be interrupted: NCCL and MPI connect ranks
-  /// so. The watching thread calls the way out if a rank has died or the call does not end within the timeout. It
-  /// passes the error that wait() would throw. Only one can exist at a time.
+  /// so. The watching thread calls the failure handler if a rank has died or the call does not end within the timeout.
+  /// It passes the error that wait() would throw. Only one can exist at a time.
   class Watched {
    public:
     Watched(Progress& progress, std::string name);
@@ -165,11 +165,11 @@ class Progress {
   bool ending_ = false;
   std::thread background_;  // started with the first operation that has to wait
 
-  std::function<void(const std::exception&)> way_out_;
+  std::function<void(const std::exception&)> failure_handler_;
   std::mutex watch_mutex_;  // protects the members below
   std::condition_variable watch_ends_;
   std::optional<Call> watched_;
-  std::thread watcher_;  // started with the way out, or with the first watched call
+  std::thread watcher_;  // started with the failure handler, or with the first watched call
 };
 
 }  // namespace tessera

@@ -104,15 +104,15 @@ bool RankBoard::take_report() {
   return window_ == nullptr || !reinterpret_cast<Shared*>(window_->peer(0))->reported.exchange(true);
 }
 
-bool RankBoard::is_dead(const RankEntry& its) {
-  const pid_t pid = its.pid.load();
-  return its.world_rank_plus_1.load() > 0 && pid != getpid() &&
-         state_of_process(pid, its.process_start.load()) == ProcessState::kEnded;
+bool RankBoard::is_dead(const RankEntry& entry) {
+  const pid_t pid = entry.pid.load();
+  return entry.world_rank_plus_1.load() > 0 && pid != getpid() &&
+         state_of_process(pid, entry.process_start.load()) == ProcessState::kEnded;
 }
 
 std::optional<int> RankBoard::find_dead() const {
-  for (const RankEntry* its : entries_) {
-    if (is_dead(*its)) return its->world_rank_plus_1.load() - 1;
+  for (const RankEntry* entry : entries_) {
+    if (is_dead(*entry)) return entry->world_rank_plus_1.load() - 1;
   }
   return std::nullopt;
 }
@@ -124,23 +124,23 @@ std::optional<int> RankBoard::find_dead_neighbour() const {
 
 std::vector<int> RankBoard::find_not_waiting() const {
   std::vector<int> found;
-  for (const RankEntry* its : entries_) {
-    if (monotonic_ns() - its->wait_seen_ns.load() > kSilentNs) found.push_back(its->world_rank_plus_1.load() - 1);
+  for (const RankEntry* entry : entries_) {
+    if (monotonic_ns() - entry->wait_seen_ns.load() > kSilentNs) found.push_back(entry->world_rank_plus_1.load() - 1);
   }
   return found;
 }
 
 std::string RankBoard::describe() const {
   std::string lines;
-  for (const RankEntry* its : entries_) {
-    const ProcessState state = state_of_process(its->pid.load(), its->process_start.load());
+  for (const RankEntry* entry : entries_) {
+    const ProcessState state = state_of_process(entry->pid.load(), entry->process_start.load());
     const char* remark = state == ProcessState::kEnded     ? ", has died"
                          : state == ProcessState::kStopped ? ", is stopped"
                                                            : "";
-    lines += fmt::format("\n  rank {} (process {}{}): step {}, for {:.1f} s in {}", its->world_rank_plus_1.load() - 1,
-                         its->pid.load(), remark, its->step.load(),
-                         1e-9 * static_cast<double>(monotonic_ns() - its->operation_since_ns.load()),
-                         get_text(its->operation));
+    lines += fmt::format("\n  rank {} (process {}{}): step {}, for {:.1f} s in {}", entry->world_rank_plus_1.load() - 1,
+                         entry->pid.load(), remark, entry->step.load(),
+                         1e-9 * static_cast<double>(monotonic_ns() - entry->operation_since_ns.load()),
+                         get_text(entry->operation));
   }
   return lines;
 }

@@ -65,7 +65,7 @@ class RankBoard {
 
  private:
   struct Shared;
-  static bool is_dead(const RankEntry& its);
+  static bool is_dead(const RankEntry& entry);
 
   std::unique_ptr<RankFile> file_;
   std::unique_ptr<Transport> node_;          // null in a run of one rank

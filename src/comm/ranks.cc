@@ -20,8 +20,8 @@ void Ranks::set_timeout(Progress::Seconds timeout, std::string key) {
   if (progress_ != nullptr) progress_->set_timeout(timeout, std::move(key));
 }
 
-void Ranks::set_way_out(std::function<void(const std::exception&)> way_out) {
-  if (progress_ != nullptr) progress_->set_way_out(std::move(way_out));
+void Ranks::set_failure_handler(std::function<void(const std::exception&)> failure_handler) {
+  if (progress_ != nullptr) progress_->set_failure_handler(std::move(failure_handler));
 }
 
 void Ranks::set_step(std::int64_t step) {

@@ -27,16 +27,16 @@ class Ranks {
 
   /// Sets the timeout of operations. `key` is its key in the configuration, for messages.
   void set_timeout(Progress::Seconds timeout, std::string key);
-  /// Sets the function that ends the run after a failure (Progress::set_way_out).
-  void set_way_out(std::function<void(const std::exception&)> way_out);
-  /// Returns what body() returns. If body() throws, it takes the way out before the caller's objects are destroyed.
-  /// Destroying them might wait for a GPU, for other ranks, or for storage that hangs.
+  /// Sets the function that ends the run after a failure (Progress::set_failure_handler).
+  void set_failure_handler(std::function<void(const std::exception&)> failure_handler);
+  /// Returns what body() returns. If body() throws, it calls the failure handler before the caller's objects are
+  /// destroyed. Destroying them might wait for a GPU, for other ranks, or for storage that hangs.
   template <typename Body>
   auto end_where_it_fails(Body&& body) -> decltype(body()) {
     try {
       return body();
     } catch (const std::exception& error) {
-      if (progress_ != nullptr) progress_->take_way_out(error);
+      if (progress_ != nullptr) progress_->call_failure_handler(error);
       throw;
     }
   }

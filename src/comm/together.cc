@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-std::string first_text(ProcessGroup& group, const std::string& text, std::string_view name) {
+std::string broadcast_first_text(ProcessGroup& group, const std::string& text, std::string_view name) {
   const auto own_size = static_cast<double>(text.size());
   const std::vector<double> sizes = group.all_gather(std::span(&own_size, 1), name);
   const auto first = std::find_if(sizes.begin(), sizes.end(), [](double size) { return size > 0.0; });
@@ -35,7 +35,7 @@ void run_together(ProcessGroup& group, std::string_view name, const std::functio
   } catch (const Error& error) {
     message = fmt::format("{}rank {}: {}", static_cast<char>(error.status()), group.rank(), error.what());
   }
-  message = first_text(group, message, name);
+  message = broadcast_first_text(group, message, name);
   if (!message.empty()) throw Error(message.substr(1), static_cast<ExitStatus>(message.front()));
 }
 

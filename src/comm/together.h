@@ -13,7 +13,7 @@
 namespace tessera {
 
 /// Returns, on all ranks, the text of the first rank that has one; "" if none has. `name` says what the text is about.
-std::string first_text(ProcessGroup& group, const std::string& text, std::string_view name);
+std::string broadcast_first_text(ProcessGroup& group, const std::string& text, std::string_view name);
 
 /// Calls `body`, which must not communicate, on all ranks of the group, and returns when all have succeeded. If it
 /// throws Error on some, all ranks throw the Error of the first of these, with its rank. `name` says what is done.

@@ -77,8 +77,8 @@ std::optional<NodeVerdict> read_verdict(const fs::path& folder) {
                       .bad_since = fields.number("bad_since"),
                       .active_check = fields.number("active_check")};
   for (const nlohmann::json& item : fields.array("findings")) {
-    const JsonFields its(item, fields.place_of("findings"));
-    verdict.items.push_back({finding_from_json(its), its.number("since")});
+    const JsonFields finding(item, fields.place_of("findings"));
+    verdict.items.push_back({finding_from_json(finding), finding.number("since")});
   }
   return verdict;
 }

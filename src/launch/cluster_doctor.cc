@@ -109,10 +109,10 @@ void compare_with_most(const std::vector<NodeFacts>& nodes, const char* what, co
   const std::string most = most_common(nodes, project);
   const auto shown = [](const std::string& text) { return text.empty() ? std::string("none") : text; };
   for (const NodeFacts& node : nodes) {
-    const std::string its = project(node);
-    if (!node.problem.empty() || its == most) continue;
+    const std::string answer = project(node);
+    if (!node.problem.empty() || answer == most) continue;
     findings.add(Severity::kBad, node.name,
-                 fmt::format("{}: {}, most nodes have {}. {}", what, shown(its), shown(most), remedy));
+                 fmt::format("{}: {}, most nodes have {}. {}", what, shown(answer), shown(most), remedy));
   }
 }
 

@@ -343,9 +343,10 @@ class Launcher {
     node->closed = 0.0;
     if (what == "hello" || what == "beat") take_health(*node, message.body);
     if (what == "hello") {
-      const std::string its = message.body.value("version", "");
-      if (its != version()) {
-        node->problem = fmt::format("it runs Tessera {}, this is {}: install the same program", its, version());
+      const std::string other_version = message.body.value("version", "");
+      if (other_version != version()) {
+        node->problem =
+            fmt::format("it runs Tessera {}, this is {}: install the same program", other_version, version());
       }
       node->has_come = true;
       node->between_tries = kBetweenTries;

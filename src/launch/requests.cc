@@ -91,7 +91,7 @@ void request_undrain(const fs::path& dump_folder, const std::vector<std::string>
     const auto node = std::ranges::find(launch->nodes, name, &LaunchState::Node::name);
     if (node == launch->nodes.end()) {
       std::vector<std::string> names;
-      for (const LaunchState::Node& its : launch->nodes) names.push_back(its.name);
+      for (const LaunchState::Node& known : launch->nodes) names.push_back(known.name);
       fail("the run has no node '{}'; expected one that is drained, of {}", name, fmt::join(names, ", "));
     }
     require(node->role == "drained", "{} is not drained but {}{}", name, node->role,

@@ -4,7 +4,7 @@
 
 #include "ops/elementwise/elementwise.h"
 #include "ops/elementwise/swiglu.h"
-#include "ops/kit/beside.h"
+#include "ops/kit/side_stream.h"
 #include "tensor/dims.h"
 
 namespace tessera {
@@ -131,10 +131,10 @@ void Moe::forward(const LayerContext& context, const GemmOperand& y, const MoeSa
                        keeps ? saved.x_RD : context.model->dispatcher->rows_in_window(op, saved.dispatch));
   {
     const ArenaScope shared_scope(*op.arena);
-    Beside beside(op, num_sms_of_dispatch(context));
-    if (shared_) shared_->forward(context.with_op(beside.op()), y, saved.shared_h_T2I, out_tD, Write::kAssign);
+    SideStream side(op, num_sms_of_dispatch(context));
+    if (shared_) shared_->forward(context.with_op(side.op()), y, saved.shared_h_T2I, out_tD, Write::kAssign);
     context.model->dispatcher->dispatch(op, y_tD, saved.dispatch, x_RD);
-    beside.join();
+    side.join();
   }
   w13_.forward(context, x_RD, offsets_e1, saved.h_R2F);
   if (out_tD.defined()) {
@@ -168,11 +168,10 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     const GemmOperand d_out_RD = allocate_operand(context, rows_shape, w2_.gradient_forms(context),
                                                   dispatcher.gradients_in_window(op, saved.dispatch));
     {
-      Beside beside(op, num_sms_of_dispatch(context));
-      if (shared_)
-        shared = shared_->backward_inputs(context.with_op(beside.op()), saved.shared_h_T2I, d_out_tD, d_y_tD);
+      SideStream side(op, num_sms_of_dispatch(context));
+      if (shared_) shared = shared_->backward_inputs(context.with_op(side.op()), saved.shared_h_T2I, d_out_tD, d_y_tD);
       dispatcher.combine_backward(op, d_out_tD, saved.dispatch, d_out_RD);
-      beside.join();
+      side.join();
     }
     const Tensor d_a_RF = context.allocate({rows_shape[0], config.moe_inter_dim});
     w2_.dgrad(context, d_out_RD, offsets_e1, d_a_RF);
@@ -194,11 +193,11 @@ void Moe::backward(const LayerContext& context, const GemmOperand& y, const MoeS
     w13_.wgrad(context, d_h_R2F, x_RD, offsets_e1);
     const Tensor d_x_RD = d_out_RD.plain.defined() ? d_out_RD.plain : context.allocate(rows_shape);
     w13_.dgrad(context, d_h_R2F, offsets_e1, d_x_RD);
-    Beside beside(op, num_sms_of_dispatch(context));
-    if (shared_) shared_->backward_weights(context.with_op(beside.op()), y, shared);
+    SideStream side(op, num_sms_of_dispatch(context));
+    if (shared_) shared_->backward_weights(context.with_op(side.op()), y, shared);
     dispatcher.dispatch_backward(op, d_x_RD, d_weights_R, saved.dispatch, d_y_tD,
                                  shared_ ? Write::kAccumulate : Write::kAssign, d_weights_tK);
-    beside.join();
+    side.join();
   }
 
   const Tensor d_logits_tE = context.allocate({num_tokens, experts}, DType::kFloat32);

@@ -146,9 +146,9 @@ Mesh Mesh::planned(const MeshDegrees& resolved, std::int64_t rank) {
   const auto own = groups_of(resolved, mesh.place);
   std::vector<int> ranks(own.size(), 0), sizes(own.size(), 0);
   for (std::int64_t other = 0; other < resolved.num_ranks(); ++other) {
-    const auto its = groups_of(resolved, place_of(resolved, other));
+    const auto groups = groups_of(resolved, place_of(resolved, other));
     for (std::size_t i = 0; i < own.size(); ++i) {
-      if (its[i].color != own[i].color) continue;
+      if (groups[i].color != own[i].color) continue;
       ++sizes[i];
       if (other < rank) ++ranks[i];
     }

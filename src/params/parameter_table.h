@@ -59,7 +59,7 @@ class ParameterTable {
     std::int64_t flat_offset = 0;  // of this part in the flat buffers
     std::int64_t slot_offset = 0;  // of the gathered bucket in its unit's slot
   };
-  struct Place {
+  struct Placement {
     UnitId unit;
     std::size_t bucket;
     std::int64_t offset;  // in the gathered bucket
@@ -89,7 +89,7 @@ class ParameterTable {
   const ParamSpec& buffer_spec(ParamId id) const { return buffer_specs_[id]; }
   std::int64_t buffer_offset(ParamId id) const { return buffer_offsets_[id]; }
   std::int64_t buffers_size() const { return buffers_size_; }
-  const Place& place(ParamId id) const { return places_[id]; }
+  const Placement& place(ParamId id) const { return places_[id]; }
   /// Returns which part of the parameter the local tensor is.
   Slice slice(ParamId id) const;
 
@@ -124,7 +124,7 @@ class ParameterTable {
 
   std::shared_ptr<Mesh> mesh_;
   std::vector<ParamSpec> specs_, buffer_specs_;
-  std::vector<Place> places_;
+  std::vector<Placement> places_;
   std::vector<Bucket> buckets_;
   std::size_t num_units_ = 1;
   std::int64_t flat_size_ = 0, slot_size_ = 0;

@@ -28,7 +28,7 @@ class QuantizedWeights {
   void refresh(const Context& op, UnitId unit);
 
  private:
-  struct Place {
+  struct QuantizedPlacement {
     WeightForm form{};
     std::size_t begin = 0;  // in bytes: in the buffer, or, of a sharded parameter, in its unit's slot
   };
@@ -40,7 +40,7 @@ class QuantizedWeights {
   const Parameters* parameters_ = nullptr;
   PrecisionTable table_;
   Device target_ = Device::kCpu;
-  std::vector<Place> places_;
+  std::vector<QuantizedPlacement> places_;
   std::size_t slots_begin_ = 0, slot_bytes_ = 0, num_bytes_ = 0;
   Buffer buffer_;
 };

@@ -43,7 +43,7 @@ Tensor UnitSlots::in_slot(const Buffer& buffer, DType dtype, std::size_t slot, s
 }
 
 Tensor UnitSlots::local_in_slot(const Buffer& buffer, DType dtype, std::size_t slot, ParamId id) const {
-  const ParameterTable::Place& place = table_->place(id);
+  const ParameterTable::Placement& place = table_->place(id);
   return in_slot(buffer, dtype, slot, table_->bucket(id).slot_offset + place.offset, place.local);
 }
 

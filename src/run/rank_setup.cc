@@ -62,8 +62,8 @@ std::shared_ptr<cuda::Runtime> join_gpus(const JobConfig& config, Ranks& ranks) 
     if (ranks.size() > 1) {
       double num_on_cpu = on_cpu ? 1.0 : 0.0;
       ranks.world().all_reduce(std::span(&num_on_cpu, 1), "who has a GPU");
-      const std::string first =
-          first_text(ranks.world(), on_cpu ? fmt::format("rank {}: {}", ranks.rank(), why_not) : "", "who has no GPU");
+      const std::string first = broadcast_first_text(
+          ranks.world(), on_cpu ? fmt::format("rank {}: {}", ranks.rank(), why_not) : "", "who has no GPU");
       require(num_on_cpu == 0.0 || num_on_cpu == ranks.size(),
               "training.device is auto, and {:.0f} of {} ranks have no GPU ({}): mend that, or set it to cpu",
               num_on_cpu, ranks.size(), first);

@@ -158,7 +158,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
 RunIdentity Trainer::share_run_identity() {
   RunIdentity run;
   if (run_folder_) run = run_folder_->run();
-  run.id = first_text(ranks_.world(), run.id, "the run's identity");
+  run.id = broadcast_first_text(ranks_.world(), run.id, "the run's identity");
   const auto attempt = static_cast<double>(run.attempt);
   run.attempt =
       static_cast<std::int64_t>(ranks_.world().all_gather(std::span(&attempt, 1), "the run's attempt").front());
@@ -421,7 +421,7 @@ Trainer::StepPlan Trainer::plan_of(std::int64_t step) const {
           .is_last = is_last};
 }
 
-Trainer::Agreed Trainer::agree(const volatile std::sig_atomic_t& stop_signal) {
+Trainer::Votes Trainer::agree(const volatile std::sig_atomic_t& stop_signal) {
   double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0,
                     memory_copies_ && memory_copies_->ready() ? 1.0 : 0.0};
   ranks_.world().all_reduce(votes, "whether to stop, and whether files are written and copies taken");
@@ -455,9 +455,10 @@ void Trainer::save(std::int64_t step, bool is_last) {
   checkpointer_.save(step, loader_->state(), is_last);
 }
 
-Trainer::After Trainer::end_step(std::int64_t step, const StepPlan& plan, const volatile std::sig_atomic_t& stop_signal,
-                                 StepTrace* trace, MetricsWriter* metrics) {
-  const Agreed agreed = agree(stop_signal);
+Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
+                                       const volatile std::sig_atomic_t& stop_signal, StepTrace* trace,
+                                       MetricsWriter* metrics) {
+  const Votes agreed = agree(stop_signal);
   bool is_done = plan.is_last, ends = is_done || agreed.stops;
   const bool copies = memory_copies_ && memory_copies_->is_due(step);
   if (ends || plan.validates || plan.saves || copies || agreed.has_copied || verifies(step, plan.saves)) {
@@ -484,8 +485,8 @@ Trainer::After Trainer::end_step(std::int64_t step, const StepPlan& plan, const 
     if (memory_copies_) memory_copies_->finish();
   }
   if (pauses) metrics->resume();
-  if (!ends) return After::kNextStep;
-  return is_done ? After::kDone : After::kStopped;
+  if (!ends) return StepOutcome::kNextStep;
+  return is_done ? StepOutcome::kDone : StepOutcome::kStopped;
 }
 
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
@@ -503,7 +504,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     if (metrics != nullptr) metrics->checkpoint(saved.step, saved.stall_seconds, saved.seconds);
   });
   std::int64_t step = first_step_;
-  After after = After::kNextStep;
+  StepOutcome after = StepOutcome::kNextStep;
   for (;; ++step) {
     ranks_.set_step(step);
     if (current_step != nullptr) *current_step = step;
@@ -513,10 +514,11 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     if (plan.profiles && is_first_rank()) trace.emplace(trace_, on_gpu());
     start_step(step, plan, metrics);
     after = end_step(step, plan, stop_signal, trace ? &*trace : nullptr, metrics);
-    if (after != After::kNextStep) break;
+    if (after != StepOutcome::kNextStep) break;
   }
-  if (memory_copies_) memory_copies_->remove();                                      // the checkpoint has everything
-  const int stopped_by = after == After::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
+  if (memory_copies_) memory_copies_->remove();  // the checkpoint has everything
+  const int stopped_by =
+      after == StepOutcome::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);
   if (config_.checkpoint.enable) {
     spdlog::info("checkpoint: {}", checkpoint_path(checkpointer_.folder(), step).string());

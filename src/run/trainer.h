@@ -58,21 +58,21 @@ class Trainer {
   };
   StepPlan plan_of(std::int64_t step) const;
   /// What all ranks agree on after a step. A signal may reach only some ranks, or some a step later; one is enough.
-  struct Agreed {
+  struct Votes {
     bool stops;
     bool has_written, has_copied;  // all ranks have written their checkpoint files; all copies have left the GPUs
   };
-  Agreed agree(const volatile std::sig_atomic_t& stop_signal);
+  Votes agree(const volatile std::sig_atomic_t& stop_signal);
   class StepTrace;
   /// Fills a step's batches and starts it. Finishes earlier steps that must not be under way at the same time.
   void start_step(std::int64_t step, const StepPlan& plan, MetricsWriter* metrics);
   /// What follows a step: the next step; the end of the run, with all steps and the last validation done; or its end
   /// because of a signal.
-  enum class After : std::uint8_t { kNextStep, kDone, kStopped };
+  enum class StepOutcome : std::uint8_t { kNextStep, kDone, kStopped };
   /// Does validation, comparison, copies and checkpoints after a step that was started. `trace` is that step's trace,
   /// or null.
-  After end_step(std::int64_t step, const StepPlan& plan, const volatile std::sig_atomic_t& stop_signal,
-                 StepTrace* trace, MetricsWriter* metrics);
+  StepOutcome end_step(std::int64_t step, const StepPlan& plan, const volatile std::sig_atomic_t& stop_signal,
+                       StepTrace* trace, MetricsWriter* metrics);
   /// Finishes the oldest steps until `left` are under way.
   void finish_steps(std::size_t left, MetricsWriter* metrics);
   void save(std::int64_t step, bool is_last);

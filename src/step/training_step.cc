@@ -407,8 +407,8 @@ std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, 
     });
   }
   for (std::string* text : {&found, &gradient}) {
-    *text = first_text(mesh_->tokens, *text, "what is not finite");
-    *text = first_text(mesh_->pp, *text, "what is not finite");
+    *text = broadcast_first_text(mesh_->tokens, *text, "what is not finite");
+    *text = broadcast_first_text(mesh_->pp, *text, "what is not finite");
     if (!text->empty()) return *text;
   }
   return "the sum of the losses, or of the gradients' squares";

@@ -24,7 +24,7 @@ namespace {
 
 using app_test::Finished;
 using app_test::Process;
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -45,7 +45,7 @@ class Cli : public ::testing::Test {
   }
   std::filesystem::path checkpoints() const { return scratch_ / "outputs" / "checkpoint"; }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_F(Cli, HelpOfEverySubcommand) {

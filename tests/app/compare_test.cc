@@ -15,7 +15,7 @@ using app_test::Finished;
 using app_test::Process;
 using compare_test::Noise;
 using compare_test::PlantedRun;
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -64,7 +64,7 @@ enable = true
                                                                 (scratch_ / "dataset").string()));
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_F(Compare, PlantedCases) {

@@ -42,7 +42,7 @@ std::vector<std::string> plan_in_header(const std::string& name) {
 
 class Configs : public ::testing::TestWithParam<std::string> {
  protected:
-  data::Scratch scratch_;
+  data::TemporaryFolder scratch_;
 };
 
 TEST_P(Configs, AreValidOnTheRanksThatTheirNameSays) {

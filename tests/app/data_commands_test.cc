@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using app_test::Finished;
 using app_test::Process;
-using data::Scratch;
+using data::TemporaryFolder;
 using data::write_file;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -60,12 +60,12 @@ class DataCommands : public ::testing::Test {
     ASSERT_TRUE(fs::exists(scratch_ / name));
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 struct DataMistake {
   const char* name;
-  std::function<void(const Scratch&)> prepare;
+  std::function<void(const TemporaryFolder&)> prepare;
   std::vector<std::string> arguments;
   std::vector<std::string> parts;  // parts of the message
   rlim_t max_file_bytes = RLIM_INFINITY;
@@ -73,9 +73,9 @@ struct DataMistake {
 };
 
 std::vector<DataMistake> mistakes() {
-  const auto text = [](const Scratch& scratch) { write_file(scratch / "a.txt", "some text\n"); };
+  const auto text = [](const TemporaryFolder& scratch) { write_file(scratch / "a.txt", "some text\n"); };
   const auto file = [](const std::string& name, const std::string& content) {
-    return [=](const Scratch& scratch) { write_file(scratch / name, content); };
+    return [=](const TemporaryFolder& scratch) { write_file(scratch / name, content); };
   };
   const auto prepare = [](const std::string& input, const std::string& tokenizer = "bytes",
                           const std::vector<std::string>& more = {}) {
@@ -95,14 +95,14 @@ std::vector<DataMistake> mistakes() {
       {"no such tokenizer", text, prepare("@a.txt", "byte"), {"'byte'", "expected 'bytes'", "tokenizer.json"}},
       {"a text as the tokenizer", text, prepare("@a.txt", "@a.txt"), {"a.txt", "not a SentencePiece model"}},
       {"JSON that is no tokenizer",
-       [=](const Scratch& scratch) {
+       [=](const TemporaryFolder& scratch) {
          text(scratch);
          write_file(scratch / "config.json", "{\"layers\": 3}");
        },
        prepare("@a.txt", "@config.json"),
        {"config.json", "$.model"}},
       {"a folder without files",
-       [](const Scratch& scratch) { fs::create_directories(scratch / "texts"); },
+       [](const TemporaryFolder& scratch) { fs::create_directories(scratch / "texts"); },
        prepare("@texts"),
        {"texts", "no files of text"}},
       {"a folder of images",
@@ -124,7 +124,7 @@ std::vector<DataMistake> mistakes() {
        prepare("@a.txt"),
        {"a.txt", "UTF-16", "iconv -f UTF-16"}},
       {"a truncated gzip",
-       [=](const Scratch& scratch) {
+       [=](const TemporaryFolder& scratch) {
          const std::string whole = data::gzipped(lines);
          write_file(scratch / "a.jsonl.gz", whole.substr(0, whole.size() / 2));
        },
@@ -152,14 +152,14 @@ std::vector<DataMistake> mistakes() {
        prepare("@a.txt"),
        {"no document with text", "all 1 documents are empty"}},
       {"an output that is a file",
-       [=](const Scratch& scratch) {
+       [=](const TemporaryFolder& scratch) {
          text(scratch);
          write_file(scratch / "out", "kept");
        },
        prepare("@a.txt"),
        {"out", "expected a folder", "it is a file"}},
       {"an output that exists",
-       [=](const Scratch& scratch) {
+       [=](const TemporaryFolder& scratch) {
          text(scratch);
          write_file(scratch / "out/precious.txt", "kept");
        },
@@ -170,7 +170,7 @@ std::vector<DataMistake> mistakes() {
        {"data", "prepare", "--input", "@texts", "--tokenizer", "bytes", "--output", "@texts/out"},
        {"texts/out", "within the input folder", "outside"}},
       {"a model that exists",
-       [=](const Scratch& scratch) {
+       [=](const TemporaryFolder& scratch) {
          text(scratch);
          write_file(scratch / "a.model", "kept");
        },

@@ -83,7 +83,7 @@ class LaunchMistakes : public ::testing::Test {
     }
   }
 
-  data::Scratch scratch_;
+  data::TemporaryFolder scratch_;
 };
 
 TEST_F(LaunchMistakes, WithHostsAreTold) {

@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 using app_test::Finished;
 using app_test::mpirun;
 using app_test::Process;
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ContainsRegex;
@@ -55,7 +55,7 @@ class ManyRanks : public ::testing::Test {
     return Process(scratch_, arguments, RLIM_INFINITY, launcher).finish();
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 /// Returns the processes that mpirun has started, by rank.
@@ -110,9 +110,9 @@ class RankFailures : public ManyRanks, public ::testing::WithParamInterface<Fail
     if (ranks.contains(rank)) kill(ranks.at(rank), signal);
     const Finished finished = process.finish(std::chrono::seconds(kTimeout + 10));
     EXPECT_NE(finished.status, 0);
-    for (const auto& [its, pid] : ranks) {
+    for (const auto& [other, pid] : ranks) {
       for (int i = 0; i < 200 && !has_ended(pid); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      EXPECT_TRUE(has_ended(pid)) << "rank " << its << "\n" << finished.output;
+      EXPECT_TRUE(has_ended(pid)) << "rank " << other << "\n" << finished.output;
       if (!has_ended(pid)) kill(pid, SIGKILL);
     }
     return finished;

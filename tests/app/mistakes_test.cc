@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using app_test::Finished;
 using app_test::Process;
-using data::Scratch;
+using data::TemporaryFolder;
 using data::write_file;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -259,7 +259,7 @@ class Mistakes : public ::testing::Test {
     }
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_F(Mistakes, WithWordsAreTold) { expect_refused(mistakes_with_words()); }

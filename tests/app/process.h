@@ -33,7 +33,7 @@ inline std::vector<std::string> mpirun(int num_ranks) {
 }
 
 /// Returns the arguments of `tessera train` for a small model on the test's dataset of bytes, followed by `more`.
-inline std::vector<std::string> small_run(const data::Scratch& scratch, const std::vector<std::string>& more) {
+inline std::vector<std::string> small_run(const data::TemporaryFolder& scratch, const std::vector<std::string>& more) {
   std::vector<std::string> arguments = {"train",
                                         "--training.dataset_path=" + (scratch / "dataset").string(),
                                         "--job.dump_folder=" + (scratch / "outputs").string(),
@@ -72,7 +72,7 @@ inline std::filesystem::path write_script(const std::filesystem::path& path, con
 /// the command line.
 class Process {
  public:
-  Process(const data::Scratch& scratch, const std::vector<std::string>& arguments,
+  Process(const data::TemporaryFolder& scratch, const std::vector<std::string>& arguments,
           rlim_t max_file_bytes = RLIM_INFINITY, const std::vector<std::string>& launcher = {})
       : log_(scratch / "log.txt") {
     std::filesystem::remove(log_);

@@ -11,18 +11,18 @@ namespace {
 namespace fs = std::filesystem;
 using app_test::Finished;
 using app_test::Process;
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 /// Runs the program with one thread. Beside other tests, two threads would wait for each other.
-Finished run(const Scratch& scratch, const std::vector<std::string>& arguments) {
+Finished run(const TemporaryFolder& scratch, const std::vector<std::string>& arguments) {
   return Process(scratch, arguments, RLIM_INFINITY, {"/usr/bin/env", "OMP_NUM_THREADS=1"}).finish();
 }
 
 TEST(Quickstart, GoesThroughItsStagesAndDoesNothingTwice) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path folder = scratch / "quick start";
   const std::vector<std::string> arguments = {"quickstart", "--out", folder, "--seconds=1"};
   const Finished first = run(scratch, arguments);
@@ -41,7 +41,7 @@ TEST(Quickstart, GoesThroughItsStagesAndDoesNothingTwice) {
 }
 
 TEST(Quickstart, CtrlCEndsItAndItGoesOn) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path folder = scratch / "quickstart";
   const Process process(scratch, {"quickstart", "--out", folder, "--seconds=60"});
   process.wait_for_output("norm");  // the run has logged a step

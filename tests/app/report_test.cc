@@ -10,7 +10,7 @@ using app_test::Finished;
 using app_test::Process;
 using app_test::small_run;
 using compare_test::PlantedRun;
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -20,7 +20,7 @@ class Report : public ::testing::Test {
     arguments.insert(arguments.begin(), "report");
     return Process(scratch_, arguments).finish();
   }
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_F(Report, OfARunThatWentOnWithAnotherLearningRate) {

@@ -13,7 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 using app_test::Finished;
 using app_test::Process;
-using data::Scratch;
+using data::TemporaryFolder;
 using data::write_file;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -33,7 +33,7 @@ class WatchTest : public ::testing::Test {
                    {"/usr/bin/env", "PATH=" + (scratch_ / "bin").string() + ":/usr/bin:/bin"});
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
   fs::path run_ = scratch_ / "outputs";  // the output folder of app_test::small_run
   /// The state that a launcher left behind. Nobody can reach this launcher any more.
   LaunchState lost_{.run_id = "r",

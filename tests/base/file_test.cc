@@ -26,10 +26,10 @@ extern "C" int renameat2(int, const char* from, int, const char* to, unsigned in
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 TEST(AtomicFile, IsFlushedBeforeItHasItsNameAndItsFolderAfter) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   AtomicFile file(scratch / "file");
   file.write("new");
   flushed.clear();
@@ -41,7 +41,7 @@ TEST(AtomicFile, IsFlushedBeforeItHasItsNameAndItsFolderAfter) {
 TEST(ReplaceFolder, PutsTheWholeInThePlaceOfTheOld) {
   for (const bool can : {true, false}) {
     exchanges = can;
-    const Scratch scratch;
+    const TemporaryFolder scratch;
     data::write_file(scratch / "new/file", "new");
     data::write_file(scratch / "old/file", "old");
     flushed.clear();
@@ -55,7 +55,7 @@ TEST(ReplaceFolder, PutsTheWholeInThePlaceOfTheOld) {
 }
 
 TEST(AtomicFile, AppearsWithCommitOnly) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = scratch / "file";
   data::write_file(path, "old");
   {
@@ -76,7 +76,7 @@ TEST(AtomicFile, AppearsWithCommitOnly) {
 }
 
 TEST(AtomicFile, WritesWithinTheFileOnly) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   AtomicFile file(scratch / "file");
   file.write("four");
   EXPECT_THROW(file.write_at(1, std::as_bytes(std::span("four", 4))), InternalError);
@@ -86,12 +86,12 @@ TEST(AtomicFile, WritesWithinTheFileOnly) {
 }
 
 TEST(AtomicFile, FoldersThatAreNotThere) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   expect_error([&] { AtomicFile file(scratch / "missing/file"); }, {"missing/file", "No such file"});
 }
 
 TEST(AtomicFile, ReplacesFilesOnly) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   expect_error([] { AtomicFile file("/dev/null"); }, {"/dev/null", "no regular file"});
   expect_error([&] { AtomicFile file(scratch.path()); }, {"no regular file"});
   // A write through a symbolic link replaces the link's target, not the link.
@@ -105,14 +105,14 @@ TEST(AtomicFile, ReplacesFilesOnly) {
 }
 
 TEST(MappedFile, WhatCannotBeMapped) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   expect_error([&] { MappedFile file(scratch / "missing"); }, {"missing", "No such file"});
   expect_error([&] { MappedFile file(scratch.path()); }, {"not a regular file"});
   EXPECT_TRUE(MappedFile(data::write_file(scratch / "empty", "")).bytes().empty());
 }
 
 TEST(MappedFile, MovesAndOutlivesTheName) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = data::write_file(scratch / "file", "content");
   MappedFile first(path);
   MappedFile second(std::move(first));
@@ -155,7 +155,7 @@ TEST(Checksum, PiecesEqualTheWhole) {
 }
 
 TEST(FileLock, IsHeldByOneObjectAtATime) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = scratch / "lock";
   {
     const FileLock lock(path, "the folder 'x'");

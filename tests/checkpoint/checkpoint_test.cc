@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 class CheckpointTest : public ::testing::Test {
  protected:
@@ -33,7 +33,7 @@ class CheckpointTest : public ::testing::Test {
   Shape shape() const { return {static_cast<std::int64_t>(numbers_.size())}; }
 
   std::vector<float> numbers_ = std::vector<float>(1 << 16, 1.0f);
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_F(CheckpointTest, RoundTrip) {

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 std::string with_header(const std::string& json, const std::string& data) {
   const std::uint64_t size = json.size();
@@ -19,7 +19,7 @@ std::string with_header(const std::string& json, const std::string& data) {
 }
 
 TEST(Safetensors, RoundTrip) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::vector<float> numbers(6);
   std::iota(numbers.begin(), numbers.end(), -2.5f);
   std::vector<BFloat16> halves = {BFloat16(1.0f), BFloat16(-3.0f)};
@@ -45,7 +45,7 @@ TEST(Safetensors, RoundTrip) {
 }
 
 TEST(Safetensors, EveryTruncationIsAnError) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   float numbers[4] = {1, 2, 3, 4};
   const NamedTensor tensors[] = {{"a", Tensor(numbers, {4}, DType::kFloat32, Device::kCpu)}};
   write_safetensors(scratch / "whole", tensors, {});
@@ -57,7 +57,7 @@ TEST(Safetensors, EveryTruncationIsAnError) {
 }
 
 TEST(Safetensors, HeadersThatLie) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto refused = [&](const std::string& json, const std::vector<std::string>& parts) {
     const auto path = data::write_file(scratch / "bad", with_header(json, std::string(16, 'x')));
     expect_error([&] { SafetensorsFile file(path); }, parts);

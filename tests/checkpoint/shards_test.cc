@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using data::Scratch;
+using data::TemporaryFolder;
 
 /// How a tensor is spread over files: a dim is cut into parts, and each part into ranges of equal size.
 struct Spread {
@@ -68,7 +68,7 @@ TEST(Shards, AnyCutIsReadFromAnyOther) {
                             {.dim = 1, .blocks = 2, .parts = 2, .ranges = 5},
                             {.dim = 2, .parts = 5}};
   for (const Spread& saved : spreads) {
-    const Scratch scratch;
+    const TemporaryFolder scratch;
     const std::vector<Piece> pieces = pieces_of(shape, saved);
     write_shards(scratch.path(), 3, pieces);
     const ShardFiles files(scratch.path(), "model", 3, static_cast<std::int64_t>(pieces.size()));
@@ -92,7 +92,7 @@ TEST(Shards, AnyCutIsReadFromAnyOther) {
 }
 
 TEST(Shards, OneRanksFileIsAPlainSafetensorsFile) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   write_shards(scratch.path(), 3, {Piece::whole({2, 3})});
   const SafetensorsFile file(scratch / "model.safetensors");
   EXPECT_EQ(file.at("w").shape, (std::vector<std::int64_t>{2, 3}));
@@ -101,7 +101,7 @@ TEST(Shards, OneRanksFileIsAPlainSafetensorsFile) {
 }
 
 TEST(Shards, AWriterThatIsStoppedLeavesNoFile) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::vector<float> numbers(6);
   const TensorPiece tensor{"w", Piece::whole({6}), view(numbers)};
   std::stop_source stop;
@@ -112,7 +112,7 @@ TEST(Shards, AWriterThatIsStoppedLeavesNoFile) {
 }
 
 TEST(Shards, FilesOfOtherCheckpointsAreRefused) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::vector<Piece> halves = pieces_of({4, 4}, {.ranges = 2}), thirds = pieces_of({4, 3}, {.ranges = 3});
   write_shards(scratch / "3", 3, halves);
   write_shards(scratch / "4", 4, halves);
@@ -141,7 +141,7 @@ TEST(Shards, FilesOfOtherCheckpointsAreRefused) {
 }
 
 TEST(Shards, OnlyTheOptimizersMayBeInBfloat16) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const Piece whole = Piece::whole({3, 5});
   std::vector<BFloat16> numbers;
   for (const float number : numbers_of(whole)) numbers.emplace_back(number);
@@ -170,7 +170,7 @@ TEST(Shards, OnlyTheOptimizersMayBeInBfloat16) {
 }
 
 TEST(Shards, GapsAndOverlapsAreRefused) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto read = [&](const std::vector<Piece>& pieces, const Shape& shape = {4, 6}) {
     write_shards(scratch.path(), 0, pieces);
     ShardFiles(scratch.path(), "model", 0, static_cast<std::int64_t>(pieces.size())).at("w", shape);
@@ -201,7 +201,7 @@ TEST(Shards, GapsAndOverlapsAreRefused) {
 }
 
 TEST(Shards, PiecesThatLie) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::vector<float> numbers(12);
   const auto refused = [&](const std::string& pieces, const std::vector<std::string>& parts) {
     auto metadata = shard_metadata({});

@@ -507,7 +507,7 @@ TEST(ProcessGroup, ARankThatOthersCannotStopWaitingFor) {
                if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1200));
                static_cast<void>(group.split(0, group.rank(), "ep"));
              },
-             {.timeout = Progress::Seconds(0.3), .way_out = keep});
+             {.timeout = Progress::Seconds(0.3), .failure_handler = keep});
   ASSERT_EQ(messages.size(), 1u);
   EXPECT_THAT(messages[0], testing::HasSubstr("creation of ep (world) did not end within 0.3 s "
                                               "(comm.init_timeout_seconds); waiting for rank 1\n"));

@@ -13,14 +13,14 @@ struct RankOptions {
   Progress::Seconds timeout{60.0};
   /// Wraps the transport of every rank.
   std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap = {};
-  std::function<void(const std::exception&)> way_out = {};  // argument of Progress::set_way_out()
+  std::function<void(const std::exception&)> failure_handler = {};  // argument of Progress::set_failure_handler()
 };
 
 inline void run_rank(std::unique_ptr<Transport> transport, const RankOptions& options,
                      const std::function<void(ProcessGroup&)>& body) {
   if (options.wrap) transport = options.wrap(std::move(transport));
   Ranks ranks(std::move(transport), options.timeout);
-  ranks.set_way_out(options.way_out);
+  ranks.set_failure_handler(options.failure_handler);
   body(ranks.world());
 }
 

@@ -10,14 +10,14 @@ namespace tessera {
 namespace {
 
 using compare_test::PlantedRun;
-using data::Scratch;
+using data::TemporaryFolder;
 using data::write_file;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(RunRecord, ReadsWhatATrainerWrites) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = PlantedRun{.seed = 7, .steps = 50, .sqnr_layers = 3}.write(scratch / "run");
   write_file(folder / "metrics.jsonl", read_text_file(folder / "metrics.jsonl") +
                                            "{\"step\":50,\"validation_loss\":4.25}\n{\"step\":50,\"later\":1}\n");
@@ -36,7 +36,7 @@ TEST(RunRecord, ReadsWhatATrainerWrites) {
 }
 
 TEST(RunRecord, TokensPerStepAreOfAllRanks) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto tokens = [&](const std::map<std::string, std::string>& config, int ranks) {
     const auto folder = PlantedRun{.steps = 1, .config = config}.write(scratch / "run");
     auto info = nlohmann::json::parse(read_text_file(folder / "run.json"));
@@ -55,7 +55,7 @@ TEST(RunRecord, TokensPerStepAreOfAllRanks) {
 }
 
 TEST(RunRecord, SitesOutsideOfLayersAreTheirOwn) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = PlantedRun{.steps = 1}.write(scratch / "run");
   write_file(folder / "metrics.jsonl",
              R"({"step":1,"loss":4,"grad_norm":1,"tokens_per_second":1,"memory_bytes":1,"quantization_sqnr_db":)"
@@ -67,14 +67,14 @@ TEST(RunRecord, SitesOutsideOfLayersAreTheirOwn) {
 }
 
 TEST(RunRecord, WithoutRunJsonItSaysHowToGetOne) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = PlantedRun{}.write(scratch / "run");
   std::filesystem::remove(folder / "run.json");
   expect_error([&] { read_run(folder); }, {"run.json", "tessera train", "job.dump_folder", "trained again"});
 }
 
 TEST(RunRecord, DamagedFilesAreNamed) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto damaged = [&](const char* file, const std::string& content, const std::vector<std::string>& parts) {
     const auto folder = PlantedRun{.steps = 3}.write(scratch / "run");
     write_file(folder / file, content);
@@ -106,7 +106,7 @@ TEST(RunRecord, DamagedFilesAreNamed) {
 }
 
 TEST(RunRecord, ALineThatIsCutOffDoesNotCount) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = PlantedRun{.steps = 20}.write(scratch / "run");
   const std::string metrics = read_text_file(folder / "metrics.jsonl");
   write_file(folder / "metrics.jsonl", metrics.substr(0, metrics.size() - 30));
@@ -116,7 +116,7 @@ TEST(RunRecord, ALineThatIsCutOffDoesNotCount) {
 }
 
 TEST(RunRecord, FindsARunOrItsSubfolders) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PlantedRun{}.write(scratch / "side/seed-2");
   PlantedRun{}.write(scratch / "side/seed-1");
   write_file(scratch / "side/notes/notes.txt", "x");
@@ -129,7 +129,7 @@ TEST(RunRecord, FindsARunOrItsSubfolders) {
 class Sides : public ::testing::Test {
  protected:
   RunRecord run(const std::string& name, const PlantedRun& planted) { return read_run(planted.write(scratch_ / name)); }
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_F(Sides, DifferencesInMoreThanPrecisionAreRefusedWithKeyAndValues) {
@@ -196,7 +196,7 @@ TEST_F(Sides, AStartedRunIsTheOneThatIsThere) {
 }
 
 TEST(RunRecord, NumbersAndTextsThatNoTrainerWrites) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = PlantedRun{.steps = 1}.write(scratch / "run");
   const std::string start = R"({"step":1,"loss":4,"grad_norm":1,"tokens_per_second":1,"memory_bytes":)";
   write_file(folder / "metrics.jsonl", start + R"(1,"quantization_sqnr_db":{"a":null,"b":{"x":3}}})");
@@ -209,7 +209,7 @@ TEST(RunRecord, NumbersAndTextsThatNoTrainerWrites) {
 }
 
 TEST(RunRecord, ARunThatBreaksDownHasEnded) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto at = [&](std::int64_t null_step, std::int64_t last_step) {
     PlantedRun planted{.steps = 20, .last_step = last_step};
     planted.loss = [&](double loss, std::int64_t step) { return step == null_step ? std::nan("") : loss; };
@@ -235,7 +235,7 @@ TEST(RunRecord, ARunThatBreaksDownHasEnded) {
 }
 
 TEST(RunRecord, ARunThatWasChangedOnItsWayIsRefused) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = PlantedRun{}.write(scratch / "run");
   auto info = nlohmann::json::parse(read_text_file(folder / "run.json"));
   info["changed"] = {{"optimizer.lr", {"0.0008", "0.0004 at step 101"}}};

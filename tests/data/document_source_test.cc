@@ -18,12 +18,12 @@ Documents read_all(const std::vector<std::filesystem::path>& inputs) {
 }
 
 TEST(DocumentSource, PlainFileIsOneDocument) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   EXPECT_EQ(read_all({write_file(scratch / "a.txt", "one\n\ntwo\n")}), Documents{"one\n\ntwo\n"});
 }
 
 TEST(DocumentSource, GzipIsToldByContent) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string text(1'000'000, 'x');  // takes several reads
   EXPECT_EQ(read_all({write_file(scratch / "a.txt.gz", gzipped(text)), write_file(scratch / "b.txt", gzipped("b"))}),
             (Documents{text, "b"}));
@@ -37,7 +37,7 @@ TEST(DocumentSource, GzipIsToldByContent) {
 }
 
 TEST(DocumentSource, DamagedGzipIsAnError) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::string text;
   for (int i = 0; i < 5000; ++i) text += fmt::format("{} ", i * i);
   const std::string good = gzipped(text);
@@ -60,7 +60,7 @@ TEST(DocumentSource, DamagedGzipIsAnError) {
 }
 
 TEST(DocumentSource, JsonLines) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string lines =
       "{\"text\": \"one\\nline \\u00e9\", \"id\": 7}\r\n\n  \n{\"meta\": {}, \"text\": \"two\"}\n{\"text\": "
       "\"\"}\n"
@@ -73,7 +73,7 @@ TEST(DocumentSource, JsonLines) {
 }
 
 TEST(DocumentSource, LinesLongerThanTheBuffer) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string text(700'000, 'y');
   const std::string line = "{\"text\": \"" + text + "\"}\n";
   EXPECT_EQ(read_all({write_file(scratch / "a.jsonl", line + "{\"text\": \"b\"}\n" + line)}),
@@ -82,7 +82,7 @@ TEST(DocumentSource, LinesLongerThanTheBuffer) {
 
 /// The end of a line may be the first or the last byte of a read.
 TEST(DocumentSource, LinesThatEndAtTheBuffersEnd) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   for (const int before : {-1, 0, 1}) {
     const std::string text((1 << 18) - 12 + before, 'y');  // {"text": ""} takes 12
     EXPECT_EQ(read_all({write_file(scratch / "a.jsonl", "{\"text\": \"" + text + "\"}\n{\"text\": \"b\"}\n")}),
@@ -91,7 +91,7 @@ TEST(DocumentSource, LinesThatEndAtTheBuffersEnd) {
 }
 
 TEST(DocumentSource, BadJsonLinesNameTheLine) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   for (const auto& [bad, reason] :
        std::vector<std::pair<std::string, std::string>>{{"{\"text\": \"cut", "jq -c . IN"},
                                                         {"[1, 2]", "got array"},
@@ -106,7 +106,7 @@ TEST(DocumentSource, BadJsonLinesNameTheLine) {
 }
 
 TEST(DocumentSource, FoldersInSortedOrder) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   write_file(scratch / "in/b.txt", "b");
   write_file(scratch / "in/a/z.txt", "az");
   write_file(scratch / "in/a/y.jsonl", "{\"text\": \"ay\"}\n");
@@ -118,7 +118,7 @@ TEST(DocumentSource, FoldersInSortedOrder) {
 }
 
 TEST(DocumentSource, LinksThatLeadNowhereAreNoFiles) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   write_file(scratch / "in/a.txt", "a");
   std::filesystem::create_symlink("loop", scratch / "in/loop");
   std::filesystem::create_symlink("absent", scratch / "in/dangling");
@@ -126,7 +126,7 @@ TEST(DocumentSource, LinksThatLeadNowhereAreNoFiles) {
 }
 
 TEST(DocumentSource, DocumentsWithoutTextAreLeftOut) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto lines = write_file(scratch / "c.jsonl", "{\"text\": \" \\n\\t\"}\n{\"text\": \"c\"}\n{\"text\": \"\"}\n");
   DocumentSource source({write_file(scratch / "b.txt", "b"), write_file(scratch / "empty.txt", ""),
                          write_file(scratch / "blank.txt", " \u3000\u00A0\r\n"), lines});
@@ -141,7 +141,7 @@ TEST(DocumentSource, DocumentsWithoutTextAreLeftOut) {
 }
 
 TEST(DocumentSource, FilesThatDescribeAFolderAreNoDocuments) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   for (const char* name : {"README.md", "readme", "README_zh.md", "LICENSE", "LICENSE-MIT", "sub/COPYING.txt",
                            "dataset_infos.json", "sub/state.json", ".gitattributes"}) {
     write_file(scratch / "in" / name, "{}");
@@ -154,7 +154,7 @@ TEST(DocumentSource, FilesThatDescribeAFolderAreNoDocuments) {
 }
 
 TEST(DocumentSource, FilesOfOtherKindsAreRefusedBeforeAnythingIsRead) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto png = write_file(scratch / "in/b.png", std::string("\x89PNG\r\n\x1A\n\0\0", 10));
   const auto zipped = write_file(scratch / "in/c.txt.gz", gzipped(std::string("PAR1\0", 5)));
   const auto renamed = write_file(scratch / "in/d.txt", "{\"text\": \"d\"}\n");
@@ -175,7 +175,7 @@ TEST(DocumentSource, FilesOfOtherKindsAreRefusedBeforeAnythingIsRead) {
 }
 
 TEST(DocumentSource, IllFormedUtf8IsReplacedAndCounted) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto lines = write_file(scratch / "b.jsonl",
                                 "{\"text\": \"g\u00F6\u00F6d\"}\n{\"text\": \"fa\xE7"
                                 "ade\"}\n");
@@ -202,7 +202,7 @@ constexpr std::string_view kIndex =
 const std::string kDatabase = "infoalph" + std::string(66, 'b') + "rest";
 
 TEST(DocumentSource, DictdEntriesOnceInFileOrder) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const Documents expected{"alph", std::string(66, 'b')};
   write_file(scratch / "d/x.index", kIndex);
   write_file(scratch / "d/x.dict.dz", gzipped(kDatabase));
@@ -214,7 +214,7 @@ TEST(DocumentSource, DictdEntriesOnceInFileOrder) {
 }
 
 TEST(DocumentSource, DictdErrors) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto database = write_file(scratch / "x.dict", kDatabase);
   expect_error([&] { DocumentSource({database}); }, {"x.index", "does not exist"});
   for (const auto& [bad, reason] :
@@ -230,7 +230,7 @@ TEST(DocumentSource, DictdErrors) {
 }
 
 TEST(DocumentSource, InputsThatCannotWork) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   expect_error([&] { DocumentSource({scratch / "none"}); }, {"none", "no such file"});
   std::filesystem::create_directories(scratch / "empty");
   expect_error([&] { DocumentSource({scratch / "empty"}); }, {"empty", "no files of text"});

@@ -64,7 +64,7 @@ std::vector<Tokens> sorted(std::vector<Tokens> samples) {
 }
 
 TEST(Loader, WithoutShuffleGivesThePackedTokens) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path dataset = make_dataset(scratch, 100, 177);  // shards end within samples
   ASSERT_GT(read_manifest(dataset).splits.at("train").size(), 10u);
   LoaderConfig config = config_for(dataset);
@@ -78,7 +78,7 @@ TEST(Loader, WithoutShuffleGivesThePackedTokens) {
 }
 
 TEST(Loader, Golden) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options;
   options.inputs = {
       write_file(scratch / "in.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"defgh\"}\n{\"text\": \"ij\"}\n")};
@@ -99,7 +99,7 @@ TEST(Loader, Golden) {
 }
 
 TEST(Loader, AnEpochHasEverySampleOnce) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path dataset = make_dataset(scratch, 96, 300);
   const std::vector<Tokens> expected = expected_samples(dataset);
   const std::size_t num_samples = expected.size();
@@ -125,7 +125,7 @@ TEST(Loader, AnEpochHasEverySampleOnce) {
 }
 
 TEST(Loader, OrderDoesNotDependOnRanksOrBatch) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path dataset = make_dataset(scratch, 60, 300);
   LoaderConfig config = config_for(dataset);
   config.local_batch_size = 12;
@@ -144,7 +144,7 @@ TEST(Loader, OrderDoesNotDependOnRanksOrBatch) {
 }
 
 TEST(Loader, ResumesWhereItWas) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path dataset = make_dataset(scratch, 60, 300);
   const LoaderConfig config = config_for(dataset);
   std::vector<Loader> straight = make_ranks(config, 4);
@@ -166,7 +166,7 @@ TEST(Loader, ResumesWhereItWas) {
 }
 
 TEST(Loader, RefusesAStateOfAnotherRun) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path dataset = make_dataset(scratch, 60, 300, 0.3);
   Loader loader(config_for(dataset));
   const LoaderState good = loader.state();
@@ -208,7 +208,7 @@ TEST(LoaderState, JsonRoundTripAndErrors) {
 }
 
 TEST(Loader, ConfigsThatCannotWork) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path dataset = make_dataset(scratch, 20, 1000);
   const auto expect_refused = [&](auto change, const std::vector<std::string>& parts) {
     LoaderConfig config = config_for(dataset);
@@ -230,7 +230,7 @@ TEST(Loader, ConfigsThatCannotWork) {
 }
 
 TEST(Loader, RefusesTokensOutsideOfTheVocabulary) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path dataset = make_dataset(scratch, 20, 1'000'000);
   LoaderConfig config = config_for(dataset);
   config.vocab_size = 257;
@@ -251,7 +251,7 @@ TEST(Loader, RefusesTokensOutsideOfTheVocabulary) {
 }
 
 TEST(Loader, DamageIsAnErrorWhenItIsTouched) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const fs::path dataset = make_dataset(scratch, 20, 1'000'000);
   const fs::path path = dataset / "train-00000.tokens";
   std::string content = read_text_file(path);
@@ -267,7 +267,7 @@ TEST(Loader, DamageIsAnErrorWhenItIsTouched) {
 }
 
 TEST(Loader, NextWantsARoomOfTheRightSize) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   Loader loader(config_for(make_dataset(scratch, 20, 1000)));
   Tokens tokens(3 * kSampleSize + 1);
   EXPECT_THROW(loader.next(tokens), InternalError);

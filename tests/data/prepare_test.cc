@@ -20,7 +20,7 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
   return contents;
 }
 
-PrepareOptions options_for(const Scratch& scratch, int num_documents = 200) {
+PrepareOptions options_for(const TemporaryFolder& scratch, int num_documents = 200) {
   std::string lines;
   for (int i = 0; i < num_documents; ++i) lines += fmt::format("{{\"text\": \"document {}\"}}\n", i);
   PrepareOptions options;
@@ -32,7 +32,7 @@ PrepareOptions options_for(const Scratch& scratch, int num_documents = 200) {
 }
 
 TEST(Prepare, EveryDocumentIsInOneSplitInOrder) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   options.shard_tokens = 500;
   const PrepareResult result = prepare_dataset(options);
@@ -68,7 +68,7 @@ TEST(Prepare, EveryDocumentIsInOneSplitInOrder) {
 
 /// Documents are read and tokenized 16384 at a time.
 TEST(Prepare, MoreDocumentsThanAreReadAtATime) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch, 40'000);
   const PrepareResult result = prepare_dataset(options);
   const auto tokenizer = load_dataset_tokenizer(options.output, result.manifest);
@@ -93,7 +93,7 @@ TEST(Prepare, MoreDocumentsThanAreReadAtATime) {
 }
 
 TEST(Prepare, DoesNotDependOnTheNumberOfThreads) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch, 3000);
   options.shard_tokens = 5000;
   const ThreadsScope threads(1);
@@ -108,7 +108,7 @@ TEST(Prepare, DoesNotDependOnTheNumberOfThreads) {
 }
 
 TEST(Prepare, SeedChoosesTheValidationDocuments) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   const Manifest first = prepare_dataset(options).manifest;
   options.seed = 1;
@@ -120,7 +120,7 @@ TEST(Prepare, SeedChoosesTheValidationDocuments) {
 }
 
 TEST(Prepare, ADocumentLargerThanAShardHasOneOfItsOwn) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options;
   options.inputs = {write_file(scratch / "a.txt", "a"), write_file(scratch / "b.txt", std::string(100, 'b')),
                     write_file(scratch / "c.txt", "c")};
@@ -134,7 +134,7 @@ TEST(Prepare, ADocumentLargerThanAShardHasOneOfItsOwn) {
 }
 
 TEST(Prepare, LeavesNothingAfterAnError) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   options.shard_tokens = 100;
   options.inputs.push_back(write_file(scratch / "bad.jsonl", "{\"text\": \"good\"}\n{\"text\": 5}\n"));
@@ -144,7 +144,7 @@ TEST(Prepare, LeavesNothingAfterAnError) {
 }
 
 TEST(Prepare, AnErrorLeavesTheOldDataset) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   prepare_dataset(options);
   const auto before = contents_of(options.output);
@@ -156,7 +156,7 @@ TEST(Prepare, AnErrorLeavesTheOldDataset) {
 }
 
 TEST(Prepare, ReplacesDatasetsOnly) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   write_file(scratch / "out/precious.txt", "kept");
   expect_error([&] { prepare_dataset(options); }, {"out", "something"});
@@ -175,7 +175,7 @@ TEST(Prepare, ReplacesDatasetsOnly) {
 }
 
 TEST(Prepare, GoesOnAfterAKilledRun) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   write_file(scratch / "out.tmp/train-00000.tokens", "half");
   write_file(scratch / "out.tmp/train-00001.tokens.tmp", "half");
@@ -187,7 +187,7 @@ TEST(Prepare, GoesOnAfterAKilledRun) {
 }
 
 TEST(Prepare, OptionsThatCannotWork) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   options.val_fraction = 1;
   expect_error([&] { prepare_dataset(options); }, {"validation fraction 1"});
@@ -204,7 +204,7 @@ TEST(Prepare, OptionsThatCannotWork) {
 }
 
 TEST(Prepare, TheOutputIsNoPartOfTheInput) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   options.inputs = {scratch.path()};
   expect_error([&] { prepare_dataset(options); }, {(scratch / "out").string(), "within the input folder"});
@@ -215,7 +215,7 @@ TEST(Prepare, TheOutputIsNoPartOfTheInput) {
 
 /// The input is a shard of a dataset instead of text.
 TEST(Prepare, ADatasetIsNoText) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   prepare_dataset(options);
   options.inputs = {options.output / "train-00000.tokens"};
@@ -224,7 +224,7 @@ TEST(Prepare, ADatasetIsNoText) {
 }
 
 TEST(Prepare, BlankDocumentsAreSkippedAndCounted) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   options.inputs = {write_file(scratch / "in.jsonl", "{\"text\": \"a\"}\n{\"text\": \" \\n\"}\n{\"text\": \"b\"}\n")};
   options.val_fraction = 0;
@@ -235,7 +235,7 @@ TEST(Prepare, BlankDocumentsAreSkippedAndCounted) {
 }
 
 TEST(Manifest, EveryFlippedBitIsFound) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch, 30);
   prepare_dataset(options);
   const fs::path path = options.output / kManifestName;
@@ -261,7 +261,7 @@ TEST(Manifest, EveryFlippedBitIsFound) {
 
 // These manifests have the right checksum, as a hostile file would have.
 TEST(Manifest, ManifestsThatLie) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = make_dataset(scratch, 3, 1000);
   const auto path = folder / kManifestName;
   const Manifest good = read_manifest(folder);
@@ -281,7 +281,7 @@ TEST(Manifest, ManifestsThatLie) {
 }
 
 TEST(Manifest, ShardsMustBeThoseOfTheManifest) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PrepareOptions options = options_for(scratch);
   options.shard_tokens = 500;
   prepare_dataset(options);

@@ -64,7 +64,7 @@ std::vector<std::int32_t> read(const Shard& shard, std::uint64_t first, std::uin
 }
 
 TEST(Shard, RoundTrip) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const Shard shard(write_small(scratch / "a.tokens"));
   EXPECT_EQ(shard.num_documents(), 3u);
   EXPECT_EQ(shard.num_tokens(), 3u + 13u + 6u);
@@ -80,7 +80,7 @@ TEST(Shard, RoundTrip) {
 }
 
 TEST(Shard, RoundTripOfManyBlocks) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::vector<std::int32_t> expected;
   const Shard shard(write_large(scratch / "a.tokens", &expected));
   EXPECT_EQ(read(shard, 0, shard.num_tokens()), expected);
@@ -89,7 +89,7 @@ TEST(Shard, RoundTripOfManyBlocks) {
 }
 
 TEST(Shard, WideTokens) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   for (const auto& [vocab_size, width] :
        std::vector<std::pair<std::int32_t, std::uint32_t>>{{65'536, 2}, {65'537, 4}, {2'147'483'647, 4}}) {
     const FakeTokenizer tokenizer(vocab_size);
@@ -111,7 +111,7 @@ TEST(Shard, WideTokens) {
 
 // Existing files depend on the format, so this test pins version 1.
 TEST(Shard, FormatIsPinned) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string content = read_text_file(write_small(scratch / "a.tokens"));
   ASSERT_EQ(content.size(), 128u + 44 + 4 + 4 * 8 + 8);
   EXPECT_EQ(content.substr(0, 8), "TSRATOK\n");
@@ -135,7 +135,7 @@ TEST(Shard, FormatIsPinned) {
 }
 
 TEST(Shard, EveryLengthButTheRightOneIsAnError) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string good = read_text_file(write_small(scratch / "a.tokens"));
   const auto cut = write_file(scratch / "cut.tokens", good);
   for (std::size_t size = good.size(); size-- > 0;) {
@@ -149,7 +149,7 @@ TEST(Shard, EveryLengthButTheRightOneIsAnError) {
 }
 
 TEST(Shard, EveryFlippedBitIsFound) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = write_small(scratch / "a.tokens");
   const std::size_t size = fs::file_size(path);
   const std::size_t table = size - 8;
@@ -169,7 +169,7 @@ TEST(Shard, EveryFlippedBitIsFound) {
 }
 
 TEST(Shard, DamageIsFoundInItsBlockOnly) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = write_large(scratch / "a.tokens");
   std::string content = read_text_file(path);
   const std::size_t offset = sizeof(ShardHeader) + 2 * kShardBlockBytes + 100;  // third block
@@ -189,7 +189,7 @@ TEST(Shard, DamageIsFoundInItsBlockOnly) {
 
 // These headers have right checksums and wrong numbers. None of the numbers may lead outside of the file.
 TEST(Shard, NumbersThatDoNotFitTheFile) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   constexpr std::uint64_t kHuge = ~std::uint64_t{0};
   const std::vector<std::function<void(ShardHeader&)>> changes{[](ShardHeader& h) { h.version = 2; },
                                                                [](ShardHeader& h) { h.token_bytes = 0; },
@@ -232,7 +232,7 @@ TEST(Shard, NumbersThatDoNotFitTheFile) {
 }
 
 TEST(Shard, VerifyFindsTokensOutsideOfDocuments) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = write_small(scratch / "a.tokens");
   change_header(path, [](ShardHeader& h) { h.num_tokens += 1; });  // counts one of the zeros behind the tokens
   const Shard shard(path);
@@ -240,7 +240,7 @@ TEST(Shard, VerifyFindsTokensOutsideOfDocuments) {
 }
 
 TEST(Shard, VerifyFindsIdsAboveTheMaximum) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = write_small(scratch / "a.tokens");
   change_header(path, [](ShardHeader& h) { h.max_token_id = 256; });
   const Shard shard(path);
@@ -249,7 +249,7 @@ TEST(Shard, VerifyFindsIdsAboveTheMaximum) {
 
 // The block is as large as a block can be: its end is beyond 2^64.
 TEST(Shard, ABlockMayBeLargerThanTheFile) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = write_small(scratch / "a.tokens");
   const std::vector<std::int32_t> expected = read(Shard(path), 0, 22);
   for (const std::uint64_t size : {~std::uint64_t{0}, ~std::uint64_t{0} - 127, std::uint64_t{1} << 63}) {
@@ -261,7 +261,7 @@ TEST(Shard, ABlockMayBeLargerThanTheFile) {
 }
 
 TEST(Shard, ManyThreadsReadAtOnce) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::vector<std::int32_t> expected;
   const Shard shard(write_large(scratch / "a.tokens", &expected));
   std::atomic<int> num_wrong{0};
@@ -281,7 +281,7 @@ TEST(Shard, ManyThreadsReadAtOnce) {
 }
 
 TEST(ShardWriter, NothingIsLeftWithoutFinish) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   {
     ShardWriter writer(scratch / "a.tokens", ByteTokenizer());
     writer.add_document(std::vector<std::int32_t>{1, 2, 3});

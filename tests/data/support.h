@@ -23,9 +23,9 @@
 namespace tessera::data {
 
 /// An empty folder for the running test. The destructor removes it.
-class Scratch {
+class TemporaryFolder {
  public:
-  Scratch() {
+  TemporaryFolder() {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
     std::string name = fmt::format("tessera_data_{}_{}_{}", test->test_suite_name(), test->name(), getpid());
     std::replace(name.begin(), name.end(), '/', '_');  // names of tests with parameters have a slash
@@ -33,9 +33,9 @@ class Scratch {
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
-  ~Scratch() { std::filesystem::remove_all(folder_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
+  ~TemporaryFolder() { std::filesystem::remove_all(folder_); }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
 
   std::filesystem::path operator/(const std::string& name) const { return folder_ / name; }
   const std::filesystem::path& path() const { return folder_; }
@@ -91,7 +91,7 @@ void change_header(const std::filesystem::path& path, Change&& change) {
 
 /// Makes a dataset of bytes and returns its folder. Its documents are "0 ", "1 LETTERS", ... with 0 to 52 random
 /// letters, so that no two samples are alike.
-inline std::filesystem::path make_dataset(const Scratch& scratch, int num_documents, std::uint64_t shard_tokens,
+inline std::filesystem::path make_dataset(const TemporaryFolder& scratch, int num_documents, std::uint64_t shard_tokens,
                                           double val_fraction = 0) {
   const Philox letters(0, stream_of("test.letters"));
   std::string lines;

@@ -65,13 +65,13 @@ class GoldenReader {
 class TokenizerGolden : public ::testing::TestWithParam<const char*> {
  protected:
   std::string name() const { return GetParam(); }
-  HfTokenizer tokenizer(const Scratch& scratch) const {
+  HfTokenizer tokenizer(const TemporaryFolder& scratch) const {
     return HfTokenizer(write_file(scratch / "tokenizer.json", unzipped(name() + ".json.gz")));
   }
 };
 
 TEST_P(TokenizerGolden, EncodesAsTheLibrary) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer = this->tokenizer(scratch);
   GoldenReader strings("strings.gz");
   GoldenReader expected(name() + ".ids.gz");
@@ -99,7 +99,7 @@ TEST_P(TokenizerGolden, EncodesAsTheLibrary) {
 }
 
 TEST_P(TokenizerGolden, DecodesAsTheLibrary) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer = this->tokenizer(scratch);
   GoldenReader cases(name() + ".decode.gz");
   int num_cases = 0;
@@ -118,7 +118,7 @@ TEST_P(TokenizerGolden, DecodesAsTheLibrary) {
 // Decoding gives the whole text back. The only exceptions are tokens that were made to take the white space beside
 // them.
 TEST_P(TokenizerGolden, LosesNothing) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer = this->tokenizer(scratch);
   GoldenReader strings("strings.gz");
   while (!strings.done()) {

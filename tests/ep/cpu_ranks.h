@@ -36,7 +36,7 @@ inline void on_ranks(int num_ranks, std::uint64_t seed, const std::function<void
 
 /// Expects that a measuring run takes as much memory as a real one, and that it touches no data.
 inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group) {
-  const Case& its = layer.its_case();
+  const Case& test_case = layer.test_case();
   const auto pass = [&](Arena& arena) {
     const Context op{.arena = &arena};
     const auto tensor = [&](const Shape& shape, DType dtype) {
@@ -44,19 +44,19 @@ inline void expect_measured(const Layer& layer, Dispatcher& dispatcher, const Pr
       if (!op.measuring()) set_bytes(x, 0);
       return x;
     };
-    const DispatchSaved saved = dispatcher.allocate_saved(op, {.name = "layer", .alignment = its.alignment},
+    const DispatchSaved saved = dispatcher.allocate_saved(op, {.name = "layer", .alignment = test_case.alignment},
                                                           layer.tensors(arena, group.rank()));
-    const Shape rows{saved.num_rows(), its.dim}, tokens{its.num_tokens, its.dim};
-    const Tensor y_tD = tensor(tokens, its.dtype);
+    const Shape rows{saved.num_rows(), test_case.dim}, tokens{test_case.num_tokens, test_case.dim};
+    const Tensor y_tD = tensor(tokens, test_case.dtype);
     GemmOperand x_RD;
-    if (its.plain) x_RD.plain = dispatcher.rows_in_window(op, saved);
-    if (its.plain && !x_RD.plain.defined()) x_RD.plain = tensor(rows, its.dtype);
-    if (its.quantized) {
+    if (test_case.plain) x_RD.plain = dispatcher.rows_in_window(op, saved);
+    if (test_case.plain && !x_RD.plain.defined()) x_RD.plain = tensor(rows, test_case.dtype);
+    if (test_case.quantized) {
       x_RD.rows = mx::allocate_quantized(rows, mx::Format{}, tensor);
       x_RD.columns = mx::allocate_quantized(mx::transposed(rows), mx::Format{}, tensor);
     }
-    const Tensor out_RD = tensor(rows, its.dtype);
-    const Tensor d_weights_tK = tensor({its.num_tokens, its.top_k}, DType::kFloat32);
+    const Tensor out_RD = tensor(rows, test_case.dtype);
+    const Tensor d_weights_tK = tensor({test_case.num_tokens, test_case.top_k}, DType::kFloat32);
     dispatcher.dispatch(op, y_tD, saved, x_RD);
     dispatcher.combine(op, out_RD, saved, y_tD, Write::kAssign);
     dispatcher.combine_backward(op, y_tD, saved, x_RD);

@@ -51,18 +51,18 @@ TEST(Dispatcher, GivesWhatItPromises) {
     std::uint64_t seed = 0;
     for (const Case& in_float : cases()) {
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-        Case its = in_float;
-        its.dtype = dtype;
+        Case test_case = in_float;
+        test_case.dtype = dtype;
         // A token that chooses all experts cannot choose only half of them.
-        if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
+        if (test_case.top_k == test_case.num_experts) test_case.skew = Skew::kUniform;
         SCOPED_TRACE(testing::Message() << size << " ranks, case " << seed / 2 << ", " << name_of(dtype));
         on_ranks(size, seed++ % 5, [&](ProcessGroup& group, ep::StepHook* hook) {
           std::vector<std::map<std::string, Bytes>> results;
           for (const DispatchBackend backend : backends(group.size())) {
-            const auto dispatcher = allocated_dispatcher(backend, group, its.options(), hook);
+            const auto dispatcher = allocated_dispatcher(backend, group, test_case.options(), hook);
             for (std::uint64_t pass = 1; pass <= 2; ++pass) {
-              Memory memory(its.num_tokens > 100 ? kLargeArenaBytes : kArenaBytes);
-              const Layer layer(its, group.size(), pass);
+              Memory memory(test_case.num_tokens > 100 ? kLargeArenaBytes : kArenaBytes);
+              const Layer layer(test_case, group.size(), pass);
               LayerRun run(layer, backend, *dispatcher, group, memory.op());
               const Write write = pass == 1 ? Write::kAssign : Write::kAccumulate;
               run.make_all(write, write);
@@ -85,14 +85,14 @@ TEST(Dispatcher, GivesWhatItPromises) {
 TEST(Dispatcher, ChoicesInOtherDomains) {
   for (int size = 1; size <= kMaxRanks; ++size) {
     std::uint64_t seed = 0;
-    for (Case its : cases()) {
-      its.one_of_domains = seed % 2 == 0 ? 2 : 5;
+    for (Case test_case : cases()) {
+      test_case.one_of_domains = seed % 2 == 0 ? 2 : 5;
       SCOPED_TRACE(testing::Message() << size << " ranks, case " << seed);
       on_ranks(size, seed++ % 5, [&](ProcessGroup& group, ep::StepHook* hook) {
-        const auto dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options(), hook);
+        const auto dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, test_case.options(), hook);
         for (std::uint64_t pass = 1; pass <= 2; ++pass) {
           Memory memory(kLargeArenaBytes);
-          const Layer layer(its, group.size(), pass);
+          const Layer layer(test_case, group.size(), pass);
           LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
           const Write write = pass == 1 ? Write::kAssign : Write::kAccumulate;
           run.make_all(write, write);
@@ -109,18 +109,18 @@ TEST(Dispatcher, LayersInterleave) {
     for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
       for (std::uint64_t seed = 1; seed <= 4; ++seed) {
         on_ranks(size, seed, [&](ProcessGroup& group, ep::StepHook* hook) {
-          const Case its{.dtype = DType::kBFloat16, .alignment = 8, .in_window = seed % 2 == 0};
-          const auto dispatcher = allocated_dispatcher(backend, group, its.options(), hook);
+          const Case test_case{.dtype = DType::kBFloat16, .alignment = 8, .in_window = seed % 2 == 0};
+          const auto dispatcher = allocated_dispatcher(backend, group, test_case.options(), hook);
           Memory memory;
           std::vector<Layer> layers;
           std::vector<std::unique_ptr<LayerRun>> runs;
-          for (std::uint64_t i = 0; i < 3; ++i) layers.emplace_back(its, group.size(), seed * 10 + i);
+          for (std::uint64_t i = 0; i < 3; ++i) layers.emplace_back(test_case, group.size(), seed * 10 + i);
           for (const Layer& layer : layers) {
             runs.push_back(std::make_unique<LayerRun>(layer, backend, *dispatcher, group, memory.op()));
           }
           const auto check_kept_rows = [&] {
             for (const auto& run : runs) {
-              if (!its.in_window) run->check_rows("kept");
+              if (!test_case.in_window) run->check_rows("kept");
             }
           };
           for (int step = 0; step < 2; ++step) {
@@ -152,10 +152,10 @@ TEST(Dispatcher, SmallerLayers) {
       const auto dispatcher = allocated_dispatcher(backend, group, large.options(), hook);
       for (const std::int64_t num_tokens : {std::int64_t{1}, large.num_tokens, std::int64_t{5}}) {
         Memory memory;
-        Case its = large;
-        its.num_tokens = num_tokens;
-        its.alignment = num_tokens == 5 ? 1 : 32;
-        const Layer layer(its, group.size(), 3);
+        Case test_case = large;
+        test_case.num_tokens = num_tokens;
+        test_case.alignment = num_tokens == 5 ? 1 : 32;
+        const Layer layer(test_case, group.size(), 3);
         LayerRun run(layer, backend, *dispatcher, group, memory.op());
         run.dispatch();
         run.combine();
@@ -171,18 +171,18 @@ TEST(Dispatcher, BackwardIsTheTranspose) {
   for (int size = 1; size <= kMaxRanks; ++size) {
     on_ranks(size, 0, [&](ProcessGroup& group, ep::StepHook*) {
       for (const DispatchBackend backend : backends(group.size())) {
-        const Case its{.alignment = 4, .on_grid = false};
-        const auto dispatcher = allocated_dispatcher(backend, group, its.options());
+        const Case test_case{.alignment = 4, .on_grid = false};
+        const auto dispatcher = allocated_dispatcher(backend, group, test_case.options());
         Memory memory;
         const Context op = memory.op();
-        const Layer layer(its, group.size(), 11);
+        const Layer layer(test_case, group.size(), 11);
         const TokenRouting routing = layer.tensors(memory.arena, group.rank());
         const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "layer", .alignment = 4}, routing);
         const Tensor y_tD = layer.tokens(memory.arena, "y", group.rank());
-        const Tensor x_RD = memory.arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
-        const Tensor rows_RD = memory.arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
-        const Tensor back_tD = memory.arena.allocate({its.num_tokens, its.dim}, DType::kFloat32);
-        const Tensor d_weights_tK = memory.arena.allocate({its.num_tokens, its.top_k}, DType::kFloat32);
+        const Tensor x_RD = memory.arena.allocate({saved.num_rows(), test_case.dim}, DType::kFloat32);
+        const Tensor rows_RD = memory.arena.allocate({saved.num_rows(), test_case.dim}, DType::kFloat32);
+        const Tensor back_tD = memory.arena.allocate({test_case.num_tokens, test_case.dim}, DType::kFloat32);
+        const Tensor d_weights_tK = memory.arena.allocate({test_case.num_tokens, test_case.top_k}, DType::kFloat32);
         for (std::int64_t i = 0; i < rows_RD.num_elements(); ++i) {
           rows_RD.data<float>()[i] = layer.number("any", group.rank(), i / 1000, 0, i % 1000);
         }
@@ -208,10 +208,10 @@ TEST(Dispatcher, IsMeasured) {
     on_ranks(size, 0, [&](ProcessGroup& group, ep::StepHook*) {
       set_num_threads(2);
       for (const DispatchBackend backend : backends(group.size())) {
-        for (Case its : cases()) {
-          its.skew = Skew::kUniform;
-          const auto dispatcher = allocated_dispatcher(backend, group, its.options());
-          const Layer layer(its, group.size(), 1);
+        for (Case test_case : cases()) {
+          test_case.skew = Skew::kUniform;
+          const auto dispatcher = allocated_dispatcher(backend, group, test_case.options());
+          const Layer layer(test_case, group.size(), 1);
           expect_measured(layer, *dispatcher, group);
         }
       }
@@ -222,22 +222,22 @@ TEST(Dispatcher, IsMeasured) {
 TEST(Dispatcher, RowsOfTheWorstCaseAndOfACapacity) {
   on_ranks(2, 0, [](ProcessGroup& group, ep::StepHook*) {
     // There are 2 · 37 tokens. Each has up to min(3, 6) rows on a rank.
-    Case its{.alignment = 32};
-    auto dispatcher = allocated_dispatcher(DispatchBackend::kStandard, group, its.options());
+    Case test_case{.alignment = 32};
+    auto dispatcher = allocated_dispatcher(DispatchBackend::kStandard, group, test_case.options());
     EXPECT_EQ(dispatcher->max_rows(37, 1), 222);
     EXPECT_EQ(dispatcher->max_rows(37, 32), (222 + 6 * 31) / 32 * 32);
-    its.capacity_factor = 1.21;  // times 37 · 3 rows
-    dispatcher = allocated_dispatcher(DispatchBackend::kStandard, group, its.options());
+    test_case.capacity_factor = 1.21;  // times 37 · 3 rows
+    dispatcher = allocated_dispatcher(DispatchBackend::kStandard, group, test_case.options());
     EXPECT_EQ(dispatcher->max_rows(37, 1), 135);
     EXPECT_EQ(dispatcher->max_rows(37, 32), (135 + 6 * 31) / 32 * 32);
-    its.capacity_factor = 100.0;
-    dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
+    test_case.capacity_factor = 100.0;
+    dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, test_case.options());
     EXPECT_EQ(dispatcher->max_rows(37, 1), 222);
     // If all rows go to one rank, this rank needs exactly the room that there is.
     Memory memory;
-    its = {.skew = Skew::kOneRank};
-    dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
-    const Layer layer(its, group.size(), 1);
+    test_case = {.skew = Skew::kOneRank};
+    dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, test_case.options());
+    const Layer layer(test_case, group.size(), 1);
     LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
     EXPECT_EQ(run.saved().num_rows(), 222);
     run.dispatch();

@@ -24,15 +24,15 @@ TEST(DispatcherFailure, TooManyRows) {
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
       with_ranks(3, [&](ProcessGroup& group) {
         RandomDelays delays(seed, group.rank());
-        Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
-        const auto dispatcher = allocated_dispatcher(backend, group, its.options(), &delays);
+        Case test_case{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
+        const auto dispatcher = allocated_dispatcher(backend, group, test_case.options(), &delays);
         for (std::uint64_t pass = 0; pass < 6; ++pass) {
           Arena arena(kFailureArenaBytes);
           poison(arena);
-          its.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
-          const Layer layer(its, group.size(), pass);
+          test_case.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
+          const Layer layer(test_case, group.size(), pass);
           LayerRun run(layer, backend, *dispatcher, group, {.arena = &arena});
-          if (its.skew == Skew::kUniform) {
+          if (test_case.skew == Skew::kUniform) {
             run.dispatch();
             run.combine();
             continue;
@@ -51,12 +51,12 @@ TEST(DispatcherFailure, TooManyRows) {
 
 TEST(DispatcherFailure, MoreRowsThanCanBeCounted) {
   with_ranks(3, [](ProcessGroup& group) {
-    Case its{.num_tokens = std::int64_t{1} << 28};
-    EXPECT_THAT(message_of<Error>([&] { make_dispatcher(DispatchBackend::kDirect, group, its.options()); }),
+    Case test_case{.num_tokens = std::int64_t{1} << 28};
+    EXPECT_THAT(message_of<Error>([&] { make_dispatcher(DispatchBackend::kDirect, group, test_case.options()); }),
                 testing::AllOf(testing::HasSubstr("room for any load of 268435456 tokens per rank on 3 ranks"),
                                testing::HasSubstr("parallelism.expert_parallel_capacity_factor, now 0,")));
-    its.capacity_factor = 2.0;
-    make_dispatcher(DispatchBackend::kDirect, group, its.options());
+    test_case.capacity_factor = 2.0;
+    make_dispatcher(DispatchBackend::kDirect, group, test_case.options());
   });
 }
 
@@ -65,10 +65,10 @@ TEST(DispatcherFailure, ARankThatDoesNotCome) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half a call";
   std::vector<std::string> messages(3);
   const auto body = [&](ProcessGroup& group) {
-    const Case its;
-    const auto dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, its.options());
+    const Case test_case;
+    const auto dispatcher = allocated_dispatcher(DispatchBackend::kDirect, group, test_case.options());
     Arena arena(kFailureArenaBytes);
-    const Layer layer(its, group.size(), 1);
+    const Layer layer(test_case, group.size(), 1);
     LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, {.arena = &arena});
     run.dispatch();
     run.combine();
@@ -89,12 +89,12 @@ TEST(DispatcherFailure, ARankThatDoesNotCome) {
 /// A dispatcher finds what a router must not give before it stores anything in a wrong place.
 TEST(DispatcherFailure, RoutingThatContradictsItself) {
   with_ranks(1, [](ProcessGroup& group) {
-    const Case its;
+    const Case test_case;
     for (const int fault : {0, 1, 2}) {
       for (const DispatchBackend backend : {DispatchBackend::kStandard, DispatchBackend::kDirect}) {
-        const auto dispatcher = allocated_dispatcher(backend, group, its.options());
+        const auto dispatcher = allocated_dispatcher(backend, group, test_case.options());
         Arena arena(kFailureArenaBytes);
-        const Layer layer(its, 1, 1);
+        const Layer layer(test_case, 1, 1);
         const TokenRouting routing = layer.tensors(arena, 0);
         auto* ids = routing.expert_ids_tK.data<std::int32_t>();
         auto* counts = routing.counts_E.data<std::int32_t>();
@@ -103,7 +103,7 @@ TEST(DispatcherFailure, RoutingThatContradictsItself) {
         if (fault == 2) ids[4] = 12;
         const Context op{.arena = &arena};
         const DispatchSaved saved = dispatcher->allocate_saved(op, {.name = "layer"}, routing);
-        const Tensor x_RD = arena.allocate({saved.num_rows(), its.dim}, DType::kFloat32);
+        const Tensor x_RD = arena.allocate({saved.num_rows(), test_case.dim}, DType::kFloat32);
         EXPECT_THROW(dispatcher->dispatch(op, layer.tokens(arena, "y", 0), saved, x_RD), InternalError) << fault;
       }
     }

@@ -33,8 +33,8 @@ using Results = std::map<std::string, Bytes>;
 constexpr int kMaxRanks = 4;
 
 /// Returns the number of bytes that a pass on the CPU needs.
-std::size_t host_bytes(const Case& its) {
-  return std::size_t{its.dim > 1000 ? 192u : its.num_tokens > 100 ? 24u : 3u} << 20;
+std::size_t host_bytes(const Case& test_case) {
+  return std::size_t{test_case.dim > 1000 ? 192u : test_case.num_tokens > 100 ? 24u : 3u} << 20;
 }
 
 /// Ranks on one GPU wait for each other's kernels. So no kernel may have to be loaded meanwhile, or queue up behind
@@ -108,21 +108,21 @@ class Delays {
 /// other numbers in each pass.
 class GpuRun {
  public:
-  GpuRun(const Case& its, Dispatcher& dispatcher, const ProcessGroup& group, const Context& op,
+  GpuRun(const Case& test_case, Dispatcher& dispatcher, const ProcessGroup& group, const Context& op,
          const std::string& name = "layers.7.moe")
-      : case_(its), dispatcher_(dispatcher), rank_(group.rank()), op_(op), name_(name) {
-    const Shape slots{its.num_tokens, its.top_k}, tokens{its.num_tokens, its.dim};
+      : case_(test_case), dispatcher_(dispatcher), rank_(group.rank()), op_(op), name_(name) {
+    const Shape slots{test_case.num_tokens, test_case.top_k}, tokens{test_case.num_tokens, test_case.dim};
     routing_ = {.expert_ids_tK = allocate(slots, DType::kInt32),
                 .weights_tK = allocate(slots, DType::kFloat32),
-                .counts_E = allocate({its.num_experts}, DType::kInt32)};
-    saved_ = dispatcher.allocate_saved(op, {.name = name_, .alignment = its.alignment}, routing_);
-    const Shape rows{saved_.num_rows(), its.dim};
-    y_TD_ = allocate(tokens, its.dtype), d_y_TD_ = allocate(tokens, its.dtype);
-    out_TD_ = allocate(tokens, its.dtype), d_in_TD_ = allocate(tokens, its.dtype);
-    out_RD_ = allocate(rows, its.dtype), d_x_RD_ = allocate(rows, its.dtype);
+                .counts_E = allocate({test_case.num_experts}, DType::kInt32)};
+    saved_ = dispatcher.allocate_saved(op, {.name = name_, .alignment = test_case.alignment}, routing_);
+    const Shape rows{saved_.num_rows(), test_case.dim};
+    y_TD_ = allocate(tokens, test_case.dtype), d_y_TD_ = allocate(tokens, test_case.dtype);
+    out_TD_ = allocate(tokens, test_case.dtype), d_in_TD_ = allocate(tokens, test_case.dtype);
+    out_RD_ = allocate(rows, test_case.dtype), d_x_RD_ = allocate(rows, test_case.dtype);
     d_weights_R_ = allocate({saved_.num_rows()}, DType::kFloat32), d_weights_TK_ = allocate(slots, DType::kFloat32);
-    x_RD_ = operand(its.in_window ? dispatcher.rows_in_window(op, saved_) : Tensor());
-    d_out_RD_ = operand(its.in_window ? dispatcher.gradients_in_window(op, saved_) : Tensor());
+    x_RD_ = operand(test_case.in_window ? dispatcher.rows_in_window(op, saved_) : Tensor());
+    d_out_RD_ = operand(test_case.in_window ? dispatcher.gradients_in_window(op, saved_) : Tensor());
     poison(saved_.offsets_e1), poison(saved_.weights_R);
   }
 
@@ -261,7 +261,7 @@ class GpuRun {
 class CpuPass {
  public:
   CpuPass(const Layer& layer, Dispatcher& dispatcher, const ProcessGroup& group)
-      : arena_(host_bytes(layer.its_case())),
+      : arena_(host_bytes(layer.test_case())),
         run_(layer, DispatchBackend::kDirect, dispatcher, group, {.arena = &arena_}) {}
   LayerRun& run() { return run_; }
 
@@ -272,16 +272,16 @@ class CpuPass {
 
 /// A rank's two dispatchers, and the memory that a run on the GPU takes.
 struct Rank {
-  Rank(const Case& its, Domains& host, Domains& its_gpus, cuda::Runtime& its_runtime, int num_sms = 2)
+  Rank(const Case& test_case, Domains& host, Domains& its_gpus, cuda::Runtime& its_runtime, int num_sms = 2)
       : gpus(its_gpus.all), runtime(its_runtime) {
-    DispatchOptions options = its.options();
+    DispatchOptions options = test_case.options();
     cpu = host.make_direct(options);
     cpu->allocate();
     options.device = Device::kCuda;
     options.num_sms = num_sms;
     gpu = its_gpus.make_direct(options);
     Arena measuring(Device::kCuda);
-    GpuRun run(its, *gpu, gpus, {.arena = &measuring, .cuda = &runtime});
+    GpuRun run(test_case, *gpu, gpus, {.arena = &measuring, .cuda = &runtime});
     run.dispatch();
     run.combine(Write::kAssign);
     run.combine_backward();
@@ -306,16 +306,16 @@ struct Rank {
 /// Calls body(overloads) with the operands of four passes. Every other pass has more rows than the last rank has room
 /// for.
 template <typename Body>
-void for_passes_that_fit_and_do_not(Case its, Rank& rank, GpuRun& run, Body&& body) {
+void for_passes_that_fit_and_do_not(Case test_case, Rank& rank, GpuRun& run, Body&& body) {
   for (std::uint64_t pass = 0; pass < 4; ++pass) {
     const bool overloads = pass % 2 == 1;
-    its.skew = Skew::kUniform;
-    const Layer fits(its, rank.gpus.size(), pass);
+    test_case.skew = Skew::kUniform;
+    const Layer fits(test_case, rank.gpus.size(), pass);
     CpuPass cpu(fits, *rank.cpu, rank.gpus);
     cpu.run().make_all(Write::kAssign, Write::kAssign);
     run.fill(fits, cpu.run());
-    its.skew = Skew::kOneRank;
-    const Layer large(its, rank.gpus.size(), pass);
+    test_case.skew = Skew::kOneRank;
+    const Layer large(test_case, rank.gpus.size(), pass);
     if (overloads) run.fill(large, cpu.run());
     rank.come_together();
     body(overloads);
@@ -357,13 +357,14 @@ std::vector<Case> gpu_cases() {
 }
 
 /// Compares two passes of a rank with the CPU's.
-void expect_bits_of_the_cpu(const Case& its, std::uint64_t seed, Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-  Rank rank(its, host, gpus, runtime, 2 + static_cast<int>(seed % 4));
+void expect_bits_of_the_cpu(const Case& test_case, std::uint64_t seed, Domains& host, Domains& gpus,
+                            cuda::Runtime& runtime) {
+  Rank rank(test_case, host, gpus, runtime, 2 + static_cast<int>(seed % 4));
   Delays delays(seed % 3, gpus.all.rank());
   Arena arena(rank.run_bytes, Device::kCuda);
-  GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
+  GpuRun run(test_case, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
   for (std::uint64_t pass = 1; pass <= 2; ++pass) {
-    const Layer layer(its, gpus.all.size(), pass);
+    const Layer layer(test_case, gpus.all.size(), pass);
     CpuPass cpu(layer, *rank.cpu, gpus.all);
     const Write combine = pass == 1 ? Write::kAssign : Write::kAccumulate;
     const Write backward = pass == 1 ? Write::kAccumulate : Write::kAssign;
@@ -392,14 +393,14 @@ void expect_bits_of_all_cases(Domains& host, Domains& gpus, cuda::Runtime& runti
   const int num_ranks = gpus.all.size();
   for (const Case& in_float : gpu_cases()) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-      Case its = in_float;
-      its.dtype = dtype;
-      if (its.num_experts % num_ranks != 0) its.num_experts *= 2;
-      if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
-      if (its.dim % 8 != 0 && dtype == DType::kBFloat16) continue;  // rows must be whole 16 bytes
+      Case test_case = in_float;
+      test_case.dtype = dtype;
+      if (test_case.num_experts % num_ranks != 0) test_case.num_experts *= 2;
+      if (test_case.top_k == test_case.num_experts) test_case.skew = Skew::kUniform;
+      if (test_case.dim % 8 != 0 && dtype == DType::kBFloat16) continue;  // rows must be whole 16 bytes
       SCOPED_TRACE(testing::Message() << num_ranks << " ranks, case " << seed / 2 << ", " << name_of(dtype));
-      adapt(its, seed);
-      expect_bits_of_the_cpu(its, seed++, host, gpus, runtime);
+      adapt(test_case, seed);
+      expect_bits_of_the_cpu(test_case, seed++, host, gpus, runtime);
     }
   }
 }
@@ -417,8 +418,9 @@ TEST_F(GpuDirect, GivesTheBitsOfTheCpu) {
 TEST_F(GpuDirect, GivesTheBitsOfTheCpuOfOneOfManyDomains) {
   for (const int size : {1, 2, kMaxRanks}) {
     on_gpus(size, [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-      expect_bits_of_all_cases(host, gpus, runtime,
-                               [](Case& its, std::uint64_t seed) { its.one_of_domains = seed % 2 == 0 ? 2 : 5; });
+      expect_bits_of_all_cases(host, gpus, runtime, [](Case& test_case, std::uint64_t seed) {
+        test_case.one_of_domains = seed % 2 == 0 ? 2 : 5;
+      });
     });
     if (HasFailure()) return;
   }
@@ -435,8 +437,9 @@ TEST_F(GpuDirect, GivesTheBitsOfTheCpuOnTwoLevels) {
     on_own_gpus(
         size,
         [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-          expect_bits_of_all_cases(host, gpus, runtime,
-                                   [&](Case& its, std::uint64_t /*seed*/) { its.num_domains = gpus.across.size(); });
+          expect_bits_of_all_cases(host, gpus, runtime, [&](Case& test_case, std::uint64_t /*seed*/) {
+            test_case.num_domains = gpus.across.size();
+          });
         },
         num_domains);
     if (HasFailure()) return;
@@ -447,13 +450,13 @@ TEST_F(GpuDirect, GivesTheBitsOfTheCpuOnTwoLevels) {
 TEST_F(GpuDirect, TokensOfOneDomain) {
   if (num_gpus() < 4) GTEST_SKIP() << "needs 4 GPUs";
   for (const Skew skew : {Skew::kOwnDomain, Skew::kNextDomain}) {
-    const Case its{.num_tokens = 21, .alignment = 16, .skew = skew, .quantized = true, .num_domains = 2};
+    const Case test_case{.num_tokens = 21, .alignment = 16, .skew = skew, .quantized = true, .num_domains = 2};
     on_own_gpus(
         4,
         [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-          expect_bits_of_the_cpu(its, 1, host, gpus, runtime);
+          expect_bits_of_the_cpu(test_case, 1, host, gpus, runtime);
         },
-        its.num_domains);
+        test_case.num_domains);
   }
 }
 
@@ -463,12 +466,12 @@ TEST_F(GpuDirect, TooManyRowsOnTwoLevels) {
   on_own_gpus(
       4,
       [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-        const Case its{.alignment = 4, .capacity_factor = 1.7, .num_domains = 2};
-        Rank rank(its, host, gpus, runtime);
+        const Case test_case{.alignment = 4, .capacity_factor = 1.7, .num_domains = 2};
+        Rank rank(test_case, host, gpus, runtime);
         EXPECT_TRUE(rank.gpu->waits_for_gpu());
         Arena arena(rank.run_bytes, Device::kCuda);
-        GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
-        for_passes_that_fit_and_do_not(its, rank, run, [&](bool overloads) {
+        GpuRun run(test_case, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
+        for_passes_that_fit_and_do_not(test_case, rank, run, [&](bool overloads) {
           if (overloads) {
             EXPECT_THAT(
                 message_of<Error>([&] { run.dispatch(); }),
@@ -493,12 +496,13 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
   for (const int size : {2, kMaxRanks}) {
     for (const bool in_window : {false, true}) {
       on_gpus(size, [&](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-        const Case its{.num_tokens = 200, .dim = 72, .dtype = DType::kBFloat16, .alignment = 8, .in_window = in_window};
-        Rank rank(its, host, gpus, runtime, 3);
+        const Case test_case{
+            .num_tokens = 200, .dim = 72, .dtype = DType::kBFloat16, .alignment = 8, .in_window = in_window};
+        Rank rank(test_case, host, gpus, runtime, 3);
         Delays delays(7, gpus.all.rank());
         Arena arena(2 * rank.run_bytes, Device::kCuda);
         const Context op{.arena = &arena, .cuda = &runtime};
-        GpuRun first(its, *rank.gpu, gpus.all, op), second(its, *rank.gpu, gpus.all, op);
+        GpuRun first(test_case, *rank.gpu, gpus.all, op), second(test_case, *rank.gpu, gpus.all, op);
         const auto step = [&] {
           for (GpuRun* run : {&first, &second}) delays.put(runtime), run->dispatch();
           for (GpuRun* run : {&first, &second}) delays.put(runtime), run->combine(Write::kAccumulate);
@@ -511,7 +515,7 @@ TEST_F(GpuDirect, AsPartsOfAGraph) {
         rank.come_together();
         const cuda::Graph graph(runtime.stream(), step);
         for (std::uint64_t pass = 1; pass <= 4; ++pass) {
-          const Layer layers[] = {{its, gpus.all.size(), 10 * pass}, {its, gpus.all.size(), 10 * pass + 1}};
+          const Layer layers[] = {{test_case, gpus.all.size(), 10 * pass}, {test_case, gpus.all.size(), 10 * pass + 1}};
           CpuPass cpu_first(layers[0], *rank.cpu, gpus.all), cpu_second(layers[1], *rank.cpu, gpus.all);
           for (CpuPass* cpu : {&cpu_first, &cpu_second}) cpu->run().make_all(Write::kAccumulate, Write::kAccumulate);
           first.fill(layers[0], cpu_first.run());
@@ -546,14 +550,14 @@ TEST_F(GpuDirect, BlocksThatStartLate) {
     on_one_gpu(size, [&](Domains& host, Domains& gpus, cuda::Runtime& its_runtime) {
       const int me = gpus.all.rank();
       cuda::Runtime& runtime = me == 1 ? its_runtime.beside(0) : its_runtime;
-      const Case its{.num_tokens = 96, .dim = 64, .num_experts = 16, .dtype = DType::kBFloat16, .alignment = 32};
-      Rank rank(its, host, gpus, runtime, kSms);
+      const Case test_case{.num_tokens = 96, .dim = 64, .num_experts = 16, .dtype = DType::kBFloat16, .alignment = 32};
+      Rank rank(test_case, host, gpus, runtime, kSms);
       Arena arena(2 * rank.run_bytes, Device::kCuda);
       const Context op{.arena = &arena, .cuda = &runtime};
-      GpuRun first(its, *rank.gpu, gpus.all, op), second(its, *rank.gpu, gpus.all, op);
+      GpuRun first(test_case, *rank.gpu, gpus.all, op), second(test_case, *rank.gpu, gpus.all, op);
       const cuda::Stream for_long(cuda::Priority::kHigh), for_short(cuda::Priority::kHigh), behind_rank_0;
       for (std::uint64_t pass = 1; pass <= 5; ++pass) {
-        const Layer layers[] = {{its, size, 2 * pass}, {its, size, 2 * pass + 1}};
+        const Layer layers[] = {{test_case, size, 2 * pass}, {test_case, size, 2 * pass + 1}};
         CpuPass cpu_first(layers[0], *rank.cpu, gpus.all), cpu_second(layers[1], *rank.cpu, gpus.all);
         cpu_first.run().dispatch();
         cpu_second.run().dispatch();
@@ -592,11 +596,11 @@ TEST_F(GpuDirect, BlocksThatStartLate) {
 /// that fits works.
 TEST_F(GpuDirect, TooManyRows) {
   on_gpus(3, [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-    const Case its{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
-    Rank rank(its, host, gpus, runtime);
+    const Case test_case{.alignment = 4, .in_window = true, .capacity_factor = 1.5};
+    Rank rank(test_case, host, gpus, runtime);
     Arena arena(rank.run_bytes, Device::kCuda);
-    GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
-    for_passes_that_fit_and_do_not(its, rank, run, [&](bool overloads) {
+    GpuRun run(test_case, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
+    for_passes_that_fit_and_do_not(test_case, rank, run, [&](bool overloads) {
       run.dispatch();
       run.combine(Write::kAssign);
       run.combine_backward();
@@ -620,11 +624,11 @@ TEST_F(GpuDirect, ARankThatDoesNotCome) {
   on_gpus(
       3,
       [](Domains& host, Domains& gpus, cuda::Runtime& runtime) {
-        const Case its;
-        Rank rank(its, host, gpus, runtime);
+        const Case test_case;
+        Rank rank(test_case, host, gpus, runtime);
         Arena arena(rank.run_bytes, Device::kCuda);
-        GpuRun run(its, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
-        const Layer layer(its, gpus.all.size(), 1);
+        GpuRun run(test_case, *rank.gpu, gpus.all, {.arena = &arena, .cuda = &runtime});
+        const Layer layer(test_case, gpus.all.size(), 1);
         CpuPass cpu(layer, *rank.cpu, gpus.all);
         cpu.run().make_all(Write::kAssign, Write::kAssign);
         run.fill(layer, cpu.run());

@@ -152,7 +152,7 @@ class Layer {
     for (int rank = 0; rank < num_ranks; ++rank) routings_.push_back(route(rank));
   }
 
-  const Case& its_case() const { return case_; }
+  const Case& test_case() const { return case_; }
   const HostRouting& routing(int rank) const { return routings_[static_cast<std::size_t>(rank)]; }
 
   /// Returns the number of `what` for this key.
@@ -336,7 +336,7 @@ class LayerRun {
   LayerRun(const Layer& layer, DispatchBackend backend, Dispatcher& dispatcher, const ProcessGroup& group,
            const Context& op)
       : layer_(layer),
-        case_(layer.its_case()),
+        case_(layer.test_case()),
         dispatcher_(dispatcher),
         rank_(group.rank()),
         num_ranks_(group.size()),

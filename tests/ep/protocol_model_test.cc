@@ -123,28 +123,28 @@ class Explorer {
   const ModelStep& step_of(const State& state, int rank) const { return program_[at(state, rank)]; }
 
   bool can_go(const State& state, int rank, int peer) const {
-    const ModelStep& its = step_of(state, rank);
-    return its.step.action != Step::Action::kAwait ||
-           state.flags[static_cast<std::size_t>(its.step.flag)][index(rank)][index(peer)] >= its.epoch;
+    const ModelStep& step = step_of(state, rank);
+    return step.step.action != Step::Action::kAwait ||
+           state.flags[static_cast<std::size_t>(step.step.flag)][index(rank)][index(peer)] >= step.epoch;
   }
 
   /// Takes the step for one peer. Returns what went wrong, or an empty string.
   std::string go(State& state, int rank, int peer) const {
-    const ModelStep& its = step_of(state, rank);
-    const auto buffer = static_cast<std::size_t>(its.step.buffer);
-    switch (its.step.action) {
+    const ModelStep& step = step_of(state, rank);
+    const auto buffer = static_cast<std::size_t>(step.step.buffer);
+    switch (step.step.action) {
       case Step::Action::kStore:
         if (state.unread[buffer][index(peer)][index(rank)] != 0) return "overwritten before it was read";
-        state.words[buffer][index(peer)][index(rank)] = its.epoch;
+        state.words[buffer][index(peer)][index(rank)] = step.epoch;
         state.unread[buffer][index(peer)][index(rank)] = 1;
         break;
       case Step::Action::kSignal:
-        state.flags[static_cast<std::size_t>(its.step.flag)][index(peer)][index(rank)] = its.epoch;
+        state.flags[static_cast<std::size_t>(step.step.flag)][index(peer)][index(rank)] = step.epoch;
         break;
       case Step::Action::kAwait:
         break;
       case Step::Action::kRead:
-        if (state.words[buffer][index(rank)][index(peer)] != its.expected) return "read a word of another call";
+        if (state.words[buffer][index(rank)][index(peer)] != step.expected) return "read a word of another call";
         state.unread[buffer][index(rank)][index(peer)] = 0;
         break;
     }

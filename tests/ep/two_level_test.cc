@@ -28,28 +28,28 @@ struct DomainMesh {
 constexpr DomainMesh kMeshes[] = {{2, 1}, {2, 2}, {2, 4}, {4, 2}};
 
 /// Returns the case on the mesh's domains. Its number of experts is one that the ranks divide.
-Case on_domains(Case its, const DomainMesh& mesh) {
-  its.num_domains = mesh.num_domains;
-  if (its.num_experts % mesh.num_ranks() != 0) its.num_experts *= 2;
-  return its;
+Case on_domains(Case test_case, const DomainMesh& mesh) {
+  test_case.num_domains = mesh.num_domains;
+  if (test_case.num_experts % mesh.num_ranks() != 0) test_case.num_experts *= 2;
+  return test_case;
 }
 
-std::unique_ptr<Dispatcher> allocated(Domains& domains, const Case& its, ep::StepHook* hook = nullptr) {
-  std::unique_ptr<Dispatcher> dispatcher = domains.make_direct(its.options(), hook);
+std::unique_ptr<Dispatcher> allocated(Domains& domains, const Case& test_case, ep::StepHook* hook = nullptr) {
+  std::unique_ptr<Dispatcher> dispatcher = domains.make_direct(test_case.options(), hook);
   dispatcher->allocate();
   return dispatcher;
 }
 
 /// Makes two passes through one dispatcher, each with another routing.
-void expect_passes(const DomainMesh& mesh, const Case& its, std::uint64_t seed) {
+void expect_passes(const DomainMesh& mesh, const Case& test_case, std::uint64_t seed) {
   on_ranks(mesh.num_ranks(), seed, [&](ProcessGroup& group, ep::StepHook* hook) {
     Domains domains(group, mesh.num_domains);
-    const auto dispatcher = allocated(domains, its, hook);
+    const auto dispatcher = allocated(domains, test_case, hook);
     EXPECT_FALSE(dispatcher->waits_for_gpu());
     EXPECT_GT(dispatcher->window_bytes(), 0u);
     for (std::uint64_t pass = 1; pass <= 2; ++pass) {
-      Memory memory(its.num_tokens > 100 ? kManyBytes : ep_test::kLargeArenaBytes);
-      const Layer layer(its, group.size(), pass);
+      Memory memory(test_case.num_tokens > 100 ? kManyBytes : ep_test::kLargeArenaBytes);
+      const Layer layer(test_case, group.size(), pass);
       LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
       const Write write = pass == 1 ? Write::kAssign : Write::kAccumulate;
       run.make_all(write, write);
@@ -62,12 +62,12 @@ TEST(TwoLevel, GivesWhatItPromises) {
     std::uint64_t seed = 0;
     for (const Case& in_float : cases()) {
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
-        Case its = on_domains(in_float, mesh);
-        its.dtype = dtype;
-        if (its.top_k == its.num_experts) its.skew = Skew::kUniform;
+        Case test_case = on_domains(in_float, mesh);
+        test_case.dtype = dtype;
+        if (test_case.top_k == test_case.num_experts) test_case.skew = Skew::kUniform;
         SCOPED_TRACE(testing::Message() << mesh.num_domains << " domains of " << mesh.ranks_per_domain << ", case "
                                         << seed / 2 << ", " << name_of(dtype));
-        expect_passes(mesh, its, seed++ % 5);
+        expect_passes(mesh, test_case, seed++ % 5);
       }
     }
   }
@@ -78,16 +78,16 @@ TEST(TwoLevel, TokensOfOneDomain) {
   for (const DomainMesh& mesh : kMeshes) {
     for (const Skew skew : {Skew::kOwnDomain, Skew::kNextDomain}) {
       for (const PayloadPrecision payload : {PayloadPrecision::kDefault, PayloadPrecision::kMxfp8}) {
-        const Case its = on_domains({.num_tokens = 21,
-                                     .dtype = DType::kBFloat16,
-                                     .alignment = 16,
-                                     .skew = skew,
-                                     .quantized = true,
-                                     .dispatch_forward = payload,
-                                     .combine_backward = payload},
-                                    mesh);
+        const Case test_case = on_domains({.num_tokens = 21,
+                                           .dtype = DType::kBFloat16,
+                                           .alignment = 16,
+                                           .skew = skew,
+                                           .quantized = true,
+                                           .dispatch_forward = payload,
+                                           .combine_backward = payload},
+                                          mesh);
         SCOPED_TRACE(testing::Message() << mesh.num_domains << " domains of " << mesh.ranks_per_domain);
-        expect_passes(mesh, its, static_cast<std::uint64_t>(skew));
+        expect_passes(mesh, test_case, static_cast<std::uint64_t>(skew));
       }
     }
   }
@@ -97,13 +97,13 @@ TEST(TwoLevel, TokensOfOneDomain) {
 TEST(TwoLevel, LayersInterleave) {
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     on_ranks(4, seed, [&](ProcessGroup& group, ep::StepHook* hook) {
-      const Case its{.dtype = DType::kBFloat16, .alignment = 8, .in_window = seed % 2 == 0, .num_domains = 2};
-      Domains domains(group, its.num_domains);
-      const auto dispatcher = allocated(domains, its, hook);
+      const Case test_case{.dtype = DType::kBFloat16, .alignment = 8, .in_window = seed % 2 == 0, .num_domains = 2};
+      Domains domains(group, test_case.num_domains);
+      const auto dispatcher = allocated(domains, test_case, hook);
       Memory memory(ep_test::kLargeArenaBytes);
       std::vector<Layer> layers;
       std::vector<std::unique_ptr<LayerRun>> runs;
-      for (std::uint64_t i = 0; i < 3; ++i) layers.emplace_back(its, group.size(), seed * 10 + i);
+      for (std::uint64_t i = 0; i < 3; ++i) layers.emplace_back(test_case, group.size(), seed * 10 + i);
       for (const Layer& layer : layers) {
         runs.push_back(std::make_unique<LayerRun>(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op()));
       }
@@ -131,10 +131,10 @@ TEST(TwoLevel, SmallerLayers) {
     const auto dispatcher = allocated(domains, large, hook);
     for (const std::int64_t num_tokens : {std::int64_t{1}, large.num_tokens, std::int64_t{5}}) {
       Memory memory(ep_test::kLargeArenaBytes);
-      Case its = large;
-      its.num_tokens = num_tokens;
-      its.alignment = num_tokens == 5 ? 1 : 32;
-      const Layer layer(its, group.size(), 3);
+      Case test_case = large;
+      test_case.num_tokens = num_tokens;
+      test_case.alignment = num_tokens == 5 ? 1 : 32;
+      const Layer layer(test_case, group.size(), 3);
       LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
       run.dispatch();
       run.combine();
@@ -148,11 +148,11 @@ TEST(TwoLevel, IsMeasured) {
   on_ranks(4, 0, [&](ProcessGroup& group, ep::StepHook*) {
     set_num_threads(2);
     Domains domains(group, 2);
-    for (Case its : cases()) {
-      its.num_domains = 2;
-      its.skew = Skew::kUniform;
-      const auto dispatcher = allocated(domains, its);
-      expect_measured(Layer(its, group.size(), 1), *dispatcher, group);
+    for (Case test_case : cases()) {
+      test_case.num_domains = 2;
+      test_case.skew = Skew::kUniform;
+      const auto dispatcher = allocated(domains, test_case);
+      expect_measured(Layer(test_case, group.size(), 1), *dispatcher, group);
     }
   });
 }
@@ -163,17 +163,17 @@ TEST(TwoLevel, TooManyRows) {
   for (const DomainMesh& mesh : {DomainMesh{2, 2}, DomainMesh{4, 2}}) {
     for (std::uint64_t seed = 1; seed <= 3; ++seed) {
       on_ranks(mesh.num_ranks(), seed, [&](ProcessGroup& group, ep::StepHook* hook) {
-        Case its = on_domains({.alignment = 4, .in_window = true, .capacity_factor = 1.7}, mesh);
+        Case test_case = on_domains({.alignment = 4, .in_window = true, .capacity_factor = 1.7}, mesh);
         Domains domains(group, mesh.num_domains);
-        const auto dispatcher = allocated(domains, its, hook);
-        const auto one_level = make_dispatcher(DispatchBackend::kDirect, group, its.options());
+        const auto dispatcher = allocated(domains, test_case, hook);
+        const auto one_level = make_dispatcher(DispatchBackend::kDirect, group, test_case.options());
         for (std::uint64_t pass = 0; pass < 6; ++pass) {
           Memory memory(ep_test::kLargeArenaBytes);
-          its.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
-          const Layer layer(its, group.size(), pass);
+          test_case.skew = pass % 3 == 2 ? Skew::kUniform : Skew::kOneRank;
+          const Layer layer(test_case, group.size(), pass);
           LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
-          EXPECT_EQ(run.saved().num_rows(), one_level->max_rows(its.num_tokens, its.alignment));
-          if (its.skew == Skew::kUniform) {
+          EXPECT_EQ(run.saved().num_rows(), one_level->max_rows(test_case.num_tokens, test_case.alignment));
+          if (test_case.skew == Skew::kUniform) {
             run.dispatch();
             run.combine();
             continue;
@@ -197,11 +197,11 @@ TEST(TwoLevel, ARankThatDoesNotCome) {
   if (launched_by_mpi()) GTEST_SKIP() << "the ranks would be left with half a call";
   std::vector<std::string> messages(4);
   const auto body = [&](ProcessGroup& group) {
-    const Case its{.num_domains = 2};
-    Domains domains(group, its.num_domains);
-    const auto dispatcher = allocated(domains, its);
+    const Case test_case{.num_domains = 2};
+    Domains domains(group, test_case.num_domains);
+    const auto dispatcher = allocated(domains, test_case);
     Memory memory(ep_test::kLargeArenaBytes);
-    const Layer layer(its, group.size(), 1);
+    const Layer layer(test_case, group.size(), 1);
     LayerRun run(layer, DispatchBackend::kDirect, *dispatcher, group, memory.op());
     run.dispatch();
     run.combine();

@@ -17,7 +17,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 class GpuProbe : public ::testing::Test {
  protected:
@@ -34,7 +34,7 @@ class GpuProbe : public ::testing::Test {
   }
   EvidenceKind evidence() const { return result_.findings.front().evidence; }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
   std::unique_ptr<Probe> probe_ = make_gpu_probe({.library = NVML_STUB});
   double now_ = 0.0;
   ProbeResult result_;

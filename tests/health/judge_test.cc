@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::ElementsAre;
 
 const Finding kXid = {
@@ -97,7 +97,7 @@ TEST(Judge, AReasonIsOneLine) {
 }
 
 TEST(VerdictFile, IsReadAsItWasWritten) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   EXPECT_FALSE(read_verdict(scratch.path()));
   Judge judge("n1", {});
   level(judge, {kXid});
@@ -116,7 +116,7 @@ TEST(VerdictFile, IsReadAsItWasWritten) {
 }
 
 TEST(VerdictFile, DamageIsAnError) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   for (const char* text :
        {"", "{}", R"({"format": "other", "version": 1})", R"({"format": "tessera-health-verdict", "version": 2})",
         R"({"format": "tessera-health-verdict", "version": 1, "node": "n", "time": 1, "level": "x"})"}) {
@@ -126,7 +126,7 @@ TEST(VerdictFile, DamageIsAnError) {
 }
 
 TEST(HealthLedger, KeepsTheNewestEntries) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   HealthLedger ledger(scratch / "ledger.jsonl");
   EXPECT_THAT(ledger.read(), ElementsAre());
   for (const double time : {1.0, 2.0}) ledger.add({.node = "n1", .bad_since = time});

@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 class NodeProbes : public ::testing::Test {
  protected:
@@ -33,7 +33,7 @@ class NodeProbes : public ::testing::Test {
     return names_of(result_.findings);
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
   fs::path root_ = scratch_ / "root";
   Sysroot sysroot_{root_};
   double now_ = 0.0;

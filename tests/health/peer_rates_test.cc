@@ -10,7 +10,7 @@ namespace tessera {
 namespace {
 
 TEST(PeerRates, AreTheMedianOfTheOtherNodesWithTheSameProcessor) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   const std::filesystem::path folder = scratch / "rates";
   EXPECT_FALSE(find_peer_rates(folder, "n1", "H100"));
   write_rates(folder, "n1", {"H100", 1.0, 1.0});

@@ -87,7 +87,7 @@ TEST(ClusterDoctor, TheSameFindingOfSeveralNodesIsOne) {
 }
 
 TEST(ClusterDoctor, FactsSurviveTheirJson) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   data::write_file(scratch / "token", "");
   const NodeFacts facts = take_node_facts({scratch.path(), scratch / "nowhere"}, "token");
   EXPECT_EQ(facts.folders.at(scratch.path().string()), "");

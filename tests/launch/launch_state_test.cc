@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(LaunchState, IsReadAsItWasWritten) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   EXPECT_FALSE(read_launch_state(scratch.path()));
   const LaunchState written{.run_id = "r",
                             .attempt = 3,
@@ -43,7 +43,7 @@ TEST(LaunchState, IsReadAsItWasWritten) {
 }
 
 TEST(LaunchState, TheLossOfALauncherIsNotedForTheNextOne) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   const LaunchState lost{.run_id = "r", .job = LaunchState::Job{.id = "4711", .restarts = 2}};
   EXPECT_FALSE(read_launcher_loss(scratch.path(), lost));
   write_launcher_loss(scratch.path(), lost, 110.5);

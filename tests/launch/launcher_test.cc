@@ -77,7 +77,7 @@ class LauncherTest : public ::testing::Test {
     return nlohmann::json::parse(read_text_file(run_ / kIncidentsFolderName / (std::to_string(number) + ".json")));
   }
 
-  const data::Scratch scratch_;
+  const data::TemporaryFolder scratch_;
   const std::filesystem::path run_ = scratch_ / "run";
   std::string log_;
   LauncherOptions options_;

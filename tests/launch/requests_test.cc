@@ -39,7 +39,7 @@ class RequestsTest : public ::testing::Test {
   }
   std::filesystem::path requests() const { return scratch_ / kRequestsFolderName; }
 
-  data::Scratch scratch_;
+  data::TemporaryFolder scratch_;
 };
 
 TEST_F(RequestsTest, ALauncherTakesEachRequestOnce) {

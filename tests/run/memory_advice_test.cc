@@ -82,10 +82,10 @@ TEST_P(PlannedMesh, TakesWhatItsRanksTake) {
     for (ProcessGroup Mesh::*group : {&Mesh::pp, &Mesh::dp_replicate, &Mesh::cp, &Mesh::tp, &Mesh::ep, &Mesh::sequence,
                                       &Mesh::tokens, &Mesh::shard_of_cut, &Mesh::shard_of_whole,
                                       &Mesh::shard_of_experts, &Mesh::model, &Mesh::ep_within, &Mesh::ep_across}) {
-      const ProcessGroup& its = (*mesh).*group;
-      EXPECT_EQ((planned.*group).size(), its.size()) << its.axis();
-      EXPECT_EQ((planned.*group).rank(), its.rank()) << its.axis();
-      EXPECT_EQ((planned.*group).axis(), its.axis());
+      const ProcessGroup& group_of_rank = (*mesh).*group;
+      EXPECT_EQ((planned.*group).size(), group_of_rank.size()) << group_of_rank.axis();
+      EXPECT_EQ((planned.*group).rank(), group_of_rank.rank()) << group_of_rank.axis();
+      EXPECT_EQ((planned.*group).axis(), group_of_rank.axis());
     }
     for (const auto& [name, mode] : recompute_modes()) {
       JobConfig asked = given;

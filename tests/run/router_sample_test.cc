@@ -13,7 +13,7 @@ constexpr std::int64_t kNumTokens = 40;
 /// Returns the routing differences of the golden model "v2" with these groups. It has 8 experts and top-k 3 in layers 1
 /// to 3. With `with_bias`, the experts 5 to 7 of layer 2 have a bias of 100.
 std::vector<RoutingDifference> differences(std::int64_t num_groups, std::int64_t num_limited, bool with_bias) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   const SavedModel golden(std::filesystem::path(TESSERA_TEST_DATA) / "golden/hf/v2");
   HfConfig config = golden.config();
   config.form = HfForm::kRemoteCode;

@@ -25,12 +25,12 @@ namespace tessera {
 namespace {
 
 using comm_test::on_ranks;
-using data::Scratch;
+using data::TemporaryFolder;
 
 const volatile std::sig_atomic_t kNoSignal = 0;
 
 /// Returns the configuration of a model with every feature. It is small enough for dozens of runs.
-JobConfig small_config(const Scratch& scratch, const std::vector<std::string>& overrides = {}) {
+JobConfig small_config(const TemporaryFolder& scratch, const std::vector<std::string>& overrides = {}) {
   static const char* const kToml = R"(
 [model.args]
 vocab_size = 258
@@ -135,7 +135,7 @@ class TrainerTest : public ::testing::TestWithParam<ComputedIn> {
   std::filesystem::path outputs() const { return scratch_ / "outputs"; }
   void clear_outputs() const { std::filesystem::remove_all(outputs()); }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_P(TrainerTest, ResumedRunEqualsStraightRun) {
@@ -247,7 +247,7 @@ class Trained : public ::testing::Test {
     return values;
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_F(Trained, WritesMetricsValidationAndTraces) {

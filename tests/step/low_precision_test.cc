@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::ElementsAre;
 
 const volatile std::sig_atomic_t kNoSignal = 0;
@@ -490,7 +490,7 @@ class LowPrecisionRun : public ::testing::Test {
     trainer.model().refresh_weights({.arena = &no_scratch});
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 TEST_F(LowPrecisionRun, LoadedWeightsAreQuantized) {

@@ -17,7 +17,7 @@ namespace tessera {
 namespace {
 
 using comm_test::on_ranks;
-using data::Scratch;
+using data::TemporaryFolder;
 using Losses = std::map<std::int64_t, std::pair<double, double>>;  // losses and gradient norms, by step
 
 class NumericalGuard : public ::testing::Test {
@@ -61,7 +61,7 @@ log_freq = 1
     return {};
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 using Overrides = std::vector<std::string>;

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 class ControlGroups : public testing::Test {
  protected:
@@ -16,7 +16,7 @@ class ControlGroups : public testing::Test {
     return control_group_limits(data::write_file(scratch_ / "groups", groups), scratch_ / "mounted");
   }
 
-  const Scratch scratch_;
+  const TemporaryFolder scratch_;
 };
 
 TEST_F(ControlGroups, MemoryIsTheLeastOfAllGroupsAroundAProcess) {

@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using data::Scratch;
+using data::TemporaryFolder;
 using data::write_file;
 
 constexpr OutputKind kKind = {.name = "a thing", .marker = "marker", .is_part = [](const fs::path& name) {
@@ -26,7 +26,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
 }
 
 TEST(OutputFolder, HasOneWriterAtATime) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   {
     OutputFolder folder(scratch / "sub/out", kKind);
     write_file(folder.path() / "part", "of the first");
@@ -43,7 +43,7 @@ TEST(OutputFolder, HasOneWriterAtATime) {
 }
 
 TEST(OutputFolder, AWriterThatFailedLeavesNothing) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   {
     const OutputFolder folder(scratch / "out", kKind);
     write_file(folder.path() / "part", "");
@@ -52,7 +52,7 @@ TEST(OutputFolder, AWriterThatFailedLeavesNothing) {
 }
 
 TEST(OutputFolder, WhatAKilledWriterLeftIsRemoved) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const pid_t child = fork();
   if (child == 0) {
     const OutputFolder folder(scratch / "out", kKind);

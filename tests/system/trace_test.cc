@@ -12,7 +12,7 @@ namespace {
 using std::chrono::microseconds;
 
 TEST(TraceRecorder, TheGpuHasARowOfItsOwn) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   TraceRecorder recorder;
   recorder.start();
   const auto origin = TraceRecorder::Clock::now();
@@ -32,7 +32,7 @@ TEST(TraceRecorder, TheGpuHasARowOfItsOwn) {
 
 /// The GPU's library gives a kernel's name, which may contain anything.
 TEST(TraceRecorder, NamesAreEscaped) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   TraceRecorder recorder;
   recorder.start();
   const auto origin = TraceRecorder::Clock::now();
@@ -46,7 +46,7 @@ TEST(TraceRecorder, NamesAreEscaped) {
 }
 
 TEST(TraceRecorder, WritesEventsInMicroseconds) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   TraceRecorder recorder(2);
   { const TraceScope before(&recorder, "not recorded"); }
   recorder.start();
@@ -71,7 +71,7 @@ TEST(TraceRecorder, WritesEventsInMicroseconds) {
 }
 
 TEST(TraceScope, RecordsWhileRecording) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   TraceRecorder recorder;
   recorder.start();
   {
@@ -95,7 +95,7 @@ TEST(TraceScope, RecordsWhileRecording) {
 }
 
 TEST(TraceRecorder, EmptyTracesParse) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   TraceRecorder recorder;
   recorder.write(scratch / "trace.json");
   EXPECT_TRUE(nlohmann::json::parse(read_text_file(scratch / "trace.json"))["traceEvents"].empty());

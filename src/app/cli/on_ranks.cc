@@ -64,7 +64,7 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
   const Progress::Seconds timeout = seconds(config.comm.init_timeout_seconds);
   // Ranks do not know each other yet, and MPI_Abort is not available: the launcher ends the others when one exits.
   Progress start(nullptr, timeout);
-  start.set_way_out([&file](const std::exception& error) {
+  start.set_failure_handler([&file](const std::exception& error) {
     const int status = static_cast<int>(exit_status_of(error));
     if (file != nullptr) set_end(file->entry(), status, error.what());
     spdlog::error("{}", error.what());
@@ -98,7 +98,7 @@ int run_on_ranks(const std::function<JobConfig()>& read_config,
     world.abort(static_cast<int>(status));
     return static_cast<int>(status);
   };
-  ranks.set_way_out([end](const std::exception& error) { end(error); });
+  ranks.set_failure_handler([end](const std::exception& error) { end(error); });
   try {
     if (unreadable) std::rethrow_exception(unreadable);
     const MappedFile program("/proc/self/exe");

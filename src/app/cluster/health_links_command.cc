@@ -28,7 +28,8 @@ RankPlaces find_places(Ranks& ranks) {
   for (int rank = 0; rank < ranks.size(); ++rank) {
     const bool is_first_here = places.nodes[static_cast<std::size_t>(rank)] == rank;
     if (is_first_here) {
-      places.hosts.push_back(first_text(ranks.world(), rank == ranks.rank() ? host_name() : "", "names of nodes"));
+      places.hosts.push_back(
+          broadcast_first_text(ranks.world(), rank == ranks.rank() ? host_name() : "", "names of nodes"));
     } else {
       places.hosts.push_back(places.hosts[static_cast<std::size_t>(places.nodes[static_cast<std::size_t>(rank)])]);
     }

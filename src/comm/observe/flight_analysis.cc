@@ -83,8 +83,8 @@ class Analysis {
   std::set<int> not_come(const RankState::Group& group, std::uint64_t sequence) const {
     std::set<int> ranks;
     const auto& members = members_.at(group.id);
-    for (const auto& [rank, its] : members) {
-      if (its->sequence < sequence) ranks.insert(rank);
+    for (const auto& [rank, member] : members) {
+      if (member->sequence < sequence) ranks.insert(rank);
     }
     if (static_cast<int>(members.size()) < group.size) ranks.insert(without_file_.begin(), without_file_.end());
     return ranks;
@@ -141,10 +141,10 @@ class Analysis {
   std::string who_waits_for(int rank) const {
     std::vector<int> waiting;
     std::string operation;
-    for (const auto& [its, wait] : waits_) {
-      if (!wait.for_ranks.contains(rank) || is_gone(its)) continue;
+    for (const auto& [waiter, wait] : waits_) {
+      if (!wait.for_ranks.contains(rank) || is_gone(waiter)) continue;
       if (waiting.empty()) operation = wait.operation;
-      if (wait.operation == operation) waiting.push_back(its);
+      if (wait.operation == operation) waiting.push_back(waiter);
     }
     if (waiting.empty()) return "";
     return fmt::format("; {} wait{} for it in {}", ranks_text(waiting), waiting.size() == 1 ? "s" : "", operation);

@@ -77,12 +77,12 @@ RankFile::RankFile(const std::filesystem::path& folder, std::int64_t attempt, in
   content_->version = kVersion;
   content_->num_bytes = sizeof(RankFileContent);
   content_->attempt = attempt;
-  RankEntry& its = content_->entry;
-  its.pid = ::getpid();
-  its.process_start = start_of_process(::getpid());
-  its.section_since_ns = its.operation_since_ns = monotonic_ns();
-  put_text("starting", its.operation);
-  its.world_rank_plus_1 = world_rank + 1;
+  RankEntry& entry = content_->entry;
+  entry.pid = ::getpid();
+  entry.process_start = start_of_process(::getpid());
+  entry.section_since_ns = entry.operation_since_ns = monotonic_ns();
+  put_text("starting", entry.operation);
+  entry.world_rank_plus_1 = world_rank + 1;
   if (::rename(unfinished.c_str(), path_.c_str()) != 0) {
     reason = errno;
     ::munmap(content_, sizeof(RankFileContent));

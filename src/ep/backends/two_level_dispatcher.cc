@@ -30,8 +30,8 @@ std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK,
     const std::int32_t expert = expert_ids_tK[slot];
     const auto token = static_cast<std::int32_t>(slot / static_cast<std::size_t>(top_k));
     TESSERA_CHECK(0 <= expert && expert < num_experts, "token {}: expert {} of {}", token, expert, num_experts);
-    Ints& its = tokens[static_cast<std::size_t>(expert / (num_experts / num_domains))];
-    if (its.empty() || its.back() != token) its.push_back(token);
+    Ints& domain_tokens = tokens[static_cast<std::size_t>(expert / (num_experts / num_domains))];
+    if (domain_tokens.empty() || domain_tokens.back() != token) domain_tokens.push_back(token);
   }
   return tokens;
 }

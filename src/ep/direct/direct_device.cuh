@@ -104,14 +104,14 @@ __device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoc
 }
 
 /// Holds how a call's blocks share its work: `sixteenths` of them store, and the others process what arrives.
-struct Share {
+struct WorkSplit {
   // num_senders blocks store. num_warps warps have this warp's role, and `warp` is this warp's index among them.
   int num_senders, num_warps, warp;
   bool sends;
   std::uint64_t epoch;
   int tokens_per_chunk;
 
-  __device__ Share(const CallArgs& call, int sixteenths)
+  __device__ WorkSplit(const CallArgs& call, int sixteenths)
       : num_senders(max(1, call.num_blocks * sixteenths / 16)),
         sends(static_cast<int>(blockIdx.x) < num_senders),
         epoch(*static_cast<volatile std::uint64_t*>(&call.state->epoch) + 1),
@@ -128,13 +128,13 @@ struct Share {
 };
 
 /// Counts this warp as one that has stored its part of a chunk. The last warp to arrive signals `stored` to all ranks.
-__device__ inline void arrive(const CallArgs& call, const Share& share, int chunk) {
+__device__ inline void arrive(const CallArgs& call, const WorkSplit& split, int chunk) {
   bool is_last = false;
   __syncwarp();
   if (lane_idx() == 0) {
     // This makes the stores visible to the last warp to arrive, on this GPU. That warp then tells the other ranks.
     __threadfence();
-    is_last = atomicAdd(&call.state->arrivals[chunk], 1u) == static_cast<unsigned>(share.num_warps) - 1;
+    is_last = atomicAdd(&call.state->arrivals[chunk], 1u) == static_cast<unsigned>(split.num_warps) - 1;
     if (is_last) {
       call.state->arrivals[chunk] = 0;
       __threadfence_system();
@@ -142,33 +142,33 @@ __device__ inline void arrive(const CallArgs& call, const Share& share, int chun
   }
   __syncwarp();
   if (__any_sync(kAllLanes, is_last)) {
-    signal(call, Flag::kStored, flag_value(call, Flag::kStored, share.epoch, chunk));
+    signal(call, Flag::kStored, flag_value(call, Flag::kStored, split.epoch, chunk));
   }
 }
 
 /// Called by every block when it is done. The last one counts the call as made.
-__device__ inline void finish(const CallArgs& call, const Share& share, bool stored_sums) {
+__device__ inline void finish(const CallArgs& call, const WorkSplit& split, bool stored_sums) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence();
   if (atomicAdd(&call.state->num_finished, 1u) != gridDim.x - 1) return;
   call.state->num_finished = 0;
-  call.state->epoch = share.epoch;
+  call.state->epoch = split.epoch;
   call.state->after_sums = stored_sums;
 }
 
 /// Called by every thread of a block. Waits for the other ranks' ready flags if `needed`. Returns false when the call
 /// has failed and the block must exit.
-__device__ inline bool get_ready(const CallArgs& call, const Share& share, bool needed) {
+__device__ inline bool get_ready(const CallArgs& call, const WorkSplit& split, bool needed) {
   __shared__ bool ready;
   if (threadIdx.x < kWarp) {
     bool goes_on = !__any_sync(kAllLanes, has_failed(call));
     if (needed && goes_on) {
       if (blockIdx.x == 0) {
         __threadfence_system();
-        signal(call, Flag::kReady, share.epoch);
+        signal(call, Flag::kReady, split.epoch);
       }
-      goes_on = await(call, Flag::kReady, share.epoch, 0);
+      goes_on = await(call, Flag::kReady, split.epoch, 0);
     }
     if (threadIdx.x == 0) ready = goes_on;
   }

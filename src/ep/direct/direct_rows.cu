@@ -14,9 +14,9 @@ struct Source {
 };
 
 /// Copies rows. Each warp has an object.
-class Copying {
+class RowCopier {
  public:
-  __device__ explicit Copying(PiecesMemory& memory) : pieces_(memory) {}
+  __device__ explicit RowCopier(PiecesMemory& memory) : pieces_(memory) {}
 
   /// Copies to the addresses that `lanes` have in `to`. All sizes are whole multiples of 16 bytes. `next` is the
   /// `source` of the next call, if it is known.
@@ -76,7 +76,7 @@ __device__ Source source_of(const RowsArgs& args, int row) {
 /// target rows, and `to_row` is the row there. `next_row` is the row of the next call, or -1 if that is not known.
 template <bool kSends, typename To>
 __device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To& to, int to_row, int next_row,
-                         Copying& copying) {
+                         RowCopier& copier) {
   using Copied = RowPart::Copied;
   const int lane = lane_idx(), begin = lane * kUnitBytes;
   const bool has_target = (lanes >> lane & 1) != 0;
@@ -92,7 +92,7 @@ __device__ void copy_row(const RowsArgs& args, int row, unsigned lanes, const To
     const RowPart& part = args.parts[p];
     std::byte* target = has_target ? to(part) + to_row * part.row_bytes : nullptr;
     if (part.copied == Copied::kPieces) {
-      copying.copy(source_of<kSends>(args, row), lanes, target, source_of<kSends>(args, next_row));
+      copier.copy(source_of<kSends>(args, row), lanes, target, source_of<kSends>(args, next_row));
       continue;
     }
     for (unsigned rest = lanes; rest != 0; rest &= rest - 1) {
@@ -166,7 +166,7 @@ __device__ void place(const CallArgs& call, const RowsArgs& args, const std::int
 
 /// Holds what is read of a token in advance, before the token is sent. In a dispatch, a lane has the token's k-th
 /// choice. In other calls it has the j-th copy that the dispatch decided on.
-struct Planned {
+struct PlannedSend {
   int to = -1;  // the expert in a dispatch, or else the rank
   int row = 0;  // index of the choice among the expert's on this rank, or else the copy's first row
   float weight = 0.0f;
@@ -174,7 +174,7 @@ struct Planned {
 static_assert(kNoExpert < 0 && kNoRank < 0);
 
 template <bool kDispatch>
-__device__ Planned read_planned(const CallArgs& call, const RowsArgs& args, int t) {
+__device__ PlannedSend read_planned_send(const CallArgs& call, const RowsArgs& args, int t) {
   const int lane = lane_idx(), num_lanes = kDispatch ? call.top_k : call.max_ranks_of_token;
   if (t >= call.num_tokens || lane >= num_lanes) return {};
   const int i = t * num_lanes + lane;
@@ -183,9 +183,9 @@ __device__ Planned read_planned(const CallArgs& call, const RowsArgs& args, int 
 }
 
 /// Decides where the copies of token t go in a dispatch, and stores their records. The whole warp executes it. Each
-/// lane of the result has a copy's rank in `its_rank` and its first row in `its_row`.
+/// lane of the result has a copy's rank in `target_rank` and its first row in `target_row`.
 __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, const Placement& placement, int t,
-                                 const Planned& choice, int& its_rank, int& its_row) {
+                                 const PlannedSend& choice, int& target_rank, int& target_row) {
   const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
   const int token = call.rank * call.num_tokens + t;
   int rank = kNoRank, row = -1;
@@ -207,68 +207,69 @@ __device__ unsigned send_records(const CallArgs& call, const RowsArgs& args, con
   if (__popc(firsts) <= lane && lane < max_ranks) call.rank_tJ[t * max_ranks + lane] = kNoRank;
   for (int begin = 0; begin < call.num_ranks; begin += kWarp) {
     const int peer = begin + lane;
-    int its_place = -1;
+    int peer_place = -1;
     for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
       const int copy_rank = __shfl_sync(kAllLanes, rank, lowest(rest));
       const int copy_place = __shfl_sync(kAllLanes, place, lowest(rest));
-      if (copy_rank == peer) its_place = copy_place;
+      if (copy_rank == peer) peer_place = copy_place;
     }
-    if (peer < call.num_ranks) at(call, peer, args.window_place_Pt)[token] = its_place;
+    if (peer < call.num_ranks) at(call, peer, args.window_place_Pt)[token] = peer_place;
   }
   for (unsigned rest = firsts; rest != 0; rest &= rest - 1) {
     const int peer = __shfl_sync(kAllLanes, rank, lowest(rest));
     if (lane < top_k)
       at(call, peer, args.window_choice_PtK)[token * top_k + lane] = {rank == peer ? row : -1, choice.weight};
   }
-  its_rank = rank;
-  its_row = row;
+  target_rank = rank;
+  target_row = row;
   return firsts;
 }
 
 /// Finds the copies of token t. The whole warp executes it. Each token starts with a different copy, so that not all
 /// ranks store to the same rank at once.
-__device__ unsigned find_copies(const CallArgs& call, int t, const Planned& copy, int& its_rank, int& its_row) {
+__device__ unsigned find_copies(const CallArgs& call, int t, const PlannedSend& copy, int& target_rank,
+                                int& target_row) {
   const int num_copies = __popc(__ballot_sync(kAllLanes, copy.to >= 0));
   if (num_copies == 0) return 0;
   const int from = (lane_idx() + t + call.rank) % num_copies;
-  its_rank = __shfl_sync(kAllLanes, copy.to, from);
-  its_row = __shfl_sync(kAllLanes, copy.row, from);
+  target_rank = __shfl_sync(kAllLanes, copy.to, from);
+  target_row = __shfl_sync(kAllLanes, copy.row, from);
   return kAllLanes >> (kWarp - num_copies);
 }
 
 template <bool kDispatch>
-__device__ void send_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement,
-                          Copying& copying) {
+__device__ void send_rows(const CallArgs& call, const RowsArgs& args, const WorkSplit& split,
+                          const Placement& placement, RowCopier& copier) {
   const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
-  int t = share.warp;
-  Planned next = read_planned<kDispatch>(call, args, t);
+  int t = split.warp;
+  PlannedSend next = read_planned_send<kDispatch>(call, args, t);
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
-    for (; t < share.end_of(call, chunk); t += share.num_warps) {
+    for (; t < split.end_of(call, chunk); t += split.num_warps) {
       if (overloaded) {
         for (int i = lane_idx(); i < call.max_ranks_of_token; i += kWarp) {
           call.rank_tJ[t * call.max_ranks_of_token + i] = kOverloaded;
         }
         continue;
       }
-      const Planned planned = next;
-      const int next_t = t + share.num_warps;
-      next = read_planned<kDispatch>(call, args, next_t);
+      const PlannedSend planned = next;
+      const int next_t = t + split.num_warps;
+      next = read_planned_send<kDispatch>(call, args, next_t);
       int rank = 0, row = 0;
       const unsigned copies = kDispatch ? send_records(call, args, placement, t, planned, rank, row)
                                         : find_copies(call, t, planned, rank, row);
       copy_row<true>(
           args, t, copies, [&](const RowPart& part) { return at(call, rank, part.window); }, row,
-          next_t < call.num_tokens ? next_t : -1, copying);
+          next_t < call.num_tokens ? next_t : -1, copier);
     }
-    copying.finish();
-    arrive(call, share, chunk);
+    copier.finish();
+    arrive(call, split, chunk);
   }
 }
 
 /// Zeros the padding of the output rows.
-__device__ void clear_padding(const RowsArgs& args, const Share& share, const Placement& placement) {
+__device__ void clear_padding(const RowsArgs& args, const WorkSplit& split, const Placement& placement) {
   for (int i = 0; i < args.num_local_experts; ++i) {
-    for (int row = placement.ends[i] + share.warp; row < placement.offsets[i + 1]; row += share.num_warps) {
+    for (int row = placement.ends[i] + split.warp; row < placement.offsets[i + 1]; row += split.num_warps) {
       for (int p = 0; p < args.num_parts; ++p) {
         const RowPart& part = args.parts[p];
         if (part.out == nullptr) continue;
@@ -281,22 +282,22 @@ __device__ void clear_padding(const RowsArgs& args, const Share& share, const Pl
 
 /// Processes as many tokens of a source at a time as a warp has lanes for their choices.
 template <bool kDispatch>
-__device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const Share& share, const Placement& placement,
-                             Copying& copying) {
+__device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const WorkSplit& split,
+                             const Placement& placement, RowCopier& copier) {
   const bool overloaded = kDispatch && placement.overloaded < call.num_ranks;
   const int lane = lane_idx(), top_k = call.top_k, at_once = kWarp / top_k;
   const int its_token = lane / top_k, k = lane % top_k;
   // True if the window is the output. Then the first row of each copy is already in place.
   const bool in_place = args.parts[0].out == args.parts[0].window;
-  clear_padding(args, share, placement);
-  int group = share.warp;
+  clear_padding(args, split, placement);
+  int group = split.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
-    if (!await(call, Flag::kStored, share.epoch, chunk)) break;
+    if (!await(call, Flag::kStored, split.epoch, chunk)) break;
     // This fence comes before the copies of the awaited rows.
     ptx::fence_proxy_async();
-    const int first = chunk * share.tokens_per_chunk, count = share.end_of(call, chunk) - first;
+    const int first = chunk * split.tokens_per_chunk, count = split.end_of(call, chunk) - first;
     const int groups = (max(count, 0) + at_once - 1) / at_once * call.num_ranks;
-    for (; group < groups; group += share.num_warps) {
+    for (; group < groups; group += split.num_warps) {
       const int in_chunk = group / call.num_ranks * at_once + its_token;
       const int token = group % call.num_ranks * call.num_tokens + first + in_chunk;
       const bool has_token = its_token < at_once && in_chunk < count;
@@ -333,12 +334,12 @@ __device__ void receive_rows(const CallArgs& call, const RowsArgs& args, const S
         const int later_row = __shfl_sync(kAllLanes, first_row, later != 0 ? lowest(later) : 0);
         copy_row<false>(
             args, row, lanes, [](const RowPart& part) { return part.out; }, choice.row, later != 0 ? later_row : -1,
-            copying);
+            copier);
       }
     }
     group -= groups;  // The next chunk starts with the next warp, so that all warps have equal work.
   }
-  copying.finish();
+  copier.finish();
 }
 
 template <bool kDispatch>
@@ -346,9 +347,9 @@ __global__ void __launch_bounds__(kThreads)
     rows_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ RowsArgs args) {
   extern __shared__ __align__(128) std::byte memory[];
   __shared__ Placement placement;
-  const Share share(call, kSenders);
-  Copying copying(*reinterpret_cast<PiecesMemory*>(memory));
-  std::int32_t* counts_PE = counts_of(call, args, share.epoch);
+  const WorkSplit split(call, kSenders);
+  RowCopier copier(*reinterpret_cast<PiecesMemory*>(memory));
+  std::int32_t* counts_PE = counts_of(call, args, split.epoch);
   if (kDispatch && blockIdx.x == 0) {
     for (int i = static_cast<int>(threadIdx.x); i < call.num_ranks * args.num_experts; i += kThreads) {
       const int peer = i / args.num_experts, x = i % args.num_experts;
@@ -356,7 +357,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
   }
-  const bool ready = get_ready(call, share, true);
+  const bool ready = get_ready(call, split, true);
   if (kDispatch && ready) place(call, args, counts_PE, placement);
   for (int i = static_cast<int>(threadIdx.x); i <= args.num_local_experts; i += kThreads) {
     if constexpr (kDispatch) {
@@ -370,13 +371,13 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   if (ready) {
-    if (share.sends) {
-      send_rows<kDispatch>(call, args, share, placement, copying);
+    if (split.sends) {
+      send_rows<kDispatch>(call, args, split, placement, copier);
     } else {
-      receive_rows<kDispatch>(call, args, share, placement, copying);
+      receive_rows<kDispatch>(call, args, split, placement, copier);
     }
   }
-  finish(call, share, false);
+  finish(call, split, false);
 }
 
 }  // namespace

@@ -91,21 +91,21 @@ class Summing {
   Cursor next_;
 };
 
-__device__ void send_sums(const CallArgs& call, const SumsArgs& args, const Share& share, auto& summing) {
+__device__ void send_sums(const CallArgs& call, const SumsArgs& args, const WorkSplit& split, auto& summing) {
   const int lane = lane_idx(), top_k = call.top_k, num_ranks = call.num_ranks;
   const int num_items = call.num_tokens * num_ranks;
-  int item = share.warp;
+  int item = split.warp;
   // Tokens of all ranks take turns. `find` returns the next one of which a copy arrived. Warps and ranks start with
   // different ranks.
   const auto find = [&](int& t, int& home, int& row) {
-    for (; item < num_items; item += share.num_warps) {
+    for (; item < num_items; item += split.num_warps) {
       t = item / num_ranks;
-      home = static_cast<int>((item + call.rank + std::int64_t{t} * num_ranks / share.num_warps) % num_ranks);
+      home = static_cast<int>((item + call.rank + std::int64_t{t} * num_ranks / split.num_warps) % num_ranks);
       const int token = home * call.num_tokens + t;
       const int place = call.place_Pt[token];
       row = lane < top_k ? call.row_PtK[token * top_k + lane] : -1;
       if (place < 0) continue;
-      item += share.num_warps;
+      item += split.num_warps;
       const bool is_here = row >= 0;
       return Sum{.lanes = __ballot_sync(kAllLanes, is_here),
                  .row = args.x + row * args.row_bytes,
@@ -120,17 +120,17 @@ __device__ void send_sums(const CallArgs& call, const SumsArgs& args, const Shar
     const Sum sum = next;
     const int t = next_t, home = next_home, row = next_row;
     next = find(next_t, next_home, next_row);
-    for (; chunk < t / share.tokens_per_chunk; ++chunk) arrive(call, share, chunk);
+    for (; chunk < t / split.tokens_per_chunk; ++chunk) arrive(call, split, chunk);
     if (row >= 0 && args.d_weights_R != nullptr) {
       at(call, home, args.window_d_weights_tK)[t * top_k + lane] = args.d_weights_R[row];
     }
     summing.make(sum, next);
   }
-  for (; chunk < call.num_chunks; ++chunk) arrive(call, share, chunk);
+  for (; chunk < call.num_chunks; ++chunk) arrive(call, split, chunk);
 }
 
 template <typename T>
-__device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const Share& share, Summing<T>& summing) {
+__device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const WorkSplit& split, Summing<T>& summing) {
   const int lane = lane_idx(), top_k = call.top_k, max_ranks = call.max_ranks_of_token;
   const auto find = [&](int t, bool& overloaded) {
     const int rank = lane < max_ranks ? call.rank_tJ[t * max_ranks + lane] : kNoRank;
@@ -142,15 +142,15 @@ __device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const S
     if (!args.accumulate) return Sum{.lanes = copies, .row = sums + lane * args.row_bytes, .y = y};
     return Sum{.lanes = copies << 1 | 1, .row = lane == 0 ? y : sums + (lane - 1) * args.row_bytes, .y = y};
   };
-  int t = share.warp;
+  int t = split.warp;
   for (int chunk = 0; chunk < call.num_chunks; ++chunk) {
-    if (!await(call, Flag::kStored, share.epoch, chunk)) return;
+    if (!await(call, Flag::kStored, split.epoch, chunk)) return;
     // This fence comes before the copies of the awaited rows.
     ptx::fence_proxy_async();
-    const int end = share.end_of(call, chunk);
+    const int end = split.end_of(call, chunk);
     bool overloaded = false;
     Sum next = t < end ? find(t, overloaded) : Sum{};
-    for (; t < end; t += share.num_warps) {
+    for (; t < end; t += split.num_warps) {
       // NaN makes the step be dropped.
       if (overloaded) {
         for (int i = lane; i < args.row_bytes / static_cast<int>(sizeof(T)); i += kWarp) {
@@ -159,7 +159,7 @@ __device__ void receive_sums(const CallArgs& call, const SumsArgs& args, const S
         continue;
       }
       const Sum sum = next;
-      next = t + share.num_warps < end ? find(t + share.num_warps, overloaded) : Sum{};
+      next = t + split.num_warps < end ? find(t + split.num_warps, overloaded) : Sum{};
       if (args.d_weights_tK != nullptr && lane < top_k) {
         args.d_weights_tK[t * top_k + lane] = args.window_d_weights_tK[t * top_k + lane];
       }
@@ -172,19 +172,19 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads)
     sums_kernel(const __grid_constant__ CallArgs call, const __grid_constant__ SumsArgs args) {
   extern __shared__ __align__(128) std::byte memory[];
-  const Share share(call, kSenders);
+  const WorkSplit split(call, kSenders);
   // If sums are added to old values, they start at -0, so that a negative zero stays negative.
   Summing<T> summing(*reinterpret_cast<PiecesMemory*>(memory), static_cast<int>(args.row_bytes),
-                     !share.sends && args.accumulate ? -0.0f : 0.0f);
+                     !split.sends && args.accumulate ? -0.0f : 0.0f);
   const bool after_sums = *static_cast<volatile std::uint32_t*>(&call.state->after_sums) != 0;
-  if (get_ready(call, share, after_sums)) {
-    if (share.sends) {
-      send_sums(call, args, share, summing);
+  if (get_ready(call, split, after_sums)) {
+    if (split.sends) {
+      send_sums(call, args, split, summing);
     } else {
-      receive_sums(call, args, share, summing);
+      receive_sums(call, args, split, summing);
     }
   }
-  finish(call, share, true);
+  finish(call, split, true);
 }
 
 }  // namespace

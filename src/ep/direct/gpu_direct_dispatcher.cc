@@ -57,9 +57,10 @@ class GpuDirectDispatcher : public WindowDispatcher {
     if (kind == GpuReport::Kind::kLate) {
       group_.fail_late(name_of(report.call), layer, missing(report.flag, report.source, report.expected, report.seen));
     }
-    const Layer& its = layers_[static_cast<std::size_t>(report.layer)];
-    const std::string text = describe_overload(layer, report.rank, report.num_rows, balanced_rows(its.num_tokens),
-                                               report.num_rows_needed, its.max_rows, options().capacity_factor);
+    const Layer& overloaded = layers_[static_cast<std::size_t>(report.layer)];
+    const std::string text =
+        describe_overload(layer, report.rank, report.num_rows, balanced_rows(overloaded.num_tokens),
+                          report.num_rows_needed, overloaded.max_rows, options().capacity_factor);
     report.kind = GpuReport::Kind::kNone;
     throw Error(text);
   }

@@ -1,12 +1,13 @@
 // The attention core of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), after the up-projections.
 //
-// Per head: k = [k_nope | k_rope], k_rope shared by all heads; o = softmax(scale · q · kᵀ, causal, within documents) ·
-// v. Nothing of size S × S is stored: blocks of keys with a running softmax, recomputed in the backward
-// (FlashAttention-2, arXiv 2307.08691).
+// Each head has the keys k = [k_nope | k_rope]. All heads share k_rope. The output of a head is
+//   o = softmax(scale · q · kᵀ) · v, with a causal mask within documents.
+// No matrix of size S × S is stored. The forward walks over blocks of keys with a running softmax, and the backward
+// recomputes the blocks (FlashAttention-2, arXiv 2307.08691).
 //
-// On a GPU bfloat16 goes through cuDNN, which needs libcudnn.so.9 when it is first called; the rest, float32 above all,
-// through plain kernels that are there to be right, not fast (head dims up to 256). The backward gives the same bits
-// every time if the runtime is told to be deterministic.
+// On a GPU, cuDNN computes bfloat16. It needs libcudnn.so.9 at the first call. Plain kernels compute the rest, above
+// all float32. They are made to be right, not to be fast. Head dims are at most 256 on a GPU. If the runtime is set to
+// be deterministic, the backward gives the same bits every time.
 #pragma once
 
 #include <span>
@@ -15,7 +16,7 @@
 
 namespace tessera {
 
-/// Tokens [begin, end) of a sequence.
+/// Holds the tokens [begin, end) of a sequence.
 struct TokenRange {
   std::int64_t begin, end;
 };
@@ -23,33 +24,35 @@ struct TokenRange {
 struct MlaDims {
   std::int64_t num_seqs, seq_len, num_heads;
   std::int64_t dim_nope, dim_rope, dim_v;  // per head
-  float scale;                             // of the scores
-  /// The tokens of each sequence that are queries, rising, one or two ranges; empty: all. Keys and values are always
-  /// those of all tokens.
+  float scale;                             // factor of the scores before the softmax
+  /// The tokens of each sequence that are queries, as one or two ranges in ascending order. If it is empty, all tokens
+  /// are queries. Keys and values are always those of all tokens.
   std::span<const TokenRange> queries = {};
-  /// All of doc_start_T is 0, which the caller knows; a GPU takes a faster way then.
+  /// True if the caller knows that all of doc_start_T is 0. Then a GPU uses a faster way.
   bool whole_sequences = false;
 
-  /// Whether every token is a query.
+  /// Returns whether every token is a query.
   bool all_are_queries() const {
     return queries.empty() || (queries.size() == 1 && queries[0].begin == 0 && queries[0].end == seq_len);
   }
   std::int64_t queries_per_seq() const;
 };
 
-/// T queries, and K = num_seqs · seq_len keys; both sequence by sequence.
+/// Holds the operands for T queries and K = num_seqs · seq_len keys. Both are ordered sequence by sequence.
 struct MlaOperands {
   Tensor q;            // [T, H · (nope + rope)], per head nope then rope, rotated
   Tensor kv;           // [K, H · (nope + v)], per head k_nope then v
   Tensor k_rope;       // [K, rope], rotated
-  Tensor doc_start_T;  // int32: index within its sequence of the first token that the query may attend to
+  Tensor doc_start_T;  // int32: index of the first token that the query may attend to, within its sequence
 };
 
-/// o [T, H · v] (the type of q), lse_TH (float32: log of the sum of exp of the scaled scores).
+/// Assigns to o [T, H · v], which has the type of q, and to lse_TH (float32). The latter is the log of the sum of exp
+/// of a query's scaled scores.
 void mla_attention_forward(const Context& context, const MlaDims& dims, const MlaOperands& operands, const Tensor& o,
                            const Tensor& lse_TH);
 
-/// Gradients of q, kv and k_rope (summed over heads), assigned; of kv and k_rope those that come from these queries.
+/// Assigns the gradients of q, kv and k_rope. The gradient of k_rope is summed over the heads. Those of kv and k_rope
+/// contain only what these queries contribute.
 void mla_attention_backward(const Context& context, const MlaDims& dims, const MlaOperands& operands, const Tensor& o,
                             const Tensor& lse_TH, const Tensor& d_o, const Tensor& d_q, const Tensor& d_kv,
                             const Tensor& d_k_rope);

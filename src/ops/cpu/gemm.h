@@ -1,4 +1,4 @@
-// Matrix products cut into parts that threads take; for the operators that are made of them.
+// Matrix products that are cut into parts, one per task. Operators that consist of matrix products use them.
 #pragma once
 
 #include "ops/cpu/kernels.h"
@@ -7,12 +7,12 @@
 
 namespace tessera::cpu {
 
-/// Computes what gemm (ops/gemm/gemm.h) does, but c may be bfloat16 whatever a and b are.
+/// Computes what gemm (ops/gemm/gemm.h) computes. But c may be bfloat16 for any types of a and b.
 void gemm(const Context& context, const Tensor& a, bool transpose_a, const Tensor& b, bool transpose_b, const Tensor& c,
           Write write);
 
-/// The sizes of a part of c. They follow from the product's size alone, so that results do not depend on the number of
-/// threads.
+/// Holds the sizes of the parts of c. They follow from the product's size alone, so results do not depend on the number
+/// of threads.
 struct GemmParts {
   std::int64_t rows, columns;
   std::int64_t num_row_parts, num_column_parts;
@@ -21,13 +21,13 @@ struct GemmParts {
   std::int64_t count() const { return num_row_parts * num_column_parts; }
 };
 
-/// The largest part, for its scratch memory.
+/// Returns the largest part, whose scratch memory suffices for every part.
 Gemm largest_part(Gemm product, const GemmParts& parts);
 
-/// Part `idx` of [0, parts.count()).
+/// Returns part `idx`, which is in [0, parts.count()).
 Gemm part_of(Gemm product, const GemmParts& parts, std::int64_t idx);
 
-/// The number that is `count` behind x.
+/// Returns the address of the number that is `count` numbers after x.
 inline const void* advance(const void* x, Element element, std::int64_t count) {
   return static_cast<const std::byte*>(x) + count * (element == Element::kFloat32 ? 4 : 2);
 }

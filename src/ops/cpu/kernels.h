@@ -1,8 +1,9 @@
-// The CPU's hot kernels: packed block GEMMs, on them dense and grouped products and MLA attention, and quantizers. They
-// are compiled once per instruction set and chosen at run time; what is here is the same for all.
+// The CPU's hot kernels: packed block GEMMs, quantizers, and what is built on the GEMMs (dense and grouped products,
+// MLA attention). They are compiled once per instruction set, and one set of them is chosen at run time. This header is
+// the same for all instruction sets.
 //
-// A kernel does one task in one thread; the operators (ops/*_cpu.cc) check operands, cut the work into tasks by problem
-// size, and hand each task scratch memory for one thread.
+// A kernel does one task in one thread. The operators (ops/*_cpu.cc) check operands and cut the work into tasks by
+// problem size. They give each task the scratch memory of one thread.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,14 @@
 
 namespace tessera::cpu {
 
-/// Kernels read and write bfloat16 as its bits.
+/// The types of numbers. Kernels read and write bfloat16 as its bits.
 enum class Element : std::uint8_t { kFloat32, kBFloat16 };
 
 struct AttentionShape {
   std::int64_t seq_len, num_heads;
   std::int64_t dim_nope, dim_rope, dim_v;
   float scale;
-  /// Queries: tokens [begin, end) of a sequence, one range behind the other.
+  /// A range [begin, end) of a sequence's tokens that are queries. The rows of the ranges follow one another.
   struct Range {
     std::int64_t begin, end;
   };
@@ -27,7 +28,8 @@ struct AttentionShape {
   Range ranges[2];
 };
 
-/// Operands as in ops/attention/mla_attention.h, float32 or bfloat16 throughout but for lse and the partial sums.
+/// Holds operands as in ops/attention/mla_attention.h. All are float32 or all are bfloat16, except lse and partial
+/// sums.
 struct AttentionForward {
   AttentionShape shape;
   const void *q, *kv, *k_rope;
@@ -44,12 +46,13 @@ struct AttentionBackward {
   const float* lse;
   const void* d_o;
   void *d_q, *d_kv;
-  /// [sequences · heads, seq_len, dim_rope]: each head's gradient of the shared k_rope, to be summed.
+  /// Each head's gradient of the shared k_rope, [sequences · heads, seq_len, dim_rope]. The caller must sum over the
+  /// heads.
   float* d_k_rope_per_head;
 };
 
-/// c [m, n] (= or +=) op(a) · op(b), where op transposes if asked to. Consecutive rows in memory are `stride_*` numbers
-/// apart. A bfloat16 a needs a bfloat16 b.
+/// Describes c [m, n] (= or +=) op(a) · op(b), where op transposes if asked to. Consecutive rows in memory are
+/// `stride_*` numbers apart. If a is bfloat16, b must be, too.
 struct Gemm {
   std::int64_t m, n, k;
   const void* a;
@@ -60,12 +63,13 @@ struct Gemm {
   Element element_a, element_b, element_c;
 };
 
-/// Side of a tile that is quantized at once: what shares a scale lies in one.
+/// The side of a tile that is quantized at once. All numbers that share a scale lie in one tile.
 inline constexpr std::int64_t kQuantizeSide = 128;
 
-/// Part of a matrix, beginning at multiples of kQuantizeSide, at most that large.
+/// Describes a part of a matrix. It begins at multiples of kQuantizeSide, and its sides are at most kQuantizeSide.
 struct QuantizeTile {
-  /// Where one orientation goes (mx/quantized.h); without elements it is not wanted. Strides in elements and in scales.
+  /// Describes where one orientation goes (mx/quantized.h). If `elements` is null, it is not wanted. Strides count
+  /// elements and scales.
   struct Output {
     std::uint8_t* elements;
     std::int64_t elements_stride;
@@ -75,13 +79,13 @@ struct QuantizeTile {
   const void* x;
   std::int64_t stride;
   std::int64_t rows, columns;
-  const void* next;  // the tile that comes next, of the same size, to be fetched meanwhile; may be null
-  bool stream;       // write past the caches: the outputs do not fit into them
+  const void* next;  // the next tile, of the same size, which is prefetched meanwhile; may be null
+  bool stream;       // if true, writes bypass the caches, because the outputs do not fit into them
   mx::Format format;
-  Output along_rows, along_columns;  // the latter transposed: blocks run along x's columns
+  Output along_rows, along_columns;  // along_columns is transposed: its blocks run along x's columns
 };
 
-/// `count` numbers of a row, from its beginning; `out` float32 or bfloat16.
+/// Describes `count` numbers of a row, from its beginning. `out` is float32 or bfloat16.
 struct DequantizeRow {
   const std::uint8_t* elements;
   const void* scales;
@@ -92,11 +96,11 @@ struct DequantizeRow {
 
 struct KernelTable {
   const char* name;
-  /// Bytes of scratch memory of one thread.
+  /// These return the bytes of scratch memory of one thread.
   std::size_t (*attention_forward_scratch)(const AttentionShape&, Element);
   std::size_t (*attention_backward_scratch)(const AttentionShape&, Element);
   std::size_t (*gemm_scratch)(const Gemm&);
-  /// One head of one sequence.
+  /// These compute one head of one sequence.
   void (*attention_forward)(const AttentionForward&, Element, std::int64_t seq, std::int64_t head, std::byte* scratch);
   void (*attention_backward)(const AttentionBackward&, Element, std::int64_t seq, std::int64_t head,
                              std::byte* scratch);
@@ -105,10 +109,11 @@ struct KernelTable {
   void (*dequantize_row)(const DequantizeRow&, Element);
 };
 
-/// The best table that this processor runs, or what use_kernels has set.
+/// Returns the best table that this processor can run, or the one that use_kernels has set.
 const KernelTable& kernels();
 
-/// Has all operators take this table; null: the best again. For tests and measurements, while no operator runs.
+/// Makes all operators use this table, or the best one again if it is null. It is for tests and measurements, and must
+/// be called while no operator runs.
 void use_kernels(const KernelTable* table);
 
 /// Returns the table named "baseline", "avx512" or "avx512_bf16", or null if this processor cannot run it. It is for

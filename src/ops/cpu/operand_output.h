@@ -1,5 +1,5 @@
-// For operators that produce a GEMM's operand: rows go to where they are wanted, and are quantized while they are in
-// the cache.
+// The output of operators that produce a GEMM's operand. Rows are written to where they are wanted, and are quantized
+// while they are in the cache.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 
 namespace tessera::cpu {
 
-/// Part of a matrix x: `num_rows` rows from `first_row`, a multiple of kQuantizeSide, and likewise columns. x: its
-/// first number; stride in numbers.
+/// Describes a part of a matrix: `num_rows` rows from `first_row` on, and `num_columns` columns from `first_column` on.
+/// Both firsts are multiples of kQuantizeSide. x points to the part's first number, and stride counts numbers.
 struct Strip {
   const void* x;
   std::int64_t stride;
@@ -18,10 +18,10 @@ struct Strip {
   std::int64_t first_row, num_rows, first_column, num_columns;
 };
 
-/// The part of rows and columns that the strip determines; in the calling thread.
+/// Quantizes the strip in the calling thread, and writes its part of `rows` and of `columns`.
 void quantize_strip(const Strip& strip, const mx::Quantized& rows, const mx::Quantized& columns);
 
-/// Rows that are computed of `all` that there are: num_rows_1[0], or all if it is undefined.
+/// Returns how many of `all` rows are computed. This is num_rows_1[0], or `all` if num_rows_1 is undefined.
 inline std::int64_t computed_rows(const Tensor& num_rows_1, std::int64_t all) {
   if (!num_rows_1.defined()) return all;
   const std::int32_t count = num_rows_1.data<std::int32_t>()[0];
@@ -29,10 +29,12 @@ inline std::int64_t computed_rows(const Tensor& num_rows_1, std::int64_t all) {
   return count;
 }
 
-/// An operator's output [num_rows, length]. Its tasks compute whole rows, from a multiple of rows_per_task() on.
+/// Writes an operator's output [num_rows, length]. Each task of the operator computes whole rows. Tasks start at
+/// multiples of rows_per_task().
 class OperandOutput {
  public:
-  /// y is what check_operand() accepts. Takes scratch memory for rows that are wanted in quantized form only.
+  /// y is an operand that check_operand() accepts. If rows are wanted in quantized form only, the constructor allocates
+  /// scratch memory for them.
   OperandOutput(const Context& context, const GemmOperand& y, std::int64_t length, DType dtype)
       : y_(y), length_(length), dtype_(dtype) {
     if (y.quantized() && !y.plain.defined()) {
@@ -43,12 +45,12 @@ class OperandOutput {
   std::int64_t rows_per_task(std::int64_t unless_quantized) const {
     return y_.quantized() ? kQuantizeSide : unless_quantized;
   }
-  /// Where rows [first, first + rows_per_task()) are to be written, one behind the other.
+  /// Returns where a task must write rows [first, first + rows_per_task()), one after the other.
   template <typename T>
   T* rows(std::int64_t first) const {
     return scratch_ ? reinterpret_cast<T*>(scratch_->mine()) : y_.plain.data<T>() + first * length_;
   }
-  /// After rows [first, end) have been written there.
+  /// Must be called after a task has written rows [first, end). Quantizes them if that is wanted.
   template <typename T>
   void finish(std::int64_t first, std::int64_t end) const {
     if (!y_.quantized()) return;

@@ -1,18 +1,19 @@
-// The sum that brings a token's rows together again.
+// Sums the rows that belong to one token.
 #pragma once
 
 #include "ops/cpu/types.h"
 
 namespace tessera::cpu {
 
-/// sum += weight · x. Not inlined: GCC would unroll the loop over rows, and use no vector instructions in this one.
+/// Computes sum += weight · x. It is not inlined, because GCC would then unroll the loop over rows and not use vector
+/// instructions in this one.
 template <typename T>
 [[gnu::noinline]] void add_row(const T* x, float weight, std::int64_t count, float* sum) {
   for (std::int64_t j = 0; j < count; ++j) sum[j] += weight * load(x[j]);
 }
 
-/// y (= or +=) sum over i in [0, num_rows) of weights[i] · row(i), in this order, in float32 and rounded once; rows and
-/// y of `length` numbers. Without weights: all 1.
+/// Assigns or adds to y the sum over i in [0, num_rows) of weights[i] · row(i). It sums in this order in float32, and
+/// rounds once. Rows and y have `length` numbers. If `weights` is null, all weights are 1.
 template <typename T, typename Row>
 void sum_rows(std::int64_t num_rows, Row&& row, const float* weights, std::int64_t length, Write write, T* y) {
   constexpr std::int64_t kBlock = 256;

@@ -1,4 +1,5 @@
-// For CPU operators: calls a template for the float type that a tensor holds, and loads and stores it as float32.
+// Helpers of CPU operators for float types. They call a template for the float type of a tensor, and load and store its
+// numbers as float32.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +11,7 @@
 
 namespace tessera::cpu {
 
-/// Calls body(T{}) with T = float or BFloat16, as dtype says.
+/// Calls body(T{}) with T = float or BFloat16, the type of dtype.
 template <typename Body>
 void for_float_type(DType dtype, Body&& body) {
   switch (dtype) {
@@ -29,7 +30,7 @@ inline float load(BFloat16 value) { return static_cast<float>(value); }
 inline void store(float& target, float value) { target = value; }
 inline void store(BFloat16& target, float value) { target = BFloat16(value); }
 
-/// Pointer to row i of a tensor whose rows may be apart.
+/// Returns a pointer to row i of a tensor. There may be gaps between its rows.
 template <typename T>
 T* row_of(const Tensor& tensor, std::int64_t i) {
   return tensor.data<T>() + i * tensor.stride();
@@ -40,7 +41,8 @@ inline Element element_of(DType dtype) {
   return dtype == DType::kFloat32 ? Element::kFloat32 : Element::kBFloat16;
 }
 
-/// Scratch memory of the same size for every thread, from the arena, given back at the end of the block.
+/// Holds scratch memory of the same size for every thread. It comes from the arena, and is released at the end of the
+/// enclosing block.
 class ThreadScratch {
  public:
   ThreadScratch(const Context& context, std::size_t bytes_per_thread)
@@ -48,7 +50,7 @@ class ThreadScratch {
         bytes_per_thread_((bytes_per_thread + kAlignment - 1) / kAlignment * kAlignment),
         base_(context.arena->allocate_bytes(bytes_per_thread_ * static_cast<std::size_t>(num_threads()))) {}
 
-  /// The calling thread's.
+  /// Returns the calling thread's memory.
   std::byte* mine() const { return base_ + bytes_per_thread_ * static_cast<std::size_t>(thread_idx()); }
 
  private:

@@ -5,25 +5,27 @@
 
 namespace tessera {
 
-/// target = source, converted; the same shape, either strided. To bfloat16: round to nearest even.
+/// Converts source to target. They have the same shape, and both may be strided. Conversion to bfloat16 rounds to
+/// nearest even.
 void convert(const Context& context, const Tensor& source, const Tensor& target);
 
-/// sum = a + b in float32, rounded once; `sum` may be `a` or `b`. a and sum have one type; b is that or float32.
+/// Computes sum = a + b in float32, and rounds once. `sum` may be `a` or `b`. a and sum have one type. b has the same
+/// type or float32.
 void add(const Context& context, const Tensor& a, const Tensor& b, const Tensor& sum);
 
-/// sum_1 (float64, [1]) += the sum of x_N (float32), in float64, in an order that depends on N only.
+/// Adds the sum of x_N (float32) to sum_1 (float64, [1]). It sums in float64, in an order that depends on N only.
 void add_sum(const Context& context, const Tensor& x_N, const Tensor& sum_1);
 
-/// sum_N (float64) += x_N (int32).
+/// Adds x_N (int32) to sum_N (float64).
 void add_counts(const Context& context, const Tensor& x_N, const Tensor& sum_N);
 
-/// target = source, byte by byte. Any type, the same in both.
+/// Copies source to target byte by byte. Both have the same type, which may be any.
 void copy(const Context& context, const Tensor& source, const Tensor& target);
 
-/// target = 0. Any type.
+/// Sets target to 0. Its type may be any.
 void set_zero(const Context& context, const Tensor& target);
 
-/// True if no element is infinite or NaN; strided.
+/// Returns whether no element of x is infinite or NaN. x may be strided. Returns true while measuring.
 bool all_finite(const Context& context, const Tensor& x);
 
 }  // namespace tessera

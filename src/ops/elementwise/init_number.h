@@ -1,4 +1,4 @@
-// A number of ops/elementwise/init.h, for both of its implementations.
+// Computes one number of ops/elementwise/init.h. The CPU's and the GPU's implementations both use it.
 #pragma once
 
 #include "ops/elementwise/init.h"

@@ -12,7 +12,7 @@ constexpr int kTile = 64, kStep = 16, kSide = 16, kPerThread = kTile / kSide, kT
 /// Describes a product. Strides are in numbers. For a weight's gradient, i and j run over M and N, and k runs over the
 /// expert's rows. Otherwise i runs over the expert's rows. `of_expert` strides lead from one expert's numbers to the
 /// next one's, and `of_row` strides from one routed row to the next.
-struct Simt {
+struct SimtArgs {
   bool is_wgrad, accumulates;
   int num_experts;
   // The number of rows is at most size_k for a weight's gradient, and at most size_i otherwise.
@@ -22,7 +22,7 @@ struct Simt {
 };
 
 template <typename T, typename Out>
-__global__ void __launch_bounds__(kThreads) simt_kernel(Simt args, const T* a, const T* b, Out* c) {
+__global__ void __launch_bounds__(kThreads) simt_kernel(SimtArgs args, const T* a, const T* b, Out* c) {
   // Find the expert and the tile. A weight's gradient has a layer of blocks per expert. Otherwise the rows are cut into
   // tiles expert by expert.
   int expert = static_cast<int>(blockIdx.z);
@@ -101,23 +101,23 @@ void grouped_simt(const Context& op, GroupedKind kind, const Tensor& x_or_dy, co
   const Tensor& w_EMN = is_wgrad ? out : w_or_x;
   const std::int64_t experts = w_EMN.dim(0), m = w_EMN.dim(1), n = w_EMN.dim(2);
   const std::int64_t rows = x_or_dy.dim(of_columns ? 1 : 0);
-  Simt args{.is_wgrad = is_wgrad,
-            .accumulates = write == Write::kAccumulate,
-            .num_experts = static_cast<int>(experts),
-            .size_i = rows,
-            .size_j = n,
-            .size_k = m,
-            .a_i = 1,
-            .a_k = 1,
-            .b_j = 1,
-            .b_k = 1,
-            .b_of_expert = 0,
-            .c_i = 0,
-            .c_of_expert = 0,
-            .a_of_row = 0,
-            .b_of_row = 0,
-            .c_of_row = 0,
-            .offsets = numbers<const std::int32_t>(offsets_E1)};
+  SimtArgs args{.is_wgrad = is_wgrad,
+                .accumulates = write == Write::kAccumulate,
+                .num_experts = static_cast<int>(experts),
+                .size_i = rows,
+                .size_j = n,
+                .size_k = m,
+                .a_i = 1,
+                .a_k = 1,
+                .b_j = 1,
+                .b_k = 1,
+                .b_of_expert = 0,
+                .c_i = 0,
+                .c_of_expert = 0,
+                .a_of_row = 0,
+                .b_of_row = 0,
+                .c_of_row = 0,
+                .offsets = numbers<const std::int32_t>(offsets_E1)};
   switch (kind) {
     case GroupedKind::kForward:
       args.size_j = m, args.size_k = n;

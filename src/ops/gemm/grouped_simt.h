@@ -1,16 +1,17 @@
-// Grouped products of any type and size, without tensor cores: what the kernels for an architecture do not take, and
-// the float32 mode. Slow, and simple.
+// Grouped products of any type and size, without tensor cores. They are used for float32, and for operands that the
+// kernels of an architecture do not accept. They are slow and simple.
 #pragma once
 
 #include "ops/runtime/context.h"
 
 namespace tessera::cuda {
 
-/// The products of ops/gemm/grouped_gemm.h. kWgradOfColumns multiplies d_yᵀ [M, R] and xᵀ [N, R].
+/// Names the products of ops/gemm/grouped_gemm.h. kWgradOfColumns multiplies d_yᵀ [M, R] and xᵀ [N, R].
 enum class GroupedKind { kForward, kDgrad, kWgrad, kWgradOfColumns };
 
-/// out (=; of weights' gradients also +=) the product; operands of one type, float32 or bfloat16, and out of that type,
-/// for weights' gradients float32. Sums in float32, in the order of the contraction.
+/// Assigns the product to `out`. A weight gradient may also be added to it. Operands have one type, float32 or
+/// bfloat16. `out` has the same type, but is float32 for weight gradients. Sums are in float32, in the order of the
+/// contraction.
 void grouped_simt(const Context& op, GroupedKind kind, const Tensor& x_or_dy, const Tensor& w_or_x,
                   const Tensor& offsets_E1, const Tensor& out, Write write);
 

@@ -1,18 +1,18 @@
-// Shape checks that operators share. They read as algebra: TESSERA_CHECK_TENSOR(x, DType::kFloat32, {T, D}).
+// Shape checks that operators share. They read like algebra: TESSERA_CHECK_TENSOR(x, DType::kFloat32, {T, D}).
 #pragma once
 
 #include "tensor/tensor.h"
 
 namespace tessera {
 
-/// Checks that a defined tensor has this shape, dtype and no gaps between rows.
+/// Checks that a defined tensor has this shape and dtype, and that there are no gaps between its rows.
 #define TESSERA_CHECK_TENSOR(tensor, expected_dtype, ...)                                 \
   do {                                                                                    \
     TESSERA_CHECK_STRIDED(tensor, expected_dtype, __VA_ARGS__);                           \
     TESSERA_CHECK((tensor).is_contiguous(), #tensor " has stride {}", (tensor).stride()); \
   } while (false)
 
-/// The same for an operand whose rows may be apart.
+/// Checks shape and dtype only. There may be gaps between rows.
 #define TESSERA_CHECK_STRIDED(tensor, expected_dtype, ...)                                                        \
   do {                                                                                                            \
     TESSERA_CHECK((tensor).dtype() == (expected_dtype), #tensor " is {}, expected {}", name_of((tensor).dtype()), \

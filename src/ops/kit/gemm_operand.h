@@ -1,5 +1,5 @@
-// What a GEMM reads, in the forms that its passes need: an operator that produces a GEMM's operand writes all of them
-// from one pass over its data.
+// The operands of GEMMs, in the forms that the GEMMs of all passes need. An operator that produces an operand writes
+// all these forms in one pass over its data.
 #pragma once
 
 #include "mx/quantized.h"
@@ -7,11 +7,11 @@
 
 namespace tessera {
 
-/// A matrix x [M, K]: as it is, and quantized. What is undefined is not wanted, and not written. rows and columns are
-/// contiguous and have one format.
+/// Holds a matrix x [M, K] in plain form and in quantized forms. A form that is undefined is not wanted and not
+/// written. rows and columns are contiguous and have one format.
 struct GemmOperand {
   GemmOperand() = default;
-  /// A plain matrix is an operand.
+  /// Converts a plain matrix to an operand, implicitly.
   GemmOperand(const Tensor& x) : plain(x) {}
 
   Tensor plain;           // [M, K], contiguous
@@ -21,35 +21,35 @@ struct GemmOperand {
   bool quantized() const { return rows.defined() || columns.defined(); }
 };
 
-/// Throws unless x is a matrix, or a stack of matrices, of this shape in quantized form.
+/// Throws unless x is the quantized form of a matrix, or of a stack of matrices, of this shape.
 void check_quantized(const mx::Quantized& x, const Shape& shape);
-/// Throws unless the defined parts of x are those of a matrix [num_rows, length], and one is.
+/// Throws unless at least one form of x is defined and all defined forms are those of a matrix [num_rows, length].
 void check_operand(const GemmOperand& x, std::int64_t num_rows, std::int64_t length, DType dtype);
 
-/// The forms of a weight that products read (weight_form() in ops/gemm/quantized_gemm.h).
+/// The forms in which products read a weight. weight_form() in ops/gemm/quantized_gemm.h chooses one.
 enum class WeightForm : std::uint8_t {
-  kRows,  // on a CPU, of square blocks, which serve both orientations
+  kRows,  // On a CPU, for square blocks, which serve both orientations.
   kRowsAndColumns,
-  kWide,  // on Hopper, of MXFP8 with blocks of 32, in place of the elements
+  kWide,  // On Hopper, for MXFP8 with blocks of 32. It replaces the elements.
 };
 
-/// A quantized weight [N, K], or a stack [E, N, K] of them. Parts that its form does not have are undefined.
+/// Holds a quantized weight [N, K], or a stack [E, N, K] of them. Parts that its form does not have are undefined.
 struct QuantizedWeight {
   mx::Quantized rows;     // [.., N, K], for the forward
   mx::Quantized columns;  // [.., K, N], for the input's gradient
-  /// The same numbers in bfloat16, which holds them exactly, with wide_shape()'s shapes and in the order of
+  /// The same numbers in bfloat16, which holds them exactly. They have the shapes of wide_shape() and the order of
   /// ops/gemm/sm90/sm90_widen.cuh.
   Tensor wide_rows, wide_columns;
 };
 
-/// In the wide form of a weight, lines are filled up with zeros to whole steps of the kernel.
+/// In the wide form of a weight, rows are padded with zeros to a multiple of the kernel's step.
 inline constexpr std::int64_t kWideStep = 64;
 inline Shape wide_shape(const Shape& shape) {
   const std::int64_t length = (shape[shape.num_dims() - 1] + kWideStep - 1) / kWideStep * kWideStep;
   return shape.num_dims() == 2 ? Shape{shape[0], length} : Shape{shape[0], shape[1], length};
 }
 
-/// `allocate(shape, dtype)` gives the tensors.
+/// Allocates a weight by calls of `allocate(shape, dtype)`.
 template <typename Allocate>
 QuantizedWeight allocate_weight(WeightForm form, const Shape& shape, const mx::Format& format, Allocate&& allocate) {
   QuantizedWeight weight;

@@ -1,4 +1,4 @@
-// From tensors to kernels: helpers that choose a kernel's instance by dtype and alignment, and its grid.
+// Helpers for launches. They choose a kernel's instance by dtype and alignment, and the size of its grid.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ T* numbers(const Tensor& x) {
   return static_cast<T*>(x.raw());
 }
 
-/// Returns the number of blocks of `threads` for `items` of work, in a kernel whose threads step by the size of the
-/// grid. The blocks fill the GPU if there is work for so many. There is at least one.
+/// Returns the number of blocks of `threads` threads for `items` of work. The kernel's threads must step by the size of
+/// the grid. The blocks fill the GPU if there is enough work. There is at least one.
 inline int grid_for(const Context& op, std::int64_t items, int threads) {
   constexpr std::int64_t kBlocksPerSm = 16;
   const std::int64_t blocks = (items + threads - 1) / threads;

@@ -1,5 +1,6 @@
-// Functions for the instructions of Hopper (sm_90a) that CUDA C++ has none for: mbarriers, tensor copies (TMA), fences
-// and WGMMA. Each function is one instruction. Source: PTX ISA 8.0 to 9.0, "mbarrier", "Tensor copy", "wgmma".
+// Functions for instructions of Hopper (sm_90a) for which CUDA C++ has no functions. These are mbarriers, tensor copies
+// (TMA), fences and WGMMA. Each function is one instruction. Source: PTX ISA 8.0 to 9.0, "mbarrier", "Tensor copy",
+// "wgmma".
 //
 // Shared memory is accessed through two proxies: generic (st.shared, stmatrix) and async (TMA, WGMMA). TMA or WGMMA may
 // read generic writes only after fence_proxy_async() in each writing thread and then a barrier.
@@ -106,7 +107,7 @@ __device__ inline void store_release_gpu(std::int32_t* pointer, std::int32_t val
   asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(pointer), "r"(value) : "memory");
 }
 
-/// Acquire loads and release stores of memory that other GPUs also use.
+/// These load with acquire, and store with release, memory that other GPUs also use.
 __device__ inline std::uint64_t load_acquire_sys(const std::uint64_t* pointer) {
   std::uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];\n" : "=l"(value) : "l"(pointer) : "memory");
@@ -287,16 +288,15 @@ __device__ inline std::uint32_t mul_bf16x2(std::uint32_t x, std::uint32_t y) {
 // If a is in registers (bfloat16), a[0] and a[1] hold rows l / 4 and l / 4 + 8 at K = 2 (l % 4) + {0, 1}. a[2] and a[3]
 // hold the same rows at K + 8.
 
-/// The dim of an operand that is contiguous in shared memory: K or the other one.
+/// The dim of an operand that is contiguous in shared memory: K, or the other dim (M or N).
 enum class Major { kK = 0, kMN = 1 };
 
 /// Returns the descriptor of an operand in shared memory that TMA wrote with the 128-byte swizzle. `shared` starts at a
 /// multiple of 1024 bytes, plus an offset along K.
-///   K-major: There is a row of 128 bytes per m or n. Groups of 8 rows lie 1024 bytes apart. A step of 32 bytes along K
-///     adds 32 bytes to `shared`. `mn_stride_bytes` is not used.
-///   MN-major (bfloat16 only): There is a row of 64 m or n per k. Groups of 8 k lie 1024 bytes apart. The next 64 m or
-///   n
-///     lie `mn_stride_bytes` further. A step of 16 along K adds 2048 bytes to `shared`.
+/// - K-major: There is a row of 128 bytes per m or n. Groups of 8 rows lie 1024 bytes apart. A step of 32 bytes along K
+///   adds 32 bytes to `shared`. `mn_stride_bytes` is not used.
+/// - MN-major (bfloat16 only): There is a row of 64 m or n per k. Groups of 8 k lie 1024 bytes apart. The next 64 m or
+///   n lie `mn_stride_bytes` further. A step of 16 along K adds 2048 bytes to `shared`.
 template <Major kMajor>
 __device__ inline std::uint64_t wgmma_descriptor(const void* shared, std::uint32_t mn_stride_bytes = 0) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
@@ -309,7 +309,7 @@ __device__ inline std::uint64_t advance_descriptor(std::uint64_t descriptor, std
   return descriptor + (bytes >> 4);
 }
 
-/// Must come before the first WGMMA, and again after other code has accessed the registers that WGMMA uses.
+/// Must be called before the first WGMMA, and again after other code has accessed the registers that WGMMA uses.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
 /// Waits until at most kPending committed groups are in flight.

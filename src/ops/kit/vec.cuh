@@ -1,6 +1,6 @@
 // 16-byte accesses. A thread takes kLanes = 8 neighbouring numbers at a time. These are one 16-byte access of bfloat16
-// or two of float32. It takes one number at a time if rows do not start at multiples of 16 bytes, or if their
-// length is not a multiple of kLanes.
+// or two of float32. It takes one number at a time if rows do not start at multiples of 16 bytes. The same holds if
+// their length is not a multiple of kLanes.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,5 @@
-// The E8M0 scales of MXFP8 in the order of Blackwell's tensor cores (mx/scale_layout.h), each group's in tiles of its
-// own, from the row-major ones of mx/quantized.h. Places without a scale become 0.
+// Packs the E8M0 scales of MXFP8 for Blackwell's tensor cores (mx/scale_layout.h). The input is row-major, as in
+// mx/quantized.h. Each group gets separate tiles. Positions without a scale become 0.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace tessera::cuda {
 
-/// Blocks that so many numbers along the contraction have.
+/// Returns the number of blocks of `size` numbers along the contraction.
 TESSERA_HOST_DEVICE constexpr std::int64_t num_blocks(std::int64_t size) {
   return (size + mx::kBlock - 1) / mx::kBlock;
 }
@@ -19,12 +19,12 @@ TESSERA_HOST_DEVICE constexpr std::int64_t num_blocks(std::int64_t size) {
 struct PackScales {
   const std::uint8_t* scales = nullptr;  // [num_rows, ceil(num_columns / 32)]
   std::int64_t num_rows = 0, num_columns = 0;
-  /// Groups are of rows, or of columns, which then begin at multiples of 32.
+  /// If true, groups consist of columns and begin at multiples of 32. Otherwise they consist of rows.
   bool groups_of_columns = false;
   std::int64_t num_groups = 1;
-  /// Where groups begin and the last ends, on the device; null: all groups have the same size.
+  /// The begin of each group and the end of the last one, on the device. If it is null, all groups have the same size.
   const std::int32_t* offsets = nullptr;
-  std::uint8_t* packed = nullptr;  // [bytes()], at a multiple of 16
+  std::uint8_t* packed = nullptr;  // [bytes()], at an address that is a multiple of 16
 
   TESSERA_HOST_DEVICE std::int64_t grouped_size() const { return groups_of_columns ? num_columns : num_rows; }
   TESSERA_HOST_DEVICE std::int64_t bytes_per_tile() const {
@@ -36,7 +36,7 @@ struct PackScales {
   TESSERA_HOST_DEVICE std::int64_t group_begin(std::int64_t group) const {
     return offsets == nullptr ? grouped_size() / num_groups * group : std::int64_t{offsets[group]};
   }
-  /// Words, of a tile's four scales of one row, in which a row is read.
+  /// Returns the number of words in which a row is read. A word is the four scales that a tile has of a row.
   TESSERA_HOST_DEVICE std::int64_t words_per_row() const {
     return groups_of_columns ? mx::packed_group_tiles(num_columns, num_groups)
                              : (num_blocks(num_columns) + mx::kTileScales - 1) / mx::kTileScales;
@@ -45,9 +45,9 @@ struct PackScales {
 
 void pack_scales(const PackScales& args, cudaStream_t stream);
 
-/// One thread's part: moves word `word` of row `row`, if it is a group's. packed is 0 before.
+/// Packs word `word` of row `row`, if it belongs to a group. One thread executes it. `packed` must be 0 before.
 TESSERA_HOST_DEVICE inline void pack_scales_word(const PackScales& args, std::int64_t row, std::int64_t word) {
-  // The last group that does not begin beyond the row, or the word's tile.
+  // Find the last group that does not begin after the row, or after the word's tile.
   const auto begins_beyond = [&](std::int64_t g) {
     const std::int64_t begin = args.group_begin(g);
     return args.groups_of_columns ? mx::packed_group_tile(begin, g) > word : begin > row;
@@ -60,7 +60,7 @@ TESSERA_HOST_DEVICE inline void pack_scales_word(const PackScales& args, std::in
   if (group < 0) return;
   const std::int64_t begin = args.group_begin(group), end = args.group_begin(group + 1);
   const std::int64_t first_tile = mx::packed_group_tile(begin, group), blocks = num_blocks(args.num_columns);
-  // The group's own matrix begins at (first_row, first_block) and has so many blocks per row.
+  // The group's own matrix begins at (first_row, first_block), and has group_blocks blocks per row.
   const std::int64_t first_row = args.groups_of_columns ? 0 : begin,
                      first_block = args.groups_of_columns ? begin / mx::kBlock : 0;
   const std::int64_t group_blocks = args.groups_of_columns ? num_blocks(end) - first_block : blocks;

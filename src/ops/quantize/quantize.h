@@ -1,9 +1,10 @@
-// Block quantization (mx/): from float32 or bfloat16 to 8-bit elements with scales, and back. Exactly mx/block.h's
-// definition, byte for byte, whatever the processor.
+// Block quantization (mx/). It converts float32 or bfloat16 to 8-bit elements with scales, and back. On every
+// processor, the results equal the definition of mx/block.h byte for byte.
 //
-// x is [M, K], strided, or a contiguous stack [E, M, K] of such. Two outputs, either of which may be undefined:
-//   rows     [M, K]: blocks along K, for a GEMM that contracts K.
-//   columns  [K, M]: x transposed, blocks along M, for a GEMM that contracts M.
+// x is [M, K], strided, or a contiguous stack [E, M, K] of matrices. There are two outputs, and either may be
+// undefined:
+//   rows     [M, K]: has blocks along K, for a GEMM that contracts K.
+//   columns  [K, M]: is x transposed with blocks along M, for a GEMM that contracts M.
 // Both have one format. x is read once for both.
 #pragma once
 
@@ -12,18 +13,18 @@
 
 namespace tessera {
 
-/// rows (=), columns (=) from x.
+/// Assigns `rows` and `columns` from x.
 void quantize(const Context& context, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns);
 
-/// The forms of `quantized` that are defined (=), from w [.., N, K], all with blocks of `format`.
+/// Assigns the defined forms of `quantized` from w [.., N, K]. All of them have blocks of `format`.
 void quantize_weight(const Context& context, const Tensor& w, const mx::Format& format,
                      const QuantizedWeight& quantized);
 
-/// y (=) the numbers that x stands for; y [..., M, K], float32 or bfloat16, contiguous, of the elements' shape. Exact
-/// in bfloat16 for E8M0 scales, as far as a number is in bfloat16's range.
+/// Assigns to y the numbers that x stands for. y is [..., M, K], float32 or bfloat16, contiguous, and has the elements'
+/// shape. With E8M0 scales, a bfloat16 y is exact for all numbers in bfloat16's range.
 void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y);
 
-/// Sums over numbers: of squares, and of squared differences.
+/// Holds two sums over numbers: that of squares, and that of squared differences.
 struct ErrorSums {
   double signal = 0.0, noise = 0.0;
 
@@ -31,12 +32,13 @@ struct ErrorSums {
     signal += other.signal, noise += other.noise;
     return *this;
   }
-  /// Signal-to-quantization-noise ratio in dB; infinity without noise.
+  /// Returns the signal-to-quantization-noise ratio in dB. It is infinite if there is no noise.
   double sqnr_db() const;
 };
 
-/// sums_2 (float64, +=): ErrorSums' signal and noise, of how far q is from x, of the same shape. num_rows_1 (int32,
-/// [1]), where given: of that many first rows only; x is a matrix then.
+/// Adds the signal of x and the noise of q to sums_2 (float64), in the order of ErrorSums. q has the shape of x. Noise
+/// is the difference between q and x. If num_rows_1 (int32, [1]) is given, only that many first rows count, and x must
+/// be a matrix.
 void quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q, const Tensor& sums_2,
                         const Tensor& num_rows_1 = {});
 

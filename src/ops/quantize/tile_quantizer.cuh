@@ -22,7 +22,8 @@
 // Plain outputs may overwrite inputs, because a thread reads its inputs before it writes there. A Producer may also
 // have
 //   using Wide = void;
-// Then memory gets the wide form (ops/kit/gemm_operand.h): no scales, and bfloat16 in place of the elements.
+// Then memory receives the wide form (ops/kit/gemm_operand.h), with bfloat16 in place of the elements and without
+// scales.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -176,7 +177,8 @@ struct Team {
 };
 
 /// Holds a value for each orientation (rows, columns), block of 32 along the line, and line. It is first the largest
-/// magnitude of the block, and then the factor that multiplies its numbers, as the bits of a float32.
+/// magnitude of the block. Later it is the factor that multiplies the block's numbers. Both are stored as the bits of a
+/// float32.
 struct TileScales {
   std::uint32_t bits[2][kBlocksPerLine][kSide];
   std::uint32_t of_warp[kTeamThreads / kWarp];
@@ -572,7 +574,8 @@ void launch_tile_kernel(const Context& op, const TileArgs<Producer>& args) {
   kernel<<<grid, Producer::kTeams * kTeamThreads, kBytes, stream_of(op)>>>(args);
 }
 
-/// Does what quantize() does for the first num_rows_1[0] rows of x, which is a matrix. It does not read the other rows.
+/// Does what quantize() does for the first num_rows_1[0] rows of x, and does not read the other rows. If num_rows_1 is
+/// defined, x must be a matrix. If it is undefined, all rows are quantized.
 void quantize_first_rows(const Context& op, const Tensor& x, const mx::Quantized& rows, const mx::Quantized& columns,
                          const Tensor& num_rows_1);
 

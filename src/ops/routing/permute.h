@@ -1,7 +1,8 @@
-// Rows to experts and back: the data movement of an MoE layer within one rank.
+// Moves rows to their experts and back. This is the data movement of an MoE layer within one rank.
 //
-// A slot is a (token, choice) pair, slot = t·K + k. Rows are the slots sorted by expert, within an expert by slot. An
-// expert's rows begin at a multiple of `alignment`; the rows before the next expert's first belong to no slot.
+// A slot is a (token, choice) pair: slot = t·K + k. Rows are the slots that have an expert, sorted by expert and then
+// by slot. An expert's rows begin at a multiple of `alignment`. The rows between an expert's last one and the next
+// expert's first one are padding and belong to no slot.
 
 #pragma once
 
@@ -12,39 +13,46 @@ namespace tessera {
 /// The expert id of a slot that has no expert.
 inline constexpr std::int32_t kNoExpert = -1;
 
-/// Rows that hold any T·K slots of E experts at this alignment.
+/// Returns the number of rows that suffice for any T·K slots of E experts at this alignment.
 inline std::int64_t max_rows(std::int64_t num_slots, std::int64_t num_experts, std::int64_t alignment) {
   const std::int64_t rows = num_slots + num_experts * (alignment - 1);
   return rows / alignment * alignment;
 }
 
-/// From expert_ids_TK (int32, or kNoExpert) and counts_E (int32): offsets_E1 (int32, [E + 1]): expert e computes rows
-/// [offsets[e], offsets[e + 1]), multiples of `alignment`; slot_of_row_R (int32), -1 for rows without a slot, and its
-/// inverse row_of_slot_TK (int32), -1 for slots without an expert. R = max_rows(T·K, E, alignment). A CPU throws
-/// InternalError if counts and ids differ; a GPU, which takes up to 1024 experts, does not look.
+/// Sorts the slots by expert. R is max_rows(T·K, E, alignment).
+/// - expert_ids_TK (int32) has the expert of each slot, or kNoExpert.
+/// - counts_E (int32) has the number of slots of each expert.
+/// - Assigns to offsets_E1 (int32, [E + 1]): expert e computes rows [offsets[e], offsets[e + 1]). All offsets are
+///   multiples of `alignment`.
+/// - Assigns to slot_of_row_R (int32): the slot of a row, or -1 for a row without a slot.
+/// - Assigns to row_of_slot_TK (int32), the inverse: the row of a slot, or -1 for a slot without an expert.
+/// A CPU throws InternalError if counts and ids differ. A GPU does not check this. It takes up to 1024 experts.
 void sort_by_expert(const Context& context, const Tensor& expert_ids_TK, const Tensor& counts_E, std::int64_t alignment,
                     const Tensor& offsets_E1, const Tensor& slot_of_row_R, const Tensor& row_of_slot_TK);
 
-/// y_RD[r] = x_TD[slot_of_row[r] / top_k], 0 for slot -1. One float type. What y holds in quantized form is undefined
-/// for rows beyond num_rows_1[0] (int32, [1]).
+/// Assigns x_TD[slot_of_row[r] / top_k] to y_RD[r], and 0 if the slot is -1. x and y have one float type. The quantized
+/// forms of y are undefined for rows from num_rows_1[0] (int32, [1]) on.
 void gather_rows(const Context& context, const Tensor& x_TD, const Tensor& slot_of_row_R, std::int64_t top_k,
                  const Tensor& num_rows_1, const GemmOperand& y_RD);
 
-/// y[i] = x[source[i] / divisor], rows of bytes, 0 for source -1; source (int32) has y's rows. x and y of one type.
+/// Assigns x[source[i] / divisor] to y[i], and 0 if the source is -1. It copies rows byte by byte. source (int32) has
+/// an entry per row of y. x and y have one type.
 void gather_row_bytes(const Context& context, const Tensor& x, const Tensor& source, std::int64_t divisor,
                       const Tensor& y);
 
-/// y[i] = x[index[i]], 0 for index -1. x and y float32, index int32 of y's shape: routing weights to rows by
-/// slot_of_row_R, and rows' numbers back to slots by row_of_slot_TK.
+/// Assigns x[index[i]] to y[i], and 0 if the index is -1. x and y are float32. index is int32 and has y's shape. With
+/// slot_of_row_R as the index, it brings routing weights to rows. With row_of_slot_TK, it brings numbers of rows back
+/// to slots.
 void gather_numbers(const Context& context, const Tensor& x, const Tensor& index, const Tensor& y);
 
-/// y_TD[t] (= or +=) sum over k of weights_TK[t][k] · x_RD[row_of_slot[t][k]], in the order of k, summed in float32.
-/// weights float32; undefined: all 1. x and y have one float type.
+/// Assigns or adds to y_TD[t] the sum over k of weights_TK[t][k] · x_RD[row_of_slot[t][k]]. It sums in the order of k,
+/// in float32. weights_TK is float32. If it is undefined, all weights are 1. x and y have one float type.
 void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                   const Tensor& y_TD, Write write);
 
-/// The same, rank by rank: what belongs to the experts of one rank, which are `experts_per_rank` of them, is summed as
-/// above, to y's type; then these sums, in the order of the ranks, in float32. expert_ids_TK: int32.
+/// Computes the same sums rank by rank. Each rank has `experts_per_rank` experts. First, the rows of one rank's experts
+/// are summed as combine_rows does, and the sum is rounded to y's type. Then these sums are added in float32, in the
+/// order of the ranks. expert_ids_TK is int32.
 void combine_rows_by_rank(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK,
                           const Tensor& weights_TK, const Tensor& expert_ids_TK, std::int64_t experts_per_rank,
                           const Tensor& y_TD, Write write);

@@ -1,4 +1,4 @@
-// What turns a router's logits into scores (ops/routing/router.h).
+// The functions that turn a router's logits into scores (ops/routing/router.h).
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
-// cuDNN's fused attention: o = softmax(scale · q · kᵀ, causal) · v in bfloat16, per head, forward and backward
-// (cuDNN's operation graph "scaled dot product attention", docs.nvidia.com/deeplearning/cudnn). Its graphs are built
-// once per shape.
+// cuDNN's fused attention: o = softmax(scale · q · kᵀ, causal) · v in bfloat16, per head, forward and backward. It uses
+// cuDNN's operation graph "scaled dot product attention" (docs.nvidia.com/deeplearning/cudnn). A graph is built once
+// per shape.
 //
-// Documents: with `max_documents` = N > 0 the tokens are cut into at most N documents, whose number and lengths are
-// data on the GPU (DocumentTable); a query then sees the keys of its document only.
+// If `max_documents` = N > 0, the tokens are cut into at most N documents. Their number and lengths are data on the GPU
+// (DocumentTable). A query then attends only to keys of its document.
 #pragma once
 
 #include <cstddef>
@@ -18,43 +18,45 @@ namespace tessera::cuda {
 struct AttentionShape {
   std::int64_t num_seqs, seq_len, num_heads;
   std::int64_t dim_qk, dim_v;
-  std::int64_t v_stride;           // numbers from a head's v to the next head's; a token's are num_heads times that
-  std::int64_t max_documents = 0;  // 0: whole sequences
+  std::int64_t v_stride;           // numbers from a head's v to the next head's; v of a token is num_heads times that
+  std::int64_t max_documents = 0;  // 0 means whole sequences
   float scale;
-  bool deterministic = false;  // of the backward
+  bool deterministic = false;  // for the backward only
 
   std::int64_t num_tokens() const { return num_seqs * seq_len; }
   bool operator==(const AttentionShape&) const = default;
 };
 
-/// Where the documents are, for N = max_documents of them: tokens of each, and offsets of their first numbers in the
-/// operands, one more than there are documents. What is behind the last document has length 0.
+/// Describes at most N = max_documents documents. lengths holds the number of tokens of each. The other arrays hold the
+/// offset of each document's first number in an operand, and one more offset for the end. Entries after the last
+/// document have length 0.
 struct DocumentTable {
   std::int32_t* lengths = nullptr;                                                     // [N]
   std::int64_t *of_qk = nullptr, *of_v = nullptr, *of_o = nullptr, *of_lse = nullptr;  // [N + 1]
 };
 
 struct AttentionOperands {
-  void *q, *k, *v, *o;  // bfloat16: q, k, o contiguous [T, H, dim]; v as the shape says
-  float* lse;           // forward, or with documents: [T, H]; backward of whole sequences: [B, H, S]
-  // Backward: gradients in the layouts of what they are the gradients of.
+  void *q, *k, *v, *o;  // bfloat16; q, k and o are contiguous [T, H, dim], and v has v_stride
+  float* lse;           // [T, H], but [B, H, S] for the backward of whole sequences
+  // Only the backward uses the gradients. They have the layouts of their operands.
   void *d_o = nullptr, *d_q = nullptr, *d_k = nullptr, *d_v = nullptr;
 };
 
 class AttentionLibrary {
  public:
-  /// Throws Error where there is no cuDNN, or one that is too old.
+  /// Throws Error if there is no cuDNN, or if it is too old.
   explicit AttentionLibrary(const Stream& stream);
   ~AttentionLibrary();
   AttentionLibrary(const AttentionLibrary&) = delete;
   AttentionLibrary& operator=(const AttentionLibrary&) = delete;
 
-  /// Whether cuDNN's kernels take these head dims and lengths.
+  /// Returns whether cuDNN's kernels accept these head dims and lengths.
   static bool supports(const AttentionShape& shape);
-  /// Scratch that is enough for a pass, known without cuDNN; building its graph checks it.
+  /// Returns bytes of scratch memory that suffice for a pass. The number is known without cuDNN. Building the pass's
+  /// graph checks it.
   static std::size_t workspace_bytes(const AttentionShape& shape, bool backward);
 
-  /// Builds a pass's graph unless it is there.
+  /// Builds the graph of a pass, unless it exists.
   void prepare(const AttentionShape& shape, bool backward);
   void forward(const AttentionShape& shape, const AttentionOperands& operands, const DocumentTable& documents,
                std::byte* workspace);

@@ -1,6 +1,6 @@
-// From an operator's contract to the implementation of the device that it runs on.
+// Leads from an operator's contract to its implementation for the device that it runs on.
 //
-//   TESSERA_BACKENDS(convert)          // after the contract: both implementations have its type
+//   TESSERA_BACKENDS(convert)          // Declares both implementations with the contract's type.
 //   void convert(const Context& op, const Tensor& source, const Tensor& target) {
 //     ... checks ...
 //     TESSERA_RUN(convert, op, source, target);
@@ -34,8 +34,8 @@ inline constexpr bool kHasCuda = false;
 
 namespace cuda {
 
-/// Notes what an operator is called with, so that a failure can tell (runtime.h); then checks that its launches were
-/// accepted.
+/// Records an operator's name and operands, so that the message of a failure can list them (runtime.h). Afterwards,
+/// finish() checks that the operator's launches were accepted.
 class RunningOperator {
  public:
   template <typename... Operands>

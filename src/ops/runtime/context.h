@@ -1,4 +1,4 @@
-// What every operator gets besides its operands, and the rules that all operators share.
+// What every operator gets besides its operands.
 #pragma once
 
 #include "system/trace.h"
@@ -11,19 +11,19 @@ class Runtime;
 }
 
 struct Context {
-  /// Arena for scratch and for the step's activations. Its target decides where operators run.
+  /// Arena for scratch and for the step's activations. Its target decides on which device operators run.
   Arena* arena = nullptr;
-  /// The GPU's stream and libraries (ops/runtime/runtime.h); null on a CPU. Operators on a GPU return before their work
-  /// is done.
+  /// The GPU's stream and libraries (ops/runtime/runtime.h). It is null on a CPU, and where a step for a GPU is
+  /// measured without a GPU. On a GPU, operators return before their work is done.
   cuda::Runtime* cuda = nullptr;
-  /// Where layers and the costly operators record their times; may be null.
+  /// Recorder to which layers and the costly operators add their times. It may be null.
   TraceRecorder* trace = nullptr;
 
-  /// Where the step's tensors are: kMeta when measuring.
+  /// Returns the device of the step's tensors: kMeta when measuring.
   Device device() const { return arena->device(); }
-  /// Whose implementation runs, also when measuring: kCpu or kCuda.
+  /// Returns the device whose implementations run, even when measuring: kCpu or kCuda.
   Device target() const { return arena->target(); }
-  /// True when the step is only being measured.
+  /// Returns true if the step is only being measured.
   bool measuring() const { return device() == Device::kMeta; }
 };
 

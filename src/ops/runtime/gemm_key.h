@@ -1,4 +1,4 @@
-// Everything that a GEMM library's kernel depends on: by this it is found again.
+// The key under which a GEMM library's kernel is stored. It holds everything that the choice of the kernel depends on.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct GemmKey {
   std::int64_t m, n, k, stride_a, stride_b, stride_c;
   bool transpose_a, transpose_b, accumulate;
   DType dtype, dtype_c;
-  /// Bytes that the operands' addresses are multiples of; 0 where the library does not ask.
+  /// Numbers of bytes that divide the operands' addresses. 0 is for a library that does not ask for them.
   unsigned alignment_a = 0, alignment_b = 0, alignment_c = 0;
   bool operator==(const GemmKey&) const = default;
 };

@@ -1,4 +1,4 @@
-// What the GPU did and when, measured by CUPTI, the profiling library of CUDA's toolkit.
+// Records what the GPU did and when. CUPTI, the profiling library of CUDA's toolkit, measures it.
 #pragma once
 
 #include <chrono>
@@ -11,49 +11,49 @@
 
 namespace tessera::cuda {
 
-/// A kernel, a copy or a fill on the GPU; times in nanoseconds of TraceRecorder::Clock.
+/// Describes a run of a kernel, a copy or a fill on the GPU. Times are nanoseconds of TraceRecorder::Clock.
 struct KernelRun {
   std::string name;  // demangled, without parameters
   std::int64_t begin = 0, end = 0;
 };
 
-/// Records what the GPU runs from its construction to finish(), the nodes of graphs one by one. One at a time.
-/// Launches become a little slower meanwhile.
+/// Records what the GPU runs from its construction to finish(). Nodes of graphs are recorded one by one. Only one
+/// profile may exist at a time. Launches are a little slower while it records.
 class KernelProfile {
  public:
-  /// Throws Error where there is no CUPTI, or no CUDA in this build.
+  /// Throws Error if there is no CUPTI, or no CUDA in this build.
   KernelProfile();
   ~KernelProfile();
   KernelProfile(const KernelProfile&) = delete;
   KernelProfile& operator=(const KernelProfile&) = delete;
 
-  /// Ends it: all that ran, by begin. The GPU must be idle.
+  /// Ends the recording and returns all runs, ordered by their begin. The GPU must be idle.
   std::vector<KernelRun> finish();
 
  private:
   void stop();
 
-  std::int64_t offset_ = 0;  // from CUPTI's clock to ours
+  std::int64_t offset_ = 0;  // difference from CUPTI's clock to ours
 };
 
-/// Adds the runs to a trace, as the GPU's.
+/// Adds the runs to a trace, as events of the GPU.
 void add_to_trace(std::span<const KernelRun> runs, TraceRecorder& trace);
 
-/// The runs of all kernels of one name.
+/// Sums up the runs of all kernels of one name.
 struct KernelTime {
   std::string name;
   std::size_t num_runs = 0;
   std::int64_t nanoseconds = 0;
-  std::int64_t idle_before = 0;  // nanoseconds in which nothing ran until one of these did
+  std::int64_t idle_before = 0;  // nanoseconds in which nothing ran before one of these runs began
 };
 
 struct KernelSummary {
-  std::vector<KernelTime> kernels;  // longest first
+  std::vector<KernelTime> kernels;  // in descending order of nanoseconds
   std::int64_t span = 0;            // nanoseconds from the first begin to the last end
-  std::int64_t busy = 0;            // of them, those in which something ran
+  std::int64_t busy = 0;            // nanoseconds of the span in which something ran
 };
 
-/// `runs` by begin.
+/// Summarizes runs, which must be ordered by their begin.
 KernelSummary summarize(std::span<const KernelRun> runs);
 
 }  // namespace tessera::cuda

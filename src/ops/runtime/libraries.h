@@ -1,4 +1,4 @@
-// cuBLASLt and cuDNN for the operators that use them. For sources that are built with CUDA only.
+// cuBLASLt and cuDNN, for the operators that use them. Only sources that are built with CUDA may include this header.
 #pragma once
 
 #include <cublasLt.h>
@@ -10,15 +10,16 @@
 #include "ops/runtime/gemm_key.h"
 #include "ops/runtime/runtime.h"
 
-/// The function of cuBLASLt of this name, as its header declares it. The library is opened when the first is asked for,
-/// so that a run on a CPU neither needs nor loads its half a gigabyte. Throws Error where it is not found.
+/// Returns the function of cuBLASLt with this name, with the type that its header declares. The first use opens the
+/// library. So a run on a CPU neither needs nor loads its half a gigabyte. Throws Error if it is not found.
 #define TESSERA_BLAS_FUNCTION(name)                                                                     \
   ([] {                                                                                                 \
     static const auto found = reinterpret_cast<decltype(&::name)>(::tessera::cuda::blas_symbol(#name)); \
     return found;                                                                                       \
   }())
 
-/// TESSERA_BLAS(cublasLtMatmul, operands...): calls it; throws InternalError naming call and status unless it succeeds.
+/// TESSERA_BLAS(cublasLtMatmul, operands...) calls the function. If it fails, it throws InternalError, which names the
+/// call and the status.
 #define TESSERA_BLAS(name, ...)                                                     \
   do {                                                                              \
     const cublasStatus_t tessera_status = TESSERA_BLAS_FUNCTION(name)(__VA_ARGS__); \
@@ -30,10 +31,10 @@ namespace tessera::cuda {
 
 void* blas_symbol(const char* name);
 
-/// Scratch of every GEMM, from the operator's arena: what NVIDIA advises for Hopper.
+/// Bytes of scratch memory of every GEMM, from the operator's arena. NVIDIA recommends this size for Hopper.
 inline constexpr std::size_t kBlasWorkspace = std::size_t{32} << 20;
 
-/// What cublasLtMatmul is told besides operands.
+/// Holds what cublasLtMatmul needs besides the operands.
 struct BlasPlan {
   BlasPlan() = default;
   ~BlasPlan();
@@ -49,17 +50,17 @@ class AttentionLibrary;
 
 class Runtime::Libraries {
  public:
-  /// sm_target: SMs that products are to take, 0: all.
+  /// sm_target is the number of SMs that products should use. 0 means all.
   Libraries(const Stream& stream, int sm_target);
   ~Libraries();
   Libraries(const Libraries&) = delete;
   Libraries& operator=(const Libraries&) = delete;
 
   cublasLtHandle_t blas() const { return blas_; }
-  /// The library's choice for this product, asked for once. The addresses of scales are part of what it is told, and
-  /// hold until the product is asked for again.
+  /// Returns the library's choice of a kernel for this product. The library is asked once per key. A plan includes the
+  /// addresses of the scales. They stay in effect until the next call with the same key.
   const BlasPlan& plan_for(const GemmKey& key, const BlasScales& scales = {});
-  /// cuDNN's attention (attention_library.h). Throws Error where there is no cuDNN.
+  /// Returns cuDNN's attention (attention_library.h). Throws Error if there is no cuDNN.
   AttentionLibrary& attention();
 
  private:

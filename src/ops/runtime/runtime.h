@@ -13,13 +13,13 @@
 
 namespace tessera::cuda {
 
-/// The last operators that were put on the stream, oldest first: after a failure, which the GPU reports late, what may
-/// have caused it. A fixed ring; noting allocates nothing.
+/// Records the last operators that were put on the stream. The GPU reports failures late, and the record shows what may
+/// have caused one. It is a ring of fixed size, so recording allocates nothing.
 class FlightRecorder {
  public:
   void begin(const char* name);
   void note(const Tensor& operand);
-  /// One operator a line, with the dtypes and shapes of its operands.
+  /// Returns one line per operator, oldest first, with the dtypes and shapes of its operands.
   std::string dump() const;
 
  private:
@@ -33,7 +33,7 @@ class FlightRecorder {
   std::size_t num_noted_ = 0;
 };
 
-/// One per thread that runs operators on the GPU. Throws Error where there is none.
+/// There is one per thread that runs operators on the GPU. The constructor throws Error if there is no GPU.
 class Runtime {
  public:
   Runtime();
@@ -42,44 +42,47 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   const Stream& stream() const { return stream_; }
-  /// Returns how many SMs operators may use.
+  /// Returns the number of SMs that operators may use.
   int num_sms() const { return num_sms_; }
-  /// Its major number: 9 is Hopper, 10 Blackwell.
+  /// Returns the major number of the GPU's compute capability: 9 for Hopper, 10 for Blackwell.
   int compute_capability() const { return compute_capability_; }
   FlightRecorder& recorder() { return *recorder_; }
 
-  /// Leaves so many of them to kernels that stay on their SM for long. Before the first operator.
+  /// Reserves num_sms SMs for kernels that occupy their SM for a long time. It must be called before the first
+  /// operator.
   void leave_sms(int num_sms);
 
-  /// For operators that run beside this one's (ops/kit/beside.h): another stream, behind this one where both want the
-  /// same SMs, whose kernels that stay on an SM leave `num_sms` of them free. Made by the first call; the same
-  /// afterwards.
+  /// Returns a runtime for operators that run beside those of this one (ops/kit/side_stream.h). It has another stream of
+  /// lower priority, which yields where both want the same SMs. Its kernels that stay on an SM leave `num_sms` SMs
+  /// free. The first call creates it. Later calls return the same one and must pass the same num_sms.
   Runtime& beside(int num_sms);
 
-  /// Whether two runs give the same bits, at a price in time and scratch memory. Without it, gradients that cuDNN sums
-  /// up may differ in their last bits. To be set before a step is measured.
+  /// Returns whether two runs give the same bits. This costs time and scratch memory. Otherwise, gradients that cuDNN
+  /// sums up may differ in their last bits. It must be set before a step is measured.
   bool deterministic() const { return deterministic_; }
   void set_deterministic(bool deterministic) { deterministic_ = deterministic; }
 
-  /// Which operators do not run by their fast kernels, and why: while a step is measured they say so, each text once.
+  /// Returns which operators do not use their fast kernels, and why. Operators add these texts while a step is
+  /// measured. Each text occurs once.
   const std::vector<std::string>& slow_operators() const { return slow_operators_; }
   void add_slow_operator(const std::string& text);
 
-  /// Has `wait` do the waiting below, which may give up and throw: on several ranks, where what one of them does not do
-  /// can hang the others' GPUs.
+  /// Sets a function that does the waiting of the functions below. It may give up and throw. It is for runs on several
+  /// ranks, where the failure of one rank can make the other ranks' GPUs hang.
   using Wait = std::function<void(const Event&, const std::function<void()>& check)>;
   void set_wait(Wait wait) { wait_ = std::move(wait); }
 
-  /// Waits for all operators. Throws Error, with the CUDA error and the last operators, if one failed.
+  /// Waits for all operators. If one failed, throws Error with the CUDA error and the last operators.
   void synchronize();
 
-  /// Waits for an event on the stream, as above. `check` may be called meanwhile, and throw.
+  /// Waits for an event on the stream, with the same errors as synchronize(). `check` may be called meanwhile, and may
+  /// throw.
   void wait(const Event& event, const std::function<void()>& check = {});
 
-  /// Copies a contiguous tensor of the GPU to the host, and waits for it as above.
+  /// Copies a contiguous tensor from the GPU to the host, and waits for it with the same errors as synchronize().
   void fetch(const Tensor& tensor, void* target);
 
-  /// The libraries' handles and plans (ops/runtime/libraries.h).
+  /// Holds the libraries' handles and plans (ops/runtime/libraries.h).
   class Libraries;
   Libraries& libraries();
 
@@ -87,7 +90,7 @@ class Runtime {
   Runtime(const Runtime& main, int num_sms);
 
   Stream stream_;
-  int num_sms_ = 0, sm_target_ = 0;  // the latter: for libraries, 0: all
+  int num_sms_ = 0, sm_target_ = 0;  // sm_target_ is for libraries; 0 means all SMs
   int compute_capability_ = 0;
   bool deterministic_ = false;
   std::vector<std::string> slow_operators_;
@@ -97,7 +100,7 @@ class Runtime {
   std::unique_ptr<Runtime> beside_;
 };
 
-/// A new one. Throws Error where there is no GPU, also in a build without CUDA.
+/// Returns a new runtime. Throws Error if there is no GPU, and in a build without CUDA.
 std::shared_ptr<Runtime> make_runtime();
 
 }  // namespace tessera::cuda

@@ -121,15 +121,15 @@ void RunFolder::require_not_later(const RunIdentity& other) const {
       ExitStatus::kTakenOver);
 }
 
-void RunFolder::lock(std::optional<FileLock>& its, const fs::path& folder, const char* key) const {
+void RunFolder::lock(std::optional<FileLock>& lock, const fs::path& folder, const char* key) const {
   const auto is_earlier_attempt = [&](const std::string& owner) {
     const std::optional<RunIdentity> holder = parse_owner(owner);
     if (holder) require_not_later(*holder);
     return run_.is_counted && holder && run_.follows(*holder);
   };
   require_writable_folder(folder, key, "probe");
-  its.emplace(folder / kRunLockName, fmt::format("the folder '{}' ({})", folder.string(), key),
-              FileLock::Options{.owner = run_.describe(), .takes_over = is_earlier_attempt});
+  lock.emplace(folder / kRunLockName, fmt::format("the folder '{}' ({})", folder.string(), key),
+               FileLock::Options{.owner = run_.describe(), .takes_over = is_earlier_attempt});
 }
 
 void RunFolder::require_held() const {

@@ -58,7 +58,7 @@ class RunFolder {
   /// Throws Error if the other process is a later attempt of this run.
   void require_not_later(const RunIdentity& other) const;
   /// Creates the folder if it is not there, and locks it. `key` names it in errors.
-  void lock(std::optional<FileLock>& its, const std::filesystem::path& folder, const char* key) const;
+  void lock(std::optional<FileLock>& lock, const std::filesystem::path& folder, const char* key) const;
 
   std::filesystem::path folder_;
   RunIdentity run_;

@@ -167,8 +167,8 @@ Checkpointer::Checkpointer(const JobConfig& config, Ranks& ranks, const Mesh& me
 
 Checkpointer::~Checkpointer() { stop_.request_stop(); }
 
-Checkpointer::Pieces Checkpointer::pieces() const {
-  Pieces pieces;
+Checkpointer::StatePieces Checkpointer::pieces() const {
+  StatePieces pieces;
   auto& [model, optimizer] = pieces;
   for (ParamId id = 0; id < parameters_.size(); ++id) {
     const Parameters::Range range = parameters_.shard_range(id);
@@ -189,9 +189,9 @@ Checkpointer::Pieces Checkpointer::pieces() const {
   return pieces;
 }
 
-Checkpointer::Pieces Checkpointer::pieces_to_write() const {
+Checkpointer::StatePieces Checkpointer::pieces_to_write() const {
   if (!is_writer()) return {};
-  Pieces pieces = this->pieces();
+  StatePieces pieces = this->pieces();
   // All ranks of a stage have its buffers; one rank writes them.
   std::vector<TensorPiece>& model = pieces.front();
   if (mesh_.shard_of_whole.rank() != 0) model.resize(model.size() - parameters_.num_buffers());
@@ -221,7 +221,7 @@ std::size_t Checkpointer::num_bytes_to_write() const {
 
 void Checkpointer::allocate_snapshot() { snapshot_ = Buffer(snapshot_bytes()); }
 
-void Checkpointer::take_snapshot(Pieces& pieces) {
+void Checkpointer::take_snapshot(StatePieces& pieces) {
   std::byte* next = snapshot_.data();
   for (std::vector<TensorPiece>& tensors : pieces) {
     for (TensorPiece& tensor : tensors) {
@@ -254,7 +254,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool
                      {"tokenizer", tokenizer_state(tokenizer_)},
                      {"config", config_table(config).to_toml()}};
   if (is_writer()) {
-    Pieces pieces = pieces_to_write();
+    StatePieces pieces = pieces_to_write();
     for (std::size_t kind = kinds_at(step).size(); kind < pieces.size(); ++kind) pieces[kind].clear();
     if (takes_snapshot()) take_snapshot(pieces);
     task_ = std::async(std::launch::async, [this, pieces = std::move(pieces)] { write_shards(pieces); });
@@ -263,7 +263,7 @@ void Checkpointer::save(std::int64_t step, const data::LoaderState& loader, bool
   if (config_.checkpoint.async_mode == AsyncMode::kDisabled) finish();
 }
 
-void Checkpointer::write_shards(const Pieces& pieces) {
+void Checkpointer::write_shards(const StatePieces& pieces) {
   const fs::path partial = partial_path(folder_, manifest_.step, saver_);
   create_folder(partial);
   const ShardId id{.step = manifest_.step, .shard = mesh_.model.rank(), .num_shards = manifest_.num_shards};
@@ -512,7 +512,7 @@ std::optional<ResumedFrom> Checkpointer::resume(data::Loader& loader, std::optio
   run_together(ranks_.world(), "a checkpoint's numbers", [&] {
     require_trainer_state(stored.path,
                           [&] { loader.restore(stored.manifest.state.at("loader").get<data::LoaderState>()); });
-    const Pieces pieces = this->pieces();
+    const StatePieces pieces = this->pieces();
     for (std::size_t kind = 0; kind < stored.shards.size(); ++kind) {
       for (const auto& [name, piece, numbers] : pieces[kind]) {
         const AssembledTensor saved = stored.shards[kind].at(name, piece.slice.global);

@@ -88,12 +88,12 @@ class Checkpointer {
  private:
   enum class Phase : std::uint8_t { kIdle, kWriting, kCommitting };
   /// This rank's tensors by kind of shard: the model's and the optimizer's.
-  using Pieces = std::array<std::vector<TensorPiece>, 2>;
+  using StatePieces = std::array<std::vector<TensorPiece>, 2>;
 
   /// Returns all pieces that this rank has.
-  Pieces pieces() const;
+  StatePieces pieces() const;
   /// Returns the pieces that this rank writes.
-  Pieces pieces_to_write() const;
+  StatePieces pieces_to_write() const;
   /// Returns the size of the numbers in those pieces, in bytes.
   std::size_t num_bytes_to_write() const;
   bool is_writer() const { return mesh_.place.dp_replicate == 0; }
@@ -103,8 +103,8 @@ class Checkpointer {
   /// Returns whether files are written from a copy in host memory.
   bool takes_snapshot() const;
   /// Copies the numbers and makes the pieces point to the copy.
-  void take_snapshot(Pieces& pieces);
-  void write_shards(const Pieces& pieces);
+  void take_snapshot(StatePieces& pieces);
+  void write_shards(const StatePieces& pieces);
   /// Gathers in the manifest what all ranks have written.
   void gather_files();
   void commit();

@@ -226,14 +226,14 @@ void MemoryCopies::find_partners() {
   std::map<std::uint64_t, std::vector<int>> on_node;  // the ranks of each node
   std::map<std::int64_t, std::set<std::uint64_t>> nodes_of_shard;
   for (int rank = 0; rank < ranks_.size(); ++rank) {
-    Place& its = places_[static_cast<std::size_t>(rank)];
-    std::vector<int>& neighbours = on_node[its.node];
-    if (neighbours.empty()) nodes.push_back(its.node);
+    RankPlacement& placement = places_[static_cast<std::size_t>(rank)];
+    std::vector<int>& neighbours = on_node[placement.node];
+    if (neighbours.empty()) nodes.push_back(placement.node);
     neighbours.push_back(rank);
-    its.keeps = std::ranges::none_of(neighbours, [&](int other) {
-      return other != rank && places_[static_cast<std::size_t>(other)].shard == its.shard;
+    placement.keeps = std::ranges::none_of(neighbours, [&](int other) {
+      return other != rank && places_[static_cast<std::size_t>(other)].shard == placement.shard;
     });
-    nodes_of_shard[its.shard].insert(its.node);
+    nodes_of_shard[placement.shard].insert(placement.node);
   }
   num_nodes_ = static_cast<int>(nodes.size());
   if (num_nodes_ == 1) return;
@@ -241,10 +241,10 @@ void MemoryCopies::find_partners() {
     const std::vector<int>& from = on_node[nodes[i]];
     const std::vector<int>& to = on_node[nodes[(i + 1) % nodes.size()]];
     for (std::size_t r = 0; r < from.size(); ++r) {
-      Place& its = places_[static_cast<std::size_t>(from[r])];
-      if (!its.keeps || nodes_of_shard[its.shard].size() > 1) continue;
-      its.partner = to[r % to.size()];
-      if (its.partner == ranks_.rank()) sources_.push_back(from[r]);
+      RankPlacement& placement = places_[static_cast<std::size_t>(from[r])];
+      if (!placement.keeps || nodes_of_shard[placement.shard].size() > 1) continue;
+      placement.partner = to[r % to.size()];
+      if (placement.partner == ranks_.rank()) sources_.push_back(from[r]);
     }
   }
 }
@@ -263,7 +263,7 @@ fs::path MemoryCopies::run_folder() const { return fs::path(config_.job.node_fol
 fs::path MemoryCopies::attempt_folder(std::int64_t attempt) const {
   return run_folder() / fmt::format("{}{}", kAttemptPrefix, attempt);
 }
-fs::path MemoryCopies::path_of(const Held& held) const {
+fs::path MemoryCopies::path_of(const StoredCopy& held) const {
   return attempt_folder(held.attempt) / fmt::format("{}{}.{}", kFilePrefix, held.owner, held.slot);
 }
 
@@ -293,9 +293,9 @@ void MemoryCopies::require_room(std::size_t leftovers) const {
   std::size_t needed = 0;
   int num_ranks = 0;
   for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const Place& its = places_[static_cast<std::size_t>(rank)];
-    if (its.node == place().node) ++num_ranks;
-    for (const int keeper : {its.keeps ? rank : -1, its.partner}) {
+    const RankPlacement& placement = places_[static_cast<std::size_t>(rank)];
+    if (placement.node == place().node) ++num_ranks;
+    for (const int keeper : {placement.keeps ? rank : -1, placement.partner}) {
       if (keeper < 0 || places_[static_cast<std::size_t>(keeper)].node != place().node) continue;
       needed += slots_.size() * file_bytes(rank);
     }
@@ -314,7 +314,7 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
   JobConfig config = config_;
   config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
   config_toml_ = config_table(config).to_toml();
-  std::vector<Held> own;
+  std::vector<StoredCopy> own;
   run_long_together(ranks_.world(), "the check of copies in memory", [&] {
     require_no_later_attempt();
     require(!fs::exists(attempt_folder(run_.attempt)),
@@ -332,7 +332,7 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
     own = read_files();
   });
   std::vector<double> numbers;
-  for (const Held& held : own) {
+  for (const StoredCopy& held : own) {
     for (const std::int64_t number :
          {held.attempt, held.step, held.shard, held.owner, held.slot, static_cast<std::int64_t>(held.checksum >> 32),
           static_cast<std::int64_t>(held.checksum & 0xffffffffu)}) {
@@ -346,31 +346,31 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
   const auto most = static_cast<std::size_t>(std::ranges::max(counts));
   numbers.resize(most * kNumbers);
   const std::vector<double> all = ranks_.world().all_gather(numbers, kName);
-  std::vector<Held> found;
+  std::vector<StoredCopy> found;
   for (std::size_t rank = 0; rank < counts.size(); ++rank) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(counts[rank]); ++i) {
-      const double* its = all.data() + (rank * most + i) * kNumbers;
-      const auto number = [&](std::size_t n) { return static_cast<std::int64_t>(its[n]); };
+      const double* record = all.data() + (rank * most + i) * kNumbers;
+      const auto number = [&](std::size_t n) { return static_cast<std::int64_t>(record[n]); };
       found.push_back({.attempt = number(0),
                        .step = number(1),
                        .shard = number(2),
                        .owner = number(3),
                        .slot = number(4),
-                       .checksum = static_cast<std::uint64_t>(its[5]) << 32 | static_cast<std::uint64_t>(its[6]),
+                       .checksum = static_cast<std::uint64_t>(record[5]) << 32 | static_cast<std::uint64_t>(record[6]),
                        .holder = static_cast<int>(rank)});
     }
   }
   choose(found);
 }
 
-std::vector<MemoryCopies::Held> MemoryCopies::read_files() const {
+std::vector<MemoryCopies::StoredCopy> MemoryCopies::read_files() const {
   int num_neighbours = 0, place_among = 0;
   for (int rank = 0; rank < ranks_.size(); ++rank) {
     if (places_[static_cast<std::size_t>(rank)].node != place().node) continue;
     if (rank < ranks_.rank()) ++place_among;
     ++num_neighbours;
   }
-  std::vector<Held> found;
+  std::vector<StoredCopy> found;
   int idx = 0;
   for (const std::int64_t attempt : attempts()) {
     for (const std::string& name : names_in(attempt_folder(attempt))) {
@@ -380,12 +380,12 @@ std::vector<MemoryCopies::Held> MemoryCopies::read_files() const {
         const MappedFile file(path);
         const std::optional<MemoryCopyHeader> header = read_memory_copy(file.bytes(), path.string());
         if (!header) continue;  // its process ended while it made the copy
-        Held held{.attempt = header->attempt,
-                  .step = header->step,
-                  .shard = header->shard,
-                  .owner = header->rank,
-                  .slot = name.ends_with(".1") ? 1 : 0,
-                  .checksum = header->checksum};
+        StoredCopy held{.attempt = header->attempt,
+                        .step = header->step,
+                        .shard = header->shard,
+                        .owner = header->rank,
+                        .slot = name.ends_with(".1") ? 1 : 0,
+                        .checksum = header->checksum};
         if (header->run != run_.id || attempt != header->attempt || path_of(held) != path) {
           spdlog::warn("'{}' is not the copy that its name says; it is passed over", path.string());
         } else if (header->identity != identity_) {
@@ -402,14 +402,14 @@ std::vector<MemoryCopies::Held> MemoryCopies::read_files() const {
   return found;
 }
 
-void MemoryCopies::choose(const std::vector<Held>& all) {
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<Held>> by_step;  // by step and attempt
-  for (const Held& held : all) by_step[{held.step, held.attempt}].push_back(held);
+void MemoryCopies::choose(const std::vector<StoredCopy>& all) {
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<StoredCopy>> by_step;  // by step and attempt
+  for (const StoredCopy& held : all) by_step[{held.step, held.attempt}].push_back(held);
   const std::int64_t num_shards = mesh_.model.size();
   for (auto it = by_step.rbegin(); it != by_step.rend(); ++it) {
     const auto& [key, copies] = *it;
     std::map<std::int64_t, std::set<std::uint64_t>> checksums;  // by shard
-    for (const Held& held : copies) checksums[held.shard].insert(held.checksum);
+    for (const StoredCopy& held : copies) checksums[held.shard].insert(held.checksum);
     const bool differ = std::ranges::any_of(checksums, [](const auto& of_shard) { return of_shard.second.size() > 1; });
     const auto num_missing = num_shards - static_cast<std::int64_t>(checksums.size());
     if (num_missing == 0 && !differ) {
@@ -431,9 +431,9 @@ std::optional<std::int64_t> MemoryCopies::newest_step() const {
 ResumedFrom MemoryCopies::load(data::Loader& loader) {
   TESSERA_CHECK(!chosen_.empty());
   const auto node_of = [&](int rank) { return places_[static_cast<std::size_t>(rank)].node; };
-  const auto source_of = [&](int rank) -> const Held& {
-    const Held* found = nullptr;
-    for (const Held& held : chosen_) {
+  const auto source_of = [&](int rank) -> const StoredCopy& {
+    const StoredCopy* found = nullptr;
+    for (const StoredCopy& held : chosen_) {
       if (held.shard != places_[static_cast<std::size_t>(rank)].shard) continue;
       if (found == nullptr || node_of(held.holder) == node_of(rank)) found = &held;
     }
@@ -445,7 +445,7 @@ ResumedFrom MemoryCopies::load(data::Loader& loader) {
   std::vector<Work> works;
   int num_sent = 0;
   for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const Held& source = source_of(rank);
+    const StoredCopy& source = source_of(rank);
     const bool is_own = rank == ranks_.rank();
     constexpr const char* kName = "a copy in memory";
     if (node_of(source.holder) == node_of(rank)) {
@@ -491,7 +491,7 @@ ResumedFrom MemoryCopies::load(data::Loader& loader) {
 void MemoryCopies::delete_leftovers(bool with_chosen) const {
   std::set<fs::path> kept;
   if (!with_chosen) {
-    for (const Held& held : chosen_) kept.insert(path_of(held));
+    for (const StoredCopy& held : chosen_) kept.insert(path_of(held));
   }
   for (const std::int64_t attempt : attempts()) {
     if (attempt >= run_.attempt) continue;
@@ -528,7 +528,7 @@ void MemoryCopies::allocate() {
 
 void MemoryCopies::allocate(Slot& slot) {
   const auto create = [&](int owner) {
-    const Held held{.attempt = run_.attempt, .owner = owner, .slot = &slot - slots_.data()};
+    const StoredCopy held{.attempt = run_.attempt, .owner = owner, .slot = &slot - slots_.data()};
     return std::make_unique<File>(path_of(held), file_bytes(owner));
   };
   if (place().keeps) slot.own = create(ranks_.rank());

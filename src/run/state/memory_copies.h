@@ -96,7 +96,7 @@ class MemoryCopies {
  private:
   class File;
   /// A complete copy that is on the node of some rank.
-  struct Held {
+  struct StoredCopy {
     std::int64_t attempt = 0, step = 0, shard = 0, owner = 0, slot = 0;
     std::uint64_t checksum = 0;
     int holder = 0;  // a rank of that node, which has read it
@@ -108,7 +108,7 @@ class MemoryCopies {
 
   std::filesystem::path run_folder() const;
   std::filesystem::path attempt_folder(std::int64_t attempt) const;
-  std::filesystem::path path_of(const Held& held) const;
+  std::filesystem::path path_of(const StoredCopy& held) const;
   std::size_t file_bytes(int rank) const;
   void find_partners();
   void require_room(std::size_t leftovers) const;
@@ -116,8 +116,8 @@ class MemoryCopies {
   std::vector<std::int64_t> attempts() const;
   void require_no_later_attempt() const;
   /// Reads this rank's share of the files on its node. Returns the intact copies.
-  std::vector<Held> read_files() const;
-  void choose(const std::vector<Held>& all);
+  std::vector<StoredCopy> read_files() const;
+  void choose(const std::vector<StoredCopy>& all);
   void delete_leftovers(bool with_chosen) const;
   void allocate(Slot& slot);
   /// Waits until the copy under way is complete on all ranks. Returns false if that takes longer than `seconds`.
@@ -131,26 +131,26 @@ class MemoryCopies {
     Compare compare;
     std::future<TrainingState::Checksums> checksums;
   };
-  struct Place {
+  struct RankPlacement {
     std::uint64_t node = 0;
     std::int64_t shard = 0;
     std::size_t state_bytes = 0;
     bool keeps = false;  // the rank stores its own state on its node
     int partner = -1;    // rank on another node that stores the state, too; -1: a replica does, or no rank
   };
-  const Place& place() const { return places_[static_cast<std::size_t>(ranks_.rank())]; }
+  const RankPlacement& place() const { return places_[static_cast<std::size_t>(ranks_.rank())]; }
 
   const JobConfig& config_;
   Ranks& ranks_;
   const Mesh& mesh_;
   TrainingState& state_;
   cuda::Event* state_is_read_;
-  std::vector<Place> places_;  // by rank
-  std::vector<int> sources_;   // ranks whose copies this one keeps
+  std::vector<RankPlacement> places_;  // by rank
+  std::vector<int> sources_;           // ranks whose copies this one keeps
   int num_nodes_ = 1;
   RunIdentity run_;
   std::string identity_, config_toml_;  // for headers
-  std::vector<Held> chosen_;            // the newest whole copies of an earlier attempt
+  std::vector<StoredCopy> chosen_;      // the newest whole copies of an earlier attempt
   bool has_leftovers_ = false;
   std::array<Slot, 2> slots_;
   std::size_t next_slot_ = 0;

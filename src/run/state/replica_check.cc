@@ -84,14 +84,14 @@ std::uint64_t ReplicaCheck::compare(std::int64_t step, const TrainingState::Chec
   std::map<std::int64_t, std::vector<std::int64_t>> by_shard, by_stage;
   bool differs = false;
   for (std::int64_t rank = 0; rank < ranks_.size(); ++rank) {
-    const double* its = all.data() + 4 * rank;
-    states.push_back(join_halves(its));
+    const double* state = all.data() + 4 * rank;
+    states.push_back(join_halves(state));
     std::vector<std::int64_t>& same_state = by_shard[shard_of(rank)];
     std::vector<std::int64_t>& same_buffers = by_stage[place_of(mesh_.degrees, rank).pp];
     same_state.push_back(rank);
     same_buffers.push_back(rank);
     differs = differs || states.back() != states[static_cast<std::size_t>(same_state.front())];
-    differs = differs || join_halves(its + 2) != join_halves(all.data() + 4 * same_buffers.front() + 2);
+    differs = differs || join_halves(state + 2) != join_halves(all.data() + 4 * same_buffers.front() + 2);
   }
   if (differs) {
     const std::string message = describe_mismatch(step);
@@ -121,7 +121,7 @@ std::uint64_t ReplicaCheck::compare(std::int64_t step, const TrainingState::Chec
     open_.reset();
   }
   std::vector<std::uint64_t> of_model;  // states of the shards of one replica
-  for (const auto& [shard, its] : by_shard) of_model.push_back(states[static_cast<std::size_t>(its.front())]);
+  for (const auto& [shard, ranks] : by_shard) of_model.push_back(states[static_cast<std::size_t>(ranks.front())]);
   return checksum(std::as_bytes(std::span(of_model)));
 }
 
@@ -153,7 +153,7 @@ std::string ReplicaCheck::describe_mismatch(std::int64_t step) {
   const std::string of_weights = find(mesh_.dp_replicate, 0, "weights"),
                     of_biases = find(mesh_.tokens, parts.size() - num_buffers, "expert biases");
   const std::string found =
-      first_text(ranks_.world(), of_weights.empty() ? of_biases : of_weights, "the state that differs");
+      broadcast_first_text(ranks_.world(), of_weights.empty() ? of_biases : of_weights, "the state that differs");
   return found.empty()
              ? fmt::format("step {}: the states of ranks that hold the same differed, and do not any more", step)
              : found;

@@ -27,7 +27,7 @@ void for_each_segment(std::span<const Tensor> tensors, std::size_t begin, std::s
 }
 
 /// Cuts `num_bytes` bytes into pieces of `size` bytes.
-struct Pieces {
+struct StatePieces {
   std::size_t num_bytes, size;
 
   std::size_t count() const { return (num_bytes + size - 1) / size; }
@@ -38,7 +38,7 @@ struct Pieces {
 /// Writes the checksum of every piece of the tensors' bytes, which are in host memory. Also copies the bytes to
 /// `target` unless that is null.
 void read_pieces(std::span<const Tensor> tensors, std::size_t num_bytes, std::byte* target, std::uint64_t* checksums) {
-  const Pieces pieces{num_bytes, kPiece};
+  const StatePieces pieces{num_bytes, kPiece};
   parallel_for(static_cast<std::int64_t>(pieces.count()), [&](std::int64_t task) {
     const auto piece = static_cast<std::size_t>(task);
     std::byte* next = target == nullptr ? nullptr : target + pieces.begin(piece);
@@ -71,7 +71,7 @@ Tensor words_of(std::span<const std::byte> bytes) {
 }
 
 std::uint64_t checksum_of_pieces(std::span<const std::byte> bytes) {
-  std::vector<std::uint64_t> checksums(Pieces{bytes.size(), kPiece}.count());
+  std::vector<std::uint64_t> checksums(StatePieces{bytes.size(), kPiece}.count());
   const Tensor words = words_of(bytes);
   TESSERA_CHECK(words.num_bytes() == bytes.size(), "{} bytes", bytes.size());
   read_pieces(std::span(&words, 1), bytes.size(), nullptr, checksums.data());
@@ -93,7 +93,7 @@ TrainingState::Checksums TrainingState::read(std::byte* target) {
   const std::vector<Tensor> tensors = this->tensors();
   const std::size_t num_bytes = bytes_of(tensors);
   const Tensor& buffers = tensors.back();
-  std::vector<std::uint64_t> checksums(Pieces{num_bytes, kPiece}.count());
+  std::vector<std::uint64_t> checksums(StatePieces{num_bytes, kPiece}.count());
   std::vector<std::byte> host_buffers(buffers.num_bytes());
   parameters_.read(buffers, Tensor(host_buffers.data(), buffers.shape(), buffers.dtype(), Device::kCpu));
   Checksums result{.buffers = checksum(host_buffers)};
@@ -102,7 +102,7 @@ TrainingState::Checksums TrainingState::read(std::byte* target) {
   } else {
     // While the host reads one part from pinned memory, the GPU copies the next one.
     const cuda::Stream& stream = this->stream();
-    const Pieces parts{num_bytes, kStaged};
+    const StatePieces parts{num_bytes, kStaged};
     std::array<cuda::Event, 2> arrived;
     const auto start = [&](std::size_t part) {
       Buffer& staging = staging_[part % 2];

@@ -36,8 +36,8 @@ class RankFiles : public ::testing::Test {
   /// Runs `body` on threads as ranks, each with a file.
   void with_files(int num_ranks, const std::function<void(Ranks&)>& body, double timeout = 60.0) const {
     run_rank_threads(num_ranks, [&](std::unique_ptr<Transport> transport) {
-      std::unique_ptr<RankFile> its = file(transport->rank());
-      Ranks ranks(std::move(transport), Progress::Seconds(timeout), std::move(its));
+      std::unique_ptr<RankFile> rank_file = file(transport->rank());
+      Ranks ranks(std::move(transport), Progress::Seconds(timeout), std::move(rank_file));
       body(ranks);
     });
   }
@@ -46,10 +46,10 @@ class RankFiles : public ::testing::Test {
 };
 
 TEST_F(RankFiles, TellWhatTheirRankDoes) {
-  const fs::path its = path(0);
+  const fs::path rank_file = path(0);
   {
     Ranks one(file(0));
-    RankState state = read_rank_file(its);
+    RankState state = read_rank_file(rank_file);
     EXPECT_EQ(state.world_rank, 0);
     EXPECT_EQ(state.world_size, 1);
     EXPECT_EQ(state.attempt, 2);
@@ -58,19 +58,19 @@ TEST_F(RankFiles, TellWhatTheirRankDoes) {
     EXPECT_EQ(state.section, Section::kStarting);
     EXPECT_FALSE(state.end.has_value());
     one.set_step(7);
-    state = read_rank_file(its);
+    state = read_rank_file(rank_file);
     EXPECT_EQ(state.step, 7);
     EXPECT_EQ(state.section, Section::kStep);
     EXPECT_LE(state.section_since_ns, state.read_ns);
     const std::int64_t before = state.section_since_ns;
     one.set_step(8);  // starts the section anew
-    EXPECT_GT(read_rank_file(its).section_since_ns, before);
+    EXPECT_GT(read_rank_file(rank_file).section_since_ns, before);
     one.set_section(Section::kCheckpoint);
-    EXPECT_EQ(read_rank_file(its).section, Section::kCheckpoint);
+    EXPECT_EQ(read_rank_file(rank_file).section, Section::kCheckpoint);
     one.set_end(ExitStatus::kStorageFailed, "the disk is full");
     one.set_end(ExitStatus::kRankFailed, "a later error");
   }
-  const RankState state = read_rank_file(its);
+  const RankState state = read_rank_file(rank_file);
   ASSERT_TRUE(state.end.has_value());
   EXPECT_EQ(state.end->exit_status, 74);
   EXPECT_EQ(state.end->message, "the disk is full");
@@ -79,7 +79,7 @@ TEST_F(RankFiles, TellWhatTheirRankDoes) {
 TEST_F(RankFiles, OutliveARankThatIsKilled) {
   const pid_t child = fork();
   if (child == 0) {
-    const RankFile its(folder_, 2, 5);
+    const RankFile rank_file(folder_, 2, 5);
     ::pause();
     ::_exit(0);
   }
@@ -107,7 +107,7 @@ TEST(ProcessStates, ANumberThatIsUsedAgainIsAnotherProcess) {
 }
 
 TEST_F(RankFiles, GarbageIsAnError) {
-  { const RankFile its(folder_, 2, 0); }
+  { const RankFile rank_file(folder_, 2, 0); }
   const std::string bytes = read_text_file(path(0));
   const auto parse = [](const std::string& text) {
     return parse_rank_file(std::as_bytes(std::span(text)), "rank-00000");
@@ -138,7 +138,7 @@ TEST_F(RankFiles, AFolderThatCannotBeIsAnError) {
   std::ofstream(folder_) << "a file";
   expect_error([&] { file(0); }, {"job.node_folder", folder_.string()});
   fs::remove(folder_);
-  expect_error([&] { const RankFile its(folder_ / "a" / "b", 1, 0); }, {"job.node_folder", "No such file"});
+  expect_error([&] { const RankFile rank_file(folder_ / "a" / "b", 1, 0); }, {"job.node_folder", "No such file"});
 }
 
 /// all_idle_ns() counts the time in which a rank waits for slower ranks. Of two ranks, the one that sleeps waits for
@@ -209,8 +209,8 @@ TEST_F(RankFiles, RecordWhatMovesBetweenRanks) {
 
 /// The ring keeps the last events. A reader that reads while they are written gets only whole events.
 TEST_F(RankFiles, AReaderGetsWholeEvents) {
-  RankFile its(folder_, 2, 0);
-  FlightRecorder recorder = its.recorder();
+  RankFile rank_file(folder_, 2, 0);
+  FlightRecorder recorder = rank_file.recorder();
   const std::uint16_t group = recorder.add_group(17, "world", 0, 2);
   std::atomic<bool> stop = false;
   std::thread writer([&] {
@@ -236,8 +236,8 @@ TEST_F(RankFiles, AReaderGetsWholeEvents) {
 /// The debug model on 4 ranks starts 60 to 200 operations in a step of about a second. Even 1000 operations of 1 us
 /// each take only 0.1 % of the step.
 TEST_F(RankFiles, AnEventTakesLessThanAMicrosecond) {
-  RankFile its(folder_, 2, 0);
-  FlightRecorder recorder = its.recorder();
+  RankFile rank_file(folder_, 2, 0);
+  FlightRecorder recorder = rank_file.recorder();
   const std::uint16_t group = recorder.add_group(17, "world", 0, 2);
   constexpr int kEvents = 100'000;
   double best = 1e9;

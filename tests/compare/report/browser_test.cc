@@ -16,7 +16,7 @@ namespace {
 using compare_test::planted_comparison;
 using compare_test::PlantedComparison;
 using compare_test::write_full_run;
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::IsEmpty;
 
 /// Returns the path of the first of these browsers in PATH, or "".
@@ -126,7 +126,7 @@ class Browser : public ::testing::Test {
     return lines;
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
   std::string browser_, console_;
 };
 

@@ -16,7 +16,7 @@ struct PlantedComparison {
   int sqnr_layers = 0;  // layers of the candidate that log the SQNR
 };
 
-inline Side planted_side(const data::Scratch& scratch, const PlantedComparison& planted, bool baseline) {
+inline Side planted_side(const data::TemporaryFolder& scratch, const PlantedComparison& planted, bool baseline) {
   const Noise noise(11);
   std::vector<RunRecord> runs;
   const std::string folder = baseline ? "base" : "candidate";
@@ -37,7 +37,7 @@ inline Side planted_side(const data::Scratch& scratch, const PlantedComparison& 
   return make_side(baseline ? "base" : planted.label, std::move(runs));
 }
 
-inline Comparison planted_comparison(const data::Scratch& scratch, const PlantedComparison& planted) {
+inline Comparison planted_comparison(const data::TemporaryFolder& scratch, const PlantedComparison& planted) {
   return compare_sides({planted_side(scratch, planted, true), planted_side(scratch, planted, false)}, kDefaultMargin);
 }
 

@@ -14,7 +14,7 @@ namespace {
 using compare_test::check_xml;
 using compare_test::planted_comparison;
 using compare_test::PlantedRun;
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -60,7 +60,7 @@ TEST(SvgPlot, DrawsWhatIsFinite) {
 }
 
 TEST(Report, IsWellFormedSelfContainedAndEscaped) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const Comparison comparison = planted_comparison(scratch, {.label = "a<b>&\"'", .offset = 0.0002, .sqnr_layers = 6});
   const std::string html = report_html(comparison);
   EXPECT_EQ(check_xml(html), "");
@@ -78,14 +78,14 @@ TEST(Report, IsWellFormedSelfContainedAndEscaped) {
 }
 
 TEST(Report, WithoutLowPrecisionThereIsNoSqnr) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string html = report_html(planted_comparison(scratch, {}));
   EXPECT_EQ(occurrences(html, "<figure>"), 3u);
   EXPECT_EQ(occurrences(html, "SQNR of"), 0u);
 }
 
 TEST(Report, LongRunsMakeSmallFiles) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const Comparison comparison = planted_comparison(scratch, {.steps = 20'000, .offset = 0.0002, .sqnr_layers = 2});
   EXPECT_LT(report_html(comparison).size(), 500'000u);
   EXPECT_EQ(comparison.sides[1].loss.x.size(), kMaxCurvePoints);
@@ -94,7 +94,7 @@ TEST(Report, LongRunsMakeSmallFiles) {
 }
 
 TEST(Report, JsonHasTheVerdictAndTheCurves) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const Comparison comparison = planted_comparison(scratch, {.label = "low", .offset = 0.01, .sqnr_layers = 3});
   const auto json = nlohmann::json::parse(report_json(comparison));
   EXPECT_EQ(json["format"], "tessera-compare");
@@ -118,7 +118,7 @@ TEST(Report, JsonHasTheVerdictAndTheCurves) {
 }
 
 TEST(Report, TextHasVerdictAndTable) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string text = report_text(planted_comparison(scratch, {.label = "low", .offset = -0.01}));
   EXPECT_THAT(text, HasSubstr("low against base: better by 1."));
   EXPECT_THAT(text, HasSubstr("Tokens/s"));
@@ -127,7 +127,7 @@ TEST(Report, TextHasVerdictAndTable) {
 }
 
 TEST(Comparison, ValidationLossesOfOtherDataAreLeftOut) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto with_validation = [&](const std::string& name, const std::string& checksum) {
     const auto folder =
         PlantedRun{.config = {{"validation.steps", "8"}}, .dataset = {{"val", checksum}}}.write(scratch / name);
@@ -153,7 +153,7 @@ TEST(Comparison, ValidationLossesOfOtherDataAreLeftOut) {
 
 /// Compares the numbers of a side with the lines of its runs.
 TEST(Comparison, NumbersOfASide) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::vector<Side> sides;
   std::vector<double> starts, ends, ratios;  // numbers of the candidate
   for (const double offset : {0.0, 0.01}) {
@@ -205,7 +205,7 @@ TEST(Comparison, TheWholeModelsRunsAreLongEnough) {
 
 /// Runs that log different steps are compared at the steps that both have.
 TEST(Comparison, LoggedStepsMayDiffer) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto a = PlantedRun{}.write(scratch / "a"), b = PlantedRun{}.write(scratch / "b");
   std::istringstream lines(read_text_file(b / "metrics.jsonl"));
   std::string kept;
@@ -232,7 +232,7 @@ TEST(Report, SixKindsOfLinesThatDashesAloneTellApart) {
     dashes.insert(style.substr(at + rule.size(), style.find('}', at) - at - rule.size()));
   }
   EXPECT_EQ(dashes.size(), 6u);
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::vector<Side> sides;
   for (int i = 0; i < 7; ++i) {
     const std::string name = fmt::format("side{}", i);
@@ -247,7 +247,7 @@ TEST(Report, SixKindsOfLinesThatDashesAloneTellApart) {
 }
 
 TEST(Report, TheTerminalSaysWhatPlusMinusMeans) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const Comparison comparison = planted_comparison(scratch, {.offset = 0.01});
   EXPECT_THAT(report_text(comparison), HasSubstr("±: in a verdict, the 90 % confidence interval"));
   EXPECT_FALSE(comparison.sides[1].same_configuration);
@@ -261,7 +261,7 @@ TEST(Report, TheTerminalSaysWhatPlusMinusMeans) {
 
 /// A side that breaks down early does not shorten the comparison of the others. It is found whatever the others logged.
 TEST(Comparison, ABrokenSideIsWorseAndTheOthersAreJudgedWhole) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto side = [&](const std::string& name, std::int64_t null_step) {
     PlantedRun planted{.last_step = null_step};
     planted.loss = [&](double loss, std::int64_t step) { return step == null_step ? std::nan("") : loss; };

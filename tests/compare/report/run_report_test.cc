@@ -14,7 +14,7 @@ namespace {
 using compare_test::check_xml;
 using compare_test::PlantedRun;
 using compare_test::write_full_run;
-using data::Scratch;
+using data::TemporaryFolder;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -25,7 +25,7 @@ constexpr std::chrono::system_clock::time_point kAsOf{std::chrono::hours(24 * 36
 std::string page_of(const std::filesystem::path& folder) { return run_report_html(read_run(folder), kAsOf); }
 
 TEST(RunReport, HasEveryPart) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string html = page_of(write_full_run(scratch / "runs/first", {.steps = 200, .moe_layers = 5}));
   EXPECT_EQ(check_xml(html), "");
   for (const char* part : {"<h1>runs/first</h1>",
@@ -65,7 +65,7 @@ TEST(RunReport, HasEveryPart) {
 
 /// A run of an older version logged less, such as those in docs/runs.
 TEST(RunReport, FiguresWithoutNumbersAreLeftOut) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string html = page_of(PlantedRun{}.write(scratch / "run"));
   EXPECT_EQ(check_xml(html), "");
   for (const char* part :
@@ -77,7 +77,7 @@ TEST(RunReport, FiguresWithoutNumbersAreLeftOut) {
 
 /// Every prefix of the file belongs to a run that goes on. An incomplete last line does not count.
 TEST(RunReport, ARunThatGoesOn) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = write_full_run(scratch / "run", {.steps = 300, .last_step = 100});
   EXPECT_THAT(page_of(folder), AllOf(HasSubstr("<b>Step 100 of 300 (33\u00a0%)</b>"), HasSubstr("about 40.0 s left"),
                                      HasSubstr("width:33.3%")));
@@ -94,7 +94,7 @@ TEST(RunReport, ARunThatGoesOn) {
 }
 
 TEST(RunReport, ARunThatBrokeDown) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   PlantedRun planted{.steps = 50, .last_step = 13};
   planted.loss = [](double loss, std::int64_t step) { return step == 13 ? std::nan("") : loss; };
   const std::string html = page_of(planted.write(scratch / "run"));
@@ -104,7 +104,7 @@ TEST(RunReport, ARunThatBrokeDown) {
 }
 
 TEST(RunReport, WhatIsNoRunIsRefused) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   expect_error([&] { require_run(scratch / "nowhere"); }, {"nowhere", "expected a run's folder", "job.dump_folder"});
   std::filesystem::create_directory(scratch / "empty");
   expect_error([&] { require_run(scratch / "empty"); }, {"empty", "metrics.jsonl", "job.dump_folder"});
@@ -116,7 +116,7 @@ TEST(RunReport, WhatIsNoRunIsRefused) {
 }
 
 TEST(RunRecord, ReadsEverythingThatAReportShows) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const RunRecord run = read_run(write_full_run(scratch / "run", {.steps = 100, .moe_layers = 3}));
   EXPECT_EQ(run.learning_rates.at(49), 1e-3 * 50);
   EXPECT_EQ(run.mfus.at(0), 0.4);
@@ -140,7 +140,7 @@ TEST(RunRecord, ReadsEverythingThatAReportShows) {
 }
 
 TEST(RunRecord, DamagedFieldsOfAReportAreNamed) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto folder = PlantedRun{.steps = 1}.write(scratch / "run");
   const std::string start = R"({"step":1,"loss":4,"grad_norm":1,"tokens_per_second":1,"memory_bytes":1)";
   const auto refused = [&](const std::string& rest, const std::vector<std::string>& parts) {

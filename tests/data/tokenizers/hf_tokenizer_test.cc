@@ -13,18 +13,18 @@ using Ids = std::vector<std::int32_t>;
 
 constexpr std::int32_t kAb = 256, kBc = 257, kAbc = 258, kSpaceA = 259, kBos = 260, kEos = 261;
 
-HfTokenizer load(const Scratch& scratch, const json& file) {
+HfTokenizer load(const TemporaryFolder& scratch, const json& file) {
   return HfTokenizer(write_file(scratch / "tokenizer.json", file.dump()));
 }
 
-HfTokenizer load_with(const Scratch& scratch, const std::vector<json>& added_tokens) {
+HfTokenizer load_with(const TemporaryFolder& scratch, const std::vector<json>& added_tokens) {
   json file = small_tokenizer();
   for (const json& token : added_tokens) file["added_tokens"].push_back(token);
   return load(scratch, file);
 }
 
 TEST(HfTokenizer, Describes) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer = load(scratch, small_tokenizer());
   EXPECT_EQ(tokenizer.kind(), "huggingface");
   EXPECT_EQ(tokenizer.vocab_size(), 262);
@@ -38,7 +38,7 @@ TEST(HfTokenizer, Describes) {
 // The tokenizer first makes the merge that was learned first, wherever it is. Of equal merges it makes the leftmost
 // first.
 TEST(HfTokenizer, MergesInTheirOrder) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer = load(scratch, small_tokenizer());
   EXPECT_EQ(tokenizer.encode(""), Ids{});
   EXPECT_EQ(tokenizer.encode("abc"), (Ids{kAb, 'c'}));
@@ -61,7 +61,7 @@ TEST(HfTokenizer, MergesInTheirOrder) {
 
 // The tokenizer merges long words by another algorithm, and remembers short ones. Neither changes the result.
 TEST(HfTokenizer, LongWordsAreMergedLikeShortOnes) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   json& model = file["model"];
   // These merges over a and b overlap in many ways.
@@ -106,7 +106,7 @@ TEST(HfTokenizer, LongWordsAreMergedLikeShortOnes) {
 }
 
 TEST(HfTokenizer, IgnoreMergesTakesWholeWords) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   file["model"]["vocab"]["\u0120xyz"] = 262;  // no merge makes this token
   EXPECT_EQ(load(scratch, file).encode("abc xyz"), (Ids{kAb, 'c', ' ', 'x', 'y', 'z'}));
@@ -116,7 +116,7 @@ TEST(HfTokenizer, IgnoreMergesTakesWholeWords) {
 
 // With ignore_merges a word could be a special token of the vocabulary. In a document it is text.
 TEST(HfTokenizer, SpecialWordsAreTextInDocuments) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   file["model"]["ignore_merges"] = true;
   file["model"]["vocab"]["end"] = 262;
@@ -133,7 +133,7 @@ TEST(HfTokenizer, SpecialWordsAreTextInDocuments) {
 }
 
 TEST(HfTokenizer, SpecialTokensAreTextUnlessAskedFor) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer = load_with(scratch, {added_token(262, "<tool>")});
   const std::string text = "a<s><tool>b";
   EXPECT_EQ(tokenizer.encode(text), (Ids{'a', '<', 's', '>', 262, 'b'}));
@@ -143,7 +143,7 @@ TEST(HfTokenizer, SpecialTokensAreTextUnlessAskedFor) {
 }
 
 TEST(HfTokenizer, TheLongestAddedTokenOfTheLeftmost) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer =
       load_with(scratch, {added_token(262, "<x"), added_token(263, "<x><x>"), added_token(264, "x><xy")});
   EXPECT_EQ(tokenizer.encode("<x><x><x>"), (Ids{263, 262, '>'}));
@@ -152,7 +152,7 @@ TEST(HfTokenizer, TheLongestAddedTokenOfTheLeftmost) {
 }
 
 TEST(HfTokenizer, NormalizedTokensComeAfterTheOthers) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json late = added_token(262, "<s><s>");
   late["normalized"] = true;
   const HfTokenizer tokenizer = load_with(scratch, {late});
@@ -161,7 +161,7 @@ TEST(HfTokenizer, NormalizedTokensComeAfterTheOthers) {
 }
 
 TEST(HfTokenizer, StripsTakeWhiteSpace) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json left = added_token(262, "<l>"), right = added_token(263, "<r>"), both = added_token(264, "<b>");
   left["lstrip"] = true;
   right["rstrip"] = true;
@@ -177,7 +177,7 @@ TEST(HfTokenizer, StripsTakeWhiteSpace) {
 
 // These tokens are white space and take white space. None is taken twice, or looked at again and again.
 TEST(HfTokenizer, SpacesThatTakeSpacesTakeLinearTime) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json left = added_token(262, " "), right = added_token(263, "\t");
   left["lstrip"] = true;
   right["rstrip"] = true;
@@ -188,7 +188,7 @@ TEST(HfTokenizer, SpacesThatTakeSpacesTakeLinearTime) {
 }
 
 TEST(HfTokenizer, SingleWords) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json word = added_token(262, "ab");
   word["content"] = "abcd";
   word["single_word"] = true;
@@ -207,7 +207,7 @@ TEST(HfTokenizer, SingleWords) {
 }
 
 TEST(HfTokenizer, DecodesBytes) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   file["model"]["vocab"]["\u00c3\u0142"] = 262;  // the bytes C3 A0, which are a character
   file["model"]["vocab"]["<\u4e2d>"] = 263;      // stands for no bytes, so it decodes to itself
@@ -226,7 +226,7 @@ TEST(HfTokenizer, DecodesBytes) {
 }
 
 TEST(HfTokenizer, IllFormedTextIsRepaired) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer = load(scratch, small_tokenizer());
   EXPECT_EQ(tokenizer.decode(tokenizer.encode("a\xFF"
                                               "b\xC3")),
@@ -234,7 +234,7 @@ TEST(HfTokenizer, IllFormedTextIsRepaired) {
 }
 
 TEST(HfTokenizer, BosAndEos) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto with_config = [&](const std::string& config, const json& file = small_tokenizer()) {
     write_file(scratch / "tokenizer_config.json", config);
     return load(scratch, file);
@@ -280,7 +280,7 @@ TEST(HfTokenizer, BosAndEos) {
 
 // "special" does not keep a text from giving this token. So the error must not give a missing "special" as the reason.
 TEST(HfTokenizer, MergesThatSpellBos) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   const json spelled = file;
   file["model"]["vocab"]["<s"] = 262;
@@ -299,7 +299,7 @@ TEST(HfTokenizer, MergesThatSpellBos) {
 // Decoding keeps a special token that a text can give, too. BOS and EOS give no text, even if the file does not call
 // them special.
 TEST(HfTokenizer, DecodingLosesNoText) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer padded = load_with(scratch, {added_token('!', "!", true)});
   EXPECT_EQ(padded.decode(padded.encode("a!")), "a!");
   json file = small_tokenizer();
@@ -314,7 +314,7 @@ TEST(HfTokenizer, DecodingLosesNoText) {
 // The expected ids are those of the `tokenizers` library 0.23. A byte without a token vanishes, and its neighbours
 // merge.
 TEST(HfTokenizer, BytesWithoutATokenAreDropped) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   file["model"]["vocab"].erase(byte_level_text(0xC3));
   file["model"]["vocab"].erase(byte_level_text(0xA9));
@@ -334,7 +334,7 @@ TEST(HfTokenizer, BytesWithoutATokenAreDropped) {
 
 // A document of such bytes alone would consist of BOS and EOS.
 TEST(Prepare, DocumentsWithoutTokensAreSkippedAndCounted) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   file["model"]["vocab"].erase(byte_level_text(0xC3));
   file["model"]["vocab"].erase(byte_level_text(0xA9));
@@ -350,7 +350,7 @@ TEST(Prepare, DocumentsWithoutTokensAreSkippedAndCounted) {
 
 // Many threads encode at once, as `tessera data prepare` does.
 TEST(HfTokenizer, ThreadsDoNotDisturbEachOther) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const HfTokenizer tokenizer = load(scratch, small_tokenizer());
   std::vector<std::string> texts;
   std::vector<Ids> expected;
@@ -370,7 +370,7 @@ TEST(HfTokenizer, ThreadsDoNotDisturbEachOther) {
 }
 
 TEST(LoadTokenizer, FindsTokenizerJson) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   write_file(scratch / "assets/tokenizer.json", small_tokenizer().dump());
   write_file(scratch / "other.json", small_tokenizer().dump());
   const auto plain = load_tokenizer((scratch / "assets").string());
@@ -388,7 +388,7 @@ TEST(LoadTokenizer, FindsTokenizerJson) {
 }
 
 TEST(Prepare, KeepsTheTokenizersFiles) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   write_file(scratch / "assets/tokenizer.json", small_tokenizer().dump(1));
   write_file(scratch / "assets/tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>"})");
   std::string lines;

@@ -63,13 +63,13 @@ std::vector<std::uint32_t> chain(std::uint32_t length, std::uint32_t last) {
 }
 
 void expect_refused(const std::string& model, const std::string& part) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto path = write_file(scratch / "x.model", model);
   expect_error([&] { SentencePieceTokenizer tokenizer(path); }, {path.string(), part});
 }
 
 std::vector<std::int32_t> encode(const std::string& model, const std::string& text) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   return SentencePieceTokenizer(write_file(scratch / "x.model", model)).encode(text);
 }
 
@@ -82,7 +82,7 @@ TEST(SentencePieceModelCheck, WellFormedModelsPass) {
 }
 
 TEST(SentencePieceModelCheck, TheLibrarysOwnRulesPass) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   write_file(scratch / "text", "the quality of being amicable, of naming names\n");
   const auto status = sentencepiece::SentencePieceTrainer::Train(
       std::unordered_map<std::string, std::string>{{"input", scratch / "text"},
@@ -160,7 +160,7 @@ TEST(SentencePieceModelCheck, TypesAndTagsThatProtobufReadsOtherwise) {
 TEST(SentencePieceModelCheck, BytesThatAreNoMessage) {
   const std::string base = base_model();
   for (std::size_t length = 1; length < base.size(); ++length) {
-    const Scratch scratch;
+    const TemporaryFolder scratch;
     const auto path = write_file(scratch / "x.model", base.substr(0, length));
     try {
       SentencePieceTokenizer tokenizer(path);  // succeeds if the cut is between two pieces

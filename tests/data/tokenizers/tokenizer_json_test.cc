@@ -153,7 +153,7 @@ std::vector<BadFile> bad_files() {
 class BadTokenizerJson : public ::testing::TestWithParam<BadFile> {};
 
 TEST_P(BadTokenizerJson, IsAnErrorThatNamesFileAndField) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   GetParam().apply(file);
   const auto path = write_file(scratch / "tokenizer.json", file.dump());
@@ -166,7 +166,7 @@ TEST_P(BadTokenizerJson, IsAnErrorThatNamesFileAndField) {
 INSTANTIATE_TEST_SUITE_P(Files, BadTokenizerJson, ::testing::ValuesIn(bad_files()));
 
 TEST(TokenizerJson, NotJson) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto load = [&](const std::string& content) {
     const auto path = write_file(scratch / "tokenizer.json", content);
     return [path] { HfTokenizer{path}; };
@@ -190,7 +190,7 @@ TEST(TokenizerJson, NotJson) {
 
 // A cut or changed file gives an Error or a tokenizer that works, but never a crash.
 TEST(TokenizerJson, DamageIsFoundOrHarmless) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   json file = small_tokenizer();
   file["pre_tokenizer"] = sequence({split("\\p{N}{1,3}", "Isolated"), byte_level(false)});
   const std::string good = file.dump();

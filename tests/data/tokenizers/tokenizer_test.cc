@@ -23,7 +23,7 @@ std::string training_text() {
 
 std::string train(const std::string& text, std::int32_t vocab_size, std::uint64_t sample_bytes = 1u << 20,
                   std::uint64_t seed = 0) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   DocumentSource source({write_file(scratch / "text.txt", text)});
   return train_sentencepiece(source, {.vocab_size = vocab_size, .sample_bytes = sample_bytes, .seed = seed});
 }
@@ -34,7 +34,7 @@ const std::string& small_model() {
   return model;
 }
 
-std::unique_ptr<Tokenizer> small_tokenizer(const Scratch& scratch) {
+std::unique_ptr<Tokenizer> small_tokenizer(const TemporaryFolder& scratch) {
   return load_tokenizer(write_file(scratch / "small.model", small_model()).string());
 }
 
@@ -68,7 +68,7 @@ TEST(ByteTokenizer, IdsAreBytes) {
 }
 
 TEST(SentencePieceTokenizer, LosesNothing) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto tokenizer = small_tokenizer(scratch);
   EXPECT_EQ(tokenizer->vocab_size(), 400);
   EXPECT_EQ(tokenizer->bos_id(), 1);
@@ -84,7 +84,7 @@ TEST(SentencePieceTokenizer, LosesNothing) {
 }
 
 TEST(SentencePieceTokenizer, LosesNothingOfRandomText) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto tokenizer = small_tokenizer(scratch);
   const Philox random(2, stream_of("test.random_text"));
   for (std::uint64_t i = 0; i < 200; ++i) {
@@ -96,7 +96,7 @@ TEST(SentencePieceTokenizer, LosesNothingOfRandomText) {
 }
 
 TEST(SentencePieceTokenizer, LearnsPieces) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto tokenizer = small_tokenizer(scratch);
   const std::string text = training_text();
   EXPECT_LT(tokenizer->encode(text).size(), text.size() / 2);
@@ -105,7 +105,7 @@ TEST(SentencePieceTokenizer, LearnsPieces) {
 
 // The tokenizer encodes long texts in pieces. The result must not depend on them.
 TEST(SentencePieceTokenizer, LongTextsAreEncodedLikeTheirParts) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto tokenizer = small_tokenizer(scratch);
   const std::string sentence = "the quality of being   amicable.\n [1913 Webster]\n";
   const std::vector<std::int32_t> sentence_ids = tokenizer->encode(" " + sentence);
@@ -134,7 +134,7 @@ TEST(SentencePieceTokenizer, TheSampleIsOfTheWholeText) {
   for (const char* word : {"begin ", "middle ", "finish "}) {
     for (int i = 0; i < 20'000; ++i) text += word;
   }
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto tokenizer =
       // Samples 10 of 100 pieces.
       load_tokenizer(write_file(scratch / "a.model", train(text, 284, 40'000, 1)).string());
@@ -148,7 +148,7 @@ TEST(SentencePieceTokenizer, TrainingErrors) {
 }
 
 TEST(LoadTokenizer, FindsWhatIsNamed) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   write_file(scratch / "model/tokenizer.model", small_model());
   EXPECT_EQ(load_tokenizer("bytes")->kind(), "bytes");
   const auto tokenizer = load_tokenizer((scratch / "model").string());
@@ -163,14 +163,14 @@ TEST(LoadTokenizer, FindsWhatIsNamed) {
 
 // Existing datasets have these checksums, which cover the kind and then the files.
 TEST(LoadTokenizer, ChecksumsStayAsTheyAre) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto checksum_of = [](const std::string& text) { return checksum(std::as_bytes(std::span(text))); };
   EXPECT_EQ(load_tokenizer("bytes")->checksum(), checksum_of("bytes"));
   EXPECT_EQ(small_tokenizer(scratch)->checksum(), checksum_of("sentencepiece" + small_model()));
 }
 
 TEST(LoadTokenizer, Errors) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   expect_error([&] { load_tokenizer("byte"); }, {"'byte'", "expected 'bytes'", "no such file"});
   std::filesystem::create_directories(scratch / "empty");
   expect_error([&] { load_tokenizer((scratch / "empty").string()); }, {"empty", "tokenizer.model"});

@@ -54,7 +54,7 @@ TEST(Engine, OnlyASchedulerIsToldOfDrainedNodes) {
 }
 
 TEST(Engine, HostsComeFromAListOrAFile) {
-  const data::Scratch scratch;
+  const data::TemporaryFolder scratch;
   EXPECT_THAT(read_hosts("n1,n2"), ElementsAre("n1", "n2"));
   const auto file = data::write_file(scratch / "hosts", "# a comment\nn1 slots=8\n\n  n2\n");
   EXPECT_THAT(read_hosts(file.string()), ElementsAre("n1", "n2"));

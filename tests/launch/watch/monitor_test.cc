@@ -75,7 +75,7 @@ class MonitorTest : public ::testing::Test {
     return exit_status_of(status);
   }
 
-  const data::Scratch scratch_;
+  const data::TemporaryFolder scratch_;
   // The id is unique: a monitor ends all processes of its run, and tests run beside each other.
   const std::string run_id_ = "run-" + std::to_string(getpid());
   int input_[2] = {-1, -1};

@@ -21,10 +21,10 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 TEST(Metrics, LinesAreOfTheStepsSinceTheLast) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto begin = std::chrono::steady_clock::now();
   const auto result = [&](std::int64_t step, double seconds_after) {
     StepResult r;
@@ -148,7 +148,7 @@ std::map<std::int64_t, std::map<std::string, float>> read_events(const std::file
 
 // TensorBoard shows tags in the order of their names. A model has hundreds of modules, so the overview must be first.
 TEST(Metrics, TensorBoardOpensOnTheOverviewAndHasTheLowestErrors) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   MetricsWriter writer({.path = scratch / "metrics.jsonl",
                         .tensorboard_folder = scratch / "tb",
                         .first_step = 5,
@@ -200,7 +200,7 @@ std::size_t growth(std::span<const std::byte> bytes) {
 // A token shard that has been read is not memory that the run needs. Its tensors and the ranks' windows are.
 TEST(Metrics, ResidentMemoryIsWithoutMappedFiles) {
   constexpr std::size_t kSize = 64 << 20;
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   struct statfs file_system {};
   ASSERT_EQ(statfs(scratch.path().c_str(), &file_system), 0);
   if (file_system.f_type == TMPFS_MAGIC) GTEST_SKIP() << "files in " << scratch.path() << " are shared memory";

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 /// Sets environment variables as long as it lives.
 class EnvironmentVariables {
@@ -51,7 +51,7 @@ class RunFolders : public ::testing::Test {
   }
   void leave_checkpoint() const { save_checkpoint(checkpoints(), {}, {.step = 4, .num_shards = 0}); }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 template <typename Action>

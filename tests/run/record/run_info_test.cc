@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 JobConfig config_of(const std::filesystem::path& dataset, const std::vector<std::string>& more = {}) {
   std::vector<std::string> overrides = {"--training.dataset_path=" + dataset.string(), "--training.steps=7"};
@@ -20,7 +20,7 @@ JobConfig config_of(const std::filesystem::path& dataset, const std::vector<std:
 const RunIdentity kRun{.id = "a-run", .attempt = 2};
 
 TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);
   data::write_file(scratch / "run/run.json", "of an earlier start");
   JobConfig config = config_of(dataset, {"--model.args.score_func=sigmoid", "--validation.enable"});
@@ -49,7 +49,7 @@ TEST(RunInfo, HoldsTheWholeConfigurationAndTheData) {
 }
 
 TEST(RunInfo, DocumentsEndWithTheTokenizersEos) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000, 0.2);
   const data::Manifest manifest = data::read_manifest(dataset);
   ASSERT_GE(manifest.eos_id, 0);
@@ -63,7 +63,7 @@ TEST(RunInfo, DocumentsEndWithTheTokenizersEos) {
 
 /// A dataset is identified by its tokens, not by its path.
 TEST(RunInfo, DataIsItsTokens) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   const auto identity = dataset_identity(config_of(dataset));
   EXPECT_EQ(identity.size(), 1u);
@@ -74,7 +74,7 @@ TEST(RunInfo, DataIsItsTokens) {
 
 /// The file of a finished run says what the run was trained with, even if it is started again with other keys.
 TEST(RunInfo, AFinishedRunKeepsItsFile) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
   write_run_info(scratch / "run", {.run = kRun, .config = config_of(dataset), .first_step = 8});
@@ -86,7 +86,7 @@ TEST(RunInfo, AFinishedRunKeepsItsFile) {
 }
 
 TEST(RunInfo, ChangesOnResumingAreRecorded) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
   const auto start = [&](std::int64_t first_step, const std::vector<std::string>& overrides) {
@@ -116,7 +116,7 @@ TEST(RunInfo, ChangesOnResumingAreRecorded) {
 // A run that resumes in a new folder from a checkpoint elsewhere has no run.json yet. The checkpoint has its old
 // configuration.
 TEST(RunInfo, ChangesAgainstTheCheckpointAreRecorded) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto dataset = data::make_dataset(scratch, 100, 3000);
   std::filesystem::create_directories(scratch / "run");
   write_run_info(scratch / "run",

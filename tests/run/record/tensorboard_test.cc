@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-using data::Scratch;
+using data::TemporaryFolder;
 
 TEST(Crc32c, KnownValues) {
   EXPECT_EQ(crc32c(""), 0u);
@@ -19,7 +19,7 @@ TEST(Crc32c, KnownValues) {
 
 /// tests/reference/tensorboard_events.py has written the same events with TensorBoard's own writer.
 TEST(TensorBoard, WritesTheBytesThatTensorBoardWrites) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   double now = 1700000000.25;
   TensorBoardWriter writer(scratch / "tb", 3, [&] { return now; });
   now += 1.5;
@@ -32,14 +32,14 @@ TEST(TensorBoard, WritesTheBytesThatTensorBoardWrites) {
 }
 
 TEST(TensorBoard, AFolderThatCannotBe) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   data::write_file(scratch / "file", "x");
   expect_error([&] { TensorBoardWriter(scratch / "file", 1); }, {"file"});
 }
 
 // TensorBoard reads files in the order of their names, so a later file needs a later name, whatever the clock says.
 TEST(TensorBoard, AResumedRunWritesALaterFile) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::vector<std::string> names;
   for (const double now : {1700000005.0, 1700000005.0, 1600000000.0, 1700000009.0}) {
     const TensorBoardWriter writer(scratch.path(), 1, [&] { return now; });

@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using comm_test::on_ranks;
-using data::Scratch;
+using data::TemporaryFolder;
 
 struct MeshShape {
   const char* name;
@@ -31,7 +31,7 @@ struct MeshShape {
   const char* schedule = "1F1B";  // the schedule of a pipeline
 };
 
-JobConfig checkpoint_config(const Scratch& scratch, const std::vector<std::string>& overrides = {}) {
+JobConfig checkpoint_config(const TemporaryFolder& scratch, const std::vector<std::string>& overrides = {}) {
   static const char* const kToml = R"(
 [model.args]
 vocab_size = 258
@@ -112,7 +112,7 @@ class Checkpoints : public ::testing::Test {
     return train(mesh, overrides, last_step);
   }
 
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 const MeshShape kOne{"one", 1, {}};
@@ -391,7 +391,8 @@ class CutParameters : public Checkpoints {
  protected:
   /// A rank's part of a run whose model is cut_parameters().
   struct Rank {
-    Rank(const Scratch& scratch, Ranks& ranks, const MeshDegrees& degrees, AsyncMode mode = AsyncMode::kDisabled)
+    Rank(const TemporaryFolder& scratch, Ranks& ranks, const MeshDegrees& degrees,
+         AsyncMode mode = AsyncMode::kDisabled)
         : config(checkpoint_config(scratch)),
           mesh(std::make_shared<Mesh>(ranks.world(), resolve(degrees, ranks.size()))),
           parameters(cut_parameters(mesh)),

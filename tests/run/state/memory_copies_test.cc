@@ -21,7 +21,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using data::Scratch;
+using data::TemporaryFolder;
 using Losses = std::map<std::int64_t, std::pair<double, double>>;  // losses and gradient norms, by step
 
 /// Holds back messages to partners, the only messages of the world that have tags, until `released`.
@@ -159,7 +159,7 @@ memory_interval = 1
   }
 
   const volatile std::sig_atomic_t no_signal_ = 0;
-  Scratch scratch_;
+  TemporaryFolder scratch_;
 };
 
 void expect_same(const Losses& actual, const Losses& expected, std::int64_t first_step) {

@@ -19,7 +19,7 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
-using data::Scratch;
+using data::TemporaryFolder;
 
 fs::path golden(const std::string& name) { return fs::path(TESSERA_TEST_DATA) / "golden" / "hf" / name; }
 
@@ -120,7 +120,7 @@ std::vector<std::byte> bytes_of(const std::vector<T>& numbers) {
 }
 
 TEST(HfWeights, Fp8BlocksWithTailsInBothDirections) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::int64_t rows = 130, columns = 300;
   std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * columns));
   for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(i * 37 % 0x7f);
@@ -143,7 +143,7 @@ TEST(HfWeights, Fp8BlocksWithTailsInBothDirections) {
 
 /// The tensor has more numbers than are converted at a time. It is converted there and back.
 TEST(HfWeights, TensorsOfSeveralChunks) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::int64_t rows = 515, columns = 1024;  // 2 chunks of 2^18, and 3 rows
   std::vector<float> numbers(static_cast<std::size_t>(rows * columns));
   for (std::size_t i = 0; i < numbers.size(); ++i)
@@ -168,7 +168,7 @@ TEST(HfWeights, TensorsOfSeveralChunks) {
 /// A multi-token prediction layer has copies that other readers of DeepSeek's files use. This reader ignores them. The
 /// router's bias stays float32.
 TEST(HfWeights, CopiesAndTypes) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   ModelConfig config;
   config.n_layers = 2;
   config.n_dense_layers = 1;
@@ -198,7 +198,7 @@ TEST(HfWeights, CopiesAndTypes) {
 
 /// transformers saves such folders, whose config.json has layers that are in no file.
 TEST(SavedModel, MultiTokenPredictionThatIsInNoFile) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   fs::copy(golden("groups"), scratch / "hf");
   auto json = nlohmann::json::parse(read_text_file(scratch / "hf/config.json"));
   json["num_nextn_predict_layers"] = 1;
@@ -207,7 +207,7 @@ TEST(SavedModel, MultiTokenPredictionThatIsInNoFile) {
 }
 
 TEST(HfWeights, WhatTheyRefuse) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto read = [&](const std::vector<std::int64_t>& shape) {
     HfWeights(scratch.path()).read({"w", shape}, [](std::span<const float>) {});
   };

@@ -25,7 +25,7 @@ using cute::Int;
 using Tile = cute::Shape<Int<128>, Int<256>, Int<128>>;
 using Cluster = cute::Shape<Int<1>, Int<1>, Int<1>>;
 using Element = cutlass::float_e4m3_t;
-using Operand = cutlass::mx_float8_t<Element>;  // with its scales
+using Operand = cutlass::mx_float8_t<Element>;  // element with its scales
 using Scale = cutlass::float_ue8m0_t;
 using Rows = cutlass::layout::RowMajor;
 using Columns = cutlass::layout::ColumnMajor;  // The rows of b are the columns of bᵀ.
@@ -33,7 +33,8 @@ using Problem = cutlass::gemm::GroupProblemShape<cute::Shape<int, int, int>>;
 using ScaleConfig = cutlass::detail::Sm1xxBlockScaledConfig<mx::kBlock>;
 constexpr int kAlignedBytes = 16;
 
-/// A grouped product. C is the type of the addend, or void if there is none. D is the type of the product.
+/// Defines the types of a grouped product. C is the type of the addend, or void if there is none. D is the type of the
+/// product.
 template <typename C, typename D>
 struct GroupedGemm {
   static constexpr int kAligned = kAlignedBytes / static_cast<int>(sizeof(D));
@@ -51,7 +52,7 @@ struct GroupedGemm {
   using Kernel = cutlass::gemm::kernel::GemmUniversal<Problem, Mainloop, Epilogue>;
   using Gemm = cutlass::gemm::device::GemmUniversalAdapter<Kernel>;
 
-  /// Holds in the scratch what the kernel reads of every group.
+  /// Holds what the kernel reads of every group. It is in the scratch.
   struct Groups {
     Problem::UnderlyingProblemShape shapes[kSm100MaxExperts];
     const Element* a[kSm100MaxExperts];
@@ -82,7 +83,7 @@ constexpr bool has_our_layout(int rows, int k) {
 }
 static_assert(has_our_layout(128, 128) && has_our_layout(300, 416) && has_our_layout(144, 272));
 
-/// A product of groups in the form that the set-up kernel and CUTLASS read.
+/// Holds a product of groups in the form that the set-up kernel and CUTLASS read.
 template <typename D>
 struct Operands {
   const std::uint8_t* a = nullptr;
@@ -90,7 +91,7 @@ struct Operands {
   const std::uint8_t* a_scales = nullptr;
   const std::uint8_t* b_scales = nullptr;
   D* d = nullptr;
-  std::int64_t stride_ab = 0;  // between rows of a, and of b
+  std::int64_t stride_ab = 0;  // stride between rows of a, and between rows of b
   const std::int32_t* offsets_E1 = nullptr;
   int num_experts = 0, m = 0, n = 0;
 };

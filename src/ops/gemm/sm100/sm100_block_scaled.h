@@ -1,15 +1,17 @@
-// Grouped matrix products of MXFP8 on Blackwell's block-scaled tensor cores (tcgen05.mma), by CUTLASS's kernel for
-// groups. Compiled, but not run so far: no Blackwell was at hand. Elements are e4m3 with an E8M0 scale per row and 32
-// along the contraction, in the packed order of mx/scale_layout.h, each group's in tiles of its own
-// (ops/quantize/pack_scales.h); sums are float32. Rows [offsets[e], offsets[e + 1]) belong to expert e; offsets are
-// read on the device, so launches can be captured into a graph.
+// Grouped matrix products of MXFP8 on Blackwell's block-scaled tensor cores (tcgen05.mma). CUTLASS's kernel for groups
+// computes them. The code was compiled but has not run so far, because no Blackwell was available.
 //
-//   forward  y_RM = x_RN · w_EMN[e]ᵀ. Rows at and beyond offsets[E] are neither read into a result nor written.
-//   wgrad    d_w_EMN[e] (= or +=) d_yᵀ · x over expert e's rows, from both operands' columns (d_y_MR, x_NR). Offsets
-//            are multiples of 32, as is R. An expert without rows assigns zeros, or adds nothing.
+// Elements are e4m3. There is an E8M0 scale per row and 32 numbers along the contraction. Scales have the packed order
+// of mx/scale_layout.h, with separate tiles for each group (ops/quantize/pack_scales.h). Sums are float32. Rows
+// [offsets[e], offsets[e + 1]) belong to expert e. Offsets are read on the device, so launches can be captured into a
+// graph.
 //
-// The input's gradient is the forward's product, of d_y and the weight's columns. M and N are multiples of 16; pointers
-// are multiples of 16 bytes, scales' and the scratch's of 128.
+//   forward  y_RM = x_RN · w_EMN[e]ᵀ. Rows from offsets[E] on do not affect results and are not written.
+//   wgrad    d_w_EMN[e] (= or +=) d_yᵀ · x over expert e's rows. It reads the columns of both operands (d_y_MR, x_NR).
+//            Offsets and R are multiples of 32. For an expert without rows it assigns zeros or adds nothing.
+//
+// The input's gradient is the forward's product with d_y and the weight's columns. M and N are multiples of 16.
+// Pointers are multiples of 16 bytes, but those of scales and scratch are multiples of 128.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,7 +24,7 @@ namespace tessera::cuda {
 
 inline constexpr int kSm100MaxExperts = 512;
 
-/// Scratch on a GPU of so many SMs.
+/// Return the bytes of scratch for a GPU with this number of SMs.
 std::size_t sm100_forward_scratch_bytes(int num_sms);
 std::size_t sm100_wgrad_scratch_bytes(int num_sms);
 

@@ -82,7 +82,7 @@ __device__ void store_rows(const float (&d)[kCount], __nv_bfloat16* y, std::int6
   }
 }
 
-/// A matrix of scales of either type in global memory.
+/// Describes a matrix of scales of either type in global memory.
 struct Scales {
   const void* data = nullptr;
   std::int64_t stride = 0;  // between rows, in scales

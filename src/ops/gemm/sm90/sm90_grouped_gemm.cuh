@@ -34,7 +34,7 @@ inline constexpr int kPiece = 128;  // length along m or n of one TMA copy, for 
 inline constexpr int kChunk = 64;   // length along m or n of a row of an MN-major operand
 
 // Results leave in rounds of 8 KiB per warpgroup. A round is 64 × 64 bfloat16 or 64 × 32 float32 (transposed 32 × 64).
-// The float32 ones are two boxes of 32 × 32.
+// A float32 round consists of two boxes of 32 × 32.
 inline constexpr int kRoundBytes = 8192;
 inline constexpr int kOutputBox = 64;     // bfloat16: rows and columns
 inline constexpr int kGradientBox = 32;   // float32: rows and columns
@@ -101,7 +101,7 @@ struct Kernel : Sizes<kProduct> {
     }
   }
 
-  static constexpr int kLead = 2;  // steps
+  static constexpr int kLead = 2;  // steps by which the second warpgroup starts later
   static constexpr int kStartBarrier = 1 + kConsumers;
 
   // --- Producer ----------------------------------------------------------------------------------------------------
@@ -201,8 +201,8 @@ struct Kernel : Sizes<kProduct> {
     return base + row * kSwizzledRow + ((chunk ^ (row & 7)) << 4);
   }
 
-  /// Holds where the output of a warpgroup's round belongs.
-  struct Place {
+  /// Holds the first row and column of the output of a warpgroup's round.
+  struct OutputBlock {
     int row, column;
   };
 
@@ -247,7 +247,7 @@ struct Kernel : Sizes<kProduct> {
     }
   }
 
-  __device__ static void store_output(const CUtensorMap* map, const std::byte* buffer, Place to, const Work& work,
+  __device__ static void store_output(const CUtensorMap* map, const std::byte* buffer, OutputBlock to, const Work& work,
                                       const Params& p) {
     const int num_columns = columns(p);
     if (to.row >= work.row_end || to.column >= num_columns) return;
@@ -266,8 +266,8 @@ struct Kernel : Sizes<kProduct> {
     }
   }
 
-  __device__ static void store_gradient(const CUtensorMap* map, const std::byte* buffer, Place to, const Work& work,
-                                        const Params& p) {
+  __device__ static void store_gradient(const CUtensorMap* map, const std::byte* buffer, OutputBlock to,
+                                        const Work& work, const Params& p) {
     if (threadIdx.x % kWarpgroup != 0) return;
 #pragma unroll
     for (int box = 0; box < 2; ++box) {
@@ -288,7 +288,7 @@ struct Kernel : Sizes<kProduct> {
                                      const Work& work, const Params& p) {
     constexpr int kRoundB = kWgrad ? kGradientBox : kOutputBox;
     const int a = work.a + warpgroup * (kTileA / kConsumers), b = work.b + kRound * kRoundB;
-    const Place to = kTransposed ? Place{b, a} : Place{a, b};
+    const OutputBlock to = kTransposed ? OutputBlock{b, a} : OutputBlock{a, b};
     if (threadIdx.x % kWarpgroup == 0) ptx::tma_store_wait_read<kRoundBuffers - 1>();
     ptx::named_barrier_sync(1 + warpgroup, kWarpgroup);
     if constexpr (kWgrad) {

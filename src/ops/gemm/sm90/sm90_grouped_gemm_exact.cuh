@@ -137,7 +137,7 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
   }
 }
 
-/// The work of one of the two consumer warpgroups.
+/// Does the work of one of the two consumer warpgroups.
 struct Consumer {
   const Params& p;
   Shared& shared;

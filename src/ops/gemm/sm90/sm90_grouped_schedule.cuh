@@ -3,7 +3,7 @@
 //
 // A tile is 128 indices of operand a by 256 of operand b. The blocks of a cluster take neighbouring tiles, and a
 // changes fastest. Therefore b is usually the same for both blocks and is loaded once. Within an expert, tiles go in
-// bands of kBand along a, so that tiles computed at the same time share both operands in the L2 cache.
+// bands of kBand along a. So tiles that are computed at the same time share both operands in the L2 cache.
 #pragma once
 
 #include <cstdint>
@@ -158,7 +158,7 @@ class WgradSchedule {
     groups.load(offsets_E1, num_experts, [](int rows) { return ceil_div(rows, kStepK); });
   }
 
-  /// Returns the share of this cluster, which tells the parts of sums that it writes and the one that it waits for.
+  /// Returns the share of this cluster. It tells which parts of sums the cluster writes, and which part it waits for.
   __device__ int share() const { return share_; }
 
   __device__ bool next(Work& work) {

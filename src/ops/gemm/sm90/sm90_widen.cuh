@@ -32,7 +32,7 @@ __device__ inline std::uint32_t scale_bf16x2(float scale) {
   return bits >> 16 | (bits & 0xffff0000);
 }
 
-/// Widens 64 numbers. Four neighbouring lanes execute it. Lane t passes the 16 numbers from 16t on and their scale, and
+/// Widens 64 numbers. Four neighbouring lanes execute it. Lane t passes the 16 numbers from 16t on and their scale. It
 /// gets the numbers that belong at the places from 16t on.
 __device__ inline void widen_in_order(const uint4& bytes, std::uint32_t scale, uint4 (&places)[2]) {
   const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};

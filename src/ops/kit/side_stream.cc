@@ -1,4 +1,4 @@
-#include "ops/kit/beside.h"
+#include "ops/kit/side_stream.h"
 
 namespace tessera {
 namespace {
@@ -12,16 +12,16 @@ void order(const Context& first, const Context& second) {
 
 }  // namespace
 
-Beside::Beside(const Context& op, int num_sms) : main_(op), beside_(op) {
+SideStream::SideStream(const Context& op, int num_sms) : main_(op), side_(op) {
   if (num_sms == 0 || op.target() != Device::kCuda) return;
   hold_.emplace(*op.arena);
   if (op.measuring()) return;
-  beside_.cuda = &op.cuda->beside(num_sms);
-  order(main_, beside_);
+  side_.cuda = &op.cuda->beside(num_sms);
+  order(main_, side_);
 }
 
-void Beside::join() {
-  if (beside_.cuda != main_.cuda) order(beside_, main_);
+void SideStream::join() {
+  if (side_.cuda != main_.cuda) order(side_, main_);
   hold_.reset();
 }
 

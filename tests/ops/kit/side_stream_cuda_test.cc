@@ -1,15 +1,15 @@
 #include "ops/elementwise/elementwise.h"
 #include "ops/gemm/gemm.h"
-#include "ops/kit/beside.h"
+#include "ops/kit/side_stream.h"
 #include "tests/ops/parity.h"
 
 namespace tessera {
 namespace {
 
-using BesideCuda = ParityTest;
+using SideStreamCuda = ParityTest;
 
 // Each part takes so long that the others would run ahead if they did not wait.
-TEST_F(BesideCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
+TEST_F(SideStreamCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
   const Shape shape{2048, 2048};
   const Tensor x = random(shape, DType::kBFloat16), w = random(shape, DType::kBFloat16);
   const Tensor before = poisoned(shape, DType::kBFloat16), aside = poisoned(shape, DType::kBFloat16),
@@ -20,10 +20,10 @@ TEST_F(BesideCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
                      meanwhiles = side(meanwhile), afters = side(after);
         as_graph(side, {before, aside, meanwhile, after}, [&] {
           for (int i = 0; i < 20; ++i) copy(side.op, i % 2 == 0 ? ws : xs, befores);
-          Beside beside(side.op, 24);
-          for (int i = 0; i < 20; ++i) add(beside.op(), befores, i % 2 == 0 ? xs : ws, asides);
+          SideStream stream(side.op, 24);
+          for (int i = 0; i < 20; ++i) add(stream.op(), befores, i % 2 == 0 ? xs : ws, asides);
           for (int i = 0; i < 5; ++i) add(side.op, befores, befores, meanwhiles);
-          beside.join();
+          stream.join();
           add(side.op, asides, meanwhiles, afters);
         });
       },
@@ -31,17 +31,17 @@ TEST_F(BesideCuda, ComesBehindWhatWasBeforeAndBeforeWhatFollows) {
 }
 
 // The products run on fewer SMs, and with separate scratch.
-TEST_F(BesideCuda, ProductsAreTheSame) {
+TEST_F(SideStreamCuda, ProductsAreTheSame) {
   constexpr std::int64_t kRows = 2000, kDim = 512;
   const Tensor x = random({kRows, kDim}, DType::kBFloat16), w = random({kDim, kDim}, DType::kBFloat16);
   const Tensor aside = poisoned({kRows, kDim}, DType::kBFloat16), meanwhile = poisoned({kRows, kDim}, DType::kBFloat16);
   expect_close(
       [&](const Side& side) {
         const Tensor xs = side(x), ws = side(w), asides = side(aside), meanwhiles = side(meanwhile);
-        Beside beside(side.op, 24);
-        for (int i = 0; i < 3; ++i) linear_forward(beside.op(), xs, ws, asides);
+        SideStream stream(side.op, 24);
+        for (int i = 0; i < 3; ++i) linear_forward(stream.op(), xs, ws, asides);
         for (int i = 0; i < 3; ++i) linear_forward(side.op, xs, ws, meanwhiles);
-        beside.join();
+        stream.join();
       },
       {aside, meanwhile});
 }
