@@ -1,5 +1,5 @@
-// Explores all interleavings of the protocol's steps (ep/protocol.h) on two and three ranks. One word stands for all
-// that a rank stores into a part of another's window. Checks that every word is read as it was meant, that none is
+// Explores all interleavings of the protocol's steps (ep/direct/protocol.h) on two and three ranks. One word stands for
+// all that a rank stores into a part of another's window. Checks that every word is read as it was meant, that none is
 // overwritten before that, and that no rank waits forever. Also checks that the search finds a missing step.
 //
 // Every word and flag has one writer, so memory is a function of how far the ranks have come. The search therefore
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "ep/protocol.h"
+#include "ep/direct/protocol.h"
 
 namespace tessera::ep {
 namespace {

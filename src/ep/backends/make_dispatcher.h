@@ -3,9 +3,17 @@
 
 #include <memory>
 
+#include "ep/direct/protocol.h"
 #include "ep/dispatcher.h"
 
 namespace tessera {
+
+/// The groups of a rank for a two-level dispatcher. `all` has all ranks, which are cut into domains of equally many
+/// neighbours. `within` is this rank's domain, whose ranks reach each other's memory. `across` has the ranks with this
+/// rank's place in each domain, in the order of the domains.
+struct DomainGroups {
+  ProcessGroup &all, &within, &across;
+};
 
 /// Returns a dispatcher of this backend. The group must outlive it; `hook`, for direct, may be null. Throws Error if
 /// the rows cannot be counted in 32 bits.

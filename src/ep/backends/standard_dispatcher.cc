@@ -9,15 +9,27 @@
 namespace tessera::ep {
 namespace {
 
+/// All tensors are int32. A slot is t·K + k. Sent rows are this rank's slots, sorted by expert. Received rows are
+/// ordered by source rank, then expert, then token.
+struct StandardRouting {
+  Tensor slot_of_sent_tK, sent_of_slot_tK;
+  Tensor source_of_row_R, row_of_received_R;
+  /// The numbers of rows to each rank and from each rank. They are on the host, which drives the collectives.
+  struct Counts {
+    std::vector<std::int64_t> num_sent_P, num_received_P;
+  };
+  std::shared_ptr<Counts> counts;
+};
+
 const StandardRouting::Counts& counts_of(const DispatchSaved& saved) {
-  return *std::get<StandardRouting>(saved.backend).counts;
+  return *saved.backend_as<StandardRouting>().counts;
 }
 
 /// Returns the rows that this rank has received.
 Tensor received_rows(const DispatchSaved& saved) {
   const std::vector<std::int64_t>& counts = counts_of(saved).num_received_P;
-  return std::get<StandardRouting>(saved.backend)
-      .row_of_received_R.rows(0, std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+  return saved.backend_as<StandardRouting>().row_of_received_R.rows(
+      0, std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
 }
 
 }  // namespace
@@ -35,7 +47,7 @@ void StandardDispatcher::allocate_backend(const Context& op, DispatchSaved& save
 }
 
 void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
-  const auto& routing = std::get<StandardRouting>(saved.backend);
+  const auto& routing = saved.backend_as<StandardRouting>();
   const std::int64_t num_experts = options().num_experts, local = num_local_experts(), ranks = num_ranks();
   const Tensor sent_offsets_E1 = op.arena->allocate({num_experts + 1}, DType::kInt32);
   sort_by_expert(op, saved.routing.expert_ids_tK, saved.routing.counts_E, 1, sent_offsets_E1, routing.slot_of_sent_tK,
@@ -82,7 +94,7 @@ Work StandardDispatcher::from_experts(const Tensor& returned, const Tensor& back
 
 void StandardDispatcher::send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,
                                      const DispatchSaved& saved, const GemmOperand& x_RD, std::string_view operation) {
-  const auto& routing = std::get<StandardRouting>(saved.backend);
+  const auto& routing = saved.backend_as<StandardRouting>();
   const auto allocate = [&](const Shape& shape, DType dtype) { return op.arena->allocate(shape, dtype); };
   const auto allocate_rows = [&](std::int64_t count) {
     return allocate_payload(count, options().dim, options().dtype, precision, allocate);
@@ -103,7 +115,7 @@ void StandardDispatcher::send_tokens(const Context& op, const GemmOperand& y_tD,
 
 void StandardDispatcher::do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                                      const GemmOperand& x_RD) {
-  const auto& routing = std::get<StandardRouting>(saved.backend);
+  const auto& routing = saved.backend_as<StandardRouting>();
   {
     const ArenaScope scope(*op.arena);
     plan(op, saved);
@@ -132,7 +144,7 @@ void StandardDispatcher::do_combine_backward(const Context& op, const GemmOperan
 void StandardDispatcher::return_rows(const Context& op, const Tensor& x_RD, const Tensor& weights_tK,
                                      const DispatchSaved& saved, const Tensor& y_tD, Write write,
                                      std::string_view operation) {
-  const auto& routing = std::get<StandardRouting>(saved.backend);
+  const auto& routing = saved.backend_as<StandardRouting>();
   const Tensor returned = op.arena->allocate(x_RD.shape(), x_RD.dtype());
   const Tensor back = op.arena->allocate({saved.num_tokens() * options().top_k, options().dim}, x_RD.dtype());
   if (!op.measuring()) {
@@ -152,7 +164,7 @@ void StandardDispatcher::do_combine(const Context& op, const Tensor& out_RD, con
 void StandardDispatcher::do_dispatch_backward(const Context& op, const Tensor& d_x_RD, const Tensor& d_weights_R,
                                               const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
                                               const Tensor& d_weights_tK) {
-  const auto& routing = std::get<StandardRouting>(saved.backend);
+  const auto& routing = saved.backend_as<StandardRouting>();
   {
     const ArenaScope scope(*op.arena);
     const Tensor returned = op.arena->allocate({saved.num_rows()}, DType::kFloat32);

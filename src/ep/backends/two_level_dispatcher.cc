@@ -11,6 +11,23 @@
 namespace tessera::ep {
 namespace {
 
+/// All tensors are int32. There are N domains. Up to N·t tokens cross between domains each way. A token crosses once
+/// per domain.
+struct TwoLevelRouting {
+  /// This rank's tokens in the order in which they are sent, domain by domain.
+  Tensor token_of_sent_Nt;
+  /// sent_of_token: place of a token among those sent to a domain; N·t if it is not sent there. number_of_slot: place
+  /// of a choice's number among the numbers, K per token, that come back.
+  Tensor sent_of_token_tN, number_of_slot_tK;
+  /// Numbers of tokens to each domain and from it, on the host.
+  struct Counts {
+    std::vector<std::int64_t> num_sent_N, num_received_N;
+  };
+  std::shared_ptr<Counts> counts;
+  /// The dispatch within the domain, of the t' = N·t tokens that this rank received. It owns its routing.
+  std::shared_ptr<DispatchSaved> within;
+};
+
 DispatchOptions options_within(DispatchOptions options, std::int64_t num_domains) {
   options.max_tokens *= num_domains;
   options.num_experts /= num_domains;
@@ -18,9 +35,7 @@ DispatchOptions options_within(DispatchOptions options, std::int64_t num_domains
   return options;
 }
 
-const TwoLevelRouting& two_level_routing(const DispatchSaved& saved) {
-  return std::get<TwoLevelRouting>(saved.backend);
-}
+const TwoLevelRouting& two_level_routing(const DispatchSaved& saved) { return saved.backend_as<TwoLevelRouting>(); }
 
 /// Returns for each domain the tokens of a rank that have an expert in it, in the order of the tokens.
 std::vector<Ints> tokens_of_domains(std::span<const std::int32_t> expert_ids_tK, std::int64_t top_k,
@@ -63,7 +78,7 @@ void TwoLevelDispatcher::allocate_rows(const Context& op, DispatchSaved& saved) 
 
 void TwoLevelDispatcher::allocate_backend(const Context& op, DispatchSaved& saved) const {
   const auto ints = [&](const Shape& shape) { return op.arena->allocate(shape, DType::kInt32); };
-  auto& routing = std::get<TwoLevelRouting>(saved.backend);
+  auto& routing = std::any_cast<TwoLevelRouting&>(saved.backend);
   routing.token_of_sent_Nt = ints({num_tokens_within(saved)});
   routing.sent_of_token_tN = ints({saved.num_tokens(), num_domains()});
   routing.number_of_slot_tK = ints({saved.num_tokens(), options().top_k});

@@ -7,6 +7,7 @@
 // tokens come and go; those that came lie one domain behind the other, and the rest of the N·T have no expert.
 #pragma once
 
+#include "ep/backends/make_dispatcher.h"
 #include "ep/rows.h"
 
 namespace tessera::ep {

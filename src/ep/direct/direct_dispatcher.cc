@@ -8,7 +8,18 @@
 namespace tessera::ep {
 namespace {
 
-const DirectRouting& direct_routing(const DispatchSaved& saved) { return std::get<DirectRouting>(saved.backend); }
+/// All tensors are int32. A slot is t·K + k.
+struct DirectRouting {
+  /// For each of this rank's tokens: the ranks that get a copy, ascending, and the copy's first row there.
+  Tensor rank_tJ, first_row_tJ;
+  /// The copies that this rank received: their number, where the sum of each goes, and its rows (of `rows_Q1`) with
+  /// their slots, in the order of k.
+  Tensor num_copies_1, home_Q, place_Q, rows_Q1, row_of_choice_R, slot_of_choice_R;
+  /// For each row, the row that holds its token: itself, or the first row of the copy.
+  Tensor source_of_row_R;
+};
+
+const DirectRouting& direct_routing(const DispatchSaved& saved) { return saved.backend_as<DirectRouting>(); }
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "device/cuda.h"
-#include "ep/protocol.h"
+#include "ep/direct/protocol.h"
 #include "tensor/tensor.h"
 
 namespace tessera::ep {

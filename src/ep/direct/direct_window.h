@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "ep/direct/protocol.h"
 #include "ep/rows.h"
 
 namespace tessera::ep {

@@ -13,12 +13,21 @@
 namespace tessera::ep {
 namespace {
 
+/// All tensors are int32. The group has P ranks.
+struct GpuDirectRouting {
+  Tensor rank_tJ, first_row_tJ;
+  /// For each token of each rank: which of the token's copies this rank received, in the order of ranks, or -1. For
+  /// each choice of such a token its row here, or -1 if its expert is on another rank.
+  Tensor place_Pt, row_PtK;
+  Tensor source_of_row_R;
+  /// For each local expert, the row after its last one, where its padding begins.
+  Tensor ends_e;
+};
+
 /// The fewest tokens for which a signal pays off.
 constexpr std::int64_t kTokensPerChunk = 128;
 
-const GpuDirectRouting& gpu_direct_routing(const DispatchSaved& saved) {
-  return std::get<GpuDirectRouting>(saved.backend);
-}
+const GpuDirectRouting& gpu_direct_routing(const DispatchSaved& saved) { return saved.backend_as<GpuDirectRouting>(); }
 
 std::int32_t* ints(const Tensor& x) { return x.data<std::int32_t>(); }
 
