@@ -23,7 +23,7 @@
 #include "comm/ranks.h"
 #include "data/loader.h"
 #include "run/record/run_folder.h"
-#include "run/state/checkpointer.h"
+#include "run/state/checkpoint_reader.h"
 #include "run/state/training_state.h"
 
 namespace tessera {
