@@ -31,11 +31,11 @@ Batch::Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_
     end += (size + kUnit - 1) / kUnit * kUnit;
     return ids;
   };
-  for (Ids* ids : {&inputs_, &labels_, &positions_, &doc_starts_}) *ids = take(num_tokens());
+  for (Ids* ids : {&main_.inputs, &main_.labels, &positions_, &doc_starts_}) *ids = take(num_tokens());
   for (Ids* ids : {&part_of_key_, &key_of_part_}) *ids = take(num_seqs * seq_len);
   for (std::int64_t module = 0; module < config.num_mtp_modules; ++module) {
-    mtp_inputs_.push_back(take(num_tokens()));
-    mtp_labels_.push_back(take(num_tokens()));
+    const Ids inputs = take(num_tokens()), labels = take(num_tokens());
+    mtp_.push_back({.inputs = inputs, .labels = labels});
   }
   ids_ = Mirrored<std::int32_t>(end, target);
   const std::span<std::int32_t> part_of_key = host(part_of_key_), key_of_part = host(key_of_part_);
@@ -59,8 +59,8 @@ void Batch::fill(std::span<const std::int32_t> tokens, std::span<const std::int3
   TESSERA_CHECK(tokens.size() == static_cast<std::size_t>(num_seqs_) * (length + 1), "{} tokens", tokens.size());
   TESSERA_CHECK(labels.empty() || labels.size() == host(part_of_key_).size(), "{} labels", labels.size());
   num_valid_ = 0;
-  const std::span<std::int32_t> inputs = host(inputs_), own_labels = host(labels_), positions = host(positions_),
-                                doc_starts = host(doc_starts_);
+  const std::span<std::int32_t> inputs = host(main_.inputs), own_labels = host(main_.labels),
+                                positions = host(positions_), doc_starts = host(doc_starts_);
   std::size_t at = 0;  // among this rank's tokens
   for (std::size_t b = 0; b < static_cast<std::size_t>(num_seqs_); ++b) {
     const std::span<const std::int32_t> row = tokens.subspan(b * (length + 1), length + 1);
@@ -79,10 +79,10 @@ void Batch::fill(std::span<const std::int32_t> tokens, std::span<const std::int3
         num_valid_ += own_labels[at] != kIgnoredLabel ? 1 : 0;
         doc_starts[at] = static_cast<std::int32_t>(doc_start);
         positions[at] = static_cast<std::int32_t>(i - doc_start);
-        for (std::size_t module = 0; module < mtp_inputs_.size(); ++module) {
+        for (std::size_t module = 0; module < mtp_.size(); ++module) {
           const std::size_t depth = module + 1;
-          host(mtp_inputs_[module])[at] = row[std::min(i + depth, length)];
-          host(mtp_labels_[module])[at] = i + depth < length ? label_at(i + depth) : kIgnoredLabel;
+          host(mtp_[module].inputs)[at] = row[std::min(i + depth, length)];
+          host(mtp_[module].labels)[at] = i + depth < length ? label_at(i + depth) : kIgnoredLabel;
         }
       }
     }
@@ -90,7 +90,7 @@ void Batch::fill(std::span<const std::int32_t> tokens, std::span<const std::int3
 }
 
 void Batch::fill_tokens(std::span<const std::int32_t> tokens, std::span<const std::int32_t> positions) {
-  const std::span<std::int32_t> inputs = host(inputs_), own_positions = host(positions_);
+  const std::span<std::int32_t> inputs = host(main_.inputs), own_positions = host(positions_);
   TESSERA_CHECK(seq_len_ == 1 && tokens.size() == inputs.size() && positions.size() == inputs.size(),
                 "{} tokens, {} positions", tokens.size(), positions.size());
   std::copy(tokens.begin(), tokens.end(), inputs.begin());

@@ -53,8 +53,8 @@ class Batch {
   std::span<const TokenRange> ranges() const { return ranges_; }
 
   // The functions below return int32 tensors [T] on `device`.
-  Tensor inputs(Device device) const { return view(inputs_, device); }
-  Tensor labels(Device device) const { return view(labels_, device); }
+  Tensor inputs(Device device) const { return view(main_.inputs, device); }
+  Tensor labels(Device device) const { return view(main_.labels, device); }
   /// Position of each token for RoPE: in its document under block_causal, otherwise in its sequence.
   Tensor positions(Device device) const { return view(positions_, device); }
   /// For each token, the index in its sequence of the first token that it attends to.
@@ -64,13 +64,17 @@ class Batch {
   /// key_of_part the reverse.
   Tensor part_of_key(Device device) const { return view(part_of_key_, device); }
   Tensor key_of_part(Device device) const { return view(key_of_part_, device); }
-  Tensor mtp_inputs(std::size_t module, Device device) const { return view(mtp_inputs_[module], device); }
-  Tensor mtp_labels(std::size_t module, Device device) const { return view(mtp_labels_[module], device); }
+  Tensor mtp_inputs(std::size_t module, Device device) const { return view(mtp_[module].inputs, device); }
+  Tensor mtp_labels(std::size_t module, Device device) const { return view(mtp_[module].labels, device); }
 
  private:
   /// A range of ids_, which holds all tensors of the batch.
   struct Ids {
     std::int64_t begin = 0, size = 0;
+  };
+  /// What the main model or an MTP module reads and predicts.
+  struct Prediction {
+    Ids inputs, labels;
   };
   Tensor view(const Ids& ids, Device device) const { return ids_.tensor(device).rows(ids.begin, ids.begin + ids.size); }
   std::span<std::int32_t> host(const Ids& ids) const {
@@ -83,9 +87,10 @@ class Batch {
   bool mask_documents_;
   std::int32_t eos_id_;
   std::int64_t num_valid_ = 0;
-  Ids inputs_, labels_, positions_, doc_starts_;
+  Prediction main_;
+  Ids positions_, doc_starts_;
   Ids part_of_key_, key_of_part_;
-  std::vector<Ids> mtp_inputs_, mtp_labels_;
+  std::vector<Prediction> mtp_;  // by module
   Mirrored<std::int32_t> ids_;
 };
 

@@ -69,31 +69,32 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
   }
   const bool has_embedding = options_.stages.front().embedding, has_head = options_.stages.back().head;
   if (has_embedding) {
-    embedding_ = parameters_.add({.name = "tok_embeddings.weight",
-                                  .shape = {config.vocab_size, config.dim},
-                                  .init = {.std = 1.0f},
-                                  .cut = kByVocabulary});
+    embedding_.table = parameters_.add({.name = "tok_embeddings.weight",
+                                        .shape = {config.vocab_size, config.dim},
+                                        .init = {.std = 1.0f},
+                                        .cut = kByVocabulary});
   }
-  first_block_unit_ = parameters_.num_units();
+  trunk_.first_unit = parameters_.num_units();
   std::int64_t num_layers = 0;
   for (const StageModules& modules : options_.stages) num_layers += modules.num_layers;
-  blocks_.reserve(static_cast<std::size_t>(num_layers));
+  trunk_.blocks.reserve(static_cast<std::size_t>(num_layers));
   for (const StageModules& modules : options_.stages) {
     stages_.push_back({.modules = modules,
-                       .first_block = blocks_.size(),
+                       .first_block = trunk_.blocks.size(),
                        .num_blocks = static_cast<std::size_t>(modules.num_layers)});
     for (std::int64_t layer = modules.first_layer; layer < modules.first_layer + modules.num_layers; ++layer) {
       parameters_.begin_unit();
-      blocks_.emplace_back(parameters_, config, config.is_moe_layer(layer), fmt::format("layers.{}.", layer), layer);
+      trunk_.blocks.emplace_back(parameters_, config, config.is_moe_layer(layer), fmt::format("layers.{}.", layer),
+                                 layer);
     }
   }
   if (has_head) {
-    head_unit_ = parameters_.begin_unit();
+    heads_.unit = parameters_.begin_unit();
     // Heads move tokens themselves, once for all chunks.
-    output_ = std::make_unique<LinearSite>(parameters_, output_spec(config), Sharding::kReplicated);
-    head_ = std::make_unique<Head>(parameters_, config, "norm.weight", *output_);
+    heads_.output = std::make_unique<LinearSite>(parameters_, output_spec(config), Sharding::kReplicated);
+    heads_.main = std::make_unique<Head>(parameters_, config, "norm.weight", *heads_.output);
     TESSERA_CHECK(config.num_mtp_modules == 0 || has_embedding, "multi-token prediction without the embedding");
-    mtp_.reserve(static_cast<std::size_t>(config.num_mtp_modules));
+    heads_.mtp.reserve(static_cast<std::size_t>(config.num_mtp_modules));
     for (std::int64_t module = 0; module < config.num_mtp_modules; ++module) {
       const std::string prefix = fmt::format("mtp.{}.", module);
       const bool is_moe = config.n_dense_layers < config.n_layers;
@@ -103,35 +104,34 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
       const RmsNorm hidden_norm(parameters_, prefix + "hidden_norm.weight", config.dim);
       const ParamId eh_proj =
           parameters_.add({prefix + "eh_proj.weight", {config.dim, 2 * config.dim}, init_shallow()});
-      mtp_.push_back({unit, embedding_norm, hidden_norm, eh_proj,
-                      Block(parameters_, config, is_moe, prefix + "block.", layer),
-                      Head(parameters_, config, prefix + "norm.weight", *output_)});
+      heads_.mtp.push_back({unit, embedding_norm, hidden_norm, eh_proj,
+                            Block(parameters_, config, is_moe, prefix + "block.", layer),
+                            Head(parameters_, config, prefix + "norm.weight", *heads_.output)});
     }
   }
 
   const auto add_moe_layer = [&](const Block& block, std::int64_t layer) {
     if (block.moe() == nullptr) return;
-    moe_layers_.push_back(block.moe());
-    moe_index_.push_back(static_cast<std::size_t>(layer - config.n_dense_layers));
+    moe_.layers.push_back({.moe = block.moe(), .index = static_cast<std::size_t>(layer - config.n_dense_layers)});
   };
   for (const Stage& stage : stages_) {
     for (std::size_t i = 0; i < stage.num_blocks; ++i) {
-      add_moe_layer(blocks_[stage.first_block + i], stage.modules.first_layer + static_cast<std::int64_t>(i));
+      add_moe_layer(trunk_.blocks[stage.first_block + i], stage.modules.first_layer + static_cast<std::int64_t>(i));
     }
   }
-  for (std::size_t k = 0; k < mtp_.size(); ++k) {
-    add_moe_layer(mtp_[k].block, config.n_layers + static_cast<std::int64_t>(k));
+  for (std::size_t k = 0; k < heads_.mtp.size(); ++k) {
+    add_moe_layer(heads_.mtp[k].block, config.n_layers + static_cast<std::int64_t>(k));
   }
-  dispatcher_ = make_dispatcher();
-  environment_.dispatcher = dispatcher_.get();
-  sums_ = StepSums(moe_layers_.size(), config.num_experts);
+  moe_.dispatcher = make_dispatcher();
+  environment_.dispatcher = moe_.dispatcher.get();
+  sums_ = StepSums(moe_.layers.size(), config.num_experts);
   evaluated_ = StepSums(0, config.num_experts);
   saved_ = make_saved(0, false);
 }
 
 StageSaved Model::make_saved(std::size_t stage, bool defers) const {
   StageSaved saved;
-  const std::size_t num_modules = stages_[stage].modules.head ? mtp_.size() : 0;
+  const std::size_t num_modules = stages_[stage].modules.head ? heads_.mtp.size() : 0;
   saved.blocks.resize(stages_[stage].num_blocks + num_modules);
   saved.mtp.resize(num_modules);
   saved.d_modules.resize(num_modules);
@@ -142,15 +142,15 @@ StageSaved Model::make_saved(std::size_t stage, bool defers) const {
 Model::~Model() = default;
 
 std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
-  if (moe_layers_.empty() || options_.max_tokens == 0) return nullptr;
+  if (moe_.layers.empty() || options_.max_tokens == 0) return nullptr;
   DispatchOptions dispatch = dispatch_options(config_, options_.compute, options_.max_tokens);
   dispatch.capacity_factor = options_.capacity_factor;
   dispatch.num_sms = options_.dispatch_sms;
   dispatch.dispatch_forward = options_.dispatch_forward;
   dispatch.combine_backward = options_.combine_backward;
   dispatch.device = options_.device;
-  for (const Moe* moe : moe_layers_) {
-    dispatch.max_alignment = std::max(dispatch.max_alignment, moe->row_alignment(quantized_));
+  for (const MoeLayers::Layer& layer : moe_.layers) {
+    dispatch.max_alignment = std::max(dispatch.max_alignment, layer.moe->row_alignment(quantized_));
   }
   Mesh& mesh = parameters_.mesh();
   const DispatchBackend backend = mesh.ep.size() == 1 ? DispatchBackend::kLocal : options_.dispatch_backend;
@@ -162,8 +162,8 @@ std::unique_ptr<Dispatcher> Model::make_dispatcher() const {
 
 void Model::set_precisions(const Context& op, PrecisionTable table) {
   quantized_ = QuantizedWeights(op, parameters_, std::move(table));
-  dispatcher_ = make_dispatcher();
-  environment_.dispatcher = dispatcher_.get();
+  moe_.dispatcher = make_dispatcher();
+  environment_.dispatcher = moe_.dispatcher.get();
 }
 
 void Model::allocate(cuda::Runtime* cuda) {
@@ -172,10 +172,10 @@ void Model::allocate(cuda::Runtime* cuda) {
   quantized_.allocate();
   if (cuda != nullptr) {  // which the constructor may do without
     rope_ = RopeTable(config_, options_.seq_len, 0, options_.device);
-    sums_ = StepSums(moe_layers_.size(), config_.num_experts, options_.device);
+    sums_ = StepSums(moe_.layers.size(), config_.num_experts, options_.device);
     evaluated_ = StepSums(0, config_.num_experts, options_.device);
   }
-  if (dispatcher_ != nullptr) dispatcher_->allocate();
+  if (moe_.dispatcher != nullptr) moe_.dispatcher->allocate();
 }
 
 ParameterCounts Model::count_parameters() const {
@@ -209,32 +209,32 @@ LayerContext Model::layer_context(const Context& op, const Batch& batch) {
 }
 
 MoeSums Model::sums_of(const Block& block, Device device) const {
-  const auto found = std::find(moe_layers_.begin(), moe_layers_.end(), block.moe());
-  if (found == moe_layers_.end()) return {};
-  return sums_.layer(static_cast<std::size_t>(found - moe_layers_.begin()), device);
+  const auto found = std::ranges::find(moe_.layers, block.moe(), &MoeLayers::Layer::moe);
+  if (found == moe_.layers.end()) return {};
+  return sums_.layer(static_cast<std::size_t>(found - moe_.layers.begin()), device);
 }
 
 void Model::clear_sums(const Context& op) { set_zero(op, sums_.all(op.device())); }
 
 void Model::update_expert_biases(const Context& op, const Tensor& finite_1) {
   if (config_.load_balance_coeff == 0.0f) return;
-  for (std::size_t i = 0; i < moe_layers_.size(); ++i) {
+  for (std::size_t i = 0; i < moe_.layers.size(); ++i) {
     update_expert_bias(op, sums_.layer(i, op.device()).counts_E, config_.load_balance_coeff, finite_1,
-                       parameters_.buffer(moe_layers_[i]->expert_bias()));
+                       parameters_.buffer(moe_.layers[i].moe->expert_bias()));
   }
 }
 
 void Model::embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_tD) const {
-  const Tensor table_VD = context.weight(embedding_);
+  const Tensor table_VD = context.weight(embedding_.table);
   const std::int64_t first_id = parameters_.mesh().place.tp * table_VD.dim(0);
-  sum_over_ranks(context, TokenSet::kMicroBatch, x_tD, Write::kAssign, parameters_.spec(embedding_).name,
+  sum_over_ranks(context, TokenSet::kMicroBatch, x_tD, Write::kAssign, parameters_.spec(embedding_.table).name,
                  [&](const Tensor& x, Write) { embedding_forward(context.op, tokens_T, table_VD, first_id, x); });
 }
 
 void Model::embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_tD) const {
   const ArenaScope scope(*context.op.arena);
-  const Tensor d_table_VD = context.gradient(embedding_);
-  embedding_backward(context.op, tokens_T, gather_tokens(context, d_x_tD, parameters_.spec(embedding_).name),
+  const Tensor d_table_VD = context.gradient(embedding_.table);
+  embedding_backward(context.op, tokens_T, gather_tokens(context, d_x_tD, parameters_.spec(embedding_.table).name),
                      parameters_.mesh().place.tp * d_table_VD.dim(0), d_table_VD);
 }
 
@@ -264,8 +264,8 @@ void Model::mtp_input(const LayerContext& context, const MtpModule& module, cons
 }
 
 std::optional<UnitId> Model::unit_after(const Stage& stage, std::size_t block) const {
-  if (block + 1 < stage.first_block + stage.num_blocks) return block_unit(block + 1);
-  return stage.modules.head ? std::optional(head_unit_) : std::nullopt;
+  if (block + 1 < stage.first_block + stage.num_blocks) return trunk_.unit(block + 1);
+  return stage.modules.head ? std::optional(heads_.unit) : std::nullopt;
 }
 
 void Model::begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next) {
@@ -306,17 +306,18 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
 
   if (stage.modules.embedding) {
     saved.x_tD = for_saved.allocate(shape);
-    begin_unit(op, embedding_unit_, stage.num_blocks > 0 ? std::optional(block_unit(stage.first_block)) : std::nullopt);
+    begin_unit(op, embedding_.unit,
+               stage.num_blocks > 0 ? std::optional(trunk_.unit(stage.first_block)) : std::nullopt);
     embed(context, batch.inputs(device), saved.x_tD);
-    end_unit(embedding_unit_);
+    end_unit(embedding_.unit);
   }
   Tensor x_tD = saved.x_tD;
   for (std::size_t i = 0; i < stage.num_blocks; ++i) {
     const std::size_t block = stage.first_block + i;
     const Tensor out_tD = for_saved.allocate(shape);
-    begin_unit(op, block_unit(block), unit_after(stage, block));
-    blocks_[block].forward(context, x_tD, saved.blocks[i], out_tD, sums_of(blocks_[block], device));
-    end_unit(block_unit(block));
+    begin_unit(op, trunk_.unit(block), unit_after(stage, block));
+    trunk_.blocks[block].forward(context, x_tD, saved.blocks[i], out_tD, sums_of(trunk_.blocks[block], device));
+    end_unit(trunk_.unit(block));
     x_tD = out_tD;
   }
   saved.d_tD = for_saved.allocate(shape);
@@ -325,29 +326,30 @@ void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch
     return;
   }
   begin_unit_backward(
-      op, head_unit_,
-      stage.num_blocks > 0 ? std::optional(block_unit(stage.first_block + stage.num_blocks - 1)) : std::nullopt);
-  head_->forward_backward(context, x_tD, batch.labels(device), static_cast<float>(scale.per_token),
-                          sums_.main_loss(device), saved.d_tD);
-  end_unit_backward(head_unit_);
+      op, heads_.unit,
+      stage.num_blocks > 0 ? std::optional(trunk_.unit(stage.first_block + stage.num_blocks - 1)) : std::nullopt);
+  heads_.main->forward_backward(context, x_tD, batch.labels(device), static_cast<float>(scale.per_token),
+                                sums_.main_loss(device), saved.d_tD);
+  end_unit_backward(heads_.unit);
 
   // Multi-token prediction.
   const double mtp_scale =
-      mtp_.empty() ? 0.0 : scale.per_token * config_.mtp_loss_weight / static_cast<double>(mtp_.size());
-  for (std::size_t k = 0; k < mtp_.size(); ++k) {
+      heads_.mtp.empty() ? 0.0 : scale.per_token * config_.mtp_loss_weight / static_cast<double>(heads_.mtp.size());
+  for (std::size_t k = 0; k < heads_.mtp.size(); ++k) {
     const Tensor z_tD = for_saved.allocate(shape), out_tD = for_saved.allocate(shape);
-    begin_unit(op, embedding_unit_);
-    begin_unit(op, mtp_[k].unit, head_unit_);
-    parameters_.acquire_gradients(mtp_[k].unit, false);  // its norm's gradient comes with the loss
-    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_tD, saved.mtp[k], z_tD);
-    end_unit(embedding_unit_);
-    mtp_[k].block.forward(context, z_tD, saved.blocks[stage.num_blocks + k], out_tD, sums_of(mtp_[k].block, device));
+    begin_unit(op, embedding_.unit);
+    begin_unit(op, heads_.mtp[k].unit, heads_.unit);
+    parameters_.acquire_gradients(heads_.mtp[k].unit, false);  // its norm's gradient comes with the loss
+    mtp_input(context, heads_.mtp[k], batch.mtp_inputs(k, device), x_tD, saved.mtp[k], z_tD);
+    end_unit(embedding_.unit);
+    heads_.mtp[k].block.forward(context, z_tD, saved.blocks[stage.num_blocks + k], out_tD,
+                                sums_of(heads_.mtp[k].block, device));
     saved.d_modules[k] = for_saved.allocate(shape);
-    begin_unit_backward(op, head_unit_);
-    mtp_[k].head.forward_backward(context, out_tD, batch.mtp_labels(k, device), static_cast<float>(mtp_scale),
-                                  sums_.mtp_loss(device), saved.d_modules[k]);
-    end_unit_backward(head_unit_);
-    end_unit_backward(mtp_[k].unit);
+    begin_unit_backward(op, heads_.unit);
+    heads_.mtp[k].head.forward_backward(context, out_tD, batch.mtp_labels(k, device), static_cast<float>(mtp_scale),
+                                        sums_.mtp_loss(device), saved.d_modules[k]);
+    end_unit_backward(heads_.unit);
+    end_unit_backward(heads_.mtp[k].unit);
     x_tD = out_tD;
   }
 }
@@ -373,12 +375,12 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
   };
   const Tensor d_tD = changing(saved.d_tD);
   for (std::size_t k = saved.mtp.size(); k-- > 0;) {
-    const MtpModule& module = mtp_[k];
+    const MtpModule& module = heads_.mtp[k];
     const MtpSaved& projection = saved.mtp[k];
     const ArenaScope module_scope(*op.arena);
     const Tensor d_z_tD = changing(saved.d_modules[k]);
-    begin_unit_backward(op, module.unit, embedding_unit_);
-    begin_unit_backward(op, embedding_unit_);
+    begin_unit_backward(op, module.unit, embedding_.unit);
+    begin_unit_backward(op, embedding_.unit);
     module.block.backward(context, saved.blocks[stage.num_blocks + k], d_z_tD);
     const Tensor d_y_tD = context.allocate(shape), d_embedding_tD = context.allocate(shape);
     const Tensor eh_proj = context.weight(module.eh_proj), d_eh_proj = context.gradient(module.eh_proj);
@@ -391,30 +393,30 @@ void Model::backward(const Context& op, std::size_t stage_idx, const Batch& batc
     linear_dgrad(op, d_z_tD, eh_proj.columns(dim, 2 * dim), d_y_tD);
     module.hidden_norm.backward(context, d_y_tD, projection.hidden_tD, projection.hidden_rstd_t,
                                 k == 0 ? d_tD : saved.d_modules[k - 1], Write::kAccumulate);
-    end_unit_backward(embedding_unit_);
+    end_unit_backward(embedding_.unit);
     end_unit_backward(module.unit);
   }
   for (std::size_t i = stage.num_blocks; i-- > 0;) {
     const std::size_t block = stage.first_block + i;
-    begin_unit_backward(op, block_unit(block), i > 0 ? std::optional(block_unit(block - 1)) : std::nullopt);
-    blocks_[block].backward(context, saved.blocks[i], d_tD);
-    end_unit_backward(block_unit(block));
+    begin_unit_backward(op, trunk_.unit(block), i > 0 ? std::optional(trunk_.unit(block - 1)) : std::nullopt);
+    trunk_.blocks[block].backward(context, saved.blocks[i], d_tD);
+    end_unit_backward(trunk_.unit(block));
   }
   if (!stage.modules.embedding) {
     if (context.deferred != nullptr) copy(op, d_tD, saved.d_tD);
     return;
   }
-  parameters_.acquire_gradients(embedding_unit_);
+  parameters_.acquire_gradients(embedding_.unit);
   embed_backward(context, batch.inputs(device), d_tD);
-  parameters_.release_gradients(embedding_unit_);
+  parameters_.release_gradients(embedding_.unit);
 }
 
 void Model::backward_weights(const Context& op, std::size_t stage_idx, const Batch& batch, StageSaved& saved) {
   const Stage& stage = stages_[stage_idx];
   const ArenaScope scope(*op.arena);
   const auto for_each_unit = [&](auto&& visit) {
-    for (std::size_t i = 0; i < stage.num_blocks; ++i) visit(block_unit(stage.first_block + i));
-    for (std::size_t k = 0; k < saved.mtp.size(); ++k) visit(mtp_[k].unit);
+    for (std::size_t i = 0; i < stage.num_blocks; ++i) visit(trunk_.unit(stage.first_block + i));
+    for (std::size_t k = 0; k < saved.mtp.size(); ++k) visit(heads_.mtp[k].unit);
   };
   for_each_unit([&](UnitId unit) { parameters_.acquire_gradients(unit); });
   saved.deferred->run(layer_context(op, batch));
@@ -437,17 +439,17 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
 
   Tensor x_tD = context.allocate(shape), other_tD = context.allocate(shape);
   if (stage.modules.embedding) {
-    begin_unit(op, embedding_unit_);
+    begin_unit(op, embedding_.unit);
     embed(context, batch.inputs(device), x_tD);
-    end_unit(embedding_unit_);
+    end_unit(embedding_.unit);
     observe("tok_embeddings", x_tD);
   } else {
     copy(op, boundary_tD, x_tD);
   }
   for (std::size_t block = stage.first_block; block < stage.first_block + stage.num_blocks; ++block) {
-    begin_unit(op, block_unit(block), unit_after(stage, block));
-    blocks_[block].forward(context, x_tD, dropped, other_tD, {});
-    end_unit(block_unit(block));
+    begin_unit(op, trunk_.unit(block), unit_after(stage, block));
+    trunk_.blocks[block].forward(context, x_tD, dropped, other_tD, {});
+    end_unit(trunk_.unit(block));
     std::swap(x_tD, other_tD);
     if (observer) {
       observe(
@@ -459,24 +461,24 @@ LossSums Model::evaluate(const Context& op, const Batch& batch, const BlockObser
     copy(op, x_tD, boundary_tD);
     return {};
   }
-  begin_unit(op, head_unit_);
-  head_->forward_backward(context, x_tD, batch.labels(device), 0.0f, evaluated_.main_loss(device), {}, logits_TV);
-  end_unit(head_unit_);
-  for (std::size_t k = 0; k < mtp_.size(); ++k) {
+  begin_unit(op, heads_.unit);
+  heads_.main->forward_backward(context, x_tD, batch.labels(device), 0.0f, evaluated_.main_loss(device), {}, logits_TV);
+  end_unit(heads_.unit);
+  for (std::size_t k = 0; k < heads_.mtp.size(); ++k) {
     const ArenaScope module_scope(*op.arena);
     const Tensor z_tD = context.allocate(shape);
     MtpSaved saved;
-    begin_unit(op, embedding_unit_);
-    begin_unit(op, mtp_[k].unit, head_unit_);
-    mtp_input(context, mtp_[k], batch.mtp_inputs(k, device), x_tD, saved, z_tD);
-    end_unit(embedding_unit_);
-    mtp_[k].block.forward(context, z_tD, dropped, x_tD, {});
+    begin_unit(op, embedding_.unit);
+    begin_unit(op, heads_.mtp[k].unit, heads_.unit);
+    mtp_input(context, heads_.mtp[k], batch.mtp_inputs(k, device), x_tD, saved, z_tD);
+    end_unit(embedding_.unit);
+    heads_.mtp[k].block.forward(context, z_tD, dropped, x_tD, {});
     if (observer) observe(fmt::format("mtp.{}", k), x_tD);
-    begin_unit(op, head_unit_);
-    mtp_[k].head.forward_backward(context, x_tD, batch.mtp_labels(k, device), 0.0f, evaluated_.mtp_loss(device), {},
-                                  k < mtp_logits.size() ? mtp_logits[k] : Tensor());
-    end_unit(head_unit_);
-    end_unit(mtp_[k].unit);
+    begin_unit(op, heads_.unit);
+    heads_.mtp[k].head.forward_backward(context, x_tD, batch.mtp_labels(k, device), 0.0f, evaluated_.mtp_loss(device),
+                                        {}, k < mtp_logits.size() ? mtp_logits[k] : Tensor());
+    end_unit(heads_.unit);
+    end_unit(heads_.mtp[k].unit);
   }
   if (op.measuring()) return {};
   evaluated_.fetch(op);

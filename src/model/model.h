@@ -101,13 +101,13 @@ class Model {
   /// allocated.
   void set_precisions(const Context& op, PrecisionTable table);
   /// Bytes of windows that expert parallelism takes.
-  std::size_t window_bytes() const { return dispatcher_ == nullptr ? 0 : dispatcher_->window_bytes(); }
+  std::size_t window_bytes() const { return moe_.dispatcher == nullptr ? 0 : moe_.dispatcher->window_bytes(); }
   /// Allocates what training needs, together with all ranks. `cuda` is the GPU's runtime, which must outlive the model;
   /// null on CPUs.
   void allocate(cuda::Runtime* cuda = nullptr);
-  ParamId embedding() const { return embedding_; }
-  const std::vector<Block>& blocks() const { return blocks_; }
-  const Head& head() const { return *head_; }
+  ParamId embedding() const { return embedding_.table; }
+  const std::vector<Block>& blocks() const { return trunk_.blocks; }
+  const Head& head() const { return *heads_.main; }
 
   /// The stages of this rank, and what one keeps of a micro-batch. `defers`: its backward may put off weight gradients.
   std::size_t num_stages() const { return stages_.size(); }
@@ -139,27 +139,54 @@ class Model {
   StepSums& sums() { return sums_; }
   void clear_sums(const Context& op);
   /// This rank's MoE layers in order; those of MTP modules come last.
-  std::size_t num_moe_layers() const { return moe_layers_.size(); }
-  const Moe& moe_layer(std::size_t i) const { return *moe_layers_[i]; }
+  std::size_t num_moe_layers() const { return moe_.layers.size(); }
+  const Moe& moe_layer(std::size_t i) const { return *moe_.layers[i].moe; }
   /// Returns the layer's place among the MoE layers of the whole model.
-  std::size_t moe_index(std::size_t i) const { return moe_index_[i]; }
+  std::size_t moe_index(std::size_t i) const { return moe_.layers[i].index; }
   /// Updates every expert bias from the sums over all ranks, once per optimizer step and before it. finite_1 is that of
   /// update_expert_bias.
   void update_expert_biases(const Context& op, const Tensor& finite_1);
   /// Overrides options().force_load_balance for the calls that follow.
   void set_force_load_balance(bool force) { environment_.force_load_balance = force; }
   /// Returns whether a step waits for the GPU in between (Dispatcher::waits_for_gpu).
-  bool waits_for_gpu() const { return dispatcher_ != nullptr && dispatcher_->waits_for_gpu(); }
+  bool waits_for_gpu() const { return moe_.dispatcher != nullptr && moe_.dispatcher->waits_for_gpu(); }
   /// Throws what the dispatcher's calls on a GPU have found since the last check (Dispatcher::check).
   void check_dispatch() {
-    if (dispatcher_ != nullptr) dispatcher_->check();
+    if (moe_.dispatcher != nullptr) moe_.dispatcher->check();
   }
 
  private:
   struct MtpModule;
   struct Stage {
     StageModules modules;
-    std::size_t first_block, num_blocks;  // in blocks_
+    std::size_t first_block, num_blocks;  // in Trunk::blocks
+  };
+  struct Embedding {
+    ParamId table = 0;
+    UnitId unit = 0;
+  };
+  /// The blocks of all stages. Their units follow each other.
+  struct Trunk {
+    UnitId first_unit = 0;
+    std::vector<Block> blocks;
+
+    UnitId unit(std::size_t block) const { return first_unit + block; }
+  };
+  /// The output projection and all that predicts through it. There are none if no stage has the head.
+  struct Heads {
+    UnitId unit = 0;  // of the projection and the main head
+    std::unique_ptr<LinearSite> output;
+    std::unique_ptr<Head> main;
+    std::vector<MtpModule> mtp;
+  };
+  /// The MoE layers of blocks and MTP modules, and what moves their tokens.
+  struct MoeLayers {
+    struct Layer {
+      const Moe* moe;
+      std::size_t index;  // among the MoE layers of the whole model
+    };
+    std::vector<Layer> layers;
+    std::unique_ptr<Dispatcher> dispatcher;  // null if no layer needs one
   };
 
   /// Makes the dispatcher for the present layers; null if none needs one.
@@ -171,7 +198,6 @@ class Model {
   // The same for the backward, where the unit's gradients are in memory as well.
   void begin_unit_backward(const Context& op, UnitId unit, std::optional<UnitId> next = {});
   void end_unit_backward(UnitId unit);
-  UnitId block_unit(std::size_t block) const { return first_block_unit_ + block; }
   /// Returns the unit that follows a block of a stage in the forward.
   std::optional<UnitId> unit_after(const Stage& stage, std::size_t block) const;
   /// Assign the embeddings of this rank's tokens to x_tD, and add to the table's gradient. tokens_T: the ids of all T
@@ -189,15 +215,10 @@ class Model {
   QuantizedWeights quantized_;
   RopeTable rope_;
   Environment environment_;
-  ParamId embedding_ = 0;
-  UnitId embedding_unit_ = 0, first_block_unit_ = 0, head_unit_ = 0;
-  std::vector<Block> blocks_;
-  std::unique_ptr<LinearSite> output_;
-  std::unique_ptr<Head> head_;
-  std::vector<MtpModule> mtp_;
-  std::vector<const Moe*> moe_layers_;
-  std::unique_ptr<Dispatcher> dispatcher_;  // null if no layer needs one
-  std::vector<std::size_t> moe_index_;
+  Embedding embedding_;
+  Trunk trunk_;
+  Heads heads_;
+  MoeLayers moe_;
   StepSums sums_;
   StepSums evaluated_;  // losses only
   std::vector<Stage> stages_;

@@ -7,10 +7,8 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "base/stopwatch.h"
 #include "comm/together.h"
 #include "config/resolve_recipes.h"
-#include "data/load_tokenizer.h"
 #include "ops/runtime/inventory.h"
 #include "ops/runtime/kernel_profile.h"
 #include "run/memory_advice.h"
@@ -24,27 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Opens a dataset's split. `key` is the configuration's key that names the dataset's folder.
-std::unique_ptr<data::Loader> make_loader(const JobConfig& config, const Mesh& mesh, const char* key,
-                                          const std::string& folder, const std::string& split) {
-  return data::read_for_key(key, [&] {
-    return std::make_unique<data::Loader>(data::LoaderConfig{.dataset = folder,
-                                                             .split = split,
-                                                             .seq_len = config.training.seq_len,
-                                                             .local_batch_size = config.micro_batch_size(),
-                                                             .dp_rank = mesh.data_rank(),
-                                                             .dp_size = mesh.num_data_ranks(),
-                                                             .seed = static_cast<std::uint64_t>(config.debug.seed),
-                                                             .vocab_size = config.model.args.vocab_size,
-                                                             .shuffle = split == "train"});
-  });
-}
-
-std::unique_ptr<data::Tokenizer> load_tokenizer_of(const std::string& dataset) {
-  return data::read_for_key(kTrainDataKey,
-                            [&] { return data::load_dataset_tokenizer(dataset, data::read_manifest(dataset)); });
-}
-
 /// Checks the configuration, sets the threads and finds the token that ends a document, before anything else is built.
 JobConfig prepared(JobConfig config, Ranks& ranks) {
   JobConfig common = config;
@@ -55,19 +32,6 @@ JobConfig prepared(JobConfig config, Ranks& ranks) {
   config.require_data();
   set_document_end(config);
   return config;
-}
-
-/// Throws Error if model.hf_assets_path has another tokenizer than the data.
-void require_tokenizer_of_assets(const JobConfig& config, const data::Tokenizer& of_data) {
-  const fs::path assets = config.model.hf_assets_path;
-  std::error_code unreadable;
-  const bool has_one = !assets.empty() && (fs::exists(assets / data::kTokenizerJsonName, unreadable) ||
-                                           fs::exists(assets / data::kTokenizerModelName, unreadable));
-  if (!has_one) return;
-  require(data::load_tokenizer(assets.string())->checksum() == of_data.checksum(),
-          "model.hf_assets_path '{}' has another tokenizer than training.dataset_path '{}' was prepared with: prepare "
-          "the data with `tessera data prepare --tokenizer {}`, or leave model.hf_assets_path out",
-          assets.string(), config.training.dataset_path, assets.string());
 }
 
 }  // namespace
@@ -97,28 +61,17 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
       cuda_(join_gpus(config_, ranks_)),
       mesh_(make_mesh(config_, ranks_)),
       dump_folder_(config_.job.dump_folder),
-      tokenizer_(load_tokenizer_of(config_.training.dataset_path)),
-      loader_(make_loader(config_, *mesh_, kTrainDataKey, config_.training.dataset_path, "train")),
+      data_(config_, *mesh_),
       step_(config_, mesh_, cuda_ == nullptr ? Device::kCpu : Device::kCuda, cuda_),
-      checkpointer_(config_, ranks_, *mesh_, step_.model().parameters(), *tokenizer_),
-      state_(step_.model().parameters()) {
-  require_tokenizer_of_assets(config_, *tokenizer_);
-  if (config_.validation.enable) {
-    const bool is_other = !config_.validation.dataset_path.empty();
-    const std::string& folder = is_other ? config_.validation.dataset_path : config_.training.dataset_path;
-    validation_loader_ = make_loader(config_, *mesh_, is_other ? kValidationDataKey : kTrainDataKey, folder, "val");
-    require(validation_loader_->manifest().tokenizer_checksum == loader_->manifest().tokenizer_checksum,
-            "'{}' (validation.dataset_path) was prepared with another tokenizer than '{}'", folder,
-            config_.training.dataset_path);
-  }
-  if (config_.checkpoint.memory_interval > 0) {
-    memory_copies_.emplace(config_, ranks_, *mesh_, state_,
-                           step_.device() == Device::kCuda ? &step_.state_is_read() : nullptr);
-  }
+      checkpointer_(config_, ranks_, *mesh_, step_.model().parameters(), data_.tokenizer()),
+      guard_(config_, ranks_, *mesh_, step_.model().parameters()) {
+  data_.require_tokenizer_of_assets();
+  data_.open_validation();
+  guard_.place_copies(step_.device() == Device::kCuda ? &step_.state_is_read() : nullptr);
   const std::vector<RankMemory> memory = memory_of_ranks();
   if (is_first_rank()) {
     run_folder_.emplace(config_, checkpointer_.folder());
-    require(!memory_copies_ || !run_folder_->run().is_new,
+    require(guard_.copies() == nullptr || !run_folder_->run().is_new,
             "checkpoint.memory_interval is {}, but job.run_id is empty; expected a name by which the next start finds "
             "this run's copies in memory",
             config_.checkpoint.memory_interval);
@@ -131,28 +84,13 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
   if (config_.checkpoint.enable) checkpointer_.require_writable();
   const RunIdentity run = share_run_identity();
   checkpointer_.set_saver({.run = run.id, .attempt = run.attempt});
-  if (memory_copies_ || config_.checkpoint.verify_interval > 0) {
-    replica_check_.emplace(ranks_, *mesh_, state_, dump_folder_, run.attempt);
-    if (memory_copies_) memory_copies_->open(run, loader_->state());
-    if (config_.checkpoint.verify_interval > 0 && !replica_check_->sees_weights() && is_first_rank()) {
-      spdlog::warn(
-          "checkpoint.verify_interval: no weights of this mesh are held by two ranks "
-          "(parallelism.data_parallel_replicate_degree = 1), so flipped bits are not seen{}",
-          ranks_.size() > 1 ? ", but in the experts' biases" : "");
-    }
-  }
+  guard_.open(run, data_.loader());
   step_.allocate();
   step_.set_trace(&trace_);
-  micro_batches_.resize(step_.max_started());
-  data_seconds_.resize(micro_batches_.size());
-  for (std::vector<Batch>& batches : micro_batches_) {
-    for (std::int64_t i = 0; i < config_.micro_batches_per_step(mesh_->num_data_ranks()); ++i)
-      batches.push_back(step_.make_batch());
-  }
-  tokens_.resize(static_cast<std::size_t>(config_.micro_batch_size() * (config_.training.seq_len + 1)));
+  batches_.allocate(step_, config_.micro_batches_per_step(mesh_->num_data_ranks()));
   ranks_.set_section(Section::kLoading);
   if (config_.checkpoint.enable) resume();
-  if (first_step_ > 1 || load_initial_weights(config_, ranks_, step_.model().parameters())) step_.refresh_weights();
+  if (first_step() > 1 || load_initial_weights(config_, ranks_, step_.model().parameters())) step_.refresh_weights();
 }
 
 RunIdentity Trainer::share_run_identity() {
@@ -167,13 +105,12 @@ RunIdentity Trainer::share_run_identity() {
 
 void Trainer::resume() {
   checkpointer_.allocate_snapshot();
-  const auto in_memory = memory_copies_ ? memory_copies_->newest_step() : std::nullopt;
-  std::optional<ResumedFrom> resumed = checkpointer_.resume(*loader_, in_memory);
-  if (!resumed && in_memory) resumed = memory_copies_->load(*loader_);
-  if (memory_copies_) memory_copies_->allocate();
-  if (!resumed) return;
-  first_step_ = 1 + resumed->step;
-  resumed_config_ = std::move(resumed->config);
+  MemoryCopies* const copies = guard_.copies();
+  const auto in_memory = copies != nullptr ? copies->newest_step() : std::nullopt;
+  std::optional<ResumedFrom> resumed = checkpointer_.resume(data_.loader(), in_memory);
+  if (!resumed && in_memory) resumed = copies->load(data_.loader());
+  if (copies != nullptr) copies->allocate();
+  if (resumed) resumed_ = std::move(*resumed);
 }
 
 std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {
@@ -183,7 +120,7 @@ std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {
   std::array<double, kUses.size() + 3> own{};  // doubles hold sizes up to 2^53 exactly
   std::ranges::transform(kUses, own.begin(), [&](auto use) { return static_cast<double>(step_.memory_plan().*use); });
   own[kUses.size()] = static_cast<double>(checkpointer_.snapshot_bytes());
-  own[kUses.size() + 1] = static_cast<double>(memory_copies_ ? memory_copies_->num_bytes() : 0);
+  own[kUses.size() + 1] = static_cast<double>(guard_.copies() != nullptr ? guard_.copies()->num_bytes() : 0);
   own[kUses.size() + 2] = static_cast<double>(resident_bytes());
   const std::vector<double> all = ranks_.world().all_gather(own, "the ranks' memory");
   std::vector<RankMemory> ranks;
@@ -214,7 +151,8 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
                static_cast<double>(counts.total) * 1e-6, static_cast<double>(counts.active) * 1e-6, model.n_layers,
                model.num_experts, model.top_k);
   spdlog::info("data {}: {} sequences of {} tokens per epoch, {} per step", config_.training.dataset_path,
-               loader_->num_samples(), config_.training.seq_len, config_.sequences_per_step(mesh_->num_data_ranks()));
+               data_.loader().num_samples(), config_.training.seq_len,
+               config_.sequences_per_step(mesh_->num_data_ranks()));
   // The memory of processes differs a little from rank to rank, so it does not decide which rank is named.
   const auto largest =
       std::ranges::max_element(ranks, {}, [](const RankMemory& rank) { return rank.total() - rank.process; });
@@ -299,17 +237,15 @@ bool Trainer::measures_sqnr(std::int64_t step) const {
 }
 
 std::optional<double> Trainer::validate(const volatile std::sig_atomic_t& stop_signal) {
-  validation_loader_->seek(0);
-  Batch& batch = micro_batches_.front().front();
+  data::Loader& loader = *data_.validation_loader();
+  loader.seek(0);
   double sum = 0.0;
   const std::int64_t num_batches = config_.validation.steps * config_.micro_batches_per_step(mesh_->num_data_ranks());
   for (std::int64_t i = 0; i < num_batches; ++i) {
     double stops = stop_signal != 0 ? 1.0 : 0.0;
     ranks_.world().all_reduce(std::span(&stops, 1), "whether to stop validating");
     if (stops > 0.0) return std::nullopt;
-    validation_loader_->next(tokens_);
-    batch.fill(tokens_);
-    sum += step_.evaluate(batch);
+    sum += step_.evaluate(batches_.load_one(loader));
   }
   return sum / static_cast<double>(num_batches);
 }
@@ -329,20 +265,17 @@ void Trainer::fail_not_finite(const NonFiniteStep& error) {
 }
 
 void Trainer::finish_step(MetricsWriter* metrics) {
-  const auto data_seconds = [&](const StepResult& result) {
-    return data_seconds_[static_cast<std::size_t>(result.step) % data_seconds_.size()];
-  };
   StepResult result;
   try {
     result = step_.finish();
   } catch (NonFiniteStep& error) {
-    error.result.seconds.data = data_seconds(error.result);
+    error.result.seconds.data = batches_.seconds(error.result.step);
     if (metrics != nullptr) metrics->step(error.result);  // so that the run's files show how it ended
     checkpointer_.finish();
-    if (memory_copies_) memory_copies_->finish();
+    guard_.finish();
     fail_not_finite(error);
   }
-  result.seconds.data = data_seconds(result);
+  result.seconds.data = batches_.seconds(result.step);
   if (is_first_rank() && !result.repeated_for.empty()) {
     spdlog::warn("step {}: {}; made again from the same batches: {}", result.step, result.repeated_for,
                  result.is_skipped ? "the same. The step is left out (training.skip_loss_spikes)"
@@ -353,26 +286,18 @@ void Trainer::finish_step(MetricsWriter* metrics) {
   if (step_callback_) step_callback_(result.step, result);
 }
 
-bool Trainer::verifies(std::int64_t step, bool saves) const {
-  const std::int64_t interval = config_.checkpoint.verify_interval;
-  return replica_check_ && ((interval > 0 && step % interval == 0) || saves || replica_check_->explains(step));
-}
-
-void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, bool has_copied, MetricsWriter* metrics) {
-  if (!verifies && !copies && !has_copied) return;
-  const TraceScope trace(&trace_, copies || has_copied ? "copy in memory" : "comparison of replicas");
-  // A copy may be compared in a later step, after this function has returned.
-  const auto compare = [this, step, verifies, metrics](const TrainingState::Checksums& checksums) {
-    const std::uint64_t of_model = replica_check_->compare(step, checksums);
-    if (metrics != nullptr && verifies) metrics->state_checksum(step, of_model);
-  };
+void Trainer::guard_state(std::int64_t step, const StateGuard::Due& due, MetricsWriter* metrics) {
+  if (!due.any()) return;
+  const TraceScope trace(&trace_, due.copies || due.has_copied ? "copy in memory" : "comparison of replicas");
+  StateGuard::Tell tell;
+  if (metrics != nullptr) {
+    tell = [step, metrics](std::uint64_t checksum) { metrics->state_checksum(step, checksum); };
+  }
   try {
-    if (has_copied) memory_copies_->advance();
-    const bool is_compared = copies && memory_copies_->take(step, loader_->state(), compare, verifies);
-    if (verifies && !is_compared) compare(state_.read());
+    guard_.run(step, due, data_.loader(), tell);
   } catch (const StateMismatch&) {  // all ranks throw it
     checkpointer_.finish();
-    if (memory_copies_) memory_copies_->finish();
+    guard_.finish();
     throw;
   }
 }
@@ -380,12 +305,12 @@ void Trainer::guard_state(std::int64_t step, bool verifies, bool copies, bool ha
 void Trainer::write_start() {
   JobConfig now = config_;
   now.training.global_batch_size = now.sequences_per_step(mesh_->num_data_ranks());
-  if (resumed_config_) tell_config_changes(*resumed_config_, now, first_step_);
+  if (resumed_.config) tell_config_changes(*resumed_.config, now, first_step());
   write_run_info(dump_folder_, {.run = run_folder_->run(),
                                 .config = now,
                                 .num_data_ranks = mesh_->num_data_ranks(),
-                                .first_step = first_step_,
-                                .saved = resumed_config_,
+                                .first_step = first_step(),
+                                .saved = resumed_.config,
                                 .gpus = on_gpu() ? cuda::gpu_names() : std::vector<std::string>()});
   if (config_.profiling.enable_profiling) create_folder(trace_folder());
 }
@@ -397,7 +322,7 @@ MetricsOptions Trainer::metrics_options() const {
   const auto& metrics = config_.metrics;
   return {.path = dump_folder_ / kMetricsName,
           .tensorboard_folder = metrics.enable_tensorboard ? dump_folder_ / metrics.save_tb_folder : "",
-          .first_step = first_step_,
+          .first_step = first_step(),
           .num_steps = config_.training.steps,
           .log_freq = metrics.log_freq,
           .flop_per_token = flop_per_token(config_.model.args, whole.count_parameters(), config_.training.seq_len),
@@ -416,14 +341,13 @@ Trainer::StepPlan Trainer::plan_of(std::int64_t step) const {
   const bool is_last = step == config_.training.steps;
   return {.profiles = config_.profiling.enable_profiling && step % config_.profiling.profile_freq == 0,
           .measures = measures_sqnr(step),
-          .validates = validation_loader_ && (step % config_.validation.freq == 0 || is_last),
+          .validates = data_.validation_loader() != nullptr && (step % config_.validation.freq == 0 || is_last),
           .saves = config_.checkpoint.enable && step % config_.checkpoint.interval == 0,
           .is_last = is_last};
 }
 
 Trainer::Votes Trainer::agree(const volatile std::sig_atomic_t& stop_signal) {
-  double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0,
-                    memory_copies_ && memory_copies_->ready() ? 1.0 : 0.0};
+  double votes[] = {stop_signal != 0 ? 1.0 : 0.0, checkpointer_.ready() ? 1.0 : 0.0, guard_.has_copied() ? 1.0 : 0.0};
   ranks_.world().all_reduce(votes, "whether to stop, and whether files are written and copies taken");
   return {.stops = votes[0] > 0.0, .has_written = votes[1] == ranks_.size(), .has_copied = votes[2] == ranks_.size()};
 }
@@ -434,17 +358,8 @@ void Trainer::finish_steps(std::size_t left, MetricsWriter* metrics) {
 
 void Trainer::start_step(std::int64_t step, const StepPlan& plan, MetricsWriter* metrics) {
   const TraceScope trace(&trace_, "step");
-  const std::size_t slot = static_cast<std::size_t>(step) % micro_batches_.size();
-  const Stopwatch data_watch;
-  {
-    const TraceScope data_trace(&trace_, "data");
-    for (Batch& batch : micro_batches_[slot]) {
-      loader_->next(tokens_);
-      batch.fill(tokens_);
-    }
-  }
-  data_seconds_[slot] = data_watch.seconds();
-  step_.start(step, micro_batches_[slot], plan.measures);
+  const std::span<const Batch> micro_batches = batches_.load(step, data_.loader(), &trace_);
+  step_.start(step, micro_batches, plan.measures);
   // A GPU gets this step before the host reads the results of the step before.
   finish_steps(plan.is_alone() ? 0 : step_.max_started() - 1, metrics);
 }
@@ -452,7 +367,7 @@ void Trainer::start_step(std::int64_t step, const StepPlan& plan, MetricsWriter*
 void Trainer::save(std::int64_t step, bool is_last) {
   const TraceScope trace(&trace_, "checkpoint");
   ranks_.set_section(Section::kCheckpoint);
-  checkpointer_.save(step, loader_->state(), is_last);
+  checkpointer_.save(step, data_.loader().state(), is_last);
 }
 
 Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
@@ -460,8 +375,8 @@ Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
                                        MetricsWriter* metrics) {
   const Votes agreed = agree(stop_signal);
   bool is_done = plan.is_last, ends = is_done || agreed.stops;
-  const bool copies = memory_copies_ && memory_copies_->is_due(step);
-  if (ends || plan.validates || plan.saves || copies || agreed.has_copied || verifies(step, plan.saves)) {
+  const bool copies = guard_.copies_after(step);
+  if (ends || plan.validates || plan.saves || copies || agreed.has_copied || guard_.verifies_after(step, plan.saves)) {
     finish_steps(0, metrics);
   }
   const bool pauses = metrics != nullptr && step_.num_started() == 0;
@@ -477,12 +392,15 @@ Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
     }
   }
   const bool saves = plan.saves || (config_.checkpoint.enable && ends);
-  guard_state(step, verifies(step, saves), copies && !ends, agreed.has_copied, metrics);
+  guard_state(
+      step,
+      {.verifies = guard_.verifies_after(step, saves), .copies = copies && !ends, .has_copied = agreed.has_copied},
+      metrics);
   if (agreed.has_written) checkpointer_.advance();
   if (saves) save(step, ends);
   if (ends) {
     checkpointer_.finish();
-    if (memory_copies_) memory_copies_->finish();
+    guard_.finish();
   }
   if (pauses) metrics->resume();
   if (!ends) return StepOutcome::kNextStep;
@@ -492,9 +410,9 @@ Trainer::StepOutcome Trainer::end_step(std::int64_t step, const StepPlan& plan,
 int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step) {
   const std::int64_t num_steps = config_.training.steps;
   if (is_first_rank()) write_start();
-  if (first_step_ > num_steps) {
-    spdlog::info("nothing to do: step {} of {} is done", first_step_ - 1, num_steps);
-    if (memory_copies_) memory_copies_->remove();
+  if (first_step() > num_steps) {
+    spdlog::info("nothing to do: step {} of {} is done", first_step() - 1, num_steps);
+    guard_.remove_copies();
     return 0;
   }
   std::optional<MetricsWriter> writer;
@@ -503,7 +421,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
   checkpointer_.set_on_saved([metrics](const SavedCheckpoint& saved) {
     if (metrics != nullptr) metrics->checkpoint(saved.step, saved.stall_seconds, saved.seconds);
   });
-  std::int64_t step = first_step_;
+  std::int64_t step = first_step();
   StepOutcome after = StepOutcome::kNextStep;
   for (;; ++step) {
     ranks_.set_step(step);
@@ -516,7 +434,7 @@ int Trainer::run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std:
     after = end_step(step, plan, stop_signal, trace ? &*trace : nullptr, metrics);
     if (after != StepOutcome::kNextStep) break;
   }
-  if (memory_copies_) memory_copies_->remove();  // the checkpoint has everything
+  guard_.remove_copies();  // the checkpoint has everything
   const int stopped_by =
       after == StepOutcome::kDone ? 0 : static_cast<int>(stop_signal);  // ignores a signal after the end
   if (stopped_by != 0) spdlog::warn("stopped by signal {} after step {} of {}", stopped_by, step, num_steps);

@@ -8,13 +8,12 @@
 #include <optional>
 
 #include "comm/ranks.h"
-#include "data/loader.h"
-#include "data/tokenizers/tokenizer.h"
 #include "run/record/metrics.h"
 #include "run/record/run_folder.h"
 #include "run/state/checkpointer.h"
-#include "run/state/memory_copies.h"
-#include "run/state/replica_check.h"
+#include "run/state/state_guard.h"
+#include "run/step_batches.h"
+#include "run/training_data.h"
 #include "step/training_step.h"
 
 namespace tessera {
@@ -83,12 +82,9 @@ class Trainer {
   void resume();
   /// Returns, on all ranks, the run that rank 0 has identified.
   RunIdentity share_run_identity();
-  /// Compares the replicas' states if `verifies`, and copies them to memory if `copies`, which compares them, too. If
-  /// `has_copied`, a copy of an earlier step has left the GPUs, and is compared first. No step may be under way.
-  void guard_state(std::int64_t step, bool verifies, bool copies, bool has_copied, MetricsWriter* metrics);
-  /// Returns whether replicas' states are compared after a step. They are before each checkpoint, which `saves`
-  /// announces.
-  bool verifies(std::int64_t step, bool saves) const;
+  /// Compares and copies the state as far as it is due. No step may be under way.
+  void guard_state(std::int64_t step, const StateGuard::Due& due, MetricsWriter* metrics);
+  std::int64_t first_step() const { return 1 + resumed_.step; }
   bool is_first_rank() const { return ranks_.rank() == 0; }
   bool on_gpu() const { return step_.device() == Device::kCuda; }
   std::filesystem::path trace_folder() const { return dump_folder_ / config_.profiling.save_traces_folder; }
@@ -113,19 +109,13 @@ class Trainer {
   std::shared_ptr<cuda::Runtime> cuda_;  // null on CPUs
   std::shared_ptr<Mesh> mesh_;
   std::filesystem::path dump_folder_;
-  std::optional<RunFolder> run_folder_;         // on rank 0 only
-  std::unique_ptr<data::Tokenizer> tokenizer_;  // is saved in checkpoints
-  std::unique_ptr<data::Loader> loader_, validation_loader_;
+  std::optional<RunFolder> run_folder_;  // on rank 0 only
+  TrainingData data_;
   TrainingStep step_;
   Checkpointer checkpointer_;
-  TrainingState state_;
-  std::optional<ReplicaCheck> replica_check_;      // with checkpoint.verify_interval or memory_interval
-  std::optional<MemoryCopies> memory_copies_;      // with checkpoint.memory_interval
-  std::vector<std::vector<Batch>> micro_batches_;  // the batches of all steps that may be under way, by step
-  std::vector<double> data_seconds_;               // time to load the batches of each of these steps
-  std::vector<std::int32_t> tokens_;
-  std::int64_t first_step_ = 1;
-  std::optional<JobConfig> resumed_config_;  // of the checkpoint that this run resumes from; on rank 0 only
+  StateGuard guard_;
+  StepBatches batches_;
+  ResumedFrom resumed_;  // step 0 if the run is new; its configuration is on rank 0 only
   TraceRecorder trace_;
   std::function<void(std::int64_t, const StepResult&)> step_callback_;
 };

@@ -14,44 +14,52 @@ DirectWindow::DirectWindow(int num_ranks, const DispatchOptions& options, std::i
       max_ranks_of_token_(std::min<std::int64_t>(options.top_k, num_ranks)),
       copy_bytes_(sizeof(CopyRecord) +
                   static_cast<std::size_t>(std::min(options.top_k, options.num_experts / num_ranks)) *
-                      sizeof(CopyChoice)) {
-  const auto take = [&](std::size_t num_bytes) { return std::exchange(num_bytes_, num_bytes_ + align_up(num_bytes)); };
+                      sizeof(CopyChoice)),
+      layout_(make_layout()) {}
+
+DirectWindow::Layout DirectWindow::make_layout() const {
+  Layout layout;
+  const auto take = [&](std::size_t num_bytes) {
+    return std::exchange(layout.num_bytes, layout.num_bytes + align_up(num_bytes));
+  };
   const auto take_tensor = [&](const Shape& shape, DType dtype) {
     return take(static_cast<std::size_t>(shape.num_elements()) * size_of(dtype));
   };
   const auto take_payload = [&](PayloadPrecision precision) {
-    const std::size_t begin = num_bytes_;
+    const std::size_t begin = layout.num_bytes;
     static_cast<void>(
-        allocate_payload(max_rows, options.dim, options.dtype, precision, [&](const Shape& shape, DType dtype) {
+        allocate_payload(max_rows_, options_.dim, options_.dtype, precision, [&](const Shape& shape, DType dtype) {
           take_tensor(shape, dtype);
           return Tensor(nullptr, shape, dtype, Device::kMeta);
         }));
     return begin;
   };
-  const std::int64_t tokens = options.max_tokens;
-  flags_ = take(sizeof(FlagWord) * static_cast<std::size_t>(kNumFlags * num_ranks_));
-  const bool on_gpus = options.device == Device::kCuda;
-  counts_ = take_tensor({on_gpus ? 2 * num_ranks_ : num_ranks_, options.num_experts}, DType::kInt32);
+  const std::int64_t tokens = options_.max_tokens;
+  layout.flags = take(sizeof(FlagWord) * static_cast<std::size_t>(kNumFlags * num_ranks_));
+  const bool on_gpus = options_.device == Device::kCuda;
+  layout.counts = take_tensor({on_gpus ? 2 * num_ranks_ : num_ranks_, options_.num_experts}, DType::kInt32);
   if (on_gpus) {
-    places_ = take_tensor({num_ranks_ * tokens}, DType::kInt32);
-    choices_ = take_tensor({num_ranks_ * tokens, options.top_k, 2}, DType::kInt32);
+    layout.places = take_tensor({num_ranks_ * tokens}, DType::kInt32);
+    layout.choices = take_tensor({num_ranks_ * tokens, options_.top_k, 2}, DType::kInt32);
   } else {
-    num_copies_ = take_tensor({num_ranks_}, DType::kInt32);
-    copies_ = take(static_cast<std::size_t>(num_ranks_ * tokens) * copy_bytes_);
+    layout.num_copies = take_tensor({num_ranks_}, DType::kInt32);
+    layout.copies = take(static_cast<std::size_t>(num_ranks_ * tokens) * copy_bytes_);
   }
-  rows_ = take_payload(options.dispatch_forward);
-  gradients_ = take_payload(options.combine_backward);
-  sums_ = take_tensor({tokens * max_ranks_of_token_, options.dim}, options.dtype);
-  d_weights_ = take_tensor({tokens, options.top_k}, DType::kFloat32);
+  layout.rows = take_payload(options_.dispatch_forward);
+  layout.gradients = take_payload(options_.combine_backward);
+  layout.sums = take_tensor({tokens * max_ranks_of_token_, options_.dim}, options_.dtype);
+  layout.d_weights = take_tensor({tokens, options_.top_k}, DType::kFloat32);
+  return layout;
 }
 
 std::atomic<std::uint64_t>& DirectWindow::flag(int rank, Flag flag, int source) const {
-  return reinterpret_cast<FlagWord*>(at(rank, flags_))[static_cast<std::int64_t>(flag) * num_ranks_ + source].epoch;
+  return reinterpret_cast<FlagWord*>(at(rank, layout_.flags))[static_cast<std::int64_t>(flag) * num_ranks_ + source]
+      .epoch;
 }
 
 CopyRecord* DirectWindow::copy(int rank, int source, std::int64_t i) const {
   const std::int64_t number = source * options_.max_tokens + i;
-  return reinterpret_cast<CopyRecord*>(at(rank, copies_ + static_cast<std::size_t>(number) * copy_bytes_));
+  return reinterpret_cast<CopyRecord*>(at(rank, layout_.copies + static_cast<std::size_t>(number) * copy_bytes_));
 }
 
 Tensor DirectWindow::tensor(int rank, std::size_t offset, const Shape& shape, DType dtype) const {
@@ -60,17 +68,19 @@ Tensor DirectWindow::tensor(int rank, std::size_t offset, const Shape& shape, DT
 }
 
 Tensor DirectWindow::counts_PE(int rank) const {
-  return tensor(rank, counts_, {num_ranks_, options_.num_experts}, DType::kInt32);
+  return tensor(rank, layout_.counts, {num_ranks_, options_.num_experts}, DType::kInt32);
 }
 
-Tensor DirectWindow::num_copies_P(int rank) const { return tensor(rank, num_copies_, {num_ranks_}, DType::kInt32); }
+Tensor DirectWindow::num_copies_P(int rank) const {
+  return tensor(rank, layout_.num_copies, {num_ranks_}, DType::kInt32);
+}
 
 Tensor DirectWindow::place_Pt(int rank) const {
-  return tensor(rank, places_, {num_ranks_ * options_.max_tokens}, DType::kInt32);
+  return tensor(rank, layout_.places, {num_ranks_ * options_.max_tokens}, DType::kInt32);
 }
 
 Tensor DirectWindow::choice_PtK(int rank) const {
-  return tensor(rank, choices_, {num_ranks_ * options_.max_tokens, options_.top_k, 2}, DType::kInt32);
+  return tensor(rank, layout_.choices, {num_ranks_ * options_.max_tokens, options_.top_k, 2}, DType::kInt32);
 }
 
 Payload DirectWindow::payload(int rank, std::size_t offset, PayloadPrecision precision) const {
@@ -81,16 +91,16 @@ Payload DirectWindow::payload(int rank, std::size_t offset, PayloadPrecision pre
   });
 }
 
-Payload DirectWindow::rows(int rank) const { return payload(rank, rows_, options_.dispatch_forward); }
+Payload DirectWindow::rows(int rank) const { return payload(rank, layout_.rows, options_.dispatch_forward); }
 
-Payload DirectWindow::gradients(int rank) const { return payload(rank, gradients_, options_.combine_backward); }
+Payload DirectWindow::gradients(int rank) const { return payload(rank, layout_.gradients, options_.combine_backward); }
 
 Tensor DirectWindow::sums(int rank) const {
-  return tensor(rank, sums_, {options_.max_tokens * max_ranks_of_token_, options_.dim}, options_.dtype);
+  return tensor(rank, layout_.sums, {options_.max_tokens * max_ranks_of_token_, options_.dim}, options_.dtype);
 }
 
 Tensor DirectWindow::d_weights_tK(int rank) const {
-  return tensor(rank, d_weights_, {options_.max_tokens, options_.top_k}, DType::kFloat32);
+  return tensor(rank, layout_.d_weights, {options_.max_tokens, options_.top_k}, DType::kFloat32);
 }
 
 WindowDispatcher::WindowDispatcher(const DispatchOptions& options, ProcessGroup& group)

@@ -32,12 +32,12 @@ class DirectWindow {
   /// `max_rows` is R for the largest t and alignment.
   DirectWindow(int num_ranks, const DispatchOptions& options, std::int64_t max_rows);
 
-  std::size_t num_bytes() const { return num_bytes_; }
+  std::size_t num_bytes() const { return layout_.num_bytes; }
   /// Allocates the window. All ranks of the group must call it together.
-  void allocate(ProcessGroup& group) { window_ = group.allocate_window(num_bytes_); }
+  void allocate(ProcessGroup& group) { window_ = group.allocate_window(layout_.num_bytes); }
 
   std::byte* base(int rank) const { return window_->peer(rank); }
-  std::byte* flags(int rank) const { return at(rank, flags_); }
+  std::byte* flags(int rank) const { return at(rank, layout_.flags); }
   // The functions below give parts of `rank`'s window. Before allocate() their tensors are on Device::kMeta.
   std::atomic<std::uint64_t>& flag(int rank, Flag flag, int source) const;
   /// int32. On GPUs this tensor is for even epochs; the one for odd epochs lies right behind it.
@@ -59,6 +59,17 @@ class DirectWindow {
   Tensor d_weights_tK(int rank) const;  // float32
 
  private:
+  /// Where each part begins, in bytes from the window's begin. All begin at multiples of kAlignment. Parts that this
+  /// device does not use are at 0.
+  struct Layout {
+    std::size_t flags = 0, counts = 0;
+    std::size_t num_copies = 0, copies = 0;  // on CPUs
+    std::size_t places = 0, choices = 0;     // on GPUs
+    std::size_t rows = 0, gradients = 0, sums = 0, d_weights = 0;
+    std::size_t num_bytes = 0;  // of the whole window
+  };
+  Layout make_layout() const;
+
   std::byte* at(int rank, std::size_t offset) const { return window_->peer(rank) + offset; }
   Tensor tensor(int rank, std::size_t offset, const Shape& shape, DType dtype) const;
   Payload payload(int rank, std::size_t offset, PayloadPrecision precision) const;
@@ -66,9 +77,7 @@ class DirectWindow {
   DispatchOptions options_;
   std::int64_t num_ranks_, max_rows_, max_ranks_of_token_;
   std::size_t copy_bytes_;
-  // Offsets, and their end.
-  std::size_t flags_, counts_, num_copies_ = 0, copies_ = 0, places_ = 0, choices_ = 0, rows_, gradients_, sums_,
-                               d_weights_, num_bytes_ = 0;
+  Layout layout_;
   std::unique_ptr<SymmetricWindow> window_;
 };
 

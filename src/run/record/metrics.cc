@@ -79,7 +79,7 @@ std::string step_line(const StepResult& result, const Rates& rates, std::int64_t
       rates.mfu ? fmt::format("mfu {:.1f}%", 100.0 * *rates.mfu) : fmt::format("tflops {:.2f}", rates.tflops));
 }
 
-MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options), window_begin_(Clock::now()) {
+MetricsWriter::MetricsWriter(const MetricsOptions& options) : options_(options), window_{.begin = Clock::now()} {
   const std::filesystem::path& path = options_.path;
   {
     const std::string kept = earlier_lines(path, options_.first_step);
@@ -116,15 +116,27 @@ std::size_t MetricsWriter::memory_in_use() const {
 }
 
 void MetricsWriter::pause() { paused_at_ = Clock::now(); }
-void MetricsWriter::resume() { window_begin_ += Clock::now() - paused_at_; }
+void MetricsWriter::resume() { window_.begin += Clock::now() - paused_at_; }
+
+void MetricsWriter::Window::add(const StepResult& result) {
+  tokens += result.num_tokens;
+  ++steps;
+  seconds += result.seconds;
+}
+
+Rates MetricsWriter::Window::means(Clock::time_point end, int num_ranks) const {
+  const double elapsed = std::chrono::duration<double>(end - begin).count(), num_steps = static_cast<double>(steps);
+  return {.tokens_per_second = static_cast<double>(tokens) / elapsed / num_ranks,
+          .mfu = {},
+          .step_seconds = elapsed / num_steps,
+          .seconds = seconds / num_steps};
+}
 
 void MetricsWriter::step(const StepResult& result) {
   const std::int64_t step = result.step;
   tokens_ += result.num_tokens;
   repeated_steps_ += result.repeated_for.empty() ? 0 : 1;
-  window_tokens_ += result.num_tokens;
-  ++window_steps_;
-  window_seconds_ += result.seconds;
+  window_.add(result);
   if (options_.device == Device::kCpu) peak_resident_bytes_ = std::max(peak_resident_bytes_, resident_bytes());
   // total_loss is the sum that is minimised. If a part of it is not finite, no loss is reported.
   const bool finite = std::isfinite(result.total_loss) && std::isfinite(result.loss);
@@ -134,15 +146,8 @@ void MetricsWriter::step(const StepResult& result) {
     draw_progress(step, result.loss);
     return;
   }
-  const Clock::duration window = result.ended - window_begin_;
-  const double seconds = std::chrono::duration<double>(window).count();
-  const double steps = static_cast<double>(window_steps_);
-  Rates rates{.tokens_per_second = static_cast<double>(window_tokens_) / seconds / options_.num_ranks,
-              .tflops = 0.0,
-              .mfu = {},
-              .memory_bytes = memory_in_use(),
-              .step_seconds = seconds / steps,
-              .seconds = window_seconds_ / steps};
+  Rates rates = window_.means(result.ended, options_.num_ranks);
+  rates.memory_bytes = memory_in_use();
   rates.tflops = rates.tokens_per_second * options_.flop_per_token * 1e-12;
   if (options_.peak_flops > 0) rates.mfu = rates.tflops * 1e12 / options_.peak_flops;
 
@@ -185,9 +190,7 @@ void MetricsWriter::step(const StepResult& result) {
   if (server_) publish(result, rates);
   if (tensorboard_) write_tensorboard(step, result, rates);
 
-  window_begin_ = result.ended;
-  window_tokens_ = window_steps_ = 0;
-  window_seconds_ = {};
+  window_ = {.begin = result.ended};
   draw_progress(step, result.loss);
 }
 

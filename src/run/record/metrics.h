@@ -74,6 +74,16 @@ class MetricsWriter {
 
  private:
   using Clock = std::chrono::steady_clock;
+  /// The steps since the last line.
+  struct Window {
+    Clock::time_point begin;  // is put off by pauses
+    std::int64_t tokens = 0, steps = 0;
+    PhaseSeconds seconds = {};  // the sums over these steps
+
+    void add(const StepResult& result);
+    /// Returns the means until `end`, when the last of these steps ended. Sets neither tflops, mfu nor memory_bytes.
+    Rates means(Clock::time_point end, int num_ranks) const;
+  };
 
   /// Writes the scalars of a step, under TorchTitan's names where it has them. TensorBoard sorts groups of tags by name
   /// and opens the first two. So "_overview" and grad_norm are open, not a group with a card per layer.
@@ -97,10 +107,9 @@ class MetricsWriter {
   std::int64_t repeated_steps_ = 0;
   double saved_at_ = 0.0;  // Unix time of the last checkpoint, or of this process's begin
   bool told_memory_ = false;
-  Clock::time_point window_begin_, paused_at_;
-  std::int64_t window_tokens_ = 0, window_steps_ = 0;
+  Window window_;
+  Clock::time_point paused_at_;
   std::size_t peak_resident_bytes_ = 0;
-  PhaseSeconds window_seconds_;
 };
 
 }  // namespace tessera

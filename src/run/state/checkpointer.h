@@ -1,4 +1,4 @@
-// A run's checkpoints: saving while training waits or continues, resuming on any mesh, and initial weights.
+// A run's checkpoints: saving while training waits or continues, and resuming on any mesh.
 //
 // A save has two phases. In the first, every rank of the first replica writes its shards. The second begins when all
 // ranks have reported that they are done: rank 0 writes the manifest and gives the folder its name. Ranks agree between
@@ -10,7 +10,6 @@
 #include <future>
 #include <limits>
 #include <optional>
-#include <set>
 #include <span>
 #include <stop_token>
 #include <utility>
@@ -22,6 +21,8 @@
 #include "data/loader.h"
 #include "data/tokenizers/tokenizer.h"
 #include "params/parameters.h"
+#include "run/state/checkpoint_reader.h"
+#include "run/state/shard_pieces.h"
 
 namespace tessera {
 
@@ -30,14 +31,6 @@ struct SavedCheckpoint {
   std::int64_t step = 0;
   double stall_seconds = 0.0;  // how long training waited for it
   double seconds = 0.0;        // time until it was committed
-};
-
-/// The checkpoint that a run resumes from.
-struct ResumedFrom {
-  std::int64_t step = 0;
-  /// The configuration that it was saved with, training.global_batch_size resolved. It is not set if this program
-  /// cannot read it.
-  std::optional<JobConfig> config;
 };
 
 class Checkpointer {
@@ -87,13 +80,18 @@ class Checkpointer {
 
  private:
   enum class Phase : std::uint8_t { kIdle, kWriting, kCommitting };
-  /// This rank's tensors by kind of shard: the model's and the optimizer's.
-  using StatePieces = std::array<std::vector<TensorPiece>, 2>;
+  /// The save that is under way, unless `phase` is kIdle.
+  struct Save {
+    Phase phase = Phase::kIdle;
+    bool is_last = false;                                      // it is the run's last
+    CheckpointManifest manifest = {};                          // complete on rank 0
+    std::array<WrittenFile, kShardKinds.size()> written = {};  // this rank's shards, by kind
+    SavedCheckpoint result = {};
+    Stopwatch since_start = {};
+  };
 
-  /// Returns all pieces that this rank has.
-  StatePieces pieces() const;
   /// Returns the pieces that this rank writes.
-  StatePieces pieces_to_write() const;
+  ShardPieces pieces_to_write() const;
   /// Returns the size of the numbers in those pieces, in bytes.
   std::size_t num_bytes_to_write() const;
   bool is_writer() const { return mesh_.place.dp_replicate == 0; }
@@ -103,31 +101,13 @@ class Checkpointer {
   /// Returns whether files are written from a copy in host memory.
   bool takes_snapshot() const;
   /// Copies the numbers and makes the pieces point to the copy.
-  void take_snapshot(StatePieces& pieces);
-  void write_shards(const StatePieces& pieces);
+  void take_snapshot(ShardPieces& pieces);
+  void write_shards(const ShardPieces& pieces);
   /// Gathers in the manifest what all ranks have written.
   void gather_files();
   void commit();
   /// Ends a save that is under way. Returns false if that takes longer than `seconds`.
   bool finish_within(double seconds);
-
-  /// A checkpoint to load.
-  struct Stored {
-    std::filesystem::path path;
-    CheckpointManifest manifest = {};
-    std::vector<ShardFiles> shards = {};  // by kind
-  };
-  std::optional<std::int64_t> choose_step();
-  /// Returns the step of the newest checkpoint's folder below `limit`.
-  std::optional<std::int64_t> newest_below(std::int64_t limit);
-  /// Reads the manifest. Returns what is wrong with it, or nullopt if nothing is.
-  std::optional<std::string> read_manifest(Stored& stored);
-  /// Checks and maps the files. Returns what is wrong with them, or nullopt if nothing is.
-  std::optional<std::string> open_files(Stored& stored);
-  /// Throws Error, which names the damage and the newest other checkpoint, or copy in memory, that is intact.
-  [[noreturn]] void fail_damaged(std::int64_t step, const std::string& damage, std::optional<std::int64_t> in_memory);
-  /// Logs a framed warning about the checkpoints that were passed over, if there are any.
-  void tell_what_was_passed_over(std::int64_t step, std::int64_t newest, const std::string& passed_over) const;
 
   const JobConfig& config_;
   Ranks& ranks_;
@@ -138,24 +118,11 @@ class Checkpointer {
   Saver saver_;
   std::function<void(const SavedCheckpoint&)> on_saved_;
   std::function<void()> before_commit_;
+  CheckpointReader reader_;
   Buffer snapshot_;
-  std::set<std::int64_t> damaged_;  // steps of checkpoints that were passed over
-
-  Phase phase_ = Phase::kIdle;
-  bool is_last_ = false;                  // the save under way is the run's last
-  CheckpointManifest manifest_;           // of the save under way; complete on rank 0
-  std::array<WrittenFile, 2> written_{};  // this rank's shards of that save, by kind
-  SavedCheckpoint saved_;
-  Stopwatch since_start_;
+  Save save_;
   std::stop_source stop_;
   std::future<void> task_;  // last, so that its end is waited for before the other members are destroyed
 };
-
-/// Returns the keys that define the model and the numbers that it computes, with their values.
-nlohmann::json model_identity(JobConfig config);
-
-/// Loads the weights that a run starts from, from a checkpoint or from Hugging Face files. Returns false if the
-/// configuration names none.
-bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& parameters);
 
 }  // namespace tessera

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <map>
 #include <set>
@@ -30,8 +29,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kMagic = "tessera-memcopy1";  // 16 bytes
-constexpr std::string_view kAttemptPrefix = "attempt-";
-constexpr std::string_view kFilePrefix = "rank-";
 /// Tag of the messages with copies. No other messages of the world group have tags.
 constexpr int kCopyTag = 0;
 /// How many seconds a copy waits for the one before. After that, it is postponed.
@@ -55,23 +52,6 @@ std::uint64_t identity_of_folder(const fs::path& folder) {
   return checksum(std::as_bytes(std::span(text)));
 }
 
-/// Returns the number in a name after its prefix, or nullopt for other names.
-std::optional<std::int64_t> number_behind(std::string_view prefix, const std::string& name) {
-  if (!name.starts_with(prefix)) return std::nullopt;
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(name.data() + prefix.size(), name.data() + name.size(), number);
-  return error == std::errc() && end == name.data() + name.size() ? std::optional(number) : std::nullopt;
-}
-
-/// Returns the names of a folder's entries, sorted; none if there is no such folder.
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  std::error_code missing;
-  for (const auto& entry : fs::directory_iterator(folder, missing)) names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
-}
-
 std::string identity_of(const JobConfig& config, const MeshDegrees& degrees, const data::LoaderState& loader) {
   const nlohmann::json identity = {{"model", model_identity(config)},
                                    {"mesh", describe(degrees)},
@@ -81,6 +61,30 @@ std::string identity_of(const JobConfig& config, const MeshDegrees& degrees, con
                                    {"seq_len", loader.seq_len}};
   const std::string text = json_text(identity);
   return to_hex(checksum(std::as_bytes(std::span(text))));
+}
+
+/// Finds which ranks share a node, and places their copies. All ranks must call it together.
+CopyPlacement place_copies(const JobConfig& config, Ranks& ranks, std::int64_t shard, std::size_t state_bytes) {
+  require(
+      !config.job.node_folder.empty(),
+      "checkpoint.memory_interval is {}, but job.node_folder does not say where copies in memory are kept; `tessera "
+      "launch` sets it, or give a folder on tmpfs, like --job.node_folder=/dev/shm/my-run",
+      config.checkpoint.memory_interval);
+  std::uint64_t node = 0;
+  run_together(ranks.world(), "the nodes' folders", [&] {
+    create_folder(config.job.node_folder);
+    node = identity_of_folder(config.job.node_folder);
+  });
+  const std::array<double, 4> own = {static_cast<double>(node >> 32), static_cast<double>(node & 0xffffffffu),
+                                     static_cast<double>(state_bytes), static_cast<double>(shard)};
+  const std::vector<double> all = ranks.world().all_gather(own, "the nodes of ranks");
+  std::vector<CopyPlacement::Rank> places;
+  for (auto next = all.begin(); next != all.end(); next += own.size()) {
+    places.push_back({.node = static_cast<std::uint64_t>(next[0]) << 32 | static_cast<std::uint64_t>(next[1]),
+                      .shard = static_cast<std::int64_t>(next[3]),
+                      .state_bytes = static_cast<std::size_t>(next[2])});
+  }
+  return {std::move(places), ranks.rank()};
 }
 
 }  // namespace
@@ -192,96 +196,33 @@ class MemoryCopies::File {
 
 MemoryCopies::MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state,
                            cuda::Event* state_is_read)
-    : config_(config), ranks_(ranks), mesh_(mesh), state_(state), state_is_read_(state_is_read) {
-  require(
-      !config_.job.node_folder.empty(),
-      "checkpoint.memory_interval is {}, but job.node_folder does not say where copies in memory are kept; `tessera "
-      "launch` sets it, or give a folder on tmpfs, like --job.node_folder=/dev/shm/my-run",
-      config_.checkpoint.memory_interval);
-  std::uint64_t node = 0;
-  run_together(ranks_.world(), "the nodes' folders", [&] {
-    create_folder(config_.job.node_folder);
-    node = identity_of_folder(config_.job.node_folder);
-  });
-  const std::array<double, 4> own = {static_cast<double>(node >> 32), static_cast<double>(node & 0xffffffffu),
-                                     static_cast<double>(state_.num_bytes()), static_cast<double>(mesh_.model.rank())};
-  const std::vector<double> all = ranks_.world().all_gather(own, "the nodes of ranks");
-  for (auto next = all.begin(); next != all.end(); next += own.size()) {
-    places_.push_back({.node = static_cast<std::uint64_t>(next[0]) << 32 | static_cast<std::uint64_t>(next[1]),
-                       .shard = static_cast<std::int64_t>(next[3]),
-                       .state_bytes = static_cast<std::size_t>(next[2])});
-  }
-  find_partners();
-}
+    : config_(config),
+      ranks_(ranks),
+      mesh_(mesh),
+      state_(state),
+      state_is_read_(state_is_read),
+      placement_(place_copies(config, ranks, mesh.model.rank(), state.num_bytes())),
+      folder_(config.job.node_folder, {}) {}
 
 MemoryCopies::~MemoryCopies() {
   try {
-    for (Work& work : works_) work.wait();
+    under_way_.wait();
   } catch (...) {  // NOLINT(bugprone-empty-catch): the run has failed already
   }
 }
 
-void MemoryCopies::find_partners() {
-  std::vector<std::uint64_t> nodes;                   // in the order of their first ranks
-  std::map<std::uint64_t, std::vector<int>> on_node;  // the ranks of each node
-  std::map<std::int64_t, std::set<std::uint64_t>> nodes_of_shard;
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    RankPlacement& placement = places_[static_cast<std::size_t>(rank)];
-    std::vector<int>& neighbours = on_node[placement.node];
-    if (neighbours.empty()) nodes.push_back(placement.node);
-    neighbours.push_back(rank);
-    placement.keeps = std::ranges::none_of(neighbours, [&](int other) {
-      return other != rank && places_[static_cast<std::size_t>(other)].shard == placement.shard;
-    });
-    nodes_of_shard[placement.shard].insert(placement.node);
-  }
-  num_nodes_ = static_cast<int>(nodes.size());
-  if (num_nodes_ == 1) return;
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const std::vector<int>& from = on_node[nodes[i]];
-    const std::vector<int>& to = on_node[nodes[(i + 1) % nodes.size()]];
-    for (std::size_t r = 0; r < from.size(); ++r) {
-      RankPlacement& placement = places_[static_cast<std::size_t>(from[r])];
-      if (!placement.keeps || nodes_of_shard[placement.shard].size() > 1) continue;
-      placement.partner = to[r % to.size()];
-      if (placement.partner == ranks_.rank()) sources_.push_back(from[r]);
-    }
-  }
-}
-
 std::size_t MemoryCopies::file_bytes(int rank) const {
-  return kMemoryCopyHeaderBytes + places_[static_cast<std::size_t>(rank)].state_bytes;
+  return kMemoryCopyHeaderBytes + placement_.of(rank).state_bytes;
 }
 
 std::size_t MemoryCopies::num_bytes() const {
-  std::size_t sum = place().keeps ? file_bytes(ranks_.rank()) : 0;
-  for (const int source : sources_) sum += file_bytes(source);
-  return slots_.size() * sum;
+  std::size_t sum = placement_.own().keeps ? file_bytes(ranks_.rank()) : 0;
+  for (const int source : placement_.sources()) sum += file_bytes(source);
+  return slots_.both.size() * sum;
 }
 
-fs::path MemoryCopies::run_folder() const { return fs::path(config_.job.node_folder) / "memory" / run_.id; }
-fs::path MemoryCopies::attempt_folder(std::int64_t attempt) const {
-  return run_folder() / fmt::format("{}{}", kAttemptPrefix, attempt);
-}
 fs::path MemoryCopies::path_of(const StoredCopy& held) const {
-  return attempt_folder(held.attempt) / fmt::format("{}{}.{}", kFilePrefix, held.owner, held.slot);
-}
-
-std::vector<std::int64_t> MemoryCopies::attempts() const {
-  std::vector<std::int64_t> found;
-  for (const std::string& name : names_in(run_folder())) {
-    if (const auto attempt = number_behind(kAttemptPrefix, name)) found.push_back(*attempt);
-  }
-  return found;
-}
-
-void MemoryCopies::require_no_later_attempt() const {
-  for (const std::int64_t attempt : attempts()) {
-    if (attempt <= run_.attempt) continue;
-    throw Error(fmt::format("{}: attempt {} has begun on this node ('{}'); this process writes nothing more",
-                            run_.describe(), attempt, attempt_folder(attempt).string()),
-                ExitStatus::kTakenOver);
-  }
+  return folder_.path_of(held.attempt, held.owner, held.slot);
 }
 
 void MemoryCopies::require_room(std::size_t leftovers) const {
@@ -291,44 +232,34 @@ void MemoryCopies::require_room(std::size_t leftovers) const {
           std::strerror(errno));
   const std::size_t available = room.f_bavail * room.f_frsize + leftovers;
   std::size_t needed = 0;
-  int num_ranks = 0;
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const RankPlacement& placement = places_[static_cast<std::size_t>(rank)];
-    if (placement.node == place().node) ++num_ranks;
-    for (const int keeper : {placement.keeps ? rank : -1, placement.partner}) {
-      if (keeper < 0 || places_[static_cast<std::size_t>(keeper)].node != place().node) continue;
-      needed += slots_.size() * file_bytes(rank);
-    }
-  }
+  for (const int owner : placement_.owners_on_node()) needed += slots_.both.size() * file_bytes(owner);
   require(needed <= available,
           "checkpoint.memory_interval = {} needs {} in '{}' (job.node_folder) for the copies in memory of {} ranks and "
           "of their partners, but {} are free there. Enlarge it (mount -o remount,size={}G /dev/shm; docker run "
           "--shm-size={}g), spread the state over more ranks, or give --checkpoint.memory_interval=0 for none",
-          config_.checkpoint.memory_interval, format_gib(needed), folder, num_ranks, format_gib(available),
-          1 + (needed >> 30), 1 + (needed >> 30));
+          config_.checkpoint.memory_interval, format_gib(needed), folder, placement_.neighbours().size(),
+          format_gib(available), 1 + (needed >> 30), 1 + (needed >> 30));
 }
 
 void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader) {
-  run_ = run;
-  identity_ = identity_of(config_, mesh_.degrees, loader);
+  folder_ = CopyFolder(config_.job.node_folder, run);
   JobConfig config = config_;
   config.training.global_batch_size = config.sequences_per_step(mesh_.num_data_ranks());
-  config_toml_ = config_table(config).to_toml();
+  header_ = {.run = run.id,
+             .attempt = run.attempt,
+             .rank = ranks_.rank(),
+             .shard = placement_.own().shard,
+             .identity = identity_of(config_, mesh_.degrees, loader),
+             .loader = {},
+             .config = config_table(config).to_toml(),
+             .payload_bytes = placement_.own().state_bytes};
   std::vector<StoredCopy> own;
   run_long_together(ranks_.world(), "the check of copies in memory", [&] {
-    require_no_later_attempt();
-    require(!fs::exists(attempt_folder(run_.attempt)),
+    folder_.require_no_later_attempt();
+    require(!fs::exists(folder_.of_attempt(run.attempt)),
             "'{}' is there already: {} has run before. Count job.attempt up, or leave it out",
-            attempt_folder(run_.attempt).string(), run_.describe());
-    std::size_t leftovers = 0;
-    for (const std::int64_t attempt : attempts()) {
-      for (const std::string& name : names_in(attempt_folder(attempt))) {
-        std::error_code missing;
-        const std::uintmax_t size = fs::file_size(attempt_folder(attempt) / name, missing);
-        leftovers += missing ? 0 : size;
-      }
-    }
-    require_room(leftovers);
+            folder_.of_attempt(run.attempt).string(), run.describe());
+    require_room(folder_.num_bytes());
     own = read_files();
   });
   std::vector<double> numbers;
@@ -364,18 +295,12 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
 }
 
 std::vector<MemoryCopies::StoredCopy> MemoryCopies::read_files() const {
-  int num_neighbours = 0, place_among = 0;
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    if (places_[static_cast<std::size_t>(rank)].node != place().node) continue;
-    if (rank < ranks_.rank()) ++place_among;
-    ++num_neighbours;
-  }
+  const std::vector<int> neighbours = placement_.neighbours();
   std::vector<StoredCopy> found;
-  int idx = 0;
-  for (const std::int64_t attempt : attempts()) {
-    for (const std::string& name : names_in(attempt_folder(attempt))) {
-      if (idx++ % num_neighbours != place_among) continue;
-      const fs::path path = attempt_folder(attempt) / name;
+  std::size_t idx = 0;
+  for (const std::int64_t attempt : folder_.attempts()) {
+    for (const fs::path& path : folder_.files_of(attempt)) {
+      if (neighbours[idx++ % neighbours.size()] != ranks_.rank()) continue;
       try {
         const MappedFile file(path);
         const std::optional<MemoryCopyHeader> header = read_memory_copy(file.bytes(), path.string());
@@ -384,11 +309,11 @@ std::vector<MemoryCopies::StoredCopy> MemoryCopies::read_files() const {
                         .step = header->step,
                         .shard = header->shard,
                         .owner = header->rank,
-                        .slot = name.ends_with(".1") ? 1 : 0,
+                        .slot = path.string().ends_with(".1") ? 1 : 0,
                         .checksum = header->checksum};
-        if (header->run != run_.id || attempt != header->attempt || path_of(held) != path) {
+        if (header->run != header_.run || attempt != header->attempt || path_of(held) != path) {
           spdlog::warn("'{}' is not the copy that its name says; it is passed over", path.string());
-        } else if (header->identity != identity_) {
+        } else if (header->identity != header_.identity) {
           spdlog::warn("'{}' is of another model, mesh, dataset or seed than this attempt's; it is passed over",
                        path.string());
         } else {
@@ -430,11 +355,11 @@ std::optional<std::int64_t> MemoryCopies::newest_step() const {
 
 ResumedFrom MemoryCopies::load(data::Loader& loader) {
   TESSERA_CHECK(!chosen_.empty());
-  const auto node_of = [&](int rank) { return places_[static_cast<std::size_t>(rank)].node; };
+  const auto node_of = [&](int rank) { return placement_.of(rank).node; };
   const auto source_of = [&](int rank) -> const StoredCopy& {
     const StoredCopy* found = nullptr;
     for (const StoredCopy& held : chosen_) {
-      if (held.shard != places_[static_cast<std::size_t>(rank)].shard) continue;
+      if (held.shard != placement_.of(rank).shard) continue;
       if (found == nullptr || node_of(held.holder) == node_of(rank)) found = &held;
     }
     return *found;
@@ -493,47 +418,36 @@ void MemoryCopies::delete_leftovers(bool with_chosen) const {
   if (!with_chosen) {
     for (const StoredCopy& held : chosen_) kept.insert(path_of(held));
   }
-  for (const std::int64_t attempt : attempts()) {
-    if (attempt >= run_.attempt) continue;
-    const fs::path folder = attempt_folder(attempt);
-    bool is_empty = true;
-    for (const std::string& name : names_in(folder)) {
-      const bool stays = kept.contains(folder / name);
-      std::error_code gone;  // another rank may have removed it
-      if (!stays) fs::remove(folder / name, gone);
-      is_empty = is_empty && !stays;
-    }
-    std::error_code gone;
-    if (is_empty) fs::remove(folder, gone);
-  }
+  folder_.delete_earlier_attempts(kept);
 }
 
 void MemoryCopies::allocate() {
   run_together(ranks_.world(), "the deletion of old copies in memory", [&] { delete_leftovers(false); });
   has_leftovers_ = !chosen_.empty();
   run_together(ranks_.world(), "the memory of copies", [&] {
-    create_folder(attempt_folder(run_.attempt));
-    for (Slot& slot : slots_) {
-      if (&slot == slots_.data() || !has_leftovers_) allocate(slot);
+    create_folder(folder_.of_attempt(header_.attempt));
+    for (std::size_t i = 0; i < slots_.both.size(); ++i) {
+      if (i == 0 || !has_leftovers_) allocate(i);
     }
   });
   if (ranks_.rank() != 0) return;
-  const bool sends = place().partner >= 0;
+  const bool sends = placement_.own().partner >= 0;
   spdlog::info("copies in memory: every {} steps in '{}', {} per rank; {}", config_.checkpoint.memory_interval,
                config_.job.node_folder, format_gib(num_bytes()),
-               num_nodes_ == 1 ? "all ranks are on one node, so they are lost with it"
-               : sends         ? "a second one of each on another node"
-                               : "replicas on other nodes hold the same");
+               placement_.num_nodes() == 1 ? "all ranks are on one node, so they are lost with it"
+               : sends                     ? "a second one of each on another node"
+                                           : "replicas on other nodes hold the same");
 }
 
-void MemoryCopies::allocate(Slot& slot) {
+void MemoryCopies::allocate(std::size_t slot_idx) {
+  Slot& slot = slots_.both[slot_idx];
   const auto create = [&](int owner) {
-    const StoredCopy held{.attempt = run_.attempt, .owner = owner, .slot = &slot - slots_.data()};
-    return std::make_unique<File>(path_of(held), file_bytes(owner));
+    return std::make_unique<File>(folder_.path_of(header_.attempt, owner, static_cast<std::int64_t>(slot_idx)),
+                                  file_bytes(owner));
   };
-  if (place().keeps) slot.own = create(ranks_.rank());
+  if (placement_.own().keeps) slot.own = create(ranks_.rank());
   if (slot.own && state_is_read_ != nullptr) slot.own->pin();
-  for (const int source : sources_) slot.others.push_back(create(source));
+  for (const int source : placement_.sources()) slot.others.push_back(create(source));
 }
 
 bool MemoryCopies::wait_for_all(const std::function<bool()>& is_done, double seconds) {
@@ -549,25 +463,24 @@ bool MemoryCopies::wait_for_all(const std::function<bool()>& is_done, double sec
 }
 
 bool MemoryCopies::settle(double seconds) {
-  if (!taken_ && !is_being_sent_) return true;
-  if (taken_) {
+  if (!under_way_.taken && !under_way_.is_being_sent) return true;
+  if (under_way_.taken) {
     if (!wait_for_all([&] { return ready(); }, seconds)) return false;
     advance();
   }
-  const auto is_sent = [&] { return std::ranges::all_of(works_, [](Work& work) { return work.done(); }); };
-  if (!wait_for_all(is_sent, seconds)) return false;
-  for (Work& work : works_) work.wait();
-  works_.clear();
-  is_being_sent_ = false;
+  if (!wait_for_all([&] { return under_way_.has_arrived(); }, seconds)) return false;
+  under_way_.wait();
+  under_way_.works.clear();
+  under_way_.is_being_sent = false;
   if (!told_time_ && ranks_.rank() == 0) {
-    spdlog::info("copies in memory: training waited {:.3f} s for the first, of {}", stall_seconds_,
-                 format_gib(place().state_bytes));
+    spdlog::info("copies in memory: training waited {:.3f} s for the first, of {}", under_way_.stall_seconds,
+                 format_gib(placement_.own().state_bytes));
   }
   told_time_ = true;
   if (has_leftovers_) {
     has_leftovers_ = false;
     delete_leftovers(true);
-    run_together(ranks_.world(), "the memory of copies", [&] { allocate(slots_[1]); });
+    run_together(ranks_.world(), "the memory of copies", [&] { allocate(1); });
   }
   return true;
 }
@@ -582,15 +495,15 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, Comp
     return false;
   }
   is_postponed_ = false;
-  require_no_later_attempt();
-  Slot& slot = slots_[next_slot_];
+  folder_.require_no_later_attempt();
+  Slot& slot = slots_.next();
   if (slot.own) slot.own->invalidate();
   for (const auto& file : slot.others) file->invalidate();
   const Stopwatch stall;
   std::future<TrainingState::Checksums> checksums;
   const bool is_beside = state_is_read_ != nullptr && !compares_now;
   if (is_beside && slot.own && slot.own->is_pinned()) {
-    const std::span<const std::byte> copy(slot.own->payload(), place().state_bytes);
+    const std::span<const std::byte> copy(slot.own->payload(), placement_.own().state_bytes);
     state_.start_copy(slot.own->payload(), *state_is_read_);
     checksums = std::async(std::launch::async, [this, copy] {
       const char* failure = state_is_read_->wait();
@@ -603,58 +516,59 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, Comp
     read.set_value(state_.read(slot.own ? slot.own->payload() : nullptr));
     checksums = read.get_future();
   }
-  taken_ = Taken{.header = {.run = run_.id,
-                            .attempt = run_.attempt,
-                            .step = step,
-                            .rank = ranks_.rank(),
-                            .shard = place().shard,
-                            .identity = identity_,
-                            .loader = loader,
-                            .config = config_toml_,
-                            .payload_bytes = place().state_bytes},
-                 .compare = std::move(compare),
-                 .checksums = std::move(checksums)};
-  stall_seconds_ = 0.0;
+  MemoryCopyHeader header = header_;
+  header.step = step;
+  header.loader = loader;
+  under_way_.taken =
+      Taken{.header = std::move(header), .compare = std::move(compare), .checksums = std::move(checksums)};
+  under_way_.stall_seconds = 0.0;
   if (!is_beside) advance();
-  stall_seconds_ = stall.seconds();
+  under_way_.stall_seconds = stall.seconds();
   return true;
 }
 
-bool MemoryCopies::ready() const {
-  return taken_ && taken_->checksums.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+bool MemoryCopies::CopyUnderWay::has_left_gpu() const {
+  return taken && taken->checksums.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+bool MemoryCopies::CopyUnderWay::has_arrived() {
+  return std::ranges::all_of(works, [](Work& work) { return work.done(); });
+}
+
+void MemoryCopies::CopyUnderWay::wait() {
+  for (Work& work : works) work.wait();
 }
 
 void MemoryCopies::advance() {
   const Stopwatch stall;
-  Taken taken = std::move(*std::exchange(taken_, std::nullopt));
+  Taken taken = std::move(*std::exchange(under_way_.taken, std::nullopt));
   const TrainingState::Checksums checksums = taken.checksums.get();
   taken.compare(checksums);
-  Slot& slot = slots_[next_slot_];
+  Slot& slot = slots_.next();
   taken.header.checksum = checksums.all;
   if (slot.own) slot.own->write_header(taken.header);
   constexpr const char* kName = "a copy in memory";
-  for (std::size_t i = 0; i < sources_.size(); ++i) {
-    works_.push_back(ranks_.world().receive(slot.others[i]->words(), sources_[i], kCopyTag, kName));
+  const std::vector<int>& sources = placement_.sources();
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    under_way_.works.push_back(ranks_.world().receive(slot.others[i]->words(), sources[i], kCopyTag, kName));
   }
-  if (place().partner >= 0) {
-    works_.push_back(ranks_.world().send(slot.own->words(), place().partner, kCopyTag, kName));
+  if (const int partner = placement_.own().partner; partner >= 0) {
+    under_way_.works.push_back(ranks_.world().send(slot.own->words(), partner, kCopyTag, kName));
   }
-  stall_seconds_ += stall.seconds();
-  is_being_sent_ = true;
-  next_slot_ = 1 - next_slot_;
+  under_way_.stall_seconds += stall.seconds();
+  under_way_.is_being_sent = true;
+  slots_.next_idx = 1 - slots_.next_idx;
 }
 
 void MemoryCopies::finish() { settle(std::numeric_limits<double>::max()); }
 
 void MemoryCopies::remove() {
-  for (Slot& slot : slots_) {
+  for (Slot& slot : slots_.both) {
     if (slot.own) slot.own->remove();
     for (const auto& file : slot.others) file->remove();
     slot = {};
   }
-  std::error_code others;  // their files may be left; the last rank removes the folder
-  fs::remove(attempt_folder(run_.attempt), others);
-  fs::remove(run_folder(), others);
+  folder_.remove_if_empty();
 }
 
 }  // namespace tessera

@@ -3,11 +3,10 @@
 // a checkpoint on disk.
 //
 // Two nodes hold every rank's state: the rank's own node, and that of another replica or of a partner rank that
-// receives a copy. Two copies alternate, so that one is always complete. Files are named
-//   <node folder>/memory/<run id>/attempt-<attempt>/rank-<owner's rank>.<0 or 1>
-// and begin with a header (MemoryCopyHeader) of kMemoryCopyHeaderBytes. The header has the owner's checksum of the
-// bytes. A file is complete if its bytes have this checksum, which those of a half written or half sent file do not
-// have. No attempt writes to a file of another attempt. docs/checkpoints.md describes how a run uses the copies.
+// receives a copy (CopyPlacement). Two copies alternate, so that one is always complete. Files (CopyFolder) begin with
+// a header (MemoryCopyHeader) of kMemoryCopyHeaderBytes. The header has the owner's checksum of the bytes. A file is
+// complete if its bytes have this checksum, which those of a half written or half sent file do not have. No attempt
+// writes to a file of another attempt. docs/checkpoints.md describes how a run uses the copies.
 #pragma once
 
 #include <array>
@@ -23,7 +22,9 @@
 #include "comm/ranks.h"
 #include "data/loader.h"
 #include "run/record/run_folder.h"
-#include "run/state/checkpointer.h"
+#include "run/state/checkpoint_reader.h"
+#include "run/state/copy_folder.h"
+#include "run/state/copy_placement.h"
 #include "run/state/training_state.h"
 
 namespace tessera {
@@ -85,7 +86,7 @@ class MemoryCopies {
   /// `compares_now`.
   bool take(std::int64_t step, const data::LoaderState& loader, Compare compare, bool compares_now);
   /// Returns whether this rank's copy has left its GPU and waits for advance().
-  bool ready() const;
+  bool ready() const { return under_way_.has_left_gpu(); }
   /// Calls `compare` and starts to send the copy. Call it when all ranks are ready(). No step may be under way.
   void advance();
   /// Waits until the last copy is complete.
@@ -103,23 +104,24 @@ class MemoryCopies {
   };
   struct Slot {
     std::unique_ptr<File> own;                  // null if another rank of the node has the same state
-    std::vector<std::unique_ptr<File>> others;  // in the order of sources_
+    std::vector<std::unique_ptr<File>> others;  // in the order of CopyPlacement::sources
+  };
+  /// The files of two copies, which alternate.
+  struct Slots {
+    std::array<Slot, 2> both;
+    std::size_t next_idx = 0;
+
+    Slot& next() { return both[next_idx]; }
   };
 
-  std::filesystem::path run_folder() const;
-  std::filesystem::path attempt_folder(std::int64_t attempt) const;
   std::filesystem::path path_of(const StoredCopy& held) const;
   std::size_t file_bytes(int rank) const;
-  void find_partners();
   void require_room(std::size_t leftovers) const;
-  /// Returns the numbers of the attempts that have a folder on this node.
-  std::vector<std::int64_t> attempts() const;
-  void require_no_later_attempt() const;
   /// Reads this rank's share of the files on its node. Returns the intact copies.
   std::vector<StoredCopy> read_files() const;
   void choose(const std::vector<StoredCopy>& all);
   void delete_leftovers(bool with_chosen) const;
-  void allocate(Slot& slot);
+  void allocate(std::size_t slot_idx);
   /// Waits until the copy under way is complete on all ranks. Returns false if that takes longer than `seconds`.
   bool settle(double seconds);
   /// Waits until `is_done` is true on all ranks. Returns false if that takes longer than `seconds`.
@@ -131,33 +133,32 @@ class MemoryCopies {
     Compare compare;
     std::future<TrainingState::Checksums> checksums;
   };
-  struct RankPlacement {
-    std::uint64_t node = 0;
-    std::int64_t shard = 0;
-    std::size_t state_bytes = 0;
-    bool keeps = false;  // the rank stores its own state on its node
-    int partner = -1;    // rank on another node that stores the state, too; -1: a replica does, or no rank
+  struct CopyUnderWay {
+    std::optional<Taken> taken;
+    bool is_being_sent = false;  // the same on all ranks, whether they have works or not
+    std::vector<Work> works;     // messages with this rank's copy, and with those that it keeps
+    double stall_seconds = 0.0;  // how long training has waited for this copy
+
+    /// Returns whether the copy was taken and has left its GPU.
+    bool has_left_gpu() const;
+    /// Returns whether the messages have ended.
+    bool has_arrived();
+    void wait();
   };
-  const RankPlacement& place() const { return places_[static_cast<std::size_t>(ranks_.rank())]; }
 
   const JobConfig& config_;
   Ranks& ranks_;
   const Mesh& mesh_;
   TrainingState& state_;
   cuda::Event* state_is_read_;
-  std::vector<RankPlacement> places_;  // by rank
-  std::vector<int> sources_;           // ranks whose copies this one keeps
-  int num_nodes_ = 1;
-  RunIdentity run_;
-  std::string identity_, config_toml_;  // for headers
-  std::vector<StoredCopy> chosen_;      // the newest whole copies of an earlier attempt
+  CopyPlacement placement_;
+  CopyFolder folder_;               // of this attempt once open() has run
+  MemoryCopyHeader header_;         // of this rank's copies, without step, loader and checksum
+  std::vector<StoredCopy> chosen_;  // the newest whole copies of an earlier attempt
   bool has_leftovers_ = false;
-  std::array<Slot, 2> slots_;
-  std::size_t next_slot_ = 0;
-  bool is_postponed_ = false, is_being_sent_ = false, told_time_ = false;
-  double stall_seconds_ = 0.0;  // how long training has waited for the copy under way
-  std::optional<Taken> taken_;
-  std::vector<Work> works_;  // of the copy under way
+  Slots slots_;
+  bool is_postponed_ = false, told_time_ = false;
+  CopyUnderWay under_way_;  // last, because its thread and messages use the files
 };
 
 }  // namespace tessera

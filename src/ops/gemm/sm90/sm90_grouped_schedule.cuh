@@ -143,9 +143,7 @@ class WgradSchedule {
   __device__ WgradSchedule(const Groups& groups, int num_experts, int num_a, int num_b, bool assign)
       : groups_(groups),
         num_experts_(num_experts),
-        num_a_(num_a),
-        num_b_(num_b),
-        num_pairs_(ceil_div(num_a * num_b, 2)),
+        tiles_{num_a, num_b, ceil_div(num_a * num_b, 2)},
         assign_(assign),
         rank_(ptx::cluster_cta_rank()),
         num_clusters_(ptx::num_clusters()),
@@ -185,12 +183,17 @@ class WgradSchedule {
   }
 
  private:
+  /// The tiles of an expert's product, the same for all experts. Two neighbours are a pair; the last may lack one.
+  struct Tiles {
+    int num_a, num_b, num_pairs;
+  };
+
   __device__ void start_expert() {
     if (expert_ >= num_experts_) return;
     const int rows = groups_.offsets[expert_ + 1] - groups_.offsets[expert_];
     steps_ = ceil_div(rows, kStepK);
     unit_ = unit_end_ = 0;
-    whole_pairs_ = num_pairs_;
+    whole_pairs_ = tiles_.num_pairs;
     if (rows <= 0) {
       if (assign_) {
         // All rows of this step are masked, so it yields zeros.
@@ -199,10 +202,10 @@ class WgradSchedule {
         whole_pairs_ = 0;
       }
     }
-    const std::int64_t all_steps = std::int64_t{groups_.first[num_experts_]} * num_pairs_;
+    const std::int64_t all_steps = std::int64_t{groups_.first[num_experts_]} * tiles_.num_pairs;
     if (std::int64_t{steps_} * num_clusters_ * kFineness > all_steps && steps_ > kMinPart) {
-      whole_pairs_ = num_pairs_ / num_clusters_ * num_clusters_;
-      const int units = (num_pairs_ - whole_pairs_) * steps_;
+      whole_pairs_ = tiles_.num_pairs / num_clusters_ * num_clusters_;
+      const int units = (tiles_.num_pairs - whole_pairs_) * steps_;
       const int part = max(ceil_div(units, num_clusters_), kMinPart);
       unit_ = min(share_ * part, units);
       unit_end_ = min(unit_ + part, units);
@@ -214,11 +217,11 @@ class WgradSchedule {
   }
 
   __device__ void set_pair(Work& work, int pair, int k_begin, int k_end) {
-    const int num_tiles = num_a_ * num_b_;
+    const int num_tiles = tiles_.num_a * tiles_.num_b;
     const int tile = 2 * pair + rank_;
     work.store = tile < num_tiles;
-    const TilePosition mine = tile_position(min(tile, num_tiles - 1), num_a_, num_b_);
-    const TilePosition other = tile_position(min(tile ^ 1, num_tiles - 1), num_a_, num_b_);
+    const TilePosition mine = tile_position(min(tile, num_tiles - 1), tiles_.num_a, tiles_.num_b);
+    const TilePosition other = tile_position(min(tile ^ 1, num_tiles - 1), tiles_.num_a, tiles_.num_b);
     work.a = mine.a * kTileA;
     work.b = mine.b * kTileB;
     work.b_is_shared = mine.b == other.b;
@@ -229,7 +232,8 @@ class WgradSchedule {
   }
 
   const Groups& groups_;
-  const int num_experts_, num_a_, num_b_, num_pairs_;
+  const int num_experts_;
+  const Tiles tiles_;
   const bool assign_;
   const int rank_, num_clusters_, share_;
   int expert_ = 0, turn_ = 0;

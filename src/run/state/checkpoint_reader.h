@@ -1,0 +1,77 @@
+// What a run starts from: the checkpoint that it resumes from, or initial weights.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/shards.h"
+#include "comm/ranks.h"
+#include "config/job_config.h"
+#include "data/loader.h"
+#include "params/parameters.h"
+
+namespace tessera {
+
+/// The checkpoint that a run resumes from.
+struct ResumedFrom {
+  std::int64_t step = 0;
+  /// The configuration that it was saved with, training.global_batch_size resolved. It is not set if this program
+  /// cannot read it.
+  std::optional<JobConfig> config;
+};
+
+/// Finds the checkpoint to resume from, checks it and loads it. The run may have had another mesh.
+class CheckpointReader {
+ public:
+  /// All references must outlive the object. `folder` is that of the run's checkpoints.
+  CheckpointReader(const JobConfig& config, Ranks& ranks, Parameters& parameters, std::filesystem::path folder)
+      : config_(config), ranks_(ranks), parameters_(parameters), folder_(std::move(folder)) {}
+
+  /// Does what Checkpointer::resume says. `saver` is the run and the attempt of this process.
+  std::optional<ResumedFrom> resume(data::Loader& loader, const Saver& saver, std::optional<std::int64_t> in_memory);
+
+  /// Returns the steps of checkpoints that resume() has passed over.
+  const std::set<std::int64_t>& damaged() const { return damaged_; }
+  /// Must be called when a checkpoint of this step is saved again.
+  void forget_damage(std::int64_t step) { damaged_.erase(step); }
+
+ private:
+  /// A checkpoint to load.
+  struct Stored {
+    std::filesystem::path path;
+    CheckpointManifest manifest = {};
+    std::vector<ShardFiles> shards = {};  // by kind
+  };
+  std::optional<std::int64_t> choose_step(const Saver& saver);
+  /// Returns the step of the newest checkpoint's folder below `limit`.
+  std::optional<std::int64_t> newest_below(std::int64_t limit);
+  /// Reads the manifest. Returns what is wrong with it, or nullopt if nothing is.
+  std::optional<std::string> read_manifest(Stored& stored);
+  /// Checks and maps the files. Returns what is wrong with them, or nullopt if nothing is.
+  std::optional<std::string> open_files(Stored& stored);
+  /// Throws Error, which names the damage and the newest other checkpoint, or copy in memory, that is intact.
+  [[noreturn]] void fail_damaged(std::int64_t step, const std::string& damage, std::optional<std::int64_t> in_memory);
+  /// Logs a framed warning about the checkpoints that were passed over, if there are any.
+  void tell_what_was_passed_over(std::int64_t step, std::int64_t newest, const std::string& passed_over) const;
+  bool is_first_rank() const { return ranks_.rank() == 0; }
+
+  const JobConfig& config_;
+  Ranks& ranks_;
+  Parameters& parameters_;
+  std::filesystem::path folder_;
+  std::set<std::int64_t> damaged_;
+};
+
+/// Returns the keys that define the model and the numbers that it computes, with their values.
+nlohmann::json model_identity(JobConfig config);
+
+/// Loads the weights that a run starts from, from a checkpoint or from Hugging Face files. Returns false if the
+/// configuration names none.
+bool load_initial_weights(const JobConfig& config, Ranks& ranks, Parameters& parameters);
+
+}  // namespace tessera
