@@ -1,5 +1,8 @@
-// Every configuration key, once: its target, its choices and its help (docs/config.md comes from these).
+// Every configuration key, once: its target, its choices or range, and its help (docs/config.md comes from these).
 #include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
 
 #include "config/job_config.h"
 
@@ -10,6 +13,10 @@ std::vector<std::pair<std::string, Recompute>> recompute_modes() {
 }
 
 namespace {
+
+constexpr double kLargest = std::numeric_limits<double>::max(), kInfinity = std::numeric_limits<double>::infinity();
+
+NumberRange beta_range() { return {0.0, std::nextafter(1.0, 0.0), "0 <= beta < 1"}; }
 
 /// TorchTitan v0.2.1's keys that have no counterpart (docs/from-torchtitan.md has the same list).
 void pass_over_torchtitan_keys(ConfigTable& t) {
@@ -139,7 +146,8 @@ void add_job_keys(ConfigTable& t, JobConfig& c) {
         "step, or a new id");
   t.add("job.attempt", c.job.attempt,
         "which attempt of the run this is, 1 or more; it takes the folder over from earlier ones that hang. 0: the "
-        "next one, or Slurm's count of requeues, and nothing is taken over");
+        "next one, or Slurm's count of requeues, and nothing is taken over",
+        zero_or_more());
   t.add("job.node_folder", c.job.node_folder,
         "folder in this node's memory (a tmpfs), which `tessera launch` makes: the ranks' files for a monitor, and "
         "copies in memory. Empty: none");
@@ -196,22 +204,25 @@ void add_model_keys(ConfigTable& t, JobConfig& c) {
 
 void add_optimizer_keys(ConfigTable& t, JobConfig& c) {
   t.add("optimizer.name", c.optimizer.name, "the optimizer: AdamW");
-  t.add("optimizer.lr", c.optimizer.lr, "highest learning rate");
-  t.add("optimizer.beta1", c.optimizer.beta1, "decay of the first moment");
-  t.add("optimizer.beta2", c.optimizer.beta2, "decay of the second moment");
-  t.add("optimizer.eps", c.optimizer.eps, "added to the root of the second moment");
-  t.add("optimizer.weight_decay", c.optimizer.weight_decay, "decoupled weight decay");
+  t.add("optimizer.lr", c.optimizer.lr, "highest learning rate", zero_or_more());
+  t.add("optimizer.beta1", c.optimizer.beta1, "decay of the first moment", beta_range());
+  t.add("optimizer.beta2", c.optimizer.beta2, "decay of the second moment", beta_range());
+  t.add("optimizer.eps", c.optimizer.eps, "added to the root of the second moment", above_zero());
+  t.add("optimizer.weight_decay", c.optimizer.weight_decay, "decoupled weight decay", zero_or_more());
   t.add("optimizer.state_dtype", c.optimizer.state_dtype,
         {{"float32", DType::kFloat32}, {"bfloat16", DType::kBFloat16}},
         "type that both moments are kept in; bfloat16, as DeepSeek-V3's, takes 4 bytes per parameter less");
 
-  t.add("lr_scheduler.warmup_steps", c.lr_scheduler.warmup_steps, "steps of linear warm-up");
-  t.add("lr_scheduler.total_steps", c.lr_scheduler.total_steps, "steps that the schedule is for; 0: training.steps");
-  t.add("lr_scheduler.decay_ratio", c.lr_scheduler.decay_ratio, "part of the steps that decay; -1: all after warm-up");
+  t.add("lr_scheduler.warmup_steps", c.lr_scheduler.warmup_steps, "steps of linear warm-up", zero_or_more());
+  t.add("lr_scheduler.total_steps", c.lr_scheduler.total_steps, "steps that the schedule is for; 0: training.steps",
+        zero_or_more());
+  t.add("lr_scheduler.decay_ratio", c.lr_scheduler.decay_ratio, "part of the steps that decay; -1: all after warm-up",
+        NumberRange{0.0, 1.0, "0 to 1, or -1 for all steps after the warm-up", false, -1.0});
   t.add("lr_scheduler.decay_type", c.lr_scheduler.decay_type,
         {{"linear", DecayType::kLinear}, {"sqrt", DecayType::kSqrt}, {"cosine", DecayType::kCosine}},
         "shape of the decay");
-  t.add("lr_scheduler.min_lr_factor", c.lr_scheduler.min_lr_factor, "factor of the learning rate at the end");
+  t.add("lr_scheduler.min_lr_factor", c.lr_scheduler.min_lr_factor, "factor of the learning rate at the end",
+        NumberRange{0.0, 1.0, "0 to 1"});
 }
 
 void add_training_keys(ConfigTable& t, JobConfig& c) {
@@ -220,24 +231,29 @@ void add_training_keys(ConfigTable& t, JobConfig& c) {
       "name of a dataset, as TorchTitan's; a run that has one must set training.dataset_path, which is what it reads");
   t.add("training.dataset_path", c.training.dataset_path, "folder made by `tessera data prepare`");
   t.add("training.local_batch_size", c.training.local_batch_size,
-        "sequences that a data rank passes through the model at once; a pipeline cuts them into micro-batches");
+        "sequences that a data rank passes through the model at once; a pipeline cuts them into micro-batches",
+        above_zero());
   t.add("training.global_batch_size", c.training.global_batch_size,
-        "sequences per optimizer step, by gradient accumulation; -1: one local batch of each data rank");
-  t.add("training.seq_len", c.training.seq_len, "tokens per sequence");
-  t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped; inf: never");
+        "sequences per optimizer step, by gradient accumulation; -1: one local batch of each data rank",
+        NumberRange{1.0, kLargest, "a number above 0, or -1 for one local batch per data rank", false, -1.0});
+  t.add("training.seq_len", c.training.seq_len, "tokens per sequence", above_zero());
+  t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped; inf: never",
+        NumberRange{0.0, kInfinity, "a number above 0, or inf", true});
   t.add("training.max_loss_spike", c.training.max_loss_spike,
         "a loss above so many times the mean of the last 20 steps' is a spike: the step is made once more, and if it "
-        "is a spike again, the run ends. 0: any loss will do");
+        "is a spike again, the run ends. 0: any loss will do",
+        NumberRange{1.0, kLargest, "a finite factor above 1, or 0 for none", true, 0.0});
   t.add("training.skip_loss_spikes", c.training.skip_loss_spikes,
         "a step that is a spike twice is left out, and the run goes on with the next batch");
-  t.add("training.steps", c.training.steps, "optimizer steps of the whole run");
+  t.add("training.steps", c.training.steps, "optimizer steps of the whole run", above_zero());
   t.add("training.dtype", c.training.dtype, "type of master weights and gradients: float32");
   t.add("training.mixed_precision_param", c.training.mixed_precision_param,
         {{"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}}, "type that layers compute in");
   t.add("training.device", c.training.device,
         {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
         "where to compute; auto: on GPUs, if each rank of the machine has one, else on CPUs");
-  t.add("training.num_threads", c.training.num_threads, "CPU threads; 0: one per core");
+  t.add("training.num_threads", c.training.num_threads, "CPU threads; 0: one per core",
+        NumberRange{0.0, 4096.0, "0 (one per core) to 4096"});
 }
 
 void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
@@ -253,10 +269,12 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
   t.add("parallelism.pipeline_parallel_schedule", p.pipeline_parallel_schedule,
         "1F1B, Interleaved1F1B, ZBVZeroBubble or DualPipeV (docs/pipeline-schedules.md)");
   t.add("parallelism.pipeline_parallel_microbatch_size", p.pipeline_parallel_microbatch_size,
-        "sequences per micro-batch of a pipeline: training.local_batch_size is cut into micro-batches of this size");
+        "sequences per micro-batch of a pipeline: training.local_batch_size is cut into micro-batches of this size",
+        above_zero());
   t.add("parallelism.pipeline_parallel_layers_per_stage", p.pipeline_parallel_layers_per_stage,
         "layers of a stage, which gives the number of stages; -1: stages of about the same cost, as few as the "
-        "schedule takes");
+        "schedule takes",
+        NumberRange{1.0, kLargest, "a number above 0, or -1 for stages of about the same cost", false, -1.0});
   t.add("parallelism.pipeline_parallel_first_stage_less_layers", p.pipeline_parallel_first_stage_less_layers,
         "with layers_per_stage: layers that the embedding counts for");
   t.add("parallelism.pipeline_parallel_last_stage_less_layers", p.pipeline_parallel_last_stage_less_layers,
@@ -285,9 +303,11 @@ void add_expert_parallelism_keys(ConfigTable& t, JobConfig& c) {
   t.add("parallelism.expert_parallel_a2a_combine_bwd_precision", p.expert_parallel_a2a_combine_bwd_precision, payloads,
         "the same for the gradients of the experts' outputs");
   t.add("parallelism.expert_parallel_capacity_factor", p.expert_parallel_capacity_factor,
-        "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More end the run");
+        "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More end the run",
+        NumberRange{1.0, 1e6, "0 (room for any load), or at least 1, a balanced load's", false, 0.0});
   t.add("parallelism.expert_parallel_num_sms", p.expert_parallel_num_sms,
-        "a GPU's multiprocessors that a dispatch or combine by direct stores takes");
+        "a GPU's multiprocessors that a dispatch or combine by direct stores takes",
+        NumberRange{2.0, 128.0, "2 to 128: some store, some work on what comes"});
   t.add("parallelism.expert_parallel_ranks_per_domain", p.expert_parallel_ranks_per_domain,
         "neighbours that direct stores are made between, linked by NVLink or of one node; tokens for others are "
         "forwarded once per domain. 0: those of a node");
@@ -320,10 +340,12 @@ void add_checkpoint_keys(ConfigTable& t, JobConfig& c) {
       {{"disabled", AsyncMode::kDisabled}, {"async", AsyncMode::kAsync}, {"async_with_pinned_mem", AsyncMode::kAsync}},
       "write checkpoints while training goes on, from a copy in memory");
   t.add("checkpoint.memory_interval", c.checkpoint.memory_interval,
-        "steps between copies of the state in job.node_folder, of which another node holds a second one; 0: none");
+        "steps between copies of the state in job.node_folder, of which another node holds a second one; 0: none",
+        zero_or_more());
   t.add("checkpoint.verify_interval", c.checkpoint.verify_interval,
         "steps between comparisons of the state that replicas share (as Megatron's "
-        "check_weight_hash_across_dp_replicas_interval), also before every save; a difference ends the run. 0: never");
+        "check_weight_hash_across_dp_replicas_interval), also before every save; a difference ends the run. 0: never",
+        zero_or_more());
   t.add("checkpoint.initial_load_path", c.checkpoint.initial_load_path,
         "checkpoint whose weights a run without checkpoints of its own starts from");
   t.add("checkpoint.initial_load_in_hf", c.checkpoint.initial_load_in_hf,
@@ -331,19 +353,21 @@ void add_checkpoint_keys(ConfigTable& t, JobConfig& c) {
 }
 
 void add_metrics_and_profiling_keys(ConfigTable& t, JobConfig& c) {
-  t.add("metrics.log_freq", c.metrics.log_freq, "steps between lines of metrics");
+  t.add("metrics.log_freq", c.metrics.log_freq, "steps between lines of metrics", above_zero());
   t.add("metrics.enable_tensorboard", c.metrics.enable_tensorboard, "write event files for TensorBoard");
   t.add("metrics.save_tb_folder", c.metrics.save_tb_folder, "their folder under job.dump_folder");
   t.add("metrics.peak_tflops", c.metrics.peak_tflops,
-        "the device's highest TFLOP/s, for MFU; 0: unknown, no MFU, but for GPUs whose rate is known");
+        "the device's highest TFLOP/s, for MFU; 0: unknown, no MFU, but for GPUs whose rate is known", zero_or_more());
   t.add("metrics.prometheus_port", c.metrics.prometheus_port,
-        "rank 0 serves its metrics to Prometheus at this port; 0: it does not");
+        "rank 0 serves its metrics to Prometheus at this port; 0: it does not",
+        NumberRange{0.0, 65535.0, "a port from 1 to 65535, or 0 for none"});
   t.add("metrics.prometheus_address", c.metrics.prometheus_address,
         "address of rank 0's machine that it listens on; 0.0.0.0: all, for a Prometheus on another machine");
 
   t.add("metrics.quantization_error_freq", c.metrics.quantization_error_freq,
         "steps between measurements of every low-precision module's quantization error, also after the first and the "
-        "last; 0: never");
+        "last; 0: never",
+        zero_or_more());
 
   t.add("profiling.enable_profiling", c.profiling.enable_profiling, "write Chrome traces of some steps");
   t.add("profiling.save_traces_folder", c.profiling.save_traces_folder, "their folder under job.dump_folder");
@@ -351,19 +375,23 @@ void add_metrics_and_profiling_keys(ConfigTable& t, JobConfig& c) {
 }
 
 void add_comm_and_debug_keys(ConfigTable& t, JobConfig& c) {
-  t.add("comm.init_timeout_seconds", c.comm.init_timeout_seconds, "time that ranks may take to come to the first step");
+  t.add("comm.init_timeout_seconds", c.comm.init_timeout_seconds, "time that ranks may take to come to the first step",
+        above_zero());
   t.add("comm.train_timeout_seconds", c.comm.train_timeout_seconds,
-        "time after which an operation between ranks has failed, and the run ends");
+        "time after which an operation between ranks has failed, and the run ends", above_zero());
 
   t.add("debug.seed", c.debug.seed, "seed of initialisation and of the data's order");
   t.add("debug.deterministic", c.debug.deterministic,
         "the same bits in every run on a GPU as well, for some speed (a CPU's always are)");
   t.add("debug.moe_force_load_balance", c.debug.moe_force_load_balance,
         "token t's k-th expert is (t * top_k + k) mod num_experts");
-  t.add("debug.nan_at_step", c.debug.nan_at_step, "for tests of recovery: a gradient of this step is NaN; 0: none");
+  t.add("debug.nan_at_step", c.debug.nan_at_step, "for tests of recovery: a gradient of this step is NaN; 0: none",
+        zero_or_more());
   t.add("debug.nan_count", c.debug.nan_count,
-        "how many times in a process: 1, and the step is finite when it is made again; 2, and it is not");
-  t.add("debug.nan_on_rank", c.debug.nan_on_rank, "the rank whose gradient it is; -1: every rank's");
+        "how many times in a process: 1, and the step is finite when it is made again; 2, and it is not",
+        zero_or_more());
+  t.add("debug.nan_on_rank", c.debug.nan_on_rank, "the rank whose gradient it is; -1: every rank's",
+        NumberRange{-1.0, kLargest, "a rank, or -1 for every rank"});
   t.add("debug.nan_on_host", c.debug.nan_on_host, "only on the machine of this name; empty: on any");
 }
 

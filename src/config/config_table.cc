@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #define TOML_EXCEPTIONS 1
 #include <toml++/toml.h>
@@ -234,24 +235,27 @@ void ConfigTable::add(std::string key, bool& target, std::string help) {
       [&target] { return Value(target); });
 }
 
-void ConfigTable::add(std::string key, std::int64_t& target, std::string help) {
+void ConfigTable::add(std::string key, std::int64_t& target, std::string help, std::optional<NumberRange> range) {
   add_entry(
       std::move(key), std::move(help), "integer", std::int64_t{0},
       [&target](const Value& v) { target = std::get<std::int64_t>(v); }, [&target] { return Value(target); });
+  entries_.back().range = std::move(range);
 }
 
-void ConfigTable::add(std::string key, double& target, std::string help) {
+void ConfigTable::add(std::string key, double& target, std::string help, std::optional<NumberRange> range) {
   add_entry(
       std::move(key), std::move(help), "number", 0.0, [&target](const Value& v) { target = std::get<double>(v); },
       [&target] { return Value(target); });
+  entries_.back().range = std::move(range);
 }
 
-void ConfigTable::add(std::string key, float& target, std::string help) {
+void ConfigTable::add(std::string key, float& target, std::string help, std::optional<NumberRange> range) {
   add_entry(
       std::move(key), std::move(help), "number", 0.0,
       [&target](const Value& v) { target = static_cast<float>(std::get<double>(v)); },
       // Through text, so that 0.7f prints as 0.7.
       [&target] { return Value(std::stod(fmt::format("{}", target))); });
+  entries_.back().range = std::move(range);
 }
 
 void ConfigTable::add(std::string key, std::string& target, std::string help) {
@@ -463,11 +467,26 @@ std::string ConfigTable::to_toml() const {
   return text;
 }
 
+void ConfigTable::require_in_range() const {
+  for (const Entry& entry : entries_) {
+    if (!entry.range) continue;
+    const Value value = entry.get();
+    const auto* integer = std::get_if<std::int64_t>(&value);
+    const double number = integer != nullptr ? static_cast<double>(*integer) : std::get<double>(value);
+    require(entry.range->has(number), "{} is {}; expected {}{}", entry.key,
+            integer != nullptr ? fmt::format("{}", *integer) : fmt::format("{}", number), entry.range->expected,
+            std::isinf(number) ? ", and finite" : "");
+  }
+}
+
 std::vector<ConfigTable::Description> ConfigTable::describe() const {
   std::vector<Description> descriptions;
   for (const Entry& entry : entries_) {
     const std::string type = entry.choices.empty() ? entry.type : fmt::format("{}", fmt::join(entry.choices, " \\| "));
-    descriptions.push_back({.key = entry.key, .type = type, .value = to_text(entry.get()), .help = entry.help});
+    descriptions.push_back({.key = entry.key,
+                            .type = entry.range ? fmt::format("{}: {}", type, entry.range->expected) : type,
+                            .value = to_text(entry.get()),
+                            .help = entry.help});
   }
   return descriptions;
 }

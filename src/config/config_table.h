@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -12,6 +14,24 @@
 #include <vector>
 
 namespace tessera {
+
+/// Says which numbers a key may have: those from `lowest` to `highest`, and `special` if there is one. Never NaN.
+struct NumberRange {
+  double lowest, highest;
+  std::string expected;  // for messages and documentation, as "0 to 1, or -1 for all steps"
+  bool without_lowest = false;
+  std::optional<double> special = {};
+
+  bool has(double number) const {
+    const bool inside = without_lowest ? lowest < number : lowest <= number;
+    return (inside && number <= highest) || number == special;
+  }
+};
+
+inline NumberRange above_zero() {
+  return {0.0, std::numeric_limits<double>::max(), "more than 0", /*without_lowest=*/true};
+}
+inline NumberRange zero_or_more() { return {0.0, std::numeric_limits<double>::max(), "0 or more"}; }
 
 class ConfigTable {
  public:
@@ -22,9 +42,9 @@ class ConfigTable {
   /// `key` is "section.name". The targets must outlive the table.
   void add(std::string key, bool& target, std::string help);
   /// Command line: also with a unit, as 32k (parse_count.h).
-  void add(std::string key, std::int64_t& target, std::string help);
-  void add(std::string key, double& target, std::string help);
-  void add(std::string key, float& target, std::string help);
+  void add(std::string key, std::int64_t& target, std::string help, std::optional<NumberRange> range = {});
+  void add(std::string key, double& target, std::string help, std::optional<NumberRange> range = {});
+  void add(std::string key, float& target, std::string help, std::optional<NumberRange> range = {});
   void add(std::string key, std::string& target, std::string help);
   /// TOML: an array of strings, or one string with commas; command line: a,b,c.
   void add(std::string key, List& target, std::string help);
@@ -75,6 +95,9 @@ class ConfigTable {
   /// The ignored keys that were set to something other than false, "" or [].
   const std::vector<std::string>& ignored() const { return ignored_; }
 
+  /// Throws Error for the first key whose number is not in its range.
+  void require_in_range() const;
+
   /// All keys with their present values, as TOML that apply_toml reads back to the same.
   std::string to_toml() const;
 
@@ -95,6 +118,7 @@ class ConfigTable {
     std::function<Value()> get;
     Value example;                     // of the entry's type
     std::vector<std::string> choices;  // empty: any
+    std::optional<NumberRange> range = {};
   };
   /// A key without a target.
   struct Foreign {
