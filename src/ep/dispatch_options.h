@@ -1,4 +1,4 @@
-// Sizes and choices of expert parallelism's dispatch (ep/dispatcher.h).
+// The sizes and choices of expert parallelism's dispatch (ep/dispatcher.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ enum class DispatchBackend { kLocal, kStandard, kDirect };
 
 enum class PayloadPrecision { kDefault, kMxfp8 };
 
-/// Default number of multiprocessors for a call of direct, found by measurement (docs/performance.md).
+/// The default number of SMs for a call of the direct backend, found by measurement (docs/performance.md).
 inline constexpr int kDefaultSms = 24;
 
 struct DispatchOptions {
@@ -19,21 +19,22 @@ struct DispatchOptions {
   std::int64_t dim = 0;
   std::int64_t num_experts = 0;  // E
   std::int64_t top_k = 0;        // K
-  /// For direct: the number of domains over which a token's K choices are spread; the E experts are those of one
-  /// domain. A choice in another domain has expert id kNoExpert, no row, and a weight that is not read. Its gradient is
-  /// undefined.
+  /// The number of domains over which a token's K choices are spread, for the direct backend. The E experts are those
+  /// of one domain. A choice in another domain has expert id kNoExpert, no row, and a weight that is not read. Its
+  /// gradient is undefined.
   std::int64_t num_domains = 1;
   DType dtype = DType::kFloat32;
   /// The largest alignment of any layer.
   std::int64_t max_alignment = 1;
-  /// Rows that a rank has room for, as a multiple of a balanced load's: t·K, or with several domains its part of that.
-  /// 0 means room for any load. Tokens are never dropped: more rows are an error.
+  /// The number of rows that a rank has room for, as a multiple of a balanced load's. A balanced load is t·K rows, or
+  /// with several domains a domain's part of that. 0 means room for any load. Tokens are never dropped: more rows are
+  /// an error.
   double capacity_factor = 0.0;
   PayloadPrecision dispatch_forward = PayloadPrecision::kDefault;
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;
-  /// Device of the tensors, for direct: kCpu or kCuda.
+  /// The device of the tensors, kCpu or kCuda.
   Device device = Device::kCpu;
-  /// Multiprocessors of a GPU that a call of direct takes; at least 2.
+  /// The number of SMs of a GPU that a call of the direct backend takes. It is at least 2.
   int num_sms = kDefaultSms;
 };
 

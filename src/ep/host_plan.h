@@ -1,5 +1,5 @@
-// What the dispatchers that a host drives by collectives have in common: numbers on the host, and where rows go by all
-// ranks' counts.
+// What the dispatchers that the host drives by collectives have in common: they bring numbers to the host, and compute
+// from all ranks' counts where rows go.
 #pragma once
 
 #include <span>
@@ -11,14 +11,14 @@ namespace tessera::ep {
 
 using Ints = std::vector<std::int32_t>;
 
-/// A view of `numbers`, which must stay.
+/// Returns a view of `numbers`, which must outlive it.
 Tensor tensor_of(Ints& numbers, const Shape& shape);
-/// The numbers of x (int32), wherever x is; a GPU's are waited for.
+/// Returns the numbers of x (int32), which may be on any device. Waits for a GPU's.
 Ints fetch(const Context& op, const Tensor& x);
-/// The first of x (int32), wherever x is, = numbers.
+/// Assigns `numbers` to the first numbers of x (int32), which may be on any device.
 void put(const Context& op, std::span<const std::int32_t> numbers, const Tensor& x);
 
-/// Placement (ep/placement.h), and what it comes from.
+/// Holds a placement (ep/placement.h), and the counts that it is computed from.
 struct HostPlacement {
   Ints counts_PE, first_row_PE, offsets_Pe1;
 };

@@ -1,4 +1,4 @@
-// Rows as they cross from rank to rank, and what their receiver makes of them.
+// Rows as they cross from rank to rank, and how their receiver delivers them.
 #pragma once
 
 #include <array>
@@ -8,19 +8,19 @@
 
 namespace tessera::ep {
 
-/// Rows [.., D] as they are, or quantized along D: one of the two.
+/// Holds rows [.., D], either as they are or quantized along D. The other form is undefined.
 struct Payload {
   Tensor plain;
   mx::Quantized packed;
 
-  /// What it is made of; the second may be undefined.
+  /// Returns the tensors that the payload consists of. The second one may be undefined.
   std::array<Tensor, 2> parts() const {
     return plain.defined() ? std::array{plain, Tensor()} : std::array{packed.elements, packed.scales};
   }
   Payload first_rows(std::int64_t count) const;
 };
 
-/// `allocate(shape, dtype)` gives the tensors.
+/// Allocates a payload by calls of `allocate(shape, dtype)`.
 template <typename Allocate>
 Payload allocate_payload(std::int64_t num_rows, std::int64_t dim, DType dtype, PayloadPrecision precision,
                          Allocate&& allocate) {
@@ -28,17 +28,18 @@ Payload allocate_payload(std::int64_t num_rows, std::int64_t dim, DType dtype, P
   return {.plain = {}, .packed = mx::allocate_quantized({num_rows, dim}, mx::Format{}, allocate)};
 }
 
-/// y_tD itself, or quantized: as it is given, or into scratch memory.
+/// Returns y_tD as a payload of this precision. It takes a form that y_tD has, or quantizes y_tD into scratch memory.
 Payload make_payload(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision);
 
-/// x_RD (=), in its defined forms: row r is row source_of_row_R[r] (int32) of `received`, 0 for -1; up to num_rows_1[0]
-/// rows. `dtype`: of the numbers. On a CPU x_RD.plain may be received.plain: then a row that is its own source stays,
-/// and a source must be its own source.
+/// Assigns row source_of_row_R[r] (int32) of `received` to row r of x_RD, in its defined forms, and 0 where the source
+/// is -1. It delivers num_rows_1[0] rows. `dtype` is the type of the numbers. On a CPU, x_RD.plain may be
+/// received.plain. Then a row that is its own source stays, and every source must be its own source.
 void deliver_rows(const Context& op, const Payload& received, DType dtype, const Tensor& source_of_row_R,
                   const Tensor& num_rows_1, const GemmOperand& x_RD);
 
-/// y (= or +=) sum of weights[i] · rows[i] in this order, in float32, rounded once; without weights all are 1. y and
-/// the rows: `length` numbers of `dtype`. In the calling thread.
+/// Assigns or adds to y the sum of weights[i] · rows[i]. It sums in this order, in float32, and rounds once. If
+/// `weights` is null, all weights are 1. y and the rows have `length` numbers of `dtype`. It runs in the calling
+/// thread.
 void sum_rows(DType dtype, std::span<const void* const> rows, const float* weights, std::int64_t length, Write write,
               void* y);
 
@@ -47,7 +48,7 @@ inline std::byte* row_bytes(const Tensor& x, std::int64_t i) {
   return static_cast<std::byte*>(x.raw()) + static_cast<std::size_t>(i) * bytes_of_row(x);
 }
 
-/// Tokens per task of what is done for every token.
+/// The number of tokens that one parallel task handles, for work that is done for every token.
 inline constexpr std::int64_t kTokensPerTask = 16;
 
 }  // namespace tessera::ep

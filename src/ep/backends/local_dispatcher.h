@@ -1,4 +1,4 @@
-// The dispatcher of a group of one rank: the operators of ops/routing/permute.h.
+// The dispatcher of a group of one rank. It calls the operators of ops/routing/permute.h.
 #pragma once
 
 #include "ep/dispatcher.h"

@@ -1,4 +1,4 @@
-// Chooses the backend of a dispatcher: the only place that knows all of them.
+// Chooses the backend of a dispatcher. No other source knows all backends.
 #pragma once
 
 #include <memory>
@@ -8,20 +8,19 @@
 
 namespace tessera {
 
-/// The groups of a rank for a two-level dispatcher. `all` has all ranks, which are cut into domains of equally many
-/// neighbours. `within` is this rank's domain, whose ranks reach each other's memory. `across` has the ranks with this
-/// rank's place in each domain, in the order of the domains.
+/// Holds the groups of a rank for a two-level dispatcher. `all` has all ranks, which are cut into domains of equally
+/// many neighbours. `within` is this rank's domain, whose ranks reach each other's memory. `across` has the ranks with
+/// this rank's place in each domain, in the order of the domains.
 struct DomainGroups {
   ProcessGroup &all, &within, &across;
 };
 
-/// Returns a dispatcher of this backend. The group must outlive it; `hook`, for direct, may be null. Throws Error if
-/// the rows cannot be counted in 32 bits.
+/// Returns a dispatcher of this backend. The group must outlive it. `hook` serves the direct backend and may be null.
+/// Throws Error if the rows cannot be counted in 32 bits.
 std::unique_ptr<Dispatcher> make_dispatcher(DispatchBackend backend, ProcessGroup& group,
                                             const DispatchOptions& options, ep::StepHook* hook = nullptr);
 
-/// Returns a two-level dispatcher. The groups must outlive it. `hook` and errors are those of make_dispatcher for all
-/// ranks.
+/// Returns a two-level dispatcher. The groups must outlive it. `hook` and the errors are as in make_dispatcher.
 std::unique_ptr<Dispatcher> make_two_level_dispatcher(const DomainGroups& groups, const DispatchOptions& options,
                                                       ep::StepHook* hook = nullptr);
 

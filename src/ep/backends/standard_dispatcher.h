@@ -1,5 +1,5 @@
-// The dispatcher that a host drives by collectives, as TorchTitan's: the counts first, for which the host waits, then
-// an all-to-all of one row per (token, expert), each way.
+// The dispatcher that the host drives by collectives, as TorchTitan's does. First it exchanges the counts, for which
+// the host waits. Then it makes one all-to-all each way, with one row per (token, expert).
 #pragma once
 
 #include "ep/rows.h"
@@ -11,7 +11,7 @@ class StandardDispatcher : public Dispatcher {
   StandardDispatcher(const DispatchOptions& options, ProcessGroup& group)
       : Dispatcher(options, group.size()), group_(group) {}
 
-  /// NCCL's are not told, so that this is a guess.
+  /// Returns a guess, because NCCL does not tell how many SMs its kernels take.
   int num_sms() const override { return options().device == Device::kCuda ? options().num_sms : 0; }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
 

@@ -1,10 +1,12 @@
-// The direct dispatcher over N domains of L ranks that reach each other's memory, nodes for instance: EP rank
-// r = domain · L + place. A token crosses once to each domain that has one of its experts, to the rank with its own
-// rank's place there, by an all-to-all that the host drives; and from there by the domain's direct dispatcher, of N·T
-// tokens per rank and E/N experts, to the ranks of its experts. Sums come back the same way.
+// The direct dispatcher over N domains of L ranks. The ranks of a domain, which is a node for instance, reach each
+// other's memory. EP rank r = domain · L + place.
 //
-// Every rank gathers the expert ids of the N ranks with its place. From these follows, without another message, which
-// tokens come and go; those that came lie one domain behind the other, and the rest of the N·T have no expert.
+// A token crosses once to each domain that has one of its experts, by an all-to-all that the host drives. It goes to
+// the rank with its own rank's place there. From there, the domain's direct dispatcher brings it to the ranks of its
+// experts. That dispatcher has N·T tokens per rank and E/N experts. Sums come back the same way.
+//
+// Every rank gathers the expert ids of the N ranks with its place. From these it knows, without another message, which
+// tokens come and go. The tokens that came lie one domain behind the other. The rest of the N·T tokens have no expert.
 #pragma once
 
 #include "ep/backends/make_dispatcher.h"
@@ -54,7 +56,8 @@ class TwoLevelDispatcher : public Dispatcher {
                   std::string_view operation);
   /// Sends the rows of x back to the ranks that they came from.
   Work from_domains(const Tensor& x, const Tensor& back, const DispatchSaved& saved, std::string_view operation);
-  /// Sends the domains' sums x [t', D] to the ranks of their tokens, which add them: y_tD (= or +=).
+  /// Sends the domains' sums x [t', D] to the ranks of their tokens. There they are added up and assigned or added to
+  /// y_tD.
   void return_sums(const Context& op, const Tensor& x, const DispatchSaved& saved, const Tensor& y_tD, Write write,
                    std::string_view operation);
 

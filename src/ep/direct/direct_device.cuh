@@ -25,7 +25,8 @@ using cuda::kAllLanes;
 using cuda::kWarp;
 
 inline constexpr int kThreads = 512, kWarps = kThreads / kWarp;
-/// Values of rank_tJ in place of a rank. kNoRank: there is no rank. kOverloaded: the layer was overloaded.
+/// The values of rank_tJ in place of a rank. kNoRank says that there is no rank, kOverloaded that the layer was
+/// overloaded.
 inline constexpr int kNoRank = -1, kOverloaded = -2;
 
 __device__ inline int lane_idx() { return static_cast<int>(threadIdx.x) % kWarp; }
@@ -52,7 +53,7 @@ __device__ inline std::uint64_t epoch_seen(Flag flag, std::uint64_t value) {
   return flag == Flag::kReady || value == 0 ? value : (value + 1) / kMaxChunks - 1;
 }
 
-/// Sets this rank's flag on every rank to `value`. Executed by one warp.
+/// Sets this rank's flag on every rank to `value`. One warp executes it.
 __device__ inline void signal(const CallArgs& call, Flag flag, std::uint64_t value) {
   for (int peer = lane_idx(); peer < call.num_ranks; peer += kWarp) {
     ptx::store_release_sys(at(call, peer, flag_word(call, flag, call.rank)), value);
@@ -74,7 +75,7 @@ __device__ inline void report(const CallArgs& call, GpuReport::Kind kind, Fill&&
   found.kind = kind;
 }
 
-/// Waits until the flags of all sources have this value. Executed by one warp. Returns false if a flag does not come in
+/// Waits until the flags of all sources have this value. One warp executes it. Returns false if a flag does not come in
 /// time, or if an earlier wait has failed.
 __device__ inline bool await(const CallArgs& call, Flag flag, std::uint64_t epoch, int chunk) {
   const std::uint64_t expected = flag_value(call, flag, epoch, chunk), begin = ptx::nanoseconds();
@@ -146,7 +147,7 @@ __device__ inline void arrive(const CallArgs& call, const WorkSplit& split, int 
   }
 }
 
-/// Called by every block when it is done. The last one counts the call as made.
+/// Ends this block's part of the call. Every block calls it when it is done. The last one counts the call as made.
 __device__ inline void finish(const CallArgs& call, const WorkSplit& split, bool stored_sums) {
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -157,7 +158,7 @@ __device__ inline void finish(const CallArgs& call, const WorkSplit& split, bool
   call.state->after_sums = stored_sums;
 }
 
-/// Called by every thread of a block. Waits for the other ranks' ready flags if `needed`. Returns false when the call
+/// Waits for the other ranks' ready flags if `needed`. Every thread of a block calls it. Returns false when the call
 /// has failed and the block must exit.
 __device__ inline bool get_ready(const CallArgs& call, const WorkSplit& split, bool needed) {
   __shared__ bool ready;
@@ -226,7 +227,7 @@ class Pieces {
   std::byte (*pieces_)[kPieceBytes];
   ptx::Barrier* arrived_;
   int num_held_ = 0;               // requested and not released
-  int fetched_ = 0, awaited_ = 0;  // stages of the next ones
+  int fetched_ = 0, awaited_ = 0;  // stages of the next pieces
   std::uint32_t parity_ = 0;
 };
 

@@ -1,11 +1,13 @@
-// The dispatcher whose ranks store into each other's windows, by the protocol of protocol.h. No host of a rank waits
-// for another's; what a rank must know of the others is in its window.
+// The dispatcher whose ranks store into each other's windows, by the protocol of protocol.h. No rank's host waits for
+// another rank's host. What a rank must know of the others is in its window.
 //
-// A dispatch: every rank stores its counts into every window, and from all ranks' counts computes where its rows go in
-// every other rank's: at their expert's, behind the rows of earlier ranks. A token crosses once per rank, into the
-// first of its rows there, with a record that names all of them; the receiver copies it into the others. A combine: for
-// every copy that came, its rank stores the sum of the copy's rows into the window of the token's rank, which adds up
-// the token's sums.
+// In a dispatch, every rank stores its counts into every window. From all ranks' counts, a rank computes where its rows
+// go on every other rank. They go to their expert's group, behind the rows of earlier ranks. A token crosses once per
+// rank, into the first of its rows there. A record that names all its rows goes with it. The receiver copies the token
+// into its other rows.
+//
+// In a combine, a rank sums the rows of every copy that came. It stores the sum into the window of the token's rank,
+// which adds up the token's sums.
 #pragma once
 
 #include "ep/direct/direct_window.h"
@@ -32,22 +34,23 @@ class DirectDispatcher : public WindowDispatcher {
                             const DispatchSaved& saved, const Tensor& d_y_tD, Write write,
                             const Tensor& d_weights_tK) override;
 
-  /// Takes the steps of a call; store(buffer) and read(buffer) do those of these kinds, for all ranks.
+  /// Makes the steps of a call. store(buffer) and read(buffer) make the steps of their kinds, for all ranks.
   template <typename Store, typename Read>
   void run(Call call, const DispatchSaved& saved, Store&& store, Read&& read);
   void signal(Flag flag, std::uint64_t epoch);
   void await(Call call, Flag flag, std::uint64_t epoch, const DispatchSaved& saved);
 
   void store_counts(const DispatchSaved& saved);
-  /// Decides where this rank's copies go, and stores their records; next_row_E is scratch. For no copies at all if
-  /// `nothing`: where there is no room.
+  /// Decides where this rank's copies go, and stores their records. next_row_E is scratch memory. If `nothing` is set,
+  /// because there is no room, it stores that there are no copies.
   void store_records(const Placement& placement, const Tensor& next_row_E, bool nothing, const DispatchSaved& saved);
   void store_tokens(const Payload& tokens, Buffer buffer, const DispatchSaved& saved);
   void read_records(const DispatchSaved& saved);
-  /// Without weights all are 1.
+  /// Stores the sums of the copies' rows into the windows of their tokens' ranks. If weights_R is null, all weights are
+  /// 1.
   void store_sums(const Tensor& x_RD, const float* weights_R, const DispatchSaved& saved);
   void add_sums(const DispatchSaved& saved, const Tensor& y_tD, Write write);
-  /// What dispatch_again and combine_backward do.
+  /// Makes dispatch_again and combine_backward.
   void send_tokens(Call call, Buffer buffer, PayloadPrecision precision, const Context& op, const GemmOperand& y_tD,
                    const DispatchSaved& saved, const GemmOperand& x_RD);
 

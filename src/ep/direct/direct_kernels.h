@@ -15,7 +15,7 @@ inline constexpr int kMaxGpuRanks = 64, kMaxGpuExperts = 1024, kMaxGpuTopK = 24;
 /// The largest number of chunks that a call's tokens are cut into. One chunk is worked on while the next is stored.
 inline constexpr int kMaxChunks = 16;
 
-/// A failure that a rank's GPU has found, for the host to read. The first one stays until the host clears it.
+/// Holds a failure that a rank's GPU has found, for the host to read. The first one stays until the host clears it.
 struct GpuReport {
   enum class Kind : std::int32_t { kNone, kLate, kOverload };
   Kind kind;
@@ -29,17 +29,17 @@ struct GpuReport {
   std::int32_t rank, num_rows, num_rows_needed;
 };
 
-/// State of a rank's GPU that lasts from call to call. Zeroed memory means that no call was made.
+/// Holds the state of a rank's GPU that lasts from call to call. Zeroed memory means that no call was made.
 struct GpuState {
   std::uint64_t epoch;
   std::uint32_t after_sums;  // as in CallSequence
-  std::uint32_t failed;      // a wait has timed out: nothing is done any more
+  std::uint32_t failed;      // a wait has timed out, and nothing is done any more
   std::uint32_t num_finished;
   std::uint32_t arrivals[kMaxChunks];
 };
 
-/// One choice of a token whose copy is stored. `row` is on the rank that gets the copy; -1 if the choice has no row
-/// there.
+/// Holds one choice of a token whose copy is stored. `row` is on the rank that gets the copy. It is -1 if the choice
+/// has no row there.
 struct GpuChoice {
   std::int32_t row;
   float weight;
@@ -54,16 +54,19 @@ struct CallArgs {
   std::uint64_t timeout_ns;
   GpuState* state;
   GpuReport* report;
-  std::byte* peers[kMaxGpuRanks];  // windows; pointers into the own one stand for the same place in all
+  std::byte* peers[kMaxGpuRanks];  // windows; a pointer into the own one stands for the same place in all
   std::byte* flags;
   // The members below point into DispatchSaved.
   std::int32_t *rank_tJ, *place_Pt, *row_PtK;
 };
 
-/// One tensor of a payload: the rows' elements, or their scales.
+/// Describes one tensor of a payload: the rows' elements, or their scales.
 struct RowPart {
-  /// How a warp copies a row. kPieces: through shared memory, in multiples of 16 bytes. kLanes: 16 bytes by each lane,
-  /// for a row's scales, where a piece would cost as much for 224 bytes as for 4096. kBytes: byte by byte.
+  /// How a warp copies a row.
+  /// - kPieces: through shared memory, in multiples of 16 bytes.
+  /// - kLanes: 16 bytes by each lane. This is for a row's scales, where a piece of 224 bytes would cost as much as one
+  ///   of 4096.
+  /// - kBytes: byte by byte.
   enum class Copied : std::int32_t { kPieces, kLanes, kBytes };
 
   const std::byte* tokens;
@@ -72,9 +75,9 @@ struct RowPart {
   std::int64_t row_bytes;
   Copied copied;
 };
-inline constexpr int kMaxLanesBytes = 32 * 16;  // a warp's
+inline constexpr int kMaxLanesBytes = 32 * 16;  // of a warp
 
-/// Arguments of the calls that store rows: dispatch, dispatch_again and combine_backward.
+/// Holds the arguments of the calls that store rows: dispatch, dispatch_again and combine_backward.
 struct RowsArgs {
   RowPart parts[2];  // at most the first one in pieces, at most the second one by lanes
   int num_parts;
@@ -92,14 +95,14 @@ struct RowsArgs {
   float* weights_R;
 };
 
-/// Arguments of the calls that store sums: combine and dispatch_backward.
+/// Holds the arguments of the calls that store sums: combine and dispatch_backward.
 struct SumsArgs {
   std::int64_t row_bytes;  // a multiple of 16
   const std::byte* x;
-  std::byte *sums, *y;  // sums: in the window
+  std::byte *sums, *y;  // `sums` is in the window
   bool accumulate;
   const float* weights_R;  // null: all are 1
-  // The members below are null but in dispatch_backward.
+  // The members below are null except in dispatch_backward.
   const float* d_weights_R;
   float *window_d_weights_tK, *d_weights_tK;
 };

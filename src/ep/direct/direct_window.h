@@ -1,5 +1,5 @@
-// What lies where in the window that each rank of a direct dispatcher has (protocol.h says who may touch it when), and
-// what the dispatchers of CPUs and of GPUs have in common.
+// The layout of the window that each rank of a direct dispatcher has, and what the dispatchers of CPUs and of GPUs
+// share. protocol.h says who may touch a part of it, and when.
 #pragma once
 
 #include <atomic>
@@ -9,19 +9,19 @@
 
 namespace tessera::ep {
 
-/// The flag of one source rank, on a cache line of its own.
+/// Holds the flag of one source rank, on a cache line of its own.
 struct alignas(kAlignment) FlagWord {
-  std::atomic<std::uint64_t> epoch;  // zeroed memory: no call yet
+  std::atomic<std::uint64_t> epoch;  // 0: there was no call yet
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// Describes a copy of a token for the experts of one rank. The copy's first row there holds the numbers.
+/// Describes a copy of a token for the experts of one rank. The token's numbers are in the copy's first row there.
 struct CopyRecord {
   std::int32_t token;  // on its own rank
   std::int32_t place;  // which of the token's copies it is, in the order of ranks
   std::int32_t num_rows;
 };
-/// One entry per row of the copy, in the order of k. The entries follow the CopyRecord.
+/// Describes one row of the copy. These entries follow the CopyRecord, in the order of k.
 struct CopyChoice {
   std::int32_t row, k;
   float weight;
@@ -40,27 +40,29 @@ class DirectWindow {
   std::byte* flags(int rank) const { return at(rank, layout_.flags); }
   // The functions below give parts of `rank`'s window. Before allocate() their tensors are on Device::kMeta.
   std::atomic<std::uint64_t>& flag(int rank, Flag flag, int source) const;
-  /// int32. On GPUs this tensor is for even epochs; the one for odd epochs lies right behind it.
+  /// Returns the counts of an epoch (int32). On GPUs this tensor is for even epochs. The one for odd epochs lies right
+  /// behind it.
   Tensor counts_PE(int rank) const;
-  // The next three are used on CPUs only.
-  Tensor num_copies_P(int rank) const;  // int32: per source
-  /// Returns the record of the i-th copy from `source`; its choices follow it.
+  // The next three functions are used on CPUs only.
+  Tensor num_copies_P(int rank) const;  // int32, by source
+  /// Returns the record of the i-th copy from `source`. Its choices follow it.
   CopyRecord* copy(int rank, int source, std::int64_t i) const;
   static CopyChoice* choices(CopyRecord* copy) { return reinterpret_cast<CopyChoice*>(copy + 1); }
-  // The next two are used on GPUs only (direct_kernels.h). They have an entry per token of each source. A call with
-  // fewer tokens than there is room for uses the first of all P · t entries.
+  // The next two functions are used on GPUs only (direct_kernels.h). Their tensors have an entry per token of each
+  // source. A call with fewer tokens than there is room for uses the first of all P · t entries.
   Tensor place_Pt(int rank) const;    // int32
-  Tensor choice_PtK(int rank) const;  // [.., 2]: of 4 bytes each
+  Tensor choice_PtK(int rank) const;  // [.., 2], of 4 bytes each
   /// Returns the buffer that receives the rows of a dispatch.
   Payload rows(int rank) const;
   Payload gradients(int rank) const;
-  /// [max_tokens · J, D]: the sum of a token's rows on the j-th of its ranks, at token · J + j.
+  /// Returns the buffer of sums, [max_tokens · J, D]. The sum of a token's rows on the j-th of its ranks is at row
+  /// token · J + j.
   Tensor sums(int rank) const;
   Tensor d_weights_tK(int rank) const;  // float32
 
  private:
-  /// Where each part begins, in bytes from the window's begin. All begin at multiples of kAlignment. Parts that this
-  /// device does not use are at 0.
+  /// Says where each part begins, in bytes from the window's begin. All parts begin at multiples of kAlignment. Parts
+  /// that this device does not use are at 0.
   struct Layout {
     std::size_t flags = 0, counts = 0;
     std::size_t num_copies = 0, copies = 0;  // on CPUs
@@ -81,7 +83,7 @@ class DirectWindow {
   std::unique_ptr<SymmetricWindow> window_;
 };
 
-/// What the direct dispatchers of CPUs and of GPUs share.
+/// Holds what the direct dispatchers of CPUs and of GPUs share.
 class WindowDispatcher : public Dispatcher {
  public:
   std::size_t window_bytes() const override { return window_.num_bytes(); }

@@ -1,4 +1,4 @@
-// The direct dispatcher on GPUs: one kernel per call on the computation's stream (direct_kernels.h), which goes through
+// The direct dispatcher on GPUs. A call is one kernel on the computation's stream (direct_kernels.h). The kernel makes
 // the steps of protocol.h by itself, also as a part of a graph. The host waits for nothing.
 #pragma once
 
@@ -6,7 +6,8 @@
 
 namespace tessera::ep {
 
-/// For builds with CUDA only. Throws Error for what its kernels have no room for.
+/// Returns the direct dispatcher for GPUs. It exists in builds with CUDA only. Throws Error if the options or the group
+/// exceed what the kernels have room for.
 std::unique_ptr<Dispatcher> make_gpu_direct_dispatcher(const DispatchOptions& options, ProcessGroup& group);
 
 }  // namespace tessera::ep

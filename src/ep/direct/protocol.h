@@ -1,33 +1,35 @@
-// The protocol of one-sided dispatch and combine: which steps a rank takes in which call, as data that the
-// implementation runs (direct_dispatcher.cc) and that the model checker explores (tests/ep/protocol_model_test.cc).
+// The protocol of one-sided dispatch and combine. It says which steps a rank takes in which call. The steps are data,
+// which the implementation runs (direct_dispatcher.cc) and the model checker explores
+// (tests/ep/protocol_model_test.cc).
 //
-// Every rank has a window into which all ranks store, itself included. Per source rank and kind of flag it holds a word
-// that the source sets with a release store to the number of its call, the epoch; a wait is an acquire load of at least
-// the own epoch, from every source. Epochs only grow, so no signal is missed, and as all ranks make the same calls in
-// the same order they agree on what an epoch is.
+// Every rank has a window into which all ranks store, itself included. The window holds one word per source rank and
+// kind of flag. The source sets the word, with a release store, to the number of its call, the epoch. A wait is an
+// acquire load of at least the own epoch, from every source. Epochs only grow, so no signal is missed. All ranks make
+// the same calls in the same order, so they agree on what an epoch is.
 //
-//   ready    the source has entered this call: what its window held for earlier calls of this kind it no longer needs.
-//   stored   the source's stores of this call into this window have been made.
+//   ready    The source has entered this call. It no longer needs what its window held for earlier calls of this kind.
+//   stored   The source has made its stores of this call into this window.
 //
-// Why no store overwrites what is still read, and no read comes too early. A read of a buffer follows, in each call,
-// the wait for `stored` of all sources, so it sees what this call stored. It remains that the next store into the same
-// buffer comes after the last read. Stores of rank A into a buffer of rank B:
+// Why does no store overwrite what is still read, and why does no read come too early? In each call, a read of a buffer
+// follows the wait for `stored` of all sources, so it sees what this call stored. It remains to show that the next
+// store into the same buffer comes after the last read. Consider stores of rank A into a buffer of rank B:
 //
-//  - Rows and gradients: B uses them until it enters the next call that fills them. There B signals ready first, and A
-//    stores only after it has waited for B's ready of that very call.
-//  - Sums: B reads them within the call that stores them, and signals ready in a later call. A must have waited for
-//    that. Every call but those that store sums has a round of ready flags; a call that stores sums takes one at its
-//    beginning if the call before it stored sums too (CallSequence). This is a function of the calls made, so that the
-//    ranks agree on it.
-//  - Counts: A stores them before it waits for anything, into what B read in the dispatch before. In that one B read
-//    its counts before it stored rows, and signalled `stored` to A after that; A waited for this before its dispatch
-//    ended. So every dispatch runs all its steps, also one that finds too many rows and throws in the end. On GPUs
-//    other blocks of B may read them after that; there counts have two places, by turns, and A comes to the same one
-//    again only after B's next call has stored, which begins when the one before has ended.
-//  - What goes along with rows or sums (what copies are for, weights, their gradients) is stored and read in the same
-//    steps as these.
+// - Rows and gradients: B uses them until it enters the next call that fills them. There B signals ready first, and A
+//   stores only after it has waited for B's ready of that very call.
+// - Sums: B reads them within the call that stores them, and signals ready in a later call. A must have waited for
+//   that. Every call that stores no sums has a round of ready flags. A call that stores sums has one at its beginning
+//   if the call before it stored sums too (CallSequence). This depends on the calls made only, so the ranks agree on
+//   it.
+// - Counts: A stores them before it waits for anything, over what B read in the dispatch before. In that dispatch B
+//   read its counts before it stored rows, and signalled `stored` to A after that. A waited for this before its
+//   dispatch ended. So every dispatch makes all its steps, even one that finds too many rows and throws in the end. On
+//   GPUs other blocks of B may read the counts after that signal. So counts have two places there, which calls use by
+//   turns. A comes to the same place again only after B's next call has stored, and that call begins when the one
+//   before has ended.
+// - Data that goes along with rows or sums (what copies are for, weights, their gradients) is stored and read in the
+//   same steps as these.
 //
-// An own store into the own window is made in the same steps, and is covered by the same argument.
+// A rank's stores into its own window are made in the same steps, and the same argument covers them.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +38,7 @@
 
 namespace tessera::ep {
 
-/// What a rank of the group does, together with the others.
+/// The calls that a rank of the group makes together with the others.
 enum class Call : std::uint8_t { kDispatch, kDispatchAgain, kCombine, kCombineBackward, kDispatchBackward };
 
 constexpr const char* name_of(Call call) {
@@ -51,7 +53,7 @@ inline constexpr int kNumBuffers = 5;
 enum class Flag : std::uint8_t { kReady, kStored };
 inline constexpr int kNumFlags = 2;
 
-/// A step is done for every rank of the group, in any order, before the next begins.
+/// Describes a step. It is done for every rank of the group, in any order, before the next step begins.
 struct Step {
   enum class Action : std::uint8_t {
     kStore,   // into `buffer` of the other's window
@@ -83,7 +85,7 @@ inline constexpr Step kCombineBackwardSteps[] = {
     signal(Flag::kReady),  await(Flag::kReady),  store(Buffer::kGradients),
     signal(Flag::kStored), await(Flag::kStored), read(Buffer::kGradients),
 };
-/// The steps of kCombine and kDispatchBackward. Where no round of ready flags is needed, the first two are left out.
+/// The steps of kCombine and kDispatchBackward. The first two are left out where no round of ready flags is needed.
 inline constexpr Step kSumSteps[] = {
     signal(Flag::kReady),  await(Flag::kReady),  store(Buffer::kSums),
     signal(Flag::kStored), await(Flag::kStored), read(Buffer::kSums),
@@ -121,10 +123,10 @@ class CallSequence {
   }
 
   std::uint64_t epoch_ = 0;
-  bool after_sums_ = false;  // the call before stored sums
+  bool after_sums_ = false;  // the call before this one stored sums
 };
 
-/// Told of every step before it begins, for tests that delay ranks.
+/// Is told of every step before it begins. Tests delay ranks with it.
 class StepHook {
  public:
   virtual ~StepHook() = default;
