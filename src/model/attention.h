@@ -1,9 +1,10 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values come from a latent of kv_lora_rank
-// numbers per token, queries optionally from one of q_lora_rank.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). Keys and values come from a latent of kv_lora_rank
+// numbers per token. Queries optionally come from a latent of q_lora_rank numbers.
 //
-// Tensor-parallel ranks have H / tp of the heads each. Latents are computed where the tokens are, and gathered: those
-// of queries for a micro-batch's tokens, those of keys (with the shared k_rope: 576 numbers per token in DeepSeek-V3)
-// also over context-parallel ranks, which all rebuild the keys and values that they need (model/token_exchange.h).
+// Tensor-parallel ranks have H / tp of the heads each. Latents are computed where the tokens are, and then gathered.
+// The queries' latents are gathered for a micro-batch's tokens. The keys' latents, with the shared k_rope, are also
+// gathered over context-parallel ranks: 576 numbers per token in DeepSeek-V3. All these ranks rebuild the keys and
+// values that they need (model/token_exchange.h).
 #pragma once
 
 #include <optional>
@@ -16,21 +17,21 @@
 namespace tessera {
 
 struct AttentionSaved {
-  // Kept under Recompute::kNone and Recompute::kSelective:
+  // These are kept under Recompute::kNone and Recompute::kSelective.
   Tensor kv_a_tC;  // [t, kv_lora + rope]: latent before its norm | k_rope before rotation
   Tensor kv_rstd_t;
   Tensor q_a_tC, q_rstd_t;  // the queries' latent before its norm; only with query compression
   GemmOperand o;
   Tensor lse_TH;
-  // Kept under Recompute::kNone, otherwise recomputed:
+  // These are kept under Recompute::kNone. Otherwise they are recomputed.
   GemmOperand kv_latent_KC, q_latent_TC;  // after their norms
   Tensor q, kv, k_rope;                   // what the attention core reads; q without compression is always kept
 };
 
 class Attention {
  public:
-  /// Adds the parameters `prefix`wq and so on. `layer` sets the initial deviation. y_tD, out_tD and their gradients are
-  /// [t, D].
+  /// Adds the parameters `prefix`wq and so on. `layer` sets the initial standard deviation. y_tD, out_tD and their
+  /// gradients are [t, D].
   Attention(Parameters& parameters, const ModelConfig& config, const std::string& prefix, std::int64_t layer);
 
   /// Returns the forms in which the attention reads y_tD.
@@ -45,8 +46,8 @@ class Attention {
   void backward(const LayerContext& context, const GemmOperand& y_tD, const AttentionSaved& saved,
                 const Tensor& d_out_tD, const Tensor& d_y_tD) const;
 
-  /// Computes out_TD for one new token of each of T slots. Token t is at `positions` (context.batch) of slot t. Its
-  /// latent and k_rope go into cache_SPN, and it attends to all that the slot holds (ops/attention/mla_decode.h).
+  /// Computes out_TD for one new token of each of T slots. context.batch gives the token's position in its slot. The
+  /// token's latent and k_rope go into cache_SPN. It attends to all that the slot holds (ops/attention/mla_decode.h).
   void decode(const LayerContext& context, const Tensor& y_TD, const Tensor& slot_T, const Tensor& cache_SPN,
               const Tensor& out_TD) const;
 
@@ -54,13 +55,14 @@ class Attention {
   MlaDims dims(const LayerContext& context) const;
   MlaOperands core_operands(const LayerContext& context, const AttentionSaved& saved) const;
   void allocate_recomputed(const LayerContext& context, AttentionSaved& saved) const;
-  /// Computes what kSelective does not save. `reader`: the products that will read the latents.
+  /// Computes what kSelective does not save. `reader` says which products will read the latents.
   void compute_recomputed(const LayerContext& context, AttentionSaved& saved, LinearSite::Reader reader) const;
   /// Rotates x by the tokens' positions (RoPE).
   void rotate(const LayerContext& context, const Tensor& x, const Tensor& positions, std::int64_t num_heads,
               RopeDirection direction, const Tensor& y) const;
 
-  /// Queries come from a latent, or without compression from the input. The order of members is that of parameters.
+  /// Holds the sites of queries that come from a latent. Without compression, queries come from the input. The order of
+  /// the members is that of the parameters.
   struct CompressedQueries {
     LinearSite wq_a;
     RmsNorm norm;

@@ -1,4 +1,4 @@
-// A micro-batch as the model takes it: token ids, labels, and what document masking makes of them.
+// A micro-batch as the model takes it: token ids, labels, and the positions and ranges that document masking implies.
 #pragma once
 
 #include <cstdint>
@@ -11,57 +11,58 @@
 
 namespace tessera {
 
-/// What a rank has of a sequence of S tokens that is cut among the `size` ranks of context parallelism: of 2 · size
-/// equal chunks the `rank`-th from the front and the `rank`-th from the back, so that all ranks have as many keys to
-/// look at.
+/// Says which part of a sequence of S tokens a rank of context parallelism has. The sequence is cut into 2 · size equal
+/// chunks. The rank has the `rank`-th chunk from the front and the `rank`-th from the back. So all ranks have equally
+/// many keys to attend to.
 struct SequencePart {
   std::int64_t rank = 0, size = 1;
 };
 
-/// Owns the index tensors of a micro-batch of B sequences of S tokens, of which this rank has T = B · S / size; `fill`
-/// allocates nothing.
+/// Owns the index tensors of a micro-batch of B sequences of S tokens. This rank has T = B · S / size of the tokens.
+/// `fill` allocates nothing.
 ///
-/// Of a row of S + 1 tokens t[0..S], t[0..S-1] are inputs and t[1..S] labels. MTP module k (from 0, the paper's depth
-/// d = k + 1) reads t[min(i + d, S)] at position i and predicts t[i + d + 1], where there is one.
+/// In a row of S + 1 tokens t[0..S], t[0..S-1] are inputs and t[1..S] are labels. MTP module k counts from 0, and the
+/// paper's depth is d = k + 1. At position i it reads t[min(i + d, S)] and predicts t[i + d + 1], where there is one.
 class Batch {
  public:
   Batch(const ModelConfig& config, std::int64_t num_seqs, std::int64_t seq_len, const SequencePart& part = {},
         Device target = Device::kCpu);
 
-  /// tokens: [B, S + 1], ids in [0, vocab_size), of the whole sequences. labels: [B, S], kIgnoredLabel where a position
-  /// does not count; empty: the next tokens.
+  /// Fills in whole sequences. `tokens` is [B, S + 1], with ids in [0, vocab_size). `labels` is [B, S], with
+  /// kIgnoredLabel where a position does not count. If it is empty, the labels are the next tokens.
   void fill(std::span<const std::int32_t> tokens, std::span<const std::int32_t> labels = {});
 
-  /// For decoding, where a sequence of this batch is one token that continues an earlier text: sets the tokens and
-  /// their positions in it. seq_len must be 1.
+  /// Fills in tokens for decoding, with their positions. A sequence of this batch is then one token that continues an
+  /// earlier text. `positions` are those in that text. seq_len must be 1.
   void fill_tokens(std::span<const std::int32_t> tokens, std::span<const std::int32_t> positions);
 
-  /// Puts what was filled in on its way to the GPU, where the batch is for one. Until it is there, which is before what
-  /// follows on the stream, nothing may be filled in.
+  /// Starts to copy to the GPU what was filled in, if the batch is for a GPU. The copy ends before what follows on the
+  /// stream. Until then nothing may be filled in.
   void upload(const cuda::Stream& stream) const { ids_.upload(stream); }
 
   std::int64_t num_seqs() const { return num_seqs_; }
-  /// Bytes of the batch's tensors on one device.
+  /// Returns the bytes of the batch's tensors on one device.
   std::size_t num_bytes() const { return ids_.host().size_bytes(); }
   std::int64_t seq_len() const { return seq_len_; }
-  /// This rank's tokens of one sequence, and of all sequences.
+  /// Returns the number of this rank's tokens of one sequence. num_tokens() counts those of all sequences.
   std::int64_t tokens_per_seq() const { return seq_len_ / part_.size; }
   std::int64_t num_tokens() const { return num_seqs_ * tokens_per_seq(); }
-  /// This rank's positions whose label counts.
+  /// Returns the number of this rank's positions whose label counts.
   std::int64_t num_valid() const { return num_valid_; }
-  /// This rank's ranges of a sequence, one or two, in order.
+  /// Returns this rank's ranges of a sequence. There are one or two, in order.
   std::span<const TokenRange> ranges() const { return ranges_; }
 
   // The functions below return int32 tensors [T] on `device`.
   Tensor inputs(Device device) const { return view(main_.inputs, device); }
   Tensor labels(Device device) const { return view(main_.labels, device); }
-  /// Position of each token for RoPE: in its document under block_causal, otherwise in its sequence.
+  /// Returns the position of each token for RoPE. It counts from the begin of the document under block_causal, and
+  /// otherwise from that of the sequence.
   Tensor positions(Device device) const { return view(positions_, device); }
-  /// For each token, the index in its sequence of the first token that it attends to.
+  /// Returns, for each token, the index in its sequence of the first token that it attends to.
   Tensor doc_starts(Device device) const { return view(doc_starts_, device); }
-  /// Two orders of the keys of all context-parallel ranks. By parts: the tokens of rank r are [r · T, (r + 1) · T) of
-  /// [size · T]. By sequences: [B · S]. part_of_key gives the place in the former of each token of the latter,
-  /// key_of_part the reverse.
+  /// Returns the map between two orders of the keys of all context-parallel ranks. In the order by parts, rank r has
+  /// the tokens [r · T, (r + 1) · T) of [size · T]. The other order is by sequences, [B · S]. For each token by
+  /// sequences, part_of_key gives its place by parts. key_of_part gives the reverse.
   Tensor part_of_key(Device device) const { return view(part_of_key_, device); }
   Tensor key_of_part(Device device) const { return view(key_of_part_, device); }
   Tensor mtp_inputs(std::size_t module, Device device) const { return view(mtp_[module].inputs, device); }
@@ -72,7 +73,7 @@ class Batch {
   struct Ids {
     std::int64_t begin = 0, size = 0;
   };
-  /// What the main model or an MTP module reads and predicts.
+  /// Holds the inputs and labels of the main model or of an MTP module.
   struct Prediction {
     Ids inputs, labels;
   };

@@ -7,14 +7,14 @@
 namespace tessera {
 
 struct BlockSaved {
-  Tensor x_tD;  // the input, always kept (it is the block before's output)
-  // Kept under Recompute::kNone and Recompute::kSelective:
+  Tensor x_tD;  // the input, always kept (it is the output of the block before)
+  // These are kept under Recompute::kNone and Recompute::kSelective.
   Tensor mid_tD;  // after the attention's residual connection
   Tensor attention_rstd_t, ffn_rstd_t;
   AttentionSaved attention;
   Tensor ffn_h_T2I;  // dense only
   MoeSaved moe;      // MoE only
-  // The norms' outputs, kept under Recompute::kNone, otherwise recomputed:
+  // These are the norms' outputs. They are kept under Recompute::kNone. Otherwise they are recomputed.
   GemmOperand attention_y_tD, ffn_y_tD;
 };
 
@@ -22,7 +22,7 @@ class Block {
  public:
   Block(Parameters& parameters, const ModelConfig& config, bool is_moe, const std::string& prefix, std::int64_t layer);
 
-  /// Computes out_tD from x_tD, which must not change until the backward. `sums`: what an MoE layer adds to.
+  /// Computes out_tD from x_tD, which must not change until the backward. An MoE layer adds to `sums`.
   void forward(const LayerContext& context, const Tensor& x_tD, BlockSaved& saved, const Tensor& out_tD,
                const MoeSums& sums) const;
 
@@ -33,7 +33,7 @@ class Block {
   void decode(const LayerContext& context, const Tensor& x_TD, const Tensor& slot_T, const Tensor& cache_SPN,
               const Tensor& out_TD) const;
 
-  /// Returns the MoE layer; null for a dense block.
+  /// Returns the MoE layer. It is null for a dense block.
   const Moe* moe() const { return moe_ ? &*moe_ : nullptr; }
 
  private:

@@ -1,5 +1,5 @@
-// What a DeepSeek-V3 model is: its sizes and options, the four published sizes as flavors, and what follows from them.
-// Names are TorchTitan's DeepSeekV3ModelArgs where the thing is the same.
+// The sizes and options of a DeepSeek-V3 model, the four published sizes as flavors, and the numbers that follow from
+// them. Names are those of TorchTitan's DeepSeekV3ModelArgs where the meaning is the same.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ struct ModelConfig {
 
   std::int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   bool is_moe_layer(std::int64_t layer) const { return layer >= n_dense_layers; }
-  /// Counts the layers of multi-token prediction, too.
+  /// Returns the number of MoE layers, including those of multi-token prediction.
   std::int64_t num_moe_layers() const {
     return n_layers > n_dense_layers ? n_layers - n_dense_layers + num_mtp_modules : 0;
   }
@@ -69,7 +69,7 @@ struct ModelConfig {
 ModelConfig model_flavor(std::string_view name);
 std::vector<std::string> model_flavor_names();
 
-/// Numbers of parameters, counted as TorchTitan counts them.
+/// Holds the numbers of parameters, counted as TorchTitan counts them.
 struct ParameterCounts {
   std::int64_t total;
   std::int64_t embedding;

@@ -14,7 +14,7 @@ class FeedForward {
 
   /// Returns the forms in which the network reads x_tD.
   InputForms x_forms(const LayerContext& context) const;
-  /// Allocates h_T2I, which the backward needs: for all T tokens.
+  /// Allocates h_T2I for all T tokens. The backward needs it.
   Tensor allocate_saved(const LayerContext& context) const;
 
   /// Computes h_T2I = x · W13ᵀ, and assigns or adds the network's output to out_tD, if that is defined. x_tD, out_tD
@@ -26,7 +26,8 @@ class FeedForward {
   void backward(const LayerContext& context, const GemmOperand& x_tD, const Tensor& h_T2I, const Tensor& d_out_tD,
                 const Tensor& d_x_tD) const;
 
-  // The same in two calls: first d_x_tD, then the parameters' gradients, from what the first call leaves in the arena.
+  // The next two functions make the backward in two calls. The first one computes d_x_tD. The second one computes the
+  // parameters' gradients from what the first one leaves in the arena.
   struct Gradients {
     GemmOperand d_out_TD, a_TI, d_h_T2I;
   };
@@ -36,7 +37,7 @@ class FeedForward {
 
  private:
   LinearSite w13_, w2_;
-  std::int64_t inter_dim_;  // I, of this rank
+  std::int64_t inter_dim_;  // I of this rank
 };
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
-// GEMM sites: the weights that layers multiply with. A site owns its weight's name, its precision (params/precision.h),
-// the forms in which its products read operands, and what it moves between ranks. A layer asks a site for the forms,
-// has its operators write them, and multiplies.
+// GEMM sites: the weights that layers multiply with. A site owns its weight's name and its precision
+// (params/precision.h). It knows the forms in which its products read operands, and which tokens it moves between
+// ranks. A layer asks a site for the forms, has its operators write them, and multiplies.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// Which forms of a matrix its GEMMs read: plain, quantized along rows, quantized along columns.
+/// Says which forms of a matrix its GEMMs read: plain, quantized along rows, quantized along columns.
 struct OperandForms {
   bool plain = false, rows = false, columns = false;
   mx::Format format{};  // of rows and columns
@@ -22,7 +22,7 @@ struct OperandForms {
   OperandForms operator|(const OperandForms& other) const;
 };
 
-/// Which forms of an activation a site's products read: in the forward, and in the weight-gradient GEMM.
+/// Says which forms of an activation a site's products read, in the forward and in the weight-gradient GEMM.
 struct InputForms {
   OperandForms forward, wgrad;
 
@@ -34,11 +34,11 @@ struct InputForms {
 /// Returns an operand of these forms. It takes those that `have` holds, and allocates the others.
 GemmOperand allocate_operand(const LayerContext& context, const Shape& shape, const OperandForms& forms,
                              const GemmOperand& have = {});
-/// Returns x in these forms, quantized now. What `have` holds is used as above.
+/// Returns x in these forms. It takes those that `have` holds, and quantizes x into the others.
 GemmOperand quantized_operand(const LayerContext& context, const Tensor& x, const OperandForms& forms,
                               const GemmOperand& have = {});
 
-/// A weight and the forms in which its products read operands.
+/// Holds a weight and the forms in which its products read operands.
 class GemmSite {
  public:
   /// Adds the weight to the parameters.
@@ -54,12 +54,13 @@ class GemmSite {
   std::int64_t row_alignment(const QuantizedWeights& quantized) const;
 
  protected:
-  // The products in the site's precisions. `offsets_E1` is defined for a grouped site only.
+  // The next three functions are the products in the site's precisions. `offsets_E1` is defined for a grouped site
+  // only.
   void multiply_forward(const LayerContext& context, const GemmOperand& x, const Tensor& offsets_E1, const Tensor& y,
                         Write write) const;
   void multiply_dgrad(const LayerContext& context, const GemmOperand& d_y, const Tensor& offsets_E1, const Tensor& d_x,
                       Write write) const;
-  /// Adds to the weight's gradient, or puts that off (LayerContext::deferred).
+  /// Adds to the weight's gradient, or defers that (LayerContext::deferred).
   void multiply_wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x,
                       const Tensor& offsets_E1) const;
 
@@ -73,14 +74,14 @@ class GemmSite {
   std::string name_;
 };
 
-/// How tensor parallelism shards a linear site's weight [M, N], and so what the site moves.
+/// Says how tensor parallelism shards a linear site's weight [M, N], and so which tokens the site moves.
 enum class Sharding : std::uint8_t {
-  kReplicated,  // whole on every rank, or in a layer that moves tokens itself: moves nothing
+  kReplicated,  // whole on every rank, or in a layer that moves tokens itself: the site moves nothing
   kColumn,      // M is sharded: gathers its input's tokens, and reduce-scatters the input's gradient
   kRow,         // N is sharded: reduce-scatters its output, and gathers the output's gradient
 };
 
-/// y = x · wᵀ with w [M, N] (M and N as this rank has them).
+/// Computes y = x · wᵀ with w [M, N]. M and N are sizes of this rank's part.
 ///
 ///   sharding     x            y            gather_input     forward          gradient   dgrad
 ///   kReplicated  [t, N]       [t, M]       x itself         local            local      local
@@ -90,7 +91,7 @@ class LinearSite : public GemmSite {
  public:
   enum class Reader : std::uint8_t { kForward, kWgrad, kBoth };
 
-  /// `tokens`: whose tokens a column-sharded site gathers.
+  /// `tokens` says whose tokens a column-sharded site gathers.
   LinearSite(Parameters& parameters, const ParamSpec& spec, Sharding sharding, TokenSet tokens = TokenSet::kMicroBatch)
       : GemmSite(parameters, spec), sharding_(sharding), tokens_(tokens) {}
 
@@ -98,8 +99,8 @@ class LinearSite : public GemmSite {
   InputForms input_forms(const LayerContext& context) const;
   /// Returns the input as the products of `reader` read it.
   GemmOperand gather_input(const LayerContext& context, const GemmOperand& x_tN, Reader reader) const;
-  /// The same for an input of `shape` [t, N] that write(operand) computes. On one rank it writes the forms that are
-  /// wanted itself. What `have` holds is used, as in allocate_operand.
+  /// Returns the input as gather_input does, for an input of `shape` [t, N] that write(operand) computes. On one rank,
+  /// `write` gets an operand that has the wanted forms. What `have` holds is used, as in allocate_operand.
   template <typename WriteInput>
   GemmOperand gather_written(const LayerContext& context, const Shape& shape, Reader reader, const GemmOperand& have,
                              WriteInput&& write) const;
@@ -113,7 +114,7 @@ class LinearSite : public GemmSite {
              Write write = Write::kAssign) const;
   /// Adds d_yᵀ · x to the weight's gradient.
   void wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x) const;
-  /// Computes both from d_y, and frees what it allocates.
+  /// Computes d_x and the weight's gradient from d_y. It frees what it allocates.
   void backward(const LayerContext& context, const Tensor& d_y, const GemmOperand& x, const Tensor& d_x,
                 Write write = Write::kAssign) const;
 
@@ -125,7 +126,7 @@ class LinearSite : public GemmSite {
   TokenSet tokens_;
 };
 
-/// y rows = x rows · w_eᵀ with an expert's own matrix w_e for the rows [offsets_E1[e], offsets_E1[e + 1]).
+/// Computes y = x · w_eᵀ for the rows [offsets_E1[e], offsets_E1[e + 1]). Each expert has its own matrix w_e.
 class GroupedSite : public GemmSite {
  public:
   using GemmSite::GemmSite;
@@ -135,8 +136,8 @@ class GroupedSite : public GemmSite {
   void wgrad(const LayerContext& context, const GemmOperand& d_y, const GemmOperand& x, const Tensor& offsets_E1) const;
 };
 
-/// Weight gradients that a backward has put off (zero-bubble pipelines, arXiv 2401.10241). Holds the operands that they
-/// need. Copies those that are not on the arena of saved tensors.
+/// Holds weight gradients that a backward has deferred (zero-bubble pipelines, arXiv 2401.10241), with the operands
+/// that they need. It copies operands that are not on the arena of saved tensors.
 class DeferredWgrads {
  public:
   /// Reserves room for so many gradients, so that add() allocates nothing.

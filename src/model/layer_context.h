@@ -12,21 +12,21 @@
 
 namespace tessera {
 
-/// Observes the operands of every GEMM site while a micro-batch is computed, each before it is multiplied; for
-/// diagnosis. With a probe, quantized operands exist in plain form too.
+/// Observes the operands of every GEMM site while a micro-batch is computed. It sees each one before it is multiplied.
+/// It serves diagnosis. With a probe, quantized operands exist in plain form too.
 class SiteProbe {
  public:
   enum class Role : std::uint8_t { kInput, kWeight, kGradient };
   virtual ~SiteProbe() = default;
-  /// `plain`: the operand, of which the first num_rows rows count (-1: all). `quantized`: its form along the
-  /// contraction of fprop (dgrad for kGradient), undefined where it is not quantized.
+  /// Observes an operand. Its first num_rows rows count, or all rows if num_rows is -1. `quantized` is its form along
+  /// the contraction of fprop (of dgrad for kGradient). It is undefined where the operand is not quantized.
   virtual void observe(const Context& op, ParamId site, Role role, const Tensor& plain, const mx::Quantized& quantized,
                        std::int64_t num_rows) = 0;
 };
 
 class DeferredWgrads;
 
-/// What all layers of a model share. It does not change during a pass.
+/// Holds what all layers of a model share. It does not change during a pass.
 struct Environment {
   const ModelConfig* config;
   const Parameters* parameters;
@@ -37,17 +37,18 @@ struct Environment {
   bool force_load_balance = false;
 };
 
-/// One pass of one micro-batch through layers of a model: the environment, and how this pass differs from others.
+/// Describes one pass of one micro-batch through layers of a model: the environment, and how this pass differs from
+/// others.
 struct LayerContext {
   const Environment* model;
   Context op;
   const Batch* batch;
   Recompute recompute = Recompute::kNone;
-  /// Arena that owns what a forward saves for the backward. Null means op's arena, which works only if backward passes
-  /// run in reverse order of the forwards.
+  /// The arena that owns what a forward saves for the backward. Null means op's arena, which works only if backward
+  /// passes run in reverse order of the forwards.
   Arena* saved_arena = nullptr;
   SiteProbe* probe = nullptr;
-  /// The parameters again, for a backward, which writes gradients. Null where there is no backward.
+  /// The parameters as a backward needs them, which writes gradients. Null means that there is no backward.
   Parameters* gradients = nullptr;
   /// The factor of the balance loss's gradient: 1 / (sequences of the global batch).
   float balance_scale = 0.0f;
@@ -61,8 +62,8 @@ struct LayerContext {
   Tensor gradient(ParamId id) const { return model->parameters->gradient(id); }
   const SitePrecision& precision(ParamId id) const { return model->quantized->precision(id); }
   DType compute() const { return model->parameters->compute_dtype(); }
-  /// num_tokens: T, the tokens that the tensor-parallel ranks share. num_local_tokens: t, those of them that this rank
-  /// has between layers, from first_local_token() on.
+  /// num_tokens() returns T, the number of tokens that the tensor-parallel ranks share. num_local_tokens() returns t,
+  /// the number of those that this rank has between layers. They begin at first_local_token().
   std::int64_t num_tokens() const { return batch->num_tokens(); }
   std::int64_t num_local_tokens() const { return num_tokens() / mesh().degrees.tp; }
   std::int64_t first_local_token() const { return mesh().place.tp * num_local_tokens(); }
@@ -79,7 +80,7 @@ struct LayerContext {
     result.op = other;
     return result;
   }
-  /// Returns the context that allocates what the backward reads: on saved_arena.
+  /// Returns the context that allocates on saved_arena, which is for what the backward reads.
   LayerContext for_saved() const {
     LayerContext result = *this;
     if (saved_arena != nullptr) result.op.arena = saved_arena;
@@ -104,8 +105,8 @@ struct LayerContext {
   bool probe_has_seen = false;
 };
 
-// Initial deviations, by TorchTitan: `kInitStd` for what reads the residual stream first, and a deviation that falls
-// with depth for what writes to it.
+// The initial standard deviations are TorchTitan's. Weights that first read the residual stream have kInitStd. Those
+// that write to it have a deviation that falls with depth.
 inline constexpr float kInitStd = 0.02f;
 inline constexpr float kInitBound = 2.0f;
 inline Init init_shallow() { return {.std = kInitStd, .bound = kInitBound}; }

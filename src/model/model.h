@@ -13,7 +13,7 @@
 namespace tessera {
 
 struct ModelOptions {
-  Device device = Device::kCpu;  // where it runs: kCpu or kCuda
+  Device device = Device::kCpu;  // where the model runs: kCpu or kCuda
   DType compute = DType::kBFloat16;
   OptimizerTensors optimizer = adamw_tensors();
   Recompute recompute = Recompute::kNone;
@@ -24,13 +24,13 @@ struct ModelOptions {
   bool keep_gathered = false;
   /// Sums gradients over the ranks only once per step.
   bool keep_gradients = false;
-  /// The stages of a pipeline that this rank has, in their order; empty: the whole model as one stage. Multi-token
-  /// prediction needs the embedding and the head on one rank.
+  /// The stages of a pipeline that this rank has, in their order. If it is empty, the whole model is one stage.
+  /// Multi-token prediction needs the embedding and the head on one rank.
   std::vector<StageModules> stages = {};
-  /// Tokens of a batch that this rank has between layers. 0: the model is built for its parameters only, and is not
-  /// run.
+  /// The number of tokens of a batch that this rank has between layers. With 0, the model is built for its parameters
+  /// only, and is not run.
   std::int64_t max_tokens = 0;
-  // Expert parallelism (DispatchOptions); one rank needs no backend.
+  // The next members are options of expert parallelism (DispatchOptions). One rank needs no backend.
   DispatchBackend dispatch_backend = DispatchBackend::kStandard;
   double capacity_factor = 0.0;
   int dispatch_sms = kDefaultSms;
@@ -38,38 +38,39 @@ struct ModelOptions {
   PayloadPrecision combine_backward = PayloadPrecision::kDefault;
 };
 
-/// Factors that turn a micro-batch's sums into its part of the step's loss
-///   main/N + mtp_loss_weight · mtp/(modules · N) + balance/sequences,
-/// N being the valid positions and `sequences` the sequences of the whole step, over all data ranks.
+/// Holds the factors that turn a micro-batch's sums into its part of the step's loss
+///   main/N + mtp_loss_weight · mtp/(modules · N) + balance/sequences.
+/// N is the number of valid positions and `sequences` the number of sequences, both of the whole step over all data
+/// ranks.
 struct LossScale {
   double per_token;     // 1 / N
   double per_sequence;  // 1 / sequences
 };
 
-/// What a multi-token prediction module's input projection keeps for its backward.
+/// Holds what a multi-token prediction module's input projection keeps for its backward.
 struct MtpSaved {
   Tensor embedding_tD, embedding_y_tD, embedding_rstd_t;
   Tensor hidden_tD, hidden_y_tD, hidden_rstd_t;
 };
 
-/// What a stage keeps of a micro-batch between its passes. Tensors are [t, D].
+/// Holds what a stage keeps of a micro-batch between its passes. Tensors are [t, D].
 struct StageSaved {
-  /// Arena that owns the saved tensors. Null means op's arena, which works only if backward passes run in reverse order
-  /// of the forwards.
+  /// The arena that owns the saved tensors. Null means op's arena, which works only if backward passes run in reverse
+  /// order of the forwards.
   Arena* arena = nullptr;
-  /// Input and output of the stage. The caller sets x_tD, unless the stage has the embedding. out_tD is undefined if
-  /// the stage has the head.
+  /// The input and the output of the stage. The caller sets x_tD, unless the stage has the embedding. out_tD is
+  /// undefined if the stage has the head.
   Tensor x_tD, out_tD;
   /// The output's gradient, which the backward turns into the input's. The caller sets it, unless the stage has the
   /// head.
   Tensor d_tD;
-  std::vector<BlockSaved> blocks;  // MTP modules' last
+  std::vector<BlockSaved> blocks;  // those of MTP modules come last
   std::vector<MtpSaved> mtp;
   std::vector<Tensor> d_modules;  // gradients of their outputs
   std::optional<DeferredWgrads> deferred;
 };
 
-/// Called with each block's output, in order of computation; for diagnosis and tests.
+/// Is called with each block's output, in order of computation. It serves diagnosis and tests.
 using BlockObserver = std::function<void(const std::string& name, const Tensor& x_tD)>;
 
 class Model {
@@ -84,7 +85,7 @@ class Model {
   Parameters& parameters() { return parameters_; }
   const Parameters& parameters() const { return parameters_; }
   ParameterCounts count_parameters() const;
-  /// The weights in low precision. There are none before set_precisions().
+  /// Returns the weights in low precision. There are none before set_precisions().
   QuantizedWeights& quantized_weights() { return quantized_; }
   const QuantizedWeights& quantized_weights() const { return quantized_; }
   /// Renews all copies of the weights that layers read, after the masters were changed from outside.
@@ -97,48 +98,49 @@ class Model {
     parameters_.forget_gathered();
     quantized_.refresh(op);
   }
-  /// Sets the precisions: one entry per parameter, for `op`'s target. Must be called before the quantized weights are
-  /// allocated.
+  /// Sets the precisions for `op`'s target, with one entry per parameter. Must be called before the quantized weights
+  /// are allocated.
   void set_precisions(const Context& op, PrecisionTable table);
-  /// Bytes of windows that expert parallelism takes.
+  /// Returns the bytes of the windows that expert parallelism takes.
   std::size_t window_bytes() const { return moe_.dispatcher == nullptr ? 0 : moe_.dispatcher->window_bytes(); }
-  /// Allocates what training needs, together with all ranks. `cuda` is the GPU's runtime, which must outlive the model;
-  /// null on CPUs.
+  /// Allocates what training needs, together with all ranks. `cuda` is the GPU's runtime, which must outlive the model.
+  /// It is null on CPUs.
   void allocate(cuda::Runtime* cuda = nullptr);
   ParamId embedding() const { return embedding_.table; }
   const std::vector<Block>& blocks() const { return trunk_.blocks; }
   const Head& head() const { return *heads_.main; }
 
-  /// The stages of this rank, and what one keeps of a micro-batch. `defers`: its backward may put off weight gradients.
+  // The next functions are about the stages of this rank.
   std::size_t num_stages() const { return stages_.size(); }
   const StageModules& stage(std::size_t i) const { return stages_[i].modules; }
+  /// Returns what a stage keeps of a micro-batch. If `defers` is set, its backward may defer weight gradients.
   StageSaved make_saved(std::size_t stage, bool defers) const;
-  /// Runs a stage's forward for a micro-batch, and with the head also the head's backward. Adds to sums(). `probe` may
-  /// be null; it observes the operands of every GEMM site.
+  /// Runs a stage's forward for a micro-batch. If the stage has the head, also runs the head's backward. Adds to
+  /// sums(). `probe` observes the operands of every GEMM site. It may be null.
   void forward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                SiteProbe* probe = nullptr);
   /// Runs the stage's backward, which adds to the gradients. If make_saved was called with `defers`, backward_weights()
-  /// computes those of the GEMM sites' weights.
+  /// computes the gradients of the GEMM sites' weights.
   void backward(const Context& op, std::size_t stage, const Batch& batch, const LossScale& scale, StageSaved& saved,
                 SiteProbe* probe = nullptr);
   void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);
 
   /// Runs forward and backward of one micro-batch, for a model of one stage. Adds to sums(). Activations live on op's
-  /// arena during the call. `clock`, if given, gets the times of both added.
+  /// arena during the call. Adds the times of both to `clock`, if that is given.
   void train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseClock* clock = nullptr,
                   SiteProbe* probe = nullptr);
 
   /// Runs the forward only, waits for the losses and returns them. sums() do not change. logits_TV [T, V] and
-  /// mtp_logits (one per module), both float32, are filled where defined. For one of several stages, x_tD is the
-  /// stage's input, unless it has the embedding, and becomes its output, unless it has the head.
+  /// mtp_logits (one per module) are float32, and are filled where defined. With several stages, x_tD is the stage's
+  /// input, unless it has the embedding. It becomes the stage's output, unless it has the head.
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {},
                     const Tensor& logits_TV = {}, std::span<const Tensor> mtp_logits = {}, std::size_t stage = 0,
                     const Tensor& x_tD = {});
 
-  /// What this rank's forwards have added up since clear_sums(). Its layers are this rank's MoE layers.
+  /// Returns what this rank's forwards have added up since clear_sums(). Its layers are this rank's MoE layers.
   StepSums& sums() { return sums_; }
   void clear_sums(const Context& op);
-  /// This rank's MoE layers in order; those of MTP modules come last.
+  // The next functions are about this rank's MoE layers, in their order. Those of MTP modules come last.
   std::size_t num_moe_layers() const { return moe_.layers.size(); }
   const Moe& moe_layer(std::size_t i) const { return *moe_.layers[i].moe; }
   /// Returns the layer's place among the MoE layers of the whole model.
@@ -172,14 +174,14 @@ class Model {
 
     UnitId unit(std::size_t block) const { return first_unit + block; }
   };
-  /// The output projection and all that predicts through it. There are none if no stage has the head.
+  /// Holds the output projection and the heads that predict through it. There are none if no stage has the head.
   struct Heads {
     UnitId unit = 0;  // of the projection and the main head
     std::unique_ptr<LinearSite> output;
     std::unique_ptr<Head> main;
     std::vector<MtpModule> mtp;
   };
-  /// The MoE layers of blocks and MTP modules, and what moves their tokens.
+  /// Holds the MoE layers of blocks and MTP modules, and the dispatcher that moves their tokens.
   struct MoeLayers {
     struct Layer {
       const Moe* moe;
@@ -189,22 +191,23 @@ class Model {
     std::unique_ptr<Dispatcher> dispatcher;  // null if no layer needs one
   };
 
-  /// Makes the dispatcher for the present layers; null if none needs one.
+  /// Makes the dispatcher for the present layers. Returns null if none needs one.
   std::unique_ptr<Dispatcher> make_dispatcher() const;
   LayerContext layer_context(const Context& op, const Batch& batch);
-  // Between the two calls a unit's weights are gathered, and those of `next` are being gathered.
+  // Between the next two calls a unit's weights are gathered, and those of `next` are being gathered.
   void begin_unit(const Context& op, UnitId unit, std::optional<UnitId> next = {});
   void end_unit(UnitId unit) { parameters_.release(unit); }
-  // The same for the backward, where the unit's gradients are in memory as well.
+  // Between the next two calls the unit's gradients are in memory as well, for the backward.
   void begin_unit_backward(const Context& op, UnitId unit, std::optional<UnitId> next = {});
   void end_unit_backward(UnitId unit);
   /// Returns the unit that follows a block of a stage in the forward.
   std::optional<UnitId> unit_after(const Stage& stage, std::size_t block) const;
-  /// Assign the embeddings of this rank's tokens to x_tD, and add to the table's gradient. tokens_T: the ids of all T
-  /// tokens (model/token_exchange.h).
+  /// Assigns the embeddings of this rank's tokens to x_tD. tokens_T has the ids of all T tokens
+  /// (model/token_exchange.h).
   void embed(const LayerContext& context, const Tensor& tokens_T, const Tensor& x_tD) const;
+  /// Adds to the embedding table's gradient.
   void embed_backward(const LayerContext& context, const Tensor& tokens_T, const Tensor& d_x_tD) const;
-  /// Returns the sums that a block's MoE layer adds to; empty for a dense block.
+  /// Returns the sums that a block's MoE layer adds to. They are undefined for a dense block.
   MoeSums sums_of(const Block& block, Device device) const;
   void mtp_input(const LayerContext& context, const MtpModule& module, const Tensor& tokens_T, const Tensor& hidden_tD,
                  MtpSaved& saved, const Tensor& z_tD) const;
@@ -222,7 +225,7 @@ class Model {
   StepSums sums_;
   StepSums evaluated_;  // losses only
   std::vector<Stage> stages_;
-  StageSaved saved_;  // train_step's
+  StageSaved saved_;  // of train_step
 };
 
 }  // namespace tessera

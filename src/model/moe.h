@@ -1,5 +1,6 @@
 // The mixture-of-experts layer: router, routed experts, shared experts. It is dropless: every token reaches all its
-// experts. Expert parallelism shards the routed experts over ranks; a dispatcher (ep/dispatcher.h) moves their rows.
+// experts. Expert parallelism shards the routed experts over ranks, and a dispatcher (ep/dispatcher.h) moves their
+// rows.
 #pragma once
 
 #include <optional>
@@ -12,12 +13,12 @@
 namespace tessera {
 
 struct MoeSaved {
-  // Kept under Recompute::kNone and Recompute::kSelective:
+  // These are kept under Recompute::kNone and Recompute::kSelective.
   RouterOutputs routing;
   DispatchSaved dispatch;
   Tensor h_R2F;  // before SwiGLU; the backward may overwrite it
   Tensor shared_h_T2I;
-  // Kept under Recompute::kNone, otherwise dispatched again:
+  // These are kept under Recompute::kNone. Otherwise they are dispatched again.
   GemmOperand x_RD;
 };
 
@@ -49,8 +50,8 @@ class Moe {
 
  private:
   RouterOptions router_options(const LayerContext& context) const;
-  /// Returns the SMs that a dispatcher's call takes while the shared experts run beside it. 0: they do not run beside
-  /// it.
+  /// Returns the number of SMs that a dispatcher's call takes while the shared experts run beside it. 0 means that they
+  /// do not run beside it.
   int num_sms_of_dispatch(const LayerContext& context) const;
   /// Adds to loss_1 (float64) the balance loss of the micro-batch's sequences, including other ranks' tokens of them.
   /// If loss_1 is undefined, computes only what the backward needs.

@@ -5,8 +5,8 @@
 
 namespace tessera {
 
-/// Which activations the forward keeps for the backward. The results are the same bit for bit, because what is not kept
-/// is computed again by the same operators from the same numbers.
+/// Says which activations the forward keeps for the backward. The results are the same bit for bit in all modes. The
+/// same operators compute again from the same numbers what is not kept.
 enum class Recompute : std::uint8_t {
   kNone,       // keep everything
   kSelective,  // recompute norms, MLA's up-projections, RoPE and routed rows (DeepSeek-V3, sec. 3.2.3)

@@ -1,5 +1,5 @@
-// Cosines and sines of RoPE's angles, with YaRN's scaling of the frequencies (Peng et al., arXiv 2309.00071) when the
-// sequence is longer than the model's original one.
+// The cosines and sines of RoPE's angles. YaRN scales the frequencies (Peng et al., arXiv 2309.00071) when the sequence
+// is longer than the model's original one.
 #pragma once
 
 #include "model/config.h"
@@ -9,8 +9,8 @@ namespace tessera {
 
 class RopeTable {
  public:
-  /// `seq_len`: the training length, which decides whether YaRN applies. `num_positions`: rows of the table; 0 means
-  /// seq_len.
+  /// `seq_len` is the training length, which decides whether YaRN applies. `num_positions` is the number of rows of the
+  /// table. 0 means seq_len.
   RopeTable(const ModelConfig& config, std::int64_t seq_len, std::int64_t num_positions = 0,
             Device target = Device::kCpu);
 

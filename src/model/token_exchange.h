@@ -1,4 +1,5 @@
-// Tokens are sharded over ranks. Here is what layers and their sites call when they need more than this rank's.
+// Collectives over tokens. Tokens are sharded over ranks. Layers and their sites call these when they need other ranks'
+// tokens.
 #pragma once
 
 #include <string_view>
@@ -7,23 +8,23 @@
 
 namespace tessera {
 
-/// Sets of tokens that several ranks share. A rank has t of them between layers.
+/// Names the sets of tokens that several ranks share. A rank has t of them between layers.
 enum class TokenSet : std::uint8_t {
   kMicroBatch,  // T: those of the micro-batch, which tensor-parallel ranks share
-  kSequences,   // K: those of its whole sequences, which context-parallel ranks share as well: what keys are computed
-                // for
+  kSequences,   // K: those of its whole sequences, which context-parallel ranks share as well; keys are
+                // computed for all of them
 };
 
-// In all functions `name` says for whom tokens move, for messages.
+// In all functions below, `name` says for whom tokens move. Messages quote it.
 
 /// Returns whether other ranks have some of these tokens.
 bool are_sharded(const LayerContext& context, TokenSet tokens);
 /// Returns T or K.
 std::int64_t num_tokens(const LayerContext& context, TokenSet tokens);
-/// Gathers the ranks' x_tN into out, in the order of the tokens. Only for tokens that are sharded.
+/// Gathers the ranks' x_tN into out, in the order of the tokens. The tokens must be sharded.
 void all_gather(const LayerContext& context, TokenSet tokens, const Tensor& x_tN, const Tensor& out,
                 std::string_view name);
-/// Assigns or adds to out_tN this rank's tokens of the sum of all ranks' `partial`. Only for tokens that are sharded.
+/// Assigns or adds to out_tN this rank's tokens of the sum of all ranks' `partial`. The tokens must be sharded.
 void reduce_scatter(const LayerContext& context, TokenSet tokens, const Tensor& partial, const Tensor& out_tN,
                     Write write, std::string_view name);
 

@@ -1,5 +1,5 @@
-// Which gradients the next product assigns. The first product of a step assigns the gradient of a GEMM's weight instead
-// of adding to zeros, so that nobody has to clear it.
+// Keeps track of which gradients the next product assigns. The first product of a step assigns the gradient of a GEMM's
+// weight instead of adding to zeros. So the gradient need not be cleared.
 #pragma once
 
 #include <optional>
@@ -16,19 +16,19 @@ class FirstWrites {
 
   /// Forgets all marks.
   void reset() { to_assign_.assign(table_->size(), false); }
-  /// Starts the sums of a unit in its slot, or, without a unit, those in the flat buffer: marks the gradients that the
-  /// next product assigns, and sets all others to 0.
+  /// Starts the sums of a unit in its slot. Without a unit, starts those in the flat buffer. It marks the gradients
+  /// that the next product assigns, and sets all others to 0.
   void start(const Context& op, const Tensor& sums, std::optional<UnitId> unit);
-  /// Returns how the next product enters the gradient of a GEMM's weight. Must be called once per product.
+  /// Returns how the next product writes to the gradient of a GEMM's weight. Must be called once per product.
   Write next(ParamId id);
-  /// Throws InternalError if a gradient there has not been assigned.
+  /// Throws InternalError if no product has assigned a gradient of this unit, or without a unit, of the flat buffer.
   void require_assigned(std::optional<UnitId> unit) const;
 
  private:
   bool is_assigned_in(std::optional<UnitId> unit, ParamId id) const;
 
   const ParameterTable* table_;
-  std::vector<bool> to_assign_;  // by id: no product of this step has entered the gradient yet
+  std::vector<bool> to_assign_;  // by id; true while no product of this step has written to the gradient
 };
 
 }  // namespace tessera

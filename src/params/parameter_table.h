@@ -1,9 +1,10 @@
-// The field table of a model's parameters: names, shapes, initial numbers, and where each lies. It is written once, by
-// the layers' constructors, and drives allocation, initialisation, sharding, the optimizer, checkpoints and tests.
+// The table of a model's parameters: names, shapes, initial numbers, and where each one lies. The layers' constructors
+// write it once. Allocation, initialisation, sharding, the optimizer, checkpoints and tests read it.
 //
-// Tensor and expert parallelism cut a parameter along a dim (Cut); what a rank holds then is the local tensor.
-// Parameters of a unit (a block of the model) that are cut alike are a bucket. The flat buffers (params/parameters.h)
-// hold this rank's 1/n of every bucket, n being the ranks that have the same local tensors (parallel/mesh.h).
+// Tensor and expert parallelism cut a parameter along a dim (Cut). The part that a rank then holds is the local tensor.
+// A unit is a block of the model. Parameters of a unit that are cut alike form a bucket. The flat buffers
+// (params/parameters.h) hold this rank's 1/n of every bucket. n is the number of ranks that have the same local tensors
+// (parallel/mesh.h).
 #pragma once
 
 #include <memory>
@@ -17,15 +18,15 @@
 
 namespace tessera {
 
-/// Whether a parameter is the weight of a GEMM that a recipe may run in low precision.
+/// Says whether a parameter is the weight of a GEMM that a recipe may run in low precision.
 enum class GemmKind : std::uint8_t {
   kNone,
   kLinear,   // y = x · wᵀ for all rows
-  kGrouped,  // with an expert's own matrix for its rows
+  kGrouped,  // y = x · wᵀ, with an expert's own matrix for its rows
   kOutput,   // linear: the output projection, which recipes leave alone unless they are asked for it
 };
 
-/// How tensor or expert parallelism cuts a parameter.
+/// Says how tensor or expert parallelism cuts a parameter.
 struct Cut {
   enum class Axis : std::uint8_t { kNone, kTensor, kExperts };
   Axis axis = Axis::kNone;
@@ -37,20 +38,20 @@ struct ParamSpec {
   std::string name;
   Shape shape;  // of the whole parameter
   Init init;
-  /// For w13: the distribution of the up rows, the second half of the last dim but one. `init` is then that of the gate
-  /// rows.
+  /// For w13, the distribution of the up rows, which are the second half of the last dim but one. `init` is then that
+  /// of the gate rows.
   std::optional<Init> init_up = std::nullopt;
   GemmKind gemm = GemmKind::kNone;
   Cut cut = {};
 };
 
 using ParamId = std::size_t;
-/// An FSDP unit: parameters that are gathered and released together.
+/// Identifies an FSDP unit: parameters that are gathered and released together.
 using UnitId = std::size_t;
 
 class ParameterTable {
  public:
-  /// Parameters of one unit that are sharded in the same way. Sizes and offsets are in numbers.
+  /// Describes parameters of one unit that are sharded in the same way. Sizes and offsets are in numbers.
   struct Bucket {
     UnitId unit;
     Cut::Axis axis;
@@ -74,8 +75,8 @@ class ParameterTable {
 
   Mesh& mesh() const { return *mesh_; }
 
-  /// Starts a new FSDP unit: parameters added after this call are gathered and released together. The constructor
-  /// starts the first one.
+  /// Starts a new FSDP unit. Parameters that are added after this call are gathered and released together. The
+  /// constructor starts the first unit.
   UnitId begin_unit() { return num_units_++; }
   std::size_t num_units() const { return num_units_; }
   /// Adds a parameter, whose name must be new.
@@ -100,7 +101,7 @@ class ParameterTable {
   bool sharded(const Bucket& bucket) const { return group(bucket).size() > 1; }
   bool sharded(ParamId id) const { return sharded(bucket(id)); }
   bool sharded_unit(UnitId unit) const;
-  /// Numbers of a flat buffer, and of the largest slot.
+  /// Returns the size of a flat buffer, in numbers. slot_size() returns that of the largest slot.
   std::int64_t flat_size() const { return flat_size_; }
   std::int64_t slot_size() const { return slot_size_; }
 
@@ -132,7 +133,7 @@ class ParameterTable {
   std::int64_t buffers_size_ = 0;
 };
 
-/// Parameters and shards start at multiples of this many numbers, so that both the float32 and the bfloat16 views are
+/// Parameters and shards start at multiples of this many numbers. So both the float32 and the bfloat16 views are
 /// aligned.
 inline constexpr std::int64_t kAlignmentInNumbers = kAlignment / sizeof(BFloat16);
 

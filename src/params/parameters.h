@@ -1,8 +1,8 @@
 // The parameters of a model: their table (params/parameter_table.h) and their memory.
 //
-// Per parameter there are a float32 master weight, a float32 gradient, what the optimizer keeps, and, when computing in
-// bfloat16, a rounded copy that the layers read. Each of them is one flat buffer with this rank's parts of the
-// parameters one behind the other. Layers read and write parameters that are not sharded there,
+// A parameter has a float32 master weight, a float32 gradient and the optimizer's tensors. When computing in bfloat16,
+// it also has a rounded copy that layers read. Each of these is one flat buffer, with this rank's parts of the
+// parameters one behind the other. Layers read and write parameters that are not sharded there. They read and write the
 // others in the slots of their units (params/unit_slots.h).
 #pragma once
 
@@ -22,8 +22,8 @@ class Parameters {
 
   Mesh& mesh() const { return table_->mesh(); }
 
-  /// Starts a new FSDP unit: parameters added after this call are gathered and released together. The constructor
-  /// starts the first one.
+  /// Starts a new FSDP unit. Parameters that are added after this call are gathered and released together. The
+  /// constructor starts the first unit.
   UnitId begin_unit() { return table_->begin_unit(); }
   UnitId unit(ParamId id) const { return table_->place(id).unit; }
   std::size_t num_units() const { return table_->num_units(); }
@@ -41,13 +41,13 @@ class Parameters {
   /// Returns which part of the parameter the local tensor is.
   Slice slice(ParamId id) const { return table_->slice(id); }
 
-  /// Bytes that allocate() takes.
+  /// Returns the bytes that allocate() takes.
   std::size_t num_bytes(DType compute) const;
-  /// Allocates all buffers. `compute`: the type that layers read, float32 or bfloat16. With `cuda`, which must outlive
-  /// this, on that GPU.
+  /// Allocates all buffers. `compute` is the type that layers read, float32 or bfloat16. With `cuda`, which must
+  /// outlive this, they are on that GPU.
   void allocate(DType compute, cuda::Runtime* cuda = nullptr);
-  /// Allocates only what layers read, for inference on one rank: no gradients, no optimizer state, and masters only
-  /// when computing in float32.
+  /// Allocates only what layers read, for inference on one rank. There are no gradients and no optimizer state. There
+  /// are masters only when computing in float32.
   void allocate_weights(DType compute);
   /// Sets the type that layers compute in. The tensors stay on Device::kMeta.
   void allocate_meta(DType compute);
@@ -59,16 +59,16 @@ class Parameters {
   /// Returns what layers add to: the local tensor of the gradient. If the parameter is sharded, its unit's gradients
   /// must be acquired.
   Tensor gradient(ParamId id) const;
-  /// Starts the sums of a step. Gradients are then 0, except those of GEMMs' weights that are not sharded: these keep
-  /// what they held, until the first product assigns them.
+  /// Starts the sums of a step. Gradients are then 0, except those of GEMMs' weights that are not sharded. These keep
+  /// what they held until the first product assigns them.
   void clear_gradients();
-  /// Returns how the next product enters the gradient of a GEMM's weight. Must be called once per product.
+  /// Returns how the next product writes to the gradient of a GEMM's weight. Must be called once per product.
   Write gradient_write(ParamId id) { return first_writes_.next(id); }
   Tensor buffer(ParamId id) const;
 
-  /// True if layers read and write the parameter in slots.
+  /// Returns whether layers read and write the parameter in slots.
   bool sharded(ParamId id) const { return table_->sharded(id); }
-  /// Returns the slot of the unit, which must be acquired; below num_slots().
+  /// Returns the slot of the unit, which must be acquired. It is below num_slots().
   std::size_t slot(UnitId unit) const { return slots_.slot(unit); }
   std::size_t num_slots() const { return slots_.num_slots(); }
 
@@ -78,19 +78,19 @@ class Parameters {
   /// the prefetch).
   bool acquire(UnitId unit) { return slots_.acquire(unit); }
   void release(UnitId unit) { slots_.release(unit); }
-  /// Gets a slot for a unit's gradients. They are 0, except those of GEMMs' weights, which the first product assigns
-  /// (without products all are 0); or they are what this step's micro-batches have added up so far.
+  /// Gets a slot for a unit's gradients. It may hold what this step's micro-batches have added up so far. Otherwise the
+  /// gradients are 0, except those of GEMMs' weights, which the first product assigns. Without products all are 0.
   void acquire_gradients(UnitId unit, bool with_products = true) {
     slots_.acquire_gradients(unit, with_products, first_writes_);
   }
   /// Starts to add the unit's gradients to the shards, unless they stay until finish_gradients().
   void release_gradients(UnitId unit) { slots_.release_gradients(unit, first_writes_); }
-  /// Completes all sums, after the last micro-batch. Then they are in the shards of all replicas.
+  /// Completes all sums, after the last micro-batch. The sums are then in the shards of all replicas.
   void finish_gradients();
   /// Discards gathered weights, after the masters have changed.
   void forget_gathered() { slots_.forget_gathered(); }
 
-  // This rank's numbers of a parameter: views of a range of the flattened local tensor.
+  // The next functions return this rank's numbers of a parameter: views of a range of the flattened local tensor.
   using Range = ParameterTable::Range;
   Range shard_range(ParamId id) const { return table_->shard_range(id); }
   Tensor master_shard(ParamId id) const { return shard(all_masters(), id); }
@@ -99,7 +99,8 @@ class Parameters {
   /// Returns the local tensor of a parameter that is not sharded.
   Tensor master(ParamId id) const;
 
-  /// This rank's numbers of all parameters at once, [total]. The gaps between parameters are 0.
+  // The next two functions return this rank's numbers of all parameters at once, [total]. The gaps between parameters
+  // are 0.
   Tensor all_gradients() const { return flat(gradients_, DType::kFloat32); }
   Tensor all_masters() const { return flat(masters_, DType::kFloat32); }
   /// Returns what the optimizer keeps, one tensor per entry of optimizer_tensors().
@@ -112,17 +113,18 @@ class Parameters {
 
   /// Draws the masters, each number by (seed, parameter's name, index), and rounds the copies.
   void initialise(std::uint64_t seed);
-  /// Rounds the masters to the bfloat16 copies, after the masters were loaded.
+  /// Rounds the masters to the bfloat16 copies. Must be called after the masters were loaded.
   void refresh_shadows();
-  /// Sets a parameter's numbers from `offset` of the flattened whole on, in the masters and in the copies, as far as
-  /// this rank has them.
+  /// Sets a parameter's numbers from `offset` of the flattened whole on, in the masters and in the copies. It sets
+  /// those that this rank has.
   void set(ParamId id, std::int64_t offset, std::span<const float> numbers);
-  /// Calls fill(target), which must set the numbers of one of this rank's tensors. `target` is the tensor itself, or,
-  /// if that is on a GPU or in bfloat16, memory of the host that is then copied there and rounded.
+  /// Calls fill(target), which must set the numbers of one of this rank's tensors. `target` is the tensor itself, if
+  /// that is on the host and in float32. Otherwise it is memory of the host that is then rounded and copied to the
+  /// tensor.
   void fill(const Tensor& tensor, const std::function<void(float*)>& fill) const;
-  /// Copies the numbers of such a tensor to one of the same type and shape on the host.
+  /// Copies the numbers of one of this rank's tensors to a tensor of the same type and shape on the host.
   void read(const Tensor& from, const Tensor& to) const;
-  /// Sets the numbers of such a tensor to those that the bytes, of its type, are.
+  /// Sets the numbers of one of this rank's tensors from bytes of its type.
   void assign(const Tensor& to, std::span<const std::byte> bytes) const;
 
  private:

@@ -25,7 +25,8 @@ struct SitePrecision {
   bool quantizes() const { return quantizes_weight() || wgrad != Precision::kHigh; }
 };
 
-/// One entry per ParamId. Parameters that are no GEMM's weight, and sites without low precision, have SitePrecision{}.
+/// Holds one entry per ParamId. Parameters that are no GEMM's weight, and sites without low precision, have
+/// SitePrecision{}.
 using PrecisionTable = std::vector<SitePrecision>;
 
 }  // namespace tessera

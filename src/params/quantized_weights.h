@@ -1,4 +1,4 @@
-// The weights of sites in low precision. They are quantized once per optimizer step; those of a unit that is gathered
+// The weights of sites in low precision. They are quantized once per optimizer step. Weights of a unit that is gathered
 // for its use (params/parameters.h) are quantized at every gathering.
 #pragma once
 
@@ -22,15 +22,16 @@ class QuantizedWeights {
 
   std::size_t num_bytes() const { return num_bytes_; }
   void allocate();
-  /// Quantizes what layers read (Parameters::weight), after every change of the weights: all that are not sharded.
+  /// Quantizes all weights that layers read (Parameters::weight) and that are not sharded. Must be called after every
+  /// change of the weights.
   void refresh(const Context& op);
-  /// Quantizes the sharded weights of a unit, after it was gathered.
+  /// Quantizes the sharded weights of a unit. Must be called after the unit was gathered.
   void refresh(const Context& op, UnitId unit);
 
  private:
   struct QuantizedPlacement {
     WeightForm form{};
-    std::size_t begin = 0;  // in bytes: in the buffer, or, of a sharded parameter, in its unit's slot
+    std::size_t begin = 0;  // in bytes, in the buffer or, if the parameter is sharded, in its unit's slot
   };
   /// Returns views of the weight's tensors, one behind the other from byte `at` on, and sets `at` to their end.
   /// `memory` may be null.

@@ -1,5 +1,5 @@
-// What the forwards of a step add up on their device: losses and the experts' loads. The host reads them when the step
-// is over, so that it need not wait in between.
+// The sums that the forwards of a step add up on their device: losses and the experts' loads. The host reads them when
+// the step is over, so it need not wait in between.
 #pragma once
 
 #include <span>
@@ -10,13 +10,13 @@
 
 namespace tessera {
 
-/// Sums over a micro-batch's (or a step's) valid positions, of this rank's tokens.
+/// Holds sums over the valid positions of a micro-batch or a step, for this rank's tokens.
 struct LossSums {
   double main = 0.0;
   double mtp = 0.0;  // over all modules
 };
 
-/// The float64 tensors that an MoE layer adds to. If they are undefined, it adds nothing.
+/// Holds the float64 tensors that an MoE layer adds to. If they are undefined, it adds nothing.
 struct MoeSums {
   Tensor counts_E;        // (token, expert) pairs per expert
   Tensor balance_loss_1;  // summed over sequences, coefficient included; the same on all their ranks
@@ -33,7 +33,7 @@ class StepSums {
   Tensor all(Device device) const { return numbers_.tensor(device); }
   /// Returns the main and the MTP loss, [2], float64.
   Tensor losses(Device device) const { return all(device).rows(0, kNumLosses); }
-  // Return one of the two, [1], float64.
+  // The next two functions return one of the two losses, [1], float64.
   Tensor main_loss(Device device) const { return all(device).rows(0, 1); }
   Tensor mtp_loss(Device device) const { return all(device).rows(1, 2); }
   MoeSums layer(std::size_t i, Device device) const {
@@ -42,13 +42,13 @@ class StepSums {
             .balance_loss_1 = all(device).rows(at, at + 1)};
   }
 
-  // The functions below are for the host. fetch() copies what a GPU has summed up, and waits for it.
+  // The functions below are for the host. fetch() copies a GPU's sums to it and waits for them.
   void fetch(const Context& op) const {
     if (op.cuda == nullptr) return;
     numbers_.download(op.cuda->stream());
     op.cuda->synchronize();
   }
-  /// Copies the same into `target` (pinned, as large as host()) without waiting.
+  /// Copies the sums into `target`, which is pinned and as large as host(). It does not wait.
   void download(const cuda::Stream& stream, double* target) const {
     const Tensor numbers = all(Device::kCuda);
     cuda::copy_bytes(stream, numbers.raw(), numbers.num_bytes(), target);

@@ -1,7 +1,7 @@
-// What FSDP moves (arXiv 2304.11277): memory for the units' gathered weights and their summed gradients, and the
-// collectives that fill and empty it. Where a bucket is sharded, acquire() gathers its unit's weights into a slot, and
-// release_gradients() adds the gradients that layers have summed in a slot to the shards of all ranks. There are fewer
-// slots than units, if a unit is to be gathered again for the backward.
+// The memory and the collectives of FSDP (arXiv 2304.11277). Slots hold the units' gathered weights and their summed
+// gradients. acquire() gathers the weights of a unit whose buckets are sharded into a slot. release_gradients() adds
+// the gradients that layers have summed in a slot to the shards of all ranks. There are fewer slots than units, if a
+// unit is to be gathered again for the backward.
 #pragma once
 
 #include <optional>
@@ -12,14 +12,14 @@
 
 namespace tessera {
 
-/// What is kept for each parameter, and how the units of a model share memory.
+/// Says what is kept for each parameter, and how the units of a model share memory.
 struct StorageOptions {
   /// What the optimizer keeps for each number.
   OptimizerTensors optimizer = adamw_tensors();
   /// Keeps a unit's weights gathered until the step's end, in a slot of their own. Otherwise they may be freed when
   /// released ([parallelism] fsdp_reshard_after_forward).
   bool keep_gathered = false;
-  /// Sums a unit's gradients over a step's micro-batches in a slot of their own; finish_gradients() adds them to the
+  /// Sums a unit's gradients over a step's micro-batches in a slot of their own. finish_gradients() adds them to the
   /// shards once. Otherwise they are added for every micro-batch.
   bool keep_gradients = false;
   /// The number of slots for weights, and for gradients, that units share.
@@ -32,8 +32,8 @@ class UnitSlots {
 
   std::size_t num_slots() const { return table_->slot_size() == 0 ? 0 : num_weight_slots(); }
   std::size_t num_bytes(DType compute) const;
-  /// Allocates the slots. `op` must outlive this. `weights` [flat size], of the type that layers compute in, is what is
-  /// gathered; `gradients` [flat size], float32, is what sums are added to.
+  /// Allocates the slots. `op` must outlive this. `weights` [flat size] has the type that layers compute in and is what
+  /// is gathered. Sums are added to `gradients` [flat size], float32.
   void allocate(const Context& op, const Tensor& weights, const Tensor& gradients);
 
   /// Starts to gather a unit's weights, if they are not there and a slot is free.
@@ -44,10 +44,11 @@ class UnitSlots {
   void release(UnitId unit);
   /// Discards gathered weights.
   void forget_gathered();
-  /// Returns the slot of the unit, which must be acquired; below num_slots().
+  /// Returns the slot of the unit, which must be acquired. It is below num_slots().
   std::size_t slot(UnitId unit) const;
 
-  /// Gets a slot for a unit's gradients, and starts sums there, with products or all from 0.
+  /// Gets a slot for a unit's gradients and starts sums there. With products, the first product assigns the gradients
+  /// of GEMMs' weights. Without products all start at 0.
   void acquire_gradients(UnitId unit, bool with_products, FirstWrites& first_writes);
   /// Starts to add the unit's gradients to the shards, unless they stay until finish().
   void release_gradients(UnitId unit, const FirstWrites& first_writes);
@@ -56,13 +57,13 @@ class UnitSlots {
   /// Drops the sums of passes that no step follows.
   void clear_gradients();
 
-  // The local tensors of a sharded parameter. Its unit, or its unit's gradients, must be acquired. Before allocate()
-  // they are on Device::kMeta.
+  // The next two functions return the local tensors of a sharded parameter. Its unit, or its unit's gradients, must be
+  // acquired. Before allocate() the tensors are on Device::kMeta.
   Tensor weight(ParamId id, DType compute) const;
   Tensor gradient(ParamId id) const;
 
  private:
-  /// Memory for a unit's gathered weights, or for its gradients. `work` is under way from or to it.
+  /// Holds a unit's gathered weights, or its gradients. `work` is the communication that fills or empties it.
   struct Slot {
     std::optional<UnitId> unit;
     bool in_use = false, fresh = false;

@@ -1,4 +1,4 @@
-// A numerical fault on demand, to test what finds and heals it: a gradient becomes NaN (debug.nan_at_step).
+// Causes a numerical fault on demand, to test what finds and repairs it. A gradient becomes NaN (debug.nan_at_step).
 #pragma once
 
 #include "config/job_config.h"
@@ -13,7 +13,8 @@ class FaultInjection {
 
   /// Returns whether this rank is to make a gradient of the step NaN, and counts it.
   bool hits(std::int64_t step);
-  /// Makes a gradient NaN, and on a GPU also the sum of losses: on CPUs the other replicas learn of it by the norm.
+  /// Makes a gradient NaN. On a GPU it also makes the sum of losses NaN. On CPUs the other replicas learn of the fault
+  /// by the norm.
   static void poison(const Context& op, Model& model);
 
  private:

@@ -14,7 +14,7 @@ class GpuSteps {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// What a recorded graph depends on besides the numbers in memory.
+  /// Describes what a recorded graph depends on besides the numbers in memory.
   struct GraphKey {
     double per_token = 0.0;
     std::vector<const void*> batches;
@@ -34,20 +34,21 @@ class GpuSteps {
   Recorded& recorded(const GraphKey& key, const cuda::Stream& stream);
   bool has_recorded() const { return !recorded_.empty(); }
 
-  /// Must be called before a step is started while the GPU has nothing to do.
+  /// Starts the measurement of times. Must be called before a step is started while the GPU has nothing to do.
   void start_idle(const cuda::Stream& stream);
-  /// Ends the oldest step, whose event `done` has passed. Returns when that was. `done` gets another event.
+  /// Ends the oldest step, whose event `done` has passed. Returns the time at which that was. `done` gets another
+  /// event.
   Clock::time_point end(cuda::Event& done);
 
-  /// An event that a GPU waits for before a step changes the training state.
+  /// Returns the event that a GPU waits for before a step changes the training state.
   cuda::Event& state_is_read() { return state_is_read_; }
 
  private:
   std::size_t max_graphs_;
   std::list<Recorded> recorded_;  // the one met last first
-  // The end of the step that was finished last, or what the first of those in flight was put behind; and when the GPU
-  // passed it.
+  // The end of the step that was finished last, or the point of the stream that the first step in flight follows.
   cuda::Event last_end_;
+  // The time at which the GPU passed last_end_.
   Clock::time_point last_ended_;
   cuda::Event state_is_read_;
 };

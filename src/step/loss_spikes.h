@@ -1,4 +1,5 @@
-// Which losses are spikes (training.max_loss_spike): those above a multiple of the mean of the last steps' losses.
+// Decides which losses are spikes (training.max_loss_spike): those above a multiple of the mean of the last steps'
+// losses.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +11,10 @@ namespace tessera {
 
 class LossSpikes {
  public:
-  /// How many steps' losses a loss is compared with.
+  /// The number of earlier steps' losses that a loss is compared with.
   static constexpr std::size_t kLossesOfMean = 20;
 
-  /// `factor`: the multiple; 0: there are no spikes.
+  /// `factor` is the multiple. With 0 there are no spikes.
   explicit LossSpikes(double factor) : factor_(factor) {}
 
   /// Notes the loss of a step that was taken.

@@ -1,5 +1,6 @@
-// The optimizer of a run: AdamW behind clipping by the global gradient norm (ops/optimizer/adamw.h), with the learning
-// rate's schedule. Another optimizer names its state in state_tensors(), and updates the parameters in update().
+// The optimizer of a run: AdamW after clipping by the global gradient norm (ops/optimizer/adamw.h), with the schedule
+// of the learning rate. Another optimizer would name its state in state_tensors(), and update the parameters in
+// update().
 #pragma once
 
 #include "config/job_config.h"
@@ -24,11 +25,11 @@ class Optimizer {
   double learning_rate(std::int64_t step) const;
   /// Returns the numbers of a step. A step whose sum of losses is above `largest_loss` is not made.
   AdamWStep numbers(std::int64_t step, float largest_loss) const;
-  /// Sets the numbers that the next update reads: on a CPU.
+  /// Sets the numbers that the next update reads, on a CPU.
   void set_numbers(const AdamWStep& numbers);
-  /// The same on a GPU's stream. `pinned` has room for the numbers, and must not change until the copy is done.
+  /// Sets the same numbers on a GPU's stream. `pinned` has room for them, and must not change until the copy is done.
   void upload_numbers(const cuda::Stream& stream, const AdamWStep& numbers, Buffer& pinned);
-  /// Lets steps be made again after one that was not finite. `cuda` is null on a CPU.
+  /// Lets steps count again after one that was not finite. `cuda` is null on a CPU.
   void allow_steps(cuda::Runtime* cuda);
 
   /// Computes the sum of squares of this rank's gradients. Callers sum squares() over the ranks.
@@ -40,7 +41,7 @@ class Optimizer {
   /// Computes the new weights. Changes nothing if the step does not count.
   void update(const Context& op, const Parameters& parameters);
 
-  /// The sum of squares of all gradients, [1] (float64).
+  /// Returns the sum of squares of all gradients, [1] (float64).
   Mirrored<double>& squares() { return squares_; }
   const Mirrored<double>& squares() const { return squares_; }
 

@@ -1,7 +1,8 @@
-// Runs the passes of a pipeline schedule on this rank: what a rank of the pipeline does in a step, and the memory that
-// it takes. Activations go to the next stage's rank, gradients to the one before, while the rank goes on.
+// Runs the passes of a pipeline schedule on this rank, and plans the memory that they take. Activations go to the next
+// stage's rank, and gradients to the rank of the stage before, while this rank goes on.
 //
-// What a stage keeps of a micro-batch lies in a slot; a stage has as many as micro-batches are on their way in it at
+// What a stage keeps of a micro-batch lies in a slot. A stage has as many slots as micro-batches are in flight in it at
+// once. Scratch memory is the step's arena, which all slots share.
 // once. Scratch memory is the step's arena, one for all.
 #pragma once
 
@@ -20,14 +21,14 @@ class Pipeline {
   Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule);
 
   const PipelineSchedule& schedule() const { return schedule_; }
-  /// Measures all passes of a micro-batch: what the slots need, and in op's arena what passes need besides.
+  /// Measures all passes of a micro-batch: the memory of the slots, and in op's arena what passes need besides.
   void measure(const Context& op, const Batch& batch, SiteProbe* probe);
-  /// Bytes of the slots. Must be called after measure().
+  /// Returns the bytes of the slots. Must be called after measure().
   std::size_t num_bytes() const;
   void allocate();
   /// Runs the same passes once for each stage by itself, on a GPU, before the first run(). Gradients and sums are
-  /// meaningless after it. Needed because CUDA loads a kernel at its first launch, which may wait until the GPU is
-  /// idle. It never is while a message waits for another rank.
+  /// meaningless after it. CUDA loads a kernel at its first launch, which may wait until the GPU is idle. Without this
+  /// the GPU would never be idle, while a message waits for another rank.
   void warm_up(const Context& op, const Batch& batch, SiteProbe* probe);
 
   /// Runs the passes of all micro-batches, of which there must be as many as the schedule has. Adds to the gradients
@@ -38,7 +39,7 @@ class Pipeline {
   LossSums evaluate(const Context& op, const Batch& batch, const BlockObserver& observer = {});
 
  private:
-  /// Memory of a micro-batch in a stage. It serves another micro-batch only after what it sends has arrived.
+  /// Holds the memory of a micro-batch in a stage. It serves another micro-batch only after what it sends has arrived.
   struct Slot {
     Arena arena;
     StageSaved saved;
@@ -57,9 +58,9 @@ class Pipeline {
   LocalStage& local(int stage);
   std::size_t index_of(const LocalStage& stage) const { return static_cast<std::size_t>(&stage - stages_.data()); }
   bool splits_backward() const;
-  /// Returns the slot of a micro-batch; null if it has none.
+  /// Returns the slot of a micro-batch, or null if it has none.
   Slot* find(LocalStage& stage, int micro_batch);
-  /// Takes a free slot for a micro-batch; null if there is none.
+  /// Takes a free slot for a micro-batch. Returns null if there is none.
   Slot* take(LocalStage& stage, int micro_batch);
   Tensor boundary(Arena& arena, const Batch& batch) const;
   /// Runs all passes of a micro-batch in one stage, with its memory on an empty arena.

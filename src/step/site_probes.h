@@ -1,4 +1,4 @@
-// Measures at the GEMM sites of a step: quantization errors, and where numbers stop being finite.
+// Probes for the GEMM sites of a step. They measure quantization errors, and find where numbers stop being finite.
 #pragma once
 
 #include <array>
@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-/// The signal-to-quantization-noise ratios of a site's operands in dB. Operands are quantized along the contraction of
-/// fprop, d_y along that of dgrad. One is absent if it is not quantized, not finite, or loses nothing (all zeros, for
-/// example).
+/// Holds the signal-to-quantization-noise ratios of a site's operands, in dB. x and w are quantized along the
+/// contraction of fprop, and d_y along that of dgrad. A ratio is absent if the operand is not quantized, is not finite,
+/// or loses nothing (if it is all zeros, for example).
 struct SiteSqnr {
   std::string module;
   std::optional<double> x, w, d_y;
@@ -24,12 +24,13 @@ class SqnrProbe : public SiteProbe {
  public:
   void observe(const Context& op, ParamId site, Role role, const Tensor& plain, const mx::Quantized& quantized,
                std::int64_t num_rows) override;
-  /// The ratios of the whole model: signal and noise are summed over all ranks of the mesh before they are divided. All
-  /// ranks must call it. `parameters`: this rank's, whose sites were observed. `whole`: those of all pipeline stages.
+  /// Returns the ratios of the whole model. Signal and noise are summed over all ranks of the mesh before they are
+  /// divided. All ranks must call it together. `parameters` are this rank's, whose sites were observed. `whole` are
+  /// those of all pipeline stages.
   ///
-  /// What several ranks hold alike counts once per rank: a weight on every data-parallel rank, an activation that the
-  /// tensor-parallel ranks have gathered. All parts of one operand are on equally many ranks, so that signal and noise
-  /// grow by the same factor, and their ratio stays.
+  /// Operands that several ranks hold alike count once per rank. A weight is on every data-parallel rank, and an
+  /// activation may be gathered on all tensor-parallel ranks. All parts of one operand are on equally many ranks. So
+  /// signal and noise grow by the same factor, and their ratio stays.
   std::vector<SiteSqnr> result(const Parameters& parameters, const Parameters& whole) const;
 
  private:
@@ -44,7 +45,8 @@ class FiniteProbe : public SiteProbe {
   explicit FiniteProbe(const Parameters& parameters) : parameters_(parameters) {}
   void observe(const Context& op, ParamId site, Role role, const Tensor& plain, const mx::Quantized& quantized,
                std::int64_t num_rows) override;
-  /// The first operand with a number that is not finite, as "the input of layers.0.attention.wq"; empty: none.
+  /// Returns the first operand with a number that is not finite, as "the input of layers.0.attention.wq". Returns an
+  /// empty string if there is none.
   const std::string& found() const { return found_; }
 
  private:

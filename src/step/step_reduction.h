@@ -1,4 +1,4 @@
-// The sums of a step over all ranks: losses, the experts' loads and the gradients' norm.
+// Sums a step's numbers over all ranks: losses, the experts' loads and the gradients' norm.
 #pragma once
 
 #include "model/model.h"
@@ -8,16 +8,17 @@ namespace tessera {
 
 class StepReduction {
  public:
-  /// `whole`: the model with all stages of the pipeline. `mesh` must outlive this.
+  /// `whole` is the model with all stages of the pipeline. `mesh` must outlive this.
   StepReduction(Mesh& mesh, const Model& whole);
 
-  /// Sums the sums of `model` and `squares` over all ranks. On CPUs also collects.
+  /// Sums the sums of `model`, and `squares`, over all ranks. On CPUs it also calls collect().
   void reduce(const Context& op, Model& model, Mirrored<double>& squares);
   /// Fills all() from the model's sums, which the host must have, and from those of the pipeline's other ranks.
   void collect(Model& model);
-  /// The sums of all layers of the pipeline, over all ranks.
+  /// Returns the sums of all layers of the pipeline, over all ranks.
   const StepSums& all() const { return all_; }
-  /// Returns whether this rank's part of the last step was finite. Known on CPUs with other ranks only, else false.
+  /// Returns whether this rank's part of the last step was finite. This is known on CPUs with other ranks only.
+  /// Elsewhere it returns false.
   bool own_is_finite() const { return own_is_finite_; }
 
  private:

@@ -1,5 +1,5 @@
-// One optimizer step: forward and backward of its micro-batches, expert-bias update, clipping, AdamW; and the memory
-// that this takes, known before anything is allocated.
+// One optimizer step: forward and backward of its micro-batches, expert-bias update, clipping, AdamW. The memory that
+// it takes is known before anything is allocated.
 #pragma once
 
 #include <array>
@@ -21,14 +21,14 @@
 
 namespace tessera {
 
-/// The bytes that a run takes, per use.
+/// Holds the bytes that a run takes, by use.
 struct MemoryPlan {
   std::size_t weights = 0;  // masters, bfloat16, quantized and gathered copies, expert biases
   std::size_t gradients = 0;
   std::size_t moments = 0;
   std::size_t activations = 0;  // the arena: activations and scratch of a step
   std::size_t windows = 0;      // where other ranks store what they send
-  std::size_t batches = 0;      // tokens and the like of all micro-batches of the steps that may be started
+  std::size_t batches = 0;      // index tensors of all micro-batches of the steps that may be started
 
   std::size_t total() const { return weights + gradients + moments + activations + windows + batches; }
   bool operator==(const MemoryPlan&) const = default;
@@ -44,62 +44,63 @@ struct StepResult {
   double learning_rate = 0.0;
   std::int64_t num_tokens = 0;
   PhaseSeconds seconds;  // all but data
-  /// When the device had finished the step, which may be long before the host calls finish().
+  /// The time when the device had finished the step, which may be long before the host calls finish().
   std::chrono::steady_clock::time_point ended;
-  /// For each MoE layer, the tokens of its most loaded expert over the mean.
+  /// The load of each MoE layer's most loaded expert, in tokens, divided by the mean load.
   std::vector<double> expert_load;
-  /// Why the step was repeated, if it was: "loss nan, gradient norm nan". The numbers are those of the second time.
+  /// Says why the step was repeated, if it was: "loss nan, gradient norm nan". The numbers are those of the second
+  /// time.
   std::string repeated_for;
-  /// True if the step was left out (training.skip_loss_spikes): its loss was a spike both times, and the weights did
+  /// True if the step was left out (training.skip_loss_spikes). Its loss was a spike both times, and the weights did
   /// not change.
   bool is_skipped = false;
-  /// If asked for: one entry per GEMM in low precision, for the first micro-batch of all data ranks. All ranks have the
-  /// same.
+  /// One entry per GEMM in low precision, for the first micro-batch of all data ranks, if asked for. All ranks have the
+  /// same entries.
   std::vector<SiteSqnr> sqnr;
 };
 
-/// A step whose loss or gradient norm is not finite, or whose loss is a spike (training.max_loss_spike), also when it
-/// was made again from the same batches. It was not taken.
+/// Reports a step whose loss or gradient norm is not finite, or whose loss is a spike (training.max_loss_spike). This
+/// also held when the step was made again from the same batches. The step was not taken.
 class NonFiniteStep : public Error {
  public:
   NonFiniteStep(const std::string& message, StepResult step_result, bool began_here,
                 ExitStatus status = ExitStatus::kNonFinite)
       : Error(message, status), result(std::move(step_result)), begins_here(began_here) {}
   StepResult result;
-  /// Whether this rank's own numbers were not finite, before they were summed with those of other ranks. On GPUs nobody
-  /// knows, and it is true.
+  /// True if this rank's own numbers were not finite, before they were summed with those of other ranks. On GPUs no
+  /// rank knows this, and it is always true.
   bool begins_here;
 };
 
-/// What a model of this configuration is built with.
+/// Returns the options that a model of this configuration is built with.
 ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu);
 
 class TrainingStep {
  public:
-  /// Builds the model and measures the step; allocates nothing of the plan. Throws Error for a config that cannot work.
-  /// With a mesh (null: one rank), all ranks together; so all that follows. `device`: where it runs, kCpu or kCuda, and
-  /// there by `cuda`, which several ranks must give; for one rank, or a mesh that is planned only, null is a new one.
-  /// With such a mesh the step is measured, and nothing else.
+  /// Builds the model and measures the step. It allocates nothing of the plan. Throws Error for a config that cannot
+  /// work. With a mesh, all ranks must call this and all that follows together. Null means one rank. `device` is where
+  /// the step runs, kCpu or kCuda. On kCuda it uses `cuda`, which several ranks must give. For one rank, or a mesh that
+  /// is planned only, null means a new one. With a mesh that is planned only, the step is measured and nothing else.
   explicit TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh = nullptr, Device device = Device::kCpu,
                         std::shared_ptr<cuda::Runtime> cuda = nullptr);
 
   const MemoryPlan& memory_plan() const { return plan_; }
   /// Returns the device that the step runs on.
   Device device() const { return model_.options().device; }
-  /// Warns of what a GPU makes slowly, and says why.
+  /// Warns of operators that are slow on this GPU, and says why.
   void warn_of_slow_operators() const;
   /// Takes the planned memory and initialises the parameters.
   void allocate();
 
   /// Starts step `step` (from 1) over micro_batches_per_step() batches. On a GPU it returns before the step is made. Up
   /// to max_started() steps may be started and not finished. Each needs batches of its own, which must not change until
-  /// finish(). `measure_sqnr`, the same on all ranks, measures quantization errors, which costs as much as reading all
-  /// operands once more.
+  /// finish(). `measure_sqnr` measures quantization errors, which costs as much as reading all operands once more. It
+  /// must be the same on all ranks.
   void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
-  /// Waits for the oldest started step. If its loss or gradient norm is not finite, or its loss is a spike, it is
-  /// repeated from the same batches, then the steps after it: a fault of the hardware may be over. If it fails again,
-  /// throws NonFiniteStep, which names step and layer. The parameters are then those of before the step, and no started
-  /// step is left.
+  /// Waits for the oldest started step. If its loss or gradient norm is not finite, or its loss is a spike, the step is
+  /// repeated from the same batches, because a fault of the hardware may be over. The steps after it are then repeated
+  /// too. If the step fails again, throws NonFiniteStep, which names step and layer. The parameters are then those of
+  /// before the step, and no started step is left.
   StepResult finish();
   std::size_t num_started() const { return started_.size; }
   std::size_t max_started() const { return cuda_ == nullptr ? 1 : kMaxStarted; }
@@ -108,8 +109,8 @@ class TrainingStep {
     return finish();
   }
 
-  /// An event that a GPU waits for before a step changes the training state. Whoever reads the state beside a step
-  /// records this event after reading.
+  /// Returns the event that a GPU waits for before a step changes the training state. Whoever reads the state beside a
+  /// step records this event after reading.
   cuda::Event& state_is_read() { return gpu_.state_is_read(); }
 
   /// Renews the copies of the weights that layers read, after the masters were changed from outside.
@@ -121,7 +122,7 @@ class TrainingStep {
   Batch make_batch() const;
   Model& model() { return model_; }
   const Model& model() const { return model_; }
-  /// The model with all stages and all ranks' parts, for names and numbers. It is not run.
+  /// Returns the model with all stages and all ranks' parts, for names and numbers. It is not run.
   const Model& whole_model() const { return whole_; }
   Context context();
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
@@ -139,23 +140,23 @@ class TrainingStep {
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
 
-  /// The state of a step between start() and finish().
+  /// Holds the state of a step between start() and finish().
   struct Started {
     StepResult result;
     std::span<const Batch> micro_batches;
     LossScale scale = {};
-    float largest_loss = 0.0f;  // as AdamWStep's
-    bool is_poisoned = false;   // a gradient of it becomes NaN (FaultInjection)
+    float largest_loss = 0.0f;  // as in AdamWStep
+    bool is_poisoned = false;   // one of its gradients becomes NaN (FaultInjection)
     std::optional<SqnrProbe> probe;
     PhaseClock cpu_clock;
     const PhaseClock* clock = nullptr;  // cpu_clock, or the graph's
-    // What a GPU is told and tells, in pinned memory: the host's part of AdamWStep; the gradients' squares
-    // and the model's sums.
+    // Pinned memory for what the host and the GPU tell each other. `numbers` is the host's part of AdamWStep.
+    // `squares_and_sums` are the gradients' squares and the model's sums.
     Buffer numbers, squares_and_sums;
     cuda::Event done;
   };
   static constexpr std::size_t kMaxStarted = 2;
-  /// The steps that are started and not finished.
+  /// Holds the steps that are started and not finished.
   struct StartedSteps {
     std::array<Started, kMaxStarted> slots;  // by step
     std::int64_t oldest = 0;
@@ -165,8 +166,8 @@ class TrainingStep {
     const Started& at(std::int64_t step) const { return slots[static_cast<std::size_t>(step) % kMaxStarted]; }
   };
 
-  /// Makes a step from zero gradients to new weights: all that a GPU can do without the host. If the step is not
-  /// finite, weights, moments and biases do not change.
+  /// Makes a step from zero gradients to new weights, which is all that a GPU can do without the host. If the step is
+  /// not finite, weights, moments and biases do not change.
   void update(Started& started, PhaseClock& clock);
   /// Warms up the pipeline (Pipeline::warm_up), including the kernels that its probes launch.
   void warm_up(const Batch& batch);
@@ -178,7 +179,7 @@ class TrainingStep {
   StepResult finish_oldest();
   /// Returns the result of the oldest step, which must have ended.
   StepResult collect_oldest();
-  /// Returns why a step was not taken; empty if it was.
+  /// Returns why a step was not taken, or an empty string if it was.
   std::string fault_of(const StepResult& result) const;
   /// Repeats the oldest step after a fault, and starts again those that were started behind it. Throws NonFiniteStep.
   StepResult repeat_oldest(const std::string& fault);
@@ -187,11 +188,11 @@ class TrainingStep {
   void wait_for_gpu(const Started& started);
 
   const JobConfig& config_;
-  std::shared_ptr<cuda::Runtime> cuda_;  // on a GPU
+  std::shared_ptr<cuda::Runtime> cuda_;  // null on CPUs, and when a plan is made without a GPU
   std::shared_ptr<Mesh> mesh_;
   Model whole_;
   Model model_;
-  std::optional<Pipeline> pipeline_;  // with several stages
+  std::optional<Pipeline> pipeline_;  // with several stages only
   Arena arena_;
   MemoryPlan plan_;
   Optimizer optimizer_;
