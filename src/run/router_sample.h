@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// How two routers differ in one layer. Of the `num_selections` experts (tokens times top-k) that this layer chooses,
-/// `num_different` are not among those that DeepseekV2's router would choose for the same token.
+/// Says how two routers differ in one layer. This layer chooses `num_selections` experts (tokens times top-k). Of
+/// these, `num_different` are not among those that DeepseekV2's router would choose for the same token.
 struct RoutingDifference {
   std::string layer;
   std::int64_t num_different = 0;

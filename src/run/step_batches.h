@@ -15,7 +15,7 @@ class StepBatches {
   /// Allocates `num_micro_batches` for each step of `step` that may be started and not finished.
   void allocate(const TrainingStep& step, std::int64_t num_micro_batches);
 
-  /// Fills the batches of step number `step` with what comes next from the loader. They are the step's until number
+  /// Fills the batches of step number `step` with what comes next from the loader. They belong to the step until number
   /// `step` + max_started() is loaded. `trace`, if given, gets the time.
   std::span<const Batch> load(std::int64_t step, data::Loader& loader, TraceRecorder* trace);
   /// Returns how long load() took for a step.

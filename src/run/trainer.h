@@ -27,7 +27,7 @@ class Trainer {
 
   /// Trains to the last step, or until `stop_signal` is not 0 on some rank. Then it finishes and saves the current
   /// step, and gives up a validation that is under way. Returns the signal, or 0. It stores the current step in
-  /// `current_step`, for a signal handler that says what it waits for.
+  /// `current_step`. A signal handler uses that to say what it waits for.
   int run(const volatile std::sig_atomic_t& stop_signal, std::atomic<std::int64_t>* current_step = nullptr);
 
   /// Sets a function that is called after each step, for tests.
@@ -46,17 +46,19 @@ class Trainer {
   [[noreturn]] void fail_not_finite(const NonFiniteStep& error);
   bool measures_sqnr(std::int64_t step) const;
 
-  /// What is done in a step and after it, as far as the configuration decides. It is the same on all ranks.
+  /// Says what is done in a step and after it, as far as the configuration decides. It is the same on all ranks.
   struct StepPlan {
     bool profiles, measures;  // the step is traced on rank 0; its quantization errors are measured
     bool validates, saves;    // after the step
     bool is_last;             // the last step of the run
 
-    /// Returns whether earlier steps are finished first. Otherwise the host's work for this step would count as theirs.
+    /// Returns whether earlier steps must be finished first. Otherwise the host's work for this step would count as
+    /// theirs.
     bool is_alone() const { return profiles || measures; }
   };
   StepPlan plan_of(std::int64_t step) const;
-  /// What all ranks agree on after a step. A signal may reach only some ranks, or some a step later; one is enough.
+  /// Holds what all ranks agree on after a step. A signal may reach only some ranks, or some a step later. One is
+  /// enough.
   struct Votes {
     bool stops;
     bool has_written, has_copied;  // all ranks have written their checkpoint files; all copies have left the GPUs
@@ -65,8 +67,8 @@ class Trainer {
   class StepTrace;
   /// Fills a step's batches and starts it. Finishes earlier steps that must not be under way at the same time.
   void start_step(std::int64_t step, const StepPlan& plan, MetricsWriter* metrics);
-  /// What follows a step: the next step; the end of the run, with all steps and the last validation done; or its end
-  /// because of a signal.
+  /// Says what follows a step: the next step, or the end of the run, with all steps and the last validation done, or
+  /// its end because of a signal.
   enum class StepOutcome : std::uint8_t { kNextStep, kDone, kStopped };
   /// Does validation, comparison, copies and checkpoints after a step that was started. `trace` is that step's trace,
   /// or null.
@@ -88,7 +90,7 @@ class Trainer {
   bool is_first_rank() const { return ranks_.rank() == 0; }
   bool on_gpu() const { return step_.device() == Device::kCuda; }
   std::filesystem::path trace_folder() const { return dump_folder_ / config_.profiling.save_traces_folder; }
-  /// The memory that a rank's process takes.
+  /// Holds the memory that a rank's process takes, in bytes.
   struct RankMemory {
     MemoryPlan plan;
     std::size_t snapshot = 0;  // the copy that a checkpoint is written from

@@ -23,7 +23,7 @@ class TrainingData {
   const data::Tokenizer& tokenizer() const { return *tokenizer_; }
   data::Loader& loader() { return *loader_; }
   const data::Loader& loader() const { return *loader_; }
-  /// Null before open_validation(), and without validation.enable.
+  /// Returns the loader of the validation data. It is null before open_validation(), and without validation.enable.
   data::Loader* validation_loader() const { return validation_loader_.get(); }
 
  private:

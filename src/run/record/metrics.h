@@ -26,7 +26,7 @@ double peak_tflops(const JobConfig& config, Device device);
 /// Formats a size: "1.25GiB".
 std::string format_gib(std::size_t bytes);
 
-/// What a line of metrics has besides the step's result. Means are over the steps since the last line.
+/// Holds what a line of metrics has besides the step's result. Means are over the steps since the last line.
 struct Rates {
   double tokens_per_second = 0.0, tflops = 0.0;
   std::optional<double> mfu;  // as a fraction, if the device's peak is known
@@ -68,13 +68,13 @@ class MetricsWriter {
   void checkpoint(std::int64_t step, double stall_seconds, double seconds);
   /// Writes the checksum of the model's state after a step whose replicas were compared.
   void state_checksum(std::int64_t step, std::uint64_t checksum);
-  /// The time from pause() to resume() does not count as training time. No step may be under way then.
+  /// Stops the training time until resume(). No step may be under way then.
   void pause();
   void resume();
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// The steps since the last line.
+  /// Holds the steps since the last line.
   struct Window {
     Clock::time_point begin;  // is put off by pauses
     std::int64_t tokens = 0, steps = 0;

@@ -18,9 +18,9 @@ namespace tessera {
 struct RunIdentity {
   std::string id;
   std::int64_t attempt = 1;
-  /// Whether job.attempt or Slurm gives the number of this attempt.
+  /// True if job.attempt or Slurm gives the number of this attempt.
   bool is_counted = false;
-  /// Whether this process has made the id, so that no other process can have it.
+  /// True if this process has made the id, so that no other process can have it.
   bool is_new = false;
 
   std::string describe() const { return fmt::format("run {}, attempt {}", id, attempt); }
@@ -28,11 +28,11 @@ struct RunIdentity {
   bool follows(const RunIdentity& other) const { return id == other.id && attempt > other.attempt; }
 };
 
-/// Returns how often Slurm has requeued this process's job; 0 without Slurm.
+/// Returns how often Slurm has requeued this process's job. Returns 0 without Slurm.
 std::int64_t num_slurm_requeues();
 
 /// Identifies the run by job.run_id and job.attempt. Without job.run_id it uses the Slurm job, its step and the number
-/// of requeues; without Slurm it makes a new id. `previous` is the run whose files are in the folder. If nothing counts
+/// of requeues. Without Slurm it makes a new id. `previous` is the run whose files are in the folder. If nothing counts
 /// the attempts, this one gets the number after that of `previous`, if that has the same id.
 RunIdentity identify_run(const JobConfig& config, const std::optional<RunIdentity>& previous);
 

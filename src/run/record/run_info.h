@@ -44,7 +44,7 @@ void set_document_end(JobConfig& config);
 /// logs, checkpoints, timeouts and validation. The data counts as "dataset.train", not as its folder.
 bool makes_the_run(const std::string& key);
 
-/// A start of the program, as run.json records it.
+/// Describes a start of the program, as run.json records it.
 struct RunStart {
   RunIdentity run;
   JobConfig config;
@@ -62,8 +62,8 @@ void write_run_info(const std::filesystem::path& folder, const RunStart& start);
 /// Returns the run that has left its files in the folder, if its run.json names the run.
 std::optional<RunIdentity> read_run_identity(const std::filesystem::path& folder);
 
-/// Logs what changes in a run that resumes at step `first_step`: every key. Jumps of the learning rate and of the batch
-/// get a framed warning, so that nobody misses them, and so does a checkpoint of a run in another folder. Both
+/// Logs every key that changes in a run that resumes at step `first_step`. Jumps of the learning rate and of the batch
+/// get a framed warning, so that nobody misses them. A checkpoint of a run in another folder gets one, too. Both
 /// configurations must have training.global_batch_size resolved.
 void tell_config_changes(const JobConfig& before, const JobConfig& now, std::int64_t first_step);
 

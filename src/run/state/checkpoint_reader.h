@@ -1,4 +1,4 @@
-// What a run starts from: the checkpoint that it resumes from, or initial weights.
+// Loads what a run starts from: the checkpoint that it resumes from, or initial weights.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,7 @@
 
 namespace tessera {
 
-/// The checkpoint that a run resumes from.
+/// Describes the checkpoint that a run resumes from.
 struct ResumedFrom {
   std::int64_t step = 0;
   /// The configuration that it was saved with, training.global_batch_size resolved. It is not set if this program
@@ -41,7 +41,7 @@ class CheckpointReader {
   void forget_damage(std::int64_t step) { damaged_.erase(step); }
 
  private:
-  /// A checkpoint to load.
+  /// Describes a checkpoint to load.
   struct Stored {
     std::filesystem::path path;
     CheckpointManifest manifest = {};

@@ -26,7 +26,7 @@
 
 namespace tessera {
 
-/// A save that is committed.
+/// Describes a save that is committed.
 struct SavedCheckpoint {
   std::int64_t step = 0;
   double stall_seconds = 0.0;  // how long training waited for it
@@ -42,7 +42,7 @@ class Checkpointer {
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  /// Returns the size of the copy in host memory that saves write from, in bytes; 0 if there is none.
+  /// Returns the size of the copy in host memory that saves write from, in bytes. It is 0 if there is none.
   std::size_t snapshot_bytes() const;
   void allocate_snapshot();
   /// Sets a function that is called after each save is committed.
@@ -80,7 +80,7 @@ class Checkpointer {
 
  private:
   enum class Phase : std::uint8_t { kIdle, kWriting, kCommitting };
-  /// The save that is under way, unless `phase` is kIdle.
+  /// Describes the save that is under way, unless `phase` is kIdle.
   struct Save {
     Phase phase = Phase::kIdle;
     bool is_last = false;                                      // it is the run's last

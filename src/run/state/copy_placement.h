@@ -1,7 +1,7 @@
-// Which nodes keep whose copy of the training state in memory.
+// Decides which nodes keep whose copy of the training state in memory.
 //
-// Every state is on two nodes, if there are two: on that of its rank, and on that of another replica or of a partner.
-// Ranks on one node with the same state keep one copy of it.
+// Every state is on two nodes, if there are two. One is the node of its rank. The other is that of another replica or
+// of a partner. Ranks on one node with the same state keep one copy of it.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class CopyPlacement {
   const std::vector<int>& sources() const { return sources_; }
   /// Returns the ranks on this rank's node, in order, with this rank.
   std::vector<int> neighbours() const;
-  /// Returns the ranks whose states are kept on this rank's node: once per copy of each.
+  /// Returns the ranks whose states are kept on this rank's node, each once per copy.
   std::vector<int> owners_on_node() const;
 
  private:

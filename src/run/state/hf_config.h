@@ -12,7 +12,7 @@ namespace tessera {
 
 inline constexpr const char* kHfConfigName = "config.json";
 
-/// The class of transformers that a folder is for.
+/// Names the class of transformers that a folder is for.
 enum class HfForm {
   kDeepseekV2,  // softmax scores, no expert bias
   kDeepseekV3,  // sigmoid scores
@@ -24,11 +24,11 @@ const char* hf_class_name(HfForm form);
 /// Returns the form for transformers' own class whose router has this model's score function.
 HfForm plain_hf_form(const ModelConfig& config);
 
-/// The content of config.json: the model, and what else the file says.
+/// Holds the content of config.json: the model, and what else the file says.
 struct HfConfig {
   ModelConfig model;
   HfForm form = HfForm::kDeepseekV3;
-  /// Positions that the model is made for. If they are more than model.original_seq_len, YaRN scales RoPE.
+  /// The number of positions that the model is made for. If it exceeds model.original_seq_len, YaRN scales RoPE.
   std::int64_t seq_len = 0;
   std::int64_t bos_id = -1, eos_id = -1;  // -1: not given
 
@@ -36,9 +36,9 @@ struct HfConfig {
   bool uses_yarn() const { return seq_len > model.original_seq_len; }
 };
 
-/// Returns why the form's class cannot compute what this model does, as far as the configuration shows; none if it can.
-/// Each reason is a clause whose subject is the class. DeepseekV2ForCausalLM also requires that all expert biases are
-/// 0.
+/// Returns why the form's class cannot compute what this model does, as far as the configuration shows. Returns nothing
+/// if it can. Each reason is a clause whose subject is the class. DeepseekV2ForCausalLM also requires that all expert
+/// biases are 0.
 std::vector<std::string> hf_obstacles(const HfConfig& config);
 
 /// Returns the text of config.json. Throws Error if there are obstacles.

@@ -42,6 +42,7 @@ struct MemoryCopyHeader {
   std::uint64_t checksum = 0;       // checksum_of_pieces() of that state
 };
 
+/// The size of a copy's header, which the state follows.
 inline constexpr std::size_t kMemoryCopyHeaderBytes = std::size_t{64} << 10;
 
 /// Writes the header to the first kMemoryCopyHeaderBytes of a copy.
@@ -79,7 +80,7 @@ class MemoryCopies {
   /// Returns whether a copy should be taken after `step`. It is the same on all ranks.
   bool is_due(std::int64_t step) const { return is_postponed_ || step % config_.checkpoint.memory_interval == 0; }
   using Compare = std::function<void(const TrainingState::Checksums&)>;
-  /// Copies the state and starts to send the copy; no step may change the state meanwhile. `compare` gets the state's
+  /// Copies the state and starts to send the copy. No step may change the state meanwhile. `compare` gets the state's
   /// checksums before the copy counts, and may throw. If the copy before is still being sent after a second, this one
   /// is postponed to the next step, and the function returns false. Throws Error if a later attempt of the run has
   /// begun on this node. A GPU's state is copied while the next step runs, and compared in advance(), unless
@@ -96,7 +97,7 @@ class MemoryCopies {
 
  private:
   class File;
-  /// A complete copy that is on the node of some rank.
+  /// Describes a complete copy that is on the node of some rank.
   struct StoredCopy {
     std::int64_t attempt = 0, step = 0, shard = 0, owner = 0, slot = 0;
     std::uint64_t checksum = 0;
@@ -106,7 +107,7 @@ class MemoryCopies {
     std::unique_ptr<File> own;                  // null if another rank of the node has the same state
     std::vector<std::unique_ptr<File>> others;  // in the order of CopyPlacement::sources
   };
-  /// The files of two copies, which alternate.
+  /// Holds the files of two copies, which alternate.
   struct Slots {
     std::array<Slot, 2> both;
     std::size_t next_idx = 0;
@@ -127,7 +128,7 @@ class MemoryCopies {
   /// Waits until `is_done` is true on all ranks. Returns false if that takes longer than `seconds`.
   bool wait_for_all(const std::function<bool()>& is_done, double seconds);
 
-  /// A copy that was taken but is not being sent yet.
+  /// Holds a copy that was taken but is not being sent yet.
   struct Taken {
     MemoryCopyHeader header;  // without the checksum
     Compare compare;

@@ -16,17 +16,17 @@
 
 namespace tessera {
 
-/// The error that ranks which should hold the same state hold different ones. The run should resume from an earlier
-/// copy.
+/// Reports that ranks which should hold the same state hold different ones. The run should resume from an earlier copy.
 class StateMismatch : public Error {
  public:
   explicit StateMismatch(const std::string& message) : Error(message, ExitStatus::kWeightsDiffer) {}
 };
 
-/// A file in a run's folder. It has a line of JSON per mismatch, and one per mismatch that a replay has explained.
+/// The name of a file in a run's folder. It has a line of JSON per mismatch, and one per mismatch that a replay has
+/// explained.
 inline constexpr const char* kMismatchesName = "state_mismatches.jsonl";
 
-/// The result of a replay: the ranks whose state was wrong after a step.
+/// Holds the result of a replay: the ranks whose state was wrong after a step.
 struct WrongState {
   std::int64_t step = 0;
   std::vector<std::int64_t> ranks;  // ranks whose state differed from the replay's
@@ -52,7 +52,7 @@ class ReplicaCheck {
   std::uint64_t compare(std::int64_t step, const TrainingState::Checksums& own);
 
  private:
-  /// The mismatch in the file's last line that no replay has explained.
+  /// Describes the mismatch in the file's last line that no replay has explained.
   struct Open {
     std::int64_t step = 0;
     std::vector<std::pair<std::int64_t, std::uint64_t>> checksums;  // pairs of rank and checksum

@@ -17,14 +17,14 @@ namespace tessera {
 class SavedModel {
  public:
   /// `path` is a checkpoint, a folder with checkpoints (the newest is used), a run's folder, or a folder with
-  /// config.json. Verifies checksums if there are any; each of several processes verifies its share. Throws Error.
+  /// config.json. Verifies checksums if there are any. Each of several processes verifies its share. Throws Error.
   explicit SavedModel(const std::filesystem::path& path, const VerifyShare& share = {});
 
   bool is_hf() const { return hf_.has_value(); }
   const std::filesystem::path& path() const { return path_; }
   /// Returns the model's numbers, the sequence length that it was trained for, BOS and EOS.
   const HfConfig& config() const { return config_; }
-  /// Returns the step of a checkpoint; 0 for Hugging Face files.
+  /// Returns the step of a checkpoint, or 0 for Hugging Face files.
   std::int64_t step() const { return step_; }
 
   /// Throws Error unless the folder has exactly these tensors by name. Shapes are checked when a tensor is read.
@@ -36,7 +36,7 @@ class SavedModel {
   void load_tensors(Parameters& parameters) const;
   /// Passes the numbers of a parameter or a buffer to `sink` in order, one chunk per call.
   void read(const std::string& name, const Shape& shape, const FloatSink& sink) const;
-  /// Passes numbers [begin, end) of a parameter or a buffer to `sink`. Only for a checkpoint.
+  /// Passes numbers [begin, end) of a parameter or a buffer to `sink`. It must be a checkpoint.
   void read(const std::string& name, const Shape& shape, std::int64_t begin, std::int64_t end,
             const FloatSink& sink) const;
 
@@ -55,11 +55,12 @@ class SavedModel {
 /// Returns the names and shapes of all parameters and buffers, without numbers.
 std::vector<NamedTensor> tensor_names(const Parameters& parameters);
 
-/// Returns the model's tensors that a folder of this form holds: a DeepseekV2 router has no expert bias.
+/// Returns the model's tensors that a folder of this form holds. A DeepseekV2 router has no expert bias.
 std::vector<NamedTensor> hf_parameters(std::vector<NamedTensor> tensors, HfForm form);
 
-/// Return the files with which a folder of weights keeps its tokenizer, and what a checkpoint's state says about it.
+/// Returns the files with which a folder of weights keeps its tokenizer.
 std::vector<CheckpointPart> tokenizer_parts(const data::Tokenizer& tokenizer);
+/// Returns what a checkpoint's state says about the tokenizer.
 nlohmann::json tokenizer_state(const data::Tokenizer& tokenizer);
 
 }  // namespace tessera

@@ -11,11 +11,11 @@
 namespace tessera {
 
 inline constexpr std::array kShardKinds = {kModelShards, kOptimizerShards};
-/// Pieces by kind of shard, in the order of kShardKinds.
+/// Holds pieces by kind of shard, in the order of kShardKinds.
 using ShardPieces = std::array<std::vector<TensorPiece>, kShardKinds.size()>;
 
-/// Returns all pieces that this rank has: of masters and of the optimizer's tensors. The model's end with the buffers,
-/// which are whole. They point to the parameters' memory.
+/// Returns all pieces that this rank has of masters and of the optimizer's tensors. The model's pieces end with the
+/// buffers, which are whole. The pieces point to the parameters' memory.
 ShardPieces shard_pieces(const Parameters& parameters);
 
 }  // namespace tessera

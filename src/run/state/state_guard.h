@@ -23,20 +23,21 @@ class StateGuard {
 
   // All ranks must call the functions below together, except for those that are const.
 
-  /// Decides where copies are kept, with checkpoint.memory_interval. `state_is_read` is that of MemoryCopies.
+  /// Decides where copies are kept, if checkpoint.memory_interval is set. `state_is_read` is that of MemoryCopies.
   void place_copies(cuda::Event* state_is_read);
   /// Prepares the comparison and searches for the copies of earlier attempts, as far as the configuration asks for it.
   void open(const RunIdentity& run, const data::Loader& loader);
-  /// The copies in memory; null without checkpoint.memory_interval.
+  /// Returns the copies in memory. It is null without checkpoint.memory_interval.
   MemoryCopies* copies() { return copies_ ? &*copies_ : nullptr; }
 
-  /// Returns whether states are compared after a step. They are before each checkpoint, which `saves` announces.
+  /// Returns whether states are compared after a step. `saves` says that a checkpoint follows, before which they always
+  /// are.
   bool verifies_after(std::int64_t step, bool saves) const;
   bool copies_after(std::int64_t step) const { return copies_ && copies_->is_due(step); }
   /// Returns whether a copy of an earlier step has left this rank's GPU.
   bool has_copied() const { return copies_ && copies_->ready(); }
 
-  /// What is done after a step. It is the same on all ranks.
+  /// Says what is done after a step. It is the same on all ranks.
   struct Due {
     bool verifies = false;    // the states are compared, and their checksum is told
     bool copies = false;      // the state is copied, and compared before the copy counts

@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// Returns the checksum that TrainingState gives to its bytes: XXH3 over the XXH3 of every piece of 256 KiB. So several
+/// Returns the checksum that TrainingState gives to its bytes: XXH3 over the XXH3 of every piece of 256 KiB. Several
 /// threads can compute it.
 std::uint64_t checksum_of_pieces(std::span<const std::byte> bytes);
 
@@ -45,7 +45,7 @@ class TrainingState {
   /// Sets the state. It does not refresh what layers compute with (Model::refresh_weights).
   void write(std::span<const std::byte> bytes);
 
-  /// A part of the state that replicas have in common: "layers.3.attention.wo.weight.exp_avg" or a buffer.
+  /// Describes a part of the state that replicas have in common: "layers.3.attention.wo.weight.exp_avg" or a buffer.
   struct Part {
     std::string name;
     std::uint64_t checksum = 0;
