@@ -34,17 +34,18 @@ class GpuGroup {
   GpuGroup(const GpuGroup&) = delete;
   GpuGroup& operator=(const GpuGroup&) = delete;
 
-  /// Splits the group: ranks with the same color form a new group, sorted by `order`. All ranks must call it together.
+  /// Splits the group. Ranks with the same color form a new group, sorted by `order`. All ranks must call it together.
   /// Returns null if `size` is 1.
   std::unique_ptr<GpuGroup> split(int color, int order, int size) const;
-  /// Makes a group of two of the ranks, which become ranks 0 and 1. Both must call it together. Among groups that were
-  /// split from each other NCCL runs one operation at a time. A link's operations neither wait for theirs nor delay
+  /// Makes a group of two of the ranks, which become ranks 0 and 1. Both must call it together. NCCL runs one operation
+  /// at a time among groups that were split from each other. A link's operations neither wait for theirs nor delay
   /// them.
   std::unique_ptr<GpuGroup> link(const Id& id, int rank) const;
-  /// How many SMs other kernels should leave to a link: its operation occupies an SM until the other rank arrives.
+  /// The number of SMs that other kernels should leave to a link. Its operation occupies an SM until the other rank
+  /// arrives.
   static constexpr int kSmsOfLink = 1;
 
-  // The operations of process_group.h. `title` says what moves between which ranks.
+  // The functions below are the operations of process_group.h. `title` says what moves between which ranks.
   Fence all_gather(const Tensor& in, const Tensor& out, const std::string& title);
   Fence reduce_scatter(const Tensor& in, const Tensor& out, Write write, const std::string& title);
   Fence all_reduce(const Tensor& x, const std::string& title);
@@ -61,7 +62,7 @@ class GpuGroup {
   /// Throws Error if NCCL has found an error in any of the groups that were split from the same one.
   void check() const;
   /// Returns the operations of all these groups that have begun and not ended: "; the GPU is in all-gather of layers.3
-  /// (dp_shard)". Returns "" if there are none.
+  /// (dp_shard)". Returns an empty string if there are none.
   std::string describe() const;
   /// Returns a number that grows when an operation of these groups begins or ends, and when the computation passes a
   /// mark.

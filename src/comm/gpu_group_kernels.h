@@ -12,8 +12,8 @@
 
 namespace tessera::cuda {
 
-/// A word of host memory that the GPU writes when it reaches a place in a stream or a graph. From it the host sees how
-/// far the GPU is.
+/// Holds a word of host memory that the GPU writes when it reaches a place in a stream or a graph. From it the host
+/// sees how far the GPU is.
 class Note {
  public:
   /// `count` points to a word of GPU memory that is 0.
@@ -23,7 +23,9 @@ class Note {
   void put(const Stream& stream, std::uint32_t value) const;
   /// Returns the last value that the GPU has written. The upper 32 bits count all the values it has written.
   std::uint64_t seen() const { return *reinterpret_cast<const volatile std::uint64_t*>(word_.data()); }
+  /// Returns the value in what seen() returned.
   static std::uint32_t value_of(std::uint64_t seen) { return static_cast<std::uint32_t>(seen); }
+  /// Returns the number of values that the GPU had written when seen() returned this.
   static std::uint32_t count_of(std::uint64_t seen) { return static_cast<std::uint32_t>(seen >> 32); }
 
  private:
@@ -31,7 +33,7 @@ class Note {
   std::uint32_t* count_;
 };
 
-/// Puts out += x on the stream, for float32 or bfloat16.
+/// Puts out += x on the stream. The tensors are float32 or bfloat16.
 void put_sum(const Stream& stream, const Tensor& x, const Tensor& out);
 
 /// Returns the address of each rank's part of a window, as this GPU sees it. All ranks of the window must be able to

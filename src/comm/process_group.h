@@ -1,16 +1,16 @@
 // Collective operations among the ranks of one axis of the mesh (or of several axes together).
 //
 // An operation starts at once and runs behind the computation. Work::wait() waits until it is complete. The ranks of a
-// group must start the same operations in the same order; a rank's groups are independent of each other. Tensors must
-// be contiguous and untouched until the wait. `name` says what moves ("layers.3"), for messages about ranks that hang.
-// Sums add the ranks' numbers in the order of the ranks, in float32, and round once. So results depend only on the
-// numbers and the size of the group.
+// group must start the same operations in the same order. A rank's groups are independent of each other. Tensors must
+// be contiguous, and must not be touched until the wait. `name` says what moves ("layers.3"), for messages about ranks
+// that hang. Sums add the ranks' numbers in the order of the ranks, in float32, and round once. So results depend only
+// on the numbers and the size of the group.
 //
 // In a group of one rank an operation is a copy, or does nothing, and is complete when it returns.
 //
 // Tensors in GPU memory move through NCCL once use_gpu() has connected the ranks' GPUs. An operation begins when the
 // computation's stream has produced its operands. Work that is put on that stream after wait() runs when the operation
-// is complete; the host does not wait. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks.
+// is complete. The host does not wait. NCCL chooses the order of a sum, and rounds bfloat16 between the ranks.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,8 @@
 
 namespace tessera {
 
-/// An operation that was started. It must be waited for before it is destroyed, unless an exception is being thrown.
+/// Describes an operation that was started. It must be waited for before it is destroyed, unless an exception is being
+/// thrown.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -38,12 +39,12 @@ class [[nodiscard]] Work {
 
   /// Throws RankFailure if another rank has died, or does not take part within the timeout.
   void wait();
-  /// Returns whether wait() would return at once. Only for operations on CPUs.
+  /// Returns whether wait() would return at once. The operation must be one on CPUs.
   bool done() { return operation_ == nullptr || progress_->done(*operation_); }
 
  private:
   Progress* progress_ = nullptr;
-  std::shared_ptr<Operation> operation_;  // null: complete
+  std::shared_ptr<Operation> operation_;  // null: the operation is complete
   const cuda::Stream* computation_ = nullptr;
   cuda::Fence end_;
 };
@@ -71,32 +72,35 @@ class ProcessGroup {
   Work all_reduce(const Tensor& x, std::string_view name);
   /// Sends part r of in [size · n] to rank r. Part r of out [size · n] is received from rank r.
   Work all_to_all(const Tensor& in, const Tensor& out, std::string_view name);
-  /// Does an all-to-all with varying numbers of rows of the first dim: sends in_rows[r] rows to rank r, and receives
-  /// out_rows[r] rows from it.
+  /// Makes an all-to-all with varying numbers of rows of the first dim. It sends in_rows[r] rows to rank r, and
+  /// receives out_rows[r] rows from it.
   Work all_to_all_v(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
                     std::span<const std::int64_t> out_rows, std::string_view name);
+  /// Copies x of rank `root` to x of all ranks.
   Work broadcast(const Tensor& x, int root, std::string_view name);
-  /// Largest tag of a message, from 0. Messages with the same tag arrive in the order in which they were sent.
+  /// The largest tag of a message. Tags begin at 0. Messages with the same tag arrive in the order in which they were
+  /// sent.
   static constexpr int kMaxTag = (1 << 14) - 1;
   Work send(const Tensor& x, int to, int tag, std::string_view name);
   Work receive(const Tensor& x, int from, int tag, std::string_view name);
-  /// The two ranks between which the messages of one tag go.
+  /// Names the two ranks between which the messages of one tag go.
   struct Link {
     int from, to, tag;
   };
-  /// Opens the links through which tensors on GPUs are sent with these tags; each tag has one link. Must be called
+  /// Opens the links through which tensors on GPUs are sent with these tags. Each tag has one link. Must be called
   /// before such sends. A message waits only for messages of its own tag, so tags may be used in any order. All ranks
   /// must call it with the same links. Does nothing on CPUs.
   void open_links(std::span<const Link> links);
-  /// Returns how many SMs operators should leave to this rank's links. Even of many links, only a few wait at once.
+  /// Returns the number of SMs that operators should leave to this rank's links. Even of many links, only a few wait at
+  /// once.
   int sms_of_links() const {
     constexpr std::size_t kMostThatWait = 4;
     return static_cast<int>(std::min(links_.size(), kMostThatWait)) * cuda::GpuGroup::kSmsOfLink;
   }
 
-  /// Sums a few numbers of the host over ranks, such as losses or counts. Blocks.
+  /// Sums a few numbers of the host over ranks, such as losses or counts. It blocks.
   void all_reduce(std::span<double> x, std::string_view name);
-  /// Returns all ranks' numbers, rank by rank. Blocks.
+  /// Returns all ranks' numbers, rank by rank. It blocks.
   std::vector<double> all_gather(std::span<const double> x, std::string_view name);
   /// Returns when all ranks have called it.
   void barrier(std::string_view name);
@@ -113,9 +117,9 @@ class ProcessGroup {
   void mark_gpu() const {
     if (gpu_ != nullptr) gpu_->mark();
   }
-  /// Ends the run after a failure, if there is a GPU. It calls the failure handler (Progress): destroying objects would
-  /// wait for the GPU, and the GPU waits for other ranks. If none is set, as in tests, it aborts what the GPU does for
-  /// the groups of this world. The GPU must not run a recorded graph then, because NCCL waits for graphs.
+  /// Ends the run after a failure, if there is a GPU. It calls the failure handler (Progress), because destroying
+  /// objects would wait for the GPU, and the GPU waits for other ranks. If none is set, as in tests, it aborts what the
+  /// GPU does for the groups of this world. The GPU must not run a recorded graph then, because NCCL waits for graphs.
   void abort_gpu(const std::exception& error) noexcept;
 
   /// Returns the group of the ranks with the same color, sorted by `order`. All ranks of this group must call it
@@ -142,7 +146,7 @@ class ProcessGroup {
 
   std::string title(std::string_view operation, std::string_view name) const;
   int next_tag();
-  /// Returns the rank in the world, or -1 while the group does not know it.
+  /// Returns the rank in the world. It is -1 while the group does not know it.
   int world_rank(int rank) const;
   /// Records an event in the flight recorder.
   std::uint64_t record(const FlightRecorder::NewEvent& event) const;
@@ -162,7 +166,7 @@ class ProcessGroup {
   Progress* progress_ = nullptr;
   std::string axis_;
   int num_collectives_ = 0;
-  std::uint64_t id_ = 0;  // same on all ranks of the group, different for all other groups
+  std::uint64_t id_ = 0;  // the same on all ranks of the group, and different for all other groups
   std::uint64_t num_splits_ = 0;
   std::shared_ptr<const std::vector<int>> world_ranks_;  // world rank of each rank of the group
   std::uint16_t flight_group_ = FlightRecorder::kNoGroup;

@@ -18,13 +18,13 @@
 
 namespace tessera {
 
-/// The error that another rank has died, or did not take part within the timeout.
+/// Reports that another rank has died, or did not take part within the timeout.
 class RankFailure : public Error {
  public:
   explicit RankFailure(const std::string& message) : Error(message, ExitStatus::kRankFailed) {}
 };
 
-/// An operation that was started.
+/// Describes an operation that was started.
 class Operation {
  public:
   explicit Operation(std::string name) : name_(std::move(name)) {}
@@ -34,13 +34,13 @@ class Operation {
 
   /// Does what it can without waiting. Returns true when the operation is complete. One thread at a time calls it.
   virtual bool advance() = 0;
-  /// Adds the ranks of the group that it waits for. `senders` are those whose messages have not arrived, `receivers`
-  /// those that have not taken a message. One thread at a time calls it.
+  /// Adds the ranks of the group that the operation waits for. `senders` are those whose messages have not arrived,
+  /// `receivers` those that have not taken a message. One thread at a time calls it.
   virtual void find_missing(std::vector<int>& /*senders*/, std::vector<int>& /*receivers*/) const {}
   const std::string& name() const { return name_; }
 
-  /// Sets what messages and the flight recorder need: the group's ranks in the world, and the recorder's event (0:
-  /// none).
+  /// Sets what messages and the flight recorder need: the group's ranks in the world, and the recorder's event. 0 means
+  /// that there is no event.
   void set_identity(std::shared_ptr<const std::vector<int>> world_ranks, std::uint64_t event) {
     world_ranks_ = std::move(world_ranks);
     event_ = event;
@@ -78,7 +78,7 @@ class Progress {
   Progress(RankBoard* board, Seconds timeout);
   ~Progress();
 
-  /// `key` is the timeout's key in the configuration, for messages.
+  /// Sets the timeout of waits. `key` is its key in the configuration, for messages.
   void set_timeout(Seconds timeout, std::string key) {
     timeout_ = timeout;
     timeout_key_ = std::move(key);
@@ -93,15 +93,15 @@ class Progress {
   void call_failure_handler(const std::exception& error) const {
     if (failure_handler_) failure_handler_(error);
   }
-  /// Throws the RankFailure of a wait that did not end within the timeout, which the caller has found out.
+  /// Throws the RankFailure of a wait that the caller has found not to end within the timeout.
   [[noreturn]] void fail_late(const std::string& name, const std::string& missing) const;
-  /// Advances the operation as far as possible; the rest happens in the background.
+  /// Advances the operation as far as possible. The rest happens in the background.
   void start(std::shared_ptr<Operation> operation);
   /// Waits until the operation is done. Throws RankFailure, or what the operation threw.
   void wait(Operation& operation);
   bool done(Operation& operation);
   /// Gives up an operation after a failure, because its memory is about to be freed. The operation gets some time to
-  /// end; after that it is not advanced any more.
+  /// end. After that it is not advanced any more.
   void abandon(const std::shared_ptr<Operation>& operation) noexcept;
   /// Waits until over() is true, which other ranks' stores into a window cause, and advances started operations
   /// meanwhile. `name` says what is waited for, and `missing()` what has not arrived. Both are for the message of the
@@ -114,7 +114,7 @@ class Progress {
   /// Returns the recorder of the operations between this rank and others.
   FlightRecorder& recorder() { return board_ == nullptr ? no_recorder_ : board_->recorder(); }
 
-  /// Marks a call of another library that waits for other ranks and cannot be interrupted: NCCL and MPI connect ranks
+  /// Marks a call of another library that waits for other ranks and cannot be interrupted. NCCL and MPI connect ranks
   /// so. The watching thread calls the failure handler if a rank has died or the call does not end within the timeout.
   /// It passes the error that wait() would throw. Only one can exist at a time.
   class Watched {
@@ -135,7 +135,7 @@ class Progress {
     bool is_on_board = false;  // the board shows the call once it takes long
   };
 
-  // The caller must hold mutex_.
+  // The caller of the next functions must hold mutex_.
   void advance_all();
   void advance(Operation& operation);
   std::string describe_missing(const Operation& operation);

@@ -40,7 +40,7 @@ class RankBoard {
   void set_operation(std::string_view name);
   /// Records that this rank waits for others in this operation. Call it several times a second while it does.
   void set_waiting();
-  /// Sets the event of the flight recorder that this rank waits for; 0 if that is not recorded.
+  /// Sets the event of the flight recorder that this rank waits for. 0 means that it is not recorded.
   void set_awaited(std::uint64_t event);
   /// Records that this process did not run between these times (monotonic_ns()).
   void set_stopped(std::int64_t from_ns, std::int64_t until_ns);
@@ -56,7 +56,7 @@ class RankBoard {
   std::optional<int> find_dead() const;
   /// Checks only the next rank of the node. If every rank calls this, each is checked once.
   std::optional<int> find_dead_neighbour() const;
-  /// Returns the ranks of this node that have not reported lately that they wait for others: they compute, or are
+  /// Returns the ranks of this node that have not reported lately that they wait for others. They compute, or are
   /// stopped.
   std::vector<int> find_not_waiting() const;
   /// Returns a line per rank of this node: "rank 3 (process 4711, is stopped): step 17, for 31.0 s in all-gather of

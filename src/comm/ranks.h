@@ -11,7 +11,7 @@ namespace tessera {
 
 class Ranks {
  public:
-  /// Makes a run of one rank. The rank records what it does in `file`; null records nothing.
+  /// Makes a run of one rank. The rank records what it does in `file`. If it is null, it records nothing.
   explicit Ranks(std::unique_ptr<RankFile> file = nullptr);
   /// Makes a run of all ranks of `world`, which must call this together. `timeout` is for every operation between ranks
   /// (comm.init_timeout_seconds).

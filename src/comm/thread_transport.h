@@ -1,4 +1,4 @@
-// Runs ranks as threads of one process, for tests: a sanitizer or a debugger sees all of them.
+// Runs ranks as threads of one process, for tests. A sanitizer or a debugger then sees all of them.
 #pragma once
 
 #include <functional>
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Runs `body` on `num_ranks` threads; each gets its rank's transport. When all have returned, it rethrows the
+/// Runs `body` on `num_ranks` threads. Each gets its rank's transport. When all have returned, it rethrows the
 /// exception of the first thread that threw. After that exception the other ranks' operations throw, too, so that none
 /// waits forever.
 void run_rank_threads(int num_ranks, const std::function<void(std::unique_ptr<Transport>)>& body);

@@ -12,14 +12,16 @@
 
 namespace tessera {
 
-/// Returns, on all ranks, the text of the first rank that has one; "" if none has. `name` says what the text is about.
+/// Returns, on all ranks, the text of the first rank that has one. Returns "" if none has. `name` says what the text is
+/// about.
 std::string broadcast_first_text(ProcessGroup& group, const std::string& text, std::string_view name);
 
 /// Calls `body`, which must not communicate, on all ranks of the group, and returns when all have succeeded. If it
-/// throws Error on some, all ranks throw the Error of the first of these, with its rank. `name` says what is done.
+/// throws Error on some ranks, all ranks throw the Error of the first of these, with its rank. `name` says what is
+/// done.
 void run_together(ProcessGroup& group, std::string_view name, const std::function<void()>& body);
 
-/// Waits until the tasks of all ranks have ended; a rank may have no task. Returns false on all ranks if that takes
+/// Waits until the tasks of all ranks have ended. A rank may have no task. Returns false on all ranks if that takes
 /// longer than `seconds`.
 bool wait_together(ProcessGroup& group, std::string_view name, const std::future<void>& task,
                    double seconds = std::numeric_limits<double>::infinity());

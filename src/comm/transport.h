@@ -1,4 +1,4 @@
-// Moves bytes from rank to rank; process groups are built on it. A rank is a process under MPI (mpi_transport.h) or a
+// Moves bytes from rank to rank. Process groups are built on it. A rank is a process under MPI (mpi_transport.h) or a
 // thread of one process (thread_transport.h), so that sanitizers see all ranks at once.
 //
 // Only split() and allocate_window() block. All ranks of a transport must call them together.
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// A send or receive that was started.
+/// Describes a send or receive that was started.
 class Request {
  public:
   Request() = default;
@@ -23,7 +23,7 @@ class Request {
   virtual bool test() = 0;
 };
 
-/// Memory of the same size on every rank, into which every rank may store. On GPUs it is an NCCL window.
+/// Holds memory of the same size on every rank, into which every rank may store. On GPUs it is an NCCL window.
 class SymmetricWindow {
  public:
   SymmetricWindow() = default;
@@ -37,7 +37,7 @@ class SymmetricWindow {
   virtual std::size_t num_bytes() const = 0;
 };
 
-/// The room in a folder whose files hold the memory of windows.
+/// Describes the room in a folder whose files hold the memory of windows.
 struct WindowRoom {
   std::string folder;
   std::size_t size = 0, available = 0;  // bytes
@@ -53,8 +53,8 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Messages from one sender with one tag (0 or more) arrive in the order in which they were sent. The sizes of send
-  /// and receive must agree.
+  /// Sends bytes. Messages from one sender with one tag (0 or more) arrive in the order in which they were sent. The
+  /// sizes of send and receive must agree.
   virtual std::unique_ptr<Request> send(const std::byte* data, std::size_t num_bytes, int to, int tag) = 0;
   virtual std::unique_ptr<Request> receive(std::byte* data, std::size_t num_bytes, int from, int tag) = 0;
 
@@ -62,7 +62,7 @@ class Transport {
   virtual std::unique_ptr<Transport> split(int color, int order) = 0;
   /// Returns the transport of the ranks of this machine, which can reach each other's memory.
   virtual std::unique_ptr<Transport> split_by_node() = 0;
-  /// Throws Error if the ranks are not on one node, or there is not enough memory.
+  /// Allocates a window. Throws Error if the ranks are not on one node, or there is not enough memory.
   virtual std::unique_ptr<SymmetricWindow> allocate_window(std::size_t num_bytes) = 0;
   /// Returns the room where this node's processes allocate windows, if that is a folder of limited size.
   virtual std::optional<WindowRoom> window_room() const { return std::nullopt; }

@@ -24,7 +24,7 @@ namespace tessera {
 void require_divides(std::string_view key, std::int64_t degree, std::int64_t total, std::string_view what,
                      std::int64_t others = 0);
 
-/// The coordinates of a rank.
+/// Holds the coordinates of a rank.
 struct MeshPlace {
   std::int64_t pp = 0, dp_replicate = 0, dp_shard = 0, cp = 0, tp = 0;
   std::int64_t ep = 0;        // which experts it has
@@ -43,25 +43,27 @@ struct Mesh {
 
   MeshDegrees degrees{.dp_shard = 1};
   MeshPlace place;
-  bool is_planned = false;  // made by planned(): its groups cannot communicate
+  bool is_planned = false;  // made by planned(): the groups cannot communicate
 
   // Groups along one axis.
   ProcessGroup pp, dp_replicate, cp, tp, ep;
-  // If there are several domains: the ranks of ep in this rank's domain, and the ranks with its place in each domain.
+  // With several domains, ep_within has the ranks of ep in this rank's domain, and ep_across those with its place in
+  // each domain.
   ProcessGroup ep_within, ep_across;
-  /// cp · tp: the ranks with parts of the same sequences.
+  /// The ranks with parts of the same sequences: cp · tp.
   ProcessGroup sequence;
-  /// dp_replicate · dp_shard · cp · tp: the ranks of a stage, which together have all its tokens.
+  /// The ranks of a stage, which together have all its tokens: dp_replicate · dp_shard · cp · tp.
   ProcessGroup tokens;
   // The ranks over which a parameter's shards are spread. They are dp_shard · cp for parameters that tp cuts, and
   // dp_shard · cp · tp for those that it does not cut. For experts they are every ep-th rank of the latter.
   ProcessGroup shard_of_cut, shard_of_whole, shard_of_experts;
-  /// All axes except dp_replicate: each number of the model is on one of these ranks, in shards.
+  /// The ranks along all axes except dp_replicate. Each number of the model is on one of these ranks, in shards.
   ProcessGroup model;
 
   std::int64_t num_ranks() const { return degrees.num_ranks(); }
-  /// Returns which of the data ranks' sequences this rank has; num_data_ranks() returns how many data ranks there are.
+  /// Returns which of the data ranks' sequences this rank has.
   std::int64_t data_rank() const { return place.dp_replicate * degrees.dp_shard + place.dp_shard; }
+  /// Returns the number of data ranks.
   std::int64_t num_data_ranks() const { return degrees.dp_replicate * degrees.dp_shard; }
 };
 

@@ -1,4 +1,4 @@
-// How many ranks each axis of the mesh has (docs/parallelism.md).
+// The number of ranks that each axis of the mesh has (docs/parallelism.md).
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// The degrees of the axes. [parallelism] has them as data_parallel_replicate_degree and so on.
+/// Holds the degrees of the axes. [parallelism] has them as data_parallel_replicate_degree and so on.
 struct MeshDegrees {
   std::int64_t dp_replicate = 1;
   std::int64_t dp_shard = -1;  // -1: the number that the other axes leave
@@ -24,7 +24,7 @@ struct MeshDegrees {
 MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks);
 
 /// Returns the smallest number of ranks on which `degrees` resolve. Each degree must be 1 or more, except that dp_shard
-/// may be -1; then every multiple of the result works, too. If the result does not fit into 64 bits, it returns the
+/// may be -1. Then every multiple of the result works, too. If the result does not fit into 64 bits, it returns the
 /// largest number that does.
 std::int64_t fewest_ranks(const MeshDegrees& degrees);
 

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// The most time slots that to_text draws.
+/// The largest number of time slots that to_text draws.
 inline constexpr int kMaxTextSlots = 10'000;
 
 /// Returns a line per rank with a column per time slot. A slot is as long as the shortest action. A pass is F

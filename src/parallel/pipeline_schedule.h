@@ -1,13 +1,13 @@
-// Pipeline-parallel schedules as plain data: what each rank does, and in which order.
+// Pipeline-parallel schedules as plain data. They say what each rank does, and in which order.
 //
 // A model is cut into stages; stage s feeds stage s + 1. A micro-batch goes forward through all of them, then backward
 // in the opposite order. The backward of a stage has two halves. The first is the gradient of its input, which stage s
 // - 1 waits for. The second is the gradients of its weights, which nobody waits for before the optimizer.
 //
-// A message is what one stage sends to the next: a micro-batch's activation forward, its gradient backward. Sends do
-// not block. A rank receives the inputs of an action before it begins the action. Between two ranks, activations are
-// received in the order in which they were sent, and so are gradients. The two kinds together are not in order, except
-// in k1F1B, so messages carry tags, or each kind has its own channel.
+// A message is what one stage sends to the next. Forward it is a micro-batch's activation, and backward its gradient.
+// Sends do not block. A rank receives the inputs of an action before it begins the action. Between two ranks,
+// activations are received in the order in which they were sent, and so are gradients. The two kinds together are not
+// in order, except in k1F1B. So messages carry tags, or each kind has its own channel.
 //
 // Sources: 1F1B (PipeDream-Flush), arXiv 2006.09503; interleaved 1F1B, Megatron-LM, arXiv 2104.04473, section 2.2; the
 // split backward, arXiv 2401.10241; ZB-V, arXiv 2405.15362; DualPipe, DeepSeek-V3, arXiv 2412.19437, section 3.2.1.
@@ -31,7 +31,7 @@ std::string_view name_of(PipelineScheduleKind kind);
 /// which lists the names that exist.
 PipelineScheduleKind pipeline_schedule_kind(std::string_view name);
 
-/// The work of one stage on one micro-batch.
+/// Describes the work of one stage on one micro-batch.
 struct PipelinePass {
   enum class Kind {
     kForward,
@@ -49,10 +49,10 @@ struct PipelinePass {
 /// Describes a pass: "forward of micro-batch 3 in stage 1".
 std::string describe(const PipelinePass& pass);
 
-/// What a rank does at one time: a pass, or two passes that run together.
+/// Describes what a rank does at one time: a pass, or two passes that run together.
 struct PipelineAction {
   PipelinePass pass;
-  /// The whole backward of another micro-batch, which overlaps with `pass`; `pass` is then a forward. Each computes
+  /// The whole backward of another micro-batch, which overlaps with `pass`. `pass` is then a forward. Each computes
   /// while the other communicates (DualPipe's F&B). Both begin when the inputs of both have arrived, and end together.
   std::optional<PipelinePass> overlapped = {};
 
@@ -72,7 +72,7 @@ struct PipelineSchedule {
   int stages_per_rank = 0;
   int num_micro_batches = 0;
   std::vector<int> rank_of_stage = {};
-  std::vector<std::vector<PipelineAction>> actions = {};  // per rank, in order
+  std::vector<std::vector<PipelineAction>> actions = {};  // by rank, in order
 
   int num_stages() const { return static_cast<int>(rank_of_stage.size()); }
 };

@@ -1,4 +1,4 @@
-// Where a pipeline cuts the model: which modules each stage has.
+// Says where a pipeline cuts the model, and so which modules each stage has.
 //
 // A cut is one StageModules per stage, in the order of the model. The first stage has the embedding, the last one the
 // head, and layers follow each other. Schedules say which rank has which stages (parallel/pipeline_schedule.h).

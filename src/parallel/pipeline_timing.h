@@ -1,4 +1,5 @@
-// Simulates a pipeline schedule: when its actions run, what a rank holds meanwhile, and whether it can run at all.
+// Simulates a pipeline schedule. It finds when its actions run, what a rank holds meanwhile, and whether it can run at
+// all.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +10,9 @@
 
 namespace tessera {
 
-/// Costs in any unit of time. A vector has one number for all stages, or one per stage.
+/// Holds costs in any unit of time. A vector has one number for all stages, or one per stage.
 struct PipelineCosts {
-  // The cost of one stage and one micro-batch. A whole backward costs the sum of both halves.
+  // The costs of one stage and one micro-batch. A whole backward costs the sum of both halves.
   std::vector<double> forward = {1.0};
   std::vector<double> backward_input = {1.0};
   std::vector<double> backward_weight = {1.0};
@@ -24,11 +25,11 @@ struct PipelineTiming {
   struct Span {
     double start = 0.0, end = 0.0;
   };
-  std::vector<std::vector<Span>> spans;  // per rank and action
+  std::vector<std::vector<Span>> spans;  // by rank and action
   double makespan = 0.0;
-  std::vector<double> bubble_fraction;   // per rank: the part of the makespan in which it is idle
-  std::vector<int> peak_in_flight;       // per rank: most activations (of one stage and micro-batch each) held at once
-  std::vector<std::int64_t> peak_bytes;  // per rank: most of their bytes held at once; empty without activation_bytes
+  std::vector<double> bubble_fraction;   // by rank: the part of the makespan in which it is idle
+  std::vector<int> peak_in_flight;       // by rank: most activations (of one stage and micro-batch each) held at once
+  std::vector<std::int64_t> peak_bytes;  // by rank: most of their bytes held at once; empty without activation_bytes
 
   double mean_bubble_fraction() const;
 };

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Part `part` of `parts` of dim `dim`. If `blocks` is above 1, the dim consists of that many blocks, one after the
-/// other (gate rows, up rows). A rank then holds a part of each block.
+/// Describes part `part` of `parts` of dim `dim`. If `blocks` is above 1, the dim consists of that many blocks, one
+/// after the other (gate rows, up rows). A rank then holds a part of each block.
 struct Slice {
   Shape global;
   int dim = 0;

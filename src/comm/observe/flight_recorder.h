@@ -34,18 +34,20 @@ std::string_view name_of(FlightKind kind);
 /// Returns whether all ranks of the group take part. Then the ranks' sequence numbers in the group can be compared.
 constexpr bool is_collective(FlightKind kind) { return kind < FlightKind::kSend; }
 
+/// The numbers of groups and of events that a log has room for.
 inline constexpr std::size_t kMaxFlightGroups = 64;
 inline constexpr std::size_t kMaxFlightEvents = 1024;
 
-/// A group that this rank belongs to. Zeroed memory is an unused entry.
+/// Describes a group that this rank belongs to. Zeroed memory is an unused entry.
 struct FlightGroup {
-  std::atomic<std::uint64_t> id;        // same on all ranks of the group, different for all other groups
-  std::atomic<std::uint64_t> sequence;  // number of collective operations that this rank has started in it
+  std::atomic<std::uint64_t> id;        // the same on all ranks of the group, and different for all other groups
+  std::atomic<std::uint64_t> sequence;  // number of collective operations that this rank has started in the group
   std::atomic<std::int32_t> rank, size;
   SharedText<40> axis;
 };
 
-/// An operation. Readers may read it while it is written: it is complete if `number` and `check` are equal and not 0.
+/// Describes an operation. Readers may read it while it is written. It is complete if `number` and `check` are equal
+/// and not 0.
 struct alignas(64) FlightEvent {
   std::atomic<std::uint64_t> number;           // counts the rank's events from 1; written last
   std::atomic<std::uint64_t> sequence;         // counts the group's collective operations from 1; 0: not collective
@@ -77,7 +79,7 @@ class FlightRecorder {
     int peer = -1;  // world rank
     bool on_gpu = false;
   };
-  /// Index of groups that do not fit into the log; their operations are not recorded.
+  /// The index of groups that do not fit into the log. Their operations are not recorded.
   static constexpr std::uint16_t kNoGroup = kMaxFlightGroups;
 
   /// Adds a group of this rank and returns its index.

@@ -10,12 +10,12 @@ namespace tessera {
 enum class ProcessState : std::uint8_t {
   kUnknown,  // it is on another machine, whose /proc cannot be read
   kLives,
-  kStopped,  // by a signal (SIGSTOP, Ctrl-Z) or a debugger
+  kStopped,  // a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped it
   kEnded,
 };
 
-/// Returns when a process started, in the kernel's ticks since boot, or 0 if there is no such process. If a pid is
-/// reused, the new process has another start.
+/// Returns the time at which a process started, in the kernel's ticks since boot. Returns 0 if there is no such
+/// process. If a pid is reused, the new process has another start.
 std::uint64_t start_of_process(pid_t pid);
 
 /// Returns the state of the process `pid` that started at `start`, a result of start_of_process(). `start` is 0 if it

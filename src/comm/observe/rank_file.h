@@ -22,24 +22,25 @@
 
 namespace tessera {
 
-/// The section of a run that a rank is in. Time in a section counts from its begin; each step begins a new section.
+/// Names the section of a run that a rank is in. Time in a section counts from its begin. Each step begins a new
+/// section.
 enum class Section : std::uint8_t { kStarting, kLoading, kStep, kValidation, kCheckpoint, kEnded };
 std::string_view name_of(Section section);
 
-/// What a rank reports about itself, in memory that others read. Zeroed memory is the entry of a rank that has not
-/// arrived yet.
+/// Holds what a rank reports about itself, in memory that others read. Zeroed memory is the entry of a rank that has
+/// not arrived yet.
 struct RankEntry {
   std::atomic<std::int32_t> world_rank_plus_1;
   std::atomic<std::int32_t> pid;
   std::atomic<std::uint64_t> process_start;  // from start_of_process()
-  std::atomic<std::int64_t> first_step;      // first step that it runs; 0: none yet
+  std::atomic<std::int64_t> first_step;      // the first step that it runs; 0: none yet
   std::atomic<std::int64_t> step;
   std::atomic<Section> section;
   std::atomic<std::int64_t> section_since_ns;
   SharedText<96> operation;
   std::atomic<std::int64_t> operation_since_ns;
   std::atomic<std::int64_t> wait_begin_ns;  // begin of its present wait for other ranks; 0: it does not wait
-  std::atomic<std::int64_t> wait_seen_ns;   // when it last reported that it waits
+  std::atomic<std::int64_t> wait_seen_ns;   // the time at which it last reported that it waits
   std::atomic<std::int64_t> idle_ns;  // total of its ended waits in steps and of its ended sections other than steps
   std::atomic<std::uint64_t> awaited_event;  // event of the flight recorder that it waits for; 0: none that is recorded
   std::atomic<std::int64_t> stopped_from_ns,
@@ -53,7 +54,7 @@ void set_end(RankEntry& entry, int exit_status, std::string_view message);
 
 struct RankFileContent;
 
-/// The file of this rank.
+/// Owns the file of this rank, mapped into memory.
 class RankFile {
  public:
   /// Creates <folder>/attempt-<attempt>/rank-<world_rank> and missing folders, and replaces a file of that name. Throws
@@ -78,7 +79,7 @@ class RankFile {
 /// Returns the entry in the mapped file of another rank of this node.
 const RankEntry& entry_in(std::span<const std::byte> file);
 
-/// A copy of the content of a rank's file at the time when it was read.
+/// Holds a copy of the content of a rank's file at the time when it was read.
 struct RankState {
   int world_rank = 0;
   int world_size = 0;  // 0: the rank did not know it yet
@@ -86,7 +87,7 @@ struct RankState {
   pid_t pid = 0;
   std::uint64_t process_start = 0;
   ProcessState process = ProcessState::kUnknown;
-  std::int64_t read_ns = 0;  // when it was read; all times here are CLOCK_MONOTONIC of the rank's machine
+  std::int64_t read_ns = 0;  // time of reading; all times here are CLOCK_MONOTONIC of the rank's machine
 
   std::int64_t first_step = 0;
   std::int64_t step = 0;
@@ -105,7 +106,8 @@ struct RankState {
     return idle_ns + (is_waiting() ? read_ns - wait_begin_ns : 0);
   }
 
-  /// The last time that its process did not run for a second or more, because it was stopped and continued. 0: never.
+  /// The begin and the end of the last time in which its process did not run for a second or more. It was then stopped
+  /// and continued. 0 means that there was no such time.
   std::int64_t stopped_from_ns = 0, stopped_until_ns = 0;
 
   struct End {
@@ -141,8 +143,8 @@ struct RankState {
 std::filesystem::path rank_file_path(const std::filesystem::path& folder, std::int64_t attempt, int world_rank);
 
 /// Reads a rank's state from the bytes of its file. Another machine may have sent them, so `process` stays unknown and
-/// `read_ns` 0. `name` is for messages. Throws Error if it is not such a file, or if another version of this program
-/// wrote it.
+/// `read_ns` 0. `name` is for messages. Throws Error if the bytes are not such a file, or if another version of this
+/// program wrote it.
 RankState parse_rank_file(std::span<const std::byte> bytes, const std::string& name);
 
 /// Reads a file of this machine, which its rank may be writing, and checks whether the rank's process lives.

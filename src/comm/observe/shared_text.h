@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// The order of loads and stores whose readers need no other memory that was written before.
+/// The memory order of loads and stores whose readers need no other memory that was written before.
 inline constexpr auto kRelaxed = std::memory_order_relaxed;
 
 /// Returns CLOCK_MONOTONIC, which is the same clock in all processes of a machine.
@@ -20,7 +20,7 @@ inline std::int64_t monotonic_ns() {
       .count();
 }
 
-/// A text in shared memory that ends with a zero. A reader may see a mixture of two texts while one is written.
+/// Holds a text in shared memory, which ends with a zero. A reader may see a mixture of two texts while one is written.
 template <std::size_t kSize>
 using SharedText = std::array<std::atomic<char>, kSize>;
 
@@ -34,6 +34,7 @@ void put_text(std::string_view text, SharedText<kSize>& to) {
   to[length].store('\0', kRelaxed);
 }
 
+/// Returns the text up to its zero.
 template <std::size_t kSize>
 std::string get_text(const SharedText<kSize>& from) {
   std::string text;
