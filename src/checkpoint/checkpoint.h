@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-/// The content of manifest.json. `files` lists all shards of the model and of the optimizer; converted weights have no
-/// optimizer shards.
+/// Holds the content of manifest.json. `files` lists all shards of the model and of the optimizer. Converted weights
+/// have no optimizer shards.
 struct CheckpointManifest {
   std::int64_t step = 0;
   std::int64_t num_shards = 1;  // number of shards of each kind
@@ -25,15 +25,16 @@ struct CheckpointManifest {
   nlohmann::json state = nlohmann::json::object();  // what the trainer needs besides the files
 };
 
-/// A file of a checkpoint, and the function that writes it to a path.
+/// Names a file of a checkpoint, and the function that writes it to a path.
 struct CheckpointPart {
   std::string name;
   std::function<WrittenFile(const std::filesystem::path&)> write;
 };
+/// Returns a part that writes this text.
 CheckpointPart text_part(std::string name, std::string text);
 
-/// The attempt of a run that saves. Each attempt writes into partial folders of its own. A process of an earlier
-/// attempt that wakes up late therefore changes no file that a later attempt commits.
+/// Identifies the attempt of a run that saves. Each attempt writes into partial folders of its own. A process of an
+/// earlier attempt that wakes up late therefore changes no file that a later attempt commits.
 struct Saver {
   std::string run = {};  // the run's id; empty: the program belongs to no run
   std::int64_t attempt = 0;
@@ -57,7 +58,7 @@ void save_checkpoint(const std::filesystem::path& folder, const std::vector<Chec
 
 /// Names the checkpoints that prune_checkpoints keeps.
 struct CheckpointsToKeep {
-  std::int64_t newest = 0;                // how many of the newest ones; 0: all
+  std::int64_t newest = 0;                // number of the newest ones; 0: all
   std::int64_t last_saved = -1;           // the checkpoint of this step as well
   std::set<std::int64_t> not_whole = {};  // steps of damaged ones, which are not counted as newest, and stay
 };
@@ -80,7 +81,7 @@ std::filesystem::path find_checkpoint(const std::filesystem::path& path);
 /// Reads manifest.json. Throws Error if it is damaged, or if it does not list the shards that it should.
 CheckpointManifest read_checkpoint_manifest(const std::filesystem::path& path);
 
-/// The part of the files that one of several processes verifies. Together they verify all files.
+/// Says which part of the files one of several processes verifies. Together they verify all files.
 struct VerifyShare {
   int rank = 0, size = 1;
 };

@@ -12,6 +12,7 @@ struct RemoteCodeFile {
   std::string_view content;
 };
 
+/// Returns all these files.
 std::span<const RemoteCodeFile> remote_code_files();
 
 }  // namespace tessera

@@ -21,7 +21,7 @@ struct SafetensorsEntry {
   std::span<const std::byte> bytes;
 };
 
-/// A mapped file. It checks every length and offset against the file's size before use. Errors name the file and the
+/// Maps a file. It checks every length and offset against the file's size before use. Errors name the file and the
 /// tensor.
 class SafetensorsFile {
  public:
@@ -31,7 +31,7 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// Throws Error if there is no such tensor.
   const SafetensorsEntry& at(const std::string& name) const;
-  /// Returns a view of the tensor in the mapped file, only for reading. Throws Error unless it has exactly this dtype
+  /// Returns a read-only view of the tensor in the mapped file. Throws Error unless the tensor has exactly this dtype
   /// and shape.
   Tensor view(const std::string& name, const Shape& shape, DType dtype) const;
   /// Copies a tensor to `target`. Throws Error unless the tensor in the file has the target's dtype and shape.
@@ -53,7 +53,7 @@ struct WrittenFile {
   std::uint64_t checksum;
 };
 
-/// A tensor that a SafetensorsWriter will write.
+/// Describes a tensor that a SafetensorsWriter will write.
 struct SafetensorsSpec {
   std::string name;
   std::string dtype;  // as in the file
@@ -67,7 +67,7 @@ std::string safetensors_dtype(DType dtype);
 /// Returns one spec per tensor, with its name, type and shape.
 std::vector<SafetensorsSpec> specs_of(std::span<const NamedTensor> tensors);
 
-/// Writes a file piece by piece. The constructor writes the header; append() takes the bytes of all tensors, in order.
+/// Writes a file piece by piece. The constructor writes the header. append() takes the bytes of all tensors, in order.
 /// The file appears when finish() returns.
 class SafetensorsWriter {
  public:

@@ -7,7 +7,8 @@
 //
 //   step, shard, num_shards   the checkpoint that the file belongs to, and which of its files it is
 //   pieces                    JSON: {"NAME": {"shape": [512, 256], "dim": 0, "blocks": 1, "part": 1, "parts": 2,
-//                             "begin": 0, "end": 16384}, ...}; the first five are Slice's fields, "shape" its global
+//                             "begin": 0, "end": 16384}, ...}; the first five are the fields of Slice, and "shape" is
+//                             its `global`
 #pragma once
 
 #include <filesystem>
@@ -41,7 +42,7 @@ bool is_shard_file_name(std::string_view name, std::string_view kind);
 /// Returns the metadata of a file whose tensors are whole.
 std::map<std::string, std::string> shard_metadata(const ShardId& id);
 
-/// A range of a rank's part of a tensor: numbers [begin, end) of the flattened local tensor of `slice`.
+/// Describes a range of a rank's part of a tensor: numbers [begin, end) of the flattened local tensor of `slice`.
 struct Piece {
   Slice slice;
   std::int64_t begin = 0, end = 0;
@@ -53,14 +54,14 @@ struct Piece {
 struct TensorPiece {
   std::string name;
   Piece piece;
-  Tensor numbers;  // [end - begin]; float32; the optimizer's may be bfloat16
+  Tensor numbers;  // [end - begin], float32; the optimizer's may be bfloat16
 };
 
 /// Writes a rank's pieces, atomically. Throws Error if that fails, or if a stop is requested.
 WrittenFile write_shard(const std::filesystem::path& path, const ShardId& id, std::span<const TensorPiece> tensors,
                         const std::stop_token& stop = {});
 
-/// A tensor that is assembled from pieces in mapped files.
+/// Reads a tensor that is assembled from pieces in mapped files.
 class AssembledTensor {
  public:
   /// Returns the numbers of a model's tensor from index `begin` of the flattened tensor on, as many as are contiguous
@@ -82,7 +83,7 @@ class AssembledTensor {
   std::vector<Run> runs_;  // ascending, without gaps
 };
 
-/// All shards of one kind of a checkpoint, mapped. Errors name the file and the tensor.
+/// Maps all shards of one kind of a checkpoint. Errors name the file and the tensor.
 class ShardFiles {
  public:
   /// `folder` is a checkpoint of this step with `num_shards` shards. Throws Error if a shard is missing, belongs to

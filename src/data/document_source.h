@@ -47,15 +47,16 @@ class DocumentSource {
   explicit DocumentSource(const std::vector<std::filesystem::path>& inputs, bool skip_unknown = false);
   ~DocumentSource();
 
-  /// Puts the next document into `text` and returns true; returns false after the last one. A document and a dictd
+  /// Puts the next document into `text` and returns true. Returns false after the last one. A document and a dictd
   /// database are in memory as a whole, but a JSON-lines file is not.
   bool next(std::string& text);
 
   /// Returns where the latest document is from, for messages: "FILE", "FILE:LINE" or "FILE, entry at byte N".
   const std::string& origin() const { return origin_; }
 
-  /// Return the size of all files on the disk, and how much of it has been read: for showing progress.
+  /// Returns the size of all files on the disk. A progress bar shows how much of it has been read.
   std::uint64_t num_bytes_total() const { return num_bytes_total_; }
+  /// Returns how much of it has been read.
   std::uint64_t num_bytes_done() const;
 
   const SourceStatistics& statistics() const { return statistics_; }

@@ -36,7 +36,7 @@ struct LoaderConfig {
   bool shuffle = true;
 };
 
-/// The loader's state in a checkpoint: the position, and what it is a position in. It is the same on all ranks.
+/// Holds the loader's state in a checkpoint: the position, and what it is a position in. It is the same on all ranks.
 struct LoaderState {
   std::uint64_t position = 0;          // n
   std::uint64_t dataset_checksum = 0;  // split_checksum

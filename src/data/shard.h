@@ -53,7 +53,7 @@ inline constexpr std::uint32_t kShardVersion = 1;
 /// enough that the table, which is read when a shard is opened, is 1/8192 of the file.
 inline constexpr std::uint64_t kShardBlockBytes = 1u << 16;
 
-/// Tokens [begin, end) of a shard.
+/// Describes tokens [begin, end) of a shard.
 struct TokenRange {
   std::uint64_t begin;
   std::uint64_t end;
@@ -87,7 +87,8 @@ class Shard {
 
   MappedFile file_;
   ShardHeader header_{};
-  // One flag per block: 1 after the block was found intact. Two threads may check the same block; both find the same.
+  // The flag of a block is 1 after the block was found intact. Two threads may check the same block. Both find the
+  // same.
   std::unique_ptr<std::atomic<std::uint8_t>[]> verified_;
 };
 

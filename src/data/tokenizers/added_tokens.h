@@ -16,10 +16,10 @@
 
 namespace tessera::data {
 
-/// A part of a text: an added token, or the text between added tokens.
+/// Describes a part of a text: an added token, or the text between added tokens.
 struct TextPart {
   std::string_view text;
-  std::int32_t id = -1;  // id of the added token; -1 if it is none
+  std::int32_t id = -1;  // of the added token; -1 if it is none
 };
 
 class AddedTokens {
@@ -31,7 +31,7 @@ class AddedTokens {
   void split(std::string_view text, bool special_is_text, RegexScratch& scratch, std::vector<TextPart>& parts) const;
 
  private:
-  /// A trie of bytes. The children of a node are one run of edges, sorted by byte.
+  /// Holds a trie of bytes. The children of a node are one run of edges, sorted by byte.
   struct Trie {
     struct Node {
       std::uint32_t first_edge = 0;

@@ -1,6 +1,6 @@
 // Byte-level byte-pair encoding (Sennrich et al., ACL 2016; Radford et al., 2019). At first each byte of a word is a
-// token. As long as two neighbours can be merged, the pair whose merge was learned first is merged; of equal pairs, the
-// leftmost.
+// token. As long as two neighbours can be merged, the pair whose merge was learned first is merged. Of equal pairs,
+// that is the leftmost.
 //
 // In the file, tokens are texts in which each character stands for a byte. The printable characters of Latin-1 stand
 // for themselves, and characters from U+0100 on for the other bytes. In memory tokens are bytes.
@@ -25,13 +25,13 @@ std::string byte_level_text(std::uint8_t byte);
 /// returns false.
 bool byte_level_bytes(std::string_view text, std::string& bytes);
 
-/// A cache of recent words and their ids. Its size is bounded: a word replaces the one that was in its slot.
+/// Caches recent words and their ids. Its size is bounded: a word replaces the one that was in its slot.
 class WordCache {
  public:
   static constexpr std::size_t kMaxWordBytes = 30;
   static constexpr std::size_t kMaxIds = 8;
 
-  /// A word in a form that is fast to compare.
+  /// Holds a word in a form that is fast to compare.
   struct Key {
     std::array<std::uint64_t, 4> words{};  // the bytes, then zeros, and the number of bytes at the end
     bool operator==(const Key&) const = default;
@@ -54,7 +54,7 @@ class WordCache {
   std::vector<Slot> slots_;
 };
 
-/// The memory that a thread needs for merging.
+/// Holds the memory that a thread needs for merging.
 struct BpeScratch {
   struct Symbol {
     std::int32_t id = 0;

@@ -1,4 +1,5 @@
-// One token per byte: ids 0 to 255 are the bytes, 256 is BOS, 257 is EOS. It needs no training and loses nothing.
+// The tokenizer with one token per byte. Ids 0 to 255 are the bytes, 256 is BOS, 257 is EOS. It needs no training and
+// loses nothing.
 #pragma once
 
 #include "data/tokenizers/tokenizer.h"

@@ -27,7 +27,7 @@ namespace tessera::data {
 class HfTokenizer final : public Tokenizer {
  public:
   /// Reads `path` and, if it exists beside it, tokenizer_config.json. BOS and EOS are those of tokenizer_config.json.
-  /// If it says that there is no BOS, EOS stands in for it; a name that the vocabulary lacks gets the next id.
+  /// If it says that there is no BOS, EOS stands in for it. A name that the vocabulary lacks gets the next id.
   /// Otherwise BOS and EOS are those that the post-processor adds, or else well-known names. It warns if bytes have no
   /// token: encoding a text drops them.
   explicit HfTokenizer(const std::filesystem::path& path);
@@ -38,7 +38,7 @@ class HfTokenizer final : public Tokenizer {
   std::int32_t vocab_size() const override { return static_cast<std::int32_t>(token_begin_.size()) - 1; }
   std::int32_t bos_id() const override { return bos_id_; }
   std::int32_t eos_id() const override { return eos_id_; }
-  /// Encodes `text`; ill-formed UTF-8 becomes U+FFFD.
+  /// Encodes `text`. Ill-formed UTF-8 becomes U+FFFD.
   std::vector<std::int32_t> encode(std::string_view text) const override;
   std::vector<std::int32_t> encode_with_special(std::string_view text) const;
   std::string decode(std::span<const std::int32_t> ids) const override;
@@ -58,7 +58,7 @@ class HfTokenizer final : public Tokenizer {
   AddedTokens added_tokens_;
   PreTokenizer pre_tokenizer_;
   Bpe bpe_;
-  // Words that are special tokens of the vocabulary. With ignore_merges, encode_with_special gives such a word its
+  // The words that are special tokens of the vocabulary. With ignore_merges, encode_with_special gives such a word its
   // token.
   std::unordered_map<std::string, std::int32_t> special_words_;
   std::string token_bytes_;               // the bytes of all tokens, one after the other

@@ -20,7 +20,7 @@ struct pcre2_real_jit_stack_8;
 
 namespace tessera::data {
 
-/// The memory that a thread needs for matching. Any Regex can use it, one at a time.
+/// Holds the memory that a thread needs for matching. Any Regex can use it, one at a time.
 class RegexScratch {
  public:
   RegexScratch();

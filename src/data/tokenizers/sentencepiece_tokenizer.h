@@ -24,7 +24,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::int32_t vocab_size() const override { return vocab_size_; }
   std::int32_t bos_id() const override { return bos_id_; }
   std::int32_t eos_id() const override { return eos_id_; }
-  /// Encodes `text`; ill-formed UTF-8 becomes U+FFFD.
+  /// Encodes `text`. Ill-formed UTF-8 becomes U+FFFD.
   std::vector<std::int32_t> encode(std::string_view text) const override;
   std::string decode(std::span<const std::int32_t> ids) const override;
   std::vector<TokenizerFile> files() const override { return {{.name = kTokenizerModelName, .content = model_}}; }

@@ -11,13 +11,13 @@
 
 namespace tessera::data {
 
-/// A file that a tokenizer consists of, and its name in a folder.
+/// Describes a file that a tokenizer consists of, and its name in a folder.
 struct TokenizerFile {
   std::string_view name;
   std::string_view content;  // byte for byte; lives as long as the tokenizer
 };
 
-/// A tokenizer. Its ids are in [0, vocab_size()). Several threads may call its members at once.
+/// Turns text into ids in [0, vocab_size()), and back. Several threads may call its members at once.
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -25,8 +25,9 @@ class Tokenizer {
   /// Returns "bytes", "sentencepiece" or "huggingface".
   virtual std::string_view kind() const = 0;
   virtual std::int32_t vocab_size() const = 0;
-  /// Return the ids that begin and end every document. encode never gives them.
+  /// Returns the id that begins every document. encode never gives it.
   virtual std::int32_t bos_id() const = 0;
+  /// Returns the id that ends every document. encode never gives it.
   virtual std::int32_t eos_id() const = 0;
 
   /// Encodes a text. decode(encode(text)) == text for UTF-8 text, unless a tokenizer is made to change it
@@ -36,7 +37,7 @@ class Tokenizer {
   /// result is not always UTF-8: a model may produce the bytes of half a character.
   virtual std::string decode(std::span<const std::int32_t> ids) const = 0;
 
-  /// Returns the files that a dataset keeps a copy of; none if the tokenizer needs none.
+  /// Returns the files that a dataset keeps a copy of. There are none if the tokenizer needs none.
   virtual std::vector<TokenizerFile> files() const = 0;
   /// Returns a checksum of the kind and the files. Tokenizers with the same checksum give the same ids.
   std::uint64_t checksum() const;

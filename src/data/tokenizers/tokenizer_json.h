@@ -14,7 +14,7 @@
 
 namespace tessera::data {
 
-/// A token that is searched for in the raw text, before anything else.
+/// Describes a token that is searched for in the raw text, before anything else.
 struct AddedToken {
   std::int32_t id = 0;
   std::string content;
@@ -25,7 +25,7 @@ struct AddedToken {
   bool special = false;      // controls a model, so it gives no text
 };
 
-/// What a split does with the parts of a text that its pattern matches.
+/// Says what a split does with the parts of a text that its pattern matches.
 enum class SplitBehavior { kIsolated, kRemoved, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 struct SplitSpec {
@@ -36,7 +36,7 @@ struct SplitSpec {
   bool invert = false;  // the text between matches counts as matches
 };
 
-/// The splits, in order, and ByteLevel after them: first its prefix, then its pattern.
+/// Holds the splits, in order, and ByteLevel after them: first its prefix, then its pattern.
 struct PreTokenizerSpec {
   std::vector<SplitSpec> splits;
   bool add_prefix_space = false;
@@ -62,7 +62,7 @@ struct TokenizerJson {
 /// Parses the content of a file. `path` is for messages. Memory and time are proportional to the size of the content.
 TokenizerJson parse_tokenizer_json(std::string_view content, const std::filesystem::path& path);
 
-/// The bos_token and eos_token of a tokenizer_config.json.
+/// Holds the bos_token and eos_token of a tokenizer_config.json.
 struct TokenizerConfigJson {
   bool names_bos = false;  // the file has the field; if it is null, bos_token is empty
   std::string bos_token;
