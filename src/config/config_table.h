@@ -1,6 +1,6 @@
-// A table of configuration keys: each is written down once, with its target, its type and its help. TOML files,
+// A table of configuration keys. Each key is written down once, with its target, its type and its help. TOML files,
 // --section.key=value overrides, printing and the answer to an unknown key all come from the table. Keys of another
-// program that have no meaning here, or not yet, are entries too, so that its files can be read.
+// program that have no meaning here, or not yet, are entries too. So that program's files can be read.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,8 @@
 
 namespace tessera {
 
-/// Says which numbers a key may have: those from `lowest` to `highest`, and `special` if there is one. Never NaN.
+/// Says which numbers a key may have: those from `lowest` to `highest`, and `special` if there is one. NaN is never
+/// among them.
 struct NumberRange {
   double lowest, highest;
   std::string expected;  // for messages and documentation, as "0 to 1, or -1 for all steps"
@@ -39,30 +40,34 @@ class ConfigTable {
   using Lists = std::vector<List>;
   using Value = std::variant<bool, std::int64_t, double, std::string, List, Lists>;
 
-  /// `key` is "section.name". The targets must outlive the table.
+  /// Adds a key. `key` is "section.name". The targets must outlive the table.
   void add(std::string key, bool& target, std::string help);
-  /// Command line: also with a unit, as 32k (parse_count.h).
+  /// Adds a key for a whole number. On the command line it may have a unit, as 32k (parse_count.h).
   void add(std::string key, std::int64_t& target, std::string help, std::optional<NumberRange> range = {});
   void add(std::string key, double& target, std::string help, std::optional<NumberRange> range = {});
   void add(std::string key, float& target, std::string help, std::optional<NumberRange> range = {});
   void add(std::string key, std::string& target, std::string help);
-  /// TOML: an array of strings, or one string with commas; command line: a,b,c.
+  /// Adds a key for a list. In TOML it is an array of strings, or one string with commas. On the command line it is
+  /// a,b,c.
   void add(std::string key, List& target, std::string help);
-  /// TOML: an array of arrays of strings, or one string; command line: a,b;c,d.
+  /// Adds a key for lists. In TOML it is an array of arrays of strings, or one string. On the command line it is
+  /// a,b;c,d.
   void add(std::string key, Lists& target, std::string help);
 
   enum class Form { kFlag, kValue };  // whether "--key" can stand alone
 
-  /// A key that may have any value, which has no effect; `why` is for people. "section.*": all keys below.
+  /// Adds a key that may have any value, which has no effect. `why` is for people. "section.*" stands for all keys
+  /// below.
   void ignore(std::string key, Form form, std::string why);
-  /// A key whose feature does not exist: an Error saying so, unless its value asks for nothing: false, "" or [].
+  /// Adds a key whose feature does not exist. Setting it is an Error that says so, unless its value asks for nothing:
+  /// false, "" or [].
   void refuse(std::string key, Form form, std::string feature);
 
-  /// A key that may have the values `accepted` only, as text, because the program does what they ask for and nothing
-  /// else. Another value is an Error that gives `why`.
+  /// Adds a key that may have the values `accepted` only, as text. The program does what they ask for and nothing else.
+  /// Another value is an Error that gives `why`.
   void accept_only(std::string key, Form form, List accepted, std::string why);
 
-  /// A string out of a list that stands for a value.
+  /// Adds a key whose value is a string out of a list. Each string stands for a value of the target.
   template <typename Choice>
   void add(std::string key, Choice& target, const std::vector<std::pair<std::string, Choice>>& choices,
            std::string help) {
@@ -78,35 +83,38 @@ class ConfigTable {
         std::move(help));
   }
 
-  /// Sets every key that the TOML text holds. `source` names the text in errors, which carry the line. Throws Error for
-  /// TOML that does not parse, unknown keys (naming the nearest known one) and values of a wrong type.
+  /// Sets every key that the TOML text holds. `source` names the text in errors, which have the line. Throws Error for
+  /// TOML that does not parse, for unknown keys and for values of a wrong type. For an unknown key it names the nearest
+  /// known one.
   void apply_toml(std::string_view text, const std::string& source);
 
-  /// Sets one key from "section.key=value". A boolean key alone means true, "section.no_key" false; "-" in a key is
-  /// read as "_".
+  /// Sets one key from "section.key=value". A boolean key alone means true, and "section.no_key" means false. "-" in a
+  /// key is read as "_".
   void apply_override(std::string_view assignment);
 
-  /// Whether "--key value" gives the key that value: not for a key that stands alone, followed by something else.
+  /// Returns whether "--key value" gives the key that value. It does not if the key stands alone and something else
+  /// follows.
   bool takes_value(std::string_view key, std::string_view value) const;
 
-  /// Whether a file or an override has set the key.
+  /// Returns whether a file or an override has set the key.
   bool was_set(std::string_view key) const;
 
-  /// The ignored keys that were set to something other than false, "" or [].
+  /// Returns the ignored keys that were set to something other than false, "" or [].
   const std::vector<std::string>& ignored() const { return ignored_; }
 
   /// Throws Error for the first key whose number is not in its range.
   void require_in_range() const;
 
-  /// All keys with their present values, as TOML that apply_toml reads back to the same.
+  /// Returns all keys with their present values, as TOML that apply_toml reads back to the same values.
   std::string to_toml() const;
 
   struct Description {
     std::string key, type, value, help;
   };
-  /// All keys in order, with their present values, for documentation.
+  /// Returns all keys in order, with their present values, for documentation.
   std::vector<Description> describe() const;
-  /// The keys without a target; `type` is "ignored", "refused" or the values that are accepted, `help` says why.
+  /// Returns the keys without a target. `type` is "ignored", "refused" or the values that are accepted. `help` says
+  /// why.
   std::vector<Description> describe_foreign() const;
 
  private:
@@ -114,19 +122,19 @@ class ConfigTable {
     std::string key;
     std::string help;
     std::string type;
-    std::function<void(const Value&)> set;  // the value has the entry's type
+    std::function<void(const Value&)> set;  // has the entry's type
     std::function<Value()> get;
     Value example;                     // of the entry's type
-    std::vector<std::string> choices;  // empty: any
+    std::vector<std::string> choices;  // empty: any value
     std::optional<NumberRange> range = {};
   };
-  /// A key without a target.
+  /// Describes a key without a target.
   struct Foreign {
     std::string key;
     Form form;
     std::string why;
     bool refused;
-    List accepted;  // empty: any
+    List accepted;  // empty: any value
   };
 
   void add_entry(std::string key, std::string help, std::string type, Value example,
@@ -137,7 +145,7 @@ class ConfigTable {
   const Foreign* foreign(std::string_view key) const;
   const Entry& find(std::string_view key, const std::string& where) const;
   void assign(const Entry& entry, const Value& value, const std::string& where);
-  /// `value`: null if it is of a type that no key has.
+  /// Accepts or refuses the value of a key without a target. `value` is null if it is of a type that no key has.
   void pass_over(const Foreign& foreign, std::string_view key, const Value* value, const std::string& where);
 
   std::vector<Entry> entries_;

@@ -1,5 +1,5 @@
-// The configuration of a training run: TOML with TorchTitan v0.2's sections and keys where the thing is the same.
-// docs/config.md lists all keys; the same table makes --help, --print-config and the checks.
+// The configuration of a training run. It is TOML, with TorchTitan v0.2's sections and keys where the meaning is the
+// same. docs/config.md lists all keys. The same table makes --help, --print-config and the checks.
 #pragma once
 
 #include <filesystem>
@@ -18,13 +18,14 @@
 
 namespace tessera {
 
-/// Whether checkpoints are written while training goes on.
+/// Says whether checkpoints are written while training goes on.
 enum class AsyncMode : std::uint8_t { kDisabled, kAsync };
 
-/// Where a run computes. kAuto: on GPUs if every rank of the machine has one.
+/// Says where a run computes. kAuto means GPUs if every rank of the machine has one.
 enum class DeviceChoice : std::uint8_t { kAuto, kCpu, kCuda };
 
-/// A moment in bfloat16 that is within 2^-8 / (1 - beta) of what it tends to does not move on: 20 % here, 8 % at 0.95.
+/// The largest beta1 and beta2 for moments in bfloat16. A moment in bfloat16 stops moving when it is within 2^-8 / (1 -
+/// beta) of what it tends to. Here that is 20 %, and at 0.95 it is 8 %.
 inline constexpr double kLargestBetaInBfloat16 = 0.98;
 
 struct JobConfig {
@@ -147,55 +148,57 @@ struct JobConfig {
     std::string nan_on_host;
   } debug;
 
-  /// Whether a local batch is cut into micro-batches of parallelism.pipeline_parallel_microbatch_size sequences.
+  /// Returns whether a local batch is cut into micro-batches of parallelism.pipeline_parallel_microbatch_size
+  /// sequences.
   bool cuts_local_batch() const { return parallelism.pipeline_parallel_degree > 1; }
-  /// Sequences that a data rank passes through the model at once.
+  /// Returns the number of sequences that a data rank passes through the model at once.
   std::int64_t micro_batch_size() const {
     return cuts_local_batch() ? parallelism.pipeline_parallel_microbatch_size : training.local_batch_size;
   }
-  /// The key that sets it, for messages.
+  /// Returns the key that sets micro_batch_size(), for messages.
   std::string_view micro_batch_key() const {
     return cuts_local_batch() ? "parallelism.pipeline_parallel_microbatch_size" : "training.local_batch_size";
   }
-  /// Sequences per optimizer step, summed over data ranks: global_batch_size, or one local batch of each.
+  /// Returns the number of sequences per optimizer step, summed over data ranks. It is global_batch_size, or one local
+  /// batch of each data rank.
   std::int64_t sequences_per_step(std::int64_t num_data_ranks = 1) const {
     return training.global_batch_size > 0 ? training.global_batch_size : training.local_batch_size * num_data_ranks;
   }
   std::int64_t micro_batches_per_step(std::int64_t num_data_ranks = 1) const {
     return sequences_per_step(num_data_ranks) / (micro_batch_size() * num_data_ranks);
   }
-  /// Why so many ranks on this machine cannot have a GPU each; empty if they can.
+  /// Returns why so many ranks on this machine cannot have a GPU each, or an empty text if they can.
   std::string why_no_gpu(int num_ranks_on_node) const;
-  /// Where a run with so many ranks on this machine computes, on GPUs one per rank. Throws Error, saying why, if a GPU
-  /// is asked for that cannot be used.
+  /// Returns where a run with so many ranks on this machine computes. On GPUs each rank has one. Throws Error, which
+  /// says why, if a GPU is asked for that cannot be used.
   Device device(int num_ranks_on_node) const;
   MeshDegrees mesh_degrees() const;
-  // On a mesh whose degrees are resolved; they throw Error for a pipeline that cannot be.
-  /// The modules of the pipeline's stages.
+  // The next two functions need a mesh whose degrees are resolved. They throw Error for a pipeline that is impossible.
+  /// Returns the modules of the pipeline's stages.
   std::vector<StageModules> pipeline_stages(const MeshDegrees& degrees) const;
-  /// Its schedule, checked.
+  /// Returns the pipeline's schedule, which it has checked.
   PipelineSchedule pipeline_schedule(const MeshDegrees& degrees) const;
-  /// What model.converters asks for.
+  /// Returns what model.converters asks for.
   Recipes recipes() const;
 
-  /// Throws Error if the configuration names data that it does not say the folder of.
+  /// Throws Error if the configuration names data without saying in which folder they are.
   void require_data() const;
-  /// Throws Error, naming keys and values, if a run cannot work with these numbers, or asks for a feature that is not
-  /// built yet.
+  /// Throws Error, which names keys and values, if a run cannot work with these numbers, or if it asks for a feature
+  /// that is not built yet.
   void validate() const;
-  /// The same for what depends on the mesh, whose degrees are resolved.
+  /// Throws Error if a run cannot work on a mesh with these degrees, which are resolved.
   void validate_on(const MeshDegrees& degrees) const;
 };
 
-/// activation_checkpoint.mode: its values by name.
+/// Returns the values of activation_checkpoint.mode, by name.
 std::vector<std::pair<std::string, Recompute>> recompute_modes();
 
-/// The table of keys, bound to the fields of `config`. TorchTitan's keys that mean nothing here are passed over
+/// Returns the table of keys, bound to the fields of `config`. TorchTitan's keys that mean nothing here are passed over
 /// (docs/from-torchtitan.md).
 ConfigTable config_table(JobConfig& config);
 
-/// Reads a TOML file, or TOML text, then applies overrides "section.key=value". The flavor's numbers come first,
-/// [model.args] and overrides on top. Throws Error; does not validate().
+/// Reads a TOML file, or TOML text, and then applies overrides "section.key=value". The flavor's numbers come first.
+/// [model.args] and overrides replace them. Throws Error. It does not validate().
 JobConfig load_job_config(const std::filesystem::path& path, const std::vector<std::string>& overrides);
 JobConfig parse_job_config(std::string_view toml_text, const std::vector<std::string>& overrides = {});
 

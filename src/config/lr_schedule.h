@@ -1,4 +1,4 @@
-// The learning rate's course: warm-up, stable, decay (as TorchTitan's).
+// The schedule of the learning rate: warm-up, stable, decay, as TorchTitan's.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,12 @@ struct LrSchedule {
   DecayType decay_type = DecayType::kLinear;
   double min_lr_factor = 0.0;
 
-  /// Factor of the learning rate at `step`, from 0, of `num_steps` (or total_steps). With w = warm-up (cut to the run),
-  /// d = decay steps and stable = num_steps + 1 - w - d: (s+1)/w while s < w; 1 while s < w + stable; then with p = (s
-  /// + 1 - w - stable)/d, 1-p, 1-sqrt(p) or (1+cos(pi p))/2, rescaled to end at min_lr_factor.
+  /// Returns the factor of the learning rate at step s, which counts from 0, of `num_steps` (or total_steps). Let w be
+  /// the warm-up (cut to the run), d the decay steps and stable = num_steps + 1 - w - d. The factor is
+  ///   (s + 1) / w   while s < w,
+  ///   1   while s < w + stable,
+  ///   then 1 - p, 1 - sqrt(p) or (1 + cos(pi p)) / 2 with p = (s + 1 - w - stable) / d.
+  /// The decay is rescaled to end at min_lr_factor.
   double factor(std::int64_t step, std::int64_t num_steps) const;
 };
 
