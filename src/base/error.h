@@ -2,7 +2,7 @@
 //  * Error: the input (a config, a file, an argument, the machine) cannot work. Its message says what was given, what
 //    was expected and where. The command line prints it and exits with status 2, unless the error carries another
 //    status.
-//  * InternalError: one part of Tessera broke a promise to another. TESSERA_CHECK throws it; the exit status is 1.
+//  * InternalError: one part of Tessera broke a promise to another. TESSERA_CHECK throws it. The exit status is 1.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,8 +31,8 @@ class InternalError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// Returns the status that the program exits with when `error` ends it: the status of an Error, 2 for
-/// std::filesystem_error, 1 for any other exception.
+/// Returns the status that the program exits with when `error` ends it. It is the status of an Error, 2 for
+/// std::filesystem_error, and 1 for any other exception.
 ExitStatus exit_status_of(const std::exception& error);
 
 /// Throws Error with a formatted message.

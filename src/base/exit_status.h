@@ -4,6 +4,7 @@
 
 namespace tessera {
 
+/// Says why a process ended.
 enum class ExitStatus : int {
   kDone = 0,
   kProgramError = 1,    // the program or the machine failed

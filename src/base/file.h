@@ -31,8 +31,8 @@ class Checksum {
 
 std::string read_text_file(const std::filesystem::path& path);
 
-/// A read-only memory map of a whole file. It shows what other processes write into the file after it was mapped. An
-/// empty file maps to an empty span.
+/// Maps a whole file into memory, read-only. The map shows what other processes write into the file after it was
+/// mapped. An empty file maps to an empty span.
 class MappedFile {
  public:
   MappedFile() = default;
@@ -83,7 +83,7 @@ void sync_directory(const std::filesystem::path& directory);
 /// Creates a folder and every missing folder above it.
 void create_folder(const std::filesystem::path& folder);
 
-/// Suffix of the old folder's name while replace_folder works on a file system that cannot exchange two names.
+/// The suffix of the old folder's name while replace_folder works on a file system that cannot exchange two names.
 inline constexpr const char* kReplacedSuffix = ".replaced";
 
 /// Renames the folder `whole` to `target`, durably, and removes the folder that had that name, if there was one. If it

@@ -7,6 +7,7 @@
 
 namespace tessera {
 
+/// Returns a hash of the values.
 inline std::size_t hash_of(std::initializer_list<std::int64_t> values) {
   constexpr std::size_t kGolden = 0x9E3779B97F4A7C15ULL;  // 2^64 divided by the golden ratio; odd
   std::size_t hash = 0;

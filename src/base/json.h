@@ -1,5 +1,5 @@
 // Reads JSON from files that may be hostile, and checks names of files in it. The templates exist for nlohmann::json
-// and nlohmann::ordered_json, which keeps the order of keys; json.cc compiles them once.
+// and nlohmann::ordered_json, which keeps the order of keys. json.cc compiles them once.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,10 @@ Json parse_json(std::string_view text, const std::string& name);
 /// Returns what the library says of an error, without the library's name for it.
 std::string_view json_problem(const nlohmann::json::exception& error);
 
-/// Returns `value` as JSON. JSON has no NaN and no infinity: null stands for them.
+/// Returns `value` as JSON. JSON has no NaN and no infinity, so null stands for them.
 nlohmann::ordered_json json_number(double value);
 
-/// Returns the text of `json` for a file. JSON is UTF-8, but paths and typed text may hold any bytes: invalid ones
+/// Returns the text of `json` for a file. JSON is UTF-8, but paths and typed text may hold any bytes. Invalid ones
 /// become replacement characters.
 template <typename Json>
 std::string json_text(const Json& json, int indent = -1);
@@ -36,7 +36,7 @@ std::string json_text(const Json& json, int indent = -1);
 /// Returns a checksum as 16 hexadecimal digits, because many JSON readers keep only 53 bits of a number.
 std::string to_hex(std::uint64_t value);
 
-/// Name of the field that holds the checksum of an object's other fields.
+/// The name of the field that holds the checksum of an object's other fields.
 inline constexpr const char* kChecksumField = "checksum";
 
 /// Returns the checksum of all fields except kChecksumField, in their order. A file stores this value in that field.
@@ -52,7 +52,7 @@ std::string describe_json(const Json& value);
 template <typename Json = nlohmann::json>
 class JsonFields {
  public:
-  /// `place` is "'a/b.json', $" for a file's top object; the place of its field x is then "'a/b.json', $.x".
+  /// `place` is "'a/b.json', $" for a file's top object. The place of its field x is then "'a/b.json', $.x".
   JsonFields(const Json& object, std::string place);
 
   const std::string& place() const { return place_; }

@@ -6,6 +6,7 @@
 
 namespace tessera {
 
+/// Describes a measured number.
 struct Measurement {
   std::string name = {};  // ends in its unit: "gpu_temperature_celsius"; Prometheus shows it behind a prefix
   std::string help = {};

@@ -14,7 +14,7 @@ namespace tessera::cuda {
 const char* why_unavailable();
 inline bool available() { return why_unavailable()[0] == '\0'; }
 
-/// Returns the number of GPUs that this process sees; 0 if it can use none.
+/// Returns the number of GPUs that this process sees. It is 0 if it can use none.
 int num_devices();
 /// Makes the calling thread use GPU `device`, in [0, num_devices()). Each thread starts with GPU 0.
 void use_device(int device);
@@ -24,7 +24,7 @@ void use_device(int device);
 std::byte* allocate_zeroed(std::size_t num_bytes);
 void free_memory(std::byte* memory) noexcept;
 
-/// Return the GPU's free and total memory.
+/// Return the GPU's free and total memory, in bytes.
 std::size_t free_memory_bytes();
 std::size_t total_memory_bytes();
 
@@ -36,7 +36,7 @@ void free_pinned(std::byte* memory) noexcept;
 const char* pin(std::byte* memory, std::size_t num_bytes);
 void unpin(std::byte* memory) noexcept;
 
-/// Owns the CUDA event of an Event or a Fence. The first record() creates it. Movable.
+/// Owns the CUDA event of an Event or a Fence. The first record() creates it. It is movable.
 class EventHandle {
  public:
   EventHandle() = default;
@@ -51,10 +51,10 @@ class EventHandle {
 class Fence;
 class Event;
 
-/// Priority of a stream. If several streams have work ready, the GPU starts blocks of the highest priority first.
+/// The priority of a stream. If several streams have work ready, the GPU starts blocks of the highest priority first.
 enum class Priority { kLow, kNormal, kHigh };
 
-/// A queue of the GPU's work: work on one stream runs in order. Owns the CUDA stream; movable.
+/// Owns a CUDA stream, which is a queue of the GPU's work. Work on one stream runs in order. It is movable.
 class Stream {
  public:
   explicit Stream(Priority priority = Priority::kNormal);
@@ -75,8 +75,8 @@ class Stream {
   CUstream_st* handle_ = nullptr;
 };
 
-/// A point in a stream's work that other streams can wait for. If it is recorded into a graph, it becomes a dependency
-/// inside that graph.
+/// Marks a point in a stream's work that other streams can wait for. If it is recorded into a graph, it becomes a
+/// dependency inside that graph.
 class Fence : EventHandle {
  public:
   void record(const Stream& stream);
@@ -85,10 +85,10 @@ class Fence : EventHandle {
   friend class Stream;
 };
 
-/// A point in a stream's work that the host can wait for and measure times between.
+/// Marks a point in a stream's work that the host can wait for and measure times between.
 class Event : EventHandle {
  public:
-  /// Puts the event on the stream. While a graph is being recorded, it becomes part of the graph: every launch passes
+  /// Puts the event on the stream. While a graph is being recorded, it becomes part of the graph. Every launch passes
   /// it.
   void record(const Stream& stream);
   /// Waits until the stream has passed the event. Returns null, or the reason if the work before it failed.
@@ -102,7 +102,7 @@ class Event : EventHandle {
   friend class Stream;
 };
 
-/// Puts a copy on the stream; source and target may each be memory of the host or of the GPU. If memory of the host is
+/// Puts a copy on the stream. Source and target may each be memory of the host or of the GPU. If memory of the host is
 /// not pinned, the function returns only after it has been copied.
 void copy_bytes(const Stream& stream, const void* source, std::size_t num_bytes, void* target);
 

@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// The seconds that each phase of a step takes. The head's backward runs with its forward, chunk by chunk, and counts
-/// as forward.
+/// Holds the seconds that each phase of a step takes. The head's backward runs with its forward, chunk by chunk, and
+/// counts as forward.
 struct PhaseSeconds {
   double data = 0.0, forward = 0.0, backward = 0.0, optimizer = 0.0;
 
@@ -23,11 +23,11 @@ struct PhaseSeconds {
   }
 };
 
-/// Measures phases where they run. On a CPU it reads a stopwatch. On a GPU, where the host runs ahead, it records
-/// events on the stream; every launch of a recorded graph passes these events again.
+/// Measures phases where they run. On a CPU it reads a stopwatch. On a GPU the host runs ahead, so it records events on
+/// the stream. Every launch of a recorded graph passes these events again.
 class PhaseClock {
  public:
-  /// `stream` is the GPU's stream; null measures on the CPU.
+  /// `stream` is the GPU's stream. Null measures on the CPU.
   explicit PhaseClock(const cuda::Stream* stream = nullptr) : stream_(stream) {}
 
   /// Forgets all measurements.

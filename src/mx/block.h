@@ -35,7 +35,8 @@ TESSERA_HOST_DEVICE constexpr std::uint8_t scale_byte(float amax, ScalingMode mo
   return static_cast<std::uint8_t>(exponent < Element::kMaxExponent ? 0 : exponent - Element::kMaxExponent);
 }
 
-/// Lower bound of a block's largest magnitude when a float32 scale is computed from it. It keeps the scale and its
+/// The lower bound of a block's largest magnitude when a float32 scale is computed from it. It keeps the scale and its
+/// inverse within the range of normal numbers.
 /// inverse within the range of normal numbers.
 inline constexpr float kSmallestAmax = 0x1p-100f;
 
@@ -65,7 +66,7 @@ struct Format {
   std::int32_t across = 1;
 
   /// Returns how many numbers along the contraction one stored scale covers. For E8M0 it is 32: wider blocks repeat
-  /// theirs.
+  /// their scale.
   TESSERA_HOST_DEVICE constexpr std::int32_t scale_width() const {
     return scale_type == ScaleType::kE8M0 ? kBlock : along;
   }
@@ -88,8 +89,8 @@ TESSERA_HOST_DEVICE constexpr float block_amax(const float* x, std::int64_t coun
   return float_of(amax < kFloatInfinity ? amax : kFloatInfinity);
 }
 
-/// Quantizes one MXFP8 block of `count` numbers: at most 32, or as many as a wider block has. Writes the elements and
-/// returns the scale byte. If the block holds NaN or infinity, the scale is 0xFF and all elements are NaN.
+/// Quantizes one MXFP8 block of `count` numbers. These are at most 32, or as many as a wider block has. Writes the
+/// elements and returns the scale byte. If the block holds NaN or infinity, the scale is 0xFF and all elements are NaN.
 template <typename Element = E4M3>
 TESSERA_HOST_DEVICE constexpr std::uint8_t quantize_block(const float* x, std::int64_t count, ScalingMode mode,
                                                           std::uint8_t* elements) {

@@ -24,7 +24,7 @@ inline constexpr int kFloatBias = 127;
 TESSERA_HOST_DEVICE constexpr std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 TESSERA_HOST_DEVICE constexpr float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-/// The 8-bit element formats. Each cast below follows from these constants.
+/// Define the 8-bit element formats. Each cast below follows from these constants.
 struct E4M3 {
   static constexpr int kMantissaBits = 3, kBias = 7;
   static constexpr int kMaxExponent = 8;  // exponent of the largest number, 1.75 · 2^8
@@ -87,7 +87,7 @@ TESSERA_HOST_DEVICE constexpr float value_of(std::uint8_t byte) {
                   mantissa << (kFloatMantissaBits - Element::kMantissaBits));
 }
 
-/// NaN of E8M0: the scale of a block that holds NaN or infinity.
+/// The NaN of E8M0. It is the scale of a block that holds NaN or infinity.
 inline constexpr std::uint8_t kScaleNaN = 0xFF;
 
 /// Returns the exact value 2^(s - 127), or NaN for 0xFF. 2^-127 is a subnormal float32.

@@ -7,9 +7,9 @@
 
 namespace tessera::mx {
 
-/// A view, which owns nothing. elements: [..., M, K], float8_e4m3. scales: [..., ceil(M / scale_height), ceil(K /
-/// scale_width)] of the format, float8_e8m0 or float32. If K cuts off the last block, its missing numbers count as
-/// zeros.
+/// Views a quantized matrix, and owns nothing. `elements` are [..., M, K], float8_e4m3. `scales` are [..., ceil(M /
+/// scale_height), ceil(K / scale_width)] of the format, float8_e8m0 or float32. If K cuts off the last block, its
+/// missing numbers count as zeros.
 struct Quantized {
   Tensor elements, scales;
   Format format;

@@ -11,12 +11,12 @@
 
 namespace tessera {
 
-/// What a signal handler records: the last signal, and how many have arrived.
+/// Holds what a signal handler records: the last signal, and how many have arrived.
 struct StopRequest {
   std::sig_atomic_t signal = 0, count = 0;
 };
 
-/// Records a signal; a signal handler calls it. SIGHUP, which a closing terminal sends, is recorded as SIGTERM.
+/// Records a signal. A signal handler calls it. SIGHUP, which a closing terminal sends, is recorded as SIGTERM.
 inline void note_signal(volatile StopRequest& stop, int signal) {
   stop.signal = signal == SIGHUP ? SIGTERM : signal;
   stop.count = stop.count + 1;
@@ -25,14 +25,14 @@ inline void note_signal(volatile StopRequest& stop, int signal) {
 struct SpawnOptions {
   std::filesystem::path log = {};  // receives standard output and error, appended; empty: the child inherits ours
   int input = -1;                  // descriptor that becomes the child's standard input; -1: the child inherits ours
-  std::vector<std::string> variables = {};  // "NAME=value": added to our environment
+  std::vector<std::string> variables = {};  // "NAME=value", added to our environment
 };
 
 /// Starts the program, which it looks for in PATH, in its own process group. A terminal's Ctrl-C then reaches the
-/// program only through us, once; a second signal would keep it from saving. Throws Error if it cannot be started.
+/// program only through us, once. A second signal would keep it from saving. Throws Error if it cannot be started.
 pid_t spawn(const std::string& program, const std::vector<std::string>& arguments, const SpawnOptions& options = {});
 
-/// Returns the exit status in what waitpid() reported: that of the process, or 128 + the signal that ended it.
+/// Returns the exit status in what waitpid() reported. It is that of the process, or 128 + the signal that ended it.
 int exit_status_of(int wait_status);
 
 /// Waits for the process and passes on every signal that `stop` records meanwhile. The first signal makes a trainer

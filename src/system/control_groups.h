@@ -7,7 +7,8 @@
 
 namespace tessera {
 
-/// The lowest limits among a process's control groups and all groups above them. A limit is not set if no group has it.
+/// Holds the lowest limits among a process's control groups and all groups above them. A limit is not set if no group
+/// has it.
 struct GroupLimits {
   std::optional<std::size_t> memory_bytes;
   std::optional<double> cores;  // processor time: 1.5 is one and a half cores

@@ -11,19 +11,21 @@ namespace tessera {
 /// with the object or with the program, however the program ends.
 class FileLock {
  public:
-  /// What the destructor does with the file. The file of a killed program stays, but locks nothing.
+  /// Says what the destructor does with the file. The file of a killed program stays, but locks nothing.
   enum class AtEnd { kKeepFile, kRemoveFile };
 
   struct Options {
     AtEnd at_end = AtEnd::kKeepFile;
-    /// What this program does, for other programs' messages: "run 4711, attempt 1". The file names its process, too.
+    /// Says what this program does, for other programs' messages: "run 4711, attempt 1". The file names its process,
+    /// too.
     std::string owner = {};
-    /// Returns whether to take the lock over from a holder that still runs; `owner` is the holder's Options::owner.
-    /// Null never takes over. The constructor passes on what it throws.
+    /// Returns whether to take the lock over from a holder that still runs. `owner` is the holder's Options::owner. If
+    /// it is null, the lock is never taken over. The constructor passes on what it throws.
     std::function<bool(const std::string& owner)> takes_over = {};
   };
 
-  /// Does not wait. Throws Error ("`what` is in use") if another object of this or another program holds the lock.
+  /// Locks the file. It does not wait. Throws Error ("`what` is in use") if another object of this or another program
+  /// holds the lock.
   FileLock(std::filesystem::path path, const std::string& what) : FileLock(std::move(path), what, Options{}) {}
   FileLock(std::filesystem::path path, const std::string& what, const Options& options);
   ~FileLock();

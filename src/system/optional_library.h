@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// A library that stays open until the process ends.
+/// Holds a library open until the process ends.
 class OptionalLibrary {
  public:
   /// `name` is for people and `file` for the loader: "cuBLASLt", "libcublasLt.so.13". Throws Error if it is not found.

@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// A kind of output folder and the files it consists of. A folder that holds any other file is never replaced.
+/// Describes a kind of output folder and the files it consists of. A folder that holds any other file is never
+/// replaced.
 struct OutputKind {
   const char* name;         // "a dataset"
   std::string_view marker;  // the file that is written last
@@ -17,10 +18,10 @@ struct OutputKind {
 };
 
 /// Throws Error unless `output` may be written. It may not exist, be an empty folder, or, with `overwrite`, be a folder
-/// of this kind. Call it before long work; OutputFolder::commit checks again.
+/// of this kind. Call it before long work. OutputFolder::commit checks again.
 void check_output(const std::filesystem::path& output, const OutputKind& kind, bool overwrite);
 
-/// The folder "OUTPUT.tmp", which `commit` renames to `output` and the destructor otherwise removes. The constructor
+/// Owns the folder "OUTPUT.tmp". `commit` renames it to `output`. Otherwise the destructor removes it. The constructor
 /// removes what a killed program left under that name. While the object lives, "OUTPUT.tmp.lock" keeps other writers
 /// out: their constructor throws Error, which names the process that holds the lock.
 class OutputFolder {

@@ -1,4 +1,4 @@
-// Shows the progress of long work on standard error. On a terminal it redraws a bar; elsewhere it logs a line every 30
+// Shows the progress of long work on standard error. On a terminal it redraws a bar. Elsewhere it logs a line every 30
 // seconds. It is silent if the log's level (spdlog) hides information.
 //
 //   ProgressBar bar("tokenizing", num_bytes, "B");
@@ -18,7 +18,7 @@ std::string format_quantity(double count, const std::string& unit);
 /// Formats a duration as hours, minutes and seconds, "1:02:03", or as minutes and seconds, "2:03".
 std::string format_duration(double seconds);
 
-/// A progress bar for one thread.
+/// Shows a progress bar, for one thread.
 class ProgressBar {
  public:
   /// `what` names the work, such as "tokenizing". `total` counts in `unit`, which is "B" for bytes or a plural noun.
@@ -35,7 +35,7 @@ class ProgressBar {
   void clear();
 
  private:
-  /// Returns the bar itself, in at most `room` columns; "" if that is too narrow.
+  /// Returns the bar itself, in at most `room` columns. Returns "" if that is too narrow.
   std::string bar(std::size_t room) const;
   std::string numbers(const std::string& extra) const;
 

@@ -1,5 +1,5 @@
 // Stops the program's work when a signal asks for it. The signal handler calls request_stop. Long work calls
-// throw_if_stopped often; it throws Stopped, so that destructors clean up.
+// throw_if_stopped often. It throws Stopped, so that destructors clean up.
 #pragma once
 
 #include <atomic>
@@ -8,6 +8,7 @@
 
 namespace tessera {
 
+/// Reports that a signal has asked for a stop.
 class Stopped : public std::exception {
  public:
   explicit Stopped(int signal) : signal_(signal) {}

@@ -33,7 +33,7 @@ class TraceRecorder {
     }
   }
 
-  /// Records what a GPU ran; call it when the times are known. These events get their own row in the picture.
+  /// Records what a GPU ran. Call it when the times are known. These events get their own row in the picture.
   void record_on_gpu(std::string name, Clock::time_point begin, Clock::time_point end) {
     gpu_events_.push_back({std::move(name), begin, end});
   }

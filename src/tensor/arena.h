@@ -1,4 +1,4 @@
-// Memory. A Buffer owns a block of bytes; an Arena hands out tensors from one block as a stack.
+// Memory. A Buffer owns a block of bytes. An Arena hands out tensors from one block as a stack.
 //
 // All memory of a training step comes from one Arena whose size is known before the first step. The step first runs on
 // Device::kMeta with a measuring arena, which counts bytes and holds no memory. The real arena then gets that size.
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// Every tensor begins at a multiple of this many bytes. On a CPU it is a cache line and the widest vector register; on
+/// Every tensor begins at a multiple of this many bytes. On a CPU it is a cache line and the widest vector register. On
 /// a GPU it suits the copy engines and libraries best.
 inline constexpr std::size_t kAlignment = 64, kCudaAlignment = 256;
 constexpr std::size_t alignment_on(Device device) { return device == Device::kCuda ? kCudaAlignment : kAlignment; }
@@ -48,14 +48,14 @@ class Arena {
   explicit Arena(std::size_t capacity, Device device = Device::kCpu)
       : device_(device), target_(device), buffer_(capacity, device) {}
 
-  /// Returns the device of its tensors; kMeta while measuring.
+  /// Returns the device of its tensors. It is kMeta while measuring.
   Device device() const { return device_; }
   /// Returns the device whose operators use the arena, measuring or not: kCpu or kCuda.
   Device target() const { return target_; }
 
   /// Allocates a contiguous, uninitialized tensor on top of the stack. Throws InternalError if the arena is full.
   Tensor allocate(Shape shape, DType dtype);
-  /// Allocates scratch memory; returns null while measuring.
+  /// Allocates scratch memory. Returns null while measuring.
   std::byte* allocate_bytes(std::size_t num_bytes);
 
   /// Returns whether the tensor lies in memory that is allocated now.

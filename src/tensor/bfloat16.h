@@ -1,5 +1,5 @@
 // bfloat16: the upper 16 bits of an IEEE-754 float32 (8 exponent bits, 7 mantissa bits). Conversion from float32 rounds
-// to nearest even; NaN stays a (quiet) NaN.
+// to nearest even. NaN stays a (quiet) NaN.
 #pragma once
 
 #include <bit>

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// The sizes that the letters of a call stand for.
+/// Holds the sizes that the letters of a call stand for.
 class Dims {
  public:
   /// `name` is the name of a tensor, or an expression that ends in one, such as "saved.x_tD". A letter without a size

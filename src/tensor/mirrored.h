@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// Numbers on the host, initially 0, with a copy on the GPU for Device::kCuda. The host's memory is then pinned, so
-/// that copies run asynchronously. Do not touch the host's numbers from the call that enqueues a copy until the copy is
-/// done.
+/// Holds numbers on the host, initially 0, with a copy on the GPU for Device::kCuda. The host's memory is then pinned,
+/// so that copies run asynchronously. Do not touch the host's numbers from the call that enqueues a copy until the copy
+/// is done.
 template <typename T>
 class Mirrored {
  public:
@@ -28,10 +28,11 @@ class Mirrored {
     return Tensor(device == Device::kMeta ? nullptr : buffer.data(), {size_}, DTypeOf<T>::value, device);
   }
 
-  /// Copy the numbers to the GPU, and back to the host. They enqueue the copy on the stream, and do nothing on a CPU.
+  /// Enqueues a copy of the numbers to the GPU. Does nothing on a CPU.
   void upload(const cuda::Stream& stream) const {
     if (gpu_.data() != nullptr) cuda::copy_bytes(stream, host_.data(), num_bytes(), gpu_.data());
   }
+  /// Enqueues a copy of the numbers to the host. Does nothing on a CPU.
   void download(const cuda::Stream& stream) const {
     if (gpu_.data() != nullptr) cuda::copy_bytes(stream, gpu_.data(), num_bytes(), host_.data());
   }

@@ -39,7 +39,7 @@ constexpr std::uint32_t stream_of(std::string_view name) {
   return hash;
 }
 
-/// Random numbers of one stream of one seed.
+/// Draws random numbers of one stream of one seed.
 class Philox {
  public:
   Philox(std::uint64_t seed, std::uint32_t stream) : seed_(seed), stream_(stream) {}

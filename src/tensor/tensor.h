@@ -1,4 +1,4 @@
-// Tensor: a view (trivially copyable, owns nothing) of numbers that an Arena or a Buffer owns.
+// Tensor: a view of numbers that an Arena or a Buffer owns. It is trivially copyable and owns nothing.
 //
 // Layout: row-major. The dims after the first are contiguous. Consecutive entries of the first dim are `stride(0)`
 // elements apart, so a range of columns of a matrix is a Tensor, too. Suffixes of names: docs/shapes.md.
@@ -37,7 +37,7 @@ struct DTypeOf<std::int32_t> {
   static constexpr DType value = DType::kInt32;
 };
 
-/// Whether an operation assigns its output or adds to it, for outputs that allow both.
+/// Says whether an operation assigns its output or adds to it, for outputs that allow both.
 enum class Write { kAssign, kAccumulate };
 
 class Shape {
