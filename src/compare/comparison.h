@@ -1,4 +1,4 @@
-// All the numbers of a report. Its curves are smoothed and thinned out, ready to be drawn.
+// Holds all the numbers of a report. Its curves are smoothed and thinned out, ready to be drawn.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// Points of a line in a plot; thinning leaves few enough to draw.
+// The points of a line in a plot. Thinning leaves few enough of them to draw.
 #pragma once
 
 #include <cstdint>

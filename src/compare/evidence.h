@@ -1,5 +1,5 @@
-// Whether runs trained for long enough that the losses at their end mean anything. docs/compare.md gives the reasons
-// for the three minimums.
+// Decides whether runs trained for long enough that the losses at their end mean anything. docs/compare.md gives the
+// reasons for the three minimums.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@ namespace tessera {
 inline constexpr double kTail = 0.1;  // the last part of the steps, whose losses count
 inline constexpr double kMinTokens = 100'000;
 inline constexpr std::int64_t kMinStepsAfterWarmup = 100;
-/// By how many margins the loss must have fallen. The margin is relative to the loss at the end.
+/// The number of margins by which the loss must have fallen. The margin is relative to the loss at the end.
 inline constexpr double kMinFallInMargins = 20.0;
 
-/// A range of indices [begin, end) of steps.
+/// Describes a range of indices [begin, end) of steps.
 struct StepWindow {
   std::size_t begin, end;
 };
@@ -30,7 +30,7 @@ StepWindow head_of(const std::vector<std::int64_t>& steps);
 /// Returns the mean loss in a window.
 double mean_in(std::span<const double> losses, StepWindow window);
 
-/// How far a run has learned.
+/// Says how far a run has learned.
 struct Learned {
   double tokens = 0.0;
   std::int64_t steps_after_warmup = 0;
@@ -39,7 +39,7 @@ struct Learned {
   double fall() const { return first_loss - last_loss; }  // in nats
 };
 
-/// The evidence for a verdict, and the least that a verdict needs.
+/// Holds the evidence for a verdict, and the least that a verdict needs.
 struct Evidence {
   double tokens = 0.0;
   std::int64_t steps_after_warmup = 0, needed_steps_after_warmup = kMinStepsAfterWarmup;
@@ -51,7 +51,7 @@ struct Evidence {
   bool enough() const { return enough_tokens() && enough_steps() && enough_fall(); }
 };
 
-/// How long each run trained.
+/// Says how long each run trained.
 struct TrainingLength {
   double tokens = 0.0;
   std::int64_t warmup_steps = 0;

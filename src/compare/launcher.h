@@ -19,15 +19,15 @@ struct LaunchOptions {
 };
 
 /// Trains the missing runs, one after the other: every side's first seed, then every side's second seed, and so on.
-/// First it checks all that can be known before: existing runs are intact, all sides can be compared, and the
-/// configurations make a model. It sets `runs` of the configurations. Runs in `options.folder` that are finished are
-/// kept, and others are continued; a run whose loss is not finite any more has ended. Returns the signal that stopped
-/// it, after the current run has saved and ended, or 0. Throws Error; if a run fails, the message has the end of its
-/// log.
+/// First it checks all that can be known before. Existing runs must be intact, all sides must be comparable, and the
+/// configurations must make a model. It sets `runs` of the configurations. It keeps finished runs in `options.folder`,
+/// and continues others. A run whose loss is not finite any more has ended. Returns the signal that stopped it, after
+/// the current run has saved and ended, or 0. Throws Error. If a run fails, the message has the end of its log.
 int train_missing_runs(std::vector<SideSpec>& specs, const LaunchOptions& options, const volatile StopRequest& stop);
 
-/// Read the runs of one side, or of all sides. Throw Error.
+/// Reads the runs of one side. Throws Error.
 Side read_side(const SideSpec& spec);
+/// Reads the runs of all sides. Throws Error.
 std::vector<Side> read_sides(const std::vector<SideSpec>& specs);
 
 }  // namespace tessera

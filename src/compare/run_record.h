@@ -11,30 +11,30 @@
 
 namespace tessera {
 
-/// Signal-to-quantization-noise ratios in dB, by the kind of operand: "x" (activations), "w" (weights), "dy" (gradients
-/// of outputs).
+/// Holds signal-to-quantization-noise ratios in dB, by the kind of operand: "x" (activations), "w" (weights), "dy"
+/// (gradients of outputs).
 using SqnrByOperand = std::map<std::string, double>;
 
 struct SqnrPoint {
   std::int64_t step = 0;
-  /// Per operand and layer, the mean over the layer's sites. Sites outside of layers are layer -1.
+  /// The mean over a layer's sites, by operand and layer. Sites outside of layers are layer -1.
   std::map<std::string, std::map<int, double>> by_layer;
 };
 
-/// A checkpoint that was committed.
+/// Describes a checkpoint that was committed.
 struct CheckpointRecord {
   std::int64_t step = 0;
   double stall_seconds = 0.0;  // how long training waited
   double seconds = 0.0;        // time until it was committed
 };
 
-/// A key whose value changed at a step, because the run was resumed with another configuration.
+/// Describes a key whose value changed at a step, because the run was resumed with another configuration.
 struct ConfigChange {
   std::string key, before, after;
   std::int64_t step = 0;
 };
 
-/// The step at which a run broke down.
+/// Says at which step a run broke down.
 struct Break {
   std::int64_t step = 0;
   const char* what = "loss";  // or "gradient norm"
@@ -45,18 +45,18 @@ struct RunRecord {
 
   std::map<std::string, std::string> config;   // every key, with its value as TOML
   std::map<std::string, std::string> dataset;  // checksums of "train", and of "val" if the run validates
-  /// Keys that changed when the run was resumed: their values in order, with the step of each change.
+  /// The keys that changed when the run was resumed: their values in order, with the step of each change.
   std::map<std::string, std::vector<std::string>> changed;
   std::string program, processor;
   std::int64_t threads = 0, num_data_ranks = 1;
 
-  /// The logged steps, and one value per logged step; NaN where the file has null.
+  /// The logged steps. The other vectors have one value per logged step. It is NaN where the file has null.
   std::vector<std::int64_t> steps;
   std::vector<double> losses, grad_norms, tokens_per_second;
-  /// One value per logged step; NaN where the file has null or no value.
+  /// These vectors have NaN where the file has null or no value.
   std::vector<double> mtp_losses, learning_rates, mfus, memory_bytes, step_seconds;
   std::vector<double> data_seconds, forward_seconds, backward_seconds, optimizer_seconds;  // parts of step_seconds
-  /// Tokens of the busiest expert divided by the mean, per logged step and MoE layer. It is empty for a step without
+  /// The tokens of the busiest expert divided by the mean, by logged step and MoE layer. It is empty for a step without
   /// them.
   std::vector<std::vector<double>> expert_loads;
   std::vector<CheckpointRecord> checkpoints;

@@ -39,7 +39,7 @@ bool may_differ_between_sides(const std::string& key);
 /// Returns whether a difference's key is of the program or the machine.
 bool is_of_machine(const std::string& key);
 
-/// A key of the configuration, the program or the machine, and its value on each side.
+/// Describes a key of the configuration, the program or the machine, and its value on each side.
 struct Difference {
   std::string key;
   std::vector<std::string> values;

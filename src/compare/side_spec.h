@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Existing runs, or a configuration of runs that will be started.
+/// Describes existing runs, or a configuration of runs that will be started.
 struct SideSpec {
   std::string label;
   std::string text;                         // as given, without the label

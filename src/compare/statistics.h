@@ -11,7 +11,7 @@ namespace tessera {
 /// `probability`, which is in (0, 1). The relative error is at most 1e-12.
 double student_t_quantile(double probability, double degrees);
 
-/// The mean of values that are added one by one.
+/// Computes the mean of values that are added one by one.
 class RunningMean {
  public:
   void add(double value) {
@@ -25,6 +25,7 @@ class RunningMean {
   int count_ = 0;
 };
 
+/// Returns the values that are finite.
 std::vector<double> finite_of(std::span<const double> values);
 
 double mean(std::span<const double> values);

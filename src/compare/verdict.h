@@ -2,8 +2,8 @@
 //
 // Per seed, d = (mean loss of the candidate - that of the baseline) / that of the baseline, over the last tenth of the
 // steps. The 90 % confidence interval of d's mean over the seeds (Student's t) decides. If it is inside of +-margin,
-// the two are equivalent; this is two one-sided t-tests at 5 % (Schuirmann 1987, "TOST"). If it is above the margin,
-// the candidate is worse; mirrored, it is better. Everything else is not enough evidence. Runs that have hardly learned
+// the two are equivalent. This is two one-sided t-tests at 5 % (Schuirmann 1987, "TOST"). If it is above the margin,
+// the candidate is worse. Mirrored, it is better. Everything else is not enough evidence. Runs that have hardly learned
 // anything are too short to say (compare/evidence.h).
 //
 // The default margin is the bound that DeepSeek-V3's report gives for FP8 against BF16: a relative loss error below
@@ -26,7 +26,7 @@ inline constexpr double kConfidence = 0.90;
 inline constexpr std::int64_t kMinSeeds = 3;
 inline constexpr std::int64_t kMaxMoreSeeds = 100;
 
-/// Losses of two runs with the same seed, at the same steps.
+/// Holds the losses of two runs with the same seed, at the same steps.
 struct LossPair {
   std::int64_t seed = 0;
   std::vector<double> baseline, candidate;
@@ -64,13 +64,13 @@ void require_margin(double margin);
 Verdict::Kind decide(double mean, double standard_deviation, std::int64_t count, double margin);
 
 /// Returns the smallest number of seeds to add at which decide() decides, if mean and standard deviation stay. It is at
-/// least the number that makes kMinSeeds, and kMaxMoreSeeds + 1 if that many are not enough. `count` is 1 or more; with
+/// least the number that makes kMinSeeds, and kMaxMoreSeeds + 1 if that many are not enough. `count` is 1 or more. With
 /// 1 the deviation is ignored.
 std::int64_t seeds_to_add(double mean, double standard_deviation, std::int64_t count, double margin);
 
 /// Judges the candidate. `steps` ascend and belong to every pair's losses. Throws Error for a baseline without finite,
-/// positive losses: there is nothing to compare with. A candidate whose loss is not finite at some step is worse,
-/// however short the runs are.
+/// positive losses, because there is nothing to compare with. A candidate whose loss is not finite at some step is
+/// worse, however short the runs are.
 Verdict judge(const std::vector<std::int64_t>& steps, const std::vector<LossPair>& pairs, double margin,
               const TrainingLength& length);
 

@@ -18,17 +18,17 @@ struct DecoderOptions {
 
 class Decoder {
  public:
-  /// `model` must outlive the decoder; its weights may be allocated later, but before use. Allocates the cache: per
+  /// `model` must outlive the decoder. Its weights may be allocated later, but before use. Allocates the cache: per
   /// layer num_slots · num_positions · (kv_lora_rank + qk_rope_head_dim) numbers of the model's compute type.
   Decoder(const Model& model, const DecoderOptions& options);
 
   std::size_t cache_bytes() const { return cache_.size(); }
 
   /// Puts a text's tokens into a slot, which may have been used before. Returns the logits [vocab] after the last
-  /// token, valid until the next call.
+  /// token. They are valid until the next call.
   std::span<const float> prefill(std::int64_t slot, std::span<const std::int32_t> tokens);
 
-  /// Appends one token to each slot; all must have been filled. Returns the logits [num_slots · vocab].
+  /// Appends one token to each slot. All slots must have been filled. Returns the logits [num_slots · vocab].
   std::span<const float> decode(std::span<const std::int32_t> tokens);
 
   /// Returns the number of tokens in a slot.

@@ -15,7 +15,7 @@ struct SamplingOptions {
 };
 
 /// Draws a token from softmax(logits / temperature), cut by top_k and top_p, with `uniform` in (0, 1). Ties go to the
-/// lower token; -inf is never drawn. Throws Error for NaN, for inf, and if all logits are -inf. `order` is scratch
+/// lower token. -inf is never drawn. Throws Error for NaN, for inf, and if all logits are -inf. `order` is scratch
 /// memory that calls may share.
 std::int32_t sample(std::span<const float> logits, const SamplingOptions& options, double uniform,
                     std::vector<std::int32_t>& order);

@@ -13,7 +13,7 @@ std::string html_escape(std::string_view text);
 /// Returns a table of texts. The first row, and the first cell of every row, are headings.
 std::string html_table(const std::vector<std::vector<std::string>>& rows);
 
-/// How a line, an area or a cell of a plot looks, and what it shows.
+/// Says how a line, an area or a cell of a plot looks, and what it shows.
 struct LegendEntry {
   std::string label;
   std::string style;    // its classes in the style sheet
@@ -29,7 +29,7 @@ std::string html_figure(const std::string& title, const std::vector<LegendEntry>
 std::string html_box(const std::string& tone, const std::string& mark, const std::string& heading,
                      const std::string& text);
 
-/// Returns a whole page that needs no other file. `body` is HTML; `title` and `command` are plain texts.
+/// Returns a whole page that needs no other file. `body` is HTML. `title` and `command` are plain texts.
 std::string html_page(const std::string& title, const std::string& command, std::string body);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
 // The style sheet of the pages. The colours are Okabe and Ito's (2008), which people with any colour vision can tell
-// apart, lighter on a dark ground. Every line also has its own dashes.
+// apart. They are lighter on a dark ground. Every line also has its own dashes.
 #pragma once
 
 namespace tessera {

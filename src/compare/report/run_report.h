@@ -18,10 +18,11 @@ struct RunStatus {
   std::string text;  // "Step 340 of 1000 (34 %)"
 };
 
+/// Returns how far the run has come.
 RunStatus run_status(const RunRecord& run);
 
-/// Returns the page, which is also well-formed XML. All text that comes from files is escaped. `as_of` is when the
-/// run's last line was written. Throws Error for a run without a logged step.
+/// Returns the page, which is also well-formed XML. All text that comes from files is escaped. `as_of` is the time at
+/// which the run's last line was written. Throws Error for a run without a logged step.
 std::string run_report_html(const RunRecord& run, std::chrono::system_clock::time_point as_of);
 
 }  // namespace tessera

@@ -35,7 +35,7 @@ struct Plot {
   bool log_y = false;                                     // a logarithmic scale, if all values are above 0
 };
 
-/// Returns the plot. It draws finite values of x and y; other values interrupt a line.
+/// Returns the plot. It draws finite values of x and y. Other values interrupt a line.
 std::string svg_plot(const Plot& plot);
 
 /// Returns the classes of a series' line, or of its area.
@@ -43,15 +43,16 @@ std::string line_class(const PlotSeries& series);
 
 inline constexpr int kNumHeatLevels = 8;
 
-/// A table of levels that is drawn as coloured cells. Its axes are where those of a Plot are.
+/// Describes a table of levels that is drawn as coloured cells. Its axes are where those of a Plot are.
 struct HeatMap {
   std::string id = {}, description = {}, x_label = {}, y_label = {};
   std::pair<double, double> x_range = {};
   std::vector<double> edges = {};             // edges of the columns, ascending: one more than there are columns
   double first_row = 0.0;                     // number of the lowest row; the others follow
-  std::vector<std::vector<int>> levels = {};  // per row and column, below kNumHeatLevels; -1: nothing is drawn
+  std::vector<std::vector<int>> levels = {};  // by row and column, below kNumHeatLevels; -1: nothing is drawn
 };
 
+/// Returns the heat map.
 std::string svg_heat_map(const HeatMap& map);
 
 /// Returns about `count` round numbers from `low` to `high`, which are 1, 2 or 5 times a power of ten apart. Returns
