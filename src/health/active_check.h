@@ -10,7 +10,7 @@ namespace tessera {
 struct ActiveCheckOptions {
   Device device = Device::kCpu;
   double seconds = 1.0;  // least time that a check measures
-  /// The rates that the node's peers reach. A node below kSlow of them is bad. 0 means not compared.
+  /// The rates that the node's peers reach. A node below kSlow of them is bad. 0 means that it is not compared.
   double expected_gemm_tflops = 0.0, expected_copy_gb_per_s = 0.0;
 };
 inline constexpr double kSlow = 0.8;

@@ -8,13 +8,14 @@
 
 namespace tessera {
 
-/// What the scheduler reports about the node.
+/// Holds what the scheduler reports about the node.
 struct SchedulerNode {
   bool is_drained = false;
   std::string reason = {};  // why it is drained
-  int num_drained = 0;      // how many nodes in all are drained for a "[node_problem]"
+  int num_drained = 0;      // number of nodes in all that are drained for a "[node_problem]"
 };
 
+/// Says what to do with a node.
 enum class DrainAction : std::uint8_t {
   kNone,
   kDrain,

@@ -52,7 +52,8 @@ class Judge {
   std::string reason_;
 };
 
-/// A file with the times at which the node became bad, one line of JSON each. It keeps the newest 1000.
+/// Reads and writes a file with the times at which the node became bad, one line of JSON each. It keeps the newest
+/// 1000.
 class HealthLedger {
  public:
   explicit HealthLedger(std::filesystem::path path) : path_(std::move(path)) {}

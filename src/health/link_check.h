@@ -16,34 +16,37 @@ namespace tessera {
 struct LinkCheckOptions {
   std::int64_t num_bytes = std::int64_t{64} << 20;  // of a message
   int repeats = 5;                                  // of each operation; the median is used
-  /// Expected rates in GB/s. 0: a pair's rate is compared with those of the other pairs; collectives are not compared.
+  /// The expected rates in GB/s. With 0, a pair's rate is compared with those of the other pairs, and collectives are
+  /// not compared.
   double expected_pair_inside = 0.0, expected_pair_between = 0.0;  // within a node; between nodes
   double expected_all_reduce = 0.0, expected_all_to_all = 0.0;
   double slow_share = 0.8;  // a link is slow below this share of the expected rate
 };
 
-/// The nodes of the ranks.
+/// Holds the nodes of the ranks.
 struct RankPlaces {
   std::vector<int> nodes;          // by rank: the first rank on its node
   std::vector<std::string> hosts;  // by rank: the name of its node
 };
 
-/// Rates in GB/s between every two ranks, in both directions at once. rates[a][b] is measured by rank a; 0: not
-/// measured.
+/// Holds rates in GB/s between every two ranks, in both directions at once. Rank a measures rates[a][b]. 0 means that
+/// it was not measured.
 using PairRates = std::vector<std::vector<double>>;
 
 struct LinkReport {
   double all_reduce_gb_per_s = 0.0;  // bus bandwidth: 2 (n - 1) / n of the message's bytes per time
   double all_to_all_gb_per_s = 0.0;  // bytes that a rank sends to others, (n - 1) / n of the message's, per time
   PairRates pairs;
-  /// `linkWrong`: the numbers that arrive are not those that were sent. `linkSlow`: a pair, "n1 - n2", is slow, or a
-  /// rank, if most of its pairs are slow. `allReduceSlow`, `allToAllSlow`: a collective of all ranks is slow. All are
-  /// hard evidence.
+  /// The findings, which are all hard evidence.
+  /// - `linkWrong`: the numbers that arrive are not those that were sent.
+  /// - `linkSlow`: a pair, "n1 - n2", is slow, or a rank, if most of its pairs are slow.
+  /// - `allReduceSlow`, `allToAllSlow`: a collective of all ranks is slow.
   std::vector<Finding> findings;
 };
 
-/// Measures the links between all ranks of `world`, at least two, which must call it together. All get the same report.
-/// `runtime` is this rank's GPU, which the world uses; null on CPUs. Throws RankFailure if a rank does not take part.
+/// Measures the links between all ranks of `world`. There must be at least two, which must call it together. All get
+/// the same report. `runtime` is this rank's GPU, which the world uses. It is null on CPUs. Throws RankFailure if a
+/// rank does not take part.
 LinkReport check_links(ProcessGroup& world, const RankPlaces& places, cuda::Runtime* runtime,
                        const LinkCheckOptions& options);
 

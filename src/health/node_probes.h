@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// Limits of what is allowed. docs/cluster.md lists every signal with its source and its limit.
+/// Holds the limits of what is allowed. docs/cluster.md lists every signal with its source and its limit.
 struct NodeLimits {
   double network_errors_per_minute = 10.0;  // of an InfiniBand or RoCE port
   double ethernet_errors_per_minute = 100.0;

@@ -1,5 +1,5 @@
-// NVIDIA's management library, loaded at run time: this file needs no GPU, no driver and none of their headers. Names,
-// numbers and structures are those of nvml.h of CUDA 13 (NVML API reference).
+// NVIDIA's management library, which is loaded at run time. This file needs no GPU, no driver and none of their
+// headers. Names, numbers and structures are those of nvml.h of CUDA 13 (NVML API reference).
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ enum class Status : int {
 
 using Device = void*;
 
-/// The layout of nvmlFieldValue_t.
+/// Has the layout of nvmlFieldValue_t.
 struct FieldValue {
   unsigned id = 0, scope = 0;
   long long timestamp = 0, latency = 0;
@@ -33,7 +33,7 @@ struct FieldValue {
 };
 static_assert(sizeof(FieldValue) == 40);
 
-/// An XID: an error that the driver reports (NVIDIA, "XID errors").
+/// Describes an XID, which is an error that the driver reports (NVIDIA, "XID errors").
 struct XidEvent {
   Device device = nullptr;
   std::uint64_t xid = 0;
@@ -44,14 +44,14 @@ struct RemappedRows {
   bool is_pending = false, has_failed = false;
 };
 
-/// What the GPU reports about the NVLink fabric that it is registered with.
+/// Holds what the GPU reports about the NVLink fabric that it is registered with.
 struct Fabric {
   bool is_complete = false;  // the registration has ended
   int status = 0;            // of the registration; 0: success
   enum class Health : std::uint8_t { kUnknown = 0, kHealthy = 1, kUnhealthy = 2, kLimited = 3 } health = {};
 };
 
-/// The library, initialized. Functions that it lacks count as not supported.
+/// Holds the library, initialized. Functions that it lacks count as not supported.
 class Library {
  public:
   /// Throws Error if there is no library of this name or path, or if it cannot be initialized.
@@ -60,7 +60,7 @@ class Library {
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-  /// Returns all GPUs; none if NVML counts none.
+  /// Returns all GPUs. There are none if NVML counts none.
   std::vector<Device> devices();
 
   // The functions below return nullopt if the GPU or the driver does not support a query, or if the GPU is lost.

@@ -1,4 +1,4 @@
-// Runs probes that may hang: each has its own thread and a time limit. A probe's own failure is reported, and never
+// Runs probes that may hang. Each has its own thread and a time limit. A probe's own failure is reported, and never
 // makes the node bad.
 #pragma once
 
@@ -14,7 +14,7 @@ class ProbeRunner {
  public:
   /// `limit` is the number of seconds that a probe may take.
   ProbeRunner(std::vector<std::unique_ptr<Probe>> probes, double limit);
-  /// Does not wait for probes that hang: their threads stay behind.
+  /// Does not wait for probes that hang. Their threads stay behind.
   ~ProbeRunner();
   ProbeRunner(const ProbeRunner&) = delete;
   ProbeRunner& operator=(const ProbeRunner&) = delete;

@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-/// The files of /proc and /sys, or of a folder that replaces them. Any of them may vanish, be empty or hold nonsense at
-/// any time.
+/// Reads the files of /proc and /sys, or of a folder that replaces them. Any of them may vanish, be empty or hold
+/// nonsense at any time.
 class Sysroot {
  public:
   explicit Sysroot(std::filesystem::path root = "/") : root_(std::move(root)) {}
@@ -29,7 +29,7 @@ class Sysroot {
   /// Returns the number that the file begins with, such as 12 or 0xc, or nullopt if there is none.
   std::optional<std::int64_t> number(std::string_view path) const;
   bool exists(std::string_view path) const;
-  /// Returns the names in a folder, sorted; none if there is no such folder.
+  /// Returns the names in a folder, sorted. There are none if there is no such folder.
   std::vector<std::string> names(std::string_view folder) const;
   bool is_real() const { return root_ == "/"; }
 
@@ -52,7 +52,7 @@ class CounterRates {
   std::map<std::string, std::deque<Sample>> seen_;  // of the last minute, and one sample before it
 };
 
-/// Measures how far counters have risen since they were first seen: earlier counts are not news.
+/// Measures how far counters have risen since they were first seen. Earlier counts are not news.
 class CounterRises {
  public:
   /// Returns the rise. It is 0 at the first call, and if the counter has fallen.

@@ -35,7 +35,8 @@ struct NodeVerdict {
   std::string node;
   double time = 0.0;  // Unix time of the verdict
   HealthLevel level = HealthLevel::kOk;
-  /// Why the node is bad, as Slurm and Soperator read it: "[node_problem] gpuXid: GPU 3: ...". Empty if it is not bad.
+  /// Says why the node is bad, as Slurm and Soperator read it: "[node_problem] gpuXid: GPU 3: ...". It is empty if the
+  /// node is not bad.
   std::string reason = {};
   double bad_since = 0.0;     // Unix time; 0: it is not bad
   double active_check = 0.0;  // Unix time of the last active check that passed; 0: none since the daemon began
@@ -46,7 +47,7 @@ struct NodeVerdict {
   static constexpr double kFreshSeconds = 60.0;
 };
 
-/// Begin of the reason for which a node is drained; Soperator's tools look for it.
+/// The begin of the reason for which a node is drained. Soperator's tools look for it.
 inline constexpr const char* kReasonPrefix = "[node_problem]";
 
 /// The folder that the daemon of a node writes to by default.
@@ -67,6 +68,7 @@ struct ActiveCheckResult {
   double time = 0.0;
   std::vector<Finding> findings;
 };
+/// Returns what the node's last active check found, or nullopt if there was none.
 std::optional<ActiveCheckResult> read_active_check(const std::filesystem::path& folder);
 
 }  // namespace tessera

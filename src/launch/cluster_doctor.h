@@ -1,4 +1,4 @@
-// Checks whether the nodes of a cluster fit together. Each node reports its facts; the findings name what keeps a run
+// Checks whether the nodes of a cluster fit together. Each node reports its facts. The findings name what keeps a run
 // from starting or makes it slow.
 #pragma once
 
@@ -35,7 +35,7 @@ nlohmann::ordered_json to_json(const NodeFacts& facts);
 /// JSON.
 NodeFacts node_facts_from_json(const nlohmann::json& json);
 
-/// What a finding means for runs.
+/// Says what a finding means for runs.
 enum class Severity : std::uint8_t {
   kBad,   // runs will not start, or fail
   kWarn,  // runs will be slow, or not heal

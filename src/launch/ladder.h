@@ -1,5 +1,5 @@
-// The recovery ladder: what a launcher does about a failure. First it restarts on the same nodes. Then a spare replaces
-// the blamed node. Then it asks for the scheduler's requeue, and at last it stops with a report.
+// The recovery ladder decides what a launcher does about a failure. First it restarts on the same nodes. Then a spare
+// replaces the blamed node. Then it asks for the scheduler's requeue, and at last it stops with a report.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 namespace tessera {
 
+/// Says what the launcher does about a failure.
 enum class Action : std::uint8_t {
   kRestart,  // restart on the same nodes
   kReplace,  // restart with a spare in the place of the blamed node
@@ -36,7 +37,7 @@ class Ladder {
   /// monotonic clock.
   Decision decide(const Failure& failure, int num_spares, double now);
 
-  /// Forgets a node's failures, because an operator has repaired it: its next failure counts as its first.
+  /// Forgets a node's failures, because an operator has repaired it. Its next failure counts as its first.
   void forget_failures(const std::string& node) { failures_of_node_.erase(node); }
 
  private:
@@ -44,7 +45,7 @@ class Ladder {
 
   HourlyLimit restarts_;
   bool can_requeue_;
-  std::map<std::string, int> failures_of_node_;                 // for which a node's ranks were blamed
+  std::map<std::string, int> failures_of_node_;  // number of failures for which a node's ranks were blamed
   std::map<std::int64_t, std::map<std::string, int>> at_step_;  // failures of ranks, by step and node
 };
 

@@ -21,7 +21,7 @@ class LaunchRecord {
   /// `folder` is the run's (job.dump_folder).
   explicit LaunchRecord(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
-  /// The state that write_state() writes.
+  /// Returns the state that write_state() writes.
   LaunchState& state() { return state_; }
   const LaunchState& state() const { return state_; }
 

@@ -30,7 +30,7 @@ struct LaunchState {
     std::string role;  // "active", "spare", "lost", "drained"
     double silent_seconds = 0.0;
   };
-  /// The scheduler's job that the launcher runs in.
+  /// Identifies the scheduler's job that the launcher runs in.
   struct Job {
     std::string id;
     int restarts = 0;  // how often it had been requeued when this launcher began
@@ -68,7 +68,8 @@ std::optional<LaunchState> read_launch_state(const std::filesystem::path& folder
 
 /// Records for the next launcher when the loss of the one that wrote `lost` was noticed. That launcher must have a job.
 void write_launcher_loss(const std::filesystem::path& folder, const LaunchState& lost, double noticed_at);
-/// Returns when that was, as Unix time, or nullopt if nobody noticed the loss. Throws Error if the file is damaged.
+/// Returns the time at which it was noticed, as Unix time, or nullopt if nobody noticed the loss. Throws Error if the
+/// file is damaged.
 std::optional<double> read_launcher_loss(const std::filesystem::path& folder, const LaunchState& lost);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// The nodes that a launch has: which of them train, which are in reserve, and the processes that run their monitors.
-// Times are in seconds on a monotonic clock, if nothing else is said.
+// The nodes that a launch has. It knows which of them train and which are in reserve, and the processes that run their
+// monitors. Times are in seconds on a monotonic clock, if nothing else is said.
 #pragma once
 
 #include <sys/types.h>
@@ -15,11 +15,12 @@
 
 namespace tessera {
 
-/// How many seconds a node has for a new connection after that to its monitor has ended.
+/// The number of seconds that a node has for a new connection after that to its monitor has ended.
 inline constexpr double kMonitorRestart = 2.0;
-/// Seconds between the first two tries to reach a lost node. The time grows with each try.
+/// The number of seconds between the first two tries to reach a lost node. The time grows with each try.
 inline constexpr double kBetweenTries = 5.0;
 
+/// Says what a node does in the launch.
 enum class NodeRole : std::uint8_t {
   kActive,
   kSpare,
@@ -81,7 +82,7 @@ class NodePool {
   /// Returns the nodes as launch.json has them.
   std::vector<LaunchState::Node> states(double now) const;
 
-  /// The names of the nodes that train, in the order of their ranks.
+  /// Returns the names of the nodes that train, in the order of their ranks.
   const std::vector<std::string>& active() const { return active_; }
   /// Lets a node train, with the next ranks.
   void activate(LaunchNode& node);

@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The launcher's side: receives the requests.
+/// Receives the requests on the launcher's side.
 class RequestInbox {
  public:
   /// Creates launch_requests in `dump_folder` and looks into it every second. It does that in a separate thread,

@@ -13,7 +13,8 @@ namespace tessera {
 
 class SchedulerClient {
  public:
-  /// Starts a command whose result does not matter. nullopt: there is no scheduler to tell.
+  /// Starts a command whose result does not matter. Does nothing if it is nullopt, because there is no scheduler to
+  /// tell.
   void tell(const std::optional<CommandLine>& command);
   /// Takes note of commands that have ended.
   void reap();
@@ -23,19 +24,19 @@ class SchedulerClient {
   bool may_ask(double now) const { return now >= next_request_; }
   /// Starts the command that asks (Engine::grow).
   void ask(const CommandLine& command);
-  /// Returns the exit status of that command when it has ended, which also ends the request; nullopt before.
+  /// Returns the exit status of that command when it has ended, which also ends the request. Returns nullopt before.
   std::optional<int> take_answer();
   /// Must be called after a request that got a node.
   void note_granted(double now);
   /// Must be called after a request that got none. Doubles the time until the next one may begin, and returns it.
   double note_refused(double now);
-  /// Rules out further requests: there is no scheduler.
+  /// Rules out further requests, because there is no scheduler.
   void never_ask();
   /// Ends the request that is under way, if there is one.
   void withdraw();
 
  private:
-  /// Seconds between two requests: the first value, and the largest.
+  /// The number of seconds between two requests: the first value, and the largest.
   static constexpr double kBetweenRequests = 10.0, kLongestBetweenRequests = 600.0;
 
   std::vector<pid_t> commands_;  // those that are still running

@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// A program and its arguments.
+/// Holds a program and its arguments.
 using CommandLine = std::vector<std::string>;
 
 class Engine {
@@ -31,14 +31,15 @@ class Engine {
   /// `variables` has the names of environment variables that the ranks get.
   virtual CommandLine on_ranks(const std::vector<std::string>& nodes, int ranks_per_node,
                                const std::vector<std::string>& variables, const CommandLine& program) const = 0;
-  /// Returns the command that tells the scheduler not to use the node; nullopt if there is no scheduler to tell.
+  /// Returns the command that tells the scheduler not to use the node. Returns nullopt if there is no scheduler to
+  /// tell.
   virtual std::optional<CommandLine> drain(const std::string& node, const std::string& reason) const;
   /// Returns the command that tells the scheduler to use the node again, if it is still drained for `reason`, or in any
   /// case if `reason` is empty. Returns nullopt if there is no scheduler to tell.
   virtual std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const;
-  /// Returns the command that waits until the scheduler has given the launch one more node, however long that takes;
-  /// nullopt if it never does. Throws Error if the scheduler does not answer within 2 s, during which the launcher is
-  /// silent; so does grown_nodes().
+  /// Returns the command that waits until the scheduler has given the launch one more node, however long that takes.
+  /// Returns nullopt if the scheduler never does. Throws Error if the scheduler does not answer within 2 s, during
+  /// which the launcher is silent. So does grown_nodes().
   virtual std::optional<CommandLine> grow() const { return std::nullopt; }
   /// Returns all nodes, including those that such commands have added.
   virtual std::vector<std::string> grown_nodes() { return nodes(); }

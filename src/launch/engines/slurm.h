@@ -32,8 +32,9 @@ bool is_down(std::string_view line);
 /// Returns what Slurm reports about a node, and how many nodes are drained for a "[node_problem]". Throws Error if
 /// Slurm does not answer.
 SchedulerNode find_slurm_node(const std::string& name);
-/// Tell Slurm to drain a node or to use it again. A drained node finishes its jobs. Throw Error if Slurm refuses.
+/// Tells Slurm to drain a node. A drained node finishes its jobs. Throws Error if Slurm refuses.
 void drain_slurm_node(const std::string& name, const std::string& reason);
+/// Tells Slurm to use a node again. Throws Error if Slurm refuses.
 void undrain_slurm_node(const std::string& name);
 /// Reads a line of `scontrol -o show node`, without the number of nodes.
 SchedulerNode parse_slurm_node(std::string_view line);

@@ -20,7 +20,7 @@ struct Message {
   std::vector<std::string> files = {};  // bytes
 };
 
-/// The launcher's end of the channel.
+/// Sends and receives messages at the launcher's end of the channel.
 class LauncherChannel {
  public:
   /// Listens on a free port of all interfaces, or, if `only_here`, of the loopback interface. Throws Error.
@@ -49,7 +49,7 @@ class LauncherChannel {
 /// Returns whether a launcher's channel listens at the endpoint and its process is at work. Waits for up to `timeout`.
 bool is_launcher_at(const std::string& endpoint, std::chrono::milliseconds timeout);
 
-/// A monitor's end of the channel.
+/// Sends and receives messages at a monitor's end of the channel.
 class MonitorChannel {
  public:
   /// `endpoint` is, for example, "tcp://head:4711". Connects in the background, and again after the network was gone.

@@ -11,6 +11,7 @@
 
 namespace tessera {
 
+/// Names the kinds of failures.
 enum class FailureKind : std::uint8_t {
   kRankDied,       // its process ended without saying why
   kRankHung,       // it is stopped, or makes no progress
@@ -40,7 +41,7 @@ struct Failure {
   std::optional<int> rank = {};  // the blamed rank
   std::string node = {};         // the blamed node; empty: none can be named
   Certainty sure = Certainty::kUnknown;
-  std::int64_t step = 0;                   // where it happened; 0: before the first step
+  std::int64_t step = 0;                   // the step at which it happened; 0: before the first step
   std::vector<std::string> evidence = {};  // sentences
 };
 

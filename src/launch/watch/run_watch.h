@@ -1,4 +1,4 @@
-// Finds out from the reports of monitors whether something is wrong with a run. It only judges: times are passed in, so
+// Finds out from the reports of monitors whether something is wrong with a run. It only judges. Times are passed in, so
 // that tests need not wait.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-/// What a monitor reports about one rank.
+/// Holds what a monitor reports about one rank.
 struct RankReport {
   int rank = 0;
   bool is_ended = false, is_stopped = false;  // state of its process
@@ -41,7 +41,7 @@ struct WatchOptions {
 
 class RunWatch {
  public:
-  /// `nodes` are in the order of ranks; each has `ranks_per_node` ranks. `now` is in seconds on a monotonic clock.
+  /// `nodes` are in the order of ranks. Each has `ranks_per_node` ranks. `now` is in seconds on a monotonic clock.
   RunWatch(const WatchOptions& options, std::vector<std::string> nodes, int ranks_per_node, double now);
 
   /// Records what a node's monitor reported at `now`.
@@ -50,7 +50,7 @@ class RunWatch {
   void lose(const std::string& node, const std::string& how);
 
   /// Returns what is wrong, or nullopt. Call it several times a second. A longer gap without a call and without a
-  /// report means that this process was suspended together with everything that it watches; that time does not count.
+  /// report means that this process was suspended together with everything that it watches. That time does not count.
   std::optional<Failure> find(double now);
 
   /// Returns the step that all ranks have reached, or 0 if not all train yet.
@@ -80,7 +80,7 @@ class RunWatch {
     double suspended_seconds = 0.0;               // time in its section in which the whole run was suspended
     double window_time = 0.0, window_idle = 0.0;  // values of its report when the window of steps began
     double compute_per_step = 0.0;                // during the last window
-    int slow_windows = 0;                         // how many consecutive windows were slow
+    int slow_windows = 0;                         // number of consecutive windows that were slow
   };
 
   /// Excludes the time since the last poll from all limits, if the whole run was suspended meanwhile.
