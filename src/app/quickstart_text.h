@@ -1,4 +1,4 @@
-// The text that `tessera quickstart` trains on: the pages of this project's documentation, so that it needs no network.
+// The text that `tessera quickstart` trains on: the pages of this project's documentation. It needs no network.
 #pragma once
 
 #include <span>

@@ -68,8 +68,8 @@ inline std::filesystem::path write_script(const std::filesystem::path& path, con
   return path;
 }
 
-/// The program as a child process. Its output goes to a file. `launcher` holds the words that precede the program on
-/// the command line.
+/// Runs the program as a child process. Its output goes to a file. `launcher` holds the words that precede the program
+/// on the command line.
 class Process {
  public:
   Process(const data::TemporaryFolder& scratch, const std::vector<std::string>& arguments,

@@ -19,7 +19,7 @@ class SentBytes {
     return counters_.back();
   }
   /// Returns the counter of this group's transport, or null for a group of one rank. All ranks of the group call it
-  /// together: the transport is the one whose counter a barrier changes.
+  /// together. The transport is the one whose counter a barrier changes.
   std::shared_ptr<const std::atomic<std::int64_t>> of(ProcessGroup& group) const {
     const auto values = [&] {
       std::vector<std::int64_t> all;

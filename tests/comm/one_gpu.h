@@ -10,7 +10,7 @@
 
 namespace tessera::comm_test {
 
-/// A group that is split from this transport has its windows in the memory of the one GPU that all ranks use.
+/// Puts the windows of groups that are split from it into the memory of the one GPU that all ranks use.
 class OneGpuTransport : public ForwardingTransport {
  public:
   explicit OneGpuTransport(std::unique_ptr<Transport> transport, bool is_split = false)

@@ -24,7 +24,7 @@ inline void run_rank(std::unique_ptr<Transport> transport, const RankOptions& op
   body(ranks.world());
 }
 
-/// Runs `body` on `num_ranks` ranks. Under mpirun the first `num_ranks` processes run it; if there are fewer, none
+/// Runs `body` on `num_ranks` ranks. Under mpirun the first `num_ranks` processes run it. If there are fewer, none
 /// does.
 inline void with_ranks(int num_ranks, const std::function<void(ProcessGroup&)>& body, const RankOptions& options = {}) {
   if (!launched_by_mpi()) {

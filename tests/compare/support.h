@@ -13,7 +13,7 @@
 
 namespace tessera::compare_test {
 
-/// Independent random numbers with mean 0 and deviation 1, one for each run and step.
+/// Draws independent random numbers with mean 0 and deviation 1, one for each run and step.
 class Noise {
  public:
   explicit Noise(std::uint64_t seed) : random_(seed, stream_of("test.compare")) {}
@@ -32,7 +32,8 @@ inline double learning_loss(std::int64_t step, double noise) {
   return (3.9 + 4.1 * std::exp(-static_cast<double>(step) / 60.0)) * (1.0 + 0.02 * noise);
 }
 
-/// A planted comparison. The candidate's loss is `candidate(baseline loss, seed, step)` at every step of every seed.
+/// Holds a planted comparison. The candidate's loss is `candidate(baseline loss, seed, step)` at every step of every
+/// seed.
 struct Planted {
   std::vector<std::int64_t> steps;
   std::vector<LossPair> pairs;
@@ -56,7 +57,7 @@ inline Planted plant(std::int64_t num_seeds, std::int64_t num_steps,
   return planted;
 }
 
-/// The folder of a run, as a trainer leaves it.
+/// Describes the folder of a run, as a trainer leaves it.
 struct PlantedRun {
   std::int64_t seed = 1, steps = 200;
   std::function<double(double, std::int64_t)> loss = [](double baseline, std::int64_t) { return baseline; };

@@ -22,7 +22,7 @@
 
 namespace tessera::data {
 
-/// An empty folder for the running test. The destructor removes it.
+/// Makes an empty folder for the running test. The destructor removes it.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -8,7 +8,7 @@ namespace tessera::ep_test {
 
 inline constexpr std::size_t kArenaBytes = std::size_t{3} << 20, kLargeArenaBytes = std::size_t{12} << 20;
 
-/// A rank's memory, filled with NaN.
+/// Holds a rank's memory, filled with NaN.
 struct Memory {
   explicit Memory(std::size_t num_bytes = kArenaBytes) : arena(num_bytes) { poison(arena); }
   Arena arena;

@@ -37,8 +37,8 @@ class RandomDelays : public ep::StepHook {
   std::uint64_t num_steps_ = 0;
 };
 
-/// The experts that tokens choose. kOwnDomain and kNextDomain: only those in the domain of the token's rank, or in the
-/// next.
+/// Says which experts tokens choose. With kOwnDomain they choose only those in the domain of the token's rank, and with
+/// kNextDomain only those in the next.
 enum class Skew { kUniform, kForced, kOneExpert, kOneRank, kEmptyRank, kHalfOfTheExperts, kOwnDomain, kNextDomain };
 
 struct Case {
@@ -93,7 +93,7 @@ inline std::vector<Case> cases() {
   };
 }
 
-/// A rank's groups for a dispatch on two levels.
+/// Holds a rank's groups for a dispatch on two levels.
 struct Domains {
   Domains(ProcessGroup& group, int num_domains)
       : all(group),
@@ -134,13 +134,13 @@ inline void set_bytes(const Tensor& x, int value) {
   if (x.defined() && x.num_bytes() > 0) std::memset(x.raw(), value, x.num_bytes());
 }
 
-/// The output of one rank's router.
+/// Holds the output of one rank's router.
 struct HostRouting {
   std::vector<std::int32_t> expert_ids, counts;
   std::vector<float> weights;
 };
 
-/// One pass of a layer. Passes with another `pass` have other numbers.
+/// Computes one pass of a layer. Passes with another `pass` have other numbers.
 class Layer {
  public:
   Layer(const Case& the_case, int num_ranks, std::uint64_t pass)
@@ -197,7 +197,7 @@ class Layer {
     return routing;
   }
 
-  /// The content of a row. A source of -1 means padding.
+  /// Describes the content of a row. A source of -1 means padding.
   struct Row {
     int source = -1;
     std::int64_t token = 0, k = 0, expert = 0;
@@ -330,7 +330,7 @@ class Layer {
   std::vector<HostRouting> routings_;
 };
 
-/// Makes one rank's pass of a layer, call by call, and checks each call. Collects the results, to compare backends.
+/// Makes one rank's pass of a layer, call by call, and checks each call. It collects the results, to compare backends.
 class LayerRun {
  public:
   LayerRun(const Layer& layer, DispatchBackend backend, Dispatcher& dispatcher, const ProcessGroup& group,

@@ -20,7 +20,7 @@ inline constexpr DType kActivationTypes[] = {DType::kFloat32, DType::kBFloat16};
 /// are best made by poisoned().
 class ParityTest : public OperatorTest {
  protected:
-  /// One of the two calls: its context, and the place of its operands.
+  /// Describes one of the two calls: its context, and the place of its operands.
   class Side {
    public:
     Context op;

@@ -67,7 +67,7 @@ inline std::vector<std::int32_t> sequence(std::int64_t step, std::int64_t idx, s
 /// of labels that count.
 inline std::int64_t num_ignored(std::int64_t idx) { return idx * 5 % 7; }
 
-/// The results of a run. They are the same on all ranks, except for the gradients, of which each rank has a part.
+/// Holds the results of a run. They are the same on all ranks, except for the gradients, of which each rank has a part.
 struct Trained {
   std::vector<double> losses, balance_losses, grad_norms, validation_losses;
   std::vector<std::int64_t> num_tokens;

@@ -24,7 +24,7 @@
 namespace tessera {
 
 inline constexpr DType kBf16 = DType::kBFloat16, kFloat = DType::kFloat32;
-// MXFP8 as specified, MXFP8 with scales that 128 numbers share, and DeepSeek-V3's float32 scales.
+// These formats are MXFP8 as specified, MXFP8 with scales that 128 numbers share, and DeepSeek-V3's float32 scales.
 inline constexpr mx::Format kMxfp8{};
 inline constexpr mx::Format kWide{.along = 128};
 inline constexpr mx::Format kWideSquare{.along = 128, .across = 128};
@@ -33,7 +33,7 @@ inline constexpr mx::Format kFloatSquare{.scale_type = mx::ScaleType::kFloat32, 
 
 enum class Work { kBytes, kFlop };
 
-/// A call of an operator on its own operands.
+/// Describes a call of an operator on its own operands.
 struct Call {
   double work;
   std::function<void(const Context&)> run;
@@ -94,7 +94,7 @@ class GpuBench {
   double ceiling_ = 0.0;
 };
 
-/// Time the rows of the tables.
+// The functions below time the rows of the tables.
 void time_gemms(GpuBench& bench);
 void time_grouped_gemms(GpuBench& bench);
 void time_attention(GpuBench& bench);

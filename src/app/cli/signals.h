@@ -7,9 +7,9 @@
 
 namespace tessera {
 
-/// Calls `handler` for SIGINT, SIGTERM and SIGHUP, which a closing terminal sends; under nohup SIGHUP stays ignored.
-/// From then on, output that nobody reads any more does not end the program: Ctrl-C also ends the `tee` that a run's
-/// output is piped into. SIG_DFL restores the defaults.
+/// Calls `handler` for SIGINT, SIGTERM and SIGHUP, which a closing terminal sends. Under nohup SIGHUP stays ignored.
+/// From then on, output that nobody reads any more does not end the program, because Ctrl-C also ends the `tee` that a
+/// run's output is piped into. SIG_DFL restores the defaults.
 inline void handle_stop_signals(void (*handler)(int)) {
   std::signal(SIGINT, handler);
   std::signal(SIGTERM, handler);

@@ -21,7 +21,7 @@ int examine_cluster(const ClusterDoctorOptions& options);
 /// Prints what a node answers, as a line of JSON.
 void print_node_facts(const std::vector<std::filesystem::path>& folders, const std::string& token);
 
-/// Runs on each of the started ranks: it waits until all ranks have arrived, and ends.
+/// Waits until all ranks have arrived, and ends. It runs on each of the started ranks.
 void meet_ranks();
 
 }  // namespace tessera
