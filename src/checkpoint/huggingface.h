@@ -45,8 +45,8 @@ class HfWeights {
   std::vector<std::string> names() const;
 
   /// Passes the tensor to `sink` as float32. F32 and BF16 are read unchanged. F8_E4M3 is multiplied by the factor of
-  /// its 128 × 128 block, from the tensor NAME_scale_inv (float32 [rows / 128, columns / 128], rounded up;
-  /// DeepSeek-V3's published form).
+  /// its 128 × 128 block, as in DeepSeek-V3's published form. The factors are the tensor NAME_scale_inv, float32 [rows
+  /// / 128, columns / 128], rounded up.
   void read(const HfTensor& tensor, const FloatSink& sink) const;
 
  private:
@@ -58,8 +58,8 @@ class HfWeights {
 };
 
 /// Throws Error unless `weights` has exactly the tensors that make up these parameters (and buffers). It accepts three
-/// kinds of additional tensors. The first are block factors, the second copies of embedding and head in layers of
-/// multi-token prediction. The third are all of these layers if the parameters have none; transformers reads
+/// kinds of additional tensors. The first are block factors. The second are copies of embedding and head in layers of
+/// multi-token prediction. The third are all of these layers, if the parameters have none. transformers reads
 /// DeepSeek-V3 so, too.
 void require_same_tensors(const HfWeights& weights, std::span<const NamedTensor> parameters, std::int64_t num_layers);
 

@@ -2,7 +2,7 @@
 // tensors in GPU memory.
 //
 // Each group has a stream. An operation on it starts after all work that is on the computation's stream at the time of
-// the call, and the host goes on. The returned fence marks the operation's end. A graph can record all of this.
+// the call. The host goes on. The returned fence marks the operation's end. A graph can record all of this.
 //
 // The GPU writes into host memory which operation it has reached. So describe() can say in which operation the GPU
 // hangs, also in a replayed graph.
@@ -26,7 +26,7 @@ class GpuGroup {
   using Id = std::array<std::byte, 128>;
   static Id make_id();
 
-  /// Connects the GPUs of a group; all its ranks must call it together. `computation` and `progress` must outlive the
+  /// Connects the GPUs of a group. All its ranks must call it together. `computation` and `progress` must outlive the
   /// group. `progress` watches every NCCL call that waits for other ranks. Throws Error if NCCL is missing, too old, or
   /// cannot connect the GPUs.
   GpuGroup(const Id& id, int rank, int size, const Stream& computation, Progress& progress);

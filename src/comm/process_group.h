@@ -68,7 +68,7 @@ class ProcessGroup {
   /// Sums in [size · n] over ranks and assigns or adds this rank's part of the sum to out [n]. The contents of `in` are
   /// undefined afterwards. Both are float32, or both bfloat16. `out` must not be a part of `in`.
   Work reduce_scatter(const Tensor& in, const Tensor& out, Write write, std::string_view name);
-  /// Replaces x by the sum of all ranks' x. x is float32 or bfloat16; on GPUs it may also be float64.
+  /// Replaces x by the sum of all ranks' x. x is float32 or bfloat16. On GPUs it may also be float64.
   Work all_reduce(const Tensor& x, std::string_view name);
   /// Sends part r of in [size · n] to rank r. Part r of out [size · n] is received from rank r.
   Work all_to_all(const Tensor& in, const Tensor& out, std::string_view name);
@@ -106,7 +106,7 @@ class ProcessGroup {
   void barrier(std::string_view name);
 
   /// Makes this group, and groups that are split from it later, communicate tensors in the memory of the calling
-  /// thread's GPU. Each rank has one GPU. `computation` is the stream that produces and reads these tensors; it must
+  /// thread's GPU. Each rank has one GPU. `computation` is the stream that produces and reads these tensors. It must
   /// outlive the groups. All ranks must call it together.
   void use_gpu(const cuda::Stream& computation);
   /// Waits until the GPU has passed `event`. Throws RankFailure, after aborting the GPU's operations, if another rank

@@ -24,7 +24,7 @@ struct SqnrPoint {
 /// Describes a checkpoint that was committed.
 struct CheckpointRecord {
   std::int64_t step = 0;
-  double stall_seconds = 0.0;  // how long training waited
+  double stall_seconds = 0.0;  // time that training waited
   double seconds = 0.0;        // time until it was committed
 };
 

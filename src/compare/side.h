@@ -19,8 +19,9 @@ struct Side {
 /// its values.
 Side make_side(std::string label, std::vector<RunRecord> runs);
 
-/// Throws Error if the sides differ in more than precision (in the model, the data, the length of the run or the
-/// optimizer), and names every such key with its values. Also throws Error if they differ in their seeds.
+/// Throws Error if the sides differ in more than precision, and names every such key with its values. Such keys are
+/// those of the model, the data, the length of the run and the optimizer. Also throws Error if they differ in their
+/// seeds.
 void require_comparable(const std::vector<Side>& sides);
 
 /// Throws Error if a run of the baseline broke down.

@@ -33,9 +33,9 @@ struct SourceStatistics {
   std::uint64_t num_documents = 0;
   std::uint64_t num_text_bytes = 0;
   std::uint64_t num_empty_documents = 0;     // empty, or only white space
-  std::string first_empty;                   // where the first of them is
+  std::string first_empty;                   // place of the first of them
   std::uint64_t num_repaired_documents = 0;  // documents with ill-formed UTF-8
-  std::string first_repaired;                // where the first of them is
+  std::string first_repaired;                // place of the first of them
 };
 
 class DocumentReader;
@@ -43,7 +43,7 @@ class DocumentReader;
 class DocumentSource {
  public:
   /// Lists the files of `inputs`, in the given order, and checks the beginning of each. Throws Error if one does not
-  /// hold documents; with `skip_unknown` it leaves such files out. It logs what it leaves out.
+  /// hold documents. With `skip_unknown` it leaves such files out. It logs what it leaves out.
   explicit DocumentSource(const std::vector<std::filesystem::path>& inputs, bool skip_unknown = false);
   ~DocumentSource();
 

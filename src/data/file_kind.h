@@ -11,7 +11,7 @@ namespace tessera::data {
 /// Describes a kind of content that cannot be read as text.
 struct ForeignKind {
   std::string name;    // for people: "a PNG image"
-  std::string remedy;  // what to do about it; empty if there is nothing to say
+  std::string remedy;  // advice for people; empty if there is none
 };
 
 /// The number of a file's first bytes that find_foreign_kind needs.

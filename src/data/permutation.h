@@ -13,7 +13,7 @@ namespace tessera::data {
 
 class Permutation {
  public:
-  /// Each `index` (such as an epoch; below 2^32) gives another permutation for the same seed and stream.
+  /// Each `index`, such as an epoch, gives another permutation for the same seed and stream. It is below 2^32.
   Permutation(std::uint64_t size, std::uint64_t seed, std::uint32_t stream, std::uint32_t index)
       : size_(size), random_(seed, stream), index_(index) {
     const int bits = static_cast<int>(std::bit_width(size > 1 ? size - 1 : 1));

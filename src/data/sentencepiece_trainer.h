@@ -18,8 +18,9 @@ struct SentencePieceOptions {
 /// the bytes 0 to 255, then pieces. Pieces do not cross spaces. Each digit is a piece of its own. A run of spaces may
 /// be a piece.
 ///
-/// The result is deterministic. The sample is drawn without replacement from pieces of documents of about 4 KiB, all
-/// equally likely, until it has `sample_bytes`; shorter texts are used whole. It takes memory of about that size.
+/// The result is deterministic. The sample is drawn without replacement from pieces of documents of about 4 KiB, which
+/// are all equally likely. It has `sample_bytes`. Shorter texts are used whole. Training takes memory of about that
+/// size.
 ///
 /// Throws Error if `vocab_size` is too small for the characters of the text or too large for the amount of text.
 std::string train_sentencepiece(DocumentSource& source, const SentencePieceOptions& options);

@@ -11,7 +11,7 @@ namespace tessera {
 /// Holds what the scheduler reports about the node.
 struct SchedulerNode {
   bool is_drained = false;
-  std::string reason = {};  // why it is drained
+  std::string reason = {};  // reason why it is drained
   int num_drained = 0;      // number of nodes in all that are drained for a "[node_problem]"
 };
 

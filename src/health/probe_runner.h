@@ -22,8 +22,8 @@ class ProbeRunner {
   struct Outcome {
     std::string probe = {};  // the probe's name
     ProbeResult result = {};
-    std::string failure = {};  // why it could not look; empty: it could
-    double seconds = 0.0;      // how long it took
+    std::string failure = {};  // reason why it could not look; empty: it could
+    double seconds = 0.0;      // time that it took
   };
   /// Lets all probes look once, at the same time. A probe that still hangs since an earlier call is not asked again.
   /// `now` is seconds on a monotonic clock. If `forgets`, an active check has passed since the last call, so that

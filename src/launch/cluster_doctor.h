@@ -13,17 +13,17 @@ namespace tessera {
 
 struct NodeFacts {
   std::string name;                            // the engine's name for the node
-  std::string problem = {};                    // why nothing is known of the node; the rest is then empty
+  std::string problem = {};                    // reason why nothing is known of the node; the rest is then empty
   std::string host = {}, version = {};         // of the machine; of Tessera
   std::string driver = {}, nccl = {};          // empty: none
   std::vector<std::string> gpus = {};          // their names
-  double clock_ahead = 0.0;                    // how far its clock is ahead of the asking machine's, in seconds
+  double clock_ahead = 0.0;                    // time by which its clock is ahead of the asking machine's, in seconds
   double clock_uncertainty = 0.0;              // uncertainty of clock_ahead
-  double locked_memory_bytes = 0.0;            // how much a process may lock; infinity: no limit
+  double locked_memory_bytes = 0.0;            // most that a process may lock; infinity: no limit
   double memory_bytes = 0.0, shm_bytes = 0.0;  // size of the machine's memory and of /dev/shm
   bool has_infiniband = false, has_daemon = false;
   std::vector<std::string> missing_interfaces = {};  // interfaces in NCCL_SOCKET_IFNAME that it lacks
-  std::map<std::string, std::string> folders = {};   // what is wrong with each shared folder; "": nothing is
+  std::map<std::string, std::string> folders = {};   // problem of each shared folder; "": none
   std::map<std::string, std::string> nccl_settings = {};
 };
 
@@ -44,7 +44,7 @@ enum class Severity : std::uint8_t {
 struct ClusterFinding {
   Severity severity = Severity::kBad;
   std::string nodes;  // "n1, n3"
-  std::string text;   // what is wrong, and how to mend it
+  std::string text;   // the problem and its remedy
 };
 
 /// Returns the findings. `version` is that of the asking program. The same finding about several nodes is one.

@@ -33,7 +33,7 @@ struct LaunchState {
   /// Identifies the scheduler's job that the launcher runs in.
   struct Job {
     std::string id;
-    int restarts = 0;  // how often it had been requeued when this launcher began
+    int restarts = 0;  // number of times that it had been requeued when this launcher began
     bool operator==(const Job&) const = default;
   };
 

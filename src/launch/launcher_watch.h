@@ -13,7 +13,7 @@
 namespace tessera {
 
 struct LauncherWatchOptions {
-  double silent_seconds = 10.0;  // how long launch.json may stay unchanged before the launcher is suspected
+  double silent_seconds = 10.0;  // most that launch.json may stay unchanged before the launcher is suspected
   int requeues_per_hour = 3;
 };
 
@@ -34,8 +34,8 @@ class LauncherWatch {
   /// Records whether the launcher answers while it works (is_launcher_at). If it does not, later silence proves
   /// nothing.
   void set_reachable(bool reachable) { is_reachable_ = reachable; }
-  /// Returns whether the caller should call judge(). It should if launch.json has not changed for too long, or if the
-  /// launcher has stopped and its job may have been requeued or have ended.
+  /// Returns whether the caller should call judge(). It should if launch.json has not changed for too long. It also
+  /// should if the launcher has stopped and its job may have been requeued or have ended.
   bool is_suspect() const { return silent_ >= options_.silent_seconds || state_.state == "stopped"; }
 
   struct Verdict {

@@ -52,7 +52,7 @@ struct LayerContext {
   Parameters* gradients = nullptr;
   /// The factor of the balance loss's gradient: 1 / (sequences of the global batch).
   float balance_scale = 0.0f;
-  /// Collects the weight gradients that a backward puts off. Null means that the backward computes them itself.
+  /// Collects the weight gradients that a backward defers. Null means that the backward computes them itself.
   DeferredWgrads* deferred = nullptr;
 
   const ModelConfig& config() const { return *model->config; }

@@ -1,8 +1,8 @@
 // Block quantization: the numbers of a block share a scale. This file is the exact definition, which the kernels of
 // every backend reproduce byte for byte.
 //
-// MXFP8 (OCP Microscaling Formats v1.0): 32 numbers share an E8M0 scale s; number i is element[i] · 2^(s-127).
-// FP8 blockwise (DeepSeek-V3, arXiv 2412.19437, sec. 3.3.2): 128 numbers, or 128 × 128, share a float32 scale.
+// In MXFP8 (OCP Microscaling Formats v1.0), 32 numbers share an E8M0 scale s. Number i is element[i] · 2^(s-127).
+// In FP8 blockwise (DeepSeek-V3, arXiv 2412.19437, sec. 3.3.2), 128 numbers, or 128 × 128, share a float32 scale.
 #pragma once
 
 #include "mx/formats.h"

@@ -24,7 +24,7 @@ inline constexpr int kFloatBias = 127;
 TESSERA_HOST_DEVICE constexpr std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
 TESSERA_HOST_DEVICE constexpr float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-/// Define the 8-bit element formats. Each cast below follows from these constants.
+// The 8-bit element formats. Each cast below follows from these constants.
 struct E4M3 {
   static constexpr int kMantissaBits = 3, kBias = 7;
   static constexpr int kMaxExponent = 8;  // exponent of the largest number, 1.75 · 2^8

@@ -20,7 +20,7 @@
 namespace tessera {
 
 /// Throws Error unless `degree`, the value of `key`, divides `total`, which `what` describes ("the 8 ranks"). The
-/// message names the nearest divisors. `others` is a second number that these divisors must divide; 0 allows any.
+/// message names the nearest divisors. `others` is a second number that these divisors must divide. 0 allows any.
 void require_divides(std::string_view key, std::int64_t degree, std::int64_t total, std::string_view what,
                      std::int64_t others = 0);
 

@@ -18,9 +18,9 @@ struct MeshDegrees {
   std::int64_t num_ep_domains() const { return ep_domain == 0 ? 1 : ep / ep_domain; }
 };
 
-/// Returns the degrees with dp_shard as a number. Throws Error if the degrees do not multiply to `num_ranks`, if ep
-/// does not divide dp_shard · cp · tp, or if ep_domain does not divide ep or is 1 although ep is more. The error names
-/// the key and its nearest possible values.
+/// Returns the degrees with dp_shard as a number. Throws Error if the degrees do not multiply to `num_ranks`, or if ep
+/// does not divide dp_shard · cp · tp. Also throws it if ep_domain does not divide ep, or is 1 although ep is more. The
+/// error names the key and its nearest possible values.
 MeshDegrees resolve(MeshDegrees degrees, std::int64_t num_ranks);
 
 /// Returns the smallest number of ranks on which `degrees` resolve. Each degree must be 1 or more, except that dp_shard

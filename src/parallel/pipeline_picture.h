@@ -16,7 +16,7 @@ inline constexpr int kMaxTextSlots = 10'000;
 /// that overlap. For more than kMaxTextSlots slots it returns one line that says so.
 std::string to_text(const PipelineSchedule& schedule, const PipelineTiming& timing);
 
-/// Returns a self-contained SVG for light and dark pages. Each action is a box with the number of its micro-batch; the
+/// Returns a self-contained SVG for light and dark pages. Each action is a box with the number of its micro-batch. The
 /// box's <title> describes the action. The later a stage is on its rank, the paler its boxes. Overlapped passes share a
 /// frame.
 std::string to_svg(const PipelineSchedule& schedule, const PipelineTiming& timing);

@@ -1,17 +1,21 @@
 // Pipeline-parallel schedules as plain data. They say what each rank does, and in which order.
 //
-// A model is cut into stages; stage s feeds stage s + 1. A micro-batch goes forward through all of them, then backward
-// in the opposite order. The backward of a stage has two halves. The first is the gradient of its input, which stage s
-// - 1 waits for. The second is the gradients of its weights, which nobody waits for before the optimizer.
+// A model is cut into stages. Stage s feeds stage s + 1. A micro-batch goes forward through all of them, then backward
+// in the opposite order. The backward of a stage has two halves. The first is the gradient of its input, for which
+// stage s - 1 waits. The second is the gradients of its weights, for which no stage waits before the optimizer.
 //
 // A message is what one stage sends to the next. Forward it is a micro-batch's activation, and backward its gradient.
 // Sends do not block. A rank receives the inputs of an action before it begins the action. Between two ranks,
 // activations are received in the order in which they were sent, and so are gradients. The two kinds together are not
 // in order, except in k1F1B. So messages carry tags, or each kind has its own channel.
 //
-// Sources: 1F1B (PipeDream-Flush), arXiv 2006.09503; interleaved 1F1B, Megatron-LM, arXiv 2104.04473, section 2.2; the
-// split backward, arXiv 2401.10241; ZB-V, arXiv 2405.15362; DualPipe, DeepSeek-V3, arXiv 2412.19437, section 3.2.1.
-// DualPipeV is one half of DualPipe's ranks: micro-batches turn round in the middle.
+// Sources:
+// - 1F1B (PipeDream-Flush): arXiv 2006.09503
+// - interleaved 1F1B: Megatron-LM, arXiv 2104.04473, section 2.2
+// - the split backward: arXiv 2401.10241
+// - ZB-V: arXiv 2405.15362
+// - DualPipe: DeepSeek-V3, arXiv 2412.19437, section 3.2.1. DualPipeV is one half of DualPipe's ranks: micro-batches
+//   turn round in the middle.
 #pragma once
 
 #include <optional>
@@ -27,7 +31,7 @@ enum class PipelineScheduleKind { k1F1B, kInterleaved1F1B, kZBV, kDualPipeV };
 /// "DualPipeV".
 std::string_view name_of(PipelineScheduleKind kind);
 
-/// Returns the kind with this name, in upper or lower case; "ZBV" is a name, too. For other names it throws Error,
+/// Returns the kind with this name, in upper or lower case. "ZBV" is a name, too. For other names it throws Error,
 /// which lists the names that exist.
 PipelineScheduleKind pipeline_schedule_kind(std::string_view name);
 
@@ -82,12 +86,12 @@ int min_stages_per_rank(PipelineScheduleKind kind);
 
 /// Returns the schedule for P = num_ranks, v = stages_per_rank and M = num_micro_batches. Throws Error for numbers that
 /// the kind does not accept, and names those that it does.
-///  * k1F1B: v = 1; stage s is on rank s.
-///  * kInterleaved1F1B: v >= 2; stage s is on rank s mod P. Groups of P micro-batches take turns on a rank's stages. If
-///    P does not divide M, the max(1, floor(M / P)) groups are as equal as possible, the larger ones first.
-///  * kZBV: v = 2; rank r has the stages r and 2P - 1 - r. Backwards are split.
-///  * kDualPipeV: v = 2, M >= 2P; stages are placed as in kZBV. Forwards and backwards overlap in the steady state;
-///    backwards are split in the warm-up and at the end.
+/// - k1F1B: v = 1. Stage s is on rank s.
+/// - kInterleaved1F1B: v >= 2. Stage s is on rank s mod P. Groups of P micro-batches take turns on a rank's stages. If
+///   P does not divide M, the max(1, floor(M / P)) groups are as equal as possible, the larger ones first.
+/// - kZBV: v = 2. Rank r has the stages r and 2P - 1 - r. Backwards are split.
+/// - kDualPipeV: v = 2, M >= 2P. Stages are placed as in kZBV. Forwards and backwards overlap in the steady state.
+///   Backwards are split in the warm-up and at the end.
 PipelineSchedule make_pipeline_schedule(PipelineScheduleKind kind, int num_ranks, int stages_per_rank,
                                         int num_micro_batches);
 

@@ -27,14 +27,14 @@ std::vector<StageModules> cut_by_cost(std::span<const double> layer_costs, doubl
                                       int num_stages);
 
 /// Returns TorchTitan's cut. The embedding counts as `first_stage_less` layers and the head as `last_stage_less`.
-/// ceil(count / layers_per_stage) stages get equal parts of the total count; if it does not divide, the first ones get
+/// ceil(count / layers_per_stage) stages get equal parts of the total count. If it does not divide, the first ones get
 /// one more. The first and the last stage may have no layers. Throws Error if the embedding or the head counts more
 /// than a stage holds.
 std::vector<StageModules> cut_by_layers_per_stage(std::int64_t num_layers, std::int64_t layers_per_stage,
                                                   std::int64_t first_stage_less, std::int64_t last_stage_less);
 
 /// Returns the cut that lists of module names describe, one list per stage: "tok_embeddings", "layers.0" and so on,
-/// "norm", "output". Modules of multi-token prediction have no names; they go where "output" is. Throws Error for names
+/// "norm", "output". Modules of multi-token prediction have no names. They go where "output" is. Throws Error for names
 /// that the model does not have, and for modules that are missing, listed twice or out of order. Also throws it for a
 /// stage without modules, and if "norm" and "output" are in different stages. The error names stage and module.
 std::vector<StageModules> stages_of_module_lists(std::span<const std::vector<std::string>> stages,

@@ -34,7 +34,7 @@ struct PipelineTiming {
   double mean_bubble_fraction() const;
 };
 
-/// Simulates the schedule: every rank runs its actions in order, each as soon as the rank is free and its inputs are
+/// Simulates the schedule. Every rank runs its actions in order, each as soon as the rank is free and its inputs are
 /// there. A forward reads the forward of the stage before. A backward or an input gradient reads its own forward and
 /// the gradient of the stage after. Weight gradients read their own input gradient. An activation is held from the
 /// start of its forward to the end of its backward or weight gradients.
@@ -42,7 +42,7 @@ struct PipelineTiming {
 /// or micro-batch does not exist, or if a cost is not above 0 (communication: below 0).
 PipelineTiming simulate(const PipelineSchedule& schedule, const PipelineCosts& costs = {});
 
-/// Throws Error, naming rank and pass, unless the schedule is correct. Every stage must have one forward and one
+/// Throws Error, which names rank and pass, unless the schedule is correct. Every stage must have one forward and one
 /// backward of every micro-batch, the backward whole or as its two halves in order. Every pass must be on its stage's
 /// rank, and only forwards may overlap with backwards. The schedule must run to its end (simulate). With max_in_flight
 /// it also throws if a rank holds more activations at once.

@@ -24,8 +24,8 @@ struct Slice {
     return Shape(dims);
   }
 
-  /// Calls visit(local index, global index, count) for all runs of numbers in [begin, end) of the local tensor that are
-  /// contiguous in the global tensor, too. Indices count numbers of the flattened tensors.
+  /// Calls visit(local index, global index, count) for all runs of numbers in [begin, end) of the local tensor. A run
+  /// is contiguous in the global tensor, too. Indices count numbers of the flattened tensors.
   template <typename Visit>
   void for_each_run(std::int64_t begin, std::int64_t end, Visit&& visit) const {
     std::int64_t inner = 1;

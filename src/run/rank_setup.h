@@ -16,7 +16,7 @@ namespace tessera {
 void set_threads(const JobConfig& config, const Ranks& ranks);
 
 /// Makes one of several ranks use GPU number `device` of this machine. From then on `world`, and groups that are split
-/// from it, communicate tensors in GPU memory, and a wait for the GPU also watches the other ranks. `world` must
+/// from it, communicate tensors in GPU memory. A wait for the GPU then also watches the other ranks. `world` must
 /// outlive the result. All ranks must call it together.
 std::shared_ptr<cuda::Runtime> join_gpus(ProcessGroup& world, int device);
 

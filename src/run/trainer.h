@@ -21,7 +21,7 @@ namespace tessera {
 class Trainer {
  public:
   /// Opens the data, plans and takes the memory, and resumes from a checkpoint if there is one. Throws Error. All of
-  /// `ranks`, which must outlive the trainer, must call it together; null means one rank. Rank 0 reports the run and
+  /// `ranks`, which must outlive the trainer, must call it together. Null means one rank. Rank 0 reports the run and
   /// writes its files.
   explicit Trainer(JobConfig config, Ranks* ranks = nullptr);
 

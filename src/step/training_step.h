@@ -54,8 +54,8 @@ struct StepResult {
   /// True if the step was left out (training.skip_loss_spikes). Its loss was a spike both times, and the weights did
   /// not change.
   bool is_skipped = false;
-  /// One entry per GEMM in low precision, for the first micro-batch of all data ranks, if asked for. All ranks have the
-  /// same entries.
+  /// Has one entry per GEMM in low precision, for the first micro-batch of all data ranks, if asked for. All ranks have
+  /// the same entries.
   std::vector<SiteSqnr> sqnr;
 };
 
@@ -97,7 +97,7 @@ class TrainingStep {
   /// finish(). `measure_sqnr` measures quantization errors, which costs as much as reading all operands once more. It
   /// must be the same on all ranks.
   void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
-  /// Waits for the oldest started step. If its loss or gradient norm is not finite, or its loss is a spike, the step is
+  /// Waits for the oldest started step. A step whose loss or gradient norm is not finite, or whose loss is a spike, is
   /// repeated from the same batches, because a fault of the hardware may be over. The steps after it are then repeated
   /// too. If the step fails again, throws NonFiniteStep, which names step and layer. The parameters are then those of
   /// before the step, and no started step is left.

@@ -1,4 +1,4 @@
-// The subcommands. Each function adds one, with its options, to the command line; CLI11's callback runs its work.
+// The subcommands. Each function adds one, with its options, to the command line. CLI11's callback runs its work.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -2,11 +2,11 @@
 // (comm/observe/rank_file.h). After a failure, the records of all ranks together show which rank did not take part in
 // which operation (comm/observe/flight_analysis.h).
 //
-// What is recorded:
-//   - collective operations and messages on CPUs, from their start to their end;
-//   - waits for other ranks' stores into a window, from begin to end;
-//   - operations on a GPU's stream, at the time when the host puts them there. The host does not learn when they end,
-//     so `end_ns` stays 0. A step that is replayed as a graph puts nothing there and records nothing.
+// It records
+// - collective operations and messages on CPUs, from their start to their end,
+// - waits for other ranks' stores into a window, from begin to end,
+// - operations on a GPU's stream, at the time when the host puts them there. The host does not learn when they end, so
+//   `end_ns` stays 0. A step that is replayed as a graph puts nothing there and records nothing.
 //
 // Recording an event takes about 50 ns, most of it for reading the clock twice.
 #pragma once

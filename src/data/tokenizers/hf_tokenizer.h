@@ -2,10 +2,10 @@
 //
 // They give the same ids as the `tokenizers` library. If a text contains the text of a control token, there are two
 // ways to encode it:
-//  * `encode` treats the text of a special token as plain text. The library does so with encode_special_tokens = true,
-//    but here this also holds under ignore_merges. So no document can end itself by its content. Added tokens that the
-//    file does not mark as special are found; DeepSeek-V3's <｜User｜> is one.
-//  * `encode_with_special` finds special tokens, too, like the library's encode(text, add_special_tokens=False).
+// - `encode` treats the text of a special token as plain text. The library does so with encode_special_tokens = true,
+//   but here this also holds under ignore_merges. So no document can end itself by its content. Added tokens that the
+//   file does not mark as special are found. DeepSeek-V3's <｜User｜> is one.
+// - `encode_with_special` finds special tokens, too, like the library's encode(text, add_special_tokens=False).
 // Neither adds BOS or EOS. Truncation and padding, which a file may ask for, are not done.
 //
 // Decoding restores a text exactly, except for `add_prefix_space`, `lstrip`, `rstrip`, the behaviour Removed, and bytes

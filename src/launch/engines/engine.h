@@ -1,5 +1,5 @@
-// What a launcher needs from a cluster: running a program on one node, and starting ranks on several. The launcher does
-// everything else. An engine only makes command lines; Slurm and MPI over hosts differ in nothing else.
+// What a launcher needs from a cluster: to run a program on one node, and to start ranks on several. The launcher does
+// everything else. An engine only makes command lines. Slurm and MPI over hosts differ in nothing else.
 #pragma once
 
 #include <map>
@@ -34,8 +34,8 @@ class Engine {
   /// Returns the command that tells the scheduler not to use the node. Returns nullopt if there is no scheduler to
   /// tell.
   virtual std::optional<CommandLine> drain(const std::string& node, const std::string& reason) const;
-  /// Returns the command that tells the scheduler to use the node again, if it is still drained for `reason`, or in any
-  /// case if `reason` is empty. Returns nullopt if there is no scheduler to tell.
+  /// Returns the command that tells the scheduler to use the node again if it is still drained for `reason`. If
+  /// `reason` is empty, the command does so in any case. Returns nullopt if there is no scheduler to tell.
   virtual std::optional<CommandLine> undrain(const std::string& node, const std::string& reason) const;
   /// Returns the command that waits until the scheduler has given the launch one more node, however long that takes.
   /// Returns nullopt if the scheduler never does. Throws Error if the scheduler does not answer within 2 s, during

@@ -13,7 +13,7 @@ std::string output_of(const std::string& command, int seconds = 20);
 
 struct SlurmJob {
   std::string state;      // "RUNNING", "PENDING"; kForgottenJob if Slurm does not know the job any more
-  int restarts = 0;       // how often it was requeued
+  int restarts = 0;       // number of times that it was requeued
   std::string host = {};  // the batch host, which runs the job's script; empty: none
   bool host_is_down = false;
   std::string partition = {}, nodes = {};  // "n[1-3]"

@@ -1,7 +1,7 @@
 // The monitor of a node is a small process that outlives every rank. It reports to the launcher what the node's ranks
-// do, from their files (comm/observe/rank_file.h), and reports at once when one of them ends. It ends ranks when the
-// launcher orders it. It also ends them if it has not heard from the launcher for long, because a node that was given
-// up must not continue alone.
+// do, from their files (comm/observe/rank_file.h). It reports at once when one of them ends. It ends ranks when the
+// launcher orders it. It also ends them if it has not heard from the launcher for long. A node that was given up must
+// not continue alone.
 #pragma once
 
 #include <filesystem>

@@ -34,7 +34,7 @@ struct WatchOptions {
   double start_timeout = 300.0;  // seconds until all ranks must have arrived: comm.init_timeout_seconds
   double stopped_seconds = 2.0;  // seconds that a process may be stopped
   double slow_factor = 1.5;      // a rank is slow if it computes this many times as long as the median of the others
-  double slow_seconds = 0.1;     // and this many seconds longer per step
+  double slow_seconds = 0.1;     // a slow rank also computes this many seconds longer per step
   std::int64_t slow_window = 6;  // in steps; a rank must be slow in two consecutive windows
   double slow_window_seconds = 2.0;  // a window lasts at least this long: a busy core makes ranks differ for a moment
 };

@@ -44,10 +44,11 @@ void require_writable_folder(const std::filesystem::path& folder, const char* ke
 class RunFolder {
  public:
   /// Creates and locks job.dump_folder and, with checkpoint.enable, the folder of checkpoints. Throws Error if
-  ///   - another program uses one of them, unless that is an earlier attempt of the same run: it loses the folders;
-  ///   - a later attempt of the same run has begun, which ends the program with ExitStatus::kTakenOver;
-  ///   - the files of another run would be overwritten, unless job.overwrite is set;
-  ///   - a folder cannot be written to.
+  /// - another program uses one of them, unless that is an earlier attempt of the same run, which then loses the
+  ///   folders,
+  /// - a later attempt of the same run has begun, which ends the program with ExitStatus::kTakenOver,
+  /// - the files of another run would be overwritten, unless job.overwrite is set,
+  /// - a folder cannot be written to.
   RunFolder(const JobConfig& config, const std::filesystem::path& checkpoints);
 
   const RunIdentity& run() const { return run_; }

@@ -29,7 +29,7 @@ namespace tessera {
 /// Describes a save that is committed.
 struct SavedCheckpoint {
   std::int64_t step = 0;
-  double stall_seconds = 0.0;  // how long training waited for it
+  double stall_seconds = 0.0;  // time that training waited for it
   double seconds = 0.0;        // time until it was committed
 };
 
@@ -59,9 +59,9 @@ class Checkpointer {
   // All ranks must call the functions below together. They throw Error on all ranks if they fail on one.
 
   /// Loads masters, moments, buffers and the loader's position from the checkpoint that the configuration asks for, or
-  /// else from the newest one. Returns that checkpoint, or nullopt if there is none. Throws Error if it is damaged;
-  /// with checkpoint.fallback, only if all are damaged. `in_memory` is the step of intact copies in memory. If no newer
-  /// checkpoint is intact, it loads nothing and returns nullopt, and the caller should load the copies.
+  /// else from the newest one. Returns that checkpoint, or nullopt if there is none. Throws Error if it is damaged.
+  /// With checkpoint.fallback it throws only if all are damaged. `in_memory` is the step of intact copies in memory. If
+  /// no newer checkpoint is intact, it loads nothing and returns nullopt, and the caller should load the copies.
   std::optional<ResumedFrom> resume(data::Loader& loader, std::optional<std::int64_t> in_memory = {});
 
   /// Throws Error if a rank that will write cannot write, or if the storage has no room for a checkpoint.

@@ -138,7 +138,7 @@ class MemoryCopies {
     std::optional<Taken> taken;
     bool is_being_sent = false;  // the same on all ranks, whether they have works or not
     std::vector<Work> works;     // messages with this rank's copy, and with those that it keeps
-    double stall_seconds = 0.0;  // how long training has waited for this copy
+    double stall_seconds = 0.0;  // time that training has waited for this copy
 
     /// Returns whether the copy was taken and has left its GPU.
     bool has_left_gpu() const;
