@@ -13,7 +13,7 @@
 namespace tessera {
 
 struct LauncherWatchOptions {
-  double silent_seconds = 10.0;  // most that launch.json may stay unchanged before the launcher is suspected
+  double silent_seconds = 10.0;  // longest time without a change of launch.json before the launcher is suspected
   int requeues_per_hour = 3;
 };
 

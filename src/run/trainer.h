@@ -67,8 +67,8 @@ class Trainer {
   class StepTrace;
   /// Fills a step's batches and starts it. Finishes earlier steps that must not be under way at the same time.
   void start_step(std::int64_t step, const StepPlan& plan, MetricsWriter* metrics);
-  /// Says what follows a step: the next step, or the end of the run, with all steps and the last validation done, or
-  /// its end because of a signal.
+  /// Says what follows a step. With kDone the run ends, with all steps and the last validation done. With kStopped it
+  /// ends because of a signal.
   enum class StepOutcome : std::uint8_t { kNextStep, kDone, kStopped };
   /// Does validation, comparison, copies and checkpoints after a step that was started. `trace` is that step's trace,
   /// or null.

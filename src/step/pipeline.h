@@ -27,8 +27,8 @@ class Pipeline {
   std::size_t num_bytes() const;
   void allocate();
   /// Runs the same passes once for each stage by itself, on a GPU, before the first run(). Gradients and sums are
-  /// meaningless after it. CUDA loads a kernel at its first launch, which may wait until the GPU is idle. Without this
-  /// the GPU would never be idle, while a message waits for another rank.
+  /// meaningless after it. CUDA loads a kernel at its first launch, which may wait until the GPU is idle. The GPU is
+  /// never idle while a message waits for another rank. So all kernels must be loaded before that.
   void warm_up(const Context& op, const Batch& batch, SiteProbe* probe);
 
   /// Runs the passes of all micro-batches, of which there must be as many as the schedule has. Adds to the gradients

@@ -1,4 +1,4 @@
-// Runs with planted losses, as objects and as folders.
+// Makes runs with planted losses, as objects and as folders.
 #pragma once
 
 #include <cmath>

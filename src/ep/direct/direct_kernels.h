@@ -20,12 +20,12 @@ struct GpuReport {
   enum class Kind : std::int32_t { kNone, kLate, kOverload };
   Kind kind;
   std::int32_t layer;
-  // kLate: a wait that timed out.
+  // With kLate, the next members describe a wait that timed out.
   Call call;
   Flag flag;
   std::int32_t source;
   std::uint64_t expected, seen;  // epochs
-  // kOverload: the first rank that gets too many rows.
+  // With kOverload, the next members describe the first rank that gets too many rows.
   std::int32_t rank, num_rows, num_rows_needed;
 };
 

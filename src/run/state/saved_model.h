@@ -36,7 +36,7 @@ class SavedModel {
   void load_tensors(Parameters& parameters) const;
   /// Passes the numbers of a parameter or a buffer to `sink` in order, one chunk per call.
   void read(const std::string& name, const Shape& shape, const FloatSink& sink) const;
-  /// Passes numbers [begin, end) of a parameter or a buffer to `sink`. It must be a checkpoint.
+  /// Passes numbers [begin, end) of a parameter or a buffer to `sink`. The model must be a checkpoint.
   void read(const std::string& name, const Shape& shape, std::int64_t begin, std::int64_t end,
             const FloatSink& sink) const;
 
