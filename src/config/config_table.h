@@ -84,16 +84,14 @@ class ConfigTable {
   }
 
   /// Sets every key that the TOML text holds. `source` names the text in errors, which have the line. Throws Error for
-  /// TOML that does not parse, for unknown keys and for values of a wrong type. For an unknown key it names the nearest
-  /// known one.
+  /// invalid TOML, values of a wrong type and unknown keys, with the nearest known one.
   void apply_toml(std::string_view text, const std::string& source);
 
   /// Sets one key from "section.key=value". A boolean key alone means true, and "section.no_key" means false. "-" in a
   /// key is read as "_".
   void apply_override(std::string_view assignment);
 
-  /// Returns whether "--key value" gives the key that value. It does not if the key stands alone and something else
-  /// follows.
+  /// Returns whether "--key value" gives the key that value. A key that stands alone may precede another word.
   bool takes_value(std::string_view key, std::string_view value) const;
 
   /// Returns whether a file or an override has set the key.
@@ -113,8 +111,7 @@ class ConfigTable {
   };
   /// Returns all keys in order, with their present values, for documentation.
   std::vector<Description> describe() const;
-  /// Returns the keys without a target. `type` is "ignored", "refused" or the values that are accepted. `help` says
-  /// why.
+  /// Returns the keys without a target. `type` is "ignored", "refused" or the accepted values. `help` says why.
   std::vector<Description> describe_foreign() const;
 
  private:
