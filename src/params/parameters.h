@@ -2,8 +2,8 @@
 //
 // A parameter has a float32 master weight, a float32 gradient and the optimizer's tensors. When computing in bfloat16,
 // it also has a rounded copy that layers read. Each of these is one flat buffer, with this rank's parts of the
-// parameters one behind the other. Layers read and write parameters that are not sharded there. They read and write the
-// others in the slots of their units (params/unit_slots.h).
+// parameters one behind the other. For parameters that are not sharded, layers read and write these buffers. For
+// others, they read and write the slots of their units (params/unit_slots.h).
 #pragma once
 
 #include <functional>

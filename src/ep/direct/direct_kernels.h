@@ -62,7 +62,7 @@ struct CallArgs {
 
 /// Describes one tensor of a payload: the rows' elements, or their scales.
 struct RowPart {
-  /// How a warp copies a row.
+  /// Says how a warp copies a row.
   /// - kPieces: through shared memory, in multiples of 16 bytes.
   /// - kLanes: 16 bytes by each lane. This is for a row's scales, where a piece of 224 bytes would cost as much as one
   ///   of 4096.
