@@ -1,6 +1,6 @@
 """Applies the patches of tests/walks, counts the files that they touch, builds what they change and checks its results.
 usage: walks_test.py BUILD [NAME...]
-BUILD is the build folder, whose flags and libraries are used. NAME: optimizer, attention or transport; otherwise all.
+BUILD is the build folder, whose flags and libraries are used. NAME: Pages, Optimizer, Attention or Transport.
 
 Each patch adds one extension to a copy of the sources. docs/architecture.md lists the files that it touches. The
 libraries whose sources see a changed header or function are compiled anew. The check beside the patch then runs."""
@@ -18,7 +18,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else None
-ROW = re.compile(r"^\| ([^|]+) \| \[`[\w.]+`\]\(\.\./tests/walks/(\w+)\.patch\) \| ([^|]+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
+ROW = re.compile(r"^\| [^|]+ \| \[`[\w.]+`\]\(\.\./tests/walks/(\w+)\.patch\) \| ([^|]+) \| (\d+) \| (\d+) \|$",
+                 re.MULTILINE)
 
 # Per patch: the sources to compile, by the library whose flags they take; the test whose libraries are linked; those of
 # its libraries that are left out; the tests to run. Where a library has a function too, the linker takes the patch's.
@@ -41,7 +42,7 @@ def rows():
     """Returns, per patch, the files that the page lists, their number, and the number before."""
     text = (ROOT / "docs/architecture.md").read_text()
     return {name: (re.findall(r"`([^`]+)`", files), int(now), int(before))
-            for _, name, files, now, before in ROW.findall(text)}
+            for name, files, now, before in ROW.findall(text)}
 
 
 def touched(patch):
@@ -62,7 +63,8 @@ def run(words, cwd, timeout=280):
 def compiler_words(target, copy):
     """Returns a command of the build for a C++ source of a target, with the copy's sources, up to the output's name."""
     commands = json.loads((BUILD / "compile_commands.json").read_text())
-    own = [entry for entry in commands if f"/{target}.dir/" in entry["command"] and entry["file"].endswith((".cc", ".cxx"))]
+    own = [entry for entry in commands
+           if f"/{target}.dir/" in entry["command"] and entry["file"].endswith((".cc", ".cxx"))]
     # Some sources have flags of their own. A target's most frequent flags are those of the others.
     texts = [" ".join(shlex.split(entry["command"])[:-4]) for entry in own]
     entry = own[texts.index(max(texts, key=texts.count))]
@@ -120,7 +122,8 @@ class Walk:
     def apply(self):
         # Git applies a patch at another line, but never to other text. It must not find a repository around the copy.
         patch = ROOT / f"tests/walks/{self.name}.patch"
-        run(["env", f"GIT_CEILING_DIRECTORIES={self.copy.parent}", "git", "apply", "--whitespace=error-all", str(patch)], self.copy)
+        run(["env", f"GIT_CEILING_DIRECTORIES={self.copy.parent}", "git", "apply", "--whitespace=error-all", str(patch)],
+            self.copy)
         return [path for path in touched(patch) if path.endswith((".h", ".cc"))]
 
     def compile(self, target, sources):
@@ -155,8 +158,7 @@ class Walk:
             objects = list(pool.map(lambda group: str(self.compile(*group)), groups.items()))
         program = self.copy / "check"
         run(linker_words(test, objects, program, without), BUILD)
-        run(["env", "OMP_WAIT_POLICY=passive", str(program), "--gtest_brief=1",
-                              f"--gtest_filter={tests}"], self.copy)
+        run(["env", "OMP_WAIT_POLICY=passive", str(program), "--gtest_brief=1", f"--gtest_filter={tests}"], self.copy)
 
 
 class Optimizer(Walk, unittest.TestCase):
@@ -175,5 +177,4 @@ if __name__ == "__main__":
     if not re.search(r"^CMAKE_GENERATOR:\w+=Ninja$", (BUILD / "CMakeCache.txt").read_text(), re.MULTILINE):
         print("skipped: the build's commands are known for Ninja only")
         sys.exit(0)
-    only = [name.capitalize() for name in sys.argv[2:]]
-    unittest.main(argv=[sys.argv[0], *only])
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
