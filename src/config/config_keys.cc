@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "config/job_config.h"
+#include "ep/backends/make_dispatcher.h"
 
 namespace tessera {
 
@@ -290,12 +291,8 @@ void add_expert_parallelism_keys(ConfigTable& t, JobConfig& c) {
         "ranks that the experts are cut over, out of shard x context x tensor");
   t.add("parallelism.expert_tensor_parallel_degree", p.expert_tensor_parallel_degree,
         "ranks that an expert's matrices are cut over: 1, experts stay whole");
-  t.add(
-      "parallelism.expert_parallel_comm_backend", p.expert_parallel_comm_backend,
-      {{"standard", DispatchBackend::kStandard},
-       {"direct", DispatchBackend::kDirect},
-       {"deepep", DispatchBackend::kDirect}},
-      "tokens go to their experts by all-to-all, or by direct stores into the other ranks' memory (deepep: the same)");
+  t.add("parallelism.expert_parallel_comm_backend", p.expert_parallel_comm_backend, dispatch_backends(),
+        dispatch_backends_help());
   const std::vector<std::pair<std::string, PayloadPrecision>> payloads = {{"default", PayloadPrecision::kDefault},
                                                                           {"mxfp8", PayloadPrecision::kMxfp8}};
   t.add("parallelism.expert_parallel_a2a_dispatch_fwd_precision", p.expert_parallel_a2a_dispatch_fwd_precision,

@@ -2,12 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "tensor/dtype.h"
 
 namespace tessera {
 
-enum class DispatchBackend { kLocal, kStandard, kDirect };
+/// A backend is known by its name. The table in ep/backends/make_dispatcher.cc has all of them. Those that other code
+/// treats specially are constants here.
+struct DispatchBackend {
+  std::string_view name;  // of static storage
+
+  static const DispatchBackend kLocal, kStandard, kDirect;
+  bool operator==(const DispatchBackend&) const = default;
+};
+inline constexpr DispatchBackend DispatchBackend::kLocal{"local"};
+inline constexpr DispatchBackend DispatchBackend::kStandard{"standard"};
+inline constexpr DispatchBackend DispatchBackend::kDirect{"direct"};
 
 enum class PayloadPrecision { kDefault, kMxfp8 };
 

@@ -56,7 +56,8 @@ Attention::Attention(Parameters& parameters, const ModelConfig& config, const st
                             {config.n_heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank},
                             TokenSet::kSequences)),
       wo_(row_sharded(parameters, prefix + "wo.weight", {config.dim, config.n_heads * config.v_head_dim},
-                      init_by_depth(layer))) {}
+                      init_by_depth(layer))),
+      rope_(config, layer) {}
 
 MlaDims Attention::dims(const LayerContext& context) const {
   const ModelConfig& config = context.config();
@@ -66,7 +67,7 @@ MlaDims Attention::dims(const LayerContext& context) const {
           .dim_nope = config.qk_nope_head_dim,
           .dim_rope = config.qk_rope_head_dim,
           .dim_v = config.v_head_dim,
-          .scale = config.softmax_scale(context.model->rope->seq_len()),
+          .scale = rope_.softmax_scale(config, *context.model->rope),
           .queries = context.batch->ranges(),
           .whole_sequences = config.attn_mask_type == AttentionMask::kCausal};
 }
@@ -80,9 +81,7 @@ MlaOperands Attention::core_operands(const LayerContext& context, const Attentio
 
 void Attention::rotate(const LayerContext& context, const Tensor& x, const Tensor& positions, std::int64_t num_heads,
                        RopeDirection direction, const Tensor& y) const {
-  const Device device = context.op.device();
-  rope(context.op, x, num_heads, context.config().qk_rope_head_dim, positions, context.model->rope->cos(device),
-       context.model->rope->sin(device), direction, y);
+  rope_.turn(context.op, *context.model->rope, x, num_heads, positions, direction, y);
 }
 
 InputForms Attention::y_forms(const LayerContext& context) const {
@@ -219,7 +218,7 @@ void Attention::decode(const LayerContext& context, const Tensor& y_TD, const Te
               .dim_nope = nope,
               .dim_rope = config.qk_rope_head_dim,
               .dim_latent = latent,
-              .scale = config.softmax_scale(context.model->rope->seq_len())},
+              .scale = rope_.softmax_scale(config, *context.model->rope)},
              {.q = q, .q_latent = q_absorbed, .cache_SPN = cache_SPN, .slot_T = slot_T, .position_T = positions_T},
              o_latent);
   for (std::int64_t head = 0; head < heads; ++head) {

@@ -12,7 +12,6 @@
 #include "model/gemm_site.h"
 #include "model/norm.h"
 #include "ops/attention/mla_attention.h"
-#include "ops/attention/rope.h"
 
 namespace tessera {
 
@@ -73,6 +72,7 @@ class Attention {
   LinearSite wkv_a_;
   RmsNorm kv_norm_;
   LinearSite wkv_b_, wo_;
+  LayerRope rope_;
 };
 
 }  // namespace tessera

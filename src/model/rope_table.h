@@ -1,8 +1,10 @@
-// The cosines and sines of RoPE's angles. YaRN scales the frequencies (Peng et al., arXiv 2309.00071) when the sequence
-// is longer than the model's original one.
+// What the positions of tokens do to attention. RopeTable holds the cosines and sines of RoPE's angles. YaRN scales the
+// frequencies (Peng et al., arXiv 2309.00071) when the sequence is longer than the model's original one. LayerRope turns
+// a layer's queries and keys by them.
 #pragma once
 
 #include "model/config.h"
+#include "ops/attention/rope.h"
 #include "tensor/mirrored.h"
 
 namespace tessera {
@@ -24,6 +26,29 @@ class RopeTable {
 
   std::int64_t seq_len_, num_positions_;
   Mirrored<float> cos_, sin_;
+};
+
+/// How one attention layer reads the table.
+class LayerRope {
+ public:
+  /// `layer` counts from 0. The blocks of MTP modules follow those of the model. DeepSeek-V3's layers are all alike; in
+  /// other models they are not.
+  LayerRope(const ModelConfig& config, [[maybe_unused]] std::int64_t layer) : rope_dim_(config.qk_rope_head_dim) {}
+
+  /// Turns the last qk_rope_head_dim numbers of each head by its token's position. x, y and positions_T are those of
+  /// the operator (ops/attention/rope.h). kBackward gives the gradient.
+  void turn(const Context& op, const RopeTable& table, const Tensor& x, std::int64_t num_heads,
+            const Tensor& positions_T, RopeDirection direction, const Tensor& y) const {
+    rope(op, x, num_heads, rope_dim_, positions_T, table.cos(op.device()), table.sin(op.device()), direction, y);
+  }
+
+  /// Returns the factor of the attention's scores.
+  float softmax_scale(const ModelConfig& config, const RopeTable& table) const {
+    return config.softmax_scale(table.seq_len());
+  }
+
+ private:
+  std::int64_t rope_dim_;
 };
 
 }  // namespace tessera

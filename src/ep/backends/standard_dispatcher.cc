@@ -82,14 +82,14 @@ void StandardDispatcher::plan(const Context& op, const DispatchSaved& saved) {
 
 Work StandardDispatcher::to_experts(const Tensor& sent, const Tensor& received, const DispatchSaved& saved,
                                     std::string_view operation) {
-  return group_.all_to_all_v(sent, counts_of(saved).num_sent_P, received, counts_of(saved).num_received_P,
-                             fmt::format("{} of {}", operation, saved.layer.name));
+  return exchange(sent, counts_of(saved).num_sent_P, received, counts_of(saved).num_received_P,
+                  fmt::format("{} of {}", operation, saved.layer.name));
 }
 
 Work StandardDispatcher::from_experts(const Tensor& returned, const Tensor& back, const DispatchSaved& saved,
                                       std::string_view operation) {
-  return group_.all_to_all_v(returned, counts_of(saved).num_received_P, back, counts_of(saved).num_sent_P,
-                             fmt::format("{} of {}", operation, saved.layer.name));
+  return exchange(returned, counts_of(saved).num_received_P, back, counts_of(saved).num_sent_P,
+                  fmt::format("{} of {}", operation, saved.layer.name));
 }
 
 void StandardDispatcher::send_tokens(const Context& op, const GemmOperand& y_tD, PayloadPrecision precision,

@@ -1,5 +1,6 @@
 // The dispatcher that the host drives by collectives, as TorchTitan's does. First it exchanges the counts, for which
 // the host waits. Then it makes one all-to-all each way, with one row per (token, expert).
+// A backend that moves the same rows by other operations derives from it.
 #pragma once
 
 #include "ep/rows.h"
@@ -15,7 +16,17 @@ class StandardDispatcher : public Dispatcher {
   int num_sms() const override { return options().device == Device::kCuda ? options().num_sms : 0; }
   bool waits_for_gpu() const override { return options().device == Device::kCuda; }
 
+ protected:
+  ProcessGroup& group() { return group_; }
+
  private:
+  /// Sends in_rows[r] rows of `in` to rank r, and receives out_rows[r] rows of `out` from it. Both are in the order of
+  /// ranks. They are [rows, D] or [rows], and contiguous. `name` is for messages.
+  virtual Work exchange(const Tensor& in, std::span<const std::int64_t> in_rows, const Tensor& out,
+                        std::span<const std::int64_t> out_rows, std::string_view name) {
+    return group_.all_to_all_v(in, in_rows, out, out_rows, name);
+  }
+
   void allocate_backend(const Context& op, DispatchSaved& saved) const override;
   void do_dispatch(const Context& op, const GemmOperand& y_tD, const DispatchSaved& saved,
                    const GemmOperand& x_RD) override;
