@@ -1,6 +1,6 @@
 // What the positions of tokens do to attention. RopeTable holds the cosines and sines of RoPE's angles. YaRN scales the
-// frequencies (Peng et al., arXiv 2309.00071) when the sequence is longer than the model's original one. LayerRope turns
-// a layer's queries and keys by them.
+// frequencies (Peng et al., arXiv 2309.00071) when the sequence is longer than the model's original one. LayerRope
+// turns a layer's queries and keys by them.
 #pragma once
 
 #include "model/config.h"
