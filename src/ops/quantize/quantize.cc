@@ -1,6 +1,7 @@
 #include "ops/quantize/quantize.h"
 
 #include <cmath>
+#include <limits>
 
 #include "ops/kit/checks.h"
 #include "ops/runtime/backends.h"
@@ -68,7 +69,9 @@ void dequantize(const Context& context, const mx::Quantized& x, const Tensor& y)
   TESSERA_RUN(dequantize, context, x, y);
 }
 
-double ErrorSums::sqnr_db() const { return 10.0 * std::log10(signal / noise); }
+double ErrorSums::sqnr_db() const {
+  return noise == 0.0 ? std::numeric_limits<double>::infinity() : 10.0 * std::log10(signal / noise);
+}
 
 void quantization_error(const Context& context, const Tensor& x, const mx::Quantized& q, const Tensor& sums_2,
                         const Tensor& num_rows_1) {

@@ -47,6 +47,7 @@ void gather_numbers(const Context& context, const Tensor& x, const Tensor& index
 
 /// Assigns or adds to y_TD[t] the sum over k of weights_TK[t][k] · x_RD[row_of_slot[t][k]]. It sums in the order of k,
 /// in float32. weights_TK is float32. If it is undefined, all weights are 1. x and y have one float type.
+/// Every slot has a row: an index of -1 is not allowed.
 void combine_rows(const Context& context, const Tensor& x_RD, const Tensor& row_of_slot_TK, const Tensor& weights_TK,
                   const Tensor& y_TD, Write write);
 

@@ -249,6 +249,7 @@ TEST_P(Quantize, ErrorOfGaussians) {
   EXPECT_NEAR(sums.noise / noise, 1.0, 1e-10);
   EXPECT_GE(sums.sqnr_db(), 31.0);
   RecordProperty("sqnr_db", std::to_string(sums.sqnr_db()));
+  EXPECT_EQ(ErrorSums{}.sqnr_db(), std::numeric_limits<double>::infinity());  // zeros have no noise
 }
 
 TEST_P(Quantize, SameAtAnyNumberOfThreads) {
