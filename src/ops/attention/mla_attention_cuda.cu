@@ -162,8 +162,7 @@ struct Scratch {
   const std::int32_t* crowded() const { return numbers<const std::int32_t>(crowded_1); }
 };
 
-Scratch allocate(const Context& op, const MlaDims& dims, const MlaOperands& operands, bool is_library,
-                         bool backward) {
+Scratch allocate(const Context& op, const MlaDims& dims, const MlaOperands& operands, bool is_library, bool backward) {
   const AttentionShape shape = library_shape(op, dims);
   Scratch scratch;
   scratch.k_KHN = op.arena->allocate({shape.num_tokens(), shape.num_heads, shape.dim_qk}, operands.q.dtype());
@@ -219,8 +218,7 @@ void split_key_gradients(const Context& op, const MlaDims& dims, const Tensor& d
   });
 }
 
-void find_documents(const Context& op, const AttentionShape& shape, const Tensor& doc_start_T,
-                    const Scratch& scratch) {
+void find_documents(const Context& op, const AttentionShape& shape, const Tensor& doc_start_T, const Scratch& scratch) {
   const std::int64_t heads = shape.num_heads;
   document_table_kernel<<<1, kTableThreads, 0, stream_of(op)>>>(numbers<const std::int32_t>(doc_start_T),
                                                                 {.num_tokens = shape.num_tokens(),

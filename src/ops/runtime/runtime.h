@@ -52,8 +52,8 @@ class Runtime {
   /// operator.
   void leave_sms(int num_sms);
 
-  /// Returns a runtime for operators that run beside those of this one (ops/kit/side_stream.h). It has another stream of
-  /// lower priority, which yields where both want the same SMs. Its kernels that stay on an SM leave `num_sms` SMs
+  /// Returns a runtime for operators that run beside those of this one (ops/kit/side_stream.h). It has another stream
+  /// of lower priority, which yields where both want the same SMs. Its kernels that stay on an SM leave `num_sms` SMs
   /// free. The first call creates it. Later calls return the same one and must pass the same num_sms.
   Runtime& beside(int num_sms);
 
