@@ -112,7 +112,7 @@ lint:
 	git ls-files '*.h' '*.cc' '*.inc' '*.cu' '*.cuh' | xargs clang-format-14 --dry-run --Werror
 	cmake --preset lint >/dev/null
 	cmake --build build/lint --target tessera_find_commit >/dev/null
-	{ sed -n 's|.*"file": "\(.*\.c\(c\|xx\)\)".*|\1|p' build/lint/compile_commands.json; \
+	{ sed -n 's,.*"file": "\(.*\.c[cx]*\)".*,\1,p' build/lint/compile_commands.json; \
 		git ls-files 'fuzz/*.cc' '*/no_*.cc'; } | sort -u | xargs -d '\n' -P $$(nproc) -n 1 $(TIDY)
 
 format:
