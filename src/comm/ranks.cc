@@ -1,8 +1,7 @@
 #include "comm/ranks.h"
 
-#include <array>
-
 #include "base/file.h"
+#include "comm/halves.h"
 
 namespace tessera {
 
@@ -47,12 +46,11 @@ std::vector<int> Ranks::first_ranks_on_nodes() {
 bool Ranks::may_report() { return board_ == nullptr || board_->take_report(); }
 
 void Ranks::require_same(std::string_view text, std::string_view what) {
-  const std::uint64_t sum = checksum(std::as_bytes(std::span(text)));
-  // A double holds each half of the checksum exactly.
-  const std::array<double, 2> halves = {static_cast<double>(sum >> 32), static_cast<double>(sum & 0xffffffffu)};
-  const std::vector<double> all = world_.all_gather(halves, what);
+  std::vector<double> own;
+  append_halves(checksum(std::as_bytes(std::span(text))), own);
+  const std::vector<double> all = world_.all_gather(own, what);
   for (std::size_t rank = 1; rank < all.size() / 2; ++rank) {
-    require(all[2 * rank] == all[0] && all[2 * rank + 1] == all[1],
+    require(join_halves(&all[2 * rank]) == join_halves(all.data()),
             "rank {} was started with another {} than rank 0: all ranks need the same", rank, what);
   }
 }

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "comm/halves.h"
 #include "comm/together.h"
 #include "run/record/run_folder.h"
 #include "run/state/saved_model.h"
@@ -173,12 +174,10 @@ bool Checkpointer::finish_within(double seconds) {
 }
 
 void Checkpointer::gather_files() {
-  // A checksum is sent as two halves, which doubles hold exactly.
   std::vector<double> own = {is_writer() ? static_cast<double>(mesh_.model.rank()) : -1.0};
   for (const WrittenFile& file : save_.written) {
-    for (const std::uint64_t number : {file.size, file.checksum >> 32, file.checksum & 0xffffffffu}) {
-      own.push_back(static_cast<double>(number));
-    }
+    own.push_back(static_cast<double>(file.size));
+    append_halves(file.checksum, own);
   }
   const std::vector<double> all = ranks_.world().all_gather(own, "the checkpoint's files");
   const auto kinds = kinds_at(save_.manifest.step);
@@ -186,9 +185,9 @@ void Checkpointer::gather_files() {
     const auto shard = static_cast<std::int64_t>(all[begin]);
     if (shard < 0) continue;
     for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
-      const auto number = [&](std::size_t i) { return static_cast<std::uint64_t>(all[begin + 1 + 3 * kind + i]); };
+      const double* file = &all[begin + 1 + 3 * kind];
       save_.manifest.files[shard_file_name(kinds[kind], shard, save_.manifest.num_shards)] = {
-          .size = number(0), .checksum = number(1) << 32 | number(2)};
+          .size = static_cast<std::uint64_t>(file[0]), .checksum = join_halves(file + 1)};
     }
   }
 }

@@ -19,6 +19,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/stopwatch.h"
+#include "comm/halves.h"
 #include "comm/together.h"
 #include "run/record/metrics.h"
 #include "tensor/parallel.h"
@@ -75,14 +76,14 @@ CopyPlacement place_copies(const JobConfig& config, Ranks& ranks, std::int64_t s
     create_folder(config.job.node_folder);
     node = identity_of_folder(config.job.node_folder);
   });
-  const std::array<double, 4> own = {static_cast<double>(node >> 32), static_cast<double>(node & 0xffffffffu),
-                                     static_cast<double>(state_bytes), static_cast<double>(shard)};
+  std::vector<double> own = {static_cast<double>(state_bytes), static_cast<double>(shard)};
+  append_halves(node, own);
   const std::vector<double> all = ranks.world().all_gather(own, "the nodes of ranks");
   std::vector<CopyPlacement::Rank> places;
-  for (auto next = all.begin(); next != all.end(); next += own.size()) {
-    places.push_back({.node = static_cast<std::uint64_t>(next[0]) << 32 | static_cast<std::uint64_t>(next[1]),
-                      .shard = static_cast<std::int64_t>(next[3]),
-                      .state_bytes = static_cast<std::size_t>(next[2])});
+  for (const double* next = all.data(); next != all.data() + all.size(); next += own.size()) {
+    places.push_back({.node = join_halves(next + 2),
+                      .shard = static_cast<std::int64_t>(next[1]),
+                      .state_bytes = static_cast<std::size_t>(next[0])});
   }
   return {std::move(places), ranks.rank()};
 }
@@ -264,11 +265,10 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
   });
   std::vector<double> numbers;
   for (const StoredCopy& held : own) {
-    for (const std::int64_t number :
-         {held.attempt, held.step, held.shard, held.owner, held.slot, static_cast<std::int64_t>(held.checksum >> 32),
-          static_cast<std::int64_t>(held.checksum & 0xffffffffu)}) {
+    for (const std::int64_t number : {held.attempt, held.step, held.shard, held.owner, held.slot}) {
       numbers.push_back(static_cast<double>(number));
     }
+    append_halves(held.checksum, numbers);
   }
   constexpr std::size_t kNumbers = 7;
   constexpr const char* kName = "copies in memory";
@@ -287,7 +287,7 @@ void MemoryCopies::open(const RunIdentity& run, const data::LoaderState& loader)
                        .shard = number(2),
                        .owner = number(3),
                        .slot = number(4),
-                       .checksum = static_cast<std::uint64_t>(record[5]) << 32 | static_cast<std::uint64_t>(record[6]),
+                       .checksum = join_halves(record + 5),
                        .holder = static_cast<int>(rank)});
     }
   }

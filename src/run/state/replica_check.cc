@@ -8,20 +8,11 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "comm/halves.h"
 #include "comm/together.h"
 
 namespace tessera {
 namespace {
-
-/// Appends the halves of a checksum, which doubles hold exactly.
-void append_halves(std::uint64_t value, std::vector<double>& numbers) {
-  numbers.push_back(static_cast<double>(value >> 32));
-  numbers.push_back(static_cast<double>(value & 0xffffffffu));
-}
-
-std::uint64_t join_halves(const double* halves) {
-  return static_cast<std::uint64_t>(halves[0]) << 32 | static_cast<std::uint64_t>(halves[1]);
-}
 
 /// Returns the last line of a file that is a whole JSON object, or null if there is none.
 nlohmann::json last_line(const std::filesystem::path& path) {
