@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/file.h"
+#include "config/config_table.h"
 
 namespace tessera {
 
@@ -16,6 +17,14 @@ inline void expect_row_of_config_page(const std::string& name, const std::string
   const std::string page = read_text_file(std::string(TESSERA_TEST_DATA) + "/../docs/config.md");
   const std::string row = fmt::format("\n| `{}` | {} | `{}` | {} |\n", name, values, default_value, meaning);
   EXPECT_NE(page.find(row), std::string::npos) << "docs/config.md has no row" << row;
+}
+
+/// Expects the rows of all keys of a section, as "optimizer.".
+inline void expect_section_of_config_page(const ConfigTable& table, const std::string& section) {
+  for (const ConfigTable::Description& key : table.describe()) {
+    if (!key.key.starts_with(section)) continue;
+    expect_row_of_config_page(key.key.substr(section.size()), key.type, key.value, key.help);
+  }
 }
 
 }  // namespace tessera
