@@ -15,9 +15,7 @@ std::vector<std::pair<std::string, Recompute>> recompute_modes() {
 
 namespace {
 
-constexpr double kLargest = std::numeric_limits<double>::max(), kInfinity = std::numeric_limits<double>::infinity();
-
-NumberRange beta_range() { return {0.0, std::nextafter(1.0, 0.0), "0 <= beta < 1"}; }
+NumberRange beta_range() { return {.lowest = 0.0, .highest = std::nextafter(1.0, 0.0), .expected = "0 <= beta < 1"}; }
 
 /// TorchTitan v0.2.1's keys that have no counterpart (docs/from-torchtitan.md has the same list).
 void pass_over_torchtitan_keys(ConfigTable& t) {
@@ -217,13 +215,15 @@ void add_optimizer_keys(ConfigTable& t, JobConfig& c) {
   t.add("lr_scheduler.warmup_steps", c.lr_scheduler.warmup_steps, "steps of linear warm-up", zero_or_more());
   t.add("lr_scheduler.total_steps", c.lr_scheduler.total_steps, "steps that the schedule is for; 0: training.steps",
         zero_or_more());
-  t.add("lr_scheduler.decay_ratio", c.lr_scheduler.decay_ratio, "part of the steps that decay; -1: all after warm-up",
-        NumberRange{0.0, 1.0, "0 to 1, or -1 for all steps after the warm-up", false, -1.0});
+  t.add(
+      "lr_scheduler.decay_ratio", c.lr_scheduler.decay_ratio, "part of the steps that decay; -1: all after warm-up",
+      NumberRange{
+          .lowest = 0.0, .highest = 1.0, .special = -1.0, .expected = "0 to 1, or -1 for all steps after the warm-up"});
   t.add("lr_scheduler.decay_type", c.lr_scheduler.decay_type,
         {{"linear", DecayType::kLinear}, {"sqrt", DecayType::kSqrt}, {"cosine", DecayType::kCosine}},
         "shape of the decay");
   t.add("lr_scheduler.min_lr_factor", c.lr_scheduler.min_lr_factor, "factor of the learning rate at the end",
-        NumberRange{0.0, 1.0, "0 to 1"});
+        NumberRange{.lowest = 0.0, .highest = 1.0, .expected = "0 to 1"});
 }
 
 void add_training_keys(ConfigTable& t, JobConfig& c) {
@@ -236,14 +236,20 @@ void add_training_keys(ConfigTable& t, JobConfig& c) {
         above_zero());
   t.add("training.global_batch_size", c.training.global_batch_size,
         "sequences per optimizer step, by gradient accumulation; -1: one local batch of each data rank",
-        NumberRange{1.0, kLargest, "a number above 0, or -1 for one local batch per data rank", false, -1.0});
+        NumberRange{
+            .lowest = 1.0, .special = -1.0, .expected = "a number above 0, or -1 for one local batch per data rank"});
   t.add("training.seq_len", c.training.seq_len, "tokens per sequence", above_zero());
   t.add("training.max_norm", c.training.max_norm, "global gradient norm above which gradients are clipped; inf: never",
-        NumberRange{0.0, kInfinity, "a number above 0, or inf", true});
-  t.add("training.max_loss_spike", c.training.max_loss_spike,
-        "a loss above so many times the mean of the last 20 steps' is a spike: the step is made once more, and if it "
-        "is a spike again, the run ends. 0: any loss will do",
-        NumberRange{1.0, kLargest, "a finite factor above 1, or 0 for none", true, 0.0});
+        NumberRange{.lowest = 0.0,
+                    .without_lowest = true,
+                    .highest = std::numeric_limits<double>::infinity(),
+                    .expected = "a number above 0, or inf"});
+  t.add(
+      "training.max_loss_spike", c.training.max_loss_spike,
+      "a loss above so many times the mean of the last 20 steps' is a spike: the step is made once more, and if it "
+      "is a spike again, the run ends. 0: any loss will do",
+      NumberRange{
+          .lowest = 1.0, .without_lowest = true, .special = 0.0, .expected = "a finite factor above 1, or 0 for none"});
   t.add("training.skip_loss_spikes", c.training.skip_loss_spikes,
         "a step that is a spike twice is left out, and the run goes on with the next batch");
   t.add("training.steps", c.training.steps, "optimizer steps of the whole run", above_zero());
@@ -254,7 +260,7 @@ void add_training_keys(ConfigTable& t, JobConfig& c) {
         {{"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}},
         "where to compute; auto: on GPUs, if each rank of the machine has one, else on CPUs");
   t.add("training.num_threads", c.training.num_threads, "CPU threads; 0: one per core",
-        NumberRange{0.0, 4096.0, "0 (one per core) to 4096"});
+        NumberRange{.lowest = 0.0, .highest = 4096.0, .expected = "0 (one per core) to 4096"});
 }
 
 void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
@@ -275,7 +281,8 @@ void add_parallelism_keys(ConfigTable& t, JobConfig& c) {
   t.add("parallelism.pipeline_parallel_layers_per_stage", p.pipeline_parallel_layers_per_stage,
         "layers of a stage, which gives the number of stages; -1: stages of about the same cost, as few as the "
         "schedule takes",
-        NumberRange{1.0, kLargest, "a number above 0, or -1 for stages of about the same cost", false, -1.0});
+        NumberRange{
+            .lowest = 1.0, .special = -1.0, .expected = "a number above 0, or -1 for stages of about the same cost"});
   t.add("parallelism.pipeline_parallel_first_stage_less_layers", p.pipeline_parallel_first_stage_less_layers,
         "with layers_per_stage: layers that the embedding counts for");
   t.add("parallelism.pipeline_parallel_last_stage_less_layers", p.pipeline_parallel_last_stage_less_layers,
@@ -301,10 +308,13 @@ void add_expert_parallelism_keys(ConfigTable& t, JobConfig& c) {
         "the same for the gradients of the experts' outputs");
   t.add("parallelism.expert_parallel_capacity_factor", p.expert_parallel_capacity_factor,
         "rows that a rank's experts have room for, as a multiple of a balanced load's; 0: any load. More end the run",
-        NumberRange{1.0, 1e6, "0 (room for any load), or at least 1, a balanced load's", false, 0.0});
+        NumberRange{.lowest = 1.0,
+                    .highest = 1e6,
+                    .special = 0.0,
+                    .expected = "0 (room for any load), or at least 1, a balanced load's"});
   t.add("parallelism.expert_parallel_num_sms", p.expert_parallel_num_sms,
         "a GPU's multiprocessors that a dispatch or combine by direct stores takes",
-        NumberRange{2.0, 128.0, "2 to 128: some store, some work on what comes"});
+        NumberRange{.lowest = 2.0, .highest = 128.0, .expected = "2 to 128: some store, some work on what comes"});
   t.add("parallelism.expert_parallel_ranks_per_domain", p.expert_parallel_ranks_per_domain,
         "neighbours that direct stores are made between, linked by NVLink or of one node; tokens for others are "
         "forwarded once per domain. 0: those of a node");
@@ -357,7 +367,7 @@ void add_metrics_and_profiling_keys(ConfigTable& t, JobConfig& c) {
         "the device's highest TFLOP/s, for MFU; 0: unknown, no MFU, but for GPUs whose rate is known", zero_or_more());
   t.add("metrics.prometheus_port", c.metrics.prometheus_port,
         "rank 0 serves its metrics to Prometheus at this port; 0: it does not",
-        NumberRange{0.0, 65535.0, "a port from 1 to 65535, or 0 for none"});
+        NumberRange{.lowest = 0.0, .highest = 65535.0, .expected = "a port from 1 to 65535, or 0 for none"});
   t.add("metrics.prometheus_address", c.metrics.prometheus_address,
         "address of rank 0's machine that it listens on; 0.0.0.0: all, for a Prometheus on another machine");
 
@@ -388,7 +398,7 @@ void add_comm_and_debug_keys(ConfigTable& t, JobConfig& c) {
         "how many times in a process: 1, and the step is finite when it is made again; 2, and it is not",
         zero_or_more());
   t.add("debug.nan_on_rank", c.debug.nan_on_rank, "the rank whose gradient it is; -1: every rank's",
-        NumberRange{-1.0, kLargest, "a rank, or -1 for every rank"});
+        NumberRange{.lowest = -1.0, .expected = "a rank, or -1 for every rank"});
   t.add("debug.nan_on_host", c.debug.nan_on_host, "only on the machine of this name; empty: on any");
 }
 

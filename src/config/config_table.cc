@@ -219,14 +219,15 @@ bool asks_for_something(const Value* value) {
 }  // namespace
 
 void ConfigTable::add_entry(std::string key, std::string help, std::string type, Value example,
-                            std::function<void(const Value&)> set, std::function<Value()> get) {
+                            std::function<void(const Value&)> set, std::function<Value()> get, Range range) {
   entries_.push_back({.key = std::move(key),
                       .help = std::move(help),
                       .type = std::move(type),
                       .set = std::move(set),
                       .get = std::move(get),
                       .example = std::move(example),
-                      .choices = {}});
+                      .choices = {},
+                      .range = std::move(range)});
 }
 
 void ConfigTable::add(std::string key, bool& target, std::string help) {
@@ -235,27 +236,25 @@ void ConfigTable::add(std::string key, bool& target, std::string help) {
       [&target] { return Value(target); });
 }
 
-void ConfigTable::add(std::string key, std::int64_t& target, std::string help, std::optional<NumberRange> range) {
+void ConfigTable::add(std::string key, std::int64_t& target, std::string help, Range range) {
   add_entry(
       std::move(key), std::move(help), "integer", std::int64_t{0},
-      [&target](const Value& v) { target = std::get<std::int64_t>(v); }, [&target] { return Value(target); });
-  entries_.back().range = std::move(range);
+      [&target](const Value& v) { target = std::get<std::int64_t>(v); }, [&target] { return Value(target); },
+      std::move(range));
 }
 
-void ConfigTable::add(std::string key, double& target, std::string help, std::optional<NumberRange> range) {
+void ConfigTable::add(std::string key, double& target, std::string help, Range range) {
   add_entry(
       std::move(key), std::move(help), "number", 0.0, [&target](const Value& v) { target = std::get<double>(v); },
-      [&target] { return Value(target); });
-  entries_.back().range = std::move(range);
+      [&target] { return Value(target); }, std::move(range));
 }
 
-void ConfigTable::add(std::string key, float& target, std::string help, std::optional<NumberRange> range) {
+void ConfigTable::add(std::string key, float& target, std::string help, Range range) {
   add_entry(
       std::move(key), std::move(help), "number", 0.0,
       [&target](const Value& v) { target = static_cast<float>(std::get<double>(v)); },
       // Through text, so that 0.7f prints as 0.7.
-      [&target] { return Value(std::stod(fmt::format("{}", target))); });
-  entries_.back().range = std::move(range);
+      [&target] { return Value(std::stod(fmt::format("{}", target))); }, std::move(range));
 }
 
 void ConfigTable::add(std::string key, std::string& target, std::string help) {
@@ -467,15 +466,24 @@ std::string ConfigTable::to_toml() const {
   return text;
 }
 
+void require_in_range(std::string_view key, std::int64_t number, const NumberRange& range) {
+  require(range.has(static_cast<double>(number)), "{} is {}; expected {}", key, number, range.expected);
+}
+
+void require_in_range(std::string_view key, double number, const NumberRange& range) {
+  require(range.has(number), "{} is {}; expected {}{}", key, number, range.expected,
+          std::isinf(number) ? ", and finite" : "");
+}
+
 void ConfigTable::require_in_range() const {
   for (const Entry& entry : entries_) {
     if (!entry.range) continue;
     const Value value = entry.get();
-    const auto* integer = std::get_if<std::int64_t>(&value);
-    const double number = integer != nullptr ? static_cast<double>(*integer) : std::get<double>(value);
-    require(entry.range->has(number), "{} is {}; expected {}{}", entry.key,
-            integer != nullptr ? fmt::format("{}", *integer) : fmt::format("{}", number), entry.range->expected,
-            std::isinf(number) ? ", and finite" : "");
+    if (const auto* integer = std::get_if<std::int64_t>(&value)) {
+      tessera::require_in_range(entry.key, *integer, *entry.range);
+    } else {
+      tessera::require_in_range(entry.key, std::get<double>(value), *entry.range);
+    }
   }
 }
 

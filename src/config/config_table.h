@@ -18,10 +18,11 @@ namespace tessera {
 /// Says which numbers a key may have: those from `lowest` to `highest`, and `special` if there is one. NaN is never
 /// among them.
 struct NumberRange {
-  double lowest, highest;
-  std::string expected;  // for messages and documentation, as "0 to 1, or -1 for all steps"
+  double lowest;
   bool without_lowest = false;
+  double highest = std::numeric_limits<double>::max();
   std::optional<double> special = {};
+  std::string expected;  // for messages and documentation, as "0 to 1, or -1 for all steps"
 
   bool has(double number) const {
     const bool inside = without_lowest ? lowest < number : lowest <= number;
@@ -29,23 +30,26 @@ struct NumberRange {
   }
 };
 
-inline NumberRange above_zero() {
-  return {0.0, std::numeric_limits<double>::max(), "more than 0", /*without_lowest=*/true};
-}
-inline NumberRange zero_or_more() { return {0.0, std::numeric_limits<double>::max(), "0 or more"}; }
+inline NumberRange above_zero() { return {.lowest = 0.0, .without_lowest = true, .expected = "more than 0"}; }
+inline NumberRange zero_or_more() { return {.lowest = 0.0, .expected = "0 or more"}; }
+
+/// Throws Error if a key's number is not in its range.
+void require_in_range(std::string_view key, std::int64_t number, const NumberRange& range);
+void require_in_range(std::string_view key, double number, const NumberRange& range);
 
 class ConfigTable {
  public:
   using List = std::vector<std::string>;
   using Lists = std::vector<List>;
   using Value = std::variant<bool, std::int64_t, double, std::string, List, Lists>;
+  using Range = std::optional<NumberRange>;  // not set: any number
 
   /// Adds a key. `key` is "section.name". The targets must outlive the table.
   void add(std::string key, bool& target, std::string help);
   /// Adds a key for a whole number. On the command line it may have a unit, as 32k (parse_count.h).
-  void add(std::string key, std::int64_t& target, std::string help, std::optional<NumberRange> range = {});
-  void add(std::string key, double& target, std::string help, std::optional<NumberRange> range = {});
-  void add(std::string key, float& target, std::string help, std::optional<NumberRange> range = {});
+  void add(std::string key, std::int64_t& target, std::string help, Range range = {});
+  void add(std::string key, double& target, std::string help, Range range = {});
+  void add(std::string key, float& target, std::string help, Range range = {});
   void add(std::string key, std::string& target, std::string help);
   /// Adds a key for a list. In TOML it is an array of strings, or one string with commas. On the command line it is
   /// a,b,c.
@@ -123,7 +127,7 @@ class ConfigTable {
     std::function<Value()> get;
     Value example;                     // of the entry's type
     std::vector<std::string> choices;  // empty: any value
-    std::optional<NumberRange> range = {};
+    Range range = {};
   };
   /// Describes a key without a target.
   struct Foreign {
@@ -135,7 +139,7 @@ class ConfigTable {
   };
 
   void add_entry(std::string key, std::string help, std::string type, Value example,
-                 std::function<void(const Value&)> set, std::function<Value()> get);
+                 std::function<void(const Value&)> set, std::function<Value()> get, Range range = {});
   void add_choice(std::string key, std::vector<std::string> names, std::function<void(std::size_t)> set,
                   std::function<std::size_t()> get, std::string help);
   const Entry* known(std::string_view key) const;

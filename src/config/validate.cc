@@ -1,9 +1,7 @@
 // What keys of a configuration demand of each other. config_keys.cc has the range of each number.
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <filesystem>
-#include <limits>
 #include <numeric>
 
 #include "base/error.h"
@@ -35,10 +33,6 @@ void require_built(const ConfigTable& table) {
               default_values[i].value);
     }
   }
-}
-
-void positive(std::string_view key, std::int64_t value) {
-  require(value > 0, "{} is {}; expected more than 0", key, value);
 }
 
 void validate_job(const JobConfig& c) {
@@ -75,8 +69,8 @@ void validate_optimizer(const JobConfig& c) {
 
 void validate_validation(const JobConfig& c) {
   if (c.validation.enable) {
-    positive("validation.freq", c.validation.freq);
-    positive("validation.steps", c.validation.steps);
+    require_in_range("validation.freq", c.validation.freq, above_zero());
+    require_in_range("validation.steps", c.validation.steps, above_zero());
     for (const auto& [key, value, trained] :
          {std::tuple{"local_batch_size", c.validation.local_batch_size, c.training.local_batch_size},
           {"seq_len", c.validation.seq_len, c.training.seq_len}}) {
@@ -88,9 +82,8 @@ void validate_validation(const JobConfig& c) {
 
 void validate_checkpoint(const JobConfig& c) {
   if (c.checkpoint.enable) {
-    positive("checkpoint.interval", c.checkpoint.interval);
-    require(c.checkpoint.keep_latest_k >= 0, "checkpoint.keep_latest_k is {}; expected 0 or more",
-            c.checkpoint.keep_latest_k);
+    require_in_range("checkpoint.interval", c.checkpoint.interval, above_zero());
+    require_in_range("checkpoint.keep_latest_k", c.checkpoint.keep_latest_k, zero_or_more());
     require(c.checkpoint.load_step >= -1, "checkpoint.load_step is {}; expected a step, or -1 for the newest one",
             c.checkpoint.load_step);
   } else {
@@ -163,7 +156,7 @@ void JobConfig::validate() const {
   validate_validation(*this);
   validate_checkpoint(*this);
   validate_parallelism(*this);
-  if (profiling.enable_profiling) positive("profiling.profile_freq", profiling.profile_freq);
+  if (profiling.enable_profiling) require_in_range("profiling.profile_freq", profiling.profile_freq, above_zero());
   validate_micro_batch(*this);
 }
 
