@@ -12,6 +12,8 @@ PRESET ?= release
 # On a machine without a GPU, its own commands use a program without CUDA, and need not wait for kernels to be compiled.
 PROGRAM_PRESET := $(if $(filter file,$(origin PRESET)),$(if $(wildcard /dev/nvidia0),release,cpu),$(PRESET))
 BUILD := build/$(if $(filter ci,$(PRESET)),release,$(PRESET))
+# Programs that may run elsewhere have kernels for AVX-512. The first run has them only if this processor can use them.
+AVX512 := ON
 PREFIX ?= /usr/local
 TESSERA := $(BUILD)/src/app/tessera
 CORPUS := data/corpus
@@ -35,7 +37,7 @@ build: setup $(BUILD)/build.ninja
 # Builds the program alone, without tests and benchmarks.
 program:
 	@scripts/setup.sh program $(if $(filter cpu,$(PRESET)),,cuda)
-	@[ -f $(BUILD)/build.ninja ] || cmake --preset $(PRESET)
+	@grep -qs TESSERA_AVX512:BOOL=$(AVX512) $(BUILD)/CMakeCache.txt || cmake --preset $(PRESET) -DTESSERA_AVX512=$(AVX512)
 	cmake --build $(BUILD) --target tessera
 
 $(TESSERA): program
@@ -50,7 +52,7 @@ $(DATASET)/dataset.json: data/tokenizer/tokenizer.model | $(TESSERA)
 	$(TESSERA) data prepare --input $(CORPUS)/gcide.dict.dz --tokenizer $< --output $(DATASET) --force
 
 train:
-	@$(MAKE) --no-print-directory run PRESET=$(PROGRAM_PRESET)
+	@$(MAKE) --no-print-directory run PRESET=$(PROGRAM_PRESET) AVX512=$(shell grep -qsw avx512f /proc/cpuinfo && echo ON || echo OFF)
 
 run: program
 	@$(MAKE) --no-print-directory $(DATASET)/dataset.json PRESET=$(PRESET)

@@ -13,7 +13,10 @@ ExitStatus exit_status_of(const std::exception& error) {
 
 namespace detail {
 
-void check_failed(const char* file, int line, const char* condition, const std::string& message) {
+void fail(fmt::string_view format, fmt::format_args args) { throw Error(fmt::vformat(format, args)); }
+
+void fail_check(const char* file, int line, const char* condition, fmt::string_view format, fmt::format_args args) {
+  const std::string message = fmt::vformat(format, args);
   std::string_view place(file);
   if (const auto at = place.rfind("/src/"); at != std::string_view::npos) place.remove_prefix(at + 1);
   throw InternalError(

@@ -35,28 +35,37 @@ class InternalError : public std::logic_error {
 /// std::filesystem_error, and 1 for any other exception.
 ExitStatus exit_status_of(const std::exception& error);
 
+namespace detail {
+// These format once for all types of arguments, so that each call compiles to little.
+[[noreturn]] void fail(fmt::string_view format, fmt::format_args args);
+[[noreturn]] void fail_check(const char* file, int line, const char* condition, fmt::string_view format,
+                             fmt::format_args args);
+
+template <typename... Args>
+[[noreturn]] void check_failed(const char* file, int line, const char* condition, fmt::format_string<Args...> format,
+                               Args&&... args) {
+  fail_check(file, line, condition, format, fmt::make_format_args(args...));
+}
+}  // namespace detail
+
 /// Throws Error with a formatted message.
 template <typename... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) {
-  throw Error(fmt::format(format, std::forward<Args>(args)...));
+  detail::fail(format, fmt::make_format_args(args...));
 }
 
 /// Throws Error with a formatted message unless `condition` holds.
 template <typename... Args>
 void require(bool condition, fmt::format_string<Args...> format, Args&&... args) {
-  if (!condition) fail(format, std::forward<Args>(args)...);
-}
-
-namespace detail {
-[[noreturn]] void check_failed(const char* file, int line, const char* condition, const std::string& message);
+  if (!condition) detail::fail(format, fmt::make_format_args(args...));
 }
 
 }  // namespace tessera
 
 /// TESSERA_CHECK(condition, "format", values...) throws InternalError unless `condition` holds. The message names the
 /// place in the source, the condition and the values.
-#define TESSERA_CHECK(condition, ...)                                                               \
-  do {                                                                                              \
-    if (!(condition)) [[unlikely]]                                                                  \
-      ::tessera::detail::check_failed(__FILE__, __LINE__, #condition, fmt::format("" __VA_ARGS__)); \
+#define TESSERA_CHECK(condition, ...)                                                  \
+  do {                                                                                 \
+    if (!(condition)) [[unlikely]]                                                     \
+      ::tessera::detail::check_failed(__FILE__, __LINE__, #condition, "" __VA_ARGS__); \
   } while (false)

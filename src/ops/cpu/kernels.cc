@@ -4,7 +4,7 @@
 
 namespace tessera::cpu {
 
-#if defined(__x86_64__)
+#ifdef TESSERA_HAS_AVX512
 extern const KernelTable kKernelsAvx512;
 extern const KernelTable kKernelsAvx512Bf16;
 #endif
@@ -20,11 +20,11 @@ struct Variant {
 /// Returns the variants, best first.
 const Variant* variants(std::size_t& count) {
   static const Variant kVariants[] = {
-#if defined(__x86_64__)
-    {&kKernelsAvx512Bf16, __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16")},
-    {&kKernelsAvx512, __builtin_cpu_supports("x86-64-v4") != 0},
+#ifdef TESSERA_HAS_AVX512
+      {&kKernelsAvx512Bf16, __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512bf16")},
+      {&kKernelsAvx512, __builtin_cpu_supports("x86-64-v4") != 0},
 #endif
-    {&kKernelsBaseline, true},
+      {&kKernelsBaseline, true},
   };
   count = sizeof(kVariants) / sizeof(kVariants[0]);
   return kVariants;
