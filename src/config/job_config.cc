@@ -81,6 +81,7 @@ std::vector<StageModules> cut_by_model_cost(const ModelConfig& m, std::int64_t s
 std::vector<StageModules> JobConfig::pipeline_stages(const MeshDegrees& degrees) const {
   const auto& p = parallelism;
   const std::int64_t num_layers = model.args.n_layers;
+  if (degrees.pp == 1) return {{.embedding = true, .num_layers = num_layers, .head = true}};
   std::vector<StageModules> stages;
   if (!p.module_fqns_per_model_part.empty()) {
     stages = stages_of_module_lists(p.module_fqns_per_model_part, num_layers);
@@ -100,10 +101,12 @@ std::vector<StageModules> JobConfig::pipeline_stages(const MeshDegrees& degrees)
 PipelineSchedule JobConfig::pipeline_schedule(const MeshDegrees& degrees) const {
   const auto num_stages = static_cast<std::int64_t>(pipeline_stages(degrees).size());
   const std::int64_t data_ranks = degrees.dp_replicate * degrees.dp_shard;
+  const auto kind =
+      degrees.pp == 1 ? PipelineScheduleKind::k1F1B : pipeline_schedule_kind(parallelism.pipeline_parallel_schedule);
   try {
-    PipelineSchedule schedule = make_pipeline_schedule(
-        pipeline_schedule_kind(parallelism.pipeline_parallel_schedule), static_cast<int>(degrees.pp),
-        static_cast<int>(num_stages / degrees.pp), static_cast<int>(micro_batches_per_step(data_ranks)));
+    PipelineSchedule schedule =
+        make_pipeline_schedule(kind, static_cast<int>(degrees.pp), static_cast<int>(num_stages / degrees.pp),
+                               static_cast<int>(micro_batches_per_step(data_ranks)));
     check(schedule);
     return schedule;
   } catch (const Error& error) {

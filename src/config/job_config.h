@@ -174,9 +174,10 @@ struct JobConfig {
   Device device(int num_ranks_on_node) const;
   MeshDegrees mesh_degrees() const;
   // The next two functions need a mesh whose degrees are resolved. They throw Error for a pipeline that is impossible.
-  /// Returns the modules of the pipeline's stages.
+  // Without a pipeline there is one stage, and a micro-batch goes forward and backward before the next begins.
+  /// Returns the modules of the stages.
   std::vector<StageModules> pipeline_stages(const MeshDegrees& degrees) const;
-  /// Returns the pipeline's schedule, which it has checked.
+  /// Returns the schedule of the stages, which it has checked.
   PipelineSchedule pipeline_schedule(const MeshDegrees& degrees) const;
   /// Returns what model.converters asks for.
   Recipes recipes() const;

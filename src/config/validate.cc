@@ -195,14 +195,11 @@ void JobConfig::validate_on(const MeshDegrees& degrees) const {
   require_divides("parallelism.expert_parallel_degree", degrees.ep, model.args.num_experts,
                   fmt::format("model.args.num_experts = {}", model.args.num_experts),
                   degrees.dp_shard * degrees.cp * degrees.tp);
-  if (degrees.pp > 1) {
-    const PipelineSchedule schedule = pipeline_schedule(degrees);
-    require(
-        m.num_mtp_modules == 0 || schedule.rank_of_stage.front() == schedule.rank_of_stage.back(),
-        "model.args.num_mtp_modules is {}: multi-token prediction needs embedding and output projection on one rank; "
-        "parallelism.pipeline_parallel_schedule is {}, expected ZBVZeroBubble or DualPipeV",
-        m.num_mtp_modules, name_of(schedule.kind));
-  }
+  const PipelineSchedule schedule = pipeline_schedule(degrees);
+  require(m.num_mtp_modules == 0 || schedule.rank_of_stage.front() == schedule.rank_of_stage.back(),
+          "model.args.num_mtp_modules is {}: multi-token prediction needs embedding and output projection on one rank; "
+          "parallelism.pipeline_parallel_schedule is {}, expected ZBVZeroBubble or DualPipeV",
+          m.num_mtp_modules, name_of(schedule.kind));
 }
 
 void JobConfig::require_data() const {

@@ -126,7 +126,6 @@ Model::Model(const ModelConfig& config, const ModelOptions& options)
   environment_.dispatcher = moe_.dispatcher.get();
   sums_ = StepSums(moe_.layers.size(), config.num_experts);
   evaluated_ = StepSums(0, config.num_experts);
-  saved_ = make_saved(0, false);
 }
 
 StageSaved Model::make_saved(std::size_t stage, bool defers) const {
@@ -281,17 +280,6 @@ void Model::begin_unit_backward(const Context& op, UnitId unit, std::optional<Un
 void Model::end_unit_backward(UnitId unit) {
   parameters_.release_gradients(unit);
   parameters_.release(unit);
-}
-
-void Model::train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseClock* clock,
-                       SiteProbe* probe) {
-  TESSERA_CHECK(stages_.size() == 1 && stages_[0].modules.embedding && stages_[0].modules.head);
-  const ArenaScope scope(*op.arena);
-  if (clock != nullptr) clock->begin();
-  forward(op, 0, batch, scale, saved_, probe);
-  if (clock != nullptr) clock->end(&PhaseSeconds::forward), clock->begin();
-  backward(op, 0, batch, scale, saved_, probe);
-  if (clock != nullptr) clock->end(&PhaseSeconds::backward);
 }
 
 void Model::forward(const Context& op, std::size_t stage_idx, const Batch& batch, const LossScale& scale,

@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 
-#include "device/phase_clock.h"
 #include "model/block.h"
 #include "model/head.h"
 #include "parallel/pipeline_stages.h"
@@ -125,11 +124,6 @@ class Model {
                 SiteProbe* probe = nullptr);
   void backward_weights(const Context& op, std::size_t stage, const Batch& batch, StageSaved& saved);
 
-  /// Runs forward and backward of one micro-batch, for a model of one stage. Adds to sums(). Activations live on op's
-  /// arena during the call. Adds the times of both to `clock`, if that is given.
-  void train_step(const Context& op, const Batch& batch, const LossScale& scale, PhaseClock* clock = nullptr,
-                  SiteProbe* probe = nullptr);
-
   /// Runs the forward only, waits for the losses and returns them. sums() do not change. logits_TV [T, V] and
   /// mtp_logits (one per module) are float32, and are filled where defined. With several stages, x_tD is the stage's
   /// input, unless it has the embedding. It becomes the stage's output, unless it has the head.
@@ -225,7 +219,6 @@ class Model {
   StepSums sums_;
   StepSums evaluated_;  // losses only
   std::vector<Stage> stages_;
-  StageSaved saved_;  // of train_step
 };
 
 }  // namespace tessera

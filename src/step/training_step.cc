@@ -33,7 +33,7 @@ ModelOptions model_options(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   const std::string& reshard = parallelism.fsdp_reshard_after_forward;
   options.keep_gathered = reshard == "never" || (reshard == "default" && is_pipeline);
   options.keep_gradients = is_pipeline;
-  if (is_pipeline) {
+  if (mesh != nullptr) {
     const PipelineSchedule schedule = config.pipeline_schedule(mesh->degrees);
     const std::vector<StageModules> stages = config.pipeline_stages(mesh->degrees);
     for (std::size_t s = 0; s < stages.size(); ++s) {
@@ -51,6 +51,7 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
       mesh_(mesh != nullptr ? std::move(mesh) : std::make_shared<Mesh>()),
       whole_(config.model.args, {.seq_len = 1}),
       model_(config.model.args, model_options(config, mesh_, device)),
+      executor_(model_, *mesh_, config.pipeline_schedule(mesh_->degrees)),
       arena_(device),
       optimizer_(config),
       reduction_(*mesh_, whole_),
@@ -64,7 +65,6 @@ TrainingStep::TrainingStep(const JobConfig& config, std::shared_ptr<Mesh> mesh, 
   const bool is_hopper = device == Device::kCuda && (cuda_ == nullptr || cuda_->compute_capability() == 9);
   const Recipes recipes = is_hopper ? on_hopper(config.recipes()) : config.recipes();
   model_.set_precisions(context(), resolve_recipes(recipes, model_.parameters(), whole_.parameters()));
-  if (mesh_->degrees.pp > 1) pipeline_.emplace(model_, *mesh_, config.pipeline_schedule(mesh_->degrees));
   if (cuda_ != nullptr) {
     cuda_->leave_sms(mesh_->pp.sms_of_links());
     const std::int64_t dispatch_sms = config.parallelism.expert_parallel_num_sms;
@@ -87,12 +87,7 @@ void TrainingStep::measure() {
   const Context op = context();
   SqnrProbe probe;
   for (SiteProbe* observer : {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&probe)}) {
-    if (pipeline_) {
-      pipeline_->measure(op, batch, observer);
-    } else {
-      model_.train_step(op, batch, {.per_token = 1.0, .per_sequence = 1.0}, nullptr, observer);
-      model_.evaluate(op, batch);
-    }
+    executor_.measure(op, batch, observer);
   }
   optimizer_.measure_gradients(op, model_.parameters());
   const Parameters& parameters = model_.parameters();
@@ -105,7 +100,7 @@ void TrainingStep::measure() {
                       model_.quantized_weights().num_bytes(),
            .gradients = gradients,
            .moments = moments,
-           .activations = arena_.peak() + (pipeline_ ? pipeline_->num_bytes() : 0),
+           .activations = arena_.peak() + executor_.num_bytes(),
            .windows = model_.window_bytes(),
            .batches = batch.num_bytes() * (device() == Device::kCuda ? kMaxStarted : 1) *
                       static_cast<std::size_t>(config_.micro_batches_per_step(mesh_->num_data_ranks()))};
@@ -131,7 +126,7 @@ void TrainingStep::allocate() {
   model_.allocate(cuda_.get());
   model_.parameters().initialise(static_cast<std::uint64_t>(config_.debug.seed));
   arena_ = Arena(arena_.peak(), device());
-  if (pipeline_) pipeline_->allocate();
+  executor_.allocate();
   model_.weights_changed(context());
 }
 
@@ -195,7 +190,7 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   model_.parameters().forget_gathered();
   optimizer_.upload_numbers(stream, numbers, started.numbers);
   for (const Batch& batch : started.micro_batches) batch.upload(stream);
-  if (pipeline_ && !gpu_.has_recorded()) warm_up(started.micro_batches.front());
+  if (executor_.needs_warm_up() && !gpu_.has_recorded()) warm_up(started.micro_batches.front());
   // What differs from step to step is in memory, but for these; a step that has not run like this before may still
   // load kernels, which cannot be recorded.
   GpuSteps::GraphKey key{.per_token = started.scale.per_token, .batches = {}};
@@ -226,7 +221,7 @@ void TrainingStep::warm_up(const Batch& batch) {
   model_.parameters().clear_gradients();
   for (SiteProbe* probe :
        {static_cast<SiteProbe*>(nullptr), static_cast<SiteProbe*>(&sqnr), static_cast<SiteProbe*>(&finite)}) {
-    pipeline_->warm_up(context(), batch, probe);
+    executor_.warm_up(context(), batch, probe);
   }
 }
 
@@ -343,8 +338,7 @@ void TrainingStep::update(Started& started, PhaseClock& clock) {
   Parameters& parameters = model_.parameters();
   parameters.clear_gradients();
   model_.clear_sums(op);
-  forward_backward(started.micro_batches, started.scale, clock, started.probe ? &*started.probe : nullptr,
-                   started.probe ? 1 : 0);
+  executor_.run(op, started.micro_batches, started.scale, clock, started.probe ? &*started.probe : nullptr, 1);
   parameters.finish_gradients();
   if (started.is_poisoned) FaultInjection::poison(op, model_);
   clock.begin();
@@ -359,24 +353,10 @@ void TrainingStep::update(Started& started, PhaseClock& clock) {
   clock.end(&PhaseSeconds::optimizer);
 }
 
-void TrainingStep::forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
-                                    SiteProbe* probe, std::size_t num_probed) {
-  const Context op = context();
-  if (pipeline_) return pipeline_->run(op, micro_batches, scale, clock, probe, num_probed);
-  for (std::size_t i = 0; i < micro_batches.size(); ++i) {
-    model_.train_step(op, micro_batches[i], scale, &clock, i < num_probed ? probe : nullptr);
-    mesh_->tokens.mark_gpu();
-  }
-}
-
-LossSums TrainingStep::evaluate_part(const Batch& batch, const BlockObserver& observer) {
-  return pipeline_ ? pipeline_->evaluate(context(), batch, observer) : model_.evaluate(context(), batch, observer);
-}
-
 double TrainingStep::evaluate(const Batch& batch) {
   return or_abort([&] {
     if (cuda_ != nullptr) batch.upload(cuda_->stream());
-    const double loss = evaluate_part(batch).main;
+    const double loss = executor_.evaluate(context(), batch).main;
     if (cuda_ != nullptr) model_.check_dispatch();
     double numbers[] = {loss, mesh_->place.tp == 0 ? static_cast<double>(batch.num_valid()) : 0.0};
     mesh_->tokens.all_reduce(numbers, "a validation loss");
@@ -394,7 +374,7 @@ std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, 
   // Anew: on a GPU, the next step has been started since.
   model_.parameters().clear_gradients();
   // To the end, whatever is found: other ranks, which may find nothing, must not wait for this one.
-  forward_backward(micro_batches, scale, clock, &probe, micro_batches.size());
+  executor_.run(op, micro_batches, scale, clock, &probe, micro_batches.size());
   model_.parameters().finish_gradients();
   found = probe.found();
   // The backward runs from the last parameter to the first.
@@ -402,7 +382,7 @@ std::string TrainingStep::find_non_finite(std::span<const Batch> micro_batches, 
     if (!all_finite(op, parameters.gradient_shard(id))) gradient = "the gradient of " + parameters.spec(id).name;
   }
   for (const Batch& batch : micro_batches) {
-    evaluate_part(batch, [&](const std::string& name, const Tensor& x_tD) {
+    executor_.evaluate(op, batch, [&](const std::string& name, const Tensor& x_tD) {
       if (found.empty() && !all_finite(op, x_tD)) found = "the output of " + name;
     });
   }

@@ -11,11 +11,11 @@
 #include "base/error.h"
 #include "config/job_config.h"
 #include "model/model.h"
+#include "step/executor.h"
 #include "step/fault_injection.h"
 #include "step/gpu_steps.h"
 #include "step/loss_spikes.h"
 #include "step/optimizer.h"
-#include "step/pipeline.h"
 #include "step/site_probes.h"
 #include "step/step_reduction.h"
 
@@ -131,11 +131,6 @@ class TrainingStep {
   using Clock = std::chrono::steady_clock;
 
   void measure();
-  /// Runs forward and backward of the micro-batches, which add to the gradients and the model's sums. `probe` observes
-  /// the first num_probed.
-  void forward_backward(std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
-                        SiteProbe* probe, std::size_t num_probed);
-  LossSums evaluate_part(const Batch& batch, const BlockObserver& observer = {});
   /// Returns where a step's first non-finite number shows up: a GEMM site's operand, a block's output, or a parameter's
   /// gradient.
   std::string find_non_finite(std::span<const Batch> micro_batches, const LossScale& scale);
@@ -169,7 +164,7 @@ class TrainingStep {
   /// Makes a step from zero gradients to new weights, which is all that a GPU can do without the host. If the step is
   /// not finite, weights, moments and biases do not change.
   void update(Started& started, PhaseClock& clock);
-  /// Warms up the pipeline (Pipeline::warm_up), including the kernels that its probes launch.
+  /// Warms up the executor (Executor::warm_up), including the kernels that its probes launch.
   void warm_up(const Batch& batch);
   /// Returns what body() returns. If it throws on this rank, calls ProcessGroup::abort_gpu(), except for NonFiniteStep,
   /// which all ranks throw.
@@ -192,7 +187,7 @@ class TrainingStep {
   std::shared_ptr<Mesh> mesh_;
   Model whole_;
   Model model_;
-  std::optional<Pipeline> pipeline_;  // with several stages only
+  Executor executor_;
   Arena arena_;
   MemoryPlan plan_;
   Optimizer optimizer_;

@@ -9,6 +9,7 @@
 #include "checkpoint/safetensors.h"
 #include "step/training_step.h"
 #include "tests/compare.h"
+#include "tests/step/forward_backward.h"
 
 namespace tessera {
 namespace {
@@ -82,7 +83,7 @@ TEST_P(GoldenModel, LogitsLossAndGradients) {
 
   const LossScale scale{.per_token = 1.0 / static_cast<double>(batch.num_valid()),
                         .per_sequence = 1.0 / static_cast<double>(batch.num_seqs())};
-  model.train_step(step.context(), batch, scale);
+  forward_backward(model, step.context(), batch, scale);
   const LossSums sums = model.sums().losses();
   const std::vector<double> loss = numbers<double>(golden.file, "loss");  // total, main, mtp, balance
   EXPECT_NEAR(sums.main * scale.per_token, loss[1], 1e-5 * loss[1]);
@@ -112,7 +113,7 @@ std::vector<float> gradients_of(const std::string& name, const std::vector<std::
   golden.load(step.model().parameters());
   Batch batch = step.make_batch();
   batch.fill(numbers<std::int32_t>(golden.file, "tokens"), numbers<std::int32_t>(golden.file, "labels"));
-  step.model().train_step(step.context(), batch, {.per_token = 0.01, .per_sequence = 0.5});
+  forward_backward(step.model(), step.context(), batch, {.per_token = 0.01, .per_sequence = 0.5});
   const LossSums sums = step.model().sums().losses();
   const std::span<const float> gradients = span_of(step.model().parameters().all_gradients());
   std::vector<float> result(gradients.begin(), gradients.end());

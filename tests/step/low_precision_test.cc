@@ -16,6 +16,7 @@
 #include "ops/quantize/quantize.h"
 #include "run/trainer.h"
 #include "tests/data/support.h"
+#include "tests/step/forward_backward.h"
 
 namespace tessera {
 namespace {
@@ -175,7 +176,7 @@ Gradients gradients_of(const Overrides& overrides) {
   Model& model = run.step.model();
   const Batch batch = run.batch();
   const LossScale scale{.per_token = 1.0 / static_cast<double>(batch.num_valid()), .per_sequence = 0.5};
-  model.train_step(run.step.context(), batch, scale);
+  forward_backward(model, run.step.context(), batch, scale);
   const LossSums sums = model.sums().losses();
   Gradients result{.loss = sums.main * scale.per_token,
                    .mtp_loss = sums.mtp * scale.per_token,
@@ -279,7 +280,7 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
     Model& model = run.step.model();
     Observed observed;
     const LossScale scale{.per_token = 0.01, .per_sequence = 0.5};
-    model.train_step(run.step.context(), run.batch(), scale, nullptr, &observed);
+    forward_backward(model, run.step.context(), run.batch(), scale, &observed);
     // Rows in use of an MoE layer's routed operands, including the padding of groups.
     std::map<std::string, std::int64_t> num_rows;
     for (std::size_t i = 0; i < model.num_moe_layers(); ++i) {
@@ -323,7 +324,7 @@ TEST_P(LowPrecisionStep, ProbesSeeEachOperandOnce) {
       }
     }
     set_zero(run.step.context(), model.parameters().all_gradients());
-    model.train_step(run.step.context(), run.batch(), scale);
+    forward_backward(model, run.step.context(), run.batch(), scale);
     EXPECT_TRUE(same_bits(numbers(model.parameters().all_gradients()), gradients));
   }
 }

@@ -1,34 +1,38 @@
-// Runs the passes of a pipeline schedule on this rank, and plans the memory that they take. Activations go to the next
-// stage's rank, and gradients to the rank of the stage before, while this rank goes on.
+// Runs the passes of a schedule on this rank, and plans the memory that they take. Without a pipeline the schedule has
+// one stage, and each micro-batch goes forward and backward before the next begins. With a pipeline, activations go to
+// the next stage's rank, and gradients to the rank of the stage before, while this rank goes on.
 //
 // What a stage keeps of a micro-batch lies in a slot. A stage has as many slots as micro-batches are in flight in it at
-// once. Scratch memory is the step's arena, which all slots share.
-// once. Scratch memory is the step's arena, one for all.
+// once. All slots share the step's arena for scratch memory. Without a pipeline it also has what the one slot keeps.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "device/phase_clock.h"
 #include "model/model.h"
 #include "parallel/pipeline_schedule.h"
 
 namespace tessera {
 
-class Pipeline {
+class Executor {
  public:
-  /// The stages that the schedule gives this rank must be those of `model`. Model and mesh must outlive the pipeline.
-  Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule);
+  /// The stages that the schedule gives this rank must be those of `model`. Model and mesh must outlive the executor.
+  Executor(Model& model, Mesh& mesh, PipelineSchedule schedule);
 
   const PipelineSchedule& schedule() const { return schedule_; }
-  /// Measures all passes of a micro-batch: the memory of the slots, and in op's arena what passes need besides.
+  /// Measures all passes of a micro-batch and an evaluation: the memory of the slots, and in op's arena what passes
+  /// need besides.
   void measure(const Context& op, const Batch& batch, SiteProbe* probe);
-  /// Returns the bytes of the slots. Must be called after measure().
+  /// Returns the bytes of the slots' own memory. Must be called after measure().
   std::size_t num_bytes() const;
   void allocate();
-  /// Runs the same passes once for each stage by itself, on a GPU, before the first run(). Gradients and sums are
-  /// meaningless after it. CUDA loads a kernel at its first launch, which may wait until the GPU is idle. The GPU is
-  /// never idle while a message waits for another rank. So all kernels must be loaded before that.
+  /// Returns whether warm_up() must be called before the first run(), on a GPU.
+  bool needs_warm_up() const { return is_pipeline(); }
+  /// Runs the same passes once for each stage by itself. Gradients and sums are meaningless after it. CUDA loads a
+  /// kernel at its first launch, which may wait until the GPU is idle. The GPU is never idle while a message waits for
+  /// another rank. So all kernels must be loaded before that.
   void warm_up(const Context& op, const Batch& batch, SiteProbe* probe);
 
   /// Runs the passes of all micro-batches, of which there must be as many as the schedule has. Adds to the gradients
@@ -41,7 +45,7 @@ class Pipeline {
  private:
   /// Holds the memory of a micro-batch in a stage. It serves another micro-batch only after what it sends has arrived.
   struct Slot {
-    Arena arena;
+    Arena arena;  // unused without a pipeline
     StageSaved saved;
     int micro_batch = -1;  // -1: free
     bool input_posted = false;
@@ -53,6 +57,7 @@ class Pipeline {
     std::vector<std::unique_ptr<Slot>> slots;
   };
 
+  bool is_pipeline() const { return schedule_.num_stages() > 1; }
   int rank_of(int stage) const { return schedule_.rank_of_stage[static_cast<std::size_t>(stage)]; }
   bool is_local(int stage) const { return rank_of(stage) == mesh_.pp.rank(); }
   LocalStage& local(int stage);
@@ -62,8 +67,10 @@ class Pipeline {
   Slot* find(LocalStage& stage, int micro_batch);
   /// Takes a free slot for a micro-batch. Returns null if there is none.
   Slot* take(LocalStage& stage, int micro_batch);
+  /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
-  /// Runs all passes of a micro-batch in one stage, with its memory on an empty arena.
+  /// Runs all passes of a micro-batch in one stage. What it keeps goes to `arena`, which must be empty, or to op's
+  /// arena without a pipeline.
   void run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe, Arena& arena);
   /// Takes a slot for a forward, if there is one, and starts to receive its input.
   void prepare(const PipelinePass& pass, const Batch& batch);

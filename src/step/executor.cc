@@ -1,4 +1,4 @@
-#include "step/pipeline.h"
+#include "step/executor.h"
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ bool ends(const PipelinePass& pass) {
 
 }  // namespace
 
-Pipeline::Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule)
+Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
     : model_(model), mesh_(mesh), schedule_(std::move(schedule)) {
   TESSERA_CHECK(schedule_.num_ranks == mesh_.pp.size(), "{} {}", schedule_.num_ranks, mesh_.pp.size());
   for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
@@ -60,39 +60,41 @@ Pipeline::Pipeline(Model& model, Mesh& mesh, PipelineSchedule schedule)
           "the pipeline has {} stages, so that rank {} of it has {} links to others; on GPUs {} are possible: make "
           "parallelism.pipeline_parallel_layers_per_stage larger",
           schedule_.num_stages(), mesh_.pp.rank(), num_own, kMaxLinks);
-  mesh_.pp.open_links(links);
+  if (!links.empty()) mesh_.pp.open_links(links);
 }
 
-Pipeline::LocalStage& Pipeline::local(int stage) {
+Executor::LocalStage& Executor::local(int stage) {
   const auto found =
       std::find_if(stages_.begin(), stages_.end(), [&](const LocalStage& one) { return one.stage == stage; });
   TESSERA_CHECK(found != stages_.end(), "stage {}", stage);
   return *found;
 }
 
-bool Pipeline::splits_backward() const {
+bool Executor::splits_backward() const {
   for (const PipelineAction& action : schedule_.actions[static_cast<std::size_t>(mesh_.pp.rank())]) {
     if (action.pass.kind == PipelinePass::Kind::kBackwardWeight) return true;
   }
   return false;
 }
 
-Tensor Pipeline::boundary(Arena& arena, const Batch& batch) const {
+Tensor Executor::boundary(Arena& arena, const Batch& batch) const {
+  if (!is_pipeline()) return {};
   return arena.allocate({batch.num_tokens() / mesh_.degrees.tp, model_.config().dim}, model_.options().compute);
 }
 
-void Pipeline::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe,
+void Executor::run_alone(const Context& op, const LocalStage& stage, const Batch& batch, SiteProbe* probe,
                          Arena& arena) {
   const LossScale scale{.per_token = 1.0, .per_sequence = 1.0};
+  const ArenaScope scope(*op.arena);
   StageSaved saved = model_.make_saved(index_of(stage), splits_backward());
-  saved.arena = &arena;
+  if (is_pipeline()) saved.arena = &arena;
   if (!model_.stage(index_of(stage)).embedding) saved.x_tD = boundary(arena, batch);
   model_.forward(op, index_of(stage), batch, scale, saved, probe);
   model_.backward(op, index_of(stage), batch, scale, saved, probe);
   if (saved.deferred) model_.backward_weights(op, index_of(stage), batch, saved);
 }
 
-void Pipeline::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
+void Executor::measure(const Context& op, const Batch& batch, SiteProbe* probe) {
   for (LocalStage& stage : stages_) {
     Arena arena(op.target());
     run_alone(op, stage, batch, probe, arena);
@@ -102,25 +104,27 @@ void Pipeline::measure(const Context& op, const Batch& batch, SiteProbe* probe) 
   }
 }
 
-std::size_t Pipeline::num_bytes() const {
+std::size_t Executor::num_bytes() const {
   std::size_t sum = 0;
   for (const LocalStage& stage : stages_) sum += stage.num_slots * stage.slot_bytes;
   return sum;
 }
 
-void Pipeline::allocate() {
+void Executor::allocate() {
   for (LocalStage& stage : stages_) {
     for (std::size_t i = 0; i < stage.num_slots; ++i) {
       auto slot = std::make_unique<Slot>();
-      slot->arena = Arena(stage.slot_bytes, model_.options().device);
       slot->saved = model_.make_saved(index_of(stage), splits_backward());
-      slot->saved.arena = &slot->arena;
+      if (is_pipeline()) {
+        slot->arena = Arena(stage.slot_bytes, model_.options().device);
+        slot->saved.arena = &slot->arena;
+      }
       stage.slots.push_back(std::move(slot));
     }
   }
 }
 
-void Pipeline::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) {
+void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) {
   const bool forced = model_.options().force_load_balance;
   model_.set_force_load_balance(true);  // for the slots' memory is empty: all tokens would have the same experts
   for (const LocalStage& stage : stages_) {
@@ -131,14 +135,14 @@ void Pipeline::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) 
   model_.set_force_load_balance(forced);
 }
 
-Pipeline::Slot* Pipeline::find(LocalStage& stage, int micro_batch) {
+Executor::Slot* Executor::find(LocalStage& stage, int micro_batch) {
   for (const auto& slot : stage.slots) {
     if (slot->micro_batch == micro_batch) return slot.get();
   }
   return nullptr;
 }
 
-Pipeline::Slot* Pipeline::take(LocalStage& stage, int micro_batch) {
+Executor::Slot* Executor::take(LocalStage& stage, int micro_batch) {
   Slot* slot = find(stage, -1);
   if (slot == nullptr) return nullptr;
   slot->sent_output.wait();
@@ -149,7 +153,7 @@ Pipeline::Slot* Pipeline::take(LocalStage& stage, int micro_batch) {
   return slot;
 }
 
-void Pipeline::prepare(const PipelinePass& pass, const Batch& batch) {
+void Executor::prepare(const PipelinePass& pass, const Batch& batch) {
   if (pass.kind != PipelinePass::Kind::kForward) return;
   LocalStage& stage = local(pass.stage);
   Slot* slot = find(stage, pass.micro_batch);
@@ -161,7 +165,7 @@ void Pipeline::prepare(const PipelinePass& pass, const Batch& batch) {
                                  "activations");
 }
 
-void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
+void Executor::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                        PhaseClock& clock, SiteProbe* probe) {
   LocalStage& stage = local(pass.stage);
   Slot* slot = find(stage, pass.micro_batch);
@@ -204,11 +208,13 @@ void Pipeline::execute(const Context& op, const PipelinePass& pass, const Batch&
       model_.backward_weights(op, index_of(stage), batch, saved);
       break;
   }
-  if (ends(pass)) slot->micro_batch = -1;
   clock.end(&PhaseSeconds::backward);
+  if (!ends(pass)) return;
+  slot->micro_batch = -1;
+  mesh_.tokens.mark_gpu();
 }
 
-void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
+void Executor::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,
                    SiteProbe* probe, std::size_t num_probed) {
   TESSERA_CHECK(static_cast<int>(micro_batches.size()) == schedule_.num_micro_batches, "{} micro-batches, {} scheduled",
                 micro_batches.size(), schedule_.num_micro_batches);
@@ -219,12 +225,15 @@ void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, cons
   const auto prepare_all = [&](const PipelineAction& action) {
     for_each_pass(action, [&](const PipelinePass& pass) { prepare(pass, batch_of(pass)); });
   };
+  const ArenaScope scope(*op.arena);
+  const std::size_t empty = op.arena->used();
   for (std::size_t i = 0; i < actions.size(); ++i) {
     prepare_all(actions[i]);
     if (i + 1 < actions.size()) prepare_all(actions[i + 1]);
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
       execute(op, pass, batch_of(pass), scale, clock,
               pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
+      if (!is_pipeline() && ends(pass)) op.arena->release_to(empty);
     });
   }
   for (LocalStage& stage : stages_) {
@@ -235,7 +244,7 @@ void Pipeline::run(const Context& op, std::span<const Batch> micro_batches, cons
   }
 }
 
-LossSums Pipeline::evaluate(const Context& op, const Batch& batch, const BlockObserver& observer) {
+LossSums Executor::evaluate(const Context& op, const Batch& batch, const BlockObserver& observer) {
   LossSums sums;
   const ArenaScope scope(*op.arena);
   const Tensor x_tD = boundary(*op.arena, batch);
