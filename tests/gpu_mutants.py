@@ -49,7 +49,7 @@ MUTANTS = [
     ("8-bit weight gradients: later parts of a sum are lost", f"gemm/sm90/{FP8}.cuh",
      "if (p.accumulate || !work.is_last_part)", "if (p.accumulate)", f"gemm/sm90/{FP8}.cu", "mxfp8"),
     ("exact products: both blocks have the first one's scale", f"gemm/sm90/{EXACT}.cuh",
-     "shared.scales[at][in_tile][t / 2]", "shared.scales[at][in_tile][0]", f"gemm/sm90/{FP8}.cu", "mxfp8_exact"),
+     "shared.scales[at.stage][in_tile][t / 2]", "shared.scales[at.stage][in_tile][0]", f"gemm/sm90/{FP8}.cu", "mxfp8_exact"),
     ("exact products forget the second step", f"gemm/sm90/{EXACT}.cuh", "      multiply<kColumns>(d, a);",
      "      if (k != 1) multiply<kColumns>(d, a);", f"gemm/sm90/{FP8}.cu", "mxfp8_exact"),
     ("exact weight gradients: rows have their neighbours' scales", "gemm/quantized_gemm_cuda.cu",

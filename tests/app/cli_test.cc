@@ -391,6 +391,7 @@ TEST_F(Cli, TheLossIsTheSameWhateverOpenMpIsTold) {
                                           "--steps=1",
                                           "--warmup=1",
                                           "--training.device=cpu",
+                                          "--model.args.n_layers=2",
                                           "--training.seq_len=128",
                                           "--training.local_batch_size=1"};
     arguments.insert(arguments.end(), more.begin(), more.end());

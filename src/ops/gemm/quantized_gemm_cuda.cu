@@ -67,8 +67,9 @@ Kernel kernel_for(const Context& op, const mx::Quantized& x, const mx::Quantized
       experts > kSm90MaxExperts) {
     return Kernel::kNone;
   }
-  const bool is_blockwise = is_wide_block(x) && is_wide_block(w) &&
-                            (is_e8m0(x) || (x.format.across == 1 && w.format.across == mx::kWideBlock));
+  // The kernel reads one scale of w for 128 rows of it, and float32 scales of x by the row.
+  const bool is_blockwise =
+      is_wide_block(x) && is_wide_block(w) && w.format.across == mx::kWideBlock && (is_e8m0(x) || x.format.across == 1);
   return is_blockwise ? Kernel::kBlockwise : Kernel::kNone;
 }
 

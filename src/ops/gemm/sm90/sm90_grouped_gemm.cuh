@@ -20,15 +20,13 @@
 #include <cstdint>
 
 #include "ops/gemm/sm90/sm90_grouped_schedule.cuh"
+#include "ops/gemm/sm90/sm90_ring.cuh"
 #include "ops/kit/ptx.cuh"
 
 namespace tessera::cuda::sm90 {
 
 enum class Product { kForward, kDgrad, kWgrad };
 
-inline constexpr int kCluster = 2;
-inline constexpr int kWarpgroup = 128, kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroup;
-inline constexpr int kThreads = kWarpgroup + kConsumerThreads;
 inline constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 inline constexpr int kPiece = 128;  // length along m or n of one TMA copy, for one block or for both
 inline constexpr int kChunk = 64;   // length along m or n of a row of an MN-major operand
@@ -61,7 +59,7 @@ struct alignas(1024) Shared {
   };
   Stage stages[S::kStages];
   std::byte rounds[kConsumers][S::kRoundBuffers][kRoundBytes];
-  ptx::Barrier full[S::kStages], empty[S::kStages];
+  Ring<S::kStages> ring;
   Groups groups;
 };
 
@@ -139,27 +137,22 @@ struct Kernel : Sizes<kProduct> {
     const int rank = ptx::cluster_cta_rank();
     auto work_list = schedule(p, shared.groups);
     Work work;
-    int stage = 0;
-    std::uint32_t parity = 1;
+    auto at = shared.ring.begin_producer();
     while (work_list.next(work)) {
       const int k_origin = work.k_begin * kStepK + (kWgrad ? work.row_begin : 0);
-      for (int step = 0; step < work.k_count; ++step) {
+      for (int step = 0; step < work.k_count; ++step, at.advance()) {
         const int k = k_origin + step * kStepK;
-        ptx::Barrier* full = &shared.full[stage];
-        std::byte* b = shared.stages[stage].b;
-        ptx::mbarrier_wait(&shared.empty[stage], parity);
+        ptx::Barrier* full = &shared.ring.full[at.stage];
+        Stage& stage = shared.stages[at.stage];
+        shared.ring.wait_empty(at);
         ptx::mbarrier_arrive_expect_tx(full, kStageBytes);
-        load_piece<kMajorA, kWeightIsA>(shared.stages[stage].a, &map_a, full, work.a, k, work.expert, false);
+        load_piece<kMajorA, kWeightIsA>(stage.a, &map_a, full, work.a, k, work.expert, false);
         if (work.b_is_shared) {
-          load_piece<kMajorB, kWeightIsB>(b + rank * kPieceBytes, &map_b, full, work.b + rank * kPiece, k, work.expert,
-                                          true);
+          load_piece<kMajorB, kWeightIsB>(stage.b + rank * kPieceBytes, &map_b, full, work.b + rank * kPiece, k,
+                                          work.expert, true);
         } else {
-          load_piece<kMajorB, kWeightIsB>(b, &map_b, full, work.b, k, work.expert, false);
-          load_piece<kMajorB, kWeightIsB>(b + kPieceBytes, &map_b, full, work.b + kPiece, k, work.expert, false);
-        }
-        if (++stage == kStages) {
-          stage = 0;
-          parity ^= 1;
+          load_piece<kMajorB, kWeightIsB>(stage.b, &map_b, full, work.b, k, work.expert, false);
+          load_piece<kMajorB, kWeightIsB>(stage.b + kPieceBytes, &map_b, full, work.b + kPiece, k, work.expert, false);
         }
       }
     }
@@ -315,16 +308,13 @@ struct Kernel : Sizes<kProduct> {
   }
 
   __device__ static void consume(const CUtensorMap& map_out, const Params& p, Shared& shared) {
-    const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
+    const int warpgroup = ptx::warpgroup_idx() - 1;
     constexpr int kRounds = kWgrad ? kTileB / kGradientBox : kTileB / kOutputBox;
     auto work_list = schedule(p, shared.groups);
     Work work;
-    int stage = 0, next_round = 0;
-    std::uint32_t parity = 0;
+    auto at = shared.ring.begin_consumer();
+    int next_round = 0;
     bool starting = true;
-    const auto release = [&](int done) {
-      if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[done], lane);
-    };
     while (work_list.next(work)) {
       // The second warpgroup starts kLead steps late and stays late. While one warpgroup writes, the other has the
       // tensor cores.
@@ -333,29 +323,25 @@ struct Kernel : Sizes<kProduct> {
         starting = false;
       }
       float d[128];
-      for (int step = 0; step < work.k_count; ++step) {
-        ptx::mbarrier_wait(&shared.full[stage], parity);
+      for (int step = 0; step < work.k_count; ++step, at.advance()) {
+        shared.ring.wait_full(at);
         if constexpr (kWgrad) {
           const int num_valid = work.row_end - work.row_begin - (work.k_begin + step) * kStepK;
-          if (num_valid < kStepK) mask_rows(shared.stages[stage], warpgroup, num_valid);
+          if (num_valid < kStepK) mask_rows(shared.stages[at.stage], warpgroup, num_valid);
         }
-        multiply(d, shared.stages[stage], warpgroup, step > 0);
+        multiply(d, shared.stages[at.stage], warpgroup, step > 0);
         if (step > 0) {
           ptx::wgmma_wait<1>();
-          release((stage + kStages - 1) % kStages);
+          shared.ring.release(at.stage_before());
         }
         if (starting && (step == kLead || step == work.k_count - 1)) {
           ptx::named_barrier_arrive(kStartBarrier, kConsumerThreads);
           starting = false;
         }
-        if (++stage == kStages) {
-          stage = 0;
-          parity ^= 1;
-        }
       }
       ptx::wgmma_wait<0>();
       ptx::wgmma_touch(d);
-      release((stage + kStages - 1) % kStages);
+      shared.ring.release(at.stage_before());
       if (!work.store) continue;
       if constexpr (kWgrad) {
         // The part after this one was written by the block of the same rank in the next share.
@@ -384,29 +370,18 @@ struct Kernel : Sizes<kProduct> {
 
   __device__ static void run(const CUtensorMap& map_a, const CUtensorMap& map_b, const CUtensorMap& map_out,
                              const Params& p, Shared& shared) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kStages; ++i) {
-        ptx::mbarrier_init(&shared.full[i], 1);
-        ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumerThreads / 32);
+    const auto load = [&] {
+      if constexpr (kWgrad) {
+        WgradSchedule<kStepK>::load(shared.groups, p.offsets_E1, p.num_experts);
+      } else {
+        RowSchedule<kTransposed, kStepK>::load(shared.groups, p.offsets_E1, p.num_experts, columns(p));
       }
-      ptx::fence_mbarrier_init();
-    }
-    if constexpr (kWgrad) {
-      WgradSchedule<kStepK>::load(shared.groups, p.offsets_E1, p.num_experts);
-    } else {
-      RowSchedule<kTransposed, kStepK>::load(shared.groups, p.offsets_E1, p.num_experts, columns(p));
-    }
-    ptx::cluster_sync();
-    if (ptx::warpgroup_idx() == 0) {
-      ptx::set_max_registers_down<kProducerRegisters>();
+    };
+    const auto produce_alone = [&] {
       if (threadIdx.x == 0) produce(map_a, map_b, p, shared);
-    } else {
-      ptx::set_max_registers_up<kConsumerRegisters>();
-      consume(map_out, p, shared);
-    }
-    // A block stays while other blocks of its cluster may still copy to it or arrive at its barriers.
-    __syncthreads();
-    ptx::cluster_sync();
+    };
+    run_block<kProducerRegisters, kConsumerRegisters>(shared.ring, 1, load, produce_alone,
+                                                      [&] { consume(map_out, p, shared); });
   }
 };
 

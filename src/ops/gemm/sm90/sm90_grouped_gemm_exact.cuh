@@ -14,15 +14,13 @@
 
 #include "ops/gemm/sm90/sm90_fragments.cuh"
 #include "ops/gemm/sm90/sm90_grouped_schedule.cuh"
+#include "ops/gemm/sm90/sm90_ring.cuh"
 #include "ops/gemm/sm90/sm90_widen.cuh"
 #include "ops/kit/ptx.cuh"
 
 namespace tessera::cuda::sm90::exact {
 
 inline constexpr int kStages = 5;
-inline constexpr int kCluster = 2;
-inline constexpr int kWarpgroup = 128, kConsumers = 2;
-inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
 inline constexpr int kScaleWarps = 2;
 // The scales of this many steps are loaded at once.
 inline constexpr int kScaleSteps = 4;
@@ -42,7 +40,7 @@ struct alignas(1024) Shared {
   WarpBuffer buffers[kConsumers * kWarpgroup / 32];
   // Each entry is one bfloat16, twice.
   std::uint32_t scales[kStages][kTileA][kBlocks];
-  ptx::Barrier full[kStages], empty[kStages];
+  Ring<kStages> ring;
   Groups groups;
 };
 
@@ -69,14 +67,13 @@ __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap
   const int rank = ptx::cluster_cta_rank();
   auto work_list = schedule(p, shared.groups);
   Work work;
-  int at = 0;
-  std::uint32_t parity = 1;
+  auto at = shared.ring.begin_producer();
   while (work_list.next(work)) {
     const int pieces = num_pieces(work, p);
-    for (int step = 0; step < work.k_count; ++step) {
-      Shared::Stage& stage = shared.stages[at];
-      ptx::Barrier* full = &shared.full[at];
-      ptx::mbarrier_wait(&shared.empty[at], parity);
+    for (int step = 0; step < work.k_count; ++step, at.advance()) {
+      Shared::Stage& stage = shared.stages[at.stage];
+      ptx::Barrier* full = &shared.ring.full[at.stage];
+      shared.ring.wait_empty(at);
       ptx::mbarrier_arrive_expect_tx(full, pieces * kPieceBytes + sizeof(stage.x));
       ptx::tma_load_2d(stage.x, &map_x, full, step * kStep, work.a);
       for (int piece = 0; piece < pieces; ++piece) {
@@ -86,10 +83,6 @@ __device__ inline void copy_operands(const CUtensorMap& map_x, const CUtensorMap
         } else if (piece == rank) {
           ptx::tma_load_3d_multicast(to, &map_w, full, kBoth, step * kStep, work.b + piece * kPiece, work.expert);
         }
-      }
-      if (++at == kStages) {
-        at = 0;
-        parity ^= 1;
       }
     }
   }
@@ -101,8 +94,7 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
   const int in_tile = warp * (kTileA / kScaleWarps) + threadIdx.x % 32, num_blocks = ceil_div(p.n, mx::kBlock);
   auto work_list = schedule(p, shared.groups);
   Work work;
-  int at = 0;
-  std::uint32_t parity = 1;
+  auto at = shared.ring.begin_producer();
   while (work_list.next(work)) {
     for (int begin = 0; begin < work.k_count; begin += kScaleSteps) {
       std::uint32_t stored[kPerLane][kScaleSteps][kBlocks];
@@ -118,20 +110,17 @@ __device__ inline void copy_scales(const Params& p, Shared& shared, int warp) {
 #pragma unroll
       for (int step = 0; step < kScaleSteps; ++step) {
         if (begin + step >= work.k_count) break;
-        ptx::mbarrier_wait(&shared.empty[at], parity);
+        shared.ring.wait_empty(at);
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
 #pragma unroll
           for (int block = 0; block < kBlocks; ++block) {
-            shared.scales[at][in_tile + 32 * i][block] =
+            shared.scales[at.stage][in_tile + 32 * i][block] =
                 scale_bf16x2(mx::value_of_scale(static_cast<std::uint8_t>(stored[i][step][block])));
           }
         }
-        ptx::mbarrier_arrive(&shared.full[at]);
-        if (++at == kStages) {
-          at = 0;
-          parity ^= 1;
-        }
+        ptx::mbarrier_arrive(&shared.ring.full[at.stage]);
+        at.advance();
       }
     }
   }
@@ -144,8 +133,7 @@ struct Consumer {
   const int warpgroup = ptx::warpgroup_idx() - 1, lane = threadIdx.x % 32;
   // This is the thread's first row of the tile.
   const int row = warpgroup * kRows + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  int at = 0;  // index of the buffer
-  std::uint32_t parity = 0;
+  Ring<kStages>::Position at = shared.ring.begin_consumer();
 
   /// Holds the operand fragments of a step, one set per 16 places of k.
   using Fragments = std::uint32_t[kStep / 16][4];
@@ -154,8 +142,8 @@ struct Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int in_tile = row + 8 * half, t = lane % 4;
-      const uint4 bytes = *reinterpret_cast<const uint4*>(shared.stages[at].x + in_tile * kStep + 16 * t);
-      const std::uint32_t scale = shared.scales[at][in_tile][t / 2];
+      const uint4 bytes = *reinterpret_cast<const uint4*>(shared.stages[at.stage].x + in_tile * kStep + 16 * t);
+      const std::uint32_t scale = shared.scales[at.stage][in_tile][t / 2];
       const std::uint32_t words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
       for (int j = 0; j < kStep / 16; ++j) {
@@ -167,7 +155,7 @@ struct Consumer {
 
   template <int kColumns>
   __device__ void multiply(float (&d)[kColumns / 2], const Fragments& a) const {
-    const std::uint64_t w = ptx::wgmma_descriptor<ptx::Major::kK>(shared.stages[at].w);
+    const std::uint64_t w = ptx::wgmma_descriptor<ptx::Major::kK>(shared.stages[at.stage].w);
     ptx::wgmma_fence();
 #pragma unroll
     for (int j = 0; j < kStep / 16; ++j) {
@@ -182,19 +170,15 @@ struct Consumer {
     float d[kColumns / 2];
 #pragma unroll
     for (float& sum : d) sum = 0;  // Otherwise the compiler keeps registers for d between tiles.
-    for (int k = 0; k < work.k_count; ++k) {
+    for (int k = 0; k < work.k_count; ++k, at.advance()) {
       Fragments a;
-      ptx::mbarrier_wait(&shared.full[at], parity);
+      shared.ring.wait_full(at);
       widen_x(a);
       multiply<kColumns>(d, a);
       ptx::wgmma_wait<0>();
       // All lanes have read x and the scales, because WGMMA has consumed them. So this compiles to nothing.
       __syncwarp();
-      if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at], lane);
-      if (++at == kStages) {
-        at = 0;
-        parity ^= 1;
-      }
+      shared.ring.release(at.stage);
     }
     ptx::wgmma_touch(d);
     const std::int64_t first = work.a + warpgroup * kRows;
@@ -218,30 +202,18 @@ struct Consumer {
 };
 
 __device__ inline void run(const CUtensorMap& map_x, const CUtensorMap& map_w, const Params& p, Shared& shared) {
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
-      ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
-    }
-    ptx::fence_mbarrier_init();
-  }
-  RowSchedule<false, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
-  ptx::cluster_sync();
-  if (ptx::warpgroup_idx() == 0) {
-    ptx::set_max_registers_down<kProducerRegisters>();
+  const auto load = [&] { RowSchedule<false, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m); };
+  const auto produce = [&] {
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
       copy_operands(map_x, map_w, p, shared);
     } else if (warp >= 1 && warp <= kScaleWarps) {
       copy_scales(p, shared, warp - 1);
     }
-  } else {
-    ptx::set_max_registers_up<kConsumerRegisters>();
+  };
+  run_block<kProducerRegisters, kConsumerRegisters>(shared.ring, 1 + 32 * kScaleWarps, load, produce, [&] {
     Consumer{p, shared}.run();
-  }
-  // A block stays while other blocks of its cluster may still copy to it or arrive at its barriers.
-  __syncthreads();
-  ptx::cluster_sync();
+  });
 }
 
 __global__ void __launch_bounds__(kThreads, 1) __cluster_dims__(kCluster, 1, 1)

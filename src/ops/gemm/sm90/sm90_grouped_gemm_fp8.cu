@@ -1,9 +1,7 @@
-#include <algorithm>
-
-#include "device/cuda_check.h"
 #include "ops/gemm/sm90/sm90_grouped_gemm_exact.cuh"
 #include "ops/gemm/sm90/sm90_grouped_gemm_fp8.cuh"
 #include "ops/gemm/sm90/sm90_grouped_gemm_fp8.h"
+#include "ops/gemm/sm90/sm90_launch.cuh"
 #include "ops/kit/gemm_operand.h"
 #include "ops/kit/tensor_map.h"
 
@@ -47,35 +45,15 @@ sm90::Scales scales_of(const void* data, int columns, mx::ScaleType type) {
       .data = data, .stride = sm90::ceil_div(columns, is_float ? mx::kWideBlock : mx::kBlock), .is_float = is_float};
 }
 
-/// Launches at most one block on each of num_sms SMs, and at most as many clusters as the GPU holds at once.
-template <auto kKernel, typename Shared, typename... Args>
-void launch(int threads, int cluster, int num_sms, cudaStream_t stream, const Args&... args) {
-  cudaLaunchConfig_t config{};
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = sizeof(Shared);
-  config.stream = stream;
-  // The attribute must be set on each GPU of the process. All GPUs hold the same number of clusters.
-  TESSERA_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  static const int num_clusters = [&] {
-    cudaLaunchConfig_t any = config;
-    any.gridDim = dim3(static_cast<unsigned>(cluster));
-    int clusters = 0;
-    TESSERA_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &any));
-    return clusters;
-  }();
-  config.gridDim = dim3(static_cast<unsigned>(std::min(num_clusters, num_sms / cluster) * cluster));
-  TESSERA_CUDA(cudaLaunchKernelEx(&config, kKernel, args...));
-}
-
-void check(int num_experts, int num_rows, int m, int n) {
-  TESSERA_CHECK(num_experts > 0 && num_experts <= kSm90MaxExperts, "{} experts", num_experts);
-  TESSERA_CHECK(num_rows > 0 && m > 0 && n > 0 && m % 16 == 0 && n % 16 == 0, "rows {}, m {}, n {}", num_rows, m, n);
+template <typename Args>
+void check(const Args& args) {
+  sm90::check_sizes(args.num_experts, args.num_rows, args.m, args.n, 16);
 }
 
 }  // namespace
 
 void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t stream) {
-  check(args.num_experts, args.num_rows, args.m, args.n);
+  check(args);
   const CUtensorMap x = operand_map(args.x_RN, 0, args.num_rows, args.n);
   const CUtensorMap w = operand_map(args.w_EMN, args.num_experts, args.m, args.n);
   const fp8::Params params{.offsets_E1 = args.offsets_E1,
@@ -86,12 +64,11 @@ void sm90_blockwise_forward(const Sm90BlockwiseForward& args, cudaStream_t strea
                            .scales_a = scales_of(args.x_scales, args.n, args.scale_type),
                            .scales_b = scales_of(args.w_scales, args.n, args.scale_type),
                            .y_RM = args.y_RM};
-  launch<fp8::blockwise_gemm<false, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, x, w,
-                                                         params);
+  sm90::launch<fp8::blockwise_gemm<false, false>, fp8::Shared>(args.num_sms, stream, x, w, params);
 }
 
 void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
-  check(args.num_experts, args.num_rows, args.m, args.n);
+  check(args);
   TESSERA_CHECK(args.num_rows % 16 == 0, "{} rows", args.num_rows);
   const int num_steps = sm90::ceil_div(args.num_rows, fp8::kStep);
   auto* parts_done = static_cast<std::int32_t*>(args.scratch);
@@ -127,16 +104,14 @@ void sm90_blockwise_wgrad(const Sm90BlockwiseWgrad& args, cudaStream_t stream) {
                            .parts_done = parts_done,
                            .accumulate = args.accumulate};
   if (is_wide) {
-    launch<fp8::blockwise_gemm<true, true>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, x, d_y,
-                                                         params);
+    sm90::launch<fp8::blockwise_gemm<true, true>, fp8::Shared>(args.num_sms, stream, x, d_y, params);
   } else {
-    launch<fp8::blockwise_gemm<true, false>, fp8::Shared>(fp8::kThreads, fp8::kCluster, args.num_sms, stream, d_y, x,
-                                                          params);
+    sm90::launch<fp8::blockwise_gemm<true, false>, fp8::Shared>(args.num_sms, stream, d_y, x, params);
   }
 }
 
 void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
-  check(args.num_experts, args.num_rows, args.m, args.n);
+  check(args);
   const CUtensorMap x = bytes_map(args.x_RN, 0, args.num_rows, args.n, exact::kStep, CU_TENSOR_MAP_SWIZZLE_NONE);
   TensorMapSpec wide{.data = args.w_wide, .rank = 3};
   wide.sizes[0] = sm90::ceil_div(args.n, exact::kStep) * exact::kStep;
@@ -153,8 +128,7 @@ void sm90_exact_forward(const Sm90ExactForward& args, cudaStream_t stream) {
                              .n = args.n,
                              .x_scales = scales_of(args.x_scales, args.n, mx::ScaleType::kE8M0),
                              .y_RM = args.y_RM};
-  launch<exact::exact_gemm, exact::Shared>(exact::kThreads, exact::kCluster, args.num_sms, stream, x,
-                                           make_tensor_map(wide), params);
+  sm90::launch<exact::exact_gemm, exact::Shared>(args.num_sms, stream, x, make_tensor_map(wide), params);
 }
 
 }  // namespace tessera::cuda

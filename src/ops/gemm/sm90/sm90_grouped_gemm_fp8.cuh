@@ -22,6 +22,7 @@
 
 #include "ops/gemm/sm90/sm90_fragments.cuh"
 #include "ops/gemm/sm90/sm90_grouped_schedule.cuh"
+#include "ops/gemm/sm90/sm90_ring.cuh"
 #include "ops/kit/ptx.cuh"
 
 namespace tessera::cuda::sm90::fp8 {
@@ -29,9 +30,6 @@ namespace tessera::cuda::sm90::fp8 {
 inline constexpr int kLarge = kTileB, kSmall = kTileA;  // sides of a tile, which the schedule calls b and a
 inline constexpr int kStep = mx::kWideBlock;            // k per step, in numbers and bytes
 inline constexpr int kStages = 4;
-inline constexpr int kCluster = 2;
-inline constexpr int kWarpgroup = 128, kConsumers = 2;
-inline constexpr int kThreads = kWarpgroup * (1 + kConsumers);
 template <bool kWgrad>
 inline constexpr int kProducerRegisters = kWgrad ? 40 : 72;
 template <bool kWgrad>
@@ -54,7 +52,7 @@ struct alignas(1024) Shared {
   WarpBuffer buffers[kConsumers * kWarpgroup / 32];
   alignas(128) float scales_large[kStages][kLarge];  // forward: A's scales times B's
   float scales_small[kStages][kSmall];               // wgrad only
-  ptx::Barrier full[kStages], empty[kStages];
+  Ring<kStages> ring;
   Groups groups;
 };
 
@@ -75,18 +73,6 @@ struct Params {
 __host__ __device__ constexpr int scale_position(int j) { return j / 16 * 16 + j % 8 / 2 * 4 + j / 8 % 2 * 2 + j % 2; }
 /// Returns how many floats n arranged scales of a step take up.
 __host__ __device__ constexpr int arranged_row(int n) { return ceil_div(n, kLarge) * kLarge; }
-
-/// Holds the next buffer and the parity of its barriers.
-struct Position {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 /// Computes tiles of D. If kWide is set, a tile is 128 × 256, not 256 × 128, and a warpgroup's waves lie side by side.
 template <bool kWgrad, bool kWide>
@@ -127,14 +113,14 @@ struct Kernel {
     const int rank = ptx::cluster_cta_rank();
     auto work_list = schedule(p, shared.groups);
     Work work;
-    Position at{.parity = 1};
+    auto at = shared.ring.begin_producer();
     while (work_list.next(work)) {
       const int pieces = num_pieces(work, p);
       for (int step = 0; step < num_steps(work); ++step, at.advance()) {
         const int k = (work.k_begin + step) * kStep + (kWgrad ? work.row_begin : 0);
         Shared::Stage& stage = shared.stages[at.stage];
-        ptx::Barrier* full = &shared.full[at.stage];
-        ptx::mbarrier_wait(&shared.empty[at.stage], at.parity);
+        ptx::Barrier* full = &shared.ring.full[at.stage];
+        shared.ring.wait_empty(at);
         constexpr std::uint32_t kScaleBytes = kWgrad ? sizeof(float) * (kLarge + kSmall) : 0;
         ptx::mbarrier_arrive_expect_tx(full, pieces * kPieceBytes + sizeof(stage.small) + kScaleBytes);
         if constexpr (kWgrad) {
@@ -169,7 +155,7 @@ struct Kernel {
     const int lane = threadIdx.x % 32;
     auto work_list = schedule(p, shared.groups);
     Work work;
-    Position at{.parity = 1};
+    auto at = shared.ring.begin_producer();
     while (work_list.next(work)) {
       const int first = work.b + warp * kPiece + lane;
       const int count = num_steps(work);
@@ -203,12 +189,12 @@ struct Kernel {
           if (begin + step >= count) break;
           float* to = shared.scales_large[at.stage] + warp * kPiece + lane;
           const float weight = Scales::value<kFloat>(stored[step][kPerLane]);
-          ptx::mbarrier_wait(&shared.empty[at.stage], at.parity);
+          shared.ring.wait_empty(at);
 #pragma unroll
           for (int i = 0; i < kPerLane; ++i) {
             to[32 * i] = weight * Scales::value<kFloat>(stored[step][i]);
           }
-          ptx::mbarrier_arrive(&shared.full[at.stage]);
+          ptx::mbarrier_arrive(&shared.ring.full[at.stage]);
           at.advance();
         }
       }
@@ -370,7 +356,7 @@ struct Kernel {
     const int row = threadIdx.x / 32 % 4 * 16 + lane / 4;  // this thread's first row of a wave
     auto work_list = schedule(p, shared.groups);
     Work work;
-    Position at;
+    auto at = shared.ring.begin_consumer();
     while (work_list.next(work)) {
       float d[kWaves][kSums];
 #pragma unroll
@@ -380,13 +366,10 @@ struct Kernel {
       }
       const int rows = end_i(work, p) - first_i(work), columns = end_j(p) - first_j(work);
       for (int step = 0; step < num_steps(work); ++step, at.advance()) {
-        const auto release = [&] {
-          if (lane < kCluster) ptx::mbarrier_arrive_cluster(&shared.empty[at.stage], lane);
-        };
         const Shared::Stage& stage = shared.stages[at.stage];
         const float* scales_i = kWide ? shared.scales_small[at.stage] : shared.scales_large[at.stage];
         const float* scales_j = kWide ? shared.scales_large[at.stage] : shared.scales_small[at.stage];
-        ptx::mbarrier_wait(&shared.full[at.stage], at.parity);
+        shared.ring.wait_full(at);
         bool released = false;
         ColumnScales columns_j;
 #pragma unroll
@@ -404,14 +387,14 @@ struct Kernel {
               finish(sum);
               // The forward is done with the stage. wgrad would still read its scales.
               if (wave == kWaves - 1) {
-                release();
+                shared.ring.release(at.stage);
                 released = true;
               }
               add(d[wave], sum, scale);
             }
           }
         }
-        if (!released) release();
+        if (!released) shared.ring.release(at.stage);
       }
       if (!work.store) continue;
       WarpBuffer& buffer = shared.buffers[threadIdx.x / 32 - kWarpgroup / 32];
@@ -427,21 +410,14 @@ struct Kernel {
 
   __device__ static void run(const CUtensorMap& map_large, const CUtensorMap& map_small, const Params& p,
                              Shared& shared) {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kStages; ++i) {
-        ptx::mbarrier_init(&shared.full[i], 1 + 32 * kScaleWarps);
-        ptx::mbarrier_init(&shared.empty[i], kCluster * kConsumers * kWarpgroup / 32);
+    const auto load = [&] {
+      if constexpr (kWgrad) {
+        WgradSchedule<kStep>::load(shared.groups, p.offsets_E1, p.num_experts);
+      } else {
+        RowSchedule<true, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
       }
-      ptx::fence_mbarrier_init();
-    }
-    if constexpr (kWgrad) {
-      WgradSchedule<kStep>::load(shared.groups, p.offsets_E1, p.num_experts);
-    } else {
-      RowSchedule<true, kStep>::load(shared.groups, p.offsets_E1, p.num_experts, p.m);
-    }
-    ptx::cluster_sync();
-    if (ptx::warpgroup_idx() == 0) {
-      ptx::set_max_registers_down<kProducerRegisters<kWgrad>>();
+    };
+    const auto produce = [&] {
       const int warp = threadIdx.x / 32;
       if (threadIdx.x == 0) {
         copy_operands(map_large, map_small, p, shared);
@@ -452,13 +428,9 @@ struct Kernel {
           copy_scales<false>(p, shared, warp - 1);
         }
       }
-    } else {
-      ptx::set_max_registers_up<kConsumerRegisters<kWgrad>>();
-      consume(p, shared);
-    }
-    // A block stays while other blocks of its cluster may still copy to it or arrive at its barriers.
-    __syncthreads();
-    ptx::cluster_sync();
+    };
+    run_block<kProducerRegisters<kWgrad>, kConsumerRegisters<kWgrad>>(shared.ring, 1 + 32 * kScaleWarps, load, produce,
+                                                                      [&] { consume(p, shared); });
   }
 };
 

@@ -1,0 +1,40 @@
+// Launches the kernels of grouped products.
+#pragma once
+
+#include <algorithm>
+
+#include "device/cuda_check.h"
+#include "ops/gemm/sm90/sm90_grouped_gemm.h"
+#include "ops/gemm/sm90/sm90_ring.cuh"
+
+namespace tessera::cuda::sm90 {
+
+/// Checks the sizes of a product, whose m and n must be multiples of `alignment`.
+inline void check_sizes(int num_experts, int num_rows, int m, int n, int alignment) {
+  TESSERA_CHECK(num_experts > 0 && num_experts <= kSm90MaxExperts, "{} experts", num_experts);
+  TESSERA_CHECK(num_rows > 0 && m > 0 && n > 0 && m % alignment == 0 && n % alignment == 0, "rows {}, m {}, n {}",
+                num_rows, m, n);
+}
+
+/// Launches at most one block on each of num_sms SMs, and at most as many clusters as the GPU holds at once.
+template <auto kKernel, typename Shared, typename... Args>
+void launch(int num_sms, cudaStream_t stream, const Args&... args) {
+  TESSERA_CHECK(num_sms >= kCluster, "{} SMs", num_sms);
+  cudaLaunchConfig_t config{};
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = sizeof(Shared);
+  config.stream = stream;
+  // The attribute must be set on each GPU of the process. All GPUs hold the same number of clusters.
+  TESSERA_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  static const int num_clusters = [&] {
+    cudaLaunchConfig_t any = config;
+    any.gridDim = dim3(kCluster);
+    int clusters = 0;
+    TESSERA_CUDA(cudaOccupancyMaxActiveClusters(&clusters, kKernel, &any));
+    return clusters;
+  }();
+  config.gridDim = dim3(static_cast<unsigned>(std::min(num_clusters, num_sms / kCluster) * kCluster));
+  TESSERA_CUDA(cudaLaunchKernelEx(&config, kKernel, args...));
+}
+
+}  // namespace tessera::cuda::sm90
