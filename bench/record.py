@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 
-from gpu import BF16, STEPS, Measurements, json_lines
+from gpu import BF16, STEPS, Measurements, json_lines, median_step
 from training_run import AS_ROOT
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -175,11 +175,13 @@ def suites(record):
 
 
 def steps(record):
-    lines = {line["table"][len("step "):]: line for line in record["lines"] if line["table"].startswith("step ")}
-    of_bf16 = lines.get("bf16", {}).get("tokens_per_s")
+    def step(name):
+        return median_step([line for line in record["lines"] if line["table"] == f"step {name}"])
+
+    of_bf16 = step("bf16").get("tokens_per_s")
     rows = []
     for name in STEPS:
-        line = lines.get(name, {})
+        line = step(name)
         tokens, mfu, idle = (line.get(key) for key in ("tokens_per_s", "mfu", "gpu_idle_share"))
         ratio = tokens / of_bf16 if tokens and of_bf16 else None
         rows.append([f"`{name}`", number(line.get("step_ms"), 1), number(tokens), number(mfu and 100 * mfu, 1),
