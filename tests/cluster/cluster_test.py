@@ -227,7 +227,7 @@ class ReadinessTest(unittest.TestCase):
 
 class CloudTest(unittest.TestCase):
     """Tests nodes that exist only while a run needs them."""
-    STEPS, NODES = 1500, ("c1", "c2", "c3", "c4")
+    STEPS, NODES = 900, ("c1", "c2", "c3", "c4")
 
     def setUp(self):
         self.lab = Lab(TESSERA)
