@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the README's figure, docs/loss-16b.svg, from the losses in docs/runs/16B-two-h200.
+"""Draws the README's figure, docs/loss-16b.svg, from the losses in docs/runs/16B-two-h200.tar.gz.
 
     bench/readme_figure.py           # writes it
     bench/readme_figure.py --check   # fails if the file differs; part of make test
@@ -8,9 +8,10 @@
 import json
 import pathlib
 import sys
+import tarfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RUNS = ROOT / "docs/runs/16B-two-h200"
+RUNS = ROOT / "docs/runs/16B-two-h200.tar.gz"
 FIGURE = ROOT / "docs/loss-16b.svg"
 SIDES = {"bf16": "#5b6472", "mxfp8": "#d9480f"}
 WINDOW = 50  # a point is the mean of this many steps
@@ -21,9 +22,11 @@ MARGIN = 0.25  # percent; compare calls a smaller difference equivalent
 def losses(side):
     """Returns, by step, the mean of the seeds' losses."""
     of_seeds = []
-    for path in sorted((RUNS / side).glob("seed-*/metrics.jsonl")):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        of_seeds.append({line["step"]: line["loss"] for line in lines if "loss" in line})
+    with tarfile.open(RUNS) as archive:
+        for name in sorted(archive.getnames()):
+            if f"/{side}/" in name and name.endswith("/metrics.jsonl"):
+                lines = [json.loads(line) for line in archive.extractfile(name)]
+                of_seeds.append({line["step"]: line["loss"] for line in lines if "loss" in line})
     assert of_seeds and all(seed.keys() == of_seeds[0].keys() for seed in of_seeds), side
     return [sum(seed[step] for seed in of_seeds) / len(of_seeds) for step in sorted(of_seeds[0])]
 

@@ -20,6 +20,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/data/tokenizer_json_support.h"
+#include "tests/run/run_config.h"
 
 namespace tessera {
 namespace {
@@ -68,12 +69,7 @@ interval = 4
 [metrics]
 log_freq = 1
 )";
-  std::vector<std::string> all = {
-      fmt::format("--training.dataset_path={}", (scratch / "dataset").string()),
-      fmt::format("--job.dump_folder={}", (scratch / "outputs").string()),
-  };
-  all.insert(all.end(), overrides.begin(), overrides.end());
-  return parse_job_config(kToml, all);
+  return run_config(scratch, kToml, overrides);
 }
 
 struct Outcome {

@@ -16,6 +16,7 @@
 #include "ops/quantize/quantize.h"
 #include "run/trainer.h"
 #include "tests/data/support.h"
+#include "tests/run/run_config.h"
 #include "tests/step/forward_backward.h"
 
 namespace tessera {
@@ -464,12 +465,7 @@ class LowPrecisionRun : public ::testing::Test {
  protected:
   LowPrecisionRun() { data::make_dataset(scratch_, 400, 3000, 0.1); }
 
-  JobConfig config(const Overrides& overrides) const {
-    return parse_job_config(kLowPrecisionModel,
-                            joined({fmt::format("--training.dataset_path={}", (scratch_ / "dataset").string()),
-                                    fmt::format("--job.dump_folder={}", (scratch_ / "outputs").string())},
-                                   overrides));
-  }
+  JobConfig config(const Overrides& overrides) const { return run_config(scratch_, kLowPrecisionModel, overrides); }
   std::vector<nlohmann::json> metrics() const {
     std::ifstream file(scratch_ / "outputs" / "metrics.jsonl");
     std::vector<nlohmann::json> lines;

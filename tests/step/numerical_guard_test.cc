@@ -11,6 +11,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"
+#include "tests/run/run_config.h"
 #include "tests/step/short_run.h"
 
 namespace tessera {
@@ -29,11 +30,9 @@ class NumericalGuard : public ::testing::Test {
 [metrics]
 log_freq = 1
 )";
-    std::vector<std::string> all = {"--job.overwrite",
-                                    fmt::format("--training.dataset_path={}", (scratch_ / "dataset").string()),
-                                    fmt::format("--job.dump_folder={}", (scratch_ / "outputs").string())};
+    std::vector<std::string> all = {"--job.overwrite"};
     all.insert(all.end(), overrides.begin(), overrides.end());
-    return parse_job_config(kToml, all);
+    return run_config(scratch_, kToml, all);
   }
 
   Losses train(int num_ranks, const std::vector<std::string>& overrides = {},

@@ -16,6 +16,7 @@
 #include "run/trainer.h"
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
+#include "tests/run/run_config.h"
 
 namespace tessera {
 namespace {
@@ -64,12 +65,7 @@ warmup_steps = 2
 enable = true
 interval = 3
 )";
-  std::vector<std::string> all = {
-      fmt::format("--training.dataset_path={}", (scratch / "dataset").string()),
-      fmt::format("--job.dump_folder={}", (scratch / "outputs").string()),
-  };
-  all.insert(all.end(), overrides.begin(), overrides.end());
-  return parse_job_config(kToml, all);
+  return run_config(scratch, kToml, overrides);
 }
 
 class Checkpoints : public ::testing::Test {

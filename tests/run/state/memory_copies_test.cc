@@ -15,6 +15,7 @@
 #include "tests/comm/ranks.h"
 #include "tests/data/support.h"
 #include "tests/log_of.h"
+#include "tests/run/run_config.h"
 #include "tests/step/short_run.h"
 
 namespace tessera {
@@ -79,11 +80,9 @@ enable = true
 interval = 100
 memory_interval = 1
 )";
-    std::vector<std::string> all = {fmt::format("--training.dataset_path={}", (scratch_ / "dataset").string()),
-                                    fmt::format("--job.dump_folder={}", (scratch_ / "outputs").string()),
-                                    fmt::format("--job.node_folder={}", (scratch_ / "node").string())};
+    std::vector<std::string> all = {fmt::format("--job.node_folder={}", (scratch_ / "node").string())};
     all.insert(all.end(), overrides.begin(), overrides.end());
-    return parse_job_config(kToml, all);
+    return run_config(scratch_, kToml, all);
   }
 
   /// Returns the folder that stands in for a node's memory.
