@@ -1,14 +1,12 @@
 // Tests what the report says and how it is made. browser_test.cc tests how it looks.
 #include "compare/report/report.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
-
-#include <cstdlib>
 
 #include "compare/report/report_style.h"
 #include "compare/report/svg_plot.h"
 #include "compare/statistics.h"
+#include "system/child_process.h"
 #include "tests/compare/report/report_support.h"
 
 namespace tessera {
@@ -191,10 +189,9 @@ TEST(Comparison, NumbersOfASide) {
 /// The runs of docs/results.md are long enough for the verdict on that page.
 TEST(Comparison, TheWholeModelsRunsAreLongEnough) {
   const TemporaryFolder scratch;
-  ASSERT_EQ(std::system(fmt::format("tar -xzf {}/../docs/runs/16B-two-h200.tar.gz -C {}", TESSERA_TEST_DATA,
-                                    scratch.path().string())
-                            .c_str()),
-            0);
+  const std::string archive = std::string(TESSERA_TEST_DATA) + "/../docs/runs/16B-two-h200.tar.gz";
+  const volatile StopRequest no_stop{};
+  ASSERT_EQ(wait_for(spawn("tar", {"-xzf", archive, "-C", scratch.path()}), no_stop), 0);
   const std::filesystem::path folder = scratch / "16B-two-h200";
   std::vector<Side> sides;
   for (const char* name : {"bf16", "mxfp8", "fp8_blockwise"}) {
