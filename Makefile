@@ -37,7 +37,7 @@ build: setup $(BUILD)/build.ninja
 # Builds the program alone, without tests and benchmarks.
 program:
 	@scripts/setup.sh program $(if $(filter cpu,$(PRESET)),,cuda)
-	@grep -qs TESSERA_AVX512:BOOL=$(AVX512) $(BUILD)/CMakeCache.txt || cmake --preset $(PRESET) -DTESSERA_AVX512=$(AVX512)
+	@grep -qsx TESSERA_AVX512:BOOL=$(AVX512) $(BUILD)/CMakeCache.txt || cmake --preset $(PRESET) -DTESSERA_AVX512=$(AVX512)
 	cmake --build $(BUILD) --target tessera
 
 $(TESSERA): program

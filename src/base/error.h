@@ -36,7 +36,7 @@ class InternalError : public std::logic_error {
 ExitStatus exit_status_of(const std::exception& error);
 
 namespace detail {
-// These format once for all types of arguments, so that each call compiles to little.
+// They take type-erased arguments, so that each call compiles to little code.
 [[noreturn]] void fail(fmt::string_view format, fmt::format_args args);
 [[noreturn]] void fail_check(const char* file, int line, const char* condition, fmt::string_view format,
                              fmt::format_args args);

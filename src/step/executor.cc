@@ -51,7 +51,8 @@ Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
     links.push_back({.from = here, .to = next, .tag = tag_of(stage + 1, Direction::kForward)});
     links.push_back({.from = next, .to = here, .tag = tag_of(stage, Direction::kBackward)});
   }
-  // A link has a stream of its own, and the driver has this many queues (device/cuda.cc) for the streams of all groups.
+  // Each link has its own stream. The driver has 32 queues for all streams (device/cuda.cc), and half of them are left
+  // for the other groups.
   constexpr std::ptrdiff_t kMaxLinks = 16;
   const auto num_own = std::ranges::count_if(links, [&](const ProcessGroup::Link& link) {
     return link.from == mesh_.pp.rank() || link.to == mesh_.pp.rank();
@@ -183,7 +184,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       if (!is_last && !is_local(pass.stage + 1)) {
         slot->sent_output = mesh_.pp.send(saved.out_tD, rank_of(pass.stage + 1),
                                           tag_of(pass.stage + 1, Direction::kForward), "activations");
-        // Already now, so that the rank that sends it never waits for what this rank does until then.
+        // The receive is posted early, so that the next stage's send never waits for this rank to reach its backward.
         slot->gradient = mesh_.pp.receive(saved.d_tD, rank_of(pass.stage + 1), tag_of(pass.stage, Direction::kBackward),
                                           "gradients");
       }
@@ -211,7 +212,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
   clock.end(&PhaseSeconds::backward);
   if (!ends(pass)) return;
   slot->micro_batch = -1;
-  mesh_.tokens.mark_gpu();
+  mesh_.tokens.mark_gpu();  // shows progress while no message is sent
 }
 
 void Executor::run(const Context& op, std::span<const Batch> micro_batches, const LossScale& scale, PhaseClock& clock,

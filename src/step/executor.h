@@ -3,7 +3,8 @@
 // the next stage's rank, and gradients to the rank of the stage before, while this rank goes on.
 //
 // What a stage keeps of a micro-batch lies in a slot. A stage has as many slots as micro-batches are in flight in it at
-// once. All slots share the step's arena for scratch memory. Without a pipeline it also has what the one slot keeps.
+// once. A slot has an arena for what it keeps. Without a pipeline there is one slot, and the step's arena holds this
+// too.
 #pragma once
 
 #include <memory>

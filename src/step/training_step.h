@@ -1,5 +1,5 @@
-// One optimizer step: forward and backward of its micro-batches, expert-bias update, clipping, AdamW. The memory that
-// it takes is known before anything is allocated.
+// One optimizer step: forward and backward of its micro-batches, gradient norm and clipping, expert-bias update, and
+// the optimizer. The memory that it takes is known before anything is allocated.
 #pragma once
 
 #include <array>

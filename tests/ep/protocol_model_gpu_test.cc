@@ -5,7 +5,7 @@
 // What is stored and read is checked with vector clocks. A word must be stored before it is read, and read before it is
 // stored again, by a chain of releases and acquires. Otherwise some GPU may see it in another order. So the order of
 // stores and reads in the search does not matter, but that of synchronizing steps does. The search takes signals and
-// arrivals at the counter in every order. A wait is over as soon as it can be, because a later one would acquire more.
+// arrivals at the counter in every order. A wait ends as soon as its flag allows. A later end could only acquire more.
 // So is a launch.
 #include <gtest/gtest.h>
 
@@ -28,11 +28,12 @@ constexpr int kRanks = 2, kSenders = 2, kReceivers = 2, kChunks = 2;
 constexpr int kBlocks = kSenders + kReceivers;
 // An agent is a block, or the stream of a rank, which launches calls and uses their results in between.
 constexpr int kAgentsOfRank = kBlocks + 1, kAgents = kRanks * kAgentsOfRank, kStream = kBlocks;
-constexpr int kPlaces = 2;                         // of counts
-constexpr int kMaxOperations = 30, kMaxCalls = 7;  // of a block in a call, and calls of a test
+constexpr int kPlaces = 2;          // of counts
+constexpr int kMaxOperations = 30;  // per block and call
+constexpr int kMaxCalls = 7;        // per test, with the last one that only has uses
 static_assert(kMaxCalls * (kMaxOperations + 1) < 256);
 
-/// Says how the kernels synchronize. A mutant changes one member.
+/// Says how the kernels synchronize.
 struct Kernels {
   bool fence_before_arrival = true;  // __threadfence() before the atomic addition
   bool fence_after_arrival = true;   // __threadfence_system() in the block that arrives last

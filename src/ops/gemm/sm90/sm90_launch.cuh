@@ -1,4 +1,4 @@
-// Launches the kernels of grouped products.
+// The checks and the launch of all grouped products on Hopper.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,8 @@ void launch(int num_sms, cudaStream_t stream, const Args&... args) {
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = sizeof(Shared);
   config.stream = stream;
-  // The attribute must be set on each GPU of the process. All GPUs hold the same number of clusters.
+  // The attribute belongs to a GPU, and a process may have several, so every launch sets it. The number of clusters is
+  // kept, because all GPUs of a run are of one model.
   TESSERA_CUDA(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   static const int num_clusters = [&] {
     cudaLaunchConfig_t any = config;

@@ -1,9 +1,9 @@
 // The frame of the kernels of grouped products: which threads a block has, and the ring of buffers between those that
 // copy operands and those that multiply.
 //
-// One block per SM lives as long as the launch, and two blocks form a cluster. In each the first warpgroup copies, and
-// kConsumers warpgroups multiply. An operand that both blocks need is copied once for both. So a buffer is empty when
-// the consumers of both blocks have read it.
+// One block per SM lives as long as the launch, and two blocks form a cluster. In each block the first warpgroup is
+// the producer, and the other kConsumers warpgroups are the consumers. An operand that both blocks need is copied once
+// for both. So a buffer is empty when the consumers of both blocks have read it.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ inline constexpr int kCluster = 2;
 inline constexpr int kWarpgroup = 128, kConsumers = 2, kConsumerThreads = kConsumers * kWarpgroup;
 inline constexpr int kThreads = kWarpgroup + kConsumerThreads;
 
-/// Holds the barriers of kStages buffers, in shared memory. Threads pass the buffers in turn.
+/// Holds the barriers of kStages buffers, in shared memory. Threads go through the buffers in a cycle.
 template <int kStages>
 struct Ring {
   ptx::Barrier full[kStages], empty[kStages];
@@ -34,7 +34,8 @@ struct Ring {
     }
     __device__ int stage_before() const { return (stage + kStages - 1) % kStages; }
   };
-  __device__ static Position begin_producer() { return {.parity = 1}; }  // All buffers are empty.
+  /// A producer's first waits for empty buffers return at once.
+  __device__ static Position begin_producer() { return {.parity = 1}; }
   __device__ static Position begin_consumer() { return {}; }
 
   /// Makes the barriers. One thread executes it. A buffer is full after `num_producers` arrivals and what they
@@ -70,7 +71,8 @@ __device__ void run_block(Ring<kStages>& ring, int num_producers, Load&& load, P
     ptx::set_max_registers_up<kConsumerRegisters>();
     consume();
   }
-  // A block stays while other blocks of its cluster may still copy to it or arrive at its barriers.
+  // __syncthreads brings the lanes of warp 0 together, because whole warps must execute cluster_sync. A block stays
+  // while its partner may still copy to it or arrive at its barriers.
   __syncthreads();
   ptx::cluster_sync();
 }
