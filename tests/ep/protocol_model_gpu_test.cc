@@ -13,13 +13,12 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <unordered_set>
 #include <vector>
 
 #include "base/error.h"
-#include "ep/direct/protocol.h"
+#include "tests/ep/protocol_model.h"
 
 namespace tessera::ep::gpu_model {
 namespace {
@@ -44,9 +43,6 @@ struct Kernels {
   bool counts_by_turns = true;      // false: counts have one place
   bool launches_in_order = true;    // false: a call does not wait for what the stream did before
 };
-
-/// Changes the steps of a call, for a test.
-using Mutation = std::function<std::vector<Step>(Call, std::vector<Step>)>;
 
 /// What an agent does. A block executes all operations of a call in order.
 struct Operation {
@@ -384,9 +380,6 @@ class Explorer {
   std::string fault_;
 };
 
-constexpr Call kD = Call::kDispatch, kA = Call::kDispatchAgain, kC = Call::kCombine, kCB = Call::kCombineBackward,
-               kDB = Call::kDispatchBackward;
-
 TEST(GpuProtocol, NoOrderGoesWrong) {
   const std::vector<std::vector<Call>> sequences = {{kD, kC, kCB, kDB, kD, kC}, {kD, kC, kA, kCB, kDB, kD},
                                                     {kD, kD, kC, kC, kCB, kCB}, {kD, kC, kD, kC, kD, kC},
@@ -441,14 +434,8 @@ TEST(GpuProtocol, EveryStepIsNeeded) {
       {"no round between sums, backward", {kDB}, round, {kD, kCB, kDB, kDB}},
   };
   for (const Fault& fault : faults) {
-    const Mutation without = [&](Call call, std::vector<Step> steps) {
-      if (std::ranges::find(fault.of, call) == fault.of.end()) return steps;
-      std::erase_if(steps,
-                    [&](const Step& step) { return std::ranges::find(fault.left_out, step) != fault.left_out.end(); });
-      return steps;
-    };
     EXPECT_EQ(Explorer(fault.calls).explore(), "") << fault.name << ", but without it";
-    EXPECT_NE(Explorer(fault.calls, {}, without).explore(), "") << fault.name;
+    EXPECT_NE(Explorer(fault.calls, {}, without(fault.of, fault.left_out)).explore(), "") << fault.name;
   }
 }
 

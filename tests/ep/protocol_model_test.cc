@@ -4,16 +4,15 @@
 //
 // Every word and flag has one writer, so memory is a function of how far the ranks have come. The search therefore
 // marks states by that alone.
+#include "tests/ep/protocol_model.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <functional>
 #include <string>
 #include <vector>
-
-#include "ep/direct/protocol.h"
 
 namespace tessera::ep {
 namespace {
@@ -29,9 +28,6 @@ struct ModelStep {
   bool use = false;           // kRead by the layer's computation, between calls
 };
 using Program = std::vector<ModelStep>;
-
-/// Changes the steps of a call, for a test.
-using Mutation = std::function<std::vector<Step>(Call, std::vector<Step>)>;
 
 /// Returns the calls' steps. Before a call fills rows or gradients again, the layer uses what the call before it has
 /// left there. It may use them until then.
@@ -162,9 +158,6 @@ class Explorer {
   std::int64_t num_states_ = 0;
 };
 
-constexpr Call kD = Call::kDispatch, kA = Call::kDispatchAgain, kC = Call::kCombine, kCB = Call::kCombineBackward,
-               kDB = Call::kDispatchBackward;
-
 struct Sequence {
   const char* name;
   std::vector<Call> calls;
@@ -188,16 +181,6 @@ TEST(Protocol, NoInterleavingGoesWrong) {
       EXPECT_GT(explorer.num_states(), 1000);
     }
   }
-}
-
-/// Removes the steps in `left_out` from calls of these kinds.
-Mutation without(const std::vector<Call>& calls, const std::vector<Step>& left_out) {
-  return [=](Call call, std::vector<Step> steps) {
-    if (std::find(calls.begin(), calls.end(), call) == calls.end()) return steps;
-    std::erase_if(
-        steps, [&](const Step& step) { return std::find(left_out.begin(), left_out.end(), step) != left_out.end(); });
-    return steps;
-  };
 }
 
 /// Moves each signal before the store that it signals.
