@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "config/job_config.h"
-#include "ep/backends/make_dispatcher.h"
+#include "ep/backends/backend_choices.h"
 
 namespace tessera {
 

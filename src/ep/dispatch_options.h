@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// A backend is known by its name. The table in ep/backends/make_dispatcher.cc has all of them. Those that other code
+/// A backend is known by its name. ep/backends/all_backends.h lists all of them. Those that other code
 /// treats specially are constants here.
 struct DispatchBackend {
   std::string_view name;  // of static storage
@@ -19,6 +19,12 @@ struct DispatchBackend {
 inline constexpr DispatchBackend DispatchBackend::kLocal{"local"};
 inline constexpr DispatchBackend DispatchBackend::kStandard{"standard"};
 inline constexpr DispatchBackend DispatchBackend::kDirect{"direct"};
+
+/// Is a value of parallelism.expert_parallel_comm_backend, which stands for a backend.
+struct BackendChoice {
+  std::string_view value;
+  std::string_view help;  // how the backend moves tokens
+};
 
 enum class PayloadPrecision { kDefault, kMxfp8 };
 

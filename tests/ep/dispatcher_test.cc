@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include "ep/backends/backend_choices.h"
 #include "ep/placement.h"
 #include "tests/ep/cpu_ranks.h"
 

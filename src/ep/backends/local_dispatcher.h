@@ -1,12 +1,17 @@
 // The dispatcher of a group of one rank. It calls the operators of ops/routing/permute.h.
 #pragma once
 
+#include <array>
+
 #include "ep/dispatcher.h"
 
 namespace tessera::ep {
 
 class LocalDispatcher : public Dispatcher {
  public:
+  static constexpr DispatchBackend kBackend = DispatchBackend::kLocal;
+  static constexpr std::array<BackendChoice, 0> kChoices = {};  // a run cannot choose it
+
   explicit LocalDispatcher(const DispatchOptions& options) : Dispatcher(options, 1) {}
 
  private:

@@ -1,10 +1,7 @@
-// Chooses the backend of a dispatcher. No other source knows all backends.
+// Makes dispatchers of every backend (ep/backends/all_backends.h).
 #pragma once
 
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "ep/direct/protocol.h"
 #include "ep/dispatcher.h"
@@ -17,12 +14,6 @@ namespace tessera {
 struct DomainGroups {
   ProcessGroup &all, &within, &across;
 };
-
-/// Returns the backends between which a run of several ranks may choose, by the values of
-/// parallelism.expert_parallel_comm_backend. A backend may have several of them, its own name first.
-std::vector<std::pair<std::string, DispatchBackend>> dispatch_backends();
-/// Returns the help of that key: how each of them moves tokens.
-std::string dispatch_backends_help();
 
 /// Returns a dispatcher of this backend. The group must outlive it. `hook` serves the direct backend and may be null.
 /// Throws Error if the rows cannot be counted in 32 bits.

@@ -9,6 +9,9 @@ namespace tessera::ep {
 
 class StandardDispatcher : public Dispatcher {
  public:
+  static constexpr DispatchBackend kBackend = DispatchBackend::kStandard;
+  static constexpr std::array<BackendChoice, 1> kChoices = {{{"standard", "all-to-alls"}}};
+
   StandardDispatcher(const DispatchOptions& options, ProcessGroup& group)
       : Dispatcher(options, group.size()), group_(group) {}
 

@@ -17,6 +17,10 @@ namespace tessera::ep {
 
 class DirectDispatcher : public WindowDispatcher {
  public:
+  static constexpr DispatchBackend kBackend = DispatchBackend::kDirect;
+  static constexpr std::array<BackendChoice, 2> kChoices = {
+      {{"direct", "direct stores into the other ranks' memory"}, {"deepep", "the same stores"}}};
+
   DirectDispatcher(const DispatchOptions& options, ProcessGroup& group, StepHook* hook)
       : WindowDispatcher(options, group), hook_(hook) {}
 
