@@ -113,7 +113,7 @@ struct MemoryCommand {
     if (job.checkpoint.memory_interval == 0) return;
     const auto plans = memory_plans(planned, job.activation_checkpoint.mode, job.micro_batch_size());
     std::size_t state = 0;  // masters (as large as gradients) and moments
-    for (const MemoryPlan& plan : plans) state = std::max(state, plan.gradients + plan.moments);
+    for (const MemoryPlan& plan : plans) state = std::max(state, plan.gradients + plan.optimizer_state);
     const bool is_sent = planned.degrees.num_ranks() > 1 && planned.degrees.dp_replicate == 1;
     fmt::print(
         "\nCopies in memory (checkpoint.memory_interval) take {} more of the node's memory for each rank: two of its "
@@ -144,8 +144,8 @@ struct MemoryCommand {
       for (std::size_t rank = 0; rank < plans.size(); ++rank) {
         const MemoryPlan& plan = plans[rank];
         print_line(name, std::to_string(rank), format_gib(plan.weights), format_gib(plan.gradients),
-                   format_gib(plan.moments), format_gib(plan.activations + plan.batches), format_gib(plan.windows),
-                   format_gib(plan.total()));
+                   format_gib(plan.optimizer_state), format_gib(plan.activations + plan.batches),
+                   format_gib(plan.windows), format_gib(plan.total()));
       }
     }
   }

@@ -15,6 +15,7 @@ enum class ExitStatus : int {
   kTakenOver = 73,      // a later attempt of the run has taken over: never restart this one
   kStorageFailed = 74,  // storage is full or failed: restart
   kRequeue = 75,        // the launcher asks the scheduler to requeue the job
+  kLossSpike = 76,      // a step's loss is a spike, even after it was repeated: hardware is not at fault
   kHold = 93,           // the launcher has stopped with a report, and the job is held
   kSignal = 128,        // plus the signal's number: that signal ended the process, or asked it to end
 };

@@ -29,6 +29,12 @@ Decision Ladder::decide(const Failure& failure, int num_spares, double now) {
   if (failure.kind == Kind::kWrongInput) {
     return {Action::kStop, "what was given cannot work, and a restart does not help", ExitStatus::kWrongInput};
   }
+  if (failure.kind == Kind::kLossSpike) {
+    return {Action::kStop,
+            fmt::format("the loss of step {} is a spike (training.max_loss_spike), also when it is computed again: the "
+                        "data or the settings are at fault, not the hardware",
+                        failure.step)};
+  }
   if (failure.kind == Kind::kTakenOver) {
     return {Action::kStop, "another launcher has taken the run over", ExitStatus::kTakenOver};
   }

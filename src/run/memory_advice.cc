@@ -52,7 +52,7 @@ std::string memory_advice(const PlannedRun& run, std::size_t others, std::size_t
   const Largest asked = largest(run, config.activation_checkpoint.mode, batch);
   const MemoryPlan& plan = asked.plan;
   std::string table = fmt::format("  weights {}, gradients {}, moments {}", format_gib(plan.weights),
-                                  format_gib(plan.gradients), format_gib(plan.moments));
+                                  format_gib(plan.gradients), format_gib(plan.optimizer_state));
   if (plan.windows > 0) table += fmt::format(", windows {}", format_gib(plan.windows));
   if (plan.batches > plan.total() / 200) {
     table += fmt::format(", batches {} (of training.global_batch_size)", format_gib(plan.batches));

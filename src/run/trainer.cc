@@ -67,7 +67,7 @@ Trainer::Trainer(JobConfig config, Ranks* ranks)
       guard_(config_, ranks_, *mesh_, step_.model().parameters()) {
   data_.require_tokenizer_of_assets();
   data_.open_validation();
-  guard_.place_copies(step_.device() == Device::kCuda ? &step_.state_is_read() : nullptr);
+  guard_.place_copies(step_.device() == Device::kCuda ? &step_.state_read_done() : nullptr);
   const std::vector<RankMemory> memory = memory_of_ranks();
   if (is_first_rank()) {
     run_folder_.emplace(config_, checkpointer_.folder());
@@ -114,7 +114,7 @@ void Trainer::resume() {
 }
 
 std::vector<Trainer::RankMemory> Trainer::memory_of_ranks() {
-  constexpr auto kUses = std::to_array({&MemoryPlan::weights, &MemoryPlan::gradients, &MemoryPlan::moments,
+  constexpr auto kUses = std::to_array({&MemoryPlan::weights, &MemoryPlan::gradients, &MemoryPlan::optimizer_state,
                                         &MemoryPlan::activations, &MemoryPlan::windows, &MemoryPlan::batches});
   static_assert(sizeof(MemoryPlan) == kUses.size() * sizeof(std::size_t));
   std::array<double, kUses.size() + 3> own{};  // doubles hold sizes up to 2^53 exactly
@@ -170,7 +170,7 @@ void Trainer::print_plan(const std::vector<RankMemory>& ranks) const {
     return bytes < total / 200 ? "" : fmt::format("  {} {}", use, format_gib(bytes));
   };
   spdlog::info("memory: weights {}  gradients {}  moments {}  activations {}{}{}{}{}  program {}  peak {}",
-               format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.moments),
+               format_gib(plan.weights), format_gib(plan.gradients), format_gib(plan.optimizer_state),
                format_gib(plan.activations), if_any("windows", plan.windows), if_any("batches", plan.batches),
                if_any("checkpoint's copy", largest->snapshot), if_any("copies in memory", largest->copies),
                format_gib(largest->process), format_gib(total));
@@ -268,12 +268,13 @@ void Trainer::finish_step(MetricsWriter* metrics) {
   StepResult result;
   try {
     result = step_.finish();
-  } catch (NonFiniteStep& error) {
+  } catch (FailedStep& error) {
     error.result.seconds.data = batches_.seconds(error.result.step);
     if (metrics != nullptr) metrics->step(error.result);  // so that the run's files show how it ended
     checkpointer_.finish();
     guard_.finish();
-    fail_not_finite(error);
+    if (const auto* not_finite = dynamic_cast<const NonFiniteStep*>(&error)) fail_not_finite(*not_finite);
+    throw;
   }
   result.seconds.data = batches_.seconds(result.step);
   if (is_first_rank() && !result.repeated_for.empty()) {

@@ -12,7 +12,8 @@ enum class Direction : std::uint8_t { kForward, kBackward };
 /// Messages into a stage, of one direction, come in the order in which they were sent.
 int tag_of(int stage, Direction direction) { return 2 * stage + (direction == Direction::kForward ? 0 : 1); }
 
-bool ends(const PipelinePass& pass) {
+/// Returns whether a pass is the last of its micro-batch in its stage.
+bool frees_slot(const PipelinePass& pass) {
   return pass.kind == PipelinePass::Kind::kBackward || pass.kind == PipelinePass::Kind::kBackwardWeight;
 }
 
@@ -38,7 +39,7 @@ Executor::Executor(Model& model, Mesh& mesh, PipelineSchedule schedule)
         }
         if (is_forward) ++held;
         local_stage.num_slots = std::max(local_stage.num_slots, held);
-        if (ends(pass)) --held;
+        if (frees_slot(pass)) --held;
       });
     }
     stages_.push_back(std::move(local_stage));
@@ -136,15 +137,15 @@ void Executor::warm_up(const Context& op, const Batch& batch, SiteProbe* probe) 
   model_.set_force_load_balance(forced);
 }
 
-Executor::Slot* Executor::find(LocalStage& stage, int micro_batch) {
+Executor::Slot* Executor::slot_of(LocalStage& stage, int micro_batch) {
   for (const auto& slot : stage.slots) {
     if (slot->micro_batch == micro_batch) return slot.get();
   }
   return nullptr;
 }
 
-Executor::Slot* Executor::take(LocalStage& stage, int micro_batch) {
-  Slot* slot = find(stage, -1);
+Executor::Slot* Executor::take_free_slot(LocalStage& stage, int micro_batch) {
+  Slot* slot = slot_of(stage, -1);
   if (slot == nullptr) return nullptr;
   slot->sent_output.wait();
   slot->sent_gradient.wait();
@@ -157,8 +158,8 @@ Executor::Slot* Executor::take(LocalStage& stage, int micro_batch) {
 void Executor::prepare(const PipelinePass& pass, const Batch& batch) {
   if (pass.kind != PipelinePass::Kind::kForward) return;
   LocalStage& stage = local(pass.stage);
-  Slot* slot = find(stage, pass.micro_batch);
-  if (slot == nullptr) slot = take(stage, pass.micro_batch);
+  Slot* slot = slot_of(stage, pass.micro_batch);
+  if (slot == nullptr) slot = take_free_slot(stage, pass.micro_batch);
   if (slot == nullptr || slot->input_posted || pass.stage == 0 || is_local(pass.stage - 1)) return;
   slot->input_posted = true;
   slot->saved.x_tD = boundary(slot->arena, batch);
@@ -169,7 +170,7 @@ void Executor::prepare(const PipelinePass& pass, const Batch& batch) {
 void Executor::execute(const Context& op, const PipelinePass& pass, const Batch& batch, const LossScale& scale,
                        PhaseClock& clock, SiteProbe* probe) {
   LocalStage& stage = local(pass.stage);
-  Slot* slot = find(stage, pass.micro_batch);
+  Slot* slot = slot_of(stage, pass.micro_batch);
   TESSERA_CHECK(slot != nullptr, "{}", describe(pass));
   StageSaved& saved = slot->saved;
   const bool is_first = pass.stage == 0, is_last = pass.stage + 1 == schedule_.num_stages();
@@ -177,7 +178,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
   switch (pass.kind) {
     case PipelinePass::Kind::kForward: {
       if (!is_first && is_local(pass.stage - 1)) {
-        saved.x_tD = find(local(pass.stage - 1), pass.micro_batch)->saved.out_tD;  // which stays until its backward
+        saved.x_tD = slot_of(local(pass.stage - 1), pass.micro_batch)->saved.out_tD;  // which stays until its backward
       }
       slot->input.wait();
       model_.forward(op, index_of(stage), batch, scale, saved, probe);
@@ -196,7 +197,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       slot->gradient.wait();
       model_.backward(op, index_of(stage), batch, scale, saved, probe);
       if (!is_first && is_local(pass.stage - 1)) {
-        copy(op, saved.d_tD, find(local(pass.stage - 1), pass.micro_batch)->saved.d_tD);
+        copy(op, saved.d_tD, slot_of(local(pass.stage - 1), pass.micro_batch)->saved.d_tD);
       } else if (!is_first) {
         slot->sent_gradient = mesh_.pp.send(saved.d_tD, rank_of(pass.stage - 1),
                                             tag_of(pass.stage - 1, Direction::kBackward), "gradients");
@@ -210,7 +211,7 @@ void Executor::execute(const Context& op, const PipelinePass& pass, const Batch&
       break;
   }
   clock.end(&PhaseSeconds::backward);
-  if (!ends(pass)) return;
+  if (!frees_slot(pass)) return;
   slot->micro_batch = -1;
   mesh_.tokens.mark_gpu();  // shows progress while no message is sent
 }
@@ -234,7 +235,7 @@ void Executor::run(const Context& op, std::span<const Batch> micro_batches, cons
     for_each_pass(actions[i], [&](const PipelinePass& pass) {
       execute(op, pass, batch_of(pass), scale, clock,
               pass.micro_batch < static_cast<int>(num_probed) ? probe : nullptr);
-      if (!is_pipeline() && ends(pass)) op.arena->release_to(empty);
+      if (!is_pipeline() && frees_slot(pass)) op.arena->release_to(empty);
     });
   }
   for (LocalStage& stage : stages_) {

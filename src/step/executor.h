@@ -22,7 +22,6 @@ class Executor {
   /// The stages that the schedule gives this rank must be those of `model`. Model and mesh must outlive the executor.
   Executor(Model& model, Mesh& mesh, PipelineSchedule schedule);
 
-  const PipelineSchedule& schedule() const { return schedule_; }
   /// Measures all passes of a micro-batch and an evaluation: the memory of the slots, and in op's arena what passes
   /// need besides.
   void measure(const Context& op, const Batch& batch, SiteProbe* probe);
@@ -65,9 +64,9 @@ class Executor {
   std::size_t index_of(const LocalStage& stage) const { return static_cast<std::size_t>(&stage - stages_.data()); }
   bool splits_backward() const;
   /// Returns the slot of a micro-batch, or null if it has none.
-  Slot* find(LocalStage& stage, int micro_batch);
+  Slot* slot_of(LocalStage& stage, int micro_batch);
   /// Takes a free slot for a micro-batch. Returns null if there is none.
-  Slot* take(LocalStage& stage, int micro_batch);
+  Slot* take_free_slot(LocalStage& stage, int micro_batch);
   /// Returns a new tensor for a stage's input. It is undefined without a pipeline.
   Tensor boundary(Arena& arena, const Batch& batch) const;
   /// Runs all passes of a micro-batch in one stage. What it keeps goes to `arena`, which must be empty, or to op's

@@ -41,7 +41,7 @@ class GpuSteps {
   Clock::time_point end(cuda::Event& done);
 
   /// Returns the event that a GPU waits for before a step changes the training state.
-  cuda::Event& state_is_read() { return state_is_read_; }
+  cuda::Event& state_read_done() { return state_read_done_; }
 
  private:
   std::size_t max_graphs_;
@@ -50,7 +50,7 @@ class GpuSteps {
   cuda::Event last_end_;
   // The time at which the GPU passed last_end_.
   Clock::time_point last_ended_;
-  cuda::Event state_is_read_;
+  cuda::Event state_read_done_;
 };
 
 }  // namespace tessera

@@ -92,14 +92,14 @@ void TrainingStep::measure() {
   optimizer_.measure_gradients(op, model_.parameters());
   const Parameters& parameters = model_.parameters();
   const std::size_t gradients = parameters.all_gradients().num_bytes();
-  std::size_t moments = 0;
+  std::size_t optimizer_state = 0;
   for (std::size_t i = 0; i < parameters.optimizer_tensors().size(); ++i) {
-    moments += parameters.optimizer_tensor(i).num_bytes();
+    optimizer_state += parameters.optimizer_tensor(i).num_bytes();
   }
-  plan_ = {.weights = parameters.num_bytes(parameters.compute_dtype()) - gradients - moments +
+  plan_ = {.weights = parameters.num_bytes(parameters.compute_dtype()) - gradients - optimizer_state +
                       model_.quantized_weights().num_bytes(),
            .gradients = gradients,
-           .moments = moments,
+           .optimizer_state = optimizer_state,
            .activations = arena_.peak() + executor_.num_bytes(),
            .windows = model_.window_bytes(),
            .batches = batch.num_bytes() * (device() == Device::kCuda ? kMaxStarted : 1) *
@@ -117,7 +117,7 @@ void TrainingStep::allocate() {
   optimizer_.allocate(device());
   optimizer_.allow_steps(cuda_.get());
   if (cuda_ != nullptr) {
-    gpu_.state_is_read().record(cuda_->stream());
+    gpu_.state_read_done().record(cuda_->stream());
     for (Started& started : started_.slots) {
       started.numbers = Buffer::pinned(sizeof(AdamWStep));
       started.squares_and_sums = Buffer::pinned((1 + model_.sums().host().size()) * sizeof(double));
@@ -133,10 +133,10 @@ void TrainingStep::allocate() {
 void TrainingStep::refresh_weights() { model_.refresh_weights(context()); }
 
 void TrainingStep::start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
-  or_abort([&] { make_or_start(step, micro_batches, measure_sqnr); });
+  or_abort([&] { begin_step(step, micro_batches, measure_sqnr); });
 }
 
-void TrainingStep::make_or_start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
+void TrainingStep::begin_step(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr) {
   TESSERA_CHECK(started_.size < max_started(), "{} steps started", started_.size);
   if (started_.size++ == 0) started_.oldest = step;
   TESSERA_CHECK(step + 1 == started_.oldest + static_cast<std::int64_t>(started_.size), "step {}", step);
@@ -168,14 +168,14 @@ void TrainingStep::make_or_start(std::int64_t step, std::span<const Batch> micro
   optimizer_.set_numbers(numbers);
   now.cpu_clock.reset();
   now.clock = &now.cpu_clock;
-  update(now, now.cpu_clock);
+  run_step(now, now.cpu_clock);
 }
 
 template <typename Body>
 auto TrainingStep::or_abort(Body&& body) -> decltype(body()) {
   try {
     return body();
-  } catch (const NonFiniteStep&) {  // on all ranks
+  } catch (const FailedStep&) {  // on all ranks
     throw;
   } catch (const std::exception& error) {
     for (ProcessGroup* group : {&mesh_->tokens, &mesh_->model}) group->abort_gpu(error);
@@ -199,7 +199,7 @@ void TrainingStep::start_on_gpu(Started& started, const AdamWStep& numbers) {
   started.clock = &run.clock;
   const auto update_all = [&] {
     run.clock.reset();
-    update(started, run.clock);
+    run_step(started, run.clock);
   };
   if (!run.has_run || started.probe || started.is_poisoned || model_.waits_for_gpu()) {
     run.graph = {};
@@ -249,7 +249,7 @@ StepResult TrainingStep::finish_oldest() {
     if (const auto& probe = started_.at(started_.oldest).probe) {
       result.sqnr = probe->result(model_.parameters(), whole_.parameters());
     }
-    leave_oldest();
+    drop_oldest();
   }
   if (!result.is_skipped) spikes_.add(result.loss);
   return result;
@@ -291,7 +291,7 @@ std::string TrainingStep::fault_of(const StepResult& result) const {
                      result.loss, config_.training.max_loss_spike, LossSpikes::kLossesOfMean);
 }
 
-void TrainingStep::leave_oldest() {
+void TrainingStep::drop_oldest() {
   started_.at(started_.oldest).probe.reset();
   ++started_.oldest;
   --started_.size;
@@ -304,7 +304,7 @@ StepResult TrainingStep::repeat_oldest(const std::string& fault) {
     measures[static_cast<std::size_t>(i) % kMaxStarted] = started_.at(i).probe.has_value();
   }
   const auto start_again = [&](std::int64_t i) {
-    make_or_start(i, started_.at(i).micro_batches, measures[static_cast<std::size_t>(i) % kMaxStarted]);
+    begin_step(i, started_.at(i).micro_batches, measures[static_cast<std::size_t>(i) % kMaxStarted]);
   };
   started_.size = 0;
   optimizer_.allow_steps(cuda_.get());
@@ -324,16 +324,17 @@ StepResult TrainingStep::repeat_oldest(const std::string& fault) {
         fault, again, place);
     started_.size = 0;
     optimizer_.allow_steps(cuda_.get());
+    if (is_spike) throw SpikedStep(message, std::move(result));
     throw NonFiniteStep(message, std::move(result), !reduction_.own_is_finite());
   }
   if (started_.at(step).probe) result.sqnr = started_.at(step).probe->result(model_.parameters(), whole_.parameters());
-  leave_oldest();
+  drop_oldest();
   if (result.is_skipped) optimizer_.allow_steps(cuda_.get());
   for (std::int64_t i = step + 1; i < end; ++i) start_again(i);
   return result;
 }
 
-void TrainingStep::update(Started& started, PhaseClock& clock) {
+void TrainingStep::run_step(Started& started, PhaseClock& clock) {
   const Context op = context();
   Parameters& parameters = model_.parameters();
   parameters.clear_gradients();
@@ -345,7 +346,7 @@ void TrainingStep::update(Started& started, PhaseClock& clock) {
   const TraceScope trace(trace_, "optimizer");
   optimizer_.measure_gradients(op, parameters);
   if (mesh_->degrees.num_ranks() > 1) reduction_.reduce(op, model_, optimizer_.squares());
-  if (cuda_ != nullptr) cuda_->stream().wait(gpu_.state_is_read());
+  if (cuda_ != nullptr) cuda_->stream().wait(gpu_.state_read_done());
   optimizer_.clip(op, model_.sums().main_loss(op.device()));
   model_.update_expert_biases(op, optimizer_.finite_1(op));
   optimizer_.update(op, parameters);

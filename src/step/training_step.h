@@ -25,12 +25,12 @@ namespace tessera {
 struct MemoryPlan {
   std::size_t weights = 0;  // masters, bfloat16, quantized and gathered copies, expert biases
   std::size_t gradients = 0;
-  std::size_t moments = 0;
+  std::size_t optimizer_state = 0;
   std::size_t activations = 0;  // the arena: activations and scratch of a step
   std::size_t windows = 0;      // where other ranks store what they send
   std::size_t batches = 0;      // index tensors of all micro-batches of the steps that may be started
 
-  std::size_t total() const { return weights + gradients + moments + activations + windows + batches; }
+  std::size_t total() const { return weights + gradients + optimizer_state + activations + windows + batches; }
   bool operator==(const MemoryPlan&) const = default;
 };
 
@@ -59,14 +59,27 @@ struct StepResult {
   std::vector<SiteSqnr> sqnr;
 };
 
-/// Reports a step whose loss or gradient norm is not finite, or whose loss is a spike (training.max_loss_spike). This
-/// also held when the step was made again from the same batches. The step was not taken.
-class NonFiniteStep : public Error {
+/// Reports a step that was not taken. It failed, and failed again when it was made anew from the same batches.
+class FailedStep : public Error {
+ public:
+  FailedStep(const std::string& message, ExitStatus status, StepResult step_result)
+      : Error(message, status), result(std::move(step_result)) {}
+  StepResult result;
+};
+
+/// Reports a step whose loss is a spike (training.max_loss_spike).
+class SpikedStep : public FailedStep {
+ public:
+  SpikedStep(const std::string& message, StepResult step_result)
+      : FailedStep(message, ExitStatus::kLossSpike, std::move(step_result)) {}
+};
+
+/// Reports a step whose loss or gradient norm is not finite.
+class NonFiniteStep : public FailedStep {
  public:
   NonFiniteStep(const std::string& message, StepResult step_result, bool began_here,
                 ExitStatus status = ExitStatus::kNonFinite)
-      : Error(message, status), result(std::move(step_result)), begins_here(began_here) {}
-  StepResult result;
+      : FailedStep(message, status, std::move(step_result)), begins_here(began_here) {}
   /// True if this rank's own numbers were not finite, before they were summed with those of other ranks. On GPUs no
   /// rank knows this, and it is always true.
   bool begins_here;
@@ -99,8 +112,8 @@ class TrainingStep {
   void start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr = false);
   /// Waits for the oldest started step. A step whose loss or gradient norm is not finite, or whose loss is a spike, is
   /// repeated from the same batches, because a fault of the hardware may be over. The steps after it are then repeated
-  /// too. If the step fails again, throws NonFiniteStep, which names step and layer. The parameters are then those of
-  /// before the step, and no started step is left.
+  /// too. If the step fails again, throws NonFiniteStep, which names step and layer, or SpikedStep. The parameters are
+  /// then those of before the step, and no started step is left.
   StepResult finish();
   std::size_t num_started() const { return started_.size; }
   std::size_t max_started() const { return cuda_ == nullptr ? 1 : kMaxStarted; }
@@ -111,7 +124,7 @@ class TrainingStep {
 
   /// Returns the event that a GPU waits for before a step changes the training state. Whoever reads the state beside a
   /// step records this event after reading.
-  cuda::Event& state_is_read() { return gpu_.state_is_read(); }
+  cuda::Event& state_read_done() { return gpu_.state_read_done(); }
 
   /// Renews the copies of the weights that layers read, after the masters were changed from outside.
   void refresh_weights();
@@ -163,22 +176,22 @@ class TrainingStep {
 
   /// Makes a step from zero gradients to new weights, which is all that a GPU can do without the host. If the step is
   /// not finite, weights, moments and biases do not change.
-  void update(Started& started, PhaseClock& clock);
+  void run_step(Started& started, PhaseClock& clock);
   /// Warms up the executor (Executor::warm_up), including the kernels that its probes launch.
   void warm_up(const Batch& batch);
-  /// Returns what body() returns. If it throws on this rank, calls ProcessGroup::abort_gpu(), except for NonFiniteStep,
+  /// Returns what body() returns. If it throws on this rank, calls ProcessGroup::abort_gpu(), except for FailedStep,
   /// which all ranks throw.
   template <typename Body>
   auto or_abort(Body&& body) -> decltype(body());
-  void make_or_start(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr);
+  void begin_step(std::int64_t step, std::span<const Batch> micro_batches, bool measure_sqnr);
   StepResult finish_oldest();
   /// Returns the result of the oldest step, which must have ended.
   StepResult collect_oldest();
   /// Returns why a step was not taken, or an empty string if it was.
   std::string fault_of(const StepResult& result) const;
-  /// Repeats the oldest step after a fault, and starts again those that were started behind it. Throws NonFiniteStep.
+  /// Repeats the oldest step after a fault, and starts again those that were started behind it. Throws FailedStep.
   StepResult repeat_oldest(const std::string& fault);
-  void leave_oldest();
+  void drop_oldest();
   void start_on_gpu(Started& started, const AdamWStep& numbers);
   void wait_for_gpu(const Started& started);
 

@@ -212,7 +212,7 @@ class Explorer {
   std::string explore() {
     State first;
     for (int rank = 0; rank < kRanks; ++rank) launch(first, rank);
-    run_ahead(first);
+    take_unordered_operations(first);
     std::vector<State> stack = {first};
     while (!stack.empty() && fault_.empty()) {
       const State state = stack.back();
@@ -220,8 +220,8 @@ class Explorer {
       bool moved = false;
       for (int agent = 0; agent < kAgents && fault_.empty(); ++agent) {
         State next = state;
-        if (!step(next, agent)) continue;
-        run_ahead(next);
+        if (!take_ordered(next, agent)) continue;
+        take_unordered_operations(next);
         moved = true;
         if (visited_.insert(hash(next)).second) stack.push_back(next);
       }
@@ -278,7 +278,7 @@ class Explorer {
   }
 
   /// Takes all steps whose order does not matter, until every block is before a signal or an arrival, or waits.
-  void run_ahead(State& state) {
+  void take_unordered_operations(State& state) {
     for (bool moved = true; moved;) {
       moved = false;
       for (int agent = 0; agent < kAgents; ++agent) {
@@ -288,12 +288,12 @@ class Explorer {
         }
         const std::vector<Operation>& all = operations(state, agent);
         std::uint8_t& at = state.at[index(agent)];
-        for (; at < all.size() && go_ahead(state, agent, all[at]); ++at, advance(state, agent)) moved = true;
+        for (; at < all.size() && take_unordered(state, agent, all[at]); ++at, advance(state, agent)) moved = true;
       }
     }
   }
   /// Takes an operation whose order does not matter. Returns false if it is another one, or a wait that is not over.
-  bool go_ahead(State& state, int agent, const Operation& operation) {
+  bool take_unordered(State& state, int agent, const Operation& operation) {
     switch (operation.kind) {
       case Operation::Kind::kStore:
         store(state, agent, operation);
@@ -331,7 +331,7 @@ class Explorer {
   }
 
   /// Takes the signal or the arrival that a block is before. Returns false if it is before none.
-  bool step(State& state, int agent) {
+  bool take_ordered(State& state, int agent) {
     const int rank = agent / kAgentsOfRank;
     if (agent % kAgentsOfRank == kStream) return false;
     const std::vector<Operation>& all = operations(state, agent);

@@ -54,6 +54,14 @@ TEST(Ladder, AStepThatIsNotFiniteOnOtherHardwareStopsTheRun) {
   EXPECT_THAT(second.reason, HasSubstr("on different nodes"));
 }
 
+TEST(Ladder, ALossSpikeStopsTheRunAndCostsNoNode) {
+  Ladder ladder(10, false);
+  const Decision decision = ladder.decide(failure(*kind_of_status(76), "n1", 40), 2, 0);
+  EXPECT_EQ(decision.action, Action::kStop);
+  EXPECT_EQ(decision.status, ExitStatus::kHold);
+  EXPECT_THAT(decision.reason, HasSubstr("the loss of step 40 is a spike"));
+}
+
 TEST(Ladder, AStepThatAlwaysFailsStopsTheRun) {
   Ladder ladder(10, false);
   EXPECT_EQ(ladder.decide(failure(FailureKind::kProgramError, "n1"), 0, 0).action, Action::kRestart);

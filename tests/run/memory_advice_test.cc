@@ -51,7 +51,7 @@ TEST_F(MemoryAdvice, MomentsInBfloat16TakeHalf) {
   JobConfig smaller = config("none", 8);
   smaller.optimizer.state_dtype = DType::kBFloat16;
   MemoryPlan expected = plan;
-  expected.moments /= 2;
+  expected.optimizer_state /= 2;
   EXPECT_EQ(plan_of(smaller), expected);
   EXPECT_THAT(advice(1 << 10), HasSubstr("with optimizer.state_dtype = \"bfloat16\", by mode: none "));
   EXPECT_THAT(advice(1 << 10), Not(HasSubstr("(fits)")));

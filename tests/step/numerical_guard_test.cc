@@ -143,7 +143,9 @@ TEST_F(LossSpikes, EndTheRunOrAreLeftOut) {
     try {
       train(num_ranks, on, make_spike);
       ADD_FAILURE() << "expected an error";
-    } catch (const NonFiniteStep& error) {
+    } catch (const SpikedStep& error) {
+      EXPECT_EQ(error.status(), ExitStatus::kLossSpike);
+      EXPECT_EQ(error.result.step, 25);
       EXPECT_THAT(error.what(), testing::HasSubstr("step 25: loss "));
       EXPECT_THAT(error.what(), testing::HasSubstr("more than training.max_loss_spike = 1.5 times the mean of the last "
                                                    "20 steps'"));

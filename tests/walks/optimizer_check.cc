@@ -90,7 +90,7 @@ TEST(LionRun, Trains) {
   Parameters& parameters = step.model().parameters();
   ASSERT_EQ(parameters.optimizer_tensors().size(), 1u);
   EXPECT_EQ(parameters.optimizer_tensors()[0].suffix, ".exp_avg");
-  EXPECT_EQ(step.memory_plan().moments, step.memory_plan().gradients);
+  EXPECT_EQ(step.memory_plan().optimizer_state, step.memory_plan().gradients);
 
   std::vector<std::int32_t> tokens(2 * 33);
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<std::int32_t>((i * 7) % 90 + 2);

@@ -23,11 +23,11 @@ constexpr double kGraphSeconds = 0.004;
 /// for that.
 constexpr double kWarmSecondsOfBytes = 0.01, kWarmSecondsOfProducts = 0.1;
 
-const char* unit_of(Work work) { return work == Work::kBytes ? "TB/s" : "TFLOP/s"; }
+const char* unit_of(WorkUnit work) { return work == WorkUnit::kBytes ? "TB/s" : "TFLOP/s"; }
 
 }  // namespace
 
-GpuBench::GpuBench(Work work, const GpuTableOptions& options)
+GpuBench::GpuBench(WorkUnit work, const GpuTableOptions& options)
     : work_(work), filter_(options.filter), arena_(kArenaBytes, Device::kCuda) {
   if (!options.json.empty()) json_.emplace(options.json);
   const Philox philox(1, 2);
@@ -37,18 +37,18 @@ GpuBench::GpuBench(Work work, const GpuTableOptions& options)
   }
   source_ = arena_.allocate_bytes(kCopyBytes), target_ = arena_.allocate_bytes(kCopyBytes);
   fmt::print("{}\n{:30} {:26} {:>10} {:>8} {:>7}\n",
-             work == Work::kBytes
+             work == WorkUnit::kBytes
                  ? "%: of the rate of a copy from memory to memory in this run"
                  : "%: of the rate of the bfloat16 product through cuBLASLt in this run, the first row; of twice that "
                    "for 8-bit operands",
              "operator", "shape", "µs", unit_of(work), "%");
   const ArenaScope scope(arena_);
-  ceiling_ = work == Work::kBytes ? time_row("copy", "1 GiB", {ceiling()})
-                                  : time_row("bf16 product", "8192x8192x8192", {ceiling()});
+  ceiling_ = work == WorkUnit::kBytes ? time_row("copy", "1 GiB", {ceiling()})
+                                      : time_row("bf16 product", "8192x8192x8192", {ceiling()});
 }
 
 Call GpuBench::ceiling() {
-  if (work_ == Work::kBytes) return {2.0 * static_cast<double>(kCopyBytes), [this](const Context&) { copy(); }};
+  if (work_ == WorkUnit::kBytes) return {2.0 * static_cast<double>(kCopyBytes), [this](const Context&) { copy(); }};
   constexpr std::int64_t kSize = 8192;
   const Tensor x = random({kSize, kSize}), w = random({kSize, kSize}), y = empty({kSize, kSize}, kBf16);
   constexpr auto kEdge = static_cast<double>(kSize);
@@ -106,9 +106,9 @@ double GpuBench::median_seconds(const std::vector<Call>& calls) {
     for (int i = 0; i < num_turns; ++i) turn();
   };
   const cuda::Graph graph(runtime_.stream(), turns);
-  const bool is_copy = work_ == Work::kBytes && ceiling_ == 0.0;
+  const bool is_copy = work_ == WorkUnit::kBytes && ceiling_ == 0.0;
   const auto launch = [&] { is_copy ? turns() : graph.launch(runtime_.stream()); };
-  const double warm_seconds = work_ == Work::kBytes ? kWarmSecondsOfBytes : kWarmSecondsOfProducts;
+  const double warm_seconds = work_ == WorkUnit::kBytes ? kWarmSecondsOfBytes : kWarmSecondsOfProducts;
   for (double done = 0.0; done < warm_seconds; done += num_turns * turn_seconds) launch();
   events_[0].record(runtime_.stream());
   for (std::size_t i = 1; i < events_.size(); ++i) {
@@ -127,7 +127,7 @@ double GpuBench::time_row(const std::string& name, const std::string& shape, con
   const double share = ceiling_ > 0.0 ? rate / (ceiling_ * calls[0].times_ceiling) : 1.0;  // the ceiling's own row: 1
   const double printed = rate * 1e-12;
   fmt::print("{:30} {:26} {:10.1f} {:8.{}f} {:6.0f}%\n", name, shape, seconds * 1e6, printed,
-             work_ == Work::kBytes ? 2 : 0, 100.0 * share);
+             work_ == WorkUnit::kBytes ? 2 : 0, 100.0 * share);
   std::fflush(stdout);
   if (json_) {
     const nlohmann::ordered_json line = {{"name", name},    {"shape", shape},         {"microseconds", seconds * 1e6},
@@ -140,7 +140,7 @@ double GpuBench::time_row(const std::string& name, const std::string& shape, con
 void print_gpu_table(GpuTable table, const GpuTableOptions& options) {
   require(cuda::available(), "no GPU: {}", cuda::why_unavailable());
   const bool is_of_bytes = table == GpuTable::kQuantize || table == GpuTable::kOperators;
-  GpuBench bench(is_of_bytes ? Work::kBytes : Work::kFlop, options);
+  GpuBench bench(is_of_bytes ? WorkUnit::kBytes : WorkUnit::kFlop, options);
   switch (table) {
     case GpuTable::kGemm:
       time_gemms(bench);

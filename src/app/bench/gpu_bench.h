@@ -31,7 +31,7 @@ inline constexpr mx::Format kWideSquare{.along = 128, .across = 128};
 inline constexpr mx::Format kFloatRows{.scale_type = mx::ScaleType::kFloat32, .along = 128};
 inline constexpr mx::Format kFloatSquare{.scale_type = mx::ScaleType::kFloat32, .along = 128, .across = 128};
 
-enum class Work { kBytes, kFlop };
+enum class WorkUnit { kBytes, kFlop };
 
 /// Describes a call of an operator on its own operands.
 struct Call {
@@ -44,7 +44,7 @@ struct Call {
 class GpuBench {
  public:
   /// Measures the ceiling, which is the table's first row.
-  GpuBench(Work work, const GpuTableOptions& options);
+  GpuBench(WorkUnit work, const GpuTableOptions& options);
   GpuBench(const GpuBench&) = delete;
   GpuBench& operator=(const GpuBench&) = delete;
 
@@ -82,7 +82,7 @@ class GpuBench {
   /// Prints the row. Returns the rate in work per second.
   double time_row(const std::string& name, const std::string& shape, const std::vector<Call>& calls);
 
-  Work work_;
+  WorkUnit work_;
   std::string filter_;
   std::optional<AtomicFile> json_;
   cuda::Runtime runtime_;

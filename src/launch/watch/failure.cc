@@ -20,6 +20,8 @@ std::string_view name_of(FailureKind kind) {
       return "node lost";
     case FailureKind::kNonFinite:
       return "step not finite";
+    case FailureKind::kLossSpike:
+      return "loss spike";
     case FailureKind::kWeightsDiffer:
       return "weights differ";
     case FailureKind::kStorageFailed:
@@ -57,6 +59,8 @@ std::optional<FailureKind> kind_of_status(int exit_status) {
       return FailureKind::kWrongInput;
     case ExitStatus::kNonFinite:
       return FailureKind::kNonFinite;
+    case ExitStatus::kLossSpike:
+      return FailureKind::kLossSpike;
     case ExitStatus::kWeightsDiffer:
       return FailureKind::kWeightsDiffer;
     case ExitStatus::kTakenOver:

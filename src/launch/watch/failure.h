@@ -19,6 +19,7 @@ enum class FailureKind : std::uint8_t {
   kNodeSick,       // its health daemon calls it bad (health/verdict.h)
   kNodeLost,       // its monitor is silent: crash, power cut, network failure, frozen kernel
   kNonFinite,      // ExitStatus::kNonFinite
+  kLossSpike,      // ExitStatus::kLossSpike
   kWeightsDiffer,  // ExitStatus::kWeightsDiffer
   kStorageFailed,  // ExitStatus::kStorageFailed
   kProgramError,   // any other error of a rank

@@ -196,12 +196,12 @@ class MemoryCopies::File {
 };
 
 MemoryCopies::MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state,
-                           cuda::Event* state_is_read)
+                           cuda::Event* state_read_done)
     : config_(config),
       ranks_(ranks),
       mesh_(mesh),
       state_(state),
-      state_is_read_(state_is_read),
+      state_read_done_(state_read_done),
       placement_(place_copies(config, ranks, mesh.model.rank(), state.num_bytes())),
       folder_(config.job.node_folder, {}) {}
 
@@ -446,7 +446,7 @@ void MemoryCopies::allocate(std::size_t slot_idx) {
                                   file_bytes(owner));
   };
   if (placement_.own().keeps) slot.own = create(ranks_.rank());
-  if (slot.own && state_is_read_ != nullptr) slot.own->pin();
+  if (slot.own && state_read_done_ != nullptr) slot.own->pin();
   for (const int source : placement_.sources()) slot.others.push_back(create(source));
 }
 
@@ -501,12 +501,12 @@ bool MemoryCopies::take(std::int64_t step, const data::LoaderState& loader, Comp
   for (const auto& file : slot.others) file->invalidate();
   const Stopwatch stall;
   std::future<TrainingState::Checksums> checksums;
-  const bool is_beside = state_is_read_ != nullptr && !compares_now;
+  const bool is_beside = state_read_done_ != nullptr && !compares_now;
   if (is_beside && slot.own && slot.own->is_pinned()) {
     const std::span<const std::byte> copy(slot.own->payload(), placement_.own().state_bytes);
-    state_.start_copy(slot.own->payload(), *state_is_read_);
+    state_.start_copy(slot.own->payload(), *state_read_done_);
     checksums = std::async(std::launch::async, [this, copy] {
-      const char* failure = state_is_read_->wait();
+      const char* failure = state_read_done_->wait();
       TESSERA_CHECK(failure == nullptr, "copying the state of the GPU: {}", failure);
       set_num_threads(1);  // the other threads are training's
       return state_.checksums_of_copy(copy);

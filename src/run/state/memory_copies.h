@@ -54,9 +54,9 @@ std::optional<MemoryCopyHeader> read_memory_copy(std::span<const std::byte> file
 class MemoryCopies {
  public:
   /// All arguments must outlive the object. Finds the ranks that share a node: those whose job.node_folder is the same
-  /// folder. `state_is_read` is TrainingStep's on GPUs, and null on CPUs. All ranks must call it together.
+  /// folder. `state_read_done` is TrainingStep's on GPUs, and null on CPUs. All ranks must call it together.
   MemoryCopies(const JobConfig& config, Ranks& ranks, const Mesh& mesh, TrainingState& state,
-               cuda::Event* state_is_read);
+               cuda::Event* state_read_done);
   ~MemoryCopies();
   MemoryCopies(const MemoryCopies&) = delete;
   MemoryCopies& operator=(const MemoryCopies&) = delete;
@@ -151,7 +151,7 @@ class MemoryCopies {
   Ranks& ranks_;
   const Mesh& mesh_;
   TrainingState& state_;
-  cuda::Event* state_is_read_;
+  cuda::Event* state_read_done_;
   CopyPlacement placement_;
   CopyFolder folder_;               // of this attempt once open() has run
   MemoryCopyHeader header_;         // of this rank's copies, without step, loader and checksum

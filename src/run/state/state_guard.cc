@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-void StateGuard::place_copies(cuda::Event* state_is_read) {
-  if (config_.checkpoint.memory_interval > 0) copies_.emplace(config_, ranks_, mesh_, state_, state_is_read);
+void StateGuard::place_copies(cuda::Event* state_read_done) {
+  if (config_.checkpoint.memory_interval > 0) copies_.emplace(config_, ranks_, mesh_, state_, state_read_done);
 }
 
 void StateGuard::open(const RunIdentity& run, const data::Loader& loader) {

@@ -23,8 +23,8 @@ class StateGuard {
 
   // All ranks must call the functions below together, except for those that are const.
 
-  /// Decides where copies are kept, if checkpoint.memory_interval is set. `state_is_read` is that of MemoryCopies.
-  void place_copies(cuda::Event* state_is_read);
+  /// Decides where copies are kept, if checkpoint.memory_interval is set. `state_read_done` is that of MemoryCopies.
+  void place_copies(cuda::Event* state_read_done);
   /// Prepares the comparison and searches for the copies of earlier attempts, as far as the configuration asks for it.
   void open(const RunIdentity& run, const data::Loader& loader);
   /// Returns the copies in memory. It is null without checkpoint.memory_interval.
