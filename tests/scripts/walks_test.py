@@ -33,7 +33,7 @@ WALKS = {
     "attention": ({"model": ["src/model/*.cc"], "step": ["src/step/*.cc"], "config": CONFIG_WITH_MODEL,
                    "run": ["src/run/state/hf_config.cc"]},
                   "step", ("model", "step", "run", "generate"), "*"),
-    "transport": ({"ep": ["src/ep/backends/make_dispatcher.cc"]},
+    "transport": ({"ep": ["src/ep/backends/backend_choices.cc", "src/ep/backends/make_dispatcher.cc"]},
                   "ep", (), "Ring.*:Dispatcher.GivesWhatItPromises:Dispatcher.IsMeasured"),
 }
 
